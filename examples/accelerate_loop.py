@@ -1,10 +1,13 @@
 """An ordinary Accelerate loop. Two lines were added: the import, and `with watch(...)` around the loop.
 
 accelerate launch --config_file accelerate_configs/zero2.yaml examples/accelerate_loop.py --run_dir runs/mine
+
+With --state FOLDER it continues from what an earlier run has saved there, and saves at the end, under every arm.
 """
 
 import argparse
 import os
+from pathlib import Path
 
 import torch
 from accelerate import Accelerator
@@ -26,6 +29,7 @@ def main():
     parser.add_argument("--run_dir", default="runs/accelerate_loop")
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--accumulation", type=int, default=1)
+    parser.add_argument("--state")
     args = parser.parse_args()
     on_cpus = "LOCAL_RANK" in os.environ and not torch.cuda.is_available()
     deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
@@ -41,6 +45,9 @@ def main():
     loader = DataLoader(data, batch_size=4, shuffle=True)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
 
+    if args.state and Path(args.state).is_dir():
+        accelerator.load_state(args.state)
+
     with watch(accelerator, model, optimizer, run_dir=args.run_dir):
         model.train()
         for ids, labels in loader:
@@ -50,6 +57,8 @@ def main():
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
+    if args.state:  # all ranks save: under ZeRO each of them has a part. `if accelerator.is_main_process` would hang
+        accelerator.save_state(args.state)
     accelerator.print(f"last loss {loss.item():.6f}")
     accelerator.end_training()
 

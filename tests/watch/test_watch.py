@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import sys
 import tomllib
 from pathlib import Path
@@ -211,6 +212,19 @@ def test_an_example_in_each_arm_has_a_record_that_is_true_to_its_arm(start, scri
     assert len(record.loss.train) == record.observed.steps == 16
     if script == "accelerate_loop":
         assert record.promised.source == (f"{arm}.json" if "zero" in arm else f"{arm}.yaml")
+
+
+def test_the_loop_continues_from_the_state_that_all_ranks_have_saved(start, tmp_path):
+    """The schedule has ended, so the second run updates by nothing, if it has what the first one saved."""
+    weights = []
+    for steps in (6, 2):
+        start("examples/accelerate_loop.py", "zero3", f"--state={tmp_path / 'state'}", f"--steps={steps}")
+        parts = sorted((tmp_path / "state").rglob("*zero_pp_rank_*_optim_states.pt"))
+        assert len(parts) == 2, "a part of each rank"
+        saved = [torch.load(part, weights_only=False)["optimizer_state_dict"]["fp32_flat_groups"][0] for part in parts]
+        weights.append(torch.cat(saved))
+        shutil.rmtree(tmp_path / "mine")
+    assert torch.equal(*weights)
 
 
 def test_planted_mistakes_are_named(start, tmp_path):
