@@ -40,7 +40,7 @@ def changes(name: str, since: str, until: str) -> tuple[dict, list[Answer]]:
     package = rows[list(LIBRARIES)].nunique().idxmax()  # the library of which several releases were tried
     tried = sorted(rows[package].unique(), key=Version)
     if not {since, until} <= {*tried} or Version(since) >= Version(until):
-        raise Stop(f"no answers from {package} {since} to {until} are kept", f"choose two of {', '.join(tried)}")
+        raise Stop(f"no answers of {package} {since}..{until} are kept", f"choose two of {', '.join(tried)}")
     inside = tried[tried.index(since) : tried.index(until) + 1]
     rows = rows[rows[package].isin(inside)]
     wide = rows.pivot(index="property", columns=package, values="answer")[inside]
