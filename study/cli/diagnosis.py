@@ -27,12 +27,14 @@ DEFAULT = " (the library's default)"
 def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /) -> list[dict]:
     """Say what is wrong or costly in a run, what to do about it, and which claim or script demonstrates it.
 
-    Of a folder with several runs it lists them, each with its first finding. With --json: all findings of each.
+    Of a folder with several runs it lists them, each with its first finding.
 
     Of a watched run it also says what its steps show: waiting for data, slow ranks, memory that creeps, and more. If it
     is not finished, it says which rank waits for which. This works while the run hangs and after it was ended.
 
     It also reads a folder of Flight Recorder dumps in JSON, one of each rank.
+
+    With --json: all findings of each run. Example: `study diagnose reports/cpu-2core/runs/smoke`
 
     Args:
         runs: Folders of runs, record.json files, dumps, or configs, whose mistakes are named.
@@ -88,6 +90,8 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /) -> dic
     Each side is an Accelerate yaml, a DeepSpeed json, arguments of the Hugging Face Trainer (json or yaml), or a
     record. The two sides may be of different kinds.
 
+    With --json: the rows. Example: `study diff accelerate_configs/zero2.yaml accelerate_configs/zero3.yaml`
+
     Args:
         a: The first: a config file, or a folder with a record.json.
         b: The second.
@@ -139,10 +143,12 @@ def _row(difference: Difference) -> dict:
 
 
 def oom(error: tyro.conf.Positional[str | None] = None, /, *, model: Wanted, training: Described) -> dict:
-    """Explain an error about memory: what its size is, and what made it. Nothing is run. With --json: the same.
+    """Explain an error about memory: what its size is, and what made it. Nothing is run.
 
     It reads errors of CUDA and ROCm, of host memory and pinned memory, of processes that were killed, and of disks.
     With --model and --arm or --config, the size is matched with that training's tensors.
+
+    With --json: the causes with their points. Example: `study oom train.log --vocabulary 248320`
 
     Args:
         error: The error in quotes, or the log that holds it. Default: the standard input.
@@ -187,6 +193,8 @@ def stack(
 
     A fault applies, or it does if something is so that neither a config nor a flag says. Most were tried on CPUs, and
     there are others that nobody knows. The exit code is 1 if one applies.
+
+    With --json: the faults. Example: `study stack deepspeed==0.19.8 --stage 2`
 
     Args:
         releases: Words such as deepspeed==0.19.8, a list of requirements, what `pip freeze` wrote, or a lock of uv or

@@ -47,7 +47,8 @@ def sweep(
 
     Each cell is a fresh launch, and leaves a record however it ends. The exit code is 0 if every cell has an answer
     (out of memory is one), 1 if one failed, 2 if the sweep was refused, and 3 if cells are left for the same command.
-    With --dry-run and --json: the rows.
+
+    With --dry-run and --json: the cells. Example: `study sweep smoke --dry-run`
 
     Args:
         name: A protocol in study/sweeps/protocols/, or a .toml file.

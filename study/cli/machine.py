@@ -15,7 +15,10 @@ HOMES = {"none": "device", "cpu": "host", "nvme": "disk"}
 
 
 def arms() -> list[dict]:
-    """List the arms, what their files say, and whether this machine can run them. With --json: the rows."""
+    """List the arms, what their files say, and whether this machine can run them. With --json: the rows.
+
+    Example: `study arms`
+    """
     gpus = num_gpus()
     rows: list[dict] = [
         {
@@ -47,6 +50,8 @@ def _support(arm: Arm, gpus: int) -> str:
 
 def doctor(*, fix: tuple[str, ...] | None = None) -> dict:
     """List what this machine has and lacks, and what to do about it. The exit code is 1 if anything is missing.
+
+    With --json: the findings. Example: `study doctor`
 
     Args:
         fix: Only compile the DeepSpeed operators that are missing: those that these arms need, or all. The exit code is

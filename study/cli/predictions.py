@@ -135,6 +135,8 @@ def advise(
 
     Without --gpus, the fewest GPUs of this kind are looked for that hold the training.
 
+    With --json: all that was compared, to the byte. Example: `study advise --model gpt2-xl --gpus 8 --gpu H100`
+
     Args:
         model: The model.
         training: The training.
@@ -223,7 +225,9 @@ def estimate(
 ) -> dict:
     """Predict the memory of one rank and the bytes that it moves in a step. Nothing is run.
 
-    With --gpu the answer says whether it fits, and the time of a step; with --json also that of each of its phases.
+    With --gpu the answer says whether it fits, and the time of a step.
+
+    With --json: the same, and the time of each phase. Example: `study estimate --model llama3-8b --gpu H100`
 
     Args:
         model: The model.
@@ -285,7 +289,9 @@ def estimate(
 def virtual(model: Wanted, training: Training, passes: Passes, *, run_dir: Path | None = None) -> dict:
     """Run rank 0 of an N-rank job in one process, and print its memory and traffic. No GPU is needed.
 
-    The tensors have shapes but no values, so that they need no memory. The rows are random. With --json: the record.
+    The tensors have shapes but no values, so that they need no memory. The rows are random.
+
+    With --json: the record. Example: `study virtual --model llama-micro --arm zero2 --ranks 4`
 
     Args:
         model: The model.

@@ -29,7 +29,9 @@ def _with_sizes(row: dict, *names: str) -> dict:
 
 
 def runs(folders: tyro.conf.Positional[tuple[Path, ...]], /, *, keep: Path | None = None) -> list[dict]:
-    """List the runs below folders. With --json: the rows.
+    """List the runs below folders.
+
+    With --json: the rows. Example: `study runs reports/cpu-2core/runs/smoke`
 
     Args:
         folders: Folders that contain runs, at any depth.
@@ -55,6 +57,8 @@ def compare(folders: tyro.conf.Positional[tuple[Path, ...]], /, *, arms: bool = 
     """Compare time and memory of equal cells, over folders and machines. Unequal cells are never pooled.
 
     Of two runs, it says why their memory differs: what each holds at its peak, component by component.
+
+    With --json: the rows, and what was left out. Example: `study compare reports/cpu-2core/runs/smoke --arms`
 
     Args:
         folders: Folders that contain runs, at any depth; or two runs, the first of which the second is compared with.
@@ -116,6 +120,8 @@ def _compare_peaks(first: Run, second: Run) -> dict:
 def claims(claim: tyro.conf.Positional[tuple[str, ...]] = (), /, *, runs: tuple[Path, ...] = ()) -> list[dict]:
     """Count how many published claims hold, or show everything about some of them.
 
+    With --json: the claims as the files of the ledger have them. Example: `study claims S002-25`
+
     Args:
         claim: Ids of claims, such as S000-20 (case does not matter); a document, such as 002; or words that a claim
             contains, such as 60 GB.
@@ -170,6 +176,8 @@ def _compare_claims(chosen: list[Claim | Fault], loaded: Runs, in_full: bool) ->
 
 def report(*, runs: tuple[Path, ...], out: Path = Path("reports/build")) -> None:
     """Write the report about some runs: web pages that open from disk. This executes the notebooks.
+
+    Example: `study report --runs reports/cpu-2core/runs`
 
     Args:
         runs: Folders that contain runs, at any depth.

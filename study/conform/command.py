@@ -19,8 +19,9 @@ def conform(
     """Is a sharded training equal to one process? Each property is tried on two gloo ranks, some on one or four.
 
     Without names, the adapters of this study are listed, and the properties with where they come from. A property
-    holds, fails, is refused by the library in its words, or is not applicable. The exit code is 1 if one fails. With
-    --json: the answers, what releases change, or the lists.
+    holds, fails, is refused by the library in its words, or is not applicable. The exit code is 1 if one fails.
+
+    With --json: the answers, what releases change, or lists. Example: `study conform zero2 --release 0.18.1..0.19.8`
 
     Args:
         names: The adapters of this study to run, or all; or a file with an adapter of yours. It is Python code, and

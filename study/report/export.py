@@ -29,6 +29,8 @@ DTYPES = {"text": "string", "integer": "Int64", "number": "Float64", "boolean": 
 def export(folder: tyro.conf.Positional[Path], /) -> None:
     """Write the records in reports/, claims and answers of releases as Parquet tables, with a card.
 
+    Example: `study export tables`
+
     Args:
         folder: The folder to write. An earlier export in it is replaced.
     """

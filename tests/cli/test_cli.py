@@ -139,6 +139,7 @@ def test_what_is_wrong_is_one_sentence(words, said, asked, monkeypatch, capsys):
     assert asked(words) == 2
     message = capsys.readouterr().err.removeprefix(TRACING)
     assert re.fullmatch(r"[^\n]+\. What to do: [^\n]+[.?]\n", message), message
+    assert len(message) < 1500
     assert said in message
 
 
@@ -216,10 +217,21 @@ def test_study_alone_explains_itself_and_is_fast():
     assert not [name for name in heavy if f"'{name}" in modules], "a command's module is imported when it is called"
 
 
+RUN_ELSEWHERE = {"doctor", "export", "report", "virtual"}  # whose examples take long, or write: in other tests
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help(name, monkeypatch, capsys):
+    """It says what --json gives, where it is taken, and an example, which is one of the questions above."""
     assert in_this_process(monkeypatch, f"{name} --help") == 0
-    assert "{None}" not in capsys.readouterr().out, "Python's word for an option that is not given"
+    text = capsys.readouterr().out
+    assert "{None}" not in text, "Python's word for an option that is not given"
+    assert ("--json: " in text) == (name not in WITHOUT_AN_ANSWER)
+    (words,) = re.findall(r"Example: `study (.+)`", text)
+    for short, path in {"SMOKE": "reports/cpu-2core/runs/smoke", "CONFIGS": "accelerate_configs"}.items():
+        words = words.replace(path, short)
+    assert words.split()[0] == name
+    assert words in QUESTIONS["answered"] or name in RUN_ELSEWHERE
 
 
 def test_a_terminal_without_unicode_gets_what_it_can_show(tmp_path, monkeypatch):
