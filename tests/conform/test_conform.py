@@ -33,6 +33,7 @@ PLANTED = {  # what the adapter of PyTorch says, what it then says, and a proper
     "the schedule counts ranks": ("scheduler.step()", "scheduler.step(), trainer.scheduler.step()", "schedule"),
     "the optimizer is not saved": ('"optimizer", "scheduler")', '"scheduler")', "checkpoint"),
     "a pass through the module inside is lost": ("(loss + inner(trainer)(*batch)) / 2", "loss / 2", "inner-forward"),
+    "other weights are given out than those that train": ("whole(weight) for", "whole(weight) * 1.01 for", "sgd"),
     "master weights are rounded": ("MixedPrecisionPolicy(BF16, ", "model.bfloat16() and (", "bf16-master-weights"),
 }
 
@@ -235,6 +236,7 @@ def test_a_default_that_changed_is_seen():
 
 def test_answers_replace_earlier_ones_of_the_same_release(tmp_path):
     first = Answer("mine", "sgd", "2.13.0", "1.0", "", "fails", "it is off", "differs")
-    releases.keep(tmp_path / "answers.csv", [first, dataclasses.replace(first, deepspeed="1.1")])
-    releases.keep(tmp_path / "answers.csv", [dataclasses.replace(first, answer="holds")])
-    assert list(releases.answers(tmp_path / "answers.csv")["answer"]) == ["fails", "holds"]
+    path = tmp_path / "a new folder" / "below" / "answers.csv"
+    releases.keep(path, [first, dataclasses.replace(first, deepspeed="1.1")])
+    releases.keep(path, [dataclasses.replace(first, answer="holds")])
+    assert list(releases.answers(path)["answer"]) == ["fails", "holds"]

@@ -44,6 +44,14 @@ def test_the_rank_that_held_most_counts():
     assert metrics.components(uneven.record) == {"weights": 7, "moments": 1, "not told apart": 12}
 
 
+def test_the_first_rank_is_shown_and_the_one_that_sent_most_is_counted():
+    record = shaped.record()
+    first = metrics.sent(record)
+    record.traffic.per_rank[1]["all_reduce"].bytes *= 3
+    assert metrics.sent(record) == first
+    assert metrics.moved(record, ["all_reduce"], "tensors") == 3 * first["all_reduce"]
+
+
 def test_what_makes_runs_hard_to_compare_is_named():
     a, b = run("ddp", DDP), run("zero2", ZERO2, ZERO2)
     assert unlike(a, a) == []

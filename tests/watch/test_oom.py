@@ -55,6 +55,8 @@ def test_every_size_of_a_message_is_read():
     assert seen.asked.low < 29.39 * 2**30 < seen.asked.high
     sizes = [seen.total, seen.free, seen.allocated, seen.unallocated, seen.outside]
     assert [round(size / 2**30, 2) for size in sizes] == [79.25, 4.11, 72.5, 1.36, 1.28]
+    host = reading.find("DefaultCPUAllocator: not enough memory: you tried to allocate 77 bytes.").asked
+    assert (host.low, host.high) == (77, 77), "host memory is not asked for in pieces, as a GPU's is"
     old = reading.find(OLD)
     assert (old.unallocated, old.asked.high) == (1.5 * 2**30, 10 * 2**20)  # 20 MiB are asked for 1 to 10
 
