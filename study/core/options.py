@@ -1,7 +1,6 @@
 """Reads options from the command line with tyro. A mistake in them is one sentence, as everywhere else."""
 
 import contextlib
-import math
 import re
 from collections.abc import Callable
 
@@ -13,6 +12,7 @@ from study.core.errors import Stop, nearest
 
 OPTIONS = ConstructorRegistry()
 UNITS = {"": 1, "k": 1024, "m": 1e6, "b": 1e9}  # 8k tokens are 8192, and a model of 7B has 7e9 parameters
+MOST = 1e15  # more is a typing error
 # What other programs call our options, unless the spelling is near.
 MEANT = {"--stage": "--arm", "--zero-stage": "--arm", "--batch-size": "--micro-batch", "--dtype": "--precision"}
 
@@ -61,10 +61,10 @@ def number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
         digits, unit, _ = re.split("([kmb]?)$", words[0].lower(), maxsplit=1)
         with contextlib.suppress(ValueError, OverflowError):  # int() of nan and inf
             value = float(digits) * UNITS[unit]
-            if kind(value) == value and math.isfinite(value):
+            if kind(value) == value and abs(value) <= MOST:
                 return kind(value)
         raise ValueError(
-            f"must be a {'whole ' if kind is int else ''}number, such as 8, 8k or 7B (got {words[0]!r:.80})"
+            f"must be a {'whole ' if kind is int else ''}number up to 1e15, such as 8, 8k or 7B (got {words[0]!r:.80})"
         )
 
     return PrimitiveConstructorSpec(
