@@ -19,7 +19,7 @@ from pydantic import (
     create_model,
 )
 
-from study.core.settings import Flags
+from study.core.settings import MOST_RANKS, Flags
 
 MAX_CHARACTERS = 1_000_000  # of a text: our longest has 152, and an argument of a command line at most 131,072
 # Unknown is None.
@@ -146,7 +146,7 @@ class Observed(Section):
     arm: Text = None
     distributed_type: Text = None
     device: Text = None
-    ranks: PositiveInt | None = None
+    ranks: Annotated[int, Field(gt=0, le=MOST_RANKS)] | None = None
     ranks_counted: Int = None  # the number of ranks in a real collective
     virtual_ranks: Int = None
     backend: Text = None
@@ -286,7 +286,8 @@ class Collective(Section):
     calls: NonNegativeInt
     bytes: NonNegativeInt
     bytes_by_dtype: dict[str, NonNegativeInt]
-    bytes_by_group: dict[str, NonNegativeInt] = {}  # by the ranks that take part, such as "0 2", if not all do
+    # By the ranks that take part, such as "0 2", if not all do.
+    bytes_by_group: dict[Annotated[str, Field(pattern=r"^\d{1,5}( \d{1,5})*$")], NonNegativeInt] = {}
 
     def by_ranks(self, ranks: int) -> dict[tuple[int, ...], int]:
         """Return bytes by the ranks that take part, of `ranks` in all. Those of no named group went among all ranks."""

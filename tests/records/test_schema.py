@@ -73,6 +73,8 @@ def test_the_cell_of_an_old_record_is_in_its_name():
         ({"time__step_s": [0.1, None]}, "time.step_s.1 must be a number (got None)"),
         ({"run_id": "../elsewhere"}, "run_id"),
         ({"observed__ranks": 0}, "observed.ranks"),
+        ({"observed__ranks": 10**9}, "observed.ranks must be at most 65536 (got 1000000000)"),
+        ({"traffic__per_rank__0__all_reduce__bytes_by_group": {"0 x": 1}}, "bytes_by_group.0 x"),
         ({"time__step_s": [0.1, 0.0, 0.1]}, "time.step_s.1"),
         ({"memory__per_rank__1__host_peak_bytes": -1}, "memory.per_rank.1.host_peak_bytes"),
         ({"finished_utc": None}, "status is done, but 'finished_utc' is empty"),
