@@ -41,9 +41,6 @@ GROUPS = {
     },
 }
 COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
-EXAMPLES = """\
-  study advise --model gpt2-xl --gpus 8 --gpu H100 --json
-  study claims S000-20 --runs runs/smoke"""
 
 
 def main() -> None:
@@ -62,10 +59,10 @@ def main() -> None:
         try:
             start(sys.argv[1:])
         except OSError as error:
-            if error.errno == errno.ENAMETOOLONG:
-                raise Stop(f"{error.filename!r:.80} is too long for a name", "give the name of a file") from None
             if error.errno not in (errno.EPIPE, errno.ENOSPC):  # a closed pipe: as in `study arms | head -3`
-                raise
+                if error.filename is None:
+                    raise
+                raise Stop(f"{error.filename!r:.80} cannot be used ({error.strerror})", "give another path") from None
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes once more when it ends
             if error.errno == errno.ENOSPC:
                 raise Stop(f"the output cannot be written ({error.strerror})", "make room on its disk") from None
@@ -94,7 +91,6 @@ def start(words: list[str]) -> None:
     # `study doctor` has to answer before it ends with its exit code.
     if isinstance(answer, dict) and answer.get("fine") is False:
         sys.exit(1)
-    return None
 
 
 def _answer(name: str, options: list[str]) -> object:
@@ -124,4 +120,11 @@ def help_lines() -> list[str]:
     for heading, group in GROUPS.items():
         lines += ["", f"{heading}:", *(f"  {name:<11} {purpose}" for name, (_, purpose) in group.items())]
     explained = "`study COMMAND --help` explains a command. With --json a command that answers gives JSON. Examples:"
-    return [*lines, "", explained, "", EXAMPLES]
+    return [
+        *lines,
+        "",
+        explained,
+        "",
+        "  study advise --model gpt2-xl --gpus 8 --gpu H100 --json",
+        "  study claims S000-20 --runs runs/smoke",
+    ]

@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 from collections import Counter
-from math import inf
 from pathlib import Path
 from typing import Literal, Self
 
@@ -64,8 +63,8 @@ def sweep(
             STUDY_DEVICE_LOCK names a file for both, one trains while the other starts Python and waits.
         dry_run: List the cells and whether this machine can run them. Run nothing.
     """
-    for flag, value, most in ("repeat", repeat, 1000), ("timeout-s", timeout_s, inf), ("minutes", minutes, inf):
-        if value is not None and not 0 < value <= most:  # nor is nan
+    for flag, value, most in ("repeat", repeat, 1000), ("timeout-s", timeout_s, 1e9), ("minutes", minutes, 1e9):
+        if value is not None and not 0 < value <= most:
             raise Stop(f"--{flag} must be above 0 and at most {most} (got {value})", "correct the value")
     # --- which cells, and in which order
     cells = sweeping.chosen(protocol.cells(protocol.read(name), scale), only)

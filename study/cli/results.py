@@ -187,4 +187,4 @@ def report(*, runs: tuple[Path, ...], out: Path = Path("reports/build")) -> None
     from study.report.site import build
 
     # It returns the names of the notebooks that failed; the others are there all the same.
-    sys.exit(int(bool(build(list(runs), out))))
+    sys.exit(bool(build(list(runs), out)))

@@ -2,11 +2,11 @@
 
 import contextlib
 import difflib
+import re
 import sys
 from collections.abc import Iterable, Iterator
 
 LONGEST_NAME = 80  # names and values in a file may have any length
-LONGEST_WORD = 300  # of a sentence: paths have less
 
 
 class Stop(Exception):
@@ -23,8 +23,12 @@ class Stop(Exception):
     @property
     def sentence(self) -> str:
         """Return the sentence that a user reads, on one line, whatever it quotes."""
-        text = f"{self.what}. What to do: {self.remedy}.".replace("?.", "?")
-        return " ".join(word if len(word) <= LONGEST_WORD else f"{word[:LONGEST_NAME]}..." for word in text.split())
+        # Words of more than 300 characters are no paths.
+        return re.sub(
+            r"(\S{80})\S{220,}",
+            r"\1...",
+            " ".join(f"{self.what}. What to do: {self.remedy}.".replace("?.", "?").split()),
+        )
 
     def _render_traceback_(self) -> list[str]:
         """Return what IPython shows in place of a traceback: a notebook's user, too, reads one sentence."""

@@ -150,7 +150,6 @@ def _refuse_constant(name: str) -> None:
 
 SHOWN = reprlib.Repr()
 SHOWN.maxstring = SHOWN.maxother = 80
-LONGEST_SENTENCE = 600
 # pydantic's words (2.14), and those of a user who knows JSON, TOML and options, but not Python.
 PLAINER = {
     r"^\w+ should ": "must ",
@@ -184,7 +183,7 @@ def sentence(error: ValidationError, known: Iterable[str] = (), name=".".join) -
         for words, plainer in PLAINER.items():
             problem = re.sub(words, plainer, problem)
         problem = f"{problem} (got {SHOWN.repr(first.get('input'))})"
-    return f"{where[-LONGEST_NAME:]} {problem}".strip()[:LONGEST_SENTENCE]
+    return f"{where[-LONGEST_NAME:]} {problem}".strip()
 
 
 # --- Reads a file into a type. Every fault of a file is one sentence: which file, what is wrong, and what to do

@@ -59,9 +59,9 @@ def number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
 
     def read(words: list[str]) -> float:
         digits, unit, _ = re.split("([kmb]?)$", words[0].lower(), maxsplit=1)
-        with contextlib.suppress(ValueError, OverflowError):  # int() of nan and inf
+        with contextlib.suppress(ValueError):
             value = float(digits) * UNITS[unit]
-            if kind(value) == value and abs(value) <= MOST:
+            if abs(value) <= MOST and kind(value) == value:  # not of nan, nor of inf
                 return kind(value)
         raise ValueError(
             f"must be a {'whole ' if kind is int else ''}number up to 1e15, such as 8, 8k or 7B (got {words[0]!r:.80})"

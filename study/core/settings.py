@@ -22,8 +22,7 @@ MOST = 10**9  # more is a typing error
 Count = Annotated[int, Field(gt=0, le=MOST)]
 Steps = Annotated[int, Field(gt=0, le=10_000_000)]  # a record holds a loss and a rate for every step
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]  # the rank is added to it, and numpy takes 32 bits
-MOST_RANKS = 2**16  # lists of them are made
-Ranks = Annotated[int, Field(ge=2, le=MOST_RANKS)]
+Ranks = Annotated[int, Field(ge=2, le=65536)]  # lists of them are made
 Tokens = Annotated[int, Field(ge=2, le=MOST)]  # one token leaves nothing to predict
 Optimizer = Literal["adamw", "adamw_8bit", "sgd", "adafactor", "muon"]
 Task = Literal["imdb", "wikitext", "synthetic"]

@@ -19,7 +19,7 @@ from pydantic import (
     create_model,
 )
 
-from study.core.settings import MOST_RANKS, Flags
+from study.core.settings import Flags
 
 MAX_CHARACTERS = 1_000_000  # of a text: our longest has 152, and an argument of a command line at most 131,072
 # Unknown is None.
@@ -146,7 +146,7 @@ class Observed(Section):
     arm: Text = None
     distributed_type: Text = None
     device: Text = None
-    ranks: Annotated[int, Field(gt=0, le=MOST_RANKS)] | None = None
+    ranks: Annotated[int, Field(gt=0, le=65536)] | None = None
     ranks_counted: Int = None  # the number of ranks in a real collective
     virtual_ranks: Int = None
     backend: Text = None

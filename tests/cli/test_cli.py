@@ -53,6 +53,8 @@ def asked(monkeypatch, tmp_path):
     for name, text in QUESTIONS["files"].items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
+    (tmp_path / "huge.txt").touch()
+    os.truncate(tmp_path / "huge.txt", 2**40)
     put(tmp_path, changed(finished("malformed"), memory__components=[3]))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

@@ -84,8 +84,8 @@ def test_what_is_broken_is_a_value_error_and_what_configs_have_is_read():
 
 
 def test_a_sentence_is_one_short_line_whatever_it_quotes():
-    stop = Stop(f"there is no arm a\nb{'c' * 9999}", f"choose one in {'d' * 299}?")
-    assert stop.sentence == f"there is no arm a b{'c' * 79}... What to do: choose one in {'d' * 299}?"
+    stop = Stop(f"there is no arm a\nb{'c' * 9999}", f"choose one in {'d' * 298}?")
+    assert stop.sentence == f"there is no arm a b{'c' * 79}... What to do: choose one in {'d' * 298}?"
 
 
 # --- folders that a command makes -----------------------------------------------------------------------------------
