@@ -171,6 +171,7 @@ def _without_nulls(value):
 def _cell_of_folder(record: dict) -> dict:
     """Return the part and repeat in a run's name, for records without a cell: `<part>-<arm>-...-r1.1`."""
     # A run that was started by hand has any name, and no place in a protocol.
-    arm = re.escape(str(record.get("requested", {}).get("arm")))
-    found = re.match(rf"(?P<part>.*?)-{arm}(.*-r(?P<repeat>\d+)\.\d+$)?", str(record.get("run_id")))
+    requested = record.get("requested")
+    arm = str(requested.get("arm")) if isinstance(requested, dict) else ""
+    found = re.match(rf"(?P<part>.*?)-{re.escape(arm)}(.*-r(?P<repeat>\d+)\.\d+$)?", str(record.get("run_id")))
     return found.groupdict() if found else {}

@@ -68,6 +68,7 @@ def test_the_cell_of_an_old_record_is_in_its_name():
     ("changes", "words"),
     [
         *(({"schema": schema}, "schema must be 1, 2 or 3") for schema in (0, SCHEMA + 1, "1")),
+        ({"schema": 1, "requested": 5}, "requested must be a table (got 5)"),
         ({"status": "finished"}, "status must be "),
         ({"requested__seed": "many"}, "requested.seed must be a whole number (got 'many')"),
         ({"time__step_s": [0.1, None]}, "time.step_s.1 must be a number (got None)"),
