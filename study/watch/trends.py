@@ -80,6 +80,7 @@ def shares(table: Table) -> dict[str, float]:
     return {phase: float(table[phase].sum()) / total for phase in PHASES}
 
 
+@np.errstate(all="ignore")  # what a stranger's numbers give is no number, and then no finding
 def findings(tables: dict[int, Table]) -> list[Finding]:
     """Return what the steps of all ranks show, after the warm-up and without those that were disturbed."""
     if not tables:

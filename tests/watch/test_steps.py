@@ -116,3 +116,8 @@ def test_a_rank_is_slow_only_by_its_own_work():
     (finding,) = trends.findings({0: table(waiting=0.01), 1: slow, 2: table(waiting=0.01)})
     assert (finding.id, finding.lost_s) == ("straggler", pytest.approx(0.01))
     assert "Rank 1 is slower than the others in 100% of the steps, most in the phase `backward`" in finding.sentence
+
+
+@pytest.mark.parametrize("odd", [{"memory_bytes": np.inf}, {"forward": 0, "backward": 0}])
+def test_numbers_that_no_step_has_are_no_finding_and_no_warning(odd):
+    assert trends.findings({0: table(**odd)}) == []
