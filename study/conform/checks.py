@@ -131,7 +131,7 @@ def weights_in_use(build: Build, case: Case) -> None:
     """An evaluation uses the weights that the training says it has, and not older ones."""
     training = build(case).run()
     weights = training.weights()
-    reference = Reference(case, 1)  # one process with these weights: each rank holds its own loss to it
+    reference = Reference(case)  # one process with these weights: each rank holds its own loss to it
     batch = microbatch(case, case.updates, 0, dist.get_rank())
     reference.use(weights)
     with torch.no_grad():

@@ -269,3 +269,19 @@ def test_a_storage_may_be_let_go_while_roles_are_marked():
         before = watch.total
         watch.mark()
         assert watch.total < before
+
+
+def test_the_components_are_those_of_a_step_like_the_one_before():
+    """A first step may take more: it builds what the others find."""
+    model, more = torch.nn.Linear(64, 64), iter([10**6, 0, 0])
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def step() -> None:
+        first = torch.ones(next(more))
+        model(torch.ones(4, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        del first
+
+    held = memory.memory_by_component(step, model, optimizer, "cpu")
+    assert sum(held.at_peak.values()) == held.tracked_peak_bytes == held.tracked_peak_step_before_bytes < 10**6
