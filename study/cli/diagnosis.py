@@ -12,7 +12,7 @@ from study.core.settings import flag
 from study.core.text import number_of, say, say_wrapped
 from study.predict.front import Wanted
 from study.records import store
-from study.watch import sources
+from study.watch import lists, sources
 from study.watch.about import About, about
 from study.watch.differences import Difference, compare, is_secret, mistakes, printable, shown
 from study.watch.findings import Finding
@@ -197,16 +197,17 @@ def stack(
     With --json: the faults. Example: `study stack deepspeed==0.19.8 --stage 2`
 
     Args:
-        releases: Words such as deepspeed==0.19.8, a list of requirements, what `pip freeze` wrote, or a lock of uv or
-            poetry. Without any: those of this environment.
+        releases: Words such as deepspeed==0.19.8; or a file: a list of requirements, what `pip freeze` or `pip list`
+            wrote, a project, an environment of conda, a lock of uv or poetry. Without any: those of this environment.
         config: A DeepSpeed json, an Accelerate yaml, or arguments of the Trainer.
         symptom: What was seen, such as norm, memory, hang or ignored: faults with it come first.
     """
-    training = described(releases, flags)
+    used = lists.releases(releases)
+    training = described(used, flags)
     if config:
         source = sources.read(config)
         key = partial(sources.value_at, source.content | getattr(source.named, "content", {}))
-        training = described(releases, flags, sources.effective_settings(source), key)
+        training = described(used, flags, sources.effective_settings(source), key)
     answer = answered(training, symptom)
     say_wrapped(answer["first"])
     for number, fault in enumerate(answer["faults"], 1):

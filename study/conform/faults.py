@@ -3,10 +3,12 @@
 The ledger, `study diagnose`, `study conform`, `study stack` and the report read it.
 """
 
+import contextlib
 import functools
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,6 +17,8 @@ from study.core.files import load
 TABLE = Path(__file__).with_name("faults.toml")
 MAX_BYTES = 2**20
 Names = Annotated[tuple[str, ...], Field(strict=False)]
+Release = Version | SpecifierSet  # a range
+ANY = SpecifierSet()  # release
 # Conditions, by the names of flags: a number is the least, of a list one must fit. What is not said does not matter.
 When = dict[str, bool | int | str | list | dict[str, Any]]
 
@@ -33,7 +37,8 @@ class Fault(BaseModel):
     until: str  # the last one
     releases: str  # the range in words, and which are right
     asked: Names = ()  # empty: all releases of the package that were
-    rests_on: Literal["answers", "script", "sources"]  # the range: kept answers, a run script, or what was only read
+    # The range: kept answers, a run of the last bad and of the first good release, a run script, or what was only read.
+    rests_on: Literal["answers", "two runs", "script", "sources"]
     when: When | None = None  # None: it is none of a training
     who: str = ""  # is hit, because a trainer forces it
     forced: dict[str, str] = {}  # by trainer: the releases that make the training reentrant, whatever the user gives
@@ -54,8 +59,14 @@ class Fault(BaseModel):
     def contains(self, release: Version) -> bool:
         return Version(self.since) <= release <= Version(self.until)
 
-    def has(self, release: Version) -> bool | None:
-        """Whether a release has the fault. None: it was not asked, and the one before or after it has."""
+    def has(self, release: Release) -> bool | None:
+        """Whether a release has the fault. None: it was not asked, and the one before or after it has.
+
+        Of a range: None if a release in it may have the fault, or none in it was asked.
+        """
+        if isinstance(release, SpecifierSet):
+            inside = [each for each in map(Version, table().asked[self.package]) if each in release]
+            return False if inside and not any(self.has(each) is not False for each in inside) else None
         asked = sorted(map(Version, self.asked or table().asked[self.package]))
         beside = [each for each in asked if each <= release][-1:] + [each for each in asked if each >= release][:1]
         if not any(map(self.contains, beside)):
@@ -76,6 +87,9 @@ class Table(BaseModel):
     questions: dict[str, str]  # by condition
     settings: dict[str, str]  # by condition: the name that `study diff` has for what a config says about it
     trainers: tuple[str, ...]  # that force settings
+    optimizers: tuple[str, ...]  # a name that contains one is this one
+    packages: dict[str, str]  # by the names that lists give them
+    patterns: dict[str, str]  # of comments, and of packages with a release in lists and in locks
     fault: tuple[Fault, ...]
 
 
@@ -86,3 +100,10 @@ def table() -> Table:
 
 def named(id: str) -> Fault:
     return {each.id: each for each in table().fault}[id]
+
+
+def release_of(said: str) -> Release:
+    """Return the release or range that a text says; any, if it says none."""
+    with contextlib.suppress(ValueError):  # as packaging raises for 2.x
+        return Version(said) if said[:1].isdigit() and "*" not in said else SpecifierSet(said.replace("^", ">="))
+    return ANY

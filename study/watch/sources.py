@@ -238,7 +238,8 @@ def _of_accelerate(source: Source) -> EffectiveSettings:
     kind = str(config.get("distributed_type") or "NO")  # yaml reads an unquoted NO as false
     if kind != "FSDP":  # its section is not read
         config = config | {"fsdp_config": None}
-    settings = _at_paths("accelerate", config, {}) | {"engine": Setting(ENGINES.get(kind, kind))}
+    default = {"fsdp_config.fsdp_version": 1} if kind == "FSDP" else {}  # utils/dataclasses.py:1831
+    settings = _at_paths("accelerate", config, default) | {"engine": Setting(ENGINES.get(kind, kind))}
     if source.unread is not None:
         return settings
     if source.named:
