@@ -202,13 +202,12 @@ def stack(
         config: A DeepSpeed json, an Accelerate yaml, or arguments of the Trainer.
         symptom: What was seen, such as norm, memory, hang or ignored: faults with it come first.
     """
-    used = lists.releases(releases)
-    training = described(used, flags)
+    said, key = {}, None
     if config:
         source = sources.read(config)
+        said = sources.effective_settings(source)
         key = partial(sources.value_at, source.content | getattr(source.named, "content", {}))
-        training = described(used, flags, sources.effective_settings(source), key)
-    answer = answered(training, symptom)
+    answer = answered(described(lists.releases(releases), flags, said, key), symptom)
     say_wrapped(answer["first"])
     for number, fault in enumerate(answer["faults"], 1):
         sentence = f"{fault['question']} {fault['sentence']}".lstrip()

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from study.core.files import load
 
@@ -66,12 +66,19 @@ class Fault(BaseModel):
         """
         if isinstance(release, SpecifierSet):
             inside = [each for each in map(Version, table().asked[self.package]) if each in release]
-            return False if inside and not any(self.has(each) is not False for each in inside) else None
+            return False if inside and all(self.has(each) is False for each in inside) else None
         asked = sorted(map(Version, self.asked or table().asked[self.package]))
         beside = [each for each in asked if each <= release][-1:] + [each for each in asked if each >= release][:1]
         if not any(map(self.contains, beside)):
             return False
         return True if release in beside else None
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def asks(self) -> dict[str, str]:
+        """By condition: what is asked of a user who does not say it."""
+        asked = table().questions
+        return {name: asked[name].format(str(fits).strip("{}")) for name, fits in (self.when or {}).items()}
 
     @property
     def said(self) -> str:

@@ -1,6 +1,6 @@
 """Which known faults apply to these releases, in this training? Needs no torch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
@@ -18,7 +18,7 @@ class Flags:
     stage: Literal[0, 1, 2, 3] | None = None  # of ZeRO
     fsdp2: bool | None = None  # FSDP2 shards
     ranks: int | None = None
-    passes: Annotated[int | None, arg(aliases=["--accumulation"])] = None  # of an update, on each rank
+    passes: int | None = None  # of an update, on each rank
     precision: Literal["fp32", "bf16", "fp16", "bf16_autocast", "fp16_autocast"] | None = None  # bf16, fp16: a cast
     optimizer: str | None = None  # such as adamw, sgd, adafactor, muon
     peft: Annotated[bool | None, arg(aliases=["--lora"])] = None  # weights are frozen, as with LoRA
@@ -41,7 +41,7 @@ class Stack:
     key: Callable[[str], Any] | None  # returns the value at a dotted path of the config, if there is one
 
 
-def described(used: dict[str, Release], flags: Flags, said: Mapping = {}, key: Callable | None = None) -> Stack:
+def described(used: dict[str, Release], flags: Flags, said: dict, key: Callable | None = None) -> Stack:
     """Return a stack of releases, flags, and what a config says by the names of `study diff`."""
     facts = {"offload": "none", "ranks": 2}  # where nobody says another
     facts |= {name: said[setting].value for name, setting in table().settings.items() if setting in said}
@@ -70,20 +70,24 @@ def answered(stack: Stack, symptom: str = "") -> dict[str, Any]:
     for fault in table().fault:
         questions = _questions(fault, stack)
         if questions is not None:
-            row = fault.model_dump(include={"id", "symptom", "who", "upstream"})
-            row |= {"answer": "applies if" if questions else "applies", "question": " ".join(questions)}
-            row |= {"sentence": f"{fault.sentence.rstrip('.')} ({fault.package} {fault.releases})"}
-            row |= {
-                "shown": f"reproductions/{fault.script}.py" if fault.script else f"{fault.rests_on}, {fault.upstream}"
+            row = fault.model_dump(include={"id", "symptom", "who", "upstream"}) | {
+                "answer": "applies if" if questions else "applies",
+                "question": " ".join(questions),
+                "sentence": f"{fault.sentence.rstrip('.')} ({fault.package} {fault.releases})",
+                "do": fault.do_with.get(stack.facts.get("trainer"), fault.do),
+                "shown": f"reproductions/{fault.script}.py",
             }
-            rows.append(row | {"do": fault.do_with.get(stack.facts.get("trainer", ""), fault.do)})
+            if not fault.script:
+                row["shown"] = f"{fault.rests_on}, {fault.upstream}"
+            rows.append(row)
     # --- in one sentence, with the releases of which nothing is known
-    used = [f"{name} {release or '(in any release)'}" for name, release in stack.versions.items()]
-    asked = [f"{name} {release}" for name, releases in table().asked.items() for release in releases]
-    unknown = [each for each in used if each not in asked and each.split()[0] in table().asked]
+    used = {name: f"{name} {release or '(in any release)'}" for name, release in stack.versions.items()}
+    unknown = [
+        used[name] for name, releases in table().asked.items() if name in used and used[name].split()[1] not in releases
+    ]
     count = sum(row["answer"] == "applies" for row in rows)
     known = sum(fault.when is not None for fault in table().fault)
-    first = f"{', '.join(used)}: of {known} known faults {count} apply, and {len(rows) - count} may"
+    first = f"{', '.join(used.values())}: of {known} known faults {count} apply, and {len(rows) - count} may"
     if unknown:
         first += f"; never asked: {', '.join(unknown)}"
     rows.sort(key=lambda row: (symptom not in row["symptom"], row["answer"]))
@@ -101,7 +105,7 @@ def _questions(fault: Fault, stack: Stack) -> list[str] | None:
         asked = table().questions["release" if isinstance(release, Version) else "range"]
         questions.append(asked.format(fault.package, release))
     facts = dict(stack.facts)
-    trainer = facts.get("trainer", "")
+    trainer = facts.get("trainer")
     used = stack.versions.get(trainer)
     if isinstance(used, Version) and used in SpecifierSet(fault.forced.get(trainer, "<0")):
         facts["reentrant"] = True
@@ -110,7 +114,7 @@ def _questions(fault: Fault, stack: Stack) -> list[str] | None:
         if isinstance(wanted, dict) and stack.key:  # keys of the config; true: whatever switches it on
             seen = {path: bool(stack.key(path)) if value is True else stack.key(path) for path, value in wanted.items()}
         if seen in (None, "FSDP?"):
-            questions.append(table().questions[name].format(str(wanted).strip("{}")))
+            questions.append(fault.asks[name])
         elif not _fits(seen, wanted):
             return None
     return questions

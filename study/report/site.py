@@ -21,6 +21,7 @@ import papermill
 from nbconvert import HTMLExporter
 from papermill.exceptions import PapermillExecutionError
 
+from study.conform import faults
 from study.core import files
 from study.core.arms import ROOT
 from study.core.errors import Stop
@@ -61,6 +62,10 @@ def build(folders: list[Path], out: Path) -> list[str]:
         counted = texts.in_words(texts.claims())
         write(site, "claims", texts=texts.texts(), faults=texts.faults(), count=counted)
         write(site, "calculator", **calculator.values())
+        known = faults.table()
+        (site / "faults.json").write_text(known.model_dump_json(indent=1))
+        write(site, "stack", table=known.model_dump(mode="json"))
+        write(site, "faults", "stack", table=known.model_dump(mode="json"), alone=True)
         answered = _answered(site, "index", answers.answers(runs))
         if on_gpu.FOLDER.is_dir():
             write(site, "gpu", answers=_answered(site, "gpu", answers.of_gpu()))
@@ -88,7 +93,7 @@ def build(folders: list[Path], out: Path) -> list[str]:
             problems=redact(set_aside),
             built_utc=store.now_utc(),
         )
-        for name in ("site.css", "site.js", "calculator.js"):
+        for name in ("site.css", "site.js", "calculator.js", "stack.js"):
             shutil.copyfile(TEMPLATES / name, site / name)
     say(str(out / "index.html"))
     return failed

@@ -22,6 +22,7 @@ from study.core.options import parsed
 from study.watch import lists
 
 LORA = "--stage 3 --peft --checkpointing"
+STACKS = tomllib.loads(Path(__file__).with_name("stacks.toml").read_text())
 
 
 def asked(words: str) -> dict:
@@ -115,25 +116,9 @@ def test_releases_and_flags_are_a_whole_question():
     assert answers("deepspeed==0.19.3 --stage 1 --passes 2")["inner-forward"] == "applies if"  # only the script knows
 
 
-FROZEN = {  # what is typed: whether stage 3 keeps frozen weights
-    f"deepspeed==0.19.8 trl==1.16.0 {LORA}": "applies",
-    f"deepspeed==0.19.8 trl==1.16.0 {LORA} --no-reentrant": "applies",  # TRL overrules it
-    f"deepspeed==0.19.8 trl==1.16.0 {LORA} --no-reentrant --trainer own": None,
-    f"deepspeed==0.19.8 trl==1.17.0 {LORA}": "applies if",  # whose sources nobody has read
-    f"deepspeed==0.19.8 {LORA}": "applies if",
-    f"deepspeed==0.19.8 {LORA} --reentrant": "applies",
-    f"deepspeed==0.19.2 trl==1.16.0 {LORA}": None,
-    f"deepspeed==0.19.7 trl==1.16.0 {LORA}": "applies",
-    f"deepspeed==0.19.9 trl==1.16.0 {LORA}": "applies if",  # it is newer than all that were asked
-    f"deepspeed trl==1.16.0 {LORA}": "applies if",
-    f"trl==1.16.0 {LORA}": "applies if",
-    "trl==1.16.0 --fsdp2 --peft --checkpointing": None,
-}
-
-
-@pytest.mark.parametrize("words", FROZEN)
+@pytest.mark.parametrize("words", STACKS["frozen"])
 def test_a_trainer_forces_a_setting_and_a_release_that_was_not_asked_is_no_answer(words):
-    assert answers(words).get("frozen-weights-stay") == FROZEN[words]
+    assert answers(f"{words} {LORA}").get("frozen-weights-stay", "") == STACKS["frozen"][words]
 
 
 @pytest.mark.parametrize(
@@ -153,26 +138,11 @@ def test_what_was_not_asked_is_said():
     assert row["question"].startswith("deepspeed 0.18.7 was not asked: has it this fault? Does a loss")
 
 
-FILES = {  # how lists name a release of deepspeed, as `study stack` shows it
-    "a==1\ndeepspeed==0.17.6+cu\n-e git+https://x/y#egg=z\n": "0.17.6",
-    "# deepspeed==1\ndeepspeed[autotuning] == 0.17.6 ; python_version > '3.8' \\\n    --hash=sha256:00\n": "0.17.6",
-    'version = 1\n\n[[package]]\nname = "deepspeed"\nversion = "0.17.6"\nsource = { registry = "x" }\n': "0.17.6",
-    'name = "mine"\nversion = "1"\ndependencies = [\n  "deepspeed>=0.17,<0.18",\n]\n': "<0.18,>=0.17",
-    'setup(install_requires=["torch==2.8.0", "deepspeed==0.17.6"])': "0.17.6",
-    "  - pytorch::pytorch=2.5\n  - pip:\n    - deepspeed=0.17.6\n": "0.17.6",
-    'deepspeed = { version = "^0.17.6", extras = ["a"] }': ">=0.17.6",
-    "| DeepSpeed | 0.17.6 |\n- Torch version: not installed": "0.17.6",
-    "deepspeed==0.17.6; a\ndeepspeed==0.17.5; b\ndeepspeed-mii==1\ntorch.distributed": "(in any release)",
-    "deepspeed==0.17.x": "(in any release)",
-}
-
-
-@pytest.mark.parametrize("text", FILES)
+@pytest.mark.parametrize("text", STACKS["list"])
 def test_a_release_is_read_from_lists_projects_locks_and_threads(text, tmp_path):
     (tmp_path / "list").write_text(text)
     found = lists.releases((str(tmp_path / "list"),))
-    assert str(found["deepspeed"] or "(in any release)") == FILES[text]
-    assert ("torch" in found) == ("torch==" in text or "torch=2" in text)
+    assert {name: str(release) for name, release in found.items()} == STACKS["list"][text]
 
 
 def test_a_range_has_a_fault_if_one_of_its_releases_may_have_it():
@@ -186,19 +156,11 @@ def test_words_that_name_nothing_known_are_a_sentence(word):
         lists.releases((word,))
 
 
-ZERO2 = {"train_batch_size": 8, "gradient_accumulation_steps": 4, "zero_optimization": {"stage": 2}}
-CONFIGS = {
-    "zero2.json": json.dumps(ZERO2),
-    "zenflow.json": json.dumps(ZERO2 | {"zero_optimization": {"stage": 2, "zenflow": {"topk_ratio": 0.1}}}),
-    "fsdp.yaml": "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n",
-}
-
-
 def test_a_config_answers_what_flags_would(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name, text in CONFIGS.items():
+    for name, text in STACKS["config"].items():
         Path(name).write_text(text)
-    zero2, zenflow, fsdp = (answers(f"deepspeed==0.19.8 torch==2.13.0 --config {name}") for name in CONFIGS)
+    zero2, zenflow, fsdp = (answers(f"deepspeed==0.19.8 torch==2.13.0 --config {name}") for name in STACKS["config"])
     assert "L-01" not in zero2
     assert zenflow["L-01"] == "applies"
     assert "fsdp2-one-rank-without-gradient" in fsdp
@@ -246,8 +208,6 @@ def test_an_explanation_is_the_first_fault_that_fits():
 
 
 # --- public threads, with the releases and settings that they name, and stacks in which nothing is known to be wrong
-
-STACKS = tomllib.loads(Path(__file__).with_name("stacks.toml").read_text())
 
 
 def replayed(row: dict, folder: Path) -> dict[str, str]:

@@ -7,14 +7,18 @@ import json
 import random
 import shlex
 import shutil
+import tomllib
 from pathlib import Path
 
 import matplotlib.image
 import numpy
 import pytest
+from conftest import ROOT
 from test_cli import in_this_process
 
 from study.cli import predictions
+from study.conform.faults import table
+from study.conform.stack import Flags, answered, described
 from study.core.arms import load_arm
 from study.core.gpus import GPUS
 from study.core.optimizers import refusal
@@ -26,13 +30,14 @@ from study.predict.step_time import peak_flops_per_s
 from study.report import calculator
 from study.report import site as report
 from study.report.topics import memory
+from study.watch import lists
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason="apt-get install chromium chromium-driver")
 AUDIT = (Path(__file__).parent / "audit.js").read_text()
 BACKGROUND = {"light": "rgb(251, 251, 250)", "dark": "rgb(22, 23, 26)"}
-PAGES = ("index", "gpu", "calculator", "claims", *report.NOTEBOOKS)
+PAGES = ("index", "gpu", "calculator", "stack", "claims", *report.NOTEBOOKS)
 
 
 @pytest.fixture(scope="module")
@@ -211,3 +216,41 @@ def test_what_is_typed_is_answered_and_kept_in_the_address(show, monkeypatch, ca
     page.refresh()
     page.execute_async_script(READY)
     assert page.execute_script(cells) == shown
+
+
+# --- is my stack right? ----------------------------------------------------------------------------------------------
+
+DRAWN = tomllib.loads((ROOT / "tests/conform/stacks.toml").read_text())["drawn"]
+
+
+def test_drawn_stacks_have_the_answers_of_python(show):
+    page = show("stack")
+    draw = random.Random(67)
+    released = DRAWN["releases"] | table().asked
+    asked = []
+    for _ in range(40):
+        names = draw.sample([*released], 3)
+        text = "\n".join(draw.choice(DRAWN["lines"]).format(name, draw.choice(released[name])) for name in names)
+        flags = {name: draw.choice(DRAWN["flags"][name]) for name in draw.sample([*DRAWN["flags"]], draw.randint(0, 8))}
+        asked.append((text, flags))
+    theirs = page.execute_script("return arguments[0].map((each) => answered(...each).answers)", asked)
+    for (text, flags), rows in zip(asked, theirs, strict=True):
+        ours = answered(described(lists.listed(text), Flags(**flags), {}))["faults"]
+        keys = ("id", "answer", "question", "do")
+        sets = [{tuple(map(row.get, keys)) for row in each} for each in (rows, ours)]
+        assert sets[0] == sets[1], (text, flags)
+    assert len({len(rows) for rows in theirs}) > 10
+
+
+def test_the_one_file_answers_alone(driver, site, tmp_path):
+    """A list that is pasted counts, and is not put into the address."""
+    alone = shutil.copy(site / "faults.html", tmp_path)
+    assert json.loads((site / "faults.json").read_text())["asked"]["deepspeed"][-1] == table().asked["deepspeed"][-1]
+    driver.get(Path(alone).as_uri())
+    driver.find_element("name", "list").send_keys("deepspeed==0.17.6")
+    driver.find_element("name", "stage").send_keys("ZeRO 2")
+    driver.find_element("name", "passes").send_keys("4")
+    assert driver.find_element("id", "last-pass-only").is_displayed()
+    assert "stage=2" in driver.current_url
+    assert "0.17.6" not in driver.current_url
+    assert driver.execute_script(AUDIT) == driver.get_log("browser") == []

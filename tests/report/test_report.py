@@ -44,7 +44,15 @@ def set_aside(site: Path, name: str) -> str:
 
 def test_every_link_leads_somewhere(site):
     pages = sorted(site.rglob("*.html"))
-    assert {path.stem for path in pages} == {"index", "gpu", "calculator", "claims", *report.NOTEBOOKS}
+    assert {path.stem for path in pages} == {
+        "index",
+        "gpu",
+        "calculator",
+        "stack",
+        "faults",
+        "claims",
+        *report.NOTEBOOKS,
+    }
     for path in pages:
         links = re.findall(r'<a [^>]*?href="([^"]*)"', path.read_text())
         for link in [each for each in links if not each.startswith("https://")]:
@@ -228,7 +236,7 @@ def test_a_report_tells_nothing_private_and_runs_and_writes_nothing_of_a_strange
     out = tmp_path / "below" / "out"
     quick(stranger, out)
     assert all(tmp_path / "below" in (path, *path.parents) for path in {*tmp_path.rglob("*")} - before)
-    assert len([*out.rglob("*.html")]) == 4, "index, on a GPU, claims, calculator"
+    assert len([*out.rglob("*.html")]) == 6, "index, on a GPU, claims, calculator, stack, and that in one file"
     for path in filter(Path.is_file, out.rglob("*")):
         assert not [word for word in (*TELLS, *RUNS) if word in path.read_text()], path.name
     for number in range(len(ODD)):
