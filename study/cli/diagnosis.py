@@ -1,5 +1,6 @@
 """`study diagnose` and `study oom`: what is wrong with a run. `study diff`: why two differ. `study stack`: faults."""
 
+import re
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -88,14 +89,19 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /) -> dic
     """List why the losses or the memory of two trainings differ: known causes first, then all other keys.
 
     Each side is an Accelerate yaml, a DeepSpeed json, arguments of the Hugging Face Trainer (json or yaml), or a
-    record. The two sides may be of different kinds.
+    record. The two sides may be of different kinds. Of two releases, such as deepspeed==0.18.2 and deepspeed==0.19.8,
+    it lists which defaults and which configs that are accepted changed between them, by the kept answers.
 
     With --json: the rows. Example: `study diff accelerate_configs/zero2.yaml accelerate_configs/zero3.yaml`
 
     Args:
-        a: The first: a config file, or a folder with a record.json.
+        a: The first: a config file, a folder with a record.json, or a release.
         b: The second.
     """
+    if two := re.fullmatch(r"(\w+)==(\S+) \1==(\S+)", f"{a} {b}"):
+        from study.conform.command import conform  # it takes as long as all else here
+
+        return conform((f"{two[1]}-configuration",), release=f"{two[2]}..{two[3]}")
     # --- what each side sets, whatever its kind of file
     first = sources.read(store.newest_try(a))
     second = sources.read(store.newest_try(b))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import ROOT, python, ranks_of
 
+from study.cli import diagnosis
 from study.conform import cases, checks, command, faults, models, releases, script, suite
 from study.conform.cases import Case, Difference, Reference, bound
 from study.conform.suite import ADAPTERS, PROPERTIES, Adapter, Answer
@@ -229,9 +230,10 @@ def test_answers_are_returned_for_json(ranks, tmp_path):
     assert (answered["fine"], answered["answers"][0]["kind"]) == (False, "differs")
 
 
-def test_a_default_that_changed_is_seen():
-    changed, _ = releases.changes("deepspeed-configuration", "0.18.6", "0.19.8")
-    assert 'gradient_clipping of {"train_batch_size": 1}' in str(changed)
+def test_study_diff_lists_the_defaults_that_changed_between_two_releases():
+    (changed,) = diagnosis.diff(Path("deepspeed==0.18.6"), Path("deepspeed==0.19.8")).values()
+    assert changed["0.0 since 0.18.6, 1.0 since 0.19.3"] == ['gradient_clipping of {"train_batch_size": 1}']
+    assert "DeepSpeedZeroOffloadOptimizerConfig.pin_memory" in str(changed["false since 0.18.6, true since 0.19.5"])
 
 
 def test_answers_replace_earlier_ones_of_the_same_release(tmp_path):

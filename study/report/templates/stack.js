@@ -176,12 +176,13 @@ function show() {
   fold.querySelector("ol").replaceChildren(...maybe.map(card));
 }
 
-// The faults of each package, against the releases that were asked.
+// The faults of each package, against the releases that were asked, the newest first.
 function matrix() {
   const tables = PACKAGES.map((name) => {
-    const head = element("tr", {}, element("th", { scope: "col" }, `fault of ${name}`), ...table.asked[name].map((release) => element("th", { scope: "col" }, release)));
+    const releases = [...table.asked[name]].reverse();
+    const head = element("tr", {}, element("th", { scope: "col" }, `fault of ${name}`), ...releases.map((release) => element("th", { scope: "col" }, release)));
     const rows = table.fault.filter((fault) => fault.package === name).map((fault) => {
-      const cells = table.asked[name].map((release) => {
+      const cells = releases.map((release) => {
         const state = has(fault, version(release));
         return element("td", { class: state ? "fits no" : "" }, state === null ? "?" : state ? "●" : "·");
       });
