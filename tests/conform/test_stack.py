@@ -85,6 +85,13 @@ def test_a_range_is_as_wide_as_the_answers_and_no_wider():
     assert checked >= 20
 
 
+def test_a_draft_fits_a_screen_and_is_in_the_list_of_what_was_filed():
+    listed = (ROOT / "CONTRIBUTING.md").read_text()
+    for draft in (ROOT / "reports" / "upstream").iterdir():
+        assert len(draft.read_text().splitlines()) <= 40, draft
+        assert f"| `{draft.stem}` |" in listed
+
+
 def test_diagnose_has_the_range_and_the_remedy_of_the_table():
     from study.watch.findings import finding, texts
 
