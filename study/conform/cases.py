@@ -37,7 +37,7 @@ OPTIMIZERS = {
 # By groups: the weight decay, which parameters are apart, and what is different for them.
 GROUPS: dict[str, tuple] = {
     "": (0.0, lambda name, parameter: False, {}),
-    "decay": (0.1, lambda name, parameter: parameter.dim() < 2, {"weight_decay": 0.0}),
+    "decay": (1.0, lambda name, parameter: parameter.dim() < 2, {"weight_decay": 0.0}),
     "rate": (0.0, lambda name, parameter: name.startswith("last"), {"lr": RATE / 5}),
     "zero": (0.0, lambda name, parameter: name.startswith("last"), {"lr": 0.0}),
 }
