@@ -212,10 +212,10 @@ def stack(
     if config:
         source = sources.read(config)
         said = sources.effective_settings(source)
-        key = partial(sources.value_at, source.content | getattr(source.named, "content", {}))
+        key = partial(sources.value_at, source.content | (source.named or source).content)
     answer = answered(described(lists.releases(releases), flags, said, key), symptom)
     say_wrapped(answer["first"])
     for number, fault in enumerate(answer["faults"], 1):
-        sentence = f"{fault['question']} {fault['sentence']}".lstrip()
-        _show_finding(f"{number:>2}. ", Finding(sentence, fault["do"], fault["shown"]))
+        sentence = f"{fault['question']} {fault['sentence']}"
+        _show_finding(f"{number:>2}. ", Finding(sentence.lstrip(), fault["do"], fault["shown"]))
     return answer

@@ -60,7 +60,7 @@ def described(used: dict[str, Release], flags: Flags, said: dict, key: Callable 
     if known := [name for name in table().optimizers if name in optimizer]:
         facts["optimizer"] = known[0]
     if "stage" in facts:
-        used = {"deepspeed" if isinstance(facts["stage"], int) else "torch": ANY} | used
+        used.setdefault("deepspeed" if isinstance(facts["stage"], int) else "torch", ANY)
     return Stack(used, facts, key)
 
 
@@ -74,7 +74,7 @@ def answered(stack: Stack, symptom: str = "") -> dict[str, Any]:
                 "answer": "applies if" if questions else "applies",
                 "question": " ".join(questions),
                 "sentence": f"{fault.sentence.rstrip('.')} ({fault.package} {fault.releases})",
-                "do": fault.do_with.get(stack.facts.get("trainer"), fault.do),
+                "do": fault.do_with.get(stack.facts.get("trainer", ""), fault.do),
                 "shown": f"reproductions/{fault.script}.py",
             }
             if not fault.script:
@@ -105,7 +105,7 @@ def _questions(fault: Fault, stack: Stack) -> list[str] | None:
         asked = table().questions["release" if isinstance(release, Version) else "range"]
         questions.append(asked.format(fault.package, release))
     facts = dict(stack.facts)
-    trainer = facts.get("trainer")
+    trainer = facts.get("trainer", "")
     used = stack.versions.get(trainer)
     if isinstance(used, Version) and used in SpecifierSet(fault.forced.get(trainer, "<0")):
         facts["reentrant"] = True

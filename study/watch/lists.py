@@ -12,14 +12,16 @@ MAX_BYTES = 8 * 2**20  # of a lock
 
 def releases(words: tuple[str, ...]) -> dict[str, Release]:
     """Return the releases that files or words name, of the packages of the table; without words, those installed."""
-    found = {}
+    found = dict[str, Release]()
     for word in words or [f"{name} {machine.version(name) or ''}" for name in table().asked]:
         text = files.read(Path(word), MAX_BYTES).decode(errors="replace") if Path(word).is_file() else word
         found |= (named := listed(text))
         if not named:
             known = ", ".join(sorted({*table().packages.values()}))
-            what = f"{word!r:.80} is no file, and names none of {known}"
-            raise Stop(what, "write releases such as deepspeed==0.19.8, or name a list of them")
+            raise Stop(
+                f"{word!r:.80} is no file, and names none of {known}",
+                "write releases such as deepspeed==0.19.8, or name a list of them",
+            )
     return found
 
 
