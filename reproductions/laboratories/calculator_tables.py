@@ -9,23 +9,28 @@ import gzip
 import itertools
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy
 
 from study.core import arms, optimizers
+from study.core.recipes import RECIPES
 from study.core.shapes import SHAPES, config_of
+from study.predict.engines import engine_of
 from study.predict.estimate import estimate, memory
+from study.predict.optimizer_states import Optimizer
+from study.predict.placement import Placement
 from study.predict.question import with_buckets
-from study.predict.setup import Setup, distribution
 from study.predict.trace import committed
 from study.predict.trace.tape import Gradient, Held, Profile, Tape
-from study.predict.trace.transformer import Transformer
+from study.predict.trace.transformer import TraceOptions, Transformer
+from study.predict.training import Batch, Recomputation, Training
 from study.report.calculator import ARMS, FILE, GPUS_TRIED, LEAST_TOKENS
 from study.report.topics.memory import PARTS
 
+MODES = {"kept": Recomputation.NONE, "recomputed": Recomputation.ALL}
 PRECISIONS = ("bf16_cast", "bf16", "fp32")
-OPTIMIZERS = ("adamw_8bit", "sgd")  # besides AdamW: the peak differs by their states alone
+OPTIMIZERS: tuple[Optimizer, ...] = ("adamw_8bit", "sgd")  # besides AdamW: the peak differs by their states alone
 KINDS = ("decoder", "encoder", "seq2seq")  # whose rows have tokens
 SAMPLES = [(rows, LEAST_TOKENS + more) for rows in (2, 3, 1) for more in range(3)]
 GROUPS = (slice(0, 6), slice(6, 9))  # the samples of passes over several rows, and over one row
@@ -125,9 +130,8 @@ def events(tape: Tape) -> list[Event]:
 class Pass:
     """A pass over a microbatch in all samples."""
 
-    def __init__(self, model: Transformer, setup: Setup):
-        every_option = [(replace(setup, sequence=tokens).trace_options, rows) for rows, tokens in SAMPLES]
-        tapes = [model.tape(options, rows) for options, rows in every_option]
+    def __init__(self, model: Transformer, options: TraceOptions, is_stage_3: bool):
+        tapes = [model.tape(options._replace(sequence=tokens), rows) for rows, tokens in SAMPLES]
         self.flops = numpy.array([sum(entry[2] for entry in tape if entry[0] == "kernel") for tape in tapes])
         self.inputs = numpy.array([sum(entry[1] for entry in tape if entry[0] == "inputs") for tape in tapes])
         by_name = {tensor.name: tensor for tensor in model.tensors}
@@ -140,7 +144,7 @@ class Pass:
             now = Bytes.of(numpy.array([[event.held for event in same]]))
             if kind == "use":
                 at_use[name] = now
-                before_use |= {name: Held(_most([same]), 0)} if same[0].since and setup.stage == 3 else {}
+                before_use |= {name: Held(_most([same]), 0)} if same[0].since and is_stage_3 else {}
             if not gradients:
                 start.append(same)
             if kind == "gradient":
@@ -168,12 +172,12 @@ class Numbers(dict[tuple[int, ...], int]):
         return self[polynomial]
 
 
-def peaks(setup: Setup, kept: Profile, tables: tuple[Numbers, ...]) -> list[list[list[int]]]:
+def peaks(training: Training, kept: Profile, tables: tuple[Numbers, ...]) -> list[list[list[int]]]:
     """Return the moments that are the peak for some of several rows, and those for one row.
 
     A moment is the place of its activations in a table, and then the bytes of each part.
     """
-    states, times, _ = memory(setup, kept)
+    states, times, _ = memory(engine_of(training), kept)
     moments = []
     for _, now in times:
         parts, activations = [0] * len(PARTS), numpy.zeros((1, len(SAMPLES)), dtype=int)
@@ -211,22 +215,22 @@ def of_model(name: str) -> dict | None:
     return {"parameters": sum(tensor.elements for tensor in model.tensors), "positions": model.positions} | known
 
 
-def setup_of(model: Transformer, precision: str, arm: str, gpus: int, **values) -> Setup:
-    attention = "sdpa" if model.has_fused_attention else "eager"
-    fixed: dict = {
-        "precision": precision,
-        "attention": attention,
-        "device": "cuda",
-        "micro_batch": 2,
-        "sequence": LEAST_TOKENS,
-    }
-    known = arms.load_arm(arm)
-    ranks = 1 if known.distributed_type == "NO" else gpus
-    return Setup(model=model, ranks=ranks, **distribution(with_buckets(known), ranks), **fixed | values)
+def training_of(
+    model: Transformer,
+    precision: str,
+    arm: str,
+    gpus: int,
+    passes: int = 1,
+    again: Recomputation = Recomputation.NONE,
+    optimizer: Optimizer = "fused",
+) -> Training:
+    batch = Batch(2, passes, LEAST_TOKENS, again)
+    placement = Placement.of(with_buckets(arms.load_arm(arm)), gpus, "cuda")
+    return Training(model, RECIPES[precision], batch, placement, optimizer=optimizer)
 
 
 def _is_known(model: Transformer, precision: str) -> bool:
-    every_option = [setup_of(model, precision, arm, 2).trace_options for arm in ARMS]
+    every_option = [training_of(model, precision, arm, 2).trace_options for arm in ARMS]
     return all(committed.followed(model.member, options, (2,)) for options in every_option)
 
 
@@ -235,7 +239,7 @@ def _of_precision(model: Transformer, precision: str) -> dict:
         arm: [_moved(model, precision, arm, gpus) for gpus in GPUS_TRIED[: 1 if arm == "single" else None]]
         for arm in ARMS
     }
-    passes = {mode: _of_passes(model, precision, mode == "recomputed") for mode in ("kept", "recomputed")}
+    passes = {mode: _of_passes(model, precision, again) for mode, again in MODES.items()}
     return {"moved": moved} | passes
 
 
@@ -244,37 +248,40 @@ def _moved(model: Transformer, precision: str, arm: str, gpus: int) -> list:
 
     Collectives have bytes for each step and for each pass. Of an optimizer it is the difference to AdamW's states.
     """
-    one, two = (estimate(setup_of(model, precision, arm, gpus, accumulation=passes)) for passes in (1, 2))
+    one, two = (estimate(training_of(model, precision, arm, gpus, passes)) for passes in (1, 2))
     each = {kind: two.traffic[kind] - size for kind, size in one.traffic.items()}
     collectives = {kind: [size - each[kind], each[kind]] for kind, size in one.traffic.items()}
     others = {name: _difference(model, precision, arm, gpus, name) for name in OPTIMIZERS}
     return [one.host_bytes, two.host_bytes, one.nvme_bytes["held"], collectives, others]
 
 
-def _difference(model: Transformer, precision: str, arm: str, gpus: int, optimizer: str) -> list[int] | None:
+def _difference(model: Transformer, precision: str, arm: str, gpus: int, optimizer: Optimizer) -> list[int] | None:
     """Return how many bytes more than AdamW an optimizer holds on a GPU and the host; None if a library refuses it."""
     if optimizers.refusal(arms.load_arm(arm), optimizer, precision):
         return None
-    other, adamw = (estimate(setup_of(model, precision, arm, gpus, optimizer=name)) for name in (optimizer, "fused"))
+    other = estimate(training_of(model, precision, arm, gpus, optimizer=optimizer))
+    adamw = estimate(training_of(model, precision, arm, gpus))
     on_gpu = other.at_peak.get("moments", 0) - adamw.at_peak.get("moments", 0)
     return [on_gpu, other.host_bytes - adamw.host_bytes]
 
 
-def _of_passes(model: Transformer, precision: str, checkpointing: bool) -> dict:
+def _of_passes(model: Transformer, precision: str, again: Recomputation) -> dict:
     passes: dict[tuple, Pass] = {}
     tables = (Numbers(), Numbers())
     of_arms: dict[str, list] = {arm: [] for arm in ARMS}
     for arm, gpus in itertools.product(ARMS, GPUS_TRIED):
         if arm == "single" and gpus > 1:
             continue
-        setups = [setup_of(model, precision, arm, gpus, checkpointing=checkpointing, accumulation=n) for n in (1, 2)]
-        options = setups[0].trace_options
+        trainings = [training_of(model, precision, arm, gpus, count, again) for count in (1, 2)]
+        options = trainings[0].trace_options
         if options not in passes:
-            passes[options] = Pass(model, setups[0])
-        one, more = (peaks(setup, passes[options].profile, tables) for setup in setups)
+            passes[options] = Pass(model, options, trainings[0].placement.stage == 3)
+        one, more = (peaks(training, passes[options].profile, tables) for training in trainings)
         of_arms[arm].append([one] if one == more else [one, more])
-    every_option = {arm: setup_of(model, precision, arm, 1, checkpointing=checkpointing).trace_options for arm in ARMS}
-    flops = {arm: _polynomials(passes[options].flops) for arm, options in every_option.items()}
+    flops = {}
+    for arm in ARMS:
+        options = training_of(model, precision, arm, 1, again=again).trace_options
+        flops[arm] = _polynomials(passes[options].flops)
     inputs = _polynomials(next(iter(passes.values())).inputs)
     return {"flops": flops, "inputs": inputs, "activations": [[*table] for table in tables], "arms": of_arms}
 

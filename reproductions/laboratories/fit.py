@@ -22,11 +22,11 @@ from scipy.optimize import least_squares
 
 from study.core.errors import Stop
 from study.core.text import say
-from study.predict.outside.predicting import training_of
+from study.predict.outside.predicting import reading_of
 from study.predict.outside.published import rows, set_number
 from study.predict.pace import FILE, Pace, class_of, constants, pace
-from study.predict.setup import Setup
 from study.predict.step_time import Machine, step_time
+from study.predict.training import Training
 
 BY_CLASS = ("products", "attention")
 SCALE = 0.05  # the loss of a row is quadratic up to this error, and linear beyond it
@@ -49,7 +49,7 @@ class Timed:
     source: str
     set: int
     seconds: float
-    setup: Setup
+    training: Training
     machine: Machine
 
 
@@ -59,9 +59,9 @@ def timed() -> list[Timed]:
         if row.step_s is None:
             continue
         with contextlib.suppress(Stop):
-            training = training_of(row)
-            if training and training.machine:
-                known.append(Timed(row.source, set_number(row.set), row.step_s, training.timed, training.machine))
+            reading = reading_of(row)
+            if reading and reading.machine:
+                known.append(Timed(row.source, set_number(row.set), row.step_s, reading.timed, reading.machine))
     return known
 
 
@@ -93,7 +93,7 @@ def changed(of: Pace, values: dict[Name, float]) -> Pace:
 
 def misses(members: list[Timed], of: Pace) -> numpy.ndarray:
     """Return the logarithms of predicted over measured seconds."""
-    return numpy.log([step_time(each.setup, each.machine, of).seconds / each.seconds for each in members])
+    return numpy.log([step_time(each.training, each.machine, of).seconds / each.seconds for each in members])
 
 
 def fit(members: list[Timed], start: Pace) -> Pace:
@@ -153,7 +153,7 @@ def blind_intervals(members: list[Timed], start: Pace) -> dict[str, float]:
         new = [each for each in members if each.set == number]
         sizes = Counter(each.source for each in new)
         for each, miss in zip(new, misses(new, of), strict=True):
-            step = step_time(each.setup, each.machine, of)
+            step = step_time(each.training, each.machine, of)
             by_gpu = step.high_s < step.seconds * of.host_interval
             off[INTERVALS[0] if by_gpu else INTERVALS[1]].append((abs(miss), 1 / sizes[each.source]))
     return {name: float(numpy.exp(quantile(found))) for name, found in off.items()}

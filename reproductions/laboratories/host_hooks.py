@@ -22,10 +22,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
+from study.core.recipes import RECIPES
 from study.core.text import say
-from study.predict.setup import Setup
+from study.predict.placement import Placement
 from study.predict.step_time import work
 from study.predict.trace.transformer import Transformer
+from study.predict.training import Batch, Training
 
 RANKS = 8
 FEW, MANY = 6, 18  # layers
@@ -53,8 +55,8 @@ def kernels_of_a_layer() -> int:
 
 def _kernels(layers: int) -> int:
     model = Transformer.of(_config(layers).to_dict(), "a small Llama")
-    setup = Setup(model=model, ranks=1, sequence=8, micro_batch=1, precision="bf16_pure", device="cuda")
-    return sum(each.kernels for each in work(setup).values())
+    training = Training(model, RECIPES["bf16_pure"], Batch(rows=1, tokens=8), Placement(device="cuda"))
+    return sum(each.kernels for each in work(training).values())
 
 
 def _steps(model: Callable, backward: Callable, update: Callable) -> Seconds:

@@ -22,6 +22,7 @@ from study.core.models.build import build
 from study.core.models.config import load
 from study.core.operators import load as load_operators
 from study.core.options import parsed
+from study.core.recipes import RECIPES
 from study.core.shapes import VOCABULARY
 from study.core.text import say
 from study.measure import hardware
@@ -29,8 +30,9 @@ from study.measure.clock import Clock
 from study.measure.hardware import CUDA
 from study.predict.architecture import named
 from study.predict.pace import pace
-from study.predict.setup import Setup
+from study.predict.placement import Placement
 from study.predict.step_time import work
+from study.predict.training import Batch, Training
 from study.records.store import now_utc
 
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -119,8 +121,9 @@ def host_pace(tries: int) -> float:
     torch.set_num_threads(1)  # more of them wait for each other in kernels so small
     ids = torch.randint(0, VOCABULARY, (1, HOST_TOKENS), device=DEVICE)
     model = build(load("gpt-tiny"), DEVICE)
-    setup = Setup(model=named("gpt-tiny"), micro_batch=1, sequence=HOST_TOKENS, device=DEVICE.type)
-    kernels = sum(each.kernels for each in work(setup).values())
+    batch = Batch(rows=1, tokens=HOST_TOKENS)
+    training = Training(named("gpt-tiny"), RECIPES["fp32"], batch, Placement(device=DEVICE.type))
+    kernels = sum(each.kernels for each in work(training).values())
     rate = rates(lambda: one_pass(model, ids), kernels, tries)
     torch.set_num_threads(threads)
     pace_of_host = 1 / rate["median"] / pace().kernel_s

@@ -26,8 +26,8 @@ def main(first: str, *others: str) -> None:
     if folder.is_dir() and others:
         at_commit(folder.resolve(), others[0])
         return
-    setups = of_records(folder / "runs") if folder.is_dir() else of_protocols(first, *others)
-    csv.writer(sys.stdout, lineterminator="\n").writerows([COLUMNS, *(row(*each) for each in setups)])
+    trainings = of_records(folder / "runs") if folder.is_dir() else of_protocols(first, *others)
+    csv.writer(sys.stdout, lineterminator="\n").writerows([COLUMNS, *(row(*each) for each in trainings)])
 
 
 def at_commit(folder: Path, commit: str) -> None:
@@ -42,27 +42,28 @@ def at_commit(folder: Path, commit: str) -> None:
             subprocess.run(["git", "worktree", "remove", "--force", there], cwd=ROOT, check=True)
 
 
-Named = tuple[str, Any, str, bool]  # name, Setup, GPU, whether a rank runs alone
+Named = tuple[str, Any, str, bool]  # name, Training, GPU, whether a rank runs alone
 
 
 def of_records(folder: Path) -> Iterator[Named]:
     from study.core.gpus import gpu_named
     from study.records.runs import load
-    from study.report.of_record import setup_of
+    from study.report.of_record import training_of
 
     for run in sorted(load(folder), key=lambda run: run.folder):
         record = run.record
-        setup = setup_of(record)
-        if setup is None:
+        training = training_of(record)
+        if training is None:
             raise SystemExit(f"{run.folder} trains a model that is not known")
-        yield record.run_id, setup, gpu_named(record.hardware.devices[0].name), record.is_virtual
+        yield record.run_id, training, gpu_named(record.hardware.devices[0].name), record.is_virtual
 
 
 def of_protocols(*names: str) -> Iterator[Named]:
     from study.core.arms import load_arm
+    from study.core.recipes import RECIPES
     from study.core.settings import Flags, resolve
     from study.core.shapes import config_of, shape_of
-    from study.predict.front import Setup, Transformer, distribution
+    from study.predict.front import Batch, Placement, Recomputation, Training, Transformer
     from study.sweeps import protocol
 
     for cell in (cell for name in names for cell in protocol.cells(protocol.read(name), "one_gpu")):
@@ -70,17 +71,25 @@ def of_protocols(*names: str) -> Iterator[Named]:
         name = shape_of(settings.model)
         model = Transformer.of(config_of(name), name, dropout=settings.dropout, lora_rank=settings.lora_rank)
         ranks = settings.virtual_ranks or cell.ranks or 1
-        how: dict[str, Any] = {"ranks": ranks, "device": "cuda"} | distribution(load_arm(cell.arm), ranks)
-        yield cell.name, Setup.of_settings(model, settings, **how), GPU, settings.virtual_ranks is not None
+        again = Recomputation(settings.checkpointing)
+        training = Training(
+            model,
+            RECIPES[settings.precision],
+            Batch(settings.micro_batch, settings.accumulation, settings.sequence, again),
+            Placement.of(load_arm(cell.arm), ranks, "cuda"),
+            optimizer="fused" if settings.optimizer == "adamw" else settings.optimizer,
+            attention=settings.attention,
+        )
+        yield cell.name, training, GPU, settings.virtual_ranks is not None
 
 
-def row(name: str, setup: Any, gpu: str, alone: bool) -> tuple[str | float | None, ...]:
+def row(name: str, training: Any, gpu: str, alone: bool) -> tuple[str | float | None, ...]:
     from study.predict.front import Machine, memory_kinds, step_time
 
-    kinds = memory_kinds(setup, gpu)
+    kinds = memory_kinds(training, gpu)
     times: tuple[float | None, ...] = (None, None, None)
     if not alone:  # a rank that runs alone sends nothing, so its step is no prediction's
-        step = step_time(setup, Machine(gpu=gpu, gpus_per_node=setup.ranks))
+        step = step_time(training, Machine(gpu=gpu, gpus_per_node=training.placement.ranks))
         times = tuple(float(f"{seconds:.4g}") for seconds in (step.seconds, step.low_s, step.high_s))
     return (name, kinds.allocated, kinds.reserved, kinds.driver, *times)
 

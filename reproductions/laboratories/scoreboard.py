@@ -21,11 +21,11 @@ from study.core.options import parsed
 from study.core.shapes import SHAPES, shape_of
 from study.core.text import say, show
 from study.predict.estimate import Estimate
-from study.predict.front import Machine, Setup, memory_kinds, step_time
+from study.predict.front import Machine, Training, memory_kinds, step_time
 from study.predict.trace.transformer import Transformer
 from study.records import metrics, runs
 from study.records.runs import Run, Runs
-from study.report.of_record import architecture, predicted, setup_of
+from study.report.of_record import architecture, predicted, training_of
 
 HELD_OUT = "held-out"  # parts of the protocol that no constant was derived from
 # PyTorch's FSDPMemTracker follows FSDP2, and stands beside stage 3 without offloading, the arm that is most like it.
@@ -170,20 +170,20 @@ def measured_on_gpu(runs: Runs) -> pd.DataFrame:
     """Return our own runs on a GPU: what each measured, what was predicted, and predicted over measured."""
     rows = []
     for run in runs.done:
-        setup = setup_of(run.record) if run.record.observed.device == "cuda" else None
-        for quantity, measured, expected in _of_run(run, setup) if setup else ():
+        training = training_of(run.record) if run.record.observed.device == "cuda" else None
+        for quantity, measured, expected in _of_run(run, training) if training else ():
             about = {name: run.facts[name] for name in ("model", "arm", "ranks", "kind")} | {"quantity": quantity}
             about |= {"measured": measured, "predicted": expected}
             rows.append(about | {"predicted over measured": expected / measured})
     return pd.DataFrame(rows)
 
 
-def _of_run(run: Run, setup: Setup) -> Iterator[tuple[str, float, float]]:
+def _of_run(run: Run, training: Training) -> Iterator[tuple[str, float, float]]:
     """Give what a run measured and has a prediction of. A virtual rank has no NCCL, and sends nothing."""
     gpu = None
     with suppress(Stop, IndexError):
         gpu = gpu_named(run.record.hardware.devices[0].name)
-    kinds = memory_kinds(setup, gpu)
+    kinds = memory_kinds(training, gpu)
     for kind, field in FIELDS.items():
         measured = max((getattr(rank, field) or 0 for rank in run.record.memory.per_rank), default=0)
         expected = getattr(kinds, kind)
@@ -199,7 +199,7 @@ def _of_run(run: Run, setup: Setup) -> Iterator[tuple[str, float, float]]:
         yield (
             "step",
             metrics.value(run.record, "step_s"),
-            step_time(setup, Machine(gpu=gpu, gpus_per_node=of_a_node)).seconds,
+            step_time(training, Machine(gpu=gpu, gpus_per_node=of_a_node)).seconds,
         )
 
 

@@ -8,22 +8,23 @@ import shlex
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import tyro
+from typing import Any, Literal
 
 from study.core import arms, optimizers
 from study.core.errors import Stop
 from study.core.gpus import GPUS
-from study.core.settings import Flags, Optimizer, Tokens, check
+from study.core.settings import Flags, check
 from study.core.shapes import SHAPES, is_local
 from study.core.text import during, say, say_wrapped, show, size
 from study.predict.front import (
     MOST_GPUS,
+    Advice,
     Machine,
+    PlaceFlags,
     Precision,
     Question,
-    Setup,
+    StepFlags,
+    TrainingFlags,
     Transformer,
     Wanted,
     asked_for,
@@ -37,6 +38,7 @@ from study.predict.front import (
     step_time,
     usual_precision,
 )
+from study.predict.front import Training as Predicted
 from study.predict.front import advise as recommend
 from study.predict.front import estimate as predict
 from study.records.schema import Record
@@ -45,57 +47,9 @@ from study.sweeps import launches
 from study.sweeps.protocol import Cell
 
 Device = Literal["cuda", "cpu"]
-Quantized = Literal["nf4", "nf4_double", "int8"]
-GPUS_AT_MOST = 2**16  # more is a typing error
 ANY_GPU = "H100"  # where no time is asked for, the kind of GPU changes no number
-USUAL_RANKS = 8  # those of most nodes
 FITS = {"yes": "It fits on {}.", "only just": "It fits only just on {}.", "no": "It does not fit on {}."}
 OF_ROW = ("arm", "precision", "micro_batch", "accumulation", "checkpointing")  # options that an advice chooses
-
-
-# --- the options that the commands share -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """The training."""
-
-    gpus: Annotated[int | None, tyro.conf.arg(aliases=("--ranks",))] = None
-    """GPUs over all nodes. Default: 8; `advise` looks for the fewest."""
-    sequence: Tokens | None = None
-    """Tokens per row. Default: 2048, or as many as the model reads."""
-    precision: Precision | None = None
-    """As in the trainer. Default: 16 bits, in the usual way of the arm."""
-    optimizer: Optimizer = "adamw"
-    """As in the trainer. adamw: PyTorch's fused AdamW."""
-
-    def __post_init__(self) -> None:
-        if self.gpus is not None and not 1 <= self.gpus <= GPUS_AT_MOST:
-            raise Stop(f"--gpus must be from 1 to {GPUS_AT_MOST} (got {self.gpus})", "give such a number")
-
-    @property
-    def ranks(self) -> int:
-        return self.gpus or USUAL_RANKS
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """The machine, and how frozen weights are kept."""
-
-    gpu: str | None = None
-    """Kind of GPU: H100, A100-40GB, L4, RTX4090 and others."""
-    gpu_memory: str | None = None
-    """Memory of a card that is not in the list, or of a slice, such as 12GB. --gpu is the kind that it is most like."""
-    gpu_tflops: float | None = None
-    """With --gpu-memory: its TFLOP/s in 16 bits. Its memory is then as much slower or faster than that of --gpu."""
-    link: str | None = None
-    """The slowest link between the GPUs: nvlink, pcie4, ib-hdr and others."""
-    gpus_per_node: int | None = None
-    """GPUs that share a host. Default: mostly 8."""
-    disk: str | None = None
-    """Read and write speed of a node's disk, such as 6GB/s. Default: no disk."""
-    quantized: Quantized | None = None
-    """With --lora-rank: how the frozen linear layers are kept, as in QLoRA."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,25 +66,10 @@ class Passes:
     """Recompute activations in the backward pass."""
 
 
-def _given(training: Training, place: Place) -> dict[str, Any]:
-    options = vars(training) | vars(place)
-    del options["gpus"], options["gpu"]
-    # The predictor knows four implementations of the trainer's AdamW.
-    return options | {"optimizer": "fused" if training.optimizer == "adamw" else training.optimizer}
-
-
 # --- study advise ----------------------------------------------------------------------------------------------------
 
 
-def advise(
-    model: Wanted,
-    training: Training,
-    place: Place,
-    *,
-    batch: int | None = None,
-    checkpointing: bool | None = None,
-    host_memory: str | None = None,
-) -> dict:
+def advise(model: Wanted, training: TrainingFlags, place: PlaceFlags, step: StepFlags) -> dict:
     """Recommend an arm for a model on your GPUs. Nothing is run.
 
     Without --gpus, the fewest GPUs of this kind are looked for that hold the training.
@@ -141,25 +80,19 @@ def advise(
         model: The model.
         training: The training.
         place: The machine.
-        batch: Rows per optimizer step, over all GPUs. Default: 128, or the next multiple of the GPUs.
-        checkpointing: Recompute activations in the backward pass. Default: only if it helps.
-        host_memory: Host memory of a node, such as 512GiB or 1TB. Default: twice that of its GPUs.
+        step: What is asked for of a step and of the host.
     """
     shape = asked_for(model, training.sequence or 1)
-    if place.gpu is None:
-        raise Stop("--gpu is missing", "give the kind of your GPUs, such as H100 or RTX4090")
-    gpu = place.gpu
-    given = _given(training, place) | {"batch": batch, "host_memory": host_memory, "checkpointing": checkpointing}
     # --- the advice, for these GPUs or for the fewest that are enough
     lines = []
-    advice = None
+    advice: Advice | None
     if training.gpus is not None:
-        advice = recommend(Question.of(shape, training.gpus, gpu, **given))
-    elif advice := fewest(shape, gpu, **given):
-        lines.append(answer.enough(advice, batch))
+        advice = recommend(Question.of(shape, training, place, step))
+    elif advice := fewest(shape, training, place, step):
+        lines.append(answer.enough(advice, step.batch))
     if advice is None:
         remedy = "give --lora-rank, a shorter --sequence, or a larger --gpu"
-        raise Stop(f"no 1 to {MOST_GPUS} {gpu} hold {shape.name}", remedy)
+        raise Stop(f"no 1 to {MOST_GPUS} {place.gpu} hold {shape.name}", remedy)
     lines += answer.in_words(advice)
     # --- what to do next: more GPUs if nothing fits, else the command that shows the choice in detail
     detail = ""
@@ -169,10 +102,10 @@ def advise(
         row = {name: getattr(choice, name) for name in OF_ROW} | {"buckets": choice.bucket_elements}
         options = vars(model) | vars(training) | vars(place) | {"gpus": advice.question.gpus} | row
         # An option that has its default would only make the command longer.
-        chosen = {name: value for name, value in options.items() if value not in (None, False, Training.optimizer)}
+        chosen = {name: value for name, value in options.items() if value not in (None, False, TrainingFlags.optimizer)}
         detail = shlex.join(["study", "estimate", *launches.options(chosen)])
-    elif larger := fewest(shape, gpu, 2 * advice.question.gpus, **given):  # numbers are tried by powers of two
-        lines.append(answer.enough(larger, batch))
+    elif larger := fewest(shape, training, place, step, 2 * advice.question.gpus):  # by powers of two
+        lines.append(answer.enough(larger, step.batch))
     else:
         lines.append("It needs tensor or pipeline parallelism: see Megatron-LM or torchtitan.")
     # --- print it: the sentences first, because the table takes a whole screen
@@ -190,34 +123,40 @@ def advise(
 # --- study estimate --------------------------------------------------------------------------------------------------
 
 
-def setup_of(
-    model: Transformer, training: Training, place: Place, passes: Passes, buckets: int | None, device: Device = "cuda"
-) -> tuple[Setup, Machine | None]:
-    """Return the setup under an arm, and the machine; None if its kind of GPU is not given."""
+def training_of(
+    model: Transformer,
+    training: TrainingFlags,
+    place: PlaceFlags,
+    passes: Passes,
+    buckets: int | None,
+    device: Device = "cuda",
+) -> tuple[Predicted, Machine | None]:
+    """Return the training under an arm, and the machine; None if its kind of GPU is not given."""
     if device == "cpu" and place.gpu:
         raise Stop(f"--device cpu has no --gpu (got {place.gpu})", "leave one of them out")
     arm = arms.load_arm(passes.arm)
-    gpus = training.ranks
     if arm.distributed_type == "NO":
-        gpus = 1  # whatever --gpus says: this arm uses one
-    given = _given(training, place) | {"checkpointing": passes.checkpointing}
+        training = replace(training, gpus=1)  # whatever --gpus says: this arm uses one
+    known = place
     if place.gpu is None:
         if place.link or place.gpus_per_node or place.disk or place.gpu_memory:
             raise Stop("options of a machine need its kind of GPU", "give --gpu")
-        given["gpus_per_node"] = gpus  # one node: without a machine nobody has said how large its nodes are
-    question = Question.of(model, gpus, place.gpu or ANY_GPU, **given)
-    arm = settled_arm(arm, gpus, question.local, buckets)
+        # One node: without a machine nobody has said how large its nodes are.
+        known = replace(place, gpu=ANY_GPU, gpus_per_node=training.ranks)
+    question = Question.of(model, training, known, StepFlags(checkpointing=passes.checkpointing))
+    arm = settled_arm(arm, question.gpus, question.local, buckets)
     machine = question.machine if place.gpu else None
-    setup = replace(question.setup(arm, passes.micro_batch, passes.accumulation), device=device)
+    ours = question.training(arm, passes.micro_batch, passes.accumulation)
     if device == "cpu":  # the rows of a virtual rank's step, and those that were read of them, are in the same memory
-        setup = replace(setup, data_bytes=(2 * setup.accumulation - 1) * inputs_bytes(setup))
-    return setup, machine
+        ours = replace(ours, placement=replace(ours.placement, device=device))
+        ours = replace(ours, data_bytes=(2 * passes.accumulation - 1) * inputs_bytes(ours))
+    return ours, machine
 
 
 def estimate(
     model: Wanted,
-    training: Training,
-    place: Place,
+    training: TrainingFlags,
+    place: PlaceFlags,
     passes: Passes,
     *,
     buckets: int | None = None,
@@ -241,20 +180,21 @@ def estimate(
     # The predictor would give numbers for what the library refuses to train.
     if stop := optimizers.refusal(arm, training.optimizer, training.precision or usual_precision(arm)):
         raise stop
-    setup, machine = setup_of(asked_for(model, training.sequence or 1), training, place, passes, buckets, device)
-    whole = predict(setup)
+    ours, machine = training_of(asked_for(model, training.sequence or 1), training, place, passes, buckets, device)
+    whole = predict(ours)
+    ranks, on_gpu = ours.placement.ranks, ours.placement.on_gpu
     # Three numbers are called memory: what PyTorch allocates, what it holds, and what nvidia-smi shows. The last one
     # depends on the GPU, so it is told only with --gpu.
-    kinds = memory_kinds(setup, machine.gpu if machine else None) if setup.on_gpu else None
-    memory = "GPU memory" if setup.on_gpu else "memory"
-    text = f"A rank of {setup.ranks} under {arm.name} needs {size(whole.peak_bytes)} of {memory} at the peak, predicted"
+    kinds = memory_kinds(ours, machine.gpu if machine else None) if on_gpu else None
+    memory = "GPU memory" if on_gpu else "memory"
+    text = f"A rank of {ranks} under {arm.name} needs {size(whole.peak_bytes)} of {memory} at the peak, predicted"
     step = None
     fits = None
     fit = ""
     time: list[str] = []
     if machine and kinds:
         gpu = machine.gpu
-        step = step_time(setup, machine)
+        step = step_time(ours, machine)
         fits = fits_on(gpu, whole.peak_bytes, kinds.driver)
         # What nvidia-smi shows of a training that does not fit is the whole card.
         if kinds.driver and fits != "no":
@@ -264,7 +204,7 @@ def estimate(
         fit = f" {FITS[fits].format(card)}"
         interval = f"{step.low_s:.2g} to {step.high_s:.2g} s"
         time = [f"time, predicted: {step.seconds:.3g} s per step ({interval}, limited by {step.limit})"]
-    say_wrapped(f"{text}.{fit}", *answer.recompute_note(setup.checkpointing, setup.model), "")
+    say_wrapped(f"{text}.{fit}", *answer.recompute_note(passes.checkpointing, ours.model), "")
     # --- the parts of the peak, and what moves
     say(f"at the peak ({whole.peak_when}), buffers and temporaries included:")
     parts = whole.at_peak | {"total": whole.peak_bytes}
@@ -274,7 +214,7 @@ def estimate(
     say_wrapped("", answer.accuracy())
     return {
         "arm": arm.name,
-        "ranks": setup.ranks,
+        "ranks": ranks,
         "parameters": whole.parameters,
         "estimate": asdict(whole),
         "kinds": asdict(kinds) if kinds else None,
@@ -286,7 +226,7 @@ def estimate(
 # --- study virtual ---------------------------------------------------------------------------------------------------
 
 
-def virtual(model: Wanted, training: Training, passes: Passes, *, run_dir: Path | None = None) -> dict:
+def virtual(model: Wanted, training: TrainingFlags, passes: Passes, *, run_dir: Path | None = None) -> dict:
     """Run rank 0 of an N-rank job in one process, and print its memory and traffic. No GPU is needed.
 
     The tensors have shapes but no values, so that they need no memory. The rows are random.
@@ -324,7 +264,7 @@ def virtual(model: Wanted, training: Training, passes: Passes, *, run_dir: Path 
     return record.model_dump(mode="json", by_alias=True)
 
 
-def _settings(model: Wanted, training: Training, passes: Passes, usual: Precision) -> dict[str, Any]:
+def _settings(model: Wanted, training: TrainingFlags, passes: Passes, usual: Precision) -> dict[str, Any]:
     shape = asked_for(model, training.sequence or 1)
     if model.model is None:
         raise Stop("only a model with a name can be run", "give --model")

@@ -11,10 +11,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from study.core.arms import ROOT
+from study.core.arms import ROOT, load_arm
 from study.core.files import load
+from study.core.recipes import RECIPES
 from study.core.text import is_number, short
-from study.predict.front import Machine, Setup, Wanted, asked_for, estimate, papers, step_time
+from study.predict.front import (
+    Batch,
+    Machine,
+    Placement,
+    Recomputation,
+    Training,
+    Wanted,
+    asked_for,
+    estimate,
+    papers,
+    step_time,
+)
 from study.records import metrics
 from study.records.compare import paired
 from study.records.runs import Run, Runs
@@ -30,7 +42,6 @@ TRAINING = "training"  # in a selection: which training of the script of documen
 # a sentence about losses is also one about Adafactor, of which ZeRO changes them.
 USUAL: dict[str, tuple] = {"lora_rank": (None,), "train_only": (None,)}
 ABOUT_THE_VALUE = {"kind", "value", "unit", "tolerance", "note", "most", "n"}  # fields that do not say what it is of
-OF_SETUP = {"ranks", "precision", "micro_batch", "accumulation", "sequence", "checkpointing"}  # fields of a prediction
 
 
 class Piece(BaseModel):
@@ -267,11 +278,13 @@ class Prediction(Piece):
         # Without a name: a GPT-2 of this size, with as many layers and as wide.
         wanted = Wanted(model=self.model, params=self.parameters, layers=self.layers, hidden=self.hidden)
         model = asked_for(wanted, self.sequence)
-        setup = Setup.of_arm(model, self.arm, device="cuda", **self.model_dump(include=OF_SETUP))
+        batch = Batch(self.micro_batch, self.accumulation, self.sequence, Recomputation(self.checkpointing))
+        placement = Placement.of(load_arm(self.arm), self.ranks, "cuda")
+        training = Training(model, RECIPES[self.precision], batch, placement)
         if self.quantity == "tokens_per_s":
             tokens = self.ranks * self.micro_batch * self.accumulation * self.sequence
-            return tokens / step_time(setup, Machine(gpu=self.gpu, link=self.link)).seconds
-        prediction = estimate(setup)
+            return tokens / step_time(training, Machine(gpu=self.gpu, link=self.link)).seconds
+        prediction = estimate(training)
         known = vars(prediction) | {f"component.{role}": size for role, size in prediction.at_peak.items()}
         # As the papers count volume, an all-reduce moves its tensor twice.
         # This is also why DeepSpeed's stages 1 and 2 have 1.5 times DDP's volume and not the paper's 1: they all-reduce

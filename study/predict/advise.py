@@ -7,24 +7,34 @@ and then small ones, and the most rows per pass that fit, because more rows per 
 import itertools
 from dataclasses import dataclass, replace
 from math import ceil, inf
-from typing import Any, Literal
+from typing import Literal
 
 from study.core import arms
 from study.core.arms import Arm
 from study.core.gpus import GPUS
 from study.core.optimizers import refusal
+from study.predict.allocator import memory_kinds, reserve_bytes
 from study.predict.estimate import HOST_PROCESS_BYTES, estimate
-from study.predict.memory.memory_kinds import memory_kinds, reserve_bytes
-from study.predict.question import Precision, Question, settled_arm, usual_precision, with_buckets, zero_of
-from study.predict.setup import ADAMW, Setup
+from study.predict.optimizer_states import ADAMW
+from study.predict.question import (
+    PlaceFlags,
+    Precision,
+    Question,
+    StepFlags,
+    TrainingFlags,
+    settled_arm,
+    usual_precision,
+    with_buckets,
+    zero_of,
+)
 from study.predict.step_time import step_time
 from study.predict.trace.transformer import Transformer
+from study.predict.training import Training
 
 SEPARABLE = 1.1  # recomputation has to be so many times as fast: both times of an arm err alike
 OFFLOADING_PAYS = 0.6  # of the seconds without it: its interval is wide, so it has to be nearly twice as fast
 FULL = 0.99  # of a GPU's bytes: nvidia-smi shows the whole card
 MOST_GPUS = 64  # the most that `fewest` tries
-OF_SETUP = ("precision", "checkpointing", "micro_batch", "accumulation")
 WORTH_A_TRY = 1.3  # times as fast as the choice: an arm that fits only just is then the alternative
 MISS = 0.1  # a peak may be larger than predicted by this share: most published peaks on GPUs were within it
 
@@ -91,20 +101,22 @@ def advise(question: Question) -> Advice:
         # What nvidia-smi will show takes a replay of the allocator, so only rows that may be advised get it. A row that
         # fills the card fits only just, and then another one may be better: choose again.
         for row in unknown:
-            driver_bytes = memory_kinds(setup_of_row(question, row), question.gpu).driver
+            driver_bytes = memory_kinds(training_of_row(question, row), question.gpu).driver
             rows[rows.index(row)] = replace(row, driver_bytes=driver_bytes)
 
 
-def fewest(model: Transformer, gpu: str, least: int = 1, **given: Any) -> Advice | None:
+def fewest(
+    model: Transformer, training: TrainingFlags, place: PlaceFlags, step: StepFlags, least: int = 1
+) -> Advice | None:
     """The advice for the fewest GPUs that can keep the states, from `least` on by powers of two. None: no number.
 
     If none can, it is that for the fewest that are enough with offloading. A batch is rounded up to a multiple of them.
     """
-    batch = given.pop("batch", None)
     first = None
     while least <= MOST_GPUS:
-        rows = None if batch is None else ceil(batch / least) * least
-        advice = advise(Question.of(model, least, gpu, batch=rows, **given))
+        rows = None if step.batch is None else ceil(step.batch / least) * least
+        question = Question.of(model, replace(training, gpus=least), place, replace(step, batch=rows))
+        advice = advise(question)
         if advice.choice:
             first = first or advice
             if any(row.fits and not row.offloads for row in advice.rows):
@@ -146,11 +158,11 @@ def fits_on(gpu: str, peak_bytes: float, driver_bytes: int | None = None) -> Lit
     return "yes"
 
 
-def setup_of_row(question: Question, row: Row) -> Setup:
-    """Return the setup that a row was predicted from."""
+def training_of_row(question: Question, row: Row) -> Training:
+    """The training that a row was predicted for."""
     settled = replace(question, precision=row.precision, checkpointing=row.checkpointing)
     arm = settled_arm(arms.load_arm(row.arm), question.gpus, question.local, row.bucket_elements)
-    return settled.setup(arm, row.micro_batch, row.accumulation)
+    return settled.training(arm, row.micro_batch, row.accumulation)
 
 
 def best_of(rows: list[Row]) -> Row | None:
@@ -193,9 +205,9 @@ def _with_most_rows(question: Question, arm: Arm) -> Row:
     arm = settled_arm(arm, question.gpus, question.local)
     # The last of these changes first: a margin counts for more than large buckets, and large buckets for more than
     # rows. If nothing fits, the variables are left with the last try: no margin, the arm's own buckets, one row.
-    for miss, each, rows in itertools.product((MISS, 0.0), (with_buckets(arm), arm), sizes):
-        setup = question.setup(each, rows, share // rows)
-        prediction = estimate(setup)
+    for miss, settled, rows in itertools.product((MISS, 0.0), (with_buckets(arm), arm), sizes):
+        training = question.training(settled, rows, share // rows)
+        prediction = estimate(training)
         headroom = gpu.memory_bytes - reserve_bytes(gpu) - prediction.peak_bytes
         if headroom >= miss * prediction.peak_bytes:
             break
@@ -210,13 +222,16 @@ def _with_most_rows(question: Question, arm: Arm) -> Row:
         gpu=question.gpu,
         fits=not limit,
         limit=limit,
-        **{name: getattr(setup, name) for name in OF_SETUP},
-        bucket_elements=zero_of(each).get("reduce_bucket_size"),
+        precision=question.precision or usual_precision(arm),
+        checkpointing=bool(question.checkpointing),
+        micro_batch=rows,
+        accumulation=share // rows,
+        bucket_elements=zero_of(settled).get("reduce_bucket_size"),
         peak_bytes=prediction.peak_bytes,
         headroom_bytes=headroom,
         host_bytes=host_bytes,
     )
     if limit:
         return row
-    step = step_time(setup, question.machine)
+    step = step_time(training, question.machine)
     return replace(row, limit=step.limit, step_s=step.seconds, step_interval_s=(step.low_s, step.high_s))

@@ -3,22 +3,24 @@
 
 from study.predict import papers
 from study.predict.advise import MISS, MOST_GPUS, Advice, Row, advise, fewest, fits_on
-from study.predict.architecture import Wanted, asked_for, named, refuse_long_rows
+from study.predict.allocator import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, memory_kinds, reserve_bytes
+from study.predict.architecture import Wanted, asked_for, named
 from study.predict.estimate import HOST_PROCESS_BYTES, Estimate, estimate, inputs_bytes, loading_bytes
-from study.predict.memory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, memory_kinds, reserve_bytes
 from study.predict.outside import published, scores
 from study.predict.pace import peak_flops_per_s
+from study.predict.placement import Fsdp, Placement
 from study.predict.question import (
     BUCKET_ELEMENTS,
     BUCKETS,
-    SEQUENCE,
+    PlaceFlags,
     Precision,
     Question,
+    StepFlags,
+    TrainingFlags,
     default_sequence,
     settled_arm,
     usual_precision,
-    with_zero,
 )
-from study.predict.setup import Setup, distribution
-from study.predict.step_time import Machine, StepTime, step_time
+from study.predict.step_time import Machine, step_time
 from study.predict.trace.transformer import Transformer
+from study.predict.training import Batch, Recomputation, Training

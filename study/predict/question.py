@@ -3,18 +3,86 @@
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any, Literal
+from typing import Annotated, Literal
 
+import tyro
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from study.core.arms import Arm
 from study.core.errors import Stop, nearest
 from study.core.gpus import GPUS, LINKS, Gpu, gpu_named, like
-from study.predict.setup import Optimizer, Quantized, Setup, distribution
+from study.core.recipes import RECIPES
+from study.core.settings import Optimizer, Tokens
+from study.predict import optimizer_states
+from study.predict.placement import Placement
 from study.predict.step_time import Machine
 from study.predict.trace.transformer import Transformer
+from study.predict.training import Batch, Quantized, Recomputation, Training
 
 Precision = Literal["fp32", "bf16", "fp16", "bf16_cast", "bf16_pure"]  # of the trainer
+GPUS_AT_MOST = 2**16  # more is a typing error
+USUAL_GPUS = 8  # those of most nodes
+
+
+# --- what a user says -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingFlags:
+    """The training."""
+
+    gpus: Annotated[int | None, tyro.conf.arg(aliases=("--ranks",))] = None
+    """GPUs over all nodes. Default: 8; `advise` looks for the fewest."""
+    sequence: Tokens | None = None
+    """Tokens per row. Default: 2048, or as many as the model reads."""
+    precision: Precision | None = None
+    """As in the trainer. Default: 16 bits, in the usual way of the arm."""
+    optimizer: Optimizer = "adamw"
+    """As in the trainer. adamw: PyTorch's fused AdamW."""
+
+    def __post_init__(self) -> None:
+        if self.gpus is not None and not 1 <= self.gpus <= GPUS_AT_MOST:
+            raise Stop(f"--gpus must be from 1 to {GPUS_AT_MOST} (got {self.gpus})", "give such a number")
+
+    @property
+    def ranks(self) -> int:
+        return self.gpus or USUAL_GPUS
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceFlags:
+    """The machine, and how frozen weights are kept."""
+
+    gpu: str | None = None
+    """Kind of GPU: H100, A100-40GB, L4, RTX4090 and others."""
+    gpu_memory: str | None = None
+    """Memory of a card that is not in the list, or of a slice, such as 12GB. --gpu is the kind that it is most like."""
+    gpu_tflops: float | None = None
+    """With --gpu-memory: its TFLOP/s in 16 bits. Its memory is then as much slower or faster than that of --gpu."""
+    link: str | None = None
+    """The slowest link between the GPUs: nvlink, pcie4, ib-hdr and others."""
+    gpus_per_node: int | None = None
+    """GPUs that share a host. Default: mostly 8."""
+    disk: str | None = None
+    """Read and write speed of a node's disk, such as 6GB/s. Default: no disk."""
+    quantized: Literal["nf4", "nf4_double", "int8"] | None = None
+    """With --lora-rank: how the frozen linear layers are kept, as in QLoRA."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepFlags:
+    """A step, and the host."""
+
+    batch: int | None = None
+    """Rows per optimizer step, over all GPUs. Default: 128, or the next multiple of the GPUs."""
+    checkpointing: bool | None = None
+    """Recompute activations in the backward pass. Default: only if it helps."""
+    host_memory: str | None = None
+    """Host memory of a node, such as 512GiB or 1TB. Default: twice that of its GPUs."""
+
+
+# --- arms as the predictor takes them ---------------------------------------------------------------------------------
+
 BUCKET_ELEMENTS = 50_000_000  # 100 MB in 16 bits: messages of that size come near a link's speed. Assumed
 BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size")
 
@@ -51,6 +119,8 @@ def usual_precision(arm: Arm) -> Precision:
     return "bf16_cast" if arm.deepspeed else "bf16"
 
 
+# --- the question ----------------------------------------------------------------------------------------------------
+
 # Assumed, and an advice says so.
 SEQUENCE = 2048  # tokens of a row, if the model reads as many
 BATCH = 128  # rows of a step, rounded up to a multiple of the GPUs
@@ -76,7 +146,7 @@ class Question:
     checkpointing: bool | None = None  # None: both are tried
     disk_bytes_per_s: float | None = None  # of a node; None: nothing is offloaded to disk
     gpus_per_node: int = 8
-    optimizer: Optimizer = "fused"
+    optimizer: optimizer_states.Optimizer = "fused"
     quantized: Quantized | None = None  # frozen linear layers
 
     def __post_init__(self):
@@ -91,64 +161,54 @@ class Question:
 
     @property
     def machine(self) -> Machine:  # its link is the slowest one: with several nodes, that between nodes
-        place: dict[str, Any] = {"network" if self.gpus > self.local else "link": self.link}
-        return Machine(gpu=self.gpu, gpus_per_node=self.local, disk_bytes_per_s=self.disk_bytes_per_s, **place)
+        machine = Machine(gpu=self.gpu, gpus_per_node=self.local, disk_bytes_per_s=self.disk_bytes_per_s)
+        if self.gpus > self.local:
+            return replace(machine, network=self.link)
+        return replace(machine, link=self.link)
 
-    def setup(self, arm: Arm, micro_batch: int, accumulation: int) -> Setup:
-        return Setup(
-            model=self.model,
-            **distribution(arm, self.gpus),
-            ranks=self.gpus,
-            precision=self.precision or usual_precision(arm),
-            micro_batch=micro_batch,
-            accumulation=accumulation,
-            sequence=self.sequence,
-            checkpointing=self.checkpointing or False,
+    def training(self, arm: Arm, rows: int, passes: int) -> Training:
+        return Training(
+            self.model,
+            RECIPES[self.precision or usual_precision(arm)],
+            Batch(rows, passes, self.sequence, Recomputation(self.checkpointing or False)),
+            Placement.of(arm, self.gpus, "cuda"),
+            optimizer=self.optimizer,
             frozen="bf16",
             quantized=self.quantized,
-            optimizer=self.optimizer,
-            device="cuda",
         )
 
     @classmethod
     def of(
-        cls,
-        model: Transformer,
-        gpus: int,
-        gpu: str,
-        *,
-        gpu_memory: str | None = None,
-        gpu_tflops: float | None = None,
-        sequence: int | None = None,
-        batch: int | None = None,
-        link: str | None = None,
-        host_memory: str | None = None,
-        disk: str | None = None,
-        gpus_per_node: int | None = None,
-        **training: Any,
+        cls, model: Transformer, training: TrainingFlags, place: PlaceFlags, step: StepFlags | None = None
     ) -> "Question":
-        name = gpu_named(gpu)
-        if gpu_memory:
-            name = like(name, bytes_of(gpu_memory, "--gpu-memory"), gpu_tflops)
-        elif gpu_tflops:
+        step = step or StepFlags()
+        if place.gpu is None:
+            raise Stop("--gpu is missing", "give the kind of your GPUs, such as H100 or RTX4090")
+        gpus, gpu = training.ranks, gpu_named(place.gpu)
+        if place.gpu_memory:
+            gpu = like(gpu, bytes_of(place.gpu_memory, "--gpu-memory"), place.gpu_tflops)
+        elif place.gpu_tflops:
             raise Stop("--gpu-tflops is of a card that is not in the list", "give --gpu-memory as well")
-        per_node = node_size(gpus, name, gpus_per_node)
+        per_node = node_size(gpus, gpu, place.gpus_per_node)
         local = min(gpus, per_node)
-        host_memory_bytes = max(LEAST_HOST_BYTES, HOST_SHARE * local * GPUS[name].memory_bytes)
-        if host_memory:
-            host_memory_bytes = bytes_of(host_memory, "--host-memory")
-        if disk:
-            training["disk_bytes_per_s"] = bytes_of(disk, "--disk")
+        host_memory_bytes = max(LEAST_HOST_BYTES, HOST_SHARE * local * GPUS[gpu].memory_bytes)
+        if step.host_memory:
+            host_memory_bytes = bytes_of(step.host_memory, "--host-memory")
         return cls(
             model=model,
             gpus=gpus,
-            gpu=name,
-            link=link_named(link, GPUS[name], several_nodes=gpus > local) if gpus > 1 else None,
+            gpu=gpu,
+            link=link_named(place.link, GPUS[gpu], several_nodes=gpus > local) if gpus > 1 else None,
             host_memory_bytes=host_memory_bytes,
-            sequence=sequence or default_sequence(model),
-            batch=ceil(BATCH / gpus) * gpus if batch is None else batch,
+            sequence=training.sequence or default_sequence(model),
+            batch=ceil(BATCH / gpus) * gpus if step.batch is None else step.batch,
+            precision=training.precision,
+            checkpointing=step.checkpointing,
+            disk_bytes_per_s=bytes_of(place.disk, "--disk") if place.disk else None,
             gpus_per_node=per_node,
-            **training,
+            # The predictor knows four implementations of the trainer's AdamW.
+            optimizer="fused" if training.optimizer == "adamw" else training.optimizer,
+            quantized=place.quantized,
         )
 
 

@@ -14,10 +14,24 @@ from typing import Any, NamedTuple
 import pandas as pd
 from matplotlib.figure import Figure
 
-from study.core.arms import NAMES
+from study.core.arms import NAMES, load_arm
+from study.core.recipes import RECIPES
 from study.core.shapes import letters
 from study.core.text import count, nats, size
-from study.predict.front import Machine, Question, Setup, estimate, named, papers, step_time
+from study.predict.front import (
+    Batch,
+    Machine,
+    PlaceFlags,
+    Placement,
+    Question,
+    Recomputation,
+    Training,
+    TrainingFlags,
+    estimate,
+    named,
+    papers,
+    step_time,
+)
 from study.predict.front import advise as advised
 from study.predict.front import published as others
 from study.records import metrics
@@ -25,7 +39,7 @@ from study.records.groups import groups
 from study.records.runs import Run, Runs, kept, load
 from study.report import advice as in_words
 from study.report import style, tables
-from study.report.of_record import setup_of
+from study.report.of_record import training_of
 from study.report.topics import losses, memory, on_gpu, stages, traffic
 
 BASELINE = "ddp"
@@ -36,9 +50,9 @@ SMOKE, AT_SCALE = "study sweep smoke --runs runs/smoke", "study sweep at_scale -
 PASSES = 8  # of a step, beside the one pass of the runs: stages 2 and 3 send in each
 MODEL, SMALL, ADVISED = "llama3-8b", "bert-large", "mistral-7b"  # the last one of the advice
 ARMS = (BASELINE, "zero1", "zero2", "zero3", "zero2_cpu", "zero3_cpu", "fsdp2", "fsdp2_grad_op")
-BATCHES: tuple[dict[str, Any], ...] = (
-    {"sequence": 2048, "micro_batch": 1, "accumulation": 1, "checkpointing": True},  # as protocol at_scale has it
-    {"sequence": 512, "micro_batch": 1, "accumulation": 4, "checkpointing": False},  # in which others measured
+BATCHES = (
+    Batch(rows=1, passes=1, tokens=2048, recomputation=Recomputation.ALL),  # as protocol at_scale has it
+    Batch(rows=1, passes=4, tokens=512),  # in which others measured
 )
 
 
@@ -126,8 +140,8 @@ def memory_rows(run: Run) -> list[dict]:
         sources = {"measured": memory.held_parts(run), PREDICTED: memory.predicted_parts(run)}
     # Where a run without a GPU offloads, both memories are one: its split is predicted. Of smaller models a GPU would
     # need other memory than the CPU on which the other arms were measured.
-    elif model == MODEL and (setup := setup_of(run.record)):
-        on_gpu = estimate(replace(setup, device="cuda", data_bytes=0))
+    elif model == MODEL and (training := training_of(run.record)):
+        on_gpu = estimate(replace(training, placement=replace(training.placement, device="cuda")))
         sources = {PREDICTED: memory.part_bytes(on_gpu.at_peak) | {"host memory": on_gpu.host_bytes}}
     # --- and the numbers of others, of which no parts are known
     for other in published(model):
@@ -162,11 +176,14 @@ def published(model: str = MODEL) -> list[others.Row]:
 def of_time() -> Answer:
     """Return predicted and published times. No group of GPUs was measured, and a CPU's times say nothing of one."""
     rows: list[dict] = []
-    for setting in BATCHES:
-        usual: dict[str, Any] = {"ranks": RANKS, "precision": "bf16_cast", "device": "cuda"} | setting
-        times = {arm: step_time(Setup.of_arm(named(MODEL), arm, **usual), Machine(gpu=GPU)) for arm in ARMS}
+    for batch in BATCHES:
+        times = {}
+        for arm in ARMS:
+            placement = Placement.of(load_arm(arm), RANKS, "cuda")
+            training = Training(named(MODEL), RECIPES["bf16_cast"], batch, placement)
+            times[arm] = step_time(training, Machine(gpu=GPU))
         ddp = times[BASELINE]
-        about = {"setting": f"{setting['accumulation']} x {setting['sequence']} tokens"}
+        about = {"setting": f"{batch.passes} x {batch.tokens} tokens"}
         for arm, step in times.items():
             row = {
                 "arm": arm,
@@ -183,7 +200,7 @@ def of_time() -> Answer:
         rows += [
             about | {"arm": other.arm, "source": PUBLISHED, "seconds": other.step_s, "of": other.source}
             for other in published()
-            if other.step_s and (other.seq, other.grad_acc) == (setting["sequence"], setting["accumulation"])
+            if other.step_s and (other.seq, other.grad_acc) == (batch.tokens, batch.passes)
         ]
     drawn = pd.DataFrame(rows)
     table = drawn[drawn["source"] == PREDICTED][["setting", "arm", "over DDP", "at least", "at most"]]
@@ -234,9 +251,9 @@ def of_traffic(here: list[Run], at_scale: list[list[Run]]) -> Answer:
     # --- with more passes than the runs have
     sent = {}
     for run in members:
-        if setup := setup_of(run.record):
-            several = estimate(replace(setup, accumulation=PASSES))
-            sent[run.record.arm] = papers.wire_bytes(several.traffic, setup.ranks)
+        if training := training_of(run.record):
+            several = estimate(replace(training, batch=replace(training.batch, passes=PASSES)))
+            sent[run.record.arm] = papers.wire_bytes(several.traffic, training.placement.ranks)
     counted = times[traffic.COUNTED]
     table = pd.DataFrame(
         {
@@ -277,4 +294,4 @@ def of_gpu() -> list[Answer]:
 @functools.cache
 def advice() -> list[str]:
     """Return which arm `study advise` recommends for 7 billion parameters on eight GPUs."""
-    return in_words.in_words(advised(Question.of(named(ADVISED), RANKS, GPU)))
+    return in_words.in_words(advised(Question.of(named(ADVISED), TrainingFlags(gpus=RANKS), PlaceFlags(gpu=GPU))))

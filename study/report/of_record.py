@@ -1,11 +1,21 @@
 """What theory predicts for the run of a record."""
 
 from dataclasses import replace
-from typing import Any
 
 from study.core.errors import Stop
+from study.core.recipes import RECIPES
 from study.core.shapes import SHAPES, VOCABULARY, config_of, shape_of
-from study.predict.front import Estimate, Setup, Transformer, estimate, inputs_bytes
+from study.predict.front import (
+    Batch,
+    Estimate,
+    Fsdp,
+    Placement,
+    Recomputation,
+    Training,
+    Transformer,
+    estimate,
+    inputs_bytes,
+)
 from study.records.schema import Record
 from study.records.sections import Observed, Requested
 
@@ -13,10 +23,10 @@ EMBEDDED_ROWS = 1600  # of the corpus that comes with the study
 
 
 def predicted(record: Record) -> Estimate | None:
-    """Return the estimate of a run. None where `setup_of` is."""
+    """Return the estimate of a run. None where `training_of` is."""
     try:
-        if setup := setup_of(record):
-            return estimate(setup)
+        if training := training_of(record):
+            return estimate(training)
     except Stop as stop:
         if stop.status != "unavailable":
             raise
@@ -24,7 +34,7 @@ def predicted(record: Record) -> Estimate | None:
     return None
 
 
-def setup_of(record: Record) -> Setup | None:
+def training_of(record: Record) -> Training | None:
     """Return what theory needs to know of a run. None if its model, or the size of its data, is not known here."""
     requested = record.requested
     observed = record.observed
@@ -38,16 +48,31 @@ def setup_of(record: Record) -> Setup | None:
     # With a GPU the rows of the data set stay on the host, and do not matter.
     if rows is None and observed.device == "cpu":
         return None
-    setup = Setup.of_settings(model, requested, **_distribution(observed))
+    training = Training(
+        model,
+        RECIPES[requested.precision],
+        Batch(
+            requested.micro_batch,
+            requested.accumulation,
+            requested.sequence,
+            Recomputation(bool(requested.checkpointing)),
+        ),
+        _placement(observed),
+        # Older records name no optimizer. The trainer's AdamW is PyTorch's fused one.
+        optimizer="fused" if requested.optimizer in ("adamw", None) else requested.optimizer,
+        attention=requested.attention,
+    )
     # The rows are in the same memory as everything else, and so are those of the window that was read last: of the
     # steps whose rows the instruments found in memory, if no epoch ended between them.
     steps = 1
     if requested.task != "synthetic" and observed.steps and requested.warmup_steps and requested.log_every:
         steps = (observed.steps - requested.warmup_steps - 1) % requested.log_every + 1
-    read = setup.micro_batch * (setup.accumulation * steps - 1)
+    batch = training.batch
+    read = batch.rows * (batch.passes * steps - 1)
     # A row is all that a pass reads. A rank keeps whole rows, also where it reads a part of each.
-    row_bytes = inputs_bytes(replace(setup, sequence_ranks=1)) // setup.micro_batch
-    return replace(setup, data_bytes=((rows or 0) + read) * row_bytes)
+    whole = replace(training, placement=replace(training.placement, sequence_ranks=1))
+    row_bytes = inputs_bytes(whole) // batch.rows
+    return replace(training, data_bytes=((rows or 0) + read) * row_bytes)
 
 
 def _rows(requested: Requested) -> int | None:
@@ -60,24 +85,22 @@ def _rows(requested: Requested) -> int | None:
     return None
 
 
-def _distribution(observed: Observed) -> dict[str, Any]:
-    values: dict[str, Any] = {
-        "ranks": observed.ranks,
-        "device": observed.device,
-        "deepspeed": observed.deepspeed,
-        "sequence_ranks": observed.sequence_ranks or 1,
-        "tensor_ranks": observed.tensor_ranks or 1,
-        "in_ddp": observed.distributed_type == "MULTI_GPU",
-    }
-    if fsdp := observed.fsdp:  # FSDP2 as Accelerate prepared it: the trainer has no other
-        mesh = fsdp["mesh"][0]
-        values |= {
-            "fsdp": "full_shard" if fsdp["units_resharded_after_forward"] else "shard_grad_op",
-            "fsdp_by": "accelerate",
-            "fsdp_offload": fsdp["offloads"],
-            "group": mesh[1] if len(mesh) > 1 else None,  # of a mesh with two dimensions, the second shards
-        }
-    return values
+def _placement(observed: Observed) -> Placement:
+    fsdp = group = None
+    if seen := observed.fsdp:  # FSDP2 as Accelerate prepared it: the trainer has no other
+        mesh = seen["mesh"][0]
+        fsdp = Fsdp(seen["units_resharded_after_forward"], True, seen["offloads"])
+        group = mesh[1] if len(mesh) > 1 else None  # of a mesh with two dimensions, the second shards
+    return Placement(
+        ranks=observed.ranks or 1,
+        device=observed.device or "",  # unknown: as a GPU
+        deepspeed=observed.deepspeed,
+        fsdp=fsdp,
+        in_ddp=observed.distributed_type == "MULTI_GPU",
+        group=group,
+        tensor_ranks=observed.tensor_ranks or 1,
+        sequence_ranks=observed.sequence_ranks or 1,
+    )
 
 
 def architecture(record: Record) -> Transformer | None:

@@ -26,6 +26,7 @@ from study.core.doctor import Finding
 from study.core.text import during, progress_shown, show
 from study.predict.architecture import named
 from study.predict.estimate import estimate
+from study.predict.question import PlaceFlags, TrainingFlags
 from study.records import store
 from study.report import answers
 from study.sweeps import launches
@@ -122,9 +123,9 @@ def test_a_virtual_rank_holds_and_sends_what_is_estimated_by_default(monkeypatch
     assert (record.status, record.observed.virtual_ranks) == ("done", 4)
     (measured,) = record.memory.components.per_rank
     (sent,) = record.traffic.per_rank
-    training, passes = predictions.Training(gpus=4), predictions.Passes(arm="zero2")
-    setup, _ = predictions.setup_of(named("llama-micro"), training, predictions.Place(), passes, None, "cpu")
-    predicted = estimate(setup)
+    training, passes = TrainingFlags(gpus=4), predictions.Passes(arm="zero2")
+    ours, _ = predictions.training_of(named("llama-micro"), training, PlaceFlags(), passes, None, "cpu")
+    predicted = estimate(ours)
     assert measured.tracked_peak_bytes == pytest.approx(predicted.peak_bytes, rel=0.001)
     for role in ("weights", "master", "moments"):
         assert measured.after_step[role] == predicted.after_step[role], role

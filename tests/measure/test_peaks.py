@@ -4,12 +4,12 @@ import pytest
 import torch
 from peaks import HOST_TOKENS, one_pass
 from torch.utils._python_dispatch import TorchDispatchMode
+from trainings import training_of
 
 from study.core.models.build import build
 from study.core.models.config import load
 from study.core.shapes import VOCABULARY
 from study.predict.architecture import named
-from study.predict.setup import Setup
 from study.predict.step_time import work
 
 
@@ -30,5 +30,5 @@ def test_the_pace_of_the_host_is_divided_by_the_kernels_that_run():
     one_pass(model, ids)
     with Kernels() as kernels:
         one_pass(model, ids)
-    setup = Setup(model=named("gpt-tiny"), micro_batch=1, sequence=HOST_TOKENS)
-    assert kernels.count == pytest.approx(sum(each.kernels for each in work(setup).values()), rel=0.05)
+    ours = training_of(named("gpt-tiny"), micro_batch=1, sequence=HOST_TOKENS)
+    assert kernels.count == pytest.approx(sum(each.kernels for each in work(ours).values()), rel=0.05)

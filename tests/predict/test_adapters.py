@@ -10,12 +10,11 @@ import peft
 import pytest
 import torch
 from families import config_of, held_by
+from trainings import training_of
 
 from study.core.models import config as configs
 from study.core.models.build import build
-from study.predict.estimate import moments, profile
-from study.predict.memory.engine import Engine
-from study.predict.setup import Library, Setup
+from study.predict.engines import engine_of
 from study.predict.trace import tracing
 from study.predict.trace.transformer import Transformer
 
@@ -24,7 +23,7 @@ ROWS, SEQUENCE, RANK = 3, 40, 4
 TWO = ("q_proj", "v_proj")
 FOUR = ("q_proj", "k_proj", "v_proj", "o_proj")
 SEVEN = (*FOUR, "gate_proj", "up_proj", "down_proj")
-# What a training says, and the same in the words of a setup.
+# What a training says, and the same in our words.
 TRAININGS = {
     "autocast": {"precision": "bf16", "frozen": "bf16"},
     "no autocast": {"precision": "bf16", "frozen": "bf16_without_autocast"},
@@ -74,13 +73,13 @@ def test_what_adapters_hold_is_predicted(monkeypatch, family, targets, training,
     adapters = {"dora": more.get("dora", False), "adapter_dropout": more.get("dropout", False)}
     predicted = Transformer.of(dimensions(family), family, lora_rank=RANK, lora_targets=targets, **adapters)
     values = {name: more[name] for name in ("quantized", "checkpointing") if name in more} | TRAININGS[training]
-    library = Library(keeps_logits=more.get("keeps_logits", False))
+    values["keeps_logits"] = more.get("keeps_logits", False)
     if training == "adapters in bf16":  # on a CPU these are the trainer's own adapters
         values |= {"device": "cuda"}
         monkeypatch.setattr(tracing, "AsOnCuda", lambda _: contextlib.nullcontext())
-    setup = Setup(model=predicted, micro_batch=ROWS, sequence=SEQUENCE, library=library, **values)
-    seen = profile(setup)
-    most = max(sum(now.values()) for when, now in moments(Engine(setup), seen) if when == "backward")
+    ours = training_of(predicted, micro_batch=ROWS, sequence=SEQUENCE, **values)
+    seen = ours.profile
+    most = max(sum(now.values()) for when, now in engine_of(ours).moments(seen) if when == "backward")
     assert seen.kept == pytest.approx(kept, rel=0.001)
     assert most == pytest.approx(peak, rel=0.001)
 

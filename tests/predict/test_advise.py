@@ -8,12 +8,13 @@ from study.core import arms
 from study.core.errors import Stop
 from study.core.gpus import GPUS
 from study.predict.advise import MISS, MOST_GPUS, Advice, Row, advise, best_of, best_of_arm, fewest, fits_on
+from study.predict.allocator import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, outside_bytes, reserve_bytes
 from study.predict.architecture import named
 from study.predict.estimate import HOST_PROCESS_BYTES, estimate, loading_bytes
-from study.predict.memory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, outside_bytes, reserve_bytes
 from study.predict.pace import class_of
-from study.predict.question import BUCKET_ELEMENTS, Question, bytes_of
-from study.predict.setup import Setup
+from study.predict.question import BUCKET_ELEMENTS, PlaceFlags, Question, StepFlags, TrainingFlags, bytes_of
+from study.predict.trace.transformer import Transformer
+from study.predict.training import Training
 from study.report.advice import assumptions, enough, in_words, seconds
 
 GEMMA = Question(named("gemma2-9b"), 8, "H100-80GB", "nvswitch", 1e12, 2048, 144)
@@ -25,8 +26,19 @@ def gemma() -> Advice:
     return advise(GEMMA)
 
 
-def setup(question: Question, arm: str, micro_batch: int) -> Setup:
-    return question.setup(arms.load_arm(arm), micro_batch, question.batch // question.gpus // micro_batch)
+def training(question: Question, arm: str, micro_batch: int) -> Training:
+    return question.training(arms.load_arm(arm), micro_batch, question.batch // question.gpus // micro_batch)
+
+
+def asked(model: Transformer, gpus: int | None, gpu: str, **flags) -> tuple:
+    """The model, and the flags of each kind."""
+    given = {"gpus": gpus, "gpu": gpu} | flags
+    kinds = (TrainingFlags, PlaceFlags, StepFlags)
+    return model, *(kind(**{name: given[name] for name in kind.__annotations__ if name in given}) for kind in kinds)
+
+
+def question_of(*given, **flags) -> Question:
+    return Question.of(*asked(*given, **flags))
 
 
 def best(question: Question, arm: str, **changes) -> Row:
@@ -52,15 +64,15 @@ def test_what_is_not_possible_is_a_sentence():
 
 
 def test_what_is_left_out_has_a_default():
-    question = Question.of(named("gpt-j-6b"), 12, "a100", link="NVLink")
+    question = question_of(named("gpt-j-6b"), 12, "a100", link="NVLink")
     assert (question.gpu, question.link, question.gpus_per_node) == ("A100-80GB", "nvlink3", 6)
     assert (question.sequence, question.batch) == (2048, 132), "a multiple of the GPUs"
     assert question.host_memory_bytes == 2 * 6 * GPUS["A100-80GB"].memory_bytes
-    alone = Question.of(named("gpt2"), 1, "T4")
+    alone = question_of(named("gpt2"), 1, "T4")
     assert (alone.link, alone.sequence, alone.batch) == (None, 1024, 128)
-    assert Question.of(named("gpt2"), 16, "T4").link == GPUS["T4"].network, "two nodes"
+    assert question_of(named("gpt2"), 16, "T4").link == GPUS["T4"].network, "two nodes"
     with pytest.raises(Stop, match="'nvlnk' is not a known link"):
-        Question.of(named("gpt2"), 2, "A100", link="nvlnk")
+        question_of(named("gpt2"), 2, "A100", link="nvlnk")
 
 
 def test_every_arm_is_a_row(gemma):
@@ -80,7 +92,7 @@ def test_the_largest_microbatch_that_fits_with_a_margin():
     row = best(question, "ddp")
     available = GPUS["T4"].memory_bytes - reserve_bytes(GPUS["T4"])
     larger = min(size for size in range(row.micro_batch + 1, 97) if 96 % size == 0)
-    peaks = [estimate(setup(question, "ddp", size)).peak_bytes for size in (row.micro_batch, larger)]
+    peaks = [estimate(training(question, "ddp", size)).peak_bytes for size in (row.micro_batch, larger)]
     assert (1 + MISS) * peaks[0] <= available < (1 + MISS) * peaks[1]
     assert (row.peak_bytes, row.headroom_bytes) == pytest.approx((peaks[0], available - peaks[0]))
     tight = best(GEMMA, "zero3", checkpointing=False, batch=8)
@@ -89,7 +101,9 @@ def test_the_largest_microbatch_that_fits_with_a_margin():
 
 def test_host_memory_is_of_all_ranks_of_a_node():
     row = best(BERT, "zero2_cpu", host_memory_bytes=1e12)
-    assert row.host_bytes == 2 * (estimate(setup(BERT, "zero2_cpu", row.micro_batch)).host_bytes + HOST_PROCESS_BYTES)
+    assert row.host_bytes == 2 * (
+        estimate(training(BERT, "zero2_cpu", row.micro_batch)).host_bytes + HOST_PROCESS_BYTES
+    )
     assert row.host_bytes > 2 * HOST_PROCESS_BYTES
     less = {"host_memory_bytes": row.host_bytes - 1}
     assert [best(BERT, arm, **less).fits for arm in ("zero2_cpu", "zero2")] == [False, True]
@@ -135,7 +149,7 @@ def test_what_an_expert_would_try(gemma):
 
 def test_small_buckets_where_large_ones_do_not_fit(monkeypatch):
     question = replace(BERT, model=named("gpt2-medium"), gpus=8, batch=8)
-    peak = estimate(setup(question, "zero2", 1)).peak_bytes
+    peak = estimate(training(question, "zero2", 1)).peak_bytes
     enough = (peak + OUTSIDE_AT_MOST_BYTES) / (1 - FRAGMENTATION) + 1e6
     for memory_bytes, elements in ((enough, 6_553_600), (1.2 * enough, BUCKET_ELEMENTS)):
         monkeypatch.setitem(GPUS, "L4", replace(GPUS["L4"], memory_bytes=int(memory_bytes)))
@@ -149,8 +163,8 @@ def test_seconds_have_two_digits_and_the_unit_of_the_largest():
 
 def test_what_fits_leaves_room(monkeypatch):
     """By the rule of an advice, which keeps more free than the context and NCCL take."""
-    peak = estimate(setup(BERT, "zero2", 12)).peak_bytes
-    needed = peak + outside_bytes(setup(BERT, "zero2", 12))
+    peak = estimate(training(BERT, "zero2", 12)).peak_bytes
+    needed = peak + outside_bytes(training(BERT, "zero2", 12))
     for spare, fits in ((-1, "no"), (1, "no"), (OUTSIDE_AT_MOST_BYTES + FRAGMENTATION * 2 * needed, "yes")):
         monkeypatch.setitem(GPUS, "L4", replace(GPUS["L4"], memory_bytes=int(needed + spare)))
         assert fits_on("L4", peak) == fits
@@ -159,19 +173,19 @@ def test_what_fits_leaves_room(monkeypatch):
 
 def test_how_many_are_needed():
     model, few = named("gpt2-xl"), {"batch": 8, "sequence": 128, "checkpointing": True}
-    found = fewest(model, "T4", **few)
-    fewer = advise(Question.of(model, found.question.gpus // 2, "T4", **few))
+    found = fewest(*asked(model, None, "T4", **few))
+    fewer = advise(question_of(model, found.question.gpus // 2, "T4", **few))
     keeping = [[row.arm for row in each.rows if row.fits and not row.offloads] for each in (found, fewer)]
     assert keeping[0]
     assert not keeping[1]
     assert found.fewest_gpus <= found.question.gpus
-    assert fewest(model, "T4", least=2 * MOST_GPUS) is None
+    assert fewest(*asked(model, None, "T4"), least=2 * MOST_GPUS) is None
 
 
 def test_gpus_are_enough_if_any_arm_keeps_the_states_there_and_divide_a_batch_that_is_rounded_up():
     """Offloading was the choice on 4 A6000, and 8 were said to be needed. A batch of 2 was for 2 GPUs at most."""
     for batch, said in ((128, ""), (2, ", with --batch 4")):
-        found = fewest(named("llama-3.1-8b"), "A6000", sequence=4096, batch=batch)
+        found = fewest(*asked(named("llama-3.1-8b"), None, "A6000", sequence=4096, batch=batch))
         assert enough(found, batch) == f"Enough: 4 x A6000 (2 with offloading){said}."
 
 
@@ -201,7 +215,7 @@ def test_links_of_nodes_and_within_them_are_told_apart():
         (8, "nvswitch between 8 GPUs in a node"),
         (16, "ib-ndr between 2 nodes, and nvswitch between 8"),
     ):
-        assert links in " ".join(assumptions(Question.of(named("gpt2"), gpus, "H100")))
+        assert links in " ".join(assumptions(question_of(named("gpt2"), gpus, "H100")))
 
 
 def test_why_an_offloading_arm_is_chosen_before_a_faster_one():
@@ -220,17 +234,17 @@ def test_why_an_offloading_arm_is_chosen_before_a_faster_one():
 def test_a_card_outside_the_list_and_a_slice_are_like_a_known_one():
     before = dict(GPUS)
     told = {"gpu_memory": "12GB", "gpu_tflops": 51}
-    question = Question.of(named("gpt2"), 1, "RTX3090", **told)
+    question = question_of(named("gpt2"), 1, "RTX3090", **told)
     try:
         mine, like = GPUS[question.gpu], GPUS["RTX3090"]
         assert (mine.memory_bytes, mine.peaks["fp16"], mine.host_link) == (12e9, 51e12, like.host_link)
         assert mine.memory_bytes_per_s / like.memory_bytes_per_s == pytest.approx(51e12 / like.peaks["fp16"])
         assert class_of("products", question.gpu) == class_of("products", "RTX3090")
-        half = Question.of(named("gpt2"), 1, "H100", gpu_memory="40GB").gpu
+        half = question_of(named("gpt2"), 1, "H100", gpu_memory="40GB").gpu
         assert (GPUS[half].memory_bytes, GPUS[half].peaks) == (40e9, GPUS["H100-80GB"].peaks)
         for wrong in ({"gpu_tflops": 51}, told | {"gpu_tflops": 0}, told | {"gpu_memory": "lots"}):
             with pytest.raises(Stop, match="--gpu-"):
-                Question.of(named("gpt2"), 1, "RTX3090", **wrong)
+                question_of(named("gpt2"), 1, "RTX3090", **wrong)
     finally:
         GPUS.clear()
         GPUS.update(before)

@@ -65,13 +65,17 @@ import sys
 sys.modules["torch"] = None
 from study.predict.architecture import named
 from study.predict.estimate import estimate
-from study.predict.setup import Setup
-from study.predict.trace.transformer import Transformer
+from study.core.arms import load_arm
+from study.core.recipes import RECIPES
 from study.core.shapes import config_of
+from study.predict.outside.loops import OthersTraining
+from study.predict.placement import Placement
+from study.predict.trace.transformer import Transformer
+from study.predict.training import Batch
 model = Transformer.of(config_of("gpt-j-6b"), "gpt-j-6b")
-values = {"precision": "bf16_cast", "attention": "eager", "micro_batch": 2, "sequence": 1024, "device": "cuda"}
-print(estimate(Setup.of_arm(model, "zero3", ranks=8, **values)).peak_bytes)
-print(estimate(Setup.of_arm(model, "zero3", ranks=8, **values | {"loss": "chunked"})).peak_bytes)
+how = RECIPES["bf16_cast"], Batch(rows=2, tokens=1024), Placement.of(load_arm("zero3"), 8, "cuda")
+print(estimate(OthersTraining(model, *how, attention="eager")).peak_bytes)
+print(estimate(OthersTraining(model, *how, attention="eager", loss="chunked")).peak_bytes)
 """
 
 

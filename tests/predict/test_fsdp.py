@@ -6,29 +6,30 @@ import fsdp_tracker
 import pytest
 import torch
 from families import config_of
+from trainings import training_of
 
 from study.core.models import config as configs
 from study.predict.architecture import named
 from study.predict.estimate import estimate
-from study.predict.setup import Setup
+from study.predict.placement import Fsdp
 from study.predict.trace.transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("module_without_traces")
 SEQUENCE = 32
 FOLLOWED = [
-    {"precision": "fp32", "fsdp": "full_shard", "micro_batch": 2, "accumulation": 2},
-    {"precision": "bf16", "fsdp": "shard_grad_op", "micro_batch": 3, "checkpointing": True},
-    {"precision": "bf16_pure", "fsdp": "full_shard", "micro_batch": 1, "checkpointing": True},
+    {"precision": "fp32", "fsdp": Fsdp(reshards=True), "micro_batch": 2, "accumulation": 2},
+    {"precision": "bf16", "fsdp": Fsdp(reshards=False), "micro_batch": 3, "checkpointing": True},
+    {"precision": "bf16_pure", "fsdp": Fsdp(reshards=True), "micro_batch": 1, "checkpointing": True},
 ]
 
 
-@pytest.mark.parametrize("how", FOLLOWED, ids=lambda how: f"{how['fsdp']}, {how['precision']}")
+@pytest.mark.parametrize("how", FOLLOWED, ids=lambda how: how["precision"])
 def test_peaks_are_those_of_pytorchs_tracker(how):
     """It follows FSDP2 itself, tensor by tensor. Adam's steps are numbers of four bytes, which theory leaves out."""
     model = Transformer.of(config_of("llama"), "llama")
-    predicted = estimate(Setup(model=model, ranks=8, sequence=SEQUENCE, **how)).peak_bytes
+    predicted = estimate(training_of(model, ranks=8, sequence=SEQUENCE, **how)).peak_bytes
     how = dict(how)
-    reshard = None if how.pop("fsdp") == "full_shard" else False
+    reshard = None if how.pop("fsdp").reshards else False
     gather_in = torch.bfloat16 if how["precision"] == "bf16" else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -44,16 +45,16 @@ LLAMA_3 = named("llama3-8b")
 # The Trainer's AdamW is PyTorch's, whose default on CUDA is foreach. Peaks are those of the update.
 PUBLISHED = [
     (LLAMA_3, 1, None, "bf16_pure", 48.198, 80.318),
-    (LLAMA_3, 2, "full_shard", "bf16", 64.26, 80.32),
-    (MISTRAL, 2, "full_shard", "bf16_pure", 28.98, 36.23),
-    (MISTRAL, 4, "full_shard", "bf16", 28.98, 36.23),
+    (LLAMA_3, 2, Fsdp(), "bf16", 64.26, 80.32),
+    (MISTRAL, 2, Fsdp(), "bf16_pure", 28.98, 36.23),
+    (MISTRAL, 4, Fsdp(), "bf16", 28.98, 36.23),
 ]
 
 
 @pytest.mark.parametrize(("model", "ranks", "fsdp", "precision", "after_gb", "peak_gb"), PUBLISHED)
 def test_bytes_are_as_published(model, ranks, fsdp, precision, after_gb, peak_gb):
-    rows = 2 if (fsdp, precision) == ("full_shard", "bf16_pure") else 4
+    rows = 2 if fsdp and precision == "bf16_pure" else 4
     values = {"micro_batch": rows, "sequence": 4096, "checkpointing": True, "optimizer": "foreach", "device": "cuda"}
-    prediction = estimate(Setup(model=model, ranks=ranks, fsdp=fsdp, precision=precision, **values))
+    prediction = estimate(training_of(model, ranks=ranks, fsdp=fsdp, precision=precision, **values))
     assert sum(prediction.after_step.values()) / 1e9 == pytest.approx(after_gb, rel=0.002)
     assert prediction.peak_bytes / 1e9 == pytest.approx(peak_gb, rel=0.002)

@@ -4,23 +4,24 @@ import dataclasses
 
 import pytest
 from families import config_of
+from trainings import training_of
 
-from study.predict.estimate import profile
-from study.predict.setup import Library, Setup
-from study.predict.trace.transformer import SELECTIVE, Transformer
+from study.predict.outside.loops import OthersTraining
+from study.predict.trace.transformer import Transformer
+from study.predict.training import Recomputation
 
 pytestmark = pytest.mark.usefixtures("module_without_traces")
 LAYERS = 2
 CONFIG = config_of("llama", hidden_size=128, intermediate_size=448)
 
 
-def setup_of(**values) -> Setup:
+def training(**values) -> OthersTraining:
     how = {"micro_batch": 2, "sequence": 256, "precision": "bf16_pure", "device": "cuda"} | values
-    return Setup(model=Transformer.of(CONFIG, "llama"), **how)
+    return training_of(Transformer.of(CONFIG, "llama"), **how)
 
 
 def test_fused_layers_keep_less_until_their_backward_pass():
-    plain, fused = profile(setup_of()), profile(setup_of(library=Library(fused_layers=True)))
+    plain, fused = training().profile, training(fused_layers=True).profile
     spared = 512 * (2 * 4 * 128 + 2 * 448)
     assert plain.kept - fused.kept == plain.most.kept - fused.most.kept == LAYERS * spared
     second = "model.layers.1.mlp.down_proj.weight"
@@ -33,8 +34,8 @@ def test_fused_layers_keep_less_until_their_backward_pass():
     assert min(each.complete.kept for each in fused.gradients) >= 0
 
 
-@pytest.mark.parametrize(("checkpointing", "spared"), [(True, 0), (SELECTIVE, LAYERS * 512 * 2 * 128)])
+@pytest.mark.parametrize(("checkpointing", "spared"), [(True, 0), (Recomputation.SELECTIVE, LAYERS * 512 * 2 * 128)])
 def test_layers_that_are_computed_again_spare_their_last_product_at_most(checkpointing, spared):
-    plain = setup_of(checkpointing=checkpointing)
-    fused = dataclasses.replace(plain, library=Library(fused_layers=True))
-    assert profile(plain).kept - profile(fused).kept == spared
+    plain = training(checkpointing=checkpointing)
+    fused = dataclasses.replace(plain, fused_layers=True)
+    assert plain.profile.kept - fused.profile.kept == spared

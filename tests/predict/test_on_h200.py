@@ -7,18 +7,18 @@ from conftest import ROOT
 
 from study.core.gpus import GPUS
 from study.predict.advise import fits_on
+from study.predict.allocator import CONTEXT_BYTES, MemoryKinds, memory_kinds, outside_bytes
 from study.predict.estimate import estimate
-from study.predict.memory.memory_kinds import CONTEXT_BYTES, MemoryKinds, memory_kinds, outside_bytes
-from study.predict.setup import Setup
+from study.predict.training import Training
 from study.records import metrics, runs
 from study.records.runs import Run
-from study.report.of_record import setup_of
+from study.report.of_record import training_of
 
 
 @pytest.fixture(scope="module")
-def cells() -> list[tuple[Run, Setup]]:
+def cells() -> list[tuple[Run, Training]]:
     done = runs.load([ROOT / "reports" / "h200" / "runs"]).done
-    return [(run, setup) for run in done if (setup := setup_of(run.record))]
+    return [(run, training) for run in done if (training := training_of(run.record))]
 
 
 def allocator(run: Run) -> tuple[int, int, float]:
@@ -32,26 +32,26 @@ def allocator(run: Run) -> tuple[int, int, float]:
 def test_tracked_peaks_and_their_parts_are_predicted(cells):
     """DDP has its buckets on one GPU as well, and Accelerate runs no autocast under FSDP2: 12 to 17 % before."""
     assert len(cells) == 31
-    counted = [(run, setup) for run, setup in cells if metrics.components(run.record)]
+    counted = [(run, training) for run, training in cells if metrics.components(run.record)]
     assert len(counted) == 30, "one was interrupted before the instruments had counted"
-    for run, setup in counted:
+    for run, training in counted:
         measured = run.record.memory.components.per_rank[0]
-        assert estimate(setup).peak_bytes == pytest.approx(measured.tracked_peak_bytes, rel=0.005), run.record.run_id
+        assert estimate(training).peak_bytes == pytest.approx(measured.tracked_peak_bytes, rel=0.005), run.record.run_id
         if run.record.arm in ("ddp", "fsdp2", "fsdp2_grad_op"):
             for part in ("activations", "gradients", "gathered_weights", "temporaries"):
-                predicted, seen = (parts.get(part, 0) for parts in (estimate(setup).at_peak, measured.at_peak))
+                predicted, seen = (parts.get(part, 0) for parts in (estimate(training).at_peak, measured.at_peak))
                 assert predicted == pytest.approx(seen, rel=0.01, abs=2e6), (run.record.run_id, part)
 
 
 def test_kinds_of_memory_over_what_was_measured(cells, golden):
     lines = ["predicted over measured: allocated, reserved"]
-    for run, setup in cells:
+    for run, training in cells:
         allocated, reserved, outside = allocator(run)
-        kinds: MemoryKinds = memory_kinds(setup, "H200")
+        kinds: MemoryKinds = memory_kinds(training, "H200")
         ratios = [kinds.allocated / allocated, kinds.reserved / reserved]
         shown = [f"{ratio:.2f}" for ratio in ratios]
         if not run.record.is_virtual:
-            assert outside_bytes(setup) == pytest.approx(outside, rel=0.03), run.record.run_id
+            assert outside_bytes(training) == pytest.approx(outside, rel=0.03), run.record.run_id
         lines.append(f"{run.record.run_id}: {', '.join(shown)}")
     golden("h200-memory.txt", "\n".join(lines))
 
@@ -59,8 +59,8 @@ def test_kinds_of_memory_over_what_was_measured(cells, golden):
 @pytest.mark.parametrize(("share", "says"), [(1.0, {"no"}), (1.05, {"no", "only just"})])
 def test_no_advice_says_that_it_fits_where_it_would_have_run_out_of_memory(cells, monkeypatch, share, says):
     """A card with a byte less than the tensors and what is outside; and one with so little more that holes fill it."""
-    for run, setup in cells:
+    for run, training in cells:
         allocated, _, outside = allocator(run)
         memory_bytes = int(share * (allocated + outside)) - 1
         monkeypatch.setitem(GPUS, "H200", replace(GPUS["H200"], memory_bytes=memory_bytes))
-        assert fits_on("H200", estimate(setup).peak_bytes) in says, run.record.run_id
+        assert fits_on("H200", estimate(training).peak_bytes) in says, run.record.run_id

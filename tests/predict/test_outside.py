@@ -1,14 +1,15 @@
-"""Published measurements: how rows are read, which setups they describe, and the errors of predictions."""
+"""Published measurements: how rows are read, which trainings they describe, and the errors of predictions."""
 
 import tomllib
 
 import pytest
 
+from study.core.recipes import RECIPES
 from study.predict.outside import published
-from study.predict.outside.predicting import of_row, training_of
+from study.predict.outside.predicting import of_row, reading_of
 from study.predict.outside.published import Row
-from study.predict.setup import Library
-from study.predict.trace.transformer import SELECTIVE
+from study.predict.placement import Fsdp
+from study.predict.training import Batch, Recomputation
 
 GPT = {
     "set": "known",
@@ -53,7 +54,7 @@ def test_seconds_of_a_step_come_from_tokens_where_the_row_has_only_those():
         assert row(tokens_per_s_per_gpu=8192, **values).step_s == seconds
 
 
-# --- setups --------------------------------------------------------------------------------------------------------
+# --- trainings -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -75,25 +76,27 @@ ZERO = {"zero_optimization": {"stage": 3}}
 @pytest.mark.parametrize(
     ("change", "values"),
     [
-        ({}, {"ranks": 4, "sequence": 1024, "micro_batch": 2, "accumulation": 2, "precision": "bf16_cast"}),
-        ({"grad_acc": None}, {"accumulation": 1, "checkpointing": True}),
-        ({"checkpointing": "-1"}, {"checkpointing": SELECTIVE}),
-        ({"fsdp": "full_shard", "group": "2", "fsdp_offload": "yes"}, {"fsdp": "full_shard", "fsdp_offload": True}),
+        ({}, {"batch": Batch(2, 2, 1024, Recomputation.ALL), "recipe": RECIPES["bf16_cast"], "ranks": 4}),
+        ({"grad_acc": None}, {"passes": 1, "recomputation": Recomputation.ALL}),
+        ({"checkpointing": "-1"}, {"recomputation": Recomputation.SELECTIVE}),
+        ({"fsdp": "full_shard", "group": "2", "fsdp_offload": "yes"}, {"fsdp": Fsdp(offloads=True), "group": 2}),
         ({"sequence_ranks": "2", "deepspeed": '{"stage": 3}'}, {"row_tokens": 512, "deepspeed": ZERO}),
-        ({"fused_kernels": "yes"}, {"library": Library(fused_layers=True, bucket_view=False)}),  # DDP keeps both
+        ({"fused_kernels": "yes"}, {"fused_layers": True, "bucket_view": False}),  # DDP keeps both
     ],
 )
-def test_columns_of_a_row_are_those_of_its_setup(change, values):
-    training = training_of(row(**change))
-    assert {name: getattr(training.setup, name) for name in values} == values
-    assert training.machine.gpus_per_node == 4
+def test_columns_of_a_row_are_those_of_its_training(change, values):
+    reading = reading_of(row(**change))
+    training = reading.training
+    told = vars(training.placement) | vars(training.batch) | vars(training) | {"row_tokens": training.row_tokens}
+    assert {name: told[name] for name in values} == values
+    assert reading.machine.gpus_per_node == 4
 
 
 def test_adapters_and_padded_rows():
     """The time is that of the longest row of a pass."""
     adapter = {"adapter": "dora", "adapter_rank": 8, "adapter_targets": "c_attn c_fc", "adapter_dropout": "yes"}
-    training = training_of(row(**adapter, timed_seq=450))
-    model = training.setup.model
+    reading = reading_of(row(**adapter, timed_seq=450))
+    model = reading.training.model
     assert (model.lora_rank, model.dora, model.adapter_dropout) == (8, True, True)
     assert model.lora_targets == ("c_attn", "c_fc")
-    assert (training.setup.sequence, training.timed.sequence) == (1024, 450)
+    assert (reading.training.batch.tokens, reading.timed.batch.tokens) == (1024, 450)

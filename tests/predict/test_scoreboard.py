@@ -7,7 +7,7 @@ from scoreboard import measured_on_gpu, score
 from shaped import changed, finished, run
 
 from study.core.shapes import config_of
-from study.predict.memory.memory_kinds import CONTEXT_BYTES
+from study.predict.allocator import CONTEXT_BYTES
 from study.predict.trace.transformer import Transformer
 from study.records.runs import Run, Runs
 from study.records.schema import Record

@@ -11,10 +11,12 @@ import pytest
 
 from study.core.errors import Stop
 from study.predict.outside import published, scores
-from study.predict.outside.predicting import of_row, training_of
+from study.predict.outside.loops import OthersTraining
+from study.predict.outside.predicting import of_row, reading_of
 from study.predict.outside.scores import Number
-from study.predict.setup import Library, Setup
+from study.predict.placement import Placement
 from study.predict.step_time import Machine
+from study.predict.training import Batch
 from study.report.advice import accuracy
 
 
@@ -26,13 +28,15 @@ def test_every_number_of_the_rows_is_stored_once():
 def test_stored_predictions_are_those_of_the_code():
     """On the smallest row for each setting that is not the usual one."""
     stored = {(each.key, each.quantity): each for each in scores.numbers()}
-    usual = {field.name: field.default for form in (Setup, Library, Machine) for field in fields(form)}
+    forms = (Batch, Placement, OthersTraining, Machine)
+    usual = {field.name: field.default for form in forms for field in fields(form)}
     kinds = {}
     for row in sorted(published.rows(), key=lambda row: -(row.params or math.inf)):
-        if (row.params or 0) < 2e9 and (training := training_of(row)) and training.machine:
-            about = vars(training.setup) | vars(training.setup.library) | vars(training.machine)
+        if (row.params or 0) < 2e9 and (reading := reading_of(row)) and reading.machine:
+            training = reading.training
+            about = vars(training.batch) | vars(training.placement) | vars(training) | vars(reading.machine)
             kinds |= {name: row for name in usual if about[name] != usual[name]}
-    assert {"fsdp", "quantized", "keeps_cache"} <= kinds.keys()
+    assert {"fsdp", "quantized", "keeps_cache", "recomputation", "loss"} <= kinds.keys()
     for row in {row.key: row for row in kinds.values()}.values():
         for quantity, predicted in of_row(row).items():
             for name, value in vars(predicted).items():

@@ -4,14 +4,18 @@ import random
 from dataclasses import replace
 
 import pytest
+from trainings import placed, training_of
 
 from study.core.gpus import GPUS, LINKS
 from study.predict.architecture import named
+from study.predict.engines import engine_of
 from study.predict.estimate import estimate, operations
-from study.predict.memory.engine import Engine
+from study.predict.outside.loops import OthersTraining
 from study.predict.pace import pace, peak_flops_per_s
-from study.predict.setup import QUANTIZED_BYTES, Setup
-from study.predict.step_time import Links, Machine, Product, step_time, update_bytes, work
+from study.predict.placement import Fsdp
+from study.predict.step_time import Links, Machine, step_time, update_bytes, work
+from study.predict.trace.tape import Product
+from study.predict.training import QUANTIZED_BYTES
 
 A100 = Machine(gpu="A100-80GB")
 H100 = Machine(gpu="H100-80GB")
@@ -19,16 +23,13 @@ SLOW = Machine(gpu="A100-80GB", network="eth-25")
 MEDIUM = named("gpt2-medium")
 
 
-def setup(arm: str = "zero2", model=MEDIUM, zero: dict | None = None, **values) -> Setup:
+def training(arm: str = "zero2", model=MEDIUM, zero: dict | None = None, **values) -> OthersTraining:
     """An arm, whose section zero_optimization may differ."""
     usual = {"precision": "bf16_cast", "micro_batch": 4, "sequence": 512, "device": "cuda", "ranks": 8}
-    known = Setup.of_arm(model, arm, **usual | values)
-    if zero is None:
-        return known
-    return replace(known, deepspeed={"zero_optimization": known.deepspeed["zero_optimization"] | zero})
+    return training_of(model, arm, zero=zero, **usual | values)
 
 
-def link_s(each: Setup, machine: Machine = A100) -> float:
+def link_s(each: OthersTraining, machine: Machine = A100) -> float:
     return step_time(each, machine).parts["link"]
 
 
@@ -54,7 +55,7 @@ def test_the_work_of_a_pass_by_hand():
     """A BERT layer: four products of width x width, two of width x 4 width; backward takes two for each."""
     tokens, width = 4 * 128, named("bert-tiny").dimensions["hidden_size"]
     square, wide = Product(1, tokens, width, width), Product(1, tokens, 4 * width, width)
-    forward, backward = work(setup("ddp", named("bert-tiny"), sequence=128)).values()
+    forward, backward = work(training("ddp", named("bert-tiny"), sequence=128)).values()
     layers = named("bert-tiny").dimensions["num_hidden_layers"]
     assert forward.products[square] >= 4 * layers
     assert forward.products[wide] == layers
@@ -68,7 +69,7 @@ def test_stage_2_reduces_in_each_pass_and_ddp_once():
     sent = {}
     for arm in ("ddp", "zero1", "zero2"):
         for passes in (1, 4):
-            step = step_time(setup(arm, accumulation=passes), A100)
+            step = step_time(training(arm, accumulation=passes), A100)
             assert step.seconds == pytest.approx(sum(phase.seconds for phase in step.phases))
             assert max(step.parts.values()) <= step.seconds
             sent[arm, passes] = step.parts["link"]
@@ -80,7 +81,7 @@ def test_stage_2_reduces_in_each_pass_and_ddp_once():
 
 def test_an_offloaded_sum_is_fetched_again_in_each_further_pass():
     """One pass: gradients go down and weights come up. Two: sums go down and up twice, and then the weights."""
-    one, two = (link_s(setup("zero2_cpu", ranks=1, accumulation=passes)) for passes in (1, 2))
+    one, two = (link_s(training("zero2_cpu", ranks=1, accumulation=passes)) for passes in (1, 2))
     assert two == pytest.approx(5 / 2 * one)
 
 
@@ -92,8 +93,8 @@ def test_never_above_the_peak(arm):
     chance = random.Random(arm)
     for gpu in chance.sample([*GPUS], 4):
         rows, ranks = 2 ** chance.randint(0, 7), chance.choice([2, 8, 64])
-        each = setup(arm, micro_batch=rows, ranks=ranks, precision=chance.choice(["bf16_cast", "bf16", "fp32"]))
-        peak = peak_flops_per_s(gpu, each.precision == "fp32")  # a GeForce was measured above its datasheet
+        each = training(arm, micro_batch=rows, ranks=ranks, precision=chance.choice(["bf16_cast", "bf16", "fp32"]))
+        peak = peak_flops_per_s(gpu, each.recipe.product_bytes == 4)  # a GeForce was measured above its datasheet
         step, in_8 = (step_time(each, Machine(gpu=gpu, products_8_bits=is_on)) for is_on in (False, True))
         assert operations(each) / step.seconds < peak, (gpu, each)
         hidden = sum(passes.attention_flops for passes in work(each).values()) / 2  # by a causal mask
@@ -104,16 +105,16 @@ def test_never_above_the_peak(arm):
 
 def test_groups_gather_inside_a_node_and_reduce_between_nodes():
     """16 ranks in two nodes. Parts of the gradients leave a node; hpZ's second copy of the weights is in each node."""
-    whole = replace(setup("ddp", ranks=16), fsdp="full_shard")
+    whole = placed(training("ddp", ranks=16), fsdp=Fsdp())
     large = named("gpt2-xl")  # more than stay gathered for the backward pass
-    plain, hpz = (setup("zero3", large, {"zero_hpz_partition_size": among}, ranks=16) for among in (1, 8))
-    for grouped, all_together in ((replace(whole, group=8), whole), (hpz, plain)):
+    plain, hpz = (training("zero3", large, {"zero_hpz_partition_size": among}, ranks=16) for among in (1, 8))
+    for grouped, all_together in ((placed(whole, group=8), whole), (hpz, plain)):
         assert link_s(grouped, SLOW) < link_s(all_together, SLOW)
 
 
 def test_python_works_for_the_units_of_fsdp_and_the_modules_of_stage_3():
     """A unit of FSDP is a layer, in both passes. One kernel's time of the host is given."""
-    kinds = (setup("ddp"), replace(setup("ddp"), fsdp="full_shard"), setup("zero3"))
+    kinds = (training("ddp"), placed(training("ddp"), fsdp=Fsdp()), training("zero3"))
     plain, sharded, modules = (step_time(each, replace(A100, kernel_s=1.0)).parts["launching"] for each in kinds)
     assert sharded - plain == pytest.approx(2 * 24 * pace().unit_kernels)
     assert modules > sharded, "a layer has several modules"
@@ -122,7 +123,7 @@ def test_python_works_for_the_units_of_fsdp_and_the_modules_of_stage_3():
 def test_products_in_full_fp32_are_as_slow_as_the_datasheet_says():
     """A100: 156 TFLOP/s in TF32, 19.5 in fp32. A T4 has no TF32, and products in 16 bits need none."""
     for gpu, precision, slower in (("A100-80GB", "fp32", 8), ("T4", "fp32", 1), ("A100-80GB", "bf16", 1)):
-        one = setup("ddp", micro_batch=16, precision=precision)
+        one = training("ddp", micro_batch=16, precision=precision)
         tf32, full = (step_time(one, Machine(gpu=gpu, tf32=is_on)).parts["products"] for is_on in (True, False))
         assert full / tf32 == pytest.approx(slower, rel=0.01)
 
@@ -135,7 +136,7 @@ def test_quantized_weights_are_made_whole_before_each_product():
     assert 8 * QUANTIZED_BYTES["nf4"] == 4.5
     assert 8 * QUANTIZED_BYTES["nf4_double"] == pytest.approx(4.127, abs=0.0005)
     adapted = named("bert-tiny", lora_rank=8)
-    plain = setup("ddp", adapted, precision="bf16", frozen="bf16", sequence=128, checkpointing=True)
+    plain = training("ddp", adapted, precision="bf16", frozen="bf16", sequence=128, checkpointing=True)
     packed = replace(plain, quantized="nf4")
     width, inner = adapted.dimensions["hidden_size"], adapted.dimensions["intermediate_size"]
     linear = 2 * (4 * width**2 + 2 * width * inner)
@@ -146,21 +147,21 @@ def test_quantized_weights_are_made_whole_before_each_product():
     assert backward == 2 * forward, "the forward pass comes again"
 
 
-def limited(live: int, rank: int | None = None, ranks: int = 8, **more) -> Setup:
+def limited(live: int, rank: int | None = None, ranks: int = 8, **more) -> OthersTraining:
     """Stage 3 with this limit of gathered elements."""
     limits = {"stage3_max_live_parameters": live, "stage3_max_reuse_distance": live}
-    return setup("zero3", named("llama3-8b", lora_rank=rank), limits | more, micro_batch=1, ranks=ranks)
+    return training("zero3", named("llama3-8b", lora_rank=rank), limits | more, micro_batch=1, ranks=ranks)
 
 
 def test_frozen_weights_count_among_those_that_are_gathered_again():
     known, adapters = (limited(7 * 10**9, rank) for rank in (None, 8))
     for each in (known, adapters):
-        engine = Engine(each)
+        engine = engine_of(each)
         forward, backward, _ = step_time(each, H100).phases
         reduced = 0 if each is adapters else forward.link_s
         again = engine.refetched / engine.all_elements
         assert backward.link_s == pytest.approx(again * forward.link_s + reduced, rel=0.02)
-    assert 0 < Engine(adapters).refetched < Engine(adapters).all_elements / 2
+    assert 0 < engine_of(adapters).refetched < engine_of(adapters).all_elements / 2
 
 
 def test_weights_that_stay_on_the_gpu_are_not_fetched_from_the_host_again():
@@ -172,4 +173,4 @@ def test_weights_that_stay_on_the_gpu_are_not_fetched_from_the_host_again():
 def test_bytes_of_an_update():
     """By hand: 9 elements of AdamW's; with a master copy, its gradient is copied to fp32, and its weight is rounded."""
     by_hand = {"fp32": 36, "bf16": 36, "fp16": 36, "bf16_cast": 42, "bf16_pure": 18}
-    assert {name: update_bytes(setup("ddp", precision=name)) for name in by_hand} == by_hand
+    assert {name: update_bytes(training("ddp", precision=name)) for name in by_hand} == by_hand

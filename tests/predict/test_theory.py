@@ -4,13 +4,14 @@ from math import ceil
 
 import pytest
 from conftest import DECODERS_ALONE
+from trainings import training_of
 
 from study.core import arms
 from study.predict import papers
 from study.predict.architecture import named
+from study.predict.engines import engine_of
 from study.predict.estimate import Estimate, estimate
-from study.predict.memory.engine import Engine
-from study.predict.setup import Setup
+from study.predict.placement import Fsdp
 
 FOR_BERT = [name for name in arms.NAMES if name not in DECODERS_ALONE]
 RANKS = (1, 4, 16, 64, 256, 1024)
@@ -44,7 +45,7 @@ def test_bytes_of_a_parameter_by_recipe():
 
 
 def engine(arm: str, ranks: int, model: str = "bert-base"):
-    return Engine(Setup.of_arm(named(model), arm, ranks=ranks))
+    return engine_of(training_of(named(model), arm, ranks=ranks))
 
 
 def test_parts():
@@ -68,11 +69,11 @@ def test_what_stage_3_keeps_gathered():
 
 
 def of_arm(arm: str, model="bert-base", **values) -> Estimate:
-    return estimate(Setup.of_arm(named(model), arm, **values))
+    return estimate(training_of(named(model), arm, **values))
 
 
 def of_zero(model: str, zero: dict, **values) -> Estimate:
-    return estimate(Setup(model=named(model), deepspeed={"zero_optimization": zero}, **values))
+    return estimate(training_of(named(model), zero=zero, **values))
 
 
 @pytest.mark.parametrize("arm", FOR_BERT)
@@ -119,13 +120,13 @@ def test_weights_that_are_pinned_part_by_part_are_on_the_host_twice():
 def test_stage_3_updates_a_sub_group_at_a_time():
     """A sub-group is whole tensors of a billion elements or more. A virtual rank 0 of 2 held 54.5 GB of GPT-J."""
     how = {"precision": "bf16_cast", "micro_batch": 1, "sequence": 32, "attention": "eager"}
-    update = estimate(Setup.of_arm(named("gpt-j-6b"), "zero3", ranks=2, **how))
+    update = estimate(training_of(named("gpt-j-6b"), "zero3", ranks=2, **how))
     assert update.peak_when == "update"
     assert update.peak_bytes == pytest.approx(54.5e9, rel=0.005)
 
 
 def test_fsdp_shards_once_beside_ranks_that_divide_layers():
-    values = {"ranks": 8, "tensor_ranks": 2, "fsdp": "full_shard", "precision": "bf16_cast", "device": "cuda"}
-    divided = Setup(model=named("llama-micro"), **values)
+    values = {"ranks": 8, "tensor_ranks": 2, "fsdp": Fsdp(), "precision": "bf16_cast", "device": "cuda"}
+    divided = training_of(named("llama-micro"), **values)
     by_hand = 2 * sum(ceil(tensor.elements / 4) for tensor in divided.tensors)
     assert estimate(divided).at_peak["weights"] == by_hand

@@ -6,45 +6,48 @@ import pytest
 import torch
 from families import config_of, held_by
 from torch.nn import functional
+from trainings import placed, training_of
 
 from study.core.errors import Stop
 from study.core.models import config as configs
 from study.core.models.build import build
-from study.predict.estimate import estimate, moments, profile
-from study.predict.memory.engine import Engine
-from study.predict.setup import Setup
+from study.predict.engines import engine_of
+from study.predict.estimate import estimate
+from study.predict.outside.loops import OthersTraining
 from study.predict.step_time import work
 from study.predict.trace import tracing
 from study.predict.trace.repeating import repeat
 from study.predict.trace.tape import Pass, read
-from study.predict.trace.transformer import SELECTIVE, TraceOptions, Transformer
+from study.predict.trace.transformer import TraceOptions, Transformer
 from study.predict.trace.watch import Watch
+from study.predict.training import Recomputation
 
 pytestmark = pytest.mark.usefixtures("without_traces")
 SEQUENCE = 40
-ON_CUDA = TraceOptions(SEQUENCE, "fp32", "sdpa", False, "whole", False, True)
+ON_CUDA = TraceOptions(SEQUENCE, "fp32", "sdpa", cuda=True)
 
 
-def setup_of(name: str, rows: int = 3, **values) -> Setup:
+def training(name: str, rows: int = 3, **values) -> OthersTraining:
     model = Transformer.of(config_of(name), name)
     attention = "sdpa" if model.has_fused_attention else "eager"
-    return Setup(model=model, micro_batch=rows, sequence=SEQUENCE, **{"attention": attention} | values)
+    return training_of(model, micro_batch=rows, sequence=SEQUENCE, **{"attention": attention} | values)
 
 
-def assert_as_real(monkeypatch, setup: Setup) -> None:
+def assert_as_real(monkeypatch, ours: OthersTraining) -> None:
     """Equal at the end of the forward pass except for scalars, and within a thousandth at the peak of both passes."""
-    config = configs.of_dict(setup.model.dimensions, setup.attention)
-    dtype = torch.bfloat16 if setup.precision == "bf16_cast" else torch.float32
+    config = configs.of_dict(ours.model.dimensions, ours.attention)
+    dtype = torch.bfloat16 if ours.recipe.weight_bytes == 2 else torch.float32
     model = build(config, "cpu", dtype)
-    if setup.checkpointing:
+    every = ours.batch.recomputation.value
+    if every:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    for place, layer in enumerate(model.model.layers if setup.checkpointing > 1 else ()):
-        layer.gradient_checkpointing = place % setup.checkpointing == 0
-    kept, peak = held_by(monkeypatch, config, model, setup.micro_batch, SEQUENCE, dtype, setup.autocast)
-    seen = profile(setup)
+    for place, layer in enumerate(model.model.layers if every > 1 else ()):
+        layer.gradient_checkpointing = place % every == 0
+    kept, peak = held_by(monkeypatch, config, model, ours.batch.rows, SEQUENCE, dtype, ours.autocast)
+    seen = ours.profile
     assert seen.kept == pytest.approx(kept, rel=0, abs=32)
-    engine = Engine(dataclasses.replace(setup, deepspeed=None))
-    held = [sum(now.values()) for when, now in moments(engine, seen) if when == "backward"]
+    engine = engine_of(placed(ours, deepspeed=None))
+    held = [sum(now.values()) for when, now in engine.moments(seen) if when == "backward"]
     assert max(held) == pytest.approx(peak, rel=0.001)
     assert peak > kept > 0
 
@@ -67,16 +70,16 @@ REAL = [
 @pytest.mark.parametrize(("name", "rows", "precision", "attention", "checkpointing"), REAL)
 def test_a_pass_is_the_real_models(monkeypatch, name, rows, precision, attention, checkpointing):
     how = {"precision": precision, "attention": attention, "checkpointing": checkpointing}
-    assert_as_real(monkeypatch, setup_of(name, rows, **how))
+    assert_as_real(monkeypatch, training(name, rows, **how))
 
 
 def test_stage_3_keeps_no_copies_of_lower_precision(monkeypatch):
     """With DeepSpeed's own linear layer in the real model. Without it, autocast keeps a copy of every matrix."""
     from deepspeed.runtime.zero.linear import zero3_linear_wrap
 
-    setup = setup_of("llama", precision="bf16", checkpointing=True)
-    stage_3 = dataclasses.replace(setup, deepspeed={"zero_optimization": {"stage": 3}})
-    assert profile(setup).kept > profile(stage_3).kept
+    how = {"precision": "bf16", "checkpointing": True}
+    stage_3 = training("llama", zero={"stage": 3}, **how)
+    assert training("llama", **how).profile.kept > stage_3.profile.kept
     monkeypatch.setattr(functional, "linear", zero3_linear_wrap)
     assert_as_real(monkeypatch, stage_3)
 
@@ -88,8 +91,8 @@ def fresh(model: Transformer, options: TraceOptions, rows: int) -> Pass:
 
 def test_a_search_over_rows_needs_no_other_look():
     """Traces of two row counts give every number of rows: for seven rows, the same as a trace of seven."""
-    setup = setup_of("qwen3_moe", rows=7, precision="bf16_cast", checkpointing=True)
-    assert profile(setup) == fresh(setup.model, setup.trace_options, 7).profile
+    ours = training("qwen3_moe", rows=7, precision="bf16_cast", checkpointing=True)
+    assert ours.profile == fresh(ours.model, ours.trace_options, 7).profile
 
 
 def looks(monkeypatch, model: Transformer, options: TraceOptions) -> tuple[list[tuple], list[list[int]]]:
@@ -160,7 +163,7 @@ def test_what_is_frozen_has_no_gradients_and_no_states():
     # Each of the seven matrices of a layer: rank 4 times its rows and columns.
     assert adapted.trained == 2 * 4 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 160))
     values = {"ranks": 4, "precision": "bf16_cast", "micro_batch": 2, "sequence": SEQUENCE}
-    full, lora, some = (estimate(Setup.of_arm(model, "zero3", **values)) for model in (whole, adapted, part))
+    full, lora, some = (estimate(training_of(model, "zero3", **values)) for model in (whole, adapted, part))
     assert lora.after_step["moments"] == pytest.approx(8 * adapted.trained / 4, rel=0.02)
     assert full.peak_bytes > some.peak_bytes > lora.peak_bytes
 
@@ -168,22 +171,23 @@ def test_what_is_frozen_has_no_gradients_and_no_states():
 def test_selective_recomputation_keeps_attention_and_every_second_product():
     """Of 7 products of a layer, it keeps those of q, v, gate and down; and of the scores a number for each row."""
     none, selective, whole = (
-        setup_of("llama", device="cuda", precision="bf16_pure", checkpointing=each) for each in (0, SELECTIVE, True)
+        training("llama", device="cuda", precision="bf16_pure", checkpointing=each)
+        for each in (Recomputation.NONE, Recomputation.SELECTIVE, Recomputation.ALL)
     )
     products = [work(each)["backward"].products.total() for each in (none, selective, whole)]
     again = [(each - products[0]) / 2 for each in products]  # of a layer
     assert again == [0, 3, 6], "the last product is not computed again, as no gradient needs it"
-    kept = profile(selective).kept - profile(whole).kept
+    kept = selective.profile.kept - whole.profile.kept
     assert kept == 2 * none.tokens * (2 * (64 + 32 + 160 + 64 + 64) + 4 * 4)
 
 
 def test_a_fused_loss_holds_no_logits():
-    whole, chunked = (setup_of("llama", rows=8, precision="bf16_cast", loss=loss) for loss in ("whole", "chunked"))
-    assert profile(whole).kept - profile(chunked).kept > 0.5 * 4 * 8 * SEQUENCE * 512
+    whole, chunked = (training("llama", rows=8, precision="bf16_cast", loss=loss) for loss in ("whole", "chunked"))
+    assert whole.profile.kept - chunked.profile.kept > 0.5 * 4 * 8 * SEQUENCE * 512
 
 
 def test_a_config_that_makes_no_model_is_a_sentence():
     with pytest.raises(Stop, match="small cannot be built from its config"):
-        estimate(Setup(model=Transformer.of(config_of("llama", hidden_size=-64), "small")))
+        estimate(training_of(Transformer.of(config_of("llama", hidden_size=-64), "small")))
     with pytest.raises(Stop, match="small cannot be followed without values"):
-        profile(Setup(model=Transformer.of(config_of("llama", num_key_value_heads=3), "small"), sequence=8))
+        estimate(training_of(Transformer.of(config_of("llama", num_key_value_heads=3), "small"), sequence=8))

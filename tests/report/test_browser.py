@@ -25,7 +25,7 @@ from study.core.optimizers import refusal
 from study.core.text import size
 from study.predict.architecture import named
 from study.predict.estimate import estimate, operations
-from study.predict.front import BUCKET_ELEMENTS
+from study.predict.front import BUCKET_ELEMENTS, PlaceFlags, TrainingFlags
 from study.predict.step_time import peak_flops_per_s
 from study.report import calculator
 from study.report import site as report
@@ -167,10 +167,10 @@ def answer(model, arm, gpu, gpus, precision, rows, passes, tokens, recomputes, o
     """Return the answer of `study estimate`; None where a library refuses the optimizer."""
     if refusal(load_arm(arm), optimizer, precision):
         return None
-    training = predictions.Training(gpus=gpus, sequence=tokens, precision=precision, optimizer=optimizer)
+    training = TrainingFlags(gpus=gpus, sequence=tokens, precision=precision, optimizer=optimizer)
     passes = predictions.Passes(arm=arm, micro_batch=rows, accumulation=passes, checkpointing=recomputes)
-    setup, _ = predictions.setup_of(named(model), training, predictions.Place(), passes, BUCKET_ELEMENTS)
-    whole = estimate(setup)
+    ours, _ = predictions.training_of(named(model), training, PlaceFlags(), passes, BUCKET_ELEMENTS)
+    whole = estimate(ours)
     left = dict.fromkeys(itertools.chain(*memory.PARTS.values()), 0) | whole.at_peak
     left["activations"] += left.pop("temporaries")  # the page shows them as one
     return {
@@ -179,7 +179,7 @@ def answer(model, arm, gpu, gpus, precision, rows, passes, tokens, recomputes, o
         "hostBytes": whole.host_bytes,
         "diskBytes": whole.nvme_bytes["held"],
         "traffic": whole.traffic,
-        "leastS": pytest.approx(operations(setup) / peak_flops_per_s(gpu, precision == "fp32"), rel=1e-9),
+        "leastS": pytest.approx(operations(ours) / peak_flops_per_s(gpu, precision == "fp32"), rel=1e-9),
     }
 
 

@@ -7,9 +7,10 @@ import pytest
 from conftest import ROOT
 from test_figures import assert_drawn
 from test_report import quick  # noqa: F401
+from trainings import training_of
 
 from study.core.text import size
-from study.predict.front import Setup, estimate, named
+from study.predict.front import estimate, named
 from study.records import metrics, runs
 from study.report import advice
 from study.report.topics import documents, on_gpu
@@ -115,8 +116,8 @@ def test_the_table_of_document_000(kept):
         arm: size(printed_bytes) for arm, printed_bytes in documents.MEMORY_000.items()
     }
     more = {"accumulation": 2, "checkpointing": True, "attention": "eager", "device": "cuda"}
-    setup = Setup.of_arm(named(documents.MODEL_000), "ddp", **documents.SETTING_000, **more)
-    assert shown["ddp"][1:] == ["-", size(estimate(setup).peak_bytes)]
+    ddp = training_of(named(documents.MODEL_000), "ddp", **documents.SETTING_000, **more)
+    assert shown["ddp"][1:] == ["-", size(estimate(ddp).peak_bytes)]
 
 
 def test_what_advice_and_the_first_page_say(table):

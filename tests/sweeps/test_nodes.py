@@ -2,12 +2,12 @@
 
 import pytest
 from conftest import ROOT
+from trainings import training_of
 from wire import wire_bytes_per_rank
 
 from study.core import gpus
 from study.predict.architecture import named
 from study.predict.estimate import estimate
-from study.predict.setup import Setup
 from study.records import store
 from study.report.of_record import predicted
 
@@ -23,7 +23,7 @@ def test_bytes_by_the_papers():
     sharded = {"all_gather": 2, "reduce_scatter": 1}
     expected = {"fsdp2": sharded, "zero3_textbook": sharded, "hsdp": sharded | {"all_reduce": 1 / 8}}
     for arm, times in expected.items():
-        moved = estimate(Setup.of_arm(model, arm, ranks=16)).traffic
+        moved = estimate(training_of(model, arm, ranks=16)).traffic
         assert {kind: size / 4 / model.parameters for kind, size in moved.items()} == pytest.approx(times, rel=0.02)
 
 

@@ -8,7 +8,7 @@ from study.core.errors import Stop
 from study.core.optimizers import check, refusal
 from study.core.settings import Flags
 from study.measure import readback
-from study.predict.setup import held_bytes
+from study.predict.optimizer_states import moments_bytes
 from study.predict.trace.tape import Tensor
 from study.records.schema import Record
 from study.records.sections import Observed
@@ -79,7 +79,7 @@ def test_the_arms_agree(run):
     ],
 )
 def test_what_an_optimizer_keeps_of_a_tensor(kind, shape, held):
-    assert held_bytes(kind, [Tensor("w", shape, "layer.0")], 4) == held
+    assert moments_bytes(kind, [Tensor("w", shape, "layer.0")], 4) == held
 
 
 def test_a_master_copy_goes_with_each_optimizer():

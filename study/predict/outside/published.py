@@ -9,8 +9,10 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, Field, Json
 
 from study.core.arms import ROOT
+from study.predict.optimizer_states import Optimizer
+from study.predict.outside.loops import Logits, Loss
 from study.predict.question import Precision
-from study.predict.setup import Frozen, Fsdp, Loss, Optimizer, Quantized
+from study.predict.training import Frozen, Quantized
 
 FOLDER = ROOT / "reports" / "outside"
 KNOWN = "known"  # the set of the rows that the predictor met first
@@ -47,11 +49,11 @@ class Row(Facts, frozen=True):
 
     set: str = KNOWN  # or the frozen set that first saw the row, such as lora_2
     params: Measured = None
-    # Our reading: the setup that the row describes, by the names and with the defaults of Setup, Library and Machine.
+    # Our reading: the training that the row describes.
     config: Text = None  # a name in configs.json, or a built-in shape. None: the row is not predicted
     dtype: Precision | None = None
     deepspeed: Json | None = None  # zero_optimization of the DeepSpeed config
-    fsdp: Fsdp | None = None
+    fsdp: Literal["full_shard", "shard_grad_op"] | None = None
     fsdp_offload: bool = False
     group: int | None = None
     sequence_ranks: int = 1
@@ -59,7 +61,7 @@ class Row(Facts, frozen=True):
     checkpointing: bool | int = False
     attention: Literal["sdpa", "eager"] = "sdpa"
     loss: Loss = "whole"
-    logits: Literal["fp32", "as_computed"] = "fp32"
+    logits: Logits = "fp32"
     optimizer: Optimizer = "fused"
     quantized: Quantized | None = None
     frozen: Frozen = "as_weights"

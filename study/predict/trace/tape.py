@@ -20,8 +20,6 @@ from math import prod
 from typing import Any, NamedTuple
 
 Tape = list[tuple]
-# Of the forward and the backward pass: kind, number, sizes. Equal products are one entry; others are summed by kind.
-Work = dict[str, list[tuple]]
 
 
 @dataclass(frozen=True)
@@ -73,12 +71,35 @@ class Profile:
     gradients: tuple[Gradient, ...]  # in the order of the backward pass
 
 
+class Product(NamedTuple):
+    """`number` products of an m x k with a k x n matrix."""
+
+    number: int
+    m: int
+    n: int
+    k: int
+    element_bytes: int | None = None  # of the factors; None: as the recipe says
+
+
+@dataclass(frozen=True)
+class Work:
+    """The kernels of the forward or the backward pass of a microbatch, with what is computed again."""
+
+    products: Counter[Product]
+    attention_flops: float  # of fused kernels; written-out attention is products and moved bytes
+    moved_bytes: float  # read and written by all other kernels
+    kernels: int  # that the host launches, and Python that takes as long
+    moving_kernels: int  # of these, those that fusing replaces
+    dequantized_bytes: float = 0.0  # moved to make whole weights of quantized ones: no fusing spares them
+
+
 @dataclass(frozen=True)
 class Pass:
     """What a forward and a backward pass over a microbatch hold and do."""
 
     profile: Profile
-    work: Work
+    forward: Work
+    backward: Work
     flops: int  # of matrix products, including those of recomputed layers
     inputs_bytes: int
 
@@ -107,7 +128,8 @@ def read(tape: Tape, tensors: tuple[Tensor, ...]) -> Pass:
                 before_use[name] = most
     return Pass(
         profile=Profile(kept, until_gradient, at_use, before_use, tuple(gradients)),
-        work={"forward": _summed(ran["use"] + ran["end"]), "backward": _summed(ran["gradient"])},
+        forward=_work(ran["use"] + ran["end"]),
+        backward=_work(ran["gradient"]),
         flops=_total(tape, "kernel"),
         inputs_bytes=_total(tape, "inputs"),
     )
@@ -145,13 +167,17 @@ def _moments(tape: Tape) -> Iterator[tuple]:
             kernels = []
 
 
-def _summed(kernels: list[tuple]) -> list[tuple]:
-    products = Counter(sizes for kind, sizes in kernels if kind == "product")
-    entries = [("product", number, sizes) for sizes, number in products.items()]
-    for other in ("attention", "other"):
-        amounts = [sizes[0] for kind, sizes in kernels if kind == other]
-        entries.append((other, len(amounts), (sum(amounts),)))
-    return entries
+def _work(kernels: list[tuple]) -> Work:
+    sizes: dict[str, list[tuple]] = {"product": [], "attention": [], "other": []}
+    for kind, of_kernel in kernels:
+        sizes[kind].append(of_kernel)
+    return Work(
+        products=Counter(Product(*of_kernel) for of_kernel in sizes["product"]),
+        attention_flops=sum(flops for (flops,) in sizes["attention"]),
+        moved_bytes=sum(moved for (moved,) in sizes["other"]),
+        kernels=len(kernels),
+        moving_kernels=len(sizes["other"]),
+    )
 
 
 def in_order(tape: Tape) -> Tape:

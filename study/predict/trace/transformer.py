@@ -118,8 +118,9 @@ class Transformer:
         # The precision changes no operation, and the traces of bf16_cast come with the package.
         options = TraceOptions(sequence, "bf16_cast", attention, cuda=True)
         traced = self.traced(options, 1)
-        again = sum(sizes[0] for kind, _, sizes in traced.work["backward"] if kind == "attention")
-        return traced.flops - again // 5  # one of the five products of fused attention's backward pass makes the scores
+        return (
+            traced.flops - int(traced.backward.attention_flops) // 5
+        )  # one of the five products of fused attention's backward pass makes the scores
 
     def traced(self, options: TraceOptions, rows: int) -> Pass:
         return _traced(self, options, rows)

@@ -5,8 +5,10 @@ from typing import Any
 
 import pandas as pd
 
+from study.core.arms import load_arm
+from study.core.recipes import RECIPES
 from study.ledger import texts
-from study.predict.front import Setup, estimate, named
+from study.predict.front import Batch, Placement, Recomputation, Training, estimate, named
 from study.records.runs import Runs
 from study.report.tables import stacked
 from study.report.topics import memory
@@ -21,7 +23,7 @@ RECOMPUTES: dict[str, tuple[bool | None, ...]] = {"kept": (False, None), "recomp
 def memory_000(runs: Runs) -> pd.DataFrame:
     """Return document 000's setting with activations kept and recomputed, measured and predicted; and its numbers."""
     shape = named(MODEL_000)
-    more: dict[str, Any] = {"accumulation": BATCH_000 // SETTING_000["ranks"], "attention": "eager", "device": "cuda"}
+    passes = BATCH_000 // SETTING_000["ranks"]
     group = f"{MODEL_000}, 8 ranks, 2048 tokens, bf16_cast, activations kept or recomputed"
     rows: list[dict] = []
     for arm, printed in MEMORY_000.items():
@@ -34,7 +36,10 @@ def memory_000(runs: Runs) -> pd.DataFrame:
                 place["kind"] = run.kind
                 sources["measured"] = memory.held_parts(run)
             # --- predicted, and printed: the document does not say whether it recomputes
-            ours = estimate(Setup.of_arm(shape, arm, **SETTING_000, **more, checkpointing=recomputes[0]))
+            batch = Batch(1, passes, SETTING_000["sequence"], Recomputation(recomputes[0]))
+            placement = Placement.of(load_arm(arm), SETTING_000["ranks"], "cuda")
+            recipe = RECIPES[SETTING_000["precision"]]
+            ours = estimate(Training(shape, recipe, batch, placement, attention="eager"))
             sources |= {
                 "predicted": memory.part_bytes(ours.at_peak),
                 "the document": {"parts not given": printed},

@@ -10,12 +10,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from math import ceil, prod
 
-from study.predict.memory.fetches import reads_out_by_embeddings
-from study.predict.setup import Setup
+from study.predict.engines.base import Engine, elements_of
+from study.predict.engines.fetches import reads_out_by_embeddings
+from study.predict.placement import Fsdp
 from study.predict.trace.tape import Held, Profile, Tensor
+from study.predict.training import Training
 
 ROOT = "root"
 EMBEDDINGS = "embeddings"
@@ -42,35 +44,40 @@ class Unit:
     ahead: int = 0  # the buffer of the unit before this one, which is gathered while this one's backward pass runs
 
 
-class Sharding:
+class FullySharded(Engine):
     """The units of a model in the order of the forward pass, the root first, and what a rank holds of them."""
 
-    swapped_bytes = 0  # FSDP writes to no disk
+    reduce_kind = "reduce_scatter"
 
-    def __init__(self, setup: Setup):
-        self.setup = setup
-        self.by_accelerate = setup.fsdp_by == "accelerate"
-        self.ranks = setup.state_ranks  # with HYBRID_SHARD there are several such groups
+    def __init__(self, training: Training, fsdp: Fsdp):
+        super().__init__(training)
+        placement = training.placement
+        self.fsdp = fsdp
+        self.update_ranks = placement.sharing_ranks
+        self.reduces_each_pass = not self.fsdp.by_accelerate
+        self.gathered_again = 1.0 if self.fsdp.reshards else 0.0
+        # Whether a rank's parts of gradients stay on the device, and the update is done there.
+        self.updates_here = not (self.fsdp.offloads and placement.on_gpu)
         # A pass begins with the whole gradients of the passes before it.
-        self.keeps_whole_gradients = self.by_accelerate and setup.accumulation > 1
+        self.keeps_whole_gradients = self.fsdp.by_accelerate and self.passes > 1
         # Tied: the last norm, the embeddings and the output matrix are one unit, because torch 2.13 refuses a tensor
         # that two units share (fsdp2_prepare_model; _validate_no_duplicate_params).
-        tied = self.by_accelerate and reads_out_by_embeddings(setup.model)
+        tied = self.fsdp.by_accelerate and reads_out_by_embeddings(training.model)
         self.first = TAIL if tied else EMBEDDINGS  # the unit of the embeddings, if they are in one
         self.units = self._units()
         self.unit_of = {tensor.name: unit for unit in self.units for tensor in unit.tensors}
         self.late = [unit for unit in self.units if unit.is_late]
         self.part = sum(unit.part for unit in self.units)
         # Reduced gradients are converted to the type of the sharded weights (foreach_reduce, orig_dtype).
-        self.gradients_bytes = self.beside_on_host_bytes = self.part * setup.recipe.gradient_bytes
-        self.pieces = [replace(each, shape=self.shape(each)) for each in setup.trained]
-        # FSDP1 keeps the gradients until the next forward pass begins.
-        self.after_step = {} if self.by_accelerate else {"gradients": self.gradients_bytes}
-        self.on_host = ["weights", "master", "moments"] if setup.fsdp_offload else []
+        self.gradients_bytes = self.beside_on_host_bytes = self.part * self.recipe.gradient_bytes
+        self.master_bytes = self.part * self.recipe.master_bytes
+        self.pieces = [replace(tensor, shape=self.shape(tensor)) for tensor in self.tensors]
+        if self.fsdp.offloads:
+            self.on_host = ["weights", "master", "moments"]
 
     def _units(self) -> list[Unit]:
         groups: dict[str, list[Tensor]] = {ROOT: [], self.first: []}
-        for tensor in self.setup.tensors:
+        for tensor in self.training.tensors:
             groups.setdefault(self._name(tensor), []).append(tensor)
         units = [self._unit(name, tensors) for name, tensors in groups.items() if tensors or name == ROOT]
         for before, unit in pairwise(units):
@@ -83,7 +90,7 @@ class Sharding:
     def _name(self, tensor: Tensor) -> str:
         if tensor.block.startswith("layer"):
             return tensor.block
-        if not self.by_accelerate:
+        if not self.fsdp.by_accelerate:
             return ROOT
         if ENDS.search(tensor.name):
             return TAIL
@@ -102,14 +109,14 @@ class Sharding:
             whole=whole,
             gradient=self._bytes(trained),
             part=sum(map(self.share, trained)),
-            stays=name in (ROOT, TAIL) or self.setup.fsdp == "shard_grad_op",
+            stays=name in (ROOT, TAIL) or not self.fsdp.reshards,
             is_late=name in (ROOT, self.first),
             buffer=whole if self.ranks > 1 else 0,
         )
 
     def shape(self, tensor: Tensor) -> tuple[int, ...]:
         """Return the shape of a rank's part. FSDP2 divides by rows and pads the last ones; FSDP1 divides anywhere."""
-        rows, *width = tensor.shape if self.by_accelerate else (tensor.elements,)
+        rows, *width = tensor.shape if self.fsdp.by_accelerate else (tensor.elements,)
         return (ceil(rows / self.ranks), *width)
 
     def share(self, tensor: Tensor) -> int:
@@ -117,74 +124,67 @@ class Sharding:
         return prod(self.shape(tensor))
 
     def _bytes(self, tensors: list[Tensor]) -> int:
-        elements = sum(tensor.elements for tensor in tensors)
-        if self.by_accelerate:
+        elements = elements_of(tensors)
+        if self.fsdp.by_accelerate:
             # Padded rows are gathered and reduced as well (_get_dim0_padded_size): on 8 ranks a
             # tensor of 2 rows counts as 8.
             elements = sum(map(self.share, tensors)) * self.ranks
-        return elements * self.setup.weight_bytes
+        return elements * self.weight_bytes
+
+    def gather_count(self, phase: str) -> int:
+        return len({tensor.block for tensor in self.training.tensors if tensor.block.startswith("layer.")})
 
     @property
-    def standing(self) -> dict[str, int]:
-        setup = self.setup
-        return {
-            "weights": setup.scales_bytes + sum(self.share(each) * setup.kept_bytes(each) for each in setup.tensors),
-            "master": setup.master_bytes * self.part,
-            "moments": setup.moments_bytes(self.pieces),
-        }
+    def after_step(self) -> dict[str, int]:
+        # FSDP1 keeps the gradients until the next forward pass begins.
+        return {} if self.fsdp.by_accelerate else {"gradients": self.gradients_bytes}
 
     @property
     def traffic(self) -> dict[str, int]:
-        """Bytes by collective of an optimizer step. As in records, each collective counts its whole tensor."""
-        if self.setup.ranks == 1:
+        placement = self.training.placement
+        if placement.ranks == 1:
             return {}
-        passes = self.setup.accumulation
         # Units that do not stay are gathered again in the backward pass.
-        gathered = sum(unit.whole * (1 if unit.stays else 2) for unit in self.units) * passes
+        gathered = sum(unit.whole * (1 if unit.stays else 2) for unit in self.units) * self.passes
         reduced = sum(unit.gradient for unit in self.units)
         if not self.keeps_whole_gradients:
-            reduced *= passes
+            reduced *= self.passes
         moved = {"reduce_scatter": reduced, "all_gather": gathered}
         # Within a group the gradients are scattered first, so groups exchange only a rank's part.
-        if self.setup.ranks > self.setup.sharing_ranks:  # between the groups
+        if placement.ranks > placement.sharing_ranks:  # between the groups
             moved = {"all_reduce": reduced // self.ranks} | moved
         return moved
 
+    def in_pass(self, profile: Profile) -> Iterator[dict]:
+        passes = Passes(self)
+        return chain(passes.forward(profile), passes.backward(profile))
 
-def moments(sharding: Sharding, profile: Profile) -> Iterator[tuple[str, dict]]:
-    """Yield the moments of a step's last pass and of its update, each with what is held besides the states."""
-    setup = sharding.setup
-    state = Pass(sharding)
-    for now in (*state.forward(profile), *state.backward(profile)):
-        yield "backward", now
-    if setup.fsdp_offload and setup.on_gpu:
-        return  # the update is the host's
-    made_bytes = setup.made_bytes(sharding.pieces)
-    if setup.master_bytes:  # the gradients in fp32 as well
-        made_bytes += 4 * sharding.part
-    yield "update", {"gradients": sharding.gradients_bytes, "temporaries": made_bytes}
+    def in_update(self) -> list[dict]:
+        made_bytes = self.made_bytes
+        if self.master_bytes:  # the gradients in fp32 as well
+            made_bytes += 4 * self.part
+        return [{"gradients": self.gradients_bytes, "temporaries": made_bytes}]
 
 
-class Pass:
+class Passes:
     """A forward and a backward pass: the units that are whole, and the bytes of gradients."""
 
-    def __init__(self, sharding: Sharding):
-        self.sharding = sharding
-        self.setup = sharding.setup
-        self.alive = {unit for unit in sharding.units if unit.stays}
+    def __init__(self, engine: FullySharded):
+        self.engine = engine
+        self.alive = {unit for unit in engine.units if unit.stays}
         self.reducing = 0  # the unit reduced last; it stays until the next unit's gradients are complete
         # Gradients of earlier passes are whole, or a rank's parts.
         self.gradients = Counter[Unit]()
         self.parts = 0
-        if sharding.keeps_whole_gradients:
-            self.gradients.update({unit: unit.gradient for unit in sharding.units})
-        elif self.setup.accumulation > 1:
-            self.parts = sharding.gradients_bytes
+        if engine.keeps_whole_gradients:
+            self.gradients.update({unit: unit.gradient for unit in engine.units})
+        elif engine.passes > 1:
+            self.parts = engine.gradients_bytes
 
     def forward(self, profile: Profile) -> Iterator[dict]:
         """Follow weights. The buffer that a unit is copied from stays until the next is copied, or the root ends."""
         states = {"gradients": self.parts + self.gradients.total()}
-        root, *others = self.sharding.units
+        root, *others = self.engine.units
         whole = root.whole
         before = root
         for unit in others:
@@ -202,36 +202,36 @@ class Pass:
 
     def backward(self, profile: Profile) -> Iterator[dict]:
         """Follow gradients. A unit's are reduced when the last of them is complete, those of late units at the end."""
-        sharding = self.sharding
+        engine = self.engine
         usage = profile.most
         begins = True  # until the first gradient the loss holds the most, and nothing is gathered yet
-        for unit, same_unit in groupby(profile.gradients, lambda each: sharding.unit_of[each.tensor.name]):
+        for unit, same_unit in groupby(profile.gradients, lambda each: engine.unit_of[each.tensor.name]):
             gradients = [*same_unit]
             if unit not in self.alive:
                 if begins:  # a frozen head: its part of the loss is freed before the layer's begins
                     usage = gradients[0].complete
                     gradients[0] = gradients[0]._replace(most=usage)
                 self.alive.add(unit)
-                if sharding.by_accelerate:  # copied out of the buffer that it was gathered into
+                if engine.fsdp.by_accelerate:  # copied out of the buffer that it was gathered into
                     yield self.moment(usage, 0, unit.buffer)
             for tensor, most, usage in gradients:
-                size = tensor.elements * self.setup.weight_bytes
+                size = tensor.elements * engine.weight_bytes
                 yield self.moment(most, size, 0 if begins and unit.stays else unit.ahead)
                 begins = False
-                if not sharding.keeps_whole_gradients:  # else it is added to that of earlier passes
+                if not engine.keeps_whole_gradients:  # else it is added to that of earlier passes
                     self.gradients[unit] += size
                     size = 0
                 yield self.moment(usage, size, unit.ahead)
             if not unit.is_late:
                 yield from self.reduced(unit, usage)
-        for unit in sharding.late:
+        for unit in engine.late:
             yield from self.reduced(unit, usage)
 
     def reduced(self, unit: Unit, usage: Held) -> Iterator[dict]:
         """The moments when a unit is done: its gradients move into a buffer, from which they are reduced."""
-        sharding, setup = self.sharding, self.setup
+        engine = self.engine
         self.alive.discard(unit)
-        if unit.is_late and not sharding.by_accelerate:
+        if unit.is_late and not engine.fsdp.by_accelerate:
             self.alive.clear()
         self.reducing = 0
         # All gradients of a unit are copied into the buffer before the first of them is freed (foreach_reduce).
@@ -240,20 +240,20 @@ class Pass:
         # the next reduction waits and drops it (post_backward, reduce_scatter_max_input_buffers).
         self.reducing = unit.gradient
         del self.gradients[unit]
-        part = unit.part * setup.recipe.gradient_bytes
+        part = unit.part * engine.recipe.gradient_bytes
         arrived = part
-        if setup.reduced_bytes != setup.recipe.gradient_bytes:  # as the collective delivers it, and as it is kept
-            arrived += unit.part * setup.reduced_bytes
-        if sharding.by_accelerate and unit.trained:  # the last, kept by a loop's variable (foreach_reduce)
-            arrived += unit.trained[-1].elements * setup.weight_bytes
+        if engine.reduced_bytes != engine.recipe.gradient_bytes:  # as the collective delivers it, and as it is kept
+            arrived += unit.part * engine.reduced_bytes
+        if engine.fsdp.by_accelerate and unit.trained:  # the last, kept by a loop's variable (foreach_reduce)
+            arrived += unit.trained[-1].elements * engine.weight_bytes
         yield self.moment(usage, arrived, unit.ahead)
-        if setup.accumulation == 1 or sharding.keeps_whole_gradients:
+        if engine.passes == 1 or engine.keeps_whole_gradients:
             self.parts += part
 
     def moment(self, usage: Held, extra: int, ahead: int) -> dict:
         weights = sum(unit.whole for unit in self.alive) + ahead
         gradients = self.gradients.total()
-        if not (self.setup.fsdp_offload and self.setup.on_gpu):  # else a rank's parts are on the host
+        if self.engine.updates_here:  # else a rank's parts are on the host
             gradients += self.parts
         return usage.beside({"gathered_weights": weights, "buckets": self.reducing, "gradients": gradients}, extra)
 

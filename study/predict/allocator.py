@@ -13,12 +13,14 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from study.core.gpus import GPUS, Gpu
-from study.predict.estimate import estimate, outputs, profile
-from study.predict.estimate import moments as moments_of
-from study.predict.memory.engine import Engine
-from study.predict.memory.fsdp_memory import Sharding
-from study.predict.setup import Setup
-from study.predict.trace.tape import Tape
+from study.predict.engines import engine_of
+from study.predict.engines.base import Engine
+from study.predict.engines.fsdp import FullySharded
+from study.predict.engines.zero12 import Stages1And2
+from study.predict.estimate import estimate
+from study.predict.optimizer_states import moments_bytes
+from study.predict.trace.tape import Tape, Tensor
+from study.predict.training import Training
 
 # Sizes of PyTorch's caching allocator (CUDACachingAllocator.h): kSmallSize and kMinLargeAlloc.
 MIB = 2**20
@@ -27,13 +29,13 @@ MIDDLE = 10 * MIB
 
 
 def rounded(size: int) -> int:
-    """Return the bytes of the block that a tensor of `size` bytes gets."""
+    """The bytes of the block that a tensor of `size` bytes gets."""
     # kMinBlockSize (c10/core/AllocatorConfig.h).
     return max(512, -(-size // 512) * 512)
 
 
 def segment_bytes(size: int) -> int:
-    """Return the bytes that a new block of `size` bytes requests from the driver."""
+    """The bytes that a new block of `size` bytes requests from the driver."""
     # kSmallBuffer, the default large_segment_size and kRoundLarge (c10/core/AllocatorConfig.h). One block of 1.1 MiB
     # reserves 20 MiB: in small models reserved memory says little about allocated memory.
     if size <= SMALL:
@@ -142,99 +144,96 @@ class MemoryKinds:
     driver: int
 
 
-def outside_bytes(setup: Setup) -> float:
-    """Return the bytes that a process takes of a GPU outside PyTorch's allocator."""
-    outside = OLD_CONTEXT_BYTES if setup.library.torch_major == 1 else CONTEXT_BYTES
-    if setup.ranks > 1 or setup.deepspeed or setup.fsdp or setup.in_ddp:
-        outside += NCCL_BYTES[min(setup.ranks, 3)]
-    if setup.stage in (1, 2):
+def outside_bytes(training: Training) -> float:
+    """Bytes that a process takes of a GPU outside PyTorch's allocator."""
+    placement = training.placement
+    outside = OLD_CONTEXT_BYTES if training.torch_major == 1 else CONTEXT_BYTES
+    if placement.ranks > 1 or placement.deepspeed or placement.fsdp or placement.in_ddp:
+        outside += NCCL_BYTES[min(placement.ranks, 3)]
+    if placement.stage in (1, 2):
         outside += STAGES_1_AND_2_BYTES
     return outside
 
 
 def reserve_bytes(gpu: Gpu) -> float:
-    """Return the bytes of a GPU that an advice keeps free, because allocated bytes do not include them."""
+    """Bytes of a GPU that an advice keeps free, because allocated bytes do not include them."""
     return OUTSIDE_AT_MOST_BYTES + FRAGMENTATION * gpu.memory_bytes
 
 
-def memory_kinds(setup: Setup, gpu: str | None = None) -> MemoryKinds:
-    """Return the three numbers. With a GPU, PyTorch gives back unused memory near the GPU's limit."""
-    outside = int(outside_bytes(setup))
-    reserved = reserved_bytes(setup, GPUS[gpu].memory_bytes - outside if gpu else inf)
-    return MemoryKinds(estimate(setup).peak_bytes, reserved, reserved + outside)
+def memory_kinds(training: Training, gpu: str | None = None) -> MemoryKinds:
+    """The three numbers. With a GPU, PyTorch gives back unused memory near the GPU's limit."""
+    outside = int(outside_bytes(training))
+    reserved = reserved_bytes(training, GPUS[gpu].memory_bytes - outside if gpu else inf)
+    return MemoryKinds(estimate(training).peak_bytes, reserved, reserved + outside)
 
 
 @functools.cache
-def reserved_bytes(setup: Setup, capacity_bytes: float = inf) -> int:
-    """Return the most that the caching allocator holds in the first steps."""
-    sizes = sizes_of(setup)
-    streams = sum(map(segment_bytes, map(rounded, sizes.in_other_streams)))
+def reserved_bytes(training: Training, capacity_bytes: float = inf) -> int:
+    """The most that the caching allocator holds in the first steps."""
+    engine = engine_of(training)
+    blocks = blocks_of(engine)
+    streams = sum(map(segment_bytes, map(rounded, blocks.in_other_streams)))
     # The tape is that of transformers' own kernels, so what fused ones spare is taken off the result.
-    unfused = replace(setup, library=replace(setup.library, fused_layers=False))
-    beside = streams - int(profile(unfused).kept - profile(setup).kept)
+    beside = streams - int(training.traced.profile.kept - training.profile.kept)
     allocator = Allocator(capacity_bytes - beside)
     try:
-        replay(setup, sizes, allocator)
+        replay(engine, blocks, allocator)
     except MemoryError:  # it does not fit, or only with the tensors in another order: the GPU is full
         return int(capacity_bytes)
     # The replay leaves out what an engine allocates only briefly, so it can end below the allocated bytes.
-    return int(min(max(allocator.peak_reserved + beside, estimate(setup).peak_bytes), capacity_bytes))
+    return int(min(max(allocator.peak_reserved + beside, estimate(training).peak_bytes), capacity_bytes))
 
 
-class Sizes(NamedTuple):
+class Blocks(NamedTuple):
     """Sizes of the blocks that a training takes beside the tensors of a pass."""
 
     standing: list[int]  # the states before the first step
     moments: list[int]  # they come with the first update
     in_pass: list[int]  # what an engine holds during a pass besides its states, as at the peak of the backward
     update: list[int]  # the copies that an update makes at once
-    in_other_streams: list[int]  # they share no memory with the stream of the passes
+    in_other_streams: Sequence[int] = ()  # they share no memory with the stream of the passes
     until_update: Sequence[int] = ()  # that each pass leaves to the update
     made_once: Sequence[int] = ()  # while the states are made. The cache keeps its memory, in pieces
 
 
-def sizes_of(setup: Setup) -> Sizes:
-    """Return two moments of each tensor, and one block for each kind of state that comes before the first step."""
-    states = dict(estimate(setup).after_step)
-    moments_bytes = states.pop("moments", 0)
-    if setup.deepspeed:  # its states are flat vectors. The host's part is not included
-        return _of_deepspeed(setup, [*states.values()], moments_bytes)
-    in_pass, in_other_streams = _of_units(setup) if setup.fsdp else ([], [])
-    # The tensors as this rank has their moments. With offloading the host has them, and updates.
-    pieces = [*setup.trained]
-    if setup.fsdp:
+def blocks_of(engine: Engine) -> Blocks:
+    """Two moments of each tensor, and one block for each kind of state that comes before the first step."""
+    states = dict(estimate(engine.training).after_step)
+    moments = [states.pop("moments", 0) // 2] * 2
+    # The host's part is not included.
+    if isinstance(engine, Stages1And2):
+        return _of_stages_1_and_2(engine, [*states.values()], moments)
+    if isinstance(engine, FullySharded):
         states.pop("gradients", 0)  # they are in another stream
-        pieces = [
-            replace(each, shape=(ceil(each.elements / setup.state_ranks),)) for each in pieces if not setup.fsdp_offload
-        ]
-    if setup.library.keeps_cache and setup.library.keeps_logits:
-        in_pass += outputs(setup)
-    # Copies of an update: gradients in fp32 for the master copy, and the roots of all second moments at once.
-    update = [setup.recipe.master_bytes * piece.elements for piece in pieces if setup.recipe.master_bytes]
-    if setup.optimizer == "foreach":
-        update += [setup.recipe.moment_bytes * piece.elements for piece in pieces]
-    moments = [setup.moments_bytes([piece]) // 2 for piece in pieces for _ in range(2)]
-    return Sizes([*states.values()], moments, in_pass, update, in_other_streams)
-
-
-def _of_deepspeed(setup: Setup, standing: list[int], moments_bytes: int) -> Sizes:
-    engine = Engine(setup)
-    moments = [moments_bytes // 2] * 2
-    if setup.stage in (1, 2):
-        return _of_stages_1_and_2(engine, standing, moments)
-    times = [*moments_of(engine, profile(setup))]
+        return _of_units(engine, [*states.values()])
+    if not engine.training.placement.deepspeed:
+        return _of_tensors(engine, [*states.values()], engine.tensors)
+    # The states of stages 0 and 3 are flat vectors.
+    times = [*engine.moments(engine.training.profile)]
     in_pass = max((now for when, now in times if when == "backward"), key=lambda held: sum(held.values()))
     update_bytes = max((max(now.values()) for when, now in times if when == "update"), default=0)
     held = [int(in_pass.get(name, 0)) for name in ("gradients", "buckets", "gathered_weights")]
-    return Sizes(standing, moments, held, [int(update_bytes)], [])
+    return Blocks([*states.values()], moments, held, [int(update_bytes)])
 
 
-def _of_stages_1_and_2(engine: Engine, standing: list[int], moments: list[int]) -> Sizes:
+def _of_tensors(engine: Engine, standing: list[int], pieces: Sequence[Tensor]) -> Blocks:
+    """With the tensors as a rank has their moments."""
+    training, recipe = engine.training, engine.recipe
+    # Copies of an update: gradients in fp32 for the master copy, and the roots of all second moments at once.
+    update = [recipe.master_bytes * piece.elements for piece in pieces if recipe.master_bytes]
+    if training.optimizer == "foreach":
+        update += [recipe.moment_bytes * piece.elements for piece in pieces]
+    both = [moments_bytes(training.optimizer, [piece], recipe.moment_bytes) // 2 for piece in pieces]
+    moments = [size for size in both for _ in range(2)]
+    return Blocks(standing, moments, [*training.kept_outputs], update)
+
+
+def _of_stages_1_and_2(engine: Stages1And2, standing: list[int], moments: list[int]) -> Blocks:
     flat_bytes = engine.part * engine.weight_bytes
     # The single weights, which are copied into a flat vector; and a copy of the own part, before it is converted to the
     # type of the master copy or goes to the host (stage_1_and_2.py, __init__). The master copy's first gradient
     # (initialize_optimizer_states) is left out: with it five of seven trainings on an H200 come out worse.
-    once = [each.elements * engine.weight_bytes for each in engine.tensors]
+    once = [tensor.elements * engine.weight_bytes for tensor in engine.tensors]
     if engine.offloads or engine.copied_bytes:
         once.append(flat_bytes)
     in_pass = [engine.bucket_elements * engine.reduced_bytes]
@@ -242,52 +241,59 @@ def _of_stages_1_and_2(engine: Engine, standing: list[int], moments: list[int]) 
     if not engine.offloads:
         kept, update = [engine.owned_whole_bytes], [flat_bytes, engine.part * engine.copied_bytes]
     if engine.stage == 1:  # it has its own part of the gradients from the last pass on
-        return Sizes(standing, moments, in_pass + kept, kept + update, [], (), once)
-    return Sizes(standing, moments, in_pass, update, [], kept, once)
+        return Blocks(standing, moments, in_pass + kept, kept + update, made_once=once)
+    return Blocks(standing, moments, in_pass, update, until_update=kept, made_once=once)
 
 
-def _of_units(setup: Setup) -> tuple[list[int], list[int]]:
-    sharding = Sharding(setup)
+def _of_units(engine: FullySharded, standing: list[int]) -> Blocks:
+    # With offloading the host has the moments, and updates.
+    pieces = [
+        replace(tensor, shape=(ceil(tensor.elements / engine.ranks),))
+        for tensor in engine.tensors
+        if not engine.fsdp.offloads
+    ]
     # Whole gradients are those of the root, of the layer that runs, and of the one that is reduced.
-    in_pass = [unit.gradient for unit in sharding.late]
-    others = [unit.gradient for unit in sharding.units if not unit.is_late]
-    in_pass += others if sharding.keeps_whole_gradients else 2 * [max(others)]
+    in_pass = [unit.gradient for unit in engine.late]
+    others = [unit.gradient for unit in engine.units if not unit.is_late]
+    in_pass += others if engine.keeps_whole_gradients else 2 * [max(others)]
     # Whole weights are those of the root, of the running layer, of the next one, and of one that may still be read.
-    in_other_streams = [unit.whole for unit in sharding.units if unit.stays]
-    in_other_streams += 2 * [unit.whole for unit in sharding.late if not unit.stays]
-    released = [unit.whole for unit in sharding.units if not (unit.stays or unit.is_late)]
-    in_other_streams += 3 * sorted(released)[-1:]
+    streams = [unit.whole for unit in engine.units if unit.stays]
+    streams += 2 * [unit.whole for unit in engine.late if not unit.stays]
+    released = [unit.whole for unit in engine.units if not (unit.stays or unit.is_late)]
+    streams += 3 * sorted(released)[-1:]
     # Parts of gradients stay until the next forward pass (FSDP1, Accelerate's default).
-    if not setup.fsdp_offload:
-        in_other_streams += [unit.part * setup.recipe.gradient_bytes for unit in sharding.units]
-    return in_pass, in_other_streams
+    if not engine.fsdp.offloads:
+        streams += [unit.part * engine.recipe.gradient_bytes for unit in engine.units]
+    blocks = _of_tensors(engine, standing, pieces)
+    return blocks._replace(in_pass=in_pass + blocks.in_pass, in_other_streams=streams)
 
 
-def replay(setup: Setup, sizes: Sizes, allocator: Allocator) -> None:
+def replay(engine: Engine, blocks: Blocks, allocator: Allocator) -> None:
     """Let the allocator take and give what the first steps make and free."""
-    tape = setup.model.tape(setup.trace_options, setup.micro_batch)
+    training, placement, passes = engine.training, engine.training.placement, engine.passes
+    tape = training.model.tape(training.trace_options, training.batch.rows)
     # Without an engine gradients stay until the update. DDP's buckets take only those of the last pass of a step.
-    in_buckets = (setup.ranks > 1 or setup.in_ddp) and setup.accumulation == 1 and setup.library.bucket_view
-    collects = setup.stage == 1 and setup.accumulation > 1
-    keeps_gradients = collects or not (setup.fsdp or setup.deepspeed or in_buckets)
+    in_buckets = (placement.ranks > 1 or placement.in_ddp) and passes == 1 and training.bucket_view
+    collects = placement.stage == 1 and passes > 1
+    keeps_gradients = collects or not (placement.fsdp or placement.deepspeed or in_buckets)
     gradients: list[Block] = []
-    made_once = allocator.take_all(sizes.made_once)
-    allocator.take_all(sizes.standing)
+    made_once = allocator.take_all(blocks.made_once)
+    allocator.take_all(blocks.standing)
     allocator.give_all(made_once)
     for step in range(STEPS):
         kept: list[Block] = []
-        for _ in range(min(setup.accumulation, 2)):  # a third pass does what the second did
+        for _ in range(min(passes, 2)):  # a third pass does what the second did
             # The tape knows no engine. Its blocks are taken before a pass and given back after it, though in a run they
             # come and go between activations: one reason why reserved memory is less certain.
-            kept += allocator.take_all(sizes.until_update)
-            engine_blocks = allocator.take_all(sizes.in_pass)
+            kept += allocator.take_all(blocks.until_update)
+            engine_blocks = allocator.take_all(blocks.in_pass)
             gradients += _pass(tape, allocator, keeps_gradients and not gradients)
             allocator.give_all(engine_blocks)
         if step == 0:
-            allocator.take_all(sizes.moments)
-        allocator.give_all(allocator.take_all(sizes.update))
+            allocator.take_all(blocks.moments)
+        allocator.give_all(allocator.take_all(blocks.update))
         allocator.give_all(kept)
-        if setup.library.torch_major > 1:  # PyTorch 1 sets them to zero
+        if training.torch_major > 1:  # PyTorch 1 sets them to zero
             allocator.give_all(gradients)
             gradients = []
 

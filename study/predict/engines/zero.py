@@ -1,0 +1,76 @@
+"""What DeepSpeed's ZeRO stages have in common (0.19.8): flat states, a bucket of gradients, and offloading."""
+
+from collections.abc import Iterable
+
+from study.predict.engines.base import Engine
+from study.predict.trace.tape import Tensor
+from study.predict.training import Training
+
+OPTIMIZER_ROLES = ("master", "moments", "swap", "host_gradients", "host_staging")
+NORM_BYTES = 8  # DeepSpeed takes norms in fp64, one tensor at a time (zero/utils.py, get_norm_dtype)
+
+
+class Zero(Engine):
+    """A rank updates its part of the states, which is one vector."""
+
+    def __init__(self, training: Training):
+        super().__init__(training)
+        self.update_ranks = training.placement.sharing_ranks
+        self.zero = zero = training.placement.zero
+        # DeepSpeed's Ulysses sums in fp32 by default (engine.py, seq_parallel_communication_data_type).
+        if training.placement.sequence_ranks > 1:
+            self.reduced_bytes = 4
+        # Of an element of a state. ZeRO's stages keep a master copy in this type, even of weights that have it. For
+        # weights in fp32 the copy is redundant: on one process with a model of 27.8M parameters it is a part of 28
+        # bytes a parameter at the peak of stages 1 and 2, where plain PyTorch has 16.6 (measured on a CPU).
+        self.state_bytes = self.recipe.moment_bytes
+        # Of an element of a gradient that is copied to the type of the states. 0: it has that type.
+        self.copied_bytes = 0 if self.weight_bytes == self.state_bytes else self.state_bytes
+        self.bucket_elements = int(zero["reduce_bucket_size"])
+        self.optimizer_home, self.weights_home = map(self.home, (zero["offload_optimizer"], zero["offload_param"]))
+        self.offloads = self.optimizer_home != "none"
+        self.updates_here = not self.offloads  # else the last pass takes norms, and the update uses standing buffers
+        homes = dict.fromkeys(OPTIMIZER_ROLES, self.optimizer_home) | {"weights": self.weights_home}
+        self.on_host = [role for role, home in homes.items() if home != "none"]
+        self.part = self.part_elements()
+        self.pieces = [Tensor("", (self.part,), "")]
+        self.master_bytes = self.state_bytes * self.part
+
+    def home(self, offload: dict | None) -> str:
+        return (offload or {}).get("device") or "none"
+
+    def part_elements(self) -> int:
+        """The elements that a rank updates."""
+        raise NotImplementedError
+
+    @property
+    def standing(self) -> dict[str, int]:
+        return {"master": self.master_bytes, "moments": self.moments_bytes, "weights": self.kept_weights_bytes}
+
+
+def pinned_beyond_bytes(sizes: Iterable[int]) -> int:
+    """What pinned host memory takes beyond its content, on a GPU. Read in the sources, not measured."""
+    # PyTorch rounds each piece up to a power of two (CachingHostAllocator.h).
+    return sum((1 << (size - 1).bit_length()) - size for size in sizes)
+
+
+class Bucket:
+    """The gradients in the bucket that fills, until the next one has no room in it."""
+
+    def __init__(self, engine: Zero):
+        self.w = engine.weight_bytes
+        self.most_elements = engine.bucket_elements
+        self.bucket: list[Tensor] = []
+        self.filled = self.large = 0  # elements of the bucket, and of gradients that are larger than a bucket
+
+    def is_full(self, tensor: Tensor) -> bool:
+        """Whether the next gradient has no room in the bucket."""
+        # An empty bucket takes any gradient. One that is larger than the bucket is not copied: it stays where autograd
+        # made it, and is reduced by itself (extra_large_param_to_reduce in stage_1_and_2.py).
+        return bool(self.bucket) and self.filled + tensor.elements > self.most_elements
+
+    def take(self, tensor: Tensor) -> None:
+        self.bucket.append(tensor)
+        self.filled += tensor.elements
+        if tensor.elements > self.most_elements:
+            self.large += tensor.elements

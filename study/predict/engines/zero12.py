@@ -1,0 +1,170 @@
+"""ZeRO's stages 1 and 2: each rank has all weights, and a part of the flat vector of all states.
+
+The last backward pass is followed tensor by tensor, as DeepSpeed 0.19.8 does it. Comments name the file that a step
+follows.
+"""
+
+from collections.abc import Iterator
+from itertools import accumulate
+from math import ceil
+
+from study.predict.engines.base import elements_of
+from study.predict.engines.zero import NORM_BYTES, Bucket, Zero, pinned_beyond_bytes
+from study.predict.trace.tape import Held, Profile
+from study.predict.training import Training
+
+
+class Stages1And2(Zero):
+    gathers_updated = True
+
+    def __init__(self, training: Training):
+        super().__init__(training)
+        self.stage = training.placement.stage
+        self.reduces_each_pass = self.stage == 2  # stage 1 collects whole gradients until the last pass of a step
+        if not self.zero["use_multi_rank_bucket_allreduce"]:
+            self.reduce_kind = "reduce"
+        # By tensor, the elements that the first rank owns. Parts are equal pieces of the vector, and end anywhere in a
+        # tensor: the last one may be owned in part.
+        starts = zip(self.tensors, accumulate((tensor.elements for tensor in self.tensors), initial=0), strict=False)
+        self.owned = {each.name: min(each.elements, self.part - start) for each, start in starts if start < self.part}
+        # copy_grads_in_partition adds the elements of each tensor in the part, also of one that continues in the next.
+        self.owned_whole_bytes = elements_of(self.tensors[: len(self.owned)]) * self.weight_bytes
+        self.largest_bytes = max(tensor.elements for tensor in self.tensors) * self.weight_bytes
+
+    def home(self, offload: dict | None) -> str:
+        # They test only that the device is not none (stage_1_and_2.py, __init__). Asked for nvme they run, and write no
+        # file (measured).
+        device = super().home(offload)
+        return "cpu" if device == "nvme" else device
+
+    def part_elements(self) -> int:
+        # The flat weights are padded to a multiple of 2 N, so that parts start at 4 bytes (stage_1_and_2.py).
+        return 2 * ceil(self.elements / (2 * self.ranks))
+
+    @property
+    def standing(self) -> dict[str, int]:
+        states = super().standing
+        states["weights"] += (self.part * self.ranks - self.elements) * self.weight_bytes
+        if self.offloads:
+            collected = self.master_bytes  # on the host: gradients in the type of the states
+            if self.passes > 1 and self.stage == 2:  # whole tensors (async_accumulate_grad_in_cpu_via_gpu)
+                collected += self.owned_whole_bytes
+            # temp_grad_buffer_for_cpu_offload and temp_grad_buffer_for_gpu_offload: one for the largest tensor on each
+            # side. On the host also the updated weights on their way up.
+            states["host_staging"] = self.part * self.weight_bytes + self.largest_bytes
+            states |= {"staging": self.largest_bytes, "host_gradients": collected}
+        return states
+
+    @property
+    def beside_on_host_bytes(self) -> int:  # type: ignore[override]
+        # Updated weights, master, gradients, a gradient on its way.
+        part = self.part
+        pieces = [part * self.weight_bytes, 4 * part, 4 * part, self.largest_bytes]
+        if self.weights_home != "none":
+            pieces.append(part * self.weight_bytes)
+        return pinned_beyond_bytes(pieces)
+
+    @property
+    def traffic(self) -> dict[str, int]:
+        # The paper counts a reduce-scatter and an all-gather, as many bytes as DDP's all-reduce (P1 7.2). DeepSpeed
+        # reduces by an all-reduce and gathers besides: measured on two ranks, 3 times the weights on the wire instead
+        # of 2.
+        reductions = self.passes if self.reduces_each_pass else 1
+        reduced = {self.reduce_kind: self.elements * self.reduced_bytes * reductions}
+        if self.training.placement.tensor_ranks > 1 and self.ranks == 1:  # it sums its gradients over itself alone
+            return reduced
+        return reduced | {"all_gather": self.part * self.ranks * self.weight_bytes}
+
+    def in_pass(self, profile: Profile) -> Iterator[dict]:
+        return Buckets(self).moments(profile)
+
+    def in_update(self) -> Iterator[dict]:
+        part, whole = self.part, self.owned_whole_bytes
+        # Outside autograd, records count temporaries as activations.
+        yield {"gradients": whole, "activations": NORM_BYTES * max(self.owned.values())}
+        # step() flattens the averaged gradients, converts the vector to the type of the master copy, and only then
+        # deletes it: the whole gradients, the vector and its copy are there at once. A single tensor is its own vector.
+        flat = part * self.weight_bytes if len(self.owned) > 1 else 0
+        yield {"gradients": whole, "activations": flat + self.copied_bytes * part}
+        yield {"activations": self.state_bytes * part + self.made_bytes}  # the whole gradients are freed by now
+
+
+# --- the backward pass (stage_1_and_2.py, reduce_independent_p_g_buckets_and_remove_grads, reduce_ipg_grads)
+
+
+class Buckets(Bucket):
+    """The gradients: in the bucket that fills, or kept because this rank owns some of them."""
+
+    def __init__(self, engine: Stages1And2):
+        super().__init__(engine)
+        self.engine = engine
+        ends = accumulate(tensor.elements for tensor in engine.tensors)
+        # The ranks that own a tensor's first and last element. DeepSpeed flattens a bucket of several a second time.
+        self.ranks = {
+            tensor.name: {(end - tensor.elements) // engine.part, (end - 1) // engine.part}
+            for tensor, end in zip(engine.tensors, ends, strict=True)
+        }
+        self.waiting = self.kept = 0
+        self.most_kept = engine.owned_whole_bytes
+        # With one pass nothing is there before its first gradient. With several, the stages differ: only stage 2
+        # reduces in each pass (engine.py, allreduce_gradients).
+        if engine.passes > 1 and engine.stage == 1:
+            # Stage 1 collects whole gradients until the last microbatch. Its buckets stay until the step ends.
+            self.waiting = engine.elements * self.w
+        elif engine.passes > 1 and not engine.offloads:
+            # Stage 2 has a list of the sums so far (all_grad_tensors), and copies what a pass brings into a new buffer
+            # (grads_in_partition) before it adds that to the list. So owned gradients are there twice.
+            self.kept = self.most_kept
+            self.most_kept *= 2
+        # setup_buckets allocates whole buckets, however small the model is. With DeepSpeed's default of 5e8 elements, a
+        # model of 27.8M parameters in fp32 on two ranks had peaks of 86 to 90 bytes a parameter where DDP had 20.6, and
+        # 158 with overlap_comm (measured on a CPU, DeepSpeed 0.19.8).
+        together = 2 if engine.zero["overlap_comm"] else 1  # one fills while the other is reduced
+        self.buckets = together * engine.bucket_elements * engine.reduced_bytes
+
+    def moments(self, profile: Profile) -> Iterator[dict]:
+        buckets = self.buckets if self.waiting else 0  # of earlier passes; else they come with the first gradient
+        # _release_ipg_buffers drops the buckets after a reduction: in stage 1 after the last pass only.
+        yield self.moment(profile.most, 0) | {"buckets": buckets}
+        for tensor, most, complete in profile.gradients:
+            size = tensor.elements * self.w
+            if self.bucket:
+                yield self.moment(most, size)
+            # The full bucket is reduced before the new gradient is copied. For this moment both are there, and what the
+            # reduction makes.
+            if self.is_full(tensor):
+                yield from self.reduce(complete, size)
+            yield self.moment(complete, size)
+            # Once its content is in the bucket, a gradient's own memory is free: its data is pointed at the bucket.
+            self.waiting -= size
+            self.take(tensor)
+        for now in self.reduce(Held(0, 0), 0):  # autograd is done: records count what is allocated then as activations
+            yield now | {"activations": now["temporaries"], "temporaries": 0}
+
+    def moment(self, activations: Held, extra: float) -> dict:
+        # If nothing waits, the count goes below 0, since each gradient is subtracted once.
+        gradients = max(0, self.waiting) + self.kept + self.large * self.w
+        return activations.beside({"buckets": self.buckets, "gradients": gradients}, extra)
+
+    def reduce(self, complete: Held, next_bytes: int) -> Iterator[dict]:
+        """Empty the bucket. `next_bytes` is the size of the gradient that comes next."""
+        engine = self.engine
+        owners = set().union(*(self.ranks[tensor.name] for tensor in self.bucket))
+        # average_tensor merges neighbouring slices of one owner, so a bucket of one owner is a single slice and is
+        # reduced where it is. Slices of several owners are flattened into one message (allreduce_bucket).
+        flattened = self.filled * self.w if len(owners) > 1 else 0
+        yield self.moment(complete, flattened + next_bytes)
+        # The largest alone counts: set_norm_for_param_grad_in_gpu converts one owned slice to fp64, and frees the copy.
+        owned = max(engine.owned.get(tensor.name, 0) for tensor in self.bucket)
+        if owned and engine.offloads:
+            yield self.moment(complete, next_bytes + NORM_BYTES * owned)
+        # The first owned gradient allocates the buffer for all of them (copy_grads_in_partition).
+        elif owned and self.kept < self.most_kept:
+            self.kept += engine.owned_whole_bytes
+            yield self.moment(complete, next_bytes)
+        # Stage 1 clears no gradient that others own. One that this rank owns has just been copied, so its first memory
+        # is free in both stages (reduce_ipg_grads).
+        if engine.stage == 2 or owned:
+            self.large = 0
+        self.bucket = []
+        self.filled = 0

@@ -1,1 +1,0 @@
-"""Memory and traffic of a rank, as DeepSpeed, DDP and FSDP hold and move it."""

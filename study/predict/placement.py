@@ -1,0 +1,84 @@
+"""Where a training runs: its ranks, and how they divide its states, layers and rows."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from study.core.arms import Arm, zero_optimization
+
+
+class Fsdp(NamedTuple):
+    """PyTorch's own sharding."""
+
+    reshards: bool = True  # full_shard: weights are released after the forward pass. shard_grad_op keeps them
+    by_accelerate: bool = False  # more units, as in the arms; else each layer and the root are units
+    offloads: bool = False  # weights, gradients and optimizer states are on the host
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """How ranks share a training. Without DeepSpeed and FSDP it is one process, or DDP."""
+
+    ranks: int = 1
+    device: str = "cpu"
+    deepspeed: dict | None = field(default=None, hash=False)  # its config
+    fsdp: Fsdp | None = None
+    in_ddp: bool = False  # also a single rank, which has DDP's buckets all the same
+    # Ranks in each of the groups that hold all states, as in FSDP's HYBRID_SHARD. None: all ranks are one group.
+    group: int | None = None
+    tensor_ranks: int = 1  # ranks that divide each layer and read the same rows
+    sequence_ranks: int = 1  # ranks that share rows, each with a part of the tokens
+
+    @classmethod
+    def of(cls, arm: Arm, ranks: int, device: str = "cpu") -> "Placement":
+        """How an arm places a training. An arm for one process has one rank."""
+        if arm.distributed_type == "NO":
+            ranks = 1
+        sharing = arm.sharing_ranks(ranks)
+        fsdp = None
+        if arm.fsdp:
+            fsdp = Fsdp(arm.fsdp["fsdp_reshard_after_forward"], True, arm.fsdp["fsdp_offload_params"])
+        return cls(
+            ranks=ranks,
+            device=device,
+            deepspeed=arm.deepspeed,
+            fsdp=fsdp,
+            in_ddp=arm.distributed_type == "MULTI_GPU",
+            group=sharing if arm.replicas > 1 else None,
+            tensor_ranks=arm.tensor_ranks,
+            sequence_ranks=arm.sequence_ranks,
+        )
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device != "cpu"
+
+    @property
+    def zero(self) -> dict:
+        """DeepSpeed's section zero_optimization, with its defaults."""
+        return zero_optimization(self.deepspeed)
+
+    @property
+    def stage(self) -> int:
+        return self.zero["stage"]
+
+    @property
+    def has_own_linear(self) -> bool:
+        """Whether stage 3 computes linear layers itself. PyTorch's keep the gathered weights in the graph."""
+        return self.stage == 3 and self.zero["memory_efficient_linear"]
+
+    @property
+    def second_partition(self) -> int | None:
+        """The ranks that share a second copy of the weights (ZeRO++'s hpZ). None: no copy."""
+        # 1 is DeepSpeed's default, and means no second copy.
+        among = self.zero["zero_hpz_partition_size"]
+        return min(among, self.ranks) if self.stage == 3 and among > 1 else None
+
+    @property
+    def sharing_ranks(self) -> int:
+        """The ranks that hold all states together."""
+        return self.group or self.ranks
+
+    @property
+    def state_ranks(self) -> int:
+        """The ranks among which a tensor's states are divided, after layers were divided."""
+        return self.sharing_ranks // self.tensor_ranks
