@@ -22,8 +22,9 @@ from study.predict.optimizer_states import Optimizer
 from study.predict.placement import Placement
 from study.predict.question import with_buckets
 from study.predict.trace import committed
+from study.predict.trace.asked import TraceOptions
 from study.predict.trace.tape import Gradient, Held, Profile, Tape
-from study.predict.trace.transformer import TraceOptions, Transformer
+from study.predict.trace.transformer import Transformer
 from study.predict.training import Batch, Recomputation, Training
 from study.report.calculator import ARMS, FILE, GPUS_TRIED, LEAST_TOKENS
 from study.report.topics.memory import PARTS

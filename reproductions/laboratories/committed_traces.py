@@ -21,8 +21,9 @@ import numpy
 
 from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, config_of
 from study.predict.trace import committed, tracing
+from study.predict.trace.asked import TraceOptions
 from study.predict.trace.tape import Tape
-from study.predict.trace.transformer import TraceOptions, Transformer
+from study.predict.trace.transformer import Transformer
 
 MOST_TERMS = 3
 # The products of dimensions in which sizes are sums, beside 1. t stands for the tokens of a row.

@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from math import ceil
 from typing import Literal
 
@@ -11,19 +10,9 @@ from study.core.errors import Stop
 from study.core.recipes import Recipe
 from study.predict.optimizer_states import Optimizer
 from study.predict.placement import Placement
+from study.predict.trace.asked import Recomputation, TraceOptions
 from study.predict.trace.tape import Pass, Profile, Tensor
-from study.predict.trace.transformer import TraceOptions, Transformer, of_a_rank, part
-
-
-class Recomputation(Enum):
-    """Which layers the backward pass computes again. A number: of every so many layers the first."""
-
-    NONE = False
-    ALL = True
-    EVERY_SECOND = 2
-    EVERY_FOURTH = 4
-    EVERY_EIGHTH = 8
-    SELECTIVE = -1  # torchtitan's: of each layer all but attention and every second product
+from study.predict.trace.transformer import Transformer, of_a_rank, part
 
 
 @dataclass(frozen=True)

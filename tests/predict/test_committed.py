@@ -9,8 +9,9 @@ import pytest
 from conftest import ROOT, python
 
 from study.predict.trace import committed, tracing
+from study.predict.trace.asked import TraceOptions
 from study.predict.trace.repeating import repeat
-from study.predict.trace.transformer import TraceOptions, Transformer
+from study.predict.trace.transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("without_traces")
 SOURCES = committed_traces.sources()

@@ -16,9 +16,10 @@ from study.predict.estimate import estimate
 from study.predict.outside.loops import OthersTraining
 from study.predict.step_time import work
 from study.predict.trace import tracing
+from study.predict.trace.asked import TraceOptions
 from study.predict.trace.repeating import repeat
 from study.predict.trace.tape import Pass, read
-from study.predict.trace.transformer import TraceOptions, Transformer
+from study.predict.trace.transformer import Transformer
 from study.predict.trace.watch import Watch
 from study.predict.training import Recomputation
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from study.predict.trace.asked import TraceOptions
 from study.predict.trace.tape import Gradient, Held, Profile
-from study.predict.trace.transformer import TraceOptions
 from study.predict.training import Recomputation, Training
 
 Loss = Literal["whole", "in_place", "chunked"]

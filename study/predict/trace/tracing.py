@@ -22,10 +22,10 @@ from study.core.errors import Stop
 from study.core.models import config as configs
 from study.core.models.build import Adapted, WithoutValues, build, freeze, quantize
 from study.core.models.step import inputs, logits_and_losses
+from study.predict.trace.asked import Look, Model, Recomputation, TraceOptions
 from study.predict.trace.kernels import AsOnCuda, in_place, without_logits, zero3_linear
 from study.predict.trace.repeating import Followed, Stack, Unlike, repeat, surroundings
 from study.predict.trace.tape import Tape, in_order
-from study.predict.trace.transformer import SELECTIVE, Look, TraceOptions, Transformer
 from study.predict.trace.watch import Watch
 
 aten = torch.ops.aten
@@ -37,7 +37,7 @@ SELECTED = {
 }
 
 
-def look(model: Transformer) -> Look:
+def look(model: Model) -> Look:
     """Return a model's tensors, buffers, kind and limits. It is built on `meta`."""
     config = _config(model)
     built = _built(model, config, torch.float32)
@@ -63,7 +63,7 @@ def look(model: Transformer) -> Look:
 
 
 @contextmanager
-def _foreign(model: Transformer, what: str) -> Iterator[None]:
+def _foreign(model: Model, what: str) -> Iterator[None]:
     """Run code of others. A wrong number in a config, or one that nobody has tried, may cause any error."""
     try:
         with _quiet():
@@ -76,12 +76,12 @@ def _foreign(model: Transformer, what: str) -> Iterator[None]:
         raise Stop(f"{model.name} {what} ({reason})", action) from error
 
 
-def _config(model: Transformer, attention: str | None = None):
+def _config(model: Model, attention: str | None = None):
     with _quiet():  # this imports the model's module
         return configs.of_dict(json.loads(model.config), attention, model.dropout)
 
 
-def _built(model: Transformer, config, dtype: torch.dtype) -> PreTrainedModel:
+def _built(model: Model, config, dtype: torch.dtype) -> PreTrainedModel:
     with _foreign(model, "cannot be built from its config"):
         built = build(config, "meta", dtype)
     with _quiet(), torch.device("meta"):
@@ -130,7 +130,7 @@ def _compute_again(model: PreTrainedModel, every: int, place: Callable) -> None:
 
     # backward() puts function modes aside, so layers that run again enter theirs themselves
     def contexts() -> tuple[AbstractContextManager, AbstractContextManager]:
-        return _selective(place) if every == SELECTIVE else (nullcontext(), place())
+        return _selective(place) if every == Recomputation.SELECTIVE.value else (nullcontext(), place())
 
     with _quiet():  # non-reentrant, as in the trainer
         model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": contexts})
@@ -148,7 +148,7 @@ def _loss(config, model: PreTrainedModel, batch: dict, options: TraceOptions) ->
         return logits_and_losses(config, model, batch, dtype, options.logits == "fp32")[1].mean()
 
 
-def _pass(model: Transformer, options: TraceOptions, rows: int, with_all_layers: bool) -> tuple[Tape, list[Stack]]:
+def _pass(model: Model, options: TraceOptions, rows: int, with_all_layers: bool) -> tuple[Tape, list[Stack]]:
     """Return the tape of a pass over `rows` rows, and the stacks of which only some layers were followed."""
     config = _config(model, options.attention)
     dtype = torch.bfloat16 if options.precision in ("bf16_cast", "bf16_gathered") else torch.float32
@@ -194,7 +194,7 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def followed(model: Transformer, options: TraceOptions, rows: tuple[int, ...], with_all_layers=False) -> Followed:
+def followed(model: Model, options: TraceOptions, rows: tuple[int, ...], with_all_layers=False) -> Followed:
     """Return a pass over each number of rows. Only some of the layers are followed if they repeat each other."""
     try:
         passes = [_pass(model, options, count, with_all_layers) for count in rows]

@@ -1,0 +1,64 @@
+"""What a tracer is asked, and what it answers of a model in every training."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+
+class Recomputation(Enum):
+    """Which layers the backward pass computes again. A number: of every so many layers the first."""
+
+    NONE = False
+    ALL = True
+    EVERY_SECOND = 2
+    EVERY_FOURTH = 4
+    EVERY_EIGHTH = 8
+    SELECTIVE = -1  # torchtitan's: of each layer all but attention and every second product
+
+
+class TraceOptions(NamedTuple):
+    """All that decides a pass over a model, besides the number of rows."""
+
+    sequence: int
+    precision: str  # fp32, bf16, bf16_cast; or bf16_gathered: autocast over weights that FSDP gathers in bf16
+    attention: str
+    checkpointing: int = False  # the value of a Recomputation
+    loss: str = "whole"  # from all logits; in_place: by a kernel that overwrites them; chunked: by one without them
+    zero3_linear: bool = False  # linear layers are stage 3's own: see kernels.py
+    cuda: bool = False  # kernels keep what CUDA's do: see kernels.py
+    logits: str = "fp32"  # or as_computed: the type of the logits in the loss
+    frozen: str = "as_weights"  # or bf16, or bf16_except_norms: the type of the frozen weights
+    quantized_bits: int = 0  # of frozen linear layers, which bitsandbytes' products read; 0: none
+    keeps_logits: bool = False  # the loop holds the model's output during the backward pass
+
+
+class Look(NamedTuple):
+    """All that is true of a model in every training."""
+
+    kind: str  # decoder, encoder, seq2seq, vision or speech
+    family: str
+    tensors: list[tuple[str, list[int], str, bool]]
+    buffers_bytes: int
+    has_fused_attention: bool
+    limit: int | None  # tokens of a row
+    vocabulary: int | None
+    has_checkpointing: bool  # transformers can recompute its activations
+
+
+@dataclass(frozen=True)
+class Model:
+    """A config.json of transformers, and which part of the model trains."""
+
+    name: str  # as the user calls it
+    config: str  # JSON with sorted keys
+    lora_rank: int | None = None  # only adapters of this rank train
+    lora_targets: tuple[str, ...] = ()  # names of the linear layers with adapters; empty: all except the head
+    dora: bool = False  # adapters have a magnitude, as DoRA's
+    adapter_dropout: bool = False  # on a GPU: adapters drop some of their inputs, as PEFT's lora_dropout does
+    train_only: str | None = None  # only the tensors train whose names match this regular expression
+    dropout: float | None = None  # in place of every probability of the config
+
+    @property
+    def is_partly_frozen(self) -> bool:
+        """Whether only adapters or chosen tensors train."""
+        return bool(self.lora_rank or self.train_only)
