@@ -25,7 +25,7 @@ from study.core.text import say
 from study.predict.outside.predicting import reading_of
 from study.predict.outside.published import rows, set_number
 from study.predict.pace import FILE, Pace, class_of, constants, pace
-from study.predict.step_time import Machine, step_time
+from study.predict.step_time import Hardware, step_time
 from study.predict.training import Training
 
 BY_CLASS = ("products", "attention")
@@ -50,7 +50,7 @@ class Timed:
     set: int
     seconds: float
     training: Training
-    machine: Machine
+    machine: Hardware
 
 
 def timed() -> list[Timed]:

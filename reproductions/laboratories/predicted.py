@@ -84,12 +84,12 @@ def of_protocols(*names: str) -> Iterator[Named]:
 
 
 def row(name: str, training: Any, gpu: str, alone: bool) -> tuple[str | float | None, ...]:
-    from study.predict.front import Machine, memory_kinds, step_time
+    from study.predict.front import Hardware, memory_kinds, step_time
 
     kinds = memory_kinds(training, gpu)
     times: tuple[float | None, ...] = (None, None, None)
     if not alone:  # a rank that runs alone sends nothing, so its step is no prediction's
-        step = step_time(training, Machine(gpu=gpu, gpus_per_node=training.placement.ranks))
+        step = step_time(training, Hardware(gpu=gpu, gpus_per_node=training.placement.ranks))
         times = tuple(float(f"{seconds:.4g}") for seconds in (step.seconds, step.low_s, step.high_s))
     return (name, kinds.allocated, kinds.reserved, kinds.driver, *times)
 

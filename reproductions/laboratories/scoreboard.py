@@ -21,7 +21,7 @@ from study.core.options import parsed
 from study.core.shapes import SHAPES, shape_of
 from study.core.text import say, show
 from study.predict.estimate import Estimate
-from study.predict.front import Machine, Training, memory_kinds, step_time
+from study.predict.front import Hardware, Training, memory_kinds, step_time
 from study.predict.trace.transformer import Transformer
 from study.records import metrics, runs
 from study.records.runs import Run, Runs
@@ -199,7 +199,7 @@ def _of_run(run: Run, training: Training) -> Iterator[tuple[str, float, float]]:
         yield (
             "step",
             metrics.value(run.record, "step_s"),
-            step_time(training, Machine(gpu=gpu, gpus_per_node=of_a_node)).seconds,
+            step_time(training, Hardware(gpu=gpu, gpus_per_node=of_a_node)).seconds,
         )
 
 

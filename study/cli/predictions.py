@@ -19,7 +19,7 @@ from study.core.text import during, say, say_wrapped, show, size
 from study.predict.front import (
     MOST_GPUS,
     Advice,
-    Machine,
+    Hardware,
     PlaceFlags,
     Precision,
     Question,
@@ -130,7 +130,7 @@ def training_of(
     passes: Passes,
     buckets: int | None,
     device: Device = "cuda",
-) -> tuple[Predicted, Machine | None]:
+) -> tuple[Predicted, Hardware | None]:
     """Return the training under an arm, and the machine; None if its kind of GPU is not given."""
     if device == "cpu" and place.gpu:
         raise Stop(f"--device cpu has no --gpu (got {place.gpu})", "leave one of them out")

@@ -17,7 +17,7 @@ from study.core.recipes import RECIPES
 from study.core.text import is_number, short
 from study.predict.front import (
     Batch,
-    Machine,
+    Hardware,
     Placement,
     Recomputation,
     Training,
@@ -283,7 +283,7 @@ class Prediction(Piece):
         training = Training(model, RECIPES[self.precision], batch, placement)
         if self.quantity == "tokens_per_s":
             tokens = self.ranks * self.micro_batch * self.accumulation * self.sequence
-            return tokens / step_time(training, Machine(gpu=self.gpu, link=self.link)).seconds
+            return tokens / step_time(training, Hardware(gpu=self.gpu, link=self.link)).seconds
         prediction = estimate(training)
         known = vars(prediction) | {f"component.{role}": size for role, size in prediction.at_peak.items()}
         # As the papers count volume, an all-reduce moves its tensor twice.

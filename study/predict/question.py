@@ -15,7 +15,7 @@ from study.core.recipes import RECIPES
 from study.core.settings import Optimizer, Tokens
 from study.predict import optimizer_states
 from study.predict.placement import Placement
-from study.predict.step_time import Machine
+from study.predict.step_time import Hardware
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Batch, Quantized, Recomputation, Training
 
@@ -160,8 +160,8 @@ class Question:
         return min(self.gpus, self.gpus_per_node)
 
     @property
-    def machine(self) -> Machine:  # its link is the slowest one: with several nodes, that between nodes
-        machine = Machine(gpu=self.gpu, gpus_per_node=self.local, disk_bytes_per_s=self.disk_bytes_per_s)
+    def machine(self) -> Hardware:  # its link is the slowest one: with several nodes, that between nodes
+        machine = Hardware(gpu=self.gpu, gpus_per_node=self.local, disk_bytes_per_s=self.disk_bytes_per_s)
         if self.gpus > self.local:
             return replace(machine, network=self.link)
         return replace(machine, link=self.link)

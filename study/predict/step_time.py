@@ -56,7 +56,7 @@ class Links(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class Hardware:
     """The GPUs of a training and their links. None: the usual link of such machines."""
 
     gpu: str
@@ -121,7 +121,7 @@ class StepTime:
     phases: tuple[Phase, ...]
 
 
-def step_time(training: Training, machine: Machine, of: Pace | None = None) -> StepTime:
+def step_time(training: Training, machine: Hardware, of: Pace | None = None) -> StepTime:
     """The time of an optimizer step on a machine, with its interval. `of`: other constants than the fitted ones."""
     of = of or pace()
     engine = engine_of(training)
@@ -158,7 +158,7 @@ def step_time(training: Training, machine: Machine, of: Pace | None = None) -> S
     return StepTime(seconds, max(peak_s, seconds / factor), seconds * factor, peak_s, parts, limit, tuple(phases))
 
 
-def _peak_s(training: Training, machine: Machine) -> float:
+def _peak_s(training: Training, machine: Hardware) -> float:
     # Without what a causal mask hides: half of the scores.
     hidden = 0.5 * training.batch.passes if training.model.look.kind == "decoder" else 0.0
     needed = operations(training) - hidden * sum(of_pass.attention_flops for of_pass in work(training).values())
@@ -168,7 +168,7 @@ def _peak_s(training: Training, machine: Machine) -> float:
     return needed / faster / peak_flops_per_s(machine.gpu, is_whole, machine.tf32)
 
 
-def gpu_s(engine: Engine, machine: Machine, phase: str, of: Pace) -> dict[str, float]:
+def gpu_s(engine: Engine, machine: Hardware, phase: str, of: Pace) -> dict[str, float]:
     """The seconds of the GPU in a pass, by what it does: a roofline."""
     training, of_phase = engine.training, work(engine.training)[phase]
     gpu = GPUS[machine.gpu]
@@ -196,7 +196,7 @@ def gpu_s(engine: Engine, machine: Machine, phase: str, of: Pace) -> dict[str, f
     }
 
 
-def host_s(engine: Engine, machine: Machine, phase: str, of: Pace) -> float:
+def host_s(engine: Engine, machine: Hardware, phase: str, of: Pace) -> float:
     """The seconds in which the host launches a pass, and Python gathers units of sharded weights."""
     of_phase = work(engine.training)[phase]
     # One constant for two libraries: on two CPU cores a module of stage 3 took as long as 9 to 36 kernels, and a unit
@@ -212,7 +212,7 @@ def host_s(engine: Engine, machine: Machine, phase: str, of: Pace) -> float:
 Sent = tuple[str, str, float, Links]
 
 
-def links_s(engine: Engine, machine: Machine, of: Pace) -> dict[str, float]:
+def links_s(engine: Engine, machine: Hardware, of: Pace) -> dict[str, float]:
     """The seconds in which each phase of a step waits for what ranks send, or for the host's memory."""
     placement = engine.training.placement
     links = machine.links(placement.ranks)
@@ -264,7 +264,7 @@ def _gradients_sent(engine: Engine, links: Links) -> Iterator[Sent]:
         yield "update", "all_gather", trained_bytes, links.within(placement.group)
 
 
-def update_s(engine: Engine, machine: Machine, of: Pace) -> dict[str, float]:
+def update_s(engine: Engine, machine: Hardware, of: Pace) -> dict[str, float]:
     """The seconds of the update on the GPU; or on a host, of all its ranks, while a disk feeds it."""
     owned = engine.training.model.trained / engine.update_ranks
     if "moments" in engine.on_host:

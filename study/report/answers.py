@@ -20,7 +20,7 @@ from study.core.shapes import letters
 from study.core.text import count, nats, size
 from study.predict.front import (
     Batch,
-    Machine,
+    Hardware,
     PlaceFlags,
     Placement,
     Question,
@@ -181,7 +181,7 @@ def of_time() -> Answer:
         for arm in ARMS:
             placement = Placement.of(load_arm(arm), RANKS, "cuda")
             training = Training(named(MODEL), RECIPES["bf16_cast"], batch, placement)
-            times[arm] = step_time(training, Machine(gpu=GPU))
+            times[arm] = step_time(training, Hardware(gpu=GPU))
         ddp = times[BASELINE]
         about = {"setting": f"{batch.passes} x {batch.tokens} tokens"}
         for arm, step in times.items():

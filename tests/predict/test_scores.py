@@ -15,7 +15,7 @@ from study.predict.outside.loops import OthersTraining
 from study.predict.outside.predicting import of_row, reading_of
 from study.predict.outside.scores import Number
 from study.predict.placement import Placement
-from study.predict.step_time import Machine
+from study.predict.step_time import Hardware
 from study.predict.training import Batch
 from study.report.advice import accuracy
 
@@ -28,7 +28,7 @@ def test_every_number_of_the_rows_is_stored_once():
 def test_stored_predictions_are_those_of_the_code():
     """On the smallest row for each setting that is not the usual one."""
     stored = {(each.key, each.quantity): each for each in scores.numbers()}
-    forms = (Batch, Placement, OthersTraining, Machine)
+    forms = (Batch, Placement, OthersTraining, Hardware)
     usual = {field.name: field.default for form in forms for field in fields(form)}
     kinds = {}
     for row in sorted(published.rows(), key=lambda row: -(row.params or math.inf)):

@@ -13,13 +13,13 @@ from study.predict.estimate import estimate, operations
 from study.predict.outside.loops import OthersTraining
 from study.predict.pace import pace, peak_flops_per_s
 from study.predict.placement import Fsdp
-from study.predict.step_time import Links, Machine, step_time, update_bytes, work
+from study.predict.step_time import Hardware, Links, step_time, update_bytes, work
 from study.predict.trace.tape import Product
 from study.predict.training import QUANTIZED_BYTES
 
-A100 = Machine(gpu="A100-80GB")
-H100 = Machine(gpu="H100-80GB")
-SLOW = Machine(gpu="A100-80GB", network="eth-25")
+A100 = Hardware(gpu="A100-80GB")
+H100 = Hardware(gpu="H100-80GB")
+SLOW = Hardware(gpu="A100-80GB", network="eth-25")
 MEDIUM = named("gpt2-medium")
 
 
@@ -29,7 +29,7 @@ def training(arm: str = "zero2", model=MEDIUM, zero: dict | None = None, **value
     return training_of(model, arm, zero=zero, **usual | values)
 
 
-def link_s(each: OthersTraining, machine: Machine = A100) -> float:
+def link_s(each: OthersTraining, machine: Hardware = A100) -> float:
     return step_time(each, machine).parts["link"]
 
 
@@ -95,7 +95,7 @@ def test_never_above_the_peak(arm):
         rows, ranks = 2 ** chance.randint(0, 7), chance.choice([2, 8, 64])
         each = training(arm, micro_batch=rows, ranks=ranks, precision=chance.choice(["bf16_cast", "bf16", "fp32"]))
         peak = peak_flops_per_s(gpu, each.recipe.product_bytes == 4)  # a GeForce was measured above its datasheet
-        step, in_8 = (step_time(each, Machine(gpu=gpu, products_8_bits=is_on)) for is_on in (False, True))
+        step, in_8 = (step_time(each, Hardware(gpu=gpu, products_8_bits=is_on)) for is_on in (False, True))
         assert operations(each) / step.seconds < peak, (gpu, each)
         hidden = sum(passes.attention_flops for passes in work(each).values()) / 2  # by a causal mask
         assert step.peak_s == pytest.approx((operations(each) - hidden) / peak)
@@ -124,7 +124,7 @@ def test_products_in_full_fp32_are_as_slow_as_the_datasheet_says():
     """A100: 156 TFLOP/s in TF32, 19.5 in fp32. A T4 has no TF32, and products in 16 bits need none."""
     for gpu, precision, slower in (("A100-80GB", "fp32", 8), ("T4", "fp32", 1), ("A100-80GB", "bf16", 1)):
         one = training("ddp", micro_batch=16, precision=precision)
-        tf32, full = (step_time(one, Machine(gpu=gpu, tf32=is_on)).parts["products"] for is_on in (True, False))
+        tf32, full = (step_time(one, Hardware(gpu=gpu, tf32=is_on)).parts["products"] for is_on in (True, False))
         assert full / tf32 == pytest.approx(slower, rel=0.01)
 
 

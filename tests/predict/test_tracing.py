@@ -17,10 +17,10 @@ from study.predict.outside.loops import OthersTraining
 from study.predict.step_time import work
 from study.predict.trace import tracing
 from study.predict.trace.asked import TraceOptions
+from study.predict.trace.recorder import Recorder
 from study.predict.trace.repeating import repeat
 from study.predict.trace.tape import Pass, read
 from study.predict.trace.transformer import Transformer
-from study.predict.trace.watch import Watch
 from study.predict.training import Recomputation
 
 pytestmark = pytest.mark.usefixtures("without_traces")
@@ -98,13 +98,13 @@ def test_a_search_over_rows_needs_no_other_look():
 
 def looks(monkeypatch, model: Transformer, options: TraceOptions) -> tuple[list[tuple], list[list[int]]]:
     """A trace of some layers and one of all layers, with the number of layers that each followed."""
-    seen, counts, follow = [], [], Watch.follow
+    seen, counts, follow = [], [], Recorder.follow
 
-    def counted(watch, built) -> None:
+    def counted(recorder, built) -> None:
         counts[-1].append(sum(len(each) for each in built.modules() if isinstance(each, torch.nn.ModuleList)))
-        follow(watch, built)
+        follow(recorder, built)
 
-    monkeypatch.setattr(Watch, "follow", counted)
+    monkeypatch.setattr(Recorder, "follow", counted)
     for with_all_layers in (False, True):
         counts.append([])
         tapes, stacks = tracing.followed(model, options, (2,), with_all_layers)

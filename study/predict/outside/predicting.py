@@ -13,7 +13,7 @@ from study.predict.estimate import estimate
 from study.predict.outside.loops import OthersTraining
 from study.predict.outside.published import FOLDER, MemoryKind, Quantity, Row
 from study.predict.placement import Fsdp, Placement
-from study.predict.step_time import Machine, step_time
+from study.predict.step_time import Hardware, step_time
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Batch, Recomputation
 
@@ -24,7 +24,7 @@ class Reading:
 
     training: OthersTraining
     timed: OthersTraining  # whose step took the time: padded rows have fewer tokens
-    machine: Machine | None  # None: the time cannot be predicted
+    machine: Hardware | None  # None: the time cannot be predicted
 
 
 def reading_of(row: Row) -> Reading | None:
@@ -65,7 +65,7 @@ def reading_of(row: Row) -> Reading | None:
     )
     machine = None
     if row.gpu_name and not row.time_not_predicted:
-        machine = Machine(
+        machine = Hardware(
             gpu=row.gpu_name,
             gpus_per_node=min(row.n_gpus, row.gpus_per_node or row.n_gpus),
             network=row.network,

@@ -57,8 +57,8 @@ class Place(NamedTuple):
     layer: int
 
 
-class Tensor(NamedTuple):
-    """A tensor, relative to the section that uses it."""
+class TensorRef(NamedTuple):
+    """A tensor, as seen from the section that uses it."""
 
     place: Place  # where it is made; if near, `layer` counts the layers from the section to there
     near: bool
@@ -130,7 +130,7 @@ class Sections:
             near = bool(place.stack) and where.stack == place.stack
             if near:
                 where = where._replace(layer=self._distance(place, where.layer))
-            what = Tensor(where, near, number)
+            what = TensorRef(where, near, number)
         elif kind == "event" and (named := re.fullmatch(rf"(\w+ {re.escape(place.stack or '')}\.)(\d+)(\..*)", what)):
             what = Name(named[1] + "{}" + named[3], self._distance(place, int(named[2])))
         return kind, what, *rest
@@ -146,7 +146,7 @@ class Sections:
         """Return what an entry names at a place of the whole tape: several tensors, if all layers make them."""
         if isinstance(what, Name):
             return [what.text.format(place.layer + what.distance)]
-        if not isinstance(what, Tensor):
+        if not isinstance(what, TensorRef):
             return [what]
         where = what.place
         copies = self.copies[where]  # made around the layers, or in layers of another stack

@@ -24,9 +24,9 @@ from study.core.models.build import Adapted, WithoutValues, build, freeze, quant
 from study.core.models.step import inputs, logits_and_losses
 from study.predict.trace.asked import Look, Model, Recomputation, TraceOptions
 from study.predict.trace.kernels import AsOnCuda, in_place, without_logits, zero3_linear
+from study.predict.trace.recorder import Recorder
 from study.predict.trace.repeating import Followed, Stack, Unlike, repeat, surroundings
 from study.predict.trace.tape import Tape, in_order
-from study.predict.trace.watch import Watch
 
 aten = torch.ops.aten
 # Operators whose results torchtitan's selective recomputation keeps, beside every second product.
@@ -166,20 +166,20 @@ def _pass(model: Model, options: TraceOptions, rows: int, with_all_layers: bool)
         built._apply(lambda tensor: torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype))
         built.tie_weights()
         batch = inputs(config, rows, options.sequence)
-        watch = Watch([*built.parameters(), *built.buffers(), *batch.values()], model.is_partly_frozen)
-        watch.tape.append(("inputs", sum(tensor.untyped_storage().nbytes() for tensor in batch.values())))
-        watch.follow(built)
+        recorder = Recorder([*built.parameters(), *built.buffers(), *batch.values()], model.is_partly_frozen)
+        recorder.tape.append(("inputs", sum(tensor.untyped_storage().nbytes() for tensor in batch.values())))
+        recorder.follow(built)
         for stack in stacks:
-            watch.mark(built.get_submodule(stack.name), stack.name)
+            recorder.mark(built.get_submodule(stack.name), stack.name)
         kept: list[torch.Tensor] = []  # the logits, until the backward pass has ended
         if options.keeps_logits and options.loss != "chunked":
             built.register_forward_hook(lambda *seen: kept.append(seen[-1].logits))
-        with place(), linear(), watch:
+        with place(), linear(), recorder:
             with autocast:
                 loss = _loss(config, built, batch, options)
-            watch.tape.append(("event", "end of forward", 0))
+            recorder.tape.append(("event", "end of forward", 0))
             loss.backward()
-    return watch.tape, stacks
+    return recorder.tape, stacks
 
 
 @contextmanager

@@ -38,7 +38,7 @@ NO_KERNEL = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, at
 MATRICES = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.baddbmm: 1}  # where their two factors begin in the arguments
 
 
-class Watch(TorchDispatchMode):
+class Recorder(TorchDispatchMode):
     """Writes a tape: every tensor that the passes make, every kernel, and the operations of matrix products."""
 
     def __init__(self, known: list[torch.Tensor], has_types: bool):
