@@ -14,7 +14,7 @@ An entry of a tape is a tuple:
 import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from math import prod
 from typing import Any, NamedTuple
@@ -81,16 +81,26 @@ class Product(NamedTuple):
     element_bytes: int | None = None  # of the factors; None: as the recipe says
 
 
-@dataclass(frozen=True)
+@dataclass
 class Work:
     """The kernels of the forward or the backward pass of a microbatch, with what is computed again."""
 
-    products: Counter[Product]
-    attention_flops: float  # of fused kernels; written-out attention is products and moved bytes
-    moved_bytes: float  # read and written by all other kernels
-    kernels: int  # that the host launches, and Python that takes as long
-    moving_kernels: int  # of these, those that fusing replaces
-    dequantized_bytes: float = 0.0  # moved to make whole weights of quantized ones: no fusing spares them
+    products: Counter[Product] = field(default_factory=Counter)
+    attention_flops: float = 0  # of fused kernels; written-out attention is products and moved bytes
+    moved_bytes: float = 0  # read and written by all other kernels
+    kernels: int = 0  # that the host launches, and Python that takes as long
+    moving_kernels: int = 0  # of these, those that fusing replaces
+    dequantized_bytes: float = 0  # moved to make whole weights of quantized ones: no fusing spares them
+
+    def add(self, kind: str, sizes: tuple) -> None:
+        self.kernels += 1
+        if kind == "product":
+            self.products[Product(*sizes)] += 1
+        elif kind == "attention":
+            self.attention_flops += sizes[0]
+        else:
+            self.moved_bytes += sizes[0]
+            self.moving_kernels += 1
 
 
 @dataclass(frozen=True)
@@ -112,9 +122,10 @@ def read(tape: Tape, tensors: tuple[Tensor, ...]) -> Pass:
     at_use: dict[str, float] = {}
     before_use: dict[str, Held] = {}
     gradients: list[Gradient] = []
-    ran: dict[str, list[tuple]] = {"use": [], "end": [], "gradient": []}
+    forward, backward = Work(), Work()
     for event, name, gradient_bytes, now, most, kernels in _moments(tape):
-        ran[event] += kernels
+        for kernel in kernels:
+            (backward if event == "gradient" else forward).add(*kernel)
         if most and not gradients:
             until_gradient = max(most, until_gradient, key=sum)
         if event == "gradient":  # the gradient itself is the engine's
@@ -128,8 +139,8 @@ def read(tape: Tape, tensors: tuple[Tensor, ...]) -> Pass:
                 before_use[name] = most
     return Pass(
         profile=Profile(kept, until_gradient, at_use, before_use, tuple(gradients)),
-        forward=_work(ran["use"] + ran["end"]),
-        backward=_work(ran["gradient"]),
+        forward=forward,
+        backward=backward,
         flops=_total(tape, "kernel"),
         inputs_bytes=_total(tape, "inputs"),
     )
@@ -165,19 +176,6 @@ def _moments(tape: Tape) -> Iterator[tuple]:
             yield event, name, rest[0], Held(*held), most, kernels
             most = None
             kernels = []
-
-
-def _work(kernels: list[tuple]) -> Work:
-    sizes: dict[str, list[tuple]] = {"product": [], "attention": [], "other": []}
-    for kind, of_kernel in kernels:
-        sizes[kind].append(of_kernel)
-    return Work(
-        products=Counter(Product(*of_kernel) for of_kernel in sizes["product"]),
-        attention_flops=sum(flops for (flops,) in sizes["attention"]),
-        moved_bytes=sum(moved for (moved,) in sizes["other"]),
-        kernels=len(kernels),
-        moving_kernels=len(sizes["other"]),
-    )
 
 
 def in_order(tape: Tape) -> Tape:
