@@ -41,7 +41,10 @@ def training_of(record: Record) -> Training | None:
     model = architecture(record)
     rows = _rows(requested)
     # Scripts are not ours, and what a compiler keeps and fuses is unknown.
-    if model is None or record.is_script or record.is_watched or requested.compile or requested.precision == "fp8":
+    if model is None or record.is_script or record.is_watched or requested.compile:
+        return None
+    recipe = RECIPES[requested.precision]
+    if recipe.product_bytes == 1:  # what the library keeps that multiplies in 8 bits is unknown
         return None
     if requested.optimizer == "muon" and observed.stage:
         return None
@@ -50,7 +53,7 @@ def training_of(record: Record) -> Training | None:
         return None
     training = Training(
         model,
-        RECIPES[requested.precision],
+        recipe,
         Batch(
             requested.micro_batch,
             requested.accumulation,

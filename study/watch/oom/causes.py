@@ -19,7 +19,7 @@ HINT = 2  # of numbers that other causes could have, too
 MOST = 4  # causes that are shown
 CONTEXT_BYTES = 2.5 * 2**30  # more than a CUDA context and NCCL take
 OUTSIDE_SHARE = 0.1  # of the GPU: no more is outside PyTorch's numbers without another process
-UNUSED_SHARE = 0.1  # of the GPU: PyTorch holds no more without use (memory_kinds.FRAGMENTATION is what is usual)
+UNUSED_SHARE = 0.1  # of the GPU: PyTorch holds no more without use (allocator.FRAGMENTATION is what is usual)
 EMPTY = 0.05  # of the GPU: no model is there
 STEPS = r"(?i:\bstep|\biter(?:ation)?|\bit)s?[ \]:=/]{1,3}(\d{1,9})|\b(\d{1,9})/\d{1,9} \["
 MANY_STEPS = 10
