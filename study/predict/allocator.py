@@ -206,7 +206,7 @@ def blocks_of(engine: Engine) -> Blocks:
     if isinstance(engine, FullySharded):
         states.pop("gradients", 0)  # they are in another stream
         return _of_units(engine, [*states.values()])
-    if not engine.training.placement.deepspeed:
+    if not engine.placement.deepspeed:
         return _of_tensors(engine, [*states.values()], engine.tensors)
     # The states of stages 0 and 3 are flat vectors.
     times = [*engine.moments(engine.training.profile)]
@@ -270,7 +270,7 @@ def _of_units(engine: FullySharded, standing: list[int]) -> Blocks:
 
 def replay(engine: Engine, blocks: Blocks, allocator: Allocator) -> None:
     """Let the allocator take and give what the first steps make and free."""
-    training, placement, passes = engine.training, engine.training.placement, engine.passes
+    training, placement, passes = engine.training, engine.placement, engine.passes
     tape = training.model.tape(training.trace_options, training.batch.rows)
     # Without an engine gradients stay until the update. DDP's buckets take only those of the last pass of a step.
     in_buckets = (placement.ranks > 1 or placement.in_ddp) and passes == 1 and training.bucket_view

@@ -214,7 +214,7 @@ Sent = tuple[str, str, float, Links]
 
 def links_s(engine: Engine, machine: Hardware, of: Pace) -> dict[str, float]:
     """The seconds in which each phase of a step waits for what ranks send, or for the host's memory."""
-    placement = engine.training.placement
+    placement = engine.placement
     links = machine.links(placement.ranks)
     alike = links.between(placement.tensor_ranks)  # ranks with the same part of each layer
     sent = [*_weights_sent(engine, alike), *_gradients_sent(engine, alike)]
@@ -232,7 +232,7 @@ def _weights_sent(engine: Engine, links: Links) -> Iterator[Sent]:
     """The weights, if ranks divide them."""
     if engine.gathered_again is None:
         return
-    placement = engine.training.placement
+    placement = engine.placement
     weights_bytes = engine.passes * engine.all_elements * engine.weight_bytes
     # With a second copy of what was released (hpZ), from few ranks.
     again_group = placement.second_partition or placement.group
@@ -245,7 +245,7 @@ def _weights_sent(engine: Engine, links: Links) -> Iterator[Sent]:
 
 def _gradients_sent(engine: Engine, links: Links) -> Iterator[Sent]:
     """The gradients, and the new weights, as read in FSDP, DDP and DeepSpeed 0.19.8."""
-    placement, trained = engine.training.placement, engine.training.model.trained
+    placement, trained = engine.placement, engine.training.model.trained
     reductions = engine.passes if engine.reduces_each_pass else 1
     gradients_bytes = reductions * trained / placement.tensor_ranks * engine.reduced_bytes
     # FSDP's groups sum their parts with those of the other groups. A single group has no other.
@@ -268,7 +268,7 @@ def update_s(engine: Engine, machine: Hardware, of: Pace) -> dict[str, float]:
     """The seconds of the update on the GPU; or on a host, of all its ranks, while a disk feeds it."""
     owned = engine.training.model.trained / engine.update_ranks
     if "moments" in engine.on_host:
-        local = min(engine.training.placement.ranks, machine.gpus_per_node)
+        local = min(engine.placement.ranks, machine.gpus_per_node)
         # The ranks of a node share its processors, so their updates add up. The constant is that of one host, a DGX-2's
         # (P2 table 4), where PyTorch's Adam on the host took 5 to 6 times as long.
         parts = {"update on host": owned * local / 1e9 * papers.CPU_ADAM_S_PER_BILLION}

@@ -36,8 +36,8 @@ class Engine:
 
     def __init__(self, training: Training):
         self.training = training
-        self.recipe = training.recipe
-        self.ranks = training.placement.state_ranks
+        self.recipe, self.placement = training.recipe, training.placement
+        self.ranks = self.placement.state_ranks
         self.passes = training.batch.passes
         self.weight_bytes = training.weight_bytes  # of an element of the weights in a pass, and of their gradients
         self.reduced_bytes = self.weight_bytes  # of an element of a gradient in a bucket, and on its way

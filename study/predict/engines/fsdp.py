@@ -51,13 +51,12 @@ class FullySharded(Engine):
 
     def __init__(self, training: Training, fsdp: Fsdp):
         super().__init__(training)
-        placement = training.placement
         self.fsdp = fsdp
-        self.update_ranks = placement.sharing_ranks
+        self.update_ranks = self.placement.sharing_ranks
         self.reduces_each_pass = not self.fsdp.by_accelerate
         self.gathered_again = 1.0 if self.fsdp.reshards else 0.0
         # Whether a rank's parts of gradients stay on the device, and the update is done there.
-        self.updates_here = not (self.fsdp.offloads and placement.on_gpu)
+        self.updates_here = not (self.fsdp.offloads and self.placement.on_gpu)
         # A pass begins with the whole gradients of the passes before it.
         self.keeps_whole_gradients = self.fsdp.by_accelerate and self.passes > 1
         # Tied: the last norm, the embeddings and the output matrix are one unit, because torch 2.13 refuses a tensor
@@ -141,8 +140,7 @@ class FullySharded(Engine):
 
     @property
     def traffic(self) -> dict[str, int]:
-        placement = self.training.placement
-        if placement.ranks == 1:
+        if self.placement.ranks == 1:
             return {}
         # Units that do not stay are gathered again in the backward pass.
         gathered = sum(unit.whole * (1 if unit.stays else 2) for unit in self.units) * self.passes
@@ -151,7 +149,7 @@ class FullySharded(Engine):
             reduced *= self.passes
         moved = {"reduce_scatter": reduced, "all_gather": gathered}
         # Within a group the gradients are scattered first, so groups exchange only a rank's part.
-        if placement.ranks > placement.sharing_ranks:  # between the groups
+        if self.placement.ranks > self.placement.sharing_ranks:  # between the groups
             moved = {"all_reduce": reduced // self.ranks} | moved
         return moved
 

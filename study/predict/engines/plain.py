@@ -12,7 +12,7 @@ class Plain(Engine):
 
     def __init__(self, training: Training):
         super().__init__(training)
-        self.in_buckets = self.ranks > 1 or training.placement.in_ddp
+        self.in_buckets = self.ranks > 1 or self.placement.in_ddp
         self.pieces = self.tensors
         self.gradients_bytes = self.elements * self.weight_bytes
         self.master_bytes = self.recipe.master_bytes * self.elements
@@ -53,7 +53,7 @@ class Plain(Engine):
         gradients_bytes, made_bytes = self.complete_bytes, self.made_bytes
         if self.master_bytes:  # there are also the gradients in fp32
             gradients_bytes += 4 * self.elements
-            if self.training.placement.deepspeed:  # which flattens them (fused_optimizer.py)
+            if self.placement.deepspeed:  # which flattens them (fused_optimizer.py)
                 # The list of all fp32 gradients is still there while one vector is made of it.
                 made_bytes = max(made_bytes, 4 * self.elements)
         return [{"gradients": gradients_bytes, "temporaries": made_bytes}]

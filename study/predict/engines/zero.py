@@ -15,10 +15,10 @@ class Zero(Engine):
 
     def __init__(self, training: Training):
         super().__init__(training)
-        self.update_ranks = training.placement.sharing_ranks
-        self.zero = zero = training.placement.zero
+        self.update_ranks = self.placement.sharing_ranks
+        self.zero = zero = self.placement.zero
         # DeepSpeed's Ulysses sums in fp32 by default (engine.py, seq_parallel_communication_data_type).
-        if training.placement.sequence_ranks > 1:
+        if self.placement.sequence_ranks > 1:
             self.reduced_bytes = 4
         # Of an element of a state. ZeRO's stages keep a master copy in this type, even of weights that have it. For
         # weights in fp32 the copy is redundant: on one process with a model of 27.8M parameters it is a part of 28

@@ -19,7 +19,7 @@ class Stages1And2(Zero):
 
     def __init__(self, training: Training):
         super().__init__(training)
-        self.stage = training.placement.stage
+        self.stage = self.placement.stage
         self.reduces_each_pass = self.stage == 2  # stage 1 collects whole gradients until the last pass of a step
         if not self.zero["use_multi_rank_bucket_allreduce"]:
             self.reduce_kind = "reduce"
@@ -71,7 +71,7 @@ class Stages1And2(Zero):
         # of 2.
         reductions = self.passes if self.reduces_each_pass else 1
         reduced = {self.reduce_kind: self.elements * self.reduced_bytes * reductions}
-        if self.training.placement.tensor_ranks > 1 and self.ranks == 1:  # it sums its gradients over itself alone
+        if self.placement.tensor_ranks > 1 and self.ranks == 1:  # it sums its gradients over itself alone
             return reduced
         return reduced | {"all_gather": self.part * self.ranks * self.weight_bytes}
 

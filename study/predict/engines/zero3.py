@@ -27,7 +27,7 @@ class Stage3(Zero):
     def __init__(self, training: Training):
         super().__init__(training)
         # It makes whole weights of the parts, except a single rank that holds them on its device.
-        self.gathers = self.ranks > 1 or (training.placement.on_gpu and self.weights_home != "none")
+        self.gathers = self.ranks > 1 or (self.placement.on_gpu and self.weights_home != "none")
         # DeepSpeed 0.19.8's defaults: 1e5, 5e7, 1e9 and 1e9 elements (zero/config.py). They count elements of whole
         # tensors, not of parts.
         self.limits = Limits(
@@ -92,7 +92,7 @@ class Stage3(Zero):
     def second_copy(self, released: int) -> dict[str, int]:
         """hpZ's second copy of the released elements, which is dropped after the update."""
         # The copy is written when a weight is released, and dropped in _post_step (invalidate_secondary_tensor).
-        among = self.training.placement.second_partition
+        among = self.placement.second_partition
         if among is None:
             return {}
         if self.passes > 1:  # earlier passes have released all but what stays whole (stage3.py, _post_step)
@@ -173,7 +173,7 @@ class Scattering(Bucket):
         self.engine = engine
         self.stay = {tensor.name for tensor in engine.persistent}
         self.in_graph = Counter[str]()  # bytes of weights, by the tensor whose gradient comes when they go
-        if engine.gathers and not engine.training.placement.has_own_linear:
+        if engine.gathers and not engine.placement.has_own_linear:
             self.keep_views()
         turn = engine.fetches.turn
         self.released = turn.released
