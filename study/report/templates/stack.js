@@ -58,7 +58,8 @@ function listed(text) {
   for (const [, name, said = ""] of inLock.length ? inLock : plain.matchAll(new RegExp(listed, "gi"))) {
     const names = (found[table.packages[name.toLowerCase()]] ??= new Map());
     const release = releaseOf(said.toLowerCase());
-    if (release.length !== 0) names.set(JSON.stringify(release.numbers ? [release.numbers, release.rank] : release), release);
+    const key = JSON.stringify(release.numbers ? [release.numbers, release.rank] : release); // 2.6 is 2.6.0
+    if (release.length !== 0 && !names.has(key)) names.set(key, release);
   }
   return Object.fromEntries(Object.entries(found).map(([name, several]) => [name, several.size === 1 ? [...several.values()][0] : ANY]));
 }
