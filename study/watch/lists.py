@@ -28,9 +28,9 @@ def releases(words: tuple[str, ...]) -> dict[str, Release]:
 def listed(text: str) -> dict[str, Release]:
     """Return the releases that a text names. Where it names several of a package, it is not known which one is used."""
     patterns = table().patterns
-    text = re.sub(patterns["comment"], "", text)
+    text = re.sub(patterns["comment"], "", text.lower())
     found: dict[str, set[Release]] = {}
-    for name, said in re.findall(patterns["locked"], text) or re.findall(patterns["listed"], text, re.IGNORECASE):
-        named = found.setdefault(table().packages[name.lower()], set())
-        named |= {release_of(said.lower())} - {ANY}
+    for name, said in re.findall(patterns["locked"], text) or re.findall(patterns["listed"], text):
+        named = found.setdefault(table().packages[name], set())
+        named |= {release_of(said)} - {ANY}
     return {name: several.pop() if len(several) == 1 else ANY for name, several in found.items()}

@@ -52,12 +52,12 @@ function within(release, range) {
 // The releases that a text names, by package. Where it names several of one, it is not known which is used.
 function listed(text) {
   const { comment, locked, listed } = table.patterns;
-  const plain = text.replace(new RegExp(comment, "g"), "");
+  const plain = text.toLowerCase().replace(new RegExp(comment, "g"), "");
   const inLock = [...plain.matchAll(new RegExp(locked, "g"))];
   const found = {};
-  for (const [, name, said = ""] of inLock.length ? inLock : plain.matchAll(new RegExp(listed, "gi"))) {
-    const names = (found[table.packages[name.toLowerCase()]] ??= new Map());
-    const release = releaseOf(said.toLowerCase());
+  for (const [, name, said = ""] of inLock.length ? inLock : plain.matchAll(new RegExp(listed, "g"))) {
+    const names = (found[table.packages[name]] ??= new Map());
+    const release = releaseOf(said);
     const key = JSON.stringify(release.numbers ? [release.numbers, release.rank] : release); // 2.6 is 2.6.0
     if (release.length !== 0 && !names.has(key)) names.set(key, release);
   }
