@@ -4,6 +4,7 @@ import re
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
@@ -193,7 +194,7 @@ def stack(
     *,
     flags: Flags,
     config: Path | None = None,
-    symptom: str = "",
+    symptom: Literal["norm", "losses", "memory", "no update", "hang", "ignored", "error"] | None = None,
 ) -> dict:
     """Which known faults of libraries apply to these releases, in this training?
 
@@ -206,14 +207,17 @@ def stack(
         releases: Words such as deepspeed==0.19.8; or a file: a list of requirements, what `pip freeze` or `pip list`
             wrote, a project, an environment of conda, a lock of uv or poetry. Without any: those of this environment.
         config: A DeepSpeed json, an Accelerate yaml, or arguments of the Trainer.
-        symptom: What was seen, such as norm, memory, hang or ignored: faults with it come first.
+        symptom: What was seen: faults with it come first.
     """
+    for number in (flags.ranks, flags.passes):
+        if number is not None and number < 1:
+            raise Stop(f"ranks and passes must be at least 1 (got {number})", "give 1 or more")
     said, key = {}, None
     if config:
         source = sources.read(config)
         said = sources.effective_settings(source)
         key = partial(sources.value_at, source.content | (source.named or source).content)
-    answer = answered(described(lists.releases(releases), flags, said, key), symptom)
+    answer = answered(described(lists.releases(releases), flags, said, key), symptom or "")
     say_wrapped(answer["first"])
     for number, fault in enumerate(answer["faults"], 1):
         sentence = f"{fault['question']} {fault['sentence']}"

@@ -3,6 +3,7 @@
 import json
 import re
 import resource
+import time
 import tomllib
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from test_cli import in_this_process
 
 from study.cli import diagnosis
 from study.conform import releases, suite
-from study.conform.faults import named, table
+from study.conform.faults import ANY, named, table
 from study.core import arms
 from study.core.errors import Stop
 from study.core.options import parsed
@@ -220,3 +221,10 @@ def test_public_threads_get_their_faults(tmp_path):
 @pytest.mark.parametrize("row", STACKS["healthy"], ids=lambda row: row["at"])
 def test_nothing_is_said_to_apply_to_a_healthy_stack(row, tmp_path):
     assert "applies" not in replayed(row, tmp_path).values()
+
+
+def test_a_text_of_nothing_but_beginnings_is_read_in_seconds():
+    started = time.monotonic()
+    for text in ("deepspeed[" * 20_000, "deepspeed " * 20_000, "deepspeed==" * 20_000):
+        assert lists.listed(text) == {"deepspeed": ANY}
+    assert time.monotonic() - started < 8
