@@ -8,6 +8,7 @@ from pathlib import Path
 
 from study.core import files, shapes
 from study.core.errors import Stop
+from study.core.settings import flag
 from study.core.shapes import MAX_CONFIG_BYTES, SHAPES, config_of, is_local, letters, model_of_name, with_size
 from study.core.text import count
 from study.predict.trace.transformer import Transformer
@@ -15,7 +16,7 @@ from study.predict.trace.transformer import Transformer
 POSITIONS = 1024  # of a generic GPT
 # By the ends of names in a config: more than any published model has. Making more would not end, or fill the memory.
 MOST = {"layers?|depths?": 10_000, "experts": 10_000, "labels": 1_000_000, "vocab_size": 10_000_000}
-MOST_RANK = 1_000_000  # of adapters
+MOST_WANTED = {"params": 10**15, "layers": 10_000, "hidden": 10_000_000, "lora_rank": 1_000_000}
 
 
 def named(model: str, **which) -> Transformer:
@@ -79,8 +80,9 @@ class Wanted:
     """With --model: only adapters of this rank train, at each linear layer but the head."""
 
     def __post_init__(self):
-        if self.lora_rank is not None and not 1 <= self.lora_rank <= MOST_RANK:
-            raise Stop(f"--lora-rank must be from 1 to {MOST_RANK} (got {self.lora_rank})", "give such a number")
+        for name, most in MOST_WANTED.items():
+            if (value := getattr(self, name)) is not None and not 1 <= value <= most:
+                raise Stop(f"{flag(name)} must be from 1 to {most} (got {value})", "give such a number")
 
 
 def _of_size(params: float) -> str:

@@ -43,6 +43,8 @@ class TrainingFlags:
     def __post_init__(self) -> None:
         if self.gpus is not None and not 1 <= self.gpus <= GPUS_AT_MOST:
             raise Stop(f"--gpus must be from 1 to {GPUS_AT_MOST} (got {self.gpus})", "give such a number")
+        if self.sequence is not None and self.sequence < 1:
+            raise Stop(f"--sequence must be at least 1 (got {self.sequence})", "give the tokens of a row")
 
     @property
     def ranks(self) -> int:

@@ -74,7 +74,7 @@ def _plain(config: dict) -> dict:
         defaults["n_inner"] = 4 * said.get("n_embd", 0)
     if family == "llama":
         heads = said.get("num_attention_heads", 1)
-        defaults |= {"num_key_value_heads": heads, "head_dim": said.get("hidden_size", 0) // heads}
+        defaults |= {"num_key_value_heads": heads, "head_dim": said.get("hidden_size", 0) // max(heads, 1)}
     return defaults | said
 
 
