@@ -73,7 +73,7 @@ def _reason(advice: Advice, choice: Row) -> str:
 
 
 def use(row: Row, question: Question) -> str:
-    """`zero2 with recomputation, 3 rows per pass, 6 passes; 55 of 80 GiB (nvidia-smi: 61); 7 s (5 to 9) per step`."""
+    """`zero2 with recomputation, 3 rows per pass, 6 passes; 55 of 80 GiB (nvidia-smi shows 61); 7 s (5 to 9) per step`."""
     name, memory = row.arm, of_card(row.peak_bytes, question.gpu)
     if row.checkpointing:
         name += " with activation checkpointing"
@@ -81,7 +81,7 @@ def use(row: Row, question: Question) -> str:
     if row.precision != "fp32" and not GPUS[question.gpu].has_bf16:
         name += " in fp16"
     if row.driver_bytes:
-        memory += f" (nvidia-smi: {_number(row.driver_bytes)})"
+        memory += f" (nvidia-smi shows {_number(row.driver_bytes)})"
     if row.offloads:
         memory += f" and {amount(row.host_bytes)} of host memory"
     rows = number_of(row.micro_batch, "rows per pass")
