@@ -1,7 +1,7 @@
 """Count tokens of code by room, and fail where a room exceeds its number in pyproject.toml: python .ci/size.py
 
 Comments, docstrings and line breaks do not count, so neither dense lines nor tiny functions make a room smaller.
-A raise of a room's number needs a reason in the commit. That of study/ as a whole does not move.
+A raise of a room's number needs a reason in the commit. That of study/ is to come back to 140,000.
 """
 
 import ast

@@ -2,8 +2,8 @@
 
 Rank 0 of eight runs alone, with collectives that move no data, and tensors so small that Python alone takes time. The
 time of a layer is the difference between two models. Modules of stage 3, FSDP's units, the gradients of stages 1 and 2
-and the tensors of an update are compared with the kernels of a pass on the same machine: `kernel_s` of pace.toml
-times their ratio is `module_s`, `unit_s`, `gradient_s` and `tensor_s`. Run it on a quiet machine.
+and the tensors of an update are compared with the kernels of a pass on the same machine: the ratios of a module
+and of a unit are the origin of `unit_kernels` in pace.toml. Run it on a quiet machine.
 """
 
 import functools

@@ -3,8 +3,9 @@
 python reproductions/laboratories/predicted.py reports/h200 579c3b24 > reports/h200/predicted.csv
 python reproductions/laboratories/predicted.py windows predictions > reports/h200/next.csv
 
-The first checks out that commit and asks its code: nothing that came later can change an answer. From a record it takes
-what was asked for and what the arm's config was, and nothing measured. The second asks the code that is installed.
+The first checks out that commit and asks its code, by this script as it was then: nothing that came later can change an
+answer. From a record it takes what was asked for and what the arm's config was, and nothing measured. The second asks
+the code that is installed.
 """
 
 import csv
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = "c536f597:reproductions/laboratories/predicted.py"  # the first version, which asks commits of that time
 COLUMNS = ("run", "allocated_bytes", "reserved_bytes", "driver_bytes", "step_s", "step_low_s", "step_high_s")
 GPU = "H200"  # of cells that have not run yet
 
@@ -37,7 +39,10 @@ def at_commit(folder: Path, commit: str) -> None:
         try:
             # Its package comes before the one that is installed.
             environment = os.environ | {"PYTHONPATH": str(there)}
-            subprocess.run([sys.executable, __file__, folder], cwd=there, env=environment, check=True)
+            script = Path(temporary, "predicted.py")
+            with script.open("wb") as file:
+                subprocess.run(["git", "show", SCRIPT], cwd=ROOT, check=True, stdout=file)
+            subprocess.run([sys.executable, script, folder], cwd=there, env=environment, check=True)
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", there], cwd=ROOT, check=True)
 

@@ -1,4 +1,4 @@
-"""The papers' formulas; nothing here is measured. P1: ZeRO (arXiv 1910.02054v3). P2: ZeRO-Offload (2101.06840)."""
+"""The papers' formulas; we measured nothing here. P1: ZeRO (arXiv 1910.02054v3). P2: ZeRO-Offload (2101.06840)."""
 
 from collections.abc import Mapping
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from study.core.arms import Arm, zero_optimization
+from study.core.errors import Stop
 
 
 class Fsdp(NamedTuple):
@@ -31,6 +32,8 @@ class Placement:
     @classmethod
     def of(cls, arm: Arm, ranks: int, device: str = "cpu") -> "Placement":
         """How an arm places a training. An arm for one process has one rank."""
+        if arm.for_cuda_alone:
+            raise Stop(f"what {arm.for_cuda_alone} holds and sends is not predicted", "measure it", "unavailable")
         if arm.distributed_type == "NO":
             ranks = 1
         sharing = arm.sharing_ranks(ranks)

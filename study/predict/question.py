@@ -107,7 +107,7 @@ def settled_arm(arm: Arm, gpus: int, local: int, bucket_elements: int | None = N
     if arm.replicas > 1:
         arm = replace(arm, replicas=max(2, gpus // local))
     elif arm.divides_ranks and gpus > local:
-        arm = with_zero(arm, {"zero_hpz_partition_size": local})
+        arm = replace(with_zero(arm, {"zero_hpz_partition_size": local}), second_copy_ranks=local)
     return with_buckets(arm, bucket_elements)
 
 

@@ -201,7 +201,7 @@ def host_s(engine: Engine, machine: Hardware, phase: str, of: Pace) -> float:
     of_phase = work(engine.training)[phase]
     # One constant for two libraries: on two CPU cores a module of stage 3 took as long as 9 to 36 kernels, and a unit
     # of FSDP as 66 to 154 (pace.toml).
-    kernels = of_phase.kernels + of.unit_kernels * engine.gather_count(phase)
+    kernels = of_phase.kernels + of.unit_kernels * engine.unit_count(phase)
     if machine.fused_kernels:
         # The share of bytes that fusing leaves stands for the share of launches: that has no constant of its own.
         kernels -= (1 - of.fused_traffic) * of_phase.moving_kernels

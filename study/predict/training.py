@@ -63,6 +63,8 @@ class Training:
             raise Stop(what, "measure it, or give another optimizer", "unavailable")
         if self.quantized and not self.model.is_partly_frozen:
             raise Stop("quantized weights do not train", "train adapters: give --lora-rank as well")
+        if placement.tensor_ranks > 1 and self.quantized:
+            raise Stop("how ranks divide quantized layers is unknown here", "leave one of them out", "unavailable")
         if placement.tensor_ranks > 1 and self.model.lora_rank and not placement.fsdp:
             raise Stop("how AutoTP divides adapters is unknown here", "shard by FSDP", "unavailable")
         if batch.tokens % placement.sequence_ranks:

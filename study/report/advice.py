@@ -73,7 +73,7 @@ def _reason(advice: Advice, choice: Row) -> str:
 
 
 def use(row: Row, question: Question) -> str:
-    """`zero2 with recomputation, 3 rows per pass, 6 passes; 55 of 80 GiB (nvidia-smi shows 61); 7 s (5 to 9) per step`."""
+    """`zero2, 3 rows per pass, 6 passes; 55 of 80 GiB (nvidia-smi shows 61); 7 s (5 to 9) per step`."""
     name, memory = row.arm, of_card(row.peak_bytes, question.gpu)
     if row.checkpointing:
         name += " with activation checkpointing"

@@ -171,6 +171,14 @@ def test_what_fits_leaves_room(monkeypatch):
     assert fits_on("L4", peak, int(needed + spare)) == "only just", "nvidia-smi shows the whole card"
 
 
+@pytest.mark.parametrize("gpus", [9, 15])
+def test_nodes_of_any_size_have_a_second_copy_of_the_weights(gpus):
+    """hpZ's groups are as large as nodes: of 9 GPUs three."""
+    answer = advise(question_of(named("gpt2"), gpus, "H100", batch=gpus))
+    assert "zero3_hpz" in [row.arm for row in answer.rows]
+    assert answer.choice
+
+
 def test_how_many_are_needed():
     model, few = named("gpt2-xl"), {"batch": 8, "sequence": 128, "checkpointing": True}
     found = fewest(*asked(model, None, "T4", **few))

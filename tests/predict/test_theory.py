@@ -7,6 +7,7 @@ from conftest import DECODERS_ALONE
 from trainings import training_of
 
 from study.core import arms
+from study.core.errors import Stop
 from study.predict import papers
 from study.predict.architecture import named
 from study.predict.engines import engine_of
@@ -130,3 +131,10 @@ def test_fsdp_shards_once_beside_ranks_that_divide_layers():
     divided = training_of(named("llama-micro"), **values)
     by_hand = 2 * sum(ceil(tensor.elements / 4) for tensor in divided.tensors)
     assert estimate(divided).at_peak["weights"] == by_hand
+
+
+def test_how_ranks_divide_quantized_layers_is_not_predicted():
+    """They were counted as if they were not quantized."""
+    model = named("llama3.2-1b", lora_rank=8)
+    with pytest.raises(Stop, match="divide quantized layers"):
+        training_of(model, ranks=8, fsdp=Fsdp(), tensor_ranks=2, quantized="nf4")

@@ -16,7 +16,10 @@ def elements_of(tensors: Iterable[Tensor]) -> int:
 
 
 class Engine:
-    """The training of a rank. Sizes are in bytes, and those that end in `elements` in elements of tensors."""
+    """How a rank's training is held and sent.
+
+    Sizes are in bytes. `part`, `owned`, `refetched`, `sub_groups`, and what ends in `elements` count elements.
+    """
 
     # --- what is sent, for the seconds of a step. `traffic` counts the bytes as records do
     reduce_kind = "all_reduce"  # of gradients
@@ -37,7 +40,7 @@ class Engine:
     def __init__(self, training: Training):
         self.training = training
         self.recipe, self.placement = training.recipe, training.placement
-        self.ranks = self.placement.state_ranks
+        self.ranks = self.placement.state_ranks  # that divide a tensor's states
         self.passes = training.batch.passes
         self.weight_bytes = training.weight_bytes  # of an element of the weights in a pass, and of their gradients
         self.reduced_bytes = self.weight_bytes  # of an element of a gradient in a bucket, and on its way
@@ -64,8 +67,8 @@ class Engine:
         """What an update makes beside weights, gradients and moments."""
         return update_makes_bytes(self.training.optimizer, self.pieces, self.recipe.moment_bytes)
 
-    def gather_count(self, phase: str) -> int:
-        """How often a pass gathers weights from the ranks that divide them."""
+    def unit_count(self, phase: str) -> int:
+        """The modules or units for which Python works in a pass, whether or not ranks send for them."""
         return 0
 
     @property
@@ -79,7 +82,10 @@ class Engine:
         return {}
 
     def moments(self, profile: Profile) -> Iterator[Moment]:
-        """Yield the moments of a step's last pass and of its update, each with what is held besides the states."""
+        """Yield the moments of a step's last pass and of its update, each with what is held besides the states.
+
+        One of the forward pass is called "backward", too.
+        """
         yield from (("backward", now) for now in self.in_pass(profile))
         if self.updates_here:
             yield from (("update", now) for now in self.in_update())

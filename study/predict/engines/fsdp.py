@@ -31,7 +31,7 @@ ENDS = re.compile(
 
 @dataclass(eq=False)
 class Unit:
-    """Tensors that are gathered together, and whose gradients are reduced together. Sizes are in bytes."""
+    """Tensors that are gathered, and whose gradients are reduced, together. Sizes are in bytes, but for `part`."""
 
     tensors: list[Tensor]
     trained: list[Tensor]
@@ -130,7 +130,7 @@ class FullySharded(Engine):
             elements = sum(map(self.share, tensors)) * self.ranks
         return elements * self.weight_bytes
 
-    def gather_count(self, phase: str) -> int:
+    def unit_count(self, phase: str) -> int:
         return len({tensor.block for tensor in self.training.tensors if tensor.block.startswith("layer.")})
 
     @property

@@ -82,7 +82,7 @@ class Stage3(Zero):
     def gathered_again(self) -> float:  # type: ignore[override]
         return min(1.0, self.refetched / max(1, self.divided_elements))
 
-    def gather_count(self, phase: str) -> int:
+    def unit_count(self, phase: str) -> int:
         """Modules with a large tensor. What is computed again is gathered again."""
         large = [tensor for tensor in self.training.tensors if tensor.elements > self.limits.persistent]
         blocks = [block for block, _ in {(tensor.block, tensor.name.rpartition(".")[0]) for tensor in large}]
