@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from study.core import operators
 from study.core.arms import all_paths, read
 from study.core.errors import Stop
 from study.core.settings import Flags, resolve
 from study.records import store
-from study.training import loading, setup
+from study.training import setup
 from study.training.launch import Launch
 
 LAUNCH = Launch(pid=7, started=time.time(), config_file="x", num_processes=None)
@@ -39,7 +40,7 @@ def test_a_file_of_somebody_else_is_not_added_to(name, tmp_path):
 
 
 def test_one_rank_of_a_machine_says_that_an_operator_is_compiled(tmp_path, monkeypatch):
-    monkeypatch.setattr(loading, "load", lambda names, gpus, tell: tell(f"compiling {names[0]}"))
+    monkeypatch.setattr(operators, "load", lambda names, gpus, tell: tell(f"compiling {names[0]}"))
     for rank, said in (("1", False), ("0", True)):
         monkeypatch.setenv("LOCAL_RANK", rank)
         setup.load_operators(["cpu_adam"], tmp_path)
