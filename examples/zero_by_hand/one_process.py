@@ -1,5 +1,6 @@
-"""Train in one process: weights, gradients and Adam's moments are all here. The other files must give these
-losses, but for the last digit.
+"""Train in one process: weights, gradients and Adam's moments are all here.
+
+The other files must give these losses, but for the last digit.
 
     python examples/zero_by_hand/one_process.py
 

@@ -79,16 +79,16 @@ def printed(tmp_path_factory) -> dict[tuple[str, int], tuple[list[float], list[f
     for passes in (1, 4):
         code = f"import sys; sys.argv[1:] = ['--passes', '{passes}']{RUN_ALL}"
         output += ranks_of(code, tmp_path_factory.mktemp("by-hand")).output
-    found = []
+    runs = []
     for block in re.split(r"(?m)^(?=\w+, \d ranks: )", output)[1:]:
         losses, *sizes = block.splitlines()
         numbers = re.findall(r"[\d,]{5,}", " ".join(sizes[:2]))
-        found.append((
+        runs.append((
             [float(loss) for loss in losses.split(": ")[1].split()],
             [int(number.replace(",", "")) / BYTES for number in numbers],
         ))  # fmt: skip
     named = [("one_process", 1), *((name, passes) for passes in (1, 4) for name in NAMES)]
-    return dict(zip(named, found, strict=True))
+    return dict(zip(named, runs, strict=True))
 
 
 def test_the_losses_are_those_of_the_file_before(printed):

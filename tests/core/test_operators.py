@@ -112,8 +112,8 @@ def test_what_is_compiled_is_not_compiled_again(tmp_path):
 
 def test_a_compiler_that_fails_is_told_in_its_own_words_and_had_less_to_compile(extensions, tmp_path):
     """Without a GPU: no symbols of debuggers, and of PyTorch's headers those that operators use."""
-    asked = tmp_path / "asked"
-    cxx = compiler(tmp_path, f'echo "$CPATH $@" >> {asked}\necho "adam.cpp:1: error: out of patience"\nexit 1')
+    calls = tmp_path / "calls"
+    cxx = compiler(tmp_path, f'echo "$CPATH $@" >> {calls}\necho "adam.cpp:1: error: out of patience"\nexit 1')
     done = python("-m", "study.core.operators", "cpu_adam", env=os.environ | {"CXX": cxx})
     assert done.returncode == 1, done.stdout
     assert "adam.cpp:1: error: out of patience" in done.stdout
@@ -121,7 +121,7 @@ def test_a_compiler_that_fails_is_told_in_its_own_words_and_had_less_to_compile(
     log = extensions / "cpu_adam" / "compiler.log"
     assert str(log) in done.stdout
     assert "FAILED" in log.read_text()
-    compilations = [line.split() for line in asked.read_text().splitlines() if " -c " in line and "cpu_adam" in line]
+    compilations = [line.split() for line in calls.read_text().splitlines() if " -c " in line and "cpu_adam" in line]
     assert len(compilations) == 2
     for path, *arguments in compilations:
         assert path.split(os.pathsep)[0] == str(operators.HEADERS)

@@ -82,6 +82,7 @@ def test_rows_of_ones_own_are_scored(tmp_path, monkeypatch, capsys):
     assert f"{abs(number.ours / 9e9 - 1):.0%}" in shown
     for text, problem in (
         ("source,n_gpus\nours,two\n", "n_gpus must be"),
+        ("source,checkpointing\nours,3\n", "checkpointing must be"),  # a traceback of Recomputation
         ("n_gpus\n2\n", "source is missing"),
         ("source\n\udcff\n", "cannot be read"),  # no UTF-8
     ):

@@ -137,7 +137,7 @@ def test_what_the_readme_says(kept, table):
     assert f"holds {size(held['zero2'])} under stage 2 and {size(held['zero3'])} under stage 3" in text
     assert "27 of 30 runs peaked within 1 %" in text, "as test_what_advice_and_the_first_page_say has it"
     assert (
-        "DDP took 13 % more than predicted before, FSDP2 under autocast 14 % less; stage 2 reserved up to 43 % more"
+        "DDP took 13 % more than we had predicted, FSDP2 under autocast 14 % less; stage 2 reserved up to 43 % more"
         in text
     )
 

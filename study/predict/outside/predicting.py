@@ -15,7 +15,7 @@ from study.predict.outside.published import FOLDER, MemoryKind, Quantity, Row
 from study.predict.placement import Fsdp, Placement
 from study.predict.step_time import Hardware, step_time
 from study.predict.trace.transformer import Transformer
-from study.predict.training import Batch, Recomputation
+from study.predict.training import Batch
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def reading_of(row: Row) -> Reading | None:
     training = OthersTraining(
         model,
         RECIPES[row.dtype],
-        Batch(row.micro_batch, row.grad_acc or 1, row.seq, Recomputation(row.checkpointing)),
+        Batch(row.micro_batch, row.grad_acc or 1, row.seq, row.checkpointing),
         placement,
         optimizer=row.optimizer,
         attention=row.attention,

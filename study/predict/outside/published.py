@@ -6,19 +6,20 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, Field, Json
+from pydantic import BaseModel, BeforeValidator, Field, Json, TypeAdapter
 
 from study.core.arms import ROOT
 from study.predict.optimizer_states import Optimizer
 from study.predict.outside.loops import Logits, Loss
 from study.predict.question import Precision
-from study.predict.training import Frozen, Quantized
+from study.predict.training import Frozen, Quantized, Recomputation
 
 FOLDER = ROOT / "reports" / "outside"
 KNOWN = "known"  # the set of the rows that the predictor met first
 MemoryKind = Literal["allocated", "reserved", "driver"]
 Quantity = Literal["memory", "time"]
 Form = TypeVar("Form", bound=BaseModel)
+NUMBER: TypeAdapter = TypeAdapter(bool | int)  # of a Recomputation: a CSV has words alone
 Count = Annotated[int, Field(ge=1)] | None
 Measured = Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
 Text = str | None
@@ -58,7 +59,7 @@ class Row(Facts, frozen=True):
     group: int | None = None
     sequence_ranks: int = 1
     tensor_ranks: int = 1
-    checkpointing: bool | int = False
+    checkpointing: Annotated[Recomputation, BeforeValidator(NUMBER.validate_python)] = Recomputation.NONE
     attention: Literal["sdpa", "eager"] = "sdpa"
     loss: Loss = "whole"
     logits: Logits = "fp32"
