@@ -171,20 +171,7 @@ class Arm:
     @property
     def for_cuda_alone(self) -> str | None:
         """Return the feature of an arm that DeepSpeed has only for NVIDIA GPUs. None if the arm has no such feature."""
-        config = self.deepspeed or {}
-        zero = config.get("zero_optimization", {})
-        # What switches each of them on, in DeepSpeed's json.
-        features = {
-            "qwZ": zero.get("zero_quantized_weights"),
-            "qgZ": zero.get("zero_quantized_gradients"),
-            "SuperOffload": zero.get("offload_optimizer", {}).get("super_offload"),
-            "ZenFlow": zero.get("zenflow"),
-            "DeepCompile": config.get("compile", {}).get("deepcompile"),
-        }
-        for name, is_on in features.items():
-            if is_on:
-                return name
-        return None
+        return feature_for_cuda_alone(self.deepspeed or {})
 
     @property
     def uses_nvme(self) -> bool:
@@ -327,6 +314,22 @@ Library = Literal["deepspeed", "accelerate", "trainer"]
 def library_defaults(library: Library) -> dict[str, dict[str, Any]]:
     """Return the defaults by key, for each section of a library's config by its dotted path. The top is ""."""
     return json.loads(DEFAULTS_FILE.read_text())[library]["sections"]
+
+
+def feature_for_cuda_alone(config: dict) -> str | None:
+    """Return what a DeepSpeed config switches on that DeepSpeed has only for NVIDIA GPUs. None if there is nothing."""
+    zero = config.get("zero_optimization") or {}
+    features = {
+        "qwZ": zero.get("zero_quantized_weights"),
+        "qgZ": zero.get("zero_quantized_gradients"),
+        "SuperOffload": (zero.get("offload_optimizer") or {}).get("super_offload"),
+        "ZenFlow": zero.get("zenflow"),
+        "DeepCompile": config.get("compile", {}).get("deepcompile"),
+    }
+    for name, is_on in features.items():
+        if is_on:
+            return name
+    return None
 
 
 def zero_optimization(config: dict | None) -> dict[str, Any]:

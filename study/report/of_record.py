@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from study.core.arms import feature_for_cuda_alone
 from study.core.errors import Stop
 from study.core.recipes import RECIPES
 from study.core.shapes import SHAPES, VOCABULARY, config_of, shape_of
@@ -47,6 +48,8 @@ def training_of(record: Record) -> Training | None:
     if recipe.product_bytes == 1:  # what the library keeps that multiplies in 8 bits is unknown
         return None
     if requested.optimizer == "muon" and observed.stage:
+        return None
+    if feature_for_cuda_alone(observed.deepspeed or {}):
         return None
     # With a GPU the rows of the data set stay on the host, and do not matter.
     if rows is None and observed.device == "cpu":

@@ -29,6 +29,13 @@ def allocator(run: Run) -> tuple[int, int, float]:
     return memory.peak_allocated_bytes, memory.peak_reserved_bytes, outside
 
 
+def test_a_run_with_a_feature_of_cuda_alone_has_no_prediction_of_its_sibling(cells):
+    record = next(run.record for run, _ in cells if run.record.arm == "zero3").model_copy(deep=True)
+    assert training_of(record)
+    record.observed.deepspeed["zero_optimization"]["zero_quantized_weights"] = True
+    assert training_of(record) is None
+
+
 def test_tracked_peaks_and_their_parts_are_predicted(cells):
     """DDP has its buckets on one GPU as well, and Accelerate runs no autocast under FSDP2: 12 to 17 % before."""
     assert len(cells) == 31
