@@ -38,7 +38,7 @@ $(VENV)/.ready-to-test: $(VENV)/.ready
 	$(INSTALL) --quiet $(CONSTRAIN) --editable '.[train,report,test]'
 	@touch $@
 
-# A sweep compiles an operator before the first cell that needs it. The first answers need one of four.
+# A sweep compiles an operator before the first cell that needs it. The first answers need one of the four operators.
 study: $(VENV)/.ready  ## train every arm on both tasks on the embedded corpus, and compare them; the second time: only what is not done
 	@echo "First GPT under the arms that do not offload."
 	study sweep smoke --runs $(RUNS) --only task=wikitext part=arms offload=none; study compare --arms $(RUNS)

@@ -68,7 +68,7 @@ class Engine:
         return update_makes_bytes(self.training.optimizer, self.pieces, self.recipe.moment_bytes)
 
     def unit_count(self, phase: str) -> int:
-        """The modules or units for which Python works in a pass, whether or not ranks send for them."""
+        """How many modules or units Python handles in a pass, also if no rank sends anything for them."""
         return 0
 
     @property
@@ -84,7 +84,7 @@ class Engine:
     def moments(self, profile: Profile) -> Iterator[Moment]:
         """Yield the moments of a step's last pass and of its update, each with what is held besides the states.
 
-        One of the forward pass is called "backward", too.
+        Moments of the forward pass are called "backward", too.
         """
         yield from (("backward", now) for now in self.in_pass(profile))
         if self.updates_here:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Recomputation(Enum):
-    """Which layers the backward pass computes again. A number: of every so many layers the first."""
+    """Which layers the backward pass computes again. A number n: the first of every n layers."""
 
     NONE = False
     ALL = True
