@@ -78,13 +78,13 @@ virtual: setup $(VENV)/.ready-to-test  ## virtual ranks against real ones: every
 	pytest -v -m slow -k every_arm tests/training/test_virtual.py
 
 scoreboard: setup  ## who predicts memory best: DeepSpeed's estimators, Accelerate's and ours, against measured peaks (an hour)
-	study sweep scoreboard --runs runs/scoreboard && $(BIN)/python reproductions/laboratories/scoreboard.py runs/scoreboard
+	study sweep scoreboard --runs runs/scoreboard && $(BIN)/python benchmarks/scoreboard.py runs/scoreboard
 
 gpu: setup  ## pack what a GPU machine without a network lacks: make gpu PACK="--data imdb/ wikitext-2/ --model bert-large-uncased/ gpt2/"
 	$(BIN)/python examples/gpu_windows.py pack $(PACK)
 
 peaks: setup  ## what this machine reaches: matrix products, copies, disk
-	$(BIN)/python reproductions/laboratories/peaks.py --json runs/peaks.json
+	$(BIN)/python benchmarks/peaks.py --json runs/peaks.json
 
 bench: setup  ## this trainer against a bare loop and the Hugging Face Trainer
-	$(BIN)/python reproductions/laboratories/bench.py $(BENCH)
+	$(BIN)/python benchmarks/bench.py $(BENCH)

@@ -85,6 +85,6 @@ def operations(training: Training) -> int:
 def loading_bytes(model: Transformer, ranks: int, weight_bytes: int) -> float:
     """What the ranks of a node with GPUs need of the host at most while each loads the model."""
     # A tensor of the files' own type stays in the mapped file, in the page cache that all ranks share. One of another
-    # type is a copy of each rank (transformers 5.23, `reproductions/laboratories/loading.py`).
+    # type is a copy of each rank (transformers 5.23: the load observatory, up to commit 286c4f30).
     copied_bytes = 0 if weight_bytes == PUBLISHED_BYTES else weight_bytes
     return ranks * (HOST_PROCESS_BYTES + model.parameters * copied_bytes)

@@ -1,4 +1,4 @@
-"""The constants that no datasheet has. How they were fitted: `reproductions/laboratories/fit.py`."""
+"""The constants that no datasheet has. How they were fitted: `tools/fit.py`."""
 
 import functools
 import tomllib

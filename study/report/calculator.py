@@ -1,6 +1,6 @@
 """The page that answers `study estimate` without a server. Its script multiplies a table.
 
-`reproductions/laboratories/calculator_tables.py` writes the table.
+`tools/calculator_tables.py` writes the table.
 """
 
 import base64

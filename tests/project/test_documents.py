@@ -10,7 +10,11 @@ from study.cli import commands
 from study.core.arms import ROOT
 from study.core.errors import Stop
 
-FILES = sorted(path for folder in (".", "examples", "reports", "reports/*") for path in ROOT.glob(f"{folder}/*.md"))
+FILES = sorted(
+    path
+    for folder in (".", "examples", "reports", "reports/*", "reproductions")
+    for path in ROOT.glob(f"{folder}/*.md")
+)
 PLACE = re.compile(r"`((?:accelerate_configs|examples|notebooks|reports|study|tests)/[\w./-]+)`")
 MADE = ("reports/build/", "reports/your-machine/")  # by the reader's own commands
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)

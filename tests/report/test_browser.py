@@ -184,7 +184,7 @@ def answer(model, arm, gpu, gpus, precision, rows, passes, tokens, recomputes, o
 
 
 def test_drawn_questions_have_the_answers_of_python(show):
-    """After a change of the predictor run reproductions/laboratories/calculator_tables.py."""
+    """After a change of the predictor run tools/calculator_tables.py."""
     page = show("calculator")
     page.execute_async_script(READY)
     draw = random.Random(18)

@@ -1,5 +1,5 @@
 // The page of the calculator: reads the form, looks the answer up in the page's tables, draws it. Its state stands in
-// the address. reproductions/laboratories/calculator_tables.py writes the tables, and says what a polynomial is.
+// the address. tools/calculator_tables.py writes the tables, and says what a polynomial is.
 "use strict";
 
 const LEAST_TOKENS = 2;

@@ -1,6 +1,6 @@
 """The hang laboratory: ways in which real trainings hang, each under several arms, on two real ranks with gloo.
 
-python reproductions/laboratories/hangs.py reports/cpu-2core/hangs.jsonl [WAY ...]
+python tools/hangs.py reports/cpu-2core/hangs.jsonl [WAY ...]
 
 Each line is one way under one arm: whether it hangs, what the libraries say once their timeout is over, and the logs of
 the ranks while they wait, from which `study diagnose` names the cause. The libraries are called without Accelerate. A

@@ -1,6 +1,6 @@
 """Writes `calculator.json.gz`: the memory of the built-in shapes under each arm, as tables for the report's calculator.
 
-`python reproductions/laboratories/calculator_tables.py` computes them as `study estimate` does, in minutes. Rows and
+`python tools/calculator_tables.py` computes them as `study estimate` does, in minutes. Rows and
 tokens stay open: what is held at a moment of a step is a number of bytes, and a polynomial for the activations. Of all
 moments the tables have those that are the peak for some rows and tokens. The buckets are those of `study advise`.
 """

@@ -1,6 +1,6 @@
 """Measure the cost of the watch: within one run, blocks of steps with and without it take turns in a random order.
 
-python reproductions/laboratories/watch_cost.py reports/cpu-2core/watch_cost.json
+python benchmarks/watch_cost.py reports/cpu-2core/watch_cost.json
 
 The whole watch is there, of one rank. In a block without it, its hooks are removed. Each pair of blocks gives a
 difference, so that a slow minute of the machine is in both of its parts. CPU seconds are compared as well as those of
@@ -57,6 +57,7 @@ def pairs(folder: Path) -> NDArray[np.float64]:
     order = random.Random(SEED)
     measured = []
     with watch(model=model, optimizer=optimizer, run_dir=folder) as watched:
+        assert watched.session, "the watch did not begin"
         for _ in range(WARM_UP):
             step()
         for _ in range(PAIRS):

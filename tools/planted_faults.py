@@ -1,6 +1,6 @@
 """Plant faults into a copy of the study, one at a time, and count how many the fast tests catch.
 
-python reproductions/laboratories/planted_faults.py --root . --seed 1 --count 60 --out faults.json study/training
+python tools/planted_faults.py --root . --seed 1 --count 60 --out faults.json study/training
 
 Each fault is one change of one expression: a comparison or branch turned round, a constant or operator changed, a
 return value lost. It is caught if one of the test files that are nearest to its module by imports fails, and passes
@@ -19,7 +19,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -57,7 +57,7 @@ class Fault:
     caught_by: str | None = None
 
 
-def mutants(node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
+def mutants(node: ast.AST) -> Iterator[tuple[str, ast.expr, ast.AST]]:
     """Yield the kind of each fault in a node, the expression that it replaces, and the new one."""
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in TURNED:
         yield "comparison", node, ast.Compare(node.left, [TURNED[type(node.ops[0])]()], node.comparators)
@@ -86,13 +86,15 @@ def faults_in(root: Path, file: Path) -> Iterator[Fault]:
         if id(node) in inside_strings:
             continue
         for kind, old, new in mutants(node):
+            assert old.end_lineno  # Python sets both on what it parsed
+            assert old.end_col_offset
             start = starts[old.lineno - 1] + old.col_offset
             end = starts[old.end_lineno - 1] + old.end_col_offset
             before = content[start:end].decode()
             yield Fault(str(file.relative_to(root)), old.lineno, kind, before, f"({ast.unparse(new)})", start, end)
 
 
-def imports_of(file: Path, modules: set[str]) -> set[str]:
+def imports_of(file: Path, modules: Collection[str]) -> set[str]:
     """Return the modules of the study that a file imports, anywhere in it."""
     names = set()
     for node in ast.walk(ast.parse(file.read_bytes())):
@@ -100,7 +102,7 @@ def imports_of(file: Path, modules: set[str]) -> set[str]:
             names |= {alias.name for alias in node.names}
         if isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return names & modules
+    return names.intersection(modules)
 
 
 def nearest_tests(root: Path, most: int | None, without: set[str]) -> dict[str, tuple[str, ...]]:

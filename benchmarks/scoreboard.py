@@ -1,6 +1,6 @@
 """Compares predictions of peak memory with measured peaks: ours, DeepSpeed's, Accelerate's and PyTorch's.
 
-python reproductions/laboratories/scoreboard.py runs/scoreboard runs/smoke
+python benchmarks/scoreboard.py runs/scoreboard runs/smoke
 """
 
 import json
@@ -205,6 +205,6 @@ def _of_run(run: Run, training: Training) -> Iterator[tuple[str, float, float]]:
 
 if __name__ == "__main__":
     with exit_on_stop():
-        answer = parsed(main, prog="python reproductions/laboratories/scoreboard.py")
+        answer = parsed(main, prog="python benchmarks/scoreboard.py")
     if answer is not None:
         say(json.dumps(answer, indent=1, default=str))

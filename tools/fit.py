@@ -1,6 +1,6 @@
 """Fits the constants of `study/predict/pace.toml` to the step times that others published.
 
-`python reproductions/laboratories/fit.py` prints them, `--write` stores them.
+`python tools/fit.py` prints them, `--write` stores them.
 
 All rows decide but those of the newest set. The rows of a source share their errors, so a source of n rows counts as
 much as n^0.8 single ones; and a row that is far off, because something about it is not known, counts little more than
@@ -136,7 +136,7 @@ def fitted(members: list[Timed], start: Pace) -> tuple[Pace, numpy.ndarray]:
 
     best = least_squares(residuals, numpy.zeros(len(free)), jac=slopes, max_nfev=8)
     rows = slice(len(members))
-    by_source = defaultdict(lambda: numpy.zeros(len(free)))
+    by_source: dict[str, numpy.ndarray] = defaultdict(lambda: numpy.zeros(len(free)))
     for each, slope, residual in zip(members, best.jac[rows], best.fun[rows], strict=True):
         by_source[each.source] += slope * residual
     spread = sum(numpy.outer(each, each) for each in by_source.values())

@@ -1,6 +1,6 @@
 """Writes `study/predict/trace/committed.zip`: traces small models of families, and built-in shapes, and finds terms.
 
-python reproductions/laboratories/committed_traces.py FOLDER
+python tools/committed_traces.py FOLDER
 
 Each member is kept in the folder. Those that are not there yet are traced, which takes more than an hour. Each number
 is fitted to a few samples as an exact sum of at most three terms. What has no such sum is left out, and is traced when

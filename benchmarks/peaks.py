@@ -1,6 +1,6 @@
 """Measures what this machine can do: the host's pace, matrix products, copies, Adam on the host, the disk.
 
-python reproductions/laboratories/peaks.py --json runs/peaks.json
+python benchmarks/peaks.py --json runs/peaks.json
 
 No program reaches a datasheet's peak. Each number is the median of several tries after a warm-up, with the lowest and
 the highest. The data are random, because zeros take less power and are faster.
@@ -56,9 +56,7 @@ class Peaks:
 
 def main() -> None:
     with exit_on_stop():
-        options = parsed(
-            Peaks, prog="python reproductions/laboratories/peaks.py", description=__doc__.partition("\n")[0]
-        )
+        options = parsed(Peaks, prog="python benchmarks/peaks.py", description=__doc__.partition("\n")[0])
         result = measure(options)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)

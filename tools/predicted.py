@@ -1,7 +1,7 @@
 """What a commit predicts of each run that a machine's folder keeps, or of each cell of protocols on one GPU.
 
-python reproductions/laboratories/predicted.py reports/h200 579c3b24 > reports/h200/predicted.csv
-python reproductions/laboratories/predicted.py windows predictions > reports/h200/next.csv
+python tools/predicted.py reports/h200 579c3b24 > reports/h200/predicted.csv
+python tools/predicted.py windows predictions > reports/h200/next.csv
 
 The first checks out that commit and asks its code, by this script as it was then: nothing that came later can change an
 answer. From a record it takes what was asked for and what the arm's config was, and nothing measured. The second asks
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = "c536f597:reproductions/laboratories/predicted.py"  # the first version, which asks commits of that time
 COLUMNS = ("run", "allocated_bytes", "reserved_bytes", "driver_bytes", "step_s", "step_low_s", "step_high_s")
 GPU = "H200"  # of cells that have not run yet
@@ -83,7 +83,7 @@ def of_protocols(*names: str) -> Iterator[Named]:
             Batch(settings.micro_batch, settings.accumulation, settings.sequence, again),
             Placement.of(load_arm(cell.arm), ranks, "cuda"),
             optimizer="fused" if settings.optimizer == "adamw" else settings.optimizer,
-            attention=settings.attention,
+            attention=settings.attention or "sdpa",
         )
         yield cell.name, training, GPU, settings.virtual_ranks is not None
 

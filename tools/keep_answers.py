@@ -1,6 +1,6 @@
 """Runs scripts of reproductions/ and trials of configurations with the installed libraries, and keeps their answers.
 
-python reproductions/laboratories/keep_answers.py reports/cpu-2core [SCRIPT ...]
+python tools/keep_answers.py reports/cpu-2core [SCRIPT ...]
 
 Without names it asks everything that reports/cpu-2core/trials.json holds: minutes. An answer is kept with the versions
 of the libraries and with a digest of the code that gave it. A test refuses answers of older code.
@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 REPRODUCTIONS = ROOT / "reproductions"
 WORKER = Path(__file__).with_name("configurations.py")
 LIMIT_S = 300

@@ -1,6 +1,6 @@
 """The rivals of our trainer on the same training: `bare`, a plain loop, and `hf`, transformers.Trainer.
 
-python reproductions/laboratories/rivals.py bare --task imdb --model bert-tiny --data embedded --out bare.json
+python benchmarks/rivals.py bare --task imdb --model bert-tiny --data embedded --out bare.json
 
 Starting weights, rows and their order, dropout masks, rates, optimizer, threads and clock are those of study/train.py
 on one device, so only the loop around them is compared. The flags are the trainer's own.
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-sys.path[0] = str(Path(__file__).resolve().parents[2])
+sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import torch
 import transformers

@@ -1,8 +1,8 @@
 """Compares our trainer's step time with a hand-written loop's and transformers.Trainer's. Repeats are interleaved.
 
-python reproductions/laboratories/bench.py
-python reproductions/laboratories/bench.py --model bert-base --precision bf16 --json bench.json
-python reproductions/laboratories/bench.py --task wikitext --model gpt2-xl --sequence 1024 --peaks peaks.json
+python benchmarks/bench.py
+python benchmarks/bench.py --model bert-base --precision bf16 --json bench.json
+python benchmarks/bench.py --task wikitext --model gpt2-xl --sequence 1024 --peaks peaks.json
 
 Each repeat runs `ours` (accelerate launch, study/train.py), `bare` and `hf` (rivals.py) as fresh processes, in a
 different order each time. It gives a ratio of median step times for each rival. The result is the median of these
@@ -61,7 +61,7 @@ class Bench:
 
 def main() -> None:
     with exit_on_stop():
-        bench = parsed(Bench, prog="python reproductions/laboratories/bench.py", description=__doc__.partition("\n")[0])
+        bench = parsed(Bench, prog="python benchmarks/bench.py", description=__doc__.partition("\n")[0])
         run(bench)
 
 
@@ -71,9 +71,7 @@ def run(bench: Bench) -> None:
     if bench.repeats < 2:
         raise Stop(f"--repeats must be at least 2 (got {bench.repeats})", "give 2 or more: one has no interval")
     if bench.peaks and not bench.peaks.is_file():
-        raise Stop(
-            f"--peaks {bench.peaks} does not exist", "write it with python reproductions/laboratories/peaks.py --json"
-        )
+        raise Stop(f"--peaks {bench.peaks} does not exist", "write it with python benchmarks/peaks.py --json")
     if bench.json and not bench.json.resolve().parent.is_dir():
         raise Stop(f"the folder of --json {bench.json} does not exist", "create the folder first")
     runs = repeat_all(settings, bench.repeats, bench.json.with_suffix(PART) if bench.json else None)

@@ -1,6 +1,6 @@
 """Gives configurations to DeepSpeed, and reads defaults of libraries, for `keep_answers.py`.
 
-python reproductions/laboratories/configurations.py < trials.json
+python tools/configurations.py < trials.json
 
 It reads a list of trials and writes a list of answers: {"found", "told"}, or {"error"} if the trial itself failed.
 Nothing is trained: the configs are parsed for one rank without a process group.

@@ -3,8 +3,8 @@
 # ///
 """The pictures of README and GUIDE, from the kept runs of a machine.
 
-python reproductions/laboratories/headline.py reports/h200/headline.svg
-python reproductions/laboratories/headline.py reports/cpu-2core/headline.svg
+python tools/headline.py reports/h200/headline.svg
+python tools/headline.py reports/cpu-2core/headline.svg
 """
 
 import sys
@@ -19,6 +19,8 @@ from study.records.runs import Runs, load
 from study.report import answers, style
 from study.report.topics import documents, losses, memory, on_gpu, traffic
 
+# Of the arms that offload, on a machine without a GPU.
+PALE = "Pale: without a GPU, host and device are one memory, so the split of what is offloaded is predicted."
 CAPTION = "Compared with DDP: the same losses, less GPU memory, more traffic"
 GPU_CAPTION = "On one H200: the same losses, memory as predicted, and what the engines cost one GPU"
 BELOW: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.45, -0.16), "ncols": 2, "fontsize": 8}
@@ -31,13 +33,19 @@ def picture(runs: Runs) -> Figure:
     drawing = Figure(figsize=(2 * style.WIDTH, 4.6), layout="constrained")
     left, middle, right = drawing.subplots(1, 3, width_ratios=(1, 1.35, 1.1))
     losses.draw_curves(left, rows[rows["difference"].notna() | (rows["arm"] == answers.BASELINE)])
-    left.set_title(f"Same losses\nof every arm, at most {nats(rows['difference'].max())} apart")
+    left.set_title(
+        f"Same losses\nDDP and {rows['arm'].nunique() - 1} arms, {nats(rows['difference'].max())} apart at most"
+    )
+    left.set_ylabel("training loss of a small GPT, fp32 (nats)")
     style.draw_stacks(middle, held, memory.BARS)
     middle.legend(handles=style.stack_keys(held, memory.BARS), **BELOW)
     middle.set_title(f"Less GPU memory\n{held['model'].iloc[0]} on {answers.RANKS} virtual ranks")
     style.draw_stacks(right, sent, traffic.BARS._replace(words="{:.2g}".format))
+    middle.set_xlabel("a rank at its peak")
     right.legend(handles=style.stack_keys(sent, traffic.BARS), **BELOW)
     right.set_title("More traffic\nthe same runs, one pass in a step")
+    right.set_xlabel("bytes sent (1 = one all-reduce)")
+    drawing.supxlabel(f"{PALE} Hatched: virtual ranks.", x=0.01, ha="left", fontsize=8.5, color=style.FAINT)
     return drawing
 
 
