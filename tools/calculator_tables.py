@@ -1,4 +1,4 @@
-"""Writes `calculator.json.gz`: the memory of the built-in shapes under each arm, as tables for the report's calculator.
+"""Writes `reports/calculator.json.gz`: the memory of the built-in shapes under each arm, as tables of the calculator.
 
 `python tools/calculator_tables.py` computes them as `study estimate` does, in minutes. Rows and
 tokens stay open: what is held at a moment of a step is a number of bytes, and a polynomial for the activations. Of all

@@ -1,14 +1,13 @@
 """The page that answers `study estimate` without a server. Its script multiplies a table.
 
-`tools/calculator_tables.py` writes the table.
+`tools/calculator_tables.py` writes the table, `reports/calculator.json.gz`.
 """
 
 import base64
 import gzip
 import json
-from pathlib import Path
 
-from study.core.arms import load_arm
+from study.core.arms import ROOT, load_arm
 from study.core.gpus import GPUS
 from study.core.text import size
 from study.predict.front import (
@@ -24,7 +23,7 @@ from study.report import style
 from study.report.advice import accuracy
 from study.report.topics import memory
 
-FILE = Path(__file__).with_name("calculator.json.gz")
+FILE = ROOT / "reports" / "calculator.json.gz"  # a wheel has none
 ARMS = (
     *("single", "ddp", "zero1", "zero1_cpu", "zero2", "zero2_cpu", "zero3", "zero3_cpu", "zero3_nvme"),
     *("fsdp2", "fsdp2_grad_op", "fsdp2_cpu"),

@@ -41,6 +41,7 @@ PAGES = jinja2.Environment(
 )
 PAGES.policies["json.dumps_kwargs"] = {}  # arms and parts keep their order
 NOTEBOOKS = {"stages": "Stages", "compare": "Compare", "replicate": "Documents"}  # with what leads to their pages
+FROM_A_CHECKOUT = {"gpu": on_gpu.FOLDER, "calculator": calculator.FILE}  # pages that a wheel does not have
 ADDED = {"injected-parameters", "papermill-error-cell-tag"}  # cells of papermill
 AT_ONCE = 2  # notebooks: a kernel is one process
 QUIET = ["--log-level=CRITICAL"]  # a kernel warns that it talks over TCP, and says that it was told to end
@@ -61,13 +62,14 @@ def build(folders: list[Path], out: Path) -> list[str]:
         problems = pool.map(lambda name: execute(name, Path(executed), parameters), NOTEBOOKS)
         counted = texts.in_words(texts.claims())
         write(site, "claims", texts=texts.texts(), faults=texts.faults(), count=counted)
-        write(site, "calculator", **calculator.values())
+        if FROM_A_CHECKOUT["calculator"].exists():
+            write(site, "calculator", **calculator.values())
         known = faults.table()
         (site / "faults.json").write_text(known.model_dump_json(indent=1))
         write(site, "stack", table=known.model_dump(mode="json"))
         write(site, "faults", "stack", table=known.model_dump(mode="json"), alone=True)
         answered = _answered(site, "index", answers.answers(runs))
-        if on_gpu.FOLDER.is_dir():
+        if FROM_A_CHECKOUT["gpu"].exists():
             write(site, "gpu", answers=_answered(site, "gpu", answers.of_gpu()))
         ended = dict(zip(NOTEBOOKS, problems, strict=True))
         for name, problem in ended.items():
@@ -123,7 +125,8 @@ def execute(name: str, into: Path, parameters: dict[str, str]) -> str:
 def write(site: Path, name: str, template: str = "", **values) -> None:
     """Fill in a template. Ids of claims in tables lead to their places."""
     filled = PAGES.get_template(f"{template or name}.html")
-    page = filled.render(values | {"notebooks": NOTEBOOKS, "here": name, "on_gpu": on_gpu.FOLDER.is_dir()})
+    absent = [page for page, source in FROM_A_CHECKOUT.items() if not source.exists()]
+    page = filled.render(values | {"notebooks": NOTEBOOKS, "here": name, "absent": absent})
     # Only whole cells: an id inside a sentence, or of a run, is no link.
     known: list[Any] = [*texts.claims(), *texts.faults()]
     ids = "|".join(re.escape(each.id) for each in known)

@@ -85,3 +85,5 @@ def test_the_wheel_has_what_reports_are_made_of(wheel):
     packed = {Path(name).name for name in zipfile.ZipFile(wheel).namelist()}
     for folder in ("accelerate_configs", "notebooks", "study/report/templates"):
         assert {path.name for path in (ROOT / folder).rglob("*.*")} <= packed
+    assert wheel.stat().st_size < 2e6
+    assert "calculator.json.gz" not in packed, "0.7 MB of a page that only a checkout builds"

@@ -12,7 +12,7 @@ from trainings import training_of
 from study.core.text import size
 from study.predict.front import estimate, named
 from study.records import metrics, runs
-from study.report import advice
+from study.report import advice, site
 from study.report.topics import documents, on_gpu
 from study.report.topics.arms import by_task
 
@@ -154,14 +154,17 @@ def test_each_run_is_a_dot_and_each_arm_a_bar(table):
     assert sorted(widths) == pytest.approx(sorted(over["over"]))
 
 
-def test_without_kept_runs_there_is_no_page(quick, tmp_path, monkeypatch):  # noqa: F811
+def test_a_page_whose_source_is_absent_is_not_linked(quick, tmp_path, monkeypatch):  # noqa: F811
     """As in a wheel."""
     from shaped import finished, put
 
-    monkeypatch.setattr(on_gpu, "FOLDER", tmp_path / "nowhere")
+    pages = [*site.FROM_A_CHECKOUT]
+    monkeypatch.setattr(site, "FROM_A_CHECKOUT", dict.fromkeys(pages, tmp_path / "nowhere"))
     quick(put(tmp_path / "runs", finished("one")), tmp_path / "out")
-    assert not (tmp_path / "out" / "gpu.html").exists()
-    assert "gpu.html" not in "".join(path.read_text() for path in (tmp_path / "out").glob("*.html"))
+    texts = "".join(path.read_text() for path in (tmp_path / "out").glob("*.html"))
+    for page in pages:
+        assert not (tmp_path / "out" / f"{page}.html").exists()
+        assert f"{page}.html" not in texts
 
 
 def test_one_rank_has_nobody_to_share_with(kept):
