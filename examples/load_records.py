@@ -1,4 +1,4 @@
-"""Three questions to the data set that `study export DIR` writes: python examples/load_records.py DIR"""
+"""Three questions to the data set that `tools/export_tables.py DIR` writes: python examples/load_records.py DIR"""
 
 import sys
 

@@ -24,7 +24,6 @@ GROUPS = {
         "runs": ("study.cli.results", "list the runs below folders, or keep their records"),
         "compare": ("study.cli.results", "compare time and memory of equal cells, or two runs component by component"),
         "report": ("study.cli.results", "write verdicts, figures and runs as web pages"),
-        "export": ("study.report.export", "write records and claims as tables"),
     },
     "Choose and predict": {
         "advise": ("study.cli.predictions", "which arm to use on your GPUs, or how many GPUs you need"),

@@ -154,7 +154,7 @@ def test_numbers_are_read_as_people_write_them(monkeypatch, capsys):
     assert answers[0] == answers[1]
 
 
-WITHOUT_AN_ANSWER = {"report", "export"}  # they write files
+WITHOUT_AN_ANSWER = {"report"}  # they write files
 
 
 def test_every_command_that_answers_does_so_in_json():
@@ -220,7 +220,7 @@ def test_study_alone_explains_itself_and_is_fast():
     assert not [name for name in heavy if f"'{name}" in modules], "a command's module is imported when it is called"
 
 
-RUN_ELSEWHERE = {"doctor", "export", "report", "virtual"}  # whose examples take long, or write: in other tests
+RUN_ELSEWHERE = {"doctor", "report", "virtual"}  # whose examples take long, or write: in other tests
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -2,7 +2,9 @@
 
 import re
 
+import export_tables
 import headline
+import pandas as pd
 import planted_faults
 import pytest
 from conftest import ROOT
@@ -45,3 +47,31 @@ def test_each_reproduction_has_its_line():
     scripts = {path.stem for path in (ROOT / "reproductions").glob("*.py")} - {"as_printed"}
     lines = re.findall(r"^\| `(\w+)` \|", (ROOT / "reproductions" / "README.md").read_text(), re.MULTILINE)
     assert sorted(lines) == sorted(scripts)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    """The kept records as a data set."""
+    folder = tmp_path_factory.mktemp("published") / "dataset"
+    export_tables.export(folder)
+    return folder
+
+
+def test_every_table_has_its_declared_columns(dataset):
+    card = (dataset / "README.md").read_text()
+    for name, form in export_tables.FORMS.items():
+        frame = pd.read_parquet(dataset / "data" / f"{name}.parquet")
+        assert len(frame) > 0, name
+        expected = {column: export_tables.DTYPES[kind] for column, (kind, _) in form["columns"].items()}
+        assert {column: str(dtype) for column, dtype in frame.dtypes.items()} == expected, name
+        assert f"data_files: data/{name}.parquet" in card
+        assert f"[{name}.columns]\n{next(iter(form['columns']))} = " in card
+    runs = pd.read_parquet(dataset / "data" / "runs.parquet")
+    assert not runs.duplicated(["machine", "run"]).any()
+
+
+def test_the_example_answers_three_questions(dataset, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["load_records.py", str(dataset)])
+    exec(compile((ROOT / "examples" / "load_records.py").read_text(), "load_records.py", "exec"), {})
+    printed = capsys.readouterr().out
+    assert all(words in printed for words in ("zero2", "P1-28", "deepspeed"))

@@ -22,7 +22,7 @@ from study.core.errors import Stop
 from study.ledger import texts as ledger
 from study.records.keeping import redact
 from study.records.schema import Record
-from study.report import answers, export
+from study.report import answers
 from study.report import site as report
 from study.report.notebook import Book
 from study.report.tables import as_html, cell, heading, no_formula
@@ -262,41 +262,11 @@ def test_a_number_below_zero_is_no_formula():
     assert list(map(no_formula, others)) == others
 
 
-# --- study export, and the files that GitHub reads -------------------------------------------------------------------
-
 GITHUB = {
     "vendor.citation-file-format": "CITATION.cff",
     "vendor.github-workflows": ".github/workflows/*.yml",
     "vendor.github-issue-forms": ".github/ISSUE_TEMPLATE/*[!g].yml",
 }
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
-    """The kept records as a data set."""
-    folder = tmp_path_factory.mktemp("published") / "dataset"
-    export.export(folder)
-    return folder
-
-
-def test_every_table_has_its_declared_columns(dataset):
-    card = (dataset / "README.md").read_text()
-    for name, form in export.FORMS.items():
-        frame = pd.read_parquet(dataset / "data" / f"{name}.parquet")
-        assert len(frame) > 0, name
-        expected = {column: export.DTYPES[kind] for column, (kind, _) in form["columns"].items()}
-        assert {column: str(dtype) for column, dtype in frame.dtypes.items()} == expected, name
-        assert f"data_files: data/{name}.parquet" in card
-        assert f"[{name}.columns]\n{next(iter(form['columns']))} = " in card
-    runs = pd.read_parquet(dataset / "data" / "runs.parquet")
-    assert not runs.duplicated(["machine", "run"]).any()
-
-
-def test_the_example_answers_three_questions(dataset, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["load_records.py", str(dataset)])
-    exec(compile((ROOT / "examples" / "load_records.py").read_text(), "load_records.py", "exec"), {})
-    printed = capsys.readouterr().out
-    assert all(words in printed for words in ("zero2", "P1-28", "deepspeed"))
 
 
 @pytest.mark.parametrize("schema", GITHUB)

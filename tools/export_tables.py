@@ -1,39 +1,36 @@
-"""`study export`: the kept records, claims and answers of releases as tables that others load: Parquet, and one card.
+"""Writes the records in reports/, claims and answers of releases as tables that others load: Parquet, and one card.
+
+python tools/export_tables.py DIR
 
 Every value is a number, a text or a truth value; nested values are JSON. Unknown is null. `columns.toml` has the
 meaning and the unit of each column.
 """
 
 import json
+import sys
 from collections import defaultdict
 from pathlib import Path
 
 import pandas as pd
-import tyro
 
 from study.conform import releases
 from study.core import files
 from study.core.arms import ROOT
+from study.core.errors import exit_on_stop
 from study.core.text import say
 from study.ledger import texts
 from study.records import metrics, runs
 from study.records.runs import Run, Runs
 from study.records.schema import Record
 
-CARD = Path(__file__).parent / "templates" / "card.md"
+CARD = Path(__file__).with_name("card.md")
 COLUMNS = Path(__file__).with_name("columns.toml").read_text()
 FORMS = files.from_toml(COLUMNS)  # of each table
 DTYPES = {"text": "string", "integer": "Int64", "number": "Float64", "boolean": "boolean"}
 
 
-def export(folder: tyro.conf.Positional[Path], /) -> None:
-    """Write the records in reports/, claims and answers of releases as Parquet tables, with a card.
-
-    Example: `study export tables`
-
-    Args:
-        folder: The folder to write. An earlier export in it is replaced.
-    """
+def export(folder: Path) -> None:
+    """Write the tables and the card into a folder. An earlier export in it is replaced."""
     files.refuse_foreign(folder)  # before the work
     loaded = runs.load(sorted(ROOT.glob("reports/*/runs")), to_share=True)
     frames = all_tables(loaded)
@@ -104,3 +101,8 @@ def _steps(record: Record) -> list[dict]:
     for evaluation in record.loss.eval:
         rows[evaluation.step] |= dict(evaluation)
     return [rows[step] | {"step": step} for step in sorted(rows)]
+
+
+if __name__ == "__main__":
+    with exit_on_stop():
+        export(Path(sys.argv[1]))
