@@ -15,7 +15,7 @@ export PIP_USER := 0
 export PYTHONNOUSERSITE := 1
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup study report notebook test style size check versions peaks bench parity virtual scoreboard gpu
+.PHONY: help setup study report site notebook test style size check versions peaks bench parity virtual scoreboard gpu
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -48,6 +48,10 @@ study: $(VENV)/.ready  ## train every arm on both tasks on the embedded corpus, 
 
 report: $(VENV)/.ready  ## what `make study` found, as pages to open in a browser: reports/build/index.html
 	study report --runs $(RUNS) --out reports/build
+
+ADDRESS ?=  # where the site will stand, for the picture that a link to it shows
+site: $(VENV)/.ready  ## one folder for any static host, from all kept records: reports/site/index.html
+	study report --runs reports/cpu-2core/runs --out reports/site --address '$(ADDRESS)'
 
 $(VENV)/.ready-for-notebooks: $(VENV)/.ready
 	$(INSTALL) --quiet $(CONSTRAIN) --editable '.[train,report,notebook]'

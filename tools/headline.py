@@ -5,6 +5,7 @@
 
 python tools/headline.py reports/h200/headline.svg
 python tools/headline.py reports/cpu-2core/headline.svg
+python tools/headline.py reports/h200/preview.png       # the picture that a link to the pages shows
 """
 
 import sys
@@ -74,4 +75,8 @@ PICTURES = {"cpu-2core": (picture, CAPTION), "h200": (picture_of_gpu, GPU_CAPTIO
 if __name__ == "__main__":
     target = Path(sys.argv[1])
     draw, caption = PICTURES[target.parent.name]
-    target.write_text(style.svg(draw(load(ROOT / "reports" / target.parent.name / "runs")), caption))
+    drawing = draw(load(ROOT / "reports" / target.parent.name / "runs"))
+    if target.suffix == ".png":
+        drawing.savefig(target, dpi=110, metadata={"Software": None})
+    else:
+        target.write_text(style.svg(drawing, caption))

@@ -69,14 +69,9 @@ def run(kind):
         dist.init_process_group("gloo")
     torch.manual_seed(0)  # the same weights and rows on each rank
     model = Residual()
-    peak = 0
-
-    def look(*_):
-        nonlocal peak
-        peak = max(peak, sum(held_bytes(training)))
-
-    for weight in model.parameters():  # before a stage's own hooks: when a gradient is whole, and its weight too
-        weight.register_post_accumulate_grad_hook(look)
+    held = []  # at each gradient: before a stage's own hooks, when it is whole, and its weight too
+    for weight in model.parameters():
+        weight.register_post_accumulate_grad_hook(lambda *_: held.append(sum(held_bytes(training))))
     training = kind(model, torch.optim.Adam(model.parameters(), lr=0.001), passes)
     losses = []
     for _ in range(STEPS):
@@ -92,7 +87,7 @@ def run(kind):
     if rank == 0:
         moments = held_bytes(training)[2]
         print(f"{kind.__name__}, {ranks} ranks: " + " ".join(f"{loss:.7f}" for loss in losses))
-        print(f"held: weights {weights:,}, gradients {gradients:,}, moments {moments:,} bytes; most {peak:,}")
+        print(f"held: weights {weights:,}, gradients {gradients:,}, moments {moments:,} bytes; most {max(held):,}")
         print(f"sent in a step: {training.sent_bytes // STEPS:,} bytes", flush=True)
     if ranks > 1:
         dist.destroy_process_group()

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from study.core.arms import ROOT, load_arm
 from study.core.files import load
 from study.core.recipes import RECIPES
-from study.core.text import is_number, short
+from study.core.text import is_number, number_of, short
 from study.predict.front import (
     Batch,
     Hardware,
@@ -74,20 +74,18 @@ class Piece(BaseModel):
     @property
     def what(self) -> str:  # the value is of
         given = self.model_dump(exclude_unset=True, exclude=ABOUT_THE_VALUE)
-        return ", ".join(f"{name} {_words(value)}" for name, value in given.items())
+        return ", ".join(f"{name} {words(value)}" for name, value in given.items())
 
     def __str__(self) -> str:
-        parts = [f"{self.kind}: {self.what}"]
+        text = f"{self.kind}: {self.what}"
         if self.value is not None:
-            parts.append(f"= {short(self.value)} {self.unit}".rstrip())
-        if self.note:
-            parts.append(f"({self.note})")
-        return " ".join(parts)
+            text += f": {short(self.value)} {self.unit}".rstrip()
+        return f"{text} ({self.note})" if self.note else text
 
 
-def _words(value: object) -> str:
+def words(value: object) -> str:
     if isinstance(value, dict):
-        return " ".join(f"{name} {_words(each)}" for name, each in value.items())
+        return ", ".join(f"{name} {words(each)}" for name, each in value.items())
     if isinstance(value, list):  # any of these
         return " or ".join(map(str, value))
     return short(value)
@@ -105,6 +103,20 @@ class OfRuns(Piece):
     per: str | None = None  # divides within each run
     collectives: list[str] | None = None
     node_ranks: int | None = None
+
+    @property
+    def what(self) -> str:
+        text = self.quantity.rpartition(".")[2].replace("_", " ")
+        if self.collectives:
+            text += f" by {words(self.collectives)}"
+        if self.node_ranks:
+            text += f" between nodes of {self.node_ranks} ranks"
+        if self.per:
+            text += f" per {self.per.rpartition('.')[2]}"
+        text += f" of {words(self.where)}"
+        if self.over:
+            text += f", over that of {words(self.over)}, in {number_of(self.n, 'pairs')}"
+        return text
 
     def values(self, runs: Sequence[Run]) -> list:
         """The value of each run or pair, in its unit: a median would hide those that differ."""
@@ -163,6 +175,10 @@ class Reproduction(Piece):
     kind: Literal["reproduction"]
     script: str
 
+    @property
+    def what(self) -> str:
+        return f"{self.script}.py finds"
+
     def raw(self) -> Value:
         return kept_answers()[self.script]
 
@@ -202,6 +218,10 @@ class Source(Piece):
     quote: str
     address: str
 
+    @property
+    def what(self) -> str:
+        return f"“{self.quote}” ({self.address})"
+
     def computed(self, runs: Sequence[Run]) -> Value:
         return self.value
 
@@ -219,6 +239,10 @@ OPERATORS: dict[type, Callable] = {
 class Arithmetic(Piece):
     kind: Literal["arithmetic", "formula"]
     expression: str
+
+    @property
+    def what(self) -> str:
+        return self.expression
 
     def raw(self) -> Value:
         return calculated(self.expression)

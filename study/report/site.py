@@ -41,14 +41,31 @@ PAGES = jinja2.Environment(
 )
 PAGES.policies["json.dumps_kwargs"] = {}  # arms and parts keep their order
 NOTEBOOKS = {"stages": "Stages", "compare": "Compare", "replicate": "Documents"}  # with what leads to their pages
-FROM_A_CHECKOUT = {"gpu": on_gpu.FOLDER, "calculator": calculator.FILE}  # pages that a wheel does not have
+BY_HAND = ("one_process", "data_parallel", "stage1", "stage2", "stage3")  # each is the file before plus one idea
+FROM_A_CHECKOUT = {  # pages that a wheel does not have
+    "gpu": on_gpu.FOLDER,
+    "calculator": calculator.FILE,
+    "by_hand": ROOT / "examples" / "zero_by_hand",
+}
+TITLES = {  # in navigation
+    "index": "Answers",
+    "gpu": "On a GPU",
+    "stack": "Is my stack right?",
+    "calculator": "Calculator",
+    "claims": "All claims",
+    **NOTEBOOKS,
+    "by_hand": "ZeRO by hand",
+}
+DESCRIPTION = "DeepSpeed ZeRO replicated: losses, memory, traffic and time, and which published claims hold"
+PREVIEW = ROOT / "reports" / "h200" / "preview.png"  # that a link to the pages shows; a wheel has none
 ADDED = {"injected-parameters", "papermill-error-cell-tag"}  # cells of papermill
 AT_ONCE = 2  # notebooks: a kernel is one process
 QUIET = ["--log-level=CRITICAL"]  # a kernel warns that it talks over TCP, and says that it was told to end
 
 
-def build(folders: list[Path], out: Path) -> list[str]:
-    """Write the site. Return the names of notebooks that failed."""
+def build(folders: list[Path], out: Path, address: str = "") -> list[str]:
+    """Write the site, which will stand at an address. Return the names of notebooks that failed."""
+    PAGES.globals["address"] = address
     runs = records.load(folders, every_folder_has_runs=True, to_share=True)
     for folder in folders:
         if folder.resolve().is_relative_to(out.resolve()):
@@ -61,7 +78,7 @@ def build(folders: list[Path], out: Path) -> list[str]:
         # The notebooks run while the other pages are written.
         problems = pool.map(lambda name: execute(name, Path(executed), parameters), NOTEBOOKS)
         counted = texts.in_words(texts.claims())
-        write(site, "claims", texts=texts.texts(), faults=texts.faults(), count=counted)
+        write(site, "claims", texts=texts.texts(), faults=texts.faults(), verdicts=texts.VERDICTS, count=counted)
         if FROM_A_CHECKOUT["calculator"].exists():
             write(site, "calculator", **calculator.values())
         known = faults.table()
@@ -69,6 +86,8 @@ def build(folders: list[Path], out: Path) -> list[str]:
         write(site, "stack", table=known.model_dump(mode="json"))
         write(site, "faults", "stack", table=known.model_dump(mode="json"), alone=True)
         answered = _answered(site, "index", answers.answers(runs))
+        if FROM_A_CHECKOUT["by_hand"].exists():
+            write_by_hand(site)
         if FROM_A_CHECKOUT["gpu"].exists():
             write(site, "gpu", answers=_answered(site, "gpu", answers.of_gpu()))
         ended = dict(zip(NOTEBOOKS, problems, strict=True))
@@ -95,6 +114,8 @@ def build(folders: list[Path], out: Path) -> list[str]:
             problems=redact(set_aside),
             built_utc=store.now_utc(),
         )
+        if PREVIEW.exists():
+            shutil.copyfile(PREVIEW, site / PREVIEW.name)
         for name in ("site.css", "site.js", "calculator.js", "stack.js"):
             shutil.copyfile(TEMPLATES / name, site / name)
     say(str(out / "index.html"))
@@ -126,13 +147,25 @@ def write(site: Path, name: str, template: str = "", **values) -> None:
     """Fill in a template. Ids of claims in tables lead to their places."""
     filled = PAGES.get_template(f"{template or name}.html")
     absent = [page for page, source in FROM_A_CHECKOUT.items() if not source.exists()]
-    page = filled.render(values | {"notebooks": NOTEBOOKS, "here": name, "absent": absent})
+    pages = {page: title for page, title in TITLES.items() if page not in absent}
+    everywhere = {"pages": pages, "notebooks": NOTEBOOKS, "here": name, "description": DESCRIPTION}
+    page = filled.render(values | everywhere)
     # Only whole cells: an id inside a sentence, or of a run, is no link.
     known: list[Any] = [*texts.claims(), *texts.faults()]
     ids = "|".join(re.escape(each.id) for each in known)
     page = re.sub(rf"<td>({ids})</td>", r'<td><a href="claims.html#\1">\1</a></td>', page)
     # Half of a surrogate pair, as JSON may hold, cannot be encoded.
     (site / f"{name}.html").write_text(page, errors="replace")
+
+
+def write_by_hand(site: Path) -> None:
+    """Write the page of ZeRO by hand: its README, and then its files."""
+    folder = FROM_A_CHECKOUT["by_hand"]
+    cells = [(folder / "README.md").read_text()]
+    cells += [f"## {name}.py\n\n```python\n{(folder / name).with_suffix('.py').read_text()}```" for name in BY_HAND]
+    book = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_markdown_cell, cells)))
+    write(site, "by_hand", "notebook", body=as_page(book), title="ZeRO by hand", source="examples/zero_by_hand")
+    shutil.copyfile(folder / "held.svg", site / "held.svg")
 
 
 def write_notebook(site: Path, path: Path, problem: str) -> None:
@@ -144,9 +177,16 @@ def write_notebook(site: Path, path: Path, problem: str) -> None:
             cell.metadata["transient"] = {"remove_source": "open" not in cell.metadata.get("tags", [])}
             # An error and a warning name folders of this machine.
             cell.outputs = [each for each in cell.outputs if each.output_type in ("display_data", "execute_result")]
-    # --- HTML without nbconvert's own page around it: style and navigation are ours
+    source = f"notebooks/{path.stem}.ipynb, executed"
+    values = {"body": as_page(book), "problem": redact(problem), "title": NOTEBOOKS[path.stem], "source": source}
+    write(site, path.stem, "notebook", **values)
+
+
+def as_page(book: nbformat.NotebookNode) -> str:
+    """Return HTML without nbconvert's own page around it: style and navigation are ours."""
     exporter = HTMLExporter(template_name="basic", exclude_anchor_links=True)
     exporter.exclude_input_prompt = exporter.exclude_output_prompt = True
     body, _ = exporter.from_notebook_node(book)
-    values = {"body": redact(body), "problem": redact(problem), "title": NOTEBOOKS[path.stem]}
-    write(site, path.stem, "notebook", **values)
+    # A long line scrolls, also by keyboard; an empty head of a column is no head.
+    body = body.replace("<pre>", '<pre tabindex="0">').replace("<th></th>", "<td></td>")
+    return redact(body)

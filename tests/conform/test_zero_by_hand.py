@@ -2,6 +2,7 @@
 
 import re
 
+import by_hand
 import pytest
 from conftest import ROOT, python, ranks_of
 
@@ -111,6 +112,15 @@ def test_the_losses_are_those_of_the_file_before(printed):
 def test_it_holds_and_sends_what_its_stage_says(name, printed):
     assert printed[name, 1][1] == pytest.approx(EXPECTED[name], abs=1e-6)
     assert printed[name, 4][1][-1] == pytest.approx(SENT_IN_FOUR_PASSES[name], abs=1e-6)
+
+
+def test_the_table_of_its_readme_is_what_the_files_print(printed):
+    table = by_hand.table()
+    assert [*table.index] == ["one_process", *NAMES]
+    for name, row in table.iterrows():
+        *held, sent = printed[name, 1][1] + [0] * (name == "one_process")
+        expected = [*held, sent, printed[name, 4][1][-1] if name in NAMES else 0]
+        assert [*row] == pytest.approx([number * BYTES / 1e6 for number in expected], abs=0.006), name
 
 
 def test_each_stage_agrees_with_deepspeed(tmp_path):

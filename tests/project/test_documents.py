@@ -12,7 +12,7 @@ from study.core.errors import Stop
 
 FILES = sorted(
     path
-    for folder in (".", "examples", "reports", "reports/*", "reproductions")
+    for folder in (".", "examples", "reports", "reports/*", "reproductions", "examples/*")
     for path in ROOT.glob(f"{folder}/*.md")
 )
 PLACE = re.compile(r"`((?:accelerate_configs|examples|notebooks|reports|study|tests)/[\w./-]+)`")

@@ -2,6 +2,7 @@
 
 import re
 
+import address
 import export_tables
 import headline
 import pandas as pd
@@ -75,3 +76,19 @@ def test_the_example_answers_three_questions(dataset, monkeypatch, capsys):
     exec(compile((ROOT / "examples" / "load_records.py").read_text(), "load_records.py", "exec"), {})
     printed = capsys.readouterr().out
     assert all(words in printed for words in ("zero2", "P1-28", "deepspeed"))
+
+
+def test_one_address_stands_everywhere(tmp_path, monkeypatch):
+    known = address.addresses()
+    (only,) = {each for several in known.values() for each in several}
+    assert all(known.values()), known
+    for name in address.PLACES:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    monkeypatch.setattr(address, "ROOT", tmp_path)
+    for new in ("https://github.com/somebody/zero", only):
+        address.main(new)
+        assert {each for several in address.addresses().values() for each in several} == {new}
+    assert (tmp_path / "README.md").read_text().count("[![tests]") == 1
+    with pytest.raises(SystemExit, match="is not an address like"):
+        address.main("somewhere")

@@ -10,6 +10,11 @@ for (const node of document.body.querySelectorAll("*")) {
   if (box.width && (box.right > width + 1 || box.left < -1)) problems.push(`${name(node)} reaches from ${box.left} to ${box.right} of ${width}`);
 }
 
+// A screen reader says what a button is, and a keyboard scrolls what is too wide.
+for (const button of document.querySelectorAll("button")) if (!button.textContent.trim()) problems.push("a button has no name");
+for (const node of document.querySelectorAll("pre, .scroll"))
+  if (node.scrollWidth > node.clientWidth + 1 && node.tabIndex < 0) problems.push(`${name(node)} scrolls, and a keyboard cannot reach it`);
+
 // Figures: whole, apart from each other, and with no text cut off, upon another, or too small to read.
 const channels = (colour) => (colour.match(/[\d.]+/g) || []).map(Number);
 const figures = [...document.querySelectorAll("figure svg")].filter((svg) => svg.getBoundingClientRect().width);

@@ -23,6 +23,7 @@ from study.core.arms import load_arm
 from study.core.gpus import GPUS
 from study.core.optimizers import refusal
 from study.core.text import size
+from study.ledger import texts
 from study.predict.architecture import named
 from study.predict.estimate import estimate, operations
 from study.predict.front import BUCKET_ELEMENTS, PlaceFlags, TrainingFlags
@@ -37,7 +38,7 @@ DRIVER = shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason="apt-get install chromium chromium-driver")
 AUDIT = (Path(__file__).parent / "audit.js").read_text()
 BACKGROUND = {"light": "rgb(251, 251, 250)", "dark": "rgb(22, 23, 26)"}
-PAGES = ("index", "gpu", "calculator", "stack", "claims", *report.NOTEBOOKS)
+PAGES = ("index", "gpu", "calculator", "stack", "claims", "by_hand", *report.NOTEBOOKS)
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +124,26 @@ def test_what_a_reader_does_on_a_page(show):
     assert up[0] == down[-1] != up[-1]
     opened.get(opened.current_url.replace("index.html", "claims.html#P1-17"))
     assert opened.execute_script("return document.querySelector(':target').textContent").startswith("\nP1-17")
+
+
+def test_claims_are_chosen(show):
+    """By document, verdict and word; without a choice all are shown, and a link to one undoes the choice."""
+    opened = show("claims")
+    script = """const form = document.getElementById("filter");
+        for (const [name, value] of Object.entries(arguments[0])) form.elements[name].value = value;
+        form.dispatchEvent(new Event("input"));
+        const claims = [...document.querySelectorAll("[data-verdict]")];
+        return claims.filter((claim) => claim.offsetParent).map((claim) => claim.id);"""
+    claims = texts.claims()
+    assert opened.execute_script(script, {}) == [claim.id for claim in claims]
+    wanted = {"document": "P1", "verdict": "holds"}
+    chosen = [claim.id for claim in claims if claim.document == "P1" and claim.verdict == "holds"]
+    assert opened.execute_script(script, wanted) == chosen
+    said = opened.find_element("id", "shown").text
+    assert said == f"{len(chosen)} of {len(claims)} claims"
+    assert opened.execute_script(script, {"document": "", "verdict": "", "word": "adafactor"}) != []
+    opened.execute_script("location.hash = 'S000-20'")
+    assert opened.find_element("id", "S000-20").is_displayed()
 
 
 def test_a_stage_is_dragged(show):

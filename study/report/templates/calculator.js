@@ -170,7 +170,7 @@ function drawBars(answers, gpu) {
   const size = `a GPU's ${sizeWords(gpu.memory_bytes)}`;
   const limit = element("span", { class: "key" }, element("i", { class: "limit" }), size);
   const caption = element("figcaption", {}, ...keys, limit, " What does not fit is faint.");
-  const label = { class: "stacks", role: "group", "aria-label": "Memory at the peak by arm" };
+  const label = { class: "stacks", "aria-label": "Memory at the peak by arm" };
   document.getElementById("bars").replaceChildren(element("figure", label, ...bars, caption));
 }
 

@@ -42,6 +42,7 @@ for (const table of document.querySelectorAll("table")) {
       cell.classList.toggle("unknown", ["-", ""].includes(cell.textContent.trim()));
       cell.dataset.label = head.textContent;
     }
+    if (!head.textContent.trim()) continue; // a column of names
     const button = document.createElement("button");
     button.append(...head.childNodes);
     head.append(button);
@@ -61,3 +62,31 @@ openTarget();
 addEventListener("beforeprint", () => {
   for (const fold of document.querySelectorAll("details")) fold.open = true;
 });
+
+// Claims: only those of a document, with a verdict, with a word.
+const filter = document.getElementById("filter");
+function chooseClaims() {
+  const chosen = Object.fromEntries(new FormData(filter));
+  const word = chosen.word.trim().toLowerCase();
+  let [shown, all] = [0, 0];
+  for (const section of document.querySelectorAll("section[data-document]")) {
+    const claims = [...section.querySelectorAll("[data-verdict]")];
+    for (const claim of claims) {
+      const fits = (!chosen.document || chosen.document === section.dataset.document)
+        && (!chosen.verdict || chosen.verdict === claim.dataset.verdict)
+        && claim.textContent.toLowerCase().includes(word);
+      claim.hidden = !fits;
+      shown += fits;
+    }
+    all += claims.length;
+    section.hidden = claims.every((claim) => claim.hidden);
+  }
+  document.getElementById("shown").textContent = `${shown} of ${all} claims`;
+}
+if (filter) {
+  filter.hidden = false;
+  filter.addEventListener("input", chooseClaims);
+  filter.addEventListener("reset", () => setTimeout(chooseClaims)); // once the fields are empty
+  addEventListener("hashchange", () => filter.reset()); // a link leads to its claim in any case
+  chooseClaims();
+}

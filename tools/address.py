@@ -1,0 +1,53 @@
+"""Writes the address of the repository into every file that names it. Whoever publishes the study runs it once.
+
+python tools/address.py https://github.com/NAME/zero-study
+"""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+UNKNOWN = "https://github.com/OWNER/zero-study"  # until somebody publishes it
+COLAB = "https://colab.research.google.com"
+# By file: the line that has the address, as a pattern around it.
+PLACES = {
+    "pyproject.toml": r'(Source = ")[^"]+',
+    "README.md": r"(git clone )\S+",
+    "CITATION.cff": r"(repository-code: )\S+",
+    "notebooks/colab.ipynb": r'("source = \\")[^"\\]*',
+}
+
+
+def addresses() -> dict[str, list[str]]:
+    """Return the addresses in each of the files."""
+    found = {}
+    for name, pattern in PLACES.items():
+        text = (ROOT / name).read_text()
+        found[name] = [match.group().removeprefix(match.group(1)) for match in re.finditer(pattern, text)]
+    return found
+
+
+def badges(address: str) -> str:
+    """Return the line of badges of a published repository."""
+    name = address.removeprefix("https://github.com/")
+    tests = f"[![tests]({address}/actions/workflows/tests.yml/badge.svg)]({address}/actions)"
+    link = f"{COLAB}/github/{name}/blob/main/notebooks/colab.ipynb"
+    return f"{tests} [![Open in Colab]({COLAB}/assets/colab-badge.svg)]({link})"
+
+
+def main(address: str) -> None:
+    if not re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+", address):
+        raise SystemExit(f"{address} is not an address like {UNKNOWN}")
+    for name, pattern in PLACES.items():
+        path = ROOT / name
+        path.write_text(re.sub(pattern, rf"\g<1>{address}", path.read_text()))
+    readme = ROOT / "README.md"
+    title, _, rest = readme.read_text().partition("\n\n")
+    if rest.startswith("[![tests]"):
+        rest = rest.partition("\n\n")[2]
+    readme.write_text(f"{title}\n\n{badges(address)}\n\n{rest}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
