@@ -16,7 +16,7 @@ FILES = sorted(
     for path in ROOT.glob(f"{folder}/*.md")
 )
 PLACE = re.compile(r"`((?:accelerate_configs|examples|notebooks|reports|study|tests)/[\w./-]+)`")
-MADE = ("reports/build/", "reports/your-machine/")  # by the reader's own commands
+MADE = ("reports/build/", "reports/site", "reports/your-machine/")  # by the reader's own commands
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
 
