@@ -109,6 +109,7 @@ def build(folders: list[Path], out: Path, address: str = "") -> list[str]:
             advised=answers.ADVISED,
             failed=failed,
             run_count=len(runs),
+            ended=[run.record for run in runs if run.record.error],
             central=as_html(central[["id", "question", "verdict", "certainty"]]),
             headline=counted,
             problems=redact(set_aside),

@@ -152,3 +152,11 @@ def test_the_interval_is_that_of_the_resamples_drawn_one_by_one():
     medians = np.median(np.random.default_rng(3).choice(slow, (2000, 7)), axis=1)
     expected = np.quantile(medians, [0.025, 0.975])
     assert median_with_interval(slow, np.random.default_rng(3)) == pytest.approx((2.1, *expected), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "passes", "is_said"), [({"offloads": False}, 4, True), ({"offloads": False}, 1, False), (None, 4, False)]
+)
+def test_fsdp_with_several_passes_keeps_whole_gradients(fsdp, passes, is_said, compared_of):
+    compared = compared_of({"observed__fsdp": fsdp, "observed__accumulation": passes})
+    assert any("whole gradients" in note for note in notes(compared)) == is_said

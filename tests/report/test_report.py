@@ -238,6 +238,7 @@ def test_a_report_tells_nothing_private_and_runs_and_writes_nothing_of_a_strange
     quick(stranger, out)
     assert all(tmp_path / "below" in (path, *path.parents) for path in {*tmp_path.rglob("*")} - before)
     assert len([*out.rglob("*.html")]) == 7, "index, on a GPU, claims, calculator, by hand, stack, and that in one file"
+    assert "Ended early, and why: 1" in (out / "index.html").read_text()
     for path in filter(Path.is_file, out.rglob("*")):
         assert not [word for word in (*TELLS, *RUNS) if word in path.read_text(errors="replace")], path.name
     for number in range(len(ODD)):
