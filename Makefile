@@ -7,6 +7,9 @@ RUNS ?= runs/smoke
 WORKERS ?= 3  # of pytest, on two cores
 # pip would turn every module into bytecode, two thirds of its time; Python does so for those that are imported.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
+# Without an NVIDIA GPU, PyTorch's wheels for CPUs, if their index answers: those with CUDA have 2.9 GB more to download.
+CPU_WHEELS ?= https://download.pytorch.org/whl/cpu
+ANSWERS := import sys, urllib.request as web; web.urlopen(sys.argv[1], timeout=5)
 # Where this is set, no bytecode is kept, and every process compiles all that it imports: six seconds for a rank.
 export PYTHONDONTWRITEBYTECODE :=
 # The caller's environment is not ours: another virtual environment, conda, a pip.conf with `user = true`.
@@ -27,7 +30,10 @@ setup: $(VENV)/.ready  ## install into .venv and compile DeepSpeed's operators; 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV), once. Step 1 of 2: PyTorch."
 	$(PYTHON) -m venv $(VENV)
-	@start=$$(date +%s); $(INSTALL) $(CONSTRAIN) torch \
+	@start=$$(date +%s); wheels=; if ! command -v nvidia-smi >/dev/null \
+			&& $(PYTHON) -c '$(ANSWERS)' $(CPU_WHEELS)/torch/ 2>/dev/null; then \
+		echo "There is no NVIDIA GPU: PyTorch for CPUs."; wheels="--extra-index-url $(CPU_WHEELS)"; fi; \
+	$(INSTALL) $(CONSTRAIN) $$wheels torch \
 		&& echo "PyTorch is installed, after $$(($$(date +%s) - start)) s."
 	@echo "Step 2 of 2: the other packages."
 	@start=$$(date +%s); $(INSTALL) $(CONSTRAIN) --editable '.[train,report]' \
