@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from study.measure import hardware
 from study.records.compare import median_with_interval
-from study.watch.training import AFTER, watch
+from study.watch.session import AFTER, watch
 
 PAIRS = 1000
 WARM_UP = AFTER + 10  # steps until the instruments have looked

@@ -30,10 +30,10 @@ from study.training import checkpoints, finish, tasks
 from study.training.data import Rows
 from study.training.display import report
 from study.training.main import main
-from study.training.run import History, Run, arrange, show, windows
+from study.training.run import History, OpenRun, arrange, show, windows
 
 
-def train(run: Run) -> Callable[[], object]:
+def train(run: OpenRun) -> Callable[[], object]:
     """Train in windows of uninterrupted steps, and do everything else between them. Returns a call of one more step."""
     # No evaluation before the first step: stage 3 would learn its order of fetches from it, and then fetch almost twice
     # what training needs for the rest of the run (deepspeed 0.19.8, see reports/log.md).
@@ -57,7 +57,7 @@ def train(run: Run) -> Callable[[], object]:
     return functools.partial(optimizer_step, run, history.last_batch)
 
 
-def train_window(run: Run, window: range, history: History) -> None:
+def train_window(run: OpenRun, window: range, history: History) -> None:
     """Train some steps without a pause. Then show their losses, and evaluate and save if it is time."""
     batches = arrange(run, window)
     losses = []
@@ -78,7 +78,7 @@ def train_window(run: Run, window: range, history: History) -> None:
     checkpoints.save_if_due(run, window.stop)
 
 
-def optimizer_step(run: Run, microbatches: Rows) -> torch.Tensor:
+def optimizer_step(run: OpenRun, microbatches: Rows) -> torch.Tensor:
     """One update from `accumulation` microbatches. Returns the loss on the device, because reading it would wait."""
     losses = []
     for i in range(run.settings.accumulation):
@@ -93,7 +93,7 @@ def optimizer_step(run: Run, microbatches: Rows) -> torch.Tensor:
 
 
 @torch.no_grad()
-def evaluate(run: Run, step: int) -> Evaluation:
+def evaluate(run: OpenRun, step: int) -> Evaluation:
     """Loss and metric over the evaluation rows, which the ranks share."""
     accelerator = run.accelerator
     rows = run.data.eval

@@ -33,8 +33,8 @@ from torch.distributed.checkpoint import state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from study.measure import collectives as instrument
 from study.measure import hardware
+from study.measure import heartbeat as instrument
 from study.records import collectives
 from study.records.collectives import RankLog
 from study.watch.hangs import hangs

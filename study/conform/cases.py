@@ -121,7 +121,7 @@ def copies(weights: Iterable[tuple[str, Tensor]]) -> Weights:
     return {name: weight.detach().float().clone() for name, weight in weights}
 
 
-class Training:
+class CaseTraining:
     """A training of a case. It keeps the loss of each update, the mean over ranks and passes, and its gradient norm."""
 
     update: Callable[[int], None]  # of this number, from 0
@@ -137,7 +137,7 @@ class Training:
         return self
 
 
-class Reference(Training):
+class Reference(CaseTraining):
     """The training in one process, with the arithmetic of DDP: each rank's passes are summed, then the ranks."""
 
     def __init__(self, case: Case, ranks: int | None = None) -> None:
@@ -189,7 +189,7 @@ class Reference(Training):
         return copies(self.master.named_parameters())
 
 
-class ShardedTraining(Training):
+class ShardedTraining(CaseTraining):
     """The training of an adapter. All ranks start from the same weights. The mode is that of its passes."""
 
     def __init__(self, adapter: Any, case: Case, seed: int = 0, mode: str = "train") -> None:

@@ -1,4 +1,4 @@
-"""Reads the files in which ranks say where they are among their collectives. `study.measure.collectives` writes them.
+"""Reads the files in which ranks say where they are among their collectives. `study.measure.heartbeat` writes them.
 
 Each file is replaced as a whole, so it is readable while the run goes on and after it was killed.
 """

@@ -11,14 +11,14 @@ from study.core.errors import Stop
 from study.core.settings import PATHS
 from study.records import store
 from study.records.schema import Record
-from study.training.run import History, Run
+from study.training.run import History, OpenRun
 
 FREE = {*PATHS, "config_file", "save_every"}  # settings that change no loss
 SEEN = {"arm", "ranks", "steps", "data_checksum"}
 AGAIN = "name the folder of a run with --save-every, and give its settings; or start without --resume"
 
 
-def save_if_due(run: Run, step: int) -> None:
+def save_if_due(run: OpenRun, step: int) -> None:
     """Write a checkpoint beside the last one, and then remove that. After the last step none is due."""
     every = run.settings.save_every
     if not every or step % every or step == run.steps:
@@ -35,7 +35,7 @@ def save_if_due(run: Run, step: int) -> None:
             rmtree(older)
 
 
-def begin(run: Run, history: History) -> int:
+def begin(run: OpenRun, history: History) -> int:
     """Continue the run that --resume names from its last checkpoint. Return the number of its steps; 0 without one."""
     scaler = getattr(run.optimizer.optimizer, "torch_autocast_gradscaler", None)
     if scaler:  # DeepSpeed 0.19.8 leaves it out (reproductions/checkpoint_without_its_loss_scale.py)

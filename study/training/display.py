@@ -16,7 +16,7 @@ from study.records import metrics, store
 from study.records.sections import Evaluation
 
 if TYPE_CHECKING:
-    from study.training.run import History, Run
+    from study.training.run import History, OpenRun
 
 LIBRARIES = ("DeepSpeed", "huggingface_hub", "transformers", "datasets", "accelerate", "torch")
 _NOWHERE = Path(os.devnull).open("w")  # noqa: SIM115  stays open: DeepSpeed keeps the stream that it finds on import
@@ -59,7 +59,7 @@ def _remove_handlers() -> None:
         logger.propagate = True
 
 
-def announce(run: "Run") -> None:
+def announce(run: "OpenRun") -> None:
     """On the first rank, print what is about to run."""
     if run.accelerator.is_main_process:
         settings = run.settings
@@ -67,7 +67,7 @@ def announce(run: "Run") -> None:
         say(run.folder, f"{run.arm.name}: {what}, {run.accelerator.num_processes} rank(s)")
 
 
-def print_window(run: "Run", window: range, history: "History", losses: list[float]) -> None:
+def print_window(run: "OpenRun", window: range, history: "History", losses: list[float]) -> None:
     """Print the last loss of a window, and the median time of its steps."""
     speed = "not timed"  # the warm-up: kernels are chosen, and stage 3 learns its order of fetches
     if run.has_values and window.stop > run.timed_from:
@@ -76,7 +76,7 @@ def print_window(run: "Run", window: range, history: "History", losses: list[flo
     say(run.folder, f"  step {window.stop:>5} of {run.steps}  {loss}  {speed}")
 
 
-def report(run: "Run", result: Evaluation) -> None:
+def report(run: "OpenRun", result: Evaluation) -> None:
     """Write and print an evaluation."""
     values = result.model_dump(exclude_none=True, exclude={"step"})
     store.append_step(run.folder, {"step": result.step} | values)
@@ -92,7 +92,7 @@ SUMMARY = {
 }
 
 
-def print_summary(run: "Run") -> None:
+def print_summary(run: "OpenRun") -> None:
     """On the first rank, print a summary of the run and the path of its record."""
     if not run.accelerator.is_main_process:
         return

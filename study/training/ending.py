@@ -15,8 +15,8 @@ from typing import NoReturn
 
 from study.core.errors import Stop
 from study.core.machine import MORE_MEMORY, die_with_parent, lift_memory_cap, oom_kills, outside
-from study.measure.collectives import print_stacks_when_asked
 from study.measure.hardware import device_is_full, host_is_full, lost_connection
+from study.measure.heartbeat import print_stacks_when_asked
 from study.records import store
 from study.training.display import say
 from study.training.launch import NO_LAUNCH, Launch, number_of, ranks_that_died

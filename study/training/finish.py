@@ -19,12 +19,12 @@ from study.records import store
 from study.records.sections import Components, Loss, Saved, Time
 from study.training import ending, models, tasks
 from study.training.display import say
-from study.training.run import History, Run
+from study.training.run import History, OpenRun
 
 SETTLING_STEPS = 2  # in the first step after an evaluation, stage 3 still holds parameters from it
 
 
-def finish(run: Run, history: History) -> None:
+def finish(run: OpenRun, history: History) -> None:
     """Complete and write the record of a finished training. Raise Stop if it is not what the arm promises."""
     record = run.record
     run.heartbeat.beat("writing the record")
@@ -52,7 +52,7 @@ def finish(run: Run, history: History) -> None:
         raise Stop(what, "choose a larger model, or fewer ranks", where="after training")
 
 
-def after_training(run: Run, step: Callable[[], object]) -> bool:
+def after_training(run: OpenRun, step: Callable[[], object]) -> bool:
     """Save the weights and run the instruments. The run is already done, and stays done if this fails.
 
     `step` takes one more, untimed optimizer step. Returns whether all ranks got to the end. If not, they are out of
@@ -88,7 +88,7 @@ def after_training(run: Run, step: Callable[[], object]) -> bool:
     return True
 
 
-def save(run: Run, _) -> None:
+def save(run: OpenRun, _) -> None:
     """Write the trained weights, gathered by all ranks if each has a part. The first rank records what it wrote."""
     # Whole weights are not gathered: Accelerate would clone each tensor and write tied weights twice.
     in_parts = run.arm.stage == 3 or run.arm.tensor_ranks > 1 or run.arm.fsdp
@@ -110,7 +110,7 @@ def save(run: Run, _) -> None:
     )
 
 
-def _times(run: Run, clock: Clock) -> Time:
+def _times(run: OpenRun, clock: Clock) -> Time:
     """Return the step times, each the slowest rank's, and the wall time of the timed windows."""
     times = run.record.time
     rows = run.settings.micro_batch * run.settings.accumulation / run.arm.row_ranks  # ranks that share rows share work
@@ -124,7 +124,7 @@ def _times(run: Run, clock: Clock) -> Time:
     return times
 
 
-def inspect(run: Run, step: Callable[[], object]) -> None:
+def inspect(run: OpenRun, step: Callable[[], object]) -> None:
     """Take a few untimed steps: count collectives, read the gradients' dtype, split memory by component."""
     observed = run.record.observed
     for _ in range(SETTLING_STEPS):
@@ -151,7 +151,7 @@ def inspect(run: Run, step: Callable[[], object]) -> None:
     run.record.memory.components = Components(per_rank=run.gathered(components))
 
 
-def flops_per_row(run: Run) -> float:
+def flops_per_row(run: OpenRun) -> float:
     """Return the operations of both passes over one row, counted without memory, and without recomputation, as MFU."""
     with unset_fake_temporarily():
         model = models.on_meta(run.settings, models.model_config(run.settings, run.data.vocabulary))

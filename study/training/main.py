@@ -18,8 +18,8 @@ from study.core import optimizers as combinations
 from study.core.errors import Stop, exit_on_stop
 from study.core.options import parsed
 from study.core.settings import Flags, check, check_steps, resolve
-from study.measure.collectives import Heartbeat
 from study.measure.hardware import CUDA
+from study.measure.heartbeat import Heartbeat
 from study.records.sections import Time
 from study.training import ending, finish, patches, setup
 from study.training.data import load_data
@@ -33,9 +33,9 @@ from study.training.launch import (
     set_threads,
     shrink_group,
 )
-from study.training.run import Run
+from study.training.run import OpenRun
 
-Train = Callable[[Run], Callable[[], object]]  # returns a function that takes one more step
+Train = Callable[[OpenRun], Callable[[], object]]  # returns a function that takes one more step
 
 
 def main(train: Train, launch: Launch = NO_LAUNCH) -> None:
@@ -65,7 +65,7 @@ def main(train: Train, launch: Launch = NO_LAUNCH) -> None:
             folder, record = setup.open_folder(settings, arm, launch, rank)  # from here on it says why a run ends
             heartbeat = Heartbeat(folder, rank, partial(ending.end_if_unresponsive, folder, rank, launch))
             stack.callback(heartbeat.close)
-            run_to_the_end(train, Run(settings, arm, folder, record, heartbeat), launch, stack)
+            run_to_the_end(train, OpenRun(settings, arm, folder, record, heartbeat), launch, stack)
             code = 0
         except BaseException as error:
             ending.fail(folder, rank, error, launch)
@@ -87,7 +87,7 @@ def read_flags(train: Train, rank: int) -> Flags:
         raise
 
 
-def run_to_the_end(train: Train, run: Run, launch: Launch, stack: contextlib.ExitStack) -> None:
+def run_to_the_end(train: Train, run: OpenRun, launch: Launch, stack: contextlib.ExitStack) -> None:
     """Check what was asked for, and train. `stack` closes what this opens."""
     settings = run.settings
     arm = run.arm
@@ -118,7 +118,7 @@ def run_to_the_end(train: Train, run: Run, launch: Launch, stack: contextlib.Exi
         dist.destroy_process_group()
 
 
-def open_run(run: Run, disk: Path | None) -> None:
+def open_run(run: OpenRun, disk: Path | None) -> None:
     """Open the accelerator, load the rows, and check that they are enough for the steps."""
     settings = run.settings
     arm = run.arm

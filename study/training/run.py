@@ -16,8 +16,8 @@ from study.core.arms import Arm
 from study.core.errors import Stop
 from study.core.settings import Settings
 from study.measure.clock import Clock
-from study.measure.collectives import Heartbeat
 from study.measure.hardware import CUDA
+from study.measure.heartbeat import Heartbeat
 from study.records import store
 from study.records.schema import Record
 from study.records.sections import Evaluation, RankMemory
@@ -26,7 +26,7 @@ from study.training.display import print_window
 
 
 @dataclass
-class Run:
+class OpenRun:
     """A run: what is known when its folder is open, and what follows step by step."""
 
     settings: Settings
@@ -97,7 +97,7 @@ class History:
         self.peaks = RankMemory()  # of the timed steps
 
 
-def windows(run: Run, start: int, stop: int) -> Iterator[range]:
+def windows(run: OpenRun, start: int, stop: int) -> Iterator[range]:
     """Divide the steps into windows: the warm-up, then `log_every` steps each. Epochs and intervals end a window."""
     settings = run.settings
     per_epoch = run.data.train_rows // run.rows_taken_per_step
@@ -113,7 +113,7 @@ def windows(run: Run, start: int, stop: int) -> Iterator[range]:
         start = end
 
 
-def arrange(run: Run, window: range) -> list[Rows]:
+def arrange(run: OpenRun, window: range) -> list[Rows]:
     """Return this rank's rows for each step of a window. Seed and epoch decide the order of all rows, for all ranks."""
     # A window never spans two epochs (see `windows`). Rows at the end of an epoch that fill no step are left out.
     count = run.data.train_rows
@@ -132,7 +132,7 @@ def arrange(run: Run, window: range) -> list[Rows]:
     return [{name: values[i] for name, values in chosen.items()} for i in range(len(window))]
 
 
-def show(run: Run, window: range, history: History, losses: list[torch.Tensor]) -> None:
+def show(run: OpenRun, window: range, history: History, losses: list[torch.Tensor]) -> None:
     """Between windows: fetch and write the losses, print the last one, and stop if the run has diverged."""
     values = run.mean_losses(losses)  # waits for the device, which is why nothing does it within a window
     history.losses += values

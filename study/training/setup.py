@@ -36,7 +36,7 @@ from study.training import models, patches
 from study.training.display import log_to, quiet, say
 from study.training.launch import Launch, number_of
 from study.training.optimizers import build_optimizer
-from study.training.run import Run
+from study.training.run import OpenRun
 
 BACKEND = "nccl" if CUDA else "gloo"
 BUCKET_MIB = 25  # DDP's default; buckets in the fair arms' DeepSpeed configs also have 25 MiB in fp32
@@ -83,7 +83,7 @@ def claim_disk(settings: Settings, arm: Arm, launch: Launch, folder: Path) -> Pa
     return machine.give_swap_folder(base, launch.pid, needed_bytes)
 
 
-def describe_machines(run: Run) -> list[Machine]:
+def describe_machines(run: OpenRun) -> list[Machine]:
     """Return the machines of a run with their ranks, in order. Empty for a single machine."""
     machines: dict[int, Machine] = {}
     if number_of("GROUP_WORLD_SIZE") > 1:
@@ -207,7 +207,7 @@ def _sequence(settings: Settings, arm: Arm) -> ParallelismConfig:
 # --- the model -------------------------------------------------------------------------------------------------------
 
 
-def prepare(run: Run) -> None:
+def prepare(run: OpenRun) -> None:
     """Build the model, pass it to Accelerate, and check that the result is what the arm promises."""
     settings = run.settings
     arm = run.arm
@@ -247,7 +247,7 @@ def prepare(run: Run) -> None:
         raise Stop(what, "fix the arm's files", where="prepare")
 
 
-def _starting_model(run: Run) -> PreTrainedModel:
+def _starting_model(run: OpenRun) -> PreTrainedModel:
     """Return the model with its starting weights, on the device unless DeepSpeed moves it there."""
     settings = run.settings
     config = models.model_config(settings, run.data.vocabulary)
@@ -262,7 +262,7 @@ def _starting_model(run: Run) -> PreTrainedModel:
     return model
 
 
-def _wrap(run: Run, model: PreTrainedModel) -> None:
+def _wrap(run: OpenRun, model: PreTrainedModel) -> None:
     """Give the model and its optimizer to Accelerate, and apply the patches to what comes back."""
     settings = run.settings
     arm = run.arm

@@ -33,7 +33,7 @@ def row_losses(settings: Settings, model, batch: Batch) -> tuple[torch.Tensor, t
 
 def metric(settings: Settings, losses: np.ndarray, predictions: np.ndarray, rows: Batch) -> dict[str, float | None]:
     """Return accuracy or perplexity over the evaluation rows."""
-    from study.training.scores import Accuracy, Perplexity  # which takes seconds
+    from study.training.evaluation import Accuracy, Perplexity  # which takes seconds
 
     if settings.task == "imdb":
         return Accuracy().compute(predictions=predictions, references=rows["labels"].numpy())

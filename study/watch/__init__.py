@@ -7,7 +7,7 @@ from study import CHOSEN_HERE
 from study.core.machine import operators_folder
 
 WATCHES = {
-    "watch": "study.watch.training",
+    "watch": "study.watch.session",
     "WatchCallback": "study.watch.callback",
 }  # on first use: they need torch
 

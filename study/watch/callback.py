@@ -7,7 +7,7 @@ from pathlib import Path
 
 import transformers
 
-from study.watch.training import AFTER, Watch
+from study.watch.session import AFTER, Watch
 
 
 class WatchCallback(transformers.TrainerCallback):

@@ -208,7 +208,7 @@ def test_a_rank_that_waits_in_native_code_ends_when_told(folder):
     code = f"""
         import ctypes, functools, os, signal, threading
         from pathlib import Path
-        from study.measure.collectives import Heartbeat
+        from study.measure.heartbeat import Heartbeat
         from study.training import ending
         from study.training.launch import Launch
         ending.UNRESPONSIVE_S, folder = 0.5, Path({str(folder)!r})

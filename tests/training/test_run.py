@@ -20,7 +20,7 @@ RANK = """
     from study.records.schema import Record
     from study.records.sections import Loss
     from study.core.errors import Stop
-    from study.training.run import Run
+    from study.training.run import OpenRun
 
     folder = Path(sys.argv[1])
     accelerator = Accelerator(cpu=True)
@@ -33,7 +33,7 @@ RANK = """
     if not accelerator.is_main_process:
         store.write = slowly
     record = store.load(folder) if accelerator.is_main_process else Record(run_id="run", started_utc=store.now_utc())
-    run = Run(None, None, folder, record, None)
+    run = OpenRun(None, None, folder, record, None)
     run.accelerator = accelerator
     run.record.loss = Loss(train=[0.5])
     accelerator.wait_for_everyone()

@@ -53,7 +53,7 @@ def refuse(*_):
 
 socket.socket.connect = socket.getaddrinfo = refuse
 import evaluate
-from study.training.scores import Accuracy, Perplexity
+from study.training.evaluation import Accuracy, Perplexity
 
 for score in (Accuracy(), Perplexity()):
     assert isinstance(score, evaluate.Metric), score

@@ -15,7 +15,7 @@ from conftest import ROOT, ranks_of
 from torch._C import _distributed_c10d
 
 from study.cli import diagnosis as command
-from study.measure.collectives import CollectiveLog
+from study.measure.heartbeat import CollectiveLog
 from study.records import collectives, store
 from study.records.collectives import Collective, RankLog
 from study.training.launch import ranks_that_died
@@ -29,7 +29,7 @@ from datetime import timedelta
 from pathlib import Path
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from study.measure.collectives import CollectiveLog
+from study.measure.heartbeat import CollectiveLog
 
 folder, what = Path(sys.argv[1]), sys.argv[2]
 
@@ -192,7 +192,7 @@ import os, signal, sys, time
 from pathlib import Path
 import torch, torch.distributed as dist
 from study.watch.hangs import hangs
-from study.measure.collectives import ASK, Heartbeat, print_stacks_when_asked
+from study.measure.heartbeat import ASK, Heartbeat, print_stacks_when_asked
 from study.records import collectives
 
 folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])

@@ -16,7 +16,7 @@ import sys, time
 from pathlib import Path
 import torch
 from accelerate import Accelerator
-from study.watch.training import watch
+from study.watch.session import watch
 
 folder, watched = Path(sys.argv[1]), sys.argv[2] == "watched"
 accelerator = Accelerator(cpu=True)

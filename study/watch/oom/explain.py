@@ -64,7 +64,7 @@ class Described:
 
 
 @dataclass(frozen=True)
-class Training:
+class KnownTraining:
     """What is known of the training by its flags, its config and the log. Without an arm, what ZeRO has is tried."""
 
     given: Described
@@ -82,7 +82,7 @@ class Explanation:
 
     error: OomError
     causes: list[Cause]
-    training: Training
+    training: KnownTraining
 
 
 def explain(text: str, wanted: Wanted, given: Described) -> Explanation:
@@ -103,7 +103,7 @@ def explain(text: str, wanted: Wanted, given: Described) -> Explanation:
     if wanted.model or wanted.params:
         model = asked_for(wanted, given.sequence or 1)
     buckets = {name: config[name] for name in BUCKETS if is_number(config.get(name))}
-    training = Training(given, model, buckets)
+    training = KnownTraining(given, model, buckets)
     shards_weights = training.arm.startswith(SHARD_WEIGHTS)
     return Explanation(error, causes(error, _matches(error, training), shards_weights), training)
 
@@ -146,7 +146,7 @@ LONGEST = 2**21  # tokens of a pass
 FEWEST = 64
 
 
-def _matches(error: OomError, training: Training) -> list[Match]:
+def _matches(error: OomError, training: KnownTraining) -> list[Match]:
     """Return what has the asked size, one for each cause. A tensor has elements of 4 bytes or of 2."""
     asked = error.asked
     is_known = training.model or training.given.vocabulary
@@ -163,7 +163,7 @@ def _matches(error: OomError, training: Training) -> list[Match]:
     return [match for match in best.values() if match.points >= least]
 
 
-def _tensors(training: Training) -> Iterator[tuple[str, float, str]]:
+def _tensors(training: KnownTraining) -> Iterator[tuple[str, float, str]]:
     """Yield tensors whose sizes do not depend on tokens: a cause, the elements, and these as a person writes them."""
     if training.arm.startswith("zero"):
         # 5e8 elements are DeepSpeed's default (zero/config.py:113): 2.0 GB in fp32 and 1.0 GB in 16 bits, with any
@@ -187,7 +187,7 @@ def _tensors(training: Training) -> Iterator[tuple[str, float, str]]:
             yield "weights", tensor.elements, f"{sides} of {tensor.name}"
 
 
-def _of_tokens(asked: Asked, training: Training) -> Iterator[Match]:
+def _of_tokens(asked: Asked, training: KnownTraining) -> Iterator[Match]:
     """Yield logits, activations, and scores and masks of attention."""
     # --- a vector for each token: a row of logits, or what lies between the two layers of an MLP
     given = training.given

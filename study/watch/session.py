@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from study.core.errors import Stop
 from study.core.text import say
 from study.measure import hardware, readback, roles
-from study.measure.collectives import CollectiveLog
+from study.measure.heartbeat import CollectiveLog
 from study.measure.memory import peaks
 from study.records import store
 from study.records.schema import Record
