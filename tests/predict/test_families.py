@@ -15,6 +15,10 @@ WIDE = GROUPED | {"hidden_size": 128, "intermediate_size": 512}
 CELLS = [  # family, its sizes, arm, ranks, precision, rows, passes and tokens
     # With few tokens, and whole gradients of the first pass, the peak is where the second pass gathers the last layer.
     ("llama", WIDE, "fsdp2", 4, "fp32", 1, 2, 8),
+    # With an output matrix as large as the rest, the peak is its gradient beside a layer that is gathered ahead; and of
+    # a model that scales its logits, both of them beside the matrix and the buffer that it was gathered into.
+    ("llama", GROUPED | {"vocab_size": 4096}, "fsdp2", 8, "fp32", 1, 1, 32),
+    ("granite", GROUPED | {"vocab_size": 4096}, "fsdp2", 8, "fp32", 1, 1, 32),
     pytest.param("smollm3", GROUPED, "zero3", 4, "bf16", 3, 2, 48, marks=SLOW),
     pytest.param("glm4", GROUPED, "zero3_hpz", 64, "bf16", 2, 2, 64, marks=SLOW),
     pytest.param("olmoe", EXPERTS, "zero3_cpu", 4, "bf16", 2, 1, 48, marks=SLOW),

@@ -28,6 +28,8 @@ ENDS = re.compile(
     r"^(lm_head|embed_out|proj_out)\.|^(?!encoder|decoder)\w+\.(ln_f|final_layer_norm|norm|layernorm|final_norm)\."
 )
 
+SCALED_LOGITS = ("cohere", "cohere2", "gemma2", "granite", "granitemoe")  # makes a scaled copy before the root ends
+
 
 @dataclass(eq=False)
 class Unit:
@@ -195,7 +197,12 @@ class Passes:
             if unit.stays:
                 whole += unit.whole
             before = unit
-        yield states | {"activations": _at_use(profile, root)[-1], "gathered_weights": whole + before.buffer}
+        ends = _at_use(profile, root)[-1]
+        training = self.engine.training
+        if training.model.family in SCALED_LOGITS:
+            logits = training.tokens * (training.model.look.vocabulary or 0)
+            ends = max(profile.at_use.values()) + 2 * logits * training.recipe.product_bytes
+        yield states | {"activations": ends, "gathered_weights": whole + before.buffer}
         yield profile.most.beside(states | {"gathered_weights": whole})
 
     def backward(self, profile: Profile) -> Iterator[dict]:
@@ -214,7 +221,10 @@ class Passes:
                     yield self.moment(usage, 0, unit.buffer)
             for tensor, most, usage in gradients:
                 size = tensor.elements * engine.weight_bytes
-                yield self.moment(most, size, 0 if begins and unit.stays else unit.ahead)
+                if begins and unit.stays:
+                    yield self.moment(most, size, 0)
+                    most = profile.at_first_gradient  # the unit before is gathered when the loss has its gradient
+                yield self.moment(most, size, unit.ahead)
                 begins = False
                 if not engine.keeps_whole_gradients:  # else it is added to that of earlier passes
                     self.gradients[unit] += size

@@ -69,6 +69,7 @@ class Profile:
     at_use: Mapping[str, float]  # kept when the forward pass reaches a tensor
     before_use: Mapping[str, Held]  # the most until the forward pass reaches a module, by its first tensor
     gradients: tuple[Gradient, ...]  # in the order of the backward pass
+    at_first_gradient: Held  # while the kernel runs that makes it
 
 
 class Product(NamedTuple):
@@ -122,13 +123,16 @@ def read(tape: Tape, tensors: tuple[Tensor, ...]) -> Pass:
     at_use: dict[str, float] = {}
     before_use: dict[str, Held] = {}
     gradients: list[Gradient] = []
+    at_first_gradient = Held(0, 0)
     forward, backward = Work(), Work()
-    for event, name, gradient_bytes, now, most, kernels in _moments(tape):
+    for event, name, gradient_bytes, now, most, last, kernels in _moments(tape):
         for kernel in kernels:
             (backward if event == "gradient" else forward).add(*kernel)
         if most and not gradients:
             until_gradient = max(most, until_gradient, key=sum)
         if event == "gradient":  # the gradient itself is the engine's
+            if not gradients:
+                at_first_gradient = last._replace(in_use=last.in_use - gradient_bytes)
             both = (held._replace(in_use=held.in_use - gradient_bytes) for held in (most or now, now))
             gradients.append(Gradient(by_name[name], *both))
         elif event == "end":
@@ -138,7 +142,7 @@ def read(tape: Tape, tensors: tuple[Tensor, ...]) -> Pass:
             if most:
                 before_use[name] = most
     return Pass(
-        profile=Profile(kept, until_gradient, at_use, before_use, tuple(gradients)),
+        profile=Profile(kept, until_gradient, at_use, before_use, tuple(gradients), at_first_gradient),
         forward=forward,
         backward=backward,
         flops=_total(tape, "kernel"),
@@ -153,11 +157,13 @@ def _total(tape: Tape, kind: str) -> int:
 def _moments(tape: Tape) -> Iterator[tuple]:
     """Yield each event: "use", "gradient" or "end"; the name of the tensor; and the bytes of its complete gradient.
 
-    Then what is held now, the most since the event before while a kernel ran (the last of several), and these kernels.
+    Then what is held now, the most since the event before while a kernel ran (the last of several), what was held while
+    the last that moves bytes ran, and these kernels.
     """
     held = [0, 0]  # made in the forward pass, and in the backward pass
     made: list[tuple[int, bool]] = []
     most: Held | None = None
+    last = Held(0, 0)
     kernels: list[tuple] = []
     for kind, what, *rest in tape:
         if kind == "made":  # its bytes, and whether the backward pass makes it
@@ -170,10 +176,11 @@ def _moments(tape: Tape) -> Iterator[tuple]:
             if most is None or sum(held) >= sum(most):
                 most = Held(*held)
             if what:
+                last = Held(*held)
                 kernels.append(what)
         elif kind == "event":
             event, _, name = what.partition(" ")
-            yield event, name, rest[0], Held(*held), most, kernels
+            yield event, name, rest[0], Held(*held), most, last, kernels
             most = None
             kernels = []
 
