@@ -14,6 +14,8 @@ from shaped import changed, failed, finished, put
 from study.cli import diagnosis
 from study.core import arms, files
 from study.core.errors import Stop
+from study.core.shapes import config_of
+from study.predict.architecture import named
 from study.predict.front import Wanted
 from study.records import collectives, store
 from study.records.keeping import redact
@@ -96,6 +98,8 @@ PARSERS = {
         read_config, {"per_device_train_batch_size": "8", "output_dir": "x", "deepspeed": DEEPSPEED}
     ),
     "fsdp.yaml": Parser(read_arm_and_config, yaml.safe_load((CONFIGS / "fsdp2.yaml").read_text())),
+    "model/config.json": Parser(lambda path: named(str(path.parent)).member, VALID["model"]),
+    "gpt/config.json": Parser(lambda path: named(str(path.parent)).member, config_of("gpt2")),
     "config.json": Parser(read_arm_and_config, json.loads((CONFIGS / "deepspeed" / "zero3_hpz.json").read_text())),
 }
 BOMBS = ["[" * 100_000, '{"a":' * 100_000, "a = " + "9" * 5000, "a: 0x" + "f" * 5000, "a: !!timestamp x\n"]

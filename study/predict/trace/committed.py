@@ -69,12 +69,13 @@ def _plain(config: dict) -> dict:
     if family not in DIMENSIONS:
         return config
     said = {name: value for name, value in config.items() if value is not None}
+    sizes = {name: value for name, value in said.items() if type(value) is int}  # anybody's config may say anything
     defaults: dict[str, Any] = {"tie_word_embeddings": family != "llama"}
     if family == "gpt2":
-        defaults["n_inner"] = 4 * said.get("n_embd", 0)
+        defaults["n_inner"] = 4 * sizes.get("n_embd", 0)
     if family == "llama":
-        heads = said.get("num_attention_heads", 1)
-        defaults |= {"num_key_value_heads": heads, "head_dim": said.get("hidden_size", 0) // max(heads, 1)}
+        heads = sizes.get("num_attention_heads", 1)
+        defaults |= {"num_key_value_heads": heads, "head_dim": sizes.get("hidden_size", 0) // max(heads, 1)}
     return defaults | said
 
 
