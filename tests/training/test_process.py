@@ -16,7 +16,7 @@ from conftest import ranks_of
 from study.core.errors import Stop
 from study.measure import hardware
 from study.records import store
-from study.training import ending
+from study.training import ending, main
 from study.training.ending import fail, reason
 from study.training.launch import Launch, find_launch
 
@@ -151,6 +151,19 @@ def folder(tmp_path):
     """A run folder with a record that says 'running'."""
     store.write(tmp_path, store.new("run", []))
     return tmp_path
+
+
+@pytest.mark.parametrize("words", ["--help", "--steps x"])
+def test_the_first_rank_alone_prints_help_or_a_mistake(words, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train.py", *words.split()])
+    monkeypatch.setattr(ending, "LINGER_S", 0)
+    printed = []
+    for rank in (0, 1):
+        with pytest.raises(SystemExit):
+            main.read_flags(find_launch, rank)  # whose module has a docstring
+        printed.append("".join(capsys.readouterr()))
+    assert "--steps" in printed[0]
+    assert printed[1] == ""
 
 
 NO_RECORD = ("running", "")

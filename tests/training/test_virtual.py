@@ -66,7 +66,8 @@ def test_without_values_it_holds_the_same(tmp_path, cache):
     """Tensors that have shapes and no memory: the same bytes at the same moment, and no time."""
     flags = (*FLAGS, "--virtual-ranks", "8", "--task", "wikitext")
     with_memory = launch("zero2", tmp_path / "memory", *flags, cache=cache)
-    without = launch("zero2", tmp_path / "none", *flags, "--init", "none", cache=cache)
+    without = launch("zero2", tmp_path / "none", *flags, "--init", "none", cache=tmp_path)
+    assert not (tmp_path / "weights").exists(), "none were drawn"
     assert (with_memory.code, without.code) == (0, 0), with_memory.output + without.output
     assert_same_without_values(without.record, with_memory.record)
     assert min(with_memory.record["time"]["step_s"]) > 0

@@ -82,7 +82,6 @@ def test_a_watched_loop_has_the_same_losses_and_leaves_its_record(tmp_path):
     assert record.watched.looked_at == active == LOOKED_AT
     assert (len(record.time.step_s), record.watched.timed_tokens) == (5, 5 * 64)
     check(record, "single")
-    assert record.watched.passes_cleared == 0
     assert seen.dtypes == {"weights": "float32", "gradients": None, "master": None, "moments": "float32"}
     train(tmp_path / "mine", steps=2)
     assert store.load(tmp_path / "mine-2").observed.steps == 2
@@ -160,11 +159,6 @@ def test_an_evaluation_is_not_timed_and_a_look_at_it_is_repeated(tmp_path):
     record = store.load(tmp_path / "mine")
     assert record.watched.looked_at == [6, 7, 8, 9, 10]
     assert len(record.time.step_s) == 4, "of 12, 14, 15 and 16: not the step after a look, nor that with an evaluation"
-
-
-def test_gradients_that_the_next_pass_clears_are_counted(tmp_path):
-    train(tmp_path / "mine", 2, lambda _, model: model.register_forward_pre_hook(lambda *_: model.zero_grad()))
-    assert store.load(tmp_path / "mine").watched.passes_cleared == 1
 
 
 # What a step moves, in bytes of all weights: all_reduce, all_gather, reduce_scatter.
