@@ -50,7 +50,9 @@ class Outcome(NamedTuple):
 def plan(cells: list[Cell], repeats: int, lane: tuple[int, int] = (1, 1)) -> list[Cell]:
     """Return a lane's cells by repeat, every other repeat backwards: a drift of the machine affects all arms."""
     if not 1 <= lane[0] <= lane[1]:
-        raise Stop(f"--lane {lane[0]} {lane[1]} is none", "give the number of this sweep and of all, such as 1 2 and 2 2")
+        raise Stop(
+            f"--lane {lane[0]} {lane[1]} is none", "give the number of this sweep and of all, such as 1 2 and 2 2"
+        )
     planned: list[Cell] = []
     for repeat in range(1, repeats + 1):
         planned += [replace(cell, repeat=repeat) for cell in cells]

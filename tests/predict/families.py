@@ -11,7 +11,6 @@ from study.core.models.step import inputs, logits_and_losses
 from study.measure.memory import MemoryWatch
 
 SMALL = yaml.safe_load(Path(__file__).with_name("families.yaml").read_text())
-TEXT, GROUPED, EXPERTS = (SMALL["parts"][name] for name in ("text", "grouped", "experts"))
 
 
 def config_of(name: str, **changes) -> dict:

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from study.core.errors import Stop
 from study.core.settings import Flags, Settings, resolve
 from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, VOCABULARY
-from study.predict.architecture import Wanted, asked_for, named
+from study.predict.architecture import Wanted, asked_for, generic, named
 from study.training import models, tasks
 
 
@@ -39,3 +40,10 @@ def test_a_generic_model_of_gpt2s_numbers_is_gpt2():
     theirs = named("gpt2-xl")
     ours = asked_for(Wanted(params=theirs.parameters, layers=48, hidden=1600), 2048)
     assert ours.tensors == theirs.tensors, "its positions are ours, and refuse no sequence"
+
+
+def test_the_least_parameters_of_a_generic_model_have_one_inner_unit():
+    least = 51283 * 64 + 2 * (4 * 64**2 + 9 * 64 + 2 * 64 + 1)
+    assert generic(least, 2, 64).dimensions["n_inner"] == 1
+    with pytest.raises(Stop, match=r"at least 3\.3"):
+        generic(least - 200, 2, 64)

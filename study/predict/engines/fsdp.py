@@ -197,11 +197,10 @@ class Passes:
             if unit.stays:
                 whole += unit.whole
             before = unit
-        ends = _at_use(profile, root)[-1]
+        ends = max(profile.at_use.values())
         training = self.engine.training
         if training.model.family in SCALED_LOGITS:
-            logits = training.tokens * (training.model.look.vocabulary or 0)
-            ends = max(profile.at_use.values()) + 2 * logits * training.recipe.product_bytes
+            ends += 2 * training.tokens * training.model.look.vocabulary * training.recipe.product_bytes
         yield states | {"activations": ends, "gathered_weights": whole + before.buffer}
         yield profile.most.beside(states | {"gathered_weights": whole})
 
