@@ -58,6 +58,7 @@ def load_data(settings: Settings) -> Data:
     """Return the rows of a task, from the cache if they are in it."""
     if settings.task == "synthetic":
         return _synthetic(settings)
+    models.model_config(settings, None)  # refuses longer rows than the model reads, before they are made
     if settings.data == "embedded":
         return _embedded(settings)
     source = tasks.data_source(settings)

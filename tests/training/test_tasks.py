@@ -212,6 +212,8 @@ def test_rows_are_prepared_once_and_other_rows_anew(small, tmp_path, task, monke
     [
         ("imdb", {"train_rows": 41}, "--train-rows 41 is more than the 40 there are"),
         ("wikitext", {"train_rows": 1000}, r"--train-rows 1000 is more than the \d+ there are"),
+        ("imdb", {"sequence": 513}, "--sequence 513 is more than the model's 512 positions"),
+        ("wikitext", {"sequence": 10**6, "data": "embedded"}, "--sequence 1000000 is more than the model's"),
         ("imdb", {"data": "no/such/folder"}, "--data no/such/folder is not a folder"),
         ("imdb", {"data": "wikitext"}, r"cannot be read \(.*label"),
         ("imdb", {"tokenizer": "./no-such-folder"}, r"the tokenizer \./no-such-folder cannot be read"),
