@@ -1,9 +1,9 @@
 """Measures the host's seconds for what sharding adds to a pass, on a CPU.
 
 Rank 0 of eight runs alone, with collectives that move no data, and tensors so small that Python alone takes time. The
-time of a layer is the difference between two models. Modules of stage 3, FSDP's units, the gradients of stages 1 and 2
-and the tensors of an update are compared with the kernels of a pass on the same machine: the ratios of a module
-and of a unit are the origin of `unit_kernels` in pace.toml. Run it on a quiet machine.
+time of a layer is the difference between two models. What DDP, DeepSpeed and FSDP do for each parameter tensor, and the
+tensors of an update, are compared with the kernels of a pass on the same machine: these ratios are the starts of
+[python] in pace.toml. Seconds are of the processor, so that other work on the machine disturbs little.
 """
 
 import functools
@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
@@ -63,31 +64,33 @@ def _steps(model: Callable, backward: Callable, update: Callable) -> Seconds:
     rows = torch.randint(0, 64, (1, 8))
     taken: list[Seconds] = []
     for _ in range(STEPS):
-        clock = [time.perf_counter()]
+        clock = [time.process_time()]
         loss = model(input_ids=rows, labels=rows).loss
-        clock.append(time.perf_counter())
+        clock.append(time.process_time())
         backward(loss)
-        clock.append(time.perf_counter())
+        clock.append(time.process_time())
         update()
-        clock.append(time.perf_counter())
+        clock.append(time.process_time())
         taken.append((clock[1] - clock[0], clock[2] - clock[1], clock[3] - clock[2]))
     forward_s, backward_s, update_s = (median(part) for part in zip(*taken[WARM_UP:], strict=True))
     return forward_s, backward_s, update_s
 
 
-def by_torch(fsdp: int | None, dtype: torch.dtype, layers: int, reentrant: bool | None = None) -> Seconds:
-    """Return the seconds of a step by PyTorch: without sharding, or under a version of FSDP.
+def by_torch(wrapped: str | None, dtype: torch.dtype, layers: int, reentrant: bool | None = None) -> Seconds:
+    """Return the seconds of a step by PyTorch: alone, or under DDP, FSDP1 or FSDP2.
 
     `reentrant`: the kind of checkpointing. None: without.
     """
     model = _model(layers, dtype)
     if reentrant is not None:
         model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
-    if fsdp == 1:
+    if wrapped == "DDP":
+        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    if wrapped == "FSDP1":
         policy = ModuleWrapPolicy({LlamaDecoderLayer})
         cpu = torch.device("cpu")
         model = FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=cpu, use_orig_params=True)
-    if fsdp == 2:
+    if wrapped == "FSDP2":
         mesh = dist.device_mesh.init_device_mesh("cpu", (RANKS,))
         for module in [*(each for each in model.modules() if isinstance(each, LlamaDecoderLayer)), model]:
             fully_shard(module, mesh=mesh)
@@ -128,11 +131,11 @@ def of_a_quantized_product(doubly: bool) -> tuple[float, float]:
         rows = torch.randn(1, 8, 64, dtype=torch.bfloat16, requires_grad=True)
         taken = []
         for _ in range(STEPS):
-            clock = [time.perf_counter()]
+            clock = [time.process_time()]
             out = functools.reduce(lambda values, layer: layer(values), layers, rows)
-            clock.append(time.perf_counter())
+            clock.append(time.process_time())
             out.sum().backward()
-            clock.append(time.perf_counter())
+            clock.append(time.process_time())
             taken.append((clock[1] - clock[0], clock[2] - clock[1]))
         forward_s, backward_s = (median(part) / LAYERS for part in zip(*taken[WARM_UP:], strict=True))
         return forward_s, backward_s
@@ -155,14 +158,16 @@ def main() -> None:
     def tell(what: str, seconds: float) -> None:
         say(f"{what}: {seconds * 1e6:.0f} us, {seconds / kernel_s:.1f} kernels")
 
-    tell("a module of stage 3, a pass", (sum(stage3[:2]) - sum(half[:2])) / 2 / TENSORS)
-    for version in (1, 2):
+    tell("stage 3, a tensor, a pass", (sum(stage3[:2]) - sum(half[:2])) / 2 / TENSORS)
+    for version in ("FSDP1", "FSDP2"):
         unit = of_a_layer(functools.partial(by_torch, version, torch.float32))
-        tell(f"a unit of FSDP{version}, a pass", (sum(unit[:2]) - sum(whole[:2])) / 2)
+        tell(f"{version}, a tensor, a pass", (sum(unit[:2]) - sum(whole[:2])) / 2 / TENSORS)
+    ddp = of_a_layer(functools.partial(by_torch, "DDP", torch.bfloat16))
+    tell("DDP, a gradient", (ddp[1] - half[1]) / TENSORS)
     for stage in (1, 2):
-        tell(
-            f"a gradient of stage {stage}", (of_a_layer(functools.partial(by_deepspeed, stage))[1] - half[1]) / TENSORS
-        )
+        flat = of_a_layer(functools.partial(by_deepspeed, stage))
+        tell(f"stage {stage}, a gradient", (flat[1] - half[1]) / TENSORS)
+        tell(f"stage {stage}, a tensor of an update", (flat[2] - half[2]) / TENSORS)
     tell("a tensor of an update", whole[2] / TENSORS)
     kinds = (functools.partial(by_torch, None, torch.bfloat16, reentrant=each) for each in (False, True))
     hooked, reentrant = (sum(of_a_layer(kind)[:2]) for kind in kinds)

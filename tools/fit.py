@@ -1,45 +1,57 @@
-"""Fits the constants of `study/predict/pace.toml` to the step times that others published.
+"""Fits the constants of `study/predict/pace.toml` to step times: of others, and of this study's records of an H200.
 
-`python tools/fit.py` prints them, `--write` stores them.
+`python tools/fit.py` prints them, and how far each source is from what others say of it.
+`--write` stores them.
 
-All rows decide but those of the newest set. The rows of a source share their errors, so a source of n rows counts as
+All rows decide but those of the newest set, and at most 12 of a source, in equal steps. A source of n rows counts as
 much as n^0.8 single ones; and a row that is far off, because something about it is not known, counts little more than
 one that is near. Each constant starts at what was published or measured of it, and is pulled back there.
 
-The interval of a constant holds it with 80 %, if the sources are independent and the rows of a source are not (a
-"sandwich" of derivatives with sources as clusters). The intervals of predictions are blind: each set from the second to
-the newest but one is predicted with constants of the sets before it.
+Then each source is left out once: constants are fitted to the other rows, and predict this one's. That fit is linear,
+with the derivatives of the whole fit. The intervals of predictions hold 80 % of these errors, by what limits a step.
+The interval of a constant holds it with 80 %, if sources are independent and their rows are not (a "sandwich" of
+derivatives with sources as clusters).
 """
 
 import contextlib
 import re
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from math import ceil
 
 import numpy
-from scipy.optimize import least_squares
 
+from study.core.arms import ROOT
 from study.core.errors import Stop
-from study.core.text import say
+from study.core.text import say, show
+from study.predict.engines import engine_of
 from study.predict.outside.predicting import reading_of
 from study.predict.outside.published import rows, set_number
 from study.predict.pace import FILE, Pace, class_of, constants, pace
-from study.predict.step_time import Hardware, step_time
+from study.predict.step_time import Hardware, limits, step_time
 from study.predict.training import Training
+from study.records.metrics import steps_per_s
+from study.records.runs import load
+from study.report.of_record import training_of
 
-BY_CLASS = ("products", "attention")
+MOST_OF_A_SOURCE = 12
 SCALE = 0.05  # the loss of a row is quadratic up to this error, and linear beyond it
 OF_A_SOURCE = 0.1  # a row weighs (rows of its source)^-0.1, and its square is summed
 PULL = 0.25  # a constant that is off by this share costs as much as one row that is off by SCALE
-# Constants that were measured are pulled more, but the GPUs whose software was new when the rows were measured.
-MEASURED = dict.fromkeys(("moving", "link", "host_link", "separate_update"), 0.15) | dict.fromkeys(BY_CLASS, 0.1)
-NEW = "newest"
+# Constants that were measured are pulled more, but the GPUs of which few rows are known.
+MEASURED = dict.fromkeys(("moving", "link", "host_link", "separate_update", "launch", "python"), 0.15)
+MEASURED |= dict.fromkeys(("products", "attention"), 0.1)
 STEP = 0.01  # of derivatives
+DECISIVE = 0.05  # a constant has the rows that it moves by this share of its own change, or more
+STEPS = 6  # of the fit
+LARGEST = 0.5  # change of a logarithm in one of them
 COVERAGE = 0.8
 SPREAD = 1.2816  # standard errors on either side that hold COVERAGE
-INTERVALS = ("gpu_interval", "host_interval")
-Name = tuple[str, str | None]  # of a constant, and its class of GPUs
+NOT_FITTED = ("interval", "width")
+H200 = "this study, one H200"
+Name = tuple[str, str | None]  # of a constant, and its class
 
 
 @dataclass(frozen=True)
@@ -62,17 +74,27 @@ def timed() -> list[Timed]:
             reading = reading_of(row)
             if reading and reading.machine:
                 known.append(Timed(row.source, set_number(row.set), row.step_s, reading.timed, reading.machine))
+    for run in load([ROOT / "reports" / "h200" / "runs"]).done:
+        training, pace_s = training_of(run.record), steps_per_s(run.record)
+        if training and pace_s and not run.record.is_virtual:  # a rank that runs alone waits for nobody
+            known.append(Timed(H200, 0, 1 / pace_s, training, Hardware(gpu="H200", gpus_per_node=1, host="new")))
     return known
+
+
+def capped(members: Sequence[Timed]) -> list[Timed]:
+    by_source = defaultdict(list)
+    for each in members:
+        by_source[each.source].append(each)
+    return [each for group in by_source.values() for each in group[:: ceil(len(group) / MOST_OF_A_SOURCE)]]
 
 
 def names(of: Pace) -> list[Name]:
     found: list[Name] = []
     for field in fields(Pace):
-        if field.name in BY_CLASS:
-            found += [(field.name, gpus) for gpus in getattr(of, field.name)]
-        elif field.name not in INTERVALS:
-            found.append((field.name, None))
-    return found
+        each = getattr(of, field.name)
+        if field.name not in NOT_FITTED:
+            found += [(field.name, kind) for kind in each] if isinstance(each, dict) else [(field.name, None)]
+    return [name for name in found if entry(name).get("fitted", True)]
 
 
 def value(of: Pace, name: Name) -> float:
@@ -82,102 +104,141 @@ def value(of: Pace, name: Name) -> float:
 
 def changed(of: Pace, values: dict[Name, float]) -> Pace:
     """Return constants of which some have other values."""
-    new: dict = {kind: dict(getattr(of, kind)) for kind in BY_CLASS}
-    for (name, gpus), each in values.items():
-        if gpus is None:
+    new: dict = {}
+    for (name, kind), each in values.items():
+        if kind is None:
             new[name] = each
         else:
-            new[name][gpus] = each
+            new[name] = new.get(name, getattr(of, name)) | {kind: each}
     return replace(of, **new)
 
 
-def misses(members: list[Timed], of: Pace) -> numpy.ndarray:
+def errors(members: list[Timed], of: Pace) -> numpy.ndarray:
     """Return the logarithms of predicted over measured seconds."""
     return numpy.log([step_time(each.training, each.machine, of).seconds / each.seconds for each in members])
 
 
-def fit(members: list[Timed], start: Pace) -> Pace:
-    """Return the constants that bring predictions closest to the rows."""
-    return fitted(members, start)[0]
+def touches(name: Name, row: Timed) -> bool:
+    """Return whether a constant may change the time of a row."""
+    kind, of_class = name
+    if kind in ("products", "attention"):
+        return class_of(kind, row.machine.gpu) == of_class
+    if kind == "launch":
+        return (row.machine.host == "new") == (of_class == "new")
+    return of_class in (None, "update", engine_of(row.training).python)
 
 
-def fitted(members: list[Timed], start: Pace) -> tuple[Pace, numpy.ndarray]:
-    """Return the constants, and the standard errors of their logarithms."""
-    free = names(start)
-    sizes = Counter(each.source for each in members)
-    weights = numpy.array([sizes[each.source] ** -OF_A_SOURCE for each in members])
-    pulls = numpy.array([PULL if gpus == NEW else MEASURED.get(name, PULL) for name, gpus in free])
+class Fit:
+    """The constants that bring predictions closest to some rows, and what other rows would have made of them."""
 
-    def of(logarithms: numpy.ndarray) -> Pace:
-        return changed(
-            start, {name: value(start, name) * float(numpy.exp(x)) for name, x in zip(free, logarithms, strict=True)}
-        )
+    def __init__(self, members: list[Timed], start: Pace):
+        self.members, self.start, self.names = members, start, names(start)
+        pulls = [PULL if "width" in entry(each) else MEASURED.get(each[0], PULL) for each in self.names]
+        self.pull = (SCALE / numpy.array(pulls)) ** 2
+        self.logarithms = numpy.zeros(len(self.names))  # of the constants over their starts
+        for _ in range(STEPS):
+            self._look()
+            moved = self.without(numpy.ones(len(members), bool)) - self.logarithms
+            self.logarithms = self.logarithms + moved.clip(-LARGEST, LARGEST)
+        self._look()
 
-    def losses(errors: numpy.ndarray) -> numpy.ndarray:
-        return weights * numpy.sign(errors) * SCALE * numpy.sqrt(2 * (numpy.sqrt(1 + (errors / SCALE) ** 2) - 1))
+    def constants(self, logarithms: numpy.ndarray) -> Pace:
+        moved = zip(self.names, numpy.exp(logarithms), strict=True)
+        return changed(self.start, {name: value(self.start, name) * float(factor) for name, factor in moved})
 
-    def residuals(logarithms: numpy.ndarray) -> numpy.ndarray:
-        return numpy.concatenate([losses(misses(members, of(logarithms))), logarithms * SCALE / pulls])
-
-    def slopes(logarithms: numpy.ndarray) -> numpy.ndarray:
-        errors = misses(members, of(logarithms))
-        found = numpy.zeros((len(members) + len(free), len(free)))
-        for column, (kind, gpus) in enumerate(free):
-            moved = logarithms.copy()
-            moved[column] += STEP
-            touched = [gpus in (None, class_of(kind, each.machine.gpu) if gpus else None) for each in members]
-            after = errors.copy()
-            after[touched] = misses(
-                [each for each, is_touched in zip(members, touched, strict=True) if is_touched], of(moved)
+    def _look(self) -> None:
+        of = self.constants(self.logarithms)
+        self.errors = errors(self.members, of)
+        self.slopes = numpy.zeros((len(self.members), len(self.names)))
+        for column, name in enumerate(self.names):
+            touched = numpy.array([touches(name, each) for each in self.members])
+            moved = errors(
+                [each for each, is_touched in zip(self.members, touched, strict=True) if is_touched],
+                changed(of, {name: value(of, name) * numpy.exp(STEP)}),
             )
-            found[: len(members), column] = (losses(after) - losses(errors)) / STEP
-            found[len(members) + column, column] = SCALE / pulls[column]
+            self.slopes[touched, column] = (moved - self.errors[touched]) / STEP
+
+    def weights(self, members: list[Timed], off: numpy.ndarray) -> numpy.ndarray:
+        """Return what the square of each row's error counts."""
+        sizes = Counter(each.source for each in members)
+        of_source = numpy.array([sizes[each.source] ** (-2 * OF_A_SOURCE) for each in members])
+        return of_source / numpy.sqrt(1 + (off / SCALE) ** 2)
+
+    def without(self, kept: numpy.ndarray) -> numpy.ndarray:
+        """Return the logarithms of the best constants for the kept rows alone, by the derivatives of all constants."""
+        members = [each for each, is_kept in zip(self.members, kept, strict=True) if is_kept]
+        slopes, best = self.slopes[kept], self.logarithms
+        for _ in range(30):  # weights depend on errors
+            off = self.errors[kept] + slopes @ (best - self.logarithms)
+            weighted = slopes.T * self.weights(members, off)
+            step = numpy.linalg.solve(weighted @ slopes + numpy.diag(self.pull), weighted @ off + self.pull * best)
+            best = best - step
+        return best
+
+    def left_out(self) -> list[tuple[Timed, float, str]]:
+        """Return each row with its error and its limit, by constants to which its source was not fitted."""
+        found = []
+        for source in dict.fromkeys(each.source for each in self.members):
+            kept = numpy.array([each.source != source for each in self.members])
+            of = self.constants(self.without(kept))
+            for each in self.members:
+                if each.source == source:
+                    step = step_time(each.training, each.machine, of)
+                    found.append((each, float(numpy.log(step.seconds / each.seconds)), limits(step.limit)))
         return found
 
-    best = least_squares(residuals, numpy.zeros(len(free)), jac=slopes, max_nfev=8)
-    rows = slice(len(members))
-    by_source: dict[str, numpy.ndarray] = defaultdict(lambda: numpy.zeros(len(free)))
-    for each, slope, residual in zip(members, best.jac[rows], best.fun[rows], strict=True):
-        by_source[each.source] += slope * residual
-    spread = sum(numpy.outer(each, each) for each in by_source.values())
-    inverse = numpy.linalg.inv(best.jac.T @ best.jac)
-    return of(best.x), numpy.sqrt(numpy.diag(inverse @ spread @ inverse))
+    def spread(self) -> numpy.ndarray:
+        """Return the standard errors of the logarithms."""
+        weighted = self.slopes.T * self.weights(self.members, self.errors)
+        by_source: dict = defaultdict(lambda: numpy.zeros(len(self.names)))
+        for each, slope, off in zip(self.members, weighted.T, self.errors, strict=True):
+            by_source[each.source] = by_source[each.source] + slope * off
+        inverse = numpy.linalg.inv(weighted @ self.slopes + numpy.diag(self.pull))
+        return numpy.sqrt(numpy.diag(inverse @ sum(numpy.outer(each, each) for each in by_source.values()) @ inverse))
 
 
-def blind_intervals(members: list[Timed], start: Pace) -> dict[str, float]:
-    """Return the factors that hold COVERAGE of the rows of sets that were not seen. Each source weighs the same."""
-    newest = max(each.set for each in members)
-    off: dict[str, list[tuple[float, float]]] = {name: [] for name in INTERVALS}
-    for number in range(2, newest):
-        of = fit([each for each in members if each.set < number], start)
-        new = [each for each in members if each.set == number]
-        sizes = Counter(each.source for each in new)
-        for each, miss in zip(new, misses(new, of), strict=True):
-            step = step_time(each.training, each.machine, of)
-            by_gpu = step.high_s < step.seconds * of.host_interval
-            off[INTERVALS[0] if by_gpu else INTERVALS[1]].append((abs(miss), 1 / sizes[each.source]))
-    return {name: float(numpy.exp(quantile(found))) for name, found in off.items()}
-
-
-def quantile(weighted: list[tuple[float, float]]) -> float:
-    """Return the value below which COVERAGE of the weight lies."""
-    values, weights = numpy.array(sorted(weighted)).T
-    return float(numpy.interp(COVERAGE, numpy.cumsum(weights) / weights.sum(), values))
+def figures(name: str, off: Sequence[float], factor: float | None = None) -> dict:
+    """Return how far predictions are from rows. `off`: logarithms of predicted over measured."""
+    shares = numpy.abs(numpy.exp(off) - 1)
+    return {
+        "rows": name,
+        "number": len(shares),
+        "median error": f"{numpy.median(shares):.1%}",
+        "within 35 %": f"{numpy.mean(shares <= 0.35):.0%}",
+        "largest factor": f"{numpy.exp(numpy.max(numpy.abs(off))):.2f}",
+        "in interval": "" if factor is None else f"{numpy.mean(numpy.abs(off) <= numpy.log(factor)):.0%}",
+    }
 
 
 def main() -> None:
-    start = replace(pace(), gpu_interval=1.5, host_interval=2.0)  # different, so that they tell who decides a step
-    published = changed(start, {name: entry(name).get("start", value(start, name)) for name in names(start)})
-    members = timed()
-    known = [each for each in members if each.set < max(other.set for other in members)]
-    best, errors = fitted(known, published)
-    found = {name: (value(best, name), float(error)) for name, error in zip(names(best), errors, strict=True)}
-    found |= {(name, None): (factor, 0.0) for name, factor in blind_intervals(members, published).items()}
+    now = pace()
+    start = changed(now, {name: entry(name)["start"] for name in names(now)})
+    members = capped([each for each in timed() if each.set < newest()])
+    fit = Fit(members, start)
+    best, spread = fit.constants(fit.logarithms), fit.spread()
+    found = {name: (value(best, name), float(error)) for name, error in zip(fit.names, spread, strict=True)}
+    decisive = dict(zip(fit.names, (numpy.abs(fit.slopes) > DECISIVE).sum(axis=0), strict=True))
+    # --- the intervals, and how far a source is from what the others say of it
+    off = fit.left_out()
+    lines = [figures("all", [each for _, each, _ in off])]
+    for kind in now.interval:
+        of_kind = [each for _, each, limit in off if limit == kind]
+        factor = float(numpy.exp(numpy.quantile(numpy.abs(of_kind), COVERAGE)))
+        found["interval", kind] = (factor, 0.0)
+        lines.append(figures(f"limited by {kind}", of_kind, factor))
+    lines.append(figures("stage 3", [each for row, each, _ in off if row.training.placement.stage == 3]))
+    lines.append(figures(H200, [each for row, each, _ in off if row.source == H200]))
     for name, (each, error) in found.items():
         ends = [each * float(numpy.exp(sign * SPREAD * error)) for sign in (-1, 1)]
         say(f"{'.'.join(filter(None, name)):32} {each:.4g}  ({ends[0]:.3g} to {ends[1]:.3g})")
         if "--write" in sys.argv:
-            write(name, each, ends)
+            write(name, each, ends, int(decisive.get(name, len(members))))
+    say("", f"{len(members)} rows of {len({each.source for each in members})} sources, each left out once:")
+    show(lines)
+
+
+def newest() -> int:
+    return max(set_number(row.set) for row in rows())
 
 
 def entry(name: Name) -> dict:
@@ -185,12 +246,12 @@ def entry(name: Name) -> dict:
     return constants()["constant"][kind] if gpus is None else constants()[kind][gpus]
 
 
-def write(name: Name, best: float, ends: list[float]) -> None:
-    """Replace a constant and its interval in the file."""
+def write(name: Name, best: float, ends: list[float], rows: int) -> None:
+    """Replace a constant, its interval and the number of its rows in the file."""
     table = f"constant.{name[0]}" if name[1] is None else ".".join(map(str, name))
-    content = FILE.read_text()
-    new = f"[{table}]\nvalue = {best:.4g}\ninterval = [{ends[0]:.3g}, {ends[1]:.3g}]"
-    FILE.write_text(re.sub(rf"\[{re.escape(table)}\]\nvalue = .*\ninterval = .*", new, content))
+    old = rf"\[{re.escape(table)}\]\nvalue = .*\ninterval = .*\nrows = .*"
+    new = f"[{table}]\nvalue = {best:.4g}\ninterval = [{ends[0]:.4g}, {ends[1]:.4g}]\nrows = {rows}"
+    FILE.write_text(re.sub(old, new, FILE.read_text()))
 
 
 if __name__ == "__main__":

@@ -69,7 +69,9 @@ class Passes:
 # --- study advise ----------------------------------------------------------------------------------------------------
 
 
-def advise(model: Wanted, training: TrainingFlags, place: PlaceFlags, step: StepFlags) -> dict:
+def advise(
+    model: Wanted, training: TrainingFlags, place: PlaceFlags, step: StepFlags, *, details: bool = False
+) -> dict:
     """Recommend an arm for a model on your GPUs. Nothing is run.
 
     Without --gpus, the fewest GPUs of this kind are looked for that hold the training.
@@ -81,6 +83,7 @@ def advise(model: Wanted, training: TrainingFlags, place: PlaceFlags, step: Step
         training: The training.
         place: The machine.
         step: What is asked for of a step and of the host.
+        details: Also show what was assumed, how accurate predictions were, and the command that explains the choice.
     """
     shape = asked_for(model, training.sequence or 1)
     # --- the advice, for these GPUs or for the fewest that are enough
@@ -108,15 +111,16 @@ def advise(model: Wanted, training: TrainingFlags, place: PlaceFlags, step: Step
         lines.append(answer.enough(larger, step.batch))
     else:
         lines.append("It needs tensor or pipeline parallelism: see Megatron-LM or torchtitan.")
-    # --- print it: the sentences first, because the table takes a whole screen
+    # --- print it: the sentences first, because the table takes half a screen
     assumed = answer.assumptions(advice.question)
     say_wrapped(*lines, "")
     show(answer.table(advice))
-    if detail:
-        say_wrapped("", f"In detail: {detail}", indent="  ")
-    say("", "Predicted for:")
-    say_wrapped(*assumed, indent="  ", first="- ")
-    say_wrapped("", answer.accuracy())
+    if details:
+        if detail:
+            say_wrapped("", f"In detail: {detail}", indent="  ")
+        say("", "Predicted for:")
+        say_wrapped(*assumed, indent="  ", first="- ")
+        say("", *answer.accuracy())
     return asdict(advice) | {"in_words": lines, "detail": detail, "assumed": assumed, "accuracy": answer.accuracy()}
 
 
@@ -211,7 +215,7 @@ def estimate(
     show([{"component": part, "per rank": size(part_bytes)} for part, part_bytes in parts.items()])
     moved = ", ".join(f"{kind} {size(moved_bytes)}" for kind, moved_bytes in whole.traffic.items())
     say("", f"host memory: {size(whole.host_bytes)}; collectives of a step: {moved or 'none'}", *time)
-    say_wrapped("", answer.accuracy())
+    say("", *answer.accuracy())
     return {
         "arm": arm.name,
         "ranks": ranks,

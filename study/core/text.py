@@ -165,3 +165,19 @@ def during(text: str) -> Iterator[None]:
         texts.add(text)
         sys.stderr.write(f"{text} ...\n")
     yield
+
+
+@contextlib.contextmanager
+def bar(text: str) -> Iterator[None]:
+    """As `during`; on a terminal with a bar that moves until the block ends. Nothing else may write there meanwhile."""
+    if _texts.get() is None or not sys.stderr.isatty():
+        with during(text):
+            yield
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        progress.add_task(text, total=None)
+        yield

@@ -36,6 +36,7 @@ OFFLOADING_PAYS = 0.6  # of the seconds without it: its interval is wide, so it 
 FULL = 0.99  # of a GPU's bytes: nvidia-smi shows the whole card
 MOST_GPUS = 64  # the most that `fewest` tries
 WORTH_A_TRY = 1.3  # times as fast as the choice: an arm that fits only just is then the alternative
+MORE_ROWS = 4  # times the batch: what an advice compares with where the host decides
 MISS = 0.1  # a peak may be larger than predicted by this share: most published peaks on GPUs were within it
 
 
@@ -141,6 +142,8 @@ def _makes_sense(arm: Arm, question: Question) -> bool:
     if arm.divides_ranks:  # its groups are nodes
         return question.gpus > question.local > 1
     is_alone = arm.distributed_type == "NO"
+    if question.optimizer_in_backward and not is_alone:
+        return False
     if question.gpus == 1:  # ranks share nothing there, but their states can leave the GPU
         return is_alone or arm.offload_optimizer != "none"
     return not is_alone
@@ -180,6 +183,11 @@ def best_of(rows: list[Row]) -> Row | None:
     return min(equal, key=lambda row: (arms.NAMES.index(row.arm), row.checkpointing))
 
 
+def with_more_rows(question: Question, row: Row) -> Row:
+    """The arm of a row with a larger batch."""
+    return best_of_arm(replace(question, batch=MORE_ROWS * question.batch), arms.load_arm(row.arm))
+
+
 def best_of_arm(question: Question, arm: Arm) -> Row:
     """The best setting of an arm; if none fits, the one that comes closest, without a time."""
     recomputations: tuple = (question.checkpointing,)
@@ -201,6 +209,8 @@ def _with_most_rows(question: Question, arm: Arm) -> Row:
     # gradients, and not with half of them.
     share = question.batch // question.gpus
     sizes = [rows for rows in range(share, 0, -1) if share % rows == 0]
+    if question.optimizer_in_backward:  # it cannot wait for further passes
+        sizes = [share]
     gpu = GPUS[question.gpu]
     arm = settled_arm(arm, question.gpus, question.local)
     # The last of these changes first: a margin counts for more than large buckets, and large buckets for more than

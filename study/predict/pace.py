@@ -16,19 +16,20 @@ class Pace:
 
     products: dict[str, float]  # by class of GPU: the share of its peak that large products reach
     attention: dict[str, float]  # by class of GPU: the same of fused attention
+    launch: dict[str, float]  # by class of host: seconds to launch a kernel
+    python: dict[str, float]  # by library: kernels in whose time Python handles a parameter tensor in one pass
+    interval: dict[str, float]  # by what limits a step: divides and multiplies it
+    width: dict[str, float]  # by class of GPU: the same of products, where few rows are known
+    newer_attention: float  # how much faster FlashAttention-3 and cuDNN's are than FlashAttention-2, on Hopper
     few_tokens: float  # products of as many tokens run at half of that
     products_8_bits: float  # how much faster products in 8 bits are, with their casts
     moving: float  # the share of the memory's bandwidth in kernels that only move bytes
     fused_traffic: float  # the share of these bytes that is left if norms, activations and rotations are fused
-    kernel_s: float  # of the host, to launch a kernel
-    unit_kernels: float  # the host's work to gather, release or reduce a unit of sharded states, in kernels
     link: float  # the share of the datasheet's bandwidth that collectives reach over NVLink
     pcie: float
     network: float
     host_link: float
     separate_update: float  # the share of the memory's bandwidth in AdamWs of several kernels
-    gpu_interval: float  # divides and multiplies a step that the GPU decides
-    host_interval: float  # the same if the host, PCIe or a network decides
 
 
 @functools.cache
@@ -41,7 +42,16 @@ def constants() -> dict:
 def pace() -> Pace:
     """The fitted constants."""
     values = {kind: {name: each["value"] for name, each in entries.items()} for kind, entries in constants().items()}
-    return Pace(products=values["products"], attention=values["attention"], **values["constant"])
+    width = {name: each.get("width", 1.0) for name, each in constants()["products"].items()}
+    return Pace(
+        products=values["products"],
+        attention=values["attention"],
+        launch=values["launch"],
+        python=values["python"],
+        interval=values["interval"],
+        width=width,
+        **values["constant"],
+    )
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from study.core.recipes import RECIPES
 from study.core.settings import Optimizer, Tokens
 from study.predict import optimizer_states
 from study.predict.placement import Placement
-from study.predict.step_time import Hardware
+from study.predict.step_time import AttentionKernel, Hardware
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Batch, Quantized, Recomputation, Training
 
@@ -53,7 +53,7 @@ class TrainingFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceFlags:
-    """The machine, and how frozen weights are kept."""
+    """The machine, and what other loops than this study's can do."""
 
     gpu: str | None = None
     """Kind of GPU: H100, A100-40GB, L4, RTX4090 and others."""
@@ -69,6 +69,14 @@ class PlaceFlags:
     """Read and write speed of a node's disk, such as 6GB/s. Default: no disk."""
     quantized: Literal["nf4", "nf4_double", "int8"] | None = None
     """With --lora-rank: how the frozen linear layers are kept, as in QLoRA."""
+    attention_kernel: AttentionKernel = "sdpa"
+    """sdpa: PyTorch's own. flash3 and cudnn are faster from Hopper on."""
+    chunked_loss: bool = False
+    """The loss is computed in pieces, so that never all logits are held, as by Liger or torchtune."""
+    compiled: bool = False
+    """The model is compiled: fewer kernels, and none that the host launches. What it keeps is not known."""
+    optimizer_in_backward: bool = False
+    """One GPU: each weight is updated as soon as its gradient is there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +158,10 @@ class Question:
     gpus_per_node: int = 8
     optimizer: optimizer_states.Optimizer = "fused"
     quantized: Quantized | None = None  # frozen linear layers
+    attention_kernel: AttentionKernel = "sdpa"
+    chunked_loss: bool = False
+    compiled: bool = False
+    optimizer_in_backward: bool = False
 
     def __post_init__(self):
         if not 0 < self.batch <= MOST_ROWS:
@@ -163,7 +175,14 @@ class Question:
 
     @property
     def machine(self) -> Hardware:  # its link is the slowest one: with several nodes, that between nodes
-        machine = Hardware(gpu=self.gpu, gpus_per_node=self.local, disk_bytes_per_s=self.disk_bytes_per_s)
+        machine = Hardware(
+            gpu=self.gpu,
+            gpus_per_node=self.local,
+            disk_bytes_per_s=self.disk_bytes_per_s,
+            attention=self.attention_kernel,
+            fused_kernels=self.compiled,
+            host="none" if self.compiled else "unsaid",
+        )
         if self.gpus > self.local:
             return replace(machine, network=self.link)
         return replace(machine, link=self.link)
@@ -177,6 +196,8 @@ class Question:
             optimizer=self.optimizer,
             frozen="bf16",
             quantized=self.quantized,
+            loss="chunked" if self.chunked_loss else "whole",
+            optimizer_in_backward=self.optimizer_in_backward,
         )
 
     @classmethod
@@ -211,6 +232,10 @@ class Question:
             # The predictor knows four implementations of the trainer's AdamW.
             optimizer="fused" if training.optimizer == "adamw" else training.optimizer,
             quantized=place.quantized,
+            attention_kernel=place.attention_kernel,
+            chunked_loss=place.chunked_loss,
+            compiled=place.compiled,
+            optimizer_in_backward=place.optimizer_in_backward,
         )
 
 

@@ -4,7 +4,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from study.core.gpus import GPUS, LINKS
 from study.predict import papers
@@ -14,9 +14,18 @@ from study.predict.estimate import operations
 from study.predict.exchanges import exchanged_layers, exchanged_rows
 from study.predict.pace import Pace, class_of, pace, peak_flops_per_s
 from study.predict.trace.tape import Work
+from study.predict.trace.transformer import Transformer
 from study.predict.training import QUANTIZED_BYTES, Training
 
 PHASES = ("forward", "backward")
+# Fused attention: that of PyTorch, which is FlashAttention-2; FlashAttention-3; that of cuDNN and Transformer Engine.
+AttentionKernel = Literal["sdpa", "flash2", "flash3", "cudnn"]
+NEWER = ("flash3", "cudnn")  # faster than FlashAttention-2, from Hopper on
+Host = Literal["unsaid", "new", "none"]  # the class of its pace. none: CUDA graphs or a compiler launch for it
+# Kernels of an expert that Python calls by itself, about 60 in both passes: its rows are looked up, gathered,
+# multiplied by three matrices, weighted and added (MixtralSparseMoeBlock of transformers 4).
+EXPERT_KERNELS = {"forward": 20, "backward": 40}
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")  # their number, by the names of families
 SEPARATE = ("foreach", "single_tensor")  # AdamWs of several kernels: they move 21 elements where the fused one moves 7
 # Kernels and Python before a product with quantized weights, forward and backward, in kernels: counted with
 # bitsandbytes 0.50 on two CPU cores (benchmarks/host_hooks.py); int8 in release 0.43.3.
@@ -31,10 +40,6 @@ class Links(NamedTuple):
     link: str
     network: str
     host: str
-
-    @property
-    def are_slow(self) -> bool:  # what PCIe and networks reach differs much between machines
-        return self.ranks > 1 and (self.ranks > self.gpus_per_node or self.link.startswith("pcie"))
 
     def within(self, group: int | None) -> "Links":
         """The links within a group of neighbouring ranks."""
@@ -67,7 +72,9 @@ class Hardware:
     tf32: bool = True  # for products of fp32, if the GPU has it. Our trainer switches it on
     fused_kernels: bool = False  # by torch.compile, Liger or others, instead of transformers' own kernels
     products_8_bits: bool = False  # linear layers multiply in 8 bits, as torchao and Transformer Engine do
-    kernel_s: float | None = None  # of its host, if that is known. 0: CUDA graphs or a compiler launch for it
+    attention: AttentionKernel = "sdpa"  # of the fused ones
+    host: Host = "unsaid"
+    loops_over_experts: bool = False  # Python calls one expert after the other, as transformers 4 does
 
     def links(self, ranks: int) -> Links:
         gpu = GPUS[self.gpu]
@@ -134,12 +141,14 @@ def step_time(training: Training, machine: Hardware, of: Pace | None = None) -> 
             computing_s[limit] += engine.passes * seconds
         on_gpu_s = engine.passes * sum(pass_s.values())
         on_host_s = engine.passes * host_s(engine, machine, phase, of)
+        if phase == "backward":  # the host goes on to the update while the GPU is still busy
+            on_host_s += update_launch_s(engine, machine, of)
         # The slower of GPU and host, or a little more. Sending is added: none was fitted to overlap.
         # With this exponent two equal times make 1.19 times one of them. If one is half as long as the other, both
         # together are 1.015 times the longer one.
         seconds = (on_gpu_s**4 + on_host_s**4) ** 0.25 + linking_s[phase]
         phases.append(Phase(phase, on_gpu_s, on_host_s, linking_s[phase], seconds))
-    # --- the update, in which nothing else happens
+    # --- the update, in which the GPU does nothing else
     updating_s = update_s(engine, machine, of)
     link_s = linking_s["update"]
     phases.append(Phase("update", updating_s.get("update", 0.0), 0.0, link_s, max(updating_s.values()) + link_s))
@@ -150,12 +159,18 @@ def step_time(training: Training, machine: Hardware, of: Pace | None = None) -> 
     parts = {name: part_s for name, part_s in (computing_s | others).items() if part_s}
     busy_s = others | {"compute": sum(computing_s.values())}
     limit = max(busy_s, key=busy_s.__getitem__)
-    # Hosts, disks, PCIe and networks differ more between machines than GPUs do, so their intervals are wider.
-    links = machine.links(training.placement.ranks).between(training.placement.tensor_ranks)
-    by_gpu = limit in ("compute", "update") or (limit == "link" and not links.are_slow)
-    factor = of.gpu_interval if by_gpu else of.host_interval
+    factor = of.interval[limits(limit)]
+    if limits(limit) == "gpu":
+        factor *= of.width[class_of("products", machine.gpu)]
     peak_s = _peak_s(training, machine)
     return StepTime(seconds, max(peak_s, seconds / factor), seconds * factor, peak_s, parts, limit, tuple(phases))
+
+
+def limits(limit: str) -> str:
+    """The kind of interval: gpu, host or links."""
+    if limit in ("compute", "update"):
+        return "gpu"
+    return "links" if limit == "link" else "host"
 
 
 def _peak_s(training: Training, machine: Hardware) -> float:
@@ -187,7 +202,10 @@ def gpu_s(engine: Engine, machine: Hardware, phase: str, of: Pace) -> dict[str, 
         bytes_s = (m * k + k * n + m * n) * element_bytes / moving_bytes_per_s
         products_s += count * number * max(2 * m * n * k / flops_per_s, bytes_s)
     attention_flops_per_s = gpu.flops_per_s(engine.recipe.product_bytes == 4, machine.tf32)
-    attention_flops_per_s *= of.attention[class_of("attention", machine.gpu)]
+    kind = class_of("attention", machine.gpu)
+    attention_flops_per_s *= of.attention[kind]
+    if kind == "hopper" and machine.attention in NEWER:
+        attention_flops_per_s *= of.newer_attention
     moved_bytes = of_phase.moved_bytes * (of.fused_traffic if machine.fused_kernels else 1)
     return {
         "products": products_s,
@@ -197,15 +215,36 @@ def gpu_s(engine: Engine, machine: Hardware, phase: str, of: Pace) -> dict[str, 
 
 
 def host_s(engine: Engine, machine: Hardware, phase: str, of: Pace) -> float:
-    """The seconds in which the host launches a pass, and Python gathers units of sharded weights."""
+    """The seconds in which the host launches a pass, and Python handles the tensors of DDP, DeepSpeed or FSDP."""
     of_phase = work(engine.training)[phase]
-    # One constant for two libraries: on two CPU cores a module of stage 3 took as long as 9 to 36 kernels, and a unit
-    # of FSDP as 66 to 154 (pace.toml).
-    kernels = of_phase.kernels + of.unit_kernels * engine.unit_count(phase)
+    kernels: float = of_phase.kernels
     if machine.fused_kernels:
         # The share of bytes that fusing leaves stands for the share of launches: that has no constant of its own.
         kernels -= (1 - of.fused_traffic) * of_phase.moving_kernels
-    return kernels * (of.kernel_s if machine.kernel_s is None else machine.kernel_s)
+    if machine.host == "none":
+        kernels = 0
+    elif machine.loops_over_experts:
+        kernels += EXPERT_KERNELS[phase] * experts(engine.training.model)
+    if engine.python:
+        kernels += of.python[engine.python] * engine.handled[phase]
+    return kernels * launch_s(machine, of)
+
+
+def launch_s(machine: Hardware, of: Pace) -> float:
+    """The seconds of the host for a kernel. Where a compiler launches, Python still handles tensors, at this pace."""
+    return of.launch["new" if machine.host == "new" else "unsaid"]
+
+
+def experts(model: Transformer) -> int:
+    """The experts of all layers."""
+    config = model.dimensions
+    of_a_layer = next((config[name] for name in EXPERTS if config.get(name)), 0)
+    return of_a_layer * config.get("num_hidden_layers", 0)
+
+
+def update_launch_s(engine: Engine, machine: Hardware, of: Pace) -> float:
+    """The seconds in which Python handles the tensors of an optimizer. ZeRO's are one vector."""
+    return of.python["update"] * len(engine.pieces) * launch_s(machine, of)
 
 
 # What a phase sends in all passes of a step: a kind of collective, or "host"; its bytes; and over which links.

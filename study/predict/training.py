@@ -25,6 +25,8 @@ class Batch:
     recomputation: Recomputation = Recomputation.NONE
 
 
+# The loss: from all logits at once, as in the trainer; by a kernel that overwrites them; or in pieces, as in Liger.
+Loss = Literal["whole", "in_place", "chunked"]
 Frozen = Literal["as_weights", "bf16", "bf16_without_autocast", "bf16_except_norms"]
 Quantized = Literal["nf4", "nf4_double", "fp4", "int8"]
 # Bytes of a quantized element, and of its scales: bitsandbytes has one of 4 bytes for 64 elements, and can quantize
@@ -48,6 +50,8 @@ class Training:
     # bf16 under autocast except norms, which TRL keeps in fp32 beside a base in few bits.
     frozen: Frozen = "as_weights"
     quantized: Quantized | None = None  # how frozen linear layers are kept, except the head
+    loss: Loss = "whole"
+    optimizer_in_backward: bool = False  # each weight is updated as soon as its gradient is complete
     data_bytes: int = 0  # the part of the data set that a rank holds
 
     # How loops of others differ is in `outside/loops.py`.
@@ -67,6 +71,10 @@ class Training:
             raise Stop("how ranks divide quantized layers is unknown here", "leave one of them out", "unavailable")
         if placement.tensor_ranks > 1 and self.model.lora_rank and not placement.fsdp:
             raise Stop("how AutoTP divides adapters is unknown here", "shard by FSDP", "unavailable")
+        alone = placement.ranks == 1 and not (placement.deepspeed or placement.fsdp or placement.in_ddp)
+        if self.optimizer_in_backward and not (alone and batch.passes == 1):
+            what = "an optimizer within the backward pass is predicted for one process and one pass in a step"
+            raise Stop(what, "give --gpus 1, and --batch as many rows as fit", "unavailable")
         if batch.tokens % placement.sequence_ranks:
             what = f"{placement.sequence_ranks} ranks do not divide a row of {batch.tokens} tokens"
             raise Stop(what, f"give tokens that are a multiple of {placement.sequence_ranks}")
@@ -119,6 +127,7 @@ class Training:
             cuda=self.placement.on_gpu,
             frozen=frozen,
             quantized_bits=int(8 * PACKED[self.quantized][0]),
+            loss=self.loss,
         )
 
     @property

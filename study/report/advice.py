@@ -2,9 +2,10 @@
 
 from study.core.gpus import GPUS
 from study.core.recipes import RECIPES
-from study.core.text import UNKNOWN, count, number_of, percent, short, size
+from study.core.text import UNKNOWN, count, number_of, percent, short, size, times
 from study.predict.front import (
     MISS,
+    MORE_ROWS,
     Advice,
     Question,
     Row,
@@ -12,6 +13,7 @@ from study.predict.front import (
     loading_bytes,
     reserve_bytes,
     scores,
+    with_more_rows,
 )
 
 LOAD = "under stage 3 create TrainingArguments before from_pretrained, elsewhere let rank 0 load alone"
@@ -48,12 +50,23 @@ def in_words(advice: Advice) -> list[str]:
         lines.append(f"Alternative: {use(advice.alternative, question)}{just}.")
     # --- why, and what comes before the first step
     lines.append(_reason(advice, choice))
+    if choice.limit == "launching":
+        lines.append(_host_decides(question, choice))
     # Published weights have 16 bits, and recipes with fp32 weights widen them.
     needed_bytes = loading_bytes(question.model, question.local, RECIPES[choice.precision].weight_bytes)
     if needed_bytes > question.host_memory_bytes:
         needs = f"To load it, a node may need {amount(needed_bytes)} of host memory"
         lines.append(f"{needs} and has {amount(question.host_memory_bytes)}: {LOAD}.")
     return lines
+
+
+def _host_decides(question: Question, choice: Row) -> str:
+    larger = with_more_rows(question, choice)
+    longer = larger.seconds / choice.seconds
+    return (
+        f"The host decides: it launches kernels for longer than the GPU computes. {MORE_ROWS} times the rows "
+        f"(--batch {MORE_ROWS * question.batch}) would take {times(longer)} as long."
+    )
 
 
 def _reason(advice: Advice, choice: Row) -> str:
@@ -191,17 +204,25 @@ def _links(question: Question) -> str:
     return f"{question.link} between {nodes} nodes, and {within} between {question.local} GPUs in a node"
 
 
-def accuracy() -> str:
-    """Return how accurate predictions of others' trainings were before any error was seen."""
-    figures = {}
-    for quantity in ("time", "memory"):
-        known = [each for each in scores.numbers() if each.first and each.quantity == quantity]
-        figures[quantity] = scores.score(scores.capped(known), "first")
-    time, peak = figures.values()
-    return (
-        f"When they were first predicted, half of others' step times were within {percent(time['median error'])}, and "
-        f"{percent(time['near'])} within {scores.NEAR['time']:.0%}. Half of their memory peaks were within "
-        f"{percent(peak['median error'])}, but {percent(peak['too low'])} were more than {scores.TOO_LOW:.0%} too low: "
-        "leave room, and run ten steps before you rely on a time. On one H200, 27 of 30 peaks were within 1 % of what "
-        "had been predicted, but stage 2 reserved up to 43 % more."
+LIMITS = {"gpu": "the GPU decides", "host": "the host decides", "links": "links decide"}
+
+
+def accuracy() -> list[str]:
+    """Return how accurate predictions of others' trainings were before any error was seen: a line for each limit."""
+    peaks, times = (
+        scores.capped([each for each in scores.numbers() if each.first and each.quantity == quantity])
+        for quantity in ("memory", "time")
     )
+    lines = []
+    for limit, decides in LIMITS.items():
+        time = scores.score([each for each in times if each.limit == limit], "first")
+        lines.append(
+            f"step time where {decides}: half of first predictions were within {percent(time['median error'])}, "
+            f"{percent(time['near'])} within {scores.NEAR['time']:.0%}"
+        )
+    peak = scores.score(peaks, "first")
+    lines.append(
+        f"memory: half of first predictions were within {percent(peak['median error'])}, "
+        f"{percent(peak['too low'])} more than {scores.TOO_LOW:.0%} too low"
+    )
+    return lines

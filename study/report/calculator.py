@@ -48,7 +48,7 @@ def values() -> dict:
         "precisions": PRECISIONS,
         "optimizers": OPTIMIZERS,
         "least_tokens": LEAST_TOKENS,
-        "accuracy": accuracy(),
+        "accuracy": "; ".join(accuracy()),
         "miss": f"{MISS:.0%}",
         "reserve": f"{size(OUTSIDE_AT_MOST_BYTES)} and {FRAGMENTATION:.0%}",
         "tables": base64.b64encode(tables).decode(),

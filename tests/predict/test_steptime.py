@@ -11,9 +11,9 @@ from study.predict.architecture import named
 from study.predict.engines import engine_of
 from study.predict.estimate import estimate, operations
 from study.predict.outside.loops import OthersTraining
-from study.predict.pace import pace, peak_flops_per_s
+from study.predict.pace import Pace, constants, pace, peak_flops_per_s
 from study.predict.placement import Fsdp
-from study.predict.step_time import Hardware, Links, step_time, update_bytes, work
+from study.predict.step_time import Hardware, Links, limits, step_time, update_bytes, work
 from study.predict.trace.tape import Product
 from study.predict.training import QUANTIZED_BYTES
 
@@ -47,7 +47,6 @@ def test_a_ring_by_hand():
     pcie = links._replace(ranks=2, link="pcie4").seconds("all_gather", 1e9, of)
     assert pcie == pytest.approx(1 / 2 * 1e9 / (pcie_bytes_per_s * of.pcie))
     assert links.seconds("host", 1e9, of) == pytest.approx(1e9 / (pcie_bytes_per_s * of.host_link))
-    assert (links.within(8).are_slow, links.are_slow) == (False, True)
     assert links.between(4) == links._replace(ranks=4, gpus_per_node=2)
 
 
@@ -112,12 +111,76 @@ def test_groups_gather_inside_a_node_and_reduce_between_nodes():
         assert link_s(grouped, SLOW) < link_s(all_together, SLOW)
 
 
-def test_python_works_for_the_units_of_fsdp_and_the_modules_of_stage_3():
-    """A unit of FSDP is a layer, in both passes. One kernel's time of the host is given."""
-    kinds = (training("ddp"), placed(training("ddp"), fsdp=Fsdp()), training("zero3"))
-    plain, sharded, modules = (step_time(each, replace(A100, kernel_s=1.0)).parts["launching"] for each in kinds)
-    assert sharded - plain == pytest.approx(2 * 24 * pace().unit_kernels)
-    assert modules > sharded, "a layer has several modules"
+def test_python_handles_each_tensor_as_its_library_does():
+    """At a second for a kernel. DDP and stages 1 and 2: each gradient. Stage 3 and FSDP: each tensor in both passes."""
+    of = replace(pace(), launch=dict.fromkeys(pace().launch, 1.0))
+    tensors = len(MEDIUM.tensors)
+    alone = host_s(training("single", ranks=1), A100, of)
+    for each, python, handled in (
+        (training("ddp"), "ddp", tensors),
+        (training("zero1"), "stages_1_and_2", tensors),
+        (training("zero2"), "stages_1_and_2", tensors),
+        (training("zero3"), "stage_3", 2 * tensors),
+        (placed(training("ddp"), fsdp=Fsdp()), "fsdp", 2 * tensors),
+    ):
+        more = sum(host_s(each, A100, of)) - sum(alone)
+        # Stage 3 has some kernels of its own, and the update of ZeRO's stages is of one vector.
+        update = of.python["update"] * (len(engine_of(each).pieces) - tensors)
+        assert more == pytest.approx(of.python[python] * handled + update, abs=20), python
+    again = training("zero3", checkpointing=True)
+    layers = sum(tensor.block.startswith("layer.") for tensor in MEDIUM.tensors)
+    assert engine_of(again).handled == {"forward": tensors, "backward": tensors + layers}
+
+
+def host_s(each: OthersTraining, machine: Hardware, of: Pace) -> list[float]:
+    """Of both passes."""
+    return [phase.host_s for phase in step_time(each, machine, of).phases[:2]]
+
+
+def test_a_compiler_launches_kernels_and_python_stays():
+    """Of the update, too, if the optimizer has each tensor: ZeRO's is one vector."""
+    compiled = replace(A100, host="none", fused_kernels=True)
+    update_s = pace().python["update"] * pace().launch["unsaid"]
+    assert host_s(training("single", ranks=1), compiled, pace()) == [0, pytest.approx(len(MEDIUM.tensors) * update_s)]
+    hooks_s = len(MEDIUM.tensors) * pace().python["stages_1_and_2"] * pace().launch["unsaid"]
+    assert host_s(training("zero2"), compiled, pace()) == [0, pytest.approx(hooks_s + update_s)]
+
+
+def test_newer_kernels_of_attention_are_faster_from_hopper_on():
+    for machine, faster in ((H100, pace().newer_attention), (A100, 1)):
+        kinds = (replace(machine, attention=kernel) for kernel in ("flash2", "cudnn"))
+        plain, newer = (step_time(training(), kind).parts["attention"] for kind in kinds)
+        assert plain / newer == pytest.approx(faster)
+
+
+def test_experts_that_python_calls_launch_for_each():
+    """Mixtral has 8 in each of 32 layers: with 60 kernels for each, both passes launch 15,360 more."""
+    each = training("zero3", named("mixtral-8x7b"), sequence=512)
+    looped, grouped = (host_s(each, replace(A100, loops_over_experts=is_loop), pace()) for is_loop in (True, False))
+    assert sum(looped) - sum(grouped) == pytest.approx(60 * 8 * 32 * pace().launch["unsaid"])
+
+
+def test_the_interval_is_that_of_what_limits_and_a_guess_is_wider():
+    """A large batch; a small one; a slow network; and a GPU of which few rows are known."""
+    large = {"micro_batch": 64, "ranks": 8}
+    for kind, each, machine in (
+        ("gpu", training("zero1", **large), H100),
+        ("host", training("zero1", micro_batch=1, sequence=64), H100),
+        ("links", training("zero2", micro_batch=1, ranks=64), replace(SLOW, gpus_per_node=1)),
+    ):
+        step = step_time(each, machine)
+        assert (limits(step.limit), step.high_s / step.seconds) == (kind, pytest.approx(pace().interval[kind])), kind
+    guess = step_time(training("zero1", **large), Hardware(gpu="B200"))
+    assert guess.high_s / guess.seconds == pytest.approx(1.3 * pace().interval["gpu"])
+
+
+def test_the_constants_are_at_most_32_and_each_has_its_rows():
+    found = [entry for entries in constants().values() for entry in entries.values()]
+    widths = {entry["width"] for entry in found if "width" in entry}
+    assert len(found) + len(widths) + 1 <= 32, "one is in step_time.py"
+    for entry in found:
+        assert entry["interval"][0] <= entry["value"] <= entry["interval"][1]
+        assert entry["rows"] > 0 or entry["fitted"] is False, entry
 
 
 def test_products_in_full_fp32_are_as_slow_as_the_datasheet_says():

@@ -15,6 +15,12 @@ def elements_of(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.elements for tensor in tensors)
 
 
+def gathered_tensors(training: Training) -> dict[str, int]:
+    """How many tensors a pass gathers in each phase. What is computed again is gathered again."""
+    again = sum(training.computes_again(tensor.block) for tensor in training.tensors)
+    return {"forward": len(training.tensors), "backward": len(training.tensors) + again}
+
+
 class Engine:
     """How a rank's training is held and sent.
 
@@ -27,6 +33,7 @@ class Engine:
     gathers_updated = False  # the update ends with a gather of the new weights
     gathered_again: float | None = None  # the share of the weights that the backward pass gathers; None: ranks have all
     update_ranks = 1  # those that divide the update
+    python: str | None = None  # whose Python handles each tensor: a class in pace.toml
     # --- what leaves the device
     updates_here = True
     on_host: Sequence[str] = ()  # the roles whose bytes are on the host, or on a disk
@@ -67,9 +74,11 @@ class Engine:
         """What an update makes beside weights, gradients and moments."""
         return update_makes_bytes(self.training.optimizer, self.pieces, self.recipe.moment_bytes)
 
-    def unit_count(self, phase: str) -> int:
-        """How many modules or units Python handles in a pass, also if no rank sends anything for them."""
-        return 0
+    @functools.cached_property
+    def handled(self) -> dict[str, int]:
+        """How many tensors Python handles in each phase of a pass, also if no rank sends anything for them."""
+        # Ranks that have all weights: once for each gradient, in a hook.
+        return {"forward": 0, "backward": len(self.tensors)}
 
     @property
     def standing(self) -> dict[str, int]:

@@ -6,6 +6,7 @@ two units instead of a buffer and the weights made from it. Each pass reduces it
 (fsdp2_prepare_model) makes more units, and keeps gradients whole until the last pass of a step (`no_sync`).
 """
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, groupby, pairwise
 from math import ceil, prod
 
-from study.predict.engines.base import Engine, elements_of
+from study.predict.engines.base import Engine, elements_of, gathered_tensors
 from study.predict.engines.fetches import reads_out_by_embeddings
 from study.predict.placement import Fsdp
 from study.predict.trace.tape import Held, Profile, Tensor
@@ -50,6 +51,7 @@ class FullySharded(Engine):
     """The units of a model in the order of the forward pass, the root first, and what a rank holds of them."""
 
     reduce_kind = "reduce_scatter"
+    python = "fsdp"
 
     def __init__(self, training: Training, fsdp: Fsdp):
         super().__init__(training)
@@ -132,8 +134,9 @@ class FullySharded(Engine):
             elements = sum(map(self.share, tensors)) * self.ranks
         return elements * self.weight_bytes
 
-    def unit_count(self, phase: str) -> int:
-        return len({tensor.block for tensor in self.training.tensors if tensor.block.startswith("layer.")})
+    @functools.cached_property
+    def handled(self) -> dict[str, int]:
+        return gathered_tensors(self.training)
 
     @property
     def after_step(self) -> dict[str, int]:

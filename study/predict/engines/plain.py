@@ -13,6 +13,7 @@ class Plain(Engine):
     def __init__(self, training: Training):
         super().__init__(training)
         self.in_buckets = self.ranks > 1 or self.placement.in_ddp
+        self.python = "ddp" if self.in_buckets else None
         self.pieces = self.tensors
         self.gradients_bytes = self.elements * self.weight_bytes
         self.master_bytes = self.recipe.master_bytes * self.elements
@@ -32,6 +33,11 @@ class Plain(Engine):
         return {"all_reduce": self.gradients_bytes} if self.in_buckets else {}
 
     def in_pass(self, profile: Profile) -> Iterator[dict]:
+        if self.training.optimizer_in_backward:  # each gradient is freed after the update of its tensor
+            yield profile.most.beside({})
+            for tensor, most, _ in profile.gradients:
+                yield most.beside({"gradients": tensor.elements * self.weight_bytes}, self.made_bytes)
+            return
         ready = self.gradients_bytes if self.in_buckets else 0
         # Gradients of earlier microbatches are not in DDP's buckets, nor are PyTorch 1's zeros.
         if self.passes > 1 or (self.training.torch_major == 1 and self.complete_bytes != ready):
@@ -50,6 +56,8 @@ class Plain(Engine):
             yield most.beside({"gradients": ready}, size)
 
     def in_update(self) -> list[dict]:
+        if self.training.optimizer_in_backward:
+            return []
         gradients_bytes, made_bytes = self.complete_bytes, self.made_bytes
         if self.master_bytes:  # there are also the gradients in fp32
             gradients_bytes += 4 * self.elements

@@ -16,6 +16,7 @@ from study.predict.training import Training
 
 class Stages1And2(Zero):
     gathers_updated = True
+    python = "stages_1_and_2"
 
     def __init__(self, training: Training):
         super().__init__(training)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from math import ceil
 
-from study.predict.engines.base import elements_of
+from study.predict.engines.base import elements_of, gathered_tensors
 from study.predict.engines.fetches import Fetches, Limits, Visit, Whole, fetches, leaf_modules, reads_out_by_embeddings
 from study.predict.engines.zero import NORM_BYTES, Bucket, Zero, pinned_beyond_bytes
 from study.predict.trace.tape import Held, Profile, Tensor
@@ -22,6 +22,7 @@ ALIGNED_BYTES = 1024  # swap_tensor/utils.py, AIO_ALIGNED_BYTES
 
 class Stage3(Zero):
     reduce_kind = "reduce_scatter"
+    python = "stage_3"
     reduces_each_pass = True
 
     def __init__(self, training: Training):
@@ -82,12 +83,9 @@ class Stage3(Zero):
     def gathered_again(self) -> float:  # type: ignore[override]
         return min(1.0, self.refetched / max(1, self.divided_elements))
 
-    def unit_count(self, phase: str) -> int:
-        """Modules with a large tensor. What is computed again is gathered again."""
-        large = [tensor for tensor in self.training.tensors if tensor.elements > self.limits.persistent]
-        blocks = [block for block, _ in {(tensor.block, tensor.name.rpartition(".")[0]) for tensor in large}]
-        again = [block for block in blocks if phase == "backward" and self.training.computes_again(block)]
-        return len(blocks) + len(again)
+    @functools.cached_property
+    def handled(self) -> dict[str, int]:
+        return gathered_tensors(self.training)
 
     def second_copy(self, released: int) -> dict[str, int]:
         """hpZ's second copy of the released elements, which is dropped after the update."""

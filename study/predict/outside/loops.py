@@ -9,7 +9,6 @@ from study.predict.trace.asked import TraceOptions
 from study.predict.trace.tape import Gradient, Held, Profile
 from study.predict.training import Recomputation, Training
 
-Loss = Literal["whole", "in_place", "chunked"]
 Logits = Literal["fp32", "as_computed"]
 CACHED = re.compile(r"\b(c_attn(\.base)?\.bias|(k_proj|v_proj)(\.base)?\.weight)$")  # the first size is the output's
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # whose layers have RMS norms and gates
@@ -19,8 +18,6 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # whose layers have RMS norms
 class OthersTraining(Training):
     """How a loop differs from the trainer's. Each field moves the errors of many rows."""
 
-    # The loss: from all logits at once, as in the trainer; by a kernel that overwrites them; or chunked, as in Liger.
-    loss: Loss = "whole"
     logits: Logits = "fp32"  # for the loss; older models of transformers leave them in 16 bits
     fused_layers: bool = False  # norms and gates are single kernels, or layers are compiled, and keep less
     keeps_logits: bool = False  # the loop holds the model's outputs until the backward pass has ended
@@ -31,7 +28,7 @@ class OthersTraining(Training):
     @property
     def trace_options(self) -> TraceOptions:
         keeps_logits = self.keeps_logits and not self.keeps_cache
-        return super().trace_options._replace(loss=self.loss, logits=self.logits, keeps_logits=keeps_logits)
+        return super().trace_options._replace(logits=self.logits, keeps_logits=keeps_logits)
 
     @property
     def kept_outputs(self) -> list[int]:

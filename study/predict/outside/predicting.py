@@ -13,9 +13,12 @@ from study.predict.estimate import estimate
 from study.predict.outside.loops import OthersTraining
 from study.predict.outside.published import FOLDER, MemoryKind, Quantity, Row
 from study.predict.placement import Fsdp, Placement
-from study.predict.step_time import Hardware, step_time
+from study.predict.step_time import AttentionKernel, Hardware, Host, limits, step_time
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Batch
+
+KERNELS: dict[str, AttentionKernel] = {"fa2": "flash2", "fa3": "flash3", "te": "cudnn"}  # by the names of the table
+NEW_AT_MOST_S = 2.5e-05  # for a kernel
 
 
 @dataclass(frozen=True)
@@ -72,10 +75,19 @@ def reading_of(row: Row) -> Reading | None:
             tf32=row.tf32,
             fused_kernels=row.fused_kernels,
             products_8_bits=row.products_8_bits,
-            kernel_s=row.kernel_s,
+            attention=KERNELS.get(row.attention_kernel or "", "sdpa"),
+            host=host_of(row),
+            loops_over_experts=row.experts == "loop",
         )
     timed = replace(training, batch=replace(training.batch, tokens=row.timed_seq or row.seq))
     return Reading(training, timed, machine)
+
+
+def host_of(row: Row) -> Host:
+    """The class of the host: new if somebody measured a quick one; none if a compiler launches the kernels."""
+    if row.kernel_s == 0:
+        return "none"
+    return "new" if row.kernel_s and row.kernel_s <= NEW_AT_MOST_S else "unsaid"
 
 
 @functools.cache
@@ -97,6 +109,7 @@ class Predicted:
     ours: float | None = None
     low: float | None = None
     high: float | None = None
+    limit: str | None = None  # of a step: gpu, host or links
 
 
 def of_row(row: Row) -> dict[Quantity, Predicted]:
@@ -109,7 +122,7 @@ def of_row(row: Row) -> dict[Quantity, Predicted]:
     if reading and reading.machine and "time" in row.measured:
         with suppress(Stop):
             step = step_time(reading.timed, reading.machine)
-            predicted["time"] = Predicted(step.seconds, step.low_s, step.high_s)
+            predicted["time"] = Predicted(step.seconds, step.low_s, step.high_s, limits(step.limit))
     return predicted
 
 

@@ -10,9 +10,9 @@ from pydantic import BaseModel, BeforeValidator, Field, Json, TypeAdapter
 
 from study.core.arms import ROOT
 from study.predict.optimizer_states import Optimizer
-from study.predict.outside.loops import Logits, Loss
+from study.predict.outside.loops import Logits
 from study.predict.question import Precision
-from study.predict.training import Frozen, Quantized, Recomputation
+from study.predict.training import Frozen, Loss, Quantized, Recomputation
 
 FOLDER = ROOT / "reports" / "outside"
 KNOWN = "known"  # the set of the rows that the predictor met first
@@ -76,6 +76,8 @@ class Row(Facts, frozen=True):
     tf32: bool = False
     products_8_bits: bool = False
     kernel_s: float | None = None
+    attention_kernel: Text = None
+    experts: Literal["loop", "grouped"] | None = None
     timed_seq: int | None = None  # tokens of the rows that took the time, if they are padded to the longest of a pass
     kind: MemoryKind | None = None  # None: the source does not say which memory it read
     not_predicted: Text = None  # why the row is not predicted

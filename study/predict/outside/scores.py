@@ -11,6 +11,7 @@ from multiprocessing import get_context
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean, median
+from typing import Literal
 
 import tyro
 from pydantic import BaseModel, ValidationError
@@ -41,6 +42,7 @@ class Number(BaseModel, frozen=True):
     ours: Measured = None
     low: Measured = None
     high: Measured = None
+    limit: Literal["gpu", "host", "links"] | None = None  # what decides the step, as it is predicted now
     first: Measured = None  # ours before anybody had seen an error on the row's set
 
 

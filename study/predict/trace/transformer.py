@@ -8,7 +8,7 @@ from typing import Any
 from study.core import cache
 from study.core.errors import Stop
 from study.core.settings import cache_home
-from study.core.text import during
+from study.core.text import bar
 from study.predict.trace import committed
 from study.predict.trace.asked import Look, Model, TraceOptions
 from study.predict.trace.repeating import Followed, Stack, repeat
@@ -116,7 +116,7 @@ def _kept(model: Transformer, what: str, *asked) -> Any:
         problem = f"this model with these options has to be traced, and {error.name} is not installed"
         remedy = "install PyTorch and transformers: pip install './zero-study[train]'"
         raise Stop(problem, remedy, "unavailable") from error
-    with during("tracing the model; this takes seconds to minutes, once"):
+    with bar("tracing the model; this takes seconds to minutes, once"):
         known = json.loads(json.dumps(getattr(tracing, what)(model, *asked)))
     cache.keep(looks, name, known)
     return known
