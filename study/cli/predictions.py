@@ -31,7 +31,6 @@ from study.predict.front import (
     default_sequence,
     fewest,
     fits_on,
-    inputs_bytes,
     memory_kinds,
     reserve_bytes,
     settled_arm,
@@ -153,7 +152,7 @@ def training_of(
     ours = question.training(arm, passes.micro_batch, passes.accumulation)
     if device == "cpu":  # the rows of a virtual rank's step, and those that were read of them, are in the same memory
         ours = replace(ours, placement=replace(ours.placement, device=device))
-        ours = replace(ours, data_bytes=(2 * passes.accumulation - 1) * inputs_bytes(ours))
+        ours = replace(ours, data_bytes=(2 * passes.accumulation - 1) * ours.traced.inputs_bytes)
     return ours, machine
 
 

@@ -27,7 +27,6 @@ class Estimate:
     host_bytes: int  # on a GPU: what is offloaded
     nvme_bytes: dict[str, int]
     traffic: dict[str, int]
-    flops_per_rank_and_step: int
 
 
 @functools.cache
@@ -35,7 +34,7 @@ def estimate(training: Training) -> Estimate:
     """The prediction for a training. It is cached, so callers must not change it."""
     engine = engine_of(training)
     states, moments, host_bytes = memory(engine, training.profile)
-    states["other"] = inputs_bytes(training) + (0 if training.placement.on_gpu else training.data_bytes)
+    states["other"] = training.traced.inputs_bytes + (0 if training.placement.on_gpu else training.data_bytes)
     peak_when, most = max(moments, key=lambda moment: sum(map(int, moment[1].values())))
     at_peak = _summed(states, most)
     return Estimate(
@@ -47,7 +46,6 @@ def estimate(training: Training) -> Estimate:
         host_bytes=host_bytes,
         nvme_bytes=dict.fromkeys(("held", "read_per_step", "written_per_step"), engine.swapped_bytes),
         traffic=dict(Counter(engine.traffic) + exchanged_rows(training) + exchanged_layers(training)),
-        flops_per_rank_and_step=operations(training),
     )
 
 
@@ -67,11 +65,6 @@ def _summed(states: dict[str, int], now: dict) -> dict[str, int]:
     for role, size in [*states.items(), *now.items()]:
         sizes[role.removeprefix("host_")] += int(size)
     return {role: size for role, size in sizes.items() if size}
-
-
-def inputs_bytes(training: Training) -> int:
-    """The bytes of a microbatch's inputs: token ids, masks, images, sound."""
-    return training.traced.inputs_bytes
 
 
 def operations(training: Training) -> int:

@@ -5,7 +5,7 @@ from study.predict import papers
 from study.predict.advise import MISS, MORE_ROWS, MOST_GPUS, Advice, Row, advise, fewest, fits_on, with_more_rows
 from study.predict.allocator import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, memory_kinds, reserve_bytes
 from study.predict.architecture import Wanted, asked_for, named
-from study.predict.estimate import HOST_PROCESS_BYTES, Estimate, estimate, inputs_bytes, loading_bytes
+from study.predict.estimate import HOST_PROCESS_BYTES, Estimate, estimate, loading_bytes
 from study.predict.outside import published, scores
 from study.predict.pace import peak_flops_per_s
 from study.predict.placement import Fsdp, Placement

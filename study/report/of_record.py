@@ -15,7 +15,6 @@ from study.predict.front import (
     Training,
     Transformer,
     estimate,
-    inputs_bytes,
 )
 from study.records.schema import Record
 from study.records.sections import Observed, Requested
@@ -77,7 +76,7 @@ def training_of(record: Record) -> Training | None:
     read = batch.rows * (batch.passes * steps - 1)
     # A row is all that a pass reads. A rank keeps whole rows, also where it reads a part of each.
     whole = replace(training, placement=replace(training.placement, sequence_ranks=1))
-    row_bytes = inputs_bytes(whole) // batch.rows
+    row_bytes = whole.traced.inputs_bytes // batch.rows
     return replace(training, data_bytes=((rows or 0) + read) * row_bytes)
 
 

@@ -7,7 +7,18 @@ import pytest
 from study.core import arms
 from study.core.errors import Stop
 from study.core.gpus import GPUS
-from study.predict.advise import MISS, MOST_GPUS, Advice, Row, advise, best_of, best_of_arm, fewest, fits_on
+from study.predict.advise import (
+    MISS,
+    MOST_GPUS,
+    Advice,
+    Row,
+    advise,
+    best_of,
+    best_of_arm,
+    fewest,
+    fits_on,
+    with_more_rows,
+)
 from study.predict.allocator import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, outside_bytes, reserve_bytes
 from study.predict.architecture import named
 from study.predict.estimate import HOST_PROCESS_BYTES, estimate, loading_bytes
@@ -269,3 +280,35 @@ def test_single_is_for_one_gpu_and_muon_for_arms_without_a_stage():
 def test_beside_gpus_only_copies_in_another_type_are_loaded_to_the_host():
     needed = [loading_bytes(named("gpt2"), 8, size) for size in (2, 4)]
     assert needed == [8 * HOST_PROCESS_BYTES, 8 * (HOST_PROCESS_BYTES + 4 * 124_439_808)]
+
+
+def test_where_the_host_decides_an_advice_says_so_and_what_a_larger_batch_would_bring():
+    small = replace(BERT, gpu="H100-80GB", link="nvswitch", batch=8)
+    advice = advise(small)
+    larger = with_more_rows(small, advice.choice)
+    assert advice.choice.limit == "launching"
+    assert (larger.arm, larger.micro_batch * larger.accumulation * small.gpus) == (advice.choice.arm, 4 * small.batch)
+    assert larger.seconds < 1.5 * advice.choice.seconds, "for four times the rows"
+    assert f"(--batch {4 * small.batch})" in in_words(advice)[-1]
+    large = advise(replace(BERT, batch=4096))
+    assert not [line for line in in_words(large) if "The host decides" in line]
+
+
+def test_what_other_loops_do_is_an_option():
+    """A compiler launches the kernels, and an optimizer within the backward pass keeps no gradients."""
+    model = named("gpt2")
+    flags = {"sequence": 64, "batch": 1, "precision": "bf16_pure", "checkpointing": False}
+    plain, compiled, fused, fast = (
+        question_of(model, 1, "H100", **flags, **more)
+        for more in ({}, {"compiled": True}, {"optimizer_in_backward": True}, {"attention_kernel": "flash3"})
+    )
+    rows = [best(each, "single") for each in (plain, compiled, fused)]
+    assert rows[1].seconds < rows[0].seconds / 2
+    assert rows[1].peak_bytes == rows[0].peak_bytes
+    gradients = estimate(training(plain, "single", 1)).at_peak["gradients"]
+    assert gradients == 2 * model.parameters
+    assert 0.5 * gradients < rows[0].peak_bytes - rows[2].peak_bytes < gradients, "all but the largest"
+    assert tried(fused) == ["single"]
+    assert fast.machine.attention == "flash3"
+    with pytest.raises(Stop, match="one process and one pass"):
+        training(replace(fused, batch=2), "single", 1)

@@ -8,6 +8,7 @@ from dataclasses import fields
 from statistics import median
 
 import pytest
+import scored
 
 from study.core.errors import Stop
 from study.predict.outside import published, scores
@@ -52,7 +53,7 @@ def test_scores_are_what_they_are_by_hand():
 
 
 def test_first_predictions_have_the_published_figures():
-    lines = {(line["quantity"], line["of"]): line for line in scores.by_set()}
+    lines = {(line["quantity"], line["of"]): line for line in scored.by_set()}
     first = [round(lines["time", str(number)]["first median error"], 3) for number in range(2, 7)]
     assert first == [0.309, 0.311, 0.32, 0.202, 0.237]
 
@@ -104,7 +105,7 @@ def test_writing_keeps_first_predictions_and_gives_a_new_set_its_own(tmp_path, m
     monkeypatch.setattr(scores, "FILE", tmp_path / "predictions.csv")
     monkeypatch.setattr(scores, "numbers", scores.functools.cache(lambda: kept))
     monkeypatch.setattr(scores, "ProcessPoolExecutor", lambda mp_context: ThreadPoolExecutor())
-    scores.store_predictions()
+    scored.store_predictions()
     again = published.read(scores.FILE, Number)
     assert [each.first for each in again if each.set == "lora_5"] == [each.first for each in kept]
     assert all(each.first == each.ours for each in again if each.set == "lora_7")

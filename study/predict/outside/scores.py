@@ -1,4 +1,4 @@
-"""How far predictions are from what others measured: `python -m study.predict.outside.scores`."""
+"""How far predictions are from what others measured: `python -m study.predict.outside.scores mine.csv`."""
 
 import csv
 import functools
@@ -22,7 +22,7 @@ from study.core.options import parsed
 from study.core.text import percent, show
 from study.predict.outside import predicting, published
 from study.predict.outside.predicting import Predicted
-from study.predict.outside.published import FOLDER, Measured, Quantity, Row, set_number
+from study.predict.outside.published import FOLDER, Measured, Quantity, Row
 
 FILE = FOLDER / "predictions.csv"
 NEAR = {"memory": 0.1, "time": 0.35}  # shares; memory: what an advice leaves free
@@ -85,11 +85,6 @@ def lines_of(mine: Sequence[Number], name_of: Callable[[Number], str]) -> list[d
     return lines
 
 
-def by_set() -> list[dict]:
-    """The figures of each set. 0: rows that the predictor met first; the last one is unseen by fits."""
-    return lines_of(numbers(), lambda each: str(set_number(each.set)))
-
-
 def predict(rows: Sequence[Row]) -> list[Number]:
     """A number for each that a row measured."""
     # Fresh processes, because one that is forked beside torch's threads may hang.
@@ -103,20 +98,6 @@ def predict(rows: Sequence[Row]) -> list[Number]:
     return lines
 
 
-def store_predictions() -> None:
-    """Predict all rows again. `first` stays as it is; a set that is new has its first predictions now."""
-    old = {(each.key, each.quantity): each.first for each in numbers()}
-    scored = {each.set for each in numbers()}  # somebody may have seen an error on these sets
-    lines = []
-    for each in predict(published.rows()):
-        first = old.get((each.key, each.quantity)) if each.set in scored else each.ours
-        lines.append(each.model_dump() | {"first": first})
-    import pandas as pd  # here, because it takes longer to import than an answer that reads this module's figures
-
-    numbers.cache_clear()
-    pd.DataFrame(lines).to_csv(FILE, index=False, float_format="%.6g")
-
-
 def rows_of(file: Path) -> list[Row]:
     try:
         return published.read(file, Row)
@@ -126,19 +107,17 @@ def rows_of(file: Path) -> list[Row]:
         raise Stop(f"{file} cannot be read ({why(error)})", "give a CSV file") from None
 
 
-def main(file: tyro.conf.Positional[Path | None] = None, /, *, write: bool = False) -> None:
-    """Show how far predictions are from measurements that others published, or from yours.
+def main(file: tyro.conf.Positional[Path], /) -> None:
+    """Show how far predictions are from measurements of your own.
 
     Args:
-        file: A CSV file with rows of your own, in the columns of reports/outside/README.md.
-        write: Predict all published rows again, and store the result in reports/outside/predictions.csv.
+        file: A CSV file in the columns of reports/outside/README.md.
     """
-    if write:
-        store_predictions()
-    lines = lines_of(predict(rows_of(file)), attrgetter("source")) if file else by_set()
-    for line in lines:
-        line |= {name: percent(each) for name, each in line.items() if isinstance(each, float)}
-    show(lines)
+    show_lines(lines_of(predict(rows_of(file)), attrgetter("source")))
+
+
+def show_lines(lines: list[dict]) -> None:
+    show([{name: percent(each) if isinstance(each, float) else each for name, each in line.items()} for line in lines])
 
 
 if __name__ == "__main__":

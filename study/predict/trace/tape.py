@@ -112,7 +112,7 @@ class Pass:
     forward: Work
     backward: Work
     flops: int  # of matrix products, including those of recomputed layers
-    inputs_bytes: int
+    inputs_bytes: int  # of a microbatch: token ids, masks, images, sound
 
 
 def read(tape: Tape, tensors: tuple[Tensor, ...]) -> Pass:
