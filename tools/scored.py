@@ -1,18 +1,22 @@
-"""How far predictions are from the rows of reports/outside, by set. 0: rows that the predictor met first.
+"""How far predictions are from the rows of reports/outside, by set; and what is refused, and why.
 
 `python tools/scored.py` shows it; `--write` predicts all rows again, and stores the result in
 reports/outside/predictions.csv. Most models are traced for that, which takes an hour where the cache is empty.
 """
 
 import sys
+from collections import Counter
 
 import pandas as pd
 
+from study.core.text import say, show
 from study.predict.outside import published, scores
+
+DECIDES = ("config", "dtype", "n_gpus", "seq", "micro_batch", "gpu_name")  # without these nothing is predicted
 
 
 def by_set() -> list[dict]:
-    """Return the figures of each set. The last one is unseen by fits."""
+    """Return the figures of each set. 0: rows that the predictor met first. The last one is unseen by fits."""
     return scores.lines_of(scores.numbers(), lambda each: str(published.set_number(each.set)))
 
 
@@ -28,7 +32,23 @@ def store_predictions() -> None:
     pd.DataFrame(lines).to_csv(scores.FILE, index=False, float_format="%.6g")
 
 
+def refused() -> list[dict]:
+    """Return how many numbers have no prediction, by the reason."""
+    known = {row.key: row for row in published.rows()}
+    reasons: Counter[tuple[str, str]] = Counter()
+    for each in scores.numbers():
+        row = known[each.key]
+        own = row.memory_not_predicted if each.quantity == "memory" else row.time_not_predicted
+        unsaid = [name for name in DECIDES if getattr(row, name) is None]
+        reason = row.not_predicted or own or (unsaid and f"unsaid: {', '.join(unsaid)}") or "the predictor refuses it"
+        if each.ours is None:
+            reasons[each.quantity, reason] += 1
+    return [{"quantity": quantity, "numbers": n, "why": why} for (quantity, why), n in reasons.most_common()]
+
+
 if __name__ == "__main__":
     if "--write" in sys.argv:
         store_predictions()
     scores.show_lines(by_set())
+    say("", "refused:")
+    show(refused())

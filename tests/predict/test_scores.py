@@ -44,6 +44,14 @@ def test_stored_predictions_are_those_of_the_code():
                 assert getattr(stored[row.key, quantity], name) == pytest.approx(value, rel=1e-5), row
 
 
+def test_every_refusal_has_a_reason():
+    table = scored.refused()
+    assert sum(line["numbers"] for line in table) == sum(each.ours is None for each in scores.numbers())
+    reasons = {line["why"] for line in table}
+    assert "what ranks hold that also divide layers is not known for FSDP" in reasons
+    assert sum(line["numbers"] for line in table if line["why"] == "the predictor refuses it") <= 5
+
+
 def test_scores_are_what_they_are_by_hand():
     about = {"key": "k", "set": "known", "source": "s", "quantity": "time", "measured": 1.0}
     score = scores.score([Number(ours=ours, **about) for ours in (1.05, 0.8, 0.5, None)])
