@@ -104,7 +104,8 @@ def advise(
         row = {name: getattr(choice, name) for name in OF_ROW} | {"buckets": choice.bucket_elements}
         options = vars(model) | vars(training) | vars(place) | {"gpus": advice.question.gpus} | row
         # An option that has its default would only make the command longer.
-        chosen = {name: value for name, value in options.items() if value not in (None, False, TrainingFlags.optimizer)}
+        usual = (None, False, TrainingFlags.optimizer, PlaceFlags.attention_kernel)
+        chosen = {name: value for name, value in options.items() if value not in usual}
         detail = shlex.join(["study", "estimate", *launches.options(chosen)])
     elif larger := fewest(shape, training, place, step, 2 * advice.question.gpus):  # by powers of two
         lines.append(answer.enough(larger, step.batch))
