@@ -114,6 +114,8 @@ class Flags:
     """Compile the model with torch.compile."""
     checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
+    reentrant: bool = False
+    """Recompute by PyTorch's older way, use_reentrant=True, as TRL does for adapters under stage 3."""
     attention: Literal["sdpa", "eager"] | None = None
     """sdpa: fused attention. eager: written out, which keeps the score matrices. Default: sdpa if transformers has it
     for the model; it has none for GPT-J and Gemma 2."""

@@ -40,8 +40,9 @@ def training_of(record: Record) -> Training | None:
     observed = record.observed
     model = architecture(record)
     rows = _rows(requested)
-    # Scripts are not ours, and what a compiler keeps and fuses is unknown.
-    if model is None or record.is_script or record.is_watched or requested.compile:
+    # Scripts are not ours, and what a compiler keeps and fuses is unknown, as is what stage 3 keeps of frozen weights
+    # where recomputation is reentrant: that changes with DeepSpeed's release.
+    if model is None or record.is_script or record.is_watched or requested.compile or requested.reentrant:
         return None
     recipe = RECIPES[requested.precision]
     if recipe.product_bytes == 1:  # what the library keeps that multiplies in 8 bits is unknown

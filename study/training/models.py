@@ -85,8 +85,8 @@ def build_model(settings: Settings, config, device: torch.device) -> PreTrainedM
     else:
         model = _load(settings, config, options)
     if settings.checkpointing:
-        # The reentrant kind needs inputs that require gradients: it gives none to a model with frozen embeddings.
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        # The reentrant kind needs inputs that require gradients, which `freeze` sees to.
+        model.gradient_checkpointing_enable({"use_reentrant": settings.reentrant})
     return model.train()
 
 
