@@ -25,6 +25,7 @@ before = model.weight.detach().clone()
 zenflow = {"topk_ratio": 0.5, "update_interval": 4, "overlap_step": False}
 config = {
     "train_batch_size": 1,
+    "zero_allow_untested_optimizer": True,  # older releases call their ZenFlowCPUAdam so
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
     "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "zenflow": zenflow},
 }

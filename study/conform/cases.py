@@ -24,6 +24,11 @@ BF16, FP32 = torch.bfloat16, torch.float32
 PRECISIONS = {
     "fp32": (FP32, FP32, 2.0**-24),
     "autocast": (FP32, FP32, 2.0**-8),
+    "fp32 and bf16": (
+        FP32,
+        FP32,
+        2.0**-7,
+    ),  # Muon's updates: five iterations in bf16, which stretch rounding
     "bf16": (BF16, FP32, 2.0**-8),
     "bf16_pure": (BF16, BF16, 2.0**-8),
 }
@@ -33,9 +38,12 @@ OPTIMIZERS = {
     "momentum": (torch.optim.SGD, {"lr": RATE, "momentum": 0.5}),
     # An update is at most 1 / epsilon, ten times, as steep as the gradient: hence a tenth of the rate.
     "adamw": (torch.optim.AdamW, {"lr": RATE / 10, "eps": 0.1}),
+    # It keeps the moments of rows and columns. They are at least a hundredth, so an update is a hundred times as steep.
+    "adafactor": (torch.optim.Adafactor, {"lr": RATE / 100, "eps": (0.01, 0.001)}),
+    "muon": (torch.optim.Muon, {"lr": RATE / 10}),
 }
 # By groups: the weight decay, which parameters are apart, and what is different for them.
-GROUPS: dict[str, tuple] = {
+GROUPS = {
     "": (0.0, lambda name, parameter: False, {}),
     "decay": (1.0, lambda name, parameter: parameter.dim() < 2, {"weight_decay": 0.0}),
     "rate": (0.0, lambda name, parameter: name.startswith("last"), {"lr": RATE / 5}),
@@ -43,7 +51,7 @@ GROUPS: dict[str, tuple] = {
 }
 # By curve: the factor of the learning rate in each update. The last three are those of DeepSpeed's own schedules, as
 # its adapter sets them. Their warm-up gives the first two updates 0: it is set to 0 first, and counts steps from 0.
-CURVES: dict[str, Callable[[int], float]] = {
+CURVES = {
     "": lambda update: 1.0,
     "falling": lambda update: 1 / (1 + update),
     "warmup": lambda update: min(1.0, max(0, update - 1) / 2),
@@ -66,7 +74,7 @@ class Case:
     updates: int = 3
     passes: int = 1  # microbatches of an update, on each rank
     clip: float = 0.0  # the largest norm of the gradients; 0 does not clip
-    optimizer: str = "sgd"  # sgd, momentum, adamw
+    optimizer: str = "sgd"  # sgd, momentum, adamw, adafactor, muon
     groups: str = ""  # decay: none for vectors; rate, zero: another rate, or 0, for the last layer
     curve: str = ""  # of the learning rate, one of CURVES
     precision: str = "fp32"  # autocast, bf16 (fp32 master weights), bf16_pure (no master weights)
@@ -109,7 +117,7 @@ def microbatch(case: Case, update: int, passed: int, rank: int) -> tuple[Tensor,
     random = torch.Generator().manual_seed(1 + 1000 * update + 10 * passed + rank)
     shape = (2, case.lengths[update % len(case.lengths)], FEATURES)
     inputs, targets = torch.randn(shape, generator=random), torch.randn(shape, generator=random)
-    inputs[0, 0, 0] = inputs[0, 0, 0].abs() * (1 - 2 * (rank % 2))
+    inputs[0, 0, 0].abs_().mul_(1 - 2 * (rank % 2))
     return inputs, targets
 
 
@@ -195,7 +203,7 @@ class ShardedTraining(CaseTraining):
     def __init__(self, adapter: Any, case: Case, seed: int = 0, mode: str = "train") -> None:
         super().__init__(case)
         self.adapter, self.mode = adapter, mode
-        model = new_model(case, seed)
+        self.model = model = new_model(case, seed)
         self.trainer = adapter.build(model, new_optimizer(case, model), case)
 
     def one_pass(self, batch: tuple[Tensor, Tensor], **how: bool | str) -> float:
@@ -270,8 +278,7 @@ def hold_numbers(seen: list[float], expected: list[float], share: Callable[[int]
     for update, (one, other) in enumerate(zip(seen, expected, strict=True), 1):
         allowed = share(update) * abs(other)
         if not abs(one - other) <= allowed:
-            text = f"{one:.6g} instead of {other:.6g}, and {allowed:.2g} is allowed"
-            raise Difference(f"{what} of update {update}: {text}")
+            raise Difference(f"{what} of update {update}: {one:.6g}, not {other:.6g}, and {allowed:.2g} is allowed")
 
 
 def hold(seen: ShardedTraining, expected: Reference, case: Case, start: Weights | None = None) -> None:
@@ -280,8 +287,9 @@ def hold(seen: ShardedTraining, expected: Reference, case: Case, start: Weights 
     weights, end = seen.weights(), expected.weights()
     # --- losses and norms: a wrong one says more than the weights that follow from it
     hold_numbers(seen.losses, expected.losses, share, "the loss")
-    if len(seen.norms) == len(expected.norms):  # some libraries do not know them
-        squares = sum(weight.numel() for weight in end.values()) * PRECISIONS["fp32"][-1]
+    # Some libraries do not know them, and with Muon some give that of its updates.
+    if len(seen.norms) == len(expected.norms) and case.optimizer != "muon":
+        squares = sum(weight.numel() for weight in end.values()) * 2.0**-24
         hold_numbers(seen.norms, expected.norms, lambda update: share(update) + squares, "the gradient norm")
     # --- weights: in absolute numbers, for a weight near zero may be off by more than a share of itself
     start = start or first_weights(case)

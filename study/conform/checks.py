@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from study.conform.cases import (
     PRECISIONS,
@@ -19,7 +18,6 @@ from study.conform.cases import (
     hold,
     hold_numbers,
     hold_weights,
-    mean_over_ranks,
     microbatch,
     new_model,
 )
@@ -45,35 +43,29 @@ def ranks_agree(build: Build, case: Case) -> None:
     hold_weights(mine, everybody[0], 0.0, "the weights on this rank and on rank 0")
 
 
-def repeats(build: Build, case: Case) -> None:
-    first = build(case).run()
-    weights = first.weights()  # before the second training: libraries may hold state for the whole process
-    second = build(case).run()
-    hold_numbers(second.losses, first.losses, lambda update: 0.0, "the loss in the second run")
-    hold_weights(second.weights(), weights, 0.0, "the weights of the second run")
-
-
-def one_large_batch(build: Build, case: Case) -> None:
-    """The passes and ranks of an update give what one pass over all their rows gives."""
-
-    class OneBatch(Reference):
-        def batches(self, update: int, rank: int) -> list[tuple[Tensor, Tensor]]:
-            ranks, passes = range(dist.get_world_size()), range(self.case.passes)
-            parts = [microbatch(self.case, update, passed, rank) for rank in ranks for passed in passes]
-            inputs, targets = map(torch.cat, zip(*parts, strict=True))
-            return [(inputs, targets)]
-
-    hold(build(case).run(), OneBatch(case, 1).run(), case)
-
-
 def unmoved(build: Build, case: Case) -> None:
-    """Frozen parameters, and those with a learning rate of 0, keep their bits, and the others move."""
+    """Frozen parameters, and those with a learning rate of 0, keep their bits."""
     start, after = first_weights(case), build(case).run().weights()
     for name, parameter in new_model(case).named_parameters():
         if not parameter.requires_grad or (case.groups == "zero" and name.startswith("last")):
             hold_weights(after, {name: start[name]}, 0.0, "weights that must not move")
-        elif torch.equal(after[name], start[name]):
-            raise Difference(f"{name} did not move")
+
+
+def unfrozen_later(build: Build, case: Case) -> None:
+    """A layer is frozen in the first update, and trains from the second on."""
+    both = build(case), Reference(case)
+    for training in both:
+        for update in range(case.updates):
+            training.model.blocks[0].requires_grad_(update > 0)
+            training.update(update)
+    hold(*both, case)
+
+
+def frozen_weights_leave(build: Build, case: Case) -> None:
+    """At the end of a backward pass a rank holds no more of the frozen layers than at its beginning."""
+    held = build(case).run().model.held
+    if held[-1] > held[0]:
+        raise Difference(f"the rank holds {held[0]} frozen elements before the backward pass, and {held[-1]} after it")
 
 
 def two_backward_passes(build: Build, case: Case, marked: bool = True) -> None:
@@ -95,26 +87,16 @@ def two_backward_passes(build: Build, case: Case, marked: bool = True) -> None:
 two_unmarked_passes = functools.partial(two_backward_passes, marked=False)
 
 
-def second_model(build: Build, case: Case) -> None:
-    one = build(case)
-    other = build(case, seed=1)
-    for update in range(case.updates):
-        one.update(update)
-        other.update(update + 10)  # with other rows
-    one.norms = []  # only weights and losses are compared
-    hold(one, Reference(case).run(), case)
-
-
 def passes_between(build: Build, case: Case, mode: str) -> None:
     """Passes of another mode between the updates see the weights of that moment, and change nothing."""
     training, reference = build(case), Reference(case)
-    between: list[float] = []
-    expected: list[float] = []
+    between = []
+    expected = []
     for update in range(case.updates):
         batch = microbatch(case, update + 20, 0, dist.get_rank())  # rows that no update has
-        between.append(mean_over_ranks(training.one_pass(batch, mode=mode)))
+        between.append(training.one_pass(batch, mode=mode))
         with torch.no_grad():
-            expected.append(mean_over_ranks(reference.loss(*batch).item()))
+            expected.append(reference.loss(*batch).item())
         training.update(update)
         reference.update(update)
     # The losses of the passes between are held to the same bounds as those of updates.

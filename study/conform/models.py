@@ -16,13 +16,14 @@ class Plain(nn.Module):
 
     may_leave_some = False  # parameters without a gradient
     shares = False  # one weight between two layers
+    bias = True
     frozen: tuple[str, ...] = ()  # how the names of frozen parameters begin
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
-        self.first = nn.Linear(FEATURES, width)
-        self.blocks = nn.ModuleList([nn.Linear(width, width) for _ in range(layers)])
-        self.last = nn.Linear(width, FEATURES)
+        self.first = nn.Linear(FEATURES, width, self.bias)
+        self.blocks = nn.ModuleList([nn.Linear(width, width, self.bias) for _ in range(layers)])
+        self.last = nn.Linear(width, FEATURES, self.bias)
         self.change(width)
         # An optimizer gets only what is trained, and a library has to find out for itself.
         for name, parameter in self.named_parameters():
@@ -42,9 +43,12 @@ class Plain(nn.Module):
     def enter(self, inputs: Tensor) -> Tensor:
         return torch.tanh(self.first(inputs.to(self.first.weight.dtype)))
 
+    def leave(self, hidden: Tensor) -> Tensor:
+        return self.last(hidden)
+
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         # The loss is in fp32, whatever the weights are.
-        return functional.mse_loss(self.last(self.body(self.enter(inputs))).float(), targets.float())
+        return functional.mse_loss(self.leave(self.body(self.enter(inputs))).float(), targets.float())
 
 
 class Tied(Plain):  # the last two layers share their weight
@@ -117,18 +121,37 @@ class Recomputed(Plain):  # activations of the blocks are computed again in the 
     reentrant = False
 
     def layer(self, number, hidden):
-        return checkpoint(self.blocks[number], hidden, use_reentrant=self.reentrant)
+        return checkpoint(super().layer, number, hidden, use_reentrant=self.reentrant)
 
 
 class RecomputedReentrant(Recomputed):  # the same, by PyTorch's older way
     reentrant = True
 
 
+class LoraRecomputed(Recomputed, Lora):  # the layers are frozen, and what is before and behind them trains
+    frozen = ("blocks",)
+    held = []  # noqa: RUF012 -- elements of frozen weights on this rank, as the backward pass comes from each layer
+
+    def layer(self, number, hidden):
+        hidden.register_hook(self.count)
+        return super().layer(number, hidden)
+
+    def count(self, _):
+        # Of FSDP2's weights a rank has a part, but while it has them whole.
+        self.held.append(sum(getattr(each, "_local_tensor", each).numel() for each in self.blocks.parameters()))
+
+
+class LoraRecomputedReentrant(LoraRecomputed):
+    reentrant = True
+
+
+class Matrices(Plain):  # no biases
+    bias = False
+
+
 class Outside(Plain):  # the weight of the first layer is used a second time, outside its module
-    def forward(self, inputs, targets):
-        hidden = self.body(self.enter(inputs))
-        outputs = self.last(hidden) + functional.linear(hidden, self.first.weight.t())
-        return functional.mse_loss(outputs.float(), targets.float())
+    def leave(self, hidden):
+        return super().leave(hidden) + functional.linear(hidden, self.first.weight.t())
 
 
 class Reordered(Plain):  # the order of the blocks depends on the length of the sequence
@@ -158,8 +181,8 @@ class Experts(
 class Transposed(Plain):  # a weight whose elements do not lie in the order of its shape
     def change(self, width):
         # Transposed, copied and transposed back: the same values, with the strides of the transposed ones.
-        weight = self.get_parameter("blocks.0.weight").detach()
-        self.blocks[0].weight = nn.Parameter(weight.t().contiguous().t())
+        weight = self.blocks[0].weight
+        weight.data = weight.data.t().contiguous().t()
 
 
 class Buffered(Plain):  # a buffer scales the activations

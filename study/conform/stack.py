@@ -56,6 +56,9 @@ def described(used: dict[str, Release], flags: Flags, said: dict, key: Callable 
     facts |= {name: value for name, value in asdict(flags).items() if value is not None}
     if flags.fsdp2:
         facts["stage"] = "FSDP2"
+    if facts.get("trainer", "own") != "own":  # it stands on these, whether they are listed or not
+        used.setdefault("transformers", ANY)
+        used.setdefault("accelerate", ANY)
     optimizer = str(facts.get("optimizer")).lower()  # such as FusedAdamW, adamw_torch
     if known := [name for name in table().optimizers if name in optimizer]:
         facts["optimizer"] = known[0]
@@ -104,16 +107,16 @@ def _questions(fault: Fault, stack: Stack) -> list[str] | None:
     if has is None:
         asked = table().questions["release" if isinstance(release, Version) else "range"]
         questions.append(asked.format(fault.package, release))
-    facts = dict(stack.facts)
+    facts = stack.facts | stack.versions
     trainer = facts.get("trainer", "")
-    used = stack.versions.get(trainer)
+    used = facts.get(trainer)
     if isinstance(used, Version) and used in SpecifierSet(fault.forced.get(trainer, "<0")):
         facts["reentrant"] = True
     for name, wanted in fault.when.items():
         seen = facts.get(name)
         if isinstance(wanted, dict) and stack.key:  # keys of the config; true: whatever switches it on
             seen = {path: bool(stack.key(path)) if value is True else stack.key(path) for path, value in wanted.items()}
-        if seen in (None, "FSDP?"):
+        if isinstance(seen, SpecifierSet) or seen in (None, "FSDP?"):
             questions.append(fault.asks[name])
         elif not _fits(seen, wanted):
             return None
@@ -121,6 +124,8 @@ def _questions(fault: Fault, stack: Stack) -> list[str] | None:
 
 
 def _fits(seen: Any, wanted: Any) -> bool:
+    if isinstance(seen, Version):
+        return seen in SpecifierSet(wanted, prereleases=True)
     if isinstance(wanted, list):
         return str(seen).lower() in map(str, wanted)  # a config may have AdamW, or "3"
     return seen >= wanted if type(wanted) is int else seen == wanted

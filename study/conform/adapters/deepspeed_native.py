@@ -20,8 +20,15 @@ def build(model, optimizer, options):
     config["zero_force_ds_cpu_optimizer"] = False  # offloading would demand DeepSpeed's own Adam
     if options.precision == "bf16_pure":
         config["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+    given = {"optimizer": optimizer}
+    if options.optimizer == "muon":  # DeepSpeed's own, which its engines know, in bf16 as PyTorch's
+        config["optimizer"] = {"type": "Muon", "params": {"lr": optimizer.defaults["lr"], "ns_method": "standard"}}
+        config["zero_optimization"]["reduce_scatter"] = False  # stage 3 refuses it
+        given = {"model_parameters": model.parameters()}
+    if "init" in options.settings:
+        deepspeed.zero.Init(model, config_dict_or_path=config)
     scheduler = schedules.get(options.curve, options.scheduler)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, lr_scheduler=scheduler)
+    engine, *_ = deepspeed.initialize(model=model, config=config, lr_scheduler=scheduler, **given)
     return engine
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import torch
 from accelerate import Accelerator, DeepSpeedPlugin
-from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.state import PartialState
 from accelerate.utils import DistributedDataParallelKwargs, DistributedType, FullyShardedDataParallelPlugin
 
 with contextlib.suppress(ImportError):
@@ -20,11 +20,6 @@ def build(model, optimizer, options):
     plugin, mixed_precision = WAYS[way]
     if options.precision not in mixed_precision:
         raise NotImplementedError(f"Accelerate has no such precision here: {options.precision}")
-    if AcceleratorState._shared_state:  # Accelerate keeps one state for all trainings of a process
-        if way == "DEEPSPEED":
-            raise NotImplementedError("Accelerate trains one DeepSpeed model in a process")
-        AcceleratorState._reset_state(True)
-        GradientState._reset_state()
     accelerator = Accelerator(
         cpu=way != "DEEPSPEED",
         gradient_accumulation_steps=options.passes,
@@ -113,9 +108,9 @@ def save(trainer, folder):
 
 
 def load(trainer, folder, weights_only=False):
+    how = {}
     if trainer.accelerator.distributed_type == "DEEPSPEED":
-        trainer.accelerator.load_state(folder, **parts(weights_only))
+        how = parts(weights_only)
     elif weights_only:
         raise NotImplementedError("load_state has no option for weights only")
-    else:
-        trainer.accelerator.load_state(folder)
+    trainer.accelerator.load_state(folder, **how)

@@ -81,7 +81,10 @@ function has(fault, release) {
   return beside.some((each) => compare(each, release) === 0) ? true : null;
 }
 
+const isRelease = (value) => value !== null && typeof value === "object";
+
 function fits(seen, wanted) {
+  if (isRelease(seen)) return within(seen, releaseOf(wanted));
   if (Array.isArray(wanted)) return wanted.map(String).includes(String(seen).toLowerCase());
   return typeof wanted === "number" ? seen >= wanted : seen === wanted;
 }
@@ -95,12 +98,12 @@ function questions(fault, versions, known) {
   if (!fault.when || state === false) return null;
   const asked = [];
   if (state === null) asked.push(filled(table.questions[Array.isArray(release) ? "range" : "release"], fault.package, release.text));
-  const facts = { ...known };
+  const facts = { ...known, ...versions };
   const used = versions[facts.trainer];
   const forced = fault.forced[facts.trainer];
   if (forced && used && !Array.isArray(used) && within(used, releaseOf(forced))) facts.reentrant = true;
   for (const [name, wanted] of Object.entries(fault.when)) {
-    if (facts[name] === undefined) asked.push(fault.asks[name]);
+    if (facts[name] === undefined || Array.isArray(facts[name])) asked.push(fault.asks[name]);
     else if (!fits(facts[name], wanted)) return null;
   }
   return asked;
@@ -113,6 +116,7 @@ function answered(list, flags) {
   for (const trainer of table.trainers) if (trainer in versions) known.trainer = trainer;
   Object.assign(known, flags);
   if (flags.fsdp2) known.stage = "FSDP2"; // as the command's flag
+  if ((known.trainer ?? "own") !== "own") versions = { transformers: ANY, accelerate: ANY, ...versions }; // it stands on these
   const optimizer = table.optimizers.find((name) => String(known.optimizer).toLowerCase().includes(name));
   if (optimizer) known.optimizer = optimizer;
   if ("stage" in known) versions = { [typeof known.stage === "number" ? "deepspeed" : "torch"]: ANY, ...versions };
