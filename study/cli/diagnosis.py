@@ -86,7 +86,7 @@ def _show_finding(first: str, finding: Finding) -> None:
 # --- study diff ------------------------------------------------------------------------------------------------------
 
 
-def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /) -> dict:
+def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], /) -> dict:
     """List why the losses or the memory of two trainings differ: known causes first, then all other keys.
 
     Each side is an Accelerate yaml, a DeepSpeed json, arguments of the Hugging Face Trainer (json or yaml), or a
@@ -96,17 +96,17 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /) -> dic
     With --json: the rows. Example: `study diff accelerate_configs/zero2.yaml accelerate_configs/zero3.yaml`
 
     Args:
-        a: The first: a config file, a folder with a record.json, or a release.
-        b: The second.
+        first: A config file, a folder with a record.json, or a release: A in the answer.
+        second: The other one: B.
     """
-    if two := re.fullmatch(r"(\w+)==(\S+) \1==(\S+)", f"{a} {b}"):
+    if two := re.fullmatch(r"(\w+)==(\S+) \1==(\S+)", f"{first} {second}"):
         from study.conform.command import conform  # it takes as long as all else here
 
         return conform((f"{two[1]}-configuration",), release=f"{two[2]}..{two[3]}")
     # --- what each side sets, whatever its kind of file
-    first = sources.read(store.newest_try(a))
-    second = sources.read(store.newest_try(b))
-    compared = compare(first, second)
+    a = sources.read(store.newest_try(first))
+    b = sources.read(store.newest_try(second))
+    compared = compare(a, b)
     known = [each for each in compared if each.description]
     others = [each for each in compared if not each.description]
     answer = {"known": list(map(_row, known)), "other": list(map(_row, others))}
@@ -114,7 +114,7 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /) -> dic
     # effect nobody knows
     names = ", ".join(printable(each.name) for each in known) or "no setting that differs"
     say_wrapped(f"What changes losses or memory: {names}.")
-    for letter, side in ("a", first), ("b", second):
+    for letter, side in ("a", a), ("b", b):
         say_wrapped("", f"{letter.upper()}: {side.path} ({side.words})", indent="   ")
         findings = list(mistakes(side))
         for finding in findings:
@@ -195,6 +195,7 @@ def stack(
     flags: Flags,
     config: Path | None = None,
     symptom: Literal["norm", "losses", "memory", "no update", "hang", "ignored", "error"] | None = None,
+    details: bool = False,
 ) -> dict:
     """Which known faults of libraries apply to these releases, in this training?
 
@@ -208,6 +209,7 @@ def stack(
             wrote, a project, an environment of conda, a lock of uv or poetry. Without any: those of this environment.
         config: A DeepSpeed json, an Accelerate yaml, or arguments of the Trainer.
         symptom: What was seen: faults with it come first.
+        details: Also of faults that may apply: what to do, and what shows them.
     """
     for number in (flags.ranks, flags.passes):
         if number is not None and number < 1:
@@ -219,7 +221,14 @@ def stack(
         key = partial(sources.value_at, source.content | (source.named or source).content)
     answer = answered(described(lists.releases(releases), flags, said, key), symptom or "")
     say_wrapped(answer["first"])
+    others = [word for word in releases if not Path(word).is_file() and not lists.listed(word)]
+    say(*[f"Of {word} the table has no fault." for word in others])
     for number, fault in enumerate(answer["faults"], 1):
         sentence = f"{fault['question']} {fault['sentence']}"
-        _show_finding(f"{number:>2}. ", Finding(sentence.lstrip(), fault["do"], fault["shown"]))
+        if details or fault["answer"] == "applies" or (symptom and symptom in fault["symptom"]):
+            _show_finding(f"{number:>2}. ", Finding(sentence.lstrip(), fault["do"], fault["shown"]))
+        else:
+            say_wrapped(f"{fault['question']} {fault['sentence']}.", indent="    ", first=f"{number:>2}. ")
+    if not details:
+        say("", "With --details: of those that may apply, what to do and what shows them.")
     return answer

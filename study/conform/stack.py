@@ -81,7 +81,7 @@ def answered(stack: Stack, symptom: str = "") -> dict[str, Any]:
                 "shown": f"reproductions/{fault.script}.py",
             }
             if not fault.script:
-                row["shown"] = f"{fault.rests_on}, {fault.upstream}"
+                row["shown"] = ", ".join(filter(None, (fault.rests_on, fault.upstream)))
             rows.append(row)
     # --- in one sentence, with the releases of which nothing is known
     used = {name: f"{name} {release or '(in any release)'}" for name, release in stack.versions.items()}

@@ -287,7 +287,7 @@ def buckets_and_copies(facts: Facts) -> Results:
     if facts.ranks == 1 and {seen.offload_optimizer, seen.offload_param} <= KEPT:
         yield "zero_on_one_rank", {"memory_bytes": buckets + master}
     # The copy is made of weights of any dtype (zero/stage_1_and_2.py:560): 4 bytes a parameter, divided by the ranks.
-    if facts.weights == seen.dtypes.get("master") == "float32":
+    if master and facts.weights == seen.dtypes.get("master") == "float32":  # on a disk they take none
         yield "fp32_copies", {"memory_bytes": master}
     # Both stages allocate a whole bucket in each backward pass, and a second one to overlap (stage_1_and_2.py:3255).
     # Stage 3 overlaps by default (zero/config.py:386), and keeps one bucket for the whole training

@@ -13,15 +13,20 @@ MAX_BYTES = 8 * 2**20  # of a lock
 def releases(words: tuple[str, ...]) -> dict[str, Release]:
     """Return the releases that files or words name, of the packages of the table; without words, those installed."""
     found = dict[str, Release]()
+    others = []
     for word in words or [f"{name} {machine.version(name) or ''}" for name in table().asked]:
         text = files.read(Path(word), MAX_BYTES).decode(errors="replace") if Path(word).is_file() else word
         found |= (named := listed(text))
         if not named:
-            known = ", ".join(sorted({*table().packages.values()}))
-            raise Stop(
-                f"{word!r:.80} is no file, and names none of {known}",
-                "write releases such as deepspeed==0.19.8, or name a list of them",
-            )
+            others.append(word)
+    # Another package beside known ones is no mistake, as in a list. A misspelt word is one.
+    wrong = [word for word in others if not found or not re.fullmatch(r"[\w.-]+==[\w.]+", word)]
+    if wrong:
+        known = ", ".join(sorted({*table().packages.values()}))
+        raise Stop(
+            f"{wrong[0]!r:.80} is no file, and names none of {known}",
+            "write releases such as deepspeed==0.19.8, or name a list of them",
+        )
     return found
 
 

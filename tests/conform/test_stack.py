@@ -148,6 +148,15 @@ def test_words_that_name_nothing_known_are_a_sentence(word):
         lists.releases((word,))
 
 
+def test_a_package_without_faults_is_said_beside_others(monkeypatch, capsys):
+    words = ("peft==0.17.0", "deepspeed==0.19.8")
+    assert [*lists.releases(words)] == ["deepspeed"]
+    in_this_process(monkeypatch, " ".join(("stack", *words, "--stage 0")))
+    assert "Of peft==0.17.0 the table has no fault." in capsys.readouterr().out
+    with pytest.raises(Stop, match="names none of"):
+        lists.releases(("peft==0.17.0", "numpy==2"))
+
+
 def test_a_config_answers_what_flags_would(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, text in STACKS["config"].items():
