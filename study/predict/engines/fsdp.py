@@ -203,7 +203,7 @@ class Passes:
         ends = max(profile.at_use.values())
         training = self.engine.training
         if training.model.family in SCALED_LOGITS:
-            ends += 2 * training.tokens * training.model.look.vocabulary * training.recipe.product_bytes
+            ends += 2 * training.tokens * (training.model.look.vocabulary or 0) * training.recipe.product_bytes
         yield states | {"activations": ends, "gathered_weights": whole + before.buffer}
         yield profile.most.beside(states | {"gathered_weights": whole})
 
