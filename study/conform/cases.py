@@ -43,7 +43,7 @@ OPTIMIZERS = {
     "muon": (torch.optim.Muon, {"lr": RATE / 10}),
 }
 # By groups: the weight decay, which parameters are apart, and what is different for them.
-GROUPS = {
+GROUPS: Any = {
     "": (0.0, lambda name, parameter: False, {}),
     "decay": (1.0, lambda name, parameter: parameter.dim() < 2, {"weight_decay": 0.0}),
     "rate": (0.0, lambda name, parameter: name.startswith("last"), {"lr": RATE / 5}),
@@ -108,7 +108,8 @@ def new_optimizer(case: Case, model: nn.Module) -> Optimizer:
         if parameter.requires_grad:
             by_apart[is_apart(name, parameter)].append(parameter)
     groups = [{"params": by_apart[False]}, {"params": by_apart[True]} | changed]
-    return kind([group for group in groups if group["params"]], **options, weight_decay=decay)
+    given = [group for group in groups if group["params"]]
+    return kind(given, **options, weight_decay=decay)  # type: ignore[arg-type]
 
 
 def microbatch(case: Case, update: int, passed: int, rank: int) -> tuple[Tensor, Tensor]:

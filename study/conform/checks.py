@@ -56,16 +56,16 @@ def unfrozen_later(build: Build, case: Case) -> None:
     both = build(case), Reference(case)
     for training in both:
         for update in range(case.updates):
-            training.model.blocks[0].requires_grad_(update > 0)
+            training.model.get_submodule("blocks.0").requires_grad_(update > 0)
             training.update(update)
     hold(*both, case)
 
 
 def frozen_weights_leave(build: Build, case: Case) -> None:
     """At the end of a backward pass a rank holds no more of the frozen layers than at its beginning."""
-    held = build(case).run().model.held
-    if held[-1] > held[0]:
-        raise Difference(f"the rank holds {held[0]} frozen elements before the backward pass, and {held[-1]} after it")
+    last, *_, first = build(case).run().model.held  # type: ignore[misc]
+    if first > last:
+        raise Difference(f"the rank holds {last} frozen elements before the backward pass, and {first} after it")
 
 
 def two_backward_passes(build: Build, case: Case, marked: bool = True) -> None:

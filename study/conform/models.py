@@ -129,8 +129,9 @@ class RecomputedReentrant(Recomputed):  # the same, by PyTorch's older way
 
 
 class LoraRecomputed(Recomputed, Lora):  # the layers are frozen, and what is before and behind them trains
-    frozen = ("blocks",)
-    held = []  # noqa: RUF012 -- elements of frozen weights on this rank, as the backward pass comes from each layer
+    frozen = ("blocks",)  # type: ignore[assignment]
+    # Elements of frozen weights on this rank, as the backward pass comes from each layer. A rank is a process.
+    held = []  # type: ignore[var-annotated]  # noqa: RUF012
 
     def layer(self, number, hidden):
         hidden.register_hook(self.count)
@@ -181,7 +182,7 @@ class Experts(
 class Transposed(Plain):  # a weight whose elements do not lie in the order of its shape
     def change(self, width):
         # Transposed, copied and transposed back: the same values, with the strides of the transposed ones.
-        weight = self.blocks[0].weight
+        weight = self.get_parameter("blocks.0.weight")
         weight.data = weight.data.t().contiguous().t()
 
 
