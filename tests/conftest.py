@@ -325,10 +325,9 @@ def at_home(home: Path, patch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def site(real_runs, home, tmp_path_factory):
     """The report over the real runs, a run that ended badly, a virtual one, and five folders that are broken."""
-    from shaped import failed, finished, put
-
     from study.records import store
     from study.report import site as report
+    from tests.shaped import failed, finished, put
 
     put(real_runs, finished("shaped-virtual", "zero2", 64, virtual=True), failed("shaped-oom", arm="zero3"))
     put(real_runs, finished("broken-schema", schema=99), finished("broken-half", status="running"))

@@ -106,6 +106,7 @@ class Event:
     held: int
     gradient: int  # bytes of the gradient that is complete
     since: list[int]
+    last: int  # while the last kernel before it ran that moves bytes
 
 
 def events(tape: Tape) -> list[Event]:
@@ -113,7 +114,7 @@ def events(tape: Tape) -> list[Event]:
     event_list: list[Event] = []
     since: list[int] = []
     sizes: list[int] = []
-    held = 0
+    held = last = 0
     for kind, what, *rest in tape:
         if kind == "made":
             sizes.append(what)
@@ -122,8 +123,9 @@ def events(tape: Tape) -> list[Event]:
             held -= sizes[what]
         elif kind == "kernel":
             since.append(held)
+            last = held if what else last
         elif kind == "event":
-            event_list.append(Event(what, held, rest[0], since))
+            event_list.append(Event(what, held, rest[0], since, last))
             since = []
     return event_list
 
@@ -150,8 +152,11 @@ class Pass:
                 start.append(same)
             if kind == "gradient":
                 size = same[0].gradient
+                if not gradients:
+                    making = numpy.array([[event.last for event in same]])  # while the kernel runs that makes it
+                    first = Held(Bytes.of(making) - size, 0)
                 gradients.append(Gradient(by_name[name], Held(_most([same]) - size, 0), Held(now - size, 0)))
-        self.profile = Profile(0, Held(_most(start), 0), at_use, before_use, tuple(gradients))
+        self.profile = Profile(0, Held(_most(start), 0), at_use, before_use, tuple(gradients), first)
 
 
 def _most(same: list[tuple[Event, ...]]) -> Bytes:

@@ -78,10 +78,10 @@ def answered(stack: Stack, symptom: str = "") -> dict[str, Any]:
                 "question": " ".join(questions),
                 "sentence": f"{fault.sentence.rstrip('.')} ({fault.package} {fault.releases})",
                 "do": fault.do_with.get(stack.facts.get("trainer", ""), fault.do),
-                "shown": f"reproductions/{fault.script}.py",
+                "shown": f"reproductions/{fault.script}.py"
+                if fault.script
+                else f"{fault.rests_on}, {fault.upstream}".rstrip(", "),
             }
-            if not fault.script:
-                row["shown"] = ", ".join(filter(None, (fault.rests_on, fault.upstream)))
             rows.append(row)
     # --- in one sentence, with the releases of which nothing is known
     used = {name: f"{name} {release or '(in any release)'}" for name, release in stack.versions.items()}

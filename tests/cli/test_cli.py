@@ -14,9 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import tyro
-from conftest import ROOT, launch, python
 from rich.console import Console
-from shaped import changed, failed, finished, put
 
 from study.cli import commands, predictions, results
 from study.cli.commands import COMMANDS
@@ -30,6 +28,8 @@ from study.predict.question import PlaceFlags, TrainingFlags
 from study.records import store
 from study.report import answers
 from study.sweeps import launches
+from tests.conftest import ROOT, launch, python
+from tests.shaped import changed, failed, finished, put
 
 
 def in_this_process(monkeypatch, words: str) -> int | None:

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from conftest import ROOT
-from shaped import changed, failed, finished, put
 
 from study.cli import diagnosis
 from study.core import arms, files
@@ -23,6 +21,8 @@ from study.watch import differences, hangs
 from study.watch import sources as configs
 from study.watch.oom import reading
 from study.watch.oom.explain import Described, explain
+from tests.conftest import ROOT
+from tests.shaped import changed, failed, finished, put
 
 WRONG = (None, -1, 2**64, 1e300, True, "../../etc/passwd", [[]], {"a": {}})  # for each value of a valid file
 

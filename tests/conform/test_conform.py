@@ -7,13 +7,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from conftest import ROOT, python, ranks_of
 
 from study.cli import diagnosis
 from study.conform import cases, checks, command, faults, models, releases, script, suite
 from study.conform.cases import Case, Difference, Reference, bound
 from study.conform.suite import ADAPTERS, PROPERTIES, Adapter, Answer
 from study.core.errors import Stop
+from tests.conftest import ROOT, python, ranks_of
 
 PYTORCH = ADAPTERS["ddp"].path.read_text()
 

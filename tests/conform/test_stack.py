@@ -10,9 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import tyro
-from conftest import ROOT, python
 from packaging.version import Version
-from test_cli import in_this_process
 
 from study.cli import diagnosis
 from study.conform import releases, suite
@@ -21,6 +19,8 @@ from study.core import arms
 from study.core.errors import Stop
 from study.core.options import parsed
 from study.watch import lists
+from tests.cli.test_cli import in_this_process
+from tests.conftest import ROOT, python
 
 LORA = "--stage 3 --peft --checkpointing"
 OF_SCRIPTS = {"keys", "script", "peft", "reentrant", "trainer"}  # conditions that no setting of a config is

@@ -4,9 +4,9 @@ import re
 
 import by_hand
 import pytest
-from conftest import ROOT, python, ranks_of
 
 from study.conform.suite import PROPERTIES, Adapter
+from tests.conftest import ROOT, python, ranks_of
 
 FOLDER = ROOT / "examples" / "zero_by_hand"
 NAMES = ("data_parallel", "stage1", "stage2", "stage3")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_operators import leave_compiled
 
 from study.core import arms, doctor, gpus, machine
 from study.core.text import size
+from tests.core.test_operators import leave_compiled
 
 SPEED_BYTES = 4 * machine.REQUEST_BYTES
 

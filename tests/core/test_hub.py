@@ -8,9 +8,9 @@ import threading
 
 import huggingface_hub.constants
 import pytest
-from conftest import python
 
 from study.core import shapes
+from tests.conftest import python
 
 UNREACHABLE = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_DOWNLOAD_TIMEOUT": "2", "HF_HUB_ETAG_TIMEOUT": "2"}
 GEMMA = shapes.config_of("gemma2-9b")

@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
-from families import SMALL, config_of
 
 from study.core.errors import Stop
 from study.core.models import config as configs
 from study.core.models.build import build
 from study.core.models.step import inputs, logits_and_losses
+from tests.predict.families import SMALL, config_of
 
 KINDS = {"bert": "encoder", "modernbert": "encoder", "deberta-v2": "encoder", "t5": "seq2seq", "vit": "vision"}
 KINDS |= {"whisper": "speech", "clip": "vision", "resnet": "vision"}

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, python, ranks_of
 
 from study.core import arms, machine, operators
 from study.core.operators import OPERATORS
+from tests.conftest import ROOT, python, ranks_of
 
 PATHS = arms.all_paths()
 # Another process: it takes the guard, PyTorch's lock or both, writes "ready", and sleeps.

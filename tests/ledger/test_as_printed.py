@@ -1,10 +1,10 @@
 """The published script as printed and repaired: what starts DeepSpeed, and where the second training begins."""
 
 import pytest
-from conftest import launch
 
 from study.records import store
 from study.records.schema import Record
+from tests.conftest import launch
 
 SCRIPT = "reproductions/as_printed.py"
 FLAGS = ("--train-rows", "400", "--eval-rows", "8")

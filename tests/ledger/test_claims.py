@@ -8,13 +8,13 @@ from typing import get_args
 
 import keep_answers
 import pytest
-from conftest import ROOT
 
 from study.core.errors import Stop
 from study.core.text import is_number
 from study.ledger import texts
 from study.ledger.evidence import REPORTS, OfRuns, calculated, kept_answers
 from study.records import runs
+from tests.conftest import ROOT
 
 SOURCES = ROOT.parent / "shared" / "sources"  # the four articles, where somebody has them
 ANSWERS = [*csv.DictReader((REPORTS / "conform" / "answers.csv").read_text().splitlines())]

@@ -8,7 +8,8 @@ import sys
 import tomllib
 
 import pytest
-from conftest import ROOT, python
+
+from tests.conftest import ROOT, python
 
 REPRODUCTIONS = ROOT / "reproductions"
 # One is a training: the published script of document 002, which a protocol launches.

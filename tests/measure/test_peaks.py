@@ -4,13 +4,13 @@ import pytest
 import torch
 from peaks import HOST_TOKENS, PASSES, passes
 from torch.utils._python_dispatch import TorchDispatchMode
-from trainings import training_of
 
 from study.core.models.build import build
 from study.core.models.config import load
 from study.core.shapes import VOCABULARY
 from study.predict.architecture import named
 from study.predict.step_time import work
+from tests.predict.trainings import training_of
 
 
 class Kernels(TorchDispatchMode):

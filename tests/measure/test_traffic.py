@@ -4,11 +4,11 @@ import json
 
 import pytest
 import torch
-from conftest import ranks_of
-from wire import gloo_wire_bytes
 
 from study.measure.traffic import KINDS, CollectiveCounter, refuse_uncounted
 from study.records.sections import Collective
+from tests.conftest import ranks_of
+from tests.wire import gloo_wire_bytes
 
 MIB = 2**20
 

@@ -9,14 +9,14 @@ import contextlib
 import peft
 import pytest
 import torch
-from families import config_of, held_by
-from trainings import training_of
 
 from study.core.models import config as configs
 from study.core.models.build import build
 from study.predict.engines import engine_of
 from study.predict.trace import tracing
 from study.predict.trace.transformer import Transformer
+from tests.predict.families import config_of, held_by
+from tests.predict.trainings import training_of
 
 pytestmark = pytest.mark.usefixtures("without_traces")
 ROWS, SEQUENCE, RANK = 3, 40, 4

@@ -6,12 +6,12 @@ import zipfile
 
 import committed_traces
 import pytest
-from conftest import ROOT, python
 
 from study.predict.trace import committed, tracing
 from study.predict.trace.asked import TraceOptions
 from study.predict.trace.repeating import repeat
 from study.predict.trace.transformer import Transformer
+from tests.conftest import ROOT, python
 
 pytestmark = pytest.mark.usefixtures("without_traces")
 SOURCES = committed_traces.sources()

@@ -3,12 +3,12 @@
 import json
 
 import pytest
-from conftest import launch
-from families import SMALL
 
 from study.predict.architecture import named
 from study.records.schema import Record
 from study.report import of_record
+from tests.conftest import launch
+from tests.predict.families import SMALL
 
 CELLS = [pytest.param(cell, marks=[pytest.mark.slow] * cell.pop("slow", 0)) for cell in SMALL["cells"]]
 

@@ -5,14 +5,14 @@ import warnings
 import fsdp_tracker
 import pytest
 import torch
-from families import config_of
-from trainings import training_of
 
 from study.core.models import config as configs
 from study.predict.architecture import named
 from study.predict.estimate import estimate
 from study.predict.placement import Fsdp
 from study.predict.trace.transformer import Transformer
+from tests.predict.families import config_of
+from tests.predict.trainings import training_of
 
 pytestmark = pytest.mark.usefixtures("module_without_traces")
 SEQUENCE = 32

@@ -3,12 +3,12 @@
 import dataclasses
 
 import pytest
-from families import config_of
-from trainings import training_of
 
 from study.predict.outside.loops import OthersTraining
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Recomputation
+from tests.predict.families import config_of
+from tests.predict.trainings import training_of
 
 pytestmark = pytest.mark.usefixtures("module_without_traces")
 LAYERS = 2

@@ -4,11 +4,10 @@ Measured with transformers 4.31 and torch 2.13 on a CPU: every storage that a st
 Six layers in bf16 were under PyTorch's non-reentrant checkpointing, and read three rows of 96 tokens.
 """
 
-from trainings import training_of
-
 from study.predict.allocator import reserved_bytes
 from study.predict.outside.loops import OthersTraining
 from study.predict.trace.transformer import Transformer
+from tests.predict.trainings import training_of
 
 LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4}
 LLAMA |= {"vocab_size": 600, "num_hidden_layers": 6, "max_position_embeddings": 96}

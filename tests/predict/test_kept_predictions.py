@@ -8,7 +8,6 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from conftest import ROOT, forget_traces
 
 from study.core.errors import Stop
 from study.predict.estimate import Estimate
@@ -16,6 +15,7 @@ from study.predict.trace import transformer
 from study.records import metrics, runs
 from study.records.runs import Run
 from study.report.of_record import predicted
+from tests.conftest import ROOT, forget_traces
 
 
 def kept() -> list[tuple[Run, Estimate]]:

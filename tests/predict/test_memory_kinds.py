@@ -1,8 +1,6 @@
 """Allocated, reserved and what the driver shows; a loss in place; frozen weights in bf16."""
 
 import pytest
-from families import config_of
-from trainings import placed, training_of
 
 from study.predict.allocator import MIB, Allocator, blocks_of, memory_kinds, outside_bytes, replay, reserved_bytes
 from study.predict.architecture import named
@@ -11,6 +9,8 @@ from study.predict.estimate import estimate, memory
 from study.predict.outside.loops import OthersTraining
 from study.predict.placement import Fsdp
 from study.predict.trace.transformer import Transformer
+from tests.predict.families import config_of
+from tests.predict.trainings import placed, training_of
 
 pytestmark = pytest.mark.usefixtures("module_without_traces")
 

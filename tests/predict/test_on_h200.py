@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from conftest import ROOT
 
 from study.core.gpus import GPUS
 from study.predict.advise import fits_on
@@ -13,6 +12,7 @@ from study.predict.training import Training
 from study.records import metrics, runs
 from study.records.runs import Run
 from study.report.of_record import training_of
+from tests.conftest import ROOT
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,7 @@
 
 import pandas as pd
 import pytest
-from conftest import TRAINED
 from scoreboard import measured_on_gpu, score
-from shaped import changed, finished, run
 
 from study.core.shapes import config_of
 from study.predict.allocator import CONTEXT_BYTES
@@ -12,6 +10,8 @@ from study.predict.trace.transformer import Transformer
 from study.records.runs import Run, Runs
 from study.records.schema import Record
 from study.report.of_record import architecture, predicted
+from tests.conftest import TRAINED
+from tests.shaped import changed, finished, run
 
 
 @pytest.mark.parametrize("arm", ["ddp", "zero2", "zero2_cpu", "zero3"])

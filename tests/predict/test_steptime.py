@@ -4,7 +4,6 @@ import random
 from dataclasses import replace
 
 import pytest
-from trainings import placed, training_of
 
 from study.core.gpus import GPUS, LINKS
 from study.predict.architecture import named
@@ -16,6 +15,7 @@ from study.predict.placement import Fsdp
 from study.predict.step_time import Hardware, Links, limits, step_time, update_bytes, work
 from study.predict.trace.tape import Product
 from study.predict.training import QUANTIZED_BYTES
+from tests.predict.trainings import placed, training_of
 
 A100 = Hardware(gpu="A100-80GB")
 H100 = Hardware(gpu="H100-80GB")

@@ -3,8 +3,6 @@
 from math import ceil
 
 import pytest
-from conftest import DECODERS_ALONE
-from trainings import training_of
 
 from study.core import arms
 from study.core.errors import Stop
@@ -13,6 +11,8 @@ from study.predict.architecture import named
 from study.predict.engines import engine_of
 from study.predict.estimate import Estimate, estimate
 from study.predict.placement import Fsdp
+from tests.conftest import DECODERS_ALONE
+from tests.predict.trainings import training_of
 
 FOR_BERT = [name for name in arms.NAMES if name not in DECODERS_ALONE]
 RANKS = (1, 4, 16, 64, 256, 1024)

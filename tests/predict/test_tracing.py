@@ -4,9 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from families import config_of, held_by
 from torch.nn import functional
-from trainings import placed, training_of
 
 from study.core.errors import Stop
 from study.core.models import config as configs
@@ -22,6 +20,8 @@ from study.predict.trace.repeating import repeat
 from study.predict.trace.tape import Pass, read
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Recomputation
+from tests.predict.families import config_of, held_by
+from tests.predict.trainings import placed, training_of
 
 pytestmark = pytest.mark.usefixtures("without_traces")
 SEQUENCE = 40

@@ -3,7 +3,8 @@
 import runpy
 
 import pytest
-from conftest import ROOT
+
+from tests.conftest import ROOT
 
 disguises = runpy.run_path(str(ROOT / ".ci" / "disguises.py"))["disguises"]
 

@@ -1,6 +1,6 @@
 """What import-linter cannot see: modules that load without torch for real, and imports that only some runs need."""
 
-from conftest import ROOT, python
+from tests.conftest import ROOT, python
 
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets"}
 WITHOUT_TORCH = ("core", "records", "sweeps", "predict", "predict/outside", "watch/oom", "ledger", "report", "cli")

@@ -5,10 +5,10 @@ import subprocess
 import sys
 import tomllib
 
-from conftest import ROOT
 from packaging.requirements import Requirement
 
 from study.sweeps import protocol
+from tests.conftest import ROOT
 
 HOSTILE = dict.fromkeys(("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PIP_TARGET"), "/elsewhere")
 

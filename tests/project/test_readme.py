@@ -5,7 +5,6 @@ import math
 import re
 from collections import Counter
 
-from conftest import ROOT
 from packaging.version import Version
 
 from study.conform import releases
@@ -13,6 +12,7 @@ from study.core.text import size
 from study.ledger import texts
 from study.records import runs
 from study.report import answers
+from tests.conftest import ROOT
 
 TEXT = (ROOT / "README.md").read_text()
 KEPT = ROOT / "reports" / "cpu-2core"
@@ -100,7 +100,8 @@ def test_the_releases():
     for cell, words in re.findall(r"^\| (0\.\d+[^|]*?) \|([^|]*)", TEXT, re.MULTILINE):
         first, last = re.split(r" to |, ", cell)
         printed.append(asked[asked.index(first) : asked.index(last) + 1])
-        assert ("the norm is wrong", "the last pass", "`engine.module`", "without these three")[len(printed) - 1] in words
+        said = ("the norm is wrong", "the last pass", "`engine.module`", "without these three")
+        assert said[len(printed) - 1] in words
     assert [*map(set, printed[:3])] == [norms, last_pass, inner - last_pass]
     assert min(printed[3], key=Version) > max(inner, key=Version)
     assert asked[-1] == printed[3][-1]

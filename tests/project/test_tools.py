@@ -8,9 +8,9 @@ import headline
 import pandas as pd
 import planted_faults
 import pytest
-from conftest import ROOT
 
 from study.records.runs import load
+from tests.conftest import ROOT
 
 WORDS = re.compile(r">([^<>]+)</text>")
 

@@ -10,10 +10,11 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from shaped import finished, put
+
+from tests.conftest import ROOT
+from tests.shaped import finished, put
 
 LIGHT = {
     "arms": "0 of 30 arms can run",

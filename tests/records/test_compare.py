@@ -4,11 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-import shaped
 
 from study.records import runs
 from study.records.compare import Comparison, median_with_interval, notes
 from study.records.compare import compare as compare_runs
+from tests import shaped
 
 ERROR = {"kind": "Stop", "message": "no memory", "what_to_do": "try again"}
 CHANGES = {

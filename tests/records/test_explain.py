@@ -1,12 +1,12 @@
 """The difference of two peaks, on records made by hand, to the byte."""
 
 import pytest
-import shaped
 
 from study.core.errors import Stop
 from study.records import metrics
 from study.records.compare import TRACKED, peaks, unlike
 from study.records.runs import Run
+from tests import shaped
 
 MB = 1_000_000
 DDP = {"weights": 18 * MB, "gradients": 18 * MB, "moments": 35 * MB, "activations": 25 * MB, "other": MB}

@@ -3,11 +3,11 @@
 import shutil
 
 import pytest
-from shaped import finished, put
 
 from study.core.errors import Stop
 from study.records import store
 from study.records.runs import keep
+from tests.shaped import finished, put
 
 
 def test_numbers_stay_and_paths_go(tmp_path):

@@ -3,11 +3,11 @@
 from itertools import product
 
 import pytest
-from shaped import failed, finished, put, rows
 
 from study.records.groups import groups, labels, lines
 from study.records.runs import load
 from study.report.topics import documents, losses, memory, traffic
+from tests.shaped import failed, finished, put, rows
 
 ARMS = ("ddp", "zero2")
 

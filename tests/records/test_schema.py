@@ -5,14 +5,14 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from pydantic import ValidationError
-from shaped import changed, finished
 
 from study.core.files import sentence
 from study.records import runs
 from study.records.schema import OLD_ENDINGS, SCHEMA, Record
 from study.records.sections import Cell
+from tests.conftest import ROOT
+from tests.shaped import changed, finished
 
 # What older records hold and no reader reads: it can be computed, or nobody asked.
 IGNORED = re.compile(

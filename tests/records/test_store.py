@@ -6,12 +6,12 @@ import os
 import subprocess
 
 import pytest
-import shaped
 
 from study.core.errors import Stop
 from study.records import store
 from study.records.schema import Record
 from study.records.sections import Cell
+from tests import shaped
 
 FULL = Stop("no room left", "give a larger disk", "oom", "rank 1")
 

@@ -3,8 +3,6 @@
 import re
 
 import pytest
-from shaped import changed, failed, finished, put
-from test_cli import in_this_process
 
 from study.core.arms import NAMES, ROOT
 from study.core.text import nats
@@ -12,6 +10,8 @@ from study.records import runs as records
 from study.report import answers
 from study.report.topics import memory
 from study.report.topics.arms import by_task
+from tests.cli.test_cli import in_this_process
+from tests.shaped import changed, failed, finished, put
 
 KEPT = ROOT / "reports" / "cpu-2core" / "runs"
 STAGES = ("zero1", "zero2", "zero3")

@@ -13,8 +13,6 @@ from pathlib import Path
 import matplotlib.image
 import numpy
 import pytest
-from conftest import ROOT
-from test_cli import in_this_process
 
 from study.cli import predictions
 from study.conform.faults import table
@@ -32,6 +30,8 @@ from study.report import calculator
 from study.report import site as report
 from study.report.topics import memory
 from study.watch import lists
+from tests.cli.test_cli import in_this_process
+from tests.conftest import ROOT
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")

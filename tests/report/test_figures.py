@@ -3,14 +3,14 @@
 import matplotlib
 import numpy as np
 import pytest
-from conftest import ROOT
-from shaped import finished, put
 
 from study.core.text import size
 from study.records import runs
 from study.report import style
 from study.report.tables import parts
 from study.report.topics import documents, losses, memory, traffic
+from tests.conftest import ROOT
+from tests.shaped import finished, put
 
 KEPT = ROOT / "reports" / "cpu-2core" / "runs"
 

@@ -9,8 +9,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, at_home, launch
-from test_cli import in_this_process
 
 from study.core.errors import Stop
 from study.records import runs as records
@@ -20,6 +18,8 @@ from study.report import site as report
 from study.report.notebook import Book
 from study.sweeps import launches
 from study.sweeps.launches import options
+from tests.cli.test_cli import in_this_process
+from tests.conftest import ROOT, at_home, launch
 
 NOTEBOOKS = {path.stem: json.loads(path.read_text())["cells"] for path in (ROOT / "notebooks").glob("*.ipynb")}
 

@@ -4,10 +4,6 @@ import re
 
 import pandas as pd
 import pytest
-from conftest import ROOT
-from test_figures import assert_drawn
-from test_report import quick  # noqa: F401
-from trainings import training_of
 
 from study.core.text import size
 from study.predict.front import estimate, named
@@ -15,6 +11,10 @@ from study.records import metrics, runs
 from study.report import site
 from study.report.topics import documents, on_gpu
 from study.report.topics.arms import by_task
+from tests.conftest import ROOT
+from tests.predict.trainings import training_of
+from tests.report.test_figures import assert_drawn
+from tests.report.test_report import quick  # noqa: F401
 
 TEMPLATES = ROOT / "study" / "report" / "templates"
 OVER = on_gpu.OVER
@@ -153,7 +153,7 @@ def test_each_run_is_a_dot_and_each_arm_a_bar(table):
 
 def test_a_page_whose_source_is_absent_is_not_linked(quick, tmp_path, monkeypatch):  # noqa: F811
     """As in a wheel."""
-    from shaped import finished, put
+    from tests.shaped import finished, put
 
     pages = [*site.FROM_A_CHECKOUT]
     monkeypatch.setattr(site, "FROM_A_CHECKOUT", dict.fromkeys(pages, tmp_path / "nowhere"))

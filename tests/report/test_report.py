@@ -15,8 +15,6 @@ from urllib.parse import unquote
 import nbformat
 import pandas as pd
 import pytest
-from conftest import ROOT
-from shaped import failed, finished, put
 
 from study.core.errors import Stop
 from study.ledger import texts as ledger
@@ -26,6 +24,8 @@ from study.report import answers
 from study.report import site as report
 from study.report.notebook import Book
 from study.report.tables import as_html, cell, heading, no_formula
+from tests.conftest import ROOT
+from tests.shaped import failed, finished, put
 
 BROKEN = {
     "broken-schema": "got 99",

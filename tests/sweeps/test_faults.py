@@ -4,15 +4,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
-from shaped import record as shaped
-from test_sweep import LATE, swept, turns, working_on
 
 from study.core.errors import Stop
 from study.records import store
 from study.records.schema import Record
 from study.records.sections import Requested
 from study.sweeps import launches, outcomes, protocol
+from tests.conftest import ROOT
+from tests.shaped import record as shaped
+from tests.sweeps.test_sweep import LATE, swept, turns, working_on
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ import itertools
 import re
 
 import pytest
-from test_sweep import turns
 
 from study.core.errors import Stop
 from study.sweeps.protocol import PART_NAME
 from study.sweeps.sweep import search
+from tests.sweeps.test_sweep import turns
 
 RUNGS = [4, 8, 16, 32, 64, 128, 2000]
 

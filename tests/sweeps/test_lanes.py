@@ -10,14 +10,14 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
-from test_sweep import PART, Listener, impatient, launching, statuses, swept, turns  # noqa: F401
 
 from study.core import machine
 from study.core.errors import Stop
 from study.records import store
 from study.sweeps import sweep
 from study.sweeps.sweep import expected_s
+from tests.conftest import ROOT
+from tests.sweeps.test_sweep import PART, Listener, impatient, launching, statuses, swept, turns  # noqa: F401
 
 TAKES = f"import os, sys; sys.path.insert(0, {str(ROOT)!r}); from study.core import machine"
 TAKES += "; machine.take_device(os.environ[machine.DEVICE_LOCK])"

@@ -1,15 +1,15 @@
 """Bytes inside a node and between nodes, computed by hand and read from records."""
 
 import pytest
-from conftest import ROOT
-from trainings import training_of
-from wire import wire_bytes_per_rank
 
 from study.core import gpus
 from study.predict.architecture import named
 from study.predict.estimate import estimate
 from study.records import store
 from study.report.of_record import predicted
+from tests.conftest import ROOT
+from tests.predict.trainings import training_of
+from tests.wire import wire_bytes_per_rank
 
 
 @pytest.mark.parametrize(("ranks", "between"), [((0, 1, 2, 3), 100), ((0, 2), 100), ((0, 1), None)])

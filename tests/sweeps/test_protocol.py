@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from conftest import DECODERS_ALONE, ROOT
 
 from study.core.arms import NAMES
 from study.core.errors import Stop
 from study.core.settings import Flags
 from study.sweeps import protocol
+from tests.conftest import DECODERS_ALONE, ROOT
 
 HEAD = 'about = "a"\ndocument = "none"\nreplicates = "nothing"\n'
 GRID = '[[part]]\nname = "p"\narm = ["ddp", "zero2"]\nseed = [1, 2, 3]\nsteps = 9\n[part.tiny]\nmicro_batch = 2\n'

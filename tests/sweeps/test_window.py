@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from shaped import record as shaped
-from test_sweep import Listener, impatient, launching, statuses, swept, turns  # noqa: F401
 
 from study.core import machine
 from study.records import store
 from study.sweeps.protocol import Cell
 from study.sweeps.sweep import BEFORE_THE_RECORD_S, GROWTH, expected_s
+from tests.shaped import record as shaped
+from tests.sweeps.test_sweep import Listener, impatient, launching, statuses, swept, turns  # noqa: F401
 
 
 def tried(runs: Path, turn: Cell, seconds: int, status: str = "done") -> None:

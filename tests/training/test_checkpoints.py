@@ -7,7 +7,6 @@ import types
 from pathlib import Path
 
 import pytest
-from conftest import DECODERS_ALONE, RANKS, Launched, launch, traceback_of_ours
 from safetensors.torch import load_file
 
 from study.core import optimizers
@@ -17,6 +16,7 @@ from study.core.settings import Flags
 from study.records import metrics, store
 from study.training import checkpoints
 from study.training.run import History
+from tests.conftest import DECODERS_ALONE, RANKS, Launched, launch, traceback_of_ours
 
 # Two passes in a step, two steps in an epoch: the checkpoint of step 6 stands within one.
 FLAGS = "--steps 9 --warmup-steps 2 --sequence 32 --micro-batch 4 --accumulation 2 --train-rows 48 --eval-rows 16"

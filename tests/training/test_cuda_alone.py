@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
-from conftest import ROOT, launch
 
 from study.core.arms import all_paths
+from tests.conftest import ROOT, launch
 
 SHORT = ("--steps", "2", "--warmup-steps", "1", "--sequence", "16", "--eval-rows", "8")
 WITHOUT_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")

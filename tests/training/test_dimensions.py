@@ -1,12 +1,12 @@
 """Ranks that read the same rows: of a sequence (Ulysses), or of each layer (AutoTP), each has a part."""
 
 import pytest
-from conftest import launch, traceback_of_ours
-from test_virtual import ROWS, SHARING, SHORT
-from wire import wire_bytes_per_rank
 
 from study.records.schema import Record
 from study.report.of_record import predicted
+from tests.conftest import launch, traceback_of_ours
+from tests.training.test_virtual import ROWS, SHARING, SHORT
+from tests.wire import wire_bytes_per_rank
 
 TRUTH = {  # stage, ranks that share a sequence, ranks that divide layers
     "zero3_ulysses": (3, 2, None),

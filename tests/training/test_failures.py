@@ -2,10 +2,10 @@
 
 import pytest
 import yaml
-from conftest import launch, left_running, traceback_of_ours
 
 from study.core.machine import SWAP_PREFIX
 from study.records.schema import Record
+from tests.conftest import launch, left_running, traceback_of_ours
 
 SHORT = ("--steps", "6", "--train-rows", "96", "--eval-rows", "16", "--no-instruments")
 

@@ -7,7 +7,6 @@ import time
 
 import pytest
 import torch
-from conftest import DECODERS_ALONE, launch, traceback_of_ours
 
 from study.core import doctor
 from study.core.arms import NAMES, all_paths, load_arm, read
@@ -15,6 +14,7 @@ from study.core.settings import Flags, resolve
 from study.measure.clock import Clock
 from study.training import models, tasks
 from study.training.data import load_data
+from tests.conftest import DECODERS_ALONE, launch, traceback_of_ours
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 

@@ -1,15 +1,15 @@
 """The launcher itself: a forked launch, which the other tests use, is the same training as a real one."""
 
-import conftest
 import pytest
 import torch
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.state import PartialState
 from accelerate.utils.launch import prepare_multi_gpu_env
-from conftest import STEPS, TRAINED, launch, left_running
-from test_gpu import backend_on_a_gpu
 
 from study.core.arms import FOLDER
+from tests import conftest
+from tests.conftest import STEPS, TRAINED, launch, left_running
+from tests.training.test_gpu import backend_on_a_gpu
 
 
 def test_a_forked_launch_trains_what_a_real_one_does(trained, tmp_path, cache):

@@ -2,7 +2,7 @@
 
 import json
 
-from conftest import ranks_of
+from tests.conftest import ranks_of
 
 # A gradient of 100 is above what fp16 holds until the scale has been halved seven times: 13 of 20 steps are left.
 OVERFLOWING = """

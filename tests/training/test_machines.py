@@ -5,12 +5,12 @@ import subprocess
 import types
 
 import pytest
-from conftest import ROOT
 
 from study.core.errors import Stop
 from study.core.machine import free_port
 from study.records import store
 from study.training import setup
+from tests.conftest import ROOT
 
 # In place of Slurm's: two nodes, which are this machine, run the same command, and each knows its number.
 SRUN = """#!/bin/bash

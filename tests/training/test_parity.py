@@ -7,11 +7,11 @@ arms and three of FSDP2) is marked slow: `make parity`.
 import sys
 
 import pytest
-import test_train
-from conftest import RANKS, STEPS, TRAINED
-from test_train import FSDP, ZERO, components
 
 from study.records.schema import Record
+from tests.conftest import RANKS, STEPS, TRAINED
+from tests.training import test_train
+from tests.training.test_train import FSDP, ZERO, components
 
 of = test_train.of  # a fixture
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-3}

@@ -11,7 +11,6 @@ import types
 import psutil
 import pytest
 import torch
-from conftest import ranks_of
 
 from study.core.errors import Stop
 from study.measure import hardware
@@ -19,6 +18,7 @@ from study.records import store
 from study.training import ending, main
 from study.training.ending import fail, reason
 from study.training.launch import Launch, find_launch
+from tests.conftest import ranks_of
 
 
 def test_the_two_that_stay_find_each_other(tmp_path):

@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from conftest import ranks_of
+
+from tests.conftest import ranks_of
 
 # What reentrant recomputation does with frozen embeddings whose output requires no gradient: if only adapters train,
 # and if the head trains, too. All other combinations have the losses of a training without recomputation.

@@ -4,8 +4,6 @@ import time
 import types
 
 import pytest
-from conftest import ranks_of
-from shaped import finished as shaped
 
 from study.core.settings import Flags
 from study.measure.clock import Clock
@@ -13,6 +11,8 @@ from study.records import metrics, store
 from study.records.schema import Record
 from study.training import ending, finish
 from study.training.run import OpenRun
+from tests.conftest import ranks_of
+from tests.shaped import finished as shaped
 
 RANK = '''
 """One of two ranks whose training is over. The second fails in its instruments, in the way that the test names."""

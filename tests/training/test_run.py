@@ -4,12 +4,12 @@ import itertools
 import types
 
 import pytest
-from conftest import ranks_of
 
 from study.core.settings import Flags
 from study.records import store
 from study.records.sections import Loss
 from study.training.run import windows
+from tests.conftest import ranks_of
 
 # One of two ranks: the second finds a fault, and is slow to write it down while the first keeps what is known.
 RANK = """

@@ -3,8 +3,9 @@
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_parity import CAST
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from tests.training.test_parity import CAST
 
 FLAGS = ("--task", "wikitext", "--steps", "8", "--train-rows", "200", "--eval-rows", "8", "--sequence", "32")
 FLAGS = (*FLAGS, "--no-instruments", "--save")

@@ -1,10 +1,10 @@
 """DeepSpeed's optimizer of 16-bit weights without sharding: what its step makes, in theory."""
 
 import pytest
-from trainings import training_of
 
 from study.predict.architecture import named
 from study.predict.engines import engine_of
+from tests.predict.trainings import training_of
 
 
 @pytest.mark.parametrize(("zero", "times"), [({"stage": 0}, 2), (None, 1)])

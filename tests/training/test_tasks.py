@@ -10,7 +10,6 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, python
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -19,6 +18,7 @@ from study.core.settings import Flags, Settings, resolve
 from study.core.shapes import VOCABULARY
 from study.training import models, tasks
 from study.training.data import load_data, load_file
+from tests.conftest import ROOT, python
 
 
 @pytest.fixture(autouse=True)

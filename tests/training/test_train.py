@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import DECODERS_ALONE, RANKS, SEQUENCE, STEPS, TRAINED, left_running
-from wire import wire_bytes_per_rank
 
 from study.core import gpus
 from study.core.arms import NAMES, all_paths, read
@@ -13,6 +11,8 @@ from study.core.settings import Flags
 from study.measure import readback
 from study.records.schema import Record
 from study.report.of_record import predicted
+from tests.conftest import DECODERS_ALONE, RANKS, SEQUENCE, STEPS, TRAINED, left_running
+from tests.wire import wire_bytes_per_rank
 
 # What each arm must turn out to be, written there by hand and not read from its file:
 # distributed type, stage, where the optimizer states live, where the weights live, the optimizer's class.

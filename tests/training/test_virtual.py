@@ -3,13 +3,13 @@
 import json
 
 import pytest
-from conftest import DECODERS_ALONE, ROOT, TRAINED, launch, ranks_of
 
 from study.core.arms import NAMES, all_paths, check_virtual, read
 from study.core.errors import Stop
 from study.records import metrics
 from study.records.schema import Record
 from study.report.of_record import predicted
+from tests.conftest import DECODERS_ALONE, ROOT, TRAINED, launch, ranks_of
 
 FLAGS = ("--steps", "3", "--warmup-steps", "1", "--eval-rows", "8")
 SHORT = ("--task", "wikitext", "--model", "llama-micro", "--sequence", "32", "--steps", "8", "--eval-rows", "8")

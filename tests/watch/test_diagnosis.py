@@ -3,8 +3,6 @@
 import tomllib
 
 import pytest
-from conftest import forked
-from shaped import changed, finished, put
 
 from study.cli import diagnosis as command
 from study.core.arms import ROOT
@@ -12,6 +10,8 @@ from study.records import store
 from study.records.schema import Record
 from study.watch.diagnosis import diagnose, judge
 from study.watch.findings import Finding, ordered, texts
+from tests.conftest import forked
+from tests.shaped import changed, finished, put
 
 RUNS = ROOT / "reports/cpu-2core/runs"
 TABLES = tomllib.loads((ROOT / "tests" / "watch" / "planted_records.toml").read_text())

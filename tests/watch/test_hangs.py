@@ -11,7 +11,6 @@ import time
 import tomllib
 
 import pytest
-from conftest import ROOT, ranks_of
 from torch._C import _distributed_c10d
 
 from study.cli import diagnosis as command
@@ -21,6 +20,7 @@ from study.records.collectives import Collective, RankLog
 from study.training.launch import ranks_that_died
 from study.watch.findings import texts
 from study.watch.hangs import causes, dumps, hangs, state
+from tests.conftest import ROOT, ranks_of
 
 # PyTorch is imported once; the ranks are forked.
 RANKS = """

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from conftest import ranks_of
 
 from study.cli import diagnosis as command
 from study.records.schema import Record
 from study.records.sections import RankMemory
 from study.watch import results, trends
+from tests.conftest import ranks_of
 
 # Rank 1 is slow in its forward pass, rank 0 waits for its data, tensors are kept since step 40, the time between steps
 # grows, and the loss of step 70 is far off.

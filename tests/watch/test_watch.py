@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from conftest import ROOT, forked
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from study.core.errors import Stop
@@ -18,6 +17,7 @@ from study.records import store
 from study.watch import WatchCallback, watch
 from study.watch.diagnosis import diagnose
 from study.watch.sources import intended_settings
+from tests.conftest import ROOT, forked
 
 LOOKED_AT = [6, 7, 8]
 SLOW = pytest.mark.slow
