@@ -57,7 +57,7 @@ class Allocator:
 
     def __init__(self, capacity_bytes: float = inf):
         self.capacity_bytes = capacity_bytes
-        self.allocated = self.reserved = self.peak_reserved = 0
+        self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
         self._segments: list[int] = []  # bytes of each
         self._free: list[Block] = []  # sorted
         # By segment and place of each end. Free neighbours are joined at once, so no two of them share an end.
@@ -77,6 +77,7 @@ class Allocator:
             self._in(Block(small, left, block.segment, block.place + size))
             block = block._replace(size=size)
         self.allocated += block.size
+        self.peak_allocated = max(self.peak_allocated, self.allocated)
         return block
 
     def give(self, block: Block) -> None:

@@ -90,7 +90,7 @@ def test_what_was_run_keeps_its_cells_name(name):
 
 
 # Protocols of our own questions: there is no published setting to replicate.
-UNPUBLISHED = ("smoke", "scoreboard", "optimizers", "at_scale", "predictions", "cuda_only", "windows")
+UNPUBLISHED = ("smoke", "scoreboard", "optimizers", "at_scale", "predictions", "cuda_only", "windows", "lora")
 
 
 @pytest.mark.parametrize("name", protocol.names())
