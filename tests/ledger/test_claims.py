@@ -102,7 +102,7 @@ def test_releases_of_faults_are_those_that_were_tried():
         assert here[fault.package] in said, "the release that gave the kept answer"
         for number in re.findall(r"in (\d+) releases", f"{fault.found} {fault.because}"):
             library = "deepspeed" if "DeepSpeed" in fault.because else fault.package
-            assert int(number) == len(tried[library]), fault.id
+            assert int(number) == len(tried[library] - {"0.19.7"}), "of which ZenFlow alone was asked"
 
 
 def test_the_number_of_runs_is_the_claims_wherever_it_is_repeated():
