@@ -30,7 +30,7 @@ from study.predict.engines import engine_of
 from study.predict.outside.predicting import reading_of
 from study.predict.outside.published import rows, set_number
 from study.predict.pace import FILE, Pace, class_of, constants, pace
-from study.predict.step_time import Hardware, limits, step_time
+from study.predict.step_time import Hardware, kind_of_interval, step_time
 from study.predict.training import Training
 from study.records.metrics import steps_per_s
 from study.records.runs import load
@@ -184,7 +184,7 @@ class Fit:
             for each in self.members:
                 if each.source == source:
                     step = step_time(each.training, each.machine, of)
-                    found.append((each, float(numpy.log(step.seconds / each.seconds)), limits(step.limit)))
+                    found.append((each, float(numpy.log(step.seconds / each.seconds)), kind_of_interval(step.limit)))
         return found
 
     def spread(self) -> numpy.ndarray:

@@ -95,7 +95,7 @@ class Offload(Section):
     device: Device = "none"
 
 
-# The defaults of these four are DeepSpeed's: see library_defaults.json.
+# The defaults of its keys are DeepSpeed's: see library_defaults.json.
 class Zero(Section):
     stage: Literal[0, 1, 2, 3] = 0
     zero_hpz_partition_size: NonNegativeInt = 1  # no second copy

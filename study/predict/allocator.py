@@ -209,7 +209,7 @@ def blocks_of(engine: Engine) -> Blocks:
     if not engine.placement.deepspeed:
         return _of_tensors(engine, [*states.values()], engine.tensors)
     # The states of stages 0 and 3 are flat vectors.
-    times = [*engine.moments(engine.training.profile)]
+    times = [*engine.instants(engine.training.profile)]
     in_pass = max((now for when, now in times if when == "backward"), key=lambda held: sum(held.values()))
     update_bytes = max((max(now.values()) for when, now in times if when == "update"), default=0)
     held = [int(in_pass.get(name, 0)) for name in ("gradients", "buckets", "gathered_weights")]

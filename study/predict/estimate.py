@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from study.predict.engines import engine_of
-from study.predict.engines.base import Engine, Moment
+from study.predict.engines.base import Engine, Instant
 from study.predict.exchanges import exchanged_layers, exchanged_rows
 from study.predict.trace.tape import Profile
 from study.predict.trace.transformer import Transformer
@@ -33,9 +33,9 @@ class Estimate:
 def estimate(training: Training) -> Estimate:
     """The prediction for a training. It is cached, so callers must not change it."""
     engine = engine_of(training)
-    states, moments, host_bytes = memory(engine, training.profile)
+    states, instants, host_bytes = memory(engine, training.profile)
     states["other"] = training.traced.inputs_bytes + (0 if training.placement.on_gpu else training.data_bytes)
-    peak_when, most = max(moments, key=lambda moment: sum(map(int, moment[1].values())))
+    peak_when, most = max(instants, key=lambda instant: sum(map(int, instant[1].values())))
     at_peak = _summed(states, most)
     return Estimate(
         parameters=training.model.parameters,
@@ -49,15 +49,15 @@ def estimate(training: Training) -> Estimate:
     )
 
 
-def memory(engine: Engine, profile: Profile) -> tuple[dict[str, int], list[Moment], int]:
+def memory(engine: Engine, profile: Profile) -> tuple[dict[str, int], list[Instant], int]:
     """What a rank holds all the time, without inputs and data; what at each moment; and its bytes on the host."""
     training = engine.training
     states = {"constants": training.model.look.buffers_bytes} | engine.standing
-    moments = [*engine.moments(profile)]
+    instants = [*engine.instants(profile)]
     if not (training.placement.on_gpu and engine.on_host):  # without a GPU, what is offloaded is in the same memory
-        return states, moments, 0
+        return states, instants, 0
     host_bytes = sum(states.pop(role, 0) for role in engine.on_host)
-    return states, moments, host_bytes + engine.beside_on_host_bytes
+    return states, instants, host_bytes + engine.beside_on_host_bytes
 
 
 def _summed(states: dict[str, int], now: dict) -> dict[str, int]:

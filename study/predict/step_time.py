@@ -132,13 +132,13 @@ def step_time(training: Training, machine: Hardware, of: Pace | None = None) -> 
     """The time of an optimizer step on a machine, with its interval. `of`: other constants than the fitted ones."""
     of = of or pace()
     engine = engine_of(training)
-    linking_s = links_s(engine, machine, of)
+    by_phase_s = links_s(engine, machine, of)
     phases = []
     computing_s: defaultdict[str, float] = defaultdict(float)
     for phase in PHASES:
         pass_s = gpu_s(engine, machine, phase, of)
-        for limit, seconds in pass_s.items():
-            computing_s[limit] += engine.passes * seconds
+        for part, seconds in pass_s.items():
+            computing_s[part] += engine.passes * seconds
         on_gpu_s = engine.passes * sum(pass_s.values())
         on_host_s = engine.passes * host_s(engine, machine, phase, of)
         if phase == "backward":  # the host goes on to the update while the GPU is still busy
@@ -146,27 +146,28 @@ def step_time(training: Training, machine: Hardware, of: Pace | None = None) -> 
         # The slower of GPU and host, or a little more. Sending is added: none was fitted to overlap.
         # With this exponent two equal times make 1.19 times one of them. If one is half as long as the other, both
         # together are 1.015 times the longer one.
-        seconds = (on_gpu_s**4 + on_host_s**4) ** 0.25 + linking_s[phase]
-        phases.append(Phase(phase, on_gpu_s, on_host_s, linking_s[phase], seconds))
+        seconds = (on_gpu_s**4 + on_host_s**4) ** 0.25 + by_phase_s[phase]
+        phases.append(Phase(phase, on_gpu_s, on_host_s, by_phase_s[phase], seconds))
     # --- the update, in which the GPU does nothing else
     updating_s = update_s(engine, machine, of)
-    link_s = linking_s["update"]
+    link_s = by_phase_s["update"]
     phases.append(Phase("update", updating_s.get("update", 0.0), 0.0, link_s, max(updating_s.values()) + link_s))
     # --- what limits the step, and how sure that is
     seconds = sum(phase.seconds for phase in phases)
+    # "launching" has Python as well: under stage 3 most of it is what DeepSpeed does for each tensor.
     others = {"launching": sum(phase.host_s for phase in phases), "link": sum(phase.link_s for phase in phases)}
     others |= updating_s
     parts = {name: part_s for name, part_s in (computing_s | others).items() if part_s}
     busy_s = others | {"compute": sum(computing_s.values())}
     limit = max(busy_s, key=busy_s.__getitem__)
-    factor = of.interval[limits(limit)]
-    if limits(limit) == "gpu":
+    factor = of.interval[kind_of_interval(limit)]
+    if kind_of_interval(limit) == "gpu":
         factor *= of.width[class_of("products", machine.gpu)]
     peak_s = _peak_s(training, machine)
     return StepTime(seconds, max(peak_s, seconds / factor), seconds * factor, peak_s, parts, limit, tuple(phases))
 
 
-def limits(limit: str) -> str:
+def kind_of_interval(limit: str) -> str:
     """The kind of interval: gpu, host or links."""
     if limit in ("compute", "update"):
         return "gpu"

@@ -208,9 +208,8 @@ class Loop:
         elif self.record.observed.autocast == "fp16":
             return  # a GradScaler scales the loss, with an unknown scale
         if torch.is_tensor(loss) and loss.numel() == 1:
-            if (
-                self.record.watched.loss_parts is None
-            ):  # in the first pass: the mode of a look cannot read a Python number
+            # In the first pass: the mode of a look cannot read a Python number.
+            if self.record.watched.loss_parts is None:
                 self.record.watched.loss_parts = parts
                 self.record.watched.loss_divisor = _divisor(loss)
             self.step.losses.append(loss.detach() / parts)

@@ -79,7 +79,7 @@ def test_what_adapters_hold_is_predicted(monkeypatch, family, targets, training,
         monkeypatch.setattr(tracing, "AsOnCuda", lambda _: contextlib.nullcontext())
     ours = training_of(predicted, micro_batch=ROWS, sequence=SEQUENCE, **values)
     seen = ours.profile
-    most = max(sum(now.values()) for when, now in engine_of(ours).moments(seen) if when == "backward")
+    most = max(sum(now.values()) for when, now in engine_of(ours).instants(seen) if when == "backward")
     assert seen.kept == pytest.approx(kept, rel=0.001)
     assert most == pytest.approx(peak, rel=0.001)
 

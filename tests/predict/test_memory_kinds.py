@@ -57,7 +57,7 @@ def test_blocks_are_split_joined_and_given_back():
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_replay_allocates_what_is_predicted(checkpointing):
-    """A second way to the same peak: tensor by tensor in their order, compared with the moments of theory."""
+    """A second way to the same peak: tensor by tensor in their order, compared with the instants of theory."""
     ours = training(precision="bf16_pure", checkpointing=checkpointing, optimizer="foreach", micro_batch=8)
     engine, allocator = engine_of(ours), Allocator()
     replay(engine, blocks_of(engine), allocator)
@@ -80,8 +80,8 @@ def test_gradients_lie_in_ddps_buckets_or_beside_them(how, begins, ends):
     """Copies of all gradients when the backward pass begins, and in the update. PyTorch 1 kept zeros between steps."""
     ours = training(**how)
     whole = 4 * ours.model.parameters
-    _, moments, _ = memory(engine_of(ours), ours.profile)
-    (_, first), *_, (_, last) = moments
+    _, instants, _ = memory(engine_of(ours), ours.profile)
+    (_, first), *_, (_, last) = instants
     assert (first.get("gradients", 0), last["gradients"]) == (begins * whole, ends * whole)
 
 

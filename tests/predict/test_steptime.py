@@ -12,7 +12,7 @@ from study.predict.estimate import estimate, operations
 from study.predict.outside.loops import OthersTraining
 from study.predict.pace import Pace, constants, pace, peak_flops_per_s
 from study.predict.placement import Fsdp
-from study.predict.step_time import Hardware, Links, limits, step_time, update_bytes, work
+from study.predict.step_time import Hardware, Links, kind_of_interval, step_time, update_bytes, work
 from study.predict.trace.tape import Product
 from study.predict.training import QUANTIZED_BYTES
 from tests.predict.trainings import placed, training_of
@@ -169,7 +169,10 @@ def test_the_interval_is_that_of_what_limits_and_a_guess_is_wider():
         ("links", training("zero2", micro_batch=1, ranks=64), replace(SLOW, gpus_per_node=1)),
     ):
         step = step_time(each, machine)
-        assert (limits(step.limit), step.high_s / step.seconds) == (kind, pytest.approx(pace().interval[kind])), kind
+        assert (kind_of_interval(step.limit), step.high_s / step.seconds) == (
+            kind,
+            pytest.approx(pace().interval[kind]),
+        ), kind
     guess = step_time(training("zero1", **large), Hardware(gpu="B200"))
     assert guess.high_s / guess.seconds == pytest.approx(1.3 * pace().interval["gpu"])
 

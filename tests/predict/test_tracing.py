@@ -48,7 +48,7 @@ def assert_as_real(monkeypatch, ours: OthersTraining) -> None:
     seen = ours.profile
     assert seen.kept == pytest.approx(kept, rel=0, abs=32)
     engine = engine_of(placed(ours, deepspeed=None))
-    held = [sum(now.values()) for when, now in engine.moments(seen) if when == "backward"]
+    held = [sum(now.values()) for when, now in engine.instants(seen) if when == "backward"]
     assert max(held) == pytest.approx(peak, rel=0.001)
     assert peak > kept > 0
 

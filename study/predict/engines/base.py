@@ -8,7 +8,7 @@ from study.predict.trace.tape import Profile, Tensor
 from study.predict.training import Training
 
 # The name of a phase of the step, and what is held then besides the states.
-Moment = tuple[str, dict[str, float]]
+Instant = tuple[str, dict[str, float]]
 
 
 def elements_of(tensors: Iterable[Tensor]) -> int:
@@ -90,8 +90,8 @@ class Engine:
         """What stays until the next step, besides what is standing."""
         return {}
 
-    def moments(self, profile: Profile) -> Iterator[Moment]:
-        """Yield the moments of a step's last pass and of its update, each with what is held besides the states.
+    def instants(self, profile: Profile) -> Iterator[Instant]:
+        """Yield the instants of a step's last pass and of its update, each with what is held besides the states.
 
         Moments of the forward pass are called "backward", too.
         """

@@ -27,7 +27,7 @@ class Visit(NamedTuple):
     before: Whole  # while the module before it runs
     waiting: Whole  # when it has waited for its weights
     running: Whole
-    released: int  # elements that have been released until then, even if they are whole again
+    released_elements: int  # elements that have been released until then, even if they are whole again
 
 
 class Fetches(NamedTuple):
@@ -37,7 +37,7 @@ class Fetches(NamedTuple):
     turn: Visit  # of the last module of the forward pass
     backward: dict[str, Visit]
     fetched: int  # gathered in both passes, without those that always stay whole
-    released: frozenset[str]  # the tensors that the forward pass has released
+    released_names: frozenset[str]  # the tensors that the forward pass has released
 
 
 class Limits(NamedTuple):

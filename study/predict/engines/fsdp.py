@@ -220,32 +220,32 @@ class Passes:
                     gradients[0] = gradients[0]._replace(most=usage)
                 self.alive.add(unit)
                 if engine.fsdp.by_accelerate:  # copied out of the buffer that it was gathered into
-                    yield self.moment(usage, 0, unit.buffer)
+                    yield self.instant(usage, 0, unit.buffer)
             for tensor, most, usage in gradients:
                 size = tensor.elements * engine.weight_bytes
                 if begins and unit.stays:
-                    yield self.moment(most, size, 0)
+                    yield self.instant(most, size, 0)
                     most = profile.at_first_gradient  # the unit before is gathered when the loss has its gradient
-                yield self.moment(most, size, unit.ahead)
+                yield self.instant(most, size, unit.ahead)
                 begins = False
                 if not engine.keeps_whole_gradients:  # else it is added to that of earlier passes
                     self.gradients[unit] += size
                     size = 0
-                yield self.moment(usage, size, unit.ahead)
+                yield self.instant(usage, size, unit.ahead)
             if not unit.is_late:
                 yield from self.reduced(unit, usage)
         for unit in engine.late:
             yield from self.reduced(unit, usage)
 
     def reduced(self, unit: Unit, usage: Held) -> Iterator[dict]:
-        """The moments when a unit is done: its gradients move into a buffer, from which they are reduced."""
+        """The instants when a unit is done: its gradients move into a buffer, from which they are reduced."""
         engine = self.engine
         self.alive.discard(unit)
         if unit.is_late and not engine.fsdp.by_accelerate:
             self.alive.clear()
         self.reducing = 0
         # All gradients of a unit are copied into the buffer before the first of them is freed (foreach_reduce).
-        yield self.moment(usage, unit.gradient, unit.ahead)
+        yield self.instant(usage, unit.gradient, unit.ahead)
         # The reduce-scatter runs in a stream of its own, so a reference keeps the buffer. One may be kept by default;
         # the next reduction waits and drops it (post_backward, reduce_scatter_max_input_buffers).
         self.reducing = unit.gradient
@@ -256,11 +256,11 @@ class Passes:
             arrived += unit.part * engine.reduced_bytes
         if engine.fsdp.by_accelerate and unit.trained:  # the last, kept by a loop's variable (foreach_reduce)
             arrived += unit.trained[-1].elements * engine.weight_bytes
-        yield self.moment(usage, arrived, unit.ahead)
+        yield self.instant(usage, arrived, unit.ahead)
         if engine.passes == 1 or engine.keeps_whole_gradients:
             self.parts += part
 
-    def moment(self, usage: Held, extra: int, ahead: int) -> dict:
+    def instant(self, usage: Held, extra: int, ahead: int) -> dict:
         weights = sum(unit.whole for unit in self.alive) + ahead
         gradients = self.gradients.total()
         if self.engine.updates_here:  # else a rank's parts are on the host

@@ -77,7 +77,7 @@ class Stages1And2(Zero):
         return reduced | {"all_gather": self.part * self.ranks * self.weight_bytes}
 
     def in_pass(self, profile: Profile) -> Iterator[dict]:
-        return Buckets(self).moments(profile)
+        return Buckets(self).instants(profile)
 
     def in_update(self) -> Iterator[dict]:
         part, whole = self.part, self.owned_whole_bytes
@@ -123,26 +123,26 @@ class Buckets(Bucket):
         together = 2 if engine.zero["overlap_comm"] else 1  # one fills while the other is reduced
         self.buckets = together * engine.bucket_elements * engine.reduced_bytes
 
-    def moments(self, profile: Profile) -> Iterator[dict]:
+    def instants(self, profile: Profile) -> Iterator[dict]:
         buckets = self.buckets if self.waiting else 0  # of earlier passes; else they come with the first gradient
         # _release_ipg_buffers drops the buckets after a reduction: in stage 1 after the last pass only.
-        yield self.moment(profile.most, 0) | {"buckets": buckets}
+        yield self.instant(profile.most, 0) | {"buckets": buckets}
         for tensor, most, complete in profile.gradients:
             size = tensor.elements * self.w
             if self.bucket:
-                yield self.moment(most, size)
+                yield self.instant(most, size)
             # The full bucket is reduced before the new gradient is copied. For this moment both are there, and what the
             # reduction makes.
             if self.is_full(tensor):
                 yield from self.reduce(complete, size)
-            yield self.moment(complete, size)
+            yield self.instant(complete, size)
             # Once its content is in the bucket, a gradient's own memory is free: its data is pointed at the bucket.
             self.waiting -= size
             self.take(tensor)
         for now in self.reduce(Held(0, 0), 0):  # autograd is done: records count what is allocated then as activations
             yield now | {"activations": now["temporaries"], "temporaries": 0}
 
-    def moment(self, activations: Held, extra: float) -> dict:
+    def instant(self, activations: Held, extra: float) -> dict:
         # If nothing waits, the count goes below 0, since each gradient is subtracted once.
         gradients = max(0, self.waiting) + self.kept + self.large * self.w
         return activations.beside({"buckets": self.buckets, "gradients": gradients}, extra)
@@ -154,15 +154,15 @@ class Buckets(Bucket):
         # average_tensor merges neighbouring slices of one owner, so a bucket of one owner is a single slice and is
         # reduced where it is. Slices of several owners are flattened into one message (allreduce_bucket).
         flattened = self.filled * self.w if len(owners) > 1 else 0
-        yield self.moment(complete, flattened + next_bytes)
+        yield self.instant(complete, flattened + next_bytes)
         # The largest alone counts: set_norm_for_param_grad_in_gpu converts one owned slice to fp64, and frees the copy.
         owned = max(engine.owned.get(tensor.name, 0) for tensor in self.bucket)
         if owned and engine.offloads:
-            yield self.moment(complete, next_bytes + NORM_BYTES * owned)
+            yield self.instant(complete, next_bytes + NORM_BYTES * owned)
         # The first owned gradient allocates the buffer for all of them (copy_grads_in_partition).
         elif owned and self.kept < self.most_kept:
             self.kept += engine.owned_whole_bytes
-            yield self.moment(complete, next_bytes)
+            yield self.instant(complete, next_bytes)
         # Stage 1 clears no gradient that others own. One that this rank owns has just been copied, so its first memory
         # is free in both stages (reduce_ipg_grads).
         if engine.stage == 2 or owned:

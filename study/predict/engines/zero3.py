@@ -148,7 +148,7 @@ class Stage3(Zero):
         return reduced | {"all_gather": gathered * self.weight_bytes}
 
     def in_pass(self, profile: Profile) -> Iterator[dict]:
-        return Scattering(self).moments(profile)
+        return Scattering(self).instants(profile)
 
     def in_update(self) -> Iterator[dict]:
         stay = self.second_copy(self.all_elements)  # all are released first (_partition_all_parameters)
@@ -174,18 +174,20 @@ class Scattering(Bucket):
         if engine.gathers and not engine.placement.has_own_linear:
             self.keep_views()
         turn = engine.fetches.turn
-        self.released = turn.released
+        self.released_elements = turn.released_elements
         # By default 1e9 elements may live, and weights that are used again within 1e9 elements are not released. So in
         # a smaller model all weights are whole at the turn, as in stage 2 (zero/config.py; stage3_max_live_parameters
         # and stage3_max_reuse_distance).
         self.all_stay = turn.running.weights == engine.all_elements and engine.refetched == 0
         self.gathers_again = engine.gathers and not self.all_stay
-        self.alive = self.flat = 0  # bytes of gathered weights, and of the buffers from which they were made
+        self.alive_bytes = self.flat_bytes = (
+            0  # bytes of gathered weights, and of the buffers from which they were made
+        )
 
     def keep_views(self) -> None:
         """Count the released weights, also frozen ones, that PyTorch's linear layers keep in the graph as views."""
         training = self.engine.training
-        released = self.engine.fetches.released
+        released = self.engine.fetches.released_names
         trained = ""
         # Frozen weights have no gradient of their own. The backward pass runs from the last tensor to the first, so the
         # next gradient after a frozen tensor is that of the trained tensor before it.
@@ -201,12 +203,12 @@ class Scattering(Bucket):
         if reads_out_by_embeddings(training.model) and training.tensors[0].name in released:
             self.in_graph[self.engine.tensors[-1].name] += training.tensors[0].elements * self.w
 
-    def moments(self, profile: Profile) -> Iterator[dict]:
+    def instants(self, profile: Profile) -> Iterator[dict]:
         if self.engine.ranks > 1:
             yield from self.forward(profile)
         self.hold(self.engine.fetches.turn.running)
-        self.flat = 0  # the buffers of the forward pass are gone
-        yield self.moment(profile.most, 0)
+        self.flat_bytes = 0  # the buffers of the forward pass are gone
+        yield self.instant(profile.most, 0)
         leaves = leaf_modules(self.engine.training.model)
         ends = {leaves.get(gradient.tensor.name): gradient.tensor for gradient in profile.gradients}
         delayed: list[Tensor] = []  # until the backward pass of a mixture of experts ends (reduce_leaf_module_grads)
@@ -214,7 +216,7 @@ class Scattering(Bucket):
             self.reach(tensor)
             delayed.append(tensor)
             whole = sum(each.elements for each in delayed)
-            yield self.moment(most, whole * self.w)
+            yield self.instant(most, whole * self.w)
             if tensor.name in leaves and tensor != ends[leaves[tensor.name]]:
                 continue
             for each in delayed:
@@ -226,23 +228,23 @@ class Scattering(Bucket):
         yield self.reduce(Held(0, 0), 0)
 
     def forward(self, profile: Profile) -> Iterator[dict]:
-        """The moments of the forward pass: when a module has waited for its weights, and while modules run."""
+        """The instants of the forward pass: when a module has waited for its weights, and while modules run."""
         last: Visit | None = None
         for name, kept in profile.at_use.items():
             visit = self.engine.fetches.forward[name]
             if name in profile.before_use:
                 self.hold(visit.running if visit is last else visit.before)
-                yield self.moment(profile.before_use[name], 0)
+                yield self.instant(profile.before_use[name], 0)
             if visit is not last:
                 self.hold(visit.waiting)
-                yield self.moment(Held(kept, 0), 0)
+                yield self.instant(Held(kept, 0), 0)
             last = visit
 
     def hold(self, whole: Whole) -> None:
         if self.engine.gathers:
-            self.alive = whole.weights * self.w
+            self.alive_bytes = whole.weights * self.w
         if self.engine.ranks > 1:
-            self.flat = whole.flat * self.w
+            self.flat_bytes = whole.flat * self.w
 
     def reach(self, tensor: Tensor) -> None:
         if self.gathers_again and tensor.name not in self.stay:
@@ -250,12 +252,12 @@ class Scattering(Bucket):
             # Either may be larger: waiting has the flat buffer beside the weights made from it, running what it
             # has fetched ahead.
             self.hold(max(visit.waiting, visit.running, key=sum))
-            self.released = visit.released
+            self.released_elements = visit.released_elements
 
-    def moment(self, activations: Held, extra: int) -> dict:
-        states = {"gathered_weights": self.alive, "gradients": self.large * self.w}
-        now = activations.beside(states, extra + self.flat + self.in_graph.total())
-        return now | self.engine.second_copy(self.released)
+    def instant(self, activations: Held, extra: int) -> dict:
+        states = {"gathered_weights": self.alive_bytes, "gradients": self.large * self.w}
+        now = activations.beside(states, extra + self.flat_bytes + self.in_graph.total())
+        return now | self.engine.second_copy(self.released_elements)
 
     def reduce(self, complete: Held, next_elements: int) -> dict:
         """Empty the bucket. `next_elements` are those of complete gradients that are not in it."""
@@ -274,7 +276,7 @@ class Scattering(Bucket):
         # are converted (__avg_scatter_grads).
         if self.large and engine.reduced_bytes != self.w:  # a large one is not in the bucket
             beside += size
-        now = self.moment(complete, beside + next_elements * self.w)
+        now = self.instant(complete, beside + next_elements * self.w)
         self.bucket = []
         self.filled = self.large = 0
         return now
@@ -284,5 +286,5 @@ class Scattering(Bucket):
         del self.in_graph[tensor.name]
         # The backward hook of the embeddings comes after the last reduce.
         if self.all_stay and tensor.name not in self.stay and tensor.block != "embeddings":
-            self.alive = max(self.alive - tensor.elements * self.w, self.engine.stay_bytes)
-            self.released += tensor.elements
+            self.alive_bytes = max(self.alive_bytes - tensor.elements * self.w, self.engine.stay_bytes)
+            self.released_elements += tensor.elements

@@ -13,7 +13,7 @@ from study.predict.estimate import estimate
 from study.predict.outside.loops import OthersTraining
 from study.predict.outside.published import FOLDER, MemoryKind, Quantity, Row
 from study.predict.placement import Fsdp, Placement
-from study.predict.step_time import AttentionKernel, Hardware, Host, limits, step_time
+from study.predict.step_time import AttentionKernel, Hardware, Host, kind_of_interval, step_time
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Batch
 
@@ -122,7 +122,7 @@ def of_row(row: Row) -> dict[Quantity, Predicted]:
     if reading and reading.machine and "time" in row.measured:
         with suppress(Stop):
             step = step_time(reading.timed, reading.machine)
-            predicted["time"] = Predicted(step.seconds, step.low_s, step.high_s, limits(step.limit))
+            predicted["time"] = Predicted(step.seconds, step.low_s, step.high_s, kind_of_interval(step.limit))
     return predicted
 
 
