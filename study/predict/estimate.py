@@ -23,7 +23,7 @@ class Estimate:
     at_peak: dict[str, int]
     after_step: dict[str, int]
     peak_bytes: int
-    peak_when: str
+    peak_when: str  # "backward": in either pass, or between them; or "update"
     host_bytes: int  # on a GPU: what is offloaded
     nvme_bytes: dict[str, int]
     traffic: dict[str, int]
