@@ -221,14 +221,15 @@ def stack(
         key = partial(sources.value_at, source.content | (source.named or source).content)
     answer = answered(described(lists.releases(releases), flags, said, key), symptom or "")
     say_wrapped(answer["first"])
-    others = [word for word in releases if not Path(word).is_file() and not lists.listed(word)]
-    say(*[f"Of {word} the table has no fault." for word in others])
+    say(*[f"Of {word} the table has no fault." for word in filter(lists.is_another_package, releases)])
+    shortened = False
     for number, fault in enumerate(answer["faults"], 1):
-        sentence = f"{fault['question']} {fault['sentence']}"
+        sentence = f"{fault['question']} {fault['sentence']}".lstrip()
         if details or fault["answer"] == "applies" or (symptom and symptom in fault["symptom"]):
-            _show_finding(f"{number:>2}. ", Finding(sentence.lstrip(), fault["do"], fault["shown"]))
+            _show_finding(f"{number:>2}. ", Finding(sentence, fault["do"], fault["shown"]))
         else:
-            say_wrapped(f"{fault['question']} {fault['sentence']}.", indent="    ", first=f"{number:>2}. ")
-    if not details:
+            say_wrapped(f"{sentence}.", indent="    ", first=f"{number:>2}. ")
+            shortened = True
+    if shortened:
         say("", "With --details: of those that may apply, what to do and what shows them.")
     return answer

@@ -24,11 +24,8 @@ BF16, FP32 = torch.bfloat16, torch.float32
 PRECISIONS = {
     "fp32": (FP32, FP32, 2.0**-24),
     "autocast": (FP32, FP32, 2.0**-8),
-    "fp32 and bf16": (
-        FP32,
-        FP32,
-        2.0**-7,
-    ),  # Muon's updates: five iterations in bf16, which stretch rounding
+    # Muon's updates: five iterations in bf16, which stretch rounding.
+    "fp32 and bf16": (FP32, FP32, 2.0**-7),
     "bf16": (BF16, FP32, 2.0**-8),
     "bf16_pure": (BF16, BF16, 2.0**-8),
 }
@@ -43,7 +40,7 @@ OPTIMIZERS = {
     "muon": (torch.optim.Muon, {"lr": RATE / 10}),
 }
 # By groups: the weight decay, which parameters are apart, and what is different for them.
-GROUPS: Any = {
+GROUPS: dict[str, tuple] = {
     "": (0.0, lambda name, parameter: False, {}),
     "decay": (1.0, lambda name, parameter: parameter.dim() < 2, {"weight_decay": 0.0}),
     "rate": (0.0, lambda name, parameter: name.startswith("last"), {"lr": RATE / 5}),
@@ -51,7 +48,7 @@ GROUPS: Any = {
 }
 # By curve: the factor of the learning rate in each update. The last three are those of DeepSpeed's own schedules, as
 # its adapter sets them. Their warm-up gives the first two updates 0: it is set to 0 first, and counts steps from 0.
-CURVES = {
+CURVES: dict[str, Callable[[int], float]] = {
     "": lambda update: 1.0,
     "falling": lambda update: 1 / (1 + update),
     "warmup": lambda update: min(1.0, max(0, update - 1) / 2),
@@ -290,7 +287,7 @@ def hold(seen: ShardedTraining, expected: Reference, case: Case, start: Weights 
     hold_numbers(seen.losses, expected.losses, share, "the loss")
     # Some libraries do not know them, and with Muon some give that of its updates.
     if len(seen.norms) == len(expected.norms) and case.optimizer != "muon":
-        squares = sum(weight.numel() for weight in end.values()) * 2.0**-24
+        squares = sum(weight.numel() for weight in end.values()) * PRECISIONS["fp32"][-1]
         hold_numbers(seen.norms, expected.norms, lambda update: share(update) + squares, "the gradient norm")
     # --- weights: in absolute numbers, for a weight near zero may be off by more than a share of itself
     start = start or first_weights(case)

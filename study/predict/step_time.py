@@ -239,8 +239,10 @@ def launch_s(machine: Hardware, of: Pace) -> float:
 def experts(model: Transformer) -> int:
     """The experts of all layers."""
     config = model.dimensions
-    of_a_layer = next((config[name] for name in EXPERTS if config.get(name)), 0)
-    return of_a_layer * config.get("num_hidden_layers", 0)
+    for name in EXPERTS:
+        if config.get(name):
+            return config[name] * config.get("num_hidden_layers", 0)
+    return 0
 
 
 def update_launch_s(engine: Engine, machine: Hardware, of: Pace) -> float:

@@ -47,14 +47,12 @@ FROM_A_CHECKOUT = {  # pages that a wheel does not have
     "calculator": calculator.FILE,
     "by_hand": ROOT / "examples" / "zero_by_hand",
 }
-TITLES = {  # in navigation
+BEFORE = {  # the notebooks, in navigation
     "index": "Answers",
     "gpu": "On a GPU",
     "stack": "Is my stack right?",
     "calculator": "Calculator",
     "claims": "All claims",
-    **NOTEBOOKS,
-    "by_hand": "ZeRO by hand",
 }
 DESCRIPTION = "DeepSpeed ZeRO replicated: losses, memory, traffic and time, and which published claims hold"
 PREVIEW = ROOT / "reports" / "h200" / "preview.png"  # that a link to the pages shows; a wheel has none
@@ -65,7 +63,7 @@ QUIET = ["--log-level=CRITICAL"]  # a kernel warns that it talks over TCP, and s
 
 def build(folders: list[Path], out: Path, address: str = "") -> list[str]:
     """Write the site, which will stand at an address. Return the names of notebooks that failed."""
-    PAGES.globals["address"] = address
+    PAGES.globals["address"] = address  # of this build: each page has it, for the picture of a link
     runs = records.load(folders, every_folder_has_runs=True, to_share=True)
     for folder in folders:
         if folder.resolve().is_relative_to(out.resolve()):
@@ -148,9 +146,9 @@ def write(site: Path, name: str, template: str = "", **values) -> None:
     """Fill in a template. Ids of claims in tables lead to their places."""
     filled = PAGES.get_template(f"{template or name}.html")
     absent = [page for page, source in FROM_A_CHECKOUT.items() if not source.exists()]
-    pages = {page: title for page, title in TITLES.items() if page not in absent}
-    everywhere = {"pages": pages, "notebooks": NOTEBOOKS, "here": name, "description": DESCRIPTION}
-    page = filled.render(values | everywhere)
+    titles = BEFORE | NOTEBOOKS | {"by_hand": "ZeRO by hand"}
+    pages = {page: title for page, title in titles.items() if page not in absent}
+    page = filled.render(values | {"pages": pages, "here": name, "description": DESCRIPTION})
     # Only whole cells: an id inside a sentence, or of a run, is no link.
     known: list[Any] = [*texts.claims(), *texts.faults()]
     ids = "|".join(re.escape(each.id) for each in known)

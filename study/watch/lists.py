@@ -13,21 +13,26 @@ MAX_BYTES = 8 * 2**20  # of a lock
 def releases(words: tuple[str, ...]) -> dict[str, Release]:
     """Return the releases that files or words name, of the packages of the table; without words, those installed."""
     found = dict[str, Release]()
-    others = []
     for word in words or [f"{name} {machine.version(name) or ''}" for name in table().asked]:
         text = files.read(Path(word), MAX_BYTES).decode(errors="replace") if Path(word).is_file() else word
         found |= (named := listed(text))
-        if not named:
-            others.append(word)
-    # Another package beside known ones is no mistake, as in a list. A misspelt word is one.
-    wrong = [word for word in others if not found or not re.fullmatch(r"[\w.-]+==[\w.]+", word)]
-    if wrong:
-        known = ", ".join(sorted({*table().packages.values()}))
-        raise Stop(
-            f"{wrong[0]!r:.80} is no file, and names none of {known}",
-            "write releases such as deepspeed==0.19.8, or name a list of them",
-        )
+        # Another package is no mistake beside known ones, as in a list. A misspelt word is one.
+        if not named and not (len(words) > 1 and is_another_package(word)):
+            raise _names_none(word)
+    if not found:
+        raise _names_none(words[0])
     return found
+
+
+def is_another_package(word: str) -> bool:
+    """Whether a word is a release of a package of which the table has no fault."""
+    return bool(re.fullmatch(r"[\w.-]+==[\w.]+", word)) and not listed(word)
+
+
+def _names_none(word: str) -> Stop:
+    known = ", ".join(sorted({*table().packages.values()}))
+    remedy = "write releases such as deepspeed==0.19.8, or name a list of them"
+    return Stop(f"{word!r:.80} is no file, and names none of {known}", remedy)
 
 
 def listed(text: str) -> dict[str, Release]:

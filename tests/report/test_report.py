@@ -146,12 +146,22 @@ def test_a_notebook_that_fails_is_named_and_does_not_end_the_report(quick, tmp_p
 def quick(monkeypatch):
     """A build without figures, and with no notebooks but those that are given."""
 
-    def build(runs: Path, out: Path, notebooks: dict[str, str] | None = None) -> list[str]:
+    def build(runs: Path, out: Path, notebooks: dict[str, str] | None = None, address: str = "") -> list[str]:
         monkeypatch.setattr(report, "NOTEBOOKS", notebooks or {})
         monkeypatch.setattr(report.style, "svg", lambda *_: "")
-        return report.build([runs], out)
+        return report.build([runs], out, address)
 
     return build
+
+
+@pytest.mark.parametrize("address", ["", "https://example.org/zero"])
+def test_a_link_to_a_page_has_a_picture_where_the_address_is_known(address, quick, tmp_path):
+    out = tmp_path / "out"
+    quick(put(tmp_path / "runs", finished("one")), out, address=address)
+    for page in ("index", "stack", "claims"):
+        pictures = re.findall(r'og:image" content="([^"]*)"', (out / f"{page}.html").read_text())
+        assert pictures == [f"{address}/preview.png"] * bool(address)
+    assert (out / "preview.png").read_bytes() == report.PREVIEW.read_bytes()
 
 
 def test_only_what_a_build_made_is_replaced(quick, tmp_path):

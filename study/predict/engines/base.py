@@ -93,7 +93,7 @@ class Engine:
     def instants(self, profile: Profile) -> Iterator[Instant]:
         """Yield the instants of a step's last pass and of its update, each with what is held besides the states.
 
-        Moments of the forward pass are called "backward", too.
+        Instants of the forward pass are called "backward", too.
         """
         yield from (("backward", now) for now in self.in_pass(profile))
         if self.updates_here:

@@ -29,7 +29,9 @@ ENDS = re.compile(
     r"^(lm_head|embed_out|proj_out)\.|^(?!encoder|decoder)\w+\.(ln_f|final_layer_norm|norm|layernorm|final_norm)\."
 )
 
-SCALED_LOGITS = ("cohere", "cohere2", "gemma2", "granite", "granitemoe")  # makes a scaled copy before the root ends
+# They scale or cap their logits, so two copies are there before the root ends. Granite was held to a virtual rank; of
+# the others this was read in transformers 5.23.
+SCALED_LOGITS = ("cohere", "cohere2", "gemma2", "granite", "granitemoe")
 
 
 @dataclass(eq=False)

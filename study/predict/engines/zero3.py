@@ -180,9 +180,8 @@ class Scattering(Bucket):
         # and stage3_max_reuse_distance).
         self.all_stay = turn.running.weights == engine.all_elements and engine.refetched == 0
         self.gathers_again = engine.gathers and not self.all_stay
-        self.alive_bytes = self.flat_bytes = (
-            0  # bytes of gathered weights, and of the buffers from which they were made
-        )
+        self.alive_bytes = 0  # of gathered weights
+        self.flat_bytes = 0  # of the buffers from which they were made
 
     def keep_views(self) -> None:
         """Count the released weights, also frozen ones, that PyTorch's linear layers keep in the graph as views."""
