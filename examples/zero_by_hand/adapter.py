@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 def build(model, optimizer, options):
-    if options.clip or options.scheduler or options.precision != "fp32":
+    if options.clip or options.curve or options.precision != "fp32":
         raise NotImplementedError("no clipping, no schedule, fp32 only")
     if model.may_leave_some or not all(each.requires_grad for each in model.parameters()):
         raise NotImplementedError("every parameter is trained in every pass")

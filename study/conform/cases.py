@@ -83,11 +83,6 @@ class Case:
     def schedule(self, optimizer: Optimizer) -> LRScheduler:
         return LambdaLR(optimizer, CURVES[self.curve])
 
-    @property
-    def scheduler(self) -> Callable[[Optimizer], LRScheduler] | None:
-        """Return what makes the scheduler, for libraries that do without one; None if the rate stays as it is."""
-        return self.schedule if self.curve else None
-
 
 def new_model(case: Case, seed: int = 0) -> Plain:
     torch.manual_seed(seed)

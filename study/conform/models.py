@@ -96,9 +96,8 @@ class Scalars(Plain):  # parameters with one element each: fewer elements than r
         return super().body(hidden)
 
 
-class OneRank(
-    Plain
-):  # A layer is used only for microbatches whose first input is positive: the data decides, rank by rank
+# A layer is used only for microbatches whose first input is positive: the data decides, rank by rank.
+class OneRank(Plain):
     may_leave_some = True
 
     def change(self, width):
@@ -166,9 +165,8 @@ class Reordered(Plain):  # the order of the blocks depends on the length of the 
         return hidden
 
 
-class Experts(
-    Plain
-):  # A mixture of as many experts as blocks. A token's position decides its expert. The last one gets no token
+# A mixture of as many experts as blocks. A token's position decides its expert. The last one gets no token.
+class Experts(Plain):
     may_leave_some = True
 
     def body(self, hidden):

@@ -90,8 +90,12 @@ def _held(adapter: Adapter, each: Property, limit_s: float) -> Outcome:
 def _launched(adapter: Adapter, each: Property, size: int, folder: Path, limit_s: float) -> Outcome:
     """Fork the ranks of one launch, wait for them, and return what came of the one that failed first."""
     failures = FORK.SimpleQueue()
-    env = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
-    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    env = {
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
     ranks = [FORK.Process(target=_rank, args=(adapter, each, failures, limit_s, env, str(i))) for i in range(size)]
     with contextlib.chdir(folder):  # checkpoints are relative to it, and so is a rank's log
         for rank in ranks:

@@ -27,7 +27,9 @@ def build(model, optimizer, options):
         given = {"model_parameters": model.parameters()}
     if "init" in options.settings:
         deepspeed.zero.Init(model, config_dict_or_path=config)
-    scheduler = schedules.get(options.curve, options.scheduler)
+    scheduler = None  # the rate stays as it is
+    if options.curve:
+        scheduler = schedules.get(options.curve, options.schedule)
     engine, *_ = deepspeed.initialize(model=model, config=config, lr_scheduler=scheduler, **given)
     return engine
 

@@ -53,8 +53,13 @@ def in_fsdp(model, options):
     PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU  # Accelerate has FSDP only there
     # A shared weight is sharded by the root.
     policy = "no_wrap" if model.shares else "transformer_based_wrap"
-    given = {"fsdp_version": 2, "cpu_ram_efficient_loading": False, "state_dict_type": "SHARDED_STATE_DICT"}
-    given |= {"auto_wrap_policy": policy, "transformer_cls_names_to_wrap": [type(model.blocks[0]).__name__]}
+    given = {
+        "fsdp_version": 2,
+        "cpu_ram_efficient_loading": False,
+        "state_dict_type": "SHARDED_STATE_DICT",
+        "auto_wrap_policy": policy,
+        "transformer_cls_names_to_wrap": [type(model.blocks[0]).__name__],
+    }
     return {"fsdp_plugin": FullyShardedDataParallelPlugin(**given | options.settings["fsdp"])}
 
 
