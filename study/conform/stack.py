@@ -15,26 +15,17 @@ from study.conform.faults import ANY, Fault, Release, table
 class Flags:
     """What no config says, or what counts in its place."""
 
-    stage: Literal[0, 1, 2, 3] | None = None
-    """Of ZeRO."""
-    fsdp2: bool | None = None
-    """FSDP2 shards."""
-    ranks: int | None = None
-    """Default: 2."""
-    passes: int | None = None
-    """Of an update, on each rank."""
-    precision: Literal["fp32", "bf16", "fp16", "bf16_autocast", "fp16_autocast"] | None = None
-    """bf16 and fp16: a cast."""
-    optimizer: str | None = None
-    """Such as adamw, sgd, adafactor, muon."""
-    peft: Annotated[bool | None, arg(aliases=["--lora"])] = None
-    """Weights are frozen, as with LoRA."""
+    stage: Literal[0, 1, 2, 3] | None = None  # of ZeRO
+    fsdp2: bool | None = None  # FSDP2 shards
+    ranks: int | None = None  # of all nodes; 2 if nothing says it
+    passes: int | None = None  # of an update, on each rank
+    precision: Literal["fp32", "bf16", "fp16", "bf16_autocast", "fp16_autocast"] | None = None  # bf16 and fp16: a cast
+    optimizer: str | None = None  # such as adamw, sgd, adafactor, muon
+    peft: Annotated[bool | None, arg(aliases=["--lora"])] = None  # weights are frozen, as with LoRA
     checkpointing: Annotated[bool | None, arg(aliases=["--gradient-checkpointing"])] = None
     """Activations are recomputed."""
-    reentrant: bool | None = None
-    """With use_reentrant=True."""
-    offload: Literal["none", "cpu", "nvme"] | None = None
-    """Where the states of the optimizer are. Default: none."""
+    reentrant: bool | None = None  # with use_reentrant=True
+    offload: Literal["none", "cpu", "nvme"] | None = None  # of the optimizer's states; none if nothing says it
     trainer: Literal["trl", "trainer", "axolotl", "llamafactory", "ms-swift", "own"] | None = None
     """Which program trains: some force settings."""
 
