@@ -82,7 +82,7 @@ def answered(stack: Stack, symptom: str = "") -> dict[str, Any]:
             }
             rows.append(row)
     # --- in one sentence, with the releases of which nothing is known
-    used = {name: f"{name} {release or '(in any release)'}" for name, release in stack.versions.items()}
+    used = {name: f"{name} {release or '(release not said)'}" for name, release in stack.versions.items()}
     unknown = [
         used[name] for name, releases in table().asked.items() if name in used and used[name].split()[1] not in releases
     ]
@@ -90,7 +90,7 @@ def answered(stack: Stack, symptom: str = "") -> dict[str, Any]:
     known = sum(fault.when is not None for fault in table().fault)
     first = f"{', '.join(used.values())}: of {known} known faults {count} apply, and {len(rows) - count} may"
     if unknown:
-        first += f"; never asked: {', '.join(unknown)}"
+        first += f"; no answers for {', '.join(unknown)}"
     rows.sort(key=lambda row: (symptom not in row["symptom"], row["answer"]))
     return {"fine": not count, "first": f"{first}.", "faults": rows, "not_asked": unknown}
 
