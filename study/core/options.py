@@ -14,7 +14,13 @@ OPTIONS = ConstructorRegistry()
 UNITS = {"": 1, "k": 1024, "m": 1e6, "b": 1e9}  # 8k tokens are 8192, and a model of 7B has 7e9 parameters
 MOST = 1e15  # more is a typing error
 # What other programs call our options, unless the spelling is near.
-MEANT = {"--stage": "--arm", "--zero-stage": "--arm", "--batch-size": "--micro-batch", "--dtype": "--precision"}
+MEANT = {
+    "--stage": "--arm",
+    "--zero-stage": "--arm",
+    "--batch-size": "--micro-batch",
+    "--dtype": "--precision",
+    "--gpus": "--ranks",
+}
 
 
 def parsed(command: Callable, *config, **options):

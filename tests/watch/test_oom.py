@@ -81,6 +81,11 @@ def test_each_kind_of_message_has_its_cause(text, cause):
     assert ids(text)[0] == cause
 
 
+def test_messages_are_counted_by_lines():
+    one = "[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: you tried to allocate 9 bytes"
+    assert [reading.find("\n".join([one] * number)).count for number in (1, 3)] == [1, 3]
+
+
 GATE = 4096 * 14336 * 2 / 2**20  # MiB
 LLAMA = 8_030_261_248
 

@@ -60,7 +60,7 @@ class OomError:
     where: str  # GPU, or the cause: host, pinned, shared_memory, disk
     line: str
     context: str
-    count: int  # such messages in the text
+    count: int  # lines of the text that say so
     asked: Asked
     total: int | None
     free: int | None
@@ -124,7 +124,7 @@ def _error(where: str, text: str, begins: list[int]) -> OomError:
         where=where,
         line=textwrap.shorten(message, LONGEST_LINE, placeholder=" ..."),
         context=text[max(0, begin - ABOVE) : first + MESSAGE // 3],
-        count=len(begins),
+        count=len({text.rfind("\n", 0, at) for at in begins}),  # a line may say it in several words
         asked=_asked(where, message),
         unallocated=unallocated,
         **sizes,
