@@ -6,6 +6,7 @@ move no data. The other ranks' parts of weights and gradients are uninitialised 
 
 import contextlib
 import os
+import re
 import sys
 import types
 from unittest import mock
@@ -102,11 +103,17 @@ def name_layers(accelerator: Accelerator, model: PreTrainedModel) -> None:
     """Make the layers of a model Accelerate's units, except modules that contain the input embeddings.
 
     Accelerate 1.15 makes a unit of each class in `_no_split_modules`, and another of the input embeddings. BERT's,
-    ViT's and ModernBERT's would be sharded twice, a TypeError (`reproductions/fsdp2_cannot_shard_bert.py`).
+    ViT's and ModernBERT's would be sharded twice, a TypeError (`reproductions/fsdp2_cannot_shard_bert.py`). BioGPT,
+    DeBERTa and others name no class, and would stay whole: their layers are those of their stacks.
     """
     embeddings = model.get_input_embeddings()
     holders = {type(module).__name__ for module in model.modules() if embeddings in module.modules()}
-    accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = sorted(set(model._no_split_modules or ()) - holders)
+    layers = set(model._no_split_modules or ())
+    if not layers:
+        for name, stack in model.named_modules():
+            if isinstance(stack, torch.nn.ModuleList) and not re.search(r"\d", name):  # in no layer of another stack
+                layers |= {type(layer).__name__ for layer in stack}
+    accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = sorted(layers - holders)
 
 
 def become_virtual_rank(ranks: int) -> None:
