@@ -40,6 +40,13 @@ def test_the_verdicts_and_their_counts():
     assert f"From {records} runs" in (KEPT / "README.md").read_text()
 
 
+def test_a_row_of_the_table_has_no_number_that_its_claim_lacks():
+    for name, row in rows_of(TEXT).items():
+        for claim in (each for each in texts.claims() if each.id == name):
+            known = f"{claim.document} {claim.quote} {claim.where} {claim.found}"
+            assert {*re.findall(r"\d[\d.]*\d|\d", row[2])} <= {*re.findall(r"\d[\d.]*\d|\d", known)}, name
+
+
 def test_the_losses():
     table = answers.of_losses(answers.trained_here(runs.load(KEPT / "runs" / "smoke"))).rows
     distances = table[table["arm"] != "ddp"].groupby("arm")["difference"].max().dropna()
