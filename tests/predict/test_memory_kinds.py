@@ -2,12 +2,14 @@
 
 import pytest
 
+from study.core.arms import load_arm
 from study.predict.allocator import MIB, Allocator, blocks_of, memory_kinds, outside_bytes, replay, reserved_bytes
 from study.predict.architecture import named
 from study.predict.engines import engine_of
 from study.predict.estimate import estimate, memory
 from study.predict.outside.loops import OthersTraining
 from study.predict.placement import Fsdp
+from study.predict.question import PlaceFlags, Question, TrainingFlags
 from study.predict.trace.transformer import Transformer
 from tests.predict.families import config_of
 from tests.predict.trainings import placed, training_of
@@ -142,3 +144,20 @@ def test_frozen_weights_are_loaded_in_bf16():
     assert half.at_peak["activations"] < as_weights.at_peak["activations"], "no copies of frozen matrices"
     cast = [estimate(training(model=model, precision="bf16_cast", frozen=kind)) for kind in KINDS]
     assert cast[0] == cast[1]
+
+
+def test_a_chunked_loss_holds_a_piece_of_the_logits():
+    """Else log-probabilities in fp32 stay until the backward pass, which makes two gradients of their size."""
+    model, tokens, vocabulary = Transformer.of(config_of("llama", vocab_size=8192), "llama"), 8 * 64, 8192
+    flags = TrainingFlags(gpus=8, sequence=64)
+    whole, chunked = (
+        estimate(
+            Question.of(model, flags, PlaceFlags(gpu="H100", chunked_loss=chunked)).training(load_arm("zero3"), 8, 1)
+        ).at_peak
+        for chunked in (False, True)
+    )
+    assert whole["temporaries"] == 2 * 4 * tokens * vocabulary
+    assert chunked["temporaries"] < 0.1 * whole["temporaries"], "a piece of the logits, or the gradient of their weight"
+    # Of 64 wide hidden states the gradient is kept, in bf16.
+    spared = whole["activations"] - chunked["activations"]
+    assert spared == pytest.approx(4 * tokens * vocabulary - 2 * tokens * 64, rel=0.001)

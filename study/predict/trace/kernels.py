@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from transformers import PretrainedConfig
 
+from study.core.errors import Stop
 from study.core.models import step
 from study.core.models.step import Batch, mask, next_tokens
 
@@ -181,6 +182,8 @@ class _Chunked(Function):
 
 
 def without_logits(config: PretrainedConfig, model, batch: Batch) -> torch.Tensor:
+    if model.get_output_embeddings() is None:
+        raise Stop("a chunked loss is of logits over a vocabulary, and this model has none", "leave it out")
     weight = model.get_output_embeddings().weight
     model.set_output_embeddings(nn.Identity())
     model.config.final_logit_softcapping = None  # the kernel does this
