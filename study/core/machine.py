@@ -19,7 +19,6 @@ import time
 from pathlib import Path
 
 import psutil
-from packaging.requirements import Requirement
 
 from study.core.errors import Stop
 from study.core.text import size
@@ -135,6 +134,8 @@ def versions() -> dict[str, str | None]:
 
 def outside() -> list[str]:
     """Return in words which packages have a version outside the range in which the study was run."""
+    from packaging.requirements import Requirement  # a tenth of what all commands import, and most never ask
+
     found = []
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # a checkout that is not installed
         for wanted in map(Requirement, importlib.metadata.requires("zero-study") or []):

@@ -14,6 +14,7 @@ from study.core.arms import Arm
 from study.core.gpus import GPUS
 from study.core.optimizers import refusal
 from study.predict.allocator import memory_kinds, reserve_bytes
+from study.predict.engines import engine_of
 from study.predict.estimate import HOST_PROCESS_BYTES, estimate
 from study.predict.optimizer_states import ADAMW
 from study.predict.question import (
@@ -213,6 +214,10 @@ def _with_most_rows(question: Question, arm: Arm) -> Row:
         sizes = [share]
     gpu = GPUS[question.gpu]
     arm = settled_arm(arm, question.gpus, question.local)
+    engine = engine_of(question.training(arm, sizes[0], share // sizes[0]))
+    states_bytes = sum(size for role, size in engine.standing.items() if role not in engine.on_host)
+    if states_bytes > gpu.memory_bytes:  # fewer rows cannot help, so passes over more need no trace
+        sizes = sizes[-1:]
     # The last of these changes first: a margin counts for more than large buckets, and large buckets for more than
     # rows. If nothing fits, the variables are left with the last try: no margin, the arm's own buckets, one row.
     for miss, settled, rows in itertools.product((MISS, 0.0), (with_buckets(arm), arm), sizes):

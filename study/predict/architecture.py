@@ -110,11 +110,7 @@ def asked_for(wanted: Wanted, sequence: int) -> Transformer:
     model = named(name, lora_rank=wanted.lora_rank)
     if letters(model.name) != letters(name):
         sys.stderr.write(f"{name}: taken as {model.name}, whose dimensions come with the study\n")
-    refuse_long_rows(model, sequence)
-    return model
-
-
-def refuse_long_rows(model: Transformer, sequence: int) -> None:
     if model.positions and sequence > model.positions:
         what = f"--sequence {sequence} is more than the model's {model.positions} positions"
         raise Stop(what, f"give {model.positions} or fewer")
+    return model

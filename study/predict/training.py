@@ -121,7 +121,7 @@ class Training:
         return TraceOptions(
             sequence=self.row_tokens,
             precision=precision,
-            attention=self.attention if self.model.has_fused_attention else "eager",
+            attention=self.attention if self.model.look.has_fused_attention else "eager",
             checkpointing=self.batch.recomputation.value,
             zero3_linear=self.placement.has_own_linear,
             cuda=self.placement.on_gpu,

@@ -30,7 +30,7 @@ ON_CUDA = TraceOptions(SEQUENCE, "fp32", "sdpa", cuda=True)
 
 def training(name: str, rows: int = 3, **values) -> OthersTraining:
     model = Transformer.of(config_of(name), name)
-    attention = "sdpa" if model.has_fused_attention else "eager"
+    attention = "sdpa" if model.look.has_fused_attention else "eager"
     return training_of(model, micro_batch=rows, sequence=SEQUENCE, **{"attention": attention} | values)
 
 
@@ -124,7 +124,7 @@ LAYERS = [
 def test_some_layers_stand_for_all(monkeypatch, name, changes, precision, checkpointing, which):
     """The same as with all layers, byte for byte and in the same order."""
     model = Transformer.of(config_of(name, **changes), name, **which)
-    attention = "sdpa" if model.has_fused_attention else "eager"
+    attention = "sdpa" if model.look.has_fused_attention else "eager"
     options = ON_CUDA._replace(precision=precision, attention=attention, checkpointing=checkpointing)
     (some, every), ((few,), (all_layers,)) = looks(monkeypatch, model, options)
     assert few < all_layers

@@ -10,7 +10,6 @@ from transformers import AutoConfig
 from study.core.models.build import build
 from study.measure import readback, roles
 from study.training.patches import name_layers
-from tests.predict.families import config_of
 
 
 def test_a_config_with_odd_numbers_can_be_written():
@@ -35,22 +34,20 @@ def test_fsdp2_is_read_under_the_names_of_torch_2_11():
     assert found["buckets"] == [bucket]
 
 
-@pytest.mark.parametrize(
-    ("config", "layers"),
-    [
-        (config_of("llama"), ["LlamaDecoderLayer"]),
-        (config_of("bert"), ["BertLayer"]),  # it names a class that holds the embeddings, too
-        # These name no class, and Accelerate would shard none of their layers.
-        ({**config_of("bert"), "model_type": "biogpt"}, ["BioGptDecoderLayer"]),
-        (config_of("deberta-v2"), ["DebertaV2Layer"]),
-        ({**config_of("bert"), "model_type": "mobilebert"}, ["MobileBertLayer"]),  # it has stacks in its layers
-    ],
-    ids=lambda each: each.get("model_type") if isinstance(each, dict) else "",
-)
-def test_the_layers_of_each_family_are_units(config, layers):
-    accelerator = types.SimpleNamespace(state=types.SimpleNamespace(fsdp_plugin=types.SimpleNamespace()))
-    model = build(AutoConfig.for_model(**config), "meta")
-    name_layers(accelerator, model)
-    assert accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap == layers
-    units = [module for module in model.modules() if type(module).__name__ in layers]
-    assert len(units) == model.config.num_hidden_layers
+LAYERS = {
+    "llama": "LlamaDecoderLayer",
+    "bert": "BertLayer",  # it names a class that holds the embeddings, too
+    # These name no class, and Accelerate would shard none of their layers. The last one has stacks in its layers.
+    "deberta-v2": "DebertaV2Layer",
+    "biogpt": "BioGptDecoderLayer",
+    "mobilebert": "MobileBertLayer",
+}
+
+
+@pytest.mark.parametrize("family", LAYERS)
+def test_the_layers_of_each_family_are_units(family):
+    plugin = types.SimpleNamespace()
+    model = build(AutoConfig.for_model(family, num_hidden_layers=2), "meta")
+    name_layers(types.SimpleNamespace(state=types.SimpleNamespace(fsdp_plugin=plugin)), model)
+    assert plugin.transformer_cls_names_to_wrap == [LAYERS[family]]
+    assert [type(module).__name__ for module in model.modules()].count(LAYERS[family]) == 2

@@ -39,7 +39,7 @@ class Look(NamedTuple):
     family: str
     tensors: list[tuple[str, list[int], str, bool]]
     buffers_bytes: int
-    has_fused_attention: bool
+    has_fused_attention: bool  # by PyTorch's scaled_dot_product_attention
     limit: int | None  # tokens of a row
     vocabulary: int | None
     has_checkpointing: bool  # transformers can recompute its activations

@@ -60,8 +60,7 @@ class Place(NamedTuple):
 class TensorRef(NamedTuple):
     """A tensor, as seen from the section that uses it."""
 
-    place: Place  # where it is made; if near, `layer` counts the layers from the section to there
-    near: bool
+    origin: int  # the section that makes it: a number in Section.origins
     nth: int  # its number among the tensors made there
 
 
@@ -78,6 +77,8 @@ class Section:
 
     entries: list[tuple] = field(default_factory=list)
     made: int = 0  # tensors
+    # Where what it frees is made, and whether that is near: then `layer` counts the layers from here to there.
+    origins: dict[tuple[Place, bool], int] = field(default_factory=dict)
     freed: set[int] = field(default_factory=set)  # the numbers of those of its tensors that the pass frees
 
 
@@ -124,13 +125,14 @@ class Sections:
 
     def _relative(self, place: Place, kind: str, what: Any, *rest) -> tuple:
         if kind in ("freed", "gradient"):
-            where, number = self._origins[what]
+            where, nth = self._origins[what]
             if kind == "freed":
-                self.followed[where].freed.add(number)
+                self.followed[where].freed.add(nth)
             near = bool(place.stack) and where.stack == place.stack
             if near:
                 where = where._replace(layer=self._distance(place, where.layer))
-            what = TensorRef(where, near, number)
+            origins = self.followed[place].origins
+            what = TensorRef(origins.setdefault((where, near), len(origins)), nth)
         elif kind == "event" and (named := re.fullmatch(rf"(\w+ {re.escape(place.stack or '')}\.)(\d+)(\..*)", what)):
             what = Name(named[1] + "{}" + named[3], self._distance(place, int(named[2])))
         return kind, what, *rest
@@ -142,19 +144,14 @@ class Sections:
             raise Unlike(f"{place} needs layer {layer}")
         return layers
 
-    def at(self, place: Place, what: Any) -> list:
-        """Return what an entry names at a place of the whole tape: several tensors, if all layers make them."""
-        if isinstance(what, Name):
-            return [what.text.format(place.layer + what.distance)]
-        if not isinstance(what, TensorRef):
-            return [what]
-        where = what.place
+    def first_at(self, place: Place, where: Place, near: bool) -> list[int]:
+        """Return the number of the first tensor of each section that an origin names, seen from a place."""
         copies = self.copies[where]  # made around the layers, or in layers of another stack
-        if what.near:
+        if near:
             copies = [where._replace(layer=place.layer + where.layer)]
         if not self.first.keys() >= {*copies}:
             raise Unlike(f"{place} frees what {copies} do not make")
-        return [self.first[copy] + what.nth for copy in copies]
+        return [self.first[copy] for copy in copies]
 
 
 def _cut(tape: Tape) -> tuple[dict[Place, Section], list[tuple[Place, int]]]:
@@ -190,8 +187,15 @@ def repeat(tape: Tape, stacks: list[Stack]) -> Tape:
     for place, model in sections.models.items():
         section = sections.followed[model]
         freed += [sections.first[place] + nth for nth in section.freed]
-        for kind, what, *rest in section.entries:
-            longer += [(kind, each, *rest) for each in sections.at(place, what)]
+        first = [sections.first_at(place, *origin) for origin in section.origins]
+        for entry in section.entries:
+            kind, what, *rest = entry
+            if isinstance(what, TensorRef):  # several tensors, if all layers make them
+                longer += [(kind, number + what.nth) for number in first[what.origin]]
+            elif isinstance(what, Name):
+                longer.append((kind, what.text.format(place.layer + what.distance), *rest))
+            else:
+                longer.append(entry)
     if sorted(entry[1] for entry in longer if entry[0] == "freed") != sorted(freed):
         raise Unlike("some tensors would be freed twice, or never")
     return in_order(longer)

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import prod
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 Tape = list[tuple]
@@ -145,13 +146,9 @@ def read(tape: Tape, tensors: tuple[Tensor, ...]) -> Pass:
         profile=Profile(kept, until_gradient, at_use, before_use, tuple(gradients), at_first_gradient),
         forward=forward,
         backward=backward,
-        flops=_total(tape, "kernel"),
-        inputs_bytes=_total(tape, "inputs"),
+        flops=sum(entry[2] for entry in tape if entry[0] == "kernel"),
+        inputs_bytes=sum(entry[1] for entry in tape if entry[0] == "inputs"),
     )
-
-
-def _total(tape: Tape, kind: str) -> int:
-    return sum(entry[-1] for entry in tape if entry[0] == kind)
 
 
 def _moments(tape: Tape) -> Iterator[tuple]:
@@ -162,8 +159,8 @@ def _moments(tape: Tape) -> Iterator[tuple]:
     """
     held = [0, 0]  # made in the forward pass, and in the backward pass
     made: list[tuple[int, bool]] = []
-    most: Held | None = None
-    last = Held(0, 0)
+    most: list[int] | None = None
+    last = [0, 0]
     kernels: list[tuple] = []
     for kind, what, *rest in tape:
         if kind == "made":  # its bytes, and whether the backward pass makes it
@@ -174,21 +171,21 @@ def _moments(tape: Tape) -> Iterator[tuple]:
             held[in_backward] -= size
         elif kind == "kernel":
             if most is None or sum(held) >= sum(most):
-                most = Held(*held)
+                most = [*held]
             if what:
-                last = Held(*held)
+                last = [*held]
                 kernels.append(what)
         elif kind == "event":
             event, _, name = what.partition(" ")
-            yield event, name, rest[0], Held(*held), most, last, kernels
+            yield event, name, rest[0], Held(*held), most and Held(*most), Held(*last), kernels
             most = None
             kernels = []
 
 
 def in_order(tape: Tape) -> Tape:
     """Return a tape with consecutive "freed" entries sorted: autocast drops copies of weights in any order."""
-    groups = groupby(tape, key=lambda entry: entry[0] == "freed")
-    return [entry for freed, entries in groups for entry in (sorted(entries) if freed else entries)]
+    groups = groupby(tape, key=itemgetter(0))
+    return [entry for kind, entries in groups for entry in (sorted(entries) if kind == "freed" else entries)]
 
 
 def in_tuples(kept: Any) -> Any:

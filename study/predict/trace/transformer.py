@@ -62,21 +62,6 @@ class Transformer(Model):
         """The most tokens of a row; None if the config says nothing."""
         return self.look.limit
 
-    @property
-    def has_fused_attention(self) -> bool:
-        """Whether transformers computes its attention by PyTorch's scaled_dot_product_attention."""
-        return self.look.has_fused_attention
-
-    def flops_per_row(self, sequence: int) -> int:
-        """Return the operations of matrix products in a pass over a row, without recomputation."""
-        attention = "sdpa" if self.has_fused_attention else "eager"
-        # The precision changes no operation, and the traces of bf16_cast come with the package.
-        options = TraceOptions(sequence, "bf16_cast", attention, cuda=True)
-        traced = self.traced(options, 1)
-        return (
-            traced.flops - int(traced.backward.attention_flops) // 5
-        )  # one of the five products of fused attention's backward pass makes the scores
-
     def traced(self, options: TraceOptions, rows: int) -> Pass:
         return _traced(self, options, rows)
 
