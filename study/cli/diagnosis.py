@@ -9,6 +9,7 @@ from typing import Literal
 import tyro
 
 from study.conform.stack import Flags, answered, described
+from study.core.arms import releases_of_defaults
 from study.core.errors import Stop
 from study.core.settings import flag
 from study.core.text import number_of, say, say_wrapped
@@ -16,7 +17,7 @@ from study.predict.front import Wanted
 from study.records import store
 from study.watch import lists, sources
 from study.watch.about import About, about
-from study.watch.differences import Difference, compare, is_secret, mistakes, printable, shown
+from study.watch.differences import Difference, compare, equal_by_default, is_secret, mistakes, printable, shown
 from study.watch.findings import Finding
 from study.watch.oom import reading
 from study.watch.oom.explain import Described, explain
@@ -109,7 +110,8 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
     compared = compare(a, b)
     known = [each for each in compared if each.description]
     others = [each for each in compared if not each.description]
-    answer = {"known": list(map(_row, known)), "other": list(map(_row, others))}
+    by_default = equal_by_default(a, b)
+    answer = {"known": list(map(_row, known)), "other": list(map(_row, others)), "equal_by_default": by_default}
     # --- what differs in one line, what is wrong in one of them alone, each known cause with its values, and keys whose
     # effect nobody knows
     names = ", ".join(printable(each.name) for each in known) or "no setting that differs"
@@ -127,6 +129,10 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
     if others:
         say("", "Other keys that differ:")
         say_wrapped(*map(_values, others), indent="    ", first="  ")
+    if by_default:
+        say_wrapped("", f"Equal, if the side that does not set it has today's default: {', '.join(by_default)}.")
+    if by_default or any(each.a.is_default or each.b.is_default for each in known):
+        say_wrapped("", f"Defaults are those of {releases_of_defaults()}.")
     return answer
 
 
@@ -230,6 +236,9 @@ def stack(
         else:
             say_wrapped(f"{sentence}.", indent="    ", first=f"{number:>2}. ")
             shortened = True
+    for name, free in answer["free"].items():
+        free_with = f"With {name} {' or '.join(free[:4])} no known fault surely applies here."
+        say_wrapped("", free_with if free else f"Each release of {name} that was asked has a known fault here.")
     if shortened:
         say("", "With --details: of those that may apply, what to do and what shows them.")
     return answer

@@ -316,6 +316,12 @@ def library_defaults(library: Library) -> dict[str, dict[str, Any]]:
     return json.loads(DEFAULTS_FILE.read_text())[library]["sections"]
 
 
+def releases_of_defaults() -> str:
+    """Return the libraries of `library_defaults` with their releases."""
+    known = json.loads(DEFAULTS_FILE.read_text())
+    return ", ".join(f"{name} {known[name]['version']}" for name in known).replace("trainer", "transformers")
+
+
 def feature_for_cuda_alone(config: dict) -> str | None:
     """Return what a DeepSpeed config switches on that DeepSpeed has only for NVIDIA GPUs. None if there is nothing."""
     zero = config.get("zero_optimization") or {}

@@ -254,13 +254,14 @@ def test_drawn_stacks_have_the_answers_of_python(show):
         text = "\n".join(draw.choice(DRAWN["lines"]).format(name, draw.choice(released[name])) for name in names)
         flags = {name: draw.choice(DRAWN["flags"][name]) for name in draw.sample([*DRAWN["flags"]], draw.randint(0, 8))}
         asked.append((text, flags))
-    theirs = page.execute_script("return arguments[0].map((each) => answered(...each).answers)", asked)
-    for (text, flags), rows in zip(asked, theirs, strict=True):
-        ours = answered(described(lists.listed(text), Flags(**flags), {}))["faults"]
+    theirs = page.execute_script("return arguments[0].map((each) => answered(...each))", asked)
+    for (text, flags), answer in zip(asked, theirs, strict=True):
+        ours = answered(described(lists.listed(text), Flags(**flags), {}))
+        assert answer["free"] == ours["free"]
         keys = ("id", "answer", "question", "do")
-        sets = [{tuple(map(row.get, keys)) for row in each} for each in (rows, ours)]
+        sets = [{tuple(map(row.get, keys)) for row in each} for each in (answer["answers"], ours["faults"])]
         assert sets[0] == sets[1], (text, flags)
-    assert len({len(rows) for rows in theirs}) > 10
+    assert len({len(answer["answers"]) for answer in theirs}) > 10
 
 
 def test_the_one_file_answers_alone(driver, site, tmp_path):
