@@ -59,9 +59,15 @@ def model_of_name(name: str) -> str | None:
     return None
 
 
-def with_size(size: str) -> list[str]:
-    """Return the built-in shapes whose names end with a size such as 7B."""
-    return [name for name in SHAPES if name.endswith(f"-{size.strip().lower()}")]
+def of_size(params: float) -> list[str]:
+    """Return the models whose names end with the size, such as 7b, that is nearest to a number of parameters."""
+    sizes = {}
+    for name in models():
+        if found := re.search(r"-([\d.]+)([bm])$", name):
+            sizes[name] = float(found[1]) * (1e9 if found[2] == "b" else 1e6)
+    nearest_size = min(sizes.values(), key=lambda size: abs(size - params))
+    # Another tenth of the parameters is another tenth of the memory.
+    return [name for name, size in sizes.items() if size == nearest_size and abs(size - params) <= 0.1 * params]
 
 
 def letters(name: str) -> str:

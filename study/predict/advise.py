@@ -34,7 +34,7 @@ from study.predict.training import Training
 
 SEPARABLE = 1.1  # recomputation has to be so many times as fast: both times of an arm err alike
 OFFLOADING_PAYS = 0.6  # of the seconds without it: its interval is wide, so it has to be nearly twice as fast
-FULL = 0.99  # of a GPU's bytes: nvidia-smi shows the whole card
+FULL = 0.95  # of a GPU, by what nvidia-smi will show: a choice, as a small miss of the prediction fills the rest
 MOST_GPUS = 64  # the most that `fewest` tries
 WORTH_A_TRY = 1.3  # times as fast as the choice: an arm that fits only just is then the alternative
 MORE_ROWS = 4  # times the batch: what an advice compares with where the host decides

@@ -9,7 +9,7 @@ from pathlib import Path
 from study.core import files, shapes
 from study.core.errors import Stop
 from study.core.settings import flag
-from study.core.shapes import MAX_CONFIG_BYTES, SHAPES, config_of, is_local, letters, model_of_name, with_size
+from study.core.shapes import MAX_CONFIG_BYTES, SHAPES, config_of, is_local, letters, model_of_name, of_size
 from study.core.text import count
 from study.predict.trace.transformer import Transformer
 
@@ -86,12 +86,13 @@ class Wanted:
 
 
 def _of_size(params: float) -> str:
-    """Return the built-in shape whose name has a number of parameters such as 7B, and whose size is nearest to it."""
-    size = f"{params / 1e9:g}B"
-    alike = sorted(with_size(size), key=lambda name: abs(named(name).parameters - params))
+    """Return a model of nearly so many parameters: a built-in shape if there is one, and the nearest."""
+    alike = sorted(of_size(params), key=lambda name: (name not in SHAPES, abs(named(name).parameters - params)))
     if not alike:
-        raise Stop(f"no built-in shape has {size} parameters", "give another --model, or --layers and --hidden as well")
-    sys.stderr.write(f"{size} parameters: taken as {alike[0]}; as large: {', '.join(alike[1:]) or 'none'}\n")
+        what = f"no model whose shape is known has about {count(params)} parameters"
+        raise Stop(what, "give another --model, or --layers and --hidden as well")
+    near = f"{alike[0]} ({count(named(alike[0]).parameters)})"
+    sys.stderr.write(f"{count(params)} parameters: taken as {near}; as large: {', '.join(alike[1:6]) or 'none'}\n")
     return alike[0]
 
 

@@ -174,11 +174,18 @@ def test_an_answer_that_cannot_be_written_is_a_sentence(where, why):
     assert re.fullmatch(rf"[^\n]+{why}\. What to do: [^\n]+\.\n", done.stderr), done.stderr
 
 
-def test_a_size_is_a_built_in_shape(monkeypatch, capsys):
-    assert in_this_process(monkeypatch, "estimate --params 8e9 --json") is None
+@pytest.mark.parametrize(("params", "twin"), [("8B", "llama3-8b"), ("13B", "gpt3-13b"), ("12.8e9", "gpt3-13b")])
+def test_a_number_of_parameters_is_a_model_of_nearly_that_size(params, twin, monkeypatch, capsys):
+    """It is said which one, with its size, and which others are as large."""
+    assert in_this_process(monkeypatch, f"estimate --params {params} --json") is None
     out, err = capsys.readouterr()
-    assert json.loads(out)["parameters"] == named("llama3-8b").parameters
-    assert "taken as llama3-8b" in err
+    assert json.loads(out)["parameters"] == named(twin).parameters
+    assert re.search(rf"taken as {twin} \([\d.]+ billion\); as large: \S+", err), err
+
+
+def test_a_number_of_parameters_that_no_model_has_is_a_sentence(monkeypatch, capsys):
+    assert in_this_process(monkeypatch, "estimate --params 55B") == 2
+    assert "no model whose shape is known has about 55 billion parameters" in capsys.readouterr().err
 
 
 def test_of_runs_that_are_not_done_the_reason_is_told(tmp_path, monkeypatch, capsys):

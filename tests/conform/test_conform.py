@@ -116,6 +116,29 @@ def test_an_adapter_that_cannot_be_imported_is_a_sentence(ranks, tmp_path):
         ranks.ask(own(tmp_path / "broken.py", "import a_package_that_nobody_has"), PROPERTIES["sgd"])
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("empty.json", "{}", "does not define build, forward_backward, step, whole_weights"),
+        ("empty.py", "", "does not define build, forward_backward, step, whole_weights"),
+        ("part.py", "from there import build, step\nwhole_weights = dict", "does not define forward_backward"),
+        ("text.yaml", "a: b: c", "is not a Python file"),
+    ],
+)
+def test_a_file_that_is_no_adapter_is_refused_before_anything_is_imported(name, text, said, tmp_path, monkeypatch):
+    (tmp_path / name).write_text(text)
+    monkeypatch.setattr(command, "Ranks", None)  # the process that imports torch
+    with pytest.raises(Stop, match=said):
+        command.conform((str(tmp_path / name),))
+
+
+@pytest.mark.parametrize(
+    "adapter", sorted({*(each.path for each in ADAPTERS.values()), ROOT / "examples/zero_by_hand/adapter.py"})
+)
+def test_an_adapter_is_whole(adapter):
+    assert command._adapter(str(adapter)).path == adapter
+
+
 def test_what_an_adapter_lacks_is_not_applicable(ranks, tmp_path):
     without = own(tmp_path / "mine.py", PYTORCH.replace("def save(", "def keep("))
     assert ranks.ask(without, PROPERTIES["checkpoint"]).words == "the adapter has no save"

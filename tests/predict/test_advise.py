@@ -26,7 +26,7 @@ from study.predict.pace import class_of
 from study.predict.question import BUCKET_ELEMENTS, PlaceFlags, Question, StepFlags, TrainingFlags, bytes_of
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Training
-from study.report.advice import assumptions, enough, in_words, seconds
+from study.report.advice import assumptions, enough, in_words, seconds, table
 
 GEMMA = Question(named("gemma2-9b"), 8, "H100-80GB", "nvswitch", 1e12, 2048, 144)
 BERT = Question(named("bert-base"), 2, "L4", "pcie4", 64e9, 128, 24, precision="bf16_cast", checkpointing=False)
@@ -179,7 +179,22 @@ def test_what_fits_leaves_room(monkeypatch):
     for spare, fits in ((-1, "no"), (1, "no"), (OUTSIDE_AT_MOST_BYTES + FRAGMENTATION * 2 * needed, "yes")):
         monkeypatch.setitem(GPUS, "L4", replace(GPUS["L4"], memory_bytes=int(needed + spare)))
         assert fits_on("L4", peak) == fits
-    assert fits_on("L4", peak, int(needed + spare)) == "only just", "nvidia-smi shows the whole card"
+    memory_bytes = GPUS["L4"].memory_bytes
+    shown = {share: fits_on("L4", peak, int(share * memory_bytes)) for share in (0.5, 0.94, 0.96, 1.0)}
+    assert shown == {0.5: "yes", 0.94: "yes", 0.96: "only just", 1.0: "only just"}, "what nvidia-smi will show"
+
+
+@pytest.mark.parametrize("name", ["gemma2-9b", "llama-2-13b"])
+def test_an_arm_that_nearly_fills_the_card_says_so_in_its_row_and_comes_after_those_with_room(name):
+    answer = advise(question_of(named(name), 8, "H100"))
+    places = {row["predicted"]: row["fits"] for row in table(answer)}
+    full = [row for row in answer.rows if (row.driver_bytes or 0) > 0.95 * GPUS[row.gpu].memory_bytes]
+    assert full, "of some arm nvidia-smi would show nearly the whole card"
+    assert answer.choice not in full
+    for row in full:
+        alternative = row is answer.alternative
+        assert places[row.arm] == ("or" if alternative else "just")
+        assert alternative == ("it fits only just" in " ".join(in_words(answer)) and places[row.arm] == "or")
 
 
 @pytest.mark.parametrize("gpus", [9, 15])
