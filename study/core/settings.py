@@ -264,6 +264,20 @@ def resolve(flags: Flags, gpu: bool) -> Settings:
     return Settings(**defaults | OF_TASK[task] | given | {"cache_dir": flags.cache_dir.expanduser()})
 
 
+def unused(settings: Settings, uses_disk: bool) -> list[str]:
+    """Return the flags that were given and that nothing in this run reads. All that are not here are read."""
+    is_read = {
+        "tokenizer": settings.data != "embedded" and settings.task != "synthetic",
+        "nvme_dir": uses_disk,
+        "reentrant": settings.checkpointing,
+        "epochs": settings.steps is None,
+        "eval_rows": settings.virtual_ranks is None,
+        "eval_every": settings.virtual_ranks is None,
+    }
+    usual = vars(Flags()) | OF_TASK[settings.task]
+    return [flag(name) for name, read in is_read.items() if not read and getattr(settings, name) != usual[name]]
+
+
 def learning_rate(settings: Settings, step: int, steps: int) -> float:
     """Return the rate for a step counted from 0: a linear rise, then a linear fall to zero."""
     # As get_linear_schedule_with_warmup of transformers, but the first rate is not zero: no step is lost.
