@@ -1,14 +1,20 @@
 """The Markdown files: links, anchors and paths lead somewhere, and commands have the options that are given to them."""
 
 import functools
-import importlib
+import importlib.util
+import json
 import re
+import shlex
+import tomllib
 
 import pytest
+from accelerate.commands.launch import launch_command_parser
 
 from study.cli import commands
 from study.core.arms import ROOT
 from study.core.errors import Stop
+from study.core.options import parsed
+from study.core.settings import Flags
 
 FILES = sorted(
     path
@@ -72,3 +78,80 @@ def test_every_command_that_a_text_gives_is_understood(monkeypatch):
             refused[words] = stop.what
     # A text may name an option alone, without its value and without what the command is about.
     assert [what for what in refused.values() if not re.search(" needs |must have a value", what)] == []
+
+
+# --- commands of other programs: `make`, `accelerate launch`, papermill, Python and pip
+
+SPOKEN_OF = re.compile(r"accelerate [\w-]+$|pip freeze|.* script\.py$|.*\.\.\.")  # and not meant to be typed
+PROGRAMS = ("make", "accelerate", "papermill", "python", "torchrun", "sbatch", "pip")
+MAKEFILE = (ROOT / "Makefile").read_text()
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+def other_commands(text: str) -> set[str]:
+    """Return the commands of these programs in blocks and in backticks."""
+    text = text.replace("\\\n", " ")
+    lines = [line for block in FENCED.findall(text) for line in block.splitlines()]
+    lines += [*re.findall(r"^    (.+)$", text, re.MULTILINE), *re.findall(r"`([^`\n]+)`", text)]
+    parts = [part.strip().removeprefix("$ ") for line in lines for part in line.partition("  #")[0].split(" && ")]
+    return {" ".join(part.split()) for part in parts if part.partition(" ")[0] in PROGRAMS and " " in part}
+
+
+def refuse_made_up(command: str) -> None:
+    """Fail if a command names a file, a target, a variable, an option or a parameter that is not there."""
+    program, *words = shlex.split(command)
+    if program == "make":
+        for word in words:
+            name, is_variable, _ = word.partition("=")
+            assert f"$({name})" in MAKEFILE if is_variable else re.search(rf"^{name}:", MAKEFILE, re.MULTILINE), word
+    elif program == "pip":
+        extras = re.findall(r"\[([\w,]+)\]", command)
+        assert {extra for several in extras for extra in several.split(",")} <= {*EXTRAS}
+    elif program == "papermill":
+        notebook, _, *pairs = words
+        cells = json.loads((ROOT / notebook).read_text())["cells"]
+        (source,) = ["".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", [])]
+        assert all(
+            re.search(rf"^{name} = ", source, re.MULTILINE) for _, name, _ in zip(*[iter(pairs)] * 3, strict=True)
+        )
+    elif program == "accelerate":
+        script = next(place for place, word in enumerate(words) if word.endswith(".py"))
+        launched = launch_command_parser().parse_args(words[1 : script + 1])
+        assert (ROOT / launched.config_file).is_file()
+        if words[script] == "study/train.py":
+            parsed(Flags, prog="train.py", args=words[script + 1 :])
+    elif words[0] == "-m":
+        assert importlib.util.find_spec(words[1])
+    else:  # python, torchrun and sbatch start a file
+        started = next(word for word in words if word.endswith((".py", ".sh")))
+        assert (ROOT / started).is_file()
+
+
+def test_every_command_of_another_program_is_understood():
+    given = {command for path in FILES for command in other_commands(path.read_text())}
+    given = {command for command in given if not SPOKEN_OF.match(command)}
+    assert {command.partition(" ")[0] for command in given} == {*PROGRAMS}
+    assert len(given) > 35
+    for command in given:
+        try:
+            refuse_made_up(command)
+        except (AssertionError, Stop, OSError, ValueError, SystemExit, StopIteration, IndexError) as error:
+            pytest.fail(f"{command}: {error!r}")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "make nothing",
+        "make report RUN=x",
+        'pip install ".[nothing]"',
+        "papermill notebooks/compare.ipynb out.ipynb -p run runs",
+        "accelerate launch --config_file accelerate_configs/zero4.yaml study/train.py",
+        "accelerate launch --config_file accelerate_configs/zero2.yaml study/train.py --batch 3",
+        "python -m study.nothing",
+        "python tools/nothing.py",
+    ],
+)
+def test_a_made_up_command_is_refused(command):
+    with pytest.raises((AssertionError, Stop, SystemExit)):
+        refuse_made_up(command)
