@@ -1,6 +1,5 @@
 """`study conform`: hold ways of sharding to one process, on the same weights and data, with the same arithmetic."""
 
-import ast
 import dataclasses
 import tempfile
 from pathlib import Path
@@ -62,31 +61,14 @@ def _adapter(name: str) -> Adapter:
     # A file comes before an adapter of ours that has its name.
     path = Path(name)
     if path.is_file():
-        _refuse_incomplete(path)  # before anything is imported
+        text = path.read_text(errors="replace")  # it is imported in ten seconds and more, with its libraries
+        if missing := [each for each in NEEDED if each not in text]:
+            what = f"{path} does not define {', '.join(missing)}"
+            raise Stop(what, "write them as in examples/zero_by_hand/adapter.py")
         return Adapter(path.stem, path.resolve(), name)
     if name not in ADAPTERS:
         raise Stop(f"{name!r} is neither an adapter nor a file", nearest(name, ADAPTERS))
     return ADAPTERS[name]
-
-
-def _refuse_incomplete(path: Path) -> None:
-    """Raise Stop for a file that defines no adapter. It is read, and not run."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError, OSError) as error:
-        raise Stop(
-            f"{path} is not a Python file ({error})", "name a file such as examples/zero_by_hand/adapter.py"
-        ) from None
-    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    names |= {
-        alias.asname or alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    if (missing := [each for each in NEEDED if each not in names]) and "*" not in names:
-        raise Stop(f"{path} does not define {', '.join(missing)}", "write them as in examples/zero_by_hand/adapter.py")
 
 
 def _hold(adapter: Adapter, properties: list[Property], out: Path | None) -> list[Answer]:

@@ -1,6 +1,5 @@
 """Which known faults apply to these releases, in this training? Needs no torch."""
 
-import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal
@@ -69,15 +68,14 @@ def described(used: dict[str, Release], flags: Flags, said: dict, key: Callable 
 def answered(stack: Stack, symptom: str = "") -> dict[str, Any]:
     """Return the faults that apply or may: first those with a symptom, then those that apply; and what nobody asked."""
     rows = []
-    asked = [(fault, _questions(fault, stack)) for fault in table().fault]
-    now = {fault.id for fault, questions in asked if questions == []}
-    for fault, questions in asked:
+    for fault in table().fault:
+        questions = _questions(fault, stack)
         if questions is not None:
             row = fault.model_dump(include={"id", "package", "symptom", "who", "upstream"}) | {
                 "answer": "applies if" if questions else "applies",
                 "question": " ".join(questions),
                 "sentence": f"{fault.sentence.rstrip('.')} ({fault.package} {fault.releases})",
-                "do": _remedy(fault, stack, now),
+                "do": fault.do_with.get(stack.facts.get("trainer", ""), fault.do),
                 "shown": f"reproductions/{fault.script}.py"
                 if fault.script
                 else f"{fault.rests_on}, {fault.upstream}".rstrip(", "),
@@ -88,39 +86,28 @@ def answered(stack: Stack, symptom: str = "") -> dict[str, Any]:
     unknown = [
         used[name] for name, releases in table().asked.items() if name in used and used[name].split()[1] not in releases
     ]
+    applying = [row for row in rows if row["answer"] == "applies"]
     known = sum(fault.when is not None for fault in table().fault)
-    apply = "1 applies" if len(now) == 1 else f"{len(now)} apply"
-    first = f"{', '.join(used.values())}: of {known} known faults {apply}, and {len(rows) - len(now)} may"
+    apply = "1 applies" if len(applying) == 1 else f"{len(applying)} apply"
+    first = f"{', '.join(used.values())}: of {known} known faults {apply}, and {len(rows) - len(applying)} may"
     if unknown:
         first += f"; no answers for {', '.join(unknown)}"
-    rows.sort(key=lambda row: (symptom not in row["symptom"], row["answer"]))
-    free = {}  # releases without faults, the newest first, of packages that have one
-    for package in dict.fromkeys(row["package"] for row in rows if row["answer"] == "applies"):
+    # --- releases to which no known fault surely applies, the newest first: a remedy of one may have another
+    free = {}
+    for package in dict.fromkeys(row["package"] for row in applying):
         releases = reversed(table().asked[package])
-        free[package] = [release for release in releases if not _faults_with(stack, package, release)]
-    return {"fine": not now, "first": f"{first}.", "faults": rows, "not_asked": unknown, "free": free}
+        free[package] = [release for release in releases if _is_free(stack, package, release)]
+    rows.sort(key=lambda row: (symptom not in row["symptom"], row["answer"]))
+    return {"fine": not applying, "first": f"{first}.", "faults": rows, "not_asked": unknown, "free": free}
 
 
-RELEASE = re.compile(r"(\w+)[ =]+(\d+\.\d+\.\d+)")  # in a remedy
-
-
-def _remedy(fault: Fault, stack: Stack, now: set[str]) -> str:
-    """Return the ways out of a fault, without releases to which a known fault applies that does not apply now."""
-    ways = fault.do_with.get(stack.facts.get("trainer", ""), fault.do).split(", or ")
-    bad = [way for way in ways if any(_faults_with(stack, *named) - now for named in RELEASE.findall(way))]
-    remedy = ", or ".join(way for way in ways if way not in bad)
-    return remedy or f"{', or '.join(bad)}, where another known fault applies"
-
-
-def _faults_with(stack: Stack, package: str, release: str) -> set[str]:
-    """Return the faults of a package that apply with a release of it, or do if that has them, which nobody asked."""
+def _is_free(stack: Stack, package: str, release: str) -> bool:
+    """Return whether no fault applies with another release, nor would if that has it, which nobody asked."""
     other = replace(stack, versions=stack.versions | {package: Version(release)})
-    found = set()
-    for fault in table().fault:
-        questions = _questions(fault, other) if fault.package == package else None
-        if questions is not None and len(questions) == (fault.has(Version(release)) is None):
-            found.add(fault.id)
-    return found
+    of_package = [fault for fault in table().fault if fault.package == package]
+    # The question about a release that was not asked is no way out.
+    asked = [(_questions(fault, other), fault.has(Version(release)) is None) for fault in of_package]
+    return all(questions is None or len(questions) > is_open for questions, is_open in asked)
 
 
 def _questions(fault: Fault, stack: Stack) -> list[str] | None:

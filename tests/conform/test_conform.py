@@ -122,7 +122,7 @@ def test_an_adapter_that_cannot_be_imported_is_a_sentence(ranks, tmp_path):
         ("empty.json", "{}", "does not define build, forward_backward, step, whole_weights"),
         ("empty.py", "", "does not define build, forward_backward, step, whole_weights"),
         ("part.py", "from there import build, step\nwhole_weights = dict", "does not define forward_backward"),
-        ("text.yaml", "a: b: c", "is not a Python file"),
+        ("text.yaml", "a: b: c", "does not define build"),
     ],
 )
 def test_a_file_that_is_no_adapter_is_refused_before_anything_is_imported(name, text, said, tmp_path, monkeypatch):

@@ -109,19 +109,10 @@ function questions(fault, versions, known) {
   return asked;
 }
 
-// The faults of a package that apply with a release of it, or do if that has them, which nobody asked.
-function faultsWith(name, release, versions, known) {
+// Whether no fault applies with another release, nor would if that has it, which nobody asked.
+function isFree(name, release, versions, known) {
   const other = { ...versions, [name]: version(release) };
-  const found = table.fault.filter((fault) => fault.package === name && questions(fault, other, known)?.length === Number(has(fault, other[name]) === null));
-  return found.map((fault) => fault.id);
-}
-
-// The ways out of a fault, without releases to which a known fault applies that does not apply now.
-function remedyOf(fault, versions, known, now) {
-  const ways = (fault.do_with[known.trainer ?? ""] ?? fault.do).split(", or ");
-  const isBad = (way) => [...way.matchAll(/(\w+)[ =]+(\d+\.\d+\.\d+)/g)].some(([, name, release]) => faultsWith(name, release, versions, known).some((id) => !now.includes(id)));
-  const good = ways.filter((way) => !isBad(way));
-  return good.length ? good.join(", or ") : `${ways.join(", or ")}, where another known fault applies`;
+  return table.fault.every((fault) => fault.package !== name || questions(fault, other, known)?.length !== Number(has(fault, other[name]) === null));
 }
 
 // The faults that apply or may, to a list of releases and what flags say.
@@ -136,16 +127,15 @@ function answered(list, flags) {
   if (optimizer) known.optimizer = optimizer;
   if ("stage" in known) versions = { [typeof known.stage === "number" ? "deepspeed" : "torch"]: ANY, ...versions };
   const rows = table.fault.map((fault) => ({ fault, asked: questions(fault, versions, known) })).filter((row) => row.asked);
-  const now = rows.filter((row) => !row.asked.length).map((row) => row.fault.id);
   const answers = rows.map(({ fault, asked }) => ({
     id: fault.id,
     answer: asked.length ? "applies if" : "applies",
     question: asked.join(" "),
-    do: remedyOf(fault, versions, known, now),
+    do: fault.do_with[known.trainer ?? ""] ?? fault.do,
     fault,
   }));
   const hit = [...new Set(rows.filter((row) => !row.asked.length).map((row) => row.fault.package))];
-  const free = hit.map((name) => [name, table.asked[name].filter((release) => !faultsWith(name, release, versions, known).length).reverse()]);
+  const free = hit.map((name) => [name, table.asked[name].filter((release) => isFree(name, release, versions, known)).reverse()]);
   return { versions, answers, free: Object.fromEntries(free) };
 }
 
@@ -191,7 +181,7 @@ function show() {
   const named = Object.keys(versions).join(", ");
   const known = table.fault.filter((fault) => fault.when).length;
   const text = `Of ${known} known faults ${sure.length} ${sure.length === 1 ? "applies" : "apply"}, and ${maybe.length} may.`;
-  const ways = Object.entries(free).map(([name, releases]) => releases.length ? ` With ${name} ${releases.slice(0, 4).join(" or ")} none surely applies.` : ` Each release of ${name} that was asked has one.`);
+  const ways = Object.entries(free).map(([name, releases]) => releases.length ? ` With ${name} ${releases.slice(0, 4).join(" or ")} none applies, as far as it is said here.` : ` Each release of ${name} that was asked has one.`);
   document.getElementById("sentence").textContent = named ? text + ways.join("") : "The list names none of the packages of this page.";
   document.getElementById("faults").replaceChildren(...sure.map(card));
   const fold = document.getElementById("maybe");
