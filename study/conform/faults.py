@@ -23,11 +23,6 @@ ANY = SpecifierSet()  # release
 When = dict[str, bool | int | str | list | dict[str, Any]]
 
 
-@functools.cache
-def _in_order(releases: tuple[str, ...]) -> list[Version]:
-    return sorted(map(Version, releases))
-
-
 class Fault(BaseModel):
     """Something that releases of a library do wrong, when, what to do about it, and what shows it."""
 
@@ -62,8 +57,7 @@ class Fault(BaseModel):
     because: str = ""
 
     def contains(self, release: Version) -> bool:
-        since, until = _in_order((self.since, self.until))
-        return since <= release <= until
+        return Version(self.since) <= release <= Version(self.until)
 
     def has(self, release: Release) -> bool | None:
         """Whether a release has the fault. None: it was not asked, and the one before or after it has.
@@ -71,9 +65,9 @@ class Fault(BaseModel):
         Of a range: None if a release in it may have the fault, or none in it was asked.
         """
         if isinstance(release, SpecifierSet):
-            inside = [each for each in _in_order(table().asked[self.package]) if each in release]
+            inside = [each for each in map(Version, table().asked[self.package]) if each in release]
             return False if inside and all(self.has(each) is False for each in inside) else None
-        asked = _in_order(self.asked or table().asked[self.package])
+        asked = sorted(map(Version, self.asked or table().asked[self.package]))
         beside = [each for each in asked if each <= release][-1:] + [each for each in asked if each >= release][:1]
         if not any(map(self.contains, beside)):
             return False

@@ -1,7 +1,8 @@
 """Which known faults apply to these releases, in this training? Needs no torch."""
 
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
 from packaging.specifiers import SpecifierSet
@@ -68,9 +69,19 @@ def described(used: dict[str, Release], flags: Flags, said: dict, key: Callable 
 def answered(stack: Stack, symptom: str = "") -> dict[str, Any]:
     """Return the faults that apply or may: first those with a symptom, then those that apply; and what nobody asked."""
     rows = []
+    met = defaultdict[str, list[Fault]](list)  # by package: faults of which all is so, but perhaps the release
     for fault in table().fault:
         questions = _questions(fault, stack)
-        if questions is not None:
+        if questions is None:
+            continue
+        if not questions:
+            met[fault.package].append(fault)
+        release = stack.versions[fault.package]
+        has = fault.has(release)
+        if has is None:
+            asked = table().questions["release" if isinstance(release, Version) else "range"]
+            questions = [asked.format(fault.package, release), *questions]
+        if has is not False:
             row = fault.model_dump(include={"id", "package", "symptom", "who", "upstream"}) | {
                 "answer": "applies if" if questions else "applies",
                 "question": " ".join(questions),
@@ -92,34 +103,20 @@ def answered(stack: Stack, symptom: str = "") -> dict[str, Any]:
     first = f"{', '.join(used.values())}: of {known} known faults {apply}, and {len(rows) - len(applying)} may"
     if unknown:
         first += f"; no answers for {', '.join(unknown)}"
-    # --- releases to which no known fault surely applies, the newest first: a remedy of one may have another
+    # --- releases without any of these faults, the newest first: a remedy of one may have another
     free = {}
     for package in dict.fromkeys(row["package"] for row in applying):
         releases = reversed(table().asked[package])
-        free[package] = [release for release in releases if _is_free(stack, package, release)]
+        free[package] = [each for each in releases if all(fault.has(Version(each)) is False for fault in met[package])]
     rows.sort(key=lambda row: (symptom not in row["symptom"], row["answer"]))
     return {"fine": not applying, "first": f"{first}.", "faults": rows, "not_asked": unknown, "free": free}
 
 
-def _is_free(stack: Stack, package: str, release: str) -> bool:
-    """Return whether no fault applies with another release, nor would if that has it, which nobody asked."""
-    other = replace(stack, versions=stack.versions | {package: Version(release)})
-    of_package = [fault for fault in table().fault if fault.package == package]
-    # The question about a release that was not asked is no way out.
-    asked = [(_questions(fault, other), fault.has(Version(release)) is None) for fault in of_package]
-    return all(questions is None or len(questions) > is_open for questions, is_open in asked)
-
-
 def _questions(fault: Fault, stack: Stack) -> list[str] | None:
-    """Return what has to be known for a fault to apply. None: it does not apply."""
-    release = stack.versions.get(fault.package)
-    has = release is not None and fault.has(release)
-    if fault.when is None or has is False:
+    """Return what has to be known for a fault to apply, besides the release. None: it does not apply."""
+    if fault.when is None or fault.package not in stack.versions:
         return None
     questions = []
-    if has is None:
-        asked = table().questions["release" if isinstance(release, Version) else "range"]
-        questions.append(asked.format(fault.package, release))
     facts = stack.facts | stack.versions
     trainer = facts.get("trainer", "")
     used = facts.get(trainer)

@@ -91,13 +91,10 @@ function fits(seen, wanted) {
 
 const filled = (text, ...words) => words.reduce((rest, word) => rest.replace("{}", word), text);
 
-// What has to be known for a fault to apply; null if it does not.
+// What has to be known for a fault to apply, besides the release; null if it does not.
 function questions(fault, versions, known) {
-  const release = versions[fault.package];
-  const state = release === undefined ? false : has(fault, release);
-  if (!fault.when || state === false) return null;
+  if (!fault.when || !(fault.package in versions)) return null;
   const asked = [];
-  if (state === null) asked.push(filled(table.questions[Array.isArray(release) ? "range" : "release"], fault.package, release.text));
   const facts = { ...known, ...versions };
   const used = versions[facts.trainer];
   const forced = fault.forced[facts.trainer];
@@ -107,12 +104,6 @@ function questions(fault, versions, known) {
     else if (!fits(facts[name], wanted)) return null;
   }
   return asked;
-}
-
-// Whether no fault applies with another release, nor would if that has it, which nobody asked.
-function isFree(name, release, versions, known) {
-  const other = { ...versions, [name]: version(release) };
-  return table.fault.every((fault) => fault.package !== name || questions(fault, other, known)?.length !== Number(has(fault, other[name]) === null));
 }
 
 // The faults that apply or may, to a list of releases and what flags say.
@@ -126,7 +117,17 @@ function answered(list, flags) {
   const optimizer = table.optimizers.find((name) => String(known.optimizer).toLowerCase().includes(name));
   if (optimizer) known.optimizer = optimizer;
   if ("stage" in known) versions = { [typeof known.stage === "number" ? "deepspeed" : "torch"]: ANY, ...versions };
-  const rows = table.fault.map((fault) => ({ fault, asked: questions(fault, versions, known) })).filter((row) => row.asked);
+  const met = {}; // by package: faults of which all is so, but perhaps the release
+  const rows = [];
+  for (const fault of table.fault) {
+    const asked = questions(fault, versions, known);
+    if (!asked) continue;
+    if (!asked.length) (met[fault.package] ??= []).push(fault);
+    const release = versions[fault.package];
+    const state = has(fault, release);
+    if (state === null) asked.unshift(filled(table.questions[Array.isArray(release) ? "range" : "release"], fault.package, release.text));
+    if (state !== false) rows.push({ fault, asked });
+  }
   const answers = rows.map(({ fault, asked }) => ({
     id: fault.id,
     answer: asked.length ? "applies if" : "applies",
@@ -135,7 +136,8 @@ function answered(list, flags) {
     fault,
   }));
   const hit = [...new Set(rows.filter((row) => !row.asked.length).map((row) => row.fault.package))];
-  const free = hit.map((name) => [name, table.asked[name].filter((release) => isFree(name, release, versions, known)).reverse()]);
+  const isFree = (name, each) => met[name].every((fault) => has(fault, version(each)) === false);
+  const free = hit.map((name) => [name, table.asked[name].filter((each) => isFree(name, each)).reverse()]);
   return { versions, answers, free: Object.fromEntries(free) };
 }
 
