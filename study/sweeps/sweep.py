@@ -50,9 +50,8 @@ class Outcome(NamedTuple):
 def plan(cells: list[Cell], repeats: int, lane: tuple[int, int] = (1, 1)) -> list[Cell]:
     """Return a lane's cells by repeat, every other repeat backwards: a drift of the machine affects all arms."""
     if not 1 <= lane[0] <= lane[1]:
-        raise Stop(
-            f"--lane {lane[0]} {lane[1]} is none", "give the number of this sweep and of all, such as 1 2 and 2 2"
-        )
+        what = f"--lane {lane[0]} {lane[1]} is none"
+        raise Stop(what, "give the number of this sweep and of all, such as 1 2 and 2 2")
     planned: list[Cell] = []
     for repeat in range(1, repeats + 1):
         planned += [replace(cell, repeat=repeat) for cell in cells]
@@ -158,8 +157,6 @@ def outcome_of(cell: Cell, runs: Path, over: float, launch: Callable[[Cell], Rec
 def lock_runs_folder(runs: Path, lane: tuple[int, int] = (1, 1)) -> Iterator[None]:
     """Lock a folder for one sweep, or for that of a lane. The kernel releases the lock when its holder dies."""
     number, lanes = lane
-    if not 1 <= number <= lanes:
-        raise Stop(f"--lane {number} {lanes} is none of {lanes} lanes", "give a number from 1 to that of the lanes")
     try:
         runs.mkdir(parents=True, exist_ok=True)
         file = (runs / (".sweep" if lanes == 1 else f".sweep-{number}-of-{lanes}")).open("a")
