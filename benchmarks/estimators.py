@@ -4,8 +4,6 @@ Neither knows activations. Accelerate's knows no sharding, and DeepSpeed's no st
 """
 
 from accelerate.commands.estimate import estimate_training_usage
-from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
-from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
 
 def accelerate_bytes(elements: int, precision: str | None) -> float:
@@ -21,6 +19,9 @@ def deepspeed_bytes(
 
     `homes` says where optimizer states and weights are offloaded to.
     """
+    from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs  # takes seconds
+    from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
+
     options = {"num_gpus_per_node": local, "num_nodes": ranks // local, "additional_buffer_factor": 1}
     options["cpu_offload"] = homes[0] != "none"
     if stage == 2:

@@ -1,4 +1,4 @@
-"""How the tests start the real thing: `accelerate launch`, in fresh processes, as a user would."""
+"""How the tests start the real thing: the ranks of `accelerate launch`, forked. test_machines.py has a real launch."""
 
 import fcntl
 import functools
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import textwrap
 import time
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ import pytest
 
 from study.core import machine
 from study.core.gpus import num_gpus
+from study.records import store
+from study.records.schema import Record
 
 gc.disable()  # until all is imported: half of a worker's start was looking for garbage
 
@@ -41,7 +44,6 @@ os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")  # those of other packages t
 # APART share only trained runs, which the workers share too (`trained`), and take longest.
 SHARING = dict.fromkeys(("test_browser", "test_report", "test_notebooks"), "pages")
 APART = ("test_failures", "test_sweep", "test_virtual", "test_cli", "test_train", "test_parity")
-FIRST = ("test_wheel", "test_train", "test_virtual")  # long ones, at whose end a worker would be alone
 
 # How the runs are trained that many tests look at: long enough for the arms to drift apart, if they did.
 STEPS, SEQUENCE = 9, 32
@@ -49,8 +51,6 @@ TRAINED = ("--steps", str(STEPS), "--epochs", "2", "--sequence", str(SEQUENCE), 
 RANKS = {"single": 1, "hsdp": 4}  # of an arm; of the others two
 DECODERS_ALONE = ("zero3_ulysses", "zero1_tp", "zero2_tp")  # arms that cannot train a BERT: test_dimensions.py has them
 
-
-LAUNCH = (str(Path(sys.executable).with_name("accelerate-launch")),)  # imports less than `accelerate launch`: 2 s
 
 # What a step frees is kept for the next one, and not given back to the kernel and zeroed anew: an eighth of a launch.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**28), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
@@ -68,7 +68,7 @@ def golden(request):
     """
 
     def compare(name: str, text: str) -> None:
-        path = ROOT / "tests" / "golden" / name
+        path = ROOT / "tests/golden" / name
         text = "\n".join(line.rstrip() for line in text.splitlines()).strip() + "\n"
         if request.config.getoption("--refresh-golden"):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,6 @@ def golden(request):
 
 @pytest.hookimpl(tryfirst=True)  # before the plugin that looks for these marks
 def pytest_collection_modifyitems(config, items) -> None:
-    items.sort(key=lambda item: item.path.stem not in FIRST)
     for item in items:
         if (name := item.path.stem) not in APART:
             item.add_marker(pytest.mark.xdist_group(SHARING.get(name, name)))
@@ -107,8 +106,8 @@ class Launched:
     seconds: float
 
     @property
-    def record(self) -> dict:
-        return json.loads((self.folder / "record.json").read_text())
+    def record(self) -> Record:
+        return store.load(self.folder)
 
     @property
     def steps(self) -> list[dict]:
@@ -136,7 +135,7 @@ def fork_server() -> str:
             return address
         listener.listen()
         listener.set_inheritable(True)
-        words = [sys.executable, str(ROOT / "tests" / "forkserver.py"), str(listener.fileno()), str(session)]
+        words = [sys.executable, str(ROOT / "tests/forkserver.py"), str(listener.fileno()), str(session)]
         nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1)]
         os.posix_spawn(sys.executable, words, environment_of_the_server(), file_actions=nothing)
     return address
@@ -165,32 +164,12 @@ def launch(
     *flags: str,
     cache: Path,
     launcher: tuple = (),
-    env: dict | None = None,
-    real: bool = False,
     script: str = "study/train.py",
 ) -> Launched:
-    """Train an arm, by its name or by the path of a yaml, and wait for the end.
-
-    Ranks are forked from a process that has imported everything. `real` starts Accelerate's launcher itself, and so
-    does `env`: libraries read the environment while they are imported.
-    """
+    """Train an arm, by its name or by the path of a yaml, and wait for the end."""
     path = str(config) if isinstance(config, Path) else f"accelerate_configs/{config}.yaml"
     flags = tuple(map(str, ("--run-dir", folder, "--cache-dir", cache, *flags)))
-    if not (real or env):
-        return forked(folder, config=path, launcher=launcher, script=script, flags=flags)
-    started = time.monotonic()
-    process = subprocess.run(
-        [*LAUNCH, "--config_file", path, *launcher, script, *flags],
-        cwd=ROOT,
-        env=os.environ | (env or {}),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    return Launched(folder, process.returncode, process.stdout, time.monotonic() - started)
+    return forked(folder, config=path, launcher=launcher, script=script, flags=flags)
 
 
 def ranks_of(code: str, folder: Path, *words: str, ranks: int = 2) -> Launched:
@@ -204,6 +183,11 @@ def python(*words: str | Path, **options) -> subprocess.CompletedProcess:
     """Run Python in a process of its own, by itself at the root of the repository, and keep what it prints."""
     ours = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 600, "check": False}
     return subprocess.run([sys.executable, *words], **ours | options)
+
+
+def table(path: str) -> dict:
+    """Cases that stand in a TOML file below tests/."""
+    return tomllib.loads((ROOT / "tests" / path).read_text())
 
 
 def traceback_of_ours(output: str) -> bool:
@@ -325,7 +309,6 @@ def at_home(home: Path, patch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def site(real_runs, home, tmp_path_factory):
     """The report over the real runs, a run that ended badly, a virtual one, and five folders that are broken."""
-    from study.records import store
     from study.report import site as report
     from tests.shaped import failed, finished, put
 
@@ -339,7 +322,7 @@ def site(real_runs, home, tmp_path_factory):
         (real_runs / name).mkdir()
         (real_runs / name / "record.json").write_text(text)
     (real_runs / "broken-none").mkdir()
-    (real_runs / "broken-none" / "log.txt").write_text("it began\n")
+    (real_runs / "broken-none/log.txt").write_text("it began\n")
     out = tmp_path_factory.mktemp("site") / "build"
     with pytest.MonkeyPatch.context() as patch:
         at_home(home, patch)

@@ -2,7 +2,7 @@
 
 Almost all of a tiny launch is imports. What `accelerate launch` does between its command line and the ranks is done by
 Accelerate's own functions here as well: they parse the flags, read the config file and make the ranks' environment.
-What torchrun does (a number for each rank, ending all when one fails) is written out. `test_launch.py` holds a forked
+What torchrun does (a number for each rank, ending all when one fails) is written out. `test_machines.py` holds a forked
 launch to a real one.
 
 All workers of a session share this process. It accepts connections to the socket that it is given, each with one
@@ -47,6 +47,7 @@ from transformers.models.bert import modeling_bert  # noqa: F401
 from transformers.models.gpt2 import modeling_gpt2  # noqa: F401
 
 import study.train
+import study.training.evaluation
 import study.watch.callback  # noqa: F401
 from study.core import machine, operators
 from study.core.operators import OPERATORS, compiled, why_not_operator

@@ -1,13 +1,11 @@
 """The `study` command, started as a user starts it."""
 
-import importlib
 import io
 import json
 import os
 import re
 import subprocess
 import sys
-import tomllib
 import types
 from pathlib import Path
 
@@ -28,7 +26,7 @@ from study.predict.question import PlaceFlags, TrainingFlags
 from study.records import store
 from study.report import answers
 from study.sweeps import launches
-from tests.conftest import ROOT, launch, python
+from tests.conftest import ROOT, launch, python, table
 from tests.shaped import changed, failed, finished, put
 
 
@@ -42,8 +40,8 @@ def in_this_process(monkeypatch, words: str) -> int | None:
         return end.code
 
 
-SMOKE = ROOT / "reports" / "cpu-2core" / "runs" / "smoke"
-QUESTIONS = tomllib.loads(Path(__file__).with_name("questions.toml").read_text())
+SMOKE = ROOT / "reports/cpu-2core/runs/smoke"
+QUESTIONS = table("cli/questions.toml")
 NAMED = {"SMOKE": SMOKE, "ZERO1": SMOKE / "arms-zero1-9502bd8f-r1.1", "ZERO3": SMOKE / "arms-zero3-46126d78-r1.1"}
 NAMED |= {"CONFIGS": ROOT / "accelerate_configs", "LONG": "a" * 5000} | QUESTIONS["names"]
 
@@ -108,7 +106,7 @@ def test_with_json_nothing_else_is_on_stdout(monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out) == {"folder": "here"}
 
 
-def test_a_virtual_rank_holds_and_sends_what_is_estimated_by_default(monkeypatch, cache, tmp_path, capsys, golden):
+def test_a_virtual_rank_holds_what_is_estimated_by_default(monkeypatch, cache, tmp_path, capsys, golden):
     """Their defaults differed: fp32, 8 rows and 128 tokens beside bf16_cast, one row and 1024 tokens."""
 
     def forked(cell, folder, *_):  # a fresh launch is almost all imports
@@ -122,15 +120,10 @@ def test_a_virtual_rank_holds_and_sends_what_is_estimated_by_default(monkeypatch
     record = store.load(tmp_path / "run")
     assert (record.status, record.observed.virtual_ranks) == ("done", 4)
     (measured,) = record.memory.components.per_rank
-    (sent,) = record.traffic.per_rank
     training, passes = TrainingFlags(gpus=4), predictions.Passes(arm="zero2")
     ours, _ = predictions.training_of(named("llama-micro"), training, PlaceFlags(), passes, None, "cpu")
     predicted = estimate(ours)
     assert measured.tracked_peak_bytes == pytest.approx(predicted.peak_bytes, rel=0.001)
-    for role in ("weights", "master", "moments"):
-        assert measured.after_step[role] == predicted.after_step[role], role
-    for kind, moved_bytes in predicted.traffic.items():
-        assert sent[kind].bytes == pytest.approx(moved_bytes, rel=0.001), kind
 
 
 TRACING = "tracing the model; this takes seconds to minutes, once ...\n"
@@ -155,15 +148,6 @@ def test_numbers_are_read_as_people_write_them(monkeypatch, capsys):
 
 
 WITHOUT_AN_ANSWER = {"report"}  # they write files
-
-
-def test_every_command_that_answers_does_so_in_json():
-    """`study` and CHANGELOG say so. A sweep that is run has no answer: see questions.toml."""
-    returned = {
-        name: getattr(importlib.import_module(module), name).__annotations__["return"]
-        for name, (module, _) in COMMANDS.items()
-    }
-    assert {name for name, kind in returned.items() if kind is None} <= WITHOUT_AN_ANSWER | {"conform"}
 
 
 @pytest.mark.parametrize(("where", "why"), [("> /dev/full", r"\(No space left[^\n]+"), (">&-", "is closed")])
@@ -258,25 +242,10 @@ def test_a_terminal_without_unicode_gets_what_it_can_show(tmp_path, monkeypatch)
 # The question: which arm for my model on my GPUs, with which memory, in how many seconds?
 
 README = "--model mistral-7b --gpus 8 --gpu H100"
-DOORS = (
-    README,
-    "--model gpt2-xl --gpus 1 --gpu RTX4090",
-    "--model bert-large --gpus 2 --gpu T4 --sequence 128 --batch 24",
-    "--params 3e9 --layers 26 --hidden 3072 --gpus 16 --gpu L40S --batch 64 --link pcie4",
-)
-SLOW_QUESTIONS = (
-    "--model llama3-8b --gpus 4 --gpu A100-40GB",
-    "--model llama3-70b --gpus 64 --gpu H100",
-    "--model gpt2 --lora-rank 8 --gpus 1 --gpu RTX4090 --sequence 256",
-    "--model llama3.2-1b --gpus 8 --gpu H100 --sequence 32768 --batch 16",
-    "--model qwen3-30b-a3b --gpus 8 --gpu H200",
-    "--model gpt2 --gpus 13 --gpu H100 --sequence 128",
-    "--model gpt2 --gpus 8 --gpu GH200 --sequence 128",
-)
-SLOW = [pytest.param(question, marks=pytest.mark.slow) for question in SLOW_QUESTIONS]
+SLOW = [pytest.param(question, marks=pytest.mark.slow) for question in QUESTIONS["advised"]["slow"]]
 
 
-@pytest.mark.parametrize("question", [*DOORS, *SLOW])
+@pytest.mark.parametrize("question", [README, *QUESTIONS["advised"]["quick"], *SLOW])
 def test_advise_and_estimate_give_one_answer(question, monkeypatch, capsys):
     """The arm, the tensors' bytes, what nvidia-smi shows, the seconds and their interval, and whether it fits."""
     assert in_this_process(monkeypatch, f"advise {question} --json") is None

@@ -1,7 +1,6 @@
 """Gives every parser of files damaged values: a valid value comes out, or a Stop."""
 
 import json
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from study.watch import differences, hangs
 from study.watch import sources as configs
 from study.watch.oom import reading
 from study.watch.oom.explain import Described, explain
-from tests.conftest import ROOT
+from tests.conftest import ROOT, table
 from tests.shaped import changed, failed, finished, put
 
 WRONG = (None, -1, 2**64, 1e300, True, "../../etc/passwd", [[]], {"a": {}})  # for each value of a valid file
@@ -80,7 +79,7 @@ class Parser(NamedTuple):
 
 
 CONFIGS = ROOT / "accelerate_configs"
-VALID = tomllib.loads(Path(__file__).with_name("valid.toml").read_text())
+VALID = table("cli/valid.toml")
 DEEPSPEED, DUMP, LOG = VALID["deepspeed"], VALID["dump"], VALID["log"]
 FAILED = failed("b", arm="zero3")
 PARSERS = {
@@ -100,7 +99,7 @@ PARSERS = {
     "fsdp.yaml": Parser(read_arm_and_config, yaml.safe_load((CONFIGS / "fsdp2.yaml").read_text())),
     "model/config.json": Parser(lambda path: named(str(path.parent)).member, VALID["model"]),
     "gpt/config.json": Parser(lambda path: named(str(path.parent)).member, config_of("gpt2")),
-    "config.json": Parser(read_arm_and_config, json.loads((CONFIGS / "deepspeed" / "zero3_hpz.json").read_text())),
+    "config.json": Parser(read_arm_and_config, json.loads((CONFIGS / "deepspeed/zero3_hpz.json").read_text())),
 }
 BOMBS = ["[" * 100_000, '{"a":' * 100_000, "a = " + "9" * 5000, "a: 0x" + "f" * 5000, "a: !!timestamp x\n"]
 BOMBS += ["? {a: b}\n: c\n", '{"a": "\\ud800"}', '{"a": NaN}', b"\xff\xfe", "a." * 5000 + "a = 1", "a: !!int ''\n"]
@@ -154,16 +153,7 @@ def test_a_size_in_a_dump_is_one_that_64_bits_hold(tmp_path, sizes):
         hangs.dumps(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"ranks": 2 * 10**9},
-        {"rank": 4 * 10**9},
-        {"written_unix_s": 1e300},
-        {"written_unix_s": "NaN"},
-        {"groups": {"0": [10**9]}},
-    ],
-)
+@pytest.mark.parametrize("wrong", VALID["wrong_in_a_log"])
 def test_ranks_and_times_in_a_log_are_those_of_a_training(tmp_path, wrong):
     (tmp_path / "collectives-rank0.json").write_text(json.dumps(LOG | wrong))
     with pytest.raises(Stop, match="is not a log of collectives"):

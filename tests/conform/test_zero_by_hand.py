@@ -6,9 +6,9 @@ import by_hand
 import pytest
 
 from study.conform.suite import PROPERTIES, Adapter
-from tests.conftest import ROOT, python, ranks_of
+from tests.conftest import ROOT, forked, ranks_of
 
-FOLDER = ROOT / "examples" / "zero_by_hand"
+FOLDER = ROOT / "examples/zero_by_hand"
 NAMES = ("data_parallel", "stage1", "stage2", "stage3")
 BYTES = 4 * 4 * (256 * 256 + 256)  # of the weights in fp32
 LAYER = 1 / 4  # of the four layers; a bias is 1/257 of a layer
@@ -79,10 +79,11 @@ for stage, kind in enumerate((Stage1, Stage2, Stage3), 1):
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory) -> dict[tuple[str, int], tuple[list[float], list[float]]]:
     """What each file prints, by its name and the passes of a step: its losses, and five sizes in BYTES."""
-    output = python(FOLDER / "one_process.py").stdout
+    folder = tmp_path_factory.mktemp("by-hand")
+    output = forked(folder, config=None, script=str(FOLDER / "one_process.py"), flags=()).output
     for passes in (1, 4):
         code = f"import sys; sys.argv[1:] = ['--passes', '{passes}']{RUN_ALL}"
-        launched = ranks_of(code, tmp_path_factory.mktemp("by-hand"))
+        launched = ranks_of(code, folder)
         assert launched.code == 0, launched.output
         output += launched.output
     runs = []

@@ -2,7 +2,6 @@
 
 import json
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,17 +11,17 @@ from accelerate.commands.config.config_args import load_config_from_file
 from study.core import arms
 from study.core.errors import Stop
 from study.training import setup
+from tests.conftest import table
 
 PATHS = arms.all_paths()
-REPLICAS = "parallelism_config_dp_replicate_size"
-SHARDS = "parallelism_config_dp_shard_size"
 ON_DEEPSPEED = [name for name in PATHS if name.startswith("zero")]
 FAIR = [name for name in arms.NAMES if name.startswith("zero")]
 
 PRECISION = {"mixed_precision", "bf16", "fp16", "torch_autocast"}
 GATHER, PREFETCH = "allgather_bucket_size", "stage3_prefetch_bucket_size"
 OPTIMIZER, PARAM = "offload_optimizer.device", "offload_param.device"
-SIBLINGS = tomllib.loads(Path(__file__).with_name("siblings.toml").read_text())
+SIBLINGS = table("core/siblings.toml")
+FILES = table("core/arm_files.toml")
 
 
 def yaml_of(name: str) -> dict:
@@ -121,42 +120,25 @@ UNEVEN = {
 @pytest.mark.parametrize(("name", "ranks"), UNEVEN)
 def test_groups_that_do_not_come_out_even_are_refused(name, ranks, tmp_path):
     """In a sentence, before anything starts."""
-    mine = written(tmp_path, f"{FSDP}parallelism_config: {{{REPLICAS}: 3, {SHARDS}: 4}}")
+    mine = written(tmp_path, FILES["groups"])
     with pytest.raises(Stop, match=rf"{UNEVEN[name, ranks]} \(got {ranks}\)") as stop:
         arms.read((PATHS | {"mine": mine})[name]).sharing_ranks(ranks)
     assert stop.value.status == "unavailable"
     assert arms.read(mine).sharing_ranks(12) == 4
 
 
-def written(folder: Path, text: str) -> Path:
-    (folder / "mine.yaml").write_text(text)
+def written(folder: Path, yaml: str = FILES["deepspeed"], json: str = "") -> Path:
+    """A file of somebody else, which may name a json."""
+    (folder / "mine.json").write_text(json)
+    (folder / "mine.yaml").write_text(yaml.replace("JSON", str(folder / "mine.json")))
     return folder / "mine.yaml"
 
 
-def with_json(folder: Path, text: str) -> Path:
-    (folder / "mine.json").write_text(text)
-    return written(folder, f"{ZEROS}{{deepspeed_config_file: {folder / 'mine.json'}}}")
-
-
-ZEROS = "distributed_type: DEEPSPEED\ndeepspeed_config: "
-SINGLE = "distributed_type: 'NO'\n"
-FSDP = """distributed_type: FSDP
-fsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, fsdp_reshard_after_forward: true,
-  fsdp_cpu_ram_efficient_loading: false, fsdp_offload_params: false}
-"""
-PROMISED = [  # stage, clipping, optimizer states, weights; what is left out is as the libraries have it by default
-    (written, ZEROS + "{gradient_clipping: 0, offload_optimizer_device: cpu}", (2, 0.0, "cpu", "none")),
-    (written, ZEROS + "{zero_stage: 3, offload_param_device: nvme}", (3, 1.0, "none", "nvme")),
-    # Accelerate's own questionnaire writes such lines.
-    (written, ZEROS + "{offload_optimizer_nvme_path: none, offload_param_nvme_path: null}", (2, 1.0, "none", "none")),
-    (with_json, '{"gradient_clipping": "auto"}', (0, 1.0, "none", "none")),
-]
-
-
-@pytest.mark.parametrize(("write", "text", "promised"), PROMISED)
-def test_a_file_of_somebody_else_is_read_as_accelerate_and_deepspeed_read_it(tmp_path, write, text, promised):
-    arm = arms.read(write(tmp_path, text))
-    assert (arm.stage, arm.clipping, arm.offload_optimizer, arm.offload_param) == promised
+@pytest.mark.parametrize("case", FILES["promised"])
+def test_a_file_of_somebody_else_is_read_as_accelerate_and_deepspeed_read_it(tmp_path, case):
+    arm = arms.read(written(tmp_path, **case["file"]))
+    promised = [arm.stage, arm.clipping, arm.offload_optimizer, arm.offload_param]
+    assert promised == case["promised"]
     assert arm.num_processes == 1
     assert arm.uses_nvme == ("nvme" in promised)
 
@@ -169,26 +151,8 @@ def test_a_json_is_found_from_any_folder(tmp_path, monkeypatch):
     assert arms.find("here.json").read_text() == "{}", "and what is here comes first"
 
 
-NVME = "remove it and give --nvme-dir"
-KINDS = "distributed_type must be 'NO', 'MULTI_GPU', 'DEEPSPEED' or 'FSDP'"
-FILE = "correct deepspeed_config_file in mine.yaml, or run from the root of the repository"
-REFUSED = [
-    (written, ZEROS + "{offload_optimizer_nvme_path: /disk}", "nvme_path must be 'none' (got '/disk')", NVME),
-    (written, SINGLE + "mixed_precision: bf16", "precision must be 'no' (got 'bf16')", "give --precision"),
-    (written, "- a list", "mine.yaml: must be a table (got ['a list'])", "fix mine.yaml"),
-    (written, "distributed_type: NO", f"{KINDS} (got False)", "write 'NO' in quotes"),
-    (written, FSDP.replace("fsdp_off", "fsdp_act"), "fsdp_offload_params is missing", "fix mine.yaml"),
-    (written, SINGLE + "num_processes: 0", "num_processes must be greater than 0 (got 0)", "fix mine.yaml"),
-    (written, f"{FSDP}parallelism_config: {{x: 5}}", "parallelism_config x is not known", "fix mine.yaml"),
-    (written, f"{SINGLE}parallelism_config: {{x: 1}}", "parallelism_config needs FSDP or DeepSpeed", "fix mine.yaml"),
-    (written, ZEROS + "{deepspeed_config_file: nowhere/absent.json}", "cannot be read (No such file", FILE),
-    (written, ZEROS + "{zero_stage: 7}", "stage must be 0, 1, 2 or 3 (got 7)", "fix mine.yaml"),
-    (with_json, '{"zero_optimization": 3}', "zero_optimization must be a table (got 3)", "fix mine.json"),
-]
-
-
-@pytest.mark.parametrize(("write", "text", "what", "remedy"), REFUSED, ids=lambda value: str(value)[:20])
-def test_a_bad_file_is_refused(tmp_path, write, text, what, remedy):
-    with pytest.raises(Stop, match=re.escape(what)) as caught:
-        arms.read(write(tmp_path, text))
-    assert remedy in caught.value.remedy
+@pytest.mark.parametrize("case", FILES["refused"])
+def test_a_bad_file_is_refused(tmp_path, case):
+    with pytest.raises(Stop, match=re.escape(case["what"])) as caught:
+        arms.read(written(tmp_path, **case["file"]))
+    assert case["remedy"] in caught.value.remedy

@@ -12,7 +12,7 @@ def write(folder):
 
 
 def test_an_entry_is_written_once_by_the_first_of_two(tmp_path):
-    folder = tmp_path / "data" / "name"
+    folder = tmp_path / "data/name"
 
     def slow(part):
         write(part)

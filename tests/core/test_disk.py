@@ -13,7 +13,7 @@ MINE = os.getpid()  # this process stands for the launcher
 
 
 def test_a_folder_is_given_and_emptied(tmp_path):
-    base = tmp_path / "disk" / "deep"
+    base = tmp_path / "disk/deep"
     folder = machine.give_swap_folder(base, MINE, needed_bytes=1)
     assert machine.give_swap_folder(base, MINE, needed_bytes=1) == folder, "another rank gets the same"
     assert list(base.iterdir()) == [folder], "the probe is gone"

@@ -66,7 +66,7 @@ def test_the_disk_and_the_quantizer_need_the_cuda_toolkit_on_a_gpu(bare, monkeyp
     for name in ("zero3_nvme", "zero3_qwz"):
         assert "CUDA_HOME" in doctor.why_not(arm(name), gpus=1).remedy
     assert doctor.why_not(arm("zero3_cpu"), gpus=1) is None, "Adam in host memory is compiled without CUDA"
-    tool(tmp_path / "cuda" / "bin", "nvcc")
+    tool(tmp_path / "cuda/bin", "nvcc")
     assert doctor.why_not(arm("zero3_nvme"), gpus=1) is None
 
 
@@ -145,7 +145,7 @@ def test_a_disk_without_direct_io_is_a_fault(monkeypatch, tmp_path):
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
     monkeypatch.setattr(fcntl, "fcntl", refuse)
-    finding = examine(tmp_path / "disk" / "deep")["disk"]
+    finding = examine(tmp_path / "disk/deep")["disk"]
     assert f"in {tmp_path}, which refuses direct I/O (Invalid argument)" in finding.found
     assert "--nvme-dir" in finding.remedy
     assert list(tmp_path.iterdir()) == []

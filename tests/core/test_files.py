@@ -104,7 +104,7 @@ def tree(folder: Path) -> dict[str, str]:
 
 def test_what_was_made_before_is_replaced_whole(tmp_path):
     for name in ("one", "two"):
-        make(tmp_path / "a" / "out", name)
+        make(tmp_path / "a/out", name)
     held = tree(tmp_path)
     assert json.loads(held.pop(f"a/out/{files.MANIFEST}"))["files"] == ["two"]
     assert held == {"a/out/two": "two"}

@@ -11,6 +11,9 @@ import pytest
 from study.core import gpus
 from study.core.errors import Stop
 from study.core.gpus import GPUS, LINKS
+from tests.conftest import table
+
+NAMES = table("core/names.toml")
 
 
 def test_a_gpu_is_what_its_name_says():
@@ -25,28 +28,28 @@ def test_a_gpu_is_what_its_name_says():
 
 
 def test_a_gpu_is_named_as_people_do():
-    said = {"H100": "H100-80GB", "H100 PCIe": "H100-PCIe", "a100 40 gb": "A100-40GB", "h100sxm": "H100-80GB"}
-    said |= {"A10": "A10", "4090": "RTX4090", "nvidia rtx 3090": "RTX3090", "A100 (SXM-80G)": "A100-80GB"}
-    said |= {name: name for name in GPUS} | {gpu.name: name for name, gpu in GPUS.items()}
+    said = NAMES["gpu"] | {name: name for name in GPUS} | {gpu.name: name for name, gpu in GPUS.items()}
     assert {text: gpus.gpu_named(text) for text in said} == said
-    for text, near in {"H900": "'H100'", "A11G": "'A10", "nvidia": "H100", "": "choose one of"}.items():
+    for text, near in NAMES["no_gpu"].items():
         with pytest.raises(Stop, match="is not a known GPU") as stop:
             gpus.gpu_named(text)
         assert near in stop.value.remedy
 
 
-@pytest.mark.parametrize(
-    ("name", "precision", "tf32", "peak"),
-    [
-        ("NVIDIA H200", "bf16", True, 989.4e12),
-        ("NVIDIA H200", "fp32", False, 66.9e12),
-        ("Tesla T4", "fp32", True, 8.1e12),  # and no TF32
-        ("NVIDIA H900", "bf16", True, None),
-        (None, "fp32", True, None),
-    ],
-)
-def test_what_a_run_is_measured_against(name, precision, tf32, peak):
-    assert gpus.peak_flops(name, precision, tf32) == peak
+PEAKS = """
+NVIDIA H200 | bf16 | tf32 | 989.4e12
+NVIDIA H200 | fp32 |      | 66.9e12
+Tesla T4    | fp32 | tf32 | 8.1e12
+NVIDIA H900 | bf16 | tf32 | None
+            | fp32 | tf32 | None
+"""
+
+
+@pytest.mark.parametrize("case", PEAKS.strip("\n").splitlines())
+def test_what_a_run_is_measured_against(case):
+    """A T4 has no TF32."""
+    name, precision, tf32, peak = (cell.strip() for cell in case.split("|"))
+    assert gpus.peak_flops(name or None, precision, bool(tf32)) == (None if peak == "None" else float(peak))
 
 
 # --- those of this machine ------------------------------------------------------------------------------------------

@@ -10,10 +10,11 @@ import huggingface_hub.constants
 import pytest
 
 from study.core import shapes
+from study.predict.architecture import named
 from tests.conftest import python
 
 UNREACHABLE = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_DOWNLOAD_TIMEOUT": "2", "HF_HUB_ETAG_TIMEOUT": "2"}
-GEMMA = shapes.config_of("gemma2-9b")
+LLAMA = shapes.config_of("llama-micro")
 
 
 def estimate(*words: str, env: dict) -> subprocess.CompletedProcess:
@@ -24,8 +25,8 @@ class Hub(http.server.BaseHTTPRequestHandler):
     """As much of the hub as it takes to hand out one config.json."""
 
     def do_GET(self):
-        has = self.path == "/google/gemma-of-mine/resolve/main/config.json"
-        body = json.dumps(GEMMA).encode() if has else b""
+        has = self.path == "/meta/llama-of-mine/resolve/main/config.json"
+        body = json.dumps(LLAMA).encode() if has else b""
         headers = {"ETag": '"1"', "X-Repo-Commit": "0" * 40} if has else {"X-Error-Code": "RepoNotFound"}
         self.send_response(200 if has else 404)
         self.send_header("Content-Length", str(len(body)))
@@ -52,10 +53,10 @@ def hub_env(tmp_path):
 
 def test_what_the_hub_has_is_predicted_and_kept(hub_env):
     """Also when the hub has gone."""
-    words = ("google/gemma-of-mine", "--checkpointing", "--json")
+    words = ("meta/llama-of-mine", "--checkpointing", "--json")
     done, again = (estimate(*words, env=env) for env in (hub_env, hub_env | UNREACHABLE))
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["parameters"] == 9241705984
+    assert json.loads(done.stdout)["parameters"] == named("llama-micro").parameters
     assert again.stdout == done.stdout
 
 

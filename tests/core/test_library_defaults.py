@@ -3,31 +3,26 @@
 import dataclasses
 import enum
 import json
+from importlib import metadata
+from pkgutil import resolve_name
 from typing import get_args
 
 import accelerate
-import deepspeed
 import pydantic
 import transformers
 from accelerate.commands.config.config_args import ClusterConfig
 from accelerate.commands.launch import launch_command_parser
-from deepspeed.comm.config import CommsLoggerConfig
-from deepspeed.compile.config import CompileConfig
-from deepspeed.runtime.config import DeepSpeedConfig, HybridEngineConfig
-from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
-from deepspeed.runtime.tensor_parallel.config import TPTrainingConfig
-from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
 from study.core import arms
 
-STRICT = {  # sections in which DeepSpeed refuses unknown keys
-    "zero_optimization": DeepSpeedZeroConfig,
-    "bf16": DeepSpeedBF16Config,
-    "fp16": DeepSpeedFP16Config,
-    "tensor_parallel": TPTrainingConfig,
-    "hybrid_engine": HybridEngineConfig,
-    "compile": CompileConfig,
-    "comms_logger": CommsLoggerConfig,
+STRICT = {  # sections in which DeepSpeed refuses unknown keys. To import it takes seconds, and not each worker needs it
+    "zero_optimization": "deepspeed.runtime.zero.config:DeepSpeedZeroConfig",
+    "bf16": "deepspeed.runtime.precision_config:DeepSpeedBF16Config",
+    "fp16": "deepspeed.runtime.precision_config:DeepSpeedFP16Config",
+    "tensor_parallel": "deepspeed.runtime.tensor_parallel.config:TPTrainingConfig",
+    "hybrid_engine": "deepspeed.runtime.config:HybridEngineConfig",
+    "compile": "deepspeed.compile.config:CompileConfig",
+    "comms_logger": "deepspeed.comm.config:CommsLoggerConfig",
 }
 GROUPS = {  # sections of Accelerate's yaml, and the launcher's options that they set
     "deepspeed_config": "DeepSpeed Arguments",
@@ -78,10 +73,10 @@ def of_model(path: str, model: type[pydantic.BaseModel]) -> dict:
 
 def of_deepspeed() -> dict:
     recorder = Recorder({"train_batch_size": 1})
-    DeepSpeedConfig(recorder)
+    resolve_name("deepspeed.runtime.config:DeepSpeedConfig")(recorder)
     found = {"": {name: plain(value) for name, value in sorted(recorder.asked.items())}}
-    for path, model in STRICT.items():
-        found |= of_model(path, model)
+    for path, name in STRICT.items():
+        found |= of_model(path, resolve_name(name))
     return found
 
 
@@ -98,7 +93,7 @@ def of_trainer() -> dict:
 
 def test_the_file_has_the_defaults_of_the_installed_libraries(request):
     exported = {
-        "deepspeed": {"version": deepspeed.__version__, "sections": of_deepspeed()},
+        "deepspeed": {"version": metadata.version("deepspeed"), "sections": of_deepspeed()},
         "accelerate": {"version": accelerate.__version__, "sections": of_accelerate()},
         "trainer": {"version": transformers.__version__, "sections": of_trainer()},
     }

@@ -8,17 +8,15 @@ import tyro
 
 from study.core.errors import Stop
 from study.core.settings import Flags, as_dict, build, flag, learning_rate, resolve, unused
+from tests.conftest import table
 
-IMPOSSIBLE = {"micro_batch": (0, 1.5, True), "lr": (0, float("nan")), "weight_decay": (float("inf"),)}
-IMPOSSIBLE |= {"dropout": (1.0,), "lr_warmup_steps": (-1,), "steps": (10**20,), "seed": (2**31,), "threads": (1025,)}
-IMPOSSIBLE |= {"sequence": (1,), "memory_cap_gib": (1e-6,), "precision": ("fp4",), "model": (5,)}
-IMPOSSIBLE |= {"virtual_ranks": (1, 10**9)}
+CASES = table("core/settings.toml")
 
 
-@pytest.mark.parametrize("name", IMPOSSIBLE)
+@pytest.mark.parametrize("name", CASES["impossible"])
 def test_an_impossible_value_is_refused(name):
     """In words that name the file, the flag and what came, with a remedy."""
-    for value in IMPOSSIBLE[name]:
+    for value in CASES["impossible"][name]:
         with pytest.raises(Stop, match=rf"(?m)^a.toml: {flag(name)} must be .* \(got {re.escape(repr(value))}\)$"):
             build({name: value}, "a.toml")
 
@@ -42,44 +40,13 @@ def test_possible_values_pass():
     assert build(values | {"dropout": 0.0}, "a.toml") == Flags(**values, dropout=0.0)
 
 
-MISFITS = [
-    ({"steps": 5}, "5 steps leave nothing to time after --warmup-steps 5"),
-    ({"steps": 100, "lr_warmup_steps": 100}, "--lr-warmup-steps 100 never ends within 100 steps"),
-    ({"init": "none"}, "--init none leaves nothing to train"),
-    ({"task": "synthetic"}, "--task synthetic has nothing to learn"),
-    ({"init": "none", "virtual_ranks": 2, "precision": "fp16"}, "--init none has no values to scale for fp16"),
-    ({"micro_bath": 4}, "there is no setting micro_bath"),
-]
-
-
-@pytest.mark.parametrize(("values", "words"), MISFITS)
+@pytest.mark.parametrize(("values", "words"), CASES["misfits"])
 def test_values_that_do_not_fit_each_other_are_refused(values, words):
     with pytest.raises(Stop, match=f"(?m)^a.toml: {words}$"):
         build(values, "a.toml")
 
 
-TINY = "data=embedded init=random sequence=128 lr=0.001 attention=sdpa"
-RESOLVED = [  # what is typed, with a GPU: some of the settings
-    ("", False, f"task=imdb train_rows=800 eval_rows=200 model=bert-tiny {TINY}"),
-    ("", True, "model=bert-large-uncased data=hub init=pretrained sequence=128 lr=5e-05"),
-    ("--task wikitext", False, f"task=wikitext train_rows=None eval_rows=100 model=gpt-tiny {TINY}"),
-    ("--task wikitext", True, "model=gpt2 data=hub init=random sequence=1024 lr=5e-05"),
-    ("--model vit-micro --init none", False, "task=synthetic data=synthetic sequence=128"),
-    # On a GPU too, the embedded corpus and a tiny model need no hub.
-    ("--data embedded", True, "model=bert-large init=random"),
-    ("--model bert-tiny", True, "data=embedded"),
-    # Rows of real text are longer.
-    ("--task wikitext --data hub", False, "sequence=1024"),
-    # Published weights are the default of a hub name alone, and not of a built-in shape or a local folder.
-    ("--model .", False, "init=random"),
-    ("--model google-bert/bert-base-uncased", False, "init=pretrained attention=sdpa"),
-    # Attention is written out for the types that need it, by the type of the model and not by its name.
-    ("--model google/gemma-2-9b", False, "attention=eager"),
-    ("--model somebody/gpt-joke", False, "attention=None"),
-]
-
-
-@pytest.mark.parametrize(("words", "gpu", "expected"), RESOLVED)
+@pytest.mark.parametrize(("words", "gpu", "expected"), CASES["resolved"])
 def test_defaults_depend_on_task_model_data_and_gpu(words, gpu, expected):
     values = as_dict(resolve(tyro.cli(Flags, args=words.split()), gpu))
     assert {*expected.split()} <= {f"{name}={value}" for name, value in values.items()}

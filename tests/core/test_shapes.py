@@ -11,7 +11,9 @@ from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, model_of_name, shape_o
 from study.core.shapes import models as known_models
 from study.predict.architecture import named
 from study.training import models
+from tests.conftest import table
 
+NAMES = table("core/names.toml")
 PUBLISHED = [name for name, shape in SHAPES.items() if "parameters" in shape]
 FAMILIES = list({shape["model_type"]: name for name, shape in SHAPES.items()}.values())  # a shape of each
 
@@ -52,14 +54,7 @@ def test_a_shape_is_built_with_its_default_attention(name):
     assert class_for(load(name))._supports_sdpa == is_fused == ("sdpa" in attention)
 
 
-@pytest.mark.parametrize(
-    ("settings", "vocabulary", "what"),
-    [
-        ({"model": "bert-tiny", "sequence": 513}, 2048, "--sequence 513 is more than the model's 512 positions"),
-        ({"model": "gpt2", "task": "imdb"}, 2048, r"--model gpt2 \(gpt2, decoder\) does not fit task imdb"),
-        ({"model": "bert-tiny"}, 50257, "the data uses 50257 token ids and --model bert-tiny knows 30522"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "vocabulary", "what"), table("core/settings.toml")["models"])
 def test_what_a_model_cannot_do_is_refused(settings, vocabulary, what):
     with pytest.raises(Stop, match=what):
         built(**settings, vocabulary=vocabulary)
@@ -79,19 +74,10 @@ def test_dropout_is_set_everywhere_in_the_model(name):
 
 
 def test_the_shape_and_the_model_that_a_name_means():
-    shapes = {"path/to/gpt2/": "gpt2", "openai-community/gpt2": "gpt2", "bert-base": "bert-base"}
-    shapes |= {"google-bert/bert-base-uncased/": "bert-base", "path/to/mine/": "path/to/mine/", "": ""}
-    assert {name: shape_of(name) for name in shapes} == shapes
-    meant = {
-        "Qwen 3 8B": "qwen3-8b",
-        "Llama3_8B": "llama3-8b",
-        "Meta-Llama-3-70B-Instruct": "llama3-70b",
-        "meta-llama/Llama-2-7b-chat-hf": "llama-2-7b",
-        "google-bert/bert-base-uncased": "bert-base",
-        "Qwen 3 80B": None,
-        "": None,
-    }
-    assert {name: model_of_name(name) for name in meant} == meant
+    for name, shape in NAMES["shape"].items():
+        assert shape_of(name) == shape
+    for name, model in NAMES["model"].items():
+        assert (model_of_name(name) or "") == model
 
 
 def test_models_that_are_only_predicted_have_as_many_parameters_as_published():

@@ -6,7 +6,6 @@ bitsandbytes is not among what the tests install.
 
 import contextlib
 
-import peft
 import pytest
 import torch
 
@@ -15,33 +14,13 @@ from study.core.models.build import build
 from study.predict.engines import engine_of
 from study.predict.trace import tracing
 from study.predict.trace.transformer import Transformer
+from tests.conftest import table
 from tests.predict.families import config_of, held_by
 from tests.predict.trainings import training_of
 
 pytestmark = pytest.mark.usefixtures("without_traces")
 ROWS, SEQUENCE, RANK = 3, 40, 4
-TWO = ("q_proj", "v_proj")
-FOUR = ("q_proj", "k_proj", "v_proj", "o_proj")
-SEVEN = (*FOUR, "gate_proj", "up_proj", "down_proj")
-# What a training says, and the same in our words.
-TRAININGS = {
-    "autocast": {"precision": "bf16", "frozen": "bf16"},
-    "no autocast": {"precision": "bf16", "frozen": "bf16_without_autocast"},
-    "adapters in bf16": {"precision": "bf16_pure"},
-    "prepared for k bits": {"precision": "bf16", "frozen": "as_weights"},
-    "prepared by TRL": {"precision": "bf16", "frozen": "bf16_except_norms"},
-}
-# Bytes of real passes, with PEFT 0.21.2 and bitsandbytes 0.50.2: at the end of the forward pass, and at most.
-CASES = [
-    ("llama", SEVEN, "autocast", {"dropout": True}, 1_515_208, 2_005_768),
-    ("llama", SEVEN, "autocast", {"checkpointing": True}, 311_528, 802_088),
-    ("llama", TWO, "autocast", {"dora": True, "dropout": True}, 982_216, 1_472_776),
-    ("llama", SEVEN, "adapters in bf16", {"dropout": True}, 1_266_888, 1_757_448),
-    ("gpt2", ("c_attn", "c_proj"), "no autocast", {}, 1_124_168, 1_614_728),
-    ("llama", SEVEN, "prepared for k bits", {"quantized": "int8", "checkpointing": True}, 748_264, 1_238_824),
-    ("llama", SEVEN, "prepared by TRL", {"quantized": "nf4", "dropout": True}, 1_760_968, 2_251_528),
-    ("llama", FOUR, "no autocast", {"checkpointing": True, "keeps_logits": True}, 434_408, 924_968),
-]
+MEASURED = table("predict/adapters.toml")
 
 
 def dimensions(family: str) -> dict:
@@ -53,9 +32,11 @@ def dimensions(family: str) -> dict:
 
 def real_model(config, targets, training, dropout=False, dora=False, checkpointing=False, keeps_logits=False):
     """Return a model as PEFT prepares it."""
+    import peft  # here, and not in each worker of the tests: it takes seconds
+
     model = build(config, "cpu", torch.bfloat16)
     kind = {"use_dora": dora, "fan_in_fan_out": config.model_type == "gpt2", "lora_dropout": 0.1 if dropout else 0.0}
-    model = peft.get_peft_model(model, peft.LoraConfig(r=RANK, target_modules=[*targets], **kind))
+    model = peft.get_peft_model(model, peft.LoraConfig(r=RANK, target_modules=targets.split(), **kind))
     for tensor in filter(lambda each: each.requires_grad, model.parameters()):
         if training == "adapters in bf16":
             tensor.data = tensor.data.bfloat16()
@@ -68,11 +49,14 @@ def real_model(config, targets, training, dropout=False, dora=False, checkpointi
     return model.train()
 
 
-@pytest.mark.parametrize(("family", "targets", "training", "more", "kept", "peak"), CASES)
+@pytest.mark.parametrize(("family", "targets", "training", "more", "kept", "peak"), MEASURED["cases"])
 def test_what_adapters_hold_is_predicted(monkeypatch, family, targets, training, more, kept, peak):
     adapters = {"dora": more.get("dora", False), "adapter_dropout": more.get("dropout", False)}
-    predicted = Transformer.of(dimensions(family), family, lora_rank=RANK, lora_targets=targets, **adapters)
-    values = {name: more[name] for name in ("quantized", "checkpointing") if name in more} | TRAININGS[training]
+    predicted = Transformer.of(
+        dimensions(family), family, lora_rank=RANK, lora_targets=tuple(targets.split()), **adapters
+    )
+    values = {name: more[name] for name in ("quantized", "checkpointing") if name in more}
+    values |= MEASURED["trainings"][training]
     values["keeps_logits"] = more.get("keeps_logits", False)
     if training == "adapters in bf16":  # on a CPU these are the trainer's own adapters
         values |= {"device": "cuda"}
@@ -85,7 +69,8 @@ def test_what_adapters_hold_is_predicted(monkeypatch, family, targets, training,
 
 
 @pytest.mark.parametrize(
-    ("family", "targets", "training", "more", "kept", "peak"), [case for case in CASES if "quantized" not in case[3]]
+    ("family", "targets", "training", "more", "kept", "peak"),
+    [case for case in MEASURED["cases"] if "quantized" not in case[3]],
 )
 def test_peft_still_holds_as_much(family, targets, training, more, kept, peak, monkeypatch):
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device="cpu", ask=torch.is_autocast_enabled: ask(device))

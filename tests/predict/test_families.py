@@ -5,7 +5,6 @@ import json
 import pytest
 
 from study.predict.architecture import named
-from study.records.schema import Record
 from study.report import of_record
 from tests.conftest import launch
 from tests.predict.families import SMALL
@@ -19,7 +18,6 @@ def test_memory_of_a_family_is_predicted(tmp_path, cache, monkeypatch, cell):
     words = f"--model {tmp_path} --init none --steps 2 --warmup-steps 1 {cell['flags']}"
     run = launch(cell["arm"], tmp_path / "run", *words.split(), cache=cache)
     assert run.code == 0, run.output
-    seen = Record.model_validate(run.record)
     monkeypatch.setattr(of_record, "architecture", lambda _: named(str(tmp_path)))  # a record keeps no config
-    measured = seen.memory.components.per_rank[0].tracked_peak_bytes
-    assert of_record.predicted(seen).peak_bytes == pytest.approx(measured, rel=0.001)
+    measured = run.record.memory.components.per_rank[0].tracked_peak_bytes
+    assert of_record.predicted(run.record).peak_bytes == pytest.approx(measured, rel=0.001)

@@ -19,7 +19,7 @@ from tests.conftest import ROOT, forget_traces
 
 
 def kept() -> list[tuple[Run, Estimate]]:
-    done = runs.load([ROOT / "reports" / "cpu-2core" / "runs"]).done
+    done = runs.load([ROOT / "reports/cpu-2core/runs"]).done
     pairs = [(run, predicted(run.record)) for run in done]
     return [(run, estimate) for run, estimate in pairs if estimate and metrics.components(run.record)]
 

@@ -3,18 +3,19 @@
 import pytest
 
 from study.core.arms import load_arm
-from study.predict.allocator import MIB, Allocator, blocks_of, memory_kinds, outside_bytes, replay, reserved_bytes
+from study.predict.allocator import MIB, Allocator, blocks_of, memory_kinds, replay, reserved_bytes
 from study.predict.architecture import named
 from study.predict.engines import engine_of
 from study.predict.estimate import estimate, memory
 from study.predict.outside.loops import OthersTraining
-from study.predict.placement import Fsdp
 from study.predict.question import PlaceFlags, Question, TrainingFlags
 from study.predict.trace.transformer import Transformer
+from tests.conftest import table
 from tests.predict.families import config_of
-from tests.predict.trainings import placed, training_of
+from tests.predict.trainings import training_of
 
 pytestmark = pytest.mark.usefixtures("module_without_traces")
+BY_HAND = table("predict/by_hand.toml")
 
 
 def training(**values) -> OthersTraining:
@@ -22,16 +23,7 @@ def training(**values) -> OthersTraining:
     return training_of(**how | values)
 
 
-# CUDACachingAllocator.h of PyTorch: kMinBlockSize, kSmallSize, kSmallBuffer, kMinLargeAlloc, kLargeBuffer, kRoundLarge.
-@pytest.mark.parametrize(
-    ("size", "allocated", "reserved"),
-    [
-        (513, 1024, 2 * MIB),
-        (MIB, MIB, 2 * MIB),
-        (MIB + 1, MIB + 512, 20 * MIB),
-        (10 * MIB + 1, 10 * MIB + 512, 12 * MIB),
-    ],
-)
+@pytest.mark.parametrize(("size", "allocated", "reserved"), BY_HAND["allocated"])
 def test_a_tensor_takes_what_pytorch_takes(size, allocated, reserved):
     allocator = Allocator()
     allocator.take(size)
@@ -67,17 +59,7 @@ def test_the_replay_allocates_what_is_predicted(checkpointing):
     assert allocator.peak_reserved > allocator.peak_allocated
 
 
-@pytest.mark.parametrize(
-    ("how", "begins", "ends"),
-    [
-        ({"ranks": 1}, 0, 1),
-        ({"ranks": 1, "torch_major": 1}, 1, 1),
-        ({"ranks": 2}, 1, 1),
-        ({"ranks": 2, "bucket_view": False}, 1, 2),
-        ({"ranks": 2, "bucket_view": False, "torch_major": 1}, 2, 2),
-        ({"ranks": 2, "accumulation": 2}, 2, 1),
-    ],
-)
+@pytest.mark.parametrize(("how", "begins", "ends"), BY_HAND["gradients"])
 def test_gradients_lie_in_ddps_buckets_or_beside_them(how, begins, ends):
     """Copies of all gradients when the backward pass begins, and in the update. PyTorch 1 kept zeros between steps."""
     ours = training(**how)
@@ -92,14 +74,6 @@ def test_an_update_tensor_by_tensor_makes_one_tensor():
     at_once, in_turn = (dict(memory(engine_of(ours), ours.profile)[1])["update"]["temporaries"] for ours in both)
     assert at_once == 4 * both[0].model.parameters
     assert in_turn == 4 * max(tensor.elements for tensor in both[0].model.tensors)
-
-
-def test_three_kinds():
-    stage_3 = training(precision="bf16_cast", ranks=8, zero={"stage": 3})
-    for each in (stage_3, placed(stage_3, deepspeed=None, fsdp=Fsdp())):
-        kinds = memory_kinds(each, "A100-80GB")
-        assert kinds.allocated < kinds.reserved < kinds.driver
-        assert kinds.driver - kinds.reserved == int(outside_bytes(each))
 
 
 @pytest.mark.parametrize(("arm", "optimizer"), [("single", "adafactor"), ("ddp", "sgd"), ("fsdp2_cpu", "fused")])

@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 
 @pytest.fixture(scope="module")
 def cells() -> list[tuple[Run, Training]]:
-    done = runs.load([ROOT / "reports" / "h200" / "runs"]).done
+    done = runs.load([ROOT / "reports/h200/runs"]).done
     return [(run, training) for run in done if (training := training_of(run.record))]
 
 

@@ -11,33 +11,26 @@ from study.predict.architecture import named
 from study.predict.engines import engine_of
 from study.predict.estimate import Estimate, estimate
 from study.predict.placement import Fsdp
-from tests.conftest import DECODERS_ALONE
+from tests.conftest import DECODERS_ALONE, table
 from tests.predict.trainings import training_of
 
 FOR_BERT = [name for name in arms.NAMES if name not in DECODERS_ALONE]
-RANKS = (1, 4, 16, 64, 256, 1024)
-TABLE_1 = [  # of the ZeRO paper: GB of model states by parameters and stage, on each of these ranks
-    (7.5e9, 1, (120, 52.5, 35.6, 31.4, 30.4, 30.1)),
-    (7.5e9, 2, (120, 41.3, 21.6, 16.6, 15.4, 15.1)),
-    (7.5e9, 3, (120, 30, 7.5, 1.88, 0.47, 0.12)),
-    (1e12, 3, (16000, 4000, 1000, 250, 62.5, 15.6)),
-]
+TABLES = table("predict/by_hand.toml")
 
 
 def gigabytes(*args) -> float:
     return sum(papers.states_bytes(*args).values()) / 1e9
 
 
-@pytest.mark.parametrize(("size", "stage", "printed"), TABLE_1)
+@pytest.mark.parametrize(("size", "stage", "printed"), TABLES["zero"])
 def test_table_1_of_the_zero_paper(size, stage, printed):
-    for ranks, gb in zip(RANKS, printed, strict=True):
+    for ranks, gb in zip(TABLES["ranks"], printed, strict=True):
         last_digit = 10 ** -len(str(gb).partition(".")[2])  # some were cut off there, some rounded
         assert gigabytes(size, stage, ranks) == pytest.approx(gb, abs=last_digit), ranks
 
 
 def test_bytes_of_a_parameter_by_recipe():
-    by_hand = {"bf16_cast adamw": 16, "fp32 adamw": 16, "bf16_pure adamw": 8, "bf16_cast adamw_8bit": 10}
-    for recipe, expected in (by_hand | {"bf16_cast sgd": 12, "fp32 sgd": 12}).items():
+    for recipe, expected in TABLES["parameter"].items():
         assert sum(papers.states_bytes(1, 0, 1, *recipe.split()).values()) == expected
         assert sum(papers.states_bytes(1, 3, 8, *recipe.split()).values()) == expected / 8
 
@@ -144,3 +137,11 @@ def test_how_ranks_divide_quantized_layers_is_not_predicted():
     model = named("llama3.2-1b", lora_rank=8)
     with pytest.raises(Stop, match="divide quantized layers"):
         training_of(model, ranks=8, fsdp=Fsdp(), tensor_ranks=2, quantized="nf4")
+
+
+@pytest.mark.parametrize(("zero", "times"), [({"stage": 0}, 2), (None, 1)])
+def test_the_step_holds_all_gradients_in_fp32_twice_with_deepspeed_only(zero, times):
+    """DeepSpeed's optimizer of 16-bit weights without sharding."""
+    ours = training_of(named("gpt2"), zero=zero, precision="bf16_cast", ranks=2)
+    updates = [sum(now.values()) for when, now in engine_of(ours).instants(ours.profile) if when == "update"]
+    assert max(updates) - 2 * ours.model.trained == 4 * times * ours.model.trained

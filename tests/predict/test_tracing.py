@@ -20,7 +20,7 @@ from study.predict.trace.repeating import repeat
 from study.predict.trace.tape import Pass, read
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Recomputation
-from tests.predict.families import config_of, held_by
+from tests.predict.families import SMALL, config_of, held_by
 from tests.predict.trainings import placed, training_of
 
 pytestmark = pytest.mark.usefixtures("without_traces")
@@ -53,22 +53,7 @@ def assert_as_real(monkeypatch, ours: OthersTraining) -> None:
     assert peak > kept > 0
 
 
-SLOW = pytest.mark.slow
-REAL = [
-    ("bert", 3, "bf16", "eager", True),
-    ("gpt_neox", 2, "bf16", "sdpa", True),
-    ("llama", 1, "bf16_cast", "eager", True),
-    ("llama", 3, "bf16", "sdpa", 2),
-    ("gemma3_text", 3, "bf16_cast", "sdpa", False),
-    ("whisper", 2, "fp32", "sdpa", False),
-    ("modernbert", 3, "bf16", "sdpa", False),
-    ("bloom", 2, "bf16_cast", "eager", False),
-    ("deberta-v2", 3, "fp32", "eager", False),
-    ("resnet", 2, "fp32", "eager", False),
-]
-
-
-@pytest.mark.parametrize(("name", "rows", "precision", "attention", "checkpointing"), REAL)
+@pytest.mark.parametrize(("name", "rows", "precision", "attention", "checkpointing"), SMALL["passes"])
 def test_a_pass_is_the_real_models(monkeypatch, name, rows, precision, attention, checkpointing):
     how = {"precision": precision, "attention": attention, "checkpointing": checkpointing}
     assert_as_real(monkeypatch, training(name, rows, **how))
@@ -112,15 +97,7 @@ def looks(monkeypatch, model: Transformer, options: TraceOptions) -> tuple[list[
     return seen, counts
 
 
-LAYERS = [
-    ("llama", {"num_hidden_layers": 17}, "bf16", 2, {}),
-    ("vit", {"num_hidden_layers": 6}, "bf16", False, {"lora_rank": 2}),
-    ("qwen3_moe", {"num_hidden_layers": 8, "mlp_only_layers": [0]}, "fp32", False, {"train_only": "layers.[1-7]"}),
-    pytest.param("gemma3_text", {"num_hidden_layers": 26}, "bf16", True, {}, marks=SLOW),
-]
-
-
-@pytest.mark.parametrize(("name", "changes", "precision", "checkpointing", "which"), LAYERS)
+@pytest.mark.parametrize(("name", "changes", "precision", "checkpointing", "which"), SMALL["layers"])
 def test_some_layers_stand_for_all(monkeypatch, name, changes, precision, checkpointing, which):
     """The same as with all layers, byte for byte and in the same order."""
     model = Transformer.of(config_of(name, **changes), name, **which)
@@ -180,11 +157,6 @@ def test_selective_recomputation_keeps_attention_and_every_second_product():
     assert again == [0, 3, 6], "the last product is not computed again, as no gradient needs it"
     kept = selective.profile.kept - whole.profile.kept
     assert kept == 2 * none.tokens * (2 * (64 + 32 + 160 + 64 + 64) + 4 * 4)
-
-
-def test_a_fused_loss_holds_no_logits():
-    whole, chunked = (training("llama", rows=8, precision="bf16_cast", loss=loss) for loss in ("whole", "chunked"))
-    assert whole.profile.kept - chunked.profile.kept > 0.5 * 4 * 8 * SEQUENCE * 512
 
 
 def test_a_config_that_makes_no_model_is_a_sentence():

@@ -15,7 +15,7 @@ from study.report import answers
 from tests.conftest import ROOT
 
 TEXT = (ROOT / "README.md").read_text()
-KEPT = ROOT / "reports" / "cpu-2core"
+KEPT = ROOT / "reports/cpu-2core"
 DIGITS = {"four": 4, "five": 5, "six": 6}
 
 
@@ -48,13 +48,13 @@ def test_the_verdicts_and_their_counts():
 
 
 def test_the_losses():
-    table = answers.of_losses(answers.trained_here(runs.load(KEPT / "runs" / "smoke"))).rows
+    table = answers.of_losses(answers.trained_here(runs.load(KEPT / "runs/smoke"))).rows
     distances = table[table["arm"] != "ddp"].groupby("arm")["difference"].max().dropna()
     (words, said) = re.search(r"(\w+) arms stay\s+within ([\de-]+) of DDP's", TEXT).groups()
     assert (words, f"{distances.max():.0e}") == ("eleven", said.replace("e-", "e-0"))
     assert len(distances) == 11
     precise, coarse, _ = texts.named(("S003-14",))[0].evidence
-    kept = runs.load(KEPT / "runs" / "stages").counting
+    kept = runs.load(KEPT / "runs/stages").counting
     digits = [-math.log10(max(abs(value - 1) for value in piece.values(kept))) for piece in (precise, coarse)]
     said = re.search(r"agree to (\w+) digits in fp32, and to (\w+) in bf16", TEXT).groups()
     assert [DIGITS[word] for word in said] == [min(6, int(digits[0])), int(digits[1])], "a loss is printed with six"
@@ -78,7 +78,7 @@ def test_the_guide_counts_what_is_kept():
     ends = Counter(json.loads(line)["outcome"] for line in (KEPT / "hangs.jsonl").read_text().splitlines())
     at_once = ends["crashes"] + ends["fails"]
     assert f"{ends.total()} trainings {ends['hangs']} hang, {at_once} end at once" in guide
-    threads = json.loads((ROOT / "reports" / "oom_threads.json").read_text())
+    threads = json.loads((ROOT / "reports/oom_threads.json").read_text())
     named = Counter(thread["half"] for thread in threads if thread["hit"])
     assert f"keeps {len(threads)}. The rules name the cause of {named.total()}" in guide
     assert f"{named['looked_at']} of the ten" in guide
@@ -86,7 +86,7 @@ def test_the_guide_counts_what_is_kept():
 
 
 def test_the_sizes_and_the_advice():
-    rows = answers.of_memory([], answers.of_scale(runs.load(KEPT / "runs" / "at_scale"))).rows
+    rows = answers.of_memory([], answers.of_scale(runs.load(KEPT / "runs/at_scale"))).rows
     held = rows[(rows["source"] == "measured") & (rows["model"] == "Llama-3-8B")].groupby("arm")["bytes"].sum()
     assert all(f"{size(held[arm])} under" in " ".join(TEXT.split()) for arm in ("ddp", "zero1", "zero2", "zero3"))
     assert all(line in TEXT for line in answers.advice())
@@ -113,7 +113,7 @@ def test_the_releases():
     assert min(printed[3], key=Version) > max(inner, key=Version)
     assert asked[-1] == printed[3][-1]
     assert f"asked {len(asked) + 1} releases" in TEXT
-    page = (ROOT / "study" / "report" / "templates" / "index.html").read_text()
+    page = (ROOT / "study/report/templates/index.html").read_text()
     assert f"{len(norms | last_pass | inner | {'0.18.9'})} of {len(asked) + 1} releases of DeepSpeed" in page
     for stage in ("zero1", "zero3"):
         assert wrong[stage, "inner-forward"] - {"0.18.9"} == {*printed[2]}

@@ -13,24 +13,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, table
 from tests.shaped import finished, put
 
-LIGHT = {
-    "arms": "0 of 30 arms can run",
-    "sweep smoke --dry-run": "0 of 31 cells are possible",
-    "estimate --model bert-large": "gradients",
-    "advise --model llama3-8b --gpus 8 --gpu H100": "predicted",
-    "runs runs": "good",
-    "claims S002-25": "S002-25",
-    "diagnose runs/good": "good",
-    "compare runs": "ddp",
-    "doctor": "torch",
-}
-HEAVY = {
-    "report --runs runs": "IPython",
-    "virtual --model gpt2": "accelerate",
-}  # what needs more says so in one sentence
+TYPED = table("project/light.toml")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +44,7 @@ def light(wheel, tmp_path_factory) -> Path:
     """The `study` of an environment with what `pip install` brings along, which is without torch."""
     venv = tmp_path_factory.mktemp("light")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", venv / "bin" / "python"]
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", venv / "bin/python"]
     subprocess.run([*pip, "install", "--no-deps", wheel], check=True)
     done = needed_by("zero-study", {})
     del done["zero-study"]
@@ -66,20 +52,20 @@ def light(wheel, tmp_path_factory) -> Path:
     for distribution in done.values():
         for top in {file.parts[0] for file in distribution.files or []} - {"..", "__pycache__"}:
             Path(sysconfig.get_path("purelib", vars={"base": venv}), top).symlink_to(distribution.locate_file(top))
-    return venv / "bin" / "study"
+    return venv / "bin/study"
 
 
-@pytest.mark.parametrize("words", LIGHT | HEAVY)
+@pytest.mark.parametrize("words", TYPED["light"] | TYPED["heavy"])
 def test_the_light_install_reads_predicts_and_judges_and_says_what_it_lacks(words, light, tmp_path):
     put(tmp_path / "runs", finished("good", arm="ddp"), finished("other"))
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     done = subprocess.run([light, *words.split()], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
-    if words in HEAVY:
+    if words in TYPED["heavy"]:
         assert done.returncode == 2
-        assert done.stderr.startswith(f"this needs {HEAVY[words]}, which the light install does not have")
+        assert done.stderr.startswith(f"this needs {TYPED['heavy'][words]}, which the light install does not have")
     else:
-        assert LIGHT[words] in done.stdout, done.stderr
+        assert TYPED["light"][words] in done.stdout, done.stderr
 
 
 def test_the_wheel_has_what_reports_are_made_of(wheel):

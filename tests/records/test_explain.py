@@ -64,9 +64,3 @@ def test_a_record_without_components_is_a_stop():
     with pytest.raises(Stop, match="has no memory by component") as stop:
         peaks(run("ddp", DDP), run("zero2"))
     assert "--no-instruments" in stop.value.remedy
-
-
-def test_ranks_that_take_turns_at_being_slow_are_not_slower_for_it():
-    """Two ranks, of 0.9 and 1.1 s and then of 1.1 and 0.9: two steps in 2.0 s of wall time, not in 2.2."""
-    record = shaped.record(time__step_s=[1.1] * 6, time__window_s=6.0)
-    assert metrics.tokens_per_s(record) == 1024

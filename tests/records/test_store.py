@@ -55,7 +55,7 @@ def test_a_record_that_cannot_be_read_is_a_stop_that_names_it(tmp_path, text):
 def test_a_link_a_huge_file_and_an_endless_text_are_refused(tmp_path, monkeypatch):
     """Records come from anybody; what a link leads to may be anything of whoever reads them."""
     (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "record.json").symlink_to(tmp_path / "record.json")
+    (tmp_path / "runs/record.json").symlink_to(tmp_path / "record.json")
     put(tmp_path)
     with pytest.raises(Stop, match="symbolic links"):
         store.load(tmp_path / "runs")

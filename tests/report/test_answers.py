@@ -13,7 +13,7 @@ from study.report.topics.arms import by_task
 from tests.cli.test_cli import in_this_process
 from tests.shaped import changed, failed, finished, put
 
-KEPT = ROOT / "reports" / "cpu-2core" / "runs"
+KEPT = ROOT / "reports/cpu-2core/runs"
 STAGES = ("zero1", "zero2", "zero3")
 
 

@@ -7,7 +7,6 @@ import json
 import random
 import shlex
 import shutil
-import tomllib
 from pathlib import Path
 
 import matplotlib.image
@@ -31,7 +30,7 @@ from study.report import site as report
 from study.report.topics import memory
 from study.watch import lists
 from tests.cli.test_cli import in_this_process
-from tests.conftest import ROOT
+from tests.conftest import table as cases
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
@@ -241,7 +240,7 @@ def test_what_is_typed_is_answered_and_kept_in_the_address(show, monkeypatch, ca
 
 # --- is my stack right? ----------------------------------------------------------------------------------------------
 
-DRAWN = tomllib.loads((ROOT / "tests/conform/stacks.toml").read_text())["drawn"]
+DRAWN = cases("conform/stacks.toml")["drawn"]
 
 
 def test_drawn_stacks_have_the_answers_of_python(show):

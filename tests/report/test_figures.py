@@ -12,7 +12,7 @@ from study.report.topics import documents, losses, memory, traffic
 from tests.conftest import ROOT
 from tests.shaped import finished, put
 
-KEPT = ROOT / "reports" / "cpu-2core" / "runs"
+KEPT = ROOT / "reports/cpu-2core/runs"
 
 
 @pytest.fixture(scope="module")

@@ -98,7 +98,7 @@ def test_runs_are_found_in_the_checkout_where_jupyter_starts_in_another_folder(r
     monkeypatch.setattr(notebook, "ROOT", tmp_path)
     monkeypatch.setattr(notebook, "display", lambda *_, **__: None)
     assert Book("stages", "runs").runs.done
-    (tmp_path / "notebooks" / "runs").mkdir()
+    (tmp_path / "notebooks/runs").mkdir()
     assert not Book("stages", "runs").runs.done
 
 

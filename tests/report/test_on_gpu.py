@@ -16,7 +16,7 @@ from tests.predict.trainings import training_of
 from tests.report.test_figures import assert_drawn
 from tests.report.test_report import quick  # noqa: F401
 
-TEMPLATES = ROOT / "study" / "report" / "templates"
+TEMPLATES = ROOT / "study/report/templates"
 OVER = on_gpu.OVER
 
 

@@ -7,7 +7,6 @@ import html
 import json
 import math
 import re
-import tomllib
 import xml.etree.ElementTree
 from pathlib import Path
 from urllib.parse import unquote
@@ -24,16 +23,10 @@ from study.report import answers
 from study.report import site as report
 from study.report.notebook import Book
 from study.report.tables import as_html, cell, heading, no_formula
-from tests.conftest import ROOT
+from tests.conftest import ROOT, table
 from tests.shaped import failed, finished, put
 
-BROKEN = {
-    "broken-schema": "got 99",
-    "broken-json": "Invalid JSON",
-    "broken-half": "half-written",
-    "broken-none": "record.json' cannot be read",
-    "broken-name": "cannot be the name of a file",
-}
+STRANGERS = table("report/strangers.toml")
 
 
 def set_aside(site: Path, name: str) -> str:
@@ -96,7 +89,7 @@ def test_nothing_is_loaded_from_a_network_and_no_page_names_a_folder_of_this_mac
 
 
 def test_what_is_broken_is_named_with_what_is_wrong(site):
-    for name, words in BROKEN.items():
+    for name, words in STRANGERS["broken"].items():
         assert words in set_aside(site, name)
     assert not (site.parent / "escaped.html").exists()
 
@@ -110,7 +103,7 @@ def test_every_figure_is_whole_and_has_its_data_beside_it(site):
         xml.etree.ElementTree.fromstring(image)
         assert redact(image) == image, "leaving out paths changes no figure"
         assert len(pd.read_csv(site / "data" / f"{name}.csv")), name
-    losses = pd.read_csv(site / "data" / "compare-losses-1.csv")
+    losses = pd.read_csv(site / "data/compare-losses-1.csv")
     assert {*losses["line"]} == {"single", "ddp", "zero2", "zero3_cpu"}
 
 
@@ -130,13 +123,13 @@ def test_a_notebook_that_fails_is_named_and_does_not_end_the_report(quick, tmp_p
     metadata = {"language_info": {"name": "python"}}
     bad = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 / 0")], metadata=metadata)
     (tmp_path / "notebooks").mkdir()
-    nbformat.write(bad, tmp_path / "notebooks" / "compare.ipynb")
+    nbformat.write(bad, tmp_path / "notebooks/compare.ipynb")
     monkeypatch.setattr(report, "ROOT", tmp_path)
     assert quick(put(tmp_path / "runs", finished("one")), tmp_path / "out", {"compare": "Compare"}) == ["compare"]
-    page = (tmp_path / "out" / "compare.html").read_text()
+    page = (tmp_path / "out/compare.html").read_text()
     for text in (capsys.readouterr().out, page):
         assert "ZeroDivisionError" in text
-    assert "failed" in (tmp_path / "out" / "index.html").read_text()
+    assert "failed" in (tmp_path / "out/index.html").read_text()
 
 
 # --- what is replaced, and what is not -----------------------------------------------------------------------------
@@ -181,10 +174,8 @@ def test_only_what_a_build_made_is_replaced(quick, tmp_path):
 
 # --- strangers -----------------------------------------------------------------------------------------------------
 
-STRANGERS = tomllib.loads(Path(__file__).with_name("strangers.toml").read_text())
 PRIVATE = STRANGERS["private"].values()
-TELLS = ("alice", "thesis", "AbCdEfGh", "0123456789abcdef", "s3cret0", "10.1.2.3", "node7", "gpu7")
-RUNS = ("<script>alert", "<img src=x", 'src="http://evil', 'href="javascript:')  # markup that is not text any more
+TELLS, RUNS = STRANGERS["tells"], STRANGERS["runs"]
 MARKUP = "<script>alert(1)</script><img src=x onerror=alert(1)> ![x](http://evil.org/a.png) [x](javascript:alert(1))"
 
 
@@ -235,16 +226,16 @@ def stranger(tmp_path):
         put(runs, finished(f"odd-{number}-"))
         (runs / f"odd-{number}-" / "record.json").write_text(json.dumps(finished() | {"run_id": name}))
     (runs / "deep").mkdir()
-    (runs / "deep" / "record.json").write_text("[" * 100_000)
+    (runs / "deep/record.json").write_text("[" * 100_000)
     return runs
 
 
 def test_a_report_tells_nothing_private_and_runs_and_writes_nothing_of_a_stranger(stranger, quick, tmp_path):
-    record = (stranger / "a" / "record.json").read_text()
+    record = (stranger / "a/record.json").read_text()
     assert Record.model_validate_json(record).arm.startswith("=zero2 ")
     assert record.count("alice") > 50, "what is looked for is there"
     before = set(tmp_path.rglob("*"))
-    out = tmp_path / "below" / "out"
+    out = tmp_path / "below/out"
     quick(stranger, out)
     assert all(tmp_path / "below" in (path, *path.parents) for path in {*tmp_path.rglob("*")} - before)
     assert len([*out.rglob("*.html")]) == 7, "index, on a GPU, claims, calculator, by hand, stack, and that in one file"

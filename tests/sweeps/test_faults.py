@@ -10,7 +10,7 @@ from study.records import store
 from study.records.schema import Record
 from study.records.sections import Requested
 from study.sweeps import launches, outcomes, protocol
-from tests.conftest import ROOT
+from tests.conftest import ROOT, table
 from tests.shaped import record as shaped
 from tests.sweeps.test_sweep import LATE, swept, turns, working_on
 
@@ -19,12 +19,12 @@ from tests.sweeps.test_sweep import LATE, swept, turns, working_on
 def struck(tmp_path, monkeypatch, cache):
     """A function that sweeps one cell whose trainer is struck by a fault, and returns the record of its newest try."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    monkeypatch.setitem(protocol.SCRIPTS, "train", ROOT / "tests" / "sweeps" / "dying.py")
+    monkeypatch.setitem(protocol.SCRIPTS, "train", ROOT / "tests/dying.py")
     small = {"sequence": 16, "train_rows": 64, "micro_batch": 4, "steps": 4, "warmup_steps": 1, "threads": 1}
 
-    def sweep_one(fault: str, **settings) -> Record:
+    def sweep_one(fault: str = "", rank: int = 1, **settings) -> Record:
         (cell,) = turns(arm="ddp", ranks=2, seed=1, **small | settings)
-        monkeypatch.setenv("FAULT", fault)
+        monkeypatch.setenv("FAULT", f"{fault} study.train optimizer_step 3 {rank}" if fault else "")
         runs = tmp_path / "runs"
         swept([cell], runs)
         assert working_on(runs) == []
@@ -35,21 +35,22 @@ def struck(tmp_path, monkeypatch, cache):
     return sweep_one
 
 
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [("exception", "no such row"), ("SIGKILL", "was killed (SIGKILL; not for lack of memory)")],
-)
-def test_the_rank_that_a_fault_strikes_is_the_reason(fault, words, struck):
-    record = struck(fault)
+def assert_struck(record: Record, words: str) -> None:
+    """The rank that the fault struck is the reason."""
     assert (record.status, record.error.where) == ("failed", "rank 1")
     assert words in record.error.message
+
+
+def test_an_exception_of_a_rank_is_the_reason(struck):
+    assert_struck(struck("exception"), "no such row")
 
 
 def test_a_cell_that_was_killed_continues_in_the_next_sweep(struck):
     """Its record has the losses that it wrote, and those of the next one begin with them."""
     killed = struck("SIGKILL", save_every=2)
-    assert (killed.status, len(killed.loss.train)) == ("failed", 2)
-    again = struck("none", save_every=2)
+    assert_struck(killed, "was killed (SIGKILL; not for lack of memory)")
+    assert len(killed.loss.train) == 2
+    again = struck(save_every=2)
     assert again.status == "done", again.error
     assert again.checkpoints == {"resumes": [{"run_id": killed.run_id, "step": 2}]}
     assert (again.loss.train[:2], len(again.loss.train)) == (killed.loss.train, 4)
@@ -57,7 +58,7 @@ def test_a_cell_that_was_killed_continues_in_the_next_sweep(struck):
 
 def test_a_hang_ends_at_the_time_limit_and_names_the_rank_that_is_missing(struck, tmp_path, monkeypatch):
     """The limit begins when a rank is hanging: how long a launch takes to start is not its matter."""
-    hangs = tmp_path / "runs" / "hangs"
+    hangs = tmp_path / "runs/hangs"
     monkeypatch.setattr(launches, "out_of_time", lambda *_: LATE if hangs.exists() else None)
     record = struck("hang")
     assert record.status == "timeout"
@@ -72,7 +73,7 @@ def test_on_a_full_disk_there_is_room_for_the_record(struck, tmp_path):
     if mounted.returncode:
         pytest.skip("this user cannot mount a file system")
     try:
-        assert struck("full disk").status == "done"
+        assert struck("full_disk", rank=0).status == "done"
         assert (runs / "large").stat().st_size > 2**20, "the user's file stays"
     finally:
         subprocess.run(["umount", "-l", str(runs)], check=True)
@@ -113,41 +114,14 @@ def test_a_launchers_report_names_the_rank_and_the_signal(output, deaths):
     assert outcomes.reported(output) == deaths
 
 
-IN_IMPORTS = """Traceback (most recent call last):
-  File "study/train.py", line 1, in <module>
-    import study
-ValueError: no such row
-W1122 api.py:1028] Sending process 70 closing signal SIGTERM
-Traceback (most recent call last):
-  File "accelerate/commands/launch.py", line 1, in main
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
-"""
-PRINTED = "record.json cannot be written (No space left on device). What to do: make room, and start it again.\n"
-TERMINATED = "rank : 0 (local_rank: 0)\nexitcode : -15 (pid: 70)\n"
-FAILED = "rank : 3 (local_rank: 1)\nexitcode : 1 (pid: 71)\n"
-MISMATCH = "  what():  [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 179972 vs 4. Received data size\n"
-ERRORS = {  # what a rank had written into the record
-    "none": {},
-    "gloo": {"kind": "RuntimeError", "message": "[gloo/tcp/pair.cc] Read error from [127.0.0.1]"},
-    "bug": {"kind": "ValueError", "message": "no such row"},
-    "gone": {"message": "another rank ended without an error message", "where": "another rank"},
-    "hub": {"message": "the connection to the hub is lost"},
-}
-OUTPUTS = {
-    "nothing": "",
+LEFT = table("sweeps/left.toml")
+OUTPUTS = LEFT["outputs"] | {
     "torchrun 9": TORCHRUN.replace("-11", "-9").replace("SIGSEGV", "SIGKILL"),
     "torchrun 15": TORCHRUN.replace("-11", "-15"),
     "torchrun 143": TORCHRUN.replace("-11", "143"),
     "torchrun exit 3": TORCHRUN.replace("-11", "3"),
-    "received 9": "traceback : Signal 9 (SIGKILL) received by PID 7",
-    "died with 9": "died with <Signals.SIGKILL: 9>",
-    "got 2": "torch.distributed.elastic.SignalException: Process 9 got signal: 2",
-    # In its imports it had no record to write to. A rank that torchrun ended is not the cause, wherever it stands.
-    "in imports": IN_IMPORTS + TERMINATED + FAILED,
-    # On a full disk there is no room for the record, but some in the last block of the output.
-    "full disk": PRINTED + FAILED,
     # gloo ends a rank in C++, and the others lose it
-    "mismatch": MISMATCH + TORCHRUN.replace("-11", "-6"),
+    "mismatch": LEFT["mismatch"] + TORCHRUN.replace("-11", "-6"),
 }
 # The status and the error that the trainer left, what the launcher printed, its exit code, how many processes the
 # kernel killed for memory; and then the status, where it was, and words of the reason.
@@ -189,7 +163,7 @@ def left(folder: Path, status: str, output: str = "", kind="Stop", message="its 
 @pytest.mark.parametrize("case", ENDS.strip().splitlines())
 def test_how_a_launch_ended(case, tmp_path):
     before, error, output, code, kills, status, where, words = (cell.strip() for cell in case.split("|"))
-    left(tmp_path / "run", before, OUTPUTS[output], **ERRORS[error])
+    left(tmp_path / "run", before, OUTPUTS[output], **LEFT["errors"][error])
     record = outcomes.outcome(turns()[0], tmp_path / "run", int(code), None, None if kills == "?" else int(kills))
     assert (record.status, record.error.where or "") == (status, where)
     assert words in record.error.message
@@ -210,6 +184,6 @@ STAYS += [("failed", "bug", None, 1), ("failed", "hub", None, 1), ("killed", "no
 
 @pytest.mark.parametrize(("status", "error", "stop", "kills"), STAYS)
 def test_what_a_run_has_found_out_stays(status, error, stop, kills, tmp_path):
-    written = left(tmp_path / "run", status, **ERRORS[error])
+    written = left(tmp_path / "run", status, **LEFT["errors"][error])
     assert outcomes.outcome(turns()[0], tmp_path / "run", 1, stop, kills).status == status
-    assert (tmp_path / "run" / "record.json").read_bytes() == written
+    assert (tmp_path / "run/record.json").read_bytes() == written

@@ -82,7 +82,7 @@ def test_a_record_ends_the_wait(tmp_path, launching, lock):  # noqa: F811
 @pytest.fixture
 def window(monkeypatch, tmp_path):
     """The script, with its folders elsewhere, and a pack that lacks nothing here."""
-    spec = importlib.util.spec_from_file_location("gpu_windows", ROOT / "examples" / "gpu_windows.py")
+    spec = importlib.util.spec_from_file_location("gpu_windows", ROOT / "examples/gpu_windows.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     for name in ("SITE", "COMPILED", "LOCK"):
@@ -104,7 +104,7 @@ def test_two_cells_of_a_window_have_the_device_one_after_the_other(window, tmp_p
         window.main()
     said = capfd.readouterr().out
     assert end.value.code == 0, said
-    records = [store.load(path) for path in (tmp_path / "runs" / "two").glob("p-*")]
+    records = [store.load(path) for path in (tmp_path / "runs/two").glob("p-*")]
     assert [record.status for record in records] == ["done", "done"]
     first, second = sorted(records, key=lambda record: record.started_utc)
     assert first.finished_utc < second.started_utc, "the second waited"
@@ -131,7 +131,7 @@ def test_the_tests_come_first_and_share_the_device_and_what_compiles_is_kept(win
     assert end.value.code == 0
     shared = {"STUDY_DEVICE_LOCK": str(window.LOCK)}
     assert called == [("study.cli", {}), ("pytest", {}), ("study.cli", shared), ("study.cli", shared)]
-    with tarfile.open(tmp_path / "pack" / "compiled.tar.gz") as archive:
+    with tarfile.open(tmp_path / "pack/compiled.tar.gz") as archive:
         assert any(name.endswith("cpu_adam.so") for name in archive.getnames())
     # --- on a machine that begins empty
     shutil.rmtree(tmp_path / "gpu")

@@ -32,7 +32,7 @@ def test_bytes_by_the_papers():
 
 @pytest.mark.parametrize("arm", ["hsdp", "zero3_hpz", "zero3_hpz_textbook"])
 def test_counted_bytes_are_the_predicted_ones_and_the_kernels(arm):
-    (folder,) = (ROOT / "reports" / "cpu-2core" / "runs" / "nodes").glob(f"parity-{arm}-????????-*")
+    (folder,) = (ROOT / "reports/cpu-2core/runs/nodes").glob(f"parity-{arm}-????????-*")
     record = store.load(folder)
     counted = {kind: count.bytes for kind, count in record.traffic.per_rank[0].items() if count.bytes > 100}
     assert counted == pytest.approx(predicted(record).traffic, rel=0.01)

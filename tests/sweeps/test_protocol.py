@@ -10,11 +10,10 @@ from study.core.arms import NAMES
 from study.core.errors import Stop
 from study.core.settings import Flags
 from study.sweeps import protocol
-from tests.conftest import DECODERS_ALONE, ROOT
+from tests.conftest import DECODERS_ALONE, ROOT, table
 
-HEAD = 'about = "a"\ndocument = "none"\nreplicates = "nothing"\n'
-GRID = '[[part]]\nname = "p"\narm = ["ddp", "zero2"]\nseed = [1, 2, 3]\nsteps = 9\n[part.tiny]\nmicro_batch = 2\n'
-PART = HEAD + GRID
+MISTAKEN = table("sweeps/mistaken.toml")
+PART = MISTAKEN["protocol"]
 
 
 def cells_of(tmp_path, text: str | bytes) -> list[protocol.Cell]:
@@ -37,35 +36,25 @@ def test_a_name_tells_what_a_cell_asks_for(tmp_path):
     assert len({*names, *other}) == 2 * len(names)
 
 
+@pytest.mark.parametrize(("before", "after", "words"), MISTAKEN["mistakes"])
+def test_a_mistake_is_named_with_file_key_and_remedy(before, after, words, tmp_path):
+    """In a protocol, of which `after` stands in the place of `before`, or at the end."""
+    assert before in PART
+    with pytest.raises(Stop) as caught:
+        cells_of(tmp_path, PART.replace(before, after) if before else PART + after)
+    assert all(word in caught.value.sentence for word in words), caught.value.sentence
+
+
 # By their types, so that another one is not forgotten.
 FOLDERS = [field.name for field in fields(Flags) if Path in (field.type, *get_args(field.type))]
-MISTAKES = [
-    (PART + "micro_batc = 3\n", "mine.toml, part 'p': there is no setting micro_batc", "'micro_batch'"),
-    ("scale = 1\n" + PART, "mine.toml: scale is not known", "replicates"),
-    (PART.replace("zero2", "zero9"), "zero9", "did you mean 'zero3'"),
-    (PART + "accumulation = 0\n", "mine.toml", "accumulation must be greater than 0 (got 0)"),
-    (PART + "ranks = 0\n", "part.0.tiny.ranks", "must be greater than 0 (got 0)"),
-    (PART + "reserve_s = -1\n", "part.0.tiny.reserve_s", "(got -1)"),
-    (PART.replace("part.tiny", "part.paper"), "'tiny'", "--scale paper"),
-    (PART.replace("[part.tiny]", ""), "has no scale 'tiny'", "smoke.toml is an example"),
-    (PART + 'repair = "all"\n', "repair must be", "fresh_model", "'all'"),
-    (PART.replace('arm = ["ddp", "zero2"]\n', ""), "'no arm' is not an arm"),
-    (PART.replace('"p"', '"../esc"'), "part.0.name"),
-    (b"\xff\x00[[", "mine.toml' cannot be read"),
-    *((PART + f'{path} = "x"\n', f"{path} is a folder of one machine", "leave it out") for path in FOLDERS),
-    (HEAD + "part = 5\n", "part must be a list (got 5)"),
-    (PART + 'frontier = "steps"\n', "frontier 'steps' has nothing to search", "smallest first"),
-    (PART.replace("[1, 2, 3]", "[]"), "has 0 cells"),
-    (PART.replace("[1, 2, 3]", str(list(range(10_001)))), "at most 10000 cells"),
-]
+OTHERS = [(f'{PART}{path} = "x"\n', f"{path} is a folder of one machine") for path in FOLDERS]
+OTHERS += [(PART.replace("[1, 2, 3]", str(list(range(10_001)))), "at most 10000 cells")]
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_named_with_file_key_and_remedy(mistake, tmp_path):
-    text, *words = mistake
-    with pytest.raises(Stop) as caught:
+@pytest.mark.parametrize(("text", "words"), [*OTHERS, (b"\xff\x00[[", "mine.toml' cannot be read")])
+def test_a_folder_of_one_machine_too_many_cells_and_what_is_no_text_are_refused(text, words, tmp_path):
+    with pytest.raises(Stop, match=words):
         cells_of(tmp_path, text)
-    assert all(word in caught.value.sentence for word in words), caught.value.sentence
 
 
 @pytest.mark.parametrize("name", ["guelph", "as_printed"])
@@ -83,7 +72,7 @@ def test_what_was_run_keeps_its_cells_name(name):
     """The committed records of two cores are found again. Of `single` only: other arms' files have changed since."""
     cells = protocol.cells(protocol.read(name), "tiny")
     names = {run.name for cell in cells for run in [*map(cell.at, range(len(cell.rungs)))] or [cell]}
-    folder = ROOT / "reports" / "cpu-2core" / "runs" / name
+    folder = ROOT / "reports/cpu-2core/runs" / name
     kept = {run.name.rpartition("-r")[0] for run in folder.glob("*-single-*")}
     assert kept
     assert kept <= names

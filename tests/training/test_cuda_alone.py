@@ -23,8 +23,8 @@ WITHOUT_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is he
 def test_an_arm_without_its_gpu_is_unavailable(arm, said, tmp_path, cache):
     run = launch(f"variants/{arm}", tmp_path / "run", *SHORT, cache=cache, launcher=("--num_processes", "1"))
     assert run.code == 1
-    assert run.record["status"] == "failed"
-    assert said in run.record["error"]["message"]
+    assert run.record.status == "failed"
+    assert said in run.record.error.message
     assert "Traceback" not in run.output
 
 
@@ -41,4 +41,4 @@ def test_weights_that_preparing_changes_are_noticed(tmp_path, cache):
     )
     run = launch(path, tmp_path / "run", *SHORT, cache=cache, launcher=("--num_processes", "1"))
     assert run.code == 1
-    assert "preparing the model changed them" in run.record["error"]["message"]
+    assert "preparing the model changed them" in run.record.error.message

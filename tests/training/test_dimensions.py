@@ -2,17 +2,12 @@
 
 import pytest
 
-from study.records.schema import Record
 from study.report.of_record import predicted
-from tests.conftest import launch, traceback_of_ours
+from tests.conftest import launch, table, traceback_of_ours
 from tests.training.test_virtual import ROWS, SHARING, SHORT
 from tests.wire import wire_bytes_per_rank
 
-TRUTH = {  # stage, ranks that share a sequence, ranks that divide layers
-    "zero3_ulysses": (3, 2, None),
-    "zero1_tp": (1, None, 2),
-    "zero2_tp": (2, None, 2),
-}
+TRUTH = table("training/truth.toml")["shares"]
 ARMS = [pytest.param(arm, marks=pytest.mark.slow if arm == "zero2_tp" else ()) for arm in TRUTH]
 
 
@@ -20,13 +15,13 @@ ARMS = [pytest.param(arm, marks=pytest.mark.slow if arm == "zero2_tp" else ()) f
 def test_losses_equal_ddp_on_the_same_rows(arm, trained):
     """Two ranks share eight rows, where DDP's have four each; the evaluation is over the same rows, too."""
     ours, ddp = trained(arm, *SHARING).record, trained("ddp", *SHORT, "--micro-batch", str(ROWS // 2)).record
-    seen = ours["observed"]
-    assert (seen["stage"], seen["sequence_ranks"], seen["tensor_ranks"]) == TRUTH[arm]
-    assert (seen["ranks_counted"], seen["rows_per_step"], seen["tokens_per_step"]) == (2, ROWS, ROWS * 32)
-    assert seen["weights_checksum"] == ddp["observed"]["weights_checksum"]
-    assert len(set(ddp["loss"]["train"])) == 8
-    assert ours["loss"]["train"] == pytest.approx(ddp["loss"]["train"], abs=1e-5)
-    assert ours["loss"]["eval"][-1]["eval_loss"] == pytest.approx(ddp["loss"]["eval"][-1]["eval_loss"], abs=1e-5)
+    seen = ours.observed
+    assert f"{seen.stage} {seen.sequence_ranks} {seen.tensor_ranks}" == TRUTH[arm]
+    assert (seen.ranks_counted, seen.rows_per_step, seen.tokens_per_step) == (2, ROWS, ROWS * 32)
+    assert seen.weights_checksum == ddp.observed.weights_checksum
+    assert len(set(ddp.loss.train)) == 8
+    assert ours.loss.train == pytest.approx(ddp.loss.train, abs=1e-5)
+    assert ours.loss.eval[-1].eval_loss == pytest.approx(ddp.loss.eval[-1].eval_loss, abs=1e-5)
 
 
 SIXTEEN = ("zero3_ulysses", "bf16_pure")  # its gradients are reduced in fp32, too: seq_parallel_communication_data_type
@@ -35,7 +30,7 @@ SIXTEEN = ("zero3_ulysses", "bf16_pure")  # its gradients are reduced in fp32, t
 @pytest.mark.parametrize(("arm", "precision"), [(arm, "fp32") for arm in TRUTH if arm != "zero2_tp"] + [SIXTEEN])
 def test_what_is_moved_and_held_is_what_is_predicted_and_what_the_kernel_counts(arm, precision, trained):
     flags = () if precision == "fp32" else ("--precision", precision)
-    record = Record.model_validate(trained(arm, *SHARING, *flags).record)
+    record = trained(arm, *SHARING, *flags).record
     expected = predicted(record)
     counted = {kind: count for kind, count in record.traffic.per_rank[0].items() if count.bytes > 100}  # not flags
     assert {kind: count.bytes for kind, count in counted.items()} == pytest.approx(expected.traffic, rel=0.01)
@@ -51,24 +46,15 @@ def test_what_is_moved_and_held_is_what_is_predicted_and_what_the_kernel_counts(
 
 def test_several_groups_share_rows(trained):
     """Accelerate 1.15 takes the number of groups for 1 unless it is told: four ranks did not start."""
-    seen = trained("zero3_ulysses", *SHARING, "--virtual-ranks", "4").record["observed"]
-    assert (seen["ranks"], seen["sequence_ranks"]) == (4, 2)
+    seen = trained("zero3_ulysses", *SHARING, "--virtual-ranks", "4").record.observed
+    assert (seen.ranks, seen.sequence_ranks) == (4, 2)
 
 
-@pytest.mark.parametrize(
-    ("arm", "flags", "words"),
-    [
-        ("zero3_ulysses", (), "DeepSpeed refuses: 'BertConfig' object has no attribute 'num_key_value_heads'"),
-        ("zero3_ulysses", (*SHORT[:4], "--sequence", "33"), "cuts rows into 2 equal parts (got --sequence 33)"),
-        ("zero1_tp", ("--task", "wikitext"), "DeepSpeed refuses: AutoTP not supported for model"),
-        ("zero1_tp", (*SHORT[:4], "--virtual-ranks", "3"), "the same rows to groups of 2 ranks (got 3)"),
-        ("ddp", ("--precision", "fp16"), "--precision fp16 needs a GPU under ddp"),
-    ],
-)
+@pytest.mark.parametrize(("arm", "flags", "words"), table("training/refused.toml")["launches"])
 def test_what_is_refused(arm, flags, words, tmp_path, cache):
     """If a library refuses, the record quotes its error, without a traceback."""
-    run = launch(arm, tmp_path / "run", "--steps", "6", *flags, cache=cache)
+    run = launch(arm, tmp_path / "run", "--steps", "6", *flags.split(), cache=cache)
     assert run.code != 0
     assert words in run.output
     assert not traceback_of_ours(run.output)
-    assert run.record["status"] == "failed"
+    assert run.record.status == "failed"

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from study.core.machine import SWAP_PREFIX
-from study.records.schema import Record
+from study.records.sections import MemoryCap
 from tests.conftest import launch, left_running, traceback_of_ours
 
 SHORT = ("--steps", "6", "--train-rows", "96", "--eval-rows", "16", "--no-instruments")
@@ -19,11 +19,10 @@ MISTAKES = {  # a launch each; what the settings, an arm's file or a data folder
 def assert_ended(run, status: str, *words: str) -> None:
     """It failed in one sentence, with these words in it, and left no process."""
     record = run.record
-    Record.model_validate(record)
-    sentence = f"{record['error']['message']}. What to do: {record['error']['what_to_do']}."
+    sentence = f"{record.error.message}. What to do: {record.error.what_to_do}."
     assert run.code == 1, "in every spelling, and by no signal"
     assert not traceback_of_ours(run.output), run.output
-    assert record["status"] == status
+    assert record.status == status
     assert sentence in run.output
     assert run.output.count("What to do:") == 1, "the ranks do not all talk at once"
     assert [word for word in words if word not in sentence] == []
@@ -36,7 +35,7 @@ def test_too_little_memory_is_not_the_trainers_fault(tmp_path, cache):
     flags = (*SHORT, "--task", "wikitext", "--train-rows", "2000", "--memory-cap-gib", "0.5")
     small = launch("ddp", tmp_path / "small", *flags, "--micro-batch", "2", cache=cache)
     assert small.code == 0, small.output
-    assert small.record["observed"]["memory_cap"] == {"bytes": 2**29, "emulated_by": "RLIMIT_DATA"}
+    assert small.record.observed.memory_cap == MemoryCap(bytes=2**29, emulated_by="RLIMIT_DATA")
     large = launch("ddp", tmp_path / "large", *flags, "--micro-batch", "256", cache=cache)
     assert_ended(large, "oom", "tried to allocate", "--memory-cap-gib")
 
@@ -69,6 +68,6 @@ def test_partitions_too_small_for_the_disk_are_not_called_done(tmp_path, cache):
     flags, four = (*SHORT, "--task", "wikitext", "--micro-batch", "2"), ("--num_processes", "4")
     run = launch("zero3_nvme", tmp_path / "run", *flags, cache=cache, launcher=four)
     assert_ended(run, "failed", "nothing was swapped there")
-    assert run.record["observed"]["ranks"] == 4, "what was seen is kept, though the run failed"
-    assert run.record["loss"]["train"]
+    assert run.record.observed.ranks == 4, "what was seen is kept, though the run failed"
+    assert run.record.loss.train
     assert not list(tmp_path.glob("nvme/*")), "the disk folder is left empty"

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from study.records.schema import Record
 from tests.conftest import RANKS, STEPS, TRAINED
 from tests.training import test_train
+from tests.training.test_checkpoints import FLAGS as ACCUMULATING
 from tests.training.test_train import FSDP, ZERO, components
 
 of = test_train.of  # a fixture
@@ -30,7 +30,7 @@ def flags_for(task: str, precision: str, accumulation: int, sequence: int = 32, 
 
 
 def largest_difference(trained, arm: str, flags: tuple, ranks: int = 2) -> float:
-    ddp, run = (Record.model_validate(trained(name, *flags, ranks=ranks).record) for name in ("ddp", arm))
+    ddp, run = (trained(name, *flags, ranks=ranks).record for name in ("ddp", arm))
     assert run.observed.weights_checksum == ddp.observed.weights_checksum
     ours, theirs = run.loss.train, ddp.loss.train
     assert len(ours) == len(theirs) >= STEPS
@@ -49,10 +49,11 @@ def test_losses_equal_ddp_in_fp32(arm, trained):
     assert largest_difference(trained, arm, TRAINED, RANKS.get(arm, 2)) <= TOLERANCE["fp32"]
 
 
-def test_losses_equal_ddp_with_accumulation(trained):
-    flags = (*flags_for("wikitext", "fp32", 4), "--no-instruments")
-    assert trained("zero2", *flags).record["observed"]["accumulation"] == 4
-    assert largest_difference(trained, "zero2", flags) <= TOLERANCE["fp32"]
+@pytest.mark.parametrize("arm", ["zero2", "zero3", "fsdp2"])
+def test_losses_equal_ddp_with_accumulation(arm, trained):
+    """The arms as `test_checkpoints` ran them."""
+    assert trained(arm, *ACCUMULATING).record.observed.accumulation == 2
+    assert largest_difference(trained, arm, ACCUMULATING) <= TOLERANCE["fp32"]
 
 
 BF16 = (*flags_for("wikitext", "bf16", 1), "--no-instruments")

@@ -44,21 +44,24 @@ def test_the_two_that_stay_find_each_other(tmp_path):
 # --- memory --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("error", "free_bytes", "device", "host"),
-    [
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), 2**36, True, False),
-        (MemoryError(), 2**36, False, True),
-        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), 2**36, False, True),
-        (RuntimeError("CUDA error: out of memory"), 2**36, False, True),  # host memory that cannot be pinned
-        (RuntimeError("CUDA error: out of memory"), 2**20, True, True),  # the same message for a full device
-    ],
-)
-def test_whose_memory_is_full(error, free_bytes, device, host, monkeypatch):
+# The message of an error, or none of a MemoryError; free bytes of the device, as a power of two; and what is full. Host
+# memory that cannot be pinned has the message of a full device.
+FULL = """
+CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate` | 36 | device
+                                                                   | 36 | host
+[enforce fail] DefaultCPUAllocator: can't allocate memory          | 36 | host
+CUDA error: out of memory                                          | 36 | host
+CUDA error: out of memory                                          | 20 | device, host
+"""
+
+
+@pytest.mark.parametrize("case", FULL.strip("\n").splitlines())
+def test_whose_memory_is_full(case, monkeypatch):
+    message, free, full = (cell.strip() for cell in case.split("|"))
+    error = RuntimeError(message) if message else MemoryError()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free_bytes, 2**37))
-    assert hardware.device_is_full(error) is device
-    assert hardware.host_is_full(error) is host
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2 ** int(free), 2**37))
+    assert [hardware.device_is_full(error), hardware.host_is_full(error)] == ["device" in full, "host" in full]
 
 
 # --- the launcher --------------------------------------------------------------------------------------------------
@@ -104,30 +107,39 @@ GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection cl
 READ = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Read error [127.0.0.1]:21: Connection reset by peer"
 
 
-LOST = RuntimeError(GLOO)
-ENDED, KILLED = KeyboardInterrupt("SIGTERM"), KeyboardInterrupt("SIGINT")
-REASONS = [  # error, ranks of the launch, ranks that are dead, processes that the kernel killed; status, where, words
-    (LOST, 2, [], 0, "failed", "another rank", "another rank ended without an error message"),
-    (RuntimeError(READ), 2, [1], 0, "failed", "rank 1", "rank 1 ended without an error message"),
-    (LOST, 2, [1], 1, "oom", "rank 1", "the kernel killed rank 1"),
-    (LOST, 1, [], 0, "failed", None, "RuntimeError: "),  # alone there is no other rank
-    # torchrun ends the others by SIGTERM. So does somebody who ends the launcher, but then all ranks are alive.
-    (ENDED, 2, [1], 0, "failed", "rank 1", "rank 1 ended without an error message"),
-    (ENDED, 2, [1], 1, "oom", "rank 1", "the kernel killed rank 1"),
-    (ENDED, 2, [], 1, "killed", None, "interrupted"),
-    (KILLED, 2, [], 0, "killed", None, "interrupted"),
-    (OSError(28, "No space left", "/runs/a"), 2, [], 0, "failed", None, "/runs/a cannot be written or opened"),
-    (ValueError("no such row"), 2, [], 0, "failed", None, "ValueError: no such row"),
-]
+ERRORS = {
+    "lost": RuntimeError(GLOO),
+    "reset": RuntimeError(READ),
+    "ended": KeyboardInterrupt("SIGTERM"),
+    "Ctrl-C": KeyboardInterrupt("SIGINT"),
+    "disk": OSError(28, "No space left", "/runs/a"),
+    "bug": ValueError("no such row"),
+}
+# The error, ranks of the launch, those that are dead, how many the kernel killed; the status, where, and words.
+# Alone there is no other rank. torchrun ends the others by SIGTERM. So does somebody who ends the launcher, but then
+# all ranks are alive.
+REASONS = """
+lost   | 2 |   | 0 | failed | another rank | another rank ended without an error message
+reset  | 2 | 1 | 0 | failed | rank 1       | rank 1 ended without an error message
+lost   | 2 | 1 | 1 | oom    | rank 1       | the kernel killed rank 1
+lost   | 1 |   | 0 | failed |              | RuntimeError:
+ended  | 2 | 1 | 0 | failed | rank 1       | rank 1 ended without an error message
+ended  | 2 | 1 | 1 | oom    | rank 1       | the kernel killed rank 1
+ended  | 2 |   | 1 | killed |              | interrupted
+Ctrl-C | 2 |   | 0 | killed |              | interrupted
+disk   | 2 |   | 0 | failed |              | /runs/a cannot be written or opened
+bug    | 2 |   | 0 | failed |              | ValueError: no such row
+"""
 
 
-@pytest.mark.parametrize(("error", "ranks", "dead", "kills", "status", "where", "words"), REASONS)
-def test_why_a_rank_ends(error, ranks, dead, kills, status, where, words, tmp_path, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", str(ranks))
-    monkeypatch.setattr(ending, "ranks_that_died", lambda *_, **__: dead)
-    monkeypatch.setattr(ending, "oom_kills", lambda: 3 + kills)
-    stop = reason(error, Launch(1, 0.0, "x", None, 3), tmp_path)
-    assert (stop.status, stop.where) == (status, where)
+@pytest.mark.parametrize("case", REASONS.strip().splitlines())
+def test_why_a_rank_ends(case, tmp_path, monkeypatch):
+    error, ranks, dead, kills, status, where, words = (cell.strip() for cell in case.split("|"))
+    monkeypatch.setenv("WORLD_SIZE", ranks)
+    monkeypatch.setattr(ending, "ranks_that_died", lambda *_, **__: [*map(int, dead.split())])
+    monkeypatch.setattr(ending, "oom_kills", lambda: 3 + int(kills))
+    stop = reason(ERRORS[error], Launch(1, 0.0, "x", None, 3), tmp_path)
+    assert (stop.status, stop.where or "") == (status, where)
     assert stop.what.startswith(words)
 
 
@@ -166,36 +178,34 @@ def test_the_first_rank_alone_prints_help_or_a_mistake(words, monkeypatch, capsy
     assert printed[1] == ""
 
 
-NO_RECORD = ("running", "")
-BY_RANK_1 = ("failed", SENTENCE)
+# In seconds: when this launch begins, the record is there, and rank 1 is told to end; then its status, and who speaks.
+# It waits for the record that rank 0 makes. If rank 0 is silent, it speaks itself, unless torchrun ends it: then rank 0
+# has failed as well, and spoken. A record from before the launch is of another run here, which rank 0 refuses.
+ENDS = """
+no model | 0   | 0   |     | failed  | rank 1
+no model | 0   | 0.2 |     | failed  | rank 1
+no model | 0   | 1.5 |     | running | rank 1
+no model | 0   | 1.5 | 0.2 | running | rank 0
+no model | 120 | 0   | 0.2 | running | rank 0
+Ctrl-C   | 0   | 0   |     | running | rank 0
+"""
 
 
-@pytest.mark.parametrize(
-    ("error", "begun_s", "record_after_s", "told_after_s", "ended"),
-    [
-        (NO_MODEL, 0, 0, None, BY_RANK_1),
-        (NO_MODEL, 0, 0.2, None, BY_RANK_1),  # it waits for the record that rank 0 makes
-        (NO_MODEL, 0, 1.5, None, ("running", SENTENCE)),  # rank 0 is silent: so it says so itself
-        (NO_MODEL, 0, 1.5, 0.2, NO_RECORD),  # torchrun ends it: rank 0 has failed as well, and spoken
-        (NO_MODEL, 120, 0, 0.2, NO_RECORD),  # another run is at work in this folder, and rank 0 has refused it
-        (KeyboardInterrupt("SIGINT"), 0, 0, None, NO_RECORD),  # rank 0 speaks
-    ],
-)
-def test_what_rank_1_leaves_and_says(
-    error, begun_s, record_after_s, told_after_s, ended, handlers, tmp_path, monkeypatch, capsys
-):
+@pytest.mark.parametrize("case", ENDS.strip().splitlines())
+def test_what_rank_1_leaves_and_says(case, handlers, tmp_path, monkeypatch, capsys):
+    error, begun_s, record_after_s, told_after_s, status, speaks = (cell.strip() for cell in case.split("|"))
     monkeypatch.setattr(ending, "LINGER_S", 0.8)
     record = store.new("run", [])
-    writing = threading.Timer(record_after_s, store.write, (tmp_path, record))
+    writing = threading.Timer(float(record_after_s), store.write, (tmp_path, record))
     writing.start()
-    if not record_after_s:
+    if record_after_s == "0":
         writing.join()
     if told_after_s:
-        threading.Timer(told_after_s, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    fail(tmp_path, 1, error, Launch(1, time.time() + begun_s, "x", None))
+        threading.Timer(float(told_after_s), os.kill, (os.getpid(), signal.SIGTERM)).start()
+    fail(tmp_path, 1, ERRORS.get(error, NO_MODEL), Launch(1, time.time() + float(begun_s), "x", None))
     said = capsys.readouterr().out
     writing.join()
-    assert (store.load(tmp_path).status, said) == ended
+    assert (store.load(tmp_path).status, said) == (status, SENTENCE if speaks == "rank 1" else "")
 
 
 def test_a_run_that_gets_two_signals_ends_once(tmp_path):

@@ -8,11 +8,10 @@ import pytest
 from study.core.settings import Flags
 from study.measure.clock import Clock
 from study.records import metrics, store
-from study.records.schema import Record
 from study.training import ending, finish
 from study.training.run import OpenRun
+from tests import shaped
 from tests.conftest import ranks_of
-from tests.shaped import finished as shaped
 
 RANK = '''
 """One of two ranks whose training is over. The second fails in its instruments, in the way that the test names."""
@@ -58,7 +57,7 @@ ending.leave(0)
 @pytest.fixture
 def folder(tmp_path):
     """A run whose training is over, before it is said to be done."""
-    store.write(tmp_path, Record.model_validate(shaped("run") | {"status": "running", "finished_utc": None}))
+    store.write(tmp_path, shaped.record(status="running", finished_utc=None))
     return tmp_path
 
 
@@ -116,7 +115,7 @@ def test_rates_are_over_the_wall_time_of_the_windows(monkeypatch):
         for step_s in windows:
             clock.step_s += step_s
             clock.window_s.append(sum(step_s))
-    record = Record.model_validate(shaped("run"))
+    record = shaped.record()
     run = OpenRun(Flags(), types.SimpleNamespace(row_ranks=1), None, record, STILL)
     run.accelerator = ALONE
     run.gathered = lambda mine: [clock.step_s if mine is clocks[0].step_s else clock.window_s for clock in clocks]

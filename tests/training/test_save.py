@@ -5,11 +5,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from tests.training.test_checkpoints import FLAGS as REVIEWS
 from tests.training.test_parity import CAST
 
 FLAGS = ("--task", "wikitext", "--steps", "8", "--train-rows", "200", "--eval-rows", "8", "--sequence", "32")
 FLAGS = (*FLAGS, "--no-instruments", "--save")
-REVIEWS = ("--task", "imdb", *FLAGS[2:])
 
 
 @pytest.mark.parametrize(
@@ -21,11 +21,11 @@ REVIEWS = ("--task", "imdb", *FLAGS[2:])
 )
 def test_what_is_saved_in_parts_is_what_ddp_saves(arm, flags, model, trained):
     ddp, ours = trained("ddp", *flags), trained(arm, *flags)
-    assert ours.record["observed"]["held_parameters"] < ours.record["observed"]["parameters"], "each rank has a part"
+    assert ours.record.observed.held_parameters < ours.record.observed.parameters, "each rank has a part"
     files = [set(load_file(run.folder / "model/model.safetensors")) for run in (ddp, ours)]
     assert files[0] == files[1]
     states = [model.from_pretrained(run.folder / "model").state_dict() for run in (ddp, ours)]
-    start = ddp.record["observed"]["learning_rates"][0]
+    start = ddp.record.observed.learning_rates[0]
     for name, tensor in states[0].items():
         # Adam's steps are of the size of the rate: what is equal to a hundredth of one has made the same way.
         torch.testing.assert_close(tensor, states[1][name], rtol=0, atol=start / 100)
@@ -37,7 +37,7 @@ def test_what_is_saved_in_parts_is_what_ddp_saves(arm, flags, model, trained):
 )
 def test_the_file_is_of_the_runs_precision(trained, arm, flags, dtype, size_bytes):
     """`save_16bit_model` makes 16 bits of nothing: an fp32 run is saved in fp32."""
-    seen = trained(arm, *flags).record["observed"]
-    assert seen["saved"]["parameters"] == seen["parameters"], "tied weights are written once"
-    assert seen["saved"]["dtypes"] == [dtype]
-    assert seen["saved"]["bytes"] == pytest.approx(seen["parameters"] * size_bytes, rel=0.01)
+    seen = trained(arm, *flags).record.observed
+    assert seen.saved.parameters == seen.parameters, "tied weights are written once"
+    assert seen.saved.dtypes == [dtype]
+    assert seen.saved.bytes == pytest.approx(seen.parameters * size_bytes, rel=0.01)

@@ -4,9 +4,9 @@ import json
 import math
 import os
 import shutil
+import socket
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -18,13 +18,14 @@ from study.core.settings import Flags, Settings, resolve
 from study.core.shapes import VOCABULARY
 from study.training import models, tasks
 from study.training.data import load_data, load_file
-from tests.conftest import ROOT, python
+from tests.conftest import table
+from tests.predict.families import config_of
 
 
 @pytest.fixture(autouse=True)
 def own_datasets_cache(tmp_path, monkeypatch):
     """What `datasets` unpacks goes with the test, not into the user's home."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
 
 
 def settings_for(task: str, **more) -> Settings:
@@ -44,28 +45,20 @@ def test_metrics_of_evaluate_are_those_of_numpy_to_the_bit(rows):
     assert tasks.metric(settings_for("wikitext"), losses + 1000, losses, {}) == {"perplexity": None}
 
 
-METRICS_ALONE = """
-import socket, sys
-import numpy as np
-
-def refuse(*_):
-    raise AssertionError("something asked for the network")
-
-socket.socket.connect = socket.getaddrinfo = refuse
-import evaluate
-from study.training.evaluation import Accuracy, Perplexity
-
-for score in (Accuracy(), Perplexity()):
-    assert isinstance(score, evaluate.Metric), score
-print(Accuracy().compute(predictions=[1, 0], references=[1, 1]), Perplexity().compute(losses=[0.0, 0.0]))
-"""
-
-
-def test_metrics_need_no_network_no_folder_and_no_lock(tmp_path):
+def test_metrics_need_no_network_no_folder_and_no_lock(tmp_path, monkeypatch):
     """By default `evaluate` has a folder in the user's cache, and in it a file and a lock for each process."""
-    env = os.environ | {"HF_HOME": str(tmp_path / "hub"), "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    done = python("-c", METRICS_ALONE, cwd=tmp_path, env=env)
-    assert done.stdout == "{'accuracy': 0.5} {'perplexity': 1.0}\n", done.stderr
+    import evaluate
+
+    from study.training.evaluation import Accuracy, Perplexity
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(evaluate.config, "HF_METRICS_CACHE", tmp_path / "metrics")
+    monkeypatch.setattr(socket.socket, "connect", pytest.fail)
+    monkeypatch.setattr(socket, "getaddrinfo", pytest.fail)
+    scores = Accuracy(), Perplexity()
+    assert all(isinstance(score, evaluate.Metric) for score in scores)
+    assert scores[0].compute(predictions=[1, 0], references=[1, 1]) == {"accuracy": 0.5}
+    assert scores[1].compute(losses=[0.0, 0.0]) == {"perplexity": 1.0}
     assert not list(tmp_path.rglob("*")), "it wrote something"
 
 
@@ -87,19 +80,11 @@ def logits_of_twin(model: torch.nn.Module, **inputs: torch.Tensor) -> torch.Tens
     return twin.eval()(**inputs).logits.double()
 
 
-CAUSAL = {
-    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "bos_token_id": None, "eos_token_id": None},
-    # It counts positions by a mask of two dimensions.
-    "opt": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 64}
-    | {"word_embed_proj_dim": 32, "max_position_embeddings": 64},
-}
-
-
-@pytest.mark.parametrize("kind", CAUSAL)
+@pytest.mark.parametrize("kind", ["gpt2", "opt"])  # the latter counts positions by a mask of two dimensions
 @torch.no_grad()
 def test_the_loss_of_text_is_of_the_next_token(tmp_path, kind):
     """By hand, on the logits of an ordinary model with the same weights: no position sees what it is to predict."""
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "vocab_size": 2048} | CAUSAL[kind]))
+    (tmp_path / "config.json").write_text(json.dumps(config_of(kind, vocab_size=2048)))
     settings = settings_for("wikitext", model=str(tmp_path), init="in_place", sequence=24, attention="sdpa")
     model = model_of(settings)
     for parameter in model.parameters():
@@ -173,8 +158,10 @@ def of_small(small, task: str, cache: Path, **more) -> Settings:
 
 def test_reviews_from_a_folder(small, tmp_path):
     """A fifth is held out with seed 42, both parts are shuffled with 42, and rows are cut or filled to length."""
+    from datasets import load_dataset  # takes seconds, which each worker would need
+
     data = load_data(of_small(small, "imdb", tmp_path))
-    split = datasets.load_dataset(small["imdb"])["train"].train_test_split(0.2, seed=42)
+    split = load_dataset(small["imdb"])["train"].train_test_split(0.2, seed=42)
     assert data.vocabulary == 5 + len(WORDS)
     for rows, part, count in ((data.train, "train", 30), (data.eval, "test", 8)):
         chosen = split[part].shuffle(seed=42).select(range(count))
@@ -187,7 +174,8 @@ def test_reviews_from_a_folder(small, tmp_path):
 def test_text_from_a_folder(small, tmp_path):
     """Blocks put together are the text again, up to an end that fills no block."""
     data = load_data(of_small(small, "wikitext", tmp_path))
-    text = "".join(datasets.load_dataset(small["wikitext"])["train"]["text"])
+    lines = (Path(small["wikitext"]) / "train.jsonl").read_text().splitlines()
+    text = "".join(json.loads(line)["text"] for line in lines)
     order = list(bytes_to_unicode())
     stream = [order.index(byte) for byte in text.encode()]
     assert len(stream) % 8, "an end is left over"
@@ -207,18 +195,7 @@ def test_rows_are_prepared_once_and_other_rows_anew(small, tmp_path, task, monke
     assert load_data(of_small(small, task, tmp_path)).source != first.source
 
 
-@pytest.mark.parametrize(
-    ("task", "more", "what"),
-    [
-        ("imdb", {"train_rows": 41}, "--train-rows 41 is more than the 40 there are"),
-        ("wikitext", {"train_rows": 1000}, r"--train-rows 1000 is more than the \d+ there are"),
-        ("imdb", {"sequence": 513}, "--sequence 513 is more than the model's 512 positions"),
-        ("wikitext", {"sequence": 10**6, "data": "embedded"}, "--sequence 1000000 is more than the model's"),
-        ("imdb", {"data": "no/such/folder"}, "--data no/such/folder is not a folder"),
-        ("imdb", {"data": "wikitext"}, r"cannot be read \(.*label"),
-        ("imdb", {"tokenizer": "./no-such-folder"}, r"the tokenizer \./no-such-folder cannot be read"),
-    ],
-)
+@pytest.mark.parametrize(("task", "more", "what"), table("training/refused.toml")["rows"])
 def test_rows_that_cannot_be_had_are_a_stop(small, tmp_path, task, more, what):
     more = {name: small.get(value, value) for name, value in more.items()}
     with pytest.raises(Stop, match=what):

@@ -1,7 +1,5 @@
 """Findings: each planted mistake is named with its numbers, and a record without it does not have the finding."""
 
-import tomllib
-
 import pytest
 
 from study.cli import diagnosis as command
@@ -10,11 +8,11 @@ from study.records import store
 from study.records.schema import Record
 from study.watch.diagnosis import diagnose, judge
 from study.watch.findings import Finding, ordered, texts
-from tests.conftest import forked
+from tests.conftest import forked, table
 from tests.shaped import changed, finished, put
 
 RUNS = ROOT / "reports/cpu-2core/runs"
-TABLES = tomllib.loads((ROOT / "tests" / "watch" / "planted_records.toml").read_text())
+TABLES = table("watch/planted_records.toml")
 RECORDS = TABLES["records"]
 PLANTED = TABLES["planted"]
 EVERYDAY = TABLES["everyday"]

@@ -1,7 +1,6 @@
 """`study diff`: configs and records of any kind, anybody's: known causes first, nothing trusted."""
 
 import json
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -9,12 +8,12 @@ import pytest
 from study.cli.diagnosis import diff
 from study.watch import sources
 from study.watch.differences import compare, mistakes, shown
+from tests.conftest import ROOT, table
 
-ROOT = Path(__file__).resolve().parents[2]
 ARMS = ROOT / "accelerate_configs"
 RUNS = ROOT / "reports/cpu-2core/runs"
 
-CASES = tomllib.loads((ROOT / "tests" / "watch" / "config_cases.toml").read_text())
+CASES = table("watch/config_cases.toml")
 BEGIN = CASES["begin"]
 DEEPSPEED, _, ZERO, TRAINER = BEGIN.values()
 

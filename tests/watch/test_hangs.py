@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 
 import pytest
 from torch._C import _distributed_c10d
@@ -20,7 +19,7 @@ from study.records.collectives import Collective, RankLog
 from study.training.launch import ranks_that_died
 from study.watch.findings import texts
 from study.watch.hangs import causes, dumps, hangs, state
-from tests.conftest import ROOT, ranks_of
+from tests.conftest import ROOT, ranks_of, table
 
 # PyTorch is imported once; the ranks are forked.
 RANKS = """
@@ -115,7 +114,7 @@ def log(text: str, ranks: int = 2, **more) -> RankLog:
     return RankLog(rank=int(rank), ranks=ranks, groups={"pair": [0, 1]}, **fields, **more)
 
 
-@pytest.mark.parametrize("case", tomllib.loads((ROOT / "tests" / "watch" / "hang_cases.toml").read_text())["case"])
+@pytest.mark.parametrize("case", table("watch/hang_cases.toml")["case"])
 def test_what_is_said_of_ranks(case):
     logs = [log(text, case.get("ranks", len(case["logs"]))) for text in case["logs"]]
     assert " | ".join(sentences(logs)).startswith(case["said"])

@@ -4,7 +4,6 @@ import contextlib
 import os
 import shutil
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from study.core.errors import Stop
 from study.records import store
 from study.watch import WatchCallback, watch
-from study.watch.diagnosis import diagnose
 from study.watch.sources import intended_settings
-from tests.conftest import ROOT, forked
+from tests.conftest import forked, table
 
 LOOKED_AT = [6, 7, 8]
 SLOW = pytest.mark.slow
@@ -214,6 +212,7 @@ def test_an_example_in_each_arm_has_a_record_that_is_true_to_its_arm(start, scri
         assert record.promised.source == (f"{arm}.json" if "zero" in arm else f"{arm}.yaml")
 
 
+@pytest.mark.slow  # of the example, and not of the study
 def test_the_loop_continues_from_the_state_that_all_ranks_have_saved(start, tmp_path):
     """The schedule has ended, so the second run updates by nothing, if it has what the first one saved."""
     weights = []
@@ -227,19 +226,7 @@ def test_the_loop_continues_from_the_state_that_all_ranks_have_saved(start, tmp_
     assert torch.equal(*weights)
 
 
-def test_planted_mistakes_are_named(start, tmp_path):
-    clips = tmp_path / "clips.yaml"
-    clips.write_text(
-        "distributed_type: DEEPSPEED\nnum_machines: 1\nnum_processes: 2\nmain_process_port: 0\n"
-        "deepspeed_config: {zero_stage: 2, gradient_clipping: 0.0}\n"
-    )
-    record = start("examples/accelerate_loop.py", clips, "--steps=10")
-    assert (record.promised.clipping, record.observed.clipping) == (0.0, 1.0)
-    found = {finding.id: finding.sentence for finding in diagnose(record)}
-    assert found["clipping_differs"] == "Clipping is 1 although clips.yaml says 0"
-
-
-LAUNCHED = tomllib.loads((ROOT / "tests" / "watch" / "config_cases.toml").read_text())["launched"]
+LAUNCHED = table("watch/config_cases.toml")["launched"]
 
 
 @pytest.mark.parametrize("case", LAUNCHED)

@@ -1,0 +1,61 @@
+"""The trainer, and what strikes a rank. FAULT has that, a module, a function in it, the number of its call, the rank.
+
+In each of these runs the loss scale of fp16 doubles every four steps.
+"""
+
+import contextlib
+import importlib
+import itertools
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import study.train
+from study.training import main
+
+RUNS = Path(sys.argv[sys.argv.index("--run-dir") + 1]).parent
+GROWS = 4
+*defaults, growth_interval, enabled = torch.amp.GradScaler.__init__.__defaults__
+assert growth_interval == 2000
+torch.amp.GradScaler.__init__.__defaults__ = (*defaults, GROWS, enabled)
+
+
+def die() -> None:
+    time.sleep(0.3)  # the other ranks write meanwhile what they have to
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def raise_error() -> None:
+    raise ValueError("no such row")
+
+
+def hang() -> None:
+    (RUNS / "hangs").touch()
+    time.sleep(600)
+
+
+def fill_disk() -> None:
+    """Fill the file system of the folder of all runs with a file of the user's."""
+    with contextlib.suppress(OSError), (RUNS / "large").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(2**16))
+
+
+STRIKES = {"exception": raise_error, "SIGKILL": die, "hang": hang, "full_disk": fill_disk}
+if os.environ["FAULT"]:
+    what, module, name, number, rank = os.environ["FAULT"].split()
+    owner = importlib.import_module(module)
+    function = getattr(owner, name)
+    calls = itertools.count(1)
+
+    def struck(*arguments, **options):
+        if next(calls) == int(number) and os.environ["RANK"] == rank:
+            STRIKES[what]()
+        return function(*arguments, **options)
+
+    setattr(owner, name, struck)
+main.main(study.train.train)
