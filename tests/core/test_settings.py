@@ -86,17 +86,11 @@ UNUSED = {  # flags that some runs do not read, and such a run
     "eval_rows": {"eval_rows": 7, "virtual_ranks": 8},
     "eval_every": {"eval_every": 7, "virtual_ranks": 8},
 }
-READ = (  # by every run, or refused with a sentence where it has no effect
-    *("task", "model", "data", "init", "precision", "optimizer", "lora_rank", "train_only", "micro_batch"),
-    *("accumulation", "steps", "warmup_steps", "log_every", "sequence", "train_rows", "lr", "lr_warmup_steps"),
-    *("weight_decay", "dropout", "seed", "compile", "checkpointing", "attention", "tf32", "instruments", "save"),
-    *("save_every", "resume", "threads", "virtual_ranks", "memory_cap_gib", "run_dir", "cache_dir"),
-)
 
 
 def test_a_flag_that_a_run_does_not_read_is_named():
     """A new flag is put into one of the two lists."""
-    assert {*UNUSED, *READ} == {*vars(Flags())}
+    assert {*UNUSED, *CASES["read"]} == {*vars(Flags())}
     for name, given in UNUSED.items():
         assert unused(resolve(Flags(**given), gpu=False), uses_disk=False) == [flag(name)]
     assert unused(resolve(Flags(nvme_dir=Path("here"), tokenizer="mine", data="hub"), gpu=False), uses_disk=True) == []

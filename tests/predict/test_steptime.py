@@ -137,6 +137,13 @@ def test_a_compiler_launches_kernels_and_python_stays():
     assert host_s(training("zero2"), compiled, pace()) == [0, pytest.approx(hooks_s + update_s)]
 
 
+def test_newer_kernels_of_attention_are_faster_from_hopper_on():
+    for machine, faster in ((H100, pace().newer_attention), (A100, 1)):
+        kinds = (replace(machine, attention=kernel) for kernel in ("flash2", "cudnn"))
+        plain, newer = (step_time(training(), kind).parts["attention"] for kind in kinds)
+        assert plain / newer == pytest.approx(faster)
+
+
 def test_experts_that_python_calls_launch_for_each():
     """Mixtral has 8 in each of 32 layers: with 60 kernels for each, both passes launch 15,360 more."""
     each = training("zero3", named("mixtral-8x7b"), sequence=512)
