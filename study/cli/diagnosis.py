@@ -205,8 +205,8 @@ def stack(
 ) -> dict:
     """Which known faults of libraries apply to these releases, in this training?
 
-    A fault applies, or it does if something is so that neither a config nor a flag says. Most were tried on CPUs, and
-    there are others that nobody knows. The exit code is 1 if one applies.
+    A fault applies, or it does if something is so that neither a config nor a flag says. More than half were run, on
+    CPUs, and there are others that nobody knows. The exit code is 1 if one applies.
 
     With --json: the faults. Example: `study stack deepspeed==0.19.8 --stage 2`
 

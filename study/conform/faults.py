@@ -36,7 +36,7 @@ class Fault(BaseModel):
     since: str  # the first release with the fault, of those that were asked
     until: str  # the last one
     releases: str  # the range in words, and which are right
-    asked: Names = ()  # empty: all releases of the package that were
+    asked: Names = ()  # empty: all releases of the package that were. Of TRL and PEFT each fault says its own
     # The range: kept answers, a run of the last bad and of the first good release, a run script, or what was only read.
     rests_on: Literal["answers", "two runs", "script", "sources"]
     when: When | None = None  # None: it is none of a training
@@ -64,14 +64,14 @@ class Fault(BaseModel):
 
         Of a range: None if a release in it may have the fault, or none in it was asked.
         """
-        if isinstance(release, SpecifierSet):
-            inside = [each for each in map(Version, table().asked[self.package]) if each in release]
-            return False if inside and all(self.has(each) is False for each in inside) else None
         asked = sorted(map(Version, self.asked or table().asked[self.package]))
+        if isinstance(release, SpecifierSet):
+            inside = [each for each in asked if each in release]
+            return False if inside and all(self.has(each) is False for each in inside) else None
         beside = [each for each in asked if each <= release][-1:] + [each for each in asked if each >= release][:1]
         if not any(map(self.contains, beside)):
             return False
-        return True if release in beside else None
+        return release in beside or None
 
     @computed_field  # type: ignore[prop-decorator]
     @property

@@ -30,7 +30,7 @@ def is_another_package(word: str) -> bool:
 
 
 def _names_none(word: str) -> Stop:
-    known = ", ".join(sorted({*table().packages.values()}))
+    known = ", ".join(sorted({*table().packages.values()}, key=str.lower))
     remedy = "write releases such as deepspeed==0.19.8, or name a list of them"
     return Stop(f"{word!r:.80} is no file, and names none of {known}", remedy)
 

@@ -68,12 +68,11 @@ function listed(text) {
 
 // Whether a release has a fault. null: it was not asked, and the one before or after it has.
 function has(fault, release) {
-  const asked = (names) => names.map(version).sort(compare);
+  const tried = (fault.asked.length ? fault.asked : table.asked[fault.package]).map(version).sort(compare);
   if (Array.isArray(release)) {
-    const inside = asked(table.asked[fault.package]).filter((each) => within(each, release));
+    const inside = tried.filter((each) => within(each, release));
     return inside.length && inside.every((each) => has(fault, each) === false) ? false : null;
   }
-  const tried = asked(fault.asked.length ? fault.asked : table.asked[fault.package]);
   const before = tried.filter((each) => compare(each, release) <= 0).slice(-1);
   const beside = [...before, ...tried.filter((each) => compare(each, release) >= 0).slice(0, 1)];
   const [since, until] = [version(fault.since), version(fault.until)];
