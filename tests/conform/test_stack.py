@@ -58,6 +58,7 @@ def test_the_table_is_whole():
             assert [run.before, run.after] == [fault.until, *re.findall("right in ([^;]+)", fault.releases)]
         if fault.when is not None:
             assert all((fault.symptom, fault.do)), fault.id
+            assert fault.package in table().asked or "script" in fault.when, "of TRL and PEFT no list is kept"
             assert fault.when.keys() <= table().questions.keys()
             assert fault.when.keys() - table().asked.keys() - OF_SCRIPTS <= table().settings.keys()
 
