@@ -1,7 +1,7 @@
 """What a commit predicts of each run that a machine's folder keeps, or of each cell of protocols on one GPU.
 
 python tools/predicted.py reports/h200 579c3b24 > reports/h200/predicted.csv
-python tools/predicted.py windows predictions > reports/h200/next.csv
+python tools/predicted.py windows predictions h100 > reports/h200/next.csv
 
 The first checks out that commit and asks its code, by this script as it was then: nothing that came later can change an
 answer. From a record it takes what was asked for and what the arm's config was, and nothing measured. The second asks
@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = "c536f597:reproductions/laboratories/predicted.py"  # the first version, which asks commits of that time
 COLUMNS = ("run", "allocated_bytes", "reserved_bytes", "driver_bytes", "step_s", "step_low_s", "step_high_s")
-GPU = "H200"  # of cells that have not run yet
+GPU, HOST = "H200", "new"  # of cells that have not run yet: the machine of reports/h200, and the class of its host
 
 
 def main(first: str, *others: str) -> None:
@@ -94,7 +94,8 @@ def row(name: str, training: Any, gpu: str, alone: bool) -> tuple[str | float | 
     kinds = memory_kinds(training, gpu)
     times: tuple[float | None, ...] = (None, None, None)
     if not alone:  # a rank that runs alone sends nothing, so its step is no prediction's
-        step = step_time(training, Hardware(gpu=gpu, gpus_per_node=training.placement.ranks))
+        machine = Hardware(gpu=gpu, gpus_per_node=training.placement.ranks, host=HOST)
+        step = step_time(training, machine)
         times = tuple(float(f"{seconds:.4g}") for seconds in (step.seconds, step.low_s, step.high_s))
     return (name, kinds.allocated, kinds.reserved, kinds.driver, *times)
 
