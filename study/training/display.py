@@ -6,13 +6,14 @@ import os
 import statistics
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import transformers
 
 from study.core.settings import unused
+from study.core.text import size
 from study.records import metrics, store
 from study.records.sections import Evaluation
 
@@ -88,10 +89,10 @@ def report(run: "OpenRun", result: Evaluation) -> None:
 
 
 # Quantities of a record, and how the summary shows each.
-SUMMARY = {
-    "train_loss": "loss {:.4f}",
-    "tokens_per_s": "{:.0f} tokens/s",
-    "peak_bytes": "{:.3e} bytes at the peak of a rank",
+SUMMARY: dict[str, Callable[[float], str]] = {
+    "train_loss": "loss {:.4f}".format,
+    "tokens_per_s": "{:.0f} tokens/s".format,
+    "peak_bytes": lambda peak_bytes: f"{size(peak_bytes)} at the peak of a rank",
 }
 
 
@@ -100,6 +101,6 @@ def print_summary(run: "OpenRun") -> None:
     if not run.accelerator.is_main_process:
         return
     values = {name: metrics.value(run.record, name) for name in SUMMARY}
-    known = [SUMMARY[name].format(value) for name, value in values.items() if value is not None]
+    known = [SUMMARY[name](value) for name, value in values.items() if value is not None]
     say(run.folder, f"done: {', '.join(known)}")
     say(run.folder, str(run.folder / "record.json"))

@@ -123,7 +123,8 @@ function sentenceOf(question, answers) {
   const size = sizeWords(least.peakBytes);
   if (!fitting.length)
     return `Nothing fits on ${machine}: ${least.name} needs ${size} of a GPU. Try more GPUs or fewer tokens.`;
-  return `On ${machine}, ${fitting.length} of ${answers.length} arms fit. ${least.name} needs the least memory, ${size}.`;
+  const computes = `To compute a step takes at least ${Number(least.leastS.toPrecision(2))} s under each.`; // the same products
+  return `On ${machine}, ${fitting.length} of ${answers.length} arms fit. ${least.name} needs the least memory, ${size}. ${computes}`;
 }
 
 function refusedWords(question) {
@@ -184,7 +185,6 @@ function drawTable(question, answers) {
       most > MOST_ROWS ? `over ${MOST_ROWS}` : most || "none",
       each.nodeBytes ? sizeWords(each.nodeBytes) : "-",
       each.diskBytes ? sizeWords(each.diskBytes) : "-",
-      `${Number(each.leastS.toPrecision(2))} s`,
     ];
     const [name, fits] = [element("th", { scope: "row" }, each.name), element("td", { class: `fits ${each.fits}` }, each.fits)];
     const numbers = cells.map((text) => element("td", { class: "number" }, text));
