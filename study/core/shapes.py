@@ -61,10 +61,8 @@ def model_of_name(name: str) -> str | None:
 
 def of_size(params: float) -> list[str]:
     """Return the models whose names end with the size, such as 7b, that is nearest to a number of parameters."""
-    sizes = {}
-    for name in models():
-        if found := re.search(r"-([\d.]+)([bm])$", name):
-            sizes[name] = float(found[1]) * (1e9 if found[2] == "b" else 1e6)
+    found = {name: re.search(r"-([\d.]+)b$", name) for name in models()}
+    sizes = {name: 1e9 * float(billions[1]) for name, billions in found.items() if billions}
     nearest_size = min(sizes.values(), key=lambda size: abs(size - params))
     # Another tenth of the parameters is another tenth of the memory.
     return [name for name, size in sizes.items() if size == nearest_size and abs(size - params) <= 0.1 * params]

@@ -105,6 +105,7 @@ class Coordinator:
         self.flights: dict[str, Flight] = {}  # of tensors that no module has waited for
         self.arrived: list[Flight] = []  # those whose buffers are there, beside the weights made from them
         self.released_once: set[str] = set()
+        self.released = 0  # their elements
 
     def visit(self, step: int) -> Visit:
         """Fetch a module's tensors, wait for them, fetch ahead, and release what is not needed soon."""
@@ -129,7 +130,7 @@ class Coordinator:
                 room -= self.size[name]
         self._gather(ahead)
         before, self.running = self.running, Whole(self.alive, self._flat())
-        released = self._elements(self.released_once)
+        released = self.released
         self._release(step)
         return Visit(before, waiting, self.running, released)
 
@@ -171,6 +172,7 @@ class Coordinator:
             distance = later[0] - self.before[step + 1] if later else inf
             if distance >= min(self.limits.reuse, self.limits.live):
                 self.whole.discard(name)
+                self.released += 0 if name in self.released_once else self.size[name]
                 self.released_once.add(name)
                 self.alive -= self.size[name]
 
