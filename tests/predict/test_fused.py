@@ -24,6 +24,7 @@ def test_fused_layers_keep_less_until_their_backward_pass():
     plain, fused = training().profile, training(fused_layers=True).profile
     spared = 512 * (2 * 4 * 128 + 2 * 448)
     assert plain.kept - fused.kept == plain.most.kept - fused.most.kept == LAYERS * spared
+    assert plain.at_first_gradient.kept - fused.at_first_gradient.kept == LAYERS * spared
     second = "model.layers.1.mlp.down_proj.weight"
     assert plain.at_use[second] - fused.at_use[second] == spared, "of the layer before it"
     less = {

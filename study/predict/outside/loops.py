@@ -80,6 +80,7 @@ class OthersTraining(Training):
             at_use={name: kept + by_name[name] for name, kept in traced.at_use.items()},
             before_use={name: _more(held, by_name[name]) for name, held in traced.before_use.items()},
             gradients=_gradients(traced, more),
+            at_first_gradient=_more(traced.at_first_gradient, total),
         )
 
     # --- keys and values, which a model of transformers 4 returns
@@ -104,7 +105,8 @@ class OthersTraining(Training):
         forward = max(Held(min(sum(traced.most), traced.kept + 2 * logits), 0), *traced.before_use.values(), key=sum)
         most = max(_more(forward, sum(cache) + kept), _more(traced.most, kept), key=sum)
         more = dict.fromkeys((tensor.block for tensor in self.model.tensors), kept)
-        return replace(traced, most=most, gradients=_gradients(traced, more))
+        first = _more(traced.at_first_gradient, kept)
+        return replace(traced, most=most, gradients=_gradients(traced, more), at_first_gradient=first)
 
 
 def _gradients(traced: Profile, more: Mapping[str, float]) -> tuple[Gradient, ...]:
