@@ -102,6 +102,15 @@ def test_never_above_the_peak(arm):
         assert in_8.peak_s == step.peak_s / 2
 
 
+def test_groups_gather_inside_a_node_and_reduce_between_nodes():
+    """16 ranks in two nodes. Parts of the gradients leave a node; hpZ's second copy of the weights is in each node."""
+    whole = placed(training("ddp", ranks=16), fsdp=Fsdp())
+    large = named("gpt2-xl")  # more than stay gathered for the backward pass
+    plain, hpz = (training("zero3", large, {"zero_hpz_partition_size": among}, ranks=16) for among in (1, 8))
+    for grouped, all_together in ((placed(whole, group=8), whole), (hpz, plain)):
+        assert link_s(grouped, SLOW) < link_s(all_together, SLOW)
+
+
 def test_python_handles_each_tensor_as_its_library_does():
     """At a second for a kernel. DDP and stages 1 and 2: each gradient. Stage 3 and FSDP: each tensor in both passes."""
     of = replace(pace(), launch=dict.fromkeys(pace().launch, 1.0))
@@ -219,6 +228,12 @@ def test_frozen_weights_count_among_those_that_are_gathered_again():
         again = engine.refetched / engine.all_elements
         assert backward.link_s == pytest.approx(again * forward.link_s + reduced, rel=0.02)
     assert 0 < engine_of(adapters).refetched < engine_of(adapters).all_elements / 2
+
+
+def test_weights_that_stay_on_the_gpu_are_not_fetched_from_the_host_again():
+    """Stage 3 with offload_param uploads what it gathers: all for the forward pass, the rest for the backward."""
+    stay, fetched = (limited(live, ranks=1, offload_param={"device": "cpu"}) for live in (10**11, 0))
+    assert link_s(stay, H100) < 0.7 * link_s(fetched, H100)
 
 
 def test_bytes_of_an_update():
