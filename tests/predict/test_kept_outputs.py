@@ -4,6 +4,7 @@ Measured with transformers 4.31 and torch 2.13 on a CPU: every storage that a st
 Six layers in bf16 were under PyTorch's non-reentrant checkpointing, and read three rows of 96 tokens.
 """
 
+from study.predict.allocator import reserved_bytes
 from study.predict.outside.loops import OthersTraining
 from study.predict.trace.transformer import Transformer
 from tests.predict.trainings import training_of
@@ -35,3 +36,8 @@ def test_keys_and_values_are_the_same_beside_adapters_and_parts_of_one_tensor_in
     assert training().outputs == training(lora_rank=2, lora_targets=("k_proj", "v_proj")).outputs
     small = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 600}
     assert training(small).outputs == [3 * 64 * 2 * 288, 3 * 64 * 2 * 288, 4 * 600 * 288]
+
+
+def test_the_allocator_holds_outputs_during_a_pass():
+    plain, held = (reserved_bytes(training(ways=ways, device="cuda")) for ways in ({}, HELD))
+    assert held - plain >= sum(training().outputs)

@@ -3,16 +3,17 @@
 import pytest
 
 from study.core.arms import load_arm
-from study.predict.allocator import MIB, Allocator, blocks_of, memory_kinds, replay, reserved_bytes
+from study.predict.allocator import MIB, Allocator, blocks_of, memory_kinds, outside_bytes, replay, reserved_bytes
 from study.predict.architecture import named
 from study.predict.engines import engine_of
 from study.predict.estimate import estimate, memory
 from study.predict.outside.loops import OthersTraining
+from study.predict.placement import Fsdp
 from study.predict.question import PlaceFlags, Question, TrainingFlags
 from study.predict.trace.transformer import Transformer
 from tests.conftest import table
 from tests.predict.families import config_of
-from tests.predict.trainings import training_of
+from tests.predict.trainings import placed, training_of
 
 pytestmark = pytest.mark.usefixtures("module_without_traces")
 BY_HAND = table("predict/by_hand.toml")
@@ -74,6 +75,14 @@ def test_an_update_tensor_by_tensor_makes_one_tensor():
     at_once, in_turn = (dict(memory(engine_of(ours), ours.profile)[1])["update"]["temporaries"] for ours in both)
     assert at_once == 4 * both[0].model.parameters
     assert in_turn == 4 * max(tensor.elements for tensor in both[0].model.tensors)
+
+
+def test_three_kinds():
+    stage_3 = training(precision="bf16_cast", ranks=8, zero={"stage": 3})
+    for each in (stage_3, placed(stage_3, deepspeed=None, fsdp=Fsdp())):
+        kinds = memory_kinds(each, "A100-80GB")
+        assert kinds.allocated < kinds.reserved < kinds.driver
+        assert kinds.driver - kinds.reserved == int(outside_bytes(each))
 
 
 @pytest.mark.parametrize(("arm", "optimizer"), [("single", "adafactor"), ("ddp", "sgd"), ("fsdp2_cpu", "fused")])
