@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = "c536f597:reproductions/laboratories/predicted.py"  # the first version, which asks commits of that time
 COLUMNS = ("run", "allocated_bytes", "reserved_bytes", "driver_bytes", "step_s", "step_low_s", "step_high_s")
-GPU, HOST = "H200", "new"  # of cells that have not run yet: the machine of reports/h200, and the class of its host
+GPU = "H200"  # of cells that have not run yet: the machine of reports/h200, whose host is of the quick class
 
 
 def main(first: str, *others: str) -> None:
@@ -94,7 +94,7 @@ def row(name: str, training: Any, gpu: str, alone: bool) -> tuple[str | float | 
     kinds = memory_kinds(training, gpu)
     times: tuple[float | None, ...] = (None, None, None)
     if not alone:  # a rank that runs alone sends nothing, so its step is no prediction's
-        machine = Hardware(gpu=gpu, gpus_per_node=training.placement.ranks, host=HOST)
+        machine = Hardware(gpu=gpu, gpus_per_node=training.placement.ranks, host="new")
         step = step_time(training, machine)
         times = tuple(float(f"{seconds:.4g}") for seconds in (step.seconds, step.low_s, step.high_s))
     return (name, kinds.allocated, kinds.reserved, kinds.driver, *times)
