@@ -10,7 +10,7 @@ from packaging.version import Version
 from study.conform import releases
 from study.core.text import size
 from study.ledger import texts
-from study.records import runs
+from study.records import metrics, runs
 from study.report import answers
 from tests.conftest import ROOT
 
@@ -23,6 +23,21 @@ def rows_of(text: str) -> dict[str, list[str]]:
     """The rows of all tables by their first cell."""
     lines = [line.split("|") for line in re.findall(r"^\|(.*)\|$", text, re.MULTILINE)]
     return {first.strip(): [cell.strip() for cell in cells] for first, *cells in lines}
+
+
+def test_what_a_rank_with_adapters_holds_is_what_its_records_hold():
+    """In the guide and on the page. Recomputing by either way holds as much."""
+    guide = rows_of((ROOT / "GUIDE.md").read_text())
+    page = (ROOT / "study/report/templates/stack.html").read_text()
+    found = runs.load([KEPT / "runs/lora"]).done
+    assert len(found) == 9
+    for name, recomputes in {"kept": False, "recomputed, reentrant or not": True}.items():
+        chosen = [run for run in found if run.record.requested.checkpointing == recomputes]
+        pairs = {(run.record.arm, f"{metrics.value(run.record, 'tracked_peak_bytes') / 1e9:.1f}") for run in chosen}
+        held = dict(pairs)
+        assert len(held) == len(pairs) == 3, "repeats of an arm hold the same"
+        assert guide[name] == [held[arm] for arm in guide["activations"]]
+        assert "".join(f"<td>{cell}</td>" for cell in (name, *guide[name])) in page
 
 
 def test_the_verdicts_and_their_counts():
