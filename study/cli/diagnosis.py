@@ -237,8 +237,10 @@ def stack(
             say_wrapped(f"{sentence}.", indent="    ", first=f"{number:>2}. ")
             shortened = True
     for name, free in answer["free"].items():
-        free_with = f"With {name} {' or '.join(free[:4])} no known fault applies here, as far as flags say."
-        say_wrapped("", free_with if free else f"Each release of {name} that was asked has a known fault here.")
+        sentence = f"Each release of {name} that was asked has a known fault here."
+        if free:
+            sentence = f"With {name} {' or '.join(free[:4])} no known fault of {name} surely applies here."
+        say_wrapped("", sentence)
     if shortened:
         say("", "With --details: of those that may apply, what to do and what shows them.")
     return answer

@@ -71,7 +71,7 @@ class Fault(BaseModel):
         beside = [each for each in asked if each <= release][-1:] + [each for each in asked if each >= release][:1]
         if not any(map(self.contains, beside)):
             return False
-        return release in beside or None
+        return True if release in beside else None
 
     @computed_field  # type: ignore[prop-decorator]
     @property

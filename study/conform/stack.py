@@ -79,8 +79,8 @@ def answered(stack: Stack, symptom: str = "") -> dict[str, Any]:
         release = stack.versions[fault.package]
         has = fault.has(release)
         if has is None:
-            asked = table().questions["release" if isinstance(release, Version) else "range"]
-            questions = [asked.format(fault.package, release), *questions]
+            question = table().questions["release" if isinstance(release, Version) else "range"]
+            questions = [question.format(fault.package, release), *questions]
         if has is not False:
             row = fault.model_dump(include={"id", "package", "symptom", "who", "upstream"}) | {
                 "answer": "applies if" if questions else "applies",

@@ -135,7 +135,8 @@ def test_releases_without_any_known_fault_are_said(capsys):
     free = asked(f"{words} --precision bf16_autocast")["free"]["deepspeed"]
     assert "0.17.5" not in free
     assert free[:2] == ["0.19.8", "0.19.7"]
-    assert "With deepspeed 0.19.8 or 0.19.7 or" in capsys.readouterr().out.replace("\n", " ")
+    printed = capsys.readouterr().out.replace("\n", " ")
+    assert re.search(r"With deepspeed 0.19.8 or 0.19.7 or .* no known fault of deepspeed surely applies here", printed)
     assert asked("deepspeed==0.19.8 --stage 3 --optimizer adafactor")["free"] == {"deepspeed": []}
     assert "Each release of deepspeed that was asked has a known fault here." in capsys.readouterr().out
 

@@ -13,6 +13,7 @@ from study.core.errors import Stop
 from study.core.text import is_number
 from study.ledger import texts
 from study.ledger.evidence import REPORTS, OfRuns, calculated, kept_answers
+from study.predict.outside import published, scores
 from study.records import runs
 from tests.conftest import ROOT
 
@@ -118,6 +119,15 @@ def test_a_quote_stands_in_its_document(claim):
     (path,) = SOURCES.glob(f"{claim.document}_*.txt")
     text, quote = (re.sub(r"[\s|]", "", text) for text in (path.read_text(), claim.quote))
     assert all(piece in text for piece in quote.split("..."))
+
+
+def test_how_far_published_steps_with_offloading_are_off_is_computed():
+    """DeepSpeed's: two claims rest their doubt on them."""
+    offloading = {row.key for row in published.rows() if "'cpu'" in str(row.deepspeed)}
+    known = [each for each in scores.numbers() if each.key in offloading and each.quantity == "time" and each.ours]
+    times = [each.measured / each.ours for each in known]
+    said = f"took {min(times):.2f} to {max(times):.1f} times the predicted seconds"
+    assert {claim.id for claim in texts.claims() if said in claim.found + claim.because} == {"S001-19", "S002-19"}
 
 
 def test_the_ledger_is_whole():

@@ -105,7 +105,7 @@ class Coordinator:
         self.flights: dict[str, Flight] = {}  # of tensors that no module has waited for
         self.arrived: list[Flight] = []  # those whose buffers are there, beside the weights made from them
         self.released_once: set[str] = set()
-        self.released = 0  # their elements
+        self.released = 0  # their elements: to sum them at each visit takes long in deep models
 
     def visit(self, step: int) -> Visit:
         """Fetch a module's tensors, wait for them, fetch ahead, and release what is not needed soon."""
@@ -172,9 +172,10 @@ class Coordinator:
             distance = later[0] - self.before[step + 1] if later else inf
             if distance >= min(self.limits.reuse, self.limits.live):
                 self.whole.discard(name)
-                self.released += 0 if name in self.released_once else self.size[name]
-                self.released_once.add(name)
                 self.alive -= self.size[name]
+                if name not in self.released_once:
+                    self.released_once.add(name)
+                    self.released += self.size[name]
 
 
 def _modules(model: Transformer) -> list[list[str]]:

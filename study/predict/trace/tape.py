@@ -177,7 +177,7 @@ def _moments(tape: Tape) -> Iterator[tuple]:
                 kernels.append(what)
         elif kind == "event":
             event, _, name = what.partition(" ")
-            yield event, name, rest[0], Held(*held), most and Held(*most), Held(*last), kernels
+            yield event, name, rest[0], Held(*held), Held(*most) if most else None, Held(*last), kernels
             most = None
             kernels = []
 

@@ -182,7 +182,7 @@ function show() {
   const named = Object.keys(versions).join(", ");
   const known = table.fault.filter((fault) => fault.when).length;
   const text = `Of ${known} known faults ${sure.length} ${sure.length === 1 ? "applies" : "apply"}, and ${maybe.length} may.`;
-  const ways = Object.entries(free).map(([name, releases]) => releases.length ? ` With ${name} ${releases.slice(0, 4).join(" or ")} none applies, as far as it is said here.` : ` Each release of ${name} that was asked has one.`);
+  const ways = Object.entries(free).map(([name, releases]) => releases.length ? ` With ${name} ${releases.slice(0, 4).join(" or ")} none of ${name} surely applies.` : ` Each release of ${name} that was asked has one.`);
   document.getElementById("sentence").textContent = named ? text + ways.join("") : "The list names none of the packages of this page.";
   document.getElementById("faults").replaceChildren(...sure.map(card));
   const fold = document.getElementById("maybe");
