@@ -1,7 +1,7 @@
 """What a commit predicts of each run that a machine's folder keeps, or of each cell of protocols on one GPU.
 
 python tools/predicted.py reports/h200 579c3b24 > reports/h200/predicted.csv
-python tools/predicted.py windows predictions h100 > reports/h200/next.csv
+python tools/predicted.py windows predictions h100 guelph > reports/h200/next.csv
 
 The first checks out that commit and asks its code, by this script as it was then: nothing that came later can change an
 answer. From a record it takes what was asked for and what the arm's config was, and nothing measured. The second asks
