@@ -25,7 +25,9 @@ SITE = ROOT / ".gpu" / "site"  # the installed pack
 COMPILED = ROOT / ".gpu" / "compiled"  # there, by PyTorch, Triton and DeepSpeed
 KEPT = "compiled.tar.gz"  # of the pack: the same, for a machine that begins empty
 LOCK = ROOT / ".gpu" / "device"  # whose training has the device
-GPU_TESTS = ("tests/training/test_gpu.py", "-m", "gpu", "-q", "-p", "no:cacheprovider")
+# -v: what failed is written at once, and not at an end that a window may not have. pytest-benchmark, which a machine
+# like that may have, warns beside workers, and a warning is an error here.
+GPU_TESTS = ("tests/training/test_gpu.py", "-m", "gpu", "-v", "-p", "no:cacheprovider", "-p", "no:benchmark")
 VOCABULARY = ("*.json", "*.txt", "*.model")  # of a model's folder; weights are left out
 # The packages of an image for machine learning; --have names those of another. They include what PyTorch brings.
 HAVE = (

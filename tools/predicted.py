@@ -1,11 +1,12 @@
 """What a commit predicts of each run that a machine's folder keeps, or of each cell of protocols on one GPU.
 
 python tools/predicted.py reports/h200 579c3b24 > reports/h200/predicted.csv
+python tools/predicted.py reports/h200-2 dfb6b367 > reports/h200-2/predicted.csv
 python tools/predicted.py windows predictions h100 guelph > reports/h200/next.csv
 
-The first checks out that commit and asks its code, by this script as it was then: nothing that came later can change an
-answer. From a record it takes what was asked for and what the arm's config was, and nothing measured. The second asks
-the code that is installed.
+The first checks out that commit and asks its code: nothing that came later can change an answer. From a record it takes
+what was asked for and what the arm's config was, and nothing measured. A run that the code does not predict has no row.
+The second asks the code that is installed.
 """
 
 import csv
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPT = "c536f597:reproductions/laboratories/predicted.py"  # the first version, which asks commits of that time
+FIRST = "c536f597:reproductions/laboratories/predicted.py"  # which asks commits that have no such script
 COLUMNS = ("run", "allocated_bytes", "reserved_bytes", "driver_bytes", "step_s", "step_low_s", "step_high_s")
 GPU = "H200"  # of cells that have not run yet: the machine of reports/h200, whose host is of the quick class
 
@@ -39,9 +40,11 @@ def at_commit(folder: Path, commit: str) -> None:
         try:
             # Its package comes before the one that is installed.
             environment = os.environ | {"PYTHONPATH": str(there)}
-            script = Path(temporary, "predicted.py")
-            with script.open("wb") as file:
-                subprocess.run(["git", "show", SCRIPT], cwd=ROOT, check=True, stdout=file)
+            script = Path(__file__).resolve()
+            if not Path(there, "tools/predicted.py").exists():
+                script = Path(temporary, "predicted.py")
+                with script.open("wb") as file:
+                    subprocess.run(["git", "show", FIRST], cwd=ROOT, check=True, stdout=file)
             subprocess.run([sys.executable, script, folder], cwd=there, env=environment, check=True)
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", there], cwd=ROOT, check=True)
@@ -55,12 +58,13 @@ def of_records(folder: Path) -> Iterator[Named]:
     from study.records.runs import load
     from study.report.of_record import training_of
 
+    seen = set()
     for run in sorted(load(folder), key=lambda run: run.folder):
         record = run.record
-        training = training_of(record)
-        if training is None:
-            raise SystemExit(f"{run.folder} trains a model that is not known")
-        yield record.run_id, training, gpu_named(record.hardware.devices[0].name), record.is_virtual
+        # Other releases of a library have runs of the same name, and no other prediction.
+        if (training := training_of(record)) and record.run_id not in seen:
+            seen.add(record.run_id)
+            yield record.run_id, training, gpu_named(record.hardware.devices[0].name), record.is_virtual
 
 
 def of_protocols(*names: str) -> Iterator[Named]:

@@ -285,6 +285,7 @@ def of_gpu() -> list[Answer]:
         Answer("time", "", over[["panel", "arm", "over"]], over, on_gpu.seconds_figure(over)),
         Answer("losses", "", losses.parity(pair)[shown], pair, losses.figure(pair)),
         Answer("runs", "", rows.drop(columns=in_memory)),
+        Answer("second", "", on_gpu.table(load(on_gpu.SECOND / "runs"), on_gpu.SECOND)),
     ]
 
 

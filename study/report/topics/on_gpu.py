@@ -1,6 +1,7 @@
 """On a GPU: what each kept run of a machine with one measured, and what was predicted of it before."""
 
 from itertools import islice
+from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -12,7 +13,9 @@ from study.report import style
 from study.report.tables import parts
 
 FOLDER = ROOT / "reports" / "h200"  # a wheel has none
+SECOND = ROOT / "reports" / "h200-2"  # another machine, with a slower host
 ABOUT = ["model", "precision", "micro_batch", "accumulation", "sequence", "checkpointing", "arm"]
+ADAPTERS = ["lora_rank", "reentrant", "deepspeed", "transformers"]  # what else decides their memory
 # By the columns of predicted.csv. The first peak is that of the tensors. Of a rank that runs alone the last two are no
 # measurement: it sends nothing, and the driver counted two runs at a time.
 MEASURED = {
@@ -26,15 +29,16 @@ TICKS_GB = (5, 10, 20, 50, 100)
 SECONDS = style.Stack("over", {}, "{:.3g}".format, "times the median step of one process alone")
 
 
-def table(runs: Runs) -> pd.DataFrame:
+def table(runs: Runs, folder: Path = FOLDER) -> pd.DataFrame:
     """Return each run with what it measured, and what was predicted over that."""
-    before = pd.read_csv(FOLDER / "predicted.csv", index_col="run")
+    before = pd.read_csv(folder / "predicted.csv", index_col="run")
     rows = []
     for run in runs.done:
-        row = {name: run.facts[name] for name in ABOUT}
+        known = run.facts | run.record.software
+        row = {name: known[name] for name in ABOUT + (ADAPTERS if run.facts["lora_rank"] else [])}
         for name, quantity in islice(MEASURED.items(), 2 if run.record.is_virtual else None):
             row[name] = metrics.value(run.record, quantity)
-            row[OVER[name]] = metrics.over(before[name][run.record.run_id], row[name])
+            row[OVER[name]] = metrics.over(before[name].get(run.record.run_id), row[name])
         rows.append(row)
     return pd.DataFrame(rows)
 
