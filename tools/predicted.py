@@ -58,12 +58,9 @@ def of_records(folder: Path) -> Iterator[Named]:
     from study.records.runs import load
     from study.report.of_record import training_of
 
-    seen = set()
-    for run in sorted(load(folder), key=lambda run: run.folder):
+    for run in sorted(load(folder).done, key=lambda run: run.folder):
         record = run.record
-        # Other releases of a library have runs of the same name, and no other prediction.
-        if (training := training_of(record)) and record.run_id not in seen:
-            seen.add(record.run_id)
+        if training := training_of(record):
             yield record.run_id, training, gpu_named(record.hardware.devices[0].name), record.is_virtual
 
 
