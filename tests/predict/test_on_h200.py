@@ -8,6 +8,7 @@ from study.core.gpus import GPUS
 from study.predict.advise import fits_on
 from study.predict.allocator import CONTEXT_BYTES, MemoryKinds, memory_kinds, outside_bytes
 from study.predict.estimate import estimate
+from study.predict.step_time import Hardware, step_time
 from study.predict.training import Training
 from study.records import metrics, runs
 from study.records.runs import Run
@@ -60,6 +61,26 @@ def test_kinds_of_memory_over_what_was_measured(cells, golden):
             assert outside_bytes(training) == pytest.approx(outside, rel=0.03), run.record.run_id
         lines.append(f"{run.folder.relative_to(ROOT / 'reports')}: {', '.join(shown)}")
     golden("h200-memory.txt", "\n".join(lines))
+
+
+def test_seconds_of_a_host_of_which_nothing_is_known(cells):
+    """The same GPU beside two hosts. Predicted over measured; within their interval are as many as the README says."""
+    text = " ".join((ROOT / "reports/h200-2/README.md").read_text().split())
+    for machine, words in (
+        ("h200-2", "{} to {} times that, and {} of {} steps"),
+        ("h200", "first machine {} to {}, and {} of {}"),
+    ):
+        over, within = [], 0
+        for run, training in cells:
+            if run.record.is_virtual or run.folder.relative_to(ROOT / "reports").parts[0] != machine:
+                continue
+            seconds, step = (
+                metrics.value(run.record, "step_s"),
+                step_time(training, Hardware(gpu="H200", gpus_per_node=1)),
+            )
+            over.append(step.seconds / seconds)
+            within += step.low_s <= seconds <= step.high_s
+        assert words.format(f"{min(over):.2f}", f"{max(over):.2f}", within, len(over)) in text
 
 
 @pytest.mark.parametrize(("share", "says"), [(1.0, {"no"}), (1.05, {"no", "only just"})])
