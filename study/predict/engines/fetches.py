@@ -38,6 +38,9 @@ class Fetches(NamedTuple):
     backward: dict[str, Visit]
     fetched: int  # gathered in both passes, without those that always stay whole
     released_names: frozenset[str]  # the tensors that the forward pass has released
+    buffers: tuple[
+        tuple[object, int], ...
+    ]  # of both passes in order: what is made, with its elements, or freed, with 0
 
 
 class Limits(NamedTuple):
@@ -63,7 +66,8 @@ def fetches(model: Transformer, tensors: tuple[Tensor, ...], limits: Limits) -> 
     visits = [*map(coordinator.visit, range(len(forward)))]
     released = frozenset(coordinator.released_once)
     back = [*map(coordinator.visit, range(len(forward), len(coordinator.order)))]
-    return Fetches(_by_name(forward, visits), visits[-1], _by_name(backward, back), coordinator.fetched, released)
+    names = _by_name(forward, visits), visits[-1], _by_name(backward, back)
+    return Fetches(*names, coordinator.fetched, released, tuple(coordinator.buffers))
 
 
 def _by_name(modules: list[list[str]], visits: list[Visit]) -> dict[str, Visit]:
@@ -106,6 +110,7 @@ class Coordinator:
         self.arrived: list[Flight] = []  # those whose buffers are there, beside the weights made from them
         self.released_once: set[str] = set()
         self.released = 0  # their elements: to sum them at each visit takes long in deep models
+        self.buffers: list[tuple[object, int]] = []
 
     def visit(self, step: int) -> Visit:
         """Fetch a module's tensors, wait for them, fetch ahead, and release what is not needed soon."""
@@ -145,6 +150,8 @@ class Coordinator:
         # One tensor: its buffer becomes its data (AllGatherHandle). Several: each weight is a torch.cat of pieces of
         # the buffer (AllGatherCoalescedHandle.wait), so for a while the weights are there twice.
         flight = Flight(elements if len(names) > 1 else 0, {*names})
+        if names:
+            self.buffers.append((flight if flight.flat else names[0], elements))
         self.flights |= dict.fromkeys(names, flight)
         self.whole |= {*names}
         self.alive += elements
@@ -155,10 +162,14 @@ class Coordinator:
             flight = self.flights.pop(name, None)
             if flight and flight not in self.arrived:
                 self.arrived.append(flight)
+                if flight.flat:
+                    self.buffers += [(each, self.size[each]) for each in sorted(flight.names)]
         # Counted before any buffer goes: the copies are made while it is still there.
         most = self._flat()
         for flight in self.arrived:
             flight.names -= {*names}
+            if flight.flat and not flight.names:
+                self.buffers.append((flight, 0))
         self.arrived = [flight for flight in self.arrived if flight.names]
         return most
 
@@ -172,6 +183,7 @@ class Coordinator:
             distance = later[0] - self.before[step + 1] if later else inf
             if distance >= min(self.limits.reuse, self.limits.live):
                 self.whole.discard(name)
+                self.buffers.append((name, 0))
                 self.alive -= self.size[name]
                 if name not in self.released_once:
                     self.released_once.add(name)
