@@ -56,13 +56,14 @@ def test_each_run_was_predicted_and_the_readme_beside_has_a_row_for_it(folder):
     assert len(table) == {on_gpu.FOLDER: 31, on_gpu.SECOND: 19}[folder]
     lines = re.findall(r"^\| (.+) \|$", (folder / "README.md").read_text(), re.MULTILINE)[1:]
     expected = []
-    for row in table.to_dict("records"):
+    for row, run in zip(table.to_dict("records"), done, strict=True):
         words = [f"{row['model']}, {row['micro_batch']} x {row['sequence']}"]
         words[0] += f", {row['accumulation']} passes" if row["accumulation"] > 1 else ""
         words[0] += ", recomputed" if row["checkpointing"] else ""
-        if row.get("lora_rank", 0) > 0:
-            words[0] += ", reentrant" if row["reentrant"] else ""
-            words[0] += f", LoRA, deepspeed {row['deepspeed']}, transformers {row['transformers']}"
+        asked, software = run.record.requested, run.record.software
+        if asked.lora_rank:
+            words[0] += ", reentrant" if asked.reentrant else ""
+            words[0] += f", LoRA, deepspeed {software['deepspeed']}, transformers {software['transformers']}"
         words += [row["precision"], row["arm"]]
         for name, over in OVER.items():
             scale, form = (1e3, "{:.1f}") if name == "step_s" else (1e-9, "{:.2f}")

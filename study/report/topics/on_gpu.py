@@ -15,7 +15,6 @@ from study.report.tables import parts
 FOLDER = ROOT / "reports" / "h200"  # a wheel has none
 SECOND = ROOT / "reports" / "h200-2"  # another machine, with a slower host
 ABOUT = ["model", "precision", "micro_batch", "accumulation", "sequence", "checkpointing", "arm"]
-ADAPTERS = ["lora_rank", "reentrant", "deepspeed", "transformers"]  # what else decides their memory
 # By the columns of predicted.csv. The first peak is that of the tensors. Of a rank that runs alone the last two are no
 # measurement: it sends nothing, and the driver counted two runs at a time.
 MEASURED = {
@@ -34,8 +33,7 @@ def table(runs: Runs, folder: Path = FOLDER) -> pd.DataFrame:
     before = pd.read_csv(folder / "predicted.csv", index_col="run")
     rows = []
     for run in runs.done:
-        known = run.facts | run.record.software
-        row = {name: known[name] for name in ABOUT + (ADAPTERS if run.facts["lora_rank"] else [])}
+        row = {name: run.facts[name] for name in ABOUT}
         for name, quantity in islice(MEASURED.items(), 2 if run.record.is_virtual else None):
             row[name] = metrics.value(run.record, quantity)
             row[OVER[name]] = metrics.over(before[name].get(run.record.run_id), row[name])
