@@ -200,7 +200,7 @@ def stack(
     *,
     flags: Flags,
     config: Path | None = None,
-    symptom: Literal["norm", "losses", "memory", "no update", "hang", "ignored", "error"] | None = None,
+    symptom: Literal["norm", "losses", "memory", "no-update", "hang", "ignored", "error"] | None = None,
     details: bool = False,
 ) -> dict:
     """Which known faults of libraries apply to these releases, in this training?
