@@ -44,6 +44,7 @@ OPERATORS = {
     "async_io": Operator("AsyncIOBuilder", "offloading to disk"),
     "quantizer": Operator("QuantizerBuilder", "collectives in 8 and 4 bits, of ZeRO++"),
 }
+APART = ("deepspeed_aio_common.cpp", "deepspeed_aio_types.cpp", "shm.cpp")  # whose variables another source has too
 QUANTIZES = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights")
 
 
@@ -159,20 +160,32 @@ def _compile(name: str, builder, gpus: int) -> None:
     # It may name what DeepSpeed cannot read, such as 9.0a, or other GPUs. Without it, DeepSpeed asks the ones here.
     os.environ.pop("TORCH_CUDA_ARCH_LIST", None)
     if not gpus:  # less to compile
-        _add_to_paths(HEADERS, ("CPATH",))
         arguments = [*builder.cxx_args(), "-g0"]
         builder.cxx_args = lambda: arguments
+        _join(operator_folder(name), builder)
     try:
         if name == "async_io":
             provide_libaio()
         builder.load(verbose=False)
-    except (RuntimeError, ImportError) as error:
+    except (RuntimeError, ImportError, subprocess.CalledProcessError) as error:
         log = operator_folder(name) / "compiler.log"
         log.write_text(str(error))
-        errors = [line.strip() for line in str(error).splitlines() if "error:" in line]
-        reason = errors[0] if errors else error
+        reason = next((line.strip() for line in str(error).splitlines() if "error:" in line), error)
         what = f"DeepSpeed's {name} operator cannot be compiled ({reason})"
         raise Stop(what, f"read {log}; if that does not help, remove its folder and run study doctor --fix") from error
+
+
+def _join(folder: Path, builder) -> None:
+    """Let copies of an operator's sources be compiled as one. To read PyTorch's headers is nearly all of the work."""
+    sources = [Path(builder.deepspeed_src_path(source)) for source in builder.sources()]
+    for source in sources:
+        for path in source.parent.glob("*.[ch]*"):
+            (folder / path.name).write_text(f"#pragma once\n{path.read_text()}")  # not every header says it
+    whole = folder / "joined.cpp"
+    whole.write_text("".join(f'#include "{source.name}"\n' for source in sources if source.name not in APART))
+    files = [str(whole), *(str(source) for source in sources if source.name in APART)]
+    folders = [str(folder), str(HEADERS), *builder.include_paths()]
+    builder.sources, builder.include_paths = lambda: files, lambda: folders
 
 
 def provide_libaio() -> None:
@@ -180,26 +193,16 @@ def provide_libaio() -> None:
     # async_io needs a header and a library, and DeepSpeed looks for them each time that it loads the operator. Our
     # library is static, so nothing has to find it afterwards.
     own = operator_folder("libaio")
-    if not (own / "libaio.a").exists():
-        own.mkdir(parents=True, exist_ok=True)
-        shutil.copy(LIBAIO / "libaio.h", own)
-        source = str(LIBAIO / "libaio.c")
-        # -x c: the compiler is for C++, which has no _Static_assert.
-        command = [compiler() or "c++", "-x", "c", "-O2", "-fPIC", "-c", source, "-o", "libaio.o"]
-        done = subprocess.run(command, cwd=own, capture_output=True, text=True, check=False)
-        if done.returncode:
-            error = done.stderr.partition("\n")[0]
-            what = f"libaio, which offloading to disk needs, cannot be compiled ({error})"
-            raise Stop(what, GET_COMPILER, "unavailable")
-        subprocess.run(["ar", "rcs", "libaio.a", "libaio.o"], cwd=own, check=True)
-    _add_to_paths(own, ("CPATH", "LIBRARY_PATH"))
-
-
-def _add_to_paths(folder: Path, variables: Iterable[str]) -> None:
-    # gcc and clang read them, in DeepSpeed's test program and under ninja.
-    for variable in variables:
+    own.mkdir(parents=True, exist_ok=True)
+    shutil.copy(LIBAIO / "libaio.h", own)
+    source = str(LIBAIO / "libaio.c")
+    # -x c: the compiler is for C++, which has no _Static_assert.
+    command = [compiler() or "c++", "-x", "c", "-O2", "-fPIC", "-c", source, "-o", "libaio.o"]
+    subprocess.run(command, cwd=own, check=True)
+    subprocess.run(["ar", "rcs", "libaio.a", "libaio.o"], cwd=own, check=True)
+    for variable in ("CPATH", "LIBRARY_PATH"):  # gcc and clang read them, in DeepSpeed's test program and under ninja
         folders = filter(None, os.environ.get(variable, "").split(os.pathsep))
-        os.environ[variable] = os.pathsep.join(dict.fromkeys([str(folder), *folders]))
+        os.environ[variable] = os.pathsep.join(dict.fromkeys([str(own), *folders]))
 
 
 @contextlib.contextmanager
