@@ -10,9 +10,17 @@ from study.records import store
 from study.records.schema import Record
 from study.records.sections import Requested
 from study.sweeps import launches, outcomes, protocol
-from tests.conftest import ROOT, table
+from tests.conftest import ROOT, fork_server, table
 from tests.shaped import record as shaped
 from tests.sweeps.test_sweep import LATE, swept, turns, working_on
+
+real_command = launches.command
+
+
+def forked_command(*cell: object) -> list[str]:
+    """The words that have the launch of a cell forked. What torchrun prints of a dead rank is lacking there."""
+    python, _, _, *words = real_command(*cell)
+    return [python, str(ROOT / "tests/forkclient.py"), fork_server()[1:], *words]
 
 
 @pytest.fixture
@@ -22,7 +30,8 @@ def struck(tmp_path, monkeypatch, cache):
     monkeypatch.setitem(protocol.SCRIPTS, "train", ROOT / "tests/dying.py")
     small = {"sequence": 16, "train_rows": 64, "micro_batch": 4, "steps": 4, "warmup_steps": 1, "threads": 1}
 
-    def sweep_one(fault: str = "", rank: int = 1, **settings) -> Record:
+    def sweep_one(fault: str = "", rank: int = 1, forked: bool = False, **settings) -> Record:
+        monkeypatch.setattr(launches, "command", forked_command if forked else real_command)
         (cell,) = turns(arm="ddp", ranks=2, seed=1, **small | settings)
         monkeypatch.setenv("FAULT", f"{fault} study.train optimizer_step 3 {rank}" if fault else "")
         runs = tmp_path / "runs"
@@ -42,7 +51,7 @@ def assert_struck(record: Record, words: str) -> None:
 
 
 def test_an_exception_of_a_rank_is_the_reason(struck):
-    assert_struck(struck("exception"), "no such row")
+    assert_struck(struck("exception", forked=True), "no such row")
 
 
 def test_a_cell_that_was_killed_continues_in_the_next_sweep(struck):
@@ -50,7 +59,7 @@ def test_a_cell_that_was_killed_continues_in_the_next_sweep(struck):
     killed = struck("SIGKILL", save_every=2)
     assert_struck(killed, "was killed (SIGKILL; not for lack of memory)")
     assert len(killed.loss.train) == 2
-    again = struck(save_every=2)
+    again = struck(save_every=2, forked=True)
     assert again.status == "done", again.error
     assert again.checkpoints == {"resumes": [{"run_id": killed.run_id, "step": 2}]}
     assert (again.loss.train[:2], len(again.loss.train)) == (killed.loss.train, 4)
@@ -73,7 +82,7 @@ def test_on_a_full_disk_there_is_room_for_the_record(struck, tmp_path):
     if mounted.returncode:
         pytest.skip("this user cannot mount a file system")
     try:
-        assert struck("full_disk", rank=0).status == "done"
+        assert struck("full_disk", rank=0, forked=True).status == "done"
         assert (runs / "large").stat().st_size > 2**20, "the user's file stays"
     finally:
         subprocess.run(["umount", "-l", str(runs)], check=True)
