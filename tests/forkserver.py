@@ -14,6 +14,7 @@ import argparse
 import atexit
 import contextlib
 import faulthandler
+import functools
 import gc
 import json
 import os
@@ -31,6 +32,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # pyarrow's allocator
 sys.path.insert(0, str(ROOT))
 
+import cpuinfo
 import deepspeed.runtime.zero.stage3  # noqa: F401  all of these here, once, and not in every rank
 import psutil
 import torch
@@ -162,8 +164,10 @@ def end_with(function, *arguments, **options) -> None:
 if __name__ == "__main__":
     descriptor, session = map(int, sys.argv[1:])
     os.chdir(ROOT)
-    # Also once, and not in every rank: DeepSpeed asks the CPU what it can do for seconds each time. The ranks look at a
-    # folder of compiled operators that a test names.
+    # Also once, and not in every rank: DeepSpeed asks the CPU what it can do for seconds each time, here and where an
+    # optimizer is in host memory. The ranks look at a folder of compiled operators that a test names.
+    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
+    cpuinfo.get_cpu_info()
     operators.load([name for name in OPERATORS if compiled(name) and not why_not_operator(name, 0)], 0, print)
     tyro.cli(Flags, args=[])  # imports what it needs for it
     get_checkpoint_conversion_mapping("bert")  # the first call compiles a thousand regular expressions
