@@ -296,18 +296,7 @@ def real_runs(trained, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def home(tmp_path_factory):
-    """A cache of its own."""
-    return tmp_path_factory.mktemp("home")
-
-
-def at_home(home: Path, patch: pytest.MonkeyPatch) -> None:
-    """Have this process, and those it starts, keep what they keep in that home."""
-    patch.setenv("XDG_CACHE_HOME", str(home))
-
-
-@pytest.fixture(scope="session")
-def site(real_runs, home, tmp_path_factory):
+def site(real_runs, tmp_path_factory):
     """The report over the real runs, a run that ended badly, a virtual one, and five folders that are broken."""
     from study.report import site as report
     from tests.shaped import failed, finished, put
@@ -324,7 +313,5 @@ def site(real_runs, home, tmp_path_factory):
     (real_runs / "broken-none").mkdir()
     (real_runs / "broken-none/log.txt").write_text("it began\n")
     out = tmp_path_factory.mktemp("site") / "build"
-    with pytest.MonkeyPatch.context() as patch:
-        at_home(home, patch)
-        assert report.build([real_runs], out) == []
+    assert report.build([real_runs], out) == []
     return out

@@ -19,7 +19,7 @@ from study.report.notebook import Book
 from study.sweeps import launches
 from study.sweeps.launches import options
 from tests.cli.test_cli import in_this_process
-from tests.conftest import ROOT, at_home, launch
+from tests.conftest import ROOT, launch
 
 NOTEBOOKS = {path.stem: json.loads(path.read_text())["cells"] for path in (ROOT / "notebooks").glob("*.ipynb")}
 
@@ -31,12 +31,11 @@ def sources(name: str) -> list[str]:
 
 
 @pytest.fixture
-def execute(home, monkeypatch):
+def execute(monkeypatch):
     """A function that runs the cells of a notebook here, and returns what they show and the names of that.
 
     A kernel for each would take seconds. A line that IPython would give to a shell is given to `shell`.
     """
-    at_home(home, monkeypatch)
 
     def run(name: str, shell=None, **parameters) -> tuple[str, list[str]]:
         shown: list = []
