@@ -233,7 +233,7 @@ def test_a_record_that_cannot_be_read_is_none(tmp_path, launching, text):
 LINES = '{"step": 2, "loss": 0.5}\n{"step": 3, "loss": null}\n{"step": 3, "eval_loss": 0.5}\n{"step": 4'
 
 
-def test_the_newest_step_is_shown(tmp_path, monkeypatch, capsys):
+def test_the_newest_step_is_shown_and_how_a_turn_ended(tmp_path, monkeypatch, capsys):
     """On a terminal. A virtual rank has no loss, and half a line is not read."""
     assert launches.last_step(tmp_path) == {}
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -243,7 +243,11 @@ def test_the_newest_step_is_shown(tmp_path, monkeypatch, capsys):
         for end in ("", ', "loss": 0.25}\n5\n'):
             (tmp_path / "steps.jsonl").write_text(LINES + end)
             progress.step(tmp_path, 7.0)
+        progress.end(turns()[0], Outcome("failed", "why"))
+        progress.end(turns()[0], Outcome("done"))
     shown = capsys.readouterr().out
+    assert "  failed: why\n" in shown
+    assert "  done before\n" in shown
     assert "  step 3  7 s" in shown
     assert "  step 4  loss 0.2500  7 s" in shown
 
