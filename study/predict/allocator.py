@@ -226,7 +226,7 @@ def gathered_reserved_bytes(engine: Stage3) -> int:
     """What the stream of stage 3's gathers reserves (partitioned_param_coordinator.py, __allgather_stream).
 
     It shares no memory with the stream of the passes. With it four runs on an H200 are within 1.2 % that were 5 to 23 %
-    too low. Three others stay 4 to 16 % too low: there the GPU is slower than its host, which then gathers ahead.
+    too low. Three others stay 4 to 16 % too low, perhaps because a host gathers ahead of a slower GPU.
     """
     allocator = Allocator()
     for _ in range(2):  # steps: the second finds what the first has left

@@ -1,4 +1,4 @@
-"""Predictions of 48 trainings on two H200: three kinds of memory, and what an advice says of smaller cards."""
+"""Predictions of 47 trainings on two H200: three kinds of memory, and what an advice says of smaller cards."""
 
 from dataclasses import replace
 
@@ -39,6 +39,7 @@ def test_a_run_with_a_feature_of_cuda_alone_has_no_prediction_of_its_sibling(cel
 
 def test_tracked_peaks_and_their_parts_are_predicted(cells):
     """DDP has its buckets on one GPU as well, and Accelerate runs no autocast under FSDP2: 12 to 17 % before."""
+    assert len(cells) == 47
     counted = [(run, training) for run, training in cells if metrics.components(run.record)]
     assert len(counted) == len(cells) - 1, "one was interrupted before the instruments had counted"
     for run, training in counted:
@@ -64,7 +65,7 @@ def test_kinds_of_memory_over_what_was_measured(cells, golden):
 
 
 def test_what_gathers_reserve_in_their_own_stream(cells):
-    """Of rank 0 of eight under stage 3. Where the GPU is slower than its host, as with 8192 tokens, it is more."""
+    """Of rank 0 of eight under stage 3. Of LLaMA-7B it is more, for a reason that is not known."""
     over = {"llama-2-7b": [], "others": []}
     for run, training in cells:
         if training.placement.stage == 3 and training.placement.ranks == 8:
@@ -85,10 +86,8 @@ def test_seconds_of_a_host_of_which_nothing_is_known(cells):
         for run, training in cells:
             if run.record.is_virtual or run.folder.relative_to(ROOT / "reports").parts[0] != machine:
                 continue
-            seconds, step = (
-                metrics.value(run.record, "step_s"),
-                step_time(training, Hardware(gpu="H200", gpus_per_node=1)),
-            )
+            seconds = metrics.value(run.record, "step_s")
+            step = step_time(training, Hardware(gpu="H200", gpus_per_node=1))
             over.append(step.seconds / seconds)
             within += step.low_s <= seconds <= step.high_s
         assert words.format(f"{min(over):.2f}", f"{max(over):.2f}", within, len(over)) in text
