@@ -51,8 +51,7 @@ def train(run: OpenRun) -> Callable[[], object]:
         train_window(run, window, history)
     if run.has_values:
         history.peaks = peaks()
-    if not run.is_virtual:
-        history.evals.append(evaluate(run, run.steps))
+    evaluate(run, history, run.steps)
     finish.finish(run, history)
     return functools.partial(optimizer_step, run, history.last_batch)
 
@@ -74,7 +73,7 @@ def train_window(run: OpenRun, window: range, history: History) -> None:
     show(run, window, history, losses)
     every = run.settings.eval_every
     if every and window.stop % every == 0 and window.stop < run.steps:  # after the last step it is done anyway
-        history.evals.append(evaluate(run, window.stop))
+        evaluate(run, history, window.stop)
     checkpoints.save_if_due(run, window.stop)
 
 
@@ -93,14 +92,16 @@ def optimizer_step(run: OpenRun, microbatches: Rows) -> torch.Tensor:
 
 
 @torch.no_grad()
-def evaluate(run: OpenRun, step: int) -> Evaluation:
-    """Loss and metric over the evaluation rows, which the ranks share."""
+def evaluate(run: OpenRun, history: History, step: int) -> None:
+    """Add loss and metric over the evaluation rows, which the ranks share. A virtual rank has no loss."""
+    if run.is_virtual:
+        return
     accelerator = run.accelerator
     rows = run.data.eval
     run.heartbeat.beat(f"the evaluation after step {step}")
     run.model.eval()
     count = len(rows["input_ids"])
-    groups = max(1, accelerator.num_processes // run.arm.tensor_ranks)  # ranks that divide layers see the same rows
+    groups = accelerator.num_processes // run.arm.tensor_ranks  # ranks that divide layers see the same rows
     share = run.settings.micro_batch * groups
     order = torch.arange(math.ceil(count / share) * share) % count  # the last batch is filled with repeated rows
     batches = order.view(-1, groups, run.settings.micro_batch)[:, accelerator.process_index // run.arm.tensor_ranks]
@@ -114,12 +115,10 @@ def evaluate(run: OpenRun, step: int) -> Evaluation:
     run.model.train()
     if not np.isfinite(row_losses).all():
         raise Stop(f"the evaluation loss is not finite at step {step}", "give a lower --lr", "diverged", "evaluate")
-    loss = float(row_losses.mean())
-    if not accelerator.is_main_process:  # which writes the record
-        return Evaluation(step=step, eval_loss=loss)
-    result = Evaluation(step=step, eval_loss=loss, **tasks.metric(run.settings, row_losses, predictions, rows))
-    report(run, result)
-    return result
+    if accelerator.is_main_process:  # which writes the record
+        metric = tasks.metric(run.settings, row_losses, predictions, rows)
+        history.evals.append(Evaluation(step=step, eval_loss=float(row_losses.mean()), **metric))
+        report(run, history.evals[-1])
 
 
 if __name__ == "__main__":
