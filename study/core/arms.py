@@ -128,7 +128,7 @@ class Arm:
     offload_param: str = "none"
     clipping: float = 0.0
     replicas: int = 1  # groups of ranks that each hold the whole state, divided among them: with FSDP that is HSDP
-    shards: int | str = "auto"  # ranks in such a group; auto: all ranks divided by the number of groups
+    shards: int | Literal["auto"] = "auto"  # ranks in such a group; auto: all ranks divided by the number of groups
     sequence_ranks: int = 1  # ranks that share rows, each with a part of the tokens (DeepSpeed Ulysses)
     tensor_ranks: int = 1  # ranks that divide each layer among themselves (DeepSpeed's AutoTP)
     second_copy_ranks: int = 1  # ranks that share a second copy of the weights (hpZ of ZeRO++); 1: there is none
@@ -155,7 +155,7 @@ class Arm:
         # A group of one rank would divide nothing: two ranks each are the least.
         in_group, left_over = divmod(ranks, self.replicas)
         if self.replicas > 1 and (left_over or in_group < 2 or self.shards not in ("auto", in_group)):
-            least = self.replicas * int(str(self.shards).replace("auto", "2"))
+            least = self.replicas * (2 if self.shards == "auto" else self.shards)
             what = f"{self.name} has {self.replicas} groups of ranks that share the weights, and needs {least} ranks"
             raise Stop(f"{what} (got {ranks})", f"give --num_processes {least}, or --virtual-ranks", "unavailable")
         groups = {

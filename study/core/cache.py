@@ -30,7 +30,7 @@ def entry(folder: Path, write: Callable[[Path], object]) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         # The scratch folder is private; the folder in it gets the permissions of the umask.
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix="part-") as scratch:
-            new = files.safe_join(Path(scratch), folder.name)
+            new = Path(scratch, folder.name)
             new.mkdir()
             write(new)
             if not folder.exists():

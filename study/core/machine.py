@@ -68,10 +68,9 @@ def cap_private_memory(more_bytes: int) -> None:
 
 
 def lift_memory_cap() -> None:
-    """Remove all limits on memory that may be removed: a process that is ending has to record why."""
-    for limit in (resource.RLIMIT_DATA, resource.RLIMIT_AS):
-        most = resource.getrlimit(limit)[1]
-        resource.setrlimit(limit, (most, most))
+    """Remove that limit, as far as it may be removed: a process that is ending has to record why."""
+    most = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
 def _state(pid: int) -> list[str]:
@@ -88,11 +87,6 @@ def start_ticks(pid: int) -> str:
 def is_alive(pid: int) -> bool:
     """Return whether a process runs. A process that has ended is a zombie until its parent waits for it."""
     return _state(pid)[:1] not in ([], ["Z"], ["X"])
-
-
-def is_stopped(pid: int) -> bool:
-    """Return whether somebody has stopped a process (SIGSTOP, or a debugger)."""
-    return _state(pid)[:1] in (["T"], ["t"])
 
 
 def oom_kills() -> int | None:
@@ -222,12 +216,6 @@ def give_swap_folder(base: Path, launcher: int, needed_bytes: int) -> Path:
         remedy = "give a folder on a local disk that you may write to; others often refuse"
         raise Stop(f"--nvme-dir {base} cannot be used for offloading ({error.strerror or error})", remedy) from None
     return folder
-
-
-def remove_swap_folder(folder: Path | None) -> None:
-    """Remove a run's folder. The folder above it stays, as it may be the user's own."""
-    if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def disk_speed(folder: Path, total_bytes: int) -> tuple[float, float]:

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from study.core import machine
@@ -29,20 +28,13 @@ LIBAIO = Path(__file__).with_name("libaio")
 HEADERS = Path(__file__).with_name("headers")
 
 
-@dataclass(frozen=True)
-class Operator:
-    """One of DeepSpeed's operators. Its folder and its library have its name."""
-
-    builder: str  # DeepSpeed's class
-    purpose: str
-
-
+# Its folder and its library have its name. DeepSpeed's class for each, and what it is for.
 OPERATORS = {
-    "cpu_adam": Operator("CPUAdamBuilder", "the optimizer step in host memory"),
-    "deepspeed_shm_comm": Operator("ShareMemCommBuilder", "collectives without a GPU"),
-    "pin_memory": Operator("PinMemoryBuilder", "pinned host memory"),
-    "async_io": Operator("AsyncIOBuilder", "offloading to disk"),
-    "quantizer": Operator("QuantizerBuilder", "collectives in 8 and 4 bits, of ZeRO++"),
+    "cpu_adam": ("CPUAdamBuilder", "the optimizer step in host memory"),
+    "deepspeed_shm_comm": ("ShareMemCommBuilder", "collectives without a GPU"),
+    "pin_memory": ("PinMemoryBuilder", "pinned host memory"),
+    "async_io": ("AsyncIOBuilder", "offloading to disk"),
+    "quantizer": ("QuantizerBuilder", "collectives in 8 and 4 bits, of ZeRO++"),
 }
 APART = ("deepspeed_aio_common.cpp", "deepspeed_aio_types.cpp", "shm.cpp")  # whose variables another source has too
 QUANTIZES = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights")
@@ -83,7 +75,7 @@ def operator_folder(name: str) -> Path:
 
 def why_not_operator(name: str, gpus: int) -> Stop | None:
     """Return why this machine cannot load an operator. None if nothing is known against it."""
-    purpose = OPERATORS[name].purpose
+    _, purpose = OPERATORS[name]
     if name == "quantizer" and not gpus:
         what = f"{purpose}, need a GPU: 'This op had not been implemented on CPU backend.' says DeepSpeed"
         return Stop(what, "use a machine with a GPU", "unavailable")
@@ -144,10 +136,11 @@ def load(names: list[str], gpus: int, tell: Callable[[str], None]) -> None:
             load(["pin_memory"], gpus, tell)  # async_io's builder loads it too, but would compile it without the guard
         if stop := why_not_operator(name, gpus):
             raise stop
-        builder = get_accelerator().create_op_builder(OPERATORS[name].builder)
+        class_name, purpose = OPERATORS[name]
+        builder = get_accelerator().create_op_builder(class_name)
         with _guarded(name, tell):
             if not compiled(name):
-                tell(f"compiling DeepSpeed's {name} operator ({OPERATORS[name].purpose}): some minutes, once")
+                tell(f"compiling DeepSpeed's {name} operator ({purpose}): some minutes, once")
                 _compile(name, builder, gpus)
         # DeepSpeed would load it through PyTorch's JIT. That takes turns by a lock file, which stays when its owner is
         # killed, and describes the CPU and links a test program first: seconds in every rank (deepspeed 0.19.8).
@@ -234,12 +227,7 @@ def main(name: str) -> int:
     start_s = time.monotonic()
     os.setpgid(0, 0)  # a process group of its own, which the compilers join
     machine.die_with_parent()
-
-    def end_all(*_) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.killpg(0, signal.SIGTERM)
-
-    signal.signal(signal.SIGTERM, end_all)
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))  # this process as well
     machine.put_programs_on_path()
     say = functools.partial(print, " ", file=sys.__stdout__, flush=True)
     try:

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, TypeAda
 from study.core.errors import Stop, nearest
 from study.core.files import sentence
 from study.core.recipes import RECIPES, Recipe
-from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, is_local, model_type
+from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, is_local, model_type, shape_of
 
 MOST = 10**9  # more is a typing error
 Count = Annotated[int, Field(gt=0, le=MOST)]
@@ -172,7 +172,6 @@ DEFAULT_MODEL = {
     "wikitext": ("gpt-tiny", "gpt2"),
     "synthetic": ("gpt-tiny", "gpt2"),
 }
-WITHOUT_WEIGHTS = {"bert-large-uncased": "bert-large"}  # the built-in shape, for the embedded corpus
 TINY = {"bert-tiny": 1e-3, "gpt-tiny": 1e-3}  # with their learning rate
 OF_TASK: dict[Task, dict[str, Any]] = {
     "imdb": {"train_rows": 800, "eval_rows": 200, "sequence": 128},  # a review is short
@@ -248,10 +247,9 @@ def resolve(flags: Flags, gpu: bool) -> Settings:
     if flags.init == "none" and flags.model:
         task = "synthetic"  # nothing could be learnt
     task = given.get("task", task)
-    model = DEFAULT_MODEL[task][gpu]
-    if flags.data == "embedded":
-        model = WITHOUT_WEIGHTS.get(model, model)
-    model = given.get("model", model)
+    model = given.get("model", DEFAULT_MODEL[task][gpu])
+    if flags.data == "embedded" and flags.model is None:
+        model = shape_of(model)  # the built-in one, which needs no hub
     # 5e-5 is the Trainer's default. Rows of the embedded corpus are short.
     defaults: dict[str, Any] = {"task": task, "model": model, "lr": TINY.get(model, 5e-5), "init": "pretrained"}
     defaults |= {"attention": ATTENTION.get(model_type(model)), "data": "hub", "sequence": 1024}
@@ -262,20 +260,6 @@ def resolve(flags: Flags, gpu: bool) -> Settings:
     if given.get("data", defaults["data"]) == "embedded":
         defaults["sequence"] = 128
     return Settings(**defaults | OF_TASK[task] | given | {"cache_dir": flags.cache_dir.expanduser()})
-
-
-def unused(settings: Settings, uses_disk: bool) -> list[str]:
-    """Return the flags that were given and that nothing in this run reads. All that are not here are read."""
-    is_read = {
-        "tokenizer": settings.data != "embedded" and settings.task != "synthetic",
-        "nvme_dir": uses_disk,
-        "reentrant": settings.checkpointing,
-        "epochs": settings.steps is None,
-        "eval_rows": settings.virtual_ranks is None,
-        "eval_every": settings.virtual_ranks is None,
-    }
-    usual = vars(Flags()) | OF_TASK[settings.task]
-    return [flag(name) for name, read in is_read.items() if not read and getattr(settings, name) != usual[name]]
 
 
 def learning_rate(settings: Settings, step: int, steps: int) -> float:

@@ -137,8 +137,8 @@ def second_partition_parameters(model) -> int | None:
 
 def _plain(value):
     """Return a config as JSON can hold it. Infinity is DeepSpeed's default for "never"."""
-    words = {"Infinity": "never"}
-    return json.loads(json.dumps(value, default=str), parse_constant=lambda name: words.get(name, name))
+    text = json.dumps(value, default=str)
+    return json.loads(text, parse_constant=lambda name: "never" if name == "Infinity" else name)
 
 
 def count_ranks(accelerator: "Accelerator") -> int | None:

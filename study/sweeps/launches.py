@@ -13,7 +13,7 @@ import psutil
 
 from study.core import arms
 from study.core.errors import Stop
-from study.core.machine import DEVICE_LOCK, die_with_parent, is_stopped, oom_kills, version
+from study.core.machine import DEVICE_LOCK, die_with_parent, oom_kills, version
 from study.core.settings import flag
 from study.records import store
 from study.records.schema import Record
@@ -138,11 +138,9 @@ def out_of_time(silent_s: float, timeout_s: float, over: float) -> Stop | None:
 def ask_where(launcher: subprocess.Popen, folder: Path) -> str:
     """Have the ranks print their stacks. Return a sentence on where they wait for each other."""
     for process in family(launcher, folder):
-        # One rank after the other: they print into one file, and lines would be mixed. A stopped process would
-        # print only when it continues, and then the ranks that wait for it continue too.
-        if not is_stopped(process.pid):
-            _signal(process, signal.SIGUSR2)
-            time.sleep(0.5)
+        # One rank after the other: they print into one file, and lines would be mixed.
+        _signal(process, signal.SIGUSR2)
+        time.sleep(0.5)
     time.sleep(ANSWERS_WITHIN_S)
     return outcomes.hang(folder)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from study.core.errors import Stop
-from study.core.machine import MORE_MEMORY, is_stopped
+from study.core.machine import MORE_MEMORY
 from study.records import collectives, store
 from study.records.schema import Record
 from study.sweeps.protocol import Cell
@@ -131,8 +131,7 @@ def hang(folder: Path) -> str:
     logs = []
     with contextlib.suppress(Stop, OSError):
         logs = collectives.load(folder)
-    stopped = [f"rank {log.rank} stopped (SIGSTOP)" for log in logs if log.pid and is_stopped(log.pid)]
-    return "; ".join([*stopped, *(f"rank {log.rank} at {log.place}" for log in logs if log.place)])
+    return "; ".join(f"rank {log.rank} at {log.place}" for log in logs if log.place)
 
 
 def read(folder: Path) -> Record | None:

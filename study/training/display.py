@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import transformers
 
-from study.core.settings import unused
 from study.core.text import size
 from study.records import metrics, store
 from study.records.sections import Evaluation
@@ -67,8 +66,6 @@ def announce(run: "OpenRun") -> None:
         settings = run.settings
         what = f"{settings.model} on {settings.task} ({settings.data}), {settings.precision}"
         say(run.folder, f"{run.arm.name}: {what}, {run.accelerator.num_processes} rank(s)")
-        if ignored := unused(settings, run.arm.uses_nvme):
-            say(run.folder, f"This run does not use {', '.join(ignored)}.")
 
 
 def print_window(run: "OpenRun", window: range, history: "History", losses: list[float]) -> None:

@@ -59,13 +59,13 @@ def shrink_group(arm: Arm, launch: Launch) -> None:
     os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(RANKS_WITHOUT_GPU)
 
 
-def ranks_that_died(folder: Path, within_s: float = 0.5) -> list[int]:
+def ranks_that_died(folder: Path) -> list[int]:
     """Return the other ranks that were killed: their heartbeat file exists, their process does not."""
     dead: list[int] = []
     # On several machines it is unknown: a process id may be another machine's. And without a folder nothing is asked.
     if number_of("GROUP_WORLD_SIZE") > 1 or not folder.is_dir():
         return dead
-    until_s = time.monotonic() + within_s  # the kernel closes connections before the process counts as dead
+    until_s = time.monotonic() + 0.5  # the kernel closes connections before the process counts as dead
     while not dead and time.monotonic() < until_s:
         with contextlib.suppress(Stop):  # a file may be removed meanwhile, or not be a heartbeat
             dead = [log.rank for log in collectives.load(folder) if log.pid and not is_alive(log.pid)]

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import shutil
 import signal
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from study.core import arms, machine
+from study.core import arms, machine, operators
 from study.core import optimizers as combinations
 from study.core.errors import Stop, exit_on_stop
 from study.core.options import parsed
@@ -24,22 +25,14 @@ from study.records.sections import Time
 from study.training import ending, finish, patches, setup
 from study.training.data import load_data
 from study.training.display import announce, print_summary, quiet
-from study.training.launch import (
-    NO_LAUNCH,
-    Launch,
-    cap_memory,
-    find_launch,
-    number_of,
-    set_threads,
-    shrink_group,
-)
+from study.training.launch import NO_LAUNCH, Launch, cap_memory, find_launch, number_of, set_threads, shrink_group
 from study.training.run import OpenRun
 
 Train = Callable[[OpenRun], Callable[[], object]]  # returns a function that takes one more step
 
 
-def main(train: Train, launch: Launch = NO_LAUNCH) -> None:
-    """Run the trainer, and leave a record however it ends. `launch` is looked up unless it is given."""
+def main(train: Train) -> None:
+    """Run the trainer, and leave a record however it ends."""
     rank = number_of("RANK", 0)
     parent = os.getppid()  # before anything that takes time: the launcher may die meanwhile
     flags = read_flags(train, rank)
@@ -48,11 +41,11 @@ def main(train: Train, launch: Launch = NO_LAUNCH) -> None:
     if not CUDA:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed prints a warning
     folder = ending.NO_FOLDER
+    launch = NO_LAUNCH
     code = 1
     with contextlib.ExitStack() as stack:
         try:
-            if launch is NO_LAUNCH:
-                launch = find_launch()
+            launch = find_launch()
             arm = arms.read(arms.find(launch.config_file))
             if flags.virtual_ranks and rank != 0:
                 os._exit(0)  # they exist only as numbers
@@ -99,7 +92,8 @@ def run_to_the_end(train: Train, run: OpenRun, launch: Launch, stack: contextlib
         patches.become_virtual_rank(settings.virtual_ranks)
     set_threads(settings.threads)
     disk = setup.claim_disk(settings, arm, launch, run.folder)
-    stack.callback(machine.remove_swap_folder, disk)
+    if disk:  # the folder above it stays, as it may be the user's own
+        stack.callback(shutil.rmtree, disk, ignore_errors=True)
     # --- the libraries, the model and the training
     started = time.perf_counter()
     open_run(run, disk)
@@ -123,8 +117,6 @@ def open_run(run: OpenRun, disk: Path | None) -> None:
     settings = run.settings
     arm = run.arm
     if arm.deepspeed is not None:
-        from study.core import operators  # other arms need none
-
         setup.load_operators(operators.needed_by(arm, torch.cuda.device_count()), run.folder)
     with quiet():
         run.accelerator = setup.open_accelerator(settings, arm, disk)

@@ -6,6 +6,7 @@ import torch
 from torch.optim import Optimizer
 
 from study.core.settings import Settings
+from study.measure.roles import tensors_in
 
 # Fused: one kernel for all parameters, which keeps no temporary copies of them. PyTorch has no fused Adafactor.
 OPTIMIZERS: dict[str, tuple[type[Optimizer], dict]] = {
@@ -63,8 +64,7 @@ class Master(Optimizer):
                 master.grad = weight.grad.float()
         super().step(closure)
         # The local parts of FSDP2's parameters: they are DTensors, which _foreach_copy_ does not take.
-        weights, masters = ([getattr(x, "_local_tensor", x) for x in xs] for xs in (self.weights, self.master))
-        torch._foreach_copy_(weights, masters)
+        torch._foreach_copy_(tensors_in(self.weights), tensors_in(self.master))
         for master in self.master:
             master.grad = None
 

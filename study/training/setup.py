@@ -21,7 +21,7 @@ from accelerate.utils import (
 )
 from transformers import PreTrainedModel
 
-from study.core import arms, machine
+from study.core import arms, machine, operators
 from study.core.arms import Arm
 from study.core.errors import Stop
 from study.core.files import safe_join
@@ -61,9 +61,8 @@ def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> tupl
         store.reserve(folder)
         log_to(folder)
         record = store.new(folder.name, sys.argv)
-        # JSON has no NaN. The settings are checked once there is a record to say what is wrong with them.
-        wanted = {name: value for name, value in as_dict(settings).items() if str(value) not in ("nan", "inf", "-inf")}
-        record.requested = Requested(**wanted, arm=arm.name, config_file=launch.config_file)
+        # The settings are checked once there is a record to say what is wrong with them.
+        record.requested = Requested(**as_dict(settings), arm=arm.name, config_file=launch.config_file)
         record.hardware = hardware.describe()
         record.software = hardware.versions()
         store.write(folder, record)
@@ -100,7 +99,6 @@ def describe_machines(run: OpenRun) -> list[Machine]:
 
 def load_operators(names: list[str], folder: Path) -> None:
     """Load DeepSpeed's operators before DeepSpeed does: it prints messages, and trusts a lock that can be stale."""
-    from study.core import operators  # only arms with DeepSpeed need it
 
     def tell(text: str) -> None:  # that one is compiled, or waited for
         if number_of("LOCAL_RANK", 0) == 0:

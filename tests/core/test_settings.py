@@ -7,7 +7,7 @@ import pytest
 import tyro
 
 from study.core.errors import Stop
-from study.core.settings import Flags, as_dict, build, flag, learning_rate, resolve, unused
+from study.core.settings import Flags, as_dict, build, flag, learning_rate, resolve
 from tests.conftest import table
 
 CASES = table("core/settings.toml")
@@ -76,22 +76,3 @@ def test_rates_by_hand(warmup, lr, by_hand):
     """Up in four equal parts to the peak, then down in six that would end at zero one step later."""
     settings = Flags(lr=lr, lr_warmup_steps=warmup)
     assert [learning_rate(settings, step, len(by_hand)) for step in range(len(by_hand))] == pytest.approx(by_hand)
-
-
-UNUSED = {  # flags that some runs do not read, and such a run
-    "tokenizer": {"tokenizer": "mine", "data": "embedded"},
-    "nvme_dir": {"nvme_dir": Path("here")},
-    "reentrant": {"reentrant": True},
-    "epochs": {"epochs": 2.0, "steps": 9},
-    "eval_rows": {"eval_rows": 7, "virtual_ranks": 8},
-    "eval_every": {"eval_every": 7, "virtual_ranks": 8},
-}
-
-
-def test_a_flag_that_a_run_does_not_read_is_named():
-    """A new flag is put into one of the two lists."""
-    assert {*UNUSED, *CASES["read"]} == {*vars(Flags())}
-    for name, given in UNUSED.items():
-        assert unused(resolve(Flags(**given), gpu=False), uses_disk=False) == [flag(name)]
-    assert unused(resolve(Flags(nvme_dir=Path("here"), tokenizer="mine", data="hub"), gpu=False), uses_disk=True) == []
-    assert unused(resolve(Flags(), gpu=False), uses_disk=False) == []
