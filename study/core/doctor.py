@@ -41,9 +41,6 @@ def why_not(arm: Arm, gpus: int, ranks: int = 1) -> Stop | None:
     if least_bytes > here_bytes:
         what = f"{ranks} ranks take {size(least_bytes)} of host memory, and there are {size(here_bytes)}"
         return Stop(what, "give fewer ranks", "unavailable")
-    if gpus and isinstance(arm.num_processes, int) and arm.num_processes > gpus:
-        what = f"{arm.name} asks for {arm.num_processes} processes, one for each GPU, and there are {gpus} GPUs"
-        return Stop(what, f"launch it with --num_processes {gpus}, or use a machine with more GPUs", "unavailable")
     for name in needed_by(arm, gpus):
         if stop := why_not_operator(name, gpus):
             return stop

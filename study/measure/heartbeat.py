@@ -40,7 +40,7 @@ class RankFile:
     """The file of a rank. One that is left shows that its rank was killed or hangs."""
 
     def __init__(self, folder: Path, rank: int):
-        self.file = files.safe_join(folder, FILE.format(rank=rank))
+        self.file = folder / FILE.format(rank=rank)
         self.rank = rank
 
     def write(

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from study.core import arms, doctor, machine, operators
 from study.core.errors import Stop, nearest
-from study.core.files import safe_join
 from study.core.gpus import num_gpus
 from study.core.optimizers import refusal
 from study.records import schema, store
@@ -103,7 +102,7 @@ def sweep(
 
     def launch(cell: Cell) -> Record:
         progress.start(cell)
-        folder = safe_join(runs, f"{cell.run_name}.{max(attempts(runs, cell), default=0) + 1}")
+        folder = runs / f"{cell.run_name}.{max(attempts(runs, cell), default=0) + 1}"
         if saved := [path for path in tries_of_today(runs, cell) if store.checkpoint(path)]:
             cell = replace(cell, settings=cell.settings | {"resume": str(saved[-1].resolve())})
         return launches.run(cell, folder, timeout_s, over, nvme_dir, progress.step)
@@ -135,7 +134,7 @@ def outcome_of(cell: Cell, runs: Path, over: float, launch: Callable[[Cell], Rec
             return Outcome.of(record)
         if stop := why_not(cell, num_gpus()):
             # A record, so that it is a row in every table.
-            folder = safe_join(runs, f"{cell.run_name}.0")
+            folder = runs / f"{cell.run_name}.0"
             folder.mkdir(exist_ok=True)
             return Outcome.of(outcomes.write_end(folder, cell.new_record(folder), stop))
         left_s = over - time.monotonic()

@@ -11,7 +11,6 @@ from torch.nn.functional import pad
 
 from study.core import cache
 from study.core.errors import Stop
-from study.core.files import safe_join
 from study.core.models.step import FOLLOWING, IGNORED, inputs
 from study.core.settings import Settings
 from study.core.shapes import VOCABULARY
@@ -76,7 +75,7 @@ def load_data(settings: Settings) -> Data:
                 raise Stop(f"--{part}-rows {counts[part]} is more than the {found} there are", f"give at most {found}")
             save_file(rows, folder / f"{part}.safetensors")
 
-    entry = cache.entry(safe_join(settings.cache_dir, "data", cache.fingerprint(key)), write)
+    entry = cache.entry(settings.cache_dir / "data" / cache.fingerprint(key), write)
     train, rows = (load_file(entry / f"{part}.safetensors") for part in counts)
     return Data(train, rows, len(tokenizer), source)
 

@@ -177,8 +177,12 @@ def _fill_in(config: dict, settings: Settings, arm: Arm, disk: Path | None) -> N
         config["torch_autocast"] = {"enabled": True, "dtype": recipe.autocast, "lower_precision_safe_modules": []}
     elif recipe.weight_bytes == 2:
         pure = not recipe.master_bytes
-        config["bf16"] = {"enabled": True, "bf16_master_weights_and_grads": pure, "bf16_optimizer_states": pure}
-        config["bf16"]["check_grad_overflow"] = False  # DDP does not skip a step on overflow either
+        config["bf16"] = {
+            "enabled": True,
+            "bf16_master_weights_and_grads": pure,
+            "bf16_optimizer_states": pure,
+            "check_grad_overflow": False,  # DDP does not skip a step on overflow either
+        }
     if settings.optimizer != "adamw":
         config["zero_allow_untested_optimizer"] = True
     zero = config["zero_optimization"]

@@ -2,7 +2,6 @@
 
 import pytest
 
-from study.core import gpus
 from study.predict.architecture import named
 from study.predict.estimate import estimate
 from study.records import store
@@ -10,11 +9,6 @@ from study.report.of_record import predicted
 from tests.conftest import ROOT
 from tests.predict.trainings import training_of
 from tests.wire import wire_bytes_per_rank
-
-
-@pytest.mark.parametrize(("ranks", "between"), [((0, 1, 2, 3), 100), ((0, 2), 100), ((0, 1), None)])
-def test_bytes_between_nodes_are_those_of_groups_over_several_nodes(ranks, between):
-    assert gpus.between_nodes({"all_reduce": {ranks: 100}}, 2).get("all_reduce") == between
 
 
 def test_bytes_by_the_papers():
