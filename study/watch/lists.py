@@ -1,5 +1,6 @@
 """Read which releases of libraries a list, a project, a lock or a thread names."""
 
+import os
 import re
 from pathlib import Path
 
@@ -14,7 +15,9 @@ def releases(words: tuple[str, ...]) -> dict[str, Release]:
     """Return the releases that files or words name, of the packages of the table; without words, those installed."""
     found = dict[str, Release]()
     for word in words or [f"{name} {machine.version(name) or ''}" for name in table().asked]:
-        text = files.read(Path(word), MAX_BYTES).decode(errors="replace") if Path(word).is_file() else word
+        text = word
+        if os.path.isfile(word):  # noqa: PTH113  a list in quotes is longer than a name can be, where pathlib raises
+            text = files.read(Path(word), MAX_BYTES).decode(errors="replace")
         found |= (named := listed(text))
         # Another package is no mistake beside known ones, as in a list. A misspelt word is one.
         if not named and not (len(words) > 1 and is_another_package(word)):

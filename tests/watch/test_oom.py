@@ -124,6 +124,11 @@ def test_values_of_a_config_are_converted_or_dropped(tmp_path):
         explain(new(), Wanted(), Described(arm="zreo3"))
 
 
+def test_an_error_in_quotes_may_be_longer_than_the_name_of_a_file():
+    assert reading.content("x" * 255 + " " + new()) == "x" * 255 + " " + new()
+    assert reading.content("CUDA out of memory. " * 14) == "CUDA out of memory. " * 14
+
+
 def test_nonsense_and_long_logs_are_one_sentence(tmp_path):
     with pytest.raises(Stop, match="no error about memory"):
         reading.find("hello\0world " * 1000)

@@ -1,6 +1,7 @@
 """Read an error about memory out of a text or a log: what was asked for, and what was allocated, reserved and free."""
 
 import functools
+import os
 import re
 import sys
 import textwrap
@@ -84,14 +85,15 @@ def content(where: str | None) -> str:
         if len(text) > MAX_BYTES:
             raise Stop(f"the standard input has more than {MAX_BYTES:,} bytes", ITS_END)
         return text.decode(errors="replace")
-    if len(where) > LONGEST_LINE or not (re.fullmatch(r"\S*[/.]\S+", where) or Path(where).exists()):
+    # An error in quotes may be longer than a name can be, where pathlib raises.
+    if not (re.fullmatch(r"\S*[/.]\S+", where) or os.path.exists(where)):  # noqa: PTH110
         return where
     try:
         return files.read(Path(where), MAX_BYTES).decode(errors="replace")
     except FileNotFoundError:
         raise Stop(f"there is no file {where:.200}", "name a log, or give the error in quotes") from None
     except (OSError, ValueError) as error:
-        raise Stop(f"{where!r} cannot be read ({files.why(error)})", ITS_END) from None
+        raise Stop(f"{where!r:.200} cannot be read ({files.why(error)})", ITS_END) from None
 
 
 def find(text: str) -> OomError:
