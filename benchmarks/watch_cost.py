@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from study.measure import hardware
 from study.records.compare import median_with_interval
-from study.watch.session import AFTER, watch
+from study.watch.loop import AFTER
+from study.watch.session import watch
 
 PAIRS = 1000
 WARM_UP = AFTER + 10  # steps until the instruments have looked

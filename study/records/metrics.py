@@ -55,10 +55,7 @@ def tokens_per_s(record: Record) -> float | None:
     """Return tokens of all ranks per second."""
     if record.is_virtual:  # no real group would be as fast as a rank that waits for nobody
         return None
-    per_step: float | None = record.observed.tokens_per_step
-    if record.watched.timed_tokens is not None:  # a user's own loop may have steps of unequal size
-        per_step = over(record.watched.timed_tokens, len(record.time.step_s))
-    return product(per_step, steps_per_s(record))
+    return product(record.observed.tokens_per_step, steps_per_s(record))
 
 
 def flops_per_s(record: Record) -> float | None:

@@ -82,11 +82,9 @@ class Watched(Section):
     """A user's own script under `study.watch`. Empty in a run of this study's own scripts."""
 
     script: Text = None
-    loop: Text = None  # the kind of loop: accelerate, deepspeed, torch, or the class of a Trainer
     model: Text = None  # its class
     looked_at: list[int] = []  # the steps with instruments, counted from 1; they are not timed
     rows_per_pass: Int = None  # of one rank; None if they differ
-    timed_tokens: Int = None
     clip_grad_norm: Float = None  # the value that the script gave clip_grad_norm_; DeepSpeed ignores it
     loss_parts: Int = None  # the library divides the loss of each pass by it
     loss_divisor: Float = None  # the script's own last division of a loss, before the library's

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import transformers
 
-from study.watch.session import AFTER, Watch
+from study.watch.session import Watch
 
 
 class WatchCallback(transformers.TrainerCallback):
     """Records the training of a Trainer: `Trainer(callbacks=[WatchCallback("runs/mine")])`."""
 
-    def __init__(self, run_dir: str | Path = "runs/watched", after: int = AFTER):
+    def __init__(self, run_dir: str | Path = "runs/watched"):
         self.run_dir = Path(run_dir)
-        self.after = after
         self.watch: Watch | None = None
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -33,9 +32,7 @@ class WatchCallback(transformers.TrainerCallback):
             trainer.model_wrapped,
             trainer.optimizer,
             run_dir=self.run_dir,
-            after=self.after,
             arguments=args,
-            loop=type(trainer).__name__,
         )
         self.watch.__enter__()
         atexit.register(self._end_at_exit)

@@ -178,8 +178,6 @@ class Loop:
         inputs = [leaf for leaf in tree_leaves([args, kwargs]) if torch.is_tensor(leaf) and leaf.ndim]
         tokens = [tensor for tensor in inputs if tensor.ndim == 2 and tensor.dtype in (torch.int64, torch.int32)]
         self.step.forwards += 1
-        if tokens:
-            self.step.tokens += tokens[0].numel()
         if inputs:
             rows = (tokens or inputs)[0].shape[0]
             self.step.rows += rows
@@ -264,14 +262,17 @@ def _digest(tensors: list[torch.Tensor]) -> str:
     return shapes
 
 
+# Steps before the look at three steps. DDP rebuilds its buckets once, after the first backward pass
+# (c10d/reducer.hpp:147), and that step sends more. Stage 3 records the order of its fetches before it fetches ahead
+# (zero/partitioned_param_coordinator.py:180).
+AFTER = 5
 MOST_LOOKS = 9  # steps: a look at a step with an evaluation in it begins again
 
 
 class Instruments:
     """Decide after each step whether the next one is looked at. Every rank decides alone: nothing here waits."""
 
-    def __init__(self, model, optimizer, device_type: str, after: float):
-        self.after = after
+    def __init__(self, model, optimizer, device_type: str):
         self.looked_at: list[int] = []
         self.counts: dict[str, Collective] | None = None
         self.components: RankComponents | None = None
@@ -287,7 +288,7 @@ class Instruments:
             # Dispatch modes are a stack, of which each ends the one on top. Only beside the script's own modes:
             # otherwise another mode would be ended instead. A mode's __exit__ pops whatever is on top
             # (torch/utils/_python_dispatch.py:177), without asking whether that is itself.
-            if step >= self.after and stack == self._modes:
+            if step >= AFTER and self.components is None and stack == self._modes:
                 self._begin(step)
             return
         self.looked_at.append(step)
@@ -306,7 +307,6 @@ class Instruments:
 
     def stop(self) -> None:
         """Keep the result of an unfinished look, because the loop or its watch is over."""
-        self.after = math.inf
         self._open.close()
         if self._look is not None:
             self.components = self._look.components()

@@ -11,6 +11,7 @@ from study.core.errors import Stop
 from study.core.text import wrapped
 from study.measure.hardware import device_is_full, host_is_full, lost_connection
 from study.records.collectives import MISMATCH
+from study.records.metrics import all_known
 from study.records.schema import Record
 from study.records.sections import (
     Collective,
@@ -25,6 +26,7 @@ from study.records.sections import (
     Traffic,
 )
 from study.watch.diagnosis import LOST_RANK
+from study.watch.loop import AFTER
 from study.watch.steps import in_words
 from study.watch.trends import Column, Table, seconds, stacked
 
@@ -35,7 +37,6 @@ class RankMeasurements(Section):
     """What one rank measured, besides its file of steps."""
 
     memory: RankMemory
-    held_parameters: int | None
     components: RankComponents | None
     traffic: dict[str, Collective] | None
     inputs: list[str] | None
@@ -43,24 +44,24 @@ class RankMeasurements(Section):
     knows_losses: bool  # of all steps
 
 
-def fill(record: Record, ranks: list[RankMeasurements], tables: list[Table], after: int) -> int | None:
+def fill(record: Record, ranks: list[RankMeasurements], tables: list[Table]) -> int | None:
     """Fill in the measured sections of a record, from the ranks that sent theirs, in order.
 
-    Return the first step without a finite loss. `after` is the number of steps before the instruments look.
+    Return the first step without a finite loss.
     """
-    # --- what the ranks sent
+    # --- what the ranks sent: a list has all of them or none, as a position in it is a rank
     seen = record.observed
-    seen.held_parameters_per_rank = _each(ranks, "held_parameters")
-    record.watched.inputs_per_rank = _each(ranks, "inputs")
-    record.watched.largest_rates = _each(ranks, "rate")
-    record.memory = Memory(per_rank=_each(ranks, "memory"), components=Components(per_rank=_each(ranks, "components")))
-    record.traffic = Traffic(per_rank=_each(ranks, "traffic"))
+    record.watched.inputs_per_rank = all_known(rank.inputs for rank in ranks)
+    record.watched.largest_rates = [rank.rate for rank in ranks]
+    components = Components(per_rank=all_known(rank.components for rank in ranks))
+    record.memory = Memory(per_rank=[rank.memory for rank in ranks], components=components)
+    record.traffic = Traffic(per_rank=all_known(rank.traffic for rank in ranks))
     # --- what they wrote into their files of steps
     seen.steps = 0
     if len(tables) < len(ranks):
         return None
     steps = stacked(tables)
-    _fill_steps(record, steps, after)
+    _fill_steps(record, steps)
     # --- the losses: the mean over ranks, so that of all of them
     if len(ranks) < (seen.ranks or 1) or not all(rank.knows_losses for rank in ranks):
         return None
@@ -70,20 +71,19 @@ def fill(record: Record, ranks: list[RankMeasurements], tables: list[Table], aft
     return int(bad[0]) if len(bad) else None
 
 
-def _fill_steps(record: Record, steps: Table, after: int) -> None:
+def _fill_steps(record: Record, steps: Table) -> None:
     """Fill in what the files of steps show: times, and sizes if all ranks have sent theirs."""
     seen = record.observed
     seen.steps = steps.shape[1]
     seen.accumulation = _usual(steps["passes"][0])
     # Steps after the instruments have looked, with nothing but training in them.
-    timed = np.all(steps["clean"] > 0, axis=0) & (steps["step"][0] > after)
+    timed = np.all(steps["clean"] > 0, axis=0) & (steps["step"][0] > AFTER)
     if not timed.any():
         return
     step_s = seconds(steps)[:, timed]  # a step takes as long as its slowest rank
     record.time = Time(step_s=step_s.max(axis=0).tolist(), window_s=step_s.sum(axis=1).max())
     if len(steps) == seen.ranks:
         seen.rows_per_step = _usual(steps["rows"].sum(axis=0))
-        record.watched.timed_tokens = int(steps["tokens"][:, timed].sum()) or None
         # Rows of unequal length, or a last batch, may differ now and then: most steps say what a rank has.
         usual = statistics.mode(zip(*steps["rows"].astype(int).tolist(), strict=True))
         if np.mean(usual == steps["rows"].T) >= STEADY:
@@ -93,12 +93,6 @@ def _fill_steps(record: Record, steps: Table, after: int) -> None:
 def _usual(values: Column) -> int | None:
     """Return the most frequent value, as the last batch of an epoch may be smaller. None if it is unknown."""
     return int(statistics.mode(values.tolist())) or None
-
-
-def _each(ranks: list[RankMeasurements], name: str) -> list:
-    """Return a value of all ranks, or an empty list if one is missing: a position in the list is a rank."""
-    values = [getattr(rank, name) for rank in ranks]
-    return [] if None in values else values
 
 
 def arm_of(seen: Observed) -> str | None:
@@ -156,7 +150,7 @@ def summary(record: Record, folder: Path, tables: dict[int, Table]) -> Iterator[
     elif not seen.steps:
         yield "  No update was seen: pass the optimizer whose step the loop calls, and watch the whole loop."
     elif not record.watched.looked_at:
-        yield "  The loop ended before the instruments looked: give watch a smaller `after`."
+        yield f"  The loop ended before the instruments looked, after {AFTER} steps: watch more of them."
     if record.time.step_s:
         yield f"  {in_words(tables[0][tables[0]['clean'] > 0])}"
     yield f"  What is wrong or costly: study diagnose {folder}"

@@ -31,7 +31,6 @@ from study.watch.results import RankMeasurements
 from study.watch.sources import intended_settings
 from study.watch.steps import StepLog
 
-AFTER = 5  # steps before the instruments look: stage 3 learns its order of fetches in them, and DDP its buckets
 WITHIN_S = 60  # how long a rank waits for what another one sends
 
 
@@ -45,9 +44,7 @@ class Watch:
         optimizer=None,
         *,
         run_dir: str | Path = "runs/watched",
-        after: int = AFTER,
         arguments=None,
-        loop: str | None = None,
     ):
         """Record what a training loop really does: `with watch(accelerator, model, optimizer): ...`, after `prepare`.
 
@@ -56,9 +53,7 @@ class Watch:
             model: The model that the loop calls: a prepared model, a DDP or FSDP model, or a DeepSpeed engine.
             optimizer: The optimizer that the loop calls. Leave it out with a DeepSpeed engine, which has its own.
             run_dir: The folder for the record. If it holds a run already, a number is added to its name.
-            after: The instruments look at the three steps after so many steps. They do not slow down any other step.
             arguments: Those of a Trainer.
-            loop: The class of a Trainer.
         """
         if not isinstance(model, torch.nn.Module):
             what = f"watch needs the prepared model, not {type(model).__name__}"
@@ -70,11 +65,7 @@ class Watch:
         self.model: Any = model
         self.optimizer = optimizer or self.model.optimizer
         self.arguments = arguments
-        self.kind = loop
         self.run_dir = Path(run_dir)
-        # DDP rebuilds its buckets once, after the first backward pass (c10d/reducer.hpp:147), and that step sends more.
-        # Stage 3 records the order of its fetches before it fetches ahead (zero/partitioned_param_coordinator.py:180).
-        self.after = after
         self.folder: Path | None = None  # of the record, once the ranks have agreed on it
         self.session: Session | None = None
         self._open = contextlib.ExitStack()  # what works until the record is completed
@@ -134,25 +125,21 @@ class Watch:
         self._open.callback(log.flush, wait=True)
         if ranks.count > 1:
             self._open.enter_context(CollectiveLog(folder, ranks.rank))
-        instruments = Instruments(self.model, self.optimizer, record.observed.device or "cpu", self.after)
+        instruments = Instruments(self.model, self.optimizer, record.observed.device or "cpu")
         self._open.callback(instruments.stop)
         loop = Loop(self.model, self.optimizer, self.accelerator, record, log, instruments, self.give_up)
-        self.session = Session(ranks, folder, loop, self.after)
+        self.session = Session(ranks, folder, loop)
         loop.attach()
 
     def _new_record(self, folder: Path) -> Record:
         """Return a record of the machine, of what was asked for, and of what was prepared."""
         record = store.new(folder.name, sys.argv)
         config = None
-        kind = "accelerate"
-        if self.accelerator is None:
-            kind = "torch"
-            if self.is_engine:
-                kind = "deepspeed"
-                config = self.model.config
+        if self.is_engine and self.accelerator is None:
+            config = self.model.config
         record.promised = intended_settings(config, self.arguments)
         name = type(roles.plain_model(self.model)).__name__.removeprefix("FSDP")  # fully_shard makes a class of its own
-        record.watched = Watched(script=Path(sys.argv[0]).name or None, loop=self.kind or kind, model=name)
+        record.watched = Watched(script=Path(sys.argv[0]).name or None, model=name)
         if not self.is_engine:
             groups = roles.inner_optimizer(self.optimizer).param_groups
             updated = {id(tensor) for group in groups for tensor in group["params"]}
@@ -178,7 +165,6 @@ class Session:
     ranks: "Ranks"
     folder: Path
     loop: Loop
-    after: int
 
     def complete(self, error: BaseException | None, opened: contextlib.ExitStack) -> None:
         """Complete the record. `error` ended the loop. `opened` holds what works until then."""
@@ -202,7 +188,7 @@ class Session:
         with contextlib.suppress(Exception):  # after a crash tensors may be unreadable
             record.observed.dtypes = roles.dtypes(self.loop.model, self.loop.optimizer)
         tables = [table for rank, table in trends.load(self.folder).items() if rank < len(measured)]
-        diverged_in = results.fill(record, measured, tables, self.after)
+        diverged_in = results.fill(record, measured, tables)
         # --- how it ended
         if error is None:
             record.status = "done"
@@ -220,7 +206,6 @@ class Session:
         has_own_rows = getattr(divided, "non_data_parallel_size", 1) == 1  # others share a model or a sequence
         return RankMeasurements(
             memory=peaks(),
-            held_parameters=loop.record.observed.held_parameters,
             components=loop.instruments.components,
             traffic=loop.instruments.counts,
             inputs=loop.inputs if has_own_rows else None,

@@ -35,7 +35,6 @@ class Step:
     cleared: int = 0  # backward passes whose gradients were cleared before the update
     forwards: int = 0
     rows: int = 0  # 0: unknown
-    tokens: int = 0
     evaluated: bool = False  # the model also ran outside training, or the step was to be left out
     clean: bool = True  # no instrument and no evaluation was in it
     loss: torch.Tensor | float = math.nan
@@ -104,8 +103,8 @@ class StepLog:
         between = seconds_between([moment for _, moment in step.marks])
         for (phase, _), passed_s in zip(step.marks[1:], between, strict=True):
             spent[phase] += passed_s
-        sizes = step.backwards or step.forwards, step.rows, step.tokens
-        return (self._written, step.clean, *sizes, float(step.loss), step.memory_bytes, *spent.values())
+        passes = step.backwards or step.forwards
+        return (self._written, step.clean, passes, step.rows, float(step.loss), step.memory_bytes, *spent.values())
 
 
 def in_words(table: Table) -> str:

@@ -17,7 +17,7 @@ from study.watch.findings import Finding, finding
 FILE = "steps-rank{rank}.csv"
 PHASES = ("outside", "data", "forward", "backward", "waiting", "update")  # seconds of a step; waiting: for ranks
 OWN = tuple(phase for phase in PHASES if phase != "waiting")
-COLUMNS = ("step", "clean", "passes", "rows", "tokens", "loss", "memory_bytes", *PHASES)
+COLUMNS = ("step", "clean", "passes", "rows", "loss", "memory_bytes", *PHASES)
 FIELDS = [(name, "f8") for name in COLUMNS]
 LARGEST = 1e12  # seconds or steps
 MAX_BYTES = 2**26  # some 500,000 steps

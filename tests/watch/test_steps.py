@@ -74,7 +74,7 @@ def test_what_is_planted_is_found_with_its_numbers_and_losses_are_bit_equal(tmp_
 def table(steps: int = 100, **columns) -> trends.Table:
     made = np.zeros(steps, trends.FIELDS)
     made["step"] = np.arange(1, steps + 1)
-    values = {"clean": 1, "loss": 2.0, "forward": 0.01, "backward": 0.02, "memory_bytes": 1e9, "tokens": 64} | columns
+    values = {"clean": 1, "loss": 2.0, "forward": 0.01, "backward": 0.02, "memory_bytes": 1e9} | columns
     for name, value in values.items():
         made[name] = value
     return made
@@ -97,10 +97,10 @@ def test_what_is_usual_is_no_finding(columns):
 @pytest.mark.parametrize(("alike", "rows"), [(80, [8, 4]), (70, [])])
 def test_a_rank_has_the_rows_of_most_steps(alike, rows):
     varied = np.where(np.arange(100) < alike, 0, np.arange(100))
-    unread = dict.fromkeys(("held_parameters", "components", "traffic", "inputs"))
+    unread = dict.fromkeys(("components", "traffic", "inputs"))
     rank = results.RankMeasurements(memory=RankMemory(), rate=1e-3, knows_losses=False, **unread)
     record = Record(run_id="mine", started_utc="2026-01-02T03:04:05+00:00", observed={"ranks": 2})
-    results.fill(record, [rank, rank], [table(rows=8 + varied), table(rows=4 + varied)], after=5)
+    results.fill(record, [rank, rank], [table(rows=8 + varied), table(rows=4 + varied)])
     assert record.watched.rows_per_rank == rows
 
 

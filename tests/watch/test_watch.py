@@ -78,7 +78,7 @@ def test_a_watched_loop_has_the_same_losses_and_leaves_its_record(tmp_path):
     seen = record.observed
     assert (seen.accumulation, seen.clipping, seen.rows_per_step) == (2, 0.5, 8)
     assert record.watched.looked_at == active == LOOKED_AT
-    assert (len(record.time.step_s), record.watched.timed_tokens) == (5, 5 * 64)
+    assert len(record.time.step_s) == 5
     check(record, "single")
     assert seen.dtypes == {"weights": "float32", "gradients": None, "master": None, "moments": "float32"}
     train(tmp_path / "mine", steps=2)
@@ -191,22 +191,19 @@ def test_two_ranks_without_accelerate(start, tmp_path, kind):
     assert record.loss.train[0] != float.fromhex(losses[0][0])  # the mean over both ranks
     check(record, kind, rel=0.05)  # FSDP pads
     if kind.startswith("zero"):  # only the script asks for DeepSpeed
-        assert (record.watched.loop, record.promised.stage) == ("deepspeed", int(kind[-1]))
+        assert record.promised.stage == int(kind[-1])
 
 
-LOOPS = {  # the class of the loop and of the model
-    "accelerate_loop": ("accelerate", "BertForSequenceClassification"),
-    "trainer_glue": ("Trainer", "BertForSequenceClassification"),
-    "trl_sft": ("SFTTrainer", "LlamaForCausalLM"),
-}
+BERT = "BertForSequenceClassification"
+MODELS = {"accelerate_loop": BERT, "trainer_glue": BERT, "trl_sft": "LlamaForCausalLM"}
 
 
 @pytest.mark.parametrize("arm", ["zero3", *(pytest.param(arm, marks=SLOW) for arm in ("single", "ddp", "zero2"))])
-@pytest.mark.parametrize("script", ["accelerate_loop", *(pytest.param(each, marks=SLOW) for each in [*LOOPS][1:])])
+@pytest.mark.parametrize("script", ["accelerate_loop", *(pytest.param(each, marks=SLOW) for each in [*MODELS][1:])])
 def test_an_example_in_each_arm_has_a_record_that_is_true_to_its_arm(start, script, arm):
     record = start(f"examples/{script}.py", arm)
     check(record, arm)
-    assert (record.watched.loop, record.watched.model, record.watched.looked_at) == (*LOOPS[script], LOOKED_AT)
+    assert (record.watched.model, record.watched.looked_at) == (MODELS[script], LOOKED_AT)
     assert len(record.loss.train) == record.observed.steps == 16
     if script == "accelerate_loop":
         assert record.promised.source == (f"{arm}.json" if "zero" in arm else f"{arm}.yaml")
