@@ -15,6 +15,7 @@ from study.core.settings import flag
 from study.core.text import number_of, say, say_wrapped
 from study.predict.front import Wanted
 from study.records import store
+from study.records.metrics import dig
 from study.watch import lists, sources
 from study.watch.about import About, about
 from study.watch.differences import Difference, compare, equal_by_default, is_secret, mistakes, printable, shown
@@ -107,9 +108,7 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
     # --- what each side sets, whatever its kind of file
     a = sources.read(store.newest_try(first))
     b = sources.read(store.newest_try(second))
-    compared = compare(a, b)
-    known = [each for each in compared if each.description]
-    others = [each for each in compared if not each.description]
+    known, others = compare(a, b)
     by_default = equal_by_default(a, b)
     answer = {"known": list(map(_row, known)), "other": list(map(_row, others)), "equal_by_default": by_default}
     # --- what differs in one line, what is wrong in one of them alone, each known cause with its values, and keys whose
@@ -125,7 +124,7 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
     for number, each in enumerate(known, 1):
         say("")
         say_wrapped(_values(each), indent="    ", first=f"{number:>2}. ")
-        _say_indented("Changes {changes}: {why}.".format(**_row(each)))
+        _say_indented(f"Changes {each.description.changes}: {each.description.why}.")
     if others:
         say("", "Other keys that differ:")
         say_wrapped(*map(_values, others), indent="    ", first="  ")
@@ -147,8 +146,8 @@ def _row(difference: Difference) -> dict:
     # A config of somebody else may hold a token, and this answer may be sent to somebody.
     if is_secret(difference.name):
         row |= {"a": "(not shown)", "b": "(not shown)"}
-    if about := difference.description:
-        row |= {"changes": about.changes, "why": about.why}
+    if difference.is_known:
+        row |= {"changes": difference.description.changes, "why": difference.description.why}
     return row
 
 
@@ -176,7 +175,7 @@ def oom(error: tyro.conf.Positional[str | None] = None, /, *, model: Wanted, tra
         why = f"{'likely' if cause.is_likely else 'possible'}: {'; '.join(cause.reasons)}"
         say_wrapped(f"{what} ({why}).", indent="    ", first=f"{number:>2}. ")
         _say_indented(f"What to do: {cause.remedy}.", f"Tells it apart: {cause.apart}.")
-    say_wrapped("", f"The message ({seen.error.where}, {seen.error.count} of them): {seen.error.line}")
+    say_wrapped("", f"The message ({seen.error.where}): {seen.error.line}")
     # The log and the config say more of the training than the flags do. A wrong guess has to be seen.
     known = [f"{flag(name)} {value}" for name, value in vars(seen.training.given).items() if value is not None]
     if known:
@@ -224,7 +223,7 @@ def stack(
     if config:
         source = sources.read(config)
         said = sources.effective_settings(source)
-        key = partial(sources.value_at, source.content | (source.named or source).content)
+        key = partial(dig, source.content | (source.named or source).content)
     answer = answered(described(lists.releases(releases), flags, said, key), symptom or "")
     say_wrapped(answer["first"])
     say(*[f"Of {word} the table has no fault." for word in filter(lists.is_another_package, releases)])

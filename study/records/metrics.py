@@ -184,9 +184,9 @@ def value(record: Record, quantity: str, training: int | None = None) -> Any:
 
 
 def dig(content: Any, path: str) -> Any:
-    """Return the value at a dotted path with list indices, or None if this record has none."""
+    """Return the value at a dotted path with list indices, or None if there is none. The empty path is the content."""
     # An older record lacks a newer field, and a run of two ranks has no third.
-    for name in path.split("."):
+    for name in filter(None, path.split(".")):
         try:
             if isinstance(content, BaseModel):
                 content = dict(content)

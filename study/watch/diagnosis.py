@@ -14,7 +14,6 @@ from study.records import metrics
 from study.records.metrics import ELEMENT_BYTES
 from study.records.schema import Record
 from study.watch.findings import Finding, finding, ordered
-from study.watch.sources import value_at
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 # Smaller shares and sizes than these get no finding.
@@ -111,7 +110,7 @@ class Facts:
     def requested_home(self, part: str) -> str:
         """Return where the optimizer states or the weights should be offloaded to."""
         # A run of this study's own has no promises: what the engine resolved is then what was asked for.
-        resolved = value_at(self.seen.deepspeed, f"zero_optimization.{part}.device")
+        resolved = metrics.dig(self.seen.deepspeed, f"zero_optimization.{part}.device")
         return getattr(self.promised, part) or resolved or "none"
 
 
@@ -120,8 +119,6 @@ class Facts:
 
 def deepspeed(facts: Facts) -> Results:
     """Name a DeepSpeed that is asked for and does not train, or trains in another stage."""
-    if any(run.arguments_say_deepspeed and not run.deepspeed_initialize_calls for run in facts.seen.runs):
-        yield "deepspeed_off_in_published_script", {}
     # Transformers reads the `deepspeed` of TrainingArguments when the object is made. A later assignment is stored and
     # shown, and the Trainer trains without DeepSpeed (reproductions/deepspeed_set_later.py).
     if required(facts.promised.deepspeed) and facts.wrapper:
@@ -373,13 +370,11 @@ MISTAKES = (deepspeed, fsdp, ranks, optimizer, clipping, accumulation, rows, pre
 COSTS = (buckets_and_copies, gathered_weights, activations, states, traffic)
 
 
-def diagnose(record: Record) -> list[Finding]:
-    """Return all findings of a record: mistakes, then costs in memory, then costs in traffic, the largest first."""
-    return judge(record)[0]
-
-
 def judge(record: Record) -> tuple[list[Finding], list[str]]:
-    """Return the findings of a record, and the names of the rules that need more than the record has."""
+    """Return the findings of a record, and the names of the rules that need more than the record has.
+
+    Mistakes come first, then costs in memory, then costs in traffic, the largest first.
+    """
     facts = Facts(record)
     about = vars(facts) | {"source": facts.promised.source or "the script"}
     findings = []

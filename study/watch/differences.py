@@ -6,11 +6,12 @@ Also the mistakes of one config: what a library ignores in silence. What it refu
 import difflib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from study.core.arms import OFFLOADS, Library, library_defaults
 from study.core.text import short
+from study.records.metrics import dig
 from study.watch.findings import Finding, finding
 from study.watch.sources import (
     ACCELERATE,
@@ -26,7 +27,6 @@ from study.watch.sources import (
     effective_settings,
     flat,
     section_at,
-    value_at,
     zero_section,
 )
 
@@ -45,38 +45,39 @@ PREFIXES = ("", "fsdp_", "stage3_")  # Accelerate and DeepSpeed add them to keys
 
 @dataclass(frozen=True)
 class Difference:
-    """A setting in which the two differ. Without a description, its effect is unknown."""
+    """A setting in which the two differ."""
 
     name: str
     a: Setting
     b: Setting
-    description: Description | None = None
+    description: Description
 
     @property
     def is_known(self) -> bool:
         """Return whether it explains something. A setting that only one side has counts by its `unless`."""
-        about = self.description
-        if about is None or about.changes is None:
+        unless = self.description.unless
+        if self.description.changes is None:
             return False
         values = [side.value for side in (self.a, self.b) if side != UNSET]
-        return len(values) == 2 or (about.unless is not None and not same(values[0], about.unless))
+        return len(values) == 2 or (unless is not None and not same(values[0], unless))
 
 
-def compare(a: Source, b: Source) -> list[Difference]:
-    """Return everything in which the two differ: known causes first, then all other keys, also as written."""
+def compare(a: Source, b: Source) -> tuple[list[Difference], list[Difference]]:
+    """Return everything in which the two differ: known causes, and all other keys, also as written."""
     # Keys as written are compared within one kind of file only, because kinds name the same thing in other words.
     first, second = (effective_settings(side) | (_raw(side) if a.kind == b.kind else {}) for side in (a, b))
     known = []
     others = []
     for name in dict.fromkeys((*descriptions(), *first, *second)):
-        found = Difference(name, first.get(name, UNSET), second.get(name, UNSET), descriptions().get(name))
+        about = descriptions().get(name, Description())
+        found = Difference(name, first.get(name, UNSET), second.get(name, UNSET), about)
         if same(found.a.value, found.b.value):
             continue
         if found.is_known:
             known.append(found)
         elif not (found.a.is_default or found.b.is_default):  # most keys of a library are in one file only
-            others.append(replace(found, description=None))
-    return known + others
+            others.append(found)
+    return known, others
 
 
 def equal_by_default(a: Source, b: Source) -> list[str]:
@@ -194,9 +195,9 @@ def _without_effect(zero: dict) -> Iterator[Finding]:
     for part in OFFLOADS:
         # From a yaml no path arrives: `accelerate launch` reads it and does not hand it on, and the files land in
         # ./none (reproductions/nvme_path_from_yaml.py).
-        if value_at(zero, f"{part}.device") == "nvme" and not value_at(zero, f"{part}.nvme_path"):
+        if dig(zero, f"{part}.device") == "nvme" and not dig(zero, f"{part}.nvme_path"):
             yield finding("no_nvme_path_written", part=part)
     # DeepSpeed's page says that this raises an error. Stage 2 ignores it
     # (reproductions/offload_param_without_stage3.py).
-    if value_at(zero, "offload_param.device") in ("cpu", "nvme") and zero.get("stage") != 3:
+    if dig(zero, "offload_param.device") in ("cpu", "nvme") and zero.get("stage") != 3:
         yield finding("offload_param_needs_stage_3")

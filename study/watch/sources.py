@@ -13,6 +13,7 @@ from study.core.arms import OFFLOADS, library_defaults
 from study.core.errors import Stop
 from study.core.recipes import AUTOCAST
 from study.records import store
+from study.records.metrics import dig
 from study.records.schema import Record
 from study.records.sections import Promised
 from study.watch.findings import texts
@@ -62,7 +63,7 @@ def read(path: Path) -> Source:
     content = _mapping(path)
     kind = max((OTHER, *KEYS), key=lambda kind: len(content.keys() & KEYS.get(kind, "").split()))
     # --- the DeepSpeed config in it, or the file that it names
-    section = value_at(content, NAMES_ANOTHER.get(kind, "no other"))
+    section = dig(content, NAMES_ANOTHER.get(kind, "no other"))
     if section is None and content.get("distributed_type") == "DEEPSPEED":
         section = _config_of_yaml(section_at(content, "deepspeed_config"))
     named = None
@@ -141,16 +142,9 @@ UNSET = Setting(None)
 EffectiveSettings = dict[str, Setting]
 
 
-def value_at(content: Any, path: str) -> Any:
-    """Return the value at a dotted path, or None. The empty path is the content itself."""
-    for name in filter(None, path.split(".")):
-        content = content.get(name) if isinstance(content, dict) else None
-    return content
-
-
 def section_at(content: Any, path: str) -> dict:
     """Return the section at a dotted path. Empty if there is none, or another value."""
-    section = value_at(content, path)
+    section = dig(content, path)
     return section if isinstance(section, dict) else {}
 
 
@@ -171,7 +165,7 @@ def _at_paths(kind: str, content: dict, defaults: dict[str, Any]) -> EffectiveSe
     for name, description in descriptions().items():
         path = getattr(description, kind) or "not in such files"
         # YAML and Accelerate write nothing as null or as the word None; "auto" is open, and the script settles it.
-        setting = Setting(value_at(content, path))
+        setting = Setting(dig(content, path))
         if setting.value in (None, "None"):
             setting = Setting(defaults.get(path), is_default=True)
         if setting.value not in (None, AUTO):
@@ -209,7 +203,7 @@ def _of_deepspeed(config: dict) -> EffectiveSettings:
 def _half(config: dict, path: str = "{}") -> str | None:
     """Return the precision of 16 bits that a config switches on."""
     for name in AUTOCAST:
-        if value_at(config, path.format(name)) is True:
+        if dig(config, path.format(name)) is True:
             return name
     return None
 
@@ -219,9 +213,9 @@ def _cast_of(config: dict) -> str | None:
     # DeepSpeed casts the weights to its own sections' types. `torch_autocast` keeps them in fp32.
     if half := _half(config, "{}.enabled"):
         return f"cast to {AUTOCAST[half]}"
-    if value_at(config, "torch_autocast.enabled") is True:
-        return f"autocast to {value_at(config, 'torch_autocast.dtype') or 'bfloat16'}"
-    return None if AUTO in [value_at(config, f"{name}.enabled") for name in AUTOCAST] else "fp32"
+    if dig(config, "torch_autocast.enabled") is True:
+        return f"autocast to {dig(config, 'torch_autocast.dtype') or 'bfloat16'}"
+    return None if AUTO in [dig(config, f"{name}.enabled") for name in AUTOCAST] else "fp32"
 
 
 def _mixed(half: str | None, settings: EffectiveSettings) -> EffectiveSettings:

@@ -6,7 +6,7 @@ from study.cli import diagnosis as command
 from study.core.arms import ROOT
 from study.records import store
 from study.records.schema import Record
-from study.watch.diagnosis import diagnose, judge
+from study.watch.diagnosis import judge
 from study.watch.findings import Finding, ordered, texts
 from tests.conftest import forked, table
 from tests.shaped import changed, finished, put
@@ -19,7 +19,7 @@ EVERYDAY = TABLES["everyday"]
 
 
 def found(run: Record) -> list[str]:
-    return [finding.id for finding in diagnose(run)]
+    return [finding.id for finding in judge(run)[0]]
 
 
 @pytest.mark.parametrize("case", PLANTED, ids=[case["finding"] for case in PLANTED])
@@ -35,7 +35,7 @@ def test_a_planted_mistake_is_found_and_its_record_without_it_is_clean(case):
         moved = {kind: {"calls": 3, "bytes": each, "bytes_by_dtype": {}} for kind, each in case["moved"].items()}
         changes["traffic__per_rank"] = [moved] * len(right.traffic.per_rank)
     wrong = Record.model_validate(changed(right.model_dump(mode="json", by_alias=True), **changes))
-    (finding,) = [each for each in diagnose(wrong) if each.id == case["finding"]]
+    (finding,) = [each for each in judge(wrong)[0] if each.id == case["finding"]]
     assert case["finding"] not in found(right)
     if "bytes" in case:
         assert case["bytes"] in (finding.memory_bytes, finding.traffic_bytes)
@@ -54,8 +54,9 @@ def test_a_good_run_has_no_findings(capsys, golden):
 
 def test_what_a_record_does_not_hold_is_not_judged():
     bare = Record(run_id="mine", started_utc="2026-01-02T03:04:05+00:00")
-    assert diagnose(bare) == []
-    assert {"clipping", "activations", "traffic"} <= set(judge(bare)[1])
+    findings, not_known = judge(bare)
+    assert findings == []
+    assert {"clipping", "activations", "traffic"} <= set(not_known)
 
 
 @pytest.fixture(scope="module")

@@ -30,8 +30,8 @@ def file(tmp_path):
 
 
 def known(a: Path, b: Path) -> dict[str, str]:
-    compared = compare(sources.read(a), sources.read(b))
-    return {each.name: f"{shown(each.a)}, {shown(each.b)}" for each in compared if each.description}
+    causes, _ = compare(sources.read(a), sources.read(b))
+    return {each.name: f"{shown(each.a)}, {shown(each.b)}" for each in causes}
 
 
 @pytest.mark.parametrize("case", CASES["pair"], ids=[" ".join(each["known"]) for each in CASES["pair"]])

@@ -58,11 +58,6 @@ def test_each_kind_of_message_has_its_cause(case):
     assert ids(text)[0] == case["cause"]
 
 
-def test_messages_are_counted_by_lines():
-    one = "[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: you tried to allocate 9 bytes"
-    assert [reading.find("\n".join([one] * number)).count for number in (1, 3)] == [1, 3]
-
-
 def test_full_memory_of_an_amd_gpu_with_nothing_of_ours_is_another_process():
     text = new("124.00 MiB", "0.05 GiB", "0 bytes", "0 bytes").replace("CUDA", "HIP")
     assert ids(text)[0] == "other_process"

@@ -33,7 +33,6 @@ from study.watch.oom.reading import Asked, OomError
 SHARD_WEIGHTS = ("zero3", "fsdp", "hsdp")  # the beginnings of the names of such arms
 USUAL_BUCKETS = {"reduce_bucket_size": 5e8}
 NUMBERS = ("ranks", "micro_batch", "sequence", "vocabulary")
-OF_CONFIG = ("arm", "ranks", "micro_batch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +95,7 @@ def explain(text: str, wanted: Wanted, given: Described) -> Explanation:
     log = reading.settings(text, error)
     config = _of_config(given.config)
     numbers = {name: int(log[name]) for name in NUMBERS if name in log}
-    given = given.filled({name: config.get(name) for name in OF_CONFIG}).filled(numbers | {"arm": _sharded_arm(log)})
+    given = given.filled(config).filled(numbers | {"arm": _sharded_arm(log)})
     if wanted == Wanted() and shape_of(log.get("model", "")) in SHAPES:
         wanted = Wanted(model=shape_of(log["model"]))
     model = None

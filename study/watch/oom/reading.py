@@ -61,7 +61,6 @@ class OomError:
     where: str  # GPU, or the cause: host, pinned, shared_memory, disk
     line: str
     context: str
-    count: int  # lines of the text that say so
     asked: Asked
     total: int | None
     free: int | None
@@ -105,14 +104,13 @@ def find(text: str) -> OomError:
         if kind["where"] == "pinned":  # the call above CUDA's error says so
             begins = [at for at in begins if text.startswith("cuda", at) or "pin" in text[max(0, at - CALL) : at]]
         if begins:
-            return _error(kind["where"], text, begins)
+            return _error(kind["where"], text, begins[0])
     what = f"no error about memory is in {textwrap.shorten(text[:ABOVE], 60, placeholder=' ...')!r}"
     raise Stop(what, "name a log, or paste the lines around `out of memory`, `Killed` or `exit code 137`")
 
 
-def _error(where: str, text: str, begins: list[int]) -> OomError:
+def _error(where: str, text: str, first: int) -> OomError:
     # --- the message, from the beginning of its line, on one line
-    first = begins[0]
     begin = text.rfind("\n", 0, first) + 1
     message = " ".join(text[begin : first + MESSAGE].split())
     message = "Tried to allocate".join(message.split("Tried to allocate")[:2])  # several ranks write into one log
@@ -126,7 +124,6 @@ def _error(where: str, text: str, begins: list[int]) -> OomError:
         where=where,
         line=textwrap.shorten(message, LONGEST_LINE, placeholder=" ..."),
         context=text[max(0, begin - ABOVE) : first + MESSAGE // 3],
-        count=len({text.rfind("\n", 0, at) for at in begins}),  # a line may say it in several words
         asked=_asked(where, message),
         unallocated=unallocated,
         **sizes,
