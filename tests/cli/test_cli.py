@@ -167,11 +167,6 @@ def test_a_number_of_parameters_is_a_model_of_nearly_that_size(params, twin, mon
     assert re.search(rf"taken as {twin} \([\d.]+ billion\); as large: \S+", err), err
 
 
-def test_a_number_of_parameters_that_no_model_has_is_a_sentence(monkeypatch, capsys):
-    assert in_this_process(monkeypatch, "estimate --params 55B") == 2
-    assert "no model whose shape is known has about 55 billion parameters" in capsys.readouterr().err
-
-
 def test_of_runs_that_are_not_done_the_reason_is_told(tmp_path, monkeypatch, capsys):
     put(tmp_path, finished("good"), changed(finished("odd"), memory__components=[3]), failed("full"))
     assert in_this_process(monkeypatch, f"runs {tmp_path}") is None
