@@ -1,7 +1,6 @@
 """The kinds of evidence. Each computes the number that a claim's sentence names, so that a test can compare the two."""
 
 import ast
-import csv
 import itertools
 import operator
 from collections.abc import Callable, Sequence
@@ -194,22 +193,6 @@ def kept_answers() -> dict[str, Value]:
     return answers
 
 
-class Conform(Piece):
-    """A kept answer of `study conform`: a property holds with an adapter, or not."""
-
-    kind: Literal["conform"]
-    adapter: str
-    property: str
-    release: str  # such as deepspeed-0.17.6
-
-    def raw(self) -> Value:
-        package, _, version = self.release.partition("-")
-        wanted = {"adapter": self.adapter, "property": self.property, package: version}
-        with (REPORTS / "conform" / "answers.csv").open(encoding="utf-8", newline="") as file:
-            (row,) = [row for row in csv.DictReader(file) if wanted.items() <= row.items()]
-        return row["answer"] == "holds"
-
-
 class Source(Piece):
     """A quote, as somebody read it: nothing is computed."""
 
@@ -317,4 +300,4 @@ class Prediction(Piece):
         return known[self.quantity]
 
 
-Evidence = Annotated[OfRuns | Reproduction | Source | Arithmetic | Prediction | Conform, Field(discriminator="kind")]
+Evidence = Annotated[OfRuns | Reproduction | Source | Arithmetic | Prediction, Field(discriminator="kind")]

@@ -68,7 +68,7 @@ def test_the_losses():
     (words, said) = re.search(r"(\w+) arms stay\s+within ([\de-]+) of DDP's", TEXT).groups()
     assert (words, f"{distances.max():.0e}") == ("eleven", said.replace("e-", "e-0"))
     assert len(distances) == 11
-    precise, coarse, _ = texts.named(("S003-14",))[0].evidence
+    precise, coarse = texts.named(("S003-14",))[0].evidence
     kept = runs.load(KEPT / "runs/stages").counting
     digits = [-math.log10(max(abs(value - 1) for value in piece.values(kept))) for piece in (precise, coarse)]
     said = re.search(r"agree to (\w+) digits in fp32, and to (\w+) in bf16", TEXT).groups()
