@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from study.core.arms import ROOT
-from study.records.runs import Run, Runs, load
+from study.records.runs import Run
 from study.records.schema import Record
 
 KEPT = [json.loads(path.read_text()) for path in (ROOT / "reports/cpu-2core/runs/smoke").glob("*/record.json")]
@@ -94,8 +94,3 @@ def rows(table: pd.DataFrame) -> list[dict]:
     """The rows of a table; what is not known is None."""
     known = table.astype(object).where(table.notna(), None)
     return [{str(name): value for name, value in row.items()} for row in known.to_dict("records")]
-
-
-def runs(*folders: Path) -> Runs:
-    """What lies below the folders, as the project loads it."""
-    return load(folders)

@@ -6,7 +6,6 @@ reader has no such runs, those that the repository keeps are shown, and marked.
 """
 
 import functools
-import itertools
 import math
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -14,9 +13,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 from matplotlib.figure import Figure
 
-from study.core.arms import NAMES, load_arm
+from study.core.arms import load_arm
 from study.core.recipes import RECIPES
-from study.core.shapes import letters
 from study.core.text import count, nats, size
 from study.predict.front import (
     Batch,
@@ -45,10 +43,11 @@ from study.report.topics import losses, memory, on_gpu, stages, traffic
 BASELINE = "ddp"
 RANKS, GPU = 8, "H100-80GB"
 PREDICTED, PUBLISHED = "predicted", "published by others"
-TITLES = {"llama3-8b": "Llama-3-8B", "bert-large": "BERT-large", "bert-tiny": "a tiny BERT", "gpt-tiny": "a tiny GPT"}
+TITLES = {"llama3-8b": "Llama-3-8B", "bert-tiny": "a tiny BERT", "gpt-tiny": "a tiny GPT"}
 SMOKE, AT_SCALE = "study sweep smoke --runs runs/smoke", "study sweep at_scale --runs runs/at_scale"
+SECONDS = style.Stack("seconds", {}, "{:.2g} s".format, "seconds of an optimizer step")
 PASSES = 8  # of a step, beside the one pass of the runs: stages 2 and 3 send in each
-MODEL, SMALL, ADVISED = "llama3-8b", "bert-large", "mistral-7b"  # the last one of the advice
+MODEL, ADVISED = "llama3-8b", "mistral-7b"  # the last one of the advice
 ARMS = (BASELINE, "zero1", "zero2", "zero3", "zero2_cpu", "zero3_cpu", "fsdp2", "fsdp2_grad_op")
 BATCHES = (
     Batch(rows=1, passes=1, tokens=2048, recomputation=Recomputation.ALL),  # as protocol at_scale has it
@@ -82,12 +81,11 @@ def trained_here(runs: Runs) -> list[Run]:
     return []
 
 
-def of_scale(runs: Runs) -> list[list[Run]]:
-    """Return the runs of two models on eight virtual ranks; of Llama-3-8B those that recompute activations."""
-    known = runs.select(ranks=RANKS, virtual=True)
-    several = (known.select(model=MODEL, checkpointing=True), known.select(model=SMALL))
-    of_protocol = [[run for run in mine.done if run.record.cell.protocol == "at_scale"] for mine in several]
-    return list(filter(_has_baseline, of_protocol))
+def of_scale(runs: Runs) -> list[Run]:
+    """Return the runs of Llama-3-8B on eight virtual ranks that recompute activations; none without DDP's."""
+    known = runs.select(model=MODEL, ranks=RANKS, virtual=True, checkpointing=True)
+    mine = [run for run in known.done if run.record.cell.protocol == "at_scale"]
+    return mine if _has_baseline(mine) else []
 
 
 def _unless_own(members: list[Run], command: str) -> str:
@@ -114,13 +112,11 @@ def of_losses(here: list[Run]) -> Answer:
 # --- memory --------------------------------------------------------------------------------------------------------
 
 
-def of_memory(here: list[Run], at_scale: list[list[Run]]) -> Answer:
-    """Return what a rank of each arm holds: models of usual size on virtual ranks, and the model trained here."""
+def of_memory(here: list[Run], at_scale: list[Run]) -> Answer:
+    """Return what a rank of each arm holds: a model of usual size on virtual ranks, and the model trained here."""
     # The last run of each arm. One process alone is no rank of several.
     tiny = {run.record.arm: run for run in here if run.record.observed.ranks != 1}
-    large = [*itertools.chain(*at_scale)]
-    members = [*large, *tiny.values()]
-    rows = pd.DataFrame([row for run in members for row in memory_rows(run)])
+    rows = pd.DataFrame([row for run in (*at_scale, *tiny.values()) for row in memory_rows(run)])
     if rows.empty:
         return Answer("memory", AT_SCALE)
     # The table has the first source of each arm: where nothing was measured, the prediction.
@@ -128,7 +124,7 @@ def of_memory(here: list[Run], at_scale: list[list[Run]]) -> Answer:
     peaks = rows[(rows["source"] == first) & (rows["part"] != "host memory")]
     wide = peaks.groupby(["arm", "model"], sort=False)["bytes"].sum().unstack("model", sort=False)
     table = wide.map(size, na_action="ignore").assign(basis=peaks.groupby("arm")["source"].first()).reset_index()
-    return Answer("memory", _unless_own(large, AT_SCALE), table, rows, memory.figure(rows))
+    return Answer("memory", _unless_own(at_scale, AT_SCALE), table, rows, memory.figure(rows))
 
 
 def memory_rows(run: Run) -> list[dict]:
@@ -144,8 +140,8 @@ def memory_rows(run: Run) -> list[dict]:
         on_gpu = estimate(replace(training, placement=replace(training.placement, device="cuda")))
         sources = {PREDICTED: memory.part_bytes(on_gpu.at_peak) | {"host memory": on_gpu.host_bytes}}
     # --- and the numbers of others, of which no parts are known
-    for other in published(model):
-        if run.record.is_virtual and other.memory_bytes and other.arm == arm:
+    for other in published():
+        if model == MODEL and run.record.is_virtual and other.arm == arm and other.memory_bytes:
             sources[PUBLISHED] = {"parts not given": other.memory_bytes}
     about = {"model": _title(run), "panel": _panel(run), "line": arm, "arm": arm, "kind": run.kind}
     return tables.stacked(about, "bytes", sources)
@@ -163,10 +159,10 @@ def _panel(run: Run) -> str:
     return f"{about}\n{asked.micro_batch} x {asked.sequence} tokens in a pass, activations {activations}"
 
 
-def published(model: str = MODEL) -> list[others.Row]:
-    """Return the published rows with this model on eight GPUs, and an arm of this study."""
-    known = [row for row in others.rows() if row.set == others.KNOWN and row.arm in NAMES and row.n_gpus == RANKS]
-    return [row for row in known if letters(row.model or "") == letters(model)]  # Llama-3-8B is llama3-8b
+def published() -> list[others.Row]:
+    """Return the published rows of Llama-3-8B on eight GPUs."""
+    known = [row for row in others.rows() if row.set == others.KNOWN and row.n_gpus == RANKS]
+    return [row for row in known if row.model == TITLES[MODEL]]
 
 
 # --- time ----------------------------------------------------------------------------------------------------------
@@ -183,67 +179,39 @@ def of_time() -> Answer:
             training = Training(named(MODEL), RECIPES["bf16_cast"], batch, placement)
             times[arm] = step_time(training, Hardware(gpu=GPU))
         ddp = times[BASELINE]
-        about = {"setting": f"{batch.passes} x {batch.tokens} tokens"}
+        setting = f"{batch.passes} x {batch.tokens} tokens"
         for arm, step in times.items():
-            row = {
+            about = {
+                "setting": setting,
+                "panel": f"Llama-3-8B on eight H100, {setting} in a step",
+                "line": arm,
                 "arm": arm,
-                "source": PREDICTED,
-                "seconds": step.seconds,
                 "low": step.low_s,
+                "high": step.high_s,
+                "over DDP": step.seconds / ddp.seconds,
                 # The ends are those of two predictions that err in opposite directions.
                 "at least": step.low_s / ddp.high_s,
                 "at most": step.high_s / ddp.low_s,
-                "high": step.high_s,
-                "over DDP": step.seconds / ddp.seconds,
             }
-            rows.append(about | row)
-        rows += [
-            about | {"arm": other.arm, "source": PUBLISHED, "seconds": other.step_s, "of": other.source}
-            for other in published()
-            if other.step_s and (other.seq, other.grad_acc) == (batch.tokens, batch.passes)
-        ]
+            sources = {PREDICTED: {"step": step.seconds}}
+            for other in published():
+                if other.step_s and (other.arm, other.seq, other.grad_acc) == (arm, batch.tokens, batch.passes):
+                    sources[PUBLISHED] = {"step": other.step_s}
+            rows += tables.stacked(about, "seconds", sources)
     drawn = pd.DataFrame(rows)
     table = drawn[drawn["source"] == PREDICTED][["setting", "arm", "over DDP", "at least", "at most"]]
-    return Answer("time", "", table.round(2), drawn, figure_of_steps(drawn))
-
-
-@style.figure
-def figure_of_steps(rows: pd.DataFrame) -> Figure:
-    settings = tables.parts(rows, "setting")
-    arms = style.ordered(rows["arm"])
-    drawing, axes = style.panels([0.7 + 0.25 * len(arms)] * len(settings))
-    for ax, setting in zip(axes, settings, strict=True):
-        for arm, source, seconds, low, high in settings[setting][
-            ["arm", "source", "seconds", "low", "high"]
-        ].to_numpy():
-            place = arms.index(arm)
-            if source != PREDICTED:  # published: one number, without an interval
-                ax.plot(seconds, place, **style.MARKS[PUBLISHED])
-                continue
-            tone = style.look(arm)["color"]
-            ax.plot([low, high], [place] * 2, color=tone, linewidth=2)
-            ax.plot(seconds, place, "o", color=tone, markerfacecolor=style.CARD)
-            style.annotate(ax, f"{seconds:.2g} s", high, place)
-        # All arms have a place in each panel, so that panels can be compared.
-        style.name_bars(ax, arms)
-        ax.margins(x=0.14, y=0.06)
-        ax.set_xlim(left=0)
-        ax.set_title(f"Llama-3-8B on eight H100, {setting} in a step")
-    axes[-1].set_xlabel("seconds of an optimizer step", loc="right")
-    note = "No group of GPUs was measured here. DDP would not fit into 80 GB. Others do not say on which GPUs they"
-    note += " measured, nor whether activations were recomputed; the data file names them."
-    predicted = {"color": style.FAINT, "marker": "o", "markerfacecolor": style.CARD}
-    return style.finished(
-        drawing, style.keys({"predicted": predicted, "measured by others": style.MARKS[PUBLISHED]}), note
-    )
+    note = "Bars: predicted; lines: their intervals. No group of GPUs was measured here. DDP would not fit into 80 GB."
+    note += " Others (tohtana/ds_verify_loss) do not say on which GPUs they measured, nor whether activations were"
+    note += " recomputed."
+    return Answer("time", "", table.round(2), drawn, style.stacks(drawn, SECONDS, note))
 
 
 # --- bytes ---------------------------------------------------------------------------------------------------------
 
 
-def of_traffic(here: list[Run], at_scale: list[list[Run]]) -> Answer:
-    """Return what arms send: of the first model on virtual ranks; if there is none, of the model trained here."""
-    members = at_scale[0] if at_scale else here
+def of_traffic(here: list[Run], at_scale: list[Run]) -> Answer:
+    """Return what arms send: of Llama-3-8B on virtual ranks; if there is none, of the model trained here."""
+    members = at_scale or here
     rows = traffic.table(Runs(tuple(members)))
     if rows.empty:
         return Answer("traffic", AT_SCALE)
@@ -265,8 +233,7 @@ def of_traffic(here: list[Run], at_scale: list[list[Run]]) -> Answer:
     )
     # The groups of `traffic.table` say how runs differ. Here there is one, and its title says what it is.
     rows = rows.assign(panel=_panel(members[0]), line=rows["arm"])
-    command = _unless_own([*itertools.chain(*at_scale)], AT_SCALE)
-    return Answer("traffic", command, table.reset_index(), rows, traffic.figure(rows))
+    return Answer("traffic", _unless_own(at_scale, AT_SCALE), table.reset_index(), rows, traffic.figure(rows))
 
 
 # --- on a GPU: whatever runs the report is of, its kept records are there -------------------------------------------

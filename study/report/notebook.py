@@ -22,7 +22,6 @@ from study.report.tables import as_html, write_csv
 
 gc.set_threshold(100_000, 50, 50)  # as in `study`: a search for garbage among many small objects takes long
 
-MOST = 90  # rows of a table that are shown
 KEPT = "reports/cpu-2core/runs/"
 DEFAULT = "runs"  # of the parameter; a newcomer has no such folder
 
@@ -79,10 +78,8 @@ class Book:
         """Show rows as a table, or say which command makes them."""
         if rows.empty:
             return missing(f"the table “{name}”", command)
-        below = self._written(rows, name)  # all rows, also where the table shows only the first
-        if len(rows) > MOST:
-            below = f"The first {MOST} of {len(rows)} rows. {below}"
-        return show(f'<div class="scroll" tabindex="0">{as_html(rows[:MOST])}</div><p class="links">{below}</p>', name)
+        table = f'<div class="scroll" tabindex="0">{as_html(rows)}</div>'
+        return show(f'{table}<p class="links">{self._written(rows, name)}</p>', name)
 
     def _written(self, rows: pd.DataFrame, name: str) -> str:
         if not self.data:

@@ -33,7 +33,6 @@ from study.records.keeping import redact
 from study.report import answers, calculator, style
 from study.report.answers import Answer
 from study.report.tables import as_html, write_csv
-from study.report.topics import on_gpu
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 PAGES = jinja2.Environment(
@@ -42,11 +41,8 @@ PAGES = jinja2.Environment(
 PAGES.policies["json.dumps_kwargs"] = {}  # arms and parts keep their order
 NOTEBOOKS = {"stages": "Stages", "compare": "Compare", "replicate": "Documents"}  # with what leads to their pages
 BY_HAND = ("one_process", "data_parallel", "stage1", "stage2", "stage3")  # each is the file before plus one idea
-FROM_A_CHECKOUT = {  # pages that a wheel does not have
-    "gpu": on_gpu.FOLDER,
-    "calculator": calculator.FILE,
-    "by_hand": ROOT / "examples" / "zero_by_hand",
-}
+BY_HAND_FOLDER = ROOT / "examples" / "zero_by_hand"
+FROM_A_CHECKOUT = {"gpu", "calculator", "by_hand"}  # pages: a wheel has neither examples nor records
 BEFORE = {  # the notebooks, in navigation
     "index": "Answers",
     "gpu": "On a GPU",
@@ -54,8 +50,7 @@ BEFORE = {  # the notebooks, in navigation
     "calculator": "Calculator",
     "claims": "All claims",
 }
-DESCRIPTION = "DeepSpeed ZeRO replicated: losses, memory, traffic and time, and which published claims hold"
-PREVIEW = ROOT / "reports" / "h200" / "preview.png"  # that a link to the pages shows; a wheel has none
+PREVIEW = ROOT / "reports" / "h200" / "preview.png"  # that a link to the pages shows
 ADDED = {"injected-parameters", "papermill-error-cell-tag"}  # cells of papermill
 AT_ONCE = 2  # notebooks: a kernel is one process
 QUIET = ["--log-level=CRITICAL"]  # a kernel warns that it talks over TCP, and says that it was told to end
@@ -77,17 +72,16 @@ def build(folders: list[Path], out: Path, address: str = "") -> list[str]:
         problems = pool.map(lambda name: execute(name, Path(executed), parameters), NOTEBOOKS)
         counted = texts.in_words(texts.claims())
         write(site, "claims", texts=texts.texts(), faults=texts.faults(), verdicts=texts.VERDICTS, count=counted)
-        if FROM_A_CHECKOUT["calculator"].exists():
-            write(site, "calculator", **calculator.values())
-        known = faults.table()
-        (site / "faults.json").write_text(known.model_dump_json(indent=1))
-        write(site, "stack", table=known.model_dump(mode="json"))
-        write(site, "faults", "stack", table=known.model_dump(mode="json"), alone=True)
+        (site / "faults.json").write_text(faults.table().model_dump_json(indent=1))
+        known = faults.table().model_dump(mode="json")
+        write(site, "stack", table=known)
+        write(site, "faults", "stack", table=known, alone=True)
         answered = _answered(site, "index", answers.answers(runs))
-        if FROM_A_CHECKOUT["by_hand"].exists():
+        if BY_HAND_FOLDER.exists():
+            write(site, "calculator", **calculator.values())
             write_by_hand(site)
-        if FROM_A_CHECKOUT["gpu"].exists():
             write(site, "gpu", answers=_answered(site, "gpu", answers.of_gpu()))
+            shutil.copyfile(PREVIEW, site / PREVIEW.name)
         ended = dict(zip(NOTEBOOKS, problems, strict=True))
         for name, problem in ended.items():
             write_notebook(site, Path(executed) / f"{name}.ipynb", problem)
@@ -113,8 +107,6 @@ def build(folders: list[Path], out: Path, address: str = "") -> list[str]:
             problems=redact(set_aside),
             built_utc=store.now_utc(),
         )
-        if PREVIEW.exists():
-            shutil.copyfile(PREVIEW, site / PREVIEW.name)
         for name in ("site.css", "site.js", "calculator.js", "stack.js"):
             shutil.copyfile(TEMPLATES / name, site / name)
     say(str(out / "index.html"))
@@ -145,10 +137,9 @@ def execute(name: str, into: Path, parameters: dict[str, str]) -> str:
 def write(site: Path, name: str, template: str = "", **values) -> None:
     """Fill in a template. Ids of claims in tables lead to their places."""
     filled = PAGES.get_template(f"{template or name}.html")
-    absent = [page for page, source in FROM_A_CHECKOUT.items() if not source.exists()]
     titles = BEFORE | NOTEBOOKS | {"by_hand": "ZeRO by hand"}
-    pages = {page: title for page, title in titles.items() if page not in absent}
-    page = filled.render(values | {"pages": pages, "here": name, "description": DESCRIPTION})
+    pages = {page: title for page, title in titles.items() if BY_HAND_FOLDER.exists() or page not in FROM_A_CHECKOUT}
+    page = filled.render(values | {"pages": pages, "here": name})
     # Only whole cells: an id inside a sentence, or of a run, is no link.
     known: list[Any] = [*texts.claims(), *texts.faults()]
     ids = "|".join(re.escape(each.id) for each in known)
@@ -159,12 +150,12 @@ def write(site: Path, name: str, template: str = "", **values) -> None:
 
 def write_by_hand(site: Path) -> None:
     """Write the page of ZeRO by hand: its README, and then its files."""
-    folder = FROM_A_CHECKOUT["by_hand"]
-    cells = [(folder / "README.md").read_text()]
-    cells += [f"## {name}.py\n\n```python\n{(folder / name).with_suffix('.py').read_text()}```" for name in BY_HAND]
+    cells = [(BY_HAND_FOLDER / "README.md").read_text()]
+    for name in BY_HAND:
+        cells.append(f"## {name}.py\n\n```python\n{(BY_HAND_FOLDER / f'{name}.py').read_text()}```")
     book = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_markdown_cell, cells)))
     write(site, "by_hand", "notebook", body=as_page(book), title="ZeRO by hand", source="examples/zero_by_hand")
-    shutil.copyfile(folder / "held.svg", site / "held.svg")
+    shutil.copyfile(BY_HAND_FOLDER / "held.svg", site / "held.svg")
 
 
 def write_notebook(site: Path, path: Path, problem: str) -> None:

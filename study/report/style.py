@@ -21,7 +21,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from study.core.arms import NAMES
 from study.core.files import from_toml
 from study.report.tables import parts
 
@@ -54,11 +53,6 @@ def look(arm: str) -> dict[str, Any]:
     return {"color": colour, "marker": marker}
 
 
-def ordered(arms: Iterable[str]) -> list[str]:
-    """Arms in their order, which is that of every table; variants after them."""
-    return sorted(sorted({*arms}), key=lambda arm: [*NAMES, arm].index(arm))
-
-
 def keys(looks: Mapping[str, Mapping[str, Any]]) -> list:
     return [Line2D([], [], label=label, **look) for label, look in looks.items()]
 
@@ -80,7 +74,8 @@ def finished(drawing: Figure, entries: list, note: str) -> Figure:
 
 def name_bars(axes: Axes, names: Iterable[str]) -> None:
     """Name horizontal bars, the first one on top."""
-    axes.set_yticks(*zip(*enumerate(names), strict=True))
+    labels = list(names)
+    axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
 
@@ -92,6 +87,7 @@ class Stack(NamedTuple):
     label: str  # of the axis
 
 
+@figure
 def stacks(rows: pd.DataFrame, stack: Stack, note: str) -> Figure:
     """Draw a bar of parts for each line; each `panel` has axes of its own."""
     below = parts(rows, "panel")
@@ -124,8 +120,12 @@ def draw_stacks(ax: Axes, rows: pd.DataFrame, stack: Stack) -> None:
         lengths = pieces[stack.value]
         tones = [stack.colours.get(name, FAINT) for name in pieces["part"]]
         ax.barh(place, lengths, 0.8, lengths.cumsum() - lengths, color=tones, **how)
-        # --- the marks, and a number behind all of them
+        # --- the interval of a prediction, the marks, and a number behind all of them
         ends = [lengths.sum()]
+        if "high" in pieces:
+            low, high = pieces[["low", "high"]].iloc[0]
+            ax.plot([low, high], [place, place], color=FAINT, linewidth=2)
+            ends.append(high)
         for source, theirs in others:
             ends.append(theirs[stack.value].sum())
             ax.plot(ends[-1], place, **MARKS[source])

@@ -11,6 +11,7 @@ from study.report import answers
 from study.report.topics import memory
 from study.report.topics.arms import by_task
 from tests.cli.test_cli import in_this_process
+from tests.report.test_figures import assert_drawn
 from tests.shaped import changed, failed, finished, put
 
 KEPT = ROOT / "reports/cpu-2core/runs"
@@ -63,6 +64,8 @@ def test_traffic_and_time_are_multiples_of_ddps(index):
     one_pass = table[table["setting"] == "1 x 2048 tokens"].set_index("arm")
     assert [one_pass["over DDP"][arm] for arm in (*STAGES, "zero3_cpu")] == [0.91, 0.91, 1.39, 6.25]
     assert one_pass.loc["zero3", ["at least", "at most"]].tolist() == [0.72, 2.68]
+    first = index["time"].rows.query("arm == 'zero3'").iloc[0]
+    assert_drawn([(first["low"], 3), (first["high"], 3)], index["time"].figure.axes[0])
 
 
 @pytest.mark.parametrize("is_checkout", [True, False])
@@ -79,7 +82,7 @@ def test_a_newcomer_sees_kept_records_at_scale_marked_and_his_own_beside_them():
     """On a tiny model ZeRO costs memory: that alone under “it saves memory” would be the opposite of the sentence."""
     own = {answer.name: answer for answer in answers.answers(records.load(KEPT / "smoke"))}
     table = own["memory"].table.set_index("arm")
-    assert [name for name in table if name.endswith(" (kept)")] == ["Llama-3-8B (kept)", "BERT-large (kept)"]
+    assert [name for name in table if name.endswith(" (kept)")] == ["Llama-3-8B (kept)"]
     assert "a tiny GPT" in table or "a tiny BERT" in table, "of his own runs, without the mark"
     assert table.loc["ddp", "Llama-3-8B (kept)"] == "161 GB"
     assert table.loc["zero3", "Llama-3-8B (kept)"] == "22.1 GB"

@@ -21,12 +21,12 @@ def by_task(runs: Runs) -> list[dict]:
     """Return a group for each task and model: a row for each arm, and the answers that the rows give."""
     # A virtual run has no loss, and no time that means anything.
     real = runs.select(virtual=False, script="train")
-    rows_of = {
-        group: [_row(repeats, members) for repeats in by(members, "arm").values()]
-        for group, members in groups(real, only=SETTINGS).items()
-    }
-    # One arm alone is compared with nothing.
-    return [{"group": group, "rows": rows, "in_words": in_words(rows)} for group, rows in rows_of.items() if rows[1:]]
+    compared = []
+    for group, members in groups(real, only=SETTINGS).items():
+        rows = [_row(repeats, members) for repeats in by(members, "arm").values()]
+        if len(rows) > 1:  # one arm alone is compared with nothing
+            compared.append({"group": group, "rows": rows, "in_words": in_words(rows)})
+    return compared
 
 
 def _row(repeats: list[Run], members: list[Run]) -> dict:

@@ -74,7 +74,7 @@ def figure(rows: pd.DataFrame) -> Figure:
     note = "Lines: means over runs. Bands: from the lowest to the highest run. Lines alternate as dashes, because most"
     note += " coincide. Lower panel: the largest difference of any run at each step. Arms with other rows in a step are"
     note += " in the table alone."
-    looks = {arm: look(arm) for arm in style.ordered(rows["arm"])}
+    looks = {arm: look(arm) for arm in rows["arm"].unique()}
     return style.finished(drawing, style.keys(looks), note)
 
 

@@ -83,7 +83,6 @@ def part_bytes(components: Mapping[str, float]) -> dict[str, float]:
     return {part: sizes[part] for part in PARTS if part in sizes}
 
 
-@style.figure
 def figure(rows: pd.DataFrame) -> Figure:
     """Peak memory of a rank, by what its tensors are for; marks are the sums that others give."""
     note = "Bars: the run with the highest peak; pale: predicted; hatched: virtual ranks or an emulated smaller device."

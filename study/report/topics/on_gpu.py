@@ -54,7 +54,7 @@ def memory_figure(rows: pd.DataFrame) -> Figure:
         ax.minorticks_off()
     axes[-1].set_xlabel("measured, GB")
     note = "Predicted before the runs, by the commit that made them. One run of each. Below 1: it took more."
-    return style.finished(drawing, style.keys({arm: style.look(arm) for arm in style.ordered(rows["arm"])}), note)
+    return style.finished(drawing, style.keys({arm: style.look(arm) for arm in rows["arm"].unique()}), note)
 
 
 def seconds(rows: pd.DataFrame) -> pd.DataFrame:
@@ -65,7 +65,6 @@ def seconds(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(over=rows["step_s"] / same.transform("first"))[same.transform("count") > 1]
 
 
-@style.figure
 def seconds_figure(rows: pd.DataFrame) -> Figure:
     """Seconds of a step on one GPU, over those of one process alone."""
     return style.stacks(rows, SECONDS, "Medians of one run of each, without their spread.")

@@ -59,7 +59,6 @@ def sent_bytes(run: Run) -> dict[str, float]:
     return sent
 
 
-@style.figure
 def figure(rows: pd.DataFrame) -> Figure:
     """Bytes that a rank sends in a step, as a multiple of one all-reduce of the gradients, by collective."""
     note = "Bars: counted; hatched: on virtual ranks. Bytes as sent in rings, where an all-reduce sends the data twice."
