@@ -95,13 +95,11 @@ def new_model(case: Case, seed: int = 0) -> Plain:
 def new_optimizer(case: Case, model: nn.Module) -> Optimizer:
     kind, options = OPTIMIZERS[case.optimizer]
     decay, is_apart, changed = GROUPS[case.groups]
-    by_apart = collections.defaultdict[bool, list](list)
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            by_apart[is_apart(name, parameter)].append(parameter)
-    groups = [{"params": by_apart[False]}, {"params": by_apart[True]} | changed]
-    given = [group for group in groups if group["params"]]
-    return kind(given, **options, weight_decay=decay)  # type: ignore[arg-type]
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    apart = [parameter for name, parameter in trained if is_apart(name, parameter)]
+    others = [parameter for name, parameter in trained if not is_apart(name, parameter)]
+    groups = [{"params": others}, {"params": apart} | changed]
+    return kind([group for group in groups if group["params"]], **options, weight_decay=decay)  # type: ignore[arg-type]
 
 
 def microbatch(case: Case, update: int, passed: int, rank: int) -> tuple[Tensor, Tensor]:
@@ -153,19 +151,15 @@ class Reference(CaseTraining):
         with torch.autocast("cpu", BF16, enabled=self.case.precision == "autocast"):
             return self.model(inputs, targets)
 
-    def batches(self, update: int, rank: int) -> list[tuple[Tensor, Tensor]]:
-        return [microbatch(self.case, update, passed, rank) for passed in range(self.case.passes)]
-
     def update(self, update: int) -> None:
         losses = []
         # The order of the sums is that of a group that reduces gradients once an update: passes, then ranks.
         sums: dict[nn.Parameter, Any] = collections.defaultdict(float)  # in fp32; without those that get no gradient
         for rank in range(self.ranks):
             self.model.zero_grad()
-            batches = self.batches(update, rank)
-            for batch in batches:
-                loss = self.loss(*batch)
-                (loss / len(batches)).backward()
+            for passed in range(self.case.passes):
+                loss = self.loss(*microbatch(self.case, update, passed, rank))
+                (loss / self.case.passes).backward()
                 losses.append(loss.item())
             for parameter, master in zip(self.model.parameters(), self.master.parameters(), strict=True):
                 if parameter.grad is not None:
@@ -208,7 +202,9 @@ class ShardedTraining(CaseTraining):
             batch = microbatch(self.case, update, passed, dist.get_rank())
             losses.append(self.one_pass(batch, last=passed == self.case.passes - 1, mode=self.mode))
         norm = self.adapter.step(self.trainer)  # None if the library does not know it
-        self.losses.append(mean_over_ranks(sum(losses) / len(losses)))
+        total = torch.tensor([sum(losses) / len(losses)], dtype=torch.float64)
+        dist.all_reduce(total)
+        self.losses.append(total.item() / dist.get_world_size())
         if norm is not None:
             self.norms.append(float(norm))
 
@@ -221,12 +217,6 @@ class ShardedTraining(CaseTraining):
 Build = Callable[..., ShardedTraining]  # of a case, and a seed
 
 
-def mean_over_ranks(value: float) -> float:
-    total = torch.tensor([value], dtype=torch.float64)
-    dist.all_reduce(total)
-    return total.item() / dist.get_world_size()
-
-
 def chain(case: Case) -> int:
     """Return how many rounded terms lie on the longest way through the model. `bound` says why."""
     layers = case.layers + 3
@@ -235,7 +225,7 @@ def chain(case: Case) -> int:
     return round(math.sqrt(3 * layers))
 
 
-def bound(case: Case, ranks: int, updates: int = 1) -> float:
+def bound(case: Case, ranks: int, updates: int) -> float:
     """Return how far losses, gradients and updates of two right trainings may differ, as a share of the largest."""
     # A sum of n terms, each rounded, is off by at most g(n) = n u / (1 - n u) of the sum of their sizes, in any order
     # (Higham, Accuracy and Stability of Numerical Algorithms, 3.1 and 4.2); u is the unit roundoff of the dtype. Two

@@ -26,7 +26,7 @@ def conform(
     With --json: the answers, what releases change, or lists. Example: `study conform zero2 --release 0.18.1..0.19.8`
 
     Args:
-        names: The adapters of this study to run, or all; or a file with an adapter of yours. It is Python code, and
+        names: The adapters of this study to run; or a file with an adapter of yours. It is Python code, and
             runs with your rights: run only code that you trust. It defines build, forward_backward, step (which
             returns the norm of the gradients, if it is known), whole_weights; if it can, save and load; if there is
             one, inner (the module inside the wrapper). examples/zero_by_hand/adapter.py is one.
@@ -47,8 +47,6 @@ def conform(
             show(rows)
         return listed
     # --- what releases answered, or answers of today
-    if names == ("all",):
-        names = tuple(ADAPTERS)
     if release:
         return {name: _show_changes(name, *release.partition("..")[::2]) for name in names}
     adapters = list(map(_adapter, names))  # a wrong name is seen before anything runs
@@ -78,17 +76,16 @@ def _hold(adapter: Adapter, properties: list[Property], out: Path | None) -> lis
         for each in properties:
             with during(f"{adapter.name}: {each.name}"):
                 results.append(ranks.ask(adapter, each))
-    failed = [each for each in results if each.answer == "fails"]
+    bad = [each for each in results if each.answer != "holds"]
     # --- kept, for those who asked for that
     if out:
         releases.keep(out / "answers.csv", results)
-        for answer in failed:
-            script.write(out / "scripts" / f"{adapter.name}-{answer.property}.py", adapter, answer)
+        for answer in bad:
+            if answer.answer == "fails":
+                script.write(out / "scripts" / f"{adapter.name}-{answer.property}.py", adapter, answer)
     # --- shown: how many properties hold, and each that does not
-    answers = [each.answer for each in results]
-    asked = len(results) - answers.count("not applicable")
-    say(f"{adapter.name}: {answers.count('holds')} of {asked} properties hold with {libraries(results[0])}.", "")
-    bad = [each for each in results if each.answer != "holds"]
+    asked = sum(each.answer != "not applicable" for each in results)
+    say(f"{adapter.name}: {len(results) - len(bad)} of {asked} properties hold with {libraries(results[0])}.", "")
     show([{"property": each.property, "answer": each.answer, "words": each.words} for each in bad])
     _show_explanations(bad)
     return results

@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 import traceback
-from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
@@ -83,8 +82,11 @@ def _imported(path: Path) -> SimpleNamespace:
 def _held(adapter: Adapter, each: Property, limit_s: float) -> Outcome:
     """Run each launch of a property, all in one new folder, until one does not hold."""
     with tempfile.TemporaryDirectory(prefix="conform-") as folder:
-        launched = (_launched(adapter, each, size, Path(folder), limit_s) for size in adapter.ranks_for(each))
-        return next((outcome for outcome in launched if outcome != HOLDS), HOLDS)
+        for size in adapter.ranks_for(each):
+            outcome = _launched(adapter, each, size, Path(folder), limit_s)
+            if outcome != HOLDS:
+                return outcome
+    return HOLDS
 
 
 def _launched(adapter: Adapter, each: Property, size: int, folder: Path, limit_s: float) -> Outcome:
@@ -122,11 +124,10 @@ def _launched(adapter: Adapter, each: Property, size: int, folder: Path, limit_s
 def _wait(ranks: list[ForkProcess], limit_s: float) -> None:
     """Wait until all ranks have ended, but no longer than the limit; less long once one has failed."""
     until = time.monotonic() + limit_s
-    # It wakes when a rank ends, so a property takes no longer than its ranks do.
-    while (running := [rank for rank in ranks if rank.is_alive()]) and time.monotonic() < until:
+    while any(rank.is_alive() for rank in ranks) and time.monotonic() < until:
         if any(rank.exitcode for rank in ranks):
             until = min(until, time.monotonic() + GRACE_S)
-        wait([rank.sentinel for rank in running], until - time.monotonic())
+        time.sleep(0.01)
 
 
 def _rank(adapter: Adapter, each: Property, failures: SimpleQueue, limit_s: float, env: dict, rank: str) -> None:

@@ -3,11 +3,10 @@
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
-from tyro.conf import arg
 
 from study.conform.faults import ANY, Fault, Release, table
 
@@ -22,9 +21,8 @@ class Flags:
     passes: int | None = None  # of an update, on each rank
     precision: Literal["fp32", "bf16", "fp16", "bf16_autocast", "fp16_autocast"] | None = None  # bf16 and fp16: a cast
     optimizer: str | None = None  # such as adamw, sgd, adafactor, muon
-    peft: Annotated[bool | None, arg(aliases=["--lora"])] = None  # weights are frozen, as with LoRA
-    checkpointing: Annotated[bool | None, arg(aliases=["--gradient-checkpointing"])] = None
-    """Activations are recomputed."""
+    peft: bool | None = None  # weights are frozen, as with LoRA
+    checkpointing: bool | None = None  # activations are recomputed
     reentrant: bool | None = None  # with use_reentrant=True
     offload: Literal["none", "cpu", "nvme"] | None = None  # of the optimizer's states; none if nothing says it
     trainer: Literal["trl", "trainer", "axolotl", "llamafactory", "ms-swift", "own"] | None = None
@@ -95,7 +93,9 @@ def answered(stack: Stack, symptom: str = "") -> dict[str, Any]:
     # --- in one sentence, with the releases of which nothing is known
     used = {name: f"{name} {release or '(release not said)'}" for name, release in stack.versions.items()}
     unknown = [
-        used[name] for name, releases in table().asked.items() if name in used and used[name].split()[1] not in releases
+        used[name]
+        for name, releases in table().asked.items()
+        if name in used and str(stack.versions[name]) not in releases
     ]
     applying = [row for row in rows if row["answer"] == "applies"]
     known = sum(fault.when is not None for fault in table().fault)

@@ -26,14 +26,23 @@ def build(model, optimizer, options):
         raise NotImplementedError("DDP has no fp32 master weights of its own")
     elif dist.get_world_size() > 1:
         bucket_mib = options.bucket * 4 / 2**20 or 25  # of fp32; 25 MiB is PyTorch's own default
-        how = {"find_unused_parameters": model.may_leave_some, "gradient_as_bucket_view": True}
-        wrapped = DistributedDataParallel(model, bucket_cap_mb=bucket_mib, **how)
+        wrapped = DistributedDataParallel(
+            model,
+            bucket_cap_mb=bucket_mib,
+            find_unused_parameters=model.may_leave_some,
+            gradient_as_bucket_view=True,
+        )
     parameters = dict(model.named_parameters())
     for group in optimizer.param_groups:
         group["params"] = [parameters[names[parameter]] for parameter in group["params"]]
-    trainer = SimpleNamespace(model=model, wrapped=wrapped, optimizer=optimizer, options=options, sharded=groups)
-    trainer.scheduler = options.schedule(optimizer)
-    return trainer
+    return SimpleNamespace(
+        model=model,
+        wrapped=wrapped,
+        optimizer=optimizer,
+        scheduler=options.schedule(optimizer),
+        options=options,
+        sharded=groups,
+    )
 
 
 def in_fsdp(model, options, groups):
@@ -115,6 +124,10 @@ def load(trainer, folder, weights_only=False):
     else:
         saved = state(trainer)
         dist.checkpoint.load(saved, checkpoint_id=folder)
-        both = {"model_state_dict": saved["model"], "optim_state_dict": saved["optimizer"]}
-        states.set_state_dict(trainer.model, trainer.optimizer, **both)
+        states.set_state_dict(
+            trainer.model,
+            trainer.optimizer,
+            model_state_dict=saved["model"],
+            optim_state_dict=saved["optimizer"],
+        )
         trainer.scheduler.load_state_dict(saved["scheduler"])
