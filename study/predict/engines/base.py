@@ -15,12 +15,6 @@ def elements_of(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.elements for tensor in tensors)
 
 
-def gathered_tensors(training: Training) -> dict[str, int]:
-    """How many tensors a pass gathers in each phase. What is computed again is gathered again."""
-    again = sum(training.computes_again(tensor.block) for tensor in training.tensors)
-    return {"forward": len(training.tensors), "backward": len(training.tensors) + again}
-
-
 class Engine:
     """How a rank's training is held and sent.
 
@@ -60,12 +54,6 @@ class Engine:
         return tensor.elements
 
     @functools.cached_property
-    def kept_weights_bytes(self) -> int:
-        training = self.training
-        kept = sum(self.share(tensor) * training.kept_bytes(tensor) for tensor in training.tensors)
-        return training.scales_bytes + kept
-
-    @functools.cached_property
     def moments_bytes(self) -> int:
         return moments_bytes(self.training.optimizer, self.pieces, self.recipe.moment_bytes)
 
@@ -77,13 +65,20 @@ class Engine:
     @functools.cached_property
     def handled(self) -> dict[str, int]:
         """How many tensors Python handles in each phase of a pass, also if no rank sends anything for them."""
-        # Ranks that have all weights: once for each gradient, in a hook.
-        return {"forward": 0, "backward": len(self.tensors)}
+        if self.gathered_again is None:  # ranks have all weights: once for each gradient, in a hook
+            return {"forward": 0, "backward": len(self.tensors)}
+        # What is computed again is gathered again.
+        training = self.training
+        again = sum(training.computes_again(tensor.block) for tensor in training.tensors)
+        return {"forward": len(training.tensors), "backward": len(training.tensors) + again}
 
     @property
     def standing(self) -> dict[str, int]:
         """Bytes that stay during the whole step. `host_`: what an offloading engine keeps with the optimizer states."""
-        return {"weights": self.kept_weights_bytes, "master": self.master_bytes, "moments": self.moments_bytes}
+        training = self.training
+        weights = sum(self.share(tensor) * training.kept_bytes(tensor) for tensor in training.tensors)
+        weights += training.scales_bytes
+        return {"weights": weights, "master": self.master_bytes, "moments": self.moments_bytes}
 
     @property
     def after_step(self) -> dict[str, int]:

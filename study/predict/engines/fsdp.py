@@ -6,7 +6,6 @@ two units instead of a buffer and the weights made from it. Each pass reduces it
 (fsdp2_prepare_model) makes more units, and keeps gradients whole until the last pass of a step (`no_sync`).
 """
 
-import functools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, groupby, pairwise
 from math import ceil, prod
 
-from study.predict.engines.base import Engine, elements_of, gathered_tensors
+from study.predict.engines.base import Engine, elements_of
 from study.predict.engines.fetches import reads_out_by_embeddings
 from study.predict.placement import Fsdp
 from study.predict.trace.tape import Held, Profile, Tensor
@@ -135,10 +134,6 @@ class FullySharded(Engine):
             # tensor of 2 rows counts as 8.
             elements = sum(map(self.share, tensors)) * self.ranks
         return elements * self.weight_bytes
-
-    @functools.cached_property
-    def handled(self) -> dict[str, int]:
-        return gathered_tensors(self.training)
 
     @property
     def after_step(self) -> dict[str, int]:

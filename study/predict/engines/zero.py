@@ -43,10 +43,6 @@ class Zero(Engine):
         """The elements that a rank updates."""
         raise NotImplementedError
 
-    @property
-    def standing(self) -> dict[str, int]:
-        return {"master": self.master_bytes, "moments": self.moments_bytes, "weights": self.kept_weights_bytes}
-
 
 def pinned_beyond_bytes(sizes: Iterable[int]) -> int:
     """What pinned host memory takes beyond its content, on a GPU. Read in the sources, not measured."""

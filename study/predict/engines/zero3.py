@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from math import ceil
 
-from study.predict.engines.base import elements_of, gathered_tensors
+from study.predict.engines.base import elements_of
 from study.predict.engines.fetches import Fetches, Limits, Visit, Whole, fetches, leaf_modules, reads_out_by_embeddings
 from study.predict.engines.zero import NORM_BYTES, Bucket, Zero, pinned_beyond_bytes
 from study.predict.trace.tape import Held, Profile, Tensor
@@ -97,10 +97,6 @@ class Stage3(Zero):
     def gathered_again(self) -> float:  # type: ignore[override]
         again = min(self.refetched, self.divided_elements) + self.refetched_frozen
         return again / max(1, self.divided_elements)
-
-    @functools.cached_property
-    def handled(self) -> dict[str, int]:
-        return gathered_tensors(self.training)
 
     def second_copy(self, released: int) -> dict[str, int]:
         """hpZ's second copy of the released elements, which is dropped after the update."""
