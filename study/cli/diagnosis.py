@@ -1,6 +1,7 @@
 """`study diagnose` and `study oom`: what is wrong with a run. `study diff`: why two differ. `study stack`: faults."""
 
 import re
+from collections import Counter
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,9 @@ from study.watch.oom import reading
 from study.watch.oom.explain import Described, explain
 
 DEFAULT = " (the library's default)"
+MOST_SHOWN = 10  # faults, without --details: a reader of 50 reads none
+FLAG = re.compile(r"--[a-z0-9]+|the release of [\w-]+")  # what a question asks for
+SENTENCES = re.compile(r"(?<=[?.]) (?=[A-Z])")
 
 # --- study diagnose --------------------------------------------------------------------------------------------------
 
@@ -214,8 +218,10 @@ def stack(
             wrote, a project, an environment of conda, a lock of uv or poetry. Without any: those of this environment.
         config: A DeepSpeed json, an Accelerate yaml, or arguments of the Trainer.
         symptom: What was seen: faults with it come first.
-        details: Also of faults that may apply: what to do, and what shows them.
+        details: All faults that may apply, what would decide that, what to do, and what shows them.
     """
+    if flags.stage is not None and flags.fsdp2:
+        raise Stop("--stage and --fsdp2 exclude each other", "give the one that shards your training")
     for number in (flags.ranks, flags.passes):
         if number is not None and number < 1:
             raise Stop(f"ranks and passes must be at least 1 (got {number})", "give 1 or more")
@@ -223,23 +229,45 @@ def stack(
     if config:
         source = sources.read(config)
         said = sources.effective_settings(source)
+        if "stage" in said and said["stage"].value not in (0, 1, 2, 3):
+            raise Stop(f"the config says stage {said['stage'].value!s:.40} of ZeRO", "correct it: 0, 1, 2 or 3")
         key = partial(dig, source.content | (source.named or source).content)
-    answer = answered(described(lists.releases(releases), flags, said, key), symptom or "")
+    answer = answered(described(lists.releases(releases), flags, said, key))
+    # First what was seen, then what applies. Of those that may, first the ones of which the least is open.
+    seen = symptom or ""
+    answer["faults"].sort(
+        key=lambda row: (seen not in row["symptom"], row["answer"], not row["asked"], row["question"].count("?"))
+    )
     say_wrapped(answer["first"])
     say(*[f"Of {word} the table has no fault." for word in filter(lists.is_another_package, releases)])
-    shortened = False
-    for number, fault in enumerate(answer["faults"], 1):
-        sentence = f"{fault['question']} {fault['sentence']}".lstrip()
-        if details or fault["answer"] == "applies" or (symptom and symptom in fault["symptom"]):
-            _show_finding(f"{number:>2}. ", Finding(sentence, fault["do"], fault["shown"]))
-        else:
-            say_wrapped(f"{sentence}.", indent="    ", first=f"{number:>2}. ")
-            shortened = True
+    left = _show_faults(answer["faults"], symptom, details)
     for name, free in answer["free"].items():
         sentence = f"Each release of {name} that was asked has a known fault here."
         if free:
             sentence = f"With {name} {' or '.join(free[:4])} no known fault of {name} surely applies here."
         say_wrapped("", sentence)
-    if shortened:
-        say("", "With --details: of those that may apply, what to do and what shows them.")
+    if left:
+        unasked = sum(not fault["asked"] for fault in left)
+        because = f", {unasked} of them because nobody asked your release" if unasked else ""
+        say_wrapped("", f"{len(left)} more may apply{because}. With --details: all, and what to do.")
     return answer
+
+
+def _show_faults(faults: list[dict], symptom: str | None, details: bool) -> list[dict]:
+    """Show those that apply, and some of those that may. Return the others."""
+    # --- each flag is asked for once, and not with each fault
+    asked = Counter(name for fault in faults for name in dict.fromkeys(FLAG.findall(fault["question"])))
+    if asked and not details:
+        say_wrapped(f"To narrow it down, give {', '.join(name for name, _ in asked.most_common())}.")
+    left = []
+    for number, fault in enumerate(faults, 1):
+        first = f"{number:>2}. "
+        if details or fault["answer"] == "applies" or (symptom and symptom in fault["symptom"]):
+            sentence = f"{fault['question']} {fault['sentence']}".lstrip()
+            _show_finding(first, Finding(sentence, fault["do"], fault["shown"]))
+        elif number <= MOST_SHOWN:
+            conditions = [words for words in SENTENCES.split(fault["question"]) if not FLAG.search(words)]
+            say_wrapped(" ".join([f"{fault['sentence']}.", *conditions]), indent="    ", first=first)
+        else:
+            left.append(fault)
+    return left

@@ -66,8 +66,8 @@ class Fault(BaseModel):
         """
         asked = sorted(map(Version, self.asked or table().asked[self.package]))
         if isinstance(release, SpecifierSet):
-            inside = [each for each in asked if each in release]
-            return False if inside and all(self.has(each) is False for each in inside) else None
+            known = {*asked, *map(Version, table().asked.get(self.package, ()))}
+            return False if {self.has(each) for each in known if each in release} == {False} else None
         beside = [each for each in asked if each <= release][-1:] + [each for each in asked if each >= release][:1]
         if not any(map(self.contains, beside)):
             return False

@@ -64,8 +64,8 @@ def described(used: dict[str, Release], flags: Flags, said: dict, key: Callable 
     return Stack(used, facts, key)
 
 
-def answered(stack: Stack, symptom: str = "") -> dict[str, Any]:
-    """Return the faults that apply or may: first those with a symptom, then those that apply; and what nobody asked."""
+def answered(stack: Stack) -> dict[str, Any]:
+    """Return the faults that apply or may, and what nobody asked."""
     rows = []
     met = defaultdict[str, list[Fault]](list)  # by package: faults of which all is so, but perhaps the release
     for fault in table().fault:
@@ -76,12 +76,14 @@ def answered(stack: Stack, symptom: str = "") -> dict[str, Any]:
             met[fault.package].append(fault)
         release = stack.versions[fault.package]
         has = fault.has(release)
+        untried = has is None and isinstance(release, Version)
         if has is None:
-            question = table().questions["release" if isinstance(release, Version) else "range"]
+            question = table().questions["release" if untried else "range"]
             questions = [question.format(fault.package, release), *questions]
         if has is not False:
             row = fault.model_dump(include={"id", "package", "symptom", "who", "upstream"}) | {
                 "answer": "applies if" if questions else "applies",
+                "asked": not untried,
                 "question": " ".join(questions),
                 "sentence": f"{fault.sentence.rstrip('.')} ({fault.package} {fault.releases})",
                 "do": fault.do_with.get(stack.facts.get("trainer", ""), fault.do),
@@ -108,7 +110,6 @@ def answered(stack: Stack, symptom: str = "") -> dict[str, Any]:
     for package in dict.fromkeys(row["package"] for row in applying):
         releases = reversed(table().asked[package])
         free[package] = [each for each in releases if all(fault.has(Version(each)) is False for fault in met[package])]
-    rows.sort(key=lambda row: (symptom not in row["symptom"], row["answer"]))
     return {"fine": not applying, "first": f"{first}.", "faults": rows, "not_asked": unknown, "free": free}
 
 

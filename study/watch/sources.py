@@ -176,6 +176,8 @@ def _at_paths(kind: str, content: dict, defaults: dict[str, Any]) -> EffectiveSe
 def zero_section(config: dict) -> dict:
     """Return the section `zero_optimization`, with what DeepSpeed makes of its older form, cpu_offload."""
     zero = section_at(config, "zero_optimization")
+    if str(zero.get("stage")) in ("0", "1", "2", "3"):
+        zero = zero | {"stage": int(zero["stage"])}  # DeepSpeed takes "3" for 3
     # DeepSpeed marks the key as deprecated, and still translates it like this (zero/config.py:209).
     if zero.get("cpu_offload") is True:
         return zero | {"offload_optimizer": {"device": "cpu"}}

@@ -208,6 +208,61 @@ def test_a_light_install_is_enough_and_it_takes_less_than_a_second():
     assert any(seconds() < 1 for _ in range(3)), "in one of three, because others compute on this machine too"
 
 
+def test_a_newcomer_reads_ten_faults_and_each_flag_once(capsys):
+    """Those of which the least is open come first, and those of releases that nobody asked last."""
+    words = "deepspeed==0.18.4 --stage 3 --peft --checkpointing"
+    faults = asked(words)["faults"]
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "To narrow it down, give --optimizer, --precision, --passes" in printed
+    assert printed.count("--precision") == 1
+    open_ = [(not row["asked"], row["question"].count("?")) for row in faults]
+    assert open_ == sorted(open_)
+    shown = [" ".join(row["sentence"].split()) in printed for row in faults]
+    assert shown == [True] * 10 + [False] * (len(faults) - 10)
+    unasked = sum(not row["asked"] for row in faults[10:])
+    assert unasked > 0
+    assert f"{len(faults) - 10} more may apply, {unasked} of them because nobody asked your release" in printed
+    asked(f"{words} --details")
+    details = " ".join(capsys.readouterr().out.split())
+    assert all(row["do"] in details for row in faults)
+
+
+def test_a_range_has_no_fault_that_came_after_it():
+    """0.19.1 is right, and so are releases before it that were not asked about this one."""
+    fault = "persistent-parameters-of-two-types"
+    assert fault in answers("deepspeed>=0.19 --stage 3")
+    assert fault not in answers("deepspeed>=0.16,<0.19 --stage 3")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("deepspeed==abc", "'deepspeed==abc' has no release"),
+        ("deepspeed==", "'deepspeed==' has no release"),
+        ("deepspeed==0.19.8 --stage 2 --fsdp2", "--stage and --fsdp2 exclude each other"),
+    ],
+)
+def test_what_contradicts_itself_is_no_all_clear(words, said):
+    with pytest.raises(Stop, match=said):
+        asked(words)
+
+
+@pytest.mark.parametrize("stage", ["NaN", '"three"', "9", "[2]"])
+def test_a_stage_that_is_none_is_no_all_clear(stage, tmp_path):
+    (tmp_path / "zero.json").write_text(f'{{"zero_optimization": {{"stage": {stage}}}}}')
+    with pytest.raises(Stop, match="the config says stage"):
+        asked(f"deepspeed==0.19.8 --config {tmp_path}/zero.json")
+
+
+def test_a_stage_may_be_written_as_a_word(tmp_path):
+    found = []
+    for stage in ("2", '"2"'):
+        (tmp_path / "zero.json").write_text(f'{{"zero_optimization": {{"stage": {stage}}}}}')
+        found.append(answers(f"deepspeed==0.17.6 --passes 4 --config {tmp_path}/zero.json"))
+    assert found[0] == found[1]
+    assert found[0]["last-pass-only"] == "applies"
+
+
 @pytest.mark.parametrize("arm", arms.NAMES)
 def test_nothing_is_said_to_apply_to_the_arms_of_this_study(arm):
     """They train as DDP does, to which other tests hold them."""

@@ -230,7 +230,7 @@ def test_what_the_readme_says(kept, table, second):
     assert f"{(off < 0.01).sum()} of {off.notna().sum()} runs peaked within 1 % of" in text
     slower = on_gpu.table(second, on_gpu.SECOND)[OVER["step_s"]].astype(float).sub(1).abs().median()
     assert f"off by more than 23 %, of the second machine by {100 * slower:.0f} %" in text
-    assert "rank 0 of eight takes 17.2 GB under stage 3 in releases that keep frozen weights, else [7.9]" in text
+    assert "rank 0 of eight takes 17.2 GB under stage 3 in releases that keep frozen weights, not [7.9]" in text
     assert "DDP took 13 % more, FSDP2 under autocast 14 % less; stage 2 reserved up to 43 % more" in text
 
 

@@ -70,7 +70,7 @@ function listed(text) {
 function has(fault, release) {
   const tried = (fault.asked.length ? fault.asked : table.asked[fault.package]).map(version).sort(compare);
   if (Array.isArray(release)) {
-    const inside = tried.filter((each) => within(each, release));
+    const inside = [...tried, ...(table.asked[fault.package] ?? []).map(version)].filter((each) => within(each, release));
     return inside.length && inside.every((each) => has(fault, each) === false) ? false : null;
   }
   const before = tried.filter((each) => compare(each, release) <= 0).slice(-1);
