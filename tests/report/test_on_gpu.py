@@ -174,6 +174,15 @@ def test_what_the_page_says_of_memory(table):
     assert f"reserved {reserved}, and {predicted:.1f} were predicted" in text
 
 
+def test_the_first_rows_are_those_that_were_predicted_worst():
+    from study.report import answers
+
+    (memory,) = [answer for answer in answers.of_gpu() if answer.name == "memory"]
+    off = (memory.table[OVER["reserved_bytes"]].astype(float) - 1).abs()
+    assert off.is_monotonic_decreasing
+    assert [*memory.table.iloc[0][["model", "arm"]]] == ["gemma2-9b", "zero2"]
+
+
 def test_what_the_page_says_of_the_driver(table):
     outside = ((table["driver_bytes"] - table["reserved_bytes"]) / 1e9).dropna()
     of_arm = {arm: {round(gb, 1) for gb in outside[table["arm"] == arm]} for arm in table["arm"]}
