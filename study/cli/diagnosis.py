@@ -248,17 +248,17 @@ def stack(
         say_wrapped("", sentence)
     if left:
         unasked = sum(not fault["asked"] for fault in left)
-        because = f", {unasked} of them because nobody asked your release" if unasked else ""
-        say_wrapped("", f"{len(left)} more may apply{because}. With --details: all, and what to do.")
+        untested = f"; for {unasked} of these nobody tested your release" if unasked else ""
+        say_wrapped("", f"{len(left)} more may apply{untested}. With --details: all, and what to do.")
     return answer
 
 
 def _show_faults(faults: list[dict], symptom: str | None, details: bool) -> list[dict]:
     """Show those that apply, and some of those that may. Return the others."""
     # --- each flag is asked for once, and not with each fault
-    asked = Counter(name for fault in faults for name in dict.fromkeys(FLAG.findall(fault["question"])))
-    if asked and not details:
-        say_wrapped(f"To narrow it down, give {', '.join(name for name, _ in asked.most_common())}.")
+    flags = Counter(name for fault in faults for name in dict.fromkeys(FLAG.findall(fault["question"])))
+    if flags and not details:
+        say_wrapped(f"To narrow it down, give {', '.join(name for name, _ in flags.most_common())}.")
     left = []
     for number, fault in enumerate(faults, 1):
         first = f"{number:>2}. "

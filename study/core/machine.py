@@ -68,7 +68,7 @@ def cap_private_memory(more_bytes: int) -> None:
 
 
 def lift_memory_cap() -> None:
-    """Remove that limit, as far as it may be removed: a process that is ending has to record why."""
+    """Remove the limit of `cap_private_memory`, as far as allowed: a process that is ending has to record why."""
     most = resource.getrlimit(resource.RLIMIT_DATA)[1]
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 

@@ -28,7 +28,7 @@ LIBAIO = Path(__file__).with_name("libaio")
 HEADERS = Path(__file__).with_name("headers")
 
 
-# Its folder and its library have its name. DeepSpeed's class for each, and what it is for.
+# By the name of an operator, its folder and its library: DeepSpeed's class, and what it is for.
 OPERATORS = {
     "cpu_adam": ("CPUAdamBuilder", "the optimizer step in host memory"),
     "deepspeed_shm_comm": ("ShareMemCommBuilder", "collectives without a GPU"),

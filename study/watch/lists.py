@@ -20,7 +20,7 @@ def releases(words: tuple[str, ...]) -> dict[str, Release]:
             text = files.read(Path(word), MAX_BYTES).decode(errors="replace")
         found |= (named := listed(text))
         if text == word and ANY in named.values() and re.fullmatch(r"[\w.-]+==\S*", word):
-            raise Stop(f"{word!r:.80} has no release", "write one, such as deepspeed==0.19.8")
+            raise Stop(f"{word!r:.80} names no release", "write one, such as deepspeed==0.19.8")
         # Another package is no mistake beside known ones, as in a list. A misspelt word is one.
         if not named and not (len(words) > 1 and is_another_package(word)):
             raise _names_none(word)

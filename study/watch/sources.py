@@ -176,8 +176,9 @@ def _at_paths(kind: str, content: dict, defaults: dict[str, Any]) -> EffectiveSe
 def zero_section(config: dict) -> dict:
     """Return the section `zero_optimization`, with what DeepSpeed makes of its older form, cpu_offload."""
     zero = section_at(config, "zero_optimization")
-    if str(zero.get("stage")) in ("0", "1", "2", "3"):
-        zero = zero | {"stage": int(zero["stage"])}  # DeepSpeed takes "3" for 3
+    for stage in range(4):  # DeepSpeed also takes "3" and 3.0 for 3, and true for 1
+        if zero.get("stage") in (stage, str(stage)):
+            zero = zero | {"stage": stage}
     # DeepSpeed marks the key as deprecated, and still translates it like this (zero/config.py:209).
     if zero.get("cpu_offload") is True:
         return zero | {"offload_optimizer": {"device": "cpu"}}
