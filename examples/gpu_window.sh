@@ -1,5 +1,6 @@
 # One window on a GPU without a network, in two calls: OUT=FOLDER bash examples/gpu_window.sh memory|times SCALE LIMIT_S, in a
-# checkout with gpu-pack/. What is to be kept is in FOLDER. gpu-pack/also has a wheel of deepspeed 0.19.2 besides.
+# checkout with gpu-pack/. What is to be kept is in FOLDER. gpu-pack/also has a wheel of deepspeed 0.19.2 besides. Put the
+# compiled.tar.gz of the first call into gpu-pack/ before the second: it may be another machine.
 what=$1 scale=$2 limit=$3
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -16,6 +17,8 @@ wait
 echo "installed after $SECONDS s"
 export PYTHONPATH=$root:$root/.gpu/site
 export TRITON_CACHE_DIR=$root/.gpu/compiled/triton TORCH_EXTENSIONS_DIR=$root/.gpu/compiled/extensions
+[ -e gpu-pack/compiled.tar.gz ] && [ ! -e .gpu/compiled ] && mkdir -p .gpu/compiled && tar xzf gpu-pack/compiled.tar.gz -C .gpu/compiled
+python3 -m study.cli doctor --fix >.gpu/logs/doctor.log 2>&1 & compiling=$!
 ( while sleep 15; do keep; done ) & keeper=$!
 # sweep NAME_OF_LOG RUNS PROTOCOL [--only ...]: what is left of the window
 sweep() {
@@ -28,24 +31,17 @@ sweep() {
 if [ $what = memory ]; then
   # What takes much one after the other, and what takes little beside it, all the time. Their times do not count.
   total_mib=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null || echo 200000)
-  python3 -m study.cli doctor --fix >.gpu/logs/doctor.log 2>&1 & compiling=$!
   big() {
-    sweep big windows windows --only 'part=llama-7b-eight-rows' accumulation=2
-    sweep big windows windows --only 'part=llama-7b-four-rows' arm=zero2
-    sweep big windows windows --only 'part=llama-7b-zero2' checkpointing=False
-    sweep big predictions predictions --only part=eight model=llama3-8b arm=zero2
-    PYTORCH_ALLOC_CONF=expandable_segments:True sweep big predictions-expandable predictions --only part=eight model=llama3-8b arm=zero2
     PYTORCH_ALLOC_CONF=expandable_segments:True sweep big windows-expandable windows --only part=llama-7b-zero3 checkpointing=True
-    sweep big windows windows --only 'part=llama-7b-eight-rows' accumulation=1
-    sweep big predictions predictions --only part=eight 'arm=zero*'
+    sweep big windows windows --only part=llama-7b-eight-rows accumulation=1
+    sweep big predictions predictions --only part=eight 'model=[qm]*' 'arm=zero*'
+    sweep big h100 h100 --only part=stages arm=zero2 checkpointing=True
+    PYTORCH_ALLOC_CONF=expandable_segments:True sweep big h100-expandable h100 --only part=stages arm=zero2 checkpointing=True
   }
   small() {
-    sweep small windows windows --only part=adapters "model=${A:-llama3.2-1b}"
+    sweep small predictions predictions --only part=eight 'model=[qm]*' arm=fsdp2
     ( PYTHONPATH=$root:$root/.gpu/deepspeed-0.19.2:$root/.gpu/site sweep small windows-0.19.2 windows --only part=adapters "model=${A:-llama3.2-1b}" reentrant=True )
-    sweep small predictions predictions --only part=eight model=llama3-8b 'arm=zero3'
-    sweep small predictions predictions --only part=eight model=llama3-8b 'arm=fsdp2'
-    sweep small windows windows --only part=adapters-kept
-    sweep small predictions predictions --only part=eight 'arm=fsdp2'
+    sweep small windows windows --only part=adapters "model=${A:-llama3-8b}"
   }
   small & p1=$!
   # 80 GB hold one large training, and not the tests beside it.
@@ -57,25 +53,24 @@ if [ $what = memory ]; then
   [ $total_mib -gt 100000 ] || { big & p2=$!; }
   wait $p1 $p2
 else
+  wait $compiling  # here times count
   python3 benchmarks/peaks.py --json .gpu/runs/peaks.json --tries 5 --disk-mib 1024 --disk .gpu >.gpu/logs/peaks.log 2>&1
   cat .gpu/logs/peaks.log | grep -v WARN | tail -9; echo "peaks done after $SECONDS s"
   export STUDY_DEVICE_LOCK=$root/.gpu/device
   for n in 1 2 3; do (
-    sweep t$n guelph guelph --only part=loss micro_batch=8 'arm=*[!v][!m][e2]' --lane $n 3
-    sweep t$n guelph guelph --only part=seeds 'arm=*[!v][!m][e2]' 'seed=44' --lane $n 3
-    sweep t$n predictions predictions --only part=arms --lane $n 3
     sweep t$n windows windows --only part=bert-on-the-disk --lane $n 3
     sweep t$n offload offload --only part=host-against-disk model=gpt2-large --lane $n 3
-    sweep t$n predictions predictions --only part=optimizers --lane $n 3
-    sweep t$n predictions predictions --only part=families --lane $n 3
-    sweep t$n guelph guelph --only part=loss micro_batch=8 arm=zero3_cpu --lane $n 3
-    sweep t$n predictions predictions --only part=batches --lane $n 3
+    sweep t$n guelph guelph --only part=loss micro_batch=8 'arm=*[!v][!m][e2]' --repeat 3 --lane $n 3
+    sweep t$n predictions predictions --only part=arms --repeat 3 --lane $n 3
+    sweep t$n guelph guelph --only part=loss micro_batch=8 'arm=zero3*' --lane $n 3
+    sweep t$n offload offload --only part=host-against-disk model=gpt2-xl --lane $n 3
+    sweep t$n predictions predictions --only 'part=[!e]*' --lane $n 3
     sweep t$n predictions predictions --only part=encoders --lane $n 3
-    sweep t$n predictions predictions --only part=sequences --lane $n 3
   ) & pids="$pids $!"; done
   wait $pids
 fi
 kill $keeper
+[ -e .gpu/compiled ] && tar czf $OUT/compiled.tar.gz -C .gpu/compiled .
 keep
 echo "ended after $SECONDS s"
 python3 - <<'P'

@@ -2,6 +2,7 @@
 
 python tools/predicted.py reports/h200 579c3b24 > reports/h200/predicted.csv
 python tools/predicted.py reports/h200-2 dfb6b367 > reports/h200-2/predicted.csv
+python tools/predicted.py reports/h200-3 3e5f3d55 > reports/h200-3/predicted.csv
 python tools/predicted.py windows predictions h100 guelph > reports/h200/next.csv
 
 The first checks out that commit and asks its code: nothing that came later can change an answer. From a record it takes

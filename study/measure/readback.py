@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,6 +51,7 @@ def distribution(accelerator: "Accelerator | None", model, optimizer) -> Observe
         # DeepSpeed's engine compiles itself.
         "compiled": getattr(model, "is_compiled", False) or isinstance(model, torch._dynamo.OptimizedModule),
         "threads": torch.get_num_threads(),
+        "allocator": os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF"),
     }
     if accelerator is not None:
         values["distributed_type"] = str(accelerator.distributed_type.value)

@@ -61,7 +61,7 @@ class Run:
             "arm": record.arm,
             "optimizer": record.requested.optimizer or (None if record.is_watched else FIRST_OPTIMIZER),
             "batch": observed.rows_per_step,  # as claims call it
-            **observed.model_dump(include={"ranks", "stage", "device", "parameters", "rows_per_step"}),
+            **observed.model_dump(include={"ranks", "stage", "device", "allocator", "parameters", "rows_per_step"}),
         }
 
     @cached_property
@@ -77,7 +77,7 @@ class Run:
             del cell["optimizer"]
         if observed.data_checksum:  # it identifies the rows, so their folder does not matter
             cell |= {name: Path(cell[name]).name for name in ("data", "tokenizer") if name in cell}
-        return cell | {"ranks": observed.ranks}
+        return cell | observed.model_dump(exclude_none=True, include={"ranks", "allocator"})
 
     def key(self, without: Iterable[str] = ()) -> str:
         """Return the only definition of the same cell: equal keys mean equal cells, except for what is left out."""

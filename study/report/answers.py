@@ -243,7 +243,7 @@ def of_gpu() -> list[Answer]:
     """Return what the kept runs on a GPU say of memory, time and losses."""
     runs = load(on_gpu.FOLDER / "runs")
     rows = on_gpu.table(runs)
-    again = on_gpu.table(load(on_gpu.SECOND / "runs").select(lora_rank=None), on_gpu.SECOND)
+    later = on_gpu.later()
     over = on_gpu.seconds(rows)
     pair = losses.table(runs.select(protocol_part="loss"), "single")
     in_memory = [*on_gpu.OVER.values()][:2]  # the others are in the table of all runs, which has more room
@@ -254,7 +254,7 @@ def of_gpu() -> list[Answer]:
         Answer("time", "", over[["panel", "arm", "over"]], over, on_gpu.seconds_figure(over)),
         Answer("losses", "", losses.parity(pair)[shown], pair, losses.figure(pair)),
         Answer("runs", "", rows.drop(columns=in_memory)),
-        Answer("second", "", again.drop(columns=[in_memory[0], on_gpu.OVER["driver_bytes"]])),
+        Answer("later", "", later.drop(columns=[in_memory[0], "driver_bytes", on_gpu.OVER["driver_bytes"]])),
     ]
 
 

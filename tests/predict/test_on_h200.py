@@ -1,4 +1,4 @@
-"""Predictions of 47 trainings on two H200: three kinds of memory, and what an advice says of smaller cards."""
+"""Predictions of 75 trainings on three H200: three kinds of memory, and what an advice says of smaller cards."""
 
 from dataclasses import replace
 
@@ -15,10 +15,12 @@ from study.records.runs import Run
 from study.report.of_record import training_of
 from tests.conftest import ROOT
 
+MACHINES = ("h200", "h200-2", "h200-3")
+
 
 @pytest.fixture(scope="module")
 def cells() -> list[tuple[Run, Training]]:
-    done = runs.load([ROOT / "reports/h200/runs", ROOT / "reports/h200-2/runs"]).done
+    done = runs.load([ROOT / "reports" / name / "runs" for name in MACHINES]).done
     return [(run, training) for run in done if (training := training_of(run.record))]
 
 
@@ -39,7 +41,7 @@ def test_a_run_with_a_feature_of_cuda_alone_has_no_prediction_of_its_sibling(cel
 
 def test_tracked_peaks_and_their_parts_are_predicted(cells):
     """DDP has its buckets on one GPU as well, and Accelerate runs no autocast under FSDP2: 12 to 17 % before."""
-    assert len(cells) == 47
+    assert len(cells) == 75
     counted = [(run, training) for run, training in cells if metrics.components(run.record)]
     assert len(counted) == len(cells) - 1, "one was interrupted before the instruments had counted"
     for run, training in counted:
@@ -54,6 +56,8 @@ def test_tracked_peaks_and_their_parts_are_predicted(cells):
 def test_kinds_of_memory_over_what_was_measured(cells, golden):
     lines = ["predicted over measured: allocated, reserved"]
     for run, training in cells:
+        if run.record.observed.allocator:
+            continue  # predicted is what the allocator's defaults reserve
         allocated, reserved, outside = allocator(run)
         kinds: MemoryKinds = memory_kinds(training, "H200")
         ratios = [kinds.allocated / allocated, kinds.reserved / reserved]
@@ -65,23 +69,25 @@ def test_kinds_of_memory_over_what_was_measured(cells, golden):
 
 
 def test_what_gathers_reserve_in_their_own_stream(cells):
-    """Of rank 0 of eight under stage 3. Of LLaMA-7B it is more, for a reason that is not known."""
-    over = {"llama-2-7b": [], "others": []}
+    """Of rank 0 of eight under stage 3. Of LLaMA-7B and Llama-3.2-1B it is more, for a reason that is not known."""
+    over: dict[str, list[float]] = {"llama-2-7b": [], "llama3.2-1b": [], "others": []}
     for run, training in cells:
         if training.placement.stage == 3 and training.placement.ranks == 8:
-            group = "llama-2-7b" if run.record.requested.model == "llama-2-7b" else "others"
+            group = run.record.requested.model if run.record.requested.model in over else "others"
             over[group].append(memory_kinds(training, "H200").reserved / allocator(run)[1])
-    assert over["others"] == pytest.approx([1.0] * 4, abs=0.012)
-    assert sorted(over["llama-2-7b"]) == pytest.approx([0.84, 0.88, 0.96], abs=0.01), "open: see reports/log.md"
+    assert over["others"] == pytest.approx([1.0] * 6, abs=0.022)
+    assert sorted(over["llama-2-7b"]) == pytest.approx([0.84, 0.88, 0.88, 0.96], abs=0.01), "open: see reports/log.md"
+    assert over["llama3.2-1b"] == pytest.approx([0.88], abs=0.01), "open as well"
 
 
 def test_seconds_of_a_host_of_which_nothing_is_known(cells):
-    """The same GPU beside two hosts. Predicted over measured; within their interval are as many as the README says."""
-    text = " ".join((ROOT / "reports/h200-2/README.md").read_text().split())
-    for machine, words in (
-        ("h200-2", "{} to {} times that, and {} of {} steps"),
-        ("h200", "first machine {} to {}, and {} of {}"),
+    """The same GPU beside three hosts. Predicted over measured; within their interval are as many as is written."""
+    for machine, where, words in (
+        ("h200-2", "h200-2", "{} to {} times that, and {} of {} steps"),
+        ("h200", "h200-2", "first machine {} to {}, and {} of {}"),
+        ("h200-3", "h200-3", "{} to {} times what was measured, and {} of {} steps"),
     ):
+        text = " ".join((ROOT / "reports" / where / "README.md").read_text().split())
         over, within = [], 0
         for run, training in cells:
             if run.record.is_virtual or run.folder.relative_to(ROOT / "reports").parts[0] != machine:

@@ -1,6 +1,7 @@
 """The arms, trained for real: does each do what its file says, and do the meters agree with each other?"""
 
 import pytest
+import torch
 
 from study.core import gpus
 from study.core.arms import NAMES, all_paths, read
@@ -180,3 +181,12 @@ def test_what_is_not_what_the_arm_and_the_settings_promise_is_a_mismatch(arm, se
     if seen.fsdp and changed.keys() <= seen.fsdp.keys():
         changed = {"fsdp": seen.fsdp | changed}
     assert words in readback.mismatches(promises, Flags(steps=60, **settings), seen.model_copy(update=changed), 2)
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_a_record_has_what_the_environment_sets_of_the_allocator(name, monkeypatch):
+    """It decides what is reserved, and no flag of ours says it."""
+    monkeypatch.setenv(name, "expandable_segments:True")
+    model = torch.nn.Linear(1, 1)
+    seen = readback.distribution(None, model, torch.optim.AdamW(model.parameters()))
+    assert seen.allocator == "expandable_segments:True"

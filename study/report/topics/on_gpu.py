@@ -8,12 +8,12 @@ from matplotlib.figure import Figure
 
 from study.core.arms import ROOT
 from study.records import metrics
-from study.records.runs import Runs
+from study.records.runs import Runs, load
 from study.report import style
 from study.report.tables import parts
 
 FOLDER = ROOT / "reports" / "h200"  # a wheel has none
-SECOND = ROOT / "reports" / "h200-2"  # another machine, whose host was slower or busier
+LATER = [ROOT / "reports" / name for name in ("h200-2", "h200-3")]  # other machines, whose hosts were slower or busier
 ABOUT = ["model", "precision", "micro_batch", "accumulation", "sequence", "checkpointing", "arm"]
 # By the columns of predicted.csv. The first peak is that of the tensors. Of a rank that runs alone the last two are no
 # measurement: it sends nothing, and the driver counted two runs at a time.
@@ -39,6 +39,15 @@ def table(runs: Runs, folder: Path = FOLDER) -> pd.DataFrame:
             row[OVER[name]] = metrics.over(before[name].get(run.record.run_id), row[name])
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def later() -> pd.DataFrame:
+    """Return the runs of the other machines, but for adapters and for another setting of the allocator."""
+    tables = []
+    for folder in LATER:
+        runs = load(folder / "runs").select(lora_rank=None, allocator=None)
+        tables.append(table(runs, folder).assign(machine=folder.name))
+    return pd.concat(tables)
 
 
 @style.figure
