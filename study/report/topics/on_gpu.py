@@ -42,11 +42,11 @@ def table(runs: Runs, folder: Path = FOLDER) -> pd.DataFrame:
 
 
 def later() -> pd.DataFrame:
-    """Return the runs of the other machines, but for adapters and for another setting of the allocator."""
+    """Return the runs of the second and third host, but for adapters and for another setting of the allocator."""
     tables = []
     for folder in LATER:
         runs = load(folder / "runs").select(lora_rank=None, allocator=None)
-        tables.append(table(runs, folder).assign(machine=folder.name))
+        tables.append(table(runs, folder).assign(host=folder.name[-1]))
     return pd.concat(tables)
 
 
