@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CONSTRAIN ?= --constraint constraints.txt  # empty for whatever is newest, or for a Python other than 3.11
 RUNS ?= runs/smoke
-WORKERS ?= 3  # of pytest, on two cores
+WORKERS ?= 6  # of pytest, on two cores: many tests wait for processes
 # pip would turn every module into bytecode, two thirds of its time; Python does so for those that are imported.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 # Without an NVIDIA GPU, PyTorch's wheels for CPUs, if their index answers: those with CUDA have 2.9 GB more to download.

@@ -86,7 +86,7 @@ def _reason(advice: Advice, choice: Row) -> str:
 
 
 def use(row: Row, question: Question) -> str:
-    """`zero2, 3 rows per pass, 6 passes; 55 of 80 GiB (nvidia-smi shows 61); 7 s (5 to 9) per step`."""
+    """`zero2, 3 rows of 2,048 tokens per pass, 6 passes; 55 of 80 GiB (nvidia-smi shows 61); 7 s (5 to 9) per step`."""
     name, memory = row.arm, of_card(row.peak_bytes, question.gpu)
     if row.checkpointing:
         name += " with activation checkpointing"
@@ -97,7 +97,7 @@ def use(row: Row, question: Question) -> str:
         memory += f" (nvidia-smi shows {_number(row.driver_bytes)})"
     if row.offloads:
         memory += f" and {amount(row.host_bytes)} of host memory"
-    rows = number_of(row.micro_batch, "rows per pass")
+    rows = number_of(row.micro_batch, f"rows of {count(question.sequence)} tokens per pass")
     return f"{name}, {rows}, {number_of(row.accumulation, 'passes')}; {memory}; {seconds(row)} per step"
 
 
@@ -168,11 +168,11 @@ def _place(row: Row, advice: Advice) -> str:
     if row is advice.choice:
         return "use"
     if row is advice.alternative:
-        return "or"
+        return "second"
     if not row.fits:
         return "no"
     if row.is_tight:
-        return "just"
+        return "only just"
     return "yes"
 
 

@@ -195,8 +195,8 @@ def test_an_arm_that_nearly_fills_the_card_says_so_in_its_row_and_comes_after_th
     assert answer.choice not in full
     for row in full:
         alternative = row is answer.alternative
-        assert places[row.arm] == ("or" if alternative else "just")
-        assert alternative == ("it fits only just" in " ".join(in_words(answer)) and places[row.arm] == "or")
+        assert places[row.arm] == ("second" if alternative else "only just")
+        assert alternative == ("it fits only just" in " ".join(in_words(answer)) and places[row.arm] == "second")
 
 
 @pytest.mark.parametrize("gpus", [9, 15])
