@@ -110,8 +110,8 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
 
         return conform((f"{two[1]}-configuration",), release=f"{two[2]}..{two[3]}")
     if "==" in first.name or "==" in second.name:
-        remedy = "name both, such as deepspeed==0.18.2 deepspeed==0.19.8; `study stack` takes several packages"
-        raise Stop(f"two releases of one package can be compared (got {first} and {second})", remedy)
+        what = f"two releases of one package can be compared (got {first} and {second})"
+        raise Stop(what, "name one package twice; `study stack` takes several")
     # --- what each side sets, whatever its kind of file
     a = sources.read(store.newest_try(first))
     b = sources.read(store.newest_try(second))
