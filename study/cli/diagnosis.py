@@ -40,7 +40,8 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /) -> list[dict]:
     Of a watched run it also says what its steps show: waiting for data, slow ranks, memory that creeps, and more. If it
     is not finished, it says which rank waits for which. This works while the run hangs and after it was ended.
 
-    It also reads a folder of Flight Recorder dumps in JSON, one of each rank.
+    It also reads a folder of Flight Recorder dumps in JSON, one of each rank. Of a folder of runs it tells each kind of
+    finding once: name a run, and it tells all of its own.
 
     With --json: all findings of each run. Example: `study diagnose reports/cpu-2core/runs/smoke`
 
@@ -52,6 +53,7 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /) -> list[dict]:
     folders = [folder for path in map(store.newest_try, runs) for folder in store.run_folders(path) or [path]]
     is_list = len(folders) > len(runs)
     answers = []
+    told: set[str] = set()
     for folder in folders:
         try:
             answer = about(folder)
@@ -60,7 +62,11 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /) -> list[dict]:
                 raise
             answer = About(folder.name, stop.what)  # the others are listed all the same
         answers.append(asdict(answer))
-        _show(answer, answer.findings[:1] if is_list else answer.findings)
+        shown = answer.findings
+        if is_list:
+            shown = [finding for finding in shown if finding.id not in told][:1]
+            told |= {finding.id for finding in shown if finding.id}
+        _show(answer, shown)
         if answer.not_known and not is_list:
             _say_indented("", f"Not in this record: {', '.join(answer.not_known)}.")
     return answers

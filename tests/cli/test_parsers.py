@@ -197,3 +197,11 @@ def test_a_broken_run_in_a_folder_is_listed_with_the_others(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("good: zero2 on 2 ranks, done: ") for line in lines)
     assert any("memory.components must be a table" in line for line in lines)
+
+
+def test_a_list_of_runs_explains_each_kind_of_finding_once(tmp_path, capsys):
+    put(tmp_path, finished("one"), finished("two"))
+    first, second = diagnosis.diagnose((tmp_path,))
+    assert [finding["id"] for finding in first["findings"]] == [finding["id"] for finding in second["findings"]]
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.count(first["findings"][0]["sentence"]) == 1
