@@ -237,6 +237,9 @@ def stack(
     said, key = {}, None
     if config:
         source = sources.read(config)
+        if source.kind == sources.OTHER:
+            what = f"{config} has no key that tells a DeepSpeed or Accelerate config, or the Trainer's arguments"
+            raise Stop(what, "name the file that the training reads; `study diagnose` names keys that are mistyped")
         said = sources.effective_settings(source)
         if "stage" in said and said["stage"].value not in (0, 1, 2, 3):
             raise Stop(f"the config says stage {said['stage'].value!s:.40} of ZeRO", "correct it: 0, 1, 2 or 3")
@@ -276,6 +279,8 @@ def _show_faults(faults: list[dict], symptom: str | None, details: bool) -> list
             _show_finding(first, Finding(sentence, fault["do"], fault["shown"]))
         elif number <= MOST_SHOWN:
             conditions = [words for words in SENTENCES.split(fault["question"]) if not FLAG.search(words)]
+            if not conditions:
+                conditions = [f"Give {', '.join(dict.fromkeys(FLAG.findall(fault['question'])))}."]
             say_wrapped(" ".join([f"{fault['sentence']}.", *conditions]), indent="    ", first=first)
         else:
             left.append(fault)

@@ -16,6 +16,7 @@ from study.watch.findings import Finding, finding
 from study.watch.sources import (
     ACCELERATE,
     DEEPSPEED,
+    OTHER,
     RECORD,
     TRAINER,
     UNSET,
@@ -161,7 +162,11 @@ def mistakes(source: Source) -> Iterator[Finding]:
     content = source.content
     if source.record is not None:
         content = source.record.observed.deepspeed or {}
-    if source.kind in LIBRARIES:
+    if source.kind == OTHER:
+        yield finding("kind_unknown")
+        for library in sorted({*LIBRARIES.values()}):
+            yield from _mistyped(library, content)
+    else:
         yield from _mistyped(LIBRARIES[source.kind], content)
     if source.kind == ACCELERATE:
         kind = str(content.get("distributed_type") or "NO")

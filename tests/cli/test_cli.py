@@ -66,6 +66,14 @@ def asked(monkeypatch, tmp_path):
     return ask
 
 
+@pytest.mark.parametrize(("gpu", "has_time"), [("", False), (" --gpu H100", True)])
+def test_how_good_predicted_times_are_is_told_beside_a_time_alone(gpu, has_time, asked, capsys):
+    asked(f"estimate --model bert-base --arm ddp{gpu}")
+    text = capsys.readouterr().out
+    assert ("time, predicted: " in text) == ("step time where links decide: " in text) == has_time
+    assert "memory: half of first predictions were within" in text
+
+
 @pytest.mark.parametrize(("words", "first"), QUESTIONS["answered"].items())
 def test_an_ordinary_question_is_answered_in_the_first_line(words, first, asked, monkeypatch, capsys):
     if words.startswith("ADVISE"):

@@ -229,6 +229,13 @@ def test_a_newcomer_reads_ten_faults_and_each_flag_once(capsys):
     assert all(row["do"] in details for row in faults)
 
 
+def test_a_fault_that_a_flag_alone_decides_names_it(capsys):
+    """Without its question it would read as if it applied, below a line that says none does."""
+    asked("deepspeed==0.19.5 trl==1.9.0 transformers==5.17.0 --stage 3 --peft")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "right in 0.19.2). Give --checkpointing." in printed
+
+
 def test_a_range_has_no_fault_that_came_after_it():
     """This one is in 0.19.2 alone, and 0.19.1 was found right: no release before that has it."""
     fault = "persistent-parameters-of-two-types"

@@ -85,7 +85,7 @@ def test_the_times_and_the_traffic():
     assert f"is {pair[1]:.2f} s, where {pair[0]:.2f} s are predicted" in text
     sent = [piece.value for piece in texts.named(("P1-17",))[0].evidence]
     assert f"stage 2 sends {sent[2]:g} times" in text
-    assert f"Stages 1 and 2 send {sent[1]:g} times" in text
+    assert f"In the same precision stages 1 and 2 send {sent[1]:g} times" in text
 
 
 def test_the_guide_counts_what_is_kept():

@@ -119,3 +119,5 @@ def _numbers(error: OomError) -> Iterator[Sign]:
         yield "other_process", PROOF, "PyTorch's numbers leave so much of the GPU unexplained"
     if error.unallocated >= max(asked, UNUSED_SHARE * error.total):
         yield "fragmentation", CLUE, "the unused part alone is larger than what was asked for"
+    elif error.unallocated >= UNUSED_SHARE * error.total and error.unallocated + (error.free or 0) >= asked:
+        yield "fragmentation", HINT, "the unused part and what is free would be enough together"
