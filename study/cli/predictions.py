@@ -15,7 +15,7 @@ from study.core.errors import Stop
 from study.core.gpus import GPUS
 from study.core.settings import Flags, check
 from study.core.shapes import SHAPES, is_local
-from study.core.text import during, say, say_wrapped, show, size
+from study.core.text import during, number_of, say, say_wrapped, show, size
 from study.predict.front import (
     MOST_GPUS,
     Advice,
@@ -182,7 +182,8 @@ def estimate(
     """
     arm = arms.load_arm(passes.arm)
     # The predictor would give numbers for what the library refuses to train.
-    if stop := optimizers.refusal(arm, training.optimizer, training.precision or usual_precision(arm)):
+    precision = training.precision or usual_precision(arm)
+    if stop := optimizers.refusal(arm, training.optimizer, precision):
         raise stop
     ours, machine = training_of(asked_for(model, training.sequence or 1), training, place, passes, buckets, device)
     whole = predict(ours)
@@ -208,7 +209,10 @@ def estimate(
         fit = f" {FITS[fits].format(card)}"
         interval = f"{step.low_s:.2g} to {step.high_s:.2g} s"
         time = [f"time, predicted: {step.seconds:.3g} s per step ({interval}, limited by {step.limit})"]
-    say_wrapped(f"{text}.{fit}", *answer.recompute_note(passes.checkpointing, ours.model), "")
+    # Two answers that differ often differ in these.
+    rows = number_of(ours.batch.rows, f"rows of {ours.batch.tokens:,} tokens per pass")
+    taken = f"Taken as: {rows}, {number_of(ours.batch.passes, 'passes')}, {precision}."
+    say_wrapped(f"{text}.{fit}", taken, *answer.recompute_note(passes.checkpointing, ours.model), "")
     # --- the parts of the peak, and what moves
     say(f"at the peak ({whole.peak_when}), buffers and temporaries included:")
     parts = whole.at_peak | {"total": whole.peak_bytes}

@@ -72,6 +72,7 @@ def test_how_good_predicted_times_are_is_told_beside_a_time_alone(gpu, has_time,
     text = capsys.readouterr().out
     assert ("time, predicted: " in text) == ("step time where links decide: " in text) == has_time
     assert "memory: half of first predictions were within" in text
+    assert "Taken as: 1 row of 512 tokens per pass, 1 pass, bf16." in text
 
 
 @pytest.mark.parametrize(("words", "first"), QUESTIONS["answered"].items())
