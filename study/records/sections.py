@@ -168,7 +168,7 @@ class Observed(Section):
     autocast: Text = None
     loss_scale: Float = None
     tf32: Flag = None
-    allocator: Text = None  # what the environment sets of PyTorch's: expandable_segments, say
+    allocator: Text = None  # what the environment asks of PyTorch's: 2.9.1 ignores one of its two names
     parameters: PositiveInt | None = None
     held_parameters: Int = None
     trained_parameters: Int = None  # None in records before weights could be frozen
