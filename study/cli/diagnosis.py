@@ -236,13 +236,8 @@ def stack(
             raise Stop(f"ranks and passes must be at least 1 (got {number})", "give 1 or more")
     said, key = {}, None
     if config:
-        source = sources.read(config)
-        if source.kind == sources.OTHER:
-            what = f"{config} has no key that tells a DeepSpeed or Accelerate config, or the Trainer's arguments"
-            raise Stop(what, "name the file that the training reads; `study diagnose` names keys that are mistyped")
+        source = sources.recognised(config)
         said = sources.effective_settings(source)
-        if "stage" in said and said["stage"].value not in (0, 1, 2, 3):
-            raise Stop(f"the config says stage {said['stage'].value!s:.40} of ZeRO", "correct it: 0, 1, 2 or 3")
         key = partial(dig, source.content | (source.named or source).content)
     answer = answered(described(lists.releases(releases), flags, said, key))
     # First what was seen, then what applies. Of those that may, first the ones of which the least is open.

@@ -84,8 +84,8 @@ def _hold(adapter: Adapter, properties: list[Property], out: Path | None) -> lis
             if answer.answer == "fails":
                 script.write(out / "scripts" / f"{adapter.name}-{answer.property}.py", adapter, answer)
     # --- shown: how many properties hold, and each that does not
-    asked = sum(each.answer != "not applicable" for each in results)
-    say(f"{adapter.name}: {len(results) - len(bad)} of {asked} properties hold with {libraries(results[0])}.", "")
+    applicable = sum(each.answer != "not applicable" for each in results)
+    say(f"{adapter.name}: {len(results) - len(bad)} of {applicable} properties hold with {libraries(results[0])}.", "")
     show([{"property": each.property, "answer": each.answer, "words": each.words} for each in bad])
     _show_explanations(bad)
     return results

@@ -71,13 +71,13 @@ def compare(a: Source, b: Source) -> tuple[list[Difference], list[Difference]]:
     others = []
     for name in dict.fromkeys((*descriptions(), *first, *second)):
         about = descriptions().get(name, Description())
-        found = Difference(name, first.get(name, UNSET), second.get(name, UNSET), about)
-        if same(found.a.value, found.b.value):
+        difference = Difference(name, first.get(name, UNSET), second.get(name, UNSET), about)
+        if same(difference.a.value, difference.b.value):
             continue
-        if found.is_known:
-            known.append(found)
-        elif not (found.a.is_default or found.b.is_default):  # most keys of a library are in one file only
-            others.append(found)
+        if difference.is_known:
+            known.append(difference)
+        elif not (difference.a.is_default or difference.b.is_default):  # most keys are in one file only
+            others.append(difference)
     return known, others
 
 
@@ -163,7 +163,7 @@ def mistakes(source: Source) -> Iterator[Finding]:
     if source.record is not None:
         content = source.record.observed.deepspeed or {}
     if source.kind == OTHER:
-        yield finding("kind_unknown")
+        yield finding("kind_unknown", name=source.path.name)
         for library in sorted({*LIBRARIES.values()}):
             yield from _mistyped(library, content)
     else:

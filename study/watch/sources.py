@@ -79,6 +79,18 @@ def read(path: Path) -> Source:
     return Source(path, kind, content, named=named, unread=unread)
 
 
+def recognised(path: Path) -> Source:
+    """Read a config from which a training is to be known. A Stop says that it is of no known kind or stage."""
+    source = read(path)
+    if source.kind == OTHER:
+        unknown = texts("findings.toml")["kind_unknown"]
+        raise Stop(unknown["sentence"].format(name=path), unknown["remedy"])
+    stage = effective_settings(source).get("stage", UNSET).value
+    if stage not in (None, 0, 1, 2, 3):
+        raise Stop(f"{path} says stage {stage!r:.40} of ZeRO", "correct it: 0, 1, 2 or 3")
+    return source
+
+
 def _allowed(name: str, config: Path) -> Path | None:
     """Return the file that a config names, if it is in the current folder, its own, or one of the two above that."""
     # A stranger's config may name any file of this machine, and its content would be shown.

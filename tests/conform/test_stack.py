@@ -153,8 +153,8 @@ def test_what_was_not_asked_is_said():
 def test_a_release_is_read_from_lists_projects_locks_and_threads(text, tmp_path):
     (tmp_path / "list").write_text(text)
     for word in (str(tmp_path / "list"), text + "\n" * 300):  # in quotes: longer than a name can be
-        found = lists.releases((word,))
-        assert {name: str(release) for name, release in found.items()} == STACKS["list"][text]
+        versions = lists.releases((word,))
+        assert {name: str(release) for name, release in versions.items()} == STACKS["list"][text]
 
 
 @pytest.mark.parametrize("word", ["numpy==2", "nowhere.txt", "deepspeed.txt", "", "\0"])
@@ -259,7 +259,7 @@ def test_what_contradicts_itself_is_no_all_clear(words, said):
 @pytest.mark.parametrize("stage", ["NaN", '"three"', "9", "[2]"])
 def test_a_stage_that_is_none_is_no_all_clear(stage, tmp_path):
     (tmp_path / "zero.json").write_text(f'{{"zero_optimization": {{"stage": {stage}}}}}')
-    with pytest.raises(Stop, match="the config says stage"):
+    with pytest.raises(Stop, match="says stage"):
         asked(f"deepspeed==0.19.8 --config {tmp_path}/zero.json")
 
 

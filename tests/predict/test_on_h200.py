@@ -74,8 +74,9 @@ def test_what_gathers_reserve_in_their_own_stream(cells):
     over = defaultdict(list)
     for run, training in cells:
         if training.placement.stage == 3 and training.placement.ranks == 8:
-            asked = run.record.requested
-            over[asked.model, asked.lora_rank].append(memory_kinds(training, "H200").reserved / allocator(run)[1])
+            requested = run.record.requested
+            reserved = memory_kinds(training, "H200").reserved
+            over[requested.model, requested.lora_rank].append(reserved / allocator(run)[1])
     assert over.pop(("llama3-8b", 16)) == pytest.approx([1.0] * 4, abs=0.012)
     assert over.pop(("gemma2-9b", None)) == pytest.approx([1.0], abs=0.012)
     assert over.pop(("llama3-8b", None)) == pytest.approx([0.98], abs=0.01)

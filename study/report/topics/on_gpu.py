@@ -42,7 +42,7 @@ def table(runs: Runs, folder: Path = FOLDER) -> pd.DataFrame:
 
 
 def later() -> pd.DataFrame:
-    """Return the runs of the second and third host, but for adapters and for another setting of the allocator."""
+    """Return the runs of the second and third host, without adapters and with the allocator's defaults."""
     usual = {folder: load(folder / "runs").select(lora_rank=None, allocator=None) for folder in LATER}
     return pd.concat(table(runs, folder).assign(host=folder.name[-1]) for folder, runs in usual.items())
 
