@@ -23,17 +23,16 @@ from study.conform.cases import (
 )
 
 
-def same_training(build: Build, case: Case) -> None:
-    hold(build(case).run(), Reference(case).run(), case)
+def same_training(build: Build, case: Case, mode: str = "train") -> None:
+    hold(build(case, mode=mode).run(), Reference(case).run(), case)
+
+
+# Half of each loss comes from a pass of the same rows through the module inside the wrapper.
+inner_forward = functools.partial(same_training, mode="inner")
 
 
 def weights_kept(build: Build, case: Case) -> None:
     hold_weights(build(case).weights(), first_weights(case), 0.0, "the weights before any update")
-
-
-def inner_forward(build: Build, case: Case) -> None:
-    """Half of each loss comes from a pass of the same rows through the module inside the wrapper."""
-    hold(build(case, mode="inner").run(), Reference(case).run(), case)
 
 
 def ranks_agree(build: Build, case: Case) -> None:

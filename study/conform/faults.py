@@ -40,6 +40,7 @@ class Fault(BaseModel):
     # The range: kept answers, a run of the last bad and of the first good release, a run script, or what was only read.
     rests_on: Literal["answers", "two runs", "script", "sources"]
     when: When | None = None  # None: it is none of a training
+    ask: dict[str, str] = {}  # by condition: better words than those of the table
     who: str = ""  # is hit, because a trainer forces it
     forced: dict[str, str] = {}  # by trainer: the releases that make the training reentrant, whatever the user gives
     symptom: str = ""
@@ -78,7 +79,7 @@ class Fault(BaseModel):
     def asks(self) -> dict[str, str]:
         """By condition: what is asked of a user who does not say it."""
         asked = table().questions
-        return {name: asked[name].format(str(fits).strip("{}")) for name, fits in (self.when or {}).items()}
+        return {name: asked[name].format(str(fits).strip("{}")) for name, fits in (self.when or {}).items()} | self.ask
 
     @property
     def said(self) -> str:

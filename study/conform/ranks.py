@@ -25,7 +25,6 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 import torch
 import torch._dynamo  # each rank would import it with its first optimizer
 import torch.distributed as dist
-import torch.distributed.checkpoint
 import torch.distributed.fsdp
 from torch.distributed.checkpoint.api import CheckpointException
 

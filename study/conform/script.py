@@ -66,4 +66,4 @@ def _source(path: Path) -> str:
     """Return the source of a file without its imports of this study."""
     text = path.read_text(encoding="utf-8")
     # Their names may stand in parentheses, over several lines.
-    return re.sub(r"^from study\.[^(\n]*(\([^)]*\))?.*\n", "", text, flags=re.MULTILINE)
+    return re.sub(r"(?m)^from study\.[^(\n]*(\([^)]*\))?.*\n", "", text)

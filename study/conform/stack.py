@@ -125,8 +125,8 @@ def _questions(fault: Fault, stack: Stack) -> list[str] | None:
         facts["reentrant"] = True
     for name, wanted in fault.when.items():
         seen = facts.get(name)
-        if isinstance(wanted, dict) and stack.key:  # keys of the config; true: whatever switches it on
-            seen = {path: bool(stack.key(path)) if value is True else stack.key(path) for path, value in wanted.items()}
+        if isinstance(wanted, dict) and stack.key:  # keys of the config
+            seen = {path: stack.key(path) for path in wanted}
         if isinstance(seen, SpecifierSet) or seen in (None, "FSDP?"):
             questions.append(fault.asks[name])
         elif not _fits(seen, wanted):
@@ -135,8 +135,12 @@ def _questions(fault: Fault, stack: Stack) -> list[str] | None:
 
 
 def _fits(seen: Any, wanted: Any) -> bool:
+    if isinstance(wanted, dict):
+        return all(_fits(seen[path], value) for path, value in wanted.items())
     if isinstance(seen, Version):
         return seen in SpecifierSet(wanted, prereleases=True)
     if isinstance(wanted, list):
-        return str(seen).lower() in map(str, wanted)  # a config may have AdamW, or "3"
+        return str(seen).lower() in map(str, wanted)  # a config may have AdamW, or "3"; none: it has no such key
+    if wanted is True:
+        return bool(seen)  # whatever switches it on
     return seen >= wanted if type(wanted) is int else seen == wanted

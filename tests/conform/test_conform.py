@@ -220,13 +220,16 @@ def test_changes_fit_a_terminal_and_are_told_first(capsys):
     assert "accumulation-4" in changed[history], "what is returned for JSON"
 
 
-def test_answers_are_returned_for_json(ranks, tmp_path, monkeypatch):
+def test_answers_are_returned_for_json_and_what_fails_is_shown(ranks, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(command, "Ranks", lambda log: contextlib.nullcontext(ranks))  # a process has imported all
     assert {*command.conform()} == {"adapters", "properties"}
     wrong = tmp_path / "mine.py"
     wrong.write_text(PYTORCH.replace("loss / trainer", "loss * 1.001 / trainer"))
     answered = command.conform((str(wrong),), only="one-update")
     assert (answered["fine"], answered["answers"][0]["kind"]) == (False, "differs")
+    printed = capsys.readouterr().out
+    assert "mine: 0 of 1 properties hold" in printed
+    assert answered["answers"][0]["words"] in " ".join(printed.split())
 
 
 def test_study_diff_lists_the_defaults_that_changed_between_two_releases():

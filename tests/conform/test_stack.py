@@ -186,6 +186,38 @@ def test_a_config_answers_what_flags_would(tmp_path, monkeypatch):
     assert re.match(r"deepspeed 0.17.6: of \d+ known faults 1 applies, and \d+ may\.$", answer["first"])
 
 
+@pytest.mark.parametrize(
+    ("config", "fault", "asked_if"),
+    [
+        ({"zero_optimization": {"stage": 3}}, "L-41", True),
+        ({"zero_optimization": {"stage": 3}, "gradient_clipping": 0.0}, "L-41", False),
+        ({"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3}}, "L-41", True),
+        (
+            {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3, "gradient_clipping": 1}},
+            "L-41",
+            False,
+        ),
+        ({"zero_optimization": {"stage": 3}}, "schedules-of-groups", False),
+        ({"zero_optimization": {"stage": 3}, "scheduler": {"type": "WarmupLR"}}, "schedules-of-groups", True),
+        ({"zero_optimization": {"stage": 3}}, "decoupled-checkpoints-hang", False),
+        ({"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}}, "fsdp2-whole-model-is-one-unit", True),
+        (
+            {
+                "distributed_type": "FSDP",
+                "fsdp_config": {"fsdp_version": 2, "fsdp_transformer_layer_cls_to_wrap": "BertLayer"},
+            },
+            "fsdp2-whole-model-is-one-unit",
+            False,
+        ),
+    ],
+)
+def test_what_a_config_does_not_mention_is_not_asked(config, fault, asked_if, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = "deepspeed==0.18.3 accelerate==1.13.0 transformers==5.23.0 torch==2.13.0 --trainer trainer"
+    assert (fault in answers(f"{words} --config {tmp_path}/config.json")) == asked_if
+    assert fault in answers(f"{words} {'--fsdp2' if 'fsdp2' in fault else '--stage 3'}"), "nothing says it there"
+
+
 def test_the_command_says_its_answer_first_and_with_a_fault_it_ends_with_1(monkeypatch, capsys):
     assert in_this_process(monkeypatch, "stack deepspeed==0.17.6 --stage 2 --passes 4 --json") == 1
     row = json.loads(capsys.readouterr().out)["faults"][0]
