@@ -6,6 +6,8 @@ from study.records import store
 from study.records.schema import Record
 from tests.conftest import launch
 
+pytestmark = pytest.mark.slow  # as all reproductions that launch a training
+
 SCRIPT = "reproductions/as_printed.py"
 FLAGS = ("--train-rows", "400", "--eval-rows", "8")
 INITIAL = "the initial weights"

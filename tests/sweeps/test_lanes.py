@@ -95,6 +95,7 @@ def window(monkeypatch, tmp_path):
     return script
 
 
+@pytest.mark.slow
 def test_two_cells_of_a_window_have_the_device_one_after_the_other(window, tmp_path, capfd):
     lines = [f"{name} = {json.dumps(value)}" for name, value in PART.items() if value != {}]
     about = 'about = "two cells"\ndocument = "none"\nreplicates = "nothing"\n[[part]]\n'

@@ -21,6 +21,7 @@ wait -n && wait -n
 OF_A_CPU = ("--data", "embedded", "--init", "random")  # also where a GPU is
 
 
+@pytest.mark.slow
 def test_the_example_leaves_one_record_of_two_machines_equal_to_that_of_a_forked_launch(trained, tmp_path, cache):
     """Two real launchers, over the loopback, where names of this machine may lead nowhere.
 
