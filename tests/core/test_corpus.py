@@ -34,6 +34,7 @@ def test_reviews_look_like_tokenised_text_and_their_opinions_decide():
     assert ((ids == PAD) == (mask == 0)).all()
     assert set(ids[:, 0]) == {CLS}
     assert set(ids[np.arange(ROWS), length - 1]) == {SEP}
+    assert tasks.reviews(2_000, SEQUENCE, seed=42)["input_ids"].max() == VOCABULARY - 1, "filler is of all other words"
     praise = ((ids >= FIRST_WORD) & (ids < FIRST_WORD + OPINIONS)).sum(1)
     blame = ((ids >= FIRST_WORD + OPINIONS) & (ids < FIRST_WORD + 2 * OPINIONS)).sum(1)
     opinions = (praise + blame).sum()
