@@ -18,6 +18,7 @@ from study.predict.engines import engine_of
 from study.predict.estimate import HOST_PROCESS_BYTES, estimate
 from study.predict.optimizer_states import ADAMW
 from study.predict.question import (
+    MOST_ROWS,
     PlaceFlags,
     Precision,
     Question,
@@ -103,8 +104,19 @@ def advise(question: Question) -> Advice:
         # What nvidia-smi will show takes a replay of the allocator, so only rows that may be advised get it. A row that
         # fills the card fits only just, and then another one may be better: choose again.
         for row in unknown:
-            driver_bytes = memory_kinds(training_of_row(question, row), question.gpu).driver
-            rows[rows.index(row)] = replace(row, driver_bytes=driver_bytes)
+            rows[rows.index(row)] = _with_room(question, row)
+
+
+def _with_room(question: Question, row: Row) -> Row:
+    """A row with what nvidia-smi will show; with fewer rows a pass, if only these do not fill the card."""
+    driver_bytes = memory_kinds(training_of_row(question, row), question.gpu).driver
+    shown = replace(row, driver_bytes=driver_bytes)
+    if row.is_tight or not shown.is_tight or row.micro_batch == 1 or question.optimizer_in_backward:
+        return shown
+    fewer = best_of_arm(question, arms.load_arm(row.arm), row.micro_batch - 1)
+    if fewer.fits:
+        fewer = _with_room(question, fewer)
+    return shown if fewer.is_tight or not fewer.fits else fewer
 
 
 def fewest(
@@ -189,14 +201,14 @@ def with_more_rows(question: Question, row: Row) -> Row:
     return best_of_arm(replace(question, batch=MORE_ROWS * question.batch), arms.load_arm(row.arm))
 
 
-def best_of_arm(question: Question, arm: Arm) -> Row:
+def best_of_arm(question: Question, arm: Arm, most_rows: int = MOST_ROWS) -> Row:
     """The best setting of an arm; if none fits, the one that comes closest, without a time."""
     recomputations: tuple = (question.checkpointing,)
     if question.checkpointing is None:
         recomputations = (True, False) if question.model.look.has_checkpointing else (False,)
     tried: list[Row] = []
     for checkpointing in recomputations:
-        tried.append(_with_most_rows(replace(question, checkpointing=checkpointing), arm))
+        tried.append(_with_most_rows(replace(question, checkpointing=checkpointing), arm, most_rows))
         if not tried[-1].fits:
             break  # without checkpointing it would need more
     fitting = [row for row in tried if row.fits]
@@ -204,12 +216,12 @@ def best_of_arm(question: Question, arm: Arm) -> Row:
     return min(rows, key=lambda row: row.seconds * (SEPARABLE if row.checkpointing else 1))
 
 
-def _with_most_rows(question: Question, arm: Arm) -> Row:
+def _with_most_rows(question: Question, arm: Arm, most_rows: int) -> Row:
     """The most rows per pass that fit with a margin, or else just fit; if none, a single row."""
     # Each number is tried, from the largest: FSDP2 may fit with all rows in one pass, for which it sums no whole
     # gradients, and not with half of them.
     share = question.batch // question.gpus
-    sizes = [rows for rows in range(share, 0, -1) if share % rows == 0]
+    sizes = [rows for rows in range(min(share, most_rows), 0, -1) if share % rows == 0]
     if question.optimizer_in_backward:  # it cannot wait for further passes
         sizes = [share]
     gpu = GPUS[question.gpu]

@@ -73,10 +73,14 @@ def _reason(advice: Advice, choice: Row) -> str:
     # What was chosen among: `study.predict.advise` prefers arms that do not fit only just, and do not offload.
     alike = [row for row in advice.rows if row.fits and row.is_tight <= choice.is_tight]
     kept = [row for row in alike if not row.offloads]
+    tight = [row for row in advice.rows if row.fits and not row.offloads]
     why = "Why: "
     if choice.offloads and kept:
         slower = min(kept, key=lambda row: row.seconds)
         why += f"it is nearly twice as fast as without offloading ({slower.arm}: {seconds(slower)}); "
+    elif choice.offloads and tight:
+        quick = min(tight, key=lambda row: row.seconds)
+        why += f"without offloading {quick.arm} fits only just ({of_card(quick.peak_bytes, quick.gpu)}); "
     among = [row for row in alike if row.offloads] if choice.offloads else kept
     fastest = min(among, key=lambda row: row.seconds)
     if fastest is not choice:

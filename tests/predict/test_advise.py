@@ -186,9 +186,8 @@ def test_what_fits_leaves_room(monkeypatch):
     assert shown == {0.5: "yes", 0.94: "yes", 0.96: "only just", 1.0: "only just"}, "what nvidia-smi will show"
 
 
-@pytest.mark.parametrize("name", ["gemma2-9b", "llama-2-13b"])
-def test_an_arm_that_nearly_fills_the_card_says_so_in_its_row_and_comes_after_those_with_room(name):
-    answer = advise(question_of(named(name), 8, "H100"))
+def test_an_arm_that_nearly_fills_the_card_says_so_in_its_row_and_comes_after_those_with_room():
+    answer = advise(question_of(named("llama-2-13b"), 8, "H100"))
     places = {row["predicted"]: row["fits"] for row in table(answer)}
     full = [row for row in answer.rows if (row.driver_bytes or 0) > 0.95 * GPUS[row.gpu].memory_bytes]
     assert full, "of some arm nvidia-smi would show nearly the whole card"
@@ -197,6 +196,14 @@ def test_an_arm_that_nearly_fills_the_card_says_so_in_its_row_and_comes_after_th
         alternative = row is answer.alternative
         assert places[row.arm] == ("second" if alternative else "only just")
         assert alternative == ("it fits only just" in " ".join(in_words(answer)) and places[row.arm] == "second")
+
+
+def test_fewer_rows_are_tried_before_offloading_where_most_would_fill_the_card():
+    """With two rows nvidia-smi would show 39 of 40 GiB; with one there is room, and a step takes hardly longer."""
+    answer = advise(question_of(named("qwen2.5-7b"), 8, "A100-40GB", sequence=4096))
+    assert (answer.choice.offloads, answer.choice.is_tight, answer.choice.micro_batch) == (False, False, 1)
+    (two,) = [row for row in answer.rows if row.arm == "zero2_cpu"]
+    assert two.micro_batch == 2, "where there is room, more rows are better"
 
 
 @pytest.mark.parametrize("gpus", [9, 15])
@@ -267,6 +274,9 @@ def test_why_an_offloading_arm_is_chosen_before_a_faster_one():
     assert choice.arm == "zero2_cpu"
     assert "without offloading (zero3: " in words[-1]
     assert "zero3_cpu is not faster beyond the error of the prediction, and zero2_cpu is simpler" in words[-1]
+    tight = [replace(rows[0], peak_bytes=78e9), *rows[1:]]
+    words = in_words(Advice(replace(MISTRAL, gpu="A100-80GB"), tuple(tight), best_of(tight), None))
+    assert "Why: without offloading zero3 fits only just (73 of 80 GiB); " in words[-1]
 
 
 @mock.patch.dict(GPUS)
