@@ -4,6 +4,7 @@ import ast
 import contextlib
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -176,6 +177,15 @@ def test_a_difference_is_worse_than_nothing():
         cases.hold_weights({"a": torch.tensor([torch.nan])}, {"a": torch.ones(1)}, 1.0, "the weights")
     with pytest.raises(Difference, match="shape"):
         cases.hold_weights({"a": torch.ones(2)}, {"a": torch.ones(1)}, 1.0, "the weights")
+
+
+@pytest.mark.parametrize(("held", "keeps"), [([3, 4, 5], False), ([5, 4, 5], False), ([6, 4, 5], True)])
+def test_frozen_weights_that_stay_are_a_difference(held, keeps):
+    """The backward pass begins with the last layer."""
+    seen = SimpleNamespace(model=SimpleNamespace(held=held[::-1]))
+    trained = SimpleNamespace(run=lambda: seen)
+    with pytest.raises(Difference, match="6 after it") if keeps else contextlib.nullcontext():
+        checks.frozen_weights_leave(lambda case: trained, Case())
 
 
 # --- releases ------------------------------------------------------------------------------------------------------

@@ -260,7 +260,10 @@ def test_links_of_nodes_and_within_them_are_told_apart():
         (8, "nvswitch between 8 GPUs in a node"),
         (16, "ib-ndr between 2 nodes, and nvswitch between 8"),
     ):
-        assert links in " ".join(assumptions(question_of(named("gpt2"), gpus, "H100")))
+        question = question_of(named("gpt2"), gpus, "H100")
+        assert links in " ".join(assumptions(question))
+        slowest = question.machine.network if gpus == 16 else question.machine.link
+        assert (slowest, links.split()[0]) == (question.link, question.link)
 
 
 def test_why_an_offloading_arm_is_chosen_before_a_faster_one():

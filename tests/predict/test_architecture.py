@@ -50,5 +50,6 @@ def test_the_least_parameters_of_a_generic_model_have_one_inner_unit():
     least = 51283 * 64 + 2 * (4 * 64**2 + 9 * 64 + 2 * 64 + 1)
     assert generic(least, 2, 64).dimensions["n_inner"] == 1
     assert generic(2 * 51283 * 192, 2, 192).dimensions["n_head"] == 3, "each of 64"
+    assert generic(2 * 51283 * 32, 2, 32).dimensions["n_head"] == 1
     with pytest.raises(Stop, match=r"at least 3\.3"):
         generic(least - 200, 2, 64)

@@ -1,5 +1,6 @@
 """`study oom`: errors of public threads are named as their solutions name them, and sizes match a model's tensors."""
 
+import io
 import json
 import re
 
@@ -19,6 +20,12 @@ SCORED = ROOT / "reports/oom_threads.json"
 
 def new(asked="7.83 GiB", free="4.11 GiB", allocated="72.50 GiB", unused="1.36 GiB") -> str:
     return MESSAGES["new"].format(asked=asked, free=free, allocated=allocated, unused=unused)
+
+
+def test_a_log_may_come_through_a_pipe(monkeypatch):
+    text = b"half a letter \xc3"
+    monkeypatch.setattr(reading.sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+    assert reading.content("-") == "half a letter \ufffd"
 
 
 def ids(text: str, model: str | None = None, **described) -> list[str]:
