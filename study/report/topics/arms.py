@@ -15,6 +15,7 @@ TOLD = {
     "s/step": "Time: {} DDP's seconds, in single runs on this machine: small differences are noise.",
     "sent bytes": "Traffic: {} what DDP sends.",
 }
+SENDS_AGAIN = 1.2  # times DDP's traffic: less than stage 3 sends (1.5) if it gathers weights for the backward pass too
 
 
 def by_task(runs: Runs) -> list[dict]:
@@ -68,6 +69,8 @@ def in_words(rows: list[dict]) -> list[str]:
             lines.append(sentence.format(", ".join(f"stage {arm[-1]} {times(share)}" for arm, share in over.items())))
             if name == "peak bytes" and over.min() > 1 and stages["ranks"].max() > 1:
                 lines[-1] += " On a model this small, buckets outweigh the states that are divided."
+            if name == "sent bytes" and over.get("zero3", 2) < SENDS_AGAIN:
+                lines[-1] += " By default stage 3 keeps up to a billion gathered weights for the backward pass."
     if "ddp" in done.index:
         others = done[done["ranks"] != done.loc["ddp", "ranks"]]
         ranks = [f"{arm} has {number_of(int(ranks), 'ranks')}" for arm, ranks in others["ranks"].items()]
