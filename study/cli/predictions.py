@@ -115,6 +115,8 @@ def advise(
     assumed = answer.assumptions(advice.question)
     say_wrapped(*lines, "")
     show(answer.table(advice))
+    if training.precision is None and not details:
+        say_wrapped("", f"Predicted {answer.precisions(advice.question)}.")
     if details:
         if detail:
             say_wrapped("", f"In detail: {detail}", indent="  ")

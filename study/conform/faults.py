@@ -87,7 +87,7 @@ class Fault(BaseModel):
 
     @property
     def outcome(self) -> str:
-        return f"is a fault of {self.package} {self.releases}"
+        return f"is a fault of {self.package} {self.releases}: {self.sentence.rstrip('.')}"
 
 
 class Table(BaseModel):

@@ -102,7 +102,8 @@ def use(row: Row, question: Question) -> str:
     if row.offloads:
         memory += f" and {amount(row.host_bytes)} of host memory"
     rows = number_of(row.micro_batch, f"rows of {count(question.sequence)} tokens per pass")
-    return f"{name}, {rows}, {number_of(row.accumulation, 'passes')}; {memory}; {seconds(row)} per step"
+    step = f"{seconds(row)} per step of {question.batch} rows"
+    return f"{name}, {rows}, {number_of(row.accumulation, 'passes')}; {memory}; {step}"
 
 
 def recompute_note(checkpointing: object, model: Transformer) -> list[str]:
@@ -184,20 +185,24 @@ def assumptions(question: Question) -> list[str]:
     """Return what an advice was predicted for. Nobody has measured it."""
     model = question.model
     gpu = GPUS[question.gpu]
-    half = "bf16" if gpu.has_bf16 else "fp16"  # GPUs before Ampere have none
     return [
         f"the model is {model.family} ({model.name}), {count(model.parameters)} parameters",
-        f"{question.gpu} is {gpu.name}: {size(gpu.memory_bytes)}, {gpu.peaks['fp16'] / 1e12:.0f} TFLOP/s in {half}, "
+        f"{question.gpu} is {gpu.name}: {size(gpu.memory_bytes)}, {gpu.peaks['fp16'] / 1e12:.0f} TFLOP/s in 16 bits, "
         f"{size(gpu.memory_bytes_per_s)}/s ({gpu.source})",
         f"{question.batch} rows per step (--batch) of {question.sequence} tokens (--sequence)",
         f"{amount(question.host_memory_bytes)} of host memory in a node (--host-memory)",
-        f"without --precision, {half} weights and fp32 master copies under DeepSpeed, {half} autocast elsewhere",
+        precisions(question),
         f"{size(reserve_bytes(gpu))} of each GPU stay free for context, NCCL and fragmentation, and {MISS:.0%} of the "
         "peak where possible",
         f"{_links(question)} (--link, --gpus-per-node)",
         "FSDP2 keeps whole gradients between the passes of a step, as Accelerate does unless a script says "
         "GradientAccumulationPlugin(sync_each_batch=True)",
     ]
+
+
+def precisions(question: Question) -> str:
+    half = "bf16" if GPUS[question.gpu].has_bf16 else "fp16"  # GPUs before Ampere have none
+    return f"without --precision, {half} weights and fp32 master copies under DeepSpeed, {half} autocast elsewhere"
 
 
 def _links(question: Question) -> str:

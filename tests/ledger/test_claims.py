@@ -9,6 +9,7 @@ from typing import get_args
 import keep_answers
 import pytest
 
+from study.cli import results
 from study.core.errors import Stop
 from study.core.text import is_number
 from study.ledger import texts
@@ -75,6 +76,12 @@ def test_kept_answers_are_what_faults_say_and_of_the_scripts_as_they_are():
     kept = json.loads((REPORTS / "cpu-2core/trials.json").read_text())
     scripts = {row["trial"]["name"]: row["code"] for row in kept if row["trial"]["what"] == "reproduction"}
     assert scripts == {name: keep_answers.code_of(name) for name in scripts}
+
+
+def test_a_list_of_faults_says_what_is_wrong(capsys):
+    results.claims(("faults",))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert all(" ".join(fault.sentence.rstrip(".").split()) in printed for fault in texts.faults())
 
 
 def test_releases_of_faults_are_those_that_were_tried():
