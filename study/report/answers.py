@@ -199,7 +199,8 @@ def of_time() -> Answer:
                     sources[PUBLISHED] = {"step": other.step_s}
             rows += tables.stacked(about, "seconds", sources)
     drawn = pd.DataFrame(rows)
-    table = drawn[drawn["source"] == PREDICTED][["setting", "arm", "over DDP", "at least", "at most"]]
+    table = drawn[(drawn["source"] == PREDICTED) & (drawn["arm"] != BASELINE)]
+    table = table[["setting", "arm", "over DDP", "at least", "at most"]]
     note = "Bars: predicted; lines: their intervals. No group of GPUs was measured here. DDP would not fit into 80 GB."
     note += " Others (tohtana/ds_verify_loss) do not say on which GPUs they measured, nor whether activations were"
     note += " recomputed."

@@ -62,6 +62,7 @@ def test_traffic_and_time_are_multiples_of_ddps(index):
     assert sent["by the ZeRO paper"].notna().equals(~sent.index.to_series().str.startswith("fsdp2"))
     table = index["time"].table
     one_pass = table[table["setting"] == "1 x 2048 tokens"].set_index("arm")
+    assert "ddp" not in one_pass.index, "it is the unit"
     assert [one_pass["over DDP"][arm] for arm in (*STAGES, "zero3_cpu")] == [0.91, 0.91, 1.37, 6.11]
     assert one_pass.loc["zero3", ["at least", "at most"]].tolist() == [0.65, 2.87]
     first = index["time"].rows.query("arm == 'zero3'").iloc[0]
