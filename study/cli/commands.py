@@ -78,7 +78,8 @@ def start(words: list[str]) -> None:
         commit, _ = commit_of_this_tree()
         return say(f"zero-study {version('zero-study') or '(not installed)'}, commit {commit or 'unknown'}")
     if name not in COMMANDS:
-        raise Stop(f"there is no command {name}", nearest(name, COMMANDS))
+        remedy = f"write {name} after the command" if name.startswith("-") else nearest(name, COMMANDS)
+        raise Stop(f"there is no command {name}", remedy)
     try:
         answer = _answer(name, options)
     except ModuleNotFoundError as error:  # its subclass PackageNotFoundError asks for a version

@@ -2,7 +2,9 @@
 
 import contextlib
 import re
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 
 import tyro
 from tyro import _errors as mistakes  # private: pyproject.toml says with which versions it was tried
@@ -13,14 +15,9 @@ from study.core.errors import Stop, nearest
 OPTIONS = ConstructorRegistry()
 UNITS = {"": 1, "k": 1024, "m": 1e6, "b": 1e9}  # 8k tokens are 8192, and a model of 7B has 7e9 parameters
 MOST = 1e15  # more is a typing error
-# What other programs call our options, unless the spelling is near.
-MEANT = {
-    "--stage": "--arm",
-    "--zero-stage": "--arm",
-    "--batch-size": "--micro-batch",
-    "--dtype": "--precision",
-    "--gpus": "--ranks",
-}
+OPTION = r"(?<![\w-])--[a-z][a-z0-9-]*"
+# By a word that people type in place of an option: answers. The first one counts of which a command takes each option.
+MEANT = tomllib.loads(Path(__file__).with_name("meant.toml").read_text(encoding="utf-8"))
 
 
 def parsed(command: Callable, *config, **options):
@@ -34,11 +31,11 @@ def parsed(command: Callable, *config, **options):
         match event:
             case mistakes.UnrecognizedArgs(tokens=[word, *_]):
                 usage = tyro.extras.get_parser(command, registry=OPTIONS, config=config).format_help()
-                known = re.findall(r"(?<![\w-])--[a-z][a-z-]*", usage)
+                known = {*re.findall(OPTION, usage)}
                 name = word.partition("=")[0].replace("_", "-")
-                meant = MEANT.get(name)
-                remedy = f"did you mean {meant!r}?" if meant in known else nearest(name, known, otherwise=remedy)
-                raise Stop(f"{event.prog} takes no {word:.80}", remedy)
+                answers = [each for each in MEANT.get(name, ()) if known.issuperset(re.findall(OPTION, each))]
+                answers.append(nearest(name, known, otherwise=remedy))
+                raise Stop(f"{event.prog} takes no {word:.80}", answers[0])
             case mistakes.MissingArgs(missing_arguments=[missing, *_]):
                 raise Stop(f"{event.prog} needs {_name(missing.arg)}", remedy)
             case mistakes.InvalidChoice(argument=argument, choices=choices):
