@@ -9,6 +9,7 @@ from typing import Literal
 
 import tyro
 
+from study.conform.faults import table
 from study.conform.stack import Flags, answered, described
 from study.core.arms import releases_of_defaults
 from study.core.errors import Stop
@@ -27,7 +28,7 @@ from study.watch.oom.explain import Described, explain
 DEFAULT = " (the library's default)"
 MOST_SHOWN = 10  # faults, without --details: a reader of 50 reads none
 FLAG = re.compile(r"--[a-z0-9]+|the release of [\w-]+")  # what a question asks for
-SENTENCES = re.compile(r"(?<=[?.]) (?=[A-Z])")
+FLAGS = re.compile(r" \(--[^)]*\)")
 
 # --- study diagnose --------------------------------------------------------------------------------------------------
 
@@ -239,14 +240,11 @@ def stack(
         source = sources.recognised(config)
         said = sources.effective_settings(source)
         key = partial(dig, source.content | (source.named or source).content)
-    answer = answered(described(lists.releases(releases), flags, said, key))
-    # First what was seen, then what applies. Of those that may, first the ones of which the least is open.
+    used = lists.releases(releases)
+    answer = answered(used, described(used, flags, said, key))
     seen = symptom or ""
-    answer["faults"].sort(
-        key=lambda row: (seen not in row["symptom"], row["answer"], not row["asked"], row["question"].count("?"))
-    )
-    say_wrapped(answer["first"])
-    say(*[f"Of {word} the table has no fault." for word in filter(lists.is_another_package, releases)])
+    answer["faults"].sort(key=lambda row: (seen not in row["symptom"], *order(row)))
+    say_wrapped(*lists.notes(releases, used), answer["first"])
     left = _show_faults(answer["faults"], symptom, details)
     for name, free in answer["free"].items():
         sentence = f"Each release of {name} that was asked has a known fault here."
@@ -260,10 +258,23 @@ def stack(
     return answer
 
 
+def order(row: dict) -> tuple:
+    """Return what sorts a fault: what applies comes first, then that of which the least is open, then wrong trainings.
+
+    A release between two that have a fault most likely has it: that it was not asked leaves nothing open.
+    """
+    return (
+        row["answer"],
+        not (row["asked"] or row["inside"]),
+        row["question"].count("?") - (not row["asked"]),
+        not row["symptom"].startswith(table().silent),
+    )
+
+
 def _show_faults(faults: list[dict], symptom: str | None, details: bool) -> list[dict]:
     """Show those that apply, and some of those that may. Return the others."""
     # --- each flag is asked for once, and not with each fault
-    flags = Counter(name for fault in faults for name in dict.fromkeys(FLAG.findall(fault["question"])))
+    flags = Counter(FLAG.findall(" ".join(fault["question"] for fault in faults)))
     if flags and not details:
         say_wrapped(f"To narrow it down, give {', '.join(name for name, _ in flags.most_common())}.")
     left = []
@@ -273,10 +284,7 @@ def _show_faults(faults: list[dict], symptom: str | None, details: bool) -> list
             sentence = f"{fault['question']} {fault['sentence']}".lstrip()
             _show_finding(first, Finding(sentence, fault["do"], fault["shown"]))
         elif number <= MOST_SHOWN:
-            conditions = [words for words in SENTENCES.split(fault["question"]) if not FLAG.search(words)]
-            if not conditions:
-                conditions = [f"Give {', '.join(dict.fromkeys(FLAG.findall(fault['question'])))}."]
-            say_wrapped(" ".join([f"{fault['sentence']}.", *conditions]), indent="    ", first=first)
+            say_wrapped(f"{fault['sentence']}. {FLAGS.sub('', fault['question'])}", indent="    ", first=first)
         else:
             left.append(fault)
     return left

@@ -6,7 +6,7 @@ The ledger, `study diagnose`, `study conform`, `study stack` and the report read
 import contextlib
 import functools
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -20,7 +20,7 @@ Names = Annotated[tuple[str, ...], Field(strict=False)]
 Release = Version | SpecifierSet  # a range
 ANY = SpecifierSet()  # release
 # Conditions, by the names of flags: a number is the least, of a list one must fit. What is not said does not matter.
-When = dict[str, bool | int | str | list | dict[str, Any]]
+When = dict[str, bool | int | str | list]
 
 
 class Fault(BaseModel):
@@ -79,7 +79,9 @@ class Fault(BaseModel):
     def asks(self) -> dict[str, str]:
         """By condition: what is asked of a user who does not say it."""
         asked = table().questions
-        return {name: asked[name].format(str(fits).strip("{}")) for name, fits in (self.when or {}).items()} | self.ask
+        return {
+            name: asked[name].format(str(fits).strip("[{}]")) for name, fits in (self.when or {}).items()
+        } | self.ask
 
     @property
     def said(self) -> str:
@@ -95,6 +97,7 @@ class Table(BaseModel):
     questions: dict[str, str]  # by condition
     settings: dict[str, str]  # by condition: the name that `study diff` has for what a config says about it
     trainers: tuple[str, ...]  # that force settings
+    silent: tuple[str, ...]  # symptoms that begin so make a training wrong without a message
     optimizers: tuple[str, ...]  # a name that contains one is this one
     packages: dict[str, str]  # by the names that lists give them
     patterns: dict[str, str]  # of comments, and of packages with a release in lists and in locks

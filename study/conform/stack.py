@@ -29,18 +29,12 @@ class Flags:
     """Which program trains: some force settings."""
 
 
-@dataclass(frozen=True)
-class Stack:
-    """Packages that are used, with a release or a range, and what is known of a training, by conditions."""
+def described(used: dict[str, Release], flags: Flags, said: dict, key: Callable | None = None) -> dict[str, Any]:
+    """Return what is known of a stack, by conditions: its releases, flags, what a config says by names of `study diff`.
 
-    versions: dict[str, Release]
-    facts: dict[str, Any]
-    key: Callable[[str], Any] | None  # returns the value at a dotted path of the config, if there is one
-
-
-def described(used: dict[str, Release], flags: Flags, said: dict, key: Callable | None = None) -> Stack:
-    """Return a stack of releases, flags, and what a config says by the names of `study diff`."""
-    facts = {"offload": "none", "ranks": 2}  # where nobody says another
+    Packages that it must have are added to `used`.
+    """
+    facts = {"offload": "none", "ranks": 2, "keys": key}  # where nobody says another; a key by its dotted path
     facts |= {name: said[setting].value for name, setting in table().settings.items() if setting in said}
     if "accumulation" in said and said["accumulation"].is_default:
         del facts["passes"]  # the script says it
@@ -61,20 +55,20 @@ def described(used: dict[str, Release], flags: Flags, said: dict, key: Callable 
         facts["optimizer"] = known[0]
     if "stage" in facts:
         used.setdefault("deepspeed" if isinstance(facts["stage"], int) else "torch", ANY)
-    return Stack(used, facts, key)
+    return facts | used
 
 
-def answered(stack: Stack) -> dict[str, Any]:
-    """Return the faults that apply or may, and what nobody asked."""
+def answered(used: dict[str, Release], facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the faults that apply or may, and what nobody asked. `facts` are those of `described`."""
     rows = []
     met = defaultdict[str, list[Fault]](list)  # by package: faults of which all is so, but perhaps the release
     for fault in table().fault:
-        questions = _questions(fault, stack)
+        questions = _questions(fault, facts)
         if questions is None:
             continue
         if not questions:
             met[fault.package].append(fault)
-        release = stack.versions[fault.package]
+        release = used[fault.package]
         has = fault.has(release)
         untried = has is None and isinstance(release, Version)
         if has is None:
@@ -84,25 +78,24 @@ def answered(stack: Stack) -> dict[str, Any]:
             row = fault.model_dump(include={"id", "package", "symptom", "who", "upstream"}) | {
                 "answer": "applies if" if questions else "applies",
                 "asked": not untried,
+                "inside": isinstance(release, Version) and fault.contains(release),  # the range that has it
                 "question": " ".join(questions),
                 "sentence": f"{fault.sentence.rstrip('.')} ({fault.package} {fault.releases})",
-                "do": fault.do_with.get(stack.facts.get("trainer", ""), fault.do),
+                "do": fault.do_with.get(facts.get("trainer", ""), fault.do),
                 "shown": f"reproductions/{fault.script}.py"
                 if fault.script
                 else f"{fault.rests_on}, {fault.upstream}".rstrip(", "),
             }
             rows.append(row)
     # --- in one sentence, with the releases of which nothing is known
-    used = {name: f"{name} {release or '(release not said)'}" for name, release in stack.versions.items()}
+    named = {name: f"{name} {release or '(release not said)'}" for name, release in used.items()}
     unknown = [
-        used[name]
-        for name, releases in table().asked.items()
-        if name in used and str(stack.versions[name]) not in releases
+        named[name] for name, releases in table().asked.items() if name in used and str(used[name]) not in releases
     ]
     applying = [row for row in rows if row["answer"] == "applies"]
     known = sum(fault.when is not None for fault in table().fault)
     apply = "1 applies" if len(applying) == 1 else f"{len(applying)} apply"
-    first = f"{', '.join(used.values())}: of {known} known faults {apply}, and {len(rows) - len(applying)} may"
+    first = f"{', '.join(named.values())}: of {known} known faults {apply}, and {len(rows) - len(applying)} may"
     if unknown:
         first += f"; no answers for {', '.join(unknown)}"
     # --- releases without any of these faults, the newest first: a remedy of one may have another
@@ -113,20 +106,17 @@ def answered(stack: Stack) -> dict[str, Any]:
     return {"fine": not applying, "first": f"{first}.", "faults": rows, "not_asked": unknown, "free": free}
 
 
-def _questions(fault: Fault, stack: Stack) -> list[str] | None:
+def _questions(fault: Fault, facts: dict[str, Any]) -> list[str] | None:
     """Return what has to be known for a fault to apply, besides the release. None: it does not apply."""
-    if fault.when is None or fault.package not in stack.versions:
+    if fault.when is None or fault.package not in facts:
         return None
     questions = []
-    facts = stack.facts | stack.versions
     trainer = facts.get("trainer", "")
     used = facts.get(trainer)
     if isinstance(used, Version) and used in SpecifierSet(fault.forced.get(trainer, "<0")):
-        facts["reentrant"] = True
+        facts = facts | {"reentrant": True}
     for name, wanted in fault.when.items():
         seen = facts.get(name)
-        if isinstance(wanted, dict) and stack.key:  # keys of the config
-            seen = {path: stack.key(path) for path in wanted}
         if isinstance(seen, SpecifierSet) or seen in (None, "FSDP?"):
             questions.append(fault.asks[name])
         elif not _fits(seen, wanted):
@@ -135,12 +125,14 @@ def _questions(fault: Fault, stack: Stack) -> list[str] | None:
 
 
 def _fits(seen: Any, wanted: Any) -> bool:
-    if isinstance(wanted, dict):
-        return all(_fits(seen[path], value) for path, value in wanted.items())
+    if callable(seen):  # a key of the config: all of one group must fit
+        return any(all(_fits(seen(path), value) for path, value in group.items()) for group in wanted)
+    if wanted == "absent":
+        return seen is None
     if isinstance(seen, Version):
         return seen in SpecifierSet(wanted, prereleases=True)
     if isinstance(wanted, list):
         return str(seen).lower() in map(str, wanted)  # a config may have AdamW, or "3"; none: it has no such key
     if wanted is True:
-        return bool(seen)  # whatever switches it on
+        return seen not in (None, False)  # whatever switches it on, if with an empty section
     return seen >= wanted if type(wanted) is int else seen == wanted

@@ -2,11 +2,14 @@
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
+
+from packaging.version import Version
 
 from study.conform.faults import ANY, Release, release_of, table
 from study.core import files, machine
-from study.core.errors import Stop
+from study.core.errors import Stop, nearest
 
 MAX_BYTES = 8 * 2**20  # of a lock
 
@@ -22,22 +25,31 @@ def releases(words: tuple[str, ...]) -> dict[str, Release]:
         if text == word and ANY in named.values() and re.fullmatch(r"[\w.-]+==\S*", word):
             raise Stop(f"{word!r:.80} names no release", "write one, such as deepspeed==0.19.8")
         # Another package is no mistake beside known ones, as in a list. A misspelt word is one.
-        if not named and not (len(words) > 1 and is_another_package(word)):
+        if not named and "==" not in word:
             raise _names_none(word)
     if not found:
         raise _names_none(words[0])
     return found
 
 
-def is_another_package(word: str) -> bool:
-    """Whether a word is a release of a package of which the table has no fault."""
-    return bool(re.fullmatch(r"[\w.-]+==[\w.]+", word)) and not listed(word)
-
-
 def _names_none(word: str) -> Stop:
-    known = ", ".join(sorted({*table().packages.values()}, key=str.lower))
+    known = sorted({*table().packages.values()}, key=str.lower)
+    what = f"{word!r:.80} is no file, and names none of {', '.join(known)}"
     remedy = "write releases such as deepspeed==0.19.8, or name a list of them"
-    return Stop(f"{word!r:.80} is no file, and names none of {known}", remedy)
+    return Stop(what, nearest(word.partition("==")[0], known, otherwise=remedy))
+
+
+def notes(words: tuple[str, ...], used: dict[str, Release]) -> Iterator[str]:
+    """Yield a sentence for each release that is later than all that were asked, and for each of another package."""
+    for name, releases in table().asked.items():
+        release = used.get(name)
+        if isinstance(release, Version) and release > Version(releases[-1]):
+            yield f"{name} {release} is later than {releases[-1]}, the newest that was asked."
+    others = {*table().packages.values()} - used.keys()
+    for word in words:
+        name, sign, _ = word.partition("==")
+        if sign and not listed(word):
+            yield f"Of {word} the table has no fault: {nearest(name, others, otherwise='it knows no such package.')}"
 
 
 def listed(text: str) -> dict[str, Release]:

@@ -80,6 +80,7 @@ function has(fault, release) {
   return beside.some((each) => compare(each, release) === 0) ? true : null;
 }
 
+const isVersion = (value) => value.numbers !== undefined; // and not a range
 const isRelease = (value) => value !== null && typeof value === "object";
 
 function fits(seen, wanted) {
@@ -105,6 +106,16 @@ function questions(fault, versions, known) {
   return asked;
 }
 
+// Releases that are later than the newest that was asked, in words.
+function later(versions) {
+  const sentences = [];
+  for (const [name, releases] of Object.entries(table.asked)) {
+    const [release, newest] = [versions[name] ?? ANY, releases.at(-1)];
+    if (isVersion(release) && compare(release, version(newest)) > 0) sentences.push(`${name} ${release.text} is later than ${newest}, the newest that was asked.`);
+  }
+  return sentences;
+}
+
 // The faults that apply or may, to a list of releases and what flags say.
 function answered(list, flags) {
   let versions = listed(list);
@@ -124,9 +135,15 @@ function answered(list, flags) {
     if (!asked.length) (met[fault.package] ??= []).push(fault);
     const release = versions[fault.package];
     const state = has(fault, release);
-    if (state === null) asked.unshift(filled(table.questions[Array.isArray(release) ? "range" : "release"], fault.package, release.text));
-    if (state !== false) rows.push({ fault, asked });
+    if (state === null) asked.unshift(filled(table.questions[isVersion(release) ? "release" : "range"], fault.package, release.text));
+    // A release between two that have the fault most likely has it, too: that it was not asked leaves nothing open.
+    const untried = state === null && isVersion(release);
+    const isInside = untried && compare(version(fault.since), release) <= 0 && compare(release, version(fault.until)) <= 0;
+    const isSilent = table.silent.some((word) => fault.symptom.startsWith(word));
+    const order = [asked.length > 0, untried && !isInside, asked.length - untried, !isSilent];
+    if (state !== false) rows.push({ fault, asked, order });
   }
+  rows.sort((a, b) => a.order.map((one, place) => one - b.order[place]).find(Boolean) ?? 0);
   const answers = rows.map(({ fault, asked }) => ({
     id: fault.id,
     answer: asked.length ? "applies if" : "applies",
@@ -137,7 +154,7 @@ function answered(list, flags) {
   const hit = [...new Set(rows.filter((row) => !row.asked.length).map((row) => row.fault.package))];
   const isFree = (name, each) => met[name].every((fault) => has(fault, version(each)) === false);
   const free = hit.map((name) => [name, table.asked[name].filter((each) => isFree(name, each)).reverse()]);
-  return { versions, answers, free: Object.fromEntries(free) };
+  return { versions, answers, free: Object.fromEntries(free), later: later(versions) };
 }
 
 // --- the form ---------------------------------------------------------------------------------------------------------
@@ -177,11 +194,11 @@ function card({ fault, question, do: remedy }) {
 
 function show() {
   const [list, flags] = asked();
-  const { versions, answers, free } = answered(list, flags);
+  const { versions, answers, free, later } = answered(list, flags);
   const [sure, maybe] = ["applies", "applies if"].map((word) => answers.filter((each) => each.answer === word));
   const named = Object.keys(versions).join(", ");
   const known = table.fault.filter((fault) => fault.when).length;
-  const text = `Of ${known} known faults ${sure.length} ${sure.length === 1 ? "applies" : "apply"}, and ${maybe.length} may.`;
+  const text = `${later.map((each) => `${each} `).join("")}Of ${known} known faults ${sure.length} ${sure.length === 1 ? "applies" : "apply"}, and ${maybe.length} may.`;
   const ways = Object.entries(free).map(([name, releases]) => releases.length ? ` With ${name} ${releases.slice(0, 4).join(" or ")} none of ${name} surely applies.` : ` Each release of ${name} that was asked has one.`);
   document.getElementById("sentence").textContent = named ? text + ways.join("") : "The list names none of the packages of this page.";
   document.getElementById("faults").replaceChildren(...sure.map(card));
