@@ -32,7 +32,12 @@ def about(path: Path) -> About:
     """Return what is known of a run folder, a record, a config, or the dumps of ranks. Raise Stop if it is none."""
     if path.is_file() and path.name != store.RECORD:
         if path.suffix in LOGS:
-            raise Stop(f"{path} is a log", f"name the folder of its run; or `study oom {path}`, if memory was full")
+            raise Stop(
+                f"{path} is a log",
+                f"name the folder of its run; or `study oom {path}`, if memory was full; a hang is found in a run that "
+                "was watched, or in a folder of Flight Recorder dumps in JSON (TORCH_NCCL_TRACE_BUFFER_SIZE=2000): "
+                "`study diagnose FOLDER`",
+            )
         config = sources.read(path)
         return About(path.name, config.words, list(mistakes(config)))
     answer = About(path.name)
