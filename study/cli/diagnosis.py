@@ -20,7 +20,16 @@ from study.records import store
 from study.records.metrics import dig
 from study.watch import lists, sources
 from study.watch.about import About, about
-from study.watch.differences import Difference, compare, equal_by_default, is_secret, mistakes, printable, shown
+from study.watch.differences import (
+    Difference,
+    compare,
+    equal_by_default,
+    is_secret,
+    mistakes,
+    printable,
+    recognised,
+    shown,
+)
 from study.watch.findings import Finding
 from study.watch.oom import reading
 from study.watch.oom.explain import Described, explain
@@ -237,7 +246,7 @@ def stack(
             raise Stop(f"ranks and passes must be at least 1 (got {number})", "give 1 or more")
     said, key = {}, None
     if config:
-        source = sources.recognised(config)
+        source = recognised(config)
         said = sources.effective_settings(source)
         key = partial(dig, source.content | (source.named or source).content)
     used = lists.releases(releases)

@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, ValidationEr
 from study.core.errors import Stop, nearest
 from study.core.files import load, sentence
 from study.core.shapes import is_local
+from study.core.text import comparable
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # The repository in a checkout; the package itself in an installed wheel, which contains config files and notebooks.
@@ -26,6 +27,7 @@ T = TypeVar("T", bound=BaseModel)
 # Where states are between their uses, as DeepSpeed calls it. none: on the device that computes.
 Device = Literal["none", "cpu", "nvme"]
 OFFLOADS = ("offload_optimizer", "offload_param")
+DEEPSPEED_NUMBERS = ("gradient_clipping", "gradient_accumulation_steps")  # that Accelerate's yaml passes on
 # In the order in which tables and notebooks show them. The files of variants/ are arms, too, and come after these.
 NAMES = (
     "single", "ddp", "zero1", "zero2", "zero3", "zero1_cpu", "zero2_cpu", "zero3_cpu", "zero3_nvme",
@@ -79,13 +81,10 @@ class SequenceGroups(Section, extra="forbid"):
 
 
 class Keys(Section):
-    """The keys of `deepspeed_config` in a yaml without a json. Accelerate and DeepSpeed clip at 1.0 by default."""
+    """Keys of `deepspeed_config` in a yaml. Accelerate and DeepSpeed clip at 1.0 by default."""
 
     deepspeed_config_file: str | None = None
-    zero_stage: int = 2
     gradient_clipping: float = 1.0
-    offload_optimizer_device: str | None = None
-    offload_param_device: str | None = None
     # Accelerate 1.15 reads these two and never passes them on: the files would go to ./none.
     offload_optimizer_nvme_path: Literal["none"] | None = None
     offload_param_nvme_path: Literal["none"] | None = None
@@ -208,16 +207,11 @@ def _of_fsdp(config: dict, path: Path) -> dict[str, Any]:
 
 def _of_deepspeed(config: dict, path: Path) -> dict[str, Any]:
     """Read the keys of the yaml, or a json of its own."""
-    keys = _checked(Keys, config.get("deepspeed_config") or {}, path, "deepspeed_config")
+    section = config.get("deepspeed_config") or {}
+    keys = _checked(Keys, section, path, "deepspeed_config")
     sequence = _checked(SequenceGroups, config.get("parallelism_config", {}), path, "parallelism_config")
-    content = {
-        "gradient_clipping": keys.gradient_clipping,
-        "zero_optimization": {
-            "stage": keys.zero_stage,
-            "offload_optimizer": {"device": keys.offload_optimizer_device or "none"},
-            "offload_param": {"device": keys.offload_param_device or "none"},
-        },
-    }
+    # A clipping of 0 is promised, although Accelerate drops it: the trainer then says so.
+    content = config_of_yaml(section) | {"gradient_clipping": keys.gradient_clipping}
     if keys.deepspeed_config_file is not None:  # Accelerate refuses a yaml that sets any of these beside a json
         remedy = f"correct deepspeed_config_file in {path.name}, or run from the root of the repository"
         path = find(keys.deepspeed_config_file)
@@ -237,6 +231,20 @@ def _of_deepspeed(config: dict, path: Path) -> dict[str, Any]:
         "tensor_ranks": max(1, deepspeed.tensor_parallel.autotp_size),
         "second_copy_ranks": zero.zero_hpz_partition_size,
     }
+
+
+def config_of_yaml(section: dict) -> dict:
+    """Return the DeepSpeed config that Accelerate makes of the keys in its yaml. It drops a clipping of 0.
+
+    DeepSpeed's default of 1.0 then takes its place (utils/dataclasses.py:1321 of Accelerate 1.15.0).
+    """
+    # A path for NVMe is left out on purpose: it does not arrive (reproductions/nvme_path_from_yaml.py). Stage 2 is the
+    # default of Accelerate's plugin (utils/dataclasses.py:1238).
+    devices = {part: str(section.get(f"{part}_device")).lower() for part in OFFLOADS}
+    zero = {part: {"device": device} for part, device in devices.items() if device != "none"}
+    written = {name: comparable(section[name]) for name in DEEPSPEED_NUMBERS if section.get(name)}
+    stage = section.get("zero_stage")
+    return {"zero_optimization": {"stage": 2 if stage is None else stage} | zero} | written
 
 
 def _content(path: Path, missing: str) -> Any:
@@ -305,20 +313,28 @@ def check_virtual(arm: Arm, init: str | None) -> None:
         raise Stop("tensors without values cannot be written to disk", "give an arm without NVMe, such as zero3_cpu")
 
 
-# The keys and defaults of DeepSpeed's, Accelerate's and the Trainer's configs, for use without these libraries.
+# The keys, types and defaults of DeepSpeed's, Accelerate's and the Trainer's configs, for use without these libraries.
+# Types are schemas of pydantic_core, which DeepSpeed's own classes check with.
 DEFAULTS_FILE = Path(__file__).with_name("library_defaults.json")
-Library = Literal["deepspeed", "accelerate", "trainer"]
 
 
 @functools.cache
-def library_defaults(library: Library) -> dict[str, dict[str, Any]]:
+def known_libraries() -> dict[str, dict[str, Any]]:
+    """Return what is known of the configs of deepspeed, accelerate and trainer: `version`, `sections`, `types` of keys.
+
+    In the sections that are `closed` the library refuses other keys, and it refuses values that are `exclusive`.
+    """
+    return json.loads(DEFAULTS_FILE.read_text())
+
+
+def library_defaults(library: str) -> dict[str, dict[str, Any]]:
     """Return the defaults by key, for each section of a library's config by its dotted path. The top is ""."""
-    return json.loads(DEFAULTS_FILE.read_text())[library]["sections"]
+    return known_libraries()[library]["sections"]
 
 
 def releases_of_defaults() -> str:
     """Return the libraries of `library_defaults` with their releases."""
-    known = json.loads(DEFAULTS_FILE.read_text())
+    known = known_libraries()
     return ", ".join(f"{name} {known[name]['version']}" for name in known).replace("trainer", "transformers")
 
 

@@ -153,7 +153,7 @@ SHOWN.maxstring = SHOWN.maxother = 80
 # pydantic's words (2.14), and those of a user who knows JSON, TOML and options, but not Python.
 PLAINER = {
     r"^\w+ should ": "must ",
-    ", unable to parse .*": "",
+    ", unable to .*": "",
     "greater than or equal to": "at least",
     "less than or equal to": "at most",
     "a valid integer": "a whole number",
@@ -179,7 +179,7 @@ def sentence(error: ValidationError, known: Iterable[str] = (), name=".".join) -
         problem = "is not known"
         if known:
             problem += f"; {nearest(str(first['loc'][-1]), known)}"
-    elif first["type"] != "value_error":
+    elif first["type"] not in ("value_error", "json_invalid"):  # of a json, the parser's sentence says all
         for words, plainer in PLAINER.items():
             problem = re.sub(words, plainer, problem)
         problem = f"{problem} (got {SHOWN.repr(first.get('input'))})"

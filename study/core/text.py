@@ -20,6 +20,20 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def comparable(value):
+    """Return a value as numbers where it, or its text, is one."""
+    if isinstance(value, list):
+        return list(map(comparable, value))
+    # Python counts True as 1, and a stage of 1 is not `true`.
+    if isinstance(value, bool):
+        return str(value)
+    # PyYAML reads 1e-5 as a text: its pattern of a number with an exponent wants a point (yaml/resolver.py:179).
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return value
+
+
 def short(value) -> str:
     """Return any value as a table shows it: four significant digits, yes or no, and a dash for unknown values."""
     if isinstance(value, (list, tuple)):

@@ -1,23 +1,30 @@
 """Compare two configs or runs: known causes of different losses or memory first, then the other keys.
 
-Also the mistakes of one config: what a library ignores in silence. What it refuses, it says itself.
+Also the mistakes of one config: what a library ignores in silence, and what it refuses when the training starts.
 """
 
 import difflib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from study.core.arms import OFFLOADS, Library, library_defaults
-from study.core.text import short
+from pydantic import ValidationError
+from pydantic_core import SchemaValidator
+
+from study.core.arms import OFFLOADS, known_libraries, library_defaults
+from study.core.errors import Stop
+from study.core.files import sentence
+from study.core.text import comparable, short
 from study.records.metrics import dig
 from study.watch.findings import Finding, finding
 from study.watch.sources import (
     ACCELERATE,
+    AUTO,
     DEEPSPEED,
     OTHER,
-    RECORD,
     TRAINER,
     UNSET,
     Description,
@@ -27,6 +34,7 @@ from study.watch.sources import (
     descriptions,
     effective_settings,
     flat,
+    read,
     section_at,
     zero_section,
 )
@@ -34,14 +42,11 @@ from study.watch.sources import (
 LONGEST = 48  # characters of a value
 SECRET = ("token", "password", "secret", "api_key", "credential")
 MOST_UNKNOWN = 200  # keys that are compared with the library's, which takes milliseconds each
-NEAR = 0.85  # similarity of a misspelled key to the right one
-LIBRARIES: dict[str, Library] = {
-    DEEPSPEED: "deepspeed",
-    RECORD: "deepspeed",
-    ACCELERATE: "accelerate",
-    TRAINER: "trainer",
-}
-PREFIXES = ("", "fsdp_", "stage3_")  # Accelerate and DeepSpeed add them to keys that lack them
+NEAR = 0.85  # similarity of a misspelled key to the right one, where a program may keep keys of its own
+SIMILAR = 0.6  # where it may not
+# A training that is described by a config with one of these findings does not start, or is not the one described.
+UNUSABLE = ("kind_unknown", "key_mistyped", "value_refused")
+LIBRARIES = {ACCELERATE: "accelerate", DEEPSPEED: "deepspeed", TRAINER: "trainer"}
 
 
 @dataclass(frozen=True)
@@ -94,20 +99,7 @@ def equal_by_default(a: Source, b: Source) -> list[str]:
 
 def same(a: Any, b: Any) -> bool:
     """Return whether two values are equal: 1e-5, 0.00001 and "1e-5" are, as YAML reads it. 1 and true are not."""
-    return _comparable(a) == _comparable(b)
-
-
-def _comparable(value: Any) -> Any:
-    if isinstance(value, list):
-        return list(map(_comparable, value))
-    # Python counts True as 1, and a stage of 1 is not `true`.
-    if isinstance(value, bool):
-        return str(value)
-    # PyYAML reads 1e-5 as a text: its pattern of a number with an exponent wants a point (yaml/resolver.py:179).
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return value
+    return comparable(a) == comparable(b)
 
 
 def _raw(source: Source) -> EffectiveSettings:
@@ -138,8 +130,6 @@ def shown(setting: Setting, name: str = "") -> str:
         return "not set"
     if is_secret(name):
         return "(not shown)"
-    if isinstance(value, list | dict):
-        return printable(json.dumps(value, default=str))
     return printable(short(value))
 
 
@@ -157,17 +147,26 @@ def printable(text: str) -> str:
 # --- mistakes within one config ------------------------------------------------------------------------------------
 
 
+def recognised(path: Path) -> Source:
+    """Read a config from which a training is to be known. A Stop says what no library takes in it."""
+    source = read(path)
+    for mistake in mistakes(source):
+        if mistake.id in UNUSABLE:
+            raise Stop(f"{path}: {mistake.sentence}", str(mistake.remedy))
+    return source
+
+
 def mistakes(source: Source) -> Iterator[Finding]:
-    """Yield what a library ignores in a config; of a record, the keys that DeepSpeed ignored."""
+    """Yield what a library ignores or refuses in a config; of a record, the keys that DeepSpeed ignored."""
     content = source.content
     if source.record is not None:
-        content = source.record.observed.deepspeed or {}
-    if source.kind == OTHER:
-        yield finding("kind_unknown", name=source.path.name)
-        for library in sorted({*LIBRARIES.values()}):
+        yield from _mistyped("deepspeed", source.record.observed.deepspeed or {})
+    elif source.kind == OTHER:
+        yield finding("kind_unknown")
+        for library in known_libraries():
             yield from _mistyped(library, content)
     else:
-        yield from _mistyped(LIBRARIES[source.kind], content)
+        yield from _refused(LIBRARIES[source.kind], content)
     if source.kind == ACCELERATE:
         kind = str(content.get("distributed_type") or "NO")
         for engine in ("deepspeed", "fsdp"):
@@ -183,17 +182,44 @@ def mistakes(source: Source) -> Iterator[Finding]:
         yield from mistakes(source.named)
 
 
-def _mistyped(library: Library, config: dict) -> Iterator[Finding]:
-    """Yield near misspellings of the library's keys: a program may keep keys of its own in a config."""
-    # DeepSpeed refuses unknown keys in its typed sections (runtime/config_utils.py:110). The top level is read key by
-    # key, so a wrong name there is silently the default (runtime/config.py:268).
+def _mistyped(library: str, config: dict, closed: Sequence[str] = ()) -> Iterator[Finding]:
+    """Yield near misspellings of the library's keys; in sections that are closed, all that it does not know."""
+    # DeepSpeed refuses unknown keys in its typed sections (runtime/config_utils.py:110), and Accelerate at the upper
+    # level of its yaml. DeepSpeed's upper level is read key by key, so a wrong name there is silently the default
+    # (runtime/config.py:268): a program may keep keys of its own in it.
     for path, known in library_defaults(library).items():
         section = section_at(config, path)
-        unknown = [str(key) for key in section if not any(prefix + str(key) in known for prefix in PREFIXES)]
-        for key in unknown[:MOST_UNKNOWN]:
+        for key in [str(key) for key in section if key not in known][:MOST_UNKNOWN]:
             # A key that is nearly one which is written as well is no misspelling of it.
-            for near in difflib.get_close_matches(key, known.keys() - section.keys(), n=1, cutoff=NEAR):
-                yield finding("key_mistyped", library=library, key=f"{path}.{key:.60}".lstrip("."), near=near)
+            cutoff = SIMILAR if path in closed else NEAR
+            near = difflib.get_close_matches(key, known.keys() - section.keys(), n=1, cutoff=cutoff)
+            if near or path in closed:
+                do = f"write {near[0]}" if near else "remove it"
+                yield finding("key_mistyped", library=library, key=f"{path}.{key:.60}".lstrip("."), do=do)
+
+
+def _refused(library: str, config: dict) -> Iterator[Finding]:
+    """Yield the keys and values with which a library does not start."""
+    known = known_libraries()[library]
+    yield from _mistyped(library, config, known["closed"])
+    refused = partial(finding, "value_refused", library=f"{library} {known['version']}")
+    values = flat(known["sections"][""] | known["sections"])
+    for path, types in known["types"].items():
+        for key, value in section_at(config, path).items():
+            if key in types and value != AUTO:
+                place = f"{path}.{key}".lstrip(".")
+                try:
+                    values[place] = SchemaValidator(types[key]).validate_python(value)
+                except ValidationError as error:
+                    yield refused(problem=f"{place} {sentence(error)}")
+    for together in known["exclusive"]:
+        if together.items() <= values.items():
+            yield refused(problem=f"{json.dumps(together)[1:-1]} exclude each other")
+    # DeepSpeed wants rows = rows per pass x passes x ranks.
+    rows = values.get("train_batch_size") or 0
+    parts = (values.get("train_micro_batch_size_per_gpu") or 1) * (values.get("gradient_accumulation_steps") or 1)
+    if rows % parts:
+        yield refused(problem=f"no number of ranks gives a train_batch_size of {rows:g}, with {parts:g} rows on each")
 
 
 def _without_effect(zero: dict) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from study.core import files, machine
-from study.core.arms import OFFLOADS, library_defaults
+from study.core.arms import DEEPSPEED_NUMBERS, OFFLOADS, config_of_yaml, library_defaults
 from study.core.errors import Stop
 from study.core.recipes import AUTOCAST
 from study.records import store
@@ -65,7 +65,7 @@ def read(path: Path) -> Source:
     # --- the DeepSpeed config in it, or the file that it names
     section = dig(content, NAMES_ANOTHER.get(kind, "no other"))
     if section is None and content.get("distributed_type") == "DEEPSPEED":
-        section = _config_of_yaml(section_at(content, "deepspeed_config"))
+        section = config_of_yaml(section_at(content, "deepspeed_config"))
     named = None
     unread = None
     if isinstance(section, dict):
@@ -77,18 +77,6 @@ def read(path: Path) -> Source:
             unread = f"{section!r:.100}, which {path.name} names, is not here (nor in its folder and two above)"
             unread += ": what it sets is not compared"
     return Source(path, kind, content, named=named, unread=unread)
-
-
-def recognised(path: Path) -> Source:
-    """Read a config from which a training is to be known. A Stop says that it is of no known kind or stage."""
-    source = read(path)
-    if source.kind == OTHER:
-        unknown = texts("findings.toml")["kind_unknown"]
-        raise Stop(unknown["sentence"].format(name=path), unknown["remedy"])
-    stage = effective_settings(source).get("stage", UNSET).value
-    if stage not in (None, 0, 1, 2, 3):
-        raise Stop(f"{path} says stage {stage!r:.40} of ZeRO", "correct it: 0, 1, 2 or 3")
-    return source
 
 
 def _allowed(name: str, config: Path) -> Path | None:
@@ -120,7 +108,6 @@ def flat(content: dict, prefix: str = "") -> dict[str, Any]:
 
 AUTO = "auto"
 ASKED = ("stage", *OFFLOADS, "clipping", "accumulation")  # of DeepSpeed
-DEEPSPEED_NUMBERS = ("gradient_clipping", "gradient_accumulation_steps")  # that Accelerate's yaml passes on
 ENGINES = {"NO": "one process", "MULTI_GPU": "DDP", "MULTI_CPU": "DDP", "DEEPSPEED": "DeepSpeed", "FSDP": "FSDP"}
 
 
@@ -258,19 +245,6 @@ def _of_accelerate(source: Source) -> EffectiveSettings:
     return {"precision": Setting("fp32")} | _mixed(str(config.get("mixed_precision") or "no"), settings)
 
 
-def _config_of_yaml(section: dict) -> dict:
-    """Return the DeepSpeed config that Accelerate makes of the keys in its yaml. It drops a clipping of 0.
-
-    DeepSpeed's default of 1.0 then takes its place (utils/dataclasses.py:1321 of Accelerate 1.15.0).
-    """
-    # A path for NVMe is left out on purpose: it does not arrive (reproductions/nvme_path_from_yaml.py). Stage 2 is the
-    # default of Accelerate's plugin (utils/dataclasses.py:1238).
-    devices = {part: section.get(f"{part}_device") for part in OFFLOADS}
-    zero = {part: {"device": device} for part, device in devices.items() if device not in (None, "none")}
-    written = {name: section[name] for name in DEEPSPEED_NUMBERS if section.get(name)}
-    return {"zero_optimization": {"stage": section.get("zero_stage", 2)} | zero} | written
-
-
 def _of_trainer(source: Source) -> EffectiveSettings:
     half = _half(source.content)
     if source.kind != TRAINER:
@@ -348,7 +322,7 @@ def _asked_of_launcher() -> dict[str, Any]:
     # `accelerate launch` also sets its own defaults. ACCELERATE_CONFIG_DS_FIELDS names the keys that the yaml has.
     unwritten = {*DEEPSPEED_NUMBERS}.difference(launched.get("config_ds_fields", "").split(","))
     section = {name.removeprefix("deepspeed_"): value for name, value in launched.items() if value != "none"}
-    return _asked_of_deepspeed(_config_of_yaml(section | dict.fromkeys(unwritten))) | asked
+    return _asked_of_deepspeed(config_of_yaml(section | dict.fromkeys(unwritten))) | asked
 
 
 def _asked_of_deepspeed(config: dict) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`library_defaults.json` has the keys and defaults of the installed libraries. --refresh-golden exports it anew."""
+"""`library_defaults.json` has the keys, types and defaults of the installed libraries. --refresh-golden exports it."""
 
 import dataclasses
 import enum
@@ -10,19 +10,26 @@ from typing import get_args
 import accelerate
 import pydantic
 import transformers
-from accelerate.commands.config.config_args import ClusterConfig
+from accelerate.commands.config.config_args import ClusterConfig, SageMakerConfig
 from accelerate.commands.launch import launch_command_parser
 
 from study.core import arms
+from tests.conftest import table
 
 STRICT = {  # sections in which DeepSpeed refuses unknown keys. To import it takes seconds, and not each worker needs it
     "zero_optimization": "deepspeed.runtime.zero.config:DeepSpeedZeroConfig",
     "bf16": "deepspeed.runtime.precision_config:DeepSpeedBF16Config",
+    "bfloat16": "deepspeed.runtime.precision_config:DeepSpeedBF16Config",
     "fp16": "deepspeed.runtime.precision_config:DeepSpeedFP16Config",
     "tensor_parallel": "deepspeed.runtime.tensor_parallel.config:TPTrainingConfig",
     "hybrid_engine": "deepspeed.runtime.config:HybridEngineConfig",
     "compile": "deepspeed.compile.config:CompileConfig",
     "comms_logger": "deepspeed.comm.config:CommsLoggerConfig",
+    "tensorboard": "deepspeed.monitor.config:TensorBoardConfig",
+    "wandb": "deepspeed.monitor.config:WandbConfig",
+    "csv_monitor": "deepspeed.monitor.config:CSVConfig",
+    "comet": "deepspeed.monitor.config:CometConfig",
+    "timers.throughput": "deepspeed.utils.config:DeepSpeedThroughputTimerConfig",
 }
 GROUPS = {  # sections of Accelerate's yaml, and the launcher's options that they set
     "deepspeed_config": "DeepSpeed Arguments",
@@ -60,28 +67,50 @@ def plain(value):
     return value if isinstance(value, str | int | float | list) else None
 
 
-def of_model(path: str, model: type[pydantic.BaseModel]) -> dict:
-    """Return the sections of a config class, and of the classes of its fields."""
-    fields = {field.alias or name: field for name, field in model.model_fields.items()}
-    found = {path: {name: plain(field.default) for name, field in fields.items()}}
-    for name, field in fields.items():
+def of_model(path: str, model: type[pydantic.BaseModel], types: dict) -> dict:
+    """Return the sections of a config class, and of the classes of its fields. Add the types of their keys."""
+    schema = model.__pydantic_core_schema__
+    while "fields" not in schema:
+        schema = schema["schema"]
+    defaults, here = {}, {}
+    found = {path: defaults}
+    for name, field in model.model_fields.items():
+        key = field.alias or name  # DeepSpeed takes both
+        defaults[key] = plain(field.default)
+        here |= dict.fromkeys((name, key), plain_type(schema["fields"][name]["schema"]))
         for kind in (field.annotation, *get_args(field.annotation)):
             if isinstance(kind, type) and issubclass(kind, pydantic.BaseModel):
-                found |= of_model(f"{path}.{name}", kind)
+                found |= of_model(f"{path}.{key}", kind, types)
+    types[path] = here | types.get(path, {})
     return found
 
 
-def of_deepspeed() -> dict:
+def plain_type(schema: dict) -> dict:
+    """Return pydantic's schema of a field as JSON can hold it. What JSON cannot hold is any value."""
+    kind = schema["type"]
+    if kind == "nullable":
+        return {"type": kind, "schema": plain_type(schema["schema"])}
+    if kind == "enum":
+        return {"type": "literal", "expected": [member.value for member in schema["members"]]}
+    if kind == "model":
+        return {"type": "dict"}
+    if "schema" in schema:  # a validator, or a default
+        return plain_type(schema["schema"])
+    return schema if kind in ("bool", "int", "float", "str", "literal") else {"type": "any"}
+
+
+def of_deepspeed(types: dict) -> dict:
     recorder = Recorder({"train_batch_size": 1})
     resolve_name("deepspeed.runtime.config:DeepSpeedConfig")(recorder)
     found = {"": {name: plain(value) for name, value in sorted(recorder.asked.items())}}
     for path, name in STRICT.items():
-        found |= of_model(path, resolve_name(name))
+        found |= of_model(path, resolve_name(name), types)
     return found
 
 
 def of_accelerate() -> dict:
-    fields = {field.name: plain(field.default) for field in dataclasses.fields(ClusterConfig)}
+    classes = (SageMakerConfig, ClusterConfig)
+    fields = {field.name: plain(field.default) for each in classes for field in dataclasses.fields(each)}
     groups = {group.title: group._group_actions for group in launch_command_parser()._action_groups}
     options = {path: {each.dest: plain(each.default) for each in groups[title]} for path, title in GROUPS.items()}
     return {"": fields | {"fp16": None, "dynamo_backend": None}} | options  # the last two are old forms
@@ -92,17 +121,17 @@ def of_trainer() -> dict:
 
 
 def test_the_file_has_the_defaults_of_the_installed_libraries(request):
+    written = table("core/library_types.toml")
+    deepspeed = of_deepspeed(written["deepspeed"]["types"])
     exported = {
-        "deepspeed": {"version": metadata.version("deepspeed"), "sections": of_deepspeed()},
+        "deepspeed": {"version": metadata.version("deepspeed"), "sections": deepspeed, "closed": list(deepspeed)[1:]},
         "accelerate": {"version": accelerate.__version__, "sections": of_accelerate()},
         "trainer": {"version": transformers.__version__, "sections": of_trainer()},
     }
+    for name, each in exported.items():
+        each |= written[name]
+        for path, types in each["types"].items():
+            each["sections"][path] = dict.fromkeys(types) | each["sections"].get(path, {})
     if request.config.getoption("--refresh-golden"):
         arms.DEFAULTS_FILE.write_text(json.dumps(exported, indent=1) + "\n")
     assert json.loads(arms.DEFAULTS_FILE.read_text()) == exported
-
-
-def test_absent_keys_have_their_defaults():
-    zero = arms.zero_optimization({"zero_optimization": {"stage": 3, "sub_group_size": 7}})
-    assert (zero["stage"], zero["sub_group_size"], zero["stage3_prefetch_bucket_size"]) == (3, 7, 50_000_000)
-    assert arms.zero_optimization(None)["stage"] == 0

@@ -1,13 +1,16 @@
 """`study diff`: configs and records of any kind, anybody's: known causes first, nothing trusted."""
 
 import json
+import re
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
 from study.cli.diagnosis import diff
+from study.core.errors import Stop
 from study.watch import sources
-from study.watch.differences import compare, mistakes, shown
+from study.watch.differences import compare, mistakes, recognised, shown
 from tests.conftest import ROOT, table
 
 ARMS = ROOT / "accelerate_configs"
@@ -97,6 +100,17 @@ def test_what_a_library_ignores_in_a_config_is_found_although_nothing_differs(fi
     file("ds.json", case.get("file", {}))
     source = sources.read(file("mine.yaml", BEGIN[case["begin"]] | case["with"]))
     assert [each.id for each in mistakes(source)] == case["found"]
+
+
+@pytest.mark.parametrize("case", CASES["refused"])
+def test_what_a_library_refuses_is_found_and_no_all_clear(file, case):
+    config = DEEPSPEED | case["with"]
+    path = file("mine.yaml", config)
+    assert [case["said"] in each.sentence for each in mistakes(sources.read(path))] == [True]
+    with pytest.raises(Stop, match=re.escape(case["said"])):
+        recognised(path)
+    with pytest.raises(Exception, match=r"\w"):
+        resolve_name("deepspeed.runtime.config:DeepSpeedConfig")(config)
 
 
 def test_records_and_mixed_kinds():

@@ -119,11 +119,6 @@ def test_values_of_a_config_are_converted_or_dropped(tmp_path):
     for value, taken in [*kept.items(), ([1], None), ({"a": 1}, None)]:
         config.write_text(json.dumps({"per_device_train_batch_size": value, "output_dir": "x"}))
         assert explain(new(), Wanted(), Described(config=config)).training.given.micro_batch == taken, value
-    config.write_text(json.dumps({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": ["cpu"]}}}))
-    assert explain(new(), Wanted(), Described(config=config)).training.given.arm == "zero2_cpu"
-    config.write_text(json.dumps({"zero_optimization": {"stage": [2]}}))
-    with pytest.raises(Stop, match="says stage"):  # it was taken for DDP
-        explain(new(), Wanted(), Described(config=config))
 
 
 def test_an_error_in_quotes_may_be_longer_than_the_name_of_a_file():

@@ -25,6 +25,7 @@ from study.predict.front import (
 )
 from study.records.schema import Record
 from study.watch import sources
+from study.watch.differences import recognised
 from study.watch.findings import Finding
 from study.watch.oom import reading
 from study.watch.oom.causes import Cause, Match, causes
@@ -111,7 +112,7 @@ def _of_config(path: Path | None) -> dict[str, Any]:
     """Return the settings of a config by our names, and its arm."""
     if path is None:
         return {}
-    values = {name: each.value for name, each in sources.effective_settings(sources.recognised(path)).items()}
+    values = {name: each.value for name, each in sources.effective_settings(recognised(path)).items()}
     values["micro_batch"] = values.get("rows per pass and rank")
     for name in NUMBERS:
         text = str(values.get(name))  # JSON and YAML may have a number in quotes
