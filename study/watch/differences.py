@@ -202,7 +202,7 @@ def _refused(library: str, config: dict) -> Iterator[Finding]:
     """Yield the keys and values with which a library does not start."""
     known = known_libraries()[library]
     yield from _mistyped(library, config, known["closed"])
-    refused = partial(finding, "value_refused", library=f"{library} {known['version']}")
+    refused = partial(finding, library=f"{library} {known['version']}")
     values = flat(known["sections"][""] | known["sections"])
     for path, types in known["types"].items():
         for key, value in section_at(config, path).items():
@@ -211,15 +211,19 @@ def _refused(library: str, config: dict) -> Iterator[Finding]:
                 try:
                     values[place] = SchemaValidator(types[key]).validate_python(value)
                 except ValidationError as error:
-                    yield refused(problem=f"{place} {sentence(error)}")
+                    was_removed = error.errors()[0]["type"] == "removed"  # an older release may take it
+                    yield refused(
+                        "key_removed" if was_removed else "value_refused", problem=f"{place} {sentence(error)}"
+                    )
     for together in known["exclusive"]:
         if together.items() <= values.items():
-            yield refused(problem=f"{json.dumps(together)[1:-1]} exclude each other")
+            yield refused("value_refused", problem=f"{json.dumps(together)[1:-1]} exclude each other")
     # DeepSpeed wants rows = rows per pass x passes x ranks.
     rows = values.get("train_batch_size") or 0
     parts = (values.get("train_micro_batch_size_per_gpu") or 1) * (values.get("gradient_accumulation_steps") or 1)
     if rows % parts:
-        yield refused(problem=f"no number of ranks gives a train_batch_size of {rows:g}, with {parts:g} rows on each")
+        problem = f"no number of ranks gives a train_batch_size of {rows:g}, with {parts:g} rows on each"
+        yield refused("value_refused", problem=problem)
 
 
 def _without_effect(zero: dict) -> Iterator[Finding]:

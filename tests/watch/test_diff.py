@@ -1,5 +1,6 @@
 """`study diff`: configs and records of any kind, anybody's: known causes first, nothing trusted."""
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -106,8 +107,13 @@ def test_what_a_library_ignores_in_a_config_is_found_although_nothing_differs(fi
 def test_what_a_library_refuses_is_found_and_no_all_clear(file, case):
     config = DEEPSPEED | case["with"]
     path = file("mine.yaml", config)
-    assert [case["said"] in each.sentence for each in mistakes(sources.read(path))] == [True]
-    with pytest.raises(Stop, match=re.escape(case["said"])):
+    (mistake,) = mistakes(sources.read(path))
+    assert case["said"] in mistake.sentence
+    # What was removed an older release may take, and so may the training that is asked about.
+    stops = contextlib.nullcontext()
+    if mistake.id != "key_removed":
+        stops = pytest.raises(Stop, match=re.escape(case["said"]))
+    with stops:
         recognised(path)
     with pytest.raises(Exception, match=r"\w"):
         resolve_name("deepspeed.runtime.config:DeepSpeedConfig")(config)
