@@ -37,7 +37,7 @@ from study.watch.oom.explain import Described, explain
 DEFAULT = " (the library's default)"
 MOST_SHOWN = 10  # faults, without --details: a reader of 50 reads none
 FLAG = re.compile(r"--[a-z0-9]+|the release of [\w-]+")  # what a question asks for
-FLAGS = re.compile(r" \(--[^)]*\)")
+IN_PARENTHESES = re.compile(r" \(--[^)]*\)")  # the flags that answer a question
 
 # --- study diagnose --------------------------------------------------------------------------------------------------
 
@@ -72,11 +72,11 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /) -> list[dict]:
                 raise
             answer = About(folder.name, stop.what)  # the others are listed all the same
         answers.append(asdict(answer))
-        shown = answer.findings
+        findings = answer.findings
         if is_list:
-            shown = [finding for finding in shown if finding.id not in told][:1]
-            told |= {finding.id for finding in shown if finding.id}
-        _show(answer, shown)
+            findings = [finding for finding in findings if finding.id not in told][:1]
+            told |= {finding.id for finding in findings if finding.id}
+        _show(answer, findings)
         if answer.not_known and not is_list:
             _say_indented("", f"Not in this record: {', '.join(answer.not_known)}.")
     return answers
@@ -293,7 +293,7 @@ def _show_faults(faults: list[dict], symptom: str | None, details: bool) -> list
             sentence = f"{fault['question']} {fault['sentence']}".lstrip()
             _show_finding(first, Finding(sentence, fault["do"], fault["shown"]))
         elif number <= MOST_SHOWN:
-            say_wrapped(f"{fault['sentence']}. {FLAGS.sub('', fault['question'])}", indent="    ", first=first)
+            say_wrapped(f"{fault['sentence']}. {IN_PARENTHESES.sub('', fault['question'])}", indent="    ", first=first)
         else:
             left.append(fault)
     return left

@@ -10,6 +10,7 @@ import tyro
 from tyro import _errors as mistakes  # private: pyproject.toml says with which versions it was tried
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from study.core.arms import all_paths
 from study.core.errors import Stop, nearest
 
 OPTIONS = ConstructorRegistry()
@@ -34,6 +35,8 @@ def parsed(command: Callable, *config, **options):
                 known = {*re.findall(OPTION, usage)}
                 name = word.partition("=")[0].replace("_", "-")
                 answers = [each for each in MEANT.get(name, ()) if known.issuperset(re.findall(OPTION, each))]
+                if word in all_paths() and "--arm" in known:
+                    answers = [f"did you mean '--arm {word}'?"]
                 answers.append(nearest(name, known, otherwise=remedy))
                 raise Stop(f"{event.prog} takes no {word:.80}", answers[0])
             case mistakes.MissingArgs(missing_arguments=[missing, *_]):

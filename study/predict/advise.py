@@ -1,7 +1,8 @@
 """Which arm to use on given GPUs, and with which settings. Predicted, not measured.
 
 For each arm the search tries what an expert would try: with and without checkpointing of activations, large buckets
-and then small ones, and the most rows per pass that fit, because more rows per pass never take longer.
+and then small ones, and the most rows per pass that fit, because more rows per pass never take longer. If these fill
+the card, fewer rows.
 """
 
 import itertools
@@ -108,7 +109,7 @@ def advise(question: Question) -> Advice:
 
 
 def _with_room(question: Question, row: Row) -> Row:
-    """A row with what nvidia-smi will show; with fewer rows a pass, if only these do not fill the card."""
+    """The row with what nvidia-smi will show. If that fills the card: the arm with fewer rows, if these leave room."""
     driver_bytes = memory_kinds(training_of_row(question, row), question.gpu).driver
     shown = replace(row, driver_bytes=driver_bytes)
     if row.is_tight or not shown.is_tight or row.micro_batch == 1 or question.optimizer_in_backward:
