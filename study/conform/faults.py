@@ -3,7 +3,6 @@
 The ledger, `study diagnose`, `study conform`, `study stack` and the report read it.
 """
 
-import contextlib
 import functools
 from pathlib import Path
 from typing import Annotated, Literal
@@ -111,10 +110,3 @@ def table() -> Table:
 
 def named(id: str) -> Fault:
     return {each.id: each for each in table().fault}[id]
-
-
-def release_of(said: str) -> Release:
-    """Return the release or range that a text says; any, if it says none."""
-    with contextlib.suppress(ValueError):  # as packaging raises for 2.x
-        return Version(said) if said[:1].isdigit() and "*" not in said else SpecifierSet(said.replace("^", ">="))
-    return ANY

@@ -1,13 +1,15 @@
 """Read which releases of libraries a list, a project, a lock or a thread names."""
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from study.conform.faults import ANY, Release, release_of, table
+from study.conform.faults import ANY, Release, table
 from study.core import files, machine
 from study.core.errors import Stop, nearest
 
@@ -61,3 +63,10 @@ def listed(text: str) -> dict[str, Release]:
         named = found.setdefault(table().packages[name], set())
         named |= {release_of(said)} - {ANY}
     return {name: several.pop() if len(several) == 1 else ANY for name, several in found.items()}
+
+
+def release_of(said: str) -> Release:
+    """Return the release or range that a text says; any, if it says none."""
+    with contextlib.suppress(ValueError):  # as packaging raises for 2.x
+        return Version(said) if said[:1].isdigit() and "*" not in said else SpecifierSet(said.replace("^", ">="))
+    return ANY
