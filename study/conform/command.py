@@ -2,6 +2,7 @@
 
 import dataclasses
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,10 @@ def _show_changes(name: str, since: str, until: str) -> dict[str, list[str]]:
 
 
 def _show_explanations(answers: list[Answer]) -> None:
-    # Many failures may have one reason, which is said once.
-    for why in dict.fromkeys(filter(None, map(explanation, answers))):
-        say_wrapped(why, indent="  ", first="- ")
+    # Many failures may have one reason, which is said once, with the properties that show it.
+    shown_by = defaultdict[str, dict](dict)
+    for answer in answers:
+        shown_by[explanation(answer)][answer.property] = None
+    for why, names in shown_by.items():
+        if why:
+            say_wrapped(f"{why} Shown by {', '.join(names)}.", indent="  ", first="- ")
