@@ -31,6 +31,7 @@ from study.predict.front import (
     default_sequence,
     fewest,
     fits_on,
+    kind_of_interval,
     memory_kinds,
     reserve_bytes,
     settled_arm,
@@ -221,7 +222,7 @@ def estimate(
     show([{"component": part, "per rank": size(part_bytes)} for part, part_bytes in parts.items()])
     moved = ", ".join(f"{kind} {size(moved_bytes)}" for kind, moved_bytes in whole.traffic.items())
     say("", f"host memory: {size(whole.host_bytes)}; collectives of a step: {moved or 'none'}", *time)
-    say("", *answer.accuracy()[0 if time else -1 :])  # the last line is of memory
+    say("", *answer.accuracy([kind_of_interval(step.limit)] if step else []))
     return {
         "arm": arm.name,
         "ranks": ranks,

@@ -21,6 +21,6 @@ from study.predict.question import (
     settled_arm,
     usual_precision,
 )
-from study.predict.step_time import Hardware, step_time
+from study.predict.step_time import Hardware, kind_of_interval, step_time
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Batch, Recomputation, Training

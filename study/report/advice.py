@@ -1,5 +1,7 @@
 """An advice in words and as a table."""
 
+from collections.abc import Iterable
+
 from study.core.gpus import GPUS
 from study.core.recipes import RECIPES
 from study.core.text import UNKNOWN, count, number_of, percent, short, size, times
@@ -40,7 +42,10 @@ def in_words(advice: Advice) -> list[str]:
     question = advice.question
     choice = advice.choice
     if choice is None:
-        return [f"Nothing fits on {question.gpus} x {question.gpu}: {_lacks(advice)}."]
+        lines = [f"Nothing fits on {question.gpus} x {question.gpu}: {_lacks(advice)}."]
+        if not question.model.is_partly_frozen:
+            lines.append("Adapters need less: --lora-rank 16, and with --quantized nf4 less still.")
+        return lines
     # --- what to use
     lines = [f"Use {use(choice, question)}."]
     if choice.is_tight:
@@ -216,17 +221,17 @@ def _links(question: Question) -> str:
 LIMITS = {"gpu": "the GPU decides", "host": "the host decides", "links": "links decide"}
 
 
-def accuracy() -> list[str]:
-    """Return how accurate predictions of others' trainings were before any error was seen: a line for each limit."""
+def accuracy(limits: Iterable[str] = tuple(LIMITS)) -> list[str]:
+    """Return how accurate predictions of others' trainings were before any error was seen: of steps, then of memory."""
     peaks, times = (
         scores.capped([each for each in scores.numbers() if each.first and each.quantity == quantity])
         for quantity in ("memory", "time")
     )
     lines = []
-    for limit, decides in LIMITS.items():
+    for limit in limits:
         time = scores.score([each for each in times if each.limit == limit], "first")
         lines.append(
-            f"step time where {decides}: half of first predictions were within {percent(time['median error'])}, "
+            f"step time where {LIMITS[limit]}: half of first predictions were within {percent(time['median error'])}, "
             f"{percent(time['near'])} within {scores.NEAR['time']:.0%}"
         )
     peak = scores.score(peaks, "first")

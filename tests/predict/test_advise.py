@@ -234,6 +234,15 @@ def test_gpus_are_enough_if_any_arm_keeps_the_states_there_and_divide_a_batch_th
         assert enough(found, batch) == f"Enough: {gpus} x RTX3090 of 3 GB (1 with offloading){said}."
 
 
+@mock.patch.dict(GPUS)
+@pytest.mark.parametrize("lora_rank", [None, 8])
+def test_where_nothing_fits_adapters_are_named_unless_only_they_train(lora_rank):
+    model = named("gpt2-xl", lora_rank=lora_rank)
+    lines = in_words(advise(question_of(model, 1, "T4", gpu_memory="1GB", batch=1)))
+    assert lines[0].startswith("Nothing fits on 1 x T4 of 1 GB")
+    assert ("--lora-rank" in lines[-1]) == (lora_rank is None)
+
+
 def test_a_much_faster_arm_that_fits_only_just_is_the_alternative(monkeypatch):
     """best_of_arm is asked for each arm, and answers with these."""
     offered = {"zero1": (1.0, 75), "zero2": (1.31, 40), "zero3": (1.4, 40)}
