@@ -256,7 +256,7 @@ def stack(
     say_wrapped(*lists.notes(releases, used), answer["first"])
     left = _show_faults(answer["faults"], symptom, details)
     for name, free in answer["free"].items():
-        sentence = f"Each release of {name} that was asked has a known fault here."
+        sentence = f"Each release of {name} that was tested has a known fault here."
         if free:
             sentence = f"With {name} {' or '.join(free[:4])} no known fault of {name} surely applies here."
         say_wrapped("", sentence)

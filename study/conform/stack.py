@@ -97,7 +97,7 @@ def answered(used: dict[str, Release], facts: dict[str, Any]) -> dict[str, Any]:
     apply = "1 applies" if len(applying) == 1 else f"{len(applying)} apply"
     first = f"{', '.join(named.values())}: of {known} known faults {apply}, and {len(rows) - len(applying)} may"
     if unknown:
-        first += f"; no answers for {', '.join(unknown)}"
+        first += f"; not tested: {', '.join(unknown)}"
     # --- releases without any of these faults, the newest first: a remedy of one may have another
     free = {}
     for package in dict.fromkeys(row["package"] for row in applying):
@@ -112,12 +112,16 @@ def _questions(fault: Fault, facts: dict[str, Any]) -> list[str] | None:
         return None
     questions = []
     trainer = facts.get("trainer", "")
-    used = facts.get(trainer)
-    if isinstance(used, Version) and used in SpecifierSet(fault.forced.get(trainer, "<0")):
-        facts = facts | {"reentrant": True}
+    if trainer in fault.forced:  # its other releases may overrule the user in some classes, or were not read
+        used = facts.get(trainer)
+        is_forced = isinstance(used, Version) and used in SpecifierSet(fault.forced[trainer])
+        facts = facts | {"reentrant": is_forced or facts.get("reentrant") or None}
     for name, wanted in fault.when.items():
         seen = facts.get(name)
-        if isinstance(seen, SpecifierSet) or seen in (None, "FSDP?"):
+        is_known = not (isinstance(seen, SpecifierSet) or seen in (None, "FSDP?"))
+        if isinstance(seen, Version) and seen.is_prerelease:  # 5.23.0.dev0 may be before a change in 5.23, or after it
+            is_known = Version(seen.base_version) != Version(wanted.strip("<>="))
+        if not is_known:
             questions.append(fault.asks[name])
         elif not _fits(seen, wanted):
             return None

@@ -46,7 +46,7 @@ def notes(words: tuple[str, ...], used: dict[str, Release]) -> Iterator[str]:
     for name, releases in table().asked.items():
         release = used.get(name)
         if isinstance(release, Version) and release > Version(releases[-1]):
-            yield f"{name} {release} is later than {releases[-1]}, the newest that was asked."
+            yield f"{name} {release} is later than {releases[-1]}, the newest that was tested."
     others = {*table().packages.values()} - used.keys()
     for word in words:
         name, sign, _ = word.partition("==")
@@ -68,5 +68,8 @@ def listed(text: str) -> dict[str, Release]:
 def release_of(said: str) -> Release:
     """Return the release or range that a text says; any, if it says none."""
     with contextlib.suppress(ValueError):  # as packaging raises for 2.x
-        return Version(said) if said[:1].isdigit() and "*" not in said else SpecifierSet(said.replace("^", ">="))
+        if said[:1].isdigit():
+            return SpecifierSet(f"=={said}") if "*" in said else Version(said)
+        # Poetry's own signs: ^ keeps the first number that is not 0, ~ all but the last.
+        return SpecifierSet(re.sub(r"~(?!=)|\^(?=0)", "~=", said).replace("^", ">="))
     return ANY

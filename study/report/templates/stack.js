@@ -29,8 +29,9 @@ function compare(a, b) {
 
 // A release, or a range as a list of conditions.
 function releaseOf(said) {
-  if (/^\d/.test(said)) return version(said) ?? ANY;
-  const parts = said.replace("^", ">=").split(",").map((part) => /^\s*(~=|==|!=|<=|>=|<|>)\s*([\w.]+?)(\.\*)?\s*$/.exec(part));
+  if (/^\d/.test(said) && !said.includes("*")) return version(said) ?? ANY;
+  const signed = said.replace(/^(?=\d)/, "==").replace(/~(?!=)|\^(?=0)/g, "~=").replace("^", ">=");
+  const parts = signed.split(",").map((part) => /^\s*(~=|==|!=|<=|>=|<|>)\s*([\w.]+?)(\.\*)?\s*$/.exec(part));
   if (!said || parts.some((part) => !part || !version(part[2]) || (part[1] === "~=" && !part[2].includes(".")))) return ANY;
   return parts.map(([, sign, text, star]) => ({ sign, than: version(text), same: star ? text.split(".") : text.split(".").slice(0, -1), star }));
 }
@@ -98,9 +99,10 @@ function questions(fault, versions, known) {
   const facts = { ...known, ...versions };
   const used = versions[facts.trainer];
   const forced = fault.forced[facts.trainer];
-  if (forced && used && !Array.isArray(used) && within(used, releaseOf(forced))) facts.reentrant = true;
+  if (forced) facts.reentrant = used && isVersion(used) && within(used, releaseOf(forced)) || facts.reentrant || undefined;
   for (const [name, wanted] of Object.entries(fault.when)) {
-    if (facts[name] === undefined || Array.isArray(facts[name])) asked.push(fault.asks[name]);
+    const between = facts[name]?.rank?.[0] < 0 && compare({ ...facts[name], rank: [0, 0] }, releaseOf(wanted)[0].than) === 0;
+    if (facts[name] === undefined || Array.isArray(facts[name]) || between) asked.push(fault.asks[name]);
     else if (!fits(facts[name], wanted)) return null;
   }
   return asked;
@@ -111,7 +113,7 @@ function later(versions) {
   const sentences = [];
   for (const [name, releases] of Object.entries(table.asked)) {
     const [release, newest] = [versions[name] ?? ANY, releases.at(-1)];
-    if (isVersion(release) && compare(release, version(newest)) > 0) sentences.push(`${name} ${release.text} is later than ${newest}, the newest that was asked.`);
+    if (isVersion(release) && compare(release, version(newest)) > 0) sentences.push(`${name} ${release.text} is later than ${newest}, the newest that was tested.`);
   }
   return sentences;
 }
@@ -199,7 +201,7 @@ function show() {
   const named = Object.keys(versions).join(", ");
   const known = table.fault.filter((fault) => fault.when).length;
   const text = `${later.map((each) => `${each} `).join("")}Of ${known} known faults ${sure.length} ${sure.length === 1 ? "applies" : "apply"}, and ${maybe.length} may.`;
-  const ways = Object.entries(free).map(([name, releases]) => releases.length ? ` With ${name} ${releases.slice(0, 4).join(" or ")} none of ${name} surely applies.` : ` Each release of ${name} that was asked has one.`);
+  const ways = Object.entries(free).map(([name, releases]) => releases.length ? ` With ${name} ${releases.slice(0, 4).join(" or ")} none of ${name} surely applies.` : ` Each release of ${name} that was tested has one.`);
   document.getElementById("sentence").textContent = named ? text + ways.join("") : "The list names none of the packages of this page.";
   document.getElementById("faults").replaceChildren(...sure.map(card));
   const fold = document.getElementById("maybe");
