@@ -118,6 +118,9 @@ def advise(
     show(answer.table(advice))
     if training.precision is None and not details:
         say_wrapped("", f"Predicted {answer.precisions(advice.question)}.")
+    fsdp2 = [row for row in advice.rows if row.arm.startswith("fsdp2")]
+    if not details and any(row.accumulation > 1 and not row.fits for row in fsdp2):
+        say_wrapped(f"{assumed[-1]}.")  # of whole gradients
     if details:
         if detail:
             say_wrapped("", f"In detail: {detail}", indent="  ")

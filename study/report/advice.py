@@ -42,10 +42,7 @@ def in_words(advice: Advice) -> list[str]:
     question = advice.question
     choice = advice.choice
     if choice is None:
-        lines = [f"Nothing fits on {question.gpus} x {question.gpu}: {_lacks(advice)}."]
-        if not question.model.is_partly_frozen:
-            lines.append("Adapters need less: --lora-rank 16, and with --quantized nf4 less still.")
-        return lines
+        return [f"Nothing fits on {question.gpus} x {question.gpu}: {_lacks(advice)}.", *_smaller(question)]
     # --- what to use
     lines = [f"Use {use(choice, question)}."]
     if choice.is_tight:
@@ -53,8 +50,10 @@ def in_words(advice: Advice) -> list[str]:
     if advice.alternative:
         just = "; it fits only just" if advice.alternative.is_tight and not choice.is_tight else ""
         lines.append(f"Alternative: {use(advice.alternative, question)}{just}.")
-    # --- why, and what comes before the first step
-    lines.append(_reason(advice, choice))
+    # --- why, how to train so, what would need less, and what comes before the first step
+    lines += [_reason(advice, choice), f"Its file: accelerate_configs/{choice.arm}.yaml."]
+    if question.model.is_partly_frozen and choice.offloads:
+        lines += _smaller(question)
     if choice.limit == "launching":
         lines.append(_host_decides(question, choice))
     # Published weights have 16 bits, and recipes with fp32 weights widen them.
@@ -63,6 +62,12 @@ def in_words(advice: Advice) -> list[str]:
         needs = f"To load it, a node may need {amount(needed_bytes)} of host memory"
         lines.append(f"{needs} and has {amount(question.host_memory_bytes)}: {LOAD}.")
     return lines
+
+
+def _smaller(question: Question) -> list[str]:
+    if not question.model.is_partly_frozen:
+        return ["Adapters need less: --lora-rank 16, and with --quantized nf4 less still."]
+    return [] if question.quantized else ["Frozen weights in 4 bits need less: --quantized nf4."]
 
 
 def _host_decides(question: Question, choice: Row) -> str:
@@ -105,7 +110,7 @@ def use(row: Row, question: Question) -> str:
     if row.driver_bytes:
         memory += f" (nvidia-smi shows {_number(row.driver_bytes)})"
     if row.offloads:
-        memory += f" and {amount(row.host_bytes)} of host memory"
+        memory += f" and {amount(row.host_bytes)} of a node's host memory"
     rows = number_of(row.micro_batch, f"rows of {count(question.sequence)} tokens per pass")
     step = f"{seconds(row)} per step of {question.batch} rows"
     return f"{name}, {rows}, {number_of(row.accumulation, 'passes')}; {memory}; {step}"
@@ -150,7 +155,9 @@ def _lacks(advice: Advice) -> str:
     # Arms that fit on the GPUs lack host memory alone: the one with the least comes closest.
     if on_host := [row for row in advice.rows if row.limit == "host memory"]:
         row = min(on_host, key=lambda row: row.host_bytes)
-        lacks_bytes, where = row.host_bytes - advice.question.host_memory_bytes, "of host memory"
+        has = amount(advice.question.host_memory_bytes)
+        lacks_bytes = row.host_bytes - advice.question.host_memory_bytes
+        where = f"of host memory, if a node has {has} (--host-memory)"
     else:
         row = max(advice.rows, key=lambda row: row.headroom_bytes)
         lacks_bytes, where = -row.headroom_bytes, "on each GPU"

@@ -76,6 +76,13 @@ def test_how_good_predicted_times_are_is_told_beside_a_time_alone(gpu, has_time,
     assert "Taken as: 1 row of 512 tokens per pass, 1 pass, bf16." in text
 
 
+def test_an_advice_names_the_file_of_the_arm_and_why_fsdp2_needs_so_much(asked, capsys):
+    asked("advise --model llama3-8b --gpus 8 --gpu L4 --host-memory 1TB --sequence 512 --batch 64")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Its file: accelerate_configs/zero3_cpu.yaml." in printed
+    assert "FSDP2 keeps whole gradients between the passes of a step" in printed
+
+
 @pytest.mark.parametrize(("words", "first"), QUESTIONS["answered"].items())
 def test_an_ordinary_question_is_answered_in_the_first_line(words, first, asked, monkeypatch, capsys):
     if words.startswith("ADVISE"):

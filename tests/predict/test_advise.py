@@ -241,6 +241,16 @@ def test_where_nothing_fits_adapters_are_named_unless_only_they_train(lora_rank)
     lines = in_words(advise(question_of(model, 1, "T4", gpu_memory="1GB", batch=1)))
     assert lines[0].startswith("Nothing fits on 1 x T4 of 1 GB")
     assert ("--lora-rank" in lines[-1]) == (lora_rank is None)
+    assert "--quantized nf4" in lines[-1]
+
+
+def test_what_is_assumed_of_the_host_is_named_where_it_decides_and_nf4_where_adapters_are_offloaded():
+    (lacks, *_) = in_words(advise(question_of(named("llama3-8b"), 2, "RTX4090")))
+    assert lacks.endswith("of host memory, if a node has 96 GiB (--host-memory).")
+    for quantized in (None, "nf4"):
+        model = named("llama3-8b", lora_rank=16)
+        lines = in_words(advise(question_of(model, 1, "RTX4090", quantized=quantized)))
+        assert ("Frozen weights in 4 bits need less: --quantized nf4." in lines) == (quantized is None)
 
 
 def test_a_much_faster_arm_that_fits_only_just_is_the_alternative(monkeypatch):
@@ -284,11 +294,11 @@ def test_why_an_offloading_arm_is_chosen_before_a_faster_one():
     choice = best_of(rows)
     words = in_words(Advice(replace(MISTRAL, gpu="A100-80GB"), tuple(rows), choice, None))
     assert choice.arm == "zero2_cpu"
-    assert "without offloading (zero3: " in words[-1]
-    assert "zero3_cpu is not faster beyond the error of the prediction, and zero2_cpu is simpler" in words[-1]
+    assert "without offloading (zero3: " in words[-2]
+    assert "zero3_cpu is not faster beyond the error of the prediction, and zero2_cpu is simpler" in words[-2]
     tight = [replace(rows[0], peak_bytes=78e9), *rows[1:]]
     words = in_words(Advice(replace(MISTRAL, gpu="A100-80GB"), tuple(tight), best_of(tight), None))
-    assert "Why: without offloading zero3 fits only just (73 of 80 GiB); " in words[-1]
+    assert "Why: without offloading zero3 fits only just (73 of 80 GiB); " in words[-2]
 
 
 @mock.patch.dict(GPUS)
