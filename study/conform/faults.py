@@ -36,7 +36,7 @@ class Fault(BaseModel):
     until: str  # the last one
     releases: str  # the range in words, and which are right
     asked: Names = ()  # empty: all releases of the package that were. Of TRL and PEFT each fault says its own
-    # The range: kept answers of the suite, a run of the last bad and of the first good release, a run script, or reading.
+    # The range: kept answers of the suite, a run of the last bad and of the first good release, a script, or reading.
     rests_on: Literal["tests of study conform", "two runs", "script", "sources, not run"]
     when: When | None = None  # None: it is none of a training
     ask: dict[str, str] = {}  # by condition: better words than those of the table
