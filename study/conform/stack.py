@@ -120,7 +120,7 @@ def _questions(fault: Fault, facts: dict[str, Any]) -> list[str] | None:
         seen = facts.get(name)
         is_known = not (isinstance(seen, SpecifierSet) or seen in (None, "FSDP?"))
         if isinstance(seen, Version) and seen.is_prerelease:  # 5.23.0.dev0 may be before a change in 5.23, or after it
-            is_known = Version(seen.base_version) != Version(wanted.strip("<>="))
+            is_known = Version(seen.base_version) != Version(str(wanted).strip("<>="))
         if not is_known:
             questions.append(fault.asks[name])
         elif not _fits(seen, wanted):
