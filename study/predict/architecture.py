@@ -21,6 +21,7 @@ MOST_WANTED = {"params": 10**15, "layers": 10_000, "hidden": 10_000_000, "lora_r
 
 def named(model: str, **which) -> Transformer:
     """Return a model whose dimensions the study has, or that of a config.json in a folder or on the hub."""
+    model = model.removesuffix("/config.json")
     # A folder goes before a built-in shape of the same name: it is what the user sees.
     if not is_local(model) and (known := model_of_name(model)):
         return Transformer.of(config_of(known), known, **which)
