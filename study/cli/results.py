@@ -101,7 +101,7 @@ def _compare_peaks(first: Run, second: Run) -> dict:
     # The sum of the components, which the rows for the rest of the device's memory follow.
     total = next(row for row in rows if row["component"] == comparing.TRACKED)
     held, held_first = size(total["second"]), size(total["first"])
-    say(f"At the peak {second.record.arm} holds {held}, and {first.record.arm} {held_first}.", "")
+    say(f"At the peak {first.record.arm}, the first, holds {held_first}, and {second.record.arm} {held}.", "")
     if unlike:
         say("They differ in more than the arm:", "")
         show(unlike)
