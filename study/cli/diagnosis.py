@@ -9,7 +9,7 @@ from typing import Literal
 
 import tyro
 
-from study.conform.faults import table
+from study.conform.faults import named, table
 from study.conform.stack import Flags, answered, described
 from study.core.arms import releases_of_defaults
 from study.core.errors import Stop
@@ -268,7 +268,8 @@ def stack(
 
 
 def order(row: dict) -> tuple:
-    """Return what sorts a fault: what applies comes first, then that of which the least is open, then wrong trainings.
+    """Return what sorts a fault: what applies comes first, then that of which the least is open, then wrong trainings,
+    and of these what needs more of what is said, as of adapters under stage 3.
 
     A release between two that have a fault most likely has it: that it was not asked leaves nothing open.
     """
@@ -277,6 +278,7 @@ def order(row: dict) -> tuple:
         not (row["asked"] or row["inside"]),
         row["question"].count("?") - (not row["asked"]),
         not row["symptom"].startswith(table().silent),
+        -len(named(row["id"]).when or ()),
     )
 
 

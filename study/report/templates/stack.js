@@ -142,7 +142,7 @@ function answered(list, flags) {
     const untried = state === null && isVersion(release);
     const isInside = untried && compare(version(fault.since), release) <= 0 && compare(release, version(fault.until)) <= 0;
     const isSilent = table.silent.some((word) => fault.symptom.startsWith(word));
-    const order = [asked.length > 0, untried && !isInside, asked.length - untried, !isSilent];
+    const order = [asked.length > 0, untried && !isInside, asked.length - untried, !isSilent, -Object.keys(fault.when).length];
     if (state !== false) rows.push({ fault, asked, order });
   }
   rows.sort((a, b) => a.order.map((one, place) => one - b.order[place]).find(Boolean) ?? 0);
