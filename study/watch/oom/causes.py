@@ -1,4 +1,4 @@
-"""Rank what can be behind an error: by the lines above it, by the size that was asked for, and by the other numbers.
+"""Rank what can be behind an error: by its traceback, by the size that was asked for, and by the other numbers.
 
 Each sign gives points to a cause. Of equal causes the first in causes.toml comes first.
 """
@@ -8,20 +8,20 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from study.core.text import size
 from study.watch.findings import texts
-from study.watch.oom.reading import OomError
+from study.watch.oom.reading import OomError, messages
 
 PROOF = 5  # points of numbers that leave no other cause
-CLUE = 4  # of a line above the message
+CLUE = 4  # of the traceback, or of a line above the message
 LIKELY = 4
 HINT = 2  # of numbers that other causes could have, too
 MOST = 4  # causes that are shown
 CONTEXT_BYTES = 2.5 * 2**30  # more than a CUDA context and NCCL take
 OUTSIDE_SHARE = 0.1  # of the GPU: no more is outside PyTorch's numbers without another process
+FIRST = 10  # more than a clue and a size together
+MANY_TIMES = 10  # so much more is unused than was asked for: nothing else says as much
 UNUSED_SHARE = 0.1  # of the GPU: PyTorch holds no more without use (allocator.FRAGMENTATION is what is usual)
 EMPTY = 0.05  # of the GPU: no model is there
-STEPS = r"(?i:\bstep|\biter(?:ation)?|\bit)s?[ \]:=/]{1,3}(\d{1,9})|\b(\d{1,9})/\d{1,9} \["
 MANY_STEPS = 10
 
 Sign = tuple[str, int, str]  # the cause, its points, and why
@@ -57,7 +57,11 @@ def causes(error: OomError, matches: list[Match], shards_weights: bool) -> list[
     """Return the causes with the most points first. `matches` are tensors of the asked size."""
     # How good it is: once the rules were written anew, 14 of 20 threads were named; before, 15 of 22, 7 of 16 and 5 of
     # 16. Who says "host memory" for such a message, and else "too many tokens", names 12 of the 20 (reports/log.md).
-    signs = [*_clues(error), *_numbers(error)]
+    rows = texts("oom/causes.toml")
+    # The last frame does not make tensors of these: their sizes and their names are there by chance.
+    others = [id for id, row in rows.items() if re.search(row.get("elsewhere", "(?!)"), error.frames[-1])]
+    matches = [match for match in matches if match.cause not in others]
+    signs = [sign for sign in (*_clues(error), *_numbers(error)) if sign[0] not in others]
     for match in matches:
         signs.append((match.cause, match.points, "the size fits"))
         # A rank holds only parts of weights, so a whole one has been gathered: this comes before `weights`.
@@ -70,34 +74,33 @@ def causes(error: OomError, matches: list[Match], shards_weights: bool) -> list[
     points: Counter[str] = Counter()
     for id, more, _ in signs:
         points[id] += more
-    values = {name: size(getattr(error, name) or 0) for name in ("total", "unallocated", "outside")}
-    values["asked"] = error.asked.text
-    factors = {match.cause: f"{values['asked']} = {match.factors}: " for match in matches}
+    factors = {match.cause: f"{error.asked.text} = {match.factors}: " for match in matches}
     ranked = [
         Cause(
             id=id,
-            what=factors.get(id, "") + text["what"].format(**values),
+            what=factors.get(id, "")
+            + text["what"].format(asked=error.asked.text, unallocated=f"{error.unallocated / 2**30:.2f} GiB"),
             points=points[id],
             reasons=tuple(dict.fromkeys(reason for of, _, reason in signs if of == id)),  # of two sizes one reason
             remedy=text["remedy"],
             apart=text["apart"],
         )
-        for id, text in texts("oom/causes.toml").items()
+        for id, text in rows.items()
         if id in points
     ]
     return sorted(ranked, key=lambda cause: -cause.points)[:MOST]
 
 
 def _clues(error: OomError) -> Iterator[Sign]:
-    """Yield what the lines above the error name, and what it means that many steps had passed."""
-    # --- functions of a traceback, and what a log says of its phase
-    for id, description in texts("oom/causes.toml").items():
-        if named := re.findall(description.get("clue", "(?!)"), error.context):
+    """Yield what the traceback names, or the lines above the error, and what it means that many steps had passed."""
+    # --- functions of a traceback, or what a log says of its phase. `last`: only so many frames are searched
+    for id, row in texts("oom/causes.toml").items():
+        if named := re.findall(row.get("clue", "(?!)"), "".join(error.frames[-row.get("last", 0) :])):
             yield id, CLUE, f"the text names {named[-1].strip(' (=')}"
     # --- the last number of a step, as loops and progress bars print it
-    steps = [int(match[1] or match[2]) for match in re.finditer(STEPS, error.context)]
-    if steps and steps[-1] >= MANY_STEPS:
-        reason = f"{steps[-1]:,} steps had passed: these rows are longer, or something is kept"
+    steps = re.findall(messages()["steps"], error.context)
+    if steps and int(steps[-1]) >= MANY_STEPS:
+        reason = f"{int(steps[-1]):,} steps had passed: these rows are longer, or something is kept"
         yield "leak" if error.asked.is_small else "activations", HINT, reason
 
 
@@ -111,13 +114,16 @@ def _numbers(error: OomError) -> Iterator[Sign]:
     asked = error.asked.low
     if asked > error.total:
         if (error.allocated or 0) <= EMPTY * error.total:
-            yield "capacity", PROOF, f"the GPU has {size(error.total)}, and nothing else is on it"
+            yield "capacity", PROOF, "the message says what the GPU has, and nothing else is on it"
         else:
             yield "attention", HINT + 1, "it is larger than the GPU, and the square of the tokens makes such"
     # --- memory that PyTorch does not use: of other processes, or reserved in pieces that are too small
     if error.outside > max(OUTSIDE_SHARE * error.total, CONTEXT_BYTES) and (error.free or 0) + error.outside >= asked:
-        yield "other_process", PROOF, "PyTorch's numbers leave so much of the GPU unexplained"
-    if error.unallocated >= max(asked, UNUSED_SHARE * error.total):
-        yield "fragmentation", CLUE, "the unused part alone is larger than what was asked for"
-    elif error.unallocated >= UNUSED_SHARE * error.total and error.unallocated + (error.free or 0) >= asked:
-        yield "fragmentation", HINT, "the unused part and what is free would be enough together"
+        yield "other_process", PROOF, f"PyTorch's numbers leave {error.outside / 2**30:.2f} GiB of the GPU unexplained"
+    unused, share = error.unallocated, UNUSED_SHARE * error.total
+    if unused >= max(asked, share):
+        points = FIRST if unused >= MANY_TIMES * asked else CLUE
+        yield "fragmentation", points, "the unused part alone is larger than what was asked for"
+    elif unused and unused + (error.free or 0) >= error.asked.high:
+        points = HINT if unused >= share else 1
+        yield "fragmentation", points, "the unused part and what is free would be enough together"

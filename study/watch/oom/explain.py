@@ -150,7 +150,7 @@ def _matches(error: OomError, training: KnownTraining) -> list[Match]:
     """Return what has the asked size, one for each cause. A tensor has elements of 4 bytes or of 2."""
     asked = error.asked
     is_known = training.model or training.given.vocabulary
-    if asked.is_small or error.where != "GPU" or not is_known:
+    if asked.is_small or not is_known:
         return []
     matched = list(_of_tokens(asked, training))
     for (cause, elements, text), element_bytes in itertools.product(_tensors(training), (4, 2)):

@@ -15,13 +15,18 @@ from study.core.errors import Stop
 
 MAX_BYTES = 10 * 2**20  # of a log: the patterns read one megabyte in less than a second
 ITS_END = "give its end: tail -c 10M train.log"
-LONGEST_LINE = 300  # characters that are shown
+LONGEST_LINE = 600  # characters that are shown: PyTorch's message up to what is reserved but unallocated
 MESSAGE = 1500  # characters after its first word in which a message ends: PyTorch's have 700
 ABOVE = 6000  # characters of traceback above it
 HEAD = 2**18  # characters at the beginning of a log, where configs are
-CALL = 1500  # characters in which the call that failed is
-UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+NEAR = 1500  # characters of the last frame of a traceback with the message: more is text that came after a traceback
+MOST = 1000  # messages of one kind that are looked at
+TRACEBACK = "Traceback (most recent call last)"
+# Where it begins, or a frame of it, as Python, IPython and Rich print them.
+FRAME = r'(?=Traceback \(most recent|\bFile (?:"[^"\n]*", line |[~/][^\n]*:\d+, in )|\u2771)'
+# GB are GiB, too: PyTorch's allocator for MPS writes them so (18.13 GB is 1.7 of two thirds of 16 GiB).
+UNITS = {f"{prefix}{end}": 2 ** (10 * power) for power, prefix in enumerate("KMGT", 1) for end in ("iB", "B")}
+UNITS["bytes"] = 1
 SIZE = r"(\d{1,15}(?:\.\d{1,3})?) ?(bytes|[KMGT]iB|[KMGT]B)\b"
 IMPOSSIBLE = 2**50  # bytes: an unsigned number below zero, under WSL
 
@@ -58,7 +63,7 @@ NOT_SAID = Asked("a tensor", 0, 0)
 class OomError:
     """What a message says. Sizes are in bytes; None is not said. `context` is the message with the lines above it."""
 
-    where: str  # GPU, or the cause: host, pinned, shared_memory, disk
+    where: str  # GPU, or the cause: host, pinned, shared_memory, disk and others of messages.toml
     line: str
     context: str
     asked: Asked
@@ -73,6 +78,12 @@ class OomError:
         if self.total is None or self.free is None or self.allocated is None:
             return 0
         return self.total - self.free - self.allocated - self.unallocated
+
+    @property
+    def frames(self) -> list[str]:
+        """The frames of the error's traceback, the last with the message. Without one the whole context, as one."""
+        _, *frames = re.split(FRAME, self.context.rpartition(TRACEBACK)[2])
+        return frames if frames and len(frames[-1]) < NEAR else [self.context]
 
 
 def content(where: str | None) -> str:
@@ -96,15 +107,19 @@ def content(where: str | None) -> str:
 
 
 def find(text: str) -> OomError:
-    """Return the first error about memory, of the kind that says most. Raise Stop if there is none."""
+    """Return the first error about memory, of the kind that says most. Raise Stop if there is none.
+
+    One that ends a traceback comes before one that does not.
+    """
     # A process that the kernel killed says nothing itself. DeepSpeed's launcher then prints `return code = -9`
     # (launcher/launch.py:259), and torchrun `Signal 9 (SIGKILL)` (torch/distributed/elastic/multiprocessing/errors).
+    # `above`, where a kind has it, is what the traceback has to name.
     for kind in messages()["kind"]:
-        begins = [match.start() for match in re.finditer(kind["pattern"], text, re.MULTILINE)]
-        if kind["where"] == "pinned":  # the call above CUDA's error says so
-            begins = [at for at in begins if text.startswith("cuda", at) or "pin" in text[max(0, at - CALL) : at]]
-        if begins:
-            return _error(kind["where"], text, begins[0])
+        matches = [*re.finditer(kind["pattern"], text, re.MULTILINE)][:MOST]
+        errors = [_error(kind["where"], text, match.start()) for match in matches]
+        errors = [error for error in errors if re.search(kind.get("above", ""), "".join(error.frames))]
+        if errors:  # one without a traceback may have been caught, and the pass tried again
+            return max(errors, key=lambda error: error.frames != [error.context])
     what = f"no error about memory is in {textwrap.shorten(text[:ABOVE], 60, placeholder=' ...')!r}"
     raise Stop(what, "name a log, or paste the lines around `out of memory`, `Killed` or `exit code 137`")
 
@@ -112,8 +127,9 @@ def find(text: str) -> OomError:
 def _error(where: str, text: str, first: int) -> OomError:
     # --- the message, from the beginning of its line, on one line
     begin = text.rfind("\n", 0, first) + 1
-    message = " ".join(text[begin : first + MESSAGE].split())
-    message = "Tried to allocate".join(message.split("Tried to allocate")[:2])  # several ranks write into one log
+    rest = re.split(FRAME, text[first : first + MESSAGE])[0]  # several ranks write into one log
+    message = " ".join((text[begin:first] + rest).split())
+    message = "Tried to allocate".join(message.split("Tried to allocate")[:2])
     # --- what it says
     sizes = {name: _size(pattern, message) for name, pattern in messages()["fields"].items()}
     reserved = sizes.pop("reserved") or 0  # as older releases of PyTorch say it
@@ -123,7 +139,7 @@ def _error(where: str, text: str, first: int) -> OomError:
     return OomError(
         where=where,
         line=textwrap.shorten(message, LONGEST_LINE, placeholder=" ..."),
-        context=text[max(0, begin - ABOVE) : first + MESSAGE // 3],
+        context=text[max(0, begin - ABOVE) : first] + rest[: MESSAGE // 3],
         asked=_asked(where, message),
         unallocated=unallocated,
         **sizes,
