@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import tyro
+from packaging.version import Version
 
 from study.conform.faults import named, table
 from study.conform.stack import Flags, answered, described
@@ -113,7 +114,8 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
 
     Each side is an Accelerate yaml, a DeepSpeed json, arguments of the Hugging Face Trainer (json or yaml), or a
     record. The two sides may be of different kinds. Of two releases, such as deepspeed==0.18.2 and deepspeed==0.19.8,
-    it lists which defaults and which configs that are accepted changed between them, by the kept answers.
+    it lists which defaults and which configs that are accepted changed between them, by the kept answers, and which
+    known faults were mended or are new.
 
     With --json: the rows. Example: `study diff accelerate_configs/zero2.yaml accelerate_configs/zero3.yaml`
 
@@ -124,7 +126,17 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
     if two := re.fullmatch(r"(\w+)==(\S+) \1==(\S+)", f"{first} {second}"):
         from study.conform.command import conform  # it takes as long as all else here
 
-        return conform((f"{two[1]}-configuration",), release=f"{two[2]}..{two[3]}")
+        answer = conform((f"{two[1]}-configuration",), release=f"{two[2]}..{two[3]}")
+        old, new = (Version(release) for release in two.groups()[1:])
+        say("")
+        for word, has, has_not in (("Mended", old, new), ("New", new, old)):
+            answer[word.lower()] = []
+            for fault in table().fault:
+                if fault.package == two[1] and fault.when and fault.has(has) and fault.has(has_not) is False:
+                    answer[word.lower()].append(fault.id)
+                    sentence = f"{fault.sentence.rstrip('.')} ({fault.releases})."
+                    say_wrapped(sentence, indent="  ", first=f"{word}: ")
+        return answer
     if "==" in first.name or "==" in second.name:
         what = f"two releases of one package can be compared (got {first} and {second})"
         raise Stop(what, "name one package twice; `study stack` takes several")
