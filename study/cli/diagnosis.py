@@ -130,12 +130,10 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
         old, new = (Version(release) for release in two.groups()[1:])
         say("")
         for word, has, has_not in (("Mended", old, new), ("New", new, old)):
-            answer[word.lower()] = []
-            for fault in table().fault:
-                if fault.package == two[1] and fault.when and fault.has(has) and fault.has(has_not) is False:
-                    answer[word.lower()].append(fault.id)
-                    sentence = f"{fault.sentence.rstrip('.')} ({fault.releases})."
-                    say_wrapped(sentence, indent="  ", first=f"{word}: ")
+            of_package = [fault for fault in table().fault if fault.package == two[1] and fault.when]
+            changed = [fault for fault in of_package if fault.has(has) and fault.has(has_not) is False]
+            say_wrapped(*[f"{word}: {each.sentence.rstrip('.')} ({each.releases})." for each in changed], indent="  ")
+            answer[word.lower()] = [each.id for each in changed]
         return answer
     if "==" in first.name or "==" in second.name:
         what = f"two releases of one package can be compared (got {first} and {second})"
