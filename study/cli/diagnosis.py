@@ -46,13 +46,13 @@ IN_PARENTHESES = re.compile(r" \(--[^)]*\)")  # the flags that answer a question
 def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /) -> list[dict]:
     """Say what is wrong or costly in a run, what to do about it, and which claim or script demonstrates it.
 
-    Of a folder with several runs it lists them, each with its first finding.
+    Of a folder with several runs it lists them, and tells each kind of finding once: name a run, and it tells all of
+    its own.
 
     Of a watched run it also says what its steps show: waiting for data, slow ranks, memory that creeps, and more. If it
     is not finished, it says which rank waits for which. This works while the run hangs and after it was ended.
 
-    It also reads a folder of Flight Recorder dumps in JSON, one of each rank. Of a folder of runs it tells each kind of
-    finding once: name a run, and it tells all of its own.
+    It also reads a folder of Flight Recorder dumps in JSON, one of each rank.
 
     With --json: all findings of each run. Example: `study diagnose reports/cpu-2core/runs/smoke`
 
@@ -64,6 +64,7 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /) -> list[dict]:
     folders = [folder for path in map(store.newest_try, runs) for folder in store.run_folders(path) or [path]]
     is_list = len(folders) > len(runs)
     answers = []
+    quiet = []
     told: set[str] = set()
     for folder in folders:
         try:
@@ -73,18 +74,23 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /) -> list[dict]:
                 raise
             answer = About(folder.name, stop.what)  # the others are listed all the same
         answers.append(asdict(answer))
-        findings = answer.findings
-        if is_list:
-            findings = [finding for finding in findings if finding.id not in told][:1]
-            told |= {finding.id for finding in findings if finding.id}
+        if is_list and not answer.findings and answer.how.endswith("done"):
+            quiet.append(answer.run)
+            continue
+        findings = [finding for finding in answer.findings if finding.id not in told]
         _show(answer, findings)
-        if answer.not_known and not is_list:
+        if is_list:
+            told |= {finding.id for finding in findings if finding.id}
+        elif answer.not_known:
             _say_indented("", f"Not in this record: {', '.join(answer.not_known)}.")
+    if quiet:
+        say_wrapped(f"No findings: {', '.join(quiet)}.")
     return answers
 
 
 def _show(answer: About, findings: list[Finding]) -> None:
-    say_wrapped(f"{answer.run}: {answer.how}: {number_of(len(answer.findings), 'findings')}.")
+    above = f", {len(answer.findings) - len(findings)} told above".replace(", 0 told above", "")
+    say_wrapped(f"{answer.run}: {answer.how}: {number_of(len(answer.findings), 'findings')}{above}.")
     if error := answer.error:
         _say_indented(f"It ended: {error['message']}. What to do: {error['what_to_do']}.")
     if answer.ranks:

@@ -32,6 +32,7 @@ class Collective(BaseModel, extra="forbid", frozen=True):
     index: Number
     kind: str
     elements: Number | None = None  # of its input
+    dtype: str = "unknown"  # of its input
     ended: bool
 
 
@@ -45,6 +46,7 @@ def collective_of(entry: dict) -> Collective:
         index=entry["collective_seq_id"],
         kind=(name.partition(":")[2] or name)[:60],
         elements=sum(math.prod(map(int, shape[:MAX_DIMENSIONS])) for shape in entry.get("input_sizes") or []),
+        dtype=" ".join(entry.get("input_dtypes") or ["unknown"])[:40],
         ended=bool(entry.get("retired")) or entry["state"] == "completed",
     )
 

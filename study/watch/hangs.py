@@ -16,6 +16,9 @@ from study.watch.findings import Finding, finding, texts
 
 MOST = 8  # ranks in a sentence
 MOST_GROUPS = 200  # of ranks: with tensor and pipeline parallelism a rank is in some ten
+# All ranks give these inputs of one size and dtype. PyTorch's own analyser wants so of more kinds, but not of
+# all_to_all and scatter (flight_recorder/components/types.py).
+EQUAL = "_?(all_?reduce|all_gather|reduce|broadcast)"
 DEFAULT = "0"  # the name of the group of all ranks
 Calls = dict[int, dict[int, Collective]]  # the last collectives of a group, by rank and index
 
@@ -27,28 +30,30 @@ def state(logs: list[RankLog]) -> str:
     if not any(log.recorded for log in logs):
         return "PyTorch recorded no collectives: TORCH_FR_BUFFER_SIZE is 0, or there is no process group"
     age_s = max(0, time.time() - max(log.written_unix_s for log in logs))  # clocks of machines differ
-    return f"{len(logs)} of {logs[0].ranks} ranks have a log, the newest of {age_s:.0f} s ago"
+    # A dump of gloo does not say which ranks there are.
+    ranks = logs[-1].ranks if DEFAULT in logs[-1].groups else "an unknown number of"
+    return f"{len(logs)} of {ranks} ranks have a log, the newest of {age_s:.0f} s ago"
 
 
 def causes(logs: list[RankLog]) -> list[Finding]:
     """Return the cause that fits first, of ranks that wait for each other. Empty if none does."""
-    # Only ranks that stand still have written their functions, and of one rank alone nothing can be told.
-    stacks = {str(log.rank): "\n".join(log.calls) for log in logs if log.calls}
-    if len(stacks) < 2 or not hangs(logs):
+    # Only ranks that stand still have written their functions. Where they wait, and how they ended, is read there, too.
+    stacks = {
+        str(log.rank): "\n".join(
+            [*log.calls, *(f"waits in {each.kind}" for each in log.recent if not each.ended), f"{log.place}"]
+        )
+        for log in logs
+        if log.calls
+    }
+    # Of one rank alone nothing can be told, nor without a rank that may be the cause, nor if all are in the same call.
+    if not 1 < len(stacks) == logs[0].ranks or all(each.id == "all_began" for each in hangs(logs)):
         return []
-    # Ctrl-C ends what already hangs.
-    has_failed = any(re.match("ended with (?!KeyboardInterrupt)", log.place or "") for log in logs)
     # Of 48 trainings that hang, 19 end at once with gloo. The patterns were written on the others, and are tested on
     # them: how many hangs of strangers they name is not known (reports/log.md).
     for id, cause in texts("hangs.toml").items():
         ranks = [rank for rank, stack in stacks.items() if re.search(cause["calls"], stack)]
-        how_many = "some"
-        if not ranks:
-            how_many = "none"
-        elif len(ranks) == len(stacks):
-            how_many = "all"
-        if how_many == cause["ranks"] and cause.get("ended", has_failed) == has_failed:
-            others = [rank for rank in stacks if rank not in ranks]
+        others = [rank for rank in stacks if rank not in ranks]
+        if ranks and bool(others) == (cause["ranks"] == "some"):
             return [finding(id, ranks=", ".join(ranks), others=", ".join(others))]
     return []
 
@@ -66,7 +71,7 @@ def hangs(logs: list[RankLog]) -> list[Finding]:
 
 
 def _different_branches(calls: Calls) -> list[Finding]:
-    """Find the first index at which ranks called different kinds, or reduced different sizes."""
+    """Find the first index at which ranks called different kinds, or gave different sizes or dtypes."""
     for index in sorted(set().union(*calls.values())):
         sides: dict[str, list[int]] = {}
         for rank, entries in calls.items():
@@ -74,54 +79,68 @@ def _different_branches(calls: Calls) -> list[Finding]:
                 continue
             entry = entries[index]
             call = _name(entry)
-            # Of other kinds the inputs may differ: parts of an all_to_all are unequal, and a scatter has one input.
-            if entry.kind == "all_reduce" and entry.elements:
-                call += f" of {entry.elements} elements"
+            if re.match(EQUAL, entry.kind) and entry.elements:
+                call += f" of {entry.elements} elements of dtype {entry.dtype}"
             sides.setdefault(call, []).append(rank)
         if len(sides) > 1:
             words = ", ".join(f"{_ranks(ranks)} in {call}" for call, ranks in sides.items())
             remedy = "look for an `if` on the rank, or for data that differs, around a call that all ranks must make"
-            return [Finding(f"Ranks took different branches: {words}", remedy)]
+            return [Finding(f"Ranks make different calls: {words}", remedy)]
     return []
 
 
 def _waiting(group: str, logs: list[RankLog], calls: Calls) -> list[Finding]:
     """Return which ranks of a group have not begun the collective in which others wait."""
-    running = [log.rank for log in logs if not _has_ended(log)]
-    # On a GPU collectives begin ahead of time: a rank waits in the first that has not ended.
-    waits = [index for rank in running for index, entry in calls[rank].items() if not entry.ended]
+    # On a GPU collectives begin ahead of time: a rank waits in its first that has not ended. That of one rank may have
+    # ended on another, which is further.
+    waits = [
+        min(unended)
+        for log in logs
+        if (unended := [index for index, entry in calls[log.rank].items() if not entry.ended]) and not _has_ended(log)
+    ]
+    begun = {rank: max(entries) for rank, entries in calls.items() if entries}
     if not waits:
         # Ranks that waited for one that ended early may have ended with an error by now.
-        begun = {rank: max(entries) for rank, entries in calls.items() if entries}
-        return _late([log for log in logs if log.rank not in running], begun, calls)
-    members = {rank for log in logs for rank in log.groups.get(group, range(log.ranks) if group == DEFAULT else ())}
+        return _late(list(filter(_has_ended, logs)), begun, calls, max(begun.values(), default=0))
+    first = max(waits)
+    listed = {rank for log in logs for rank in log.groups.get(group, ())}
+    # Without a list there are at least those that have a log, and those before them.
+    members = listed or set(range(logs[-1].ranks if group == DEFAULT else 0))
+    seen = []
     if gone := members - calls.keys():
-        remedy = f"read the output of {_ranks(gone)}; if it ended without an error, ranks usually had unequal batches"
-        return [Finding(f"{_ranks(gone).capitalize()} left no log (ended, or never started), and others wait", remedy)]
+        why = "and others wait: it ended, never started, or writes elsewhere"
+        remedy = "read the output, or get the log; after an end without an error, ranks usually had unequal batches"
+        seen = [Finding(f"{_ranks(gone).capitalize()} left no log here, {why}", remedy)]
     # A log has the last collectives of all groups: if none of this group is among them, the rank began the one before.
-    before = min(waits) - 1
-    begun = {rank: max(entries, default=before) for rank, entries in calls.items() if entries or rank in members}
-    # The times below are PyTorch's defaults (c10d/Backend.hpp:19, c10d/ProcessGroupNCCL.hpp:157). A script may set
-    # others.
-    sentence = f"All ranks have begun collective {before + 1}, and it does not end: their connection fails"
+    begun = dict.fromkeys(members & calls.keys(), first - 1) | begun
+    seen += _late(logs, begun, calls, first)
+    if seen:
+        return seen
+    # On a GPU a collective begins when it is enqueued. The times are PyTorch's defaults (c10d/Backend.hpp:19,
+    # c10d/ProcessGroupNCCL.hpp:157). A script may set others.
+    why = "these are all of its group, so likely their connection fails, or a GPU is still busy"
+    if not listed:
+        why = "which others must begin it is not known"
+    sentence = (
+        f"{_ranks(begun).capitalize()} began collective {first} of group {group[:12]}, and it does not end: {why}"
+    )
     remedy = "PyTorch ends the wait after 30 minutes with gloo and 10 with NCCL"
-    return _late(logs, begun, calls) or [Finding(sentence, remedy)]
+    return [Finding(sentence, remedy, id="all_began")]
 
 
-def _late(logs: list[RankLog], begun: dict[int, int], calls: Calls) -> list[Finding]:
-    """Say where the first ranks are that have not begun a collective of their group in which others wait."""
-    last = max(begun.values(), default=0)
+def _late(logs: list[RankLog], begun: dict[int, int], calls: Calls, waited: int) -> list[Finding]:
+    """Say where the first ranks are that have not begun the collective of their group in which others wait."""
     late = []
-    for log in [log for log in logs if begun.get(log.rank, last) < last][:MOST]:
+    for log in [log for log in logs if begun.get(log.rank, waited) < waited][:MOST]:
         missing = begun[log.rank] + 1
         # --- where the others are: the logs of those that are further ahead may no longer have the collective
         others = [rank for rank, index in begun.items() if index >= missing]
-        known = [_name(calls[rank][missing]) for rank in others if missing in calls[rank]]
-        call = known[0] if known else f"collective {missing}"
+        known = (_name(calls[rank][missing]) for rank in others if missing in calls[rank])
+        call = next(known, f"collective {missing}")
         are = "is" if len(others) == 1 else "are"
         # --- where this rank is
         waits = [entry for entry in log.recent if not entry.ended]
-        place = f"it is at {log.place or 'work'}"
+        place = f"it is at {log.place or 'a place that its log does not name'}"
         if _has_ended(log):
             place = f"it {log.place}"
         elif waits:
@@ -158,21 +177,36 @@ MAX_BYTES = 16 * 2**20  # PyTorch keeps 2000 collectives, in 1 MB
 
 
 def dumps(folder: Path) -> list[RankLog]:
-    """Return the logs of ranks by their dumps in JSON, a file for each rank: nccl_trace_rank_3.json."""
-    named = ((path, re.fullmatch(r".*rank_(\d{1,5})", path.stem, re.ASCII)) for path in sorted(folder.glob("*.json")))
-    return [_log_of(path, int(name[1])) for path, name in named if name]
+    """Return the logs of ranks by their dumps in JSON, a file for each rank: nccl_trace_rank_3, or with .json."""
+    named = {
+        int(name[1]): path
+        for path in sorted(folder.glob("*rank_*"))  # what was made of a pickle, and has .json, replaces it here
+        if (name := re.fullmatch(r".*rank_(\d{1,5})(\.json)?", path.name, re.ASCII)) and path.is_file()
+    }
+    return [_log_of(path, rank) for rank, path in sorted(named.items())]
 
 
 def _log_of(path: Path, rank: int) -> RankLog:
     try:
         # PyTorch's own analyser loads dumps as pickles (flight_recorder/components/loader.py:35). A pickle can run code
         # while it is loaded, so a stranger's dump is read in JSON only.
-        entries = files.from_json(files.read(path, MAX_BYTES))["entries"]
+        dump = files.from_json(files.read(path, MAX_BYTES))
+        # NCCL's says which ranks are in each group, and gloo's not. One without entries has none
+        # (c10d/FlightRecorderDetail.hpp:581).
+        groups = {name: files.from_json(each["ranks"]) for name, each in dump["pg_config"].items()}
         # A send or a receive counts by itself, and needs two ranks only.
-        recent = [collective_of(entry) for entry in entries if not entry.get("is_p2p")]
+        recent = [collective_of(entry) for entry in dump.get("entries", []) if not entry.get("is_p2p")]
+        return RankLog(
+            rank=rank,
+            ranks=1 + max([rank, *groups.get(DEFAULT, [])]),
+            written_unix_s=path.stat().st_mtime,
+            still_s=0.0,
+            recorded=True,
+            groups=groups,
+            recent=recent,
+        )
     except Exception as error:  # a stranger's file may hold another type wherever PyTorch writes one
-        what = f"{str(path)!r:.300} is no Flight Recorder dump ({type(error).__name__}: {files.why(error)})"
-        raise Stop(what, "name a run, or a folder of dumps in JSON") from None
-    written_unix_s = path.stat().st_mtime
-    # A dump does not say how many ranks there are.
-    return RankLog(rank=rank, ranks=rank + 1, written_unix_s=written_unix_s, still_s=0.0, recorded=True, recent=recent)
+        what = f"{str(path)!r:.300} is no Flight Recorder dump in JSON ({type(error).__name__}: {files.why(error)})"
+        # Done with what `_dump_fr_trace` of torch 2.13 gives. All dumps have this format (c10d/FlightRecorder.hpp:302).
+        remedy = "PyTorch writes pickles: load one that you trust with `pickle`, and write it with `json` (GUIDE.md)"
+        raise Stop(what, f"name a run, or a folder of dumps in JSON. {remedy}") from None

@@ -86,11 +86,16 @@ def findings(tables: dict[int, Table]) -> list[Finding]:
     if not tables:
         return []
     steps = stacked(list(tables.values()))
+    # Of a run without any finite loss it may be that none was seen.
+    seen = []
+    finite = np.flatnonzero(np.isfinite(steps["loss"]).all(axis=0))
+    if len(finite) and finite[-1] + 1 < steps.shape[1]:
+        seen = [finding("no_finite_loss", step=steps["step"][0, finite[-1]])]
     # An instrument or an evaluation on one rank makes the others wait, so a step counts if it is clean on all.
     judged = np.all((steps["clean"] > 0) & (steps["step"] > WARM_UP), axis=0)
     if judged.sum() < FEWEST:
-        return []
-    return [each for rule in (_idle, _slow, _creeping) for each in rule(list(tables), steps[:, judged])]
+        return seen
+    return seen + [each for rule in (_idle, _slow, _creeping) for each in rule(list(tables), steps[:, judged])]
 
 
 # --- rules, for steps with a row for each rank and a column for each step

@@ -148,7 +148,7 @@ def test_a_name_without_a_rank_is_no_dump(tmp_path, name):
 
 @pytest.mark.parametrize("sizes", [[[10**9] * 50_000], [["a" * 1000, 10**9]], [[[1, 2], 10**9]], [["9" * 4000] * 60]])
 def test_a_size_in_a_dump_is_one_that_64_bits_hold(tmp_path, sizes):
-    (tmp_path / "rank_0.json").write_text(json.dumps({"entries": [DUMP["entries"][0] | {"input_sizes": sizes}]}))
+    (tmp_path / "rank_0.json").write_text(json.dumps(DUMP | {"entries": [DUMP["entries"][0] | {"input_sizes": sizes}]}))
     with pytest.raises(Stop, match="is no Flight Recorder dump"):
         hangs.dumps(tmp_path)
 
@@ -205,3 +205,4 @@ def test_a_list_of_runs_explains_each_kind_of_finding_once(tmp_path, capsys):
     assert [finding["id"] for finding in first["findings"]] == [finding["id"] for finding in second["findings"]]
     text = " ".join(capsys.readouterr().out.split())
     assert text.count(first["findings"][0]["sentence"]) == 1
+    assert text.endswith("two: zero2 on 2 ranks, done: 3 findings, 3 told above.")

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from torch._C import _distributed_c10d
 
 from study.cli import diagnosis as command
+from study.core.errors import Stop
 from study.measure.heartbeat import CollectiveLog
 from study.records import collectives, store
 from study.records.collectives import Collective, RankLog
@@ -101,24 +103,28 @@ def test_the_ring_of_nccl_is_read(tmp_path, monkeypatch):
     assert seen == [("all_reduce", 16, True), ("all_gather", 16, False)]
 
 
-def log(text: str, ranks: int = 2, **more) -> RankLog:
+def log(text: str, ranks: int = 2, groups: dict | None = None) -> RankLog:
     """The log of a rank as tests/watch/hang_cases.toml writes it."""
-    text, _, place = text.partition(" | ")
+    text, place, functions = (text + " |  | ").split(" | ")[:3]
     rank, _, calls = text.partition(":")
     recent = []
-    for call in filter(None, calls.split(",")):
-        call, _, group = call.partition("@")
-        kind, index = call.rstrip("?").split()
-        recent.append(Collective(group=group or "0", index=int(index), kind=kind, ended=not call.endswith("?")))
+    for call in re.findall(r"(\w+) (\d+)(\??)@?(\w*)=?(\w*) ?(\w*)", calls):
+        kind, index, waits, group, elements, dtype = call
+        entry = {"kind": kind, "index": index, "ended": not waits, "group": group or "0", "dtype": dtype}
+        recent.append(Collective(elements=elements or None, **entry))
     fields = {"written_unix_s": 100.0, "still_s": 5.0, "recorded": True, "place": place or None, "recent": recent}
-    return RankLog(rank=int(rank), ranks=ranks, groups={"pair": [0, 1]}, **fields, **more)
+    fields["calls"] = functions.split(" < ") if functions else []
+    return RankLog(rank=int(rank), ranks=ranks, groups=groups or {}, **fields)
 
 
 @pytest.mark.parametrize("case", table("watch/hang_cases.toml")["case"])
 def test_what_is_said_of_ranks(case):
-    logs = [log(text, case.get("ranks", len(case["logs"]))) for text in case["logs"]]
+    ranks = case.get("ranks", len(case["logs"]))
+    groups = case.get("groups", {"0": [*range(ranks)], "pair": [0, 1]})
+    logs = [log(text, ranks, groups) for text in case["logs"]]
     assert " | ".join(sentences(logs)).startswith(case["said"])
     assert bool(sentences(logs)) == bool(case["said"])
+    assert [cause.id for cause in causes(logs)] == case.get("causes", [])
 
 
 def test_study_diagnose_tells_of_a_run_that_goes_on(tmp_path):
@@ -143,18 +149,6 @@ def test_each_way_to_hang_is_named():
         assert row["way"] in texts("hangs.toml")[cause.id]["ways"]
 
 
-def test_a_cause_needs_ranks_that_wait_and_is_not_the_ctrl_c_that_ended_them():
-    stack = ["distributed_c10d.all_reduce", "script:train.main"]
-    place = "ended with KeyboardInterrupt at mine.py:40 in main"
-    waiting = log("0: all_reduce 4, all_reduce 5?", calls=stack)
-    working = log("1: all_reduce 4", calls=stack[1:])
-    stopped = log(f"1: all_reduce 4 | {place}", calls=stack[1:])
-    assert [cause.id for cause in causes([waiting, working])] == ["a_branch"]
-    assert causes([waiting]) == causes([working, working]) == []
-    assert sentences([waiting, stopped]) == [f"Rank 1 has not begun all_reduce 5, where rank 0 is: it {place}"]
-    assert [cause.id for cause in causes([waiting, stopped])] == ["a_branch"]
-
-
 # --- Flight Recorder dumps, made here by PyTorch -------------------------------------------------------------------
 
 DUMPS = """
@@ -169,19 +163,28 @@ dist.all_reduce(torch.ones(3))
 if rank == 0:
     work = dist.all_gather([torch.ones(2) for _ in range(2)], torch.ones(2), async_op=True)
 time.sleep(0.5)  # a thread marks what has ended
-with open(f"nccl_trace_rank_{rank}.json", "w") as file:
-    dump = native._dump_fr_trace_json()
-    file.write(dump if isinstance(dump, str) else dump.decode())
+dump = native._dump_fr_trace() if rank else native._dump_fr_trace_json()
+with open(f"nccl_trace_rank_{rank}", "wb") as file:
+    file.write(dump if isinstance(dump, bytes) else dump.encode())
 os._exit(0)
 """
 
 
 def test_dumps_name_the_late_rank_and_the_rank_without_a_dump(tmp_path):
+    """Rank 0 writes JSON, and rank 1 a pickle, which the guide's command converts."""
     assert ranks_of(DUMPS, tmp_path, str(tmp_path)).code == 0
+    with pytest.raises(Stop, match="PyTorch writes pickles"):
+        dumps(tmp_path)
+    (convert,) = re.findall("for name in glob.*", (ROOT / "GUIDE.md").read_text())
+    names = {"json": json, "pickle": pickle, "glob": lambda _: [tmp_path / "nccl_trace_rank_1"]}
+    exec(convert, names)
     (answer,) = command.diagnose((tmp_path,))
+    assert answer["ranks"].startswith("2 of an unknown number of ranks")
     assert "Rank 1 has not begun all_gather 2, where rank 0 is" in answer["findings"][0]["sentence"]
-    (tmp_path / "nccl_trace_rank_0.json").rename(tmp_path / "nccl_trace_rank_2.json")
+    (tmp_path / "nccl_trace_rank_0").rename(tmp_path / "nccl_trace_rank_2")
     assert "Rank 0 left no log" in sentences(dumps(tmp_path))[0]
+    (tmp_path / "rank_1").write_text(json.dumps(table("cli/valid.toml")["dump"]))
+    assert "Ranks 0, 3 left no log" in sentences(dumps(tmp_path))[0], "of a dump that lists them"
 
 
 # --- the study's own trainer ---------------------------------------------------------------------------------------

@@ -118,6 +118,11 @@ def test_a_rank_is_slow_only_by_its_own_work():
     assert "Rank 1 is slower than the others in 100% of the steps, most in the phase `backward`" in finding.sentence
 
 
-@pytest.mark.parametrize("odd", [{"memory_bytes": np.inf}, {"forward": 0, "backward": 0}])
+def test_a_loss_that_is_no_longer_finite_is_named_before_steps_are_judged():
+    (finding,) = trends.findings({0: table(15), 1: table(15, loss=[2.0] * 9 + [np.nan] * 6)})
+    assert "After step 9 " in finding.sentence
+
+
+@pytest.mark.parametrize("odd", [{"loss": np.nan}, {"memory_bytes": np.inf}, {"forward": 0, "backward": 0}])
 def test_numbers_that_no_step_has_are_no_finding_and_no_warning(odd):
     assert trends.findings({0: table(**odd)}) == []
