@@ -145,14 +145,14 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
         what = f"two releases of one package can be compared (got {first} and {second})"
         raise Stop(what, "name one package twice; `study stack` takes several")
     # --- what each side sets, whatever its kind of file
-    a = sources.read(store.newest_try(first))
-    b = sources.read(store.newest_try(second))
+    a, b = map(sources.read, map(store.newest_try, (first, second)))
     known, others = compare(a, b)
     by_default = equal_by_default(a, b)
     answer = {"known": list(map(_row, known)), "other": list(map(_row, others)), "equal_by_default": by_default}
     # --- what differs in one line, what is wrong in one of them alone, each known cause with its values, and keys whose
     # effect nobody knows
-    names = ", ".join(printable(each.name) for each in known) or "no setting that differs"
+    nothing = "no known cause differs, but other keys do" if others else "no setting that differs"
+    names = ", ".join(printable(each.name) for each in known) or nothing
     say_wrapped(f"What changes losses or memory: {names}.")
     for letter, side in ("a", a), ("b", b):
         say_wrapped("", f"{letter.upper()}: {side.path} ({side.words})", indent="   ")
@@ -264,7 +264,10 @@ def stack(
     if config:
         source = recognised(config)
         said = sources.effective_settings(source)
-        key = partial(dig, source.content | (source.named or source).content)
+        if source.unread:
+            say_wrapped(f"{source.unread}.")
+        else:
+            key = partial(dig, (source.named or source).content | source.content)
     used = lists.releases(releases)
     answer = answered(used, described(used, flags, said, key))
     seen = symptom or ""

@@ -94,7 +94,7 @@ class Fault(BaseModel):
 class Table(BaseModel):
     asked: dict[str, tuple[str, ...]]
     questions: dict[str, str]  # by condition
-    settings: dict[str, str]  # by condition: the name that `study diff` has for what a config says about it
+    settings: dict[str, str]  # conditions by the names that `study diff` has for what a config says; the later count
     trainers: tuple[str, ...]  # that force settings
     silent: tuple[str, ...]  # symptoms that begin so make a training wrong without a message
     optimizers: tuple[str, ...]  # a name that contains one is this one

@@ -34,13 +34,13 @@ def described(used: dict[str, Release], flags: Flags, said: dict, key: Callable 
 
     Packages that it must have are added to `used`.
     """
-    facts = {"offload": "none", "ranks": 2, "keys": key}  # where nobody says another; a key by its dotted path
-    facts |= {name: said[setting].value for name, setting in table().settings.items() if setting in said}
-    if "accumulation" in said and said["accumulation"].is_default:
-        del facts["passes"]  # the script says it
-    if "engine" in said and "stage" not in said:  # it is not DeepSpeed
-        version = said["fsdp_version"].value if "fsdp_version" in said else "?"
-        facts["stage"] = said["engine"].value.replace("FSDP", f"FSDP{version}")
+    facts = {"offload": "none", "ranks": 2}  # where nobody says another
+    for setting, name in table().settings.items():
+        if setting in said:
+            facts[name] = None if said[setting].is_open else said[setting].value
+    if facts.get("engine") not in (None, "DeepSpeed"):
+        facts["stage"] = str(facts["engine"]).replace("FSDP", f"FSDP{facts.get('version', '?')}")
+    facts["keys"] = key if "stage" in facts else None  # by its dotted path; another file may have it
     for trainer in table().trainers:  # who lists one trains with it; the later ones use the earlier
         if trainer in used:
             facts["trainer"] = trainer
@@ -54,7 +54,7 @@ def described(used: dict[str, Release], flags: Flags, said: dict, key: Callable 
     if known := [name for name in table().optimizers if name in optimizer]:
         facts["optimizer"] = known[0]
     if "stage" in facts:
-        used.setdefault("deepspeed" if isinstance(facts["stage"], int) else "torch", ANY)
+        used.setdefault("torch" if isinstance(facts["stage"], str) else "deepspeed", ANY)
     return facts | used
 
 
@@ -139,4 +139,4 @@ def _fits(seen: Any, wanted: Any) -> bool:
         return str(seen).lower() in map(str, wanted)  # a config may have AdamW, or "3"; none: it has no such key
     if wanted is True:
         return seen not in (None, False)  # whatever switches it on, if with an empty section
-    return seen >= wanted if type(wanted) is int else seen == wanted
+    return float(seen) >= wanted if type(wanted) is int else seen == wanted

@@ -25,7 +25,9 @@ from study.watch.sources import (
     AUTO,
     DEEPSPEED,
     OTHER,
+    RECORD,
     TRAINER,
+    UNKNOWN,
     UNSET,
     Description,
     EffectiveSettings,
@@ -46,7 +48,8 @@ NEAR = 0.85  # similarity of a misspelled key to the right one, where a program 
 SIMILAR = 0.6  # where it may not
 # A training that is described by a config with one of these findings does not start, or is not the one described.
 UNUSABLE = ("kind_unknown", "key_mistyped", "value_refused")
-LIBRARIES = {ACCELERATE: "accelerate", DEEPSPEED: "deepspeed", TRAINER: "trainer"}
+# The fields of Description, and the libraries of the first three.
+FIELDS = {ACCELERATE: "accelerate", DEEPSPEED: "deepspeed", TRAINER: "trainer", OTHER: "trainer", RECORD: "record"}
 
 
 @dataclass(frozen=True)
@@ -62,9 +65,9 @@ class Difference:
     def is_known(self) -> bool:
         """Return whether it explains something. A setting that only one side has counts by its `unless`."""
         unless = self.description.unless
-        if self.description.changes is None:
+        values = [side.value for side in (self.a, self.b) if side.value not in (None, AUTO, UNKNOWN)]
+        if self.description.changes is None or not values:
             return False
-        values = [side.value for side in (self.a, self.b) if side != UNSET]
         return len(values) == 2 or (unless is not None and not same(values[0], unless))
 
 
@@ -103,24 +106,22 @@ def same(a: Any, b: Any) -> bool:
 
 
 def _raw(source: Source) -> EffectiveSettings:
-    """Return the keys as written that our names do not cover, without what differs between any two runs."""
-    # --- all keys of the file, and of the one that it names
+    """Return the keys as written that are not compared by our names."""
+    settings = effective_settings(source)
+    covered: set[str | None] = set()
+    for name, each in descriptions().items():
+        covered.update(each.keys)
+        if name in settings:
+            covered.update((each.deepspeed, getattr(each, FIELDS[source.kind])))
     content = source.content
     if source.record is not None:
         content = {name: content[name] for name in ("requested", "observed")}
-    values = flat(content)
-    if source.named:
-        values |= flat(source.named.content)
-    # --- without those that are compared by our names, in any kind of file
-    covered: set[str] = set()
-    for name, each in descriptions().items():
-        paths = (name, each.deepspeed, each.accelerate, each.trainer, each.record, *each.keys)
-        covered.update(path.rpartition(".")[2] for path in filter(None, paths))
-    return {
-        name: Setting(value)
-        for name, value in values.items()
-        if value is not None and type(value) is not list and name.rpartition(".")[2] not in covered
-    }
+    rest = _raw(source.named) if source.named else {}
+    for path, value in flat(content).items():
+        path = path.removeprefix("observed.deepspeed.")
+        if value is not None and path not in covered and not (source.record and type(value) is list):  # long ones
+            rest[f"{path} (as written)" if path in descriptions() else path] = Setting(value)
+    return rest
 
 
 def shown(setting: Setting, name: str = "") -> str:
@@ -166,7 +167,7 @@ def mistakes(source: Source) -> Iterator[Finding]:
         for library in known_libraries():
             yield from _mistyped(library, content)
     else:
-        yield from _refused(LIBRARIES[source.kind], content)
+        yield from _refused(FIELDS[source.kind], content)
     if source.kind == ACCELERATE:
         kind = str(content.get("distributed_type") or "NO")
         for engine in ("deepspeed", "fsdp"):

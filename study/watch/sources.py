@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,9 @@ def read(path: Path) -> Source:
         return Source(path, RECORD, record.model_dump(mode="json", by_alias=True), record)
     content = _mapping(path)
     kind = max((OTHER, *KEYS), key=lambda kind: len(content.keys() & KEYS.get(kind, "").split()))
+    # Accelerate and the Trainer know these with and without their prefix (launch.py:1269, training_args.py:2785).
+    if fsdp := section_at(content, "fsdp_config"):
+        content["fsdp_config"] = {f"fsdp_{name.removeprefix('fsdp_')}": value for name, value in fsdp.items()}
     # --- the DeepSpeed config in it, or the file that it names
     section = dig(content, NAMES_ANOTHER.get(kind, "no other"))
     if section is None and content.get("distributed_type") == "DEEPSPEED":
@@ -70,12 +74,13 @@ def read(path: Path) -> Source:
     unread = None
     if isinstance(section, dict):
         named = Source(path, DEEPSPEED, section)
+        content.pop("deepspeed", None)
     elif isinstance(section, str):
         if file := _allowed(section, path):
             named = Source(file, DEEPSPEED, _mapping(file))
         else:
             unread = f"{section!r:.100}, which {path.name} names, is not here (nor in its folder and two above)"
-            unread += ": what it sets is not compared"
+            unread += ": what it sets is not known"
     return Source(path, kind, content, named=named, unread=unread)
 
 
@@ -92,13 +97,24 @@ def _allowed(name: str, config: Path) -> Path | None:
 
 def _mapping(path: Path) -> dict[str, Any]:
     what = "a mapping of settings"
-    return files.load(path, dict, what=what, remedy=f"name {what}, in yaml or json", most_bytes=MAX_BYTES, links=True)
+    remedy = f"name {what}, in yaml or json"
+    return _plain(files.load(path, dict, what=what, remedy=remedy, most_bytes=MAX_BYTES, links=True))
+
+
+def _plain(value: Any) -> Any:
+    """Return settings with true and false also where they are in quotes, as the libraries read them."""
+    if isinstance(value, dict):
+        return {str(name): _plain(each) for name, each in value.items()}
+    word = str(value).lower()
+    return word == "true" if word in ("true", "false") else value
 
 
 def flat(content: dict, prefix: str = "") -> dict[str, Any]:
-    """Return every value by its dotted path. Lists and empty sections are values."""
+    """Return every value by its dotted path. Lists without sections, and empty sections, are values."""
     values: dict[str, Any] = {}
     for name, value in content.items():
+        if isinstance(value, list) and any(isinstance(each, dict) for each in value):
+            value = dict(enumerate(value))
         if isinstance(value, dict) and value:
             values |= flat(value, f"{prefix}{name}.")
         else:
@@ -107,6 +123,8 @@ def flat(content: dict, prefix: str = "") -> dict[str, Any]:
 
 
 AUTO = "auto"
+UNKNOWN = "unknown"
+HALVES = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16"}  # the second is DeepSpeed's older name, and still read
 ASKED = ("stage", *OFFLOADS, "clipping", "accumulation")  # of DeepSpeed
 ENGINES = {"NO": "one process", "MULTI_GPU": "DDP", "MULTI_CPU": "DDP", "DEEPSPEED": "DeepSpeed", "FSDP": "FSDP"}
 
@@ -118,6 +136,7 @@ class Description:
     changes: str | None = None  # None: not known to change losses or memory
     why: str = ""
     unless: str | int | bool | None = None  # another value counts even if only one file has the setting
+    is_count: bool = False  # a value that is none is not understood
     deepspeed: str | None = None
     accelerate: str | None = None
     trainer: str | None = None
@@ -135,9 +154,15 @@ def descriptions() -> dict[str, Description]:
 class Setting:
     value: Any
     is_default: bool = False  # of the library: the file does not have the key
+    is_open: bool = False  # something else than the file decides, or it is not understood
 
 
 UNSET = Setting(None)
+FP32 = Setting("fp32", is_open=True)  # no config switches another on: a script may, or the Trainer's own flag
+UNREAD = Setting(UNKNOWN, is_open=True)
+OF_DEEPSPEED = dict.fromkeys((*ASKED, "optimizer"), UNREAD)  # what a config that was not read may set
+OPEN = Setting(AUTO, is_open=True)
+LAUNCHED = Setting("as launched", is_open=True)  # `accelerate launch` may say it
 EffectiveSettings = dict[str, Setting]
 
 
@@ -148,7 +173,7 @@ def section_at(content: Any, path: str) -> dict:
 
 
 def effective_settings(source: Source) -> EffectiveSettings:
-    """Return the settings that count, by our names: as written, or the library's default. None: the script decides."""
+    """Return the settings that count, by our names: as written, or the library's default."""
     if source.record is not None:
         return _of_record(source.record, source.content)
     if source.kind == DEEPSPEED:
@@ -163,11 +188,12 @@ def _at_paths(kind: str, content: dict, defaults: dict[str, Any]) -> EffectiveSe
     settings = {}
     for name, description in descriptions().items():
         path = getattr(description, kind) or "not in such files"
-        # YAML and Accelerate write nothing as null or as the word None; "auto" is open, and the script settles it.
-        setting = Setting(dig(content, path))
-        if setting.value in (None, "None"):
-            setting = Setting(defaults.get(path), is_default=True)
-        if setting.value not in (None, AUTO):
+        # YAML and Accelerate write nothing as null or as the word None. Flags may replace the Trainer's defaults.
+        value = dig(content, path)
+        setting = Setting(value, is_open=value == AUTO or (description.is_count and not str(value).isdecimal()))
+        if value in (None, "None"):
+            setting = Setting(defaults.get(path), is_default=True, is_open=kind == "trainer")
+        if setting.value is not None:
             settings[name] = setting
     return settings
 
@@ -175,6 +201,8 @@ def _at_paths(kind: str, content: dict, defaults: dict[str, Any]) -> EffectiveSe
 def zero_section(config: dict) -> dict:
     """Return the section `zero_optimization`, with what DeepSpeed makes of its older form, cpu_offload."""
     zero = section_at(config, "zero_optimization")
+    if config.get("zero_optimization") is True:  # older still (zero/config.py:60)
+        zero = {"stage": 1}
     for stage in range(4):  # DeepSpeed also takes "3" and 3.0 for 3, and true for 1
         if zero.get("stage") in (stage, str(stage)):
             zero = zero | {"stage": stage}
@@ -194,67 +222,89 @@ def _of_deepspeed(config: dict) -> EffectiveSettings:
     settings = _at_paths("deepspeed", config | {"zero_optimization": zero}, defaults)
     if zero.get("stage") != 3:
         # Keys of stage 3 are not read by the others.
-        settings = {name: setting for name, setting in settings.items() if not name.startswith("stage3_")}
+        of_three = ("stage3_", "offload_param")
+        settings = {name: setting for name, setting in settings.items() if not name.startswith(of_three)}
         # Stages 1 and 2 take nvme for cpu: they only ask whether the device is "none" (stage_1_and_2.py:220).
-        settings |= {part: Setting("cpu") for part in OFFLOADS if settings[part].value == "nvme"}
+        if settings["offload_optimizer"].value == "nvme":
+            settings["offload_optimizer"] = Setting("cpu")
     settings["engine"] = Setting("DeepSpeed")
-    settings["precision"] = Setting(_cast_of(config))
+    settings["precision"] = _cast_of(config)
     return settings
 
 
 def _half(config: dict, path: str = "{}") -> str | None:
-    """Return the precision of 16 bits that a config switches on."""
-    for name in AUTOCAST:
-        if dig(config, path.format(name)) is True:
-            return name
+    """Return the precision of 16 bits that a config switches on. AUTO if it is open, or not understood."""
+    for key, name in HALVES.items():
+        value = dig(config, path.format(key))
+        if value not in (None, False):
+            return name if value is True else AUTO
     return None
 
 
-def _cast_of(config: dict) -> str | None:
-    """Return the precision of a DeepSpeed config. None if the script fills it in."""
+def _cast_of(config: dict) -> Setting:
+    """Return the precision of a DeepSpeed config."""
     # DeepSpeed casts the weights to its own sections' types. `torch_autocast` keeps them in fp32.
-    if half := _half(config, "{}.enabled"):
-        return f"cast to {AUTOCAST[half]}"
-    if dig(config, "torch_autocast.enabled") is True:
-        return f"autocast to {dig(config, 'torch_autocast.dtype') or 'bfloat16'}"
-    return None if AUTO in [dig(config, f"{name}.enabled") for name in AUTOCAST] else "fp32"
+    half = _half(config, "{}.enabled")
+    if half in AUTOCAST:
+        return Setting(f"cast to {AUTOCAST[half]}")
+    if dig(config, "torch_autocast.enabled"):
+        dtype = str(dig(config, "torch_autocast.dtype") or "PyTorch's default").removeprefix("torch.")
+        dtype = AUTOCAST.get(dtype, dtype)
+        return Setting(f"autocast to {dtype}", is_open=dtype not in AUTOCAST.values())
+    return OPEN if half else FP32
 
 
 def _mixed(half: str | None, settings: EffectiveSettings) -> EffectiveSettings:
     """Return settings with what `mixed_precision`, or a flag of the Trainer, makes of a precision that is open."""
-    if half in (None, "no") or settings.get("precision", UNSET).value not in (None, "fp32"):
+    if half in (None, "no", "none") or settings.get("precision", UNSET).value not in (None, "fp32", AUTO):
         return settings
     # Under DeepSpeed, Accelerate switches its own autocast off (state.py:957), and the engine casts the weights.
-    how = "cast" if "stage" in settings else "autocast"
-    return settings | {"precision": Setting(f"{how} to {AUTOCAST.get(half, half)}")}
+    engine = settings.get("engine", LAUNCHED)
+    how = "cast or autocast" if engine.is_open else "autocast"
+    if engine.value == "DeepSpeed":
+        how = "cast"
+    precision = Setting(f"{how} to {AUTOCAST.get(half, half)}", is_open=engine.is_open)
+    return settings | {"precision": OPEN if half == AUTO else precision}
 
 
 def _of_accelerate(source: Source) -> EffectiveSettings:
     config = source.content
     kind = str(config.get("distributed_type") or "NO")  # yaml reads an unquoted NO as false
+    default = {}
     if kind != "FSDP":  # its section is not read
         config = config | {"fsdp_config": None}
-    default = {"fsdp_config.fsdp_version": 1} if kind == "FSDP" else {}  # utils/dataclasses.py:1831
-    settings = _at_paths("accelerate", config, default) | {"engine": Setting(ENGINES.get(kind, kind))}
+    else:  # utils/dataclasses.py:1831, and commands/launch.py:586, which says it whatever the plugin's default
+        default = {"fsdp_config.fsdp_version": 1, "fsdp_config.fsdp_cpu_ram_efficient_loading": True}
+    settings = _at_paths("accelerate", config, default)
+    settings["engine"] = Setting(ENGINES.get(kind, kind)) if "distributed_type" in config else LAUNCHED
     if source.unread is not None:
-        return settings
+        return OF_DEEPSPEED | settings | {"precision": UNREAD}
     if source.named:
         # With a file of its own for DeepSpeed, a yaml may not repeat what that sets: a ValueError
         # (utils/dataclasses.py:1525).
         settings = _of_deepspeed(source.named.content) | settings
-    return {"precision": Setting("fp32")} | _mixed(str(config.get("mixed_precision") or "no"), settings)
+    # The launcher takes it in capitals as well.
+    return _mixed(str(config.get("mixed_precision") or "no").lower(), {"precision": FP32} | settings)
 
 
 def _of_trainer(source: Source) -> EffectiveSettings:
-    half = _half(source.content)
+    content = source.content
+    half = _half(content)
     if source.kind != TRAINER:
-        return _mixed(half, _at_paths("trainer", source.content, {}))
-    settings = _at_paths("trainer", source.content, library_defaults("trainer")[""])
-    if source.named:  # the DeepSpeed config's numbers count
-        settings |= _of_deepspeed(source.named.content)
+        return _mixed(half, _at_paths("trainer", content, {}))
+    settings = {"precision": FP32} | _at_paths("trainer", content, library_defaults("trainer")[""])
+    if source.named:  # its numbers count, and the Trainer's where it leaves them open
+        engine = _of_deepspeed(source.named.content)
+        settings = engine | settings | {name: each for name, each in engine.items() if each.value != AUTO}
+    elif source.unread is not None:
+        # The Trainer stops where its numbers are not that file's, but clips as that file's default says.
+        settings = OF_DEEPSPEED | settings | {"engine": Setting("DeepSpeed"), "clipping": UNREAD}
+        if preset := re.fullmatch("zero([0-3])(?:_offload)?", content["deepspeed"]):  # ms-swift's own files
+            settings["stage"] = Setting(int(preset[1]))
     else:
-        settings["engine"] = Setting("FSDP" if source.content.get("fsdp") else "DDP, or one process")
-    return {"precision": Setting("fp32")} | _mixed(half, settings)
+        is_fsdp = content.get("fsdp") or "axolotl's fsdp_version" in settings
+        settings["engine"] = Setting("FSDP") if is_fsdp else LAUNCHED
+    return _mixed(half, settings)
 
 
 def _of_record(record: Record, content: dict) -> EffectiveSettings:
@@ -329,8 +379,8 @@ def _asked_of_deepspeed(config: dict) -> dict[str, Any]:
     """Return what a DeepSpeed config asks for. "auto" asks for nothing."""
     zero = {"stage": 0} | {part: {"device": "none"} for part in OFFLOADS} | zero_section(config)
     written = _at_paths("deepspeed", config | {"zero_optimization": zero}, {})
-    asked = {name: written[name].value for name in ASKED if name in written}
-    if half := _half(config, "{}.enabled"):
+    asked = {name: written[name].value for name in ASKED if name in written and written[name].value != AUTO}
+    if (half := _half(config, "{}.enabled")) in AUTOCAST:
         asked["precision"] = half
     return {"deepspeed": True} | asked
 

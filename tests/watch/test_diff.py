@@ -33,15 +33,16 @@ def file(tmp_path):
     return write
 
 
-def known(a: Path, b: Path) -> dict[str, str]:
-    causes, _ = compare(sources.read(a), sources.read(b))
+def known(a: Path, b: Path, other: list[str] | None = None) -> dict[str, str]:
+    causes, others = compare(sources.read(a), sources.read(b))
+    assert other in (None, [each.name for each in others])
     return {each.name: f"{shown(each.a)}, {shown(each.b)}" for each in causes}
 
 
 @pytest.mark.parametrize("case", CASES["pair"], ids=[" ".join(each["known"]) for each in CASES["pair"]])
 def test_known_causes(file, case):
     first, second = (BEGIN[begin] | case.get(side, {}) for begin, side in zip(case["begin"], "ab", strict=True))
-    assert known(file("a.json", first), file("b.yaml", second)) == case["known"]
+    assert known(file("a.json", first), file("b.yaml", second), case.get("other")) == case["known"]
 
 
 @pytest.mark.parametrize("case", CASES["silent"])

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from torch._C import _distributed_c10d
@@ -170,14 +171,14 @@ os._exit(0)
 """
 
 
-def test_dumps_name_the_late_rank_and_the_rank_without_a_dump(tmp_path):
+def test_dumps_name_the_late_rank_and_the_rank_without_a_dump(tmp_path, monkeypatch):
     """Rank 0 writes JSON, and rank 1 a pickle, which the guide's command converts."""
     assert ranks_of(DUMPS, tmp_path, str(tmp_path)).code == 0
     with pytest.raises(Stop, match="PyTorch writes pickles"):
         dumps(tmp_path)
-    (convert,) = re.findall("for name in glob.*", (ROOT / "GUIDE.md").read_text())
-    names = {"json": json, "pickle": pickle, "glob": lambda _: [tmp_path / "nccl_trace_rank_1"]}
-    exec(convert, names)
+    (convert,) = re.findall("for path in Path.*", (ROOT / "GUIDE.md").read_text())
+    monkeypatch.chdir(tmp_path)
+    exec(convert.replace("*_rank_*", "*_rank_1"), {"Path": Path, "json": json, "pickle": pickle})
     (answer,) = command.diagnose((tmp_path,))
     assert answer["ranks"].startswith("2 of an unknown number of ranks")
     assert "Rank 1 has not begun all_gather 2, where rank 0 is" in answer["findings"][0]["sentence"]

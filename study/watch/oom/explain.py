@@ -112,7 +112,8 @@ def _of_config(path: Path | None) -> dict[str, Any]:
     """Return the settings of a config by our names, and its arm."""
     if path is None:
         return {}
-    values = {name: each.value for name, each in sources.effective_settings(recognised(path)).items()}
+    settings = sources.effective_settings(recognised(path))
+    values = {name: each.value for name, each in settings.items() if each.value not in (sources.AUTO, sources.UNKNOWN)}
     values["micro_batch"] = values.get("rows per pass and rank")
     for name in NUMBERS:
         text = str(values.get(name))  # JSON and YAML may have a number in quotes
