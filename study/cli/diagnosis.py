@@ -89,8 +89,10 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /) -> list[dict]:
 
 
 def _show(answer: About, findings: list[Finding]) -> None:
-    above = f", {len(answer.findings) - len(findings)} told above".replace(", 0 told above", "")
-    say_wrapped(f"{answer.run}: {answer.how}: {number_of(len(answer.findings), 'findings')}{above}.")
+    text = f"{answer.run}: {answer.how}: {number_of(len(answer.findings), 'findings')}"
+    if above := len(answer.findings) - len(findings):
+        text += f", {above} told above"
+    say_wrapped(f"{text}.")
     if error := answer.error:
         _say_indented(f"It ended: {error['message']}. What to do: {error['what_to_do']}.")
     if answer.ranks:
@@ -145,7 +147,8 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
         what = f"two releases of one package can be compared (got {first} and {second})"
         raise Stop(what, "name one package twice; `study stack` takes several")
     # --- what each side sets, whatever its kind of file
-    a, b = map(sources.read, map(store.newest_try, (first, second)))
+    a = sources.read(store.newest_try(first))
+    b = sources.read(store.newest_try(second))
     known, others = compare(a, b)
     by_default = equal_by_default(a, b)
     answer = {"known": list(map(_row, known)), "other": list(map(_row, others)), "equal_by_default": by_default}

@@ -112,16 +112,18 @@ def _questions(fault: Fault, facts: dict[str, Any]) -> list[str] | None:
         return None
     questions = []
     trainer = facts.get("trainer", "")
-    if trainer in fault.forced:  # its other releases may overrule the user in some classes, or were not read
+    if trainer in fault.forced:
         used = facts.get(trainer)
-        is_forced = isinstance(used, Version) and used in SpecifierSet(fault.forced[trainer])
-        facts = facts | {"reentrant": is_forced or facts.get("reentrant") or None}
+        if isinstance(used, Version) and used in SpecifierSet(fault.forced[trainer]):
+            facts = facts | {"reentrant": True}
+        elif not facts.get("reentrant"):  # other releases may overrule the user in some classes, or were not read
+            facts = facts | {"reentrant": None}
     for name, wanted in fault.when.items():
         seen = facts.get(name)
-        is_known = not (isinstance(seen, SpecifierSet) or seen in (None, "FSDP?"))
+        is_open = isinstance(seen, SpecifierSet) or seen in (None, "FSDP?")
         if isinstance(seen, Version) and seen.is_prerelease:  # 5.23.0.dev0 may be before a change in 5.23, or after it
-            is_known = Version(seen.base_version) != Version(str(wanted).strip("<>="))
-        if not is_known:
+            is_open = Version(seen.base_version) == Version(str(wanted).strip("<>="))
+        if is_open:
             questions.append(fault.asks[name])
         elif not _fits(seen, wanted):
             return None

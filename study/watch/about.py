@@ -58,14 +58,14 @@ def _of_record(record: Record, file: Path) -> About:
     seen = record.observed
     arm = seen.arm or record.requested.arm or seen.wrapper or "unknown"
     kind = ", virtual" if record.is_virtual else ""
+    ranks = f" on {number_of(seen.ranks, 'ranks')}" if seen.ranks else ""  # what was refused before it began has none
     # A process that the kernel ends writes nothing more: the age of the ranks' logs tells whether the run goes on.
     status = record.status.replace("running", "unfinished")
     findings, not_known = judge(record)
     others = ordered([*mistakes(sources.read(file)), *trends.findings(trends.load(file.parent)), *findings])
     return About(
         run=record.run_id,
-        # What was refused before it began has no ranks.
-        how=f"{arm} on {number_of(seen.ranks or 0, 'ranks')}{kind}, {status}".replace(" on 0 ranks", ""),
+        how=f"{arm}{ranks}{kind}, {status}",
         # Memory that was full ended the run: whatever else is found, this comes first.
         findings=[*memory_full(record, file), *others],
         error=record.error.model_dump() if record.error else None,

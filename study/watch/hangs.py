@@ -104,8 +104,9 @@ def _waiting(group: str, logs: list[RankLog], calls: Calls) -> list[Finding]:
         return _late(list(filter(_has_ended, logs)), begun, calls, max(begun.values(), default=0))
     first = max(waits)
     listed = {rank for log in logs for rank in log.groups.get(group, ())}
-    # Without a list there are at least those that have a log, and those before them.
-    members = listed or set(range(logs[-1].ranks if group == DEFAULT else 0))
+    members = listed
+    if not listed and group == DEFAULT:  # there are at least those that have a log, and those before them
+        members = set(range(logs[-1].ranks))
     seen = []
     if gone := members - calls.keys():
         why = "and others wait: it ended, never started, or writes elsewhere"
@@ -135,8 +136,8 @@ def _late(logs: list[RankLog], begun: dict[int, int], calls: Calls, waited: int)
         missing = begun[log.rank] + 1
         # --- where the others are: the logs of those that are further ahead may no longer have the collective
         others = [rank for rank, index in begun.items() if index >= missing]
-        known = (_name(calls[rank][missing]) for rank in others if missing in calls[rank])
-        call = next(known, f"collective {missing}")
+        known = [_name(calls[rank][missing]) for rank in others if missing in calls[rank]]
+        call = known[0] if known else f"collective {missing}"
         are = "is" if len(others) == 1 else "are"
         # --- where this rank is
         waits = [entry for entry in log.recent if not entry.ended]

@@ -93,7 +93,7 @@ def causes(error: OomError, matches: list[Match], shards_weights: bool) -> list[
 
 def _clues(error: OomError) -> Iterator[Sign]:
     """Yield what the traceback names, or the lines above the error, and what it means that many steps had passed."""
-    # --- functions of a traceback, or what a log says of its phase. `last`: only so many frames are searched
+    # --- functions of a traceback, or what a log says of its phase. `last`: so many frames are searched; 0: all
     for id, row in texts("oom/causes.toml").items():
         if named := re.findall(row.get("clue", "(?!)"), "".join(error.frames[-row.get("last", 0) :])):
             yield id, CLUE, f"the text names {named[-1].strip(' (=')}"
