@@ -317,8 +317,8 @@ def test_what_the_readme_says(kept, tables):
     assert f"On three machines with an H200 {within} were" in " ".join((ROOT / "GUIDE.md").read_text().split())
     slower = [100 * each[OVER["step_s"]].astype(float).sub(1).abs().median() for each in tables]
     first, *later = map(int, slower)
-    words = f"off by more than {first} %, and on the two later machines, whose hosts were slower, by more than {later[0]} "
-    words += f"and {later[1]} %"
+    words = f"off by more than {first} %, and on the two later machines, whose hosts were slower, "
+    words += f"by more than {later[0]} and {later[1]} %"
     assert words in text
     assert "rank 0 of eight takes 17.2 GB under stage 3 with deepspeed 0.19.8, and [7.9]" in text
     assert "DDP took 13 % more, FSDP2 under autocast 14 % less; stage 2 reserved up to 43 % more" in text
