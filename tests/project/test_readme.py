@@ -7,6 +7,7 @@ from collections import Counter
 
 from packaging.version import Version
 
+from study.cli import diagnosis
 from study.conform import releases
 from study.core.text import size
 from study.ledger import texts
@@ -86,6 +87,14 @@ def test_the_times_and_the_traffic():
     sent = [piece.value for piece in texts.named(("P1-17",))[0].evidence]
     assert f"stage 2 sends {sent[2]:g} times" in text
     assert f"In the same precision stages 1 and 2 send {sent[1]:g} times" in text
+
+
+def test_the_run_that_hung_is_diagnosed_as_printed(capsys):
+    diagnosis.diagnose((KEPT / "hung/rank0_reduces",))
+    printed = {line.strip() for line in capsys.readouterr().out.splitlines()}
+    _, *block = TEXT[TEXT.index("study diagnose reports") :].partition("\n\n")[0].splitlines()
+    assert len(block) == 4
+    assert {line.strip() for line in block} <= printed
 
 
 def test_the_guide_counts_what_is_kept():
