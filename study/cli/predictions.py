@@ -205,6 +205,8 @@ def estimate(
     time: list[str] = []
     if machine and kinds:
         gpu = machine.gpu
+        if arm.uses_nvme and not machine.disk_bytes_per_s:
+            raise Stop(f"the time of {arm.name} is that of a disk", "give --disk, such as 6GB/s, or leave --gpu out")
         step = step_time(ours, machine)
         fits = fits_on(gpu, whole.peak_bytes, kinds.driver)
         # What nvidia-smi shows of a training that does not fit is the whole card.
@@ -218,13 +220,17 @@ def estimate(
     # Two answers that differ often differ in these.
     rows = number_of(ours.batch.rows, f"rows of {ours.batch.tokens:,} tokens per pass")
     taken = f"Taken as: {rows}, {number_of(ours.batch.passes, 'passes')}, {precision}."
+    if machine and precision.startswith("bf16") and not GPUS[machine.gpu].has_bf16:
+        taken += f" A {machine.gpu} has no bf16: fp16 is meant."
     say_wrapped(f"{text}.{fit}", taken, *answer.recompute_note(passes.checkpointing, ours.model), "")
     # --- the parts of the peak, and what moves
     say(f"at the peak ({whole.peak_when}), buffers and temporaries included:")
     parts = whole.at_peak | {"total": whole.peak_bytes}
     show([{"component": part, "per rank": size(part_bytes)} for part, part_bytes in parts.items()])
     moved = ", ".join(f"{kind} {size(moved_bytes)}" for kind, moved_bytes in whole.traffic.items())
-    say("", f"host memory: {size(whole.host_bytes)}; collectives of a step: {moved or 'none'}", *time)
+    # Whether the host has so much for all ranks of a node is what `study advise` looks at.
+    host = f"host memory: {size(whole.host_bytes)} a rank, not compared with the host's"
+    say("", f"{host}; collectives of a step: {moved or 'none'}", *time)
     say("", *answer.accuracy([kind_of_interval(step.limit)] if step else []))
     return {
         "arm": arm.name,

@@ -156,7 +156,11 @@ class Arm:
         if self.replicas > 1 and (left_over or in_group < 2 or self.shards not in ("auto", in_group)):
             least = self.replicas * (2 if self.shards == "auto" else self.shards)
             what = f"{self.name} has {self.replicas} groups of ranks that share the weights, and needs {least} ranks"
-            raise Stop(f"{what} (got {ranks})", f"give --num_processes {least}, or --virtual-ranks", "unavailable")
+            raise Stop(
+                f"{what} (got {ranks})",
+                f"take {least} ranks: --num_processes, --virtual-ranks or --gpus",
+                "unavailable",
+            )
         groups = {
             "keeps a second copy of the weights in": self.second_partition(ranks) or 1,
             "gives the same rows to": self.row_ranks,

@@ -80,7 +80,8 @@ def gpu_named(text: str) -> str:
         return min(meant, key=lambda name: lower not in (name.lower(), GPUS[name].name.lower()))
     # A100-40GB and A100-80GB are one suggestion.
     kinds = dict.fromkeys(name.partition("-")[0] for name in GPUS)
-    raise Stop(f"{text!r} is not a known GPU", nearest(text, kinds, most=3))
+    remedy = f"{nearest(text, kinds, most=3)} Another card is one of these with --gpu-memory and --gpu-tflops"
+    raise Stop(f"{text!r} is not a known GPU", remedy)
 
 
 def like(name: str, memory_bytes: float, tflops: float | None) -> str:

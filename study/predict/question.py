@@ -62,7 +62,7 @@ class PlaceFlags:
     gpu_tflops: float | None = None
     """With --gpu-memory: its TFLOP/s in 16 bits. Its memory is then as much slower or faster than that of --gpu."""
     link: str | None = None
-    """The slowest link between the GPUs: nvlink, pcie4, ib-hdr and others."""
+    """The slowest link between the GPUs: nvlink, pcie4, ib-hdr and others. Of a network: one port for each GPU."""
     gpus_per_node: int | None = None
     """GPUs that share a host. Default: mostly 8."""
     disk: str | None = None

@@ -275,7 +275,7 @@ def _weights_sent(engine: Engine, links: Links) -> Iterator[Sent]:
     if engine.gathered_again is None:
         return
     placement = engine.placement
-    weights_bytes = engine.passes * engine.all_elements * engine.weight_bytes
+    weights_bytes = engine.passes * engine.all_elements * engine.weight_bytes * engine.padding
     # With a second copy of what was released (hpZ), from few ranks.
     again_group = placement.second_partition or placement.group
     gathered = (("forward", 1.0, placement.group), ("backward", engine.gathered_again, again_group))
@@ -289,7 +289,7 @@ def _gradients_sent(engine: Engine, links: Links) -> Iterator[Sent]:
     """The gradients, and the new weights, as read in FSDP, DDP and DeepSpeed 0.19.8."""
     placement, trained = engine.placement, engine.training.model.trained
     reductions = engine.passes if engine.reduces_each_pass else 1
-    gradients_bytes = reductions * trained / placement.tensor_ranks * engine.reduced_bytes
+    gradients_bytes = reductions * trained / placement.tensor_ranks * engine.reduced_bytes * engine.padding
     # FSDP's groups sum their parts with those of the other groups. A single group has no other.
     group = placement.group if placement.fsdp and placement.group else links.ranks
     yield "backward", engine.reduce_kind, gradients_bytes, links.within(group)

@@ -83,20 +83,21 @@ def _reason(advice: Advice, choice: Row) -> str:
     # What was chosen among: `study.predict.advise` prefers arms that do not fit only just, and do not offload.
     alike = [row for row in advice.rows if row.fits and row.is_tight <= choice.is_tight]
     kept = [row for row in alike if not row.offloads]
-    tight = [row for row in advice.rows if row.fits and not row.offloads]
+    tight = [row for row in advice.rows if row.fits and row.is_tight and not row.offloads]
+    quickest = min(tight, key=lambda row: row.seconds, default=choice)
     why = "Why: "
     if choice.offloads and kept:
         slower = min(kept, key=lambda row: row.seconds)
         why += f"it is nearly twice as fast as without offloading ({slower.arm}: {seconds(slower)}); "
-    elif choice.offloads and tight:
-        quick = min(tight, key=lambda row: row.seconds)
-        why += f"without offloading {quick.arm} fits only just ({of_card(quick.peak_bytes, quick.gpu)}); "
+    elif tight and not choice.is_tight and (choice.offloads or quickest.seconds < choice.seconds):
+        why += f"without offloading {quickest.arm} fits only just ({of_card(quickest.peak_bytes, quickest.gpu)}); "
     among = [row for row in alike if row.offloads] if choice.offloads else kept
     fastest = min(among, key=lambda row: row.seconds)
     if fastest is not choice:
         return f"{why}{fastest.arm} is not faster beyond the error of the prediction, and {choice.arm} is simpler."
     with_or_without = "with" if choice.offloads else "without"
-    return f"{why}of the arms that fit {with_or_without} offloading, it is the fastest."
+    arms = "others" if why.endswith("; ") and not choice.offloads else "arms"
+    return f"{why}of the {arms} that fit {with_or_without} offloading, it is the fastest."
 
 
 def use(row: Row, question: Question) -> str:
@@ -104,9 +105,9 @@ def use(row: Row, question: Question) -> str:
     name, memory = row.arm, of_card(row.peak_bytes, question.gpu)
     if row.checkpointing:
         name += " with activation checkpointing"
-    # The recipes are named after bf16. On a GPU without it they are meant in fp16.
+    # The recipes are named after bf16. On a GPU without it they are meant in fp16: bf16_cast as DeepSpeed's own.
     if row.precision != "fp32" and not GPUS[question.gpu].has_bf16:
-        name += " in fp16"
+        name += " in DeepSpeed's fp16" if RECIPES[row.precision].master_bytes else " in fp16 autocast"
     if row.driver_bytes:
         memory += f" (nvidia-smi shows {_number(row.driver_bytes)})"
     if row.offloads:
@@ -214,7 +215,10 @@ def assumptions(question: Question) -> list[str]:
 
 def precisions(question: Question) -> str:
     half = "bf16" if GPUS[question.gpu].has_bf16 else "fp16"  # GPUs before Ampere have none
-    return f"without --precision, {half} weights and fp32 master copies under DeepSpeed, {half} autocast elsewhere"
+    return (
+        f"without --precision, {half} weights and fp32 master copies under DeepSpeed, {half} autocast elsewhere, "
+        "which decides some of the times: --precision compares all arms in one"
+    )
 
 
 def _links(question: Question) -> str:
@@ -222,7 +226,7 @@ def _links(question: Question) -> str:
         return f"{question.link or 'no link'} between {question.local} GPUs in a node"
     within = GPUS[question.gpu].peer_link
     nodes = question.gpus // question.local
-    return f"{question.link} between {nodes} nodes, and {within} between {question.local} GPUs in a node"
+    return f"{question.link} for each GPU between {nodes} nodes, and {within} between {question.local} GPUs in a node"
 
 
 LIMITS = {"gpu": "the GPU decides", "host": "the host decides", "links": "links decide"}

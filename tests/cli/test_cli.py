@@ -74,6 +74,9 @@ def test_how_good_predicted_times_are_is_told_beside_a_time_alone(gpu, has_time,
     assert text.count("step time where the host decides: ") == text.count("step time where") == has_time
     assert "memory: half of first predictions were within" in text
     assert "Taken as: 1 row of 512 tokens per pass, 1 pass, bf16." in text
+    assert "fp16 is meant" not in text
+    asked("estimate --model bert-base --arm ddp --gpu T4")
+    assert "A T4 has no bf16: fp16 is meant." in capsys.readouterr().out
 
 
 def test_an_advice_names_the_file_of_the_arm_and_why_fsdp2_needs_so_much(asked, capsys):

@@ -274,10 +274,20 @@ def test_offloading_the_states_of_adapters_alone_is_not_tried(gpus):
     assert not {"zero1_cpu", "zero2_cpu"} & {*tried_arms}
 
 
+def test_a_faster_arm_that_fits_only_just_is_a_reason_without_offloading_too():
+    rows = [fitting("zero2", 30), fitting("zero3", 40)]
+    rows = [
+        replace(row, fits=True, host_bytes=1e9, precision="bf16_cast", micro_batch=1, accumulation=1) for row in rows
+    ]
+    rows[0] = replace(rows[0], peak_bytes=78e9)
+    words = in_words(Advice(replace(MISTRAL, gpu="A100-80GB"), tuple(rows), rows[1], None))
+    assert words[1].startswith("Why: without offloading zero2 fits only just (73 of 80 GiB); of the others that fit ")
+
+
 def test_links_of_nodes_and_within_them_are_told_apart():
     for gpus, links in (
         (8, "nvswitch between 8 GPUs in a node"),
-        (16, "ib-ndr between 2 nodes, and nvswitch between 8"),
+        (16, "ib-ndr for each GPU between 2 nodes, and nvswitch between 8"),
     ):
         question = question_of(named("gpt2"), gpus, "H100")
         assert links in " ".join(assumptions(question))

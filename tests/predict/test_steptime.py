@@ -240,3 +240,11 @@ def test_bytes_of_an_update():
     """By hand: 9 elements of AdamW's; with a master copy, its gradient is copied to fp32, and its weight is rounded."""
     by_hand = {"fp32": 36, "bf16": 36, "fp16": 36, "bf16_cast": 42, "bf16_pure": 18}
     assert {name: update_bytes(training("ddp", precision=name)) for name in by_hand} == by_hand
+
+
+def test_rows_that_pad_the_parts_of_fsdp2_cost_time_as_they_count_bytes():
+    """A matrix of 1,024 rows is gathered as one of 8,192 on as many ranks."""
+    few, many = (training("fsdp2", ranks=ranks) for ranks in (1024, 8192))
+    sent = [sum(estimate(each).traffic.values()) for each in (few, many)]
+    assert link_s(many) / link_s(few) == pytest.approx(sent[1] / sent[0], rel=0.05)
+    assert sent[1] > 5 * sent[0]

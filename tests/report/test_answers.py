@@ -9,7 +9,7 @@ from study.core.text import nats
 from study.records import runs as records
 from study.report import answers
 from study.report.topics import memory
-from study.report.topics.arms import by_task
+from study.report.topics.arms import by_task, in_words
 from tests.cli.test_cli import in_this_process
 from tests.report.test_figures import assert_drawn
 from tests.shaped import changed, failed, finished, put
@@ -119,6 +119,14 @@ def test_each_task_has_a_table_in_the_order_of_arms_and_answers_with_its_numbers
         assert over[0] == pytest.approx(1.5, rel=0.01), "what stage 1 sends on rings, as the report has it"
 
 
+def test_an_arm_that_stands_apart_is_named_and_not_called_near():
+    (group,) = [each for each in by_task(records.load(KEPT / "smoke")) if "bert" in each["group"]]
+    wrong = [row | {"furthest nats": 0.5} if row["arm"] == "zero2" else row for row in group["rows"]]
+    near, apart = in_words(wrong)[:2]
+    assert "10 arms are within 4e-7 nats of ddp" in near
+    assert apart == "Not so zero2: it differs by up to 0.5 nats."
+
+
 def test_what_cannot_be_compared_is_not(tmp_path):
     """Another seed, weights that are drawn in place, a run that failed; and without DDP nothing has a ratio."""
     put(tmp_path / "a", finished("a", "ddp"), finished("b", "zero3", loss=3.0, requested__init="in_place"))
@@ -126,6 +134,7 @@ def test_what_cannot_be_compared_is_not(tmp_path):
     (group,) = by_task(records.load(tmp_path / "a"))
     furthest = {row["arm"]: row["furthest nats"] for row in group["rows"]}
     assert furthest == {"ddp": None, "zero1": None, "zero2": pytest.approx(0.75), "zero3": None}
+    assert "The losses of zero1 are not compared: another seed, data or steps." in group["in_words"]
     (group,) = by_task(records.load(put(tmp_path / "b", finished("a", "zero1"), failed("c", arm="zero3", seed=42))))
     (line,) = group["in_words"]
     assert line.startswith("zero3 did not run: ")

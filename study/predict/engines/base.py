@@ -48,6 +48,7 @@ class Engine:
         self.tensors = tuple(tensor for tensor in training.tensors if tensor.trains)
         self.elements = elements_of(self.tensors)
         self.all_elements = elements_of(training.tensors)  # whether they train or not
+        self.padding = 1.0  # of what is gathered and reduced: times its elements
 
     def share(self, tensor: Tensor) -> int:
         """The elements of a tensor that a rank keeps."""

@@ -72,6 +72,7 @@ class FullySharded(Engine):
         self.unit_of = {tensor.name: unit for unit in self.units for tensor in unit.tensors}
         self.late = [unit for unit in self.units if unit.is_late]
         self.part = sum(unit.part for unit in self.units)
+        self.padding = sum(unit.whole for unit in self.units) / (self.all_elements * self.weight_bytes)
         # Reduced gradients are converted to the type of the sharded weights (foreach_reduce, orig_dtype).
         self.gradients_bytes = self.beside_on_host_bytes = self.part * self.recipe.gradient_bytes
         self.master_bytes = self.part * self.recipe.master_bytes

@@ -15,6 +15,8 @@ TOLD = {
     "s/step": "Time: {} DDP's seconds, in single runs on this machine: small differences are noise.",
     "sent bytes": "Traffic: {} what DDP sends.",
 }
+NOISE_NATS = 1e-3  # arms in 16 bits differ by as much
+APART = 10  # times the median: this is no noise of an arithmetic
 SENDS_AGAIN = 1.2  # times DDP's traffic: less than stage 3 sends (1.5) if it gathers weights for the backward pass too
 
 
@@ -51,15 +53,18 @@ def _row(repeats: list[Run], members: list[Run]) -> dict:
 
 def in_words(rows: list[dict]) -> list[str]:
     """What ZeRO's stages do to losses, memory, time and traffic, and which arms are not compared."""
-    # --- losses: the largest difference of all arms
+    # --- losses: the largest difference of all arms, but for those that stand apart
     of_arm = pd.DataFrame(rows).set_index("arm")
     lines = []
     compared = of_arm.dropna(subset="furthest nats")
     if len(compared):
-        furthest = nats(compared["furthest nats"].max())
+        distances = compared["furthest nats"].astype(float)
+        is_apart = distances > max(APART * distances.median(), NOISE_NATS)
+        near, apart = distances[~is_apart], distances[is_apart]
         baseline = compared["from"].iloc[0]
-        number = f"{number_of(len(compared), 'arms')} {'is' if len(compared) == 1 else 'are'}"
-        lines.append(f"Losses: at every step, {number} within {furthest} of {baseline}.")
+        number = f"{number_of(len(near), 'arms')} {'is' if len(near) == 1 else 'are'}"
+        lines.append(f"Losses: at every step, {number} within {nats(near.max())} of {baseline}.")
+        lines += [f"Not so {arm}: it differs by up to {nats(distance)}." for arm, distance in apart.items()]
     # --- the other three: the stages over DDP. Without a finished run of DDP there is nothing to divide by.
     done = of_arm[of_arm["status"] == "done"]
     stages = done.reindex(["ddp", "zero1", "zero2", "zero3"]).astype(dict.fromkeys(TOLD, float))
@@ -72,6 +77,8 @@ def in_words(rows: list[dict]) -> list[str]:
             if name == "sent bytes" and over.get("zero3", 2) < SENDS_AGAIN:
                 lines[-1] += " By default stage 3 keeps up to a billion gathered weights for the backward pass."
     if "ddp" in done.index:
+        alike = done[(done["ranks"] == done.loc["ddp", "ranks"]) & done["furthest nats"].isna() & (done.index != "ddp")]
+        lines += [f"The losses of {arm} are not compared: another seed, data or steps." for arm in alike.index]
         others = done[done["ranks"] != done.loc["ddp", "ranks"]]
         ranks = [f"{arm} has {number_of(int(ranks), 'ranks')}" for arm, ranks in others["ranks"].items()]
         lines += [f"{sentence}, and so other rows." for sentence in ranks]
