@@ -41,7 +41,7 @@ def changes(name: str, since: str, until: str) -> tuple[dict, list[Answer]]:
     tried = sorted(rows[package].unique(), key=Version)
     if not {since, until} <= {*tried} or Version(since) >= Version(until):
         what = f"two releases of {package} with kept answers are compared, the older first"
-        raise Stop(f"{what} (got {since} and {until or 'none'})", f"choose two of {', '.join(tried)}, such as {tried[-2]}..{tried[-1]}")
+        raise Stop(f"{what} (got {since} and {until or 'none'})", f"choose two of {', '.join(tried)}")
     inside = tried[tried.index(since) : tried.index(until) + 1]
     rows = rows[rows[package].isin(inside)]
     wide = rows.pivot(index="property", columns=package, values="answer")[inside]

@@ -71,5 +71,6 @@ def release_of(said: str) -> Release:
         if said[:1].isdigit():
             return SpecifierSet(f"=={said}") if "*" in said else Version(said)
         # Poetry's own signs: ^ keeps the first number that is not 0, ~ all but the last.
+        said = re.sub(r"[~^]0\.\d+(?![.\d])", r"\g<0>.0", said)
         return SpecifierSet(re.sub(r"~(?!=)|\^(?=0)", "~=", said).replace("^", ">="))
     return ANY

@@ -63,6 +63,11 @@ def read(path: Path) -> Source:
         return Source(path, RECORD, record.model_dump(mode="json", by_alias=True), record)
     content = _mapping(path)
     kind = max((OTHER, *KEYS), key=lambda kind: len(content.keys() & KEYS.get(kind, "").split()))
+    fsdp_file = content.get("fsdp_config")  # of the Trainer it may be a file
+    if isinstance(fsdp_file, str) and (file := _allowed(fsdp_file, path)):
+        content["fsdp_config"] = _mapping(file)
+    if "offload" in str(content.get("fsdp")):  # of the Trainer
+        content["fsdp_config"] = section_at(content, "fsdp_config") | {"fsdp_offload_params": True}
     # Accelerate and the Trainer know these with and without their prefix (launch.py:1269, training_args.py:2785).
     if fsdp := section_at(content, "fsdp_config"):
         content["fsdp_config"] = {f"fsdp_{name.removeprefix('fsdp_')}": value for name, value in fsdp.items()}
@@ -226,7 +231,7 @@ def _of_deepspeed(config: dict) -> EffectiveSettings:
         settings = {name: setting for name, setting in settings.items() if not name.startswith(of_three)}
         # Stages 1 and 2 take nvme for cpu: they only ask whether the device is "none" (stage_1_and_2.py:220).
         if settings["offload_optimizer"].value == "nvme":
-            settings["offload_optimizer"] = Setting("cpu")
+            settings |= {"offload_optimizer": Setting("cpu"), "offload as written": Setting("nvme")}
     settings["engine"] = Setting("DeepSpeed")
     settings["precision"] = _cast_of(config)
     return settings

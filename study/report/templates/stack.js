@@ -30,7 +30,7 @@ function compare(a, b) {
 // A release, or a range as a list of conditions.
 function releaseOf(said) {
   if (/^\d/.test(said) && !said.includes("*")) return version(said) ?? ANY;
-  const signed = said.replace(/^(?=\d)/, "==").replace(/~(?!=)|\^(?=0)/g, "~=").replace("^", ">=");
+  const signed = said.replace(/^(?=\d)/, "==").replace(/[~^]0\.\d+(?![.\d])/g, "$&.0").replace(/~(?!=)|\^(?=0)/g, "~=").replace("^", ">=");
   const parts = signed.split(",").map((part) => /^\s*(~=|==|!=|<=|>=|<|>)\s*([\w.]+?)(\.\*)?\s*$/.exec(part));
   if (!said || parts.some((part) => !part || !version(part[2]) || (part[1] === "~=" && !part[2].includes(".")))) return ANY;
   return parts.map(([, sign, text, star]) => ({ sign, than: version(text), same: star ? text.split(".") : text.split(".").slice(0, -1), star }));
