@@ -19,9 +19,8 @@ LONGEST_LINE = 600  # characters that are shown: PyTorch's message up to what is
 MESSAGE = 1500  # characters after its first word in which a message ends: PyTorch's have 700
 ABOVE = 6000  # characters of traceback above it
 HEAD = 2**18  # characters at the beginning of a log, where configs are
-NEAR = 1500  # characters of the last frame of a traceback with the message: more is text that came after a traceback
+NEAR = 1500  # characters of the last frame of a traceback with the message, and of what a scheduler says above a kill
 MOST = 1000  # messages of one kind that are looked at
-TRACEBACK = "Traceback (most recent call last)"
 # Where it begins, or a frame of it, as Python, IPython and Rich print them.
 FRAME = r'(?=Traceback \(most recent|\bFile (?:"[^"\n]*", line |[~/][^\n]*:\d+, in )|\u2771)'
 # GB are GiB, too: PyTorch's allocator for MPS writes them so (18.13 GB is 1.7 of two thirds of 16 GiB).
@@ -82,7 +81,7 @@ class OomError:
     @property
     def frames(self) -> list[str]:
         """The frames of the error's traceback, the last with the message. Without one the whole context, as one."""
-        _, *frames = re.split(FRAME, self.context.rpartition(TRACEBACK)[2])
+        _, *frames = re.split(FRAME, re.sub(messages()["no_frame"], r"\1", self.context))
         return frames if frames and len(frames[-1]) < NEAR else [self.context]
 
 
@@ -113,10 +112,11 @@ def find(text: str) -> OomError:
     """
     # A process that the kernel killed says nothing itself. DeepSpeed's launcher then prints `return code = -9`
     # (launcher/launch.py:259), and torchrun `Signal 9 (SIGKILL)` (torch/distributed/elastic/multiprocessing/errors).
-    # `above`, where a kind has it, is what the traceback has to name.
     for kind in messages()["kind"]:
+        after = re.compile(kind.get("after", "(?!)"))
         matches = [*re.finditer(kind["pattern"], text, re.MULTILINE)][:MOST]
-        errors = [_error(kind["where"], text, match.start()) for match in matches]
+        starts = [match.start() for match in matches if not after.search(text, match.start() - NEAR, match.start())]
+        errors = [_error(kind["where"], text, start) for start in starts]
         errors = [error for error in errors if re.search(kind.get("above", ""), "".join(error.frames))]
         if errors:  # one without a traceback may have been caught, and the pass tried again
             return max(errors, key=lambda error: error.frames != [error.context])
