@@ -37,23 +37,23 @@ def state(logs: list[RankLog]) -> str:
 
 def causes(logs: list[RankLog]) -> list[Finding]:
     """Return the cause that fits first, of ranks that wait for each other. Empty if none does."""
-    # Only ranks that stand still have written their functions. Where they wait, and how they ended, is read there, too.
+    # Where ranks wait, and how they ended, is read beside their functions.
     stacks = {
         str(log.rank): "\n".join(
             [*log.calls, *(f"waits in {each.kind}" for each in log.recent if not each.ended), f"{log.place}"]
         )
         for log in logs
-        if log.calls
     }
-    # Of one rank alone nothing can be told, nor without a rank that may be the cause, nor if all are in the same call.
-    if not 1 < len(stacks) == logs[0].ranks or all(each.id == "all_began" for each in hangs(logs)):
-        return []
+    seen = {each.id for each in hangs(logs)}
+    # Of one rank alone nothing can be told, nor without the functions of a rank that may be the cause: only ranks that
+    # stand still have written them. Nor if all are in the same call. But an error that was seen is told.
+    known = 1 < len(stacks) == logs[0].ranks and all(log.calls for log in logs) and seen != {"all_began"}
     # Of 48 trainings that hang, 19 end at once with gloo. The patterns were written on the others, and are tested on
     # them: how many hangs of strangers they name is not known (reports/log.md).
     for id, cause in texts("hangs.toml").items():
         ranks = [rank for rank, stack in stacks.items() if re.search(cause["calls"], stack)]
         others = [rank for rank in stacks if rank not in ranks]
-        if ranks and bool(others) == (cause["ranks"] == "some"):
+        if seen and ranks and (known or id == "an_error") and bool(others) == (cause["ranks"] == "some"):
             return [finding(id, ranks=", ".join(ranks), others=", ".join(others))]
     return []
 
@@ -61,7 +61,8 @@ def causes(logs: list[RankLog]) -> list[Finding]:
 def hangs(logs: list[RankLog]) -> list[Finding]:
     """Return where ranks wait for each other, by their logs. Empty if no rank is seen to wait."""
     # Each group of ranks counts its collectives by itself: the ranks of a group are compared by the indices.
-    seen = []
+    sends = [f"rank {log.rank} in {log.place}" for log in logs if re.match("(send|recv) |coalesced$", f"{log.place}")]
+    seen = [finding("sends", calls=", ".join(sends[:MOST]))] if sends else []
     groups = dict.fromkeys([DEFAULT, *(entry.group for log in logs for entry in log.recent)])
     for group in [*groups][:MOST_GROUPS]:
         calls = {log.rank: {entry.index: entry for entry in log.recent if entry.group == group} for log in logs}
@@ -136,8 +137,8 @@ def _late(logs: list[RankLog], begun: dict[int, int], calls: Calls, waited: int)
         missing = begun[log.rank] + 1
         # --- where the others are: the logs of those that are further ahead may no longer have the collective
         others = [rank for rank, index in begun.items() if index >= missing]
-        known = [_name(calls[rank][missing]) for rank in others if missing in calls[rank]]
-        call = known[0] if known else f"collective {missing}"
+        known = (_name(calls[rank][missing]) for rank in others if missing in calls[rank])
+        call = next(known, f"collective {missing}")
         are = "is" if len(others) == 1 else "are"
         # --- where this rank is
         waits = [entry for entry in log.recent if not entry.ended]
@@ -195,8 +196,16 @@ def _log_of(path: Path, rank: int) -> RankLog:
         # NCCL's says which ranks are in each group, and gloo's not. One without entries has none
         # (c10d/FlightRecorderDetail.hpp:581).
         groups = {name: files.from_json(each["ranks"]) for name, each in dump["pg_config"].items()}
-        # A send or a receive counts by itself, and needs two ranks only.
-        recent = [collective_of(entry) for entry in dump.get("entries", []) if not entry.get("is_p2p")]
+        recent = []
+        # A send or a receive counts by itself, and needs two ranks only. Those of a batch are never marked as ended:
+        # the last entry with their number is the batch, `coalesced`, and that is (c10d/ProcessGroupNCCL.cpp).
+        pairs = {}
+        for entry in dump.get("entries", []):
+            call = collective_of(entry)
+            if entry.get("is_p2p"):
+                pairs[call.group, entry.get("p2p_seq_id")] = call
+            else:
+                recent.append(call)
         return RankLog(
             rank=rank,
             ranks=1 + max([rank, *groups.get(DEFAULT, [])]),
@@ -205,6 +214,7 @@ def _log_of(path: Path, rank: int) -> RankLog:
             recorded=True,
             groups=groups,
             recent=recent,
+            place=next((each.kind for each in pairs.values() if not each.ended), None),
         )
     except Exception as error:  # a stranger's file may hold another type wherever PyTorch writes one
         what = f"{str(path)!r:.300} is no Flight Recorder dump in JSON ({type(error).__name__}: {files.why(error)})"

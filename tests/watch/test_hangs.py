@@ -188,6 +188,13 @@ def test_dumps_name_the_late_rank_and_the_rank_without_a_dump(tmp_path, monkeypa
     assert "Ranks 0, 3 left no log" in sentences(dumps(tmp_path))[0], "of a dump that lists them"
 
 
+def test_sends_and_receives_that_wait_are_named(tmp_path):
+    for rank, dump in enumerate(table("watch/hang_cases.toml")["sends"]):
+        (tmp_path / f"rank_{rank}").write_text(json.dumps(dump))
+    [sentence] = sentences(dumps(tmp_path))
+    assert sentence.endswith("not compared here: rank 0 in send 0->1, rank 1 in coalesced")
+
+
 # --- the study's own trainer ---------------------------------------------------------------------------------------
 
 HEARTBEATS = """
