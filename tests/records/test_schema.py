@@ -45,7 +45,8 @@ def test_every_committed_record_is_read_and_says_the_same():
     """But for what no reader reads any more, which is ignored, and the endings that have other names."""
     loaded = runs.load(ROOT / "reports")
     assert len(loaded) + loaded.copies == len(sorted((ROOT / "reports").rglob("record.json"))) > 200
-    assert loaded.set_aside == ()
+    (aside,) = loaded.set_aside
+    assert "hung/rank0_reduces is half-written" in aside, "that of README's run that hung"
     for run in loaded:
         assert written_again(run.record) == run.record, run.folder
         before = known(json.loads((run.folder / "record.json").read_text())) | {".schema": SCHEMA}

@@ -1,5 +1,7 @@
 """Every step of a watched loop: what is planted is found with its numbers, and the training is not touched."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -67,7 +69,10 @@ def test_what_is_planted_is_found_with_its_numbers_and_losses_are_bit_equal(tmp_
     assert found.keys() == {"loader_waits", "outside_steps", "straggler", "memory_creeps", "states_replicated"}
     assert found["straggler"]["sentence"].startswith("Rank 1 is slower than the others")
     assert "`forward`" in found["straggler"]["sentence"]
-    assert found["memory_creeps"]["memory_bytes"] == pytest.approx(50 * 2.1e6, rel=0.1)
+    creeps = found["memory_creeps"]
+    assert creeps["memory_bytes"] == pytest.approx(50 * 2.1e6, rel=0.1)
+    a_step = float(re.search(r"grows by ([0-9.]+) MB a step", creeps["sentence"])[1]) * 1e6
+    assert a_step == pytest.approx(2.1e6, rel=0.1)
     assert trends.shares(trends.load(tmp_path / "run")[0])["waiting"] > 0.1, "rank 0 waits for rank 1"
 
 
