@@ -120,7 +120,7 @@ def advise(
         say_wrapped("", f"Predicted {answer.precisions(advice.question)}.")
     fsdp2 = [row for row in advice.rows if row.arm.startswith("fsdp2")]
     if not details and any(row.accumulation > 1 and not row.fits for row in fsdp2):
-        say_wrapped(f"{assumed[-1]}.")  # of whole gradients
+        say_wrapped(f"{answer.WHOLE_GRADIENTS}.")
     if details:
         if detail:
             say_wrapped("", f"In detail: {detail}", indent="  ")
@@ -206,7 +206,7 @@ def estimate(
     if machine and kinds:
         gpu = machine.gpu
         if arm.uses_nvme and not machine.disk_bytes_per_s:
-            raise Stop(f"the time of {arm.name} is that of a disk", "give --disk, such as 6GB/s, or leave --gpu out")
+            raise Stop(f"the time of {arm.name} depends on the disk", "give --disk, such as 6GB/s, or leave --gpu out")
         step = step_time(ours, machine)
         fits = fits_on(gpu, whole.peak_bytes, kinds.driver)
         # What nvidia-smi shows of a training that does not fit is the whole card.
@@ -228,8 +228,9 @@ def estimate(
     parts = whole.at_peak | {"total": whole.peak_bytes}
     show([{"component": part, "per rank": size(part_bytes)} for part, part_bytes in parts.items()])
     moved = ", ".join(f"{kind} {size(moved_bytes)}" for kind, moved_bytes in whole.traffic.items())
-    # Whether the host has so much for all ranks of a node is what `study advise` looks at.
-    host = f"host memory: {size(whole.host_bytes)} a rank, not compared with the host's"
+    host = f"host memory: {size(whole.host_bytes)} a rank"
+    if whole.host_bytes:
+        host += " (`study advise` says whether a node has so much)"
     say("", f"{host}; collectives of a step: {moved or 'none'}", *time)
     say("", *answer.accuracy([kind_of_interval(step.limit)] if step else []))
     return {

@@ -110,4 +110,4 @@ def _show_explanations(answers: list[Answer]) -> None:
         shown_by[explanation(answer)][answer.property] = None
     for why, names in shown_by.items():
         if why:
-            say_wrapped(f"{why} Shown by {', '.join(names)}.", indent="  ", first="- ")
+            say_wrapped(f"{why} Properties that show it: {', '.join(names)}.", indent="  ", first="- ")

@@ -19,6 +19,10 @@ from study.predict.front import (
 )
 
 LOAD = "under stage 3 create TrainingArguments before from_pretrained, elsewhere let rank 0 load alone"
+WHOLE_GRADIENTS = (
+    "FSDP2 keeps whole gradients between the passes of a step, as Accelerate does unless a script says "
+    "GradientAccumulationPlugin(sync_each_batch=True)"
+)
 # Seen with torch 2.13, DeepSpeed 0.19.8 and transformers 5.23: tests/training/test_recompute_frozen.py.
 RECOMPUTE = (
     "Beside frozen embeddings, give recomputation use_reentrant=False or call model.enable_input_require_grads(): "
@@ -86,18 +90,20 @@ def _reason(advice: Advice, choice: Row) -> str:
     tight = [row for row in advice.rows if row.fits and row.is_tight and not row.offloads]
     quickest = min(tight, key=lambda row: row.seconds, default=choice)
     why = "Why: "
+    others = "arms"
     if choice.offloads and kept:
         slower = min(kept, key=lambda row: row.seconds)
         why += f"it is nearly twice as fast as without offloading ({slower.arm}: {seconds(slower)}); "
     elif tight and not choice.is_tight and (choice.offloads or quickest.seconds < choice.seconds):
         why += f"without offloading {quickest.arm} fits only just ({of_card(quickest.peak_bytes, quickest.gpu)}); "
+        if not choice.offloads:  # it is one of those that are compared
+            others = "others"
     among = [row for row in alike if row.offloads] if choice.offloads else kept
     fastest = min(among, key=lambda row: row.seconds)
     if fastest is not choice:
         return f"{why}{fastest.arm} is not faster beyond the error of the prediction, and {choice.arm} is simpler."
     with_or_without = "with" if choice.offloads else "without"
-    arms = "others" if why.endswith("; ") and not choice.offloads else "arms"
-    return f"{why}of the {arms} that fit {with_or_without} offloading, it is the fastest."
+    return f"{why}of the {others} that fit {with_or_without} offloading, it is the fastest."
 
 
 def use(row: Row, question: Question) -> str:
@@ -208,8 +214,7 @@ def assumptions(question: Question) -> list[str]:
         f"{size(reserve_bytes(gpu))} of each GPU stay free for context, NCCL and fragmentation, and {MISS:.0%} of the "
         "peak where possible",
         f"{_links(question)} (--link, --gpus-per-node)",
-        "FSDP2 keeps whole gradients between the passes of a step, as Accelerate does unless a script says "
-        "GradientAccumulationPlugin(sync_each_batch=True)",
+        WHOLE_GRADIENTS,
     ]
 
 

@@ -35,7 +35,7 @@ def about(path: Path) -> About:
             raise Stop(
                 f"{path} is a log",
                 f"name the folder of its run; or `study oom {path}`, if memory was full; a hang is found in a run that "
-                "was watched, or in a folder of Flight Recorder dumps in JSON (TORCH_NCCL_TRACE_BUFFER_SIZE=2000): "
+                "was watched, or in a folder of Flight Recorder dumps in JSON (GUIDE.md says how): "
                 "`study diagnose FOLDER`",
             )
         config = sources.read(path)

@@ -53,7 +53,8 @@ def causes(logs: list[RankLog]) -> list[Finding]:
     for id, cause in texts("hangs.toml").items():
         ranks = [rank for rank, stack in stacks.items() if re.search(cause["calls"], stack)]
         others = [rank for rank in stacks if rank not in ranks]
-        if seen and ranks and (known or id == "an_error") and bool(others) == (cause["ranks"] == "some"):
+        is_told = known or cause.get("without_all")
+        if seen and ranks and is_told and bool(others) == (cause["ranks"] == "some"):
             return [finding(id, ranks=", ".join(ranks), others=", ".join(others))]
     return []
 
@@ -137,8 +138,8 @@ def _late(logs: list[RankLog], begun: dict[int, int], calls: Calls, waited: int)
         missing = begun[log.rank] + 1
         # --- where the others are: the logs of those that are further ahead may no longer have the collective
         others = [rank for rank, index in begun.items() if index >= missing]
-        known = (_name(calls[rank][missing]) for rank in others if missing in calls[rank])
-        call = next(known, f"collective {missing}")
+        known = [_name(calls[rank][missing]) for rank in others if missing in calls[rank]]
+        call = known[0] if known else f"collective {missing}"
         are = "is" if len(others) == 1 else "are"
         # --- where this rank is
         waits = [entry for entry in log.recent if not entry.ended]
@@ -206,6 +207,7 @@ def _log_of(path: Path, rank: int) -> RankLog:
                 pairs[call.group, entry.get("p2p_seq_id")] = call
             else:
                 recent.append(call)
+        waits = [call.kind for call in pairs.values() if not call.ended]
         return RankLog(
             rank=rank,
             ranks=1 + max([rank, *groups.get(DEFAULT, [])]),
@@ -214,7 +216,7 @@ def _log_of(path: Path, rank: int) -> RankLog:
             recorded=True,
             groups=groups,
             recent=recent,
-            place=next((each.kind for each in pairs.values() if not each.ended), None),
+            place=waits[0] if waits else None,
         )
     except Exception as error:  # a stranger's file may hold another type wherever PyTorch writes one
         what = f"{str(path)!r:.300} is no Flight Recorder dump in JSON ({type(error).__name__}: {files.why(error)})"

@@ -384,10 +384,10 @@ def _asked_of_deepspeed(config: dict) -> dict[str, Any]:
     """Return what a DeepSpeed config asks for. "auto" asks for nothing."""
     zero = {"stage": 0} | {part: {"device": "none"} for part in OFFLOADS} | zero_section(config)
     written = _at_paths("deepspeed", config | {"zero_optimization": zero}, {})
-    asked = {name: written[name].value for name in ASKED if name in written and written[name].value != AUTO}
+    settings = {name: written[name].value for name in ASKED if name in written and written[name].value != AUTO}
     if (half := _half(config, "{}.enabled")) in AUTOCAST:
-        asked["precision"] = half
-    return {"deepspeed": True} | asked
+        settings["precision"] = half
+    return {"deepspeed": True} | settings
 
 
 def _content(config: dict | str | Path) -> dict:

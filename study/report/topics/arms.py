@@ -64,7 +64,7 @@ def in_words(rows: list[dict]) -> list[str]:
         baseline = compared["from"].iloc[0]
         number = f"{number_of(len(near), 'arms')} {'is' if len(near) == 1 else 'are'}"
         lines.append(f"Losses: at every step, {number} within {nats(near.max())} of {baseline}.")
-        lines += [f"Not so {arm}: it differs by up to {nats(distance)}." for arm, distance in apart.items()]
+        lines += [f"But {arm} differs by up to {nats(distance)}." for arm, distance in apart.items()]
     # --- the other three: the stages over DDP. Without a finished run of DDP there is nothing to divide by.
     done = of_arm[of_arm["status"] == "done"]
     stages = done.reindex(["ddp", "zero1", "zero2", "zero3"]).astype(dict.fromkeys(TOLD, float))
