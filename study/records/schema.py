@@ -1,14 +1,13 @@
-"""The record of a run, as in `record.json`: its sections, when it is complete, and how older records are read.
+"""The record of a run, as in `record.json`: its sections, and when it is complete.
 
 A record holds what was measured. `study.records.metrics` computes what follows from it.
 """
 
 import datetime
 import itertools
-import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from study.core.errors import Stop
 from study.core.files import safe_name
@@ -30,7 +29,7 @@ from study.records.sections import (
     Watched,
 )
 
-SCHEMA = 3  # 2: also values that follow from others. 1: no `cell`; sections that were not written are null
+SCHEMA = 3  # 2: also values that follow from others
 # Raise this number when the way of measuring changes: records of two versions are not pooled.
 # 2: the tracked memory of a stage 3 run no longer contains the copy that gloo makes for a reduce-scatter.
 # 3: rates divide by the wall time of the timed windows, not by the sum of the slowest rank's steps.
@@ -38,7 +37,6 @@ MEASURE_VERSION = 3
 
 # How a run ended. oom: of the device, or of its host. killed: by a signal. An error says why a run is not done.
 Status = Literal["running", "done", "failed", "oom", "killed", "timeout", "diverged"]
-OLD_ENDINGS = {"host_oom": "oom", "interrupted": "killed", "unavailable": "failed"}  # in older records
 MOST_LOSS = 1e6
 NEEDED = {"running": [], "done": ["finished_utc", "observed", "hardware", "software"]}  # others say why they ended
 
@@ -65,11 +63,11 @@ class Record(BaseModel):
     model_config = Section.model_config
 
     # Whatever it was read from, it is of the newest schema now.
-    schema_version: Annotated[Literal[1, 2, 3], AfterValidator(lambda _: SCHEMA), Field(alias="schema")] = 3
+    schema_version: Annotated[Literal[2, 3], AfterValidator(lambda _: SCHEMA), Field(alias="schema")] = 3
     measure_version: int = MEASURE_VERSION
     run_id: Annotated[str, AfterValidator(_safe_name)]
     cell: Cell = Cell()
-    status: Annotated[Status, BeforeValidator(lambda given: OLD_ENDINGS.get(str(given), given))] = "running"
+    status: Status = "running"
     started_utc: Moment
     finished_utc: Moment | None = None
     commit: Text = None
@@ -90,15 +88,6 @@ class Record(BaseModel):
     # steps after that; losses and rates are of the whole training.
     checkpoints: dict[str, list[dict]] = {}
     error: Error | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_first_schema(cls, record):
-        """Schema 1 has null for unknown values, and no cell."""
-        if isinstance(record, dict) and record.get("schema") == 1:
-            record = _without_nulls(record)
-            record.setdefault("cell", _cell_of_folder(record))
-        return record
 
     @model_validator(mode="after")
     def _has_its_sections(self):
@@ -159,19 +148,3 @@ class Record(BaseModel):
         """Return what tells a run from a copy of another, so that a copied record is not counted twice."""
         # Not `run_id`, because a copy under another name is still a copy. Times are known to the millisecond.
         return f"{self.started_utc} {self.finished_utc} {self.requested.arm} {self.requested.seed}"
-
-
-def _without_nulls(value):
-    """Remove nulls. An absent field has its default, which means unknown."""
-    if isinstance(value, dict):
-        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
-    return value
-
-
-def _cell_of_folder(record: dict) -> dict:
-    """Return the part and repeat in a run's name, for records without a cell: `<part>-<arm>-...-r1.1`."""
-    # A run that was started by hand has any name, and no place in a protocol.
-    requested = record.get("requested")
-    arm = str(requested.get("arm")) if isinstance(requested, dict) else ""
-    found = re.match(rf"(?P<part>.*?)-{re.escape(arm)}(.*-r(?P<repeat>\d+)\.\d+$)?", str(record.get("run_id")))
-    return found.groupdict() if found else {}

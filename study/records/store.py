@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from study.core import files
 from study.core.errors import Stop
-from study.records.schema import OLD_ENDINGS, Record
+from study.records.schema import Record
 from study.records.sections import Cell, Error, Loss
 
 RECORD = "record.json"
@@ -175,7 +175,8 @@ def end_badly(folder: Path, stop: Stop, kind: str, launched_s: float = 0.0) -> b
 
 def ended(record: Record, stop: Stop, kind: str) -> Record:
     error = Error(kind=kind, message=stop.what[:LONGEST_MESSAGE], where=stop.where, what_to_do=stop.remedy)
-    status = OLD_ENDINGS.get(stop.status, stop.status)
+    # This machine cannot run it: another word for the exit code, and a failure in the record.
+    status = "failed" if stop.status == "unavailable" else stop.status
     return record.model_copy(update={"status": status, "finished_utc": now_utc(), "error": error})
 
 

@@ -130,14 +130,14 @@ def reason(error: BaseException, where: str) -> Stop:
     if device_is_full(error):
         return Stop(f"the device ran out of memory ({text})", FEWER_ROWS, "oom", where)
     if host_is_full(error):
-        return Stop(f"the host refused more memory ({text})", FEWER_ROWS, "host_oom", where)
+        return Stop(f"the host refused more memory ({text})", FEWER_ROWS, "oom", where)
     if MISMATCH.search(str(error)):
         what = f"the ranks called different collectives ({text})"
         return Stop(what, "look for an `if` on the rank around one", where=where)
     if lost_connection(error):
         return Stop(LOST_RANK, "look in the launcher's output for which one, and why", where=where)
     if isinstance(error, KeyboardInterrupt):
-        return Stop("interrupted", "start it again", "interrupted", where)
+        return Stop("interrupted", "start it again", "killed", where)
     return Stop(f"{type(error).__name__}: {text}", "see the traceback of the script", where=where)
 
 

@@ -9,8 +9,7 @@ from pydantic import ValidationError
 
 from study.core.files import sentence
 from study.records import runs
-from study.records.schema import OLD_ENDINGS, SCHEMA, Record
-from study.records.sections import Cell
+from study.records.schema import SCHEMA, Record
 from tests.conftest import ROOT
 from tests.shaped import changed, finished
 
@@ -42,7 +41,7 @@ def known(value, path: str = "") -> dict:
 
 
 def test_every_committed_record_is_read_and_says_the_same():
-    """But for what no reader reads any more, which is ignored, and the endings that have other names."""
+    """But for what no reader reads any more, which is ignored."""
     loaded = runs.load(ROOT / "reports")
     assert len(loaded) + loaded.copies == len(sorted((ROOT / "reports").rglob("record.json"))) > 200
     (aside,) = loaded.set_aside
@@ -50,20 +49,12 @@ def test_every_committed_record_is_read_and_says_the_same():
     for run in loaded:
         assert written_again(run.record) == run.record, run.folder
         before = known(json.loads((run.folder / "record.json").read_text())) | {".schema": SCHEMA}
-        before[".status"] = OLD_ENDINGS.get(before[".status"], before[".status"])
         after = known(run.record.model_dump(mode="json", by_alias=True))
         assert {name: after[name] for name in before if name in after} == {
             name: value for name, value in before.items() if name in after
         }, run.folder
         lost = {re.sub(r"\.\d+", "", name) for name in before.keys() - after.keys()}
         assert {name for name in lost if not IGNORED.search(name)} == set(), run.folder
-
-
-def test_the_cell_of_an_old_record_is_in_its_name():
-    old = finished(schema=1, cell=None)
-    cell = Record.model_validate(old | {"run_id": "held-out-gpt-j-zero2-0123-r2.1"}).cell
-    assert (cell.part, cell.repeat, cell.protocol) == ("held-out-gpt-j", 2, None)
-    assert Record.model_validate(old | {"run_id": "by-hand"}).cell == Cell()
 
 
 # What is otherwise in a record that is right, and what is said of it.
