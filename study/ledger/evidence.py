@@ -265,7 +265,7 @@ class Prediction(Piece):
     layers: int | None = None
     hidden: int | None = None
     ranks: int = 1
-    precision: str = "bf16_cast"
+    precision: str  # no default: what a sentence says of memory and time depends on it
     micro_batch: int = 1
     accumulation: int = 1
     sequence: int = 1024
