@@ -6,12 +6,10 @@ from collections.abc import Mapping
 import pandas as pd
 from matplotlib.figure import Figure
 
-from study.core.recipes import RECIPES
 from study.core.text import size
-from study.predict.front import papers
 from study.records import metrics
 from study.records.groups import groups
-from study.records.runs import FIRST_OPTIMIZER, Run, Runs
+from study.records.runs import Run, Runs
 from study.report import style
 from study.report.of_record import predicted
 from study.report.tables import SETTINGS, lines_of, stacked
@@ -27,19 +25,18 @@ PARTS = {  # that a figure shows, of the roles that records and predictions tell
 }
 PART_OF = {role: part for part, roles in PARTS.items() for role in roles}
 BARS = style.Stack("bytes", style.PARTS, size, "peak memory of a rank")
-PAPER = "ZeRO paper"  # of weights, gradients and optimizer states alone
 ONE_MEMORY = "no GPU: one memory"
 
 
 def table(runs: Runs) -> pd.DataFrame:
-    """Return what a rank holds at its peak, by part: measured, predicted, and states by the ZeRO paper."""
+    """Return what a rank holds at its peak, by part: measured and predicted."""
     rows = []
     known = [run for run in runs.done if metrics.components(run.record)]
     for place, repeats, _ in lines_of(groups(known, only=SETTINGS)):
         run = max(repeats, key=held_bytes)  # a peak that was seen once has to fit
         if has_one_memory(run):
             place["panel"] = ONE_MEMORY
-        sources = {"measured": held_parts(run), "predicted": predicted_parts(run), PAPER: _of_paper(run)}
+        sources = {"measured": held_parts(run), "predicted": predicted_parts(run)}
         rows += stacked(place, "bytes", sources)
     return pd.DataFrame(rows)
 
@@ -51,17 +48,6 @@ def held_parts(run: Run) -> dict[str, float]:
 def predicted_parts(run: Run) -> dict[str, float]:
     estimate = predicted(run.record)
     return part_bytes(estimate.at_peak) if estimate else {}
-
-
-def _of_paper(run: Run) -> dict[str, float]:
-    """Return the states by the ZeRO paper's formula; none for what it does not describe: FSDP2, other optimizers."""
-    requested = run.record.requested
-    # The formula is for Adam over all parameters.
-    is_partial = requested.lora_rank or requested.train_only or requested.optimizer not in (None, FIRST_OPTIMIZER)
-    seen = run.record.observed
-    if requested.precision not in {*RECIPES} - {"fp8"} or not seen.parameters or is_partial or seen.fsdp:
-        return {}
-    return papers.states_bytes(seen.parameters, seen.stage or 0, seen.ranks or 1, requested.precision)
 
 
 def has_one_memory(run: Run) -> bool:
@@ -86,6 +72,5 @@ def part_bytes(components: Mapping[str, float]) -> dict[str, float]:
 def figure(rows: pd.DataFrame) -> Figure:
     """Peak memory of a rank, by what its tensors are for; marks are the sums that others give."""
     note = "Bars: the run with the highest peak; pale: predicted; hatched: virtual ranks or an emulated smaller device."
-    note += " The ZeRO paper counts weights, gradients and optimizer states alone. Without a GPU, host and device are"
-    note += " one memory, so the split of what is offloaded is predicted."
+    note += " Without a GPU, host and device are one memory, so the split of what is offloaded is predicted."
     return style.stacks(rows, BARS, note)
