@@ -54,7 +54,7 @@ def picture(runs: Runs) -> Figure:
 def picture_of_gpu(runs: Runs) -> Figure:
     """Losses of one process alone and of stage 2, rank 0 of eight beside a published table, and seconds of a step."""
     curves = losses.table(runs.select(protocol_part="loss"), "single")
-    held = documents.memory_000(runs).query("line.str.endswith('recomputed') and arm != 'ddp'")
+    held = documents.memory_000(runs).query("arm != 'ddp'")
     over = on_gpu.seconds(on_gpu.table(runs)).query("model == 'gpt2-medium' and micro_batch == 4")
     drawing = Figure(figsize=(2 * style.WIDTH, 4.3), layout="constrained")
     left, middle, right = drawing.subplots(1, 3, width_ratios=(1, 1.1, 1.1))

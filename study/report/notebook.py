@@ -57,16 +57,14 @@ class Book:
         say(f"> **Kept records:** there are no such runs here. These are of {KEPT}{where}, from two CPU cores.")
         return kept
 
-    def figures(
-        self, draw: Callable[..., Figure], rows: pd.DataFrame, name: str, command: str = "", most: int = 2
-    ) -> None:
-        """Draw one figure for each of the groups with the most arms, or say which command makes them."""
+    def figures(self, draw: Callable[..., Figure], rows: pd.DataFrame, name: str, command: str = "") -> None:
+        """Draw one figure for each of the two groups with the most arms, or say which command makes them."""
         if rows.empty:
             return missing(f"the figure “{name}”", command)
         # The first line of a figure function's docstring is its caption.
         purpose = (draw.__doc__ or "").partition("\n")[0]
         arms = rows.groupby("group", sort=False)["arm"].nunique()
-        for number, group in enumerate(arms.nlargest(most).index, 1):
+        for number, group in enumerate(arms.nlargest(2).index, 1):
             mine = rows[rows["group"] == group]
             file = f"{name}-{number}"
             image = svg(draw(mine), file, purpose)  # the label is for a reader who does not see it

@@ -7,7 +7,6 @@ import pytest
 from study.core.text import size
 from study.records import runs
 from study.report import style
-from study.report.tables import parts
 from study.report.topics import documents, losses, memory, traffic
 from tests.conftest import ROOT
 from tests.shaped import finished, put
@@ -31,7 +30,7 @@ def drawn(all_runs):
     tables = {"losses": losses, "memory": memory, "traffic": traffic}
     rows = {name: topic.table(all_runs) for name, topic in tables.items()}
     pairs = {name: (topic.figure(rows[name]), rows[name]) for name, topic in tables.items()}
-    of_document = documents.memory_000(all_runs)
+    of_document = documents.memory_000(runs.load(KEPT / "h100"))
     return pairs | {"memory_000": (memory.figure(of_document), of_document)}
 
 
@@ -66,13 +65,20 @@ def test_without_a_gpu_offloaded_memory_is_in_a_panel_of_its_own(tmp_path):
 
 
 def test_script(all_runs):
-    """Each of its trainings is drawn as an arm is, in a figure for each repair."""
-    rows = documents.script(all_runs)
-    kinds = parts(rows, "group")
-    assert [*kinds] == ["as printed", "with a fresh model", "with DeepSpeed engaged"]
-    assert [len(losses.figure(mine).axes[0].lines) for mine in kinds.values()] == [3, 3, 3]
-    calls = documents.trainings(rows).set_index(["group", "line"])["deepspeed_initialize_calls"]
-    assert [calls[kind, "training 2"] for kind in kinds] == [0, 0, 1]
+    """Each of its trainings in each version: medians over three seeds."""
+    table = documents.script(all_runs).set_index(["script", "training"])
+    assert [*table.index] == [(words, number) for words in documents.REPAIRS.values() for number in (1, 2, 3)]
+    second = table.xs(2, level="training")
+    assert [*second["deepspeed_initialize_calls"]] == [0, 0, 1]
+    assert [*second["weights_from"]] == ["the end of training 1", "the initial weights", "the initial weights"]
+    assert [*second["last_loss"]] == pytest.approx([0.164, 0.679, 0.679], abs=5e-4)
+
+
+def test_document_000_prints_other_sizes_than_its_runs_hold():
+    sizes = documents.memory_000(runs.load(KEPT / "h100")).groupby(["arm", "source"])["bytes"].sum().unstack() / 1e9
+    assert [*sizes["measured"].round(1)] == [184.9, 42.7, 28.5]
+    assert [*sizes["the document"]] == [76, 45, 28]
+    assert sizes["predicted"].to_numpy() == pytest.approx(sizes["measured"], rel=0.005)
 
 
 def test_ddp_sends_one_all_reduce_of_its_gradients_in_each_precision():
