@@ -13,22 +13,15 @@ from typing import Any, NamedTuple
 import pandas as pd
 from matplotlib.figure import Figure
 
-from study.core.arms import load_arm
-from study.core.recipes import RECIPES
+from study.core.arms import ROOT
 from study.core.text import count, nats, size
 from study.predict.front import (
-    Batch,
-    Hardware,
     PlaceFlags,
-    Placement,
     Question,
-    Recomputation,
-    Training,
     TrainingFlags,
     estimate,
     named,
     papers,
-    step_time,
 )
 from study.predict.front import advise as advised
 from study.predict.front import published as others
@@ -48,11 +41,7 @@ SMOKE, AT_SCALE = "study sweep smoke --runs runs/smoke", "study sweep at_scale -
 SECONDS = style.Stack("seconds", {}, "{:.2g} s".format, "seconds of an optimizer step")
 PASSES = 8  # of a step, beside the one pass of the runs: stages 2 and 3 send in each
 MODEL, ADVISED = "llama3-8b", "mistral-7b"  # the last one of the advice
-ARMS = (BASELINE, "zero1", "zero2", "zero3", "zero2_cpu", "zero3_cpu", "fsdp2", "fsdp2_grad_op")
-BATCHES = (
-    Batch(rows=1, passes=1, tokens=2048, recomputation=Recomputation.ALL),  # as protocol at_scale has it
-    Batch(rows=1, passes=4, tokens=512),  # in which others measured
-)
+TIMES = ROOT / "reports" / "times.csv"  # tools/times.py writes it
 
 
 class Answer(NamedTuple):
@@ -168,43 +157,15 @@ def published() -> list[others.Row]:
 # --- time ----------------------------------------------------------------------------------------------------------
 
 
-@functools.cache
 def of_time() -> Answer:
-    """Return predicted and published times. No group of GPUs was measured, and a CPU's times say nothing of one."""
-    rows: list[dict] = []
-    for batch in BATCHES:
-        times = {}
-        for arm in ARMS:
-            placement = Placement.of(load_arm(arm), RANKS, "cuda")
-            training = Training(named(MODEL), RECIPES["bf16_cast"], batch, placement)
-            times[arm] = step_time(training, Hardware(gpu=GPU))
-        ddp = times[BASELINE]
-        setting = f"{batch.passes} x {batch.tokens} tokens"
-        for arm, step in times.items():
-            about = {
-                "setting": setting,
-                "panel": f"Llama-3-8B on eight H100, {setting} in a step",
-                "line": arm,
-                "arm": arm,
-                "low": step.low_s,
-                "high": step.high_s,
-                "over DDP": step.seconds / ddp.seconds,
-                # The ends are those of two predictions that err in opposite directions.
-                "at least": step.low_s / ddp.high_s,
-                "at most": step.high_s / ddp.low_s,
-            }
-            sources = {PREDICTED: {"step": step.seconds}}
-            for other in published():
-                if other.step_s and (other.arm, other.seq, other.grad_acc) == (arm, batch.tokens, batch.passes):
-                    sources[PUBLISHED] = {"step": other.step_s}
-            rows += tables.stacked(about, "seconds", sources)
-    drawn = pd.DataFrame(rows)
-    table = drawn[(drawn["source"] == PREDICTED) & (drawn["arm"] != BASELINE)]
-    table = table[["setting", "arm", "over DDP", "at least", "at most"]]
+    """Return predicted and published times, as they are kept: they depend on no run."""
+    rows = pd.read_csv(TIMES)
+    over = rows[(rows["source"] == PREDICTED) & (rows["arm"] != BASELINE)]
+    table = over[["setting", "arm", "over DDP", "at least", "at most"]].round(2)
     note = "Bars: predicted; lines: their intervals. No group of GPUs was measured here. DDP would not fit into 80 GB."
     note += " Others (tohtana/ds_verify_loss) do not say on which GPUs they measured, nor whether activations were"
     note += " recomputed."
-    return Answer("time", "", table.round(2), drawn, style.stacks(drawn, SECONDS, note))
+    return Answer("time", "", table, rows, style.stacks(rows, SECONDS, note))
 
 
 # --- bytes ---------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import headline
 import pandas as pd
 import planted_faults
 import pytest
+import times
 
 from study.records.runs import load
 from tests.conftest import ROOT
@@ -21,6 +22,11 @@ def test_the_pictures_are_those_of_the_kept_runs(machine):
     drawn = headline.style.svg(draw(load(ROOT / "reports" / machine / "runs")), caption)
     kept = (ROOT / "reports" / machine / "headline.svg").read_text()
     assert WORDS.findall(drawn) == WORDS.findall(kept)  # other releases of matplotlib may place them otherwise
+
+
+def test_the_kept_times_are_those_of_the_code():
+    kept = pd.read_csv(ROOT / "reports/times.csv")
+    pd.testing.assert_frame_equal(kept, times.table(), check_dtype=False, rtol=1e-5)
 
 
 def test_each_planted_fault_is_one_change(tmp_path):
