@@ -2,6 +2,6 @@
 
 from setuptools import find_packages, setup
 
-BESIDE = ["accelerate_configs", "notebooks", "reports.outside", "reproductions"]
+BESIDE = ["accelerate_configs", "reports.outside", "reproductions"]
 
 setup(packages=find_packages(include=["study", "study.*"]) + [f"study.{name}" for name in BESIDE])

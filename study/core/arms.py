@@ -19,7 +19,7 @@ from study.core.shapes import is_local
 from study.core.text import comparable
 
 PACKAGE = Path(__file__).resolve().parents[1]
-# The repository in a checkout; the package itself in an installed wheel, which contains config files and notebooks.
+# The repository in a checkout; the package itself in an installed wheel, which contains config files.
 ROOT = PACKAGE.parent if (PACKAGE.parent / "accelerate_configs").is_dir() else PACKAGE
 FOLDER = ROOT / "accelerate_configs"
 MAX_BYTES = 64 * 1024  # the largest of ours has 1 kB

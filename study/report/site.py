@@ -42,7 +42,6 @@ PAGES.policies["json.dumps_kwargs"] = {}  # arms and parts keep their order
 NOTEBOOKS = {"stages": "Stages", "compare": "Compare", "replicate": "Documents"}  # with what leads to their pages
 BY_HAND = ("one_process", "data_parallel", "stage1", "stage2", "stage3")  # each is the file before plus one idea
 BY_HAND_FOLDER = ROOT / "examples" / "zero_by_hand"
-FROM_A_CHECKOUT = {"gpu", "calculator", "by_hand"}  # pages: a wheel has neither examples nor records
 BEFORE = {  # the notebooks, in navigation
     "index": "Answers",
     "gpu": "On a GPU",
@@ -58,6 +57,8 @@ QUIET = ["--log-level=CRITICAL"]  # a kernel warns that it talks over TCP, and s
 
 def build(folders: list[Path], out: Path, address: str = "") -> list[str]:
     """Write the site, which will stand at an address. Return the names of notebooks that failed."""
+    if not BY_HAND_FOLDER.exists():  # a wheel has neither examples nor records nor notebooks
+        raise Stop("a report needs the checkout", "clone the repository, and run `make report` in it")
     PAGES.globals["address"] = address  # of this build: each page has it, for the picture of a link
     runs = records.load(folders, every_folder_has_runs=True, to_share=True)
     for folder in folders:
@@ -77,11 +78,10 @@ def build(folders: list[Path], out: Path, address: str = "") -> list[str]:
         write(site, "stack", table=known)
         write(site, "faults", "stack", table=known, alone=True)
         answered = _answered(site, "index", answers.answers(runs))
-        if BY_HAND_FOLDER.exists():
-            write(site, "calculator", **calculator.values())
-            write_by_hand(site)
-            write(site, "gpu", answers=_answered(site, "gpu", answers.of_gpu()))
-            shutil.copyfile(PREVIEW, site / PREVIEW.name)
+        write(site, "calculator", **calculator.values())
+        write_by_hand(site)
+        write(site, "gpu", answers=_answered(site, "gpu", answers.of_gpu()))
+        shutil.copyfile(PREVIEW, site / PREVIEW.name)
         ended = dict(zip(NOTEBOOKS, problems, strict=True))
         for name, problem in ended.items():
             write_notebook(site, Path(executed) / f"{name}.ipynb", problem)
@@ -137,8 +137,7 @@ def execute(name: str, into: Path, parameters: dict[str, str]) -> str:
 def write(site: Path, name: str, template: str = "", **values) -> None:
     """Fill in a template. Ids of claims in tables lead to their places."""
     filled = PAGES.get_template(f"{template or name}.html")
-    titles = BEFORE | NOTEBOOKS | {"by_hand": "ZeRO by hand"}
-    pages = {page: title for page, title in titles.items() if BY_HAND_FOLDER.exists() or page not in FROM_A_CHECKOUT}
+    pages = BEFORE | NOTEBOOKS | {"by_hand": "ZeRO by hand"}
     page = filled.render(values | {"pages": pages, "here": name})
     # Only whole cells: an id inside a sentence, or of a run, is no link.
     known: list[Any] = [*texts.claims(), *texts.faults()]

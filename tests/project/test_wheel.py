@@ -68,9 +68,9 @@ def test_the_light_install_reads_predicts_and_judges_and_says_what_it_lacks(word
         assert TYPED["light"][words] in done.stdout, done.stderr
 
 
-def test_the_wheel_has_what_reports_are_made_of(wheel):
+def test_the_wheel_has_what_its_commands_read(wheel):
     packed = {Path(name).name for name in zipfile.ZipFile(wheel).namelist()}
-    for folder in ("accelerate_configs", "notebooks", "study/report/templates"):
+    for folder in ("accelerate_configs", "study/report/templates"):
         assert {path.name for path in (ROOT / folder).rglob("*.*")} <= packed
     assert wheel.stat().st_size < 2e6
     assert "calculator.json.gz" not in packed, "0.7 MB of a page that only a checkout builds"

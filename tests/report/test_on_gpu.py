@@ -8,13 +8,11 @@ import pytest
 from study.core.text import size
 from study.predict.front import estimate, named
 from study.records import metrics, runs
-from study.report import site
 from study.report.topics import documents, on_gpu
 from study.report.topics.arms import by_task
 from tests.conftest import ROOT
 from tests.predict.trainings import training_of
 from tests.report.test_figures import assert_drawn
-from tests.report.test_report import quick  # noqa: F401
 
 TEMPLATES = ROOT / "study/report/templates"
 OVER = on_gpu.OVER
@@ -334,18 +332,6 @@ def test_each_run_is_a_dot_and_each_arm_a_bar(table):
     over = on_gpu.seconds(table)
     widths = [bar.get_width() for ax in on_gpu.seconds_figure(over).axes for bar in ax.patches]
     assert sorted(widths) == pytest.approx(sorted(over["over"]))
-
-
-def test_a_page_whose_source_is_absent_is_not_linked(quick, tmp_path, monkeypatch):  # noqa: F811
-    """As in a wheel."""
-    from tests.shaped import finished, put
-
-    monkeypatch.setattr(site, "BY_HAND_FOLDER", tmp_path / "nowhere")
-    quick(put(tmp_path / "runs", finished("one")), tmp_path / "out")
-    texts = "".join(path.read_text() for path in (tmp_path / "out").glob("*.html"))
-    for page in site.FROM_A_CHECKOUT:
-        assert not (tmp_path / "out" / f"{page}.html").exists()
-        assert f"{page}.html" not in texts
 
 
 def test_one_rank_has_nobody_to_share_with(kept):

@@ -172,6 +172,13 @@ def test_only_what_a_build_made_is_replaced(quick, tmp_path):
     assert (out / "index.html").stat().st_ino != before
 
 
+def test_an_installed_wheel_has_no_report_and_says_what_to_do(quick, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "BY_HAND_FOLDER", tmp_path / "nowhere")
+    with pytest.raises(Stop, match="a report needs the checkout") as caught:
+        quick(put(tmp_path / "runs", finished("one")), tmp_path / "out")
+    assert "`make report`" in caught.value.remedy
+
+
 # --- strangers -----------------------------------------------------------------------------------------------------
 
 PRIVATE = STRANGERS["private"].values()
