@@ -20,8 +20,6 @@ from study.records.runs import Runs, load
 from study.report import answers, style
 from study.report.topics import documents, losses, memory, on_gpu, traffic
 
-# Of the arms that offload, on a machine without a GPU.
-PALE = "Pale: without a GPU, host and device are one memory, so the split of what is offloaded is predicted."
 CAPTION = "Compared with DDP: the same losses, less GPU memory, more traffic"
 GPU_CAPTION = "On one H200: the same losses, memory as predicted, and what the engines cost one GPU"
 BELOW: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.45, -0.16), "ncols": 2, "fontsize": 8}
@@ -29,8 +27,11 @@ BELOW: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.45, -0.16),
 
 @style.figure
 def picture(runs: Runs) -> Figure:
-    rows, held, _, sent = (answer.rows for answer in answers.answers(runs))
-    held = held[(held["panel"] == held["panel"].iloc[0]) & (held["source"] != answers.PUBLISHED)]
+    rows = losses.table(Runs(tuple(answers.trained_here(runs))))
+    at_scale = Runs(tuple(answers.of_scale(runs)))
+    held, sent = memory.table(at_scale), traffic.table(at_scale)
+    # Arms that offload have another panel: on a machine without a GPU, host and device are one memory.
+    held = held[held["panel"] == held["group"]]
     drawing = Figure(figsize=(2 * style.WIDTH, 4.6), layout="constrained")
     left, middle, right = drawing.subplots(1, 3, width_ratios=(1, 1.35, 1.1))
     losses.draw_curves(left, rows[rows["difference"].notna() | (rows["arm"] == answers.BASELINE)])
@@ -38,15 +39,15 @@ def picture(runs: Runs) -> Figure:
         f"Same losses\nDDP and {rows['arm'].nunique() - 1} arms, {nats(rows['difference'].max())} apart at most"
     )
     left.set_ylabel("training loss of a small GPT, fp32 (nats)")
-    style.draw_stacks(middle, held, memory.BARS)
+    style.draw_stacks(middle, held.assign(line=held["arm"]), memory.BARS)
     middle.legend(handles=style.stack_keys(held, memory.BARS), **BELOW)
-    middle.set_title(f"Less GPU memory\n{held['model'].iloc[0]} on {answers.RANKS} virtual ranks")
-    style.draw_stacks(right, sent, traffic.BARS._replace(words="{:.2g}".format))
+    middle.set_title(f"Less GPU memory\nLlama-3-8B on {answers.RANKS} virtual ranks, recomputed")
+    style.draw_stacks(right, sent.assign(line=sent["arm"]), traffic.BARS._replace(words="{:.2g}".format))
     middle.set_xlabel("a rank at its peak")
     right.legend(handles=style.stack_keys(sent, traffic.BARS), **BELOW)
     right.set_title("More traffic\nthe same runs, one pass in a step")
     right.set_xlabel("bytes sent (1 = one all-reduce)")
-    drawing.supxlabel(f"{PALE} Hatched: virtual ranks.", x=0.01, ha="left", fontsize=8.5, color=style.FAINT)
+    drawing.supxlabel("Hatched: virtual ranks.", x=0.01, ha="left", fontsize=8.5, color=style.FAINT)
     return drawing
 
 

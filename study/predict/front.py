@@ -6,7 +6,7 @@ from study.predict.advise import MISS, MORE_ROWS, MOST_GPUS, Advice, Row, advise
 from study.predict.allocator import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, memory_kinds, reserve_bytes
 from study.predict.architecture import Wanted, asked_for, named
 from study.predict.estimate import HOST_PROCESS_BYTES, Estimate, estimate, loading_bytes
-from study.predict.outside import published, scores
+from study.predict.outside import scores
 from study.predict.pace import peak_flops_per_s
 from study.predict.placement import Fsdp, Placement
 from study.predict.question import (

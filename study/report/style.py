@@ -129,9 +129,7 @@ def draw_stacks(ax: Axes, rows: pd.DataFrame, stack: Stack) -> None:
         for source, theirs in others:
             ends.append(theirs[stack.value].sum())
             ax.plot(ends[-1], place, **MARKS[source])
-        in_host = lengths[pieces["part"] == "host memory"].sum()  # host and GPU memory are never one number
-        text = stack.words(lengths.sum() - in_host)
-        annotate(ax, f"{text} + {stack.words(in_host)} host" if in_host else text, max(ends), place)
+        annotate(ax, stack.words(lengths.sum()), max(ends), place)
     name_bars(ax, lines)
     ax.margins(x=0.2, y=0.02)  # the numbers need room
     ax.set_xlim(left=0)

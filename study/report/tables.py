@@ -28,6 +28,8 @@ HEADINGS = {
 
 def heading(name: str) -> str:
     """Return the words above a column. A size has its unit in each cell."""
+    if ", " in name:  # of a group of runs: the names of settings stay as they are
+        return name
     return HEADINGS.get(name) or name.removesuffix("bytes").replace("_", " ").strip()
 
 
@@ -65,10 +67,14 @@ SETTINGS: tuple[str, ...] = (
 
 
 def lines_of(members_of: dict[str, list[Run]]) -> Iterator[tuple[dict[str, Any], list[Run], list[Run]]]:
-    """Yield for each line of a figure the columns that say what it is, its runs, and all runs of its group."""
+    """Yield for each line of a figure the columns that say what it is, its runs, and all runs of its group.
+
+    What the repository keeps is marked, also where a reader's own runs are beside it.
+    """
     for group, members in members_of.items():
         for line, repeats in lines(members).items():
-            about = {"group": group, "panel": group, "line": line, "n": len(repeats)}
+            title = group + repeats[0].mark
+            about = {"group": title, "panel": title, "line": line, "n": len(repeats)}
             yield about | {name: repeats[0].facts[name] for name in ("arm", "ranks", "kind")}, repeats, members
 
 

@@ -13,6 +13,7 @@ from study.core.text import size
 from study.ledger import texts
 from study.records import metrics, runs
 from study.report import answers
+from study.report.topics import memory
 from tests.conftest import ROOT
 
 TEXT = (ROOT / "README.md").read_text()
@@ -110,8 +111,8 @@ def test_the_guide_counts_what_is_kept():
 
 
 def test_the_sizes_and_the_advice():
-    rows = answers.of_memory([], answers.of_scale(runs.load(KEPT / "runs/at_scale"))).rows
-    held = rows[(rows["source"] == "measured") & (rows["model"] == "Llama-3-8B")].groupby("arm")["bytes"].sum()
+    at_scale = answers.of_scale(runs.load(KEPT / "runs/at_scale"))
+    held = {run.record.arm: memory.held_bytes(run) for run in at_scale}
     assert all(f"{size(held[arm])} under" in " ".join(TEXT.split()) for arm in ("ddp", "zero1", "zero2", "zero3"))
     assert all(line in TEXT for line in answers.advice())
 

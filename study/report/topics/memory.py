@@ -35,19 +35,12 @@ def table(runs: Runs) -> pd.DataFrame:
     for place, repeats, _ in lines_of(groups(known, only=SETTINGS)):
         run = max(repeats, key=held_bytes)  # a peak that was seen once has to fit
         if has_one_memory(run):
-            place["panel"] = ONE_MEMORY
-        sources = {"measured": held_parts(run), "predicted": predicted_parts(run)}
+            place["panel"] += f", {ONE_MEMORY}"
+        sources = {"measured": part_bytes(metrics.components(run.record))}
+        if estimate := predicted(run.record):
+            sources["predicted"] = part_bytes(estimate.at_peak)
         rows += stacked(place, "bytes", sources)
     return pd.DataFrame(rows)
-
-
-def held_parts(run: Run) -> dict[str, float]:
-    return part_bytes(metrics.components(run.record))
-
-
-def predicted_parts(run: Run) -> dict[str, float]:
-    estimate = predicted(run.record)
-    return part_bytes(estimate.at_peak) if estimate else {}
 
 
 def has_one_memory(run: Run) -> bool:
@@ -70,7 +63,7 @@ def part_bytes(components: Mapping[str, float]) -> dict[str, float]:
 
 
 def figure(rows: pd.DataFrame) -> Figure:
-    """Peak memory of a rank, by what its tensors are for; marks are the sums that others give."""
-    note = "Bars: the run with the highest peak; pale: predicted; hatched: virtual ranks or an emulated smaller device."
-    note += " Without a GPU, host and device are one memory, so the split of what is offloaded is predicted."
+    """Peak memory of a rank, by what its tensors are for; marks are sums that were predicted or printed."""
+    note = "Bars: the run with the highest peak; hatched: virtual ranks or an emulated smaller device. Without a GPU,"
+    note += " host and device are one memory, so arms that offload have a panel of their own."
     return style.stacks(rows, BARS, note)
