@@ -218,7 +218,7 @@ def oom(error: tyro.conf.Positional[str | None] = None, /, *, model: Wanted, tra
         say_wrapped(f"{what} ({why}).", indent="    ", first=f"{number:>2}. ")
         _say_indented(f"What to do: {cause.remedy}.", f"Tells it apart: {cause.apart}.")
     say_wrapped("", f"The message ({seen.error.where}): {seen.error.line}")
-    # The log and the config say more of the training than the flags do. A wrong guess has to be seen.
+    # The config says more of the training than the flags do. A wrong guess has to be seen.
     known = [f"{flag(name)} {value}" for name, value in vars(seen.training.given).items() if value is not None]
     if known:
         say_wrapped(f"Taken as: {', '.join(known)}.")

@@ -1,6 +1,6 @@
 """Explain an error about memory: read it, match its size with a training, and rank the causes.
 
-The training is described by flags, by a config, and by what the log says of it, in this order.
+The training is described by flags and by a config. Flags win.
 """
 
 import contextlib
@@ -15,7 +15,6 @@ from typing import Any
 from study.core import arms
 from study.core.errors import Stop
 from study.core.settings import flag
-from study.core.shapes import SHAPES, shape_of
 from study.core.text import is_number
 from study.predict.front import (
     BUCKETS,
@@ -65,7 +64,7 @@ class Described:
 
 @dataclass(frozen=True)
 class KnownTraining:
-    """What is known of the training by its flags, its config and the log. Without an arm, what ZeRO has is tried."""
+    """What is known of the training by its flags and its config. Without an arm, what ZeRO has is tried."""
 
     given: Described
     model: Transformer | None
@@ -86,19 +85,12 @@ class Explanation:
 
 
 def explain(text: str, wanted: Wanted, given: Described) -> Explanation:
-    """Return the causes of the first error in a text. Raise Stop if it has none, or if a flag is wrong.
-
-    Flags win over the config, and that over what the log says.
-    """
+    """Return the causes of the first error in a text. Raise Stop if it has none, or if a flag is wrong."""
     if given.arm:
         arms.load_arm(given.arm)  # a misspelt name is refused
     error = reading.find(text)
-    log = reading.settings(text, error)
     config = _of_config(given.config)
-    numbers = {name: int(log[name]) for name in NUMBERS if name in log}
-    given = given.filled(config).filled(numbers | {"arm": _sharded_arm(log)})
-    if wanted == Wanted() and shape_of(log.get("model", "")) in SHAPES:
-        wanted = Wanted(model=shape_of(log["model"]))
+    given = given.filled(config)
     model = None
     if wanted.model or wanted.params:
         model = asked_for(wanted, given.sequence or 1)
@@ -123,8 +115,8 @@ def _of_config(path: Path | None) -> dict[str, Any]:
 
 
 def _sharded_arm(values: dict[str, Any]) -> str | None:
-    """Return the arm that is nearest to the settings of a config or a log. None if they name neither ZeRO nor FSDP."""
-    if values.get("engine") == "FSDP" or "fsdp" in values:
+    """Return the arm that is nearest to the settings of a config. None if they name neither ZeRO nor FSDP."""
+    if values.get("engine") == "FSDP":
         return "fsdp2"
     if str(values.get("stage")) not in ("1", "2", "3"):
         return None

@@ -18,7 +18,6 @@ ITS_END = "give its end: tail -c 10M train.log"
 LONGEST_LINE = 600  # characters that are shown: PyTorch's message up to what is reserved but unallocated
 MESSAGE = 1500  # characters after its first word in which a message ends: PyTorch's have 700
 ABOVE = 6000  # characters of traceback above it
-HEAD = 2**18  # characters at the beginning of a log, where configs are
 NEAR = 1500  # characters of the last frame of a traceback with the message, and of what a scheduler says above a kill
 MOST = 1000  # messages of one kind that are looked at
 # Where it begins, or a frame of it, as Python, IPython and Rich print them.
@@ -37,7 +36,7 @@ ROUND = 2 * MIB
 
 @functools.cache
 def messages() -> dict[str, Any]:
-    """Return the patterns of messages, of the sizes in them, and of what logs say of a training."""
+    """Return the patterns of messages, and of the sizes in them."""
     return tomllib.loads(Path(__file__).with_name("messages.toml").read_text().replace("SIZE", SIZE))
 
 
@@ -170,10 +169,3 @@ def _asked(where: str, message: str) -> Asked:
     half = UNITS[unit] * 10 ** -len(number.partition(".")[2]) / 2
     rounded = ROUND if where == "GPU" else 0
     return Asked(text, int(size - half - rounded) + 1, int(size + half))
-
-
-def settings(text: str, error: OomError) -> dict[str, str]:
-    """Return what the head of a log, and the lines above the error, say of the training."""
-    searched = text[:HEAD] + "\n" + error.context
-    found = {name: re.findall(pattern, searched) for name, pattern in messages()["settings"].items()}
-    return {name: values[-1] for name, values in found.items() if values}
