@@ -11,7 +11,6 @@ from study.watch import hangs, sources, trends
 from study.watch.diagnosis import judge
 from study.watch.differences import mistakes
 from study.watch.findings import Finding, ordered
-from study.watch.oom.explain import memory_full
 
 LOGS = (".log", ".txt", ".out", ".err")
 
@@ -62,12 +61,10 @@ def _of_record(record: Record, file: Path) -> About:
     # A process that the kernel ends writes nothing more: the age of the ranks' logs tells whether the run goes on.
     status = record.status.replace("running", "unfinished")
     findings, not_known = judge(record)
-    others = ordered([*mistakes(sources.read(file)), *trends.findings(trends.load(file.parent)), *findings])
     return About(
         run=record.run_id,
         how=f"{arm}{ranks}{kind}, {status}",
-        # Memory that was full ended the run: whatever else is found, this comes first.
-        findings=[*memory_full(record, file), *others],
+        findings=ordered([*mistakes(sources.read(file)), *trends.findings(trends.load(file.parent)), *findings]),
         error=record.error.model_dump() if record.error else None,
         not_known=not_known,
     )

@@ -117,6 +117,11 @@ class Facts:
 # --- mistakes. Lines are those of DeepSpeed 0.19.8 and Accelerate 1.15.0 ---------------------------------------------
 
 
+def memory(facts: Facts) -> Results:
+    if facts.record.status == "oom":
+        yield "memory_full", {}
+
+
 def deepspeed(facts: Facts) -> Results:
     """Name a DeepSpeed that is asked for and does not train, or trains in another stage."""
     # Transformers reads the `deepspeed` of TrainingArguments when the object is made. A later assignment is stored and
@@ -366,7 +371,19 @@ def traffic(facts: Facts) -> Results:
             yield id, {"times": times, "traffic_bytes": moved_bytes}
 
 
-MISTAKES = (deepspeed, fsdp, ranks, optimizer, clipping, accumulation, rows, precision, offloading, checkpointing)
+MISTAKES = (
+    memory,
+    deepspeed,
+    fsdp,
+    ranks,
+    optimizer,
+    clipping,
+    accumulation,
+    rows,
+    precision,
+    offloading,
+    checkpointing,
+)
 COSTS = (buckets_and_copies, gathered_weights, activations, states, traffic)
 
 

@@ -51,6 +51,8 @@ def ordered(findings: Iterable[Finding]) -> list[Finding]:
     """Return findings by size: mistakes first, then costs in seconds, in memory and in traffic, the largest first."""
 
     def place(finding: Finding) -> tuple[int, float]:
+        if finding.id == "memory_full":  # it ended the run: whatever else is found, this comes first
+            return -1, 0.0
         # Seconds cannot be compared with bytes, so each kind of cost has its own place.
         for kind, name in enumerate(COSTS, 1):
             if (cost := getattr(finding, name)) is not None:

@@ -3,7 +3,6 @@
 The training is described by flags and by a config. Flags win.
 """
 
-import contextlib
 import itertools
 import math
 import re
@@ -22,10 +21,8 @@ from study.predict.front import (
     Wanted,
     asked_for,
 )
-from study.records.schema import Record
 from study.watch import sources
 from study.watch.differences import recognised
-from study.watch.findings import Finding
 from study.watch.oom import reading
 from study.watch.oom.causes import Cause, Match, causes
 from study.watch.oom.reading import Asked, OomError
@@ -220,19 +217,3 @@ def _count(asked: Asked, unit_bytes: int, power: int, known: int) -> tuple[int, 
     digits = ((least - 1) ^ int(high)).bit_length() - 1
     roundest = (int(high) >> digits << digits) * known
     return roundest, POSSIBLE if roundest % ROUND else IS_ROUND
-
-
-def memory_full(record: Record, file: Path) -> list[Finding]:
-    """Return what the error says of a run that ended for lack of memory, and the command that says more."""
-    if record.status != "oom" or record.error is None:
-        return []
-    seen = record.observed
-    flags = {"arm": seen.arm, "ranks": seen.ranks, "micro-batch": record.watched.rows_per_pass}
-    words = " ".join(f"--{name} {value}" for name, value in flags.items() if value)
-    remedy = f"`study oom {file} --model MODEL {words}` names the tensor; `study advise` predicts what fits"
-    sentence = "The memory was full"
-    with contextlib.suppress(Stop):  # a message that is not known
-        cause = explain(record.error.message, Wanted(), Described(ranks=seen.ranks)).causes[0]
-        sentence += f"; the likeliest cause: {cause.what}"
-        remedy = f"{cause.remedy}; {remedy}"
-    return [Finding(sentence, remedy, id="memory_full")]
