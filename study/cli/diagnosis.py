@@ -200,36 +200,36 @@ def oom(error: tyro.conf.Positional[str | None] = None, /, *, model: Wanted, tra
     """Explain an error about memory: what its size is, and what made it. Nothing is run.
 
     It reads errors of CUDA and ROCm, of host memory and pinned memory, of processes that were killed, and of disks.
-    With --model and --arm or --config, the size is matched with that training's tensors.
+    With --model and --arm or --config, the size is matched with that training's tensors; with --micro-batch and
+    --sequence also with what a pass makes.
 
-    With --json: the causes with their points. Example: `study oom train.log --vocabulary 248320`
+    With --json: the causes with their points.
+
+    Example: `study oom train.log --vocabulary 248320 --sequence 4k --micro-batch 1`
 
     Args:
         error: The error in quotes, or the log that holds it. Default: the standard input.
         model: The model.
         training: The training.
     """
-    seen = explain(reading.content(error), model, training)
-    if not seen.causes[0].is_likely:
+    message = reading.find(reading.content(error))
+    causes, training = explain(message, model, training)
+    if not causes[0].is_likely:
         say_wrapped("No cause is sure. The likeliest is first; a memory snapshot of PyTorch tells.", "")
-    for number, cause in enumerate(seen.causes, 1):
+    for number, cause in enumerate(causes, 1):
         what = f"{cause.what[0].upper()}{cause.what[1:]}"
         why = f"{'likely' if cause.is_likely else 'possible'}: {'; '.join(cause.reasons)}"
         say_wrapped(f"{what} ({why}).", indent="    ", first=f"{number:>2}. ")
         _say_indented(f"What to do: {cause.remedy}.", f"Tells it apart: {cause.apart}.")
-    say_wrapped("", f"The message ({seen.error.where}): {seen.error.line}")
+    say_wrapped("", f"The message ({message.where}): {message.line}")
     # The config says more of the training than the flags do. A wrong guess has to be seen.
-    known = [f"{flag(name)} {value}" for name, value in vars(seen.training.given).items() if value is not None]
+    known = [f"{flag(name)} {value}" for name, value in vars(training).items() if value is not None]
     if known:
         say_wrapped(f"Taken as: {', '.join(known)}.")
-    if seen.training.model is None:
+    if not (model.model or model.params):
         say_wrapped("", "With --model and --arm or --config, the size is matched with this training's own tensors.")
     say_wrapped("`study advise` predicts which arms fit, and how long their steps take.")
-    return {
-        "error": asdict(seen.error),
-        "causes": list(map(asdict, seen.causes)),
-        "taken_as": vars(seen.training.given),
-    }
+    return {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": vars(training)}
 
 
 # --- study stack -----------------------------------------------------------------------------------------------------

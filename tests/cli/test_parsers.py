@@ -42,7 +42,7 @@ def read_config(path: Path) -> None:
     source = configs.read(path)
     differences.compare(source, source)
     list(differences.mistakes(source))
-    explain("CUDA out of memory. Tried to allocate 1.00 GiB.", Wanted(), Described(config=path))
+    explain(reading.find("CUDA out of memory. Tried to allocate 1.00 GiB."), Wanted(), Described(config=path))
 
 
 def read_hang(path: Path) -> None:

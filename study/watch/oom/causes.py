@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from study.watch.findings import texts
-from study.watch.oom.reading import OomError, messages
+from study.watch.oom.reading import OomError
 
 PROOF = 5  # points of numbers that leave no other cause
 CLUE = 4  # of the traceback, or of a line above the message
@@ -22,7 +22,9 @@ FIRST = 10  # more than a clue and a size together
 MANY_TIMES = 10  # so much more is unused than was asked for: nothing else says as much
 UNUSED_SHARE = 0.1  # of the GPU: PyTorch holds no more without use (allocator.FRAGMENTATION is what is usual)
 EMPTY = 0.05  # of the GPU: no model is there
-MANY_STEPS = 10
+# Points of a tensor of the asked size. Those of the optimizer come first: their sizes follow from the model alone. Some
+# weights are as wide as activations.
+OF_A_SIZE = {"optimizer": 5, "logits": 4, "attention": 4, "activations": 3, "buckets": 3, "weights": 3}
 
 Sign = tuple[str, int, str]  # the cause, its points, and why
 
@@ -44,29 +46,19 @@ class Cause:
         return self.points >= LIKELY
 
 
-@dataclass(frozen=True)
-class Match:
-    """A tensor of the asked size. `factors` is its size as a person writes it."""
-
-    cause: str
-    factors: str
-    points: int
-
-
-def causes(error: OomError, matches: list[Match], shards_weights: bool) -> list[Cause]:
-    """Return the causes with the most points first. `matches` are tensors of the asked size."""
+def causes(error: OomError, sizes: dict[str, str], shards_weights: bool) -> list[Cause]:
+    """Return the causes with the most points first. `sizes` are tensors of the asked size, as a person writes it."""
     # How good it is: once the rules were written anew, 14 of 20 threads were named; before, 15 of 22, 7 of 16 and 5 of
     # 16. Who says "host memory" for such a message, and else "too many tokens", names 12 of the 20 (reports/log.md).
     rows = texts("oom/causes.toml")
     # The last frame does not make tensors of these: their sizes and their names are there by chance.
     others = [id for id, row in rows.items() if re.search(row.get("elsewhere", "(?!)"), error.frames[-1])]
-    matches = [match for match in matches if match.cause not in others]
+    sizes = {id: size for id, size in sizes.items() if id not in others}
     signs = [sign for sign in (*_clues(error), *_numbers(error)) if sign[0] not in others]
-    for match in matches:
-        signs.append((match.cause, match.points, "the size fits"))
-        # A rank holds only parts of weights, so a whole one has been gathered: this comes before `weights`.
-        if match.cause == "weights" and shards_weights:
-            signs.append(("gather", match.points + 1, "the size is that of a weight, of which a rank holds a part"))
+    signs += [(id, OF_A_SIZE[id], "the size fits") for id in sizes]
+    # A rank holds only parts of weights, so a whole one has been gathered: this comes before `weights`.
+    if "weights" in sizes and shards_weights:
+        signs.append(("gather", LIKELY, "the size is that of a weight, of which a rank holds a part"))
     if error.where != "GPU":  # nothing else counts
         signs = [(error.where, PROOF, "the message says so")]
     if all(points < HINT for _, points, _ in signs):
@@ -74,14 +66,14 @@ def causes(error: OomError, matches: list[Match], shards_weights: bool) -> list[
     points: Counter[str] = Counter()
     for id, more, _ in signs:
         points[id] += more
-    factors = {match.cause: f"{error.asked.text} = {match.factors}: " for match in matches}
+    factors = {id: f"{error.asked.text} = {size}: " for id, size in sizes.items()}
     ranked = [
         Cause(
             id=id,
             what=factors.get(id, "")
             + text["what"].format(asked=error.asked.text, unallocated=f"{error.unallocated / 2**30:.2f} GiB"),
             points=points[id],
-            reasons=tuple(dict.fromkeys(reason for of, _, reason in signs if of == id)),  # of two sizes one reason
+            reasons=tuple(reason for of, _, reason in signs if of == id),
             remedy=text["remedy"],
             apart=text["apart"],
         )
@@ -92,16 +84,11 @@ def causes(error: OomError, matches: list[Match], shards_weights: bool) -> list[
 
 
 def _clues(error: OomError) -> Iterator[Sign]:
-    """Yield what the traceback names, or the lines above the error, and what it means that many steps had passed."""
-    # --- functions of a traceback, or what a log says of its phase. `last`: so many frames are searched; 0: all
+    """Yield what the traceback names, or the lines above the error: functions, or what a log says of its phase."""
+    # `last`: so many frames are searched; 0: all.
     for id, row in texts("oom/causes.toml").items():
         if named := re.findall(row.get("clue", "(?!)"), "".join(error.frames[-row.get("last", 0) :])):
             yield id, CLUE, f"the text names {named[-1].strip(' (=')}"
-    # --- the last number of a step, as loops and progress bars print it
-    steps = re.findall(messages()["steps"], error.context)
-    if steps and int(steps[-1]) >= MANY_STEPS:
-        reason = f"{int(steps[-1]):,} steps had passed: these rows are longer, or something is kept"
-        yield "leak" if error.asked.is_small else "activations", HINT, reason
 
 
 def _numbers(error: OomError) -> Iterator[Sign]:
