@@ -24,7 +24,6 @@ from study.watch.about import About, about
 from study.watch.differences import (
     Difference,
     compare,
-    equal_by_default,
     is_secret,
     mistakes,
     printable,
@@ -150,8 +149,7 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
     a = sources.read(store.newest_try(first))
     b = sources.read(store.newest_try(second))
     known, others = compare(a, b)
-    by_default = equal_by_default(a, b)
-    answer = {"known": list(map(_row, known)), "other": list(map(_row, others)), "equal_by_default": by_default}
+    answer = {"known": list(map(_row, known)), "other": list(map(_row, others))}
     # --- what differs in one line, what is wrong in one of them alone, each known cause with its values, and keys whose
     # effect nobody knows
     nothing = "no known cause differs, but other keys do" if others else "no setting that differs"
@@ -170,9 +168,7 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
     if others:
         say("", "Other keys that differ:")
         say_wrapped(*map(_values, others), indent="    ", first="  ")
-    if by_default:
-        say_wrapped("", f"Equal, if the side that does not set it has today's default: {', '.join(by_default)}.")
-    if by_default or any(each.a.is_default or each.b.is_default for each in known):
+    if any(each.a.is_default or each.b.is_default for each in known):
         say_wrapped("", f"Defaults are those of {releases_of_defaults()}.")
     return answer
 

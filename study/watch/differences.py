@@ -89,17 +89,6 @@ def compare(a: Source, b: Source) -> tuple[list[Difference], list[Difference]]:
     return known, others
 
 
-def equal_by_default(a: Source, b: Source) -> list[str]:
-    """Return the settings with an effect that one side has and the other leaves to the library, to the same value."""
-    first, second = effective_settings(a), effective_settings(b)
-    return [
-        name
-        for name, about in descriptions().items()
-        if about.changes and name in first and name in second
-        if first[name].is_default != second[name].is_default and same(first[name].value, second[name].value)
-    ]
-
-
 def same(a: Any, b: Any) -> bool:
     """Return whether two values are equal: 1e-5, 0.00001 and "1e-5" are, as YAML reads it. 1 and true are not."""
     return comparable(a) == comparable(b)

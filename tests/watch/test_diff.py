@@ -51,33 +51,6 @@ def test_silence_is_the_librarys_default(file, case):
     assert case["known"].items() <= {name: each.value for name, each in read.items()}.items()
 
 
-@pytest.mark.parametrize("begin", [DEEPSPEED, TRAINER], ids=["deepspeed", "trainer"])
-def test_what_is_equal_by_a_default_alone_is_said(file, begin, capsys):
-    """For each setting with an effect of which a library has a default: another release may have another one."""
-    unset = file("unset.json", begin)
-    settings = sources.effective_settings(sources.read(unset))
-    kind = sources.read(unset).kind
-    said = []
-    for name, about in sources.descriptions().items():
-        path = about.deepspeed if kind == sources.DEEPSPEED else about.trainer
-        if not (about.changes and path and name in settings and settings[name].is_default):
-            continue
-        *sections, key = path.split(".")
-        content: dict = {key: settings[name].value}
-        for section in reversed(sections):
-            content = {section: begin.get(section, {}) | content}
-        answer = diff(unset, file("set.json", begin | content))
-        assert answer["equal_by_default"] == [name]
-        assert not answer["known"]
-        said.append(name)
-    printed = capsys.readouterr().out
-    assert len(said) >= 5
-    assert printed.count("Equal, if the side that does not set it has today's default") == len(said)
-    assert "Defaults are those of deepspeed 0.19.8, accelerate 1.15.0, transformers 5.23.0." in printed
-    diff(unset, unset)
-    assert "efault" not in capsys.readouterr().out
-
-
 def test_what_the_command_prints(file, tmp_path, capsys, monkeypatch, golden):
     """Clipping comes first, with its history; secrets and control characters are not shown; a json that a yaml names
     is read, or named if it is not here."""
