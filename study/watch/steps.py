@@ -21,7 +21,6 @@ from study.measure.hardware import CUDA
 from study.watch.trends import COLUMNS, FILE, PHASES, Table, seconds, shares
 
 FLUSH_S = 1.0
-READ_S = 0.1  # between two looks at the memory, which take tens of microseconds
 
 Mark = tuple[str, Any]  # the phase that it ends, and the moment
 
@@ -53,7 +52,6 @@ class StepLog:
         self._written = 0
         self._flushed_s = time.monotonic()
         self._process = psutil.Process()
-        self._read_s = -math.inf
         self._pending: deque[Step] = deque()
         self.marks: list[Mark] = [("", now())]  # the first step begins now
 
@@ -70,12 +68,10 @@ class StepLog:
             step.loss = torch.stack([each.float() for each in step.losses]).sum().to("cpu", non_blocking=True)
         self.mark("update")  # after the copy: once the GPU has passed this mark, the loss can be read
         step.losses = []
-        if time.monotonic() - self._read_s >= READ_S:
-            self._read_s = time.monotonic()
-            # Allocated and not reserved, as PyTorch's cache may grow without a leak. DeepSpeed also takes the resident
-            # memory for what is allocated on a CPU (deepspeed/accelerator/cpu_accelerator.py:153).
-            self._held_bytes = torch.cuda.memory_allocated() if CUDA else self._process.memory_info().rss
-        step.memory_bytes = self._held_bytes
+        # Allocated and not reserved, as PyTorch's cache may grow without a leak. DeepSpeed also takes the resident
+        # memory for what is allocated on a CPU (deepspeed/accelerator/cpu_accelerator.py:153). A look takes tens of
+        # microseconds.
+        step.memory_bytes = torch.cuda.memory_allocated() if CUDA else self._process.memory_info().rss
         step.marks = self.marks
         self.marks = [("", self.marks[-1][1])]
         self._pending.append(step)
