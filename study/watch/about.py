@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from study.core.errors import Stop
 from study.core.text import number_of
 from study.records import collectives, store
 from study.records.schema import Record
@@ -10,6 +11,8 @@ from study.watch import hangs, sources, trends
 from study.watch.diagnosis import judge
 from study.watch.differences import mistakes
 from study.watch.findings import Finding, ordered
+
+LOGS = (".log", ".txt", ".out", ".err")
 
 
 @dataclass
@@ -27,6 +30,13 @@ class About:
 def about(path: Path) -> About:
     """Return what is known of a run folder, a record, a config, or the dumps of ranks. Raise Stop if it is none."""
     if path.is_file() and path.name != store.RECORD:
+        if path.suffix in LOGS:
+            raise Stop(
+                f"{path} is a log",
+                f"name the folder of its run; or `study oom {path}`, if memory was full; a hang is found in a run that "
+                "was watched, or in a folder of Flight Recorder dumps in JSON (GUIDE.md says how): "
+                "`study diagnose FOLDER`",
+            )
         config = sources.read(path)
         return About(path.name, config.words, list(mistakes(config)))
     answer = About(path.name)

@@ -42,7 +42,11 @@ def _names_none(word: str) -> Stop:
 
 
 def notes(words: tuple[str, ...], used: dict[str, Release]) -> Iterator[str]:
-    """Yield a sentence for each release of a package without known faults."""
+    """Yield a sentence for each release that is later than all that were asked, and for each of another package."""
+    for name, releases in table().asked.items():
+        release = used.get(name)
+        if isinstance(release, Version) and release > Version(releases[-1]):
+            yield f"{name} {release} is later than {releases[-1]}, the newest that was tested."
     others = {*table().packages.values()} - used.keys()
     for word in words:
         name, sign, _ = word.partition("==")

@@ -10,6 +10,7 @@ from study.core import arms
 from study.core.errors import Stop
 from study.core.text import wrapped
 from study.measure.hardware import device_is_full, host_is_full, lost_connection
+from study.records.collectives import MISMATCH
 from study.records.metrics import all_known
 from study.records.schema import Record
 from study.records.sections import (
@@ -128,6 +129,9 @@ def reason(error: BaseException, where: str) -> Stop:
     text = str(error).partition("\n")[0]  # of a CUDA error only the first line says something
     if device_is_full(error) or host_is_full(error):
         return Stop(f"the memory was full ({text})", FEWER_ROWS, "oom", where)
+    if MISMATCH.search(str(error)):
+        what = f"the ranks called different collectives ({text})"
+        return Stop(what, "look for an `if` on the rank around one", where=where)
     if lost_connection(error):
         return Stop(LOST_RANK, "look in the launcher's output for which one, and why", where=where)
     if isinstance(error, KeyboardInterrupt):

@@ -108,10 +108,14 @@ function questions(fault, versions, known) {
   return asked;
 }
 
-// Releases that were not tested, in words. Of a range nothing is said.
-function untested(versions) {
-  const names = Object.keys(table.asked).filter((name) => name in versions && isVersion(versions[name]));
-  return names.filter((name) => !table.asked[name].includes(versions[name].text)).map((name) => `${name} ${versions[name].text}`);
+// Releases that are later than the newest that was asked, in words.
+function later(versions) {
+  const sentences = [];
+  for (const [name, releases] of Object.entries(table.asked)) {
+    const [release, newest] = [versions[name] ?? ANY, releases.at(-1)];
+    if (isVersion(release) && compare(release, version(newest)) > 0) sentences.push(`${name} ${release.text} is later than ${newest}, the newest that was tested.`);
+  }
+  return sentences;
 }
 
 // The faults that apply or may, to a list of releases and what flags say.
@@ -152,7 +156,7 @@ function answered(list, flags) {
   const hit = [...new Set(rows.filter((row) => !row.asked.length).map((row) => row.fault.package))];
   const isFree = (name, each) => met[name].every((fault) => has(fault, version(each)) === false);
   const free = hit.map((name) => [name, table.asked[name].filter((each) => isFree(name, each)).reverse()]);
-  return { versions, answers, free: Object.fromEntries(free), not_tested: untested(versions) };
+  return { versions, answers, free: Object.fromEntries(free), later: later(versions) };
 }
 
 // --- the form ---------------------------------------------------------------------------------------------------------
@@ -192,12 +196,11 @@ function card({ fault, question, do: remedy }) {
 
 function show() {
   const [list, flags] = asked();
-  const { versions, answers, free, not_tested } = answered(list, flags);
+  const { versions, answers, free, later } = answered(list, flags);
   const [sure, maybe] = ["applies", "applies if"].map((word) => answers.filter((each) => each.answer === word));
   const named = Object.keys(versions).join(", ");
   const known = table.fault.filter((fault) => fault.when).length;
-  const unknown = not_tested.length ? `; not tested: ${not_tested.join(", ")}` : "";
-  const text = `Of ${known} known faults ${sure.length} ${sure.length === 1 ? "applies" : "apply"}, and ${maybe.length} may${unknown}.`;
+  const text = `${later.map((each) => `${each} `).join("")}Of ${known} known faults ${sure.length} ${sure.length === 1 ? "applies" : "apply"}, and ${maybe.length} may.`;
   const ways = Object.entries(free).map(([name, releases]) => releases.length ? ` With ${name} ${releases.slice(0, 4).join(" or ")} none of ${name} surely applies.` : ` Each release of ${name} that was tested has one.`);
   document.getElementById("sentence").textContent = named ? text + ways.join("") : "The list names none of the packages of this page.";
   document.getElementById("faults").replaceChildren(...sure.map(card));
