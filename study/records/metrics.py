@@ -94,14 +94,9 @@ def _at_peak(record: Record, *roles: str) -> float | None:
 
 def components(record: Record) -> dict[str, int]:
     """Return bytes by component at the peak of the rank that held most; empty without instruments."""
-    # A rank whose components sum to its peak comes before one with a gap.
-    ranks = [
-        (sum(rank.at_peak.values()) == rank.tracked_peak_bytes, rank.tracked_peak_bytes, rank.at_peak)
-        for rank in record.memory.components.per_rank
-        if rank.at_peak
-    ]
-    is_exact, peak_bytes, held = max(ranks, key=lambda rank: rank[:2], default=(True, 0, {}))
-    return held if is_exact else held | {"not told apart": peak_bytes - sum(held.values())}
+    ranks = [(rank.tracked_peak_bytes, rank.at_peak) for rank in record.memory.components.per_rank if rank.at_peak]
+    _, held = max(ranks, key=lambda rank: rank[0], default=(0, {}))
+    return held
 
 
 # --- traffic -------------------------------------------------------------------------------------------------------
