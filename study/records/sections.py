@@ -110,14 +110,10 @@ class ScriptTraining(Section):
     name: str
     batch: int
     weights_from: Text = None
-    trained_by: Text = None
     optimizer: Text = None
-    arguments_say_deepspeed: Flag = None
     steps: PositiveInt
     training_s: PositiveFloat
-    checkpoint_bytes: Int = None
     peak_bytes: Peak = None
-    printed_peak_bytes: Int = None
     losses: Annotated[list[float], Field(min_length=1)]
     evals: list[dict[str, float]] = []
     deepspeed_initialize_calls: Int = None

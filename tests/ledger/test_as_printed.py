@@ -35,11 +35,6 @@ def column(record: Record, name: str) -> list:
 def test_deepspeed_is_engaged_only_when_it_is_given_in_time(sessions):
     calls = {repair: column(record, "deepspeed_initialize_calls") for repair, record in sessions.items()}
     assert calls == {"none": [0, 0, 0], "fresh_model": [0, 0, 0], "engaged": [0, 1, 1]}
-    trained_by = {repair: column(record, "trained_by") for repair, record in sessions.items()}
-    assert trained_by["engaged"][1:] == ["DeepSpeedEngine"] * 2
-    assert "DeepSpeedEngine" not in trained_by["none"] + trained_by["fresh_model"]
-    says = column(sessions["none"], "arguments_say_deepspeed")
-    assert says == [False, True, True], "the arguments claim it all the same"
 
 
 def test_the_published_second_training_goes_on_where_the_first_ended(sessions):
@@ -54,10 +49,3 @@ def test_the_published_second_training_goes_on_where_the_first_ended(sessions):
     first, second, _ = column(sessions["engaged"], "losses")
     assert second == pytest.approx(first, abs=2e-3)
     assert second[0] > column(sessions["none"], "losses")[1][0] + 0.05
-
-
-def test_the_counter_that_is_never_reset_spans_all_before(sessions):
-    for record in sessions.values():
-        peaks, printed = column(record, "peak_bytes"), column(record, "printed_peak_bytes")
-        assert printed == [max(peaks[: i + 1]) for i in range(3)]
-    assert all(column(sessions["none"], "checkpoint_bytes")), "its times have the writing of a checkpoint in them"

@@ -17,7 +17,8 @@ from tests.shaped import changed, finished
 IGNORED = re.compile(
     r"^\.(energy|memory\.setup_per_rank|hardware\.disk_|machines\.(interface|hardware\.disk_)|"
     r"requested\.(dies_after|resume|trust_remote_code)|"
-    r"observed\.(network|linear_parameters_kept|omp_num_threads|final_weights_checksum)|"
+    r"observed\.(network|linear_parameters_kept|omp_num_threads|final_weights_checksum|"
+    r"runs\.(trained_by|arguments_say_deepspeed|checkpoint_bytes|printed_peak_bytes))|"
     r"traffic\.(per_link|link_steps|gloo_wire_bytes)|loss\.final_(train|eval)|"
     r"time\.(median_step_s|tokens_per_s|samples_per_s|mfu|peak_flops_per_s|training_s)|"
     r"memory\.components\.(weights|optimizer)_home)|\.(host_proportional_bytes|host_pinned_peak_bytes|host_resident_bytes|gloo_copy_bytes|before_per_rank|"
