@@ -5,7 +5,7 @@ from dataclasses import replace
 from study.core.arms import feature_for_cuda_alone
 from study.core.errors import Stop
 from study.core.recipes import RECIPES
-from study.core.shapes import SHAPES, VOCABULARY, config_of, shape_of
+from study.core.shapes import SHAPES, config_of, shape_of
 from study.predict.front import (
     Batch,
     Estimate,
@@ -118,8 +118,4 @@ def architecture(record: Record) -> Transformer | None:
         return None
     part = {"lora_rank": requested.lora_rank, "train_only": requested.train_only}
     model = Transformer.of(config_of(name), name, dropout=requested.dropout, **part)
-    if SHAPES[name].get("vocab_size", 0) is None and requested.data != "embedded" and size:
-        # The model has its data's vocabulary, which no record says: the embeddings make up the difference.
-        vocabulary = VOCABULARY + (size - model.parameters) // model.dimensions["n_embd"]
-        model = Transformer.of(config_of(name, vocabulary), name, dropout=requested.dropout)
     return model if size in (None, model.parameters) else None
