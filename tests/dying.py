@@ -3,7 +3,6 @@
 In each of these runs the loss scale of fp16 doubles every four steps.
 """
 
-import contextlib
 import importlib
 import itertools
 import os
@@ -38,14 +37,7 @@ def hang() -> None:
     time.sleep(600)
 
 
-def fill_disk() -> None:
-    """Fill the file system of the folder of all runs with a file of the user's."""
-    with contextlib.suppress(OSError), (RUNS / "large").open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(2**16))
-
-
-STRIKES = {"exception": raise_error, "SIGKILL": die, "hang": hang, "full_disk": fill_disk}
+STRIKES = {"exception": raise_error, "SIGKILL": die, "hang": hang}
 if os.environ["FAULT"]:
     what, module, name, number, rank = os.environ["FAULT"].split()
     owner = importlib.import_module(module)

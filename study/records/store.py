@@ -7,17 +7,14 @@ recognisable.
 
 import contextlib
 import datetime
-import errno
 import fcntl
 import glob
 import json
 import os
 import re
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -32,8 +29,6 @@ MAX_BYTES = 32 * 2**20  # some 500,000 steps; the largest record in reports/ has
 CELL = "ZERO_STUDY_CELL"  # the environment variable in which a sweep names the cell it launches, as JSON
 LONGEST_MESSAGE = 100_000  # the last lines of a launch may include a progress bar
 END = ("status", "finished_utc", "error")
-FULL = (errno.ENOSPC, errno.EDQUOT)
-_reserved: dict[Path, Any] = {}
 UNFINISHED = "the process ended before it was done"  # why a part after the training has no result yet
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,38 +49,10 @@ def new(run_id: str, argv: list[str]) -> Record:
 def write(folder: Path, record: Record) -> None:
     """Replace `record.json` in one step: a reader sees the old record or the new one, never half of one.
 
-    If the disk is full, use the room that this process reserved in the folder. A number that is not finite is a
-    ValueError: JSON has none, and pydantic would write null, which means unknown.
+    A number that is not finite is a ValueError: JSON has none, and pydantic would write null, which means unknown.
     """
     text = json.dumps(record.model_dump(mode="json", by_alias=True), indent=1, allow_nan=False) + "\n"
-    content = text.encode()
-    try:
-        files.write_below(folder, RECORD, content)
-    except OSError as error:
-        if error.errno not in FULL or not release_reserved_space(folder):
-            raise
-        files.write_below(folder, RECORD, content)
-
-
-def reserve(folder: Path) -> None:
-    """Reserve disk space for a record in a folder while this process lives. Raise OSError if there is none.
-
-    The space is a file without a name: the kernel frees it when the process ends, however it ends.
-    """
-    release_reserved_space(folder)
-    file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  stays open
-    # Allocated and not truncated to that size: a hole has no blocks, and would keep no room.
-    os.posix_fallocate(file.fileno(), 0, 2**20)  # for a record of some 500 ranks
-    _reserved[folder.resolve()] = file
-
-
-def release_reserved_space(folder: Path) -> bool:
-    """Free the space that this process reserved in a folder. Return whether there was any."""
-    file = _reserved.pop(folder.resolve(), None)
-    if file is None:
-        return False
-    file.close()
-    return True
+    files.write_below(folder, RECORD, text.encode())
 
 
 def load(folder: Path) -> Record:

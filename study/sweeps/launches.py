@@ -63,8 +63,6 @@ def options(values: dict) -> list[str]:
 def run(cell: Cell, folder: Path, timeout_s: float, over: float, nvme_dir: Path | None, watch: Watch) -> Record:
     """Run one cell in a fresh launch, and return its record, however it ended. `over` is when the sweep's time ends."""
     folder.mkdir()
-    # Before the launch, so that a run on a disk that fills up meanwhile still ends with a record of why.
-    store.reserve(folder)
     kills_before = oom_kills()
     try:
         with (folder / "output.txt").open("w") as output:
@@ -92,8 +90,6 @@ def run(cell: Cell, folder: Path, timeout_s: float, over: float, nvme_dir: Path 
         with contextlib.suppress(OSError):
             outcomes.outcome(cell, folder, -signal.SIGINT, INTERRUPTED, 0)
         raise
-    finally:
-        store.release_reserved_space(folder)
 
 
 def _watched(launcher: subprocess.Popen, folder: Path, timeout_s: float, over: float, watch: Watch) -> Stop | None:

@@ -26,7 +26,7 @@ from study.sweeps.protocol import Cell
 
 FILTERS = ("arm", "offload", "ranks", "part", "repair", *protocol.SETTINGS)
 SETTLED = ("done", "oom")  # a second try would end in the same way
-FULL = (*store.FULL, errno.EROFS)  # no later cell could be written either
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # no later cell could be written either
 BEFORE_THE_RECORD_S = 20  # for starting Python and the libraries, before the record's first time
 GROWTH = 1.25  # a try that was cut off needs more time than it had, and another may take a little longer
 

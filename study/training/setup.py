@@ -58,7 +58,6 @@ def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> tupl
         raise Stop(f"--run-dir {folder} already holds {', '.join(taken[:3])}", "give a new folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        store.reserve(folder)
         log_to(folder)
         record = store.new(folder.name, sys.argv)
         # The settings are checked once there is a record to say what is wrong with them.
