@@ -60,7 +60,7 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /) -> list[dict]:
     """
     if not runs:
         raise Stop("no run is given", "name the folder of a run, or its record.json")
-    folders = [folder for path in map(store.newest_try, runs) for folder in store.run_folders(path) or [path]]
+    folders = [folder for path in runs for folder in store.run_folders(path) or [path]]
     is_list = len(folders) > len(runs)
     answers = []
     quiet = []
@@ -146,8 +146,8 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
         what = f"two releases of one package can be compared (got {first} and {second})"
         raise Stop(what, "name one package twice; `study stack` takes several")
     # --- what each side sets, whatever its kind of file
-    a = sources.read(store.newest_try(first))
-    b = sources.read(store.newest_try(second))
+    a = sources.read(first)
+    b = sources.read(second)
     known, others = compare(a, b)
     answer = {"known": list(map(_row, known)), "other": list(map(_row, others))}
     # --- what differs in one line, what is wrong in one of them alone, each known cause with its values, and keys whose

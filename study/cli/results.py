@@ -64,10 +64,9 @@ def compare(folders: tyro.conf.Positional[tuple[Path, ...]], /, *, arms: bool = 
         folders: Folders that contain runs, at any depth; or two runs, the first of which the second is compared with.
         arms: Instead, compare the arms of each task with DDP.
     """
-    tries = [store.newest_try(folder) for folder in folders]
     # Two folders that are runs themselves, and not folders of runs.
-    if len(tries) == 2 and all((folder / store.RECORD).is_file() for folder in tries):
-        first, second = (Run(folder, store.load(folder)) for folder in tries)
+    if len(folders) == 2 and all((folder / store.RECORD).is_file() for folder in folders):
+        first, second = (Run(folder, store.load(folder)) for folder in folders)
         return _compare_peaks(first, second)
     loaded = _load(folders)
     if arms:

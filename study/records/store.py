@@ -8,10 +8,8 @@ recognisable.
 import contextlib
 import datetime
 import fcntl
-import glob
 import json
 import os
-import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,14 +77,6 @@ def run_folders(folder: Path) -> list[Path]:
     """Return every run folder below a folder. Folders inside a run folder are not runs."""
     holders = {path.parent for path in folder.rglob("*") if path.name in (RECORD, *LEFTOVERS)}
     return sorted(path for path in holders if holders.isdisjoint(path.parents))
-
-
-def newest_try(path: Path) -> Path:
-    """Return the newest folder of a sweep's cell, for the cell's name as the sweep prints it; else the path."""
-    if path.exists():
-        return path
-    tries = path.parent.glob(f"{glob.escape(path.name)}.[0-9]*")
-    return max(tries, key=lambda each: int(re.sub(r"\D", "", each.suffix)), default=path)
 
 
 def read(path: Path) -> Record:

@@ -153,10 +153,3 @@ def test_the_commit_is_the_source_trees(tmp_path, monkeypatch):
     assert store.commit_of_this_tree() == (commit, True)
     monkeypatch.setenv("PATH", os.fspath(tmp_path))
     assert store.commit_of_this_tree() == (None, None), "without git"
-
-
-def test_the_name_of_a_cell_stands_for_its_newest_try(tmp_path):
-    for name in ("train-ddp-r1.2", "train-ddp-r1.10", "train-ddp-r11.1"):
-        (tmp_path / name).mkdir()
-    for name, newest in {"train-ddp-r1": "train-ddp-r1.10", "train-ddp-r1.2": "train-ddp-r1.2", "x": "x"}.items():
-        assert store.newest_try(tmp_path / name) == tmp_path / newest
