@@ -153,9 +153,7 @@ class Progress:
         before = " before" if outcome.status == "done" and not outcome.ran else ""
         reason = f": {outcome.reason}" if outcome.reason else ""
         self.say(f"{self._position(turn)}  {outcome.status}{before}{reason}")
-
-    def next(self) -> None:
-        self.ended += 1  # turns: a search for a frontier is one with many runs
+        self.ended += 1
 
     def _position(self, turn: Cell) -> str:
         what = filter(None, map(turn.value, ("arm", "task", "model")))

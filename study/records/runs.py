@@ -154,7 +154,8 @@ class Runs:
                 "tracked peak MB": metrics.value(record, "tracked_peak_bytes"),
                 "collectives MB": metrics.moved(record, None, "tensors"),
             }
-            rows.append(row | {name: size / 1e6 if size else size for name, size in sizes_bytes.items()})
+            row |= {name: size / 1e6 if size else size for name, size in sizes_bytes.items()}
+            rows.append(row | {name: run.facts[name] for name in ("model", "micro_batch")})
         return rows
 
 

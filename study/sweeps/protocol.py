@@ -3,16 +3,14 @@
 A part names arms and gives settings. A list of values is an axis, and the part expands into every combination of its
 axes, the last varying fastest. A scale is a table in the part: its values replace the part's, and its axes come last.
 
-A part with a `frontier` searches for the largest value of that setting that survives, in a list that begins with the
-smallest. A part with a `repair` runs document 002's script instead of the trainer. `reserve_s` is how many seconds a
-sweep must have left before it starts a cell for the first time.
+A part with a `repair` runs document 002's script instead of the trainer. `reserve_s` is how many seconds a sweep must
+have left before it starts a cell for the first time.
 """
 
 import hashlib
 import itertools
 import json
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -49,7 +47,6 @@ class Grid(Table, extra="allow"):
     arm: str | list[str] | None = None
     ranks: PositiveInt | list[PositiveInt] | None = None
     repair: Repair | list[Repair] | None = None
-    frontier: str | None = None
     reserve_s: PositiveFloat = 0
 
 
@@ -72,12 +69,12 @@ class Protocol(Table):
     part: Annotated[list[Part], Field(min_length=1)]
 
 
-NOT_AXES = {"name", "about", "frontier", "reserve_s", *SCALES}
+NOT_AXES = {"name", "about", "reserve_s", *SCALES}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One arm with one combination of settings, not yet run. With `rungs`, the search for the last that survives."""
+    """One arm with one combination of settings, not yet run."""
 
     protocol: str
     part: str
@@ -85,8 +82,6 @@ class Cell:
     arm: str
     ranks: int | None  # None: the arm's own default
     settings: dict  # by name, as the protocol gives them
-    frontier: str | None = None
-    rungs: tuple = ()
     reserve_s: float = 0
     repeat: int = 1
 
@@ -97,13 +92,11 @@ class Cell:
     @property
     def name(self) -> str:
         """Return the part, the arm, and a digest of everything else but the repeat."""
-        # The arm's file is part of it: a changed arm is another cell, and is run again.
-        key = [self.script, self.arm, self.ranks, self.settings, self.rungs, arms.digest(self.arm)]
+        # The arm's file is part of it: a changed arm is another cell, and is run again. An empty place keeps
+        # the names of what was run.
+        key = [self.script, self.arm, self.ranks, self.settings, (), arms.digest(self.arm)]
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:8]
-        rung = []
-        if self.frontier in self.settings:  # a hub name or a path may hold what a folder's name cannot
-            rung = [re.sub(r"[^\w.-]", "_", Path(str(self.settings[self.frontier])).name)[:60]]
-        return "-".join([self.part, self.arm, *rung, digest])
+        return f"{self.part}-{self.arm}-{digest}"
 
     @property
     def run_name(self) -> str:
@@ -117,9 +110,6 @@ class Cell:
         """Return a record, in case the trainer leaves none."""
         requested = sections.Requested(**self.settings, arm=self.arm)
         return store.new(folder.name, []).model_copy(update={"requested": requested, "cell": self.declared})
-
-    def at(self, rung: int) -> "Cell":
-        return replace(self, settings=self.settings | {self.frontier: self.rungs[rung]}, rungs=())
 
     def from_pack(self, pack: Path) -> "Cell":
         """Return the cell with data and vocabulary from a pack of gpu_windows.py, if it asks for the hub's."""
@@ -173,10 +163,6 @@ def _cells_of_part(protocol: dict, part: dict, scale: str) -> Iterator[Cell]:
     # A scale's values come last, so that its axes vary fastest.
     merged = {key: value for key, value in part.items() if key not in part[scale]} | part[scale]
     axes = {key: value if isinstance(value, list) else [value] for key, value in merged.items() if key not in NOT_AXES}
-    frontier = merged.get("frontier")
-    rungs = tuple(axes.pop(frontier, ()))
-    if frontier and len(rungs) < 2:
-        raise Stop(f"{where}: frontier {frontier!r} has nothing to search", f"give {frontier} a list, smallest first")
     # Before the product is expanded: three lists of a few thousand values would fill the memory.
     count = math.prod(map(len, axes.values()))
     if not 0 < count <= MAX_CELLS:
@@ -187,8 +173,5 @@ def _cells_of_part(protocol: dict, part: dict, scale: str) -> Iterator[Cell]:
         arm = arms.load_arm(settings.pop("arm", "no arm"))
         ranks = settings.pop("ranks", None)
         # Checked here, so that a mistake in the last cell is found before the first one runs.
-        for rung in [{frontier: rung} for rung in rungs] or [{}]:
-            trainers = settings | rung
-            trainers.pop("repair", None)
-            build(trainers, where)
-        yield Cell(protocol["name"], part["name"], scale, arm.name, ranks, settings, frontier, rungs, reserve_s)
+        build({name: value for name, value in settings.items() if name != "repair"}, where)
+        yield Cell(protocol["name"], part["name"], scale, arm.name, ranks, settings, reserve_s)

@@ -107,23 +107,15 @@ def sweep(
             cell = replace(cell, settings=cell.settings | {"resume": str(saved[-1].resolve())})
         return launches.run(cell, folder, timeout_s, over, nvme_dir, progress.step)
 
-    def attempt(cell: Cell) -> str:
-        outcome = outcome_of(cell, runs, over, launch)
-        ended.append(outcome)
-        progress.end(cell, outcome)
-        return outcome.status
-
     with lock_runs_folder(runs, lane):
         if minutes is not None:
             over = time.monotonic() + 60 * minutes
             # Those that were never tried come first: a failing cell does not use up each sweep's time.
             cells = sorted(cells, key=lambda cell: bool(attempts(runs, cell)))
         for cell in cells:
-            if cell.rungs:
-                progress.say(search(cell, attempt))
-            else:
-                attempt(cell)
-            progress.next()
+            outcome = outcome_of(cell, runs, over, launch)
+            ended.append(outcome)
+            progress.end(cell, outcome)
     return ended
 
 
@@ -167,32 +159,6 @@ def lock_runs_folder(runs: Path, lane: tuple[int, int] = (1, 1)) -> Iterator[Non
         except BlockingIOError:
             raise Stop(f"another sweep holds {runs}", "wait for it, or give other --runs") from None
         yield  # the file stays after a sweep, because another may be waiting to open it
-
-
-def search(cell: Cell, run: Callable[[Cell], str]) -> str:
-    """Search for a cell's frontier. Return a sentence with the result. `run` runs a cell and returns its status.
-
-    It assumes that a higher rung needs more memory than a lower one.
-    """
-    rungs = cell.rungs
-    status = ""
-    good = -1
-    bad = len(rungs)
-    while bad - good > 1:
-        rung = (good + bad) // 2  # bisect
-        if bad == len(rungs):  # nothing has failed so far: double, from the first on
-            rung = min(2 * good + 2, bad - 1)
-        status = run(cell.at(rung))
-        if status == "done":
-            good = rung
-        # A machine that can run a smaller rung lacks memory or disk space for one that failed.
-        elif status == "oom" or (status == "failed" and good >= 0):
-            bad = rung
-        else:
-            break  # it says nothing about memory
-    best = rungs[good] if good >= 0 else "none"
-    upper = f"{rungs[bad]} does not" if bad < len(rungs) else f"the last run is {status}"
-    return f"{cell.part} {cell.arm}, {cell.frontier}: {best} survives, {upper}"
 
 
 def attempts(runs: Path, cell: Cell) -> dict[int, Path]:

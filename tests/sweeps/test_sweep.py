@@ -37,7 +37,7 @@ class Listener:
     """Stands for the progress of a sweep, and keeps what it hears."""
 
     def __init__(self):
-        self.started, self.ends, self.said = [], [], []
+        self.started, self.ends = [], []
 
     def start(self, turn):
         self.started.append(turn)
@@ -45,13 +45,8 @@ class Listener:
     def end(self, turn, outcome):
         self.ends.append(outcome)
 
-    def say(self, text):
-        self.said.append(text)
-
     def step(self, *_):
         pass
-
-    next = step
 
 
 def swept(cells: list[Cell], runs: Path, listener: Listener | None = None, **options) -> list[Outcome]:
