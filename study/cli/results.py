@@ -94,23 +94,18 @@ def _compare_arms(loaded: Runs) -> list[dict]:
     return compared
 
 
-def _compare_peaks(first: Run, second: Run) -> dict:
+def _compare_peaks(first: Run, second: Run) -> list[dict]:
     rows = comparing.peaks(first, second)
-    unlike = comparing.unlike(first, second)
-    # The sum of the components, which the rows for the rest of the device's memory follow.
-    total = next(row for row in rows if row["component"] == comparing.TRACKED)
-    held, held_first = size(total["second"]), size(total["first"])
-    say(f"At the peak {first.record.arm}, the first, holds {held_first}, and {second.record.arm} {held}.", "")
-    if unlike:
-        say("They differ in more than the arm:", "")
-        show(unlike)
-        say("")
-    # The reasons are sentences, which stand below the table.
-    table = [_with_sizes(row, "first", "second", "difference") for row in rows]
-    show([{name: row[name] for name in row if name != "why"} for row in table])
+    ours = size(sum(row["first"] for row in rows))
+    theirs = size(sum(row["second"] for row in rows))
+    say(f"At the peak {first.record.arm}, the first, holds {ours}, and {second.record.arm} {theirs}.", "")
+    show([_with_sizes(row, "first", "second") for row in rows])
     say("")
-    say_wrapped(*[f"{row['component']}: {row['why']}" for row in rows if row["why"]], indent="  ")
-    return {"unlike": unlike, "components": rows}
+    for row in rows[:3]:  # the rest changes less
+        if row["first"] != row["second"] and row["component"] in comparing.REASONS:
+            say_wrapped(f"{row['component']}: {comparing.REASONS[row['component']]}", indent="  ")
+    say("", "`study diff` lists the settings in which they differ.")
+    return rows
 
 
 # --- study claims and study report -----------------------------------------------------------------------------------

@@ -177,8 +177,6 @@ def paired(our_runs: Iterable[Run], their_runs: Iterable[Run], named: set[str]) 
 
 # --- the peaks of two runs ------------------------------------------------------------------------------------------
 
-TRACKED = "all that is tracked"
-NEGLIGIBLE = 0.05  # of all that changes: a smaller part gets no reason
 # By component, what decides how much of it a rank holds, from the sources of DeepSpeed 0.19.8.
 REASONS = {
     "weights": "stage 3 and FSDP keep a part on each rank, tensor parallelism a part of each layer; a dtype is wider",
@@ -197,20 +195,11 @@ REASONS = {
 
 
 def peaks(first: Run, second: Run) -> list[dict]:
-    """Return the difference of two peaks by component, the largest first, with the reason of a large one.
-
-    `share` is a component's part of all changes, whether it grows or shrinks. The sum of the components comes last.
-    """
+    """Return the components of two peaks, that which changes most first."""
     ours = _held(first)
     theirs = _held(second)
-    rows = [_row(name, ours.get(name, 0), theirs.get(name, 0)) for name in ours | theirs]
-    changed_bytes = sum(abs(row["difference"]) for row in rows)
-    for row in rows:
-        row["share"] = abs(row["difference"]) / max(changed_bytes, 1)
-        if row["share"] > NEGLIGIBLE:
-            row["why"] = REASONS.get(row["component"])
-    rows.sort(key=lambda row: -row["share"])
-    return [*rows, _row(TRACKED, sum(ours.values()), sum(theirs.values()))]
+    rows = [{"component": name, "first": ours.get(name, 0), "second": theirs.get(name, 0)} for name in ours | theirs]
+    return sorted(rows, key=lambda row: -abs(row["second"] - row["first"]))
 
 
 def _held(run: Run) -> dict[str, int]:
@@ -219,16 +208,3 @@ def _held(run: Run) -> dict[str, int]:
         what = f"{run.record.run_id} ({run.record.arm}, {run.record.status}) has no memory by component"
         raise Stop(what, "run it again to its end, without --no-instruments")
     return held
-
-
-def _row(name: str, first: int, second: int) -> dict:
-    sizes = {"first": first, "second": second, "difference": second - first}
-    return {"component": name, **sizes, "share": None, "why": None}
-
-
-def unlike(first: Run, second: Run) -> list[dict]:
-    """Return the settings in which two runs differ, besides the arm, and the seed, which changes no size."""
-    a, b = (
-        run.cell | {"measure version": run.record.measure_version, "arm": None, "seed": None} for run in (first, second)
-    )
-    return [{"setting": name, "first": a.get(name), "second": b.get(name)} for name in differing([a, b])]
