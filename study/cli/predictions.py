@@ -322,12 +322,5 @@ def _show(record: Record, ranks: int) -> None:
             for name in at_peak | after
         ]
     )
-    say("")
-    sent = record.traffic.per_rank[0]
-    show(
-        [
-            {"collective": kind, "calls of a step": moved.calls, "bytes of a step": size(moved.bytes)}
-            for kind, moved in sent.items()
-        ]
-    )
-    say("", f"rows: {record.observed.data_source}")
+    moved = ", ".join(f"{kind} {size(sent.bytes)}" for kind, sent in record.traffic.per_rank[0].items())
+    say("", f"collectives of a step: {moved or 'none'}; rows: {record.observed.data_source}")
