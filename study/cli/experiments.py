@@ -1,20 +1,19 @@
 """`study sweep`: runs experiments, and shows how far it is."""
 
 import os
+import shutil
 import signal
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
 import tyro
-from rich.live import Live
-from rich.text import Text
 
 from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.gpus import num_gpus
-from study.core.text import console, number_of, say, show
+from study.core.text import number_of, say, show
 from study.records.groups import differing
 from study.sweeps import launches, protocol
 from study.sweeps import sweep as sweeping
@@ -82,15 +81,15 @@ def sweep(
         raise stop
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT too: in the background it starts ignored
         signal.signal(number, signal.default_int_handler)
-    with Progress(len(turns)) as progress:
-        try:
-            outcomes = sweeping.sweep(turns, runs, timeout_s, nvme_dir, progress, minutes, lane)
-        except KeyboardInterrupt:  # the cell that ran has its record already: status killed
-            progress.say("stopped; run the same command again to continue")
-            sys.exit(130)
-        counts = Counter(outcome.status for outcome in outcomes)
-        counted = ", ".join(f"{count} {status}" for status, count in counts.items())
-        progress.say(f"{counted or 'nothing to do'}; study runs {runs} shows them")
+    progress = Progress(len(turns))
+    try:
+        outcomes = sweeping.sweep(turns, runs, timeout_s, nvme_dir, progress, minutes, lane)
+    except KeyboardInterrupt:  # the cell that ran has its record already: status killed
+        progress.say("stopped; run the same command again to continue")
+        sys.exit(130)
+    counts = Counter(outcome.status for outcome in outcomes)
+    counted = ", ".join(f"{count} {status}" for status, count in counts.items())
+    progress.say(f"{counted or 'nothing to do'}; study runs {runs} shows them")
     sys.exit(max((EXIT_CODES.get(status, 0) for status in counts), default=0))
 
 
@@ -112,41 +111,34 @@ def _show_plan(cells: list[Cell]) -> list[dict]:
 # --- how far a sweep is ----------------------------------------------------------------------------------------------
 
 
+CLEAR = "\r\x1b[K"  # the line of a terminal
+
+
 class Progress:
-    """What a sweep calls at each start, step and end of a turn. On a terminal it redraws a last line at each step."""
+    """What a sweep calls at each start, step and end of a turn. On a terminal its last line moves at each step."""
 
     def __init__(self, turns: int):
-        self.console = console()
-        # No thread draws, as it would disturb the timed steps. Nothing is drawn where the output is a file.
-        self.live = Live(console=self.console, auto_refresh=False, transient=True)
         self.turns = turns
         self.ended = 0
-
-    def __enter__(self) -> Self:
-        self.live.start()
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.live.stop()
+        self.is_terminal = sys.stdout.isatty()  # a file gets no line for each step
 
     def say(self, text: str) -> None:
-        self.console.print(text, soft_wrap=True)
+        say(f"{CLEAR}{text}" if self.is_terminal else text)
 
     def start(self, turn: Cell) -> None:
-        self.turn = turn  # of the line that is redrawn at each step
-        if self.console.is_terminal:
-            self._draw("")
-        else:
+        self.turn = turn  # of the line that moves
+        if not self.is_terminal:
             self.say(self._position(turn))
 
     def step(self, folder: Path, seconds: float) -> None:
-        if not self.console.is_terminal:
-            return  # a file gets no line for each step
+        if not self.is_terminal:
+            return
         newest = last_step(folder)
-        position = f"step {newest['step']}" if newest else "starting"
-        if newest.get("loss") is not None:  # None of a virtual rank, and where it is not finite
-            position += f"  loss {newest['loss']:.4f}"
-        self._draw(f"  {position}  {seconds:.0f} s")
+        step = f"step {newest['step']}" if newest else "starting"
+        line = f"{self._position(self.turn)}  {step}  {seconds:.0f} s"
+        # The cursor goes back to the start of the line: whatever is written next, an error too, takes its place.
+        sys.stdout.write(f"{CLEAR}{line[: shutil.get_terminal_size().columns - 1]}\r")
+        sys.stdout.flush()
 
     def end(self, turn: Cell, outcome: Outcome) -> None:
         # The same command continues a sweep, and says what it did not run again.
@@ -158,6 +150,3 @@ class Progress:
     def _position(self, turn: Cell) -> str:
         what = filter(None, map(turn.value, ("arm", "task", "model")))
         return f"[{self.ended + 1}/{self.turns}] {', '.join(map(str, what))}"
-
-    def _draw(self, text: str) -> None:
-        self.live.update(Text(f"{self._position(self.turn)}{text}", no_wrap=True), refresh=True)
