@@ -25,8 +25,8 @@ sweep() {
   local log=$1 runs=$2 protocol=$3; shift 3
   [ -n "${STUDY_DEVICE_LOCK:-}" ] || runs=$runs-$log  # two sweeps of one folder would wait for each other
   local minutes=$(python3 -c "print(max(0.05, ($(left) - 15) / 60))")
-  timeout -s INT $(( $(left) > 10 ? $(left) - 5 : 5 )) python3 -m study.cli sweep $protocol --scale $scale --runs .gpu/runs/$runs \
-    --pack gpu-pack --nvme-dir .gpu/nvme-$log --minutes $minutes "$@" >>.gpu/logs/$log.log 2>&1
+  timeout -s INT $(( $(left) > 10 ? $(left) - 5 : 5 )) python3 examples/gpu_windows.py lane $protocol --scale $scale \
+    --runs .gpu/runs/$runs --nvme-dir .gpu/nvme-$log --minutes $minutes "$@" >>.gpu/logs/$log.log 2>&1
 }
 if [ $what = memory ]; then
   # What takes much one after the other, and what takes little beside it, all the time. Their times do not count.

@@ -18,7 +18,12 @@ import sys
 import tarfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from study.sweeps.protocol import Cell  # of the study, which needs the installed pack
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / ".gpu" / "site"  # the installed pack
@@ -28,6 +33,7 @@ LOCK = ROOT / ".gpu" / "device"  # whose training has the device
 # -v: what failed is written at once, and not at an end that a window may not have. pytest-benchmark, which a machine
 # like that may have, warns beside workers, and a warning is an error here.
 GPU_TESTS = ("tests/training/test_gpu.py", "-m", "gpu", "-v", "-p", "no:cacheprovider", "-p", "no:benchmark")
+PACKED_DATA = {"imdb": "imdb", "wikitext": "wikitext-2"}  # the folders of a pack, by task
 VOCABULARY = ("*.json", "*.txt", "*.model")  # of a model's folder; weights are left out
 # The packages of an image for machine learning; --have names those of another. They include what PyTorch brings.
 HAVE = (
@@ -54,9 +60,20 @@ def main() -> None:
     running.add_argument("--lanes", type=int, default=2, help="sweeps that share the protocols (%(default)s)")
     running.add_argument("--tests", type=int, default=0, help="run the GPU tests first, so many at once (none)")
     running.add_argument("--runs", type=Path, default=Path("runs/gpu"), help="the folder for the runs (%(default)s)")
+    sweeping = commands.add_parser("lane", help="run a protocol with the pack's data, as `run` does in each lane")
+    sweeping.add_argument("protocol")
+    sweeping.add_argument("--scale", default="one_gpu", help="of the protocol (%(default)s)")
+    sweeping.add_argument("--runs", type=Path, default=Path("runs/gpu"), help="the folder for the runs (%(default)s)")
+    sweeping.add_argument("--only", nargs="*", default=[], help="as of study sweep, and so are those that follow")
+    sweeping.add_argument("--repeat", type=int, default=1)
+    sweeping.add_argument("--minutes", type=float)
+    sweeping.add_argument("--nvme-dir", type=Path)
+    sweeping.add_argument("--lane", type=int, nargs=2, default=[1, 1])
     options = parser.parse_args()
     if options.command == "pack":
         pack(options)
+    elif options.command == "lane":
+        sweep(options)
     else:
         sys.exit(run(options))
 
@@ -138,9 +155,10 @@ def run(options: argparse.Namespace) -> int:
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(operators))
     if (options.pack / KEPT).exists() and not COMPILED.exists():
         shutil.unpack_archive(options.pack / KEPT, COMPILED)
-    complete = call(["study.cli", "doctor", "--fix"], ends) is not None  # arms that need what fails are unavailable
+    # Arms that need what fails are unavailable.
+    complete = call(["-m", "study.cli", "doctor", "--fix"], ends) is not None
     if options.tests:
-        complete = call(["pytest", *GPU_TESTS, "-n", str(options.tests)], ends) == 0 and complete
+        complete = call(["-m", "pytest", *GPU_TESTS, "-n", str(options.tests)], ends) == 0 and complete
     with ThreadPoolExecutor(options.lanes) as pool:
         lanes = pool.map(lambda number: lane(options, number, ends), range(1, options.lanes + 1))
         complete = all([*lanes, complete])
@@ -155,13 +173,46 @@ def lane(options: argparse.Namespace, number: int, ends: float) -> bool:
     """Sweep this lane's cells of all protocols. Return whether none is left."""
     complete = True
     for name in options.protocols:
-        words = ["sweep", name, "--scale", options.scale, "--runs", str(options.runs.resolve() / Path(name).stem)]
-        words += ["--pack", str(options.pack.resolve()), "--nvme-dir", str(ROOT / ".gpu" / f"nvme-{number}")]
+        words = [__file__, "--pack", str(options.pack.resolve()), "lane", name, "--scale", options.scale]
+        words += ["--runs", str(options.runs.resolve() / Path(name).stem)]
+        words += ["--nvme-dir", str(ROOT / ".gpu" / f"nvme-{number}"), "--lane", str(number), str(options.lanes)]
         left_s = max(0.0, ends - time.monotonic())
-        words += ["--lane", str(number), str(options.lanes), "--minutes", f"{left_s / 60:.2f}"]
-        code = call(["study.cli", *words], ends + LAST_S / 2, STUDY_DEVICE_LOCK=str(LOCK))
+        words += ["--minutes", f"{left_s / 60:.2f}"]
+        code = call(words, ends + LAST_S / 2, STUDY_DEVICE_LOCK=str(LOCK))
         complete = code not in (3, None) and complete
     return complete
+
+
+def sweep(options: argparse.Namespace) -> None:
+    """Run the cells of a protocol, with the pack's data. The wheels of the pack are installed."""
+    from study.cli import experiments
+    from study.core.errors import exit_on_stop
+    from study.core.machine import put_programs_on_path
+    from study.sweeps import protocol
+    from study.sweeps.sweep import chosen, plan
+
+    put_programs_on_path()
+    with exit_on_stop():
+        cells = chosen(protocol.cells(protocol.read(options.protocol), options.scale), tuple(options.only))
+        # Relative to the folder in which launches run, so that a cell has the same name on another machine.
+        folder = Path(os.path.relpath(options.pack, ROOT))
+        lane = tuple(options.lane)
+        turns = plan([packed(cell, folder) for cell in cells], options.repeat, lane)
+        experiments.run(turns, options.runs, 3600, options.minutes, options.nvme_dir, lane)
+
+
+def packed(cell: "Cell", folder: Path) -> "Cell":
+    """Return a cell with data and vocabulary from a pack, if it asks for the hub's."""
+    from study.core.files import safe_join
+    from study.core.shapes import SHAPES
+
+    if cell.settings.get("data") != "hub":
+        return cell
+    model = str(cell.value("model"))
+    data = safe_join(folder, "data", PACKED_DATA[cell.value("task")])
+    # A shape of ours has the vocabulary of the model on the hub whose shape it is.
+    tokenizer = safe_join(folder, "models", Path(SHAPES.get(model, {}).get("hub") or model).name)
+    return replace(cell, settings=cell.settings | {"data": str(data), "tokenizer": str(tokenizer)})
 
 
 def install(folder: Path) -> str:
@@ -185,11 +236,11 @@ def install(folder: Path) -> str:
 
 
 def call(words: list[str], ends: float, **more: str) -> int | None:
-    """Run a module of Python with the pack before the machine's packages. None if its time was up."""
+    """Run Python with these words, and the pack before the machine's packages. None if its time was up."""
     path = os.pathsep.join([str(ROOT), str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {"HF_HUB_OFFLINE": "1", "TRITON_CACHE_DIR": str(COMPILED / "triton")} | os.environ
     say(f"--- {' '.join(words)}")
-    child = subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT, env=env | more | {"PYTHONPATH": path})
+    child = subprocess.Popen([sys.executable, *words], cwd=ROOT, env=env | more | {"PYTHONPATH": path})
     try:
         return child.wait(max(1.0, ends - time.monotonic()))
     except subprocess.TimeoutExpired:

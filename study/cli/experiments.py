@@ -1,16 +1,14 @@
 """`study sweep`: runs experiments, and shows how far it is."""
 
-import os
 import shutil
 import signal
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 import tyro
 
-from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.gpus import num_gpus
 from study.core.text import number_of, say, show
@@ -37,7 +35,6 @@ def sweep(
     timeout_s: float = 3600,
     minutes: float | None = None,
     nvme_dir: Path | None = None,
-    pack: Path | None = None,
     lane: tuple[int, int] = (1, 1),
     dry_run: bool = False,
 ) -> list[dict] | None:
@@ -57,7 +54,6 @@ def sweep(
         timeout_s: End a run that has written nothing, and so no step, for so many seconds. Loading is silent as well.
         minutes: Start only cells that are expected to end within so many minutes from now. Default: no limit.
         nvme_dir: The folder for arms that offload to disk.
-        pack: A folder that `examples/gpu_windows.py pack` wrote. Data and vocabularies come from it instead of the hub.
         lane: Run every n-th cell only, as one of n sweeps over the same --runs: 1 2 and 2 2. Where the variable
             STUDY_DEVICE_LOCK names a file for both, one trains while the other starts Python and waits.
         dry_run: List the cells and whether this machine can run them. Run nothing.
@@ -67,16 +63,22 @@ def sweep(
             raise Stop(f"--{flag} must be above 0 and at most {most} (got {value})", "correct the value")
     # --- which cells, and in which order
     cells = sweeping.chosen(protocol.cells(protocol.read(name), scale), only)
-    if pack is not None:
-        if not (pack / "pack.json").exists():
-            raise Stop(f"--pack {pack} holds no pack.json", "give the folder that gpu_windows.py wrote")
-        # Relative to the folder in which launches run, so that a cell has the same name on another machine.
-        cells = [cell.from_pack(Path(os.path.relpath(pack, ROOT))) for cell in cells]
     turns = sweeping.plan(cells, repeat, lane)
     # --- say what would be run: that needs neither a GPU nor the packages of the trainer
     if dry_run:
         return _show_plan(cells)
-    # --- run them
+    run(turns, runs, timeout_s, minutes, nvme_dir, lane)
+
+
+def run(
+    turns: list[Cell],
+    runs: Path,
+    timeout_s: float,
+    minutes: float | None,
+    nvme_dir: Path | None,
+    lane: tuple[int, int],
+) -> NoReturn:
+    """Run cells one after the other, say how each ended, and exit with the code that `sweep` explains."""
     if stop := launches.lacking():
         raise stop
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT too: in the background it starts ignored

@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -20,9 +20,8 @@ from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationErr
 
 from study.core import arms
 from study.core.errors import Stop, nearest
-from study.core.files import load, safe_join, sentence
+from study.core.files import load, sentence
 from study.core.settings import Repair, Settings, build
-from study.core.shapes import SHAPES
 from study.records import sections, store
 from study.records.schema import Record
 
@@ -33,7 +32,6 @@ SETTINGS = tuple(field.name for field in fields(Settings))
 PART_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,59}$"  # the names of run folders begin with it
 MAX_BYTES = 2**20  # of a protocol's file: ours have 16 kB
 MAX_CELLS = 10_000  # of a part; each is a launch of at least 10 s
-PACKED_DATA = {"imdb": "imdb", "wikitext": "wikitext-2"}  # the folders of a pack, by task
 EXAMPLE = "correct the file: smoke.toml is an example"
 
 
@@ -110,16 +108,6 @@ class Cell:
         """Return a record, in case the trainer leaves none."""
         requested = sections.Requested(**self.settings, arm=self.arm)
         return store.new(folder.name, []).model_copy(update={"requested": requested, "cell": self.declared})
-
-    def from_pack(self, pack: Path) -> "Cell":
-        """Return the cell with data and vocabulary from a pack of gpu_windows.py, if it asks for the hub's."""
-        if self.settings.get("data") != "hub":
-            return self
-        model = str(self.value("model"))
-        data = safe_join(pack, "data", PACKED_DATA[self.value("task")])
-        # A shape of ours has the vocabulary of the model on the hub whose shape it is.
-        tokenizer = safe_join(pack, "models", Path(SHAPES.get(model, {}).get("hub") or model).name)
-        return replace(self, settings=self.settings | {"data": str(data), "tokenizer": str(tokenizer)})
 
     @property
     def offload(self) -> str:

@@ -14,7 +14,7 @@ import pytest
 from study.core import machine
 from study.core.errors import Stop
 from study.records import store
-from study.sweeps import sweep
+from study.sweeps import protocol, sweep
 from study.sweeps.sweep import expected_s
 from tests.conftest import ROOT
 from tests.sweeps.test_sweep import PART, Listener, impatient, launching, statuses, swept, turns  # noqa: F401
@@ -95,6 +95,16 @@ def window(monkeypatch, tmp_path):
     return script
 
 
+@pytest.mark.parametrize("name", ["guelph", "as_printed"])
+def test_one_gpu_needs_no_pack_and_takes_one(name, window):
+    """With a network the data comes from the hub; without one, from what was packed, and nothing else changes."""
+    folders = {"data": "gpu-pack/data/imdb", "tokenizer": "gpu-pack/models/bert-large-uncased"}
+    cells = protocol.cells(protocol.read(name), "one_gpu")
+    packed = [cell.settings | folders if cell.settings.get("data") == "hub" else cell.settings for cell in cells]
+    assert [window.packed(cell, Path("gpu-pack")).settings for cell in cells] == packed
+    assert packed != [cell.settings for cell in cells]
+
+
 @pytest.mark.slow
 def test_two_cells_of_a_window_have_the_device_one_after_the_other(window, tmp_path, capfd):
     lines = [f"{name} = {json.dumps(value)}" for name, value in PART.items() if value != {}]
@@ -118,7 +128,7 @@ def test_the_tests_come_first_and_share_the_device_and_what_compiles_is_kept(win
     called = []
 
     def call(words, ends, **more):
-        called.append((words[0], more))
+        called.append((Path(words[0]).name, words[1], more))
         folder = Path(os.environ["TORCH_EXTENSIONS_DIR"])
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "cpu_adam.so").write_text("compiled")
@@ -131,7 +141,8 @@ def test_the_tests_come_first_and_share_the_device_and_what_compiles_is_kept(win
         window.main()
     assert end.value.code == 0
     shared = {"STUDY_DEVICE_LOCK": str(window.LOCK)}
-    assert called == [("study.cli", {}), ("pytest", {}), ("study.cli", shared), ("study.cli", shared)]
+    lane = ("gpu_windows.py", "--pack", shared)
+    assert called == [("-m", "study.cli", {}), ("-m", "pytest", {}), lane, lane]
     with tarfile.open(tmp_path / "pack/compiled.tar.gz") as archive:
         assert any(name.endswith("cpu_adam.so") for name in archive.getnames())
     # --- on a machine that begins empty

@@ -57,16 +57,6 @@ def test_a_folder_of_one_machine_too_many_cells_and_what_is_no_text_are_refused(
         cells_of(tmp_path, text)
 
 
-@pytest.mark.parametrize("name", ["guelph", "as_printed"])
-def test_one_gpu_needs_no_pack_and_takes_one(name):
-    """With a network the data comes from the hub; without one, from what was packed, and nothing else changes."""
-    folders = {"data": "gpu-pack/data/imdb", "tokenizer": "gpu-pack/models/bert-large-uncased"}
-    cells = protocol.cells(protocol.read(name), "one_gpu")
-    packed = [cell.settings | folders if cell.settings.get("data") == "hub" else cell.settings for cell in cells]
-    assert [cell.from_pack(Path("gpu-pack")).settings for cell in cells] == packed
-    assert packed != [cell.settings for cell in cells]
-
-
 @pytest.mark.parametrize("name", ["as_printed", "guelph", "offload", "smoke"])
 def test_what_was_run_keeps_its_cells_name(name):
     """The committed records of two cores are found again. Of `single` only: other arms' files have changed since."""
