@@ -1,8 +1,8 @@
-"""Predicts the bytes that a rank holds and moves, and its operations in a step."""
+"""Predicts the bytes that a rank holds and moves in a step."""
 
 import functools
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from study.predict.engines import engine_of
 from study.predict.engines.base import Engine, Instant
@@ -17,7 +17,7 @@ PUBLISHED_BYTES = 2  # of an element in published files
 
 @dataclass(frozen=True)
 class Estimate:
-    """Memory by component, traffic and operations of the first rank in one optimizer step. Sizes are in bytes."""
+    """Memory by component and traffic of the first rank in one optimizer step. Sizes are in bytes."""
 
     parameters: int
     at_peak: dict[str, int]
@@ -65,14 +65,6 @@ def _summed(states: dict[str, int], now: dict) -> dict[str, int]:
     for role, size in [*states.items(), *now.items()]:
         sizes[role.removeprefix("host_")] += int(size)
     return {role: size for role, size in sizes.items() if size}
-
-
-def operations(training: Training) -> int:
-    """The operations of a rank's matrix products in a step, including those that checkpointing repeats."""
-    # Ranks that share rows or layers share the operations, too.
-    placement = training.placement
-    whole = replace(training, placement=replace(placement, sequence_ranks=1, tensor_ranks=1))
-    return whole.traced.flops * training.batch.passes // (placement.sequence_ranks * placement.tensor_ranks)
 
 
 def loading_bytes(model: Transformer, ranks: int, weight_bytes: int) -> float:

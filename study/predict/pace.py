@@ -64,7 +64,7 @@ def class_of(kind: str, gpu: str) -> str:
     return name
 
 
-def peak_flops_per_s(gpu: str, whole: bool, tf32: bool = True) -> float:
-    """The datasheet's speed of products, or a higher one that was measured. `whole`: in fp32, or TF32."""
+def peak_flops_per_s(gpu: str, whole: bool) -> float:
+    """The datasheet's speed of products, or a higher one that was measured. `whole`: in TF32, or fp32."""
     reached = pace().products[class_of("products", gpu)]
-    return GPUS[gpu].flops_per_s(whole, tf32) * max(1.0, reached)
+    return GPUS[gpu].flops_per_s(whole) * max(1.0, reached)

@@ -10,9 +10,8 @@ from study.core.gpus import GPUS, LINKS
 from study.predict import papers
 from study.predict.engines import engine_of
 from study.predict.engines.base import Engine
-from study.predict.estimate import operations
 from study.predict.exchanges import exchanged_layers, exchanged_rows
-from study.predict.pace import Pace, class_of, pace, peak_flops_per_s
+from study.predict.pace import Pace, class_of, pace
 from study.predict.trace.tape import Work
 from study.predict.trace.transformer import Transformer
 from study.predict.training import QUANTIZED_BYTES, Training
@@ -122,7 +121,6 @@ class StepTime:
     seconds: float
     low_s: float  # of an interval that holds 80 % of unknown sources
     high_s: float
-    peak_s: float  # no step is faster: its operations at the datasheet's peak, or at a higher one that was measured
     parts: dict[str, float]  # busy seconds by resource; they overlap
     limit: str  # the resource that is busy for the longest time
     phases: tuple[Phase, ...]
@@ -163,8 +161,7 @@ def step_time(training: Training, machine: Hardware, of: Pace | None = None) -> 
     factor = of.interval[kind_of_interval(limit)]
     if kind_of_interval(limit) == "gpu":
         factor *= of.width[class_of("products", machine.gpu)]
-    peak_s = _peak_s(training, machine)
-    return StepTime(seconds, max(peak_s, seconds / factor), seconds * factor, peak_s, parts, limit, tuple(phases))
+    return StepTime(seconds, seconds / factor, seconds * factor, parts, limit, tuple(phases))
 
 
 def kind_of_interval(limit: str) -> str:
@@ -172,16 +169,6 @@ def kind_of_interval(limit: str) -> str:
     if limit in ("compute", "update"):
         return "gpu"
     return "links" if limit == "link" else "host"
-
-
-def _peak_s(training: Training, machine: Hardware) -> float:
-    # Without what a causal mask hides: half of the scores.
-    hidden = 0.5 * training.batch.passes if training.model.look.kind == "decoder" else 0.0
-    needed = operations(training) - hidden * sum(of_pass.attention_flops for of_pass in work(training).values())
-    faster = 2 if machine.products_8_bits else 1
-    # Products of quantized weights are in 16 bits.
-    is_whole = training.recipe.product_bytes == 4 and not training.quantized
-    return needed / faster / peak_flops_per_s(machine.gpu, is_whole, machine.tf32)
 
 
 def gpu_s(engine: Engine, machine: Hardware, phase: str, of: Pace) -> dict[str, float]:

@@ -23,9 +23,9 @@ from study.core.optimizers import refusal
 from study.core.text import size
 from study.ledger import texts
 from study.predict.architecture import named
-from study.predict.estimate import estimate, operations
+from study.predict.estimate import estimate
 from study.predict.front import BUCKET_ELEMENTS, PlaceFlags, TrainingFlags
-from study.predict.step_time import peak_flops_per_s
+from study.predict.pace import peak_flops_per_s
 from study.report import calculator
 from study.report import site as report
 from study.report.topics import memory
@@ -194,13 +194,14 @@ def answer(model, arm, gpu, gpus, precision, rows, passes, tokens, recomputes, o
     whole = estimate(ours)
     left = dict.fromkeys(itertools.chain(*memory.PARTS.values()), 0) | whole.at_peak
     left["activations"] += left.pop("temporaries")  # the page shows them as one
+    flops = ours.traced.flops * ours.batch.passes
     return {
         "parts": [sum(left.get(role, 0) for role in roles) for roles in memory.PARTS.values()],
         "peakBytes": whole.peak_bytes,
         "hostBytes": whole.host_bytes,
         "diskBytes": whole.nvme_bytes["held"],
         "traffic": whole.traffic,
-        "leastS": pytest.approx(operations(ours) / peak_flops_per_s(gpu, precision == "fp32"), rel=1e-9),
+        "leastS": pytest.approx(flops / peak_flops_per_s(gpu, precision == "fp32"), rel=1e-9),
     }
 
 
