@@ -139,6 +139,14 @@ def test_how_ranks_divide_quantized_layers_is_not_predicted():
         training_of(model, ranks=8, fsdp=Fsdp(), tensor_ranks=2, quantized="nf4")
 
 
+def test_what_pytorchs_linear_layers_keep_under_stage_3_is_not_predicted():
+    """A single rank gathers nothing."""
+    zero = {"stage": 3, "memory_efficient_linear": False}
+    with pytest.raises(Stop, match="linear layers keep"):
+        of_zero("bert-tiny", zero, ranks=2)
+    assert of_zero("bert-tiny", zero, ranks=1).peak_bytes == of_zero("bert-tiny", {"stage": 3}, ranks=1).peak_bytes
+
+
 @pytest.mark.parametrize(("zero", "times"), [({"stage": 0}, 2), (None, 1)])
 def test_the_step_holds_all_gradients_in_fp32_twice_with_deepspeed_only(zero, times):
     """DeepSpeed's optimizer of 16-bit weights without sharding."""

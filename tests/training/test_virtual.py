@@ -10,7 +10,7 @@ from study.records import metrics
 from study.records.schema import Record
 from study.records.sections import Collective, RankComponents
 from study.report.of_record import predicted
-from tests.conftest import DECODERS_ALONE, ROOT, TRAINED, launch, ranks_of
+from tests.conftest import DECODERS_ALONE, TRAINED, launch, ranks_of
 
 FLAGS = ("--steps", "3", "--warmup-steps", "1", "--eval-rows", "8")
 SHORT = ("--task", "wikitext", "--model", "llama-micro", "--sequence", "32", "--steps", "8", "--eval-rows", "8")
@@ -87,27 +87,6 @@ def assert_same_without_values(without: Record, with_memory: Record) -> None:
     assert sum(real_held.at_peak.values()) > 1e6
     sizes, real_sizes = ({kind: moved.bytes for kind, moved in kinds.items()} for kinds in (sent, real_sent))
     assert sizes == real_sizes
-
-
-@pytest.mark.slow
-def test_pytorchs_linear_layers_keep_what_stage_3_gathers(tmp_path, cache):
-    """DeepSpeed before 0.19.4 leaves them as they are where a model is built outside zero.Init.
-
-    Today `memory_efficient_linear` does so. The graph keeps views of weights that DeepSpeed has released.
-    """
-    config = json.loads((ROOT / "accelerate_configs/deepspeed/zero3.json").read_text())
-    again = {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0}
-    config["zero_optimization"] |= again | {"memory_efficient_linear": False}
-    (tmp_path / "zero3.json").write_text(json.dumps(config))
-    text = (ROOT / "accelerate_configs/zero3.yaml").read_text()
-    arm = tmp_path / "zero3.yaml"
-    arm.write_text(text.replace("accelerate_configs/deepspeed/zero3.json", str(tmp_path / "zero3.json")))
-    flags = ("--task", "synthetic", "--model", "llama3.2-1b", "--precision", "bf16_cast")
-    shape = ("--micro-batch", "1", "--sequence", "128")
-    run = launch(arm, tmp_path / "run", *FLAGS, *WITHOUT, *flags, *shape, cache=cache)
-    assert run.code == 0, run.output
-    peak_bytes = of_rank_0(run.record)[0].tracked_peak_bytes
-    assert predicted(run.record).peak_bytes == pytest.approx(peak_bytes, rel=1e-6)
 
 
 @pytest.mark.parametrize(("arm", "init"), [("single", None), ("zero3_nvme", "none"), ("zero1_tp", "none")])

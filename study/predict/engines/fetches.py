@@ -37,10 +37,8 @@ class Fetches(NamedTuple):
     turn: Visit  # of the last module of the forward pass
     backward: dict[str, Visit]
     fetched: int  # gathered in both passes, without those that always stay whole
-    released_names: frozenset[str]  # the tensors that the forward pass has released
-    buffers: tuple[
-        tuple[object, int], ...
-    ]  # of both passes in order: what is made, with its elements, or freed, with 0
+    # Of both passes in order: what is made, with its elements, or freed, with 0.
+    buffers: tuple[tuple[object, int], ...]
 
 
 class Limits(NamedTuple):
@@ -64,10 +62,9 @@ def fetches(model: Transformer, tensors: tuple[Tensor, ...], limits: Limits) -> 
     # are alike: these are followed here.
     coordinator = Coordinator(tensors, [*forward, *backward], limits)
     visits = [*map(coordinator.visit, range(len(forward)))]
-    released = frozenset(coordinator.released_once)
     back = [*map(coordinator.visit, range(len(forward), len(coordinator.order)))]
     names = _by_name(forward, visits), visits[-1], _by_name(backward, back)
-    return Fetches(*names, coordinator.fetched, released, tuple(coordinator.buffers))
+    return Fetches(*names, coordinator.fetched, tuple(coordinator.buffers))
 
 
 def _by_name(modules: list[list[str]], visits: list[Visit]) -> dict[str, Visit]:

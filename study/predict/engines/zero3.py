@@ -5,12 +5,12 @@ follows.
 """
 
 import functools
-from collections import Counter
 from collections.abc import Iterator
 from math import ceil
 
+from study.core.errors import Stop
 from study.predict.engines.base import elements_of
-from study.predict.engines.fetches import Fetches, Limits, Visit, Whole, fetches, leaf_modules, reads_out_by_embeddings
+from study.predict.engines.fetches import Fetches, Limits, Visit, Whole, fetches, leaf_modules
 from study.predict.engines.zero import NORM_BYTES, Bucket, Zero, pinned_beyond_bytes
 from study.predict.trace.tape import Held, Profile, Tensor
 from study.predict.training import Training
@@ -159,6 +159,9 @@ class Stage3(Zero):
         return reduced | {"all_gather": gathered * self.weight_bytes}
 
     def in_pass(self, profile: Profile) -> Iterator[dict]:
+        if self.gathers and not self.placement.has_own_linear:
+            what = "what PyTorch's linear layers keep of gathered weights under stage 3 is not predicted"
+            raise Stop(what, "leave memory_efficient_linear on, as it is by default", "unavailable")
         return Scattering(self).instants(profile)
 
     def in_update(self) -> Iterator[dict]:
@@ -181,9 +184,6 @@ class Scattering(Bucket):
         super().__init__(engine)
         self.engine = engine
         self.stay = {tensor.name for tensor in engine.persistent}
-        self.in_graph = Counter[str]()  # bytes of weights, by the tensor whose gradient comes when they go
-        if engine.gathers and not engine.placement.has_own_linear:
-            self.keep_views()
         turn = engine.fetches.turn
         self.released_elements = turn.released_elements
         # By default 1e9 elements may live, and weights that are used again within 1e9 elements are not released. So in
@@ -193,25 +193,6 @@ class Scattering(Bucket):
         self.gathers_again = engine.gathers and not self.all_stay
         self.alive_bytes = 0  # of gathered weights
         self.flat_bytes = 0  # of the buffers from which they were made
-
-    def keep_views(self) -> None:
-        """Count the released weights, also frozen ones, that PyTorch's linear layers keep in the graph as views."""
-        training = self.engine.training
-        released = self.engine.fetches.released_names
-        trained = ""
-        # Frozen weights have no gradient of their own. The backward pass runs from the last tensor to the first, so the
-        # next gradient after a frozen tensor is that of the trained tensor before it.
-        for tensor in training.tensors:
-            if tensor.trains:
-                trained = tensor.name
-            is_linear = len(tensor.shape) == 2 and tensor.block != "embeddings" and not tensor.packed
-            if is_linear and tensor.name in released and not training.computes_again(tensor.block):
-                self.in_graph[trained] += tensor.elements * self.w
-        # Conv1D gives addmm the parameter itself, and no transposed view of it (transformers, pytorch_utils.py).
-        if training.model.family == "gpt2":  # whose Conv1D keeps none
-            self.in_graph.clear()
-        if reads_out_by_embeddings(training.model) and training.tensors[0].name in released:
-            self.in_graph[self.engine.tensors[-1].name] += training.tensors[0].elements * self.w
 
     def instants(self, profile: Profile) -> Iterator[dict]:
         if self.engine.ranks > 1:
@@ -266,7 +247,7 @@ class Scattering(Bucket):
 
     def instant(self, activations: Held, extra: int) -> dict:
         states = {"gathered_weights": self.alive_bytes, "gradients": self.large * self.w}
-        now = activations.beside(states, extra + self.flat_bytes + self.in_graph.total())
+        now = activations.beside(states, extra + self.flat_bytes)
         return now | self.engine.second_copy(self.released_elements)
 
     def reduce(self, complete: Held, next_elements: int) -> dict:
@@ -293,7 +274,6 @@ class Scattering(Bucket):
 
     def take(self, tensor: Tensor) -> None:
         super().take(tensor)
-        del self.in_graph[tensor.name]
         # The backward hook of the embeddings comes after the last reduce.
         if self.all_stay and tensor.name not in self.stay and tensor.block != "embeddings":
             self.alive_bytes = max(self.alive_bytes - tensor.elements * self.w, self.engine.stay_bytes)
