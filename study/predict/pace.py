@@ -4,6 +4,7 @@ import functools
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from study.core.gpus import GPUS
 
@@ -12,7 +13,7 @@ FILE = Path(__file__).with_name("pace.toml")
 
 @dataclass(frozen=True)
 class Pace:
-    """The constants. `pace.toml` has the unit, the origin and the interval of each."""
+    """The constants. `pace.toml` has the unit, the origin and the interval of each, under the same names."""
 
     products: dict[str, float]  # by class of GPU: the share of its peak that large products reach
     attention: dict[str, float]  # by class of GPU: the same of fused attention
@@ -41,17 +42,12 @@ def constants() -> dict:
 @functools.cache
 def pace() -> Pace:
     """The fitted constants."""
-    values = {kind: {name: each["value"] for name, each in entries.items()} for kind, entries in constants().items()}
+    values: dict[str, Any] = {}
+    for kind, entries in constants().items():
+        values[kind] = {name: each["value"] for name, each in entries.items()}
     width = {name: each.get("width", 1.0) for name, each in constants()["products"].items()}
-    return Pace(
-        products=values["products"],
-        attention=values["attention"],
-        launch=values["launch"],
-        python=values["python"],
-        interval=values["interval"],
-        width=width,
-        **values["constant"],
-    )
+    alone = values.pop("constant")
+    return Pace(width=width, **values, **alone)
 
 
 @functools.cache

@@ -28,7 +28,7 @@ EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")  # their numb
 SEPARATE = ("foreach", "single_tensor")  # AdamWs of several kernels: they move 21 elements where the fused one moves 7
 # Kernels and Python before a product with quantized weights, forward and backward, in kernels: counted with
 # bitsandbytes 0.50 on two CPU cores (benchmarks/host_hooks.py); int8 in release 0.43.3.
-QUANTIZED_KERNELS = {None: (0, 0), "nf4": (7, 4), "fp4": (7, 4), "nf4_double": (9, 6), "int8": (25, 10)}
+QUANTIZED_KERNELS = {None: (0, 0), "nf4": (7, 4), "nf4_double": (9, 6), "int8": (25, 10)}
 
 
 class Links(NamedTuple):

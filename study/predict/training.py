@@ -28,11 +28,10 @@ class Batch:
 # The loss: from all logits at once, as in the trainer; by a kernel that overwrites them; or in pieces, as in Liger.
 Loss = Literal["whole", "in_place", "chunked"]
 Frozen = Literal["as_weights", "bf16", "bf16_without_autocast", "bf16_except_norms"]
-Quantized = Literal["nf4", "nf4_double", "fp4", "int8"]
+Quantized = Literal["nf4", "nf4_double", "int8"]
 # Bytes of a quantized element, and of its scales: bitsandbytes has one of 4 bytes for 64 elements, and can quantize
 # these to a byte, with one of 4 bytes for 256 of them (QLoRA, arXiv 2305.14314, section 3). Scales of rows are few.
-FOUR_BITS = (0.5, 4 / 64)
-PACKED = {None: (0, 0), "nf4": FOUR_BITS, "nf4_double": (0.5, 1 / 64 + 4 / 64 / 256), "fp4": FOUR_BITS, "int8": (1, 0)}
+PACKED = {None: (0, 0), "nf4": (0.5, 4 / 64), "nf4_double": (0.5, 1 / 64 + 4 / 64 / 256), "int8": (1, 0)}
 QUANTIZED_BYTES = {kind: sum(both) for kind, both in PACKED.items()}
 
 
