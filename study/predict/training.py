@@ -97,9 +97,7 @@ class Training:
 
     def computes_again(self, block: str) -> bool:
         """Whether the backward pass runs a block again."""
-        every = self.batch.recomputation.value
-        kind, _, place = block.partition(".")
-        return bool(every) and kind == "layer" and int(place) % every == 0
+        return self.batch.recomputation is not Recomputation.NONE and block.startswith("layer.")
 
     @property
     def trace_options(self) -> TraceOptions:

@@ -6,14 +6,11 @@ from typing import NamedTuple
 
 
 class Recomputation(Enum):
-    """Which layers the backward pass computes again. A number n: the first of every n layers."""
+    """What the backward pass computes again: of each layer nothing, all, or a part."""
 
     NONE = False
     ALL = True
-    EVERY_SECOND = 2
-    EVERY_FOURTH = 4
-    EVERY_EIGHTH = 8
-    SELECTIVE = -1  # torchtitan's: of each layer all but attention and every second product
+    SELECTIVE = -1  # torchtitan's: all but attention and every second product
 
 
 class TraceOptions(NamedTuple):

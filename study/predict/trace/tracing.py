@@ -122,22 +122,18 @@ def _selective(place: Callable) -> tuple[AbstractContextManager, AbstractContext
     return first, both()
 
 
-def _compute_again(model: PreTrainedModel, every: int, place: Callable) -> None:
-    """Let the backward pass compute every n-th layer again. The others become another kind of layer."""
+def _compute_again(model: PreTrainedModel, checkpointing: int, place: Callable) -> None:
+    """Let the backward pass compute layers again. `checkpointing` is the value of a Recomputation."""
     if not model.supports_gradient_checkpointing:
         what = f"transformers has no activation checkpointing for {model.config.model_type}"
         raise Stop(what, "leave --checkpointing out")
 
     # backward() puts function modes aside, so layers that run again enter theirs themselves
     def contexts() -> tuple[AbstractContextManager, AbstractContextManager]:
-        return _selective(place) if every == Recomputation.SELECTIVE.value else (nullcontext(), place())
+        return _selective(place) if checkpointing == Recomputation.SELECTIVE.value else (nullcontext(), place())
 
     with _quiet():  # non-reentrant, as in the trainer
         model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": contexts})
-    for name, layer in model.named_modules():
-        number = name.rpartition(".")[2]
-        if number.isdigit() and int(number) % every:
-            setattr(layer, "gradient_checkpointing", False)  # noqa: B010
 
 
 def _loss(config, model: PreTrainedModel, batch: dict, options: TraceOptions) -> torch.Tensor:
