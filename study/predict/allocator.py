@@ -249,7 +249,7 @@ def _of_tensors(engine: Engine, standing: list[int], pieces: Sequence[Tensor]) -
         update += [recipe.moment_bytes * piece.elements for piece in pieces]
     both = [moments_bytes(training.optimizer, [piece], recipe.moment_bytes) // 2 for piece in pieces]
     moments = [size for size in both for _ in range(2)]
-    return Blocks(standing, moments, [*training.kept_outputs], update)
+    return Blocks(standing, moments, [], update)
 
 
 def _of_stages_1_and_2(engine: Stages1And2, standing: list[int], moments: list[int]) -> Blocks:
@@ -289,7 +289,7 @@ def _of_units(engine: FullySharded, standing: list[int]) -> Blocks:
     if not engine.fsdp.offloads:
         streams += [unit.part * engine.recipe.gradient_bytes for unit in engine.units]
     blocks = _of_tensors(engine, standing, pieces)
-    return blocks._replace(in_pass=in_pass + blocks.in_pass, in_other_streams=streams)
+    return blocks._replace(in_pass=in_pass, in_other_streams=streams)
 
 
 def replay(engine: Engine, blocks: Blocks, allocator: Allocator) -> None:

@@ -1,7 +1,6 @@
 """A training as four values: a model, a recipe, a batch, and a placement. Every prediction depends on them alone."""
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Literal
@@ -148,11 +147,6 @@ class Training:
             return seen
         gradients = (each._replace(tensor=part(each.tensor, ranks)) for each in seen.gradients)
         return replace(seen, gradients=tuple(gradients))
-
-    @property
-    def kept_outputs(self) -> Sequence[int]:
-        """Bytes of what the model returns, if the loop keeps it until the next pass."""
-        return ()
 
     # --- the tensors of a rank
 

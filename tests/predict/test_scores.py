@@ -37,7 +37,7 @@ def test_stored_predictions_are_those_of_the_code():
             training = reading.training
             about = vars(training.batch) | vars(training.placement) | vars(training) | vars(reading.machine)
             kinds |= {name: row for name in usual if about[name] != usual[name]}
-    assert {"fsdp", "quantized", "keeps_cache", "recomputation", "loss"} <= kinds.keys()
+    assert {"fsdp", "quantized", "keeps_logits", "recomputation", "loss"} <= kinds.keys()
     for row in {row.key: row for row in kinds.values()}.values():
         for quantity, predicted in of_row(row).items():
             for name, value in vars(predicted).items():

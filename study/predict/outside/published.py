@@ -67,7 +67,6 @@ class Row(Facts, frozen=True):
     quantized: Quantized | None = None
     frozen: Frozen = "as_weights"
     keeps_logits: bool = False
-    keeps_cache: bool = False
     fused_kernels: bool = False  # of norms, activation functions and rotations
     torch_major: int = 2
     gpu_name: Text = None  # a name in GPUS
