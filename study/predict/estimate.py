@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from study.predict.engines import engine_of
 from study.predict.engines.base import Engine, Instant
-from study.predict.exchanges import exchanged_layers, exchanged_rows
+from study.predict.exchanges import exchanged_rows
 from study.predict.trace.tape import Profile
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Training
@@ -45,7 +45,7 @@ def estimate(training: Training) -> Estimate:
         peak_when=peak_when,
         host_bytes=host_bytes,
         nvme_bytes=dict.fromkeys(("held", "read_per_step", "written_per_step"), engine.swapped_bytes),
-        traffic=dict(Counter(engine.traffic) + exchanged_rows(training) + exchanged_layers(training)),
+        traffic=dict(Counter(engine.traffic) + exchanged_rows(training)),
     )
 
 

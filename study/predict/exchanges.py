@@ -1,13 +1,13 @@
-"""What ranks send to each other in a pass because they share rows, or divide layers among themselves."""
+"""What ranks send to each other in a pass because they share rows: DeepSpeed Ulysses (0.19.8, ulysses_sp.py).
+
+Each rank has a part of the tokens. Before attention the ranks exchange queries, keys and values, so that each has all
+tokens of some heads; after attention they exchange back. The backward pass does the same with the gradients.
+"""
 
 from collections import Counter
 
 from study.core.errors import Stop
 from study.predict.training import Recomputation, Training
-
-# --- rows: DeepSpeed Ulysses (0.19.8, ulysses_sp.py). Each rank has a part of the tokens. Before attention the ranks
-# exchange queries, keys and values, so that each has all tokens of some heads; after attention they exchange back. The
-# backward pass does the same with the gradients.
 
 SHARED = ("num_attention_heads", "num_key_value_heads", "num_hidden_layers", "hidden_size")
 POSITION_BYTES = 8  # each layer gathers the positions of a row, which are int64
@@ -31,40 +31,8 @@ def exchanged_rows(training: Training) -> Counter[str]:
     # Four tensors travel. Queries and keys have the first type, the output and the values the second; in both pairs one
     # has the heads of the queries, and one those of the keys.
     layer = training.tokens * (config.get("head_dim") or width // queries) * (rotated + product_bytes) * heads
-    forward = forward_passes(training)
+    forward = 1 if training.batch.recomputation is Recomputation.NONE else 2  # passes
     # Integers have no gradient, so the backward pass gathers none, except where it runs a layer again.
     positions = training.batch.tokens * POSITION_BYTES * forward  # of one row: all rows have the same
     passes = training.batch.passes * layers
     return Counter(all_to_all=layer * (forward + 1) * passes, all_gather=positions * passes)
-
-
-def forward_passes(training: Training) -> int:
-    return 1 if training.batch.recomputation is Recomputation.NONE else 2
-
-
-# --- layers. Each of their linear layers needs an all-reduce, in the backward or in the forward pass.
-
-BY_COLUMNS = 5  # AutoTP sums for queries, keys and values by themselves, and for both matrices of the MLP
-# torch's plans for Llama gather the inputs of attention and of the MLP, so they sum twice, as Megatron-LM does
-# (torchtitan, models/llama3/infra/parallelize.py).
-BY_COLUMNS_OF_TORCH = 2
-BY_ROWS = 2
-
-
-def exchanged_layers(training: Training) -> Counter[str]:
-    """Bytes by collective that a rank moves in a step among the ranks that divide its layers, counted as in records."""
-    if training.placement.tensor_ranks == 1:
-        return Counter()
-    config, product_bytes = training.model.dimensions, training.recipe.product_bytes
-    by_columns = BY_COLUMNS_OF_TORCH if training.placement.fsdp else BY_COLUMNS
-    # A layer's outputs are summed in the type of the products; the gradients of its inputs in the type of the values
-    # between layers.
-    forward = BY_ROWS * product_bytes * forward_passes(training)
-    backward = by_columns * training.weight_bytes
-    tokens = training.batch.passes * training.tokens
-    elements = tokens * config["hidden_size"]
-    moved = Counter(all_reduce=elements * (forward + backward) * config["num_hidden_layers"])
-    if any(tensor.name == "lm_head.weight" for tensor in training.tensors):
-        moved["all_reduce"] += elements * training.weight_bytes
-        moved["all_gather"] = tokens * config["vocab_size"] * product_bytes
-    return moved

@@ -1,4 +1,4 @@
-"""Where a training runs: its ranks, and how they divide its states, layers and rows."""
+"""Where a training runs: its ranks, and how they divide its states and rows."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -26,7 +26,6 @@ class Placement:
     in_ddp: bool = False  # also a single rank, which has DDP's buckets all the same
     # Ranks in each of the groups that hold all states, as in FSDP's HYBRID_SHARD. None: all ranks are one group.
     group: int | None = None
-    tensor_ranks: int = 1  # ranks that divide each layer and read the same rows
     sequence_ranks: int = 1  # ranks that share rows, each with a part of the tokens
 
     @classmethod
@@ -34,6 +33,8 @@ class Placement:
         """How an arm places a training. An arm for one process has one rank."""
         if arm.for_cuda_alone:
             raise Stop(f"what {arm.for_cuda_alone} holds and sends is not predicted", "measure it", "unavailable")
+        if arm.tensor_ranks > 1:
+            raise Stop("tensor parallelism is not predicted", "measure it", "unavailable")
         if arm.distributed_type == "NO":
             ranks = 1
         sharing = arm.sharing_ranks(ranks)
@@ -47,7 +48,6 @@ class Placement:
             fsdp=fsdp,
             in_ddp=arm.distributed_type == "MULTI_GPU",
             group=sharing if arm.replicas > 1 else None,
-            tensor_ranks=arm.tensor_ranks,
             sequence_ranks=arm.sequence_ranks,
         )
 
@@ -80,8 +80,3 @@ class Placement:
     def sharing_ranks(self) -> int:
         """The ranks that hold all states together."""
         return self.group or self.ranks
-
-    @property
-    def state_ranks(self) -> int:
-        """The ranks among which a tensor's states are divided, after layers were divided."""
-        return self.sharing_ranks // self.tensor_ranks

@@ -10,7 +10,7 @@ from study.core.gpus import GPUS, LINKS
 from study.predict import papers
 from study.predict.engines import engine_of
 from study.predict.engines.base import Engine
-from study.predict.exchanges import exchanged_layers, exchanged_rows
+from study.predict.exchanges import exchanged_rows
 from study.predict.pace import Pace, class_of, pace
 from study.predict.trace.tape import Work
 from study.predict.trace.transformer import Transformer
@@ -245,11 +245,10 @@ def links_s(engine: Engine, machine: Hardware, of: Pace) -> dict[str, float]:
     """The seconds in which each phase of a step waits for what ranks send, or for the host's memory."""
     placement = engine.placement
     links = machine.links(placement.ranks)
-    alike = links.between(placement.tensor_ranks)  # ranks with the same part of each layer
-    sent = [*_weights_sent(engine, alike), *_gradients_sent(engine, alike)]
-    # Ranks that share rows or layers wait for each other in both passes.
-    together = links.within(placement.sequence_ranks * placement.tensor_ranks)
-    for kind, moved_bytes in (exchanged_rows(engine.training) + exchanged_layers(engine.training)).items():
+    sent = [*_weights_sent(engine, links), *_gradients_sent(engine, links)]
+    # Ranks that share rows wait for each other in both passes.
+    together = links.within(placement.sequence_ranks)
+    for kind, moved_bytes in exchanged_rows(engine.training).items():
         sent += [(phase, kind, moved_bytes / len(PHASES), together) for phase in PHASES]
     seconds: defaultdict[str, float] = defaultdict(float)
     for phase, kind, size_bytes, over in sent:
@@ -276,7 +275,7 @@ def _gradients_sent(engine: Engine, links: Links) -> Iterator[Sent]:
     """The gradients, and the new weights, as read in FSDP, DDP and DeepSpeed 0.19.8."""
     placement, trained = engine.placement, engine.training.model.trained
     reductions = engine.passes if engine.reduces_each_pass else 1
-    gradients_bytes = reductions * trained / placement.tensor_ranks * engine.reduced_bytes * engine.padding
+    gradients_bytes = reductions * trained * engine.reduced_bytes * engine.padding
     # FSDP's groups sum their parts with those of the other groups. A single group has no other.
     group = placement.group if placement.fsdp and placement.group else links.ranks
     yield "backward", engine.reduce_kind, gradients_bytes, links.within(group)

@@ -11,7 +11,7 @@ from study.predict.optimizer_states import Optimizer
 from study.predict.placement import Placement
 from study.predict.trace.asked import Recomputation, TraceOptions
 from study.predict.trace.tape import Pass, Profile, Tensor
-from study.predict.trace.transformer import Transformer, of_a_rank, part
+from study.predict.trace.transformer import Transformer
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,6 @@ class Training:
             raise Stop(what, "measure it, or give another optimizer", "unavailable")
         if self.quantized and not self.model.is_partly_frozen:
             raise Stop("quantized weights do not train", "train adapters: give --lora-rank as well")
-        if placement.tensor_ranks > 1 and self.quantized:
-            raise Stop("how ranks divide quantized layers is unknown here", "leave one of them out", "unavailable")
-        if placement.tensor_ranks > 1 and self.model.lora_rank and not placement.fsdp:
-            raise Stop("how AutoTP divides adapters is unknown here", "shard by FSDP", "unavailable")
         alone = placement.ranks == 1 and not (placement.deepspeed or placement.fsdp or placement.in_ddp)
         if self.optimizer_in_backward and not (alone and batch.passes == 1):
             what = "an optimizer within the backward pass is predicted for one process and one pass in a step"
@@ -127,26 +123,14 @@ class Training:
         )
 
     @property
-    def rank_model(self) -> Transformer:
-        """The part of the model that a rank computes, with the whole output matrix."""
-        ranks = self.placement.tensor_ranks
-        return of_a_rank(self.model, ranks) if ranks > 1 else self.model
-
-    @property
     def traced(self) -> Pass:
         """A pass over a microbatch."""
-        return self.rank_model.traced(self.trace_options, self.batch.rows)
+        return self.model.traced(self.trace_options, self.batch.rows)
 
     @property
     def profile(self) -> Profile:
         """The activations of a microbatch."""
-        # A trace of a model with narrower layers is that of a rank. Only its output matrix is still whole.
-        seen = self.traced.profile
-        ranks = self.placement.tensor_ranks
-        if ranks == 1:
-            return seen
-        gradients = (each._replace(tensor=part(each.tensor, ranks)) for each in seen.gradients)
-        return replace(seen, gradients=tuple(gradients))
+        return self.traced.profile
 
     # --- the tensors of a rank
 
@@ -168,9 +152,6 @@ class Training:
     @functools.cached_property
     def tensors(self) -> tuple[Tensor, ...]:
         """The parameter tensors as ranks keep, divide and gather them: a quantized one as fewer elements."""
-        ranks = self.placement.tensor_ranks
-        if ranks > 1:
-            return tuple(part(tensor, ranks) for tensor in self.rank_model.tensors)
         kept = []
         for tensor in self.model.tensors:
             if self.packed_elements(tensor):

@@ -49,7 +49,7 @@ def training_of(record: Record) -> Training | None:
         return None
     if requested.optimizer == "muon" and observed.stage:
         return None
-    if feature_for_cuda_alone(observed.deepspeed or {}):
+    if observed.tensor_ranks or feature_for_cuda_alone(observed.deepspeed or {}):
         return None
     # With a GPU the rows of the data set stay on the host, and do not matter.
     if rows is None and observed.device == "cpu":
@@ -104,7 +104,6 @@ def _placement(observed: Observed) -> Placement:
         fsdp=fsdp,
         in_ddp=observed.distributed_type == "MULTI_GPU",
         group=group,
-        tensor_ranks=observed.tensor_ranks or 1,
         sequence_ranks=observed.sequence_ranks or 1,
     )
 

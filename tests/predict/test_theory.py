@@ -1,7 +1,5 @@
 """Compares formulas with the papers' tables, and what a rank holds and sends with numbers by hand."""
 
-from math import ceil
-
 import pytest
 
 from study.core import arms
@@ -10,7 +8,6 @@ from study.predict import papers
 from study.predict.architecture import named
 from study.predict.engines import engine_of
 from study.predict.estimate import Estimate, estimate
-from study.predict.placement import Fsdp
 from tests.conftest import DECODERS_ALONE, table
 from tests.predict.trainings import training_of
 
@@ -123,20 +120,6 @@ def test_stage_3_updates_a_sub_group_at_a_time():
     update = estimate(training_of(named("gpt-j-6b"), "zero3", ranks=2, **how))
     assert update.peak_when == "update"
     assert update.peak_bytes == pytest.approx(54.5e9, rel=0.005)
-
-
-def test_fsdp_shards_once_beside_ranks_that_divide_layers():
-    values = {"ranks": 8, "tensor_ranks": 2, "fsdp": Fsdp(), "precision": "bf16_cast", "device": "cuda"}
-    divided = training_of(named("llama-micro"), **values)
-    by_hand = 2 * sum(ceil(tensor.elements / 4) for tensor in divided.tensors)
-    assert estimate(divided).at_peak["weights"] == by_hand
-
-
-def test_how_ranks_divide_quantized_layers_is_not_predicted():
-    """They were counted as if they were not quantized."""
-    model = named("llama3.2-1b", lora_rank=8)
-    with pytest.raises(Stop, match="divide quantized layers"):
-        training_of(model, ranks=8, fsdp=Fsdp(), tensor_ranks=2, quantized="nf4")
 
 
 def test_what_pytorchs_linear_layers_keep_under_stage_3_is_not_predicted():

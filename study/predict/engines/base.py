@@ -41,7 +41,7 @@ class Engine:
     def __init__(self, training: Training):
         self.training = training
         self.recipe, self.placement = training.recipe, training.placement
-        self.ranks = self.placement.state_ranks  # that divide a tensor's states
+        self.ranks = self.placement.sharing_ranks  # that divide a tensor's states
         self.passes = training.batch.passes
         self.weight_bytes = training.weight_bytes  # of an element of the weights in a pass, and of their gradients
         self.reduced_bytes = self.weight_bytes  # of an element of a gradient in a bucket, and on its way

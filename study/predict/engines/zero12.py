@@ -72,8 +72,6 @@ class Stages1And2(Zero):
         # of 2.
         reductions = self.passes if self.reduces_each_pass else 1
         reduced = {self.reduce_kind: self.elements * self.reduced_bytes * reductions}
-        if self.placement.tensor_ranks > 1 and self.ranks == 1:  # it sums its gradients over itself alone
-            return reduced
         return reduced | {"all_gather": self.part * self.ranks * self.weight_bytes}
 
     def in_pass(self, profile: Profile) -> Iterator[dict]:

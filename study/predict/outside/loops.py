@@ -38,7 +38,7 @@ class OthersTraining(Training):
     @property
     def spared_bytes(self) -> int:
         """Bytes of a layer's activations that fused norms and gates do not keep."""
-        model = self.rank_model
+        model = self.model
         if model.family not in FAMILIES:
             return 0
         config, product_bytes = model.dimensions, self.recipe.product_bytes

@@ -31,8 +31,10 @@ class Reading:
 
 
 def reading_of(row: Row) -> Reading | None:
-    """Our reading of a row; None: it is not predicted, and `not_predicted` says why."""
+    """Our reading of a row; None: it is not predicted."""
     if not (row.config and row.dtype and row.n_gpus and row.seq and row.micro_batch) or row.not_predicted:
+        return None
+    if row.tensor_ranks > 1:  # tensor parallelism is not modelled
         return None
     model = model_of(row.config)
     if row.adapter:
@@ -45,7 +47,6 @@ def reading_of(row: Row) -> Reading | None:
         deepspeed=None if row.deepspeed is None else {"zero_optimization": row.deepspeed},
         fsdp=Fsdp(reshards=row.fsdp == "full_shard", offloads=row.fsdp_offload) if row.fsdp else None,
         group=row.group,
-        tensor_ranks=row.tensor_ranks,
         sequence_ranks=row.sequence_ranks,
     )
     training = OthersTraining(

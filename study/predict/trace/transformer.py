@@ -2,7 +2,7 @@
 
 import functools
 import json
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from typing import Any
 
 from study.core import cache
@@ -105,32 +105,3 @@ def _kept(model: Transformer, what: str, *asked) -> Any:
         known = json.loads(json.dumps(getattr(tracing, what)(model, *asked)))
     cache.keep(looks, name, known)
     return known
-
-
-# --- a rank's part, if AutoTP (module_inject/layers.py) or a plan beside FSDP2 divides the layers: two projections back
-# by rows, the others by columns, and an untied head by its vocabulary. Norms and embeddings are whole on each rank.
-
-TRIED = ("llama", "qwen2", "qwen3", "mistral")  # the families for which this code knows the division
-DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
-
-
-@functools.cache
-def of_a_rank(model: Transformer, ranks: int) -> Transformer:
-    """Return the part of a rank as a model: fewer heads, narrower feed-forward layers, and the whole output matrix."""
-    config = model.dimensions
-    sizes = {name: config.get(name) for name in DIVIDED}
-    if model.family not in TRIED or any(type(size) is not int or size % ranks for size in sizes.values()):
-        what = f"how {ranks} ranks divide layers of {model.family} with {sizes} is unknown here"
-        raise Stop(what, "give another model, or fewer ranks for a layer", "unavailable")
-    # Said, because the default is the model's width over its heads, and a rank has fewer heads of the same width.
-    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    parts = {name: config[name] // ranks for name in DIVIDED}
-    one = Transformer.of(config | parts | {"head_dim": width}, f"a rank's part of {model.name}")
-    return replace(model, name=one.name, config=one.config)  # one side of each adapter is divided as its layer
-
-
-def part(tensor: Tensor, ranks: int) -> Tensor:
-    """Return the tensor of a rank: only the output matrix of `of_a_rank` is still whole."""
-    if tensor.name != "lm_head.weight":
-        return tensor
-    return replace(tensor, shape=(tensor.shape[0] // ranks, *tensor.shape[1:]))
