@@ -4,8 +4,8 @@ import contextlib
 import functools
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +147,7 @@ class Description:
     trainer: str | None = None
     record: str | None = None
     keys: Sequence[str] = ()
+    words: Mapping[str, Any] = field(default_factory=dict)  # for values that may be written otherwise
 
 
 @functools.cache
@@ -195,6 +196,7 @@ def _at_paths(kind: str, content: dict, defaults: dict[str, Any]) -> EffectiveSe
         path = getattr(description, kind) or "not in such files"
         # YAML and Accelerate write nothing as null or as the word None. Flags may replace the Trainer's defaults.
         value = dig(content, path)
+        value = description.words.get(str(value), value)
         setting = Setting(value, is_open=value == AUTO or (description.is_count and not str(value).isdecimal()))
         if value in (None, "None"):
             setting = Setting(defaults.get(path), is_default=True, is_open=kind == "trainer")

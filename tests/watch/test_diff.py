@@ -19,7 +19,7 @@ RUNS = ROOT / "reports/cpu-2core/runs"
 
 CASES = table("watch/config_cases.toml")
 BEGIN = CASES["begin"]
-DEEPSPEED, _, ZERO, TRAINER = BEGIN.values()
+DEEPSPEED, _, ZERO, _, TRAINER = BEGIN.values()
 
 
 @pytest.fixture
