@@ -105,11 +105,10 @@ def like(name: str, memory_bytes: float, tflops: float | None) -> str:
 
 
 def peak_flops(device_name: str | None, precision: str, tf32: bool) -> float | None:
-    """Return the datasheet peak of a precision recipe; None if unknown."""
+    """Return the datasheet peak of a precision, in 16 bits that of fp16; None if the GPU is not known."""
     for gpu in GPUS.values():
         if gpu.name == device_name:
-            peaks = gpu.peaks | {"fp32": gpu.flops_per_s(True, tf32)}
-            return peaks.get(precision if precision in ("fp32", "fp16") else "bf16")
+            return gpu.flops_per_s(precision == "fp32", tf32)
     return None
 
 

@@ -142,8 +142,7 @@ def outside() -> list[str]:
 def put_programs_on_path() -> None:
     """Let this process and its children find the environment's own programs, such as ninja, if nobody activated it."""
     # Not resolved: in a virtual environment python is a link, and its programs are beside the link.
-    paths = [*os.environ.get("PATH", os.defpath).split(os.pathsep), str(Path(sys.executable).parent)]
-    os.environ["PATH"] = os.pathsep.join(dict.fromkeys(paths))
+    os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{Path(sys.executable).parent}"
 
 
 def operators_folder() -> Path:

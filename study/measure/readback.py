@@ -131,12 +131,6 @@ def _if_several(ranks: int) -> int | None:
     return ranks if ranks > 1 else None
 
 
-def second_partition_parameters(model) -> int | None:
-    """Return the elements of hpZ's second copy on this rank now. A part is made when its parameter is released."""
-    parts = [getattr(parameter, "ds_secondary_tensor", None) for parameter in model.parameters()]
-    return sum(part.numel() for part in parts if part is not None) or None
-
-
 def _plain(value):
     """Return a config as JSON can hold it. Infinity is DeepSpeed's default for "never"."""
     text = json.dumps(value, default=str)
@@ -246,12 +240,6 @@ def weights_checksum(accelerator: "Accelerator", model) -> str:
                 digest.update(name.encode())
                 digest.update(values.detach().contiguous().cpu().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()[:16]
-
-
-def shapes(model) -> list[tuple[tuple[int, ...], bool]]:
-    """Return the shape of each whole parameter, however it is partitioned, and whether it trains."""
-    parameters = plain_model(model).parameters()
-    return [(tuple(getattr(each, "ds_shape", _shape(each))), each.requires_grad) for each in parameters]
 
 
 def _shape(parameter) -> torch.Size:

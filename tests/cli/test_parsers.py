@@ -171,15 +171,15 @@ def test_many_groups_and_many_ranks_are_told_at_once(tmp_path):
 
 
 def test_a_text_that_stands_for_too_much_is_refused_before_it_is_made():
-    for text, why in ((BILLION, "200,000 values"), ("a: &a [*a]", "30 deep"), ("a: 0x" + "f" * 300, "1000 bits")):
+    for text, why in ((BILLION, "2,000,000 values"), ("a: &a [*a]", "30 deep"), ("a: 0x" + "f" * 300, "1000 bits")):
         with pytest.raises(ValueError, match=why):
             files.from_yaml(text)
     assert files.from_yaml("a: &a {b: 1}\nc: *a") == {"a": {"b": 1}, "c": {"b": 1}}, "an alias by itself is harmless"
 
 
 def test_a_record_of_millions_of_lists_is_refused(tmp_path):
-    (tmp_path / "record.json").write_text('{"observed": {"deepspeed": {"a": [' + "[]," * 300_000 + "[]]}}}")
-    with pytest.raises(Stop, match="more than 200,000 lists"):
+    (tmp_path / "record.json").write_text('{"observed": {"deepspeed": {"a": [' + "[]," * 3_000_000 + "[]]}}}")
+    with pytest.raises(Stop, match="more than 2,000,000 values"):
         store.read(tmp_path / "record.json")
 
 

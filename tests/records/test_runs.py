@@ -34,7 +34,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_there(tmp_path):
         "half": "half is half-written",
         "none": "parameters must be greater than 0 (got 0)",
         "silent": "'error' is empty",
-        "torn": "Invalid JSON",
+        "torn": "Unterminated string",
     }
     in_order = sorted(loaded.set_aside, key=lambda sentence: sentence.lstrip("'"))
     for sentence, (name, words) in zip(in_order, problems.items(), strict=True):
