@@ -40,11 +40,8 @@ def arms() -> list[dict]:
 
 
 def _support(arm: Arm, gpus: int) -> str:
-    # What a user can install or compile comes before what only another machine would change.
     if stop := launches.lacking() or examination.why_not(arm, gpus):
         return f"no: {stop.what}; {stop.remedy}"
-    if arm.for_cuda_alone and not gpus:
-        return f"no: DeepSpeed has {arm.for_cuda_alone} only for NVIDIA GPUs"
     return "yes"
 
 

@@ -348,9 +348,6 @@ def feature_for_cuda_alone(config: dict) -> str | None:
     features = {
         "qwZ": zero.get("zero_quantized_weights"),
         "qgZ": zero.get("zero_quantized_gradients"),
-        "SuperOffload": (zero.get("offload_optimizer") or {}).get("super_offload"),
-        "ZenFlow": zero.get("zenflow"),
-        "DeepCompile": config.get("compile", {}).get("deepcompile"),
     }
     for name, is_on in features.items():
         if is_on:

@@ -191,7 +191,7 @@ def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int
 def _classes(optimizer: str, arm: Arm) -> set[str]:
     """Return the classes that a prepared optimizer may have: with or without a master copy, or an offloaded one."""
     if arm.deepspeed and arm.offload_optimizer != "none":
-        return {"ZenFlowCPUAdam" if arm.for_cuda_alone == "ZenFlow" else "DeepSpeedCPUAdam"}
+        return {"DeepSpeedCPUAdam"}
     name = CLASSES[optimizer]
     return {name, f"Master{name}"}
 

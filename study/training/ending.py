@@ -38,7 +38,7 @@ REFUSALS = {  # by words of a library's message: what they mean, and what to do
     # Ulysses in DeepSpeed 0.19.8 reads this field of the config, which BERT and GPT-2 lack.
     "no attribute 'num_key_value_heads'": ("DeepSpeed refuses", "take a decoder that has it, such as llama-micro"),
     "AutoTP not supported for model": ("DeepSpeed refuses", "take a model that AutoTP divides, such as a Llama"),
-    "only supports NVIDIA CUDA GPUs": ("DeepSpeed refuses", "use one; study estimate predicts the arm"),
+    "You cannot specify an optimizer": ("Accelerate refuses", "take it out of the config: --optimizer and --lr say it"),
     "`fp8` precision requires": ("Accelerate refuses", "give bf16, or install it on a machine with a GPU that has fp8"),
     "No module named 'bitsandbytes'": ("a package is missing", "pip install bitsandbytes"),
 }

@@ -14,7 +14,6 @@ from accelerate.utils import (
     DeepSpeedPlugin,
     DeepSpeedSequenceParallelConfig,
     DistributedDataParallelKwargs,
-    DummyOptim,
     FullyShardedDataParallelPlugin,
     InitProcessGroupKwargs,
     ParallelismConfig,
@@ -237,10 +236,7 @@ def prepare(run: OpenRun) -> None:
     # --- whether that is what was asked for
     wrong = readback.mismatches(arm, settings, seen, number_of("WORLD_SIZE"))
     if seen.weights_checksum != checksum:
-        wrong.append("weights: preparing the model changed them, as ZenFlow of DeepSpeed 0.19.8 does")
-    # DeepSpeed 0.19.8 trains without it and prints nothing.
-    if arm.for_cuda_alone == "DeepCompile" and not run.model.is_deepcompile_active():
-        wrong.append("DeepCompile: is_deepcompile_active() is False, as without an NVIDIA GPU or --compile")
+        wrong.append("weights: preparing the model changed them")
     if wrong:
         what = f"{arm.name}: the prepared objects do not match the arm's config: {'; '.join(wrong)}"
         raise Stop(what, "fix the arm's files", where="prepare")
@@ -269,10 +265,7 @@ def _wrap(run: OpenRun, model: PreTrainedModel) -> None:
     with_master = bool(recipe.master_bytes) and arm.deepspeed is None  # DeepSpeed has its own
     if arm.fsdp:
         patches.name_layers(run.accelerator, model)
-    if "optimizer" in (arm.deepspeed or {}):
-        optimizer = DummyOptim(model.parameters(), settings.lr, settings.weight_decay)  # Accelerate fills in "auto"
-    else:
-        optimizer = build_optimizer(settings, model, with_master and not arm.fsdp)
+    optimizer = build_optimizer(settings, model, with_master and not arm.fsdp)
     with quiet(), patches.ddp_on_one_gpu(arm):
         run.model, run.optimizer = run.accelerator.prepare(model, optimizer)
     if with_master and arm.fsdp:

@@ -62,6 +62,27 @@ def test_a_yaml_that_deepspeed_reads_otherwise_is_refused(tmp_path, cache):
     assert_ended(run, "failed", "clipping: promised 0.0, observed 1.0")
 
 
+CHANGES_WEIGHTS = """
+from study.train import train
+from study.training import main, setup
+
+wrap = setup._wrap
+
+def wrap_and_change(run, model):
+    wrap(run, model)
+    next(run.model.parameters()).data.add_(1)
+
+setup._wrap = wrap_and_change
+main.main(train)
+"""
+
+
+def test_weights_that_preparing_changes_are_noticed(tmp_path, cache):
+    (tmp_path / "changes.py").write_text(CHANGES_WEIGHTS)
+    run = launch("single", tmp_path / "run", *SHORT, cache=cache, script=str(tmp_path / "changes.py"))
+    assert_ended(run, "failed", "weights: preparing the model changed them")
+
+
 @pytest.mark.slow
 def test_partitions_too_small_for_the_disk_are_not_called_done(tmp_path, cache):
     """Under 1 MiB a partition stays in memory: four ranks of the smallest model, and no byte reaches the disk."""
