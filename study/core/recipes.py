@@ -31,6 +31,5 @@ RECIPES = {
     "fp16": Recipe(4, 4, 0, 4, 2, "float16"),
     "bf16_cast": Recipe(2, 2, 4, 4, 2),
     "bf16_pure": Recipe(2, 2, 0, 2, 2),
-    "fp8": Recipe(4, 4, 0, 4, 1),  # a library of its own casts, and not autocast
 }
 AUTOCAST = {name: recipe.autocast for name, recipe in RECIPES.items() if recipe.autocast}

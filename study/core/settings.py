@@ -66,11 +66,10 @@ class Flags:
     that losses can be compared. in_place: weights drawn in each run and never saved, for models that are too large to
     save; losses of two arms are then not comparable. none: tensors with shapes but no values, which need no memory, for
     virtual ranks only. Default: pretrained for a hub name, random otherwise."""
-    precision: Literal["fp32", "bf16", "fp16", "bf16_cast", "bf16_pure", "fp8"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16", "bf16_cast", "bf16_pure"] = "fp32"
     """fp32: everything in fp32. bf16: autocast over fp32 weights. fp16: autocast with PyTorch's loss scaling, for GPUs
     without bf16. bf16_cast: bf16 weights with an fp32 master copy. bf16_pure: weights and optimizer states in bf16;
-    DeepSpeed still keeps a master copy, also in bf16. fp8: matrix products in 8 bits, with a library that Accelerate
-    finds; it needs a GPU with fp8, was never run here, and is not predicted."""
+    DeepSpeed still keeps a master copy, also in bf16."""
     optimizer: Optimizer = "adamw"
     """adamw: PyTorch's. adamw_8bit: bitsandbytes', with moments in 8 bits. sgd: with momentum 0.9. adafactor:
     PyTorch's, which keeps a row and a column of each matrix of second moments. muon: DeepSpeed's, with one momentum for

@@ -39,7 +39,6 @@ REFUSALS = {  # by words of a library's message: what they mean, and what to do
     "no attribute 'num_key_value_heads'": ("DeepSpeed refuses", "take a decoder that has it, such as llama-micro"),
     "AutoTP not supported for model": ("DeepSpeed refuses", "take a model that AutoTP divides, such as a Llama"),
     "You cannot specify an optimizer": ("Accelerate refuses", "take it out of the config: --optimizer and --lr say it"),
-    "`fp8` precision requires": ("Accelerate refuses", "give bf16, or install it on a machine with a GPU that has fp8"),
     "No module named 'bitsandbytes'": ("a package is missing", "pip install bitsandbytes"),
 }
 NO_FOLDER = Path("/proc/no run folder yet")
