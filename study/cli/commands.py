@@ -98,11 +98,10 @@ def _answer(name: str, options: list[str]) -> object:
     import tyro  # takes longer to import than all that this module needs
 
     from study.core.options import parsed
-    from study.core.text import progress_shown
 
     as_json = "--json" in options
     # Some libraries print while they are imported, too: DeepSpeed its accelerator.
-    with contextlib.redirect_stdout(io.StringIO() if as_json else sys.stdout), progress_shown():
+    with contextlib.redirect_stdout(io.StringIO() if as_json else sys.stdout):
         command = getattr(importlib.import_module(COMMANDS[name][0]), name)
         if as_json and name == "sweep" and "--dry-run" not in options:
             raise Stop("a sweep has no answer as JSON", "give --dry-run as well, or ask `study runs FOLDER --json`")

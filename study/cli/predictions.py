@@ -275,7 +275,8 @@ def virtual(model: Wanted, training: TrainingFlags, passes: Passes, *, run_dir: 
 
     # --- The launch: one process with the collectives of rank 0, which move nothing. It ends like a sweep's cell.
     cell = Cell("", "virtual", "tiny", arm.name, None, settings)
-    with tempfile.TemporaryDirectory() as temporary, during(f"running rank 0 of {training.ranks} under {arm.name}"):
+    during(f"running rank 0 of {training.ranks} under {arm.name}")
+    with tempfile.TemporaryDirectory() as temporary:
         folder = run_dir or Path(temporary, "run")
         folder.parent.mkdir(parents=True, exist_ok=True)
         record = launches.run(cell, folder, math.inf, math.inf, None, lambda *_: None)

@@ -75,8 +75,8 @@ def _hold(adapter: Adapter, properties: list[Property], out: Path | None) -> lis
     results = []
     with tempfile.TemporaryDirectory() as logs, Ranks(Path(logs, "log.txt")) as ranks:
         for each in properties:
-            with during(f"{adapter.name}: {each.name}"):
-                results.append(ranks.ask(adapter, each))
+            during(f"{adapter.name}: {each.name}")
+            results.append(ranks.ask(adapter, each))
     bad = [each for each in results if each.answer != "holds"]
     # --- kept, for those who asked for that
     if out:

@@ -1,13 +1,13 @@
 """What a user reads: numbers, units, tables, lines and progress. 1 GB is 10^9 bytes."""
 
 import contextlib
+import functools
 import itertools
 import math
 import re
 import sys
 import textwrap
 from collections.abc import Iterator
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Literal, TypeGuard
 
 if TYPE_CHECKING:
@@ -158,35 +158,19 @@ def say_wrapped(*texts: str, indent: str = "", first: str = "") -> None:
 
 # --- Show on stderr what a slow command is doing
 
-_texts: ContextVar[set[str] | None] = ContextVar("texts", default=None)  # None: no command runs that shows it
 
-
-@contextlib.contextmanager
-def progress_shown() -> Iterator[None]:
-    """Show progress within this block: a command does, a library does not."""
-    token = _texts.set(set())
-    try:
-        yield
-    finally:
-        _texts.reset(token)
-
-
-@contextlib.contextmanager
-def during(text: str) -> Iterator[None]:
-    """Show a text before this block runs, once for all blocks of a command with this text."""
-    texts = _texts.get()
-    if texts is not None and text not in texts:
-        texts.add(text)
-        sys.stderr.write(f"{text} ...\n")
-    yield
+@functools.cache
+def during(text: str) -> None:
+    """Say what takes long, once in a process."""
+    sys.stderr.write(f"{text} ...\n")
 
 
 @contextlib.contextmanager
 def bar(text: str) -> Iterator[None]:
     """As `during`; on a terminal with a bar that moves until the block ends. Nothing else may write there meanwhile."""
-    if _texts.get() is None or not sys.stderr.isatty():
-        with during(text):
-            yield
+    if not sys.stderr.isatty():
+        during(text)
+        yield
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
