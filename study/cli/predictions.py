@@ -206,7 +206,8 @@ def estimate(
     if machine and kinds:
         gpu = machine.gpu
         if arm.uses_nvme and not machine.disk_bytes_per_s:
-            raise Stop(f"the time of {arm.name} depends on the disk", "give --disk, such as 6GB/s, or leave --gpu out")
+            remedy = "give --disk, such as 6GB/s (benchmarks/peaks.py measures yours), or leave --gpu out"
+            raise Stop(f"the time of {arm.name} depends on the disk", remedy)
         step = step_time(ours, machine)
         fits = fits_on(gpu, whole.peak_bytes, kinds.driver)
         # What nvidia-smi shows of a training that does not fit is the whole card.

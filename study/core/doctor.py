@@ -11,7 +11,7 @@ from study.core import machine
 from study.core.arms import Arm
 from study.core.errors import Stop
 from study.core.gpus import gpus_here
-from study.core.machine import disk_speed, usable_cores
+from study.core.machine import check_direct_io, usable_cores
 from study.core.operators import GET_COMPILER, GET_CUDA, GET_NINJA, compiler, missing, needed_by, nvcc, why_not_operator
 from study.core.text import size
 
@@ -47,7 +47,7 @@ def why_not(arm: Arm, gpus: int, ranks: int = 1) -> Stop | None:
     return None
 
 
-def examine(folder: Path, speed_bytes: int = 128 * 2**20) -> list[Finding]:
+def examine(folder: Path) -> list[Finding]:
     """Examine everything that the study depends on. `folder` is the folder for offloading."""
     gpus, devices = _devices()
     memory = psutil.virtual_memory()
@@ -64,22 +64,22 @@ def examine(folder: Path, speed_bytes: int = 128 * 2**20) -> list[Finding]:
         Finding("host memory", f"{size(memory.total)}, of which {size(memory.available)} available"),
         Finding("shared memory", f"{size(shared_bytes)} free", None if shared_bytes >= SHARED_BYTES else GET_SHARED),
         devices,
-        _disk(folder, speed_bytes),
+        _disk(folder),
         Finding("ranges", outside or "all versions are in the ranges that were run", GET_PACKAGES if outside else None),
         *(Finding(what, found or "not found", None if found else remedy) for what, (found, remedy) in needed.items()),
     ]
 
 
-def _disk(folder: Path, speed_bytes: int) -> Finding:
+def _disk(folder: Path) -> Finding:
     # The folder may be made only by a run: then the nearest one above it tells.
     folder = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free = f"{size(shutil.disk_usage(folder).free)} free in {folder}"
     try:
-        written, read = disk_speed(folder, speed_bytes)
+        check_direct_io(folder)
     except OSError as error:
         remedy = "give another --nvme-dir, on a local disk that you may write to"
         return Finding("disk", f"{free}, which refuses direct I/O ({error.strerror})", remedy)
-    return Finding("disk", f"{free}; direct I/O: {size(written)}/s written, {size(read)}/s read")
+    return Finding("disk", free)
 
 
 def _devices() -> tuple[int, Finding]:

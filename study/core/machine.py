@@ -15,7 +15,6 @@ import signal
 import socket
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import psutil
@@ -191,7 +190,6 @@ def launcher_config() -> Path | None:
 
 SWAP_PREFIX = "zero-study-swap-"
 BYTES_PER_PARAMETER = 16  # fp32 master copy and two moments, and gradients in transit
-REQUEST_BYTES = 2**20  # DeepSpeed's default
 LEAST_SWAPPED_BYTES = 2**20  # DeepSpeed swaps no smaller partition; a rank's heartbeat files are a few kB
 
 
@@ -204,7 +202,7 @@ def give_swap_folder(base: Path, launcher: int, needed_bytes: int) -> Path:
             pid, ticks = folder.name.rsplit("-", 2)[1:]
             if pid.isdigit() and start_ticks(int(pid)) != ticks:  # its run was killed; the id may be in use again
                 shutil.rmtree(folder, ignore_errors=True)
-        disk_speed(base, REQUEST_BYTES)  # raises if direct I/O is refused, as by tmpfs before Linux 6.6
+        check_direct_io(base)
         free_bytes = shutil.disk_usage(base).free
         if free_bytes < needed_bytes:
             what = f"--nvme-dir {base} has {size(free_bytes)} free, and this run needs {size(needed_bytes)}"
@@ -217,20 +215,11 @@ def give_swap_folder(base: Path, launcher: int, needed_bytes: int) -> Path:
     return folder
 
 
-def disk_speed(folder: Path, total_bytes: int) -> tuple[float, float]:
-    """Return bytes per second of writing and reading a file with direct I/O, as DeepSpeed does, request by request."""
-    request = mmap.mmap(-1, REQUEST_BYTES)  # anonymous maps are page-aligned, which direct I/O demands
-    request.write(os.urandom(REQUEST_BYTES))  # zeros are too easy for some disks
-    starts = range(0, total_bytes, REQUEST_BYTES)
-    with tempfile.TemporaryFile(dir=folder) as open_file:  # without a name, so nothing is left behind
-        file = open_file.fileno()
+def check_direct_io(folder: Path) -> None:
+    """Raise OSError for a folder whose files refuse direct I/O, as on tmpfs before Linux 6.6."""
+    with tempfile.TemporaryFile(dir=folder) as file:  # without a name, so nothing is left behind
         fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_DIRECT)
-        started = time.perf_counter()
-        written_bytes = sum(os.pwrite(file, request, start) for start in starts)
-        os.fsync(file)
-        between = time.perf_counter()
-        read_bytes = sum(os.preadv(file, [request], start) for start in starts)
-        return written_bytes / (between - started), read_bytes / (time.perf_counter() - between)
+        os.pwrite(file.fileno(), mmap.mmap(-1, mmap.PAGESIZE), 0)  # direct I/O demands whole pages
 
 
 def _swap_prefix() -> str:

@@ -14,8 +14,6 @@ from study.core import arms, doctor, gpus, machine
 from study.core.text import size
 from tests.core.test_operators import leave_compiled
 
-SPEED_BYTES = 4 * machine.REQUEST_BYTES
-
 
 def arm(name: str) -> arms.Arm:
     return arms.load_arm(name)
@@ -39,7 +37,7 @@ def bare(monkeypatch, tmp_path) -> Path:
 
 
 def examine(folder: Path) -> dict[str, doctor.Finding]:
-    return {finding.what: finding for finding in doctor.examine(folder, SPEED_BYTES)}
+    return {finding.what: finding for finding in doctor.examine(folder)}
 
 
 @pytest.mark.parametrize("name", ["zero2", "zero3_cpu", "zero3_nvme"])
@@ -141,19 +139,3 @@ def test_a_disk_without_direct_io_is_a_fault(monkeypatch, tmp_path):
     assert f"in {tmp_path}, which refuses direct I/O (Invalid argument)" in finding.found
     assert "--nvme-dir" in finding.remedy
     assert list(tmp_path.iterdir()) == []
-
-
-def test_all_bytes_are_written_past_the_cache_and_read_back(tmp_path, monkeypatch):
-    written, read = [], []
-
-    def watched_write(file, request, start):
-        assert fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT
-        assert list(tmp_path.iterdir()) == [], "not even while it runs: it may be killed"
-        written.extend(request)
-        return len(request)
-
-    monkeypatch.setattr(os, "pwrite", watched_write)
-    monkeypatch.setattr(os, "preadv", lambda file, into, at: read.append(at) or len(into[0]))
-    assert min(machine.disk_speed(tmp_path, SPEED_BYTES)) > 0
-    assert read == [number * machine.REQUEST_BYTES for number in range(4)]
-    assert (len(written), len(set(written))) == (SPEED_BYTES, 256), "zeros would flatter some disks"
