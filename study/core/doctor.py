@@ -57,7 +57,6 @@ def examine(folder: Path) -> list[Finding]:
         needed["CUDA toolkit"] = (nvcc(), GET_CUDA)
     needed["operators"] = (None if missing(gpus) else "compiled", "study doctor --fix")
     needed |= {name: (version, GET_PACKAGES) for name, version in machine.versions().items()}
-    outside = "; ".join(machine.outside())
     return [
         Finding("system", platform.platform()),
         Finding("cores", str(usable_cores())),
@@ -65,7 +64,6 @@ def examine(folder: Path) -> list[Finding]:
         Finding("shared memory", f"{size(shared_bytes)} free", None if shared_bytes >= SHARED_BYTES else GET_SHARED),
         devices,
         _disk(folder),
-        Finding("ranges", outside or "all versions are in the ranges that were run", GET_PACKAGES if outside else None),
         *(Finding(what, found or "not found", None if found else remedy) for what, (found, remedy) in needed.items()),
     ]
 

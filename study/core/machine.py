@@ -125,19 +125,6 @@ def versions() -> dict[str, str | None]:
     return {"python": platform.python_version()} | {package: version(package) for package in PACKAGES}
 
 
-def outside() -> list[str]:
-    """Return in words which packages have a version outside the range in which the study was run."""
-    from packaging.requirements import Requirement  # a tenth of what all commands import, and most never ask
-
-    found = []
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # a checkout that is not installed
-        for wanted in map(Requirement, importlib.metadata.requires("zero-study") or []):
-            here = version(wanted.name)
-            if wanted.name in PACKAGES and here and not wanted.specifier.contains(here, prereleases=True):
-                found.append(f"{wanted.name} {here} is not in {wanted.specifier}")
-    return found
-
-
 def put_programs_on_path() -> None:
     """Let this process and its children find the environment's own programs, such as ninja, if nobody activated it."""
     # Not resolved: in a virtual environment python is a link, and its programs are beside the link.

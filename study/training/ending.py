@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from study.core.errors import Stop
-from study.core.machine import MORE_MEMORY, die_with_parent, lift_memory_cap, oom_kills, outside
+from study.core.machine import MORE_MEMORY, die_with_parent, lift_memory_cap, oom_kills
 from study.measure.hardware import device_is_full, host_is_full, lost_connection
 from study.measure.heartbeat import print_stacks_when_asked
 from study.records import store
@@ -87,10 +87,7 @@ def reason(error: BaseException, launch: Launch = NO_LAUNCH, folder: Path = NO_F
     for words, (who, remedy) in REFUSALS.items():
         if words in message:
             return Stop(f"{who}: {message.removesuffix('.')}", remedy)
-    remedy = "report this, with the run's log.txt"
-    if isinstance(error, AttributeError) and (others := outside()):  # libraries rename what we read of them
-        remedy = f"install versions that were run: {'; '.join(others)}"
-    return Stop(f"{type(error).__name__}: {message}", remedy)
+    return Stop(f"{type(error).__name__}: {message}", "report this, with the run's log.txt")
 
 
 def _from_outside(error: BaseException, launch: Launch, folder: Path) -> Stop | None:

@@ -100,34 +100,6 @@ def test_a_bare_machine_is_told_what_to_get(bare, monkeypatch, tmp_path):
     assert "CUDA_HOME" in findings["CUDA toolkit"].remedy
 
 
-@pytest.mark.parametrize(
-    ("torch", "deepspeed", "words"),
-    [
-        ("2.15.0", "0.19.8", ["torch 2.15.0 is not in <2.15,>=2.10"]),
-        ("2.9.1+cu130", "0.20.0", ["torch 2.9.1+cu130 is not in <2.15,>=2.10", "deepspeed 0.20.0 is not in ==0.19.8"]),
-        ("2.14.1+cpu", "0.19.8", []),
-        ("2.10.0", None, []),  # a light install
-    ],
-)
-def test_versions_are_compared_with_the_ranges_that_were_run(torch, deepspeed, words, monkeypatch, tmp_path):
-    installed = {"torch": torch, "deepspeed": deepspeed}
-    wanted = ["torch<2.15,>=2.10; extra == 'train'", "deepspeed==0.19.8; extra == 'train'", "rich>=99"]
-    monkeypatch.setattr(metadata, "requires", {"zero-study": wanted}.get)
-    monkeypatch.setattr(machine, "version", installed.get)
-    assert sorted(machine.outside()) == sorted(words)
-    finding = examine(tmp_path)["ranges"]
-    assert finding.fine == (not words)
-    assert all(word in finding.found for word in words)
-
-
-def test_a_checkout_that_is_not_installed_has_no_ranges(monkeypatch):
-    def unknown(name):
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "requires", unknown)
-    assert machine.outside() == []
-
-
 def test_a_disk_without_direct_io_is_a_fault(monkeypatch, tmp_path):
     """Its folder is yet to be made: the one above tells what there is."""
 

@@ -261,21 +261,3 @@ def test_a_run_under_a_cap_that_leaves_nothing_still_says_why(folder):
     """
     assert "oom: the host refused more memory" in ranks_of(code, folder, ranks=1).output
     assert store.load(folder).status == "oom"
-
-
-@pytest.mark.parametrize(
-    ("outside", "error", "remedy"),
-    [
-        (
-            ["torch 2.15.0 is not in <2.15,>=2.10"],
-            AttributeError,
-            "install versions that were run: torch 2.15.0 is not in",
-        ),
-        (["torch 2.15.0 is not in <2.15,>=2.10"], KeyError, "report this"),
-        ([], AttributeError, "report this"),
-    ],
-)
-def test_an_attribute_that_a_library_renamed_names_the_versions_that_were_run(outside, error, remedy, monkeypatch):
-    """FSDP2 of torch 2.15 has no `mp_policy` where 2.14 has it. With versions that were run it is a fault of ours."""
-    monkeypatch.setattr(ending, "outside", lambda: outside)
-    assert reason(error("'FSDPParamGroup' object has no attribute 'mp_policy'")).remedy.startswith(remedy)
