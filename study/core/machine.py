@@ -72,20 +72,10 @@ def lift_memory_cap() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
-def _state(pid: int) -> list[str]:
-    """Return the fields of a process after its name; empty if there is no such process."""
-    # The name is in brackets, and may itself have brackets and spaces.
-    return text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-
-
-def start_ticks(pid: int) -> str:
-    """Return when a process started, in clock ticks since boot, which no clock changes. Empty if there is none."""
-    return "".join(_state(pid)[19:20])  # number 22 in proc(5), which counts the process id and the name
-
-
 def is_alive(pid: int) -> bool:
     """Return whether a process runs. A process that has ended is a zombie until its parent waits for it."""
-    return _state(pid)[:1] not in ([], ["Z"], ["X"])
+    # The name is in brackets, and may itself have brackets and spaces.
+    return text(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] not in ([], ["Z"], ["X"])
 
 
 def oom_kills() -> int | None:
@@ -173,33 +163,25 @@ def launcher_config() -> Path | None:
     return Path(launch[1].config_file) if launch else None
 
 
-# --- Gives a run its own folder for offloading: checked before the run, and emptied when the run ends
+# --- The folder for offloading, checked before a run
 
-SWAP_PREFIX = "zero-study-swap-"
 BYTES_PER_PARAMETER = 16  # fp32 master copy and two moments, and gradients in transit
 LEAST_SWAPPED_BYTES = 2**20  # DeepSpeed swaps no smaller partition; a rank's heartbeat files are a few kB
 
 
-def give_swap_folder(base: Path, launcher: int, needed_bytes: int) -> Path:
-    """Return a folder below `base` for this launcher's run, if the disk has room and direct I/O. Any rank may call."""
+def make_swap_folder(folder: Path, needed_bytes: int) -> None:
+    """Make a folder for offloading, if the disk has room and direct I/O. Any rank may call."""
     try:
-        base.mkdir(parents=True, exist_ok=True)
-        # Folders of runs that were killed are removed first.
-        for folder in base.glob(f"{_swap_prefix()}*-*"):
-            pid, ticks = folder.name.rsplit("-", 2)[1:]
-            if pid.isdigit() and start_ticks(int(pid)) != ticks:  # its run was killed; the id may be in use again
-                shutil.rmtree(folder, ignore_errors=True)
-        check_direct_io(base)
-        free_bytes = shutil.disk_usage(base).free
-        if free_bytes < needed_bytes:
-            what = f"--nvme-dir {base} has {size(free_bytes)} free, and this run needs {size(needed_bytes)}"
-            raise Stop(what, "give --nvme-dir a folder on a larger disk, or a smaller --model", "unavailable")
-        folder = base / f"{_swap_prefix()}{launcher}-{start_ticks(launcher)}"
-        folder.mkdir(exist_ok=True)  # another rank of this run may be first
+        folder.mkdir(parents=True, exist_ok=True)
+        check_direct_io(folder)
+        free_bytes = shutil.disk_usage(folder).free
     except OSError as error:
-        remedy = "give a folder on a local disk that you may write to; others often refuse"
-        raise Stop(f"--nvme-dir {base} cannot be used for offloading ({error.strerror or error})", remedy) from None
-    return folder
+        remedy = "give --nvme-dir a folder on a local disk that you may write to; others often refuse"
+        raise Stop(f"{folder} cannot be used for offloading ({error.strerror or error})", remedy) from None
+    if free_bytes < needed_bytes:
+        what = f"{folder} has {size(free_bytes)} free, and this run needs {size(needed_bytes)}"
+        remedy = "remove what killed runs have left there, or give a folder on a larger disk, or a smaller --model"
+        raise Stop(what, remedy, "unavailable")
 
 
 def check_direct_io(folder: Path) -> None:
@@ -207,9 +189,3 @@ def check_direct_io(folder: Path) -> None:
     with tempfile.TemporaryFile(dir=folder) as file:  # without a name, so nothing is left behind
         fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_DIRECT)
         os.pwrite(file.fileno(), mmap.mmap(-1, mmap.PAGESIZE), 0)  # direct I/O demands whole pages
-
-
-def _swap_prefix() -> str:
-    """Return how names of folders begin whose process ids mean something here: of this boot, and this container."""
-    boot = text("/proc/sys/kernel/random/boot_id")[:8]
-    return f"{SWAP_PREFIX}{boot}-{Path('/proc/self/ns/pid').stat().st_ino}-"

@@ -75,9 +75,11 @@ def claim_disk(settings: Settings, arm: Arm, launch: Launch, folder: Path) -> Pa
         return None
     model = models.on_meta(settings, models.model_config(settings, vocabulary=None))
     all_bytes = model.num_parameters() * machine.BYTES_PER_PARAMETER
-    base = (settings.nvme_dir or folder.parent / "nvme").resolve()
     needed_bytes = all_bytes * number_of("LOCAL_WORLD_SIZE") // number_of("WORLD_SIZE")
-    return machine.give_swap_folder(base, launch.pid, needed_bytes)
+    base = (settings.nvme_dir or folder.parent / "nvme").resolve()
+    disk = base / f"{folder.name}-{launch.pid}"  # another run may have this name and this disk
+    machine.make_swap_folder(disk, needed_bytes)
+    return disk
 
 
 def describe_machines(run: OpenRun) -> list[Machine]:

@@ -53,7 +53,9 @@ def test_a_machine_needs_room_for_its_own_ranks_alone(world, local, share, tmp_p
     """Two machines hold a half each. A virtual rank is one of N, and holds an Nth."""
     monkeypatch.setenv("WORLD_SIZE", str(world))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
-    monkeypatch.setattr(setup.machine, "give_swap_folder", lambda *given: given)
+    asked = []
+    monkeypatch.setattr(setup.machine, "make_swap_folder", lambda *given: asked.append(given))
     settings = resolve(Flags(task="wikitext", model="gpt2"), gpu=False)
     claimed = setup.claim_disk(settings, read(all_paths()["zero3_nvme"]), LAUNCH, tmp_path / "run")
-    assert claimed == (tmp_path / "nvme", 7, 124_439_808 * setup.machine.BYTES_PER_PARAMETER // share)
+    assert claimed == tmp_path / "nvme/run-7"
+    assert asked == [(claimed, 124_439_808 * setup.machine.BYTES_PER_PARAMETER // share)]
