@@ -125,13 +125,8 @@ def operators_folder() -> Path:
     """Return the folder for DeepSpeed's compiled operators: in the Python environment of their PyTorch."""
     # PyTorch's default is one folder for all environments of a user, which would overwrite each other's operators. The
     # versions are in the name because ninja does not know that the build depends on PyTorch's headers.
-    environment = Path(sys.prefix)
-    if os.access(environment, os.W_OK):
-        base = environment / "torch_extensions"
-    else:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        base = cache / "zero-study" / "torch_extensions" / str(environment).strip("/").replace("/", "-")
-    return base / "-".join(f"{package}-{version(package) or 'none'}" for package in COMPILED_FOR)
+    name = "-".join(f"{package}-{version(package) or 'none'}" for package in COMPILED_FOR)
+    return Path(sys.prefix, "torch_extensions", name)
 
 
 # --- Finds the `accelerate launch` above this process, and reads its command line
