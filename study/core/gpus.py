@@ -7,7 +7,6 @@ H100. NVLink bridges of PCIe cards join only two.
 This module needs no torch, so it is fast.
 """
 
-import ctypes
 import json
 import os
 import re
@@ -18,7 +17,6 @@ from typing import NamedTuple
 
 from study.core.errors import Stop, nearest
 
-CUDA_ERROR_NO_DEVICE = 100
 MOST_TFLOPS = 100_000
 
 
@@ -113,48 +111,32 @@ def peak_flops(device_name: str | None, precision: str, tf32: bool) -> float | N
 
 
 class Visible(NamedTuple):
-    """A GPU of this machine that a launch would see. Its memory is what CUDA gives to programs."""
+    """A GPU of this machine that a launch would see, as nvidia-smi shows it."""
 
     name: str
     memory_bytes: int
 
 
 def gpus_here() -> list[Visible]:
-    """Return the GPUs that a launch would see, in CUDA's order. Raise Stop if the driver fails."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+    """Return the GPUs that a launch would see. Raise Stop if the driver fails."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip()
+    if chosen in ("", "-1"):
         return []  # they are hidden
     import pynvml
 
+    found = []
     try:
-        pynvml.nvmlInit()  # first: CUDA reports a driver that is not loaded as no GPU
-        cuda = ctypes.CDLL("libcuda.so.1")
-        code = cuda.cuInit(0)
-    except (pynvml.NVMLError_LibraryNotFound, OSError, AttributeError):
-        return []  # no driver, or only the stub library that programs are linked with: nothing to fix
+        pynvml.nvmlInit()
+        for number in range(pynvml.nvmlDeviceGetCount()):
+            card = pynvml.nvmlDeviceGetHandleByIndex(number)
+            found.append(Visible(pynvml.nvmlDeviceGetName(card), pynvml.nvmlDeviceGetMemoryInfo(card).total))
+    except pynvml.NVMLError_LibraryNotFound:
+        return []  # no driver: nothing to fix
     except pynvml.NVMLError as error:
         raise Stop(f"NVML: {error}", "fix what nvidia-smi reports") from None
-    if code == CUDA_ERROR_NO_DEVICE:
-        return []
-    # CUDA is asked and not NVML, which numbers GPUs by slot and does not know which are hidden.
-    number_of_gpus = ctypes.c_int()
-    _check_codes(code, cuda.cuDeviceGetCount(ctypes.byref(number_of_gpus)))
-    return [_visible(cuda, number) for number in range(number_of_gpus.value)]
-
-
-def _visible(cuda: ctypes.CDLL, number: int) -> Visible:
-    device, memory_bytes = ctypes.c_int(), ctypes.c_size_t()
-    name = ctypes.create_string_buffer(100)
-    _check_codes(
-        cuda.cuDeviceGet(ctypes.byref(device), number),
-        cuda.cuDeviceGetName(name, len(name), device),
-        cuda.cuDeviceTotalMem_v2(ctypes.byref(memory_bytes), device),
-    )
-    return Visible(name.value.decode(), memory_bytes.value)
-
-
-def _check_codes(*codes: int) -> None:
-    if any(codes):
-        raise Stop(f"the CUDA driver reports error {max(codes)}", "fix what nvidia-smi reports")
+    if chosen != "all":  # NVML does not know which those are: the cards of a machine are mostly alike
+        return found[: len(chosen.split(","))]
+    return found
 
 
 def num_gpus() -> int:

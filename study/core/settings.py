@@ -142,7 +142,7 @@ class Flags:
     run_dir: Path | None = None
     """The run folder. Default: a new folder in runs/."""
     nvme_dir: Path | None = None
-    """The folder for arms that offload to disk. Default: nvme, beside the run folder. What a run writes there is removed
+    """The folder for arms that offload to disk. Default: nvme, beside the run folder. What a run has there it removes
     when it ends, unless it is killed."""
     cache_dir: Path = DEFAULT_CACHE
     """The folder that keeps data, weights and traces of models between runs. The variable ZERO_STUDY_CACHE sets it for

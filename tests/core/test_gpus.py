@@ -1,6 +1,5 @@
 """One table of GPUs for all who ask, and the GPUs of a machine as a launch would see them."""
 
-import ctypes
 import re
 from types import SimpleNamespace
 from unittest import mock
@@ -55,63 +54,37 @@ def test_what_a_run_is_measured_against(case):
 # --- those of this machine ------------------------------------------------------------------------------------------
 
 
-def cuda_with(gpus: int, code: int = 0) -> SimpleNamespace:
-    """Return CUDA's driver with so many GPUs, which fails with a code."""
-
-    def fill(pointer, value) -> int:
-        getattr(pointer, "_obj", pointer).value = value
-        return 0
-
-    return SimpleNamespace(
-        cuInit=lambda _: code,
-        cuDeviceGetCount=lambda count: fill(count, gpus),
-        cuDeviceGet=fill,
-        cuDeviceGetName=lambda name, length, device: fill(name, f"GPU {device.value}".encode()),
-        cuDeviceTotalMem_v2=lambda total_bytes, device: fill(total_bytes, (1 + device.value) * 10**10),
-    )
-
-
 @pytest.fixture
 def driver(monkeypatch):
-    """A function that puts drivers in the place of CUDA's and NVML's; the latter's is an error or None."""
+    """A function that puts a driver with so many GPUs in NVML's place; or one that fails."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    def put(cuda, nvml: Exception | None = None) -> None:
-        monkeypatch.setattr(ctypes, "CDLL", lambda _: cuda)
-        monkeypatch.setattr(pynvml, "nvmlInit", mock.Mock(side_effect=nvml))
+    def put(gpus: int, error: Exception | None = None) -> None:
+        monkeypatch.setattr(pynvml, "nvmlInit", mock.Mock(side_effect=error))
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: gpus)
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", int)
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetName", "GPU {}".format)
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda card: SimpleNamespace(total=(1 + card) * 10**10))
 
     return put
 
 
 def test_the_gpus_of_a_machine(driver, monkeypatch):
-    driver(cuda_with(2))
-    assert gpus.gpus_here() == [("GPU 0", 10**10), ("GPU 1", 2 * 10**10)]
-    assert gpus.num_gpus() == 2
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert gpus.gpus_here() == [], "nobody is asked"
+    driver(3)
+    assert gpus.gpus_here() == [("GPU 0", 10**10), ("GPU 1", 2 * 10**10), ("GPU 2", 3 * 10**10)]
+    for chosen, number in {"1,2": 2, "GPU-8932f937": 1, "-1": 0, "": 0}.items():
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+        assert gpus.num_gpus() == number
 
 
-NO_DRIVER = pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-STUB = object()  # to link programs with
-
-
-@pytest.mark.parametrize(
-    ("cuda", "nvml"), [(cuda_with(9, code=gpus.CUDA_ERROR_NO_DEVICE), None), (STUB, None), (cuda_with(9), NO_DRIVER)]
-)
-def test_a_machine_without_gpus(driver, cuda, nvml):
-    driver(cuda, nvml)
+@pytest.mark.parametrize("error", [None, pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)])
+def test_a_machine_without_gpus(driver, error):
+    driver(0, error)
     assert gpus.gpus_here() == []
 
 
-@pytest.mark.parametrize(
-    ("cuda", "nvml", "words"),
-    [
-        (cuda_with(9, code=999), None, "error 999"),
-        (cuda_with(9), pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED), "NVML: Driver"),
-    ],
-)
-def test_a_driver_that_fails_is_a_stop(driver, cuda, nvml, words):
-    driver(cuda, nvml)
-    with pytest.raises(Stop, match=words):
+def test_a_driver_that_fails_is_a_stop(driver):
+    driver(9, pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED))
+    with pytest.raises(Stop, match="NVML: Driver"):
         gpus.gpus_here()
     assert gpus.num_gpus() == 0
