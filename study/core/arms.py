@@ -9,12 +9,10 @@ import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
-
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, ValidationError
+from typing import Any, Literal
 
 from study.core.errors import Stop, nearest
-from study.core.files import load, sentence
+from study.core.files import load, why
 from study.core.shapes import is_local
 from study.core.text import comparable
 
@@ -23,9 +21,6 @@ PACKAGE = Path(__file__).resolve().parents[1]
 ROOT = PACKAGE.parent if (PACKAGE.parent / "accelerate_configs").is_dir() else PACKAGE
 FOLDER = ROOT / "accelerate_configs"
 MAX_BYTES = 64 * 1024  # the largest of ours has 1 kB
-T = TypeVar("T", bound=BaseModel)
-# Where states are between their uses, as DeepSpeed calls it. none: on the device that computes.
-Device = Literal["none", "cpu", "nvme"]
 OFFLOADS = ("offload_optimizer", "offload_param")
 DEEPSPEED_NUMBERS = ("gradient_clipping", "gradient_accumulation_steps")  # that Accelerate's yaml passes on
 # In the order in which tables and notebooks show them. The files of variants/ are arms, too, and come after these.
@@ -33,83 +28,21 @@ NAMES = (
     "single", "ddp", "zero1", "zero2", "zero3", "zero1_cpu", "zero2_cpu", "zero3_cpu", "zero3_nvme",
     "fsdp2", "fsdp2_grad_op", "fsdp2_cpu", "hsdp", "zero3_hpz", "zero3_ulysses", "zero1_tp", "zero2_tp",
 )  # fmt: skip
-# What to do about some keys; about any other: fix the file.
-REMEDIES = {
-    "distributed_type": "choose one of them; write 'NO' in quotes, or yaml reads it as false",
-    "mixed_precision": "remove it and give --precision: it is a setting of the run, the same for every arm",
-    "offload_optimizer_nvme_path": "remove it and give --nvme-dir: Accelerate ignores it",
-    "offload_param_nvme_path": "remove it and give --nvme-dir: Accelerate ignores it",
+# By kind of distribution: the keys of parallelism_config. With FSDP, how many groups each hold the whole state, and the
+# ranks in each; with DeepSpeed the ranks that share rows, each with a part of the tokens (Ulysses).
+SHARDS = "parallelism_config_dp_shard_size"
+PARALLELISM: dict[str, set[str]] = {
+    "NO": set(),
+    "MULTI_GPU": set(),
+    "DEEPSPEED": {"parallelism_config_sp_size", "parallelism_config_sp_backend", SHARDS},
+    "FSDP": {"parallelism_config_dp_replicate_size", SHARDS},
 }
-
-
-class Section(BaseModel, strict=True):
-    """A section of a config, of which the study reads some keys. Each must have the type that the library takes."""
-
-
-class Config(Section):
-    """What every arm says."""
-
-    distributed_type: Literal["NO", "MULTI_GPU", "DEEPSPEED", "FSDP"]
-    num_processes: PositiveInt | Literal["auto"] = 1
-    # Accelerate passes it to the ranks in ACCELERATE_MIXED_PRECISION, where it would count beside --precision.
-    mixed_precision: Literal["no"] | None = None
-
-
-class Fsdp(Section, extra="forbid"):
-    """All that the study reads back of FSDP. An arm must say it, because Accelerate's defaults differ."""
-
-    fsdp_version: Literal[2]
-    fsdp_auto_wrap_policy: Literal["TRANSFORMER_BASED_WRAP"]  # otherwise the model is one unit, and nothing is saved
-    fsdp_cpu_ram_efficient_loading: Literal[False]  # otherwise only the first rank loads weights
-    fsdp_reshard_after_forward: bool
-    fsdp_offload_params: bool
-
-
-class Groups(Section, extra="forbid"):
-    """With FSDP: the number of groups of ranks that each hold the whole state, and the ranks in each."""
-
-    parallelism_config_dp_replicate_size: PositiveInt = 1
-    parallelism_config_dp_shard_size: Literal["auto"] | Annotated[int, Field(ge=2)] = "auto"
-
-
-class SequenceGroups(Section, extra="forbid"):
-    """With DeepSpeed: the number of ranks that share rows, each with a part of the tokens (Ulysses)."""
-
-    parallelism_config_sp_size: PositiveInt = 1
-    parallelism_config_sp_backend: Literal["deepspeed"] = "deepspeed"
-    parallelism_config_dp_shard_size: Literal["auto"] | PositiveInt = "auto"  # such groups; follows from the ranks
-
-
-class Keys(Section):
-    """Keys of `deepspeed_config` in a yaml. Accelerate and DeepSpeed clip at 1.0 by default."""
-
-    deepspeed_config_file: str | None = None
-    gradient_clipping: float = 1.0
-    # Accelerate 1.15 reads these two and never passes them on: the files would go to ./none.
-    offload_optimizer_nvme_path: Literal["none"] | None = None
-    offload_param_nvme_path: Literal["none"] | None = None
-
-
-class Offload(Section):
-    device: Device = "none"
-
-
-# The defaults of its keys are DeepSpeed's: see library_defaults.json.
-class Zero(Section):
-    stage: Literal[0, 1, 2, 3] = 0
-    zero_hpz_partition_size: NonNegativeInt = 1  # no second copy
-    offload_optimizer: Offload = Offload()
-    offload_param: Offload = Offload()
-
-
-class TensorParallel(Section):
-    autotp_size: NonNegativeInt = 0  # off
-
-
-class DeepSpeed(Section):
-    gradient_clipping: float | Literal["auto"] = "auto"
-    tensor_parallel: TensorParallel = TensorParallel()
-    zero_optimization: Zero = Zero()
+# What an arm with FSDP has to say, because Accelerate's defaults differ.
+FSDP = {
+    "fsdp_version": 2,
+    "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",  # otherwise the model is one unit, and nothing is saved
+    "fsdp_cpu_ram_efficient_loading": False,  # otherwise only the first rank loads weights
+}
 
 
 @dataclass(frozen=True)
@@ -123,7 +56,7 @@ class Arm:
     deepspeed: dict | None = None
     fsdp: dict | None = None
     stage: int | None = None
-    offload_optimizer: str = "none"
+    offload_optimizer: str = "none"  # where states are between their uses: cpu, nvme, or none for the device itself
     offload_param: str = "none"
     clipping: float = 0.0
     replicas: int = 1  # groups of ranks that each hold the whole state, divided among them: with FSDP that is HSDP
@@ -184,57 +117,82 @@ class Arm:
 def read(path: Path) -> Arm:
     """Return the arm that a yaml file describes. Raise Stop for settings that Accelerate silently ignores."""
     config = _content(path, f"choose one of {', '.join(all_paths())}")
-    said = _checked(Config, config, path)
-    arm = Arm(path.stem, path, said.distributed_type, said.num_processes)
-    if arm.distributed_type == "FSDP":
-        return replace(arm, **_of_fsdp(config, path))
-    if arm.distributed_type == "DEEPSPEED":
-        return replace(arm, **_of_deepspeed(config, path))
-    if config.get("parallelism_config"):  # only these two divide ranks into groups
-        raise Stop(f"{path}: parallelism_config needs FSDP or DeepSpeed", f"fix {path.name}")
+    try:
+        return _arm(config, path)
+    except (TypeError, ValueError) as error:
+        raise Stop(f"{path}: {why(error)}", f"fix {path.name}") from None
+
+
+def _arm(config: dict, path: Path) -> Arm:
+    kind = config.get("distributed_type")
+    if kind not in PARALLELISM:  # yaml reads a bare NO as false
+        raise ValueError(f"distributed_type must be one of {', '.join(PARALLELISM)}, 'NO' in quotes (got {kind})")
+    ranks = config.get("num_processes", 1)
+    if ranks != "auto" and ranks < 1:
+        raise ValueError(f"num_processes must be greater than 0 (got {ranks})")
+    # Accelerate passes it to the ranks in ACCELERATE_MIXED_PRECISION, where it would count beside --precision.
+    if config.get("mixed_precision") not in ("no", None):
+        raise ValueError("mixed_precision is a setting of the run: remove it and give --precision")
+    groups = _section(config, "parallelism_config")
+    if unknown := groups.keys() - PARALLELISM[kind]:
+        raise ValueError(f"parallelism_config has keys that are not known under {kind}: {unknown}")
+    arm = Arm(path.stem, path, kind, ranks)
+    if kind == "FSDP":
+        return replace(arm, **_of_fsdp(_section(config, "fsdp_config"), groups))
+    if kind == "DEEPSPEED":
+        return replace(arm, **_of_deepspeed(_section(config, "deepspeed_config"), groups, path))
     return arm
 
 
-def _of_fsdp(config: dict, path: Path) -> dict[str, Any]:
-    fsdp = _checked(Fsdp, config.get("fsdp_config"), path, "fsdp_config")
-    meshes = _checked(Groups, config.get("parallelism_config", {}), path, "parallelism_config")
+def _of_fsdp(fsdp: dict, groups: dict) -> dict[str, Any]:
+    chosen = {key: fsdp.get(key) for key in ("fsdp_reshard_after_forward", "fsdp_offload_params")}
+    if fsdp != FSDP | chosen:
+        raise ValueError(f"fsdp_config must be that of fsdp2.yaml, and only {' and '.join(chosen)} may differ")
     # Its offload is one switch: states and weights go to the host together.
-    home = "cpu" if fsdp.fsdp_offload_params else "none"
+    home = "cpu" if fsdp["fsdp_offload_params"] else "none"
     return {
-        "fsdp": config["fsdp_config"],
+        "fsdp": fsdp,
         "offload_optimizer": home,
         "offload_param": home,
-        "replicas": meshes.parallelism_config_dp_replicate_size,
-        "shards": meshes.parallelism_config_dp_shard_size,
+        "replicas": max(1, int(groups.get("parallelism_config_dp_replicate_size", 1))),
+        "shards": groups.get(SHARDS, "auto"),
     }
 
 
-def _of_deepspeed(config: dict, path: Path) -> dict[str, Any]:
+def _of_deepspeed(section: dict, groups: dict, path: Path) -> dict[str, Any]:
     """Read the keys of the yaml, or a json of its own."""
-    section = config.get("deepspeed_config") or {}
-    keys = _checked(Keys, section, path, "deepspeed_config")
-    sequence = _checked(SequenceGroups, config.get("parallelism_config", {}), path, "parallelism_config")
-    # A clipping of 0 is promised, although Accelerate drops it: the trainer then says so.
-    content = config_of_yaml(section) | {"gradient_clipping": keys.gradient_clipping}
-    if keys.deepspeed_config_file is not None:  # Accelerate refuses a yaml that sets any of these beside a json
+    for part in OFFLOADS:  # Accelerate 1.15 reads them and never passes them on: the files would go to ./none
+        if section.get(f"{part}_nvme_path") not in ("none", None):
+            raise ValueError(f"Accelerate ignores {part}_nvme_path: remove it and give --nvme-dir")
+    # A clipping of 0 is promised, although Accelerate drops it: the trainer then says so. It clips at 1.0 by default.
+    content = config_of_yaml(section) | {"gradient_clipping": section.get("gradient_clipping", 1.0)}
+    if file := section.get("deepspeed_config_file"):  # Accelerate refuses a yaml that sets any of these beside a json
         remedy = f"correct deepspeed_config_file in {path.name}, or run from the root of the repository"
-        path = find(keys.deepspeed_config_file)
-        content = _content(path, remedy)
-    deepspeed = _checked(DeepSpeed, content, path)
-    zero = deepspeed.zero_optimization
-    clipping = deepspeed.gradient_clipping
+        content = _content(find(file), remedy)
+    # What is left out is as in DeepSpeed: see library_defaults.json.
+    zero = _section(content, "zero_optimization")
+    stage = zero.get("stage", 0)
+    homes = {part: _section(zero, part).get("device", "none") for part in OFFLOADS}
+    if stage not in (0, 1, 2, 3) or not {*homes.values()} <= {"none", "cpu", "nvme"}:
+        raise ValueError(f"stage must be 0, 1, 2 or 3, and a device none, cpu or nvme (got {stage}, {homes})")
+    clipping = content.get("gradient_clipping", "auto")
     if clipping == "auto":  # Accelerate fills in the value that is DeepSpeed's default, too
         clipping = 1.0
-    return {
+    return homes | {
         "deepspeed": content,
-        "stage": zero.stage,
-        "offload_optimizer": zero.offload_optimizer.device,
-        "offload_param": zero.offload_param.device,
-        "clipping": clipping,
-        "sequence_ranks": sequence.parallelism_config_sp_size,
-        "tensor_ranks": max(1, deepspeed.tensor_parallel.autotp_size),
-        "second_copy_ranks": zero.zero_hpz_partition_size,
+        "stage": stage,
+        "clipping": float(clipping),
+        "sequence_ranks": max(1, int(groups.get("parallelism_config_sp_size", 1))),
+        "tensor_ranks": max(1, int(_section(content, "tensor_parallel").get("autotp_size", 0))),  # 0: off
+        "second_copy_ranks": int(zero.get("zero_hpz_partition_size", 1)),  # 1: no second copy
     }
+
+
+def _section(config: dict, name: str) -> dict:
+    section = config.get(name) or {}
+    if not isinstance(section, dict):
+        raise TypeError(f"{name} must be a table (got {section!r:.80})")
+    return section
 
 
 def config_of_yaml(section: dict) -> dict:
@@ -251,20 +209,10 @@ def config_of_yaml(section: dict) -> dict:
     return {"zero_optimization": {"stage": 2 if stage is None else stage} | zero} | written
 
 
-def _content(path: Path, missing: str) -> Any:
+def _content(path: Path, missing: str) -> dict:
     """Return the content of a config file. Its size is limited, so that a wrong path cannot fill the memory."""
     remedy = f"fix {path.name:.80}"
-    return load(path, Any, what="a config", remedy=remedy, most_bytes=MAX_BYTES, links=True, missing=missing)
-
-
-def _checked(kind: type[T], section: Any, path: Path, name: str = "") -> T:
-    """Return the keys of a section that the study reads. Raise Stop for one of another type or, if so said, others."""
-    try:
-        return kind.model_validate(section)
-    except ValidationError as error:
-        what = f"{path}: {name} {sentence(error, kind.model_fields)}".replace("  ", " ")
-        key = "".join(map(str, error.errors()[0]["loc"][:1]))
-        raise Stop(what, REMEDIES.get(key, f"fix {path.name}")) from None
+    return load(path, dict, what="a config", remedy=remedy, most_bytes=MAX_BYTES, links=True, missing=missing)
 
 
 def find(file: str | Path) -> Path:
