@@ -45,8 +45,6 @@ def refusal(arm: Arm, optimizer: str, precision: str, has_values: bool = True, s
 def check(settings: Flags, arm: Arm) -> None:
     """Raise Stop for settings of the optimizer that cannot be combined with each other or with the arm."""
     # --- with each other
-    if settings.lora_rank is not None and settings.train_only is not None:
-        raise Stop("--lora-rank and --train-only both choose the weights that train", "give one of them")
     if settings.lora_rank is not None and settings.save:
         raise Stop("--save with --lora-rank would write a model that transformers cannot load", "leave out --save")
     # --- with the arm

@@ -76,8 +76,6 @@ class Flags:
     the matrices of the layers, and AdamW for everything else."""
     lora_rank: Count | None = None
     """LoRA: freeze the weights, and train two matrices of this rank beside each linear layer, and the head."""
-    train_only: str | None = None
-    """Freeze all weights except those whose name this regular expression matches."""
     micro_batch: Count = 8
     """Rows per rank and forward pass."""
     accumulation: Count = 1

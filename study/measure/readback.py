@@ -177,7 +177,7 @@ def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int
             "gather_dtype": recipe.autocast,  # None: the parameters' own
             "reduce_dtype": recipe.autocast,
         }
-    if settings.lora_rank or settings.train_only:
+    if settings.lora_rank:
         observed["frozen weights"] = seen.trained_parameters != seen.parameters
         promised["frozen weights"] = True
     # --- what differs, where one of several values may be right

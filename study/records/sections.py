@@ -54,6 +54,8 @@ class Requested(_Settings):
     arm: Text = None
     config_file: Text = None
     repair: Text = None
+    precision: Literal["fp32", "bf16", "fp16", "bf16_cast", "bf16_pure", "fp8"] | None = None  # fp8: of older records
+    train_only: Text = None  # of records that froze all weights but those with a name that it matches
     hosts: Int = None  # with bandwidth_mbit: of records over an emulated network; no run sets them any more
     bandwidth_mbit: float | Literal["unlimited"] | None = None
     checkpoint_every: Int = None  # of records that saved checkpoints and resumed, which takes time

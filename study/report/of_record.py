@@ -44,8 +44,8 @@ def training_of(record: Record) -> Training | None:
     # where recomputation is reentrant: that changes with DeepSpeed's release.
     if model is None or record.is_script or record.is_watched or requested.compile or requested.reentrant:
         return None
-    recipe = RECIPES.get(requested.precision)
-    if recipe is None:  # fp8, which two older records ask for
+    recipe = RECIPES.get(requested.precision or "")
+    if recipe is None:  # fp8, which two older records asked for
         return None
     if requested.optimizer == "muon" and observed.stage:
         return None

@@ -253,7 +253,7 @@ def _starting_model(run: OpenRun) -> PreTrainedModel:
             models.drawn_weights(settings, config)
     model = models.build_model(settings, config, run.accelerator.device)
     torch.manual_seed(settings.seed)  # so that adapters are the same, whether weights were drawn or loaded
-    freeze(model, settings.lora_rank, settings.train_only)
+    freeze(model, settings.lora_rank)
     if run.arm.deepspeed is None:
         model.to(run.accelerator.device)  # before the optimizer, which may take copies of the weights
     return model

@@ -48,9 +48,9 @@ def freeze(
         try:
             _train(model, re.compile(train_only))
         except re.error as error:
-            raise Stop(f"--train-only {train_only!r} is no regular expression ({error})", "correct it") from None
+            raise Stop(f"train_only {train_only!r} is no regular expression ({error})", "correct it") from None
     if not any(tensor.requires_grad for tensor in model.parameters()):
-        raise Stop(f"no tensor of the model matches --train-only {train_only}", "give a part of a tensor's name")
+        raise Stop(f"no tensor of the model matches train_only {train_only}", "give a part of a tensor's name")
     # Checkpointed layers need an input with a gradient, and frozen embeddings give none.
     model.enable_input_require_grads()
 
