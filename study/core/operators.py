@@ -8,7 +8,6 @@ import fcntl
 import functools
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from study.core import machine
 from study.core.arms import NAMES, PACKAGE, Arm, load_arm
-from study.core.errors import Stop
+from study.core.errors import Stop, exit_on_stop
 from study.core.gpus import num_gpus
 from study.core.text import say
 
@@ -84,8 +83,7 @@ def why_not_operator(name: str, gpus: int) -> Stop | None:
         return Stop(what, GET_NINJA, "unavailable")
     if gpus and name in ("async_io", "quantizer") and not nvcc():  # those here that are built against CUDA
         return Stop(f"{purpose} on a GPU needs the CUDA toolkit, which is missing", GET_CUDA, "unavailable")
-    # DeepSpeed links a test program against libaio each time it loads the operator for the disk.
-    if (name == "async_io" or not compiled(name)) and not compiler():
+    if not compiled(name) and not compiler():
         return Stop(f"DeepSpeed needs a C++ compiler for {purpose}, and there is none", GET_COMPILER, "unavailable")
     return None
 
@@ -156,9 +154,9 @@ def _compile(name: str, builder, gpus: int) -> None:
         arguments = [*builder.cxx_args(), "-g0"]
         builder.cxx_args = lambda: arguments
         _join(operator_folder(name), builder)
+    if name == "async_io":
+        _bring_libaio(builder)
     try:
-        if name == "async_io":
-            provide_libaio()
         builder.load(verbose=False)
     except (RuntimeError, ImportError, subprocess.CalledProcessError) as error:
         log = operator_folder(name) / "compiler.log"
@@ -181,21 +179,12 @@ def _join(folder: Path, builder) -> None:
     builder.sources, builder.include_paths = lambda: files, lambda: folders
 
 
-def provide_libaio() -> None:
-    """Let the compilers that this process starts find our libaio, also on a machine that has none."""
-    # async_io needs a header and a library, and DeepSpeed looks for them each time that it loads the operator. Our
-    # library is static, so nothing has to find it afterwards.
-    own = operator_folder("libaio")
-    own.mkdir(parents=True, exist_ok=True)
-    shutil.copy(LIBAIO / "libaio.h", own)
-    source = str(LIBAIO / "libaio.c")
-    # -x c: the compiler is for C++, which has no _Static_assert.
-    command = [compiler() or "c++", "-x", "c", "-O2", "-fPIC", "-c", source, "-o", "libaio.o"]
-    subprocess.run(command, cwd=own, check=True)
-    subprocess.run(["ar", "rcs", "libaio.a", "libaio.o"], cwd=own, check=True)
-    for variable in ("CPATH", "LIBRARY_PATH"):  # gcc and clang read them, in DeepSpeed's test program and under ninja
-        folders = filter(None, os.environ.get(variable, "").split(os.pathsep))
-        os.environ[variable] = os.pathsep.join(dict.fromkeys([str(own), *folders]))
+def _bring_libaio(builder) -> None:
+    """Let async_io be compiled with our libaio, and not with one that a machine may lack."""
+    files, folders = [*builder.sources(), str(LIBAIO / "libaio.cpp")], [str(LIBAIO), *builder.include_paths()]
+    flags = [flag for flag in builder.extra_ldflags() if flag != "-laio"]
+    builder.sources, builder.include_paths, builder.extra_ldflags = lambda: files, lambda: folders, lambda: flags
+    builder.is_compatible = lambda verbose: True  # it links a test program with libaio
 
 
 @contextlib.contextmanager
@@ -222,23 +211,16 @@ def _guarded(name: str, tell: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
-def main(name: str) -> int:
+def main(name: str) -> None:
     """Load an operator as the trainer does, in a separate process. The exit code says whether it worked."""
     start_s = time.monotonic()
-    os.setpgid(0, 0)  # a process group of its own, which the compilers join
     machine.die_with_parent()
-    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))  # this process as well
     machine.put_programs_on_path()
     say = functools.partial(print, " ", file=sys.__stdout__, flush=True)
-    try:
-        with contextlib.redirect_stdout(Path(os.devnull).open("w")):  # DeepSpeed logs there
-            load([name], num_gpus(), say)
-    except Stop as stop:
-        say(stop.sentence)
-        return 1
+    with exit_on_stop(), contextlib.redirect_stdout(Path(os.devnull).open("w")):  # DeepSpeed logs there
+        load([name], num_gpus(), say)
     say(f"{name}: ready, after {time.monotonic() - start_s:.0f} s")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    main(sys.argv[1])

@@ -1,5 +1,5 @@
 /* The part of libaio's interface that DeepSpeed uses, over the kernel's system calls (see man 2 io_submit).
- * For machines without libaio: `study doctor --fix` compiles libaio.c beside this file. 64-bit, little-endian Linux. */
+ * So no machine needs libaio: libaio.cpp beside this file is compiled as one more source. 64-bit, little-endian Linux. */
 #ifndef LIBAIO_H
 #define LIBAIO_H
 

@@ -1,4 +1,4 @@
-/* libaio for machines that have none: see libaio.h. */
+/* What libaio.h declares. */
 #include "libaio.h"
 
 #include <errno.h>
@@ -7,11 +7,11 @@
 #include <unistd.h>
 
 /* As in linux/aio_abi.h. */
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ && sizeof(long) == 8, "64-bit, little-endian systems only");
-_Static_assert(sizeof(struct iocb) == 64 && sizeof(struct io_event) == 32, "the kernel's sizes");
-_Static_assert(offsetof(struct iocb, aio_lio_opcode) == 16 && offsetof(struct iocb, u.c.buf) == 24 &&
-                   offsetof(struct iocb, u.c.offset) == 40 && offsetof(struct iocb, u.c.resfd) == 60,
-               "the kernel's layout");
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ && sizeof(long) == 8, "64-bit, little-endian systems only");
+static_assert(sizeof(struct iocb) == 64 && sizeof(struct io_event) == 32, "the kernel's sizes");
+static_assert(offsetof(struct iocb, aio_lio_opcode) == 16 && offsetof(struct iocb, u.c.buf) == 24 &&
+                  offsetof(struct iocb, u.c.offset) == 40 && offsetof(struct iocb, u.c.resfd) == 60,
+              "the kernel's layout");
 
 static int result(long value) { return value == -1 ? -errno : (int)value; }
 
