@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
@@ -45,14 +44,20 @@ def peaks() -> RankMemory:
     return result
 
 
-def io_bytes() -> dict[str, int]:
-    """Return bytes that this process has moved so far, by the kernel.
+def io_bytes() -> dict[str, int | None]:
+    """Return bytes that this process has moved so far, by the kernel. None if it does not count them.
 
     `wchar`: passed to write calls, to files and to gloo's sockets. `read_bytes` and `write_bytes`: what a disk read and
     wrote for it, by direct I/O, but not the page cache.
     """
-    counts = psutil.Process().io_counters()
-    return {"wchar": counts.write_chars, "read_bytes": counts.read_bytes, "write_bytes": counts.write_bytes}
+    counts = fields("/proc/self/io")
+    unknown = dict.fromkeys(("wchar", "read_bytes", "write_bytes"))
+    return unknown | {name: int(count) for name, count in counts.items()}
+
+
+def difference(after: int | None, before: int | None) -> int | None:
+    """Return what was counted between two readings. None if one of them is unknown."""
+    return None if after is None or before is None else after - before
 
 
 # --- memory by component -------------------------------------------------------------------------------------------

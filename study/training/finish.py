@@ -14,7 +14,7 @@ from study.core.errors import Stop
 from study.core.models.build import GROUPED, WithoutValues
 from study.measure import readback, roles, traffic
 from study.measure.clock import Clock
-from study.measure.memory import io_bytes, memory_by_component
+from study.measure.memory import difference, io_bytes, memory_by_component
 from study.records import store
 from study.records.sections import Components, Loss, Saved, Time
 from study.training import ending, models, tasks
@@ -38,13 +38,13 @@ def finish(run: OpenRun, history: History) -> None:
     peaks = history.peaks
     if run.arm.uses_nvme:
         now = io_bytes()
-        peaks.nvme_read_bytes = now["read_bytes"] - history.io_before["read_bytes"]
-        peaks.nvme_written_bytes = now["write_bytes"] - history.io_before["write_bytes"]
+        peaks.nvme_read_bytes = difference(now["read_bytes"], history.io_before["read_bytes"])
+        peaks.nvme_written_bytes = difference(now["write_bytes"], history.io_before["write_bytes"])
     record.memory.per_rank = run.gathered(peaks)
     run.keep()
     # --- whether it is what it says
     wrong = readback.dtype_mismatches(run.settings, record.observed.dtypes)
-    swapped = [rank.nvme_written_bytes for rank in record.memory.per_rank]  # None: another arm
+    swapped = [rank.nvme_written_bytes for rank in record.memory.per_rank]  # None: unknown, or another arm
     if any(size is not None and size < machine.LEAST_SWAPPED_BYTES for size in swapped):
         wrong.append("the arm offloads to disk, and nothing was swapped there: partitions under 1 MiB stay in memory")
     if wrong:
@@ -142,7 +142,7 @@ def inspect(run: OpenRun, step: Callable[[], object]) -> None:
     traffic.refuse_uncounted(counter)
     moved = run.record.traffic
     moved.per_rank = run.gathered(counter.counts)
-    moved.kernel_bytes_written = run.gathered(after - before)
+    moved.kernel_bytes_written = run.gathered(difference(after, before))
     # --- three more, each operation followed: where the peak stands is known only after the first
     components = memory_by_component(step, run.model, run.optimizer, run.accelerator.device.type)
     if components is not None and not run.has_values:

@@ -93,7 +93,7 @@ class History:
         self.evals: list[Evaluation] = []
         self.last_batch: Rows = {}
         self.clock = Clock()
-        self.io_before: dict[str, int] = {}
+        self.io_before: dict[str, int | None] = {}
         self.peaks = RankMemory()  # of the timed steps
 
 
