@@ -297,21 +297,11 @@ def real_runs(trained, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def site(real_runs, tmp_path_factory):
-    """The report over the real runs, a run that ended badly, a virtual one, and five folders that are broken."""
+    """The report over the real runs, a run that ended badly, and a virtual one."""
     from study.report import site as report
     from tests.shaped import failed, finished, put
 
     put(real_runs, finished("shaped-virtual", "zero2", 64, virtual=True), failed("shaped-oom", arm="zero3"))
-    put(real_runs, finished("broken-schema", schema=99), finished("broken-half", status="running"))
-    broken = {
-        "broken-name": json.dumps(finished("unsafe") | {"run_id": "../../escaped"}),
-        "broken-json": store.new("broken-json", []).model_dump_json()[:200],
-    }
-    for name, text in broken.items():
-        (real_runs / name).mkdir()
-        (real_runs / name / "record.json").write_text(text)
-    (real_runs / "broken-none").mkdir()
-    (real_runs / "broken-none/log.txt").write_text("it began\n")
     out = tmp_path_factory.mktemp("site") / "build"
     assert report.build([real_runs], out) == []
     return out

@@ -101,22 +101,6 @@ def test_an_adapter_that_cannot_be_imported_is_a_sentence(ranks, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
-    [
-        ("empty.json", "{}", "does not define build, forward_backward, step, whole_weights"),
-        ("empty.py", "", "does not define build, forward_backward, step, whole_weights"),
-        ("part.py", "from there import build, step\nwhole_weights = dict", "does not define forward_backward"),
-        ("text.yaml", "a: b: c", "does not define build"),
-    ],
-)
-def test_a_file_that_is_no_adapter_is_refused_before_anything_is_imported(name, text, said, tmp_path, monkeypatch):
-    (tmp_path / name).write_text(text)
-    monkeypatch.setattr(command, "Ranks", None)  # the process that imports torch
-    with pytest.raises(Stop, match=said):
-        command.conform((str(tmp_path / name),))
-
-
-@pytest.mark.parametrize(
     "adapter", sorted({*(each.path for each in ADAPTERS.values()), ROOT / "examples/zero_by_hand/adapter.py"})
 )
 def test_an_adapter_is_whole(adapter):
@@ -199,14 +183,6 @@ def test_every_kept_failure_is_explained():
     assert not [each for each in ours if each.kind == "hangs"]
     assert [each for each in ours if each.answer == "fails" and not suite.explanation(each)] == []
     assert {each.answer for each in ours if each.adapter == "ddp"} == {"holds", "not applicable"}
-
-
-def test_a_pass_through_the_module_inside_counts_as_often_as_an_update_has_passes():
-    """deepspeedai/DeepSpeed#8224, since the release that mended #7718, which stage 2 had before. Right since 0.19.6."""
-    for adapter, since in (("zero1", "0.18.3"), ("zero2", "0.17.6"), ("zero3", "0.18.3")):
-        changed, _ = releases.changes(adapter, "0.17.5", "0.19.8")
-        (history,) = [history for history, names in changed.items() if "inner-forward" in names]
-        assert history.endswith(f"fails since {since}, holds since 0.19.6")
 
 
 def test_what_the_suite_sees_is_what_its_properties_can_see():

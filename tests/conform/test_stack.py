@@ -15,7 +15,6 @@ from study.cli import diagnosis
 from study.conform import releases, suite
 from study.conform.faults import ANY, named, table
 from study.core import arms
-from study.core.errors import Stop
 from study.core.options import parsed
 from study.watch import lists
 from tests.cli.test_cli import in_this_process
@@ -159,21 +158,6 @@ def test_a_release_is_read_from_lists_projects_locks_and_threads(text, tmp_path)
         assert {name: str(release) for name, release in versions.items()} == STACKS["list"][text]
 
 
-@pytest.mark.parametrize("word", ["numpy==2", "nowhere.txt", "deepspeed.txt", "", "\0"])
-def test_words_that_name_nothing_known_are_a_sentence(word):
-    with pytest.raises(Stop, match="names none of accelerate, axolotl, deepspeed"):
-        lists.releases((word,))
-
-
-def test_a_package_without_faults_is_said_beside_others(monkeypatch, capsys):
-    words = ("datasets==4.0.0", "deepspeed==0.19.8")
-    assert [*lists.releases(words)] == ["deepspeed"]
-    in_this_process(monkeypatch, " ".join(("stack", *words, "--stage 0")))
-    assert "Of datasets==4.0.0 the table has no fault:" in capsys.readouterr().out
-    with pytest.raises(Stop, match="names none of"):
-        lists.releases(("datasets==4.0.0", "numpy==2"))
-
-
 def test_a_config_answers_what_flags_would(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, text in STACKS["config"].items():
@@ -256,36 +240,6 @@ def test_a_fault_that_a_flag_alone_decides_names_it(capsys):
     asked("deepspeed==0.19.5 trl==1.9.0 transformers==5.17.0 --stage 3 --peft")
     printed = " ".join(capsys.readouterr().out.split())
     assert "right in 0.19.2). Are activations recomputed?" in printed
-
-
-def test_a_range_has_no_fault_that_came_after_it():
-    """This one is in 0.19.2 alone, and 0.19.1 was found right: no release before that has it."""
-    fault = "persistent-parameters-of-two-types"
-    assert fault in answers("deepspeed>=0.19 --stage 3")
-    assert fault not in answers("deepspeed>=0.16,<0.19 --stage 3")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("deepspeed==abc", "'deepspeed==abc' names no release"),
-        ("deepspeed==", "'deepspeed==' names no release"),
-        ("deepspeed==0.19.8 --stage 2 --fsdp2", "--stage and --fsdp2 exclude each other"),
-    ],
-)
-def test_what_contradicts_itself_is_no_all_clear(words, said):
-    with pytest.raises(Stop, match=said):
-        asked(words)
-
-
-@pytest.mark.parametrize("stage", ["2", "'2'", "2.0"])
-@pytest.mark.parametrize(
-    "config", ["zero_optimization: {{stage: {}}}", "distributed_type: DEEPSPEED\ndeepspeed_config: {{zero_stage: {}}}"]
-)
-def test_a_stage_is_the_same_however_it_is_written(config, stage, tmp_path):
-    """As DeepSpeed reads it."""
-    (tmp_path / "config.yaml").write_text(config.format(stage))
-    assert answers(f"deepspeed==0.17.6 --passes 4 --config {tmp_path}/config.yaml")["last-pass-only"] == "applies"
 
 
 @pytest.mark.parametrize("arm", arms.NAMES)

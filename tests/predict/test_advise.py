@@ -274,16 +274,6 @@ def test_offloading_the_states_of_adapters_alone_is_not_tried(gpus):
     assert not {"zero1_cpu", "zero2_cpu"} & {*tried_arms}
 
 
-def test_a_faster_arm_that_fits_only_just_is_a_reason_without_offloading_too():
-    rows = [fitting("zero2", 30), fitting("zero3", 40)]
-    rows = [
-        replace(row, fits=True, host_bytes=1e9, precision="bf16_cast", micro_batch=1, accumulation=1) for row in rows
-    ]
-    rows[0] = replace(rows[0], peak_bytes=78e9)
-    words = in_words(Advice(replace(MISTRAL, gpu="A100-80GB"), tuple(rows), rows[1], None))
-    assert words[1].startswith("Why: without offloading zero2 fits only just (73 of 80 GiB); of the others that fit ")
-
-
 def test_links_of_nodes_and_within_them_are_told_apart():
     for gpus, links in (
         (8, "nvswitch between 8 GPUs in a node"),
@@ -306,9 +296,11 @@ def test_why_an_offloading_arm_is_chosen_before_a_faster_one():
     assert choice.arm == "zero2_cpu"
     assert "without offloading (zero3: " in words[-2]
     assert "zero3_cpu is not faster beyond the error of the prediction, and zero2_cpu is simpler" in words[-2]
-    tight = [replace(rows[0], peak_bytes=78e9), *rows[1:]]
-    words = in_words(Advice(replace(MISTRAL, gpu="A100-80GB"), tuple(tight), best_of(tight), None))
-    assert "Why: without offloading zero3 fits only just (73 of 80 GiB); " in words[-2]
+    slower = replace(rows[0], arm="zero3_hpz", step_s=40)
+    for others, more in ((rows[1:], ""), ([slower], "of the others that fit ")):
+        tight = [replace(rows[0], peak_bytes=78e9), *others]
+        words = in_words(Advice(replace(MISTRAL, gpu="A100-80GB"), tuple(tight), best_of(tight), None))
+        assert f"Why: without offloading zero3 fits only just (73 of 80 GiB); {more}" in words[-2]
 
 
 @mock.patch.dict(GPUS)

@@ -1,6 +1,5 @@
 """Predictions of 75 trainings on three H200: three kinds of memory, and what an advice says of smaller cards."""
 
-from collections import defaultdict
 from dataclasses import replace
 
 import pytest
@@ -67,22 +66,6 @@ def test_kinds_of_memory_over_what_was_measured(cells, golden):
             assert outside_bytes(training) == pytest.approx(outside, rel=0.03), run.record.run_id
         lines.append(f"{run.folder.relative_to(ROOT / 'reports')}: {', '.join(shown)}")
     golden("h200-memory.txt", "\n".join(lines))
-
-
-def test_what_gathers_reserve_in_their_own_stream(cells):
-    """Of rank 0 of eight under stage 3. Of LLaMA-7B and Llama-3.2-1B it is more, for a reason that is not known."""
-    over = defaultdict(list)
-    for run, training in cells:
-        if training.placement.stage == 3 and training.placement.ranks == 8:
-            requested = run.record.requested
-            reserved = memory_kinds(training, "H200").reserved
-            over[requested.model, requested.lora_rank].append(reserved / allocator(run)[1])
-    assert over.pop(("llama3-8b", 16)) == pytest.approx([1.0] * 4, abs=0.012)
-    assert over.pop(("gemma2-9b", None)) == pytest.approx([1.0], abs=0.012)
-    assert over.pop(("llama3-8b", None)) == pytest.approx([0.98], abs=0.01)
-    assert over.pop(("llama3.2-1b", 16)) == pytest.approx([0.88], abs=0.01), "open: see reports/log.md"
-    assert sorted(over.pop(("llama-2-7b", None))) == pytest.approx([0.84, 0.88, 0.88, 0.96], abs=0.01), "open as well"
-    assert not over
 
 
 def test_seconds_of_a_host_of_which_nothing_is_known(cells):

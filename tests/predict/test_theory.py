@@ -73,6 +73,16 @@ def of_zero(model: str, zero: dict, **values) -> Estimate:
     return estimate(training_of(named(model), zero=zero, **values))
 
 
+def test_bytes_by_the_papers():
+    """FSDP, stage 3: 2 M gathered, M scattered (P4). Hybrid sharding: an all-reduce of M/8 besides (P5)."""
+    model = named("bert-large")
+    sharded = {"all_gather": 2, "reduce_scatter": 1}
+    expected = {"fsdp2": sharded, "zero3_textbook": sharded, "hsdp": sharded | {"all_reduce": 1 / 8}}
+    for arm, times in expected.items():
+        moved = estimate(training_of(model, arm, ranks=16)).traffic
+        assert {kind: size / 4 / model.parameters for kind, size in moved.items()} == pytest.approx(times, rel=0.02)
+
+
 @pytest.mark.parametrize("arm", FOR_BERT)
 def test_states_are_the_papers_and_deepspeeds_own_copy(arm):
     """bf16_cast after the step: weights, master and moments are P1's 2, 4 and 8 bytes, partitioned as it says."""

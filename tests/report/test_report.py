@@ -88,12 +88,6 @@ def test_nothing_is_loaded_from_a_network_and_no_page_names_a_folder_of_this_mac
         assert not re.search(r"""(src|href)=["']?(https?:)?//|url\(["']?(https?:)?//|@import""", text), path
 
 
-def test_what_is_broken_is_named_with_what_is_wrong(site):
-    for name, words in STRANGERS["broken"].items():
-        assert words in set_aside(site, name)
-    assert not (site.parent / "escaped.html").exists()
-
-
 def test_every_figure_is_whole_and_has_its_data_beside_it(site):
     of_page = r'<figure>(<svg.*?</svg>)\s*<figcaption>[^<]*<a href="data/([^"]+)\.csv"'
     pages = "".join(path.read_text() for path in site.glob("*.html"))
