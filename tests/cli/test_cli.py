@@ -54,7 +54,8 @@ def asked(monkeypatch, tmp_path):
         (tmp_path / name).write_text(text)
     (tmp_path / "huge.txt").touch()
     os.truncate(tmp_path / "huge.txt", 2**40)
-    put(tmp_path, changed(finished("malformed"), memory__components=[3]))
+    odd = changed(finished("odd"), memory__components=[3])
+    put(tmp_path / "some", finished("good"), finished("other"), odd, failed("full"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
@@ -66,26 +67,6 @@ def asked(monkeypatch, tmp_path):
     return ask
 
 
-@pytest.mark.parametrize(("gpu", "has_time"), [("", False), (" --gpu H100", True)])
-def test_how_good_predicted_times_are_is_told_beside_a_time_alone(gpu, has_time, asked, capsys):
-    asked(f"estimate --model bert-base --arm ddp{gpu}")
-    text = capsys.readouterr().out
-    assert ("time, predicted: " in text) == ("limited by launching" in text) == has_time
-    assert text.count("step time where the host decides: ") == text.count("step time where") == has_time
-    assert "memory: half of first predictions were within" in text
-    assert "Taken as: 1 row of 512 tokens per pass, 1 pass, bf16." in text
-    assert "fp16 is meant" not in text
-    asked("estimate --model bert-base --arm ddp --gpu T4")
-    assert "A T4 has no bf16: fp16 is meant." in capsys.readouterr().out
-
-
-def test_an_advice_names_the_file_of_the_arm_and_why_fsdp2_needs_so_much(asked, capsys):
-    asked("advise --model llama3-8b --gpus 8 --gpu L4 --host-memory 1TB --sequence 512 --batch 64")
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "Its file: accelerate_configs/zero3_cpu.yaml." in printed
-    assert "FSDP2 keeps whole gradients between the passes of a step" in printed
-
-
 @pytest.mark.parametrize(("words", "first"), QUESTIONS["answered"].items())
 def test_an_ordinary_question_is_answered_in_the_first_line(words, first, asked, monkeypatch, capsys):
     if words.startswith("ADVISE"):
@@ -95,6 +76,15 @@ def test_an_ordinary_question_is_answered_in_the_first_line(words, first, asked,
     assert first in lines[0]
     if words.startswith(("arms", "advise", "ADVISE")):
         assert max(len(line.rstrip()) for line in lines) <= 100, "as wide as a screen"
+
+
+@pytest.mark.parametrize("command", QUESTIONS["printed"])
+def test_what_people_read(command, asked, capsys, golden):
+    text = ""
+    for words in QUESTIONS["printed"][command]:
+        asked(words)
+        text += f"$ study {words}\n\n{capsys.readouterr().out.replace(str(Path.cwd()), '.')}\n"
+    golden(f"command_{command}.txt", text)
 
 
 def test_all_arms_are_listed(asked, capsys):
@@ -174,15 +164,6 @@ def test_a_number_of_parameters_is_a_model_of_nearly_that_size(params, twin, mon
     out, err = capsys.readouterr()
     assert json.loads(out)["parameters"] == named(twin).parameters
     assert re.search(rf"taken as {twin} \([\d.]+ billion\); as large: \S+", err), err
-
-
-def test_of_runs_that_are_not_done_the_reason_is_told(tmp_path, monkeypatch, capsys):
-    put(tmp_path, finished("good"), changed(finished("odd"), memory__components=[3]), failed("full"))
-    assert in_this_process(monkeypatch, f"runs {tmp_path}") is None
-    printed = capsys.readouterr().out
-    assert printed.startswith("1 of 2 runs are done.")
-    assert f"full: {failed('full')['error']['message']}. What to do: " in printed
-    assert "memory.components must be a table (got [3])" in printed
 
 
 def test_what_a_machine_lacks_is_said_with_an_exit_code(monkeypatch, capsys):

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from study.cli import diagnosis
 from study.core import arms, files
 from study.core.errors import Stop
 from study.core.shapes import config_of
@@ -21,7 +20,7 @@ from study.watch import sources as configs
 from study.watch.oom import reading
 from study.watch.oom.explain import Described, explain
 from tests.conftest import ROOT, table
-from tests.shaped import changed, failed, finished, put
+from tests.shaped import failed, finished
 
 WRONG = (None, -1, 2**64, 1e300, True, "../../etc/passwd", [[]], {"a": {}})  # for each value of a valid file
 
@@ -188,21 +187,3 @@ def test_an_endless_input_is_refused(monkeypatch):
         monkeypatch.setattr(reading.sys, "stdin", zero)
         with pytest.raises(Stop, match="the standard input has more than"):
             reading.content(None)
-
-
-def test_a_broken_run_in_a_folder_is_listed_with_the_others(tmp_path, capsys):
-    put(tmp_path, finished("good"), changed(finished("odd"), memory__components=[3]), failed("full"))
-    answers = diagnosis.diagnose((tmp_path,))
-    assert [answer["run"] for answer in answers] == ["full", "good", "odd"]
-    lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("good: zero2 on 2 ranks, done: ") for line in lines)
-    assert any("memory.components must be a table" in line for line in lines)
-
-
-def test_a_list_of_runs_explains_each_kind_of_finding_once(tmp_path, capsys):
-    put(tmp_path, finished("one"), finished("two"))
-    first, second = diagnosis.diagnose((tmp_path,))
-    assert [finding["id"] for finding in first["findings"]] == [finding["id"] for finding in second["findings"]]
-    text = " ".join(capsys.readouterr().out.split())
-    assert text.count(first["findings"][0]["sentence"]) == 1
-    assert text.endswith("two: zero2 on 2 ranks, done: 3 findings, 3 told above.")

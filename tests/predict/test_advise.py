@@ -27,7 +27,7 @@ from study.predict.pace import class_of
 from study.predict.question import BUCKET_ELEMENTS, PlaceFlags, Question, StepFlags, TrainingFlags, bytes_of
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Training
-from study.report.advice import assumptions, enough, in_words, seconds, table
+from study.report.advice import enough, in_words, table
 
 MISTRAL = Question(named("mistral-7b"), 8, "H100-80GB", "nvswitch", 1e12, 6144, 24)
 BERT = Question(named("bert-base"), 2, "L4", "pcie4", 64e9, 128, 24, precision="bf16_cast", checkpointing=False)
@@ -170,10 +170,6 @@ def test_small_buckets_where_large_ones_do_not_fit(monkeypatch):
         assert (row.fits, row.bucket_elements) == (True, elements)
 
 
-def test_seconds_have_two_digits_and_the_unit_of_the_largest():
-    assert seconds(replace(fitting("ddp", 7200), step_interval_s=(3000, 9000))) == "2 h (0.83 to 2.5)"
-
-
 def test_what_fits_leaves_room(monkeypatch):
     """By the rule of an advice, which keeps more free than the context and NCCL take."""
     peak = estimate(training(BERT, "zero2", 12)).peak_bytes
@@ -234,25 +230,6 @@ def test_gpus_are_enough_if_any_arm_keeps_the_states_there_and_divide_a_batch_th
         assert enough(found, batch) == f"Enough: {gpus} x RTX3090 of 3 GB (1 with offloading){said}."
 
 
-@mock.patch.dict(GPUS)
-@pytest.mark.parametrize("lora_rank", [None, 8])
-def test_where_nothing_fits_adapters_are_named_unless_only_they_train(lora_rank):
-    model = named("gpt2-xl", lora_rank=lora_rank)
-    lines = in_words(advise(question_of(model, 1, "T4", gpu_memory="1GB", batch=1)))
-    assert lines[0].startswith("Nothing fits on 1 x T4 of 1 GB")
-    assert ("--lora-rank" in lines[-1]) == (lora_rank is None)
-    assert "--quantized nf4" in lines[-1]
-
-
-def test_what_is_assumed_of_the_host_is_named_where_it_decides_and_nf4_where_adapters_are_offloaded():
-    (lacks, *_) = in_words(advise(question_of(named("llama3-8b"), 2, "RTX4090")))
-    assert lacks.endswith("of host memory, if a node has 96 GiB (--host-memory).")
-    for quantized in (None, "nf4"):
-        model = named("llama3-8b", lora_rank=16)
-        lines = in_words(advise(question_of(model, 1, "RTX4090", quantized=quantized)))
-        assert ("Frozen weights in 4 bits need less: --quantized nf4." in lines) == (quantized is None)
-
-
 def test_a_much_faster_arm_that_fits_only_just_is_the_alternative(monkeypatch):
     """best_of_arm is asked for each arm, and answers with these."""
     offered = {"zero1": (1.0, 75), "zero2": (1.31, 40), "zero3": (1.4, 40)}
@@ -272,17 +249,6 @@ def test_offloading_the_states_of_adapters_alone_is_not_tried(gpus):
     tried_arms = tried(BERT, model=model, gpus=gpus, link="pcie4" if gpus > 1 else None)
     assert {"zero3_cpu", "fsdp2_cpu"} < {*tried_arms}, "what also takes the frozen weights away"
     assert not {"zero1_cpu", "zero2_cpu"} & {*tried_arms}
-
-
-def test_links_of_nodes_and_within_them_are_told_apart():
-    for gpus, links in (
-        (8, "nvswitch between 8 GPUs in a node"),
-        (16, "ib-ndr for each GPU between 2 nodes, and nvswitch between 8"),
-    ):
-        question = question_of(named("gpt2"), gpus, "H100")
-        assert links in " ".join(assumptions(question))
-        slowest = question.machine.network if gpus == 16 else question.machine.link
-        assert (slowest, links.split()[0]) == (question.link, question.link)
 
 
 def test_why_an_offloading_arm_is_chosen_before_a_faster_one():

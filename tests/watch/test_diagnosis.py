@@ -47,11 +47,6 @@ def test_evidence_in_this_repository_exists():
     assert all((ROOT / path).exists() for path in paths)
 
 
-def test_a_good_run_has_no_findings(capsys, golden):
-    command.diagnose((RUNS / RECORDS["zero2"],))
-    golden("command_diagnose.txt", capsys.readouterr().out)
-
-
 def test_what_a_record_does_not_hold_is_not_judged():
     bare = Record(run_id="mine", started_utc="2026-01-02T03:04:05+00:00")
     findings, not_known = judge(bare)
