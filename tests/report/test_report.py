@@ -23,7 +23,7 @@ from study.report import answers
 from study.report import site as report
 from study.report.notebook import Book
 from study.report.tables import as_html, cell, heading, no_formula
-from tests.conftest import ROOT, table
+from tests.conftest import table
 from tests.shaped import failed, finished, put
 
 STRANGERS = table("report/strangers.toml")
@@ -141,18 +141,8 @@ def quick(monkeypatch):
     return build
 
 
-@pytest.mark.parametrize("address", ["", "https://example.org/zero"])
-def test_a_link_to_a_page_has_a_picture_where_the_address_is_known(address, quick, tmp_path):
-    out = tmp_path / "out"
-    quick(put(tmp_path / "runs", finished("one")), out, address=address)
-    for page in ("index", "stack", "claims"):
-        pictures = re.findall(r'og:image" content="([^"]*)"', (out / f"{page}.html").read_text())
-        assert pictures == [f"{address}/preview.png"] * bool(address)
-    assert (out / "preview.png").read_bytes() == report.PREVIEW.read_bytes()
-
-
-def test_only_what_a_build_made_is_replaced(quick, tmp_path):
-    """What else a folder may hold is in test_output."""
+def test_a_build_replaces_the_last_one_and_nothing_else(quick, tmp_path):
+    """Where the address is known, a link to a page has a picture."""
     some_runs, out = put(tmp_path / "runs", finished("one")), tmp_path / "out"
     for place in (some_runs, tmp_path):
         with pytest.raises(Stop, match="contains the runs"):
@@ -160,10 +150,12 @@ def test_only_what_a_build_made_is_replaced(quick, tmp_path):
     with pytest.raises(Stop, match="there is no run below"):
         quick(tmp_path / "nowhere", out)
     assert not out.exists()
-    assert quick(some_runs, out) == []
-    before = (out / "index.html").stat().st_ino
-    assert quick(some_runs, out) == []
-    assert (out / "index.html").stat().st_ino != before
+    for address, pictures in (("", []), ("https://example.org/zero", ["https://example.org/zero/preview.png"])):
+        assert quick(some_runs, out, address=address) == []
+        for page in ("index", "stack", "claims"):
+            text = (out / f"{page}.html").read_text()
+            assert re.findall(r'og:image" content="([^"]*)"', text) == pictures, "of the last build"
+    assert (out / "preview.png").read_bytes() == report.PREVIEW.read_bytes()
 
 
 def test_an_installed_wheel_has_no_report_and_says_what_to_do(quick, tmp_path, monkeypatch):
@@ -264,18 +256,3 @@ def test_a_number_below_zero_is_no_formula():
     assert [no_formula(text) for text in texts] == [f"'{text}" for text in texts]
     others = ["-1.5", "+2", "-1e-07", -3, None, "a=b", "zero2"]
     assert list(map(no_formula, others)) == others
-
-
-GITHUB = {
-    "vendor.citation-file-format": "CITATION.cff",
-    "vendor.github-workflows": ".github/workflows/*.yml",
-    "vendor.github-issue-forms": ".github/ISSUE_TEMPLATE/*[!g].yml",
-}
-
-
-@pytest.mark.parametrize("schema", GITHUB)
-def test_what_github_reads_fits_its_schema(schema, capsys):
-    main = pytest.importorskip("check_jsonschema", reason="the extra [test] has it: make test installs it").main
-    names = [str(path) for path in sorted(ROOT.glob(GITHUB[schema]))]
-    assert names
-    assert main(["--builtin-schema", schema, *names], standalone_mode=False) == 0, capsys.readouterr().out

@@ -20,6 +20,7 @@ from study.training import models, tasks
 from study.training.data import load_data, load_file
 from tests.conftest import table
 from tests.predict.families import config_of
+from tests.shaped import KEPT
 
 
 @pytest.fixture(autouse=True)
@@ -118,6 +119,12 @@ def test_the_loss_of_a_review_is_of_its_label(attention):
 
 
 # --- rows: embedded ------------------------------------------------------------------------------------------------
+
+
+def test_the_rows_are_those_of_the_kept_runs():
+    """To the byte: they were seen to hold the rules by which tasks.py makes them."""
+    for task, checksum in {(each["requested"]["task"], each["observed"]["data_checksum"]) for each in KEPT}:
+        assert load_data(settings_for(task, sequence=64, eval_rows=32)).checksum == checksum
 
 
 def test_nothing_is_evaluated_on_what_was_seen():
