@@ -27,6 +27,7 @@ from study.core import machine
 from study.core.gpus import num_gpus
 from study.records import store
 from study.records.schema import Record
+from study.sweeps import launches
 
 gc.disable()  # until all is imported: half of a worker's start was looking for garbage
 
@@ -272,6 +273,20 @@ def trained(shared, cache):
         return pickle.loads(kept.read_bytes())
 
     return train
+
+
+@pytest.fixture
+def forked_cells(monkeypatch, cache):
+    """Cells of a sweep have forked launches: a fresh one is almost all imports."""
+
+    def run(cell, folder: Path, *_) -> Record:
+        monkeypatch.setenv(store.CELL, cell.declared.model_dump_json())
+        ranks = ("--num_processes", str(cell.ranks)) if cell.ranks else ()
+        launched = launch(cell.arm, folder.resolve(), *launches.options(cell.settings), cache=cache, launcher=ranks)
+        assert launched.code == 0, launched.output
+        return launched.record
+
+    monkeypatch.setattr(launches, "run", run)
 
 
 @pytest.fixture(scope="session")

@@ -25,8 +25,7 @@ from study.predict.estimate import estimate
 from study.predict.question import PlaceFlags, TrainingFlags
 from study.records import store
 from study.report import answers
-from study.sweeps import launches
-from tests.conftest import ROOT, launch, python, table
+from tests.conftest import ROOT, python, table
 from tests.shaped import changed, failed, finished, put
 
 
@@ -112,14 +111,9 @@ def test_with_json_nothing_else_is_on_stdout(monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out) == {"folder": "here"}
 
 
-def test_a_virtual_rank_holds_what_is_estimated_by_default(monkeypatch, cache, tmp_path, capsys, golden):
+@pytest.mark.usefixtures("forked_cells")
+def test_a_virtual_rank_holds_what_is_estimated_by_default(monkeypatch, tmp_path, capsys, golden):
     """Their defaults differed: fp32, 8 rows and 128 tokens beside bf16_cast, one row and 1024 tokens."""
-
-    def forked(cell, folder, *_):  # a fresh launch is almost all imports
-        launch(cell.arm, folder, *launches.options(cell.settings), cache=cache)
-        return store.load(folder)
-
-    monkeypatch.setattr(launches, "run", forked)
     words = f"virtual --model llama-micro --arm zero2 --ranks 4 --run-dir {tmp_path / 'run'}"
     assert in_this_process(monkeypatch, words) is None
     golden("command_virtual.txt", capsys.readouterr().out)

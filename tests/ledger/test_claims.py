@@ -9,7 +9,6 @@ from typing import get_args
 import keep_answers
 import pytest
 
-from study.cli import results
 from study.core.errors import Stop
 from study.core.text import is_number
 from study.ledger import texts
@@ -78,12 +77,6 @@ def test_kept_answers_are_what_faults_say_and_of_the_scripts_as_they_are():
     assert scripts == {name: keep_answers.code_of(name) for name in scripts}
 
 
-def test_a_list_of_faults_says_what_is_wrong(capsys):
-    results.claims(("faults",))
-    printed = " ".join(capsys.readouterr().out.split())
-    assert all(" ".join(fault.sentence.rstrip(".").split()) in printed for fault in texts.faults())
-
-
 def test_releases_of_faults_are_those_that_were_tried():
     kept = {
         row["trial"].get("name"): row["versions"] for row in json.loads((REPORTS / "cpu-2core/trials.json").read_text())
@@ -98,13 +91,6 @@ def test_releases_of_faults_are_those_that_were_tried():
         for number in re.findall(r"in (\d+) releases", f"{fault.found} {fault.because}"):
             library = "deepspeed" if "DeepSpeed" in fault.because else fault.package
             assert int(number) == len(tried[library] - {"0.19.7"}), "of which ZenFlow alone was asked"
-
-
-def test_the_number_of_runs_is_the_claims_wherever_it_is_repeated():
-    (claim,), (fault,) = texts.named(("S000-20",)), texts.named(("L-06",))
-    piece = claim.evidence[0]
-    assert f"{piece.n} real runs" in fault.because
-    assert f"n = {piece.n}, value = {piece.value}" in (ROOT / "CONTRIBUTING.md").read_text()
 
 
 def test_what_a_release_does_to_several_passes_is_in_its_kept_answers():

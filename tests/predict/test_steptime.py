@@ -134,15 +134,6 @@ def host_s(each: OthersTraining, machine: Hardware, of: Pace) -> list[float]:
     return [phase.host_s for phase in step_time(each, machine, of).phases[:2]]
 
 
-def test_a_compiler_launches_kernels_and_python_stays():
-    """Of the update, too, if the optimizer has each tensor: ZeRO's is one vector."""
-    compiled = replace(A100, host="none", fused_kernels=True)
-    update_s = pace().python["update"] * pace().launch["unsaid"]
-    assert host_s(training("single", ranks=1), compiled, pace()) == [0, pytest.approx(len(MEDIUM.tensors) * update_s)]
-    hooks_s = len(MEDIUM.tensors) * pace().python["stages_1_and_2"] * pace().launch["unsaid"]
-    assert host_s(training("zero2"), compiled, pace()) == [0, pytest.approx(hooks_s + update_s)]
-
-
 def test_newer_kernels_of_attention_are_faster_from_hopper_on():
     for machine, faster in ((H100, pace().newer_attention), (A100, 1)):
         kinds = (replace(machine, attention=kernel) for kernel in ("flash2", "cudnn"))
