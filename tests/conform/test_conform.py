@@ -196,16 +196,6 @@ def test_what_the_suite_sees_is_what_its_properties_can_see():
     assert f"{told} {(caught['adapter'] != '').sum()} of these" in guide
 
 
-def test_changes_fit_a_terminal_and_are_told_first(capsys):
-    changed = command.conform(("zero2",), release="0.17.5..0.18.3")["zero2"]
-    first, *lines = capsys.readouterr().out.splitlines()
-    assert first.endswith("answers change from 0.17.5 to 0.18.3.")
-    assert max(map(len, lines)) <= 100
-    history = "holds since 0.17.5, fails since 0.17.6, holds since 0.18.3"
-    assert f"{history}:" in lines
-    assert "accumulation-4" in changed[history], "what is returned for JSON"
-
-
 def test_answers_are_returned_for_json_and_what_fails_is_shown(ranks, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(command, "Ranks", lambda log: contextlib.nullcontext(ranks))  # a process has imported all
     assert {*command.conform()} == {"adapters", "properties"}

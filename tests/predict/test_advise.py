@@ -69,12 +69,6 @@ def test_sizes_in_words():
             bytes_of(text, "--flag")
 
 
-def test_what_is_not_possible_is_a_sentence():
-    for batch, what in ((-24, r"batch must be from 1 to .*\(got -24\)"), (25, "2 GPUs do not divide a batch of 25")):
-        with pytest.raises(Stop, match=what):
-            replace(BERT, batch=batch)
-
-
 def test_what_is_left_out_has_a_default():
     question = question_of(named("gpt-j-6b"), 12, "a100", link="NVLink")
     assert (question.gpu, question.link, question.gpus_per_node) == ("A100-80GB", "nvlink3", 6)
@@ -83,8 +77,6 @@ def test_what_is_left_out_has_a_default():
     alone = question_of(named("gpt2"), 1, "T4")
     assert (alone.link, alone.sequence, alone.batch) == (None, 1024, 128)
     assert question_of(named("gpt2"), 16, "T4").link == GPUS["T4"].network, "two nodes"
-    with pytest.raises(Stop, match="'nvlnk' is not a known link"):
-        question_of(named("gpt2"), 2, "A100", link="nvlnk")
 
 
 def test_every_arm_is_a_row(mistral):
@@ -279,9 +271,6 @@ def test_a_card_outside_the_list_and_a_slice_are_like_a_known_one():
     assert class_of("products", question.gpu) == class_of("products", "RTX3090")
     half = question_of(named("gpt2"), 1, "H100", gpu_memory="40GB").gpu
     assert (GPUS[half].memory_bytes, GPUS[half].peaks) == (40e9, GPUS["H100-80GB"].peaks)
-    for wrong in ({"gpu_tflops": 51}, told | {"gpu_tflops": 0}, told | {"gpu_memory": "lots"}):
-        with pytest.raises(Stop, match="--gpu-"):
-            question_of(named("gpt2"), 1, "RTX3090", **wrong)
 
 
 def test_single_is_for_one_gpu_and_muon_for_arms_without_a_stage():

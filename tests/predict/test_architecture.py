@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from study.core.errors import Stop
 from study.core.settings import Flags, Settings, resolve
 from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, VOCABULARY
 from study.predict.architecture import Wanted, asked_for, generic, named
@@ -51,5 +50,3 @@ def test_the_least_parameters_of_a_generic_model_have_one_inner_unit():
     assert generic(least, 2, 64).dimensions["n_inner"] == 1
     assert generic(2 * 51283 * 192, 2, 192).dimensions["n_head"] == 3, "each of 64"
     assert generic(2 * 51283 * 32, 2, 32).dimensions["n_head"] == 1
-    with pytest.raises(Stop, match=r"at least 3\.3"):
-        generic(least - 200, 2, 64)

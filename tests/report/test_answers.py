@@ -13,9 +13,8 @@ from study.report import answers
 from study.report.of_record import training_of
 from study.report.topics import memory, traffic
 from study.report.topics.arms import by_task, in_words
-from tests.cli.test_cli import in_this_process
 from tests.report.test_figures import assert_drawn
-from tests.shaped import changed, failed, finished, put
+from tests.shaped import failed, finished, put
 
 KEPT = ROOT / "reports/cpu-2core/runs"
 STAGES = ("zero1", "zero2", "zero3")
@@ -149,15 +148,3 @@ def test_what_cannot_be_compared_is_not(tmp_path):
     (group,) = by_task(records.load(put(tmp_path / "b", finished("a", "zero1"), failed("c", arm="zero3", seed=42))))
     (line,) = group["in_words"]
     assert line.startswith("zero3 did not run: ")
-
-
-def test_as_typed_it_is_no_wider_than_a_terminal(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "80")
-    in_this_process(monkeypatch, f"compare --arms {KEPT / 'smoke'}")
-    text = capsys.readouterr().out
-    assert max(map(len, text.splitlines())) <= 100
-    put(tmp_path, finished("a", "ddp"), changed(finished("malformed"), memory__components=[3]))
-    assert in_this_process(monkeypatch, f"compare --arms {tmp_path}") == 2
-    said = capsys.readouterr()
-    assert "no task has runs of two arms" in said.err
-    assert "malformed" in said.out, "it was set aside"
