@@ -237,7 +237,7 @@ def training_of(
 
 def _is_known(model: Transformer, precision: str) -> bool:
     every_option = [training_of(model, precision, arm, 2).trace_options for arm in ARMS]
-    return all(committed.followed(model.member, options, (2,)) for options in every_option)
+    return all(committed.tape(model.member, options, 2) for options in every_option)
 
 
 def _of_precision(model: Transformer, precision: str) -> dict:

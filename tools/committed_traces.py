@@ -2,9 +2,10 @@
 
 python tools/committed_traces.py FOLDER
 
-Each member is kept in the folder. Those that are not there yet are traced, which takes more than an hour. Each number
-is fitted to a few samples as an exact sum of at most three terms. What has no such sum is left out, and is traced when
-it is asked for.
+Each member is kept in the folder. Those that are not there yet are traced, which takes hours. Each number is fitted to
+a few samples as an exact sum of at most three terms for each of two numbers of rows. What has no such sum is left out,
+and is traced when it is asked for. A model of a family with many layers repeats its third, so the fourth has to do the
+same.
 """
 
 import functools
@@ -16,8 +17,10 @@ import zipfile
 from collections.abc import Iterable
 from math import prod
 from pathlib import Path
+from unittest import mock
 
 import numpy
+from sections import MarkingRecorder, Section, cut
 
 from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, config_of
 from study.predict.trace import committed, tracing
@@ -36,8 +39,8 @@ TERMS = {
 PRECISIONS = ("bf16_cast", "bf16_gathered", "bf16", "fp32")
 ALL_PRECISIONS = ("gptj", "gpt_neox", "gemma2")  # as these have always been known without torch, and runs need a CPU's
 SAMPLES = 5
-ROWS = (2, 1, 3)
-MANY = committed.MANY_LAYERS
+ROWS = ((1,), (2, 3))
+MANY, MIDDLE = committed.MANY_LAYERS, committed.MIDDLE
 
 
 def all_options(
@@ -61,9 +64,11 @@ class Source:
         self.member = committed.member(config, dropout)
         self.name = self.member.name
         self.family = config["model_type"] if self.member.layers else None
-        self.terms = ["", *TERMS[self.family].split()]
+        self.plain_terms = ["", *TERMS[self.family].split()]
+        self.terms = self.plain_terms + [f"r{term}" for term in self.plain_terms]
         self.entries: dict[str, int] = {}
         self.sums: dict[tuple[int, ...], int] = {}
+        self.sections: dict[tuple[tuple[int, ...], ...], int] = {}
 
     @functools.cached_property
     def samples(self) -> list[tuple[Transformer, dict[str, int]]]:
@@ -91,15 +96,16 @@ class Source:
 
     def write(self) -> dict:
         """Trace all passes, and return the member."""
-        passes: dict[str, dict] = {}
+        passes: dict[str, list] = {}
         for options in self.options:
             try:
-                passes |= {committed.key(options, rows): self._pass(options, rows) for rows in ROWS}
+                passes |= {committed.key(options, rows[0]): self._pass(options, rows) for rows in ROWS}
             except NoSum as error:
                 sys.stderr.write(f"{self.name} {options[1:]}: {error}\n")
         look = self._look()
         entries = [json.loads(entry) for entry in self.entries]
-        return {"terms": self.terms, "sums": [*self.sums], "entries": entries, "look": look, "passes": passes}
+        found = {"terms": self.terms, "sums": [*self.sums], "entries": entries, "sections": [*self.sections]}
+        return found | {"look": look, "passes": passes}
 
     def _look(self) -> list:
         looks = [tracing.look(model) for model, _ in self.samples]
@@ -116,42 +122,67 @@ class Source:
             look[name] = self._sum(tuple(getattr(each, name) for each in looks))
         return _as_in_the_file(look.values())
 
-    def _pass(self, options: TraceOptions, rows: int) -> dict:
-        """Return a pass over some rows: each of its numbers is fitted to all samples."""
-        passes = [
-            tracing.followed(model, options._replace(sequence=drawn["t"]), (rows,)) for model, drawn in self.samples
-        ]
-        skeletons, sizes = zip(*(_divided(each.tapes[0]) for each in passes), strict=True)
+    def _pass(self, options: TraceOptions, rows: tuple[int, ...]) -> list[tuple[str, int, int]]:
+        """Return the plan of a pass: of each section its name, its layer and its number in the file.
+
+        Each of its numbers is fitted to all samples with these numbers of rows.
+        """
+        tapes: list[Tape] = []
+        with mock.patch.object(tracing, "Recorder", MarkingRecorder):
+            for model, drawn in self.samples:
+                tapes += tracing.followed(model, options._replace(sequence=drawn["t"]), rows)
+        divided = [cut(tape) for tape in tapes]
+        if any(len(sections) != len(divided[0]) for sections in divided):
+            raise NoSum("the samples do other operations")
+        plan = [(same[0].name, same[0].layer, self._section(same)) for same in zip(*divided, strict=True)]
+        third, fourth = ([each[::2] for each in plan if each[1] == layer] for layer in (MIDDLE, MIDDLE + 1))
+        if self.family and third != fourth:
+            raise NoSum("two layers in the middle do other operations")
+        return plan
+
+    def _section(self, same: tuple[Section, ...]) -> int:
+        """Return the number of a section that all samples have."""
+        skeletons, sizes = zip(*(_divided(section) for section in same), strict=True)
         if any(skeleton != skeletons[0] for skeleton in skeletons):
             raise NoSum("the samples do other operations")
         stored = []
-        for skeleton, *same in zip(skeletons[0], *sizes, strict=True):
+        for skeleton, *of_samples in zip(skeletons[0], *sizes, strict=True):
             number = self.entries.setdefault(json.dumps(skeleton), len(self.entries))
-            stored.append([number, *map(self._sum, zip(*same, strict=True))])
-        return {"tape": stored, "stacks": passes[0].stacks}
+            stored.append((number, *map(self._sum, zip(*of_samples, strict=True))))
+        return self.sections.setdefault(tuple(stored), len(self.sections))
 
     def _sum(self, numbers: tuple[int, ...]) -> int:
-        """Return the number of a sum that gives these numbers on the samples."""
-        return self.sums.setdefault(self._fitted(numbers), len(self.sums))
+        """Return the number of a sum that gives these numbers.
+
+        There is one for each sample; or there are two, of which the second has one row more.
+        """
+        counts = len(numbers) // len(self.samples)
+        first, second = (self._fitted(numbers[place::counts]) for place in (0, counts - 1))
+        factors = dict(first)
+        for place in {**first, **second}:
+            if more := second.get(place, 0) - first.get(place, 0):
+                factors[len(self.plain_terms) + place] = more
+        pairs = [(factor, place) for place, factor in factors.items()]
+        return self.sums.setdefault(tuple(itertools.chain(*pairs)), len(self.sums))
 
     @functools.cache  # noqa: B019 a process has few sources
-    def _fitted(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the factors and places of the fewest terms whose sum is a number, on all samples."""
+    def _fitted(self, numbers: tuple[int, ...]) -> dict[int, int]:
+        """Return the factors of the fewest terms whose sum is a number, on all samples, by the terms' places."""
         if not any(numbers):
-            return ()
-        for count in range(1, min(MOST_TERMS, len(self.terms)) + 1):
-            chosen = numpy.array([*itertools.combinations(range(len(self.terms)), count)])
+            return {}
+        for count in range(1, min(MOST_TERMS, len(self.plain_terms)) + 1):
+            chosen = numpy.array([*itertools.combinations(range(len(self.plain_terms)), count)])
             matrices = self._table[:, chosen].transpose(1, 0, 2)  # combinations, samples, terms
             factors = numpy.rint(numpy.linalg.pinv(matrices) @ numbers).astype(int)
             sums = numpy.einsum("cst,ct->cs", matrices, factors)
             for place in numpy.flatnonzero((sums == numbers).all(axis=1)):
-                return tuple(itertools.chain(*zip(factors[place].tolist(), chosen[place].tolist(), strict=True)))
+                return dict(zip(chosen[place].tolist(), factors[place].tolist(), strict=True))
         raise NoSum(f"{numbers} is no sum of {MOST_TERMS} terms")
 
     @functools.cached_property
     def _table(self) -> numpy.ndarray:
         """The terms' values on each sample."""
-        rows = [[prod(values[letter] for letter in term) for term in self.terms] for _, values in self.samples]
+        rows = [[prod(values[letter] for letter in term) for term in self.plain_terms] for _, values in self.samples]
         return numpy.array(rows)
 
 
@@ -161,30 +192,28 @@ def _as_in_the_file(look: Iterable) -> list:
     return [*others, None, vocabulary]
 
 
-def _divided(tape: Tape) -> tuple[list[list], list[list[int]]]:
-    """Return the entries of a tape without the numbers that depend on dimensions, and these numbers of each entry."""
-    tensor_count = 0
+def _divided(section: Section) -> tuple[list[list], list[list[int]]]:
+    """Return the entries of a section without the numbers that depend on dimensions, and these numbers."""
     skeletons, sizes = [], []
-    for entry in tape:
-        skeleton, numbers = _without_sizes(entry, tensor_count)
+    for entry in section.entries:
+        skeleton, numbers = _without_sizes(entry)
         skeletons.append(skeleton)
         sizes.append(numbers)
-        tensor_count += entry[0] == "made"
     return skeletons, sizes
 
 
-def _without_sizes(entry: tuple, tensor_count: int) -> tuple[list, list[int]]:
-    """Divide an entry as `committed.with_sizes` joins it. Tensors are counted back from the one that is made next."""
-    kind, what, *rest = entry
+def _without_sizes(entry: tuple) -> tuple[list, list[int]]:
+    """Divide an entry as `committed` joins it."""
+    kind, *rest = entry
     if kind in ("freed", "gradient"):
-        return [kind, tensor_count - what], []
-    if kind == "made":
-        return [kind, *rest], [what]
-    if kind == "kernel":
-        name, sizes = what or (None, ())
-        return [kind, name], [*sizes, *rest]
-    if kind == "layer":
         return [*entry], []
+    if kind == "made":
+        size, in_backward = rest
+        return [kind, in_backward], [size]
+    if kind == "kernel":
+        what, flops = rest
+        name, sizes = what or (None, ())
+        return [kind, name], [*sizes, flops]
     return [*entry[:-1]], [entry[-1]]
 
 

@@ -6,24 +6,29 @@ import zipfile
 
 import committed_traces
 import pytest
+import sections
 
 from study.predict.trace import committed, tracing
 from study.predict.trace.asked import TraceOptions
-from study.predict.trace.repeating import repeat
 from study.predict.trace.transformer import Transformer
 from tests.conftest import ROOT, python
+from tests.predict.families import SMALL, config_of
 
 pytestmark = pytest.mark.usefixtures("without_traces")
 SOURCES = committed_traces.sources()
 
 
-def compare(model: Transformer, options: TraceOptions, rows: tuple[int, ...]) -> None:
-    """Assert that a committed trace is the fresh one, byte for byte and kernel by kernel."""
-    known = committed.followed(model.member, options, rows)
+def compare(model: Transformer, options: TraceOptions, rows: int) -> None:
+    """Assert that a committed trace is the fresh one, byte for byte and in the same order."""
+    known = committed.tape(model.member, options, rows)
     assert known is not None, (model.name, options, rows)
     assert json.loads(json.dumps(tracing.look(model))) == json.loads(json.dumps(model.look))
-    fresh = tracing.followed(model, options, rows)
-    assert [repeat(tape, fresh.stacks) for tape in fresh.tapes] == [repeat(tape, known.stacks) for tape in known.tapes]
+    assert tracing.followed(model, options, (rows,)) == [known]
+
+
+def with_more_layers(model: Transformer, source: committed_traces.Source, more: int) -> Transformer:
+    layers = committed.LAYERS[source.family]
+    return Transformer.of(model.dimensions | {layers: model.dimensions[layers] + more}, "drawn", dropout=source.dropout)
 
 
 def drawn(source: committed_traces.Source, chance: random.Random) -> Transformer:
@@ -31,9 +36,7 @@ def drawn(source: committed_traces.Source, chance: random.Random) -> Transformer
     if source.family is None:
         return source.samples[0][0]
     model, _ = source.sample(chance)
-    layers = committed.LAYERS[source.family]
-    more = chance.randrange(4) if model.dimensions[layers] >= committed.MANY_LAYERS else 0
-    return Transformer.of(model.dimensions | {layers: model.dimensions[layers] + more}, "drawn", dropout=source.dropout)
+    return with_more_layers(model, source, chance.randrange(4) if source.member.layers == committed.MANY_LAYERS else 0)
 
 
 def test_the_file_has_every_member_once_and_no_others():
@@ -57,8 +60,45 @@ def test_a_committed_trace_is_a_fresh_one(source, step):
         model = drawn(source, chance)
         if committed.key(options, 1) in committed._content(source.name)["passes"]:
             tokens = chance.randrange(40, min(model.look.limit or 400, 400))
-            for rows in ((1,), (2, 3)):
+            for rows in (1, 2, 3):
                 compare(model, options._replace(sequence=tokens), rows)
+
+
+# Of each family, with copies of all weights that are freed after the last layer.
+@pytest.mark.parametrize("source", SOURCES[:3], ids=lambda source: source.name)
+def test_models_with_any_number_of_layers_repeat_the_one_in_the_middle(source):
+    model, _ = source.sample(random.Random(7))
+    cast = [options for options in source.options if options.precision == "bf16"]
+    for more, options in zip((0, 1, 6), cast, strict=False):
+        compare(with_more_layers(model, source, more), options._replace(sequence=50), 5)
+
+
+@pytest.mark.parametrize(("name", "changes", "precision", "checkpointing"), SMALL["layers"])
+def test_sections_make_the_tape_that_was_cut(monkeypatch, name, changes, precision, checkpointing):
+    model = Transformer.of(config_of(name, **changes), name)
+    options = TraceOptions(40, precision, "sdpa", checkpointing, cuda=True)
+    (whole,) = tracing.followed(model, options, (2,))
+    monkeypatch.setattr(tracing, "Recorder", sections.MarkingRecorder)
+    (marked,) = tracing.followed(model, options, (2,))
+    cut = sections.cut(marked)
+    plan = [(section.name, section.layer, number) for number, section in enumerate(cut)]
+    assert committed.joined(plan, {number: section.entries for number, section in enumerate(cut)}) == whole
+    # A layer's entries are those of others.
+    different = {str(section.entries) for section in cut}
+    assert len(different) < 0.75 * len(cut)
+
+
+def test_layers_that_do_other_things_are_not_committed(monkeypatch):
+    unplanted = tracing._built
+
+    def built(*arguments):
+        model = unplanted(*arguments)
+        model.model.layers[3].register_forward_hook(lambda _, __, out: out * 2.0)
+        return model
+
+    monkeypatch.setattr(tracing, "_built", built)
+    with pytest.raises(committed_traces.NoSum, match="two layers in the middle"):
+        SOURCES[0]._pass(SOURCES[0].options[0], (1,))
 
 
 CODE = """

@@ -15,8 +15,6 @@ from study.predict.outside.loops import OthersTraining
 from study.predict.step_time import work
 from study.predict.trace import tracing
 from study.predict.trace.asked import TraceOptions
-from study.predict.trace.recorder import Recorder
-from study.predict.trace.repeating import repeat
 from study.predict.trace.tape import Pass, read
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Recomputation
@@ -25,7 +23,6 @@ from tests.predict.trainings import placed, training_of
 
 pytestmark = pytest.mark.usefixtures("without_traces")
 SEQUENCE = 40
-ON_CUDA = TraceOptions(SEQUENCE, "fp32", "sdpa", cuda=True)
 
 
 def training(name: str, rows: int = 3, **values) -> OthersTraining:
@@ -68,67 +65,14 @@ def test_stage_3_keeps_no_copies_of_lower_precision(monkeypatch):
 
 
 def fresh(model: Transformer, options: TraceOptions, rows: int) -> Pass:
-    (tape,), stacks = tracing.followed(model, options, (rows,))
-    return read(repeat(tape, stacks), model.tensors)
+    (tape,) = tracing.followed(model, options, (rows,))
+    return read(tape, model.tensors)
 
 
 def test_a_search_over_rows_needs_no_other_look():
     """Traces of two row counts give every number of rows: for seven rows, the same as a trace of seven."""
     ours = training("qwen3_moe", rows=7, precision="bf16_cast", checkpointing=True)
     assert ours.profile == fresh(ours.model, ours.trace_options, 7).profile
-
-
-def looks(monkeypatch, model: Transformer, options: TraceOptions) -> tuple[list[tuple], list[list[int]]]:
-    """A trace of some layers and one of all layers, with the number of layers that each followed."""
-    seen, counts, follow = [], [], Recorder.follow
-
-    def counted(recorder, built) -> None:
-        counts[-1].append(sum(len(each) for each in built.modules() if isinstance(each, torch.nn.ModuleList)))
-        follow(recorder, built)
-
-    monkeypatch.setattr(Recorder, "follow", counted)
-    for with_all_layers in (False, True):
-        counts.append([])
-        tapes, stacks = tracing.followed(model, options, (2,), with_all_layers)
-        seen.append(repeat(tapes[0], stacks))
-    return seen, counts
-
-
-@pytest.mark.parametrize(("name", "changes", "precision", "checkpointing", "which"), SMALL["layers"])
-def test_some_layers_stand_for_all(monkeypatch, name, changes, precision, checkpointing, which):
-    """The same as with all layers, byte for byte and in the same order."""
-    model = Transformer.of(config_of(name, **changes), name, **which)
-    attention = "sdpa" if model.look.has_fused_attention else "eager"
-    options = ON_CUDA._replace(precision=precision, attention=attention, checkpointing=checkpointing)
-    (some, every), ((few,), (all_layers,)) = looks(monkeypatch, model, options)
-    assert few < all_layers
-    assert some == every
-
-
-def unlike_in_their_constants(model) -> None:
-    for place, layer in enumerate(model.model.layers):
-        layer.mlp.extra = place
-
-
-def unlike_in_the_pass(model) -> None:
-    model.model.layers[-3].register_forward_hook(lambda _, __, out: out * 2.0)
-
-
-@pytest.mark.parametrize(("plant", "followed"), [(unlike_in_their_constants, [6]), (unlike_in_the_pass, [5, 6])])
-def test_layers_that_do_not_stand_for_others_are_all_followed(monkeypatch, plant, followed):
-    model = Transformer.of(config_of("llama", num_hidden_layers=6), "planted")
-    unplanted = tracing._built
-
-    def built(*arguments):
-        planted = unplanted(*arguments)
-        plant(planted)
-        return planted
-
-    assert model.tensors
-    monkeypatch.setattr(tracing, "_built", built)
-    (some, every), counts = looks(monkeypatch, model, ON_CUDA)
-    assert counts == [followed, [6]]
-    assert some == every
 
 
 def test_what_is_frozen_has_no_gradients_and_no_states():

@@ -1,6 +1,7 @@
 """Traces that come with the package: of the built-in shapes, and of families of models that are given by numbers.
 
 Every number on a tape is a sum of terms: a factor, times a product of the model's dimensions and the tokens of a row.
+A tape is cut into sections, what a layer does in a phase or what comes around the layers, and equal ones are kept once.
 """
 
 import functools
@@ -14,12 +15,14 @@ from typing import Any, NamedTuple
 
 from study.core import cache
 from study.core.machine import version
-from study.predict.trace.repeating import Followed, Stack
-from study.predict.trace.tape import Tape, in_tuples
+from study.predict.trace.tape import Tape, in_order
 
 PATH = Path(__file__).with_name("committed.zip")
-MANY_LAYERS = 6  # from so many on, layers in the middle repeat each other
-# By family: the letter of each dimension in a term, and its name in the config. t: tokens of a row; w: a head's width.
+MANY_LAYERS = 6  # models of a family with more layers repeat the one in the middle
+MIDDLE = 2  # counted from 0
+Plan = list[tuple[str, int, int]]  # of each section the name, the layer, and its number in the file
+# By family: the letter of each dimension in a term, and its name in the config. w: a head's width. Of every model, t:
+# tokens of a row; r: rows after the second.
 _BERT = {"h": "hidden_size", "f": "intermediate_size", "a": "num_attention_heads"}
 _BERT |= {"v": "vocab_size", "p": "max_position_embeddings"}
 DIMENSIONS = {
@@ -87,13 +90,16 @@ def sharing(dimensions: dict[str, int]) -> bool | str:
 
 
 def key(options: Any, rows: int) -> str:
-    """Return the name of a pass in a member: all options but the tokens of a row, on which its terms depend."""
+    """Return the name of a pass in a member: all options but the tokens of a row, and whether there are more rows.
+
+    The terms depend on both numbers.
+    """
     # The file says which operations are as on CUDA. Passes with softmax came later, and only for eager attention.
     replaced = ["attention", "dropout", "autocast"]
     if options.attention == "eager":
         replaced.append("softmax")
     said = options._replace(cuda=replaced if options.cuda else [])
-    return json.dumps([*said[1:9], *filter(None, said[9:]), rows])  # no member has other options
+    return json.dumps([*said[1:9], *filter(None, said[9:]), min(rows, 2)])  # no member has other options
 
 
 @functools.cache
@@ -128,21 +134,17 @@ def look(member: Member) -> list | None:
     return [kind, member.family, tensors, buffers, fused, limit, vocabulary, True]
 
 
-def followed(member: Member, options: Any, rows: tuple[int, ...]) -> Followed | None:
-    """Return a pass over each number of rows; None if the file has no such pass."""
+def tape(member: Member, options: Any, rows: int) -> Tape | None:
+    """Return the tape of a pass; None if the file has no such pass."""
     content = _content(member.name)
     dimensions = member.dimensions | {"t": options.sequence}
     unusual = any(size < 2 for letter, size in dimensions.items() if letter != "g")  # a size of 1: other kernels
-    if content is None or unusual:
+    if content is None or unusual or key(options, rows) not in content["passes"]:
         return None
-    stored = [content["passes"].get(key(options, count)) for count in rows]
-    if None in stored:
-        return None
-    values = _values(content, dimensions)
-    stacks = [Stack(*each) for each in in_tuples(stored[0]["stacks"])]
-    if member.layers:  # of a family, whose layers are all of one kind
-        stacks = [each._replace(kinds=each.kinds[:1] * member.layers) for each in stacks]
-    return Followed([_tape(content, each, values) for each in stored], stacks)
+    values = _values(content, dimensions | {"r": max(0, rows - 2)})
+    plan = _longer(content["passes"][key(options, rows)], max(0, (member.layers or 0) - MANY_LAYERS))
+    sections = {number: _section(content, number, values) for number in {number for _, _, number in plan}}
+    return joined(plan, sections)
 
 
 def _values(content: dict, dimensions: dict[str, int]) -> list[int]:
@@ -150,23 +152,50 @@ def _values(content: dict, dimensions: dict[str, int]) -> list[int]:
     return [sum(n * terms[term] for n, term in zip(each[::2], each[1::2], strict=True)) for each in content["sums"]]
 
 
-def _tape(content: dict, stored: dict, values: list[int]) -> Tape:
-    tape: Tape = []
-    tensor_count = 0
-    for number, *sizes in stored["tape"]:  # the numbers of an entry, and of its sizes
-        kind, *rest = content["entries"][number]
-        if kind in ("freed", "gradient"):  # a tensor is counted back from the one that is made next
-            rest = [tensor_count - rest[0]]
+def _longer(plan: Plan, more_layers: int) -> Plan:
+    """Repeat the sections of the layer in the middle. The backward pass begins with the last layer."""
+    longer = []
+    for name, layer, number in plan:
+        if layer == MIDDLE:
+            layers = list(range(MIDDLE, MIDDLE + more_layers + 1))
+            longer += [(name, each, number) for each in (layers[::-1] if name.startswith("backward") else layers)]
+        else:
+            longer.append((name, layer + more_layers if layer > MIDDLE else layer, number))
+    return longer
+
+
+def _section(content: dict, number: int, values: list[int]) -> list[tuple]:
+    """Return the entries of a section. They name layers and tensors as they are seen from its layer."""
+    entries = []
+    for entry, *sums in content["sections"][number]:
+        kind, *rest = content["entries"][entry]
+        sizes = [values[each] for each in sums]
         if kind == "made":
-            tensor_count += 1
-        tape.append(with_sizes(kind, rest, [values[size] for size in sizes]))
-    return tape
+            entries.append((kind, *sizes, *rest))
+        elif kind == "kernel":
+            *of_kernel, flops = sizes
+            entries.append((kind, rest[0] and (rest[0], tuple(of_kernel)), flops))
+        else:
+            entries.append((kind, *rest, *sizes))
+    return entries
 
 
-def with_sizes(kind: str, rest: list, sizes: list[int]) -> tuple:
-    if kind == "made":
-        return kind, *sizes, *rest
-    if kind == "kernel":
-        *of_kernel, flops = sizes
-        return kind, rest[0] and (rest[0], tuple(of_kernel)), flops
-    return kind, *rest, *sizes
+def joined(plan: Plan, sections: dict[int, list[tuple]]) -> Tape:
+    """Return the sections of a plan one after the other."""
+    tape: Tape = []
+    first: dict[str, int] = {}  # the number of the first tensor of each section
+    tensor_count = 0
+    for section, layer, number in plan:
+        first[section.format(layer)] = tensor_count
+        for entry in sections[number]:
+            kind, what, *rest = entry
+            if kind == "made":
+                tensor_count += 1
+            elif kind in ("freed", "gradient"):
+                distance, nth = rest
+                entry = (kind, first[what.format(layer + distance)] + nth)
+            elif kind == "event":
+                distance, size = rest
+                entry = (kind, what.format(layer + distance), size)
+            tape.append(entry)
+    return in_order(tape)

@@ -74,26 +74,6 @@ class Recorder(TorchDispatchMode):
             if tensor.requires_grad:
                 tensor.register_post_accumulate_grad_hook(complete)
 
-    def mark(self, layers, stack: str) -> None:
-        """Mark on the tape where each layer of a stack begins in each phase, and where the stack ends."""
-
-        def forward(*layer) -> None:
-            if not in_backward():  # where a layer runs again
-                self.tape.append(("layer", "forward", *layer))
-
-        def backward(values, *layer) -> None:
-            with_gradient = [tensor for tensor in tensors_in(values) if tensor.requires_grad]
-            if with_gradient and not in_backward():
-                with_gradient[0].register_hook(lambda _: self.tape.append(("layer", "backward", *layer)))
-
-        for name, layer in layers.named_children():
-            layer.register_forward_pre_hook(lambda *_, place=int(name): forward(stack, place))
-            layer.register_forward_hook(lambda *values, place=int(name): backward(values[-1], stack, place))
-        # The layers are done: after the last one in the forward pass, after the first one in the backward pass.
-        first, *_, last = layers
-        last.register_forward_hook(lambda *_: forward(None, 0))
-        first.register_forward_pre_hook(lambda _, *values: backward(values, None, 0), with_kwargs=True)
-
     def __torch_dispatch__(self, function, _, args=(), kwargs=None):
         kwargs = kwargs or {}
         out = function(*args, **kwargs)

@@ -7,7 +7,6 @@ An entry of a tape is a tuple:
     ("gradient", number of the tensor)              it is complete
     ("kernel", kind and sizes or None, operations)  operations of matrix products; None if it moves nothing
     ("event", name, bytes of a complete gradient)   "use <tensor>", "gradient <tensor>" or "end of forward"
-    ("layer", phase, stack, index)                  a layer begins; without a stack: the layers are done
     ("inputs", bytes)                               the inputs of the model
 """
 

@@ -1,18 +1,15 @@
 """Traces a model without values: one forward and one backward pass show every tensor that they make. It needs torch."""
 
-import copy
 import functools
 import itertools
 import json
 import logging
 import re
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
@@ -25,7 +22,6 @@ from study.core.models.step import inputs, logits_and_losses
 from study.predict.trace.asked import Look, Model, Recomputation, TraceOptions
 from study.predict.trace.kernels import AsOnCuda, in_place, without_logits, zero3_linear
 from study.predict.trace.recorder import Recorder
-from study.predict.trace.repeating import Followed, Stack, Unlike, repeat, surroundings
 from study.predict.trace.tape import Tape, in_order
 
 aten = torch.ops.aten
@@ -68,7 +64,7 @@ def _foreign(model: Model, what: str) -> Iterator[None]:
     try:
         with _quiet():
             yield
-    except (Stop, Unlike):
+    except Stop:
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {files.why(error)}"
@@ -144,8 +140,7 @@ def _loss(config, model: PreTrainedModel, batch: dict, options: TraceOptions) ->
         return logits_and_losses(config, model, batch, dtype, options.logits == "fp32")[1].mean()
 
 
-def _pass(model: Model, options: TraceOptions, rows: int, with_all_layers: bool) -> tuple[Tape, list[Stack]]:
-    """Return the tape of a pass over `rows` rows, and the stacks of which only some layers were followed."""
+def _pass(model: Model, options: TraceOptions, rows: int) -> Tape:
     config = _config(model, options.attention)
     dtype = torch.bfloat16 if options.precision in ("bf16_cast", "bf16_gathered") else torch.float32
     built = _built(model, config, dtype)
@@ -154,7 +149,6 @@ def _pass(model: Model, options: TraceOptions, rows: int, with_all_layers: bool)
     place: Callable = functools.partial(AsOnCuda, options.attention) if options.cuda else nullcontext
     if options.checkpointing:
         _compute_again(built, options.checkpointing, place)
-    stacks = [] if with_all_layers else shorten(built)
     linear = zero3_linear if options.zero3_linear else nullcontext
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=options.precision in ("bf16", "bf16_gathered"))
     with _foreign(model, "cannot be followed without values"), FakeTensorMode(), WithoutValues():
@@ -165,8 +159,6 @@ def _pass(model: Model, options: TraceOptions, rows: int, with_all_layers: bool)
         recorder = Recorder([*built.parameters(), *built.buffers(), *batch.values()], model.is_partly_frozen)
         recorder.tape.append(("inputs", sum(tensor.untyped_storage().nbytes() for tensor in batch.values())))
         recorder.follow(built)
-        for stack in stacks:
-            recorder.mark(built.get_submodule(stack.name), stack.name)
         kept: list[torch.Tensor] = []  # the logits, until the backward pass has ended
         if options.keeps_logits and options.loss != "chunked":
             built.register_forward_hook(lambda *seen: kept.append(seen[-1].logits))
@@ -175,7 +167,7 @@ def _pass(model: Model, options: TraceOptions, rows: int, with_all_layers: bool)
                 loss = _loss(config, built, batch, options)
             recorder.tape.append(("event", "end of forward", 0))
             loss.backward()
-    return recorder.tape, stacks
+    return recorder.tape
 
 
 @contextmanager
@@ -190,80 +182,6 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def followed(model: Model, options: TraceOptions, rows: tuple[int, ...], with_all_layers=False) -> Followed:
-    """Return a pass over each number of rows. Only some of the layers are followed if they repeat each other."""
-    try:
-        passes = [_pass(model, options, count, with_all_layers) for count in rows]
-        both = Followed([in_order(tape) for tape, _ in passes], passes[0][1])
-        for tape in both.tapes:
-            repeat(tape, both.stacks)
-    except (Unlike, Stop):  # the model may not run with fewer layers
-        if with_all_layers:
-            raise
-        return followed(model, options, rows, with_all_layers=True)
-    return both
-
-
-NUMBERS = {"layer_idx", "layer_id", "layer_index"}  # attributes that may differ: a layer's place in its stack
-CONSTANTS = (int, float, str, bool, tuple, list, torch.dtype, type(None))
-
-
-def shorten(model: nn.Module) -> list[Stack]:
-    """Remove the layers that others stand for, and return the shortened stacks. The rest keep their names."""
-    stacks: list[Stack] = []
-    parts = dict(model.named_modules())
-    for name, layers in parts.items():
-        # A list inside a layer, such as its experts, stays as it is.
-        is_inside = any(name.startswith(f"{stack.name}.") for stack in stacks)
-        if is_inside or not isinstance(layers, nn.ModuleList) or not len(layers):
-            continue
-        kinds = _kinds(layers)
-        stack = Stack(name, kinds, _enough(kinds))
-        if len(stack.kept) < len(kinds):
-            stacks.append(stack)
-            for place in set(range(len(kinds))) - set(stack.kept):
-                del layers._modules[str(place)]  # not of the list: its other layers would get new numbers
-            _shorten_config(parts[name.rpartition(".")[0]], stack)
-    return stacks
-
-
-def _shorten_config(parent: nn.Module, stack: Stack) -> None:
-    """Shorten lists with a value for each layer, such as layer_types: layers index them by their place in the stack."""
-    if "config" not in vars(parent):
-        return
-    # A copy: other parts of the model share the config.
-    config = vars(parent)["config"] = copy.copy(parent.config)
-    for key, value in vars(config).items():
-        if isinstance(value, list) and len(value) == len(stack.kinds):
-            vars(config)[key] = [value[place] for place in stack.kept]
-
-
-def _kinds(layers: nn.ModuleList) -> tuple[int, ...]:
-    numbers: dict[tuple, int] = {}
-    owners = Counter(tensor for layer in layers for tensor in layer.parameters())
-    return tuple(numbers.setdefault(_kind(layer, owners), len(numbers)) for layer in layers)
-
-
-def _kind(layer: nn.Module, owners: Counter[nn.Parameter]) -> tuple:
-    """Return types, tensors and constants of a layer. One that shares tensors with others is like no other."""
-    if any(owners[tensor] > 1 for tensor in layer.parameters()):
-        return (layer,)
-    tensors = [*layer.named_parameters(), *layer.named_buffers()]
-    parts: list = [(name, tensor.shape, tensor.dtype, tensor.requires_grad) for name, tensor in tensors]
-    for name, module in layer.named_modules():
-        constants = {key: value for key, value in vars(module).items() if isinstance(value, CONSTANTS)}
-        parts.append((name, type(module), repr({**constants, **dict.fromkeys(NUMBERS)})))
-    return tuple(parts)
-
-
-def _enough(kinds: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the layers to keep: of each kind of surroundings one, or two whose passes can be compared."""
-    needed = Counter({key: min(2, count) for key, count in Counter(surroundings(kinds)).items()})
-    every = tuple(range(len(kinds)))
-    for length in every[::-1]:  # the longest run of layers that can be left out
-        for start in range(1, len(kinds) - length):
-            kept = every[:start] + every[start + length :]
-            counts = Counter(surroundings([kinds[place] for place in kept]))
-            if counts.keys() == needed.keys() and counts >= needed:
-                return kept
-    return every
+def followed(model: Model, options: TraceOptions, rows: tuple[int, ...]) -> list[Tape]:
+    """Return the tape of a pass over each number of rows."""
+    return [in_order(_pass(model, options, count)) for count in rows]

@@ -11,10 +11,9 @@ from study.core.settings import cache_home
 from study.core.text import bar
 from study.predict.trace import committed
 from study.predict.trace.asked import Look, Model, TraceOptions
-from study.predict.trace.repeating import Followed, Stack, repeat
 from study.predict.trace.tape import Pass, Tape, Tensor, at_rows, in_tuples, read
 
-FORMAT = 19  # of the cached answers: raise it whenever their meaning changes
+FORMAT = 20  # of the cached answers: raise it whenever their meaning changes
 
 
 class Transformer(Model):
@@ -66,11 +65,14 @@ class Transformer(Model):
         return _traced(self, options, rows)
 
     def tape(self, options: TraceOptions, rows: int) -> Tape:
+        """Return the tape of a pass, from the package, the cache folder, or a new trace."""
+        known = committed.tape(self.member, options, rows)
+        if known is not None:
+            return known
         counts: tuple[int, ...] = (2, 3)  # their difference is what each further row adds
         if rows == 1 or options.loss == "chunked":  # one row, or pieces: other kernels
             counts = (rows,)
-        tapes, stacks = _followed(self, options, counts)
-        return repeat(at_rows(tapes, counts, rows), stacks)
+        return at_rows(_followed(self, options, counts), counts, rows)
 
 
 @functools.cache
@@ -78,13 +80,9 @@ def _traced(model: Transformer, options: TraceOptions, rows: int) -> Pass:
     return read(model.tape(options, rows), model.tensors)
 
 
-@functools.lru_cache(maxsize=64)  # tapes are large
-def _followed(model: Transformer, options: TraceOptions, counts: tuple[int, ...]) -> Followed:
-    """Return a pass over each of these numbers of rows, from the package, the cache folder, or a new trace."""
-    if known := committed.followed(model.member, options, counts):
-        return known
-    tapes, stacks = in_tuples(_kept(model, "followed", options, counts))
-    return Followed(tapes, [Stack(*each) for each in stacks])
+@functools.lru_cache(maxsize=16)  # tapes are large: up to 40 MB for 126 layers
+def _followed(model: Transformer, options: TraceOptions, counts: tuple[int, ...]) -> list[Tape]:
+    return in_tuples(_kept(model, "followed", options, counts))
 
 
 def _kept(model: Transformer, what: str, *asked) -> Any:
