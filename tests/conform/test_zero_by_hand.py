@@ -34,9 +34,11 @@ from stage2 import Stage2
 from stage3 import Stage3
 
 dist.init_process_group("gloo")  # once: a rank could ask the store of the run before, while it closes
+end = os._exit
 dist.init_process_group = dist.destroy_process_group = os._exit = lambda *_: None
 for kind in (DataParallel, Stage1, Stage2, Stage3):
     run(kind)
+os._exit = end
 """
 BESIDE_DEEPSPEED = f"""
 import sys
