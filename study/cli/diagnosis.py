@@ -276,7 +276,9 @@ def stack(
     for name, free in answer["free"].items():
         sentence = f"Each release of {name} that was tested has a known fault here."
         if free:
-            sentence = f"With {name} {' or '.join(free[:4])} no known fault of {name} surely applies here."
+            sentence = (
+                f"With {name} {' or '.join(free[:4])} no known fault of {name} surely applies here, but others may."
+            )
         say_wrapped("", sentence)
     if left:
         unasked = sum(not fault["asked"] for fault in left)

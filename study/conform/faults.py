@@ -62,12 +62,15 @@ class Fault(BaseModel):
     def has(self, release: Release) -> bool | None:
         """Whether a release has the fault. None: it was not asked, and the one before or after it has.
 
-        Of a range: None if a release in it may have the fault, or none in it was asked.
+        Of a range: True if all tested releases in it have it, False if none in it can; None if no release in it was
+        tested. Its ends count as well: releases from 5.0 on are more than 5.23.0, the first that was tested.
         """
         asked = sorted(map(Version, self.asked or table().asked[self.package]))
         if isinstance(release, SpecifierSet):
-            known = {*asked, *map(Version, table().asked.get(self.package, ()))}
-            return False if {self.has(each) for each in known if each in release} == {False} else None
+            tested = [*asked, *map(Version, table().asked.get(self.package, ()))]
+            ends = [Version(each.version.removesuffix(".*")) for each in release]
+            inside = {self.contains(each) for each in release.filter(tested + ends)}
+            return inside.pop() if len(inside) == 1 and ends and any(release.filter(tested)) else None
         beside = [each for each in asked if each <= release][-1:] + [each for each in asked if each >= release][:1]
         if not any(map(self.contains, beside)):
             return False
@@ -78,9 +81,7 @@ class Fault(BaseModel):
     def asks(self) -> dict[str, str]:
         """By condition: what is asked of a user who does not say it."""
         asked = table().questions
-        return {
-            name: asked[name].format(str(fits).strip("[{}]")) for name, fits in (self.when or {}).items()
-        } | self.ask
+        return {name: asked[name].format(fits) for name, fits in (self.when or {}).items()} | self.ask
 
     @property
     def said(self) -> str:

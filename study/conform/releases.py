@@ -1,7 +1,5 @@
 """Answers of releases of a library: kept in one CSV, and compared."""
 
-from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
@@ -21,22 +19,22 @@ def answers(path: Path = COMMITTED) -> pd.DataFrame:
     return pd.read_csv(path, dtype=str, keep_default_na=False)
 
 
-def keep(path: Path, found: Iterable[Answer]) -> None:
+def keep(path: Path, found: list[Answer]) -> None:
     """Add answers to a file. They replace earlier ones of the same libraries."""
-    frame = pd.DataFrame(map(asdict, found))
+    frame = pd.DataFrame(found)
     # The first five columns say what was asked, and of which libraries.
     if path.exists():
-        frame = pd.concat([answers(path), frame]).drop_duplicates([*frame.columns[:5]], keep="last")
+        frame = pd.concat([answers(path), frame]).drop_duplicates(frame.columns[:5], keep="last")
     path.parent.mkdir(parents=True, exist_ok=True)
     frame.to_csv(path, index=False, lineterminator="\n")
 
 
 def changes(name: str, since: str, until: str) -> tuple[dict, list[Answer]]:
     """Return the properties whose answers change between releases, by what changes; and all their answers."""
-    rows = answers()
-    if name not in set(rows["adapter"]):
-        raise Stop(f"no answers of {name!r} are kept", nearest(name, rows["adapter"].unique()))
-    rows = rows[rows["adapter"] == name]
+    kept = answers()
+    rows = kept[kept["adapter"] == name]
+    if rows.empty:
+        raise Stop(f"no answers of {name!r} are kept", nearest(name, kept["adapter"].unique()))
     package = rows[list(LIBRARIES)].nunique().idxmax()  # the library of which several releases were tried
     tried = sorted(rows[package].unique(), key=Version)
     if not {since, until} <= {*tried} or Version(since) >= Version(until):

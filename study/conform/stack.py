@@ -90,7 +90,9 @@ def answered(used: dict[str, Release], facts: dict[str, Any]) -> dict[str, Any]:
     # --- in one sentence, with the releases of which nothing is known
     named = {name: f"{name} {release or '(release not said)'}" for name, release in used.items()}
     unknown = [
-        named[name] for name, releases in table().asked.items() if name in used and str(used[name]) not in releases
+        named[name]
+        for name, releases in table().asked.items()
+        if name in used and used[name] not in [*map(Version, releases)]
     ]
     applying = [row for row in rows if row["answer"] == "applies"]
     known = sum(fault.when is not None for fault in table().fault)
@@ -101,8 +103,11 @@ def answered(used: dict[str, Release], facts: dict[str, Any]) -> dict[str, Any]:
     # --- releases without any of these faults, the newest first: a remedy of one may have another
     free = {}
     for package in dict.fromkeys(row["package"] for row in applying):
-        releases = reversed(table().asked[package])
-        free[package] = [each for each in releases if all(fault.has(Version(each)) is False for fault in met[package])]
+        free[package] = [
+            release
+            for release in reversed(table().asked[package])
+            if all(fault.has(Version(release)) is False for fault in met[package])
+        ]
     return {"fine": not applying, "first": f"{first}.", "faults": rows, "not_asked": unknown, "free": free}
 
 
@@ -114,10 +119,9 @@ def _questions(fault: Fault, facts: dict[str, Any]) -> list[str] | None:
     trainer = facts.get("trainer", "")
     if trainer in fault.forced:
         used = facts.get(trainer)
-        if isinstance(used, Version) and used in SpecifierSet(fault.forced[trainer]):
-            facts = facts | {"reentrant": True}
-        elif not facts.get("reentrant"):  # other releases may overrule the user in some classes, or were not read
-            facts = facts | {"reentrant": None}
+        is_forced = isinstance(used, Version) and used in SpecifierSet(fault.forced[trainer])
+        # Other releases may overrule a user's False in some classes, or were not read.
+        facts = facts | {"reentrant": is_forced or facts.get("reentrant") or None}
     for name, wanted in fault.when.items():
         seen = facts.get(name)
         is_open = isinstance(seen, SpecifierSet) or seen in (None, "FSDP?")

@@ -42,11 +42,15 @@ def _names_none(word: str) -> Stop:
 
 
 def notes(words: tuple[str, ...], used: dict[str, Release]) -> Iterator[str]:
-    """Yield a sentence for each release that is later than all that were asked, and for each of another package."""
+    """Yield a sentence for each release beyond those that were asked, and for each of another package."""
     for name, releases in table().asked.items():
         release = used.get(name)
-        if isinstance(release, Version) and release > Version(releases[-1]):
+        if not isinstance(release, Version):
+            continue
+        if release > Version(releases[-1]):
             yield f"{name} {release} is later than {releases[-1]}, the newest that was tested."
+        elif release < Version(releases[0]):
+            yield f"{name} {release} is earlier than {releases[0]}, the oldest that was tested."
     others = {*table().packages.values()} - used.keys()
     for word in words:
         name, sign, _ = word.partition("==")

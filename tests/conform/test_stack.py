@@ -245,6 +245,17 @@ def test_nothing_is_said_to_apply_to_the_arms_of_this_study(arm):
     assert bool(found) == (arm != "single")  # of DDP, a stream that is split already
 
 
+def test_a_question_is_a_sentence_and_not_a_list_of_python():
+    questions = [question for fault in table().fault for question in fault.asks.values()]
+    assert [question for question in questions if re.search(r"[\[\]{}]|True|False,", question)] == []
+
+
+def test_a_release_is_compared_as_a_release_and_an_old_one_is_said(capsys):
+    assert asked("accelerate==1.15 --stage 2")["not_asked"] == ["deepspeed (release not said)"]
+    asked("deepspeed==0.14.0 --stage 2")
+    assert capsys.readouterr().out.count("deepspeed 0.14.0 is earlier than 0.15.0, the oldest that was tested.") == 1
+
+
 def test_an_explanation_is_the_first_fault_that_fits():
     lost = suite.Answer("zero2", "accumulation-4", "2.13.0", "0.17.6", "", "fails")
     assert suite.explanation(lost).startswith("known bug: deepspeedai/DeepSpeed#7718")

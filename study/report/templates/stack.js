@@ -69,15 +69,18 @@ function listed(text) {
 
 // Whether a release has a fault. null: it was not asked, and the one before or after it has.
 function has(fault, release) {
+  const [since, until] = [version(fault.since), version(fault.until)];
+  const contains = (each) => compare(since, each) <= 0 && compare(each, until) <= 0;
   const tried = (fault.asked.length ? fault.asked : table.asked[fault.package]).map(version).sort(compare);
   if (Array.isArray(release)) {
-    const inside = [...tried, ...(table.asked[fault.package] ?? []).map(version)].filter((each) => within(each, release));
-    return inside.length && inside.every((each) => has(fault, each) === false) ? false : null;
+    const tested = [...tried, ...(table.asked[fault.package] ?? []).map(version)].filter((each) => within(each, release));
+    const ends = release.map(({ than }) => than).filter((each) => within(each, release));
+    const inside = new Set([...tested, ...ends].map(contains));
+    return inside.size === 1 && release.length && tested.length ? [...inside][0] : null;
   }
   const before = tried.filter((each) => compare(each, release) <= 0).slice(-1);
   const beside = [...before, ...tried.filter((each) => compare(each, release) >= 0).slice(0, 1)];
-  const [since, until] = [version(fault.since), version(fault.until)];
-  if (!beside.some((each) => compare(since, each) <= 0 && compare(each, until) <= 0)) return false;
+  if (!beside.some(contains)) return false;
   return beside.some((each) => compare(each, release) === 0) ? true : null;
 }
 
@@ -108,12 +111,13 @@ function questions(fault, versions, known) {
   return asked;
 }
 
-// Releases that are later than the newest that was asked, in words.
-function later(versions) {
+// Releases that are later than the newest that was asked, or earlier than the oldest, in words.
+function beyond(versions) {
   const sentences = [];
   for (const [name, releases] of Object.entries(table.asked)) {
-    const [release, newest] = [versions[name] ?? ANY, releases.at(-1)];
+    const [release, oldest, newest] = [versions[name] ?? ANY, releases[0], releases.at(-1)];
     if (isVersion(release) && compare(release, version(newest)) > 0) sentences.push(`${name} ${release.text} is later than ${newest}, the newest that was tested.`);
+    if (isVersion(release) && compare(release, version(oldest)) < 0) sentences.push(`${name} ${release.text} is earlier than ${oldest}, the oldest that was tested.`);
   }
   return sentences;
 }
@@ -156,7 +160,7 @@ function answered(list, flags) {
   const hit = [...new Set(rows.filter((row) => !row.asked.length).map((row) => row.fault.package))];
   const isFree = (name, each) => met[name].every((fault) => has(fault, version(each)) === false);
   const free = hit.map((name) => [name, table.asked[name].filter((each) => isFree(name, each)).reverse()]);
-  return { versions, answers, free: Object.fromEntries(free), later: later(versions) };
+  return { versions, answers, free: Object.fromEntries(free), beyond: beyond(versions) };
 }
 
 // --- the form ---------------------------------------------------------------------------------------------------------
@@ -196,12 +200,12 @@ function card({ fault, question, do: remedy }) {
 
 function show() {
   const [list, flags] = asked();
-  const { versions, answers, free, later } = answered(list, flags);
+  const { versions, answers, free, beyond } = answered(list, flags);
   const [sure, maybe] = ["applies", "applies if"].map((word) => answers.filter((each) => each.answer === word));
   const named = Object.keys(versions).join(", ");
   const known = table.fault.filter((fault) => fault.when).length;
-  const text = `${later.map((each) => `${each} `).join("")}Of ${known} known faults ${sure.length} ${sure.length === 1 ? "applies" : "apply"}, and ${maybe.length} may.`;
-  const ways = Object.entries(free).map(([name, releases]) => releases.length ? ` With ${name} ${releases.slice(0, 4).join(" or ")} none of ${name} surely applies.` : ` Each release of ${name} that was tested has one.`);
+  const text = `${beyond.map((each) => `${each} `).join("")}Of ${known} known faults ${sure.length} ${sure.length === 1 ? "applies" : "apply"}, and ${maybe.length} may.`;
+  const ways = Object.entries(free).map(([name, releases]) => releases.length ? ` With ${name} ${releases.slice(0, 4).join(" or ")} none of ${name} surely applies, but others may.` : ` Each release of ${name} that was tested has one.`);
   document.getElementById("sentence").textContent = named ? text + ways.join("") : "The list names none of the packages of this page.";
   document.getElementById("faults").replaceChildren(...sure.map(card));
   const fold = document.getElementById("maybe");
