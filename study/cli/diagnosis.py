@@ -91,6 +91,8 @@ def _show(answer: About, findings: list[Finding]) -> None:
     text = f"{answer.run}: {answer.how}: {number_of(len(answer.findings), 'findings')}"
     if above := len(answer.findings) - len(findings):
         text += f", {above} told above"
+    if answer.config and not answer.findings:
+        text += f" in its keys; `study stack --config {answer.config}` asks about releases"
     say_wrapped(f"{text}.")
     if error := answer.error:
         _say_indented(f"It ended: {error['message']}. What to do: {error['what_to_do']}.")

@@ -24,6 +24,7 @@ class About:
     findings: list[Finding] = field(default_factory=list)
     error: dict | None = None  # of its record
     ranks: str | None = None  # when they last wrote, if they may still wait for each other
+    config: str | None = None  # its path, if it is one
     not_known: list[str] = field(default_factory=list)  # rules that need more than the record has
 
 
@@ -38,7 +39,7 @@ def about(path: Path) -> About:
                 "`study diagnose FOLDER`",
             )
         config = sources.read(path)
-        return About(path.name, config.words, list(mistakes(config)))
+        return About(path.name, config.words, list(mistakes(config)), config=str(path))
     answer = About(path.name)
     file = path / store.RECORD if path.is_dir() else path
     logs = collectives.load(path) or hangs.dumps(path)

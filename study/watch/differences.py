@@ -19,7 +19,7 @@ from study.core.errors import Stop
 from study.core.files import sentence
 from study.core.text import comparable, short
 from study.records.metrics import dig
-from study.watch.findings import Finding, finding
+from study.watch.findings import Finding, finding, texts
 from study.watch.sources import (
     ACCELERATE,
     AUTO,
@@ -47,7 +47,7 @@ MOST_UNKNOWN = 200  # keys that are compared with the library's, which takes mil
 NEAR = 0.85  # similarity of a misspelled key to the right one, where a program may keep keys of its own
 SIMILAR = 0.6  # where it may not
 # A training that is described by a config with one of these findings does not start, or is not the one described.
-UNUSABLE = ("kind_unknown", "key_mistyped", "value_refused")
+UNUSABLE = ("kind_unknown", "key_mistyped", "key_refused", "key_ignored", "value_refused")
 # The fields of Description, and the libraries of the first three.
 FIELDS = {ACCELERATE: "accelerate", DEEPSPEED: "deepspeed", TRAINER: "trainer", OTHER: "trainer", RECORD: "record"}
 
@@ -140,9 +140,9 @@ def printable(text: str) -> str:
 def recognised(path: Path) -> Source:
     """Read a config from which a training is to be known. A Stop says what no library takes in it."""
     source = read(path)
-    for mistake in mistakes(source):
-        if mistake.id in UNUSABLE:
-            raise Stop(f"{path}: {mistake.sentence}", str(mistake.remedy))
+    if wrong := [mistake for mistake in mistakes(source) if mistake.id in UNUSABLE]:
+        what = "; ".join(mistake.sentence for mistake in wrong)
+        raise Stop(f"{path}: {what}", "; ".join(str(mistake.remedy) for mistake in wrong))
     return source
 
 
@@ -158,18 +158,37 @@ def mistakes(source: Source) -> Iterator[Finding]:
     else:
         yield from _refused(FIELDS[source.kind], content)
     if source.kind == ACCELERATE:
-        kind = str(content.get("distributed_type") or "NO")
-        for engine in ("deepspeed", "fsdp"):
-            # `accelerate launch` takes the engine from distributed_type, unless a flag such as --use_deepspeed names
-            # one (commands/launch.py:1224).
-            if content.get(f"{engine}_config") and kind != engine.upper():
-                yield finding("section_unused", engine=engine, kind=f"{kind:.40}", needed=engine.upper())
+        yield from _not_arriving(content)
     if source.kind == DEEPSPEED:
         yield from _without_effect(zero_section(content))
     if source.unread:
         yield finding("file_not_read", why=source.unread)
     if source.named:
         yield from mistakes(source.named)
+    if source.named and source.kind == TRAINER:
+        yield from _contradicted(content, source.named.content)
+
+
+def _not_arriving(content: dict) -> Iterator[Finding]:
+    """Yield what `accelerate launch` does not hand on of a yaml."""
+    kind = str(content.get("distributed_type") or "NO")
+    for engine in ("deepspeed", "fsdp"):
+        # `accelerate launch` takes the engine from distributed_type, unless a flag such as --use_deepspeed names
+        # one (commands/launch.py:1224).
+        if content.get(f"{engine}_config") and kind != engine.upper():
+            yield finding("section_unused", engine=engine, kind=f"{kind:.40}", needed=engine.upper())
+    if kind == "DEEPSPEED" and same(dig(content, "deepspeed_config.gradient_clipping"), 0):
+        yield finding("clipping_dropped")
+
+
+def _contradicted(arguments: dict, config: dict) -> Iterator[Finding]:
+    """Yield what a DeepSpeed config says otherwise than the Trainer's arguments beside it."""
+    for pair in texts()["arguments_contradicted"]["pairs"]:
+        ours, theirs = dig(arguments, pair["trainer"]), dig(config, pair["deepspeed"])
+        is_said = None not in (ours, theirs) and theirs != AUTO and not arguments.get(pair.get("unless"))
+        if is_said and not same(ours, theirs):
+            values = {"ours": shown(Setting(ours)), "theirs": shown(Setting(theirs))}
+            yield finding("arguments_contradicted", **values, **pair)
 
 
 def _mistyped(library: str, config: dict, closed: Sequence[str] = ()) -> Iterator[Finding]:
@@ -185,7 +204,10 @@ def _mistyped(library: str, config: dict, closed: Sequence[str] = ()) -> Iterato
             near = difflib.get_close_matches(key, known.keys() - section.keys(), n=1, cutoff=cutoff)
             if near or path in closed:
                 do = f"write {near[0]}" if near else "remove it"
-                yield finding("key_mistyped", library=library, key=f"{path}.{key:.60}".lstrip("."), do=do)
+                id = "key_mistyped" if library == "trainer" else "key_ignored"
+                if path in closed:
+                    id = "key_refused"
+                yield finding(id, library=library, key=f"{path}.{key:.60}".lstrip("."), do=do)
 
 
 def _refused(library: str, config: dict) -> Iterator[Finding]:

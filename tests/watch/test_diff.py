@@ -8,7 +8,7 @@ from pkgutil import resolve_name
 
 import pytest
 
-from study.cli.diagnosis import diff
+from study.cli.diagnosis import diagnose, diff
 from study.core.errors import Stop
 from study.watch import sources
 from study.watch.differences import compare, mistakes, recognised, shown
@@ -91,6 +91,25 @@ def test_what_a_library_refuses_is_found_and_no_all_clear(file, case):
         recognised(path)
     with pytest.raises(Exception, match=r"\w"):
         resolve_name("deepspeed.runtime.config:DeepSpeedConfig")(config)
+
+
+def test_a_contradiction_names_both_sides_and_all_wrong_keys_are_named(file):
+    source = file("mine.yaml", TRAINER | {"deepspeed": {"gradient_clipping": 0.0}})
+    (found,) = mistakes(sources.read(source))
+    assert "gradient_clipping is 0 in the DeepSpeed config, and max_grad_norm 0.5" in found.sentence
+    wrong = file("mine.json", DEEPSPEED | {"bf16": {"enable": True}, "gradient_cliping": 1.0})
+    with pytest.raises(Stop) as stop:
+        recognised(wrong)
+    for said in ("bf16.enable is no key of deepspeed, which refuses to start with it", "gradient_cliping is no key of"):
+        assert said in stop.value.what
+    assert stop.value.remedy == "write gradient_clipping; write enabled"
+
+
+def test_a_config_without_findings_is_no_all_clear_of_releases(file, capsys):
+    path = file("mine.json", DEEPSPEED)
+    diagnose((path,))
+    said = f"mine.json: DeepSpeed config: 0 findings in its keys; `study stack --config {path}` asks about releases."
+    assert said in " ".join(capsys.readouterr().out.split())
 
 
 def test_records_and_mixed_kinds():
