@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field
 from study.core.files import load
 
 TABLE = Path(__file__).with_name("faults.toml")
-MAX_BYTES = 2**20
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 Release = Version | SpecifierSet  # a range
 ANY = SpecifierSet()  # release
@@ -37,7 +36,7 @@ class Fault(BaseModel):
     releases: str  # the range in words, and which are right
     asked: Names = ()  # empty: all releases of the package that were. Of TRL and PEFT each fault says its own
     # The range: kept answers of the suite, a run of the last bad and of the first good release, a script, or reading.
-    rests_on: Literal["tests of study conform", "two runs", "script", "sources, not run"]
+    rests_on: Literal["tests of study conform", "two runs", "script", "runs on a GPU", "sources, not run"]
     when: When | None = None  # None: it is none of a training
     ask: dict[str, str] = {}  # by condition: better words than those of the table
     who: str = ""  # is hit, because a trainer forces it
@@ -106,7 +105,7 @@ class Table(BaseModel):
 
 @functools.cache
 def table() -> Table:
-    return load(TABLE, Table, what="the table of faults", remedy="correct the file", most_bytes=MAX_BYTES)
+    return load(TABLE, Table, what="the table of faults", remedy="correct the file", most_bytes=2**20)
 
 
 def named(id: str) -> Fault:

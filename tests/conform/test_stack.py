@@ -116,12 +116,20 @@ def test_what_is_typed_is_a_whole_question(words):
 
 
 @pytest.mark.parametrize(
-    ("trainer", "remedy"), [("trl", "pin deepspeed==0.19.2"), ("own", 'kwargs={"use_reentrant": False}')]
+    ("trainer", "remedy"), [("trl", "pin deepspeed==0.19.2, which needs use_reentrant=True"), ("own", 'kwargs={"use_reentrant": False}')]
 )
 def test_the_remedy_is_one_that_can_be_followed_in_the_trainer(trainer, remedy):
     faults = asked(f"deepspeed==0.19.8 trl==1.16.0 {LORA} --reentrant --trainer {trainer}")["faults"]
     (row,) = [row for row in faults if row["id"] == "frozen-weights-stay"]
     assert remedy in row["do"]
+
+
+def test_no_remedy_names_a_release_without_the_condition_under_which_it_trains():
+    """0.19.2 ends in a CheckpointError with frozen weights, without reentrance: a run on an H200 did."""
+    for id in ("frozen-weights-stay", "frozen-weights-stay-in-own-layers"):
+        remedies = [named(id).do, *named(id).do_with.values()]
+        assert all("needs use_reentrant=True" in each for each in remedies if "0.19.2" in each)
+    assert named("frozen-not-reentrant").rests_on == "runs on a GPU"
 
 
 def test_releases_without_any_known_fault_are_said(capsys):
