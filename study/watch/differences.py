@@ -165,8 +165,8 @@ def mistakes(source: Source) -> Iterator[Finding]:
         yield finding("file_not_read", why=source.unread)
     if source.named:
         yield from mistakes(source.named)
-    if source.named and source.kind == TRAINER:
-        yield from _contradicted(content, source.named.content)
+        if source.kind == TRAINER:
+            yield from _contradicted(content, source.named.content)
 
 
 def _not_arriving(content: dict) -> Iterator[Finding]:
@@ -187,8 +187,8 @@ def _contradicted(arguments: dict, config: dict) -> Iterator[Finding]:
         ours, theirs = dig(arguments, pair["trainer"]), dig(config, pair["deepspeed"])
         is_said = None not in (ours, theirs) and theirs != AUTO and not arguments.get(pair.get("unless"))
         if is_said and not same(ours, theirs):
-            values = {"ours": shown(Setting(ours)), "theirs": shown(Setting(theirs))}
-            yield finding("arguments_contradicted", **values, **pair)
+            values = [shown(Setting(value)) for value in (ours, theirs)]
+            yield finding("arguments_contradicted", values=values, **pair)
 
 
 def _mistyped(library: str, config: dict, closed: Sequence[str] = ()) -> Iterator[Finding]:

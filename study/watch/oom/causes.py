@@ -46,8 +46,11 @@ class Cause:
         return self.points >= LIKELY
 
 
-def causes(error: OomError, sizes: dict[str, str], shards_weights: bool) -> list[Cause]:
-    """Return the causes with the most points first. `sizes` are tensors of the asked size, as a person writes it."""
+def causes(error: OomError, sizes: dict[str, str], shards_weights: bool, states: str) -> list[Cause]:
+    """Return the causes with the most points first. `sizes` are tensors of the asked size, as a person writes it.
+
+    `states` says what the model states take, if they nearly fill the GPU.
+    """
     # How good it is: once the rules were written anew, 14 of 20 threads were named; before, 15 of 22, 7 of 16 and 5 of
     # 16. Who says "host memory" for such a message, and else "too many tokens", names 12 of the 20 (reports/log.md).
     rows = texts("oom/causes.toml")
@@ -59,6 +62,8 @@ def causes(error: OomError, sizes: dict[str, str], shards_weights: bool) -> list
     # A rank holds only parts of weights, so a whole one has been gathered: this comes before `weights`.
     if "weights" in sizes and shards_weights:
         signs.append(("gather", LIKELY, "the size is that of a weight, of which a rank holds a part"))
+    if states:
+        signs.append(("states", FIRST, "they are most of this GPU, or more than it has"))
     if error.where != "GPU":  # nothing else counts
         signs = [(error.where, PROOF, "the message says so")]
     if all(points < HINT for _, points, _ in signs):
@@ -71,7 +76,9 @@ def causes(error: OomError, sizes: dict[str, str], shards_weights: bool) -> list
         Cause(
             id=id,
             what=factors.get(id, "")
-            + text["what"].format(asked=error.asked.text, unallocated=f"{error.unallocated / 2**30:.2f} GiB"),
+            + text["what"].format(
+                asked=error.asked.text, unallocated=f"{error.unallocated / 2**30:.2f} GiB", states=states
+            ),
             points=points[id],
             reasons=tuple(reason for of, _, reason in signs if of == id),
             remedy=text["remedy"],

@@ -12,12 +12,13 @@ from typing import Any
 from study.core import arms
 from study.core.errors import Stop
 from study.core.settings import flag
-from study.core.text import is_number
+from study.core.text import is_number, size
 from study.predict.front import (
     BUCKETS,
     Transformer,
     Wanted,
     asked_for,
+    papers,
 )
 from study.watch import sources
 from study.watch.differences import recognised
@@ -25,6 +26,9 @@ from study.watch.oom.causes import Cause, causes
 from study.watch.oom.reading import OomError
 
 SHARD_WEIGHTS = ("zero3", "fsdp", "hsdp")  # the beginnings of the names of such arms
+# By arm: the stage by which the papers' formulas divide its states. Of groups of ranks and of offloading they say less.
+STAGES = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp2": 3}
+FILLING = 0.7  # of a GPU: activations, buckets and the CUDA context want the rest
 USUAL_BUCKETS = {"reduce_bucket_size": 5e8}
 NUMBERS = ("ranks", "micro_batch", "sequence", "vocabulary")
 Tensor = tuple[str, float, str]  # the cause that it means, its elements, and these as a person writes them
@@ -70,7 +74,16 @@ def explain(error: OomError, wanted: Wanted, given: Described) -> tuple[list[Cau
                 if error.asked.low <= elements * element_bytes <= error.asked.high:
                     sizes.setdefault(cause, f"{words} x {element_bytes} bytes")
     shards_weights = (given.arm or "").startswith(SHARD_WEIGHTS)
-    return causes(error, sizes, shards_weights), given
+    return causes(error, sizes, shards_weights, _filling(error.total, given, model)), given
+
+
+def _filling(total: int | None, given: Described, model: Transformer | None) -> str:
+    """Return what the model states of a rank take, if that is most of the GPU; empty if not, or if it is not known."""
+    if not (total and model and given.ranks and given.arm in STAGES):
+        return ""
+    trained = sum(tensor.elements for tensor in model.tensors if tensor.trains)
+    held = sum(papers.states_bytes(trained, STAGES[given.arm], given.ranks).values())
+    return f"{given.arm} on {given.ranks} ranks holds {size(held)}" if held > FILLING * total else ""
 
 
 def _of_config(path: Path | None) -> dict[str, Any]:
@@ -122,12 +135,15 @@ def _of_states(given: Described, model: Transformer | None, buckets: dict[str, A
     if model is None:
         return
     trained = sum(tensor.elements for tensor in model.tensors if tensor.trains)
+    whole = "optimizer"
     if arm.startswith(("zero", *SHARD_WEIGHTS)):
         # ZeRO makes a rank's part of each state as one flat vector, in fp32 even for 16-bit weights. It is cloned from
         # the flat weights of that part (zero/stage_1_and_2.py:560), while deepspeed.initialize runs.
         ranks = given.ranks or 1
         yield "optimizer", trained / ranks, f"{trained:,} parameters / {ranks} ranks"
-    yield "optimizer", trained, f"{trained:,} parameters"
+        if given.arm:  # its ranks hold no state of the optimizer whole
+            whole = "weights"
+    yield whole, trained, f"{trained:,} parameters"
     for tensor in model.tensors:
         if len(tensor.shape) > 1:
             sides = " x ".join(f"{side:,}" for side in tensor.shape)
