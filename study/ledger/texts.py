@@ -53,7 +53,7 @@ class Claim(BaseModel):
     def outcome(self) -> str:
         """The verdict with its condition, or with what would decide it."""
         if self.verdict == "cannot be decided here":
-            return f"{self.verdict}; it would take: {self.condition}"
+            return f"{self.verdict}; it would take: {self.condition.rstrip('.')}"
         return f"{self.verdict} {self.condition}".rstrip()
 
 

@@ -116,7 +116,8 @@ def test_what_is_typed_is_a_whole_question(words):
 
 
 @pytest.mark.parametrize(
-    ("trainer", "remedy"), [("trl", "pin deepspeed==0.19.2, which needs use_reentrant=True"), ("own", 'kwargs={"use_reentrant": False}')]
+    ("trainer", "remedy"),
+    [("trl", "pin deepspeed==0.19.2, which needs use_reentrant=True"), ("own", 'kwargs={"use_reentrant": False}')],
 )
 def test_the_remedy_is_one_that_can_be_followed_in_the_trainer(trainer, remedy):
     faults = asked(f"deepspeed==0.19.8 trl==1.16.0 {LORA} --reentrant --trainer {trainer}")["faults"]

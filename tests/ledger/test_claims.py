@@ -154,3 +154,8 @@ def test_other_runs_agree_differ_or_decide_nothing(records):
     assert {row.answer for row in texts.compared(CLAIMS, others)} == {texts.AGREES, texts.DIFFERS}
     without = [run for run in records if run.record.arm != "zero2"]
     assert {row.answer for row in texts.compared(CLAIMS, without)} >= {texts.AGREES, texts.NO_RUNS}
+
+
+def test_an_outcome_ends_without_a_full_stop():
+    """Its sentence gets one."""
+    assert [claim.id for claim in texts.claims() if claim.outcome.endswith(".")] == []
