@@ -56,7 +56,7 @@ def runs(folders: tyro.conf.Positional[tuple[Path, ...]], /, *, keep: Path | Non
 def compare(folders: tyro.conf.Positional[tuple[Path, ...]], /, *, arms: bool = False) -> dict | list[dict]:
     """Compare time and memory of equal cells, over folders and machines. Unequal cells are never pooled.
 
-    Of two runs, it says why their memory differs: what each holds at its peak, component by component.
+    Of two runs, it says what each holds at its peak, component by component, and why, if only their arms differ.
 
     With --json: the rows, and what was left out. Example: `study compare reports/cpu-2core/runs/smoke --arms`
 
@@ -98,11 +98,14 @@ def _compare_peaks(first: Run, second: Run) -> list[dict]:
     rows = comparing.peaks(first, second)
     ours = size(sum(row["first"] for row in rows))
     theirs = size(sum(row["second"] for row in rows))
+    differences = comparing.differences(first, second)
+    if differences:
+        say_wrapped(f"The trainings differ: {differences}. So what follows is not the arms' doing alone.")
     say(f"At the peak {first.record.arm}, the first, holds {ours}, and {second.record.arm} {theirs}.", "")
     show([_with_sizes(row, "first", "second") for row in rows])
     say("")
     for row in rows[:3]:  # the rest changes less
-        if row["first"] != row["second"] and row["component"] in comparing.REASONS:
+        if not differences and row["first"] != row["second"] and row["component"] in comparing.REASONS:
             say_wrapped(f"{row['component']}: {comparing.REASONS[row['component']]}", indent="  ")
     say("", "`study diff` lists the settings in which they differ.")
     return rows

@@ -13,7 +13,7 @@ from study.core.arms import NAMES
 from study.core.errors import Stop
 from study.core.text import number_of, short, times
 from study.records import metrics
-from study.records.groups import differing, grouped
+from study.records.groups import LABELS, differing, grouped
 from study.records.runs import Run, Runs
 
 # --- intervals ------------------------------------------------------------------------------------------------------
@@ -192,6 +192,17 @@ REASONS = {
     "staging": "offloaded tensors pass through buffers",
     "swap": "tensors on disk pass through buffers",
 }
+
+
+# With one of these a rank holds other tensors under any arm. Of scripts that were watched the last two are known.
+TRAINED = ("task", "model", "precision", "micro_batch", "accumulation", "sequence", "parameters", "tokens_per_step")
+
+
+def differences(first: Run, second: Run) -> str:
+    """Return what two runs train otherwise, apart from their arms, with both values."""
+    ours, theirs = first.cell, second.cell
+    keys = [key for key in TRAINED if ours.get(key) != theirs.get(key)]
+    return ", ".join(f"{LABELS.get(key, key)} {short(ours.get(key))} and {short(theirs.get(key))}" for key in keys)
 
 
 def peaks(first: Run, second: Run) -> list[dict]:

@@ -42,7 +42,8 @@ def in_this_process(monkeypatch, words: str) -> int | None:
 SMOKE = ROOT / "reports/cpu-2core/runs/smoke"
 QUESTIONS = table("cli/questions.toml")
 NAMED = {"SMOKE": SMOKE, "ZERO1": SMOKE / "arms-zero1-9502bd8f-r1.1", "ZERO3": SMOKE / "arms-zero3-46126d78-r1.1"}
-NAMED |= {"CONFIGS": ROOT / "accelerate_configs", "LONG": "a" * 5000} | QUESTIONS["names"]
+NAMED |= {"BERT": SMOKE / "arms-zero2-72420bc1-r1.1", "CONFIGS": ROOT / "accelerate_configs", "LONG": "a" * 5000}
+NAMED |= QUESTIONS["names"]
 
 
 @pytest.fixture

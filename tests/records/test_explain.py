@@ -4,7 +4,7 @@ import pytest
 
 from study.core.errors import Stop
 from study.records import metrics
-from study.records.compare import peaks
+from study.records.compare import differences, peaks
 from study.records.runs import Run
 from tests import shaped
 
@@ -27,6 +27,20 @@ def test_each_component_is_a_row_and_the_largest_change_comes_first(a, b):
     assert {row["component"]: row["second"] for row in rows if row["second"]} == b
     changes = [abs(row["second"] - row["first"]) for row in rows]
     assert changes == sorted(changes, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"arm": "zero2", "ranks": 4, "seed": 7}, ""),
+        ({"requested__model": "gpt2", "requested__task": "imdb"}, "task wikitext and imdb, model gpt-tiny and gpt2"),
+        ({"requested__precision": "bf16"}, "precision fp32 and bf16"),
+        ({"requested__micro_batch": 4, "requested__accumulation": 2}, "rows/pass 8 and 4, passes 1 and 2"),
+        ({"requested__sequence": 32}, "tokens 64 and 32"),
+    ],
+)
+def test_what_differs_besides_the_arm_is_named(changes, said):
+    assert differences(shaped.run(arm="ddp"), shaped.run(**{"arm": "ddp"} | changes)) == said
 
 
 def test_the_rank_that_held_most_counts():
