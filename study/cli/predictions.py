@@ -114,7 +114,7 @@ def advise(
         lines.append("It needs tensor or pipeline parallelism: see Megatron-LM or torchtitan.")
     # --- print it: the sentences first, because the table takes half a screen
     assumed = answer.assumptions(advice.question)
-    say_wrapped(*lines, "")
+    say_wrapped(*lines, answer.resting_on(advice), *answer.card_note(place), "")
     show(answer.table(advice))
     if training.precision is None and not details:
         say_wrapped("", f"Predicted {answer.precisions(advice.question)}.")
@@ -220,10 +220,12 @@ def estimate(
         time = [f"time, predicted: {step.seconds:.3g} s per step ({interval}, limited by {step.limit})"]
     # Two answers that differ often differ in these.
     rows = number_of(ours.batch.rows, f"rows of {ours.batch.tokens:,} tokens per pass")
-    taken = f"Taken as: {rows}, {number_of(ours.batch.passes, 'passes')}, {precision}."
+    activations = "recomputed" if passes.checkpointing else "kept (--checkpointing recomputes them)"
+    taken = f"Taken as: {rows}, {number_of(ours.batch.passes, 'passes')}, {precision}, activations {activations}."
     if machine and precision.startswith("bf16") and not GPUS[machine.gpu].has_bf16:
         taken += f" A {machine.gpu} has no bf16: fp16 is meant."
-    say_wrapped(f"{text}.{fit}", taken, *answer.recompute_note(passes.checkpointing, ours.model), "")
+    say_wrapped(f"{text}.{fit}", taken, *answer.card_note(place))
+    say_wrapped(*answer.recompute_note(passes.checkpointing, ours.model), "")
     # --- the parts of the peak, and what moves
     say(f"at the peak ({whole.peak_when}), buffers and temporaries included:")
     parts = whole.at_peak | {"total": whole.peak_bytes}
@@ -251,7 +253,8 @@ def estimate(
 def virtual(model: Wanted, training: TrainingFlags, passes: Passes, *, run_dir: Path | None = None) -> dict:
     """Run rank 0 of an N-rank job in one process, and print its memory and traffic. No GPU is needed.
 
-    The tensors have shapes but no values, so that they need no memory. The rows are random.
+    The tensors have shapes but no values, so that they need no memory. The rows are random. It takes seconds for a
+    small model, and minutes for a large one.
 
     With --json: the record. Example: `study virtual --model llama-micro --arm zero2 --ranks 4`
 

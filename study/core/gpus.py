@@ -61,12 +61,11 @@ LINKS = {name: Link(**link) for name, link in json.loads((FOLDER / "links.json")
 GPUS = {name: Gpu(**gpu) for name, gpu in json.loads((FOLDER / "gpus.json").read_text()).items()}
 
 
-def gpu_named(text: str) -> str:
-    """Return the name in GPUS that a user means: `h100`, `A100 40GB`, `rtx 4090`, or PyTorch's own name.
+def _meant(lower: str) -> list[str]:
+    """Return the names in GPUS that fit a text.
 
-    Each part of the text must begin a word of the GPU's names: `80` begins 80GB, but `a10` does not begin A100.
+    Each part of it must begin a word of the GPU's names: `80` begins 80GB, but `a10` does not begin A100.
     """
-    lower = re.sub(r"(\d+) gi?b", r"\1gb", text.lower())
     parts = [re.sub(r"(\d)$", r"\1(?!\\d)", part) for part in re.findall(r"[a-z0-9]+", lower)]
     meant = []
     for name, gpu in GPUS.items():
@@ -74,12 +73,26 @@ def gpu_named(text: str) -> str:
         known = f"{name} {gpu.name} {gpu.also} {name.partition('-')[0]}{gpu.also} nvidia".lower()
         if all(re.search(rf"\b{part}", known) for part in parts):
             meant.append(name)
+    return meant
+
+
+def gpu_named(text: str) -> str:
+    """Return the name in GPUS that a user means: `h100`, `A100 40GB`, `rtx 4090`, or PyTorch's own name."""
+    lower = re.sub(r"(\d+) gi?b", r"\1gb", text.lower())
+    meant = _meant(lower)
     if len(meant) == 1 or (meant and any(map(str.isdigit, lower))):  # the name of a vendor alone is not a GPU
         return min(meant, key=lambda name: lower not in (name.lower(), GPUS[name].name.lower()))
     # A100-40GB and A100-80GB are one suggestion.
     kinds = dict.fromkeys(name.partition("-")[0] for name in GPUS)
     remedy = f"{nearest(text, kinds, most=3)} Another card is one of these with --gpu-memory and --gpu-tflops"
     raise Stop(f"{text!r} is not a known GPU", remedy)
+
+
+def taken(text: str) -> list[str]:
+    """Return a sentence of which GPU a text is taken as, if such GPUs are sold in several sizes and it names none."""
+    sizes = {GPUS[name].memory_bytes for name in _meant(text.lower())}
+    name = gpu_named(text)
+    return [f"{text} taken as {name}."] if len(sizes) > 1 and text.lower() != name.lower() else []
 
 
 def like(name: str, memory_bytes: float, tflops: float | None) -> str:
@@ -89,7 +102,7 @@ def like(name: str, memory_bytes: float, tflops: float | None) -> str:
         raise Stop(f"--gpu-tflops must be from 1 to {MOST_TFLOPS} (got {tflops})", "give its speed in 16 bits")
     speed = 1.0 if tflops is None else tflops * 1e12 / gpu.peaks["fp16"]
     peaks = {kind: speed * peak for kind, peak in gpu.peaks.items()}
-    new = f"{name} of {memory_bytes / 1e9:.3g} GB"
+    new = f"{name} of {memory_bytes / 2**30:.3g} GB"  # as a label says
     GPUS[new] = replace(
         gpu,
         name="a card or a slice",

@@ -2,7 +2,18 @@
 """All that others may use of the predictor: `estimate()`, `step_time()`, `advise()`, and what they take and return."""
 
 from study.predict import papers
-from study.predict.advise import MISS, MORE_ROWS, MOST_GPUS, Advice, Row, advise, fewest, fits_on, with_more_rows
+from study.predict.advise import (
+    FASTER,
+    MISS,
+    MORE_ROWS,
+    MOST_GPUS,
+    Advice,
+    Row,
+    advise,
+    fewest,
+    fits_on,
+    with_more_rows,
+)
 from study.predict.allocator import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, memory_kinds, reserve_bytes
 from study.predict.architecture import Wanted, asked_for, named
 from study.predict.estimate import HOST_PROCESS_BYTES, Estimate, estimate, loading_bytes

@@ -58,7 +58,7 @@ class PlaceFlags:
     gpu: str | None = None
     """Kind of GPU: H100, A100-40GB, L4, RTX4090 and others."""
     gpu_memory: str | None = None
-    """Memory of a card that is not in the list, or of a slice, such as 12GB. --gpu is the kind that it is most like."""
+    """Memory of a card that is not in the list, or of a slice: 12GB is 12 GiB, as on labels. --gpu is most like it."""
     gpu_tflops: float | None = None
     """With --gpu-memory: its TFLOP/s in 16 bits. Its memory is then as much slower or faster than that of --gpu."""
     link: str | None = None
@@ -209,7 +209,8 @@ class Question:
             raise Stop("--gpu is missing", "give the kind of your GPUs, such as H100 or RTX4090")
         gpus, gpu = training.ranks, gpu_named(place.gpu)
         if place.gpu_memory:
-            gpu = like(gpu, bytes_of(place.gpu_memory, "--gpu-memory"), place.gpu_tflops)
+            # Makers write GB and mean GiB.
+            gpu = like(gpu, bytes_of(place.gpu_memory.lower().replace("gb", "gib"), "--gpu-memory"), place.gpu_tflops)
         elif place.gpu_tflops:
             raise Stop("--gpu-tflops is of a card that is not in the list", "give --gpu-memory as well")
         per_node = node_size(gpus, gpu, place.gpus_per_node)

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable
 
-from study.core.gpus import GPUS
+from study.core.gpus import GPUS, taken
 from study.core.recipes import RECIPES
 from study.core.text import UNKNOWN, count, number_of, percent, short, size, times
 from study.predict.front import (
+    FASTER,
     MISS,
     MORE_ROWS,
     Advice,
+    PlaceFlags,
     Question,
     Row,
     Transformer,
@@ -68,6 +70,18 @@ def in_words(advice: Advice) -> list[str]:
     return lines
 
 
+def resting_on(advice: Advice) -> str:
+    """Return how accurate its memory is, and if it uses the host's memory, how much that is taken as."""
+    said = f"Of {accuracy(())[0]}."
+    if any(row.offloads for row in (advice.choice, advice.alternative) if row):
+        said += f" Host memory of a node taken as {amount(advice.question.host_memory_bytes)} (--host-memory)."
+    return said
+
+
+def card_note(place: PlaceFlags) -> list[str]:
+    return [] if place.gpu is None or place.gpu_memory else taken(place.gpu)
+
+
 def _smaller(question: Question) -> list[str]:
     if not question.model.is_partly_frozen:
         return ["Adapters need less: --lora-rank 16, and with --quantized nf4 less still."]
@@ -101,7 +115,7 @@ def _reason(advice: Advice, choice: Row) -> str:
     among = [row for row in alike if row.offloads] if choice.offloads else kept
     fastest = min(among, key=lambda row: row.seconds)
     if fastest is not choice:
-        return f"{why}{fastest.arm} is not faster beyond the error of the prediction, and {choice.arm} is simpler."
+        return f"{why}{fastest.arm} is less than {FASTER} times as fast, and {choice.arm} is simpler."
     with_or_without = "with" if choice.offloads else "without"
     return f"{why}of the {others} that fit {with_or_without} offloading, it is the fastest."
 

@@ -29,6 +29,7 @@ def test_a_gpu_is_what_its_name_says():
 def test_a_gpu_is_named_as_people_do():
     said = NAMES["gpu"] | {name: name for name in GPUS} | {gpu.name: name for name, gpu in GPUS.items()}
     assert {text: gpus.gpu_named(text) for text in said} == said
+    assert {text: gpus.taken(text) for text in NAMES["gpu_taken"]} == NAMES["gpu_taken"]
     for text, near in NAMES["no_gpu"].items():
         with pytest.raises(Stop, match="is not a known GPU") as stop:
             gpus.gpu_named(text)

@@ -9,6 +9,7 @@ from study.core import arms
 from study.core.errors import Stop
 from study.core.gpus import GPUS
 from study.predict.advise import (
+    FASTER,
     MISS,
     MOST_GPUS,
     Advice,
@@ -131,8 +132,8 @@ def fitting(arm: str, step_s: float, peak_gb: float = 40) -> Row:
 @pytest.mark.parametrize(
     ("offered", "taken"),
     [
-        ([("zero1", 1.35), ("zero3", 1.0)], 0),  # within the intervals, the simpler arm wins
-        ([("zero1", 1.45), ("zero3", 1.0)], 1),
+        ([("zero1", 1.24), ("zero3", 1.0)], 0),  # hardly faster: the simpler arm wins
+        ([("zero1", 1.26), ("zero3", 1.0)], 1),
         ([("zero1_cpu", 1.0), ("zero3", 1.5)], 1),  # states leave the GPU only if they must
         ([("zero1", 1.0, 75), ("zero3", 2.0)], 1),  # predictions miss
         ([("zero1_cpu", 1.0), ("zero3", 1.9)], 0),  # unless that is nearly twice as fast
@@ -217,9 +218,9 @@ def test_how_many_are_needed():
 def test_gpus_are_enough_if_any_arm_keeps_the_states_there_and_divide_a_batch_that_is_rounded_up():
     """Offloading is the choice on these, and more were said to be needed. A batch of 2 was for 2 GPUs at most."""
     for batch, gpus, said in ((16, 8, ""), (2, 4, ", with --batch 4")):
-        found = fewest(*asked(named("gpt2"), None, "RTX3090", gpu_memory="3GB", sequence=512, batch=batch))
+        found = fewest(*asked(named("gpt2"), None, "RTX3090", gpu_memory="2.8GB", sequence=512, batch=batch))
         assert found.choice.offloads
-        assert enough(found, batch) == f"Enough: {gpus} x RTX3090 of 3 GB (1 with offloading){said}."
+        assert enough(found, batch) == f"Enough: {gpus} x RTX3090 of 2.8 GB (1 with offloading){said}."
 
 
 def test_a_much_faster_arm_that_fits_only_just_is_the_alternative(monkeypatch):
@@ -243,9 +244,16 @@ def test_offloading_the_states_of_adapters_alone_is_not_tried(gpus):
     assert not {"zero1_cpu", "zero2_cpu"} & {*tried_arms}
 
 
+def test_a_slow_arm_is_not_chosen_for_its_simplicity():
+    """A first reader was told to take zero2_cpu, 34 s, beside arms that took 24 to 30."""
+    answer = advise(question_of(named("qwen2.5-7b"), 4, "A100-40GB"))
+    fastest = min(row.seconds for row in answer.rows if row.fits and not row.is_tight)
+    assert answer.choice.seconds <= FASTER * fastest
+
+
 def test_why_an_offloading_arm_is_chosen_before_a_faster_one():
     """Slower than zero3_cpu, and nearly twice as fast as without offloading: both are reasons."""
-    rows = [fitting("zero3", 31), fitting("zero2_cpu", 18), fitting("zero3_cpu", 13)]
+    rows = [fitting("zero3", 31), fitting("zero2_cpu", 14), fitting("zero3_cpu", 13)]
     rows = [
         replace(row, fits=True, host_bytes=1e9, precision="bf16_cast", micro_batch=1, accumulation=1) for row in rows
     ]
@@ -253,7 +261,7 @@ def test_why_an_offloading_arm_is_chosen_before_a_faster_one():
     words = in_words(Advice(replace(MISTRAL, gpu="A100-80GB"), tuple(rows), choice, None))
     assert choice.arm == "zero2_cpu"
     assert "without offloading (zero3: " in words[-2]
-    assert "zero3_cpu is not faster beyond the error of the prediction, and zero2_cpu is simpler" in words[-2]
+    assert "zero3_cpu is less than 1.25 times as fast, and zero2_cpu is simpler" in words[-2]
     slower = replace(rows[0], arm="zero3_hpz", step_s=40)
     for others, more in ((rows[1:], ""), ([slower], "of the others that fit ")):
         tight = [replace(rows[0], peak_bytes=78e9), *others]
@@ -266,11 +274,12 @@ def test_a_card_outside_the_list_and_a_slice_are_like_a_known_one():
     told = {"gpu_memory": "12GB", "gpu_tflops": 51}
     question = question_of(named("gpt2"), 1, "RTX3090", **told)
     mine, like = GPUS[question.gpu], GPUS["RTX3090"]
-    assert (mine.memory_bytes, mine.peaks["fp16"], mine.host_link) == (12e9, 51e12, like.host_link)
+    assert (mine.memory_bytes, mine.peaks["fp16"], mine.host_link) == (12 * 2**30, 51e12, like.host_link)
     assert mine.memory_bytes_per_s / like.memory_bytes_per_s == pytest.approx(51e12 / like.peaks["fp16"])
     assert class_of("products", question.gpu) == class_of("products", "RTX3090")
-    half = question_of(named("gpt2"), 1, "H100", gpu_memory="40GB").gpu
-    assert (GPUS[half].memory_bytes, GPUS[half].peaks) == (40e9, GPUS["H100-80GB"].peaks)
+    half = question_of(named("gpt2"), 1, "A100", gpu_memory="40GB").gpu
+    assert (half, GPUS[half].memory_bytes) == ("A100-80GB of 40 GB", GPUS["A100-40GB"].memory_bytes), "as labels say"
+    assert GPUS[half].peaks == GPUS["A100-80GB"].peaks
 
 
 def test_single_is_for_one_gpu_and_muon_for_arms_without_a_stage():
