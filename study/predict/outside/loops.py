@@ -64,8 +64,8 @@ class OthersTraining(Training):
         by_name = {tensor.name: more[tensor.block] for tensor in self.model.tensors}
         gradients = []
         for tensor, most, complete in traced.gradients:
-            there = more[tensor.block]
-            gradients.append(Gradient(tensor, _more(most, there), _more(complete, there)))
+            extra = more[tensor.block]
+            gradients.append(Gradient(tensor, _more(most, extra), _more(complete, extra)))
         return replace(
             traced,
             kept=traced.kept + total,
