@@ -242,6 +242,12 @@ def weights_checksum(accelerator: "Accelerator", model) -> str:
     return digest.hexdigest()[:16]
 
 
+def shapes(model) -> list[tuple[tuple[int, ...], bool]]:
+    """Return the shape of each whole parameter, however it is partitioned, and whether it trains."""
+    parameters = plain_model(model).parameters()
+    return [(tuple(getattr(each, "ds_shape", _shape(each))), each.requires_grad) for each in parameters]
+
+
 def _shape(parameter) -> torch.Size:
     """Return the shape of a whole parameter. AutoTP leaves a part on each rank, and notes the original shape."""
     noted = getattr(parameter, "ds_autotp_universal_checkpoint_meta", {})

@@ -217,6 +217,7 @@ def prepare(run: OpenRun) -> None:
     # --- what it is before Accelerate has it, and after
     has_weights = settings.init != "in_place" and not run.is_virtual  # that other arms have as well
     checksum = readback.weights_checksum(run.accelerator, model) if has_weights else None
+    shapes = readback.shapes(model)  # virtual ranks and tensors without values have no checksum
     built_in_parts = all(hasattr(parameter, "ds_tensor") for parameter in model.parameters())
     _wrap(run, model)
     seen = run.record.observed = readback.distribution(run.accelerator, run.model, run.optimizer)
@@ -237,7 +238,8 @@ def prepare(run: OpenRun) -> None:
     run.keep()
     # --- whether that is what was asked for
     wrong = readback.mismatches(arm, settings, seen, number_of("WORLD_SIZE"))
-    if seen.weights_checksum != checksum:
+    # FSDP separates tied weights; PyTorch itself reports that in the first pass.
+    if seen.weights_checksum != checksum or (not arm.fsdp and readback.shapes(run.model) != shapes):
         wrong.append("weights: preparing the model changed them")
     if wrong:
         what = f"{arm.name}: the prepared objects do not match the arm's config: {'; '.join(wrong)}"
