@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import torch
@@ -50,4 +51,11 @@ if os.environ["FAULT"]:
         return function(*arguments, **options)
 
     setattr(owner, name, struck)
-main.main(study.train.train)
+
+
+def train(run):
+    weakref.finalize(run.model, os._exit, 3)  # DDP that is freed before its process ends may wait for ever
+    return study.train.train(run)
+
+
+main.main(train)

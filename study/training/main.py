@@ -58,7 +58,10 @@ def main(train: Train) -> None:
             folder, record = setup.open_folder(settings, arm, launch, rank)  # from here on it says why a run ends
             heartbeat = Heartbeat(folder, rank, partial(ending.end_if_unresponsive, folder, rank, launch))
             stack.callback(heartbeat.close)
-            run_to_the_end(train, OpenRun(settings, arm, folder, record, heartbeat), launch, stack)
+            # It lives until this process ends: DDP's reducer, freed as the last holder of a gloo group, may wait for
+            # ever for a thread that waits for Python's lock (torch 2.13: `reports/log.md`).
+            run = OpenRun(settings, arm, folder, record, heartbeat)
+            run_to_the_end(train, run, launch, stack)
             code = 0
         except BaseException as error:
             ending.fail(folder, rank, error, launch)

@@ -27,14 +27,13 @@ OTHERS = [arm for arm in NAMES if arm not in (*QUICK, "zero3_nvme")]
 
 @pytest.fixture
 def train(tmp_path, cache, monkeypatch):
-    """A function that trains in a folder of this name, continues a run, and loses a rank as tests/dying.py does it."""
+    """A function that trains in a folder of this name, continues a run, and may lose a rank: see tests/dying.py."""
 
-    def train(arm: str, name: str, *flags: str, resume: Launched | None = None, dies: str | None = None) -> Launched:
+    def train(arm: str, name: str, *flags: str, resume: Launched | None = None, dies: str = "") -> Launched:
         monkeypatch.setenv("FAULT", f"SIGKILL {dies}" if dies else "")
         launcher = ("--num_processes", "4") if RANKS.get(arm) == 4 else ()
         words = ("--resume", str(resume.folder)) if resume else ()
-        script = "study/train.py" if dies is None else "tests/dying.py"
-        return launch(arm, tmp_path / name, *flags, *words, cache=cache, launcher=launcher, script=script)
+        return launch(arm, tmp_path / name, *flags, *words, cache=cache, launcher=launcher, script="tests/dying.py")
 
     return train
 
@@ -104,8 +103,8 @@ def test_a_kill_while_checkpoints_are_renamed_or_removed_leaves_a_whole_one(dies
 def test_the_loss_scale_goes_on(train):
     """DeepSpeed's checkpoints do not have it. Here it doubles every four steps, and is no more what it was at first."""
     flags = (*FLAGS, "--precision", "fp16")
-    whole = train("zero2", "whole", *flags, dies="")
-    again = train("zero2", "again", *flags, dies="", resume=whole)
+    whole = train("zero2", "whole", *flags)
+    again = train("zero2", "again", *flags, resume=whole)
     assert whole.record.observed.loss_scale == again.record.observed.loss_scale == 4 * 65536
     assert_equal(again, whole)
 
