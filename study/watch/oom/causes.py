@@ -24,7 +24,7 @@ UNUSED_SHARE = 0.1  # of the GPU: PyTorch holds no more without use (allocator.F
 EMPTY = 0.05  # of the GPU: no model is there
 # Points of a tensor of the asked size. Those of the optimizer come first: their sizes follow from the model alone. Some
 # weights are as wide as activations.
-OF_A_SIZE = {"optimizer": 5, "logits": 4, "attention": 4, "activations": 3, "buckets": 3, "weights": 3}
+OF_A_SIZE = {"optimizer": 5, "logits": 4, "attention": 4, "activations": 3, "buckets": 3, "weights": 3, "padded": 1}
 
 Sign = tuple[str, int, str]  # the cause, its points, and why
 
@@ -47,7 +47,7 @@ class Cause:
 
 
 def causes(error: OomError, sizes: dict[str, str], shards_weights: bool, states: str) -> list[Cause]:
-    """Return the causes with the most points first. `sizes` are tensors of the asked size, as a person writes it.
+    """Return the causes with the most points first. `sizes` are tensors of the asked size, as a sentence begins.
 
     `states` says what the model states take, if they nearly fill the GPU.
     """
@@ -56,9 +56,8 @@ def causes(error: OomError, sizes: dict[str, str], shards_weights: bool, states:
     rows = texts("oom/causes.toml")
     # The last frame does not make tensors of these: their sizes and their names are there by chance.
     others = [id for id, row in rows.items() if re.search(row.get("elsewhere", "(?!)"), error.frames[-1])]
-    sizes = {id: size for id, size in sizes.items() if id not in others}
-    signs = [sign for sign in (*_clues(error), *_numbers(error)) if sign[0] not in others]
-    signs += [(id, OF_A_SIZE[id], "the size fits") for id in sizes]
+    fitting = [(id, OF_A_SIZE[id], "the size fits") for id in sizes]
+    signs = [sign for sign in (*_clues(error), *_numbers(error), *fitting) if sign[0] not in others]
     # A rank holds only parts of weights, so a whole one has been gathered: this comes before `weights`.
     if "weights" in sizes and shards_weights:
         signs.append(("gather", LIKELY, "the size is that of a weight, of which a rank holds a part"))
@@ -71,11 +70,10 @@ def causes(error: OomError, sizes: dict[str, str], shards_weights: bool, states:
     points: Counter[str] = Counter()
     for id, more, _ in signs:
         points[id] += more
-    factors = {id: f"{error.asked.text} = {size}: " for id, size in sizes.items()}
     ranked = [
         Cause(
             id=id,
-            what=factors.get(id, "")
+            what=sizes.get(id, "")
             + text["what"].format(
                 asked=error.asked.text, unallocated=f"{error.unallocated / 2**30:.2f} GiB", states=states
             ),

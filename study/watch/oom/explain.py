@@ -13,13 +13,7 @@ from study.core import arms
 from study.core.errors import Stop
 from study.core.settings import flag
 from study.core.text import is_number, size
-from study.predict.front import (
-    BUCKETS,
-    Transformer,
-    Wanted,
-    asked_for,
-    papers,
-)
+from study.predict.front import BUCKETS, Transformer, Wanted, asked_for, papers
 from study.watch import sources
 from study.watch.differences import recognised
 from study.watch.oom.causes import Cause, causes
@@ -69,10 +63,12 @@ def explain(error: OomError, wanted: Wanted, given: Described) -> tuple[list[Cau
     sizes: dict[str, str] = {}
     if (model or given.vocabulary) and not error.asked.is_small:
         buckets = {name: config[name] for name in BUCKETS if is_number(config.get(name))}
-        for cause, elements, words in (*_of_tokens(given, model), *_of_states(given, model, buckets)):
+        for cause, elements, words in (*_of_tokens(given, model, error), *_of_states(given, model, buckets)):
             for element_bytes in (4, 2, 1) if cause == "attention" else (4, 2):  # a mask may be of bools
                 if error.asked.low <= elements * element_bytes <= error.asked.high:
-                    sizes.setdefault(cause, f"{words} x {element_bytes} bytes")
+                    sizes.setdefault(cause, f"{error.asked.text} = {words} x {element_bytes} bytes: ")
+    if len(sizes) > 1:  # the guess is for what nothing else explains
+        sizes.pop("padded", None)
     shards_weights = (given.arm or "").startswith(SHARD_WEIGHTS)
     return causes(error, sizes, shards_weights, _filling(error.total, given, model)), given
 
@@ -107,11 +103,12 @@ def _of_config(path: Path | None) -> dict[str, Any]:
     return values
 
 
-def _of_tokens(given: Described, model: Transformer | None) -> Iterator[Tensor]:
+def _of_tokens(given: Described, model: Transformer | None, error: OomError) -> Iterator[Tensor]:
     # Almost any size is some number of tokens: how many a pass has must be known.
-    if not (given.micro_batch and given.sequence):
+    rows, sequence = given.micro_batch, given.sequence
+    if not (rows and sequence):
         return
-    tokens = given.micro_batch * given.sequence
+    tokens = rows * sequence
     vocabulary, intermediate, heads = given.vocabulary, None, 1
     if model:
         vocabulary = model.look.vocabulary
@@ -121,8 +118,16 @@ def _of_tokens(given: Described, model: Transformer | None) -> Iterator[Tensor]:
         if width:
             yield cause, tokens * width, f"{tokens:,} tokens x {width:,}"
     for number in (heads, 1):  # a mask has no heads
-        factors = f"{given.micro_batch} rows x {number} heads x {given.sequence:,} x {given.sequence:,} tokens"
-        yield "attention", tokens * number * given.sequence, factors
+        factors = f"{rows} rows x {number} heads x {sequence:,} x {sequence:,} tokens"
+        yield "attention", tokens * number * sequence, factors
+    # A batch is padded to its longest row. With 4 and 2 bytes, any size from a quarter of the full logits up is some
+    # such length. Little else in a pass is as large: a vocabulary is several times as wide as an MLP.
+    if vocabulary:
+        for element_bytes in (4, 2):
+            longest = round((error.asked.low + error.asked.high) / 2 / rows / vocabulary / element_bytes)
+            if sequence / 2 < longest < sequence:
+                factors = f"{rows} rows x about {longest:,} of {sequence:,} tokens x {vocabulary:,}"
+                yield "padded", rows * longest * vocabulary, factors
 
 
 def _of_states(given: Described, model: Transformer | None, buckets: dict[str, Any]) -> Iterator[Tensor]:
