@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import SchemaValidator
 
-from study.core.arms import OFFLOADS, known_libraries, library_defaults
+from study.core.arms import known_libraries, library_defaults
 from study.core.errors import Stop
 from study.core.files import sentence
 from study.core.text import comparable, short
@@ -159,8 +159,7 @@ def mistakes(source: Source) -> Iterator[Finding]:
         yield from _refused(FIELDS[source.kind], content)
     if source.kind == ACCELERATE:
         yield from _not_arriving(content)
-    if source.kind == DEEPSPEED:
-        yield from _without_effect(zero_section(content))
+    yield from _without_effect(content | {"zero_optimization": zero_section(content)})
     if source.unread:
         yield finding("file_not_read", why=source.unread)
     if source.named:
@@ -177,8 +176,6 @@ def _not_arriving(content: dict) -> Iterator[Finding]:
         # one (commands/launch.py:1224).
         if content.get(f"{engine}_config") and kind != engine.upper():
             yield finding("section_unused", engine=engine, kind=f"{kind:.40}", needed=engine.upper())
-    if kind == "DEEPSPEED" and same(dig(content, "deepspeed_config.gradient_clipping"), 0):
-        yield finding("clipping_dropped")
 
 
 def _contradicted(arguments: dict, config: dict) -> Iterator[Finding]:
@@ -192,22 +189,38 @@ def _contradicted(arguments: dict, config: dict) -> Iterator[Finding]:
 
 
 def _mistyped(library: str, config: dict, closed: Sequence[str] = ()) -> Iterator[Finding]:
-    """Yield near misspellings of the library's keys; in sections that are closed, all that it does not know."""
+    """Yield near misspellings of the library's keys; in sections that are closed, all that it does not know.
+
+    With sections that are closed, the file is DeepSpeed's or Accelerate's own: then also what DeepSpeed never reads.
+    """
     # DeepSpeed refuses unknown keys in its typed sections (runtime/config_utils.py:110), and Accelerate at the upper
     # level of its yaml. DeepSpeed's upper level is read key by key, so a wrong name there is silently the default
-    # (runtime/config.py:268): a program may keep keys of its own in it.
-    for path, known in library_defaults(library).items():
+    # (runtime/config.py:268): a program may keep keys of its own in it, and so may the config in a record.
+    sections = library_defaults(library)
+    unread = []
+    for path, known in sections.items():
         section = section_at(config, path)
-        for key in [str(key) for key in section if key not in known][:MOST_UNKNOWN]:
+        for key in [key for key in section if key not in known][:MOST_UNKNOWN]:
             # A key that is nearly one which is written as well is no misspelling of it.
             cutoff = SIMILAR if path in closed else NEAR
             near = difflib.get_close_matches(key, known.keys() - section.keys(), n=1, cutoff=cutoff)
-            if near or path in closed:
-                do = f"write {near[0]}" if near else "remove it"
-                id = "key_mistyped" if library == "trainer" else "key_ignored"
-                if path in closed:
-                    id = "key_refused"
-                yield finding(id, library=library, key=f"{path}.{key:.60}".lstrip("."), do=do)
+            places = " or ".join(where for where, keys in sections.items() if key in keys)
+            do = f"write {near[0]}" if near else "remove it"
+            if not near and path not in closed:
+                if not (closed and library == "deepspeed"):
+                    continue
+                if not places and not isinstance(section[key], dict):
+                    if key[:1].isalpha():  # _comment and // are notes
+                        unread.append(key)
+                    continue
+                do = f"write it into {places or 'the section that has its keys'}"
+            id = "key_mistyped" if library == "trainer" else "key_ignored"
+            if path in closed:
+                id = "key_refused"
+            default = texts()["key_ignored"]["defaults"].get(do, "its default")
+            yield finding(id, library=library, key=f"{path}.{printable(key)}".lstrip("."), do=do, default=default)
+    if unread:
+        yield finding("keys_unread", library=library, keys=", ".join(map(printable, unread)))
 
 
 def _refused(library: str, config: dict) -> Iterator[Finding]:
@@ -238,13 +251,9 @@ def _refused(library: str, config: dict) -> Iterator[Finding]:
         yield refused("value_refused", problem=problem)
 
 
-def _without_effect(zero: dict) -> Iterator[Finding]:
-    for part in OFFLOADS:
-        # From a yaml no path arrives: `accelerate launch` reads it and does not hand it on, and the files land in
-        # ./none (reproductions/nvme_path_from_yaml.py).
-        if dig(zero, f"{part}.device") == "nvme" and not dig(zero, f"{part}.nvme_path"):
-            yield finding("no_nvme_path_written", part=part)
-    # DeepSpeed's page says that this raises an error. Stage 2 ignores it
-    # (reproductions/offload_param_without_stage3.py).
-    if dig(zero, "offload_param.device") in ("cpu", "nvme") and zero.get("stage") != 3:
-        yield finding("offload_param_needs_stage_3")
+def _without_effect(config: dict) -> Iterator[Finding]:
+    """Yield the findings whose `configs` have this one, by the texts of values at dotted paths."""
+    for id, text in texts().items():
+        for each in text.get("configs", ()):
+            if all(str(comparable(dig(config, path))) in values for path, values in each["when"].items()):
+                yield finding(id, **each)
