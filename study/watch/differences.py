@@ -41,7 +41,7 @@ from study.watch.sources import (
     zero_section,
 )
 
-LONGEST = 48  # characters of a value
+LONGEST = 72  # characters of a value, and of a key: those of the libraries have 63 at most
 SECRET = ("token", "password", "secret", "api_key", "credential")
 MOST_UNKNOWN = 200  # keys that are compared with the library's, which takes milliseconds each
 NEAR = 0.85  # similarity of a misspelled key to the right one, where a program may keep keys of its own

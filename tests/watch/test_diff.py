@@ -52,15 +52,16 @@ def test_silence_is_the_librarys_default(file, case):
 
 
 def test_what_the_command_prints(file, tmp_path, capsys, monkeypatch, golden):
-    """Clipping comes first, with its history; secrets and control characters are not shown, a json
+    """Clipping comes first, with its history; secrets and control characters are not shown, long keys whole; a json
     that a yaml names is read, or named if it is not here."""
     monkeypatch.chdir(tmp_path)
-    other = TRAINER | {"group_by_length": True, "hub_token": "hf_mine", "note": "\x1b[31mred"}
+    long = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
+    other = TRAINER | {long: True, "hub_token": "hf_mine", "note": "\x1b[31mred"}
     here, elsewhere = (ZERO | {"deepspeed_config": {"deepspeed_config_file": name}} for name in ("a.json", "else.json"))
     pairs = {
         ("a.json", "b.yaml"): (DEEPSPEED, DEEPSPEED | {"gradient_clipping": 0.0}),
         ("a.yaml", "c.yaml"): (here, elsewhere),
-        ("d.json", "e.yaml"): (other, TRAINER | {"group_by_length": False, "hub_token": "x", "note": "plain"}),
+        ("d.json", "e.yaml"): (other, TRAINER | {long: False, "hub_token": "x", "note": "plain"}),
     }
     for names, contents in pairs.items():
         a, b = map(file, names, contents)
