@@ -21,15 +21,7 @@ from study.records import store
 from study.records.metrics import dig
 from study.watch import lists, sources
 from study.watch.about import About, about
-from study.watch.differences import (
-    Difference,
-    compare,
-    is_secret,
-    mistakes,
-    printable,
-    recognised,
-    shown,
-)
+from study.watch.differences import Difference, compare, is_secret, mistakes, printable, recognised, shown
 from study.watch.findings import Finding
 from study.watch.oom import reading
 from study.watch.oom.explain import Described, explain
@@ -92,7 +84,7 @@ def _show(answer: About, findings: list[Finding]) -> None:
     if above := len(answer.findings) - len(findings):
         text += f", {above} told above"
     if answer.config and not answer.findings:
-        text += f" in its keys; `study stack --config {answer.config}` asks about releases"
+        text += f" in its keys; `study stack --config {answer.config}` names known faults of libraries"
     say_wrapped(f"{text}.")
     if error := answer.error:
         _say_indented(f"It ended: {error['message']}. What to do: {error['what_to_do']}.")
