@@ -120,8 +120,8 @@ def claims(claim: tyro.conf.Positional[tuple[str, ...]] = (), /, *, runs: tuple[
     With --json: the claims as the files of the ledger have them. Example: `study claims S002-25`
 
     Args:
-        claim: Ids of claims, such as S000-20 (case does not matter); a document, such as 002; or words that a claim
-            contains, such as 60 GB.
+        claim: Ids of claims, such as S000-20 (case does not matter); a document, such as 002; or a phrase that a claim
+            contains, word for word, such as 60 GB.
         runs: Folders that contain runs, at any depth: compare what they give with the evidence of the claims.
     """
     chosen: list[Claim | Fault] = [*texts.claims()]
@@ -137,7 +137,7 @@ def claims(claim: tyro.conf.Positional[tuple[str, ...]] = (), /, *, runs: tuple[
         show([{name: getattr(each, name) for name in columns} for each in texts.claims() if each.central])
         say("", f"Apart from these: {len(texts.faults())} faults of libraries (study claims faults).")
     elif len(chosen) > len(claim):
-        # A document, or words that many claims contain: a few lines of each. Each id gives one claim.
+        # A document, or a phrase that many claims contain: a few lines of each. Each id gives one claim.
         say_wrapped(*[f"{each.id} {each.outcome}. {each.found}" for each in chosen], "", indent="    ")
     else:
         for each in chosen:

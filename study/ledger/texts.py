@@ -95,7 +95,7 @@ def faults() -> list[Fault]:
 
 
 def named(words: tuple[str, ...]) -> list[Claim | Fault]:
-    """The claims and faults with these ids, those of a document, or those that contain these words."""
+    """The claims and faults with these ids, those of a document, or those that contain these words as one phrase."""
     known: list[Claim | Fault] = [*claims(), *faults()]
     by_name: dict[str, Sequence] = {each.id.lower(): [each] for each in known}
     by_name |= {"faults": faults()} | {text.document.lower(): text.claim for text in texts()}
@@ -107,7 +107,10 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
     # A word in the reasons or in the evidence does not make it a claim about that.
     matching = [each for each in known if phrase.search(each.said)]
     if not matching:
-        raise Stop(f"no claim is named {' '.join(words):.80}, and none contains it", "study claims lists the documents")
+        raise Stop(
+            f"no claim is named {' '.join(words):.80}, and none contains it as a phrase",
+            "give fewer words; study claims lists the documents",
+        )
     return matching
 
 
