@@ -88,7 +88,7 @@ class StepFlags:
     checkpointing: bool | None = None
     """Recompute activations in the backward pass. Default: only if it helps."""
     host_memory: str | None = None
-    """Host memory of a node, such as 512GiB or 1TB. Default: twice that of its GPUs."""
+    """Host memory of a node, such as 512GiB or 1TB. Default: twice that of its GPUs that train, and at least 64 GB."""
 
 
 # --- arms as the predictor takes them ---------------------------------------------------------------------------------
