@@ -47,7 +47,6 @@ from study.sweeps import launches
 from study.sweeps.protocol import Cell
 
 Device = Literal["cuda", "cpu"]
-ANY_GPU = "H100"  # where no time is asked for, the kind of GPU changes no number
 FITS = {"yes": "It fits on {}.", "only just": "It fits only just on {}.", "no": "It does not fit on {}."}
 OF_ROW = ("arm", "precision", "micro_batch", "accumulation", "checkpointing")  # options that an advice chooses
 
@@ -101,7 +100,7 @@ def advise(
     detail = ""
     choice = advice.choice
     if choice:
-        lines += answer.recompute_note(choice.checkpointing, shape)
+        lines += answer.recompute_note(choice.checkpointing, shape, choice.arm)
         row = {name: getattr(choice, name) for name in OF_ROW} | {"buckets": choice.bucket_elements}
         options = vars(model) | vars(training) | vars(place) | {"gpus": advice.question.gpus} | row
         # An option that has its default would only make the command longer.
@@ -116,17 +115,17 @@ def advise(
     assumed = answer.assumptions(advice.question)
     say_wrapped(*lines, answer.resting_on(advice), *answer.card_note(place), "")
     show(answer.table(advice))
-    if training.precision is None and not details:
-        say_wrapped("", f"Predicted {answer.precisions(advice.question)}.")
-    fsdp2 = [row for row in advice.rows if row.arm.startswith("fsdp2")]
-    if not details and any(row.accumulation > 1 and not row.fits for row in fsdp2):
-        say_wrapped(f"{answer.WHOLE_GRADIENTS}.")
     if details:
         if detail:
             say_wrapped("", f"In detail: {detail}", indent="  ")
         say("", "Predicted for:")
         say_wrapped(*assumed, indent="  ", first="- ")
         say("", *answer.accuracy())
+    else:
+        if training.precision is None:
+            say_wrapped("", f"Predicted {answer.precisions(advice.question)}.")
+        if any(row.accumulation > 1 and not row.fits for row in advice.rows if row.arm.startswith("fsdp2")):
+            say_wrapped(f"{answer.WHOLE_GRADIENTS}.")
     return asdict(advice) | {"in_words": lines, "detail": detail, "assumed": assumed, "accuracy": answer.accuracy()}
 
 
@@ -151,8 +150,9 @@ def training_of(
     if place.gpu is None:
         if place.link or place.gpus_per_node or place.disk or place.gpu_memory:
             raise Stop("options of a machine need its kind of GPU", "give --gpu")
-        # One node: without a machine nobody has said how large its nodes are.
-        known = replace(place, gpu=ANY_GPU, gpus_per_node=training.ranks)
+        # One node: without a machine nobody has said how large its nodes are. The kind of GPU changes no number, as no
+        # time is asked for.
+        known = replace(place, gpu="H100", gpus_per_node=training.ranks)
     question = Question.of(model, training, known, StepFlags(checkpointing=passes.checkpointing))
     arm = settled_arm(arm, question.gpus, question.local, buckets)
     machine = question.machine if place.gpu else None
@@ -225,7 +225,7 @@ def estimate(
     if machine and precision.startswith("bf16") and not GPUS[machine.gpu].has_bf16:
         taken += f" A {machine.gpu} has no bf16: fp16 is meant."
     say_wrapped(f"{text}.{fit}", taken, *answer.card_note(place))
-    say_wrapped(*answer.recompute_note(passes.checkpointing, ours.model), "")
+    say_wrapped(*answer.recompute_note(passes.checkpointing, ours.model, arm.name), "")
     # --- the parts of the peak, and what moves
     say(f"at the peak ({whole.peak_when}), buffers and temporaries included:")
     parts = whole.at_peak | {"total": whole.peak_bytes}

@@ -35,7 +35,8 @@ from study.predict.trace.transformer import Transformer
 from study.predict.training import Training
 
 SEPARABLE = 1.1  # recomputation has to be so many times as fast: both times of an arm err alike
-# An arm is preferred to a simpler one if it is predicted so many times as fast, and named if it fits only just then.
+# An arm is preferred to one before it in arms.NAMES if it is predicted so many times as fast, and named if it fits only
+# just then.
 # Times of one source err alike: of the published pairs of arms that are predicted 1.25 times apart or more, 57 of 57
 # were measured in that order, and 9 of 16 of those that are 1.1 to 1.25 apart.
 FASTER = 1.25
@@ -190,7 +191,7 @@ def best_of(rows: list[Row]) -> Row | None:
     kept = [row for row in rows if not row.offloads] or rows
     limit_s = OFFLOADING_PAYS * min(row.seconds for row in kept)
     rows = [row for row in rows if row.seconds < limit_s] or kept
-    # The simplest of those that take hardly longer than the fastest.
+    # The first in arms.NAMES of those that take hardly longer than the fastest: plain ones come before others.
     most_s = FASTER * min(row.seconds for row in rows)
     alike = [row for row in rows if row.seconds < most_s]
     return min(alike, key=lambda row: arms.NAMES.index(row.arm))

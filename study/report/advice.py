@@ -1,6 +1,7 @@
 """An advice in words and as a table."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from study.core.gpus import GPUS, taken
 from study.core.recipes import RECIPES
@@ -14,6 +15,7 @@ from study.predict.front import (
     Question,
     Row,
     Transformer,
+    advise,
     loading_bytes,
     reserve_bytes,
     scores,
@@ -29,6 +31,12 @@ WHOLE_GRADIENTS = (
 RECOMPUTE = (
     "Beside frozen embeddings, give recomputation use_reentrant=False or call model.enable_input_require_grads(): "
     "otherwise adapters may stay as they are without a message."
+)
+# Faults `frozen-weights-stay` and `frozen-not-reentrant` of study/conform/faults.toml.
+RECOMPUTE_STAGE_3 = (
+    "Give recomputation use_reentrant=False: with True and transformers before 5.23.0, deepspeed 0.19.3 to 0.19.8 "
+    "keeps the whole frozen model on each rank. deepspeed 0.19.2 needs True. "
+    "`study stack --stage 3 --peft --checkpointing` says what your releases do."
 )
 
 
@@ -57,7 +65,10 @@ def in_words(advice: Advice) -> list[str]:
         just = "; it fits only just" if advice.alternative.is_tight and not choice.is_tight else ""
         lines.append(f"Alternative: {use(advice.alternative, question)}{just}.")
     # --- why, how to train so, what would need less, and what comes before the first step
-    lines += [_reason(advice, choice), f"Its file: accelerate_configs/{choice.arm}.yaml."]
+    lines += [
+        _reason(advice, choice) + _by_precision(advice, choice),
+        f"Its file: accelerate_configs/{choice.arm}.yaml.",
+    ]
     if question.model.is_partly_frozen and choice.offloads:
         lines += _smaller(question)
     if choice.limit == "launching":
@@ -65,8 +76,10 @@ def in_words(advice: Advice) -> list[str]:
     # Published weights have 16 bits, and recipes with fp32 weights widen them.
     needed_bytes = loading_bytes(question.model, question.local, RECIPES[choice.precision].weight_bytes)
     if needed_bytes > question.host_memory_bytes:
-        needs = f"To load it, a node may need {amount(needed_bytes)} of host memory"
-        lines.append(f"{needs} and has {amount(question.host_memory_bytes)}: {LOAD}.")
+        lines.append(
+            f"To load it, a node may need {amount(needed_bytes)} of host memory and has "
+            f"{amount(question.host_memory_bytes)}: {LOAD}."
+        )
     return lines
 
 
@@ -112,12 +125,28 @@ def _reason(advice: Advice, choice: Row) -> str:
         why += f"without offloading {quickest.arm} fits only just ({of_card(quickest.peak_bytes, quickest.gpu)}); "
         if not choice.offloads:  # it is one of those that are compared
             others = "others"
-    among = [row for row in alike if row.offloads] if choice.offloads else kept
+    among = [row for row in alike if row.offloads == choice.offloads]
     fastest = min(among, key=lambda row: row.seconds)
     if fastest is not choice:
-        return f"{why}{fastest.arm} is less than {FASTER} times as fast, and {choice.arm} is simpler."
+        return (
+            f"{why}{fastest.arm} is less than {FASTER} times as fast, and {choice.arm} comes before it in `study arms`."
+        )
     with_or_without = "with" if choice.offloads else "without"
     return f"{why}of the {others} that fit {with_or_without} offloading, it is the fastest."
+
+
+def _by_precision(advice: Advice, choice: Row) -> str:
+    """Say so if an arm is preferred to DDP or one process, or shown as faster, only because these run in autocast."""
+    simplest = advice.rows[0]
+    quickest = min(choice, advice.alternative or choice, key=lambda row: row.seconds)
+    if simplest.precision != quickest.precision:
+        alike = advise(replace(advice.question, precision=quickest.precision)).choice
+        if alike and alike.arm == simplest.arm:
+            return (
+                f" By default {alike.arm} runs in autocast and {quickest.arm} does not: with --precision "
+                f"{alike.precision} use {alike.arm}, {seconds(alike)}."
+            )
+    return ""
 
 
 def use(row: Row, question: Question) -> str:
@@ -137,8 +166,10 @@ def use(row: Row, question: Question) -> str:
     return f"{name}, {rows}, {number_of(row.accumulation, 'passes')}; {memory}; {step}"
 
 
-def recompute_note(checkpointing: object, model: Transformer) -> list[str]:
-    return [RECOMPUTE] if checkpointing and model.is_partly_frozen else []
+def recompute_note(checkpointing: object, model: Transformer, arm: str) -> list[str]:
+    if not checkpointing or not model.is_partly_frozen:
+        return []
+    return [RECOMPUTE_STAGE_3 if arm.startswith("zero3") else RECOMPUTE]
 
 
 def _number(size_bytes: float) -> str:
@@ -176,9 +207,9 @@ def _lacks(advice: Advice) -> str:
     # Arms that fit on the GPUs lack host memory alone: the one with the least comes closest.
     if on_host := [row for row in advice.rows if row.limit == "host memory"]:
         row = min(on_host, key=lambda row: row.host_bytes)
-        has = amount(advice.question.host_memory_bytes)
-        lacks_bytes = row.host_bytes - advice.question.host_memory_bytes
-        where = f"of host memory, if a node has {has} (--host-memory)"
+        has_bytes = advice.question.host_memory_bytes
+        lacks_bytes = row.host_bytes - has_bytes
+        where = f"of host memory, if a node has {amount(has_bytes)} (--host-memory)"
     else:
         row = max(advice.rows, key=lambda row: row.headroom_bytes)
         lacks_bytes, where = -row.headroom_bytes, "on each GPU"
@@ -235,8 +266,8 @@ def assumptions(question: Question) -> list[str]:
 def precisions(question: Question) -> str:
     half = "bf16" if GPUS[question.gpu].has_bf16 else "fp16"  # GPUs before Ampere have none
     return (
-        f"without --precision, {half} weights and fp32 master copies under DeepSpeed, {half} autocast elsewhere, "
-        "which decides some of the times: --precision compares all arms in one"
+        f"without --precision, {half} weights and fp32 master copies under DeepSpeed, {half} autocast elsewhere, but "
+        "no autocast under FSDP2, which decides some of the times: --precision bf16_cast compares all arms in one"
     )
 
 
