@@ -10,7 +10,7 @@ from typing import Literal
 import tyro
 from packaging.version import Version
 
-from study.conform.faults import named, table
+from study.conform.faults import table
 from study.conform.stack import Flags, answered, described
 from study.core.arms import releases_of_defaults
 from study.core.errors import Stop
@@ -282,17 +282,19 @@ def stack(
 
 
 def order(row: dict) -> tuple:
-    """Return what sorts a fault: what applies comes first, then that of which the least is open, then wrong trainings,
-    and of these what needs more of what is said, as of adapters under stage 3.
+    """Return what sorts a fault: what applies comes first, then wrong trainings of which at least half is said, then
+    that of which the most is said, and the least is open.
 
     A release between two that have a fault most likely has it: that it was not asked leaves nothing open.
     """
+    is_open = row["question"].count("?") - (not row["asked"])
+    is_said = len(row["when"]) - is_open
     return (
         row["answer"],
-        not (row["asked"] or row["inside"]),
-        row["question"].count("?") - (not row["asked"]),
-        not row["symptom"].startswith(table().silent),
-        -len(named(row["id"]).when or ()),
+        not row["inside"],
+        not (row["symptom"].startswith(table().silent) and is_said >= is_open),
+        -is_said,
+        is_open,
     )
 
 

@@ -1,6 +1,5 @@
 """Which known faults apply to these releases, in this training? Needs no torch."""
 
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -51,8 +50,8 @@ def described(used: dict[str, Release], flags: Flags, said: dict, key: Callable 
         used.setdefault("transformers", ANY)
         used.setdefault("accelerate", ANY)
     optimizer = str(facts.get("optimizer")).lower()  # such as FusedAdamW, adamw_torch
-    if known := [name for name in table().optimizers if name in optimizer]:
-        facts["optimizer"] = known[0]
+    for name in [each for each in table().optimizers if each in optimizer]:  # the later counts
+        facts["optimizer"] = name
     if "stage" in facts:
         used.setdefault("torch" if isinstance(facts["stage"], str) else "deepspeed", ANY)
     return facts | used
@@ -61,53 +60,56 @@ def described(used: dict[str, Release], flags: Flags, said: dict, key: Callable 
 def answered(used: dict[str, Release], facts: dict[str, Any]) -> dict[str, Any]:
     """Return the faults that apply or may, and what nobody asked. `facts` are those of `described`."""
     rows = []
-    met = defaultdict[str, list[Fault]](list)  # by package: faults of which all is so, but perhaps the release
+    met = []  # faults of which all is so, but perhaps the release
     for fault in table().fault:
         questions = _questions(fault, facts)
         if questions is None:
             continue
         if not questions:
-            met[fault.package].append(fault)
+            met.append(fault)
         release = used[fault.package]
         has = fault.has(release)
-        untried = has is None and isinstance(release, Version)
+        is_gap = has is None and isinstance(release, Version)  # between those that were asked, or beyond
         if has is None:
-            question = table().questions["release" if untried else "range"]
-            questions = [question.format(fault.package, release), *questions]
+            questions = [table().questions["release" if is_gap else "range"].format(fault.package, release), *questions]
         if has is not False:
-            row = fault.model_dump(include={"id", "package", "symptom", "who", "upstream"}) | {
-                "answer": "applies if" if questions else "applies",
-                "asked": not untried,
-                "inside": isinstance(release, Version) and fault.contains(release),  # the range that has it
-                "question": " ".join(questions),
-                "sentence": f"{fault.sentence.rstrip('.')} ({fault.package} {fault.releases})",
-                "do": fault.do_with.get(facts.get("trainer", ""), fault.do),
-                "shown": f"reproductions/{fault.script}.py"
-                if fault.script
-                else f"{fault.rests_on}, {fault.upstream}".rstrip(", "),
-            }
-            rows.append(row)
-    # --- in one sentence, with the releases of which nothing is known
+            rows.append(
+                fault.model_dump(include={"id", "package", "symptom", "who", "upstream", "when"})
+                | {
+                    "answer": "applies if" if questions else "applies",
+                    "asked": not is_gap,
+                    "inside": isinstance(release, SpecifierSet) or fault.contains(release),  # or may be
+                    "question": " ".join(questions),
+                    "sentence": f"{fault.sentence.rstrip('.')} ({fault.package} {fault.releases})",
+                    "do": fault.do_with.get(facts.get("trainer", ""), fault.do),
+                    "shown": f"reproductions/{fault.script}.py"
+                    if fault.script
+                    else f"{fault.rests_on}, {fault.upstream}".rstrip(", "),
+                }
+            )
+    # --- in one sentence, with the releases of which something is not known
     named = {name: f"{name} {release or '(release not said)'}" for name, release in used.items()}
+    untried = {row["package"] for row in rows if not row["asked"]}
     unknown = [
-        named[name]
-        for name, releases in table().asked.items()
-        if name in used and used[name] not in [*map(Version, releases)]
+        words
+        for name, words in named.items()
+        if name in untried or used[name] not in [*map(Version, table().asked.get(name, ()))]  # of trainers none was run
     ]
     applying = [row for row in rows if row["answer"] == "applies"]
     known = sum(fault.when is not None for fault in table().fault)
     apply = "1 applies" if len(applying) == 1 else f"{len(applying)} apply"
     first = f"{', '.join(named.values())}: of {known} known faults {apply}, and {len(rows) - len(applying)} may"
     if unknown:
-        first += f"; not tested: {', '.join(unknown)}"
+        first += f"; not tested with each of these: {', '.join(unknown)}"
     # --- releases without any of these faults, the newest first: a remedy of one may have another
-    free = {}
-    for package in dict.fromkeys(row["package"] for row in applying):
-        free[package] = [
+    free = {
+        package: [
             release
             for release in reversed(table().asked[package])
-            if all(fault.has(Version(release)) is False for fault in met[package])
+            if all(fault.has(Version(release)) is False for fault in met if fault.package == package)
         ]
+        for package in dict.fromkeys(row["package"] for row in applying)
+    }
     return {"fine": not applying, "first": f"{first}.", "faults": rows, "not_asked": unknown, "free": free}
 
 

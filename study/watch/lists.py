@@ -1,6 +1,7 @@
 """Read which releases of libraries a list, a project, a lock or a thread names."""
 
 import contextlib
+import difflib
 import os
 import re
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from packaging.version import Version
 
 from study.conform.faults import ANY, Release, table
 from study.core import files, machine
-from study.core.errors import Stop, nearest
+from study.core.errors import Stop
 
 MAX_BYTES = 8 * 2**20  # of a lock
 
@@ -20,42 +21,48 @@ def releases(words: tuple[str, ...]) -> dict[str, Release]:
     """Return the releases that files or words name, of the packages of the table; without words, those installed."""
     found = dict[str, Release]()
     for word in words or [f"{name} {machine.version(name) or ''}" for name in table().asked]:
-        text = word
-        if os.path.isfile(word):  # noqa: PTH113  a list in quotes is longer than a name can be, where pathlib raises
-            text = files.read(Path(word), MAX_BYTES).decode(errors="replace")
-        found |= (named := listed(text))
+        text = content(word)
+        named = listed(text)
+        found |= named
         if text == word and ANY in named.values() and re.fullmatch(r"[\w.-]+==\S*", word):
             raise Stop(f"{word!r:.80} names no release", "write one, such as deepspeed==0.19.8")
         # Another package is no mistake beside known ones, as in a list. A misspelt word is one.
-        if not named and "==" not in word:
-            raise _names_none(word)
-    if not found:
-        raise _names_none(words[0])
+        if not named and ("==" not in word or (word == words[-1] and not found)):
+            known = sorted(table().packages)
+            remedy = " ".join(misspelt(text, known).values())
+            raise Stop(
+                f"{word!r:.80} names none of {', '.join(known)}",
+                remedy or "write releases such as deepspeed==0.19.8, or name a file that is here and lists them",
+            )
     return found
 
 
-def _names_none(word: str) -> Stop:
-    known = sorted({*table().packages.values()}, key=str.lower)
-    what = f"{word!r:.80} is no file, and names none of {', '.join(known)}"
-    remedy = "write releases such as deepspeed==0.19.8, or name a list of them"
-    return Stop(what, nearest(word.partition("==")[0], known, otherwise=remedy))
+def content(word: str) -> str:
+    """Return the text of a file, or the word."""
+    if os.path.isfile(word):  # noqa: PTH113  a list in quotes is longer than a name can be, where pathlib raises
+        return files.read(Path(word), MAX_BYTES).decode(errors="replace")
+    return word
 
 
 def notes(words: tuple[str, ...], used: dict[str, Release]) -> Iterator[str]:
-    """Yield a sentence for each release beyond those that were asked, and for each of another package."""
-    for name, releases in table().asked.items():
-        release = used.get(name)
-        if not isinstance(release, Version):
-            continue
-        if release > Version(releases[-1]):
-            yield f"{name} {release} is later than {releases[-1]}, the newest that was tested."
-        elif release < Version(releases[0]):
-            yield f"{name} {release} is earlier than {releases[0]}, the oldest that was tested."
-    others = {*table().packages.values()} - used.keys()
+    """Yield a sentence for each name that may be misspelt, and for each word that is another package's."""
+    others = [word for word, name in table().packages.items() if used.get(name, ANY) == ANY]
     for word in words:
-        name, sign, _ = word.partition("==")
-        if sign and not listed(word):
-            yield f"Of {word} the table has no fault: {nearest(name, others, otherwise='it knows no such package.')}"
+        close = misspelt(content(word), others)
+        for name, question in close.items():
+            yield f"Of {name} the table has no fault: {question}"
+        if "==" in word and not close and not listed(word):
+            yield f"Of {word} the table has no fault: it knows no such package."
+
+
+def misspelt(text: str, known: list[str]) -> dict[str, str]:
+    """Return a question for each name in a list that is close to a known one. A package may have it, as torchx."""
+    return {
+        name: f"did you mean {near!r}?"
+        for name in dict.fromkeys(re.findall(table().patterns["required"], text.lower()))
+        for near in difflib.get_close_matches(name, known, 1, 0.88)  # deepspede for deepspeed, not torchao for torch
+        if near != name
+    }
 
 
 def listed(text: str) -> dict[str, Release]:

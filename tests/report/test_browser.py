@@ -259,7 +259,7 @@ def test_drawn_stacks_have_the_answers_of_python(show):
     for (text, flags), answer in zip(asked, theirs, strict=True):
         used = lists.listed(text)
         ours = answered(used, described(used, Flags(**flags), {}))
-        assert [answer["free"], answer["beyond"]] == [ours["free"], [*lists.notes((), used)]]
+        assert [answer["free"], answer["not_asked"]] == [ours["free"], ours["not_asked"]]
         keys = ("id", "answer", "question", "do")
         both = (answer["answers"], sorted(ours["faults"], key=order))
         rows = [[tuple(map(row.get, keys)) for row in each] for each in both]

@@ -111,28 +111,23 @@ function questions(fault, versions, known) {
   return asked;
 }
 
-// Releases that are later than the newest that was asked, or earlier than the oldest, in words.
-function beyond(versions) {
-  const sentences = [];
-  for (const [name, releases] of Object.entries(table.asked)) {
-    const [release, oldest, newest] = [versions[name] ?? ANY, releases[0], releases.at(-1)];
-    if (isVersion(release) && compare(release, version(newest)) > 0) sentences.push(`${name} ${release.text} is later than ${newest}, the newest that was tested.`);
-    if (isVersion(release) && compare(release, version(oldest)) < 0) sentences.push(`${name} ${release.text} is earlier than ${oldest}, the oldest that was tested.`);
-  }
-  return sentences;
+// A release or range in words.
+function words(release) {
+  if (isVersion(release)) return release.text;
+  return release.map(({ sign, than, star }) => `${sign}${than.text}${star ?? ""}`).sort().join(",") || "(release not said)";
 }
 
 // The faults that apply or may, to a list of releases and what flags say.
 function answered(list, flags) {
-  let versions = listed(list);
+  let versions = listed(list); // in the order of the list, and then those that a trainer or a stage needs
   const known = { offload: "none", ranks: 2 };
   for (const trainer of table.trainers) if (trainer in versions) known.trainer = trainer;
   Object.assign(known, flags);
   if (flags.fsdp2) known.stage = "FSDP2"; // as the command's flag
-  if ((known.trainer ?? "own") !== "own") versions = { transformers: ANY, accelerate: ANY, ...versions }; // it stands on these
-  const optimizer = table.optimizers.find((name) => String(known.optimizer).toLowerCase().includes(name));
+  if ((known.trainer ?? "own") !== "own") versions = { ...versions, transformers: versions.transformers ?? ANY, accelerate: versions.accelerate ?? ANY }; // it stands on these
+  const optimizer = table.optimizers.findLast((name) => String(known.optimizer).toLowerCase().includes(name));
   if (optimizer) known.optimizer = optimizer;
-  if ("stage" in known) versions = { [typeof known.stage === "number" ? "deepspeed" : "torch"]: ANY, ...versions };
+  if ("stage" in known) versions[typeof known.stage === "number" ? "deepspeed" : "torch"] ??= ANY;
   const met = {}; // by package: faults of which all is so, but perhaps the release
   const rows = [];
   for (const fault of table.fault) {
@@ -146,8 +141,10 @@ function answered(list, flags) {
     const untried = state === null && isVersion(release);
     const isInside = untried && compare(version(fault.since), release) <= 0 && compare(release, version(fault.until)) <= 0;
     const isSilent = table.silent.some((word) => fault.symptom.startsWith(word));
-    const order = [asked.length > 0, untried && !isInside, asked.length - untried, !isSilent, -Object.keys(fault.when).length];
-    if (state !== false) rows.push({ fault, asked, order });
+    const open = asked.length - untried;
+    const said = Object.keys(fault.when).length - open;
+    const order = [asked.length > 0, untried && !isInside, !(isSilent && said >= open), -said, open];
+    if (state !== false) rows.push({ fault, asked, untried, order });
   }
   rows.sort((a, b) => a.order.map((one, place) => one - b.order[place]).find(Boolean) ?? 0);
   const answers = rows.map(({ fault, asked }) => ({
@@ -160,7 +157,10 @@ function answered(list, flags) {
   const hit = [...new Set(rows.filter((row) => !row.asked.length).map((row) => row.fault.package))];
   const isFree = (name, each) => met[name].every((fault) => has(fault, version(each)) === false);
   const free = hit.map((name) => [name, table.asked[name].filter((each) => isFree(name, each)).reverse()]);
-  return { versions, answers, free: Object.fromEntries(free), beyond: beyond(versions) };
+  const untested = new Set(rows.filter((row) => row.untried).map((row) => row.fault.package));
+  const wasTested = (name, release) => isVersion(release) && (table.asked[name] ?? []).some((each) => compare(version(each), release) === 0);
+  const unknown = Object.entries(versions).filter(([name, release]) => untested.has(name) || !wasTested(name, release));
+  return { versions, answers, free: Object.fromEntries(free), not_asked: unknown.map(([name, release]) => `${name} ${words(release)}`) };
 }
 
 // --- the form ---------------------------------------------------------------------------------------------------------
@@ -200,11 +200,12 @@ function card({ fault, question, do: remedy }) {
 
 function show() {
   const [list, flags] = asked();
-  const { versions, answers, free, beyond } = answered(list, flags);
+  const { versions, answers, free, not_asked } = answered(list, flags);
   const [sure, maybe] = ["applies", "applies if"].map((word) => answers.filter((each) => each.answer === word));
   const named = Object.keys(versions).join(", ");
   const known = table.fault.filter((fault) => fault.when).length;
-  const text = `${beyond.map((each) => `${each} `).join("")}Of ${known} known faults ${sure.length} ${sure.length === 1 ? "applies" : "apply"}, and ${maybe.length} may.`;
+  const untested = not_asked.length ? `; not tested with each of these: ${not_asked.join(", ")}` : "";
+  const text = `Of ${known} known faults ${sure.length} ${sure.length === 1 ? "applies" : "apply"}, and ${maybe.length} may${untested}.`;
   const ways = Object.entries(free).map(([name, releases]) => releases.length ? ` With ${name} ${releases.slice(0, 4).join(" or ")} none of ${name} surely applies, but others may.` : ` Each release of ${name} that was tested has one.`);
   document.getElementById("sentence").textContent = named ? text + ways.join("") : "The list names none of the packages of this page.";
   document.getElementById("faults").replaceChildren(...sure.map(card));
