@@ -54,6 +54,13 @@ def tables(table, second, third):
     return [table, *(on_gpu.table(runs, folder) for runs, folder in zip((second, third), on_gpu.LATER, strict=True))]
 
 
+@pytest.fixture(scope="module")
+def medium(tables):
+    """Seconds of GPT-2 medium with 4 rows over those of one process, by arm, on the first and the third machine."""
+    wanted = "model == 'gpt2-medium' and micro_batch == 4"
+    return [on_gpu.seconds(tables[i]).query(wanted).set_index("arm")["over"] for i in (0, 2)]
+
+
 @pytest.mark.parametrize("folder", [on_gpu.FOLDER, *on_gpu.LATER], ids=lambda folder: folder.name)
 def test_each_run_was_predicted_and_the_readme_beside_has_a_row_for_it(folder):
     done = runs.load(folder / "runs").done
@@ -175,7 +182,7 @@ def test_another_setting_of_the_allocator_is_another_cell(third):
     assert len(on_gpu.later()) == 49 - 6 - 4 - 1, "adapters, those of the third machine, and that one"
 
 
-def test_losses_and_seconds_of_the_other_machines(kept, second, third, tables):
+def test_losses_and_seconds_of_the_other_machines(kept, second, third, tables, medium):
     text = text_of("gpu.html")
     first, other, last = (
         {run.record.arm: run.record for run in each.select(protocol_part="loss")} for each in (kept, second, third)
@@ -197,10 +204,7 @@ def test_losses_and_seconds_of_the_other_machines(kept, second, third, tables):
     assert {f"{others.min():.1f}", f"{others.max():.1f}"} == {"1.8"}, "to 1.75 and 1.85"
     assert f"1.8 times as long on the second machine, DDP {ddp:.1f} times" in text
     assert f"{slower[1].min():.1f} to {slower[1].max():.1f} times on the third" in text
-    over = [
-        on_gpu.seconds(each).query("model == 'gpt2-medium' and micro_batch == 4") for each in (tables[0], tables[2])
-    ]
-    a, b = (each.set_index("arm")["over"] for each in over)
+    a, b = medium
     words = f"took {a['zero2']:.1f} and {b['zero2']:.1f} times as long under stage 2 as alone, {a['zero3']:.1f} and "
     words += (
         f"{b['zero3']:.1f} times under stage 3, {a['zero2_cpu']:.1f} and {b['zero2_cpu']:.1f} times with the optimizer"
@@ -279,13 +283,9 @@ def test_the_table_of_document_000(kept):
     assert shown["ddp"][1:] == ["-", size(estimate(ddp).peak_bytes)]
 
 
-def test_what_the_readme_says(kept, tables):
+def test_what_the_readme_says(kept, tables, medium):
     text = " ".join((ROOT / "README.md").read_text().split())
-    both = [
-        on_gpu.seconds(each).query("model == 'gpt2-medium' and micro_batch == 4").set_index("arm")["over"]
-        for each in (tables[0], tables[2])
-    ]
-    over = pd.DataFrame(both).T
+    over = pd.DataFrame(medium).T
     low, high = ({arm: f"{times:.1f}" for arm, times in ends.items()} for ends in (over.min(axis=1), over.max(axis=1)))
     stages = f"{low['zero2']} to {high['zero2']} times as long under stage 2 as alone, "
     stages += f"{low['zero3']} to {high['zero3']} under stage 3, "
