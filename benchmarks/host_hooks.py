@@ -26,7 +26,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from study.core.recipes import RECIPES
 from study.core.text import say
 from study.predict.placement import Placement
-from study.predict.step_time import work
+from study.predict.step_time import PHASES, work
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Batch, Training
 
@@ -57,7 +57,7 @@ def kernels_of_a_layer() -> int:
 def _kernels(layers: int) -> int:
     model = Transformer.of(_config(layers).to_dict(), "a small Llama")
     training = Training(model, RECIPES["bf16_pure"], Batch(rows=1, tokens=8), Placement(device="cuda"))
-    return sum(each.kernels for each in work(training).values())
+    return sum(work(training, phase).kernels for phase in PHASES)
 
 
 def _steps(model: Callable, backward: Callable, update: Callable) -> Seconds:

@@ -35,7 +35,7 @@ from study.measure.hardware import CUDA
 from study.predict.architecture import named
 from study.predict.pace import pace
 from study.predict.placement import Placement
-from study.predict.step_time import work
+from study.predict.step_time import PHASES, work
 from study.predict.training import Batch, Training
 from study.records.store import now_utc
 
@@ -127,7 +127,7 @@ def host_pace(tries: int) -> float:
     model = build(load("gpt-tiny"), DEVICE)
     batch = Batch(rows=1, tokens=HOST_TOKENS)
     training = Training(named("gpt-tiny"), RECIPES["fp32"], batch, Placement(device=DEVICE.type))
-    kernels = sum(each.kernels for each in work(training).values())
+    kernels = sum(work(training, phase).kernels for phase in PHASES)
     # Trainings do not wait for the GPU after each pass. With a wait after each a host beside an H200 took 45 us for a
     # kernel, and 19 to 22 in trainings (reports/h200).
     rate = rates(lambda: passes(model, ids), PASSES * kernels, tries)

@@ -231,11 +231,12 @@ def cache(shared) -> Path:
 def forget_traces(patch: pytest.MonkeyPatch, folder: Path) -> None:
     """No trace is known: neither in this process nor in the cache."""
     from study.core.settings import CACHE
+    from study.predict import training
     from study.predict.trace import transformer
 
     patch.setenv(CACHE, str(folder))
-    for name in ("_traced", "_followed"):
-        patch.setattr(transformer, name, functools.cache(getattr(transformer, name).__wrapped__))
+    for module, name in ((training, "traced"), (transformer, "_followed")):
+        patch.setattr(module, name, functools.cache(getattr(module, name).__wrapped__))
 
 
 @pytest.fixture

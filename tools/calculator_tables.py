@@ -228,7 +228,7 @@ def training_of(
     gpus: int,
     passes: int = 1,
     again: Recomputation = Recomputation.NONE,
-    optimizer: Optimizer = "fused",
+    optimizer: Optimizer = "adamw",
 ) -> Training:
     batch = Batch(2, passes, LEAST_TOKENS, again)
     placement = Placement.of(with_buckets(arms.load_arm(arm)), gpus, "cuda")
@@ -258,7 +258,7 @@ def _moved(model: Transformer, precision: str, arm: str, gpus: int) -> list:
     each = {kind: two.traffic[kind] - size for kind, size in one.traffic.items()}
     collectives = {kind: [size - each[kind], each[kind]] for kind, size in one.traffic.items()}
     others = {name: _difference(model, precision, arm, gpus, name) for name in OPTIMIZERS}
-    return [one.host_bytes, two.host_bytes, one.nvme_bytes["held"], collectives, others]
+    return [one.host_bytes, two.host_bytes, one.swapped_bytes, collectives, others]
 
 
 def _difference(model: Transformer, precision: str, arm: str, gpus: int, optimizer: Optimizer) -> list[int] | None:

@@ -90,7 +90,8 @@ class Source:
         drawn |= {"a": heads, "g": groups, "h": heads * drawn["w"]}
         if self.family == "llama":  # the width of its heads is a number of its own
             drawn["h"] = heads * chance.randrange(9, 60)
-        sizes = {name: drawn[letter] for letter, name in committed.DIMENSIONS[self.config["model_type"]].items()}
+        names = committed.DIMENSIONS[self.config["model_type"]]
+        sizes = {name: drawn[letter] for letter, name in names.items() if letter != "layers"}
         model = Transformer.of(self.config | sizes | {"pad_token_id": 0}, self.name, dropout=self.dropout)
         return model, drawn
 

@@ -84,7 +84,7 @@ def of_protocols(*names: str) -> Iterator[Named]:
             RECIPES[settings.precision],
             Batch(settings.micro_batch, settings.accumulation, settings.sequence, again),
             Placement.of(load_arm(cell.arm), ranks, "cuda"),
-            optimizer="fused" if settings.optimizer == "adamw" else settings.optimizer,
+            optimizer=settings.optimizer,
             attention=settings.attention or "sdpa",
         )
         yield cell.name, training, GPU, settings.virtual_ranks is not None

@@ -239,7 +239,7 @@ def estimate(
     return {
         "arm": arm.name,
         "ranks": ranks,
-        "parameters": whole.parameters,
+        "parameters": ours.model.parameters,
         "estimate": asdict(whole),
         "kinds": asdict(kinds) if kinds else None,
         "step": asdict(step) if step else None,

@@ -23,7 +23,8 @@ FOLDER = ROOT / "accelerate_configs"
 MAX_BYTES = 64 * 1024  # the largest of ours has 1 kB
 OFFLOADS = ("offload_optimizer", "offload_param")
 DEEPSPEED_NUMBERS = ("gradient_clipping", "gradient_accumulation_steps")  # that Accelerate's yaml passes on
-# In the order in which tables and notebooks show them. The files of variants/ are arms, too, and come after these.
+# In the order in which tables and notebooks show them, and `study advise` prefers them: the simplest first. The files
+# of variants/ are arms, too, and come after these.
 NAMES = (
     "single", "ddp", "zero1", "zero2", "zero3", "zero1_cpu", "zero2_cpu", "zero3_cpu", "zero3_nvme",
     "fsdp2", "fsdp2_grad_op", "fsdp2_cpu", "hsdp", "zero3_hpz", "zero3_ulysses", "zero1_tp", "zero2_tp",

@@ -17,7 +17,6 @@ from study.core.optimizers import refusal
 from study.predict.allocator import memory_kinds, reserve_bytes
 from study.predict.engines import engine_of
 from study.predict.estimate import HOST_PROCESS_BYTES, estimate
-from study.predict.optimizer_states import ADAMW
 from study.predict.question import (
     MOST_ROWS,
     PlaceFlags,
@@ -145,11 +144,9 @@ def _makes_sense(arm: Arm, question: Question) -> bool:
     # Arms that divide rows or layers are not advised: no published row has tested their time.
     if arm.row_ranks > 1 or (arm.uses_nvme and question.disk_bytes_per_s is None):
         return False
-    # The trainer has one name for all implementations of AdamW.
-    optimizer = "adamw" if question.optimizer in ADAMW else question.optimizer
-    if refusal(arm, optimizer, question.precision or usual_precision(arm)):
+    if refusal(arm, question.optimizer, question.precision or usual_precision(arm)):
         return False
-    if optimizer == "muon" and arm.stage:  # what DeepSpeed's Muon holds is not predicted
+    if question.optimizer == "muon" and arm.stage:  # what DeepSpeed's Muon holds is not predicted
         return False
     if question.model.is_partly_frozen and arm.offload_param == "none" != arm.offload_optimizer:
         return False  # the optimizer's states of few weights take little room

@@ -8,8 +8,8 @@ import functools
 import itertools
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import ceil, inf
+from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from study.core.gpus import GPUS, Gpu
@@ -20,7 +20,7 @@ from study.predict.engines.zero3 import Stage3
 from study.predict.engines.zero12 import Stages1And2
 from study.predict.estimate import estimate
 from study.predict.optimizer_states import moments_bytes
-from study.predict.trace.tape import Tape, Tensor
+from study.predict.trace.tape import Tape
 from study.predict.training import Training
 
 # Sizes of PyTorch's caching allocator (CUDACachingAllocator.h): kSmallSize and kMinLargeAlloc.
@@ -208,7 +208,7 @@ def blocks_of(engine: Engine) -> Blocks:
         states.pop("gradients", 0)  # they are in another stream
         return _of_units(engine, [*states.values()])
     if not engine.placement.deepspeed:
-        return _of_tensors(engine, [*states.values()], engine.tensors)
+        return _of_tensors(engine, [*states.values()])
     # The states of stages 0 and 3 are flat vectors.
     times = [*engine.instants(engine.training.profile)]
     in_pass = max((now for when, now in times if when == "backward"), key=lambda held: sum(held.values()))
@@ -240,9 +240,10 @@ def gathered_reserved_bytes(engine: Stage3) -> int:
     return allocator.peak_reserved
 
 
-def _of_tensors(engine: Engine, standing: list[int], pieces: Sequence[Tensor]) -> Blocks:
+def _of_tensors(engine: Engine, standing: list[int]) -> Blocks:
     """With the tensors as a rank has their moments."""
     training, recipe = engine.training, engine.recipe
+    pieces = engine.pieces if engine.updates_here else ()  # with offloading the host has the moments, and updates
     # Copies of an update: gradients in fp32 for the master copy, and the roots of all second moments at once.
     update = [recipe.master_bytes * piece.elements for piece in pieces if recipe.master_bytes]
     if training.optimizer == "foreach":
@@ -270,12 +271,6 @@ def _of_stages_1_and_2(engine: Stages1And2, standing: list[int], moments: list[i
 
 
 def _of_units(engine: FullySharded, standing: list[int]) -> Blocks:
-    # With offloading the host has the moments, and updates.
-    pieces = [
-        replace(tensor, shape=(ceil(tensor.elements / engine.ranks),))
-        for tensor in engine.tensors
-        if not engine.fsdp.offloads
-    ]
     # Whole gradients are those of the root, of the layer that runs, and of the one that is reduced.
     in_pass = [unit.gradient for unit in engine.late]
     others = [unit.gradient for unit in engine.units if not unit.is_late]
@@ -288,7 +283,7 @@ def _of_units(engine: FullySharded, standing: list[int]) -> Blocks:
     # Parts of gradients stay until the next forward pass (FSDP1, Accelerate's default).
     if not engine.fsdp.offloads:
         streams += [unit.part * engine.recipe.gradient_bytes for unit in engine.units]
-    blocks = _of_tensors(engine, standing, pieces)
+    blocks = _of_tensors(engine, standing)
     return blocks._replace(in_pass=in_pass, in_other_streams=streams)
 
 

@@ -19,13 +19,12 @@ PUBLISHED_BYTES = 2  # of an element in published files
 class Estimate:
     """Memory by component and traffic of the first rank in one optimizer step. Sizes are in bytes."""
 
-    parameters: int
     at_peak: dict[str, int]
     after_step: dict[str, int]
     peak_bytes: int
     peak_when: str  # "backward": in either pass, or between them; or "update"
     host_bytes: int  # on a GPU: what is offloaded
-    nvme_bytes: dict[str, int]
+    swapped_bytes: int
     traffic: dict[str, int]
 
 
@@ -38,13 +37,12 @@ def estimate(training: Training) -> Estimate:
     peak_when, most = max(instants, key=lambda instant: sum(map(int, instant[1].values())))
     at_peak = _summed(states, most)
     return Estimate(
-        parameters=training.model.parameters,
         at_peak=at_peak,
         after_step=_summed(states, engine.after_step),
         peak_bytes=sum(at_peak.values()),
         peak_when=peak_when,
         host_bytes=host_bytes,
-        nvme_bytes=dict.fromkeys(("held", "read_per_step", "written_per_step"), engine.swapped_bytes),
+        swapped_bytes=engine.swapped_bytes,
         traffic=dict(Counter(engine.traffic) + exchanged_rows(training)),
     )
 

@@ -7,8 +7,7 @@ from typing import Literal
 
 from study.predict.trace.tape import Tensor
 
-Optimizer = Literal["fused", "foreach", "single_tensor", "adamw_8bit", "sgd", "adafactor", "muon"]
-ADAMW = ("fused", "foreach", "single_tensor")  # its implementations
+Optimizer = Literal["adamw", "foreach", "single_tensor", "adamw_8bit", "sgd", "adafactor", "muon"]
 # What DeepSpeed leaves to AdamW, by name, so Muon gets GPT-2's `wte` (deepspeed/__init__.py, set_optimizer_flags).
 NOT_FOR_MUON = re.compile("embed|lm_head", re.IGNORECASE)
 MOMENTS = {"sgd": 1, "adafactor": 1}  # of a vector; 2 of others

@@ -26,6 +26,7 @@ class Placement:
     in_ddp: bool = False  # also a single rank, which has DDP's buckets all the same
     # Ranks in each of the groups that hold all states, as in FSDP's HYBRID_SHARD. None: all ranks are one group.
     group: int | None = None
+    second_partition: int | None = None  # ranks that share a second copy of the weights (hpZ). None: no copy
     sequence_ranks: int = 1  # ranks that share rows, each with a part of the tokens
 
     @classmethod
@@ -37,7 +38,6 @@ class Placement:
             raise Stop("tensor parallelism is not predicted", "measure it", "unavailable")
         if arm.distributed_type == "NO":
             ranks = 1
-        sharing = arm.sharing_ranks(ranks)
         fsdp = None
         if arm.fsdp:
             fsdp = Fsdp(arm.fsdp["fsdp_reshard_after_forward"], True, arm.fsdp["fsdp_offload_params"])
@@ -47,7 +47,8 @@ class Placement:
             deepspeed=arm.deepspeed,
             fsdp=fsdp,
             in_ddp=arm.distributed_type == "MULTI_GPU",
-            group=sharing if arm.replicas > 1 else None,
+            group=arm.sharing_ranks(ranks),
+            second_partition=arm.second_partition(ranks),
             sequence_ranks=arm.sequence_ranks,
         )
 
@@ -68,13 +69,6 @@ class Placement:
     def has_own_linear(self) -> bool:
         """Whether stage 3 computes linear layers itself. PyTorch's keep the gathered weights in the graph."""
         return self.stage == 3 and self.zero["memory_efficient_linear"]
-
-    @property
-    def second_partition(self) -> int | None:
-        """The ranks that share a second copy of the weights (ZeRO++'s hpZ). None: no copy."""
-        # 1 is DeepSpeed's default, and means no second copy.
-        among = self.zero["zero_hpz_partition_size"]
-        return min(among, self.ranks) if self.stage == 3 and among > 1 else None
 
     @property
     def sharing_ranks(self) -> int:

@@ -13,7 +13,6 @@ from study.core.errors import Stop, nearest
 from study.core.gpus import GPUS, LINKS, Gpu, gpu_named, like
 from study.core.recipes import RECIPES
 from study.core.settings import Optimizer, Tokens
-from study.predict import optimizer_states
 from study.predict.placement import Placement
 from study.predict.step_time import AttentionKernel, Hardware
 from study.predict.trace.transformer import Transformer
@@ -67,7 +66,7 @@ class PlaceFlags:
     """GPUs that share a host. Default: mostly 8."""
     disk: str | None = None
     """Read and write speed of a node's disk, such as 6GB/s. Default: no disk."""
-    quantized: Literal["nf4", "nf4_double", "int8"] | None = None
+    quantized: Quantized | None = None
     """With --lora-rank: how the frozen linear layers are kept, as in QLoRA."""
     attention_kernel: AttentionKernel = "sdpa"
     """sdpa: PyTorch's own. flash3 and cudnn are faster from Hopper on."""
@@ -102,12 +101,6 @@ def zero_of(arm: Arm) -> dict:
     return (arm.deepspeed or {}).get("zero_optimization", {})
 
 
-def with_zero(arm: Arm, settings: dict) -> Arm:
-    if not settings:  # it may be without DeepSpeed
-        return arm
-    return replace(arm, deepspeed=(arm.deepspeed or {}) | {"zero_optimization": zero_of(arm) | settings})
-
-
 def settled_arm(arm: Arm, gpus: int, local: int, bucket_elements: int | None = None) -> Arm:
     """An arm with groups as large as nodes, and with such buckets. None: its own."""
     if bucket_elements is not None and bucket_elements < 1:
@@ -115,13 +108,16 @@ def settled_arm(arm: Arm, gpus: int, local: int, bucket_elements: int | None = N
     if arm.replicas > 1:
         arm = replace(arm, replicas=max(2, gpus // local))
     elif arm.divides_ranks and gpus > local:
-        arm = replace(with_zero(arm, {"zero_hpz_partition_size": local}), second_copy_ranks=local)
+        arm = replace(arm, second_copy_ranks=local)
     return with_buckets(arm, bucket_elements)
 
 
 def with_buckets(arm: Arm, elements: int | None = BUCKET_ELEMENTS) -> Arm:
     """An arm with buckets of this size, if it has buckets. None: its own."""
-    return with_zero(arm, {name: elements for name in BUCKETS if elements and name in zero_of(arm)})
+    if arm.deepspeed is None or elements is None:
+        return arm
+    sizes = {name: elements for name in BUCKETS if name in zero_of(arm)}
+    return replace(arm, deepspeed=arm.deepspeed | {"zero_optimization": zero_of(arm) | sizes})
 
 
 def usual_precision(arm: Arm) -> Precision:
@@ -156,7 +152,7 @@ class Question:
     checkpointing: bool | None = None  # None: both are tried
     disk_bytes_per_s: float | None = None  # of a node; None: nothing is offloaded to disk
     gpus_per_node: int = 8
-    optimizer: optimizer_states.Optimizer = "fused"
+    optimizer: Optimizer = "adamw"
     quantized: Quantized | None = None  # frozen linear layers
     attention_kernel: AttentionKernel = "sdpa"
     chunked_loss: bool = False
@@ -230,8 +226,7 @@ class Question:
             checkpointing=step.checkpointing,
             disk_bytes_per_s=bytes_of(place.disk, "--disk") if place.disk else None,
             gpus_per_node=per_node,
-            # The predictor knows four implementations of the trainer's AdamW.
-            optimizer="fused" if training.optimizer == "adamw" else training.optimizer,
+            optimizer=training.optimizer,
             quantized=place.quantized,
             attention_kernel=place.attention_kernel,
             chunked_loss=place.chunked_loss,

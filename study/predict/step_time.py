@@ -2,14 +2,13 @@
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from study.core.gpus import GPUS, LINKS
 from study.predict import papers
 from study.predict.engines import engine_of
-from study.predict.engines.base import Engine
+from study.predict.engines.base import Engine, Sent, elements_of
 from study.predict.exchanges import exchanged_rows
 from study.predict.pace import Pace, class_of, pace
 from study.predict.trace.tape import Work
@@ -28,7 +27,12 @@ EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")  # their numb
 SEPARATE = ("foreach", "single_tensor")  # AdamWs of several kernels: they move 21 elements where the fused one moves 7
 # Kernels and Python before a product with quantized weights, forward and backward, in kernels: counted with
 # bitsandbytes 0.50 on two CPU cores (benchmarks/host_hooks.py); int8 in release 0.43.3.
-QUANTIZED_KERNELS = {None: (0, 0), "nf4": (7, 4), "nf4_double": (9, 6), "int8": (25, 10)}
+QUANTIZED_KERNELS = {
+    None: {"forward": 0, "backward": 0},
+    "nf4": {"forward": 7, "backward": 4},
+    "nf4_double": {"forward": 9, "backward": 6},
+    "int8": {"forward": 25, "backward": 10},
+}
 
 
 class Links(NamedTuple):
@@ -40,13 +44,9 @@ class Links(NamedTuple):
     network: str
     host: str
 
-    def within(self, group: int | None) -> "Links":
-        """The links within a group of neighbouring ranks."""
-        return self._replace(ranks=min(self.ranks, group or self.ranks))
-
-    def between(self, group: int) -> "Links":
-        """The links between ranks that have the same place in their groups."""
-        return self._replace(ranks=self.ranks // group, gpus_per_node=max(1, self.gpus_per_node // group))
+    def among(self, ranks: int, apart: int = 1) -> "Links":
+        """The links between neighbours; or between ranks that have the same place in groups of `apart`."""
+        return self._replace(ranks=min(self.ranks, ranks), gpus_per_node=max(1, self.gpus_per_node // apart))
 
     def seconds(self, kind: str, size_bytes: float, of: Pace) -> float:
         """Seconds of a collective over so many bytes, in rings as NCCL builds them, or from the host. No latencies."""
@@ -82,27 +82,24 @@ class Hardware:
 
 
 @functools.cache
-def work(training: Training) -> dict[str, Work]:
-    """The work of both passes, as a trace of the model shows it, and what quantized weights add."""
+def work(training: Training, phase: str) -> Work:
+    """The work of a pass, as a trace of the model shows it, and what quantized weights add."""
+    traced = training.traced.forward if phase == "forward" else training.traced.backward
     # Before each product with a quantized weight, kernels make a 16-bit one of it.
     packed = [tensor for tensor in training.model.tensors if training.packed_elements(tensor)]
-    again = [tensor for tensor in packed if training.computes_again(tensor.block)]
-    in_forward, in_backward = QUANTIZED_KERNELS[training.quantized]
-    # Read: the packed weight and its scales. Written: 2 bytes of an element in 16 bits.
-    bytes_of_each = QUANTIZED_BYTES[training.quantized] + 2
-    in_both = {}
-    for phase, traced, made in (
-        ("forward", training.traced.forward, ((in_forward, packed),)),
-        ("backward", training.traced.backward, ((in_backward, packed), (in_forward, again))),
-    ):
-        in_both[phase] = replace(
-            traced,
-            # A rank that shares rows has all tokens of some heads: more work than some tokens of all heads.
-            attention_flops=traced.attention_flops * training.placement.sequence_ranks,
-            dequantized_bytes=sum(tensor.elements * bytes_of_each for _, weights in made for tensor in weights),
-            kernels=traced.kernels + sum(launched * len(weights) for launched, weights in made),
-        )
-    return in_both
+    launched = QUANTIZED_KERNELS[training.quantized][phase] * len(packed)
+    if phase == "backward":
+        again = [tensor for tensor in packed if training.computes_again(tensor.block)]
+        launched += QUANTIZED_KERNELS[training.quantized]["forward"] * len(again)
+        packed += again
+    return replace(
+        traced,
+        # A rank that shares rows has all tokens of some heads: more work than some tokens of all heads.
+        attention_flops=traced.attention_flops * training.placement.sequence_ranks,
+        # Read: the packed weight and its scales. Written: 2 bytes of an element in 16 bits.
+        dequantized_bytes=elements_of(packed) * (QUANTIZED_BYTES[training.quantized] + 2),
+        kernels=traced.kernels + launched,
+    )
 
 
 @dataclass(frozen=True)
@@ -111,7 +108,7 @@ class Phase:
 
     name: str
     gpu_s: float
-    host_s: float  # launching kernels, and Python for units of sharded weights
+    host_s: float  # launching kernels, and the Python of DDP, DeepSpeed and FSDP
     link_s: float  # between GPUs, and to the host
     seconds: float
 
@@ -130,7 +127,7 @@ def step_time(training: Training, machine: Hardware, of: Pace | None = None) -> 
     """The time of an optimizer step on a machine, with its interval. `of`: other constants than the fitted ones."""
     of = of or pace()
     engine = engine_of(training)
-    by_phase_s = links_s(engine, machine, of)
+    sent_s = links_s(engine, machine, of)
     phases = []
     computing_s: defaultdict[str, float] = defaultdict(float)
     for phase in PHASES:
@@ -144,22 +141,22 @@ def step_time(training: Training, machine: Hardware, of: Pace | None = None) -> 
         # The slower of GPU and host, or a little more. Sending is added: none was fitted to overlap.
         # With this exponent two equal times make 1.19 times one of them. If one is half as long as the other, both
         # together are 1.015 times the longer one.
-        seconds = (on_gpu_s**4 + on_host_s**4) ** 0.25 + by_phase_s[phase]
-        phases.append(Phase(phase, on_gpu_s, on_host_s, by_phase_s[phase], seconds))
+        seconds = (on_gpu_s**4 + on_host_s**4) ** 0.25 + sent_s[phase]
+        phases.append(Phase(phase, on_gpu_s, on_host_s, sent_s[phase], seconds))
     # --- the update, in which the GPU does nothing else
     updating_s = update_s(engine, machine, of)
-    link_s = by_phase_s["update"]
-    phases.append(Phase("update", updating_s.get("update", 0.0), 0.0, link_s, max(updating_s.values()) + link_s))
+    seconds = max(updating_s.values()) + sent_s["update"]
+    phases.append(Phase("update", updating_s.get("update", 0.0), 0.0, sent_s["update"], seconds))
     # --- what limits the step, and how sure that is
     seconds = sum(phase.seconds for phase in phases)
     # "launching" has Python as well: under stage 3 most of it is what DeepSpeed does for each tensor.
-    others = {"launching": sum(phase.host_s for phase in phases), "link": sum(phase.link_s for phase in phases)}
-    others |= updating_s
+    others = {"launching": sum(phase.host_s for phase in phases), "link": sum(sent_s.values())} | updating_s
     parts = {name: part_s for name, part_s in (computing_s | others).items() if part_s}
     busy_s = others | {"compute": sum(computing_s.values())}
     limit = max(busy_s, key=busy_s.__getitem__)
-    factor = of.interval[kind_of_interval(limit)]
-    if kind_of_interval(limit) == "gpu":
+    kind = kind_of_interval(limit)
+    factor = of.interval[kind]
+    if kind == "gpu":
         factor *= of.width[class_of("products", machine.gpu)]
     return StepTime(seconds, seconds / factor, seconds * factor, parts, limit, tuple(phases))
 
@@ -173,7 +170,7 @@ def kind_of_interval(limit: str) -> str:
 
 def gpu_s(engine: Engine, machine: Hardware, phase: str, of: Pace) -> dict[str, float]:
     """The seconds of the GPU in a pass, by what it does: a roofline."""
-    training, of_phase = engine.training, work(engine.training)[phase]
+    training, of_phase = engine.training, work(engine.training, phase)
     gpu = GPUS[machine.gpu]
     moving_bytes_per_s = gpu.memory_bytes_per_s * of.moving
     products_s = 0.0
@@ -204,7 +201,7 @@ def gpu_s(engine: Engine, machine: Hardware, phase: str, of: Pace) -> dict[str, 
 
 def host_s(engine: Engine, machine: Hardware, phase: str, of: Pace) -> float:
     """The seconds in which the host launches a pass, and Python handles the tensors of DDP, DeepSpeed or FSDP."""
-    of_phase = work(engine.training)[phase]
+    of_phase = work(engine.training, phase)
     kernels: float = of_phase.kernels
     if machine.fused_kernels:
         # The share of bytes that fusing leaves stands for the share of launches: that has no constant of its own.
@@ -237,73 +234,32 @@ def update_launch_s(engine: Engine, machine: Hardware, of: Pace) -> float:
     return of.python["update"] * len(engine.pieces) * launch_s(machine, of)
 
 
-# What a phase sends in all passes of a step: a kind of collective, or "host"; its bytes; and over which links.
-Sent = tuple[str, str, float, Links]
-
-
 def links_s(engine: Engine, machine: Hardware, of: Pace) -> dict[str, float]:
     """The seconds in which each phase of a step waits for what ranks send, or for the host's memory."""
-    placement = engine.placement
-    links = machine.links(placement.ranks)
-    sent = [*_weights_sent(engine, links), *_gradients_sent(engine, links)]
+    links = machine.links(engine.placement.ranks)
+    sent = [*engine.sent()]
     # Ranks that share rows wait for each other in both passes.
-    together = links.within(placement.sequence_ranks)
+    together = engine.placement.sequence_ranks
     for kind, moved_bytes in exchanged_rows(engine.training).items():
-        sent += [(phase, kind, moved_bytes / len(PHASES), together) for phase in PHASES]
+        sent += [Sent(phase, kind, moved_bytes / len(PHASES), together) for phase in PHASES]
     seconds: defaultdict[str, float] = defaultdict(float)
-    for phase, kind, size_bytes, over in sent:
-        seconds[phase] += over.seconds(kind, size_bytes, of)
+    for phase, kind, size_bytes, ranks, apart in sent:
+        seconds[phase] += links.among(ranks, apart).seconds(kind, size_bytes, of)
     return seconds
-
-
-def _weights_sent(engine: Engine, links: Links) -> Iterator[Sent]:
-    """The weights, if ranks divide them."""
-    if engine.gathered_again is None:
-        return
-    placement = engine.placement
-    weights_bytes = engine.passes * engine.all_elements * engine.weight_bytes * engine.padding
-    # With a second copy of what was released (hpZ), from few ranks.
-    again_group = placement.second_partition or placement.group
-    gathered = (("forward", 1.0, placement.group), ("backward", engine.gathered_again, again_group))
-    for phase, share, group in gathered:
-        yield phase, "all_gather", share * weights_bytes, links.within(group)
-        if "weights" in engine.on_host:
-            yield phase, "host", share * weights_bytes / engine.ranks, links
-
-
-def _gradients_sent(engine: Engine, links: Links) -> Iterator[Sent]:
-    """The gradients, and the new weights, as read in FSDP, DDP and DeepSpeed 0.19.8."""
-    placement, trained = engine.placement, engine.training.model.trained
-    reductions = engine.passes if engine.reduces_each_pass else 1
-    gradients_bytes = reductions * trained * engine.reduced_bytes * engine.padding
-    # FSDP's groups sum their parts with those of the other groups. A single group has no other.
-    group = placement.group if placement.fsdp and placement.group else links.ranks
-    yield "backward", engine.reduce_kind, gradients_bytes, links.within(group)
-    yield "backward", "all_reduce", gradients_bytes / group, links.between(group)
-    trained_bytes = trained * engine.weight_bytes
-    if "moments" in engine.on_host:
-        # P2 counts 2 bytes of a parameter down and 2 up in a step, the least that is possible. A sum that is fetched,
-        # added to and stored again exceeds it (async_accumulate_grad_in_cpu_via_gpu).
-        sums = min(2, engine.passes)  # with several passes, the sum so far is fetched first
-        yield "backward", "host", reductions * sums * trained_bytes / engine.ranks, links
-        if "weights" not in engine.on_host:
-            yield "update", "host", trained_bytes / placement.sharing_ranks, links
-    if engine.gathers_updated:
-        yield "update", "all_gather", trained_bytes, links.within(placement.group)
 
 
 def update_s(engine: Engine, machine: Hardware, of: Pace) -> dict[str, float]:
     """The seconds of the update on the GPU; or on a host, of all its ranks, while a disk feeds it."""
-    owned = engine.training.model.trained / engine.update_ranks
     if "moments" in engine.on_host:
         local = min(engine.placement.ranks, machine.gpus_per_node)
         # The ranks of a node share its processors, so their updates add up. The constant is that of one host, a DGX-2's
-        # (P2 table 4), where PyTorch's Adam on the host took 5 to 6 times as long.
-        parts = {"update on host": owned * local / 1e9 * papers.CPU_ADAM_S_PER_BILLION}
+        # (P2 table 4), with DeepSpeed's Adam. PyTorch's took 5 to 6 times as long there. Its fused one, which our FSDP2
+        # has, takes 1.03 times as long today, and its default 8.8 times (reproductions/cpu_adam_speed.py).
+        parts = {"update on host": engine.part * local / 1e9 * papers.CPU_ADAM_S_PER_BILLION}
         if machine.disk_bytes_per_s:  # what it has is read and written
             parts["disk"] = 2 * local * engine.swapped_bytes / machine.disk_bytes_per_s
         return parts
-    seconds = update_bytes(engine.training) * owned / GPUS[machine.gpu].memory_bytes_per_s
+    seconds = update_bytes(engine.training) * engine.part / GPUS[machine.gpu].memory_bytes_per_s
     if engine.training.optimizer in SEPARATE:
         seconds /= of.separate_update
     return {"update": seconds}
@@ -312,7 +268,7 @@ def update_s(engine: Engine, machine: Hardware, of: Pace) -> dict[str, float]:
 def update_bytes(training: Training) -> float:
     """Bytes for each parameter in an update: AdamW's, less what smaller moments save. Muon's products do not count."""
     recipe, optimizer = training.recipe, training.optimizer
-    adam, others = (papers.optimizer_bytes(recipe, name) for name in ("fused", optimizer))
+    adam, others = (papers.optimizer_bytes(recipe, name) for name in ("adamw", optimizer))
     # The gradient is read for its norm and for Adam; weights and two moments are read and written; then the old
     # gradient is set to zero. For a master copy the gradient is first copied to fp32, and the new weight is rounded.
     moved_bytes = 8 * recipe.moment_bytes + recipe.gradient_bytes

@@ -11,7 +11,7 @@ from study.predict.optimizer_states import Optimizer
 from study.predict.placement import Placement
 from study.predict.trace.asked import Recomputation, TraceOptions
 from study.predict.trace.tape import Pass, Profile, Tensor
-from study.predict.trace.transformer import Transformer
+from study.predict.trace.transformer import Transformer, traced
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Training:
     recipe: Recipe
     batch: Batch = field(default_factory=Batch)
     placement: Placement = field(default_factory=Placement)
-    optimizer: Optimizer = "fused"  # the trainer's AdamW
+    optimizer: Optimizer = "adamw"  # the trainer's, which is PyTorch's fused one
     attention: str = "sdpa"
     # The type of frozen weights: that of the others; bf16 under autocast; bf16, and each product in its weight's type;
     # bf16 under autocast except norms, which TRL keeps in fp32 beside a base in few bits.
@@ -125,7 +125,7 @@ class Training:
     @property
     def traced(self) -> Pass:
         """A pass over a microbatch."""
-        return self.model.traced(self.trace_options, self.batch.rows)
+        return traced(self.model, self.trace_options, self.batch.rows)
 
     @property
     def profile(self) -> Profile:

@@ -64,8 +64,7 @@ def training_of(record: Record) -> Training | None:
             Recomputation(bool(requested.checkpointing)),
         ),
         _placement(observed),
-        # Older records name no optimizer. The trainer's AdamW is PyTorch's fused one.
-        optimizer="fused" if requested.optimizer in ("adamw", None) else requested.optimizer,
+        optimizer=requested.optimizer or "adamw",  # older records name none
         attention=requested.attention,
     )
     # The rows are in the same memory as everything else, and so are those of the window that was read last: of the
@@ -104,6 +103,7 @@ def _placement(observed: Observed) -> Placement:
         fsdp=fsdp,
         in_ddp=observed.distributed_type == "MULTI_GPU",
         group=group,
+        second_partition=observed.second_partition_ranks,
         sequence_ranks=observed.sequence_ranks or 1,
     )
 

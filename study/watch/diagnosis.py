@@ -16,15 +16,15 @@ from study.records.schema import Record
 from study.watch.findings import Finding, finding, ordered
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
-# Smaller shares and sizes than these get no finding.
-FEW = 1e-5  # of the weights: enough to average a loss, but less than the gradients of LoRA
 FIRST_SCALE = 65536  # the initial loss scale of DeepSpeed and torch
 HALVES = tuple(AUTOCAST.values())
-LARGE = 0.1  # of the peak: a smaller share gets no finding
+# Smaller shares and sizes than these get no finding.
+FEW = 1e-5  # of the weights: enough to average a loss, but less than the gradients of LoRA
+LARGE = 0.1  # of the peak
 WHOLE = 0.9  # of the weights
+REPEATED = 1.5  # times the bytes of all weights: more means that they were moved more than once
 # Optimizers whose update of an element depends on its row, column or norm. DeepSpeed's Muon gets whole matrices.
 MATRIX_WISE = "(?i)adafactor|came|shampoo|soap|galore|apollo|lamb|lars|adam_?mini"
-REPEATED = 1.5  # times the bytes of all weights: more means that they were moved more than once
 STATES = ("weights", "gradients", "master", "moments")
 LOST_RANK = "another rank died"  # how a rank's record says that its connection broke
 KEPT = {None, "none"}  # where what is not offloaded is
@@ -315,9 +315,9 @@ def gathered_weights(facts: Facts) -> Results:
     kept = max((rank.after_step.get("gathered_weights", 0) for rank in ranks), default=0)
     if kept >= max(large, facts.weights_bytes // 2):
         yield "weights_stay_gathered", {"memory_bytes": kept, "weights_bytes": facts.weights_bytes}
-    # --- within a step: the defaults release nothing below 10^9 elements Measured on two ranks: by default a step
-    # gathers the weights 1.1 to 1.2 times, and twice with both limits at 0. So the memory buys traffic: it is a cost
-    # and no mistake.
+    # --- within a step: the defaults release nothing below 10^9 elements
+    # Measured on two ranks: by default a step gathers the weights 1.1 to 1.2 times, and twice with both limits at 0. So
+    # the memory buys traffic: it is a cost and no mistake.
     gathered = facts.peak.get("gathered_weights", 0)
     if gathered >= max(large, WHOLE * facts.weights_bytes) and facts.ranks > 1:
         some_frozen = facts.seen.trained_parameters not in (None, facts.parameters)

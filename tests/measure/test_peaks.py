@@ -12,7 +12,7 @@ from study.core.models.build import build
 from study.core.models.config import load
 from study.core.shapes import VOCABULARY
 from study.predict.architecture import named
-from study.predict.step_time import work
+from study.predict.step_time import PHASES, work
 from tests.predict.trainings import training_of
 
 
@@ -34,7 +34,7 @@ def test_the_pace_of_the_host_is_divided_by_the_kernels_that_run():
     with Kernels() as kernels:
         peaks.passes(model, ids)
     ours = training_of(named("gpt-tiny"), micro_batch=1, sequence=peaks.HOST_TOKENS)
-    assert kernels.count / peaks.PASSES == pytest.approx(sum(each.kernels for each in work(ours).values()), rel=0.05)
+    assert kernels.count / peaks.PASSES == pytest.approx(sum(work(ours, phase).kernels for phase in PHASES), rel=0.05)
 
 
 def test_all_bytes_are_written_past_the_cache_and_read_back(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ from study.core.settings import Flags, Settings, resolve
 from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, VOCABULARY
 from study.predict.architecture import Wanted, asked_for, generic, named
 from study.predict.trace.asked import TraceOptions
+from study.predict.trace.transformer import traced
 from study.training import models, tasks
 
 
@@ -34,9 +35,9 @@ def test_operations_are_what_pytorch_counts(name):
     with FlopCounterMode(display=False) as counter:
         tasks.row_losses(settings, built, batch)[0].mean().backward()
     attention = "eager" if name == "gemma2-micro" else "sdpa"
-    traced = named(name).traced(TraceOptions(60, "fp32", attention, cuda=True), 1)
-    scores = traced.backward.attention_flops / 5  # fused attention makes them again, which PyTorch does not count
-    assert traced.flops - scores == pytest.approx(counter.get_total_flops(), rel=0.01)
+    seen = traced(named(name), TraceOptions(60, "fp32", attention, cuda=True), 1)
+    scores = seen.backward.attention_flops / 5  # fused attention makes them again, which PyTorch does not count
+    assert seen.flops - scores == pytest.approx(counter.get_total_flops(), rel=0.01)
 
 
 def test_a_generic_model_of_gpt2s_numbers_is_gpt2():

@@ -27,7 +27,7 @@ def compare(model: Transformer, options: TraceOptions, rows: int) -> None:
 
 
 def with_more_layers(model: Transformer, source: committed_traces.Source, more: int) -> Transformer:
-    layers = committed.LAYERS[source.family]
+    layers = committed.DIMENSIONS[source.family]["layers"]
     return Transformer.of(model.dimensions | {layers: model.dimensions[layers] + more}, "drawn", dropout=source.dropout)
 
 

@@ -199,7 +199,7 @@ def answer(model, arm, gpu, gpus, precision, rows, passes, tokens, recomputes, o
         "parts": [sum(left.get(role, 0) for role in roles) for roles in memory.PARTS.values()],
         "peakBytes": whole.peak_bytes,
         "hostBytes": whole.host_bytes,
-        "diskBytes": whole.nvme_bytes["held"],
+        "diskBytes": whole.swapped_bytes,
         "traffic": whole.traffic,
         "leastS": pytest.approx(flops / peak_flops_per_s(gpu, precision == "fp32"), rel=1e-9),
     }

@@ -1,7 +1,8 @@
 """An engine: what a rank holds all the time and at each moment of a step, and what it sends. Each kind has a class."""
 
-import functools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from study.predict.optimizer_states import moments_bytes, update_makes_bytes
 from study.predict.trace.tape import Profile, Tensor
@@ -15,18 +16,24 @@ def elements_of(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.elements for tensor in tensors)
 
 
+class Sent(NamedTuple):
+    """What a rank sends in a phase, in all passes of a step."""
+
+    phase: str
+    kind: str  # of a collective, or "host"
+    size_bytes: float
+    ranks: int = 1
+    apart: int = 1  # places between these ranks: they are one of each group
+
+
 class Engine:
     """How a rank's training is held and sent.
 
-    Sizes are in bytes. `part`, `owned`, `refetched`, `sub_groups`, and what ends in `elements` count elements.
+    Sizes are in bytes, but for `part`, and for what ends in `elements`.
     """
 
-    # --- what is sent, for the seconds of a step. `traffic` counts the bytes as records do
-    reduce_kind = "all_reduce"  # of gradients
-    reduces_each_pass = False  # else only the sum of all passes of a step
-    gathers_updated = False  # the update ends with a gather of the new weights
-    gathered_again: float | None = None  # the share of the weights that the backward pass gathers; None: ranks have all
-    update_ranks = 1  # those that divide the update
+    # --- for the seconds of a step
+    divides_weights = False  # passes gather whole ones
     python: str | None = None  # whose Python handles each tensor: a class in pace.toml
     # --- what leaves the device
     updates_here = True
@@ -37,6 +44,7 @@ class Engine:
     # --- what each kind of engine sets
     pieces: Sequence[Tensor]  # the tensors as the optimizer has them
     master_bytes: int
+    part: int  # elements that a rank updates
 
     def __init__(self, training: Training):
         self.training = training
@@ -48,25 +56,24 @@ class Engine:
         self.tensors = tuple(tensor for tensor in training.tensors if tensor.trains)
         self.elements = elements_of(self.tensors)
         self.all_elements = elements_of(training.tensors)  # whether they train or not
-        self.padding = 1.0  # of what is gathered and reduced: times its elements
 
     def share(self, tensor: Tensor) -> int:
         """The elements of a tensor that a rank keeps."""
         return tensor.elements
 
-    @functools.cached_property
+    @property
     def moments_bytes(self) -> int:
         return moments_bytes(self.training.optimizer, self.pieces, self.recipe.moment_bytes)
 
-    @functools.cached_property
+    @property
     def made_bytes(self) -> int:
         """What an update makes beside weights, gradients and moments."""
         return update_makes_bytes(self.training.optimizer, self.pieces, self.recipe.moment_bytes)
 
-    @functools.cached_property
+    @property
     def handled(self) -> dict[str, int]:
         """How many tensors Python handles in each phase of a pass, also if no rank sends anything for them."""
-        if self.gathered_again is None:  # ranks have all weights: once for each gradient, in a hook
+        if not self.divides_weights:  # ranks have all weights: once for each gradient, in a hook
             return {"forward": 0, "backward": len(self.tensors)}
         # What is computed again is gathered again.
         training = self.training
@@ -89,7 +96,7 @@ class Engine:
     def instants(self, profile: Profile) -> Iterator[Instant]:
         """Yield the instants of a step's last pass and of its update, each with what is held besides the states.
 
-        Instants of the forward pass are called "backward", too.
+        Instants of both passes are called "backward".
         """
         yield from (("backward", now) for now in self.in_pass(profile))
         if self.updates_here:
@@ -101,7 +108,27 @@ class Engine:
     def in_update(self) -> Iterable[dict]:
         raise NotImplementedError
 
+    def sent(self) -> Iterator[Sent]:
+        """Yield what a rank sends in a step, but for what ranks that share rows exchange."""
+        raise NotImplementedError
+
+    def sent_to_host(self, reductions: int) -> Iterator[Sent]:
+        """Yield the gradients to an optimizer on the host, and the new weights from it."""
+        if "moments" not in self.on_host:
+            return
+        # P2 counts 2 bytes of a parameter down and 2 up in a step, the least that is possible. A sum that is fetched,
+        # added to and stored again exceeds it (async_accumulate_grad_in_cpu_via_gpu).
+        trained_bytes = self.elements * self.weight_bytes / self.ranks
+        sums = min(2, self.passes)  # with several passes, the sum so far is fetched first
+        yield Sent("backward", "host", reductions * sums * trained_bytes)
+        if "weights" not in self.on_host:
+            yield Sent("update", "host", trained_bytes)
+
     @property
     def traffic(self) -> dict[str, int]:
         """Bytes by collective of an optimizer step. As in records, each collective counts its whole tensor."""
-        raise NotImplementedError
+        moved: Counter[str] = Counter()
+        for each in self.sent():
+            if each.kind != "host":
+                moved[each.kind] += int(each.size_bytes)
+        return moved

@@ -63,8 +63,8 @@ def fetches(model: Transformer, tensors: tuple[Tensor, ...], limits: Limits) -> 
     coordinator = Coordinator(tensors, [*forward, *backward], limits)
     visits = [*map(coordinator.visit, range(len(forward)))]
     back = [*map(coordinator.visit, range(len(forward), len(coordinator.order)))]
-    names = _by_name(forward, visits), visits[-1], _by_name(backward, back)
-    return Fetches(*names, coordinator.fetched, tuple(coordinator.buffers))
+    back_by_name = _by_name(backward, back)
+    return Fetches(_by_name(forward, visits), visits[-1], back_by_name, coordinator.fetched, tuple(coordinator.buffers))
 
 
 def _by_name(modules: list[list[str]], visits: list[Visit]) -> dict[str, Visit]:
@@ -196,7 +196,7 @@ def _modules(model: Transformer) -> list[list[str]]:
         for depth in range(1, len(parts) + 1):
             modules.setdefault(".".join(parts[:depth]), [])
         modules[".".join(parts)].append(tensor.name)
-    return [*modules.values(), *([[model.tensors[0].name]] if reads_out_by_embeddings(model) else [])]
+    return [*modules.values(), *([[model.tensors[0].name]] if model.reads_out_by_embeddings else [])]
 
 
 @functools.cache
@@ -205,9 +205,3 @@ def leaf_modules(model: Transformer) -> dict[str, str]:
     names = [tensor.name for tensor in model.tensors if model.family in LEAVES]
     mixtures = [name.removesuffix("experts.gate_up_proj") for name in names if name.endswith(".experts.gate_up_proj")]
     return {name: mixture[:-1] for mixture in mixtures for name in names if name.startswith(mixture)}
-
-
-def reads_out_by_embeddings(model: Transformer) -> bool:
-    """Return whether the forward pass ends with the tensor that it begins with, as it does with tied embeddings."""
-    heads = [tensor.shape for tensor in model.tensors if tensor.block == "head"]
-    return model.look.kind in ("decoder", "seq2seq", "speech") and model.tensors[0].shape not in heads

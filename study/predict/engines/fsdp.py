@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, groupby, pairwise
 from math import ceil, prod
 
-from study.predict.engines.base import Engine, elements_of
-from study.predict.engines.fetches import reads_out_by_embeddings
+from study.predict.engines.base import Engine, Sent, elements_of
 from study.predict.placement import Fsdp
 from study.predict.trace.tape import Held, Profile, Tensor
 from study.predict.training import Training
@@ -51,28 +50,24 @@ class Unit:
 class FullySharded(Engine):
     """The units of a model in the order of the forward pass, the root first, and what a rank holds of them."""
 
-    reduce_kind = "reduce_scatter"
+    divides_weights = True
     python = "fsdp"
 
     def __init__(self, training: Training, fsdp: Fsdp):
         super().__init__(training)
         self.fsdp = fsdp
-        self.update_ranks = self.placement.sharing_ranks
-        self.reduces_each_pass = not self.fsdp.by_accelerate
-        self.gathered_again = 1.0 if self.fsdp.reshards else 0.0
         # Whether a rank's parts of gradients stay on the device, and the update is done there.
         self.updates_here = not (self.fsdp.offloads and self.placement.on_gpu)
         # A pass begins with the whole gradients of the passes before it.
         self.keeps_whole_gradients = self.fsdp.by_accelerate and self.passes > 1
         # Tied: the last norm, the embeddings and the output matrix are one unit, because torch 2.13 refuses a tensor
         # that two units share (fsdp2_prepare_model; _validate_no_duplicate_params).
-        tied = self.fsdp.by_accelerate and reads_out_by_embeddings(training.model)
+        tied = self.fsdp.by_accelerate and training.model.reads_out_by_embeddings
         self.first = TAIL if tied else EMBEDDINGS  # the unit of the embeddings, if they are in one
         self.units = self._units()
         self.unit_of = {tensor.name: unit for unit in self.units for tensor in unit.tensors}
         self.late = [unit for unit in self.units if unit.is_late]
         self.part = sum(unit.part for unit in self.units)
-        self.padding = sum(unit.whole for unit in self.units) / (self.all_elements * self.weight_bytes)
         # Reduced gradients are converted to the type of the sharded weights (foreach_reduce, orig_dtype).
         self.gradients_bytes = self.beside_on_host_bytes = self.part * self.recipe.gradient_bytes
         self.master_bytes = self.part * self.recipe.master_bytes
@@ -141,20 +136,24 @@ class FullySharded(Engine):
         # FSDP1 keeps the gradients until the next forward pass begins.
         return {} if self.fsdp.by_accelerate else {"gradients": self.gradients_bytes}
 
-    @property
-    def traffic(self) -> dict[str, int]:
-        if self.placement.ranks == 1:
-            return {}
+    def sent(self) -> Iterator[Sent]:
+        reductions = 1 if self.fsdp.by_accelerate else self.passes
+        reduced_bytes = reductions * sum(unit.gradient for unit in self.units)
+        whole_bytes = self.passes * sum(unit.whole for unit in self.units)
         # Units that do not stay are gathered again in the backward pass.
-        gathered = sum(unit.whole * (1 if unit.stays else 2) for unit in self.units) * self.passes
-        reduced = sum(unit.gradient for unit in self.units)
-        if not self.keeps_whole_gradients:
-            reduced *= self.passes
-        moved = {"reduce_scatter": reduced, "all_gather": gathered}
+        again_bytes = self.passes * sum(unit.whole for unit in self.units if not unit.stays)
+        if self.placement.ranks > 1:
+            yield Sent("backward", "reduce_scatter", reduced_bytes, self.ranks)
+            yield Sent("forward", "all_gather", whole_bytes, self.ranks)
+            yield Sent("backward", "all_gather", again_bytes, self.ranks)
         # Within a group the gradients are scattered first, so groups exchange only a rank's part.
-        if self.placement.ranks > self.placement.sharing_ranks:  # between the groups
-            moved = {"all_reduce": reduced // self.ranks} | moved
-        return moved
+        if self.placement.ranks > self.ranks:  # between the groups
+            groups = self.placement.ranks // self.ranks
+            yield Sent("backward", "all_reduce", reduced_bytes // self.ranks, groups, self.ranks)
+        if self.fsdp.offloads:
+            yield Sent("forward", "host", whole_bytes / self.ranks)
+            yield Sent("backward", "host", again_bytes / self.ranks)
+        yield from self.sent_to_host(reductions)
 
     def in_pass(self, profile: Profile) -> Iterator[dict]:
         passes = Passes(self)

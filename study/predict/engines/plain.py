@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from study.predict.engines.base import Engine
+from study.predict.engines.base import Engine, Sent
 from study.predict.trace.tape import Profile
 from study.predict.training import Training
 
@@ -15,6 +15,7 @@ class Plain(Engine):
         self.in_buckets = self.ranks > 1 or self.placement.in_ddp
         self.python = "ddp" if self.in_buckets else None
         self.pieces = self.tensors
+        self.part = self.elements
         self.gradients_bytes = self.elements * self.weight_bytes
         self.master_bytes = self.recipe.master_bytes * self.elements
         # PyTorch's DDP keeps gradients beside its buckets by default. Measured on two CPU ranks in fp32: a peak of 20.6
@@ -28,9 +29,9 @@ class Plain(Engine):
         # to step, also in a forward pass.
         return {"gradients": self.gradients_bytes} if self.in_buckets else {}
 
-    @property
-    def traffic(self) -> dict[str, int]:
-        return {"all_reduce": self.gradients_bytes} if self.in_buckets else {}
+    def sent(self) -> Iterator[Sent]:
+        if self.in_buckets:
+            yield Sent("backward", "all_reduce", self.gradients_bytes, self.ranks)
 
     def in_pass(self, profile: Profile) -> Iterator[dict]:
         if self.training.optimizer_in_backward:  # each gradient is freed after the update of its tensor

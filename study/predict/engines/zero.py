@@ -15,7 +15,6 @@ class Zero(Engine):
 
     def __init__(self, training: Training):
         super().__init__(training)
-        self.update_ranks = self.placement.sharing_ranks
         self.zero = zero = self.placement.zero
         # DeepSpeed's Ulysses sums in fp32 by default (engine.py, seq_parallel_communication_data_type).
         if self.placement.sequence_ranks > 1:
@@ -30,8 +29,9 @@ class Zero(Engine):
         self.optimizer_home, self.weights_home = map(self.home, (zero["offload_optimizer"], zero["offload_param"]))
         self.offloads = self.optimizer_home != "none"
         self.updates_here = not self.offloads  # else the last pass takes norms, and the update uses standing buffers
-        homes = dict.fromkeys(OPTIMIZER_ROLES, self.optimizer_home) | {"weights": self.weights_home}
-        self.on_host = [role for role, home in homes.items() if home != "none"]
+        self.on_host = [*OPTIMIZER_ROLES] if self.offloads else []
+        if self.weights_home != "none":
+            self.on_host.append("weights")
         self.part = self.part_elements()
         self.pieces = [Tensor("", (self.part,), "")]
         self.master_bytes = self.state_bytes * self.part

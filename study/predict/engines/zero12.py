@@ -5,29 +5,31 @@ follows.
 """
 
 from collections.abc import Iterator
-from itertools import accumulate
 from math import ceil
 
-from study.predict.engines.base import elements_of
+from study.predict.engines.base import Sent, elements_of
 from study.predict.engines.zero import NORM_BYTES, Bucket, Zero, pinned_beyond_bytes
 from study.predict.trace.tape import Held, Profile
 from study.predict.training import Training
 
 
 class Stages1And2(Zero):
-    gathers_updated = True
     python = "stages_1_and_2"
 
     def __init__(self, training: Training):
         super().__init__(training)
         self.stage = self.placement.stage
-        self.reduces_each_pass = self.stage == 2  # stage 1 collects whole gradients until the last pass of a step
-        if not self.zero["use_multi_rank_bucket_allreduce"]:
-            self.reduce_kind = "reduce"
         # By tensor, the elements that the first rank owns. Parts are equal pieces of the vector, and end anywhere in a
         # tensor: the last one may be owned in part.
-        starts = zip(self.tensors, accumulate((tensor.elements for tensor in self.tensors), initial=0), strict=False)
-        self.owned = {each.name: min(each.elements, self.part - start) for each, start in starts if start < self.part}
+        self.owned: dict[str, int] = {}
+        self.owners: dict[str, set[int]] = {}  # by tensor, the ranks that own its first and last element
+        start = 0
+        for tensor in self.tensors:
+            end = start + tensor.elements
+            self.owners[tensor.name] = {start // self.part, (end - 1) // self.part}
+            if start < self.part:
+                self.owned[tensor.name] = min(tensor.elements, self.part - start)
+            start = end
         # copy_grads_in_partition adds the elements of each tensor in the part, also of one that continues in the next.
         self.owned_whole_bytes = elements_of(self.tensors[: len(self.owned)]) * self.weight_bytes
         self.largest_bytes = max(tensor.elements for tensor in self.tensors) * self.weight_bytes
@@ -65,14 +67,15 @@ class Stages1And2(Zero):
             pieces.append(part * self.weight_bytes)
         return pinned_beyond_bytes(pieces)
 
-    @property
-    def traffic(self) -> dict[str, int]:
+    def sent(self) -> Iterator[Sent]:
         # The paper counts a reduce-scatter and an all-gather, as many bytes as DDP's all-reduce (P1 7.2). DeepSpeed
         # reduces by an all-reduce and gathers besides: measured on two ranks, 3 times the weights on the wire instead
         # of 2.
-        reductions = self.passes if self.reduces_each_pass else 1
-        reduced = {self.reduce_kind: self.elements * self.reduced_bytes * reductions}
-        return reduced | {"all_gather": self.part * self.ranks * self.weight_bytes}
+        reductions = self.passes if self.stage == 2 else 1  # stage 1 collects until the last pass of a step
+        kind = "all_reduce" if self.zero["use_multi_rank_bucket_allreduce"] else "reduce"
+        yield Sent("backward", kind, self.elements * self.reduced_bytes * reductions, self.placement.ranks)
+        yield Sent("update", "all_gather", self.part * self.ranks * self.weight_bytes, self.ranks)
+        yield from self.sent_to_host(reductions)
 
     def in_pass(self, profile: Profile) -> Iterator[dict]:
         return Buckets(self).instants(profile)
@@ -97,12 +100,6 @@ class Buckets(Bucket):
     def __init__(self, engine: Stages1And2):
         super().__init__(engine)
         self.engine = engine
-        ends = accumulate(tensor.elements for tensor in engine.tensors)
-        # The ranks that own a tensor's first and last element. DeepSpeed flattens a bucket of several a second time.
-        self.ranks = {
-            tensor.name: {(end - tensor.elements) // engine.part, (end - 1) // engine.part}
-            for tensor, end in zip(engine.tensors, ends, strict=True)
-        }
         self.waiting = self.kept = 0
         self.most_kept = engine.owned_whole_bytes
         # With one pass nothing is there before its first gradient. With several, the stages differ: only stage 2
@@ -148,7 +145,7 @@ class Buckets(Bucket):
     def reduce(self, complete: Held, next_bytes: int) -> Iterator[dict]:
         """Empty the bucket. `next_bytes` is the size of the gradient that comes next."""
         engine = self.engine
-        owners = set().union(*(self.ranks[tensor.name] for tensor in self.bucket))
+        owners = set().union(*(engine.owners[tensor.name] for tensor in self.bucket))
         # average_tensor merges neighbouring slices of one owner, so a bucket of one owner is a single slice and is
         # reduced where it is. Slices of several owners are flattened into one message (allreduce_bucket).
         flattened = self.filled * self.w if len(owners) > 1 else 0

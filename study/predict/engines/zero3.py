@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from math import ceil
 
 from study.core.errors import Stop
-from study.predict.engines.base import elements_of
+from study.predict.engines.base import Sent, elements_of
 from study.predict.engines.fetches import Fetches, Limits, Visit, Whole, fetches, leaf_modules
 from study.predict.engines.zero import NORM_BYTES, Bucket, Zero, pinned_beyond_bytes
 from study.predict.trace.tape import Held, Profile, Tensor
@@ -21,9 +21,8 @@ ALIGNED_BYTES = 1024  # swap_tensor/utils.py, AIO_ALIGNED_BYTES
 
 
 class Stage3(Zero):
-    reduce_kind = "reduce_scatter"
     python = "stage_3"
-    reduces_each_pass = True
+    divides_weights = True
 
     def __init__(self, training: Training):
         super().__init__(training)
@@ -93,11 +92,6 @@ class Stage3(Zero):
         """All elements, with those that pad the parts of ranks."""
         return sum(map(self.share, self.training.tensors)) * self.ranks
 
-    @property
-    def gathered_again(self) -> float:  # type: ignore[override]
-        again = min(self.refetched, self.divided_elements) + self.refetched_frozen
-        return again / max(1, self.divided_elements)
-
     def second_copy(self, released: int) -> dict[str, int]:
         """hpZ's second copy of the released elements, which is dropped after the update."""
         # The copy is written when a weight is released, and dropped in _post_step (invalidate_secondary_tensor).
@@ -146,17 +140,24 @@ class Stage3(Zero):
             parts = [self.share(tensor) * w for tensor in self.tensors]
         return sum(parts) + pinned_beyond_bytes([*pieces, *parts])
 
-    @property
-    def traffic(self) -> dict[str, int]:
-        reduced = {"reduce_scatter": self.part * self.ranks * self.reduced_bytes * self.passes}
-        if self.ranks == 1:
-            return reduced
+    def sent(self) -> Iterator[Sent]:
+        reduced_bytes = self.part * self.ranks * self.reduced_bytes * self.passes
+        yield Sent("backward", "reduce_scatter", reduced_bytes, self.placement.ranks)
         # Small weights are gathered once in a step, after the update; the others in each forward pass. What was
         # released then is gathered again: with limits of 0 all of it, which makes the paper's 3 times (P1 7.2;
         # measured).
         stay = sum(map(self.share, self.persistent)) * self.ranks
-        gathered = (self.divided_elements - stay + self.refetched + self.refetched_frozen) * self.passes + stay
-        return reduced | {"all_gather": gathered * self.weight_bytes}
+        first_bytes = (self.divided_elements - stay) * self.passes * self.weight_bytes
+        again_bytes = (self.refetched + self.refetched_frozen) * self.passes * self.weight_bytes
+        if self.ranks > 1:
+            yield Sent("forward", "all_gather", first_bytes, self.ranks)
+            # Again from few ranks, if there is hpZ's second copy of what was released.
+            yield Sent("backward", "all_gather", again_bytes, self.placement.second_partition or self.ranks)
+            yield Sent("update", "all_gather", stay * self.weight_bytes, self.ranks)
+        if self.weights_home != "none":
+            yield Sent("forward", "host", first_bytes / self.ranks)
+            yield Sent("backward", "host", again_bytes / self.ranks)
+        yield from self.sent_to_host(self.passes)
 
     def in_pass(self, profile: Profile) -> Iterator[dict]:
         if self.gathers and not self.placement.has_own_linear:

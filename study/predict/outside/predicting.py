@@ -38,9 +38,13 @@ def reading_of(row: Row) -> Reading | None:
         return None
     model = model_of(row.config)
     if row.adapter:
-        targets = tuple((row.adapter_targets or "").split())
-        model = replace(model, lora_rank=row.adapter_rank, lora_targets=targets, dora=row.adapter == "dora")
-        model = replace(model, adapter_dropout=row.adapter_dropout)
+        model = replace(
+            model,
+            lora_rank=row.adapter_rank,
+            lora_targets=tuple((row.adapter_targets or "").split()),
+            dora=row.adapter == "dora",
+            adapter_dropout=row.adapter_dropout,
+        )
     placement = Placement(
         ranks=row.n_gpus,
         device="cuda",

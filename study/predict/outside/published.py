@@ -63,7 +63,7 @@ class Row(Facts, frozen=True):
     attention: Literal["sdpa", "eager"] = "sdpa"
     loss: Loss = "whole"
     logits: Logits = "fp32"
-    optimizer: Optimizer = "fused"
+    optimizer: Optimizer = "adamw"
     quantized: Quantized | None = None
     frozen: Frozen = "as_weights"
     keeps_logits: bool = False
@@ -96,12 +96,12 @@ class Row(Facts, frozen=True):
 
     @property
     def measured(self) -> dict[Quantity, float]:
-        both: dict[Quantity, float | None] = {"memory": self.memory_bytes, "time": self.step_s}
-        return {name: value for name, value in both.items() if value}
-
-    @property
-    def memory_bytes(self) -> float | None:
-        return None if self.memory_GB is None else self.memory_GB * 1e9
+        both: dict[Quantity, float] = {}
+        if self.memory_GB:
+            both["memory"] = self.memory_GB * 1e9
+        if self.step_s:
+            both["time"] = self.step_s
+        return both
 
     @property
     def step_s(self) -> float | None:

@@ -93,8 +93,15 @@ def predict(rows: Sequence[Row]) -> list[Number]:
     lines = []
     for row, values in zip(rows, predicted, strict=True):
         for quantity, measured in row.measured.items():
-            about = {"key": row.key, "set": row.set, "source": row.source, "quantity": quantity, "measured": measured}
-            lines.append(Number.model_validate(about | asdict(values.get(quantity, Predicted()))))
+            number = Number(
+                key=row.key,
+                set=row.set,
+                source=row.source,
+                quantity=quantity,
+                measured=measured,
+                **asdict(values.get(quantity, Predicted())),
+            )
+            lines.append(number)
     return lines
 
 

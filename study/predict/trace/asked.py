@@ -1,6 +1,5 @@
 """What a tracer is asked, and what it answers of a model in every training."""
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -40,22 +39,3 @@ class Look(NamedTuple):
     limit: int | None  # tokens of a row
     vocabulary: int | None
     has_checkpointing: bool  # transformers can recompute its activations
-
-
-@dataclass(frozen=True)
-class Model:
-    """A config.json of transformers, and which part of the model trains."""
-
-    name: str  # as the user calls it
-    config: str  # JSON with sorted keys
-    lora_rank: int | None = None  # only adapters of this rank train
-    lora_targets: tuple[str, ...] = ()  # names of the linear layers with adapters; empty: all except the head
-    dora: bool = False  # adapters have a magnitude, as DoRA's
-    adapter_dropout: bool = False  # on a GPU: adapters drop some of their inputs, as PEFT's lora_dropout does
-    train_only: str | None = None  # only the tensors train whose names match this regular expression
-    dropout: float | None = None  # in place of every probability of the config
-
-    @property
-    def is_partly_frozen(self) -> bool:
-        """Whether only adapters or chosen tensors train."""
-        return bool(self.lora_rank or self.train_only)

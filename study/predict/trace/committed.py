@@ -24,13 +24,12 @@ Plan = list[tuple[str, int, int]]  # of each section the name, the layer, and it
 # By family: the letter of each dimension in a term, and its name in the config. w: a head's width. Of every model, t:
 # tokens of a row; r: rows after the second.
 _BERT = {"h": "hidden_size", "f": "intermediate_size", "a": "num_attention_heads"}
-_BERT |= {"v": "vocab_size", "p": "max_position_embeddings"}
+_BERT |= {"v": "vocab_size", "p": "max_position_embeddings", "layers": "num_hidden_layers"}
 DIMENSIONS = {
     "bert": _BERT,
-    "gpt2": {"h": "n_embd", "f": "n_inner", "a": "n_head", "v": "vocab_size", "p": "n_positions"},
+    "gpt2": {"h": "n_embd", "f": "n_inner", "a": "n_head", "v": "vocab_size", "p": "n_positions", "layers": "n_layer"},
     "llama": _BERT | {"g": "num_key_value_heads", "w": "head_dim"},
 }
-LAYERS = {"bert": "num_hidden_layers", "gpt2": "n_layer", "llama": "num_hidden_layers"}
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")  # they change no size
 
 
@@ -49,10 +48,10 @@ UNKNOWN = Member("unknown", "", {}, None)
 def member(config: dict, dropout: float | None) -> Member:
     """Return the member for a config, which the file may not have."""
     plain = _plain(config)
-    family, like = (str(each.get("model_type")) for each in (config, plain))
+    family, like = str(config.get("model_type")), str(plain.get("model_type"))
     if like not in DIMENSIONS:
         return Member(f"{like}-{cache.fingerprint([plain, dropout])[:12]}", family, {}, None)
-    free = {**DIMENSIONS[like], "layers": LAYERS[like]}
+    free = DIMENSIONS[like]
     dimensions: dict[str, Any] = {letter: plain.get(name) for letter, name in free.items()}
     if not all(type(size) is int and size > 0 for size in dimensions.values()):
         return UNKNOWN
@@ -94,12 +93,7 @@ def key(options: Any, rows: int) -> str:
 
     The terms depend on both numbers.
     """
-    # The file says which operations are as on CUDA. Passes with softmax came later, and only for eager attention.
-    replaced = ["attention", "dropout", "autocast"]
-    if options.attention == "eager":
-        replaced.append("softmax")
-    said = options._replace(cuda=replaced if options.cuda else [])
-    return json.dumps([*said[1:9], *filter(None, said[9:]), min(rows, 2)])  # no member has other options
+    return json.dumps([*options[1:], min(rows, 2)])
 
 
 @functools.cache

@@ -19,10 +19,11 @@ from study.core.errors import Stop
 from study.core.models import config as configs
 from study.core.models.build import Adapted, WithoutValues, build, freeze, quantize
 from study.core.models.step import inputs, logits_and_losses
-from study.predict.trace.asked import Look, Model, Recomputation, TraceOptions
+from study.predict.trace.asked import Look, Recomputation, TraceOptions
 from study.predict.trace.kernels import AsOnCuda, in_place, without_logits, zero3_linear
 from study.predict.trace.recorder import Recorder
 from study.predict.trace.tape import Tape, in_order
+from study.predict.trace.transformer import Transformer
 
 aten = torch.ops.aten
 # Operators whose results torchtitan's selective recomputation keeps, beside every second product.
@@ -33,7 +34,7 @@ SELECTED = {
 }
 
 
-def look(model: Model) -> Look:
+def look(model: Transformer) -> Look:
     """Return a model's tensors, buffers, kind and limits. It is built on `meta`."""
     config = _config(model)
     built = _built(model, config, torch.float32)
@@ -59,7 +60,7 @@ def look(model: Model) -> Look:
 
 
 @contextmanager
-def _foreign(model: Model, what: str) -> Iterator[None]:
+def _foreign(model: Transformer, what: str) -> Iterator[None]:
     """Run code of others. A wrong number in a config, or one that nobody has tried, may cause any error."""
     try:
         with _quiet():
@@ -72,12 +73,12 @@ def _foreign(model: Model, what: str) -> Iterator[None]:
         raise Stop(f"{model.name} {what} ({reason})", action) from error
 
 
-def _config(model: Model, attention: str | None = None):
+def _config(model: Transformer, attention: str | None = None):
     with _quiet():  # this imports the model's module
         return configs.of_dict(json.loads(model.config), attention, model.dropout)
 
 
-def _built(model: Model, config, dtype: torch.dtype) -> PreTrainedModel:
+def _built(model: Transformer, config, dtype: torch.dtype) -> PreTrainedModel:
     with _foreign(model, "cannot be built from its config"):
         built = build(config, "meta", dtype)
     with _quiet(), torch.device("meta"):
@@ -140,7 +141,7 @@ def _loss(config, model: PreTrainedModel, batch: dict, options: TraceOptions) ->
         return logits_and_losses(config, model, batch, dtype, options.logits == "fp32")[1].mean()
 
 
-def _pass(model: Model, options: TraceOptions, rows: int) -> Tape:
+def _pass(model: Transformer, options: TraceOptions, rows: int) -> Tape:
     config = _config(model, options.attention)
     dtype = torch.bfloat16 if options.precision in ("bf16_cast", "bf16_gathered") else torch.float32
     built = _built(model, config, dtype)
@@ -182,6 +183,6 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def followed(model: Model, options: TraceOptions, rows: tuple[int, ...]) -> list[Tape]:
+def followed(model: Transformer, options: TraceOptions, rows: tuple[int, ...]) -> list[Tape]:
     """Return the tape of a pass over each number of rows."""
     return [in_order(_pass(model, options, count)) for count in rows]

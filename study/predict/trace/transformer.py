@@ -2,7 +2,7 @@
 
 import functools
 import json
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from study.core import cache
@@ -10,14 +10,29 @@ from study.core.errors import Stop
 from study.core.settings import cache_home
 from study.core.text import bar
 from study.predict.trace import committed
-from study.predict.trace.asked import Look, Model, TraceOptions
+from study.predict.trace.asked import Look, TraceOptions
 from study.predict.trace.tape import Pass, Tape, Tensor, at_rows, in_tuples, read
 
 FORMAT = 20  # of the cached answers: raise it whenever their meaning changes
 
 
-class Transformer(Model):
-    """A model with what a trace of it has shown."""
+@dataclass(frozen=True)
+class Transformer:
+    """A config.json of transformers, and which part of the model trains; with what a trace of it has shown."""
+
+    name: str  # as the user calls it
+    config: str  # JSON with sorted keys
+    lora_rank: int | None = None  # only adapters of this rank train
+    lora_targets: tuple[str, ...] = ()  # names of the linear layers with adapters; empty: all except the head
+    dora: bool = False  # adapters have a magnitude, as DoRA's
+    adapter_dropout: bool = False  # on a GPU: adapters drop some of their inputs, as PEFT's lora_dropout does
+    train_only: str | None = None  # only the tensors train whose names match this regular expression
+    dropout: float | None = None  # in place of every probability of the config
+
+    @property
+    def is_partly_frozen(self) -> bool:
+        """Whether only adapters or chosen tensors train."""
+        return bool(self.lora_rank or self.train_only)
 
     @classmethod
     def of(cls, config: dict, name: str, **which) -> "Transformer":
@@ -52,17 +67,16 @@ class Transformer(Model):
     def parameters(self) -> int:
         return sum(tensor.elements for tensor in self.tensors)
 
-    @functools.cached_property
-    def trained(self) -> int:
-        return sum(tensor.elements for tensor in self.tensors if tensor.trains)
+    @property
+    def reads_out_by_embeddings(self) -> bool:
+        """Whether the forward pass ends with the tensor that it begins with, as it does with tied embeddings."""
+        heads = [tensor.shape for tensor in self.tensors if tensor.block == "head"]
+        return self.look.kind in ("decoder", "seq2seq", "speech") and self.tensors[0].shape not in heads
 
     @property
     def positions(self) -> int | None:
         """The most tokens of a row; None if the config says nothing."""
         return self.look.limit
-
-    def traced(self, options: TraceOptions, rows: int) -> Pass:
-        return _traced(self, options, rows)
 
     def tape(self, options: TraceOptions, rows: int) -> Tape:
         """Return the tape of a pass, from the package, the cache folder, or a new trace."""
@@ -76,7 +90,7 @@ class Transformer(Model):
 
 
 @functools.cache
-def _traced(model: Transformer, options: TraceOptions, rows: int) -> Pass:
+def traced(model: Transformer, options: TraceOptions, rows: int) -> Pass:
     return read(model.tape(options, rows), model.tensors)
 
 
