@@ -24,7 +24,7 @@ class Estimate:
     peak_bytes: int
     peak_when: str  # "backward": in either pass, or between them; or "update"
     host_bytes: int  # on a GPU: what is offloaded
-    swapped_bytes: int
+    swapped_bytes: int  # on a disk: read and written once in a step
     traffic: dict[str, int]
 
 
