@@ -100,7 +100,7 @@ def answered(used: dict[str, Release], facts: dict[str, Any]) -> dict[str, Any]:
     apply = "1 applies" if len(applying) == 1 else f"{len(applying)} apply"
     first = f"{', '.join(named.values())}: of {known} known faults {apply}, and {len(rows) - len(applying)} may"
     if unknown:
-        first += f"; not tested with each of these: {', '.join(unknown)}"
+        first += f"; not each was tested with {', '.join(unknown)}"
     # --- releases without any of these faults, the newest first: a remedy of one may have another
     free = {
         package: [

@@ -204,7 +204,7 @@ function show() {
   const [sure, maybe] = ["applies", "applies if"].map((word) => answers.filter((each) => each.answer === word));
   const named = Object.keys(versions).join(", ");
   const known = table.fault.filter((fault) => fault.when).length;
-  const untested = not_asked.length ? `; not tested with each of these: ${not_asked.join(", ")}` : "";
+  const untested = not_asked.length ? `; not each was tested with ${not_asked.join(", ")}` : "";
   const text = `Of ${known} known faults ${sure.length} ${sure.length === 1 ? "applies" : "apply"}, and ${maybe.length} may${untested}.`;
   const ways = Object.entries(free).map(([name, releases]) => releases.length ? ` With ${name} ${releases.slice(0, 4).join(" or ")} none of ${name} surely applies, but others may.` : ` Each release of ${name} that was tested has one.`);
   document.getElementById("sentence").textContent = named ? text + ways.join("") : "The list names none of the packages of this page.";
