@@ -173,7 +173,7 @@ def test_a_config_answers_what_flags_would(tmp_path, monkeypatch):
     assert "one-rank-without-gradient" not in fsdp
     answer = asked("deepspeed==0.17.6 --config zero2.json")
     assert not answer["fine"]
-    assert re.match(r"deepspeed 0.17.6: of \d+ known faults 1 applies, and \d+ may; not tested with", answer["first"])
+    assert re.match(r"deepspeed 0.17.6: of \d+ known faults 1 applies, and \d+ may; not each was tested with", answer["first"])
 
 
 @pytest.mark.parametrize("row", STACKS["mentioned"], ids=lambda row: f"{row['fault']}-{row['answer'] or 'not'}")
