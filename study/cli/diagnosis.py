@@ -83,7 +83,7 @@ def _show(answer: About, findings: list[Finding]) -> None:
     text = f"{answer.run}: {answer.how}: {number_of(len(answer.findings), 'findings')}"
     if above := len(answer.findings) - len(findings):
         text += f", {above} told above"
-    if answer.config and not answer.findings:
+    if answer.config:
         text += f" in its keys; `study stack --config {answer.config}` names known faults of libraries"
     say_wrapped(f"{text}.")
     if error := answer.error:
@@ -287,7 +287,7 @@ def order(row: dict) -> tuple:
 
     A release between two that have a fault most likely has it: that it was not asked leaves nothing open.
     """
-    is_open = row["question"].count("?") - (not row["asked"])
+    is_open = row["question"].count("?")
     is_said = len(row["when"]) - is_open
     return (
         row["answer"],

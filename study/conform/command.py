@@ -52,8 +52,10 @@ def conform(
         return {name: _show_changes(name, *release.partition("..")[::2]) for name in names}
     adapters = list(map(_adapter, names))  # a wrong name is seen before anything runs
     answers = [answer for adapter in adapters for answer in _hold(adapter, properties, out)]
-    fine = all(each.answer != "fails" for each in answers)
-    return {"fine": fine, "answers": [dataclasses.asdict(each) for each in answers]}
+    return {
+        "fine": all(each.answer != "fails" for each in answers),
+        "answers": [dataclasses.asdict(each) for each in answers],
+    }
 
 
 def _adapter(name: str) -> Adapter:

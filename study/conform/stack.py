@@ -33,7 +33,7 @@ def described(used: dict[str, Release], flags: Flags, said: dict, key: Callable 
 
     Packages that it must have are added to `used`.
     """
-    facts = {"offload": "none", "ranks": 2}  # where nobody says another
+    facts = {"offload": "none", "ranks": 2, "trainer": None}  # where nobody says another
     for setting, name in table().settings.items():
         if setting in said:
             facts[name] = None if said[setting].is_open else said[setting].value
@@ -44,14 +44,16 @@ def described(used: dict[str, Release], flags: Flags, said: dict, key: Callable 
         if trainer in used:
             facts["trainer"] = trainer
     facts |= {name: value for name, value in asdict(flags).items() if value is not None}
+    facts = table().defaults.get(str(facts["trainer"]), {}) | facts
     if flags.fsdp2:
         facts["stage"] = "FSDP2"
-    if facts.get("trainer", "own") != "own":  # it stands on these, whether they are listed or not
+    if facts["trainer"] not in (None, "own"):  # it stands on these, whether they are listed or not
         used.setdefault("transformers", ANY)
         used.setdefault("accelerate", ANY)
     optimizer = str(facts.get("optimizer")).lower()  # such as FusedAdamW, adamw_torch
-    for name in [each for each in table().optimizers if each in optimizer]:  # the later counts
-        facts["optimizer"] = name
+    for name in table().optimizers:
+        if name in optimizer:  # the later counts
+            facts["optimizer"] = name
     if "stage" in facts:
         used.setdefault("torch" if isinstance(facts["stage"], str) else "deepspeed", ANY)
     return facts | used
@@ -81,26 +83,25 @@ def answered(used: dict[str, Release], facts: dict[str, Any]) -> dict[str, Any]:
                     "inside": isinstance(release, SpecifierSet) or fault.contains(release),  # or may be
                     "question": " ".join(questions),
                     "sentence": f"{fault.sentence.rstrip('.')} ({fault.package} {fault.releases})",
-                    "do": fault.do_with.get(facts.get("trainer", ""), fault.do),
+                    "do": fault.do_with.get(facts["trainer"], fault.do),
                     "shown": f"reproductions/{fault.script}.py"
                     if fault.script
                     else f"{fault.rests_on}, {fault.upstream}".rstrip(", "),
                 }
             )
-    # --- in one sentence, with the releases of which something is not known
+    # --- in one sentence, with the releases of which nothing is known
     named = {name: f"{name} {release or '(release not said)'}" for name, release in used.items()}
-    untried = {row["package"] for row in rows if not row["asked"]}
     unknown = [
         words
         for name, words in named.items()
-        if name in untried or used[name] not in [*map(Version, table().asked.get(name, ()))]  # of trainers none was run
+        if used[name] not in [*map(Version, table().asked.get(name, ()))]  # of trainers none was run
     ]
     applying = [row for row in rows if row["answer"] == "applies"]
     known = sum(fault.when is not None for fault in table().fault)
     apply = "1 applies" if len(applying) == 1 else f"{len(applying)} apply"
     first = f"{', '.join(named.values())}: of {known} known faults {apply}, and {len(rows) - len(applying)} may"
     if unknown:
-        first += f"; not each was tested with {', '.join(unknown)}"
+        first += f"; in no test of ours: {', '.join(unknown)}"
     # --- releases without any of these faults, the newest first: a remedy of one may have another
     free = {
         package: [
@@ -118,7 +119,7 @@ def _questions(fault: Fault, facts: dict[str, Any]) -> list[str] | None:
     if fault.when is None or fault.package not in facts:
         return None
     questions = []
-    trainer = facts.get("trainer", "")
+    trainer = facts["trainer"]
     if trainer in fault.forced:
         used = facts.get(trainer)
         is_forced = isinstance(used, Version) and used in SpecifierSet(fault.forced[trainer])

@@ -149,9 +149,9 @@ def test_releases_without_any_known_fault_are_said(capsys):
 def test_what_was_not_asked_is_said():
     answer = asked("deepspeed==0.18.7 torch==2.13.0 accelerate --stage 2 --passes 4")
     assert answer["not_asked"] == ["deepspeed 0.18.7", "accelerate (release not said)"]
-    assert "not each was tested with deepspeed 0.18.7" in answer["first"]
+    assert "in no test of ours: deepspeed 0.18.7" in answer["first"]
     (row,) = [row for row in answer["faults"] if row["id"] == "inner-forward"]
-    assert row["question"].startswith("Nobody tested this with deepspeed 0.18.7: has it the fault? Does a loss")
+    assert row["question"].startswith("Nobody tested this with deepspeed 0.18.7. Does a loss")
 
 
 @pytest.mark.parametrize("text", STACKS["list"])
@@ -173,7 +173,7 @@ def test_a_config_answers_what_flags_would(tmp_path, monkeypatch):
     assert "one-rank-without-gradient" not in fsdp
     answer = asked("deepspeed==0.17.6 --config zero2.json")
     assert not answer["fine"]
-    assert re.match(r"deepspeed 0.17.6: of \d+ known faults 1 applies, and \d+ may; not each was tested with", answer["first"])
+    assert re.match(r"deepspeed 0.17.6: of \d+ known faults 1 applies, and \d+ may\.$", answer["first"])
 
 
 @pytest.mark.parametrize("row", STACKS["mentioned"], ids=lambda row: f"{row['fault']}-{row['answer'] or 'not'}")

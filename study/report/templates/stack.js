@@ -123,6 +123,7 @@ function answered(list, flags) {
   const known = { offload: "none", ranks: 2 };
   for (const trainer of table.trainers) if (trainer in versions) known.trainer = trainer;
   Object.assign(known, flags);
+  Object.assign(known, table.defaults[known.trainer], { ...known });
   if (flags.fsdp2) known.stage = "FSDP2"; // as the command's flag
   if ((known.trainer ?? "own") !== "own") versions = { ...versions, transformers: versions.transformers ?? ANY, accelerate: versions.accelerate ?? ANY }; // it stands on these
   const optimizer = table.optimizers.findLast((name) => String(known.optimizer).toLowerCase().includes(name));
@@ -141,7 +142,7 @@ function answered(list, flags) {
     const untried = state === null && isVersion(release);
     const isInside = untried && compare(version(fault.since), release) <= 0 && compare(release, version(fault.until)) <= 0;
     const isSilent = table.silent.some((word) => fault.symptom.startsWith(word));
-    const open = asked.length - untried;
+    const open = asked.filter((question) => question.includes("?")).length;
     const said = Object.keys(fault.when).length - open;
     const order = [asked.length > 0, untried && !isInside, !(isSilent && said >= open), -said, open];
     if (state !== false) rows.push({ fault, asked, untried, order });
@@ -157,9 +158,8 @@ function answered(list, flags) {
   const hit = [...new Set(rows.filter((row) => !row.asked.length).map((row) => row.fault.package))];
   const isFree = (name, each) => met[name].every((fault) => has(fault, version(each)) === false);
   const free = hit.map((name) => [name, table.asked[name].filter((each) => isFree(name, each)).reverse()]);
-  const untested = new Set(rows.filter((row) => row.untried).map((row) => row.fault.package));
   const wasTested = (name, release) => isVersion(release) && (table.asked[name] ?? []).some((each) => compare(version(each), release) === 0);
-  const unknown = Object.entries(versions).filter(([name, release]) => untested.has(name) || !wasTested(name, release));
+  const unknown = Object.entries(versions).filter(([name, release]) => !wasTested(name, release));
   return { versions, answers, free: Object.fromEntries(free), not_asked: unknown.map(([name, release]) => `${name} ${words(release)}`) };
 }
 
@@ -204,7 +204,7 @@ function show() {
   const [sure, maybe] = ["applies", "applies if"].map((word) => answers.filter((each) => each.answer === word));
   const named = Object.keys(versions).join(", ");
   const known = table.fault.filter((fault) => fault.when).length;
-  const untested = not_asked.length ? `; not each was tested with ${not_asked.join(", ")}` : "";
+  const untested = not_asked.length ? `; in no test of ours: ${not_asked.join(", ")}` : "";
   const text = `Of ${known} known faults ${sure.length} ${sure.length === 1 ? "applies" : "apply"}, and ${maybe.length} may${untested}.`;
   const ways = Object.entries(free).map(([name, releases]) => releases.length ? ` With ${name} ${releases.slice(0, 4).join(" or ")} none of ${name} surely applies, but others may.` : ` Each release of ${name} that was tested has one.`);
   document.getElementById("sentence").textContent = named ? text + ways.join("") : "The list names none of the packages of this page.";
