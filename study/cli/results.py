@@ -135,7 +135,10 @@ def claims(claim: tyro.conf.Positional[tuple[str, ...]] = (), /, *, runs: tuple[
         say("", "What each document stands for (study claims ID has the rest):", "")
         columns = ("id", "question", "verdict", "certainty")
         show([{name: getattr(each, name) for name in columns} for each in texts.claims() if each.central])
-        say("", f"Apart from these: {len(texts.faults())} faults of libraries that a script shows (study claims faults).")
+        say(
+            "",
+            f"Apart from these: {len(texts.faults())} faults of libraries that a script shows (study claims faults).",
+        )
     elif len(chosen) > len(claim):
         # A document, or a phrase that many claims contain: a few lines of each. Each id gives one claim.
         say_wrapped(*[f"{each.id} {each.outcome}. {each.found}" for each in chosen], "", indent="    ")

@@ -118,8 +118,9 @@ def weights_in_use(build: Build, case: Case) -> None:
     with torch.no_grad():
         expected = reference.loss(*batch).item()
     share = 2 * chain(case) * PRECISIONS[case.precision][-1]  # of a forward pass, no update: `bound` has the reasons
-    loss = training.one_pass(batch, mode="evaluate")
-    hold_numbers([loss], [expected], lambda update: share, "the loss with these weights")
+    hold_numbers(
+        [training.one_pass(batch, mode="evaluate")], [expected], lambda update: share, "the loss with these weights"
+    )
 
 
 def unwritten_memory(build: Build, case: Case) -> None:

@@ -79,8 +79,7 @@ class Fault(BaseModel):
     @property
     def asks(self) -> dict[str, str]:
         """By condition: what is asked of a user who does not say it."""
-        asked = table().questions
-        return {name: asked[name].format(fits) for name, fits in (self.when or {}).items()} | self.ask
+        return {name: table().questions[name].format(fits) for name, fits in (self.when or {}).items()} | self.ask
 
     @property
     def said(self) -> str:

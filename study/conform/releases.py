@@ -44,8 +44,8 @@ def changes(name: str, since: str, until: str) -> tuple[dict, list[Answer]]:
     rows = rows[rows[package].isin(inside)]
     wide = rows.pivot(index="property", columns=package, values="answer")[inside]
     wide = wide[wide.nunique(axis=1) > 1]  # a question that was not asked of a release has no answer there
-    changed = rows[rows["property"].isin(wide.index)]
-    return wide.groupby(wide.apply(_history, axis=1)).groups, [Answer(*row) for row in changed.itertuples(index=False)]
+    rows = rows[rows["property"].isin(wide.index)]
+    return wide.groupby(wide.apply(_history, axis=1)).groups, [Answer(*row) for row in rows.itertuples(index=False)]
 
 
 def _history(answers: pd.Series) -> str:

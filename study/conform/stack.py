@@ -51,9 +51,8 @@ def described(used: dict[str, Release], flags: Flags, said: dict, key: Callable 
         used.setdefault("transformers", ANY)
         used.setdefault("accelerate", ANY)
     optimizer = str(facts.get("optimizer")).lower()  # such as FusedAdamW, adamw_torch
-    for name in table().optimizers:
-        if name in optimizer:  # the later counts
-            facts["optimizer"] = name
+    for name in [each for each in table().optimizers if each in optimizer]:  # the later counts
+        facts["optimizer"] = name
     if "stage" in facts:
         used.setdefault("torch" if isinstance(facts["stage"], str) else "deepspeed", ANY)
     return facts | used

@@ -104,16 +104,17 @@ def _of_config(path: Path | None) -> dict[str, Any]:
 
 
 def _of_tokens(given: Described, model: Transformer | None, error: OomError) -> Iterator[Tensor]:
-    # Almost any size is some number of tokens: how many a pass has must be known.
     rows, sequence = given.micro_batch, given.sequence
-    if not (rows and sequence):
-        return
-    tokens = rows * sequence
+    asked_bytes = (error.asked.low + error.asked.high) / 2
     vocabulary, intermediate, heads = given.vocabulary, None, 1
     if model:
         vocabulary = model.look.vocabulary
         intermediate = model.dimensions.get("intermediate_size")
         heads = model.dimensions.get("num_attention_heads", 1)
+    if not (rows and sequence):
+        yield from _of_thousands(vocabulary, asked_bytes)
+        return
+    tokens = rows * sequence
     for cause, width in (("logits", vocabulary), ("activations", intermediate)):
         if width:
             yield cause, tokens * width, f"{tokens:,} tokens x {width:,}"
@@ -124,10 +125,19 @@ def _of_tokens(given: Described, model: Transformer | None, error: OomError) -> 
     # such length. Little else in a pass is as large: a vocabulary is several times as wide as an MLP.
     if vocabulary:
         for element_bytes in (4, 2):
-            longest = round((error.asked.low + error.asked.high) / 2 / rows / vocabulary / element_bytes)
+            longest = round(asked_bytes / rows / vocabulary / element_bytes)
             if sequence / 2 < longest < sequence:
                 factors = f"{rows} rows x about {longest:,} of {sequence:,} tokens x {vocabulary:,}"
                 yield "padded", rows * longest * vocabulary, factors
+
+
+def _of_thousands(vocabulary: int | None, asked_bytes: float) -> Iterator[Tensor]:
+    # Almost any size is some number of tokens, but few are thousands: with the two digits of a message and a vocabulary
+    # of 128,256 one in 25.
+    for element_bytes in (4, 2):
+        if vocabulary:
+            tokens = 1024 * round(asked_bytes / 1024 / vocabulary / element_bytes)
+            yield "padded", tokens * vocabulary, f"{tokens:,} tokens x {vocabulary:,}"
 
 
 def _of_states(given: Described, model: Transformer | None, buckets: dict[str, Any]) -> Iterator[Tensor]:
