@@ -176,7 +176,8 @@ def estimate(
 
     With --gpu the answer says whether it fits, and the time of a step.
 
-    With --json: the same, and the time of each phase. Example: `study estimate --model llama3-8b --gpu H100`
+    With --json: the same, busy seconds by resource, and the time of each phase.
+    Example: `study estimate --model llama3-8b --gpu H100`
 
     Args:
         model: The model.

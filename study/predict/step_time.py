@@ -19,7 +19,8 @@ PHASES = ("forward", "backward")
 # Fused attention: that of PyTorch, which is FlashAttention-2; FlashAttention-3; that of cuDNN and Transformer Engine.
 AttentionKernel = Literal["sdpa", "flash2", "flash3", "cudnn"]
 NEWER = ("flash3", "cudnn")  # faster than FlashAttention-2, from Hopper on
-Host = Literal["unsaid", "new", "none"]  # the class of its pace. none: CUDA graphs or a compiler launch for it
+# The class of its pace. new: only outside/ and tools say so. none: CUDA graphs or a compiler launch for it.
+Host = Literal["unsaid", "new", "none"]
 # Kernels of an expert that Python calls by itself, about 60 in both passes: its rows are looked up, gathered,
 # multiplied by three matrices, weighted and added (MixtralSparseMoeBlock of transformers 4).
 EXPERT_KERNELS = {"forward": 20, "backward": 40}
@@ -104,7 +105,10 @@ def work(training: Training, phase: str) -> Work:
 
 @dataclass(frozen=True)
 class Phase:
-    """All forward passes, all backward passes, or the update of a step. Seconds that are busy may overlap."""
+    """All forward passes, all backward passes, or the update of a step. Busy seconds may overlap.
+
+    Those of an update on a host or a disk are in `StepTime.parts` alone, and its launches are in the backward phase.
+    """
 
     name: str
     gpu_s: float
@@ -119,7 +123,8 @@ class StepTime:
     low_s: float  # of an interval that holds 80 % of unknown sources
     high_s: float
     parts: dict[str, float]  # busy seconds by resource; they overlap
-    limit: str  # the resource that is busy for the longest time
+    # The resource that is busy for the longest time; compute: products, attention and memory traffic.
+    limit: str
     phases: tuple[Phase, ...]
 
 

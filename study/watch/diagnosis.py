@@ -349,7 +349,10 @@ def states(facts: Facts) -> Results:
 
 
 def traffic(facts: Facts) -> Results:
-    """Yield how often a step moves the bytes of all weights that it trains, if accumulation makes it more than once."""
+    """Yield how often a step moves the bytes of all weights, if accumulation makes it more than once.
+
+    Under DDP those are the weights that train.
+    """
     if facts.accumulation == 1:
         return
     # DDP and stage 1 can wait for the last pass; stages 2 and 3 reduce in each (runtime/engine.py:3084), and 3 gathers.

@@ -208,14 +208,14 @@ def test_quantized_weights_are_made_whole_before_each_product():
     assert backward == 2 * forward, "the forward pass comes again"
 
 
-def limited(live: int, rank: int | None = None, ranks: int = 8, **more) -> OthersTraining:
-    """Stage 3 with this limit of gathered elements."""
-    limits = {"stage3_max_live_parameters": live, "stage3_max_reuse_distance": live}
+def limited(reuse: int, rank: int | None = None, ranks: int = 8, **more) -> OthersTraining:
+    """Stage 3 that keeps what is used again within so many elements, of which a billion may be fetched ahead."""
+    limits = {"stage3_max_reuse_distance": reuse}
     return training("zero3", named("llama3-8b", lora_rank=rank), limits | more, micro_batch=1, ranks=ranks)
 
 
 def test_frozen_weights_count_among_those_that_are_gathered_again():
-    adapters = limited(7 * 10**9, rank=8)
+    adapters = limited(12 * 10**9, rank=8)
     forward, backward, _ = step_time(adapters, H100).phases
     again = engine_of(adapters).refetched / engine_of(adapters).all_elements
     assert backward.link_s == pytest.approx(again * forward.link_s, rel=0.02)
@@ -224,7 +224,7 @@ def test_frozen_weights_count_among_those_that_are_gathered_again():
 
 def test_weights_that_stay_on_the_gpu_are_not_fetched_from_the_host_again():
     """Stage 3 with offload_param uploads what it gathers: all for the forward pass, the rest for the backward."""
-    stay, fetched = (limited(live, ranks=1, offload_param={"device": "cpu"}) for live in (10**11, 0))
+    stay, fetched = (limited(reuse, ranks=1, offload_param={"device": "cpu"}) for reuse in (10**11, 0))
     assert link_s(stay, H100) < 0.7 * link_s(fetched, H100)
 
 

@@ -33,7 +33,8 @@ class Visit(NamedTuple):
 class Fetches(NamedTuple):
     """Elements of whole weights in stage 3, including the small ones that always stay whole."""
 
-    forward: dict[str, Visit]  # of the module that a tensor belongs to
+    # By tensor: the visit of its module. Of tied embeddings the last one of the pass, so forward that is the turn.
+    forward: dict[str, Visit]
     turn: Visit  # of the last module of the forward pass
     backward: dict[str, Visit]
     fetched: int  # gathered in both passes, without those that always stay whole
@@ -116,11 +117,12 @@ class Coordinator:
         # weights that will be fetched ahead are not there yet.
         self._gather([name for name in names if name not in self.whole])  # those that were not fetched ahead
         waiting = Whole(self.alive, self._wait(names))
-        # Ahead, in the order of use. What always stays whole takes no room, and the last tensor may exceed it
+        # The module's own uses leave the queue.
         unseen = {name for name in names if self.last_fetched[name] < step}
         while unseen:  # until all tensors of the module have been seen in it
             name, self.last_fetched[name] = self.queue.popleft()
             unseen.discard(name)
+        # Ahead, in the order of use. What always stays whole takes no room, and the last tensor may exceed it.
         room = min(self.limits.live - (self.alive - self.always), self.limits.prefetch)
         ahead: list[str] = []
         # A tensor that is whole is taken off the queue, too. Its number says that this use has been seen, and _release
@@ -171,14 +173,16 @@ class Coordinator:
         return most
 
     def _release(self, step: int) -> None:
-        # A tensor that was fetched ahead for a later use stays.
+        # DeepSpeed has counted this step already when it releases, hence + 1. What was fetched for a later use stays.
         names = {name for name in self.order[step] if self.last_fetched[name] <= step + 1} - self.stay
         for name in names:
             # __params_to_release walks the modules that follow, and adds up their elements before it looks at the next
             # one.
             later = [self.before[use] for use in self.uses[name] if use > step]
             distance = later[0] - self.before[step + 1] if later else inf
-            if distance >= min(self.limits.reuse, self.limits.live):
+            # Whatever may be live: with max_live_parameters 0 and a reuse distance of 1e9 a small Llama on two ranks
+            # gathered each weight once, as this says.
+            if distance >= self.limits.reuse:
                 self.whole.discard(name)
                 self.buffers.append((name, 0))
                 self.alive -= self.size[name]

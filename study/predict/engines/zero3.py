@@ -166,7 +166,8 @@ class Stage3(Zero):
         return Scattering(self).instants(profile)
 
     def in_update(self) -> Iterator[dict]:
-        stay = self.second_copy(self.all_elements)  # all are released first (_partition_all_parameters)
+        # hpZ's copy, and not the small weights: all are released first (_partition_all_parameters).
+        stay = self.second_copy(self.all_elements)
         yield stay | {"temporaries": NORM_BYTES * max(map(self.share, self.tensors))}
         # Gradients are flattened, then copied to fp32, one group at a time (_prepare_fp32_grad_for_sub_group).
         group = max(self.sub_groups)
