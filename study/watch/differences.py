@@ -253,7 +253,12 @@ def _refused(library: str, config: dict) -> Iterator[Finding]:
 
 def _without_effect(config: dict) -> Iterator[Finding]:
     """Yield the findings whose `configs` have this one, by the texts of values at dotted paths."""
+
+    def text_at(path: str) -> str:
+        value = dig(config, path)
+        return "a section" if isinstance(value, dict) else str(comparable(value))
+
     for id, text in texts().items():
         for each in text.get("configs", ()):
-            if all(str(comparable(dig(config, path))) in values for path, values in each["when"].items()):
+            if all(text_at(path) in values for path, values in each["when"].items()):
                 yield finding(id, **each)

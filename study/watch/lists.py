@@ -56,7 +56,10 @@ def notes(words: tuple[str, ...], used: dict[str, Release]) -> Iterator[str]:
 
 
 def misspelt(text: str, known: list[str]) -> dict[str, str]:
-    """Return a question for each name in a list that is close to a known one. A package may have it, as torchx."""
+    """Return a question for each name in a list that is close to a known one.
+
+    A real package may have such a name, as torchx.
+    """
     return {
         name: f"did you mean {near!r}?"
         for name in dict.fromkeys(re.findall(table().patterns["required"], text.lower()))

@@ -23,7 +23,7 @@ class Sent(NamedTuple):
     kind: str  # of a collective, or "host"
     size_bytes: float
     ranks: int = 1
-    apart: int = 1  # places between these ranks: they are one of each group
+    apart: int = 1  # 1: they are neighbours. n: each n-th rank, one of each group of n
 
 
 class Engine:
