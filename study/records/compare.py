@@ -184,8 +184,8 @@ REASONS = {
     "gradients": "from stage 2 on a rank keeps those of its partition; several microbatches and updates need copies",
     "moments": "from stage 1 on a rank holds the optimizer states of its partition only; offloaded, none",
     "buckets": "their size is reduce_bucket_size, however small the model is and however many ranks share it",
-    "gathered_weights": "stage 3 and FSDP gather whole weights to use them; stage 3 releases them only after"
-    " stage3_max_live_parameters and stage3_max_reuse_distance, a billion parameters by default",
+    "gathered_weights": "stage 3 and FSDP gather whole weights to use them; stage 3 releases only what is not"
+    " used again within stage3_max_reuse_distance, a billion elements by default",
     "activations": "no stage partitions them: rows or tokens differ, ranks share rows, or peaks are at other moments",
     "temporaries": "single operations need them briefly: copies, norms, flattened gradients",
     "other": "the data set on this rank, and what was allocated before training",

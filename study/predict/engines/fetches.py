@@ -47,8 +47,8 @@ class Limits(NamedTuple):
 
     persistent: int  # smaller tensors always stay whole
     prefetch: int
-    live: int
-    reuse: int
+    live: int  # of what is gathered ahead
+    reuse: int  # what is used again sooner stays
 
 
 @functools.cache  # ranks and rows change nothing here

@@ -188,9 +188,8 @@ class Scattering(Bucket):
         self.stay = {tensor.name for tensor in engine.persistent}
         turn = engine.fetches.turn
         self.released_elements = turn.released_elements
-        # By default 1e9 elements may live, and weights that are used again within 1e9 elements are not released. So in
-        # a smaller model all weights are whole at the turn, as in stage 2 (zero/config.py; stage3_max_live_parameters
-        # and stage3_max_reuse_distance).
+        # By default weights that are used again within 1e9 elements are not released. So in a smaller model all weights
+        # are whole at the turn, as in stage 2 (stage3_max_reuse_distance).
         self.all_stay = turn.running.weights == engine.all_elements and engine.refetched == 0
         self.gathers_again = engine.gathers and not self.all_stay
         self.alive_bytes = 0  # of gathered weights
