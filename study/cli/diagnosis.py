@@ -29,7 +29,7 @@ from study.watch.oom.explain import Described, explain
 DEFAULT = " (the library's default)"
 MOST_SHOWN = 10  # faults, without --details: a reader of 50 reads none
 FLAG = re.compile(r"--[a-z0-9]+|the release of [\w-]+")  # what a question asks for
-IN_PARENTHESES = re.compile(r" \(--[^)]*\)")  # the flags that answer a question
+OF_FLAG = re.compile(r"[^.?]*(?:--[a-z0-9]+|the release of [\w-]+)[^?]*\?")  # a question that one answers
 
 # --- study diagnose --------------------------------------------------------------------------------------------------
 
@@ -266,6 +266,11 @@ def stack(
     seen = symptom or ""
     answer["faults"].sort(key=lambda row: (seen not in row["symptom"], *order(row)))
     say_wrapped(*lists.notes(releases, used), answer["first"])
+    # --- each flag is asked for once, and not with each fault
+    flags = Counter(FLAG.findall(" ".join(fault["question"] for fault in answer["faults"])))
+    if flags and not details:
+        wanted = ["--config"] * (config is None) + [name for name, _ in flags.most_common()]
+        say_wrapped(f"To narrow it down, give {', '.join(wanted)}. What they answer is left out below.")
     left = _show_faults(answer["faults"], symptom, details)
     for name, free in answer["free"].items():
         sentence = f"Each release of {name} that was tested has a known fault here."
@@ -300,10 +305,6 @@ def order(row: dict) -> tuple:
 
 def _show_faults(faults: list[dict], symptom: str | None, details: bool) -> list[dict]:
     """Show those that apply, and some of those that may. Return the others."""
-    # --- each flag is asked for once, and not with each fault
-    flags = Counter(FLAG.findall(" ".join(fault["question"] for fault in faults)))
-    if flags and not details:
-        say_wrapped(f"To narrow it down, give {', '.join(name for name, _ in flags.most_common())}.")
     left = []
     for number, fault in enumerate(faults, 1):
         first = f"{number:>2}. "
@@ -311,7 +312,9 @@ def _show_faults(faults: list[dict], symptom: str | None, details: bool) -> list
             sentence = f"{fault['question']} {fault['sentence']}".lstrip()
             _show_finding(first, Finding(sentence, fault["do"], fault["shown"]))
         elif number <= MOST_SHOWN:
-            say_wrapped(f"{fault['sentence']}. {IN_PARENTHESES.sub('', fault['question'])}", indent="    ", first=first)
+            # Without any question it would read as if it applied.
+            asked = OF_FLAG.sub("", fault["question"]) or fault["question"]
+            say_wrapped(f"{fault['sentence']}. {asked.lstrip()}", indent="    ", first=first)
         else:
             left.append(fault)
     return left

@@ -213,8 +213,10 @@ def test_a_newcomer_reads_ten_faults_and_each_flag_once(capsys):
     words = "deepspeed==0.18.4 --stage 3 --peft --checkpointing"
     faults = asked(words)["faults"]
     printed = " ".join(capsys.readouterr().out.split())
-    assert "To narrow it down, give --optimizer, --precision, --passes, --reentrant, the release of torch" in printed
+    flags = "--config, --optimizer, --precision, --passes, --reentrant, the release of torch"
+    assert f"To narrow it down, give {flags}. What they answer is left out below." in printed
     assert printed.count("--precision") == 1
+    assert "Does it train on GPUs?" in printed
     shown = [" ".join(row["sentence"].split()) in printed for row in faults]
     assert shown == [True] * 10 + [False] * (len(faults) - 10)
     unasked = sum(not row["asked"] for row in faults[10:])
@@ -243,7 +245,7 @@ def test_a_fault_that_a_flag_alone_decides_names_it(capsys):
     """Without its question it would read as if it applied, below a line that says none does."""
     asked("deepspeed==0.19.5 trl==1.9.0 transformers==5.17.0 --stage 3 --peft")
     printed = " ".join(capsys.readouterr().out.split())
-    assert "right in 0.19.2). Are activations recomputed?" in printed
+    assert "right in 0.19.2). Are activations recomputed (--checkpointing)?" in printed
 
 
 @pytest.mark.parametrize("arm", arms.NAMES)
