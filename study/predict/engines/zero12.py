@@ -159,8 +159,8 @@ class Buckets(Bucket):
             self.kept += engine.owned_whole_bytes
             yield self.instant(complete, next_bytes)
         # Stage 1 clears no gradient that others own. One that this rank owns has just been copied, so its first memory
-        # is free in both stages (reduce_ipg_grads).
-        if engine.stage == 2 or owned:
-            self.large = 0
+        # is free in both stages (reduce_ipg_grads). A large one is alone in its bucket.
+        if self.filled > self.most_elements and (engine.stage == 2 or owned):
+            self.large -= self.filled
         self.bucket = []
         self.filled = 0
