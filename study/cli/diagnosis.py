@@ -266,12 +266,7 @@ def stack(
     seen = symptom or ""
     answer["faults"].sort(key=lambda row: (seen not in row["symptom"], *order(row)))
     say_wrapped(*lists.notes(releases, used), answer["first"])
-    # --- each flag is asked for once, and not with each fault
-    flags = Counter(FLAG.findall(" ".join(fault["question"] for fault in answer["faults"])))
-    if flags and not details:
-        wanted = ["--config"] * (config is None) + [name for name, _ in flags.most_common()]
-        say_wrapped(f"To narrow it down, give {', '.join(wanted)}. What they answer is left out below.")
-    left = _show_faults(answer["faults"], symptom, details)
+    left = _show_faults(answer["faults"], symptom, details, config)
     for name, free in answer["free"].items():
         sentence = f"Each release of {name} that was tested has a known fault here."
         if free:
@@ -303,8 +298,15 @@ def order(row: dict) -> tuple:
     )
 
 
-def _show_faults(faults: list[dict], symptom: str | None, details: bool) -> list[dict]:
+def _show_faults(faults: list[dict], symptom: str | None, details: bool, config: Path | None) -> list[dict]:
     """Show those that apply, and some of those that may. Return the others."""
+    # --- each flag is asked for once, and not with each fault
+    flags = Counter(FLAG.findall(" ".join(fault["question"] for fault in faults)))
+    if flags and not details:
+        wanted = [name for name, _ in flags.most_common()]
+        if config is None:
+            wanted.insert(0, "--config")
+        say_wrapped(f"To narrow it down, give {', '.join(wanted)}. What they answer is left out below.")
     left = []
     for number, fault in enumerate(faults, 1):
         first = f"{number:>2}. "

@@ -157,6 +157,8 @@ def not_found(model: str, error: Exception) -> Stop:
     remedy = nearest(model.rpartition("/")[2], models(), most=3, otherwise="give a folder, or --params")
     if (ours := shape_of(model)) in SHAPES:
         remedy = f"give {ours}, the built-in shape of that model"
+    elif model_of_name(model):
+        remedy = "study estimate and study advise alone know its dimensions: give a folder with its config.json"
     return Stop(f"{what} ({why_not_loaded(model, error)})", remedy)
 
 

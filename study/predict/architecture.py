@@ -105,9 +105,11 @@ def asked_for(wanted: Wanted, sequence: int) -> Transformer:
     if wanted.params and not (name or wanted.layers or wanted.hidden):
         name = _of_size(wanted.params)
     elif name is None or wanted.params or wanted.layers or wanted.hidden:
-        what = "--model and --params cannot be combined"
+        what = "--model goes without --params, --layers and --hidden"
         if name is None:
-            what = "adapters need --model" if wanted.params and wanted.lora_rank else "no model is given"
+            what = "no model is given"
+            if wanted.layers or wanted.hidden:
+                what = "adapters need --model" if wanted.lora_rank else "--params, --layers and --hidden go together"
         raise Stop(what, "give --model, or --params with --layers and --hidden")
     model = named(name, lora_rank=wanted.lora_rank)
     if letters(model.name) != letters(name):

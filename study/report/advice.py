@@ -41,11 +41,13 @@ RECOMPUTE_STAGE_3 = (
 
 
 def enough(advice: Advice, batch: int | None) -> str:
-    """`Enough: 4 x A6000 (2 with offloading).`"""
+    """`Enough: 4 x A6000 (2 with offloading).` Or, where all are too few without it: `64 x H100 with offloading.`"""
     question = advice.question
     text = f"Enough: {question.gpus} x {question.gpu}"
     if advice.fewest_gpus not in (None, question.gpus):
         text += f" ({advice.fewest_gpus} with offloading)"
+    elif not any(row.fits and not row.offloads for row in advice.rows):
+        text += " with offloading"
     if batch not in (None, question.batch):
         text += f", with --batch {question.batch}"
     return f"{text}."

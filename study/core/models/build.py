@@ -134,6 +134,11 @@ class Adapted(nn.Module):
         self.magnitude = nn.Parameter(torch.ones(outputs, dtype=dtype)) if dora else None
         nn.init.zeros_(self.up.weight)  # so that at first nothing is added (arXiv 2106.09685, 4.1)
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """The frozen weight, whose type T5 looks at. PEFT's layers have it as well."""
+        return self.base.weight
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result = self.base(x)
         if not self.like_peft:
