@@ -5,6 +5,7 @@ Also the mistakes of one config: what a library ignores in silence, and what it 
 
 import difflib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -47,7 +48,7 @@ MOST_UNKNOWN = 200  # keys that are compared with the library's, which takes mil
 NEAR = 0.85  # similarity of a misspelled key to the right one, where a program may keep keys of its own
 SIMILAR = 0.6  # where it may not
 # A training that is described by a config with one of these findings does not start, or is not the one described.
-UNUSABLE = ("kind_unknown", "key_mistyped", "key_refused", "key_ignored", "value_refused")
+UNUSABLE = ("kind_unknown", "key_mistyped", "key_refused", "key_ignored", "value_refused", "auto_not_filled")
 # The fields of Description, and the libraries of the first three.
 FIELDS = {ACCELERATE: "accelerate", DEEPSPEED: "deepspeed", TRAINER: "trainer", OTHER: "trainer", RECORD: "record"}
 
@@ -191,7 +192,7 @@ def _contradicted(arguments: dict, config: dict) -> Iterator[Finding]:
 def _mistyped(library: str, config: dict, closed: Sequence[str] = ()) -> Iterator[Finding]:
     """Yield near misspellings of the library's keys; in sections that are closed, all that it does not know.
 
-    With sections that are closed, the file is DeepSpeed's or Accelerate's own: then also what DeepSpeed never reads.
+    With sections that are closed, the file is DeepSpeed's or Accelerate's own: then also what that library never reads.
     """
     # DeepSpeed refuses unknown keys in its typed sections (runtime/config_utils.py:110), and Accelerate at the upper
     # level of its yaml. DeepSpeed's upper level is read key by key, so a wrong name there is silently the default
@@ -207,9 +208,9 @@ def _mistyped(library: str, config: dict, closed: Sequence[str] = ()) -> Iterato
             places = " or ".join(where for where, keys in sections.items() if key in keys)
             do = f"write {near[0]}" if near else "remove it"
             if not near and path not in closed:
-                if not (closed and library == "deepspeed"):
+                if not closed:
                     continue
-                if not places and not isinstance(section[key], dict):
+                if not places and (path or not isinstance(section[key], dict)):
                     if key[:1].isalpha():  # _comment and // are notes
                         unread.append(key)
                     continue
@@ -220,7 +221,7 @@ def _mistyped(library: str, config: dict, closed: Sequence[str] = ()) -> Iterato
             default = texts()["key_ignored"]["defaults"].get(do, "its default")
             yield finding(id, library=library, key=f"{path}.{printable(key)}".lstrip("."), do=do, default=default)
     if unread:
-        yield finding("keys_unread", library=library, keys=", ".join(map(printable, unread)))
+        yield finding(f"keys_unread_by_{library}", library=library, keys=", ".join(map(printable, unread)))
 
 
 def _refused(library: str, config: dict) -> Iterator[Finding]:
@@ -228,6 +229,10 @@ def _refused(library: str, config: dict) -> Iterator[Finding]:
     known = known_libraries()[library]
     yield from _mistyped(library, config, known["closed"])
     refused = partial(finding, library=f"{library} {known['version']}")
+    filled = texts()["auto_not_filled"]["filled"]
+    left = [printable(key) for key, value in flat(config).items() if value == AUTO and key not in filled]
+    if left and library == "deepspeed":
+        yield finding("auto_not_filled", keys=", ".join(left))
     values = flat(known["sections"][""] | known["sections"])
     for path, types in known["types"].items():
         for key, value in section_at(config, path).items():
@@ -252,13 +257,13 @@ def _refused(library: str, config: dict) -> Iterator[Finding]:
 
 
 def _without_effect(config: dict) -> Iterator[Finding]:
-    """Yield the findings whose `configs` have this one, by the texts of values at dotted paths."""
+    """Yield the findings whose `configs` have this one, by patterns of the values at dotted paths."""
 
     def text_at(path: str) -> str:
         value = dig(config, path)
-        return "a section" if isinstance(value, dict) else str(comparable(value))
+        return f"section of {', '.join(value)}" if isinstance(value, dict) else str(comparable(value))
 
     for id, text in texts().items():
         for each in text.get("configs", ()):
-            if all(text_at(path) in values for path, values in each["when"].items()):
+            if all(re.fullmatch(pattern, text_at(path)) for path, pattern in each["when"].items()):
                 yield finding(id, **each)

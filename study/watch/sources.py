@@ -28,13 +28,14 @@ OTHER = "settings"
 NAMES_ANOTHER = {TRAINER: "deepspeed", ACCELERATE: "deepspeed_config.deepspeed_config_file"}  # where it names one
 # A file has the kind with the most of its keys.
 KEYS = {
-    ACCELERATE: "distributed_type compute_environment mixed_precision deepspeed_config fsdp_config num_processes "
+    ACCELERATE: "distributed_type compute_environment mixed_precision deepspeed_config num_processes "
     "num_machines machine_rank main_training_function downcast_bf16 rdzv_backend use_cpu same_network",
     DEEPSPEED: "zero_optimization train_batch_size train_micro_batch_size_per_gpu zero_allow_untested_optimizer "
     "optimizer scheduler gradient_clipping steps_per_print wall_clock_breakdown torch_autocast amp",
     TRAINER: "per_device_train_batch_size output_dir learning_rate num_train_epochs max_steps max_grad_norm deepspeed "
-    "lr_scheduler_type warmup_steps warmup_ratio gradient_checkpointing logging_steps save_steps weight_decay optim",
-}
+    "fsdp lr_scheduler_type warmup_steps warmup_ratio gradient_checkpointing logging_steps save_steps weight_decay "
+    "optim",
+}  # fsdp_config is of two kinds, and bf16 as well
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,8 @@ def _at_paths(kind: str, content: dict, defaults: dict[str, Any]) -> EffectiveSe
         # YAML and Accelerate write nothing as null or as the word None. Flags may replace the Trainer's defaults.
         value = dig(content, path)
         value = description.words.get(str(value), value)
-        setting = Setting(value, is_open=value == AUTO or (description.is_count and not str(value).isdecimal()))
+        no_count = description.is_count and not str(value).removesuffix(".0").isdecimal()  # 4.0 is one
+        setting = Setting(value, is_open=value == AUTO or no_count)
         if value in (None, "None"):
             setting = Setting(defaults.get(path), is_default=True, is_open=kind == "trainer")
         if setting.value is not None:
@@ -281,8 +283,16 @@ def _of_accelerate(source: Source) -> EffectiveSettings:
     if kind != "FSDP":  # its section is not read
         config = config | {"fsdp_config": None}
     else:  # utils/dataclasses.py:1831, and commands/launch.py:586, which says it whatever the plugin's default
-        default = {"fsdp_config.fsdp_version": 1, "fsdp_config.fsdp_cpu_ram_efficient_loading": True}
+        default = {
+            "fsdp_config.fsdp_version": 1,
+            "fsdp_config.fsdp_cpu_ram_efficient_loading": True,
+            "fsdp_config.fsdp_sharding_strategy": "FULL_SHARD",
+            "fsdp_config.fsdp_reshard_after_forward": True,
+        }
     settings = _at_paths("accelerate", config, default)
+    # Each version of FSDP reads one of the last two (utils/dataclasses.py:1845).
+    unread = "FSDP1's sharding" if str(dig(config, "fsdp_config.fsdp_version")) == "2" else "sharding"
+    settings.pop(unread, None)
     settings["engine"] = Setting(ENGINES.get(kind, kind)) if "distributed_type" in config else LAUNCHED
     if source.unread is not None:
         return OF_DEEPSPEED | settings | {"precision": UNREAD}

@@ -19,7 +19,7 @@ RUNS = ROOT / "reports/cpu-2core/runs"
 
 CASES = table("watch/config_cases.toml")
 BEGIN = CASES["begin"]
-DEEPSPEED, _, ZERO, _, TRAINER = BEGIN.values()
+_, DEEPSPEED, _, ZERO, _, TRAINER = BEGIN.values()
 
 
 @pytest.fixture
@@ -97,8 +97,7 @@ def test_what_a_library_refuses_is_found_and_no_all_clear(file, case):
 
 
 def test_a_contradiction_names_both_sides_and_all_wrong_keys_are_named(file):
-    source = file("mine.yaml", TRAINER | {"deepspeed": {"gradient_clipping": 0.0}})
-    (found,) = mistakes(sources.read(source))
+    (found,) = mistakes(sources.read(file("mine.yaml", TRAINER | {"deepspeed": {"gradient_clipping": 0.0}})))
     assert "gradient_clipping is 0 in the DeepSpeed config, and max_grad_norm 0.5" in found.sentence
     wrong = file("mine.json", DEEPSPEED | {"bf16": {"enable": True}, "gradient_cliping": 1.0})
     with pytest.raises(Stop) as stop:
