@@ -103,7 +103,7 @@ def _allowed(name: str, config: Path) -> Path | None:
 
 def _mapping(path: Path) -> dict[str, Any]:
     what = "a mapping of settings"
-    remedy = f"name {what}, in yaml or json"
+    remedy = f"name {what}, in yaml, or in json without comments and without a comma after the last value"
     return _plain(files.load(path, dict, what=what, remedy=remedy, most_bytes=MAX_BYTES, links=True))
 
 
@@ -194,9 +194,13 @@ def _at_paths(kind: str, content: dict, defaults: dict[str, Any]) -> EffectiveSe
     """Return the settings that a file of this kind has, and the defaults, by dotted path, of those that it lacks."""
     settings = {}
     for name, description in descriptions().items():
-        path = getattr(description, kind) or "not in such files"
-        # YAML and Accelerate write nothing as null or as the word None. Flags may replace the Trainer's defaults.
+        path = getattr(description, kind)
+        if path is None:
+            continue
         value = dig(content, path)
+        for key in description.keys:  # as other programs call it
+            value = content.get(key, value)
+        # YAML and Accelerate write nothing as null or as the word None. Flags may replace the Trainer's defaults.
         value = description.words.get(str(value), value)
         no_count = description.is_count and not str(value).removesuffix(".0").isdecimal()  # 4.0 is one
         setting = Setting(value, is_open=value == AUTO or no_count)
@@ -306,10 +310,15 @@ def _of_accelerate(source: Source) -> EffectiveSettings:
 
 def _of_trainer(source: Source) -> EffectiveSettings:
     content = source.content
+    defaults = library_defaults("trainer")[""]
     half = _half(content)
+    if {"base_model", "train_type", "tuner_type"} & content.keys():  # axolotl's, and ms-swift's
+        defaults = {}
+        if half is content.get("bf16"):  # None: ms-swift takes torch_dtype's (model_args.py:130), axolotl the GPU's
+            half = HALVES.get(str(content.get("torch_dtype")), AUTO)
     if source.kind != TRAINER:
         return _mixed(half, _at_paths("trainer", content, {}))
-    settings = {"precision": FP32} | _at_paths("trainer", content, library_defaults("trainer")[""])
+    settings = {"precision": FP32} | _at_paths("trainer", content, defaults)
     if source.named:  # its numbers count, and the Trainer's where it leaves them open
         engine = _of_deepspeed(source.named.content)
         settings = engine | settings | {name: each for name, each in engine.items() if each.value != AUTO}
