@@ -124,7 +124,7 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
         first: A config file, a folder with a record.json, or a release: A in the answer.
         second: The other one: B.
     """
-    if two := re.fullmatch(r"(\w+)==(\S+) \1==(\S+)", f"{first} {second}"):
+    if two := re.fullmatch(r"(accelerate|deepspeed)==(\S+) \1==(\S+)", f"{first} {second}"):
         from study.conform.command import conform  # it takes as long as all else here
 
         answer = conform((f"{two[1]}-configuration",), release=f"{two[2]}..{two[3]}")
@@ -138,7 +138,7 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
         return answer
     if "==" in first.name or "==" in second.name:
         what = f"two releases of one package can be compared (got {first} and {second})"
-        raise Stop(what, "name one package twice; `study stack` takes several")
+        raise Stop(what, "name deepspeed twice, or accelerate; `study stack` takes several")
     # --- what each side sets, whatever its kind of file
     a = sources.read(first)
     b = sources.read(second)
@@ -216,8 +216,12 @@ def oom(error: tyro.conf.Positional[str | None] = None, /, *, model: Wanted, tra
     known = [f"{flag(name)} {value}" for name, value in vars(training).items() if value is not None]
     if known:
         say_wrapped(f"Taken as: {', '.join(known)}.")
-    if not (model.model or model.params):
-        say_wrapped("", "With --model and --arm or --config, the size is matched with this training's own tensors.")
+    if model.lora_rank is None:
+        say_wrapped(
+            "",
+            "With --model and --arm or --config, the size is matched with this training's own tensors. For adapters "
+            "give --lora-rank, too.",
+        )
     say_wrapped("`study advise` predicts which arms fit, and how long their steps take.")
     return {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": vars(training)}
 

@@ -81,6 +81,11 @@ def write_below(root: Path, name: str, content: bytes, to_disk: bool = True) -> 
         partial.unlink(missing_ok=True)
 
 
+def text_of(content: bytes, errors="replace") -> str:
+    """Return the text of a file: UTF-8, or UTF-16 as PowerShell's > writes it, with a mark of byte order."""
+    return content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", errors)
+
+
 def why(error: Exception) -> str:
     """Return why something could not be read, as part of a sentence. It is short, whatever the error contains."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -110,8 +115,7 @@ def from_yaml(content: str | bytes) -> Any:
 
 
 def _parsed_text(parse: Callable[[str], Any], content: str | bytes) -> Any:
-    # Some editors write a mark of byte order before UTF-8, which JSON and TOML do not allow.
-    text = content if isinstance(content, str) else content.decode().removeprefix("\ufeff")
+    text = content if isinstance(content, str) else text_of(content, "strict")
     try:
         value = parse(text)
     except RecursionError:

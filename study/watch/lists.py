@@ -31,7 +31,7 @@ def releases(words: tuple[str, ...]) -> dict[str, Release]:
             known = sorted(table().packages)
             remedy = " ".join(misspelt(text, known).values())
             raise Stop(
-                f"{word!r:.80} names none of {', '.join(known)}",
+                f"{word!r:.80} names none of {', '.join(known)}, neither as a word nor as a file that is here",
                 remedy or "write releases such as deepspeed==0.19.8, or name a file that is here and lists them",
             )
     return found
@@ -40,7 +40,7 @@ def releases(words: tuple[str, ...]) -> dict[str, Release]:
 def content(word: str) -> str:
     """Return the text of a file, or the word."""
     if os.path.isfile(word):  # noqa: PTH113  a list in quotes is longer than a name can be, where pathlib raises
-        return files.read(Path(word), MAX_BYTES).decode(errors="replace")
+        return files.text_of(files.read(Path(word), MAX_BYTES))
     return word
 
 

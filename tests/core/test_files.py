@@ -80,7 +80,8 @@ def test_what_is_broken_is_a_value_error_and_what_configs_have_is_read():
         with pytest.raises(ValueError, match=why) as caught:
             parse(text)
         assert len(files.why(caught.value)) <= files.LONGEST_REASON
-    assert files.from_json(b'\xef\xbb\xbf{"a": 1e5}') == {"a": 1e5}
+    for code in ("utf-8-sig", "utf-16"):
+        assert files.from_json('{"a": 1e5}'.encode(code)) == {"a": 1e5}
 
 
 def test_a_sentence_is_one_short_line_whatever_it_quotes():

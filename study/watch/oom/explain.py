@@ -17,7 +17,7 @@ from study.predict.front import BUCKETS, Transformer, Wanted, asked_for, papers
 from study.watch import sources
 from study.watch.differences import recognised
 from study.watch.oom.causes import Cause, causes
-from study.watch.oom.reading import OomError
+from study.watch.oom.reading import SMALL, OomError
 
 SHARD_WEIGHTS = ("zero3", "fsdp", "hsdp")  # the beginnings of the names of such arms
 # By arm: the stage by which the papers' formulas divide its states. Of groups of ranks and of offloading they say less.
@@ -57,29 +57,31 @@ def explain(error: OomError, wanted: Wanted, given: Described) -> tuple[list[Cau
     """Return the causes of an error, and the training with what its config says. Raise Stop if a flag is wrong."""
     config = _of_config(given.config)
     given = replace(given, **{name: config.get(name) for name, value in vars(given).items() if value is None})
-    model = None
+    model, trained = None, 0
     if wanted.model or wanted.params:
         model = asked_for(wanted, given.sequence or 1)
+        if wanted.lora_rank or not config.get("adapters"):  # nothing is said of states that are not known
+            trained = sum(tensor.elements for tensor in model.tensors if tensor.trains)
     sizes: dict[str, str] = {}
-    if (model or given.vocabulary) and not error.asked.is_small:
-        buckets = {name: config[name] for name in BUCKETS if is_number(config.get(name))}
-        for cause, elements, words in (*_of_tokens(given, model, error), *_of_states(given, model, buckets)):
+    if error.asked.high > SMALL:
+        buckets = USUAL_BUCKETS | {name: config[name] for name in BUCKETS if is_number(config.get(name))}
+        for cause, elements, words in (*_of_tokens(given, model, error), *_of_states(given, model, trained, buckets)):
             for element_bytes in (4, 2, 1) if cause == "attention" else (4, 2):  # a mask may be of bools
                 if error.asked.low <= elements * element_bytes <= error.asked.high:
                     sizes.setdefault(cause, f"{error.asked.text} = {words} x {element_bytes} bytes: ")
     if len(sizes) > 1:  # the guess is for what nothing else explains
         sizes.pop("padded", None)
-    shards_weights = (given.arm or "").startswith(SHARD_WEIGHTS)
-    return causes(error, sizes, shards_weights, _filling(error.total, given, model)), given
+    return causes(error, sizes, (given.arm or "").startswith(SHARD_WEIGHTS), _filling(error, given, trained)), given
 
 
-def _filling(total: int | None, given: Described, model: Transformer | None) -> str:
+def _filling(error: OomError, given: Described, trained: int) -> str:
     """Return what the model states of a rank take, if that is most of the GPU; empty if not, or if it is not known."""
-    if not (total and model and given.ranks and given.arm in STAGES):
-        return ""
-    trained = sum(tensor.elements for tensor in model.tensors if tensor.trains)
-    held = sum(papers.states_bytes(trained, STAGES[given.arm], given.ranks).values())
-    return f"{given.arm} on {given.ranks} ranks holds {size(held)}" if held > FILLING * total else ""
+    if error.total and given.ranks and given.arm in STAGES:
+        held = sum(papers.states_bytes(trained, STAGES[given.arm], given.ranks).values())
+        # Where less is allocated, they are not there yet, or are others than predicted.
+        if FILLING * error.total < held <= (error.allocated or held):
+            return f"{given.arm} on {given.ranks} ranks holds {size(held)}"
+    return ""
 
 
 def _of_config(path: Path | None) -> dict[str, Any]:
@@ -104,52 +106,49 @@ def _of_config(path: Path | None) -> dict[str, Any]:
 
 
 def _of_tokens(given: Described, model: Transformer | None, error: OomError) -> Iterator[Tensor]:
-    rows, sequence = given.micro_batch, given.sequence
-    asked_bytes = (error.asked.low + error.asked.high) / 2
     vocabulary, intermediate, heads = given.vocabulary, None, 1
     if model:
         vocabulary = model.look.vocabulary
         intermediate = model.dimensions.get("intermediate_size")
         heads = model.dimensions.get("num_attention_heads", 1)
-    if not (rows and sequence):
-        yield from _of_thousands(vocabulary, asked_bytes)
-        return
-    tokens = rows * sequence
-    for cause, width in (("logits", vocabulary), ("activations", intermediate)):
-        if width:
-            yield cause, tokens * width, f"{tokens:,} tokens x {width:,}"
-    for number in (heads, 1):  # a mask has no heads
-        factors = f"{rows} rows x {number} heads x {sequence:,} x {sequence:,} tokens"
-        yield "attention", tokens * number * sequence, factors
-    # A batch is padded to its longest row. With 4 and 2 bytes, any size from a quarter of the full logits up is some
-    # such length. Little else in a pass is as large: a vocabulary is several times as wide as an MLP.
+    rows, sequence = given.micro_batch or 0, given.sequence or 0
+    if tokens := rows * sequence:
+        for cause, width in (("logits", vocabulary), ("activations", intermediate)):
+            if width:
+                yield cause, tokens * width, f"{tokens:,} tokens x {width:,}"
+        for number in (heads, 1):  # a mask has no heads
+            factors = f"{rows} rows x {number} heads x {sequence:,} x {sequence:,} tokens"
+            yield "attention", tokens * number * sequence, factors
     if vocabulary:
-        for element_bytes in (4, 2):
-            longest = round(asked_bytes / rows / vocabulary / element_bytes)
+        yield from _of_padded(vocabulary, rows, sequence, error)
+
+
+def _of_padded(vocabulary: int, rows: int, sequence: int, error: OomError) -> Iterator[Tensor]:
+    for element_bytes in (4, 2):
+        tokens = (error.asked.low + error.asked.high) / 2 / vocabulary / element_bytes
+        if rows * sequence:
+            # A batch is padded to its longest row. With 4 and 2 bytes, any size from a quarter of the full logits up is
+            # some such length. Little else in a pass is as large: a vocabulary is several times as wide as an MLP.
+            longest = round(tokens / rows)
             if sequence / 2 < longest < sequence:
                 factors = f"{rows} rows x about {longest:,} of {sequence:,} tokens x {vocabulary:,}"
                 yield "padded", rows * longest * vocabulary, factors
+        else:
+            # Almost any size is some number of tokens, but few are thousands: with the two digits of a message and a
+            # vocabulary of 128,256 one in 25.
+            thousands = 1024 * round(tokens / 1024)
+            yield "padded", thousands * vocabulary, f"{thousands:,} tokens x {vocabulary:,}"
 
 
-def _of_thousands(vocabulary: int | None, asked_bytes: float) -> Iterator[Tensor]:
-    # Almost any size is some number of tokens, but few are thousands: with the two digits of a message and a vocabulary
-    # of 128,256 one in 25.
-    for element_bytes in (4, 2):
-        if vocabulary:
-            tokens = 1024 * round(asked_bytes / 1024 / vocabulary / element_bytes)
-            yield "padded", tokens * vocabulary, f"{tokens:,} tokens x {vocabulary:,}"
-
-
-def _of_states(given: Described, model: Transformer | None, buckets: dict[str, Any]) -> Iterator[Tensor]:
+def _of_states(given: Described, model: Transformer | None, trained: int, buckets: dict[str, Any]) -> Iterator[Tensor]:
     arm = given.arm or "zero"  # without one, what ZeRO has is tried
     # --- of the config, with any model: 5e8 elements are DeepSpeed's default (zero/config.py:113), 2.0 GB in fp32
     if arm.startswith("zero"):
-        for name, elements in (USUAL_BUCKETS | buckets).items():
+        for name, elements in buckets.items():
             yield "buckets", elements, f"{elements:,.0f} elements of {name}"
     # --- of the model alone
     if model is None:
         return
-    trained = sum(tensor.elements for tensor in model.tensors if tensor.trains)
     whole = "optimizer"
     if arm.startswith(("zero", *SHARD_WEIGHTS)):
         # ZeRO makes a rank's part of each state as one flat vector, in fp32 even for 16-bit weights. It is cloned from

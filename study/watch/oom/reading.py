@@ -14,7 +14,6 @@ from study.core import files
 from study.core.errors import Stop
 
 MAX_BYTES = 10 * 2**20  # of a log: the patterns read one megabyte in less than a second
-ITS_END = "give its end: tail -c 10M train.log"
 LONGEST_LINE = 600  # characters that are shown: PyTorch's message up to what is reserved but unallocated
 MESSAGE = 1500  # characters after its first word in which a message ends: PyTorch's have 700
 ABOVE = 6000  # characters of traceback above it
@@ -30,8 +29,9 @@ IMPOSSIBLE = 2**50  # bytes: an unsigned number below zero, under WSL
 
 # CUDACachingAllocator.cpp asks the driver for 2 MiB, 20 MiB (for 1 to 10 MiB) or multiples of 2 MiB, and says that.
 MIB = 2**20
-SEGMENTS = {2 * MIB: (1, MIB), 20 * MIB: (MIB, 10 * MIB)}
+SMALL = 10 * MIB  # such a tensor says nothing: the memory was full before it
 ROUND = 2 * MIB
+SEGMENTS = {ROUND: (1, MIB), 20 * MIB: (MIB, SMALL)}
 
 
 @functools.cache
@@ -47,14 +47,6 @@ class Asked:
     text: str
     low: int
     high: int
-
-    @property
-    def is_small(self) -> bool:
-        """Return whether the tensor says nothing: the memory was full before it."""
-        return 0 < self.high <= 10 * MIB
-
-
-NOT_SAID = Asked("a tensor", 0, 0)
 
 
 @dataclass(frozen=True)
@@ -91,17 +83,16 @@ def content(where: str | None) -> str:
     if where in (None, "-"):
         text = sys.stdin.buffer.read(MAX_BYTES + 1)  # a pipe may have no end
         if len(text) > MAX_BYTES:
-            raise Stop(f"the standard input has more than {MAX_BYTES:,} bytes", ITS_END)
-        return text.decode(errors="replace")
+            raise Stop(f"the standard input has more than {MAX_BYTES:,} bytes", "give its end: tail -c 10M train.log")
+        return files.text_of(text)
     # An error in quotes may be longer than a name can be, where pathlib raises.
     if not (re.fullmatch(r"\S*[/.]\S+", where) or os.path.exists(where)):  # noqa: PTH110
         return where
     try:
-        return files.read(Path(where), MAX_BYTES).decode(errors="replace")
-    except FileNotFoundError:
-        raise Stop(f"there is no file {where:.200}", "name a log, or give the error in quotes") from None
+        return files.text_of(files.read(Path(where), MAX_BYTES))
     except (OSError, ValueError) as error:
-        raise Stop(f"{where!r:.200} cannot be read ({files.why(error)})", ITS_END) from None
+        remedy = f"name a log, give the error in quotes, or the end of a large log: `tail -c 10M {where}`"
+        raise Stop(f"there is no file {where:.200} that can be read ({files.why(error)})", remedy) from None
 
 
 def find(text: str) -> OomError:
@@ -109,6 +100,9 @@ def find(text: str) -> OomError:
 
     One that ends a traceback comes before one that does not.
     """
+    text = re.sub(messages()["color"], "", f"{text}\n")
+    # Ranks write into one log line by line: the lines of each together, with those that follow and name no rank.
+    text = "".join(sorted(re.split(messages()["ranked"], text), key=re.compile(messages()["rank"]).findall))
     # A process that the kernel killed says nothing itself. DeepSpeed's launcher then prints `return code = -9`
     # (launcher/launch.py:259), and torchrun `Signal 9 (SIGKILL)` (torch/distributed/elastic/multiprocessing/errors).
     for kind in messages()["kind"]:
@@ -119,14 +113,17 @@ def find(text: str) -> OomError:
         errors = [error for error in errors if re.search(kind.get("above", ""), "".join(error.frames))]
         if errors:  # one without a traceback may have been caught, and the pass tried again
             return max(errors, key=lambda error: error.frames != [error.context])
-    what = f"no error about memory is in {textwrap.shorten(text[:ABOVE], 60, placeholder=' ...')!r}"
-    raise Stop(what, "name a log, or paste the lines around `out of memory`, `Killed` or `exit code 137`")
+    raise Stop(
+        f"no error about memory is in {text.strip()[:60]!r}",
+        "name a log, or paste the lines around `out of memory`, `Killed` or `exit code 137`; if ranks got a SIGTERM, "
+        "look at the rank that died first",
+    )
 
 
 def _error(where: str, text: str, first: int) -> OomError:
     # --- the message, from the beginning of its line, on one line
     begin = text.rfind("\n", 0, first) + 1
-    rest = re.split(FRAME, text[first : first + MESSAGE])[0]  # several ranks write into one log
+    rest = re.split(f"{FRAME}|{messages()['ranked']}", text[first : first + MESSAGE])[0]  # the next rank's follows
     message = " ".join((text[begin:first] + rest).split())
     message = "Tried to allocate".join(message.split("Tried to allocate")[:2])
     # --- what it says
@@ -157,7 +154,7 @@ def _size(pattern: str, message: str) -> int | None:
 def _asked(where: str, message: str) -> Asked:
     match = re.search(rf"(?:to allocate|asking for) {SIZE}", message)
     if match is None or float(match[1]) == 0:
-        return NOT_SAID
+        return Asked("a tensor", 0, 0)
     number, unit = match.groups()
     text = f"{number} {unit}"
     size = int(float(number) * UNITS[unit])
