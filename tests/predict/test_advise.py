@@ -1,7 +1,6 @@
 """Compares advice with its formulas, with arithmetic by hand, and with what an expert would try."""
 
 from dataclasses import MISSING, fields, replace
-from unittest import mock
 
 import pytest
 
@@ -214,7 +213,6 @@ def test_how_many_are_needed():
     assert fewest(*asked(model, None, "T4"), least=2 * MOST_GPUS) is None
 
 
-@mock.patch.dict(GPUS)
 def test_gpus_are_enough_if_any_arm_keeps_the_states_there_and_divide_a_batch_that_is_rounded_up():
     """Offloading is the choice on these, and more were said to be needed. A batch of 2 was for 2 GPUs at most."""
     for batch, gpus, said in ((16, 8, ""), (2, 4, ", with --batch 4")):
@@ -269,7 +267,6 @@ def test_why_an_offloading_arm_is_chosen_before_a_faster_one():
         assert f"Why: without offloading zero3 fits only just (73 of 80 GiB); {more}" in words[-2]
 
 
-@mock.patch.dict(GPUS)
 def test_a_card_outside_the_list_and_a_slice_are_like_a_known_one():
     told = {"gpu_memory": "12GB", "gpu_tflops": 51}
     question = question_of(named("gpt2"), 1, "RTX3090", **told)
