@@ -52,7 +52,7 @@ class Plain(Engine):
             if piles_up:
                 ready += size
                 size = 0
-            else:  # the new gradient is there besides, until it is moved or added
+            elif self.passes < 3:  # DDP moves gradients in the last pass alone; others add to those that are there
                 ready = max(self.complete_bytes, ready - size)
             yield most.beside({"gradients": ready}, size)
 

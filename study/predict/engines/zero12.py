@@ -122,6 +122,8 @@ class Buckets(Bucket):
         buckets = self.buckets if self.waiting else 0  # of earlier passes; else they come with the first gradient
         # _release_ipg_buffers drops the buckets after a reduction: in stage 1 after the last pass only.
         yield self.instant(profile.most, 0) | {"buckets": buckets}
+        if self.waiting and self.engine.passes > 2:  # between the first and the last pass stage 1 frees nothing
+            yield from (self.instant(most, tensor.elements * self.w) for tensor, most, _ in profile.gradients)
         for tensor, most, complete in profile.gradients:
             size = tensor.elements * self.w
             if self.bucket:
