@@ -4,13 +4,13 @@ The trainer compares what a file promises with what the prepared objects really 
 """
 
 import functools
-import hashlib
 import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from study.core.cache import fingerprint
 from study.core.errors import Stop, nearest
 from study.core.files import load, why
 from study.core.shapes import is_local
@@ -244,7 +244,7 @@ def digest(name: str) -> str:
         content += [arm.replicas, arm.shards]
     if arm.sequence_ranks > 1:
         content.append(arm.sequence_ranks)
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+    return fingerprint(content)
 
 
 @functools.cache

@@ -7,9 +7,7 @@ A part with a `repair` runs document 002's script instead of the trainer. `reser
 have left before it starts a cell for the first time.
 """
 
-import hashlib
 import itertools
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -18,7 +16,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationError
 
-from study.core import arms
+from study.core import arms, cache
 from study.core.errors import Stop, nearest
 from study.core.files import load, sentence
 from study.core.settings import Repair, Settings, build
@@ -93,8 +91,7 @@ class Cell:
         # The arm's file is part of it: a changed arm is another cell, and is run again. An empty place keeps
         # the names of what was run.
         key = [self.script, self.arm, self.ranks, self.settings, (), arms.digest(self.arm)]
-        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:8]
-        return f"{self.part}-{self.arm}-{digest}"
+        return f"{self.part}-{self.arm}-{cache.fingerprint(key)[:8]}"
 
     @property
     def run_name(self) -> str:
