@@ -108,7 +108,7 @@ class Arm:
     @property
     def for_cuda_alone(self) -> str | None:
         """Return the feature of an arm that DeepSpeed has only for NVIDIA GPUs. None if the arm has no such feature."""
-        return feature_for_cuda_alone(self.deepspeed or {})
+        return feature_for_cuda_alone(self.deepspeed)
 
     @property
     def uses_nvme(self) -> bool:
@@ -291,16 +291,13 @@ def releases_of_defaults() -> str:
     return ", ".join(f"{name} {known[name]['version']}" for name in known).replace("trainer", "transformers")
 
 
-def feature_for_cuda_alone(config: dict) -> str | None:
+def feature_for_cuda_alone(config: dict | None) -> str | None:
     """Return what a DeepSpeed config switches on that DeepSpeed has only for NVIDIA GPUs. None if there is nothing."""
-    zero = config.get("zero_optimization") or {}
-    features = {
-        "qwZ": zero.get("zero_quantized_weights"),
-        "qgZ": zero.get("zero_quantized_gradients"),
-    }
-    for name, is_on in features.items():
-        if is_on:
-            return name
+    zero = zero_optimization(config)
+    if zero["zero_quantized_weights"]:
+        return "qwZ"
+    if zero["zero_quantized_gradients"]:
+        return "qgZ"
     return None
 
 

@@ -49,7 +49,7 @@ def training_of(record: Record) -> Training | None:
         return None
     if requested.optimizer == "muon" and observed.stage:
         return None
-    if observed.tensor_ranks or feature_for_cuda_alone(observed.deepspeed or {}):
+    if observed.tensor_ranks or feature_for_cuda_alone(observed.deepspeed):
         return None
     # With a GPU the rows of the data set stay on the host, and do not matter.
     if rows is None and observed.device == "cpu":
