@@ -74,13 +74,11 @@ class Text(BaseModel):
         return self.sentences - sum(self.unjudged.values())
 
 
-def _load(path: Path, form):
-    return load(path, form, what="as the ledger needs it", remedy="correct the file", most_bytes=MAX_BYTES)
-
-
 @functools.cache
 def texts() -> tuple[Text, ...]:
-    known = [_load(path, Text) for path in FOLDER.glob("*.toml")]
+    what = "as the ledger needs it"
+    remedy = "correct the file"
+    known = [load(path, Text, what=what, remedy=remedy, most_bytes=MAX_BYTES) for path in FOLDER.glob("*.toml")]
     return tuple(sorted(known, key=lambda text: text.document))
 
 
