@@ -53,11 +53,11 @@ def groups(runs: Iterable[Run], only: Iterable[str] | None = None) -> dict[str, 
         left_out = {*VARIES}
         if run.record.requested.steps:
             left_out.add("epochs")  # --steps overrides it
-        if only is None:
-            return json.dumps(json.loads(run.key(left_out)) | {"environment": run.environment})
-        left_out |= run.cell.keys() - set(only)
-        measured = {"device": run.record.observed.device, "measure_version": run.record.measure_version}
-        return json.dumps(json.loads(run.key(left_out)) | measured)
+        how: dict[str, object] = {"environment": run.environment}
+        if only is not None:
+            left_out |= run.cell.keys() - set(only)
+            how = {"device": run.record.observed.device, "measure_version": run.record.measure_version}
+        return json.dumps(json.loads(run.key(left_out)) | how)
 
     members = grouped(runs, conditions)
     return dict(zip(labels([json.loads(cell) for cell in members]), members.values(), strict=True))
