@@ -17,6 +17,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from study.core import files
+from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.records.schema import Record
 from study.records.sections import Cell, Error, Loss
@@ -28,7 +29,6 @@ CELL = "ZERO_STUDY_CELL"  # the environment variable in which a sweep names the 
 LONGEST_MESSAGE = 100_000  # the last lines of a launch may include a progress bar
 END = ("status", "finished_utc", "error")
 UNFINISHED = "the process ended before it was done"  # why a part after the training has no result yet
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def now_utc() -> str:
