@@ -170,7 +170,7 @@ DEFAULT_MODEL = {
     "wikitext": ("gpt-tiny", "gpt2"),
     "synthetic": ("gpt-tiny", "gpt2"),
 }
-TINY = {"bert-tiny": 1e-3, "gpt-tiny": 1e-3}  # with their learning rate
+TINY = ("bert-tiny", "gpt-tiny")
 OF_TASK: dict[Task, dict[str, Any]] = {
     "imdb": {"train_rows": 800, "eval_rows": 200, "sequence": 128},  # a review is short
     "wikitext": {"eval_rows": 100},
@@ -249,7 +249,8 @@ def resolve(flags: Flags, gpu: bool) -> Settings:
     if flags.data == "embedded" and flags.model is None:
         model = shape_of(model)  # the built-in one, which needs no hub
     # 5e-5 is the Trainer's default. Rows of the embedded corpus are short.
-    defaults: dict[str, Any] = {"task": task, "model": model, "lr": TINY.get(model, 5e-5), "init": "pretrained"}
+    rate = 1e-3 if model in TINY else 5e-5
+    defaults: dict[str, Any] = {"task": task, "model": model, "lr": rate, "init": "pretrained"}
     defaults |= {"attention": ATTENTION.get(model_type(model)), "data": "hub", "sequence": 1024}
     if model in SHAPES or is_local(model):
         defaults["init"] = "random"
