@@ -146,7 +146,7 @@ def say(*lines: str) -> None:
     sys.stdout.flush()
 
 
-def wrapped(text: str, indent: str = "", first: str = "") -> list[str]:
+def wrapped(text: str, indent: str, first: str) -> list[str]:
     """Return the lines of a text. The first begins with `first`, the others with `indent`."""
     return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False) or [""]
 

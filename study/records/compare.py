@@ -69,7 +69,7 @@ def compare(runs: Runs) -> Comparison:
     # Accelerate reduces in the last pass alone, unless a script sets sync_each_batch: seen on an H200, 18.5 of 44.6 GB.
     keeping = [run for run in runs.done if run.record.observed.fsdp and (run.record.observed.accumulation or 1) > 1]
     arms = sorted({run.record.arm for run in keeping})
-    return Comparison(rows, runs.environments, dict(left_out), list(runs.set_aside), arms)
+    return Comparison(rows, runs.environments, left_out, list(runs.set_aside), arms)
 
 
 def answer(compared: Comparison) -> str:

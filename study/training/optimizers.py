@@ -16,7 +16,7 @@ OPTIMIZERS: dict[str, tuple[type[Optimizer], dict]] = {
 }
 
 
-def build_optimizer(settings: Settings, model: torch.nn.Module, with_master: bool = False) -> Optimizer:
+def build_optimizer(settings: Settings, model: torch.nn.Module, with_master: bool) -> Optimizer:
     """Return the optimizer over the parameters that train."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # Accelerate reads the rate of an optimizer that it replaces from its defaults.

@@ -43,7 +43,7 @@ def ddp_on_one_gpu(arm: Arm) -> contextlib.AbstractContextManager:
 
 
 def fsdp_without_a_gpu(
-    plugin: FullyShardedDataParallelPlugin, mixed_precision: str, groups: ParallelismConfig | None = None
+    plugin: FullyShardedDataParallelPlugin, mixed_precision: str, groups: ParallelismConfig | None
 ) -> None:
     """Let Accelerate shard on a CPU too, and divide the ranks into groups. Call it before `prepare`.
 
