@@ -154,21 +154,7 @@ def _refuse_constant(name: str) -> None:
 
 SHOWN = reprlib.Repr()
 SHOWN.maxstring = SHOWN.maxother = 80
-# pydantic's words (2.14), and those of a user who knows JSON, TOML and options, but not Python.
-PLAINER = {
-    r"^\w+ should ": "must ",
-    ", unable to .*": "",
-    "greater than or equal to": "at least",
-    "less than or equal to": "at most",
-    "a valid integer": "a whole number",
-    "a valid number": "a number",
-    "a valid boolean": "true or false",
-    "a valid string": "a text",
-    "(a valid dictionary|an object)( or .*)?": "a table",
-    "a valid (list|tuple|array)": "a list",
-    "a valid date.*": "a date such as 2026-11-20, in TOML without quotes",
-    "an instance of Path": "a path",
-}
+PLAINER = from_toml(Path(__file__).with_name("plainer.toml").read_text())
 
 
 def sentence(error: ValidationError, known: Iterable[str] = (), name=".".join) -> str:
