@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from study.core.errors import Stop
+from study.core.files import from_toml
 from study.core.machine import MORE_MEMORY, die_with_parent, lift_memory_cap, oom_kills
 from study.measure.hardware import device_is_full, host_is_full, lost_connection
 from study.measure.heartbeat import print_stacks_when_asked
@@ -31,16 +32,7 @@ FULL = (  # whose memory it was, and what to do
     (device_is_full, "the device ran out of memory", "give a smaller --micro-batch, or an arm that offloads"),
     (host_is_full, "the host refused more memory", "give a smaller --micro-batch, or a higher --memory-cap-gib"),
 )
-REFUSALS = {  # by words of a library's message: what they mean, and what to do
-    "Timed out waiting": ("a collective waited too long for another rank", "look at what the other ranks do"),  # gloo
-    # T5: Accelerate 1.15 shards weights that encoder and decoder share with one of them.
-    "already managed by another FSDP group": ("PyTorch refuses", "take zero3"),
-    # Ulysses in DeepSpeed 0.19.8 reads this field of the config, which BERT and GPT-2 lack.
-    "no attribute 'num_key_value_heads'": ("DeepSpeed refuses", "take a decoder that has it, such as llama-micro"),
-    "AutoTP not supported for model": ("DeepSpeed refuses", "take a model that AutoTP divides, such as a Llama"),
-    "You cannot specify an optimizer": ("Accelerate refuses", "take it out of the config: --optimizer and --lr say it"),
-    "No module named 'bitsandbytes'": ("a package is missing", "pip install bitsandbytes"),
-}
+REFUSALS = from_toml(Path(__file__).with_name("refusals.toml").read_text())
 NO_FOLDER = Path("/proc/no run folder yet")
 _heard = threading.Event()  # set once the main thread has handled a signal
 
