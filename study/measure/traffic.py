@@ -5,6 +5,7 @@ of the whole tensor that a collective produces or consumes, whatever the backend
 them, and the kernel's count of the bytes that the process wrote is a check of both.
 """
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,26 +13,13 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from study.core.files import from_toml
 from study.records.sections import Collective
 
 ULYSSES = "dim_zero_all_to_all"  # DeepSpeed's own operator: the calls inside it are not dispatched again
-NAMES = {  # the dispatcher's names of each kind; names without a final _ are those of functional collectives
-    "all_reduce": "allreduce_ allreduce_coalesced_ all_reduce all_reduce_ all_reduce_coalesced",
-    "all_gather": "allgather_ _allgather_base_ allgather_into_tensor_coalesced_ allgather_coalesced_ "
-    "all_gather_into_tensor all_gather_into_tensor_coalesced",
-    "reduce_scatter": "reduce_scatter_ _reduce_scatter_base_ reduce_scatter_tensor_coalesced_ "
-    "reduce_scatter_tensor reduce_scatter_tensor_coalesced",
-    "broadcast": "broadcast_ broadcast",
-    "reduce": "reduce_",
-    "gather": "gather_",
-    "scatter": "scatter_",
-    "all_to_all": f"alltoall_ alltoall_base_ all_to_all_single {ULYSSES}",
-    "send": "send",
-    "recv": "recv_",
-    "barrier": "barrier",
-}
+NAMES = from_toml(Path(__file__).with_name("collectives.toml").read_text())
 MOVES_NOTHING = {"wait_tensor"}
-KINDS = {name: kind for kind, names in NAMES.items() for name in names.split()}
+KINDS = {name: kind for kind, names in NAMES.items() for name in names}
 
 
 class CollectiveCounter(TorchDispatchMode):
