@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, TypeAdapter, ValidationError
 
 from study.core.errors import Stop, nearest
-from study.core.files import sentence
+from study.core.files import from_toml, sentence
 from study.core.recipes import RECIPES, Recipe
 from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, is_local, model_type, shape_of
 
@@ -164,18 +164,8 @@ class Settings(Flags):
     lr: PositiveFloat = field()
 
 
-# By task, without a GPU and with one. `bert-large-uncased` is the hub's name, with published weights.
-DEFAULT_MODEL = {
-    "imdb": ("bert-tiny", "bert-large-uncased"),
-    "wikitext": ("gpt-tiny", "gpt2"),
-    "synthetic": ("gpt-tiny", "gpt2"),
-}
+OF_TASK = from_toml(Path(__file__).with_name("tasks.toml").read_text())
 TINY = ("bert-tiny", "gpt-tiny")
-OF_TASK: dict[Task, dict[str, Any]] = {
-    "imdb": {"train_rows": 800, "eval_rows": 200, "sequence": 128},  # a review is short
-    "wikitext": {"eval_rows": 100},
-    "synthetic": {"eval_rows": 100, "sequence": 128, "data": "synthetic"},
-}
 # By type of model. Of another type only transformers knows what it can.
 ATTENTION: dict[str | None, str] = {shape["model_type"]: "sdpa" for shape in SHAPES.values()}
 ATTENTION |= dict.fromkeys(NO_FUSED_ATTENTION, "eager")
@@ -245,7 +235,7 @@ def resolve(flags: Flags, gpu: bool) -> Settings:
     if flags.init == "none" and flags.model:
         task = "synthetic"  # nothing could be learnt
     task = given.get("task", task)
-    model = given.get("model", DEFAULT_MODEL[task][gpu])
+    model = given.get("model", OF_TASK["model"][task][gpu])
     if flags.data == "embedded" and flags.model is None:
         model = shape_of(model)  # the built-in one, which needs no hub
     # 5e-5 is the Trainer's default. Rows of the embedded corpus are short.
@@ -258,7 +248,7 @@ def resolve(flags: Flags, gpu: bool) -> Settings:
         defaults["data"] = "embedded"
     if given.get("data", defaults["data"]) == "embedded":
         defaults["sequence"] = 128
-    return Settings(**defaults | OF_TASK[task] | given | {"cache_dir": flags.cache_dir.expanduser()})
+    return Settings(**defaults | OF_TASK["others"][task] | given | {"cache_dir": flags.cache_dir.expanduser()})
 
 
 def learning_rate(settings: Settings, step: int, steps: int) -> float:
