@@ -14,15 +14,7 @@ from study.report import style
 from study.report.of_record import predicted
 from study.report.tables import SETTINGS, lines_of, stacked
 
-PARTS = {  # that a figure shows, of the roles that records and predictions tell apart
-    "weights": ("weights",),
-    "gradients": ("gradients",),
-    "optimizer": ("master", "moments", "swap"),
-    "buckets": ("buckets", "staging"),
-    "gathered weights": ("gathered_weights",),
-    "activations": ("activations",),
-    "other": ("temporaries", "constants", "other"),
-}
+PARTS = style.COLOURS["roles"]
 PART_OF = {role: part for part, roles in PARTS.items() for role in roles}
 BARS = style.Stack("bytes", style.PARTS, size, "peak memory of a rank")
 ONE_MEMORY = "no GPU: one memory"
@@ -46,8 +38,7 @@ def table(runs: Runs) -> pd.DataFrame:
 def has_one_memory(run: Run) -> bool:
     """Return whether an arm offloads, and the machine has no GPU: what it holds on a GPU cannot be told apart."""
     observed = run.record.observed
-    places = {observed.offload_optimizer, observed.offload_param} - {None, "none"}
-    return observed.device == "cpu" and bool(places or (observed.fsdp and observed.fsdp["offloads"]))
+    return observed.device == "cpu" and not {observed.offload_optimizer, observed.offload_param} <= {None, "none"}
 
 
 def held_bytes(run: Run) -> int:
