@@ -272,6 +272,7 @@ class Prediction(Piece):
     checkpointing: bool = False
     gpu: str = ""
     link: str | None = None
+    tf32: bool = True  # as our trainer has it for products in fp32; PyTorch's default is off
     quantity: str
     over: dict | None = None  # what differs in the other training
 
@@ -290,7 +291,7 @@ class Prediction(Piece):
         training = Training(model, RECIPES[self.precision], batch, placement)
         if self.quantity == "tokens_per_s":
             tokens = self.ranks * self.micro_batch * self.accumulation * self.sequence
-            return tokens / step_time(training, Hardware(gpu=self.gpu, link=self.link)).seconds
+            return tokens / step_time(training, Hardware(gpu=self.gpu, link=self.link, tf32=self.tf32)).seconds
         prediction = estimate(training)
         known = vars(prediction) | {f"component.{role}": size for role, size in prediction.at_peak.items()}
         # As the papers count volume, an all-reduce moves its tensor twice.
