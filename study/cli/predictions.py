@@ -225,6 +225,8 @@ def estimate(
     taken = f"Taken as: {rows}, {number_of(ours.batch.passes, 'passes')}, {precision}, activations {activations}."
     if machine and precision.startswith("bf16") and not GPUS[machine.gpu].has_bf16:
         taken += f" A {machine.gpu} has no bf16: fp16 is meant."
+    if machine and precision == "fp32":
+        taken += f" {answer.TF32}."
     say_wrapped(f"{text}.{fit}", taken, *answer.card_note(place))
     say_wrapped(*answer.recompute_note(passes.checkpointing, ours.model, arm.name), "")
     # --- the parts of the peak, and what moves

@@ -23,6 +23,7 @@ from study.predict.front import (
 )
 
 LOAD = "under stage 3 create TrainingArguments before from_pretrained, elsewhere let rank 0 load alone"
+TF32 = "fp32 multiplies in TF32 where the GPU has it: PyTorch does so if a script sets allow_tf32"
 WHOLE_GRADIENTS = (
     "FSDP2 keeps whole gradients between the passes of a step, as Accelerate does unless a script says "
     "GradientAccumulationPlugin(sync_each_batch=True)"
@@ -267,6 +268,8 @@ def assumptions(question: Question) -> list[str]:
 
 def precisions(question: Question) -> str:
     half = "bf16" if GPUS[question.gpu].has_bf16 else "fp16"  # GPUs before Ampere have none
+    if question.precision == "fp32":
+        return TF32
     return (
         f"without --precision, {half} weights and fp32 master copies under DeepSpeed, {half} autocast elsewhere, but "
         "no autocast under FSDP2, which decides some of the times: --precision bf16_cast compares all arms in one"
