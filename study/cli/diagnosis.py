@@ -21,12 +21,12 @@ from study.records import store
 from study.records.metrics import dig
 from study.watch import lists, sources
 from study.watch.about import About, about
-from study.watch.differences import Difference, compare, is_secret, mistakes, printable, recognised, shown
+from study.watch.differences import Difference, compare, is_secret, mistakes, printable, recognised, same, shown
 from study.watch.findings import Finding
 from study.watch.oom import reading
 from study.watch.oom.explain import Described, explain
 
-DEFAULT = " (the library's default)"
+DEFAULT = " (the library's default{})"
 MOST_SHOWN = 10  # faults, without --details: a reader of 50 reads none
 FLAG = re.compile(r"--[a-z0-9]+|the release of [\w-]+")  # what a question asks for
 OF_FLAG = re.compile(r"[^.?]*(?:--[a-z0-9]+|the release of [\w-]+)[^?]*\?")  # a question that one answers
@@ -147,7 +147,13 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
     # --- what differs in one line, what is wrong in one of them alone, each known cause with its values, and keys whose
     # effect nobody knows
     nothing = "no known cause differs, but other keys do" if others else "no setting that differs"
-    names = ", ".join(printable(each.name) for each in known) or nothing
+    names = (
+        ", ".join(
+            f"{printable(each.name)}{' with older releases' if same(each.a.value, each.b.value) else ''}"
+            for each in known
+        )
+        or nothing
+    )
     say_wrapped(f"What changes losses or memory: {names}.")
     for letter, side in ("a", a), ("b", b):
         say_wrapped("", f"{letter.upper()}: {side.path} ({side.words})", indent="   ")
@@ -162,14 +168,14 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
     if others:
         say("", "Other keys that differ:")
         say_wrapped(*map(_values, others), indent="    ", first="  ")
-    if any(each.a.is_default or each.b.is_default for each in known):
+    if any(each.is_default for side in (a, b) for each in sources.effective_settings(side).values()):
         say_wrapped("", f"Defaults are those of {releases_of_defaults()}.")
     return answer
 
 
 def _values(difference: Difference) -> str:
     sides = (difference.a, difference.b)
-    a, b = (f"{shown(side, difference.name)}{DEFAULT if side.is_default else ''}" for side in sides)
+    a, b = (f"{shown(side, difference.name)}{DEFAULT.format(side.older) if side.is_default else ''}" for side in sides)
     return f"{printable(difference.name)}: A {a}, B {b}"
 
 

@@ -143,6 +143,7 @@ class Description:
     why: str = ""
     unless: str | int | bool | None = None  # another value counts even if only one file has the setting
     is_count: bool = False  # a value that is none is not understood
+    older: str = ""  # DeepSpeed's default in older releases, if it was another
     deepspeed: str | None = None
     accelerate: str | None = None
     trainer: str | None = None
@@ -162,6 +163,7 @@ class Setting:
     value: Any
     is_default: bool = False  # of the library: the file does not have the key
     is_open: bool = False  # something else than the file decides, or it is not understood
+    older: str = ""  # the default of older releases, if it was another
 
 
 UNSET = Setting(None)
@@ -205,7 +207,8 @@ def _at_paths(kind: str, content: dict, defaults: dict[str, Any]) -> EffectiveSe
         no_count = description.is_count and not str(value).removesuffix(".0").isdecimal()  # 4.0 is one
         setting = Setting(value, is_open=value == AUTO or no_count)
         if value in (None, "None"):
-            setting = Setting(defaults.get(path), is_default=True, is_open=kind == "trainer")
+            older = description.older if kind == "deepspeed" else ""
+            setting = Setting(defaults.get(path), is_default=True, is_open=kind == "trainer", older=older)
         if setting.value is not None:
             settings[name] = setting
     return settings
