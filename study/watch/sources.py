@@ -195,6 +195,10 @@ def effective_settings(source: Source) -> EffectiveSettings:
 def _at_paths(kind: str, content: dict, defaults: dict[str, Any]) -> EffectiveSettings:
     """Return the settings that a file of this kind has, and the defaults, by dotted path, of those that it lacks."""
     settings = {}
+    of_program: dict[str, Any] = {}
+    for key, does in texts("programs.toml").items():
+        if content.get(key):
+            of_program |= does
     for name, description in descriptions().items():
         path = getattr(description, kind)
         if path is None:
@@ -208,7 +212,9 @@ def _at_paths(kind: str, content: dict, defaults: dict[str, Any]) -> EffectiveSe
         setting = Setting(value, is_open=value == AUTO or no_count)
         if value in (None, "None"):
             older = description.older if kind == "deepspeed" else ""
-            setting = Setting(defaults.get(path), is_default=True, is_open=kind == "trainer", older=older)
+            value = of_program.get(path, defaults.get(path))
+            is_open = kind == "trainer" and path not in of_program
+            setting = Setting(value, is_default=True, is_open=is_open, older=older)
         if setting.value is not None:
             settings[name] = setting
     return settings
