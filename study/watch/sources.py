@@ -34,7 +34,8 @@ KEYS = {
     "optimizer scheduler gradient_clipping steps_per_print wall_clock_breakdown torch_autocast amp",
     TRAINER: "per_device_train_batch_size output_dir learning_rate num_train_epochs max_steps max_grad_norm deepspeed "
     "fsdp lr_scheduler_type warmup_steps warmup_ratio gradient_checkpointing logging_steps save_steps weight_decay "
-    "optim",
+    "optim base_model micro_batch_size adapter sequence_len lr_scheduler finetuning_type cutoff_len tuner_type "
+    "train_type",
 }  # fsdp_config is of two kinds, and bf16 as well
 
 
