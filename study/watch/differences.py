@@ -182,11 +182,10 @@ def _not_arriving(content: dict) -> Iterator[Finding]:
 def _contradicted(arguments: dict, config: dict) -> Iterator[Finding]:
     """Yield what a DeepSpeed config says otherwise than the Trainer's arguments beside it."""
     for pair in texts()["arguments_contradicted"]["pairs"]:
-        ours, theirs = dig(arguments, pair["trainer"]), dig(config, pair["deepspeed"])
-        is_said = None not in (ours, theirs) and AUTO not in (ours, theirs) and not arguments.get(pair.get("unless"))
-        if is_said and not same(ours, theirs):
-            values = [shown(Setting(value)) for value in (ours, theirs)]
-            yield finding("arguments_contradicted", values=values, **pair)
+        values = [dig(arguments, pair["trainer"]), dig(config, pair["deepspeed"])]
+        is_said = None not in values and AUTO not in values and not arguments.get(pair.get("unless"))
+        if is_said and not same(*values):
+            yield finding("arguments_contradicted", values=[shown(Setting(value)) for value in values], **pair)
 
 
 def _mistyped(library: str, config: dict, closed: Sequence[str] = ()) -> Iterator[Finding]:

@@ -24,6 +24,8 @@ def releases(words: tuple[str, ...]) -> dict[str, Release]:
         text = content(word)
         named = listed(text)
         found |= named
+        if {*named.values()} <= {ANY} and re.search(table().patterns["config"], text):
+            raise Stop(f"{word:.80} is a config", f"give it as --config {word:.80}")
         if text == word and ANY in named.values() and re.fullmatch(r"[\w.-]+==\S*", word):
             raise Stop(f"{word!r:.80} names no release", "write one, such as deepspeed==0.19.8")
         # Another package is no mistake beside known ones, as in a list. A misspelt word is one.
@@ -48,7 +50,11 @@ def notes(words: tuple[str, ...], used: dict[str, Release]) -> Iterator[str]:
     """Yield a sentence for each name that may be misspelt, and for each word that is another package's."""
     others = [word for word, name in table().packages.items() if used.get(name, ANY) == ANY]
     for word in words:
-        close = misspelt(content(word), others)
+        text = content(word)
+        for name in re.findall(table().patterns["included"], text):
+            if name not in " ".join(words):
+                yield f"{word:.80} includes {name:.80}, which was not read: give it as well."
+        close = misspelt(text, others)
         for name, question in close.items():
             yield f"Of {name} the table has no fault: {question}"
         if "==" in word and not close and not listed(word):

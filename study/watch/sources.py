@@ -28,6 +28,7 @@ OTHER = "settings"
 NAMES_ANOTHER = {TRAINER: "deepspeed", ACCELERATE: "deepspeed_config.deepspeed_config_file"}  # where it names one
 # A file has the kind with the most of its keys.
 KEYS = {
+    OTHER: "",
     ACCELERATE: "distributed_type compute_environment mixed_precision deepspeed_config num_processes "
     "num_machines machine_rank main_training_function downcast_bf16 rdzv_backend use_cpu same_network",
     DEEPSPEED: "zero_optimization train_batch_size train_micro_batch_size_per_gpu zero_allow_untested_optimizer "
@@ -64,7 +65,7 @@ def read(path: Path) -> Source:
         record = store.read(path)
         return Source(path, RECORD, record.model_dump(mode="json", by_alias=True), record)
     content = _mapping(path)
-    kind = max((OTHER, *KEYS), key=lambda kind: len(content.keys() & KEYS.get(kind, "").split()))
+    kind = max(KEYS, key=lambda kind: len(content.keys() & KEYS[kind].split()))
     fsdp_file = content.get("fsdp_config")  # of the Trainer it may be a file
     if isinstance(fsdp_file, str) and (file := _allowed(fsdp_file, path)):
         content["fsdp_config"] = _mapping(file)
