@@ -147,14 +147,11 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
     # --- what differs in one line, what is wrong in one of them alone, each known cause with its values, and keys whose
     # effect nobody knows
     nothing = "no known cause differs, but other keys do" if others else "no setting that differs"
-    names = (
-        ", ".join(
-            f"{printable(each.name)}{' with older releases' if same(each.a.value, each.b.value) else ''}"
-            for each in known
-        )
-        or nothing
-    )
-    say_wrapped(f"What changes losses or memory: {names}.")
+    names = []
+    for each in known:
+        older = " with older releases" if same(each.a.value, each.b.value) else ""
+        names.append(f"{printable(each.name)}{older}")
+    say_wrapped(f"What changes losses or memory: {', '.join(names) or nothing}.")
     for letter, side in ("a", a), ("b", b):
         say_wrapped("", f"{letter.upper()}: {side.path} ({side.words})", indent="   ")
         findings = list(mistakes(side))
@@ -222,12 +219,10 @@ def oom(error: tyro.conf.Positional[str | None] = None, /, *, model: Wanted, tra
     known = [f"{flag(name)} {value}" for name, value in vars(training).items() if value is not None]
     if known:
         say_wrapped(f"Taken as: {', '.join(known)}.")
-    if model.lora_rank is None:
-        say_wrapped(
-            "",
-            "With --model and --arm or --config, the size is matched with this training's own tensors. For adapters "
-            "give --lora-rank, too.",
-        )
+    if not (model.model or model.params):
+        say_wrapped("", "With --model and --arm or --config, the size is matched with this training's own tensors.")
+    elif model.lora_rank is None:
+        say_wrapped("", "If only adapters train, give --lora-rank as well.")
     say_wrapped("`study advise` predicts which arms fit, and how long their steps take.")
     return {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": vars(training)}
 
@@ -316,7 +311,7 @@ def _show_faults(faults: list[dict], symptom: str | None, details: bool, config:
         wanted = [name for name, _ in flags.most_common()]
         if config is None:
             wanted.insert(0, "--config")
-        say_wrapped(f"To narrow it down, give {', '.join(wanted)}. What they answer is left out below.")
+        say_wrapped(f"To narrow it down, give {', '.join(wanted)}. Questions that they answer are left out below.")
     left = []
     for number, fault in enumerate(faults, 1):
         first = f"{number:>2}. "
@@ -325,8 +320,8 @@ def _show_faults(faults: list[dict], symptom: str | None, details: bool, config:
             _show_finding(first, Finding(sentence, fault["do"], fault["shown"]))
         elif number <= MOST_SHOWN:
             # Without any question it would read as if it applied.
-            asked = OF_FLAG.sub("", fault["question"]) or fault["question"]
-            say_wrapped(f"{fault['sentence']}. {asked.lstrip()}", indent="    ", first=first)
+            question = OF_FLAG.sub("", fault["question"]) or fault["question"]
+            say_wrapped(f"{fault['sentence']}. {question.lstrip()}", indent="    ", first=first)
         else:
             left.append(fault)
     return left

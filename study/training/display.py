@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import transformers
 
-from study.core import text as screen
+from study.core.text import say as print_line
+from study.core.text import size
 from study.records import metrics, store
 from study.records.sections import Evaluation
 
@@ -24,7 +25,7 @@ _NOWHERE = Path(os.devnull).open("w")  # noqa: SIM115  stays open: DeepSpeed kee
 
 def say(folder: Path | None, text: str) -> None:
     """Print a line, and append it to the run's log."""
-    screen.say(text)
+    print_line(text)
     if folder is not None:
         # A full disk must not end a run that only has something to say.
         with contextlib.suppress(OSError), (folder / "log.txt").open("a") as log:
@@ -87,7 +88,7 @@ def report(run: "OpenRun", result: Evaluation) -> None:
 SUMMARY: dict[str, Callable[[float], str]] = {
     "train_loss": "loss {:.4f}".format,
     "tokens_per_s": "{:.0f} tokens/s".format,
-    "peak_bytes": lambda peak_bytes: f"{screen.size(peak_bytes)} at the peak of a rank",
+    "peak_bytes": lambda peak_bytes: f"{size(peak_bytes)} at the peak of a rank",
 }
 
 

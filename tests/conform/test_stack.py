@@ -214,7 +214,7 @@ def test_a_newcomer_reads_ten_faults_and_each_flag_once(capsys):
     faults = asked(words)["faults"]
     printed = " ".join(capsys.readouterr().out.split())
     flags = "--config, --optimizer, --precision, --passes, --reentrant, the release of torch"
-    assert f"To narrow it down, give {flags}. What they answer is left out below." in printed
+    assert f"To narrow it down, give {flags}. Questions that they answer are left out below." in printed
     assert printed.count("--precision") == 1
     assert "Does it train on GPUs?" in printed
     shown = [" ".join(row["sentence"].split()) in printed for row in faults]

@@ -123,7 +123,8 @@ class Buckets(Bucket):
         # _release_ipg_buffers drops the buckets after a reduction: in stage 1 after the last pass only.
         yield self.instant(profile.most, 0) | {"buckets": buckets}
         if self.waiting and self.engine.passes > 2:  # between the first and the last pass stage 1 frees nothing
-            yield from (self.instant(most, tensor.elements * self.w) for tensor, most, _ in profile.gradients)
+            for tensor, most, _ in profile.gradients:
+                yield self.instant(most, tensor.elements * self.w)
         for tensor, most, complete in profile.gradients:
             size = tensor.elements * self.w
             if self.bucket:
