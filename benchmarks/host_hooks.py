@@ -90,10 +90,10 @@ def by_torch(wrapped: str | None, dtype: torch.dtype, layers: int, reentrant: bo
         policy = ModuleWrapPolicy({LlamaDecoderLayer})
         cpu = torch.device("cpu")
         model = FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=cpu, use_orig_params=True)
-    if wrapped == "FSDP2":
+    if wrapped in ("FSDP2", "FSDP2 whole"):  # whole: its layers' weights stay so from the forward pass on
         mesh = dist.device_mesh.init_device_mesh("cpu", (RANKS,))
         for module in [*(each for each in model.modules() if isinstance(each, LlamaDecoderLayer)), model]:
-            fully_shard(module, mesh=mesh)
+            fully_shard(module, mesh=mesh, reshard_after_forward=False if wrapped == "FSDP2 whole" else None)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
 
     def update() -> None:
@@ -159,9 +159,10 @@ def main() -> None:
         say(f"{what}: {seconds * 1e6:.0f} us, {seconds / kernel_s:.1f} kernels")
 
     tell("stage 3, a tensor, a pass", (sum(stage3[:2]) - sum(half[:2])) / 2 / TENSORS)
-    for version in ("FSDP1", "FSDP2"):
+    for version in ("FSDP1", "FSDP2", "FSDP2 whole"):
         unit = of_a_layer(functools.partial(by_torch, version, torch.float32))
         tell(f"{version}, a tensor, a pass", (sum(unit[:2]) - sum(whole[:2])) / 2 / TENSORS)
+        tell(f"{version}, a tensor, the backward pass", (unit[1] - whole[1]) / TENSORS)
     ddp = of_a_layer(functools.partial(by_torch, "DDP", torch.bfloat16))
     tell("DDP, a gradient", (ddp[1] - half[1]) / TENSORS)
     for stage in (1, 2):

@@ -213,7 +213,8 @@ def figures(name: str, off: Sequence[float], factor: float | None = None) -> dic
 def main() -> None:
     now = pace()
     start = changed(now, {name: entry(name)["start"] for name in names(now)})
-    members = capped([each for each in timed() if each.set < newest()])
+    known = [each for each in timed() if each.set < newest()]
+    members = capped(known)
     fit = Fit(members, start)
     best, spread = fit.constants(fit.logarithms), fit.spread()
     found = {name: (value(best, name), float(error)) for name, error in zip(fit.names, spread, strict=True)}
@@ -227,7 +228,8 @@ def main() -> None:
         found["interval", kind] = (factor, 0.0)
         lines.append(figures(f"limited by {kind}", of_kind, factor))
     lines.append(figures("stage 3", [each for row, each, _ in off if row.training.placement.stage == 3]))
-    lines.append(figures(H200, [each for row, each, _ in off if row.source == H200]))
+    without = fit.constants(fit.without(numpy.array([each.source != H200 for each in members])))
+    lines.append(figures(f"{H200}, all cells", errors([each for each in known if each.source == H200], without)))
     for name, (each, error) in found.items():
         ends = [each * float(numpy.exp(sign * SPREAD * error)) for sign in (-1, 1)]
         say(f"{'.'.join(filter(None, name)):32} {each:.4g}  ({ends[0]:.3g} to {ends[1]:.3g})")

@@ -33,7 +33,6 @@ class Engine:
     """
 
     # --- for the seconds of a step
-    divides_weights = False  # passes gather whole ones
     python: str | None = None  # whose Python handles each tensor: a class in pace.toml
     # --- what leaves the device
     updates_here = True
@@ -71,14 +70,10 @@ class Engine:
         return update_makes_bytes(self.training.optimizer, self.pieces, self.recipe.moment_bytes)
 
     @property
-    def handled(self) -> dict[str, int]:
+    def handled(self) -> dict[str, float]:
         """How many tensors Python handles in each phase of a pass, also if no rank sends anything for them."""
-        if not self.divides_weights:  # ranks have all weights: once for each gradient, in a hook
-            return {"forward": 0, "backward": len(self.tensors)}
-        # What is computed again is gathered again.
-        training = self.training
-        again = sum(training.computes_again(tensor.block) for tensor in training.tensors)
-        return {"forward": len(training.tensors), "backward": len(training.tensors) + again}
+        # Ranks have all weights: once for each gradient, in a hook.
+        return {"forward": 0, "backward": len(self.tensors)}
 
     @property
     def standing(self) -> dict[str, int]:

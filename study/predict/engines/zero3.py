@@ -22,7 +22,6 @@ ALIGNED_BYTES = 1024  # swap_tensor/utils.py, AIO_ALIGNED_BYTES
 
 class Stage3(Zero):
     python = "stage_3"
-    divides_weights = True
 
     def __init__(self, training: Training):
         super().__init__(training)
@@ -52,6 +51,13 @@ class Stage3(Zero):
 
     def part_elements(self) -> int:
         return sum(map(self.share, self.tensors))
+
+    @property
+    def handled(self) -> dict[str, float]:
+        tensors = self.training.tensors
+        # What is computed again is gathered again.
+        again = sum(self.training.computes_again(tensor.block) for tensor in tensors)
+        return {"forward": len(tensors), "backward": len(tensors) + again}
 
     @functools.cached_property
     def sub_groups(self) -> list[int]:
