@@ -229,7 +229,7 @@ def main() -> None:
         lines.append(figures(f"limited by {kind}", of_kind, factor))
     lines.append(figures("stage 3", [each for row, each, _ in off if row.training.placement.stage == 3]))
     without = fit.constants(fit.without(numpy.array([each.source != H200 for each in members])))
-    lines.append(figures(f"{H200}, all cells", errors([each for each in known if each.source == H200], without)))
+    lines.append(figures(f"{H200}, all cells", list(errors([each for each in known if each.source == H200], without))))
     for name, (each, error) in found.items():
         ends = [each * float(numpy.exp(sign * SPREAD * error)) for sign in (-1, 1)]
         say(f"{'.'.join(filter(None, name)):32} {each:.4g}  ({ends[0]:.3g} to {ends[1]:.3g})")
