@@ -4,7 +4,7 @@
 # ///
 """Claimed: a model runs with 60 % of its parameters offloaded to the CPU (`offload_param`, in an article on it).
 
-What happens (deepspeed 0.19.8): there is no setting for a share. But parameters below the threshold stay gathered, and
+What happens (deepspeed 0.19.8): parameters below the threshold stay gathered, and
 the others are offloaded: in a block of a decoder the shares are 100, 90, 66 and 0 %.
 """
 

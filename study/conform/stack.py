@@ -21,6 +21,7 @@ class Flags:
     precision: Literal["fp32", "bf16", "fp16", "bf16_autocast", "fp16_autocast"] | None = None  # bf16 and fp16: a cast
     optimizer: str | None = None  # such as adamw, sgd, adafactor, muon
     peft: bool | None = None  # weights are frozen, as with LoRA
+    cuda: bool = True  # it trains on GPUs
     checkpointing: bool | None = None  # activations are recomputed
     reentrant: bool | None = None  # with use_reentrant=True
     offload: Literal["none", "cpu", "nvme"] | None = None  # of the optimizer's states; none if nothing says it
@@ -44,15 +45,16 @@ def described(used: dict[str, Release], flags: Flags, said: dict, key: Callable 
         if trainer in used:
             facts["trainer"] = trainer
     facts |= {name: value for name, value in asdict(flags).items() if value is not None}
-    facts = table().defaults.get(str(facts["trainer"]), {}) | facts
+    facts = table().defaults.get(facts["trainer"], {}) | facts
     if flags.fsdp2:
         facts["stage"] = "FSDP2"
     if facts["trainer"] not in (None, "own"):  # it stands on these, whether they are listed or not
         used.setdefault("transformers", ANY)
         used.setdefault("accelerate", ANY)
     optimizer = str(facts.get("optimizer")).lower()  # such as FusedAdamW, adamw_torch
-    for name in [each for each in table().optimizers if each in optimizer]:  # the later counts
-        facts["optimizer"] = name
+    for name in table().optimizers:  # the later counts
+        if name in optimizer:
+            facts["optimizer"] = name
     if "stage" in facts:
         used.setdefault("torch" if isinstance(facts["stage"], str) else "deepspeed", ANY)
     return facts | used
