@@ -1,7 +1,7 @@
 """Which known faults apply to these releases, in this training? Needs no torch."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from packaging.specifiers import SpecifierSet
@@ -44,17 +44,16 @@ def described(used: dict[str, Release], flags: Flags, said: dict, key: Callable 
     for trainer in table().trainers:  # who lists one trains with it; the later ones use the earlier
         if trainer in used:
             facts["trainer"] = trainer
-    facts |= {name: value for name, value in asdict(flags).items() if value is not None}
-    facts = table().defaults.get(facts["trainer"], {}) | facts
+    facts |= {name: value for name, value in vars(flags).items() if value is not None}
+    facts = table().defaults.get(str(facts["trainer"]), {}) | facts
     if flags.fsdp2:
         facts["stage"] = "FSDP2"
     if facts["trainer"] not in (None, "own"):  # it stands on these, whether they are listed or not
         used.setdefault("transformers", ANY)
         used.setdefault("accelerate", ANY)
     optimizer = str(facts.get("optimizer")).lower()  # such as FusedAdamW, adamw_torch
-    for name in table().optimizers:  # the later counts
-        if name in optimizer:
-            facts["optimizer"] = name
+    for name in [each for each in table().optimizers if each in optimizer]:  # the later counts
+        facts["optimizer"] = name
     if "stage" in facts:
         used.setdefault("torch" if isinstance(facts["stage"], str) else "deepspeed", ANY)
     return facts | used
@@ -117,7 +116,7 @@ def answered(used: dict[str, Release], facts: dict[str, Any]) -> dict[str, Any]:
 
 def _questions(fault: Fault, facts: dict[str, Any]) -> list[str] | None:
     """Return what has to be known for a fault to apply, besides the release. None: it does not apply."""
-    if fault.when is None or fault.package not in facts:
+    if not fault.when or fault.package not in facts:
         return None
     questions = []
     trainer = facts["trainer"]

@@ -120,7 +120,7 @@ function words(release) {
 // The faults that apply or may, to a list of releases and what flags say.
 function answered(list, flags) {
   let versions = listed(list); // in the order of the list, and then those that a trainer or a stage needs
-  const known = { offload: "none", ranks: 2 };
+  const known = { offload: "none", ranks: 2, cuda: true }; // cuda: the command has --no-cuda
   for (const trainer of table.trainers) if (trainer in versions) known.trainer = trainer;
   Object.assign(known, flags);
   Object.assign(known, table.defaults[known.trainer], { ...known });
