@@ -21,7 +21,7 @@ class Flags:
     precision: Literal["fp32", "bf16", "fp16", "bf16_autocast", "fp16_autocast"] | None = None  # bf16 and fp16: a cast
     optimizer: str | None = None  # such as adamw, sgd, adafactor, muon
     peft: bool | None = None  # weights are frozen, as with LoRA
-    cuda: bool = True  # it trains on GPUs
+    cuda: bool = True  # it trains on GPUs, and not on CPUs alone
     checkpointing: bool | None = None  # activations are recomputed
     reentrant: bool | None = None  # with use_reentrant=True
     offload: Literal["none", "cpu", "nvme"] | None = None  # of the optimizer's states; none if nothing says it
