@@ -32,16 +32,14 @@ if [ $what = memory ]; then
   # What takes much one after the other, and what takes little beside it, all the time. Their times do not count.
   total_mib=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null || echo 200000)
   big() {
-    PYTORCH_ALLOC_CONF=expandable_segments:True sweep big windows-expandable windows --only part=llama-7b-zero3 checkpointing=True
-    sweep big windows windows --only part=llama-7b-eight-rows accumulation=1
+    sweep big windows windows --only part=vit-giant-on-the-host
+    sweep big windows windows --only part=deberta
     sweep big predictions predictions --only part=eight 'model=[qm]*' 'arm=zero*'
-    sweep big h100 h100 --only part=stages arm=zero2 checkpointing=True
-    PYTORCH_ALLOC_CONF=expandable_segments:True sweep big h100-expandable h100 --only part=stages arm=zero2 checkpointing=True
   }
   small() {
+    sweep small windows windows --only part=vit-giant
     sweep small predictions predictions --only part=eight 'model=[qm]*' arm=fsdp2
-    ( PYTHONPATH=$root:$root/.gpu/deepspeed-0.19.2:$root/.gpu/site sweep small windows-0.19.2 windows --only part=adapters "model=${A:-llama3.2-1b}" reentrant=True )
-    sweep small windows windows --only part=adapters "model=${A:-llama3-8b}"
+    sweep small windows windows --only part=llama-7b-eight-rows accumulation=1
   }
   small & p1=$!
   # 80 GB hold one large training, and not the tests beside it.
@@ -60,11 +58,12 @@ else
   for n in 1 2 3; do (
     sweep t$n windows windows --only part=bert-on-the-disk --lane $n 3
     sweep t$n offload offload --only part=host-against-disk model=gpt2-large --lane $n 3
-    sweep t$n guelph guelph --only part=loss micro_batch=8 'arm=*[!v][!m][e2]' --repeat 3 --lane $n 3
-    sweep t$n predictions predictions --only part=arms --repeat 3 --lane $n 3
-    sweep t$n guelph guelph --only part=loss micro_batch=8 'arm=zero3*' --lane $n 3
+    sweep t$n windows windows --only part=gpt2-xl-on-24 --lane $n 3
+    sweep t$n predictions predictions --only part=arms --repeat 2 --lane $n 3
+    sweep t$n guelph guelph --only part=loss micro_batch=8 'arm=[sz]*[e23]' --lane $n 3
     sweep t$n offload offload --only part=host-against-disk model=gpt2-xl --lane $n 3
-    sweep t$n predictions predictions --only 'part=[!e]*' --lane $n 3
+    sweep t$n guelph guelph --only part=loss micro_batch=8 'arm=zero3*' --lane $n 3
+    sweep t$n predictions predictions --only 'part=[!ae]*' --lane $n 3
     sweep t$n predictions predictions --only part=encoders --lane $n 3
   ) & pids="$pids $!"; done
   wait $pids

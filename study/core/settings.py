@@ -54,8 +54,8 @@ class Flags:
     """A hub name, a local folder, or a built-in shape: bert-tiny bert-base bert-large gpt-tiny gpt2 gpt2-medium
     gpt2-large gpt2-xl gpt3-2.7b gpt-j-6b gemma2-9b gpt3-13b gpt-neox-20b llama-2-7b llama3-8b llama3-70b llama3.2-1b
     qwen2.5-7b qwen3-8b qwen3-32b mistral-7b gemma3-1b phi3-mini olmo2-7b mixtral-8x7b qwen3-30b-a3b t5-large
-    modernbert-large vit-large whisper-large, or a small model of a family, such as llama-micro. Default: with a GPU the
-    model of the source documents, without a GPU a tiny model."""
+    modernbert-large deberta-v2-xlarge vit-large vit-giant whisper-large, or a small model of a family, such as
+    llama-micro. Default: with a GPU the model of the source documents, without a GPU a tiny model."""
     tokenizer: str | None = None
     """A hub name or a local folder. Default: the model's own. The embedded corpus needs none."""
     data: str | None = None
@@ -115,7 +115,7 @@ class Flags:
     """Recompute by PyTorch's older way, use_reentrant=True, as TRL does for adapters under stage 3."""
     attention: Literal["sdpa", "eager"] | None = None
     """sdpa: fused attention. eager: written out, which keeps the score matrices. Default: sdpa if transformers has it
-    for the model; it has none for GPT-J and Gemma 2."""
+    for the model; it has none for GPT-J, Gemma 2 and DeBERTa."""
     tf32: bool = True
     """Let fp32 matrix products use TF32 if the device has it. No effect on a CPU."""
     instruments: bool = True
