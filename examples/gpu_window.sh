@@ -32,14 +32,13 @@ if [ $what = memory ]; then
   # What takes much one after the other, and what takes little beside it, all the time. Their times do not count.
   total_mib=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null || echo 200000)
   big() {
-    sweep big windows windows --only part=vit-giant-on-the-host
-    sweep big windows windows --only part=deberta
     sweep big predictions predictions --only part=eight 'model=[qm]*' 'arm=zero*'
+    sweep big windows windows --only part=llama-7b-eight-rows accumulation=1
   }
   small() {
-    sweep small windows windows --only part=vit-giant
+    sweep small windows windows --only 'part=vit*'
+    sweep small windows windows --only part=deberta
     sweep small predictions predictions --only part=eight 'model=[qm]*' arm=fsdp2
-    sweep small windows windows --only part=llama-7b-eight-rows accumulation=1
   }
   small & p1=$!
   # 80 GB hold one large training, and not the tests beside it.
