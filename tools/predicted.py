@@ -3,6 +3,7 @@
 python tools/predicted.py reports/h200 579c3b24 > reports/h200/predicted.csv
 python tools/predicted.py reports/h200-2 dfb6b367 > reports/h200-2/predicted.csv
 python tools/predicted.py reports/h200-3 3e5f3d55 > reports/h200-3/predicted.csv
+python tools/predicted.py reports/h100 f926602a > reports/h100/predicted.csv
 python tools/predicted.py windows predictions h100 guelph > reports/h200/next.csv
 
 The first checks out that commit and asks its code: nothing that came later can change an answer. From a record it takes
@@ -51,10 +52,13 @@ def at_commit(folder: Path, commit: str) -> None:
             subprocess.run(["git", "worktree", "remove", "--force", there], cwd=ROOT, check=True)
 
 
-Named = tuple[str, Any, str, bool]  # name, Training, GPU, whether a rank runs alone
+# Name, Training, GPU, and whether its seconds are not predicted: a rank that runs alone sends nothing, and with states
+# on a disk they depend on the disk.
+Named = tuple[str, Any, str, bool]
 
 
 def of_records(folder: Path) -> Iterator[Named]:
+    from study.core.arms import load_arm
     from study.core.gpus import gpu_named
     from study.records.runs import load
     from study.report.of_record import training_of
@@ -62,7 +66,8 @@ def of_records(folder: Path) -> Iterator[Named]:
     for run in sorted(load(folder).done, key=lambda run: run.folder):
         record = run.record
         if training := training_of(record):
-            yield record.run_id, training, gpu_named(record.hardware.devices[0].name), record.is_virtual
+            untimed = record.is_virtual or load_arm(record.arm).uses_nvme
+            yield record.run_id, training, gpu_named(record.hardware.devices[0].name), untimed
 
 
 def of_protocols(*names: str) -> Iterator[Named]:
@@ -79,23 +84,24 @@ def of_protocols(*names: str) -> Iterator[Named]:
         model = Transformer.of(config_of(name), name, dropout=settings.dropout, lora_rank=settings.lora_rank)
         ranks = settings.virtual_ranks or cell.ranks or 1
         again = Recomputation(settings.checkpointing)
+        arm = load_arm(cell.arm)
         training = Training(
             model,
             RECIPES[settings.precision],
             Batch(settings.micro_batch, settings.accumulation, settings.sequence, again),
-            Placement.of(load_arm(cell.arm), ranks, "cuda"),
+            Placement.of(arm, ranks, "cuda"),
             optimizer=settings.optimizer,
             attention=settings.attention or "sdpa",
         )
-        yield cell.name, training, GPU, settings.virtual_ranks is not None
+        yield cell.name, training, GPU, settings.virtual_ranks is not None or arm.uses_nvme
 
 
-def row(name: str, training: Any, gpu: str, alone: bool) -> tuple[str | float | None, ...]:
+def row(name: str, training: Any, gpu: str, untimed: bool) -> tuple[str | float | None, ...]:
     from study.predict.front import Hardware, memory_kinds, step_time
 
     kinds = memory_kinds(training, gpu)
     times: tuple[float | None, ...] = (None, None, None)
-    if not alone:  # a rank that runs alone sends nothing, so its step is no prediction's
+    if not untimed:
         machine = Hardware(gpu=gpu, gpus_per_node=training.placement.ranks, host="new")
         step = step_time(training, machine)
         times = tuple(float(f"{seconds:.4g}") for seconds in (step.seconds, step.low_s, step.high_s))

@@ -13,7 +13,7 @@ from study.report import style
 from study.report.tables import parts
 
 FOLDER = ROOT / "reports" / "h200"  # a wheel has none
-LATER = [ROOT / "reports" / name for name in ("h200-2", "h200-3")]  # other machines, whose hosts were slower or busier
+LATER = [ROOT / "reports" / name for name in ("h200-2", "h200-3", "h100")]  # other machines; hosts slower or busier
 ABOUT = ["model", "precision", "micro_batch", "accumulation", "sequence", "checkpointing", "arm"]
 # By the columns of predicted.csv. The first peak is that of the tensors. Of a rank that runs alone the last two are no
 # measurement: it sends nothing, and the driver counted two runs at a time.
@@ -42,9 +42,9 @@ def table(runs: Runs, folder: Path = FOLDER) -> pd.DataFrame:
 
 
 def later() -> pd.DataFrame:
-    """Return the runs of the second and third host, without adapters and with the allocator's defaults."""
+    """Return the runs of the other machines, without adapters and with the allocator's defaults."""
     usual = {folder: load(folder / "runs").select(lora_rank=None, allocator=None) for folder in LATER}
-    return pd.concat(table(runs, folder).assign(host=folder.name[-1]) for folder, runs in usual.items())
+    return pd.concat(table(runs, folder).assign(host=folder.name) for folder, runs in usual.items())
 
 
 @style.figure

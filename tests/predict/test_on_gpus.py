@@ -1,12 +1,12 @@
-"""Predictions of 75 trainings on three H200: three kinds of memory, and what an advice says of smaller cards."""
+"""Predictions of 94 trainings on three H200 and an H100: kinds of memory, and what an advice says of smaller cards."""
 
 from dataclasses import replace
 
 import pytest
 
-from study.core.gpus import GPUS
+from study.core.gpus import GPUS, gpu_named
 from study.predict.advise import fits_on
-from study.predict.allocator import CONTEXT_BYTES, MemoryKinds, memory_kinds, outside_bytes
+from study.predict.allocator import CONTEXT_BYTES, memory_kinds, outside_bytes
 from study.predict.estimate import estimate
 from study.predict.step_time import Hardware, step_time
 from study.predict.training import Training
@@ -15,13 +15,17 @@ from study.records.runs import Run
 from study.report.of_record import training_of
 from tests.conftest import ROOT
 
-MACHINES = ("h200", "h200-2", "h200-3")
+MACHINES = ("h200", "h200-2", "h200-3", "h100")
 
 
 @pytest.fixture(scope="module")
 def cells() -> list[tuple[Run, Training]]:
     done = runs.load([ROOT / "reports" / name / "runs" for name in MACHINES]).done
     return [(run, training) for run in done if (training := training_of(run.record))]
+
+
+def gpu_of(run: Run) -> str:
+    return gpu_named(run.record.hardware.devices[0].name)
 
 
 def allocator(run: Run) -> tuple[int, int, float]:
@@ -41,13 +45,14 @@ def test_a_run_with_a_feature_of_cuda_alone_has_no_prediction_of_its_sibling(cel
 
 def test_tracked_peaks_and_their_parts_are_predicted(cells):
     """DDP has its buckets on one GPU as well, and Accelerate runs no autocast under FSDP2: 12 to 17 % before."""
-    assert len(cells) == 75
+    assert len(cells) == 94
     counted = [(run, training) for run, training in cells if metrics.components(run.record)]
-    assert len(counted) == len(cells) - 1, "one was interrupted before the instruments had counted"
+    assert len(counted) == 91, "one was interrupted before the instruments had counted, and two had none"
     for run, training in counted:
         measured = run.record.memory.components.per_rank[0]
         assert estimate(training).peak_bytes == pytest.approx(measured.tracked_peak_bytes, rel=0.005), run.record.run_id
-        if run.record.arm in ("ddp", "fsdp2", "fsdp2_grad_op"):
+        # On a GPU images arrive in the forward pass, as activations; predicted they are `other`.
+        if run.record.arm in ("ddp", "fsdp2", "fsdp2_grad_op") and run.record.requested.task != "synthetic":
             for part in ("activations", "gradients", "gathered_weights", "temporaries"):
                 predicted, seen = (parts.get(part, 0) for parts in (estimate(training).at_peak, measured.at_peak))
                 assert predicted == pytest.approx(seen, rel=0.01, abs=2e6), (run.record.run_id, part)
@@ -59,29 +64,30 @@ def test_kinds_of_memory_over_what_was_measured(cells, golden):
         if run.record.observed.allocator:
             continue  # predicted is what the allocator's defaults reserve
         allocated, reserved, outside = allocator(run)
-        kinds: MemoryKinds = memory_kinds(training, "H200")
-        ratios = [kinds.allocated / allocated, kinds.reserved / reserved]
-        shown = [f"{ratio:.2f}" for ratio in ratios]
+        kinds = memory_kinds(training, gpu_of(run))
         if not run.record.is_virtual:
             assert outside_bytes(training) == pytest.approx(outside, rel=0.03), run.record.run_id
-        lines.append(f"{run.folder.relative_to(ROOT / 'reports')}: {', '.join(shown)}")
-    golden("h200-memory.txt", "\n".join(lines))
+        over = f"{kinds.allocated / allocated:.2f}, {kinds.reserved / reserved:.2f}"
+        lines.append(f"{run.folder.relative_to(ROOT / 'reports')}: {over}")
+    golden("gpus-memory.txt", "\n".join(lines))
 
 
 def test_seconds_of_a_host_of_which_nothing_is_known(cells):
-    """The same GPU beside three hosts. Predicted over measured; within their interval are as many as is written."""
+    """Beside four hosts. Predicted over measured; within their interval are as many as is written."""
     for machine, where, words in (
         ("h200-2", "h200-2", "{} to {} times that, and {} of {} steps"),
         ("h200", "h200-2", "first machine {} to {}, and {} of {}"),
         ("h200-3", "h200-3", "{} to {} times what was measured, and {} of {} steps"),
+        ("h100", "h100", "is {} to {} times, and {} of {} steps"),
     ):
         text = " ".join((ROOT / "reports" / where / "README.md").read_text().split())
         over, within = [], 0
         for run, training in cells:
-            if run.record.is_virtual or run.folder.relative_to(ROOT / "reports").parts[0] != machine:
+            untimed = run.record.is_virtual or run.record.arm == "zero3_nvme"
+            if untimed or run.folder.relative_to(ROOT / "reports").parts[0] != machine:
                 continue
             seconds = metrics.value(run.record, "step_s")
-            step = step_time(training, Hardware(gpu="H200", gpus_per_node=1))
+            step = step_time(training, Hardware(gpu=gpu_of(run), gpus_per_node=1))
             over.append(step.seconds / seconds)
             within += step.low_s <= seconds <= step.high_s
         assert words.format(f"{min(over):.2f}", f"{max(over):.2f}", within, len(over)) in text
@@ -93,5 +99,6 @@ def test_no_advice_says_that_it_fits_where_it_would_have_run_out_of_memory(cells
     for run, training in cells:
         allocated, _, outside = allocator(run)
         memory_bytes = int(share * (allocated + outside)) - 1
-        monkeypatch.setitem(GPUS, "H200", replace(GPUS["H200"], memory_bytes=memory_bytes))
-        assert fits_on("H200", estimate(training).peak_bytes) in says, run.record.run_id
+        gpu = gpu_of(run)
+        monkeypatch.setitem(GPUS, gpu, replace(GPUS[gpu], memory_bytes=memory_bytes))
+        assert fits_on(gpu, estimate(training).peak_bytes) in says, run.record.run_id
