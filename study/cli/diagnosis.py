@@ -179,8 +179,9 @@ def _values(difference: Difference) -> str:
 def _row(difference: Difference) -> dict:
     row = {"name": difference.name, "a": difference.a.value, "b": difference.b.value}
     # A config of somebody else may hold a token, and this answer may be sent to somebody.
-    if is_secret(difference.name):
-        row |= {"a": "(not shown)", "b": "(not shown)"}
+    for side in ("a", "b"):
+        if is_secret(difference.name, row[side]):
+            row[side] = "(not shown)"
     if difference.is_known:
         row |= {"changes": difference.description.changes, "why": difference.description.why}
     return row

@@ -119,14 +119,14 @@ def shown(setting: Setting, name: str = "") -> str:
     value = setting.value
     if value is None:
         return "not set"
-    if is_secret(name):
+    if is_secret(name, value):
         return "(not shown)"
     return printable(short(value))
 
 
-def is_secret(name: str) -> bool:
-    """Return whether a key of this name may hold a secret, such as the token of a hub."""
-    return any(part in name.lower() for part in SECRET)
+def is_secret(name: str, value: object) -> bool:
+    """Return whether a key of this name may hold a secret, such as the token of a hub. A number of tokens is none."""
+    return type(value) not in (int, float) and any(part in name.lower() for part in SECRET)
 
 
 def printable(text: str) -> str:

@@ -56,7 +56,7 @@ def test_what_the_command_prints(file, tmp_path, capsys, monkeypatch, golden):
     that a yaml names is read, or named if it is not here."""
     monkeypatch.chdir(tmp_path)
     long = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
-    other = TRAINER | {long: True, "hub_token": "hf_mine", "note": "\x1b[31mred"}
+    other = TRAINER | {long: True, "max_tokens": 512, "hub_token": "hf_mine", "note": "\x1b[31mred"}
     here, elsewhere = (ZERO | {"deepspeed_config": {"deepspeed_config_file": name}} for name in ("a.json", "else.json"))
     pairs = {
         ("a.json", "b.yaml"): (DEEPSPEED, DEEPSPEED | {"gradient_clipping": 0.0}),
