@@ -40,12 +40,11 @@ def described(used: dict[str, Release], flags: Flags, said: dict, key: Callable 
             facts[name] = None if said[setting].is_open else said[setting].value
     if facts.get("engine") not in (None, "DeepSpeed"):
         facts["stage"] = str(facts["engine"]).replace("FSDP", f"FSDP{facts.get('version', '?')}")
-    if "stage" in facts:
-        facts["keys"] = key  # by its dotted path; another file may have it
+    facts["keys"] = key if "stage" in facts else None  # by its dotted path; another file may have it
     for trainer in table().trainers:  # who lists one trains with it; the later ones use the earlier
         if trainer in used:
             facts["trainer"] = trainer
-    facts["ranks"] = facts["ranks"] or 2  # auto is not one
+    facts["ranks"] = facts["ranks"] or 2  # auto is no number
     facts |= {name: value for name, value in vars(flags).items() if value is not None}
     facts = table().defaults.get(str(facts["trainer"]), {}) | facts
     if flags.fsdp2:
@@ -54,9 +53,8 @@ def described(used: dict[str, Release], flags: Flags, said: dict, key: Callable 
         used.setdefault("transformers", ANY)
         used.setdefault("accelerate", ANY)
     optimizer = str(facts.get("optimizer")).lower()  # such as FusedAdamW, adamw_torch
-    for name in table().optimizers:
-        if name in optimizer:  # the later counts
-            facts["optimizer"] = name
+    for name in [each for each in table().optimizers if each in optimizer]:  # the later counts
+        facts["optimizer"] = name
     if "stage" in facts:
         used.setdefault("torch" if isinstance(facts["stage"], str) else "deepspeed", ANY)
     return facts | used
@@ -97,7 +95,7 @@ def answered(used: dict[str, Release], facts: dict[str, Any]) -> dict[str, Any]:
     unknown = [
         words
         for name, words in named.items()
-        if str(used[name]) not in table().asked.get(name, ())  # of trainers none was run
+        if used[name] not in [*map(Version, table().asked.get(name, ()))]  # of trainers none was run
     ]
     applying = [row for row in rows if row["answer"] == "applies"]
     known = sum(fault.when is not None for fault in table().fault)
