@@ -38,6 +38,7 @@ TERMS = {
 }
 PRECISIONS = ("bf16_cast", "bf16_gathered", "bf16", "fp32")
 ALL_PRECISIONS = ("gptj", "gpt_neox", "gemma2")  # as these have always been known without torch, and runs need a CPU's
+WINDOWS = ("deberta-v2-xlarge", "vit-giant")  # shapes that only windows on a GPU train: traced when they are asked for
 SAMPLES = 5
 ROWS = ((1,), (2, 3))
 MANY, MIDDLE = committed.MANY_LAYERS, committed.MIDDLE
@@ -253,7 +254,8 @@ def sources() -> list[Source]:
     ]
     for name in SHAPES:
         config = config_of(name)
-        if name.endswith("-micro") or committed.member(config, None).layers:  # traced in seconds, or of a family
+        # Those are traced in seconds, or of a family.
+        if name in WINDOWS or name.endswith("-micro") or committed.member(config, None).layers:
             continue
         family = config["model_type"]
         attention = "eager" if family in NO_FUSED_ATTENTION else "sdpa"

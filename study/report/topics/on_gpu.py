@@ -43,8 +43,11 @@ def table(runs: Runs, folder: Path = FOLDER) -> pd.DataFrame:
 
 def later() -> pd.DataFrame:
     """Return the runs of the other machines, without adapters and with the allocator's defaults."""
-    usual = {folder: load(folder / "runs").select(lora_rank=None, allocator=None) for folder in LATER}
-    return pd.concat(table(runs, folder).assign(host=folder.name) for folder, runs in usual.items())
+    tables = []
+    for folder in LATER:
+        usual = load(folder / "runs").select(lora_rank=None, allocator=None)
+        tables.append(table(usual, folder).assign(host=folder.name.removeprefix("h200-")))
+    return pd.concat(tables)
 
 
 @style.figure
