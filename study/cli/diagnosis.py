@@ -263,6 +263,8 @@ def stack(
     if config:
         source = recognised(config)
         said = sources.effective_settings(source)
+        if "ranks" in said and said["ranks"].is_open:
+            del said["ranks"]  # auto is no number: what counts is what is taken where nothing says it
         if source.unread:
             say_wrapped(f"{source.unread}.")
         else:

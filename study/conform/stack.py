@@ -44,7 +44,6 @@ def described(used: dict[str, Release], flags: Flags, said: dict, key: Callable 
     for trainer in table().trainers:  # who lists one trains with it; the later ones use the earlier
         if trainer in used:
             facts["trainer"] = trainer
-    facts["ranks"] = facts["ranks"] or 2  # auto is no number
     facts |= {name: value for name, value in vars(flags).items() if value is not None}
     facts = table().defaults.get(str(facts["trainer"]), {}) | facts
     if flags.fsdp2:
