@@ -25,7 +25,7 @@ from study.predict.front import (
 LOAD = "under stage 3 create TrainingArguments before from_pretrained, elsewhere let rank 0 load alone"
 TF32 = "fp32 multiplies in TF32 where the GPU has it: PyTorch does so if a script sets allow_tf32"
 WHOLE_GRADIENTS = (
-    "FSDP2 keeps whole gradients between the passes of a step, as Accelerate does unless a script says "
+    "FSDP2 keeps whole gradients between the passes of a step, as Accelerate does from 1.11.0 on unless a script says "
     "GradientAccumulationPlugin(sync_each_batch=True)"
 )
 # Seen with torch 2.13, DeepSpeed 0.19.8 and transformers 5.23: tests/training/test_recompute_frozen.py.
@@ -36,7 +36,7 @@ RECOMPUTE = (
 # Faults `frozen-weights-stay` and `frozen-not-reentrant` of study/conform/faults.toml.
 RECOMPUTE_STAGE_3 = (
     "Give recomputation use_reentrant=False: with True and transformers before 5.23.0, deepspeed 0.19.3 to 0.19.8 "
-    "keeps the whole frozen model on each rank. deepspeed 0.19.2 needs True. "
+    "keeps the whole frozen model on each rank. deepspeed 0.19.2 needs True, and TRL since 1.9.0 and ms-swift set it. "
     "`study stack --stage 3 --peft --checkpointing` says what your releases do."
 )
 
