@@ -107,7 +107,7 @@ def _show_changes(name: str, since: str, until: str) -> dict[str, list[str]]:
 
 def _show_explanations(answers: list[Answer]) -> None:
     # Many failures may have one reason, which is said once, with the properties that show it.
-    shown_by = defaultdict[str, dict](dict)
+    shown_by: dict = defaultdict(dict)
     for answer in answers:
         shown_by[explanation(answer)][answer.property] = None
     for why, names in shown_by.items():

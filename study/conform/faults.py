@@ -61,19 +61,20 @@ class Fault(BaseModel):
     def has(self, release: Release) -> bool | None:
         """Whether a release has the fault. None: it was not asked, and the one before or after it has.
 
-        Of a range: True if all tested releases in it have it, False if none in it can; None if no release in it was
-        tested. Its ends count as well: releases from 5.0 on are more than 5.23.0, the first that was tested.
+        Of a range: True if all tested releases in it have it, False if none in it can. Its ends count as well: releases
+        from 5.0 on are more than 5.23.0, the first that was tested.
         """
         asked = sorted(map(Version, self.asked or table().asked[self.package]))
         if isinstance(release, SpecifierSet):
             tested = [*asked, *map(Version, table().asked.get(self.package, ()))]
             ends = [Version(each.version.removesuffix(".*")) for each in release]
-            inside = {self.contains(each) for each in release.filter(tested + ends)}
-            return inside.pop() if len(inside) == 1 and ends and any(release.filter(tested)) else None
+            judge = self.contains if any(release.filter(tested)) else self.has  # a range between two that were tested
+            inside = {*map(judge, release.filter(tested + ends))}
+            return inside.pop() if len(inside) == 1 and ends else None
         beside = [each for each in asked if each <= release][-1:] + [each for each in asked if each >= release][:1]
         if not any(map(self.contains, beside)):
             return False
-        return True if release in beside else None
+        return release in beside or None
 
     @computed_field  # type: ignore[prop-decorator]
     @property

@@ -75,8 +75,9 @@ function has(fault, release) {
   if (Array.isArray(release)) {
     const tested = [...tried, ...(table.asked[fault.package] ?? []).map(version)].filter((each) => within(each, release));
     const ends = release.map(({ than }) => than).filter((each) => within(each, release));
-    const inside = new Set([...tested, ...ends].map(contains));
-    return inside.size === 1 && release.length && tested.length ? [...inside][0] : null;
+    // A range between two that were tested is judged as a release there is.
+    const inside = new Set(tested.length ? [...tested, ...ends].map(contains) : ends.map((each) => has(fault, each)));
+    return inside.size === 1 && release.length ? [...inside][0] : null;
   }
   const before = tried.filter((each) => compare(each, release) <= 0).slice(-1);
   const beside = [...before, ...tried.filter((each) => compare(each, release) >= 0).slice(0, 1)];
