@@ -1,6 +1,6 @@
 # One window on a GPU without a network, in two calls: OUT=FOLDER bash examples/gpu_window.sh memory|times SCALE LIMIT_S, in a
-# checkout with gpu-pack/. What is to be kept is in FOLDER. gpu-pack/also has a wheel of deepspeed 0.19.2 besides. Put the
-# compiled.tar.gz of the first call into gpu-pack/ before the second: it may be another machine.
+# checkout with gpu-pack/. What is to be kept is in FOLDER. Put the compiled.tar.gz of the first call into gpu-pack/ before
+# the second: it may be another machine.
 what=$1 scale=$2 limit=$3
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -12,7 +12,6 @@ nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader 2>
 [ -e .gpu/site/pack.json ] || python3 -c "
 import sys; sys.path.insert(0, 'examples')
 import gpu_windows, pathlib; gpu_windows.install(pathlib.Path('gpu-pack'))" &
-[ -e .gpu/deepspeed-0.19.2 ] || python3 -m pip install -q --no-index --no-deps --target .gpu/deepspeed-0.19.2 gpu-pack/also/deepspeed-0.19.2-*.whl &
 wait
 echo "installed after $SECONDS s"
 export PYTHONPATH=$root:$root/.gpu/site
@@ -51,11 +50,10 @@ if [ $what = memory ]; then
   wait $p1 $p2
 else
   wait $compiling  # here times count
-  python3 benchmarks/peaks.py --json .gpu/runs/peaks.json --tries 5 --disk-mib 1024 --disk .gpu >.gpu/logs/peaks.log 2>&1
+  [ -e .gpu/runs/peaks.json ] || python3 benchmarks/peaks.py --json .gpu/runs/peaks.json --tries 5 --disk-mib 1024 --disk .gpu >.gpu/logs/peaks.log 2>&1
   cat .gpu/logs/peaks.log | grep -v WARN | tail -9; echo "peaks done after $SECONDS s"
   export STUDY_DEVICE_LOCK=$root/.gpu/device
   for n in 1 2 3; do (
-    sweep t$n windows windows --only part=bert-on-the-disk --lane $n 3
     sweep t$n offload offload --only part=host-against-disk model=gpt2-large --lane $n 3
     sweep t$n windows windows --only part=gpt2-xl-on-24 --lane $n 3
     sweep t$n predictions predictions --only part=arms --repeat 2 --lane $n 3

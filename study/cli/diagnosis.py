@@ -264,7 +264,7 @@ def stack(
         source = recognised(config)
         said = sources.effective_settings(source)
         if "ranks" in said and said["ranks"].is_open:
-            del said["ranks"]  # auto is no number: what counts is what is taken where nothing says it
+            del said["ranks"]  # auto is no number: 2 are taken, as where nothing says how many
         if source.unread:
             say_wrapped(f"{source.unread}.")
         else:

@@ -68,7 +68,7 @@ class Fault(BaseModel):
         if isinstance(release, SpecifierSet):
             tested = [*asked, *map(Version, table().asked.get(self.package, ()))]
             ends = [Version(each.version.removesuffix(".*")) for each in release]
-            judge = self.contains if any(release.filter(tested)) else self.has  # a range between two that were tested
+            judge = self.contains if any(release.filter(tested)) else self.has  # then its ends, as single releases
             inside = {*map(judge, release.filter(tested + ends))}
             return inside.pop() if len(inside) == 1 and ends else None
         beside = [each for each in asked if each <= release][-1:] + [each for each in asked if each >= release][:1]
