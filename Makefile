@@ -80,7 +80,7 @@ style: $(VENV)/.ready-to-test  ## the form of the code, and its layers
 	check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*[!g].yml
 
-size:  ## tokens of code by room, against the numbers in pyproject.toml
+size:  ## tokens of code by room, and the change since the last tag
 	@$(PYTHON) .ci/size.py
 
 check: setup style  ## style, layers, and every test that needs no GPU, the slow ones as well
