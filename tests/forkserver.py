@@ -174,7 +174,7 @@ if __name__ == "__main__":
     gc.freeze()  # so that no rank's collections look at all that was imported, and copy it
     listener = socket.socket(fileno=descriptor)
     listener.settimeout(1)
-    while psutil.pid_exists(session):
+    while machine.is_alive(session):  # a zombie is not: its parent may read to the end before it waits
         with contextlib.suppress(TimeoutError):
             connection, _ = listener.accept()
             if os.fork() == 0:
@@ -183,3 +183,4 @@ if __name__ == "__main__":
             connection.close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(-1, os.WNOHANG)
+    Path("/proc/self/fd/2").readlink().unlink(missing_ok=True)
