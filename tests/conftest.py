@@ -145,7 +145,7 @@ def fork_server() -> str:
         listener.listen()
         listener.set_inheritable(True)
         words = [sys.executable, str(ROOT / "tests/forkserver.py"), str(listener.fileno()), str(session)]
-        # None of ours: who reads what this session prints would wait for the server, too. At its end it removes the file.
+        # None of ours: who reads what this session prints would wait for the server. At its end that removes the file.
         errors = Path(tempfile.gettempdir(), f"zero-study-tests-{session}.txt")
         streams = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1)]
         streams.append((os.POSIX_SPAWN_OPEN, 2, str(errors), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
