@@ -23,7 +23,7 @@ MAX_ANSWER_BYTES = 64 * 2**20  # a look at GPT-2 has 0.4 MB
 
 
 def entry(folder: Path, write: Callable[[Path], object]) -> Path:
-    """Return the entry `folder`. If it is not there, or is damaged, `write` fills a new folder, which is then renamed."""
+    """Return the entry `folder`. If it is not there, or damaged, `write` fills a new folder, which is then renamed."""
     # Several processes may do this at once: the first to finish renames its folder, and the others take that one.
     try:
         if _whole(folder):

@@ -1,4 +1,4 @@
-"""Digests that a folder keeps of its files, to see damage before anything reads them. `sha256sum -c` reads them, too."""
+"""Digests that a folder keeps of its files, so that damage is seen. `sha256sum --check` reads them as well."""
 
 import hashlib
 from pathlib import Path

@@ -68,9 +68,9 @@ def load(folder: Path) -> Record:
     return record
 
 
-def checkpoint(folder: Path) -> Path | None:
-    """Return the last complete checkpoint of a run; None if it has none."""
-    return max(folder.glob(f"checkpoints/step-{'[0-9]' * 8}"), default=None)
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the complete checkpoints of a run, the last one last."""
+    return sorted(folder.glob(f"checkpoints/step-{'[0-9]' * 8}"))
 
 
 def run_folders(folder: Path) -> list[Path]:
