@@ -288,6 +288,21 @@ def trained(shared, cache):
 
 
 @pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 32 MiB, which can really be full. Root can mount one, and who may become root without a password."""
+    root = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = [*root, "mount", "-t", "tmpfs", "-o", "size=32m,mode=777", "tmpfs", str(folder)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no disk can be mounted here: {error}")
+    yield folder
+    subprocess.run([*root, "umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture
 def forked_cells(monkeypatch, cache):
     """Cells of a sweep have forked launches: a fresh one is almost all imports."""
 

@@ -130,11 +130,15 @@ def wait(ranks: list[int]) -> None:
     """As under torchrun, one rank that fails ends the others."""
     code = 0
     while ranks:
-        pid, status = os.wait()
+        # torchrun looks every 0.1 s. Until then a rank that has ended is a zombie, and the others can see how it ended.
+        pid = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid
+        status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT).si_status
+        if status and not code:
+            time.sleep(0.1)
+        os.waitpid(pid, 0)
         ranks.remove(pid)
         if status and not code:
             code = 1
-            time.sleep(0.1)
             for rank in ranks:
                 os.kill(rank, signal.SIGTERM)
             # As torchrun does: a rank that waits for the dead one in C++ handles no signal.

@@ -61,6 +61,42 @@ def test_a_yaml_that_deepspeed_reads_otherwise_is_refused(tmp_path, cache):
     assert_ended(run, "failed", "clipping: promised 0.0, observed 1.0")
 
 
+# What strikes a rank (see dying.py), and words of the sentence.
+STRIKES = {
+    "SIGSEGV study.train optimizer_step 3 1": ("rank 1 was killed by SIGSEGV",),
+    "SIGKILL study.train optimizer_step 3 1": ("rank 1 was killed by SIGKILL",),
+    "exit study.train optimizer_step 3 1": ("sys.exit(0) ended the process at dying.py:",),
+}
+
+
+@pytest.mark.parametrize("fault", STRIKES)
+def test_how_a_rank_ended_is_named(fault, tmp_path, cache, monkeypatch):
+    monkeypatch.setenv("FAULT", fault)
+    run = launch("ddp", tmp_path / "run", *SHORT, cache=cache, script="tests/dying.py")
+    assert_ended(run, "failed", *STRIKES[fault])
+    assert run.record.error.where == "rank 1"
+
+
+@pytest.mark.parametrize("fault", ["fill torch save 1 1", "fill torch save 2 0", "fill study.train optimizer_step 3 0"])
+@pytest.mark.parametrize("arm", ["zero2", pytest.param("fsdp2", marks=pytest.mark.slow)])
+def test_a_disk_that_is_full_in_a_save_or_between_is_said_and_recorded(arm, fault, small_disk, cache, monkeypatch):
+    monkeypatch.setenv("FAULT", fault)
+    flags = (*SHORT, "--save-every", "2", "--log-every", "1")
+    run = launch(arm, small_disk / "run", *flags, cache=cache, script="tests/dying.py")
+    assert_ended(run, "failed", "make room")
+    assert "0 bytes free" in run.output or "No space left on device" in run.output
+    assert len(run.record.loss.train) >= 2, "as it wrote them step by step"
+
+
+def test_a_folder_that_is_removed_in_the_middle_is_said(tmp_path, cache, monkeypatch):
+    monkeypatch.setenv("FAULT", "remove study.train optimizer_step 3 0")
+    run = launch("ddp", tmp_path / "run", *SHORT, cache=cache, script="tests/dying.py")
+    assert run.code == 1
+    assert "run was removed, or its record.json. What to do: start it again" in run.output
+    assert run.output.count("What to do:") == 1
+    assert not traceback_of_ours(run.output)
+
+
 CHANGES_WEIGHTS = """
 from study.train import train
 from study.training import main, setup
