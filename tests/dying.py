@@ -45,6 +45,7 @@ def leave() -> None:
 
 
 def fill_the_disk() -> None:
+    time.sleep(0.3)
     with (RUNS / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))

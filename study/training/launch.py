@@ -71,7 +71,7 @@ def ranks_that_died(folder: Path) -> dict[int, str | None]:
             for log in collectives.load(folder):
                 if log.pid and not is_alive(log.pid):
                     dead[log.rank] = killed_by(log.pid)
-        time.sleep(0.05)
+        time.sleep(0.01)  # torchrun asks for a dead rank's signal within 0.1 s, and then nobody else can
     return dead
 
 
