@@ -93,14 +93,14 @@ def _from_outside(error: BaseException, launch: Launch, folder: Path) -> Stop | 
         dead = ranks_that_died(folder)
     if lost or dead:
         victim, killed_by = "another rank", None
-        for rank in list(dead)[:1]:
-            victim, killed_by = f"rank {rank}", dead[rank]
+        if dead:
+            rank, killed_by = next(iter(dead.items()))
+            victim = f"rank {rank}"
         if oom_kills() != launch.oom_kills:
             return Stop(f"the kernel killed {victim} because the host ran out of memory", MORE_MEMORY, "oom", victim)
         if killed_by:
-            return Stop(
-                f"{victim} was killed by {killed_by}", "see what it printed last, and start it again", where=victim
-            )
+            what = f"{victim} was killed by {killed_by}"
+            return Stop(what, "see what it printed last, and start it again", where=victim)
         what = f"{victim} ended without an error message"
         return Stop(what, "look for the signal in the launcher's message", where=victim)
     if isinstance(error, KeyboardInterrupt):

@@ -1,5 +1,6 @@
 """A session of tests ends for whoever started it, also for a program that reads what it prints to the end."""
 
+import os
 import subprocess
 import sys
 import time
@@ -30,8 +31,9 @@ def test_the_server_holds_no_stream_of_its_session_and_ends_with_it(tmp_path):
     (tmp_path / "test_tiny.py").write_text(TINY)
     # -s: otherwise what a test starts writes into the file that pytest captures in. A worker starts it before that.
     words = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", str(tmp_path)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}  # of a worker
     pipe = subprocess.PIPE
-    with subprocess.Popen(words, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as session:
+    with subprocess.Popen(words, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True) as session:
         try:
             until_s = time.monotonic() + WITHIN_S
             while psutil.Process(session.pid).status() != psutil.STATUS_ZOMBIE and time.monotonic() < until_s:
