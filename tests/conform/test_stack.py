@@ -1,9 +1,11 @@
 """The table of known faults is what was asked, and `study stack` says which of them apply."""
 
+import itertools
 import json
 import re
 import resource
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -13,7 +15,8 @@ from packaging.version import Version
 
 from study.cli import diagnosis
 from study.conform import releases, suite
-from study.conform.faults import ANY, named, table
+from study.conform.faults import ANY, Fault, named, table
+from study.conform.stack import answered
 from study.core import arms
 from study.core.options import parsed
 from study.watch import lists
@@ -102,6 +105,89 @@ def test_diagnose_has_the_range_and_the_remedy_of_the_table():
     uses = {id: text["fault"] for id, text in texts().items() if "fault" in text}
     assert len(uses) >= 4
     assert {named(fault).id for fault in uses.values()} == {*uses.values()}
+
+
+# --- remedies --------------------------------------------------------------------------------------------------------
+
+OF_TRAINER = {"offload": "none", "ranks": 2, "trainer": None, "cuda": True}  # where a fault does not say another
+NAMED = re.compile(r"(?:(deepspeed|accelerate|transformers|TRL|PEFT) |(?<= or ))(\d+\.[\d.]*\d)( or later)?")
+SETTING = re.compile(r"(?:take|or) stage (\d)")
+
+
+def known_releases(package: str) -> set[Version]:
+    """All releases of a package of which the table knows anything."""
+    listed = itertools.chain(table().asked.get(package, ()), *(each.asked for each in of_package(package)))
+    return {Version(release) for release in listed}
+
+
+def of_package(package: str) -> list[Fault]:
+    return [fault for fault in table().fault if fault.package == package and fault.when]
+
+
+def recommended(fault: Fault) -> Iterator[tuple[str, Version]]:
+    """The releases that its remedies name, and with `or later` those after them."""
+    for do in (fault.do, *fault.do_with.values()):
+        package = ""
+        for name, release, later in NAMED.findall(do):
+            package = name.replace("TRL", "trl") or package
+            least = Version(release)
+            yield package, least
+            yield from ((package, each) for each in known_releases(package) if later and each > least)
+
+
+def trainings(fault: Fault) -> Iterator[dict]:
+    """The trainings that have it, by conditions; what no setting says is left out."""
+    conditions = {name: fits for name, fits in fault.when.items() if name not in {"script", *table().asked}}
+    values = [fits if isinstance(fits, list) else [fits] for fits in conditions.values()]
+    for chosen in itertools.product(*values):
+        facts = OF_TRAINER | dict(zip(conditions, chosen, strict=True))
+        if "keys" in facts:
+            first = {path: fits[0] if isinstance(fits, list) else fits for path, fits in facts["keys"].items()}
+            facts["keys"] = {path: None if fits == "absent" else fits for path, fits in first.items()}.get
+        yield facts
+
+
+def certain(fault: Fault, used: dict, facts: dict) -> set[str]:
+    """The faults that surely apply to who has this one: what is asked about its script is so of these, too."""
+    for package in fault.when.keys() & table().asked.keys():
+        used = {package: Version(fault.when[package].strip("<>="))} | used
+    rows = answered(dict(used), facts | used)["faults"]
+    return {row["id"] for row in rows if row["question"] in ("", fault.asks.get("script"))} - {fault.id}
+
+
+def worse(fault: Fault, ids: set[str]) -> set[str]:
+    """Those that are as silent as it, and that its remedies do not name."""
+    silent = table().silent
+    told = {id for id in ids if id in fault.do}
+    return {id for id in ids if named(id).symptom.startswith(silent) or not fault.symptom.startswith(silent)} - told
+
+
+WITH_REMEDY = [fault for fault in table().fault if fault.when]
+
+
+@pytest.mark.parametrize("fault", WITH_REMEDY, ids=lambda fault: fault.id)
+def test_no_remedy_brings_a_fault_that_is_as_silent(fault):
+    bad = [release for release in known_releases(fault.package) if fault.has(release)]
+    for facts in trainings(fault):
+        before = [certain(fault, {fault.package: release}, facts) for release in bad]
+        for package, release in recommended(fault):
+            used = {fault.package: bad[-1], package: release}
+            assert worse(fault, certain(fault, used, facts) - set.intersection(*before)) == set(), (package, release)
+        for stage in SETTING.findall(fault.do):
+            for release, had in zip(bad, before, strict=True):
+                now = certain(fault, {fault.package: release}, facts | {"stage": int(stage)})
+                assert worse(fault, now - had) == set(), (stage, release)
+
+
+def test_no_remedy_of_a_trainer_is_wrong_under_another_engine():
+    """Who takes TRL 1.9.0 for one thing under stage 3 does the same under DDP."""
+    checked = 0
+    for fault in of_package("trl") + of_package("PEFT"):
+        for package, release in recommended(fault):
+            same = [each for each in of_package(package) if each.when["script"] == fault.when["script"]]
+            assert [each.id for each in same if each.has(release) and each.symptom.startswith(table().silent)] == []
+            checked += 1
+    assert checked > 10
 
 
 # --- which faults apply ----------------------------------------------------------------------------------------------
