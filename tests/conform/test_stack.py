@@ -248,6 +248,20 @@ def test_a_release_is_read_from_lists_projects_locks_and_threads(text, tmp_path)
         assert {name: str(release) for name, release in versions.items()} == STACKS["list"][text]
 
 
+@pytest.mark.parametrize("row", STACKS["several"], ids=lambda row: row["used"] or "contradiction")
+def test_of_several_lists_none_is_left_out(row, tmp_path):
+    """As pip takes them together. Where they contradict each other, nobody knows which release is used."""
+    paths = [tmp_path / f"{number}.txt" for number, _ in enumerate(row["lists"])]
+    for path, text in zip(paths, row["lists"], strict=True):
+        path.write_text(text)
+    for words in (paths, [*reversed(paths)], row["lists"]):
+        words = tuple(map(str, words))
+        assert str(lists.releases(words)["deepspeed"]) == row["used"]
+        said = " ".join(lists.notes(words, lists.releases(words)))
+        assert all(each in said for each in row.get("said", ()))
+        assert bool(said) == ("said" in row)
+
+
 def test_a_config_answers_what_flags_would(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, text in STACKS["config"].items():
