@@ -2,10 +2,11 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import tyro
 from packaging.version import Version
@@ -14,8 +15,9 @@ from study.conform.faults import table
 from study.conform.stack import Flags, answered, described
 from study.core.arms import releases_of_defaults
 from study.core.errors import Stop
+from study.core.recipes import AUTOCAST
 from study.core.settings import flag
-from study.core.text import number_of, say, say_wrapped
+from study.core.text import is_number, number_of, say, say_wrapped
 from study.predict.front import Wanted
 from study.records import store
 from study.records.metrics import dig
@@ -273,7 +275,7 @@ def stack(
     answer = answered(used, described(used, flags, said, key))
     seen = symptom or ""
     answer["faults"].sort(key=lambda row: (seen not in row["symptom"], *order(row)))
-    say_wrapped(*lists.notes(releases, used), answer["first"])
+    say_wrapped(*lists.notes(releases, used), *_overruled(flags, said), answer["first"])
     left = _show_faults(answer["faults"], symptom, details, config)
     for name, free in answer["free"].items():
         sentence = f"Each release of {name} that was tested has a known fault here."
@@ -287,6 +289,32 @@ def stack(
         untested = f"; for {unasked} of these nobody tested your release" if unasked else ""
         say_wrapped("", f"{len(left)} more may apply{untested}. With --details: all, and what to do.")
     return answer
+
+
+def _overruled(flags: Flags, said: sources.EffectiveSettings) -> Iterator[str]:
+    """Yield a sentence for each flag that says otherwise than the config."""
+    for name, condition in table().settings.items():
+        given = getattr(flags, condition, None)
+        written = said.get(name, sources.UNSET)
+        if given is None or written.value is None or written.is_open or written.is_default:
+            continue
+        if not same(given, written.value) and not _is_named_so(given, str(written.value).lower()):
+            yield f"{flag(condition)} {given} counts, and not the config's {shown(written, name)}."
+    engine = said.get("engine", sources.UNSET)
+    if flags.fsdp2 and engine.value == "DeepSpeed":
+        yield "--fsdp2 counts, and not the config's DeepSpeed."
+    if flags.stage is not None and engine.value == "FSDP":
+        yield f"--stage {flags.stage} counts, and not the config's FSDP."
+
+
+def _is_named_so(given: Any, written: str) -> bool:
+    """Whether a config says in its words what a flag says: AdamW or adamw_torch, a cast to bfloat16, lora."""
+    if isinstance(given, bool):
+        return given == (written not in ("false", "none"))
+    kind, _, how = str(given).partition("_")
+    if kind in AUTOCAST:
+        return written == f"{how or 'cast'} to {AUTOCAST[kind]}"
+    return str(given).lower() in written and not is_number(given)
 
 
 def order(row: dict) -> tuple:

@@ -18,6 +18,7 @@ from study.conform import releases, suite
 from study.conform.faults import ANY, Fault, named, table
 from study.conform.stack import answered
 from study.core import arms
+from study.core.errors import Stop
 from study.core.options import parsed
 from study.watch import lists
 from tests.cli.test_cli import in_this_process
@@ -260,6 +261,32 @@ def test_of_several_lists_none_is_left_out(row, tmp_path):
         said = " ".join(lists.notes(words, lists.releases(words)))
         assert all(each in said for each in row.get("said", ()))
         assert bool(said) == ("said" in row)
+
+
+@pytest.mark.parametrize("row", STACKS["rows"], ids=lambda row: row["config"] + row["flags"])
+def test_passes_follow_from_rows_and_ranks_as_deepspeed_derives_them(row, tmp_path):
+    config = json.loads(row["config"]) | {"zero_optimization": {"stage": 2}}
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    words = f"deepspeed==0.17.6 --config {tmp_path}/ds.json {row['flags']}"
+    if "refused" in row:
+        with pytest.raises(Stop, match=row["refused"]):
+            asked(words)
+        return
+    (question,) = [fault["question"] for fault in asked(words)["faults"] if fault["id"] == "last-pass-only"] or [None]
+    assert question == {None: "Has an update several passes (--passes)?", 1: None, 4: ""}[row.get("passes")]
+
+
+@pytest.mark.parametrize(("flags", "said"), STACKS["overruled"].items())
+def test_a_flag_that_says_otherwise_than_the_config_is_told(flags, said, tmp_path, capsys):
+    config = {"train_batch_size": 8, "gradient_accumulation_steps": 4, "bf16": {"enabled": True}}
+    config |= {
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+        "optimizer": {"type": "AdamW"},
+    }
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    asked(f"deepspeed==0.19.8 --config {tmp_path}/ds.json {flags}")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert re.findall(r"--\w+(?: \w+)? counts, and not the config's [^.]*\.", printed) == said
 
 
 def test_a_config_answers_what_flags_would(tmp_path, monkeypatch):
