@@ -324,6 +324,20 @@ def test_the_command_says_its_answer_first_and_with_a_fault_it_ends_with_1(monke
     assert max(len(line) for line in lines if "https://" not in line) <= 100
 
 
+@pytest.mark.parametrize(("word", "symptom"), STACKS["symptoms"].items())
+def test_a_symptom_may_be_said_in_the_words_of_people(word, symptom):
+    """And it comes first: a loss that is scaled is a loss, too."""
+    first = asked(f"deepspeed==0.17.6 transformers==5.5.0 --trainer trainer --stage 3 --symptom {word}")["faults"]
+    fitting = [symptom in row["symptom"] for row in first]
+    assert fitting == sorted(fitting, reverse=True)
+    assert any(fitting)
+
+
+def test_each_symptom_of_a_fault_can_be_asked_for():
+    for fault in of_package("deepspeed") + of_package("transformers"):
+        assert any(symptom in fault.symptom for symptom in table().symptoms), fault.id
+
+
 def test_a_light_install_is_enough_and_it_takes_less_than_a_second():
     code = "import sys; from study.cli import main; sys.argv = ['study', 'stack', 'deepspeed==0.19.8']"
     code += "; main(); print('torch' in sys.modules)"
