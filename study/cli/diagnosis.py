@@ -258,8 +258,9 @@ def stack(
 
     Args:
         releases: Words such as deepspeed==0.19.8; or a file: a list of requirements, what `pip freeze` or `pip list`
-            wrote, a project, an environment of conda, a lock of uv or poetry. Without any: those of this environment.
-        config: A DeepSpeed json, an Accelerate yaml, or arguments of the Trainer.
+            wrote, a project, an environment of conda, a lock of uv or poetry. Several count together.
+            Without any: those of the record, or of this environment.
+        config: A DeepSpeed json, an Accelerate yaml, arguments of the Trainer, or a record.
         symptom: What was seen: faults with it come first. It is error, hang, ignored, loss, memory, no-update or norm.
         details: All faults that may apply, what would decide that, what to do, and what shows them.
     """
@@ -271,6 +272,8 @@ def stack(
     if symptom:
         symptom = _symptom(symptom)
     said, key = _of_config(config)
+    versions = {name: said[f"version of {name}"].value for name in table().asked if f"version of {name}" in said}
+    releases = releases or tuple(f"{name} {version}" for name, version in versions.items())  # of a record
     used = lists.releases(releases)
     answer = answered(used, described(used, flags, said, key))
     seen = symptom or ""

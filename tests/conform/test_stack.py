@@ -24,6 +24,7 @@ from study.watch import lists
 from tests.cli.test_cli import in_this_process
 from tests.conftest import ROOT, python
 from tests.conftest import table as cases
+from tests.shaped import changed, finished, put
 
 LORA = "--stage 3 --peft --checkpointing"
 OF_SCRIPTS = {"cuda", "keys", "script", "peft", "reentrant", "trainer"}  # conditions that no setting of a config is
@@ -287,6 +288,13 @@ def test_a_flag_that_says_otherwise_than_the_config_is_told(flags, said, tmp_pat
     asked(f"deepspeed==0.19.8 --config {tmp_path}/ds.json {flags}")
     printed = " ".join(capsys.readouterr().out.split())
     assert re.findall(r"--\w+(?: \w+)? counts, and not the config's [^.]*\.", printed) == said
+
+
+def test_a_record_says_its_own_releases_and_words_others(tmp_path):
+    put(tmp_path, changed(finished("mine"), software__deepspeed="0.17.4"))
+    config = f"--config {tmp_path}/mine"
+    assert "deepspeed 0.17.4" in asked(config)["first"]
+    assert "deepspeed 0.18.4" in asked(f"deepspeed==0.18.4 {config}")["first"]
 
 
 def test_a_config_answers_what_flags_would(tmp_path, monkeypatch):
