@@ -77,10 +77,8 @@ def figure(rows: pd.DataFrame) -> Figure:
     if rows["line"].nunique() > 1:
         note += " Lines alternate as dashes, because most coincide."
     if others:
-        note += (
-            " Lower panel: the largest difference of any run at each step. Arms with other rows in a step are in the"
-        )
-        note += " table alone."
+        note += " Lower panel: the largest difference of any run at each step."
+        note += " Arms with other rows in a step are in the table alone."
     looks = {arm: look(arm) for arm in rows["arm"].unique()}
     return style.finished(drawing, style.keys(looks), note)
 
