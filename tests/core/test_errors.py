@@ -19,6 +19,7 @@ def test_a_stop_of_a_worker_process_arrives_as_it_was_raised():
             pool.submit(refuse, "this cannot be").result()
         assert pool.submit(len, "it goes on").result() == 10
     stop = caught.value
-    assert (stop.what, stop.remedy, stop.status, stop.where) == ("this cannot be", "correct it", "unavailable", "rank 3")
+    told = (stop.what, stop.remedy, stop.status, stop.where)
+    assert told == ("this cannot be", "correct it", "unavailable", "rank 3")
     assert stop.sentence == "this cannot be. What to do: correct it."
     assert stop.__notes__ == ["What to do: correct it"]
