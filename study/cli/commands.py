@@ -70,15 +70,17 @@ def main() -> None:
 def start(words: list[str]) -> None:
     """Call the command that the first word names with the other words."""
     name, *options = words or ["--help"]
-    if name in ("-h", "--help"):
-        return say(*help_lines())
-    if name == "--version":
+    if name in ("-h", "--help", "help"):
+        return start([*options, "--help"]) if options else say(*help_lines())
+    if name in ("--version", "version"):
         from study.records.store import commit_of_this_tree  # it runs git
 
         commit, _ = commit_of_this_tree()
         return say(f"zero-study {version('zero-study') or '(not installed)'}, commit {commit or 'unknown'}")
     if name not in COMMANDS:
-        remedy = f"write {name} after the command" if name.startswith("-") else nearest(name, COMMANDS)
+        remedy = nearest(name, COMMANDS)
+        if name.startswith("-"):  # its dashes would make it like any option
+            remedy = nearest(name.strip("-"), ["help", "version"], otherwise=f"write {name} after the command")
         raise Stop(f"there is no command {name}", remedy)
     try:
         answer = _answer(name, options)

@@ -25,6 +25,7 @@ LEAST_1 = re.compile(
 )
 LEAST_0 = re.compile(r"(num|n)_.*(layers|heads|experts|labels)|.*(dim|window|_size)")
 BELOW_0 = ("chunk_size",)  # where transformers' own default is -1
+SIZE = re.compile(r"[\d.]+\s?[bBmM]")  # as people call a model
 QUANTIZED = ("quantization_config", "compression_config")
 MOST_WANTED = {"params": 10**15, "layers": 10_000, "hidden": 10_000_000, "lora_rank": 1_000_000}
 
@@ -140,6 +141,8 @@ def asked_for(wanted: Wanted, sequence: int) -> Transformer:
             if wanted.layers or wanted.hidden:
                 what = "adapters need --model" if wanted.lora_rank else "--params, --layers and --hidden go together"
         raise Stop(what, "give --model, or --params with --layers and --hidden")
+    if SIZE.fullmatch(name) and not is_local(name):
+        raise Stop(f"--model {name} is a number of parameters", f"give --params {name}")
     model = named(name, lora_rank=wanted.lora_rank)
     if letters(model.name) != letters(name):
         sys.stderr.write(f"{name}: taken as {model.name}, whose dimensions come with the study\n")
