@@ -15,19 +15,19 @@ from study.predict.trace.transformer import Transformer
 
 POSITIONS = 1024  # of a generic GPT
 # By the ends of names in a config: more than any published model has. Making more would not end, or fill the memory.
-MOST = {"layers?|depths?": 10_000, "experts": 20_000, "labels": 1_000_000, "vocab_size": 10_000_000}
+MOST = {"layers?|depths?": 1_000, "experts": 20_000, "labels": 1_000_000, "vocab_size": 10_000_000}
 # Keys that are at least 1 in every default of transformers 5.23, and ends of names that mean a number of things. Of
 # these it has 0, such as 0 layers that share keys, or a window of 0, which means none.
 LEAST_1 = re.compile(
     r"n_(layers?|heads?|embd|inner|positions|ctx)|num_(layers|heads|hidden_layers|attention_heads|key_value_heads)"
     r"|hidden_sizes?|(en|de)coder_(layers|attention_heads)|d_model|d_ff|d_kv|intermediate_size|vocab_size|depths"
-    r"|num_experts_per_tok|max_(position_embeddings|source_positions|target_positions)"
+    r"|num_experts_per_tok|rope_theta|max_(position_embeddings|source_positions|target_positions)"
 )
 LEAST_0 = re.compile(r"(num|n)_.*(layers|heads|experts|labels)|.*(dim|window|_size)")
 BELOW_0 = ("chunk_size",)  # where transformers' own default is -1
 SIZE = re.compile(r"[\d.]+\s?[bBmM]")  # as people call a model
 QUANTIZED = ("quantization_config", "compression_config")
-MOST_WANTED = {"params": 10**15, "layers": 10_000, "hidden": 10_000_000, "lora_rank": 1_000_000}
+MOST_WANTED = {"params": 10**15, "layers": 1_000, "hidden": 10_000_000, "lora_rank": 1_000_000}
 
 
 def named(model: str, **which) -> Transformer:
@@ -68,6 +68,8 @@ def _check_number(name: str, number: object, where: str) -> None:
             most = limit
     if number > most:
         raise Stop(f"{where} says {name} = {number!s:.20}, and at most {most} are traced", "correct it")
+    if isinstance(number, float) and "drop" in name and not 0 <= number <= 1:
+        raise Stop(f"{where} says {name} = {number!s:.20}, and a probability is from 0 to 1", "correct it")
     least = -math.inf
     if LEAST_0.fullmatch(name) and name not in BELOW_0:
         least = 0
@@ -142,7 +144,7 @@ def asked_for(wanted: Wanted, sequence: int) -> Transformer:
                 what = "adapters need --model" if wanted.lora_rank else "--params, --layers and --hidden go together"
         raise Stop(what, "give --model, or --params with --layers and --hidden")
     if SIZE.fullmatch(name) and not is_local(name):
-        raise Stop(f"--model {name} is a number of parameters", f"give --params {name}")
+        raise Stop(f"--model {name} is a number of parameters", f"give --params {name.replace(' ', '')}")
     model = named(name, lora_rank=wanted.lora_rank)
     if letters(model.name) != letters(name):
         sys.stderr.write(f"{name}: taken as {model.name}, whose dimensions come with the study\n")

@@ -83,12 +83,19 @@ def folder_of(tmp_path: Path, **changes) -> str:
         ("hidden_sizes", [64, -64]),
         ("num_local_experts", -1),
         ("n_inner", -1),
+        ("rope_theta", -1),
     ],
 )
 def test_a_number_that_no_model_has_is_refused(tmp_path, name, number):
     for changes in ({name: number}, {"text_config": {name: number}}):
         with pytest.raises(Stop, match=rf"config.json says {name} = .*, which must be a number of at least [01]"):
             named(folder_of(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("share", [-1.0, 1.5])
+def test_a_probability_is_from_0_to_1(tmp_path, share):
+    with pytest.raises(Stop, match=f"says attention_dropout = {share}, and a probability is from 0 to 1"):
+        named(folder_of(tmp_path, attention_dropout=share))
 
 
 def test_defaults_of_transformers_are_no_mistakes():
