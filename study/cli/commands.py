@@ -39,6 +39,7 @@ GROUPS = {
         "conform": ("study.conform.command", "is a sharded training equal to one process? for any library"),
     },
 }
+SAME = {"--ranks": "--gpus"}  # two names of an option
 COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
 
@@ -101,6 +102,9 @@ def _answer(name: str, options: list[str]) -> object:
 
     from study.core.options import parsed
 
+    given = [SAME.get(word, word) for word in (each.partition("=")[0] for each in options) if word.startswith("--")]
+    for word in sorted({word for word in given if given.count(word) > 1}):
+        sys.stderr.write(f"{word} is given more than once: the last counts\n")
     as_json = "--json" in options
     # Some libraries print while they are imported, too: DeepSpeed its accelerator.
     with contextlib.redirect_stdout(io.StringIO() if as_json else sys.stdout):
