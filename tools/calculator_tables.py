@@ -17,9 +17,10 @@ from study.core import arms, optimizers
 from study.core.recipes import RECIPES
 from study.core.shapes import SHAPES, config_of
 from study.predict.engines import engine_of
-from study.predict.estimate import estimate, memory
+from study.predict.estimate import memory
 from study.predict.optimizer_states import Optimizer
 from study.predict.placement import Placement
+from study.predict.prediction import estimate
 from study.predict.question import with_buckets
 from study.predict.trace import committed
 from study.predict.trace.asked import TraceOptions

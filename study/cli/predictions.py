@@ -22,6 +22,7 @@ from study.predict.front import (
     Hardware,
     PlaceFlags,
     Precision,
+    Prediction,
     Question,
     StepFlags,
     TrainingFlags,
@@ -31,14 +32,11 @@ from study.predict.front import (
     default_sequence,
     fewest,
     fits_on,
-    memory_kinds,
     settled_arm,
-    step_time,
     usual_precision,
 )
 from study.predict.front import Training as Predicted
 from study.predict.front import advise as recommend
-from study.predict.front import estimate as predict
 from study.records.schema import Record
 from study.report import advice as answer
 from study.report import estimates
@@ -233,17 +231,18 @@ def estimate(
 
 def _needs(arm: arms.Arm, precision: str, ours: Predicted, machine: Hardware | None) -> estimates.Needs:
     """Return what a rank needs; with a machine also whether it fits there, and the time of a step."""
-    whole = predict(ours)
+    prediction = Prediction(ours)
+    whole = prediction.memory
     if not ours.placement.on_gpu:
         return estimates.Needs(arm.name, precision, ours, whole, None, None)
-    kinds = memory_kinds(ours, machine.gpu if machine else None)
+    kinds = prediction.kinds(machine.gpu if machine else None)
     if machine is None:
         return estimates.Needs(arm.name, precision, ours, whole, kinds, None)
     if arm.uses_nvme and not machine.disk_bytes_per_s:
         remedy = "give --disk, such as 6GB/s (benchmarks/peaks.py measures yours), or leave --gpu out"
         raise Stop(f"the time of {arm.name} depends on the disk", remedy)
     fits = fits_on(machine.gpu, whole.peak_bytes, kinds.driver)
-    on_gpu = estimates.OnGpu(machine.gpu, fits, step_time(ours, machine))
+    on_gpu = estimates.OnGpu(machine.gpu, fits, prediction.step(machine))
     return estimates.Needs(arm.name, precision, ours, whole, kinds, on_gpu)
 
 

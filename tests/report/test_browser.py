@@ -23,9 +23,9 @@ from study.core.optimizers import refusal
 from study.core.text import size
 from study.ledger import texts
 from study.predict.architecture import named
-from study.predict.estimate import estimate
 from study.predict.front import BUCKET_ELEMENTS, PlaceFlags, TrainingFlags
 from study.predict.pace import peak_flops_per_s
+from study.predict.prediction import estimate
 from study.report import calculator
 from study.report import site as report
 from study.report.topics import memory
