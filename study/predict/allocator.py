@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from study.core.gpus import GPUS, Gpu
+from study.core.gpus import Gpu
 from study.predict.engines.base import Blocks, Engine
 from study.predict.estimate import Estimate
 from study.predict.trace.tape import Tape
@@ -155,10 +155,10 @@ def reserve_bytes(gpu: Gpu) -> float:
     return OUTSIDE_AT_MOST_BYTES + FRAGMENTATION * gpu.memory_bytes
 
 
-def kinds_of(engine: Engine, whole: Estimate, gpu: str | None = None) -> MemoryKinds:
+def kinds_of(engine: Engine, whole: Estimate, gpu: Gpu | None = None) -> MemoryKinds:
     """The three numbers. With a GPU, PyTorch gives back unused memory near the GPU's limit."""
     outside = int(outside_bytes(engine.training))
-    reserved = reserved_bytes(engine, whole, GPUS[gpu].memory_bytes - outside if gpu else inf)
+    reserved = reserved_bytes(engine, whole, gpu.memory_bytes - outside if gpu else inf)
     return MemoryKinds(whole.peak_bytes, reserved, reserved + outside)
 
 

@@ -58,8 +58,8 @@ def values() -> dict:
                     "memory_bytes": gpu.memory_bytes,
                     "has_bf16": gpu.has_bf16,
                     "reserve_bytes": reserve_bytes(gpu),
-                    "half_flops_per_s": peak_flops_per_s(name, False),
-                    "single_flops_per_s": peak_flops_per_s(name, True),
+                    "half_flops_per_s": peak_flops_per_s(gpu, False),
+                    "single_flops_per_s": peak_flops_per_s(gpu, True),
                 }
                 for name, gpu in GPUS.items()
             },

@@ -3,6 +3,7 @@
 import pytest
 
 from study.core.arms import load_arm
+from study.core.gpus import GPUS
 from study.predict.allocator import MIB, Allocator, blocks_of, outside_bytes, replay, reserved_bytes
 from study.predict.architecture import named
 from study.predict.engines import engine_of
@@ -81,7 +82,7 @@ def test_an_update_tensor_by_tensor_makes_one_tensor():
 def test_three_kinds():
     stage_3 = training(precision="bf16_cast", ranks=8, zero={"stage": 3})
     for each in (stage_3, placed(stage_3, deepspeed=None, fsdp=Fsdp())):
-        kinds = memory_kinds(each, "A100-80GB")
+        kinds = memory_kinds(each, GPUS["A100-80GB"])
         assert kinds.allocated < kinds.reserved < kinds.driver
         assert kinds.driver - kinds.reserved == int(outside_bytes(each))
 

@@ -201,7 +201,7 @@ def answer(model, arm, gpu, gpus, precision, rows, passes, tokens, recomputes, o
         "hostBytes": whole.host_bytes,
         "diskBytes": whole.swapped_bytes,
         "traffic": whole.traffic,
-        "leastS": pytest.approx(flops / peak_flops_per_s(gpu, precision == "fp32"), rel=1e-9),
+        "leastS": pytest.approx(flops / peak_flops_per_s(GPUS[gpu], precision == "fp32"), rel=1e-9),
     }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from study.core import files
 from study.core.arms import OFFLOADS, library_defaults
 from study.core.errors import Stop, nearest
+from study.core.gpus import GPUS, Gpu
 from study.core.recipes import RECIPES
 from study.core.shapes import config_of, model_of_name, models
 from study.predict.architecture import check_config
@@ -97,7 +98,7 @@ def reading_of(row: Row) -> Reading | None:
     machine = None
     if row.gpu_name and not row.time_not_predicted:
         machine = Hardware(
-            gpu=row.gpu_name,
+            gpu=GPUS[row.gpu_name],
             gpus_per_node=min(row.n_gpus, row.gpus_per_node or row.n_gpus),
             network=row.network,
             tf32=row.tf32,
@@ -205,7 +206,7 @@ def _of_quantity(row: Row, reading: Reading, quantity: Quantity) -> Predicted:
     if quantity == "memory":
         if row.memory_not_predicted:
             return Predicted(why=row.memory_not_predicted)
-        return memory(reading.training, row.kind, row.gpu_name)
+        return memory(reading.training, row.kind, GPUS.get(row.gpu_name or ""))
     if reading.machine is None:
         return Predicted(why=row.time_not_predicted or "unsaid: gpu_name")
     zero = row.deepspeed or {}
@@ -215,7 +216,7 @@ def _of_quantity(row: Row, reading: Reading, quantity: Quantity) -> Predicted:
     return Predicted(step.seconds, step.low_s, step.high_s, kind_of_interval(step.limit))
 
 
-def memory(training: OthersTraining, kind: MemoryKind | None, gpu: str | None) -> Predicted:
+def memory(training: OthersTraining, kind: MemoryKind | None, gpu: Gpu | None) -> Predicted:
     """The bytes of a kind. An unsaid kind is taken as allocated, and may be any of the three."""
     if kind == "allocated":  # the others take a replay of the allocator
         return Predicted(estimate(training).peak_bytes)
