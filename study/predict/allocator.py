@@ -142,7 +142,7 @@ class MemoryKinds:
 def outside_bytes(training: Training) -> float:
     """Bytes that a process takes of a GPU outside PyTorch's allocator."""
     placement = training.placement
-    outside = OLD_CONTEXT_BYTES if training.torch_major == 1 else CONTEXT_BYTES
+    outside = OLD_CONTEXT_BYTES if training.loop.torch_major == 1 else CONTEXT_BYTES
     if placement.ranks > 1 or placement.deepspeed or placement.fsdp or placement.in_ddp:
         outside += NCCL_BYTES[min(placement.ranks, 3)]
     if placement.stage in (1, 2):
@@ -210,7 +210,7 @@ def replay(engine: Engine, blocks: Blocks, allocator: Allocator) -> None:
     training, placement, passes = engine.training, engine.placement, engine.passes
     tape = training.model.tape(training.trace_options, training.batch.rows)
     # Without an engine gradients stay until the update. DDP's buckets take only those of the last pass of a step.
-    in_buckets = (placement.ranks > 1 or placement.in_ddp) and passes == 1 and training.bucket_view
+    in_buckets = (placement.ranks > 1 or placement.in_ddp) and passes == 1 and training.loop.bucket_view
     collects = placement.stage == 1 and passes > 1
     keeps_gradients = collects or not (placement.fsdp or placement.deepspeed or in_buckets)
     gradients: list[Block] = []
@@ -230,7 +230,7 @@ def replay(engine: Engine, blocks: Blocks, allocator: Allocator) -> None:
             allocator.take_all(blocks.moments)
         allocator.give_all(allocator.take_all(blocks.update))
         allocator.give_all(kept)
-        if training.torch_major > 1:  # PyTorch 1 sets them to zero
+        if training.loop.torch_major > 1:  # PyTorch 1 sets them to zero
             allocator.give_all(gradients)
             gradients = []
 

@@ -8,11 +8,11 @@ from study.predict.allocator import MIB, Allocator, blocks_of, outside_bytes, re
 from study.predict.architecture import named
 from study.predict.engines import engine_of
 from study.predict.estimate import memory
-from study.predict.outside.loops import OthersTraining
 from study.predict.placement import Fsdp
 from study.predict.prediction import Prediction, estimate, memory_kinds
 from study.predict.question import PlaceFlags, Question, TrainingFlags
 from study.predict.trace.transformer import Transformer
+from study.predict.training import Training
 from tests.conftest import table
 from tests.predict.families import config_of
 from tests.predict.trainings import placed, training_of
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("module_without_traces")
 BY_HAND = table("predict/by_hand.toml")
 
 
-def training(**values) -> OthersTraining:
+def training(**values) -> Training:
     how = {"model": Transformer.of(config_of("llama"), "llama"), "micro_batch": 3, "sequence": 64, "device": "cuda"}
     return training_of(**how | values)
 

@@ -8,13 +8,12 @@ import pytest
 from study.core.gpus import GPUS, LINKS
 from study.predict.architecture import named
 from study.predict.engines import engine_of
-from study.predict.outside.loops import OthersTraining
 from study.predict.pace import Pace, constants, pace, peak_flops_per_s
 from study.predict.placement import Fsdp
 from study.predict.prediction import estimate, step_time
 from study.predict.step_time import PHASES, Hardware, Links, kind_of_interval, update_bytes, work
 from study.predict.trace.tape import Product
-from study.predict.training import QUANTIZED_BYTES
+from study.predict.training import QUANTIZED_BYTES, Training
 from tests.predict.trainings import placed, training_of
 
 A100 = Hardware(gpu=GPUS["A100-80GB"])
@@ -23,13 +22,13 @@ SLOW = replace(A100, network="eth-25")
 MEDIUM = named("gpt2-medium")
 
 
-def training(arm: str = "zero2", model=MEDIUM, zero: dict | None = None, **values) -> OthersTraining:
+def training(arm: str = "zero2", model=MEDIUM, zero: dict | None = None, **values) -> Training:
     """An arm, whose section zero_optimization may differ."""
     usual = {"precision": "bf16_cast", "micro_batch": 4, "sequence": 512, "device": "cuda", "ranks": 8}
     return training_of(model, arm, zero=zero, **usual | values)
 
 
-def link_s(each: OthersTraining, machine: Hardware = A100) -> float:
+def link_s(each: Training, machine: Hardware = A100) -> float:
     return step_time(each, machine).parts["link"]
 
 
@@ -143,7 +142,7 @@ def test_python_handles_each_tensor_as_its_library_does():
     assert engine_of(training("fsdp2", checkpointing=True)).handled == engine_of(training("fsdp2")).handled
 
 
-def host_s(each: OthersTraining, machine: Hardware, of: Pace) -> float:
+def host_s(each: Training, machine: Hardware, of: Pace) -> float:
     """Of both passes."""
     return sum(phase.host_s for phase in step_time(each, machine, of).phases[:2])
 
@@ -214,7 +213,7 @@ def test_quantized_weights_are_made_whole_before_each_product():
     assert backward == 2 * forward, "the forward pass comes again"
 
 
-def limited(reuse: int, rank: int | None = None, ranks: int = 8, **more) -> OthersTraining:
+def limited(reuse: int, rank: int | None = None, ranks: int = 8, **more) -> Training:
     """Stage 3 that keeps what is used again within so many elements, of which a billion may be fetched ahead."""
     limits = {"stage3_max_reuse_distance": reuse}
     return training("zero3", named("llama3-8b", lora_rank=rank), limits | more, micro_batch=1, ranks=ranks)

@@ -11,13 +11,13 @@ from study.core.gpus import GPUS, Gpu
 from study.core.recipes import RECIPES
 from study.core.shapes import config_of, model_of_name, models
 from study.predict.architecture import check_config
-from study.predict.outside.loops import OthersTraining
+from study.predict.loop import Loop
 from study.predict.outside.published import FOLDER, MemoryKind, Quantity, Row
 from study.predict.placement import Fsdp, Placement
 from study.predict.prediction import estimate, memory_kinds, step_time
 from study.predict.step_time import AttentionKernel, Hardware, Host, kind_of_interval
 from study.predict.trace.transformer import Transformer
-from study.predict.training import Batch
+from study.predict.training import Batch, Training
 
 KERNELS: dict[str, AttentionKernel] = {"fa2": "flash2", "fa3": "flash3", "te": "cudnn"}  # by the names of the table
 NEW_AT_MOST_S = 2.5e-05  # for a kernel
@@ -40,8 +40,8 @@ fast_init cpuadam_cores_perc
 class Reading:
     """How we read a row."""
 
-    training: OthersTraining
-    timed: OthersTraining  # whose step took the time: padded rows have fewer tokens
+    training: Training
+    timed: Training  # whose step took the time: padded rows have fewer tokens
     machine: Hardware | None  # None: the time cannot be predicted
 
 
@@ -78,7 +78,7 @@ def reading_of(row: Row) -> Reading | None:
         group=row.group,
         sequence_ranks=row.sequence_ranks,
     )
-    training = OthersTraining(
+    training = Training(
         model,
         RECIPES[row.dtype],
         Batch(row.micro_batch, row.grad_acc or 1, row.seq, row.checkpointing),
@@ -88,12 +88,14 @@ def reading_of(row: Row) -> Reading | None:
         frozen=row.frozen,
         quantized=row.quantized,
         loss=row.loss,
-        logits=row.logits,
-        fused_layers=row.fused_kernels,
-        keeps_logits=row.keeps_logits,
-        torch_major=row.torch_major,
-        # Others' DDP keeps gradients beside its buckets, which is PyTorch's default; DeepSpeed has no such buckets.
-        bucket_view=row.deepspeed is not None,
+        loop=Loop(
+            logits=row.logits,
+            fused_layers=row.fused_kernels,
+            keeps_logits=row.keeps_logits,
+            torch_major=row.torch_major,
+            # Others' DDP keeps gradients beside its buckets, which is PyTorch's default; DeepSpeed has no such buckets.
+            bucket_view=row.deepspeed is not None,
+        ),
     )
     machine = None
     if row.gpu_name and not row.time_not_predicted:
@@ -216,7 +218,7 @@ def _of_quantity(row: Row, reading: Reading, quantity: Quantity) -> Predicted:
     return Predicted(step.seconds, step.low_s, step.high_s, kind_of_interval(step.limit))
 
 
-def memory(training: OthersTraining, kind: MemoryKind | None, gpu: Gpu | None) -> Predicted:
+def memory(training: Training, kind: MemoryKind | None, gpu: Gpu | None) -> Predicted:
     """The bytes of a kind. An unsaid kind is taken as allocated, and may be any of the three."""
     if kind == "allocated":  # the others take a replay of the allocator
         return Predicted(estimate(training).peak_bytes)
