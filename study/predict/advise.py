@@ -81,6 +81,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Advice:
+    """The arms that were compared, and which of them to use."""
+
     question: Question
     rows: tuple[Row, ...]
     choice: Row | None  # None: nothing fits

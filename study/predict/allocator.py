@@ -134,6 +134,8 @@ STEPS = 3  # from the second on, the optimizer's states lie between activations;
 
 @dataclass(frozen=True)
 class MemoryKinds:
+    """Bytes of a GPU at the peak: of tensors, of PyTorch's caching allocator, and as nvidia-smi shows them."""
+
     allocated: int
     reserved: int
     driver: int

@@ -5,6 +5,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from study.core import files, shapes
 from study.core.errors import Stop
@@ -30,8 +31,11 @@ QUANTIZED = ("quantization_config", "compression_config")
 MOST_WANTED = {"params": 10**15, "layers": 1_000, "hidden": 10_000_000, "lora_rank": 1_000_000}
 
 
-def named(model: str, **which) -> Transformer:
-    """Return a model whose dimensions the study has, or that of a config.json in a folder or on the hub."""
+def named(model: str, **which: Any) -> Transformer:
+    """Return a model whose dimensions the study has, or that of a config.json in a folder or on the hub.
+
+    `which` are fields of a Transformer, such as `lora_rank`.
+    """
     model = model.removesuffix("/config.json")
     # A folder goes before a built-in shape of the same name: it is what the user sees.
     if not is_local(model) and (known := model_of_name(model)):

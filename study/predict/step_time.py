@@ -118,6 +118,8 @@ class Phase:
 
 @dataclass(frozen=True)
 class StepTime:
+    """The time of an optimizer step, and what takes it."""
+
     seconds: float
     low_s: float  # of an interval that holds 80 % of unknown sources
     high_s: float

@@ -1,0 +1,31 @@
+"""What `from study.predict import ...` gives to others."""
+
+import inspect
+
+import pytest
+
+from study import predict
+from tests.conftest import python
+
+ALONE = """
+import runpy, sys
+sys.argv[1:] = ["bert-base", "T4", "2"]
+runpy.run_path("examples/predict.py")
+assert not {"torch", "pandas", "transformers"} & sys.modules.keys()
+"""
+
+
+def test_the_example_asks_the_predictor_without_torch():
+    done = python("-c", ALONE)
+    assert (done.stdout[:4], done.stderr) == ("use ", "")
+
+
+@pytest.mark.parametrize("name", predict.__all__)
+def test_all_that_is_public_is_documented_and_typed(name):
+    """A dataclass without a docstring has its signature in its place."""
+    each = getattr(predict, name)
+    assert not inspect.getdoc(each).startswith(f"{name}(")
+    if inspect.isfunction(each):
+        signature = inspect.signature(each)
+        kinds = [signature.return_annotation, *(value.annotation for value in signature.parameters.values())]
+        assert inspect.Signature.empty not in kinds
