@@ -81,8 +81,15 @@ class MemoryWatch(TorchDispatchMode):
     second sorts the live storages by role, found by address, at each new maximum close to that peak.
     """
 
-    def __init__(self, device_type: str, roles: Callable[[], dict[int, str]], collect: bool = True):
+    def __init__(
+        self,
+        device_type: str,
+        roles: Callable[[], dict[int, str]],
+        collect: bool = True,
+        counts: Callable[[torch.Tensor], bool] | None = None,  # which tensors; all by default
+    ):
         super().__init__()
+        self.counts = counts
         self.device_type = device_type
         self.roles = roles
         self.collect = collect
@@ -183,6 +190,8 @@ class MemoryWatch(TorchDispatchMode):
         try:
             storage = tensor.untyped_storage()
             key = id(storage)
+            if key not in self._live and self.counts is not None and not self.counts(tensor):
+                return
             if key not in self._live and not isinstance(tensor, FakeTensor):
                 storage.data_ptr()
         except (NotImplementedError, RuntimeError):

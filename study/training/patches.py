@@ -22,7 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # registers t
 from transformers import PreTrainedModel
 
 from study.core.arms import Arm
-from study.core.models.build import WithoutValues
+from study.core.models.values import WithoutValues
 from study.measure.hardware import CUDA
 from study.records.sections import MemoryCap
 

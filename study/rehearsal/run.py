@@ -1,0 +1,75 @@
+"""The process of a rehearsal: python -m study.rehearsal.run REQUEST ANSWER
+
+It becomes rank 0 before the script imports anything, runs the script as __main__, and writes what it saw.
+"""
+
+import os
+import runpy
+import sys
+import traceback
+from pathlib import Path
+
+import torch._dynamo  # before torch is patched: it looks at what it knows there
+
+from study.core.errors import Stop
+from study.rehearsal import launch, ranks
+from study.rehearsal.count import Count, Enough
+from study.rehearsal.gpu import answer_as_a_gpu
+from study.rehearsal.libraries import Libraries, script_place
+from study.rehearsal.request import Answer, Failure, Request
+from study.rehearsal.values import NEEDS_VALUES, NoValue, OnOneDevice, Script, Shapes, Values
+
+
+def main(request_file: Path, answer_file: Path) -> None:
+    request = Request.read(request_file)
+    path = Path(request.script).resolve()
+    os.environ |= {"DS_ACCELERATOR": "cpu", "TORCHDYNAMO_DISABLE": "1"}
+    ranks.become_virtual_rank(request.ranks)
+    ranks.answer_alone()
+    script = Script(path, request.values)
+    answer_as_a_gpu(request, script)
+    count = Count(request)
+    values = Values(script)
+    shapes = Shapes(values, count.watch)
+    count.shapes = shapes
+    shapes.weights()
+    Libraries(request, shapes, count).patch()
+    os.environ |= launch.environment(request)
+    sys.argv = [request.script, *request.words]
+    sys.path[0] = str(path.parent)
+    failure = None
+    try:
+        with values, count.watch, OnOneDevice():
+            runpy.run_path(str(path), run_name="__main__")
+    except Enough:
+        pass
+    except BaseException as error:
+        if not (isinstance(error, SystemExit) and not error.code):
+            failure = failed(error, path)
+    answer = count.finish()
+    answer.failure = failure
+    if failure is None and not answer.updates:
+        answer.failure = Failure("script", "the script ended without an update of an optimizer")
+    answer.write(answer_file)
+    sys.stdout.flush()
+    os._exit(0)  # threads of libraries may wait for ranks that do not exist
+
+
+def failed(error: BaseException, script: Path) -> Failure:
+    """Return how the script ended: by itself, or because a value does not exist here."""
+    where, code = script_place(error, script)
+    names = {type(each).__name__ for each in (error, error.__cause__, error.__context__)}
+    kind = "script"
+    if isinstance(error, NoValue) or names & set(NEEDS_VALUES):
+        kind = "value"
+    message = str(error).strip() or type(error).__name__
+    if isinstance(error, Stop):
+        kind, message = "value", error.sentence
+    elif not isinstance(error, NoValue):
+        message = f"{type(error).__name__}: {message}"
+    trace = "".join(traceback.format_exception(error))
+    return Failure(kind, message, where, code, trace)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
