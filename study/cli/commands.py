@@ -102,7 +102,11 @@ def _answer(name: str, options: list[str]) -> object:
     as_json = "--json" in options
     # Some libraries print while they are imported, too: DeepSpeed its accelerator.
     with contextlib.redirect_stdout(io.StringIO() if as_json else sys.stdout):
-        command = getattr(importlib.import_module(COMMANDS[name][0]), name)
+        module, function = COMMANDS[name][0], name
+        if name == "virtual" and (script := _script(options)) is not None:
+            module, function = "study.cli.rehearsal", "rehearse"
+            options = script
+        command = getattr(importlib.import_module(module), function)
         if as_json and name == "sweep" and "--dry-run" not in options:
             raise Stop("a sweep has no answer as JSON", "give --dry-run as well, or ask `study runs FOLDER --json`")
         if as_json and command.__annotations__["return"]:  # the others have no such option
@@ -112,6 +116,18 @@ def _answer(name: str, options: list[str]) -> object:
     if as_json:
         say(json.dumps(answer, indent=1, default=str))
     return answer
+
+
+def _script(options: list[str]) -> list[str] | None:
+    """Return options with somebody's script and its own words, which follow `--`, at their end. None without one."""
+    own, words = options, []
+    if "--" in options:
+        place = options.index("--")
+        own, words = options[:place], options[place + 1 :]
+    for place, word in enumerate(own):
+        if word.endswith(".py") and (place == 0 or not own[place - 1].startswith("--") or "=" in own[place - 1]):
+            return [*own[:place], *own[place + 1 :], "--", word, *words]
+    return None
 
 
 def help_lines() -> list[str]:

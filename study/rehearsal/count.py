@@ -2,6 +2,7 @@
 
 import gc
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,10 +10,17 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer as torch_optimizer
 
-from study.measure import readback, roles
+from study.measure import roles
 from study.measure.memory import MemoryWatch
+from study.records import store
+from study.records.schema import Record
+from study.records.sections import Components, Memory, Observed, RankComponents, RankMemory
 from study.rehearsal.request import Answer, Request
 from study.rehearsal.values import Shapes
+from study.watch.session import new_record
+
+# What offloading keeps on the host, by role. Gradients go there as soon as they are reduced.
+WITH_OPTIMIZER = {"master", "moments", "gradients", "staging", "swap"}
 
 
 class Enough(BaseException):
@@ -27,11 +35,11 @@ class Count:
     def __init__(self, request: Request):
         self.request = request
         self.answer = Answer()
-        self.watch = MemoryWatch("cpu", self._roles, collect=False, counts=self._counts)
+        self.record: Record | None = None
+        self.watch = MemoryWatch("cpu", self._roles, collect=False, counts=self._counts, log=self.answer.log)
         self.engine: Any = None  # DeepSpeed's
         self.optimizer: Any = None
         self.model: Any = None
-        self.in_update = False
         torch_optimizer.register_optimizer_step_pre_hook(self._before_update)
         torch_optimizer.register_optimizer_step_post_hook(self._after_update)
         nn.modules.module.register_module_forward_pre_hook(self._before_forward)
@@ -50,10 +58,19 @@ class Count:
 
     # --- what happens
 
+    def take_batch(self, batch) -> None:
+        """Note what a loader gives."""
+        self.answer.batches += 1
+        leaves = torch.utils._pytree.tree_leaves(batch)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim]
+        if tensors:
+            self.answer.batch = list(tensors[0].shape)
+
     def _before_forward(self, module, _) -> None:
         if not self.shapes.has_begun and module.training and torch.is_grad_enabled():
             self.shapes.has_begun = True
             self.answer.loading_peak_bytes = self.watch.peak
+            self.answer.first_step_at = len(self.answer.log)
             self.watch.peak = self.watch.total
 
     def _before_update(self, optimizer, *_) -> None:
@@ -71,15 +88,14 @@ class Count:
         answer = self.answer
         answer.updates += 1
         answer.peaks.append(self.watch.peak)
+        answer.peak_when = self.watch.peak_phase
         if answer.updates == 1:
             self._describe()
-        answer.after_step = self.watch.by_role()
         if answer.updates < self.request.steps:
             self.watch.peak = self.watch.total
         elif answer.updates == self.request.steps:
             self.watch.look_again()
         else:
-            answer.parts = self.watch.at_peak or {}
             raise Enough
 
     def _describe(self) -> None:
@@ -87,20 +103,46 @@ class Count:
             self.model, self.optimizer = self.engine, self.engine.optimizer
         else:
             self.model = root_of(self.optimizer.param_groups[0]["params"][0])
-        accelerator = None
-        if "accelerate" in sys.modules:
-            kind = sys.modules["accelerate"].Accelerator
-            accelerator = next((each for each in gc.get_objects() if type(each) is kind), None)
-        seen = readback.distribution(accelerator, self.model, self.optimizer)
-        seen.dtypes = roles.dtypes(self.model, self.optimizer)
-        self.answer.observed = seen.model_dump(mode="json")
+        name = f"{Path(self.request.script).stem}-virtual"
+        accelerator = alive("accelerate", "Accelerator")
+        trainer = alive("transformers", "Trainer")
+        arguments = trainer.args if trainer else None
+        self.record = new_record(name, accelerator, self.model, self.optimizer, arguments)
+        self.record.observed.virtual_ranks = self.request.ranks
+        self.record.observed.dtypes = roles.dtypes(self.model, self.optimizer)
 
-    def finish(self) -> Answer:
+    def finish(self, folder: Path) -> Answer:
+        """Complete the record, and return the answer."""
         answer = self.answer
-        if answer.peaks:
-            answer.peak_bytes = max(answer.peaks)
-            answer.peak_step = answer.peaks.index(answer.peak_bytes) + 1
+        if self.record is None:
+            return answer
+        on_host = host_roles(self.record.observed)
+        answer.host = self.watch.numbers(on_host) if on_host else []
+        rank = RankComponents(
+            at_peak=self.watch.at_peak, after_step=self.watch.by_role(), tracked_peak_bytes=max(answer.peaks)
+        )
+        self.record.memory = Memory(per_rank=[RankMemory()], components=Components(per_rank=[rank]))
+        self.record.observed.steps = answer.updates
+        self.record.watched.rows_per_pass = answer.batch[0] if answer.batch else None
+        self.record.status = "done"
+        self.record.finished_utc = store.now_utc()
+        store.write(folder, self.record)
         return answer
+
+
+def host_roles(seen: Observed) -> set[str]:
+    """Return the roles of what is kept on the host."""
+    kept = {None, "none"}
+    on_host = set() if seen.offload_optimizer in kept else set(WITH_OPTIMIZER)
+    return on_host if seen.offload_param in kept else on_host | {"weights"}
+
+
+def alive(package: str, name: str) -> Any:
+    """Return the object of a class of an imported package, or of one that inherits from it. None if there is none."""
+    kind = getattr(sys.modules.get(package), name, None) if package in sys.modules else None
+    if kind is None:
+        return None
+    return next((each for each in gc.get_objects() if issubclass(type(each), kind)), None)
 
 
 def root_of(parameter: torch.Tensor) -> nn.Module:

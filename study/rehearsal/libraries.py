@@ -100,7 +100,18 @@ class Libraries:
         torch.Tensor.data_ptr = address  # type: ignore[method-assign, assignment]
         torch.save = nothing  # type: ignore[assignment]
         if self.request.gpu:  # a GPU's default is an update of all tensors at once (torch/optim/optimizer.py)
-            torch.optim.optimizer._default_to_fused_or_foreach = lambda *_, **__: (False, True)
+            for name, module in list(sys.modules.items()):
+                if name.startswith("torch.optim.") and hasattr(module, "_default_to_fused_or_foreach"):
+                    vars(module)["_default_to_fused_or_foreach"] = lambda *_, **__: (False, True)
+        take = torch.utils.data.dataloader._BaseDataLoaderIter.__next__
+        count = self.count
+
+        def next_batch(loader):
+            batch = take(loader)
+            count.take_batch(batch)
+            return batch
+
+        torch.utils.data.dataloader._BaseDataLoaderIter.__next__ = next_batch  # type: ignore[method-assign]
         self._optimizers()
         self._fsdp2()
 

@@ -5,6 +5,8 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+REQUEST, ANSWER = "request.json", "answer.json"
+
 
 @dataclass(frozen=True)
 class Request:
@@ -22,6 +24,9 @@ class Request:
     evaluates: bool = False  # after the training it goes on
     gpu: str | None = None
     gpu_bytes: int | None = None
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(dataclasses.asdict(self)))
 
     @classmethod
     def read(cls, path: Path) -> "Request":
@@ -41,19 +46,17 @@ class Failure:
 
 @dataclass
 class Answer:
-    """What rank 0 held and did."""
+    """What rank 0 held and did. The rest is in the record beside it."""
 
     updates: int = 0
-    peak_bytes: int | None = None  # from the second update on, or of the first, if there is no second
-    peak_when: str | None = None
-    peak_step: int | None = None
-    parts: dict[str, int] = field(default_factory=dict)  # at the peak, by role
-    after_step: dict[str, int] = field(default_factory=dict)
     peaks: list[int] = field(default_factory=list)  # of each update
+    peak_when: str | None = None  # the part of the step
     loading_peak_bytes: int | None = None  # before the first pass
-    events: list[int] = field(default_factory=list)  # sizes taken, and negative places of those given back
-    observed: dict = field(default_factory=dict)  # what the prepared objects are, as a record has it
-    facts: dict = field(default_factory=dict)
+    batch: list[int] = field(default_factory=list)  # the shape of a pass's first input
+    batches: int = 0  # taken from loaders until the last update
+    log: list[tuple[int, int]] = field(default_factory=list)  # of storages, by number: bytes, and 0 when freed
+    host: list[int] = field(default_factory=list)  # numbers of those that offloading keeps on the host
+    first_step_at: int = 0  # in that log: what comes before is loading
     failure: Failure | None = None
 
     def write(self, path: Path) -> None:

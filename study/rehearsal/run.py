@@ -1,6 +1,7 @@
-"""The process of a rehearsal: python -m study.rehearsal.run REQUEST ANSWER
+"""The process of a rehearsal: python -m study.rehearsal.run FOLDER
 
-It becomes rank 0 before the script imports anything, runs the script as __main__, and writes what it saw.
+It becomes rank 0 before the script imports anything, runs the script as __main__, and writes what it saw beside the
+request into the folder.
 """
 
 import os
@@ -16,12 +17,12 @@ from study.rehearsal import launch, ranks
 from study.rehearsal.count import Count, Enough
 from study.rehearsal.gpu import answer_as_a_gpu
 from study.rehearsal.libraries import Libraries, script_place
-from study.rehearsal.request import Answer, Failure, Request
+from study.rehearsal.request import ANSWER, REQUEST, Failure, Request
 from study.rehearsal.values import NEEDS_VALUES, NoValue, OnOneDevice, Script, Shapes, Values
 
 
-def main(request_file: Path, answer_file: Path) -> None:
-    request = Request.read(request_file)
+def main(folder: Path) -> None:
+    request = Request.read(folder / REQUEST)
     path = Path(request.script).resolve()
     os.environ |= {"DS_ACCELERATOR": "cpu", "TORCHDYNAMO_DISABLE": "1"}
     ranks.become_virtual_rank(request.ranks)
@@ -46,11 +47,11 @@ def main(request_file: Path, answer_file: Path) -> None:
     except BaseException as error:
         if not (isinstance(error, SystemExit) and not error.code):
             failure = failed(error, path)
-    answer = count.finish()
+    answer = count.finish(folder)
     answer.failure = failure
     if failure is None and not answer.updates:
         answer.failure = Failure("script", "the script ended without an update of an optimizer")
-    answer.write(answer_file)
+    answer.write(folder / ANSWER)
     sys.stdout.flush()
     os._exit(0)  # threads of libraries may wait for ranks that do not exist
 
@@ -72,4 +73,4 @@ def failed(error: BaseException, script: Path) -> Failure:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]).resolve())
