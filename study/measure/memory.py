@@ -100,10 +100,12 @@ class MemoryWatch(TorchDispatchMode):
         self.peak_phase: str | None = None
         self.close_to_peak: float | None = None
         self.at_peak: dict[str, int] | None = None
+        self.sorts_every: float | None = None  # share of the peak by which it must rise, far from a known one
         self.gloo = dist.is_initialized() and dist.get_backend() == "gloo"
         self.failed: Exception | None = None
         self._live: dict[int, Live] = {}
         self._made = 0
+        self._sorted_bytes = 0
 
     def __enter__(self):
         if self.collect:
@@ -195,6 +197,9 @@ class MemoryWatch(TorchDispatchMode):
         if self.total > self.peak:
             self.peak = self.total
             self.peak_phase = _phase()
+            if self.sorts_every is not None and self.peak > (1 + self.sorts_every) * self._sorted_bytes:
+                self.at_peak = self.by_role()
+                self._sorted_bytes = self.peak
             if self.close_to_peak is not None and self.peak >= self.close_to_peak:
                 self.at_peak = self.by_role()
                 self.peak = sum(self.at_peak.values())  # gloo's threads may have freed something meanwhile

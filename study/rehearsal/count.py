@@ -2,6 +2,7 @@
 
 import gc
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer as torch_optimizer
+from torch.utils._pytree import tree_leaves
 
 from study.measure import roles
 from study.measure.memory import MemoryWatch
@@ -21,6 +23,8 @@ from study.watch.session import new_record
 
 # What offloading keeps on the host, by role. Gradients go there as soon as they are reduced.
 WITH_OPTIMIZER = {"master", "moments", "gradients", "staging", "swap"}
+
+COARSE = 0.005  # sorting takes as long as many operations, and a first peak is not known before
 
 
 class Enough(BaseException):
@@ -40,6 +44,7 @@ class Count:
         self.engine: Any = None  # DeepSpeed's
         self.optimizer: Any = None
         self.model: Any = None
+        self._parts: dict[str, int] | None = None
         torch_optimizer.register_optimizer_step_pre_hook(self._before_update)
         torch_optimizer.register_optimizer_step_post_hook(self._after_update)
         nn.modules.module.register_module_forward_pre_hook(self._before_forward)
@@ -61,10 +66,10 @@ class Count:
     def take_batch(self, batch) -> None:
         """Note what a loader gives."""
         self.answer.batches += 1
-        leaves = torch.utils._pytree.tree_leaves(batch)
+        leaves = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim]
         if tensors:
-            self.answer.batch = list(tensors[0].shape)
+            self.answer.batch = list(max(tensors, key=torch.Tensor.numel).shape)
 
     def _before_forward(self, module, _) -> None:
         if not self.shapes.has_begun and module.training and torch.is_grad_enabled():
@@ -91,11 +96,15 @@ class Count:
         answer.peak_when = self.watch.peak_phase
         if answer.updates == 1:
             self._describe()
+            self.watch.sorts_every = COARSE
         if answer.updates < self.request.steps:
             self.watch.peak = self.watch.total
         elif answer.updates == self.request.steps:
+            self._parts = self.watch.at_peak
+            self.watch.sorts_every = None
             self.watch.look_again()
         else:
+            self._parts = self.watch.at_peak or self._parts  # this update may have had shorter rows
             raise Enough
 
     def _describe(self) -> None:
@@ -119,7 +128,7 @@ class Count:
         on_host = host_roles(self.record.observed)
         answer.host = self.watch.numbers(on_host) if on_host else []
         rank = RankComponents(
-            at_peak=self.watch.at_peak, after_step=self.watch.by_role(), tracked_peak_bytes=max(answer.peaks)
+            at_peak=self._parts or self.watch.at_peak, after_step=self.watch.by_role(), tracked_peak_bytes=max(answer.peaks)
         )
         self.record.memory = Memory(per_rank=[RankMemory()], components=Components(per_rank=[rank]))
         self.record.observed.steps = answer.updates

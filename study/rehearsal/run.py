@@ -4,10 +4,12 @@ It becomes rank 0 before the script imports anything, runs the script as __main_
 request into the folder.
 """
 
+import ast
+import importlib
 import os
-import runpy
 import sys
 import traceback
+import types
 from pathlib import Path
 
 import torch._dynamo  # before torch is patched: it looks at what it knows there
@@ -41,7 +43,7 @@ def main(folder: Path) -> None:
     failure = None
     try:
         with values, count.watch, OnOneDevice():
-            runpy.run_path(str(path), run_name="__main__")
+            run_script(path, request.skips)
     except Enough:
         pass
     except BaseException as error:
@@ -54,6 +56,23 @@ def main(folder: Path) -> None:
     answer.write(folder / ANSWER)
     sys.stdout.flush()
     os._exit(0)  # threads of libraries may wait for ranks that do not exist
+
+
+def run_script(path: Path, skips: list[str]) -> None:
+    """Run a script as __main__. Functions that it should leave out do nothing: its own ones, or a library's."""
+    tree = ast.parse(path.read_bytes(), filename=str(path))
+    left_out = set(skips)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in left_out:
+            node.body = [ast.copy_location(ast.Pass(), node.body[0])]
+    for name in left_out:
+        module, _, function = name.rpartition(".")
+        if module:
+            setattr(importlib.import_module(module), function, lambda *_, **__: None)
+    script = types.ModuleType("__main__")
+    script.__file__ = str(path)
+    sys.modules["__main__"] = script
+    exec(compile(tree, str(path), "exec"), vars(script))  # noqa: S102 - it is the user's own script
 
 
 def failed(error: BaseException, script: Path) -> Failure:
