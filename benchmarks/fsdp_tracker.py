@@ -13,8 +13,8 @@ from transformers import PretrainedConfig
 
 from study.core.models import config as configs
 from study.core.models.build import build
-from study.core.models.values import WithoutValues
 from study.core.models.step import inputs, logits_and_losses
+from study.core.models.values import WithoutValues
 from study.records.schema import Record
 
 

@@ -44,7 +44,7 @@ def rehearse(
 ) -> dict:
     """Run a training script as rank 0 of N without a GPU, and say what the rank would hold and whether it would run.
 
-    The script's libraries, data and tokenizer are real. Other ranks do not exist, and weights have shapes but no values.
+    The script's libraries, data and tokenizer are real. Other ranks do not exist; weights have shapes but no values.
     The script runs with your rights, as when you start it yourself. An exception of the script is the answer, and the
     exit code is 1 then.
 
@@ -122,7 +122,9 @@ def ran(request: Request, folder: Path, timeout_s: int) -> tuple[Answer, str]:
     with (folder / "log.txt").open("w+") as log:
         with contextlib.suppress(subprocess.TimeoutExpired):
             environment = os.environ | {"PYTHONPATH": path}
-            subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment, timeout=timeout_s, check=False)
+            subprocess.run(
+                command, stdout=log, stderr=subprocess.STDOUT, env=environment, timeout=timeout_s, check=False
+            )
         log.seek(0)
         output = log.read()[-20_000:]
     if not (folder / ANSWER).exists():
@@ -213,4 +215,3 @@ def decided(record: Record, answer: Answer, request: Request) -> list[str]:
     if seen.clipping is not None:
         words.append(f"clipping {seen.clipping:g}" if seen.clipping else "no clipping by the library")
     return words
-

@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,7 +104,7 @@ class MemoryWatch(TorchDispatchMode):
         self.gloo = dist.is_initialized() and dist.get_backend() == "gloo"
         self.failed: Exception | None = None
         self._live: dict[int, Live] = {}
-        self._made = 0
+        self.made = 0
         self._sorted_bytes = 0
 
     def __enter__(self):
@@ -146,6 +146,18 @@ class MemoryWatch(TorchDispatchMode):
             storage = live.ref()
             if storage is not None and storage.nbytes():
                 live.role = roles.get(storage._cdata, live.role)
+
+    def follow(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count tensors that were there before the watch, or before it counted their kind."""
+        for tensor in tensors:
+            self._add(tensor, "before")
+        self._rise()
+
+    def reassign(self, since: int, phase: str) -> None:
+        """Give storages that were made after the one of this number another phase."""
+        for live in list(self._live.values()):
+            if live.number > since:
+                live.phase = phase
 
     def numbers(self, wanted: set[str]) -> list[int]:
         """Return the numbers of live storages with one of these roles."""
@@ -221,7 +233,7 @@ class MemoryWatch(TorchDispatchMode):
             self._change(self._live[key], storage.nbytes())  # resized in place
             return
         live = Live(weakref.ref(storage, lambda _: self._gone(key)), storage.nbytes(), phase or _phase())
-        live.number = self._made = self._made + 1
+        live.number = self.made = self.made + 1
         self._live[key] = live
         self.total += live.size
         self._note(live, live.size)

@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ class Count:
         self.engine: Any = None  # DeepSpeed's
         self.optimizer: Any = None
         self.model: Any = None
+        self._on_host: dict[int, weakref.ref] = {}  # storages that were there before the training, such as a data set
         self._parts: dict[str, int] | None = None
         torch_optimizer.register_optimizer_step_pre_hook(self._before_update)
         torch_optimizer.register_optimizer_step_post_hook(self._after_update)
@@ -54,7 +56,9 @@ class Count:
     def _counts(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is the GPU's: it has no values, or it was made in a pass, as masks are."""
         # Of real tensors, data sets are the host's, and batches take their bytes on a GPU once they are moved there.
-        return isinstance(tensor, FakeTensor) or self.shapes.has_begun
+        if isinstance(tensor, FakeTensor):
+            return True
+        return self.shapes.has_begun and id(tensor.untyped_storage()) not in self._on_host
 
     def _roles(self) -> dict[int, str]:
         if self.model is None:
@@ -73,10 +77,24 @@ class Count:
 
     def _before_forward(self, module, _) -> None:
         if not self.shapes.has_begun and module.training and torch.is_grad_enabled():
-            self.shapes.has_begun = True
+            self._leave_out_data()
             self.answer.loading_peak_bytes = self.watch.peak
             self.answer.first_step_at = len(self.answer.log)
             self.watch.peak = self.watch.total
+
+    def _leave_out_data(self) -> None:
+        """Do not count what exists before the training and has values, but for the buffers of models."""
+        objects = gc.get_objects()
+        modules = [each for each in objects if issubclass(type(each), nn.Module) and "_buffers" in vars(each)]
+        buffers = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
+        self.shapes.has_begun = True
+        self.watch.follow(buffers)
+        known = set(map(id, buffers))
+        for item in objects:
+            if type(item) is torch.Tensor and item.layout == torch.strided and id(item) not in known:
+                storage = item.untyped_storage()
+                key = id(storage)
+                self._on_host[key] = weakref.ref(storage, lambda _, key=key: self._on_host.pop(key, None))
 
     def _before_update(self, optimizer, *_) -> None:
         if self.engine is None:
@@ -127,9 +145,9 @@ class Count:
             return answer
         on_host = host_roles(self.record.observed)
         answer.host = self.watch.numbers(on_host) if on_host else []
-        rank = RankComponents(
-            at_peak=self._parts or self.watch.at_peak, after_step=self.watch.by_role(), tracked_peak_bytes=max(answer.peaks)
-        )
+        parts = self._parts or self.watch.at_peak
+        after = self.watch.by_role()
+        rank = RankComponents(at_peak=parts, after_step=after, tracked_peak_bytes=max(answer.peaks))
         self.record.memory = Memory(per_rank=[RankMemory()], components=Components(per_rank=[rank]))
         self.record.observed.steps = answer.updates
         self.record.watched.rows_per_pass = answer.batch[0] if answer.batch else None

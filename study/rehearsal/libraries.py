@@ -84,21 +84,20 @@ class Libraries:
     # --- PyTorch
 
     def _torch(self) -> None:
-        def nothing(*_, **__) -> None:
-            pass
-
         # In agreement with the other ranks, DDP would regroup its buckets after the first step.
         dist.Reducer._rebuild_buckets = lambda *_, **__: False  # type: ignore[method-assign, assignment]
-        ddp._verify_param_shape_across_processes = nothing
+        ddp._verify_param_shape_across_processes = lambda *_, **__: None
         begin = self.shapes.wrap(ddp.DistributedDataParallel.__init__)
 
         def wrap_in_ddp(model, *args, device_ids=None, output_device=None, **kwargs) -> None:
+            made = self.count.watch.made
             begin(model, *args, **kwargs)
+            self.count.watch.reassign(made, "backward")  # its buckets, which real ranks make anew in their first pass
             model.register_comm_hook(None, all_reduce)  # its C++ code needs a result that the fake backend lacks
 
         ddp.DistributedDataParallel.__init__ = wrap_in_ddp  # type: ignore[method-assign]
         torch.Tensor.data_ptr = address  # type: ignore[method-assign, assignment]
-        torch.save = nothing  # type: ignore[assignment]
+        torch.save = lambda *_, **__: None  # type: ignore[assignment]
         if self.request.gpu:  # a GPU's default is an update of all tensors at once (torch/optim/optimizer.py)
             for name, module in list(sys.modules.items()):
                 if name.startswith("torch.optim.") and hasattr(module, "_default_to_fused_or_foreach"):

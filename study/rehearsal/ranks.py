@@ -22,9 +22,6 @@ def become_virtual_rank(ranks: int, ranks_per_machine: int = 1) -> None:
 def answer_alone() -> None:
     """Let a script make its group again, and exchange objects, with the ranks that do not exist."""
 
-    def nothing(*_, **__) -> None:
-        pass
-
     def all_gather_object(objects: list, mine, group=None) -> None:
         objects[:] = [mine] * len(objects)
 
@@ -36,10 +33,10 @@ def answer_alone() -> None:
         out[0] = (objects or [None])[0]
 
     replaced = {
-        "init_process_group": nothing,  # it exists already
-        "destroy_process_group": nothing,
-        "broadcast_object_list": nothing,
-        "monitored_barrier": nothing,
+        "init_process_group": lambda *_, **__: None,  # it exists already
+        "destroy_process_group": lambda *_, **__: None,
+        "broadcast_object_list": lambda *_, **__: None,
+        "monitored_barrier": lambda *_, **__: None,
         "all_gather_object": all_gather_object,
         "gather_object": gather_object,
         "scatter_object_list": scatter_object_list,

@@ -12,8 +12,6 @@ import traceback
 import types
 from pathlib import Path
 
-import torch._dynamo  # before torch is patched: it looks at what it knows there
-
 from study.core.errors import Stop
 from study.rehearsal import launch, ranks
 from study.rehearsal.count import Count, Enough

@@ -20,8 +20,9 @@ from study.core.models.values import WithoutValues
 from study.rehearsal import ranks
 
 aten = torch.ops.aten
-# Data decides by masks, labels and lengths. A larger tensor, such as labels beside each word of a vocabulary, would fill
-# the host.
+COMPARES = {aten.gt, aten.lt, aten.ge, aten.le, aten.eq, aten.ne, aten.isnan, aten.isinf, aten.isfinite}
+# Data decides by masks, labels and lengths. A larger tensor, such as labels beside each word of a vocabulary, would
+# fill the host.
 LARGE_BYTES = 2**26
 NEEDS_VALUES = "DynamicOutputShapeException", "DataDependentOutputException", "UnsupportedFakeTensorException"
 
@@ -54,19 +55,26 @@ class Script:
             frame = frame.f_back
         return None
 
-    def value_of(self, tensor: torch.Tensor) -> float:
-        """Return the value that a read gives: 0, or what --value says of the variable that is read."""
+    def named_value(self) -> float | None:
+        """Return what --value says of a variable in the line of the script that runs now. None if it says nothing."""
         frame = self.reader()
-        if frame is None:
-            return 0.0
-        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        if frame is None or not self.values:
+            return None
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
         for name, value in self.values.items():
             if re.search(rf"\b{re.escape(name)}\b", line):
                 return value
-        if tensor.dtype == torch.bool:
+        return None
+
+    def value_of(self, tensor: torch.Tensor) -> float:
+        """Return the value that a read gives: what --value says of the variable, or 0 for a number that is shown."""
+        value = self.named_value()
+        frame = self.reader()
+        if value is None and frame is not None and tensor.dtype == torch.bool:
+            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
             where = f"line {frame.f_lineno} of {Path(frame.f_code.co_filename).name}"
             raise NoValue(f"{where} decides by a value that a weight has touched: {line}")
-        return 0.0
+        return value or 0.0
 
 
 class Values(TorchDispatchMode):
@@ -85,6 +93,10 @@ class Values(TorchDispatchMode):
             if args[0].dtype == torch.bool:
                 return bool(value)
             return value if args[0].is_floating_point() else int(value)
+        if function.overloadpacket in COMPARES and args[0].dim() == 0 and isinstance(args[0], FakeTensor):
+            value = self.script.named_value()
+            if value is not None:
+                return function(torch.tensor(value), *args[1:], **(kwargs or {}))
         if function is aten._grouped_mm.default:
             return self._rest.__torch_dispatch__(function, types, args, kwargs)
         result = function(*args, **(kwargs or {}))
