@@ -54,9 +54,10 @@ def rooms_at_last_tag() -> Counter[str] | None:
     tag = subprocess.run([*git, "describe", "--tags", "--abbrev=0"], capture_output=True, text=True).stdout.strip()
     if not tag:
         return None
-    packed = subprocess.run([*git, "archive", tag, "study", "tools", "benchmarks"], capture_output=True, check=True).stdout
-    with tempfile.TemporaryDirectory() as folder:
-        tarfile.open(fileobj=io.BytesIO(packed)).extractall(folder, filter="data")
+    folders = "study", "tools", "benchmarks"
+    packed = subprocess.run([*git, "archive", tag, *folders], capture_output=True, check=True).stdout
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        archive.extractall(folder, filter="data")
         return rooms_of(Path(folder))
 
 

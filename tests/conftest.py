@@ -145,8 +145,11 @@ def fork_server() -> str:
         listener.listen()
         listener.set_inheritable(True)
         words = [sys.executable, str(ROOT / "tests/forkserver.py"), str(listener.fileno()), str(session)]
-        nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1)]
-        os.posix_spawn(sys.executable, words, environment_of_the_server(), file_actions=nothing)
+        # None of ours: who reads what this session prints would wait for the server. At its end that removes the file.
+        errors = Path(tempfile.gettempdir(), f"zero-study-tests-{session}.txt")
+        streams = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1)]
+        streams.append((os.POSIX_SPAWN_OPEN, 2, str(errors), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+        os.posix_spawn(sys.executable, words, environment_of_the_server(), file_actions=streams)
     return address
 
 
@@ -282,6 +285,21 @@ def trained(shared, cache):
         return pickle.loads(kept.read_bytes())
 
     return train
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 32 MiB, which can really be full. Root can mount one, and who may become root without a password."""
+    root = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = [*root, "mount", "-t", "tmpfs", "-o", "size=32m,mode=777", "tmpfs", str(folder)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no disk can be mounted here: {error}")
+    yield folder
+    subprocess.run([*root, "umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.fixture

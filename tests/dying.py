@@ -3,9 +3,11 @@
 In each of these runs the loss scale of fp16 doubles every four steps.
 """
 
+import contextlib
 import importlib
 import itertools
 import os
+import shutil
 import signal
 import sys
 import time
@@ -33,12 +35,33 @@ def raise_error() -> None:
     raise ValueError("no such row")
 
 
+def crash() -> None:
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def leave() -> None:
+    sys.exit(0)
+
+
+def fill_the_disk() -> None:
+    time.sleep(0.3)
+    with (RUNS / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def remove_the_folder() -> None:
+    shutil.rmtree(sys.argv[sys.argv.index("--run-dir") + 1])
+
+
 def hang() -> None:
     (RUNS / "hangs").touch()
     time.sleep(600)
 
 
-STRIKES = {"exception": raise_error, "SIGKILL": die, "hang": hang}
+STRIKES = {"exception": raise_error, "SIGKILL": die, "SIGSEGV": crash, "exit": leave, "hang": hang}
+STRIKES |= {"fill": fill_the_disk, "remove": remove_the_folder}
 if os.environ["FAULT"]:
     what, module, name, number, rank = os.environ["FAULT"].split()
     owner = importlib.import_module(module)

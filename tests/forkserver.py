@@ -130,11 +130,15 @@ def wait(ranks: list[int]) -> None:
     """As under torchrun, one rank that fails ends the others."""
     code = 0
     while ranks:
-        pid, status = os.wait()
+        # torchrun looks every 0.1 s. Until then a rank that has ended is a zombie, and the others can see how it ended.
+        pid = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid
+        status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT).si_status
+        if status and not code:
+            time.sleep(0.1)
+        os.waitpid(pid, 0)
         ranks.remove(pid)
         if status and not code:
             code = 1
-            time.sleep(0.1)
             for rank in ranks:
                 os.kill(rank, signal.SIGTERM)
             # As torchrun does: a rank that waits for the dead one in C++ handles no signal.
@@ -174,7 +178,7 @@ if __name__ == "__main__":
     gc.freeze()  # so that no rank's collections look at all that was imported, and copy it
     listener = socket.socket(fileno=descriptor)
     listener.settimeout(1)
-    while psutil.pid_exists(session):
+    while machine.is_alive(session):  # a zombie is not: its parent may read to the end before it waits
         with contextlib.suppress(TimeoutError):
             connection, _ = listener.accept()
             if os.fork() == 0:
@@ -183,3 +187,4 @@ if __name__ == "__main__":
             connection.close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(-1, os.WNOHANG)
+    Path("/proc/self/fd/2").readlink().unlink(missing_ok=True)

@@ -2,10 +2,11 @@
 
 import re
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import tyro
 from packaging.version import Version
@@ -13,9 +14,10 @@ from packaging.version import Version
 from study.conform.faults import table
 from study.conform.stack import Flags, answered, described
 from study.core.arms import releases_of_defaults
-from study.core.errors import Stop
+from study.core.errors import Stop, nearest
+from study.core.recipes import AUTOCAST
 from study.core.settings import flag
-from study.core.text import number_of, say, say_wrapped
+from study.core.text import is_number, number_of, say, say_wrapped
 from study.predict.front import Wanted
 from study.records import store
 from study.records.metrics import dig
@@ -115,8 +117,8 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
 
     Each side is an Accelerate yaml, a DeepSpeed json, arguments of the Hugging Face Trainer (json or yaml), or a
     record. The two sides may be of different kinds. Of two releases, such as deepspeed==0.18.2 and deepspeed==0.19.8,
-    it lists which defaults and which configs that are accepted changed between them, by the kept answers, and which
-    known faults were mended or are new.
+    in any order, it lists which defaults and which configs that are accepted changed between them, by the kept answers,
+    and which known faults were mended or are new.
 
     With --json: the rows. Example: `study diff accelerate_configs/zero2.yaml accelerate_configs/zero3.yaml`
 
@@ -125,17 +127,7 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
         second: The other one: B.
     """
     if two := re.fullmatch(r"(accelerate|deepspeed)==(\S+) \1==(\S+)", f"{first} {second}"):
-        from study.conform.command import conform  # it takes as long as all else here
-
-        answer = conform((f"{two[1]}-configuration",), release=f"{two[2]}..{two[3]}")
-        old, new = (Version(release) for release in two.groups()[1:])
-        say("")
-        for word, has, has_not in (("Mended", old, new), ("New", new, old)):
-            of_package = [fault for fault in table().fault if fault.package == two[1] and fault.when]
-            changed = [fault for fault in of_package if fault.has(has) and fault.has(has_not) is False]
-            say_wrapped(*[f"{word}: {each.sentence.rstrip('.')} ({each.releases})." for each in changed], indent="  ")
-            answer[word.lower()] = [each.id for each in changed]
-        return answer
+        return _releases_apart(two[1], list(two.groups()[1:]))
     if "==" in first.name or "==" in second.name:
         what = f"two releases of one package can be compared (got {first} and {second})"
         raise Stop(what, "name deepspeed twice, or accelerate; `study stack` takes several")
@@ -170,6 +162,23 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
     return answer
 
 
+def _releases_apart(package: str, releases: list[str]) -> dict:
+    """Show what changes from the older to the newer of two releases."""
+    from study.conform.command import conform  # it takes as long as all else here
+
+    if all(isinstance(lists.release_of(release), Version) for release in releases):
+        releases.sort(key=Version)
+    answer = conform((f"{package}-configuration",), release="..".join(releases))
+    old, new = map(Version, releases)
+    say("")
+    for word, has, has_not in (("Mended", old, new), ("New", new, old)):
+        of_package = [fault for fault in table().fault if fault.package == package and fault.when]
+        changed = [fault for fault in of_package if fault.has(has) and fault.has(has_not) is False]
+        say_wrapped(*[f"{word}: {each.sentence.rstrip('.')} ({each.releases})." for each in changed], indent="  ")
+        answer[word.lower()] = [each.id for each in changed]
+    return answer
+
+
 def _values(difference: Difference) -> str:
     sides = (difference.a, difference.b)
     a, b = (f"{shown(side, difference.name)}{DEFAULT.format(side.older) if side.is_default else ''}" for side in sides)
@@ -190,7 +199,7 @@ def _row(difference: Difference) -> dict:
 # --- study oom -------------------------------------------------------------------------------------------------------
 
 
-def oom(error: tyro.conf.Positional[str | None] = None, /, *, model: Wanted, training: Described) -> dict:
+def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, training: Described) -> dict:
     """Explain an error about memory: what its size is, and what made it. Nothing is run.
 
     It reads errors of CUDA and ROCm, of host memory and pinned memory, of processes that were killed, and of disks.
@@ -202,11 +211,11 @@ def oom(error: tyro.conf.Positional[str | None] = None, /, *, model: Wanted, tra
     Example: `study oom train.log --vocabulary 248320 --sequence 4k --micro-batch 1`
 
     Args:
-        error: The error in quotes, or the log that holds it. Default: the standard input.
+        error: The error, best in quotes, or the log that holds it. Default: the standard input.
         model: The model.
         training: The training.
     """
-    message = reading.find(reading.content(error))
+    message = reading.find(reading.content(" ".join(error) or None))
     causes, training = explain(message, model, training)
     if not causes[0].is_likely:
         say_wrapped("No cause is sure. The likeliest is first; a memory snapshot of PyTorch tells.", "")
@@ -237,7 +246,7 @@ def stack(
     *,
     flags: Flags,
     config: Path | None = None,
-    symptom: Literal["norm", "losses", "memory", "no-update", "hang", "ignored", "error"] | None = None,
+    symptom: str | None = None,
     details: bool = False,
 ) -> dict:
     """Which known faults of libraries apply to these releases, in this training?
@@ -249,9 +258,10 @@ def stack(
 
     Args:
         releases: Words such as deepspeed==0.19.8; or a file: a list of requirements, what `pip freeze` or `pip list`
-            wrote, a project, an environment of conda, a lock of uv or poetry. Without any: those of this environment.
-        config: A DeepSpeed json, an Accelerate yaml, or arguments of the Trainer.
-        symptom: What was seen: faults with it come first.
+            wrote, a project, an environment of conda, a lock of uv or poetry. Several count together.
+            Without any: those of the record, or of this environment.
+        config: A DeepSpeed json, an Accelerate yaml, arguments of the Trainer, or a record.
+        symptom: What was seen: faults with it come first. It is error, hang, ignored, loss, memory, no-update or norm.
         details: All faults that may apply, what would decide that, what to do, and what shows them.
     """
     if flags.stage is not None and flags.fsdp2:
@@ -259,21 +269,16 @@ def stack(
     for number in (flags.ranks, flags.passes):
         if number is not None and number < 1:
             raise Stop(f"ranks and passes must be at least 1 (got {number})", "give 1 or more")
-    said, key = {}, None
-    if config:
-        source = recognised(config)
-        said = sources.effective_settings(source)
-        if "ranks" in said and said["ranks"].is_open:
-            del said["ranks"]  # auto is no number: 2 are taken, as where nothing says how many
-        if source.unread:
-            say_wrapped(f"{source.unread}.")
-        else:
-            key = partial(dig, (source.named or source).content | source.content)
+    if symptom:
+        symptom = _symptom(symptom)
+    said, key = _of_config(config)
+    versions = {name: said[f"version of {name}"].value for name in table().asked if f"version of {name}" in said}
+    releases = releases or tuple(f"{name} {version}" for name, version in versions.items())  # of a record
     used = lists.releases(releases)
     answer = answered(used, described(used, flags, said, key))
     seen = symptom or ""
     answer["faults"].sort(key=lambda row: (seen not in row["symptom"], *order(row)))
-    say_wrapped(*lists.notes(releases, used), answer["first"])
+    say_wrapped(*lists.notes(releases, used), *_overruled(flags, said), answer["first"])
     left = _show_faults(answer["faults"], symptom, details, config)
     for name, free in answer["free"].items():
         sentence = f"Each release of {name} that was tested has a known fault here."
@@ -287,6 +292,56 @@ def stack(
         untested = f"; for {unasked} of these nobody tested your release" if unasked else ""
         say_wrapped("", f"{len(left)} more may apply{untested}. With --details: all, and what to do.")
     return answer
+
+
+def _of_config(config: Path | None) -> tuple[sources.EffectiveSettings, Callable | None]:
+    """Return what a config says by our names, and what returns its value at a dotted path."""
+    if config is None:
+        return {}, None
+    source = recognised(config)
+    said = sources.effective_settings(source)
+    if "ranks" in said and said["ranks"].is_open:
+        del said["ranks"]  # auto is no number: 2 are taken, as where nothing says how many
+    if source.unread:
+        say_wrapped(f"{source.unread}.")
+        return said, None
+    return said, partial(dig, (source.named or source).content | source.content)
+
+
+def _symptom(word: str) -> str:
+    """Return what was seen as the table has it."""
+    by_word = {other: symptom for symptom, others in table().symptoms.items() for other in [symptom, *others.split()]}
+    name = word.lower().replace("_", "-")
+    if name not in by_word:
+        what = f"--symptom must be one of {', '.join(sorted(table().symptoms))} (got {word!r:.80})"
+        raise Stop(what, nearest(name, by_word, otherwise="study stack --help explains the options"))
+    return by_word[name]
+
+
+def _overruled(flags: Flags, said: sources.EffectiveSettings) -> Iterator[str]:
+    """Yield a sentence for each flag that says otherwise than the config."""
+    for name, condition in table().settings.items():
+        given = getattr(flags, condition, None)
+        written = said.get(name, sources.UNSET)
+        if given is None or written.value is None or written.is_open or written.is_default:
+            continue
+        if not same(given, written.value) and not _is_named_so(given, str(written.value).lower()):
+            yield f"{flag(condition)} {given} counts, and not the config's {shown(written, name)}."
+    engine = said.get("engine", sources.UNSET)
+    if flags.fsdp2 and engine.value == "DeepSpeed":
+        yield "--fsdp2 counts, and not the config's DeepSpeed."
+    if flags.stage is not None and engine.value == "FSDP":
+        yield f"--stage {flags.stage} counts, and not the config's FSDP."
+
+
+def _is_named_so(given: Any, written: str) -> bool:
+    """Whether a config says in its words what a flag says: AdamW or adamw_torch, a cast to bfloat16, lora."""
+    if isinstance(given, bool):
+        return given == (written not in ("false", "none"))
+    kind, _, how = str(given).partition("_")
+    if kind in AUTOCAST:
+        return written == f"{how or 'cast'} to {AUTOCAST[kind]}"
+    return str(given).lower() in written and not is_number(given)
 
 
 def order(row: dict) -> tuple:

@@ -85,7 +85,7 @@ def _compare_arms(loaded: Runs) -> list[dict]:
     for each in compared:
         say_wrapped(f"{each['group']}:", *(each["in_words"] or ["There is no DDP to compare with."]), "", indent="  ")
         rows = [_with_sizes(row, "peak bytes", "sent bytes") for row in each["rows"]]
-        show([{name: row[name] for name in row if name not in ("from", "why not")} for row in rows])
+        show([{name: row[name] for name in row if name not in ("from", "times DDP's", "why not")} for row in rows])
         say("")
     say(*[f"set aside: {reason}" for reason in loaded.set_aside])
     # After the reasons: a record that was set aside may be the arm that is missing.

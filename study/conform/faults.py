@@ -97,6 +97,7 @@ class Table(BaseModel):
     settings: dict[str, str]  # conditions by the names that `study diff` has for what a config says; the later count
     trainers: tuple[str, ...]  # that force settings
     defaults: dict[str, dict[str, bool]]  # of a trainer
+    symptoms: dict[str, str]  # and other words for each
     silent: tuple[str, ...]  # symptoms that begin so make a training wrong without a message
     optimizers: tuple[str, ...]  # a name that contains one is this one
     packages: dict[str, str]  # by the names that lists give them

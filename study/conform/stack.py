@@ -8,6 +8,11 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from study.conform.faults import ANY, Fault, Release, table
+from study.core.errors import Stop
+from study.core.text import comparable, is_number
+
+# Keys of ranks that have the same rows.
+SHARE_ROWS = ("tensor_parallel", "sequence_parallel_size", "pipeline", "parallelism_config")
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ def described(used: dict[str, Release], flags: Flags, said: dict, key: Callable 
 
     Packages that it must have are added to `used`.
     """
-    facts = {"offload": "none", "ranks": 2, "trainer": None}  # where nobody says another
+    facts: dict[str, Any] = {"offload": "none", "ranks": 2, "trainer": None}  # where nobody says another
     for setting, name in table().settings.items():
         if setting in said:
             facts[name] = None if said[setting].is_open else said[setting].value
@@ -45,6 +50,7 @@ def described(used: dict[str, Release], flags: Flags, said: dict, key: Callable 
         if trainer in used:
             facts["trainer"] = trainer
     facts |= {name: value for name, value in vars(flags).items() if value is not None}
+    facts |= _of_rows(key, comparable(flags.ranks or ("ranks" in said and facts["ranks"])), said, facts.get("passes"))
     facts = table().defaults.get(str(facts["trainer"]), {}) | facts
     if flags.fsdp2:
         facts["stage"] = "FSDP2"
@@ -57,6 +63,28 @@ def described(used: dict[str, Release], flags: Flags, said: dict, key: Callable 
     if "stage" in facts:
         used.setdefault("torch" if isinstance(facts["stage"], str) else "deepspeed", ANY)
     return facts | used
+
+
+def _of_rows(key: Callable | None, ranks: Any, said: dict, passes: Any) -> dict[str, int]:
+    """Return the passes that DeepSpeed derives from the rows of a config that leaves them out (runtime/config.py:620).
+
+    Raise Stop if no number of passes, or another than is said, gives its rows: DeepSpeed refuses that.
+    """
+    if key is None or not is_number(ranks) or any(map(key, SHARE_ROWS)):
+        return {}
+    rows = comparable(key("train_batch_size"))
+    micro_batch = comparable(key("train_micro_batch_size_per_gpu"))
+    passes = comparable(passes)
+    if not (is_number(rows) and is_number(micro_batch) and micro_batch > 0):
+        return {}
+    factors = f"{micro_batch:g} rows x {ranks:g} ranks"
+    remedy = "correct the config, or give the --ranks and --passes of this training"
+    if rows % (micro_batch * ranks):
+        raise Stop(f"the config's train_batch_size of {rows:g} is no multiple of {factors}", remedy)
+    derived = int(rows / micro_batch / ranks)
+    if is_number(passes) and passes != derived:
+        raise Stop(f"the config's train_batch_size of {rows:g} is not {factors} x {passes:g} passes", remedy)
+    return {"passes": derived} if "accumulation" not in said else {}
 
 
 def answered(used: dict[str, Release], facts: dict[str, Any]) -> dict[str, Any]:

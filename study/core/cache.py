@@ -8,6 +8,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import logging
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,17 +16,17 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from study.core import files
+from study.core import digests, files
 from study.core.errors import Stop
 
 MAX_ANSWER_BYTES = 64 * 2**20  # a look at GPT-2 has 0.4 MB
 
 
 def entry(folder: Path, write: Callable[[Path], object]) -> Path:
-    """Return the entry `folder`. If it is not there, `write` fills a new folder, which is then renamed."""
+    """Return the entry `folder`. If it is not there, or damaged, `write` fills a new folder, which is then renamed."""
     # Several processes may do this at once: the first to finish renames its folder, and the others take that one.
     try:
-        if folder.exists():
+        if _whole(folder):
             return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         # The scratch folder is private; the folder in it gets the permissions of the umask.
@@ -33,7 +34,10 @@ def entry(folder: Path, write: Callable[[Path], object]) -> Path:
             new = Path(scratch, folder.name)
             new.mkdir()
             write(new)
-            if not folder.exists():
+            digests.write(new)
+            if not _whole(folder):
+                if folder.exists():  # who reads it goes on reading it: it is removed with the scratch folder
+                    folder.rename(Path(scratch, "old"))
                 new.rename(folder)
     except (OSError, SafetensorError) as error:
         # safetensors wraps the kernel's error in its own, which has no errno.
@@ -42,6 +46,15 @@ def entry(folder: Path, write: Callable[[Path], object]) -> Path:
         what = f"the cache cannot be used: {getattr(error, 'filename', None) or folder} ({files.why(error)})"
         raise Stop(what, "give a --cache-dir that you may read and write, on a disk with room") from error
     return folder
+
+
+def _whole(folder: Path) -> bool:
+    """Return whether an entry is there and undamaged. One that an older release wrote has no digests."""
+    if not folder.exists():
+        return False
+    if damaged := digests.damaged(folder):
+        logging.getLogger("study").warning("%s in the cache is damaged (%s), and is made again", folder, damaged[0])
+    return not damaged
 
 
 def answer(folder: Path, name: str) -> Any:

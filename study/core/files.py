@@ -92,7 +92,7 @@ def why(error: Exception) -> str:
     return " ".join(text.split())[:LONGEST_REASON]
 
 
-# --- Reads JSON, TOML and YAML as plain values. Every fault of a text is a ValueError
+# --- Reads JSON, TOML and YAML as plain values. Every fault of a text is a ValueError, and so is a key given twice
 
 MAX_DEPTH = 30  # of nested lists and tables: configs of DeepSpeed have 5
 MAX_VALUES = 2_000_000  # of one text: a dump of 2000 collectives has 60,000, a record has three a step
@@ -103,7 +103,8 @@ ODD = (yaml.YAMLError, AttributeError, KeyError, IndexError, TypeError, Overflow
 
 def from_json(content: str | bytes) -> Any:
     """Read standard JSON, without NaN and infinity."""
-    return _parsed_text(functools.partial(json.loads, parse_constant=_refuse_constant), content)
+    parse = functools.partial(json.loads, parse_constant=_refuse_constant, object_pairs_hook=_each_once)
+    return _parsed_text(parse, content)
 
 
 def from_toml(content: str | bytes) -> dict:
@@ -111,7 +112,26 @@ def from_toml(content: str | bytes) -> dict:
 
 
 def from_yaml(content: str | bytes) -> Any:
-    return _parsed_text(yaml.safe_load, content)
+    return _parsed_text(functools.partial(yaml.load, Loader=_Loader), content)
+
+
+class _Loader(yaml.SafeLoader):
+    def compose_mapping_node(self, anchor):
+        node = super().compose_mapping_node(anchor)  # before `<<` merges others into it, which may have its keys
+        _each_once([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
+        return node
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return pairs as a mapping. Raise ValueError for a key that is given twice, of which a parser takes the last.
+
+    DeepSpeed refuses such a config (runtime/config_utils.py:205).
+    """
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r:.80} is given twice")
+    return values
 
 
 def _parsed_text(parse: Callable[[str], Any], content: str | bytes) -> Any:

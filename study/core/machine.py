@@ -78,6 +78,13 @@ def is_alive(pid: int) -> bool:
     return text(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] not in ([], ["Z"], ["X"])
 
 
+def killed_by(pid: int) -> str | None:
+    """Return the signal that killed a process, such as SIGSEGV. None if none did, or its parent has already asked."""
+    fields = text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    number = int(fields[49]) & 0x7F if fields else 0  # the 52nd of all, as waitpid(2) gives it
+    return signal.Signals(number).name if number in list(signal.Signals) else None
+
+
 def oom_kills() -> int | None:
     """Return how many processes of this machine ran out of memory, also of a control group. None if unknown."""
     for line in text("/proc/vmstat").splitlines():

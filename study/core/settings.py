@@ -123,7 +123,7 @@ class Flags:
     save: bool = False
     """After training, write the weights to the run folder as a model that transformers can load."""
     save_every: Count | None = None
-    """Steps between checkpoints, of which the last is kept. The peaks of memory then include saving. Default: none."""
+    """Steps between checkpoints; the last two are kept. The peaks of memory then include saving. Default: none."""
     resume: Path | None = None
     """The folder of a run that saved checkpoints and ended early. This run continues from the last one, in a folder of
     its own, and its losses are those of a run that never stopped. Loading can run code: name only folders of yours."""

@@ -5,6 +5,7 @@ import functools
 import itertools
 import math
 import re
+import shutil
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -100,7 +101,7 @@ def _significant(value: float, digits: int) -> str:
 
 # --- Print rows as a table with rich: as wide as the terminal, or uncut if the output is not a terminal
 
-WIDTH = 100  # characters of a line of text
+WIDTH = 100  # characters of a line of text at most
 GAP = 2  # characters between two columns
 UNCUT = 400  # characters of a line if the output is not a terminal
 
@@ -109,28 +110,45 @@ def show(rows: list[dict]) -> None:
     """Print rows. Numbers are right-aligned, unknown values are a dash. Columns without room are named below."""
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
-    columns: list[list[str]] = []
+    # Cells, headers too, are broken between words, so a column is at least as wide as its longest word.
+    columns: dict[str, list[str]] = {}
+    least: dict[str, int] = {}
     hidden = []
-    free = console().width
+    room = free = console().width
     for name in dict.fromkeys(itertools.chain(*rows)):
         texts = [short(row.get(name)) for row in rows]
-        # Cells are broken between words, so a column is at least as wide as its longest word.
-        least = max(map(len, " ".join([name, *texts]).split()), default=0)
-        free -= least + GAP  # from here on it stays below zero: no later column jumps the queue
+        word = max(map(len, " ".join([name, *texts]).split()), default=0)
+        free -= word + GAP  # from here on it stays below zero: no later column jumps the queue
         if free < 0 and columns:
             hidden.append(name)
-            continue
+        else:
+            columns[name], least[name] = texts, min(word, room)
+    widths = _widths(columns, least, room)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
+    for name in columns:
         numbers = all(isinstance(row.get(name), (int, float, type(None))) for row in rows)
         justify: Literal["right", "left"] = "right" if numbers else "left"
-        table.add_column(name, min_width=least, justify=justify, no_wrap=numbers, overflow="fold")
-        columns.append(texts)
-    for cells in zip(*columns, strict=True):
+        table.add_column(name, width=widths[name], justify=justify, overflow="fold")
+    for cells in zip(*columns.values(), strict=True):
         table.add_row(*cells)
     if rows:
         console().print(table)
     if hidden:
         console().print(f"No room for: {', '.join(hidden)}. A wider terminal shows them, or a file or a pipe.")
+
+
+def _widths(columns: dict[str, list[str]], least: dict[str, int], room: int) -> dict[str, int]:
+    """Return a width for each column. With widths of its own choice rich cuts cells."""
+    widths = dict(least)
+    free = room - sum(least.values()) - GAP * len(least)
+    cells = {name: max(map(len, texts)) for name, texts in columns.items()}
+    # What is left is for whole cells before whole headers, and first for the columns that want little more.
+    for wanted in (cells, {name: max(most, len(name)) for name, most in cells.items()}):
+        for name in sorted(columns, key=lambda name: wanted[name] - widths[name]):
+            more = max(0, min(wanted[name] - widths[name], free))
+            widths[name] += more
+            free -= more
+    return widths
 
 
 def console() -> "Console":
@@ -148,7 +166,10 @@ def say(*lines: str) -> None:
 
 def wrapped(text: str, indent: str, first: str) -> list[str]:
     """Return the lines of a text. The first begins with `first`, the others with `indent`."""
-    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False) or [""]
+    width = WIDTH
+    if sys.stdout.isatty():
+        width = min(WIDTH, shutil.get_terminal_size().columns)
+    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 
 def say_wrapped(*texts: str, indent: str = "", first: str = "") -> None:

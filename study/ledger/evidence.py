@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from study.core.arms import ROOT, load_arm
 from study.core.files import load
 from study.core.recipes import RECIPES
+from study.core.settings import Optimizer
 from study.core.text import is_number, number_of, short
 from study.predict.front import (
     Batch,
@@ -266,15 +267,20 @@ class Prediction(Piece):
     hidden: int | None = None
     ranks: int = 1
     precision: str  # no default: what a sentence says of memory and time depends on it
+    optimizer: Optimizer = "adamw"
     micro_batch: int = 1
     accumulation: int = 1
     sequence: int = 1024
     checkpointing: bool = False
-    gpu: str = ""
+    gpu: str = ""  # of a peak: that on which it has to fit, where this decides the verdict
     link: str | None = None
     tf32: bool = True  # as our trainer has it for products in fp32; PyTorch's default is off
     quantity: str
     over: dict | None = None  # what differs in the other training
+
+    @property
+    def decides_if_it_fits(self) -> bool:
+        return self.quantity == "peak_bytes" and bool(self.gpu)
 
     def raw(self) -> Value:
         value = self._predicted()
@@ -288,7 +294,7 @@ class Prediction(Piece):
         model = asked_for(wanted, self.sequence)
         batch = Batch(self.micro_batch, self.accumulation, self.sequence, Recomputation(self.checkpointing))
         placement = Placement.of(load_arm(self.arm), self.ranks, "cuda")
-        training = Training(model, RECIPES[self.precision], batch, placement)
+        training = Training(model, RECIPES[self.precision], batch, placement, self.optimizer)
         if self.quantity == "tokens_per_s":
             tokens = self.ranks * self.micro_batch * self.accumulation * self.sequence
             return tokens / step_time(training, Hardware(gpu=self.gpu, link=self.link, tf32=self.tf32)).seconds

@@ -7,6 +7,7 @@ recognisable.
 
 import contextlib
 import datetime
+import errno
 import fcntl
 import json
 import os
@@ -68,9 +69,9 @@ def load(folder: Path) -> Record:
     return record
 
 
-def checkpoint(folder: Path) -> Path | None:
-    """Return the last complete checkpoint of a run; None if it has none."""
-    return max(folder.glob(f"checkpoints/step-{'[0-9]' * 8}"), default=None)
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the complete checkpoints of a run, the last one last."""
+    return sorted(folder.glob(f"checkpoints/step-{'[0-9]' * 8}"))
 
 
 def run_folders(folder: Path) -> list[Path]:
@@ -89,13 +90,21 @@ def read(path: Path) -> Record:
 def keep(folder: Path, record: Record) -> None:
     """Write a record, but keep an end that another rank has written meanwhile."""
     with locked(folder):
+        refuse_removed(folder)
         written = load(folder)
         if written.status not in ("running", record.status):
             record = record.model_copy(update={name: getattr(written, name) for name in END})
         write(folder, record)
 
 
+def refuse_removed(folder: Path) -> None:
+    """Raise Stop if the folder of a run that goes on has lost its record, also if a heartbeat made the folder again."""
+    if not (folder / RECORD).exists():
+        raise Stop(f"{folder} was removed, or its {RECORD}", "start it again, and leave its folder until it ends")
+
+
 def append_step(folder: Path, line: dict) -> None:
+    refuse_removed(folder)
     with (folder / "steps.jsonl").open("a") as file:
         print(json.dumps(line, allow_nan=False), file=file)
 
@@ -124,10 +133,23 @@ def end_badly(folder: Path, stop: Stop, kind: str, launched_s: float = 0.0) -> b
                 return None
             if record.status != "running":
                 return None if record.status == "done" else False
-            write(folder, ended(record, stop, kind))
+            _write_end(folder, ended(record, stop, kind))
     except (OSError, Stop):
         return None  # the folder or its record is what went wrong
     return True
+
+
+def _write_end(folder: Path, record: Record) -> None:
+    """Write a record; on a full disk over the old one, if that is longer, and without losses: steps.jsonl has them."""
+    try:
+        write(folder, record)
+    except OSError as error:
+        text = record.model_copy(update={"loss": Loss()}).model_dump_json(by_alias=True).encode()
+        with (folder / RECORD).open("r+b") as file:
+            room = os.fstat(file.fileno()).st_size
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or len(text) > room:
+                raise
+            file.write(text.ljust(room))  # in one call, and as long as before: no block is needed or freed
 
 
 def ended(record: Record, stop: Stop, kind: str) -> Record:

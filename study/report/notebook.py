@@ -29,7 +29,11 @@ DEFAULT = "runs"  # of the parameter; a newcomer has no such folder
 class Book:
     """One notebook over some runs."""
 
-    def __init__(self, name: str, runs: str, data: str = ""):
+    def __init__(self, name: str, runs: str | list, data: str = ""):
+        remedy = "give folders with runs, as text; study sweep smoke makes some"
+        several: list[object] = [*runs] if isinstance(runs, list) else [runs]
+        if not all(isinstance(each, (str, Path)) for each in several):
+            raise Stop(f"runs = {runs!r} is not a folder", remedy)
         self.name = name
         self.data = Path(data) if data else None
         if runs == DEFAULT and not Path(runs).is_dir():
@@ -37,7 +41,6 @@ class Book:
         self.runs = records.load(runs, to_share=True)  # all that is shown may be published
         for folder in self.runs.folders:
             if not folder.is_dir() and folder != ROOT / DEFAULT:
-                remedy = "give folders with runs; study sweep smoke makes some"
                 raise Stop(f"runs = {str(folder)!r} is not a folder", remedy)
         say(f"**{len(self.runs)} runs**, {len(self.runs.done)} of them done, {len(self.runs.set_aside)} set aside.")
 

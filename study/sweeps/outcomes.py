@@ -109,7 +109,7 @@ def _lost_peer(record: Record) -> bool:
     message = record.error.message.lower()
     # A sentence of our own that holds one of these words, such as of the connection to the hub, is a reason.
     by_name = record.error.kind != "Stop" and any(word in message for word in LOST_PEER)
-    return by_name or message.endswith("ended without an error message")
+    return by_name or message.endswith("ended without an error message") or "was killed by sig" in message
 
 
 def reported(output: str) -> list[Ended]:

@@ -103,7 +103,7 @@ def sweep(
     def launch(cell: Cell) -> Record:
         progress.start(cell)
         folder = runs / f"{cell.run_name}.{max(attempts(runs, cell), default=0) + 1}"
-        if saved := [path for path in tries_of_today(runs, cell) if store.checkpoint(path)]:
+        if saved := [path for path in tries_of_today(runs, cell) if store.checkpoints(path)]:
             cell = replace(cell, settings=cell.settings | {"resume": str(saved[-1].resolve())})
         return launches.run(cell, folder, timeout_s, over, nvme_dir, progress.step)
 

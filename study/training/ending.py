@@ -5,6 +5,7 @@ The first rank that writes a reason into the record also prints it. Where there 
 
 import errno
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -16,6 +17,7 @@ from typing import NoReturn
 from study.core.errors import Stop
 from study.core.files import from_toml
 from study.core.machine import MORE_MEMORY, die_with_parent, lift_memory_cap, oom_kills
+from study.core.text import size
 from study.measure.hardware import device_is_full, host_is_full, lost_connection
 from study.measure.heartbeat import print_stacks_when_asked
 from study.records import store
@@ -25,6 +27,8 @@ from study.training.launch import NO_LAUNCH, Launch, number_of, ranks_that_died
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Refusals of the system that a user can mend. Behind any other there may be a mistake of ours.
 OF_THE_SYSTEM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EIO)
+# How writers that raise no OSError say that the system took only a part: torch's two, and safetensors'.
+CUT_SHORT = ("unexpected pos", "PytorchStreamWriter failed", "No space left on device", "Disk quota exceeded")
 UNRESPONSIVE_S = 5  # how long the main thread may take to handle a signal
 LINGER_S = 20  # how long a rank waits for rank 0 to give the reason
 MARGIN_S = 60  # clocks of one cluster differ by less, and the kernel rounds its boot time to seconds
@@ -73,9 +77,8 @@ def reason(error: BaseException, launch: Launch = NO_LAUNCH, folder: Path = NO_F
             return Stop(f"{what} ({detail or 'MemoryError'})", remedy, "oom")
     if stop := _from_outside(error, launch, folder):
         return stop
-    if isinstance(error, OSError) and error.errno in OF_THE_SYSTEM:
-        remedy = "make room, give another folder, or raise the limit of open files (ulimit -n)"
-        return Stop(f"{error.filename or 'a file'} cannot be written or opened ({error.strerror})", remedy)
+    if stop := _of_this_process(error, folder):
+        return stop
     for words, (who, remedy) in REFUSALS.items():
         if words in message:
             return Stop(f"{who}: {message.removesuffix('.')}", remedy)
@@ -85,17 +88,40 @@ def reason(error: BaseException, launch: Launch = NO_LAUNCH, folder: Path = NO_F
 def _from_outside(error: BaseException, launch: Launch, folder: Path) -> Stop | None:
     """Return the Stop for a signal, or for another rank that died: its connections break, or torchrun sends SIGTERM."""
     lost = lost_connection(error) and number_of("WORLD_SIZE") > 1
-    dead = []
+    dead = {}
     if lost or str(error) == signal.SIGTERM.name:
-        dead = [f"rank {rank}" for rank in ranks_that_died(folder)]
+        dead = ranks_that_died(folder)
     if lost or dead:
-        victim = dead[0] if dead else "another rank"
+        victim, killed_by = "another rank", None
+        if dead:
+            rank, killed_by = next(iter(dead.items()))
+            victim = f"rank {rank}"
         if oom_kills() != launch.oom_kills:
             return Stop(f"the kernel killed {victim} because the host ran out of memory", MORE_MEMORY, "oom", victim)
+        if killed_by:
+            what = f"{victim} was killed by {killed_by}"
+            return Stop(what, "see what it printed last, and start it again", where=victim)
         what = f"{victim} ended without an error message"
         return Stop(what, "look for the signal in the launcher's message", where=victim)
     if isinstance(error, KeyboardInterrupt):
         return Stop("interrupted", "start it again", "killed")
+    return None
+
+
+def _of_this_process(error: BaseException, folder: Path) -> Stop | None:
+    """Return the Stop for what the system refuses, such as a full disk, and for a call of sys.exit."""
+    if isinstance(error, OSError) and error.errno in OF_THE_SYSTEM:
+        remedy = "make room, give another folder, or raise the limit of open files (ulimit -n)"
+        return Stop(f"{error.filename or 'a file'} cannot be written or opened ({error.strerror})", remedy)
+    if any(words in str(error) for words in CUT_SHORT):
+        what = "a file could not be written whole"
+        if folder.is_dir():
+            what += f": the disk of {folder} has {size(shutil.disk_usage(folder).free)} free"
+        return Stop(what, "make room, such as by removing checkpoints that end in .part, and start it again")
+    if isinstance(error, SystemExit):
+        call = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"sys.exit({error.code}) ended the process at {Path(call.filename).name}:{call.lineno}"
+        return Stop(what, "see why it is called there")
     return None
 
 

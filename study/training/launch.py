@@ -11,7 +11,7 @@ import torch
 from study.core import machine
 from study.core.arms import Arm
 from study.core.errors import Stop
-from study.core.machine import cap_private_memory, is_alive, oom_kills, usable_cores
+from study.core.machine import cap_private_memory, is_alive, killed_by, oom_kills, usable_cores
 from study.measure.hardware import CUDA
 from study.records import collectives
 from study.records.sections import MemoryCap
@@ -59,17 +59,19 @@ def shrink_group(arm: Arm, launch: Launch) -> None:
     os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(RANKS_WITHOUT_GPU)
 
 
-def ranks_that_died(folder: Path) -> list[int]:
-    """Return the other ranks that were killed: their heartbeat file exists, their process does not."""
-    dead: list[int] = []
+def ranks_that_died(folder: Path) -> dict[int, str | None]:
+    """Return the other ranks that died, each with its signal if that is known. Their heartbeat file is left."""
+    dead: dict[int, str | None] = {}
     # On several machines it is unknown: a process id may be another machine's. And without a folder nothing is asked.
     if number_of("GROUP_WORLD_SIZE") > 1 or not folder.is_dir():
         return dead
     until_s = time.monotonic() + 0.5  # the kernel closes connections before the process counts as dead
     while not dead and time.monotonic() < until_s:
         with contextlib.suppress(Stop):  # a file may be removed meanwhile, or not be a heartbeat
-            dead = [log.rank for log in collectives.load(folder) if log.pid and not is_alive(log.pid)]
-        time.sleep(0.05)
+            for log in collectives.load(folder):
+                if log.pid and not is_alive(log.pid):
+                    dead[log.rank] = killed_by(log.pid)
+        time.sleep(0.01)  # torchrun asks for a dead rank's signal within 0.1 s, and then nobody else can
     return dead
 
 

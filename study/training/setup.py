@@ -252,7 +252,8 @@ def _starting_model(run: OpenRun) -> PreTrainedModel:
     config = models.model_config(settings, run.data.vocabulary)
     if settings.init == "random":
         with run.accelerator.main_process_first():
-            models.drawn_weights(settings, config)
+            if run.accelerator.is_main_process:  # the others find them, and each checks what it loads
+                models.drawn_weights(settings, config)
     model = models.build_model(settings, config, run.accelerator.device)
     torch.manual_seed(settings.seed)  # so that adapters are the same, whether weights were drawn or loaded
     freeze(model, settings.lora_rank)

@@ -163,6 +163,9 @@ def mistakes(source: Source) -> Iterator[Finding]:
     yield from _without_effect(content | {"zero_optimization": zero_section(content)})
     if source.unread:
         yield finding("file_not_read", why=source.unread)
+    if source.kind == TRAINER and (source.named or source.unread) and content.get("fsdp"):  # trainer.py:473
+        library = f"transformers {known_libraries()['trainer']['version']}"
+        yield finding("value_refused", library=library, problem="fsdp and deepspeed exclude each other")
     if source.named:
         yield from mistakes(source.named)
         if source.kind == TRAINER:

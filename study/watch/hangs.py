@@ -181,11 +181,17 @@ MAX_BYTES = 16 * 2**20  # PyTorch keeps 2000 collectives, in 1 MB
 
 def dumps(folder: Path) -> list[RankLog]:
     """Return the logs of ranks by their dumps in JSON, a file for each rank: nccl_trace_rank_3, or with .json."""
-    named = {
-        int(name[1]): path
-        for path in sorted(folder.glob("*rank_*"))  # what was made of a pickle, and has .json, replaces it here
-        if (name := re.fullmatch(r".*rank_(\d{1,5})(\.json)?", path.name, re.ASCII)) and path.is_file()
-    }
+    named: dict[int, Path] = {}
+    for path in sorted(folder.glob("*rank_*")):
+        name = re.fullmatch(r".*rank_(\d{1,5})(\.json)?", path.name, re.ASCII)
+        if name is None or not path.is_file():
+            continue
+        rank = int(name[1])
+        # What was made of a pickle, and has .json, replaces it here.
+        if rank in named and path.name != f"{named[rank].name}.json":
+            what = f"{named[rank].name!r:.80} and {path.name!r:.80} are both dumps of rank {rank}"
+            raise Stop(what, "keep those of one moment in a folder, one of each rank")
+        named[rank] = path
     return [_log_of(path, rank) for rank, path in sorted(named.items())]
 
 

@@ -19,24 +19,34 @@ MAX_BYTES = 8 * 2**20  # of a lock
 
 def releases(words: tuple[str, ...]) -> dict[str, Release]:
     """Return the releases that files or words name, of the packages of the table; without words, those installed."""
-    found = dict[str, Release]()
+    found: dict[str, list[Release]] = {}
     for word in words or [f"{name} {machine.version(name) or ''}" for name in table().asked]:
         text = content(word)
-        named = listed(text)
-        found |= named
-        if {*named.values()} <= {ANY} and re.search(table().patterns["config"], text):
+        here = listed(text)
+        for name, release in here.items():
+            found.setdefault(name, []).append(release)
+        if {*here.values()} <= {ANY} and re.search(table().patterns["config"], text):
             raise Stop(f"{word:.80} is a config", f"give it as --config {word:.80}")
-        if text == word and ANY in named.values() and re.fullmatch(r"[\w.-]+==\S*", word):
+        if text == word and ANY in here.values() and re.fullmatch(r"[\w.-]+==\S*", word):
             raise Stop(f"{word!r:.80} names no release", "write one, such as deepspeed==0.19.8")
         # Another package is no mistake beside known ones, as in a list. A misspelt word is one.
-        if not named and ("==" not in word or (word == words[-1] and not found)):
+        if not here and ("==" not in word or (word == words[-1] and not found)):
             known = sorted(table().packages)
             remedy = " ".join(misspelt(text, known).values())
             raise Stop(
                 f"{word!r:.80} names none of {', '.join(known)}, neither as a word nor as a file that is here",
                 remedy or "write releases such as deepspeed==0.19.8, or name a file that is here and lists them",
             )
-    return found
+    return {name: agreed(several) for name, several in found.items()}
+
+
+def agreed(several: list[Release]) -> Release:
+    """Return the release that lists name, or the range that is left by all; any, where they contradict each other."""
+    ranges = SpecifierSet(",".join(str(each) for each in several if isinstance(each, SpecifierSet) and each))
+    pins = {each for each in several if isinstance(each, Version)}
+    if len(pins) > 1 or not all(ranges.contains(pin, prereleases=True) for pin in pins):
+        return ANY
+    return pins.pop() if pins else ranges
 
 
 def content(word: str) -> str:
@@ -49,8 +59,11 @@ def content(word: str) -> str:
 def notes(words: tuple[str, ...], used: dict[str, Release]) -> Iterator[str]:
     """Yield a sentence for each name that may be misspelt, and for each word that is another package's."""
     others = [word for word, name in table().packages.items() if used.get(name, ANY) == ANY]
+    said: dict[str, set[Release]] = {}
     for word in words:
         text = content(word)
+        for name, several in named(text).items():
+            said.setdefault(name, set()).update(several)
         for name in re.findall(table().patterns["included"], text):
             if name not in " ".join(words):
                 yield f"{word:.80} includes {name:.80}, which was not read: give it as well."
@@ -59,6 +72,10 @@ def notes(words: tuple[str, ...], used: dict[str, Release]) -> Iterator[str]:
             yield f"Of {name} the table has no fault: {question}"
         if "==" in word and not close and not listed(word):
             yield f"Of {word} the table has no fault: it knows no such package."
+    for name, several in said.items():
+        if used[name] == ANY and len(several) > 1:
+            shown = " and ".join(sorted(map(str, several)))
+            yield f"Of {name} {shown} are named: which one is used is not known. Give that one alone."
 
 
 def misspelt(text: str, known: list[str]) -> dict[str, str]:
@@ -76,13 +93,18 @@ def misspelt(text: str, known: list[str]) -> dict[str, str]:
 
 def listed(text: str) -> dict[str, Release]:
     """Return the releases that a text names. Where it names several of a package, it is not known which one is used."""
+    return {name: next(iter(several)) if len(several) == 1 else ANY for name, several in named(text).items()}
+
+
+def named(text: str) -> dict[str, set[Release]]:
+    """Return all releases that a text names of each package."""
     patterns = table().patterns
     text = re.sub(patterns["comment"], "", text.lower())
     found: dict[str, set[Release]] = {}
     for name, said in re.findall(patterns["locked"], text) or re.findall(patterns["listed"], text):
-        named = found.setdefault(table().packages[name], set())
-        named |= {release_of(said)} - {ANY}
-    return {name: several.pop() if len(several) == 1 else ANY for name, several in found.items()}
+        releases = found.setdefault(table().packages[name], set())
+        releases |= {release_of(said)} - {ANY}
+    return found
 
 
 def release_of(said: str) -> Release:

@@ -105,7 +105,9 @@ def _allowed(name: str, config: Path) -> Path | None:
 
 def _mapping(path: Path) -> dict[str, Any]:
     what = "a mapping of settings"
-    remedy = f"name {what}, in yaml, or in json without comments and without a comma after the last value"
+    remedy = (
+        f"name {what} with each key once, in yaml, or in json without comments and without a comma after the last value"
+    )
     return _plain(files.load(path, dict, what=what, remedy=remedy, most_bytes=MAX_BYTES, links=True))
 
 

@@ -1,9 +1,11 @@
 """The table of known faults is what was asked, and `study stack` says which of them apply."""
 
+import itertools
 import json
 import re
 import resource
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -13,13 +15,16 @@ from packaging.version import Version
 
 from study.cli import diagnosis
 from study.conform import releases, suite
-from study.conform.faults import ANY, named, table
+from study.conform.faults import ANY, Fault, named, table
+from study.conform.stack import answered
 from study.core import arms
+from study.core.errors import Stop
 from study.core.options import parsed
 from study.watch import lists
 from tests.cli.test_cli import in_this_process
 from tests.conftest import ROOT, python
 from tests.conftest import table as cases
+from tests.shaped import changed, finished, put
 
 LORA = "--stage 3 --peft --checkpointing"
 OF_SCRIPTS = {"cuda", "keys", "script", "peft", "reentrant", "trainer"}  # conditions that no setting of a config is
@@ -104,6 +109,89 @@ def test_diagnose_has_the_range_and_the_remedy_of_the_table():
     assert {named(fault).id for fault in uses.values()} == {*uses.values()}
 
 
+# --- remedies --------------------------------------------------------------------------------------------------------
+
+OF_TRAINER = {"offload": "none", "ranks": 2, "trainer": None, "cuda": True}  # where a fault does not say another
+NAMED = re.compile(r"(?:(deepspeed|accelerate|transformers|TRL|PEFT) |(?<= or ))(\d+\.[\d.]*\d)( or later)?")
+SETTING = re.compile(r"(?:take|or) stage (\d)")
+
+
+def known_releases(package: str) -> set[Version]:
+    """All releases of a package of which the table knows anything."""
+    listed = itertools.chain(table().asked.get(package, ()), *(each.asked for each in of_package(package)))
+    return {Version(release) for release in listed}
+
+
+def of_package(package: str) -> list[Fault]:
+    return [fault for fault in table().fault if fault.package == package and fault.when]
+
+
+def recommended(fault: Fault) -> Iterator[tuple[str, Version]]:
+    """The releases that its remedies name, and with `or later` those after them."""
+    for do in (fault.do, *fault.do_with.values()):
+        package = ""
+        for name, release, later in NAMED.findall(do):
+            package = name.replace("TRL", "trl") or package
+            least = Version(release)
+            yield package, least
+            yield from ((package, each) for each in known_releases(package) if later and each > least)
+
+
+def trainings(fault: Fault) -> Iterator[dict]:
+    """The trainings that have it, by conditions; what no setting says is left out."""
+    conditions = {name: fits for name, fits in fault.when.items() if name not in {"script", *table().asked}}
+    values = [fits if isinstance(fits, list) else [fits] for fits in conditions.values()]
+    for chosen in itertools.product(*values):
+        facts = OF_TRAINER | dict(zip(conditions, chosen, strict=True))
+        if "keys" in facts:
+            first = {path: fits[0] if isinstance(fits, list) else fits for path, fits in facts["keys"].items()}
+            facts["keys"] = {path: None if fits == "absent" else fits for path, fits in first.items()}.get
+        yield facts
+
+
+def certain(fault: Fault, used: dict, facts: dict) -> set[str]:
+    """The faults that surely apply to who has this one: what is asked about its script is so of these, too."""
+    for package in fault.when.keys() & table().asked.keys():
+        used = {package: Version(fault.when[package].strip("<>="))} | used
+    rows = answered(dict(used), facts | used)["faults"]
+    return {row["id"] for row in rows if row["question"] in ("", fault.asks.get("script"))} - {fault.id}
+
+
+def worse(fault: Fault, ids: set[str]) -> set[str]:
+    """Those that are as silent as it, and that its remedies do not name."""
+    silent = table().silent
+    told = {id for id in ids if id in fault.do}
+    return {id for id in ids if named(id).symptom.startswith(silent) or not fault.symptom.startswith(silent)} - told
+
+
+WITH_REMEDY = [fault for fault in table().fault if fault.when]
+
+
+@pytest.mark.parametrize("fault", WITH_REMEDY, ids=lambda fault: fault.id)
+def test_no_remedy_brings_a_fault_that_is_as_silent(fault):
+    bad = [release for release in known_releases(fault.package) if fault.has(release)]
+    for facts in trainings(fault):
+        before = [certain(fault, {fault.package: release}, facts) for release in bad]
+        for package, release in recommended(fault):
+            used = {fault.package: bad[-1], package: release}
+            assert worse(fault, certain(fault, used, facts) - set.intersection(*before)) == set(), (package, release)
+        for stage in SETTING.findall(fault.do):
+            for release, had in zip(bad, before, strict=True):
+                now = certain(fault, {fault.package: release}, facts | {"stage": int(stage)})
+                assert worse(fault, now - had) == set(), (stage, release)
+
+
+def test_no_remedy_of_a_trainer_is_wrong_under_another_engine():
+    """Who takes TRL 1.9.0 for one thing under stage 3 does the same under DDP."""
+    checked = 0
+    for fault in of_package("trl") + of_package("PEFT"):
+        for package, release in recommended(fault):
+            same = [each for each in of_package(package) if each.when["script"] == fault.when["script"]]
+            assert [each.id for each in same if each.has(release) and each.symptom.startswith(table().silent)] == []
+            checked += 1
+    assert checked > 10
+
+
 # --- which faults apply ----------------------------------------------------------------------------------------------
 
 
@@ -162,6 +250,53 @@ def test_a_release_is_read_from_lists_projects_locks_and_threads(text, tmp_path)
         assert {name: str(release) for name, release in versions.items()} == STACKS["list"][text]
 
 
+@pytest.mark.parametrize("row", STACKS["several"], ids=lambda row: row["used"] or "contradiction")
+def test_of_several_lists_none_is_left_out(row, tmp_path):
+    """As pip takes them together. Where they contradict each other, nobody knows which release is used."""
+    paths = [tmp_path / f"{number}.txt" for number, _ in enumerate(row["lists"])]
+    for path, text in zip(paths, row["lists"], strict=True):
+        path.write_text(text)
+    for words in (paths, [*reversed(paths)], row["lists"]):
+        words = tuple(map(str, words))
+        assert str(lists.releases(words)["deepspeed"]) == row["used"]
+        said = " ".join(lists.notes(words, lists.releases(words)))
+        assert all(each in said for each in row.get("said", ()))
+        assert bool(said) == ("said" in row)
+
+
+@pytest.mark.parametrize("row", STACKS["rows"], ids=lambda row: row["config"] + row["flags"])
+def test_passes_follow_from_rows_and_ranks_as_deepspeed_derives_them(row, tmp_path):
+    config = json.loads(row["config"]) | {"zero_optimization": {"stage": 2}}
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    words = f"deepspeed==0.17.6 --config {tmp_path}/ds.json {row['flags']}"
+    if "refused" in row:
+        with pytest.raises(Stop, match=row["refused"]):
+            asked(words)
+        return
+    (question,) = [fault["question"] for fault in asked(words)["faults"] if fault["id"] == "last-pass-only"] or [None]
+    assert question == {None: "Has an update several passes (--passes)?", 1: None, 4: ""}[row.get("passes")]
+
+
+@pytest.mark.parametrize(("flags", "said"), STACKS["overruled"].items())
+def test_a_flag_that_says_otherwise_than_the_config_is_told(flags, said, tmp_path, capsys):
+    config = {"train_batch_size": 8, "gradient_accumulation_steps": 4, "bf16": {"enabled": True}}
+    config |= {
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+        "optimizer": {"type": "AdamW"},
+    }
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    asked(f"deepspeed==0.19.8 --config {tmp_path}/ds.json {flags}")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert re.findall(r"--\w+(?: \w+)? counts, and not the config's [^.]*\.", printed) == said
+
+
+def test_a_record_says_its_own_releases_and_words_others(tmp_path):
+    put(tmp_path, changed(finished("mine"), software__deepspeed="0.17.4"))
+    config = f"--config {tmp_path}/mine"
+    assert "deepspeed 0.17.4" in asked(config)["first"]
+    assert "deepspeed 0.18.4" in asked(f"deepspeed==0.18.4 {config}")["first"]
+
+
 def test_a_config_answers_what_flags_would(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, text in STACKS["config"].items():
@@ -195,6 +330,20 @@ def test_the_command_says_its_answer_first_and_with_a_fault_it_ends_with_1(monke
     first, *lines = capsys.readouterr().out.splitlines()
     assert first == right["first"]
     assert max(len(line) for line in lines if "https://" not in line) <= 100
+
+
+@pytest.mark.parametrize(("word", "symptom"), STACKS["symptoms"].items())
+def test_a_symptom_may_be_said_in_the_words_of_people(word, symptom):
+    """And it comes first: a loss that is scaled is a loss, too."""
+    first = asked(f"deepspeed==0.17.6 transformers==5.5.0 --trainer trainer --stage 3 --symptom {word}")["faults"]
+    fitting = [symptom in row["symptom"] for row in first]
+    assert fitting == sorted(fitting, reverse=True)
+    assert any(fitting)
+
+
+def test_each_symptom_of_a_fault_can_be_asked_for():
+    for fault in of_package("deepspeed") + of_package("transformers"):
+        assert any(symptom in fault.symptom for symptom in table().symptoms), fault.id
 
 
 def test_a_light_install_is_enough_and_it_takes_less_than_a_second():

@@ -3,7 +3,7 @@
 import pytest
 from safetensors import SafetensorError
 
-from study.core import cache
+from study.core import cache, digests
 from study.core.errors import Stop
 
 
@@ -13,16 +13,29 @@ def write(folder):
 
 def test_an_entry_is_written_once_by_the_first_of_two(tmp_path):
     folder = tmp_path / "data/name"
+    first: list[int] = []
 
     def slow(part):
         write(part)
-        cache.entry(folder, write)
-        (folder / "mark").touch()
+        first.append(cache.entry(folder, write).stat().st_ino)
 
     assert cache.entry(folder, slow) == folder
     assert cache.entry(folder, pytest.fail) == folder
-    assert {path.name for path in folder.iterdir()} == {"rows.bin", "mark"}
+    assert [folder.stat().st_ino] == first
     assert list(folder.parent.iterdir()) == [folder], "no scraps"
+
+
+@pytest.mark.parametrize("file", ["rows.bin", digests.FILE])
+def test_an_entry_that_is_damaged_or_of_an_older_release_is_made_again(file, tmp_path, caplog):
+    """Older releases wrote no digests."""
+    folder = cache.entry(tmp_path / "data/name", write)
+    (folder / file).unlink()
+    assert cache.entry(folder, write) == folder
+    assert (folder / "rows.bin").read_bytes() == b"rows"
+    assert f"{folder} in the cache is damaged ({file}), and is made again" in caplog.text
+    caplog.clear()
+    assert cache.entry(folder, pytest.fail) == folder
+    assert (caplog.text, list(folder.parent.iterdir())) == ("", [folder])
 
 
 @pytest.mark.parametrize(

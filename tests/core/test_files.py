@@ -84,6 +84,26 @@ def test_what_is_broken_is_a_value_error_and_what_configs_have_is_read():
         assert files.from_json('{"a": 1e5}'.encode(code)) == {"a": 1e5}
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.json", '{"zero": {"stage": 2, "stage": 3}}'),
+        ("a.yaml", "zero:\n  stage: 2\n  stage: 3\n"),
+        ("a.toml", "[zero]\nstage = 2\nstage = 3\n"),
+    ],
+)
+def test_a_key_that_a_config_gives_twice_is_named(name, text, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(Stop, match=r"stage' is given twice|overwrite a value"):
+        files.load(tmp_path / name, dict, what="a config", remedy="mend it", most_bytes=1000)
+
+
+def test_a_mapping_of_yaml_may_replace_a_key_of_the_one_that_it_merges(tmp_path):
+    (tmp_path / "a.yaml").write_text("a: &a {stage: 2}\nb: &b {<<: *a, stage: 3}\nc: {<<: *b, stage: 1}\n")
+    content = files.load(tmp_path / "a.yaml", dict, what="a config", remedy="mend it", most_bytes=1000)
+    assert [each["stage"] for each in content.values()] == [2, 3, 1]
+
+
 def test_a_sentence_is_one_short_line_whatever_it_quotes():
     stop = Stop(f"there is no arm a\nb{'c' * 9999}", f"choose one in {'d' * 298}?")
     assert stop.sentence == f"there is no arm a b{'c' * 79}... What to do: choose one in {'d' * 298}?"

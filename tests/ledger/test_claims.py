@@ -10,9 +10,11 @@ import keep_answers
 import pytest
 
 from study.core.errors import Stop
+from study.core.gpus import GPUS
 from study.core.text import is_number
 from study.ledger import texts
 from study.ledger.evidence import REPORTS, OfRuns, calculated, kept_answers
+from study.predict.front import MISS, reserve_bytes
 from study.predict.outside import published, scores
 from study.records import runs
 from tests.conftest import ROOT
@@ -67,6 +69,27 @@ def test_a_claim_has_the_numbers_of_its_evidence_and_what_its_verdict_needs(clai
     if claim.certainty:  # no higher than the evidence allows
         allowed = [LEVELS.index(MOST_CERTAIN.get(piece.kind, "high")) for piece in claim.evidence]
         assert LEVELS.index(claim.certainty) >= min(allowed)
+
+
+NAMES_A_GPU = [
+    claim for claim in CLAIMS if any(each.kind == "prediction" and each.decides_if_it_fits for each in claim.evidence)
+]
+
+
+@pytest.mark.parametrize("claim", NAMES_A_GPU, ids=lambda claim: claim.id)
+def test_a_margin_costs_certainty_and_leaves_no_claim_open(claim):
+    """The rule of CONTRIBUTING. A predicted peak that decides names its GPU."""
+    margins = []
+    for piece in claim.evidence:
+        if piece.kind == "prediction" and piece.decides_if_it_fits:
+            gpu = GPUS[piece.gpu]
+            margins.append(abs(piece.raw() / (gpu.memory_bytes - reserve_bytes(gpu)) - 1))
+    assert claim.verdict != "cannot be decided here"
+    assert (claim.certainty == "very low") == (min(margins) < MISS)
+
+
+def test_the_rule_for_margins_decides_claims_of_one_kind():
+    assert {"P2-01", "P1-12", "P1-10", "S001-25"} <= {claim.id for claim in NAMES_A_GPU}
 
 
 def test_kept_answers_are_what_faults_say_and_of_the_scripts_as_they_are():

@@ -1,8 +1,10 @@
 """The run folder: a record that is written comes back, complete or not at all, and says how its run ended."""
 
+import contextlib
 import datetime
 import json
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -151,3 +153,45 @@ def test_the_commit_is_the_source_trees(tmp_path, monkeypatch):
     assert store.commit_of_this_tree() == (commit, True)
     monkeypatch.setenv("PATH", os.fspath(tmp_path))
     assert store.commit_of_this_tree() == (None, None), "without git"
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_on_a_full_disk_the_end_stands_in_the_place_of_the_record(steps, small_disk):
+    """A record in the place of the old one would need room. The losses stay in steps.jsonl."""
+    folder = small_disk / "run"
+    folder.mkdir()
+    record = put(folder)
+    (folder / "steps.jsonl").write_text("\n".join(LINES[:steps]))
+    with (small_disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    stop = Stop("the disk is full", "make room")
+    assert store.end_badly(folder, stop, "OSError") is True
+    ended = store.load(folder)
+    assert (ended.status, ended.error.message, ended.error.what_to_do) == ("failed", "the disk is full", "make room")
+    assert ended.run_id == record.run_id
+    assert ended.loss.train == [0.5][: steps // 2]
+    assert store.end_badly(folder, Stop("x" * 100_000, "make room"), "OSError") is False
+    assert sorted(path.name for path in folder.iterdir()) == ["record.json", "steps.jsonl"]
+
+
+def test_a_reason_that_does_not_fit_on_a_full_disk_leaves_the_record(small_disk):
+    record = put(small_disk)
+    with (small_disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    assert store.end_badly(small_disk, Stop("x" * 100_000, "make room"), "OSError") is None
+    assert store.load(small_disk) == record
+
+
+def test_a_run_whose_folder_is_gone_is_said(tmp_path):
+    record = put(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "run").mkdir()  # by a heartbeat
+    for write in (
+        lambda: store.keep(tmp_path / "run", record),
+        lambda: store.append_step(tmp_path / "run", {"step": 1}),
+    ):
+        with pytest.raises(Stop, match="was removed, or its record"):
+            write()
+    assert list((tmp_path / "run").iterdir()) == []

@@ -109,7 +109,7 @@ def test_a_newcomer_sees_kept_records_at_scale_marked_and_his_own_beside_them():
 
 # --- study compare --arms, with which `make study` ends --------------------------------------------------------------
 
-ANSWERS = {"Memory": "peak bytes", "Time": "s/step", "Traffic": "sent bytes"}
+ANSWERS = {"Memory": "peak bytes", "Traffic": "sent bytes"}
 
 
 def test_each_task_has_a_table_in_the_order_of_arms_and_answers_with_its_numbers():
@@ -127,6 +127,34 @@ def test_each_task_has_a_table_in_the_order_of_arms_and_answers_with_its_numbers
         assert f"{nats(furthest)} of ddp" in lines["Losses"]
         assert "buckets outweigh" in lines["Memory"], "or a reader thinks that ZeRO always costs memory"
         assert over[0] == pytest.approx(1.5, rel=0.01), "what stage 1 sends on rings, as the report has it"
+
+
+def timed(arm: str, *seconds: float, **changes) -> list[dict]:
+    return [
+        finished(f"{arm}-{turn}-{step_s}", arm, time__step_s=[step_s] * 3, **changes)
+        for turn, step_s in enumerate(seconds)
+    ]
+
+
+@pytest.mark.parametrize("ddp", [[1.0], [1.0, 1.1], [1.0, 1.1, 1.2]])
+@pytest.mark.parametrize("zero2", [[2.0], [2.0, 2.1], [2.0, 2.1, 2.2]])
+def test_a_ratio_of_times_has_the_spread_of_repeats_or_is_none(tmp_path, ddp, zero2):
+    (group,) = by_task(records.load(put(tmp_path, *timed("ddp", *ddp), *timed("zero2", *zero2))))
+    (line,) = [line for line in group["in_words"] if line.startswith("Time")]
+    if len(ddp) == len(zero2) == 3:
+        assert line == "Time: stage 2 1.9 times (1.7 to 2.2 times) DDP's seconds, over all pairs of repeats."
+    else:
+        assert line == "Time: no ratios, as fewer than three runs of an arm show no spread; the table has seconds."
+
+
+def test_repeats_of_another_cell_or_machine_give_no_spread(tmp_path):
+    """One of the same cell and machine, and three each of another batch and of another processor."""
+    others = {"requested__micro_batch": 2}, {"hardware__cpu": "another"}
+    put(tmp_path, *timed("ddp", 1.0, 1.1, 1.2), *timed("zero2", 2.0))
+    for number, change in enumerate(others, 1):
+        put(tmp_path, *timed("zero2", *(2 + number / 10 + turn / 100 for turn in range(3)), **change))
+    for group in by_task(records.load(tmp_path)):
+        assert not [line for line in group["in_words"] if line.startswith("Time") and " times " in line]
 
 
 def test_an_arm_that_stands_apart_is_named_and_not_called_near():

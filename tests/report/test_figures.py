@@ -3,6 +3,7 @@
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.collections import PolyCollection
 
 from study.core.text import size
 from study.records import runs
@@ -103,6 +104,39 @@ def test_stacked_bars(drawn, name, value):
     places = {line: place for place, line in enumerate(totals.index)}
     for (line, _), total in rows[~first].groupby(["line", "source"])[value].sum().items():
         assert_drawn([(total, places[line])], axes)
+
+
+def drawn_kinds(figure) -> dict[str, bool]:
+    """What a note may explain, and whether the figure has it."""
+    axes = figure.axes
+    return {
+        "Bands": any(isinstance(each, PolyCollection) for each in axes[0].collections),
+        "Hatched": any(bar.get_hatch() for panel in axes for bar in panel.patches),
+        "Lower panel": axes[-1].get_xlabel().startswith("difference"),
+        "coincide": len(axes[0].lines) > 1 and axes[0].get_ylabel().startswith("training loss"),
+        "a panel of their own": any("one memory" in panel.get_title("left").replace("\n", " ") for panel in axes),
+    }
+
+
+@pytest.mark.parametrize(
+    ("folder", "arms"),
+    [
+        ("smoke", ["ddp"]),
+        ("smoke", ["ddp", "zero2", "zero3_cpu"]),
+        ("stages", ["ddp", "zero3"]),
+        ("at_scale", ["zero2", "zero3"]),
+    ],
+)
+@pytest.mark.parametrize("topic", [losses, memory, traffic], ids=lambda topic: topic.__name__.rpartition(".")[2])
+def test_a_note_explains_what_its_figure_has_and_nothing_else(topic, folder, arms):
+    rows = topic.table(runs.load(KEPT / folder).select(arm=arms))
+    if rows.empty:
+        assert (topic, folder) == (losses, "at_scale"), "virtual ranks have no loss"
+        return
+    figure = topic.figure(rows[rows["group"] == rows["group"].iloc[0]])
+    note = figure.get_supxlabel().replace("\n", " ")
+    drawn = drawn_kinds(figure)
+    assert {words: words in note for words in drawn} == drawn
 
 
 def test_the_svg_is_text_the_same_each_time_and_leaves_no_style_behind(drawn):

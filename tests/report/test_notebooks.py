@@ -102,6 +102,13 @@ def test_a_folder_that_is_not_there_is_named_in_one_sentence():
     assert caught.value._render_traceback_() == [caught.value.sentence]
 
 
+@pytest.mark.parametrize("runs", [5, 0.5, True, None, {"runs": 1}, ["runs/smoke", 5]], ids=repr)
+def test_runs_that_name_no_folder_are_one_sentence(runs):
+    with pytest.raises(Stop, match=re.escape(f"runs = {runs!r} is not a folder")) as caught:
+        Book("compare", runs)
+    assert caught.value._render_traceback_() == [caught.value.sentence]
+
+
 # --- Colab ---------------------------------------------------------------------------------------------------------
 
 

@@ -129,6 +129,9 @@ running | none | nothing         | 1   | 1 | oom    |        | the kernel killed
 failed  | gloo | nothing         | 1   | 1 | oom    |        | the kernel killed
 killed  | none | received 9      | 1   | 0 | failed |        | not for lack of memory
 killed  | none | received 9      | 1   | ? | failed |        | does not say
+failed  | killed | torchrun 9    | 1   | 1 | oom    | rank 3 | the kernel killed rank 3
+failed  | killed | torchrun 9    | 1   | 0 | failed | rank 3 | was killed (SIGKILL; not for lack of memory)
+failed  | killed | nothing       | 1   | 0 | failed | rank 3 | rank 3 was killed by SIGKILL
 failed  | gone | torchrun exit 3 | 1   | 0 | failed | rank 3 | exit code 3 and no record of why:
 running | none | in imports      | 1   | 0 | failed | rank 3 | exit code 1 and no record of why: ValueError: no such row
 running | none | full disk       | 1   | 0 | failed | rank 3 | exit code 1 and no record of why: record.json cannot be

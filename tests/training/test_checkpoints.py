@@ -8,7 +8,7 @@ import types
 import pytest
 from safetensors.torch import load_file
 
-from study.core import optimizers
+from study.core import digests, optimizers
 from study.core.arms import NAMES, load_arm
 from study.core.errors import Stop
 from study.core.settings import Flags
@@ -60,7 +60,7 @@ def test_continued_is_never_stopped(arm, train, trained):
     """A run that ended well leaves the same checkpoint as one that was killed: below, some are."""
     flags = (*FLAGS, *DECODER) if arm in DECODERS_ALONE else FLAGS
     whole = trained(arm, *flags)
-    assert saved(whole) == ["step-00000006"], "of two, the last"
+    assert saved(whole) == ["step-00000003", "step-00000006"]
     again = train(arm, "again", *flags, resume=whole)
     assert_equal(again, whole)
     assert again.record.checkpoints == {"resumes": [{"run_id": whole.record.run_id, "step": 6}]}
@@ -79,7 +79,7 @@ def assert_killed(run: Launched, step: int) -> None:
     """It has left a checkpoint after this step, and its record has the losses that it wrote."""
     assert run.code != 0
     assert not traceback_of_ours(run.output)
-    assert store.checkpoint(run.folder).name == f"step-0000000{step}"
+    assert store.checkpoints(run.folder)[-1].name == f"step-0000000{step}"
     assert run.record.status != "done"
     assert run.record.loss.train == [line["loss"] for line in run.steps if "loss" in line]
     assert [each.step for each in run.record.loss.eval] == [3, 6]
@@ -94,10 +94,43 @@ def test_two_kills_lose_nothing_that_was_saved(train, trained):
     assert_equal(train("zero2", "again", *FLAGS, resume=twice), trained("zero2", *FLAGS))
 
 
-@pytest.mark.parametrize(("dies", "step"), [("os sync 2 0", 3), ("study.training.checkpoints rmtree 1 0", 6)])
-def test_a_kill_while_checkpoints_are_renamed_or_removed_leaves_a_whole_one(dies, step, train):
-    """Rank 0 before the second gets its name, and while the first is removed."""
-    assert_killed(train("zero2", "killed", *FLAGS, dies=dies), step)
+@pytest.mark.parametrize(
+    ("dies", "every", "left"),
+    [
+        ("os sync 2 0", 3, ["step-00000003", "step-00000006.part"]),
+        ("study.core.digests write 2 0", 3, ["step-00000003", "step-00000006.part"]),
+        ("study.training.checkpoints rmtree 1 0", 2, ["step-00000002", "step-00000004", "step-00000006"]),
+    ],
+)
+def test_a_kill_while_checkpoints_are_renamed_or_removed_leaves_a_whole_one(dies, every, left, train):
+    """Rank 0 before the second gets its digests, before it gets its name, and as the first of three is removed."""
+    run = train("zero2", "killed", *FLAGS, "--save-every", str(every), dies=dies)
+    assert_killed(run, int(left[-1][-1]) if every == 2 else 3)
+    assert saved(run) == left
+    assert digests.damaged(store.checkpoints(run.folder)[-1]) == []
+
+
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_goes_on(train, trained, tmp_path):
+    """64 bytes of an optimizer's states: no library notices."""
+    whole = trained("zero2", *FLAGS)
+    copy = dataclasses.replace(whole, folder=shutil.copytree(whole.folder, tmp_path / "copy"))
+    before, last = store.checkpoints(copy.folder)
+    file = next(last.rglob("*rank_1*optim_states.pt"))
+    content = file.read_bytes()
+    middle = len(content) // 2
+    file.write_bytes(
+        content[:middle] + bytes(byte ^ 1 for byte in content[middle : middle + 64]) + content[middle + 64 :]
+    )
+    refused = train("zero2", "refused", *FLAGS, resume=copy)
+    assert (refused.code, refused.record.status) == (1, "failed")
+    name = file.relative_to(last)
+    assert f"the checkpoint {last} is damaged: 1 file not as written, such as {name}." in refused.output
+    assert f"What to do: remove it, and the run continues from {before.name}." in refused.output
+    assert not traceback_of_ours(refused.output)
+    shutil.rmtree(last)
+    again = train("zero2", "again", *FLAGS, resume=copy)
+    assert again.record.checkpoints["resumes"][0]["step"] == 3
+    assert_equal(again, whole)
 
 
 def test_the_loss_scale_goes_on(train):
@@ -110,10 +143,12 @@ def test_the_loss_scale_goes_on(train):
 
 
 def test_what_a_library_only_logs_is_a_sentence(train, trained, tmp_path):
-    """Accelerate goes on without the random states of a rank that are lost."""
+    """Accelerate goes on without the random states of a rank that were never saved."""
     run = trained("zero2", *FLAGS)
     copy = shutil.copytree(run.folder, tmp_path / "copy")
-    next(copy.glob("checkpoints/*/random_states_1.pkl")).unlink()
+    last = store.checkpoints(copy)[-1]
+    (last / "random_states_1.pkl").unlink()
+    digests.write(last)
     again = train("zero2", "again", *FLAGS, resume=dataclasses.replace(run, folder=copy))
     assert again.record.status == "failed"
     assert "has lost random states, or lines of steps.jsonl. What to do: name the folder" in again.output
@@ -128,9 +163,15 @@ def test_another_training_is_not_continued(trained):
     after.requested.lr = 0.5
     after.observed.ranks = 4
     after.software["torch"] = "1.0"
+    after.observed.deepspeed["zero_optimization"]["overlap_comm"] = False  # in the file of the arm that has its name
     with pytest.raises(Stop) as caught:
         checkpoints.refuse_another(before, after)
-    for words in (r"torch was 2\S+ and is 1.0;", "; lr was 0.001 and is 0.5;", "; ranks was 2 and is 4$"):
+    for words in (
+        r"torch was 2\S+ and is 1.0;",
+        "; lr was 0.001 and is 0.5;",
+        "; ranks was 2 and is 4;",
+        r"; deepspeed\.zero_optimization\.overlap_comm was True and is False$",
+    ):
         assert re.search(words, caught.value.what)
 
 

@@ -61,6 +61,51 @@ def test_a_yaml_that_deepspeed_reads_otherwise_is_refused(tmp_path, cache):
     assert_ended(run, "failed", "clipping: promised 0.0, observed 1.0")
 
 
+# What strikes a rank (see dying.py), and words of the sentence.
+STRIKES = {
+    "SIGSEGV study.train optimizer_step 3 1": ("rank 1 was killed by SIGSEGV",),
+    "SIGKILL study.train optimizer_step 3 1": ("rank 1 was killed by SIGKILL",),
+    "exit study.train optimizer_step 3 1": ("sys.exit(0) ended the process at dying.py:",),
+}
+
+
+@pytest.mark.parametrize("fault", STRIKES)
+def test_how_a_rank_ended_is_named(fault, tmp_path, cache, monkeypatch):
+    monkeypatch.setenv("FAULT", fault)
+    run = launch("ddp", tmp_path / "run", *SHORT, cache=cache, script="tests/dying.py")
+    assert_ended(run, "failed", *STRIKES[fault])
+    assert run.record.error.where == "rank 1"
+
+
+# What fills the disk in which run, and words of the sentence. Without a save the record is the first that needs room.
+SAVES = ("--save-every", "2")
+FULL = [
+    ("zero2", "fill torch save 1 1", SAVES, "a file could not be written whole: the disk of"),
+    ("fsdp2", "fill torch save 2 0", SAVES, "a file could not be written whole: the disk of"),
+    ("zero2", "fill study.train optimizer_step 3 0", (), "cannot be written or opened (No space left on device)"),
+]
+
+
+@pytest.mark.parametrize(("arm", "fault", "saves", "words"), FULL)
+def test_a_disk_that_is_full_in_a_save_or_between_is_said_and_recorded(
+    arm, fault, saves, words, small_disk, cache, monkeypatch
+):
+    monkeypatch.setenv("FAULT", fault)
+    flags = (*SHORT, "--warmup-steps", "1", "--log-every", "1", "--task", "wikitext", "--model", "llama-micro", *saves)
+    run = launch(arm, small_disk / "run", *flags, cache=cache, script="tests/dying.py")
+    assert_ended(run, "failed", "make room", words)
+    assert len(run.record.loss.train) == (2 if saves else 6), "as it wrote them step by step"
+
+
+def test_a_folder_that_is_removed_in_the_middle_is_said(tmp_path, cache, monkeypatch):
+    monkeypatch.setenv("FAULT", "remove study.train optimizer_step 3 0")
+    run = launch("ddp", tmp_path / "run", *SHORT, cache=cache, script="tests/dying.py")
+    assert run.code == 1
+    assert "run was removed, or its record.json. What to do: start it again" in run.output
+    assert run.output.count("What to do:") == 1
+    assert not traceback_of_ours(run.output)
+
+
 CHANGES_WEIGHTS = """
 from study.train import train
 from study.training import main, setup

@@ -11,6 +11,7 @@ import types
 import psutil
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from study.core.errors import Stop
 from study.measure import hardware
@@ -105,6 +106,13 @@ def test_without_a_config_file_it_says_what_to_type(line, monkeypatch):
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:8092. GLHF!"
 READ = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Read error [127.0.0.1]:21: Connection reset by peer"
+FULL_DISK = "/dev/full"  # the kernel's: each write fails as on a full disk
+
+
+def error_of(call) -> Exception:
+    with pytest.raises(Exception) as caught:
+        call()
+    return caught.value
 
 
 ERRORS = {
@@ -114,6 +122,8 @@ ERRORS = {
     "Ctrl-C": KeyboardInterrupt("SIGINT"),
     "disk": OSError(28, "No space left", "/runs/a"),
     "bug": ValueError("no such row"),
+    "cut": error_of(lambda: torch.save(torch.zeros(10_000), FULL_DISK)),
+    "cut2": SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
 }
 # The error, ranks of the launch, those that are dead, how many the kernel killed; the status, where, and words.
 # Alone there is no other rank. torchrun ends the others by SIGTERM. So does somebody who ends the launcher, but then
@@ -128,6 +138,8 @@ ended  | 2 | 1 | 1 | oom    | rank 1       | the kernel killed rank 1
 ended  | 2 |   | 1 | killed |              | interrupted
 Ctrl-C | 2 |   | 0 | killed |              | interrupted
 disk   | 2 |   | 0 | failed |              | /runs/a cannot be written or opened
+cut    | 2 |   | 0 | failed |              | a file could not be written whole
+cut2   | 2 |   | 0 | failed |              | a file could not be written whole
 bug    | 2 |   | 0 | failed |              | ValueError: no such row
 """
 
@@ -136,7 +148,7 @@ bug    | 2 |   | 0 | failed |              | ValueError: no such row
 def test_why_a_rank_ends(case, tmp_path, monkeypatch):
     error, ranks, dead, kills, status, where, words = (cell.strip() for cell in case.split("|"))
     monkeypatch.setenv("WORLD_SIZE", ranks)
-    monkeypatch.setattr(ending, "ranks_that_died", lambda *_, **__: [*map(int, dead.split())])
+    monkeypatch.setattr(ending, "ranks_that_died", lambda *_: dict.fromkeys(map(int, dead.split())))
     monkeypatch.setattr(ending, "oom_kills", lambda: 3 + int(kills))
     stop = reason(ERRORS[error], Launch(1, 0.0, "x", None, 3), tmp_path)
     assert (stop.status, stop.where or "") == (status, where)

@@ -232,6 +232,16 @@ def test_weights_are_drawn_once(tmp_path):
     assert all(torch.equal(held[name], weights[name]) for name in held), "all of them, the head too, bit for bit"
 
 
+def test_damaged_weights_are_drawn_again(tmp_path):
+    settings = settings_for("imdb", cache_dir=tmp_path)
+    file = models.drawn_weights(settings, models.model_config(settings, VOCABULARY)) / "model.safetensors"
+    written = file.read_bytes()
+    file.write_bytes(written[:-64] + bytes(64))
+    assert file.read_bytes() != written
+    model_of(settings)
+    assert file.read_bytes() == written
+
+
 def test_a_model_without_weights_says_so(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert", "hidden_size": 32, "num_attention_heads": 2}')
     with pytest.raises(Stop, match=f"the weights of {tmp_path} cannot be read"):

@@ -107,6 +107,16 @@ def test_a_contradiction_names_both_sides_and_all_wrong_keys_are_named(file):
     assert stop.value.remedy == "write gradient_clipping; write enabled"
 
 
+def test_a_key_that_is_given_twice_is_refused_as_deepspeed_does(tmp_path):
+    config = tmp_path / "ds.json"
+    config.write_text('{"zero_optimization": {"stage": 2}, "zero_optimization": {"stage": 3}}')
+    with pytest.raises(Stop, match="the key 'zero_optimization' is given twice"):
+        recognised(config)
+    refuse = resolve_name("deepspeed.runtime.config_utils:dict_raise_error_on_duplicate_keys")
+    with pytest.raises(ValueError, match="zero_optimization"):
+        json.loads(config.read_text(), object_pairs_hook=refuse)
+
+
 def test_records_and_mixed_kinds():
     a, b = RUNS / "smoke/arms-zero2-5228df76-r1.1", RUNS / "stages/precision-zero3-29137077-r1.1"
     causes = known(a, b)

@@ -184,8 +184,16 @@ def test_dumps_name_the_late_rank_and_the_rank_without_a_dump(tmp_path, monkeypa
     assert "Rank 1 has not begun all_gather 2, where rank 0 is" in answer["findings"][0]["sentence"]
     (tmp_path / "nccl_trace_rank_0").rename(tmp_path / "nccl_trace_rank_2")
     assert "Rank 0 left no log" in sentences(dumps(tmp_path))[0]
-    (tmp_path / "rank_1").write_text(json.dumps(table("cli/valid.toml")["dump"]))
+    (tmp_path / "nccl_trace_rank_1.json").write_text(json.dumps(table("cli/valid.toml")["dump"]))
     assert "Ranks 0, 3 left no log" in sentences(dumps(tmp_path))[0], "of a dump that lists them"
+
+
+def test_two_dumps_of_one_rank_are_refused(tmp_path):
+    """They are of two hangs, or of two moments: which one counts is not known."""
+    for name in ("a_rank_0", "b_rank_0"):
+        (tmp_path / name).write_text(json.dumps(table("cli/valid.toml")["dump"]))
+    with pytest.raises(Stop, match="'a_rank_0' and 'b_rank_0' are both dumps of rank 0"):
+        dumps(tmp_path)
 
 
 def test_sends_and_receives_that_wait_are_named(tmp_path):

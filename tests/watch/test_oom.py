@@ -77,6 +77,22 @@ def test_sizes_are_matched_with_the_tensors_of_a_training(asked, arm, ranks, cau
     assert what in first.what
 
 
+@pytest.mark.parametrize("case", MESSAGES["of_model"], ids=lambda case: case["cause"])
+def test_sizes_that_the_model_alone_has(case):
+    wanted = Wanted(model="llama3-8b", lora_rank=case.get("lora_rank"))
+    causes, _ = explain(reading.find(new(case["asked"])), wanted, Described(**case["settings"]))
+    assert (causes[0].id, causes[0].is_likely) == (case["cause"], True)
+    assert case["says"] in causes[0].what
+    assert "padded" not in [cause.id for cause in causes]
+
+
+def test_a_flag_wins_over_the_vocabulary_of_the_model():
+    """Some add words to a model's."""
+    described = Described(vocabulary=130_000, micro_batch=4, sequence=4096)
+    causes, _ = explain(reading.find(new("7.93 GiB")), Wanted(model="llama3-8b"), described)
+    assert causes[0].what.startswith("7.93 GiB = 16,384 tokens x 130,000 x 4 bytes")
+
+
 def test_states_that_nearly_fill_the_gpu_come_first(tmp_path):
     text = (
         "CUDA out of memory. Tried to allocate {}. GPU 0 has a total capacity of 39.59 GiB of which 20.00 MiB is free."

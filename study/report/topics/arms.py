@@ -1,18 +1,20 @@
 """The arms of each task beside DDP: a row for each arm, and the four answers. `study compare --arms` prints both."""
 
+from statistics import median
+
 import pandas as pd
 
 from study.core.text import nats, number_of, times
 from study.records import metrics
-from study.records.compare import loss_distances
+from study.records.compare import FEWEST_RUNS, loss_distances, paired
 from study.records.groups import by, groups
 from study.records.runs import Run, Runs
 from study.report.tables import SETTINGS
 from study.report.topics import traffic
 
+STAGES = ["ddp", "zero1", "zero2", "zero3"]
 TOLD = {
     "peak bytes": "Memory: {} what DDP holds.",
-    "s/step": "Time: {} DDP's seconds, in single runs on this machine: small differences are noise.",
     "sent bytes": "Traffic: {} what DDP sends.",
 }
 NOISE_NATS = 1e-3  # arms in 16 bits differ by as much
@@ -47,8 +49,23 @@ def _row(repeats: list[Run], members: list[Run]) -> dict:
         "peak bytes": metrics.value(run.record, "peak_bytes"),
         "sent bytes": sum(traffic.sent_bytes(run).values()) or None,
         "s/step": metrics.value(run.record, "step_s"),
+        "times DDP's": _over_ddp(repeats, members),
         "why not": metrics.dig(run.record, "error.message"),
     }
+
+
+def _over_ddp(runs: list[Run], members: list[Run]) -> list[float] | None:
+    """The median step time over DDP's, and the least and the largest of any two runs: equal cells, on one machine.
+
+    None of few runs: on a busy machine two take twice as long as one another.
+    """
+    ddp = [run for run in members if run.record.arm == "ddp" and run.record.status == "done"]
+    done = [run for run in runs if run.record.status == "done"]
+    for ours, theirs in paired(done, ddp, {"arm"}):
+        above, below = ([metrics.value(run.record, "step_s") for run in side] for side in (ours, theirs))
+        if min(len(above), len(below)) >= FEWEST_RUNS and None not in above + below:
+            return [median(above) / median(below), min(above) / max(below), max(above) / min(below)]
+    return None
 
 
 def in_words(rows: list[dict]) -> list[str]:
@@ -65,9 +82,9 @@ def in_words(rows: list[dict]) -> list[str]:
         number = f"{number_of(len(near), 'arms')} {'is' if len(near) == 1 else 'are'}"
         lines.append(f"Losses: at every step, {number} within {nats(near.max())} of {baseline}.")
         lines += [f"But {arm} differs by up to {nats(distance)}." for arm, distance in apart.items()]
-    # --- the other three: the stages over DDP. Without a finished run of DDP there is nothing to divide by.
+    # --- memory and traffic: the stages over DDP. Without a finished run of DDP there is nothing to divide by.
     done = of_arm[of_arm["status"] == "done"]
-    stages = done.reindex(["ddp", "zero1", "zero2", "zero3"]).astype(dict.fromkeys(TOLD, float))
+    stages = done.reindex(STAGES).astype(dict.fromkeys(TOLD, float))
     for name, sentence in TOLD.items():
         over = (stages[name] / stages[name].iloc[0]).iloc[1:].dropna()
         if len(over):
@@ -77,9 +94,23 @@ def in_words(rows: list[dict]) -> list[str]:
             if name == "sent bytes" and over.get("zero3", 2) < SENDS_AGAIN:
                 lines[-1] += " By default stage 3 keeps up to a billion gathered weights for the backward pass."
     if "ddp" in done.index:
+        lines += _time(done.reindex(STAGES[1:]))
         alike = done[(done["ranks"] == done.loc["ddp", "ranks"]) & done["furthest nats"].isna() & (done.index != "ddp")]
         lines += [f"The losses of {arm} are not compared: another seed, data or steps." for arm in alike.index]
         others = done[done["ranks"] != done.loc["ddp", "ranks"]]
         ranks = [f"{arm} has {number_of(int(ranks), 'ranks')}" for arm, ranks in others["ranks"].items()]
         lines += [f"{sentence}, and so other rows." for sentence in ranks]
     return lines + [f"{row['arm']} did not run: {row['why not']}." for row in rows if row["why not"]]
+
+
+def _time(stages: pd.DataFrame) -> list[str]:
+    """Return what stages take of DDP's time, each with its spread, without which a ratio may be noise alone."""
+    if stages["s/step"].isna().all():
+        return []
+    ratios = [
+        f"stage {str(arm)[-1]} {times(middle)} ({times(least).removesuffix(' times')} to {times(most)})"
+        for arm, (middle, least, most) in stages["times DDP's"].dropna().items()
+    ]
+    if not ratios:
+        return ["Time: no ratios, as fewer than three runs of an arm show no spread; the table has seconds."]
+    return [f"Time: {', '.join(ratios)} DDP's seconds, over all pairs of repeats."]

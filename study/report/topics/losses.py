@@ -69,17 +69,24 @@ def figure(rows: pd.DataFrame) -> Figure:
         # Arms that are compared with nothing train on other rows in a step: their losses are elsewhere for that reason.
         rows = rows[rows["line"].isin(others) | rows["arm"].isin(apart["against"])]
         _draw_distances(axes[1], others)
-    draw_curves(axes[0], rows)
+    has_bands = draw_curves(axes[0], rows)
     axes[0].set_title(rows["group"].iloc[0])
-    note = "Lines: means over runs. Bands: from the lowest to the highest run. Lines alternate as dashes, because most"
-    note += " coincide. Lower panel: the largest difference of any run at each step. Arms with other rows in a step are"
-    note += " in the table alone."
+    note = "Lines: means over runs."
+    if has_bands:
+        note += " Bands: from the lowest to the highest run."
+    if rows["line"].nunique() > 1:
+        note += " Lines alternate as dashes, because most coincide."
+    if others:
+        note += " Lower panel: the largest difference of any run at each step."
+        note += " Arms with other rows in a step are in the table alone."
     looks = {arm: look(arm) for arm in rows["arm"].unique()}
     return style.finished(drawing, style.keys(looks), note)
 
 
-def draw_curves(ax: Axes, rows: pd.DataFrame) -> None:
+def draw_curves(ax: Axes, rows: pd.DataFrame) -> bool:
+    """Draw a line for each arm, and say whether there is a band around one."""
     lines = parts(rows, "line")
+    has_bands = False
     for place, mine in enumerate(lines.values()):
         # Each line begins its dashes where the one before ends them.
         dashes = (DASH * place, (DASH, DASH * (len(lines) - 1) or 0.01))
@@ -87,9 +94,11 @@ def draw_curves(ax: Axes, rows: pd.DataFrame) -> None:
         values = mine.groupby("step", sort=False)["loss"].agg(["min", "mean", "max"])
         # Of one run, or of equal ones, a band would be an invisible shape in the file.
         if (values["min"] < values["max"]).any():
+            has_bands = True
             ax.fill_between(values.index, values["min"], values["max"], color=tone, alpha=0.15, linewidth=0)
         ax.plot(values.index, values["mean"], color=tone, linestyle=dashes)
     ax.set(xlabel="optimizer step", ylabel="training loss (nats)")
+    return has_bands
 
 
 def _draw_distances(ax: Axes, rows_of: dict[str, pd.DataFrame]) -> None:

@@ -55,6 +55,9 @@ def part_bytes(components: Mapping[str, float]) -> dict[str, float]:
 
 def figure(rows: pd.DataFrame) -> Figure:
     """Peak memory of a rank, by what its tensors are for; marks are sums that were predicted or printed."""
-    note = "Bars: the run with the highest peak; hatched: virtual ranks or an emulated smaller device. Without a GPU,"
-    note += " host and device are one memory, so arms that offload have a panel of their own."
+    note = "Bars: the run with the highest peak."
+    if (rows["kind"] != "real").any():
+        note += " Hatched: virtual ranks or an emulated smaller device."
+    if rows["panel"].str.endswith(ONE_MEMORY).any():
+        note += " Without a GPU, host and device are one memory, so arms that offload have a panel of their own."
     return style.stacks(rows, BARS, note)

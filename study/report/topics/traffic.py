@@ -61,5 +61,7 @@ def sent_bytes(run: Run) -> dict[str, float]:
 
 def figure(rows: pd.DataFrame) -> Figure:
     """Bytes that a rank sends in a step, as a multiple of one all-reduce of the gradients, by collective."""
-    note = "Bars: counted; hatched: on virtual ranks. Bytes as sent in rings, where an all-reduce sends the data twice."
+    note = "Bars: counted, in bytes as sent in rings, where an all-reduce sends the data twice."
+    if (rows["kind"] != "real").any():
+        note += " Hatched: on virtual ranks."
     return style.stacks(rows, BARS, note)

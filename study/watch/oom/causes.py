@@ -24,7 +24,10 @@ UNUSED_SHARE = 0.1  # of the GPU: PyTorch holds no more without use (allocator.F
 EMPTY = 0.05  # of the GPU: no model is there
 # Points of a tensor of the asked size. Those of the optimizer come first: their sizes follow from the model alone. Some
 # weights are as wide as activations.
-OF_A_SIZE = {"optimizer": 5, "logits": 4, "attention": 4, "activations": 3, "buckets": 3, "weights": 3, "padded": 1}
+OF_A_SIZE = {
+    "optimizer": 5, "frozen": 5, "logits": 4, "embeddings": 4, "attention": 4, "activations": 3, "buckets": 3,
+    "weights": 3, "padded": 1,
+}  # fmt: skip
 
 Sign = tuple[str, int, str]  # the cause, its points, and why
 

@@ -43,7 +43,7 @@ class Described:
     sequence: int | None = None
     """Tokens per row."""
     vocabulary: int | None = None
-    """Size of the vocabulary, for a model that is not named."""
+    """Size of the vocabulary, if the model is not named or has another."""
 
     def __post_init__(self):
         for name in NUMBERS:
@@ -108,7 +108,7 @@ def _of_config(path: Path | None) -> dict[str, Any]:
 def _of_tokens(given: Described, model: Transformer | None, error: OomError) -> Iterator[Tensor]:
     vocabulary, intermediate, heads = given.vocabulary, None, 1
     if model:
-        vocabulary = model.look.vocabulary
+        vocabulary = vocabulary or model.look.vocabulary
         intermediate = model.dimensions.get("intermediate_size")
         heads = model.dimensions.get("num_attention_heads", 1)
     rows, sequence = given.micro_batch or 0, given.sequence or 0
@@ -158,6 +158,13 @@ def _of_states(given: Described, model: Transformer | None, trained: int, bucket
         if given.arm:  # its ranks hold no state of the optimizer whole
             whole = "weights"
     yield whole, trained, f"{trained:,} parameters"
+    frozen = sum(tensor.elements for tensor in model.tensors) - trained
+    yield "frozen", frozen, f"{frozen:,} frozen parameters"
+    # The embedding and the head are reduced together: they are larger than a bucket, or of FSDP's outermost unit.
+    of_words = [tensor for tensor in model.tensors if model.look.vocabulary in tensor.shape and len(tensor.shape) == 2]
+    if len(of_words) == 2:
+        sides = " x ".join(f"{side:,}" for side in of_words[0].shape)
+        yield "embeddings", sum(tensor.elements for tensor in of_words), f"2 x {sides}"
     for tensor in model.tensors:
         if len(tensor.shape) > 1:
             sides = " x ".join(f"{side:,}" for side in tensor.shape)
