@@ -1,6 +1,7 @@
 """`study virtual train.py`: somebody's own script as rank 0 of N, without a GPU."""
 
 import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from typing import Annotated
 
 import tyro
 
+from study.cli import diagnosis
+from study.conform.stack import Flags
 from study.core.errors import Stop
 from study.core.gpus import GPUS, gpu_named
 from study.core.text import during, number_of, say, say_wrapped, size
@@ -19,6 +22,7 @@ from study.records import store
 from study.records.schema import Record
 from study.rehearsal.on_gpu import on_gpu
 from study.rehearsal.request import ANSWER, REQUEST, Answer, Failure, Request
+from study.watch.about import about
 
 MOST_RANKS = 100_000
 DEFAULT_CONFIG = Path("~/.cache/huggingface/accelerate/default_config.yaml")
@@ -95,7 +99,8 @@ def rehearse(
         if answer.failure or not answer.updates:
             return failed(answer.failure or Failure("script", "it made no update of an optimizer"), request, output)
         record = store.read(folder / store.RECORD)
-    return show_answer(request, answer, record)
+        shown = show_answer(request, answer, record)
+        return shown | {"faults": show_known(folder)}
 
 
 def pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
@@ -184,6 +189,25 @@ def show_answer(request: Request, answer: Answer, record: Record) -> dict:
         "observed": seen.model_dump(mode="json", exclude_defaults=True),
         "error": None,
     }
+
+
+def show_known(folder: Path) -> list[str]:
+    """Show the known faults that apply to what was prepared, and mistakes in it. Nothing is asked. Return their ids."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        known = diagnosis.stack((), flags=Flags(), config=folder / store.RECORD)["faults"]
+    applying = [fault for fault in known if fault["answer"] == "applies"]
+    if not applying:
+        say_wrapped("No known fault surely applies to these releases and settings (`study stack` asks for more).")
+    else:
+        count = "1 known fault applies" if len(applying) == 1 else f"{len(applying)} known faults apply"
+        say_wrapped(f"{count} (seen, not asked):")
+    for fault in applying[:3]:
+        say_wrapped(f"{fault['sentence']}. What to do: {fault['do']}", indent="  ", first="- ")
+    costs = ("lost_s", "memory_bytes", "traffic_bytes")
+    for finding in about(folder).findings:
+        if all(getattr(finding, cost) is None for cost in costs):
+            say_wrapped(f"{finding.sentence} What to do: {finding.remedy}", indent="  ", first="- ")
+    return [fault["id"] for fault in applying]
 
 
 def decided(record: Record, answer: Answer, request: Request) -> list[str]:

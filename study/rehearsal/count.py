@@ -1,5 +1,6 @@
 """What rank 0 holds, from the beginning of a script to its last update: a `MemoryWatch` over all of it."""
 
+import functools
 import gc
 import sys
 import weakref
@@ -94,7 +95,10 @@ class Count:
             if type(item) is torch.Tensor and item.layout == torch.strided and id(item) not in known:
                 storage = item.untyped_storage()
                 key = id(storage)
-                self._on_host[key] = weakref.ref(storage, lambda _, key=key: self._on_host.pop(key, None))
+                self._on_host[key] = weakref.ref(storage, functools.partial(self._forget, key))
+
+    def _forget(self, key: int, _: weakref.ref) -> None:
+        self._on_host.pop(key, None)
 
     def _before_update(self, optimizer, *_) -> None:
         if self.engine is None:

@@ -3,6 +3,7 @@
 import contextlib
 import types
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -10,6 +11,7 @@ from study.core.gpus import GPUS, gpu_named
 from study.rehearsal.request import Request
 from study.rehearsal.values import Script, on_cpu
 
+TORCH: Any = torch  # whose parts are replaced
 DEFAULT = "H100"  # whose answers a script gets if no GPU is named
 
 
@@ -72,24 +74,24 @@ def answer_as_a_gpu(request: Request, script: Script) -> None:
         answers[silent] = lambda *_, **__: None  # one for each: the compiler tells functions apart by their identity
     for attribute, function in answers.items():
         setattr(torch.cuda, attribute, function)
-    torch.cuda.Stream = Stream  # type: ignore[misc, assignment]
-    torch.cuda.Event = Stream  # type: ignore[misc, assignment]
+    TORCH.cuda.Stream = Stream
+    TORCH.cuda.Event = Stream
     # --- autocast, and where models are moved
     begin = torch.autocast.__init__
 
     def autocast(self, device_type: str, *args, **kwargs) -> None:
         begin(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
 
-    torch.autocast.__init__ = autocast  # type: ignore[method-assign]
-    torch.nn.Module.cuda = lambda module, *_, **__: module  # type: ignore[method-assign]
+    TORCH.autocast.__init__ = autocast
+    TORCH.nn.Module.cuda = lambda module, *_, **__: module
     move = torch.nn.Module.to
 
     def to(module, *args, **kwargs):
         kwargs = {key: on_cpu(value) for key, value in kwargs.items()}
         return move(module, *map(on_cpu, args), **kwargs)
 
-    torch.nn.Module.to = to  # type: ignore[method-assign]
-    torch.nn.Module._apply = apply  # type: ignore[method-assign, assignment]
+    TORCH.nn.Module.to = to
+    TORCH.nn.Module._apply = apply
 
 
 def apply(module: torch.nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True):

@@ -18,6 +18,7 @@ from study.rehearsal.count import Count
 from study.rehearsal.request import Request
 from study.rehearsal.values import Shapes
 
+TORCH: Any = torch  # whose parts are replaced
 Patch = Callable[[types.ModuleType], None]
 
 
@@ -34,13 +35,14 @@ class WhenImported(importlib.abc.MetaPathFinder):
         spec = importlib.util.find_spec(name)
         if spec is None or spec.loader is None:
             return None
-        load = spec.loader.exec_module
+        loader: Any = spec.loader
+        load = loader.exec_module
 
         def exec_module(module) -> None:
             load(module)
             patch(module)
 
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        loader.exec_module = exec_module
         return spec
 
 
@@ -84,9 +86,10 @@ class Libraries:
     # --- PyTorch
 
     def _torch(self) -> None:
+        parallel: Any = ddp
         # In agreement with the other ranks, DDP would regroup its buckets after the first step.
-        dist.Reducer._rebuild_buckets = lambda *_, **__: False  # type: ignore[method-assign, assignment]
-        ddp._verify_param_shape_across_processes = lambda *_, **__: None
+        TORCH.distributed.Reducer._rebuild_buckets = lambda *_, **__: False
+        parallel._verify_param_shape_across_processes = lambda *_, **__: None
         begin = self.shapes.wrap(ddp.DistributedDataParallel.__init__)
 
         def wrap_in_ddp(model, *args, device_ids=None, output_device=None, **kwargs) -> None:
@@ -95,9 +98,9 @@ class Libraries:
             self.count.watch.reassign(made, "backward")  # its buckets, which real ranks make anew in their first pass
             model.register_comm_hook(None, all_reduce)  # its C++ code needs a result that the fake backend lacks
 
-        ddp.DistributedDataParallel.__init__ = wrap_in_ddp  # type: ignore[method-assign]
-        torch.Tensor.data_ptr = address  # type: ignore[method-assign, assignment]
-        torch.save = lambda *_, **__: None  # type: ignore[assignment]
+        parallel.DistributedDataParallel.__init__ = wrap_in_ddp
+        TORCH.Tensor.data_ptr = address
+        TORCH.save = lambda *_, **__: None
         if self.request.gpu:  # a GPU's default is an update of all tensors at once (torch/optim/optimizer.py)
             for name, module in list(sys.modules.items()):
                 if name.startswith("torch.optim.") and hasattr(module, "_default_to_fused_or_foreach"):
@@ -110,7 +113,7 @@ class Libraries:
             count.take_batch(batch)
             return batch
 
-        torch.utils.data.dataloader._BaseDataLoaderIter.__next__ = next_batch  # type: ignore[method-assign]
+        TORCH.utils.data.dataloader._BaseDataLoaderIter.__next__ = next_batch
         self._optimizers()
         self._fsdp2()
 
@@ -127,7 +130,7 @@ class Libraries:
 
             return call
 
-        torch.optim.Optimizer.profile_hook_step = staticmethod(with_values)  # type: ignore[method-assign]
+        TORCH.optim.Optimizer.profile_hook_step = staticmethod(with_values)
 
     def _fsdp2(self) -> None:
         from torch.distributed import fsdp
@@ -144,7 +147,7 @@ class Libraries:
 
         fully_shard.state = _fully_shard.fully_shard.state  # type: ignore[attr-defined]
         _fully_shard._init_default_mesh = lambda *_: meshes[0]
-        fsdp.fully_shard = _fully_shard.fully_shard = fully_shard  # type: ignore[assignment]
+        fsdp.fully_shard = _fully_shard.fully_shard = fully_shard
         for owner in (_fsdp_param.FSDPParam, _fsdp_param_group.FSDPParamGroup, _fsdp_state.FSDPState):
             self.shapes.wrap_all(owner)
 
@@ -197,7 +200,7 @@ class Libraries:
 
         engine.step = step
         get_accelerator().pin_memory = lambda tensor, *_, **__: tensor
-        torch.Tensor.record_stream = lambda *_, **__: None  # type: ignore[method-assign]
+        TORCH.Tensor.record_stream = lambda *_, **__: None
 
     def _deepspeed_comm(self, module) -> None:
         module.build_shm_op = lambda: None  # it would be compiled, for neighbours that do not exist

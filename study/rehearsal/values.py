@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -89,10 +90,10 @@ class Values(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function is aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
-            value = self.script.value_of(args[0])
+            read = self.script.value_of(args[0])
             if args[0].dtype == torch.bool:
-                return bool(value)
-            return value if args[0].is_floating_point() else int(value)
+                return bool(read)
+            return read if args[0].is_floating_point() else int(read)
         if function.overloadpacket in COMPARES and args[0].dim() == 0 and isinstance(args[0], FakeTensor):
             value = self.script.named_value()
             if value is not None:
@@ -212,7 +213,8 @@ class Shapes:
 
     def weights(self) -> None:
         """From now on no new parameter has values, whoever makes it: `nn.Parameter(torch.empty(...))`."""
-        original = torch.nn.Parameter.__new__
+        parameter: Any = torch.nn.Parameter
+        original = parameter.__new__
 
         def make(cls, data=None, requires_grad=True):
             if data is not None and type(data) in (torch.Tensor, torch.nn.Parameter) and data.device.type == "cpu":
@@ -220,7 +222,7 @@ class Shapes:
                     data = torch.empty_strided(data.shape, data.stride(), dtype=data.dtype)
             return original(cls, data, requires_grad)
 
-        torch.nn.Parameter.__new__ = staticmethod(make)  # type: ignore[method-assign, assignment]
+        parameter.__new__ = staticmethod(make)
 
 
 class _Again:
