@@ -30,7 +30,7 @@ from study.ledger import texts
 from study.records import runs as records
 from study.records import store
 from study.records.keeping import redact
-from study.report import answers, calculator, style
+from study.report import answers, calculator, stacks, style
 from study.report.answers import Answer
 from study.report.tables import as_html, write_csv
 
@@ -74,9 +74,8 @@ def build(folders: list[Path], out: Path, address: str = "") -> list[str]:
         counted = texts.in_words(texts.claims())
         write(site, "claims", texts=texts.texts(), faults=texts.faults(), verdicts=texts.VERDICTS, count=counted)
         (site / "faults.json").write_text(faults.table().model_dump_json(indent=1))
-        known = faults.table().model_dump(mode="json")
-        write(site, "stack", table=known)
-        write(site, "faults", "stack", table=known, alone=True)
+        write(site, "stack", **stacks.values())
+        write(site, "faults", "stack", **stacks.values(), alone=True)
         answered = _answered(site, "index", answers.answers(runs))
         write(site, "calculator", **calculator.values())
         write_by_hand(site)
