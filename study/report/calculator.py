@@ -79,7 +79,7 @@ def values() -> dict:
         "shown": SHOWN,
         "arms": ARMS,
         "precision": PRECISION,
-        "accuracy": "; ".join(accuracy()),
+        "accuracy": accuracy(())[0],
         "miss": f"{MISS:.0%}",
         "reserve": f"{size(OUTSIDE_AT_MOST_BYTES)} and {FRAGMENTATION:.0%}",
     }

@@ -31,7 +31,7 @@ function sentence(found, machine, card) {
   const arm = simplest(found);
   if (!arm) {
     const least = found.reduce((a, b) => (b.peak < a.peak ? b : a));
-    return `Nothing fits on ${machine}: ${least.name} needs ${gb(least.peak)} of ${gb(card.memory_bytes)} GB.`;
+    return `Nothing fits on ${machine}: ${least.name} needs ${gb(least.peak)} of ${gb(card.memory_bytes)} GB. Try more GPUs.`;
   }
   const host = arm.host ? `, and ${gb(arm.host)} GB of a node's host memory` : "";
   const just = arm.fits === "just" ? " It fits only just." : "";
@@ -42,7 +42,7 @@ function show() {
   const { model, gpus, gpu } = Object.fromEntries(new FormData(form));
   const found = answers(model, gpus, cards[gpu]);
   say("sentence", sentence(found, `${gpus} x ${gpu}`, cards[gpu]));
-  say("tokens", models[model].tokens);
+  say("tokens", models[model].tokens.toLocaleString("en"));
   say("command", `study advise --model ${model} --gpus ${gpus} --gpu ${gpu} --precision bf16_cast --checkpointing`);
   for (const row of document.querySelectorAll("#arms tbody tr")) {
     const arm = found.find((each) => each.name === row.dataset.arm);

@@ -34,10 +34,13 @@ function show() {
     card.querySelector("em").textContent = asked.join(" ");
     (asked.length ? maybe : sure).append(card);
   }
+  for (const list of [sure, maybe]) list.previousElementSibling.hidden = !list.querySelector("li:not([hidden])");
   const applying = found.filter((each) => !each.asked.length).length;
   const apply = applying === 1 ? "1 applies" : `${applying} apply`;
-  say("sentence", `Of ${faults.length} known faults ${apply}, and ${found.length - applying} may.`);
-  say("command", ["study stack", ...Object.values(said).map((words) => words[0])].join(" "));
+  say("sentence", `Of the ${faults.length} faults of this page ${apply}, and ${found.length - applying} may.`);
+  const taken = [...form.querySelectorAll("input[checked]")].map((box) => box.value); // if nothing is said
+  const words = Object.values(said).map((each) => each[0]).filter((word) => !taken.includes(word));
+  say("command", ["study stack", ...words].join(" "));
 }
 
 // A pasted list chooses releases that are known here.
