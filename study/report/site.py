@@ -38,7 +38,7 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 PAGES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True
 )
-PAGES.policies["json.dumps_kwargs"] = {}  # arms and parts keep their order
+PAGES.policies["json.dumps_kwargs"] = {}  # arms keep their order
 NOTEBOOKS = {"stages": "Stages", "compare": "Compare", "replicate": "Documents"}  # with what leads to their pages
 BY_HAND = ("one_process", "data_parallel", "stage1", "stage2", "stage3")  # each is the file before plus one idea
 BY_HAND_FOLDER = ROOT / "examples" / "zero_by_hand"

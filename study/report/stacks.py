@@ -8,7 +8,7 @@ import functools
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from study.conform.faults import ANY, Fault, named, table
+from study.conform.faults import ANY, Fault, Release, named, table
 from study.conform.stack import Flags, answered, described
 
 PACKAGES = ("deepspeed", "accelerate", "transformers", "torch", "PEFT")
@@ -68,7 +68,7 @@ def releases(package: str) -> list[str]:
 @functools.cache
 def _fitting(name: str, box: str) -> set[str]:
     """Return the ids of the faults that a check box leaves possible, whatever else is so."""
-    used = dict.fromkeys(PACKAGES, ANY)
+    used: dict[str, Release] = dict.fromkeys(PACKAGES, ANY)
     facts = described(used, flags_of([box]), {})
     facts |= dict.fromkeys(TAKEN.keys() - {name})
     return {row["id"] for row in answered(used, facts)["faults"]}

@@ -156,6 +156,7 @@ SIMPLEST = [  # model, GPUs, kind of GPU: what the page advises
     ("gpt2", 8, "H100-80GB", "On 8 x H100-80GB use ddp: "),
     ("llama3-8b", 8, "H100-80GB", "use zero1: "),
     ("llama3-8b", 1, "H100-80GB", "use zero1_cpu: "),
+    ("llama3-8b", 4, "A100-40GB", "use zero3: "),  # only just: four that offload would leave room
     ("llama3-70b", 8, "A100-80GB", "use zero3_cpu: "),
     ("llama3-70b", 1, "T4", "Nothing fits on 1 x T4: "),
 ]
@@ -168,6 +169,7 @@ def test_the_calculator_names_the_simplest_arm_that_fits(show, monkeypatch, caps
         page.execute_script(CHOOSE, {"model": model, "gpus": gpus, "gpu": gpu}, [])
         said = page.find_element("id", "sentence").text
         assert sentence in said
+        assert ("only just" in said) == (gpu == "A100-40GB")
         rows = [row.text.split() for row in page.find_elements("css selector", "#arms tbody tr") if row.is_displayed()]
         cells = json.loads(calculator.FILE.read_text())[model]["gpus"][str(gpus)]
         assert [row[0] for row in rows] == [*cells]

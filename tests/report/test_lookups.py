@@ -6,7 +6,7 @@ import random
 from packaging.version import Version
 
 from study.cli import predictions
-from study.conform.faults import table
+from study.conform.faults import Release, table
 from study.conform.stack import answered, described
 from study.core.arms import NAMES
 from study.predict.estimate import HOST_PROCESS_BYTES, estimate
@@ -36,7 +36,7 @@ def test_drawn_stacks_have_the_answers_of_study_stack():
         names = draw.sample([*stacks.BOXES], draw.randint(0, 8))
         boxes = stacks.TAKEN | {name: draw.choice([*stacks.BOXES[name][1]]) for name in names}
         theirs = looked_up({package: f"{package}=={release}" for package, release in used.items()} | boxes)
-        versions = {package: Version(release) for package, release in used.items()}
+        versions: dict[str, Release] = {package: Version(release) for package, release in used.items()}
         ours = answered(versions, described(versions, stacks.flags_of([*boxes.values()]), {}))["faults"]
         assert theirs == {row["id"]: row["question"] for row in ours}, (used, boxes)
         seen.update((name, not question) for name, question in theirs.items())

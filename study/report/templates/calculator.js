@@ -19,23 +19,18 @@ function answers(model, gpus, card) {
 
 // The first that fits with room, or else just; what offloads only if nothing else fits.
 function simplest(found) {
-  for (const offloads of [false, true])
-    for (const how of ["yes", "just"]) {
-      const arm = found.find((each) => each.offloads === offloads && each.fits === how);
-      if (arm) return arm;
-    }
-  return null;
+  const fitting = found.filter((each) => each.fits !== "no");
+  return fitting.sort((a, b) => a.offloads - b.offloads || (a.fits === "just") - (b.fits === "just"))[0];
 }
 
 function sentence(found, machine, card) {
   const arm = simplest(found);
-  if (!arm) {
-    const least = found.reduce((a, b) => (b.peak < a.peak ? b : a));
-    return `Nothing fits on ${machine}: ${least.name} needs ${gb(least.peak)} of ${gb(card.memory_bytes)} GB. Try more GPUs.`;
-  }
+  const least = found.reduce((a, b) => (b.peak < a.peak ? b : a));
+  const size = `${gb((arm ?? least).peak)} of ${gb(card.memory_bytes)} GB`;
+  if (!arm) return `Nothing fits on ${machine}: ${least.name} needs ${size}. Try more GPUs.`;
   const host = arm.host ? `, and ${gb(arm.host)} GB of a node's host memory` : "";
   const just = arm.fits === "just" ? " It fits only just." : "";
-  return `On ${machine} use ${arm.name}: ${gb(arm.peak)} of ${gb(card.memory_bytes)} GB${host}.${just}`;
+  return `On ${machine} use ${arm.name}: ${size}${host}.${just}`;
 }
 
 function show() {

@@ -3,7 +3,6 @@
 
 const faults = JSON.parse(document.getElementById("table").textContent);
 const form = document.getElementById("stack");
-const cards = new Map(faults.map((fault) => [fault.id, document.getElementById(fault.id)]));
 const [sure, maybe] = [document.getElementById("faults"), document.getElementById("maybe")];
 const say = (id, text) => (document.getElementById(id).textContent = text);
 
@@ -27,9 +26,9 @@ function show() {
   const said = chosen();
   const found = faults.map((fault) => ({ ...fault, asked: questions(fault, said) })).filter((each) => each.asked);
   found.sort((a, b) => a.loud - b.loud || a.asked.length - b.asked.length);
-  for (const card of cards.values()) card.hidden = true;
+  for (const { id } of faults) document.getElementById(id).hidden = true;
   for (const { id, asked } of found) {
-    const card = cards.get(id);
+    const card = document.getElementById(id);
     card.hidden = false;
     card.querySelector("em").textContent = asked.join(" ");
     (asked.length ? maybe : sure).append(card);
