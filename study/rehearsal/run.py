@@ -56,6 +56,21 @@ def main(folder: Path) -> None:
     os._exit(0)  # threads of libraries may wait for ranks that do not exist
 
 
+class Nothing:
+    """What a function that is left out returns: it can be called, and has every attribute and item."""
+
+    def __getattr__(self, name: str) -> "Nothing":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *_, **__) -> "Nothing":
+        return self
+
+    def __getitem__(self, _) -> "Nothing":
+        return self
+
+
 def run_script(path: Path, skips: list[str]) -> None:
     """Run a script as __main__. Functions that it should leave out do nothing: its own ones, or a library's."""
     tree = ast.parse(path.read_bytes(), filename=str(path))
@@ -66,7 +81,7 @@ def run_script(path: Path, skips: list[str]) -> None:
     for name in left_out:
         module, _, function = name.rpartition(".")
         if module:
-            setattr(importlib.import_module(module), function, lambda *_, **__: None)
+            setattr(importlib.import_module(module), function, Nothing())
     script = types.ModuleType("__main__")
     script.__file__ = str(path)
     sys.modules["__main__"] = script
