@@ -30,7 +30,8 @@ from study.predict.engines import engine_of
 from study.predict.outside.predicting import reading_of
 from study.predict.outside.published import rows, set_number
 from study.predict.pace import FILE, Pace, class_of, constants, pace
-from study.predict.step_time import Hardware, kind_of_interval, step_time
+from study.predict.prediction import step_time
+from study.predict.step_time import Hardware, kind_of_interval
 from study.predict.training import Training
 from study.records.metrics import steps_per_s
 from study.records.runs import load

@@ -12,10 +12,9 @@ from typing import Any, Literal
 
 from study.core import arms, optimizers
 from study.core.errors import Stop
-from study.core.gpus import GPUS
 from study.core.settings import Flags, check, flag
 from study.core.shapes import SHAPES, is_local
-from study.core.text import during, number_of, say, say_wrapped, show, size
+from study.core.text import during, say, say_wrapped, show, size
 from study.predict.front import (
     MOST_GPUS,
     MOST_ROWS,
@@ -23,6 +22,7 @@ from study.predict.front import (
     Hardware,
     PlaceFlags,
     Precision,
+    Prediction,
     Question,
     StepFlags,
     TrainingFlags,
@@ -32,23 +32,18 @@ from study.predict.front import (
     default_sequence,
     fewest,
     fits_on,
-    kind_of_interval,
-    memory_kinds,
-    reserve_bytes,
     settled_arm,
-    step_time,
     usual_precision,
 )
 from study.predict.front import Training as Predicted
 from study.predict.front import advise as recommend
-from study.predict.front import estimate as predict
 from study.records.schema import Record
 from study.report import advice as answer
+from study.report import estimates
 from study.sweeps import launches
 from study.sweeps.protocol import Cell
 
 Device = Literal["cuda", "cpu"]
-FITS = {"yes": "It fits on {}.", "only just": "It fits only just on {}.", "no": "It does not fit on {}."}
 OF_ROW = ("arm", "precision", "micro_batch", "accumulation", "checkpointing")  # options that an advice chooses
 
 
@@ -215,61 +210,40 @@ def estimate(
     if stop := optimizers.refusal(arm, training.optimizer, precision):
         raise stop
     ours, machine = training_of(asked_for(model, training.sequence or 1), training, place, passes, buckets, device)
-    whole = predict(ours)
-    ranks, on_gpu = ours.placement.ranks, ours.placement.on_gpu
-    # Three numbers are called memory: what PyTorch allocates, what it holds, and what nvidia-smi shows. The last one
-    # depends on the GPU, so it is told only with --gpu.
-    kinds = memory_kinds(ours, machine.gpu if machine else None) if on_gpu else None
-    memory = "GPU memory" if on_gpu else "memory"
-    text = f"A rank of {ranks} under {arm.name} needs {size(whole.peak_bytes)} of {memory} at the peak, predicted"
-    step = None
-    fits = None
-    fit = ""
-    time: list[str] = []
-    if machine and kinds:
-        gpu = machine.gpu
-        if arm.uses_nvme and not machine.disk_bytes_per_s:
-            remedy = "give --disk, such as 6GB/s (benchmarks/peaks.py measures yours), or leave --gpu out"
-            raise Stop(f"the time of {arm.name} depends on the disk", remedy)
-        step = step_time(ours, machine)
-        fits = fits_on(gpu, whole.peak_bytes, kinds.driver)
-        # What nvidia-smi shows of a training that does not fit is the whole card.
-        if kinds.driver and fits != "no":
-            text += f"; nvidia-smi will show {answer.of_card(kinds.driver, gpu)}"
-        reserve = size(reserve_bytes(GPUS[gpu]))
-        card = f"{gpu} ({size(GPUS[gpu].memory_bytes)}, less {reserve} for context and fragmentation)"
-        fit = f" {FITS[fits].format(card)}"
-        interval = f"{step.low_s:.2g} to {step.high_s:.2g} s"
-        time = [f"time, predicted: {step.seconds:.3g} s per step ({interval}, limited by {step.limit})"]
-    # Two answers that differ often differ in these.
-    rows = number_of(ours.batch.rows, f"rows of {ours.batch.tokens:,} tokens per pass")
-    activations = "recomputed" if passes.checkpointing else "kept (--checkpointing recomputes them)"
-    taken = f"Taken as: {rows}, {number_of(ours.batch.passes, 'passes')}, {precision}, activations {activations}."
-    if machine and precision.startswith("bf16") and not GPUS[machine.gpu].has_bf16:
-        taken += f" A {machine.gpu} has no bf16: fp16 is meant."
-    if machine and precision == "fp32":
-        taken += f" {answer.TF32}."
-    say_wrapped(f"{text}.{fit}", taken, *_unread(training, place, arm, ranks, buckets), *answer.card_note(place))
+    needs = _needs(arm, precision, ours, machine)
+    unread = _unread(training, place, arm, ours.placement.ranks, buckets)
+    say_wrapped(*estimates.in_words(needs), *unread, *answer.card_note(place))
     say_wrapped(*answer.recompute_note(passes.checkpointing, ours.model, arm.name), "")
-    # --- the parts of the peak, and what moves
-    say(f"at the peak ({whole.peak_when}), buffers and temporaries included:")
-    parts = whole.at_peak | {"total": whole.peak_bytes}
-    show([{"component": part, "per rank": size(part_bytes)} for part, part_bytes in parts.items()])
-    moved = ", ".join(f"{kind} {size(moved_bytes)}" for kind, moved_bytes in whole.traffic.items())
-    host = f"host memory: {size(whole.host_bytes)} a rank"
-    if whole.host_bytes:
-        host += " (`study advise` says whether a node has so much)"
-    say("", f"{host}; collectives of a step: {moved or 'none'}", *time)
-    say("", *answer.accuracy([kind_of_interval(step.limit)] if step else []))
+    say(f"at the peak ({needs.estimate.peak_when}), buffers and temporaries included:")
+    show(estimates.table(needs.estimate))
+    say("", *estimates.moved(needs))
+    say("", *estimates.resting_on(needs))
     return {
         "arm": arm.name,
-        "ranks": ranks,
+        "ranks": ours.placement.ranks,
         "parameters": ours.model.parameters,
-        "estimate": asdict(whole),
-        "kinds": asdict(kinds) if kinds else None,
-        "step": asdict(step) if step else None,
-        "fits": fits,
+        "estimate": asdict(needs.estimate),
+        "kinds": asdict(needs.kinds) if needs.kinds else None,
+        "step": asdict(needs.on_gpu.step) if needs.on_gpu else None,
+        "fits": needs.on_gpu.fits if needs.on_gpu else None,
     }
+
+
+def _needs(arm: arms.Arm, precision: str, ours: Predicted, machine: Hardware | None) -> estimates.Needs:
+    """Return what a rank needs; with a machine also whether it fits there, and the time of a step."""
+    prediction = Prediction(ours)
+    whole = prediction.memory
+    if not ours.placement.on_gpu:
+        return estimates.Needs(arm.name, precision, ours, whole, None, None)
+    kinds = prediction.kinds(machine.gpu if machine else None)
+    if machine is None:
+        return estimates.Needs(arm.name, precision, ours, whole, kinds, None)
+    if arm.uses_nvme and not machine.disk_bytes_per_s:
+        remedy = "give --disk, such as 6GB/s (benchmarks/peaks.py measures yours), or leave --gpu out"
+        raise Stop(f"the time of {arm.name} depends on the disk", remedy)
+    fits = fits_on(machine.gpu, whole.peak_bytes, kinds.driver)
+    on_gpu = estimates.OnGpu(machine.gpu, fits, prediction.step(machine))
+    return estimates.Needs(arm.name, precision, ours, whole, kinds, on_gpu)
 
 
 # --- study virtual ---------------------------------------------------------------------------------------------------

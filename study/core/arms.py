@@ -22,6 +22,11 @@ ROOT = PACKAGE.parent if (PACKAGE.parent / "accelerate_configs").is_dir() else P
 FOLDER = ROOT / "accelerate_configs"
 MAX_BYTES = 64 * 1024  # the largest of ours has 1 kB
 OFFLOADS = ("offload_optimizer", "offload_param")
+# Only stage 3 is given them (DeepSpeed 0.19.8, _configure_zero_optimizer of runtime/engine.py).
+OF_STAGE_3 = (
+    "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_nontrainable_weights",
+    "zero_quantized_gradients",
+)  # fmt: skip
 DEEPSPEED_NUMBERS = ("gradient_clipping", "gradient_accumulation_steps")  # that Accelerate's yaml passes on
 # In the order in which tables and notebooks show them, and `study advise` prefers them: the simplest first. The files
 # of variants/ are arms, too, and come after these.
@@ -73,10 +78,8 @@ class Arm:
 
     def second_partition(self, ranks: int) -> int | None:
         """Return how many of these ranks share a second copy of the weights. None without one."""
-        # Other stages ignore the key. Fewer ranks than it says are one group.
-        if self.stage == 3 and self.second_copy_ranks > 1:
-            return min(self.second_copy_ranks, ranks)
-        return None
+        # Fewer ranks than it says are one group.
+        return min(self.second_copy_ranks, ranks) if self.second_copy_ranks > 1 else None
 
     @property
     def row_ranks(self) -> int:
@@ -176,6 +179,8 @@ def _of_deepspeed(section: dict, groups: dict, path: Path) -> dict[str, Any]:
     homes = {part: _section(zero, part).get("device", "none") for part in OFFLOADS}
     if stage not in (0, 1, 2, 3) or not {*homes.values()} <= {"none", "cpu", "nvme"}:
         raise ValueError(f"stage must be 0, 1, 2 or 3, and a device none, cpu or nvme (got {stage}, {homes})")
+    if stage < 3:
+        _refuse_ignored(zero, stage, homes)
     clipping = content.get("gradient_clipping", "auto")
     if clipping == "auto":  # Accelerate fills in the value that is DeepSpeed's default, too
         clipping = 1.0
@@ -187,6 +192,20 @@ def _of_deepspeed(section: dict, groups: dict, path: Path) -> dict[str, Any]:
         "tensor_ranks": max(1, int(_section(content, "tensor_parallel").get("autotp_size", 0))),  # 0: off
         "second_copy_ranks": int(zero.get("zero_hpz_partition_size", 1)),  # 1: no second copy
     }
+
+
+def _refuse_ignored(zero: dict, stage: int, homes: dict[str, str]) -> None:
+    """Refuse a promise that a stage below 3 does not keep, and says nothing about (DeepSpeed 0.19.8)."""
+    if stage == 0 and homes["offload_optimizer"] != "none":  # no class of ZeRO is made, which alone offloads
+        raise ValueError("stage 0 ignores offload_optimizer: take a stage that divides states, or remove it")
+    if homes["offload_optimizer"] == "nvme":  # they only ask whether it is none (stage_1_and_2.py:220)
+        raise ValueError(f"stage {stage} takes nvme for cpu, and writes nothing to a disk: write cpu, or take stage 3")
+    usual = library_defaults("deepspeed")["zero_optimization"]
+    ignored = [key for key in OF_STAGE_3 if zero.get(key, usual[key]) != usual[key]]
+    if homes["offload_param"] != "none":  # reproductions/offload_param_without_stage3.py
+        ignored.append("offload_param")
+    if ignored:
+        raise ValueError(f"stage {stage} ignores {' and '.join(ignored)}: take stage 3, or remove it")
 
 
 def _section(config: dict, name: str) -> dict:

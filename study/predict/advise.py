@@ -14,9 +14,9 @@ from study.core import arms
 from study.core.arms import Arm
 from study.core.gpus import GPUS
 from study.core.optimizers import refusal
-from study.predict.allocator import memory_kinds, reserve_bytes
-from study.predict.engines import engine_of
-from study.predict.estimate import HOST_PROCESS_BYTES, estimate
+from study.predict.allocator import reserve_bytes
+from study.predict.estimate import HOST_PROCESS_BYTES
+from study.predict.prediction import Prediction
 from study.predict.question import (
     MOST_ROWS,
     PlaceFlags,
@@ -29,7 +29,6 @@ from study.predict.question import (
     with_buckets,
     zero_of,
 )
-from study.predict.step_time import step_time
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Training
 
@@ -109,7 +108,7 @@ def advise(question: Question) -> Advice:
 
 def _with_room(question: Question, row: Row) -> Row:
     """The row with what nvidia-smi will show. If that fills the card: the arm with fewer rows, if these leave room."""
-    driver_bytes = memory_kinds(training_of_row(question, row), question.gpu).driver
+    driver_bytes = Prediction.of(training_of_row(question, row)).kinds(question.gpu).driver
     shown = replace(row, driver_bytes=driver_bytes)
     if row.is_tight or not shown.is_tight or row.micro_batch == 1 or question.optimizer_in_backward:
         return shown
@@ -224,19 +223,19 @@ def _with_most_rows(question: Question, arm: Arm, most_rows: int) -> Row:
         sizes = [share]
     gpu = GPUS[question.gpu]
     arm = settled_arm(arm, question.gpus, question.local)
-    engine = engine_of(question.training(arm, sizes[0], share // sizes[0]))
+    engine = Prediction.of(question.training(arm, sizes[0], share // sizes[0])).engine
     states_bytes = sum(size for role, size in engine.standing.items() if role not in engine.on_host)
     if states_bytes > gpu.memory_bytes:  # fewer rows cannot help, so passes over more need no trace
         sizes = sizes[-1:]
     # The last of these changes first: a margin counts for more than large buckets, and large buckets for more than
     # rows. If nothing fits, the variables are left with the last try: no margin, the arm's own buckets, one row.
     for miss, settled, rows in itertools.product((MISS, 0.0), (with_buckets(arm), arm), sizes):
-        training = question.training(settled, rows, share // rows)
-        prediction = estimate(training)
-        headroom = gpu.memory_bytes - reserve_bytes(gpu) - prediction.peak_bytes
-        if headroom >= miss * prediction.peak_bytes:
+        prediction = Prediction.of(question.training(settled, rows, share // rows))
+        peak_bytes = prediction.memory.peak_bytes
+        headroom = gpu.memory_bytes - reserve_bytes(gpu) - peak_bytes
+        if headroom >= miss * peak_bytes:
             break
-    host_bytes = question.local * (prediction.host_bytes + HOST_PROCESS_BYTES)
+    host_bytes = question.local * (prediction.memory.host_bytes + HOST_PROCESS_BYTES)
     limit = ""
     if host_bytes > question.host_memory_bytes:
         limit = "host memory"
@@ -252,11 +251,11 @@ def _with_most_rows(question: Question, arm: Arm, most_rows: int) -> Row:
         micro_batch=rows,
         accumulation=share // rows,
         bucket_elements=zero_of(settled).get("reduce_bucket_size"),
-        peak_bytes=prediction.peak_bytes,
+        peak_bytes=peak_bytes,
         headroom_bytes=headroom,
         host_bytes=host_bytes,
     )
     if limit:
         return row
-    step = step_time(training, question.machine)
+    step = prediction.step(question.machine)
     return replace(row, limit=step.limit, step_s=step.seconds, step_interval_s=(step.low_s, step.high_s))

@@ -4,7 +4,6 @@ Reserved memory is what PyTorch's caching allocator holds: three steps are repla
 allocated memory. The driver shows reserved memory and what is outside PyTorch.
 """
 
-import functools
 import itertools
 from bisect import bisect_left, insort
 from collections.abc import Sequence
@@ -13,13 +12,8 @@ from math import inf
 from typing import NamedTuple
 
 from study.core.gpus import GPUS, Gpu
-from study.predict.engines import engine_of
-from study.predict.engines.base import Engine
-from study.predict.engines.fsdp import FullySharded
-from study.predict.engines.zero3 import Stage3
-from study.predict.engines.zero12 import Stages1And2
-from study.predict.estimate import estimate
-from study.predict.optimizer_states import moments_bytes
+from study.predict.engines.base import Blocks, Engine
+from study.predict.estimate import Estimate
 from study.predict.trace.tape import Tape
 from study.predict.training import Training
 
@@ -166,19 +160,20 @@ def reserve_bytes(gpu: Gpu) -> float:
     return OUTSIDE_AT_MOST_BYTES + FRAGMENTATION * gpu.memory_bytes
 
 
-def memory_kinds(training: Training, gpu: str | None = None) -> MemoryKinds:
+def kinds_of(engine: Engine, whole: Estimate, gpu: str | None = None) -> MemoryKinds:
     """The three numbers. With a GPU, PyTorch gives back unused memory near the GPU's limit."""
-    outside = int(outside_bytes(training))
-    reserved = reserved_bytes(training, GPUS[gpu].memory_bytes - outside if gpu else inf)
-    return MemoryKinds(estimate(training).peak_bytes, reserved, reserved + outside)
+    outside = int(outside_bytes(engine.training))
+    reserved = reserved_bytes(engine, whole, GPUS[gpu].memory_bytes - outside if gpu else inf)
+    return MemoryKinds(whole.peak_bytes, reserved, reserved + outside)
 
 
-@functools.cache
-def reserved_bytes(training: Training, capacity_bytes: float = inf) -> int:
+def reserved_bytes(engine: Engine, whole: Estimate, capacity_bytes: float = inf) -> int:
     """The most that the caching allocator holds in the first steps."""
-    engine = engine_of(training)
-    blocks = blocks_of(engine)
-    streams = sum(map(segment_bytes, map(rounded, blocks.in_other_streams)))
+    training, blocks = engine.training, blocks_of(engine, whole)
+    others = [*blocks.in_other_streams]
+    if blocks.gathers is not None:
+        others.append(gathered_reserved_bytes(blocks.gathers))
+    streams = sum(map(segment_bytes, map(rounded, others)))
     # The tape is that of transformers' own kernels, so what fused ones spare is taken off the result.
     beside = streams - int(training.traced.profile.kept - training.profile.kept)
     allocator = Allocator(capacity_bytes - beside)
@@ -187,47 +182,17 @@ def reserved_bytes(training: Training, capacity_bytes: float = inf) -> int:
     except MemoryError:  # it does not fit, or only with the tensors in another order: the GPU is full
         return int(capacity_bytes)
     # The replay leaves out what an engine allocates only briefly, so it can end below the allocated bytes.
-    return int(min(max(allocator.peak_reserved + beside, estimate(training).peak_bytes), capacity_bytes))
+    return int(min(max(allocator.peak_reserved + beside, whole.peak_bytes), capacity_bytes))
 
 
-class Blocks(NamedTuple):
-    """Sizes of the blocks that a training takes beside the tensors of a pass."""
-
-    standing: list[int]  # the states before the first step
-    moments: list[int]  # they come with the first update
-    in_pass: list[int]  # what an engine holds during a pass besides its states, as at the peak of the backward
-    update: list[int]  # the copies that an update makes at once
-    in_other_streams: Sequence[int] = ()  # they share no memory with the stream of the passes
-    until_update: Sequence[int] = ()  # that each pass leaves to the update
-    made_once: Sequence[int] = ()  # while the states are made. The cache keeps its memory, in pieces
-
-
-def blocks_of(engine: Engine) -> Blocks:
-    """Two moments of each tensor, and one block for each kind of state that comes before the first step."""
-    states = dict(estimate(engine.training).after_step)
+def blocks_of(engine: Engine, whole: Estimate) -> Blocks:
+    """The engine's blocks. What is on a host is not included."""
+    states = dict(whole.after_step)
     moments = [states.pop("moments", 0) // 2] * 2
-    # The host's part is not included.
-    if isinstance(engine, Stages1And2):
-        return _of_stages_1_and_2(engine, [*states.values()], moments)
-    if isinstance(engine, FullySharded):
-        states.pop("gradients", 0)  # they are in another stream
-        return _of_units(engine, [*states.values()])
-    if not engine.placement.deepspeed:
-        return _of_tensors(engine, [*states.values()])
-    # The states of stages 0 and 3 are flat vectors.
-    times = [*engine.instants(engine.training.profile)]
-    in_pass = max((now for when, now in times if when == "backward"), key=lambda held: sum(held.values()))
-    update_bytes = max((max(now.values()) for when, now in times if when == "update"), default=0)
-    held = [int(in_pass.get(name, 0)) for name in ("gradients", "buckets")]
-    streams = []
-    if isinstance(engine, Stage3) and engine.ranks > 1:
-        streams.append(gathered_reserved_bytes(engine))
-    else:
-        held.append(int(in_pass.get("gathered_weights", 0)))
-    return Blocks([*states.values()], moments, held, [int(update_bytes)], streams)
+    return engine.blocks(states, moments)
 
 
-def gathered_reserved_bytes(engine: Stage3) -> int:
+def gathered_reserved_bytes(gathers: Sequence[tuple[object, int]]) -> int:
     """What the stream of stage 3's gathers reserves (partitioned_param_coordinator.py, __allgather_stream).
 
     It shares no memory with the stream of the passes. With it four runs on an H200 are within 1.2 % that were 5 to 23 %
@@ -236,60 +201,13 @@ def gathered_reserved_bytes(engine: Stage3) -> int:
     allocator = Allocator()
     for _ in range(2):  # steps: the second finds what the first has left
         whole: dict[object, Block] = {}
-        for name, elements in engine.fetches.buffers:
-            if elements:
-                whole[name] = allocator.take(elements * engine.weight_bytes)
+        for name, size in gathers:
+            if size:
+                whole[name] = allocator.take(size)
             else:
                 allocator.give(whole.pop(name))
         allocator.give_all([*whole.values()])
     return allocator.peak_reserved
-
-
-def _of_tensors(engine: Engine, standing: list[int]) -> Blocks:
-    """With the tensors as a rank has their moments."""
-    training, recipe = engine.training, engine.recipe
-    pieces = engine.pieces if engine.updates_here else ()  # with offloading the host has the moments, and updates
-    # Copies of an update: gradients in fp32 for the master copy, and the roots of all second moments at once.
-    update = [recipe.master_bytes * piece.elements for piece in pieces if recipe.master_bytes]
-    if training.optimizer == "foreach":
-        update += [recipe.moment_bytes * piece.elements for piece in pieces]
-    both = [moments_bytes(training.optimizer, [piece], recipe.moment_bytes) // 2 for piece in pieces]
-    moments = [size for size in both for _ in range(2)]
-    return Blocks(standing, moments, [], update)
-
-
-def _of_stages_1_and_2(engine: Stages1And2, standing: list[int], moments: list[int]) -> Blocks:
-    flat_bytes = engine.part * engine.weight_bytes
-    # The single weights, which are copied into a flat vector; and a copy of the own part, before it is converted to the
-    # type of the master copy or goes to the host (stage_1_and_2.py, __init__). The master copy's first gradient
-    # (initialize_optimizer_states) is left out: with it five of seven trainings on an H200 come out worse.
-    once = [tensor.elements * engine.weight_bytes for tensor in engine.tensors]
-    if engine.offloads or engine.copied_bytes:
-        once.append(flat_bytes)
-    in_pass = [engine.bucket_elements * engine.reduced_bytes]
-    kept = update = []
-    if not engine.offloads:
-        kept, update = [engine.owned_whole_bytes], [flat_bytes, engine.part * engine.copied_bytes]
-    if engine.stage == 1:  # it has its own part of the gradients from the last pass on
-        return Blocks(standing, moments, in_pass + kept, kept + update, made_once=once)
-    return Blocks(standing, moments, in_pass, update, until_update=kept, made_once=once)
-
-
-def _of_units(engine: FullySharded, standing: list[int]) -> Blocks:
-    # Whole gradients are those of the root, of the layer that runs, and of the one that is reduced.
-    in_pass = [unit.gradient for unit in engine.late]
-    others = [unit.gradient for unit in engine.units if not unit.is_late]
-    in_pass += others if engine.keeps_whole_gradients else 2 * [max(others)]
-    # Whole weights are those of the root, of the running layer, of the next one, and of one that may still be read.
-    streams = [unit.whole for unit in engine.units if unit.stays]
-    streams += 2 * [unit.whole for unit in engine.late if not unit.stays]
-    released = [unit.whole for unit in engine.units if not (unit.stays or unit.is_late)]
-    streams += 3 * sorted(released)[-1:]
-    # Parts of gradients stay until the next forward pass (FSDP1, Accelerate's default).
-    if not engine.fsdp.offloads:
-        streams += [unit.part * engine.recipe.gradient_bytes for unit in engine.units]
-    blocks = _of_tensors(engine, standing)
-    return blocks._replace(in_pass=in_pass, in_other_streams=streams)
 
 
 def replay(engine: Engine, blocks: Blocks, allocator: Allocator) -> None:

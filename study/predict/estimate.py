@@ -1,15 +1,12 @@
 """Predicts the bytes that a rank holds and moves in a step."""
 
-import functools
 from collections import Counter
 from dataclasses import dataclass
 
-from study.predict.engines import engine_of
 from study.predict.engines.base import Engine, Instant
 from study.predict.exchanges import exchanged_rows
 from study.predict.trace.tape import Profile
 from study.predict.trace.transformer import Transformer
-from study.predict.training import Training
 
 HOST_PROCESS_BYTES = 4e9  # assumed, for each rank with a GPU: Python, PyTorch, CUDA's host side, a data loader
 PUBLISHED_BYTES = 2  # of an element in published files
@@ -28,10 +25,8 @@ class Estimate:
     traffic: dict[str, int]
 
 
-@functools.cache
-def estimate(training: Training) -> Estimate:
-    """The prediction for a training. It is cached, so callers must not change it."""
-    engine = engine_of(training)
+def estimate_of(engine: Engine) -> Estimate:
+    training = engine.training
     states, instants, host_bytes = memory(engine, training.profile)
     states["other"] = training.traced.inputs_bytes + (0 if training.placement.on_gpu else training.data_bytes)
     peak_when, most = max(instants, key=lambda instant: sum(map(int, instant[1].values())))

@@ -20,15 +20,16 @@ from study.predict.allocator import (
     OUTSIDE_AT_MOST_BYTES,
     Allocator,
     Block,
-    memory_kinds,
+    MemoryKinds,
     outside_of_group,
     reserve_bytes,
 )
 from study.predict.architecture import Wanted, asked_for, named
-from study.predict.estimate import HOST_PROCESS_BYTES, Estimate, estimate, loading_bytes
+from study.predict.estimate import HOST_PROCESS_BYTES, Estimate, loading_bytes
 from study.predict.outside import scores
 from study.predict.pace import peak_flops_per_s
 from study.predict.placement import Fsdp, Placement
+from study.predict.prediction import Prediction, estimate, memory_kinds, step_time
 from study.predict.question import (
     BUCKET_ELEMENTS,
     BUCKETS,
@@ -42,6 +43,6 @@ from study.predict.question import (
     settled_arm,
     usual_precision,
 )
-from study.predict.step_time import Hardware, kind_of_interval, step_time
+from study.predict.step_time import Hardware, StepTime, kind_of_interval
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Batch, Recomputation, Training

@@ -7,10 +7,9 @@ from typing import Literal, NamedTuple
 
 from study.core.gpus import GPUS, LINKS
 from study.predict import papers
-from study.predict.engines import engine_of
 from study.predict.engines.base import Engine, Sent, elements_of
 from study.predict.exchanges import exchanged_rows
-from study.predict.pace import Pace, class_of, pace
+from study.predict.pace import Pace, class_of
 from study.predict.trace.tape import Work
 from study.predict.trace.transformer import Transformer
 from study.predict.training import QUANTIZED_BYTES, Training
@@ -128,10 +127,8 @@ class StepTime:
     phases: tuple[Phase, ...]
 
 
-def step_time(training: Training, machine: Hardware, of: Pace | None = None) -> StepTime:
-    """The time of an optimizer step on a machine, with its interval. `of`: other constants than the fitted ones."""
-    of = of or pace()
-    engine = engine_of(training)
+def step_of(engine: Engine, machine: Hardware, of: Pace) -> StepTime:
+    """The time of an optimizer step on a machine, with its interval."""
     sent_s = links_s(engine, machine, of)
     phases = []
     computing_s: defaultdict[str, float] = defaultdict(float)

@@ -21,7 +21,7 @@ from study.core.arms import NAMES
 from study.core.doctor import Finding
 from study.core.text import during, show
 from study.predict.architecture import named
-from study.predict.estimate import estimate
+from study.predict.prediction import estimate
 from study.predict.question import PlaceFlags, TrainingFlags
 from study.records import store
 from study.report import answers

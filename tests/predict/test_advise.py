@@ -23,8 +23,9 @@ from study.predict.advise import (
 )
 from study.predict.allocator import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, outside_bytes, reserve_bytes
 from study.predict.architecture import named
-from study.predict.estimate import HOST_PROCESS_BYTES, estimate, loading_bytes
+from study.predict.estimate import HOST_PROCESS_BYTES, loading_bytes
 from study.predict.pace import class_of
+from study.predict.prediction import estimate
 from study.predict.question import BUCKET_ELEMENTS, PlaceFlags, Question, StepFlags, TrainingFlags, bytes_of
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Training

@@ -105,7 +105,6 @@ CODE = """
 import sys
 sys.modules["torch"] = None
 from study.predict.architecture import named
-from study.predict.estimate import estimate
 from study.core.arms import load_arm
 from study.core.recipes import RECIPES
 from study.core.shapes import config_of

@@ -8,8 +8,8 @@ import torch
 
 from study.core.models import config as configs
 from study.predict.architecture import named
-from study.predict.estimate import estimate
 from study.predict.placement import Fsdp
+from study.predict.prediction import estimate
 from study.predict.trace.transformer import Transformer
 from tests.predict.families import config_of
 from tests.predict.trainings import training_of

@@ -3,12 +3,13 @@
 import pytest
 
 from study.core.arms import load_arm
-from study.predict.allocator import MIB, Allocator, blocks_of, memory_kinds, outside_bytes, replay, reserved_bytes
+from study.predict.allocator import MIB, Allocator, blocks_of, outside_bytes, replay, reserved_bytes
 from study.predict.architecture import named
 from study.predict.engines import engine_of
-from study.predict.estimate import estimate, memory
+from study.predict.estimate import memory
 from study.predict.outside.loops import OthersTraining
 from study.predict.placement import Fsdp
+from study.predict.prediction import Prediction, estimate, memory_kinds
 from study.predict.question import PlaceFlags, Question, TrainingFlags
 from study.predict.trace.transformer import Transformer
 from tests.conftest import table
@@ -54,9 +55,9 @@ def test_blocks_are_split_joined_and_given_back():
 def test_the_replay_allocates_what_is_predicted(checkpointing):
     """A second way to the same peak: tensor by tensor in their order, compared with the instants of theory."""
     ours = training(precision="bf16_pure", checkpointing=checkpointing, optimizer="foreach", micro_batch=8)
-    engine, allocator = engine_of(ours), Allocator()
-    replay(engine, blocks_of(engine), allocator)
-    assert allocator.peak_allocated == pytest.approx(estimate(ours).peak_bytes, rel=0.02)
+    prediction, allocator = Prediction(ours), Allocator()
+    replay(prediction.engine, blocks_of(prediction.engine, prediction.memory), allocator)
+    assert allocator.peak_allocated == pytest.approx(prediction.memory.peak_bytes, rel=0.02)
     assert allocator.peak_reserved > allocator.peak_allocated
 
 
@@ -96,15 +97,16 @@ def test_no_more_is_allocated_than_is_reserved(arm, optimizer):
 
 def test_fsdp2s_blocks_hold_the_moments_of_matrices():
     """They were those of vectors, which have more."""
-    engine = engine_of(training(arm="fsdp2", optimizer="adafactor"))
-    assert sum(blocks_of(engine).moments) == engine.moments_bytes
+    prediction = Prediction(training(arm="fsdp2", optimizer="adafactor"))
+    assert sum(blocks_of(prediction.engine, prediction.memory).moments) == prediction.engine.moments_bytes
 
 
 def test_near_the_end_of_a_gpu_nothing_more_is_held():
     ours = training(precision="fp32", micro_batch=64)
-    free = reserved_bytes(ours)
-    assert reserved_bytes(ours, free + 1) == free
-    assert estimate(ours).peak_bytes < reserved_bytes(ours, int(0.9 * free)) <= 0.9 * free
+    engine, whole = Prediction(ours).engine, estimate(ours)
+    free = reserved_bytes(engine, whole)
+    assert reserved_bytes(engine, whole, free + 1) == free
+    assert whole.peak_bytes < reserved_bytes(engine, whole, int(0.9 * free)) <= 0.9 * free
 
 
 LEANER = [({"loss": "in_place"}, 4), ({"logits": "as_computed"}, 6)]

@@ -6,9 +6,9 @@ import pytest
 
 from study.core.gpus import GPUS, gpu_named
 from study.predict.advise import fits_on
-from study.predict.allocator import CONTEXT_BYTES, memory_kinds, outside_bytes
-from study.predict.estimate import estimate
-from study.predict.step_time import Hardware, step_time
+from study.predict.allocator import CONTEXT_BYTES, outside_bytes
+from study.predict.prediction import estimate, memory_kinds, step_time
+from study.predict.step_time import Hardware
 from study.predict.training import Training
 from study.records import metrics, runs
 from study.records.runs import Run

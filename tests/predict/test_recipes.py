@@ -12,9 +12,8 @@ from study.core import arms
 from study.core.gpus import gpu_named
 from study.predict.advise import advise, fits_on
 from study.predict.architecture import named
-from study.predict.estimate import estimate
+from study.predict.prediction import estimate, step_time
 from study.predict.question import settled_arm
-from study.predict.step_time import step_time
 from study.predict.trace.transformer import Transformer
 from tests.conftest import table
 from tests.predict.test_advise import question_of

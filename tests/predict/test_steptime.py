@@ -8,11 +8,11 @@ import pytest
 from study.core.gpus import GPUS, LINKS
 from study.predict.architecture import named
 from study.predict.engines import engine_of
-from study.predict.estimate import estimate
 from study.predict.outside.loops import OthersTraining
 from study.predict.pace import Pace, constants, pace, peak_flops_per_s
 from study.predict.placement import Fsdp
-from study.predict.step_time import PHASES, Hardware, Links, kind_of_interval, step_time, update_bytes, work
+from study.predict.prediction import estimate, step_time
+from study.predict.step_time import PHASES, Hardware, Links, kind_of_interval, update_bytes, work
 from study.predict.trace.tape import Product
 from study.predict.training import QUANTIZED_BYTES
 from tests.predict.trainings import placed, training_of

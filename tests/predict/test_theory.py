@@ -7,7 +7,8 @@ from study.core.errors import Stop
 from study.predict import papers
 from study.predict.architecture import named
 from study.predict.engines import engine_of
-from study.predict.estimate import Estimate, estimate
+from study.predict.estimate import Estimate
+from study.predict.prediction import estimate
 from tests.conftest import DECODERS_ALONE, table
 from tests.predict.trainings import training_of
 

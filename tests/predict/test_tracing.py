@@ -10,8 +10,8 @@ from study.core.errors import Stop
 from study.core.models import config as configs
 from study.core.models.build import build
 from study.predict.engines import engine_of
-from study.predict.estimate import estimate
 from study.predict.outside.loops import OthersTraining
+from study.predict.prediction import estimate
 from study.predict.step_time import work
 from study.predict.trace import tracing
 from study.predict.trace.asked import TraceOptions

@@ -9,7 +9,7 @@ from study.predict.training import Training
 
 
 def engine_of(training: Training) -> Engine:
-    """The engine of a training. Estimate, allocator, seconds and advice each make their own."""
+    """The engine of a training."""
     placement = training.placement
     if placement.fsdp:
         return FullySharded(training, placement.fsdp)

@@ -26,6 +26,20 @@ class Sent(NamedTuple):
     apart: int = 1  # 1: they are neighbours. n: each n-th rank, one of each group of n
 
 
+class Blocks(NamedTuple):
+    """Sizes of the blocks that a training takes of PyTorch's allocator beside the tensors of a pass."""
+
+    standing: list[int]  # the states before the first step
+    moments: list[int]  # they come with the first update
+    in_pass: list[int]  # what an engine holds during a pass besides its states, as at the peak of the backward
+    update: list[int]  # the copies that an update makes at once
+    in_other_streams: Sequence[int] = ()  # they share no memory with the stream of the passes
+    until_update: Sequence[int] = ()  # that each pass leaves to the update
+    made_once: Sequence[int] = ()  # while the states are made. The cache keeps its memory, in pieces
+    # Buffers of a further stream in their order; 0 gives one back. None: there is no such stream.
+    gathers: Sequence[tuple[object, int]] | None = None
+
+
 class Engine:
     """How a rank's training is held and sent.
 
@@ -102,6 +116,32 @@ class Engine:
 
     def in_update(self) -> Iterable[dict]:
         raise NotImplementedError
+
+    def blocks(self, states: dict[str, int], moments: list[int]) -> Blocks:
+        """The blocks of a rank: one for each kind of state, and two moments, unless an engine has more of them.
+
+        The states are those that stay on the device from step to step, without the moments.
+        """
+        raise NotImplementedError
+
+    def blocks_of_tensors(self, states: dict[str, int]) -> Blocks:
+        """With the tensors as a rank has their moments."""
+        optimizer, recipe = self.training.optimizer, self.recipe
+        pieces = self.pieces if self.updates_here else ()  # with offloading the host has the moments, and updates
+        # Copies of an update: gradients in fp32 for the master copy, and the roots of all second moments at once.
+        update = [recipe.master_bytes * piece.elements for piece in pieces if recipe.master_bytes]
+        if optimizer == "foreach":
+            update += [recipe.moment_bytes * piece.elements for piece in pieces]
+        both = [moments_bytes(optimizer, [piece], recipe.moment_bytes) // 2 for piece in pieces]
+        return Blocks([*states.values()], [size for size in both for _ in range(2)], [], update)
+
+    def blocks_of_vectors(self, states: dict[str, int], moments: list[int], roles: Iterable[str]) -> Blocks:
+        """With flat vectors, and with what is held of these roles at the peak of the backward pass."""
+        times = [*self.instants(self.training.profile)]
+        in_pass = max((now for when, now in times if when == "backward"), key=lambda held: sum(held.values()))
+        update_bytes = max((max(now.values()) for when, now in times if when == "update"), default=0)
+        held = [int(in_pass.get(role, 0)) for role in roles]
+        return Blocks([*states.values()], moments, held, [int(update_bytes)])
 
     def sent(self) -> Iterator[Sent]:
         """Yield what a rank sends in a step, but for what ranks that share rows exchange."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, groupby, pairwise
 from math import ceil, prod
 
-from study.predict.engines.base import Engine, Sent, elements_of
+from study.predict.engines.base import Blocks, Engine, Sent, elements_of
 from study.predict.placement import Fsdp
 from study.predict.trace.tape import Held, Profile, Tensor
 from study.predict.training import Training
@@ -142,6 +142,22 @@ class FullySharded(Engine):
     def after_step(self) -> dict[str, int]:
         # FSDP1 keeps the gradients until the next forward pass begins.
         return {} if self.fsdp.by_accelerate else {"gradients": self.gradients_bytes}
+
+    def blocks(self, states: dict[str, int], moments: list[int]) -> Blocks:
+        # Whole gradients are those of the root, of the layer that runs, and of the one that is reduced.
+        in_pass = [unit.gradient for unit in self.late]
+        others = [unit.gradient for unit in self.units if not unit.is_late]
+        in_pass += others if self.keeps_whole_gradients else 2 * [max(others)]
+        # Whole weights are those of the root, of the running layer, of the next one, and of one that may still be read.
+        streams = [unit.whole for unit in self.units if unit.stays]
+        streams += 2 * [unit.whole for unit in self.late if not unit.stays]
+        released = [unit.whole for unit in self.units if not (unit.stays or unit.is_late)]
+        streams += 3 * sorted(released)[-1:]
+        # Parts of gradients stay until the next forward pass (FSDP1, Accelerate's default), in another stream.
+        if not self.fsdp.offloads:
+            streams += [unit.part * self.recipe.gradient_bytes for unit in self.units]
+        here = {role: size for role, size in states.items() if role != "gradients"}
+        return self.blocks_of_tensors(here)._replace(in_pass=in_pass, in_other_streams=streams)
 
     def sent(self) -> Iterator[Sent]:
         reductions = 1 if self.fsdp.by_accelerate else self.passes

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from study.predict.engines.base import Engine, Sent
+from study.predict.engines.base import Blocks, Engine, Sent
 from study.predict.trace.tape import Profile
 from study.predict.training import Training
 
@@ -28,6 +28,11 @@ class Plain(Engine):
         # DDP's reducer owns its buckets in C++, so clearing the gradients does not free them: they are there from step
         # to step, also in a forward pass.
         return {"gradients": self.gradients_bytes} if self.in_buckets else {}
+
+    def blocks(self, states: dict[str, int], moments: list[int]) -> Blocks:
+        if self.placement.deepspeed:  # stage 0 has flat vectors
+            return self.blocks_of_vectors(states, moments, ("gradients", "buckets", "gathered_weights"))
+        return self.blocks_of_tensors(states)
 
     def sent(self) -> Iterator[Sent]:
         if self.in_buckets:

@@ -7,7 +7,7 @@ follows.
 from collections.abc import Iterator
 from math import ceil
 
-from study.predict.engines.base import Sent, elements_of
+from study.predict.engines.base import Blocks, Sent, elements_of
 from study.predict.engines.zero import NORM_BYTES, Bucket, Zero, pinned_beyond_bytes
 from study.predict.trace.tape import Held, Profile
 from study.predict.training import Training
@@ -66,6 +66,23 @@ class Stages1And2(Zero):
         if self.weights_home != "none":
             pieces.append(part * self.weight_bytes)
         return pinned_beyond_bytes(pieces)
+
+    def blocks(self, states: dict[str, int], moments: list[int]) -> Blocks:
+        flat_bytes = self.part * self.weight_bytes
+        # The single weights, which are copied into a flat vector; and a copy of the own part, before it is converted to
+        # the type of the master copy or goes to the host (stage_1_and_2.py, __init__). The master copy's first gradient
+        # (initialize_optimizer_states) is left out: with it five of seven trainings on an H200 come out worse.
+        once = [tensor.elements * self.weight_bytes for tensor in self.tensors]
+        if self.offloads or self.copied_bytes:
+            once.append(flat_bytes)
+        in_pass = [self.bucket_elements * self.reduced_bytes]
+        kept = update = []
+        if not self.offloads:
+            kept, update = [self.owned_whole_bytes], [flat_bytes, self.part * self.copied_bytes]
+        standing = [*states.values()]
+        if self.stage == 1:  # it has its own part of the gradients from the last pass on
+            return Blocks(standing, moments, in_pass + kept, kept + update, made_once=once)
+        return Blocks(standing, moments, in_pass, update, until_update=kept, made_once=once)
 
     def sent(self) -> Iterator[Sent]:
         # The paper counts a reduce-scatter and an all-gather, as many bytes as DDP's all-reduce (P1 7.2). DeepSpeed

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from math import ceil
 
 from study.core.errors import Stop
-from study.predict.engines.base import Sent, elements_of
+from study.predict.engines.base import Blocks, Sent, elements_of
 from study.predict.engines.fetches import Fetches, Limits, Visit, Whole, fetches, leaf_modules
 from study.predict.engines.zero import NORM_BYTES, Bucket, Zero, pinned_beyond_bytes
 from study.predict.trace.tape import Held, Profile, Tensor
@@ -145,6 +145,13 @@ class Stage3(Zero):
         if self.weights_home == "cpu" and self.zero["offload_param"].get("pin_memory", True):
             parts = [self.share(tensor) * w for tensor in self.tensors]
         return sum(parts) + pinned_beyond_bytes([*pieces, *parts])
+
+    def blocks(self, states: dict[str, int], moments: list[int]) -> Blocks:
+        roles = ["gradients", "buckets"]
+        if self.ranks == 1:
+            return self.blocks_of_vectors(states, moments, [*roles, "gathered_weights"])
+        gathers = [(name, elements * self.weight_bytes) for name, elements in self.fetches.buffers]
+        return self.blocks_of_vectors(states, moments, roles)._replace(gathers=gathers)
 
     def sent(self) -> Iterator[Sent]:
         reduced_bytes = self.part * self.ranks * self.reduced_bytes * self.passes

@@ -9,13 +9,12 @@ from study.core.arms import OFFLOADS, library_defaults
 from study.core.errors import Stop, nearest
 from study.core.recipes import RECIPES
 from study.core.shapes import config_of, model_of_name, models
-from study.predict.allocator import memory_kinds
 from study.predict.architecture import check_config
-from study.predict.estimate import estimate
 from study.predict.outside.loops import OthersTraining
 from study.predict.outside.published import FOLDER, MemoryKind, Quantity, Row
 from study.predict.placement import Fsdp, Placement
-from study.predict.step_time import AttentionKernel, Hardware, Host, kind_of_interval, step_time
+from study.predict.prediction import estimate, memory_kinds, step_time
+from study.predict.step_time import AttentionKernel, Hardware, Host, kind_of_interval
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Batch
 

@@ -1,0 +1,98 @@
+"""An estimate in words and as a table."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from study.core.gpus import GPUS
+from study.core.text import number_of, size
+from study.predict.front import (
+    Estimate,
+    MemoryKinds,
+    Recomputation,
+    StepTime,
+    Training,
+    kind_of_interval,
+    reserve_bytes,
+)
+from study.report.advice import TF32, accuracy, of_card
+
+FITS = {"yes": "It fits on {}.", "only just": "It fits only just on {}.", "no": "It does not fit on {}."}
+
+
+@dataclass(frozen=True)
+class OnGpu:
+    """What is known only of a kind of GPU."""
+
+    gpu: str
+    fits: Literal["yes", "only just", "no"]
+    step: StepTime
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a rank of a training needs."""
+
+    arm: str
+    precision: str
+    training: Training
+    estimate: Estimate
+    kinds: MemoryKinds | None  # None: of a rank without a GPU
+    on_gpu: OnGpu | None  # None: nobody said which kind
+
+
+def in_words(needs: Needs) -> list[str]:
+    """The peak, whether it fits, and what both were predicted for."""
+    on_gpu, whole = needs.on_gpu, needs.estimate
+    # Three numbers are called memory: what PyTorch allocates, what it holds, and what nvidia-smi shows. The last one
+    # depends on the GPU, so it is told only with --gpu.
+    memory = "GPU memory" if needs.kinds else "memory"
+    ranks = needs.training.placement.ranks
+    text = f"A rank of {ranks} under {needs.arm} needs {size(whole.peak_bytes)} of {memory} at the peak, predicted"
+    if on_gpu is None or needs.kinds is None:
+        return [f"{text}.", _taken(needs)]
+    # What nvidia-smi shows of a training that does not fit is the whole card.
+    if needs.kinds.driver and on_gpu.fits != "no":
+        text += f"; nvidia-smi will show {of_card(needs.kinds.driver, on_gpu.gpu)}"
+    gpu = GPUS[on_gpu.gpu]
+    reserve = size(reserve_bytes(gpu))
+    card = f"{on_gpu.gpu} ({size(gpu.memory_bytes)}, less {reserve} for context and fragmentation)"
+    return [f"{text}. {FITS[on_gpu.fits].format(card)}", _taken(needs)]
+
+
+def _taken(needs: Needs) -> str:
+    """Two answers that differ often differ in these."""
+    batch, precision = needs.training.batch, needs.precision
+    rows = number_of(batch.rows, f"rows of {batch.tokens:,} tokens per pass")
+    is_kept = batch.recomputation is Recomputation.NONE
+    activations = "kept (--checkpointing recomputes them)" if is_kept else "recomputed"
+    text = f"Taken as: {rows}, {number_of(batch.passes, 'passes')}, {precision}, activations {activations}."
+    if needs.on_gpu and precision.startswith("bf16") and not GPUS[needs.on_gpu.gpu].has_bf16:
+        text += f" A {needs.on_gpu.gpu} has no bf16: fp16 is meant."
+    if needs.on_gpu and precision == "fp32":
+        text += f" {TF32}."
+    return text
+
+
+def table(estimate: Estimate) -> list[dict]:
+    """The parts of the peak."""
+    parts = estimate.at_peak | {"total": estimate.peak_bytes}
+    return [{"component": part, "per rank": size(part_bytes)} for part, part_bytes in parts.items()]
+
+
+def moved(needs: Needs) -> list[str]:
+    """What is on the host, what moves in a step, and how long that takes."""
+    whole = needs.estimate
+    sent = ", ".join(f"{kind} {size(sent_bytes)}" for kind, sent_bytes in whole.traffic.items())
+    host = f"host memory: {size(whole.host_bytes)} a rank"
+    if whole.host_bytes:
+        host += " (`study advise` says whether a node has so much)"
+    lines = [f"{host}; collectives of a step: {sent or 'none'}"]
+    if needs.on_gpu:
+        step = needs.on_gpu.step
+        interval = f"{step.low_s:.2g} to {step.high_s:.2g} s"
+        lines.append(f"time, predicted: {step.seconds:.3g} s per step ({interval}, limited by {step.limit})")
+    return lines
+
+
+def resting_on(needs: Needs) -> list[str]:
+    return accuracy([kind_of_interval(needs.on_gpu.step.limit)] if needs.on_gpu else [])
