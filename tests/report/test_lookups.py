@@ -9,8 +9,7 @@ from study.cli import predictions
 from study.conform.faults import Release, table
 from study.conform.stack import answered, described
 from study.core.arms import NAMES
-from study.predict.estimate import HOST_PROCESS_BYTES, estimate
-from study.predict.front import BUCKET_ELEMENTS, PlaceFlags, TrainingFlags, named
+from study.predict.front import BUCKET_ELEMENTS, HOST_PROCESS_BYTES, PlaceFlags, TrainingFlags, estimate, named
 from study.report import calculator, stacks
 
 MODELS = json.loads(calculator.FILE.read_text())
