@@ -4,6 +4,7 @@
 reports/outside/predictions.csv. Most models are traced for that, which takes an hour where the cache is empty.
 """
 
+import itertools
 import sys
 from collections import Counter
 
@@ -25,9 +26,9 @@ def store_predictions() -> None:
     old = {(each.key, each.quantity): each.first for each in scores.numbers()}
     scored = {each.set for each in scores.numbers()}  # somebody may have seen an error on these sets
     lines = []
-    for each in scores.predict(published.rows()):
+    for each in itertools.chain.from_iterable(scores.predict(published.rows())):
         first = old.get((each.key, each.quantity)) if each.set in scored else each.ours
-        lines.append(each.model_dump() | {"first": first})
+        lines.append(each.model_dump(exclude={"why"}) | {"first": first})
     scores.numbers.cache_clear()
     pd.DataFrame(lines).to_csv(scores.FILE, index=False, float_format="%.6g")
 

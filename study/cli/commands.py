@@ -39,6 +39,7 @@ GROUPS = {
         "conform": ("study.conform.command", "is a sharded training equal to one process? for any library"),
     },
 }
+SAME = {"--ranks": "--gpus"}  # two names of an option
 COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
 
@@ -70,15 +71,17 @@ def main() -> None:
 def start(words: list[str]) -> None:
     """Call the command that the first word names with the other words."""
     name, *options = words or ["--help"]
-    if name in ("-h", "--help"):
-        return say(*help_lines())
-    if name == "--version":
+    if name in ("-h", "--help", "help"):
+        return start([*options, "--help"]) if options else say(*help_lines())
+    if name in ("--version", "version"):
         from study.records.store import commit_of_this_tree  # it runs git
 
         commit, _ = commit_of_this_tree()
         return say(f"zero-study {version('zero-study') or '(not installed)'}, commit {commit or 'unknown'}")
     if name not in COMMANDS:
-        remedy = f"write {name} after the command" if name.startswith("-") else nearest(name, COMMANDS)
+        remedy = nearest(name, COMMANDS)
+        if name.startswith("-"):  # its dashes would make it like any option
+            remedy = nearest(name.strip("-"), ["help", "version"], otherwise=f"write {name} after the command")
         raise Stop(f"there is no command {name}", remedy)
     try:
         answer = _answer(name, options)
@@ -99,6 +102,9 @@ def _answer(name: str, options: list[str]) -> object:
 
     from study.core.options import parsed
 
+    given = [SAME.get(word, word) for word in (each.partition("=")[0] for each in options) if word.startswith("--")]
+    for word in sorted({word for word in given if given.count(word) > 1}):
+        sys.stderr.write(f"{word} is given more than once: the last counts\n")
     as_json = "--json" in options
     # Some libraries print while they are imported, too: DeepSpeed its accelerator.
     with contextlib.redirect_stdout(io.StringIO() if as_json else sys.stdout):

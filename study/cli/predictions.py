@@ -13,11 +13,12 @@ from typing import Any, Literal
 from study.core import arms, optimizers
 from study.core.errors import Stop
 from study.core.gpus import GPUS
-from study.core.settings import Flags, check
+from study.core.settings import Flags, check, flag
 from study.core.shapes import SHAPES, is_local
 from study.core.text import during, number_of, say, say_wrapped, show, size
 from study.predict.front import (
     MOST_GPUS,
+    MOST_ROWS,
     Advice,
     Hardware,
     PlaceFlags,
@@ -63,6 +64,11 @@ class Passes:
     """Passes per step."""
     checkpointing: bool = False
     """Recompute activations in the backward pass."""
+
+    def __post_init__(self) -> None:
+        for name in ("micro_batch", "accumulation"):
+            if not 1 <= (value := getattr(self, name)) <= MOST_ROWS:
+                raise Stop(f"{flag(name)} must be from 1 to {MOST_ROWS} (got {value})", "give such a number")
 
 
 # --- study advise ----------------------------------------------------------------------------------------------------
@@ -163,6 +169,22 @@ def training_of(
     return ours, machine
 
 
+def _unread(given: TrainingFlags, place: PlaceFlags, arm: arms.Arm, ranks: int, buckets: int | None) -> list[str]:
+    """Return the options that were given and change nothing here, each with the reason."""
+    unread = []
+    if arm.distributed_type == "NO" and given.ranks != ranks and given.gpus is not None:
+        unread.append(f"--gpus {given.gpus} ({arm.name} uses one)")
+    if place.link and ranks == 1:
+        unread.append("--link (a GPU alone has none)")
+    if place.disk and not arm.uses_nvme:
+        unread.append(f"--disk ({arm.name} keeps nothing there)")
+    if buckets is not None and arm.deepspeed is None:
+        unread.append(f"--buckets ({arm.name} has none of DeepSpeed)")
+    if place.attention_kernel != PlaceFlags.attention_kernel and place.gpu is None:
+        unread.append("--attention-kernel (it changes the time, which needs --gpu)")
+    return [f"Not read: {', '.join(unread)}."] if unread else []
+
+
 def estimate(
     model: Wanted,
     training: TrainingFlags,
@@ -227,7 +249,7 @@ def estimate(
         taken += f" A {machine.gpu} has no bf16: fp16 is meant."
     if machine and precision == "fp32":
         taken += f" {answer.TF32}."
-    say_wrapped(f"{text}.{fit}", taken, *answer.card_note(place))
+    say_wrapped(f"{text}.{fit}", taken, *_unread(training, place, arm, ranks, buckets), *answer.card_note(place))
     say_wrapped(*answer.recompute_note(passes.checkpointing, ours.model, arm.name), "")
     # --- the parts of the peak, and what moves
     say(f"at the peak ({whole.peak_when}), buffers and temporaries included:")

@@ -20,6 +20,10 @@ class Stop(Exception):
         self.where = where  # the rank that failed, if it is known
         self.add_note(f"What to do: {remedy}")  # Python shows it below a traceback in a script that is not ours
 
+    def __reduce__(self):
+        """Let a worker process hand it on: without this Python would make it again of `what` alone."""
+        return type(self), (self.what, self.remedy, self.status, self.where)
+
     @property
     def sentence(self) -> str:
         """Return the sentence that a user reads, on one line, whatever it quotes."""

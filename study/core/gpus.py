@@ -84,7 +84,7 @@ def gpu_named(text: str) -> str:
         return min(meant, key=lambda name: lower not in (name.lower(), GPUS[name].name.lower()))
     # A100-40GB and A100-80GB are one suggestion.
     kinds = dict.fromkeys(name.partition("-")[0] for name in GPUS)
-    remedy = f"{nearest(text, kinds, most=3)} Another card is one of these with --gpu-memory and --gpu-tflops"
+    remedy = f"{nearest(text, kinds, most=3)}. Another card is one of these with --gpu-memory and --gpu-tflops"
     raise Stop(f"{text!r} is not a known GPU", remedy)
 
 

@@ -30,11 +30,14 @@ def parsed(command: Callable, *config, **options):
     def refuse(event: mistakes.ParseErrorEvent) -> None:
         remedy = f"{event.prog} --help explains the options"
         match event:
-            case mistakes.UnrecognizedArgs(tokens=[word, *_]):
+            case mistakes.UnrecognizedArgs(tokens=[word, *following]):
                 usage = tyro.extras.get_parser(command, registry=OPTIONS, config=config).format_help()
                 known = {*re.findall(OPTION, usage)}
-                name = word.partition("=")[0].replace("_", "-")
-                answers = [each for each in MEANT.get(name, ()) if known.issuperset(re.findall(OPTION, each))]
+                typed, _, value = word.partition("=")
+                name = typed.replace("_", "-")
+                answers = [each.replace("{}", value or " ".join(following[:1])) for each in MEANT.get(name, ())]
+                answers = [each for each in answers if known.issuperset(re.findall(OPTION, each))]
+                answers = [each for each in answers if all_paths().keys() >= {*re.findall(r"--arm (\w+)", each)}]
                 if word in all_paths() and "--arm" in known:
                     answers = [f"did you mean '--arm {word}'?"]
                 answers.append(nearest(name, known, otherwise=remedy))

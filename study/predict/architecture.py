@@ -15,8 +15,19 @@ from study.predict.trace.transformer import Transformer
 
 POSITIONS = 1024  # of a generic GPT
 # By the ends of names in a config: more than any published model has. Making more would not end, or fill the memory.
-MOST = {"layers?|depths?": 10_000, "experts": 10_000, "labels": 1_000_000, "vocab_size": 10_000_000}
-MOST_WANTED = {"params": 10**15, "layers": 10_000, "hidden": 10_000_000, "lora_rank": 1_000_000}
+MOST = {"layers?|depths?": 1_000, "experts": 20_000, "labels": 1_000_000, "vocab_size": 10_000_000}
+# Keys that are at least 1 in every default of transformers 5.23, and ends of names that mean a number of things. Of
+# these it has 0, such as 0 layers that share keys, or a window of 0, which means none.
+LEAST_1 = re.compile(
+    r"n_(layers?|heads?|embd|inner|positions|ctx)|num_(layers|heads|hidden_layers|attention_heads|key_value_heads)"
+    r"|hidden_sizes?|(en|de)coder_(layers|attention_heads)|d_model|d_ff|d_kv|intermediate_size|vocab_size|depths"
+    r"|num_experts_per_tok|rope_theta|max_(position_embeddings|source_positions|target_positions)"
+)
+LEAST_0 = re.compile(r"(num|n)_.*(layers|heads|experts|labels)|.*(dim|window|_size)")
+BELOW_0 = ("chunk_size",)  # where transformers' own default is -1
+SIZE = re.compile(r"[\d.]+\s?[bBmM]")  # as people call a model
+QUANTIZED = ("quantization_config", "compression_config")
+MOST_WANTED = {"params": 10**15, "layers": 1_000, "hidden": 10_000_000, "lora_rank": 1_000_000}
 
 
 def named(model: str, **which) -> Transformer:
@@ -30,21 +41,42 @@ def named(model: str, **which) -> Transformer:
     path = folder / "config.json" if folder.is_dir() else shapes.hub_config(model)
     about = {"what": "the config of a model", "remedy": "name the folder of a model"}
     config = files.load(path, dict, **about, most_bytes=MAX_CONFIG_BYTES, links=True)  # the Hub's cache has links
-    _refuse_excess(config, path)
+    check_config(config, str(path))
     return Transformer.of(config, model, **which)
 
 
-def _refuse_excess(config: dict, path: Path) -> None:
+def check_config(config: dict, where: str) -> None:
+    """Raise Stop for numbers of a model's config that no model has, and for weights in few bits."""
     for name, value in config.items():
+        if name in QUANTIZED and value:
+            method = value.get("quant_method", "no method said") if isinstance(value, dict) else value
+            what = f"{where} says {name} ({method!s:.40}), and weights in few bits do not train as they are"
+            remedy = f"take {name} out: the answer is then of 16 or 32 bits. For adapters beside bitsandbytes' weights"
+            raise Stop(what, f"{remedy} also give --lora-rank and --quantized")
         if isinstance(value, dict):  # such as text_config
-            _refuse_excess(value, path)
-        most = math.inf
-        for ends, limit in MOST.items():
-            if re.search(f"({ends})$", name):
-                most = limit
+            check_config(value, where)
         for number in value if isinstance(value, list) else [value]:  # a list has a number for each stage
-            if isinstance(number, (int, float)) and number > most:
-                raise Stop(f"{path} says {name} = {number!s:.20}, and at most {most} are traced", "correct it")
+            _check_number(name, number, where)
+
+
+def _check_number(name: str, number: object, where: str) -> None:
+    if not isinstance(number, (int, float)):
+        return
+    most = math.inf
+    for ends, limit in MOST.items():
+        if re.search(f"({ends})$", name):
+            most = limit
+    if number > most:
+        raise Stop(f"{where} says {name} = {number!s:.20}, and at most {most} are traced", "correct it")
+    if isinstance(number, float) and "drop" in name and not 0 <= number <= 1:
+        raise Stop(f"{where} says {name} = {number!s:.20}, and a probability is from 0 to 1", "correct it")
+    least = -math.inf
+    if LEAST_0.fullmatch(name) and name not in BELOW_0:
+        least = 0
+    if LEAST_1.fullmatch(name):
+        least = 1
+    if number < least or (least == 1 and isinstance(number, bool)):
+        raise Stop(f"{where} says {name} = {number!s:.20}, which must be a number of at least {least}", "correct it")
 
 
 def generic(params: float, layers: int, hidden: int) -> Transformer:
@@ -111,6 +143,8 @@ def asked_for(wanted: Wanted, sequence: int) -> Transformer:
             if wanted.layers or wanted.hidden:
                 what = "adapters need --model" if wanted.lora_rank else "--params, --layers and --hidden go together"
         raise Stop(what, "give --model, or --params with --layers and --hidden")
+    if SIZE.fullmatch(name) and not is_local(name):
+        raise Stop(f"--model {name} is a number of parameters", f"give --params {name.replace(' ', '')}")
     model = named(name, lora_rank=wanted.lora_rank)
     if letters(model.name) != letters(name):
         sys.stderr.write(f"{name}: taken as {model.name}, whose dimensions come with the study\n")

@@ -23,6 +23,7 @@ from study.predict.placement import Fsdp, Placement
 from study.predict.question import (
     BUCKET_ELEMENTS,
     BUCKETS,
+    MOST_ROWS,
     PlaceFlags,
     Precision,
     Question,

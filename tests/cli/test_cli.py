@@ -135,10 +135,37 @@ def test_what_is_wrong_is_one_sentence(words, said, asked, monkeypatch, capsys):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: types.SimpleNamespace(available=8e9))
     monkeypatch.setattr("study.conform.command.Ranks", None)  # the process that imports torch
     assert asked(words) == 2
-    message = capsys.readouterr().err.removeprefix(TRACING)
+    # ADVISE has options that a question gives again.
+    message = re.sub(r"--\S+ is given more than once: .*\n", "", capsys.readouterr().err).removeprefix(TRACING)
     assert re.fullmatch(r"[^\n]+\. What to do: [^\n]+[.?]\n", message), message
     assert len(message) < 1500
     assert said in message
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--gpus 8 --arm single", "Not read: --gpus 8 (single uses one)."),
+        ("--gpus 1 --gpu H100 --link nvlink", "Not read: --link (a GPU alone has none)."),
+        ("--gpu H100 --disk 6GB/s", "Not read: --disk (zero3 keeps nothing there)."),
+        ("--arm ddp --buckets 7", "Not read: --buckets (ddp has none of DeepSpeed)."),
+        ("--attention-kernel flash3", "Not read: --attention-kernel (it changes the time, which needs --gpu)."),
+        ("--gpus 2 --gpu H100 --link nvlink --buckets 7", None),
+        ("--arm single", None),
+    ],
+)
+def test_an_option_that_changes_nothing_is_said_to_be_unread(options, said, monkeypatch, capsys):
+    assert in_this_process(monkeypatch, f"estimate --model gpt2 {options}") is None
+    shown = " ".join(capsys.readouterr().out.split())
+    assert re.findall(r"Not read: .*?\)\.", shown) == ([said] if said else [])
+
+
+@pytest.mark.parametrize("again", ["--gpus 4", "--gpus=4", "--ranks 4"])
+def test_an_option_that_is_given_twice_is_said(again, monkeypatch, capsys):
+    assert in_this_process(monkeypatch, f"estimate --model gpt2 --gpus 2 {again}") is None
+    out, err = capsys.readouterr()
+    assert err == "--gpus is given more than once: the last counts\n"
+    assert "A rank of 4" in out
 
 
 WITHOUT_AN_ANSWER = {"report"}  # they write files

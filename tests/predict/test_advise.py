@@ -7,6 +7,7 @@ import pytest
 from study.core import arms
 from study.core.errors import Stop
 from study.core.gpus import GPUS
+from study.core.text import times
 from study.predict.advise import (
     FASTER,
     MISS,
@@ -299,7 +300,8 @@ def test_where_the_host_decides_an_advice_says_so_and_what_a_larger_batch_would_
     assert advice.choice.limit == "launching"
     assert (larger.arm, larger.micro_batch * larger.accumulation * small.gpus) == (advice.choice.arm, 4 * small.batch)
     assert larger.seconds < 1.5 * advice.choice.seconds, "for four times the rows"
-    assert f"(--batch {4 * small.batch})" in in_words(advice)[-1]
+    words = f"(--batch {4 * small.batch}) would take {times(larger.seconds / advice.choice.seconds)} as long."
+    assert words in in_words(advice)[-1]
     large = advise(replace(BERT, batch=4096))
     assert not [line for line in in_words(large) if "The host decides" in line]
 

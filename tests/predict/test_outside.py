@@ -67,7 +67,9 @@ def test_seconds_of_a_step_come_from_tokens_where_the_row_has_only_those():
     ],
 )
 def test_what_is_not_predicted(change, predicted):
-    assert [*of_row(row(memory_GB=10, step_time_s=1, **change))] == predicted
+    answer = of_row(row(memory_GB=10, step_time_s=1, **change))
+    assert [quantity for quantity, each in answer.items() if each.ours] == predicted
+    assert all(bool(each.ours) != bool(each.why) for each in answer.values()), "what is refused has a reason"
 
 
 ZERO = {"zero_optimization": {"stage": 3}}

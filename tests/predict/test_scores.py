@@ -1,24 +1,31 @@
 """Scores of predictions against published measurements."""
 
+import contextlib
+import csv
+import io
 import itertools
 import math
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
+from dataclasses import fields, replace
+from pathlib import Path
 from statistics import median
 
 import pytest
 import scored
 
 from study.core.errors import Stop
+from study.core.text import size
 from study.predict.outside import published, scores
 from study.predict.outside.loops import OthersTraining
 from study.predict.outside.predicting import of_row, reading_of
-from study.predict.outside.scores import Number
+from study.predict.outside.published import Row
+from study.predict.outside.scores import Number, number
 from study.predict.placement import Placement
 from study.predict.step_time import Hardware
 from study.predict.training import Batch
 from study.report.advice import accuracy
+from tests.conftest import table
 
 
 def test_every_number_of_the_rows_is_stored_once():
@@ -40,8 +47,14 @@ def test_stored_predictions_are_those_of_the_code():
     assert {"fsdp", "quantized", "keeps_logits", "recomputation", "loss"} <= kinds.keys()
     for row in {row.key: row for row in kinds.values()}.values():
         for quantity, predicted in of_row(row).items():
-            for name, value in vars(predicted).items():
+            for name, value in vars(replace(predicted, why=None)).items():  # it is not stored
                 assert getattr(stored[row.key, quantity], name) == pytest.approx(value, rel=1e-5), row
+
+
+def test_every_stored_prediction_has_a_reading():
+    """No check of columns refuses a row of ours."""
+    stored = {each.key for each in scores.numbers() if each.ours}
+    assert all(reading_of(row) for row in published.rows() if row.key in stored)
 
 
 def test_every_refusal_has_a_reason():
@@ -87,21 +100,97 @@ def test_rows_of_ones_own_are_scored(tmp_path, monkeypatch, capsys):
         "source,config,dtype,n_gpus,seq,micro_batch,gpu_name,memory_GB,kind\nours,gpt2,fp32,1,128,2,L4,9,allocated\n"
     )
     scores.main(mine)
-    (number,) = scores.predict(scores.rows_of(mine))
-    shown = capsys.readouterr().out
-    assert shown.splitlines()[1].split()[:3] == ["memory", "ours", "1"]
-    assert f"{abs(number.ours / 9e9 - 1):.0%}" in shown
-    for text, problem in (
-        ("source,n_gpus\nours,two\n", "n_gpus must be"),
-        ("source,checkpointing\nours,3\n", "checkpointing must be"),  # a traceback of Recomputation
-        ("n_gpus\n2\n", "source is missing"),
-        ("source\n\udcff\n", "cannot be read"),  # no UTF-8
-    ):
-        mine.write_text(text, errors="surrogateescape")
-        with pytest.raises(Stop, match=problem):
-            scores.rows_of(mine)
+    ((number,),) = scores.predict(scores.rows_of(mine).values())
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == f"line 2: memory 9 GB measured, {size(number.ours)} predicted"
+    assert shown[3].split()[:3] == ["memory", "ours", "1"]
+    assert f"{abs(number.ours / 9e9 - 1):.0%}" in shown[3]
+
+
+# --- files of strangers ---------------------------------------------------------------------------------------------
+
+USUAL = {
+    "source": "ours",
+    "config": "gpt-tiny",
+    "dtype": "bf16_cast",
+    "n_gpus": "4",
+    "seq": "128",
+    "micro_batch": "2",
+    "gpu_name": "L4",
+    "memory_GB": "9",
+}
+MISTAKEN = table("predict/mistaken_rows.toml")
+
+
+def csv_of(row: dict[str, str]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, row)
+    writer.writeheader()
+    writer.writerow(row)
+    return text.getvalue()
+
+
+@pytest.mark.parametrize(("name", "value", "why"), MISTAKEN["values"])
+def test_a_value_that_no_row_has_is_refused_by_its_line(tmp_path, name, value, why):
+    (tmp_path / "mine.csv").write_text(csv_of(USUAL | {name: value}))
+    with pytest.raises(Stop) as stop:
+        scores.rows_of(tmp_path / "mine.csv")
+    assert f"mine.csv, line 2: {name} " in stop.value.what
+    assert why in stop.value.what
+
+
+@pytest.mark.parametrize(("text", "why"), [*MISTAKEN["texts"], ("source\n\udcff\n", "cannot be read")])
+def test_a_text_that_is_no_table_is_refused(tmp_path, text, why):
+    (tmp_path / "mine.csv").write_text(text, errors="surrogateescape")
+    with pytest.raises(Stop) as stop:
+        scores.rows_of(tmp_path / "mine.csv")
+    assert why in stop.value.sentence
+
+
+@pytest.mark.parametrize("path", [".", "/dev/zero", "gone.csv"])
+def test_what_is_no_file_is_refused(path):
     with pytest.raises(Stop, match="cannot be read"):
-        scores.rows_of(tmp_path)
+        scores.rows_of(Path(path))
+
+
+@pytest.mark.parametrize(("changes", "why"), MISTAKEN["rows"])
+def test_a_row_that_is_not_predicted_says_why(changes, why):
+    row = published.filled(Row, USUAL | changes)
+    answer = of_row(row)
+    assert not any(each.ours for each in answer.values())
+    assert why in scores.told(row, [number(row, quantity, each) for quantity, each in answer.items()])
+
+
+@pytest.mark.parametrize("stage", ['{"zero_optimization": {"stage": 3}}', '{"stage": "3"}', '{"stage": 3}'])
+def test_a_config_of_deepspeed_is_read_as_people_paste_it(stage):
+    assert Row.model_validate(USUAL | {"deepspeed": stage}).deepspeed == {"stage": 3}
+
+
+def test_columns_that_are_for_the_reader_are_named(tmp_path, capsys):
+    (tmp_path / "mine.csv").write_text(csv_of(USUAL | {"offload": "params", "tier": "A"}))
+    assert [*scores.rows_of(tmp_path / "mine.csv")] == [2]
+    assert capsys.readouterr().err == "columns that change no prediction: offload, tier\n"
+
+
+def test_a_row_is_told_before_the_next_one_is_predicted(monkeypatch):
+    asked = []
+    monkeypatch.setattr(scores, "ProcessPoolExecutor", lambda mp_context: contextlib.nullcontext(Inline(asked)))
+    rows = [Row.model_validate(USUAL | {"grad_acc": str(passes)}) for passes in (1, 2)]
+    for count, _ in enumerate(scores.predict(rows, at_once=1), 1):
+        assert len(asked) == count
+
+
+class Inline:
+    """A pool of processes that is none, and notes what it was asked."""
+
+    def __init__(self, asked: list):
+        self.asked = asked
+
+    def map(self, function, rows, chunksize: int):
+        assert chunksize == 1
+        for row in rows:
+            self.asked.append(row)
+            yield function(row)
 
 
 def test_writing_keeps_first_predictions_and_gives_a_new_set_its_own(tmp_path, monkeypatch):

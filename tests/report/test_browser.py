@@ -240,6 +240,30 @@ def test_what_is_typed_is_answered_and_kept_in_the_address(show, monkeypatch, ca
     assert page.execute_script(cells) == shown
 
 
+SIMPLEST = [  # model, GPUs, kind of GPU, rows: what the page advises
+    ("gpt2", 1, "H100-80GB", 1, "The simplest is single, which needs "),
+    ("gpt2", 8, "H100-80GB", 1, "The simplest is ddp, which needs "),
+    ("llama3-8b", 8, "H100-80GB", 1, "The simplest is zero1, which needs "),
+    ("llama3-8b", 1, "H100-80GB", 1, "The simplest is zero1_cpu, which needs "),
+    ("llama3-70b", 8, "T4", 1, "of a node's host memory, and leaves room"),
+    ("llama3-70b", 8, "T4", 1000, "Nothing fits on 8 x T4"),
+]
+
+
+def test_the_sentence_names_the_simplest_arm_that_fits(show):
+    """And not the one that needs the least, which offloads and is slow."""
+    page = show("calculator")
+    page.execute_async_script(READY)
+    about = {"precision": "bf16_cast", "optimizer": "adamw", "tokens": 1024, "passes": 1, "recomputes": True}
+    script = """const question = arguments[0];
+        const answers = armsOf(question).map((name) => answerOf(question, name));
+        return [sentenceOf(question, answers), answers.map((each) => [each.name, each.fits])]"""
+    for model, gpus, gpu, rows, sentence in SIMPLEST:
+        asked = about | {"model": model, "gpus": gpus, "gpu": gpu, "rows": rows}
+        said, fits = page.execute_script(script, asked)
+        assert sentence in said, fits
+
+
 # --- is my stack right? ----------------------------------------------------------------------------------------------
 
 DRAWN = cases("conform/stacks.toml")["drawn"]

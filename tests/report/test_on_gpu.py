@@ -243,6 +243,19 @@ def test_what_the_page_says_of_the_driver(table):
     assert words in text_of("gpu.html")
 
 
+def test_seconds_are_compared_only_with_those_of_one_process_alone():
+    """What no other arm trained would be 1 times its own time."""
+    about = {"precision": "fp32", "micro_batch": 4, "accumulation": 1, "sequence": 128, "checkpointing": False}
+    rows = [
+        about | {"model": "bert", "arm": "single", "step_s": 2.0},
+        about | {"model": "bert", "arm": "zero2", "step_s": 5.0},
+    ]
+    rows.append(about | {"model": "gpt2", "arm": "single", "step_s": 3.0})
+    over = on_gpu.seconds(pd.DataFrame(rows))
+    assert dict(zip(over["arm"], over["over"], strict=True)) == {"single": 1, "zero2": 2.5}
+    assert [*over["model"]] == ["bert", "bert"]
+
+
 def test_what_the_page_says_of_time_and_losses(kept, table):
     over = on_gpu.seconds(table)
     costs = over[over["arm"] != "single"]["over"]

@@ -15,7 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_utils import local_torch_dtype
 from transformers.pytorch_utils import Conv1D
 
-from study.core.errors import Stop
+from study.core.errors import Stop, nearest
 from study.core.models.config import class_for
 
 
@@ -63,6 +63,10 @@ def _train(model: PreTrainedModel, names: re.Pattern) -> None:
 
 def _add_adapters(model: PreTrainedModel, targets: Collection[str], adapted: Callable) -> None:
     head = model.get_output_embeddings()
+    known = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, LINEAR)}
+    for name in targets:
+        if name not in known:
+            raise Stop(f"the model has no linear layer {name:.80}", nearest(name, sorted(known)))
     # Lists, because the modules are exchanged on the way.
     for module in list(model.modules()):
         for name, child in list(module.named_children()):

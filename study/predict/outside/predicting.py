@@ -2,13 +2,15 @@
 
 import functools
 import json
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from study.core.errors import Stop
+from study.core import files
+from study.core.arms import OFFLOADS, library_defaults
+from study.core.errors import Stop, nearest
 from study.core.recipes import RECIPES
+from study.core.shapes import config_of, model_of_name, models
 from study.predict.allocator import memory_kinds
-from study.predict.architecture import named
+from study.predict.architecture import check_config
 from study.predict.estimate import estimate
 from study.predict.outside.loops import OthersTraining
 from study.predict.outside.published import FOLDER, MemoryKind, Quantity, Row
@@ -19,6 +21,19 @@ from study.predict.training import Batch
 
 KERNELS: dict[str, AttentionKernel] = {"fa2": "flash2", "fa3": "flash3", "te": "cudnn"}  # by the names of the table
 NEW_AT_MOST_S = 2.5e-05  # for a kernel
+DECIDES = ("config", "dtype", "n_gpus", "seq", "micro_batch")  # without these nothing is predicted
+# Keys of ZeRO that the engines read, and then those that change neither memory nor time by much. Another value than
+# DeepSpeed's own of any other key is refused.
+TAKEN = """
+stage reduce_bucket_size use_multi_rank_bucket_allreduce overlap_comm device sub_group_size
+stage3_prefetch_bucket_size stage3_param_persistence_threshold stage3_max_live_parameters
+stage3_max_reuse_distance memory_efficient_linear pin_memory nvme_path buffer_count buffer_size
+contiguous_gradients reduce_scatter allgather_partitions allgather_bucket_size round_robin_gradients
+stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save
+load_from_fp32_weights elastic_checkpoint ignore_unused_parameters pipeline_loading_checkpoint
+override_module_apply log_trace_cache_warnings enable_sanity_checks pipeline_read pipeline_write
+fast_init cpuadam_cores_perc
+""".split()  # noqa: SIM905  a column of 33 names is no plainer
 
 
 @dataclass(frozen=True)
@@ -30,13 +45,22 @@ class Reading:
     machine: Hardware | None  # None: the time cannot be predicted
 
 
+def why_not(row: Row) -> str | None:
+    """Why nothing of a row is predicted; None: it is."""
+    unsaid = [name for name in DECIDES if getattr(row, name) is None]
+    if unsaid:
+        return f"unsaid: {', '.join(unsaid)}"
+    if row.tensor_ranks > 1:
+        return "tensor parallelism is not predicted"
+    return row.not_predicted
+
+
 def reading_of(row: Row) -> Reading | None:
-    """Our reading of a row; None: it is not predicted."""
-    if not (row.config and row.dtype and row.n_gpus and row.seq and row.micro_batch) or row.not_predicted:
-        return None
-    if row.tensor_ranks > 1:  # tensor parallelism is not modelled
+    """Our reading of a row; None: it is not predicted. Raise Stop for columns that contradict each other."""
+    if why_not(row) or not (row.config and row.dtype and row.n_gpus and row.seq and row.micro_batch):  # mypy asks again
         return None
     model = model_of(row.config)
+    _check_adapter(row)
     if row.adapter:
         model = replace(
             model,
@@ -45,6 +69,7 @@ def reading_of(row: Row) -> Reading | None:
             dora=row.adapter == "dora",
             adapter_dropout=row.adapter_dropout,
         )
+    _check_placement(row, row.n_gpus)
     placement = Placement(
         ranks=row.n_gpus,
         device="cuda",
@@ -87,6 +112,40 @@ def reading_of(row: Row) -> Reading | None:
     return Reading(training, timed, machine)
 
 
+def _check_adapter(row: Row) -> None:
+    if row.adapter and row.adapter_rank is None:
+        raise Stop(f"the rank of {row.adapter} is unsaid", "give adapter_rank")
+    if row.adapter is None and (row.adapter_rank or row.adapter_targets or row.adapter_dropout):
+        raise Stop("adapter_rank, adapter_targets and adapter_dropout are of adapters", "give adapter, such as lora")
+
+
+def _check_placement(row: Row, ranks: int) -> None:
+    if row.deepspeed is not None and row.fsdp:
+        raise Stop("deepspeed and fsdp are both given", "leave one of them empty")
+    if row.fsdp_offload and not row.fsdp:
+        raise Stop("fsdp_offload is without fsdp", "give fsdp, or write offload_optimizer into deepspeed")
+    if row.group and row.deepspeed is None and not row.fsdp:
+        raise Stop("group is without deepspeed and fsdp", "give one of them")
+    for name in ("group", "sequence_ranks", "gpus_per_node"):
+        part = getattr(row, name) or 1
+        # More than all is an error of a group, but not of a node that is larger.
+        if ranks % (min(ranks, part) if name == "gpus_per_node" else part):
+            raise Stop(f"{name} {part} does not divide {ranks} GPUs", "correct one of them")
+    if row.parallel and row.parallel != f"sp{row.sequence_ranks}":
+        raise Stop(f"parallel {row.parallel} is not predicted, but only sp", "write sp4, and 4 into sequence_ranks")
+    _check_zero(row.deepspeed or {})
+
+
+def _check_zero(section: dict, path: str = "zero_optimization") -> None:
+    """Raise Stop for a key that would change what is predicted, and that the engines do not read."""
+    usual = library_defaults("deepspeed")[path]
+    for name, value in section.items():
+        if name in OFFLOADS:
+            _check_zero(value or {}, f"{path}.{name}")
+        elif name not in TAKEN and (value or None) != (usual[name] or None):
+            raise Stop(f"{path}.{name} {value!r} is not predicted", "leave the row out")
+
+
 def host_of(row: Row) -> Host:
     """The class of the host: new if somebody measured a quick one; none if a compiler launches the kernels."""
     if row.kernel_s == 0:
@@ -97,13 +156,22 @@ def host_of(row: Row) -> Host:
 @functools.cache
 def model_of(name: str) -> Transformer:
     """The model of a name in configs.json, of another known name, or of a config as JSON."""
+    remedy = "give a name of reports/outside/configs.json, one that study estimate knows, or a config.json's content"
     if name.startswith("{"):
-        return Transformer.of(json.loads(name), "a config of the row")
+        try:
+            config = files.from_json(name)
+        except ValueError as error:
+            raise Stop(f"config is no JSON ({files.why(error)})", remedy) from None
+        check_config(config, "config")
+        return Transformer.of(config, "a config of the row")
     configs = json.loads((FOLDER / "configs.json").read_text())  # published dimensions: nothing is downloaded
-    if name not in configs:
-        return named(name)
-    dropout = configs[name].pop("dropout", None)
-    return Transformer.of(configs[name], name, dropout=dropout)
+    if name in configs:
+        dropout = configs[name].pop("dropout", None)
+        return Transformer.of(configs[name], name, dropout=dropout)
+    known = model_of_name(name)
+    if known is None:
+        raise Stop(f"config {name!r:.80} is not known", nearest(name, [*configs, *models()], otherwise=remedy))
+    return Transformer.of(config_of(known), known)
 
 
 @dataclass(frozen=True)
@@ -114,20 +182,38 @@ class Predicted:
     low: float | None = None
     high: float | None = None
     limit: str | None = None  # of a step: gpu, host or links
+    why: str | None = None  # it is refused
 
 
 def of_row(row: Row) -> dict[Quantity, Predicted]:
-    """The predictions of what a row measured. What is refused is missing."""
-    predicted: dict[Quantity, Predicted] = {}
-    reading = reading_of(row)
-    if reading and "memory" in row.measured and not row.memory_not_predicted:
-        with suppress(Stop):
-            predicted["memory"] = memory(reading.training, row.kind, row.gpu_name)
-    if reading and reading.machine and "time" in row.measured:
-        with suppress(Stop):
-            step = step_time(reading.timed, reading.machine)
-            predicted["time"] = Predicted(step.seconds, step.low_s, step.high_s, kind_of_interval(step.limit))
+    """The predictions of what a row measured, or why they are refused."""
+    try:
+        reading = reading_of(row)
+    except Stop as stop:
+        return dict.fromkeys(row.measured, Predicted(why=f"{stop.what}: {stop.remedy}"))
+    if reading is None:
+        return dict.fromkeys(row.measured, Predicted(why=why_not(row)))
+    predicted = {}
+    for quantity in row.measured:
+        try:
+            predicted[quantity] = _of_quantity(row, reading, quantity)
+        except Stop as stop:
+            predicted[quantity] = Predicted(why=f"{stop.what}: {stop.remedy}")
     return predicted
+
+
+def _of_quantity(row: Row, reading: Reading, quantity: Quantity) -> Predicted:
+    if quantity == "memory":
+        if row.memory_not_predicted:
+            return Predicted(why=row.memory_not_predicted)
+        return memory(reading.training, row.kind, row.gpu_name)
+    if reading.machine is None:
+        return Predicted(why=row.time_not_predicted or "unsaid: gpu_name")
+    zero = row.deepspeed or {}
+    if "nvme" in [(zero.get(part) or {}).get("device") for part in OFFLOADS]:
+        return Predicted(why="the time depends on the disk, and no column says its speed")
+    step = step_time(reading.timed, reading.machine)
+    return Predicted(step.seconds, step.low_s, step.high_s, kind_of_interval(step.limit))
 
 
 def memory(training: OthersTraining, kind: MemoryKind | None, gpu: str | None) -> Predicted:

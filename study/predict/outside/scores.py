@@ -2,8 +2,10 @@
 
 import csv
 import functools
+import re
+import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from math import ceil
@@ -16,18 +18,20 @@ from typing import Literal
 import tyro
 from pydantic import BaseModel, ValidationError
 
-from study.core.errors import Stop, exit_on_stop
+from study.core.errors import Stop, exit_on_stop, nearest
 from study.core.files import sentence, why
 from study.core.options import parsed
-from study.core.text import percent, show
+from study.core.text import UNKNOWN, percent, say, show, size
 from study.predict.outside import predicting, published
 from study.predict.outside.predicting import Predicted
-from study.predict.outside.published import FOLDER, Measured, Quantity, Row
+from study.predict.outside.published import FOLDER, Measured, Quantity, Row, Text
 
 FILE = FOLDER / "predictions.csv"
 NEAR = {"memory": 0.1, "time": 0.35}  # shares; memory: what an advice leaves free
 TOO_LOW = 0.1  # a peak that is predicted lower than this ends in a lack of memory
 MOST_OF_A_SOURCE = 12
+COLUMNS = "its columns are those of reports/outside/README.md"
+MOST_LINES = 10_000  # of a user's file
 ROWS_AT_ONCE = 10  # of a process: neighbours are often of one model, and share its traces
 
 
@@ -43,6 +47,7 @@ class Number(BaseModel, frozen=True):
     low: Measured = None
     high: Measured = None
     limit: Literal["gpu", "host", "links"] | None = None  # what decides the step, as it is predicted now
+    why: Text = None  # it is refused. Not stored
     first: Measured = None  # ours before anybody had seen an error on the row's set
 
 
@@ -85,33 +90,75 @@ def lines_of(mine: Sequence[Number], name_of: Callable[[Number], str]) -> list[d
     return lines
 
 
-def predict(rows: Sequence[Row]) -> list[Number]:
-    """A number for each that a row measured."""
+def predict(rows: Iterable[Row], at_once: int = ROWS_AT_ONCE) -> Iterator[list[Number]]:
+    """For each row a number for each that it measured, as soon as they are predicted."""
     # Fresh processes, because one that is forked beside torch's threads may hang.
+    rows = [*rows]
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        predicted = [*pool.map(predicting.of_row, rows, chunksize=ROWS_AT_ONCE)]
-    lines = []
-    for row, values in zip(rows, predicted, strict=True):
-        for quantity, measured in row.measured.items():
-            number = Number(
-                key=row.key,
-                set=row.set,
-                source=row.source,
-                quantity=quantity,
-                measured=measured,
-                **asdict(values.get(quantity, Predicted())),
-            )
-            lines.append(number)
-    return lines
+        for row, values in zip(rows, pool.map(predicting.of_row, rows, chunksize=at_once), strict=True):
+            yield [number(row, quantity, each) for quantity, each in values.items()]
 
 
-def rows_of(file: Path) -> list[Row]:
+def number(row: Row, quantity: Quantity, predicted: Predicted) -> Number:
+    measured = row.measured[quantity]
+    answer = asdict(predicted)
+    return Number(key=row.key, set=row.set, source=row.source, quantity=quantity, measured=measured, **answer)
+
+
+# --- a file of a user's own -----------------------------------------------------------------------------------------
+
+
+def rows_of(file: Path) -> dict[int, Row]:
+    """The rows of a file, by their lines."""
+    rows: dict[int, Row] = {}
     try:
-        return published.read(file, Row)
+        lines = published.lines(file)
+        _check_columns(file, lines.fieldnames or [])
+        for line in lines:
+            if None in line or None in line.values():
+                what = f"{file}, line {lines.line_num}: it has not as many fields as the first line"
+                raise Stop(what, "put quotation marks around a field with commas in it")
+            rows[lines.line_num] = published.filled(Row, line)
+            if len(rows) > MOST_LINES:
+                raise Stop(f"{file} has more than {MOST_LINES:,} rows", "give fewer: each takes seconds")
     except ValidationError as error:
-        raise Stop(f"{file}: {sentence(error)}", "its columns are those of reports/outside/README.md") from None
+        raise Stop(f"{file}, line {lines.line_num}: {sentence(error)}", COLUMNS) from None
     except (OSError, ValueError, csv.Error) as error:
         raise Stop(f"{file} cannot be read ({why(error)})", "give a CSV file") from None
+    if not rows:
+        raise Stop(f"{file} has no rows", COLUMNS)
+    return rows
+
+
+def _check_columns(file: Path, names: Sequence[str]) -> None:
+    known = dict.fromkeys([*Row.model_fields, *(published.lines(published.FILE).fieldnames or [])])
+    if len(names) == 1 and len(re.split("[;\t]", names[0])) > 1:
+        raise Stop(f"{file}: its fields are divided by semicolons or tabs", "write it with commas, and 1.5 for 1,5")
+    for name in names:
+        if name not in known:
+            remedy = nearest(name, known, most=3, otherwise=COLUMNS)
+            raise Stop(f"{file}: there is no column {name!r:.80}", remedy)
+        if names.count(name) > 1:
+            raise Stop(f"{file}: there are several columns {name}", "leave one of them")
+    if unread := [name for name in names if name not in Row.model_fields]:
+        sys.stderr.write(f"columns that change no prediction: {', '.join(unread)}\n")
+
+
+def told(row: Row, mine: Sequence[Number]) -> str:
+    """What was measured of a row, and what is predicted of it, or why nothing is."""
+    parts = []
+    for each in mine:
+        measured, ours = (
+            UNKNOWN if value is None else size(value) if each.quantity == "memory" else f"{value:.3g} s"
+            for value in (each.measured, each.ours)
+        )
+        part = f"{each.quantity} {measured} measured, {ours} predicted"
+        if each.why:
+            part = f"{each.quantity} refused ({each.why})"
+        parts.append(part)
+    if row.tokens_per_s_per_gpu and not row.step_s:
+        parts.append("time unknown (tokens_per_s_per_gpu needs seq and micro_batch, or seq_mean, and no parallel)")
+    return "; ".join(parts) or "nothing measured (memory_GB, step_time_s and tokens_per_s_per_gpu are empty)"
 
 
 def main(file: tyro.conf.Positional[Path], /) -> None:
@@ -120,7 +167,13 @@ def main(file: tyro.conf.Positional[Path], /) -> None:
     Args:
         file: A CSV file in the columns of reports/outside/README.md.
     """
-    show_lines(lines_of(predict(rows_of(file)), attrgetter("source")))
+    rows = rows_of(file)
+    numbers = []
+    for (line, row), mine in zip(rows.items(), predict(rows.values(), at_once=1), strict=True):
+        say(f"line {line}: {told(row, mine)}")
+        numbers += mine
+    say("")
+    show_lines(lines_of(numbers, attrgetter("source")))
 
 
 def show_lines(lines: list[dict]) -> None:

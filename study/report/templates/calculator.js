@@ -115,16 +115,32 @@ function sizeWords(bytes) {
   return `${Math.round(bytes)} bytes`;
 }
 
+// The arm that `study advise` would prefer if all took as long: one that leaves room, that offloads nothing, and the
+// first of these in `study arms`. One process uses one GPU, and ranks that share nothing are none.
+function simplestOf(question, answers) {
+  const offloads = (each) => each.hostBytes + each.diskBytes > 0;
+  const fitting = answers.filter((each) => {
+    const makesSense = data.arms[each.name].alone ? question.gpus === 1 : question.gpus > 1 || offloads(each);
+    return makesSense && each.fits !== "no";
+  });
+  const roomy = fitting.filter((each) => each.fits === "yes");
+  const leaveRoom = roomy.length ? roomy : fitting;
+  return leaveRoom.find((each) => !offloads(each)) ?? leaveRoom[0];
+}
+
 function sentenceOf(question, answers) {
   const gpu = data.gpu_kinds[question.gpu];
   const machine = `${question.gpus} x ${question.gpu} (${sizeWords(gpu.memory_bytes)} each)`;
   const fitting = answers.filter((each) => each.fits !== "no");
-  const least = (fitting.length ? fitting : answers).reduce((a, b) => (b.peakBytes < a.peakBytes ? b : a));
-  const size = sizeWords(least.peakBytes);
-  if (!fitting.length)
-    return `Nothing fits on ${machine}: ${least.name} needs ${size} of a GPU. Try more GPUs or fewer tokens.`;
-  const computes = `To compute a step takes at least ${Number(least.leastS.toPrecision(2))} s under each.`; // the same products
-  return `On ${machine}, ${fitting.length} of ${answers.length} arms fit. ${least.name} needs the least memory, ${size}. ${computes}`;
+  const simplest = simplestOf(question, answers);
+  if (!simplest) {
+    const least = answers.reduce((a, b) => (b.peakBytes < a.peakBytes ? b : a));
+    return `Nothing fits on ${machine}: ${least.name} needs ${sizeWords(least.peakBytes)} of a GPU. Try more GPUs or fewer tokens.`;
+  }
+  const host = simplest.nodeBytes ? `, with ${sizeWords(simplest.nodeBytes)} of a node's host memory` : "";
+  const needs = `${sizeWords(simplest.peakBytes)}${host}, and ${simplest.fits === "just" ? "fits only just" : "leaves room"}`;
+  const computes = `To compute a step takes at least ${Number(simplest.leastS.toPrecision(2))} s under each.`; // the same products
+  return `On ${machine}, ${fitting.length} of ${answers.length} arms fit. The simplest is ${simplest.name}, which needs ${needs}. ${computes} study advise also compares their times.`;
 }
 
 function refusedWords(question) {
