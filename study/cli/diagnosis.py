@@ -319,7 +319,7 @@ def _symptom(word: str) -> str:
 
 
 def _overruled(flags: Flags, said: sources.EffectiveSettings) -> Iterator[str]:
-    """Yield a sentence for each flag that says otherwise than the config."""
+    """Yield a sentence for each flag that says otherwise than the config, or what the table does not know."""
     for name, condition in table().settings.items():
         given = getattr(flags, condition, None)
         written = said.get(name, sources.UNSET)
@@ -328,6 +328,9 @@ def _overruled(flags: Flags, said: sources.EffectiveSettings) -> Iterator[str]:
         if not same(given, written.value) and not _is_named_so(given, str(written.value).lower()):
             yield f"{flag(condition)} {given} counts, and not the config's {shown(written, name)}."
     engine = said.get("engine", sources.UNSET)
+    known = table().optimizers
+    if flags.optimizer is not None and not any(name in flags.optimizer.lower() for name in known):
+        yield f"--optimizer {flags.optimizer!r:.80} is none of {', '.join(known)}: no fault of these is told."
     if flags.fsdp2 and engine.value == "DeepSpeed":
         yield "--fsdp2 counts, and not the config's DeepSpeed."
     if flags.stage is not None and engine.value == "FSDP":

@@ -24,6 +24,7 @@ from study.watch.findings import Finding, finding, texts
 from study.watch.sources import (
     ACCELERATE,
     AUTO,
+    COUNT,
     DEEPSPEED,
     OTHER,
     RECORD,
@@ -48,7 +49,15 @@ MOST_UNKNOWN = 200  # keys that are compared with the library's, which takes mil
 NEAR = 0.85  # similarity of a misspelled key to the right one, where a program may keep keys of its own
 SIMILAR = 0.6  # where it may not
 # A training that is described by a config with one of these findings does not start, or is not the one described.
-UNUSABLE = ("kind_unknown", "key_mistyped", "key_refused", "key_ignored", "value_refused", "auto_not_filled")
+UNUSABLE = (
+    "kind_unknown",
+    "key_mistyped",
+    "key_refused",
+    "key_ignored",
+    "value_refused",
+    "auto_not_filled",
+    "value_no_count",
+)
 # The fields of Description, and the libraries of the first three.
 FIELDS = {ACCELERATE: "accelerate", DEEPSPEED: "deepspeed", TRAINER: "trainer", OTHER: "trainer", RECORD: "record"}
 
@@ -166,6 +175,8 @@ def mistakes(source: Source) -> Iterator[Finding]:
     if source.kind == TRAINER and (source.named or source.unread) and content.get("fsdp"):  # trainer.py:473
         library = f"transformers {known_libraries()['trainer']['version']}"
         yield finding("value_refused", library=library, problem="fsdp and deepspeed exclude each other")
+    if source.kind == TRAINER:
+        yield from _no_counts(content)
     if source.named:
         yield from mistakes(source.named)
         if source.kind == TRAINER:
@@ -180,6 +191,15 @@ def _not_arriving(content: dict) -> Iterator[Finding]:
         # one (commands/launch.py:1224).
         if content.get(f"{engine}_config") and kind != engine.upper():
             yield finding("section_unused", engine=engine, kind=f"{kind:.40}", needed=engine.upper())
+
+
+def _no_counts(arguments: dict) -> Iterator[Finding]:
+    """Yield what should be a number and is none: the Trainer reads its arguments without their types."""
+    for description in descriptions().values():
+        for key in (description.trainer, *description.keys):
+            value = arguments.get(key)
+            if description.is_count and value not in (None, "None", AUTO) and not COUNT.fullmatch(str(value)):
+                yield finding("value_no_count", key=key, value=printable(repr(value)))
 
 
 def _contradicted(arguments: dict, config: dict) -> Iterator[Finding]:

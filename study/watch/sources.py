@@ -133,6 +133,7 @@ def flat(content: dict, prefix: str = "") -> dict[str, Any]:
 
 
 AUTO = "auto"
+COUNT = re.compile(r"0*[1-9][0-9]*(\.0)?")
 UNKNOWN = "unknown"
 HALVES = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16"}  # the second is DeepSpeed's older name, and still read
 ASKED = ("stage", *OFFLOADS, "clipping", "accumulation")  # of DeepSpeed
@@ -212,7 +213,7 @@ def _at_paths(kind: str, content: dict, defaults: dict[str, Any]) -> EffectiveSe
             value = content.get(key, value)
         # YAML and Accelerate write nothing as null or as the word None. Flags may replace the Trainer's defaults.
         value = description.words.get(str(value), value)
-        no_count = description.is_count and not str(value).removesuffix(".0").isdecimal()  # 4.0 is one
+        no_count = description.is_count and not COUNT.fullmatch(str(value))
         setting = Setting(value, is_open=value == AUTO or no_count)
         if value in (None, "None"):
             older = description.older if kind == "deepspeed" else ""

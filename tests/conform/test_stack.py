@@ -290,6 +290,12 @@ def test_a_flag_that_says_otherwise_than_the_config_is_told(flags, said, tmp_pat
     assert re.findall(r"--\w+(?: \w+)? counts, and not the config's [^.]*\.", printed) == said
 
 
+@pytest.mark.parametrize(("optimizer", "is_known"), [("shampoo", False), ("FusedAdam", True), ("adamw_torch", True)])
+def test_an_optimizer_that_no_fault_names_is_said(optimizer, is_known, capsys):
+    asked(f"deepspeed==0.19.8 --stage 2 --optimizer {optimizer}")
+    assert (f"--optimizer '{optimizer}' is none of sgd, adam," in capsys.readouterr().out) != is_known
+
+
 def test_a_record_says_its_own_releases_and_words_others(tmp_path):
     put(tmp_path, changed(finished("mine"), software__deepspeed="0.17.4"))
     config = f"--config {tmp_path}/mine"

@@ -58,7 +58,7 @@ def explain(error: OomError, wanted: Wanted, given: Described) -> tuple[list[Cau
     config = _of_config(given.config)
     given = replace(given, **{name: config.get(name) for name, value in vars(given).items() if value is None})
     model, trained = None, 0
-    if wanted.model or wanted.params:
+    if wanted != Wanted():  # a part of a model is refused
         model = asked_for(wanted, given.sequence or 1)
         if wanted.lora_rank or not config.get("adapters"):  # nothing is said of states that are not known
             trained = sum(tensor.elements for tensor in model.tensors if tensor.trains)
