@@ -11,20 +11,21 @@ from typing import Any
 import tyro
 from packaging.version import Version
 
-from study.conform.faults import table
-from study.conform.stack import Flags, answered, described
 from study.core.arms import releases_of_defaults
 from study.core.errors import Stop, nearest
 from study.core.recipes import AUTOCAST
 from study.core.settings import flag
 from study.core.text import is_number, number_of, say, say_wrapped
+from study.known import lists
+from study.known.faults import table
+from study.known.findings import Finding
+from study.known.which_apply import Flags, answered, described
 from study.predict.front import Wanted
 from study.records import store
 from study.records.metrics import dig
-from study.watch import lists, sources
+from study.watch import sources
 from study.watch.about import About, about
 from study.watch.differences import Difference, compare, is_secret, mistakes, printable, recognised, same, shown
-from study.watch.findings import Finding
 from study.watch.oom import reading
 from study.watch.oom.explain import Described, explain
 

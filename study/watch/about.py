@@ -5,12 +5,12 @@ from pathlib import Path
 
 from study.core.errors import Stop
 from study.core.text import number_of
+from study.known.findings import Finding, ordered
 from study.records import collectives, store
 from study.records.schema import Record
 from study.watch import hangs, sources, trends
 from study.watch.diagnosis import judge
 from study.watch.differences import mistakes
-from study.watch.findings import Finding, ordered
 
 LOGS = (".log", ".txt", ".out", ".err")
 

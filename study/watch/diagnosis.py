@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from study.core.recipes import AUTOCAST
+from study.known.findings import Finding, finding, ordered
 from study.records import metrics
 from study.records.metrics import ELEMENT_BYTES
 from study.records.schema import Record
-from study.watch.findings import Finding, finding, ordered
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 FIRST_SCALE = 65536  # the initial loss scale of DeepSpeed and torch

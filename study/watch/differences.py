@@ -19,8 +19,8 @@ from study.core.arms import known_libraries, library_defaults
 from study.core.errors import Stop
 from study.core.files import sentence
 from study.core.text import comparable, short
+from study.known.findings import Finding, finding, texts
 from study.records.metrics import dig
-from study.watch.findings import Finding, finding, texts
 from study.watch.sources import (
     ACCELERATE,
     AUTO,

@@ -13,12 +13,14 @@ from study.core import files, machine
 from study.core.arms import DEEPSPEED_NUMBERS, OFFLOADS, config_of_yaml, library_defaults
 from study.core.errors import Stop
 from study.core.recipes import AUTOCAST
+from study.known.findings import texts
 from study.records import store
 from study.records.metrics import dig
 from study.records.schema import Record
 from study.records.sections import Promised
-from study.watch.findings import texts
 
+SETTINGS = Path(__file__).with_name("settings.toml")
+PROGRAMS = Path(__file__).with_name("programs.toml")
 MAX_BYTES = 2**16  # of a config: DeepSpeed's longest examples have 4 kB
 RECORD = "record"
 ACCELERATE = "Accelerate config"
@@ -159,7 +161,7 @@ class Description:
 @functools.cache
 def descriptions() -> dict[str, Description]:
     """Return all descriptions by name. The settings that matter most come first."""
-    return {name: Description(**fields) for name, fields in texts("settings.toml").items()}
+    return {name: Description(**fields) for name, fields in texts(SETTINGS).items()}
 
 
 @dataclass(frozen=True)
@@ -200,7 +202,7 @@ def _at_paths(kind: str, content: dict, defaults: dict[str, Any]) -> EffectiveSe
     """Return the settings that a file of this kind has, and the defaults, by dotted path, of those that it lacks."""
     settings = {}
     of_program: dict[str, Any] = {}
-    for key, does in texts("programs.toml").items():
+    for key, does in texts(PROGRAMS).items():
         if content.get(key):
             of_program |= does
     for name, description in descriptions().items():

@@ -15,12 +15,13 @@ import pytest
 
 from study.cli import predictions
 from study.cli.diagnosis import order
-from study.conform.faults import table
-from study.conform.stack import Flags, answered, described
 from study.core.arms import load_arm
 from study.core.gpus import GPUS
 from study.core.optimizers import refusal
 from study.core.text import size
+from study.known import lists
+from study.known.faults import table
+from study.known.which_apply import Flags, answered, described
 from study.ledger import texts
 from study.predict.architecture import named
 from study.predict.estimate import estimate
@@ -29,7 +30,6 @@ from study.predict.pace import peak_flops_per_s
 from study.report import calculator
 from study.report import site as report
 from study.report.topics import memory
-from study.watch import lists
 from tests.cli.test_cli import in_this_process
 from tests.conftest import table as cases
 
@@ -242,7 +242,7 @@ def test_what_is_typed_is_answered_and_kept_in_the_address(show, monkeypatch, ca
 
 # --- is my stack right? ----------------------------------------------------------------------------------------------
 
-DRAWN = cases("conform/stacks.toml")["drawn"]
+DRAWN = cases("known/stacks.toml")["drawn"]
 
 
 def test_drawn_stacks_have_the_answers_of_python(show):

@@ -10,9 +10,9 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from study.conform.faults import ANY, Release, table
 from study.core import files, machine
 from study.core.errors import Stop
+from study.known.faults import ANY, Release, table
 
 MAX_BYTES = 8 * 2**20  # of a lock
 

@@ -15,12 +15,12 @@ from packaging.version import Version
 
 from study.cli import diagnosis
 from study.conform import releases, suite
-from study.conform.faults import ANY, Fault, named, table
-from study.conform.stack import answered
 from study.core import arms
 from study.core.errors import Stop
 from study.core.options import parsed
-from study.watch import lists
+from study.known import lists
+from study.known.faults import ANY, Fault, named, table
+from study.known.which_apply import answered
 from tests.cli.test_cli import in_this_process
 from tests.conftest import ROOT, python
 from tests.conftest import table as cases
@@ -28,7 +28,7 @@ from tests.shaped import changed, finished, put
 
 LORA = "--stage 3 --peft --checkpointing"
 OF_SCRIPTS = {"cuda", "keys", "script", "peft", "reentrant", "trainer"}  # conditions that no setting of a config is
-STACKS = cases("conform/stacks.toml")
+STACKS = cases("known/stacks.toml")
 
 
 def asked(words: str) -> dict:
@@ -102,7 +102,7 @@ def test_a_draft_fits_a_screen_and_is_in_the_list_of_what_was_filed():
 
 
 def test_diagnose_has_the_range_and_the_remedy_of_the_table():
-    from study.watch.findings import texts
+    from study.known.findings import texts
 
     uses = {id: text["fault"] for id, text in texts().items() if "fault" in text}
     assert len(uses) >= 4

@@ -7,9 +7,9 @@ from typing import Any, Literal
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from study.conform.faults import ANY, Fault, Release, table
 from study.core.errors import Stop
 from study.core.text import comparable, is_number
+from study.known.faults import ANY, Fault, Release, table
 
 # Keys of ranks that have the same rows.
 SHARE_ROWS = ("tensor_parallel", "sequence_parallel_size", "pipeline", "parallelism_config")
