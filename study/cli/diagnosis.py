@@ -11,6 +11,10 @@ from typing import Any
 import tyro
 from packaging.version import Version
 
+from study.configs import sources
+from study.configs.differences import Difference, compare, is_secret, mistakes, printable, recognised, same, shown
+from study.configs.oom import reading
+from study.configs.oom.explain import Described, explain
 from study.core.arms import releases_of_defaults
 from study.core.errors import Stop, nearest
 from study.core.recipes import AUTOCAST
@@ -23,11 +27,7 @@ from study.known.which_apply import Flags, answered, described
 from study.predict.front import Wanted
 from study.records import store
 from study.records.metrics import dig
-from study.watch import sources
 from study.watch.about import About, about
-from study.watch.differences import Difference, compare, is_secret, mistakes, printable, recognised, same, shown
-from study.watch.oom import reading
-from study.watch.oom.explain import Described, explain
 
 DEFAULT = " (the library's default{})"
 MOST_SHOWN = 10  # faults, without --details: a reader of 50 reads none

@@ -9,15 +9,15 @@ from pkgutil import resolve_name
 import pytest
 
 from study.cli.diagnosis import diff
+from study.configs import sources
+from study.configs.differences import compare, mistakes, recognised, shown
 from study.core.errors import Stop
-from study.watch import sources
-from study.watch.differences import compare, mistakes, recognised, shown
 from tests.conftest import ROOT, table
 
 ARMS = ROOT / "accelerate_configs"
 RUNS = ROOT / "reports/cpu-2core/runs"
 
-CASES = table("watch/config_cases.toml")
+CASES = table("configs/config_cases.toml")
 BEGIN = CASES["begin"]
 _, DEEPSPEED, _, ZERO, _, TRAINER = BEGIN.values()
 

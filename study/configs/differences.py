@@ -15,13 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import SchemaValidator
 
-from study.core.arms import known_libraries, library_defaults
-from study.core.errors import Stop
-from study.core.files import sentence
-from study.core.text import comparable, short
-from study.known.findings import Finding, finding, texts
-from study.records.metrics import dig
-from study.watch.sources import (
+from study.configs.sources import (
     ACCELERATE,
     AUTO,
     DEEPSPEED,
@@ -41,6 +35,12 @@ from study.watch.sources import (
     section_at,
     zero_section,
 )
+from study.core.arms import known_libraries, library_defaults
+from study.core.errors import Stop
+from study.core.files import sentence
+from study.core.text import comparable, short
+from study.known.findings import Finding, finding, texts
+from study.records.metrics import dig
 
 LONGEST = 72  # characters of a value, and of a key: those of the libraries have 63 at most
 SECRET = ("token", "password", "secret", "api_key", "credential")

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from study.configs.oom.reading import OomError
 from study.known.findings import texts
-from study.watch.oom.reading import OomError
 
 CAUSES = Path(__file__).with_name("causes.toml")
 PROOF = 5  # points of numbers that leave no other cause
