@@ -15,6 +15,7 @@ from study.configs import sources
 from study.configs.differences import Difference, compare, is_secret, mistakes, printable, recognised, same, shown
 from study.configs.oom import reading
 from study.configs.oom.explain import Described, explain
+from study.configs.settings import UNSET, EffectiveSettings, effective_settings
 from study.core.arms import releases_of_defaults
 from study.core.errors import Stop, nearest
 from study.core.recipes import AUTOCAST
@@ -158,7 +159,7 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
     if others:
         say("", "Other keys that differ:")
         say_wrapped(*map(_values, others), indent="    ", first="  ")
-    if any(each.is_default for side in (a, b) for each in sources.effective_settings(side).values()):
+    if any(each.is_default for side in (a, b) for each in effective_settings(side).values()):
         say_wrapped("", f"Defaults are those of {releases_of_defaults()}.")
     return answer
 
@@ -295,12 +296,12 @@ def stack(
     return answer
 
 
-def _of_config(config: Path | None) -> tuple[sources.EffectiveSettings, Callable | None]:
+def _of_config(config: Path | None) -> tuple[EffectiveSettings, Callable | None]:
     """Return what a config says by our names, and what returns its value at a dotted path."""
     if config is None:
         return {}, None
     source = recognised(config)
-    said = sources.effective_settings(source)
+    said = effective_settings(source)
     if "ranks" in said and said["ranks"].is_open:
         del said["ranks"]  # auto is no number: 2 are taken, as where nothing says how many
     if source.unread:
@@ -319,16 +320,16 @@ def _symptom(word: str) -> str:
     return by_word[name]
 
 
-def _overruled(flags: Flags, said: sources.EffectiveSettings) -> Iterator[str]:
+def _overruled(flags: Flags, said: EffectiveSettings) -> Iterator[str]:
     """Yield a sentence for each flag that says otherwise than the config."""
     for name, condition in table().settings.items():
         given = getattr(flags, condition, None)
-        written = said.get(name, sources.UNSET)
+        written = said.get(name, UNSET)
         if given is None or written.value is None or written.is_open or written.is_default:
             continue
         if not same(given, written.value) and not _is_named_so(given, str(written.value).lower()):
             yield f"{flag(condition)} {given} counts, and not the config's {shown(written, name)}."
-    engine = said.get("engine", sources.UNSET)
+    engine = said.get("engine", UNSET)
     if flags.fsdp2 and engine.value == "DeepSpeed":
         yield "--fsdp2 counts, and not the config's DeepSpeed."
     if flags.stage is not None and engine.value == "FSDP":

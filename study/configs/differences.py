@@ -15,26 +15,18 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import SchemaValidator
 
-from study.configs.sources import (
-    ACCELERATE,
+from study.configs.settings import (
     AUTO,
-    DEEPSPEED,
-    OTHER,
-    RECORD,
-    TRAINER,
     UNKNOWN,
     UNSET,
     Description,
     EffectiveSettings,
     Setting,
-    Source,
     descriptions,
     effective_settings,
-    flat,
-    read,
-    section_at,
     zero_section,
 )
+from study.configs.sources import ACCELERATE, DEEPSPEED, OTHER, RECORD, TRAINER, Source, flat, read, section_at
 from study.core.arms import known_libraries, library_defaults
 from study.core.errors import Stop
 from study.core.files import sentence

@@ -1,4 +1,4 @@
-"""Diagnose a run by its record: rules for mistakes and costs. The sentence of each finding is in findings.toml.
+"""Diagnose a run by its record: rules for mistakes and costs. The sentence of each finding is in known/findings.toml.
 
 A rule yields the ids of its findings and the values that their sentences show: names that end in `_bytes` are shown as
 sizes, and `memory_bytes` and `traffic_bytes` are what the finding costs. A rule raises Unknown if the record lacks a

@@ -1,7 +1,7 @@
 """Explain a run that hangs: which rank waits in which collective for which rank, and why.
 
-It goes by the log files of watched ranks, or by Flight Recorder dumps of others. The causes are in hangs.toml, the
-surest first. They go by the functions in which the ranks are.
+It goes by the log files of watched ranks, or by Flight Recorder dumps of others. The causes are in known/hangs.toml,
+the surest first. They go by the functions in which the ranks are.
 """
 
 import re

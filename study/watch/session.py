@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
-from study.configs.sources import intended_settings
+from study.configs.asked import intended_settings
 from study.core.errors import Stop
 from study.core.text import say
 from study.measure import hardware, readback, roles

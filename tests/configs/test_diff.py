@@ -11,6 +11,7 @@ import pytest
 from study.cli.diagnosis import diff
 from study.configs import sources
 from study.configs.differences import compare, mistakes, recognised, shown
+from study.configs.settings import effective_settings
 from study.core.errors import Stop
 from tests.conftest import ROOT, table
 
@@ -47,7 +48,7 @@ def test_known_causes(file, case):
 
 @pytest.mark.parametrize("case", CASES["silent"])
 def test_silence_is_the_librarys_default(file, case):
-    read = sources.effective_settings(sources.read(file("a.yaml", BEGIN[case["begin"]] | case["with"])))
+    read = effective_settings(sources.read(file("a.yaml", BEGIN[case["begin"]] | case["with"])))
     assert case["known"].items() <= {name: each.value for name, each in read.items()}.items()
 
 

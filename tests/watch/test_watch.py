@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from study.configs.sources import intended_settings
+from study.configs.asked import intended_settings
 from study.core.errors import Stop
 from study.records import store
 from study.watch import WatchCallback, watch

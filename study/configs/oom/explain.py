@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from study.configs import sources
 from study.configs.differences import recognised
 from study.configs.oom.causes import Cause, causes
 from study.configs.oom.reading import SMALL, OomError
+from study.configs.settings import AUTO, UNKNOWN, effective_settings
 from study.core import arms
 from study.core.errors import Stop
 from study.core.settings import flag
@@ -88,8 +88,8 @@ def _of_config(path: Path | None) -> dict[str, Any]:
     """Return the settings of a config by our names, and the arm that is nearest to them."""
     if path is None:
         return {}
-    settings = sources.effective_settings(recognised(path))
-    values = {name: each.value for name, each in settings.items() if each.value not in (sources.AUTO, sources.UNKNOWN)}
+    settings = effective_settings(recognised(path))
+    values = {name: each.value for name, each in settings.items() if each.value not in (AUTO, UNKNOWN)}
     values["micro_batch"] = values.get("rows per pass and rank")
     for name in NUMBERS:
         text = str(values.get(name))  # JSON and YAML may have a number in quotes
