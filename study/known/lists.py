@@ -4,7 +4,7 @@ import contextlib
 import difflib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
@@ -56,7 +56,7 @@ def content(word: str) -> str:
     return word
 
 
-def notes(words: tuple[str, ...], used: dict[str, Release]) -> Iterator[str]:
+def notes(words: tuple[str, ...], used: Mapping[str, Release]) -> Iterator[str]:
     """Yield a sentence for each name that may be misspelt, and for each word that is another package's."""
     others = [word for word, name in table().packages.items() if used.get(name, ANY) == ANY]
     said: dict[str, set[Release]] = {}

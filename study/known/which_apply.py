@@ -1,13 +1,14 @@
 """Which known faults apply to these releases, in this training? Needs no torch."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Self
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from study.core.errors import Stop
+from study.core.settings import flag
 from study.core.text import comparable, is_number
 from study.known.faults import ANY, Fault, Release, table
 
@@ -34,49 +35,148 @@ class Flags:
     """Which program trains: some force settings."""
 
 
-def described(used: dict[str, Release], flags: Flags, said: dict, key: Callable | None = None) -> dict[str, Any]:
-    """Return what is known of a stack, by conditions: its releases, flags, what a config says by names of `study diff`.
+# What a user can give to answer a question about a condition.
+GIVEN_AS = {each.name: flag(each.name) for each in fields(Flags)} | {"stage": "--stage, --fsdp2"}
 
-    Packages that it must have are added to `used`.
+
+@dataclass(frozen=True)
+class Stack:
+    """Releases of libraries, and the training in which they are used."""
+
+    releases: Mapping[str, Release]  # with those of packages that it must have
+    said: Mapping[str, Any]  # by conditions, from flags and a config; None is open
+    key: Callable[[str], Any] | None = None  # what the config has at a dotted path; None: another file may have it
+
+    @classmethod
+    def of(
+        cls,
+        releases: Mapping[str, Release],
+        flags: Flags = Flags(),
+        config: Mapping[str, Any] | None = None,
+        key: Callable[[str], Any] | None = None,
+    ) -> Self:
+        """Return the stack that flags and a config describe. Flags win.
+
+        `config` has what the config says by names of `study diff`, None for what it leaves open.
+        """
+        config = config or {}
+        said = _of_config(config)
+        key_of_stage = key if "stage" in said else None
+        for trainer in table().trainers:  # who lists one trains with it; the later ones use the earlier
+            if trainer in releases:
+                said["trainer"] = trainer
+        said |= {name: value for name, value in vars(flags).items() if value is not None}
+        passes = _passes_of_rows(key, flags.ranks or config.get("ranks"), said.get("passes"))
+        if passes is not None and "accumulation" not in config:
+            said["passes"] = passes
+        said = table().defaults.get(str(said["trainer"]), {}) | said
+        if flags.fsdp2:
+            said["stage"] = "FSDP2"
+        optimizer = str(said.get("optimizer")).lower()  # such as FusedAdamW, adamw_torch
+        for name in [each for each in table().optimizers if each in optimizer]:  # the later counts
+            said["optimizer"] = name
+        return cls(_with_needed(releases, said, flags), said, key_of_stage)
+
+
+def _of_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a config says by conditions, and what is taken where nobody says another."""
+    said: dict[str, Any] = {"offload": "none", "ranks": 2, "trainer": None}
+    said |= {condition: config[name] for name, condition in table().settings.items() if name in config}
+    engine = said.get("engine")
+    if engine not in (None, "DeepSpeed"):
+        said["stage"] = engine
+    if engine == "FSDP":
+        said["stage"] = f"FSDP{said['version']}" if said.get("version") else None
+    return said
+
+
+def _with_needed(releases: Mapping[str, Release], said: dict[str, Any], flags: Flags) -> dict[str, Release]:
+    """Return releases with packages on which the training stands, whether they are listed or not."""
+    needed = []
+    if said["trainer"] not in (None, "own"):
+        needed = ["transformers", "accelerate"]
+    if flags.fsdp2 or (flags.stage is None and said.get("engine") not in (None, "DeepSpeed")):
+        needed.append("torch")
+    elif "stage" in said:
+        needed.append("deepspeed")
+    return {**releases, **{package: ANY for package in needed if package not in releases}}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What has to be so for a fault to apply, and nobody has said."""
+
+    condition: str
+    flag: str  # that answers it; empty: only somebody who looks at the script or the config can
+    text: str
+
+
+@dataclass(frozen=True)
+class Applies:
+    """A fault that applies to a stack, or does if all questions are answered with yes."""
+
+    fault: Fault
+    answer: Literal["applies", "applies if"]
+    why: tuple[Question, ...]
+    release: Release
+    is_tested: bool  # not: it lies between releases that were, or beyond them
+
+    @property
+    def may_be_inside(self) -> bool:
+        """Whether the release is in the fault's range, or may be."""
+        return isinstance(self.release, SpecifierSet) or self.fault.contains(self.release)
+
+
+def which_apply(stack: Stack) -> Iterator[Applies]:
+    """Yield the faults that apply to a stack, or may."""
+    for fault in table().fault:
+        questions = _questions(fault, stack)
+        if questions is None:
+            continue
+        release = stack.releases[fault.package]
+        has = fault.has(release)
+        if has is False:
+            continue
+        is_tested = has is not None or not isinstance(release, Version)
+        if has is None and is_tested:
+            text = table().questions["range"].format(fault.package)
+            questions = [Question(fault.package, f"the release of {fault.package}", text), *questions]
+        is_sure = has and not questions
+        yield Applies(fault, "applies" if is_sure else "applies if", tuple(questions), release, is_tested)
+
+
+def free(stack: Stack, package: str) -> list[str]:
+    """Return the tested releases of a package without any fault of which all else is so, the newest first.
+
+    A remedy of one fault may have another.
     """
-    facts: dict[str, Any] = {"offload": "none", "ranks": 2, "trainer": None}  # where nobody says another
-    for setting, name in table().settings.items():
-        if setting in said:
-            facts[name] = None if said[setting].is_open else said[setting].value
-    if facts.get("engine") not in (None, "DeepSpeed"):
-        facts["stage"] = str(facts["engine"]).replace("FSDP", f"FSDP{facts.get('version', '?')}")
-    facts["keys"] = key if "stage" in facts else None  # by its dotted path; another file may have it
-    for trainer in table().trainers:  # who lists one trains with it; the later ones use the earlier
-        if trainer in used:
-            facts["trainer"] = trainer
-    facts |= {name: value for name, value in vars(flags).items() if value is not None}
-    facts |= _of_rows(key, comparable(flags.ranks or ("ranks" in said and facts["ranks"])), said, facts.get("passes"))
-    facts = table().defaults.get(str(facts["trainer"]), {}) | facts
-    if flags.fsdp2:
-        facts["stage"] = "FSDP2"
-    if facts["trainer"] not in (None, "own"):  # it stands on these, whether they are listed or not
-        used.setdefault("transformers", ANY)
-        used.setdefault("accelerate", ANY)
-    optimizer = str(facts.get("optimizer")).lower()  # such as FusedAdamW, adamw_torch
-    for name in [each for each in table().optimizers if each in optimizer]:  # the later counts
-        facts["optimizer"] = name
-    if "stage" in facts:
-        used.setdefault("torch" if isinstance(facts["stage"], str) else "deepspeed", ANY)
-    return facts | used
+    met = [fault for fault in table().fault if fault.package == package and _questions(fault, stack) == []]
+    tested = reversed(table().asked[package])
+    return [release for release in tested if all(fault.has(Version(release)) is False for fault in met)]
 
 
-def _of_rows(key: Callable | None, ranks: Any, said: dict, passes: Any) -> dict[str, int]:
+def untested(stack: Stack) -> list[str]:
+    """Return the packages whose release is in no test of ours. Of trainers none was run."""
+    return [
+        package
+        for package, release in stack.releases.items()
+        if release not in [*map(Version, table().asked.get(package, ()))]
+    ]
+
+
+def _passes_of_rows(key: Callable[[str], Any] | None, ranks: Any, passes: Any) -> int | None:
     """Return the passes that DeepSpeed derives from the rows of a config that leaves them out (runtime/config.py:620).
 
     Raise Stop if no number of passes, or another than is said, gives its rows: DeepSpeed refuses that.
     """
+    ranks = comparable(ranks)
     if key is None or not is_number(ranks) or any(map(key, SHARE_ROWS)):
-        return {}
+        return None
     rows = comparable(key("train_batch_size"))
     micro_batch = comparable(key("train_micro_batch_size_per_gpu"))
     passes = comparable(passes)
     if not (is_number(rows) and is_number(micro_batch) and micro_batch > 0):
-        return {}
+        return None
     factors = f"{micro_batch:g} rows x {ranks:g} ranks"
     remedy = "correct the config, or give the --ranks and --passes of this training"
     if rows % (micro_batch * ranks):
@@ -84,90 +184,52 @@ def _of_rows(key: Callable | None, ranks: Any, said: dict, passes: Any) -> dict[
     derived = int(rows / micro_batch / ranks)
     if is_number(passes) and passes != derived:
         raise Stop(f"the config's train_batch_size of {rows:g} is not {factors} x {passes:g} passes", remedy)
-    return {"passes": derived} if "accumulation" not in said else {}
+    return derived
 
 
-def answered(used: dict[str, Release], facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the faults that apply or may, and what nobody asked. `facts` are those of `described`."""
-    rows = []
-    met = []  # faults of which all is so, but perhaps the release
-    for fault in table().fault:
-        questions = _questions(fault, facts)
-        if questions is None:
-            continue
-        if not questions:
-            met.append(fault)
-        release = used[fault.package]
-        has = fault.has(release)
-        is_gap = has is None and isinstance(release, Version)  # between those that were asked, or beyond
-        if has is None:
-            questions = [table().questions["release" if is_gap else "range"].format(fault.package, release), *questions]
-        if has is not False:
-            rows.append(
-                fault.model_dump(include={"id", "package", "symptom", "who", "upstream", "when"})
-                | {
-                    "answer": "applies if" if questions else "applies",
-                    "asked": not is_gap,
-                    "inside": isinstance(release, SpecifierSet) or fault.contains(release),  # or may be
-                    "question": " ".join(questions),
-                    "sentence": f"{fault.sentence.rstrip('.')} ({fault.package} {fault.releases})",
-                    "do": fault.do_with.get(facts["trainer"], fault.do),
-                    "shown": f"reproductions/{fault.script}.py"
-                    if fault.script
-                    else f"{fault.rests_on}, {fault.upstream}".rstrip(", "),
-                }
-            )
-    # --- in one sentence, with the releases of which nothing is known
-    named = {name: f"{name} {release or '(release not said)'}" for name, release in used.items()}
-    unknown = [
-        words
-        for name, words in named.items()
-        if used[name] not in [*map(Version, table().asked.get(name, ()))]  # of trainers none was run
-    ]
-    applying = [row for row in rows if row["answer"] == "applies"]
-    known = sum(fault.when is not None for fault in table().fault)
-    apply = "1 applies" if len(applying) == 1 else f"{len(applying)} apply"
-    first = f"{', '.join(named.values())}: of {known} known faults {apply}, and {len(rows) - len(applying)} may"
-    if unknown:
-        first += f"; in no test of ours: {', '.join(unknown)}"
-    # --- releases without any of these faults, the newest first: a remedy of one may have another
-    free = {
-        package: [
-            release
-            for release in reversed(table().asked[package])
-            if all(fault.has(Version(release)) is False for fault in met if fault.package == package)
-        ]
-        for package in dict.fromkeys(row["package"] for row in applying)
-    }
-    return {"fine": not applying, "first": f"{first}.", "faults": rows, "not_asked": unknown, "free": free}
-
-
-def _questions(fault: Fault, facts: dict[str, Any]) -> list[str] | None:
+def _questions(fault: Fault, stack: Stack) -> list[Question] | None:
     """Return what has to be known for a fault to apply, besides the release. None: it does not apply."""
-    if not fault.when or fault.package not in facts:
+    if not fault.when or fault.package not in stack.releases:
         return None
-    questions = []
-    trainer = facts["trainer"]
+    known = {**stack.said, **stack.releases}
+    trainer = stack.said["trainer"]
     if trainer in fault.forced:
-        used = facts.get(trainer)
+        used = stack.releases.get(trainer)
         is_forced = isinstance(used, Version) and used in SpecifierSet(fault.forced[trainer])
         # Other releases may overrule a user's False in some classes, or were not read.
-        facts = facts | {"reentrant": is_forced or facts.get("reentrant") or None}
-    for name, wanted in fault.when.items():
-        seen = facts.get(name)
-        is_open = isinstance(seen, SpecifierSet) or seen in (None, "FSDP?")
-        if isinstance(seen, Version) and seen.is_prerelease:  # 5.23.0.dev0 may be before a change in 5.23, or after it
-            is_open = Version(seen.base_version) == Version(str(wanted).strip("<>="))
-        if is_open:
-            questions.append(fault.asks[name])
-        elif not _fits(seen, wanted):
+        known["reentrant"] = is_forced or stack.said.get("reentrant") or None
+    questions = []
+    for condition, wanted in fault.when.items():
+        is_so = _is_so(condition, wanted, known, stack.key)
+        if is_so is None:
+            given_as = GIVEN_AS.get(condition, "")
+            if condition in table().asked:
+                given_as = f"the release of {condition}"
+            elif wanted == ["ddp"]:  # no flag says it
+                given_as = ""
+            questions.append(Question(condition, given_as, fault.asks[condition]))
+        elif not is_so:
             return None
     return questions
 
 
+def _is_so(condition: str, wanted: Any, known: dict[str, Any], key: Callable[[str], Any] | None) -> bool | None:
+    """Whether a condition is what a fault wants. None: nobody says it."""
+    if condition == "keys":  # all of one group must fit
+        if key is None:
+            return None
+        return any(all(_fits(key(path), value) for path, value in group.items()) for group in wanted)
+    seen = known.get(condition)
+    if seen is None or isinstance(seen, SpecifierSet):
+        return None
+    # 5.23.0.dev0 may be before a change in 5.23, or after it.
+    is_prerelease = isinstance(seen, Version) and seen.is_prerelease
+    if is_prerelease and Version(seen.base_version) == Version(str(wanted).strip("<>=")):
+        return None
+    return _fits(seen, wanted)
+
+
 def _fits(seen: Any, wanted: Any) -> bool:
-    if callable(seen):  # a key of the config: all of one group must fit
-        return any(all(_fits(seen(path), value) for path, value in group.items()) for group in wanted)
     if wanted == "absent":
         return seen is None
     if isinstance(seen, Version):

@@ -14,14 +14,14 @@ import numpy
 import pytest
 
 from study.cli import predictions
-from study.cli.diagnosis import order
+from study.cli.diagnosis import in_words, order
 from study.core.arms import load_arm
 from study.core.gpus import GPUS
 from study.core.optimizers import refusal
 from study.core.text import size
 from study.known import lists
 from study.known.faults import table
-from study.known.which_apply import Flags, answered, described
+from study.known.which_apply import Flags, Stack, which_apply
 from study.ledger import texts
 from study.predict.architecture import named
 from study.predict.estimate import estimate
@@ -257,11 +257,11 @@ def test_drawn_stacks_have_the_answers_of_python(show):
         asked.append((text, flags))
     theirs = page.execute_script("return arguments[0].map((each) => answered(...each))", asked)
     for (text, flags), answer in zip(asked, theirs, strict=True):
-        used = lists.listed(text)
-        ours = answered(used, described(used, Flags(**flags), {}))
+        training = Stack.of(lists.listed(text), Flags(**flags))
+        ours = in_words(training, sorted(which_apply(training), key=order))
         assert [answer["free"], answer["not_asked"]] == [ours["free"], ours["not_asked"]]
         keys = ("id", "answer", "question", "do")
-        both = (answer["answers"], sorted(ours["faults"], key=order))
+        both = (answer["answers"], ours["faults"])
         rows = [[tuple(map(row.get, keys)) for row in each] for each in both]
         assert rows[0] == rows[1], (text, flags)
     assert len({len(answer["answers"]) for answer in theirs}) > 10
