@@ -13,10 +13,10 @@ from typing import Annotated
 import tyro
 
 from study.cli import diagnosis
-from study.conform.stack import Flags
 from study.core.errors import Stop
 from study.core.gpus import GPUS, gpu_named
 from study.core.text import during, number_of, say, say_wrapped, size
+from study.known.which_apply import Flags
 from study.predict.front import fits_on
 from study.records import store
 from study.records.schema import Record

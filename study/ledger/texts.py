@@ -12,9 +12,9 @@ from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, Field
 
-from study.conform.faults import Fault, table
 from study.core.errors import Stop
 from study.core.files import load
+from study.known.faults import Fault, table
 from study.ledger.evidence import MAX_BYTES, STRICT, Evidence, OfRuns, Value
 from study.records.runs import Run
 

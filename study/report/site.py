@@ -21,11 +21,11 @@ import papermill
 from nbconvert import HTMLExporter
 from papermill.exceptions import PapermillExecutionError
 
-from study.conform import faults
 from study.core import files
 from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.text import say
+from study.known import faults
 from study.ledger import texts
 from study.records import runs as records
 from study.records import store

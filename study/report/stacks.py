@@ -4,12 +4,13 @@ Ranges, locks, configs, TRL, and trainers that force settings are for the comman
 """
 
 import functools
+from dataclasses import replace
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from study.conform.faults import ANY, Fault, Release, named, table
-from study.conform.stack import Flags, answered, described
+from study.known.faults import ANY, Fault, named, table
+from study.known.which_apply import Flags, Stack, which_apply
 
 PACKAGES = ("deepspeed", "accelerate", "transformers", "torch", "PEFT")
 # What is asked, by condition: labels of check boxes by the words of the command.
@@ -68,10 +69,9 @@ def releases(package: str) -> list[str]:
 @functools.cache
 def _fitting(name: str, box: str) -> set[str]:
     """Return the ids of the faults that a check box leaves possible, whatever else is so."""
-    used: dict[str, Release] = dict.fromkeys(PACKAGES, ANY)
-    facts = described(used, flags_of([box]), {})
-    facts |= dict.fromkeys(TAKEN.keys() - {name})
-    return {row["id"] for row in answered(used, facts)["faults"]}
+    stack = Stack.of(dict.fromkeys(PACKAGES, ANY), flags_of([box]))
+    open_otherwise = replace(stack, said={**stack.said, **dict.fromkeys(TAKEN.keys() - {name})})
+    return {each.fault.id for each in which_apply(open_otherwise)}
 
 
 def _needs(fault: Fault) -> dict[str, dict]:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
+from study.configs.asked import intended_settings
 from study.core.errors import Stop
 from study.core.text import say
 from study.measure import hardware, readback, roles
@@ -28,7 +29,6 @@ from study.records.sections import Watched
 from study.watch import results, trends
 from study.watch.loop import Instruments, Loop, is_engine
 from study.watch.results import RankMeasurements
-from study.watch.sources import intended_settings
 from study.watch.steps import StepLog
 
 WITHIN_S = 60  # how long a rank waits for what another one sends

@@ -11,7 +11,7 @@ import matplotlib.image
 import numpy
 import pytest
 
-from study.conform.faults import table
+from study.known.faults import table
 from study.ledger import texts
 from study.predict.front import fits_on
 from study.report import calculator, stacks

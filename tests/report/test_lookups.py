@@ -6,9 +6,10 @@ import random
 from packaging.version import Version
 
 from study.cli import predictions
-from study.conform.faults import Release, table
-from study.conform.stack import answered, described
+from study.cli.diagnosis import in_words
 from study.core.arms import NAMES
+from study.known.faults import Release, table
+from study.known.which_apply import Stack, which_apply
 from study.predict.front import BUCKET_ELEMENTS, HOST_PROCESS_BYTES, PlaceFlags, TrainingFlags, estimate, named
 from study.report import calculator, stacks
 
@@ -36,7 +37,8 @@ def test_drawn_stacks_have_the_answers_of_study_stack():
         boxes = stacks.TAKEN | {name: draw.choice([*stacks.BOXES[name][1]]) for name in names}
         theirs = looked_up({package: f"{package}=={release}" for package, release in used.items()} | boxes)
         versions: dict[str, Release] = {package: Version(release) for package, release in used.items()}
-        ours = answered(versions, described(versions, stacks.flags_of([*boxes.values()]), {}))["faults"]
+        stack = Stack.of(versions, stacks.flags_of([*boxes.values()]))
+        ours = in_words(stack, [*which_apply(stack)])["faults"]
         assert theirs == {row["id"]: row["question"] for row in ours}, (used, boxes)
         seen.update((name, not question) for name, question in theirs.items())
     assert len(seen) > 100, "most faults, of which some apply"

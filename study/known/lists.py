@@ -4,15 +4,15 @@ import contextlib
 import difflib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from study.conform.faults import ANY, Release, table
 from study.core import files, machine
 from study.core.errors import Stop
+from study.known.faults import ANY, Release, table
 
 MAX_BYTES = 8 * 2**20  # of a lock
 LONGEST = 100  # of a release or range
@@ -62,7 +62,7 @@ def content(word: str) -> str:
     return word
 
 
-def notes(words: tuple[str, ...], used: dict[str, Release]) -> Iterator[str]:
+def notes(words: tuple[str, ...], used: Mapping[str, Release]) -> Iterator[str]:
     """Yield a sentence for each name that may be misspelt, and for each word that is another package's."""
     others = [word for word, name in table().packages.items() if used.get(name, ANY) == ANY]
     said: dict[str, set[Release]] = {}
@@ -84,7 +84,7 @@ def notes(words: tuple[str, ...], used: dict[str, Release]) -> Iterator[str]:
     yield from _contradictions(said, used)
 
 
-def _contradictions(said: dict[str, set[Release]], used: dict[str, Release]) -> Iterator[str]:
+def _contradictions(said: dict[str, set[Release]], used: Mapping[str, Release]) -> Iterator[str]:
     for name, several in said.items():
         shown = " and ".join(sorted(map(str, several)))
         if used[name] == ANY and len(several) == 1:

@@ -5,14 +5,14 @@ import json
 
 import pytest
 
+from study.configs.oom import reading
+from study.configs.oom.explain import Described, explain
 from study.core.errors import Stop
 from study.predict.front import Wanted
-from study.watch.oom import reading
-from study.watch.oom.explain import Described, explain
 from tests.conftest import ROOT, table
 
-THREADS = table("watch/oom_threads.toml")["thread"]
-MESSAGES = table("watch/oom_messages.toml")
+THREADS = table("configs/oom_threads.toml")["thread"]
+MESSAGES = table("configs/oom_messages.toml")
 NAMED_BY = {"tokens": ("logits", "attention", "activations"), "states": ("weights", "gradients", "optimizer")}
 SCORED = ROOT / "reports/oom_threads.json"
 

@@ -15,33 +15,25 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import SchemaValidator
 
-from study.core.arms import known_libraries, library_defaults
-from study.core.errors import Stop
-from study.core.files import sentence
-from study.core.text import comparable, short
-from study.records.metrics import dig
-from study.watch.findings import Finding, finding, texts
-from study.watch.sources import (
-    ACCELERATE,
+from study.configs.settings import (
     AUTO,
     COUNT,
-    DEEPSPEED,
-    OTHER,
-    RECORD,
-    TRAINER,
     UNKNOWN,
     UNSET,
     Description,
     EffectiveSettings,
     Setting,
-    Source,
     descriptions,
     effective_settings,
-    flat,
-    read,
-    section_at,
     zero_section,
 )
+from study.configs.sources import ACCELERATE, DEEPSPEED, OTHER, RECORD, TRAINER, Source, flat, read, section_at
+from study.core.arms import known_libraries, library_defaults
+from study.core.errors import Stop
+from study.core.files import sentence
+from study.core.text import comparable, short
+from study.known.findings import Finding, finding, texts
+from study.records.metrics import dig
 
 LONGEST = 72  # characters of a value, and of a key: those of the libraries have 63 at most
 SECRET = ("token", "password", "secret", "api_key", "credential")
