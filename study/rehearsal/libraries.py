@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parallel import distributed as ddp
 
 from study.core.errors import Stop
+from study.measure.virtual_rank import all_reduce
 from study.rehearsal.count import Count
 from study.rehearsal.request import Request
 from study.rehearsal.values import Shapes
@@ -234,16 +234,6 @@ def address(tensor: torch.Tensor) -> int:
     if isinstance(local, FakeTensor):
         return local.untyped_storage()._cdata
     return read_address(tensor)
-
-
-def all_reduce(_, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    buffer = bucket.buffer().div_(dist.get_world_size())
-    dist.all_reduce(buffer)
-    # The future must name the GPU of its tensor; a tensor without memory counts as having none.
-    on_gpu = buffer.is_cuda and not isinstance(buffer, FakeTensor)
-    done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[buffer.device] if on_gpu else [])
-    done.set_result(buffer)
-    return done
 
 
 def from_config(cls, name, config, options: dict, configs_of: dict[str, str]):

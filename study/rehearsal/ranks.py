@@ -1,22 +1,11 @@
-"""Rank 0 of N: a process group whose other ranks do not exist, and collectives in which they hold what rank 0 holds."""
-
-import os
+"""Collectives of a script with ranks that do not exist: they hold what rank 0 holds."""
 
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import distributed_c10d
-from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend "fake"
 
 c10d = torch.ops.c10d
-
-
-def become_virtual_rank(ranks: int, ranks_per_machine: int = 1) -> None:
-    """Make this process rank 0 of a group whose other ranks do not exist."""
-    # LOCAL_WORLD_SIZE is 1 for DeepSpeed, which must not wait for neighbours on this machine in shared memory.
-    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks_per_machine)}
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}  # nobody connects
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
 
 
 def answer_alone() -> None:

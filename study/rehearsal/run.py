@@ -13,6 +13,7 @@ import types
 from pathlib import Path
 
 from study.core.errors import Stop
+from study.measure.virtual_rank import become_virtual_rank
 from study.rehearsal import launch, ranks
 from study.rehearsal.count import Count, Enough
 from study.rehearsal.gpu import answer_as_a_gpu
@@ -25,7 +26,7 @@ def main(folder: Path) -> None:
     request = Request.read(folder / REQUEST)
     path = Path(request.script).resolve()
     os.environ |= {"DS_ACCELERATOR": "cpu", "TORCHDYNAMO_DISABLE": "1"}
-    ranks.become_virtual_rank(request.ranks)
+    become_virtual_rank(request.ranks)
     ranks.answer_alone()
     script = Script(path, request.values)
     answer_as_a_gpu(request, script)
