@@ -205,7 +205,7 @@ def _questions(fault: Fault, stack: Stack) -> list[Question] | None:
             given_as = GIVEN_AS.get(condition, "")
             if condition in table().asked:
                 given_as = f"the release of {condition}"
-            elif wanted == ["ddp"]:  # no flag says it
+            elif condition == "stage" and wanted == ["ddp"]:  # no flag says it
                 given_as = ""
             questions.append(Question(condition, given_as, fault.asks[condition]))
         elif not is_so:

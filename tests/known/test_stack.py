@@ -442,6 +442,12 @@ def test_a_stack_leaves_the_releases_of_its_caller_alone():
     assert Stack.of({}, Flags(fsdp2=True)).releases == {"torch": ANY}
 
 
+@pytest.mark.parametrize("version", ["{}", "{fsdp_version: auto}", "{fsdp_version: 2}"])
+def test_an_open_version_of_fsdp_hides_no_fault_of_fsdp2(version, tmp_path):
+    (tmp_path / "fsdp.yaml").write_text(f"{{output_dir: runs, fsdp: full_shard, fsdp_config: {version}}}")
+    assert "fsdp2-one-rank-without-gradient" in answers(f"torch==2.13.0 --config {tmp_path}/fsdp.yaml")
+
+
 def test_a_release_is_compared_as_a_release():
     assert asked("accelerate==1.15 --stage 2")["not_asked"] == ["deepspeed (release not said)"]
 
