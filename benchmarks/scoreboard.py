@@ -16,7 +16,7 @@ import tyro
 from estimators import accelerate_bytes, deepspeed_bytes
 
 from study.core.errors import Stop, exit_on_stop
-from study.core.gpus import gpu_named
+from study.core.gpus import GPUS, gpu_named
 from study.core.options import parsed
 from study.core.shapes import SHAPES, shape_of
 from study.core.text import say, show
@@ -182,7 +182,7 @@ def _of_run(run: Run, training: Training) -> Iterator[tuple[str, float, float]]:
     """Give what a run measured and has a prediction of. A virtual rank has no NCCL, and sends nothing."""
     gpu = None
     with suppress(Stop, IndexError):
-        gpu = gpu_named(run.record.hardware.devices[0].name)
+        gpu = GPUS[gpu_named(run.record.hardware.devices[0].name)]
     kinds = memory_kinds(training, gpu)
     for kind, field in FIELDS.items():
         measured = max((getattr(rank, field) or 0 for rank in run.record.memory.per_rank), default=0)

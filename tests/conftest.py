@@ -19,13 +19,12 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
 
 import psutil
 import pytest
 
 from study.core import machine
-from study.core.gpus import GPUS, num_gpus
+from study.core.gpus import num_gpus
 from study.records import store
 from study.records.schema import Record
 from study.sweeps import launches
@@ -60,13 +59,6 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**28), "MALLOC_TRIM_THRESHOLD_": str(2*
 
 def pytest_addoption(parser) -> None:
     parser.addoption("--refresh-golden", action="store_true", help="write tests/golden/ anew; read the diff in review")
-
-
-@pytest.fixture(autouse=True)
-def known_gpus():
-    """Forget the cards that --gpu-memory adds."""
-    with mock.patch.dict(GPUS):
-        yield
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ import numpy
 
 from study.core.arms import ROOT
 from study.core.errors import Stop
+from study.core.gpus import GPUS
 from study.core.text import say, show
 from study.predict.engines import engine_of
 from study.predict.outside.predicting import reading_of
@@ -78,7 +79,7 @@ def timed() -> list[Timed]:
     for run in load([ROOT / "reports" / "h200" / "runs"]).done:
         training, pace_s = training_of(run.record), steps_per_s(run.record)
         if training and pace_s and not run.record.is_virtual:  # a rank that runs alone waits for nobody
-            known.append(Timed(H200, 0, 1 / pace_s, training, Hardware(gpu="H200", gpus_per_node=1, host="new")))
+            known.append(Timed(H200, 0, 1 / pace_s, training, Hardware(gpu=GPUS["H200"], gpus_per_node=1, host="new")))
     return known
 
 

@@ -96,9 +96,11 @@ def of_protocols(*names: str) -> Iterator[Named]:
         yield cell.name, training, GPU, settings.virtual_ranks is not None or arm.uses_nvme
 
 
-def row(name: str, training: Any, gpu: str, untimed: bool) -> tuple[str | float | None, ...]:
+def row(name: str, training: Any, gpu_name: str, untimed: bool) -> tuple[str | float | None, ...]:
+    from study.core.gpus import GPUS
     from study.predict.front import Hardware, memory_kinds, step_time
 
+    gpu = GPUS[gpu_name]
     kinds = memory_kinds(training, gpu)
     times: tuple[float | None, ...] = (None, None, None)
     if not untimed:

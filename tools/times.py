@@ -10,6 +10,7 @@ import sys
 import pandas as pd
 
 from study.core.arms import load_arm
+from study.core.gpus import GPUS
 from study.core.recipes import RECIPES
 from study.predict.front import Batch, Hardware, Placement, Recomputation, Training, named, step_time
 from study.predict.outside import published
@@ -32,7 +33,7 @@ def table() -> pd.DataFrame:
         for arm in ARMS:
             placement = Placement.of(load_arm(arm), RANKS, "cuda")
             training = Training(named(MODEL), RECIPES["bf16_cast"], batch, placement)
-            steps[arm] = step_time(training, Hardware(gpu=GPU))
+            steps[arm] = step_time(training, Hardware(gpu=GPUS[GPU]))
         ddp = steps[BASELINE]
         setting = f"{batch.passes} x {batch.tokens} tokens"
         for arm, step in steps.items():

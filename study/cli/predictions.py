@@ -127,7 +127,12 @@ def advise(
             say_wrapped("", f"Predicted {answer.precisions(advice.question)}.")
         if any(row.accumulation > 1 and not row.fits for row in advice.rows if row.arm.startswith("fsdp2")):
             say_wrapped(f"{answer.WHOLE_GRADIENTS}.")
-    return asdict(advice) | {"in_words": lines, "detail": detail, "assumed": assumed, "accuracy": answer.accuracy()}
+    return answer.in_json(advice) | {
+        "in_words": lines,
+        "detail": detail,
+        "assumed": assumed,
+        "accuracy": answer.accuracy(),
+    }
 
 
 # --- study estimate --------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,12 +22,16 @@ MOST_TFLOPS = 100_000
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU. `name` is PyTorch's, as in records. Speeds are from the datasheet; peaks are FLOP/s without sparsity."""
+    """A GPU. `kind` is its name in GPUS, `name` that of PyTorch, as in records.
 
+    Speeds are from the datasheet; peaks are FLOP/s without sparsity.
+    """
+
+    kind: str
     name: str
     memory_bytes: int  # the total that nvidia-smi shows
     memory_bytes_per_s: float
-    peaks: dict[str, float]
+    peaks: dict[str, float] = field(hash=False)
     host_link: str  # links are names in LINKS
     peer_link: str  # between two GPUs of a node, as such nodes are mostly built
     network: str  # between nodes, unless the user says otherwise
@@ -58,7 +62,7 @@ class Link:
 FOLDER = Path(__file__).parent
 LINKS = {name: Link(**link) for name, link in json.loads((FOLDER / "links.json").read_text()).items()}
 # If a text fits several GPUs, it means the first: `H100` is an H100 SXM.
-GPUS = {name: Gpu(**gpu) for name, gpu in json.loads((FOLDER / "gpus.json").read_text()).items()}
+GPUS = {name: Gpu(name, **gpu) for name, gpu in json.loads((FOLDER / "gpus.json").read_text()).items()}
 
 
 def _meant(lower: str) -> list[str]:
@@ -95,24 +99,22 @@ def taken(text: str) -> list[str]:
     return [f"{text} taken as {name}."] if len(sizes) > 1 and text.lower() != name.lower() else []
 
 
-def like(name: str, memory_bytes: float, tflops: float | None) -> str:
-    """Add a card like a known one, but with other memory, to GPUS, and return its name."""
-    gpu = GPUS[name]
+def like(gpu: Gpu, memory_bytes: float, tflops: float | None) -> Gpu:
+    """Return a card like a known one, but with other memory."""
     if tflops is not None and not 1 <= tflops <= MOST_TFLOPS:
         raise Stop(f"--gpu-tflops must be from 1 to {MOST_TFLOPS} (got {tflops})", "give its speed in 16 bits")
     speed = 1.0 if tflops is None else tflops * 1e12 / gpu.peaks["fp16"]
     peaks = {kind: speed * peak for kind, peak in gpu.peaks.items()}
-    new = f"{name} of {memory_bytes / 2**30:.3g} GB"  # as a label says
-    GPUS[new] = replace(
+    return replace(
         gpu,
+        kind=f"{gpu.kind} of {memory_bytes / 2**30:.3g} GB",  # as a label says
         name="a card or a slice",
         peaks=peaks,
-        like=name,
+        like=gpu.kind,
         source="as you say",
         memory_bytes=int(memory_bytes),
         memory_bytes_per_s=speed * gpu.memory_bytes_per_s,
     )
-    return new
 
 
 def peak_flops(device_name: str | None, precision: str, tf32: bool) -> float | None:

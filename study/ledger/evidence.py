@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from study.core.arms import ROOT, load_arm
 from study.core.files import load
+from study.core.gpus import GPUS
 from study.core.recipes import RECIPES
 from study.core.settings import Optimizer
 from study.core.text import is_number, number_of, short
@@ -297,7 +298,7 @@ class Prediction(Piece):
         training = Training(model, RECIPES[self.precision], batch, placement, self.optimizer)
         if self.quantity == "tokens_per_s":
             tokens = self.ranks * self.micro_batch * self.accumulation * self.sequence
-            return tokens / step_time(training, Hardware(gpu=self.gpu, link=self.link, tf32=self.tf32)).seconds
+            return tokens / step_time(training, Hardware(gpu=GPUS[self.gpu], link=self.link, tf32=self.tf32)).seconds
         prediction = estimate(training)
         known = vars(prediction) | {f"component.{role}": size for role, size in prediction.at_peak.items()}
         # As the papers count volume, an all-reduce moves its tensor twice.

@@ -12,7 +12,7 @@ from typing import Literal
 
 from study.core import arms
 from study.core.arms import Arm
-from study.core.gpus import GPUS
+from study.core.gpus import Gpu
 from study.core.optimizers import refusal
 from study.predict.allocator import reserve_bytes
 from study.predict.estimate import HOST_PROCESS_BYTES
@@ -50,7 +50,7 @@ class Row:
     """An arm with its best settings, and what it is predicted to need."""
 
     arm: str
-    gpu: str
+    gpu: Gpu
     fits: bool
     limit: str  # why it does not fit; if it fits, what limits its speed
     precision: Precision
@@ -159,14 +159,13 @@ def _makes_sense(arm: Arm, question: Question) -> bool:
     return not is_alone
 
 
-def fits_on(gpu: str, peak_bytes: float, driver_bytes: int | None = None) -> Literal["yes", "only just", "no"]:
+def fits_on(gpu: Gpu, peak_bytes: float, driver_bytes: int | None = None) -> Literal["yes", "only just", "no"]:
     """Say if a peak fits on a GPU beside a reserve. `driver_bytes` is what nvidia-smi will show, if that is known."""
-    memory_bytes = GPUS[gpu].memory_bytes
-    headroom_bytes = memory_bytes - reserve_bytes(GPUS[gpu]) - peak_bytes
+    headroom_bytes = gpu.memory_bytes - reserve_bytes(gpu) - peak_bytes
     if headroom_bytes < 0:
         return "no"
     # A peak may be larger than predicted; and near the end of a card PyTorch gives memory back and asks for it again.
-    if headroom_bytes < MISS * peak_bytes or (driver_bytes or 0) >= FULL * memory_bytes:
+    if headroom_bytes < MISS * peak_bytes or (driver_bytes or 0) >= FULL * gpu.memory_bytes:
         return "only just"
     return "yes"
 
@@ -221,7 +220,7 @@ def _with_most_rows(question: Question, arm: Arm, most_rows: int) -> Row:
     sizes = [rows for rows in range(min(share, most_rows), 0, -1) if share % rows == 0]
     if question.optimizer_in_backward:  # it cannot wait for further passes
         sizes = [share]
-    gpu = GPUS[question.gpu]
+    gpu = question.gpu
     arm = settled_arm(arm, question.gpus, question.local)
     engine = Prediction.of(question.training(arm, sizes[0], share // sizes[0])).engine
     states_bytes = sum(size for role, size in engine.standing.items() if role not in engine.on_host)

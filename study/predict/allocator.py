@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from study.core.gpus import GPUS, Gpu
+from study.core.gpus import Gpu
 from study.predict.engines.base import Blocks, Engine
 from study.predict.estimate import Estimate
 from study.predict.trace.tape import Tape
@@ -143,7 +143,7 @@ def outside_bytes(training: Training) -> float:
     """Bytes that a process takes of a GPU outside PyTorch's allocator."""
     placement = training.placement
     grouped = placement.ranks > 1 or bool(placement.deepspeed or placement.fsdp or placement.in_ddp)
-    context = OLD_CONTEXT_BYTES if training.torch_major == 1 else CONTEXT_BYTES
+    context = OLD_CONTEXT_BYTES if training.loop.torch_major == 1 else CONTEXT_BYTES
     return context + outside_of_group(placement.ranks if grouped else 0, placement.stage)
 
 
@@ -160,10 +160,10 @@ def reserve_bytes(gpu: Gpu) -> float:
     return OUTSIDE_AT_MOST_BYTES + FRAGMENTATION * gpu.memory_bytes
 
 
-def kinds_of(engine: Engine, whole: Estimate, gpu: str | None = None) -> MemoryKinds:
+def kinds_of(engine: Engine, whole: Estimate, gpu: Gpu | None = None) -> MemoryKinds:
     """The three numbers. With a GPU, PyTorch gives back unused memory near the GPU's limit."""
     outside = int(outside_bytes(engine.training))
-    reserved = reserved_bytes(engine, whole, GPUS[gpu].memory_bytes - outside if gpu else inf)
+    reserved = reserved_bytes(engine, whole, gpu.memory_bytes - outside if gpu else inf)
     return MemoryKinds(whole.peak_bytes, reserved, reserved + outside)
 
 
@@ -215,7 +215,7 @@ def replay(engine: Engine, blocks: Blocks, allocator: Allocator) -> None:
     training, placement, passes = engine.training, engine.placement, engine.passes
     tape = training.model.tape(training.trace_options, training.batch.rows)
     # Without an engine gradients stay until the update. DDP's buckets take only those of the last pass of a step.
-    in_buckets = (placement.ranks > 1 or placement.in_ddp) and passes == 1 and training.bucket_view
+    in_buckets = (placement.ranks > 1 or placement.in_ddp) and passes == 1 and training.loop.bucket_view
     collects = placement.stage == 1 and passes > 1
     keeps_gradients = collects or not (placement.fsdp or placement.deepspeed or in_buckets)
     gradients: list[Block] = []
@@ -235,7 +235,7 @@ def replay(engine: Engine, blocks: Blocks, allocator: Allocator) -> None:
             allocator.take_all(blocks.moments)
         allocator.give_all(allocator.take_all(blocks.update))
         allocator.give_all(kept)
-        if training.torch_major > 1:  # PyTorch 1 sets them to zero
+        if training.loop.torch_major > 1:  # PyTorch 1 sets them to zero
             allocator.give_all(gradients)
             gradients = []
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from study.core.gpus import GPUS
+from study.core.gpus import Gpu
 
 FILE = Path(__file__).with_name("pace.toml")
 
@@ -51,16 +51,16 @@ def pace() -> Pace:
 
 
 @functools.cache
-def class_of(kind: str, gpu: str) -> str:
+def class_of(kind: str, gpu: Gpu) -> str:
     """The class of a GPU in `products` or `attention`; the last class has all GPUs that no other names."""
-    known = GPUS[gpu].like or gpu
+    known = gpu.like or gpu.kind
     for name, entry in constants()[kind].items():
         if known in entry["gpus"]:
             return name
     return name
 
 
-def peak_flops_per_s(gpu: str, whole: bool) -> float:
+def peak_flops_per_s(gpu: Gpu, whole: bool) -> float:
     """The datasheet's speed of products, or a higher one that was measured. `whole`: in TF32, or fp32."""
     reached = pace().products[class_of("products", gpu)]
-    return GPUS[gpu].flops_per_s(whole) * max(1.0, reached)
+    return gpu.flops_per_s(whole) * max(1.0, reached)

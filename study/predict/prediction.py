@@ -2,6 +2,7 @@
 
 import functools
 
+from study.core.gpus import Gpu
 from study.predict.allocator import MemoryKinds, kinds_of
 from study.predict.engines import engine_of
 from study.predict.estimate import Estimate, estimate_of
@@ -16,7 +17,7 @@ class Prediction:
     def __init__(self, training: Training):
         self.training = training
         self.engine = engine_of(training)
-        self._kinds: dict[str | None, MemoryKinds] = {}
+        self._kinds: dict[Gpu | None, MemoryKinds] = {}
 
     @classmethod
     @functools.cache
@@ -28,7 +29,7 @@ class Prediction:
     def memory(self) -> Estimate:
         return estimate_of(self.engine)
 
-    def kinds(self, gpu: str | None = None) -> MemoryKinds:
+    def kinds(self, gpu: Gpu | None = None) -> MemoryKinds:
         """Memory as PyTorch and nvidia-smi show it. With a GPU, PyTorch gives back unused memory near its limit."""
         if gpu not in self._kinds:  # a replay of the allocator takes long
             self._kinds[gpu] = kinds_of(self.engine, self.memory, gpu)
@@ -44,7 +45,7 @@ def estimate(training: Training) -> Estimate:
     return Prediction.of(training).memory
 
 
-def memory_kinds(training: Training, gpu: str | None = None) -> MemoryKinds:
+def memory_kinds(training: Training, gpu: Gpu | None = None) -> MemoryKinds:
     """The three numbers that people read as a GPU's memory."""
     return Prediction.of(training).kinds(gpu)
 

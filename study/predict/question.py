@@ -143,7 +143,7 @@ class Question:
 
     model: Transformer
     gpus: int
-    gpu: str
+    gpu: Gpu
     link: str | None  # the slowest link between GPUs, a name in LINKS; None for a single GPU
     host_memory_bytes: float  # of a node
     sequence: int
@@ -203,7 +203,7 @@ class Question:
         step = step or StepFlags()
         if place.gpu is None:
             raise Stop("--gpu is missing", "give the kind of your GPUs, such as H100 or RTX4090")
-        gpus, gpu = training.ranks, gpu_named(place.gpu)
+        gpus, gpu = training.ranks, GPUS[gpu_named(place.gpu)]
         if place.gpu_memory:
             # Makers write GB and mean GiB.
             gpu = like(gpu, bytes_of(place.gpu_memory.lower().replace("gb", "gib"), "--gpu-memory"), place.gpu_tflops)
@@ -211,14 +211,14 @@ class Question:
             raise Stop("--gpu-tflops is of a card that is not in the list", "give --gpu-memory as well")
         per_node = node_size(gpus, gpu, place.gpus_per_node)
         local = min(gpus, per_node)
-        host_memory_bytes = max(LEAST_HOST_BYTES, HOST_SHARE * local * GPUS[gpu].memory_bytes)
+        host_memory_bytes = max(LEAST_HOST_BYTES, HOST_SHARE * local * gpu.memory_bytes)
         if step.host_memory:
             host_memory_bytes = bytes_of(step.host_memory, "--host-memory")
         return cls(
             model=model,
             gpus=gpus,
             gpu=gpu,
-            link=link_named(place.link, GPUS[gpu], several_nodes=gpus > local) if gpus > 1 else None,
+            link=link_named(place.link, gpu, several_nodes=gpus > local) if gpus > 1 else None,
             host_memory_bytes=host_memory_bytes,
             sequence=training.sequence or default_sequence(model),
             batch=ceil(BATCH / gpus) * gpus if step.batch is None else step.batch,
@@ -239,10 +239,10 @@ def default_sequence(model: Transformer) -> int:
     return min(SEQUENCE, model.positions or SEQUENCE)
 
 
-def node_size(gpus: int, gpu: str, given: int | None) -> int:
+def node_size(gpus: int, gpu: Gpu, given: int | None) -> int:
     """GPUs in a node. By default the largest number that such machines have and that divides `gpus`."""
     if given is None:
-        return next(n for n in range(GPUS[gpu].per_node, 0, -1) if gpus % n == 0)
+        return next(n for n in range(gpu.per_node, 0, -1) if gpus % n == 0)
     if given < 1 or gpus % min(gpus, given):
         raise Stop(f"{gpus} GPUs do not fill nodes of {given}", "give --gpus-per-node a divisor of the GPUs")
     return given

@@ -5,7 +5,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from study.core.gpus import GPUS, LINKS
+from study.core.gpus import LINKS, Gpu
 from study.predict import papers
 from study.predict.engines.base import Engine, Sent, elements_of
 from study.predict.exchanges import exchanged_rows
@@ -63,7 +63,7 @@ class Links(NamedTuple):
 class Hardware:
     """The GPUs of a training and their links. None: the usual link of such machines."""
 
-    gpu: str
+    gpu: Gpu
     gpus_per_node: int = 8
     link: str | None = None  # between GPUs of a node
     network: str | None = None  # between nodes
@@ -76,7 +76,7 @@ class Hardware:
     loops_over_experts: bool = False  # Python calls one expert after the other, as transformers 4 does
 
     def links(self, ranks: int) -> Links:
-        gpu = GPUS[self.gpu]
+        gpu = self.gpu
         usual = (self.link or gpu.peer_link, self.network or gpu.network, gpu.host_link)
         return Links(ranks, self.gpus_per_node, *usual)
 
@@ -173,7 +173,7 @@ def kind_of_interval(limit: str) -> str:
 def gpu_s(engine: Engine, machine: Hardware, phase: str, of: Pace) -> dict[str, float]:
     """The seconds of the GPU in a pass, by what it does: a roofline."""
     training, of_phase = engine.training, work(engine.training, phase)
-    gpu = GPUS[machine.gpu]
+    gpu = machine.gpu
     moving_bytes_per_s = gpu.memory_bytes_per_s * of.moving
     products_s = 0.0
     for (number, m, n, k, element_bytes), count in of_phase.products.items():
@@ -261,7 +261,7 @@ def update_s(engine: Engine, machine: Hardware, of: Pace) -> dict[str, float]:
         if machine.disk_bytes_per_s:  # what it has is read and written
             parts["disk"] = 2 * local * engine.swapped_bytes / machine.disk_bytes_per_s
         return parts
-    seconds = update_bytes(engine.training) * engine.part / GPUS[machine.gpu].memory_bytes_per_s
+    seconds = update_bytes(engine.training) * engine.part / machine.gpu.memory_bytes_per_s
     if engine.training.optimizer in SEPARATE:
         seconds /= of.separate_update
     return {"update": seconds}

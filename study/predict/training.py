@@ -1,4 +1,4 @@
-"""A training as four values: a model, a recipe, a batch, and a placement. Every prediction depends on them alone."""
+"""A training: a model, a recipe, a batch, a placement and a loop. Every prediction depends on it alone."""
 
 import functools
 from dataclasses import dataclass, field, replace
@@ -7,6 +7,7 @@ from typing import Literal
 
 from study.core.errors import Stop
 from study.core.recipes import Recipe
+from study.predict.loop import OURS, Loop, spared_bytes, with_fused_layers
 from study.predict.optimizer_states import Optimizer
 from study.predict.placement import Placement
 from study.predict.trace.asked import Recomputation, TraceOptions
@@ -51,10 +52,7 @@ class Training:
     loss: Loss = "whole"
     optimizer_in_backward: bool = False  # each weight is updated as soon as its gradient is complete
     data_bytes: int = 0  # the part of the data set that a rank holds
-
-    # How loops of others differ is in `outside/loops.py`.
-    torch_major = 2
-    bucket_view = True  # DDP's gradients are its buckets
+    loop: Loop = OURS
 
     def __post_init__(self):
         batch, placement = self.batch, self.placement
@@ -120,6 +118,8 @@ class Training:
             frozen=frozen,
             quantized_bits=int(8 * PACKED[self.quantized][0]),
             loss=self.loss,
+            logits=self.loop.logits,
+            keeps_logits=self.loop.keeps_logits,
         )
 
     @property
@@ -130,7 +130,16 @@ class Training:
     @property
     def profile(self) -> Profile:
         """The activations of a microbatch."""
-        return self.traced.profile
+        traced = self.traced.profile
+        if not self.loop.fused_layers:
+            return traced
+        model, is_selective = self.model, self.batch.recomputation is Recomputation.SELECTIVE
+        token_bytes = spared_bytes(model.family, model.dimensions, self.recipe.product_bytes, is_selective)
+
+        def spares(block: str) -> bool:
+            return block.startswith("layer.") and (is_selective or not self.computes_again(block))
+
+        return with_fused_layers(traced, model.tensors, self.tokens * token_bytes, spares)
 
     # --- the tensors of a rank
 

@@ -1,9 +1,9 @@
 """An advice in words and as a table."""
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
-from study.core.gpus import GPUS, taken
+from study.core.gpus import Gpu, taken
 from study.core.recipes import RECIPES
 from study.core.text import UNKNOWN, count, number_of, percent, short, size, times
 from study.predict.front import (
@@ -44,7 +44,7 @@ RECOMPUTE_STAGE_3 = (
 def enough(advice: Advice, batch: int | None) -> str:
     """`Enough: 4 x A6000 (2 with offloading).` Or, where all are too few without it: `64 x H100 with offloading.`"""
     question = advice.question
-    text = f"Enough: {question.gpus} x {question.gpu}"
+    text = f"Enough: {question.gpus} x {question.gpu.kind}"
     if advice.fewest_gpus not in (None, question.gpus):
         text += f" ({advice.fewest_gpus} with offloading)"
     elif not any(row.fits and not row.offloads for row in advice.rows):
@@ -59,7 +59,7 @@ def in_words(advice: Advice) -> list[str]:
     question = advice.question
     choice = advice.choice
     if choice is None:
-        return [f"Nothing fits on {question.gpus} x {question.gpu}: {_lacks(advice)}.", *_smaller(question)]
+        return [f"Nothing fits on {question.gpus} x {question.gpu.kind}: {_lacks(advice)}.", *_smaller(question)]
     # --- what to use
     lines = [f"Use {use(choice, question)}."]
     if choice.is_tight:
@@ -84,6 +84,15 @@ def in_words(advice: Advice) -> list[str]:
             f"{amount(question.host_memory_bytes)}: {LOAD}."
         )
     return lines
+
+
+def in_json(advice: Advice) -> dict:
+    """All that was compared. A GPU is its name."""
+    said = asdict(advice)
+    for each in (said["question"], said["choice"], said["alternative"], *said["rows"]):
+        if each:
+            each["gpu"] = advice.question.gpu.kind
+    return said
 
 
 def resting_on(advice: Advice) -> str:
@@ -158,7 +167,7 @@ def use(row: Row, question: Question) -> str:
     if row.checkpointing:
         name += " with activation checkpointing"
     # The recipes are named after bf16. On a GPU without it they are meant in fp16: bf16_cast as DeepSpeed's own.
-    if row.precision != "fp32" and not GPUS[question.gpu].has_bf16:
+    if row.precision != "fp32" and not question.gpu.has_bf16:
         name += " in DeepSpeed's fp16" if RECIPES[row.precision].master_bytes else " in fp16 autocast"
     if row.driver_bytes:
         memory += f" (nvidia-smi shows {_number(row.driver_bytes)})"
@@ -185,9 +194,9 @@ def amount(size_bytes: float) -> str:
     return f"{_number(size_bytes)} GiB"
 
 
-def of_card(size_bytes: float, gpu: str) -> str:
+def of_card(size_bytes: float, gpu: Gpu) -> str:
     """`61 of 80 GiB`: the second is the size that the card is sold with."""
-    return f"{_number(size_bytes)} of {amount(GPUS[gpu].memory_bytes)}"
+    return f"{_number(size_bytes)} of {amount(gpu.memory_bytes)}"
 
 
 def seconds(row: Row) -> str:
@@ -251,10 +260,10 @@ def _place(row: Row, advice: Advice) -> str:
 def assumptions(question: Question) -> list[str]:
     """Return what an advice was predicted for. Nobody has measured it."""
     model = question.model
-    gpu = GPUS[question.gpu]
+    gpu = question.gpu
     return [
         f"the model is {model.family} ({model.name}), {count(model.parameters)} parameters",
-        f"{question.gpu} is {gpu.name}: {size(gpu.memory_bytes)}, {gpu.peaks['fp16'] / 1e12:.0f} TFLOP/s in 16 bits, "
+        f"{gpu.kind} is {gpu.name}: {size(gpu.memory_bytes)}, {gpu.peaks['fp16'] / 1e12:.0f} TFLOP/s in 16 bits, "
         f"{size(gpu.memory_bytes_per_s)}/s ({gpu.source})",
         f"{question.batch} rows per step (--batch) of {question.sequence} tokens (--sequence)",
         f"{amount(question.host_memory_bytes)} of host memory in a node (--host-memory)",
@@ -267,7 +276,7 @@ def assumptions(question: Question) -> list[str]:
 
 
 def precisions(question: Question) -> str:
-    half = "bf16" if GPUS[question.gpu].has_bf16 else "fp16"  # GPUs before Ampere have none
+    half = "bf16" if question.gpu.has_bf16 else "fp16"  # GPUs before Ampere have none
     if question.precision == "fp32":
         return TF32
     return (
@@ -279,7 +288,7 @@ def precisions(question: Question) -> str:
 def _links(question: Question) -> str:
     if question.gpus == question.local:
         return f"{question.link or 'no link'} between {question.local} GPUs in a node"
-    within = GPUS[question.gpu].peer_link
+    within = question.gpu.peer_link
     nodes = question.gpus // question.local
     return f"{question.link} for each GPU between {nodes} nodes, and {within} between {question.local} GPUs in a node"
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from study.core.gpus import GPUS
+from study.core.gpus import Gpu
 from study.core.text import number_of, size
 from study.predict.front import (
     Estimate,
@@ -23,7 +23,7 @@ FITS = {"yes": "It fits on {}.", "only just": "It fits only just on {}.", "no": 
 class OnGpu:
     """What is known only of a kind of GPU."""
 
-    gpu: str
+    gpu: Gpu
     fits: Literal["yes", "only just", "no"]
     step: StepTime
 
@@ -53,9 +53,9 @@ def in_words(needs: Needs) -> list[str]:
     # What nvidia-smi shows of a training that does not fit is the whole card.
     if needs.kinds.driver and on_gpu.fits != "no":
         text += f"; nvidia-smi will show {of_card(needs.kinds.driver, on_gpu.gpu)}"
-    gpu = GPUS[on_gpu.gpu]
+    gpu = on_gpu.gpu
     reserve = size(reserve_bytes(gpu))
-    card = f"{on_gpu.gpu} ({size(gpu.memory_bytes)}, less {reserve} for context and fragmentation)"
+    card = f"{gpu.kind} ({size(gpu.memory_bytes)}, less {reserve} for context and fragmentation)"
     return [f"{text}. {FITS[on_gpu.fits].format(card)}", _taken(needs)]
 
 
@@ -66,8 +66,8 @@ def _taken(needs: Needs) -> str:
     is_kept = batch.recomputation is Recomputation.NONE
     activations = "kept (--checkpointing recomputes them)" if is_kept else "recomputed"
     text = f"Taken as: {rows}, {number_of(batch.passes, 'passes')}, {precision}, activations {activations}."
-    if needs.on_gpu and precision.startswith("bf16") and not GPUS[needs.on_gpu.gpu].has_bf16:
-        text += f" A {needs.on_gpu.gpu} has no bf16: fp16 is meant."
+    if needs.on_gpu and precision.startswith("bf16") and not needs.on_gpu.gpu.has_bf16:
+        text += f" A {needs.on_gpu.gpu.kind} has no bf16: fp16 is meant."
     if needs.on_gpu and precision == "fp32":
         text += f" {TF32}."
     return text

@@ -31,8 +31,8 @@ from study.predict.trace.transformer import Transformer
 from study.predict.training import Training
 from study.report.advice import enough, in_words, table
 
-MISTRAL = Question(named("mistral-7b"), 8, "H100-80GB", "nvswitch", 1e12, 6144, 24)
-BERT = Question(named("bert-base"), 2, "L4", "pcie4", 64e9, 128, 24, precision="bf16_cast", checkpointing=False)
+MISTRAL = Question(named("mistral-7b"), 8, GPUS["H100-80GB"], "nvswitch", 1e12, 6144, 24)
+BERT = Question(named("bert-base"), 2, GPUS["L4"], "pcie4", 64e9, 128, 24, precision="bf16_cast", checkpointing=False)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_sizes_in_words():
 
 def test_what_is_left_out_has_a_default():
     question = question_of(named("gpt-j-6b"), 12, "a100", link="NVLink")
-    assert (question.gpu, question.link, question.gpus_per_node) == ("A100-80GB", "nvlink3", 6)
+    assert (question.gpu.kind, question.link, question.gpus_per_node) == ("A100-80GB", "nvlink3", 6)
     assert (question.sequence, question.batch) == (2048, 132), "a multiple of the GPUs"
     assert question.host_memory_bytes == 2 * 6 * GPUS["A100-80GB"].memory_bytes
     alone = question_of(named("gpt2"), 1, "T4")
@@ -94,7 +94,7 @@ def test_every_arm_is_a_row(mistral):
 
 def test_the_largest_microbatch_that_fits_with_a_margin():
     """The next larger divisor of the batch does not fit. If even a single row has no margin, it goes without."""
-    question = replace(BERT, sequence=512, batch=2 * 96, gpu="T4")
+    question = replace(BERT, sequence=512, batch=2 * 96, gpu=GPUS["T4"])
     row = best(question, "ddp")
     available = GPUS["T4"].memory_bytes - reserve_bytes(GPUS["T4"])
     larger = min(size for size in range(row.micro_batch + 1, 97) if 96 % size == 0)
@@ -127,7 +127,7 @@ def fitting(arm: str, step_s: float, peak_gb: float = 40) -> Row:
     """On a card of 85.9 GB, of which 6.3 GB stay free: 75 GB fit only if the prediction is accurate."""
     needs = {"peak_bytes": peak_gb * 1e9, "step_s": step_s, "step_interval_s": (step_s / 1.4, 1.4 * step_s)}
     others = dict.fromkeys(field.name for field in fields(Row) if field.default is MISSING)
-    return Row(**others | {"arm": arm, "gpu": "A100-80GB", "checkpointing": False} | needs)
+    return Row(**others | {"arm": arm, "gpu": GPUS["A100-80GB"], "checkpointing": False} | needs)
 
 
 @pytest.mark.parametrize(
@@ -154,32 +154,30 @@ def test_what_an_expert_would_try(mistral):
     assert [best(BERT, arm, precision=None).precision for arm in ("ddp", "zero1")] == ["bf16", "bf16_cast"]
 
 
-def test_small_buckets_where_large_ones_do_not_fit(monkeypatch):
+def test_small_buckets_where_large_ones_do_not_fit():
     question = replace(BERT, model=named("gpt2-medium"), gpus=8, batch=8)
     peak = estimate(training(question, "zero2", 1)).peak_bytes
     enough = (peak + OUTSIDE_AT_MOST_BYTES) / (1 - FRAGMENTATION) + 1e6
     for memory_bytes, elements in ((enough, 6_553_600), (1.2 * enough, BUCKET_ELEMENTS)):
-        monkeypatch.setitem(GPUS, "L4", replace(GPUS["L4"], memory_bytes=int(memory_bytes)))
-        row = best(question, "zero2")
+        row = best(replace(question, gpu=replace(GPUS["L4"], memory_bytes=int(memory_bytes))), "zero2")
         assert (row.fits, row.bucket_elements) == (True, elements)
 
 
-def test_what_fits_leaves_room(monkeypatch):
+def test_what_fits_leaves_room():
     """By the rule of an advice, which keeps more free than the context and NCCL take."""
     peak = estimate(training(BERT, "zero2", 12)).peak_bytes
     needed = peak + outside_bytes(training(BERT, "zero2", 12))
     for spare, fits in ((-1, "no"), (1, "no"), (OUTSIDE_AT_MOST_BYTES + FRAGMENTATION * 2 * needed, "yes")):
-        monkeypatch.setitem(GPUS, "L4", replace(GPUS["L4"], memory_bytes=int(needed + spare)))
-        assert fits_on("L4", peak) == fits
-    memory_bytes = GPUS["L4"].memory_bytes
-    shown = {share: fits_on("L4", peak, int(share * memory_bytes)) for share in (0.5, 0.94, 0.96, 1.0)}
+        card = replace(GPUS["L4"], memory_bytes=int(needed + spare))
+        assert fits_on(card, peak) == fits
+    shown = {share: fits_on(card, peak, int(share * card.memory_bytes)) for share in (0.5, 0.94, 0.96, 1.0)}
     assert shown == {0.5: "yes", 0.94: "yes", 0.96: "only just", 1.0: "only just"}, "what nvidia-smi will show"
 
 
 def test_an_arm_that_nearly_fills_the_card_says_so_in_its_row_and_comes_after_those_with_room():
     answer = advise(question_of(named("llama-2-13b"), 8, "H100"))
     places = {row["predicted"]: row["fits"] for row in table(answer)}
-    full = [row for row in answer.rows if (row.driver_bytes or 0) > 0.95 * GPUS[row.gpu].memory_bytes]
+    full = [row for row in answer.rows if (row.driver_bytes or 0) > 0.95 * row.gpu.memory_bytes]
     assert full, "of some arm nvidia-smi would show nearly the whole card"
     assert answer.choice not in full
     for row in full:
@@ -272,13 +270,14 @@ def test_why_an_offloading_arm_is_chosen_before_a_faster_one():
 def test_a_card_outside_the_list_and_a_slice_are_like_a_known_one():
     told = {"gpu_memory": "12GB", "gpu_tflops": 51}
     question = question_of(named("gpt2"), 1, "RTX3090", **told)
-    mine, like = GPUS[question.gpu], GPUS["RTX3090"]
+    mine, like = question.gpu, GPUS["RTX3090"]
     assert (mine.memory_bytes, mine.peaks["fp16"], mine.host_link) == (12 * 2**30, 51e12, like.host_link)
+    assert mine.kind not in GPUS, "the list stays as it is"
     assert mine.memory_bytes_per_s / like.memory_bytes_per_s == pytest.approx(51e12 / like.peaks["fp16"])
-    assert class_of("products", question.gpu) == class_of("products", "RTX3090")
+    assert class_of("products", mine) == class_of("products", like)
     half = question_of(named("gpt2"), 1, "A100", gpu_memory="40GB").gpu
-    assert (half, GPUS[half].memory_bytes) == ("A100-80GB of 40 GB", GPUS["A100-40GB"].memory_bytes), "as labels say"
-    assert GPUS[half].peaks == GPUS["A100-80GB"].peaks
+    assert (half.kind, half.memory_bytes) == ("A100-80GB of 40 GB", GPUS["A100-40GB"].memory_bytes), "as labels say"
+    assert half.peaks == GPUS["A100-80GB"].peaks
 
 
 def test_single_is_for_one_gpu_and_muon_for_arms_without_a_stage():
@@ -295,7 +294,7 @@ def test_beside_gpus_only_copies_in_another_type_are_loaded_to_the_host():
 
 
 def test_where_the_host_decides_an_advice_says_so_and_what_a_larger_batch_would_bring():
-    small = replace(BERT, gpu="H100-80GB", link="nvswitch", batch=8)
+    small = replace(BERT, gpu=GPUS["H100-80GB"], link="nvswitch", batch=8)
     advice = advise(small)
     larger = with_more_rows(small, advice.choice)
     assert advice.choice.limit == "launching"

@@ -108,14 +108,14 @@ from study.predict.architecture import named
 from study.core.arms import load_arm
 from study.core.recipes import RECIPES
 from study.core.shapes import config_of
-from study.predict.outside.loops import OthersTraining
 from study.predict.placement import Placement
 from study.predict.trace.transformer import Transformer
-from study.predict.training import Batch
+from study.predict.prediction import estimate
+from study.predict.training import Batch, Training
 model = Transformer.of(config_of("gpt-j-6b"), "gpt-j-6b")
 how = RECIPES["bf16_cast"], Batch(rows=2, tokens=1024), Placement.of(load_arm("zero3"), 8, "cuda")
-print(estimate(OthersTraining(model, *how, attention="eager")).peak_bytes)
-print(estimate(OthersTraining(model, *how, attention="eager", loss="chunked")).peak_bytes)
+print(estimate(Training(model, *how, attention="eager")).peak_bytes)
+print(estimate(Training(model, *how, attention="eager", loss="chunked")).peak_bytes)
 """
 
 

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from study.predict.outside.loops import OthersTraining
+from study.predict.loop import Loop
 from study.predict.trace.transformer import Transformer
-from study.predict.training import Recomputation
+from study.predict.training import Recomputation, Training
 from tests.predict.families import config_of
 from tests.predict.trainings import training_of
 
@@ -15,7 +15,7 @@ LAYERS = 2
 CONFIG = config_of("llama", hidden_size=128, intermediate_size=448)
 
 
-def training(**values) -> OthersTraining:
+def training(**values) -> Training:
     how = {"micro_batch": 2, "sequence": 256, "precision": "bf16_pure", "device": "cuda"} | values
     return training_of(Transformer.of(CONFIG, "llama"), **how)
 
@@ -38,5 +38,5 @@ def test_fused_layers_keep_less_until_their_backward_pass():
 @pytest.mark.parametrize(("checkpointing", "spared"), [(True, 0), (Recomputation.SELECTIVE, LAYERS * 512 * 2 * 128)])
 def test_layers_that_are_computed_again_spare_their_last_product_at_most(checkpointing, spared):
     plain = training(checkpointing=checkpointing)
-    fused = dataclasses.replace(plain, fused_layers=True)
+    fused = dataclasses.replace(plain, loop=Loop(fused_layers=True))
     assert plain.profile.kept - fused.profile.kept == spared

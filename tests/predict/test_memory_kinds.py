@@ -3,15 +3,16 @@
 import pytest
 
 from study.core.arms import load_arm
+from study.core.gpus import GPUS
 from study.predict.allocator import MIB, Allocator, blocks_of, outside_bytes, replay, reserved_bytes
 from study.predict.architecture import named
 from study.predict.engines import engine_of
 from study.predict.estimate import memory
-from study.predict.outside.loops import OthersTraining
 from study.predict.placement import Fsdp
 from study.predict.prediction import Prediction, estimate, memory_kinds
 from study.predict.question import PlaceFlags, Question, TrainingFlags
 from study.predict.trace.transformer import Transformer
+from study.predict.training import Training
 from tests.conftest import table
 from tests.predict.families import config_of
 from tests.predict.trainings import placed, training_of
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("module_without_traces")
 BY_HAND = table("predict/by_hand.toml")
 
 
-def training(**values) -> OthersTraining:
+def training(**values) -> Training:
     how = {"model": Transformer.of(config_of("llama"), "llama"), "micro_batch": 3, "sequence": 64, "device": "cuda"}
     return training_of(**how | values)
 
@@ -81,7 +82,7 @@ def test_an_update_tensor_by_tensor_makes_one_tensor():
 def test_three_kinds():
     stage_3 = training(precision="bf16_cast", ranks=8, zero={"stage": 3})
     for each in (stage_3, placed(stage_3, deepspeed=None, fsdp=Fsdp())):
-        kinds = memory_kinds(each, "A100-80GB")
+        kinds = memory_kinds(each, GPUS["A100-80GB"])
         assert kinds.allocated < kinds.reserved < kinds.driver
         assert kinds.driver - kinds.reserved == int(outside_bytes(each))
 

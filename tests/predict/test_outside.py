@@ -89,7 +89,8 @@ ZERO = {"zero_optimization": {"stage": 3}}
 def test_columns_of_a_row_are_those_of_its_training(change, values):
     reading = reading_of(row(**change))
     training = reading.training
-    told = vars(training.placement) | vars(training.batch) | vars(training) | {"row_tokens": training.row_tokens}
+    told = vars(training.placement) | vars(training.batch) | vars(training.loop) | vars(training)
+    told["row_tokens"] = training.row_tokens
     assert {name: told[name] for name in values} == values
     assert reading.machine.gpus_per_node == 4
 

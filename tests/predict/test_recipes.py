@@ -9,7 +9,7 @@ from math import inf
 import pytest
 
 from study.core import arms
-from study.core.gpus import gpu_named
+from study.core.gpus import GPUS, gpu_named
 from study.predict.advise import advise, fits_on
 from study.predict.architecture import named
 from study.predict.prediction import estimate, step_time
@@ -32,7 +32,7 @@ def outcome(recipe: dict) -> tuple[str, str | None, float]:
     question = question_of(model, **given)
     arm = settled_arm(arms.load_arm(recipe["arm"]), question.gpus, question.local)
     theirs = replace(question, checkpointing=recipe.get("checkpointing", True)).training(arm, rows, passes)
-    fits = fits_on(gpu_named(recipe["gpu"]), estimate(theirs).peak_bytes)
+    fits = fits_on(GPUS[gpu_named(recipe["gpu"])], estimate(theirs).peak_bytes)
     if choice := advise(question).choice:
         return fits, choice.arm, choice.seconds / step_time(theirs, question.machine).seconds
     return fits, None, inf

@@ -16,14 +16,14 @@ import scored
 
 from study.core.errors import Stop
 from study.core.text import size
+from study.predict.loop import Loop
 from study.predict.outside import published, scores
-from study.predict.outside.loops import OthersTraining
 from study.predict.outside.predicting import of_row, reading_of
 from study.predict.outside.published import Row
 from study.predict.outside.scores import Number, number
 from study.predict.placement import Placement
 from study.predict.step_time import Hardware
-from study.predict.training import Batch
+from study.predict.training import Batch, Training
 from study.report.advice import accuracy
 from tests.conftest import table
 
@@ -36,13 +36,15 @@ def test_every_number_of_the_rows_is_stored_once():
 def test_stored_predictions_are_those_of_the_code():
     """On the smallest row for each setting that is not the usual one."""
     stored = {(each.key, each.quantity): each for each in scores.numbers()}
-    forms = (Batch, Placement, OthersTraining, Hardware)
+    forms = (Batch, Placement, Training, Loop, Hardware)
     usual = {field.name: field.default for form in forms for field in fields(form)}
     kinds = {}
     for row in sorted(published.rows(), key=lambda row: -(row.params or math.inf)):
         if (row.params or 0) < 2e9 and (reading := reading_of(row)) and reading.machine:
             training = reading.training
-            about = vars(training.batch) | vars(training.placement) | vars(training) | vars(reading.machine)
+            about = {}
+            for each in (training.batch, training.placement, training.loop, training, reading.machine):
+                about |= vars(each)
             kinds |= {name: row for name in usual if about[name] != usual[name]}
     assert {"fsdp", "quantized", "keeps_logits", "recomputation", "loss"} <= kinds.keys()
     for row in {row.key: row for row in kinds.values()}.values():

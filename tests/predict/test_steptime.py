@@ -8,28 +8,27 @@ import pytest
 from study.core.gpus import GPUS, LINKS
 from study.predict.architecture import named
 from study.predict.engines import engine_of
-from study.predict.outside.loops import OthersTraining
 from study.predict.pace import Pace, constants, pace, peak_flops_per_s
 from study.predict.placement import Fsdp
 from study.predict.prediction import estimate, step_time
 from study.predict.step_time import PHASES, Hardware, Links, kind_of_interval, update_bytes, work
 from study.predict.trace.tape import Product
-from study.predict.training import QUANTIZED_BYTES
+from study.predict.training import QUANTIZED_BYTES, Training
 from tests.predict.trainings import placed, training_of
 
-A100 = Hardware(gpu="A100-80GB")
-H100 = Hardware(gpu="H100-80GB")
+A100 = Hardware(gpu=GPUS["A100-80GB"])
+H100 = Hardware(gpu=GPUS["H100-80GB"])
 SLOW = replace(A100, network="eth-25")
 MEDIUM = named("gpt2-medium")
 
 
-def training(arm: str = "zero2", model=MEDIUM, zero: dict | None = None, **values) -> OthersTraining:
+def training(arm: str = "zero2", model=MEDIUM, zero: dict | None = None, **values) -> Training:
     """An arm, whose section zero_optimization may differ."""
     usual = {"precision": "bf16_cast", "micro_batch": 4, "sequence": 512, "device": "cuda", "ranks": 8}
     return training_of(model, arm, zero=zero, **usual | values)
 
 
-def link_s(each: OthersTraining, machine: Hardware = A100) -> float:
+def link_s(each: Training, machine: Hardware = A100) -> float:
     return step_time(each, machine).parts["link"]
 
 
@@ -93,8 +92,8 @@ def test_never_above_the_peak(arm):
     for gpu in chance.sample([*GPUS], 4):
         rows, ranks = 2 ** chance.randint(0, 7), chance.choice([2, 8, 64])
         each = training(arm, micro_batch=rows, ranks=ranks, precision=chance.choice(["bf16_cast", "bf16", "fp32"]))
-        peak = peak_flops_per_s(gpu, each.recipe.product_bytes == 4)  # a GeForce was measured above its datasheet
-        step = step_time(each, Hardware(gpu=gpu))
+        peak = peak_flops_per_s(GPUS[gpu], each.recipe.product_bytes == 4)  # a GeForce was measured above its datasheet
+        step = step_time(each, Hardware(gpu=GPUS[gpu]))
         assert each.traced.flops * each.batch.passes / step.seconds < peak, (gpu, each)
         assert step.low_s < step.seconds < step.high_s
 
@@ -143,7 +142,7 @@ def test_python_handles_each_tensor_as_its_library_does():
     assert engine_of(training("fsdp2", checkpointing=True)).handled == engine_of(training("fsdp2")).handled
 
 
-def host_s(each: OthersTraining, machine: Hardware, of: Pace) -> float:
+def host_s(each: Training, machine: Hardware, of: Pace) -> float:
     """Of both passes."""
     return sum(phase.host_s for phase in step_time(each, machine, of).phases[:2])
 
@@ -174,7 +173,7 @@ def test_the_interval_is_that_of_what_limits_and_a_guess_is_wider():
         step = step_time(each, machine)
         assert kind_of_interval(step.limit) == kind
         assert step.high_s / step.seconds == pytest.approx(pace().interval[kind]), kind
-    guess = step_time(large, Hardware(gpu="B200"))
+    guess = step_time(large, Hardware(gpu=GPUS["B200"]))
     assert guess.high_s / guess.seconds == pytest.approx(1.3 * pace().interval["gpu"])
 
 
@@ -191,7 +190,7 @@ def test_products_in_full_fp32_are_as_slow_as_the_datasheet_says():
     """A100: 156 TFLOP/s in TF32, 19.5 in fp32. A T4 has no TF32, and products in 16 bits need none."""
     for gpu, precision, slower in (("A100-80GB", "fp32", 8), ("T4", "fp32", 1), ("A100-80GB", "bf16", 1)):
         one = training("ddp", micro_batch=16, precision=precision)
-        tf32, full = (step_time(one, Hardware(gpu=gpu, tf32=is_on)).parts["products"] for is_on in (True, False))
+        tf32, full = (step_time(one, Hardware(gpu=GPUS[gpu], tf32=is_on)).parts["products"] for is_on in (True, False))
         assert full / tf32 == pytest.approx(slower, rel=0.01)
 
 
@@ -214,7 +213,7 @@ def test_quantized_weights_are_made_whole_before_each_product():
     assert backward == 2 * forward, "the forward pass comes again"
 
 
-def limited(reuse: int, rank: int | None = None, ranks: int = 8, **more) -> OthersTraining:
+def limited(reuse: int, rank: int | None = None, ranks: int = 8, **more) -> Training:
     """Stage 3 that keeps what is used again within so many elements, of which a billion may be fetched ahead."""
     limits = {"stage3_max_reuse_distance": reuse}
     return training("zero3", named("llama3-8b", lora_rank=rank), limits | more, micro_batch=1, ranks=ranks)

@@ -10,14 +10,13 @@ from study.core.errors import Stop
 from study.core.models import config as configs
 from study.core.models.build import build
 from study.predict.engines import engine_of
-from study.predict.outside.loops import OthersTraining
 from study.predict.prediction import estimate
 from study.predict.step_time import work
 from study.predict.trace import tracing
 from study.predict.trace.asked import TraceOptions
 from study.predict.trace.tape import Pass, read
 from study.predict.trace.transformer import Transformer
-from study.predict.training import Recomputation
+from study.predict.training import Recomputation, Training
 from tests.predict.families import SMALL, config_of, held_by
 from tests.predict.trainings import placed, training_of
 
@@ -25,13 +24,13 @@ pytestmark = pytest.mark.usefixtures("without_traces")
 SEQUENCE = 40
 
 
-def training(name: str, rows: int = 3, **values) -> OthersTraining:
+def training(name: str, rows: int = 3, **values) -> Training:
     model = Transformer.of(config_of(name), name)
     attention = "sdpa" if model.look.has_fused_attention else "eager"
     return training_of(model, micro_batch=rows, sequence=SEQUENCE, **{"attention": attention} | values)
 
 
-def assert_as_real(monkeypatch, ours: OthersTraining) -> None:
+def assert_as_real(monkeypatch, ours: Training) -> None:
     """Equal at the end of the forward pass except for scalars, and within a thousandth at the peak of both passes."""
     config = configs.of_dict(ours.model.dimensions, ours.attention)
     dtype = torch.bfloat16 if ours.recipe.weight_bytes == 2 else torch.float32

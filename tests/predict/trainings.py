@@ -4,14 +4,14 @@ from dataclasses import replace
 
 from study.core.arms import load_arm
 from study.core.recipes import RECIPES
-from study.predict.outside.loops import OthersTraining
+from study.predict.loop import Loop
 from study.predict.placement import Placement
-from study.predict.training import Batch, Recomputation
+from study.predict.training import Batch, Recomputation, Training
 
 OF_BATCH = {"micro_batch": "rows", "accumulation": "passes", "sequence": "tokens"}
 
 
-def training_of(model, arm=None, *, zero=None, precision="fp32", checkpointing=False, **values) -> OthersTraining:
+def training_of(model, arm=None, *, zero=None, precision="fp32", checkpointing=False, **values) -> Training:
     """A training under an arm; without one, under DDP or in one process, or as `zero` and the others say."""
     batch = {name: values.pop(flag) for flag, name in OF_BATCH.items() if flag in values}
     placement = Placement(**{name: values.pop(name) for name in vars(Placement()) if name in values})
@@ -21,8 +21,9 @@ def training_of(model, arm=None, *, zero=None, precision="fp32", checkpointing=F
         usual = (placement.deepspeed or {}).get("zero_optimization", {})
         placement = replace(placement, deepspeed={"zero_optimization": usual | zero})
     batch = Batch(**batch, recomputation=Recomputation(checkpointing))
-    return OthersTraining(model, RECIPES[precision], batch, placement, **values)
+    loop = Loop(**{name: values.pop(name) for name in vars(Loop()) if name in values})
+    return Training(model, RECIPES[precision], batch, placement, loop=loop, **values)
 
 
-def placed(training: OthersTraining, **changes) -> OthersTraining:
+def placed(training: Training, **changes) -> Training:
     return replace(training, placement=replace(training.placement, **changes))

@@ -20,7 +20,7 @@ class Plain(Engine):
         self.master_bytes = self.recipe.master_bytes * self.elements
         # PyTorch's DDP keeps gradients beside its buckets by default. Measured on two CPU ranks in fp32: a peak of 20.6
         # bytes a parameter by default, 16.6 with gradient_as_bucket_view.
-        copies = 2 if self.in_buckets and not training.bucket_view else 1
+        copies = 2 if self.in_buckets and not training.loop.bucket_view else 1
         self.complete_bytes = copies * self.gradients_bytes
 
     @property
@@ -46,7 +46,7 @@ class Plain(Engine):
             return
         ready = self.gradients_bytes if self.in_buckets else 0
         # Gradients of earlier microbatches are not in DDP's buckets, nor are PyTorch 1's zeros.
-        if self.passes > 1 or (self.training.torch_major == 1 and self.complete_bytes != ready):
+        if self.passes > 1 or (self.training.loop.torch_major == 1 and self.complete_bytes != ready):
             ready += self.gradients_bytes
         yield profile.most.beside({"gradients": ready})
         # They pile up in one process, and in DDP whose gradients are not views of its buckets. Otherwise all of the

@@ -7,16 +7,17 @@ from dataclasses import dataclass, replace
 from study.core import files
 from study.core.arms import OFFLOADS, library_defaults
 from study.core.errors import Stop, nearest
+from study.core.gpus import GPUS, Gpu
 from study.core.recipes import RECIPES
 from study.core.shapes import config_of, model_of_name, models
 from study.predict.architecture import check_config
-from study.predict.outside.loops import OthersTraining
+from study.predict.loop import Loop
 from study.predict.outside.published import FOLDER, MemoryKind, Quantity, Row
 from study.predict.placement import Fsdp, Placement
 from study.predict.prediction import estimate, memory_kinds, step_time
 from study.predict.step_time import AttentionKernel, Hardware, Host, kind_of_interval
 from study.predict.trace.transformer import Transformer
-from study.predict.training import Batch
+from study.predict.training import Batch, Training
 
 KERNELS: dict[str, AttentionKernel] = {"fa2": "flash2", "fa3": "flash3", "te": "cudnn"}  # by the names of the table
 NEW_AT_MOST_S = 2.5e-05  # for a kernel
@@ -39,8 +40,8 @@ fast_init cpuadam_cores_perc
 class Reading:
     """How we read a row."""
 
-    training: OthersTraining
-    timed: OthersTraining  # whose step took the time: padded rows have fewer tokens
+    training: Training
+    timed: Training  # whose step took the time: padded rows have fewer tokens
     machine: Hardware | None  # None: the time cannot be predicted
 
 
@@ -77,7 +78,7 @@ def reading_of(row: Row) -> Reading | None:
         group=row.group,
         sequence_ranks=row.sequence_ranks,
     )
-    training = OthersTraining(
+    training = Training(
         model,
         RECIPES[row.dtype],
         Batch(row.micro_batch, row.grad_acc or 1, row.seq, row.checkpointing),
@@ -87,17 +88,19 @@ def reading_of(row: Row) -> Reading | None:
         frozen=row.frozen,
         quantized=row.quantized,
         loss=row.loss,
-        logits=row.logits,
-        fused_layers=row.fused_kernels,
-        keeps_logits=row.keeps_logits,
-        torch_major=row.torch_major,
-        # Others' DDP keeps gradients beside its buckets, which is PyTorch's default; DeepSpeed has no such buckets.
-        bucket_view=row.deepspeed is not None,
+        loop=Loop(
+            logits=row.logits,
+            fused_layers=row.fused_kernels,
+            keeps_logits=row.keeps_logits,
+            torch_major=row.torch_major,
+            # Others' DDP keeps gradients beside its buckets, which is PyTorch's default; DeepSpeed has no such buckets.
+            bucket_view=row.deepspeed is not None,
+        ),
     )
     machine = None
     if row.gpu_name and not row.time_not_predicted:
         machine = Hardware(
-            gpu=row.gpu_name,
+            gpu=GPUS[row.gpu_name],
             gpus_per_node=min(row.n_gpus, row.gpus_per_node or row.n_gpus),
             network=row.network,
             tf32=row.tf32,
@@ -205,7 +208,7 @@ def _of_quantity(row: Row, reading: Reading, quantity: Quantity) -> Predicted:
     if quantity == "memory":
         if row.memory_not_predicted:
             return Predicted(why=row.memory_not_predicted)
-        return memory(reading.training, row.kind, row.gpu_name)
+        return memory(reading.training, row.kind, GPUS.get(row.gpu_name or ""))
     if reading.machine is None:
         return Predicted(why=row.time_not_predicted or "unsaid: gpu_name")
     zero = row.deepspeed or {}
@@ -215,7 +218,7 @@ def _of_quantity(row: Row, reading: Reading, quantity: Quantity) -> Predicted:
     return Predicted(step.seconds, step.low_s, step.high_s, kind_of_interval(step.limit))
 
 
-def memory(training: OthersTraining, kind: MemoryKind | None, gpu: str | None) -> Predicted:
+def memory(training: Training, kind: MemoryKind | None, gpu: Gpu | None) -> Predicted:
     """The bytes of a kind. An unsaid kind is taken as allocated, and may be any of the three."""
     if kind == "allocated":  # the others take a replay of the allocator
         return Predicted(estimate(training).peak_bytes)

@@ -16,8 +16,8 @@ from study.core.errors import nearest
 from study.core.gpus import GPUS, LINKS
 from study.core.settings import MOST
 from study.predict.architecture import MOST_WANTED
+from study.predict.loop import Logits
 from study.predict.optimizer_states import Optimizer
-from study.predict.outside.loops import Logits
 from study.predict.question import GPUS_AT_MOST, MOST_ROWS, Precision
 from study.predict.training import Frozen, Loss, Quantized, Recomputation
 
