@@ -165,7 +165,7 @@ def show_answer(request: Request, answer: Answer, record: Record) -> dict:
     fits = None
     if request.gpu:
         total_bytes = GPUS[request.gpu].memory_bytes
-        fits = fits_on(request.gpu, device.peak, device.driver)
+        fits = fits_on(GPUS[request.gpu], device.peak, device.driver)
         first = first.replace(", run alone (virtual)", "")
         first += f", and nvidia-smi would show {device.driver / GIB:.1f} of {total_bytes / GIB:.0f} GiB: {FITS[fits]}"
     say_wrapped(f"{first}.")

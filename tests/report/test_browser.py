@@ -11,6 +11,7 @@ import matplotlib.image
 import numpy
 import pytest
 
+from study.core.gpus import GPUS
 from study.known.faults import table
 from study.ledger import texts
 from study.predict.front import fits_on
@@ -175,7 +176,7 @@ def test_the_calculator_names_the_simplest_arm_that_fits(show, monkeypatch, caps
         assert [row[0] for row in rows] == [*cells]
         for arm, fits, peak_gb, *_ in rows:
             assert float(peak_gb) == pytest.approx(cells[arm][0] / 1e9, rel=0.005)
-            assert fits == fits_on(gpu, cells[arm][0]).removeprefix("only "), (arm, gpu)
+            assert fits == fits_on(GPUS[gpu], cells[arm][0]).removeprefix("only "), (arm, gpu)
     page.execute_script(CHOOSE, {"model": "gpt2", "gpus": 8, "gpu": "T4"}, [])
     _, words = page.find_element("id", "command").text.split(maxsplit=1)
     assert in_this_process(monkeypatch, f"{words} --json") is None
