@@ -12,8 +12,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # registers t
 from transformers import PretrainedConfig
 
 from study.core.models import config as configs
-from study.core.models.build import WithoutValues, build
+from study.core.models.build import build
 from study.core.models.step import inputs, logits_and_losses
+from study.core.models.values import WithoutValues
 from study.records.schema import Record
 
 

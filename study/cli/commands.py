@@ -6,6 +6,7 @@ import errno
 import gc
 import importlib
 import io
+import itertools
 import json
 import os
 import sys
@@ -40,6 +41,7 @@ GROUPS = {
     },
 }
 SAME = {"--ranks": "--gpus"}  # two names of an option
+LISTS = ("--runs", "--only")  # options with one value or several
 COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
 
@@ -105,19 +107,39 @@ def _answer(name: str, options: list[str]) -> object:
     given = [SAME.get(word, word) for word in (each.partition("=")[0] for each in options) if word.startswith("--")]
     for word in sorted({word for word in given if given.count(word) > 1}):
         sys.stderr.write(f"{word} is given more than once: the last counts\n")
+    # tyro takes a list without a value for an empty one, as if the option were not there.
+    for word, following in itertools.pairwise([*options, "--"]):
+        if word in LISTS and following.startswith("--"):
+            raise Stop(f"{word} must have a value", f"study {name} --help explains the options")
     as_json = "--json" in options
     # Some libraries print while they are imported, too: DeepSpeed its accelerator.
     with contextlib.redirect_stdout(io.StringIO() if as_json else sys.stdout):
-        command = getattr(importlib.import_module(COMMANDS[name][0]), name)
+        module, function = COMMANDS[name][0], name
+        if name == "virtual" and (script := _script(options)) is not None:
+            module, function = "study.cli.rehearsal", "rehearse"
+            options = script
+        command = getattr(importlib.import_module(module), function)
         if as_json and name == "sweep" and "--dry-run" not in options:
             raise Stop("a sweep has no answer as JSON", "give --dry-run as well, or ask `study runs FOLDER --json`")
         if as_json and command.__annotations__["return"]:  # the others have no such option
-            options.remove("--json")
+            options = [word for word in options if word != "--json"]
         # An option in a dataclass has the name of its field alone: --gpu, and not --place.gpu.
         answer = parsed(command, tyro.conf.OmitArgPrefixes, prog=f"study {name}", args=options)
     if as_json:
         say(json.dumps(answer, indent=1, default=str))
     return answer
+
+
+def _script(options: list[str]) -> list[str] | None:
+    """Return options with somebody's script and its own words, which follow `--`, at their end. None without one."""
+    own, words = options, []
+    if "--" in options:
+        place = options.index("--")
+        own, words = options[:place], options[place + 1 :]
+    for place, word in enumerate(own):
+        if word.endswith(".py") and (place == 0 or not own[place - 1].startswith("--") or "=" in own[place - 1]):
+            return [*own[:place], *own[place + 1 :], "--", word, *words]
+    return None
 
 
 def help_lines() -> list[str]:

@@ -11,27 +11,27 @@ from typing import Any
 import tyro
 from packaging.version import Version
 
-from study.conform.faults import table
-from study.conform.stack import Flags, answered, described
+from study.configs import sources
+from study.configs.differences import Difference, compare, is_secret, mistakes, printable, recognised, same, shown
+from study.configs.oom import reading
+from study.configs.oom.explain import Described, explain
+from study.configs.settings import UNSET, EffectiveSettings, effective_settings
 from study.core.arms import releases_of_defaults
 from study.core.errors import Stop, nearest
 from study.core.recipes import AUTOCAST
 from study.core.settings import flag
 from study.core.text import is_number, number_of, say, say_wrapped
+from study.known import lists
+from study.known.faults import table
+from study.known.findings import Finding
+from study.known.which_apply import Applies, Flags, Stack, free, untested, which_apply
 from study.predict.front import Wanted
 from study.records import store
 from study.records.metrics import dig
-from study.watch import lists, sources
 from study.watch.about import About, about
-from study.watch.differences import Difference, compare, is_secret, mistakes, printable, recognised, same, shown
-from study.watch.findings import Finding
-from study.watch.oom import reading
-from study.watch.oom.explain import Described, explain
 
 DEFAULT = " (the library's default{})"
 MOST_SHOWN = 10  # faults, without --details: a reader of 50 reads none
-FLAG = re.compile(r"--[a-z0-9]+|the release of [\w-]+")  # what a question asks for
-OF_FLAG = re.compile(r"[^.?]*(?:--[a-z0-9]+|the release of [\w-]+)[^?]*\?")  # a question that one answers
 
 # --- study diagnose --------------------------------------------------------------------------------------------------
 
@@ -157,7 +157,7 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
     if others:
         say("", "Other keys that differ:")
         say_wrapped(*map(_values, others), indent="    ", first="  ")
-    if any(each.is_default for side in (a, b) for each in sources.effective_settings(side).values()):
+    if any(each.is_default for side in (a, b) for each in effective_settings(side).values()):
         say_wrapped("", f"Defaults are those of {releases_of_defaults()}.")
     return answer
 
@@ -274,32 +274,82 @@ def stack(
     said, key = _of_config(config)
     versions = {name: said[f"version of {name}"].value for name in table().asked if f"version of {name}" in said}
     releases = releases or tuple(f"{name} {version}" for name, version in versions.items())  # of a record
-    used = lists.releases(releases)
-    answer = answered(used, described(used, flags, said, key))
+    config_says = {name: None if each.is_open else each.value for name, each in said.items()}
+    training = Stack.of(lists.releases(releases), flags, config_says, key)
     seen = symptom or ""
-    answer["faults"].sort(key=lambda row: (seen not in row["symptom"], *order(row)))
-    say_wrapped(*lists.notes(releases, used), *_overruled(flags, said), answer["first"])
-    left = _show_faults(answer["faults"], symptom, details, config)
-    for name, free in answer["free"].items():
+    found = sorted(which_apply(training), key=lambda each: (seen not in each.fault.symptom, *order(each)))
+    answer = in_words(training, found)
+    say_wrapped(*lists.notes(releases, training.releases), *_overruled(flags, said), answer["first"])
+    left = _show_faults(found, answer["faults"], symptom, details, config)
+    for name, right in answer["free"].items():
         sentence = f"Each release of {name} that was tested has a known fault here."
-        if free:
+        if right:
             sentence = (
-                f"With {name} {' or '.join(free[:4])} no known fault of {name} surely applies here, but others may."
+                f"With {name} {' or '.join(right[:4])} no known fault of {name} surely applies here, but others may."
             )
         say_wrapped("", sentence)
     if left:
-        unasked = sum(not fault["asked"] for fault in left)
-        untested = f"; for {unasked} of these nobody tested your release" if unasked else ""
-        say_wrapped("", f"{len(left)} more may apply{untested}. With --details: all, and what to do.")
+        unasked = sum(not each.is_tested for each in left)
+        of_these = f"; for {unasked} of these nobody tested your release" if unasked else ""
+        say_wrapped("", f"{len(left)} more may apply{of_these}. With --details: all, and what to do.")
     return answer
 
 
-def _of_config(config: Path | None) -> tuple[sources.EffectiveSettings, Callable | None]:
+def in_words(training: Stack, found: list[Applies]) -> dict:
+    """Return the answer of `study stack`: the sentence, the faults, and releases without any that surely applies."""
+    applying = [each for each in found if each.answer == "applies"]
+    packages = dict.fromkeys(each.fault.package for each in applying)
+    return {
+        "fine": not applying,
+        "first": _in_one_sentence(training, len(applying), len(found) - len(applying)),
+        "faults": [_fault_row(each, training) for each in found],
+        "not_asked": [_release_in_words(training, package) for package in untested(training)],
+        "free": {package: free(training, package) for package in packages},
+    }
+
+
+def _release_in_words(training: Stack, package: str) -> str:
+    return f"{package} {training.releases[package] or '(release not said)'}"
+
+
+def _in_one_sentence(training: Stack, apply: int, may: int) -> str:
+    """Return how many faults there are, with the releases of which nothing is known."""
+    named = ", ".join(_release_in_words(training, package) for package in training.releases)
+    known = sum(fault.when is not None for fault in table().fault)
+    first = f"{named}: of {known} known faults {apply} {'applies' if apply == 1 else 'apply'}, and {may} may"
+    if packages := untested(training):
+        first += f"; in no test of ours: {', '.join(_release_in_words(training, each) for each in packages)}"
+    return f"{first}."
+
+
+def _fault_row(each: Applies, training: Stack) -> dict:
+    """Return a fault that applies, or may, in words."""
+    fault = each.fault
+    shown_by = f"reproductions/{fault.script}.py" if fault.script else f"{fault.rests_on}, {fault.upstream}"
+    return fault.model_dump(include={"id", "package", "symptom", "who", "upstream", "when"}) | {
+        "answer": each.answer,
+        "asked": each.is_tested,
+        "inside": each.may_be_inside,
+        "question": " ".join([*_not_tested(each), *(question.text for question in each.why)]),
+        "sentence": f"{fault.sentence.rstrip('.')} ({fault.package} {fault.releases})",
+        "do": fault.do_with.get(training.said["trainer"], fault.do),
+        "shown": shown_by.rstrip(", "),
+    }
+
+
+def _not_tested(each: Applies) -> list[str]:
+    """Return a sentence if the release was not tested."""
+    if each.is_tested:
+        return []
+    return [table().questions["release"].format(each.fault.package, each.release)]
+
+
+def _of_config(config: Path | None) -> tuple[EffectiveSettings, Callable | None]:
     """Return what a config says by our names, and what returns its value at a dotted path."""
     if config is None:
         return {}, None
     source = recognised(config)
-    said = sources.effective_settings(source)
+    said = effective_settings(source)
     if "ranks" in said and said["ranks"].is_open:
         del said["ranks"]  # auto is no number: 2 are taken, as where nothing says how many
     if source.unread:
@@ -318,16 +368,19 @@ def _symptom(word: str) -> str:
     return by_word[name]
 
 
-def _overruled(flags: Flags, said: sources.EffectiveSettings) -> Iterator[str]:
-    """Yield a sentence for each flag that says otherwise than the config."""
+def _overruled(flags: Flags, said: EffectiveSettings) -> Iterator[str]:
+    """Yield a sentence for each flag that says otherwise than the config, or what the table does not know."""
     for name, condition in table().settings.items():
         given = getattr(flags, condition, None)
-        written = said.get(name, sources.UNSET)
+        written = said.get(name, UNSET)
         if given is None or written.value is None or written.is_open or written.is_default:
             continue
         if not same(given, written.value) and not _is_named_so(given, str(written.value).lower()):
             yield f"{flag(condition)} {given} counts, and not the config's {shown(written, name)}."
-    engine = said.get("engine", sources.UNSET)
+    engine = said.get("engine", UNSET)
+    known = table().optimizers
+    if flags.optimizer is not None and not any(name in flags.optimizer.lower() for name in known):
+        yield f"--optimizer {flags.optimizer!r:.80} is none of {', '.join(known)}: no fault of these is told."
     if flags.fsdp2 and engine.value == "DeepSpeed":
         yield "--fsdp2 counts, and not the config's DeepSpeed."
     if flags.stage is not None and engine.value == "FSDP":
@@ -344,42 +397,45 @@ def _is_named_so(given: Any, written: str) -> bool:
     return str(given).lower() in written and not is_number(given)
 
 
-def order(row: dict) -> tuple:
+def order(each: Applies) -> tuple:
     """Return what sorts a fault: what applies comes first, then wrong trainings of which at least half is said, then
     that of which the most is said, and the least is open.
 
     A release between two that have a fault most likely has it: that it was not asked leaves nothing open.
     """
-    is_open = row["question"].count("?")
-    is_said = len(row["when"]) - is_open
+    is_open = len(each.why)
+    is_said = len(each.fault.when or ()) - is_open
     return (
-        row["answer"],
-        not row["inside"],
-        not (row["symptom"].startswith(table().silent) and is_said >= is_open),
+        each.answer,
+        not each.may_be_inside,
+        not (each.fault.symptom.startswith(table().silent) and is_said >= is_open),
         -is_said,
         is_open,
     )
 
 
-def _show_faults(faults: list[dict], symptom: str | None, details: bool, config: Path | None) -> list[dict]:
-    """Show those that apply, and some of those that may. Return the others."""
+def _show_faults(
+    found: list[Applies], rows: list[dict], symptom: str | None, details: bool, config: Path | None
+) -> list[Applies]:
+    """Show those that apply, and some of those that may. Return the others. `rows` are the faults in words."""
     # --- each flag is asked for once, and not with each fault
-    flags = Counter(FLAG.findall(" ".join(fault["question"] for fault in faults)))
+    flags = Counter(question.flag for each in found for question in each.why if question.flag)
     if flags and not details:
         wanted = [name for name, _ in flags.most_common()]
         if config is None:
             wanted.insert(0, "--config")
         say_wrapped(f"To narrow it down, give {', '.join(wanted)}. Questions that they answer are left out below.")
     left = []
-    for number, fault in enumerate(faults, 1):
+    for number, (each, row) in enumerate(zip(found, rows, strict=True), 1):
         first = f"{number:>2}. "
-        if details or fault["answer"] == "applies" or (symptom and symptom in fault["symptom"]):
-            sentence = f"{fault['question']} {fault['sentence']}".lstrip()
-            _show_finding(first, Finding(sentence, fault["do"], fault["shown"]))
+        if details or each.answer == "applies" or (symptom and symptom in each.fault.symptom):
+            sentence = f"{row['question']} {row['sentence']}".lstrip()
+            _show_finding(first, Finding(sentence, row["do"], row["shown"]))
         elif number <= MOST_SHOWN:
+            of_others = [*_not_tested(each), *(question.text for question in each.why if not question.flag)]
             # Without any question it would read as if it applied.
-            question = OF_FLAG.sub("", fault["question"]) or fault["question"]
-            say_wrapped(f"{fault['sentence']}. {question.lstrip()}", indent="    ", first=first)
+            question = " ".join(of_others) or row["question"]
+            say_wrapped(f"{row['sentence']}. {question}", indent="    ", first=first)
         else:
-            left.append(fault)
+            left.append(each)
     return left

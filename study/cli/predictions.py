@@ -289,7 +289,10 @@ def virtual(model: Wanted, training: TrainingFlags, passes: Passes, *, run_dir: 
         folder.parent.mkdir(parents=True, exist_ok=True)
         record = launches.run(cell, folder, math.inf, math.inf, None, lambda *_: None)
     if record.error:
-        raise Stop(record.error.message, record.error.what_to_do)
+        remedy = record.error.what_to_do
+        if remedy.startswith("report this") and Path(f"{model.model}").is_dir():
+            remedy = f"correct {model.model}/config.json if `study estimate` refuses it as well, or {remedy}"
+        raise Stop(record.error.message, remedy)
     _show(record, training.ranks)
     return record.model_dump(mode="json", by_alias=True)
 

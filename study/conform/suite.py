@@ -13,8 +13,8 @@ from typing import Any
 
 from packaging.version import Version
 
-from study.conform.faults import table
 from study.core.errors import Stop
+from study.known.faults import table
 
 HERE = Path(__file__).parent
 LIBRARIES = ("torch", "deepspeed", "accelerate")

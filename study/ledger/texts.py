@@ -12,9 +12,9 @@ from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, Field
 
-from study.conform.faults import Fault, table
 from study.core.errors import Stop
 from study.core.files import load
+from study.known.faults import Fault, table
 from study.ledger.evidence import MAX_BYTES, STRICT, Evidence, OfRuns, Value
 from study.records.runs import Run
 
@@ -104,7 +104,7 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
     phrase = re.compile(rf"(?<!\w){re.escape(' '.join(words))}(?!\w)", re.IGNORECASE)
     # A word in the reasons or in the evidence does not make it a claim about that.
     matching = [each for each in known if phrase.search(each.said)]
-    if not matching:
+    if not matching or not any(map(str.strip, words)):  # no word is in every claim
         raise Stop(
             f"no claim is named {' '.join(words):.80}, and none contains it as a phrase",
             "give fewer words; study claims lists the documents",

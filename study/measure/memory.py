@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +71,7 @@ class Live:
     size: int
     phase: str  # that allocated it
     role: str | None = None  # if one was marked
+    number: int = 0  # in the order of allocation
 
 
 class MemoryWatch(TorchDispatchMode):
@@ -81,17 +82,30 @@ class MemoryWatch(TorchDispatchMode):
     second sorts the live storages by role, found by address, at each new maximum close to that peak.
     """
 
-    def __init__(self, device_type: str, roles: Callable[[], dict[int, str]], collect: bool = True):
+    def __init__(
+        self,
+        device_type: str,
+        roles: Callable[[], dict[int, str]],
+        collect: bool = True,
+        counts: Callable[[torch.Tensor], bool] | None = None,  # which tensors; all by default
+        log: list[tuple[int, int]] | None = None,  # gets each storage's number and its bytes, 0 when it is freed
+    ):
         super().__init__()
+        self.counts = counts
+        self.log = log
         self.device_type = device_type
         self.roles = roles
         self.collect = collect
         self.total = self.peak = 0
+        self.peak_phase: str | None = None
         self.close_to_peak: float | None = None
         self.at_peak: dict[str, int] | None = None
+        self.sorts_every: float | None = None  # share of the peak by which it must rise, far from a known one
         self.gloo = dist.is_initialized() and dist.get_backend() == "gloo"
         self.failed: Exception | None = None
         self._live: dict[int, Live] = {}
+        self.made = 0
+        self._sorted_bytes = 0
 
     def __enter__(self):
         if self.collect:
@@ -133,6 +147,28 @@ class MemoryWatch(TorchDispatchMode):
             if storage is not None and storage.nbytes():
                 live.role = roles.get(storage._cdata, live.role)
 
+    def follow(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count tensors that were there before the watch, or before it counted their kind."""
+        for tensor in tensors:
+            self._add(tensor, "before")
+        self._rise()
+
+    def reassign(self, since: int, phase: str) -> None:
+        """Give storages that were made after the one of this number another phase."""
+        for live in list(self._live.values()):
+            if live.number > since:
+                live.phase = phase
+
+    def numbers(self, wanted: set[str]) -> list[int]:
+        """Return the numbers of live storages with one of these roles."""
+        roles = self.roles()
+        found = []
+        for live in list(self._live.values()):
+            storage = live.ref()
+            if storage is not None and roles.get(storage._cdata, live.role) in wanted:
+                found.append(live.number)
+        return found
+
     def by_role(self) -> dict[str, int]:
         """Return live bytes by role. A storage without a role is named by the phase that allocated it."""
         # Hold the storages while they are sorted: if gloo's threads freed one, the parts would not add up.
@@ -172,6 +208,10 @@ class MemoryWatch(TorchDispatchMode):
             _let_threads_finish()
         if self.total > self.peak:
             self.peak = self.total
+            self.peak_phase = _phase()
+            if self.sorts_every is not None and self.peak > (1 + self.sorts_every) * self._sorted_bytes:
+                self.at_peak = self.by_role()
+                self._sorted_bytes = self.peak
             if self.close_to_peak is not None and self.peak >= self.close_to_peak:
                 self.at_peak = self.by_role()
                 self.peak = sum(self.at_peak.values())  # gloo's threads may have freed something meanwhile
@@ -183,6 +223,8 @@ class MemoryWatch(TorchDispatchMode):
         try:
             storage = tensor.untyped_storage()
             key = id(storage)
+            if key not in self._live and self.counts is not None and not self.counts(tensor):
+                return
             if key not in self._live and not isinstance(tensor, FakeTensor):
                 storage.data_ptr()
         except (NotImplementedError, RuntimeError):
@@ -191,13 +233,20 @@ class MemoryWatch(TorchDispatchMode):
             self._change(self._live[key], storage.nbytes())  # resized in place
             return
         live = Live(weakref.ref(storage, lambda _: self._gone(key)), storage.nbytes(), phase or _phase())
+        live.number = self.made = self.made + 1
         self._live[key] = live
         self.total += live.size
+        self._note(live, live.size)
 
     def _change(self, live: Live, size: int) -> None:
         if live.phase != "gloo":  # gloo's copies do not count
             self.total += size - live.size
             live.size = size
+            self._note(live, size)
+
+    def _note(self, live: Live, size: int) -> None:
+        if self.log is not None:
+            self.log.append((live.number, size))
 
     def _set_apart(self, tensor: torch.Tensor) -> None:
         """Do not count gloo's copy: it runs a reduce-scatter as an all-reduce of a copy, which it then splits.
@@ -210,7 +259,9 @@ class MemoryWatch(TorchDispatchMode):
             live.size = 0
 
     def _gone(self, key: int) -> None:  # called by Python in any thread, when nothing refers to a storage any more
-        self.total -= self._live.pop(key).size
+        live = self._live.pop(key)
+        self.total -= live.size
+        self._note(live, 0)
 
 
 def _let_threads_finish() -> None:

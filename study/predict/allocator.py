@@ -144,10 +144,15 @@ class MemoryKinds:
 def outside_bytes(training: Training) -> float:
     """Bytes that a process takes of a GPU outside PyTorch's allocator."""
     placement = training.placement
-    outside = OLD_CONTEXT_BYTES if training.loop.torch_major == 1 else CONTEXT_BYTES
-    if placement.ranks > 1 or placement.deepspeed or placement.fsdp or placement.in_ddp:
-        outside += NCCL_BYTES[min(placement.ranks, 3)]
-    if placement.stage in (1, 2):
+    grouped = placement.ranks > 1 or bool(placement.deepspeed or placement.fsdp or placement.in_ddp)
+    context = OLD_CONTEXT_BYTES if training.loop.torch_major == 1 else CONTEXT_BYTES
+    return context + outside_of_group(placement.ranks if grouped else 0, placement.stage)
+
+
+def outside_of_group(ranks: int, stage: int | None) -> float:
+    """Bytes of NCCL for so many ranks, 0 without a group, and of ZeRO's stage."""
+    outside = NCCL_BYTES[min(ranks, 3)] if ranks else 0.0
+    if stage in (1, 2):
         outside += STAGES_1_AND_2_BYTES
     return outside
 

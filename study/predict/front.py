@@ -14,7 +14,16 @@ from study.predict.advise import (
     fits_on,
     with_more_rows,
 )
-from study.predict.allocator import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, MemoryKinds, reserve_bytes
+from study.predict.allocator import (
+    CONTEXT_BYTES,
+    FRAGMENTATION,
+    OUTSIDE_AT_MOST_BYTES,
+    Allocator,
+    Block,
+    MemoryKinds,
+    outside_of_group,
+    reserve_bytes,
+)
 from study.predict.architecture import Wanted, asked_for, named
 from study.predict.estimate import HOST_PROCESS_BYTES, Estimate, loading_bytes
 from study.predict.outside import scores

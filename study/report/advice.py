@@ -33,7 +33,7 @@ RECOMPUTE = (
     "Beside frozen embeddings, give recomputation use_reentrant=False or call model.enable_input_require_grads(): "
     "otherwise adapters may stay as they are without a message."
 )
-# Faults `frozen-weights-stay` and `frozen-not-reentrant` of study/conform/faults.toml.
+# Faults `frozen-weights-stay` and `frozen-not-reentrant` of study/known/faults.toml.
 RECOMPUTE_STAGE_3 = (
     "Give recomputation use_reentrant=False: with True and transformers before 5.23.0, deepspeed 0.19.3 to 0.19.8 "
     "keeps the whole frozen model on each rank. deepspeed 0.19.2 needs True, and TRL since 1.9.0 and ms-swift set it. "

@@ -1,10 +1,8 @@
-"""The page that answers `study estimate` without a server. Its script multiplies a table.
+"""The page that answers `study estimate` and `study advise` without a server, for built-in shapes. It looks up a table.
 
-`tools/calculator_tables.py` writes the table, `reports/calculator.json.gz`.
+`tools/calculator_tables.py` writes the table, `reports/calculator.json`.
 """
 
-import base64
-import gzip
 import json
 
 from study.core.arms import ROOT, load_arm
@@ -16,64 +14,72 @@ from study.predict.front import (
     HOST_PROCESS_BYTES,
     MISS,
     OUTSIDE_AT_MOST_BYTES,
-    peak_flops_per_s,
+    PlaceFlags,
+    Precision,
+    Question,
+    StepFlags,
+    TrainingFlags,
+    Transformer,
+    estimate,
     reserve_bytes,
+    settled_arm,
 )
-from study.report import style
 from study.report.advice import accuracy
-from study.report.topics import memory
 
-FILE = ROOT / "reports" / "calculator.json.gz"  # a wheel has none
-ARMS = (
-    *("single", "ddp", "zero1", "zero1_cpu", "zero2", "zero2_cpu", "zero3", "zero3_cpu", "zero3_nvme"),
+FILE = ROOT / "reports" / "calculator.json"  # a wheel has none
+ARMS = (  # the simplest first, as in `study arms`
+    *("single", "ddp", "zero1", "zero2", "zero3", "zero1_cpu", "zero2_cpu", "zero3_cpu", "zero3_nvme"),
     *("fsdp2", "fsdp2_grad_op", "fsdp2_cpu"),
 )
 GPUS_TRIED = (1, 2, 4, 8, 16, 32, 64)
-LEAST_TOKENS = 2  # a size of 1 leads to other kernels
-MODEL = "llama3-8b"  # that the page shows first
-OPTIMIZERS = {"adamw": "AdamW", "adamw_8bit": "AdamW with 8-bit states", "sgd": "SGD with momentum"}
-PRECISIONS = {"bf16_cast": "bf16 weights, fp32 master copy", "bf16": "bf16 autocast, fp32 weights", "fp32": "fp32"}
+PRECISION: Precision = "bf16_cast"  # of all arms, so that they compare
+SHOWN = {"model": "llama3-8b", "gpus": 8, "gpu": "H100-80GB"}  # at first
+
+
+def arms_of(gpus: int) -> list[str]:
+    """Return the arms that make sense. A GPU alone shares nothing, but its states can leave it."""
+    if gpus > 1:
+        return [name for name in ARMS if name != "single"]
+    return [name for name in ARMS if name == "single" or load_arm(name).offload_optimizer != "none"]
+
+
+def needs(model: Transformer, arm: str, gpus: int) -> list[int]:
+    """Return the bytes of a GPU at the peak, of a node's host memory, and on disk for each GPU.
+
+    A step has 128 rows, as `study advise` takes it, and a pass one row. Activations are recomputed.
+    """
+    flags = TrainingFlags(gpus=gpus, precision=PRECISION)
+    question = Question.of(model, flags, PlaceFlags(gpu="H100"), StepFlags(checkpointing=True))
+    settled = settled_arm(load_arm(arm), gpus, question.local, BUCKET_ELEMENTS)
+    whole = estimate(question.training(settled, 1, question.batch // gpus))
+    host_bytes = 0
+    if whole.host_bytes:
+        host_bytes = question.local * (whole.host_bytes + int(HOST_PROCESS_BYTES))
+    return [whole.peak_bytes, host_bytes, whole.swapped_bytes]
 
 
 def values() -> dict:
     """Return what the page shows. Without JavaScript it names the command that answers."""
-    # The tables stay compressed in the page, and the browser inflates them: ten times as many bytes otherwise.
-    tables = FILE.read_bytes()
-    models = json.loads(gzip.decompress(tables))["models"]
-    by_size = sorted(GPUS, key=lambda name: -GPUS[name].memory_bytes)
+    by_size = sorted(GPUS.items(), key=lambda kind: -kind[1].memory_bytes)
+    at_most = {name: gpu.memory_bytes - reserve_bytes(gpu) for name, gpu in by_size}
     return {
-        "models": sorted(models, key=lambda name: name != MODEL),  # that which is shown first comes first
+        "models": json.loads(FILE.read_text()),
         "gpu_counts": GPUS_TRIED,
-        "gpus": {name: f"{name} ({size(GPUS[name].memory_bytes)})" for name in by_size},
-        "precisions": PRECISIONS,
-        "optimizers": OPTIMIZERS,
-        "least_tokens": LEAST_TOKENS,
-        "accuracy": "; ".join(accuracy()),
+        "gpus": {
+            name: f"{name} ({size(gpu.memory_bytes)}, {gpu.memory_bytes / 2**30:.3g} GiB)" for name, gpu in by_size
+        },
+        "cards": {
+            name: {
+                "memory_bytes": gpu.memory_bytes,
+                "most_bytes": at_most[name],
+                "roomy_bytes": at_most[name] / (1 + MISS),
+            }
+            for name, gpu in by_size
+        },
+        "shown": SHOWN,
+        "arms": ARMS,
+        "precision": PRECISION,
+        "accuracy": accuracy(())[0],
         "miss": f"{MISS:.0%}",
         "reserve": f"{size(OUTSIDE_AT_MOST_BYTES)} and {FRAGMENTATION:.0%}",
-        "tables": base64.b64encode(tables).decode(),
-        "machines": {
-            "gpu_kinds": {
-                name: {
-                    "memory_bytes": gpu.memory_bytes,
-                    "has_bf16": gpu.has_bf16,
-                    "reserve_bytes": reserve_bytes(gpu),
-                    "half_flops_per_s": peak_flops_per_s(gpu, False),
-                    "single_flops_per_s": peak_flops_per_s(gpu, True),
-                }
-                for name, gpu in GPUS.items()
-            },
-            "arms": {
-                arm.name: {
-                    "alone": arm.distributed_type == "NO",
-                    "buckets": arm.deepspeed is not None,
-                    "colour": style.look(arm.name)["color"],
-                }
-                for arm in map(load_arm, ARMS)
-            },
-            "bucket_elements": BUCKET_ELEMENTS,
-            "host_process_bytes": HOST_PROCESS_BYTES,
-            "miss": MISS,
-            "colours": {part: style.PARTS[part] for part in memory.PARTS},  # the tables have a number for each
-        },
     }

@@ -21,16 +21,16 @@ import papermill
 from nbconvert import HTMLExporter
 from papermill.exceptions import PapermillExecutionError
 
-from study.conform import faults
 from study.core import files
 from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.text import say
+from study.known import faults
 from study.ledger import texts
 from study.records import runs as records
 from study.records import store
 from study.records.keeping import redact
-from study.report import answers, calculator, style
+from study.report import answers, calculator, stacks, style
 from study.report.answers import Answer
 from study.report.tables import as_html, write_csv
 
@@ -38,7 +38,7 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 PAGES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True
 )
-PAGES.policies["json.dumps_kwargs"] = {}  # arms and parts keep their order
+PAGES.policies["json.dumps_kwargs"] = {}  # arms keep their order
 NOTEBOOKS = {"stages": "Stages", "compare": "Compare", "replicate": "Documents"}  # with what leads to their pages
 BY_HAND = ("one_process", "data_parallel", "stage1", "stage2", "stage3")  # each is the file before plus one idea
 BY_HAND_FOLDER = ROOT / "examples" / "zero_by_hand"
@@ -74,9 +74,8 @@ def build(folders: list[Path], out: Path, address: str = "") -> list[str]:
         counted = texts.in_words(texts.claims())
         write(site, "claims", texts=texts.texts(), faults=texts.faults(), verdicts=texts.VERDICTS, count=counted)
         (site / "faults.json").write_text(faults.table().model_dump_json(indent=1))
-        known = faults.table().model_dump(mode="json")
-        write(site, "stack", table=known)
-        write(site, "faults", "stack", table=known, alone=True)
+        write(site, "stack", **stacks.values())
+        write(site, "faults", "stack", **stacks.values(), alone=True)
         answered = _answered(site, "index", answers.answers(runs))
         write(site, "calculator", **calculator.values())
         write_by_hand(site)

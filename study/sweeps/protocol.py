@@ -138,8 +138,9 @@ def cells(protocol: dict, scale: str) -> list[Cell]:
     """Return every cell of a protocol at a scale, in the order of the file."""
     cells = [cell for part in protocol["part"] if scale in part for cell in _cells_of_part(protocol, part, scale)]
     if not cells:
-        scales = {*SCALES} & {*itertools.chain(*protocol["part"])}
-        raise Stop(f"{protocol['file']} has no scale {scale!r}", f"give --scale {' or '.join(scales)}, or {EXAMPLE}")
+        scales = [each for each in SCALES if any(each in part for part in protocol["part"])]
+        remedy = f"give --scale {' or '.join(scales)}, or {EXAMPLE}" if scales else EXAMPLE
+        raise Stop(f"{protocol['file']} has no scale {scale!r}", remedy)
     return cells
 
 

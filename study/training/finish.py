@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from study.core import machine
 from study.core.errors import Stop
-from study.core.models.build import GROUPED, WithoutValues
+from study.core.models.values import GROUPED, WithoutValues
 from study.measure import readback, roles, traffic
 from study.measure.clock import Clock
 from study.measure.memory import difference, io_bytes, memory_by_component

@@ -21,6 +21,7 @@ from study.core.options import parsed
 from study.core.settings import Flags, check, check_steps, resolve
 from study.measure.hardware import CUDA
 from study.measure.heartbeat import Heartbeat
+from study.measure.virtual_rank import become_virtual_rank
 from study.records.sections import Time
 from study.training import ending, finish, patches, setup
 from study.training.data import load_data
@@ -92,7 +93,7 @@ def run_to_the_end(train: Train, run: OpenRun, launch: Launch, stack: contextlib
     combinations.check(settings, arm)
     if settings.virtual_ranks:
         arms.check_virtual(arm, settings.init)
-        patches.become_virtual_rank(settings.virtual_ranks)
+        become_virtual_rank(settings.virtual_ranks)
     set_threads(settings.threads)
     disk = setup.claim_disk(settings, arm, launch, run.folder)
     if disk:  # the folder above it stays, as it may be the user's own

@@ -5,7 +5,6 @@ move no data. The other ranks' parts of weights and gradients are uninitialised 
 """
 
 import contextlib
-import os
 import re
 import sys
 import types
@@ -16,14 +15,14 @@ import torch.distributed as dist
 from accelerate import Accelerator, DistributedType
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import FullyShardedDataParallelPlugin, ParallelismConfig
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import CPUOffloadPolicy
-from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend "fake"
 from transformers import PreTrainedModel
 
 from study.core.arms import Arm
-from study.core.models.build import WithoutValues
+from study.core.models.values import WithoutValues
 from study.measure.hardware import CUDA
+from study.measure.virtual_rank import all_reduce
 from study.records.sections import MemoryCap
 
 applied: set[str] = set()  # the names of the patches that were applied
@@ -116,14 +115,6 @@ def name_layers(accelerator: Accelerator, model: PreTrainedModel) -> None:
     accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = sorted(layers - holders)
 
 
-def become_virtual_rank(ranks: int) -> None:
-    """Make this process rank 0 of a group whose other ranks do not exist."""
-    # LOCAL_WORLD_SIZE is 1: DeepSpeed must not wait for neighbours on this machine in shared memory.
-    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": "1"}
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}  # nobody connects
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-
-
 @contextlib.contextmanager
 def without_values(sharded_by_fsdp: bool):
     """Give tensors shapes but no memory, so that a laptop can show what a model of any size would do.
@@ -175,17 +166,7 @@ def _fsdp_without_values():
 def stand_alone(model) -> None:
     """Let the model of a virtual rank do without the ranks that do not exist."""
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        model.register_comm_hook(None, _all_reduce)  # its C++ code needs a result that the fake backend lacks
+        model.register_comm_hook(None, all_reduce)  # its C++ code needs a result that the fake backend lacks
     if hook := getattr(model, "first_dataloader_check", None):  # AutoTP compares the rows of its first pass
         applied.add("no_comparison_of_rows_between_ranks")
         hook.remove()
-
-
-def _all_reduce(_, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    buffer = bucket.buffer().div_(dist.get_world_size())
-    dist.all_reduce(buffer)
-    # The future must name the GPU of its tensor; a tensor without memory counts as having none.
-    on_gpu = buffer.is_cuda and not isinstance(buffer, FakeTensor)
-    done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[buffer.device] if on_gpu else [])
-    done.set_result(buffer)
-    return done

@@ -3,14 +3,15 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from study.configs import sources
+from study.configs.differences import mistakes
 from study.core.errors import Stop
 from study.core.text import number_of
+from study.known.findings import Finding, ordered
 from study.records import collectives, store
 from study.records.schema import Record
-from study.watch import hangs, sources, trends
+from study.watch import hangs, trends
 from study.watch.diagnosis import judge
-from study.watch.differences import mistakes
-from study.watch.findings import Finding, ordered
 
 LOGS = (".log", ".txt", ".out", ".err")
 

@@ -1,4 +1,4 @@
-"""Diagnose a run by its record: rules for mistakes and costs. The sentence of each finding is in findings.toml.
+"""Diagnose a run by its record: rules for mistakes and costs. The sentence of each finding is in known/findings.toml.
 
 A rule yields the ids of its findings and the values that their sentences show: names that end in `_bytes` are shown as
 sizes, and `memory_bytes` and `traffic_bytes` are what the finding costs. A rule raises Unknown if the record lacks a
@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from study.core.recipes import AUTOCAST
+from study.known.findings import Finding, finding, ordered
 from study.records import metrics
 from study.records.metrics import ELEMENT_BYTES
 from study.records.schema import Record
-from study.watch.findings import Finding, finding, ordered
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 FIRST_SCALE = 65536  # the initial loss scale of DeepSpeed and torch

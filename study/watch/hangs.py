@@ -1,7 +1,7 @@
 """Explain a run that hangs: which rank waits in which collective for which rank, and why.
 
-It goes by the log files of watched ranks, or by Flight Recorder dumps of others. The causes are in hangs.toml, the
-surest first. They go by the functions in which the ranks are.
+It goes by the log files of watched ranks, or by Flight Recorder dumps of others. The causes are in known/hangs.toml,
+the surest first. They go by the functions in which the ranks are.
 """
 
 import re
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from study.core import files
 from study.core.errors import Stop
+from study.known.findings import HANGS, Finding, finding, texts
 from study.records.collectives import Collective, RankLog, collective_of
-from study.watch.findings import Finding, finding, texts
 
 MOST = 8  # ranks in a sentence
 MOST_GROUPS = 200  # of ranks: with tensor and pipeline parallelism a rank is in some ten
@@ -50,7 +50,7 @@ def causes(logs: list[RankLog]) -> list[Finding]:
     known = 1 < len(stacks) == logs[0].ranks and all(log.calls for log in logs) and seen != {"all_began"}
     # Of 48 trainings that hang, 19 end at once with gloo. The patterns were written on the others, and are tested on
     # them: how many hangs of strangers they name is not known (reports/log.md).
-    for id, cause in texts("hangs.toml").items():
+    for id, cause in texts(HANGS).items():
         ranks = [rank for rank, stack in stacks.items() if re.search(cause["calls"], stack)]
         others = [rank for rank in stacks if rank not in ranks]
         is_told = known or cause.get("without_all")

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
+from study.configs.asked import intended_settings
 from study.core.errors import Stop
 from study.core.text import say
 from study.measure import hardware, readback, roles
@@ -28,7 +29,6 @@ from study.records.sections import Watched
 from study.watch import results, trends
 from study.watch.loop import Instruments, Loop, is_engine
 from study.watch.results import RankMeasurements
-from study.watch.sources import intended_settings
 from study.watch.steps import StepLog
 
 WITHIN_S = 60  # how long a rank waits for what another one sends
@@ -117,7 +117,7 @@ class Watch:
         self.folder = folder = ranks.agree_on_folder(self.run_dir)
         if folder is None:
             return  # this rank is in no group with the first
-        record = self._new_record(folder)
+        record = new_record(folder.name, self.accelerator, self.model, self.optimizer, self.arguments)
         if ranks.rank == 0:
             store.write(folder, record)
         # --- what works during the loop, in the order in which it may fail
@@ -131,28 +131,28 @@ class Watch:
         self.session = Session(ranks, folder, loop)
         loop.attach()
 
-    def _new_record(self, folder: Path) -> Record:
-        """Return a record of the machine, of what was asked for, and of what was prepared."""
-        record = store.new(folder.name, sys.argv)
-        config = None
-        if self.is_engine and self.accelerator is None:
-            config = self.model.config
-        record.promised = intended_settings(config, self.arguments)
-        name = type(roles.plain_model(self.model)).__name__.removeprefix("FSDP")  # fully_shard makes a class of its own
-        record.watched = Watched(script=Path(sys.argv[0]).name or None, model=name)
-        if not self.is_engine:
-            groups = roles.inner_optimizer(self.optimizer).param_groups
-            updated = {id(tensor) for group in groups for tensor in group["params"]}
-            record.watched.optimized_tensors = sum(id(tensor) in updated for tensor in self.model.parameters())
-        record.observed = readback.distribution(self.accelerator, self.model, self.optimizer)
-        record.observed.arm = results.arm_of(record.observed)
-        if roles.fsdp_version(self.model) == 1:
-            # It is in fully_sharded_data_parallel.py:1074, and Accelerate calls it for FSDP1 alone
-            # (accelerator.py:3020).
-            record.observed.clipping = None  # unknown: FSDP1 has a function of its own
-        record.hardware = hardware.describe()
-        record.software = hardware.versions()
-        return record
+
+def new_record(name: str, accelerator, model, optimizer, arguments=None) -> Record:
+    """Return a record of the machine, of what was asked for, and of what was prepared."""
+    record = store.new(name, sys.argv)
+    config = None
+    if is_engine(model) and accelerator is None:
+        config = model.config
+    record.promised = intended_settings(config, arguments)
+    kind = type(roles.plain_model(model)).__name__.removeprefix("FSDP")  # fully_shard makes a class of its own
+    record.watched = Watched(script=Path(sys.argv[0]).name or None, model=kind)
+    if not is_engine(model):
+        groups = roles.inner_optimizer(optimizer).param_groups
+        updated = {id(tensor) for group in groups for tensor in group["params"]}
+        record.watched.optimized_tensors = sum(id(tensor) in updated for tensor in model.parameters())
+    record.observed = readback.distribution(accelerator, model, optimizer)
+    record.observed.arm = results.arm_of(record.observed)
+    if roles.fsdp_version(model) == 1:
+        # It is in fully_sharded_data_parallel.py:1074, and Accelerate calls it for FSDP1 alone (accelerator.py:3020).
+        record.observed.clipping = None  # unknown: FSDP1 has a function of its own
+    record.hardware = hardware.describe()
+    record.software = hardware.versions()
+    return record
 
 
 watch = Watch

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from study.core import files
 from study.core.errors import Stop
-from study.watch.findings import Finding, finding
+from study.known.findings import Finding, finding
 
 FILE = "steps-rank{rank}.csv"
 PHASES = ("outside", "data", "forward", "backward", "waiting", "update")  # seconds of a step; waiting: for ranks

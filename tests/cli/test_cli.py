@@ -127,6 +127,17 @@ def test_a_virtual_rank_holds_what_is_estimated_by_default(monkeypatch, tmp_path
     assert measured.tracked_peak_bytes == pytest.approx(predicted.peak_bytes, rel=0.001)
 
 
+def test_a_stranger_s_config_that_does_not_run_is_asked_of_the_calculator_before_it_is_reported(
+    monkeypatch, tmp_path, capsys
+):
+    config = json.loads((ROOT / "study/core/shapes.json").read_text())["llama-micro"]
+    (tmp_path / "config.json").write_text(json.dumps(config.get("config", config)))
+    failed = types.SimpleNamespace(message="RuntimeError: k", what_to_do="report this, with the run's log.txt")
+    monkeypatch.setattr(predictions.launches, "run", lambda *_: types.SimpleNamespace(error=failed))
+    assert in_this_process(monkeypatch, f"virtual --model {tmp_path} --ranks 2 --sequence 16") == 2
+    assert "config.json if `study estimate` refuses it as well, or report this" in capsys.readouterr().err
+
+
 TRACING = "tracing the model; this takes seconds to minutes, once ...\n"
 
 

@@ -8,6 +8,10 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from study.configs import differences
+from study.configs import sources as configs
+from study.configs.oom import reading
+from study.configs.oom.explain import Described, explain
 from study.core import arms, files
 from study.core.errors import Stop
 from study.core.shapes import config_of
@@ -15,10 +19,7 @@ from study.predict.architecture import named
 from study.predict.front import Wanted
 from study.records import collectives, store
 from study.records.keeping import redact
-from study.watch import differences, hangs
-from study.watch import sources as configs
-from study.watch.oom import reading
-from study.watch.oom.explain import Described, explain
+from study.watch import hangs
 from tests.conftest import ROOT, table
 from tests.shaped import failed, finished
 

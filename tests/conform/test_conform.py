@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from study.cli import diagnosis
-from study.conform import cases, checks, command, faults, models, releases, script, suite
+from study.conform import cases, checks, command, models, releases, script, suite
 from study.conform.cases import Case, Difference, Reference, bound
 from study.conform.suite import ADAPTERS, PROPERTIES, Adapter, Answer
 from study.core.errors import Stop
+from study.known import faults
 from tests.conftest import ROOT, python, ranks_of, table
 
 PYTORCH = ADAPTERS["ddp"].path.read_text()

@@ -169,9 +169,9 @@ def test_a_config_of_deepspeed_is_read_as_people_paste_it(stage):
 
 
 def test_columns_that_are_for_the_reader_are_named(tmp_path, capsys):
-    (tmp_path / "mine.csv").write_text(csv_of(USUAL | {"offload": "params", "tier": "A"}))
+    (tmp_path / "mine.csv").write_text(csv_of(USUAL | {"offload": "params", "tier": "A", "arm": "zero9"}))
     assert [*scores.rows_of(tmp_path / "mine.csv")] == [2]
-    assert capsys.readouterr().err == "columns that change no prediction: offload, tier\n"
+    assert capsys.readouterr().err == "columns that change no prediction: offload, tier, arm\n"
 
 
 def test_a_row_is_told_before_the_next_one_is_predicted(monkeypatch):

@@ -1,11 +1,9 @@
-"""The report in a real browser: no errors, nothing cut off or upon another, and a calculator that answers as Python."""
+"""The report in a real browser: no errors, nothing cut off or upon another, and pages that answer from their tables."""
 
-import gzip
 import io
 import itertools
 import json
 import random
-import shlex
 import shutil
 from pathlib import Path
 
@@ -13,25 +11,14 @@ import matplotlib.image
 import numpy
 import pytest
 
-from study.cli import predictions
-from study.cli.diagnosis import order
-from study.conform.faults import table
-from study.conform.stack import Flags, answered, described
-from study.core.arms import load_arm
 from study.core.gpus import GPUS
-from study.core.optimizers import refusal
-from study.core.text import size
+from study.known.faults import table
 from study.ledger import texts
-from study.predict.architecture import named
-from study.predict.front import BUCKET_ELEMENTS, PlaceFlags, TrainingFlags
-from study.predict.pace import peak_flops_per_s
-from study.predict.prediction import estimate
-from study.report import calculator
+from study.predict.front import fits_on
+from study.report import calculator, stacks
 from study.report import site as report
-from study.report.topics import memory
-from study.watch import lists
 from tests.cli.test_cli import in_this_process
-from tests.conftest import table as cases
+from tests.report.test_lookups import looked_up
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
@@ -158,148 +145,72 @@ def test_a_stage_is_dragged(show):
     assert shares == ["16", "5.5", "3.75", "2"]
 
 
-# --- the calculator ------------------------------------------------------------------------------------------------
+# --- the calculator, and is my stack right? --------------------------------------------------------------------------
 
-MODELS = json.loads(gzip.decompress(calculator.FILE.read_bytes()))["models"]
-READY = """const done = arguments[0];
-(function look() { typeof form === "undefined" || form.hidden ? setTimeout(look, 20) : done(); })()"""
-
-
-CHOICES = {
-    "arm": calculator.ARMS,
-    "gpu": [*GPUS],
-    "gpus": calculator.GPUS_TRIED,
-    "rows": [1, 2, 3, 8, 31, 1000],
-    "passes": [1, 1, 2, 5],
-    "recomputes": [True, False],
-    "optimizer": [*calculator.OPTIMIZERS],
-}
-
-
-def question(draw: random.Random) -> dict:
-    model = draw.choice([*MODELS])
-    most = min(MODELS[model]["positions"] or 10**6, 100_000)
-    precision = draw.choice([name for name in calculator.PRECISIONS if name in MODELS[model]])
-    drawn = {name: draw.choice(choices) for name, choices in CHOICES.items()}
-    return drawn | {"model": model, "precision": precision, "tokens": draw.choice([2, 77, 128, most])}
-
-
-def answer(model, arm, gpu, gpus, precision, rows, passes, tokens, recomputes, optimizer) -> dict | None:
-    """Return the answer of `study estimate`; None where a library refuses the optimizer."""
-    if refusal(load_arm(arm), optimizer, precision):
-        return None
-    training = TrainingFlags(gpus=gpus, sequence=tokens, precision=precision, optimizer=optimizer)
-    passes = predictions.Passes(arm=arm, micro_batch=rows, accumulation=passes, checkpointing=recomputes)
-    ours, _ = predictions.training_of(named(model), training, PlaceFlags(), passes, BUCKET_ELEMENTS)
-    whole = estimate(ours)
-    left = dict.fromkeys(itertools.chain(*memory.PARTS.values()), 0) | whole.at_peak
-    left["activations"] += left.pop("temporaries")  # the page shows them as one
-    flops = ours.traced.flops * ours.batch.passes
-    return {
-        "parts": [sum(left.get(role, 0) for role in roles) for roles in memory.PARTS.values()],
-        "peakBytes": whole.peak_bytes,
-        "hostBytes": whole.host_bytes,
-        "diskBytes": whole.swapped_bytes,
-        "traffic": whole.traffic,
-        "leastS": pytest.approx(flops / peak_flops_per_s(GPUS[gpu], precision == "fp32"), rel=1e-9),
-    }
-
-
-def test_drawn_questions_have_the_answers_of_python(show):
-    """After a change of the predictor run tools/calculator_tables.py."""
-    page = show("calculator")
-    page.execute_async_script(READY)
-    draw = random.Random(18)
-    asked = [question(draw) for _ in range(40)]
-    script = """return arguments[0].map((question) =>
-        armsOf(question).includes(question.arm) ? answerOf(question, question.arm) : null)"""
-    for each, theirs in zip(asked, page.execute_script(script, asked), strict=True):
-        ours = answer(**each)
-        assert (theirs and ours and {name: theirs[name] for name in ours}) == ours, each
-
-
-def test_what_is_typed_is_answered_and_kept_in_the_address(show, monkeypatch, capsys):
-    """The command that the page names gives the same numbers."""
-    page = show("calculator")
-    page.execute_async_script(READY)
-    typed = {"model": "qwen2.5-7b", "gpus": 16, "gpu": "A100-80GB", "tokens": 1024, "rows": 2, "passes": 3}
-    script = """const field = form.elements[arguments[0]];
-        if (field.type === "checkbox") field.checked = arguments[1]; else field.value = arguments[1];
-        field.dispatchEvent(new Event("input", { bubbles: true }))"""
-    for name, value in (typed | {"recomputes": True}).items():
-        page.execute_script(script, name, value)
-    cells = """return Object.fromEntries([...document.querySelectorAll("#arms tbody tr")].map((row) =>
-        [row.dataset.arm, [...row.cells].slice(1).map((cell) => cell.textContent)]))"""
-    shown = page.execute_script(cells)
-    _, *words = shlex.split(page.find_element("id", "command").text)
-    assert in_this_process(monkeypatch, f"{shlex.join(words)} --json") is None
-    said = json.loads(capsys.readouterr().out)
-    assert shown["zero3"][1] == size(said["estimate"]["peak_bytes"])
-    page.refresh()
-    page.execute_async_script(READY)
-    assert page.execute_script(cells) == shown
-
-
-SIMPLEST = [  # model, GPUs, kind of GPU, rows: what the page advises
-    ("gpt2", 1, "H100-80GB", 1, "The simplest is single, which needs "),
-    ("gpt2", 8, "H100-80GB", 1, "The simplest is ddp, which needs "),
-    ("llama3-8b", 8, "H100-80GB", 1, "The simplest is zero1, which needs "),
-    ("llama3-8b", 1, "H100-80GB", 1, "The simplest is zero1_cpu, which needs "),
-    ("llama3-70b", 8, "T4", 1, "of a node's host memory, and leaves room"),
-    ("llama3-70b", 8, "T4", 1000, "Nothing fits on 8 x T4"),
+CHOOSE = """const form = document.querySelector("form.calculator");
+    for (const [name, value] of Object.entries(arguments[0])) form.elements[name].value = value;
+    for (const value of arguments[1]) form.querySelector(`[value="${value}"]`).click();
+    form.dispatchEvent(new Event("input"));"""
+UNCHECK = "for (const box of document.querySelectorAll('input:checked')) box.checked = false"
+SIMPLEST = [  # model, GPUs, kind of GPU: what the page advises
+    ("gpt2", 1, "H100-80GB", "On 1 x H100-80GB use single: "),
+    ("gpt2", 8, "H100-80GB", "On 8 x H100-80GB use ddp: "),
+    ("llama3-8b", 8, "H100-80GB", "use zero1: "),
+    ("llama3-8b", 1, "H100-80GB", "use zero1_cpu: "),
+    ("llama3-8b", 4, "A100-40GB", "use zero3: "),  # only just: four that offload would leave room
+    ("llama3-70b", 8, "A100-80GB", "use zero3_cpu: "),
+    ("llama3-70b", 1, "T4", "Nothing fits on 1 x T4: "),
 ]
 
 
-def test_the_sentence_names_the_simplest_arm_that_fits(show):
-    """And not the one that needs the least, which offloads and is slow."""
+def test_the_calculator_names_the_simplest_arm_that_fits(show, monkeypatch, capsys):
+    """What offloads only if nothing else fits. The command that the page names is one."""
     page = show("calculator")
-    page.execute_async_script(READY)
-    about = {"precision": "bf16_cast", "optimizer": "adamw", "tokens": 1024, "passes": 1, "recomputes": True}
-    script = """const question = arguments[0];
-        const answers = armsOf(question).map((name) => answerOf(question, name));
-        return [sentenceOf(question, answers), answers.map((each) => [each.name, each.fits])]"""
-    for model, gpus, gpu, rows, sentence in SIMPLEST:
-        asked = about | {"model": model, "gpus": gpus, "gpu": gpu, "rows": rows}
-        said, fits = page.execute_script(script, asked)
-        assert sentence in said, fits
+    for model, gpus, gpu, sentence in SIMPLEST:
+        page.execute_script(CHOOSE, {"model": model, "gpus": gpus, "gpu": gpu}, [])
+        said = page.find_element("id", "sentence").text
+        assert sentence in said
+        assert ("only just" in said) == (gpu == "A100-40GB")
+        rows = [row.text.split() for row in page.find_elements("css selector", "#arms tbody tr") if row.is_displayed()]
+        cells = json.loads(calculator.FILE.read_text())[model]["gpus"][str(gpus)]
+        assert [row[0] for row in rows] == [*cells]
+        for arm, fits, peak_gb, *_ in rows:
+            assert float(peak_gb) == pytest.approx(cells[arm][0] / 1e9, rel=0.005)
+            assert fits == fits_on(GPUS[gpu], cells[arm][0]).removeprefix("only "), (arm, gpu)
+    page.execute_script(CHOOSE, {"model": "gpt2", "gpus": 8, "gpu": "T4"}, [])
+    _, words = page.find_element("id", "command").text.split(maxsplit=1)
+    assert in_this_process(monkeypatch, f"{words} --json") is None
+    assert json.loads(capsys.readouterr().out)["choice"]["arm"] == "ddp"
 
 
-# --- is my stack right? ----------------------------------------------------------------------------------------------
-
-DRAWN = cases("conform/stacks.toml")["drawn"]
-
-
-def test_drawn_stacks_have_the_answers_of_python(show):
+def test_drawn_choices_have_the_answers_of_the_table(show):
+    """Whose cells are those of `study stack`: test_lookups.py."""
     page = show("stack")
     draw = random.Random(67)
-    released = DRAWN["releases"] | table().asked
-    asked = []
-    for _ in range(40):
-        names = draw.sample([*released], 3)
-        text = "\n".join(draw.choice(DRAWN["lines"]).format(name, draw.choice(released[name])) for name in names)
-        flags = {name: draw.choice(DRAWN["flags"][name]) for name in draw.sample([*DRAWN["flags"]], draw.randint(0, 8))}
-        asked.append((text, flags))
-    theirs = page.execute_script("return arguments[0].map((each) => answered(...each))", asked)
-    for (text, flags), answer in zip(asked, theirs, strict=True):
-        used = lists.listed(text)
-        ours = answered(used, described(used, Flags(**flags), {}))
-        assert [answer["free"], answer["not_asked"]] == [ours["free"], ours["not_asked"]]
-        keys = ("id", "answer", "question", "do")
-        both = (answer["answers"], sorted(ours["faults"], key=order))
-        rows = [[tuple(map(row.get, keys)) for row in each] for each in both]
-        assert rows[0] == rows[1], (text, flags)
-    assert len({len(answer["answers"]) for answer in theirs}) > 10
+    shown = """const found = {};
+        for (const card of document.querySelectorAll("#faults li, #maybe li"))
+          if (!card.hidden) found[card.id] = card.querySelector("em").textContent;
+        return found;"""
+    for _ in range(12):
+        said = {name: f"{name}=={draw.choice(stacks.releases(name))}" for name in stacks.PACKAGES}
+        boxes = {name: draw.choice([*stacks.BOXES[name][1]]) for name in draw.sample([*stacks.BOXES], 5)}
+        page.execute_script(UNCHECK)
+        page.execute_script(CHOOSE, said, [*boxes.values()])
+        assert page.execute_script(shown) == looked_up(said | boxes)
+    words = [*said.values(), *(boxes[name] for name in stacks.BOXES if name in boxes)]
+    words = [word for word in words if word not in stacks.TAKEN.values()]
+    assert page.find_element("id", "command").text == f"study stack {' '.join(words)}"
 
 
 def test_the_one_file_answers_alone(driver, site, tmp_path):
-    """A list that is pasted counts, and is not put into the address."""
+    """Lines that are pasted choose releases, and what is not known is left to the command."""
     alone = shutil.copy(site / "faults.html", tmp_path)
     assert json.loads((site / "faults.json").read_text())["asked"]["deepspeed"][-1] == table().asked["deepspeed"][-1]
     driver.get(Path(alone).as_uri())
-    driver.find_element("name", "list").send_keys("deepspeed==0.17.6")
-    driver.find_element("name", "stage").send_keys("ZeRO 2")
-    driver.find_element("name", "passes").send_keys("4")
-    assert driver.find_element("id", "last-pass-only").is_displayed()
-    assert "stage=2" in driver.current_url
-    assert "0.17.6" not in driver.current_url
+    driver.find_element("name", "list").send_keys("deepspeed==0.17.6\ntorch==2.99.0+cu130")
+    for box in ("--stage 2", "--passes 2"):
+        driver.find_element("css selector", f"[value='{box}']").click()
+    assert driver.find_element("css selector", "#faults #last-pass-only").is_displayed()
+    assert "torch==2.99.0" in driver.find_element("id", "unread").text
+    assert "study stack deepspeed==0.17.6 --stage 2 --passes 2" in driver.find_element("id", "command").text
     assert driver.execute_script(AUDIT) == driver.get_log("browser") == []

@@ -99,15 +99,16 @@ def test_on_a_gpu_too_nothing_takes_memory_without_values(tmp_path):
     """What only CUDA does: a stream is told of a tensor, offloaded memory is locked, a bucket is handed to a future."""
     code = """
 import torch, torch.distributed as dist
+from study.measure.virtual_rank import all_reduce, become_virtual_rank
 from study.training import patches
-patches.become_virtual_rank(4)
+become_virtual_rank(4)
 from deepspeed.accelerator import get_accelerator
 with patches.without_values(sharded_by_fsdp=False):
     on_gpu, on_host = torch.empty(10**12, device="cuda"), torch.empty(10**12)
     on_gpu.record_stream(None)
     assert get_accelerator().pin_memory(on_host) is on_host
     bucket = type("Bucket", (), {"buffer": lambda _: on_gpu})()
-    assert patches._all_reduce(None, bucket).wait() is on_gpu
+    assert all_reduce(None, bucket).wait() is on_gpu
 print("fine")
 """
     rank = ranks_of(code, tmp_path, ranks=1)

@@ -4,10 +4,10 @@ import pytest
 
 from study.cli import diagnosis as command
 from study.core.arms import ROOT
+from study.known.findings import Finding, ordered, texts
 from study.records import store
 from study.records.schema import Record
 from study.watch.diagnosis import judge
-from study.watch.findings import Finding, ordered, texts
 from tests.conftest import forked, table
 from tests.shaped import changed, finished, put
 

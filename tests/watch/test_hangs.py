@@ -16,11 +16,11 @@ from torch._C import _distributed_c10d
 
 from study.cli import diagnosis as command
 from study.core.errors import Stop
+from study.known.findings import HANGS, texts
 from study.measure.heartbeat import CollectiveLog
 from study.records import collectives, store
 from study.records.collectives import Collective, RankLog
 from study.training.launch import ranks_that_died
-from study.watch.findings import texts
 from study.watch.hangs import causes, dumps, hangs, state
 from tests.conftest import ROOT, ranks_of, table
 
@@ -147,7 +147,7 @@ def test_each_way_to_hang_is_named():
     assert (len(rows), len({row["way"] for row in hung})) == (48, 9)
     for row in hung:
         (cause,) = causes([RankLog.model_validate(each) for each in row["logs"]])
-        assert row["way"] in texts("hangs.toml")[cause.id]["ways"]
+        assert row["way"] in texts(HANGS)[cause.id]["ways"]
 
 
 # --- Flight Recorder dumps, made here by PyTorch -------------------------------------------------------------------
@@ -243,7 +243,7 @@ def test_a_rank_that_is_asked_says_in_which_collective_it_waits_and_writes_nothi
     assert output.count('File "') > 2, "the stacks"
     left = collectives.load(tmp_path)
     assert [log.rank for log in left] == [0], "what ends by itself takes its heartbeat away"
-    assert ranks_that_died(tmp_path) == [0]
+    assert [*ranks_that_died(tmp_path)] == [0]
 
 
 WAITS = """

@@ -11,10 +11,10 @@ import torch
 import transformers
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from study.configs.asked import intended_settings
 from study.core.errors import Stop
 from study.records import store
 from study.watch import WatchCallback, watch
-from study.watch.sources import intended_settings
 from tests.conftest import forked, table
 
 LOOKED_AT = [6, 7, 8]
@@ -219,7 +219,7 @@ def test_the_loop_continues_from_the_state_that_all_ranks_have_saved(start, tmp_
     assert torch.equal(*weights)
 
 
-LAUNCHED = table("watch/config_cases.toml")["launched"]
+LAUNCHED = table("configs/config_cases.toml")["launched"]
 
 
 @pytest.mark.parametrize("case", LAUNCHED)

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 import study.predict.trace.kernels  # noqa: F401 it registers fused attention
-from study.core.models.build import GROUPED
+from study.core.models.values import GROUPED
 from study.predict.trace.tape import Tape
 
 aten = torch.ops.aten

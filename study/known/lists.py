@@ -4,17 +4,18 @@ import contextlib
 import difflib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from study.conform.faults import ANY, Release, table
 from study.core import files, machine
 from study.core.errors import Stop
+from study.known.faults import ANY, Release, table
 
 MAX_BYTES = 8 * 2**20  # of a lock
+LONGEST = 100  # of a release or range
 
 
 def releases(words: tuple[str, ...]) -> dict[str, Release]:
@@ -46,7 +47,12 @@ def agreed(several: list[Release]) -> Release:
     pins = {each for each in several if isinstance(each, Version)}
     if len(pins) > 1 or not all(ranges.contains(pin, prereleases=True) for pin in pins):
         return ANY
-    return pins.pop() if pins else ranges
+    if pins:
+        return pins.pop()
+    # A range with releases has one of its bounds, or what follows one at once, or begins before all releases.
+    bounds = [each.version.removesuffix(".*") for each in ranges]
+    near = ["0", *bounds, *(f"{bound}.0.1" for bound in bounds)]
+    return ranges if any(ranges.contains(each, prereleases=True) for each in near) else ANY
 
 
 def content(word: str) -> str:
@@ -56,7 +62,7 @@ def content(word: str) -> str:
     return word
 
 
-def notes(words: tuple[str, ...], used: dict[str, Release]) -> Iterator[str]:
+def notes(words: tuple[str, ...], used: Mapping[str, Release]) -> Iterator[str]:
     """Yield a sentence for each name that may be misspelt, and for each word that is another package's."""
     others = [word for word, name in table().packages.items() if used.get(name, ANY) == ANY]
     said: dict[str, set[Release]] = {}
@@ -64,6 +70,9 @@ def notes(words: tuple[str, ...], used: dict[str, Release]) -> Iterator[str]:
         text = content(word)
         for name, several in named(text).items():
             said.setdefault(name, set()).update(several)
+        for name, release in dict.fromkeys(written(text)):
+            if release and release_of(release) == ANY:
+                yield f"Of {name} {release!r:.80} is written, which is not understood as a release."
         for name in re.findall(table().patterns["included"], text):
             if name not in " ".join(words):
                 yield f"{word:.80} includes {name:.80}, which was not read: give it as well."
@@ -72,9 +81,15 @@ def notes(words: tuple[str, ...], used: dict[str, Release]) -> Iterator[str]:
             yield f"Of {name} the table has no fault: {question}"
         if "==" in word and not close and not listed(word):
             yield f"Of {word} the table has no fault: it knows no such package."
+    yield from _contradictions(said, used)
+
+
+def _contradictions(said: dict[str, set[Release]], used: Mapping[str, Release]) -> Iterator[str]:
     for name, several in said.items():
+        shown = " and ".join(sorted(map(str, several)))
+        if used[name] == ANY and len(several) == 1:
+            yield f"Of {name} {shown} is written: no release is in it. Correct it."
         if used[name] == ANY and len(several) > 1:
-            shown = " and ".join(sorted(map(str, several)))
             yield f"Of {name} {shown} are named: which one is used is not known. Give that one alone."
 
 
@@ -98,20 +113,28 @@ def listed(text: str) -> dict[str, Release]:
 
 def named(text: str) -> dict[str, set[Release]]:
     """Return all releases that a text names of each package."""
-    patterns = table().patterns
-    text = re.sub(patterns["comment"], "", text.lower())
     found: dict[str, set[Release]] = {}
-    for name, said in re.findall(patterns["locked"], text) or re.findall(patterns["listed"], text):
-        releases = found.setdefault(table().packages[name], set())
+    for name, said in written(text):
+        releases = found.setdefault(name, set())
         releases |= {release_of(said)} - {ANY}
     return found
 
 
+def written(text: str) -> list[tuple[str, str]]:
+    """Return what a text writes behind each package, which is a release, a range, or nothing that is understood."""
+    patterns = table().patterns
+    text = re.sub(patterns["comment"], "", text.lower())
+    found = re.findall(patterns["locked"], text) or re.findall(patterns["listed"], text)
+    return [(table().packages[name], said.strip(" \t.")) for name, said in found]
+
+
 def release_of(said: str) -> Release:
     """Return the release or range that a text says; any, if it says none."""
+    if len(said) > LONGEST:
+        return ANY
     with contextlib.suppress(ValueError):  # as packaging raises for 2.x
         if said[:1].isdigit():
-            return SpecifierSet(f"=={said}") if "*" in said else Version(said)
+            return SpecifierSet(f"=={said}") if {*"*,"} & {*said} else Version(said)
         # Poetry's own signs: ^ keeps the first number that is not 0, ~ all but the last.
         said = re.sub(r"[~^]0\.\d+(?![.\d])", r"\g<0>.0", said)
         return SpecifierSet(re.sub(r"~(?!=)|\^(?=0)", "~=", said).replace("^", ">="))

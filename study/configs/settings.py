@@ -1,138 +1,23 @@
-"""Read anybody's config or record without trusting it, and recognise its kind by its keys."""
+"""The settings that count in a config or a record, by our names: as written, or the library's default."""
 
-import contextlib
 import functools
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from study.core import files, machine
-from study.core.arms import DEEPSPEED_NUMBERS, OFFLOADS, config_of_yaml, library_defaults
-from study.core.errors import Stop
+from study.configs.sources import ACCELERATE, DEEPSPEED, TRAINER, Source, flat, section_at
+from study.core.arms import OFFLOADS, library_defaults
 from study.core.recipes import AUTOCAST
-from study.records import store
+from study.known.findings import texts
 from study.records.metrics import dig
 from study.records.schema import Record
-from study.records.sections import Promised
-from study.watch.findings import texts
 
-MAX_BYTES = 2**16  # of a config: DeepSpeed's longest examples have 4 kB
-RECORD = "record"
-ACCELERATE = "Accelerate config"
-DEEPSPEED = "DeepSpeed config"
-TRAINER = "Trainer arguments"
-OTHER = "settings"
-NAMES_ANOTHER = {TRAINER: "deepspeed", ACCELERATE: "deepspeed_config.deepspeed_config_file"}  # where it names one
-# A file has the kind with the most of its keys.
-KEYS = {
-    OTHER: "",
-    ACCELERATE: "distributed_type compute_environment mixed_precision deepspeed_config num_processes "
-    "num_machines machine_rank main_training_function downcast_bf16 rdzv_backend use_cpu same_network",
-    DEEPSPEED: "zero_optimization train_batch_size train_micro_batch_size_per_gpu zero_allow_untested_optimizer "
-    "optimizer scheduler gradient_clipping steps_per_print wall_clock_breakdown torch_autocast amp",
-    TRAINER: "per_device_train_batch_size output_dir learning_rate num_train_epochs max_steps max_grad_norm deepspeed "
-    "fsdp lr_scheduler_type warmup_steps warmup_ratio gradient_checkpointing logging_steps save_steps weight_decay "
-    "optim base_model micro_batch_size adapter sequence_len lr_scheduler finetuning_type cutoff_len tuner_type "
-    "train_type",
-}  # fsdp_config is of two kinds, and bf16 as well
-
-
-@dataclass(frozen=True)
-class Source:
-    """A config or a record. `content` is the content of the file; a config that the file names is in `named`."""
-
-    path: Path
-    kind: str
-    content: dict
-    record: Record | None = None
-    named: "Source | None" = None
-    unread: str | None = None  # why a file that it names is not in `named`
-
-    @property
-    def words(self) -> str:
-        """The kind of file, in words."""
-        return f"{self.kind} and {self.named.kind}" if self.named else self.kind
-
-
-def read(path: Path) -> Source:
-    """Read any config or record. A Stop says what is wrong with the file."""
-    if path.is_dir():
-        path /= store.RECORD
-    if path.name == store.RECORD:
-        record = store.read(path)
-        return Source(path, RECORD, record.model_dump(mode="json", by_alias=True), record)
-    content = _mapping(path)
-    kind = max(KEYS, key=lambda kind: len(content.keys() & KEYS[kind].split()))
-    fsdp_file = content.get("fsdp_config")  # of the Trainer it may be a file
-    if isinstance(fsdp_file, str) and (file := _allowed(fsdp_file, path)):
-        content["fsdp_config"] = _mapping(file)
-    if "offload" in str(content.get("fsdp")):  # of the Trainer
-        content["fsdp_config"] = section_at(content, "fsdp_config") | {"fsdp_offload_params": True}
-    # Accelerate and the Trainer know these with and without their prefix (launch.py:1269, training_args.py:2785).
-    if fsdp := section_at(content, "fsdp_config"):
-        content["fsdp_config"] = {f"fsdp_{name.removeprefix('fsdp_')}": value for name, value in fsdp.items()}
-    # --- the DeepSpeed config in it, or the file that it names
-    section = dig(content, NAMES_ANOTHER.get(kind, "no other"))
-    if section is None and content.get("distributed_type") == "DEEPSPEED":
-        section = config_of_yaml(section_at(content, "deepspeed_config"))
-    named = None
-    unread = None
-    if isinstance(section, dict):
-        named = Source(path, DEEPSPEED, section)
-        content.pop("deepspeed", None)
-    elif isinstance(section, str):
-        if file := _allowed(section, path):
-            named = Source(file, DEEPSPEED, _mapping(file))
-        else:
-            unread = f"{section!r:.100}, which {path.name} names, is not here (nor in its folder and two above)"
-            unread += ": what it sets is not known"
-    return Source(path, kind, content, named=named, unread=unread)
-
-
-def _allowed(name: str, config: Path) -> Path | None:
-    """Return the file that a config names, if it is in the current folder, its own, or one of the two above that."""
-    # A stranger's config may name any file of this machine, and its content would be shown.
-    for folder in (Path.cwd(), *config.resolve().parents[:3]):
-        with contextlib.suppress(OSError, ValueError):  # not a valid file name
-            file = (folder / name).resolve()
-            if file.is_relative_to(folder.resolve()) and file.is_file():
-                return file
-    return None
-
-
-def _mapping(path: Path) -> dict[str, Any]:
-    what = "a mapping of settings"
-    remedy = (
-        f"name {what} with each key once, in yaml, or in json without comments and without a comma after the last value"
-    )
-    return _plain(files.load(path, dict, what=what, remedy=remedy, most_bytes=MAX_BYTES, links=True))
-
-
-def _plain(value: Any) -> Any:
-    """Return settings with true and false also where they are in quotes, as the libraries read them."""
-    if isinstance(value, dict):
-        return {str(name): _plain(each) for name, each in value.items()}
-    word = str(value).lower()
-    return word == "true" if word in ("true", "false") else value
-
-
-def flat(content: dict, prefix: str = "") -> dict[str, Any]:
-    """Return every value by its dotted path. Lists without sections, and empty sections, are values."""
-    values: dict[str, Any] = {}
-    for name, value in content.items():
-        if isinstance(value, list) and any(isinstance(each, dict) for each in value):
-            value = dict(enumerate(value))
-        if isinstance(value, dict) and value:
-            values |= flat(value, f"{prefix}{name}.")
-        else:
-            values[f"{prefix}{name}"] = value
-    return values
-
-
+SETTINGS = Path(__file__).with_name("settings.toml")
+PROGRAMS = Path(__file__).with_name("programs.toml")
 AUTO = "auto"
+COUNT = re.compile(r"0*[1-9][0-9]*(\.0)?")
 UNKNOWN = "unknown"
 HALVES = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16"}  # the second is DeepSpeed's older name, and still read
 ASKED = ("stage", *OFFLOADS, "clipping", "accumulation")  # of DeepSpeed
@@ -159,7 +44,7 @@ class Description:
 @functools.cache
 def descriptions() -> dict[str, Description]:
     """Return all descriptions by name. The settings that matter most come first."""
-    return {name: Description(**fields) for name, fields in texts("settings.toml").items()}
+    return {name: Description(**fields) for name, fields in texts(SETTINGS).items()}
 
 
 @dataclass(frozen=True)
@@ -179,12 +64,6 @@ LAUNCHED = Setting("as launched", is_open=True)  # `accelerate launch` may say i
 EffectiveSettings = dict[str, Setting]
 
 
-def section_at(content: Any, path: str) -> dict:
-    """Return the section at a dotted path. Empty if there is none, or another value."""
-    section = dig(content, path)
-    return section if isinstance(section, dict) else {}
-
-
 def effective_settings(source: Source) -> EffectiveSettings:
     """Return the settings that count, by our names: as written, or the library's default."""
     if source.record is not None:
@@ -196,11 +75,11 @@ def effective_settings(source: Source) -> EffectiveSettings:
     return _of_trainer(source)  # files of other programs often use the Trainer's names
 
 
-def _at_paths(kind: str, content: dict, defaults: dict[str, Any]) -> EffectiveSettings:
+def at_paths(kind: str, content: dict, defaults: dict[str, Any]) -> EffectiveSettings:
     """Return the settings that a file of this kind has, and the defaults, by dotted path, of those that it lacks."""
     settings = {}
     of_program: dict[str, Any] = {}
-    for key, does in texts("programs.toml").items():
+    for key, does in texts(PROGRAMS).items():
         if content.get(key):
             of_program |= does
     for name, description in descriptions().items():
@@ -212,7 +91,7 @@ def _at_paths(kind: str, content: dict, defaults: dict[str, Any]) -> EffectiveSe
             value = content.get(key, value)
         # YAML and Accelerate write nothing as null or as the word None. Flags may replace the Trainer's defaults.
         value = description.words.get(str(value), value)
-        no_count = description.is_count and not str(value).removesuffix(".0").isdecimal()  # 4.0 is one
+        no_count = description.is_count and not COUNT.fullmatch(str(value))
         setting = Setting(value, is_open=value == AUTO or no_count)
         if value in (None, "None"):
             older = description.older if kind == "deepspeed" else ""
@@ -245,7 +124,7 @@ def _of_deepspeed(config: dict) -> EffectiveSettings:
     defaults = flat(known[""] | known)
     # The validator of DeepSpeedZeroConfig sets it by the stage, if the config leaves it open.
     defaults["zero_optimization.overlap_comm"] = zero.get("stage") == 3
-    settings = _at_paths("deepspeed", config | {"zero_optimization": zero}, defaults)
+    settings = at_paths("deepspeed", config | {"zero_optimization": zero}, defaults)
     if zero.get("stage") != 3:
         # Keys of stage 3 are not read by the others.
         of_three = ("stage3_", "offload_param")
@@ -258,7 +137,7 @@ def _of_deepspeed(config: dict) -> EffectiveSettings:
     return settings
 
 
-def _half(config: dict, path: str = "{}") -> str | None:
+def half_precision(config: dict, path: str = "{}") -> str | None:
     """Return the precision of 16 bits that a config switches on. AUTO if it is open, or not understood."""
     for key, name in HALVES.items():
         value = dig(config, path.format(key))
@@ -270,7 +149,7 @@ def _half(config: dict, path: str = "{}") -> str | None:
 def _cast_of(config: dict) -> Setting:
     """Return the precision of a DeepSpeed config."""
     # DeepSpeed casts the weights to its own sections' types. `torch_autocast` keeps them in fp32.
-    half = _half(config, "{}.enabled")
+    half = half_precision(config, "{}.enabled")
     if half in AUTOCAST:
         return Setting(f"cast to {AUTOCAST[half]}")
     if dig(config, "torch_autocast.enabled"):
@@ -306,7 +185,7 @@ def _of_accelerate(source: Source) -> EffectiveSettings:
             "fsdp_config.fsdp_sharding_strategy": "FULL_SHARD",
             "fsdp_config.fsdp_reshard_after_forward": True,
         }
-    settings = _at_paths("accelerate", config, default)
+    settings = at_paths("accelerate", config, default)
     # Each version of FSDP reads one of the last two (utils/dataclasses.py:1845).
     unread = "FSDP1's sharding" if str(dig(config, "fsdp_config.fsdp_version")) == "2" else "sharding"
     settings.pop(unread, None)
@@ -324,14 +203,14 @@ def _of_accelerate(source: Source) -> EffectiveSettings:
 def _of_trainer(source: Source) -> EffectiveSettings:
     content = source.content
     defaults = library_defaults("trainer")[""]
-    half = _half(content)
+    half = half_precision(content)
     if {"base_model", "train_type", "tuner_type"} & content.keys():  # axolotl's, and ms-swift's
         defaults = {}
         if half is content.get("bf16"):  # None: ms-swift takes torch_dtype's (model_args.py:130), axolotl the GPU's
             half = HALVES.get(str(content.get("torch_dtype")), AUTO)
     if source.kind != TRAINER:
-        return _mixed(half, _at_paths("trainer", content, {}))
-    settings = {"precision": FP32} | _at_paths("trainer", content, defaults)
+        return _mixed(half, at_paths("trainer", content, {}))
+    settings = {"precision": FP32} | at_paths("trainer", content, defaults)
     if source.named:  # its numbers count, and the Trainer's where it leaves them open
         engine = _of_deepspeed(source.named.content)
         settings = engine | settings | {name: each for name, each in engine.items() if each.value != AUTO}
@@ -352,7 +231,7 @@ def _of_record(record: Record, content: dict) -> EffectiveSettings:
     if seen.deepspeed:  # as the engine resolved it
         settings |= _of_deepspeed(seen.deepspeed)
     # The values that were read back from the prepared objects take precedence over the config.
-    settings |= _at_paths("record", content, {})
+    settings |= at_paths("record", content, {})
     # A cast cannot be seen in `mixed_precision`, which Accelerate sets to "no" under DeepSpeed: the weights' dtype
     # shows it.
     weights = seen.dtypes.get("weights")
@@ -363,70 +242,3 @@ def _of_record(record: Record, content: dict) -> EffectiveSettings:
     if seen.distributed_type:
         settings["engine"] = Setting(ENGINES.get(seen.distributed_type, "DDP"))
     return settings
-
-
-# --- what the script of a watched run asks for
-
-
-def intended_settings(engine_config: dict | None, arguments=None) -> Promised:
-    """Return what was asked for, by the most explicit source: a Trainer, the script's own config, or the launcher.
-
-    `arguments` are transformers.TrainingArguments. `engine_config` is what a script without Accelerate gave DeepSpeed.
-    """
-    # `accelerate launch` hands everything on as variables of the environment (accelerate/utils/launch.py:565).
-    asked: dict[str, Any] = {}
-    if engine_config is not None:
-        asked = {"source": "the script's DeepSpeed config"} | _asked_of_deepspeed(engine_config)
-    elif "ACCELERATE_MIXED_PRECISION" in os.environ:
-        asked = _asked_of_launcher()
-    # --- a Trainer: the numbers of a DeepSpeed config count, and those of its arguments where that is open
-    if arguments is not None:
-        config = {name: value for name, value in asked.items() if name != "precision"}  # which the Trainer replaces
-        if arguments.deepspeed:
-            config = _asked_of_deepspeed(_content(arguments.deepspeed))
-        asked = {
-            "source": "TrainingArguments",
-            "clipping": float(arguments.max_grad_norm or 0),
-            "precision": _half(vars(arguments)) or "no",
-            "accumulation": arguments.gradient_accumulation_steps,
-            "checkpointing": arguments.gradient_checkpointing,
-        } | config
-    return Promised.model_validate({"ranks": os.environ.get("WORLD_SIZE")} | asked)
-
-
-def _asked_of_launcher() -> dict[str, Any]:
-    """Return what the environment of `accelerate launch` asks for."""
-    launched = {name.removeprefix("ACCELERATE_").lower(): value for name, value in os.environ.items()}
-    file = machine.launcher_config()
-    asked: dict[str, Any] = {
-        "source": file.name if file else "Accelerate's environment",
-        "deepspeed": launched.get("use_deepspeed") == "true",
-        "fsdp": launched.get("use_fsdp") == "true",
-        "precision": launched["mixed_precision"],
-    }
-    if not asked["deepspeed"]:
-        return asked
-    if path := launched.get("deepspeed_config_file"):  # Accelerate's precision is then the file's
-        return asked | {"source": Path(path).name} | _asked_of_deepspeed(_content(path))
-    # `accelerate launch` also sets its own defaults. ACCELERATE_CONFIG_DS_FIELDS names the keys that the yaml has.
-    unwritten = {*DEEPSPEED_NUMBERS}.difference(launched.get("config_ds_fields", "").split(","))
-    section = {name.removeprefix("deepspeed_"): value for name, value in launched.items() if value != "none"}
-    return _asked_of_deepspeed(config_of_yaml(section | dict.fromkeys(unwritten))) | asked
-
-
-def _asked_of_deepspeed(config: dict) -> dict[str, Any]:
-    """Return what a DeepSpeed config asks for. "auto" asks for nothing."""
-    zero = {"stage": 0} | {part: {"device": "none"} for part in OFFLOADS} | zero_section(config)
-    written = _at_paths("deepspeed", config | {"zero_optimization": zero}, {})
-    settings = {name: written[name].value for name in ASKED if name in written and written[name].value != AUTO}
-    if (half := _half(config, "{}.enabled")) in AUTOCAST:
-        settings["precision"] = half
-    return {"deepspeed": True} | settings
-
-
-def _content(config: dict | str | Path) -> dict:
-    if isinstance(config, dict):
-        return config
-    with contextlib.suppress(Stop):
-        return read(Path(config)).content
-    return {}

@@ -15,12 +15,12 @@ from packaging.version import Version
 
 from study.cli import diagnosis
 from study.conform import releases, suite
-from study.conform.faults import ANY, Fault, named, table
-from study.conform.stack import answered
 from study.core import arms
 from study.core.errors import Stop
 from study.core.options import parsed
-from study.watch import lists
+from study.known import lists
+from study.known.faults import ANY, Fault, named, table
+from study.known.which_apply import Flags, Stack, which_apply
 from tests.cli.test_cli import in_this_process
 from tests.conftest import ROOT, python
 from tests.conftest import table as cases
@@ -28,7 +28,7 @@ from tests.shaped import changed, finished, put
 
 LORA = "--stage 3 --peft --checkpointing"
 OF_SCRIPTS = {"cuda", "keys", "script", "peft", "reentrant", "trainer"}  # conditions that no setting of a config is
-STACKS = cases("conform/stacks.toml")
+STACKS = cases("known/stacks.toml")
 
 
 def asked(words: str) -> dict:
@@ -102,7 +102,7 @@ def test_a_draft_fits_a_screen_and_is_in_the_list_of_what_was_filed():
 
 
 def test_diagnose_has_the_range_and_the_remedy_of_the_table():
-    from study.watch.findings import texts
+    from study.known.findings import texts
 
     uses = {id: text["fault"] for id, text in texts().items() if "fault" in text}
     assert len(uses) >= 4
@@ -143,9 +143,6 @@ def trainings(fault: Fault) -> Iterator[dict]:
     values = [fits if isinstance(fits, list) else [fits] for fits in conditions.values()]
     for chosen in itertools.product(*values):
         facts = OF_TRAINER | dict(zip(conditions, chosen, strict=True))
-        if "keys" in facts:
-            first = {path: fits[0] if isinstance(fits, list) else fits for path, fits in facts["keys"].items()}
-            facts["keys"] = {path: None if fits == "absent" else fits for path, fits in first.items()}.get
         yield facts
 
 
@@ -153,8 +150,13 @@ def certain(fault: Fault, used: dict, facts: dict) -> set[str]:
     """The faults that surely apply to who has this one: what is asked about its script is so of these, too."""
     for package in fault.when.keys() & table().asked.keys():
         used = {package: Version(fault.when[package].strip("<>="))} | used
-    rows = answered(dict(used), facts | used)["faults"]
-    return {row["id"] for row in rows if row["question"] in ("", fault.asks.get("script"))} - {fault.id}
+    key = None
+    if "keys" in facts:
+        first = {path: fits[0] if isinstance(fits, list) else fits for path, fits in facts["keys"].items()}
+        key = {path: None if fits == "absent" else fits for path, fits in first.items()}.get
+    found = [each for each in which_apply(Stack(used, facts, key)) if each.is_tested]
+    questions = {each.fault.id: " ".join(question.text for question in each.why) for each in found}
+    return {id for id, asked in questions.items() if asked in ("", fault.asks.get("script"))} - {fault.id}
 
 
 def worse(fault: Fault, ids: set[str]) -> set[str]:
@@ -290,6 +292,12 @@ def test_a_flag_that_says_otherwise_than_the_config_is_told(flags, said, tmp_pat
     assert re.findall(r"--\w+(?: \w+)? counts, and not the config's [^.]*\.", printed) == said
 
 
+@pytest.mark.parametrize(("optimizer", "is_known"), [("shampoo", False), ("FusedAdam", True), ("adamw_torch", True)])
+def test_an_optimizer_that_no_fault_names_is_said(optimizer, is_known, capsys):
+    asked(f"deepspeed==0.19.8 --stage 2 --optimizer {optimizer}")
+    assert (f"--optimizer '{optimizer}' is none of sgd, adam," in capsys.readouterr().out) != is_known
+
+
 def test_a_record_says_its_own_releases_and_words_others(tmp_path):
     put(tmp_path, changed(finished("mine"), software__deepspeed="0.17.4"))
     config = f"--config {tmp_path}/mine"
@@ -408,6 +416,36 @@ def test_nothing_is_said_to_apply_to_the_arms_of_this_study(arm):
 def test_a_question_is_a_sentence_and_not_a_list_of_python():
     questions = [question for fault in table().fault for question in fault.asks.values()]
     assert [question for question in questions if re.search(r"[\[\]{}]|True|False,", question)] == []
+
+
+def test_a_question_names_in_its_text_what_answers_it_and_nothing_else():
+    """Whatever the text: who reads it and who sorts by it see the same."""
+    questions = [
+        question
+        for trainer in (*table().trainers, None)
+        for fault in table().fault
+        for each in which_apply(Stack({fault.package: ANY, **dict.fromkeys(table().asked, ANY)}, {"trainer": trainer}))
+        for question in each.why
+    ]
+    assert {question.condition for question in questions} >= {"stage", "script", "keys", "passes", "torch", "trl"}
+    for each in questions:
+        named = re.findall(r"--[a-z0-9-]+|the release of [\w-]+", each.text)
+        assert ", ".join(named) == each.flag, each
+        assert each.text.count("?") == 1, each
+
+
+def test_a_stack_leaves_the_releases_of_its_caller_alone():
+    listed = {"deepspeed": Version("0.19.8"), "trl": Version("1.9.0")}
+    stack = Stack.of(listed, Flags(stage=3))
+    assert listed == {"deepspeed": Version("0.19.8"), "trl": Version("1.9.0")}
+    assert [*stack.releases] == ["deepspeed", "trl", "transformers", "accelerate"]
+    assert Stack.of({}, Flags(fsdp2=True)).releases == {"torch": ANY}
+
+
+@pytest.mark.parametrize("version", ["{}", "{fsdp_version: auto}", "{fsdp_version: 2}"])
+def test_an_open_version_of_fsdp_hides_no_fault_of_fsdp2(version, tmp_path):
+    (tmp_path / "fsdp.yaml").write_text(f"{{output_dir: runs, fsdp: full_shard, fsdp_config: {version}}}")
+    assert "fsdp2-one-rank-without-gradient" in answers(f"torch==2.13.0 --config {tmp_path}/fsdp.yaml")
 
 
 def test_a_release_is_compared_as_a_release():

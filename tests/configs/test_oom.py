@@ -5,14 +5,14 @@ import json
 
 import pytest
 
+from study.configs.oom import reading
+from study.configs.oom.explain import Described, explain
 from study.core.errors import Stop
 from study.predict.front import Wanted
-from study.watch.oom import reading
-from study.watch.oom.explain import Described, explain
 from tests.conftest import ROOT, table
 
-THREADS = table("watch/oom_threads.toml")["thread"]
-MESSAGES = table("watch/oom_messages.toml")
+THREADS = table("configs/oom_threads.toml")["thread"]
+MESSAGES = table("configs/oom_messages.toml")
 NAMED_BY = {"tokens": ("logits", "attention", "activations"), "states": ("weights", "gradients", "optimizer")}
 SCORED = ROOT / "reports/oom_threads.json"
 
@@ -136,13 +136,17 @@ def test_a_message_ends_after_a_word():
     assert set(line.removesuffix(" ...").split()) <= set(message.split())
 
 
-def test_values_of_a_config_are_converted_or_dropped(tmp_path):
+def test_values_of_a_config_are_converted_or_refused(tmp_path):
     config = tmp_path / "mine.json"
-    kept = {"8": 8, 8: 8, "eight": None, "auto": None, True: None, -8: None, 8.5: None}
-    for value, taken in [*kept.items(), ([1], None), ({"a": 1}, None)]:
+
+    def taken(value: object) -> int | None:
         config.write_text(json.dumps({"per_device_train_batch_size": value, "output_dir": "x"}))
-        _, training = explain(reading.find(new()), Wanted(), Described(config=config))
-        assert training.micro_batch == taken, value
+        return explain(reading.find(new()), Wanted(), Described(config=config))[1].micro_batch
+
+    assert [taken(value) for value in ("8", 8, "auto")] == [8, 8, None]
+    for value in ("eight", True, -8, 8.5, 0, [1], {"a": 1}):
+        with pytest.raises(Stop, match="per_device_train_batch_size must be a whole number of at least 1"):
+            taken(value)
 
 
 def test_an_error_in_quotes_may_be_longer_than_the_name_of_a_file():

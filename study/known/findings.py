@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from study.conform.faults import named
 from study.core.text import size
+from study.known.faults import named
 
+FINDINGS = Path(__file__).with_name("findings.toml")
+HANGS = Path(__file__).with_name("hangs.toml")
 COSTS = ("lost_s", "memory_bytes", "traffic_bytes")
 
 
@@ -27,17 +29,17 @@ class Finding:
 
 
 @functools.cache
-def texts(file: str = "findings.toml") -> dict[str, dict[str, Any]]:
+def texts(file: Path = FINDINGS) -> dict[str, dict[str, Any]]:
     """Return the sentence, remedy and evidence of each finding, by its id. Hangs have patterns as well.
 
     Texts are in TOML, so that they can be read and corrected without the rules.
     """
-    return tomllib.loads((Path(__file__).parent / file).read_text())
+    return tomllib.loads(file.read_text())
 
 
 def finding(id: str, **values: Any) -> Finding:
     """Return a finding with its values in its sentence. Names that end in `_bytes` are shown as sizes."""
-    text = (texts() | texts("hangs.toml"))[id]
+    text = (texts() | texts(HANGS))[id]
     if "fault" in text:  # its range, its remedy and its script are those of the table of faults
         fault = named(text["fault"])
         text = {"remedy": "{do}", "evidence": f"reproductions/{fault.script}.py"} | text

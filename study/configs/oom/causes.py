@@ -7,10 +7,12 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-from study.watch.findings import texts
-from study.watch.oom.reading import OomError
+from study.configs.oom.reading import OomError
+from study.known.findings import texts
 
+CAUSES = Path(__file__).with_name("causes.toml")
 PROOF = 5  # points of numbers that leave no other cause
 CLUE = 4  # of the traceback, or of a line above the message
 LIKELY = 4
@@ -56,7 +58,7 @@ def causes(error: OomError, sizes: dict[str, str], shards_weights: bool, states:
     """
     # How good it is: once the rules were written anew, 14 of 20 threads were named; before, 15 of 22, 7 of 16 and 5 of
     # 16. Who says "host memory" for such a message, and else "too many tokens", names 12 of the 20 (reports/log.md).
-    rows = texts("oom/causes.toml")
+    rows = texts(CAUSES)
     # The last frame does not make tensors of these: their sizes and their names are there by chance.
     others = [id for id, row in rows.items() if re.search(row.get("elsewhere", "(?!)"), error.frames[-1])]
     fitting = [(id, OF_A_SIZE[id], "the size fits") for id in sizes]
@@ -94,7 +96,7 @@ def causes(error: OomError, sizes: dict[str, str], shards_weights: bool, states:
 def _clues(error: OomError) -> Iterator[Sign]:
     """Yield what the traceback names, or the lines above the error: functions, or what a log says of its phase."""
     # `last`: so many frames are searched; 0: all.
-    for id, row in texts("oom/causes.toml").items():
+    for id, row in texts(CAUSES).items():
         if named := re.findall(row.get("clue", "(?!)"), "".join(error.frames[-row.get("last", 0) :])):
             yield id, CLUE, f"the text names {named[-1].strip(' (=')}"
 

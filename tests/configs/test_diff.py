@@ -9,15 +9,16 @@ from pkgutil import resolve_name
 import pytest
 
 from study.cli.diagnosis import diff
+from study.configs import sources
+from study.configs.differences import compare, mistakes, recognised, shown
+from study.configs.settings import effective_settings
 from study.core.errors import Stop
-from study.watch import sources
-from study.watch.differences import compare, mistakes, recognised, shown
 from tests.conftest import ROOT, table
 
 ARMS = ROOT / "accelerate_configs"
 RUNS = ROOT / "reports/cpu-2core/runs"
 
-CASES = table("watch/config_cases.toml")
+CASES = table("configs/config_cases.toml")
 BEGIN = CASES["begin"]
 _, DEEPSPEED, _, ZERO, _, TRAINER = BEGIN.values()
 
@@ -47,7 +48,7 @@ def test_known_causes(file, case):
 
 @pytest.mark.parametrize("case", CASES["silent"])
 def test_silence_is_the_librarys_default(file, case):
-    read = sources.effective_settings(sources.read(file("a.yaml", BEGIN[case["begin"]] | case["with"])))
+    read = effective_settings(sources.read(file("a.yaml", BEGIN[case["begin"]] | case["with"])))
     assert case["known"].items() <= {name: each.value for name, each in read.items()}.items()
 
 

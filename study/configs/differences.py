@@ -15,32 +15,25 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import SchemaValidator
 
-from study.core.arms import known_libraries, library_defaults
-from study.core.errors import Stop
-from study.core.files import sentence
-from study.core.text import comparable, short
-from study.records.metrics import dig
-from study.watch.findings import Finding, finding, texts
-from study.watch.sources import (
-    ACCELERATE,
+from study.configs.settings import (
     AUTO,
-    DEEPSPEED,
-    OTHER,
-    RECORD,
-    TRAINER,
+    COUNT,
     UNKNOWN,
     UNSET,
     Description,
     EffectiveSettings,
     Setting,
-    Source,
     descriptions,
     effective_settings,
-    flat,
-    read,
-    section_at,
     zero_section,
 )
+from study.configs.sources import ACCELERATE, DEEPSPEED, OTHER, RECORD, TRAINER, Source, flat, read, section_at
+from study.core.arms import known_libraries, library_defaults
+from study.core.errors import Stop
+from study.core.files import sentence
+from study.core.text import comparable, short
+from study.known.findings import Finding, finding, texts
+from study.records.metrics import dig
 
 LONGEST = 72  # characters of a value, and of a key: those of the libraries have 63 at most
 SECRET = ("token", "password", "secret", "api_key", "credential")
@@ -48,7 +41,15 @@ MOST_UNKNOWN = 200  # keys that are compared with the library's, which takes mil
 NEAR = 0.85  # similarity of a misspelled key to the right one, where a program may keep keys of its own
 SIMILAR = 0.6  # where it may not
 # A training that is described by a config with one of these findings does not start, or is not the one described.
-UNUSABLE = ("kind_unknown", "key_mistyped", "key_refused", "key_ignored", "value_refused", "auto_not_filled")
+UNUSABLE = (
+    "kind_unknown",
+    "key_mistyped",
+    "key_refused",
+    "key_ignored",
+    "value_refused",
+    "auto_not_filled",
+    "value_no_count",
+)
 # The fields of Description, and the libraries of the first three.
 FIELDS = {ACCELERATE: "accelerate", DEEPSPEED: "deepspeed", TRAINER: "trainer", OTHER: "trainer", RECORD: "record"}
 
@@ -166,6 +167,8 @@ def mistakes(source: Source) -> Iterator[Finding]:
     if source.kind == TRAINER and (source.named or source.unread) and content.get("fsdp"):  # trainer.py:473
         library = f"transformers {known_libraries()['trainer']['version']}"
         yield finding("value_refused", library=library, problem="fsdp and deepspeed exclude each other")
+    if source.kind == TRAINER:
+        yield from _no_counts(content)
     if source.named:
         yield from mistakes(source.named)
         if source.kind == TRAINER:
@@ -180,6 +183,15 @@ def _not_arriving(content: dict) -> Iterator[Finding]:
         # one (commands/launch.py:1224).
         if content.get(f"{engine}_config") and kind != engine.upper():
             yield finding("section_unused", engine=engine, kind=f"{kind:.40}", needed=engine.upper())
+
+
+def _no_counts(arguments: dict) -> Iterator[Finding]:
+    """Yield what should be a number and is none: the Trainer reads its arguments without their types."""
+    for description in descriptions().values():
+        for key in (description.trainer, *description.keys):
+            value = arguments.get(key)
+            if description.is_count and value not in (None, "None", AUTO) and not COUNT.fullmatch(str(value)):
+                yield finding("value_no_count", key=key, value=printable(repr(value)))
 
 
 def _contradicted(arguments: dict, config: dict) -> Iterator[Finding]:

@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from study.configs.differences import recognised
+from study.configs.oom.causes import Cause, causes
+from study.configs.oom.reading import SMALL, OomError
+from study.configs.settings import AUTO, UNKNOWN, effective_settings
 from study.core import arms
 from study.core.errors import Stop
 from study.core.settings import flag
 from study.core.text import is_number, size
 from study.predict.front import BUCKETS, Transformer, Wanted, asked_for, papers
-from study.watch import sources
-from study.watch.differences import recognised
-from study.watch.oom.causes import Cause, causes
-from study.watch.oom.reading import SMALL, OomError
 
 SHARD_WEIGHTS = ("zero3", "fsdp", "hsdp")  # the beginnings of the names of such arms
 # By arm: the stage by which the papers' formulas divide its states. Of groups of ranks and of offloading they say less.
@@ -58,7 +58,7 @@ def explain(error: OomError, wanted: Wanted, given: Described) -> tuple[list[Cau
     config = _of_config(given.config)
     given = replace(given, **{name: config.get(name) for name, value in vars(given).items() if value is None})
     model, trained = None, 0
-    if wanted.model or wanted.params:
+    if wanted != Wanted():  # a part of a model is refused
         model = asked_for(wanted, given.sequence or 1)
         if wanted.lora_rank or not config.get("adapters"):  # nothing is said of states that are not known
             trained = sum(tensor.elements for tensor in model.tensors if tensor.trains)
@@ -88,8 +88,8 @@ def _of_config(path: Path | None) -> dict[str, Any]:
     """Return the settings of a config by our names, and the arm that is nearest to them."""
     if path is None:
         return {}
-    settings = sources.effective_settings(recognised(path))
-    values = {name: each.value for name, each in settings.items() if each.value not in (sources.AUTO, sources.UNKNOWN)}
+    settings = effective_settings(recognised(path))
+    values = {name: each.value for name, each in settings.items() if each.value not in (AUTO, UNKNOWN)}
     values["micro_batch"] = values.get("rows per pass and rank")
     for name in NUMBERS:
         text = str(values.get(name))  # JSON and YAML may have a number in quotes

@@ -1,0 +1,241 @@
+"""`study virtual train.py`: somebody's own script as rank 0 of N, without a GPU."""
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from study.cli import diagnosis
+from study.core.errors import Stop
+from study.core.gpus import GPUS, gpu_named
+from study.core.text import during, number_of, say, say_wrapped, size
+from study.known.which_apply import Flags
+from study.predict.front import fits_on
+from study.records import store
+from study.records.schema import Record
+from study.rehearsal.on_gpu import on_gpu
+from study.rehearsal.request import ANSWER, REQUEST, Answer, Failure, Request
+from study.watch.about import about
+
+MOST_RANKS = 100_000
+DEFAULT_CONFIG = Path("~/.cache/huggingface/accelerate/default_config.yaml")
+FITS = {"yes": "it fits", "only just": "it fits only just", "no": "it does not fit"}
+GIB = 2**30
+
+
+def rehearse(
+    script: tyro.conf.Positional[Path],
+    words: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
+    /,
+    *,
+    ranks: int = 8,
+    config_file: Path | None = None,
+    gpu: str | None = None,
+    gpus_per_node: int = 8,
+    steps: int = 2,
+    config_of: tuple[str, ...] = (),
+    value: tuple[str, ...] = (),
+    skip: tuple[str, ...] = (),
+    run_dir: Path | None = None,
+    timeout: int = 900,
+) -> dict:
+    """Run a training script as rank 0 of N without a GPU, and say what the rank would hold and whether it would run.
+
+    The script's libraries, data and tokenizer are real. Other ranks do not exist; weights have shapes but no values.
+    The script runs with your rights, as when you start it yourself. An exception of the script is the answer, and the
+    exit code is 1 then.
+
+    With --json: the same. Example: `study virtual examples/trainer_glue.py --ranks 8 -- --steps 4`
+
+    Args:
+        script: The script, as `accelerate launch` and `torchrun` take it.
+        words: After `--`: the script's own words.
+        ranks: Ranks of the group.
+        config_file: Accelerate's YAML. Default: that of `accelerate config`, if there is one.
+        gpu: A kind of GPU, such as H100: what it would show, and whether it fits.
+        gpus_per_node: Ranks on one machine.
+        steps: Updates. One more shows what the peak consists of.
+        config_of: NAME=FOLDER: the folder with the config.json of a model that is not here.
+        value: NAME=NUMBER: the value of a variable of the script that it decides by, such as loss=2.3.
+        skip: A function of the script that does nothing here.
+        run_dir: Keep the record in this new folder.
+        timeout: Seconds after which it ends.
+    """
+    if not script.is_file():
+        raise Stop(f"there is no script {script}", "name a Python file")
+    for name, number, most in (("--ranks", ranks, MOST_RANKS), ("--steps", steps, 1000), ("--timeout", timeout, 86400)):
+        if not 1 <= number <= most:
+            raise Stop(f"{name} must be 1 to {most} (got {number})", "give such a number")
+    if run_dir and run_dir.exists():
+        raise Stop(f"--run-dir {run_dir} exists", "give a new folder")
+    default = DEFAULT_CONFIG.expanduser()
+    config = config_file or (default if default.is_file() else None)
+    if config is not None and not config.is_file():
+        raise Stop(f"there is no --config_file {config}", "name Accelerate's YAML")
+    request = Request(
+        script=str(script),
+        words=list(words),
+        ranks=ranks,
+        ranks_per_machine=min(ranks, gpus_per_node),
+        steps=steps,
+        config_file=str(config) if config else None,
+        configs_of=pairs("--config-of", config_of),
+        values={name: number_in("--value", text) for name, text in pairs("--value", value).items()},
+        skips=list(skip),
+        gpu=gpu_named(gpu) if gpu else None,
+    )
+    during(f"running {script.name} as rank 0 of {ranks}")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = run_dir or Path(temporary, "run")
+        folder.mkdir(parents=True)
+        answer, output = ran(request, folder, timeout)
+        if answer.failure or not answer.updates:
+            return failed(answer.failure or Failure("script", "it made no update of an optimizer"), request, output)
+        record = store.read(folder / store.RECORD)
+        shown = show_answer(request, answer, record)
+        return shown | {"faults": show_known(folder)}
+
+
+def pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
+    """Return NAME=TEXT by name."""
+    for text in texts:
+        if "=" not in text:
+            raise Stop(f"{option} takes NAME=VALUE (got {text!r:.80})", f"write {option} {text}=...")
+    return dict(text.split("=", 1) for text in texts)
+
+
+def number_in(option: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise Stop(f"{option} takes NAME=NUMBER (got {text!r:.80})", "give a number") from None
+
+
+def ran(request: Request, folder: Path, timeout_s: int) -> tuple[Answer, str]:
+    """Run the rehearsal in a process of its own, and return its answer and the end of what the script printed."""
+    request.write(folder / REQUEST)
+    command = [sys.executable, "-m", "study.rehearsal.run", str(folder)]
+    # The folder of this package, which may be a checkout that is not installed.
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+    with (folder / "log.txt").open("w+") as log:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            environment = os.environ | {"PYTHONPATH": path}
+            subprocess.run(
+                command, stdout=log, stderr=subprocess.STDOUT, env=environment, timeout=timeout_s, check=False
+            )
+        log.seek(0)
+        output = log.read()[-20_000:]
+    if not (folder / ANSWER).exists():
+        last = (output.strip().splitlines() or ["it printed nothing"])[-1]
+        raise Stop(
+            f"{Path(request.script).name} ended without an answer, or took more than {timeout_s} s ({last:.200})",
+            "give a longer --timeout, or fewer --steps, or report it with the script",
+        )
+    return Answer.read(folder / ANSWER), output
+
+
+def failed(failure: Failure, request: Request, output: str) -> dict:
+    """Say how a script ended that did not reach its steps."""
+    place = f" at {failure.where}" if failure.where else ""
+    if failure.kind == "script":
+        say_wrapped(f"It ends{place}, as it would on {number_of(request.ranks, 'GPUs')}: {failure.message}")
+    else:
+        say_wrapped(f"A rehearsal cannot go on{place}: {failure.message}")
+    if failure.code:
+        say("", f"    {failure.code}")
+    if failure.kind == "value":
+        say_wrapped("", "--value NAME=NUMBER gives a variable of the script a value; --skip FUNCTION leaves one out.")
+    return {"fine": False, "error": asdict(failure)}
+
+
+def show_answer(request: Request, answer: Answer, record: Record) -> dict:
+    """Print the verdict, the parts of the peak, and what the script decided."""
+    seen = record.observed
+    rank = record.memory.components.per_rank[0]
+    device = on_gpu(answer, request.ranks, seen.stage)
+    step = answer.peaks.index(max(answer.peaks)) + 1
+    first = f"Rank 0 of {request.ranks} peaks at {size(device.peak)} in step {step}, run alone (virtual)"
+    fits = None
+    if request.gpu:
+        total_bytes = GPUS[request.gpu].memory_bytes
+        fits = fits_on(GPUS[request.gpu], device.peak, device.driver)
+        first = first.replace(", run alone (virtual)", "")
+        first += f", and nvidia-smi would show {device.driver / GIB:.1f} of {total_bytes / GIB:.0f} GiB: {FITS[fits]}"
+    say_wrapped(f"{first}.")
+    parts = rank.at_peak or {}
+    largest = sorted(parts.items(), key=lambda part: -part[1])
+    say_wrapped("At the peak: " + ", ".join(f"{name.replace('_', ' ')} {size(held)}" for name, held in largest) + ".")
+    if device.host:
+        say_wrapped(f"The host keeps {size(device.host)} of these for this rank.")
+    say_wrapped(f"Your script decided: {'; '.join(decided(record, answer, request))}.")
+    if request.gpu:
+        say_wrapped("Reserved and nvidia-smi are predicted: the count is replayed on PyTorch's allocator.")
+    return {
+        "peak_bytes": device.peak,
+        "all_bytes": max(answer.peaks),
+        "peaks": answer.peaks,
+        "parts": parts,
+        "after_step": rank.after_step,
+        "device": asdict(device),
+        "fits": fits,
+        "loading_peak_bytes": answer.loading_peak_bytes,
+        "observed": seen.model_dump(mode="json", exclude_defaults=True),
+        "error": None,
+    }
+
+
+def show_known(folder: Path) -> list[str]:
+    """Show the known faults that apply to what was prepared, and mistakes in it. Nothing is asked. Return their ids."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        known = diagnosis.stack((), flags=Flags(), config=folder / store.RECORD)["faults"]
+    applying = [fault for fault in known if fault["answer"] == "applies"]
+    if not applying:
+        say_wrapped("No known fault surely applies to these releases and settings (`study stack` asks for more).")
+    else:
+        count = "1 known fault applies" if len(applying) == 1 else f"{len(applying)} known faults apply"
+        say_wrapped(f"{count} (seen, not asked):")
+    for fault in applying[:3]:
+        say_wrapped(f"{fault['sentence']}. What to do: {fault['do']}", indent="  ", first="- ")
+    costs = ("lost_s", "memory_bytes", "traffic_bytes")
+    for finding in about(folder).findings:
+        if all(getattr(finding, cost) is None for cost in costs):
+            say_wrapped(f"{finding.sentence} What to do: {finding.remedy}", indent="  ", first="- ")
+    return [fault["id"] for fault in applying]
+
+
+def decided(record: Record, answer: Answer, request: Request) -> list[str]:
+    """Return what the prepared objects are, which no flag has said."""
+    seen = record.observed
+    how = seen.wrapper or "one process"
+    if seen.stage is not None:
+        how = f"ZeRO stage {seen.stage}"
+    elif seen.fsdp:
+        how = "FSDP2"
+    words = [how]
+    offloaded = {"optimizer": seen.offload_optimizer, "weights": seen.offload_param}
+    words += [f"{what} offloaded to {home}" for what, home in offloaded.items() if home not in (None, "none")]
+    kinds = {name: seen.dtypes.get(name) for name in ("weights", "master") if seen.dtypes.get(name)}
+    words.append(", ".join(f"{name} in {kind}" for name, kind in kinds.items()))
+    if seen.autocast:
+        words.append(f"autocast {seen.autocast}")
+    fused = ", fused" if (seen.optimizer_settings or {}).get("fused") else ""
+    words.append(f"{seen.optimizer}{fused}")
+    if seen.trained_parameters != seen.parameters:
+        words.append(f"{seen.trained_parameters:,} of {seen.parameters:,} parameters train")
+    if seen.checkpointing:
+        words.append("activations are recomputed")
+    if seen.attention:
+        words.append(f"attention {seen.attention}")
+    if answer.batch:
+        shape = " x ".join(map(str, answer.batch))
+        words.append(f"batch {shape}, {number_of(seen.accumulation or 1, 'passes')}, {request.ranks} ranks")
+    if seen.clipping is not None:
+        words.append(f"clipping {seen.clipping:g}" if seen.clipping else "no clipping by the library")
+    return words

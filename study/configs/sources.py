@@ -1,0 +1,130 @@
+"""Read anybody's config or record without trusting it, and recognise its kind by its keys."""
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from study.core import files
+from study.core.arms import config_of_yaml
+from study.records import store
+from study.records.metrics import dig
+from study.records.schema import Record
+
+MAX_BYTES = 2**16  # of a config: DeepSpeed's longest examples have 4 kB
+RECORD = "record"
+ACCELERATE = "Accelerate config"
+DEEPSPEED = "DeepSpeed config"
+TRAINER = "Trainer arguments"
+OTHER = "settings"
+NAMES_ANOTHER = {TRAINER: "deepspeed", ACCELERATE: "deepspeed_config.deepspeed_config_file"}  # where it names one
+# A file has the kind with the most of its keys.
+KEYS = {
+    OTHER: "",
+    ACCELERATE: "distributed_type compute_environment mixed_precision deepspeed_config num_processes "
+    "num_machines machine_rank main_training_function downcast_bf16 rdzv_backend use_cpu same_network",
+    DEEPSPEED: "zero_optimization train_batch_size train_micro_batch_size_per_gpu zero_allow_untested_optimizer "
+    "optimizer scheduler gradient_clipping steps_per_print wall_clock_breakdown torch_autocast amp",
+    TRAINER: "per_device_train_batch_size output_dir learning_rate num_train_epochs max_steps max_grad_norm deepspeed "
+    "fsdp lr_scheduler_type warmup_steps warmup_ratio gradient_checkpointing logging_steps save_steps weight_decay "
+    "optim base_model micro_batch_size adapter sequence_len lr_scheduler finetuning_type cutoff_len tuner_type "
+    "train_type",
+}  # fsdp_config is of two kinds, and bf16 as well
+
+
+@dataclass(frozen=True)
+class Source:
+    """A config or a record. `content` is the content of the file; a config that the file names is in `named`."""
+
+    path: Path
+    kind: str
+    content: dict
+    record: Record | None = None
+    named: "Source | None" = None
+    unread: str | None = None  # why a file that it names is not in `named`
+
+    @property
+    def words(self) -> str:
+        """The kind of file, in words."""
+        return f"{self.kind} and {self.named.kind}" if self.named else self.kind
+
+
+def read(path: Path) -> Source:
+    """Read any config or record. A Stop says what is wrong with the file."""
+    if path.is_dir():
+        path /= store.RECORD
+    if path.name == store.RECORD:
+        record = store.read(path)
+        return Source(path, RECORD, record.model_dump(mode="json", by_alias=True), record)
+    content = _mapping(path)
+    kind = max(KEYS, key=lambda kind: len(content.keys() & KEYS[kind].split()))
+    fsdp_file = content.get("fsdp_config")  # of the Trainer it may be a file
+    if isinstance(fsdp_file, str) and (file := _allowed(fsdp_file, path)):
+        content["fsdp_config"] = _mapping(file)
+    if "offload" in str(content.get("fsdp")):  # of the Trainer
+        content["fsdp_config"] = section_at(content, "fsdp_config") | {"fsdp_offload_params": True}
+    # Accelerate and the Trainer know these with and without their prefix (launch.py:1269, training_args.py:2785).
+    if fsdp := section_at(content, "fsdp_config"):
+        content["fsdp_config"] = {f"fsdp_{name.removeprefix('fsdp_')}": value for name, value in fsdp.items()}
+    # --- the DeepSpeed config in it, or the file that it names
+    section = dig(content, NAMES_ANOTHER.get(kind, "no other"))
+    if section is None and content.get("distributed_type") == "DEEPSPEED":
+        section = config_of_yaml(section_at(content, "deepspeed_config"))
+    named = None
+    unread = None
+    if isinstance(section, dict):
+        named = Source(path, DEEPSPEED, section)
+        content.pop("deepspeed", None)
+    elif isinstance(section, str):
+        if file := _allowed(section, path):
+            named = Source(file, DEEPSPEED, _mapping(file))
+        else:
+            unread = f"{section!r:.100}, which {path.name} names, is not here (nor in its folder and two above)"
+            unread += ": what it sets is not known"
+    return Source(path, kind, content, named=named, unread=unread)
+
+
+def _allowed(name: str, config: Path) -> Path | None:
+    """Return the file that a config names, if it is in the current folder, its own, or one of the two above that."""
+    # A stranger's config may name any file of this machine, and its content would be shown.
+    for folder in (Path.cwd(), *config.resolve().parents[:3]):
+        with contextlib.suppress(OSError, ValueError):  # not a valid file name
+            file = (folder / name).resolve()
+            if file.is_relative_to(folder.resolve()) and file.is_file():
+                return file
+    return None
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    what = "a mapping of settings"
+    remedy = (
+        f"name {what} with each key once, in yaml, or in json without comments and without a comma after the last value"
+    )
+    return _plain(files.load(path, dict, what=what, remedy=remedy, most_bytes=MAX_BYTES, links=True))
+
+
+def _plain(value: Any) -> Any:
+    """Return settings with true and false also where they are in quotes, as the libraries read them."""
+    if isinstance(value, dict):
+        return {str(name): _plain(each) for name, each in value.items()}
+    word = str(value).lower()
+    return word == "true" if word in ("true", "false") else value
+
+
+def flat(content: dict, prefix: str = "") -> dict[str, Any]:
+    """Return every value by its dotted path. Lists without sections, and empty sections, are values."""
+    values: dict[str, Any] = {}
+    for name, value in content.items():
+        if isinstance(value, list) and any(isinstance(each, dict) for each in value):
+            value = dict(enumerate(value))
+        if isinstance(value, dict) and value:
+            values |= flat(value, f"{prefix}{name}.")
+        else:
+            values[f"{prefix}{name}"] = value
+    return values
+
+
+def section_at(content: Any, path: str) -> dict:
+    """Return the section at a dotted path. Empty if there is none, or another value."""
+    section = dig(content, path)
+    return section if isinstance(section, dict) else {}

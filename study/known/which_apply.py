@@ -1,0 +1,241 @@
+"""Which known faults apply to these releases, in this training? Needs no torch."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Self
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from study.core.errors import Stop
+from study.core.settings import flag
+from study.core.text import comparable, is_number
+from study.known.faults import ANY, Fault, Release, table
+
+# Keys of ranks that have the same rows.
+SHARE_ROWS = ("tensor_parallel", "sequence_parallel_size", "pipeline", "parallelism_config")
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What no config says, or what counts in its place."""
+
+    stage: Literal[0, 1, 2, 3] | None = None  # of ZeRO
+    fsdp2: bool | None = None  # FSDP2 shards
+    ranks: int | None = None  # of all nodes; 2 if nothing says it
+    passes: int | None = None  # of an update, on each rank
+    precision: Literal["fp32", "bf16", "fp16", "bf16_autocast", "fp16_autocast"] | None = None  # bf16 and fp16: a cast
+    optimizer: str | None = None  # such as adamw, sgd, adafactor, muon
+    peft: bool | None = None  # weights are frozen, as with LoRA
+    cuda: bool = True  # it trains on GPUs, and not on CPUs alone
+    checkpointing: bool | None = None  # activations are recomputed
+    reentrant: bool | None = None  # with use_reentrant=True
+    offload: Literal["none", "cpu", "nvme"] | None = None  # of the optimizer's states; none if nothing says it
+    trainer: Literal["trl", "trainer", "axolotl", "llamafactory", "ms-swift", "own"] | None = None
+    """Which program trains: some force settings."""
+
+
+# What a user can give to answer a question about a condition.
+GIVEN_AS = {each.name: flag(each.name) for each in fields(Flags)} | {"stage": "--stage, --fsdp2"}
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Releases of libraries, and the training in which they are used."""
+
+    releases: Mapping[str, Release]  # with those of packages that it must have
+    said: Mapping[str, Any]  # by conditions, from flags and a config; None is open
+    key: Callable[[str], Any] | None = None  # what the config has at a dotted path; None: another file may have it
+
+    @classmethod
+    def of(
+        cls,
+        releases: Mapping[str, Release],
+        flags: Flags = Flags(),
+        config: Mapping[str, Any] | None = None,
+        key: Callable[[str], Any] | None = None,
+    ) -> Self:
+        """Return the stack that flags and a config describe. Flags win.
+
+        `config` has what the config says by names of `study diff`, None for what it leaves open.
+        """
+        config = config or {}
+        said = _of_config(config)
+        key_of_stage = key if "stage" in said else None
+        for trainer in table().trainers:  # who lists one trains with it; the later ones use the earlier
+            if trainer in releases:
+                said["trainer"] = trainer
+        said |= {name: value for name, value in vars(flags).items() if value is not None}
+        passes = _passes_of_rows(key, flags.ranks or config.get("ranks"), said.get("passes"))
+        if passes is not None and "accumulation" not in config:
+            said["passes"] = passes
+        said = table().defaults.get(str(said["trainer"]), {}) | said
+        if flags.fsdp2:
+            said["stage"] = "FSDP2"
+        optimizer = str(said.get("optimizer")).lower()  # such as FusedAdamW, adamw_torch
+        for name in [each for each in table().optimizers if each in optimizer]:  # the later counts
+            said["optimizer"] = name
+        return cls(_with_needed(releases, said, flags), said, key_of_stage)
+
+
+def _of_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a config says by conditions, and what is taken where nobody says another."""
+    said: dict[str, Any] = {"offload": "none", "ranks": 2, "trainer": None}
+    said |= {condition: config[name] for name, condition in table().settings.items() if name in config}
+    engine = said.get("engine")
+    if engine not in (None, "DeepSpeed"):
+        said["stage"] = engine
+    if engine == "FSDP":
+        said["stage"] = f"FSDP{said['version']}" if said.get("version") else None
+    return said
+
+
+def _with_needed(releases: Mapping[str, Release], said: dict[str, Any], flags: Flags) -> dict[str, Release]:
+    """Return releases with packages on which the training stands, whether they are listed or not."""
+    needed = []
+    if said["trainer"] not in (None, "own"):
+        needed = ["transformers", "accelerate"]
+    if flags.fsdp2 or (flags.stage is None and said.get("engine") not in (None, "DeepSpeed")):
+        needed.append("torch")
+    elif "stage" in said:
+        needed.append("deepspeed")
+    return {**releases, **{package: ANY for package in needed if package not in releases}}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What has to be so for a fault to apply, and nobody has said."""
+
+    condition: str
+    flag: str  # that answers it; empty: only somebody who looks at the script or the config can
+    text: str
+
+
+@dataclass(frozen=True)
+class Applies:
+    """A fault that applies to a stack, or does if all questions are answered with yes."""
+
+    fault: Fault
+    answer: Literal["applies", "applies if"]
+    why: tuple[Question, ...]
+    release: Release
+    is_tested: bool  # not: it lies between releases that were, or beyond them
+
+    @property
+    def may_be_inside(self) -> bool:
+        """Whether the release is in the fault's range, or may be."""
+        return isinstance(self.release, SpecifierSet) or self.fault.contains(self.release)
+
+
+def which_apply(stack: Stack) -> Iterator[Applies]:
+    """Yield the faults that apply to a stack, or may."""
+    for fault in table().fault:
+        questions = _questions(fault, stack)
+        if questions is None:
+            continue
+        release = stack.releases[fault.package]
+        has = fault.has(release)
+        if has is False:
+            continue
+        is_tested = has is not None or not isinstance(release, Version)
+        if has is None and is_tested:
+            text = table().questions["range"].format(fault.package)
+            questions = [Question(fault.package, f"the release of {fault.package}", text), *questions]
+        is_sure = has and not questions
+        yield Applies(fault, "applies" if is_sure else "applies if", tuple(questions), release, is_tested)
+
+
+def free(stack: Stack, package: str) -> list[str]:
+    """Return the tested releases of a package without any fault of which all else is so, the newest first.
+
+    A remedy of one fault may have another.
+    """
+    met = [fault for fault in table().fault if fault.package == package and _questions(fault, stack) == []]
+    tested = reversed(table().asked[package])
+    return [release for release in tested if all(fault.has(Version(release)) is False for fault in met)]
+
+
+def untested(stack: Stack) -> list[str]:
+    """Return the packages whose release is in no test of ours. Of trainers none was run."""
+    return [
+        package
+        for package, release in stack.releases.items()
+        if release not in [*map(Version, table().asked.get(package, ()))]
+    ]
+
+
+def _passes_of_rows(key: Callable[[str], Any] | None, ranks: Any, passes: Any) -> int | None:
+    """Return the passes that DeepSpeed derives from the rows of a config that leaves them out (runtime/config.py:620).
+
+    Raise Stop if no number of passes, or another than is said, gives its rows: DeepSpeed refuses that.
+    """
+    ranks = comparable(ranks)
+    if key is None or not is_number(ranks) or any(map(key, SHARE_ROWS)):
+        return None
+    rows = comparable(key("train_batch_size"))
+    micro_batch = comparable(key("train_micro_batch_size_per_gpu"))
+    passes = comparable(passes)
+    if not (is_number(rows) and is_number(micro_batch) and micro_batch > 0):
+        return None
+    factors = f"{micro_batch:g} rows x {ranks:g} ranks"
+    remedy = "correct the config, or give the --ranks and --passes of this training"
+    if rows % (micro_batch * ranks):
+        raise Stop(f"the config's train_batch_size of {rows:g} is no multiple of {factors}", remedy)
+    derived = int(rows / micro_batch / ranks)
+    if is_number(passes) and passes != derived:
+        raise Stop(f"the config's train_batch_size of {rows:g} is not {factors} x {passes:g} passes", remedy)
+    return derived
+
+
+def _questions(fault: Fault, stack: Stack) -> list[Question] | None:
+    """Return what has to be known for a fault to apply, besides the release. None: it does not apply."""
+    if not fault.when or fault.package not in stack.releases:
+        return None
+    known = {**stack.said, **stack.releases}
+    trainer = stack.said["trainer"]
+    if trainer in fault.forced:
+        used = stack.releases.get(trainer)
+        is_forced = isinstance(used, Version) and used in SpecifierSet(fault.forced[trainer])
+        # Other releases may overrule a user's False in some classes, or were not read.
+        known["reentrant"] = is_forced or stack.said.get("reentrant") or None
+    questions = []
+    for condition, wanted in fault.when.items():
+        is_so = _is_so(condition, wanted, known, stack.key)
+        if is_so is None:
+            given_as = GIVEN_AS.get(condition, "")
+            if condition in table().asked:
+                given_as = f"the release of {condition}"
+            elif condition == "stage" and wanted == ["ddp"]:  # no flag says it
+                given_as = ""
+            questions.append(Question(condition, given_as, fault.asks[condition]))
+        elif not is_so:
+            return None
+    return questions
+
+
+def _is_so(condition: str, wanted: Any, known: dict[str, Any], key: Callable[[str], Any] | None) -> bool | None:
+    """Whether a condition is what a fault wants. None: nobody says it."""
+    if condition == "keys":  # all of one group must fit
+        if key is None:
+            return None
+        return any(all(_fits(key(path), value) for path, value in group.items()) for group in wanted)
+    seen = known.get(condition)
+    if seen is None or isinstance(seen, SpecifierSet):
+        return None
+    # 5.23.0.dev0 may be before a change in 5.23, or after it.
+    is_prerelease = isinstance(seen, Version) and seen.is_prerelease
+    if is_prerelease and Version(seen.base_version) == Version(str(wanted).strip("<>=")):
+        return None
+    return _fits(seen, wanted)
+
+
+def _fits(seen: Any, wanted: Any) -> bool:
+    if wanted == "absent":
+        return seen is None
+    if isinstance(seen, Version):
+        return seen in SpecifierSet(wanted, prereleases=True)
+    if isinstance(wanted, list):
+        return str(seen).lower() in map(str, wanted)  # a config may have AdamW, or "3"; none: it has no such key
+    if wanted is True:
+        return seen not in (None, False)  # whatever switches it on, if with an empty section
+    return float(seen) >= wanted if type(wanted) is int else seen == wanted

@@ -1,0 +1,194 @@
+"""What rank 0 holds, from the beginning of a script to its last update: a `MemoryWatch` over all of it."""
+
+import functools
+import gc
+import sys
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim import optimizer as torch_optimizer
+from torch.utils._pytree import tree_leaves
+
+from study.measure import roles
+from study.measure.memory import MemoryWatch
+from study.records import store
+from study.records.schema import Record
+from study.records.sections import Components, Memory, Observed, RankComponents, RankMemory
+from study.rehearsal.request import Answer, Request
+from study.rehearsal.values import Shapes
+from study.watch.session import new_record
+
+# What offloading keeps on the host, by role. Gradients go there as soon as they are reduced.
+WITH_OPTIMIZER = {"master", "moments", "gradients", "staging", "swap"}
+
+COARSE = 0.005  # sorting takes as long as many operations, and a first peak is not known before
+
+
+class Enough(BaseException):
+    """The script has made its updates."""
+
+
+class Count:
+    """Follows a script's updates, and what is held meanwhile."""
+
+    shapes: Shapes
+
+    def __init__(self, request: Request):
+        self.request = request
+        self.answer = Answer()
+        self.record: Record | None = None
+        self.watch = MemoryWatch("cpu", self._roles, collect=False, counts=self._counts, log=self.answer.log)
+        self.engine: Any = None  # DeepSpeed's
+        self.optimizer: Any = None
+        self.model: Any = None
+        self._on_host: dict[int, weakref.ref] = {}  # storages that were there before the training, such as a data set
+        self._parts: dict[str, int] | None = None
+        torch_optimizer.register_optimizer_step_pre_hook(self._before_update)
+        torch_optimizer.register_optimizer_step_post_hook(self._after_update)
+        nn.modules.module.register_module_forward_pre_hook(self._before_forward)
+
+    # --- what counts
+
+    def _counts(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is the GPU's: it has no values, or it was made in a pass, as masks are."""
+        # Of real tensors, data sets are the host's, and batches take their bytes on a GPU once they are moved there.
+        if isinstance(tensor, FakeTensor):
+            return True
+        return self.shapes.has_begun and id(tensor.untyped_storage()) not in self._on_host
+
+    def _roles(self) -> dict[int, str]:
+        if self.model is None:
+            return {}
+        return roles.claimed_storages(self.model, self.optimizer)
+
+    # --- what happens
+
+    def take_batch(self, batch) -> None:
+        """Note what a loader gives."""
+        self.answer.batches += 1
+        leaves = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim]
+        if tensors:
+            self.answer.batch = list(max(tensors, key=torch.Tensor.numel).shape)
+
+    def _before_forward(self, module, _) -> None:
+        if not self.shapes.has_begun and module.training and torch.is_grad_enabled():
+            self._leave_out_data()
+            self.answer.loading_peak_bytes = self.watch.peak
+            self.answer.first_step_at = len(self.answer.log)
+            self.watch.peak = self.watch.total
+
+    def _leave_out_data(self) -> None:
+        """Do not count what exists before the training and has values, but for the buffers of models."""
+        objects = gc.get_objects()
+        modules = [each for each in objects if issubclass(type(each), nn.Module) and "_buffers" in vars(each)]
+        buffers = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
+        self.shapes.has_begun = True
+        self.watch.follow(buffers)
+        known = set(map(id, buffers))
+        for item in objects:
+            if type(item) is torch.Tensor and item.layout == torch.strided and id(item) not in known:
+                storage = item.untyped_storage()
+                key = id(storage)
+                self._on_host[key] = weakref.ref(storage, functools.partial(self._forget, key))
+
+    def _forget(self, key: int, _: weakref.ref) -> None:
+        self._on_host.pop(key, None)
+
+    def _before_update(self, optimizer, *_) -> None:
+        if self.engine is None:
+            self.optimizer = optimizer
+        if self.watch.close_to_peak is not None:
+            self.watch.mark()
+
+    def _after_update(self, *_) -> None:
+        if self.engine is None:
+            self.end_update()
+
+    def end_update(self) -> None:
+        """Note an update's peak. After the last one that is asked for, one more shows what the peak consists of."""
+        answer = self.answer
+        answer.updates += 1
+        answer.peaks.append(self.watch.peak)
+        answer.peak_when = self.watch.peak_phase
+        if answer.updates == 1:
+            self._describe()
+            self.watch.sorts_every = COARSE
+        if answer.updates < self.request.steps:
+            self.watch.peak = self.watch.total
+        elif answer.updates == self.request.steps:
+            self._parts = self.watch.at_peak
+            self.watch.sorts_every = None
+            self.watch.look_again()
+        else:
+            self._parts = self.watch.at_peak or self._parts  # this update may have had shorter rows
+            raise Enough
+
+    def _describe(self) -> None:
+        if self.engine is not None:
+            self.model, self.optimizer = self.engine, self.engine.optimizer
+        else:
+            self.model = root_of(self.optimizer.param_groups[0]["params"][0])
+        name = f"{Path(self.request.script).stem}-virtual"
+        accelerator = alive("accelerate", "Accelerator")
+        trainer = alive("transformers", "Trainer")
+        arguments = trainer.args if trainer else None
+        self.record = new_record(name, accelerator, self.model, self.optimizer, arguments)
+        self.record.observed.virtual_ranks = self.request.ranks
+        self.record.observed.dtypes = roles.dtypes(self.model, self.optimizer)
+
+    def finish(self, folder: Path) -> Answer:
+        """Complete the record, and return the answer."""
+        answer = self.answer
+        if self.record is None:
+            return answer
+        on_host = host_roles(self.record.observed)
+        answer.host = self.watch.numbers(on_host) if on_host else []
+        parts = self._parts or self.watch.at_peak
+        after = self.watch.by_role()
+        rank = RankComponents(at_peak=parts, after_step=after, tracked_peak_bytes=max(answer.peaks))
+        self.record.memory = Memory(per_rank=[RankMemory()], components=Components(per_rank=[rank]))
+        self.record.observed.steps = answer.updates
+        self.record.watched.rows_per_pass = answer.batch[0] if answer.batch else None
+        self.record.status = "done"
+        self.record.finished_utc = store.now_utc()
+        store.write(folder, self.record)
+        return answer
+
+
+def host_roles(seen: Observed) -> set[str]:
+    """Return the roles of what is kept on the host."""
+    kept = {None, "none"}
+    on_host = set() if seen.offload_optimizer in kept else set(WITH_OPTIMIZER)
+    return on_host if seen.offload_param in kept else on_host | {"weights"}
+
+
+def alive(package: str, name: str) -> Any:
+    """Return the object of a class of an imported package, or of one that inherits from it. None if there is none."""
+    kind = getattr(sys.modules.get(package), name, None) if package in sys.modules else None
+    if kind is None:
+        return None
+    return next((each for each in gc.get_objects() if issubclass(type(each), kind)), None)
+
+
+def root_of(parameter: torch.Tensor) -> nn.Module:
+    """Return the outermost module that has a parameter: the model in all of its wrappers."""
+    parents: dict[int, nn.Module] = {}
+    owner = None
+    for module in gc.get_objects():
+        if not issubclass(type(module), nn.Module) or "_modules" not in vars(module):
+            continue
+        for child in module.children():
+            parents[id(child)] = module
+        if any(each is parameter for each in module._parameters.values()):
+            owner = module
+    if owner is None:
+        raise LookupError("no module has the parameters that the optimizer updates")
+    while id(owner) in parents:
+        owner = parents[id(owner)]
+    return owner

@@ -1,0 +1,109 @@
+"""What `torch.cuda` answers in a rehearsal: as the named GPU would, without one."""
+
+import contextlib
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from study.core.gpus import GPUS, gpu_named
+from study.rehearsal.request import Request
+from study.rehearsal.values import Script, on_cpu
+
+TORCH: Any = torch  # whose parts are replaced
+DEFAULT = "H100"  # whose answers a script gets if no GPU is named
+
+
+class Stream:
+    """A stream or an event: everything happens at once."""
+
+    def __init__(self, *_, **__):
+        self.device = torch.device("cpu")
+        self.cuda_stream = 0
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: True if name == "query" else 0.0 if name == "elapsed_time" else self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_) -> None:
+        pass
+
+
+def answer_as_a_gpu(request: Request, script: Script) -> None:
+    """Replace the functions of torch.cuda that scripts call."""
+    name = gpu_named(request.gpu or DEFAULT)
+    memory_bytes = request.gpu_bytes or int(GPUS[name].memory_bytes)
+    capability = (9, 0) if GPUS[name].has_bf16 else (7, 5)
+    properties = types.SimpleNamespace(
+        name=f"NVIDIA {name}", total_memory=memory_bytes, major=capability[0], minor=capability[1],
+        multi_processor_count=132, gcnArchName="", warp_size=32,
+    )  # fmt: skip
+
+    def is_available() -> bool:
+        # Libraries that hear of a GPU would call its driver; a script only decides by it.
+        return script.reader() is not None
+
+    answers = {
+        "is_available": is_available,
+        "is_initialized": lambda: False,
+        "device_count": lambda: request.ranks_per_machine if script.reader() is not None else 0,
+        "current_device": lambda: 0,
+        "get_device_name": lambda *_: properties.name,
+        "get_device_properties": lambda *_: properties,
+        "get_device_capability": lambda *_: capability,
+        "mem_get_info": lambda *_: (memory_bytes, memory_bytes),
+        "is_bf16_supported": lambda *_, **__: GPUS[name].has_bf16,
+        "current_stream": lambda *_: Stream(),
+        "default_stream": lambda *_: Stream(),
+        "stream": lambda *_: contextlib.nullcontext(),
+        "memory_stats": lambda *_: {},
+        "memory_summary": lambda *_, **__: "",
+        "get_rng_state": lambda *_: torch.get_rng_state(),
+    }
+    for zero in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"):
+        answers[zero] = lambda *_: 0
+    for silent in (
+        "set_device", "synchronize", "empty_cache", "reset_peak_memory_stats", "manual_seed", "manual_seed_all",
+        "set_rng_state", "set_per_process_memory_fraction", "ipc_collect", "init", "reset_max_memory_allocated",
+    ):  # fmt: skip
+        answers[silent] = lambda *_, **__: None  # one for each: the compiler tells functions apart by their identity
+    for attribute, function in answers.items():
+        setattr(torch.cuda, attribute, function)
+    TORCH.cuda.Stream = Stream
+    TORCH.cuda.Event = Stream
+    # --- autocast, and where models are moved
+    begin = torch.autocast.__init__
+
+    def autocast(self, device_type: str, *args, **kwargs) -> None:
+        begin(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
+
+    TORCH.autocast.__init__ = autocast
+    TORCH.nn.Module.cuda = lambda module, *_, **__: module
+    move = torch.nn.Module.to
+
+    def to(module, *args, **kwargs):
+        kwargs = {key: on_cpu(value) for key, value in kwargs.items()}
+        return move(module, *map(on_cpu, args), **kwargs)
+
+    TORCH.nn.Module.to = to
+    TORCH.nn.Module._apply = apply
+
+
+def apply(module: torch.nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True):
+    """Convert a module's tensors. PyTorch's own way exchanges tensors without values, which others may refer to."""
+    if recurse:
+        for child in module.children():
+            child._apply(function)
+    with torch.no_grad():
+        for parameter in module._parameters.values():
+            if parameter is not None and (converted := function(parameter)) is not parameter:
+                parameter.data = converted
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = function(buffer)
+    return module

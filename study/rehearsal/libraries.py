@@ -1,0 +1,275 @@
+"""How libraries run as rank 0 of N without a GPU. Each patch is applied when the script imports the library."""
+
+import importlib.abc
+import importlib.util
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parallel import distributed as ddp
+
+from study.core.errors import Stop
+from study.measure.virtual_rank import all_reduce
+from study.rehearsal.count import Count
+from study.rehearsal.request import Request
+from study.rehearsal.values import Shapes
+
+TORCH: Any = torch  # whose parts are replaced
+Patch = Callable[[types.ModuleType], None]
+
+
+class WhenImported(importlib.abc.MetaPathFinder):
+    """Applies a patch to a module right after it was imported."""
+
+    def __init__(self, patches: dict[str, Patch]):
+        self.patches = patches
+
+    def find_spec(self, name, path, target=None):
+        patch = self.patches.pop(name, None)
+        if patch is None:
+            return None
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return None
+        loader: Any = spec.loader
+        load = loader.exec_module
+
+        def exec_module(module) -> None:
+            load(module)
+            patch(module)
+
+        loader.exec_module = exec_module
+        return spec
+
+
+class Libraries:
+    """The patches of a rehearsal."""
+
+    def __init__(self, request: Request, shapes: Shapes, count: Count):
+        self.request = request
+        self.shapes = shapes
+        self.count = count
+
+    def patch(self) -> None:
+        self._torch()
+        later: dict[str, Patch] = {
+            "accelerate.state": self._accelerate_state,
+            "transformers.modeling_utils": self._transformers,
+            "transformers.utils.import_utils": self._checks_of_transformers,
+            "safetensors.torch": self._safetensors,
+            "deepspeed.runtime.engine": self._deepspeed_engine,
+            "deepspeed.runtime.zero.partitioned_param_coordinator": self._coordinator,
+            "deepspeed.ops.adam.cpu_adam": self._cpu_adam,
+            "deepspeed.comm.torch": self._deepspeed_comm,
+            "study.watch.session": self._watch,
+            "trl.kernels.chunked_logprob": self._trl_kernels,
+        }
+        for name, class_name in {
+            "deepspeed.runtime.zero.stage_1_and_2": "DeepSpeedZeroOptimizer",
+            "deepspeed.runtime.zero.stage3": "DeepSpeedZeroOptimizer_Stage3",
+            "deepspeed.runtime.zero.parameter_offload": "DeepSpeedZeRoOffload",
+            "deepspeed.runtime.bf16_optimizer": "BF16_Optimizer",
+            "deepspeed.runtime.fp16.unfused_optimizer": "FP16_UnfusedOptimizer",
+            "deepspeed.runtime.fp16.fused_optimizer": "FP16_Optimizer",
+        }.items():
+            later[name] = self._without_values(class_name)
+        later["deepspeed.runtime.zero.partition_parameters"] = self._partition
+        sys.meta_path.insert(0, WhenImported(later))
+
+    def _without_values(self, class_name: str) -> Patch:
+        return lambda module: self.shapes.wrap_all(getattr(module, class_name))
+
+    # --- PyTorch
+
+    def _torch(self) -> None:
+        parallel: Any = ddp
+        # In agreement with the other ranks, DDP would regroup its buckets after the first step.
+        TORCH.distributed.Reducer._rebuild_buckets = lambda *_, **__: False
+        parallel._verify_param_shape_across_processes = lambda *_, **__: None
+        begin = self.shapes.wrap(ddp.DistributedDataParallel.__init__)
+
+        def wrap_in_ddp(model, *args, device_ids=None, output_device=None, **kwargs) -> None:
+            made = self.count.watch.made
+            begin(model, *args, **kwargs)
+            self.count.watch.reassign(made, "backward")  # its buckets, which real ranks make anew in their first pass
+            model.register_comm_hook(None, all_reduce)  # its C++ code needs a result that the fake backend lacks
+
+        parallel.DistributedDataParallel.__init__ = wrap_in_ddp
+        TORCH.Tensor.data_ptr = address
+        TORCH.save = lambda *_, **__: None
+        if self.request.gpu:  # a GPU's default is an update of all tensors at once (torch/optim/optimizer.py)
+            for name, module in list(sys.modules.items()):
+                if name.startswith("torch.optim.") and hasattr(module, "_default_to_fused_or_foreach"):
+                    vars(module)["_default_to_fused_or_foreach"] = lambda *_, **__: (False, True)
+        take = torch.utils.data.dataloader._BaseDataLoaderIter.__next__
+        count = self.count
+
+        def next_batch(loader):
+            batch = take(loader)
+            count.take_batch(batch)
+            return batch
+
+        TORCH.utils.data.dataloader._BaseDataLoaderIter.__next__ = next_batch
+        self._optimizers()
+        self._fsdp2()
+
+    def _optimizers(self) -> None:
+        shapes = self.shapes
+        make = torch.optim.Optimizer.profile_hook_step
+
+        def with_values(step):
+            hooked = make(step)
+
+            def call(*args, **kwargs):
+                with shapes.not_only():
+                    return hooked(*args, **kwargs)
+
+            return call
+
+        TORCH.optim.Optimizer.profile_hook_step = staticmethod(with_values)
+
+    def _fsdp2(self) -> None:
+        from torch.distributed import fsdp
+        from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group, _fsdp_state, _fully_shard
+
+        make_mesh = _fully_shard._init_default_mesh
+        shard = self.shapes.wrap(_fully_shard.fully_shard)
+        meshes: list[Any] = []  # one, made outside of the mode without values, and handed out to each module
+
+        def fully_shard(*args, **kwargs):
+            if not meshes:
+                meshes.append(make_mesh())
+            return shard(*args, **kwargs)
+
+        fully_shard.state = _fully_shard.fully_shard.state  # type: ignore[attr-defined]
+        _fully_shard._init_default_mesh = lambda *_: meshes[0]
+        fsdp.fully_shard = _fully_shard.fully_shard = fully_shard
+        for owner in (_fsdp_param.FSDPParam, _fsdp_param_group.FSDPParamGroup, _fsdp_state.FSDPState):
+            self.shapes.wrap_all(owner)
+
+    # --- Accelerate and transformers
+
+    def _accelerate_state(self, module) -> None:
+        def backend(state, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None):
+            return backend or "fake", module.DistributedType.MULTI_GPU
+
+        def set_device(state) -> None:
+            state.device = torch.device("cpu")
+
+        module.PartialState._prepare_backend = backend
+        module.PartialState.set_device = set_device
+
+    def _checks_of_transformers(self, module) -> None:
+        module.is_torch_bf16_gpu_available = lambda: True
+
+    def _transformers(self, module) -> None:
+        def from_pretrained(cls, name, *args, config=None, **kwargs):
+            return from_config(cls, name, config, kwargs, self.request.configs_of)
+
+        module.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
+        module.PreTrainedModel.save_pretrained = lambda *_, **__: None
+
+    def _trl_kernels(self, module) -> None:
+        if self.request.gpu:  # there a Triton kernel works in place, where a CPU makes six copies of a tile
+            module._forward_tile = module._backward_tile = lambda *_, **__: None
+
+    def _safetensors(self, module) -> None:
+        module.save_file = lambda *_, **__: None
+
+    # --- DeepSpeed
+
+    def _deepspeed_engine(self, module) -> None:
+        from deepspeed.accelerator import get_accelerator
+
+        engine = module.DeepSpeedEngine
+        for name in ("__init__", "allreduce_gradients", "save_checkpoint", "load_checkpoint", "save_16bit_model"):
+            setattr(engine, name, self.shapes.wrap(getattr(engine, name)))
+        take_step = self.shapes.wrap(engine.step)
+
+        def step(this, *args, **kwargs):
+            before = this.global_steps
+            self.count.engine = this
+            result = take_step(this, *args, **kwargs)
+            if this.global_steps != before:
+                self.count.end_update()
+            return result
+
+        engine.step = step
+        get_accelerator().pin_memory = lambda tensor, *_, **__: tensor
+        TORCH.Tensor.record_stream = lambda *_, **__: None
+
+    def _deepspeed_comm(self, module) -> None:
+        module.build_shm_op = lambda: None  # it would be compiled, for neighbours that do not exist
+
+    def _coordinator(self, module) -> None:
+        module.assert_ints_same_as_other_ranks = lambda *_, **__: None
+        self.shapes.wrap_all(module.PartitionedParameterCoordinator)
+
+    def _partition(self, module) -> None:
+        self.shapes.wrap_all(module.Init)
+        for owner in ("AllGatherHandle", "AllGatherCoalescedHandle", "MultipleAllGatherHandles", "GatheredParameters"):
+            self.shapes.wrap_all(getattr(module, owner))
+
+    def _cpu_adam(self, module) -> None:
+        def nothing(*_, **__) -> None:
+            pass
+
+        operator = types.SimpleNamespace(create_adam=nothing, adam_update=nothing, destroy_adam=nothing)
+        module.CPUAdamBuilder = lambda: types.SimpleNamespace(load=lambda: operator)
+
+    def _watch(self, module) -> None:
+        module.Watch.__enter__ = lambda watch: watch  # what it would look at is counted here
+
+
+read_address = torch.Tensor.data_ptr
+
+
+def address(tensor: torch.Tensor) -> int:
+    """Return where a tensor is. Accelerate and others tell tensors without memory apart by it, too."""
+    local = getattr(tensor, "_local_tensor", tensor)
+    if isinstance(local, FakeTensor):
+        return local.untyped_storage()._cdata
+    return read_address(tensor)
+
+
+def from_config(cls, name, config, options: dict, configs_of: dict[str, str]):
+    """Return a model of this class as `from_pretrained` would, without its weights."""
+    from transformers import AutoConfig, PretrainedConfig
+
+    if options.get("quantization_config") is not None:
+        raise Stop("a rehearsal has no quantized weights", "leave quantization_config out, or ask `study estimate`")
+    if not isinstance(config, PretrainedConfig):
+        place = configs_of.get(str(config or name), config or name)
+        known = {key: options[key] for key in ("revision", "token", "trust_remote_code", "subfolder") if key in options}
+        changed = {key: value for key, value in options.items() if key in ("num_labels", "use_cache", "id2label")}
+        try:
+            config = AutoConfig.from_pretrained(place, **known, **changed)
+        except OSError as error:
+            what = f"the config of {name} cannot be had ({str(error).splitlines()[0]})"
+            raise Stop(what, f"give --config-of {name}=FOLDER, a folder with its config.json") from None
+    dtype = options.get("dtype", options.get("torch_dtype"))
+    if dtype in (None, "auto"):
+        dtype = config.dtype
+    if isinstance(dtype, str):
+        dtype = getattr(torch, dtype)
+    attention = options.get("attn_implementation")
+    more = {"attn_implementation": attention} if attention else {}
+    return cls._from_config(config, dtype=dtype or torch.float32, **more).eval()
+
+
+def script_place(error: BaseException, script: Path) -> tuple[str | None, str | None]:
+    """Return the last line of the script's own code on the way to an error, and what stands there."""
+    import traceback
+
+    mine = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename.startswith(str(script.parent)) and "site-packages" not in frame.filename
+    ]
+    if not mine:
+        return None, None
+    return f"{Path(mine[-1].filename).name}:{mine[-1].lineno}", mine[-1].line

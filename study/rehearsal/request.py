@@ -1,0 +1,69 @@
+"""What a rehearsal is asked, and what it answers. Both cross a process as JSON."""
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+REQUEST, ANSWER = "request.json", "answer.json"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A script and its words, as rank 0 of so many ranks."""
+
+    script: str
+    words: list[str]
+    ranks: int
+    ranks_per_machine: int
+    steps: int  # updates, after which it ends
+    config_file: str | None = None  # Accelerate's YAML
+    configs_of: dict[str, str] = field(default_factory=dict)  # folders with a config.json, by a model's name
+    values: dict[str, float] = field(default_factory=dict)  # of the script's own variables
+    skips: list[str] = field(default_factory=list)  # functions that do nothing
+    evaluates: bool = False  # after the training it goes on
+    gpu: str | None = None
+    gpu_bytes: int | None = None
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def read(cls, path: Path) -> "Request":
+        return cls(**json.loads(path.read_text()))
+
+
+@dataclass
+class Failure:
+    """How a script ended that did not reach its steps."""
+
+    kind: str  # "script": as it would on the rented machine; "value": it needs a value that does not exist here
+    message: str
+    where: str | None = None  # the last line of the script's own code
+    code: str | None = None  # what stands there
+    trace: str = ""
+
+
+@dataclass
+class Answer:
+    """What rank 0 held and did. The rest is in the record beside it."""
+
+    updates: int = 0
+    peaks: list[int] = field(default_factory=list)  # of each update
+    peak_when: str | None = None  # the part of the step
+    loading_peak_bytes: int | None = None  # before the first pass
+    batch: list[int] = field(default_factory=list)  # the shape of a pass's first input
+    batches: int = 0  # taken from loaders until the last update
+    log: list[tuple[int, int]] = field(default_factory=list)  # of storages, by number: bytes, and 0 when freed
+    host: list[int] = field(default_factory=list)  # numbers of those that offloading keeps on the host
+    first_step_at: int = 0  # in that log: what comes before is loading
+    failure: Failure | None = None
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def read(cls, path: Path) -> "Answer":
+        content = json.loads(path.read_text())
+        failure = content.pop("failure")
+        return cls(**content, failure=Failure(**failure) if failure else None)

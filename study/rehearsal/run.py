@@ -1,0 +1,109 @@
+"""The process of a rehearsal: python -m study.rehearsal.run FOLDER
+
+It becomes rank 0 before the script imports anything, runs the script as __main__, and writes what it saw beside the
+request into the folder.
+"""
+
+import ast
+import importlib
+import os
+import sys
+import traceback
+import types
+from pathlib import Path
+
+from study.core.errors import Stop
+from study.measure.virtual_rank import become_virtual_rank
+from study.rehearsal import launch, ranks
+from study.rehearsal.count import Count, Enough
+from study.rehearsal.gpu import answer_as_a_gpu
+from study.rehearsal.libraries import Libraries, script_place
+from study.rehearsal.request import ANSWER, REQUEST, Failure, Request
+from study.rehearsal.values import NEEDS_VALUES, NoValue, OnOneDevice, Script, Shapes, Values
+
+
+def main(folder: Path) -> None:
+    request = Request.read(folder / REQUEST)
+    path = Path(request.script).resolve()
+    os.environ |= {"DS_ACCELERATOR": "cpu", "TORCHDYNAMO_DISABLE": "1"}
+    become_virtual_rank(request.ranks)
+    ranks.answer_alone()
+    script = Script(path, request.values)
+    answer_as_a_gpu(request, script)
+    count = Count(request)
+    values = Values(script)
+    shapes = Shapes(values, count.watch)
+    count.shapes = shapes
+    shapes.weights()
+    Libraries(request, shapes, count).patch()
+    os.environ |= launch.environment(request)
+    sys.argv = [request.script, *request.words]
+    sys.path[0] = str(path.parent)
+    failure = None
+    try:
+        with values, count.watch, OnOneDevice():
+            run_script(path, request.skips)
+    except Enough:
+        pass
+    except BaseException as error:
+        if not (isinstance(error, SystemExit) and not error.code):
+            failure = failed(error, path)
+    answer = count.finish(folder)
+    answer.failure = failure
+    if failure is None and not answer.updates:
+        answer.failure = Failure("script", "the script ended without an update of an optimizer")
+    answer.write(folder / ANSWER)
+    sys.stdout.flush()
+    os._exit(0)  # threads of libraries may wait for ranks that do not exist
+
+
+class Nothing:
+    """What a function that is left out returns: it can be called, and has every attribute and item."""
+
+    def __getattr__(self, name: str) -> "Nothing":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *_, **__) -> "Nothing":
+        return self
+
+    def __getitem__(self, _) -> "Nothing":
+        return self
+
+
+def run_script(path: Path, skips: list[str]) -> None:
+    """Run a script as __main__. Functions that it should leave out do nothing: its own ones, or a library's."""
+    tree = ast.parse(path.read_bytes(), filename=str(path))
+    left_out = set(skips)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in left_out:
+            node.body = [ast.copy_location(ast.Pass(), node.body[0])]
+    for name in left_out:
+        module, _, function = name.rpartition(".")
+        if module:
+            setattr(importlib.import_module(module), function, Nothing())
+    script = types.ModuleType("__main__")
+    script.__file__ = str(path)
+    sys.modules["__main__"] = script
+    exec(compile(tree, str(path), "exec"), vars(script))  # noqa: S102 - it is the user's own script
+
+
+def failed(error: BaseException, script: Path) -> Failure:
+    """Return how the script ended: by itself, or because a value does not exist here."""
+    where, code = script_place(error, script)
+    names = {type(each).__name__ for each in (error, error.__cause__, error.__context__)}
+    kind = "script"
+    if isinstance(error, NoValue) or names & set(NEEDS_VALUES):
+        kind = "value"
+    message = str(error).strip() or type(error).__name__
+    if isinstance(error, Stop):
+        kind, message = "value", error.sentence
+    elif not isinstance(error, NoValue):
+        message = f"{type(error).__name__}: {message}"
+    trace = "".join(traceback.format_exception(error))
+    return Failure(kind, message, where, code, trace)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve())

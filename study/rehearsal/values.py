@@ -1,0 +1,238 @@
+"""Weights have shapes but no values. Data has values, and so has what is computed from data alone.
+
+An operation with one argument without values gives a result without values; one of real tensors alone runs.
+"""
+
+import contextlib
+import linecache
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from study.core.models.values import WithoutValues
+from study.rehearsal import ranks
+
+aten = torch.ops.aten
+COMPARES = {aten.gt, aten.lt, aten.ge, aten.le, aten.eq, aten.ne, aten.isnan, aten.isinf, aten.isfinite}
+# Data decides by masks, labels and lengths. A larger tensor, such as labels beside each word of a vocabulary, would
+# fill the host.
+LARGE_BYTES = 2**26
+NEEDS_VALUES = "DynamicOutputShapeException", "DataDependentOutputException", "UnsupportedFakeTensorException"
+
+
+class NoValue(Exception):
+    """The script needs a value that does not exist here: of a weight, or of what one has touched."""
+
+
+class Script:
+    """The user's own code: the folder of the script, outside of installed packages."""
+
+    def __init__(self, path: Path, values: dict[str, float]):
+        self.path = path
+        self.folder = str(path.parent)
+        self.values = values
+
+    def owns(self, file: str) -> bool:
+        return file.startswith(self.folder) and "site-packages" not in file
+
+    def reader(self) -> FrameType | None:
+        """Return the frame of the script that asks for a value. None if a library does."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if self.owns(file):
+                return frame
+            inside_torch = "/torch/" in file or "/study/" in file or file.startswith("<")
+            if not inside_torch:
+                return None
+            frame = frame.f_back
+        return None
+
+    def named_value(self) -> float | None:
+        """Return what --value says of a variable in the line of the script that runs now. None if it says nothing."""
+        frame = self.reader()
+        if frame is None or not self.values:
+            return None
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        for name, value in self.values.items():
+            if re.search(rf"\b{re.escape(name)}\b", line):
+                return value
+        return None
+
+    def value_of(self, tensor: torch.Tensor) -> float:
+        """Return the value that a read gives: what --value says of the variable, or 0 for a number that is shown."""
+        value = self.named_value()
+        frame = self.reader()
+        if value is None and frame is not None and tensor.dtype == torch.bool:
+            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+            where = f"line {frame.f_lineno} of {Path(frame.f_code.co_filename).name}"
+            raise NoValue(f"{where} decides by a value that a weight has touched: {line}")
+        return value or 0.0
+
+
+class Values(TorchDispatchMode):
+    """Answers where the value of a tensor without values is read, and fills in collectives of real tensors."""
+
+    shapes: "Shapes"
+
+    def __init__(self, script: Script):
+        super().__init__()
+        self.script = script
+        self._rest = WithoutValues()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
+            read = self.script.value_of(args[0])
+            if args[0].dtype == torch.bool:
+                return bool(read)
+            return read if args[0].is_floating_point() else int(read)
+        if function.overloadpacket in COMPARES and args[0].dim() == 0 and isinstance(args[0], FakeTensor):
+            value = self.script.named_value()
+            if value is not None:
+                return function(torch.tensor(value), *args[1:], **(kwargs or {}))
+        if function is aten._grouped_mm.default:
+            return self._rest.__torch_dispatch__(function, types, args, kwargs)
+        result = function(*args, **(kwargs or {}))
+        if function.namespace == "c10d":
+            ranks.fill_in(function, args)
+        if isinstance(result, FakeTensor) and (changed := _changed(function, args, kwargs)) is not None:
+            return changed
+        if self.shapes.has_begun and type(result) is torch.Tensor and result.nbytes > LARGE_BYTES:
+            with self.shapes.only():
+                return torch.empty_strided(result.shape, result.stride(), dtype=result.dtype)
+        return result
+
+
+def _changed(function, args, kwargs) -> torch.Tensor | None:
+    """Return the tensor with values that an operation writes to. What comes back is another, in the same place."""
+    written = (kwargs or {}).get("out")
+    if written is None and function._schema.name.endswith("_") and args:
+        written = args[0]
+    return written if type(written) is torch.Tensor else None
+
+
+class OnOneDevice(TorchFunctionMode):
+    """The GPU is this process's memory: `cuda` names it, and a tensor without values can be read as zeros."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = getattr(function, "__name__", "")
+        if name in ("numpy", "tolist", "__array__") and args and isinstance(args[0], FakeTensor):
+            tensor = args[0]
+            dtype = torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
+            return getattr(torch.zeros(tensor.shape, dtype=dtype), name)()
+        if name == "cuda":
+            return args[0]
+        if "device" in kwargs:
+            kwargs = kwargs | {"device": on_cpu(kwargs["device"])}
+        if name == "to" and len(args) > 1:
+            args = (args[0], *map(on_cpu, args[1:]))
+        if name == "pin_memory" or name == "record_stream":
+            return args[0]
+        return function(*args, **kwargs)
+
+
+def on_cpu(device):
+    """Return this process's memory for any name of a GPU. Other values stay."""
+    if isinstance(device, torch.device):
+        return torch.device("cpu") if device.type == "cuda" else device
+    if isinstance(device, str) and device.partition(":")[0] == "cuda":
+        return "cpu"
+    return device
+
+
+class Shapes:
+    """The mode in which new tensors have no values, and where it is entered: once, however deep."""
+
+    def __init__(self, values: Values, watch: TorchDispatchMode):
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.values = values
+        self.watch = watch
+        self.has_begun = False  # the training
+        values.shapes = self
+        self._inside = False
+
+    @contextlib.contextmanager
+    def only(self) -> Iterator[None]:
+        if self._inside:
+            yield
+            return
+        self._inside = True
+        try:
+            # The watch counts what this mode makes, so it is above it. Its own __enter__ begins a count.
+            with self.mode, self.values, _Again(self.watch):
+                yield
+        finally:
+            self._inside = False
+
+    @contextlib.contextmanager
+    def not_only(self) -> Iterator[None]:
+        """Within `only`: new tensors have values again, such as an optimizer's count of its steps."""
+        if not self._inside:
+            yield
+            return
+        self._inside = False
+        try:
+            with _disable_current_modes(), self.values, _Again(self.watch):
+                yield
+        finally:
+            self._inside = True
+
+    def wrap(self, function: Callable) -> Callable:
+        """Return a function in which new tensors have no values."""
+
+        def call(*args, **kwargs):
+            with self.only():
+                for argument in args:
+                    # Some losses make the gradient of a head themselves, from zeros. A bucket without values cannot
+                    # take the place of its memory.
+                    if isinstance(argument, FakeTensor) and type(argument.grad) is torch.Tensor:
+                        argument.grad = torch.empty_like(argument.grad)
+                return function(*args, **kwargs)
+
+        call.__wrapped__ = function  # type: ignore[attr-defined]
+        call.__name__ = getattr(function, "__name__", "call")
+        call.__doc__ = function.__doc__
+        return call
+
+    def wrap_all(self, owner: type) -> None:
+        """Let new tensors of every method of a class have no values."""
+        for name, method in list(vars(owner).items()):
+            if isinstance(method, staticmethod):
+                setattr(owner, name, staticmethod(self.wrap(method.__func__)))
+            elif callable(method) and not isinstance(method, type) and name not in ("__del__", "__getattr__"):
+                setattr(owner, name, self.wrap(method))
+
+    def weights(self) -> None:
+        """From now on no new parameter has values, whoever makes it: `nn.Parameter(torch.empty(...))`."""
+        parameter: Any = torch.nn.Parameter
+        original = parameter.__new__
+
+        def make(cls, data=None, requires_grad=True):
+            if data is not None and type(data) in (torch.Tensor, torch.nn.Parameter) and data.device.type == "cpu":
+                with self.only():
+                    data = torch.empty_strided(data.shape, data.stride(), dtype=data.dtype)
+            return original(cls, data, requires_grad)
+
+        parameter.__new__ = staticmethod(make)
+
+
+class _Again:
+    """A dispatch mode once more on the stack, without beginning anew."""
+
+    def __init__(self, mode: TorchDispatchMode):
+        self.mode = mode
+
+    def __enter__(self) -> None:
+        TorchDispatchMode.__enter__(self.mode)
+
+    def __exit__(self, *error) -> None:
+        TorchDispatchMode.__exit__(self.mode, *error)

@@ -1,0 +1,130 @@
+"""What the page of `study stack` looks up: of each fault, in which releases it is and what else it needs.
+
+Ranges, locks, configs, TRL, and trainers that force settings are for the command.
+"""
+
+import functools
+from dataclasses import replace
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from study.known.faults import ANY, Fault, named, table
+from study.known.which_apply import Flags, Stack, which_apply
+
+PACKAGES = ("deepspeed", "accelerate", "transformers", "torch", "PEFT")
+# What is asked, by condition: labels of check boxes by the words of the command.
+BOXES: dict[str, tuple[str, dict[str, str]]] = {
+    "stage": (
+        "Sharding",
+        {"--stage 1": "ZeRO 1", "--stage 2": "ZeRO 2", "--stage 3": "ZeRO 3", "--fsdp2": "FSDP2"}
+        | {"--stage 0": "DeepSpeed, stage 0"},
+    ),
+    "passes": ("Passes of an update", {"--passes 1": "one", "--passes 2": "several"}),
+    "precision": (
+        "Precision",
+        {"--precision fp32": "fp32", "--precision bf16": "bf16, a cast", "--precision fp16": "fp16, a cast"}
+        | {"--precision bf16_autocast": "bf16 autocast", "--precision fp16_autocast": "fp16 autocast"},
+    ),
+    "optimizer": (
+        "Optimizer",
+        {f"--optimizer {name.lower()}": name for name in ("AdamW", "Adam", "SGD", "Adafactor", "Muon", "Lion")},
+    ),
+    "peft": ("Frozen weights, as with LoRA", {"--peft": "yes", "--no-peft": "no"}),
+    "checkpointing": ("Activations recomputed", {"--checkpointing": "yes", "--no-checkpointing": "no"}),
+    "reentrant": ("use_reentrant", {"--reentrant": "yes", "--no-reentrant": "no"}),
+    "trainer": (
+        "Trained by",
+        {"--trainer own": "a loop of one's own", "--trainer trainer": "transformers' Trainer"}
+        | {"--trainer axolotl": "axolotl"},
+    ),
+    "offload": (
+        "Optimizer's states in",
+        {"--offload none": "GPUs", "--offload cpu": "host memory", "--offload nvme": "NVMe"},
+    ),
+    "ranks": ("Ranks", {"--ranks 2": "several", "--ranks 1": "one"}),
+    "cuda": ("Trains on", {"--cuda": "GPUs", "--no-cuda": "CPUs alone"}),
+}
+TAKEN = {"offload": "--offload none", "ranks": "--ranks 2", "cuda": "--cuda"}  # by the command, if nothing is said
+
+
+def flags_of(boxes: list[str]) -> Flags:
+    """Return what check boxes say."""
+    said: dict = {}
+    for box in boxes:
+        name, _, value = box.removeprefix("--").partition(" ")
+        said[name.removeprefix("no-")] = value or not name.startswith("no-")
+        if value.isdigit():
+            said[name] = int(value)
+    return Flags(**said)
+
+
+def releases(package: str) -> list[str]:
+    """Return those that somebody tested, or that a fault names, from the newest on."""
+    of_faults = [(*each.asked, each.since, each.until) for each in table().fault if each.package == package]
+    every = {*table().asked.get(package, ()), *(release for three in of_faults for release in three)}
+    return sorted(every, key=Version, reverse=True)
+
+
+@functools.cache
+def _fitting(name: str, box: str) -> set[str]:
+    """Return the ids of the faults that a check box leaves possible, whatever else is so."""
+    stack = Stack.of(dict.fromkeys(PACKAGES, ANY), flags_of([box]))
+    open_otherwise = replace(stack, said={**stack.said, **dict.fromkeys(TAKEN.keys() - {name})})
+    return {each.fault.id for each in which_apply(open_otherwise)}
+
+
+def _needs(fault: Fault) -> dict[str, dict]:
+    """Return by condition what is asked, and the words that fit. Without words the page cannot say it."""
+    needs = {}
+    for name, wanted in (fault.when or {}).items():
+        fits = []
+        if name in PACKAGES:
+            inside = SpecifierSet(str(wanted))
+            fits = [f"{name}=={release}" for release in releases(name) if release in inside]
+        elif name in BOXES:
+            fits = [box for box in BOXES[name][1] if fault.id in _fitting(name, box)]
+        needs[name] = {"ask": fault.asks[name], "fits": fits}
+    return needs
+
+
+def _in_releases(fault: Fault) -> dict[str, str]:
+    """Return the releases that have a fault, each with nothing, or what is asked as nobody tested it."""
+    found = {}
+    for release in releases(fault.package):
+        has = fault.has(Version(release))
+        if has is not False:
+            question = table().questions["release"].format(fault.package, release)
+            found[f"{fault.package}=={release}"] = "" if has else question
+    return found
+
+
+@functools.cache
+def rows() -> list[dict]:
+    """Return the faults of the page: those that make a training wrong without a message come first."""
+    faults = [fault for fault in table().fault if fault.when is not None and fault.package in PACKAGES]
+    faults.sort(key=lambda fault: not fault.symptom.startswith(table().silent))
+    return [
+        {
+            "id": fault.id,
+            "package": fault.package,
+            "loud": not fault.symptom.startswith(table().silent),
+            "in": _in_releases(fault),
+            "needs": _needs(fault),
+        }
+        for fault in faults
+    ]
+
+
+def values() -> dict:
+    """Return what the page shows. Without JavaScript it shows all faults."""
+    shown = ("deepspeed", "accelerate", "transformers")  # chosen at first
+    return {
+        "rows": rows(),
+        "named": named,
+        "packages": PACKAGES,
+        "releases": releases,
+        "shown": shown,
+        "boxes": BOXES,
+        "taken": TAKEN,
+    }

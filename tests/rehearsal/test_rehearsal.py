@@ -1,0 +1,167 @@
+"""Somebody's script as rank 0 of N: what it holds is what a real rank holds, and how it fails is how it would fail."""
+
+import json
+import re
+import subprocess
+import textwrap
+
+import pytest
+
+from study.rehearsal.on_gpu import on_gpu
+from study.rehearsal.request import Answer
+from tests.conftest import python
+
+SLOW = pytest.mark.slow
+
+
+def study_virtual(script, *options, ranks: int = 2) -> subprocess.CompletedProcess:
+    return python("-m", "study.cli", "virtual", script, f"--ranks={ranks}", *options)
+
+
+def rehearsed(script, *options, ranks: int = 2) -> dict:
+    """Return the answer of a script that reaches its steps."""
+    done = study_virtual(script, "--json", *options, ranks=ranks)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+# --- equal to real ranks
+
+PAIRS = [
+    ("accelerate_loop", "zero3", ()),
+    *[("accelerate_loop", arm, SLOW) for arm in ("ddp", "zero1", "zero2", "zero3_cpu")],
+    *[("trainer_glue", arm, SLOW) for arm in ("ddp", "zero2", "zero3")],
+    *[("trl_sft", arm, SLOW) for arm in ("ddp", "zero2", "zero3", "zero3_cpu")],
+]
+
+
+@pytest.mark.parametrize(("script", "arm"), [pytest.param(script, arm, marks=marks) for script, arm, marks in PAIRS])
+def test_a_rehearsed_rank_holds_what_a_real_one_holds(script, arm, forked_example):
+    real = forked_example(script, arm).memory.components.per_rank[0]
+    answer = rehearsed(f"examples/{script}.py", f"--config_file=accelerate_configs/{arm}.yaml")
+    data = real.at_peak.pop("other", 0)  # the data set, which is the host's
+    assert answer["all_bytes"] == pytest.approx(real.tracked_peak_bytes - data, rel=1e-3)
+    assert sum(answer["parts"].values()) == pytest.approx(answer["all_bytes"], rel=0.006)
+    assert answer["observed"]["backend"] == "fake"
+    small = 0.001 * real.tracked_peak_bytes  # a batch more or less
+    for role, size in real.at_peak.items():
+        assert answer["parts"].get(role, 0) == pytest.approx(size, rel=0.01, abs=small), role
+
+
+@pytest.fixture
+def forked_example(tmp_path):
+    """Run an example on two gloo ranks, and return its record."""
+    from study.records import store
+    from tests.conftest import forked
+
+    def run(script: str, arm: str):
+        folder = tmp_path / "real"
+        config = f"accelerate_configs/{arm}.yaml"
+        ended = forked(folder, config=config, script=f"examples/{script}.py", flags=(f"--run_dir={folder}",))
+        assert ended.code == 0, ended.output
+        return store.load(folder)
+
+    return run
+
+
+def test_offloaded_states_are_the_hosts_and_a_gpu_is_asked():
+    answer = rehearsed("examples/deepspeed_loop.py", "--gpu=H100", "--", "--stage=2", "--accumulation=2", ranks=4)
+    assert (answer["observed"]["stage"], answer["observed"]["accumulation"], answer["fits"]) == (2, 2, "yes")
+    assert answer["device"]["host"] == 0
+    assert answer["peak_bytes"] <= answer["device"]["reserved"] < answer["device"]["driver"]
+
+
+def test_what_the_host_keeps_is_in_no_block_of_the_gpu():
+    log = [(1, 4000), (2, 2_000_000), (3, 1000), (3, 0), (4, 500)]
+    answer = Answer(log=log, host=[2], first_step_at=2)
+    device = on_gpu(answer, ranks=8, stage=3)
+    assert (device.peak, device.host, device.reserved) == (5000, 2_000_000, 2 * 2**20)
+    assert on_gpu(Answer(log=log), 8, 3).peak == 4000 + 2_000_000 + 1000
+
+
+# --- how scripts fail
+
+HEAD = """
+    import torch
+    from accelerate import Accelerator
+    from torch.utils.data import DataLoader, TensorDataset
+    accelerator = Accelerator()
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
+    rows = TensorDataset(torch.randn(64, 8), torch.randint(0, 2, (64,)))
+    loader = DataLoader(rows, batch_size=4, drop_last=True)
+"""
+LOOP = """
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for x, y in loader:
+        loss = torch.nn.functional.cross_entropy(model(x.cuda()), y.to("cuda"))
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+DECIDES = LOOP.replace("accelerator.backward(loss)", "accelerator.backward(loss)\n        if loss > 5: break")
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Write a script of the head and more lines."""
+
+    def write(*parts: str):
+        path = tmp_path / "script.py"
+        path.write_text("".join(textwrap.dedent(part) for part in (HEAD, *parts)))
+        return path
+
+    return write
+
+
+FAULTS = {
+    "nothing trains": ("model.requires_grad_(False)\n" + textwrap.dedent(LOOP), "does not require grad|require a grad"),
+    "fewer rows than a step": ("loader = DataLoader(rows, batch_size=4096, drop_last=True)\n" + textwrap.dedent(LOOP),
+                               "without an update"),
+    "a mistake of its own": (LOOP.replace("model(x.cuda())", "model(x.cuda(), 1)"), "takes 2 positional arguments"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_script_ends_as_it_would_on_the_machine(fault, written):
+    lines, message = FAULTS[fault]
+    ended = study_virtual(written(lines))
+    assert ended.returncode == 1, ended.stderr
+    words = " ".join(ended.stdout.split())
+    assert words.startswith("It ends"), words
+    assert re.search(message, words), words
+    assert "Traceback" not in ended.stdout + ended.stderr
+
+
+def test_a_value_that_does_not_exist_is_told_apart_and_can_be_given(written):
+    script = written(DECIDES)
+    ended = study_virtual(script)
+    assert ended.returncode == 1
+    assert "cannot go on" in ended.stdout
+    assert "if loss > 5: break" in ended.stdout
+    assert rehearsed(script, "--value=loss=2.3")["peaks"]
+
+
+def test_a_function_can_be_left_out(written):
+    script = written("def report():\n    raise SystemExit(3)\nreport()\n", LOOP)
+    assert study_virtual(script).returncode == 1
+    answer = rehearsed(script, "--skip=report")
+    assert answer["observed"]["ranks"] == 2
+    assert answer["observed"]["wrapper"] == "DistributedDataParallel"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("nowhere.py",), "there is no script"),
+        (("examples/trainer_glue.py", "--ranks=0"), "--ranks must be 1 to"),
+        (("examples/trainer_glue.py", "--config_file=nowhere.yaml"), "there is no --config_file"),
+        (("examples/trainer_glue.py", "--value=loss"), "takes NAME=VALUE"),
+        (("examples/trainer_glue.py", "--gpu=Z9"), "is not a known GPU"),
+    ],
+)
+def test_a_mistake_is_one_sentence(words, expected):
+    ended = python("-m", "study.cli", "virtual", *words)
+    assert ended.returncode == 2
+    assert expected in ended.stderr
+    assert ended.stderr.count("\n") <= 2

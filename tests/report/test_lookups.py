@@ -1,0 +1,77 @@
+"""What the pages look up: made by Python, and equal to what `study stack` and `study estimate` say."""
+
+import json
+import random
+
+from packaging.version import Version
+
+from study.cli import predictions
+from study.cli.diagnosis import in_words
+from study.core.arms import NAMES
+from study.known.faults import Release, table
+from study.known.which_apply import Stack, which_apply
+from study.predict.front import BUCKET_ELEMENTS, HOST_PROCESS_BYTES, PlaceFlags, TrainingFlags, estimate, named
+from study.report import calculator, stacks
+
+MODELS = json.loads(calculator.FILE.read_text())
+
+
+def looked_up(said: dict[str, str]) -> dict[str, str]:
+    """The faults that the page of stacks shows where fields say this, each with what it asks."""
+    found = {}
+    for row in stacks.rows():
+        tested = row["in"].get(said[row["package"]])
+        needs = row["needs"].items()
+        if tested is not None and all(said[name] in need["fits"] for name, need in needs if name in said):
+            asked = [tested, *(need["ask"] for name, need in needs if name not in said)]
+            found[row["id"]] = " ".join(filter(None, asked))
+    return found
+
+
+def test_drawn_stacks_have_the_answers_of_study_stack():
+    draw = random.Random(67)
+    seen = set()
+    for _ in range(60):
+        used = {package: draw.choice(stacks.releases(package)) for package in stacks.PACKAGES}
+        names = draw.sample([*stacks.BOXES], draw.randint(0, 8))
+        boxes = stacks.TAKEN | {name: draw.choice([*stacks.BOXES[name][1]]) for name in names}
+        theirs = looked_up({package: f"{package}=={release}" for package, release in used.items()} | boxes)
+        versions: dict[str, Release] = {package: Version(release) for package, release in used.items()}
+        stack = Stack.of(versions, stacks.flags_of([*boxes.values()]))
+        ours = in_words(stack, [*which_apply(stack)])["faults"]
+        assert theirs == {row["id"]: row["question"] for row in ours}, (used, boxes)
+        seen.update((name, not question) for name, question in theirs.items())
+    assert len(seen) > 100, "most faults, of which some apply"
+    assert {is_sure for _, is_sure in seen} == {True, False}
+
+
+def test_the_page_of_stacks_has_all_faults_of_its_packages_the_silent_ones_first():
+    rows = stacks.rows()
+    known = {fault.id for fault in table().fault if fault.when is not None and fault.package != "trl"}
+    assert {row["id"] for row in rows} == known
+    assert [row["loud"] for row in rows] == sorted(row["loud"] for row in rows)
+    assert all(row["in"] for row in rows), "each has a release to choose"
+
+
+def test_drawn_cells_of_the_calculator_are_those_of_study_estimate():
+    """After a change of the predictor run tools/calculator_tables.py."""
+    draw = random.Random(18)
+    for _ in range(40):
+        model, gpus = draw.choice([*MODELS]), draw.choice(calculator.GPUS_TRIED)
+        arm, cell = draw.choice([*MODELS[model]["gpus"][str(gpus)].items()])
+        flags = TrainingFlags(gpus=gpus, sequence=MODELS[model]["tokens"], precision=calculator.PRECISION)
+        passes = predictions.Passes(arm=arm, micro_batch=1, accumulation=128 // gpus, checkpointing=True)
+        ours, _ = predictions.training_of(named(model), flags, PlaceFlags(gpu="H100"), passes, BUCKET_ELEMENTS)
+        whole = estimate(ours)
+        host_bytes = min(gpus, 8) * (whole.host_bytes + HOST_PROCESS_BYTES) if whole.host_bytes else 0
+        assert cell == [whole.peak_bytes, host_bytes, whole.swapped_bytes], (model, gpus, arm)
+
+
+def test_the_calculator_has_each_arm_that_makes_sense_in_the_order_of_simplicity():
+    for model in MODELS.values():
+        assert {int(gpus): [*arms] for gpus, arms in model["gpus"].items()} == {
+            gpus: calculator.arms_of(gpus) for gpus in calculator.GPUS_TRIED
+        }
+    assert sorted(calculator.ARMS, key=NAMES.index) == [*calculator.ARMS]
+    assert calculator.arms_of(1)[:2] == ["single", "zero1_cpu"]
+    assert calculator.FILE.stat().st_size < 300_000
