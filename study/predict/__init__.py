@@ -1,3 +1,4 @@
+# ruff: noqa: F401
 """The predictor: memory, traffic and time of a training that is not run. It needs no torch.
 
     from study.predict import PlaceFlags, Question, TrainingFlags, advise, named
@@ -13,35 +14,12 @@ To read it: `training.py` and `placement.py`, `engines/base.py` and an engine, `
 `prediction.py`, then `advise.py`.
 """
 
-from study.predict.advise import Advice, Row, advise
+from study.predict.advise import Advice, advise
 from study.predict.allocator import MemoryKinds
 from study.predict.architecture import named
 from study.predict.estimate import Estimate
 from study.predict.placement import Placement
-from study.predict.prediction import Prediction, estimate, memory_kinds, step_time
+from study.predict.prediction import estimate, memory_kinds, step_time
 from study.predict.question import PlaceFlags, Question, StepFlags, TrainingFlags
 from study.predict.step_time import Hardware, StepTime
-from study.predict.training import Batch, Recomputation, Training
-
-__all__ = [
-    "Advice",
-    "Batch",
-    "Estimate",
-    "Hardware",
-    "MemoryKinds",
-    "PlaceFlags",
-    "Placement",
-    "Prediction",
-    "Question",
-    "Recomputation",
-    "Row",
-    "StepFlags",
-    "StepTime",
-    "Training",
-    "TrainingFlags",
-    "advise",
-    "estimate",
-    "memory_kinds",
-    "named",
-    "step_time",
-]
+from study.predict.training import Batch, Training
