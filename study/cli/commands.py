@@ -29,7 +29,7 @@ GROUPS = {
     "Choose and predict": {
         "advise": ("study.cli.predictions", "which arm to use on your GPUs, or how many GPUs you need"),
         "estimate": ("study.cli.predictions", "predict memory, traffic and time: does it fit?"),
-        "virtual": ("study.cli.predictions", "measure memory and traffic of one rank of N, run alone"),
+        "virtual": ("study.cli.predictions", "run rank 0 of N alone: your train.py as it is, or a model"),
         "claims": ("study.cli.results", "published claims, and whether they hold"),
     },
     "Find what is wrong": {
