@@ -95,9 +95,9 @@ def rehearse(
     with tempfile.TemporaryDirectory() as temporary:
         folder = run_dir or Path(temporary, "run")
         folder.mkdir(parents=True)
-        answer, output = ran(request, folder, timeout)
+        answer = ran(request, folder, timeout)
         if answer.failure or not answer.updates:
-            return failed(answer.failure or Failure("script", "it made no update of an optimizer"), request, output)
+            return failed(answer.failure or Failure("script", "it made no update of an optimizer"), request)
         record = store.read(folder / store.RECORD)
         shown = show_answer(request, answer, record)
         return shown | {"faults": show_known(folder)}
@@ -118,8 +118,8 @@ def number_in(option: str, text: str) -> float:
         raise Stop(f"{option} takes NAME=NUMBER (got {text!r:.80})", "give a number") from None
 
 
-def ran(request: Request, folder: Path, timeout_s: int) -> tuple[Answer, str]:
-    """Run the rehearsal in a process of its own, and return its answer and the end of what the script printed."""
+def ran(request: Request, folder: Path, timeout_s: int) -> Answer:
+    """Run the rehearsal in a process of its own, and return its answer."""
     request.write(folder / REQUEST)
     command = [sys.executable, "-m", "study.rehearsal.run", str(folder)]
     # The folder of this package, which may be a checkout that is not installed.
@@ -138,14 +138,16 @@ def ran(request: Request, folder: Path, timeout_s: int) -> tuple[Answer, str]:
             f"{Path(request.script).name} ended without an answer, or took more than {timeout_s} s ({last:.200})",
             "give a longer --timeout, or fewer --steps, or report it with the script",
         )
-    return Answer.read(folder / ANSWER), output
+    return Answer.read(folder / ANSWER)
 
 
-def failed(failure: Failure, request: Request, output: str) -> dict:
+def failed(failure: Failure, request: Request) -> dict:
     """Say how a script ended that did not reach its steps."""
     place = f" at {failure.where}" if failure.where else ""
     if failure.kind == "script":
-        say_wrapped(f"It ends{place}, as it would on {number_of(request.ranks, 'GPUs')}: {failure.message}")
+        # What is left out may be what the script misses.
+        so = "with --skip" if request.skips else f"as it would on {number_of(request.ranks, 'GPUs')}"
+        say_wrapped(f"It ends{place}, {so}: {failure.message}")
     else:
         say_wrapped(f"A rehearsal cannot go on{place}: {failure.message}")
     if failure.code:
@@ -161,12 +163,11 @@ def show_answer(request: Request, answer: Answer, record: Record) -> dict:
     rank = record.memory.components.per_rank[0]
     device = on_gpu(answer, request.ranks, seen.stage)
     step = answer.peaks.index(max(answer.peaks)) + 1
-    first = f"Rank 0 of {request.ranks} peaks at {size(device.peak)} in step {step}, run alone (virtual)"
+    first = f"Rank 0 of {request.ranks}, run alone (virtual), peaks at {size(device.peak)} in step {step}"
     fits = None
     if request.gpu:
         total_bytes = GPUS[request.gpu].memory_bytes
         fits = fits_on(GPUS[request.gpu], device.peak, device.driver)
-        first = first.replace(", run alone (virtual)", "")
         first += f", and nvidia-smi would show {device.driver / GIB:.1f} of {total_bytes / GIB:.0f} GiB: {FITS[fits]}"
     say_wrapped(f"{first}.")
     parts = rank.at_peak or {}
@@ -197,7 +198,7 @@ def show_known(folder: Path) -> list[str]:
         known = diagnosis.stack((), flags=Flags(), config=folder / store.RECORD)["faults"]
     applying = [fault for fault in known if fault["answer"] == "applies"]
     if not applying:
-        say_wrapped("No known fault surely applies to these releases and settings (`study stack` asks for more).")
+        say_wrapped("No known fault surely applies here. `study stack` asks what could not be seen.")
     else:
         count = "1 known fault applies" if len(applying) == 1 else f"{len(applying)} known faults apply"
         say_wrapped(f"{count} (seen, not asked):")

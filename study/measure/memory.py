@@ -97,7 +97,6 @@ class MemoryWatch(TorchDispatchMode):
         self.roles = roles
         self.collect = collect
         self.total = self.peak = 0
-        self.peak_phase: str | None = None
         self.close_to_peak: float | None = None
         self.at_peak: dict[str, int] | None = None
         self.sorts_every: float | None = None  # share of the peak by which it must rise, far from a known one
@@ -208,7 +207,6 @@ class MemoryWatch(TorchDispatchMode):
             _let_threads_finish()
         if self.total > self.peak:
             self.peak = self.total
-            self.peak_phase = _phase()
             if self.sorts_every is not None and self.peak > (1 + self.sorts_every) * self._sorted_bytes:
                 self.at_peak = self.by_role()
                 self._sorted_bytes = self.peak

@@ -70,7 +70,6 @@ class Count:
 
     def take_batch(self, batch) -> None:
         """Note what a loader gives."""
-        self.answer.batches += 1
         leaves = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim]
         if tensors:
@@ -115,7 +114,6 @@ class Count:
         answer = self.answer
         answer.updates += 1
         answer.peaks.append(self.watch.peak)
-        answer.peak_when = self.watch.peak_phase
         if answer.updates == 1:
             self._describe()
             self.watch.sorts_every = COARSE

@@ -37,7 +37,7 @@ class Stream:
 def answer_as_a_gpu(request: Request, script: Script) -> None:
     """Replace the functions of torch.cuda that scripts call."""
     name = gpu_named(request.gpu or DEFAULT)
-    memory_bytes = request.gpu_bytes or int(GPUS[name].memory_bytes)
+    memory_bytes = GPUS[name].memory_bytes
     capability = (9, 0) if GPUS[name].has_bf16 else (7, 5)
     properties = types.SimpleNamespace(
         name=f"NVIDIA {name}", total_memory=memory_bytes, major=capability[0], minor=capability[1],

@@ -21,9 +21,7 @@ class Request:
     configs_of: dict[str, str] = field(default_factory=dict)  # folders with a config.json, by a model's name
     values: dict[str, float] = field(default_factory=dict)  # of the script's own variables
     skips: list[str] = field(default_factory=list)  # functions that do nothing
-    evaluates: bool = False  # after the training it goes on
     gpu: str | None = None
-    gpu_bytes: int | None = None
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(dataclasses.asdict(self)))
@@ -50,10 +48,8 @@ class Answer:
 
     updates: int = 0
     peaks: list[int] = field(default_factory=list)  # of each update
-    peak_when: str | None = None  # the part of the step
     loading_peak_bytes: int | None = None  # before the first pass
     batch: list[int] = field(default_factory=list)  # the shape of a pass's first input
-    batches: int = 0  # taken from loaders until the last update
     log: list[tuple[int, int]] = field(default_factory=list)  # of storages, by number: bytes, and 0 when freed
     host: list[int] = field(default_factory=list)  # numbers of those that offloading keeps on the host
     first_step_at: int = 0  # in that log: what comes before is loading

@@ -94,7 +94,8 @@ def failed(error: BaseException, script: Path) -> Failure:
     where, code = script_place(error, script)
     names = {type(each).__name__ for each in (error, error.__cause__, error.__context__)}
     kind = "script"
-    if isinstance(error, NoValue) or names & set(NEEDS_VALUES):
+    # PyTorch's own refusals of tensors without values begin with this word.
+    if isinstance(error, NoValue) or names & set(NEEDS_VALUES) or any(name.startswith("FakeTensor") for name in names):
         kind = "value"
     message = str(error).strip() or type(error).__name__
     if isinstance(error, Stop):
