@@ -74,9 +74,10 @@ def sweep(
     # --- which cells, and in which order
     if scale is None:
         scale = ("paper" if gpus > 1 else "one_gpu") if plan else "tiny"
-    cells = sweeping.chosen(protocol.cells(protocol.read(name), scale), only)
+    declared = protocol.read(name)
+    cells = sweeping.chosen(protocol.cells(declared, scale), only)
     if plan:
-        return _show_plan(cells, gpu, gpus, minutes)
+        return _show_plan(cells, gpu, gpus, minutes, declared.get("script", []))
     turns = sweeping.plan(cells, repeat, lane)
     # --- say what would be run: that needs neither a GPU nor the packages of the trainer
     if dry_run:
@@ -109,7 +110,7 @@ def run(
     sys.exit(max((EXIT_CODES.get(status, 0) for status in counts), default=0))
 
 
-def _show_plan(cells: list[Cell], gpu: str | None, gpus: int, minutes: float | None) -> list[dict]:
+def _show_plan(cells: list[Cell], gpu: str | None, gpus: int, minutes: float | None, scripts: list[dict]) -> list[dict]:
     from study.report import plan as planning  # the predictor, which other sweeps do not need
 
     if gpu is None:
@@ -119,7 +120,7 @@ def _show_plan(cells: list[Cell], gpu: str | None, gpus: int, minutes: float | N
     planned = planning.plan(cells, GPUS[gpu_named(gpu)], gpus)
     minutes = minutes or math.inf
     rows = [each.row(minutes) for each in planned if not each.left]
-    say_wrapped(*planning.in_words(planned, minutes), "")
+    say_wrapped(*planning.in_words(planned, minutes, scripts), "")
     show(rows)
     return rows
 

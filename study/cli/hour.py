@@ -22,6 +22,7 @@ from study.core import doctor, operators
 from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.gpus import GPUS, Gpu, gpu_named, gpus_here
+from study.core.machine import DEVICE_LOCK
 from study.core.text import say, say_wrapped, show
 from study.report import plan as planning
 from study.report.plan import Planned
@@ -73,20 +74,21 @@ def hour(
     declared = protocol.read(name)
     cells = [packed(cell, pack) for cell in protocol.cells(declared, scale)]
     work = Hour(runs or Path("runs") / declared["name"], upload or os.environ.get(archive.UPLOAD), nvme_dir, len(here))
+    apart = lambda cell: scale == "one_gpu" or cell.ranks == 1  # noqa: E731
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     gpu = known_gpu(here[0].name) if here else None
     try:
         if lane != (1, 1):
-            alone = work.chosen([cell for cell in cells if cell.ranks == 1], gpu)
+            alone = work.chosen([cell for cell in cells if apart(cell)], gpu)
             work.run(sweeping.plan(alone, 1, lane), minutes, lane)
         else:
             work.prepare(declared, cells)
-            turns = work.planned(cells, gpu, minutes)
+            turns = work.planned(cells, gpu, minutes, declared.get("script", []))
             over = time.monotonic() + 60 * minutes
-            for apart, group in groupby(turns, lambda cell: planning.side_by_side(cell, len(here))):
+            for is_apart, group in groupby(turns, apart):
                 left = max(0.01, (over - time.monotonic()) / 60)
-                if apart:
+                if is_apart and here:
                     work.side_by_side([*group], left, [name, "--scale", scale])
                 else:
                     work.run([*group], left)
@@ -185,7 +187,7 @@ class Hour:
 
     # --- the plan
 
-    def planned(self, cells: list[Cell], gpu: Gpu | None, minutes: float) -> list[Cell]:
+    def planned(self, cells: list[Cell], gpu: Gpu | None, minutes: float, scripts: list[dict]) -> list[Cell]:
         """Show the plan, keep what is predicted, and return the cells that are not left, with their seconds."""
         if gpu is None:
             return cells
@@ -194,7 +196,7 @@ class Hour:
         if (file := self.runs / archive.MACHINE).exists():
             os.environ[MACHINE] = str(file.resolve())
             self.register("predicted-here", planning.plan(cells, gpu, self.gpus, self.host_bytes), gpu)
-        say_wrapped(*planning.in_words(before, minutes), "")
+        say_wrapped(*planning.in_words(before, minutes, scripts), "")
         show([each.row(minutes) for each in before if not each.left])
         self.outcomes += [Outcome("left", each.left) for each in before if each.left]
         self.at_once = planning.lanes(before, self.gpus, self.host_bytes)
@@ -223,9 +225,16 @@ class Hour:
         self.outcomes += sweeping.sweep(turns, self.runs, TIMEOUT_S, self.nvme_dir, progress, minutes, lane)
 
     def side_by_side(self, turns: list[Cell], minutes: float, words: list[str]) -> None:
-        """Run cells for one GPU at once, a process for each card. Each has the same turns, and takes its part."""
+        """Run cells for one GPU at once, a process for each card. Each has the same turns, and takes its part.
+
+        Of a single card there are two processes: one trains while the other starts Python and waits for the card.
+        """
         cards = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(self.gpus)))).split(",")
-        lanes = min(len(turns), len(cards), self.at_once)
+        shared = {}
+        if len(cards) == 1:
+            cards *= 2
+            shared = {DEVICE_LOCK: str((self.runs / ".device").resolve())}
+        lanes = min(len(turns), len(cards), max(self.at_once, len(shared) + 1))
         if lanes == 1:
             return self.run(turns, minutes)
         words = [*words, "--runs", str(self.runs), "--minutes", f"{minutes:.2f}"]
@@ -234,7 +243,7 @@ class Hour:
         children = [
             subprocess.Popen(
                 [sys.executable, "-m", "study.cli", "hour", *words, "--lane", str(number), str(lanes)],
-                env=os.environ | {"CUDA_VISIBLE_DEVICES": card, archive.UPLOAD: ""},
+                env=os.environ | shared | {"CUDA_VISIBLE_DEVICES": card, archive.UPLOAD: ""},
             )
             for number, card in enumerate(cards[:lanes], 1)
         ]

@@ -177,11 +177,12 @@ def _ending(planned: list[Planned], at_once: int) -> Iterator[Planned]:
             yield replace(each, ends_s=free_s[0])
 
 
-def in_words(planned: list[Planned], minutes: float) -> list[str]:
-    """Say which claims the cells before the hour's end decide and narrow, and where it ends."""
+def in_words(planned: list[Planned], minutes: float, scripts: Sequence[dict] = ()) -> list[str]:
+    """Say which claims the scripts and the cells before the hour's end decide and narrow, and where it ends."""
     inside = [each for each in planned if not each.left and each.ends_s <= 60 * minutes]
     outside = [each for each in planned if not each.left and each.ends_s > 60 * minutes]
     decided, narrowed = claims(planned, inside)
+    decided += [claim for script in scripts for claim in script.get("decides", [])]
     steps_s = sum(each.seconds - START_S for each in inside)
     lines = [
         f"{len(inside)} of {len(planned)} cells end within {short(minutes)} minutes, predicted:"
@@ -222,5 +223,5 @@ def registered(cells: Sequence[Cell], gpu: Gpu, gpus: int) -> Iterator[list]:
         if found := predicted(cell, gpu, gpus):
             kinds, step = found.kinds, found.step
             seconds = (step.seconds, step.low_s, step.high_s) if step else ()
-            times = [f"{each:.4g}" for each in seconds] or [None] * 3
+            times = [f"{each:.4g}" for each in seconds] or [""] * 3
             yield [gpu.kind, gpus, cell.name, kinds.allocated, kinds.reserved, kinds.driver, *times]

@@ -38,7 +38,7 @@ def records(runs: Path) -> dict[str, bytes]:
 
 
 def packed(runs: Path, beside: dict[str, bytes]) -> bytes:
-    """Return the archive of a folder: its records, its machine's file, answers of scripts, predictions, what is given."""
+    """Return the archive of a folder: its records, the JSON of its machine and scripts, its predictions, and more."""
     members = records(runs)
     for path in sorted(runs.glob("*.json")):
         with contextlib.suppress(OSError, ValueError):
