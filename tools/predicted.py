@@ -24,17 +24,18 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 FIRST = "c536f597:reproductions/laboratories/predicted.py"  # which asks commits that have no such script
 COLUMNS = ("run", "allocated_bytes", "reserved_bytes", "driver_bytes", "step_s", "step_low_s", "step_high_s")
-MACHINES = (("H100-80GB", 8), ("A100-80GB", 8), ("H200", 8), ("B200", 8), ("H100-80GB", 4))  # registered before
+MACHINES = (("H100-80GB", 8), ("A100-80GB", 8), ("H200", 8), ("B200", 8))  # registered before
 GPU = "H200"  # of cells that have not run yet: the machine of reports/h200, whose host is of the quick class
 
 
 def main(first: str, *others: str) -> None:
     folder = Path(first)
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    if first == "registered" and len(others) > 1:
-        at_commit(others[1], first, others[0])
-    elif first == "registered":
-        writer.writerows(of_machines(others[0]))
+    if first == "registered":
+        name, commit, *gpu = others
+        at_commit(commit, "machines", name, *gpu)
+    elif first == "machines":
+        writer.writerows(of_machines(*others))
     elif folder.is_dir() and others:
         at_commit(others[0], str(folder.resolve()))
     else:
@@ -49,7 +50,7 @@ def at_commit(commit: str, *words: str) -> None:
         try:
             # Its package comes before the one that is installed.
             environment = os.environ | {"PYTHONPATH": str(there)}
-            script = Path(there, "tools/predicted.py") if words[0] == "registered" else Path(__file__).resolve()
+            script = Path(there, "tools/predicted.py") if words[0] == "machines" else Path(__file__).resolve()
             if not Path(there, "tools/predicted.py").exists():
                 script = Path(temporary, "predicted.py")
                 with script.open("wb") as file:
@@ -59,7 +60,7 @@ def at_commit(commit: str, *words: str) -> None:
             subprocess.run(["git", "worktree", "remove", "--force", there], cwd=ROOT, check=True)
 
 
-def of_machines(name: str) -> Iterator[list]:
+def of_machines(name: str, only: str | None = None) -> Iterator[list]:
     """Yield the rows that are registered of a protocol on several machines, with the commit that predicts them."""
     from study.core.gpus import GPUS
     from study.records.store import commit_of_this_tree
@@ -72,7 +73,8 @@ def of_machines(name: str) -> Iterator[list]:
     cells = protocol.cells(protocol.read(name), "paper")
     yield ["commit", *plan.COLUMNS]
     for gpu, gpus in MACHINES:
-        yield from ([commit, *row] for row in plan.registered(cells, GPUS[gpu], gpus))
+        if only in (None, gpu):
+            yield from ([commit, *row] for row in plan.registered(cells, GPUS[gpu], gpus))
 
 
 # Name, Training, GPU, and whether its seconds are not predicted: a rank that runs alone sends nothing, and with states

@@ -103,7 +103,7 @@ SOME = ("gpt2-xl-one-pass", "older-release", "offload-capped", "bytes-of-zero-pp
 
 @pytest.mark.parametrize("parts", [SOME, pytest.param((), marks=pytest.mark.slow)], ids=["some", "all"])
 def test_the_hour_is_rehearsed_and_has_a_page(parts, tmp_path, monkeypatch, forked_cells, capsys):
-    """The first cell of some parts of `eight`, or all cells, on two ranks: each is a row, and what needs a GPU says so."""
+    """The first cells of some parts, or all cells, on two ranks: each is a row, and what needs a GPU says so."""
     monkeypatch.setattr(Hour, "answer", lambda *_: None)
     cells = protocol.cells(protocol.read("eight"), "tiny")
     if parts:
