@@ -1,6 +1,7 @@
 """`study hour`: an hour on a machine with GPUs: its checks, a protocol in the order of what it decides, and a page."""
 
 import csv
+import importlib
 import io
 import os
 import signal
@@ -24,8 +25,8 @@ from study.core.errors import Stop
 from study.core.gpus import GPUS, Gpu, gpu_named, gpus_here
 from study.core.machine import DEVICE_LOCK
 from study.core.text import say, say_wrapped, show
+from study.predict.front import Pace
 from study.report import plan as planning
-from study.report.plan import Planned
 from study.sweeps import archive, launches, protocol
 from study.sweeps import sweep as sweeping
 from study.sweeps.protocol import Cell
@@ -184,6 +185,16 @@ class Hour:
                 subprocess.run(words, timeout=CALIBRATE_S)
             except subprocess.TimeoutExpired:
                 say(f"calibrate took longer than {CALIBRATE_S} s, and is left")
+        if file.exists():
+            os.environ[MACHINE] = str(file.resolve())
+
+    def pace(self) -> Pace | None:
+        """Return this machine's own constants. None without its file."""
+        file = self.runs / archive.MACHINE
+        if "calibrate" not in COMMANDS or not file.exists():
+            return None
+        calibration = importlib.import_module("study.predict.calibration")  # of the command that wrote the file
+        return calibration.known(calibration.read(file)).pace
 
     # --- the plan
 
@@ -192,10 +203,9 @@ class Hour:
         if gpu is None:
             return cells
         before = planning.plan(cells, gpu, self.gpus, self.host_bytes)
-        self.register("predicted", before, gpu)
-        if (file := self.runs / archive.MACHINE).exists():
-            os.environ[MACHINE] = str(file.resolve())
-            self.register("predicted-here", planning.plan(cells, gpu, self.gpus, self.host_bytes), gpu)
+        self.register("predicted", cells, gpu, None)
+        if here := self.pace():
+            self.register("predicted-here", cells, gpu, here)
         say_wrapped(*planning.in_words(before, minutes, scripts), "")
         show([each.row(minutes) for each in before if not each.left])
         self.outcomes += [Outcome("left", each.left) for each in before if each.left]
@@ -209,10 +219,10 @@ class Hour:
         planned = planning.plan(cells, gpu, self.gpus, self.host_bytes)
         return [replace(each.cell, reserve_s=each.seconds) for each in planned if not each.left]
 
-    def register(self, name: str, planned: list[Planned], gpu: Gpu) -> None:
+    def register(self, name: str, cells: list[Cell], gpu: Gpu, of: Pace | None) -> None:
         """Keep what is predicted, once: before the first cell."""
         if not (path := self.runs / f"{name}.csv").exists():
-            rows = planning.registered([each.cell for each in planned], gpu, self.gpus)
+            rows = planning.registered(cells, gpu, self.gpus, of)
             text = io.StringIO()
             csv.writer(text, lineterminator="\n").writerows([planning.COLUMNS, *rows])
             path.write_text(text.getvalue())

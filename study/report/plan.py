@@ -16,6 +16,7 @@ from study.predict.front import (
     Estimate,
     Hardware,
     MemoryKinds,
+    Pace,
     Placement,
     Prediction,
     Recomputation,
@@ -92,8 +93,11 @@ def training_of(cell: Cell, gpus: int) -> Training:
     )
 
 
-def predicted(cell: Cell, gpu: Gpu, gpus: int) -> Predicted | None:
-    """Return what is predicted of a cell. None if nothing is: of arms for CUDA alone, and of models of others."""
+def predicted(cell: Cell, gpu: Gpu, gpus: int, of: Pace | None = None) -> Predicted | None:
+    """Return what is predicted of a cell, by the constants of a machine or else the fitted ones.
+
+    None if nothing is: of arms for CUDA alone, and of models of others.
+    """
     try:
         prediction = Prediction.of(training_of(cell, gpus))
         whole, kinds = prediction.memory, prediction.kinds(gpu)
@@ -104,7 +108,7 @@ def predicted(cell: Cell, gpu: Gpu, gpus: int) -> Predicted | None:
     step = None
     if cell.value("virtual_ranks") is None and not load_arm(cell.arm).uses_nvme:
         ranks = prediction.training.placement.ranks
-        step = prediction.step(Hardware(gpu=gpu, gpus_per_node=ranks, host="new"))
+        step = prediction.step(Hardware(gpu=gpu, gpus_per_node=ranks, host="new"), of)
     return Predicted(whole, kinds, step)
 
 
@@ -217,10 +221,10 @@ def claims(planned: list[Planned], inside: list[Planned]) -> tuple[list[str], li
 COLUMNS = ("gpu", "gpus", "cell", *("allocated_bytes", "reserved_bytes", "driver_bytes"), "step_s", "low_s", "high_s")
 
 
-def registered(cells: Sequence[Cell], gpu: Gpu, gpus: int) -> Iterator[list]:
+def registered(cells: Sequence[Cell], gpu: Gpu, gpus: int, of: Pace | None = None) -> Iterator[list]:
     """Yield the rows that are registered before a measurement: COLUMNS. A cell that nothing predicts has none."""
     for cell in cells:
-        if found := predicted(cell, gpu, gpus):
+        if found := predicted(cell, gpu, gpus, of):
             kinds, step = found.kinds, found.step
             seconds = (step.seconds, step.low_s, step.high_s) if step else ()
             times = [f"{each:.4g}" for each in seconds] or [""] * 3
