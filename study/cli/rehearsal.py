@@ -1,7 +1,6 @@
 """`study virtual train.py`: somebody's own script as rank 0 of N, without a GPU."""
 
 import contextlib
-import io
 import os
 import subprocess
 import sys
@@ -12,12 +11,12 @@ from typing import Annotated
 
 import tyro
 
-from study.cli import diagnosis
+from study.configs.stacks import described
 from study.core.errors import Stop
 from study.core.gpus import GPUS, gpu_named
 from study.core.text import during, number_of, say, say_wrapped, size
 from study.known.findings import COSTS, with_id
-from study.known.which_apply import Flags
+from study.known.which_apply import Flags, which_apply
 from study.predict.front import fits_on
 from study.records import store
 from study.records.schema import Record
@@ -195,21 +194,20 @@ def show_answer(request: Request, answer: Answer, record: Record) -> dict:
 
 def show_known(folder: Path) -> dict:
     """Show and return the known faults that apply to what was prepared, and mistakes in it. Nothing is asked."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        known = diagnosis.stack((), flags=Flags(), config=folder / store.RECORD)["faults"]
-    applying = [fault for fault in known if fault["answer"] == "applies"]
+    asked, _ = described((), Flags(), folder / store.RECORD)
+    applying = [each for each in which_apply(asked) if each.answer == "applies"]
     if not applying:
         say_wrapped("No known fault surely applies here. `study stack` asks what could not be seen.")
     else:
         count = "1 known fault applies" if len(applying) == 1 else f"{len(applying)} known faults apply"
         say_wrapped(f"{count} (seen, not asked):")
-    for fault in applying[:3]:
-        said = with_id(fault["sentence"], fault["id"])
-        say_wrapped(f"{said} What to do: {fault['do']}.", indent="  ", first="- ")
+    for known in applying[:3]:
+        said = with_id(known.fault.in_releases, known.fault.id)
+        say_wrapped(f"{said} What to do: {known.do}.", indent="  ", first="- ")
     mistakes = [each for each in about(folder).findings if all(getattr(each, cost) is None for cost in COSTS)]
     for each in mistakes:
         say_wrapped(f"{each.said} What to do: {each.remedy}.", indent="  ", first="- ")
-    return {"faults": [fault["id"] for fault in applying], "findings": list(map(asdict, mistakes))}
+    return {"faults": [each.fault.id for each in applying], "findings": list(map(asdict, mistakes))}
 
 
 def decided(record: Record, answer: Answer, request: Request) -> list[str]:
