@@ -8,9 +8,10 @@ from collections import Counter
 import pytest
 
 from study.cli import diagnosis
-from study.cli.explain import explain, key, sentences
+from study.cli.explain import explain, key
 from study.configs import sources
 from study.configs.differences import compare
+from study.configs.sentences import sentences
 from study.core.errors import Stop
 from study.known.explained import places
 from study.known.faults import named
