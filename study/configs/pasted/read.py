@@ -1,0 +1,138 @@
+"""Take a pasted text apart: releases, what it says of the training, a DeepSpeed config in it. Nothing is judged."""
+
+import functools
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from study.core.text import number_of
+from study.known import lists
+from study.known.faults import ANY, Release
+
+TABLE = Path(__file__).with_name("said.toml")
+TRUTH = {"true": True, "false": False}
+MOST_TRIES = 6  # braces before the section zero_optimization at which its config may begin
+LONGEST_CONFIG = 20_000  # characters
+# A line of a person has words and little else.
+PROSE = re.compile(r"[A-Za-z\u4e00-\u9fff][^{}<>|=\\]{14,2000}$")
+NO_PROSE = re.compile(r"^\s*(?:File |at |\[|[-*] [A-Z][\w ]+:|\d{4}-|INFO|WARNING|import |from |def |class |pip |export )")
+
+
+@dataclass(frozen=True)
+class Pasted:
+    """What a text says of a training."""
+
+    text: str
+    releases: dict[str, Release]
+    said: dict[str, Any]  # by conditions of faults; what it does not say is not in it
+    config: dict | None  # DeepSpeed's, if a whole one is in it
+
+    @property
+    def words(self) -> list[str]:
+        """What was read, as a person would say it."""
+        said = self.said
+        words = [f"{name} {release}" for name, release in self.releases.items() if release != ANY]
+        if "stage" in said:
+            words.append(f"stage {said['stage']}" if isinstance(said["stage"], int) else str(said["stage"]))
+        for name, things in {"passes": "passes", "ranks": "ranks"}.items():
+            if name in said:
+                words.append(number_of(said[name], things))
+        named = {"peft": "LoRA", "checkpointing": "gradient checkpointing"}
+        words += [word for name, word in named.items() if said.get(name)]
+        words += [str(said[name]) for name in ("precision", "optimizer") if name in said]
+        if said.get("offload", "none") != "none":
+            words.append(f"offload to {said['offload']}")
+        if "trainer" in said:
+            words.append(f"trainer {said['trainer']}")
+        return words + (["a DeepSpeed config"] if self.config is not None else [])
+
+    @functools.cached_property
+    def prose(self) -> str:
+        """The lines that a person wrote, as far as they can be told from logs."""
+        lines = map(str.strip, self.text.splitlines())
+        return "\n".join(line for line in lines if PROSE.match(line) and not NO_PROSE.match(line))
+
+
+def read(text: str) -> Pasted:
+    config = deepspeed_config(text)
+    return Pasted(text, releases(text), said(text), config)
+
+
+def releases(text: str) -> dict[str, Release]:
+    """Return the releases that a text names. Of a package with several, none is known to be used."""
+    found = lists.listed(text)
+    return {name: release for name, release in found.items() if release == ANY or _is_plausible(name, release)}
+
+
+def _is_plausible(name: str, release: Release) -> bool:
+    # "torch 8 GPUs" and "trl 2 epochs" name no release.
+    return not isinstance(release, Version) or len(release.release) > 1 or name in ("ms-swift",)
+
+
+def said(text: str) -> dict[str, Any]:
+    """Return what a text says, by conditions. One that shards decides what the training is."""
+    found: dict[str, Any] = {}
+    for condition, levels in _levels().items():
+        for pattern, value in levels:
+            values = {*_values(pattern, value, text)}
+            if len(values) > 1:
+                break
+            if values:
+                found[condition] = values.pop()
+                break
+    fsdp, ddp = found.pop("fsdp", None), found.pop("ddp", None)
+    if "stage" not in found and fsdp:
+        found["stage"] = f"FSDP{fsdp}"
+    elif "stage" not in found and ddp and not re.search("(?i)deepspeed", text):
+        found["stage"] = "DDP"
+    return found
+
+
+@functools.cache
+def _levels() -> dict[str, list[tuple[re.Pattern, Any]]]:
+    rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    flags = re.IGNORECASE | re.MULTILINE
+    return {name: [(re.compile(row["pattern"], flags), row.get("value")) for row in of] for name, of in rows.items()}
+
+
+def _values(pattern: re.Pattern, value: Any, text: str) -> Iterator[Any]:
+    for match in pattern.finditer(text):
+        word = next(filter(None, match.groups()), "").lower()
+        if value is not None:
+            yield value
+            return
+        if word.isdigit():
+            yield int(word)
+        elif word:
+            yield TRUTH.get(word, word)
+
+
+def deepspeed_config(text: str) -> dict | None:
+    """Return the first whole DeepSpeed config in a text, written as JSON, if with comments, or as Python writes it."""
+    for match in re.finditer(r"[\"']zero_optimization[\"']\s*:", text):
+        begin = match.start()
+        for _ in range(MOST_TRIES):
+            begin = text.rfind("{", max(0, match.start() - LONGEST_CONFIG), begin)
+            if begin < 0:
+                break
+            config = _parsed(text[begin : begin + LONGEST_CONFIG])
+            if config is not None and "zero_optimization" in config:
+                return config
+    return None
+
+
+def _parsed(text: str) -> dict | None:
+    text = re.sub(r"(?m)(?<=[\s,{}\[\]])(?://|#)[^\n]*$", "", text)
+    text = re.sub(r",(\s*[}\]])", r"\1", text)
+    text = text.replace("'", '"').replace("True", "true").replace("False", "false").replace("None", "null")
+    try:
+        value, _ = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
