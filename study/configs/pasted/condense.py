@@ -17,7 +17,7 @@ BLOCK = 4 * 2**20  # bytes that are read at once
 FIRST, LAST = 2**17, 2**18  # characters that are kept whole
 BEFORE, AFTER = 2000, 4000  # characters around a word of alarm
 MOST_ALARMS = 12  # of each word the first few: an error that repeats says nothing new
-LOSSES = 40  # lines of losses of each block, from equal distances
+APART = 200_000  # characters between lines of losses that are kept
 ALARMS = ("Traceback (most", "Error: ", "atchdog", "ut of memory", "Killed", "CANCELLED", "return code =", "OVERFLOW")
 COLOR = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 
@@ -85,8 +85,8 @@ def _alarming(text: str, counts: dict[str, int]) -> str:
             counts[word] += 1
             kept.append((place - BEFORE, place + AFTER))
             place = text.find(word, place + AFTER)
-    for number in range(LOSSES):
-        place = text.find("loss", number * len(text) // LOSSES)
+    for begin in range(0, len(text), APART):
+        place = text.find("loss", begin)
         if place >= 0:
             kept.append((text.rfind("\n", 0, place), place + 300))
     # --- in their order, and no part twice
