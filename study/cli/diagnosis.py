@@ -23,7 +23,7 @@ from study.core.settings import flag
 from study.core.text import is_number, number_of, say, say_wrapped
 from study.known import lists
 from study.known.faults import table
-from study.known.findings import Finding
+from study.known.findings import Finding, with_id
 from study.known.which_apply import Applies, Flags, Stack, free, untested, which_apply
 from study.predict.front import Wanted
 from study.records import store
@@ -102,7 +102,7 @@ def _say_indented(*texts: str) -> None:
 
 def _show_finding(first: str, finding: Finding) -> None:
     say("")
-    say_wrapped(f"{finding.sentence}.", indent="    ", first=first)
+    say_wrapped(finding.said, indent="    ", first=first)
     if finding.remedy:
         _say_indented(f"What to do: {finding.remedy}.")
     if finding.evidence:
@@ -153,7 +153,8 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
     for number, each in enumerate(known, 1):
         say("")
         say_wrapped(_values(each), indent="    ", first=f"{number:>2}. ")
-        _say_indented(f"Changes {each.description.changes}: {each.description.why}.")
+        why = f"Changes {each.description.changes}: {each.description.sentence}"
+        _say_indented(with_id(why, each.description.id))
     if others:
         say("", "Other keys that differ:")
         say_wrapped(*map(_values, others), indent="    ", first="  ")
@@ -174,7 +175,9 @@ def _releases_apart(package: str, releases: list[str]) -> dict:
     for word, has, has_not in (("Mended", old, new), ("New", new, old)):
         of_package = [fault for fault in table().fault if fault.package == package and fault.when]
         changed = [fault for fault in of_package if fault.has(has) and fault.has(has_not) is False]
-        say_wrapped(*[f"{word}: {each.sentence.rstrip('.')} ({each.releases})." for each in changed], indent="  ")
+        for each in changed:
+            sentence = f"{each.sentence.rstrip('.')} ({each.releases})"
+            say_wrapped(f"{word}: {with_id(sentence, each.id)}", indent="  ")
         answer[word.lower()] = [each.id for each in changed]
     return answer
 
@@ -192,7 +195,8 @@ def _row(difference: Difference) -> dict:
         if is_secret(difference.name, row[side]):
             row[side] = "(not shown)"
     if difference.is_known:
-        row |= {"changes": difference.description.changes, "why": difference.description.why}
+        about = difference.description
+        row |= {"id": about.id, "changes": about.changes, "why": about.sentence}
     return row
 
 
@@ -222,9 +226,9 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     for number, cause in enumerate(causes, 1):
         what = f"{cause.what[0].upper()}{cause.what[1:]}"
         why = f"{'likely' if cause.is_likely else 'possible'}: {'; '.join(cause.reasons)}"
-        say_wrapped(f"{what} ({why}).", indent="    ", first=f"{number:>2}. ")
+        say_wrapped(with_id(f"{what} ({why})", cause.id), indent="    ", first=f"{number:>2}. ")
         _say_indented(f"What to do: {cause.remedy}.", f"Tells it apart: {cause.apart}.")
-    say_wrapped("", f"The message ({message.where}): {message.line}")
+    say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.line}")
     # The config says more of the training than the flags do. A wrong guess has to be seen.
     known = [f"{flag(name)} {value}" for name, value in vars(training).items() if value is not None]
     if known:
@@ -331,7 +335,7 @@ def _fault_row(each: Applies, training: Stack) -> dict:
         "asked": each.is_tested,
         "inside": each.may_be_inside,
         "question": " ".join([*_not_tested(each), *(question.text for question in each.why)]),
-        "sentence": f"{fault.sentence.rstrip('.')} ({fault.package} {fault.releases})",
+        "sentence": fault.in_releases,
         "do": fault.do_with.get(training.said["trainer"], fault.do),
         "shown": shown_by.rstrip(", "),
     }
@@ -430,12 +434,13 @@ def _show_faults(
         first = f"{number:>2}. "
         if details or each.answer == "applies" or (symptom and symptom in each.fault.symptom):
             sentence = f"{row['question']} {row['sentence']}".lstrip()
-            _show_finding(first, Finding(sentence, row["do"], row["shown"]))
+            _show_finding(first, Finding(each.fault.id, sentence, row["do"], row["shown"]))
         elif number <= MOST_SHOWN:
             of_others = [*_not_tested(each), *(question.text for question in each.why if not question.flag)]
             # Without any question it would read as if it applied.
             question = " ".join(of_others) or row["question"]
-            say_wrapped(f"{row['sentence']}. {question}", indent="    ", first=first)
+            said = with_id(row["sentence"], each.fault.id)
+            say_wrapped(f"{said} {question}", indent="    ", first=first)
         else:
             left.append(each)
     return left

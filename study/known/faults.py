@@ -87,6 +87,11 @@ class Fault(BaseModel):
         return f"{self.sentence} {self.found}"
 
     @property
+    def in_releases(self) -> str:
+        """The sentence, with the releases of which it is so."""
+        return f"{self.sentence.rstrip('.')} ({self.package} {self.releases})"
+
+    @property
     def outcome(self) -> str:
         return f"is a fault of {self.package} {self.releases}: {self.sentence.rstrip('.')}"
 

@@ -82,7 +82,7 @@ def test_a_record_ends_the_wait(tmp_path, launching, lock):  # noqa: F811
 @pytest.fixture
 def window(monkeypatch, tmp_path):
     """The script, with its folders elsewhere, and a pack that lacks nothing here."""
-    spec = importlib.util.spec_from_file_location("gpu_windows", ROOT / "examples/gpu_windows.py")
+    spec = importlib.util.spec_from_file_location("gpu_windows", ROOT / "windows/gpu_windows.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     for name in ("SITE", "COMPILED", "LOCK"):

@@ -1,7 +1,7 @@
 """A GPU machine that has no network, and only for some minutes at a time: pack what it lacks, and run protocols there.
 
-    python examples/gpu_windows.py pack --data imdb wikitext-2 --model bert-large-uncased gpt2    # here: gpu-pack/
-    python3 examples/gpu_windows.py run smoke predictions --minutes 9 --runs runs/gpu    # there; again in each window
+    python windows/gpu_windows.py pack --data imdb wikitext-2 --model bert-large-uncased gpt2    # here: gpu-pack/
+    python3 windows/gpu_windows.py run smoke predictions --minutes 9 --runs runs/gpu    # there; again in each window
 
 There it needs Python's own library alone, until the wheels of the pack are installed. Two sweeps share the protocols:
 one trains while the other starts Python, which is two thirds of a short cell, and waits for the device. What is

@@ -1,4 +1,4 @@
-# One window on a GPU without a network, in two calls: OUT=FOLDER bash examples/gpu_window.sh memory|times SCALE LIMIT_S, in a
+# One window on a GPU without a network, in two calls: OUT=FOLDER bash windows/gpu_window.sh memory|times SCALE LIMIT_S, in a
 # checkout with gpu-pack/. What is to be kept is in FOLDER. Put the compiled.tar.gz of the first call into gpu-pack/ before
 # the second: it may be another machine.
 what=$1 scale=$2 limit=$3
@@ -10,7 +10,7 @@ keep() { tar czf $OUT/runs.tmp -C $root/.gpu runs logs 2>/dev/null; mv $OUT/runs
 mkdir -p .gpu/runs .gpu/logs
 nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader 2>/dev/null; python3 -V; nproc
 [ -e .gpu/site/pack.json ] || python3 -c "
-import sys; sys.path.insert(0, 'examples')
+import sys; sys.path.insert(0, 'windows')
 import gpu_windows, pathlib; gpu_windows.install(pathlib.Path('gpu-pack'))" &
 wait
 echo "installed after $SECONDS s"
@@ -24,7 +24,7 @@ sweep() {
   local log=$1 runs=$2 protocol=$3; shift 3
   [ -n "${STUDY_DEVICE_LOCK:-}" ] || runs=$runs-$log  # two sweeps of one folder would wait for each other
   local minutes=$(python3 -c "print(max(0.05, ($(left) - 15) / 60))")
-  timeout -s INT $(( $(left) > 10 ? $(left) - 5 : 5 )) python3 examples/gpu_windows.py lane $protocol --scale $scale \
+  timeout -s INT $(( $(left) > 10 ? $(left) - 5 : 5 )) python3 windows/gpu_windows.py lane $protocol --scale $scale \
     --runs .gpu/runs/$runs --nvme-dir .gpu/nvme-$log --minutes $minutes "$@" >>.gpu/logs/$log.log 2>&1
 }
 if [ $what = memory ]; then
