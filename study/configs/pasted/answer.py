@@ -2,84 +2,81 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from packaging.version import Version
 
 from study.configs.oom import reading
-from study.configs.oom.causes import causes
+from study.configs.oom.causes import CAUSES, causes
 from study.configs.pasted import losses, matching, tracebacks, watchdogs
 from study.configs.pasted.read import Pasted, read
-from study.configs.pasted.tracebacks import Seen
+from study.configs.pasted.situations import fitting
+from study.configs.pasted.tracebacks import Seen, sign
 from study.core.errors import Stop
 from study.known.faults import named
+from study.known.findings import texts
 
 MOST_MAY = 5
 MOST_QUESTIONS = 3
 MOST_ALSO = 3
-OF_CONDITIONS = {"stage": "the stage (--stage) or FSDP", "passes": "gradient accumulation", "ranks": "the number of GPUs"}
+ORDER = ("sure", "likely", "possible")
+# What a rank that waited for a failed one wrote says less than that one's error.
+WAITED = ("rank-behind", "rank-missing", "rank-timed-out-first", "nccl-watchdog", "watchdog-stuck", "gloo-timeout")
+OF_STEPS = ("loss-", "norm-", "rate-", "steps-", "overflow-")  # the beginnings of signs in the lines of a trainer
+ASKED = {"stage": "the stage of ZeRO, or FSDP", "passes": "gradient accumulation", "ranks": "the number of GPUs"}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a text means. `sentence` is what a person reads first."""
+    """What a text means. The first of `found` is the answer."""
 
-    id: str
-    sentence: str
-    sure: Literal["sure", "likely", "possible", "nothing"]
-    do: str = ""
-    who: str = ""
-    rests_on: str = ""
-    line: str = ""  # of the text
-    read: tuple[str, ...] = ()
-    also: tuple[Seen, ...] = ()  # seen as well
-    may: tuple[str, ...] = ()  # sentences on faults of which the text speaks
-    left: int = 0  # faults that may apply, and of which it does not speak
-    questions: tuple[str, ...] = field(default=())
+    found: tuple[Seen, ...]  # the first explains most
+    read: tuple[str, ...]  # what was read, in words
+    may: tuple[matching.Match, ...]  # faults of which the text speaks
+    left: int  # faults that may apply, and of which it does not speak
+    questions: tuple[str, ...]
+    nothing: str = ""  # what to say if nothing was found
+
+    @property
+    def id(self) -> str:
+        return self.found[0].id if self.found else ""
+
+    @property
+    def sure(self) -> Literal["sure", "likely", "possible", "nothing"]:
+        return self.found[0].sure if self.found else "nothing"
 
 
 def answer(text: str, symptom: str = "") -> Answer:
     """Return the answer to a text, and to what a person says was seen."""
     pasted = read(f"{text}\n{symptom}")
-    seen = _seen(pasted)
     words = f"{pasted.prose}\n{symptom}"
-    found = matching.matches(pasted, words, {each.id for each in seen})
-    explained = [_of_fault(each) for each in found if each.sure != "possible"]
-    seen = _explained(seen, explained)
-    about = {"read": tuple(_read(pasted, seen)), "may": (), "left": 0}
-    candidates = [each for each in found if each.sure == "possible"]
-    speaks = [each for each in candidates if each.is_seen and each.share >= matching.SOME and each.applies.may_be_inside]
-    if not any(not each.follows for each in seen):
-        about |= {"may": tuple(map(_may, speaks[:MOST_MAY])), "left": len(candidates) - len(speaks[:MOST_MAY])}
-    if not seen:
-        return Answer("nothing", _nothing(pasted), "nothing", questions=_questions(pasted, seen, candidates), **about)
-    first, *also = seen
+    shown = _shown(pasted, words)
+    signs = {each.id for each in shown}
+    seen = matching.symptoms(words, signs)
+    faults = matching.matches(pasted, words, seen)
+    found = _ordered(shown, faults, [*fitting(pasted, words, seen | signs)])
+    possible = [each for each in faults if each.sure == "possible"]
+    speaks = [each for each in possible if each.is_seen and each.share >= matching.SOME and each.applies.may_be_inside]
+    may = [] if found else speaks[:MOST_MAY]
     return Answer(
-        id=first.id,
-        sentence=first.sentence,
-        sure=first.sure,
-        do=first.do,
-        who=first.who,
-        rests_on=first.rests_on,
-        line=first.line,
-        also=tuple(also[:MOST_ALSO]),
-        questions=_questions(pasted, seen, candidates),
-        **about,
+        found=tuple(found[: 1 + MOST_ALSO]),
+        read=tuple(_read(pasted)),
+        may=tuple(may),
+        left=len(possible) - len(may),
+        questions=_questions(pasted, found, possible),
+        nothing="" if found else _nothing(pasted),
     )
 
 
-def _seen(pasted: Pasted) -> list[Seen]:
-    """Return what the text shows, what happened first before what follows from it."""
+def _shown(pasted: Pasted, words: str) -> list[Seen]:
+    """Return what the text shows, the cause before what follows from it."""
     errors = [_in_its_release(each, pasted) for each in tracebacks.errors(pasted.text)]
-    found = [*errors, *_memory(pasted.text), *watchdogs.hangs(pasted.text), *losses.signs(pasted.text)]
-    memory = any(each.id == "memory" for each in found)
-    hung = ("rank-behind", "rank-missing", "nccl-watchdog", "watchdog-stuck", "gloo-timeout")
-    order = ("sure", "likely", "possible")
+    memory = [*_memory(pasted, words)]
+    found = [*errors, *memory, *watchdogs.hangs(pasted.text, words), *losses.signs(pasted.text, words)]
+    is_failed = any(not each.follows and each.sure != "possible" for each in (*errors, *memory))
     return sorted(
-        found,
-        # Who waited for a rank that failed saw no more than that; losses before an error are rarely its cause.
-        key=lambda each: (each.follows, each.id in hung and (memory or bool(errors)), order.index(each.sure), each.place),
+        found, key=lambda each: (each.follows, each.id in WAITED and is_failed, ORDER.index(each.sure), each.place)
     )
 
 
@@ -94,54 +91,66 @@ def _in_its_release(seen: Seen, pasted: Pasted) -> Seen:
     return seen
 
 
-def _memory(text: str) -> Iterator[Seen]:
+def _memory(pasted: Pasted, words: str) -> Iterator[Seen]:
     """Yield what an error about memory means, as `study oom` says without a model."""
+    text = pasted.text
     try:
         error = reading.find(text)
     except Stop:
         return
-    first, *others = causes(error, {}, False, "")
-    what = f"Memory was full: {'likely' if first.is_likely else 'perhaps'} {first.what}"
-    if error.where != "GPU":
-        what = f"Memory was short, not of the GPU: {first.what}"
     place = max(text.find(error.line[:40]), 0)
-    do = f"{first.remedy}. It is told apart so: {first.apart}"
+    first, *others = causes(error, {}, False, "")
+    if error.where != "GPU":
+        # Of a process that was only seen to end by SIGKILL nobody says why.
+        is_said = re.search(r"(?i)out.of.memory|\boom|MemoryError|allocat|bad_alloc|low on memory", error.context)
+        if first.id == "oom-host" and not is_said:
+            yield sign("process-killed", text, place, remedy=first.remedy)
+        else:
+            yield sign("memory-elsewhere", text, place, cause=first.what, remedy=first.remedy)
+        return
+    what, remedy, how = first.what, first.remedy, "likely" if first.is_likely else "perhaps"
+    if not first.is_likely:  # a person may say when it happens
+        for id, row in texts(CAUSES).items():
+            if re.search(row.get("said", "(?!)"), words, re.IGNORECASE):
+                what, remedy, how = row["sentence"], row["remedy"], f"likely, as you say ({id}):"
+                break
+    apart = f". It is told apart so: {first.apart}" if what == first.what else ""
     if others:
-        do += f". Else: {others[0].what}"
-    sure: Literal["likely", "possible"] = "likely" if first.is_likely else "possible"
-    rests_on = f"{'; '.join(first.reasons)}; `study oom FILE --model MODEL --arm ARM` compares the size with its tensors"
-    yield Seen("memory", what, do, sure, rests_on, place=place, line=error.line)
+        apart += f". Else: {others[0].what}"
+    seen = sign("memory-was-full", text, place, how=how, cause=what, remedy=f"{remedy}{apart}")
+    sure: tracebacks.Sure = "possible" if how == "perhaps" else "likely"
+    evidence = f"{'; '.join(first.reasons)}; `study oom FILE --model MODEL --arm ARM` compares the size with its tensors"
+    yield Seen(**vars(seen) | {"sure": sure, "evidence": evidence, "line": error.line})
+
+
+def _ordered(shown: list[Seen], matches: list[matching.Match], situations: list[Seen]) -> list[Seen]:
+    """Return errors first, then silent faults, what words mean, signs in steps, and last what follows from others."""
+    errors = [each for each in shown if not each.follows and not each.id.startswith(OF_STEPS)]
+    steps = [each for each in shown if each.id.startswith(OF_STEPS)]
+    follows = [each for each in shown if each.follows]
+    told = {each.fault for each in errors}
+    faults = [_of_fault(each) for each in matches if each.sure != "possible" and each.fault.id not in told]
+    if any(each.id not in WAITED and each.sure != "possible" for each in errors):
+        situations = []
+    silent = [each for each in faults if not named(each.id).symptom.startswith("error")]
+    loud = [each for each in faults if each not in silent]
+    if errors and all(each.id in WAITED or each.sure == "possible" for each in errors):
+        # A watchdog says who waits, and words or a fault may say why.
+        return [*[each for each in situations if each.sure == "likely"], *errors, *silent, *loud, *steps, *follows]
+    likely = [each for each in situations if each.sure == "likely"]
+    return [*errors, *silent, *likely, *steps, *[each for each in situations if each not in likely], *loud, *follows]
 
 
 def _of_fault(match: matching.Match) -> Seen:
     fault = match.fault
-    rests_on = f"{fault.rests_on}{f', reproductions/{fault.script}.py' if fault.script else ''} {fault.upstream}".strip()
-    sentence = fault.sentence.rstrip(".")
-    if match.sure == "likely":
-        rests_on += f"; asked: {' '.join(question.text for question in match.applies.why)}"
+    evidence = " ".join(filter(None, [fault.rests_on, fault.script and f"reproductions/{fault.script}.py", fault.upstream]))
+    if match.applies.why:
+        evidence += f". If: {' '.join(question.text for question in match.applies.why)}"
     who = f"{fault.package} {fault.releases}"
-    return Seen(fault.id, sentence, fault.do, match.sure, rests_on, who=who, fault=fault.id)
+    return Seen(fault.id, fault.sentence, fault.do, match.sure, evidence, who=who, fault=fault.id)
 
 
-def _explained(seen: list[Seen], faults: list[Seen]) -> list[Seen]:
-    """Put faults before the signs that they explain, and behind errors."""
-    of_steps = {"loss-zero", "loss-nan", "loss-constant", "norm-sqrt2", "norm-nan", "norm-zero", "norm-constant",
-                "norm-scaled", "steps-slow-down"}  # fmt: skip
-    errors = [each for each in seen if each.id not in of_steps and not each.follows]
-    signs = [each for each in seen if each.id in of_steps]
-    follows = [each for each in seen if each.follows]
-    known = {each.fault for each in errors}
-    faults = [each for each in faults if each.id not in known]
-    silent = [each for each in faults if not named(each.id).symptom.startswith("error")]
-    return [*errors, *silent, *signs, *[each for each in faults if each not in silent], *follows]
-
-
-def _may(match: matching.Match) -> str:
-    asked = " ".join(question.text for question in match.applies.why)
-    return f"{match.fault.sentence.rstrip('.')} ({match.fault.package} {match.fault.releases}) [{match.fault.id}]. {asked}"
-
-
-def _read(pasted: Pasted, seen: list[Seen]) -> Iterator[str]:
+def _read(pasted: Pasted) -> Iterator[str]:
     yield from pasted.words
     if frames := re.findall(r'File "[^"\n]*", line \d+', pasted.text):
         yield f"{len(frames)} frames of tracebacks"
@@ -157,18 +166,18 @@ def _nothing(pasted: Pasted) -> str:
     return "Nothing known applies to what you gave"
 
 
-def _questions(pasted: Pasted, seen: list[Seen], candidates: list[matching.Match]) -> tuple[str, ...]:
+def _questions(pasted: Pasted, found: list[Seen], possible: list[matching.Match]) -> tuple[str, ...]:
     """Return what would say most more: the error itself, releases, then what faults in question ask."""
     asked = []
-    if seen and all(each.follows for each in seen):
+    if found and all(each.follows for each in found):
         asked.append("What is the first Traceback of any rank? Paste the lines above")
     if not any(isinstance(release, Version) for release in pasted.releases.values()):
         asked.append("Which releases? Paste `pip freeze`")
-    if not seen:
-        counts = [question.condition for each in candidates for question in each.applies.why]
-        for condition, what in OF_CONDITIONS.items():
-            if condition in counts and condition not in pasted.said:
+    if not found:
+        wanted = {question.condition for each in possible for question in each.applies.why}
+        for condition, what in ASKED.items():
+            if condition in wanted and condition not in pasted.said:
                 asked.append(f"What is {what}? Paste the config or the launch command")
         if not pasted.prose.strip():
-            asked.append("What was seen? Say it with --symptom \"...\"")
+            asked.append('What was seen? Say it with --symptom "..."')
     return tuple(asked[:MOST_QUESTIONS])

@@ -2,7 +2,7 @@
 
 A wrong guess is worse than none. Sure: all that the fault asks for is said, its release was tested, and what was seen
 is its symptom. Likely: the release is in its range, at most its question about the script is open, and the text has its
-words. All else is only possible.
+words, or an upgrade of which the text tells brought the fault. All else is only possible.
 """
 
 import functools
@@ -23,6 +23,8 @@ from study.known.which_apply import Applies, Flags, Stack, which_apply
 
 TABLE = Path(__file__).with_name("symptoms.toml")
 STRONG, SOME = 0.35, 0.2  # of the weight of a fault's words
+SMALLER = re.compile(r"(?i)\b(?:smaller|lower|too small|tiny|shrinks?|divided|1/[\dgN])\b")
+LARGER = re.compile(r"(?i)\b(?:larger|higher|bigger|huge|too large|explod\w+|multipl\w+|\d+ ?x|times (?:too )?(?:large|high)\w*)\b")
 IDENTIFIERS = re.compile(r"[a-z]\w*[_.]\w+|[A-Za-z]+[A-Z]\w*|\w*[a-zA-Z]\w*\d\w*|\d[\d,.]*\d")
 PLAIN = {
     *"the a an and or of in is are it its to that with for by as from which has have this not does do at on be was were where if than but each all only no one two other more their without into when after before such".split(),
@@ -46,11 +48,7 @@ class Match:
 
 def symptoms(words: str, signs: set[str]) -> set[str]:
     """Return the symptoms that a person's words, or signs in a log, speak of."""
-    return {
-        name
-        for name, (pattern, of_signs) in _symptoms().items()
-        if pattern.search(words) or signs & of_signs
-    }
+    return {name for name, (pattern, of_signs) in _symptoms().items() if pattern.search(words) or signs & of_signs}
 
 
 @functools.cache
@@ -71,10 +69,12 @@ def stack_of(pasted: Pasted) -> Stack:
         flags[ways[stage]] = True
     precision = str(said.get("precision", ""))
     if precision in ("bfloat16", "float16"):  # of torch_autocast
-        flags["precision"] = {"bfloat16": "bf16_autocast", "float16": "fp16_autocast"}[precision]
+        flags["precision"] = "bf16_autocast" if precision == "bfloat16" else "fp16_autocast"
     if flags.get("ranks") == 0 or flags.get("passes") == 0:
         flags.pop("ranks", None)
         flags.pop("passes", None)
+    if "trainer" not in flags and "transformers" in pasted.releases:
+        flags["trainer"] = "trainer"  # who lists transformers for a question on a training mostly trains with it
     mentioned = {name: ANY for word, name in table().packages.items() if re.search(rf"(?i)\b{word}\b", pasted.text)}
     config = {name: said[name] for name in ("machines",) if name in said}
     if "lean_loading" in said:
@@ -91,9 +91,8 @@ def _dig(config: dict, path: str) -> Any:
     return value
 
 
-def matches(pasted: Pasted, words: str, signs: set[str]) -> list[Match]:
-    """Return the faults of which a text may speak, the surest first."""
-    seen = symptoms(words, signs)
+def matches(pasted: Pasted, words: str, seen: set[str]) -> list[Match]:
+    """Return the faults of which a text may speak, the surest first. `seen` are symptoms."""
     found = [_match(applies, pasted, words, seen) for applies in which_apply(stack_of(pasted))]
     order = ("sure", "likely", "possible")
     return sorted(found, key=lambda each: (order.index(each.sure), not each.is_seen, -each.share))
@@ -102,7 +101,7 @@ def matches(pasted: Pasted, words: str, signs: set[str]) -> list[Match]:
 def _match(applies: Applies, pasted: Pasted, words: str, seen: set[str]) -> Match:
     fault = applies.fault
     share = _share(fault, words, pasted.text)
-    is_seen = any(fault.symptom.startswith(name) or name in fault.symptom for name in seen)
+    is_seen = any(name in fault.symptom for name in seen) and not _is_opposite(fault.symptom, words)
     open_conditions = {question.condition for question in applies.why}
     is_inside = isinstance(applies.release, Version) and fault.contains(applies.release)
     sure: Literal["sure", "likely", "possible"] = "possible"
@@ -110,7 +109,20 @@ def _match(applies: Applies, pasted: Pasted, words: str, seen: set[str]) -> Matc
         sure = "sure"
     elif is_seen and is_inside and open_conditions <= {"script"} and share >= STRONG:
         sure = "likely"
+    elif is_seen and is_inside and "script" not in open_conditions and _came_with_an_upgrade(fault, pasted):
+        sure = "likely"
     return Match(applies, sure, share, is_seen)
+
+
+def _is_opposite(symptom: str, words: str) -> bool:
+    """Whether a person speaks of values that are too small where a fault makes them too large, or the other way."""
+    smaller, larger = (bool(pattern.search(words)) for pattern in (SMALLER, LARGER))
+    return (" x " in symptom and smaller and not larger) or (" / " in symptom and larger and not smaller)
+
+
+def _came_with_an_upgrade(fault: Fault, pasted: Pasted) -> bool:
+    older = pasted.older.get(fault.package)
+    return older is not None and not fault.contains(older)
 
 
 def _share(fault: Fault, words: str, text: str) -> float:

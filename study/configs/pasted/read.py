@@ -13,15 +13,20 @@ from packaging.version import Version
 
 from study.core.text import number_of
 from study.known import lists
-from study.known.faults import ANY, Release
+from study.known.faults import ANY, Release, table
 
 TABLE = Path(__file__).with_name("said.toml")
 TRUTH = {"true": True, "false": False}
 MOST_TRIES = 6  # braces before the section zero_optimization at which its config may begin
 LONGEST_CONFIG = 20_000  # characters
-# A line of a person has words and little else.
-PROSE = re.compile(r"[A-Za-z\u4e00-\u9fff][^{}<>|=\\]{14,2000}$")
-NO_PROSE = re.compile(r"^\s*(?:File |at |\[|[-*] [A-Z][\w ]+:|\d{4}-|INFO|WARNING|import |from |def |class |pip |export )")
+# A line of a person has words, and little else.
+NO_PROSE = re.compile(
+    r"^(?:File |at |\[|[-*] [`A-Z][\w` ]+:|\d{4}-|INFO|WARNING|import |from \S+ import|def |class |pip |export |--|\$|>>>|return |raise )"
+)
+WORD = re.compile(r"[A-Za-z][a-z'-]*[.,;:!?)]*$|[\u4e00-\u9fff]")
+PROSE_SHARE = 0.6  # of what stands between spaces is a word
+LONGEST_LINE = 2000
+UPGRADE = r"\b{}\b[^\n]{{0,40}}?\bfrom v?(\d[\w.]*\w)\s*(?:to|->|\u2192)\s*v?(\d[\w.]*\w)"
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,7 @@ class Pasted:
 
     text: str
     releases: dict[str, Release]
+    older: dict[str, Version]  # before an upgrade that the text tells of
     said: dict[str, Any]  # by conditions of faults; what it does not say is not in it
     config: dict | None  # DeepSpeed's, if a whole one is in it
 
@@ -38,6 +44,7 @@ class Pasted:
         """What was read, as a person would say it."""
         said = self.said
         words = [f"{name} {release}" for name, release in self.releases.items() if release != ANY]
+        words += [f"before that {name} {release}" for name, release in self.older.items()]
         if "stage" in said:
             words.append(f"stage {said['stage']}" if isinstance(said["stage"], int) else str(said["stage"]))
         for name, things in {"passes": "passes", "ranks": "ranks"}.items():
@@ -55,13 +62,33 @@ class Pasted:
     @functools.cached_property
     def prose(self) -> str:
         """The lines that a person wrote, as far as they can be told from logs."""
-        lines = map(str.strip, self.text.splitlines())
-        return "\n".join(line for line in lines if PROSE.match(line) and not NO_PROSE.match(line))
+        return "\n".join(line for line in map(str.strip, self.text.splitlines()) if _is_prose(line))
+
+
+def _is_prose(line: str) -> bool:
+    if len(line) > LONGEST_LINE or NO_PROSE.match(line):
+        return False
+    if re.search("[\u4e00-\u9fff]{2}", line):
+        return True
+    parts = line.split()
+    return len(parts) >= 4 and sum(map(bool, map(WORD.match, parts))) >= PROSE_SHARE * len(parts)
 
 
 def read(text: str) -> Pasted:
-    config = deepspeed_config(text)
-    return Pasted(text, releases(text), said(text), config)
+    older, newer = upgrades(text)
+    return Pasted(text, releases(text) | newer, older, said(text), deepspeed_config(text))
+
+
+def upgrades(text: str) -> tuple[dict[str, Version], dict[str, Release]]:
+    """Return releases before and after an upgrade, where a text says `from 0.16.4 to 0.18.3` after a package."""
+    older: dict[str, Version] = {}
+    newer: dict[str, Release] = {}
+    for word, name in table().packages.items():
+        if match := re.search(UPGRADE.format(re.escape(word)), text, re.IGNORECASE):
+            first, second = map(lists.release_of, match.groups())
+            if isinstance(first, Version) and isinstance(second, Version):
+                older[name], newer[name] = first, second
+    return older, newer
 
 
 def releases(text: str) -> dict[str, Release]:

@@ -1,4 +1,4 @@
-"""Find errors whose meaning is known, by their messages: tracebacks.toml, read into types."""
+"""What a text shows, in types; and errors whose meaning is known, by their messages: tracebacks.toml."""
 
 import functools
 import re
@@ -7,19 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-TABLE = Path(__file__).with_name("tracebacks.toml")
+TRACEBACKS = Path(__file__).with_name("tracebacks.toml")
+SIGNS = Path(__file__).with_name("signs.toml")
 LONGEST = 200  # characters of a line that are quoted
+Sure = Literal["sure", "likely", "possible"]
 
 
 @dataclass(frozen=True)
 class Seen:
     """Something that a text shows: what it means, what to do, and how sure that is."""
 
-    id: str
+    id: str  # that `study explain` takes
     sentence: str
-    do: str
-    sure: Literal["sure", "likely", "possible"]
-    rests_on: str
+    remedy: str
+    sure: Sure
+    evidence: str = ""
     who: str = ""
     fault: str = ""  # of known/faults.toml
     follows: bool = False  # something else happened first
@@ -29,14 +31,13 @@ class Seen:
 
 @dataclass(frozen=True)
 class Message:
-    """A row of the table. The fields are explained there."""
+    """A row of tracebacks.toml. The fields are explained there."""
 
     pattern: re.Pattern
     sentence: str
-    do: str
-    sure: Literal["sure", "likely", "possible"]
-    rests_on: str
-    example: str
+    remedy: str
+    sure: Sure
+    evidence: str
     also: str = ""
     without: str = ""
     who: str = ""
@@ -47,8 +48,21 @@ class Message:
 
 @functools.cache
 def messages() -> dict[str, Message]:
-    rows: dict[str, dict[str, Any]] = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    rows: dict[str, dict[str, Any]] = tomllib.loads(TRACEBACKS.read_text(encoding="utf-8"))
     return {id: Message(**row | {"pattern": re.compile(row["pattern"], re.MULTILINE)}) for id, row in rows.items()}
+
+
+@functools.cache
+def _signs() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(SIGNS.read_text(encoding="utf-8"))
+
+
+def sign(id: str, text: str, place: int, **values: Any) -> Seen:
+    """Return what signs.toml says of something that a rule found at a place of a text."""
+    row = _signs()[id]
+    sentence, remedy = (row[part].format(**values) for part in ("sentence", "remedy"))
+    line = line_at(text, place)
+    return Seen(id, sentence, remedy, row["sure"], "the line in the text", place=place, line=line)
 
 
 def errors(text: str) -> list[Seen]:
@@ -63,9 +77,9 @@ def errors(text: str) -> list[Seen]:
         found[id] = Seen(
             id=id,
             sentence=_filled(message.sentence, match),
-            do=_filled(message.do, match),
+            remedy=_filled(message.remedy, match),
             sure=message.sure,
-            rests_on=message.rests_on,
+            evidence=message.evidence,
             who=message.who,
             fault=message.fault,
             follows=message.follows,
