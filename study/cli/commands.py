@@ -37,7 +37,8 @@ GROUPS = {
         "diagnose": ("study.cli.diagnosis", "what is wrong or costly in a run, and why it hangs"),
         "oom": ("study.cli.diagnosis", "what an error about memory means, and which change would fit"),
         "diff": ("study.cli.diagnosis", "why two configs or runs differ in losses or memory"),
-        "stack": ("study.cli.diagnosis", "which known faults of libraries apply to your releases and your config"),
+        "stack": ("study.cli.stack", "which known faults of libraries apply to your releases and your config"),
+        "explain": ("study.cli.explain", "what is behind a sentence: its rule, what it rests on, its test"),
         "conform": ("study.conform.command", "is a sharded training equal to one process? for any library"),
     },
 }

@@ -104,6 +104,7 @@ def run(
     except KeyboardInterrupt:  # the cell that ran has its record already: status killed
         progress.say("stopped; run the same command again to continue")
         sys.exit(130)
+    progress.say_done_before()
     counts = Counter(outcome.status for outcome in outcomes)
     counted = ", ".join(f"{count} {status}" for status, count in counts.items())
     progress.say(f"{counted or 'nothing to do'}; study runs {runs} shows them")
@@ -152,12 +153,19 @@ class Progress:
     def __init__(self, turns: int):
         self.turns = turns
         self.ended = 0
+        self.done_before = 0  # since the last line: cells that an earlier sweep ran share one
         self.is_terminal = sys.stdout.isatty()  # a file gets no line for each step
 
     def say(self, text: str) -> None:
         say(f"{CLEAR}{text}" if self.is_terminal else text)
 
+    def say_done_before(self) -> None:
+        if self.done_before:
+            self.say(f"{number_of(self.done_before, 'cells')} done before")
+        self.done_before = 0
+
     def start(self, turn: Cell) -> None:
+        self.say_done_before()
         self.turn = turn  # of the line that moves
         if not self.is_terminal:
             self.say(self._position(turn))
@@ -173,10 +181,12 @@ class Progress:
         sys.stdout.flush()
 
     def end(self, turn: Cell, outcome: Outcome) -> None:
-        # The same command continues a sweep, and says what it did not run again.
-        before = " before" if outcome.status == "done" and not outcome.ran else ""
-        reason = f": {outcome.reason}" if outcome.reason else ""
-        self.say(f"{self._position(turn)}  {outcome.status}{before}{reason}")
+        if outcome.status == "done" and not outcome.ran:
+            self.done_before += 1
+        else:
+            reason = f": {outcome.reason}" if outcome.reason else ""
+            self.say_done_before()
+            self.say(f"{self._position(turn)}  {outcome.status}{reason}")
         self.ended += 1
 
     def _position(self, turn: Cell) -> str:

@@ -1,7 +1,6 @@
 """`study virtual train.py`: somebody's own script as rank 0 of N, without a GPU."""
 
 import contextlib
-import io
 import os
 import subprocess
 import sys
@@ -12,11 +11,12 @@ from typing import Annotated
 
 import tyro
 
-from study.cli import diagnosis
+from study.configs.stacks import described
 from study.core.errors import Stop
 from study.core.gpus import GPUS, gpu_named
 from study.core.text import during, number_of, say, say_wrapped, size
-from study.known.which_apply import Flags
+from study.known.findings import COSTS, with_id
+from study.known.which_apply import Flags, which_apply
 from study.predict.front import fits_on
 from study.records import store
 from study.records.schema import Record
@@ -100,7 +100,7 @@ def rehearse(
             return failed(answer.failure or Failure("script", "it made no update of an optimizer"), request)
         record = store.read(folder / store.RECORD)
         shown = show_answer(request, answer, record)
-        return shown | {"faults": show_known(folder)}
+        return shown | show_known(folder)
 
 
 def pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
@@ -192,23 +192,22 @@ def show_answer(request: Request, answer: Answer, record: Record) -> dict:
     }
 
 
-def show_known(folder: Path) -> list[str]:
-    """Show the known faults that apply to what was prepared, and mistakes in it. Nothing is asked. Return their ids."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        known = diagnosis.stack((), flags=Flags(), config=folder / store.RECORD)["faults"]
-    applying = [fault for fault in known if fault["answer"] == "applies"]
+def show_known(folder: Path) -> dict:
+    """Show and return the known faults that apply to what was prepared, and mistakes in it. Nothing is asked."""
+    asked, _ = described((), Flags(), folder / store.RECORD)
+    applying = [each for each in which_apply(asked) if each.answer == "applies"]
     if not applying:
         say_wrapped("No known fault surely applies here. `study stack` asks what could not be seen.")
     else:
         count = "1 known fault applies" if len(applying) == 1 else f"{len(applying)} known faults apply"
         say_wrapped(f"{count} (seen, not asked):")
-    for fault in applying[:3]:
-        say_wrapped(f"{fault['sentence']}. What to do: {fault['do']}", indent="  ", first="- ")
-    costs = ("lost_s", "memory_bytes", "traffic_bytes")
-    for finding in about(folder).findings:
-        if all(getattr(finding, cost) is None for cost in costs):
-            say_wrapped(f"{finding.sentence} What to do: {finding.remedy}", indent="  ", first="- ")
-    return [fault["id"] for fault in applying]
+    for known in applying[:3]:
+        said = with_id(known.fault.in_releases, known.fault.id)
+        say_wrapped(f"{said} What to do: {known.do}.", indent="  ", first="- ")
+    mistakes = [each for each in about(folder).findings if all(getattr(each, cost) is None for cost in COSTS)]
+    for each in mistakes:
+        say_wrapped(f"{each.said} What to do: {each.remedy}.", indent="  ", first="- ")
+    return {"faults": [each.fault.id for each in applying], "findings": list(map(asdict, mistakes))}
 
 
 def decided(record: Record, answer: Answer, request: Request) -> list[str]:

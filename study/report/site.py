@@ -21,6 +21,7 @@ import papermill
 from nbconvert import HTMLExporter
 from papermill.exceptions import PapermillExecutionError
 
+from study.configs.sentences import sentences
 from study.core import files
 from study.core.arms import ROOT
 from study.core.errors import Stop
@@ -49,6 +50,7 @@ BEFORE = {  # the notebooks, in navigation
     "stack": "Is my stack right?",
     "calculator": "Calculator",
     "claims": "All claims",
+    "sentences": "Sentences by id",
 }
 PREVIEW = ROOT / "reports" / "h200" / "preview.png"  # that a link to the pages shows
 ADDED = {"injected-parameters", "papermill-error-cell-tag"}  # cells of papermill
@@ -74,6 +76,7 @@ def build(folders: list[Path], out: Path, address: str = "") -> list[str]:
         problems = pool.map(lambda name: execute(name, Path(executed), parameters), NOTEBOOKS)
         counted = texts.in_words(texts.claims())
         write(site, "claims", texts=texts.texts(), faults=texts.faults(), verdicts=texts.VERDICTS, count=counted)
+        write(site, "sentences", sentences=sentences())
         (site / "faults.json").write_text(faults.table().model_dump_json(indent=1))
         write(site, "stack", **stacks.values())
         write(site, "faults", "stack", **stacks.values(), alone=True)

@@ -98,7 +98,7 @@ def test_what_was_registered_is_what_that_commit_predicts():
     (commit,) = {row["commit"] for row in rows}
     words = ["git", "-c", "safe.directory=*", "merge-base", "--is-ancestor", commit, "HEAD"]
     assert subprocess.run(words, cwd=ROOT).returncode == 0
-    asked = [sys.executable, "tools/predicted.py", "registered", "eight", commit, H100.kind]
+    asked = [sys.executable, "windows/predicted.py", "registered", "eight", commit, H100.kind]
     again = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True)
     assert [*csv.DictReader(io.StringIO(again.stdout))] == [row for row in rows if row["gpu"] == H100.kind], (
         again.stderr

@@ -1,11 +1,11 @@
 """What a commit predicts of each run that a machine's folder keeps, or of each cell of protocols on one GPU.
 
-python tools/predicted.py reports/h200 579c3b24 > reports/h200/predicted.csv
-python tools/predicted.py reports/h200-2 dfb6b367 > reports/h200-2/predicted.csv
-python tools/predicted.py reports/h200-3 3e5f3d55 > reports/h200-3/predicted.csv
-python tools/predicted.py reports/h100 f926602a > reports/h100/predicted.csv
-python tools/predicted.py windows predictions h100 guelph > reports/h200/next.csv
-python tools/predicted.py registered eight COMMIT > reports/eight/registered.csv
+python windows/predicted.py reports/h200 579c3b24 > reports/h200/predicted.csv
+python windows/predicted.py reports/h200-2 dfb6b367 > reports/h200-2/predicted.csv
+python windows/predicted.py reports/h200-3 3e5f3d55 > reports/h200-3/predicted.csv
+python windows/predicted.py reports/h100 f926602a > reports/h100/predicted.csv
+python windows/predicted.py windows predictions h100 guelph > reports/h200/next.csv
+python windows/predicted.py registered eight COMMIT > reports/eight/registered.csv
 
 The first and the last check out that commit and ask its code: nothing that came later can change an answer. From a
 record it takes what was asked for and what the arm's config was, and nothing measured. A run that the code does not
@@ -50,8 +50,9 @@ def at_commit(commit: str, *words: str) -> None:
         try:
             # Its package comes before the one that is installed.
             environment = os.environ | {"PYTHONPATH": str(there)}
-            script = Path(there, "tools/predicted.py") if words[0] == "machines" else Path(__file__).resolve()
-            if not Path(there, "tools/predicted.py").exists():
+            own = [path for place in ("tools", "windows") if (path := Path(there, place, "predicted.py")).exists()]
+            script = own[0] if words[0] == "machines" else Path(__file__).resolve()
+            if not own:
                 script = Path(temporary, "predicted.py")
                 with script.open("wb") as file:
                     subprocess.run(["git", "show", FIRST], cwd=ROOT, check=True, stdout=file)
