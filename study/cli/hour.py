@@ -79,6 +79,8 @@ def hour(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     gpu = known_gpu(here[0].name) if here else None
+    if lane == (1, 1):
+        work.open()
     try:
         if lane != (1, 1):
             alone = work.chosen([cell for cell in cells if apart(cell)], gpu)
@@ -90,7 +92,8 @@ def hour(
             for is_apart, group in groupby(turns, apart):
                 left = max(0.01, (over - time.monotonic()) / 60)
                 if is_apart and here:
-                    work.side_by_side([*group], left, [name, "--scale", scale])
+                    words = [name, "--scale", scale, *(["--pack", str(pack)] if pack else [])]
+                    work.side_by_side([*group], left, words)
                 else:
                     work.run([*group], left)
             work.page()
@@ -138,13 +141,16 @@ class Hour:
 
     # --- before the clock starts
 
-    def prepare(self, declared: dict, cells: list[Cell]) -> None:
-        """Bring back earlier records, check the machine, and do what belongs to no cell's time."""
+    def open(self) -> None:
+        """Bring back what another machine did. A bucket that refuses stops the hour before it costs anything."""
         if stop := launches.lacking():
             raise stop
         self.runs.mkdir(parents=True, exist_ok=True)
         if count := archive.bring_back(self.runs, self.upload):
             say(f"{count} records of an earlier start are back.")
+
+    def prepare(self, declared: dict, cells: list[Cell]) -> None:
+        """Check the machine, and do what belongs to no cell's time."""
         for finding in doctor.examine(self.runs):
             if not finding.fine:
                 say_wrapped(f"This machine lacks: {finding.what} ({finding.found}). What to do: {finding.remedy}.")
@@ -208,7 +214,6 @@ class Hour:
             self.register("predicted-here", cells, gpu, here)
         say_wrapped(*planning.in_words(before, minutes, scripts), "")
         show([each.row(minutes) for each in before if not each.left])
-        self.outcomes += [Outcome("left", each.left) for each in before if each.left]
         self.at_once = planning.lanes(before, self.gpus, self.host_bytes)
         return self.chosen(cells, gpu)
 
