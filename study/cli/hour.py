@@ -24,7 +24,7 @@ from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.gpus import GPUS, Gpu, gpu_named, gpus_here
 from study.core.machine import DEVICE_LOCK
-from study.core.text import say, say_wrapped, show
+from study.core.text import number_of, say, say_wrapped, show
 from study.predict.front import Pace
 from study.report import plan as planning
 from study.sweeps import archive, launches, protocol
@@ -147,7 +147,7 @@ class Hour:
             raise stop
         self.runs.mkdir(parents=True, exist_ok=True)
         if count := archive.bring_back(self.runs, self.upload):
-            say(f"{count} records of an earlier start are back.")
+            say(f"Back from an earlier start: {number_of(count, 'records')}.")
 
     def prepare(self, declared: dict, cells: list[Cell]) -> None:
         """Check the machine, and do what belongs to no cell's time."""
