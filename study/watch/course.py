@@ -9,11 +9,12 @@ from study.known.findings import Finding, finding
 from study.watch.trends import Column, Table, stacked
 
 FEWEST = 10  # steps that are judged
+FEWEST_LOSSES = 20
 OFTEN = 0.2  # of the steps: what is wrong in fewer may be meant
 MOST = 0.5
 ALMOST = 0.999  # of a rate that is computed in another way
 LOW = 0.1  # of the largest rate: the end of a schedule
-RISEN = 0.2  # of the first loss
+RISEN = 0.5  # of the first loss
 
 Steps = NDArray[np.bool_]
 
@@ -118,5 +119,5 @@ def _losses(steps: Table) -> Iterator[Finding]:
     if np.ptp(steps["loss"], axis=1).max() == 0:
         yield finding("loss_constant", loss=losses[0], count=len(losses))
     first, last = losses[0], losses[-(len(losses) // 4) :]
-    if last.min() > first + RISEN * abs(first):
+    if len(losses) >= FEWEST_LOSSES and last.min() > first + RISEN * abs(first):
         yield finding("loss_rises", first=first, last=last.mean())
