@@ -81,7 +81,8 @@ class Case:
     bucket: int = 64  # elements that a collective may move at once; 0 is the library's default
     lengths: Sequence[int] = (3,)  # of sequences, update by update
     unequal: bool = False  # each rank has one row, and one token in a row, more than the rank before
-    infinite: int = -1  # the update in which the rows of rank 1 have an infinite value
+    infinite: int = -1  # the update in which the rows of one rank have an infinite value
+    infinite_rank: int = 1
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the adapter's way to shard
 
     def schedule(self, optimizer: Optimizer) -> LRScheduler:
@@ -114,7 +115,7 @@ def microbatch(case: Case, update: int, passed: int, rank: int) -> tuple[Tensor,
     shape = (2 + more, case.lengths[update % len(case.lengths)] + more, FEATURES)
     inputs, targets = torch.randn(shape, generator=random), torch.randn(shape, generator=random)
     inputs[0, 0, 0].abs_().mul_(1 - 2 * (rank % 2))
-    if update == case.infinite and rank == 1:
+    if update == case.infinite and rank == case.infinite_rank:
         targets[0, 0, 0] = math.inf
     return inputs, targets
 
