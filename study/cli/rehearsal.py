@@ -15,7 +15,7 @@ import tyro
 from study.cli import diagnosis
 from study.core.arms import Arm, load_arm
 from study.core.errors import Stop
-from study.core.gpus import GPUS, gpu_named
+from study.core.gpus import GPUS, gpu_named, num_gpus
 from study.core.text import during, number_of, say, say_wrapped, show, size
 from study.known.which_apply import Flags
 from study.predict.front import StepTime, fits_on
@@ -47,6 +47,7 @@ def rehearse(
     steps: int = 2,
     evaluate: bool = False,
     save: bool = False,
+    real: bool = False,
     others: Annotated[str | None, tyro.conf.arg(name="try")] = None,
     config_of: tuple[str, ...] = (),
     value: tuple[str, ...] = (),
@@ -72,6 +73,7 @@ def rehearse(
         steps: Updates. One more shows what the peak consists of.
         evaluate: Go on until the script has evaluated: at most four batches of a loader.
         save: Go on until the script has saved. Nothing is written.
+        real: On a machine with a GPU: with real values, and CUDA's own peak beside the count.
         others: Arms, such as zero2,zero3,fsdp2: what the same script would hold under each.
         config_of: NAME=FOLDER: the folder with the config.json of a model that is not here.
         value: NAME=NUMBER: the value of a variable of the script that it decides by, such as loss=2.3.
@@ -84,6 +86,8 @@ def rehearse(
     for name, number, most in (("--ranks", ranks, MOST_RANKS), ("--steps", steps, 1000), ("--timeout", timeout, 86400)):
         if not 1 <= number <= most:
             raise Stop(f"{name} must be 1 to {most} (got {number})", "give such a number")
+    if real and not num_gpus():
+        raise Stop("--real needs a GPU, and there is none here", "leave it out: a rehearsal without values needs none")
     if run_dir and run_dir.exists():
         raise Stop(f"--run-dir {run_dir} exists", "give a new folder")
     arms = [load_arm(name.strip()) for name in others.split(",")] if others else []
@@ -104,6 +108,7 @@ def rehearse(
         gpu=gpu_named(gpu) if gpu else None,
         evaluate=evaluate,
         save=save,
+        real=real,
     )
     during(f"running {script.name} as rank 0 of {ranks}")
     with tempfile.TemporaryDirectory() as temporary:
@@ -257,6 +262,8 @@ def show_answer(request: Request, answer: Answer, record: Record, rows: list[Tri
         fits = fits_on(GPUS[request.gpu], device.peak, device.driver)
         first += f", and nvidia-smi would show {device.driver / GIB:.1f} of {total_bytes / GIB:.0f} GiB: {FITS[fits]}"
     say_wrapped(f"{first}.")
+    if answer.cuda_peaks:
+        say_wrapped(f"CUDA's own peak, with real values, is {size(max(answer.cuda_peaks))}.")
     show_tried(fits, rows)
     step = show_seconds(request, answer, record, folder) if request.gpu else None
     largest = sorted(parts.items(), key=lambda part: -part[1])
@@ -271,6 +278,7 @@ def show_answer(request: Request, answer: Answer, record: Record, rows: list[Tri
         "peak_bytes": device.peak,
         "all_bytes": max(answer.peaks),
         "peaks": answer.peaks,
+        "cuda_peaks": answer.cuda_peaks,
         "parts": parts,
         "after_step": rank.after_step,
         "device": asdict(device),

@@ -37,7 +37,8 @@ class Count:
         self.request = request
         self.answer = Answer()
         self.record: Record | None = None
-        self.watch = MemoryWatch("cpu", self._roles, collect=False, counts=self._counts, log=self.answer.log)
+        device = "cuda" if request.real and torch.cuda.is_available() else "cpu"
+        self.watch = MemoryWatch(device, self._roles, collect=False, counts=self._counts, log=self.answer.log)
         self.moments = Moments(request, self.watch)
         self.engine: Any = None  # DeepSpeed's
         self.optimizer: Any = None
@@ -58,7 +59,7 @@ class Count:
         # Of real tensors, data sets are the host's, and batches take their bytes on a GPU once they are moved there.
         if self.moments.on_host:
             return False
-        if isinstance(tensor, FakeTensor):
+        if isinstance(tensor, FakeTensor) or self.request.real:
             return True
         return self.shapes.has_begun and id(tensor.untyped_storage()) not in self._on_host
 
@@ -91,6 +92,9 @@ class Count:
 
     def _leave_out_data(self) -> None:
         """Do not count what exists before the training and has values, but for the buffers of models."""
+        if self.request.real:
+            self.shapes.has_begun = True
+            return
         objects = gc.get_objects()
         modules = [each for each in objects if issubclass(type(each), nn.Module) and "_buffers" in vars(each)]
         buffers = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
@@ -125,6 +129,9 @@ class Count:
             return
         answer.updates += 1
         answer.peaks.append(self.watch.peak)
+        if self.watch.device_type == "cuda":
+            answer.cuda_peaks.append(torch.cuda.max_memory_allocated())
+            torch.cuda.reset_peak_memory_stats()
         calls, answer.calls = answer.calls, 0
         if answer.updates == 1:
             self._describe()

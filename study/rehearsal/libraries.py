@@ -97,14 +97,19 @@ class Libraries:
 
         def wrap_in_ddp(model, *args, device_ids=None, output_device=None, **kwargs) -> None:
             made = self.count.watch.made
+            if self.count.watch.device_type == "cuda":
+                kwargs |= {"device_ids": device_ids, "output_device": output_device}
             begin(model, *args, **kwargs)
             self.count.watch.reassign(made, "backward")  # its buckets, which real ranks make anew in their first pass
             model.register_comm_hook(None, all_reduce)  # its C++ code needs a result that the fake backend lacks
 
         parallel.DistributedDataParallel.__init__ = wrap_in_ddp
-        TORCH.Tensor.data_ptr = address
+        if not self.request.real:
+            TORCH.Tensor.data_ptr = address
         TORCH.save = self.nothing("torch.save")
-        if self.request.gpu:  # a GPU's default is an update of all tensors at once (torch/optim/optimizer.py)
+        if (
+            self.request.gpu and not self.request.real
+        ):  # a GPU's default is an update of all tensors at once (torch/optim/optimizer.py)
             for name, module in list(sys.modules.items()):
                 if name.startswith("torch.optim.") and hasattr(module, "_default_to_fused_or_foreach"):
                     vars(module)["_default_to_fused_or_foreach"] = lambda *_, **__: (False, True)
@@ -165,23 +170,28 @@ class Libraries:
             state.device = torch.device("cpu")
 
         module.PartialState._prepare_backend = backend
-        module.PartialState.set_device = set_device
+        if self.count.watch.device_type == "cpu":
+            module.PartialState.set_device = set_device
 
     def _checks_of_transformers(self, module) -> None:
-        module.is_torch_bf16_gpu_available = lambda: True
+        if not self.request.real:
+            module.is_torch_bf16_gpu_available = lambda: True
 
     def _transformers(self, module) -> None:
         def from_pretrained(cls, name, *args, config=None, **kwargs):
             return from_config(cls, name, config, kwargs, self.request.configs_of)
 
-        module.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
+        if not self.request.real:
+            module.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
         module.PreTrainedModel.save_pretrained = self.nothing("save_pretrained")
 
     def _peft(self, module) -> None:
         module.PeftModel.save_pretrained = self.nothing("save_pretrained")
 
     def _trl_kernels(self, module) -> None:
-        if self.request.gpu:  # there a Triton kernel works in place, where a CPU makes six copies of a tile
+        if (
+            self.request.gpu and not self.request.real
+        ):  # there a Triton kernel works in place, where a CPU makes six copies of a tile
             module._forward_tile = module._backward_tile = lambda *_, **__: None
 
     def _safetensors(self, module) -> None:
@@ -236,8 +246,9 @@ class Libraries:
             return result
 
         engine.step = step
-        get_accelerator().pin_memory = lambda tensor, *_, **__: tensor
-        TORCH.Tensor.record_stream = lambda *_, **__: None
+        if not self.request.real:
+            get_accelerator().pin_memory = lambda tensor, *_, **__: tensor
+            TORCH.Tensor.record_stream = lambda *_, **__: None
 
     def _deepspeed_comm(self, module) -> None:
         module.build_shm_op = lambda: None  # it would be compiled, for neighbours that do not exist
@@ -252,6 +263,9 @@ class Libraries:
             self.shapes.wrap_all(getattr(module, owner))
 
     def _cpu_adam(self, module) -> None:
+        if self.request.real:
+            return
+
         def nothing(*_, **__) -> None:
             pass
 

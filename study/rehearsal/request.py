@@ -24,6 +24,7 @@ class Request:
     gpu: str | None = None
     evaluate: bool = False  # go on after the updates until the script has evaluated
     save: bool = False  # and until it has saved
+    real: bool = False  # with real values, on this machine's GPU
     rank: int = 0
     most_collectives: int | None = None  # after which it ends
 
@@ -65,6 +66,7 @@ class Answer:
 
     updates: int = 0
     peaks: list[int] = field(default_factory=list)  # of each update
+    cuda_peaks: list[int] = field(default_factory=list)  # CUDA's own, with real values on a GPU
     loading_peak_bytes: int | None = None  # before the first pass
     batch: list[int] = field(default_factory=list)  # the shape of a pass's first input
     calls: int = 0  # of the model, in the last counted step

@@ -5,12 +5,15 @@ request into the folder.
 """
 
 import ast
+import contextlib
 import importlib
 import os
 import sys
 import traceback
 import types
 from pathlib import Path
+
+import torch
 
 from study.core.errors import Stop
 from study.measure.virtual_rank import become_virtual_rank
@@ -27,14 +30,17 @@ from study.rehearsal.values import NEEDS_VALUES, NoValue, OnOneDevice, Script, S
 def main(folder: Path) -> None:
     request = Request.read(folder / REQUEST)
     path = Path(request.script).resolve()
-    os.environ |= {"DS_ACCELERATOR": "cpu", "TORCHDYNAMO_DISABLE": "1"}
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    if not (request.real and torch.cuda.is_available()):
+        os.environ["DS_ACCELERATOR"] = "cpu"
     become_virtual_rank(request.ranks, request.rank)
     script = Script(path, request.values)
-    answer_as_a_gpu(request, script)
+    if not request.real:
+        answer_as_a_gpu(request, script)
     count = Count(request)
     values = Values(script, request.most_collectives)
     ranks.answer_alone(values.note)
-    shapes = Shapes(values, count.watch)
+    shapes = Shapes(values, count.watch, request.real)
     count.shapes = shapes
     shapes.weights()
     Libraries(request, shapes, count).patch()
@@ -44,7 +50,8 @@ def main(folder: Path) -> None:
     failure = None
     Files(folder).guard()
     try:
-        with values, count.watch, OnOneDevice(count.moments):
+        one_device = contextlib.nullcontext() if request.real else OnOneDevice(count.moments)
+        with values, count.watch, one_device:
             run_script(path, request.skips)
     except Enough:
         count.answer.is_cut = True

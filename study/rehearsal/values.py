@@ -128,7 +128,12 @@ class Values(TorchDispatchMode):
             ranks.fill_in(function, args)
         if isinstance(result, FakeTensor) and (changed := _changed(function, args, kwargs)) is not None:
             return changed
-        if self.shapes.has_begun and type(result) is torch.Tensor and result.nbytes > LARGE_BYTES:
+        if (
+            self.shapes.has_begun
+            and not self.shapes.real
+            and type(result) is torch.Tensor
+            and result.nbytes > LARGE_BYTES
+        ):
             with self.shapes.only():
                 return torch.empty_strided(result.shape, result.stride(), dtype=result.dtype)
         return result
@@ -191,7 +196,8 @@ def on_cpu(device):
 class Shapes:
     """The mode in which new tensors have no values, and where it is entered: once, however deep."""
 
-    def __init__(self, values: Values, watch: TorchDispatchMode):
+    def __init__(self, values: Values, watch: TorchDispatchMode, real: bool = False):
+        self.real = real  # nothing is without values
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.values = values
         self.watch = watch
@@ -201,7 +207,7 @@ class Shapes:
 
     @contextlib.contextmanager
     def only(self) -> Iterator[None]:
-        if self._inside:
+        if self._inside or self.real:
             yield
             return
         self._inside = True
@@ -227,6 +233,8 @@ class Shapes:
 
     def wrap(self, function: Callable) -> Callable:
         """Return a function in which new tensors have no values."""
+        if self.real:
+            return function
 
         def call(*args, **kwargs):
             with self.only():
@@ -252,6 +260,8 @@ class Shapes:
 
     def weights(self) -> None:
         """From now on no new parameter has values, whoever makes it: `nn.Parameter(torch.empty(...))`."""
+        if self.real:
+            return
         parameter: Any = torch.nn.Parameter
         original = parameter.__new__
 
