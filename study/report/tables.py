@@ -22,7 +22,6 @@ HEADINGS = {
     "micro_batch": "rows per pass",
     "accumulation": "passes",
     "against": "compared with",
-    "outcome": "verdict",
 }
 
 
