@@ -132,8 +132,9 @@ def claims(
         chosen = texts.named(claim)
     if undecided:
         are_open = [each for each in chosen if isinstance(each, Claim) and each.would_decide]
-        for each in are_open:
-            say_wrapped(f"{each.id} {each.answer}", f"    What would decide it: {each.would_decide}", indent="    ")
+        for open_claim in are_open:
+            how = f"    What would decide it: {open_claim.would_decide}"
+            say_wrapped(f"{open_claim.id} {open_claim.answer}", how, indent="    ")
         chosen = [*are_open]
     elif runs:
         _compare_claims(chosen, _load(runs), in_full=bool(claim))
