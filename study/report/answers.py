@@ -6,6 +6,7 @@ reader has no such runs, those that the repository keeps are shown, and marked.
 """
 
 import functools
+from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from study.core.arms import ROOT
+from study.core.files import from_toml
 from study.core.text import nats
 from study.predict.front import PlaceFlags, Question, TrainingFlags, named
 from study.predict.front import advise as advised
@@ -29,6 +31,7 @@ PREDICTED, PUBLISHED = "predicted", "published by others"
 SMOKE, AT_SCALE = "study sweep smoke --runs runs/smoke", "study sweep at_scale --runs runs/at_scale"
 SECONDS = style.Stack("seconds", {}, "{:.2g} s".format, "seconds of an optimizer step")
 MODEL, ADVISED = "llama3-8b", "mistral-7b"  # the last one of the advice
+QUESTIONS = Path(__file__).with_name("answers.toml")
 TIMES = ROOT / "reports" / "times.csv"  # tools/times.py writes it
 
 
@@ -40,6 +43,11 @@ class Answer(NamedTuple):
     table: pd.DataFrame = pd.DataFrame()
     rows: pd.DataFrame = pd.DataFrame()  # that the figure draws
     figure: Figure | None = None
+
+
+def questions() -> list[dict[str, str]]:
+    """Return what the first page and README say first: a question, its answer, one number and how that is known."""
+    return from_toml(QUESTIONS.read_text())["answer"]
 
 
 def answers(runs: Runs) -> list[Answer]:
