@@ -7,6 +7,7 @@ python tools/headline.py                                   # all of them, and th
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -40,16 +41,17 @@ def picture_of_stages(runs: Runs, ink: str = "#1d1d1f", page: str = "none") -> F
     """What a GPU holds with DDP and with each stage. It is read on a phone too: names stand above their bars."""
     held = memory.table(Runs(tuple(answers.of_scale(runs)))).query("source == 'measured'")
     held["part"] = held["part"].where(held["part"].isin(SHOWN), "other")
-    sizes_gb = held.groupby(["arm", "part"])["bytes"].sum().unstack(fill_value=0) / 1e9
+    sizes: dict = held.groupby(["arm", "part"])["bytes"].sum().div(1e9).to_dict()
     drawing = Figure(figsize=(style.WIDTH, 3.7), layout="constrained", facecolor=page)
     ax = drawing.subplots()
     ax.set_axis_off()
     for place, (arm, name) in enumerate(STAGES.items()):
-        end_gb = 0.0
         ax.text(0, place - 0.34, name, color=ink, fontsize=10.5)
+        end_gb = 0
         for part, label in SHOWN.items():
-            ax.barh(place, sizes_gb.loc[arm, part], 0.5, end_gb, color=style.PARTS[part], label=label, **style.EDGE)
-            end_gb += sizes_gb.loc[arm, part]
+            size_gb = sizes.get((arm, part), 0)
+            ax.barh(place, size_gb, 0.5, end_gb, color=style.PARTS[part], label=label, **style.EDGE)
+            end_gb += size_gb
         ax.text(end_gb + 2, place, f"{end_gb:.0f} GB", color=ink, fontsize=13, fontweight="bold", va="center")
     ax.set(xlim=(0, 190), ylim=(len(STAGES) - 0.5, -0.8))
     keys, names = ax.get_legend_handles_labels()
@@ -111,7 +113,9 @@ def picture_of_gpu(runs: Runs) -> Figure:
 
 
 DARK = functools.partial(picture_of_stages, ink="#e6edf3")
-PICTURES = {  # by path: the machine whose runs it shows, how it is drawn, and what a screen reader says
+Draw = Callable[[Runs], Figure]
+# By path: the machine whose runs it shows, how it is drawn, and what a screen reader says.
+PICTURES: dict[str, tuple[str, Draw, str]] = {
     "cpu-2core/headline.svg": ("cpu-2core", picture, CAPTION),
     "h200/headline.svg": ("h200", picture_of_gpu, GPU_CAPTION),
     "answers/memory.svg": ("cpu-2core", picture_of_stages, STAGES_TITLE),
