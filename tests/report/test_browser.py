@@ -15,7 +15,7 @@ from study.core.gpus import GPUS
 from study.known.faults import table
 from study.ledger import texts
 from study.predict.front import fits_on
-from study.report import calculator, stacks
+from study.report import answers, calculator, stacks
 from study.report import site as report
 from tests.cli.test_cli import in_this_process
 from tests.report.test_lookups import looked_up
@@ -25,6 +25,7 @@ DRIVER = shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason="apt-get install chromium chromium-driver")
 AUDIT = (Path(__file__).parent / "audit.js").read_text()
 BACKGROUND = {"light": "rgb(251, 251, 250)", "dark": "rgb(22, 23, 26)"}
+ANSWERS = [f"answer-{each['name']}" for each in answers.questions()]
 PAGES = ("index", "gpu", "calculator", "stack", "claims", "by_hand", *report.NOTEBOOKS)
 
 
@@ -62,12 +63,12 @@ def show(driver, site):
     return opened
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, *ANSWERS])
 def test_a_page_is_whole_and_readable(page, show):
     """At each width in light and in dark. It is loaded once: its script draws nothing for a width or a colour."""
     opened = show(page)
     assert opened.title
-    assert opened.find_elements("css selector", "nav [aria-current]"), "a reader sees where he is"
+    assert page in ANSWERS or opened.find_elements("css selector", "nav [aria-current]"), "a reader sees where he is"
     opened.execute_script("for (const fold of document.querySelectorAll('details')) fold.open = true")
     for width, (colours, background) in itertools.product((390, 1024, 1440), BACKGROUND.items()):
         look(opened, width, colours)
