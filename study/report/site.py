@@ -164,10 +164,8 @@ def write_answers(site: Path) -> None:
     for each in answers.questions():
         text = (ANSWERS / f"{each['name']}.md").read_text()
         text = re.sub(r"<picture>.*</picture>", "![](memory.svg)", text)  # here style.css darkens it
-        for image in re.findall(r"\]\(([^)]+\.svg)\)", text):
-            name = image.removeprefix("../").replace("/", "-")
-            shutil.copyfile(ANSWERS / image, site / name)
-            text = text.replace(f"({image})", f"({name})")
+        for image in re.findall(r"\]\((\w+\.svg)\)", text):
+            shutil.copyfile(ANSWERS / image, site / image)
         text = re.sub(r"\]\((\w+)\.md\)", r"](answer-\1.html)", text)
         text = re.sub(r"\[([^]]+)\]\(\.\./[^)]+\)", r"\1", text)
         book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)])
