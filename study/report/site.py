@@ -99,8 +99,6 @@ def build(folders: list[Path], out: Path, address: str = "") -> list[str]:
             "index",
             questions=answers.questions(),
             answers=answered,
-            advice=answers.advice()[0],
-            advised=answers.ADVISED,
             failed=failed,
             run_count=len(runs),
             ended=[run.record for run in runs if run.record.error],

@@ -162,7 +162,6 @@ def test_the_sizes_and_the_advice():
     assert number_of("memory") == f"{stages[2]} GB instead of {ddp}"
     assert round(held["ddp"] / held["zero3"]) == 7, "the title says a seventh"
     assert {(run.record.requested.sequence, run.record.requested.accumulation) for run in at_scale} == {(2048, 1)}
-    assert all(line in page_of("fit") for line in answers.advice())
 
 
 def test_the_releases():
