@@ -51,6 +51,7 @@ BEFORE = {  # the notebooks, in navigation
     "claims": "All claims",
     "sentences": "Sentences by id",
 }
+ANSWERS = ROOT / "reports" / "answers"
 PREVIEW = ROOT / "reports" / "h200" / "preview.png"  # that a link to the pages shows
 ADDED = {"injected-parameters", "papermill-error-cell-tag"}  # cells of papermill
 AT_ONCE = 2  # notebooks: a kernel is one process
@@ -82,6 +83,7 @@ def build(folders: list[Path], out: Path, address: str = "") -> list[str]:
         answered = _answered(site, "index", answers.answers(runs))
         write(site, "calculator", **calculator.values())
         write_by_hand(site)
+        write_answers(site)
         write(site, "gpu", answers=_answered(site, "gpu", answers.of_gpu()))
         shutil.copyfile(PREVIEW, site / PREVIEW.name)
         ended = dict(zip(NOTEBOOKS, problems, strict=True))
@@ -98,13 +100,12 @@ def build(folders: list[Path], out: Path, address: str = "") -> list[str]:
         write(
             site,
             "index",
+            questions=answers.questions(),
             answers=answered,
-            advice=answers.advice()[0],
-            advised=answers.ADVISED,
             failed=failed,
             run_count=len(runs),
             ended=[run.record for run in runs if run.record.error],
-            central=as_html(central[["id", "question", "verdict", "certainty"]]),
+            central=as_html(central[["id", "verdict", "answer", "ours", "theirs"]]),
             headline=counted,
             problems=redact(set_aside),
             built_utc=store.now_utc(),
@@ -157,6 +158,20 @@ def write_by_hand(site: Path) -> None:
     book = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_markdown_cell, cells)))
     write(site, "by_hand", "notebook", body=as_page(book), title="ZeRO by hand", source="examples/zero_by_hand")
     shutil.copyfile(BY_HAND_FOLDER / "held.svg", site / "held.svg")
+
+
+def write_answers(site: Path) -> None:
+    """Write the page of each answer, from the text on GitHub. Links to other files of the checkout become text."""
+    for each in answers.questions():
+        text = (ANSWERS / f"{each['name']}.md").read_text()
+        text = re.sub(r"<picture>.*</picture>", "![](memory.svg)", text)  # here style.css darkens it
+        for image in re.findall(r"\]\((\w+\.svg)\)", text):
+            shutil.copyfile(ANSWERS / image, site / image)
+        text = re.sub(r"\]\((\w+)\.md\)", r"](answer-\1.html)", text)
+        text = re.sub(r"\[([^]]+)\]\(\.\./[^)]+\)", r"\1", text)
+        book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)])
+        source = f"reports/answers/{each['name']}.md"
+        write(site, f"answer-{each['name']}", "notebook", body=as_page(book), title=each["question"], source=source)
 
 
 def write_notebook(site: Path, path: Path, problem: str) -> None:
