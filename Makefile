@@ -100,7 +100,7 @@ scoreboard: setup  ## who predicts memory best: DeepSpeed's estimators, Accelera
 	study sweep scoreboard --runs runs/scoreboard && $(BIN)/python benchmarks/scoreboard.py runs/scoreboard
 
 gpu: setup $(VENV)/.ready-to-test  ## pack what a GPU machine without a network lacks: make gpu PACK="--data imdb/ wikitext-2/ --model bert-large-uncased/ gpt2/"
-	$(BIN)/python windows/gpu_windows.py pack $(PACK)
+	$(BIN)/python windows/pack.py $(PACK)
 
 peaks: setup  ## what this machine reaches: matrix products, copies, disk
 	$(BIN)/python benchmarks/peaks.py --json runs/peaks.json
