@@ -19,7 +19,7 @@ import tyro
 
 from study.cli.commands import COMMANDS
 from study.cli.experiments import EXIT_CODES, Progress
-from study.core import doctor, operators
+from study.core import doctor, files, operators
 from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.gpus import GPUS, Gpu, gpu_named, gpus_here
@@ -180,7 +180,7 @@ class Hour:
             return say(f"{name} took longer than {most_s} s, and is left")
         if done.returncode:
             return say(f"{name} failed: {done.stderr.strip()[-300:]}")
-        kept.write_text(done.stdout.strip().rpartition("\n")[2] + "\n")
+        files.write_below(self.runs, kept.name, done.stdout.strip().rpartition("\n")[2].encode())
 
     def calibrate(self) -> None:
         """Let the machine predict itself: its file travels with the records."""
@@ -230,7 +230,7 @@ class Hour:
             rows = planning.registered(cells, gpu, self.gpus, of)
             text = io.StringIO()
             csv.writer(text, lineterminator="\n").writerows([planning.COLUMNS, *rows])
-            path.write_text(text.getvalue())
+            files.write_below(self.runs, path.name, text.getvalue().encode())
 
     # --- cells
 

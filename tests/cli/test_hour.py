@@ -49,7 +49,7 @@ sequence = 64
 steps = 6
 eval_rows = 8
 [part.tiny]
-memory_cap_gib = [0.01, 1.0]
+memory_cap_gib = [0.03, 1.0]
 """
 CUDA_ALONE = ("zero3_qgz", "zero3_qwz")
 
@@ -74,7 +74,7 @@ def cells_run(monkeypatch, forked_cells) -> list[str]:
 
     def launched(cell, folder, *others):
         ran.append(cell.arm)
-        if cell.settings.get("memory_cap_gib") == 0.01:
+        if cell.settings.get("memory_cap_gib") == 0.03:
             folder.mkdir()
             record = cell.new_record(folder).model_copy(update={"software": machine.versions()})
             return outcomes.write_end(folder, record, Stop("no memory", "give more", "oom", "rank 0"))

@@ -97,7 +97,7 @@ def test_rows_stand_beside_both_predictions_and_the_page_names_the_contributor(t
     own = tmp_path / "own"
     shutil.copytree(folder / "runs", own)
     page = site.write_contributed(tmp_path / "page", [own]).read_text()
-    assert "1 contribution is here so far." in page
+    assert "Contributions so far: 1." in page
     assert page.index("Your hour") < page.index('id="everybody"') < page.index("Somebody, a group")
     assert "<td>you</td>" in page
 
