@@ -238,6 +238,7 @@ class Hour:
         """Run cells one after the other, and write the archive after each."""
         progress = Keeping(len(turns), self if lane == (1, 1) else None)
         self.outcomes += sweeping.sweep(turns, self.runs, TIMEOUT_S, self.nvme_dir, progress, minutes, lane)
+        progress.say_done_before()
 
     def side_by_side(self, turns: list[Cell], minutes: float, words: list[str]) -> None:
         """Run cells for one GPU at once, a process for each card. Each has the same turns, and takes its part.
