@@ -4,7 +4,7 @@
 # ///
 """Claimed: stage 3 reduces each gradient as soon as it is there (DeepSpeed's ZeRO page).
 
-What happens (deepspeed 0.18.5 and 0.18.6, not in 0.18.4 and 0.19.8; issue 7885): the hook of each gradient counts all
+What happens (deepspeed 0.18.5 and 0.18.6, not in 0.18.4, 0.18.7 and 0.19.8; issue 7885): the hook of each gradient counts all
 parameters again, so a backward pass looks at the square of their number. "found": how often the parameters are counted
 in a backward pass with 64 of them.
 """
@@ -20,8 +20,8 @@ import torch
 from deepspeed.runtime.zero import stage3
 
 calls = []
-if count := getattr(stage3, "count_used_parameters_in_backward", None):  # 0.18.4 has no such function
-    stage3.count_used_parameters_in_backward = lambda parameters: calls.append(len(parameters)) or count(parameters)
+count = stage3.count_used_parameters_in_backward
+stage3.count_used_parameters_in_backward = lambda parameters: calls.append(len(parameters)) or count(parameters)
 
 model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(32)])
 config = {"train_batch_size": 1, "zero_allow_untested_optimizer": True, "zero_optimization": {"stage": 3}}
