@@ -4,9 +4,9 @@
 # ///
 """Claimed: stage 3 reduces each gradient as soon as it is there (DeepSpeed's ZeRO page).
 
-What happens (deepspeed 0.18.5 and 0.18.6, not in 0.18.4, 0.18.7 and 0.19.8; issue 7885): the hook of each gradient counts all
-parameters again, so a backward pass looks at the square of their number. "found": how often the parameters are counted
-in a backward pass with 64 of them.
+What happens (deepspeed 0.18.5 and 0.18.6, not in 0.18.4, 0.18.7 and 0.19.8; issue 7885): the hook of each gradient
+counts all parameters again, so a backward pass looks at the square of their number. "found": how often the parameters
+are counted in a backward pass with 64 of them.
 """
 
 import json
