@@ -45,7 +45,16 @@ def sweep(protocol: Path, runs: Path) -> subprocess.Popen:
 
 
 def steps_in(runs: Path) -> int:
-    return sum(path.read_bytes().count(b'"loss"') for path in runs.rglob("steps.jsonl"))
+    """The steps that each try of a training has made itself. The first lines of one that continues are copies."""
+    made = 0
+    for folder in runs.glob("*/"):
+        resumes = (
+            store.load(folder).checkpoints.get("resumes", [{"step": 0}]) if (folder / "record.json").exists() else []
+        )
+        steps = [line["step"] for line in store.read_steps(folder) if "loss" in line]
+        if resumes and steps:
+            made += max(0, steps[-1] - resumes[0]["step"])
+    return made
 
 
 def take_away(sweeping: subprocess.Popen, runs: Path) -> None:
