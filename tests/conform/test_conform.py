@@ -208,7 +208,7 @@ def test_what_the_suite_sees_is_what_its_properties_can_see():
     caught = bugs[bugs["caught"]]
     assert {*caught["property"]} <= {*PROPERTIES}
     assert {*bugs["adapter"]} <= {*ADAPTERS, ""}  # none: no adapter has the settings that it needs
-    told = f"of {len(bugs)} bugs that a release mended its properties see {len(caught)}, and our adapters"
+    told = f"of {len(bugs)} bugs that a release fixed its properties see {len(caught)}, and our adapters"
     guide = " ".join((ROOT / "GUIDE.md").read_text().split())
     assert f"{told} {(caught['adapter'] != '').sum()} of these" in guide
 
