@@ -129,6 +129,14 @@ def test_a_loss_that_is_no_longer_finite_is_named_before_steps_are_judged():
     assert "After step 9 " in finding.sentence
 
 
+def test_steps_of_an_older_watch_are_read_without_what_they_lack(tmp_path):
+    lines = [",".join(trends.TIMED), "1,1,2,8,2.5,1e9,0,0,0.01,0.02,0,0.001", "2,1,2,8,2.4,1e9,0,0,0.01,0.0"]
+    (tmp_path / "steps-rank0.csv").write_text("\n".join(lines))
+    (step,) = trends.load(tmp_path)[0]
+    assert (step["passes"], step["forward"]) == (2, 0.01)
+    assert np.isnan([step["training"], *step["rates"]]).all()
+
+
 @pytest.mark.parametrize("odd", [{"loss": np.nan}, {"memory_bytes": np.inf}, {"forward": 0, "backward": 0}])
 def test_numbers_that_no_step_has_are_no_finding_and_no_warning(odd):
     assert trends.findings({0: table(**odd)}) == []
