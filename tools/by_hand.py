@@ -33,8 +33,8 @@ def table() -> pd.DataFrame:
 
 @style.figure
 def picture(rows: pd.DataFrame) -> Figure:
-    drawing = Figure(figsize=(2 * style.WIDTH, 2.9), layout="constrained")
-    left, right = drawing.subplots(1, 2, width_ratios=(1.3, 1))
+    drawing = Figure(figsize=(4.6, 5.6), layout="constrained")  # a phone shows it at its own size
+    left, right = drawing.subplots(2, 1)
     begin = rows["weights"] * 0
     for part in HELD:
         left.barh(range(len(rows)), rows[part], left=begin, label=part, color=style.PARTS[part], **style.EDGE)
