@@ -43,6 +43,7 @@ def picture(rows: pd.DataFrame) -> Figure:
     style.name_bars(left, rows.index)
     left.set_title("Held by rank 0 of 2, after the backward pass")
     left.set_xlabel("MB; 4 P is 1.05")
+    left.set_xlim(right=5.9)
     left.legend(loc="lower right", fontsize=8)
     for place, (label, colour) in enumerate(SENT.items()):
         right.barh(
