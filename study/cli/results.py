@@ -74,7 +74,7 @@ def compare(folders: tyro.conf.Positional[tuple[Path, ...]], /, *, arms: bool = 
     comparison = comparing.compare(loaded)
     say_wrapped(comparing.answer(comparison), "")
     show(comparison.rows)
-    say("", *comparing.notes(comparison))
+    say_wrapped("", *comparing.notes(comparison), indent="  ")
     return dataclasses.asdict(comparison)
 
 

@@ -21,16 +21,17 @@ import papermill
 from nbconvert import HTMLExporter
 from papermill.exceptions import PapermillExecutionError
 
+from study.configs.sentences import sentences
 from study.core import files
 from study.core.arms import ROOT
 from study.core.errors import Stop
-from study.core.text import say
+from study.core.text import number_of, say
 from study.known import faults
 from study.ledger import texts
 from study.records import runs as records
 from study.records import store
 from study.records.keeping import redact
-from study.report import answers, calculator, stacks, style
+from study.report import answers, calculator, contributed, stacks, style
 from study.report.answers import Answer
 from study.report.tables import as_html, write_csv
 
@@ -45,9 +46,11 @@ BY_HAND_FOLDER = ROOT / "examples" / "zero_by_hand"
 BEFORE = {  # the notebooks, in navigation
     "index": "Answers",
     "gpu": "On a GPU",
+    "contributed": "Others' hours",
     "stack": "Is my stack right?",
     "calculator": "Calculator",
     "claims": "All claims",
+    "sentences": "Sentences by id",
 }
 ANSWERS = ROOT / "reports" / "answers"
 PREVIEW = ROOT / "reports" / "h200" / "preview.png"  # that a link to the pages shows
@@ -74,6 +77,7 @@ def build(folders: list[Path], out: Path, address: str = "") -> list[str]:
         problems = pool.map(lambda name: execute(name, Path(executed), parameters), NOTEBOOKS)
         counted = texts.in_words(texts.claims())
         write(site, "claims", texts=texts.texts(), faults=texts.faults(), verdicts=texts.VERDICTS, count=counted)
+        write(site, "sentences", sentences=sentences())
         (site / "faults.json").write_text(faults.table().model_dump_json(indent=1))
         write(site, "stack", **stacks.values())
         write(site, "faults", "stack", **stacks.values(), alone=True)
@@ -81,6 +85,7 @@ def build(folders: list[Path], out: Path, address: str = "") -> list[str]:
         write(site, "calculator", **calculator.values())
         write_by_hand(site)
         write_answers(site)
+        write(site, "contributed", **contributions([]))
         write(site, "gpu", answers=_answered(site, "gpu", answers.of_gpu()))
         shutil.copyfile(PREVIEW, site / PREVIEW.name)
         ended = dict(zip(NOTEBOOKS, problems, strict=True))
@@ -111,6 +116,24 @@ def build(folders: list[Path], out: Path, address: str = "") -> list[str]:
             shutil.copyfile(TEMPLATES / name, site / name)
     say(str(out / "index.html"))
     return failed
+
+
+def contributions(own: list[Path]) -> dict[str, Any]:
+    """Return what fills in the page of contributions: the rows of own folders, then everybody's."""
+    everybody = contributed.all_folders()
+    titled = [("yours", "Your hour", own), ("everybody", "Everybody's", everybody)]
+    tables = [
+        ({"id": name, "text": title}, as_html(contributed.table(folders))) for name, title, folders in titled if folders
+    ]
+    count = number_of(len(everybody), "contributions") if everybody else "Nobody's hour"
+    return {"tables": tables, "lead": f"{count} {'are' if len(everybody) > 1 else 'is'} here so far."}
+
+
+def write_contributed(out: Path, own: list[Path]) -> Path:
+    """Write the page of contributions alone, with these folders' rows first. Return its path."""
+    out.mkdir(parents=True, exist_ok=True)
+    write(out, "contributed", **contributions(own), alone=True)
+    return out / "contributed.html"
 
 
 def _answered(site: Path, page: str, found: list[Answer]) -> dict[str, dict]:

@@ -18,7 +18,7 @@ from study.cli import commands, predictions, results
 from study.cli.commands import COMMANDS
 from study.core import arms
 from study.core.arms import NAMES
-from study.core.doctor import Finding
+from study.core.doctor import Examined
 from study.core.text import during, show
 from study.predict.architecture import named
 from study.predict.prediction import estimate
@@ -199,7 +199,7 @@ def test_a_number_of_parameters_is_a_model_of_nearly_that_size(params, twin, mon
 
 
 def test_what_a_machine_lacks_is_said_with_an_exit_code(monkeypatch, capsys):
-    lacking = [Finding("python", "3.11"), Finding("ninja", "none", "pip install ninja")]
+    lacking = [Examined("python", "3.11"), Examined("ninja", "none", "pip install ninja")]
     for findings, code, first in ((lacking, 1, "lacks: ninja."), (lacking[:1], None, "has everything")):
         monkeypatch.setattr("study.core.doctor.examine", lambda folder, found=findings: found)
         assert in_this_process(monkeypatch, "doctor") == code

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason="apt-get instal
 AUDIT = (Path(__file__).parent / "audit.js").read_text()
 BACKGROUND = {"light": "rgb(251, 251, 250)", "dark": "rgb(22, 23, 26)"}
 ANSWERS = [f"answer-{each['name']}" for each in answers.questions()]
-PAGES = ("index", "gpu", "calculator", "stack", "claims", "by_hand", *report.NOTEBOOKS)
+PAGES = ("index", "gpu", "calculator", "stack", "claims", "sentences", "by_hand", *report.NOTEBOOKS)
 
 
 @pytest.fixture(scope="module")

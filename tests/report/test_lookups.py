@@ -6,7 +6,7 @@ import random
 from packaging.version import Version
 
 from study.cli import predictions
-from study.cli.diagnosis import in_words
+from study.cli.stack import in_words
 from study.core.arms import NAMES
 from study.known.faults import Release, table
 from study.known.which_apply import Stack, which_apply

@@ -15,13 +15,16 @@ import nbformat
 import pandas as pd
 import pytest
 
+from study.configs.sentences import sentences
 from study.core.errors import Stop
+from study.known.faults import table as table_of_faults
 from study.ledger import texts as ledger
 from study.records.keeping import redact
 from study.records.schema import Record
 from study.report import answers
 from study.report import site as report
 from study.report.notebook import Book
+from study.report.stacks import PACKAGES
 from study.report.tables import as_html, cell, heading, no_formula
 from tests.conftest import table
 from tests.shaped import failed, finished, put
@@ -44,6 +47,7 @@ def test_every_link_leads_somewhere(site):
         "stack",
         "faults",
         "claims",
+        "sentences",
         "by_hand",
         *(f"answer-{each['name']}" for each in answers.questions()),
         *report.NOTEBOOKS,
@@ -93,6 +97,17 @@ def test_every_claim_has_a_place_with_its_quote_and_its_verdict(site):
         assert text.count(f'<li id="{each.id}"') == 1
         assert each.found in text
     assert all(claim.quote in text for claim in ledger.claims())
+
+
+def test_every_sentence_has_its_id_as_a_place(site):
+    pages = {name: (site / f"{name}.html").read_text() for name in ("stack", "sentences", "claims")}
+    of_training = {
+        fault.id for fault in table_of_faults().fault if fault.when is not None and fault.package in PACKAGES
+    }
+    for each in sentences():
+        is_fault = each.kind.startswith("fault")
+        if not is_fault or each.id in of_training:
+            assert pages["stack" if is_fault else "sentences"].count(f'<li id="{each.id}"') == 1, each.id
 
 
 def test_nothing_is_loaded_from_a_network_and_no_page_names_a_folder_of_this_machine(site, real_runs):

@@ -1,6 +1,6 @@
 """Draws what each file of ZeRO by hand holds and sends, from the table in its README, which a test holds to the files.
 
-python tools/by_hand.py examples/zero_by_hand/held.svg
+python examples/zero_by_hand/held.py examples/zero_by_hand/held.svg
 """
 
 import re
