@@ -140,7 +140,7 @@ def _by_precision(advice: Advice, choice: Row) -> str:
 
 
 def use(row: Row, question: Question) -> str:
-    """`zero2, 3 sequences of 2,048 tokens per micro-batch, 6 micro-batches; 55 of 80 GiB (nvidia-smi shows 61); 7 s`."""
+    """`zero2, 3 sequences of 2,048 tokens per micro-batch, 6 of them; 55 of 80 GiB (nvidia-smi shows 61); 7 s`."""
     name, memory = row.arm, of_card(row.peak_bytes, question.gpu)
     if row.checkpointing:
         name += " with activation checkpointing"
