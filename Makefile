@@ -79,6 +79,7 @@ style: $(VENV)/.ready-to-test  ## the form of the code, and its layers
 	ruff check && ruff format --check && lint-imports && mypy && python .ci/size.py && python .ci/disguises.py
 	check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 	check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	check-jsonschema --builtin-schema vendor.github-actions action.yml
 	check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*[!g].yml
 
 size:  ## tokens of code by room, and the change since the last tag

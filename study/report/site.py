@@ -4,11 +4,13 @@ Papermill executes the notebooks and nbconvert turns them into HTML. Templates, 
 `templates/`. Nothing is loaded from a network.
 """
 
+import json
 import os
 import re
 import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from study.core import files
 from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.text import number_of, say
-from study.known import faults
+from study.known import faults, osv
 from study.ledger import texts
 from study.records import runs as records
 from study.records import store
@@ -79,6 +81,7 @@ def build(folders: list[Path], out: Path, address: str = "") -> list[str]:
         write(site, "claims", texts=texts.texts(), faults=texts.faults(), verdicts=texts.VERDICTS, count=counted)
         write(site, "sentences", sentences=sentences())
         (site / "faults.json").write_text(faults.table().model_dump_json(indent=1))
+        (site / "osv.json").write_text(json.dumps(osv.records(datetime.now(UTC)), indent=1))
         write(site, "stack", **stacks.values())
         write(site, "faults", "stack", **stacks.values(), alone=True)
         answered = _answered(site, "index", answers.answers(runs))
