@@ -262,6 +262,7 @@ def show_answer(request: Request, answer: Answer, record: Record, rows: list[Tri
         fits = fits_on(GPUS[request.gpu], device.peak, device.driver)
         first += f", and nvidia-smi would show {device.driver / GIB:.1f} of {total_bytes / GIB:.0f} GiB: {FITS[fits]}"
     say_wrapped(f"{first}.")
+    findings = show_mistakes(folder)
     if answer.cuda_peaks:
         say_wrapped(f"CUDA's own peak, with real values, is {size(max(answer.cuda_peaks))}.")
     show_tried(fits, rows)
@@ -283,6 +284,7 @@ def show_answer(request: Request, answer: Answer, record: Record, rows: list[Tri
         "after_step": rank.after_step,
         "device": asdict(device),
         "fits": fits,
+        "findings": findings,
         "step": asdict(step) if step else None,
         "moments": [asdict(each) for each in answer.moments],
         "loading_peak_bytes": answer.loading_peak_bytes,
@@ -301,6 +303,15 @@ def show_seconds(request: Request, answer: Answer, record: Record, folder: Path)
     interval = f"{step.low_s:.2g} to {step.high_s:.2g}"
     say_wrapped(f"A step is predicted to take {step.seconds:.2g} s ({interval}).")
     return step
+
+
+def show_mistakes(folder: Path) -> list[str]:
+    """Show the mistakes that the prepared objects and the steps tell of. Return their ids."""
+    costs = ("lost_s", "memory_bytes", "traffic_bytes")
+    found = [each for each in about(folder).findings if all(getattr(each, cost) is None for cost in costs)]
+    for finding in found:
+        say_wrapped(f"{finding.sentence} What to do: {finding.remedy}", indent="  ", first="- ")
+    return [finding.id for finding in found if finding.id]
 
 
 def of_all(parts: dict[str, int]) -> int:
@@ -324,7 +335,7 @@ def show_moments(request: Request, answer: Answer, device: OnGpu) -> None:
 
 
 def show_known(folder: Path) -> list[str]:
-    """Show the known faults that apply to what was prepared, and mistakes in it. Nothing is asked. Return their ids."""
+    """Show the known faults that apply to what was prepared. Nothing is asked. Return their ids."""
     with contextlib.redirect_stdout(io.StringIO()):
         known = diagnosis.stack((), flags=Flags(), config=folder / store.RECORD)["faults"]
     applying = [fault for fault in known if fault["answer"] == "applies"]
@@ -335,10 +346,6 @@ def show_known(folder: Path) -> list[str]:
         say_wrapped(f"{count} (seen, not asked):")
     for fault in applying[:3]:
         say_wrapped(f"{fault['sentence']}. What to do: {fault['do']}", indent="  ", first="- ")
-    costs = ("lost_s", "memory_bytes", "traffic_bytes")
-    for finding in about(folder).findings:
-        if all(getattr(finding, cost) is None for cost in costs):
-            say_wrapped(f"{finding.sentence} What to do: {finding.remedy}", indent="  ", first="- ")
     return [fault["id"] for fault in applying]
 
 
@@ -350,6 +357,8 @@ def decided(record: Record, answer: Answer, request: Request) -> list[str]:
         how = f"ZeRO stage {seen.stage}"
     elif seen.fsdp:
         how = "FSDP2"
+    elif "FullySharded" in how:
+        how = "FSDP1"
     words = [how]
     offloaded = {"optimizer": seen.offload_optimizer, "weights": seen.offload_param}
     words += [f"{what} offloaded to {home}" for what, home in offloaded.items() if home not in (None, "none")]
@@ -359,7 +368,7 @@ def decided(record: Record, answer: Answer, request: Request) -> list[str]:
         words.append(f"autocast {seen.autocast}")
     fused = ", fused" if (seen.optimizer_settings or {}).get("fused") else ""
     words.append(f"{seen.optimizer}{fused}")
-    if seen.trained_parameters != seen.parameters:
+    if seen.parameters and seen.trained_parameters != seen.parameters:
         words.append(f"{seen.trained_parameters:,} of {seen.parameters:,} parameters train")
     if seen.checkpointing:
         words.append("activations are recomputed")

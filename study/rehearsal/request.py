@@ -68,6 +68,7 @@ class Answer:
     peaks: list[int] = field(default_factory=list)  # of each update
     cuda_peaks: list[int] = field(default_factory=list)  # CUDA's own, with real values on a GPU
     loading_peak_bytes: int | None = None  # before the first pass
+    batches: int = 0  # that loaders gave
     batch: list[int] = field(default_factory=list)  # the shape of a pass's first input
     calls: int = 0  # of the model, in the last counted step
     has_other_models: bool = False  # that are called in a step, too

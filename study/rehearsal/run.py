@@ -62,7 +62,8 @@ def main(folder: Path) -> None:
     answer.failure = failure
     answer.collectives = values.collectives
     if failure is None and not answer.updates:
-        answer.failure = Failure("script", "the script ended without an update of an optimizer")
+        why = "" if answer.batches else ": no loader gave a batch, as its data set has too few rows or none"
+        answer.failure = Failure("script", f"the script ended without an update of an optimizer{why}")
     answer.write(folder / ANSWER)
     sys.stdout.flush()
     os._exit(0)  # threads of libraries may wait for ranks that do not exist

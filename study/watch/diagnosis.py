@@ -173,6 +173,40 @@ def optimizer(facts: Facts) -> Results:
         yield "matrices_in_pieces", {}
 
 
+def tensors(facts: Facts) -> Results:
+    """Name tensors that should train, and do not."""
+    watched = facts.watched
+    if watched.not_optimized_tensors and watched.optimized_tensors:
+        yield "tensors_not_optimized", {}
+    if watched.without_gradient_tensors:
+        yield "tensors_without_gradient", {"names": ", ".join(watched.without_gradient)}
+    if watched.head_is_untied:
+        yield "head_untied", {}
+
+
+def schedule(facts: Facts) -> Results:
+    """Name a schedule that ends before the training does."""
+    steps = required(facts.watched.schedule_steps)
+    if steps == 1:
+        return
+    if steps != facts.ranks:
+        yield "schedule_too_fast", {}
+        return
+    # Accelerate's scheduler takes a step for each rank (scheduler.py:70): right for a length that counts the batches of
+    # all ranks, as a loader has them before it is prepared, and wrong for one that counts this rank's.
+    length = required(facts.watched.schedule_length)
+    epoch = max(1, required(facts.watched.passes_in_epoch) // (facts.seen.accumulation or 1))
+    if length < epoch * steps or (length % epoch == 0 and length % (epoch * steps)):
+        yield "schedule_ends_early", {"ends": length // steps, "epoch": epoch}
+
+
+def data(facts: Facts) -> Results:
+    """Name a data set that has not the rows of a step."""
+    needed = required(facts.watched.rows_per_pass) * (facts.seen.accumulation or 1) * facts.ranks
+    if required(facts.watched.data_rows) < needed:
+        yield "fewer_rows_than_a_step", {"needed": needed}
+
+
 def clipping(facts: Facts) -> Results:
     """DeepSpeed clips at the value of its config, not at the one that the script gives clip_grad_norm_."""
     seen = facts.clipping
@@ -380,6 +414,9 @@ MISTAKES = (
     fsdp,
     ranks,
     optimizer,
+    tensors,
+    schedule,
+    data,
     clipping,
     accumulation,
     rows,
