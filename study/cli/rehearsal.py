@@ -1,8 +1,10 @@
 """`study virtual train.py`: somebody's own script as rank 0 of N, without a GPU."""
 
 import contextlib
+import importlib.util
 import io
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -36,7 +38,7 @@ GIB = 2**30
 
 
 def rehearse(
-    script: tyro.conf.Positional[Path],
+    script: tyro.conf.Positional[str],
     words: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
     /,
     *,
@@ -64,7 +66,7 @@ def rehearse(
     With --json: the same. Example: `study virtual examples/trainer_glue.py --ranks 8 -- --steps 4`
 
     Args:
-        script: The script, as `accelerate launch` and `torchrun` take it.
+        script: The script, as `accelerate launch` and `torchrun` take it; or a program on the PATH, or a module.
         words: After `--`: the script's own words.
         ranks: Ranks of the group.
         config_file: Accelerate's YAML. Default: that of `accelerate config`, if there is one.
@@ -81,8 +83,7 @@ def rehearse(
         run_dir: Keep the record in this new folder.
         timeout: Seconds after which it ends.
     """
-    if not script.is_file():
-        raise Stop(f"there is no script {script}", "name a Python file")
+    path, module = found(script)
     for name, number, most in (("--ranks", ranks, MOST_RANKS), ("--steps", steps, 1000), ("--timeout", timeout, 86400)):
         if not 1 <= number <= most:
             raise Stop(f"{name} must be 1 to {most} (got {number})", "give such a number")
@@ -96,7 +97,8 @@ def rehearse(
     if config is not None and not config.is_file():
         raise Stop(f"there is no --config_file {config}", "name Accelerate's YAML")
     request = Request(
-        script=str(script),
+        script=str(path),
+        module=module,
         words=list(words),
         ranks=ranks,
         ranks_per_machine=min(ranks, gpus_per_node),
@@ -110,7 +112,7 @@ def rehearse(
         save=save,
         real=real,
     )
-    during(f"running {script.name} as rank 0 of {ranks}")
+    during(f"running {path.name} as rank 0 of {ranks}")
     with tempfile.TemporaryDirectory() as temporary:
         folder = run_dir or Path(temporary, "run")
         folder.mkdir(parents=True)
@@ -122,6 +124,22 @@ def rehearse(
         rows = [tried(arm, request, folder / arm.name, timeout) for arm in arms]
         shown = show_answer(request, answer, store.read(folder / store.RECORD), rows, folder)
         return shown | {"faults": show_known(folder), "tried": [asdict(row) for row in rows]}
+
+
+def found(script: str) -> tuple[Path, str | None]:
+    """Return the file of a script, a program or a module, and the module's name."""
+    if Path(script).is_file():
+        return Path(script), None
+    if program := shutil.which(script):
+        if b"python" not in Path(program).read_bytes()[:200].partition(b"\n")[0]:
+            raise Stop(f"{script} is no program in Python", "name a Python file")
+        return Path(program), None
+    for name in (f"{script}.__main__", script):
+        with contextlib.suppress(ImportError, ValueError):
+            spec = importlib.util.find_spec(name)
+            if spec is not None and spec.origin:
+                return Path(spec.origin), name
+    raise Stop(f"there is no script {script}", "name a Python file, a program on the PATH, or an installed module")
 
 
 def pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from study.core.errors import Stop
 from study.measure.virtual_rank import all_reduce
+from study.rehearsal import gpu
 from study.rehearsal.count import Count
-from study.rehearsal.gpu import Stream
 from study.rehearsal.request import Request
 from study.rehearsal.values import Shapes
 
@@ -63,6 +63,8 @@ class Libraries:
             "accelerate.accelerator": self._accelerator,
             "accelerate.utils.dataclasses": self._plugins,
             "transformers.modeling_utils": self._transformers,
+            "transformers.generation.utils": self._generation,
+            "transformers.integrations.deepspeed": self._transformers_deepspeed,
             "transformers.trainer": self._trainer,
             "transformers.trainer_callback": self._trainer_callback,
             "peft.peft_model": self._peft,
@@ -218,6 +220,7 @@ class Libraries:
 
         if not self.request.real:
             module.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
+            module.PreTrainedModel.initialize_weights = lambda _: None
 
         def save_pretrained(model, folder, *_, **__) -> None:
             model.config.save_pretrained(folder)
@@ -234,6 +237,19 @@ class Libraries:
         self.count.moments.wrap(module.PeftModel, "save_pretrained")
         if not self.request.real:
             module.load_peft_weights = lambda *_, **__: {}
+
+    def _generation(self, module) -> None:
+        def generate(*_, **__):
+            raise Stop(
+                "`generate` chooses tokens by values, which do not exist here", "leave it out with --skip FUNCTION"
+            )
+
+        if not self.request.real:
+            module.GenerationMixin.generate = generate
+
+    def _transformers_deepspeed(self, module) -> None:
+        if not self.request.real:  # it gathers each weight to give it its first values: minutes of a large model
+            module.initialize_weights_zero3 = lambda _: None
 
     def _trl_kernels(self, module) -> None:
         if (
@@ -330,7 +346,7 @@ class Libraries:
 class DeviceHandle:
     """What FSDP1 asks of a GPU: streams, in which everything happens at once."""
 
-    Stream = Event = Stream
+    Stream = Event = gpu.Stream
 
     def is_available(self) -> bool:
         return True
@@ -341,11 +357,11 @@ class DeviceHandle:
     def device_count(self) -> int:
         return 1
 
-    def current_stream(self) -> Stream:
-        return Stream()
+    def current_stream(self) -> gpu.Stream:
+        return gpu.Stream()
 
-    def stream(self, stream) -> Stream:
-        return Stream()
+    def stream(self, _) -> gpu.Stream:
+        return gpu.Stream()
 
     def synchronize(self) -> None:
         pass
@@ -388,6 +404,8 @@ def from_config(cls, name, config, options: dict, configs_of: dict[str, str]):
         except OSError as error:
             what = f"the config of {name} cannot be had ({str(error).splitlines()[0]})"
             raise Stop(what, f"give --config-of {name}=FOLDER, a folder with its config.json") from None
+    if getattr(config, "quantization_config", None):
+        raise Stop(f"{name} has quantized weights, and a rehearsal has none", "name a model whose weights are not")
     dtype = options.get("dtype", options.get("torch_dtype"))
     if dtype in (None, "auto"):
         dtype = config.dtype

@@ -17,6 +17,7 @@ class Request:
     ranks: int
     ranks_per_machine: int
     steps: int  # updates, after which it ends
+    module: str | None = None  # its name, if the script is one
     config_file: str | None = None  # Accelerate's YAML
     configs_of: dict[str, str] = field(default_factory=dict)  # folders with a config.json, by a model's name
     values: dict[str, float] = field(default_factory=dict)  # of the script's own variables

@@ -44,7 +44,8 @@ class Script:
         self.values = values
 
     def owns(self, file: str) -> bool:
-        return file.startswith(f"{self.folder}/") and "site-packages" not in file
+        # A module that is rehearsed may be installed itself.
+        return file.startswith(f"{self.folder}/") and "site-packages" not in file.removeprefix(self.folder)
 
     def place_of(self, error: BaseException) -> tuple[str | None, str | None]:
         """Return the last line of the script's own code on the way to an error, and what stands there."""

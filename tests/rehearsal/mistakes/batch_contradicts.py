@@ -1,7 +1,7 @@
 # train_micro_batch_size_per_gpu=2 vs hf per_device_train_batch_size=8
+import torch
 from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
-import torch
 
 
 class Rows(Dataset):

@@ -1,7 +1,7 @@
 # gradient_clipping=0.0 vs hf max_grad_norm=1.0
+import torch
 from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
-import torch
 
 
 class Rows(Dataset):

@@ -1,7 +1,8 @@
 # does not require grad
 import torch
 from accelerate import Accelerator
-from torch.utils.data import DataLoader, TensorDataset
+from peft import LoraConfig, get_peft_model
+from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
 
 config = LlamaConfig(
@@ -13,7 +14,6 @@ config = LlamaConfig(
     intermediate_size=128,
 )
 
-from peft import LoraConfig, get_peft_model
 
 accelerator = Accelerator()
 model = LlamaForCausalLM(config)

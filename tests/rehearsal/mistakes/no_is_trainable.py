@@ -1,8 +1,10 @@
 # does not require grad|not needed when a module doesn't have any parameters that require
 import tempfile
+
 import torch
 from accelerate import Accelerator
-from torch.utils.data import DataLoader, TensorDataset
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
 
 config = LlamaConfig(
@@ -14,7 +16,6 @@ config = LlamaConfig(
     intermediate_size=128,
 )
 
-from peft import LoraConfig, PeftModel, get_peft_model
 
 accelerator = Accelerator()
 adapter = tempfile.mkdtemp()

@@ -1,7 +1,7 @@
 # tensors of the model should train, and the optimizer does not have them
 import torch
 from accelerate import Accelerator
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
 
 config = LlamaConfig(

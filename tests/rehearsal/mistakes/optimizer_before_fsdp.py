@@ -1,5 +1,4 @@
 # The optimizer updates no tensor of the model
-import os
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard

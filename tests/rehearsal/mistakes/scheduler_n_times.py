@@ -2,7 +2,6 @@
 import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader, TensorDataset
-
 from transformers import get_linear_schedule_with_warmup
 
 accelerator = Accelerator()

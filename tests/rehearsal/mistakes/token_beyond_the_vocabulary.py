@@ -1,7 +1,7 @@
 # IndexError: index 512 is out of range: the model has 512 rows of an embedding
 import torch
 from accelerate import Accelerator
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
 
 config = LlamaConfig(
