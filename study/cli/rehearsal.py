@@ -134,11 +134,13 @@ def found(script: str) -> tuple[Path, str | None]:
         if b"python" not in Path(program).read_bytes()[:200].partition(b"\n")[0]:
             raise Stop(f"{script} is no program in Python", "name a Python file")
         return Path(program), None
-    for name in (f"{script}.__main__", script):
-        with contextlib.suppress(ImportError, ValueError):
-            spec = importlib.util.find_spec(name)
-            if spec is not None and spec.origin:
-                return Path(spec.origin), name
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(script)  # imports the packages around it alone
+        if spec is not None and spec.submodule_search_locations:
+            main = Path(spec.submodule_search_locations[0], "__main__.py")
+            return main, f"{script}.__main__"
+        if spec is not None and spec.origin:
+            return Path(spec.origin), script
     raise Stop(f"there is no script {script}", "name a Python file, a program on the PATH, or an installed module")
 
 

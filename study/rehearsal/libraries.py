@@ -64,6 +64,7 @@ class Libraries:
             "accelerate.utils.dataclasses": self._plugins,
             "transformers.modeling_utils": self._transformers,
             "transformers.generation.utils": self._generation,
+            "transformers.models.auto.configuration_auto": self._configs,
             "transformers.integrations.deepspeed": self._transformers_deepspeed,
             "transformers.trainer": self._trainer,
             "transformers.trainer_callback": self._trainer_callback,
@@ -216,7 +217,7 @@ class Libraries:
 
     def _transformers(self, module) -> None:
         def from_pretrained(cls, name, *args, config=None, **kwargs):
-            return from_config(cls, name, config, kwargs, self.request.configs_of)
+            return from_config(cls, name, config, kwargs)
 
         if not self.request.real:
             module.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
@@ -237,6 +238,19 @@ class Libraries:
         self.count.moments.wrap(module.PeftModel, "save_pretrained")
         if not self.request.real:
             module.load_peft_weights = lambda *_, **__: {}
+
+    def _configs(self, module) -> None:
+        read = module.AutoConfig.from_pretrained
+
+        def from_pretrained(cls, name, *args, **kwargs):
+            try:
+                return read(self.request.configs_of.get(str(name), name), *args, **kwargs)
+            except OSError as error:
+                what = f"the config of {name} cannot be had ({str(error).splitlines()[0]})"
+                raise Stop(what, f"give --config-of {name}=FOLDER, a folder with its config.json") from None
+
+        if not self.request.real:
+            module.AutoConfig.from_pretrained = classmethod(from_pretrained)
 
     def _generation(self, module) -> None:
         def generate(*_, **__):
@@ -389,21 +403,16 @@ def saving(save: Callable) -> Callable:
     return save_values
 
 
-def from_config(cls, name, config, options: dict, configs_of: dict[str, str]):
+def from_config(cls, name, config, options: dict):
     """Return a model of this class as `from_pretrained` would, without its weights."""
     from transformers import AutoConfig, PretrainedConfig
 
     if options.get("quantization_config") is not None:
         raise Stop("a rehearsal has no quantized weights", "leave quantization_config out, or ask `study estimate`")
     if not isinstance(config, PretrainedConfig):
-        place = configs_of.get(str(config or name), config or name)
         known = {key: options[key] for key in ("revision", "token", "trust_remote_code", "subfolder") if key in options}
         changed = {key: value for key, value in options.items() if key in ("num_labels", "use_cache", "id2label")}
-        try:
-            config = AutoConfig.from_pretrained(place, **known, **changed)
-        except OSError as error:
-            what = f"the config of {name} cannot be had ({str(error).splitlines()[0]})"
-            raise Stop(what, f"give --config-of {name}=FOLDER, a folder with its config.json") from None
+        config = AutoConfig.from_pretrained(config or name, **known, **changed)
     if getattr(config, "quantization_config", None):
         raise Stop(f"{name} has quantized weights, and a rehearsal has none", "name a model whose weights are not")
     dtype = options.get("dtype", options.get("torch_dtype"))
