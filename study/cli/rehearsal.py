@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.util
-import io
 import os
 import shutil
 import subprocess
@@ -14,12 +13,13 @@ from typing import Annotated
 
 import tyro
 
-from study.cli import diagnosis
+from study.configs.stacks import described
 from study.core.arms import Arm, load_arm
 from study.core.errors import Stop
 from study.core.gpus import GPUS, gpu_named, num_gpus
 from study.core.text import during, number_of, say, say_wrapped, show, size
-from study.known.which_apply import Flags
+from study.known.findings import COSTS, with_id
+from study.known.which_apply import Flags, which_apply
 from study.predict.front import StepTime, fits_on
 from study.records import store
 from study.records.schema import Record
@@ -325,13 +325,12 @@ def show_seconds(request: Request, answer: Answer, record: Record, folder: Path)
     return step
 
 
-def show_mistakes(folder: Path) -> list[str]:
-    """Show the mistakes that the prepared objects and the steps tell of. Return their ids."""
-    costs = ("lost_s", "memory_bytes", "traffic_bytes")
-    found = [each for each in about(folder).findings if all(getattr(each, cost) is None for cost in costs)]
-    for finding in found:
-        say_wrapped(f"{finding.sentence} What to do: {finding.remedy}", indent="  ", first="- ")
-    return [finding.id for finding in found if finding.id]
+def show_mistakes(folder: Path) -> list[dict]:
+    """Show and return the mistakes that the prepared objects and the steps tell of."""
+    mistakes = [each for each in about(folder).findings if all(getattr(each, cost) is None for cost in COSTS)]
+    for each in mistakes:
+        say_wrapped(f"{each.said} What to do: {each.remedy}.", indent="  ", first="- ")
+    return list(map(asdict, mistakes))
 
 
 def of_all(parts: dict[str, int]) -> int:
@@ -356,17 +355,17 @@ def show_moments(request: Request, answer: Answer, device: OnGpu) -> None:
 
 def show_known(folder: Path) -> list[str]:
     """Show the known faults that apply to what was prepared. Nothing is asked. Return their ids."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        known = diagnosis.stack((), flags=Flags(), config=folder / store.RECORD)["faults"]
-    applying = [fault for fault in known if fault["answer"] == "applies"]
+    asked, _ = described((), Flags(), folder / store.RECORD)
+    applying = [each for each in which_apply(asked) if each.answer == "applies"]
     if not applying:
         say_wrapped("No known fault surely applies here. `study stack` asks what could not be seen.")
     else:
         count = "1 known fault applies" if len(applying) == 1 else f"{len(applying)} known faults apply"
         say_wrapped(f"{count} (seen, not asked):")
-    for fault in applying[:3]:
-        say_wrapped(f"{fault['sentence']}. What to do: {fault['do']}", indent="  ", first="- ")
-    return [fault["id"] for fault in applying]
+    for known in applying[:3]:
+        said = with_id(known.fault.in_releases, known.fault.id)
+        say_wrapped(f"{said} What to do: {known.do}.", indent="  ", first="- ")
+    return [each.fault.id for each in applying]
 
 
 def decided(record: Record, answer: Answer, request: Request) -> list[str]:

@@ -39,6 +39,10 @@ class NoInstruments:
         pass
 
 
+class NoWeights:
+    trained_share = 1.0
+
+
 class Mistakes:
     """Notes of a script's first updates, for the record."""
 
@@ -83,8 +87,11 @@ class Mistakes:
             updated = {id(tensor) for group in groups for tensor in group["params"]}
             trained = [tensor for tensor in model.parameters() if tensor.requires_grad]
             watched.not_optimized_tensors = sum(id(tensor) not in updated for tensor in trained)
-        watched.head_is_untied = is_untied(roles.plain_model(model))
-        loop = Loop(model, optimizer, accelerator, record, NoLog(), NoInstruments(), self._gave_up)  # type: ignore[arg-type]
+        log: Any = NoLog()
+        instruments: Any = NoInstruments()
+        weights: Any = NoWeights()
+        loop = Loop(model, optimizer, accelerator, record, log, instruments, weights, self._gave_up)
+        loop._updated.clear()  # their gradients have no values to read
         loop.attach()
 
     def _gave_up(self, error: Exception) -> None:
@@ -95,7 +102,7 @@ class Mistakes:
         steps, self._scheduled = max(self._scheduled.values(), default=0), {}
         if watched is None:
             return
-        watched.schedule_steps = steps or None
+        watched.schedule_steps_in_update = steps or None
         watched.schedule_length = max(filter(None, map(length_of, self._schedulers.values())), default=None)
         with contextlib.suppress(TypeError, AttributeError):  # a stream of rows has no length
             watched.passes_in_epoch = len(self.loader._index_sampler)
@@ -108,14 +115,3 @@ def length_of(scheduler) -> int | None:
     steps = (getattr(lambdas[0], "keywords", None) or {}).get("num_training_steps")
     found = [steps, *(getattr(scheduler, name, None) for name in LENGTHS)]
     return next((each for each in found if isinstance(each, int) and each > 0), None)
-
-
-def is_untied(model) -> bool | None:
-    """Return whether a model's head should be its embedding, and is another tensor. None without such a head."""
-    config = getattr(model, "config", None)
-    if not getattr(config, "tie_word_embeddings", False) or not hasattr(model, "get_output_embeddings"):
-        return None
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    if head is None or embedding is None or getattr(head, "weight", None) is None:
-        return None
-    return head.weight is not embedding.weight

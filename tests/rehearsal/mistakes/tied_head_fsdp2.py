@@ -1,4 +1,4 @@
-# The head is a tensor of its own|tied|shared
+# The first and the last weights are two tensors|tied|shared
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
