@@ -50,8 +50,8 @@ if [ $what = memory ]; then
   wait $p1 $p2
 else
   wait $compiling  # here times count
-  [ -e .gpu/runs/peaks.json ] || python3 benchmarks/peaks.py --json .gpu/runs/peaks.json --tries 5 --disk-mib 1024 --disk .gpu >.gpu/logs/peaks.log 2>&1
-  cat .gpu/logs/peaks.log | grep -v WARN | tail -9; echo "peaks done after $SECONDS s"
+  [ -e .gpu/runs/machine.json ] || python3 -m study.cli calibrate --out .gpu/runs/machine.json --disk .gpu >.gpu/logs/calibrate.log 2>&1
+  tail -9 .gpu/logs/calibrate.log; echo "calibrated after $SECONDS s"; export ZERO_STUDY_MACHINE=$root/.gpu/runs/machine.json
   export STUDY_DEVICE_LOCK=$root/.gpu/device
   for n in 1 2 3; do (
     sweep t$n offload offload --only part=host-against-disk model=gpt2-large --lane $n 3

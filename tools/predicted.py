@@ -72,28 +72,12 @@ def of_records(folder: Path) -> Iterator[Named]:
 
 def of_protocols(*names: str) -> Iterator[Named]:
     from study.core.arms import load_arm
-    from study.core.recipes import RECIPES
-    from study.core.settings import Flags, resolve
-    from study.core.shapes import config_of, shape_of
-    from study.predict.front import Batch, Placement, Recomputation, Training, Transformer
+    from study.report.of_record import training_of_cell
     from study.sweeps import protocol
 
     for cell in (cell for name in names for cell in protocol.cells(protocol.read(name), "one_gpu")):
-        settings = resolve(Flags(**cell.settings), gpu=True)
-        name = shape_of(settings.model)
-        model = Transformer.of(config_of(name), name, dropout=settings.dropout, lora_rank=settings.lora_rank)
-        ranks = settings.virtual_ranks or cell.ranks or 1
-        again = Recomputation(settings.checkpointing)
-        arm = load_arm(cell.arm)
-        training = Training(
-            model,
-            RECIPES[settings.precision],
-            Batch(settings.micro_batch, settings.accumulation, settings.sequence, again),
-            Placement.of(arm, ranks, "cuda"),
-            optimizer=settings.optimizer,
-            attention=settings.attention or "sdpa",
-        )
-        yield cell.name, training, GPU, settings.virtual_ranks is not None or arm.uses_nvme
+        untimed = "virtual_ranks" in cell.settings or load_arm(cell.arm).uses_nvme
+        yield cell.name, training_of_cell(cell, on_gpu=True), GPU, untimed
 
 
 def row(name: str, training: Any, gpu_name: str, untimed: bool) -> tuple[str | float | None, ...]:

@@ -1,5 +1,6 @@
 """`study sweep`: runs experiments, and shows how far it is."""
 
+import contextlib
 import shutil
 import signal
 import sys
@@ -9,10 +10,14 @@ from typing import Literal, NoReturn
 
 import tyro
 
+from study.core import arms
 from study.core.errors import Stop
 from study.core.gpus import num_gpus
 from study.core.text import number_of, say, show
+from study.predict.front import Known, Machine, calibration, step_time
 from study.records.groups import differing
+from study.report.advice import duration
+from study.report.of_record import training_of_cell
 from study.sweeps import launches, protocol
 from study.sweeps import sweep as sweeping
 from study.sweeps.launches import last_step
@@ -37,6 +42,7 @@ def sweep(
     nvme_dir: Path | None = None,
     lane: tuple[int, int] = (1, 1),
     dry_run: bool = False,
+    machine: Path | None = None,
 ) -> list[dict] | None:
     """Run an experiment: a protocol, whose cells are run one after the other. Run the same command again to continue.
 
@@ -57,6 +63,8 @@ def sweep(
         lane: Run every n-th cell only, as one of n sweeps over the same --runs: 1 2 and 2 2. Where the variable
             STUDY_DEVICE_LOCK names a file for both, one trains while the other starts Python and waits.
         dry_run: List the cells and whether this machine can run them. Run nothing.
+        machine: With --dry-run: the machine.json of `study calibrate`, to predict the seconds of a step of each cell.
+            Default: the one that ZERO_STUDY_MACHINE names.
     """
     for flag, value, most in ("repeat", repeat, 1000), ("timeout-s", timeout_s, 1e9), ("minutes", minutes, 1e9):
         if value is not None and not 0 < value <= most:
@@ -66,7 +74,7 @@ def sweep(
     turns = sweeping.plan(cells, repeat, lane)
     # --- say what would be run: that needs neither a GPU nor the packages of the trainer
     if dry_run:
-        return _show_plan(cells)
+        return _show_plan(cells, machine or calibration.from_environment())
     run(turns, runs, timeout_s, minutes, nvme_dir, lane)
 
 
@@ -95,19 +103,33 @@ def run(
     sys.exit(max((EXIT_CODES.get(status, 0) for status in counts), default=0))
 
 
-def _show_plan(cells: list[Cell]) -> list[dict]:
+def _show_plan(cells: list[Cell], machine: Path | None) -> list[dict]:
     gpus = num_gpus()
+    here = calibration.read(machine) if machine else None
+    known = calibration.known(here) if here else None
     # Most protocols vary two or three of many settings: only these are columns.
     differ = differing([cell.settings for cell in cells])
     rows = []
     for cell in cells:
         row = {"cell": cell.name, "ranks": cell.ranks} | {name: cell.value(name) for name in differ}
+        if here and known:
+            row["predicted step"] = _predicted(cell, here, known)
         stop = sweeping.why_not(cell, gpus)
         rows.append(row | {"here": f"no: {stop.what}" if stop else "yes"})
     possible = sum(row["here"] == "yes" for row in rows)
     say(f"{possible} of {number_of(len(rows), 'cells')} are possible on this machine.", "")
     show(rows)
     return rows
+
+
+def _predicted(cell: Cell, here: Machine, known: Known) -> str | None:
+    """Return the seconds of a step of a cell on a machine. None: not predicted."""
+    with contextlib.suppress(Stop):
+        training = training_of_cell(cell, on_gpu=here.gpu is not None)
+        if "virtual_ranks" not in cell.settings and not arms.load_arm(cell.arm).uses_nvme:
+            step = step_time(training, calibration.hardware(known, training.placement.ranks))
+            return duration(step.seconds, step.low_s, step.high_s)
+    return None
 
 
 # --- how far a sweep is ----------------------------------------------------------------------------------------------

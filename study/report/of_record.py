@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from study.core.arms import feature_for_cuda_alone
+from study.core.arms import feature_for_cuda_alone, load_arm
 from study.core.errors import Stop
 from study.core.recipes import RECIPES
+from study.core.settings import Flags, resolve
 from study.core.shapes import SHAPES, config_of, shape_of
 from study.predict.front import (
     Batch,
@@ -18,6 +19,7 @@ from study.predict.front import (
 )
 from study.records.schema import Record
 from study.records.sections import Observed, Requested
+from study.sweeps.protocol import Cell
 
 EMBEDDED_ROWS = 1600  # of the corpus that comes with the study
 
@@ -78,6 +80,25 @@ def training_of(record: Record) -> Training | None:
     whole = replace(training, placement=replace(training.placement, sequence_ranks=1))
     row_bytes = whole.traced.inputs_bytes // batch.rows
     return replace(training, data_bytes=((rows or 0) + read) * row_bytes)
+
+
+def training_of_cell(cell: Cell, on_gpu: bool) -> Training:
+    """What theory needs to know of a cell that has not run. Raise Stop if its model or arm is not predicted."""
+    settings = resolve(Flags(**cell.settings), gpu=on_gpu)
+    name = shape_of(settings.model)
+    if name not in SHAPES:
+        raise Stop(f"{name:.80} is no built-in shape", "measure it", "unavailable")
+    arm = load_arm(cell.arm)
+    # Without a GPU, arms that divide anything run on two ranks.
+    ranks = settings.virtual_ranks or cell.ranks or (1 if on_gpu or arm.distributed_type == "NO" else 2)
+    return Training(
+        Transformer.of(config_of(name), name, dropout=settings.dropout, lora_rank=settings.lora_rank),
+        RECIPES[settings.precision],
+        Batch(settings.micro_batch, settings.accumulation, settings.sequence, Recomputation(settings.checkpointing)),
+        Placement.of(arm, ranks, "cuda" if on_gpu else "cpu"),
+        optimizer=settings.optimizer,
+        attention=settings.attention or "sdpa",
+    )
 
 
 def _rows(requested: Requested) -> int | None:
