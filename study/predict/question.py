@@ -170,7 +170,12 @@ class Question:
         if not 0 < self.batch <= MOST_ROWS:
             raise Stop(f"--batch must be from 1 to {MOST_ROWS} rows (got {self.batch})", "give the rows of one step")
         if self.batch % self.gpus:
-            raise Stop(f"{self.gpus} GPUs do not divide a batch of {self.batch}", f"give a multiple of {self.gpus}")
+            above = ceil(self.batch / self.gpus) * self.gpus
+            nearest_two = " or ".join(str(rows) for rows in (above - self.gpus, above) if rows)
+            raise Stop(f"{self.gpus} GPUs do not divide a batch of {self.batch}", f"give --batch {nearest_two}")
+        if self.optimizer_in_backward and self.gpus > 1:
+            what = f"an optimizer within the backward pass is predicted for one GPU (got --gpus {self.gpus})"
+            raise Stop(what, "leave --optimizer-in-backward out", "unavailable")
 
     @property
     def local(self) -> int:  # GPUs of a node that train

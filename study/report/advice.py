@@ -59,14 +59,19 @@ def in_words(advice: Advice) -> list[str]:
     question = advice.question
     choice = advice.choice
     if choice is None:
-        return [f"Nothing fits on {question.gpus} x {question.gpu.kind}: {_lacks(advice)}.", *_smaller(question)]
+        nothing = f"Nothing fits on {question.gpus} x {question.gpu.kind}: {_lacks(advice)}."
+        return [nothing, *spared(advice), *_smaller(question)]
     # --- what to use
     lines = [f"Use {use(choice, question)}."]
     if choice.is_tight:
-        lines.append("It fits only just: if it runs out of memory, take fewer rows, a shorter sequence, or more GPUs.")
-    if advice.alternative:
-        just = "; it fits only just" if advice.alternative.is_tight and not choice.is_tight else ""
-        lines.append(f"Alternative: {use(advice.alternative, question)}{just}.")
+        remedy = "if it runs out of memory, take fewer rows, a shorter sequence, or more GPUs"
+        lines.append(f"It fits only just ({why_tight(choice)}): {remedy}.")
+    if other := advice.alternative:
+        just = f"; it fits only just ({why_tight(other)})" if other.is_tight and not choice.is_tight else ""
+        if choice.offloads and not other.offloads:
+            just += ", as published trainings mostly do: without offloading"
+        lines.append(f"Alternative: {use(other, question)}{just}.")
+    lines += spared(advice)
     # --- why, how to train so, what would need less, and what comes before the first step
     lines += [
         _reason(advice, choice) + _by_precision(advice, choice),
@@ -86,10 +91,36 @@ def in_words(advice: Advice) -> list[str]:
     return lines
 
 
+PRICES = {
+    "adamw_8bit": "moments of 8 bits, by bitsandbytes, are coarser",
+    "bf16_pure": "weights in bf16 throughout lose small updates",
+}
+
+
+def spared(advice: Advice) -> list[str]:
+    """What keeps all on a single card, and the price."""
+    lines = []
+    for option, row in advice.without_offloading:
+        price = "; ".join(words for name, words in PRICES.items() if name in option)
+        just = f", only just ({why_tight(row)})" if row.is_tight else ""
+        memory = of_card(row.peak_bytes, row.gpu)
+        lines.append(f"Without offloading: {option}, {memory}{just}, {seconds(row)} per step; {price}.")
+    return lines
+
+
+def why_tight(row: Row) -> str:
+    """The number that makes a row fit only just."""
+    free_bytes = row.gpu.memory_bytes - reserve_bytes(row.gpu) - row.peak_bytes
+    if free_bytes < MISS * row.peak_bytes:
+        return f"{of_card(row.peak_bytes, row.gpu)}, and {amount(free_bytes)} beside the reserve"
+    return f"nvidia-smi shows {of_card(row.driver_bytes or 0, row.gpu)}"
+
+
 def in_json(advice: Advice) -> dict:
     """All that was compared. A GPU is its name."""
     said = asdict(advice)
-    for each in (said["question"], said["choice"], said["alternative"], *said["rows"]):
+    others = [row for _, row in said["without_offloading"]]
+    for each in (said["question"], said["choice"], said["alternative"], *said["rows"], *others):
         if each:
             each["gpu"] = advice.question.gpu.kind
     return said
@@ -136,7 +167,7 @@ def _reason(advice: Advice, choice: Row) -> str:
         slower = min(kept, key=lambda row: row.seconds)
         why += f"it is nearly twice as fast as without offloading ({slower.arm}: {seconds(slower)}); "
     elif tight and not choice.is_tight and (choice.offloads or quickest.seconds < choice.seconds):
-        why += f"without offloading {quickest.arm} fits only just ({of_card(quickest.peak_bytes, quickest.gpu)}); "
+        why += f"without offloading {quickest.arm} fits only just ({why_tight(quickest)}); "
         if not choice.offloads:  # it is one of those that are compared
             others = "others"
     among = [row for row in alike if row.offloads == choice.offloads]
@@ -250,13 +281,20 @@ def table(advice: Advice) -> list[dict]:
             "fits": _place(row, advice),
             "recompute": row.checkpointing,
             "rows x passes": f"{row.micro_batch} x {row.accumulation}",
-            "memory": amount(row.peak_bytes),
+            "memory": _of_row(row),
             "host": amount(row.host_bytes),
             "per step": seconds(row),
             "limit": row.limit,
         }
         for row in advice.rows
     ]
+
+
+def _of_row(row: Row) -> str:
+    """Return the memory of a row; where what nvidia-smi shows makes it fit only just, both."""
+    if row.is_tight and row.driver_bytes:
+        return f"{_number(row.peak_bytes)}-{amount(row.driver_bytes)}"
+    return amount(row.peak_bytes)
 
 
 def _place(row: Row, advice: Advice) -> str:
