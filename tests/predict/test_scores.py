@@ -18,8 +18,8 @@ import scored
 from study.core.errors import Stop
 from study.core.text import size
 from study.predict.loop import Loop
-from study.predict.outside import published, scores
-from study.predict.outside.predicting import of_row, reading_of
+from study.predict.outside import predicting, published, scores
+from study.predict.outside.predicting import Predicted, of_row, reading_of
 from study.predict.outside.published import Row
 from study.predict.outside.scores import Number, number
 from study.predict.pace import pace
@@ -127,6 +127,19 @@ def test_rows_of_ones_own_are_scored(tmp_path, monkeypatch, capsys):
     assert shown[0] == f"line 2: memory 9 GB measured, {size(number.ours)} predicted"
     assert shown[3].split()[:3] == ["memory", "ours", "1"]
     assert f"{abs(number.ours / 9e9 - 1):.0%}" in shown[3]
+
+
+def test_a_scoring_that_ended_goes_on(monkeypatch, tmp_path):
+    """What this code has predicted is not predicted again; other code, or another row, is."""
+    asked = []
+    monkeypatch.setenv("ZERO_STUDY_CACHE", str(tmp_path))
+    monkeypatch.setattr(predicting, "of_row", lambda row: asked.append(row.seq) or {"memory": Predicted(5.0, why=None)})
+    one, other = (Row.model_validate(USUAL | {"seq": seq}) for seq in ("128", "256"))
+    assert [predicting.once(row)["memory"].ours for row in (one, other, one)] == [5.0, 5.0, 5.0]
+    assert asked == [128, 256]
+    monkeypatch.setattr(predicting, "code", lambda: "changed")
+    predicting.once(one)
+    assert asked == [128, 256, 128]
 
 
 # --- files of strangers ---------------------------------------------------------------------------------------------
