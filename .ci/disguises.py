@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = (".ci", "examples", "reproductions", "study", "tests")
+FOLDERS = (".ci", "examples", "reproductions", "study", "tests", "windows")
 
 
 def disguises(text: str) -> list[int]:

@@ -23,6 +23,7 @@ GROUPS = {
         "doctor": ("study.cli.machine", "what this machine has and lacks, and what to do about it"),
         "calibrate": ("study.cli.calibrate", "time a few steps here, so that predictions know this machine"),
         "sweep": ("study.cli.experiments", "run an experiment (a protocol); run it again to continue"),
+        "hour": ("study.cli.hour", "spend an hour of a machine with GPUs on what nobody could decide without it"),
         "runs": ("study.cli.results", "list the runs below folders, or keep their records"),
         "compare": ("study.cli.results", "compare time and memory of equal cells, or two runs component by component"),
         "report": ("study.cli.results", "write verdicts, figures and runs as web pages"),
@@ -37,7 +38,8 @@ GROUPS = {
         "diagnose": ("study.cli.diagnosis", "what is wrong or costly in a run, and why it hangs"),
         "oom": ("study.cli.diagnosis", "what an error about memory means, and which change would fit"),
         "diff": ("study.cli.diagnosis", "why two configs or runs differ in losses or memory"),
-        "stack": ("study.cli.diagnosis", "which known faults of libraries apply to your releases and your config"),
+        "stack": ("study.cli.stack", "which known faults of libraries apply to your releases and your config"),
+        "explain": ("study.cli.explain", "what is behind a sentence: its rule, what it rests on, its test"),
         "conform": ("study.conform.command", "is a sharded training equal to one process? for any library"),
     },
 }

@@ -8,6 +8,7 @@ from study.core import operators
 from study.core.arms import Arm, all_paths, load_arm
 from study.core.gpus import num_gpus
 from study.core.text import say, say_wrapped, show
+from study.known.findings import with_id
 from study.sweeps import launches
 
 # Where an arm keeps something, by the word that DeepSpeed's config has for the offloading.
@@ -67,5 +68,5 @@ def doctor(*, fix: tuple[str, ...] | None = None) -> dict:
     say_wrapped(first, "")
     # A word and not a colour: the table may go into a file or an issue.
     show([{"": "ok" if each.fine else "NO", "what": each.what, "found": each.found} for each in findings])
-    say(*[f"{finding.what}: {finding.remedy}" for finding in lacking])
+    say(*[with_id(f"{finding.what}: {finding.remedy}", finding.id) for finding in lacking])
     return {"fine": not lacking, "findings": [vars(each) | {"fine": each.fine} for each in findings]}

@@ -15,6 +15,7 @@ from study.core.errors import Stop
 from study.core.settings import Flags, check, flag
 from study.core.shapes import SHAPES, is_local
 from study.core.text import during, say, say_wrapped, show, size
+from study.known.findings import finding
 from study.predict.front import (
     MOST_GPUS,
     MOST_ROWS,
@@ -112,7 +113,7 @@ def advise(
     elif larger := fewest(shape, training, place, step, 2 * advice.question.gpus):  # by powers of two
         lines.append(answer.enough(larger, step.batch))
     else:
-        lines.append("It needs tensor or pipeline parallelism: see Megatron-LM or torchtitan.")
+        lines.append(finding("needs_other_parallelism").said)
     # --- print it: the sentences first, because the table takes half a screen
     assumed = answer.assumptions(advice.question)
     say_wrapped(*lines, answer.resting_on(advice), *answer.card_note(place), "")
@@ -125,9 +126,9 @@ def advise(
         say_wrapped("", *answer.accuracy(), indent="  ")
     else:
         if training.precision is None:
-            say_wrapped("", f"Predicted {answer.precisions(advice.question)}.")
+            say_wrapped("", answer.precisions(advice.question))
         if any(row.accumulation > 1 and not row.fits for row in advice.rows if row.arm.startswith("fsdp2")):
-            say_wrapped(f"{answer.WHOLE_GRADIENTS}.")
+            say_wrapped(finding("fsdp2_whole_gradients").said)
     return answer.in_json(advice) | {
         "in_words": lines,
         "detail": detail,

@@ -143,7 +143,7 @@ def recognised(path: Path) -> Source:
     """Read a config from which a training is to be known. A Stop says what no library takes in it."""
     source = read(path)
     if wrong := [mistake for mistake in mistakes(source) if mistake.id in UNUSABLE]:
-        what = "; ".join(mistake.sentence for mistake in wrong)
+        what = "; ".join(f"{mistake.sentence} [{mistake.id}]" for mistake in wrong)
         raise Stop(f"{path}: {what}", "; ".join(str(mistake.remedy) for mistake in wrong))
     return source
 
@@ -235,7 +235,8 @@ def _mistyped(library: str, config: dict, closed: Sequence[str] = ()) -> Iterato
             default = texts()["key_ignored"]["defaults"].get(do, "its default")
             yield finding(id, library=library, key=f"{path}.{printable(key)}".lstrip("."), do=do, default=default)
     if unread:
-        yield finding(f"keys_unread_by_{library}", library=library, keys=", ".join(map(printable, unread)))
+        id = "keys_unread_by_accelerate" if library == "accelerate" else "keys_unread_by_deepspeed"
+        yield finding(id, library=library, keys=", ".join(map(printable, unread)))
 
 
 def _refused(library: str, config: dict) -> Iterator[Finding]:

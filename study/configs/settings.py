@@ -28,8 +28,9 @@ ENGINES = {"NO": "one process", "MULTI_GPU": "DDP", "MULTI_CPU": "DDP", "DEEPSPE
 class Description:
     """A setting by our name. The fields of the kinds of files are dotted paths."""
 
-    changes: str | None = None  # None: not known to change losses or memory
-    why: str = ""
+    id: str = ""  # that `study explain` takes; empty: not known to change losses or memory
+    changes: str | None = None
+    sentence: str = ""  # why it does
     unless: str | int | bool | None = None  # another value counts even if only one file has the setting
     is_count: bool = False  # a value that is none is not understood
     older: str = ""  # DeepSpeed's default in older releases, if it was another

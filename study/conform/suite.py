@@ -15,6 +15,7 @@ from packaging.version import Version
 
 from study.core.errors import Stop
 from study.known.faults import table
+from study.known.findings import with_id
 
 HERE = Path(__file__).parent
 LIBRARIES = ("torch", "deepspeed", "accelerate")
@@ -31,7 +32,7 @@ class Property:
     check: str = "same_training"
     ranks: Sequence[int] = (2,)  # of each launch
     model: str = "Plain"
-    needs: str = ""  # a function that an adapter may lack: save, schedules, inner
+    needs: str = ""  # a function that an adapter may lack: save, schedules, inner, loss_scale
     case: dict = field(default_factory=dict)  # the settings of its training that are not the defaults
 
 
@@ -96,7 +97,8 @@ def explanation(answer: Answer) -> str:
             and {answer.property, "*"} & {*fault.properties}
             and fault.contains(Version(getattr(answer, fault.package) or "0"))
         ):
-            return f"{fault.kind}: {fault.why} Does a GPU take the same path: {fault.gpu}."
+            said = f"{fault.kind}: {fault.why} Does a GPU take the same path: {fault.gpu}"
+            return with_id(said, fault.id)
     return ""
 
 

@@ -22,12 +22,13 @@ GET_SHARED = "start the container with --shm-size=1g; outside a container: mount
 
 
 @dataclass(frozen=True)
-class Finding:
+class Examined:
     """The state of one thing that was examined, and what to do if it is not fine."""
 
     what: str
     found: str
     remedy: str | None = None
+    id: str = ""  # in known/findings.toml, if it is not fine
 
     @property
     def fine(self) -> bool:
@@ -47,28 +48,39 @@ def why_not(arm: Arm, gpus: int, ranks: int = 1) -> Stop | None:
     return None
 
 
-def examine(folder: Path) -> list[Finding]:
+def examine(folder: Path) -> list[Examined]:
     """Examine everything that the study depends on. `folder` is the folder for offloading."""
     gpus, devices = _devices()
     memory = psutil.virtual_memory()
-    shared_bytes = shutil.disk_usage("/dev/shm").free
-    needed = {"C++ compiler": (compiler(), GET_COMPILER), "ninja": (shutil.which("ninja"), GET_NINJA)}
-    if gpus:
-        needed["CUDA toolkit"] = (nvcc(), GET_CUDA)
-    needed["operators"] = (None if missing(gpus) else "compiled", "study doctor --fix")
-    needed |= {name: (version, GET_PACKAGES) for name, version in machine.versions().items()}
+    cuda_toolkit = [_needed("CUDA toolkit", nvcc(), GET_CUDA, "no_cuda_toolkit")] if gpus else []
+    operators = None if missing(gpus) else "compiled"
     return [
-        Finding("system", platform.platform()),
-        Finding("cores", str(usable_cores())),
-        Finding("host memory", f"{size(memory.total)}, of which {size(memory.available)} available"),
-        Finding("shared memory", f"{size(shared_bytes)} free", None if shared_bytes >= SHARED_BYTES else GET_SHARED),
+        Examined("system", platform.platform()),
+        Examined("cores", str(usable_cores())),
+        Examined("host memory", f"{size(memory.total)}, of which {size(memory.available)} available"),
+        _shared_memory(shutil.disk_usage("/dev/shm").free),
         devices,
         _disk(folder),
-        *(Finding(what, found or "not found", None if found else remedy) for what, (found, remedy) in needed.items()),
+        _needed("C++ compiler", compiler(), GET_COMPILER, "no_compiler"),
+        _needed("ninja", shutil.which("ninja"), GET_NINJA, "no_ninja"),
+        *cuda_toolkit,
+        _needed("operators", operators, "study doctor --fix", "operators_not_compiled"),
+        *(_needed(name, found, GET_PACKAGES, "package_missing") for name, found in machine.versions().items()),
     ]
 
 
-def _disk(folder: Path) -> Finding:
+def _needed(what: str, found: str | None, remedy: str, id: str) -> Examined:
+    return Examined(what, found) if found else Examined(what, "not found", remedy, id)
+
+
+def _shared_memory(free_bytes: int) -> Examined:
+    free = f"{size(free_bytes)} free"
+    if free_bytes < SHARED_BYTES:
+        return Examined("shared memory", free, GET_SHARED, "little_shared_memory")
+    return Examined("shared memory", free)
+
+
+def _disk(folder: Path) -> Examined:
     # The folder may be made only by a run: then the nearest one above it tells.
     folder = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free = f"{size(shutil.disk_usage(folder).free)} free in {folder}"
@@ -76,15 +88,15 @@ def _disk(folder: Path) -> Finding:
         check_direct_io(folder)
     except OSError as error:
         remedy = "give another --nvme-dir, on a local disk that you may write to"
-        return Finding("disk", f"{free}, which refuses direct I/O ({error.strerror})", remedy)
-    return Finding("disk", free)
+        return Examined("disk", f"{free}, which refuses direct I/O ({error.strerror})", remedy, "no_direct_io")
+    return Examined("disk", free)
 
 
-def _devices() -> tuple[int, Finding]:
+def _devices() -> tuple[int, Examined]:
     """Return the number of GPUs that a launch may use, and their names."""
     try:
         devices = [f"{gpu.name} ({size(gpu.memory_bytes)})" for gpu in gpus_here()]
     except Stop as stop:
-        return 0, Finding("devices", f"unknown ({stop.what})", stop.remedy)
+        return 0, Examined("devices", f"unknown ({stop.what})", stop.remedy, "devices_unknown")
     none = "no GPU, or hidden by CUDA_VISIBLE_DEVICES: the arms run as gloo ranks on the CPU"
-    return len(devices), Finding("devices", ", ".join(devices) or none)
+    return len(devices), Examined("devices", ", ".join(devices) or none)

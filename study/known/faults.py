@@ -87,6 +87,11 @@ class Fault(BaseModel):
         return f"{self.sentence} {self.found}"
 
     @property
+    def in_releases(self) -> str:
+        """The sentence, with the releases of which it is so."""
+        return f"{self.sentence.rstrip('.')} ({self.package} {self.releases})"
+
+    @property
     def outcome(self) -> str:
         return f"is a fault of {self.package} {self.releases}: {self.sentence.rstrip('.')}"
 
@@ -101,7 +106,6 @@ class Table(BaseModel):
     silent: tuple[str, ...]  # symptoms that begin so make a training wrong without a message
     optimizers: tuple[str, ...]  # a name that contains one is this one
     packages: dict[str, str]  # by the names that lists give them
-    patterns: dict[str, str]  # of comments, and of packages with a release in lists and in locks
     fault: tuple[Fault, ...]
 
 

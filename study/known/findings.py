@@ -1,4 +1,4 @@
-"""What is wrong or costly in a run. The sentences are in findings.toml, those of hangs in hangs.toml, by their ids."""
+"""What commands say of a training: the sentences of findings.toml and of hangs.toml, by their ids."""
 
 import functools
 import tomllib
@@ -19,13 +19,23 @@ COSTS = ("lost_s", "memory_bytes", "traffic_bytes")
 class Finding:
     """Something wrong or costly in a run. `evidence` is the claim or the script of reproductions/ that shows it."""
 
+    id: str  # that `study explain` takes, and by which the rule, the sentence and the test are found
     sentence: str
     remedy: str | None = None
     evidence: str | None = None
-    id: str | None = None  # the rule that found it
     lost_s: float | None = None  # what it costs in a step
     memory_bytes: int | None = None  # what it costs at the peak of a rank
     traffic_bytes: int | None = None  # what it costs in a step
+
+    @property
+    def said(self) -> str:
+        """The sentence as a command prints it, with its id."""
+        return with_id(self.sentence, self.id)
+
+
+def with_id(sentence: str, id: str) -> str:
+    """Return a sentence as commands print it: with its end, and with the id by which `study explain` knows it."""
+    return f"{sentence.rstrip('.')}. [{id}]"
 
 
 @functools.cache
@@ -45,8 +55,9 @@ def finding(id: str, **values: Any) -> Finding:
         text = {"remedy": "{do}", "evidence": f"reproductions/{fault.script}.py"} | text
         values |= {"range": fault.releases.partition(";")[0], "do": fault.do, "who": fault.who}
     shown = {name: size(value) if name.endswith("_bytes") else value for name, value in values.items()}
-    sentence, remedy = (text[part].format(**shown) for part in ("sentence", "remedy"))
-    return Finding(sentence, remedy, text.get("evidence"), id, **{name: values.get(name) for name in COSTS})
+    sentence, remedy = (text.get(part, "").format(**shown) for part in ("sentence", "remedy"))
+    costs = {name: values.get(name) for name in COSTS}
+    return Finding(id, sentence, remedy or None, text.get("evidence"), **costs)
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:

@@ -12,6 +12,7 @@ from study.core.settings import flag
 from study.core.text import comparable, is_number
 from study.known.faults import ANY, Fault, Release, table
 
+WAYS = ("fsdp1", "fsdp2", "ddp")  # to train without ZeRO, by the names of flags
 # Keys of ranks that have the same rows.
 SHARE_ROWS = ("tensor_parallel", "sequence_parallel_size", "pipeline", "parallelism_config")
 
@@ -22,6 +23,8 @@ class Flags:
 
     stage: Literal[0, 1, 2, 3] | None = None  # of ZeRO
     fsdp2: bool | None = None  # FSDP2 shards
+    fsdp1: bool | None = None  # FSDP1 shards
+    ddp: bool | None = None  # nothing is sharded
     ranks: int | None = None  # of all nodes; 2 if nothing says it
     passes: int | None = None  # of an update, on each rank
     precision: Literal["fp32", "bf16", "fp16", "bf16_autocast", "fp16_autocast"] | None = None  # bf16 and fp16: a cast
@@ -36,7 +39,7 @@ class Flags:
 
 
 # What a user can give to answer a question about a condition.
-GIVEN_AS = {each.name: flag(each.name) for each in fields(Flags)} | {"stage": "--stage, --fsdp2"}
+GIVEN_AS = {each.name: flag(each.name) for each in fields(Flags)} | {"stage": "--stage, --fsdp2, --fsdp1, --ddp"}
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,9 @@ class Stack:
         if passes is not None and "accumulation" not in config:
             said["passes"] = passes
         said = table().defaults.get(str(said["trainer"]), {}) | said
-        if flags.fsdp2:
-            said["stage"] = "FSDP2"
+        for way in WAYS:
+            if getattr(flags, way):
+                said["stage"] = way.upper()
         optimizer = str(said.get("optimizer")).lower()  # such as FusedAdamW, adamw_torch
         for name in [each for each in table().optimizers if each in optimizer]:  # the later counts
             said["optimizer"] = name
@@ -95,7 +99,7 @@ def _with_needed(releases: Mapping[str, Release], said: dict[str, Any], flags: F
     needed = []
     if said["trainer"] not in (None, "own"):
         needed = ["transformers", "accelerate"]
-    if flags.fsdp2 or (flags.stage is None and said.get("engine") not in (None, "DeepSpeed")):
+    if any(getattr(flags, way) for way in WAYS) or (flags.stage is None and said.get("engine") not in (None, "DeepSpeed")):
         needed.append("torch")
     elif "stage" in said:
         needed.append("deepspeed")
@@ -120,15 +124,31 @@ class Applies:
     why: tuple[Question, ...]
     release: Release
     is_tested: bool  # not: it lies between releases that were, or beyond them
+    do: str  # the remedy, in the trainer that is used
 
     @property
     def may_be_inside(self) -> bool:
         """Whether the release is in the fault's range, or may be."""
         return isinstance(self.release, SpecifierSet) or self.fault.contains(self.release)
 
+    @property
+    def order(self) -> tuple:
+        """What applies comes first, then wrong trainings of which at least half is said, then what is least open.
 
-def which_apply(stack: Stack) -> Iterator[Applies]:
-    """Yield the faults that apply to a stack, or may."""
+        A release between two that have a fault most likely has it: that it was not asked leaves nothing open.
+        """
+        is_open = len(self.why)
+        is_said = len(self.fault.when or ()) - is_open
+        is_silent = self.fault.symptom.startswith(table().silent)
+        return (self.answer, not self.may_be_inside, not (is_silent and is_said >= is_open), -is_said, is_open)
+
+
+def which_apply(stack: Stack) -> list[Applies]:
+    """Return the faults that apply to a stack, or may, in the order in which people want to read them."""
+    return sorted(_applying(stack), key=lambda each: each.order)
+
+
+def _applying(stack: Stack) -> Iterator[Applies]:
     for fault in table().fault:
         questions = _questions(fault, stack)
         if questions is None:
@@ -142,7 +162,8 @@ def which_apply(stack: Stack) -> Iterator[Applies]:
             text = table().questions["range"].format(fault.package)
             questions = [Question(fault.package, f"the release of {fault.package}", text), *questions]
         is_sure = has and not questions
-        yield Applies(fault, "applies" if is_sure else "applies if", tuple(questions), release, is_tested)
+        do = fault.do_with.get(stack.said["trainer"], fault.do)
+        yield Applies(fault, "applies" if is_sure else "applies if", tuple(questions), release, is_tested, do)
 
 
 def free(stack: Stack, package: str) -> list[str]:
@@ -205,8 +226,6 @@ def _questions(fault: Fault, stack: Stack) -> list[Question] | None:
             given_as = GIVEN_AS.get(condition, "")
             if condition in table().asked:
                 given_as = f"the release of {condition}"
-            elif condition == "stage" and wanted == ["ddp"]:  # no flag says it
-                given_as = ""
             questions.append(Question(condition, given_as, fault.asks[condition]))
         elif not is_so:
             return None

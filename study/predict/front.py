@@ -28,7 +28,7 @@ from study.predict.architecture import Wanted, asked_for, named
 from study.predict.calibration import Known, Machine, Step
 from study.predict.estimate import HOST_PROCESS_BYTES, Estimate, loading_bytes
 from study.predict.outside import scores
-from study.predict.pace import pace, peak_flops_per_s
+from study.predict.pace import Pace, pace, peak_flops_per_s
 from study.predict.placement import Fsdp, Placement
 from study.predict.prediction import Prediction, estimate, memory_kinds, step_time
 from study.predict.question import (

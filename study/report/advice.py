@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from study.core.gpus import Gpu, taken
 from study.core.recipes import RECIPES
 from study.core.text import UNKNOWN, count, number_of, percent, short, size, times
+from study.known.findings import finding
 from study.predict.front import (
     FASTER,
     MISS,
@@ -20,24 +21,6 @@ from study.predict.front import (
     reserve_bytes,
     scores,
     with_more_rows,
-)
-
-LOAD = "under stage 3 create TrainingArguments before from_pretrained, elsewhere let rank 0 load alone"
-TF32 = "fp32 multiplies in TF32 where the GPU has it: PyTorch does so if a script sets allow_tf32"
-WHOLE_GRADIENTS = (
-    "FSDP2 keeps whole gradients between the passes of a step, as Accelerate does from 1.11.0 on unless a script says "
-    "GradientAccumulationPlugin(sync_each_batch=True)"
-)
-# Seen with torch 2.13, DeepSpeed 0.19.8 and transformers 5.23: tests/training/test_recompute_frozen.py.
-RECOMPUTE = (
-    "Beside frozen embeddings, give recomputation use_reentrant=False or call model.enable_input_require_grads(): "
-    "otherwise adapters may stay as they are without a message."
-)
-# Faults `frozen-weights-stay` and `frozen-not-reentrant` of study/known/faults.toml.
-RECOMPUTE_STAGE_3 = (
-    "Give recomputation use_reentrant=False: with True and transformers before 5.23.0, deepspeed 0.19.3 to 0.19.8 "
-    "keeps the whole frozen model on each rank. deepspeed 0.19.2 needs True, and TRL since 1.9.0 and ms-swift set it. "
-    "`study stack --stage 3 --peft --checkpointing` says what your releases do."
 )
 
 
@@ -55,7 +38,7 @@ def enough(advice: Advice, batch: int | None) -> str:
 
 
 def in_words(advice: Advice) -> list[str]:
-    """Which arm to use, one alternative, and why."""
+    """Return which arm to use, one alternative, and why; and what it warns of."""
     question = advice.question
     choice = advice.choice
     if choice is None:
@@ -64,8 +47,7 @@ def in_words(advice: Advice) -> list[str]:
     # --- what to use
     lines = [f"Use {use(choice, question)}."]
     if choice.is_tight:
-        remedy = "if it runs out of memory, take fewer rows, a shorter sequence, or more GPUs"
-        lines.append(f"It fits only just ({why_tight(choice)}): {remedy}.")
+        lines.append(finding("fits_only_just", why=why_tight(choice)).said)
     if other := advice.alternative:
         just = f"; it fits only just ({why_tight(other)})" if other.is_tight and not choice.is_tight else ""
         if choice.offloads and not other.offloads:
@@ -84,10 +66,8 @@ def in_words(advice: Advice) -> list[str]:
     # Published weights have 16 bits, and recipes with fp32 weights widen them.
     needed_bytes = loading_bytes(question.model, question.local, RECIPES[choice.precision].weight_bytes)
     if needed_bytes > question.host_memory_bytes:
-        lines.append(
-            f"To load it, a node may need {amount(needed_bytes)} of host memory and has "
-            f"{amount(question.host_memory_bytes)}: {LOAD}."
-        )
+        has = amount(question.host_memory_bytes)
+        lines.append(finding("loading_fills_the_host", needed=amount(needed_bytes), has=has).said)
     return lines
 
 
@@ -142,17 +122,14 @@ def card_note(place: PlaceFlags) -> list[str]:
 
 def _smaller(question: Question) -> list[str]:
     if not question.model.is_partly_frozen:
-        return ["Adapters need less: --lora-rank 16, and with --quantized nf4 less still."]
-    return [] if question.quantized else ["Frozen weights in 4 bits need less: --quantized nf4."]
+        return [finding("adapters_need_less").said]
+    return [] if question.quantized else [finding("four_bits_need_less").said]
 
 
 def _host_decides(question: Question, choice: Row) -> str:
     larger = with_more_rows(question, choice)
     longer = larger.seconds / choice.seconds
-    return (
-        f"The host decides: it launches kernels for longer than the GPU computes. {MORE_ROWS} times the rows "
-        f"(--batch {MORE_ROWS * question.batch}) would take {times(longer)} as long."
-    )
+    return finding("host_decides", more=MORE_ROWS, batch=MORE_ROWS * question.batch, longer=times(longer)).said
 
 
 def _reason(advice: Advice, choice: Row) -> str:
@@ -223,7 +200,7 @@ def of_others(step_s: float, low_s: float, high_s: float, is_known: bool) -> str
 def recompute_note(checkpointing: object, model: Transformer, arm: str) -> list[str]:
     if not checkpointing or not model.is_partly_frozen:
         return []
-    return [RECOMPUTE_STAGE_3 if arm.startswith("zero3") else RECOMPUTE]
+    return [finding("recompute_frozen_stage_3" if arm.startswith("zero3") else "recompute_frozen").said]
 
 
 def _number(size_bytes: float) -> str:
@@ -323,18 +300,15 @@ def assumptions(question: Question) -> list[str]:
         f"{size(reserve_bytes(gpu))} of each GPU stay free for context, NCCL and fragmentation, and {MISS:.0%} of the "
         "peak where possible",
         f"{_links(question)} (--link, --gpus-per-node)",
-        WHOLE_GRADIENTS,
+        finding("fsdp2_whole_gradients").said,
     ]
 
 
 def precisions(question: Question) -> str:
-    half = "bf16" if question.gpu.has_bf16 else "fp16"  # GPUs before Ampere have none
     if question.precision == "fp32":
-        return TF32
-    return (
-        f"without --precision, {half} weights and fp32 master copies under DeepSpeed, {half} autocast elsewhere, but "
-        "no autocast under FSDP2, which decides some of the times: --precision bf16_cast compares all arms in one"
-    )
+        return finding("fp32_is_tf32").said
+    half = "bf16" if question.gpu.has_bf16 else "fp16"  # GPUs before Ampere have none
+    return finding("precision_by_default", half=half).said
 
 
 def _links(question: Question) -> str:

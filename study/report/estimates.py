@@ -5,6 +5,7 @@ from typing import Literal
 
 from study.core.gpus import Gpu
 from study.core.text import number_of, size
+from study.known.findings import finding
 from study.predict.front import (
     Estimate,
     MemoryKinds,
@@ -14,7 +15,7 @@ from study.predict.front import (
     kind_of_interval,
     reserve_bytes,
 )
-from study.report.advice import TF32, accuracy, of_card, of_others
+from study.report.advice import accuracy, of_card, of_others
 
 FITS = {"yes": "It fits on {}.", "only just": "It fits only just on {}.", "no": "It does not fit on {}."}
 
@@ -69,7 +70,7 @@ def _taken(needs: Needs) -> str:
     if needs.on_gpu and precision.startswith("bf16") and not needs.on_gpu.gpu.has_bf16:
         text += f" A {needs.on_gpu.gpu.kind} has no bf16: fp16 is meant."
     if needs.on_gpu and precision == "fp32":
-        text += f" {TF32}."
+        text += f" {finding('fp32_is_tf32').said}"
     return text
 
 

@@ -1,11 +1,10 @@
-"""What theory predicts for the run of a record."""
+"""What theory predicts for the run of a record, and what its counted collectives send in rings."""
 
 from dataclasses import replace
 
-from study.core.arms import feature_for_cuda_alone, load_arm
+from study.core.arms import feature_for_cuda_alone
 from study.core.errors import Stop
 from study.core.recipes import RECIPES
-from study.core.settings import Flags, resolve
 from study.core.shapes import SHAPES, config_of, shape_of
 from study.predict.front import (
     Batch,
@@ -16,10 +15,11 @@ from study.predict.front import (
     Training,
     Transformer,
     estimate,
+    papers,
 )
+from study.records.runs import Run
 from study.records.schema import Record
 from study.records.sections import Observed, Requested
-from study.sweeps.protocol import Cell
 
 EMBEDDED_ROWS = 1600  # of the corpus that comes with the study
 
@@ -82,25 +82,6 @@ def training_of(record: Record) -> Training | None:
     return replace(training, data_bytes=((rows or 0) + read) * row_bytes)
 
 
-def training_of_cell(cell: Cell, on_gpu: bool) -> Training:
-    """What theory needs to know of a cell that has not run. Raise Stop if its model or arm is not predicted."""
-    settings = resolve(Flags(**cell.settings), gpu=on_gpu)
-    name = shape_of(settings.model)
-    if name not in SHAPES:
-        raise Stop(f"{name:.80} is no built-in shape", "measure it", "unavailable")
-    arm = load_arm(cell.arm)
-    # Without a GPU, arms that divide anything run on two ranks.
-    ranks = settings.virtual_ranks or cell.ranks or (1 if on_gpu or arm.distributed_type == "NO" else 2)
-    return Training(
-        Transformer.of(config_of(name), name, dropout=settings.dropout, lora_rank=settings.lora_rank),
-        RECIPES[settings.precision],
-        Batch(settings.micro_batch, settings.accumulation, settings.sequence, Recomputation(settings.checkpointing)),
-        Placement.of(arm, ranks, "cuda" if on_gpu else "cpu"),
-        optimizer=settings.optimizer,
-        attention=settings.attention or "sdpa",
-    )
-
-
 def _rows(requested: Requested) -> int | None:
     """Return the rows of a rank, for training and for evaluation. None: all rows of the data set."""
     rows = requested.train_rows
@@ -139,3 +120,14 @@ def architecture(record: Record) -> Transformer | None:
     part = {"lora_rank": requested.lora_rank, "train_only": requested.train_only}
     model = Transformer.of(config_of(name), name, dropout=requested.dropout, **part)
     return model if size in (None, model.parameters) else None
+
+
+def sent_bytes(run: Run) -> dict[str, float]:
+    """Return what the first rank sends in a step, by collective. Rings: an all-reduce sends the data twice."""
+    sent: dict[str, float] = {}
+    for first_rank in run.record.traffic.per_rank[:1]:
+        for kind, count in first_rank.items():
+            # In a hybrid arm, some collectives have fewer ranks, and a ring of fewer sends a smaller share.
+            by_ranks = count.by_ranks(run.record.observed.ranks or 1)
+            sent[kind] = sum(papers.wire_bytes({kind: part}, len(ranks)) for ranks, part in by_ranks.items())
+    return sent

@@ -28,7 +28,7 @@ def state(logs: list[RankLog]) -> str:
     # The ring is on by default, with 2000 entries (c10d/FlightRecorder.hpp:110), also for gloo: somebody has set it to
     # 0.
     if not any(log.recorded for log in logs):
-        return "PyTorch recorded no collectives: TORCH_FR_BUFFER_SIZE is 0, or there is no process group"
+        return finding("nothing_recorded").said
     age_s = max(0, time.time() - max(log.written_unix_s for log in logs))  # clocks of machines differ
     # A dump of gloo does not say which ranks there are.
     ranks = logs[-1].ranks if DEFAULT in logs[-1].groups else "an unknown number of"
@@ -47,7 +47,9 @@ def causes(logs: list[RankLog]) -> list[Finding]:
     seen = {each.id for each in hangs(logs)}
     # Of one rank alone nothing can be told, nor without the functions of a rank that may be the cause: only ranks that
     # stand still have written them. Nor if all are in the same call. But an error that was seen is told.
-    known = 1 < len(stacks) == logs[0].ranks and all(log.calls for log in logs) and seen != {"all_began"}
+    known = (
+        1 < len(stacks) == logs[0].ranks and all(log.calls for log in logs) and not seen <= {"all_began", "some_began"}
+    )
     # Of 48 trainings that hang, 19 end at once with gloo. The patterns were written on the others, and are tested on
     # them: how many hangs of strangers they name is not known (reports/log.md).
     for id, cause in texts(HANGS).items():
@@ -86,8 +88,7 @@ def _different_branches(calls: Calls) -> list[Finding]:
             sides.setdefault(call, []).append(rank)
         if len(sides) > 1:
             words = ", ".join(f"{_ranks(ranks)} in {call}" for call, ranks in sides.items())
-            remedy = "look for an `if` on the rank, or for data that differs, around a call that all ranks must make"
-            return [Finding(f"Ranks make different calls: {words}", remedy)]
+            return [finding("different_calls", calls=words)]
     return []
 
 
@@ -111,24 +112,15 @@ def _waiting(group: str, logs: list[RankLog], calls: Calls) -> list[Finding]:
         members = set(range(logs[-1].ranks))
     seen = []
     if gone := members - calls.keys():
-        why = "and others wait: it ended, never started, or writes elsewhere"
-        remedy = "read the output, or get the log; after an end without an error, ranks usually had unequal batches"
-        seen = [Finding(f"{_ranks(gone).capitalize()} left no log here, {why}", remedy)]
+        seen = [finding("no_log", ranks=_ranks(gone).capitalize())]
     # A log has the last collectives of all groups: if none of this group is among them, the rank began the one before.
     begun = dict.fromkeys(members & calls.keys(), first - 1) | begun
     seen += _late(logs, begun, calls, first)
     if seen:
         return seen
-    # On a GPU a collective begins when it is enqueued. The times are PyTorch's defaults (c10d/Backend.hpp:19,
-    # c10d/ProcessGroupNCCL.hpp:157). A script may set others.
-    why = "these are all of its group, so likely their connection fails, or a GPU is still busy"
-    if not listed:
-        why = "which others must begin it is not known"
-    sentence = (
-        f"{_ranks(begun).capitalize()} began collective {first} of group {group[:12]}, and it does not end: {why}"
-    )
-    remedy = "PyTorch ends the wait after 30 minutes with gloo and 10 with NCCL"
-    return [Finding(sentence, remedy, id="all_began")]
+    # On a GPU a collective begins when it is enqueued.
+    id = "all_began" if listed else "some_began"
+    return [finding(id, ranks=_ranks(begun).capitalize(), collective=first, group=group[:12])]
 
 
 def _late(logs: list[RankLog], begun: dict[int, int], calls: Calls, waited: int) -> list[Finding]:
@@ -148,9 +140,7 @@ def _late(logs: list[RankLog], begun: dict[int, int], calls: Calls, waited: int)
             place = f"it {log.place}"
         elif waits:
             place = f"it waits in {_name(waits[0])}"
-        sentence = f"Rank {log.rank} has not begun {call}, where {_ranks(others)} {are}: {place}"
-        remedy = f"look at what rank {log.rank} does there: all ranks of a group must make the same calls"
-        late.append(Finding(sentence, remedy))
+        late.append(finding("not_begun", rank=log.rank, call=call, others=f"{_ranks(others)} {are}", place=place))
     return late
 
 

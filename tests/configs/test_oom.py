@@ -13,7 +13,10 @@ from tests.conftest import ROOT, table
 
 THREADS = table("configs/oom_threads.toml")["thread"]
 MESSAGES = table("configs/oom_messages.toml")
-NAMED_BY = {"tokens": ("logits", "attention", "activations"), "states": ("weights", "gradients", "optimizer")}
+NAMED_BY = {
+    "tokens": ("oom-logits", "oom-attention", "oom-activations"),
+    "states": ("oom-weights", "oom-optimizer"),
+}
 SCORED = ROOT / "reports/oom_threads.json"
 
 
@@ -72,7 +75,7 @@ def test_each_kind_of_message_has_its_cause(case):
 def test_sizes_are_matched_with_the_tensors_of_a_training(asked, arm, ranks, cause, what):
     described = Described(arm=arm, ranks=ranks, micro_batch=4, sequence=4096)
     causes, _ = explain(reading.find(new(asked)), Wanted(model="llama3-8b"), described)
-    first, *_ = [each for each in causes if each.id != "states"]  # of some of these all states nearly fill the GPU
+    first, *_ = [each for each in causes if each.id != "oom-states"]  # of some of these all states nearly fill the GPU
     assert (first.id, first.is_likely) == (cause, arm != "ddp")
     assert what in first.what
 
@@ -83,7 +86,7 @@ def test_sizes_that_the_model_alone_has(case):
     causes, _ = explain(reading.find(new(case["asked"])), wanted, Described(**case["settings"]))
     assert (causes[0].id, causes[0].is_likely) == (case["cause"], True)
     assert case["says"] in causes[0].what
-    assert "padded" not in [cause.id for cause in causes]
+    assert "oom-padded" not in [cause.id for cause in causes]
 
 
 def test_a_flag_wins_over_the_vocabulary_of_the_model():
@@ -106,13 +109,13 @@ def test_states_that_nearly_fill_the_gpu_come_first(tmp_path):
     others = [Described(arm=arm, ranks=ranks) for arm, ranks in (("zero2", 64), ("zero2_cpu", 4), ("zero2", None))]
     for training in (of_config, *others):
         causes, _ = explain(reading.find(text.format("38.00 MiB")), wanted, training)
-        assert "states" not in [each.id for each in causes]
+        assert "oom-states" not in [each.id for each in causes]
     # --- less is allocated than they hold
     said = text.format("38.00 MiB") + " Of the allocated memory 30.00 GiB is allocated by PyTorch"
-    assert ids(said, "qwen2.5-7b", arm="zero2", ranks=4)[0] != "states"
+    assert ids(said, "qwen2.5-7b", arm="zero2", ranks=4)[0] != "oom-states"
     # --- whole, they are no part of what the arm divides
     (first, *_), _ = explain(reading.find(text.format("14.19 GiB")), wanted, Described(arm="zero2", ranks=64))
-    assert (first.id, "7,615,616,512 parameters x 2 bytes" in first.what) == ("weights", True)
+    assert (first.id, "7,615,616,512 parameters x 2 bytes" in first.what) == ("oom-weights", True)
 
 
 def test_a_config_says_how_the_training_is_distributed_and_a_flag_wins(tmp_path):
@@ -122,7 +125,7 @@ def test_a_config_says_how_the_training_is_distributed_and_a_flag_wins(tmp_path)
     bucket = reading.find(new(f"{250_000_000 * 4 / 2**20:.2f} MiB"))
     causes, training = explain(bucket, Wanted(model="llama3-8b"), Described(config=config, ranks=4))
     assert training == Described(arm="zero2_cpu", config=config, ranks=4, micro_batch=4)
-    assert causes[0].id == "buckets"
+    assert causes[0].id == "oom-buckets"
     _, training = explain(bucket, Wanted(model="llama3-8b"), Described(config=config, micro_batch=2))
     assert training == Described(arm="zero2_cpu", config=config, micro_batch=2)
 

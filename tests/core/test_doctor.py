@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from study.core import arms, doctor, gpus, machine
+from study.core.errors import Stop
 from study.core.text import size
 from tests.core.test_operators import leave_compiled
 
@@ -36,7 +37,7 @@ def bare(monkeypatch, tmp_path) -> Path:
     return path
 
 
-def examine(folder: Path) -> dict[str, doctor.Finding]:
+def examine(folder: Path) -> dict[str, doctor.Examined]:
     return {finding.what: finding for finding in doctor.examine(folder)}
 
 
@@ -73,9 +74,10 @@ def test_this_machine_is_told_as_it_is(monkeypatch, tmp_path):
     findings = examine(tmp_path)
     assert findings["cores"].found == str(len(os.sched_getaffinity(0)))
     assert findings["host memory"].found.startswith(size(psutil.virtual_memory().total))
-    assert findings["torch"] == doctor.Finding("torch", metadata.version("torch"))
+    assert findings["torch"] == doctor.Examined("torch", metadata.version("torch"))
     assert findings["shared memory"].found == "67.1 MB free", "Docker's default is less than DeepSpeed's ranks take"
     assert "--shm-size" in findings["shared memory"].remedy
+    assert findings["shared memory"].id == "little_shared_memory"
     assert findings["devices"].fine, "no GPU is no fault"
     assert "CUDA toolkit" not in findings
 
@@ -83,9 +85,15 @@ def test_this_machine_is_told_as_it_is(monkeypatch, tmp_path):
 def test_a_bare_machine_is_told_what_to_get(bare, monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "version", lambda package: None)
     findings = examine(tmp_path)
-    needs = {"C++ compiler": "g++", "ninja": "pip", "operators": "study doctor --fix", "torch": "make setup"}
-    for what, remedy in needs.items():
+    needs = {
+        "C++ compiler": ("g++", "no_compiler"),
+        "ninja": ("pip", "no_ninja"),
+        "operators": ("study doctor --fix", "operators_not_compiled"),
+        "torch": ("make setup", "package_missing"),
+    }
+    for what, (remedy, id) in needs.items():
         assert remedy in findings[what].remedy
+        assert findings[what].id == id
     tool(bare, "ninja")
     tool(bare, "c++")
     leave_compiled()
@@ -93,10 +101,11 @@ def test_a_bare_machine_is_told_what_to_get(bare, monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "gpus_here", lambda: two)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     findings = examine(tmp_path)
-    assert findings["C++ compiler"] == doctor.Finding("C++ compiler", str(bare / "c++"))
-    assert findings["operators"] == doctor.Finding("operators", "compiled")
+    assert findings["C++ compiler"] == doctor.Examined("C++ compiler", str(bare / "c++"))
+    assert findings["operators"] == doctor.Examined("operators", "compiled")
     assert findings["devices"].found == "Some GPU 0 (80 GB), Some GPU 1 (80 GB)"
     assert "CUDA_HOME" in findings["CUDA toolkit"].remedy
+    assert findings["CUDA toolkit"].id == "no_cuda_toolkit"
 
 
 def test_a_disk_without_direct_io_is_a_fault(monkeypatch, tmp_path):
@@ -109,4 +118,14 @@ def test_a_disk_without_direct_io_is_a_fault(monkeypatch, tmp_path):
     finding = examine(tmp_path / "disk/deep")["disk"]
     assert f"in {tmp_path}, which refuses direct I/O (Invalid argument)" in finding.found
     assert "--nvme-dir" in finding.remedy
+    assert finding.id == "no_direct_io"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_gpus_that_cannot_be_asked_are_a_fault(monkeypatch, tmp_path):
+    def refuse():
+        raise Stop("the driver does not answer", "restart it")
+
+    monkeypatch.setattr(doctor, "gpus_here", refuse)
+    devices = examine(tmp_path)["devices"]
+    assert (devices.remedy, devices.id) == ("restart it", "devices_unknown")

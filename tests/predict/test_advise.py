@@ -269,6 +269,8 @@ def test_why_an_offloading_arm_is_chosen_before_a_faster_one():
             f"Why: without offloading zero3 fits only just (73 of 80 GiB, and 1.5 GiB beside the reserve); {more}"
             in words[-2]
         )
+    only = replace(rows[0], peak_bytes=78e9)
+    assert in_words(Advice(MISTRAL, (only,), only, None))[1].endswith("[fits_only_just]")
 
 
 def test_a_card_outside_the_list_and_a_slice_are_like_a_known_one():
@@ -304,7 +306,8 @@ def test_where_the_host_decides_an_advice_says_so_and_what_a_larger_batch_would_
     assert advice.choice.limit == "launching"
     assert (larger.arm, larger.micro_batch * larger.accumulation * small.gpus) == (advice.choice.arm, 4 * small.batch)
     assert larger.seconds < 1.5 * advice.choice.seconds, "for four times the rows"
-    words = f"(--batch {4 * small.batch}) would take {times(larger.seconds / advice.choice.seconds)} as long."
+    longer = times(larger.seconds / advice.choice.seconds)
+    words = f"(--batch {4 * small.batch}) would take {longer} as long. [host_decides]"
     assert words in in_words(advice)[-1]
     large = advise(replace(BERT, batch=4096))
     assert not [line for line in in_words(large) if "The host decides" in line]

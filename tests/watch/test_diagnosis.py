@@ -77,7 +77,7 @@ def test_full_memory_comes_first_and_says_what_to_ask(everyday):
 
 def test_findings_are_ordered_by_size():
     costs = [{}, {"lost_s": 0.5}, {"lost_s": 0.01}, {"memory_bytes": 52}, {"memory_bytes": 1}, {"traffic_bytes": 99}]
-    in_order = [Finding("", **cost) for cost in costs]
+    in_order = [Finding("", "", **cost) for cost in costs]
     assert ordered(in_order[::-1]) == in_order
 
 

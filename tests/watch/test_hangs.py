@@ -125,7 +125,15 @@ def test_what_is_said_of_ranks(case):
     logs = [log(text, ranks, groups) for text in case["logs"]]
     assert " | ".join(sentences(logs)).startswith(case["said"])
     assert bool(sentences(logs)) == bool(case["said"])
+    found = [finding.id for finding in hangs(logs)]
+    assert found == case.get("found", found)
     assert [cause.id for cause in causes(logs)] == case.get("causes", [])
+
+
+def test_a_run_whose_collectives_were_not_recorded_is_told():
+    unseen = log("0:").model_copy(update={"recorded": False})
+    assert state([unseen]).startswith("PyTorch recorded no collectives: TORCH_FR_BUFFER_SIZE is 0")
+    assert state([unseen]).endswith("[nothing_recorded]")
 
 
 def test_study_diagnose_tells_of_a_run_that_goes_on(tmp_path):

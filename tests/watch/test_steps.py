@@ -125,6 +125,7 @@ def test_a_rank_is_slow_only_by_its_own_work():
 
 def test_a_loss_that_is_no_longer_finite_is_named_before_steps_are_judged():
     (finding,) = trends.findings({0: table(15), 1: table(15, loss=[2.0] * 9 + [np.nan] * 6)})
+    assert finding.id == "no_finite_loss"
     assert "After step 9 " in finding.sentence
 
 

@@ -27,8 +27,8 @@ EMPTY = 0.05  # of the GPU: no model is there
 # Points of a tensor of the asked size. Those of the optimizer come first: their sizes follow from the model alone. Some
 # weights are as wide as activations.
 OF_A_SIZE = {
-    "optimizer": 5, "frozen": 5, "logits": 4, "embeddings": 4, "attention": 4, "activations": 3, "buckets": 3,
-    "weights": 3, "padded": 1,
+    "oom-optimizer": 5, "oom-frozen": 5, "oom-logits": 4, "oom-embeddings": 4, "oom-attention": 4,
+    "oom-activations": 3, "oom-buckets": 3, "oom-weights": 3, "oom-padded": 1,
 }  # fmt: skip
 
 Sign = tuple[str, int, str]  # the cause, its points, and why
@@ -64,14 +64,14 @@ def causes(error: OomError, sizes: dict[str, str], shards_weights: bool, states:
     fitting = [(id, OF_A_SIZE[id], "the size fits") for id in sizes]
     signs = [sign for sign in (*_clues(error), *_numbers(error), *fitting) if sign[0] not in others]
     # A rank holds only parts of weights, so a whole one has been gathered: this comes before `weights`.
-    if "weights" in sizes and shards_weights:
-        signs.append(("gather", LIKELY, "the size is that of a weight, of which a rank holds a part"))
+    if "oom-weights" in sizes and shards_weights:
+        signs.append(("oom-gather", LIKELY, "the size is that of a weight, of which a rank holds a part"))
     if states:
-        signs.append(("states", FIRST, "they are most of this GPU, or more than it has"))
+        signs.append(("oom-states", FIRST, "they are most of this GPU, or more than it has"))
     if error.where != "GPU":  # nothing else counts
         signs = [(error.where, PROOF, "the message says so")]
     if all(points < HINT for _, points, _ in signs):
-        signs.append(("activations", 1, "most messages without another sign are mended by smaller passes"))
+        signs.append(("oom-activations", 1, "most messages without another sign are mended by smaller passes"))
     points: Counter[str] = Counter()
     for id, more, _ in signs:
         points[id] += more
@@ -79,7 +79,7 @@ def causes(error: OomError, sizes: dict[str, str], shards_weights: bool, states:
         Cause(
             id=id,
             what=sizes.get(id, "")
-            + text["what"].format(
+            + text["sentence"].format(
                 asked=error.asked.text, unallocated=f"{error.unallocated / 2**30:.2f} GiB", states=states
             ),
             points=points[id],
@@ -104,23 +104,27 @@ def _clues(error: OomError) -> Iterator[Sign]:
 def _numbers(error: OomError) -> Iterator[Sign]:
     """Yield what the sizes in the message show by themselves."""
     if "CUDA error: out of memory" in error.line:
-        yield "other_process", HINT, "the driver says it, and not PyTorch's allocator"
+        yield "oom-other-process", HINT, "the driver says it, and not PyTorch's allocator"
     if not error.asked.high or error.total is None:
         return
     # --- one tensor that no setting would make fit
     asked = error.asked.low
     if asked > error.total:
         if (error.allocated or 0) <= EMPTY * error.total:
-            yield "capacity", PROOF, "the message says what the GPU has, and nothing else is on it"
+            yield "oom-capacity", PROOF, "the message says what the GPU has, and nothing else is on it"
         else:
-            yield "attention", HINT + 1, "it is larger than the GPU, and the square of the tokens makes such"
+            yield "oom-attention", HINT + 1, "it is larger than the GPU, and the square of the tokens makes such"
     # --- memory that PyTorch does not use: of other processes, or reserved in pieces that are too small
     if error.outside > max(OUTSIDE_SHARE * error.total, CONTEXT_BYTES) and (error.free or 0) + error.outside >= asked:
-        yield "other_process", PROOF, f"PyTorch's numbers leave {error.outside / 2**30:.2f} GiB of the GPU unexplained"
+        yield (
+            "oom-other-process",
+            PROOF,
+            f"PyTorch's numbers leave {error.outside / 2**30:.2f} GiB of the GPU unexplained",
+        )
     unused, share = error.unallocated, UNUSED_SHARE * error.total
     if unused >= max(asked, share):
         points = FIRST if unused >= MANY_TIMES * asked else CLUE
-        yield "fragmentation", points, "the unused part alone is larger than what was asked for"
+        yield "oom-fragmentation", points, "the unused part alone is larger than what was asked for"
     elif unused and unused + (error.free or 0) >= error.asked.high:
         points = HINT if unused >= share else 1
-        yield "fragmentation", points, "the unused part and what is free would be enough together"
+        yield "oom-fragmentation", points, "the unused part and what is free would be enough together"

@@ -66,11 +66,11 @@ def explain(error: OomError, wanted: Wanted, given: Described) -> tuple[list[Cau
     if error.asked.high > SMALL:
         buckets = USUAL_BUCKETS | {name: config[name] for name in BUCKETS if is_number(config.get(name))}
         for cause, elements, words in (*_of_tokens(given, model, error), *_of_states(given, model, trained, buckets)):
-            for element_bytes in (4, 2, 1) if cause == "attention" else (4, 2):  # a mask may be of bools
+            for element_bytes in (4, 2, 1) if cause == "oom-attention" else (4, 2):  # a mask may be of bools
                 if error.asked.low <= elements * element_bytes <= error.asked.high:
                     sizes.setdefault(cause, f"{error.asked.text} = {words} x {element_bytes} bytes: ")
     if len(sizes) > 1:  # the guess is for what nothing else explains
-        sizes.pop("padded", None)
+        sizes.pop("oom-padded", None)
     return causes(error, sizes, (given.arm or "").startswith(SHARD_WEIGHTS), _filling(error, given, trained)), given
 
 
@@ -113,12 +113,12 @@ def _of_tokens(given: Described, model: Transformer | None, error: OomError) -> 
         heads = model.dimensions.get("num_attention_heads", 1)
     rows, sequence = given.micro_batch or 0, given.sequence or 0
     if tokens := rows * sequence:
-        for cause, width in (("logits", vocabulary), ("activations", intermediate)):
+        for cause, width in (("oom-logits", vocabulary), ("oom-activations", intermediate)):
             if width:
                 yield cause, tokens * width, f"{tokens:,} tokens x {width:,}"
         for number in (heads, 1):  # a mask has no heads
             factors = f"{rows} rows x {number} heads x {sequence:,} x {sequence:,} tokens"
-            yield "attention", tokens * number * sequence, factors
+            yield "oom-attention", tokens * number * sequence, factors
     if vocabulary:
         yield from _of_padded(vocabulary, rows, sequence, error)
 
@@ -132,12 +132,12 @@ def _of_padded(vocabulary: int, rows: int, sequence: int, error: OomError) -> It
             longest = round(tokens / rows)
             if sequence / 2 < longest < sequence:
                 factors = f"{rows} rows x about {longest:,} of {sequence:,} tokens x {vocabulary:,}"
-                yield "padded", rows * longest * vocabulary, factors
+                yield "oom-padded", rows * longest * vocabulary, factors
         else:
             # Almost any size is some number of tokens, but few are thousands: with the two digits of a message and a
             # vocabulary of 128,256 one in 25.
             thousands = 1024 * round(tokens / 1024)
-            yield "padded", thousands * vocabulary, f"{thousands:,} tokens x {vocabulary:,}"
+            yield "oom-padded", thousands * vocabulary, f"{thousands:,} tokens x {vocabulary:,}"
 
 
 def _of_states(given: Described, model: Transformer | None, trained: int, buckets: dict[str, Any]) -> Iterator[Tensor]:
@@ -145,27 +145,27 @@ def _of_states(given: Described, model: Transformer | None, trained: int, bucket
     # --- of the config, with any model: 5e8 elements are DeepSpeed's default (zero/config.py:113), 2.0 GB in fp32
     if arm.startswith("zero"):
         for name, elements in buckets.items():
-            yield "buckets", elements, f"{elements:,.0f} elements of {name}"
+            yield "oom-buckets", elements, f"{elements:,.0f} elements of {name}"
     # --- of the model alone
     if model is None:
         return
-    whole = "optimizer"
+    whole = "oom-optimizer"
     if arm.startswith(("zero", *SHARD_WEIGHTS)):
         # ZeRO makes a rank's part of each state as one flat vector, in fp32 even for 16-bit weights. It is cloned from
         # the flat weights of that part (zero/stage_1_and_2.py:560), while deepspeed.initialize runs.
         ranks = given.ranks or 1
-        yield "optimizer", trained / ranks, f"{trained:,} parameters / {ranks} ranks"
+        yield "oom-optimizer", trained / ranks, f"{trained:,} parameters / {ranks} ranks"
         if given.arm:  # its ranks hold no state of the optimizer whole
-            whole = "weights"
+            whole = "oom-weights"
     yield whole, trained, f"{trained:,} parameters"
     frozen = sum(tensor.elements for tensor in model.tensors) - trained
-    yield "frozen", frozen, f"{frozen:,} frozen parameters"
+    yield "oom-frozen", frozen, f"{frozen:,} frozen parameters"
     # The embedding and the head are reduced together: they are larger than a bucket, or of FSDP's outermost unit.
     of_words = [tensor for tensor in model.tensors if model.look.vocabulary in tensor.shape and len(tensor.shape) == 2]
     if len(of_words) == 2:
         sides = " x ".join(f"{side:,}" for side in of_words[0].shape)
-        yield "embeddings", sum(tensor.elements for tensor in of_words), f"2 x {sides}"
+        yield "oom-embeddings", sum(tensor.elements for tensor in of_words), f"2 x {sides}"
     for tensor in model.tensors:
         if len(tensor.shape) > 1:
             sides = " x ".join(f"{side:,}" for side in tensor.shape)
-            yield "weights", tensor.elements, f"{sides} of {tensor.name}"
+            yield "oom-weights", tensor.elements, f"{sides} of {tensor.name}"

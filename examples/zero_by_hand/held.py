@@ -1,0 +1,59 @@
+"""Draws what each file of ZeRO by hand holds and sends, from the table in its README, which a test holds to the files.
+
+python examples/zero_by_hand/held.py examples/zero_by_hand/held.svg
+"""
+
+import re
+import sys
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from study.core.arms import ROOT
+from study.report import style
+
+CAPTION = "What rank 0 of 2 holds and sends, by file of ZeRO by hand"
+README = ROOT / "examples" / "zero_by_hand" / "README.md"
+HELD = ("weights", "gradients", "optimizer")
+SENT = {"1 pass in a step": "#9a9aa2", "4 passes": "#3b6fb6"}
+
+
+def table() -> pd.DataFrame:
+    """Return the table's MB: what is held by part, and the most at a time and what is sent with one pass and four."""
+    rows = {}
+    for line in re.findall(r"^\| `\w+\.py` \|.*", README.read_text(), re.MULTILINE):
+        name, *cells = (cell.strip(" `") for cell in line.strip("|").split("|"))
+        rows[name.removesuffix(".py")] = [
+            float(re.findall(r"[\d.]+", cell.partition("=")[2] or cell)[0]) for cell in cells
+        ]
+    one, four = SENT
+    return pd.DataFrame.from_dict(rows, orient="index", columns=[*HELD, "most", one, "most with 4 passes", four])
+
+
+@style.figure
+def picture(rows: pd.DataFrame) -> Figure:
+    drawing = Figure(figsize=(2 * style.WIDTH, 2.9), layout="constrained")
+    left, right = drawing.subplots(1, 2, width_ratios=(1.3, 1))
+    begin = rows["weights"] * 0
+    for part in HELD:
+        left.barh(range(len(rows)), rows[part], left=begin, label=part, color=style.PARTS[part], **style.EDGE)
+        begin += rows[part]
+    left.plot(rows["most"], range(len(rows)), "k|", markersize=14, markeredgewidth=2, label="most at a time")
+    style.name_bars(left, rows.index)
+    left.set_title("Held by rank 0 of 2, after the backward pass")
+    left.set_xlabel("MB; 4 P is 1.05")
+    left.legend(loc="lower right", fontsize=8)
+    for place, (label, colour) in enumerate(SENT.items()):
+        right.barh(
+            [y + 0.4 * place - 0.2 for y in range(len(rows))], rows[label], 0.4, label=label, color=colour, **style.EDGE
+        )
+    style.name_bars(right, rows.index)
+    right.set_title("Sent by rank 0 in a step")
+    right.set_xlabel("MB")
+    right.legend(loc="upper right", fontsize=8)
+    return drawing
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(style.svg(picture(table()), CAPTION))

@@ -1,0 +1,141 @@
+"""Every sentence about a library or a training has an id, in brackets, that one command explains and grep finds."""
+
+import ast
+import json
+import re
+from collections import Counter
+
+import pytest
+
+from study.cli import diagnosis
+from study.cli.explain import explain, key
+from study.configs import sources
+from study.configs.differences import compare
+from study.configs.sentences import sentences
+from study.core.errors import Stop
+from study.known.explained import places
+from study.known.faults import named
+from study.known.findings import HANGS, texts
+from study.ledger.texts import claims
+from study.records.collectives import RankLog
+from study.watch import hangs
+from tests.cli.test_cli import in_this_process
+from tests.conftest import ROOT, table
+from tests.known.test_stack import answers
+from tests.shaped import changed, finished, put
+
+TOLD = table("known/told.toml")
+BEGIN = table("configs/config_cases.toml")["begin"] | {"stage_3": {"zero_optimization": {"stage": 3}}}
+EXPLAINED = {each.id: each for each in sentences()}
+HUNG = [json.loads(line) for line in (ROOT / "reports/cpu-2core/hangs.jsonl").read_text().splitlines()]
+# What prints sentences, and may make a finding: all others name the id of a table.
+MAKERS = {"study/known/findings.py", "study/cli/stack.py"}
+
+
+def printed(capsys) -> set[str]:
+    """The ids in brackets of what was printed."""
+    return {*re.findall(r"\. \[([\w.-]+)\]", " ".join(capsys.readouterr().out.split()))}
+
+
+def test_ids_are_unique_and_each_has_a_sentence():
+    every = [*EXPLAINED, *(claim.id for claim in claims())]
+    assert [id for id, number in Counter(map(key, every)).items() if number > 1] == []
+    assert len(every) > 400
+    assert [id for id, each in EXPLAINED.items() if not each.sentence] == []
+
+
+@pytest.mark.parametrize("id", EXPLAINED)
+def test_grep_for_an_id_finds_its_sentence_its_rule_and_its_test(id, capsys):
+    (answer,) = explain((id,))
+    assert answer["table"].startswith("study/")
+    assert answer["tests"], "a case for it belongs into a table of tests, as told.toml"
+    # A rule is code that names the id, or what stands in the table beside the sentence.
+    is_table = EXPLAINED[id].kind != "finding" or "configs" in texts()[id]
+    assert answer["rules"] or (is_table and (ROOT / EXPLAINED[id].read_by).is_file())
+    said = capsys.readouterr().out
+    assert all(f"{word}: " in said for word in ("Sentence", "Rule", "Rests on", "Test", "Upstream"))
+
+
+def test_no_rule_writes_a_sentence_of_its_own():
+    """A sentence without an id would need a finding that is made by hand, or a print of one without its id."""
+    for path in (ROOT / "study").rglob("*.py"):
+        calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        makes = any(isinstance(call, ast.Name) and call.id == "Finding" for call in calls)
+        assert not makes or str(path.relative_to(ROOT)) in MAKERS, path
+
+
+@pytest.mark.parametrize("id", TOLD["stack"])
+def test_a_fault_is_told_to_who_has_it(id, capsys):
+    words = TOLD["stack"][id]
+    assert id in answers(words)
+    assert answers(f"{words} --details").keys() <= printed(capsys) | {"PEFT"}
+
+
+def test_faults_of_no_training_are_shown_elsewhere():
+    for id, where in TOLD["elsewhere"].items():
+        fault = named(id)
+        assert fault.when is None
+        assert where in (fault.script, *fault.adapters)
+
+
+@pytest.mark.parametrize("id", TOLD["diff"])
+def test_a_difference_that_matters_is_told(id, tmp_path, capsys):
+    case = TOLD["diff"][id]
+    for name, value in zip("ab", case["values"], strict=True):
+        content = json.loads(json.dumps(BEGIN[case["begin"]]))
+        *above, last = case["path"].split(".")
+        section = content
+        for each in above:
+            section = section.setdefault(each, {})
+        section[last] = value
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    answer = diagnosis.diff(tmp_path / "a.json", tmp_path / "b.json")
+    ids = {row["id"] for row in answer["known"]}
+    assert id in ids
+    assert ids <= printed(capsys)
+
+
+@pytest.mark.parametrize("id", TOLD["records"])
+def test_a_difference_of_records_is_told(id, tmp_path):
+    case = TOLD["records"][id]
+    for name, value in zip("ab", case["values"], strict=True):
+        put(tmp_path, changed(finished(name), **{case["path"]: value}))
+    known, _ = compare(*(sources.read(tmp_path / name) for name in "ab"))
+    assert id in [each.description.id for each in known]
+
+
+@pytest.mark.parametrize("id", TOLD["hangs"])
+def test_a_cause_of_a_hang_is_told_of_real_ranks(id):
+    (row,) = [row for row in HUNG if [row["way"], row["arm"]] == TOLD["hangs"][id]]
+    logs = [RankLog.model_validate(each) for each in row["logs"]]
+    assert id in [finding.id for finding in (*hangs.causes(logs), *hangs.hangs(logs))]
+
+
+@pytest.mark.parametrize("id", TOLD["typed"])
+def test_what_is_typed_is_answered_with_its_id(id, monkeypatch, capsys, tmp_path):
+    (tmp_path / "told.json").write_text('{"colour": "red"}')
+    (tmp_path / "swift.yaml").write_text("{tuner_type: lora, learning_rate: 1, deepspeed: zero2}")
+    words = TOLD["typed"][id].replace("FOLDER", str(tmp_path))
+    in_this_process(monkeypatch, words)
+    assert id in printed(capsys)
+
+
+def test_an_unknown_id_is_refused_with_the_nearest():
+    with pytest.raises(Stop) as stop:
+        explain(("secondbucket",))
+    assert "did you mean 'second_bucket'" in stop.value.remedy
+    with pytest.raises(Stop, match="no sentence has the id ''"):
+        explain(("",))
+
+
+def test_all_are_listed_one_a_line_and_a_claim_is_explained_as_claims_does(capsys):
+    rows = explain(())
+    listed = capsys.readouterr().out.splitlines()
+    assert len(listed) == len(rows)
+    assert {row["id"] for row in rows} >= {"second_bucket", "last-pass-only", "S000-20"}
+    (claim,) = explain(("[s000-20]",))
+    assert claim["verdict"] == "does not hold"
+
+
+def test_ids_of_hangs_are_places_in_one_table():
+    assert all(any("hangs.toml" in place for place in places(id)) for id in texts(HANGS))
