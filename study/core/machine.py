@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import psutil
@@ -191,3 +192,28 @@ def check_direct_io(folder: Path) -> None:
     with tempfile.TemporaryFile(dir=folder) as file:  # without a name, so nothing is left behind
         fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_DIRECT)
         os.pwrite(file.fileno(), mmap.mmap(-1, mmap.PAGESIZE), 0)  # direct I/O demands whole pages
+
+
+REQUEST_BYTES = 2**20  # of direct I/O, DeepSpeed's default
+
+
+def disk_bytes_per_s(folder: Path, total_bytes: int = 2**30) -> float:
+    """Return bytes per second of the slower of writing and reading a file, request by request, as DeepSpeed does it."""
+    request = mmap.mmap(-1, REQUEST_BYTES)
+    request.write(os.urandom(REQUEST_BYTES))
+    starts = range(0, total_bytes, REQUEST_BYTES)
+    try:
+        with tempfile.TemporaryFile(dir=folder) as open_file:
+            file = open_file.fileno()
+            fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_DIRECT)
+            started = time.perf_counter()
+            for start in starts:
+                os.pwrite(file, request, start)
+            os.fsync(file)
+            between = time.perf_counter()
+            for start in starts:
+                os.preadv(file, [request], start)
+            return total_bytes / max(between - started, time.perf_counter() - between)
+    except OSError as error:
+        remedy = "give a folder on a local disk that you may write to"
+        raise Stop(f"the disk of {folder} cannot be measured ({error.strerror})", remedy) from None
