@@ -11,10 +11,12 @@ from typing import Any
 import tyro
 from packaging.version import Version
 
+from study.cli import pasted
 from study.configs import sources
 from study.configs.differences import Difference, compare, is_secret, mistakes, printable, recognised, same, shown
 from study.configs.oom import reading
 from study.configs.oom.explain import Described, explain
+from study.configs.pasted import condense, losses, matching
 from study.configs.settings import UNSET, EffectiveSettings, effective_settings
 from study.core.arms import releases_of_defaults
 from study.core.errors import Stop, nearest
@@ -22,40 +24,61 @@ from study.core.recipes import AUTOCAST
 from study.core.settings import flag
 from study.core.text import is_number, number_of, say, say_wrapped
 from study.known import lists
-from study.known.faults import table
+from study.known.faults import Fault, table
 from study.known.findings import Finding, with_id
-from study.known.which_apply import Applies, Flags, Stack, free, untested, which_apply
+from study.known.which_apply import WAYS, Applies, Flags, Stack, free, untested, which_apply
 from study.predict.front import Wanted
 from study.records import store
 from study.records.metrics import dig
 from study.watch.about import About, about
 
 DEFAULT = " (the library's default{})"
-MOST_SHOWN = 10  # faults, without --details: a reader of 50 reads none
+MOST_MAY = 5  # faults that may apply, without --details: a reader of 50 reads none
+MOST_QUESTIONS = 3
+LONGEST_PATH = 200  # characters: an error in quotes may be longer than a name can be
+USUAL = {"stage", "ranks", "cuda", "trainer", "offload", "script"}  # conditions that say little of a training
 
 # --- study diagnose --------------------------------------------------------------------------------------------------
 
 
-def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /) -> list[dict]:
-    """Say what is wrong or costly in a run, what to do about it, and which claim or script demonstrates it.
+def diagnose(
+    runs: tyro.conf.Positional[tuple[str, ...]] = (), /, *, symptom: str = "", details: bool = False
+) -> list[dict]:
+    """Say what is wrong or costly in a run, or what a log, an error or any pasted text means, and what to do about it.
+
+    A text may be a log, a traceback, `pip freeze`, `transformers env`, `accelerate env`, `ds_report`, a config, a
+    command, your own sentences, or all of them: in files, through a pipe (`-`), or as words. Several make one answer.
 
     Of a folder with several runs it lists them, and tells each kind of finding once: name a run, and it tells all of
-    its own.
+    its own. Of a watched run it also says what its steps show: waiting for data, slow ranks, memory that creeps, and
+    more. If it is not finished, it says which rank waits for which. This works while the run hangs and after it was
+    ended. It also reads a folder of Flight Recorder dumps in JSON, one of each rank.
 
-    Of a watched run it also says what its steps show: waiting for data, slow ranks, memory that creeps, and more. If it
-    is not finished, it says which rank waits for which. This works while the run hangs and after it was ended.
+    With --json: all findings of each run, and the answer to the text.
 
-    It also reads a folder of Flight Recorder dumps in JSON, one of each rank.
-
-    With --json: all findings of each run. Example: `study diagnose reports/cpu-2core/runs/smoke`
+    Example: `study diagnose train.log requirements.txt`
 
     Args:
-        runs: Folders of runs, record.json files, dumps, or configs, whose mistakes are named.
+        runs: Texts, or folders of runs, record.json files, dumps, or configs, whose mistakes are named.
+        symptom: What was seen, in your words, such as "loss is 0 and grad_norm 1.414 after a few hundred steps".
+        details: Also the lines of the text that show it.
     """
-    if not runs:
-        raise Stop("no run is given", "name the folder of a run, or its record.json")
-    folders = [folder for path in runs for folder in store.run_folders(path) or [path]]
-    is_list = len(folders) > len(runs)
+    if not runs and not symptom:
+        raise Stop("nothing is given", "name a log, a run, or paste an error; `-` reads a pipe")
+    paths, text = pasted.split(tuple(map(str, runs)))
+    answers = []
+    if text or not paths:
+        # A config beside a text says more of the training that the text is about.
+        text = "\n".join([text, *(condense.content(path) for path in paths if path.is_file())])
+        answers.append(pasted.tell(text, symptom, details))
+        say_wrapped(*([""] if paths else []))
+    return answers + _runs(paths)
+
+
+def _runs(paths: list[Path]) -> list[dict]:
+    """Tell the findings of runs, records, dumps and configs."""
+    folders = [folder for path in paths for folder in store.run_folders(path) or [path]]
+    is_list = len(folders) > len(paths)
     answers = []
     quiet = []
     told: set[str] = set()
@@ -126,11 +149,11 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
         first: A config file, a folder with a record.json, or a release: A in the answer.
         second: The other one: B.
     """
-    if two := re.fullmatch(r"(accelerate|deepspeed)==(\S+) \1==(\S+)", f"{first} {second}"):
+    if two := re.fullmatch(r"([\w-]+)==(\S+) \1==(\S+)", f"{first} {second}"):
         return _releases_apart(two[1], list(two.groups()[1:]))
     if "==" in first.name or "==" in second.name:
         what = f"two releases of one package can be compared (got {first} and {second})"
-        raise Stop(what, "name deepspeed twice, or accelerate; `study stack` takes several")
+        raise Stop(what, "name one package twice, such as trl==1.8.0 trl==1.12.0; `study stack` takes several")
     # --- what each side sets, whatever its kind of file
     a = sources.read(first)
     b = sources.read(second)
@@ -164,22 +187,39 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
 
 
 def _releases_apart(package: str, releases: list[str]) -> dict:
-    """Show what changes from the older to the newer of two releases."""
-    from study.conform.command import conform  # it takes as long as all else here
+    """Show what changes from the older to the newer of two releases, of faults as far as they are known."""
+    name = table().packages.get(package.lower())
+    if name is None:
+        raise Stop(f"of {package!r:.80} nothing is known", nearest(package, table().packages))
+    if not all(isinstance(lists.release_of(release), Version) for release in releases):
+        raise Stop(f"{' or '.join(releases):.80} is no release", f"write two, such as {package}==0.19.8")
+    old, new = sorted(map(Version, releases))
+    known = [fault for fault in table().fault if fault.package == name and fault.when]
+    answer: dict[str, Any] = {"mended": _changed(known, old, new), "new": _changed(known, new, old)}
+    answer["both"] = [fault.id for fault in known if fault.has(old) and fault.has(new)]
+    unknown = sum(fault.has(old) is None or fault.has(new) is None for fault in known)
+    mended, brought = number_of(len(answer["mended"]), "known faults"), number_of(len(answer["new"]), "are new")
+    say_wrapped(f"From {name} {old} to {new}: {mended} mended, {brought.replace('1 are', '1 is')}.", "")
+    for word in ("new", "mended"):
+        for fault in [each for each in known if each.id in answer[word]]:
+            say_wrapped(f"{word.capitalize()}: {with_id(fault.in_releases, fault.id)}", indent="    ")
+            if word == "new":
+                _say_indented(f"What to do: {fault.do}.")
+    if answer["both"]:
+        say_wrapped("", f"Both have: {', '.join(answer['both'])}. `study explain ID` says more.")
+    if unknown:
+        others = number_of(unknown, "others")
+        say_wrapped("", f"Of {others} nobody tested one of the two: `study stack {package}=={new}` names them.")
+    if name in ("accelerate", "deepspeed"):  # of these, kept answers say which configs and defaults changed
+        from study.conform.command import conform  # it takes as long as all else here
 
-    if all(isinstance(lists.release_of(release), Version) for release in releases):
-        releases.sort(key=Version)
-    answer = conform((f"{package}-configuration",), release="..".join(releases))
-    old, new = map(Version, releases)
-    say("")
-    for word, has, has_not in (("Mended", old, new), ("New", new, old)):
-        of_package = [fault for fault in table().fault if fault.package == package and fault.when]
-        changed = [fault for fault in of_package if fault.has(has) and fault.has(has_not) is False]
-        for each in changed:
-            sentence = f"{each.sentence.rstrip('.')} ({each.releases})"
-            say_wrapped(f"{word}: {with_id(sentence, each.id)}", indent="  ")
-        answer[word.lower()] = [each.id for each in changed]
+        say("")
+        answer |= conform((f"{name}-configuration",), release=f"{old}..{new}")
     return answer
+
+
+def _changed(known: list[Fault], has: Version, has_not: Version) -> list[str]:
+    return [fault.id for fault in known if fault.has(has) and fault.has(has_not) is False]
 
 
 def _values(difference: Difference) -> str:
@@ -219,14 +259,18 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
         model: The model.
         training: The training.
     """
-    message = reading.find(reading.content(" ".join(error) or None))
+    text = condense.content(Path(error[0])) if _is_text(error) else reading.content(" ".join(error) or None)
+    message = reading.find(text)
     causes, training = explain(message, model, training)
-    if not causes[0].is_likely:
-        say_wrapped("No cause is sure. The likeliest is first; a memory snapshot of PyTorch tells.", "")
-    for number, cause in enumerate(causes, 1):
-        what = f"{cause.what[0].upper()}{cause.what[1:]}"
+    first, *others = causes
+    how = "Likely" if first.is_likely else "Perhaps (nothing is sure; a memory snapshot of PyTorch tells)"
+    say_wrapped(with_id(f"{how}: {first.what}", first.id), "")
+    _say_indented(f"What to do: {first.remedy}.", f"Tells it apart: {first.apart}.")
+    _say_indented(f"It rests on: {'; '.join(first.reasons)}.")
+    for number, cause in enumerate(others, 2):
         why = f"{'likely' if cause.is_likely else 'possible'}: {'; '.join(cause.reasons)}"
-        say_wrapped(with_id(f"{what} ({why})", cause.id), indent="    ", first=f"{number:>2}. ")
+        what = with_id(f"{cause.what[0].upper()}{cause.what[1:]} ({why})", cause.id)
+        say_wrapped("", what, indent="    ", first=f"{number:>2}. ")
         _say_indented(f"What to do: {cause.remedy}.", f"Tells it apart: {cause.apart}.")
     say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.line}")
     # The config says more of the training than the flags do. A wrong guess has to be seen.
@@ -239,6 +283,11 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
         say_wrapped("", "If only adapters train, give --lora-rank as well.")
     say_wrapped("`study advise` predicts which arms fit, and how long their steps take.")
     return {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": vars(training)}
+
+
+def _is_text(error: tuple[str, ...]) -> bool:
+    """Whether a file is named that may be of any size."""
+    return len(error) == 1 and len(error[0]) < LONGEST_PATH and Path(error[0]).is_file()
 
 
 # --- study stack -----------------------------------------------------------------------------------------------------
@@ -265,26 +314,61 @@ def stack(
             wrote, a project, an environment of conda, a lock of uv or poetry. Several count together.
             Without any: those of the record, or of this environment.
         config: A DeepSpeed json, an Accelerate yaml, arguments of the Trainer, or a record.
-        symptom: What was seen: faults with it come first. It is error, hang, ignored, loss, memory, no-update or norm.
+        symptom: What was seen, in a word (error, hang, ignored, loss, memory, no-update, norm) or in your words: faults
+            with it come first. `study diagnose --symptom` says what it may mean without any release.
         details: All faults that may apply, what would decide that, what to do, and what shows them.
     """
-    if flags.stage is not None and flags.fsdp2:
-        raise Stop("--stage and --fsdp2 exclude each other", "give the one that shards your training")
+    ways = [name for name in ("stage", *WAYS) if getattr(flags, name) not in (None, False)]
+    if len(ways) > 1:
+        raise Stop(f"{' and '.join(map(flag, ways))} exclude each other", "give the one that your training has")
     for number in (flags.ranks, flags.passes):
         if number is not None and number < 1:
             raise Stop(f"ranks and passes must be at least 1 (got {number})", "give 1 or more")
-    if symptom:
-        symptom = _symptom(symptom)
-    said, key = _of_config(config)
-    versions = {name: said[f"version of {name}"].value for name in table().asked if f"version of {name}" in said}
+    seen = _symptoms(symptom)
+    of_config, key = _of_config(config)
+    recorded = {name: of_config.get(f"version of {name}") for name in table().asked}
+    versions = {name: each.value for name, each in recorded.items() if each is not None}
     releases = releases or tuple(f"{name} {version}" for name, version in versions.items())  # of a record
-    config_says = {name: None if each.is_open else each.value for name, each in said.items()}
+    config_says = {name: None if each.is_open else each.value for name, each in of_config.items()}
     training = Stack.of(lists.releases(releases), flags, config_says, key)
-    seen = symptom or ""
-    found = sorted(which_apply(training), key=lambda each: (seen not in each.fault.symptom, *order(each)))
+    found = sorted(which_apply(training), key=lambda each: (not _is_seen(each, seen), *order(each)))
     answer = in_words(training, found)
-    say_wrapped(*lists.notes(releases, training.releases), *_overruled(flags, said), answer["first"])
-    left = _show_faults(found, answer["faults"], symptom, details, config)
+    said = {name for name, value in vars(flags).items() if value is not None} | {*config_says}
+    _say_stack(found, answer, training, seen)
+    may = [each for each in found if each.answer != "applies"]
+    spoken = may if details else [each for each in may if _is_seen(each, seen) or speaks(each, said)][:MOST_MAY]
+    _show_may(spoken, answer, details)
+    say_wrapped(*lists.notes(releases, training.releases), *_overruled(flags, of_config))
+    _say_left([each for each in may if each not in spoken], config)
+    return answer
+
+
+def _is_seen(each: Applies, seen: set[str]) -> bool:
+    return any(symptom in each.fault.symptom for symptom in seen)
+
+
+def speaks(each: Applies, said: set[str]) -> bool:
+    """Whether a config or a flag speaks of what a fault needs, besides what each training has."""
+    if each.fault.package in (*table().trainers, "PEFT"):  # these have few, and who names one asks about it
+        return each.may_be_inside
+    special = {*(each.fault.when or {})} - USUAL - {question.condition for question in each.why}
+    settings = {condition for name, condition in table().settings.items() if name in said} | said
+    return bool(special & (settings | {"keys"})) and each.may_be_inside
+
+
+def _say_stack(found: list[Applies], answer: dict, training: Stack, seen: set[str]) -> None:
+    """Say what applies, the worst first, and what to do about it; or that nothing surely does."""
+    rows = {row["id"]: row for row in answer["faults"]}
+    applying = sorted(
+        (each for each in found if each.answer == "applies"),
+        key=lambda each: (not _is_seen(each, seen), not each.fault.symptom.startswith(table().silent)),
+    )
+    say_wrapped(answer["first"])
+    for number, each in enumerate(applying, 1):
+        row = rows[each.fault.id]
+        _show_finding(f"{number:>2}. ", Finding(each.fault.id, row["sentence"], row["do"], row["shown"]))
+        if each.fault.who:
+            _say_indented(f"Who is hit: {each.fault.who}.")
     for name, right in answer["free"].items():
         sentence = f"Each release of {name} that was tested has a known fault here."
         if right:
@@ -292,20 +376,41 @@ def stack(
                 f"With {name} {' or '.join(right[:4])} no known fault of {name} surely applies here, but others may."
             )
         say_wrapped("", sentence)
-    if left:
-        unasked = sum(not each.is_tested for each in left)
-        of_these = f"; for {unasked} of these nobody tested your release" if unasked else ""
-        say_wrapped("", f"{len(left)} more may apply{of_these}. With --details: all, and what to do.")
-    return answer
+
+
+def _show_may(spoken: list[Applies], answer: dict, details: bool) -> None:
+    """Show faults that may apply, each with its question."""
+    rows = {row["id"]: row for row in answer["faults"]}
+    for each in spoken:
+        row = rows[each.fault.id]
+        said = f"May apply: {with_id(row['sentence'], each.fault.id)} {row['question']}"
+        say_wrapped("", said, indent="    ")
+        if details:
+            _say_indented(f"What to do: {row['do']}.", f"Shown by: {row['shown']}")
+
+
+def _say_left(left: list[Applies], config: Path | None) -> None:
+    """Say in one line what would tell whether the others apply."""
+    if not left:
+        return
+    flags = Counter(question.flag for each in left for question in each.why if question.flag)
+    wanted = [name for name, _ in flags.most_common(MOST_QUESTIONS - 1)]
+    if config is None:
+        wanted.insert(0, "--config")
+    unasked = sum(not each.is_tested for each in left)
+    of_these = f"; for {unasked} of these nobody tested your release" if unasked else ""
+    give = f"Give {', '.join(wanted)} to check them; " if wanted else ""
+    say_wrapped("", f"{len(left)} more may apply{of_these}. {give}--details lists all.")
 
 
 def in_words(training: Stack, found: list[Applies]) -> dict:
     """Return the answer of `study stack`: the sentence, the faults, and releases without any that surely applies."""
     applying = [each for each in found if each.answer == "applies"]
+    worst = sorted(applying, key=lambda each: not each.fault.symptom.startswith(table().silent))
     packages = dict.fromkeys(each.fault.package for each in applying)
     return {
         "fine": not applying,
-        "first": _in_one_sentence(training, len(applying), len(found) - len(applying)),
+        "first": _in_one_sentence(training, len(applying), len(found) - len(applying), next(iter(worst), None)),
         "faults": [_fault_row(each, training) for each in found],
         "not_asked": [_release_in_words(training, package) for package in untested(training)],
         "free": {package: free(training, package) for package in packages},
@@ -316,11 +421,15 @@ def _release_in_words(training: Stack, package: str) -> str:
     return f"{package} {training.releases[package] or '(release not said)'}"
 
 
-def _in_one_sentence(training: Stack, apply: int, may: int) -> str:
-    """Return how many faults there are, with the releases of which nothing is known."""
+def _in_one_sentence(training: Stack, apply: int, may: int, worst: Applies | None) -> str:
+    """Return what applies, the worst of it first, with the releases of which nothing is known."""
     named = ", ".join(_release_in_words(training, package) for package in training.releases)
     known = sum(fault.when is not None for fault in table().fault)
-    first = f"{named}: of {known} known faults {apply} {'applies' if apply == 1 else 'apply'}, and {may} may"
+    if worst is None:
+        first = f"{named}: none of {known} known faults surely applies, and {may} may"
+    else:
+        others = f"{apply} known faults apply; the worst" if apply > 1 else "1 known fault applies"
+        first = f"{named}: {others}: {worst.fault.sentence.rstrip('.')}"
     if packages := untested(training):
         first += f"; in no test of ours: {', '.join(_release_in_words(training, each) for each in packages)}"
     return f"{first}."
@@ -362,14 +471,20 @@ def _of_config(config: Path | None) -> tuple[EffectiveSettings, Callable | None]
     return said, partial(dig, (source.named or source).content | source.content)
 
 
-def _symptom(word: str) -> str:
-    """Return what was seen as the table has it."""
+def _symptoms(words: str | None) -> set[str]:
+    """Return what was seen as the table has it, of one word or of a person's sentence."""
+    if not words:
+        return set()
     by_word = {other: symptom for symptom, others in table().symptoms.items() for other in [symptom, *others.split()]}
-    name = word.lower().replace("_", "-")
-    if name not in by_word:
-        what = f"--symptom must be one of {', '.join(sorted(table().symptoms))} (got {word!r:.80})"
-        raise Stop(what, nearest(name, by_word, otherwise="study stack --help explains the options"))
-    return by_word[name]
+    name = words.lower().replace("_", "-")
+    if name in by_word:
+        return {by_word[name]}
+    signs = {each.id for each in losses.signs("", words)}
+    if seen := matching.symptoms(words, signs):
+        return seen
+    what = f"--symptom {words!r:.80} names nothing that faults are known by"
+    listed = f"say what was seen: {', '.join(sorted(table().symptoms))}, or a sentence with the numbers"
+    raise Stop(what, nearest(name, by_word, otherwise=listed))
 
 
 def _overruled(flags: Flags, said: EffectiveSettings) -> Iterator[str]:
@@ -385,8 +500,9 @@ def _overruled(flags: Flags, said: EffectiveSettings) -> Iterator[str]:
     known = table().optimizers
     if flags.optimizer is not None and not any(name in flags.optimizer.lower() for name in known):
         yield f"--optimizer {flags.optimizer!r:.80} is none of {', '.join(known)}: no fault of these is told."
-    if flags.fsdp2 and engine.value == "DeepSpeed":
-        yield "--fsdp2 counts, and not the config's DeepSpeed."
+    for way in WAYS:
+        if getattr(flags, way) and engine.value == "DeepSpeed":
+            yield f"{flag(way)} counts, and not the config's DeepSpeed."
     if flags.stage is not None and engine.value == "FSDP":
         yield f"--stage {flags.stage} counts, and not the config's FSDP."
 
@@ -416,31 +532,3 @@ def order(each: Applies) -> tuple:
         -is_said,
         is_open,
     )
-
-
-def _show_faults(
-    found: list[Applies], rows: list[dict], symptom: str | None, details: bool, config: Path | None
-) -> list[Applies]:
-    """Show those that apply, and some of those that may. Return the others. `rows` are the faults in words."""
-    # --- each flag is asked for once, and not with each fault
-    flags = Counter(question.flag for each in found for question in each.why if question.flag)
-    if flags and not details:
-        wanted = [name for name, _ in flags.most_common()]
-        if config is None:
-            wanted.insert(0, "--config")
-        say_wrapped(f"To narrow it down, give {', '.join(wanted)}. Questions that they answer are left out below.")
-    left = []
-    for number, (each, row) in enumerate(zip(found, rows, strict=True), 1):
-        first = f"{number:>2}. "
-        if details or each.answer == "applies" or (symptom and symptom in each.fault.symptom):
-            sentence = f"{row['question']} {row['sentence']}".lstrip()
-            _show_finding(first, Finding(each.fault.id, sentence, row["do"], row["shown"]))
-        elif number <= MOST_SHOWN:
-            of_others = [*_not_tested(each), *(question.text for question in each.why if not question.flag)]
-            # Without any question it would read as if it applied.
-            question = " ".join(of_others) or row["question"]
-            said = with_id(row["sentence"], each.fault.id)
-            say_wrapped(f"{said} {question}", indent="    ", first=first)
-        else:
-            left.append(each)
-    return left

@@ -7,6 +7,8 @@ import tyro
 
 from study.cli import results
 from study.configs.oom.causes import CAUSES
+from study.configs.pasted.situations import TABLE as SITUATIONS
+from study.configs.pasted.tracebacks import SIGNS, TRACEBACKS
 from study.configs.settings import SETTINGS
 from study.core.errors import Stop, nearest
 from study.core.text import say, say_wrapped
@@ -51,7 +53,10 @@ def sentences() -> list[Explained]:
     """Return all sentences that commands print about libraries and trainings, besides claims."""
     causes = of_table(CAUSES, "cause of an error about memory", "study/configs/oom/causes.py")
     settings = of_table(SETTINGS, "cause of different losses or memory", "study/configs/differences.py")
-    return [*of_faults(), *of_findings(), *causes, *settings]
+    messages = of_table(TRACEBACKS, "meaning of an error", "study/configs/pasted/tracebacks.py")
+    signs = of_table(SIGNS, "sign in a text", "study/configs/pasted/tracebacks.py")
+    said = of_table(SITUATIONS, "meaning of a person's words", "study/configs/pasted/situations.py")
+    return [*of_faults(), *of_findings(), *causes, *settings, *messages, *signs, *said]
 
 
 def show(each: Explained) -> list[dict]:

@@ -99,7 +99,9 @@ def _with_needed(releases: Mapping[str, Release], said: dict[str, Any], flags: F
     needed = []
     if said["trainer"] not in (None, "own"):
         needed = ["transformers", "accelerate"]
-    if any(getattr(flags, way) for way in WAYS) or (flags.stage is None and said.get("engine") not in (None, "DeepSpeed")):
+    if any(getattr(flags, way) for way in WAYS) or (
+        flags.stage is None and said.get("engine") not in (None, "DeepSpeed")
+    ):
         needed.append("torch")
     elif "stage" in said:
         needed.append("deepspeed")
