@@ -121,9 +121,8 @@ def _memory(pasted: Pasted, words: str) -> Iterator[Seen]:
     if others:
         apart += f". Else: {others[0].what}"
     seen = sign("memory-was-full", text, place, how=how, cause=what, remedy=f"{remedy}{apart}")
-    sure: tracebacks.Sure = "possible" if how == "perhaps" else "likely"
     evidence = f"{'; '.join(first.reasons)}; `study oom FILE --model MODEL --arm ARM` compares its size"
-    yield Seen(**vars(seen) | {"sure": sure, "evidence": evidence, "line": error.line})
+    yield Seen(**vars(seen) | {"evidence": evidence, "line": error.line})
 
 
 def _ordered(shown: list[Seen], matches: list[matching.Match], situations: list[Seen]) -> list[Seen]:

@@ -95,13 +95,15 @@ def _compared(text: str, words: str, waits: list[Wait]) -> Seen:
     same = [wait for wait in waits if wait.index == first.index]
     others = [wait for wait in waits if wait.index > first.index]
     if len({(wait.kind, wait.elements) for wait in same}) > 1:
-        calls = ", ".join(f"rank {wait.rank} {wait.call}" for wait in same[:MOST])
+        # One rank of each call is enough.
+        each = {(wait.kind, wait.elements): wait for wait in same}.values()
+        calls = ", ".join(f"rank {wait.rank} {wait.call}" for wait in [*each][:2])
         return sign("different-calls", text, first.place, index=first.index, calls=calls)
     values = {"call": first.call, "limit_s": first.limit_s, "ranks": _ranks([wait.rank for wait in same])}
     cause = _usual(first.kind, first.elements, first.index, text, words)
     if others and len(same) <= len(others):
         ahead = _ranks([wait.rank for wait in others]).lower()
-        return sign("rank-behind", text, first.place, ahead=ahead, further=others[0].call, **values, **cause)
+        return sign("rank-behind", text, first.place, ahead=ahead, further=others[0].index, **values, **cause)
     if missing := _missing(text, waits):
         return sign("rank-missing", text, first.place, **values | {"ranks": _ranks(missing)}, **cause)
     if (match := FIRST.search(text)) and int(match["rank"]) not in {wait.rank for wait in waits}:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections import Counter
 
 import pytest
@@ -77,7 +78,7 @@ def test_of_sixty_threads_36_are_answered_and_two_at_most_wrongly():
     assert judged["wrong"] <= 2
     # Before they were read: what a stranger may expect.
     first = Counter(row["first"] for row in JUDGED.values())
-    assert (first["right"] + first["helpful"], first["wrong"]) == (30, 2)
+    assert (first["right"] + first["helpful"], first["wrong"]) == (29, 2)
 
 
 # --- what waits for what ---------------------------------------------------------------------------------------------
@@ -91,7 +92,7 @@ def test_a_rank_that_is_behind_is_named():
     behind = WORK.format(rank=3, index=1575, kind="_ALLGATHER_BASE", elements=1000000)
     (seen,) = watchdogs.hangs("".join([*same, behind]))
     assert seen.id == "rank-behind"
-    assert seen.sentence.startswith("Rank 3 behind")
+    assert seen.sentence.startswith("Rank 3 behind, in ALLGATHER_BASE 1575")
     other = WORK.format(rank=3, index=1580, kind="BROADCAST", elements=1)
     (seen,) = watchdogs.hangs("".join([*same, other]))
     assert seen.id == "different-calls"
@@ -151,10 +152,13 @@ def test_a_config_is_read_whatever_its_form():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "hello", "\x00\xff", "{", "error", "a" * 10**5, "[[[[" * 10**4, "\n" * 10**5, "{" * 10**4, "é\udcff"]
+    "part", ["hello", "\x00\xff", "{", "[[[[", "a", "\n", " ", "deepspeed ", "stage: ", "é\udcff", "'"]
 )
-def test_unknown_text_is_told_as_such(text):
-    assert answer(text).sure == "nothing"
+def test_unknown_text_is_told_as_such_however_long(part):
+    for text in ("", part, part * 20_000):
+        began = time.process_time()
+        assert answer(text).sure == "nothing"
+        assert time.process_time() - began < 5
 
 
 def test_an_error_that_is_not_known_is_quoted():
