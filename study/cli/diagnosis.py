@@ -336,7 +336,10 @@ def stack(
     said = {name for name, value in vars(flags).items() if value is not None} | {*config_says}
     _say_stack(found, answer, training, seen)
     may = [each for each in found if each.answer != "applies"]
-    spoken = may if details else [each for each in may if _is_seen(each, seen) or speaks(each, said)][:MOST_MAY]
+    spoken = may
+    if not details:
+        spoken = [each for each in may if _is_seen(each, seen) or speaks(each, said)]
+        spoken = sorted(spoken, key=lambda each: (not _is_seen(each, seen), -speaks(each, said)))[:MOST_MAY]
     _show_may(spoken, answer, details)
     say_wrapped(*lists.notes(releases, training.releases), *_overruled(flags, of_config))
     _say_left([each for each in may if each not in spoken], config)
@@ -347,13 +350,14 @@ def _is_seen(each: Applies, seen: set[str]) -> bool:
     return any(symptom in each.fault.symptom for symptom in seen)
 
 
-def speaks(each: Applies, said: set[str]) -> bool:
-    """Whether a config or a flag speaks of what a fault needs, besides what each training has."""
-    if each.fault.package in (*table().trainers, "PEFT"):  # these have few, and who names one asks about it
-        return each.may_be_inside
+def speaks(each: Applies, said: set[str]) -> int:
+    """Return how much of what a fault needs a config or a flag says, besides what each training has."""
+    if not each.may_be_inside:
+        return 0
     special = {*(each.fault.when or {})} - USUAL - {question.condition for question in each.why}
-    settings = {condition for name, condition in table().settings.items() if name in said} | said
-    return bool(special & (settings | {"keys"})) and each.may_be_inside
+    settings = {condition for name, condition in table().settings.items() if name in said} | said | {"keys"}
+    # Trainers and PEFT have few faults, and who names one asks about it.
+    return 2 * len(special & settings) + (each.fault.package in (*table().trainers, "PEFT"))
 
 
 def _say_stack(found: list[Applies], answer: dict, training: Stack, seen: set[str]) -> None:

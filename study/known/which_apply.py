@@ -211,6 +211,8 @@ def _questions(fault: Fault, stack: Stack) -> list[Question] | None:
             given_as = GIVEN_AS.get(condition, "")
             if condition in table().asked:
                 given_as = f"the release of {condition}"
+            elif condition == "stage" and wanted == ["ddp"]:
+                given_as = "--ddp"
             questions.append(Question(condition, given_as, fault.asks[condition]))
         elif not is_so:
             return None

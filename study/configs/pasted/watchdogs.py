@@ -98,7 +98,7 @@ def _compared(text: str, words: str, waits: list[Wait]) -> Seen:
         # One rank of each call is enough.
         each = {(wait.kind, wait.elements): wait for wait in same}.values()
         calls = ", ".join(f"rank {wait.rank} {wait.call}" for wait in [*each][:2])
-        return sign("different-calls", text, first.place, index=first.index, calls=calls)
+        return sign("ranks-call-differently", text, first.place, index=first.index, calls=calls)
     values = {"call": first.call, "limit_s": first.limit_s, "ranks": _ranks([wait.rank for wait in same])}
     cause = _usual(first.kind, first.elements, first.index, text, words)
     if others and len(same) <= len(others):

@@ -95,7 +95,7 @@ def test_a_rank_that_is_behind_is_named():
     assert seen.sentence.startswith("Rank 3 behind, in ALLGATHER_BASE 1575")
     other = WORK.format(rank=3, index=1580, kind="BROADCAST", elements=1)
     (seen,) = watchdogs.hangs("".join([*same, other]))
-    assert seen.id == "different-calls"
+    assert seen.id == "ranks-call-differently"
 
 
 def test_out_of_memory_comes_before_who_waited_for_that_rank():
