@@ -56,7 +56,7 @@ def diagnose(
 
     With --json: all findings of each run, and the answer to the text.
 
-    Example: `study diagnose train.log requirements.txt`
+    Example: `study diagnose train.log`
 
     Args:
         runs: Texts, or folders of runs, record.json files, dumps, or configs, whose mistakes are named.
@@ -334,6 +334,7 @@ def stack(
     found = sorted(which_apply(training), key=lambda each: (not _is_seen(each, seen), *order(each)))
     answer = in_words(training, found)
     said = {name for name, value in vars(flags).items() if value is not None} | {*config_says}
+    say_wrapped(*lists.notes(releases, training.releases))  # only if what is given was not understood
     _say_stack(found, answer, training, seen)
     may = [each for each in found if each.answer != "applies"]
     spoken = may
@@ -341,7 +342,7 @@ def stack(
         spoken = [each for each in may if _is_seen(each, seen) or speaks(each, said)]
         spoken = sorted(spoken, key=lambda each: (not _is_seen(each, seen), -speaks(each, said)))[:MOST_MAY]
     _show_may(spoken, answer, details)
-    say_wrapped(*lists.notes(releases, training.releases), *_overruled(flags, of_config))
+    say_wrapped(*_overruled(flags, of_config))
     _say_left([each for each in may if each not in spoken], config)
     return answer
 

@@ -121,7 +121,7 @@ def _memory(pasted: Pasted, words: str) -> Iterator[Seen]:
     if others:
         apart += f". Else: {others[0].what}"
     seen = sign("memory-was-full", text, place, how=how, cause=what, remedy=f"{remedy}{apart}")
-    evidence = f"{'; '.join(first.reasons)}; `study oom FILE --model MODEL --arm ARM` compares its size"
+    evidence = f"{'; '.join(first.reasons)}; `study oom FILE --model MODEL` compares its size"
     yield Seen(**vars(seen) | {"evidence": evidence, "line": error.line})
 
 

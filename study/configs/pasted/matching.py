@@ -30,7 +30,6 @@ LARGER = re.compile(
     r"(?i)\b(?:larger|higher|bigger|huge|too large|explod\w+|multipl\w+|\d+ ?x|times (?:too )?(?:large|high)\w*)\b"
 )
 IDENTIFIERS = re.compile(r"[a-z]\w*[_.]\w+|[A-Za-z]+[A-Z]\w*|\w*[a-zA-Z]\w*\d\w*|\d[\d,.]*\d")
-PLAIN = {*(TABLE.with_name("plain_words.txt").read_text(encoding="utf-8").split())}
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,18 @@ def symptoms(words: str, signs: set[str]) -> set[str]:
 
 
 @functools.cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads(TABLE.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def _plain() -> set[str]:
+    return {*_table()["plain_words"].split()}
+
+
+@functools.cache
 def _symptoms() -> dict[str, tuple[re.Pattern, set[str]]]:
-    rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    rows = {name: row for name, row in _table().items() if name != "plain_words"}
     return {name: (re.compile(row["pattern"], re.IGNORECASE), {*row["signs"]}) for name, row in rows.items()}
 
 
@@ -158,5 +167,5 @@ def _weight(token: str, count: int, number: int) -> float:
 def _tokens(words: str) -> Iterator[str]:
     for word in re.findall(r"[A-Za-z_][\w.]*\w|\d[\d,.]*\d", words):
         token = word.lower().strip(".,")
-        if token not in PLAIN and len(token) > 2:
+        if token not in _plain() and len(token) > 2:
             yield token if IDENTIFIERS.fullmatch(word) else token.removesuffix("s")
