@@ -79,6 +79,7 @@ style: $(VENV)/.ready-to-test  ## the form of the code, and its layers
 	ruff check && ruff format --check && lint-imports && mypy && python .ci/size.py && python .ci/disguises.py
 	check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 	check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	check-jsonschema --builtin-schema vendor.github-actions action.yml
 	check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*[!g].yml
 
 size:  ## tokens of code by room, and the change since the last tag
@@ -100,7 +101,7 @@ scoreboard: setup  ## who predicts memory best: DeepSpeed's estimators, Accelera
 	study sweep scoreboard --runs runs/scoreboard && $(BIN)/python benchmarks/scoreboard.py runs/scoreboard
 
 gpu: setup $(VENV)/.ready-to-test  ## pack what a GPU machine without a network lacks: make gpu PACK="--data imdb/ wikitext-2/ --model bert-large-uncased/ gpt2/"
-	$(BIN)/python windows/gpu_windows.py pack $(PACK)
+	$(BIN)/python windows/pack.py $(PACK)
 
 peaks: setup  ## what this machine reaches: matrix products, copies, disk
 	$(BIN)/python benchmarks/peaks.py --json runs/peaks.json

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from study.measure import hardware
 from study.records.compare import median_with_interval
-from study.watch.loop import AFTER
+from study.watch.instruments import AFTER
 from study.watch.session import watch
 
 PAIRS = 1000

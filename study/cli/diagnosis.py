@@ -1,10 +1,7 @@
-"""`study diagnose` and `study oom`: what is wrong with a run. `study diff`: why two differ. `study stack`: faults."""
+"""`study diagnose` and `study oom`: what is wrong with a run, or what a text means. `study diff`: why two differ."""
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +10,24 @@ from packaging.version import Version
 
 from study.cli import pasted
 from study.configs import sources
-from study.configs.differences import Difference, compare, is_secret, mistakes, printable, recognised, same, shown
+from study.configs.differences import Difference, compare, is_secret, mistakes, printable, same, shown
 from study.configs.oom import reading
 from study.configs.oom.explain import Described, explain
-from study.configs.pasted import condense, losses, matching
-from study.configs.settings import UNSET, EffectiveSettings, effective_settings
+from study.configs.pasted import condense
+from study.configs.settings import effective_settings
 from study.core.arms import releases_of_defaults
 from study.core.errors import Stop, nearest
-from study.core.recipes import AUTOCAST
 from study.core.settings import flag
-from study.core.text import is_number, number_of, say, say_wrapped
+from study.core.text import number_of, say, say_wrapped
 from study.known import lists
 from study.known.faults import Fault, table
 from study.known.findings import Finding, with_id
-from study.known.which_apply import WAYS, Applies, Flags, Stack, free, untested, which_apply
 from study.predict.front import Wanted
 from study.records import store
-from study.records.metrics import dig
 from study.watch.about import About, about
 
 DEFAULT = " (the library's default{})"
-MOST_MAY = 5  # faults that may apply, without --details: a reader of 50 reads none
-MOST_QUESTIONS = 3
 LONGEST_PATH = 200  # characters: an error in quotes may be longer than a name can be
-USUAL = {"stage", "ranks", "cuda", "trainer", "offload", "script"}  # conditions that say little of a training
 
 # --- study diagnose --------------------------------------------------------------------------------------------------
 
@@ -116,14 +107,14 @@ def _show(answer: About, findings: list[Finding]) -> None:
     if answer.ranks:
         _say_indented(f"{answer.ranks}.")
     for number, finding in enumerate(findings, 1):
-        _show_finding(f"{number:>2}. ", finding)
+        show_finding(f"{number:>2}. ", finding)
 
 
 def _say_indented(*texts: str) -> None:
     say_wrapped(*texts, indent="    ", first="    ")
 
 
-def _show_finding(first: str, finding: Finding) -> None:
+def show_finding(first: str, finding: Finding) -> None:
     say("")
     say_wrapped(finding.said, indent="    ", first=first)
     if finding.remedy:
@@ -171,7 +162,7 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
         say_wrapped("", f"{letter.upper()}: {side.path} ({side.words})", indent="   ")
         findings = list(mistakes(side))
         for finding in findings:
-            _show_finding("  - ", finding)
+            show_finding("  - ", finding)
         answer[f"found_in_{letter}"] = list(map(asdict, findings))
     for number, each in enumerate(known, 1):
         say("")
@@ -288,252 +279,3 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
 def _is_text(error: tuple[str, ...]) -> bool:
     """Whether a file is named that may be of any size."""
     return len(error) == 1 and len(error[0]) < LONGEST_PATH and Path(error[0]).is_file()
-
-
-# --- study stack -----------------------------------------------------------------------------------------------------
-
-
-def stack(
-    releases: tyro.conf.Positional[tuple[str, ...]] = (),
-    /,
-    *,
-    flags: Flags,
-    config: Path | None = None,
-    symptom: str | None = None,
-    details: bool = False,
-) -> dict:
-    """Which known faults of libraries apply to these releases, in this training?
-
-    A fault applies, or it does if something is so that neither a config nor a flag says. More than half were run, on
-    CPUs, and there are others that nobody knows. The exit code is 1 if one applies.
-
-    With --json: the faults. Example: `study stack deepspeed==0.19.8 --stage 2`
-
-    Args:
-        releases: Words such as deepspeed==0.19.8; or a file: a list of requirements, what `pip freeze` or `pip list`
-            wrote, a project, an environment of conda, a lock of uv or poetry. Several count together.
-            Without any: those of the record, or of this environment.
-        config: A DeepSpeed json, an Accelerate yaml, arguments of the Trainer, or a record.
-        symptom: What was seen, in a word (error, hang, ignored, loss, memory, no-update, norm) or in your words: faults
-            with it come first. `study diagnose --symptom` says what it may mean without any release.
-        details: All faults that may apply, what would decide that, what to do, and what shows them.
-    """
-    ways = [name for name in ("stage", *WAYS) if getattr(flags, name) not in (None, False)]
-    if len(ways) > 1:
-        raise Stop(f"{' and '.join(map(flag, ways))} exclude each other", "give the one that your training has")
-    for number in (flags.ranks, flags.passes):
-        if number is not None and number < 1:
-            raise Stop(f"ranks and passes must be at least 1 (got {number})", "give 1 or more")
-    seen = _symptoms(symptom)
-    of_config, key = _of_config(config)
-    recorded = {name: of_config.get(f"version of {name}") for name in table().asked}
-    versions = {name: each.value for name, each in recorded.items() if each is not None}
-    releases = releases or tuple(f"{name} {version}" for name, version in versions.items())  # of a record
-    config_says = {name: None if each.is_open else each.value for name, each in of_config.items()}
-    training = Stack.of(lists.releases(releases), flags, config_says, key)
-    found = sorted(which_apply(training), key=lambda each: (not _is_seen(each, seen), *order(each)))
-    answer = in_words(training, found)
-    said = {name for name, value in vars(flags).items() if value is not None} | {*config_says}
-    say_wrapped(*lists.notes(releases, training.releases))  # only if what is given was not understood
-    _say_stack(found, answer, training, seen)
-    may = [each for each in found if each.answer != "applies"]
-    spoken = may
-    if not details:
-        spoken = [each for each in may if _is_seen(each, seen) or speaks(each, said)]
-        spoken = sorted(spoken, key=lambda each: (not _is_seen(each, seen), -speaks(each, said)))[:MOST_MAY]
-    _show_may(spoken, answer, details)
-    say_wrapped(*_overruled(flags, of_config))
-    _say_left([each for each in may if each not in spoken], config)
-    return answer
-
-
-def _is_seen(each: Applies, seen: set[str]) -> bool:
-    return any(symptom in each.fault.symptom for symptom in seen)
-
-
-def speaks(each: Applies, said: set[str]) -> int:
-    """Return how much of what a fault needs a config or a flag says, besides what each training has."""
-    if not each.may_be_inside:
-        return 0
-    special = {*(each.fault.when or {})} - USUAL - {question.condition for question in each.why}
-    settings = {condition for name, condition in table().settings.items() if name in said} | said | {"keys"}
-    # Trainers and PEFT have few faults, and who names one asks about it.
-    return 2 * len(special & settings) + (each.fault.package in (*table().trainers, "PEFT"))
-
-
-def _say_stack(found: list[Applies], answer: dict, training: Stack, seen: set[str]) -> None:
-    """Say what applies, the worst first, and what to do about it; or that nothing surely does."""
-    rows = {row["id"]: row for row in answer["faults"]}
-    applying = sorted(
-        (each for each in found if each.answer == "applies"),
-        key=lambda each: (not _is_seen(each, seen), not each.fault.symptom.startswith(table().silent)),
-    )
-    say_wrapped(answer["first"])
-    for number, each in enumerate(applying, 1):
-        row = rows[each.fault.id]
-        _show_finding(f"{number:>2}. ", Finding(each.fault.id, row["sentence"], row["do"], row["shown"]))
-        if each.fault.who:
-            _say_indented(f"Who is hit: {each.fault.who}.")
-    for name, right in answer["free"].items():
-        sentence = f"Each release of {name} that was tested has a known fault here."
-        if right:
-            sentence = (
-                f"With {name} {' or '.join(right[:4])} no known fault of {name} surely applies here, but others may."
-            )
-        say_wrapped("", sentence)
-
-
-def _show_may(spoken: list[Applies], answer: dict, details: bool) -> None:
-    """Show faults that may apply, each with its question."""
-    rows = {row["id"]: row for row in answer["faults"]}
-    for each in spoken:
-        row = rows[each.fault.id]
-        said = f"May apply: {with_id(row['sentence'], each.fault.id)} {row['question']}"
-        say_wrapped("", said, indent="    ")
-        if details:
-            _say_indented(f"What to do: {row['do']}.", f"Shown by: {row['shown']}")
-
-
-def _say_left(left: list[Applies], config: Path | None) -> None:
-    """Say in one line what would tell whether the others apply."""
-    if not left:
-        return
-    flags = Counter(question.flag for each in left for question in each.why if question.flag)
-    wanted = [name for name, _ in flags.most_common(MOST_QUESTIONS - 1)]
-    if config is None:
-        wanted.insert(0, "--config")
-    unasked = sum(not each.is_tested for each in left)
-    of_these = f"; for {unasked} of these nobody tested your release" if unasked else ""
-    give = f"Give {', '.join(wanted)} to check them; " if wanted else ""
-    say_wrapped("", f"{len(left)} more may apply{of_these}. {give}--details lists all.")
-
-
-def in_words(training: Stack, found: list[Applies]) -> dict:
-    """Return the answer of `study stack`: the sentence, the faults, and releases without any that surely applies."""
-    applying = [each for each in found if each.answer == "applies"]
-    worst = sorted(applying, key=lambda each: not each.fault.symptom.startswith(table().silent))
-    packages = dict.fromkeys(each.fault.package for each in applying)
-    return {
-        "fine": not applying,
-        "first": _in_one_sentence(training, len(applying), len(found) - len(applying), next(iter(worst), None)),
-        "faults": [_fault_row(each, training) for each in found],
-        "not_asked": [_release_in_words(training, package) for package in untested(training)],
-        "free": {package: free(training, package) for package in packages},
-    }
-
-
-def _release_in_words(training: Stack, package: str) -> str:
-    return f"{package} {training.releases[package] or '(release not said)'}"
-
-
-def _in_one_sentence(training: Stack, apply: int, may: int, worst: Applies | None) -> str:
-    """Return what applies, the worst of it first, with the releases of which nothing is known."""
-    named = ", ".join(_release_in_words(training, package) for package in training.releases)
-    known = sum(fault.when is not None for fault in table().fault)
-    if worst is None:
-        first = f"{named}: none of {known} known faults surely applies, and {may} may"
-    else:
-        others = f"{apply} known faults apply; the worst" if apply > 1 else "1 known fault applies"
-        first = f"{named}: {others}: {worst.fault.sentence.rstrip('.')}"
-    if packages := untested(training):
-        first += f"; in no test of ours: {', '.join(_release_in_words(training, each) for each in packages)}"
-    return f"{first}."
-
-
-def _fault_row(each: Applies, training: Stack) -> dict:
-    """Return a fault that applies, or may, in words."""
-    fault = each.fault
-    shown_by = f"reproductions/{fault.script}.py" if fault.script else f"{fault.rests_on}, {fault.upstream}"
-    return fault.model_dump(include={"id", "package", "symptom", "who", "upstream", "when"}) | {
-        "answer": each.answer,
-        "asked": each.is_tested,
-        "inside": each.may_be_inside,
-        "question": " ".join([*_not_tested(each), *(question.text for question in each.why)]),
-        "sentence": fault.in_releases,
-        "do": fault.do_with.get(training.said["trainer"], fault.do),
-        "shown": shown_by.rstrip(", "),
-    }
-
-
-def _not_tested(each: Applies) -> list[str]:
-    """Return a sentence if the release was not tested."""
-    if each.is_tested:
-        return []
-    return [table().questions["release"].format(each.fault.package, each.release)]
-
-
-def _of_config(config: Path | None) -> tuple[EffectiveSettings, Callable | None]:
-    """Return what a config says by our names, and what returns its value at a dotted path."""
-    if config is None:
-        return {}, None
-    source = recognised(config)
-    said = effective_settings(source)
-    if "ranks" in said and said["ranks"].is_open:
-        del said["ranks"]  # auto is no number: 2 are taken, as where nothing says how many
-    if source.unread:
-        say_wrapped(f"{source.unread}.")
-        return said, None
-    return said, partial(dig, (source.named or source).content | source.content)
-
-
-def _symptoms(words: str | None) -> set[str]:
-    """Return what was seen as the table has it, of one word or of a person's sentence."""
-    if not words:
-        return set()
-    by_word = {other: symptom for symptom, others in table().symptoms.items() for other in [symptom, *others.split()]}
-    name = words.lower().replace("_", "-")
-    if name in by_word:
-        return {by_word[name]}
-    signs = {each.id for each in losses.signs("", words)}
-    if seen := matching.symptoms(words, signs):
-        return seen
-    what = f"--symptom {words!r:.80} names nothing that faults are known by"
-    listed = f"say what was seen: {', '.join(sorted(table().symptoms))}, or a sentence with the numbers"
-    raise Stop(what, nearest(name, by_word, otherwise=listed))
-
-
-def _overruled(flags: Flags, said: EffectiveSettings) -> Iterator[str]:
-    """Yield a sentence for each flag that says otherwise than the config, or what the table does not know."""
-    for name, condition in table().settings.items():
-        given = getattr(flags, condition, None)
-        written = said.get(name, UNSET)
-        if given is None or written.value is None or written.is_open or written.is_default:
-            continue
-        if not same(given, written.value) and not _is_named_so(given, str(written.value).lower()):
-            yield f"{flag(condition)} {given} counts, and not the config's {shown(written, name)}."
-    engine = said.get("engine", UNSET)
-    known = table().optimizers
-    if flags.optimizer is not None and not any(name in flags.optimizer.lower() for name in known):
-        yield f"--optimizer {flags.optimizer!r:.80} is none of {', '.join(known)}: no fault of these is told."
-    for way in WAYS:
-        if getattr(flags, way) and engine.value == "DeepSpeed":
-            yield f"{flag(way)} counts, and not the config's DeepSpeed."
-    if flags.stage is not None and engine.value == "FSDP":
-        yield f"--stage {flags.stage} counts, and not the config's FSDP."
-
-
-def _is_named_so(given: Any, written: str) -> bool:
-    """Whether a config says in its words what a flag says: AdamW or adamw_torch, a cast to bfloat16, lora."""
-    if isinstance(given, bool):
-        return given == (written not in ("false", "none"))
-    kind, _, how = str(given).partition("_")
-    if kind in AUTOCAST:
-        return written == f"{how or 'cast'} to {AUTOCAST[kind]}"
-    return str(given).lower() in written and not is_number(given)
-
-
-def order(each: Applies) -> tuple:
-    """Return what sorts a fault: what applies comes first, then wrong trainings of which at least half is said, then
-    that of which the most is said, and the least is open.
-
-    A release between two that have a fault most likely has it: that it was not asked leaves nothing open.
-    """
-    is_open = len(each.why)
-    is_said = len(each.fault.when or ()) - is_open
-    return (
-        each.answer,
-        not each.may_be_inside,
-        not (each.fault.symptom.startswith(table().silent) and is_said >= is_open),
-        -is_said,
-        is_open,
-    )

@@ -1,18 +1,14 @@
 """`study explain`: what is behind a sentence that a command printed, by the id in brackets."""
 
-import functools
 from dataclasses import asdict
 
 import tyro
 
 from study.cli import results
-from study.configs.oom.causes import CAUSES
-from study.configs.pasted.situations import TABLE as SITUATIONS
-from study.configs.pasted.tracebacks import SIGNS, TRACEBACKS
-from study.configs.settings import SETTINGS
+from study.configs.sentences import sentences
 from study.core.errors import Stop, nearest
 from study.core.text import say, say_wrapped
-from study.known.explained import ROOT, Explained, of_faults, of_findings, of_table, places
+from study.known.explained import ROOT, Explained, places
 from study.ledger import texts
 
 MOST = 4  # tests that are shown
@@ -46,17 +42,6 @@ def explain(ids: tyro.conf.Positional[tuple[str, ...]] = (), /) -> list[dict]:
 
 def key(id: str) -> str:
     return id.strip("[]").lower().replace("_", "-")
-
-
-@functools.cache
-def sentences() -> list[Explained]:
-    """Return all sentences that commands print about libraries and trainings, besides claims."""
-    causes = of_table(CAUSES, "cause of an error about memory", "study/configs/oom/causes.py")
-    settings = of_table(SETTINGS, "cause of different losses or memory", "study/configs/differences.py")
-    messages = of_table(TRACEBACKS, "meaning of an error", "study/configs/pasted/tracebacks.py")
-    signs = of_table(SIGNS, "sign in a text", "study/configs/pasted/tracebacks.py")
-    said = of_table(SITUATIONS, "meaning of a person's words", "study/configs/pasted/situations.py")
-    return [*of_faults(), *of_findings(), *causes, *settings, *messages, *signs, *said]
 
 
 def show(each: Explained) -> list[dict]:

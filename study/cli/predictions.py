@@ -127,7 +127,7 @@ def advise(
         if training.precision is None:
             say_wrapped("", answer.precisions(advice.question))
         if any(row.accumulation > 1 and not row.fits for row in advice.rows if row.arm.startswith("fsdp2")):
-            say_wrapped(answer.whole_gradients())
+            say_wrapped(finding("fsdp2_whole_gradients").said)
     return answer.in_json(advice) | {
         "in_words": lines,
         "detail": detail,

@@ -106,7 +106,6 @@ class Table(BaseModel):
     silent: tuple[str, ...]  # symptoms that begin so make a training wrong without a message
     optimizers: tuple[str, ...]  # a name that contains one is this one
     packages: dict[str, str]  # by the names that lists give them
-    patterns: dict[str, str]  # of comments, and of packages with a release in lists and in locks
     fault: tuple[Fault, ...]
 
 

@@ -12,6 +12,7 @@ from packaging.version import Version
 
 from study.core import files, machine
 from study.core.errors import Stop
+from study.known import patterns
 from study.known.faults import ANY, Release, table
 
 MAX_BYTES = 8 * 2**20  # of a lock
@@ -26,7 +27,7 @@ def releases(words: tuple[str, ...]) -> dict[str, Release]:
         here = listed(text)
         for name, release in here.items():
             found.setdefault(name, []).append(release)
-        if {*here.values()} <= {ANY} and re.search(table().patterns["config"], text):
+        if {*here.values()} <= {ANY} and patterns.CONFIG.search(text):
             raise Stop(f"{word:.80} is a config", f"give it as --config {word:.80}")
         if text == word and ANY in here.values() and re.fullmatch(r"[\w.-]+==\S*", word):
             raise Stop(f"{word!r:.80} names no release", "write one, such as deepspeed==0.19.8")
@@ -73,7 +74,7 @@ def notes(words: tuple[str, ...], used: Mapping[str, Release]) -> Iterator[str]:
         for name, release in dict.fromkeys(written(text)):
             if release and release_of(release) == ANY:
                 yield f"Of {name} {release!r:.80} is written, which is not understood as a release."
-        for name in re.findall(table().patterns["included"], text):
+        for name in patterns.INCLUDED.findall(text):
             if name not in " ".join(words):
                 yield f"{word:.80} includes {name:.80}, which was not read: give it as well."
         close = misspelt(text, others)
@@ -100,7 +101,7 @@ def misspelt(text: str, known: list[str]) -> dict[str, str]:
     """
     return {
         name: f"did you mean {near!r}?"
-        for name in dict.fromkeys(re.findall(table().patterns["required"], text.lower()))
+        for name in dict.fromkeys(patterns.REQUIRED.findall(text.lower()))
         for near in difflib.get_close_matches(name, known, 1, 0.88)  # deepspede for deepspeed, not torchao for torch
         if near != name
     }
@@ -122,9 +123,8 @@ def named(text: str) -> dict[str, set[Release]]:
 
 def written(text: str) -> list[tuple[str, str]]:
     """Return what a text writes behind each package, which is a release, a range, or nothing that is understood."""
-    patterns = table().patterns
-    text = re.sub(patterns["comment"], "", text.lower())
-    found = re.findall(patterns["locked"], text) or re.findall(patterns["listed"], text)
+    text = patterns.COMMENT.sub("", text.lower())
+    found = patterns.LOCKED.findall(text) or patterns.LISTED.findall(text)
     return [(table().packages[name], said.strip(" \t.")) for name, said in found]
 
 

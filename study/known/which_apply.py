@@ -126,15 +126,31 @@ class Applies:
     why: tuple[Question, ...]
     release: Release
     is_tested: bool  # not: it lies between releases that were, or beyond them
+    do: str  # the remedy, in the trainer that is used
 
     @property
     def may_be_inside(self) -> bool:
         """Whether the release is in the fault's range, or may be."""
         return isinstance(self.release, SpecifierSet) or self.fault.contains(self.release)
 
+    @property
+    def order(self) -> tuple:
+        """What applies comes first, then wrong trainings of which at least half is said, then what is least open.
 
-def which_apply(stack: Stack) -> Iterator[Applies]:
-    """Yield the faults that apply to a stack, or may."""
+        A release between two that have a fault most likely has it: that it was not asked leaves nothing open.
+        """
+        is_open = len(self.why)
+        is_said = len(self.fault.when or ()) - is_open
+        is_silent = self.fault.symptom.startswith(table().silent)
+        return (self.answer, not self.may_be_inside, not (is_silent and is_said >= is_open), -is_said, is_open)
+
+
+def which_apply(stack: Stack) -> list[Applies]:
+    """Return the faults that apply to a stack, or may, in the order in which people want to read them."""
+    return sorted(_applying(stack), key=lambda each: each.order)
+
+
+def _applying(stack: Stack) -> Iterator[Applies]:
     for fault in table().fault:
         questions = _questions(fault, stack)
         if questions is None:
@@ -148,7 +164,8 @@ def which_apply(stack: Stack) -> Iterator[Applies]:
             text = table().questions["range"].format(fault.package)
             questions = [Question(fault.package, f"the release of {fault.package}", text), *questions]
         is_sure = has and not questions
-        yield Applies(fault, "applies" if is_sure else "applies if", tuple(questions), release, is_tested)
+        do = fault.do_with.get(stack.said["trainer"], fault.do)
+        yield Applies(fault, "applies" if is_sure else "applies if", tuple(questions), release, is_tested, do)
 
 
 def free(stack: Stack, package: str) -> list[str]:

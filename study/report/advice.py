@@ -249,7 +249,7 @@ def assumptions(question: Question) -> list[str]:
         f"{size(reserve_bytes(gpu))} of each GPU stay free for context, NCCL and fragmentation, and {MISS:.0%} of the "
         "peak where possible",
         f"{_links(question)} (--link, --gpus-per-node)",
-        whole_gradients(),
+        finding("fsdp2_whole_gradients").said,
     ]
 
 
@@ -258,10 +258,6 @@ def precisions(question: Question) -> str:
         return finding("fp32_is_tf32").said
     half = "bf16" if question.gpu.has_bf16 else "fp16"  # GPUs before Ampere have none
     return finding("precision_by_default", half=half).said
-
-
-def whole_gradients() -> str:
-    return finding("fsdp2_whole_gradients").said
 
 
 def _links(question: Question) -> str:

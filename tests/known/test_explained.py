@@ -8,9 +8,10 @@ from collections import Counter
 import pytest
 
 from study.cli import diagnosis
-from study.cli.explain import explain, key, sentences
+from study.cli.explain import explain, key
 from study.configs import sources
 from study.configs.differences import compare
+from study.configs.sentences import sentences
 from study.core.errors import Stop
 from study.known.explained import places
 from study.known.faults import named
@@ -28,7 +29,7 @@ BEGIN = table("configs/config_cases.toml")["begin"] | {"stage_3": {"zero_optimiz
 EXPLAINED = {each.id: each for each in sentences()}
 HUNG = [json.loads(line) for line in (ROOT / "reports/cpu-2core/hangs.jsonl").read_text().splitlines()]
 # What prints sentences, and may make a finding: all others name the id of a table.
-MAKERS = {"study/known/findings.py", "study/cli/diagnosis.py"}
+MAKERS = {"study/known/findings.py", "study/cli/stack.py"}
 
 
 def printed(capsys) -> set[str]:

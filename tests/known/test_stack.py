@@ -13,12 +13,13 @@ import pytest
 import tyro
 from packaging.version import Version
 
-from study.cli import diagnosis
+from study.cli.diagnosis import diff
+from study.cli.stack import stack
 from study.conform import releases, suite
 from study.core import arms
 from study.core.errors import Stop
 from study.core.options import parsed
-from study.known import lists
+from study.known import lists, patterns
 from study.known.faults import ANY, Fault, named, table
 from study.known.which_apply import Flags, Stack, which_apply
 from tests.cli.test_cli import in_this_process
@@ -33,7 +34,7 @@ STACKS = cases("known/stacks.toml")
 
 def asked(words: str) -> dict:
     """The answer to what somebody types after `study stack`."""
-    return parsed(diagnosis.stack, tyro.conf.OmitArgPrefixes, prog="study stack", args=words.split())
+    return parsed(stack, tyro.conf.OmitArgPrefixes, prog="study stack", args=words.split())
 
 
 def answers(words: str) -> dict[str, str]:
@@ -244,6 +245,23 @@ def test_what_was_not_asked_is_said():
     assert row["question"].startswith("Nobody tested this with deepspeed 0.18.7. Does a loss")
 
 
+# The lines of patterns.py behind which an example stands, by the name of their pattern.
+PATTERNS = re.findall(
+    r'^(\w+) = re\.compile\(\n    r"""\n(.*?)^    """', Path(patterns.__file__).read_text(), re.M | re.S
+)
+EXAMPLES = [(name, each) for name, lines in PATTERNS for each in re.findall(r"\bas: +(.+)", lines)]
+
+
+@pytest.mark.parametrize(("name", "example"), EXAMPLES)
+def test_each_line_of_a_pattern_reads_its_example(name, example):
+    assert len(PATTERNS) == 6
+    example = example.replace("\\n", "\n")
+    assert getattr(patterns, name).search(example)
+    if name == "LISTED":
+        (found,) = lists.listed(example)
+        assert found == "torch" if "torch" in example else "deepspeed"
+
+
 @pytest.mark.parametrize("text", STACKS["list"])
 def test_a_release_is_read_from_lists_projects_locks_and_threads(text, tmp_path):
     (tmp_path / "list").write_text(text)
@@ -399,7 +417,7 @@ def test_ddp_and_fsdp1_can_be_asked():
 def test_a_symptom_may_be_a_sentence_with_numbers():
     words = ["--symptom", "loss is 0 and grad_norm 1.414 after a few hundred steps"]
     command = ["deepspeed==0.17.2", "--stage", "2", *words]
-    answer = parsed(diagnosis.stack, tyro.conf.OmitArgPrefixes, prog="study stack", args=command)
+    answer = parsed(stack, tyro.conf.OmitArgPrefixes, prog="study stack", args=command)
     assert any(row["id"] == "overlap-buffer-overwritten" for row in answer["faults"][:20])
     assert answer["faults"][0]["symptom"].startswith(("norm", "loss"))
     with pytest.raises(Stop, match="names nothing that faults are known by"):
@@ -411,12 +429,12 @@ def test_a_symptom_may_be_a_sentence_with_numbers():
     [("trl==1.8.0", "trl==1.12.0", "trl-liger-past-ddp"), ("peft==0.15.1", "peft==0.15.0", "")],
 )
 def test_two_releases_of_any_package_are_compared_in_any_order(old, new, brought):
-    there, back = diagnosis.diff(Path(old), Path(new)), diagnosis.diff(Path(new), Path(old))
+    there, back = diff(Path(old), Path(new)), diff(Path(new), Path(old))
     assert there == back
     assert (brought in there["new"]) == bool(brought)
     assert there["mended"]
     with pytest.raises(Stop, match="nothing is known"):
-        diagnosis.diff(Path("numpy==1.0"), Path("numpy==2.0"))
+        diff(Path("numpy==1.0"), Path("numpy==2.0"))
 
 
 @pytest.mark.parametrize("words", STACKS["order"])
@@ -437,7 +455,7 @@ def test_a_fault_that_a_flag_alone_decides_names_it(capsys):
     """Without its question it would read as if it applied, below a line that says none does."""
     asked("deepspeed==0.19.5 trl==1.9.0 transformers==5.17.0 --stage 3 --peft")
     printed = " ".join(capsys.readouterr().out.split())
-    assert "[frozen-weights-stay] Are activations recomputed (--checkpointing)?" in printed
+    assert "right in 0.19.2). [frozen-weights-stay] Are activations recomputed (--checkpointing)?" in printed
 
 
 @pytest.mark.parametrize("arm", arms.NAMES)

@@ -15,13 +15,16 @@ import nbformat
 import pandas as pd
 import pytest
 
+from study.configs.sentences import sentences
 from study.core.errors import Stop
+from study.known.faults import table as table_of_faults
 from study.ledger import texts as ledger
 from study.records.keeping import redact
 from study.records.schema import Record
 from study.report import answers
 from study.report import site as report
 from study.report.notebook import Book
+from study.report.stacks import PACKAGES
 from study.report.tables import as_html, cell, heading, no_formula
 from tests.conftest import table
 from tests.shaped import failed, finished, put
@@ -44,7 +47,9 @@ def test_every_link_leads_somewhere(site):
         "stack",
         "faults",
         "claims",
+        "sentences",
         "by_hand",
+        *(f"answer-{each['name']}" for each in answers.questions()),
         *report.NOTEBOOKS,
     }
     for path in pages:
@@ -54,13 +59,27 @@ def test_every_link_leads_somewhere(site):
             target = path.parent / (name or path.name)
             assert target.is_file(), f"{path.name} leads to {link}, which is not there"
             assert not fragment or f'id="{fragment}"' in target.read_text(), f"{path.name}: {link}"
-    assert f"Predicted for {answers.ADVISED}" in (site / "index.html").read_text()
+
+
+def test_the_first_page_begins_with_what_a_stage_divides_and_has_each_answer_with_its_page(site):
+    index = html.unescape((site / "index.html").read_text())
+    begun = [index.index(words) for words in ("stage 1 the optimizer states", 'id="drag"', 'id="answers"', "<table")]
+    assert begun == sorted(begun)
+    for each in answers.questions():
+        card = index[index.index(f"<dt>{each['question']}</dt>") :].partition("</div>")[0]
+        assert each["answer"] in card
+        assert each["number"][1:] in card
+        assert each["known"] in card
+        page = html.unescape((site / f"answer-{each['name']}.html").read_text())
+        assert f"answer-{each['name']}.html" in card
+        assert each["question"] in page
+        assert "study " in page, "its commands"
 
 
 def test_kept_records_are_labelled_where_they_are_shown(site):
     """The runs of this report are small: what it says of large models is of records that the repository keeps."""
     index = html.unescape((site / "index.html").read_text())
-    memory = index[index.index('<h2 id="memory">') : index.index('<h2 id="time">')]
+    memory = index[index.index('<h2 id="memory">') : index.index('<h2 id="traffic">')]
     assert memory.count("Kept records.") == 1
     assert memory.index("Kept records.") < memory.index("<table"), "before the numbers"
     assert "<th>synthetic, llama3-8b, bf16_cast (kept)</th>" in memory
@@ -78,6 +97,17 @@ def test_every_claim_has_a_place_with_its_quote_and_its_verdict(site):
         assert text.count(f'<li id="{each.id}"') == 1
         assert each.found in text
     assert all(claim.quote in text for claim in ledger.claims())
+
+
+def test_every_sentence_has_its_id_as_a_place(site):
+    pages = {name: (site / f"{name}.html").read_text() for name in ("stack", "sentences", "claims")}
+    of_training = {
+        fault.id for fault in table_of_faults().fault if fault.when is not None and fault.package in PACKAGES
+    }
+    for each in sentences():
+        is_fault = each.kind.startswith("fault")
+        if not is_fault or each.id in of_training:
+            assert pages["stack" if is_fault else "sentences"].count(f'<li id="{each.id}"') == 1, each.id
 
 
 def test_nothing_is_loaded_from_a_network_and_no_page_names_a_folder_of_this_machine(site, real_runs):
@@ -106,7 +136,7 @@ def test_a_table_shows_markup_as_text_sizes_with_units_and_a_dash_for_what_is_un
     assert "<script>" not in as_html(pd.DataFrame({"arm": ["<script>alert(1)</script>"]}))
     assert (heading("peak_bytes"), heading("micro_batch"), heading("last_loss")) == (
         "peak",
-        "rows per pass",
+        "micro-batch",
         "last loss",
     )
     shown = [cell(4.4e7, "peak_bytes"), cell(0.12345678, "over"), cell(None, "n"), cell(math.nan, "n")]
@@ -231,7 +261,8 @@ def test_a_report_tells_nothing_private_and_runs_and_writes_nothing_of_a_strange
     out = tmp_path / "below/out"
     quick(stranger, out)
     assert all(tmp_path / "below" in (path, *path.parents) for path in {*tmp_path.rglob("*")} - before)
-    assert len([*out.rglob("*.html")]) == 7, "index, on a GPU, claims, calculator, by hand, stack, and that in one file"
+    own = 7  # index, on a GPU, claims, calculator, by hand, stack, and that in one file
+    assert len([*out.rglob("*.html")]) == own + len(answers.questions())
     assert "Ended early, and why: 1" in (out / "index.html").read_text()
     for path in filter(Path.is_file, out.rglob("*")):
         assert not [word for word in (*TELLS, *RUNS) if word in path.read_text(errors="replace")], path.name

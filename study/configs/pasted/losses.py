@@ -90,7 +90,7 @@ def _losses(text: str, told: list[Line]) -> Iterator[Seen]:
         beside = f", with grad_norm {' or '.join(norms)}" if 0 < len(norms) <= 2 else ""
         yield sign("loss-zero", text, zeros[0].place, beside=beside)
     if len(losses) >= MANY and len({*losses}) == 1 and losses[0] != 0:
-        yield sign("loss-constant", text, with_loss[0].place, value=losses[0], count=len(losses))
+        yield sign("loss-stands-still", text, with_loss[0].place, value=losses[0], count=len(losses))
 
 
 def _norms(text: str, told: list[Line]) -> Iterator[Seen]:
