@@ -67,7 +67,7 @@ def signs(text: str, words: str = "") -> list[Seen]:
     told = lines(text)
     found = [*_losses(text, told), *_norms(text, told), *_overflows(text), *_rates(text, told)]
     found += [*_seconds(text), *_folders(text)]
-    if not found:
+    if not found and len(told) < FEW:  # where a log has more, a person's words say less
         for id, pattern in said().items():
             if match := pattern.search(words):
                 found.append(sign(id, text, max(text.find(match[0]), 0), since="", beside=""))
