@@ -99,7 +99,9 @@ def _with_needed(releases: Mapping[str, Release], said: dict[str, Any], flags: F
     needed = []
     if said["trainer"] not in (None, "own"):
         needed = ["transformers", "accelerate"]
-    if any(getattr(flags, way) for way in WAYS) or (flags.stage is None and said.get("engine") not in (None, "DeepSpeed")):
+    if any(getattr(flags, way) for way in WAYS) or (
+        flags.stage is None and said.get("engine") not in (None, "DeepSpeed")
+    ):
         needed.append("torch")
     elif "stage" in said:
         needed.append("deepspeed")
@@ -226,6 +228,8 @@ def _questions(fault: Fault, stack: Stack) -> list[Question] | None:
             given_as = GIVEN_AS.get(condition, "")
             if condition in table().asked:
                 given_as = f"the release of {condition}"
+            elif condition == "stage" and wanted == ["ddp"]:
+                given_as = "--ddp"
             questions.append(Question(condition, given_as, fault.asks[condition]))
         elif not is_so:
             return None
