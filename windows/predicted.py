@@ -73,13 +73,13 @@ def of_records(folder: Path) -> Iterator[Named]:
 def of_protocols(*names: str) -> Iterator[Named]:
     from study.core.arms import load_arm
     from study.core.recipes import RECIPES
-    from study.core.settings import Flags, resolve
+    from study.core.settings import TrainerFlags, resolve
     from study.core.shapes import config_of, shape_of
     from study.predict.front import Batch, Placement, Recomputation, Training, Transformer
     from study.sweeps import protocol
 
     for cell in (cell for name in names for cell in protocol.cells(protocol.read(name), "one_gpu")):
-        settings = resolve(Flags(**cell.settings), gpu=True)
+        settings = resolve(TrainerFlags(**cell.settings), gpu=True)
         name = shape_of(settings.model)
         model = Transformer.of(config_of(name), name, dropout=settings.dropout, lora_rank=settings.lora_rank)
         ranks = settings.virtual_ranks or cell.ranks or 1

@@ -119,6 +119,8 @@ def _answer(name: str, options: list[str]) -> object:
         if name == "virtual" and (script := _script(options)) is not None:
             module, function = "study.cli.rehearsal", "rehearse"
             options = script
+        if name == "stack":
+            options = _releases_first(options)
         command = getattr(importlib.import_module(module), function)
         if as_json and name == "sweep" and "--dry-run" not in options:
             raise Stop("a sweep has no answer as JSON", "give --dry-run as well, or ask `study runs FOLDER --json`")
@@ -129,6 +131,18 @@ def _answer(name: str, options: list[str]) -> object:
     if as_json:
         say(json.dumps(answer, indent=1, default=str))
     return answer
+
+
+def _releases_first(options: list[str]) -> list[str]:
+    """Return options with releases and lists in front: tyro takes words before options or behind them, and not both."""
+    if not options or options[0].startswith("-"):
+        return options
+    late = [
+        word
+        for before, word in itertools.pairwise(["", *options])
+        if before != "--config" and not word.startswith("-") and ("==" in word or os.path.isfile(word))  # noqa: PTH113
+    ]
+    return [*late, *(word for word in options if word not in late)]
 
 
 def _script(options: list[str]) -> list[str] | None:

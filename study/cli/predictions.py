@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from study.core import arms, optimizers
 from study.core.errors import Stop
-from study.core.settings import Flags, check, flag
+from study.core.settings import TrainerFlags, check, flag
 from study.core.shapes import SHAPES, is_local
 from study.core.text import during, say, say_wrapped, show, size
 from study.known.findings import finding
@@ -49,7 +49,7 @@ OF_ROW = ("arm", "precision", "micro_batch", "accumulation", "checkpointing")  #
 
 
 @dataclass(frozen=True, kw_only=True)
-class Passes:
+class PassFlags:
     """The arm, and the passes of a step."""
 
     arm: str = "zero3"
@@ -143,7 +143,7 @@ def training_of(
     model: Transformer,
     training: TrainingFlags,
     place: PlaceFlags,
-    passes: Passes,
+    passes: PassFlags,
     buckets: int | None,
     device: Device = "cuda",
 ) -> tuple[Predicted, Hardware | None]:
@@ -190,7 +190,7 @@ def estimate(
     model: Wanted,
     training: TrainingFlags,
     place: PlaceFlags,
-    passes: Passes,
+    passes: PassFlags,
     *,
     buckets: int | None = None,
     device: Device = "cuda",
@@ -248,14 +248,14 @@ def _needs(arm: arms.Arm, precision: str, ours: Predicted, machine: Hardware | N
         remedy = "give --disk, such as 6GB/s (benchmarks/peaks.py measures yours), or leave --gpu out"
         raise Stop(f"the time of {arm.name} depends on the disk", remedy)
     fits = fits_on(machine.gpu, whole.peak_bytes, kinds.driver)
-    on_gpu = estimates.OnGpu(machine.gpu, fits, prediction.step(machine))
+    on_gpu = estimates.FitsGpu(machine.gpu, fits, prediction.step(machine))
     return estimates.Needs(arm.name, precision, ours, whole, kinds, on_gpu)
 
 
 # --- study virtual ---------------------------------------------------------------------------------------------------
 
 
-def virtual(model: Wanted, training: TrainingFlags, passes: Passes, *, run_dir: Path | None = None) -> dict:
+def virtual(model: Wanted, training: TrainingFlags, passes: PassFlags, *, run_dir: Path | None = None) -> dict:
     """Run rank 0 of an N-rank job in one process, and print its memory and traffic. No GPU is needed.
 
     The tensors have shapes but no values, so that they need no memory. The rows are random. It takes seconds for a
@@ -274,7 +274,7 @@ def virtual(model: Wanted, training: TrainingFlags, passes: Passes, *, run_dir: 
     # --- What the trainer would refuse as well, but seconds later.
     if stop := launches.lacking():
         raise stop
-    flags = Flags(**settings)
+    flags = TrainerFlags(**settings)
     check(flags)
     optimizers.check(flags, arm)
     arms.check_virtual(arm, "none")
@@ -298,7 +298,7 @@ def virtual(model: Wanted, training: TrainingFlags, passes: Passes, *, run_dir: 
     return record.model_dump(mode="json", by_alias=True)
 
 
-def _settings(model: Wanted, training: TrainingFlags, passes: Passes, usual: Precision) -> dict[str, Any]:
+def _settings(model: Wanted, training: TrainingFlags, passes: PassFlags, usual: Precision) -> dict[str, Any]:
     shape = asked_for(model, training.sequence or 1)
     if model.model is None:
         raise Stop("only a model with a name can be run", "give --model")

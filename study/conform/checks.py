@@ -11,8 +11,8 @@ from study.conform.cases import (
     PRECISIONS,
     Build,
     Case,
-    Difference,
     Reference,
+    Unequal,
     chain,
     first_weights,
     hold,
@@ -64,7 +64,7 @@ def frozen_weights_leave(build: Build, case: Case) -> None:
     """At the end of a backward pass a rank holds no more of the frozen layers than at its beginning."""
     last, *_, first = build(case).run().model.held  # type: ignore[misc]
     if first > last:
-        raise Difference(f"the rank holds {last} frozen elements before the backward pass, and {first} after it")
+        raise Unequal(f"the rank holds {last} frozen elements before the backward pass, and {first} after it")
 
 
 def two_backward_passes(build: Build, case: Case, marked: bool = True) -> None:

@@ -103,7 +103,7 @@ def _with_needed(releases: Mapping[str, Release], said: dict[str, Any], flags: F
 
 
 @dataclass(frozen=True)
-class Question:
+class OpenQuestion:
     """What has to be so for a fault to apply, and nobody has said."""
 
     condition: str
@@ -117,7 +117,7 @@ class Applies:
 
     fault: Fault
     answer: Literal["applies", "applies if"]
-    why: tuple[Question, ...]
+    why: tuple[OpenQuestion, ...]
     release: Release
     is_tested: bool  # not: it lies between releases that were, or beyond them
     do: str  # the remedy, in the trainer that is used
@@ -156,7 +156,7 @@ def _applying(stack: Stack) -> Iterator[Applies]:
         is_tested = has is not None or not isinstance(release, Version)
         if has is None and is_tested:
             text = table().questions["range"].format(fault.package)
-            questions = [Question(fault.package, f"the release of {fault.package}", text), *questions]
+            questions = [OpenQuestion(fault.package, f"the release of {fault.package}", text), *questions]
         is_sure = has and not questions
         do = fault.do_with.get(stack.said["trainer"], fault.do)
         yield Applies(fault, "applies" if is_sure else "applies if", tuple(questions), release, is_tested, do)
@@ -204,7 +204,7 @@ def _passes_of_rows(key: Callable[[str], Any] | None, ranks: Any, passes: Any) -
     return derived
 
 
-def _questions(fault: Fault, stack: Stack) -> list[Question] | None:
+def _questions(fault: Fault, stack: Stack) -> list[OpenQuestion] | None:
     """Return what has to be known for a fault to apply, besides the release. None: it does not apply."""
     if not fault.when or fault.package not in stack.releases:
         return None
@@ -224,7 +224,7 @@ def _questions(fault: Fault, stack: Stack) -> list[Question] | None:
                 given_as = f"the release of {condition}"
             elif condition == "stage" and wanted == ["ddp"]:  # no flag says it
                 given_as = ""
-            questions.append(Question(condition, given_as, fault.asks[condition]))
+            questions.append(OpenQuestion(condition, given_as, fault.asks[condition]))
         elif not is_so:
             return None
     return questions

@@ -7,15 +7,15 @@ import psutil
 import torch
 
 from study.core import machine
-from study.records.sections import Device, Hardware
+from study.records.sections import Device, HardwareOfRun
 
 CUDA = torch.cuda.is_available()
 
 
-def describe() -> Hardware:
+def describe() -> HardwareOfRun:
     """Return the machine, without its name or address."""
     properties = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-    return Hardware(
+    return HardwareOfRun(
         devices=[Device(name=gpu.name, memory_bytes=gpu.total_memory) for gpu in properties],
         driver=machine.text("/proc/driver/nvidia/version").partition("\n")[0].strip() or None,
         cpu=machine.fields("/proc/cpuinfo").get("model name") or platform.processor() or None,

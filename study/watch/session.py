@@ -27,7 +27,7 @@ from study.records import store
 from study.records.schema import Record
 from study.records.sections import Watched
 from study.watch import results, trends
-from study.watch.loop import Instruments, Loop, is_engine
+from study.watch.loop import Instruments, WatchedLoop, is_engine
 from study.watch.results import RankMeasurements
 from study.watch.steps import StepLog
 
@@ -113,7 +113,7 @@ class Watch:
 
     def _begin(self) -> None:
         # --- where the record is, and what it says before the loop
-        ranks = Ranks()
+        ranks = WatchedRanks()
         self.folder = folder = ranks.agree_on_folder(self.run_dir)
         if folder is None:
             return  # this rank is in no group with the first
@@ -127,7 +127,7 @@ class Watch:
             self._open.enter_context(CollectiveLog(folder, ranks.rank))
         instruments = Instruments(self.model, self.optimizer, record.observed.device or "cpu")
         self._open.callback(instruments.stop)
-        loop = Loop(self.model, self.optimizer, self.accelerator, record, log, instruments, self.give_up)
+        loop = WatchedLoop(self.model, self.optimizer, self.accelerator, record, log, instruments, self.give_up)
         self.session = Session(ranks, folder, loop)
         loop.attach()
 
@@ -162,9 +162,9 @@ watch = Watch
 class Session:
     """A watch at work, from before the first step until the record is complete."""
 
-    ranks: "Ranks"
+    ranks: "WatchedRanks"
     folder: Path
-    loop: Loop
+    loop: WatchedLoop
 
     def complete(self, error: BaseException | None, opened: contextlib.ExitStack) -> None:
         """Complete the record. `error` ended the loop. `opened` holds what works until then."""
@@ -225,7 +225,7 @@ class Session:
 _count = itertools.count()  # numbers the watches of this process, in the same way on every rank
 
 
-class Ranks:
+class WatchedRanks:
     """This rank and the others of its process group. They meet in its store, which no collective of theirs uses."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from study.core.text import size
 from study.predict.loop import Loop
 from study.predict.outside import published, scores
 from study.predict.outside.predicting import of_row, reading_of
-from study.predict.outside.published import Row
+from study.predict.outside.published import PublishedRow
 from study.predict.outside.scores import Number, number
 from study.predict.placement import Placement
 from study.predict.step_time import Hardware
@@ -157,7 +157,7 @@ def test_what_is_no_file_is_refused(path):
 
 @pytest.mark.parametrize(("changes", "why"), MISTAKEN["rows"])
 def test_a_row_that_is_not_predicted_says_why(changes, why):
-    row = published.filled(Row, USUAL | changes)
+    row = published.filled(PublishedRow, USUAL | changes)
     answer = of_row(row)
     assert not any(each.ours for each in answer.values())
     assert why in scores.told(row, [number(row, quantity, each) for quantity, each in answer.items()])
@@ -165,7 +165,7 @@ def test_a_row_that_is_not_predicted_says_why(changes, why):
 
 @pytest.mark.parametrize("stage", ['{"zero_optimization": {"stage": 3}}', '{"stage": "3"}', '{"stage": 3}'])
 def test_a_config_of_deepspeed_is_read_as_people_paste_it(stage):
-    assert Row.model_validate(USUAL | {"deepspeed": stage}).deepspeed == {"stage": 3}
+    assert PublishedRow.model_validate(USUAL | {"deepspeed": stage}).deepspeed == {"stage": 3}
 
 
 def test_columns_that_are_for_the_reader_are_named(tmp_path, capsys):
@@ -177,7 +177,7 @@ def test_columns_that_are_for_the_reader_are_named(tmp_path, capsys):
 def test_a_row_is_told_before_the_next_one_is_predicted(monkeypatch):
     asked = []
     monkeypatch.setattr(scores, "ProcessPoolExecutor", lambda mp_context: contextlib.nullcontext(Inline(asked)))
-    rows = [Row.model_validate(USUAL | {"grad_acc": str(passes)}) for passes in (1, 2)]
+    rows = [PublishedRow.model_validate(USUAL | {"grad_acc": str(passes)}) for passes in (1, 2)]
     for count, _ in enumerate(scores.predict(rows, at_once=1), 1):
         assert len(asked) == count
 
