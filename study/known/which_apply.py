@@ -10,6 +10,7 @@ from packaging.version import Version
 from study.core.errors import Stop
 from study.core.settings import flag
 from study.core.text import comparable, is_number
+from study.known import lists
 from study.known.faults import ANY, Fault, Release, table
 
 # Keys of ranks that have the same rows.
@@ -142,6 +143,14 @@ class Applies:
 def which_apply(stack: Stack) -> list[Applies]:
     """Return the faults that apply to a stack, or may, in the order in which people want to read them."""
     return sorted(_applying(stack), key=lambda each: each.order)
+
+
+def stack(*releases: str, flags: Flags = Flags()) -> list[Applies]:
+    """Return the known faults that apply to some releases, or may, in the order in which people want to read them.
+
+    `releases` are words such as deepspeed==0.19.8, or files that list them. Without any: those of this environment.
+    """
+    return which_apply(Stack.of(lists.releases(releases), flags))
 
 
 def _applying(stack: Stack) -> Iterator[Applies]:
