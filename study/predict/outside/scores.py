@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean, median
-from typing import Literal
+from typing import Any, Literal
 
 import tyro
 from pydantic import BaseModel, ValidationError
@@ -69,7 +69,7 @@ def score(mine: Sequence[Number], column: str = "ours") -> dict:
     return figures
 
 
-def capped(mine: Sequence[Number]) -> list[Number]:
+def capped(mine: Sequence[Any]) -> list[Any]:
     """At most so many numbers of each source, in equal steps: a source has one machine and one way to measure."""
     by_source = defaultdict(list)
     for each in mine:
