@@ -24,7 +24,6 @@ from study.records import store
 from study.watch.about import About, about
 
 DEFAULT = " (the library's default{})"
-MOST_SHOWN = 10  # faults, without --details: a reader of 50 reads none
 
 # --- study diagnose --------------------------------------------------------------------------------------------------
 
@@ -66,7 +65,7 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /) -> list[dict]:
         findings = [finding for finding in answer.findings if finding.id not in told]
         _show(answer, findings)
         if is_list:
-            told |= {finding.id for finding in findings if finding.id}
+            told |= {finding.id for finding in findings}
         elif answer.not_known:
             _say_indented("", f"Not in this record: {', '.join(answer.not_known)}.")
     if quiet:
@@ -84,7 +83,7 @@ def _show(answer: About, findings: list[Finding]) -> None:
     if error := answer.error:
         _say_indented(f"It ended: {error['message']}. What to do: {error['what_to_do']}.")
     if answer.ranks:
-        _say_indented(f"{answer.ranks}.")
+        _say_indented(answer.ranks)
     for number, finding in enumerate(findings, 1):
         show_finding(f"{number:>2}. ", finding)
 

@@ -25,6 +25,7 @@ from study.predict.front import (
     Precision,
     Prediction,
     Question,
+    Row,
     StepFlags,
     TrainingFlags,
     Transformer,
@@ -103,12 +104,7 @@ def advise(
     choice = advice.choice
     if choice:
         lines += answer.recompute_note(choice.checkpointing, shape, choice.arm)
-        row = {name: getattr(choice, name) for name in OF_ROW} | {"buckets": choice.bucket_elements}
-        options = vars(model) | vars(training) | vars(place) | {"gpus": advice.question.gpus} | row
-        # An option that has its default would only make the command longer.
-        usual = (None, False, TrainingFlags.optimizer, PlaceFlags.attention_kernel)
-        chosen = {name: value for name, value in options.items() if value not in usual}
-        detail = shlex.join(["study", "estimate", *launches.options(chosen)])
+        detail = _in_detail(choice, vars(model) | vars(training) | vars(place) | {"gpus": advice.question.gpus})
     elif larger := fewest(shape, training, place, step, 2 * advice.question.gpus):  # by powers of two
         lines.append(answer.enough(larger, step.batch))
     else:
@@ -134,6 +130,14 @@ def advise(
         "assumed": assumed,
         "accuracy": answer.accuracy(),
     }
+
+
+def _in_detail(choice: Row, options: dict) -> str:
+    """Return the command that shows a choice in detail, without options that have their defaults."""
+    options |= {name: getattr(choice, name) for name in OF_ROW} | {"buckets": choice.bucket_elements}
+    usual = (None, False, TrainingFlags.optimizer, PlaceFlags.attention_kernel)
+    chosen = {name: value for name, value in options.items() if value not in usual}
+    return shlex.join(["study", "estimate", *launches.options(chosen)])
 
 
 # --- study estimate --------------------------------------------------------------------------------------------------
