@@ -6,7 +6,8 @@ CONSTRAIN ?= --constraint constraints.txt  # empty for whatever is newest, or fo
 RUNS ?= runs/smoke
 WORKERS ?= 6  # of pytest, on two cores: many tests wait for processes
 # pip would turn every module into bytecode, two thirds of its time; Python does so for those that are imported.
-INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
+# pip says nothing but errors: what it installs is in constraints.txt, and three hundred lines hide our ten.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 # Without an NVIDIA GPU, PyTorch's wheels for CPUs, if their index answers: those with CUDA have 2.9 GB more to download.
 CPU_WHEELS ?= https://download.pytorch.org/whl/cpu
 ANSWERS := import sys, urllib.request as web; web.urlopen(sys.argv[1], timeout=5)
@@ -29,15 +30,15 @@ setup: $(VENV)/.ready  ## install into .venv and compile DeepSpeed's operators; 
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(MAKE) --no-print-directory $(VENV)/.ready-to-compile
-	@echo "Step 2 of 2: the other packages."
+	@echo "Step 2 of 2: the other packages; a minute or two."
 	@start=$$(date +%s); $(INSTALL) $(CONSTRAIN) --editable '.[train,report]' \
 		&& echo "The packages are installed, after $$(($$(date +%s) - start)) s."
 	@touch $@
 
 # Continuous integration compiles while pip installs the other packages. Nothing that these need is replaced by then.
 $(VENV)/.ready-to-compile: pyproject.toml constraints.txt
-	@echo "Setting up $(VENV), once. Step 1 of 2: PyTorch and DeepSpeed."
-	$(PYTHON) -m venv $(VENV)
+	@echo "Setting up $(VENV), once. Step 1 of 2: PyTorch and DeepSpeed; some minutes, most of them a download."
+	@$(PYTHON) -m venv $(VENV)
 	@start=$$(date +%s); wheels=; if ! command -v nvidia-smi >/dev/null \
 			&& $(PYTHON) -c '$(ANSWERS)' $(CPU_WHEELS)/torch/ 2>/dev/null; then \
 		echo "There is no NVIDIA GPU: PyTorch for CPUs."; wheels="--extra-index-url $(CPU_WHEELS)"; fi; \
@@ -46,16 +47,16 @@ $(VENV)/.ready-to-compile: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.ready-to-test: $(VENV)/.ready
-	$(INSTALL) --quiet $(CONSTRAIN) --editable '.[train,report,test]'
+	$(INSTALL) $(CONSTRAIN) --editable '.[train,report,test]'
 	@touch $@
 
 # A sweep compiles an operator before the first cell that needs it. The first answers need one of the four operators.
 study: $(VENV)/.ready  ## train every arm on both tasks on the embedded corpus, and compare them; the second time: only what is not done
-	@echo "First GPT under the arms that do not offload."
-	study sweep smoke --runs $(RUNS) --only task=wikitext part=arms offload=none; study compare --arms $(RUNS)
-	@echo "Now all others, among them BERT."
-	study sweep smoke --runs $(RUNS); status=$$?; study compare --arms $(RUNS); \
-		study claims --runs $(RUNS); exit $$status
+	@[ -e $(RUNS) ] || { echo "First GPT with the arms that do not offload."; \
+		study sweep smoke --runs $(RUNS) --only task=wikitext part=arms offload=none; study compare --arms $(RUNS); \
+		echo "Now all others, among them BERT."; }
+	@study sweep smoke --runs $(RUNS); status=$$?; study compare --arms $(RUNS); study claims --runs $(RUNS); \
+		echo "Next: make report (these runs as pages), study claims S002-25, study virtual YOUR_TRAIN.py"; exit $$status
 
 report: $(VENV)/.ready  ## what `make study` found, as pages to open in a browser: reports/build/index.html
 	study report --runs $(RUNS) --out reports/build
@@ -65,26 +66,27 @@ site: $(VENV)/.ready  ## one folder for any static host, from all kept records: 
 	study report --runs reports/cpu-2core/runs --out reports/site --address '$(ADDRESS)'
 
 $(VENV)/.ready-for-notebooks: $(VENV)/.ready
-	$(INSTALL) --quiet $(CONSTRAIN) --editable '.[train,report,notebook]'
+	$(INSTALL) $(CONSTRAIN) --editable '.[train,report,notebook]'
 	@touch $@
 
 notebook: $(VENV)/.ready-for-notebooks  ## open the notebooks in a browser, with Jupyter
 	JUPYTER_PREFER_ENV_PATH=1 $(BIN)/jupyter lab notebooks
 
 test: setup $(VENV)/.ready-to-test  ## every test that needs no GPU, except the slow ones
-	pytest -n $(WORKERS) --dist loadgroup -m "not slow and not gpu"
+	pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m "not slow and not gpu"
 
 style: $(VENV)/.ready-to-test  ## the form of the code, and its layers
 	ruff check && ruff format --check && lint-imports && mypy && python .ci/size.py && python .ci/disguises.py
 	check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 	check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	check-jsonschema --builtin-schema vendor.github-actions action.yml
 	check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*[!g].yml
 
 size:  ## tokens of code by room, and the change since the last tag
 	@$(PYTHON) .ci/size.py
 
 check: setup style  ## style, layers, and every test that needs no GPU, the slow ones as well
-	pytest -n $(WORKERS) --dist loadgroup -m "not gpu"
+	pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m "not gpu"
 
 versions:  ## five arms with the oldest and the newest libraries that pyproject.toml allows, in environments of their own (14 GB)
 	PYTHON=$(PYTHON) .ci/versions $(WHICH)
@@ -99,7 +101,7 @@ scoreboard: setup  ## who predicts memory best: DeepSpeed's estimators, Accelera
 	study sweep scoreboard --runs runs/scoreboard && $(BIN)/python benchmarks/scoreboard.py runs/scoreboard
 
 gpu: setup $(VENV)/.ready-to-test  ## pack what a GPU machine without a network lacks: make gpu PACK="--data imdb/ wikitext-2/ --model bert-large-uncased/ gpt2/"
-	$(BIN)/python windows/gpu_windows.py pack $(PACK)
+	$(BIN)/python windows/pack.py $(PACK)
 
 peaks: setup  ## what this machine reaches: matrix products, copies, disk
 	$(BIN)/python benchmarks/peaks.py --json runs/peaks.json

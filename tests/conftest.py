@@ -44,7 +44,11 @@ os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")  # those of other packages t
 # predictions that claims rest on (a process makes them once).
 # APART share only trained runs, which the workers share too (`trained`), and take longest.
 SHARING = dict.fromkeys(("test_browser", "test_report", "test_notebooks"), "pages")
-APART = ("test_failures", "test_sweep", "test_virtual", "test_cli", "test_train", "test_parity")
+APART = ("test_failures", "test_sweep", "test_virtual", "test_cli", "test_train", "test_parity", "test_rehearsal")
+# Seconds of each group of tests, or of a test that is apart, in a run of all: `pytest --refresh-seconds` writes them.
+# Workers take the longest first. By itself xdist begins with the groups of most tests, and one worker had the last two
+# and a half minutes of a run for itself.
+SECONDS = ROOT / "tests/seconds.json"
 
 # How the runs are trained that many tests look at: long enough for the arms to drift apart, if they did.
 STEPS, SEQUENCE = 9, 32
@@ -59,6 +63,7 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**28), "MALLOC_TRIM_THRESHOLD_": str(2*
 
 def pytest_addoption(parser) -> None:
     parser.addoption("--refresh-golden", action="store_true", help="write tests/golden/ anew; read the diff in review")
+    parser.addoption("--refresh-seconds", action="store_true", help="write tests/seconds.json anew, from a run of all")
 
 
 @pytest.fixture
@@ -82,9 +87,32 @@ def golden(request):
 
 @pytest.hookimpl(tryfirst=True)  # before the plugin that looks for these marks
 def pytest_collection_modifyitems(config, items) -> None:
+    seconds = json.loads(SECONDS.read_text())
+    seconds_of = {}
     for item in items:
-        if (name := item.path.stem) not in APART:
-            item.add_marker(pytest.mark.xdist_group(SHARING.get(name, name)))
+        group = item.nodeid
+        if item.path.stem not in APART:
+            group = SHARING.get(item.path.stem, f"{item.path.parent.name}/{item.path.stem}")
+            item.add_marker(pytest.mark.xdist_group(group))
+        seconds_of[item] = seconds.get(group, 0)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=seconds_of.__getitem__, reverse=True)  # what is equal keeps its order
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session) -> None:
+    """Write the seconds of each group, in the process that hears of all tests: not in a worker."""
+    if not session.config.getoption("--refresh-seconds") or "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    seconds: dict[str, float] = {}
+    for reports in session.config.pluginmanager.get_plugin("terminalreporter").stats.values():
+        for report in reports:
+            if hasattr(report, "duration"):
+                name, _, group = report.nodeid.rpartition("@")
+                group = report.nodeid if not name or "]" in group else group
+                seconds[group] = seconds.get(group, 0) + report.duration
+    long = {group: round(each) for group, each in sorted(seconds.items()) if each >= 1}
+    SECONDS.write_text(json.dumps(long, indent=1) + "\n")
 
 
 def pytest_collection_finish() -> None:

@@ -22,6 +22,7 @@ GROUPS = {
         "arms": ("study.cli.machine", "list the ways to distribute a training (arms), and which can run here"),
         "doctor": ("study.cli.machine", "what this machine has and lacks, and what to do about it"),
         "sweep": ("study.cli.experiments", "run an experiment (a protocol); run it again to continue"),
+        "hour": ("study.cli.hour", "spend an hour of a machine with GPUs on what nobody could decide without it"),
         "runs": ("study.cli.results", "list the runs below folders, or keep their records"),
         "compare": ("study.cli.results", "compare time and memory of equal cells, or two runs component by component"),
         "report": ("study.cli.results", "write verdicts, figures and runs as web pages"),

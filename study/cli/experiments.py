@@ -1,5 +1,6 @@
 """`study sweep`: runs experiments, and shows how far it is."""
 
+import math
 import shutil
 import signal
 import sys
@@ -10,8 +11,8 @@ from typing import Literal, NoReturn
 import tyro
 
 from study.core.errors import Stop
-from study.core.gpus import num_gpus
-from study.core.text import number_of, say, show
+from study.core.gpus import GPUS, gpu_named, num_gpus
+from study.core.text import number_of, say, say_wrapped, show
 from study.records.groups import differing
 from study.sweeps import launches, protocol
 from study.sweeps import sweep as sweeping
@@ -21,6 +22,7 @@ from study.sweeps.sweep import Outcome
 
 # Of a sweep with a cell that ended so; the largest wins. The same command continues with those that are left or killed.
 # Out of memory is an answer: it shows how much is too much.
+MOST_GPUS = 64  # of one machine
 EXIT_CODES = {"failed": 1, "timeout": 1, "left": 3, "killed": 3}
 
 
@@ -28,7 +30,7 @@ def sweep(
     name: tyro.conf.Positional[str],
     /,
     *,
-    scale: Literal["paper", "one_gpu", "tiny"] = "tiny",
+    scale: Literal["paper", "one_gpu", "tiny"] | None = None,
     runs: Path = Path("runs"),
     only: tuple[str, ...] = (),
     repeat: int = 1,
@@ -37,17 +39,21 @@ def sweep(
     nvme_dir: Path | None = None,
     lane: tuple[int, int] = (1, 1),
     dry_run: bool = False,
+    plan: bool = False,
+    gpu: str | None = None,
+    gpus: int = 8,
 ) -> list[dict] | None:
     """Run an experiment: a protocol, whose cells are run one after the other. Run the same command again to continue.
 
     Each cell is a fresh launch, and leaves a record however it ends. The exit code is 0 if every cell has an answer
     (out of memory is one), 1 if one failed, 2 if the sweep was refused, and 3 if cells are left for the same command.
 
-    With --dry-run and --json: the cells. Example: `study sweep smoke --dry-run`
+    With --dry-run or --plan and --json: the cells. Example: `study sweep smoke --dry-run`
 
     Args:
         name: A protocol in study/sweeps/protocols/, or a .toml file.
         scale: paper: as published. one_gpu: the most that one GPU can do. tiny: takes minutes on two CPU cores.
+            Default: tiny; with --plan that of --gpus.
         runs: The folder for the run folders. Cells that are done there are not run again.
         only: Run only the cells that match all these filters, such as 'arm=zero3*' 'seed=42'.
         repeat: Number of runs of each cell. The repeats are interleaved.
@@ -57,6 +63,10 @@ def sweep(
         lane: Run every n-th cell only, as one of n sweeps over the same --runs: 1 2 and 2 2. Where the variable
             STUDY_DEVICE_LOCK names a file for both, one trains while the other starts Python and waits.
         dry_run: List the cells and whether this machine can run them. Run nothing.
+        plan: List the cells with predicted seconds and memory, the claims that they decide, and where --minutes end.
+            Run nothing.
+        gpu: With --plan: the kind of GPU, such as H100.
+        gpus: With --plan: their number.
     """
     for flag, value, most in ("repeat", repeat, 1000), ("timeout-s", timeout_s, 1e9), ("minutes", minutes, 1e9):
         if value is not None and not 0 < value <= most:
@@ -64,11 +74,16 @@ def sweep(
     if runs.exists() and not runs.is_dir():
         raise Stop(f"--runs {runs} is no folder", "give a folder that you may write to")
     # --- which cells, and in which order
-    cells = sweeping.chosen(protocol.cells(protocol.read(name), scale), only)
+    if scale is None:
+        scale = ("paper" if gpus > 1 else "one_gpu") if plan else "tiny"
+    declared = protocol.read(name)
+    cells = sweeping.chosen(protocol.cells(declared, scale), only)
+    if plan:
+        return _show_plan(cells, gpu, gpus, minutes, declared.get("script", []))
     turns = sweeping.plan(cells, repeat, lane)
     # --- say what would be run: that needs neither a GPU nor the packages of the trainer
     if dry_run:
-        return _show_plan(cells)
+        return _show_cells(cells)
     run(turns, runs, timeout_s, minutes, nvme_dir, lane)
 
 
@@ -91,13 +106,29 @@ def run(
     except KeyboardInterrupt:  # the cell that ran has its record already: status killed
         progress.say("stopped; run the same command again to continue")
         sys.exit(130)
+    progress.say_done_before()
     counts = Counter(outcome.status for outcome in outcomes)
     counted = ", ".join(f"{count} {status}" for status, count in counts.items())
     progress.say(f"{counted or 'nothing to do'}; study runs {runs} shows them")
     sys.exit(max((EXIT_CODES.get(status, 0) for status in counts), default=0))
 
 
-def _show_plan(cells: list[Cell]) -> list[dict]:
+def _show_plan(cells: list[Cell], gpu: str | None, gpus: int, minutes: float | None, scripts: list[dict]) -> list[dict]:
+    from study.report import plan as planning  # the predictor, which other sweeps do not need
+
+    if gpu is None:
+        raise Stop("--plan needs the kind of GPU", "give --gpu, such as H100, and their number as --gpus")
+    if not 1 <= gpus <= MOST_GPUS:
+        raise Stop(f"--gpus must be from 1 to {MOST_GPUS} (got {gpus})", "give those of one machine")
+    planned = planning.plan(cells, GPUS[gpu_named(gpu)], gpus)
+    minutes = minutes or math.inf
+    rows = [each.row(minutes) for each in planned if not each.left]
+    say_wrapped(*planning.in_words(planned, minutes, scripts), "")
+    show(rows)
+    return rows
+
+
+def _show_cells(cells: list[Cell]) -> list[dict]:
     gpus = num_gpus()
     # Most protocols vary two or three of many settings: only these are columns.
     differ = differing([cell.settings for cell in cells])
@@ -124,12 +155,19 @@ class Progress:
     def __init__(self, turns: int):
         self.turns = turns
         self.ended = 0
+        self.done_before = 0  # since the last line: cells that an earlier sweep ran share one
         self.is_terminal = sys.stdout.isatty()  # a file gets no line for each step
 
     def say(self, text: str) -> None:
         say(f"{CLEAR}{text}" if self.is_terminal else text)
 
+    def say_done_before(self) -> None:
+        if self.done_before:
+            self.say(f"{number_of(self.done_before, 'cells')} done before")
+        self.done_before = 0
+
     def start(self, turn: Cell) -> None:
+        self.say_done_before()
         self.turn = turn  # of the line that moves
         if not self.is_terminal:
             self.say(self._position(turn))
@@ -145,10 +183,12 @@ class Progress:
         sys.stdout.flush()
 
     def end(self, turn: Cell, outcome: Outcome) -> None:
-        # The same command continues a sweep, and says what it did not run again.
-        before = " before" if outcome.status == "done" and not outcome.ran else ""
-        reason = f": {outcome.reason}" if outcome.reason else ""
-        self.say(f"{self._position(turn)}  {outcome.status}{before}{reason}")
+        if outcome.status == "done" and not outcome.ran:
+            self.done_before += 1
+        else:
+            reason = f": {outcome.reason}" if outcome.reason else ""
+            self.say_done_before()
+            self.say(f"{self._position(turn)}  {outcome.status}{reason}")
         self.ended += 1
 
     def _position(self, turn: Cell) -> str:

@@ -74,7 +74,7 @@ def compare(folders: tyro.conf.Positional[tuple[Path, ...]], /, *, arms: bool = 
     comparison = comparing.compare(loaded)
     say_wrapped(comparing.answer(comparison), "")
     show(comparison.rows)
-    say("", *comparing.notes(comparison))
+    say_wrapped("", *comparing.notes(comparison), indent="  ")
     return dataclasses.asdict(comparison)
 
 
@@ -114,20 +114,29 @@ def _compare_peaks(first: Run, second: Run) -> list[dict]:
 # --- study claims and study report -----------------------------------------------------------------------------------
 
 
-def claims(claim: tyro.conf.Positional[tuple[str, ...]] = (), /, *, runs: tuple[Path, ...] = ()) -> list[dict]:
-    """Count how many published claims hold, or show everything about some of them.
+def claims(
+    claim: tyro.conf.Positional[tuple[str, ...]] = (), /, *, undecided: bool = False, runs: tuple[Path, ...] = ()
+) -> list[dict]:
+    """Count how many published claims hold, list some of them, or show everything about one.
 
     With --json: the claims as the files of the ledger have them. Example: `study claims S002-25`
 
     Args:
-        claim: Ids of claims, such as S000-20 (case does not matter); a document, such as 002; or a phrase that a claim
-            contains, word for word, such as 60 GB.
+        claim: Ids of claims, such as S000-20 (case does not matter); a document, such as 002; or words that a claim
+            contains, such as stage 3. Words in quotes are searched as one phrase.
+        undecided: List the claims that cannot be decided here, each with what would decide it.
         runs: Folders that contain runs, at any depth: compare what they give with the evidence of the claims.
     """
     chosen: list[Claim | Fault] = [*texts.claims()]
     if claim:
         chosen = texts.named(claim)
-    if runs:
+    if undecided:
+        are_open = [each for each in chosen if isinstance(each, Claim) and each.would_decide]
+        for open_claim in are_open:
+            how = f"    What would decide it: {open_claim.would_decide}"
+            say_wrapped(f"{open_claim.id} {open_claim.answer}", how, indent="    ")
+        chosen = [*are_open]
+    elif runs:
         _compare_claims(chosen, _load(runs), in_full=bool(claim))
     elif not claim:
         say_wrapped(texts.in_words(texts.claims()), "")
@@ -137,17 +146,47 @@ def claims(claim: tyro.conf.Positional[tuple[str, ...]] = (), /, *, runs: tuple[
         show([{name: getattr(each, name) for name in columns} for each in texts.claims() if each.central])
         say(
             "",
+            "What would decide the others: study claims --undecided.",
             f"Apart from these: {len(texts.faults())} faults of libraries that a script shows (study claims faults).",
         )
-    elif len(chosen) > len(claim):
-        # A document, or a phrase that many claims contain: a few lines of each. Each id gives one claim.
-        say_wrapped(*[f"{each.id} {each.outcome}. {each.found}" for each in chosen], "", indent="    ")
+    elif len(chosen) > len(claim):  # a document, or words that many claims contain: a line of each
+        _list_claims(chosen)
     else:
         for each in chosen:
-            about = [f"{name}: {short(value)}" for name, value in vars(each).items() if value]
-            say_wrapped(f"{each.id} {each.outcome}", *about, "", indent="    ")
+            if isinstance(each, Claim):
+                _show_claim(each)
+            else:
+                about = [f"{name}: {short(value)}" for name, value in vars(each).items() if value]
+                say_wrapped(f"{each.id} {each.outcome}", *about, "", indent="    ")
     # By alias: as the ledger's files have it.
     return [each.model_dump(mode="json", by_alias=True) for each in chosen]
+
+
+def _list_claims(chosen: list[Claim | Fault]) -> None:
+    for verdict in texts.VERDICTS:
+        mine = [each for each in chosen if isinstance(each, Claim) and each.verdict == verdict]
+        if mine:
+            say(f"{verdict}: {len(mine)}")
+            say_wrapped(*[f"  {each.id} {each.answer}" for each in mine], indent="      ")
+    say_wrapped(*[f"  {each.id} {each.outcome}" for each in chosen if isinstance(each, Fault)], indent="      ")
+    say("", "study claims ID shows one with its quote and its evidence.")
+
+
+def _show_claim(claim: Claim) -> None:
+    """Print the answer, and below it what it rests on."""
+    say(f"{claim.id} {claim.verdict}" + (f" (certainty: {claim.certainty})" if claim.certainty else ""))
+    parts = {
+        "The text": f"“{claim.quote}” ({claim.where})",
+        "It holds only if": claim.condition,
+        "What would decide it": claim.would_decide,
+        "Because": claim.found,
+        "What we would sign": claim.instead,
+        "So certain because": claim.because,
+    }
+    say_wrapped(claim.answer, f"{claim.numbers}.".removeprefix("."), first="  ", indent="  ")
+    say_wrapped(*[f"  {name}: {text}" for name, text in parts.items() if text], "", indent="    ")
+    show([{"evidence": each.kind, "of": each.what, "value": each.shown, "note": each.note} for each in claim.evidence])
+    say_wrapped("", f"What would change it: {claim.changes}", "")
 
 
 def _compare_claims(chosen: list[Claim | Fault], loaded: Runs, in_full: bool) -> None:

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from study.conform.models import FEATURES, Plain
 
 Weights = dict[str, Tensor]
-BF16, FP32 = torch.bfloat16, torch.float32
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 # By precision: the dtypes of weights and of master weights, and the unit roundoff of what is computed.
 PRECISIONS = {
     "fp32": (FP32, FP32, 2.0**-24),
@@ -28,7 +28,9 @@ PRECISIONS = {
     "fp32 and bf16": (FP32, FP32, 2.0**-7),
     "bf16": (BF16, FP32, 2.0**-8),
     "bf16_pure": (BF16, BF16, 2.0**-8),
+    "fp16": (FP16, FP32, 2.0**-11),
 }
+FIXED_SCALE = 1024.0  # of the reference's losses in fp16, so that no gradient is too small for it
 RATE = 0.02  # small enough for what `bound` says of the Hessian
 OPTIMIZERS = {
     "sgd": (torch.optim.SGD, {"lr": RATE}),
@@ -74,10 +76,13 @@ class Case:
     optimizer: str = "sgd"  # sgd, momentum, adamw, adafactor, muon
     groups: str = ""  # decay: none for vectors; rate, zero: another rate, or 0, for the last layer
     curve: str = ""  # of the learning rate, one of CURVES
-    precision: str = "fp32"  # autocast, bf16 (fp32 master weights), bf16_pure (no master weights)
+    precision: str = "fp32"  # autocast, bf16, fp16 (fp32 master weights), bf16_pure (no master weights)
     rounded: bool = True  # with bf16: all weights begin as values that bf16 has
     bucket: int = 64  # elements that a collective may move at once; 0 is the library's default
     lengths: Sequence[int] = (3,)  # of sequences, update by update
+    unequal: bool = False  # each rank has one row, and one token in a row, more than the rank before
+    infinite: int = -1  # the update in which the rows of one rank have an infinite value
+    infinite_rank: int = 1
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the adapter's way to shard
 
     def schedule(self, optimizer: Optimizer) -> LRScheduler:
@@ -106,14 +111,21 @@ def microbatch(case: Case, update: int, passed: int, rank: int) -> tuple[Tensor,
     """Return the rows of one rank in one pass. Those of even ranks begin with a positive value, the others' not."""
     # Each of up to ten ranks and a hundred passes has rows of its own, whatever was drawn before.
     random = torch.Generator().manual_seed(1 + 1000 * update + 10 * passed + rank)
-    shape = (2, case.lengths[update % len(case.lengths)], FEATURES)
+    more = rank * case.unequal
+    shape = (2 + more, case.lengths[update % len(case.lengths)] + more, FEATURES)
     inputs, targets = torch.randn(shape, generator=random), torch.randn(shape, generator=random)
     inputs[0, 0, 0].abs_().mul_(1 - 2 * (rank % 2))
+    if update == case.infinite and rank == case.infinite_rank:
+        targets[0, 0, 0] = math.inf
     return inputs, targets
 
 
 def first_weights(case: Case) -> Weights:
     return copies(new_model(case).named_parameters())
+
+
+def copied(buffers: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: buffer.clone() for name, buffer in buffers.items()}
 
 
 def copies(weights: Iterable[tuple[str, Tensor]]) -> Weights:
@@ -155,15 +167,22 @@ class Reference(CaseTraining):
         losses = []
         # The order of the sums is that of a group that reduces gradients once an update: passes, then ranks.
         sums: dict[nn.Parameter, Any] = collections.defaultdict(float)  # in fp32; without those that get no gradient
+        scale = FIXED_SCALE if self.case.precision == "fp16" else 1.0
+        buffers = dict(self.model.named_buffers())
+        before, first = copied(buffers), buffers
         for rank in range(self.ranks):
             self.model.zero_grad()
+            self.model.load_state_dict(before, strict=False)  # each rank has buffers of its own
             for passed in range(self.case.passes):
                 loss = self.loss(*microbatch(self.case, update, passed, rank))
-                (loss / self.case.passes).backward()
+                (loss / self.case.passes * scale).backward()
                 losses.append(loss.item())
             for parameter, master in zip(self.model.parameters(), self.master.parameters(), strict=True):
                 if parameter.grad is not None:
-                    sums[master] += parameter.grad.float() / self.ranks
+                    sums[master] += parameter.grad.float() / scale / self.ranks
+            if rank == 0:
+                first = copied(buffers)
+        self.model.load_state_dict(first, strict=False)  # DDP gives those of the first rank to the others
         for master, gradient in sums.items():
             master.grad = gradient.to(master.dtype)
         self.losses.append(sum(losses) / len(losses))
@@ -176,6 +195,7 @@ class Reference(CaseTraining):
         self.use(dict(self.master.named_parameters()))  # rounded to the dtype of the weights
 
     def use(self, weights: Weights) -> None:
+        """Compute with these weights from here on. An update moves its own."""
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(weights[name])

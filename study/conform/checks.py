@@ -13,6 +13,7 @@ from study.conform.cases import (
     Case,
     Reference,
     Unequal,
+    Weights,
     chain,
     first_weights,
     hold,
@@ -106,6 +107,112 @@ def passes_between(build: Build, case: Case, mode: str) -> None:
 
 forward_between = functools.partial(passes_between, mode="forward")
 evaluation_between = functools.partial(passes_between, mode="evaluate")
+
+
+def each_update(build: Build, case: Case) -> None:
+    """Each update is that of one process with the weights before it, so the bound is that of few updates."""
+    training, reference = build(case), Reference(case)
+    short = dataclasses.replace(case, updates=2)  # the momentum has the rounding of earlier updates
+    for update in range(case.updates):
+        before = training.weights()
+        begin_at(reference, before)
+        training.losses, training.norms, reference.losses, reference.norms = [], [], [], []
+        training.update(update)
+        reference.update(update)
+        try:
+            hold(training, reference, short, start=before)
+        except Unequal as difference:
+            raise Unequal(f"update {update + 1} of {case.updates}: {difference}") from None
+
+
+def begin_at(reference: Reference, weights: Weights) -> None:
+    with torch.no_grad():
+        for name, master in reference.master.named_parameters():
+            master.copy_(weights[name])
+    reference.use(weights)
+
+
+def moving_scale(build: Build, case: Case) -> None:
+    """Updates that overflow are skipped by all ranks, the scale of the loss moves, and the others are right."""
+    training, reference = build(case), Reference(case)
+    short = dataclasses.replace(case, updates=1)
+    scales = []
+    made = 0
+    for update in range(case.updates):
+        before = training.weights()
+        training.losses, training.norms = [], []
+        training.update(update)
+        scales.append(float(training.adapter.loss_scale(training.trainer)))
+        if same_bits(before, training.weights()):
+            continue
+        made += 1
+        begin_at(reference, before)
+        reference.losses, reference.norms = [], []
+        reference.update(update)
+        hold(training, reference, short, start=before)
+    if made < case.updates // 4 or len(set(scales)) < 2:
+        raise Unequal(f"{made} of {case.updates} updates were made, with the scales {scales}")
+
+
+def same_bits(one: Weights, other: Weights) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def not_finite(build: Build, case: Case) -> None:
+    """A gradient of one rank is not finite: all ranks skip the update, all fail, or no weight is finite."""
+    if dist.get_world_size() == 1:
+        case = dataclasses.replace(case, infinite_rank=0)
+    training, reference = build(case), Reference(case)
+    for update in range(case.infinite):
+        training.update(update)
+        reference.update(update)
+    before = training.weights()
+    error = None
+    try:
+        training.update(case.infinite)
+        after = training.weights()
+    except Exception as raised:
+        error, after = raised, {}
+    seen: list = [None] * dist.get_world_size()
+    dist.all_gather_object(seen, "fails" if error else _fate(before, after))
+    if set(seen) == {"skips"}:
+        training.losses, training.norms = [], []
+        reference.losses, reference.norms = [], []
+        for update in range(case.infinite + 1, case.updates):
+            training.update(update)
+            reference.update(update)
+        hold(training, reference, case)
+    elif set(seen) not in ({"fails"}, {"is not finite"}):
+        raise Unequal(
+            f"a gradient of rank {case.infinite_rank} is not finite, and what each rank does: {', '.join(seen)}"
+        )
+
+
+def _fate(before: Weights, after: Weights) -> str:
+    finite = [bool(tensor.isfinite().all()) for tensor in after.values()]
+    if same_bits(before, after):
+        return "skips"
+    return "updates finite weights" if any(finite) else "is not finite"
+
+
+def mode_between(build: Build, case: Case) -> None:
+    """Evaluations between the updates leave them in training mode."""
+    training, reference = build(case), Reference(case)
+    for update in range(case.updates):
+        batch = microbatch(case, update + 20, 0, dist.get_rank())  # rows that no update has
+        loss = training.one_pass(batch, mode="evaluate")
+        expected = []
+        for is_training in (False, True):  # an adapter may leave the mode to its library
+            reference.model.train(is_training)
+            with torch.no_grad():
+                expected.append(reference.loss(*batch).item())
+        nearest = min(expected, key=lambda each: abs(each - loss))
+        hold_numbers(
+            [loss], [nearest], lambda _: 2 * chain(case) * PRECISIONS[case.precision][-1] * 8, "an evaluation's loss"
+        )
+        training.update(update)
+        reference.update(update)
+    hold(training, reference, case)
 
 
 def weights_in_use(build: Build, case: Case) -> None:

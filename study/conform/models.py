@@ -9,6 +9,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 FEATURES = 4  # of inputs and of targets
+NORM = 4.0  # the weights of layer norms
 
 
 class Plain(nn.Module):
@@ -207,10 +208,49 @@ class Delegating(Plain):  # each block is in a wrapper that passes unknown attri
 
 class Normed(Plain):  # layer norms: parameters of another kind, that users keep out of weight decay
     def change(self, width):
-        self.norms = nn.ModuleList([nn.LayerNorm(width) for _ in self.blocks])
+        norms = [nn.LayerNorm(width) for _ in self.blocks]
+        for norm in norms:  # so large that weight decay moves it far
+            nn.init.constant_(norm.weight, NORM)
+        self.norms = nn.ModuleList(norms)
 
     def layer(self, number, hidden):
         return super().layer(number, self.norms[number](hidden))
+
+
+class Mask(nn.Module):  # dropout whose mask is decided by its input, so that every way to shard draws the same
+    def forward(self, hidden, inputs):
+        if not self.training:
+            return hidden
+        places = torch.arange(hidden.shape[-1], dtype=inputs.dtype)
+        return hidden * 2 * (torch.sin(1000 * inputs[..., :1] + places) > 0).to(hidden.dtype)
+
+
+class Dropped(Plain):  # dropout, in training mode alone
+    def change(self, width):
+        self.mask = Mask()
+
+    def enter(self, inputs):
+        return self.mask(super().enter(inputs), inputs)
+
+
+class BatchNormed(Plain):  # a mean and a deviation over the rows of a rank, and running ones in buffers
+    def change(self, width):
+        self.norm = nn.BatchNorm1d(width)
+
+    def enter(self, inputs):
+        return self.norm(super().enter(inputs).transpose(1, 2)).transpose(1, 2)
+
+
+class Counted(Plain):  # a buffer counts the passes in training mode, and scales the activations
+    passes: Tensor
+
+    def change(self, width):
+        self.register_buffer("passes", torch.zeros(()))
+
+    def enter(self, inputs):
+        if self.training:
+            self.passes += 1
+        return super().enter(inputs) / (1 + self.passes)
 
 
 class Direct(Plain):  # parameters belong to the root module and to no layer

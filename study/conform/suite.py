@@ -32,7 +32,7 @@ class Property:
     check: str = "same_training"
     ranks: Sequence[int] = (2,)  # of each launch
     model: str = "Plain"
-    needs: str = ""  # a function that an adapter may lack: save, schedules, inner
+    needs: str = ""  # a function that an adapter may lack: save, schedules, inner, loss_scale
     case: dict = field(default_factory=dict)  # the settings of its training that are not the defaults
 
 

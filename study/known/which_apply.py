@@ -13,6 +13,7 @@ from study.core.text import comparable, is_number
 from study.known import lists
 from study.known.faults import ANY, Fault, Release, table
 
+WAYS = ("fsdp1", "fsdp2", "ddp")  # to train without ZeRO, by the names of flags
 # Keys of ranks that have the same rows.
 SHARE_ROWS = ("tensor_parallel", "sequence_parallel_size", "pipeline", "parallelism_config")
 
@@ -23,6 +24,8 @@ class Flags:
 
     stage: Literal[0, 1, 2, 3] | None = None  # of ZeRO
     fsdp2: bool | None = None  # FSDP2 shards
+    fsdp1: bool | None = None  # FSDP1 shards
+    ddp: bool | None = None  # nothing is sharded
     ranks: int | None = None  # of all nodes; 2 if nothing says it
     passes: int | None = None  # of an update, on each rank
     precision: Literal["fp32", "bf16", "fp16", "bf16_autocast", "fp16_autocast"] | None = None  # bf16 and fp16: a cast
@@ -37,7 +40,7 @@ class Flags:
 
 
 # What a user can give to answer a question about a condition.
-GIVEN_AS = {each.name: flag(each.name) for each in fields(Flags)} | {"stage": "--stage, --fsdp2"}
+GIVEN_AS = {each.name: flag(each.name) for each in fields(Flags)} | {"stage": "--stage, --fsdp2, --fsdp1, --ddp"}
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,9 @@ class Stack:
         if passes is not None and "accumulation" not in config:
             said["passes"] = passes
         said = table().defaults.get(str(said["trainer"]), {}) | said
-        if flags.fsdp2:
-            said["stage"] = "FSDP2"
+        for way in WAYS:
+            if getattr(flags, way):
+                said["stage"] = way.upper()
         optimizer = str(said.get("optimizer")).lower()  # such as FusedAdamW, adamw_torch
         for name in [each for each in table().optimizers if each in optimizer]:  # the later counts
             said["optimizer"] = name
@@ -96,7 +100,9 @@ def _with_needed(releases: Mapping[str, Release], said: dict[str, Any], flags: F
     needed = []
     if said["trainer"] not in (None, "own"):
         needed = ["transformers", "accelerate"]
-    if flags.fsdp2 or (flags.stage is None and said.get("engine") not in (None, "DeepSpeed")):
+    if any(getattr(flags, way) for way in WAYS) or (
+        flags.stage is None and said.get("engine") not in (None, "DeepSpeed")
+    ):
         needed.append("torch")
     elif "stage" in said:
         needed.append("deepspeed")
@@ -231,8 +237,6 @@ def _questions(fault: Fault, stack: Stack) -> list[OpenQuestion] | None:
             given_as = GIVEN_AS.get(condition, "")
             if condition in table().asked:
                 given_as = f"the release of {condition}"
-            elif condition == "stage" and wanted == ["ddp"]:  # no flag says it
-                given_as = ""
             questions.append(OpenQuestion(condition, given_as, fault.asks[condition]))
         elif not is_so:
             return None

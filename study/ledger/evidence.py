@@ -77,11 +77,9 @@ class Piece(BaseModel):
         given = self.model_dump(exclude_unset=True, exclude=ABOUT_THE_VALUE)
         return ", ".join(f"{name} {words(value)}" for name, value in given.items())
 
-    def __str__(self) -> str:
-        text = f"{self.kind}: {self.what}"
-        if self.value is not None:
-            text += f": {short(self.value)} {self.unit}".rstrip()
-        return f"{text} ({self.note})" if self.note else text
+    @property
+    def shown(self) -> str:
+        return "" if self.value is None else f"{short(self.value)} {self.unit}".rstrip()
 
 
 def words(value: object) -> str:

@@ -36,8 +36,12 @@ class Claim(BaseModel):
     quote: str  # at most 60 words
     where: str
     verdict: VerdictWord
-    condition: str = ""  # under which it holds; or what would decide it
-    found: str
+    answer: str  # one sentence of at most 25 words; everything else is behind it
+    ours: str = ""  # one number of the answer, and the same of the text
+    theirs: str = ""
+    condition: str = ""  # under which it holds
+    would_decide: str = ""  # one that cannot be decided here
+    found: str  # why the answer is so, with all conditions
     instead: str = ""  # for one that does not hold: the nearest sentence that the evidence carries
     changes: str  # what would change the verdict
     certainty: CertaintyWord | None = None  # None: it cannot be decided here
@@ -47,14 +51,13 @@ class Claim(BaseModel):
 
     @property
     def said(self) -> str:
-        return f"{self.question} {self.quote} {self.found}"
+        return f"{self.question} {self.quote} {self.answer} {self.found}"
 
     @property
-    def outcome(self) -> str:
-        """The verdict with its condition, or with what would decide it."""
-        if self.verdict == "cannot be decided here":
-            return f"{self.verdict}; it would take: {self.condition.rstrip('.')}"
-        return f"{self.verdict} {self.condition}".rstrip()
+    def numbers(self) -> str:
+        """Our number beside that of the text, where there are such."""
+        named = {"We find": self.ours, "the text says": self.theirs}
+        return ", ".join(f"{who} {number}" for who, number in named.items() if number)
 
 
 class Text(BaseModel):
@@ -93,20 +96,20 @@ def faults() -> list[Fault]:
 
 
 def named(words: tuple[str, ...]) -> list[Claim | Fault]:
-    """The claims and faults with these ids, those of a document, or those that contain these words as one phrase."""
+    """The claims and faults with these ids, those of a document, or those that contain all of these words."""
     known: list[Claim | Fault] = [*claims(), *faults()]
     by_name: dict[str, Sequence] = {each.id.lower(): [each] for each in known}
     by_name |= {"faults": faults()} | {text.document.lower(): text.claim for text in texts()}
-    # --- each word is a name, or all of them are one phrase
+    # --- each word is a name, or all of them are words of a claim
     names = [word.lower() for word in words]
     if by_name.keys() >= set(names):
         return [each for name in names for each in by_name[name]]
-    phrase = re.compile(rf"(?<!\w){re.escape(' '.join(words))}(?!\w)", re.IGNORECASE)
+    searched = [re.compile(rf"(?<!\w){re.escape(word)}(?!\w)", re.IGNORECASE) for word in words if word.strip()]
     # A word in the reasons or in the evidence does not make it a claim about that.
-    matching = [each for each in known if phrase.search(each.said)]
-    if not matching or not any(map(str.strip, words)):  # no word is in every claim
+    matching = [each for each in known if searched and all(word.search(each.said) for word in searched)]
+    if not matching:
         raise Stop(
-            f"no claim is named {' '.join(words):.80}, and none contains it as a phrase",
+            f"no claim is named {' '.join(words):.80}, and none contains all of these words",
             "give fewer words; study claims lists the documents",
         )
     return matching

@@ -138,6 +138,12 @@ class MemoryWatch(TorchDispatchMode):
         self.at_peak = None
         self._rise()
 
+    def sort_from_here(self, every: float) -> None:
+        """From now on, find a peak of its own, and sort storages whenever it has risen by this share."""
+        self.sorts_every, self._sorted_bytes = every, 0
+        self.peak, self.close_to_peak, self.at_peak = 0, None, None
+        self._rise()
+
     def mark(self) -> None:
         """Remember the current roles, for storages that outlive the tensors that give them a role."""
         roles = self.roles()

@@ -8,12 +8,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend "fake"
 
 
-def become_virtual_rank(ranks: int) -> None:
-    """Make this process rank 0 of a group whose other ranks do not exist."""
+def become_virtual_rank(ranks: int, rank: int = 0) -> None:
+    """Make this process a rank of a group whose other ranks do not exist."""
     # LOCAL_WORLD_SIZE is 1: DeepSpeed must not wait for neighbours on this machine in shared memory.
-    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": "1"}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": "1"}
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}  # nobody connects
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
 
 
 def all_reduce(_, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

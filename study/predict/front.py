@@ -27,7 +27,7 @@ from study.predict.allocator import (
 from study.predict.architecture import Wanted, asked_for, named
 from study.predict.estimate import HOST_PROCESS_BYTES, Estimate, loading_bytes
 from study.predict.outside import scores
-from study.predict.pace import peak_flops_per_s
+from study.predict.pace import Pace, peak_flops_per_s
 from study.predict.placement import Fsdp, Placement
 from study.predict.prediction import Prediction, estimate, memory_kinds, step_time
 from study.predict.question import (

@@ -10,8 +10,8 @@ from study.records.runs import Run
 
 T = TypeVar("T")
 LABELS = {  # the names of settings in a label; any other setting keeps its own name
-    "micro_batch": "rows/pass",
-    "accumulation": "passes",
+    "micro_batch": "micro-batch",
+    "accumulation": "accumulation",
     "sequence": "tokens",
     "memory_cap_gib": "cap GiB",
     "train_rows": "training rows",

@@ -90,11 +90,29 @@ class Watched(Section):
     clip_grad_norm: Float = None  # the value that the script gave clip_grad_norm_; DeepSpeed ignores it
     loss_parts: Int = None  # the library divides the loss of each pass by it
     loss_divisor: Float = None  # the script's own last division of a loss, before the library's
+    loss_divisors: list[float] = []  # all of them, the last one first
+    loss_negated: Flag = None  # what it is of a function of torch's whose small values are good
+    loss_base: Text = None  # what they divide: a "mean", a "sum", or the "items" of a sum that was divided
     passes_cleared: Int = None  # passes of a step whose gradients were cleared before the update
     rows_per_rank: list[int] = []  # of a step
     inputs_per_rank: list[list[str]] = []  # shapes and digests of the inputs of the first passes
     optimized_tensors: Int = None  # of the model, which the optimizer updates; None under DeepSpeed, which cuts them
     largest_rates: list[float] = []  # the largest learning rate of each rank
+    weights_sums: list[float] = []  # of the weights of each rank that train, at the end
+    has_adapters: Flag = None
+    is_trainer: Flag = None  # of transformers
+    unchanged_parameters: Int = None  # that should train, and are at the end what they were
+    passes_without_update: Int = None  # since the last update
+    gradients_kept: int = 0  # of the first steps, those that began with gradients of the step before
+    without_gradients: int = 0  # of the first steps, those that updated by gradients of zeros
+    clipped_scaled: Flag = None  # gradients were clipped that a GradScaler had scaled
+    loss_unscaled: Flag = None  # in fp16, without a scale
+    has_schedule: Flag = None
+    schedule_steps: int = 0
+    other_schedule_steps: int = 0  # of schedules of other optimizers
+    orders_repeated: int = 0  # epochs that a shuffling sampler began with the order of an earlier one
+    evaluations_in_training: int = 0  # with dropout on
+    tie_lost: bool = False  # of the first and last weights, which the model's config ties
 
 
 class CellOfRun(Section):

@@ -19,18 +19,13 @@ from study.measure.memory import MemoryWatch
 from study.records import store
 from study.records.schema import Record
 from study.records.sections import Components, Memory, Observed, RankComponents, RankMemory
+from study.rehearsal.moments import COARSE, Moments
 from study.rehearsal.request import Answer, Request
 from study.rehearsal.values import Shapes
 from study.watch.session import new_record
 
 # What offloading keeps on the host, by role. Gradients go there as soon as they are reduced.
 WITH_OPTIMIZER = {"master", "moments", "gradients", "staging", "swap"}
-
-COARSE = 0.005  # sorting takes as long as many operations, and a first peak is not known before
-
-
-class Enough(BaseException):
-    """The script has made its updates."""
 
 
 class Count:
@@ -42,12 +37,17 @@ class Count:
         self.request = request
         self.answer = Answer()
         self.record: Record | None = None
-        self.watch = MemoryWatch("cpu", self._roles, collect=False, counts=self._counts, log=self.answer.log)
+        device = "cuda" if request.real and torch.cuda.is_available() else "cpu"
+        self.watch = MemoryWatch(device, self._roles, collect=False, counts=self._counts, log=self.answer.log)
+        self.moments = Moments(request, self.watch)
         self.engine: Any = None  # DeepSpeed's
         self.optimizer: Any = None
         self.model: Any = None
+        self._model: Any = None  # without its wrappers
+        self._modules: set[int] = set()  # of it
         self._on_host: dict[int, weakref.ref] = {}  # storages that were there before the training, such as a data set
         self._parts: dict[str, int] | None = None
+        self._after_step: dict[str, int] | None = None
         torch_optimizer.register_optimizer_step_pre_hook(self._before_update)
         torch_optimizer.register_optimizer_step_post_hook(self._after_update)
         nn.modules.module.register_module_forward_pre_hook(self._before_forward)
@@ -57,7 +57,9 @@ class Count:
     def _counts(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is the GPU's: it has no values, or it was made in a pass, as masks are."""
         # Of real tensors, data sets are the host's, and batches take their bytes on a GPU once they are moved there.
-        if isinstance(tensor, FakeTensor):
+        if self.moments.on_host:
+            return False
+        if isinstance(tensor, FakeTensor) or self.request.real:
             return True
         return self.shapes.has_begun and id(tensor.untyped_storage()) not in self._on_host
 
@@ -72,11 +74,17 @@ class Count:
         """Note what a loader gives."""
         leaves = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim]
-        if tensors:
+        if tensors and not self.moments.is_over:
             self.answer.batch = list(max(tensors, key=torch.Tensor.numel).shape)
 
     def _before_forward(self, module, _) -> None:
-        if not self.shapes.has_begun and module.training and torch.is_grad_enabled():
+        trains = module.training and torch.is_grad_enabled()
+        self.moments.called(trains)
+        if self._model is not None and not self.moments.is_over:
+            self.answer.calls += module is self._model
+            if id(module) not in self._modules and next(module.parameters(recurse=False), None) is not None:
+                self.answer.has_other_models = True
+        if trains and not self.shapes.has_begun:
             self._leave_out_data()
             self.answer.loading_peak_bytes = self.watch.peak
             self.answer.first_step_at = len(self.answer.log)
@@ -84,6 +92,9 @@ class Count:
 
     def _leave_out_data(self) -> None:
         """Do not count what exists before the training and has values, but for the buffers of models."""
+        if self.request.real:
+            self.shapes.has_begun = True
+            return
         objects = gc.get_objects()
         modules = [each for each in objects if issubclass(type(each), nn.Module) and "_buffers" in vars(each)]
         buffers = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
@@ -112,8 +123,16 @@ class Count:
     def end_update(self) -> None:
         """Note an update's peak. After the last one that is asked for, one more shows what the peak consists of."""
         answer = self.answer
+        self.moments.updated()
+        if self.moments.is_over:
+            self.moments.end_if_seen()
+            return
         answer.updates += 1
         answer.peaks.append(self.watch.peak)
+        if self.watch.device_type == "cuda":
+            answer.cuda_peaks.append(torch.cuda.max_memory_allocated())
+            torch.cuda.reset_peak_memory_stats()
+        calls, answer.calls = answer.calls, 0
         if answer.updates == 1:
             self._describe()
             self.watch.sorts_every = COARSE
@@ -125,7 +144,9 @@ class Count:
             self.watch.look_again()
         else:
             self._parts = self.watch.at_peak or self._parts  # this update may have had shorter rows
-            raise Enough
+            self._after_step = self.watch.by_role()
+            answer.calls = calls
+            self.moments.end_if_seen()
 
     def _describe(self) -> None:
         if self.engine is not None:
@@ -139,6 +160,10 @@ class Count:
         self.record = new_record(name, accelerator, self.model, self.optimizer, arguments)
         self.record.observed.virtual_ranks = self.request.ranks
         self.record.observed.dtypes = roles.dtypes(self.model, self.optimizer)
+        self._model = model = roles.plain_model(self.model)
+        self._modules = set(map(id, model.modules()))
+        adapters = getattr(model, "peft_config", {})
+        self.answer.lora_rank = next((getattr(each, "r", None) for each in adapters.values()), None)
 
     def finish(self, folder: Path) -> Answer:
         """Complete the record, and return the answer."""
@@ -148,11 +173,15 @@ class Count:
         on_host = host_roles(self.record.observed)
         answer.host = self.watch.numbers(on_host) if on_host else []
         parts = self._parts or self.watch.at_peak
-        after = self.watch.by_role()
+        after = self._after_step or self.watch.by_role()
+        self.moments.close()
+        answer.moments = self.moments.done
         rank = RankComponents(at_peak=parts, after_step=after, tracked_peak_bytes=max(answer.peaks))
         self.record.memory = Memory(per_rank=[RankMemory()], components=Components(per_rank=[rank]))
         self.record.observed.steps = answer.updates
         self.record.watched.rows_per_pass = answer.batch[0] if answer.batch else None
+        if hasattr(getattr(self._model, "config", None), "to_json_string"):
+            (folder / "config.json").write_text(self._model.config.to_json_string(use_diff=False))
         self.record.status = "done"
         self.record.finished_utc = store.now_utc()
         store.write(folder, self.record)

@@ -5,7 +5,6 @@ import importlib.util
 import sys
 import types
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -58,7 +57,11 @@ class Libraries:
         self._torch()
         later: dict[str, Patch] = {
             "accelerate.state": self._accelerate_state,
+            "accelerate.accelerator": self._accelerator,
             "transformers.modeling_utils": self._transformers,
+            "transformers.trainer": self._trainer,
+            "transformers.trainer_callback": self._trainer_callback,
+            "peft.peft_model": self._peft,
             "transformers.utils.import_utils": self._checks_of_transformers,
             "safetensors.torch": self._safetensors,
             "deepspeed.runtime.engine": self._deepspeed_engine,
@@ -94,14 +97,19 @@ class Libraries:
 
         def wrap_in_ddp(model, *args, device_ids=None, output_device=None, **kwargs) -> None:
             made = self.count.watch.made
+            if self.count.watch.device_type == "cuda":
+                kwargs |= {"device_ids": device_ids, "output_device": output_device}
             begin(model, *args, **kwargs)
             self.count.watch.reassign(made, "backward")  # its buckets, which real ranks make anew in their first pass
             model.register_comm_hook(None, all_reduce)  # its C++ code needs a result that the fake backend lacks
 
         parallel.DistributedDataParallel.__init__ = wrap_in_ddp
-        TORCH.Tensor.data_ptr = address
-        TORCH.save = lambda *_, **__: None
-        if self.request.gpu:  # a GPU's default is an update of all tensors at once (torch/optim/optimizer.py)
+        if not self.request.real:
+            TORCH.Tensor.data_ptr = address
+        TORCH.save = self.nothing("torch.save")
+        if (
+            self.request.gpu and not self.request.real
+        ):  # a GPU's default is an update of all tensors at once (torch/optim/optimizer.py)
             for name, module in list(sys.modules.items()):
                 if name.startswith("torch.optim.") and hasattr(module, "_default_to_fused_or_foreach"):
                     vars(module)["_default_to_fused_or_foreach"] = lambda *_, **__: (False, True)
@@ -109,6 +117,7 @@ class Libraries:
         count = self.count
 
         def next_batch(loader):
+            count.moments.begin_batch(loader)
             batch = take(loader)
             count.take_batch(batch)
             return batch
@@ -161,24 +170,61 @@ class Libraries:
             state.device = torch.device("cpu")
 
         module.PartialState._prepare_backend = backend
-        module.PartialState.set_device = set_device
+        if self.count.watch.device_type == "cpu":
+            module.PartialState.set_device = set_device
 
     def _checks_of_transformers(self, module) -> None:
-        module.is_torch_bf16_gpu_available = lambda: True
+        if not self.request.real:
+            module.is_torch_bf16_gpu_available = lambda: True
 
     def _transformers(self, module) -> None:
         def from_pretrained(cls, name, *args, config=None, **kwargs):
             return from_config(cls, name, config, kwargs, self.request.configs_of)
 
-        module.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
-        module.PreTrainedModel.save_pretrained = lambda *_, **__: None
+        if not self.request.real:
+            module.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
+        module.PreTrainedModel.save_pretrained = self.nothing("save_pretrained")
+
+    def _peft(self, module) -> None:
+        module.PeftModel.save_pretrained = self.nothing("save_pretrained")
 
     def _trl_kernels(self, module) -> None:
-        if self.request.gpu:  # there a Triton kernel works in place, where a CPU makes six copies of a tile
+        if (
+            self.request.gpu and not self.request.real
+        ):  # there a Triton kernel works in place, where a CPU makes six copies of a tile
             module._forward_tile = module._backward_tile = lambda *_, **__: None
 
     def _safetensors(self, module) -> None:
-        module.save_file = lambda *_, **__: None
+        module.save_file = self.nothing("save_file")
+
+    def nothing(self, what: str) -> Callable:
+        """Return a function that saves nothing. That it was called is noted."""
+
+        def save(*_, **__) -> None:
+            with self.count.moments.saving(what):
+                pass
+
+        return save
+
+    def _accelerator(self, module) -> None:
+        self.count.moments.wrap(module.Accelerator, "save_state", "save_model", "get_state_dict")
+
+    def _trainer(self, module) -> None:
+        self.count.moments.wrap(module.Trainer, "save_model", "_save_checkpoint")
+
+    def _trainer_callback(self, module) -> None:
+        """Let a Trainer evaluate and save once the updates are made, and end."""
+        end_step = module.CallbackHandler.on_step_end
+
+        def on_step_end(handler, arguments, state, control, **kwargs):
+            control = end_step(handler, arguments, state, control, **kwargs)
+            if self.count.moments.is_over:
+                control.should_training_stop = True
+                control.should_evaluate |= self.request.evaluate and arguments.eval_strategy != "no"
+                control.should_save |= self.request.save and arguments.save_strategy != "no"
+            return control
+
+        module.CallbackHandler.on_step_end = on_step_end
 
     # --- DeepSpeed
 
@@ -188,6 +234,7 @@ class Libraries:
         engine = module.DeepSpeedEngine
         for name in ("__init__", "allreduce_gradients", "save_checkpoint", "load_checkpoint", "save_16bit_model"):
             setattr(engine, name, self.shapes.wrap(getattr(engine, name)))
+        self.count.moments.wrap(engine, "save_checkpoint", "save_16bit_model", "_zero3_consolidated_16bit_state_dict")
         take_step = self.shapes.wrap(engine.step)
 
         def step(this, *args, **kwargs):
@@ -199,8 +246,9 @@ class Libraries:
             return result
 
         engine.step = step
-        get_accelerator().pin_memory = lambda tensor, *_, **__: tensor
-        TORCH.Tensor.record_stream = lambda *_, **__: None
+        if not self.request.real:
+            get_accelerator().pin_memory = lambda tensor, *_, **__: tensor
+            TORCH.Tensor.record_stream = lambda *_, **__: None
 
     def _deepspeed_comm(self, module) -> None:
         module.build_shm_op = lambda: None  # it would be compiled, for neighbours that do not exist
@@ -215,6 +263,9 @@ class Libraries:
             self.shapes.wrap_all(getattr(module, owner))
 
     def _cpu_adam(self, module) -> None:
+        if self.request.real:
+            return
+
         def nothing(*_, **__) -> None:
             pass
 
@@ -259,17 +310,3 @@ def from_config(cls, name, config, options: dict, configs_of: dict[str, str]):
     attention = options.get("attn_implementation")
     more = {"attn_implementation": attention} if attention else {}
     return cls._from_config(config, dtype=dtype or torch.float32, **more).eval()
-
-
-def script_place(error: BaseException, script: Path) -> tuple[str | None, str | None]:
-    """Return the last line of the script's own code on the way to an error, and what stands there."""
-    import traceback
-
-    mine = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename.startswith(str(script.parent)) and "site-packages" not in frame.filename
-    ]
-    if not mine:
-        return None, None
-    return f"{Path(mine[-1].filename).name}:{mine[-1].lineno}", mine[-1].line

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from study.predict.front import CONTEXT_BYTES, Allocator, Block, outside_of_group
-from study.rehearsal.request import Answer
+from study.rehearsal.request import Answer, Moment
 
 
 @dataclass(frozen=True)
@@ -14,27 +14,74 @@ class OnGpu:
     reserved: int  # predicted: all in one stream
     driver: int  # predicted: what nvidia-smi shows
     host: int
+    training: int = 0  # the peak of the updates, without evaluation and saving
+    evaluation: int | None = None  # None: it did not evaluate
+    saving: int | None = None
+    whole_evaluation: int | None = None  # extrapolated, if batches were left out and each one leaves more
 
 
 def on_gpu(answer: Answer, ranks: int, stage: int | None) -> OnGpu:
     """Replay what was taken and given back, without what offloading keeps on the host."""
-    on_host = set(answer.host)
-    allocator = Allocator()
-    blocks: dict[int, Block] = {}
-    sizes: dict[int, int] = {}
-    held = peak = host = 0
-    for place, (number, size) in enumerate(answer.log):
-        if number in on_host:
-            host += size - sizes.get(number, 0)
-            sizes[number] = size
-            continue
-        held += size - sizes.get(number, 0)
-        sizes[number] = size
-        if number in blocks:
-            allocator.give(blocks.pop(number))
-        if size:
-            blocks[number] = allocator.take(size)
-        if place >= answer.first_step_at:
-            peak = max(peak, held)
+    replayed = Replay(answer)
+    peaks = [max(replayed.held[max(each.begin - 1, 0) : each.end], default=0) for each in answer.moments]
+    in_moments = {place for each in answer.moments for place in range(each.begin, each.end)}
+    from_begin = range(answer.first_step_at, len(replayed.held))
+    training = max((replayed.held[place] for place in from_begin if place not in in_moments), default=0)
+    of_kind = {
+        kind: max((peak for peak, each in zip(peaks, answer.moments, strict=True) if each.kind == kind), default=None)
+        for kind in ("evaluation", "saving")
+    }
+    whole = whole_evaluation(answer.moments, peaks)
+    reserved = replayed.allocator.peak_reserved
+    more = max(0, (whole or 0) - max(training, *peaks, 0))
     outside = CONTEXT_BYTES + outside_of_group(ranks if ranks > 1 else 0, stage)
-    return OnGpu(peak, allocator.peak_reserved, int(allocator.peak_reserved + outside), host)
+    return OnGpu(
+        peak=max(training, *peaks, 0) + more,
+        reserved=reserved + more,
+        driver=int(reserved + more + outside),
+        host=replayed.host,
+        training=training,
+        whole_evaluation=whole,
+        **of_kind,
+    )
+
+
+def whole_evaluation(moments: list[Moment], peaks: list[int]) -> int | None:
+    """Return the peak of an evaluation of which batches were left out, if each batch that was run raised it."""
+    found: list[int] = []
+    for loader in {each.loader for each in moments if each.batches_left}:
+        mine = [place for place, each in enumerate(moments) if each.loader == loader]
+        left = max(moments[place].batches_left or 0 for place in mine)
+        batches = [peaks[place] for place in mine if not moments[place].batches_left]
+        rises = [after - before for before, after in zip(batches[1:], batches[2:], strict=False)]
+        if rises and min(rises) > 0:
+            rise, highest = sum(rises) // len(rises), max(peaks[place] for place in mine)
+            # The last stretch has one more batch, and what joins all of them: a copy of what each has left.
+            joins = highest > batches[-1] + 2 * rise
+            found.append(highest + left * rise * (2 if joins else 1))
+    return max(found, default=None)
+
+
+class Replay:
+    """The allocator after a log, and what was held after each of its entries."""
+
+    def __init__(self, answer: Answer):
+        on_host = set(answer.host)
+        self.allocator = Allocator()
+        self.held: list[int] = []
+        self.host = 0
+        blocks: dict[int, Block] = {}
+        sizes: dict[int, int] = {}
+        held = 0
+        for number, size in answer.log:
+            more = size - sizes.get(number, 0)
+            sizes[number] = size
+            if number in on_host:
+                self.host += more
+            else:
+                held += more
+                if number in blocks:
+                    self.allocator.give(blocks.pop(number))
+                if size:
+                    blocks[number] = self.allocator.take(size)
+            self.held.append(held)

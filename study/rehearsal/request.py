@@ -22,6 +22,11 @@ class Request:
     values: dict[str, float] = field(default_factory=dict)  # of the script's own variables
     skips: list[str] = field(default_factory=list)  # functions that do nothing
     gpu: str | None = None
+    evaluate: bool = False  # go on after the updates until the script has evaluated
+    save: bool = False  # and until it has saved
+    real: bool = False  # with real values, on this machine's GPU
+    rank: int = 0
+    most_collectives: int | None = None  # after which it ends
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(dataclasses.asdict(self)))
@@ -35,11 +40,24 @@ class Request:
 class Failure:
     """How a script ended that did not reach its steps."""
 
-    kind: str  # "script": as it would on the rented machine; "value": it needs a value that does not exist here
+    kind: str  # "script": as it would on the rented machine; "hang": as well; "value": a value does not exist here
     message: str
     where: str | None = None  # the last line of the script's own code
     code: str | None = None  # what stands there
     trace: str = ""
+
+
+@dataclass
+class Moment:
+    """A stretch of the log in which a script evaluates or saves."""
+
+    kind: str  # "evaluation" (a batch, or what follows the last one) or "saving"
+    begin: int
+    end: int = 0
+    what: str | None = None  # the function that saves
+    parts: dict[str, int] | None = None  # at its peak
+    loader: int = -1  # whose batches these are
+    batches_left: int | None = None  # of that loader, which were not run
 
 
 @dataclass
@@ -48,11 +66,18 @@ class Answer:
 
     updates: int = 0
     peaks: list[int] = field(default_factory=list)  # of each update
+    cuda_peaks: list[int] = field(default_factory=list)  # CUDA's own, with real values on a GPU
     loading_peak_bytes: int | None = None  # before the first pass
     batch: list[int] = field(default_factory=list)  # the shape of a pass's first input
+    calls: int = 0  # of the model, in the last counted step
+    has_other_models: bool = False  # that are called in a step, too
+    lora_rank: int | None = None
     log: list[tuple[int, int]] = field(default_factory=list)  # of storages, by number: bytes, and 0 when freed
     host: list[int] = field(default_factory=list)  # numbers of those that offloading keeps on the host
     first_step_at: int = 0  # in that log: what comes before is loading
+    moments: list[Moment] = field(default_factory=list)
+    collectives: list[tuple[str, str | None]] = field(default_factory=list)  # each with its line of the script
+    is_cut: bool = False  # the script would have gone on
     failure: Failure | None = None
 
     def write(self, path: Path) -> None:
@@ -62,4 +87,6 @@ class Answer:
     def read(cls, path: Path) -> "Answer":
         content = json.loads(path.read_text())
         failure = content.pop("failure")
-        return cls(**content, failure=Failure(**failure) if failure else None)
+        moments = [Moment(**each) for each in content.pop("moments")]
+        content["collectives"] = [(name, where) for name, where in content["collectives"]]
+        return cls(**content, moments=moments, failure=Failure(**failure) if failure else None)

@@ -5,6 +5,7 @@ request into the folder.
 """
 
 import ast
+import contextlib
 import importlib
 import os
 import sys
@@ -12,12 +13,16 @@ import traceback
 import types
 from pathlib import Path
 
+import torch
+
 from study.core.errors import Stop
 from study.measure.virtual_rank import become_virtual_rank
 from study.rehearsal import launch, ranks
-from study.rehearsal.count import Count, Enough
+from study.rehearsal.count import Count
+from study.rehearsal.files import Files
 from study.rehearsal.gpu import answer_as_a_gpu
-from study.rehearsal.libraries import Libraries, script_place
+from study.rehearsal.libraries import Libraries
+from study.rehearsal.moments import Enough
 from study.rehearsal.request import ANSWER, REQUEST, Failure, Request
 from study.rehearsal.values import NEEDS_VALUES, NoValue, OnOneDevice, Script, Shapes, Values
 
@@ -25,14 +30,17 @@ from study.rehearsal.values import NEEDS_VALUES, NoValue, OnOneDevice, Script, S
 def main(folder: Path) -> None:
     request = Request.read(folder / REQUEST)
     path = Path(request.script).resolve()
-    os.environ |= {"DS_ACCELERATOR": "cpu", "TORCHDYNAMO_DISABLE": "1"}
-    become_virtual_rank(request.ranks)
-    ranks.answer_alone()
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    if not (request.real and torch.cuda.is_available()):
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    become_virtual_rank(request.ranks, request.rank)
     script = Script(path, request.values)
-    answer_as_a_gpu(request, script)
+    if not request.real:
+        answer_as_a_gpu(request, script)
     count = Count(request)
-    values = Values(script)
-    shapes = Shapes(values, count.watch)
+    values = Values(script, request.most_collectives)
+    ranks.answer_alone(values.note)
+    shapes = Shapes(values, count.watch, request.real)
     count.shapes = shapes
     shapes.weights()
     Libraries(request, shapes, count).patch()
@@ -40,16 +48,19 @@ def main(folder: Path) -> None:
     sys.argv = [request.script, *request.words]
     sys.path[0] = str(path.parent)
     failure = None
+    Files(folder).guard()
     try:
-        with values, count.watch, OnOneDevice():
+        one_device = contextlib.nullcontext() if request.real else OnOneDevice(count.moments)
+        with values, count.watch, one_device:
             run_script(path, request.skips)
     except Enough:
-        pass
+        count.answer.is_cut = True
     except BaseException as error:
         if not (isinstance(error, SystemExit) and not error.code):
-            failure = failed(error, path)
+            failure = failed(error, script)
     answer = count.finish(folder)
     answer.failure = failure
+    answer.collectives = values.collectives
     if failure is None and not answer.updates:
         answer.failure = Failure("script", "the script ended without an update of an optimizer")
     answer.write(folder / ANSWER)
@@ -89,9 +100,9 @@ def run_script(path: Path, skips: list[str]) -> None:
     exec(compile(tree, str(path), "exec"), vars(script))  # noqa: S102 - it is the user's own script
 
 
-def failed(error: BaseException, script: Path) -> Failure:
+def failed(error: BaseException, script: Script) -> Failure:
     """Return how the script ended: by itself, or because a value does not exist here."""
-    where, code = script_place(error, script)
+    where, code = script.place_of(error)
     names = {type(each).__name__ for each in (error, error.__cause__, error.__context__)}
     kind = "script"
     # PyTorch's own refusals of tensors without values begin with this word.

@@ -7,6 +7,7 @@ import contextlib
 import linecache
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -19,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from study.core.models.values import WithoutValues
 from study.rehearsal import ranks
+from study.rehearsal.moments import Enough, Moments
 
 aten = torch.ops.aten
 COMPARES = {aten.gt, aten.lt, aten.ge, aten.le, aten.eq, aten.ne, aten.isnan, aten.isinf, aten.isfinite}
@@ -41,7 +43,21 @@ class Script:
         self.values = values
 
     def owns(self, file: str) -> bool:
-        return file.startswith(self.folder) and "site-packages" not in file
+        return file.startswith(f"{self.folder}/") and "site-packages" not in file
+
+    def place_of(self, error: BaseException) -> tuple[str | None, str | None]:
+        """Return the last line of the script's own code on the way to an error, and what stands there."""
+        mine = [frame for frame in traceback.extract_tb(error.__traceback__) if self.owns(frame.filename)]
+        if not mine:
+            return None, None
+        return f"{Path(mine[-1].filename).relative_to(self.folder)}:{mine[-1].lineno}", mine[-1].line
+
+    def place(self) -> str | None:
+        """Return the line of the script that runs now. None if no frame is the script's."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and not self.owns(frame.f_code.co_filename):
+            frame = frame.f_back
+        return f"{Path(frame.f_code.co_filename).relative_to(self.folder)}:{frame.f_lineno}" if frame else None
 
     def reader(self) -> FrameType | None:
         """Return the frame of the script that asks for a value. None if a library does."""
@@ -83,32 +99,50 @@ class Values(TorchDispatchMode):
 
     shapes: "Shapes"
 
-    def __init__(self, script: Script):
+    def __init__(self, script: Script, most_collectives: int | None = None):
         super().__init__()
+        self.most_collectives = most_collectives
         self.script = script
+        self.collectives: list[tuple[str, str | None]] = []
         self._rest = WithoutValues()
+
+    def note(self, collective: str) -> None:
+        self.collectives.append((collective, self.script.place()))
+        if len(self.collectives) == self.most_collectives:
+            raise Enough
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function is aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
-            read = self.script.value_of(args[0])
-            if args[0].dtype == torch.bool:
-                return bool(read)
-            return read if args[0].is_floating_point() else int(read)
+            return self._read(args[0])
         if function.overloadpacket in COMPARES and args[0].dim() == 0 and isinstance(args[0], FakeTensor):
             value = self.script.named_value()
             if value is not None:
                 return function(torch.tensor(value), *args[1:], **(kwargs or {}))
         if function is aten._grouped_mm.default:
             return self._rest.__torch_dispatch__(function, types, args, kwargs)
+        if function in ranks.BY_ELEMENTS:  # the fake group copies, and so goes by shapes
+            args = (args[0].view(-1), args[1].reshape(-1), *args[2:])
         result = function(*args, **(kwargs or {}))
-        if function.namespace == "c10d":
+        if function.namespace in ("c10d", "_c10d_functional"):
+            self.note(function._schema.name.partition("::")[2].strip("_"))
             ranks.fill_in(function, args)
         if isinstance(result, FakeTensor) and (changed := _changed(function, args, kwargs)) is not None:
             return changed
-        if self.shapes.has_begun and type(result) is torch.Tensor and result.nbytes > LARGE_BYTES:
+        if (
+            self.shapes.has_begun
+            and not self.shapes.real
+            and type(result) is torch.Tensor
+            and result.nbytes > LARGE_BYTES
+        ):
             with self.shapes.only():
                 return torch.empty_strided(result.shape, result.stride(), dtype=result.dtype)
         return result
+
+    def _read(self, tensor: FakeTensor) -> float | bool:
+        read = self.script.value_of(tensor)
+        if tensor.dtype == torch.bool:
+            return bool(read)
+        return read if tensor.is_floating_point() else int(read)
 
 
 def _changed(function, args, kwargs) -> torch.Tensor | None:
@@ -122,15 +156,25 @@ def _changed(function, args, kwargs) -> torch.Tensor | None:
 class OnOneDevice(TorchFunctionMode):
     """The GPU is this process's memory: `cuda` names it, and a tensor without values can be read as zeros."""
 
+    def __init__(self, moments: Moments):
+        super().__init__()
+        self.moments = moments
+
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
         if name in ("numpy", "tolist", "__array__") and args and isinstance(args[0], FakeTensor):
             tensor = args[0]
             dtype = torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
-            return getattr(torch.zeros(tensor.shape, dtype=dtype), name)()
+            with self.moments.made_on_host():
+                return getattr(torch.zeros(tensor.shape, dtype=dtype), name)()
         if name == "cuda":
             return args[0]
+        # Other names of the host are also those of this process's GPU, such as `.to(accelerator.device)`.
+        if isinstance(args[0] if args else None, FakeTensor) and (
+            name == "cpu" or (name == "to" and "cpu" in args[1:])
+        ):
+            return self.moments.to_host(args[0])
         if "device" in kwargs:
             kwargs = kwargs | {"device": on_cpu(kwargs["device"])}
         if name == "to" and len(args) > 1:
@@ -152,7 +196,8 @@ def on_cpu(device):
 class Shapes:
     """The mode in which new tensors have no values, and where it is entered: once, however deep."""
 
-    def __init__(self, values: Values, watch: TorchDispatchMode):
+    def __init__(self, values: Values, watch: TorchDispatchMode, real: bool = False):
+        self.real = real  # nothing is without values
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.values = values
         self.watch = watch
@@ -162,7 +207,7 @@ class Shapes:
 
     @contextlib.contextmanager
     def only(self) -> Iterator[None]:
-        if self._inside:
+        if self._inside or self.real:
             yield
             return
         self._inside = True
@@ -188,6 +233,8 @@ class Shapes:
 
     def wrap(self, function: Callable) -> Callable:
         """Return a function in which new tensors have no values."""
+        if self.real:
+            return function
 
         def call(*args, **kwargs):
             with self.only():
@@ -213,6 +260,8 @@ class Shapes:
 
     def weights(self) -> None:
         """From now on no new parameter has values, whoever makes it: `nn.Parameter(torch.empty(...))`."""
+        if self.real:
+            return
         parameter: Any = torch.nn.Parameter
         original = parameter.__new__
 

@@ -5,7 +5,7 @@ memory and traffic also of virtual ones of the sizes that people train: on a tin
 reader has no such runs, those that the repository keeps are shown, and marked.
 """
 
-import functools
+from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
@@ -13,13 +13,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from study.core.arms import ROOT
+from study.core.files import from_toml
 from study.core.text import nats
-from study.predict.front import PlaceFlags, Question, TrainingFlags, named
-from study.predict.front import advise as advised
 from study.records import metrics
 from study.records.groups import groups
 from study.records.runs import Run, Runs, kept, load
-from study.report import advice as in_words
 from study.report import style
 from study.report.topics import losses, memory, on_gpu, stages, traffic
 
@@ -28,7 +26,8 @@ RANKS, GPU = 8, "H100-80GB"
 PREDICTED, PUBLISHED = "predicted", "published by others"
 SMOKE, AT_SCALE = "study sweep smoke --runs runs/smoke", "study sweep at_scale --runs runs/at_scale"
 SECONDS = style.StackedBars("seconds", {}, "{:.2g} s".format, "seconds of an optimizer step")
-MODEL, ADVISED = "llama3-8b", "mistral-7b"  # the last one of the advice
+MODEL = "llama3-8b"
+QUESTIONS = Path(__file__).with_name("answers.toml")
 TIMES = ROOT / "reports" / "times.csv"  # tools/times.py writes it
 
 
@@ -40,6 +39,11 @@ class PageAnswer(NamedTuple):
     table: pd.DataFrame = pd.DataFrame()
     rows: pd.DataFrame = pd.DataFrame()  # that the figure draws
     figure: Figure | None = None
+
+
+def questions() -> list[dict[str, str]]:
+    """Return what the first page and README say first: a question, its answer, one number and how that is known."""
+    return from_toml(QUESTIONS.read_text())["answer"]
 
 
 def answers(runs: Runs) -> list[PageAnswer]:
@@ -133,12 +137,3 @@ def of_gpu() -> list[PageAnswer]:
         PageAnswer("runs", "", rows.drop(columns=in_memory)),
         PageAnswer("later", "", later.drop(columns=[in_memory[0], "driver_bytes", on_gpu.OVER["driver_bytes"]])),
     ]
-
-
-# --- the advice --------------------------------------------------------------------------
-
-
-@functools.cache
-def advice() -> list[str]:
-    """Return which arm `study advise` recommends for 7 billion parameters on eight GPUs."""
-    return in_words.in_words(advised(Question.of(named(ADVISED), TrainingFlags(gpus=RANKS), PlaceFlags(gpu=GPU))))

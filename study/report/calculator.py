@@ -4,6 +4,7 @@
 """
 
 import json
+from typing import Any
 
 from study.core.arms import ROOT, load_arm
 from study.core.gpus import GPUS
@@ -21,6 +22,7 @@ from study.predict.front import (
     TrainingFlags,
     Transformer,
     estimate,
+    named,
     reserve_bytes,
     settled_arm,
 )
@@ -33,7 +35,7 @@ ARMS = (  # the simplest first, as in `study arms`
 )
 GPUS_TRIED = (1, 2, 4, 8, 16, 32, 64)
 PRECISION: Precision = "bf16_cast"  # of all arms, so that they compare
-SHOWN = {"model": "llama3-8b", "gpus": 8, "gpu": "H100-80GB"}  # at first
+SHOWN: dict[str, Any] = {"model": "llama3-8b", "gpus": 8, "gpu": "H100-80GB"}  # at first
 
 
 def arms_of(gpus: int) -> list[str]:
@@ -58,6 +60,10 @@ def needs(model: Transformer, arm: str, gpus: int) -> list[int]:
     return [whole.peak_bytes, host_bytes, whole.swapped_bytes]
 
 
+def _host_bytes(gpu: str, gpus: int) -> float:
+    return Question.of(named(SHOWN["model"]), TrainingFlags(gpus=gpus), PlaceFlags(gpu=gpu)).host_memory_bytes
+
+
 def values() -> dict:
     """Return what the page shows. Without JavaScript it names the command that answers."""
     by_size = sorted(GPUS.items(), key=lambda kind: -kind[1].memory_bytes)
@@ -73,6 +79,8 @@ def values() -> dict:
                 "memory_bytes": gpu.memory_bytes,
                 "most_bytes": at_most[name],
                 "roomy_bytes": at_most[name] / (1 + MISS),
+                # By GPUs, as `study advise` takes it where nobody says it.
+                "host_bytes": {gpus: _host_bytes(name, gpus) for gpus in GPUS_TRIED},
             }
             for name, gpu in by_size
         },

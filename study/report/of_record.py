@@ -1,4 +1,4 @@
-"""What theory predicts for the run of a record."""
+"""What theory predicts for the run of a record, and what its counted collectives send in rings."""
 
 from dataclasses import replace
 
@@ -15,7 +15,9 @@ from study.predict.front import (
     Training,
     Transformer,
     estimate,
+    papers,
 )
+from study.records.runs import Run
 from study.records.schema import Record
 from study.records.sections import Observed, Requested
 
@@ -118,3 +120,14 @@ def architecture(record: Record) -> Transformer | None:
     part = {"lora_rank": requested.lora_rank, "train_only": requested.train_only}
     model = Transformer.of(config_of(name), name, dropout=requested.dropout, **part)
     return model if size in (None, model.parameters) else None
+
+
+def sent_bytes(run: Run) -> dict[str, float]:
+    """Return what the first rank sends in a step, by collective. Rings: an all-reduce sends the data twice."""
+    sent: dict[str, float] = {}
+    for first_rank in run.record.traffic.per_rank[:1]:
+        for kind, count in first_rank.items():
+            # In a hybrid arm, some collectives have fewer ranks, and a ring of fewer sends a smaller share.
+            by_ranks = count.by_ranks(run.record.observed.ranks or 1)
+            sent[kind] = sum(papers.wire_bytes({kind: part}, len(ranks)) for ranks, part in by_ranks.items())
+    return sent

@@ -4,11 +4,13 @@ Papermill executes the notebooks and nbconvert turns them into HTML. Templates, 
 `templates/`. Nothing is loaded from a network.
 """
 
+import json
 import os
 import re
 import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +27,13 @@ from study.configs.sentences import sentences
 from study.core import files
 from study.core.arms import ROOT
 from study.core.errors import Stop
-from study.core.text import say
-from study.known import faults
+from study.core.text import number_of, say
+from study.known import faults, osv
 from study.ledger import texts
 from study.records import runs as records
 from study.records import store
 from study.records.keeping import redact
-from study.report import answers, calculator, stacks, style
+from study.report import answers, calculator, contributed, stacks, style
 from study.report.answers import PageAnswer
 from study.report.tables import as_html, write_csv
 
@@ -46,11 +48,13 @@ BY_HAND_FOLDER = ROOT / "examples" / "zero_by_hand"
 BEFORE = {  # the notebooks, in navigation
     "index": "Answers",
     "gpu": "On a GPU",
+    "contributed": "Others' hours",
     "stack": "Is my stack right?",
     "calculator": "Calculator",
     "claims": "All claims",
     "sentences": "Sentences by id",
 }
+ANSWERS = ROOT / "reports" / "answers"
 PREVIEW = ROOT / "reports" / "h200" / "preview.png"  # that a link to the pages shows
 ADDED = {"injected-parameters", "papermill-error-cell-tag"}  # cells of papermill
 AT_ONCE = 2  # notebooks: a kernel is one process
@@ -77,11 +81,14 @@ def build(folders: list[Path], out: Path, address: str = "") -> list[str]:
         write(site, "claims", texts=texts.texts(), faults=texts.faults(), verdicts=texts.VERDICTS, count=counted)
         write(site, "sentences", sentences=sentences())
         (site / "faults.json").write_text(faults.table().model_dump_json(indent=1))
+        (site / "osv.json").write_text(json.dumps(osv.records(datetime.now(UTC)), indent=1))
         write(site, "stack", **stacks.values())
         write(site, "faults", "stack", **stacks.values(), alone=True)
         answered = _answered(site, "index", answers.answers(runs))
         write(site, "calculator", **calculator.values())
         write_by_hand(site)
+        write_answers(site)
+        write(site, "contributed", **contributions([]))
         write(site, "gpu", answers=_answered(site, "gpu", answers.of_gpu()))
         shutil.copyfile(PREVIEW, site / PREVIEW.name)
         ended = dict(zip(NOTEBOOKS, problems, strict=True))
@@ -98,13 +105,12 @@ def build(folders: list[Path], out: Path, address: str = "") -> list[str]:
         write(
             site,
             "index",
+            questions=answers.questions(),
             answers=answered,
-            advice=answers.advice()[0],
-            advised=answers.ADVISED,
             failed=failed,
             run_count=len(runs),
             ended=[run.record for run in runs if run.record.error],
-            central=as_html(central[["id", "question", "verdict", "certainty"]]),
+            central=as_html(central[["id", "verdict", "answer", "ours", "theirs"]]),
             headline=counted,
             problems=redact(set_aside),
             built_utc=store.now_utc(),
@@ -113,6 +119,24 @@ def build(folders: list[Path], out: Path, address: str = "") -> list[str]:
             shutil.copyfile(TEMPLATES / name, site / name)
     say(str(out / "index.html"))
     return failed if len(runs) else [*failed, "records"]
+
+
+def contributions(own: list[Path]) -> dict[str, Any]:
+    """Return what fills in the page of contributions: the rows of own folders, then everybody's."""
+    everybody = contributed.all_folders()
+    titled = [("yours", "Your hour", own), ("everybody", "Everybody's", everybody)]
+    tables = [
+        ({"id": name, "text": title}, as_html(contributed.table(folders))) for name, title, folders in titled if folders
+    ]
+    count = number_of(len(everybody), "contributions") if everybody else "Nobody's hour"
+    return {"tables": tables, "lead": f"{count} {'are' if len(everybody) > 1 else 'is'} here so far."}
+
+
+def write_contributed(out: Path, own: list[Path]) -> Path:
+    """Write the page of contributions alone, with these folders' rows first. Return its path."""
+    out.mkdir(parents=True, exist_ok=True)
+    write(out, "contributed", **contributions(own), alone=True)
+    return out / "contributed.html"
 
 
 def _answered(site: Path, page: str, found: list[PageAnswer]) -> dict[str, dict]:
@@ -157,6 +181,20 @@ def write_by_hand(site: Path) -> None:
     book = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_markdown_cell, cells)))
     write(site, "by_hand", "notebook", body=as_page(book), title="ZeRO by hand", source="examples/zero_by_hand")
     shutil.copyfile(BY_HAND_FOLDER / "held.svg", site / "held.svg")
+
+
+def write_answers(site: Path) -> None:
+    """Write the page of each answer, from the text on GitHub. Links to other files of the checkout become text."""
+    for each in answers.questions():
+        text = (ANSWERS / f"{each['name']}.md").read_text()
+        text = re.sub(r"<picture>.*</picture>", "![](memory.svg)", text)  # here style.css darkens it
+        for image in re.findall(r"\]\((\w+\.svg)\)", text):
+            shutil.copyfile(ANSWERS / image, site / image)
+        text = re.sub(r"\]\((\w+)\.md\)", r"](answer-\1.html)", text)
+        text = re.sub(r"\[([^]]+)\]\(\.\./[^)]+\)", r"\1", text)
+        book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)])
+        source = f"reports/answers/{each['name']}.md"
+        write(site, f"answer-{each['name']}", "notebook", body=as_page(book), title=each["question"], source=source)
 
 
 def write_notebook(site: Path, path: Path, problem: str) -> None:

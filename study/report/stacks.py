@@ -20,7 +20,7 @@ BOXES: dict[str, tuple[str, dict[str, str]]] = {
         {"--stage 1": "ZeRO 1", "--stage 2": "ZeRO 2", "--stage 3": "ZeRO 3", "--fsdp2": "FSDP2"}
         | {"--stage 0": "DeepSpeed, stage 0"},
     ),
-    "passes": ("Passes of an update", {"--passes 1": "one", "--passes 2": "several"}),
+    "passes": ("Micro-batches of a step", {"--passes 1": "one", "--passes 2": "several"}),
     "precision": (
         "Precision",
         {"--precision fp32": "fp32", "--precision bf16": "bf16, a cast", "--precision fp16": "fp16, a cast"}
@@ -39,7 +39,7 @@ BOXES: dict[str, tuple[str, dict[str, str]]] = {
         | {"--trainer axolotl": "axolotl"},
     ),
     "offload": (
-        "Optimizer's states in",
+        "Optimizer states in",
         {"--offload none": "GPUs", "--offload cpu": "host memory", "--offload nvme": "NVMe"},
     ),
     "ranks": ("Ranks", {"--ranks 2": "several", "--ranks 1": "one"}),
@@ -99,16 +99,20 @@ def _in_releases(fault: Fault) -> dict[str, str]:
     return found
 
 
+def _is_milder(fault: Fault) -> bool:
+    return not (fault.symptom.startswith(table().silent) or fault.who)
+
+
 @functools.cache
 def rows() -> list[dict]:
-    """Return the faults of the page: those that make a training wrong without a message come first."""
+    """Return the faults of the page, the worst first: wrong without a message, or forced on people by a trainer."""
     faults = [fault for fault in table().fault if fault.when is not None and fault.package in PACKAGES]
-    faults.sort(key=lambda fault: not fault.symptom.startswith(table().silent))
+    faults.sort(key=_is_milder)
     return [
         {
             "id": fault.id,
             "package": fault.package,
-            "loud": not fault.symptom.startswith(table().silent),
+            "milder": _is_milder(fault),
             "in": _in_releases(fault),
             "needs": _needs(fault),
         }
@@ -118,7 +122,7 @@ def rows() -> list[dict]:
 
 def values() -> dict:
     """Return what the page shows. Without JavaScript it shows all faults."""
-    shown = ("deepspeed", "accelerate", "transformers")  # chosen at first
+    shown = ("deepspeed", "accelerate", "transformers", "torch")  # chosen at first
     return {
         "rows": rows(),
         "named": named,

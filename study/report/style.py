@@ -62,7 +62,8 @@ def finished(drawing: Figure, entries: list, note: str) -> Figure:
     # --- text is wrapped here, and its lines make the figure higher
     note = textwrap.fill(note, NOTE_LETTERS)
     rows = note.count("\n") + 1 + 1.2 * math.ceil(len(entries) / COLUMNS)
-    drawing.legend(handles=entries, loc="outside upper left", ncols=COLUMNS, columnspacing=1.2, handletextpad=0.5)
+    if entries:
+        drawing.legend(handles=entries, loc="outside upper left", ncols=COLUMNS, columnspacing=1.2, handletextpad=0.5)
     drawing.supxlabel(note, x=0.01, ha="left", fontsize=8.5, color=FAINT)
     for axes in drawing.axes:
         title = "\n".join(textwrap.fill(line, TITLE_LETTERS) for line in axes.get_title("left").splitlines())

@@ -19,10 +19,11 @@ FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # the last four: in East 
 # Headings of columns whose names are too short for a reader; CSV files keep the names. Of others, _ is a space.
 HEADINGS = {
     "n": "runs",
-    "micro_batch": "rows per pass",
-    "accumulation": "passes",
+    "micro_batch": "micro-batch",
+    "accumulation": "micro-batches",
     "against": "compared with",
-    "outcome": "verdict",
+    "ours": "we find",
+    "theirs": "the text says",
 }
 
 

@@ -3,8 +3,10 @@
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +16,7 @@ import psutil
 from study.core import arms
 from study.core.errors import Stop
 from study.core.machine import DEVICE_LOCK, die_with_parent, oom_kills, version
-from study.core.settings import flag
+from study.core.settings import cache_home, flag
 from study.records import store
 from study.records.schema import Record
 from study.sweeps import outcomes
@@ -47,6 +49,40 @@ def command(cell: Cell, folder: Path, nvme_dir: Path | None) -> list[str]:
     return words
 
 
+def release_folder(release: str) -> Path:
+    return cache_home() / "releases" / f"deepspeed-{release}"
+
+
+def of_release(release: str | None) -> dict[str, str]:
+    """Return the variables with which a launch finds another release of DeepSpeed before the installed one."""
+    if release is None:
+        return {}
+    return {
+        "PYTHONPATH": os.pathsep.join([str(release_folder(release)), *filter(None, [os.environ.get("PYTHONPATH")])])
+    }
+
+
+def get_release(release: str) -> None:
+    """Install a release of DeepSpeed beside the installed one, once. Raise Stop if no package index gives it."""
+    folder = release_folder(release)
+    if folder.exists():
+        return
+    partial = folder.with_suffix(".part")
+    shutil.rmtree(partial, ignore_errors=True)
+    words = ["pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", str(partial)]
+    done = subprocess.run(
+        [sys.executable, "-m", *words, f"deepspeed=={release}"],
+        env=os.environ | {"DS_BUILD_OPS": "0"},  # its operators are compiled when they are first needed
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        said = done.stderr.strip().rpartition("\n")[2]
+        remedy = f"install deepspeed=={release} into {folder} by hand"
+        raise Stop(f"deepspeed {release} cannot be installed ({said})", remedy, "unavailable")
+    partial.rename(folder)
+
+
 def options(values: dict) -> list[str]:
     """Return the words of a command line for some settings."""
     words = []
@@ -73,7 +109,8 @@ def run(cell: Cell, folder: Path, timeout_s: float, over: float, nvme_dir: Path 
                 # torchrun, Accelerate passes them on, and the only process would take itself for another rank.
                 # From ACCELERATE_* it takes values that are in no arm's file, such as accumulation.
                 env={name: value for name, value in os.environ.items() if not OF_A_LAUNCHER.match(name)}
-                | {store.CELL: cell.declared.model_dump_json()},
+                | {store.CELL: cell.declared.model_dump_json()}
+                | of_release(cell.deepspeed),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -4,12 +4,13 @@ A part names arms and gives settings. A list of values is an axis, and the part 
 axes, the last varying fastest. A scale is a table in the part: its values replace the part's, and its axes come last.
 
 A part with a `repair` runs document 002's script instead of the trainer. `reserve_s` is how many seconds a sweep must
-have left before it starts a cell for the first time.
+have left before it starts a cell for the first time. `deepspeed` names another release of DeepSpeed for these cells.
+`decides` and `narrows` name claims of the ledger. A part with `instead_of` is run if a cell of that part does not fit.
 """
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
@@ -28,6 +29,7 @@ SCALES = ("paper", "one_gpu", "tiny")
 SCRIPTS = {"train": arms.PACKAGE / "train.py", "as_printed": arms.ROOT / "reproductions" / "as_printed.py"}
 SETTINGS = tuple(field.name for field in fields(Settings))
 PART_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,59}$"  # the names of run folders begin with it
+RELEASE = r"^\d+(\.\d+){1,3}$"
 MAX_BYTES = 2**20  # of a protocol's file: ours have 16 kB
 MAX_CELLS = 10_000  # of a part; each is a launch of at least 10 s
 EXAMPLE = "correct the file: smoke.toml is an example"
@@ -44,6 +46,9 @@ class Grid(ProtocolTable, extra="allow"):
     ranks: PositiveInt | list[PositiveInt] | None = None
     repair: Repair | list[Repair] | None = None
     reserve_s: PositiveFloat = 0
+    deepspeed: Annotated[str, Field(pattern=RELEASE)] | None = None
+    decides: list[str] = []
+    narrows: list[str] = []
 
 
 class Part(Grid):
@@ -51,9 +56,19 @@ class Part(Grid):
 
     name: Annotated[str, Field(pattern=PART_NAME)]
     about: str | None = None
+    instead_of: str | None = None
     paper: Grid | None = None
     one_gpu: Grid | None = None
     tiny: Grid | None = None
+
+
+class Script(ProtocolTable):
+    """A script of reproductions/ that needs no GPU, and its words."""
+
+    name: Annotated[str, Field(pattern=PART_NAME)]
+    about: str | None = None
+    words: list[str] = []
+    decides: list[str] = []
 
 
 class Protocol(ProtocolTable):
@@ -62,10 +77,12 @@ class Protocol(ProtocolTable):
     about: str
     document: str
     replicates: str
+    script: list[Script] = []
     part: Annotated[list[Part], Field(min_length=1)]
 
 
-NOT_AXES = {"name", "about", "reserve_s", *SCALES}
+OF_ALL = ("reserve_s", "deepspeed", "decides", "narrows", "instead_of")  # each cell of a part has them
+NOT_AXES = {"name", "about", *OF_ALL, *SCALES}
 
 
 @dataclass(frozen=True)
@@ -80,6 +97,10 @@ class Cell:
     settings: dict  # by name, as the protocol gives them
     reserve_s: float = 0
     repeat: int = 1
+    deepspeed: str | None = None  # None: the release that is installed
+    decides: Sequence[str] = ()
+    narrows: Sequence[str] = ()
+    instead_of: str | None = None
 
     @property
     def script(self) -> str:
@@ -90,7 +111,8 @@ class Cell:
         """Return the part, the arm, and a digest of everything else but the repeat."""
         # The arm's file is part of it: a changed arm is another cell, and is run again. An empty place keeps
         # the names of what was run.
-        key = [self.script, self.arm, self.ranks, self.settings, (), arms.digest(self.arm)]
+        place = (self.deepspeed,) if self.deepspeed else ()
+        key = [self.script, self.arm, self.ranks, self.settings, place, arms.digest(self.arm)]
         return f"{self.part}-{self.arm}-{cache.fingerprint(key)[:8]}"
 
     @property
@@ -153,11 +175,11 @@ def _cells_of_part(protocol: dict, part: dict, scale: str) -> Iterator[Cell]:
     count = math.prod(map(len, axes.values()))
     if not 0 < count <= MAX_CELLS:
         raise Stop(f"{where} has {count} cells", f"give each list a value, and all together at most {MAX_CELLS} cells")
-    reserve_s = merged.get("reserve_s", 0)
+    of_all = {key: merged[key] for key in OF_ALL if key in merged}
     for combination in itertools.product(*axes.values()):
         settings = dict(zip(axes, combination, strict=True))
         arm = arms.load_arm(settings.pop("arm", "no arm"))
         ranks = settings.pop("ranks", None)
         # Checked here, so that a mistake in the last cell is found before the first one runs.
         build({name: value for name, value in settings.items() if name != "repair"}, where)
-        yield Cell(protocol["name"], part["name"], scale, arm.name, ranks, settings, reserve_s)
+        yield Cell(protocol["name"], part["name"], scale, arm.name, ranks, settings, **of_all)

@@ -125,14 +125,16 @@ def outcome_of(cell: Cell, runs: Path, over: float, launch: Callable[[Cell], Rec
         if record := done_before(runs, cell):
             return Outcome.of(record)
         if stop := why_not(cell, num_gpus()):
-            # A record, so that it is a row in every table.
-            folder = runs / f"{cell.run_name}.0"
-            folder.mkdir(exist_ok=True)
-            return Outcome.of(outcomes.write_end(folder, cell.new_record(folder), stop))
+            return refused(cell, runs, stop)
         left_s = over - time.monotonic()
         needed_s = expected_s(cell, runs)
         if left_s <= needed_s:
             return Outcome("left", f"it needs about {needed_s:.0f} s, and {max(left_s, 0):.0f} s are left")
+        if cell.deepspeed:
+            try:
+                launches.get_release(cell.deepspeed)
+            except Stop as stop:
+                return refused(cell, runs, stop)
         if operators.missing(num_gpus(), (cell.arm,)):  # compiled here, so that it is no part of a run's time
             operators.compile_missing((cell.arm,))
         return Outcome.of(launch(cell), ran=True)
@@ -142,6 +144,13 @@ def outcome_of(cell: Cell, runs: Path, over: float, launch: Callable[[Cell], Rec
             what = f"the sweep cannot write to {runs} ({error.strerror})"
             raise Stop(what, "make room, and start the sweep again") from error
         return Outcome("failed", f"its folder could not be used ({error}). What to do: start the sweep again")
+
+
+def refused(cell: Cell, runs: Path, stop: Stop) -> Outcome:
+    """Write a record of a cell that this machine cannot run, so that it is a row in every table."""
+    folder = runs / f"{cell.run_name}.0"
+    folder.mkdir(exist_ok=True)
+    return Outcome.of(outcomes.write_end(folder, cell.new_record(folder), stop))
 
 
 @contextlib.contextmanager
@@ -174,7 +183,8 @@ def tries_of_today(runs: Path, cell: Cell) -> dict[Path, Record]:
         record = outcomes.read(path)
         if record is None or record.measure_version != schema.MEASURE_VERSION:
             continue
-        if machine.versions().items() <= record.software.items():
+        wanted = machine.versions() | ({"deepspeed": cell.deepspeed} if cell.deepspeed else {})
+        if wanted.items() <= record.software.items():
             tries[path] = record
     return tries
 

@@ -9,6 +9,7 @@ from study.core.machine import operators_folder
 WATCHES = {
     "watch": "study.watch.session",
     "WatchCallback": "study.watch.callback",
+    "LightningCallback": "study.watch.lightning",
 }  # on first use: they need torch
 
 

@@ -10,7 +10,7 @@ from study.core.text import number_of
 from study.known.findings import Finding, ordered
 from study.records import collectives, store
 from study.records.schema import Record
-from study.watch import hangs, trends
+from study.watch import course, hangs, trends
 from study.watch.diagnosis import judge
 
 LOGS = (".log", ".txt", ".out", ".err")
@@ -63,10 +63,11 @@ def _of_record(record: Record, file: Path) -> About:
     # A process that the kernel ends writes nothing more: the age of the ranks' logs tells whether the run goes on.
     status = record.status.replace("running", "unfinished")
     findings, not_known = judge(record)
+    steps = trends.load(file.parent)
     return About(
         run=record.run_id,
         how=f"{arm}{ranks}{kind}, {status}",
-        findings=ordered([*mistakes(sources.read(file)), *trends.findings(trends.load(file.parent)), *findings]),
+        findings=ordered([*mistakes(sources.read(file)), *course.findings(steps), *trends.findings(steps), *findings]),
         error=record.error.model_dump() if record.error else None,
         not_known=not_known,
     )

@@ -5,6 +5,7 @@ sizes, and `memory_bytes` and `traffic_bytes` are what the finding costs. A rule
 value that it needs.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -18,7 +19,12 @@ from study.records.schema import Record
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 FIRST_SCALE = 65536  # the initial loss scale of DeepSpeed and torch
 HALVES = tuple(AUTOCAST.values())
+READ_STEPS = 6  # whose gradients the watch reads
+LEAST_STEPS = 5  # of a run whose weights are expected to change
 # Smaller shares and sizes than these get no finding.
+FROZEN = 0.02  # of the parameters: whoever trains fewer of them uses adapters, whose names say so
+UNCHANGED = 0.1  # of the parameters that should train: a head that no loss needs may stay
+DRIFT = 1e-9  # of the sum of the weights: copies that get equal gradients are equal
 FEW = 1e-5  # of the weights: enough to average a loss, but less than the gradients of LoRA
 LARGE = 0.1  # of the peak
 WHOLE = 0.9  # of the weights
@@ -161,16 +167,61 @@ def ranks(facts: Facts) -> Results:
     if reduced_bytes <= FEW * facts.weights_bytes:
         is_alone = facts.seen.distributed_type == "NO"
         yield "no_wrap" if is_alone else "gradients_not_shared", {"reduced_bytes": reduced_bytes}
+        return
+    sums = required(facts.watched.weights_sums)
+    is_whole = not (facts.seen.tensor_ranks or facts.seen.sequence_ranks)
+    if is_whole and len({*rates}) == 1 and max(sums) - min(sums) > DRIFT * max(1, *map(abs, sums)):
+        yield "unequal_weights", {"least": min(sums), "most": max(sums)}
 
 
 def optimizer(facts: Facts) -> Results:
     """Name an optimizer that updates nothing of the model, or whole matrices of which ZeRO leaves it pieces."""
-    if facts.watched.optimized_tensors == 0:
+    watched = facts.watched
+    if watched.optimized_tensors == 0:
         yield "optimizer_of_other_tensors", {}
+    elif (facts.seen.steps or 0) >= LEAST_STEPS and facts.seen.trained_parameters:
+        unchanged = watched.unchanged_parameters or 0
+        if unchanged >= UNCHANGED * facts.seen.trained_parameters:
+            yield "weights_unchanged", {"unchanged": unchanged}
     # A rank's part is one flat vector, so the optimizer sees no rows and columns (zero/stage_1_and_2.py:560). Measured:
     # a last loss of 7.65795 under DDP, and of 7.64581 under stage 1, with PyTorch's Adafactor.
     if required(facts.seen.stage) and re.search(MATRIX_WISE, facts.optimizer):
         yield "matrices_in_pieces", {}
+
+
+def updates(facts: Facts) -> Results:
+    """Name updates that are missing, or made by gradients that are not those of the step."""
+    watched = facts.watched
+    usual = facts.seen.accumulation or 1
+    if (watched.passes_without_update or 0) > max(2 * LEAST_STEPS, 4 * usual):
+        yield "no_update", {}
+    if 2 * watched.gradients_kept > READ_STEPS:
+        yield "gradients_not_cleared", {"read": READ_STEPS}
+    if 2 * watched.without_gradients > READ_STEPS:
+        yield "gradients_are_zero", {"read": READ_STEPS}
+    if watched.loss_unscaled:
+        yield "loss_unscaled", {}
+    if watched.clipped_scaled:
+        yield "clipped_scaled", {}
+
+
+def model(facts: Facts) -> Results:
+    """Name a model that is hardly trained, or not the one of its config."""
+    if facts.watched.tie_lost:
+        yield "tie_lost", {}
+    trained = required(facts.seen.trained_parameters)
+    if required(facts.watched.model) and not facts.watched.has_adapters and trained < FROZEN * facts.parameters:
+        yield "frozen", {"share": trained / facts.parameters}
+
+
+def schedule(facts: Facts) -> Results:
+    """Name a schedule that changes no rate."""
+    watched = facts.watched
+    is_idle = watched.schedule_steps == 0 and len(set(required(facts.seen.learning_rates))) == 1
+    if is_idle and watched.other_schedule_steps and not watched.has_schedule:
+        yield "schedule_of_another_optimizer", {}
+    elif is_idle and watched.has_schedule and facts.steps >= LEAST_STEPS:
+        yield "schedule_unused", {}
 
 
 def clipping(facts: Facts) -> Results:
@@ -204,13 +255,40 @@ def accumulation(facts: Facts) -> Results:
     # (runtime/engine.py:3413). Measured: with 2 and with 4 passes a step, DDP and stages 0 to 3 have equal losses.
     if parts not in (1, passes):
         yield "accumulate_unused" if passes == 1 else "passes_differ", {}
-    # The script's own division may be for something else, but not if it is by the same number.
-    if parts > 1 and facts.watched.loss_divisor == parts:
-        yield "loss_divided_twice", {}
+    yield from _divisions(facts, passes, parts)
     # A zero_grad in each pass does harm in plain loops only. Accelerate's optimizer skips it within a step
     # (optimizer.py:113), and under DeepSpeed always (utils/deepspeed.py:308).
     if facts.watched.passes_cleared:
         yield "gradients_cleared", {}
+
+
+def _divisions(facts: Facts, passes: int, parts: int) -> Results:
+    """Name a loss that is divided once too often, or not at all."""
+    watched = facts.watched
+    divisors = list(watched.loss_divisors)
+    ranks = facts.seen.ranks or 1
+    # The script's own division may be for something else, but not if it is by the same number.
+    if parts > 1 and watched.loss_divisor == parts:
+        yield "loss_divided_twice", {}
+    # The Trainer and Lightning divide before backward, as a script does. The Trainer's items are those of a step
+    # (transformers 5.23.0, trainer.py:2106).
+    by_items = watched.loss_base == "items" and bool(watched.is_trainer)
+    if passes > 1 and parts == 1 and divisors.count(passes) + by_items > 1:
+        yield "loss_divided_by_both", {"by": "the items of the step" if by_items else f"{passes}"}
+    if passes > 1 and parts == 1 and watched.loss_base == "mean":
+        times = passes / math.prod(divisors)
+        if watched.is_trainer and times >= passes:
+            # It divides only if the model's forward takes no other keywords (transformers 5.23.0, trainer.py:521 and
+            # 2106), and multiplies by the ranks (trainer.py:2199), as if the loss were divided by the items of all:
+            # https://github.com/huggingface/transformers/issues/47688.
+            yield "trainer_sums_means", {"times": times}
+        elif not divisors:
+            yield "gradients_summed", {}
+    if watched.loss_negated:
+        yield "loss_negated", {}
+    # DDP, ZeRO and FSDP average over ranks by themselves.
+    if ranks > 1 and watched.loss_base in ("mean", "items") and ranks in divisors and ranks not in (passes, parts):
+        yield "loss_divided_by_ranks", {}
 
 
 def rows(facts: Facts) -> Results:
@@ -221,7 +299,13 @@ def rows(facts: Facts) -> Results:
     # more each.
     if len(set(rows)) > 1:
         yield "unequal_rows", {"least": min(rows), "most": max(rows), "rank": rows.index(min(rows))}
+    if facts.watched.evaluations_in_training:
+        yield "evaluation_in_training", {}
     inputs = required(facts.watched.inputs_per_rank)
+    if len(inputs[0]) >= READ_STEPS and all(len(set(each)) == 1 for each in inputs):
+        yield "rows_repeated", {"count": len(inputs[0])}
+    elif facts.watched.orders_repeated:
+        yield "order_repeated", {}
     alike = [str(rank) for rank, each in enumerate(inputs) if inputs.count(each) > 1 and len(set(each)) > 1]
     if alike and not (facts.seen.tensor_ranks or facts.seen.sequence_ranks):  # these share rows on purpose
         yield "same_rows", {"ranks": ", ".join(alike), "count": len(inputs[0])}
@@ -342,6 +426,8 @@ def states(facts: Facts) -> Results:
         # It is not free: DeepSpeed all-reduces gradients in stage 1 as well, and gathers the weights. Measured on two
         # ranks: 1.5 times DDP's bytes (DeepSpeed's issue 7059).
         saved = sharable - sharable // facts.ranks
+        if saved < LARGE * facts.peak_bytes:  # few weights train
+            return
         yield "states_replicated", {"states_bytes": facts.states_bytes, "memory_bytes": saved}
 
 
@@ -380,6 +466,9 @@ MISTAKES = (
     fsdp,
     ranks,
     optimizer,
+    updates,
+    model,
+    schedule,
     clipping,
     accumulation,
     rows,

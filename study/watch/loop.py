@@ -5,7 +5,6 @@ A script repeats its mistakes in each step, so what costs time to look at is loo
 """
 
 import contextlib
-import copy
 import functools
 import hashlib
 import math
@@ -20,21 +19,30 @@ from unittest import mock
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.optim import lr_scheduler
 from torch.utils._pytree import tree_leaves
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
 
 from study.core.recipes import AUTOCAST
 from study.core.text import is_number
-from study.measure import roles, traffic
-from study.measure.memory import ComponentLook
+from study.measure import roles
 from study.measure.readback import device_of
 from study.records.schema import Record
-from study.records.sections import Collective, RankComponents
+from study.watch.instruments import Instruments
+from study.watch.losses import division_of
 from study.watch.steps import Step, StepLog
+from study.watch.weights import Weights
 
 READ_PASSES = 6  # whose inputs are read, before the steps that are timed
 READ_ELEMENTS = 4096  # of each input
+READ_STEPS = 6  # whose gradients are read
+READ_GRADIENTS = 8  # of so many tensors
+EVALUATION = 3  # forward passes without gradients, one after the other
+SCHEDULES = [
+    kind
+    for kind in vars(lr_scheduler).values()
+    if isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler) and "step" in vars(kind)
+]
 NAMES = {getattr(torch, dtype): name for name, dtype in AUTOCAST.items()}
 
 
@@ -69,7 +77,8 @@ class WatchedLoop:
     accelerator: Any
     record: Record
     log: StepLog
-    instruments: "Instruments"
+    instruments: Instruments
+    weights: Weights
     on_error: Callable[[Exception], None]
     active: bool = False
     step: Step = field(default_factory=Step)
@@ -80,9 +89,17 @@ class WatchedLoop:
         self._inner = roles.inner_optimizer(self.optimizer)
         self._is_engine = is_engine(self.model)
         is_plain = not self._is_engine and roles.fsdp_version(self.model) is None  # others keep gradients elsewhere
+        updated = {id(tensor) for group in self._inner.param_groups for tensor in group["params"]}
         self._trained = [tensor for tensor in self.model.parameters() if tensor.requires_grad and is_plain]
+        self._updated = [tensor for tensor in self._trained if id(tensor) in updated]
         self._with_gradient: torch.nn.Parameter | None = None
         self._cleared: deque[int] = deque(maxlen=20)  # of the last steps
+        self._plain = roles.plain_model(self.model)  # whose mode counts: a script may change it without the wrapper's
+        dropouts = [each for each in self._plain.modules() if isinstance(each, torch.nn.modules.dropout._DropoutNd)]
+        self._dropouts = [each for each in dropouts if each.p > 0]
+        self._orders: set[tuple[int, int]] = set()  # of samplers, and their epochs
+        self._evaluated = 0  # forward passes without gradients since the last with them, in training mode
+        self.record.watched.has_schedule = hasattr(self._inner.step, "_wrapped_by_lr_sched")
         self._device = device_of(self.model).type
         self._undo = contextlib.ExitStack()
 
@@ -102,14 +119,18 @@ class WatchedLoop:
             self._replace(self.accelerator or torch.Tensor, "backward", self._backward)
         # --- what the loop does besides
         if self.accelerator is not None:
-            clip = functools.partial(self._clip, self.record.watched, "clip_grad_norm")  # whether that clips or not
-            self._replace(self.accelerator, "clip_grad_norm_", clip)
+            self._replace(self.accelerator, "clip_grad_norm_", self._ask_to_clip)  # whether that clips or not
         # Torch's clip_grad_norm_ ends in it (clip_grad.py:231), and Accelerate's ends in torch's (accelerator.py:2960).
-        clip = functools.partial(self._clip, self.record.observed, "clipping")  # DeepSpeed does not call this function
-        self._replace(clip_grad, "_clip_grads_with_norm_", clip)
+        # DeepSpeed does not call this function.
+        self._replace(clip_grad, "_clip_grads_with_norm_", self._clip)
         # Accelerate fetches one batch ahead, to know which is the last (data_loader.py:588): the wait within a step is
         # for the next step's rows.
         self._replace(_BaseDataLoaderIter, "__next__", self._next_batch)
+        self._replace(DataLoader, "__iter__", self._begin_epoch)
+        for kind in SCHEDULES:
+            self._replace(kind, "step", self._schedule)
+        self._replace(torch.amp.GradScaler, "scale", self._scale)
+        self._replace(torch.amp.GradScaler, "unscale_", self._unscale)
         # DDP waits for its collectives in C++, after the last gradient, which is that of the first parameter. Without
         # this mark the waiting would count as a rank's own work.
         if isinstance(self.model, DistributedDataParallel):
@@ -158,11 +179,56 @@ class WatchedLoop:
             self._end_step()
         return result
 
-    def _clip(self, section, name: str, original, parameters, max_norm, *args, **kwargs):
-        """Note the value; 0 means off. The Trainer gives infinity to get only the norm. A tensor may be on a GPU."""
-        value = max_norm if is_number(max_norm) else None
-        setattr(section, name, 0.0 if value == math.inf else value)
+    def _ask_to_clip(self, original, parameters, max_norm, *args, **kwargs):
+        self.record.watched.clip_grad_norm = _limit(max_norm)
         return original(parameters, max_norm, *args, **kwargs)
+
+    def _clip(self, original, parameters, max_norm, total_norm, *args, **kwargs):
+        self.record.observed.clipping = limit = _limit(max_norm)
+        if limit != 0:
+            self._note_clipping(total_norm)
+        return original(parameters, max_norm, total_norm, *args, **kwargs)
+
+    @guarded
+    def _note_clipping(self, total_norm) -> None:
+        step = self.step
+        step.clipped_in = min(step.backwards, step.clipped_in if step.clipped_in >= 0 else step.backwards)
+        if type(total_norm) is torch.Tensor:  # of FSDP2 it is a part of the norm
+            step.norm = total_norm.detach()
+        if step.scaled and not step.unscaled:
+            self.record.watched.clipped_scaled = True
+
+    def _schedule(self, original, schedule, *args, **kwargs):
+        self._note_schedule(getattr(schedule, "optimizer", None))
+        return original(schedule, *args, **kwargs)
+
+    @guarded
+    def _note_schedule(self, optimizer) -> None:
+        if optimizer is not None and roles.inner_optimizer(optimizer) is self._inner:
+            self.record.watched.schedule_steps += 1
+            self.step.scheduled.add(self.step.backwards)
+        else:
+            self.record.watched.other_schedule_steps += 1
+
+    def _scale(self, original, scaler, *args, **kwargs):
+        self.step.scaled = scaler.is_enabled()
+        return original(scaler, *args, **kwargs)
+
+    def _unscale(self, original, *args, **kwargs):
+        self.step.unscaled = True
+        return original(*args, **kwargs)
+
+    def _begin_epoch(self, original, loader):
+        self._note_order(getattr(loader, "sampler", None))
+        return original(loader)
+
+    @guarded
+    def _note_order(self, sampler) -> None:
+        # A sampler of PyTorch's for several ranks shuffles by its epoch, which `set_epoch` raises.
+        if getattr(sampler, "shuffle", False) and hasattr(sampler, "epoch"):
+            order = id(sampler), sampler.epoch
+            self.record.watched.orders_repeated += order in self._orders
+            self._orders.add(order)
 
     @guarded
     def _mark(self, phase: str) -> None:
@@ -170,7 +236,13 @@ class WatchedLoop:
 
     @guarded
     def _forward(self, module, args, kwargs) -> None:
-        if not (module.training and torch.is_grad_enabled()):
+        if not torch.is_grad_enabled():
+            self._evaluated += self._plain.training
+            if self._evaluated == EVALUATION and self._dropouts:
+                self.record.watched.evaluations_in_training += 1
+        else:
+            self._evaluated = 0
+        if not (self._plain.training and torch.is_grad_enabled()):
             self.step.evaluated = True
             return
         self.log.mark("outside")
@@ -192,7 +264,11 @@ class WatchedLoop:
         """Mark the forward pass, and keep the loss as a part of the step's."""
         self.log.mark("forward")
         self._look_for_cleared()
+        if self.step.backwards == 0 and 0 < self.log.count <= READ_STEPS:
+            self.record.watched.gradients_kept += self._has_gradients()
         self.step.backwards += 1
+        self.step.training = min(self._plain.training, self.step.training >= 1 or self.step.backwards == 1)
+        self.step.dropouts_off = sum(not each.training for each in self._dropouts)
         # The library divides the loss of each pass by this, so that their sum is the loss of the step.
         parts = 1
         if self._is_engine:
@@ -209,7 +285,11 @@ class WatchedLoop:
             # In the first pass: the mode of a look cannot read a Python number.
             if self.record.watched.loss_parts is None:
                 self.record.watched.loss_parts = parts
-                self.record.watched.loss_divisor = _divisor(loss)
+                division = division_of(loss)
+                self.record.watched.loss_divisors = division.divisors
+                self.record.watched.loss_base = division.base
+                self.record.watched.loss_negated = division.is_negated
+                self.record.watched.loss_divisor = next(iter(division.divisors), None)
             self.step.losses.append(loss.detach() / parts)
 
     @guarded
@@ -232,8 +312,16 @@ class WatchedLoop:
         self._cleared.append(self.step.cleared)
         self.record.watched.passes_cleared = statistics.mode(self._cleared)
         rates = [group["lr"] for group in self._inner.param_groups]
+        self.step.rates = [rate if is_number(rate) else math.nan for rate in rates]  # one in a tensor is not read
         self.rate = max([self.rate, *filter(is_number, rates)])
+        self.step.trained = self.weights.trained_share
+        if self._is_engine:
+            self.step.norm = _number(getattr(self.model, "_global_grad_norm", None))
+        elif self.record.observed.autocast == "fp16" and not self.step.scaled:
+            self.record.watched.loss_unscaled = True
         number = self.log.count + 1
+        if number <= READ_STEPS and self._updated and not self.step.cleared:
+            self.record.watched.without_gradients += not self._has_gradients()
         self.instruments.step_ended(number, self.step.evaluated)
         looked_at = self.instruments.looked_at  # the step after a look is slower, too
         self.step.clean = not (self.step.evaluated or number in looked_at or number - 1 in looked_at)
@@ -244,13 +332,21 @@ class WatchedLoop:
         if self._with_gradient is not None and self._with_gradient.grad is None:
             self.step.cleared = self.step.backwards
 
+    def _has_gradients(self) -> bool:
+        """Return whether a gradient of the first tensors is not zero. It waits for a GPU."""
+        known = [parameter.grad for parameter in self._updated if parameter.grad is not None]
+        return any(bool(gradient.any()) for gradient in known[:READ_GRADIENTS])
 
-def _divisor(loss: torch.Tensor) -> float | None:
-    """Return the number by which a script has divided its loss; None if that was not its last operation."""
-    divided: Any = loss.grad_fn
-    if type(divided).__name__ == "DivBackward0" and divided._saved_other.is_cpu:  # a Python number is there, too
-        return float(divided._saved_other)
-    return None
+
+def _limit(max_norm) -> float | None:
+    """Return what gradients are clipped at; 0 means off. The Trainer gives infinity to get only the norm."""
+    if not is_number(max_norm):  # a tensor may be on a GPU
+        return None
+    return 0.0 if max_norm == math.inf else max_norm
+
+
+def _number(value) -> torch.Tensor | float:
+    return value if torch.is_tensor(value) or is_number(value) else math.nan
 
 
 def _digest(tensors: list[torch.Tensor]) -> str:
@@ -260,63 +356,3 @@ def _digest(tensors: list[torch.Tensor]) -> str:
         first = [tensor.detach().reshape(-1)[:READ_ELEMENTS].tolist() for tensor in tensors]
         return f"{shapes} {hashlib.sha256(repr(first).encode()).hexdigest()[:12]}"
     return shapes
-
-
-# Steps before the look at three steps. DDP rebuilds its buckets once, after the first backward pass
-# (c10d/reducer.hpp:147), and that step sends more. Stage 3 records the order of its fetches before it fetches ahead
-# (zero/partitioned_param_coordinator.py:180).
-AFTER = 5
-MOST_LOOKS = 9  # steps: a look at a step with an evaluation in it begins again
-
-
-class Instruments:
-    """Decide after each step whether the next one is looked at. Every rank decides alone: nothing here waits."""
-
-    def __init__(self, model, optimizer, device_type: str):
-        self.looked_at: list[int] = []
-        self.counts: dict[str, Collective] | None = None
-        self.components: RankComponents | None = None
-        self._objects = model, optimizer, device_type
-        self._modes = _get_current_dispatch_mode_stack()  # the script's own
-        self._look: ComponentLook | None = None
-        self._open = contextlib.ExitStack()
-
-    def step_ended(self, step: int, evaluated: bool) -> None:
-        """Look at the next step, or end a look. The numbers of steps count from 1."""
-        stack = _get_current_dispatch_mode_stack()
-        if self._look is None:
-            # Dispatch modes are a stack, of which each ends the one on top. Only beside the script's own modes:
-            # otherwise another mode would be ended instead. A mode's __exit__ pops whatever is on top
-            # (torch/utils/_python_dispatch.py:177), without asking whether that is itself.
-            if step >= AFTER and self.components is None and stack == self._modes:
-                self._begin(step)
-            return
-        self.looked_at.append(step)
-        self._look.step_ended()
-        if self.counts is None:
-            traffic.refuse_uncounted(self._counter)
-            self.counts = copy.deepcopy(self._counter.counts)
-        # --- leave the look, or begin it again if the memory of an evaluation is in it
-        if stack[-1] is not self._counter:
-            return  # the script began a mode within the step: wait until that has ended
-        if evaluated and len(self.looked_at) < MOST_LOOKS:
-            self._open.close()
-            self._begin(step)
-        elif step >= self._last:
-            self.stop()
-
-    def stop(self) -> None:
-        """Keep the result of an unfinished look, because the loop or its watch is over."""
-        self._open.close()
-        if self._look is not None:
-            self.components = self._look.components()
-        self._look = None
-
-    def _begin(self, step: int) -> None:
-        self.counts = None
-        self._counter = traffic.CollectiveCounter()
-        self._look = self._open.enter_context(ComponentLook(*self._objects, exact=False))
-        self._last = step + self._look.STEPS
-        # The last one entered is on top of the stack: step_ended knows by that whether the script has begun a mode
-        # since.
-        self._open.enter_context(self._counter)

@@ -26,7 +26,7 @@ from study.records.sections import (
     Traffic,
 )
 from study.watch.diagnosis import LOST_RANK
-from study.watch.loop import AFTER
+from study.watch.instruments import AFTER
 from study.watch.steps import in_words
 from study.watch.trends import Column, Table, seconds, stacked
 
@@ -42,6 +42,7 @@ class RankMeasurements(Section):
     inputs: list[str] | None
     rate: float  # the largest learning rate; 0 if it is in a tensor, which is not read
     knows_losses: bool  # of all steps
+    weights_sum: float | None = None  # of this rank's weights that train, at the end
 
 
 def fill(record: Record, ranks: list[RankMeasurements], tables: list[Table]) -> int | None:
@@ -53,6 +54,7 @@ def fill(record: Record, ranks: list[RankMeasurements], tables: list[Table]) -> 
     seen = record.observed
     record.watched.inputs_per_rank = all_known(rank.inputs for rank in ranks)
     record.watched.largest_rates = [rank.rate for rank in ranks]
+    record.watched.weights_sums = all_known(rank.weights_sum for rank in ranks)
     components = Components(per_rank=all_known(rank.components for rank in ranks))
     record.memory = Memory(per_rank=[rank.memory for rank in ranks], components=components)
     record.traffic = Traffic(per_rank=all_known(rank.traffic for rank in ranks))
@@ -76,6 +78,8 @@ def _fill_steps(record: Record, steps: Table) -> None:
     seen = record.observed
     seen.steps = steps.shape[1]
     seen.accumulation = _usual(steps["passes"][0])
+    rates = np.nan_to_num(steps["rates"][0]).max(axis=1)
+    seen.learning_rates = rates.tolist() if np.isfinite(steps["rates"][0]).any() else []
     # Steps after the instruments have looked, with nothing but training in them.
     timed = np.all(steps["clean"] > 0, axis=0) & (steps["step"][0] > AFTER)
     if not timed.any():

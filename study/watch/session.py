@@ -7,6 +7,7 @@ import contextlib
 import datetime
 import itertools
 import os
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,10 +28,13 @@ from study.records import store
 from study.records.schema import Record
 from study.records.sections import Watched
 from study.watch import results, trends
-from study.watch.loop import Instruments, WatchedLoop, is_engine
+from study.watch.instruments import Instruments
+from study.watch.loop import WatchedLoop, is_engine
 from study.watch.results import RankMeasurements
 from study.watch.steps import StepLog
+from study.watch.weights import Weights, tie_is_lost
 
+ADAPTERS = "(?i)lora_|adapter|prompt|prefix|ia3"  # in names of weights that train beside frozen ones, on purpose
 WITHIN_S = 60  # how long a rank waits for what another one sends
 
 
@@ -127,7 +131,10 @@ class Watch:
             self._open.enter_context(CollectiveLog(folder, ranks.rank))
         instruments = Instruments(self.model, self.optimizer, record.observed.device or "cpu")
         self._open.callback(instruments.stop)
-        loop = WatchedLoop(self.model, self.optimizer, self.accelerator, record, log, instruments, self.give_up)
+        weights = Weights(self.model)
+        loop = WatchedLoop(
+            self.model, self.optimizer, self.accelerator, record, log, instruments, weights, self.give_up
+        )
         self.session = Session(ranks, folder, loop)
         loop.attach()
 
@@ -141,6 +148,10 @@ def new_record(name: str, accelerator, model, optimizer, arguments=None) -> Reco
     record.promised = intended_settings(config, arguments)
     kind = type(roles.plain_model(model)).__name__.removeprefix("FSDP")  # fully_shard makes a class of its own
     record.watched = Watched(script=Path(sys.argv[0]).name or None, model=kind)
+    record.watched.is_trainer = arguments is not None
+    record.watched.tie_lost = tie_is_lost(model)
+    names = [name for name, _ in model.named_parameters()]
+    record.watched.has_adapters = any(re.search(ADAPTERS, name) for name in names)
     if not is_engine(model):
         groups = roles.inner_optimizer(optimizer).param_groups
         updated = {id(tensor) for group in groups for tensor in group["params"]}
@@ -165,12 +176,16 @@ class Session:
     ranks: "WatchedRanks"
     folder: Path
     loop: WatchedLoop
+    weights_sum: float | None = None  # at the end
 
     def complete(self, error: BaseException | None, opened: contextlib.ExitStack) -> None:
         """Complete the record. `error` ended the loop. `opened` holds what works until then."""
         rank = self.ranks.rank
+        watched = self.loop.record.watched
+        watched.passes_without_update = self.loop.step.backwards
         if error is None:
             opened.close()
+            watched.unchanged_parameters, self.weights_sum = self.loop.weights.unchanged()
         else:  # the reason first, in case the rest fails as well
             where = f"rank {rank}, step {self.loop.log.count + 1}"
             store.end_badly(self.folder, results.reason(error, where), type(error).__name__)
@@ -184,7 +199,8 @@ class Session:
             measured += self._received()
         # --- what was measured
         record = self.loop.record
-        record.watched.looked_at = self.loop.instruments.looked_at
+        watched.tie_lost |= tie_is_lost(self.loop.model)
+        watched.looked_at = self.loop.instruments.looked_at
         with contextlib.suppress(Exception):  # after a crash tensors may be unreadable
             record.observed.dtypes = roles.dtypes(self.loop.model, self.loop.optimizer)
         tables = [table for rank, table in trends.load(self.folder).items() if rank < len(measured)]
@@ -210,6 +226,7 @@ class Session:
             traffic=loop.instruments.counts,
             inputs=loop.inputs if has_own_rows else None,
             rate=loop.rate,
+            weights_sum=self.weights_sum,
             knows_losses=loop.log.knows_losses,
         )
 

@@ -18,7 +18,7 @@ import torch
 from study.core.text import short
 from study.measure.clock import now, seconds_between
 from study.measure.hardware import CUDA
-from study.watch.trends import COLUMNS, FILE, PHASES, Table, seconds, shares
+from study.watch.trends import COLUMNS, FILE, GROUPS, PHASES, Table, seconds, shares
 
 FLUSH_S = 1.0
 
@@ -36,6 +36,15 @@ class Step:
     rows: int = 0  # 0: unknown
     evaluated: bool = False  # the model also ran outside training, or the step was to be left out
     clean: bool = True  # no instrument and no evaluation was in it
+    training: float = math.nan  # 0: the model was not in training mode
+    dropouts_off: float = math.nan
+    trained: float = math.nan
+    clipped_in: float = math.nan  # the micro-batch
+    norm: torch.Tensor | float = math.nan
+    scheduled: set[int] = field(default_factory=set)  # micro-batches
+    rates: list[float] = field(default_factory=list)
+    scaled: bool = False  # by a GradScaler
+    unscaled: bool = False
     loss: torch.Tensor | float = math.nan
     memory_bytes: int = 0
     marks: list[Mark] = field(default_factory=list)  # the first ended the step before
@@ -66,7 +75,9 @@ class StepLog:
         if self.knows_losses:
             # A new tensor, as the script may change its own. On a GPU it is copied into pinned memory.
             step.loss = torch.stack([each.float() for each in step.losses]).sum().to("cpu", non_blocking=True)
-        self.mark("update")  # after the copy: once the GPU has passed this mark, the loss can be read
+        if torch.is_tensor(step.norm):
+            step.norm = step.norm.to("cpu", non_blocking=True)
+        self.mark("update")  # after the copies: once the GPU has passed this mark, they can be read
         step.losses = []
         # Allocated and not reserved, as PyTorch's cache may grow without a leak. DeepSpeed also takes the resident
         # memory for what is allocated on a CPU (deepspeed/accelerator/cpu_accelerator.py:153). A look takes tens of
@@ -100,7 +111,10 @@ class StepLog:
         for (phase, _), passed_s in zip(step.marks[1:], between, strict=True):
             spent[phase] += passed_s
         passes = step.backwards or step.forwards
-        return (self._written, step.clean, passes, step.rows, float(step.loss), step.memory_bytes, *spent.values())
+        timed = (self._written, step.clean, passes, step.rows, float(step.loss), step.memory_bytes, *spent.values())
+        course = (step.training, step.dropouts_off, step.trained, step.clipped_in, float(step.norm))
+        rates = (step.rates + [math.nan] * GROUPS)[:GROUPS]
+        return (*timed, *course, len(step.scheduled), *rates)
 
 
 def in_words(table: Table) -> str:

@@ -6,6 +6,7 @@ killed. A step's seconds are divided into phases. Time in which a rank waits for
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +18,15 @@ from study.known.findings import Finding, finding
 FILE = "steps-rank{rank}.csv"
 PHASES = ("outside", "data", "forward", "backward", "waiting", "update")  # seconds of a step; waiting: for ranks
 OWN = tuple(phase for phase in PHASES if phase != "waiting")
-COLUMNS = ("step", "clean", "passes", "rows", "loss", "memory_bytes", *PHASES)
-FIELDS = [(name, "f8") for name in COLUMNS]
+TIMED = ("step", "clean", "passes", "rows", "loss", "memory_bytes", *PHASES)
+# What a step did besides; the rules for it are in course.py. training: whether the model was in training mode.
+# dropouts_off: layers of dropout that were not. trained: share of parameters with requires_grad. clipped_in: the
+# micro-batch after which gradients were clipped first, 0 after the update. norm: of what was clipped. scheduled:
+# micro-batches after which a schedule stepped. The last are the rates of the first groups.
+COURSE = ("training", "dropouts_off", "trained", "clipped_in", "norm", "scheduled")
+GROUPS = 8
+COLUMNS = (*TIMED, *COURSE, *(f"rate_{group}" for group in range(GROUPS)))
+FIELDS: list[Any] = [(name, "f8") for name in (*TIMED, *COURSE)] + [("rates", "f8", (GROUPS,))]
 LARGEST = 1e12  # seconds or steps
 MAX_BYTES = 2**26  # some 500,000 steps
 MAX_RANKS = 512  # from 0 on
@@ -53,7 +61,9 @@ def load(folder: Path) -> dict[int, Table]:
 
 def _read(path: Path) -> Table:
     try:
-        lines = files.read(path, MAX_BYTES).decode(errors="replace").splitlines()[1:]
+        head, *lines = files.read(path, MAX_BYTES).decode(errors="replace").splitlines() or [""]
+        missing = len(COLUMNS) - 1 - head.count(",")  # older files have fewer columns
+        lines = [line + ",nan" * missing for line in lines]
         whole = [line for line in lines if line.count(",") == len(COLUMNS) - 1]  # the last one may be cut
         table = np.loadtxt(whole, FIELDS, delimiter=",", ndmin=1) if whole else np.empty(0, FIELDS)
     except (OSError, ValueError) as error:

@@ -1,10 +1,11 @@
-"""The tables and numbers of the READMEs, which people write, are those of the ledger and of the records."""
+"""README has the answers of `answers.toml`, and their pages have the numbers of the ledger and of the records."""
 
 import json
 import math
 import re
 from collections import Counter
 
+import pytest
 from packaging.version import Version
 
 from study.cli import diagnosis
@@ -14,11 +15,22 @@ from study.ledger import texts
 from study.records import metrics, runs
 from study.report import answers
 from study.report.topics import memory
+from study.report.topics import traffic as topic_of_traffic
 from tests.conftest import ROOT
 
-TEXT = (ROOT / "README.md").read_text()
+README = (ROOT / "README.md").read_text()
 KEPT = ROOT / "reports/cpu-2core"
 DIGITS = {"four": 4, "five": 5, "six": 6}
+QUESTIONS = answers.questions()
+
+
+def page_of(name: str) -> str:
+    return (ROOT / f"reports/answers/{name}.md").read_text()
+
+
+def number_of(name: str) -> str:
+    """Return what README prints as the one number of an answer."""
+    return next(each["number"] for each in QUESTIONS if each["name"] == name)
 
 
 def rows_of(text: str) -> dict[str, list[str]]:
@@ -42,38 +54,63 @@ def test_what_a_rank_with_adapters_holds_is_what_its_records_hold():
         assert "".join(f"<td>{cell}</td>" for cell in (name, *guide[name])) in page
 
 
+def test_readme_is_read_in_two_minutes():
+    lines = README.splitlines()
+    assert len(lines) <= 90
+    assert len(README.split()) <= 900
+    code = [line for line in lines if line.startswith("    ")]
+    assert max(map(len, code)) <= 100, "a longer line runs out of its box"
+    doors = re.findall(r"^\*\*(.+?)\*\*", README.partition("\n## ")[0], re.MULTILINE)
+    assert doors == [
+        "I want to understand ZeRO.",
+        "Will my training fit, and is it right?",
+        "Do published numbers hold?",
+    ]
+
+
+@pytest.mark.parametrize("each", QUESTIONS, ids=lambda each: each["name"])
+def test_readme_has_each_answer_with_one_number_and_its_page(each):
+    link = f"[{each['question']}](reports/answers/{each['name']}.md)"
+    assert f"| {link} | {each['answer']} | {each['number']} | {each['known']} |" in README
+    title, _, bold, *_ = page_of(each["name"]).splitlines()
+    assert title == f"# {each['question']}"
+    assert re.fullmatch(r"\*\*.+\*\*", bold), "the answer comes first"
+    assert len(each["answer"].split()) <= 15
+    assert len(re.findall(r"\d[\d.]*", each["answer"])) <= 2
+
+
 def test_the_verdicts_and_their_counts():
-    known = {claim.id: [claim.verdict, claim.certainty or ""] for claim in texts.claims()}
-    printed = {name: row for name, row in rows_of(TEXT).items() if name in known}
-    assert len(printed) > 8
-    for name, (*verdict, short) in printed.items():
-        assert verdict == known[name]
-        (claim,) = texts.named((name,))
-        said, found = (
-            {*re.findall(r"\d[\d.]*\d|\d", text)}
-            for text in (short, f"{claim.document} {claim.quote} {claim.where} {claim.found}")
-        )
-        assert said <= found, "the row has no number that its claim lacks"
+    page = page_of("claims")
+    printed = [row for name, row in rows_of(page).items() if re.fullmatch(r"(S\d+|P\d)-\d+", name)]
+    assert len(printed) == 9
+    for name, (*row,) in rows_of(page).items():
+        for claim in (each for each in texts.claims() if each.id == name):
+            assert row == [claim.verdict, claim.certainty or "-", claim.answer, claim.ours, claim.theirs]
     counted = rows_of((KEPT / "README.md").read_text())
-    for row in texts.by_document():
-        assert counted[row.pop("document")] == list(map(str, row.values()))
-        assert row["claims"] == sum(row[verdict] for verdict in texts.VERDICTS) <= row["sentences"]
-    for path in (ROOT / "README.md", KEPT / "README.md"):
-        assert texts.in_words(texts.claims()) in " ".join(path.read_text().split())
+    for each in texts.by_document():
+        assert counted[each.pop("document")] == list(map(str, each.values()))
+        assert each["claims"] == sum(each[verdict] for verdict in texts.VERDICTS) <= each["sentences"]
+    for text in (page, (KEPT / "README.md").read_text()):
+        assert texts.in_words(texts.claims()) in " ".join(text.split())
+    number = texts.counts(texts.claims())
+    assert number_of("claims") == f"{number['holds']} of {sum(number.values())} claims"
+    assert round(sum(number.values()) / number["holds"]) == 6, "one in six"
     records = len(runs.load(KEPT / "runs"))
     assert f"From {records} runs" in (KEPT / "README.md").read_text()
 
 
 def test_the_losses():
+    page = page_of("losses")
     table = answers.of_losses(answers.trained_here(runs.load(KEPT / "runs/smoke"))).rows
     distances = table[table["arm"] != "ddp"].groupby("arm")["difference"].max().dropna()
-    (words, said) = re.search(r"(\w+) arms stay\s+within ([\de-]+) of DDP's", TEXT).groups()
+    (words, said) = re.search(r"(\w+) ways to train stay within ([\de-]+) nats of DDP's loss", page).groups()
     assert (words, f"{distances.max():.0e}") == ("eleven", said.replace("e-", "e-0"))
+    assert number_of("losses") == f"within {said} of DDP's loss"
     assert len(distances) == 11
     precise, coarse = texts.named(("S003-14",))[0].evidence
     kept = runs.load(KEPT / "runs/stages").counting
     digits = [-math.log10(max(abs(value - 1) for value in piece.values(kept))) for piece in (precise, coarse)]
-    said = re.search(r"agree to (\w+) digits in fp32, and to (\w+) in bf16", TEXT).groups()
+    said = re.search(r"agree with DDP to (\w+) digits in fp32, and to (\w+) in bf16", page).groups()
     assert [DIGITS[word] for word in said] == [min(6, int(digits[0])), int(digits[1])], "a loss is printed with six"
 
 
@@ -81,20 +118,24 @@ def test_the_times_and_the_traffic():
     rows = answers.of_time().rows.set_index(["setting", "arm", "source"])
     one = rows.loc["1 x 2048 tokens", "zero3", answers.PREDICTED]
     pair = [rows.loc["4 x 512 tokens", "zero3", source]["seconds"] for source in (answers.PREDICTED, answers.PUBLISHED)]
-    text = " ".join(TEXT.split())
-    assert f"to take {one['over DDP']:.1f} times DDP's seconds under stage 3" in text
-    assert f"interval from {one['at least']:.1f} to {one['at most']:.0f}" in text
-    assert f"is {pair[1]:.2f} s, where {pair[0]:.2f} s are predicted" in text
+    time = page_of("time")
+    assert f"stage 3 is predicted to take {one['over DDP']:.1f} times DDP's seconds" in time
+    assert f"interval from {one['at least']:.1f} to {one['at most']:.0f}" in time
+    assert f"{pair[1]:.2f} s, where {pair[0]:.2f} s are predicted" in time
     sent = [piece.value for piece in texts.named(("P1-17",))[0].evidence]
-    assert f"stage 2 sends {sent[2]:g} times" in text
-    assert f"In the same precision stages 1 and 2 send {sent[1]:g} times" in text
+    traffic = rows_of(page_of("traffic"))
+    assert traffic["stage 2"] == [f"{sent[1]:g}", f"{sent[2]:g}"]
+    assert number_of("traffic") == f"{sent[1]:g} times DDP's bytes"
+    at_scale = answers.of_topic("traffic", topic_of_traffic, [], answers.of_scale(runs.load(KEPT / "runs/at_scale")))
+    over_ddp = at_scale.table.set_index("arm").iloc[:, 0]
+    assert [traffic[f"stage {stage}"][0] for stage in (1, 2, 3)] == [over_ddp[f"zero{stage}"] for stage in (1, 2, 3)]
 
 
 def test_the_run_that_hung_is_diagnosed_as_printed(capsys):
     diagnosis.diagnose((KEPT / "hung/rank0_reduces",))
     printed = {line.strip() for line in capsys.readouterr().out.splitlines()}
-    _, *block = TEXT[TEXT.index("study diagnose reports") :].partition("\n\n")[0].splitlines()
-    assert len(block) == 4
+    _, *block = README[README.index("study diagnose reports") :].partition("\n\n")[0].splitlines()
+    assert len(block) == 3
     assert {line.strip() for line in block} <= printed
 
 
@@ -113,32 +154,41 @@ def test_the_guide_counts_what_is_kept():
 def test_the_sizes_and_the_advice():
     at_scale = answers.of_scale(runs.load(KEPT / "runs/at_scale"))
     held = {run.record.arm: memory.held_bytes(run) for run in at_scale}
-    assert all(f"{size(held[arm])} under" in " ".join(TEXT.split()) for arm in ("ddp", "zero1", "zero2", "zero3"))
-    assert all(line in TEXT for line in answers.advice())
+    page = rows_of(page_of("memory"))
+    arms = {"DDP": "ddp", "stage 1": "zero1", "stage 2": "zero2", "stage 3": "zero3"}
+    assert {name: page[name][0] for name in arms} == {name: size(held[arm]) for name, arm in arms.items()}
+    ddp, *stages = (f"{held[arm] / 1e9:.0f}" for arm in arms.values())
+    assert f"{ddp} GB a GPU with DDP, {stages[0]}, {stages[1]} and {stages[2]} GB with stages 1, 2 and 3" in README
+    assert number_of("memory") == f"{stages[2]} GB instead of {ddp}"
+    assert round(held["ddp"] / held["zero3"]) == 7, "the title says a seventh"
+    assert {(run.record.requested.sequence, run.record.requested.accumulation) for run in at_scale} == {(2048, 1)}
 
 
 def test_the_releases():
-    """Each row of the table has the releases that get its property wrong under stage 2; the last row has the others."""
+    """Each row of the table has the releases that get its property wrong with stage 2; the last row has the others."""
+    page = page_of("releases")
     kept = releases.answers()
     stage_2 = kept[kept["adapter"] == "zero2"]
     assert {*stage_2[stage_2["deepspeed"] == "0.18.9"]["answer"]} == {"fails"}
-    assert "0.18.9 trains no stage 2 without a GPU" in TEXT
+    assert "0.18.9 trains no stage 2 without a GPU" in page
     asked = sorted({*stage_2["deepspeed"]} - {"0.18.9"}, key=Version)
     # --- wrong are those that give another result without a message
     wrong = kept[kept["kind"] == "differs"].groupby(["adapter", "property"])["deepspeed"].agg(set)
     norms, last_pass, inner = wrong["zero2"][["autocast-norms", "accumulation-4", "inner-forward"]]
     assert norms == wrong["zero2", "autocast"]
     printed = []
-    for cell, words in re.findall(r"^\| (0\.\d+[^|]*?) \|([^|]*)", TEXT, re.MULTILINE):
+    for cell, words in re.findall(r"^\| (0\.\d+[^|]*?) \|([^|]*)", page, re.MULTILINE):
         first, last = re.split(r" to |, ", cell)
         printed.append(asked[asked.index(first) : asked.index(last) + 1])
-        said = ("the norm is wrong", "the last pass", "`engine.module`", "without these three")
+        said = ("the norm is wrong", "the last micro-batch", "`engine.module`", "without these three")
         assert said[len(printed) - 1] in words
     assert [*map(set, printed[:3])] == [norms, last_pass, inner - last_pass]
     assert min(printed[3], key=Version) > max(inner, key=Version)
     assert asked[-1] == printed[3][-1]
-    assert f"tested {len(asked) + 1} releases" in TEXT
-    page = (ROOT / "study/report/templates/index.html").read_text()
-    assert f"{len(norms | last_pass | inner | {'0.18.9'})} of {len(asked) + 1} releases of DeepSpeed" in page
+    assert f"tested {len(asked) + 1} releases" in page
+    wrong_ones = f"{len(norms | last_pass | inner | {'0.18.9'})} of {len(asked) + 1} releases"
+    assert number_of("releases") == wrong_ones
+    assert f"{wrong_ones} of DeepSpeed" in page
+    assert f"{wrong_ones} of DeepSpeed" in (ROOT / "study/report/templates/index.html").read_text()
     for stage in ("zero1", "zero3"):
         assert wrong[stage, "inner-forward"] - {"0.18.9"} == {*printed[2]}

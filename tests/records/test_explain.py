@@ -35,7 +35,7 @@ def test_each_component_is_a_row_and_the_largest_change_comes_first(a, b):
         ({"arm": "zero2", "ranks": 4, "seed": 7}, ""),
         ({"requested__model": "gpt2", "requested__task": "imdb"}, "task wikitext and imdb, model gpt-tiny and gpt2"),
         ({"requested__precision": "bf16"}, "precision fp32 and bf16"),
-        ({"requested__micro_batch": 4, "requested__accumulation": 2}, "rows/pass 8 and 4, passes 1 and 2"),
+        ({"requested__micro_batch": 4, "requested__accumulation": 2}, "micro-batch 8 and 4, accumulation 1 and 2"),
         ({"requested__sequence": 32}, "tokens 64 and 32"),
     ],
 )

@@ -84,7 +84,7 @@ def test_a_group_is_named_by_what_tells_it_apart():
     base = {"task": "imdb", "model": "bert-tiny", "precision": "fp32", "micro_batch": 8, "lr": 1e-3}
     name = "imdb, bert-tiny, fp32"
     for other, ends in [
-        ({"lr": 5e-5, "micro_batch": 4}, (", rows/pass 8", ", rows/pass 4")),
+        ({"lr": 5e-5, "micro_batch": 4}, (", micro-batch 8", ", micro-batch 4")),
         ({"lr": 5e-5}, (", lr 0.001", ", lr 5e-05")),  # where nothing else tells them apart
         ({"save": True}, ("", ", save")),
         ({"save": False}, (" (1)", " (2)")),

@@ -7,8 +7,10 @@ import textwrap
 
 import pytest
 
+from study.cli.rehearsal import ran
+from study.core.gpus import num_gpus
 from study.rehearsal.on_gpu import on_gpu
-from study.rehearsal.request import Answer
+from study.rehearsal.request import Answer, Request
 from tests.conftest import python
 
 SLOW = pytest.mark.slow
@@ -77,6 +79,30 @@ def test_what_the_host_keeps_is_in_no_block_of_the_gpu():
     device = on_gpu(answer, ranks=8, stage=3)
     assert (device.peak, device.host, device.reserved) == (5000, 2_000_000, 2 * 2**20)
     assert on_gpu(Answer(log=log), 8, 3).peak == 4000 + 2_000_000 + 1000
+
+
+# --- with real values
+
+
+def test_with_real_values_a_rank_holds_the_same(written, tmp_path):
+    answers = {}
+    for real in (True, False):
+        lines = LOOP.replace(".cuda()", "").replace('.to("cuda")', "")
+        if real:
+            lines = lines.replace("accelerator.backward(loss)", "assert loss > 0.1; accelerator.backward(loss)")
+        folder = tmp_path / str(real)
+        folder.mkdir()
+        answers[real] = ran(Request(str(written(lines)), [], 2, 2, 2, real=real), folder, 300)
+        assert answers[real].failure is None
+    data = 64 * 8 * 4 + 64 * 8  # which a CPU has in the same memory
+    assert max(answers[True].peaks) == max(answers[False].peaks) + data
+
+
+@pytest.mark.skipif(num_gpus() > 0, reason="there is a GPU")
+def test_real_values_need_a_gpu():
+    ended = study_virtual("examples/trainer_glue.py", "--real")
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert "--real needs a GPU, and there is none here" in ended.stderr
 
 
 # --- how scripts fail

@@ -15,7 +15,7 @@ from study.core.gpus import GPUS
 from study.known.faults import table
 from study.ledger import texts
 from study.predict.front import fits_on
-from study.report import calculator, stacks
+from study.report import answers, calculator, stacks
 from study.report import site as report
 from tests.cli.test_cli import in_this_process
 from tests.report.test_lookups import looked_up
@@ -25,6 +25,7 @@ DRIVER = shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason="apt-get install chromium chromium-driver")
 AUDIT = (Path(__file__).parent / "audit.js").read_text()
 BACKGROUND = {"light": "rgb(251, 251, 250)", "dark": "rgb(22, 23, 26)"}
+ANSWERS = [f"answer-{each['name']}" for each in answers.questions()]
 PAGES = ("index", "gpu", "calculator", "stack", "claims", "sentences", "by_hand", *report.NOTEBOOKS)
 
 
@@ -62,12 +63,12 @@ def show(driver, site):
     return opened
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, *ANSWERS])
 def test_a_page_is_whole_and_readable(page, show):
     """At each width in light and in dark. It is loaded once: its script draws nothing for a width or a colour."""
     opened = show(page)
     assert opened.title
-    assert opened.find_elements("css selector", "nav [aria-current]"), "a reader sees where he is"
+    assert page in ANSWERS or opened.find_elements("css selector", "nav [aria-current]"), "a reader sees where he is"
     opened.execute_script("for (const fold of document.querySelectorAll('details')) fold.open = true")
     for width, (colours, background) in itertools.product((390, 1024, 1440), BACKGROUND.items()):
         look(opened, width, colours)
@@ -153,30 +154,33 @@ CHOOSE = """const form = document.querySelector("form.calculator");
     form.dispatchEvent(new Event("input"));"""
 UNCHECK = "for (const box of document.querySelectorAll('input:checked')) box.checked = false"
 SIMPLEST = [  # model, GPUs, kind of GPU: what the page advises
-    ("gpt2", 1, "H100-80GB", "On 1 x H100-80GB use single: "),
-    ("gpt2", 8, "H100-80GB", "On 8 x H100-80GB use ddp: "),
-    ("llama3-8b", 8, "H100-80GB", "use zero1: "),
-    ("llama3-8b", 1, "H100-80GB", "use zero1_cpu: "),
-    ("llama3-8b", 4, "A100-40GB", "use zero3: "),  # only just: four that offload would leave room
-    ("llama3-70b", 8, "A100-80GB", "use zero3_cpu: "),
+    ("gpt2", 1, "H100-80GB", "Use single on 1 x H100-80GB: 2.63 of 85.5 GB and no offloading."),
+    ("gpt2", 8, "H100-80GB", "Use ddp on 8 x H100-80GB: "),
+    ("llama3-8b", 8, "H100-80GB", "Use zero1 on "),
+    ("llama3-8b", 1, "H100-80GB", "Use zero1_cpu on "),
+    ("llama3-8b", 4, "A100-40GB", "Use zero2_cpu on "),  # as zero3 fits only just
+    ("gpt-neox-20b", 4, "GH200", "It fits only just."),
+    ("llama3-70b", 8, "A100-80GB", "It needs a disk: "),  # as the host has too little memory for zero3_cpu
     ("llama3-70b", 1, "T4", "Nothing fits on 1 x T4: "),
 ]
 
 
 def test_the_calculator_names_the_simplest_arm_that_fits(show, monkeypatch, capsys):
-    """What offloads only if nothing else fits. The command that the page names is one."""
+    """What offloads only if nothing else fits with room. The command that the page names is one."""
     page = show("calculator")
     for model, gpus, gpu, sentence in SIMPLEST:
         page.execute_script(CHOOSE, {"model": model, "gpus": gpus, "gpu": gpu}, [])
         said = page.find_element("id", "sentence").text
         assert sentence in said
-        assert ("only just" in said) == (gpu == "A100-40GB")
+        assert ("only just" in said) == (gpu == "GH200")
+        assert ("no offloading" in said) == (gpu in ("H100-80GB", "GH200") and "_cpu" not in said)
         rows = [row.text.split() for row in page.find_elements("css selector", "#arms tbody tr") if row.is_displayed()]
         cells = json.loads(calculator.FILE.read_text())[model]["gpus"][str(gpus)]
         assert [row[0] for row in rows] == [*cells]
         for arm, fits, peak_gb, *_ in rows:
             assert float(peak_gb) == pytest.approx(cells[arm][0] / 1e9, rel=0.005)
-            assert fits == fits_on(GPUS[gpu], cells[arm][0]).removeprefix("only "), (arm, gpu)
+            has_host = cells[arm][1] <= calculator.values()["cards"][gpu]["host_bytes"][gpus]
+            assert fits == (fits_on(GPUS[gpu], cells[arm][0]).removeprefix("only ") if has_host else "no"), (arm, gpu)
     page.execute_script(CHOOSE, {"model": "gpt2", "gpus": 8, "gpu": "T4"}, [])
     _, words = page.find_element("id", "command").text.split(maxsplit=1)
     assert in_this_process(monkeypatch, f"{words} --json") is None
@@ -188,7 +192,7 @@ def test_drawn_choices_have_the_answers_of_the_table(show):
     page = show("stack")
     draw = random.Random(67)
     shown = """const found = {};
-        for (const card of document.querySelectorAll("#faults li, #maybe li"))
+        for (const card of document.querySelectorAll("#faults li, #maybe li, #others li"))
           if (!card.hidden) found[card.id] = card.querySelector("em").textContent;
         return found;"""
     for _ in range(12):

@@ -57,6 +57,14 @@ def test_losses(drawn):
     assert len(above.collections) == 4, "a band from the least to the most"
 
 
+@pytest.mark.parametrize(("apart", "entries"), [(1e-7, 0), (0.5, 3)])
+def test_lines_that_lie_on_one_another_have_no_legend(tmp_path, apart, entries):
+    mine = [finished(arm, arm, 2, loss=2 + apart * number) for number, arm in enumerate(("ddp", "zero1", "zero2"))]
+    figure = losses.figure(losses.table(runs.load(put(tmp_path, *mine))))
+    assert sum(len(legend.get_texts()) for legend in figure.legends) == entries
+    assert names(figure.axes[1]) == ["zero1", "zero2"], "the lower panel names them in any case"
+
+
 def test_without_a_gpu_offloaded_memory_is_in_a_panel_of_its_own(tmp_path):
     mine = [finished(arm, arm, 1) for arm in ("single", "zero3_cpu")]
     loaded = runs.load(put(tmp_path, *mine))

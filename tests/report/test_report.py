@@ -49,6 +49,7 @@ def test_every_link_leads_somewhere(site):
         "claims",
         "sentences",
         "by_hand",
+        *(f"answer-{each['name']}" for each in answers.questions()),
         *report.NOTEBOOKS,
     }
     for path in pages:
@@ -58,13 +59,27 @@ def test_every_link_leads_somewhere(site):
             target = path.parent / (name or path.name)
             assert target.is_file(), f"{path.name} leads to {link}, which is not there"
             assert not fragment or f'id="{fragment}"' in target.read_text(), f"{path.name}: {link}"
-    assert f"Predicted for {answers.ADVISED}" in (site / "index.html").read_text()
+
+
+def test_the_first_page_begins_with_what_a_stage_divides_and_has_each_answer_with_its_page(site):
+    index = html.unescape((site / "index.html").read_text())
+    begun = [index.index(words) for words in ("stage 1 the optimizer states", 'id="drag"', 'id="answers"', "<table")]
+    assert begun == sorted(begun)
+    for each in answers.questions():
+        card = index[index.index(f"<dt>{each['question']}</dt>") :].partition("</div>")[0]
+        assert each["answer"] in card
+        assert each["number"][1:] in card
+        assert each["known"] in card
+        page = html.unescape((site / f"answer-{each['name']}.html").read_text())
+        assert f"answer-{each['name']}.html" in card
+        assert each["question"] in page
+        assert "study " in page, "its commands"
 
 
 def test_kept_records_are_labelled_where_they_are_shown(site):
     """The runs of this report are small: what it says of large models is of records that the repository keeps."""
     index = html.unescape((site / "index.html").read_text())
-    memory = index[index.index('<h2 id="memory">') : index.index('<h2 id="time">')]
+    memory = index[index.index('<h2 id="memory">') : index.index('<h2 id="traffic">')]
     assert memory.count("Kept records.") == 1
     assert memory.index("Kept records.") < memory.index("<table"), "before the numbers"
     assert "<th>synthetic, llama3-8b, bf16_cast (kept)</th>" in memory
@@ -121,7 +136,7 @@ def test_a_table_shows_markup_as_text_sizes_with_units_and_a_dash_for_what_is_un
     assert "<script>" not in as_html(pd.DataFrame({"arm": ["<script>alert(1)</script>"]}))
     assert (heading("peak_bytes"), heading("micro_batch"), heading("last_loss")) == (
         "peak",
-        "rows per pass",
+        "micro-batch",
         "last loss",
     )
     shown = [cell(4.4e7, "peak_bytes"), cell(0.12345678, "over"), cell(None, "n"), cell(math.nan, "n")]
@@ -253,7 +268,8 @@ def test_a_report_tells_nothing_private_and_runs_and_writes_nothing_of_a_strange
     out = tmp_path / "below/out"
     quick(stranger, out)
     assert all(tmp_path / "below" in (path, *path.parents) for path in {*tmp_path.rglob("*")} - before)
-    assert len([*out.rglob("*.html")]) == 7, "index, on a GPU, claims, calculator, by hand, stack, and that in one file"
+    own = 7  # index, on a GPU, claims, calculator, by hand, stack, and that in one file
+    assert len([*out.rglob("*.html")]) == own + len(answers.questions())
     assert "Ended early, and why: 1" in (out / "index.html").read_text()
     for path in filter(Path.is_file, out.rglob("*")):
         assert not [word for word in (*TELLS, *RUNS) if word in path.read_text(errors="replace")], path.name

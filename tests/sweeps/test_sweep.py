@@ -241,11 +241,13 @@ def test_the_newest_step_is_shown_and_how_a_turn_ended(tmp_path, monkeypatch, ca
         (tmp_path / "steps.jsonl").write_text(LINES + end)
         progress.step(tmp_path, 7.0)
     progress.end(turns()[0], Outcome("failed", "why"))
-    progress.end(turns()[0], Outcome("done"))
+    for _ in range(2):
+        progress.end(turns()[0], Outcome("done"))
+    progress.say_done_before()
     shown = capsys.readouterr().out
     assert max(map(len, shown.replace(CLEAR, "\n").splitlines())) < 60, "a line that moves is one row"
     assert "  failed: why\n" in shown
-    assert "  done before\n" in shown
+    assert "2 cells done before\n" in shown
     assert "  step 3  7 s" in shown
     assert "  step 4  7 s" in shown
 

@@ -42,7 +42,7 @@ def train(folder: Path, mistake: str) -> None:
             (batch,) = next(batches)
             with _pass(accelerator, called, mistake, number):
                 loss = called(batch).pow(2).mean()
-                if mistake == "divided_twice":
+                if mistake == "divided_twice" or by_hand:
                     loss = loss / PASSES
                 accelerator.backward(loss)
                 if not by_hand or (number + 1) % PASSES == 0:

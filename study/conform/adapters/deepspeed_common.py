@@ -11,6 +11,7 @@ import deepspeed
 import torch
 from deepspeed.accelerator import get_accelerator
 
+get_accelerator().is_fp16_supported = lambda: True  # it is, slowly; DeepSpeed asks whether the processor is fast at it
 get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)  # here once, and not in each rank
 getattr(deepspeed.ops, "__compatible_ops__", None)  # some releases compile a test program for it
 with contextlib.suppress(ImportError):
@@ -39,6 +40,8 @@ def configuration(options):
         "zero_optimization": zero | options.settings.get("zero", {}),
         "bf16": {"enabled": options.precision.startswith("bf16")},
     }
+    if options.precision == "fp16":
+        config["fp16"] = {"enabled": True, "initial_scale_power": 24, "loss_scale_window": 2, "hysteresis": 1}
     if options.precision == "autocast":
         config["torch_autocast"] = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
     return config

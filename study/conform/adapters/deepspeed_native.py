@@ -60,6 +60,10 @@ def step(engine):
     return engine.get_global_grad_norm()
 
 
+def loss_scale(engine):
+    return engine.optimizer.loss_scale
+
+
 def whole_weights(engine):
     return full_weights(engine.module)
 

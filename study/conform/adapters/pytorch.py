@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-BF16 = torch.bfloat16
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 PARTS = ("model", "optimizer", "scheduler")  # of a checkpoint
 
 
@@ -22,7 +22,7 @@ def build(model, optimizer, options):
     wrapped = model
     if groups:
         in_fsdp(model, options, groups)
-    elif options.precision == "bf16":
+    elif options.precision in ("bf16", "fp16"):
         raise NotImplementedError("DDP has no fp32 master weights of its own")
     elif dist.get_world_size() > 1:
         bucket_mib = options.bucket * 4 / 2**20 or 25  # of fp32; 25 MiB is PyTorch's own default
@@ -40,6 +40,7 @@ def build(model, optimizer, options):
         wrapped=wrapped,
         optimizer=optimizer,
         scheduler=options.schedule(optimizer),
+        scaler=torch.amp.GradScaler("cpu", 2.0**24, growth_interval=2, enabled=options.precision == "fp16"),
         options=options,
         sharded=groups,
     )
@@ -50,8 +51,8 @@ def in_fsdp(model, options, groups):
     if groups > 1:
         shape, places = (groups, shape[0] // groups), ("between", "within")
     common = {"mesh": init_device_mesh("cpu", shape, mesh_dim_names=places)}
-    if options.precision == "bf16":
-        common["mp_policy"] = MixedPrecisionPolicy(BF16, torch.float32)
+    if options.precision in HALVES:
+        common["mp_policy"] = MixedPrecisionPolicy(HALVES[options.precision], torch.float32)
     # A weight that two blocks share is sharded by the root, and so are then the blocks.
     if not model.shares:
         for block in model.blocks:
@@ -64,15 +65,16 @@ def forward_backward(trainer, batch, last=True, mode="train"):
     trainer.wrapped.require_backward_grad_sync = last
     if trainer.sharded:
         trainer.model.set_requires_gradient_sync(last)
+    trainer.model.train(mode != "evaluate")
     # An evaluation calls the model itself: DDP's own forward pass is for training.
     model = trainer.model if mode == "evaluate" else trainer.wrapped
-    autocast = torch.autocast("cpu", BF16, enabled=trainer.options.precision == "autocast")
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=trainer.options.precision == "autocast")
     with torch.set_grad_enabled(mode != "evaluate"), autocast:
         loss = model(*batch)
         if mode == "inner":
             loss = (loss + inner(trainer)(*batch)) / 2
     if mode in ("train", "inner"):
-        (loss / trainer.options.passes).backward()
+        trainer.scaler.scale(loss / trainer.options.passes).backward()
     return loss
 
 
@@ -83,11 +85,17 @@ def inner(trainer):
 
 
 def step(trainer):
+    trainer.scaler.unscale_(trainer.optimizer)
     norm = torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), trainer.options.clip or float("inf"))
-    trainer.optimizer.step()
+    trainer.scaler.step(trainer.optimizer)
+    trainer.scaler.update()
     trainer.scheduler.step()
     trainer.model.zero_grad()
     return whole(norm)
+
+
+def loss_scale(trainer):
+    return trainer.scaler.get_scale()
 
 
 def whole(tensor):

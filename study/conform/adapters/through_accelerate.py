@@ -66,7 +66,7 @@ def in_fsdp(model, options):
 # What Accelerate gets for a way to shard, and its own name for each precision. DeepSpeed's autocast is in its config.
 WAYS = {
     "DDP": (in_ddp, {"fp32": "no", "autocast": "bf16"}),
-    "DEEPSPEED": (in_stage, {"fp32": "no", "autocast": "no", "bf16": "bf16"}),
+    "DEEPSPEED": (in_stage, {"fp32": "no", "autocast": "no", "bf16": "bf16", "fp16": "fp16"}),
     "FSDP": (in_fsdp, {"fp32": "no", "bf16": "bf16"}),
 }
 
@@ -84,6 +84,10 @@ def forward_backward(trainer, batch, last=True, mode="train"):
         if mode in ("train", "inner"):
             trainer.accelerator.backward(loss)
     return loss
+
+
+def loss_scale(trainer):
+    return trainer.optimizer.optimizer.loss_scale
 
 
 def inner(trainer):

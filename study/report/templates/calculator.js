@@ -6,31 +6,30 @@ const form = document.getElementById("calculator");
 const say = (id, text) => (document.getElementById(id).textContent = text);
 const gb = (bytes) => Number((bytes / 1e9).toPrecision(3));
 
-function fits(bytes, card) {
-  if (bytes > card.most_bytes) return "no";
-  return bytes > card.roomy_bytes ? "just" : "yes";
+function fits(peak, host, gpus, card) {
+  if (peak > card.most_bytes || host > card.host_bytes[gpus]) return "no";
+  return peak > card.roomy_bytes ? "just" : "yes";
 }
 
 // The arms of a row of the table, in the order of `study arms`.
 function answers(model, gpus, card) {
   return Object.entries(models[model].gpus[gpus]).map(([name, [peak, host, disk]]) => (
-    { name, peak, host, disk, fits: fits(peak, card), offloads: host + disk > 0 }));
+    { name, peak, host, disk, fits: fits(peak, host, gpus, card) }));
 }
 
-// The first that fits with room, or else just; what offloads only if nothing else fits.
+// The first that fits: without a disk if it can be, with room rather than only just, and then without offloading.
 function simplest(found) {
-  const fitting = found.filter((each) => each.fits !== "no");
-  return fitting.sort((a, b) => a.offloads - b.offloads || (a.fits === "just") - (b.fits === "just"))[0];
+  return found.filter((each) => each.fits !== "no").sort((a, b) => (
+    (a.disk > 0) - (b.disk > 0) || (a.fits === "just") - (b.fits === "just") || (a.host > 0) - (b.host > 0)))[0];
 }
 
 function sentence(found, machine, card) {
   const arm = simplest(found);
-  const least = found.reduce((a, b) => (b.peak < a.peak ? b : a));
-  const size = `${gb((arm ?? least).peak)} of ${gb(card.memory_bytes)} GB`;
-  if (!arm) return `Nothing fits on ${machine}: ${least.name} needs ${size}. Try more GPUs.`;
-  const host = arm.host ? `, and ${gb(arm.host)} GB of a node's host memory` : "";
-  const just = arm.fits === "just" ? " It fits only just." : "";
-  return `On ${machine} use ${arm.name}: ${size}${host}.${just}`;
+  if (!arm) return `Nothing fits on ${machine}: neither their memory nor the host's is enough. Try more GPUs.`;
+  const size = `${gb(arm.peak)} of ${gb(card.memory_bytes)} GB`;
+  const beside = arm.host ? `${gb(arm.host)} GB of a node's host memory` : "no offloading";
+  const disk = arm.disk ? ` It needs a disk: ${gb(arm.disk)} GB for each GPU.` : "";
+  return `Use ${arm.name} on ${machine}: ${size} and ${beside}.${disk}${arm.fits === "just" ? " It fits only just." : ""}`;
 }
 
 function show() {

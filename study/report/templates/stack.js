@@ -3,7 +3,7 @@
 
 const faults = JSON.parse(document.getElementById("table").textContent);
 const form = document.getElementById("stack");
-const [sure, maybe] = [document.getElementById("faults"), document.getElementById("maybe")];
+const [sure, maybe, others] = ["faults", "maybe", "others"].map((id) => document.getElementById(id));
 const say = (id, text) => (document.getElementById(id).textContent = text);
 
 // What is chosen, by the names of fields: words of the command.
@@ -12,6 +12,9 @@ function chosen() {
   for (const [name, value] of new FormData(form)) if (value && name !== "list") (said[name] ??= []).push(value);
   return said;
 }
+
+// Whether it depends on something that no field of this page says, such as what a script does.
+const depends = (fault, said) => Object.entries(fault.needs).some(([name, { fits }]) => !fits.length && !said[name]);
 
 // What is asked before a fault applies, which may be nothing; null if it does not.
 function questions(fault, said) {
@@ -25,18 +28,22 @@ function questions(fault, said) {
 function show() {
   const said = chosen();
   const found = faults.map((fault) => ({ ...fault, asked: questions(fault, said) })).filter((each) => each.asked);
-  found.sort((a, b) => a.loud - b.loud || a.asked.length - b.asked.length);
+  found.sort((a, b) => a.milder - b.milder || a.asked.length - b.asked.length);
   for (const { id } of faults) document.getElementById(id).hidden = true;
-  for (const { id, asked } of found) {
-    const card = document.getElementById(id);
+  for (const fault of found) {
+    const card = document.getElementById(fault.id);
     card.hidden = false;
-    card.querySelector("em").textContent = asked.join(" ");
-    (asked.length ? maybe : sure).append(card);
+    card.querySelector("em").textContent = fault.asked.join(" ");
+    if (!fault.asked.length) sure.append(card);
+    else (depends(fault, said) ? others : maybe).append(card);
   }
-  for (const list of [sure, maybe]) list.previousElementSibling.hidden = !list.querySelector("li:not([hidden])");
-  const applying = found.filter((each) => !each.asked.length).length;
-  const apply = applying === 1 ? "1 applies" : `${applying} apply`;
-  say("sentence", `Of the ${faults.length} faults of this page ${apply}, and ${found.length - applying} may.`);
+  const shown = (list) => list.querySelectorAll("li:not([hidden])").length;
+  for (const list of [sure, maybe, others]) list.parentElement.hidden = !shown(list);
+  let apply = "Nothing known applies";
+  if (shown(sure) === 1) apply = "1 known fault applies";
+  if (shown(sure) > 1) apply = `${shown(sure)} known faults apply`;
+  say("sentence", `${apply} to what you chose. What you have not said decides ${shown(maybe)} more.`);
+  say("number", shown(others));
   const taken = [...form.querySelectorAll("input[checked]")].map((box) => box.value); // if nothing is said
   const words = Object.values(said).map((each) => each[0]).filter((word) => !taken.includes(word));
   say("command", ["study stack", ...words].join(" "));

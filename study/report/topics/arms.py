@@ -9,8 +9,8 @@ from study.records import metrics
 from study.records.compare import FEWEST_RUNS, loss_distances, paired
 from study.records.groups import by, groups
 from study.records.runs import Run, Runs
+from study.report.of_record import sent_bytes
 from study.report.tables import SETTINGS
-from study.report.topics import traffic
 
 STAGES = ["ddp", "zero1", "zero2", "zero3"]
 TOLD = {
@@ -47,7 +47,7 @@ def _row(repeats: list[Run], members: list[Run]) -> dict:
         "from": against,
         "furthest nats": max(distances, default=None),
         "peak bytes": metrics.value(run.record, "peak_bytes"),
-        "sent bytes": sum(traffic.sent_bytes(run).values()) or None,
+        "sent bytes": sum(sent_bytes(run).values()) or None,
         "s/step": metrics.value(run.record, "step_s"),
         "times DDP's": _over_ddp(repeats, members),
         "why not": metrics.dig(run.record, "error.message"),

@@ -52,5 +52,5 @@ def script(runs: Runs) -> pd.DataFrame:
 
 
 def claims() -> pd.DataFrame:
-    names = ("id", "document", "central", "question", "outcome", "certainty", "found")
+    names = ("id", "document", "central", "question", "verdict", "certainty", "answer", "ours", "theirs")
     return pd.DataFrame([{name: getattr(each, name) for name in names} for each in texts.claims()])

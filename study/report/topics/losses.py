@@ -15,6 +15,7 @@ from study.report.style import look
 from study.report.tables import lines_of, parts
 
 EXACT = 1e-9  # nats: smaller differences are drawn as if the axis were linear
+SEEN = 0.01  # of the height of a figure: lines that are nearer lie on one another
 DASH = 4  # points: lines alternate as dashes of this length, so that those which coincide are seen
 
 
@@ -71,6 +72,8 @@ def figure(rows: pd.DataFrame) -> Figure:
         _draw_distances(axes[1], others)
     has_bands = draw_curves(axes[0], rows)
     axes[0].set_title(rows["group"].iloc[0])
+    # Where lines lie on one another a legend tells nothing apart: the lower panel names them.
+    coincide = bool(others) and apart["difference"].max() < SEEN * np.ptp(rows["loss"])
     note = "Lines: means over runs."
     if has_bands:
         note += " Bands: from the lowest to the highest run."
@@ -80,7 +83,7 @@ def figure(rows: pd.DataFrame) -> Figure:
         note += " Lower panel: the largest difference of any run at each step."
         note += " Arms with other rows in a step are in the table alone."
     looks = {arm: look(arm) for arm in rows["arm"].unique()}
-    return style.finished(drawing, style.keys(looks), note)
+    return style.finished(drawing, [] if coincide else style.keys(looks), note)
 
 
 def draw_curves(ax: Axes, rows: pd.DataFrame) -> bool:

@@ -4,11 +4,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from study.core.recipes import RECIPES
-from study.predict.front import papers
 from study.records import metrics
 from study.records.groups import groups
 from study.records.runs import Run, Runs
 from study.report import style
+from study.report.of_record import sent_bytes
 from study.report.tables import lines_of, stacked
 
 COUNTED, PAPER = "counted", "ZeRO paper"  # sources of bars
@@ -46,17 +46,6 @@ def _all_reduce_bytes(run: Run) -> float:
     gradients = seen.trained_parameters or seen.parameters or 0
     bytes_each = RECIPES.get(run.record.requested.precision or "", RECIPES["fp32"]).gradient_bytes
     return 2 * gradients * bytes_each * (ranks - 1) / ranks
-
-
-def sent_bytes(run: Run) -> dict[str, float]:
-    """Return what the first rank sends in a step, by collective. Rings: an all-reduce sends the data twice."""
-    sent: dict[str, float] = {}
-    for first_rank in run.record.traffic.per_rank[:1]:
-        for kind, count in first_rank.items():
-            # In a hybrid arm, some collectives have fewer ranks, and a ring of fewer sends a smaller share.
-            by_ranks = count.by_ranks(run.record.observed.ranks or 1)
-            sent[kind] = sum(papers.wire_bytes({kind: part}, len(ranks)) for ranks, part in by_ranks.items())
-    return sent
 
 
 def figure(rows: pd.DataFrame) -> Figure:

@@ -1,0 +1,183 @@
+"""One answer to a pasted text: what it means, what to do, who is hit, what that rests on, and what would say more."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from packaging.version import Version
+
+from study.configs.oom import reading
+from study.configs.oom.causes import CAUSES, causes
+from study.configs.pasted import losses, matching, tracebacks, watchdogs
+from study.configs.pasted.read import Pasted, read
+from study.configs.pasted.situations import fitting
+from study.configs.pasted.tracebacks import Seen, sign
+from study.core.errors import Stop
+from study.known.faults import named
+from study.known.findings import texts
+
+MOST_MAY = 5
+MOST_QUESTIONS = 3
+MOST_ALSO = 3
+ORDER = ("sure", "likely", "possible")
+# What a rank that waited for a failed one wrote says less than that one's error.
+WAITED = ("rank-behind", "rank-missing", "rank-timed-out-first", "nccl-watchdog", "watchdog-stuck", "gloo-timeout")
+OF_STEPS = ("loss-", "norm-", "rate-", "steps-", "overflow-")  # the beginnings of signs in the lines of a trainer
+ASKED = {"stage": "the stage of ZeRO, or FSDP", "passes": "gradient accumulation", "ranks": "the number of GPUs"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a text means. The first of `found` is the answer."""
+
+    found: tuple[Seen, ...]  # the first explains most
+    read: tuple[str, ...]  # what was read, in words
+    may: tuple[matching.Match, ...]  # faults of which the text speaks
+    left: int  # faults that may apply, and of which it does not speak
+    questions: tuple[str, ...]
+    nothing: str = ""  # what to say if nothing was found
+
+    @property
+    def id(self) -> str:
+        return self.found[0].id if self.found else ""
+
+    @property
+    def sure(self) -> Literal["sure", "likely", "possible", "nothing"]:
+        return self.found[0].sure if self.found else "nothing"
+
+
+def answer(text: str, symptom: str = "") -> Answer:
+    """Return the answer to a text, and to what a person says was seen."""
+    pasted = read(f"{text}\n{symptom}")
+    words = f"{pasted.prose}\n{symptom}"
+    shown = _shown(pasted, words)
+    signs = {each.id for each in shown}
+    seen = matching.symptoms(words, signs)
+    faults = matching.matches(pasted, words, seen)
+    found = _ordered(shown, faults, [*fitting(pasted, words, seen | signs)])
+    possible = [each for each in faults if each.sure == "possible"]
+    speaks = [each for each in possible if each.is_seen and each.share >= matching.SOME and each.applies.may_be_inside]
+    may = [] if found else speaks[:MOST_MAY]
+    return Answer(
+        found=tuple(found[: 1 + MOST_ALSO]),
+        read=tuple(_read(pasted)),
+        may=tuple(may),
+        left=len(possible) - len(may),
+        questions=_questions(pasted, found, possible),
+        nothing="" if found else _nothing(pasted),
+    )
+
+
+def _shown(pasted: Pasted, words: str) -> list[Seen]:
+    """Return what the text shows, the cause before what follows from it."""
+    errors = [_in_its_release(each, pasted) for each in tracebacks.errors(pasted.text)]
+    memory = [*_memory(pasted, words)]
+    found = [*errors, *memory, *watchdogs.hangs(pasted.text, words), *losses.signs(pasted.text, words)]
+    is_failed = any(not each.follows and each.sure != "possible" for each in (*errors, *memory))
+    return sorted(
+        found, key=lambda each: (each.follows, each.id in WAITED and is_failed, ORDER.index(each.sure), each.place)
+    )
+
+
+def _in_its_release(seen: Seen, pasted: Pasted) -> Seen:
+    """Return an error without the fault that makes it, where the release is another."""
+    if not seen.fault:
+        return seen
+    fault = named(seen.fault)
+    release = pasted.releases.get(fault.package)
+    if isinstance(release, Version) and fault.has(release) is False:
+        return Seen(**vars(seen) | {"fault": "", "who": "", "sure": "possible"})
+    return seen
+
+
+def _memory(pasted: Pasted, words: str) -> Iterator[Seen]:
+    """Yield what an error about memory means, as `study oom` says without a model."""
+    text = pasted.text
+    try:
+        error = reading.find(text)
+    except Stop:
+        return
+    place = max(text.find(error.line[:40]), 0)
+    first, *others = causes(error, {}, False, "")
+    if error.where != "GPU":
+        # Of a process that was only seen to end by SIGKILL nobody says why.
+        is_said = re.search(r"(?i)out.of.memory|\boom|MemoryError|allocat|bad_alloc|low on memory", error.context)
+        if first.id == "oom-host" and not is_said:
+            yield sign("process-killed", text, place, remedy=first.remedy)
+        else:
+            yield sign("memory-elsewhere", text, place, cause=first.what, remedy=first.remedy)
+        return
+    what, remedy, how = first.what, first.remedy, "likely" if first.is_likely else "perhaps"
+    if not first.is_likely:  # a person may say when it happens
+        for id, row in texts(CAUSES).items():
+            if re.search(row.get("said", "(?!)"), words, re.IGNORECASE):
+                what, remedy, how = row["sentence"], row["remedy"], f"likely, as you say ({id}):"
+                break
+    apart = f". It is told apart so: {first.apart}" if what == first.what else ""
+    if others:
+        apart += f". Else: {others[0].what}"
+    seen = sign("memory-was-full", text, place, how=how, cause=what, remedy=f"{remedy}{apart}")
+    sure: tracebacks.Sure = "possible" if how == "perhaps" else "likely"
+    evidence = f"{'; '.join(first.reasons)}; `study oom FILE --model MODEL --arm ARM` compares the size with its tensors"
+    yield Seen(**vars(seen) | {"sure": sure, "evidence": evidence, "line": error.line})
+
+
+def _ordered(shown: list[Seen], matches: list[matching.Match], situations: list[Seen]) -> list[Seen]:
+    """Return errors first, then silent faults, what words mean, signs in steps, and last what follows from others."""
+    errors = [each for each in shown if not each.follows and not each.id.startswith(OF_STEPS)]
+    steps = [each for each in shown if each.id.startswith(OF_STEPS)]
+    follows = [each for each in shown if each.follows]
+    told = {each.fault for each in errors}
+    faults = [_of_fault(each) for each in matches if each.sure != "possible" and each.fault.id not in told]
+    if any(each.id not in WAITED and each.sure != "possible" for each in errors):
+        situations = []
+    silent = [each for each in faults if not named(each.id).symptom.startswith("error")]
+    loud = [each for each in faults if each not in silent]
+    if errors and all(each.id in WAITED or each.sure == "possible" for each in errors):
+        # A watchdog says who waits, and words or a fault may say why.
+        return [*[each for each in situations if each.sure == "likely"], *errors, *silent, *loud, *steps, *follows]
+    likely = [each for each in situations if each.sure == "likely"]
+    return [*errors, *silent, *likely, *steps, *[each for each in situations if each not in likely], *loud, *follows]
+
+
+def _of_fault(match: matching.Match) -> Seen:
+    fault = match.fault
+    evidence = " ".join(filter(None, [fault.rests_on, fault.script and f"reproductions/{fault.script}.py", fault.upstream]))
+    if match.applies.why:
+        evidence += f". If: {' '.join(question.text for question in match.applies.why)}"
+    who = f"{fault.package} {fault.releases}"
+    return Seen(fault.id, fault.sentence, fault.do, match.sure, evidence, who=who, fault=fault.id)
+
+
+def _read(pasted: Pasted) -> Iterator[str]:
+    yield from pasted.words
+    if frames := re.findall(r'File "[^"\n]*", line \d+', pasted.text):
+        yield f"{len(frames)} frames of tracebacks"
+    if told := losses.lines(pasted.text):
+        yield f"{len(told)} lines of a trainer"
+
+
+def _nothing(pasted: Pasted) -> str:
+    if not pasted.text.strip():
+        return "The text is empty"
+    if not pasted.words and not re.search(r"(?i)error|deepspeed|accelerate|torch|fsdp|loss", pasted.text):
+        return "Nothing in this text is known here: no error, no library, no training"
+    return "Nothing known applies to what you gave"
+
+
+def _questions(pasted: Pasted, found: list[Seen], possible: list[matching.Match]) -> tuple[str, ...]:
+    """Return what would say most more: the error itself, releases, then what faults in question ask."""
+    asked = []
+    if found and all(each.follows for each in found):
+        asked.append("What is the first Traceback of any rank? Paste the lines above")
+    if not any(isinstance(release, Version) for release in pasted.releases.values()):
+        asked.append("Which releases? Paste `pip freeze`")
+    if not found:
+        wanted = {question.condition for each in possible for question in each.applies.why}
+        for condition, what in ASKED.items():
+            if condition in wanted and condition not in pasted.said:
+                asked.append(f"What is {what}? Paste the config or the launch command")
+        if not pasted.prose.strip():
+            asked.append('What was seen? Say it with --symptom "..."')
+    return tuple(asked[:MOST_QUESTIONS])

@@ -1,0 +1,148 @@
+"""Read the losses, norms and rates that trainers print: what is zero, not a number, constant, or ends too early.
+
+Lines of the Hugging Face Trainer and what stands on it, of DeepSpeed, Accelerate's examples, Lightning, torchtitan and
+progress bars. A healthy training has none of these signs; GRPO's loss begins at 0, and fp16 skips its first steps.
+"""
+
+import re
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from study.configs.pasted.tracebacks import Seen, sign
+
+NUMBER = r"[\"']?\s*[:=]?\s*[\"']?(-?(?:\d+(?:\.\d*)?(?:e[+-]?\d+)?|nan|inf))(?![\w.%])"
+VALUES = {
+    "loss": re.compile(rf"(?<![\w/.-])(?:train[_/ ])?loss{NUMBER}", re.IGNORECASE),
+    "norm": re.compile(rf"(?<![\w.-])(?:train/|actor/)?(?:grad(?:ient)?[_ ]?norm|gnorm){NUMBER}", re.IGNORECASE),
+    "rate": re.compile(rf"(?<![\w.-])(?:learning[_ ]rate|lr){NUMBER}", re.IGNORECASE),
+}
+OVERFLOW = re.compile(r"OVERFLOW! Rank \d+ Skipping step\. Attempted loss scale: ([\d.e+]+)")
+BAR = re.compile(r"\|\s*(\d+)/(\d+) \[[\d:]+<[\d:?]+,\s*([\d.]+)(s/it|it/s)")
+WORDS = re.compile("loss|norm", re.IGNORECASE)
+OTHER = re.compile(r"eval_loss|\bFile \"|Traceback|Error")
+LONGEST = 2000  # characters of a line
+# The same in the words of people.
+SAID = {
+    "loss-zero": re.compile(r"(?i)\bloss(?:es)?\b[^\n.;]{0,30}?(?:\bis|becomes?|goes to|drops? to|falls? to|turns? (?:in)?to|=|:|\u4e3a|\u53d8\u6210|\u662f)\s*(?:always |exactly |\u4e00\u76f4\u662f )?(?:0(?:\.0+)?(?!\.?\d)|zero\b)"),
+    "norm-sqrt2": re.compile(r"\b1\.414\d*"),
+    "norm-nan": re.compile(r"(?i)(?:grad(?:ient)?s?[ _-]?(?:norm)?)[^\n.;]{0,30}\b(?:nan|inf)\b"),
+    "loss-nan": re.compile(r"(?i)\bloss(?:es)?\b[^\n.;]{0,30}\bnan\b|\bnan\b[^\n.;]{0,12}\bloss"),
+}  # fmt: skip
+SQRT2 = 2**0.5
+SCALE = 65_536
+FEW, MANY = 3, 8  # lines that are a sign
+MOST_LINES = 20_000
+SHARE = 0.9  # of the steps: a rate that is 0 after them is as it should be
+
+
+@dataclass(frozen=True)
+class Line:
+    """What one line of a trainer says. None: it does not say that."""
+
+    place: int
+    loss: float | None
+    norm: float | None
+    rate: float | None
+    is_reinforced: bool  # GRPO and the like, where a loss of 0 is usual
+
+
+def lines(text: str) -> list[Line]:
+    """Return the lines with a loss or a norm, in their order."""
+    found = []
+    end = 0
+    for row in text.splitlines(keepends=True):
+        place, end = end, end + len(row)
+        if len(row) > LONGEST or not WORDS.search(row) or OTHER.search(row):
+            continue
+        values = {name: _value(pattern, row) for name, pattern in VALUES.items()}
+        if values["loss"] is not None or values["norm"] is not None:
+            found.append(Line(place, is_reinforced="reward" in row, **values))
+        if len(found) == MOST_LINES:
+            break
+    return found
+
+
+def _value(pattern: re.Pattern, row: str) -> float | None:
+    match = pattern.search(row)
+    return float(match[1]) if match else None
+
+
+def signs(text: str, words: str = "") -> list[Seen]:
+    """Return what the lines of a trainer show, or else a person's words about them."""
+    told = lines(text)
+    found = [*_losses(text, told), *_norms(text, told), *_overflows(text), *_rates(text, told), *_seconds(text)]
+    return found or [
+        sign(id, text, max(text.find(match[0]), 0), since="", beside="")
+        for id, pattern in SAID.items()
+        if (match := pattern.search(words))
+    ]
+
+
+def _losses(text: str, told: list[Line]) -> Iterator[Seen]:
+    with_loss = [line for line in told if line.loss is not None and not line.is_reinforced]
+    losses = [line.loss for line in with_loss if line.loss is not None]
+    if not losses:
+        return
+    if bad := [line for line in with_loss if line.loss is not None and not abs(line.loss) < float("inf")]:
+        since = "" if bad[0] == with_loss[0] else " from some step on: it was finite before"
+        yield sign("loss-nan", text, bad[0].place, since=since)
+    zeros = [line for line in with_loss if line.loss == 0]
+    # A loss that is rounded to 0 has a usual norm beside it.
+    odd = [line for line in zeros if line.norm is None or not 0 < line.norm < float("inf") or _is_sqrt2(line.norm)]
+    if zeros and losses[-1] == 0 and odd and (max(losses) > 0.05 or (len(zeros) > 1 and len(zeros) == len(losses))):
+        norms = sorted({f"{line.norm:.4g}" for line in zeros if line.norm is not None})
+        beside = f", with grad_norm {' or '.join(norms)}" if 0 < len(norms) <= 2 else ""
+        yield sign("loss-zero", text, zeros[0].place, beside=beside)
+    if len(losses) >= MANY and len({*losses}) == 1 and losses[0] != 0:
+        yield sign("loss-constant", text, with_loss[0].place, value=losses[0], count=len(losses))
+
+
+def _norms(text: str, told: list[Line]) -> Iterator[Seen]:
+    with_norm = [line for line in told if line.norm is not None and not line.is_reinforced]
+    norms = [line.norm for line in with_norm if line.norm is not None]
+    if len(norms) < 2:
+        return
+    finite = [norm for norm in norms if abs(norm) < float("inf")]
+    if all(map(_is_sqrt2, norms[-2:])):
+        yield sign("norm-sqrt2", text, with_norm[-1].place)
+    if not any(abs(norm) < float("inf") for norm in norms[-2:]):
+        yield sign("norm-nan", text, with_norm[-1].place)
+    if len(norms) >= FEW and not any(norms):
+        yield sign("norm-zero", text, with_norm[0].place)
+    if len(norms) >= MANY and len({*norms}) == 1 and norms[0] and not _is_sqrt2(norms[0]) and finite:
+        yield sign("norm-constant", text, with_norm[0].place, value=norms[0], count=len(norms))
+    if len(finite) >= FEW and 0.01 * SCALE < statistics.median(finite) < 1000 * SCALE:
+        yield sign("norm-scaled", text, with_norm[0].place, value=statistics.median(finite))
+
+
+def _overflows(text: str) -> Iterator[Seen]:
+    overflows = [*OVERFLOW.finditer(text)]
+    # fp16 begins with a scale that is too high, and halves it: some ten steps at first are usual.
+    if len(overflows) > 20 or (overflows and float(overflows[-1][1]) <= 1):
+        yield sign("overflow-skips", text, overflows[-1].start(), count=len(overflows))
+
+
+def _rates(text: str, told: list[Line]) -> Iterator[Seen]:
+    rated = [line for line in told if line.rate is not None]
+    rates = [line.rate for line in rated if line.rate is not None]
+    ended = next((number for number in range(len(rates)) if not any(rates[number:])), len(rates))
+    if len(rates) >= MANY and ended == 0:
+        yield sign("rate-zero", text, rated[0].place)
+    elif len(rates) - ended >= FEW and 0 < ended < SHARE * len(rates):
+        yield sign("rate-ends-early", text, rated[ended].place, count=len(rates) - ended, lines=len(rates))
+
+
+def _seconds(text: str) -> Iterator[Seen]:
+    steps = [(float(m[3]) if m[4] == "s/it" else 1 / max(float(m[3]), 1e-9), m.start()) for m in BAR.finditer(text)]
+    if len(steps) < 3 * MANY:
+        return
+    part = len(steps) // 4
+    early = statistics.median(seconds for seconds, _ in steps[part : 2 * part])
+    late = statistics.median(seconds for seconds, _ in steps[-part:])
+    if late > 3 * early:
+        yield sign("steps-slow-down", text, steps[-part][1], late=late, early=early)
+
+
+def _is_sqrt2(norm: float) -> bool:
+    return abs(norm - SQRT2) < 1e-3

@@ -1,0 +1,159 @@
+"""Which known faults does a text speak of? By its releases and settings, by what was seen, and by words in common.
+
+A wrong guess is worse than none. Sure: all that the fault asks for is said, its release was tested, and what was seen
+is its symptom. Likely: the release is in its range, at most its question about the script is open, and the text has its
+words, or an upgrade of which the text tells brought the fault. All else is only possible.
+"""
+
+import functools
+import math
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from packaging.version import Version
+
+from study.configs.pasted.read import Pasted
+from study.known.faults import ANY, Fault, table
+from study.known.which_apply import Applies, Flags, Stack, which_apply
+
+TABLE = Path(__file__).with_name("symptoms.toml")
+STRONG, SOME = 0.35, 0.2  # of the weight of a fault's words
+SMALLER = re.compile(r"(?i)\b(?:smaller|lower|too small|tiny|shrinks?|divided|1/[\dgN])\b")
+LARGER = re.compile(r"(?i)\b(?:larger|higher|bigger|huge|too large|explod\w+|multipl\w+|\d+ ?x|times (?:too )?(?:large|high)\w*)\b")
+IDENTIFIERS = re.compile(r"[a-z]\w*[_.]\w+|[A-Za-z]+[A-Z]\w*|\w*[a-zA-Z]\w*\d\w*|\d[\d,.]*\d")
+PLAIN = {
+    *"the a an and or of in is are it its to that with for by as from which has have this not does do at on be was were where if than but each all only no one two other more their without into when after before such".split(),
+    *"stage model training train weights weight deepspeed accelerate transformers torch loss gradient gradients error zero release releases rank ranks config default takes take under pass passes update first same different".split(),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Match:
+    """A known fault of which a text may speak."""
+
+    applies: Applies
+    sure: Literal["sure", "likely", "possible"]
+    share: float  # of the fault's words that the text has
+    is_seen: bool  # its symptom
+
+    @property
+    def fault(self) -> Fault:
+        return self.applies.fault
+
+
+def symptoms(words: str, signs: set[str]) -> set[str]:
+    """Return the symptoms that a person's words, or signs in a log, speak of."""
+    return {name for name, (pattern, of_signs) in _symptoms().items() if pattern.search(words) or signs & of_signs}
+
+
+@functools.cache
+def _symptoms() -> dict[str, tuple[re.Pattern, set[str]]]:
+    rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    return {name: (re.compile(row["pattern"], re.IGNORECASE), {*row["signs"]}) for name, row in rows.items()}
+
+
+def stack_of(pasted: Pasted) -> Stack:
+    """Return the releases and the training that a text describes. A package that is only mentioned has any release."""
+    said = dict(pasted.said)
+    stage = said.pop("stage", None)
+    ways = {"FSDP1": "fsdp1", "FSDP2": "fsdp2", "DDP": "ddp"}
+    flags: dict[str, Any] = {name: said[name] for name in Flags.__dataclass_fields__ if name in said}
+    if isinstance(stage, int):
+        flags["stage"] = stage
+    elif stage in ways:
+        flags[ways[stage]] = True
+    precision = str(said.get("precision", ""))
+    if precision in ("bfloat16", "float16"):  # of torch_autocast
+        flags["precision"] = "bf16_autocast" if precision == "bfloat16" else "fp16_autocast"
+    if flags.get("ranks") == 0 or flags.get("passes") == 0:
+        flags.pop("ranks", None)
+        flags.pop("passes", None)
+    if "trainer" not in flags and "transformers" in pasted.releases:
+        flags["trainer"] = "trainer"  # who lists transformers for a question on a training mostly trains with it
+    mentioned = {name: ANY for word, name in table().packages.items() if re.search(rf"(?i)\b{word}\b", pasted.text)}
+    config = {name: said[name] for name in ("machines",) if name in said}
+    if "lean_loading" in said:
+        config["fsdp_cpu_ram_efficient_loading"] = said["lean_loading"]
+    key = functools.partial(_dig, pasted.config) if pasted.config is not None else None
+    stack = Stack.of(mentioned | pasted.releases, Flags(**flags), config, key)
+    return Stack(stack.releases, stack.said, key)
+
+
+def _dig(config: dict, path: str) -> Any:
+    value: Any = config
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def matches(pasted: Pasted, words: str, seen: set[str]) -> list[Match]:
+    """Return the faults of which a text may speak, the surest first. `seen` are symptoms."""
+    found = [_match(applies, pasted, words, seen) for applies in which_apply(stack_of(pasted))]
+    order = ("sure", "likely", "possible")
+    return sorted(found, key=lambda each: (order.index(each.sure), not each.is_seen, -each.share))
+
+
+def _match(applies: Applies, pasted: Pasted, words: str, seen: set[str]) -> Match:
+    fault = applies.fault
+    share = _share(fault, words, pasted.text)
+    is_seen = any(name in fault.symptom for name in seen) and not _is_opposite(fault.symptom, words)
+    open_conditions = {question.condition for question in applies.why}
+    is_inside = isinstance(applies.release, Version) and fault.contains(applies.release)
+    sure: Literal["sure", "likely", "possible"] = "possible"
+    if is_seen and applies.answer == "applies":
+        sure = "sure"
+    elif is_seen and is_inside and open_conditions <= {"script"} and share >= STRONG:
+        sure = "likely"
+    elif is_seen and is_inside and "script" not in open_conditions and _came_with_an_upgrade(fault, pasted):
+        sure = "likely"
+    return Match(applies, sure, share, is_seen)
+
+
+def _is_opposite(symptom: str, words: str) -> bool:
+    """Whether a person speaks of values that are too small where a fault makes them too large, or the other way."""
+    smaller, larger = (bool(pattern.search(words)) for pattern in (SMALLER, LARGER))
+    return (" x " in symptom and smaller and not larger) or (" / " in symptom and larger and not smaller)
+
+
+def _came_with_an_upgrade(fault: Fault, pasted: Pasted) -> bool:
+    older = pasted.older.get(fault.package)
+    return older is not None and not fault.contains(older)
+
+
+def _share(fault: Fault, words: str, text: str) -> float:
+    """Return how much of a fault's words a text has, rare words counting more, and identifiers in all of the text."""
+    weights = _weights()[fault.id]
+    said = {*_tokens(words)}
+    found = sum(weight for token, weight in weights.items() if token in said or _is_named(token, text))
+    return found / sum(weights.values()) if weights else 0.0
+
+
+def _is_named(token: str, text: str) -> bool:
+    return bool(IDENTIFIERS.fullmatch(token)) and len(token) > 3 and token in text.lower()
+
+
+@functools.cache
+def _weights() -> dict[str, dict[str, float]]:
+    tokens = {fault.id: {*_tokens(_words(fault))} for fault in table().fault}
+    counts = Counter(token for each in tokens.values() for token in each)
+    return {id: {token: _weight(token, counts[token], len(tokens)) for token in each} for id, each in tokens.items()}
+
+
+def _words(fault: Fault) -> str:
+    return f"{fault.sentence} {(fault.when or {}).get('script', '')} {' '.join(map(str, (fault.when or {}).get('keys', ())))}"
+
+
+def _weight(token: str, count: int, number: int) -> float:
+    return math.log(number / count) * (2 if IDENTIFIERS.fullmatch(token) else 1)
+
+
+def _tokens(words: str) -> Iterator[str]:
+    for word in re.findall(r"[A-Za-z_][\w.]*\w|\d[\d,.]*\d", words):
+        token = word.lower().strip(".,")
+        if token not in PLAIN and len(token) > 2:
+            yield token if IDENTIFIERS.fullmatch(word) else token.removesuffix("s")

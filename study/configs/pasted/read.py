@@ -1,0 +1,165 @@
+"""Take a pasted text apart: releases, what it says of the training, a DeepSpeed config in it. Nothing is judged."""
+
+import functools
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from study.core.text import number_of
+from study.known import lists
+from study.known.faults import ANY, Release, table
+
+TABLE = Path(__file__).with_name("said.toml")
+TRUTH = {"true": True, "false": False}
+MOST_TRIES = 6  # braces before the section zero_optimization at which its config may begin
+LONGEST_CONFIG = 20_000  # characters
+# A line of a person has words, and little else.
+NO_PROSE = re.compile(
+    r"^(?:File |at |\[|[-*] [`A-Z][\w` ]+:|\d{4}-|INFO|WARNING|import |from \S+ import|def |class |pip |export |--|\$|>>>|return |raise )"
+)
+WORD = re.compile(r"[A-Za-z][a-z'-]*[.,;:!?)]*$|[\u4e00-\u9fff]")
+PROSE_SHARE = 0.6  # of what stands between spaces is a word
+LONGEST_LINE = 2000
+UPGRADE = r"\b{}\b[^\n]{{0,40}}?\bfrom v?(\d[\w.]*\w)\s*(?:to|->|\u2192)\s*v?(\d[\w.]*\w)"
+
+
+@dataclass(frozen=True)
+class Pasted:
+    """What a text says of a training."""
+
+    text: str
+    releases: dict[str, Release]
+    older: dict[str, Version]  # before an upgrade that the text tells of
+    said: dict[str, Any]  # by conditions of faults; what it does not say is not in it
+    config: dict | None  # DeepSpeed's, if a whole one is in it
+
+    @property
+    def words(self) -> list[str]:
+        """What was read, as a person would say it."""
+        said = self.said
+        words = [f"{name} {release}" for name, release in self.releases.items() if release != ANY]
+        words += [f"before that {name} {release}" for name, release in self.older.items()]
+        if "stage" in said:
+            words.append(f"stage {said['stage']}" if isinstance(said["stage"], int) else str(said["stage"]))
+        for name, things in {"passes": "passes", "ranks": "ranks"}.items():
+            if name in said:
+                words.append(number_of(said[name], things))
+        named = {"peft": "LoRA", "checkpointing": "gradient checkpointing"}
+        words += [word for name, word in named.items() if said.get(name)]
+        words += [str(said[name]) for name in ("precision", "optimizer") if name in said]
+        if said.get("offload", "none") != "none":
+            words.append(f"offload to {said['offload']}")
+        if "trainer" in said:
+            words.append(f"trainer {said['trainer']}")
+        return words + (["a DeepSpeed config"] if self.config is not None else [])
+
+    @functools.cached_property
+    def prose(self) -> str:
+        """The lines that a person wrote, as far as they can be told from logs."""
+        return "\n".join(line for line in map(str.strip, self.text.splitlines()) if _is_prose(line))
+
+
+def _is_prose(line: str) -> bool:
+    if len(line) > LONGEST_LINE or NO_PROSE.match(line):
+        return False
+    if re.search("[\u4e00-\u9fff]{2}", line):
+        return True
+    parts = line.split()
+    return len(parts) >= 4 and sum(map(bool, map(WORD.match, parts))) >= PROSE_SHARE * len(parts)
+
+
+def read(text: str) -> Pasted:
+    older, newer = upgrades(text)
+    return Pasted(text, releases(text) | newer, older, said(text), deepspeed_config(text))
+
+
+def upgrades(text: str) -> tuple[dict[str, Version], dict[str, Release]]:
+    """Return releases before and after an upgrade, where a text says `from 0.16.4 to 0.18.3` after a package."""
+    older: dict[str, Version] = {}
+    newer: dict[str, Release] = {}
+    for word, name in table().packages.items():
+        if match := re.search(UPGRADE.format(re.escape(word)), text, re.IGNORECASE):
+            first, second = map(lists.release_of, match.groups())
+            if isinstance(first, Version) and isinstance(second, Version):
+                older[name], newer[name] = first, second
+    return older, newer
+
+
+def releases(text: str) -> dict[str, Release]:
+    """Return the releases that a text names. Of a package with several, none is known to be used."""
+    found = lists.listed(text)
+    return {name: release for name, release in found.items() if release == ANY or _is_plausible(name, release)}
+
+
+def _is_plausible(name: str, release: Release) -> bool:
+    # "torch 8 GPUs" and "trl 2 epochs" name no release.
+    return not isinstance(release, Version) or len(release.release) > 1 or name in ("ms-swift",)
+
+
+def said(text: str) -> dict[str, Any]:
+    """Return what a text says, by conditions. One that shards decides what the training is."""
+    found: dict[str, Any] = {}
+    for condition, levels in _levels().items():
+        for pattern, value in levels:
+            values = {*_values(pattern, value, text)}
+            if len(values) > 1:
+                break
+            if values:
+                found[condition] = values.pop()
+                break
+    fsdp, ddp = found.pop("fsdp", None), found.pop("ddp", None)
+    if "stage" not in found and fsdp:
+        found["stage"] = f"FSDP{fsdp}"
+    elif "stage" not in found and ddp and not re.search("(?i)deepspeed", text):
+        found["stage"] = "DDP"
+    return found
+
+
+@functools.cache
+def _levels() -> dict[str, list[tuple[re.Pattern, Any]]]:
+    rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    flags = re.IGNORECASE | re.MULTILINE
+    return {name: [(re.compile(row["pattern"], flags), row.get("value")) for row in of] for name, of in rows.items()}
+
+
+def _values(pattern: re.Pattern, value: Any, text: str) -> Iterator[Any]:
+    for match in pattern.finditer(text):
+        word = next(filter(None, match.groups()), "").lower()
+        if value is not None:
+            yield value
+            return
+        if word.isdigit():
+            yield int(word)
+        elif word:
+            yield TRUTH.get(word, word)
+
+
+def deepspeed_config(text: str) -> dict | None:
+    """Return the first whole DeepSpeed config in a text, written as JSON, if with comments, or as Python writes it."""
+    for match in re.finditer(r"[\"']zero_optimization[\"']\s*:", text):
+        begin = match.start()
+        for _ in range(MOST_TRIES):
+            begin = text.rfind("{", max(0, match.start() - LONGEST_CONFIG), begin)
+            if begin < 0:
+                break
+            config = _parsed(text[begin : begin + LONGEST_CONFIG])
+            if config is not None and "zero_optimization" in config:
+                return config
+    return None
+
+
+def _parsed(text: str) -> dict | None:
+    text = re.sub(r"(?m)(?<=[\s,{}\[\]])(?://|#)[^\n]*$", "", text)
+    text = re.sub(r",(\s*[}\]])", r"\1", text)
+    text = text.replace("'", '"').replace("True", "true").replace("False", "false").replace("None", "null")
+    try:
+        value, _ = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

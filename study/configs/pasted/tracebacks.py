@@ -1,0 +1,105 @@
+"""What a text shows, in types; and errors whose meaning is known, by their messages: tracebacks.toml."""
+
+import functools
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+TRACEBACKS = Path(__file__).with_name("tracebacks.toml")
+SIGNS = Path(__file__).with_name("signs.toml")
+LONGEST = 200  # characters of a line that are quoted
+Sure = Literal["sure", "likely", "possible"]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Something that a text shows: what it means, what to do, and how sure that is."""
+
+    id: str  # that `study explain` takes
+    sentence: str
+    remedy: str
+    sure: Sure
+    evidence: str = ""
+    who: str = ""
+    fault: str = ""  # of known/faults.toml
+    follows: bool = False  # something else happened first
+    place: int = 0  # in the text
+    line: str = ""  # of the text, that shows it
+
+
+@dataclass(frozen=True)
+class Message:
+    """A row of tracebacks.toml. The fields are explained there."""
+
+    pattern: re.Pattern
+    sentence: str
+    remedy: str
+    sure: Sure
+    evidence: str
+    also: str = ""
+    without: str = ""
+    who: str = ""
+    fault: str = ""
+    hides: tuple[str, ...] = ()
+    follows: bool = False
+
+
+@functools.cache
+def messages() -> dict[str, Message]:
+    rows: dict[str, dict[str, Any]] = tomllib.loads(TRACEBACKS.read_text(encoding="utf-8"))
+    return {id: Message(**row | {"pattern": re.compile(row["pattern"], re.MULTILINE)}) for id, row in rows.items()}
+
+
+@functools.cache
+def _signs() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(SIGNS.read_text(encoding="utf-8"))
+
+
+def sign(id: str, text: str, place: int, **values: Any) -> Seen:
+    """Return what signs.toml says of something that a rule found at a place of a text."""
+    row = _signs()[id]
+    sentence, remedy = (row[part].format(**values) for part in ("sentence", "remedy"))
+    line = line_at(text, place)
+    return Seen(id, sentence, remedy, row["sure"], "the line in the text", place=place, line=line)
+
+
+def errors(text: str) -> list[Seen]:
+    """Return the errors that a text has: the first that happened comes first, and what follows from others last."""
+    found = {}
+    for id, message in messages().items():
+        match = message.pattern.search(text)
+        if match is None or not re.search(message.also, text):
+            continue
+        if message.without and re.search(message.without, text):
+            continue
+        found[id] = Seen(
+            id=id,
+            sentence=_filled(message.sentence, match),
+            remedy=_filled(message.remedy, match),
+            sure=message.sure,
+            evidence=message.evidence,
+            who=message.who,
+            fault=message.fault,
+            follows=message.follows,
+            place=match.start(),
+            line=line_at(text, match.start()),
+        )
+    hidden = {hides for id in found for hides in messages()[id].hides}
+    return sorted((seen for id, seen in found.items() if id not in hidden), key=lambda seen: (seen.follows, seen.place))
+
+
+def _filled(sentence: str, match: re.Match) -> str:
+    """Return a sentence with what the message names. Other braces in it are those of configs."""
+    for name, value in match.groupdict().items():
+        sentence = sentence.replace(f"{{{name}}}", value or "?")
+    return sentence
+
+
+def line_at(text: str, place: int) -> str:
+    """Return the line of a text at a place, short."""
+    begin = max(text.rfind("\n", 0, place) + 1, place - LONGEST // 2)
+    end = text.find("\n", place)
+    line = " ".join(text[begin : end if end >= 0 else len(text)].split())
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."

@@ -1,0 +1,54 @@
+"""The watch as a callback of Lightning's Trainer."""
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from study.core.errors import Stop
+from study.watch.loop import is_engine
+from study.watch.session import Watch
+
+# Two names of one library; a Trainer takes callbacks of its own alone.
+NAMES = [name for name in ("lightning", "pytorch_lightning") if importlib.util.find_spec(name)]
+if not NAMES:
+    raise Stop("Lightning is not installed", "pip install lightning")
+pytorch: Any = importlib.import_module("lightning.pytorch" if NAMES[0] == "lightning" else NAMES[0])
+
+
+class LightningCallback(pytorch.Callback):
+    """Records the training of a Trainer: `Trainer(callbacks=[LightningCallback("runs/mine")])`."""
+
+    def __init__(self, run_dir: str | Path = "runs/watched"):
+        self.run_dir = Path(run_dir)
+        self.watch: Watch | None = None
+
+    def on_train_start(self, trainer, pl_module) -> None:
+        """Begin a watch, once the strategy has prepared the model and the optimizer. Of several it is the first."""
+        model = trainer.strategy.model
+        optimizer = None if is_engine(model) else trainer.optimizers[0]
+        self.watch = Watch(model=model, optimizer=optimizer, run_dir=self.run_dir)
+        self.watch.__enter__()
+
+    def on_train_end(self, trainer, pl_module) -> None:
+        """Complete the record."""
+        self._end(None)
+
+    def on_exception(self, trainer, pl_module, exception: BaseException) -> None:
+        """Complete the record of a training that ended with an error."""
+        self._end(exception)
+
+    def on_validation_start(self, trainer, pl_module) -> None:
+        """Leave the step out of the times, as it evaluates as well."""
+        if self.watch is not None:
+            self.watch.leave_out()
+
+    def on_save_checkpoint(self, trainer, pl_module, checkpoint) -> None:
+        """Leave the step out of the times, as it saves as well."""
+        if self.watch is not None:
+            self.watch.leave_out()
+
+    def _end(self, error: BaseException | None) -> None:
+        if self.watch is not None:
+            self.watch.end(error)
+            self.watch = None

@@ -1,0 +1,88 @@
+"""The same script under other arms, and the seconds of a step."""
+
+import json
+
+import pytest
+
+from study.core.arms import load_arm
+from study.core.errors import Stop
+from study.core.files import from_yaml
+from study.records.sections import Observed
+from study.rehearsal.alternatives import check_is, under
+from study.rehearsal.request import Request
+from study.rehearsal.seconds import recipe_of
+from tests.rehearsal.test_rehearsal import rehearsed
+
+ZERO = {
+    "bf16": {"enabled": True},
+    "gradient_clipping": 0.5,
+    "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}, "reduce_bucket_size": 7},
+}
+YAML = """
+distributed_type: DEEPSPEED
+mixed_precision: bf16
+deepspeed_config: {gradient_clipping: 0.5, zero_stage: 2, offload_optimizer_device: cpu}
+"""
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """Return the request for another arm, and the config that was written for it."""
+
+    def ask(arm: str, *words: str, yaml: str | None = None) -> tuple[Request, dict]:
+        (tmp_path / "ds.json").write_text(json.dumps(ZERO))
+        (tmp_path / "given.yaml").write_text(yaml or "")
+        given = Request("train.py", [*words], 8, 8, 2, config_file=str(tmp_path / "given.yaml") if yaml else None)
+        request = under(load_arm(arm), given, tmp_path)
+        return request, from_yaml((tmp_path / "config.yaml").read_bytes())
+
+    return ask
+
+
+def test_a_json_of_the_scripts_words_gets_another_stage_and_keeps_the_rest(asked, tmp_path):
+    request, config = asked("zero2", "--lr", "1", "--deepspeed", f"{tmp_path}/ds.json")
+    assert request.words == ["--lr", "1"]
+    zero = json.loads((tmp_path / "deepspeed.json").read_text())
+    assert zero == ZERO | {"zero_optimization": {"stage": 2, "reduce_bucket_size": 7}}
+    assert config["deepspeed_config"] == {"deepspeed_config_file": str(tmp_path / "deepspeed.json")}
+
+
+def test_a_yaml_keeps_its_precision_and_clipping(asked):
+    _, config = asked("zero3_cpu", yaml=YAML)
+    section = config["deepspeed_config"]
+    assert (section["zero_stage"], section["gradient_clipping"], section["offload_param_device"]) == (3, 0.5, "cpu")
+    assert config["mixed_precision"] == "bf16"
+
+
+def test_fsdp_takes_the_precision_of_a_deepspeed_json(asked, tmp_path):
+    request, config = asked("fsdp2", f"--deepspeed={tmp_path}/ds.json")
+    assert (request.words, config["mixed_precision"], config["fsdp_config"]["fsdp_version"]) == ([], "bf16", 2)
+
+
+def test_a_script_that_decides_by_itself_is_told():
+    with pytest.raises(Stop, match="the script decides by itself, and trains with stage 3"):
+        check_is(load_arm("zero2"), Observed(stage=3))
+    check_is(load_arm("fsdp2"), Observed(fsdp={"units": 2}))
+
+
+@pytest.mark.parametrize(
+    ("seen", "recipe"),
+    [
+        (Observed(dtypes={"weights": "float32"}), "fp32"),
+        (Observed(dtypes={"weights": "float32"}, autocast="bf16"), "bf16"),
+        (Observed(dtypes={"weights": "bfloat16", "master": "float32"}), "bf16_cast"),
+        (Observed(dtypes={"weights": "bfloat16"}), "bf16_pure"),
+    ],
+)
+def test_a_precision_is_read_from_what_was_prepared(seen, recipe):
+    assert recipe_of(seen) == recipe
+    with pytest.raises(Stop, match="are no precision"):
+        recipe_of(Observed(dtypes={"weights": "float16 bfloat16"}))
+
+
+def test_the_same_script_is_rehearsed_under_other_arms_and_a_step_has_seconds():
+    answer = rehearsed("examples/trl_sft.py", "--gpu=H100", "--try=fsdp2", ranks=8)
+    assert answer["observed"]["wrapper"] == "DistributedDataParallel"
+    assert [row["arm"] for row in answer["tried"]] == ["fsdp2"]
+    assert 0 < answer["tried"][0]["peak_bytes"] < answer["peak_bytes"]
+    assert answer["step"]["low_s"] < answer["step"]["seconds"] < answer["step"]["high_s"]

@@ -1,0 +1,131 @@
+"""Evaluation and saving are rehearsed, ranks that part are found, and the user's files stay as they are."""
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from study.rehearsal.on_gpu import on_gpu
+from study.rehearsal.request import Answer, Moment
+from study.rehearsal.together import apart
+from study.rehearsal.values import Script
+from tests.rehearsal.test_rehearsal import rehearsed, study_virtual
+
+LOOP = """
+    import os, shutil
+    import torch
+    from pathlib import Path
+    from accelerate import Accelerator
+    from torch.utils.data import DataLoader, TensorDataset
+    here = Path(__file__).parent
+    accelerator = Accelerator()
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 5000))
+    rows = lambda n: DataLoader(TensorDataset(torch.randn(n, 64), torch.randint(0, 2, (n,))), batch_size=4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model, optimizer, loader, val = accelerator.prepare(model, optimizer, rows(64), rows(400))
+    for epoch in range(10):
+        for x, y in loader:
+            accelerator.backward(torch.nn.functional.cross_entropy(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+        model.eval()
+        outputs = []
+        with torch.no_grad():
+            for x, y in val:
+                outputs.append(accelerator.gather_for_metrics(model(x)))
+        print(torch.cat(outputs).argmax(-1).float().mean().item())
+        model.train()
+        with (here / "log.txt").open("a") as log:
+            log.write("more")
+        assert (here / "log.txt").read_text() == "old" + "more"
+        shutil.rmtree(here / "checkpoint-1")
+        os.makedirs(here / "checkpoint-2")
+        (here / "checkpoint-2" / "state.json").write_text("{}")
+        shutil.rmtree(here / "checkpoint-2")
+        (here / "new.txt").write_text("new")
+"""
+SAVES = """
+        state = accelerator.get_state_dict(model)
+        if accelerator.is_main_process:
+            torch.save(state, here / "model.pt")
+"""
+SAVES_ALONE = """
+        if accelerator.is_main_process:
+            torch.save(accelerator.get_state_dict(model), here / "model.pt")
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(*parts: str) -> Path:
+        path = tmp_path / "script.py"
+        path.write_text(textwrap.dedent("".join(parts)))
+        (tmp_path / "log.txt").write_text("old")
+        (tmp_path / "checkpoint-1").mkdir()
+        return path
+
+    return write
+
+
+def test_evaluation_and_saving_have_peaks_and_no_file_changes(script):
+    path = script(LOOP, SAVES)
+    before = {each: each.read_bytes() if each.is_file() else None for each in path.parent.rglob("*")}
+    answer = rehearsed(path, "--config_file=accelerate_configs/zero3.yaml", "--evaluate", "--save")
+    device = answer["device"]
+    of_all_ranks = 2 * 4 * 5000 * 4  # what each batch leaves: outputs of both ranks
+    joined = 2  # the outputs, and what torch.cat makes of them
+    assert device["whole_evaluation"] - device["evaluation"] == pytest.approx(46 * joined * of_all_ranks, rel=0.01)
+    assert device["saving"] > answer["after_step"]["weights"] + 64 * 256 * 4
+    assert answer["peak_bytes"] == max(device["whole_evaluation"], device["training"], device["saving"])
+    after = {each: each.read_bytes() if each.is_file() else None for each in path.parent.rglob("*")}
+    assert {each for each in after if "__pycache__" not in str(each)} == set(before)
+    assert all(after[each] == before[each] for each in before)
+
+
+def test_a_save_that_gathers_on_one_rank_alone_hangs(script):
+    done = study_virtual(script(LOOP, SAVES_ALONE), "--config_file=accelerate_configs/zero3.yaml", "--save")
+    assert done.returncode == 1, done.stdout + done.stderr
+    words = " ".join(done.stdout.split())
+    assert words.startswith("It hangs at script.py:35, as it would on 2 GPUs: rank 0 calls allgather"), words
+    assert "torch.save(accelerator.get_state_dict(model)" in words
+
+
+# --- without a process
+
+
+def test_an_evaluation_is_extrapolated_only_if_each_batch_leaves_more():
+    log = [(1, 100), (2, 10), (3, 20), (4, 30), (5, 0)]
+    moments = [Moment("evaluation", place, place + 1, loader=1) for place in (1, 2, 3)]
+    moments.append(Moment("evaluation", 4, 5, loader=1, batches_left=10))
+    device = on_gpu(Answer(log=log, moments=moments), ranks=1, stage=None)
+    assert (device.evaluation, device.whole_evaluation, device.training) == (160, 160 + 10 * 30, 100)
+    log[2:4] = [(3, 20), (3, 10)]
+    assert on_gpu(Answer(log=log, moments=moments), ranks=1, stage=None).whole_evaluation is None
+
+
+ALL, MORE = [("allreduce", "a.py:1")] * 2, [("allgather", "a.py:7")]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "cut", "hangs"),
+    [
+        (ALL, ALL, (True, True), False),
+        (ALL + MORE, ALL, (False, False), True),
+        (ALL, ALL + MORE, (False, False), True),
+        (ALL, ALL + ALL, (True, True), False),  # one has seen all that was asked for earlier
+        (ALL + MORE + ALL, ALL + ALL, (True, True), True),
+        (ALL, [("allreduce", "a.py:2")] * 2, (True, True), False),  # in the branches of an `if`
+    ],
+)
+def test_ranks_part_if_one_calls_what_the_other_does_not(first, second, cut, hangs):
+    answers = [Answer(collectives=log, is_cut=is_cut) for log, is_cut in zip((first, second), cut, strict=True)]
+    found = apart(*answers, Path("a.py"))
+    assert (found is not None) == hangs
+    if found and MORE[0] in first:
+        assert found.where == "a.py:7"
+
+
+def test_a_folder_whose_name_begins_alike_is_not_the_scripts():
+    script = Script(Path("/a/b/train.py"), {})
+    assert script.owns("/a/b/models/own.py")
+    assert not script.owns("/a/bc/other.py")

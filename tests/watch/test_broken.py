@@ -1,0 +1,20 @@
+"""Trainings that are broken in one way each are named, in real launches, and healthy ones are not accused."""
+
+import pytest
+
+from study.watch.about import about
+from tests.conftest import forked, table
+
+BROKEN = table("watch/broken.toml")
+# Not mistakes, but costs: a tiny model has little else than states.
+COSTS = {"states_replicated", "activations_dominate", "no_sync_unused", "outside_steps", "loader_waits", "straggler"}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_each_broken_training_is_named_and_no_healthy_one_accused(kind, tmp_path):
+    words = [str(tmp_path), *(f"{kind}-{name}" for name in BROKEN[kind])]
+    launched = forked(tmp_path, config="accelerate_configs/ddp.yaml", script="tests/watch/broken.py", flags=words)
+    assert launched.code == 0, launched.output
+    abouts = {name: about(tmp_path / kind / name) for name in BROKEN[kind]}
+    found = {name: sorted({each.id for each in known.findings} - COSTS) for name, known in abouts.items()}
+    assert found == BROKEN[kind]
