@@ -100,6 +100,9 @@ def start(words: list[str]) -> None:
         sys.exit(1)
 
 
+SWITCHES = ("--json", "--evaluate", "--save", "--real")  # of `study virtual SCRIPT`, which take no value
+
+
 def _answer(name: str, options: list[str]) -> object:
     """Call a command, which prints its answer in words. With --json, print what it returns instead."""
     import tyro  # takes longer to import than all that this module needs
@@ -152,13 +155,18 @@ def _releases_first(options: list[str]) -> list[str]:
 
 
 def _script(options: list[str]) -> list[str] | None:
-    """Return options with somebody's script and its own words, which follow `--`, at their end. None without one."""
+    """Return options with somebody's script and its own words, which follow `--`, at their end. None without one.
+
+    A program or a module, such as `axolotl.cli.train`, is a script where it is the first word.
+    """
     own, words = options, []
     if "--" in options:
         place = options.index("--")
         own, words = options[:place], options[place + 1 :]
     for place, word in enumerate(own):
-        if word.endswith(".py") and (place == 0 or not own[place - 1].startswith("--") or "=" in own[place - 1]):
+        before = own[place - 1] if place else SWITCHES[0]
+        is_value = before.startswith("--") and "=" not in before and before not in SWITCHES
+        if (word.endswith(".py") and not is_value) or (place == 0 and not word.startswith("-")):
             return [*own[:place], *own[place + 1 :], "--", word, *words]
     return None
 

@@ -51,14 +51,14 @@ OF_ROW = ("arm", "precision", "micro_batch", "accumulation", "checkpointing")  #
 
 @dataclass(frozen=True, kw_only=True)
 class PassFlags:
-    """The arm, and the passes of a step."""
+    """The arm, and the micro-batches of a step."""
 
     arm: str = "zero3"
     """Name of an arm; `study arms` lists them."""
     micro_batch: int = 1
-    """Rows per GPU and pass."""
+    """Sequences of a micro-batch, on each GPU."""
     accumulation: int = 1
-    """Passes per step."""
+    """Micro-batches of a step (gradient accumulation)."""
     checkpointing: bool = False
     """Recompute activations in the backward pass."""
 
@@ -288,7 +288,7 @@ def virtual(model: Wanted, training: TrainingFlags, passes: PassFlags, *, run_di
 
     # --- The launch: one process with the collectives of rank 0, which move nothing. It ends like a sweep's cell.
     cell = Cell("", "virtual", "tiny", arm.name, None, settings)
-    during(f"running rank 0 of {training.ranks} under {arm.name}")
+    during(f"running rank 0 of {training.ranks} with {arm.name}")
     with tempfile.TemporaryDirectory() as temporary:
         folder = run_dir or Path(temporary, "run")
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -195,8 +195,11 @@ def _compare_claims(chosen: list[Claim | Fault], loaded: Runs, in_full: bool) ->
     counts = Counter(row.answer for row in rows)
     agree, differ, lack = (counts[answer] for answer in texts.ANSWERS)
     yours = number_of(len(loaded), "runs")
-    answer = f"Your {yours} agree with {agree} numbers of published claims, and differ from {differ};"
-    say_wrapped(f"{answer} {lack} need experiments that you have not run.", "")
+    say_wrapped(
+        f"Your {yours} give {agree} numbers of the claims' evidence again, and {differ} otherwise. {lack} numbers need "
+        "experiments that you have not run.",
+        "",
+    )
     # Of all claims hundreds of rows would agree, or say nothing: only the others are shown.
     shown = [row for row in rows if in_full or row.answer == texts.DIFFERS]
     show(

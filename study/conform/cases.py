@@ -77,6 +77,7 @@ class Case:
     groups: str = ""  # decay: none for vectors; rate, zero: another rate, or 0, for the last layer
     curve: str = ""  # of the learning rate, one of CURVES
     precision: str = "fp32"  # autocast, bf16, fp16 (fp32 master weights), bf16_pure (no master weights)
+    window: int = 1000  # updates in fp16 without an overflow, after which the scale rises
     rounded: bool = True  # with bf16: all weights begin as values that bf16 has
     bucket: int = 64  # elements that a collective may move at once; 0 is the library's default
     lengths: Sequence[int] = (3,)  # of sequences, update by update

@@ -254,7 +254,7 @@ def _is_so(condition: str, wanted: Any, known: dict[str, Any], key: Callable[[st
         return None
     # 5.23.0.dev0 may be before a change in 5.23, or after it.
     is_prerelease = isinstance(seen, Version) and seen.is_prerelease
-    if is_prerelease and Version(seen.base_version) == Version(str(wanted).strip("<>=")):
+    if is_prerelease and Version(seen.base_version) in {Version(each.version) for each in SpecifierSet(wanted)}:
         return None
     return _fits(seen, wanted)
 

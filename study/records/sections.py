@@ -97,6 +97,13 @@ class Watched(Section):
     rows_per_rank: list[int] = []  # of a step
     inputs_per_rank: list[list[str]] = []  # shapes and digests of the inputs of the first passes
     optimized_tensors: Int = None  # of the model, which the optimizer updates; None under DeepSpeed, which cuts them
+    not_optimized_tensors: Int = None  # that train, and that the optimizer lacks
+    without_gradient_tensors: Int = None  # that train, and got no gradient by the first update
+    without_gradient: list[str] = []  # the names of three of them
+    schedule_steps_in_update: Int = None  # of the scheduler
+    schedule_length: Int = None  # its steps until it ends
+    passes_in_epoch: Int = None
+    data_rows: Int = None
     largest_rates: list[float] = []  # the largest learning rate of each rank
     weights_sums: list[float] = []  # of the weights of each rank that train, at the end
     has_adapters: Flag = None

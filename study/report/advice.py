@@ -140,7 +140,7 @@ def _by_precision(advice: Advice, choice: Row) -> str:
 
 
 def use(row: Row, question: Question) -> str:
-    """`zero2, 3 rows of 2,048 tokens per pass, 6 passes; 55 of 80 GiB (nvidia-smi shows 61); 7 s (5 to 9) per step`."""
+    """`zero2, 3 sequences of 2,048 tokens per micro-batch, 6 of them; 55 of 80 GiB (nvidia-smi shows 61); 7 s`."""
     name, memory = row.arm, of_card(row.peak_bytes, question.gpu)
     if row.checkpointing:
         name += " with activation checkpointing"
@@ -151,9 +151,9 @@ def use(row: Row, question: Question) -> str:
         memory += f" (nvidia-smi shows {_number(row.driver_bytes)})"
     if row.offloads:
         memory += f" and {amount(row.host_bytes)} of a node's host memory"
-    rows = number_of(row.micro_batch, f"rows of {count(question.sequence)} tokens per pass")
-    step = f"{seconds(row)} per step of {question.batch} rows"
-    return f"{name}, {rows}, {number_of(row.accumulation, 'passes')}; {memory}; {step}"
+    rows = number_of(row.micro_batch, f"sequences of {count(question.sequence)} tokens per micro-batch")
+    step = f"{seconds(row)} per step of {question.batch} sequences"
+    return f"{name}, {rows}, {number_of(row.accumulation, 'micro-batches')}; {memory}; {step}"
 
 
 def recompute_note(checkpointing: object, model: Transformer, arm: str) -> list[str]:
@@ -203,7 +203,7 @@ def _lacks(advice: Advice) -> str:
     else:
         row = max(advice.rows, key=lambda row: row.headroom_bytes)
         lacks_bytes, where = -row.headroom_bytes, "on each GPU"
-    return f"{row.arm} comes closest, and lacks {amount(lacks_bytes)} {where}"
+    return f"{row.arm} comes closest, and needs {amount(lacks_bytes)} more {where}"
 
 
 def table(advice: Advice) -> list[dict]:
@@ -213,7 +213,7 @@ def table(advice: Advice) -> list[dict]:
             "predicted": row.arm,
             "fits": _place(row, advice),
             "recompute": row.checkpointing,
-            "rows x passes": f"{row.micro_batch} x {row.accumulation}",
+            "micro-batch": f"{row.micro_batch} x {row.accumulation}",
             "memory": amount(row.peak_bytes),
             "host": amount(row.host_bytes),
             "per step": seconds(row),
@@ -243,7 +243,7 @@ def assumptions(question: Question) -> list[str]:
         f"the model is {model.family} ({model.name}), {count(model.parameters)} parameters",
         f"{gpu.kind} is {gpu.name}: {size(gpu.memory_bytes)}, {gpu.peaks['fp16'] / 1e12:.0f} TFLOP/s in 16 bits, "
         f"{size(gpu.memory_bytes_per_s)}/s ({gpu.source})",
-        f"{question.batch} rows per step (--batch) of {question.sequence} tokens (--sequence)",
+        f"{question.batch} sequences per step (--batch) of {question.sequence} tokens (--sequence)",
         f"{amount(question.host_memory_bytes)} of host memory in a node (--host-memory)",
         precisions(question),
         f"{size(reserve_bytes(gpu))} of each GPU stay free for context, NCCL and fragmentation, and {MISS:.0%} of the "
@@ -268,7 +268,7 @@ def _links(question: Question) -> str:
     return f"{question.link} for each GPU between {nodes} nodes, and {within} between {question.local} GPUs in a node"
 
 
-LIMITS = {"gpu": "the GPU decides", "host": "the host decides", "links": "links decide"}
+LIMITS = {"gpu": "the GPU is the limit", "host": "the host is the limit", "links": "links are the limit"}
 
 
 def accuracy(limits: Iterable[str] = tuple(LIMITS)) -> list[str]:

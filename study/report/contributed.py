@@ -11,6 +11,7 @@ import pandas as pd
 
 from study.core import files
 from study.core.arms import ROOT
+from study.core.files import why
 from study.records import metrics
 from study.records.keeping import redact
 from study.records.runs import Run, Runs, load
@@ -83,6 +84,10 @@ def problems(folder: Path) -> list[str]:
     missing = [point for point in POINTS if f"| {point} |" not in text]
     if missing or "(your name" in text:
         found.append(f"README.md lacks {', '.join(missing) or 'the name'}: the archive of `study hour` has the form")
+    try:
+        table([folder])
+    except (OSError, ValueError, KeyError) as error:
+        found.append(f"predicted.csv or predicted-here.csv cannot be read ({why(error)})")
     if redact(text) != text:
         found.append("README.md has a path, a name of a machine or a secret")
     runs = load([folder / "runs"])

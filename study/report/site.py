@@ -27,7 +27,7 @@ from study.configs.sentences import sentences
 from study.core import files
 from study.core.arms import ROOT
 from study.core.errors import Stop
-from study.core.text import number_of, say
+from study.core.text import say
 from study.known import faults, osv
 from study.ledger import texts
 from study.records import runs as records
@@ -128,8 +128,8 @@ def contributions(own: list[Path]) -> dict[str, Any]:
     tables = [
         ({"id": name, "text": title}, as_html(contributed.table(folders))) for name, title, folders in titled if folders
     ]
-    count = number_of(len(everybody), "contributions") if everybody else "Nobody's hour"
-    return {"tables": tables, "lead": f"{count} {'are' if len(everybody) > 1 else 'is'} here so far."}
+    lead = f"Contributions so far: {len(everybody)}."
+    return {"tables": tables, "lead": lead}
 
 
 def write_contributed(out: Path, own: list[Path]) -> Path:

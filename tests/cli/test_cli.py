@@ -178,7 +178,7 @@ def test_an_option_that_is_given_twice_is_said(again, monkeypatch, capsys):
     assert "A rank of 4" in out
 
 
-WITHOUT_AN_ANSWER = {"report"}  # they write files
+WITHOUT_AN_ANSWER = {"hour", "report"}  # they write files
 
 
 @pytest.mark.parametrize(("where", "why"), [("> /dev/full", r"\(No space left[^\n]+"), (">&-", "is closed")])
@@ -228,7 +228,7 @@ def test_study_alone_explains_itself_and_is_fast():
     assert not [name for name in heavy if f"'{name}" in modules], "a command's module is imported when it is called"
 
 
-RUN_ELSEWHERE = {"doctor", "report", "virtual"}  # whose examples take long, or write: in other tests
+RUN_ELSEWHERE = {"hour", "doctor", "report", "virtual"}  # whose examples take long, or write: in other tests
 
 
 @pytest.mark.parametrize("name", COMMANDS)

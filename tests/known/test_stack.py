@@ -149,7 +149,7 @@ def trainings(fault: Fault) -> Iterator[dict]:
 def certain(fault: Fault, used: dict, facts: dict) -> set[str]:
     """The faults that surely apply to who has this one: what is asked about its script is so of these, too."""
     for package in fault.when.keys() & table().asked.keys():
-        used = {package: Version(fault.when[package].strip("<>="))} | used
+        used = {package: Version(re.findall(r"[\d.]+", fault.when[package])[0])} | used
     key = None
     if "keys" in facts:
         first = {path: fits[0] if isinstance(fits, list) else fits for path, fits in facts["keys"].items()}
