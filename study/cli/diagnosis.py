@@ -87,7 +87,7 @@ def _runs(paths: list[Path]) -> list[dict]:
         findings = [finding for finding in answer.findings if finding.id not in told]
         _show(answer, findings)
         if is_list:
-            told |= {finding.id for finding in findings if finding.id}
+            told |= {finding.id for finding in findings}
         elif answer.not_known:
             _say_indented("", f"Not in this record: {', '.join(answer.not_known)}.")
     if quiet:
@@ -105,7 +105,7 @@ def _show(answer: About, findings: list[Finding]) -> None:
     if error := answer.error:
         _say_indented(f"It ended: {error['message']}. What to do: {error['what_to_do']}.")
     if answer.ranks:
-        _say_indented(f"{answer.ranks}.")
+        _say_indented(answer.ranks)
     for number, finding in enumerate(findings, 1):
         show_finding(f"{number:>2}. ", finding)
 

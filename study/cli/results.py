@@ -229,5 +229,5 @@ def report(*, runs: tuple[Path, ...], out: Path = Path("reports/build"), address
     # It needs packages for figures and notebooks, which the light install lacks.
     from study.report.site import build
 
-    # It returns the names of the notebooks that failed; the others are there all the same.
+    # It returns what failed, such as a notebook; the others are there all the same.
     sys.exit(bool(build(list(runs), out, address.rstrip("/"))))

@@ -15,7 +15,7 @@ from study.core.files import why
 from study.records import metrics
 from study.records.keeping import redact
 from study.records.runs import Run, Runs, load
-from study.records.sections import Hardware
+from study.records.sections import HardwareOfRun
 
 FOLDER = ROOT / "reports" / "contributed"  # a wheel has none
 FOLDER_NAME = re.compile(r"\d{4}-\d{2}-\d{2}_[A-Za-z0-9-]+_[A-Za-z0-9-]+")
@@ -65,7 +65,7 @@ def form(runs: Path, entity: str) -> str:
     return redact(FORM.format(**values))
 
 
-def machine_of(hardware: Hardware) -> str:
+def machine_of(hardware: HardwareOfRun) -> str:
     return hardware.gpus_line if hardware.devices else f"{hardware.cores} cores of {hardware.cpu}"
 
 

@@ -21,7 +21,7 @@ FITS = {"yes": "It fits on {}.", "only just": "It fits only just on {}.", "no": 
 
 
 @dataclass(frozen=True)
-class OnGpu:
+class FitsGpu:
     """What is known only of a kind of GPU."""
 
     gpu: Gpu
@@ -37,7 +37,7 @@ class Needs:
     training: Training
     estimate: Estimate
     kinds: MemoryKinds | None  # None: of a rank without a GPU
-    on_gpu: OnGpu | None  # None: nobody said which kind
+    on_gpu: FitsGpu | None  # None: nobody said which kind
     step: StepTime | None  # None: neither a kind of GPU nor a machine.json
 
 

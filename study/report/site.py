@@ -34,7 +34,7 @@ from study.records import runs as records
 from study.records import store
 from study.records.keeping import redact
 from study.report import answers, calculator, contributed, stacks, style
-from study.report.answers import Answer
+from study.report.answers import PageAnswer
 from study.report.tables import as_html, write_csv
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
@@ -62,7 +62,7 @@ QUIET = ["--log-level=CRITICAL"]  # a kernel warns that it talks over TCP, and s
 
 
 def build(folders: list[Path], out: Path, address: str = "") -> list[str]:
-    """Write the site, which will stand at an address. Return the names of notebooks that failed."""
+    """Write the site, which will stand at an address. Return what failed: notebooks, or "records" if none is usable."""
     if not BY_HAND_FOLDER.exists():  # a wheel has neither examples nor records nor notebooks
         raise Stop("a report needs the checkout", "clone the repository, and run `make report` in it")
     PAGES.globals["address"] = address  # of this build: each page has it, for the picture of a link
@@ -118,7 +118,7 @@ def build(folders: list[Path], out: Path, address: str = "") -> list[str]:
         for name in ("site.css", "site.js", "calculator.js", "stack.js"):
             shutil.copyfile(TEMPLATES / name, site / name)
     say(str(out / "index.html"))
-    return failed
+    return failed if len(runs) else [*failed, "records"]
 
 
 def contributions(own: list[Path]) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def write_contributed(out: Path, own: list[Path]) -> Path:
     return out / "contributed.html"
 
 
-def _answered(site: Path, page: str, found: list[Answer]) -> dict[str, dict]:
+def _answered(site: Path, page: str, found: list[PageAnswer]) -> dict[str, dict]:
     """Return the tables and figures of a page as HTML, and write their rows beside it."""
     answered = {}
     for name, command, table, rows, figure in found:

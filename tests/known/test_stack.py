@@ -506,9 +506,9 @@ def test_a_release_is_compared_as_a_release():
 
 
 def test_an_explanation_is_the_first_fault_that_fits():
-    lost = suite.Answer("zero2", "accumulation-4", "2.13.0", "0.17.6", "", "fails")
+    lost = suite.PropertyAnswer("zero2", "accumulation-4", "2.13.0", "0.17.6", "", "fails")
     assert suite.explanation(lost).startswith("known bug: deepspeedai/DeepSpeed#7718")
-    assert suite.explanation(suite.Answer("zero2", "accumulation-4", "2.13.0", "0.18.3", "", "fails")) == ""
+    assert suite.explanation(suite.PropertyAnswer("zero2", "accumulation-4", "2.13.0", "0.18.3", "", "fails")) == ""
 
 
 # --- public threads, with the releases and settings that they name, and stacks in which nothing is known to be wrong

@@ -189,6 +189,13 @@ def test_a_build_replaces_the_last_one_and_nothing_else(quick, tmp_path):
     assert (out / "preview.png").read_bytes() == report.PREVIEW.read_bytes()
 
 
+def test_a_report_of_damaged_records_alone_has_failed(quick, tmp_path):
+    (tmp_path / "runs/damaged").mkdir(parents=True)
+    (tmp_path / "runs/damaged/record.json").write_text('{"run_id": ')
+    assert quick(tmp_path / "runs", tmp_path / "out") == ["records"]
+    assert "damaged" in set_aside(tmp_path / "out", "damaged")
+
+
 def test_an_installed_wheel_has_no_report_and_says_what_to_do(quick, tmp_path, monkeypatch):
     monkeypatch.setattr(report, "BY_HAND_FOLDER", tmp_path / "nowhere")
     with pytest.raises(Stop, match="a report needs the checkout") as caught:
