@@ -8,7 +8,7 @@ from typing import Any
 import tyro
 from packaging.version import Version
 
-from study.cli import pasted
+from study.cli import given, pasted
 from study.configs import sources
 from study.configs.differences import Difference, compare, is_secret, mistakes, printable, same, shown
 from study.configs.oom import reading
@@ -56,7 +56,7 @@ def diagnose(
     """
     if not runs and not symptom:
         raise Stop("nothing is given", "name a log, a run, or paste an error; `-` reads a pipe")
-    paths, text = pasted.split(tuple(map(str, runs)))
+    paths, text = given.split(tuple(map(str, runs)))
     answers = []
     if text or not paths:
         # A config beside a text says more of the training that the text is about.
