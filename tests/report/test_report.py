@@ -49,6 +49,7 @@ def test_every_link_leads_somewhere(site):
         "claims",
         "sentences",
         "by_hand",
+        "contributed",
         *(f"answer-{each['name']}" for each in answers.questions()),
         *report.NOTEBOOKS,
     }
@@ -261,7 +262,7 @@ def test_a_report_tells_nothing_private_and_runs_and_writes_nothing_of_a_strange
     out = tmp_path / "below/out"
     quick(stranger, out)
     assert all(tmp_path / "below" in (path, *path.parents) for path in {*tmp_path.rglob("*")} - before)
-    own = 7  # index, on a GPU, claims, calculator, by hand, stack, and that in one file
+    own = 9  # index, on a GPU, claims, calculator, by hand, stack, that in one file, sentences, contributed
     assert len([*out.rglob("*.html")]) == own + len(answers.questions())
     assert "Ended early, and why: 1" in (out / "index.html").read_text()
     for path in filter(Path.is_file, out.rglob("*")):
