@@ -226,8 +226,9 @@ class Shapes:
             return
         self._inside = True
         try:
-            # The watch counts what this mode makes, so it is above it. Its own __enter__ begins a count.
-            with self.mode, self.values, _Again(self.watch):
+            # The watch counts what this mode makes, so it is above it. Its own __enter__ begins a count. Below, the same
+            # modes would see each operation a second time.
+            with _disable_current_modes(), self.mode, self.values, _Again(self.watch):
                 yield
         finally:
             self._inside = False
