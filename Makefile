@@ -63,7 +63,7 @@ report: $(VENV)/.ready  ## what `make study` found, as pages to open in a browse
 
 ADDRESS ?=  # where the site will stand, for the picture that a link to it shows
 site: $(VENV)/.ready  ## one folder for any static host, from all kept records: reports/site/index.html
-	study report --runs reports/cpu-2core/runs --out reports/site --address '$(ADDRESS)'
+	study report --runs reports/cpu-2core/runs --out reports/site --address '$(ADDRESS)' --paste
 
 $(VENV)/.ready-for-notebooks: $(VENV)/.ready
 	$(INSTALL) $(CONSTRAIN) --editable '.[train,report,notebook]'

@@ -27,7 +27,7 @@ from study.core import files
 from study.core.arms import PACKAGE, ROOT, launcher
 from study.core.errors import Stop, exit_on_stop
 from study.core.options import parsed
-from study.core.settings import Flags, check
+from study.core.settings import TrainerFlags, check
 from study.core.text import say, show
 from study.records import metrics, store
 from study.records.compare import median_with_interval
@@ -65,7 +65,7 @@ def main() -> None:
 
 def run(bench: Bench) -> None:
     settings = requested(bench)
-    check(Flags(**settings))
+    check(TrainerFlags(**settings))
     if bench.repeats < 2:
         raise Stop(f"--repeats must be at least 2 (got {bench.repeats})", "give 2 or more: one has no interval")
     if bench.json and not bench.json.resolve().parent.is_dir():

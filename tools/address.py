@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-UNKNOWN = "https://github.com/OWNER/zero-study"  # until somebody publishes it
+UNKNOWN = "https://github.com/OWNER/zero-study"  # until somebody publishes it: the notebook for Colab has none then
 COLAB = "https://colab.research.google.com"
 # By file: the line that has the address, as a pattern around it.
 PLACES = {

@@ -19,7 +19,6 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from math import ceil
 
 import numpy
 
@@ -33,6 +32,7 @@ from study.predict.engines import engine_of
 from study.predict.outside import scores
 from study.predict.outside.predicting import reading_of
 from study.predict.outside.published import rows, set_number
+from study.predict.outside.scores import capped
 from study.predict.pace import FILE, Pace, class_of, constants, pace
 from study.predict.prediction import step_time
 from study.predict.step_time import Hardware, kind_of_interval
@@ -42,7 +42,6 @@ from study.records.metrics import value as value_of
 from study.records.runs import load
 from study.report.of_record import training_of
 
-MOST_OF_A_SOURCE = 12
 SCALE = 0.05  # the loss of a row is quadratic up to this error, and linear beyond it
 OF_A_SOURCE = 0.1  # a row weighs (rows of its source)^-0.1, and its square is summed
 PULL = 0.25  # a constant that is off by this share costs as much as one row that is off by SCALE
@@ -85,13 +84,6 @@ def timed() -> list[Timed]:
         if training and pace_s and not run.record.is_virtual:  # a rank that runs alone waits for nobody
             known.append(Timed(H200, 0, 1 / pace_s, training, Hardware(gpu=GPUS["H200"], gpus_per_node=1, host="new")))
     return known
-
-
-def capped(members: Sequence[Timed]) -> list[Timed]:
-    by_source = defaultdict(list)
-    for each in members:
-        by_source[each.source].append(each)
-    return [each for group in by_source.values() for each in group[:: ceil(len(group) / MOST_OF_A_SOURCE)]]
 
 
 def names(of: Pace) -> list[Name]:

@@ -33,8 +33,8 @@ def table() -> pd.DataFrame:
 
 @style.figure
 def picture(rows: pd.DataFrame) -> Figure:
-    drawing = Figure(figsize=(2 * style.WIDTH, 2.9), layout="constrained")
-    left, right = drawing.subplots(1, 2, width_ratios=(1.3, 1))
+    drawing = Figure(figsize=(4.6, 5.6), layout="constrained")  # a phone shows it at its own size
+    left, right = drawing.subplots(2, 1)
     begin = rows["weights"] * 0
     for part in HELD:
         left.barh(range(len(rows)), rows[part], left=begin, label=part, color=style.PARTS[part], **style.EDGE)
@@ -43,6 +43,7 @@ def picture(rows: pd.DataFrame) -> Figure:
     style.name_bars(left, rows.index)
     left.set_title("Held by rank 0 of 2, after the backward pass")
     left.set_xlabel("MB; 4 P is 1.05")
+    left.set_xlim(right=5.9)
     left.legend(loc="lower right", fontsize=8)
     for place, (label, colour) in enumerate(SENT.items()):
         right.barh(

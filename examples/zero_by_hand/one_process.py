@@ -1,6 +1,6 @@
 """Train in one process: weights, gradients and Adam's moments are all here.
 
-The other files must give these losses, but for the last digit.
+The other files must give these losses, but for the last digit: each trains this one as well, and says whether it is so.
 
     python examples/zero_by_hand/one_process.py
 
@@ -59,15 +59,9 @@ def held_bytes(training):
     return [sum(each.untyped_storage().nbytes() for each in unique.values()) for unique in storages]
 
 
-def run(kind):
-    """Train with one of the five classes, and print what it holds, what it sends and its losses."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--passes", type=int, default=1, help="of a step: 1, 2 or 4, each with a part of the rows")
-    passes = parser.parse_args().passes
-    rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    if ranks > 1:
-        dist.init_process_group("gloo")
-    torch.manual_seed(0)  # the same weights and rows on each rank
+def train(kind, passes, rank, ranks):
+    """Train one of the five classes from seed 0. Return it, its losses and bytes: what it holds, and the most."""
+    torch.manual_seed(0)  # the same weights and sequences on each rank
     model = Residual()
     held = []  # at each gradient: before a stage's own hooks, when it is whole, and its weight too
     for weight in model.parameters():
@@ -84,11 +78,25 @@ def run(kind):
         if ranks > 1:
             dist.all_reduce(loss)
         losses.append(loss.item())
+    return training, losses, (weights, gradients, held_bytes(training)[2], max(held))
+
+
+def run(kind):
+    """Train with one of the five classes, and print its losses, what it holds and sends, and whether it equals DDP."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--passes", type=int, default=1, help="of a step: 1, 2 or 4, each with a part of the rows")
+    passes = parser.parse_args().passes
+    rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    if ranks > 1:
+        dist.init_process_group("gloo")
+    training, losses, (weights, gradients, moments, most) = train(kind, passes, rank, ranks)
     if rank == 0:
-        moments = held_bytes(training)[2]
-        print(f"{kind.__name__}, {ranks} ranks: " + " ".join(f"{loss:.7f}" for loss in losses))
-        print(f"held: weights {weights:,}, gradients {gradients:,}, moments {moments:,} bytes; most {max(held):,}")
-        print(f"sent in a step: {training.sent_bytes // STEPS:,} bytes", flush=True)
+        print(f"{kind.__name__}, {ranks} rank{'s' if ranks > 1 else ''}: " + " ".join(f"{loss:.7f}" for loss in losses))
+        print(f"held: weights {weights:,}, gradients {gradients:,}, moments {moments:,} bytes; most {most:,}")
+        print(f"sent in a step: {training.sent_bytes // STEPS:,} bytes")
+        _, alone, _ = train(OneProcess, 1, 0, 1)  # all rows in one process: DDP's losses, but for the last digit
+        apart = max(abs(ours - theirs) for ours, theirs in zip(losses, alone, strict=True))
+        print(f"equal to DDP: {'yes' if apart < 1e-6 else 'NO'}, the losses differ by {apart:.0e} at most", flush=True)
     if ranks > 1:
         dist.destroy_process_group()
         os._exit(0)  # gloo's threads abort some processes that end as usual (pytorch/pytorch#179291)

@@ -74,6 +74,8 @@ def sweep(
     for flag, value, most in ("repeat", repeat, 1000), ("timeout-s", timeout_s, 1e9), ("minutes", minutes, 1e9):
         if value is not None and not 0 < value <= most:
             raise Stop(f"--{flag} must be above 0 and at most {most} (got {value})", "correct the value")
+    if runs.exists() and not runs.is_dir():
+        raise Stop(f"--runs {runs} is no folder", "give a folder that you may write to")
     # --- which cells, and in which order
     if scale is None:
         scale = ("paper" if gpus > 1 else "one_gpu") if plan else "tiny"

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from study.core import arms, optimizers
 from study.core.errors import Stop
-from study.core.settings import Flags, check, flag
+from study.core.settings import TrainerFlags, check, flag
 from study.core.shapes import SHAPES, is_local
 from study.core.text import during, say, say_wrapped, show, size
 from study.known.findings import finding
@@ -25,6 +25,7 @@ from study.predict.front import (
     Precision,
     Prediction,
     Question,
+    Row,
     StepFlags,
     TrainingFlags,
     Transformer,
@@ -50,15 +51,15 @@ OF_ROW = ("arm", "precision", "micro_batch", "accumulation", "checkpointing")  #
 
 
 @dataclass(frozen=True, kw_only=True)
-class Passes:
-    """The arm, and the passes of a step."""
+class PassFlags:
+    """The arm, and the micro-batches of a step."""
 
     arm: str = "zero3"
     """Name of an arm; `study arms` lists them."""
     micro_batch: int = 1
-    """Rows per GPU and pass."""
+    """Sequences of a micro-batch, on each GPU."""
     accumulation: int = 1
-    """Passes per step."""
+    """Micro-batches of a step (gradient accumulation)."""
     checkpointing: bool = False
     """Recompute activations in the backward pass."""
 
@@ -104,12 +105,7 @@ def advise(
     choice = advice.choice
     if choice:
         lines += answer.recompute_note(choice.checkpointing, shape, choice.arm)
-        row = {name: getattr(choice, name) for name in OF_ROW} | {"buckets": choice.bucket_elements}
-        options = vars(model) | vars(training) | vars(place) | {"gpus": advice.question.gpus} | row
-        # An option that has its default would only make the command longer.
-        usual = (None, False, TrainingFlags.optimizer, PlaceFlags.attention_kernel)
-        chosen = {name: value for name, value in options.items() if value not in usual}
-        detail = shlex.join(["study", "estimate", *launches.options(chosen)])
+        detail = _in_detail(choice, vars(model) | vars(training) | vars(place) | {"gpus": advice.question.gpus})
     elif larger := fewest(shape, training, place, step, 2 * advice.question.gpus):  # by powers of two
         lines.append(answer.enough(larger, step.batch))
     else:
@@ -137,6 +133,14 @@ def advise(
     }
 
 
+def _in_detail(choice: Row, options: dict) -> str:
+    """Return the command that shows a choice in detail, without options that have their defaults."""
+    options |= {name: getattr(choice, name) for name in OF_ROW} | {"buckets": choice.bucket_elements}
+    usual = (None, False, TrainingFlags.optimizer, PlaceFlags.attention_kernel)
+    chosen = {name: value for name, value in options.items() if value not in usual}
+    return shlex.join(["study", "estimate", *launches.options(chosen)])
+
+
 # --- study estimate --------------------------------------------------------------------------------------------------
 
 
@@ -144,7 +148,7 @@ def training_of(
     model: Transformer,
     training: TrainingFlags,
     place: PlaceFlags,
-    passes: Passes,
+    passes: PassFlags,
     buckets: int | None,
     device: Device = "cuda",
 ) -> tuple[Predicted, Hardware | None]:
@@ -193,7 +197,7 @@ def estimate(
     model: Wanted,
     training: TrainingFlags,
     place: PlaceFlags,
-    passes: Passes,
+    passes: PassFlags,
     *,
     buckets: int | None = None,
     device: Device = "cuda",
@@ -252,7 +256,7 @@ def _needs(arm: arms.Arm, precision: str, ours: Predicted, machine: Hardware | N
         remedy = "give --disk, such as 6GB/s (study calibrate --disk measures yours), or leave --gpu out"
         raise Stop(f"the time of {arm.name} depends on the disk", remedy)
     fits = fits_on(machine.gpu, whole.peak_bytes, kinds.driver)
-    on_gpu = estimates.OnGpu(machine.gpu, fits)
+    on_gpu = estimates.FitsGpu(machine.gpu, fits)
     return estimates.Needs(arm.name, precision, ours, whole, kinds, on_gpu, prediction.step(machine))
 
 
@@ -262,7 +266,7 @@ def _needs(arm: arms.Arm, precision: str, ours: Predicted, machine: Hardware | N
 def virtual(
     model: Wanted,
     training: TrainingFlags,
-    passes: Passes,
+    passes: PassFlags,
     *,
     run_dir: Path | None = None,
     machine: Path | None = None,
@@ -286,7 +290,7 @@ def virtual(
     # --- What the trainer would refuse as well, but seconds later.
     if stop := launches.lacking():
         raise stop
-    flags = Flags(**settings)
+    flags = TrainerFlags(**settings)
     check(flags)
     optimizers.check(flags, arm)
     arms.check_virtual(arm, "none")
@@ -296,7 +300,7 @@ def virtual(
 
     # --- The launch: one process with the collectives of rank 0, which move nothing. It ends like a sweep's cell.
     cell = Cell("", "virtual", "tiny", arm.name, None, settings)
-    during(f"running rank 0 of {training.ranks} under {arm.name}")
+    during(f"running rank 0 of {training.ranks} with {arm.name}")
     with tempfile.TemporaryDirectory() as temporary:
         folder = run_dir or Path(temporary, "run")
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -316,7 +320,7 @@ def virtual(
     return record.model_dump(mode="json", by_alias=True)
 
 
-def _settings(model: Wanted, training: TrainingFlags, passes: Passes, usual: Precision) -> dict[str, Any]:
+def _settings(model: Wanted, training: TrainingFlags, passes: PassFlags, usual: Precision) -> dict[str, Any]:
     shape = asked_for(model, training.sequence or 1)
     if model.model is None:
         raise Stop("only a model with a name can be run", "give --model")

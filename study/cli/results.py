@@ -195,8 +195,11 @@ def _compare_claims(chosen: list[Claim | Fault], loaded: Runs, in_full: bool) ->
     counts = Counter(row.answer for row in rows)
     agree, differ, lack = (counts[answer] for answer in texts.ANSWERS)
     yours = number_of(len(loaded), "runs")
-    answer = f"Your {yours} agree with {agree} numbers of published claims, and differ from {differ};"
-    say_wrapped(f"{answer} {lack} need experiments that you have not run.", "")
+    say_wrapped(
+        f"Your {yours} give {agree} numbers of the claims' evidence again, and {differ} otherwise. {lack} numbers need "
+        "experiments that you have not run.",
+        "",
+    )
     # Of all claims hundreds of rows would agree, or say nothing: only the others are shown.
     shown = [row for row in rows if in_full or row.answer == texts.DIFFERS]
     show(
@@ -213,7 +216,9 @@ def _compare_claims(chosen: list[Claim | Fault], loaded: Runs, in_full: bool) ->
     )
 
 
-def report(*, runs: tuple[Path, ...], out: Path = Path("reports/build"), address: str = "") -> None:
+def report(
+    *, runs: tuple[Path, ...], out: Path = Path("reports/build"), address: str = "", paste: bool = False
+) -> None:
     """Write the report about some runs: web pages that open from disk. This executes the notebooks.
 
     Example: `study report --runs reports/cpu-2core/runs`
@@ -222,9 +227,10 @@ def report(*, runs: tuple[Path, ...], out: Path = Path("reports/build"), address
         runs: Folders that contain runs, at any depth.
         out: The folder for the pages. An earlier report in it is replaced.
         address: Where the pages will stand, so that links to them show a picture.
+        paste: Fetch the Python with which a browser reads pasted texts, 14 MB, from npm and the package index.
     """
     # It needs packages for figures and notebooks, which the light install lacks.
     from study.report.site import build
 
-    # It returns the names of the notebooks that failed; the others are there all the same.
-    sys.exit(bool(build(list(runs), out, address.rstrip("/"))))
+    # It returns what failed, such as a notebook; the others are there all the same.
+    sys.exit(bool(build(list(runs), out, address.rstrip("/"), paste)))

@@ -9,7 +9,6 @@ import mmap
 import os
 import platform
 import re
-import resource
 import shutil
 import signal
 import socket
@@ -17,12 +16,15 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-
-import psutil
+from typing import TYPE_CHECKING
 
 from study.core.errors import Stop
 from study.core.text import size
 
+if TYPE_CHECKING:
+    import psutil
+
+# psutil and resource are imported where they are used: a browser, where pasted texts are read as well, has neither.
 PR_SET_PDEATHSIG = 1
 MORE_MEMORY = "give fewer ranks, a smaller model, or a machine with more memory"  # what a user can do after a kill
 
@@ -62,6 +64,8 @@ def die_with_parent(parent: int | None = None) -> None:
 
 def cap_private_memory(more_bytes: int) -> None:
     """Limit this process to its present private memory plus so many bytes. Beyond that allocations fail."""
+    import resource
+
     # Since Linux 4.7 this limit counts private writable maps, too, which is where PyTorch's tensors are (setrlimit(2)).
     now_kib = int(fields("/proc/self/status")["VmData"].split()[0])
     resource.setrlimit(resource.RLIMIT_DATA, (now_kib * 1024 + more_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))
@@ -69,6 +73,8 @@ def cap_private_memory(more_bytes: int) -> None:
 
 def lift_memory_cap() -> None:
     """Remove the limit of `cap_private_memory`, as far as allowed: a process that is ending has to record why."""
+    import resource
+
     most = resource.getrlimit(resource.RLIMIT_DATA)[1]
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
@@ -144,8 +150,10 @@ OPTIONS.add_argument("--config_file", "--config-file", nargs="?")
 OPTIONS.add_argument("--num_processes", "--num-processes", nargs="?")
 
 
-def find_launcher() -> tuple[psutil.Process, argparse.Namespace] | None:
+def find_launcher() -> "tuple[psutil.Process, argparse.Namespace] | None":
     """Return the nearest process above this one with a --config_file before this script, in either spelling."""
+    import psutil
+
     # Words before the script are the launcher's, those after it are ours. Or: accelerate launch --module study.train
     script = Path(sys.argv[0])
     for process in psutil.Process().parents():

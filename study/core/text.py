@@ -75,7 +75,7 @@ def number_of(number: int, things: str) -> str:
     """Return a number of things, given as a plural: 1 rank, 4 ranks, 1 row per pass, 1 pass."""
     if number != 1:
         return f"{number} {things}"
-    return "1 " + re.sub(r"(?<=ss)es\b|s\b", "", things, count=1)
+    return "1 " + re.sub(r"(?<=ss)es\b|(?<=ch)es\b|s\b", "", things, count=1)
 
 
 def times(ratio: float) -> str:

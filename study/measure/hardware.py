@@ -11,16 +11,16 @@ import torch
 
 from study.core import files, machine
 from study.core.settings import MACHINE
-from study.records.sections import Device, Hardware
+from study.records.sections import Device, HardwareOfRun
 
 CUDA = torch.cuda.is_available()
 MOST_BYTES = 2**20  # of a machine.json: ours have 2 kB
 
 
-def describe() -> Hardware:
+def describe() -> HardwareOfRun:
     """Return the machine, without its name or address."""
     properties = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-    return Hardware(
+    return HardwareOfRun(
         devices=[Device(name=gpu.name, memory_bytes=gpu.total_memory) for gpu in properties],
         driver=machine.text("/proc/driver/nvidia/version").partition("\n")[0].strip() or None,
         cpu=machine.fields("/proc/cpuinfo").get("model name") or platform.processor() or None,

@@ -172,7 +172,7 @@ def _by_precision(advice: Advice, choice: Row) -> str:
 
 
 def use(row: Row, question: Question) -> str:
-    """`zero2, 3 rows of 2,048 tokens per pass, 6 passes; 55 of 80 GiB (nvidia-smi shows 61); 7 s (5 to 9) per step`."""
+    """`zero2, 3 sequences of 2,048 tokens per micro-batch, 6 of them; 55 of 80 GiB (nvidia-smi shows 61); 7 s`."""
     name, memory = row.arm, of_card(row.peak_bytes, question.gpu)
     if row.checkpointing:
         name += " with activation checkpointing"
@@ -183,11 +183,11 @@ def use(row: Row, question: Question) -> str:
         memory += f" (nvidia-smi shows {_number(row.driver_bytes)})"
     if row.offloads:
         memory += f" and {amount(row.host_bytes)} of a node's host memory"
-    rows = number_of(row.micro_batch, f"rows of {count(question.sequence)} tokens per pass")
-    step = f"{duration(row.step_s or 0)} per step of {question.batch} rows"
+    rows = number_of(row.micro_batch, f"sequences of {count(question.sequence)} tokens per micro-batch")
+    step = f"{duration(row.step_s or 0)} per step of {question.batch} sequences"
     low_s, high_s = row.step_interval_s or (0, 0)
     loops = of_others(row.step_s or 0, low_s, high_s, question.pace is not None)
-    return f"{name}, {rows}, {number_of(row.accumulation, 'passes')}; {memory}; {step}, and {loops}"
+    return f"{name}, {rows}, {number_of(row.accumulation, 'micro-batches')}; {memory}; {step}, and {loops}"
 
 
 def of_others(step_s: float, low_s: float, high_s: float, is_known: bool) -> str:
@@ -247,7 +247,7 @@ def _lacks(advice: Advice) -> str:
     else:
         row = max(advice.rows, key=lambda row: row.headroom_bytes)
         lacks_bytes, where = -row.headroom_bytes, "on each GPU"
-    return f"{row.arm} comes closest, and lacks {amount(lacks_bytes)} {where}"
+    return f"{row.arm} comes closest, and needs {amount(lacks_bytes)} more {where}"
 
 
 def table(advice: Advice) -> list[dict]:
@@ -257,7 +257,7 @@ def table(advice: Advice) -> list[dict]:
             "predicted": row.arm,
             "fits": _place(row, advice),
             "recompute": row.checkpointing,
-            "rows x passes": f"{row.micro_batch} x {row.accumulation}",
+            "micro-batch": f"{row.micro_batch} x {row.accumulation}",
             "memory": _of_row(row),
             "host": amount(row.host_bytes),
             "per step": seconds(row),
@@ -294,7 +294,7 @@ def assumptions(question: Question) -> list[str]:
         f"the model is {model.family} ({model.name}), {count(model.parameters)} parameters",
         f"{gpu.kind} is {gpu.name}: {size(gpu.memory_bytes)}, {gpu.peaks['fp16'] / 1e12:.0f} TFLOP/s in 16 bits, "
         f"{size(gpu.memory_bytes_per_s)}/s ({gpu.source})",
-        f"{question.batch} rows per step (--batch) of {question.sequence} tokens (--sequence)",
+        f"{question.batch} sequences per step (--batch) of {question.sequence} tokens (--sequence)",
         f"{amount(question.host_memory_bytes)} of host memory in a node (--host-memory)",
         precisions(question),
         f"{size(reserve_bytes(gpu))} of each GPU stay free for context, NCCL and fragmentation, and {MISS:.0%} of the "
@@ -325,7 +325,7 @@ OUTSIDE_CHECK = (
     "35 %, and 21 more than 10 % too short; the interval of those days held 8. Of 56 peaks half were 11 % off, and 20 "
     "more than 10 % too low"
 )
-LIMITS = {"gpu": "the GPU decides", "host": "the host decides", "links": "links decide"}
+LIMITS = {"gpu": "the GPU is the limit", "host": "the host is the limit", "links": "links are the limit"}
 
 
 def accuracy(limits: Iterable[str] = tuple(LIMITS)) -> list[str]:

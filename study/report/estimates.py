@@ -21,7 +21,7 @@ FITS = {"yes": "It fits on {}.", "only just": "It fits only just on {}.", "no": 
 
 
 @dataclass(frozen=True)
-class OnGpu:
+class FitsGpu:
     """What is known only of a kind of GPU."""
 
     gpu: Gpu
@@ -37,7 +37,7 @@ class Needs:
     training: Training
     estimate: Estimate
     kinds: MemoryKinds | None  # None: of a rank without a GPU
-    on_gpu: OnGpu | None  # None: nobody said which kind
+    on_gpu: FitsGpu | None  # None: nobody said which kind
     step: StepTime | None  # None: neither a kind of GPU nor a machine.json
 
 
@@ -48,7 +48,7 @@ def in_words(needs: Needs) -> list[str]:
     # depends on the GPU, so it is told only with --gpu.
     memory = "GPU memory" if needs.kinds else "memory"
     ranks = needs.training.placement.ranks
-    text = f"A rank of {ranks} under {needs.arm} needs {size(whole.peak_bytes)} of {memory} at the peak, predicted"
+    text = f"A rank of {ranks} with {needs.arm} needs {size(whole.peak_bytes)} of {memory} at the peak, predicted"
     if on_gpu is None or needs.kinds is None:
         return [f"{text}.", _taken(needs)]
     # What nvidia-smi shows of a training that does not fit is the whole card.
@@ -63,10 +63,10 @@ def in_words(needs: Needs) -> list[str]:
 def _taken(needs: Needs) -> str:
     """Two answers that differ often differ in these."""
     batch, precision = needs.training.batch, needs.precision
-    rows = number_of(batch.rows, f"rows of {batch.tokens:,} tokens per pass")
+    rows = number_of(batch.rows, f"sequences of {batch.tokens:,} tokens per micro-batch")
     is_kept = batch.recomputation is Recomputation.NONE
     activations = "kept (--checkpointing recomputes them)" if is_kept else "recomputed"
-    text = f"Taken as: {rows}, {number_of(batch.passes, 'passes')}, {precision}, activations {activations}."
+    text = f"Taken as: {rows}, {number_of(batch.passes, 'micro-batches')}, {precision}, activations {activations}."
     if needs.on_gpu and precision.startswith("bf16") and not needs.on_gpu.gpu.has_bf16:
         text += f" A {needs.on_gpu.gpu.kind} has no bf16: fp16 is meant."
     if needs.on_gpu and precision == "fp32":

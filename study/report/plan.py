@@ -8,7 +8,7 @@ from study.core.arms import load_arm
 from study.core.errors import Stop
 from study.core.gpus import Gpu
 from study.core.recipes import RECIPES
-from study.core.settings import Flags, resolve
+from study.core.settings import TrainerFlags, resolve
 from study.core.shapes import config_of, shape_of
 from study.core.text import short, size
 from study.predict.front import (
@@ -78,7 +78,7 @@ class Planned:
 
 def training_of(cell: Cell, gpus: int) -> Training:
     """Return the training of a cell on GPUs. Raise Stop with status unavailable if it is not predicted."""
-    settings = resolve(Flags(**cell.settings), gpu=True)
+    settings = resolve(TrainerFlags(**cell.settings), gpu=True)
     name = shape_of(settings.model)
     model = Transformer.of(config_of(name), name, dropout=settings.dropout, lora_rank=settings.lora_rank)
     ranks = settings.virtual_ranks or cell.ranks or gpus

@@ -88,9 +88,10 @@ def printed(tmp_path_factory) -> dict[tuple[str, int], tuple[list[float], list[f
         launched = ranks_of(code, folder)
         assert launched.code == 0, launched.output
         output += launched.output
+    assert output.count("equal to DDP: yes, the losses differ by ") == 9, "each says it itself"
     runs = []
     # A message of another rank may stand before a name, in the same line.
-    for block in re.split(r"(?=(?:OneProcess|DataParallel|Stage\d), \d ranks: )", output)[1:]:
+    for block in re.split(r"(?=(?:OneProcess|DataParallel|Stage\d), \d ranks?: )", output)[1:]:
         losses, *sizes = block.splitlines()
         numbers = re.findall(r"[\d,]{5,}", " ".join(sizes[:2]))
         runs.append((

@@ -20,7 +20,7 @@ from study.core.text import size
 from study.predict.loop import Loop
 from study.predict.outside import predicting, published, scores
 from study.predict.outside.predicting import Predicted, of_row, reading_of
-from study.predict.outside.published import Row
+from study.predict.outside.published import PublishedRow
 from study.predict.outside.scores import Number, number
 from study.predict.pace import pace
 from study.predict.placement import Placement
@@ -134,7 +134,7 @@ def test_a_scoring_that_ended_goes_on(monkeypatch, tmp_path):
     asked = []
     monkeypatch.setenv("ZERO_STUDY_CACHE", str(tmp_path))
     monkeypatch.setattr(predicting, "of_row", lambda row: asked.append(row.seq) or {"memory": Predicted(5.0, why=None)})
-    one, other = (Row.model_validate(USUAL | {"seq": seq}) for seq in ("128", "256"))
+    one, other = (PublishedRow.model_validate(USUAL | {"seq": seq}) for seq in ("128", "256"))
     assert [predicting.once(row)["memory"].ours for row in (one, other, one)] == [5.0, 5.0, 5.0]
     assert asked == [128, 256]
     monkeypatch.setattr(predicting, "code", lambda: "changed")
@@ -190,7 +190,7 @@ def test_what_is_no_file_is_refused(path):
 
 @pytest.mark.parametrize(("changes", "why"), MISTAKEN["rows"])
 def test_a_row_that_is_not_predicted_says_why(changes, why):
-    row = published.filled(Row, USUAL | changes)
+    row = published.filled(PublishedRow, USUAL | changes)
     answer = of_row(row)
     assert not any(each.ours for each in answer.values())
     assert why in scores.told(row, [number(row, quantity, each) for quantity, each in answer.items()])
@@ -198,7 +198,7 @@ def test_a_row_that_is_not_predicted_says_why(changes, why):
 
 @pytest.mark.parametrize("stage", ['{"zero_optimization": {"stage": 3}}', '{"stage": "3"}', '{"stage": 3}'])
 def test_a_config_of_deepspeed_is_read_as_people_paste_it(stage):
-    assert Row.model_validate(USUAL | {"deepspeed": stage}).deepspeed == {"stage": 3}
+    assert PublishedRow.model_validate(USUAL | {"deepspeed": stage}).deepspeed == {"stage": 3}
 
 
 def test_columns_that_are_for_the_reader_are_named(tmp_path, capsys):
@@ -210,7 +210,7 @@ def test_columns_that_are_for_the_reader_are_named(tmp_path, capsys):
 def test_a_row_is_told_before_the_next_one_is_predicted(monkeypatch):
     asked = []
     monkeypatch.setattr(scores, "ProcessPoolExecutor", lambda mp_context: contextlib.nullcontext(Inline(asked)))
-    rows = [Row.model_validate(USUAL | {"grad_acc": str(passes)}) for passes in (1, 2)]
+    rows = [PublishedRow.model_validate(USUAL | {"grad_acc": str(passes)}) for passes in (1, 2)]
     for count, _ in enumerate(scores.predict(rows, at_once=1), 1):
         assert len(asked) == count
 

@@ -13,7 +13,16 @@ from pathlib import Path
 from tests.conftest import ROOT
 
 TEXTS = ROOT / "study/ledger/texts"
-PAGES = ("README.md", "GUIDE.md", "SECURITY.md", "CITATION.cff", "study/report/templates/*.html", "notebooks/*.ipynb")
+PAGES = (
+    "README.md",
+    "GUIDE.md",
+    "reports/answers/*.md",
+    "study/report/answers.toml",
+    "SECURITY.md",
+    "CITATION.cff",
+    "study/report/templates/*.html",
+    "notebooks/*.ipynb",
+)
 BESIDE = ("examples/**/*.md", "reproductions/*.md", "reports/**/README.md", "reports/upstream/*.md")
 BUILT = ("reports/site", "reports/build")
 

@@ -143,7 +143,7 @@ def test_the_table_beside_the_gist(later):
         expected.append([*key, theirs, size(peak_bytes), size(predicted)])
     assert sorted(rows_of("later")) == sorted(expected)
     assert published["zero3", "8", "recomputed"] == {1: "39.1", 2: "63.9"}
-    assert "the gist has 63.9 in two passes and 39.1 in one" in text_of("gpu.html")
+    assert "the gist has 63.9 in two micro-batches and 39.1 in one" in text_of("gpu.html")
 
 
 def test_what_the_page_says_of_memory_on_the_other_machines(tables, later):
@@ -156,13 +156,13 @@ def test_what_the_page_says_of_memory_on_the_other_machines(tables, later):
     again = tables[1]
     of_eight = again[(again["arm"].isin(["zero3", "zero3_cpu"])) & again["driver_bytes"].isna()]
     beyond = ((1 - of_eight[OVER["reserved_bytes"]].astype(float)) * of_eight["reserved_bytes"] / 1e9).dropna()
-    assert f"{beyond.min():.1f} to {beyond.max():.1f} GB more were reserved under stage 3" in text
+    assert f"{beyond.min():.1f} to {beyond.max():.1f} GB more were reserved with stage 3" in text
     eight = {}
     for run in later[1].select(model="llama3-8b", lora_rank=None).done:
         kinds = [metrics.value(run.record, on_gpu.MEASURED[f"{kind}_bytes"]) for kind in ("allocated", "reserved")]
         eight[run.record.arm, run.record.observed.allocator] = [size(kind) for kind in kinds]
     held, reserved = eight["zero2", None]
-    assert f"holds {held} under stage 2 and {eight['zero3', None][0]} under stage 3" in text
+    assert f"holds {held} with stage 2 and {eight['zero3', None][0]} with stage 3" in text
     grown = "expandable_segments:True"
     words = f"reserved {reserved.removesuffix('.0 GB')} for {held} of tensors, and {eight['zero2', grown][1]} with"
     assert f"{words} <code>PYTORCH_ALLOC_CONF={grown}</code>" in text
@@ -191,7 +191,7 @@ def test_losses_and_seconds_of_the_other_machines(kept, later, tables, medium):
     assert f"1.8 times as long on the second machine, DDP {ddp:.1f} times" in text
     assert f"{slower[1].min():.1f} to {slower[1].max():.1f} times on the third" in text
     a, b = medium
-    for arm, where in (("zero2", "as long under"), ("zero3", "under stage 3"), ("zero2_cpu", "with the optimizer")):
+    for arm, where in (("zero2", "as long with"), ("zero3", "with stage 3"), ("zero2_cpu", "with the optimizer")):
         assert f"{a[arm]:.1f} and {b[arm]:.1f} times {where}" in text
     assert f"{a['zero3_cpu']:.0f}" == f"{b['zero3_cpu']:.0f}" == "12"
 
@@ -240,7 +240,7 @@ def test_what_the_page_says_of_the_driver(table):
     predicted = {name: table[name] * table[OVER[name]] / 1e9 for name in ("driver_bytes", "reserved_bytes")}
     apart = predicted["driver_bytes"] - predicted["reserved_bytes"]
     assert {round(gb, 1) for gb in apart.dropna()} == {0.4}
-    words = "0.8 GB more than is reserved, with NCCL 1.4, under stages 1 and 2 1.8. Predicted were 0.4."
+    words = "0.8 GB more than is reserved, with NCCL 1.4, with stages 1 and 2 1.8. Predicted were 0.4."
     assert words in text_of("gpu.html")
 
 

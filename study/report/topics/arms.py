@@ -99,7 +99,7 @@ def in_words(rows: list[dict]) -> list[str]:
         lines += [f"The losses of {arm} are not compared: another seed, data or steps." for arm in alike.index]
         others = done[done["ranks"] != done.loc["ddp", "ranks"]]
         ranks = [f"{arm} has {number_of(int(ranks), 'ranks')}" for arm, ranks in others["ranks"].items()]
-        lines += [f"{sentence}, and so other rows." for sentence in ranks]
+        lines += [f"{sentence}, so its losses are of other sequences." for sentence in ranks]
     return lines + [f"{row['arm']} did not run: {row['why not']}." for row in rows if row["why not"]]
 
 

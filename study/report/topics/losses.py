@@ -81,7 +81,7 @@ def figure(rows: pd.DataFrame) -> Figure:
         note += " Lines alternate as dashes, because most coincide."
     if others:
         note += " Lower panel: the largest difference of any run at each step."
-        note += " Arms with other rows in a step are in the table alone."
+        note += " Arms that train on other sequences are in the table alone."
     looks = {arm: look(arm) for arm in rows["arm"].unique()}
     return style.finished(drawing, [] if coincide else style.keys(looks), note)
 

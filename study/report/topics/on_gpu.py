@@ -25,7 +25,7 @@ MEASURED = {
 }
 OVER = {name: f"{name.partition('_')[0]} p/m" for name in MEASURED}  # predicted over measured
 TICKS_GB = (5, 10, 20, 50, 100)
-SECONDS = style.Stack("over", {}, "{:.3g}".format, "times the median step of one process alone")
+SECONDS = style.StackedBars("over", {}, "{:.3g}".format, "times the median step of one process alone")
 
 
 def table(runs: Runs, folder: Path = FOLDER) -> pd.DataFrame:
@@ -69,7 +69,7 @@ def memory_figure(rows: pd.DataFrame) -> Figure:
 def seconds(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of what one process alone trained as well, with their seconds over its own."""
     same = rows.groupby(ABOUT[:-1])["step_s"]  # one process alone is the first arm
-    panel = rows["model"] + ", " + rows["precision"] + ", " + rows["micro_batch"].astype(str) + " sequences"
+    panel = rows["model"] + ", " + rows["precision"] + ", " + "batch " + rows["micro_batch"].astype(str)
     rows = rows.assign(panel=panel, line=rows["arm"], kind="real", source="measured", part="step")
     return rows.assign(over=rows["step_s"] / same.transform("first"))[same.transform("count") > 1]
 
