@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
-from study.conform.cases import Difference
+from study.conform.cases import Unequal
 from study.core.errors import Stop
 
 
@@ -34,7 +34,7 @@ class SameGradients(TrainerCallback):
         dist.all_reduce(differs)  # so that all ranks stop, and none waits
         names = [name for name, count in zip(parameters, differs.tolist(), strict=True) if count]
         if names:
-            raise Difference(
+            raise Unequal(
                 f"update {state.global_step + 1}: {len(names)} of {len(gradients)} gradients differ between ranks, "
                 f"that of {names[0]} first"
             )

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from study.measure import roles
 from study.records.schema import Record
 from study.records.sections import Watched
-from study.watch.loop import Loop
+from study.watch.loop import WatchedLoop
 
 # The length of a schedule, by the names that schedulers of PyTorch give it.
 LENGTHS = ("T_max", "total_steps", "total_iters")
@@ -90,7 +90,7 @@ class Mistakes:
         log: Any = NoLog()
         instruments: Any = NoInstruments()
         weights: Any = NoWeights()
-        loop = Loop(model, optimizer, accelerator, record, log, instruments, weights, self._gave_up)
+        loop = WatchedLoop(model, optimizer, accelerator, record, log, instruments, weights, self._gave_up)
         loop._updated.clear()  # their gradients have no values to read
         loop.attach()
 
