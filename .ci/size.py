@@ -1,14 +1,15 @@
-"""Print tokens of code by room, with the change since the last tag, and fail above one ceiling: python .ci/size.py
+"""Print tokens of code by room, with the change since the last tag, beside one ceiling: python .ci/size.py
 
 It counts what is written by hand for users: study/, tools/, benchmarks/ and the pages' JavaScript. Comments, docstrings
-and line breaks do not count, so neither dense lines nor tiny functions make anything smaller. No room has a number.
+and line breaks do not count, so neither dense lines nor tiny functions make anything smaller. No room has a number. Above
+the ceiling nothing fails: what went to meet it to the last token was worth more than the number. A release says how far
+above it is.
 """
 
 import ast
 import io
 import re
 import subprocess
-import sys
 import tarfile
 import tempfile
 import tokenize
@@ -61,15 +62,14 @@ def rooms_at_last_tag() -> Counter[str] | None:
         return rooms_of(Path(folder))
 
 
-def main() -> int:
+def main() -> None:
     rooms = rooms_of(ROOT)
     before = rooms_at_last_tag()
     for room, tokens in rooms.most_common():
         change = "" if before is None else f"{tokens - before[room]:+8}"
         print(f"{room:20}{tokens:8}{change}")
     print(f"{'total':20}{rooms.total():8} of {CEILING}")
-    return int(rooms.total() > CEILING)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -29,6 +29,7 @@ Task = Literal["imdb", "wikitext", "synthetic"]
 Init = Literal["pretrained", "random", "in_place", "none"]
 PATHS = ("run_dir", "nvme_dir", "cache_dir", "resume")  # settings that name a folder of one machine
 CACHE = "ZERO_STUDY_CACHE"
+MACHINE = "ZERO_STUDY_MACHINE"  # names the machine.json that `study calibrate` wrote
 
 
 def cache_home() -> Path:

@@ -237,6 +237,8 @@ def _questions(fault: Fault, stack: Stack) -> list[OpenQuestion] | None:
             given_as = GIVEN_AS.get(condition, "")
             if condition in table().asked:
                 given_as = f"the release of {condition}"
+            elif condition == "stage" and wanted == ["ddp"]:
+                given_as = "--ddp"
             questions.append(OpenQuestion(condition, given_as, fault.asks[condition]))
         elif not is_so:
             return None

@@ -232,6 +232,7 @@ class HardwareOfRun(Section):
     cores: Int = None
     host_memory_bytes: Int = None
     system: Text = None
+    calibration: dict | None = None  # the machine.json that ZERO_STUDY_MACHINE named
 
     @property
     def gpus_line(self) -> str:

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from study.measure.memory import MemoryWatch
 from study.rehearsal.request import Moment, Request
 
@@ -138,12 +136,10 @@ class Moments:
         finally:
             self.on_host = False
 
-    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the copy of a tensor on the host, where this is a moment that copies to it."""
-        if not (self._saves or (self._current and self._current.evaluates)):
-            return tensor
-        with self.made_on_host():
-            return tensor.detach().clone()
+    @property
+    def copies_to_host(self) -> bool:
+        """Whether a tensor that goes to the host is copied. In training the names of both are the same."""
+        return bool(self._saves or (self._current and self._current.evaluates))
 
     # --- the end
 

@@ -185,10 +185,13 @@ class OnOneDevice(TorchFunctionMode):
         if name == "cuda":
             return args[0]
         # Other names of the host are also those of this process's GPU, such as `.to(accelerator.device)`.
-        if isinstance(args[0] if args else None, FakeTensor) and (
-            name == "cpu" or (name == "to" and "cpu" in args[1:])
-        ):
-            return self.moments.to_host(args[0])
+        goes_to_host = name == "cpu" or (
+            name == "to" and len(args) > 1 and isinstance(args[1], str) and args[1] == "cpu"
+        )
+        if self.moments.copies_to_host and goes_to_host and isinstance(args[0], FakeTensor):
+            with self.moments.made_on_host():
+                copy = function(*args, **kwargs)
+                return copy.detach().clone() if copy is args[0] else copy
         if "device" in kwargs:
             kwargs = kwargs | {"device": on_cpu(kwargs["device"])}
         if name == "to" and len(args) > 1:
@@ -226,8 +229,9 @@ class Shapes:
             return
         self._inside = True
         try:
-            # The watch counts what this mode makes, so it is above it. Its own __enter__ begins a count.
-            with self.mode, self.values, _Again(self.watch):
+            # The watch counts what this mode makes, so it is above it. Its own __enter__ begins a count. The same modes
+            # below would see each operation a second time.
+            with _disable_current_modes(), self.mode, self.values, _Again(self.watch):
                 yield
         finally:
             self._inside = False

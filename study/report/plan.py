@@ -112,17 +112,19 @@ def predicted(cell: Cell, gpu: Gpu, gpus: int, of: Pace | None = None) -> Predic
     return PredictedCell(whole, kinds, step)
 
 
-def plan(cells: Sequence[Cell], gpu: Gpu, gpus: int, host_bytes: float | None = None) -> list[Planned]:
+def plan(
+    cells: Sequence[Cell], gpu: Gpu, gpus: int, host_bytes: float | None = None, of: Pace | None = None
+) -> list[Planned]:
     """Return the cells in their order, each with its end, and those that are left with the reason."""
     host_bytes = host_bytes or HOST_SHARE * gpus * gpu.memory_bytes
-    planned = [_planned(cell, gpu, gpus, host_bytes) for cell in cells]
+    planned = [_planned(cell, gpu, gpus, host_bytes, of) for cell in cells]
     unfit = {each.cell.part for each in planned if each.left}
     needed = [_unless_fit(each, unfit) for each in planned]
     return list(_ending(needed, lanes(needed, gpus, host_bytes)))
 
 
-def _planned(cell: Cell, gpu: Gpu, gpus: int, host_bytes: float) -> Planned:
-    found = predicted(cell, gpu, gpus)
+def _planned(cell: Cell, gpu: Gpu, gpus: int, host_bytes: float, of: Pace | None) -> Planned:
+    found = predicted(cell, gpu, gpus, of)
     alone = load_arm(cell.arm).distributed_type == "NO" or cell.value("virtual_ranks")
     ranks = 1 if alone else cell.ranks or gpus
     seconds = max(START_S + UNKNOWN_S, cell.reserve_s)

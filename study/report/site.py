@@ -33,7 +33,7 @@ from study.ledger import texts
 from study.records import runs as records
 from study.records import store
 from study.records.keeping import redact
-from study.report import answers, calculator, contributed, stacks, style
+from study.report import answers, browser, calculator, contributed, stacks, style
 from study.report.answers import PageAnswer
 from study.report.tables import as_html, write_csv
 
@@ -49,6 +49,7 @@ BEFORE = {  # the notebooks, in navigation
     "index": "Answers",
     "gpu": "On a GPU",
     "contributed": "Others' hours",
+    "paste": "Paste it here",
     "stack": "Is my stack right?",
     "calculator": "Calculator",
     "claims": "All claims",
@@ -57,12 +58,25 @@ BEFORE = {  # the notebooks, in navigation
 ANSWERS = ROOT / "reports" / "answers"
 PREVIEW = ROOT / "reports" / "h200" / "preview.png"  # that a link to the pages shows
 ADDED = {"injected-parameters", "papermill-error-cell-tag"}  # cells of papermill
+# In the browser: a function that gives for a text what `study diagnose` prints.
+READER = """
+import contextlib, io
+from study.cli.pasted import tell
+def told(text):
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        tell(text, "", False)
+    return printed.getvalue()
+told
+"""
 AT_ONCE = 2  # notebooks: a kernel is one process
 QUIET = ["--log-level=CRITICAL"]  # a kernel warns that it talks over TCP, and says that it was told to end
 
 
-def build(folders: list[Path], out: Path, address: str = "") -> list[str]:
-    """Write the site, which will stand at an address. Return what failed: notebooks, or "records" if none is usable."""
+def build(folders: list[Path], out: Path, address: str = "", paste: bool = False) -> list[str]:
+    """Write the site, which will stand at an address; with `paste` its page of pasted texts works.
+
+    Return what failed: notebooks, or "records" if none is usable.
+    """
     if not BY_HAND_FOLDER.exists():  # a wheel has neither examples nor records nor notebooks
         raise Stop("a report needs the checkout", "clone the repository, and run `make report` in it")
     PAGES.globals["address"] = address  # of this build: each page has it, for the picture of a link
@@ -84,6 +98,7 @@ def build(folders: list[Path], out: Path, address: str = "") -> list[str]:
         (site / "osv.json").write_text(json.dumps(osv.records(datetime.now(UTC)), indent=1))
         write(site, "stack", **stacks.values())
         write(site, "faults", "stack", **stacks.values(), alone=True)
+        write(site, "paste", archives=browser.fetch(site / "python") if paste else [], program=READER)
         answered = _answered(site, "index", answers.answers(runs))
         write(site, "calculator", **calculator.values())
         write_by_hand(site)

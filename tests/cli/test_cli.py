@@ -228,7 +228,7 @@ def test_study_alone_explains_itself_and_is_fast():
     assert not [name for name in heavy if f"'{name}" in modules], "a command's module is imported when it is called"
 
 
-RUN_ELSEWHERE = {"hour", "doctor", "report", "virtual"}  # whose examples take long, or write: in other tests
+RUN_ELSEWHERE = {"calibrate", "hour", "doctor", "report", "virtual"}  # their examples take long, or write
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -74,6 +74,14 @@ def test_offloaded_states_are_the_hosts_and_a_gpu_is_asked():
     assert answer["peak_bytes"] <= answer["device"]["reserved"] < answer["device"]["driver"]
 
 
+def test_a_copy_of_weights_in_16_bits_is_in_32(written, tmp_path):
+    config = tmp_path / "zero3.yaml"
+    config.write_text("{distributed_type: DEEPSPEED, mixed_precision: bf16, deepspeed_config: {zero_stage: 3}}")
+    script = written(LOOP.replace("x.cuda()", "x.cuda().bfloat16()"))
+    dtypes = rehearsed(script, f"--config_file={config}")["observed"]["dtypes"]
+    assert (dtypes["weights"], dtypes["master"], dtypes["moments"]) == ("bfloat16", "float32", "float32")
+
+
 def test_what_the_host_keeps_is_in_no_block_of_the_gpu():
     log = [(1, 4000), (2, 2_000_000), (3, 1000), (3, 0), (4, 500)]
     answer = Answer(log=log, host=[2], first_step_at=2)

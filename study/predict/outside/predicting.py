@@ -2,13 +2,15 @@
 
 import functools
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 
-from study.core import files
-from study.core.arms import OFFLOADS, library_defaults
+from study.core import cache, files
+from study.core.arms import OFFLOADS, PACKAGE, library_defaults
 from study.core.errors import Stop, nearest
 from study.core.gpus import GPUS, Gpu
 from study.core.recipes import RECIPES
+from study.core.settings import cache_home
 from study.core.shapes import config_of, model_of_name, models
 from study.predict.architecture import check_config
 from study.predict.loop import Loop
@@ -185,6 +187,27 @@ class Predicted:
     high: float | None = None
     limit: str | None = None  # of a step: gpu, host or links
     why: str | None = None  # it is refused
+
+
+@functools.cache
+def code() -> str:
+    """A digest of all that decides a prediction."""
+    digest = sha256()
+    for path in sorted(path for room in ("predict", "core") for path in (PACKAGE / room).rglob("*.*")):
+        if path.suffix in (".py", ".toml", ".json", ".zip"):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def once(row: PublishedRow) -> dict[Quantity, Predicted]:
+    """As `of_row`, from the cache folder if this code has predicted the row before: a scoring that ended goes on."""
+    folder = cache_home().expanduser() / "scored"
+    name = cache.fingerprint([code(), row.model_dump(mode="json")])
+    known = cache.answer(folder, name)
+    if known is None:
+        known = {quantity: asdict(each) for quantity, each in of_row(row).items()}
+        cache.keep(folder, name, known)
+    return {quantity: Predicted(**each) for quantity, each in known.items()}
 
 
 def of_row(row: PublishedRow) -> dict[Quantity, Predicted]:

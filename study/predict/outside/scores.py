@@ -93,11 +93,11 @@ def lines_of(mine: Sequence[Number], name_of: Callable[[Number], str]) -> list[d
 
 
 def predict(rows: Iterable[PublishedRow], at_once: int = ROWS_AT_ONCE) -> Iterator[list[Number]]:
-    """For each row a number for each that it measured, as soon as they are predicted."""
+    """For each row a number for each that it measured, as soon as they are predicted. What was predicted is kept."""
     # Fresh processes, because one that is forked beside torch's threads may hang.
     rows = [*rows]
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        for row, values in zip(rows, pool.map(predicting.of_row, rows, chunksize=at_once), strict=True):
+        for row, values in zip(rows, pool.map(predicting.once, rows, chunksize=at_once), strict=True):
             yield [number(row, quantity, each) for quantity, each in values.items()]
 
 
