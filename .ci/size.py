@@ -1,9 +1,8 @@
 """Print tokens of code by room, with the change since the last tag, beside one ceiling: python .ci/size.py
 
 It counts what is written by hand for users: study/, tools/, benchmarks/ and the pages' JavaScript. Comments, docstrings
-and line breaks do not count, so neither dense lines nor tiny functions make anything smaller. No room has a number. Above
-the ceiling nothing fails: what went to meet it to the last token was worth more than the number. A release says how far
-above it is.
+and line breaks do not count, so neither dense lines nor tiny functions make anything smaller. No room has a number.
+Above the ceiling nothing fails: features that went to meet it were worth more. A release says how far above it is.
 """
 
 import ast

@@ -36,6 +36,7 @@ TERMS = {
     "llama": "h f a g w aw gw v p haw hgw hf hv t th tf ta tg tw taw tgw tv thaw thgw thf thv tt tta ttaw",
     None: "t tt",
 }
+OF_ADAPTERS = "k hk fk tk thk tfk awk gwk tawk tgwk"  # the sizes of their matrices, and of what these compute
 PRECISIONS = ("bf16_cast", "bf16_gathered", "bf16", "fp32")
 ALL_PRECISIONS = ("gptj", "gpt_neox", "gemma2")  # as these have always been known without torch, and runs need a CPU's
 WINDOWS = ("deberta-v2-xlarge", "vit-giant")  # shapes that only windows on a GPU train: traced when they are asked for
@@ -55,17 +56,28 @@ def all_options(
     return options
 
 
+def with_adapters() -> list[TraceOptions]:
+    """Return the passes of adapters, also beside 4 bits: under autocast, and in 16 bits as DeepSpeed and FSDP2."""
+    options = []
+    for checkpointing, bits in itertools.product((True, False), (0, 4)):
+        plain = TraceOptions(1, "bf16_cast", "sdpa", checkpointing, cuda=True, quantized_bits=bits)
+        options += [plain, plain._replace(zero3_linear=True), plain._replace(precision="bf16", frozen="bf16")]
+    return options
+
+
 class Source:
     """The models from which a member is fitted."""
 
-    def __init__(self, config: dict, dropout: float | None, options: list[TraceOptions]):
+    def __init__(self, config: dict, dropout: float | None, options: list[TraceOptions], rank: int | None = None):
         self.config = config
         self.dropout = dropout
         self.options = options
-        self.member = committed.member(config, dropout)
+        self.rank = rank  # of adapters at each linear layer
+        self.member = Transformer.of(config, "", dropout=dropout, lora_rank=rank).member
         self.name = self.member.name
         self.family = config["model_type"] if self.member.layers else None
-        self.plain_terms = ["", *TERMS[self.family].split()]
+        terms = TERMS.get(self.family, TERMS["llama"])
+        self.plain_terms = ["", *(f"{terms} {OF_ADAPTERS}" if rank else terms).split()]
         self.terms = self.plain_terms + [f"r{term}" for term in self.plain_terms]
         self.entries: dict[str, int] = {}
         self.sums: dict[tuple[int, ...], int] = {}
@@ -89,12 +101,14 @@ class Source:
         groups = 1 if sharing == "one" else chance.randrange(2, 6)
         heads = groups * chance.randrange(2, 5) if sharing else groups
         drawn |= {"a": heads, "g": groups, "h": heads * drawn["w"]}
-        if self.family == "llama":  # the width of its heads is a number of its own
+        if "g" in self.member.dimensions:  # a Llama: the width of its heads is a number of its own
             drawn["h"] = heads * chance.randrange(9, 60)
-        names = committed.DIMENSIONS[self.config["model_type"]]
+        names = committed.ADAPTED[self.config["model_type"]]
         sizes = {name: drawn[letter] for letter, name in names.items() if letter != "layers"}
-        model = Transformer.of(self.config | sizes | {"pad_token_id": 0}, self.name, dropout=self.dropout)
-        return model, drawn
+        config = self.config | sizes | {"pad_token_id": 0}
+        if self.rank:  # not of the same chance: the other numbers stay those of the model without adapters
+            drawn["k"] = random.Random(drawn["t"]).randrange(3, 40)
+        return Transformer.of(config, self.name, dropout=self.dropout, lora_rank=drawn.get("k")), drawn
 
     def write(self) -> dict:
         """Trace all passes, and return the member."""
@@ -252,6 +266,7 @@ def sources() -> list[Source]:
         Source(llama | tied, None, gpu),
         Source(llama | tied | same_heads, None, gpu),
     ]
+    members += [Source(config, None, with_adapters(), rank=8) for config in (llama,)]
     for name in SHAPES:
         config = config_of(name)
         # Those are traced in seconds, or of a family.

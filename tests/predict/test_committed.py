@@ -8,7 +8,8 @@ import committed_traces
 import pytest
 import sections
 
-from study.predict.trace import committed, tracing
+from study.predict import PlaceFlags, Question, TrainingFlags, advise, named
+from study.predict.trace import committed, tracing, transformer
 from study.predict.trace.asked import TraceOptions
 from study.predict.trace.transformer import Transformer
 from tests.conftest import ROOT, python
@@ -16,6 +17,7 @@ from tests.predict.families import SMALL, config_of
 
 pytestmark = pytest.mark.usefixtures("without_traces")
 SOURCES = committed_traces.sources()
+ADAPTED = next(source for source in SOURCES if source.rank)
 
 
 def compare(model: Transformer, options: TraceOptions, rows: int) -> None:
@@ -27,8 +29,9 @@ def compare(model: Transformer, options: TraceOptions, rows: int) -> None:
 
 
 def with_more_layers(model: Transformer, source: committed_traces.Source, more: int) -> Transformer:
-    layers = committed.DIMENSIONS[source.family]["layers"]
-    return Transformer.of(model.dimensions | {layers: model.dimensions[layers] + more}, "drawn", dropout=source.dropout)
+    layers = committed.ADAPTED[source.family]["layers"]
+    config = model.dimensions | {layers: model.dimensions[layers] + more}
+    return Transformer.of(config, "drawn", dropout=source.dropout, lora_rank=model.lora_rank)
 
 
 def drawn(source: committed_traces.Source, chance: random.Random) -> Transformer:
@@ -45,11 +48,11 @@ def test_the_file_has_every_member_once_and_no_others():
         assert sorted(archive.namelist()) == sorted([*names, "versions"])
 
 
-# Llama, GPT-2 with dropout and in several precisions, and GPT-2 with eager attention; then all.
+# Llama, GPT-2 with dropout and in several precisions, and with eager attention, and Llama with adapters; then all.
 @pytest.mark.parametrize(
     ("source", "step"),
     [
-        *zip((SOURCES[0], SOURCES[1], SOURCES[6]), (14, 12, 6), strict=True),
+        *zip((SOURCES[0], SOURCES[1], SOURCES[6], ADAPTED), (14, 12, 6, 5), strict=True),
         *(pytest.param(source, 1, marks=pytest.mark.slow) for source in SOURCES),
     ],
     ids=lambda value: getattr(value, "name", None),
@@ -124,3 +127,11 @@ def test_without_torch_committed_traces_are_enough_and_others_are_a_sentence(tmp
     done = python("-c", CODE, env=env)
     assert int(done.stdout) > 10e9
     assert "this model with these options has to be traced, and torch is not installed" in done.stderr
+
+
+@pytest.mark.parametrize(("gpus", "flags"), [(8, {}), (1, {"quantized": "nf4"})])
+def test_an_advice_with_adapters_traces_nothing(gpus, flags, monkeypatch):
+    """Every arm that is tried, also beside 4 bits."""
+    monkeypatch.setattr(transformer, "_kept", lambda *asked: pytest.fail(f"traced: {asked[1:]}"))
+    place = PlaceFlags(gpu="H100", **flags)
+    assert advise(Question.of(named("llama3-8b", lora_rank=13), TrainingFlags(gpus=gpus), place)).choice

@@ -7,6 +7,7 @@ A tape is cut into sections, what a layer does in a phase or what comes around t
 import functools
 import json
 import zipfile
+from collections.abc import Collection, Sequence
 from itertools import groupby
 from math import prod
 from operator import itemgetter
@@ -22,7 +23,7 @@ MANY_LAYERS = 6  # models of a family with more layers repeat the one in the mid
 MIDDLE = 2  # counted from 0
 Plan = list[tuple[str, int, int]]  # of each section the name, the layer, and its number in the file
 # By family: the letter of each dimension in a term, and its name in the config. w: a head's width. Of every model, t:
-# tokens of a row; r: rows after the second.
+# tokens of a row; r: rows after the second; k: the rank of adapters.
 _BERT = {"h": "hidden_size", "f": "intermediate_size", "a": "num_attention_heads"}
 _BERT |= {"v": "vocab_size", "p": "max_position_embeddings", "layers": "num_hidden_layers"}
 DIMENSIONS = {
@@ -30,6 +31,7 @@ DIMENSIONS = {
     "gpt2": {"h": "n_embd", "f": "n_inner", "a": "n_head", "v": "vocab_size", "p": "n_positions", "layers": "n_layer"},
     "llama": _BERT | {"g": "num_key_value_heads", "w": "head_dim"},
 }
+ADAPTED = DIMENSIONS | dict.fromkeys(("qwen2", "qwen3"), DIMENSIONS["llama"])  # families with adapters
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")  # they change no size
 
 
@@ -45,13 +47,14 @@ class Member(NamedTuple):
 UNKNOWN = Member("unknown", "", {}, None)
 
 
-def member(config: dict, dropout: float | None) -> Member:
-    """Return the member for a config, which the file may not have."""
-    plain = _plain(config)
+def member(config: dict, dropout: float | None, rank: int | None = None, adapters: Sequence = ()) -> Member:
+    """Return the member for a config, which the file may not have. `adapters`: what is said of them beside the rank."""
+    families = ADAPTED if rank else DIMENSIONS
+    plain = _plain(config, families)
     family, like = str(config.get("model_type")), str(plain.get("model_type"))
-    if like not in DIMENSIONS:
-        return Member(f"{like}-{cache.fingerprint([plain, dropout])[:12]}", family, {}, None)
-    free = DIMENSIONS[like]
+    if like not in families:
+        return UNKNOWN if rank else Member(f"{like}-{cache.fingerprint([plain, dropout])[:12]}", family, {}, None)
+    free = families[like]
     dimensions: dict[str, Any] = {letter: plain.get(name) for letter, name in free.items()}
     if not all(type(size) is int and size > 0 for size in dimensions.values()):
         return UNKNOWN
@@ -60,22 +63,27 @@ def member(config: dict, dropout: float | None) -> Member:
     layers = dimensions.pop("layers")
     fixed = {name: value for name, value in plain.items() if name not in (*free.values(), *IDS)}
     structure = [fixed, dropout, min(layers, MANY_LAYERS), sharing(dimensions)]
+    if rank:
+        dimensions["k"] = rank
+        structure.append(adapters)
     return Member(f"{like}-{cache.fingerprint(structure)[:12]}", family, dimensions, layers)
 
 
-def _plain(config: dict) -> dict:
+def _plain(config: dict, families: Collection[str]) -> dict:
     """Return the config with transformers' defaults of its dimensions. A Mistral without a window is as a Llama."""
     if config.get("model_type") == "mistral" and config.get("sliding_window", 0) is None:
         config = config | {"model_type": "llama"}
     family = str(config.get("model_type"))
-    if family not in DIMENSIONS:
+    if family not in families:
         return config
     said = {name: value for name, value in config.items() if value is not None}
     sizes = {name: value for name, value in said.items() if type(value) is int}  # anybody's config may say anything
-    defaults: dict[str, Any] = {"tie_word_embeddings": family != "llama"}
+    defaults: dict[str, Any] = {"tie_word_embeddings": family in ("bert", "gpt2")}
     if family == "gpt2":
         defaults["n_inner"] = 4 * sizes.get("n_embd", 0)
-    if family == "llama":
+    if family == "qwen3":
+        defaults["head_dim"] = 128
+    if family in ("llama", "qwen2"):
         heads = sizes.get("num_attention_heads", 1)
         defaults |= {"num_key_value_heads": heads, "head_dim": sizes.get("hidden_size", 0) // max(heads, 1)}
     return defaults | said

@@ -45,10 +45,11 @@ class Transformer:
 
     @functools.cached_property
     def member(self) -> committed.Member:
-        """Its committed traces. There are some only if all of it trains."""
-        if self.is_partly_frozen:
+        """Its committed traces. There are some if all of it trains, or adapters alone."""
+        if self.train_only:
             return committed.UNKNOWN
-        return committed.member(self.dimensions, self.dropout)
+        adapters = (self.lora_targets, self.dora, self.adapter_dropout)
+        return committed.member(self.dimensions, self.dropout, self.lora_rank, adapters)
 
     @functools.cached_property
     def dimensions(self) -> dict:
