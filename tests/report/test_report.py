@@ -50,6 +50,7 @@ def test_every_link_leads_somewhere(site):
         "claims",
         "sentences",
         "by_hand",
+        "paste",
         *(f"answer-{each['name']}" for each in answers.questions()),
         *report.NOTEBOOKS,
     }
@@ -269,8 +270,7 @@ def test_a_report_tells_nothing_private_and_runs_and_writes_nothing_of_a_strange
     out = tmp_path / "below/out"
     quick(stranger, out)
     assert all(tmp_path / "below" in (path, *path.parents) for path in {*tmp_path.rglob("*")} - before)
-    # index, on a GPU, others' hours, claims, sentences, calculator, by hand, paste, stack, and that in one file
-    own = 10
+    own = 10  # index, gpu, contributed, claims, sentences, calculator, by hand, paste, stack, and that in one file
     assert len([*out.rglob("*.html")]) == own + len(answers.questions())
     assert "Ended early, and why: 1" in (out / "index.html").read_text()
     for path in filter(Path.is_file, out.rglob("*")):
