@@ -2,7 +2,7 @@
 
 import re
 
-import by_hand
+import held
 import pytest
 
 from study.conform.suite import PROPERTIES, Adapter
@@ -119,11 +119,11 @@ def test_it_holds_and_sends_what_its_stage_says(name, printed):
 
 
 def test_the_table_of_its_readme_is_what_the_files_print(printed):
-    table = by_hand.table()
+    table = held.table()
     assert [*table.index] == ["one_process", *NAMES]
     for name, row in table.iterrows():
-        *held, sent = printed[name, 1][1] + [0] * (name == "one_process")
-        expected = [*held, sent, *(printed[name, 4][1][-2:] if name in NAMES else (4, 0))]
+        *holds, sent = printed[name, 1][1] + [0] * (name == "one_process")
+        expected = [*holds, sent, *(printed[name, 4][1][-2:] if name in NAMES else (4, 0))]
         assert [*row] == pytest.approx([number * BYTES / 1e6 for number in expected], abs=0.006), name
 
 
