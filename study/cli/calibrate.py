@@ -14,7 +14,7 @@ from study.core.errors import Stop
 from study.core.gpus import gpu_named, gpus_here
 from study.core.settings import MACHINE
 from study.core.text import during, say, say_wrapped, show
-from study.predict.front import Machine, Step, calibration, pace, step_time
+from study.predict.front import CalibratedMachine, MeasuredStep, calibration, pace, step_time
 from study.records.store import now_utc
 from study.sweeps import launches
 from study.sweeps.protocol import Cell
@@ -51,7 +51,7 @@ def calibrate(*, out: Path = Path("machine.json"), disk: Path | None = None) -> 
     steps = [step for arm, count in asked if (step := _timed(arm, count, len(gpus)))]
     if not any(step.arm == "zero2" for step in steps):
         raise Stop("no step of zero2 could be timed, by which a host is known", "study doctor says what is lacking")
-    here = Machine(
+    here = CalibratedMachine(
         measured_utc=now_utc(),
         gpu=gpu_named(gpus[0].name) if gpus else None,
         cpu=machine.fields("/proc/cpuinfo").get("model name"),
@@ -65,7 +65,7 @@ def calibrate(*, out: Path = Path("machine.json"), disk: Path | None = None) -> 
     return here.model_dump()
 
 
-def _timed(arm: str, ranks: int, gpus: int) -> Step | None:
+def _timed(arm: str, ranks: int, gpus: int) -> MeasuredStep | None:
     """Run an arm for some steps. Return their times; None if it cannot run here, and say why."""
     settings = ON_GPU if gpus else ON_CPU
     during(f"timing {arm} on {ranks} rank(s)")
@@ -81,10 +81,10 @@ def _timed(arm: str, ranks: int, gpus: int) -> Step | None:
     seconds = record.time.step_s
     about = {name: settings[name] for name in ("model", "precision", "micro_batch", "sequence")}
     spread = {"step_s": median(seconds), "low_s": min(seconds), "high_s": max(seconds)}
-    return Step.model_validate({"arm": arm, "ranks": ranks} | about | spread)
+    return MeasuredStep.model_validate({"arm": arm, "ranks": ranks} | about | spread)
 
 
-def _show(here: Machine, out: Path) -> None:
+def _show(here: CalibratedMachine, out: Path) -> None:
     """Print each step beside what is predicted of it, before and with this machine's constants."""
     known = calibration.known(here)
     rows = []

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from study.configs.pasted.answer import Answer, answer
+from study.configs.pasted.answer import PastedAnswer, answer
 from study.configs.pasted.tracebacks import Seen
 from study.core.text import say_wrapped
 from study.known.findings import with_id
@@ -34,11 +34,11 @@ def tell(text: str, symptom: str, details: bool) -> dict:
     return _row(told)
 
 
-def _flags(told: Answer) -> str:
+def _flags(told: PastedAnswer) -> str:
     return "the stage, the passes and the releases" if told.questions else "more of the config"
 
 
-def _show(told: Answer) -> None:
+def _show(told: PastedAnswer) -> None:
     first, *others = told.found
     say_wrapped(f"{HOW_SURE[first.sure]}{with_id(first.sentence, first.id)}", "")
     say_wrapped(f"What to do: {first.remedy}.", indent="    ")
@@ -52,7 +52,7 @@ def _show(told: Answer) -> None:
         say_wrapped(f"    What to do: {each.remedy}.", indent="    ")
 
 
-def _row(told: Answer) -> dict:
+def _row(told: PastedAnswer) -> dict:
     """Return the answer as JSON has it."""
     first: Seen | None = told.found[0] if told.found else None
     return {

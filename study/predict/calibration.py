@@ -35,7 +35,7 @@ MOST_FACTOR = 16  # between a constant and the same of a machine
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class Step(BaseModel, frozen=True):
+class MeasuredStep(BaseModel, frozen=True):
     """A timed step of an arm: the median, the shortest and the longest."""
 
     arm: str
@@ -49,7 +49,7 @@ class Step(BaseModel, frozen=True):
     high_s: Seconds
 
 
-class Machine(BaseModel, frozen=True):
+class CalibratedMachine(BaseModel, frozen=True):
     """The content of machine.json."""
 
     measured_utc: str
@@ -58,7 +58,7 @@ class Machine(BaseModel, frozen=True):
     cores: int
     busy: bool  # others computed on it
     disk_bytes_per_s: Seconds | None = None  # the slower of reading and writing
-    steps: list[Step]
+    steps: list[MeasuredStep]
 
 
 class Timed(NamedTuple):
@@ -74,12 +74,12 @@ class Known(NamedTuple):
     pace: Pace
 
 
-def read(path: Path) -> Machine:
+def read(path: Path) -> CalibratedMachine:
     """Read a machine.json. Raise Stop for anything else."""
     remedy = "give the machine.json that study calibrate wrote on that machine"
     content = files.load(path, dict, what="a machine.json", remedy=remedy, most_bytes=MOST_BYTES, links=True)
     try:
-        machine = Machine.model_validate(content)
+        machine = CalibratedMachine.model_validate(content)
     except ValidationError as error:
         raise Stop(f"{path}: {files.sentence(error)}", remedy) from None
     unknown = [step.arm for step in machine.steps if step.arm not in all_paths()]
@@ -92,7 +92,7 @@ def from_environment() -> Path | None:
     return Path(os.environ[MACHINE]) if os.environ.get(MACHINE) else None
 
 
-def timed(machine: Machine) -> list[Timed]:
+def timed(machine: CalibratedMachine) -> list[Timed]:
     """The trainings of a machine's steps."""
     trainings = []
     for step in machine.steps:
@@ -103,7 +103,7 @@ def timed(machine: Machine) -> list[Timed]:
     return trainings
 
 
-def known(machine: Machine) -> Known:
+def known(machine: CalibratedMachine) -> Known:
     """The constants of a machine."""
     return fitted(GPUS[machine.gpu] if machine.gpu else CPU, timed(machine))
 

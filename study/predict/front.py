@@ -25,7 +25,7 @@ from study.predict.allocator import (
     reserve_bytes,
 )
 from study.predict.architecture import Wanted, asked_for, named
-from study.predict.calibration import Known, Machine, Step
+from study.predict.calibration import CalibratedMachine, Known, MeasuredStep
 from study.predict.estimate import HOST_PROCESS_BYTES, Estimate, loading_bytes
 from study.predict.outside import scores
 from study.predict.pace import Pace, pace, peak_flops_per_s

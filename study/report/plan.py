@@ -36,7 +36,7 @@ HOST_SHARE = 2  # the memory of a host over that of its GPUs, where the host is 
 
 
 @dataclass(frozen=True)
-class Predicted:
+class PredictedCell:
     """What is predicted of a cell on a machine. `step` is None where ranks that run alone send nothing."""
 
     whole: Estimate
@@ -50,7 +50,7 @@ class Planned:
 
     cell: Cell
     ranks: int
-    predicted: Predicted | None
+    predicted: PredictedCell | None
     seconds: float  # of its start and its steps
     ends_s: float = 0  # after the hour's begin; of one that is left, when it would have begun
     left: str = ""
@@ -93,7 +93,7 @@ def training_of(cell: Cell, gpus: int) -> Training:
     )
 
 
-def predicted(cell: Cell, gpu: Gpu, gpus: int, of: Pace | None = None) -> Predicted | None:
+def predicted(cell: Cell, gpu: Gpu, gpus: int, of: Pace | None = None) -> PredictedCell | None:
     """Return what is predicted of a cell, by the constants of a machine or else the fitted ones.
 
     None if nothing is: of arms for CUDA alone, and of models of others.
@@ -109,7 +109,7 @@ def predicted(cell: Cell, gpu: Gpu, gpus: int, of: Pace | None = None) -> Predic
     if cell.value("virtual_ranks") is None and not load_arm(cell.arm).uses_nvme:
         ranks = prediction.training.placement.ranks
         step = prediction.step(Hardware(gpu=gpu, gpus_per_node=ranks, host="new"), of)
-    return Predicted(whole, kinds, step)
+    return PredictedCell(whole, kinds, step)
 
 
 def plan(

@@ -62,7 +62,7 @@ class Part(Grid):
     tiny: Grid | None = None
 
 
-class Script(ProtocolTable):
+class ProtocolScript(ProtocolTable):
     """A script of reproductions/ that needs no GPU, and its words."""
 
     name: Annotated[str, Field(pattern=PART_NAME)]
@@ -77,7 +77,7 @@ class Protocol(ProtocolTable):
     about: str
     document: str
     replicates: str
-    script: list[Script] = []
+    script: list[ProtocolScript] = []
     part: Annotated[list[Part], Field(min_length=1)]
 
 

@@ -97,7 +97,7 @@ def test_the_kind_of_gpu_is_that_of_the_machine(path):
 
 def test_zero_2_on_all_gpus_says_how_fast_links_are(path):
     several = STEP | {"ranks": 8, "step_s": 0.25}
-    machine = calibration.Machine.model_validate(HERE | {"steps": [STEP, several]})
+    machine = calibration.CalibratedMachine.model_validate(HERE | {"steps": [STEP, several]})
     known = calibration.known(machine)
     training = calibration.timed(machine)[1].training
     assert step_time(training, calibration.hardware(known, 8)).seconds == pytest.approx(0.25, rel=1e-6)

@@ -29,7 +29,7 @@ ASKED = {"stage": "the stage of ZeRO, or FSDP", "passes": "gradient accumulation
 
 
 @dataclass(frozen=True)
-class Answer:
+class PastedAnswer:
     """What a text means. The first of `found` is the answer."""
 
     found: tuple[Seen, ...]  # the first explains most
@@ -48,7 +48,7 @@ class Answer:
         return self.found[0].sure if self.found else "nothing"
 
 
-def answer(text: str, symptom: str = "") -> Answer:
+def answer(text: str, symptom: str = "") -> PastedAnswer:
     """Return the answer to a text, and to what a person says was seen."""
     pasted = read(f"{text}\n{symptom}")
     words = f"{pasted.prose}\n{symptom}"
@@ -62,7 +62,7 @@ def answer(text: str, symptom: str = "") -> Answer:
     possible = [each for each in faults if each.sure == "possible"]
     speaks = [each for each in possible if each.is_seen and each.share >= matching.SOME and each.applies.may_be_inside]
     may = [] if found else speaks[:MOST_MAY]
-    return Answer(
+    return PastedAnswer(
         found=tuple(found[: 1 + MOST_ALSO]),
         read=tuple(_read(pasted)),
         may=tuple(may),

@@ -55,7 +55,7 @@ class Held(NamedTuple):
         return self._replace(in_use=self.in_use - gradient_bytes)
 
 
-class Moment(NamedTuple):
+class TapeMoment(NamedTuple):
     """An event of a tape, and what is held and was done until then."""
 
     event: str  # "use", "gradient" or "end"
@@ -166,7 +166,7 @@ def read(tape: Tape, tensors: tuple[Tensor, ...]) -> Pass:
     )
 
 
-def _moments(tape: Tape) -> Iterator[Moment]:
+def _moments(tape: Tape) -> Iterator[TapeMoment]:
     held = [0, 0]  # made in the forward pass, and in the backward pass
     made: list[tuple[int, bool]] = []
     most: list[int] | None = None
@@ -189,7 +189,7 @@ def _moments(tape: Tape) -> Iterator[Moment]:
             case "event", words, gradient_bytes:
                 event, _, name = words.partition(" ")
                 peak = Held(*most) if most else None
-                yield Moment(event, name, gradient_bytes, Held(*held), peak, Held(*last), kernels)
+                yield TapeMoment(event, name, gradient_bytes, Held(*held), peak, Held(*last), kernels)
                 most = None
                 kernels = []
 
