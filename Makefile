@@ -19,7 +19,7 @@ export PIP_USER := 0
 export PYTHONNOUSERSITE := 1
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup study report site notebook test style size check versions peaks bench parity virtual scoreboard gpu
+.PHONY: help setup study report site notebook test style size check versions bench parity virtual scoreboard gpu
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -63,7 +63,7 @@ report: $(VENV)/.ready  ## what `make study` found, as pages to open in a browse
 
 ADDRESS ?=  # where the site will stand, for the picture that a link to it shows
 site: $(VENV)/.ready  ## one folder for any static host, from all kept records: reports/site/index.html
-	study report --runs reports/cpu-2core/runs --out reports/site --address '$(ADDRESS)'
+	study report --runs reports/cpu-2core/runs --out reports/site --address '$(ADDRESS)' --paste
 
 $(VENV)/.ready-for-notebooks: $(VENV)/.ready
 	$(INSTALL) $(CONSTRAIN) --editable '.[train,report,notebook]'
@@ -102,9 +102,6 @@ scoreboard: setup  ## who predicts memory best: DeepSpeed's estimators, Accelera
 
 gpu: setup $(VENV)/.ready-to-test  ## pack what a GPU machine without a network lacks: make gpu PACK="--data imdb/ wikitext-2/ --model bert-large-uncased/ gpt2/"
 	$(BIN)/python windows/pack.py $(PACK)
-
-peaks: setup  ## what this machine reaches: matrix products, copies, disk
-	$(BIN)/python benchmarks/peaks.py --json runs/peaks.json
 
 bench: setup  ## this trainer against a bare loop and the Hugging Face Trainer
 	$(BIN)/python benchmarks/bench.py $(BENCH)

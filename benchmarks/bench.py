@@ -2,7 +2,7 @@
 
 python benchmarks/bench.py
 python benchmarks/bench.py --model bert-base --precision bf16 --json bench.json
-python benchmarks/bench.py --task wikitext --model gpt2-xl --sequence 1024 --peaks peaks.json
+python benchmarks/bench.py --task wikitext --model gpt2-xl --sequence 1024
 
 Each repeat runs `ours` (accelerate launch, study/train.py), `bare` and `hf` (rivals.py) as fresh processes, in a
 different order each time. It gives a ratio of median step times for each rival. The result is the median of these
@@ -27,7 +27,7 @@ from study.core import files
 from study.core.arms import PACKAGE, ROOT, launcher
 from study.core.errors import Stop, exit_on_stop
 from study.core.options import parsed
-from study.core.settings import Flags, check
+from study.core.settings import TrainerFlags, check
 from study.core.text import say, show
 from study.records import metrics, store
 from study.records.compare import median_with_interval
@@ -54,8 +54,6 @@ class Bench:
     compile: bool = False  # Compile the model with torch.compile, in all three.
     threads: int | None = None  # CPU threads. Default: as in our trainer.
     seed: int = 42  # Decides the weights, the order of the rows, the dropout masks and the bootstrap.
-    peaks: Path | None = None
-    """A file that `make peaks` wrote on this machine: also show the speed as a share of the measured matrix peak."""
     json: Path | None = None  # Write every number into this file, with a description of the machine.
 
 
@@ -67,11 +65,9 @@ def main() -> None:
 
 def run(bench: Bench) -> None:
     settings = requested(bench)
-    check(Flags(**settings))
+    check(TrainerFlags(**settings))
     if bench.repeats < 2:
         raise Stop(f"--repeats must be at least 2 (got {bench.repeats})", "give 2 or more: one has no interval")
-    if bench.peaks and not bench.peaks.is_file():
-        raise Stop(f"--peaks {bench.peaks} does not exist", "write it with python benchmarks/peaks.py --json")
     if bench.json and not bench.json.resolve().parent.is_dir():
         raise Stop(f"the folder of --json {bench.json} does not exist", "create the folder first")
     runs = repeat_all(settings, bench.repeats, bench.json.with_suffix(PART) if bench.json else None)
@@ -110,7 +106,7 @@ def repeat_all(settings: dict, repeats: int, part: Path | None) -> dict[str, lis
 
 def requested(bench: Bench) -> dict:
     """Return the settings of all three trainers."""
-    own = ("repeats", "peaks", "json")
+    own = ("repeats", "json")
     settings = {name: value for name, value in vars(bench).items() if name not in own and value is not None}
     # Our trainer ends with an untimed evaluation, for which one batch is enough.
     return settings | {"data": "embedded", "init": "random", "eval_rows": bench.micro_batch}
@@ -147,26 +143,18 @@ def measure(settings: dict, name: str, out: Path) -> dict:
 
 
 def speeds(bench: Bench, runs: dict[str, list[dict]]) -> dict[str, dict]:
-    """Return tokens per second by the median step, and FLOP/s as shares of the datasheet's peak and the measured peak.
+    """Return tokens per second by the median step, and FLOP/s as a share of the datasheet's peak.
 
     The operations are the model's own and the same for all three; recomputed operations do not count.
     """
     ours = runs["ours"][0]
     tokens = bench.micro_batch * bench.accumulation * bench.sequence
     flops = ours["flops_per_rank_and_step"]
-    measured = None
-    if bench.peaks:
-        # bf16_cast multiplies in bf16, too. Where TF32 is switched off, peaks.py has measured fp32 by itself.
-        kind = ours["requested"]["precision"].removesuffix("_cast")
-        if kind == "fp32" and ours["requested"].get("tf32", True):
-            kind = "tf32"
-        measured = json.loads(bench.peaks.read_text())["flops_per_s"][kind]["median"]
-    shares = {"MFU": ours["peak_flops_per_s"], "of measured": measured}
+    peak = ours["peak_flops_per_s"]
     speed: dict[str, dict] = {}
     for name in TRAINERS:
         step_s = median([run["median_step_s"] for run in runs[name]])
-        speed[name] = {"tokens/s": tokens / step_s}
-        speed[name] |= {share: flops / step_s / peak if peak else None for share, peak in shares.items()}
+        speed[name] = {"tokens/s": tokens / step_s, "MFU": flops / step_s / peak if peak else None}
     return speed
 
 

@@ -23,7 +23,7 @@ from torch.profiler import profile, schedule
 from torch.utils.data import StackDataset
 
 from study.core.errors import Stop, exit_on_stop
-from study.core.settings import Flags, Settings, check, flag, learning_rate, resolve
+from study.core.settings import Settings, TrainerFlags, check, flag, learning_rate, resolve
 from study.measure.clock import Clock
 from study.measure.hardware import CUDA
 from study.training import display, models, tasks
@@ -36,7 +36,7 @@ DEVICE = torch.device("cuda" if CUDA else "cpu")
 
 def main(
     rival: tyro.conf.Positional[Literal["bare", "hf"]],
-    settings: Annotated[Flags, tyro.conf.arg(name="")],
+    settings: Annotated[TrainerFlags, tyro.conf.arg(name="")],
     out: Path,
     kernels: Path | None = None,
 ) -> None:

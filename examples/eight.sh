@@ -16,7 +16,7 @@ if [ -e gpu-pack/pack.json ]; then  # a machine without a network: `make gpu` ma
   if ! cmp -s gpu-pack/pack.json "$site/pack.json"; then
     rm -rf "$site"
     "$python" -m pip install --quiet --no-deps --target "$site" gpu-pack/wheels/*.whl
-    cp gpu-pack/pack.json "$site"
+    mkdir -p "$site" && cp gpu-pack/pack.json "$site"
   fi
   mkdir -p .gpu/compiled
   if [ -e gpu-pack/compiled.tar.gz ]; then tar xzf gpu-pack/compiled.tar.gz -C .gpu/compiled; fi
@@ -38,6 +38,6 @@ fi
 trap 'kill -TERM "$hour"' TERM INT HUP  # a machine that is taken away says so: the cell that runs gets its record
 code=0
 wait "$hour" || code=$?
-while kill -0 "$hour" 2>/dev/null; do code=0; wait "$hour" || code=$?; done  # the first wait ends with the signal
+if [ "$code" -gt 128 ]; then code=0; wait "$hour" || code=$?; fi  # the first wait ends with the signal
 if [ -d .gpu/compiled ]; then tar czf gpu-pack/compiled.tar.gz -C .gpu/compiled .; fi  # the next window compiles nothing
 exit "$code"

@@ -26,7 +26,7 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from study.core import arms, machine
 from study.core.errors import Stop
-from study.core.settings import Flags, Repair, Settings, check, resolve
+from study.core.settings import Repair, Settings, TrainerFlags, check, resolve
 from study.measure import memory
 from study.measure.hardware import CUDA
 from study.records import store
@@ -45,7 +45,7 @@ LOGGING_STEPS = 10  # as published
 EVAL_STEPS = 50
 
 
-def main(repair: Repair, settings: Annotated[Flags, tyro.conf.arg(name="")]) -> None:
+def main(repair: Repair, settings: Annotated[TrainerFlags, tyro.conf.arg(name="")]) -> None:
     """Train three times as the published script does.
 
     Args:

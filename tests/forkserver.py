@@ -53,7 +53,7 @@ import study.training.evaluation
 import study.watch.callback  # noqa: F401
 from study.core import machine, operators
 from study.core.operators import OPERATORS, compiled, why_not_operator
-from study.core.settings import Flags
+from study.core.settings import TrainerFlags
 
 RANK_S = 400  # then a rank prints where it is, and ends
 REQUEST_BYTES = 2**20
@@ -173,7 +173,7 @@ if __name__ == "__main__":
     cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
     cpuinfo.get_cpu_info()
     operators.load([name for name in OPERATORS if compiled(name) and not why_not_operator(name, 0)], 0, print)
-    tyro.cli(Flags, args=[])  # imports what it needs for it
+    tyro.cli(TrainerFlags, args=[])  # imports what it needs for it
     get_checkpoint_conversion_mapping("bert")  # the first call compiles a thousand regular expressions
     gc.freeze()  # so that no rank's collections look at all that was imported, and copy it
     listener = socket.socket(fileno=descriptor)

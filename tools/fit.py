@@ -8,37 +8,40 @@ much as n^0.8 single ones; and a row that is far off, because something about it
 one that is near. Each constant starts at what was published or measured of it, and is pulled back there.
 
 Then each source is left out once: constants are fitted to the other rows, and predict this one's. That fit is linear,
-with the derivatives of the whole fit. The intervals of predictions hold 80 % of these errors, by what limits a step.
-The interval of a constant holds it with 80 %, if sources are independent and their rows are not (a "sandwich" of
-derivatives with sources as clusters).
+with the derivatives of the whole fit. The interval of a prediction is that of the next source (`next_source`), by what
+limits a step. The interval of a constant holds it with 80 %, if sources are independent and their rows are not (a
+"sandwich" of derivatives with sources as clusters).
 """
 
 import contextlib
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from math import ceil
 
 import numpy
 
 from study.core.arms import ROOT
 from study.core.errors import Stop
-from study.core.gpus import GPUS
+from study.core.gpus import GPUS, gpu_named
 from study.core.text import say, show
+from study.predict import calibration
+from study.predict.calibration import Known
 from study.predict.engines import engine_of
+from study.predict.outside import scores
 from study.predict.outside.predicting import reading_of
 from study.predict.outside.published import rows, set_number
+from study.predict.outside.scores import capped
 from study.predict.pace import FILE, Pace, class_of, constants, pace
 from study.predict.prediction import step_time
 from study.predict.step_time import Hardware, kind_of_interval
 from study.predict.training import Training
 from study.records.metrics import steps_per_s
+from study.records.metrics import value as value_of
 from study.records.runs import load
 from study.report.of_record import training_of
 
-MOST_OF_A_SOURCE = 12
 SCALE = 0.05  # the loss of a row is quadratic up to this error, and linear beyond it
 OF_A_SOURCE = 0.1  # a row weighs (rows of its source)^-0.1, and its square is summed
 PULL = 0.25  # a constant that is off by this share costs as much as one row that is off by SCALE
@@ -81,13 +84,6 @@ def timed() -> list[Timed]:
         if training and pace_s and not run.record.is_virtual:  # a rank that runs alone waits for nobody
             known.append(Timed(H200, 0, 1 / pace_s, training, Hardware(gpu=GPUS["H200"], gpus_per_node=1, host="new")))
     return known
-
-
-def capped(members: Sequence[Timed]) -> list[Timed]:
-    by_source = defaultdict(list)
-    for each in members:
-        by_source[each.source].append(each)
-    return [each for group in by_source.values() for each in group[:: ceil(len(group) / MOST_OF_A_SOURCE)]]
 
 
 def names(of: Pace) -> list[Name]:
@@ -199,7 +195,83 @@ class Fit:
         return numpy.sqrt(numpy.diag(inverse @ sum(numpy.outer(each, each) for each in by_source.values()) @ inverse))
 
 
-def figures(name: str, off: Sequence[float], factor: float | None = None) -> dict:
+BySource = dict[str, list[float]]  # for each row of a source measured over predicted seconds
+
+
+def by_source(pairs: Iterable[tuple[str, float]]) -> BySource:
+    found: BySource = {}
+    for source, over in pairs:
+        found.setdefault(source, []).append(over)
+    return found
+
+
+def ends_of(sources: Iterable[list[float]], level: float) -> tuple[float, float]:
+    """Return the ends of the middle share of votes. A source has one, which its rows share."""
+    votes = sorted((over, 1 / len(rows)) for rows in sources for over in rows)
+    place = numpy.cumsum([vote for _, vote in votes]) / sum(vote for _, vote in votes)
+    first, last = (int(numpy.searchsorted(place, end)) for end in ((1 - level) / 2, (1 + level) / 2))
+    return votes[first][0], votes[min(len(votes) - 1, last)][0]
+
+
+def held(sources: BySource, ends: tuple[float, float]) -> float:
+    """Return the share of sources that ends hold. Of a source that they hold in part, this part counts."""
+    return float(numpy.mean([numpy.mean([ends[0] <= over <= ends[1] for over in rows]) for rows in sources.values()]))
+
+
+def next_source(sources: BySource) -> tuple[float, float]:
+    """Return the ends that hold a source which has no vote with 80 %, as each in its turn shows it."""
+    for level in numpy.arange(COVERAGE, 1, 0.01):
+        shares = []
+        for source, mine in sources.items():
+            others = [each for name, each in sources.items() if name != source]
+            shares.append(held({source: mine}, ends_of(others, level)))
+        if numpy.mean(shares) >= COVERAGE:
+            break
+    return ends_of(sources.values(), level)
+
+
+def first_of(limit: str) -> BySource:
+    """Return the first predictions of the sources of frozen sets, of steps that are limited so."""
+    times = [each for each in scores.numbers() if each.quantity == "time" and each.limit == limit]
+    return by_source((each.source, each.measured / each.first) for each in times if each.first)
+
+
+# --- machines whose own steps are known
+
+MACHINES = ("h200", "h200-2", "h200-3", "h100")
+REFERENCES = ("single", "zero2", "fsdp2", "zero2_cpu")
+
+
+def on_machine(name: str) -> tuple[Known, list[calibration.Timed], list[calibration.Timed]]:
+    """Return a machine as its references make it known, these, and its other steps."""
+    kept = load([ROOT / "reports" / name / "runs"]).done
+    timed = []
+    for run in kept:
+        training, seconds = training_of(run.record), value_of(run.record, "step_s")
+        if training and seconds and not run.record.is_virtual and run.record.arm != "zero3_nvme":
+            timed.append(calibration.Timed(str(run.record.arm), training, seconds))
+    references = []
+    for arm in REFERENCES:
+        of_arm = [each for each in timed if each.arm == arm and each.training.batch.passes == 1]
+        # As `study calibrate` has them; the second machine has no such step of zero2.
+        of_arm.sort(key=lambda each: (each.training.model.name != "gpt2-medium", each.training.batch.rows))
+        references += of_arm[:1]
+    gpu = GPUS[gpu_named(kept[0].record.hardware.devices[0].name)]
+    others = [each for each in timed if each not in references]
+    return calibration.fitted(gpu, references), references, others
+
+
+def known_hosts() -> BySource:
+    """Return measured over predicted seconds of the steps of each machine that are no references."""
+    return by_source(
+        (name, each.seconds / step_time(each.training, calibration.hardware(known, 1)).seconds)
+        for name in MACHINES
+        for known, _, others in [on_machine(name)]
+        for each in others
+    )
+
+
+def figures(name: str, off: Sequence[float], held_sources: float | None = None) -> dict:
     """Return how far predictions are from rows. `off`: logarithms of predicted over measured."""
     shares = numpy.abs(numpy.exp(off) - 1)
     return {
@@ -208,7 +280,7 @@ def figures(name: str, off: Sequence[float], factor: float | None = None) -> dic
         "median error": f"{numpy.median(shares):.1%}",
         "within 35 %": f"{numpy.mean(shares <= 0.35):.0%}",
         "largest factor": f"{numpy.exp(numpy.max(numpy.abs(off))):.2f}",
-        "in interval": "" if factor is None else f"{numpy.mean(numpy.abs(off) <= numpy.log(factor)):.0%}",
+        "sources held": "" if held_sources is None else f"{held_sources:.0%}",
     }
 
 
@@ -219,24 +291,28 @@ def main() -> None:
     members = capped(known)
     fit = Fit(members, start)
     best, spread = fit.constants(fit.logarithms), fit.spread()
-    found = {name: (value(best, name), float(error)) for name, error in zip(fit.names, spread, strict=True)}
-    decisive = dict(zip(fit.names, (numpy.abs(fit.slopes) > DECISIVE).sum(axis=0), strict=True))
+    decisive = (numpy.abs(fit.slopes) > DECISIVE).sum(axis=0)
+    for name, error, count in zip(fit.names, spread, decisive, strict=True):
+        middle = value(best, name)
+        width = float(numpy.exp(SPREAD * error))
+        store(*name, middle, (middle / width, middle * width), int(count))
     # --- the intervals, and how far a source is from what the others say of it
     off = fit.left_out()
     lines = [figures("all", [each for _, each, _ in off])]
     for kind in now.interval:
-        of_kind = [each for _, each, limit in off if limit == kind]
-        factor = float(numpy.exp(numpy.quantile(numpy.abs(of_kind), COVERAGE)))
-        found["interval", kind] = (factor, 0.0)
-        lines.append(figures(f"limited by {kind}", of_kind, factor))
+        first = first_of(kind)
+        ends = next_source(first)
+        middle = float(numpy.median([numpy.median(rows) for rows in first.values()]))
+        store("interval", kind, middle, ends, sum(map(len, first.values())))
+        of_kind = [(row.source, error) for row, error, limit in off if limit == kind]
+        held_sources = held(by_source((source, float(numpy.exp(-error))) for source, error in of_kind), ends)
+        lines.append(figures(f"limited by {kind}", [error for _, error in of_kind], held_sources))
+    known_off = [float(-numpy.log(over)) for rows in known_hosts().values() for over in rows]
+    say(f"known hosts: {next_source(known_hosts())} (study/predict/calibration.py)")
+    lines.append(figures("known hosts", known_off, held(known_hosts(), calibration.INTERVAL)))
     lines.append(figures("stage 3", [each for row, each, _ in off if row.training.placement.stage == 3]))
     without = fit.constants(fit.without(numpy.array([each.source != H200 for each in members])))
     lines.append(figures(f"{H200}, all cells", list(errors([each for each in known if each.source == H200], without))))
-    for name, (each, error) in found.items():
-        ends = [each * float(numpy.exp(sign * SPREAD * error)) for sign in (-1, 1)]
-        say(f"{'.'.join(filter(None, name)):32} {each:.4g}  ({ends[0]:.3g} to {ends[1]:.3g})")
-        if "--write" in sys.argv:
-            write(name, each, ends, int(decisive.get(name, len(members))))
     say("", f"{len(members)} rows of {len({each.source for each in members})} sources, each left out once:")
     show(lines)
 
@@ -250,12 +326,14 @@ def entry(name: Name) -> dict:
     return constants()["constant"][kind] if gpus is None else constants()[kind][gpus]
 
 
-def write(name: Name, best: float, ends: list[float], rows: int) -> None:
-    """Replace a constant, its interval and the number of its rows in the file."""
-    table = f"constant.{name[0]}" if name[1] is None else ".".join(map(str, name))
-    old = rf"\[{re.escape(table)}\]\nvalue = .*\ninterval = .*\nrows = .*"
-    new = f"[{table}]\nvalue = {best:.4g}\ninterval = [{ends[0]:.4g}, {ends[1]:.4g}]\nrows = {rows}"
-    FILE.write_text(re.sub(old, new, FILE.read_text()))
+def store(name: str, kind: str | None, best: float, ends: tuple[float, float], rows: int) -> None:
+    """Print a constant with its interval; with --write also replace both in the file, and the number of its rows."""
+    table = f"constant.{name}" if kind is None else f"{name}.{kind}"
+    say(f"{table:32} {best:.4g}  ({ends[0]:.3g} to {ends[1]:.3g})")
+    if "--write" in sys.argv:
+        old = rf"\[{re.escape(table)}\]\nvalue = .*\ninterval = .*\nrows = .*"
+        new = f"[{table}]\nvalue = {best:.4g}\ninterval = [{ends[0]:.4g}, {ends[1]:.4g}]\nrows = {rows}"
+        FILE.write_text(re.sub(old, new, FILE.read_text()))
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def table() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def others(batch: Batch) -> list[published.Row]:
+def others(batch: Batch) -> list[published.PublishedRow]:
     """Return the published rows of Llama-3-8B on eight GPUs, with such a batch."""
     known = [row for row in published.rows() if row.set == published.KNOWN and row.model == "Llama-3-8B"]
     return [row for row in known if (row.n_gpus, row.seq, row.grad_acc) == (RANKS, batch.tokens, batch.passes)]

@@ -21,6 +21,7 @@ GROUPS = {
     "Run the study": {
         "arms": ("study.cli.machine", "list the ways to distribute a training (arms), and which can run here"),
         "doctor": ("study.cli.machine", "what this machine has and lacks, and what to do about it"),
+        "calibrate": ("study.cli.calibrate", "time a few steps here, so that predictions know this machine"),
         "sweep": ("study.cli.experiments", "run an experiment (a protocol); run it again to continue"),
         "hour": ("study.cli.hour", "spend an hour of a machine with GPUs on what nobody could decide without it"),
         "runs": ("study.cli.results", "list the runs below folders, or keep their records"),
@@ -100,19 +101,16 @@ def start(words: list[str]) -> None:
         sys.exit(1)
 
 
+SWITCHES = ("--json", "--evaluate", "--save", "--real")  # of `study virtual SCRIPT`, which take no value
+
+
 def _answer(name: str, options: list[str]) -> object:
     """Call a command, which prints its answer in words. With --json, print what it returns instead."""
     import tyro  # takes longer to import than all that this module needs
 
     from study.core.options import parsed
 
-    given = [SAME.get(word, word) for word in (each.partition("=")[0] for each in options) if word.startswith("--")]
-    for word in sorted({word for word in given if given.count(word) > 1}):
-        sys.stderr.write(f"{word} is given more than once: the last counts\n")
-    # tyro takes a list without a value for an empty one, as if the option were not there.
-    for word, following in itertools.pairwise([*options, "--"]):
-        if word in LISTS and following.startswith("--"):
-            raise Stop(f"{word} must have a value", f"study {name} --help explains the options")
+    _refuse(name, options)
     as_json = "--json" in options
     # Some libraries print while they are imported, too: DeepSpeed its accelerator.
     with contextlib.redirect_stdout(io.StringIO() if as_json else sys.stdout):
@@ -120,9 +118,9 @@ def _answer(name: str, options: list[str]) -> object:
         if name == "virtual" and (script := _script(options)) is not None:
             module, function = "study.cli.rehearsal", "rehearse"
             options = script
+        if name == "stack":
+            options = _releases_first(options)
         command = getattr(importlib.import_module(module), function)
-        if as_json and name == "sweep" and "--dry-run" not in options:
-            raise Stop("a sweep has no answer as JSON", "give --dry-run as well, or ask `study runs FOLDER --json`")
         if as_json and command.__annotations__["return"]:  # the others have no such option
             options = [word for word in options if word != "--json"]
         # An option in a dataclass has the name of its field alone: --gpu, and not --place.gpu.
@@ -132,14 +130,44 @@ def _answer(name: str, options: list[str]) -> object:
     return answer
 
 
+def _refuse(name: str, options: list[str]) -> None:
+    """Refuse what tyro would take otherwise than it is meant, and say what is given twice."""
+    given = [SAME.get(word, word) for word in (each.partition("=")[0] for each in options) if word.startswith("--")]
+    for word in sorted({word for word in given if given.count(word) > 1}):
+        sys.stderr.write(f"{word} is given more than once: the last counts\n")
+    # tyro takes a list without a value for an empty one, as if the option were not there.
+    for word, following in itertools.pairwise([*options, "--"]):
+        if word in LISTS and following.startswith("--"):
+            raise Stop(f"{word} must have a value", f"study {name} --help explains the options")
+    if name == "sweep" and "--json" in options and "--dry-run" not in options:
+        raise Stop("a sweep has no answer as JSON", "give --dry-run as well, or ask `study runs FOLDER --json`")
+
+
+def _releases_first(options: list[str]) -> list[str]:
+    """Return options with releases and lists in front: tyro takes words before options or behind them, and not both."""
+    if not options or options[0].startswith("-"):
+        return options
+    late = [
+        word
+        for before, word in itertools.pairwise(["", *options])
+        if before != "--config" and not word.startswith("-") and ("==" in word or os.path.isfile(word))  # noqa: PTH113
+    ]
+    return [*late, *(word for word in options if word not in late)]
+
+
 def _script(options: list[str]) -> list[str] | None:
-    """Return options with somebody's script and its own words, which follow `--`, at their end. None without one."""
+    """Return options with somebody's script and its own words, which follow `--`, at their end. None without one.
+
+    A program or a module, such as `axolotl.cli.train`, is a script where it is the first word.
+    """
     own, words = options, []
     if "--" in options:
         place = options.index("--")
         own, words = options[:place], options[place + 1 :]
     for place, word in enumerate(own):
-        if word.endswith(".py") and (place == 0 or not own[place - 1].startswith("--") or "=" in own[place - 1]):
+        before = own[place - 1] if place else SWITCHES[0]
+        is_value = before.startswith("--") and "=" not in before and before not in SWITCHES
+        if (word.endswith(".py") and not is_value) or (place == 0 and not word.startswith("-")):
             return [*own[:place], *own[place + 1 :], "--", word, *words]
     return None
 

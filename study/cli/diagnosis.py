@@ -1,54 +1,75 @@
-"""`study diagnose` and `study oom`: what is wrong with a run. `study diff`: why two differ."""
+"""`study diagnose` and `study oom`: what is wrong with a run, or what a text means. `study diff`: why two differ."""
 
 import re
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import tyro
 from packaging.version import Version
 
+from study.cli import given, pasted
 from study.configs import sources
 from study.configs.differences import Difference, compare, is_secret, mistakes, printable, same, shown
 from study.configs.oom import reading
 from study.configs.oom.explain import Described, explain
+from study.configs.pasted import condense
 from study.configs.settings import effective_settings
 from study.core.arms import releases_of_defaults
-from study.core.errors import Stop
+from study.core.errors import Stop, nearest
 from study.core.settings import flag
 from study.core.text import number_of, say, say_wrapped
 from study.known import lists
-from study.known.faults import table
+from study.known.faults import Fault, table
 from study.known.findings import Finding, with_id
 from study.predict.front import Wanted
 from study.records import store
 from study.watch.about import About, about
 
 DEFAULT = " (the library's default{})"
-MOST_SHOWN = 10  # faults, without --details: a reader of 50 reads none
+LONGEST_PATH = 200  # characters: an error in quotes may be longer than a name can be
 
 # --- study diagnose --------------------------------------------------------------------------------------------------
 
 
-def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /) -> list[dict]:
-    """Say what is wrong or costly in a run, what to do about it, and which claim or script demonstrates it.
+def diagnose(
+    runs: tyro.conf.Positional[tuple[str, ...]] = (), /, *, symptom: str = "", details: bool = False
+) -> list[dict]:
+    """Say what is wrong or costly in a run, or what a log, an error or any pasted text means, and what to do about it.
+
+    A text may be a log, a traceback, `pip freeze`, `transformers env`, `accelerate env`, `ds_report`, a config, a
+    command, your own sentences, or all of them: in files, through a pipe (`-`), or as words. Several make one answer.
 
     Of a folder with several runs it lists them, and tells each kind of finding once: name a run, and it tells all of
-    its own.
+    its own. Of a watched run it also says what its steps show: waiting for data, slow ranks, memory that creeps, and
+    more. If it is not finished, it says which rank waits for which. This works while the run hangs and after it was
+    ended. It also reads a folder of Flight Recorder dumps in JSON, one of each rank.
 
-    Of a watched run it also says what its steps show: waiting for data, slow ranks, memory that creeps, and more. If it
-    is not finished, it says which rank waits for which. This works while the run hangs and after it was ended.
+    With --json: all findings of each run, and the answer to the text.
 
-    It also reads a folder of Flight Recorder dumps in JSON, one of each rank.
-
-    With --json: all findings of each run. Example: `study diagnose reports/cpu-2core/runs/smoke`
+    Example: `study diagnose train.log`
 
     Args:
-        runs: Folders of runs, record.json files, dumps, or configs, whose mistakes are named.
+        runs: Texts, or folders of runs, record.json files, dumps, or configs, whose mistakes are named.
+        symptom: What was seen, in your words, such as "loss is 0 and grad_norm 1.414 after a few hundred steps".
+        details: Also the lines of the text that show it.
     """
-    if not runs:
-        raise Stop("no run is given", "name the folder of a run, or its record.json")
-    folders = [folder for path in runs for folder in store.run_folders(path) or [path]]
-    is_list = len(folders) > len(runs)
+    if not runs and not symptom:
+        raise Stop("nothing is given", "name a log, a run, or paste an error; `-` reads a pipe")
+    paths, text = given.split(tuple(map(str, runs)))
+    answers = []
+    if text or not paths:
+        # A config beside a text says more of the training that the text is about.
+        text = "\n".join([text, *(condense.content(path) for path in paths if path.is_file())])
+        answers.append(pasted.tell(text, symptom, details))
+        say_wrapped(*([""] if paths else []))
+    return answers + _runs(paths)
+
+
+def _runs(paths: list[Path]) -> list[dict]:
+    """Tell the findings of runs, records, dumps and configs."""
+    folders = [folder for path in paths for folder in store.run_folders(path) or [path]]
+    is_list = len(folders) > len(paths)
     answers = []
     quiet = []
     told: set[str] = set()
@@ -66,7 +87,7 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /) -> list[dict]:
         findings = [finding for finding in answer.findings if finding.id not in told]
         _show(answer, findings)
         if is_list:
-            told |= {finding.id for finding in findings if finding.id}
+            told |= {finding.id for finding in findings}
         elif answer.not_known:
             _say_indented("", f"Not in this record: {', '.join(answer.not_known)}.")
     if quiet:
@@ -84,7 +105,7 @@ def _show(answer: About, findings: list[Finding]) -> None:
     if error := answer.error:
         _say_indented(f"It ended: {error['message']}. What to do: {error['what_to_do']}.")
     if answer.ranks:
-        _say_indented(f"{answer.ranks}.")
+        _say_indented(answer.ranks)
     for number, finding in enumerate(findings, 1):
         show_finding(f"{number:>2}. ", finding)
 
@@ -119,11 +140,11 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
         first: A config file, a folder with a record.json, or a release: A in the answer.
         second: The other one: B.
     """
-    if two := re.fullmatch(r"(accelerate|deepspeed)==(\S+) \1==(\S+)", f"{first} {second}"):
+    if two := re.fullmatch(r"([\w-]+)==(\S+) \1==(\S+)", f"{first} {second}"):
         return _releases_apart(two[1], list(two.groups()[1:]))
     if "==" in first.name or "==" in second.name:
         what = f"two releases of one package can be compared (got {first} and {second})"
-        raise Stop(what, "name deepspeed twice, or accelerate; `study stack` takes several")
+        raise Stop(what, "name one package twice, such as trl==1.8.0 trl==1.12.0; `study stack` takes several")
     # --- what each side sets, whatever its kind of file
     a = sources.read(first)
     b = sources.read(second)
@@ -157,22 +178,39 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
 
 
 def _releases_apart(package: str, releases: list[str]) -> dict:
-    """Show what changes from the older to the newer of two releases."""
-    from study.conform.command import conform  # it takes as long as all else here
+    """Show what changes from the older to the newer of two releases, of faults as far as they are known."""
+    name = table().packages.get(package.lower())
+    if name is None:
+        raise Stop(f"of {package!r:.80} nothing is known", nearest(package, table().packages))
+    if not all(isinstance(lists.release_of(release), Version) for release in releases):
+        raise Stop(f"{' or '.join(releases):.80} is no release", f"write two, such as {package}==0.19.8")
+    old, new = sorted(map(Version, releases))
+    known = [fault for fault in table().fault if fault.package == name and fault.when]
+    answer: dict[str, Any] = {"mended": _changed(known, old, new), "new": _changed(known, new, old)}
+    answer["both"] = [fault.id for fault in known if fault.has(old) and fault.has(new)]
+    unknown = sum(fault.has(old) is None or fault.has(new) is None for fault in known)
+    mended, brought = number_of(len(answer["mended"]), "known faults"), number_of(len(answer["new"]), "are new")
+    say_wrapped(f"From {name} {old} to {new}: {mended} mended, {brought.replace('1 are', '1 is')}.", "")
+    for word in ("new", "mended"):
+        for fault in [each for each in known if each.id in answer[word]]:
+            say_wrapped(f"{word.capitalize()}: {with_id(fault.in_releases, fault.id)}", indent="    ")
+            if word == "new":
+                _say_indented(f"What to do: {fault.do}.")
+    if answer["both"]:
+        say_wrapped("", f"Both have: {', '.join(answer['both'])}. `study explain ID` says more.")
+    if unknown:
+        others = number_of(unknown, "others")
+        say_wrapped("", f"Of {others} nobody tested one of the two: `study stack {package}=={new}` names them.")
+    if name in ("accelerate", "deepspeed"):  # of these, kept answers say which configs and defaults changed
+        from study.conform.command import conform  # it takes as long as all else here
 
-    if all(isinstance(lists.release_of(release), Version) for release in releases):
-        releases.sort(key=Version)
-    answer = conform((f"{package}-configuration",), release="..".join(releases))
-    old, new = map(Version, releases)
-    say("")
-    for word, has, has_not in (("Mended", old, new), ("New", new, old)):
-        of_package = [fault for fault in table().fault if fault.package == package and fault.when]
-        changed = [fault for fault in of_package if fault.has(has) and fault.has(has_not) is False]
-        for each in changed:
-            sentence = f"{each.sentence.rstrip('.')} ({each.releases})"
-            say_wrapped(f"{word}: {with_id(sentence, each.id)}", indent="  ")
-        answer[word.lower()] = [each.id for each in changed]
+        say("")
+        answer |= conform((f"{name}-configuration",), release=f"{old}..{new}")
     return answer
+
+
+def _changed(known: list[Fault], has: Version, has_not: Version) -> list[str]:
+    return [fault.id for fault in known if fault.has(has) and fault.has(has_not) is False]
 
 
 def _values(difference: Difference) -> str:
@@ -212,14 +250,18 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
         model: The model.
         training: The training.
     """
-    message = reading.find(reading.content(" ".join(error) or None))
+    text = condense.content(Path(error[0])) if _is_text(error) else reading.content(" ".join(error) or None)
+    message = reading.find(text)
     causes, training = explain(message, model, training)
-    if not causes[0].is_likely:
-        say_wrapped("No cause is sure. The likeliest is first; a memory snapshot of PyTorch tells.", "")
-    for number, cause in enumerate(causes, 1):
-        what = f"{cause.what[0].upper()}{cause.what[1:]}"
+    first, *others = causes
+    how = "Likely" if first.is_likely else "Perhaps (nothing is sure; a memory snapshot of PyTorch tells)"
+    say_wrapped(with_id(f"{how}: {first.what}", first.id), "")
+    _say_indented(f"What to do: {first.remedy}.", f"Tells it apart: {first.apart}.")
+    _say_indented(f"It rests on: {'; '.join(first.reasons)}.")
+    for number, cause in enumerate(others, 2):
         why = f"{'likely' if cause.is_likely else 'possible'}: {'; '.join(cause.reasons)}"
-        say_wrapped(with_id(f"{what} ({why})", cause.id), indent="    ", first=f"{number:>2}. ")
+        what = with_id(f"{cause.what[0].upper()}{cause.what[1:]} ({why})", cause.id)
+        say_wrapped("", what, indent="    ", first=f"{number:>2}. ")
         _say_indented(f"What to do: {cause.remedy}.", f"Tells it apart: {cause.apart}.")
     say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.line}")
     # The config says more of the training than the flags do. A wrong guess has to be seen.
@@ -232,3 +274,8 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
         say_wrapped("", "If only adapters train, give --lora-rank as well.")
     say_wrapped("`study advise` predicts which arms fit, and how long their steps take.")
     return {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": vars(training)}
+
+
+def _is_text(error: tuple[str, ...]) -> bool:
+    """Whether a file is named that may be of any size."""
+    return len(error) == 1 and len(error[0]) < LONGEST_PATH and Path(error[0]).is_file()

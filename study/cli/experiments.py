@@ -42,6 +42,7 @@ def sweep(
     plan: bool = False,
     gpu: str | None = None,
     gpus: int = 8,
+    machine: Path | None = None,
 ) -> list[dict] | None:
     """Run an experiment: a protocol, whose cells are run one after the other. Run the same command again to continue.
 
@@ -67,17 +68,21 @@ def sweep(
             Run nothing.
         gpu: With --plan: the kind of GPU, such as H100.
         gpus: With --plan: their number.
+        machine: With --plan: the machine.json of `study calibrate` there. Default: the one that ZERO_STUDY_MACHINE
+            names.
     """
     for flag, value, most in ("repeat", repeat, 1000), ("timeout-s", timeout_s, 1e9), ("minutes", minutes, 1e9):
         if value is not None and not 0 < value <= most:
             raise Stop(f"--{flag} must be above 0 and at most {most} (got {value})", "correct the value")
+    if runs.exists() and not runs.is_dir():
+        raise Stop(f"--runs {runs} is no folder", "give a folder that you may write to")
     # --- which cells, and in which order
     if scale is None:
         scale = ("paper" if gpus > 1 else "one_gpu") if plan else "tiny"
     declared = protocol.read(name)
     cells = sweeping.chosen(protocol.cells(declared, scale), only)
     if plan:
-        return _show_plan(cells, gpu, gpus, minutes, declared.get("script", []))
+        return _show_plan(cells, gpu, gpus, minutes, declared.get("script", []), machine)
     turns = sweeping.plan(cells, repeat, lane)
     # --- say what would be run: that needs neither a GPU nor the packages of the trainer
     if dry_run:
@@ -111,14 +116,24 @@ def run(
     sys.exit(max((EXIT_CODES.get(status, 0) for status in counts), default=0))
 
 
-def _show_plan(cells: list[Cell], gpu: str | None, gpus: int, minutes: float | None, scripts: list[dict]) -> list[dict]:
+def _show_plan(
+    cells: list[Cell], gpu: str | None, gpus: int, minutes: float | None, scripts: list[dict], machine: Path | None
+) -> list[dict]:
+    from study.predict.front import calibration
     from study.report import plan as planning  # the predictor, which other sweeps do not need
+
+    of = None
+    if path := machine or calibration.from_environment():
+        here = calibration.read(path)
+        if here.gpu is None:
+            raise Stop("this machine.json is of a CPU", "run study calibrate where the GPUs are")
+        gpu, of = gpu or here.gpu, calibration.known(here).pace
 
     if gpu is None:
         raise Stop("--plan needs the kind of GPU", "give --gpu, such as H100, and their number as --gpus")
     if not 1 <= gpus <= MOST_GPUS:
         raise Stop(f"--gpus must be from 1 to {MOST_GPUS} (got {gpus})", "give those of one machine")
-    planned = planning.plan(cells, GPUS[gpu_named(gpu)], gpus)
+    planned = planning.plan(cells, GPUS[gpu_named(gpu)], gpus, of=of)
     minutes = minutes or math.inf
     rows = [each.row(minutes) for each in planned if not each.left]
     say_wrapped(*planning.in_words(planned, minutes, scripts), "")

@@ -19,12 +19,12 @@ import tyro
 
 from study.cli.commands import COMMANDS
 from study.cli.experiments import EXIT_CODES, Progress
-from study.core import doctor, operators
+from study.core import doctor, files, operators
 from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.gpus import GPUS, Gpu, gpu_named, gpus_here
 from study.core.machine import DEVICE_LOCK
-from study.core.text import say, say_wrapped, show
+from study.core.text import number_of, say, say_wrapped, show
 from study.predict.front import Pace
 from study.report import plan as planning
 from study.sweeps import archive, launches, protocol
@@ -79,6 +79,8 @@ def hour(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     gpu = known_gpu(here[0].name) if here else None
+    if lane == (1, 1):
+        work.open()
     try:
         if lane != (1, 1):
             alone = work.chosen([cell for cell in cells if apart(cell)], gpu)
@@ -90,7 +92,8 @@ def hour(
             for is_apart, group in groupby(turns, apart):
                 left = max(0.01, (over - time.monotonic()) / 60)
                 if is_apart and here:
-                    work.side_by_side([*group], left, [name, "--scale", scale])
+                    words = [name, "--scale", scale, *(["--pack", str(pack)] if pack else [])]
+                    work.side_by_side([*group], left, words)
                 else:
                     work.run([*group], left)
             work.page()
@@ -138,13 +141,16 @@ class Hour:
 
     # --- before the clock starts
 
-    def prepare(self, declared: dict, cells: list[Cell]) -> None:
-        """Bring back earlier records, check the machine, and do what belongs to no cell's time."""
+    def open(self) -> None:
+        """Bring back what another machine did. A bucket that refuses stops the hour before it costs anything."""
         if stop := launches.lacking():
             raise stop
         self.runs.mkdir(parents=True, exist_ok=True)
         if count := archive.bring_back(self.runs, self.upload):
-            say(f"{count} records of an earlier start are back.")
+            say(f"Back from an earlier start: {number_of(count, 'records')}.")
+
+    def prepare(self, declared: dict, cells: list[Cell]) -> None:
+        """Check the machine, and do what belongs to no cell's time."""
         for finding in doctor.examine(self.runs):
             if not finding.fine:
                 say_wrapped(f"This machine lacks: {finding.what} ({finding.found}). What to do: {finding.remedy}.")
@@ -174,7 +180,7 @@ class Hour:
             return say(f"{name} took longer than {most_s} s, and is left")
         if done.returncode:
             return say(f"{name} failed: {done.stderr.strip()[-300:]}")
-        kept.write_text(done.stdout.strip().rpartition("\n")[2] + "\n")
+        files.write_below(self.runs, kept.name, done.stdout.strip().rpartition("\n")[2].encode())
 
     def calibrate(self) -> None:
         """Let the machine predict itself: its file travels with the records."""
@@ -208,7 +214,6 @@ class Hour:
             self.register("predicted-here", cells, gpu, here)
         say_wrapped(*planning.in_words(before, minutes, scripts), "")
         show([each.row(minutes) for each in before if not each.left])
-        self.outcomes += [Outcome("left", each.left) for each in before if each.left]
         self.at_once = planning.lanes(before, self.gpus, self.host_bytes)
         return self.chosen(cells, gpu)
 
@@ -225,7 +230,7 @@ class Hour:
             rows = planning.registered(cells, gpu, self.gpus, of)
             text = io.StringIO()
             csv.writer(text, lineterminator="\n").writerows([planning.COLUMNS, *rows])
-            path.write_text(text.getvalue())
+            files.write_below(self.runs, path.name, text.getvalue().encode())
 
     # --- cells
 
@@ -233,6 +238,7 @@ class Hour:
         """Run cells one after the other, and write the archive after each."""
         progress = Keeping(len(turns), self if lane == (1, 1) else None)
         self.outcomes += sweeping.sweep(turns, self.runs, TIMEOUT_S, self.nvme_dir, progress, minutes, lane)
+        progress.say_done_before()
 
     def side_by_side(self, turns: list[Cell], minutes: float, words: list[str]) -> None:
         """Run cells for one GPU at once, a process for each card. Each has the same turns, and takes its part.

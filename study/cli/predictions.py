@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from study.core import arms, optimizers
 from study.core.errors import Stop
-from study.core.settings import Flags, check, flag
+from study.core.settings import TrainerFlags, check, flag
 from study.core.shapes import SHAPES, is_local
 from study.core.text import during, say, say_wrapped, show, size
 from study.known.findings import finding
@@ -25,11 +25,13 @@ from study.predict.front import (
     Precision,
     Prediction,
     Question,
+    Row,
     StepFlags,
     TrainingFlags,
     Transformer,
     Wanted,
     asked_for,
+    calibration,
     default_sequence,
     fewest,
     fits_on,
@@ -49,7 +51,7 @@ OF_ROW = ("arm", "precision", "micro_batch", "accumulation", "checkpointing")  #
 
 
 @dataclass(frozen=True, kw_only=True)
-class Passes:
+class PassFlags:
     """The arm, and the micro-batches of a step."""
 
     arm: str = "zero3"
@@ -103,12 +105,7 @@ def advise(
     choice = advice.choice
     if choice:
         lines += answer.recompute_note(choice.checkpointing, shape, choice.arm)
-        row = {name: getattr(choice, name) for name in OF_ROW} | {"buckets": choice.bucket_elements}
-        options = vars(model) | vars(training) | vars(place) | {"gpus": advice.question.gpus} | row
-        # An option that has its default would only make the command longer.
-        usual = (None, False, TrainingFlags.optimizer, PlaceFlags.attention_kernel)
-        chosen = {name: value for name, value in options.items() if value not in usual}
-        detail = shlex.join(["study", "estimate", *launches.options(chosen)])
+        detail = _in_detail(choice, vars(model) | vars(training) | vars(place) | {"gpus": advice.question.gpus})
     elif larger := fewest(shape, training, place, step, 2 * advice.question.gpus):  # by powers of two
         lines.append(answer.enough(larger, step.batch))
     else:
@@ -122,7 +119,7 @@ def advise(
             say_wrapped("", f"In detail: {detail}", indent="  ")
         say("", "Predicted for:")
         say_wrapped(*assumed, indent="  ", first="- ")
-        say("", *answer.accuracy())
+        say_wrapped("", *answer.accuracy(), indent="  ")
     else:
         if training.precision is None:
             say_wrapped("", answer.precisions(advice.question))
@@ -136,6 +133,14 @@ def advise(
     }
 
 
+def _in_detail(choice: Row, options: dict) -> str:
+    """Return the command that shows a choice in detail, without options that have their defaults."""
+    options |= {name: getattr(choice, name) for name in OF_ROW} | {"buckets": choice.bucket_elements}
+    usual = (None, False, TrainingFlags.optimizer, PlaceFlags.attention_kernel)
+    chosen = {name: value for name, value in options.items() if value not in usual}
+    return shlex.join(["study", "estimate", *launches.options(chosen)])
+
+
 # --- study estimate --------------------------------------------------------------------------------------------------
 
 
@@ -143,7 +148,7 @@ def training_of(
     model: Transformer,
     training: TrainingFlags,
     place: PlaceFlags,
-    passes: Passes,
+    passes: PassFlags,
     buckets: int | None,
     device: Device = "cuda",
 ) -> tuple[Predicted, Hardware | None]:
@@ -154,19 +159,21 @@ def training_of(
     if arm.distributed_type == "NO":
         training = replace(training, gpus=1)  # whatever --gpus says: this arm uses one
     known = place
-    if place.gpu is None:
+    is_known = place.gpu or (place.machine and calibration.read(place.machine).gpu)
+    if not is_known:
         if place.link or place.gpus_per_node or place.disk or place.gpu_memory:
             raise Stop("options of a machine need its kind of GPU", "give --gpu")
         # One node: without a machine nobody has said how large its nodes are. The kind of GPU changes no number, as no
         # time is asked for.
-        known = replace(place, gpu="H100", gpus_per_node=training.ranks)
+        known = replace(place, gpu="H100", gpus_per_node=training.ranks, machine=None)
     question = Question.of(model, training, known, StepFlags(checkpointing=passes.checkpointing))
     arm = settled_arm(arm, question.gpus, question.local, buckets)
-    machine = question.machine if place.gpu else None
+    machine = question.machine if is_known else None
     ours = question.training(arm, passes.micro_batch, passes.accumulation)
     if device == "cpu":  # the rows of a virtual rank's step, and those that were read of them, are in the same memory
         ours = replace(ours, placement=replace(ours.placement, device=device))
         ours = replace(ours, data_bytes=(2 * passes.accumulation - 1) * ours.traced.inputs_bytes)
+        machine = calibration.on_cpu(place.machine, ours.placement.ranks)
     return ours, machine
 
 
@@ -190,14 +197,14 @@ def estimate(
     model: Wanted,
     training: TrainingFlags,
     place: PlaceFlags,
-    passes: Passes,
+    passes: PassFlags,
     *,
     buckets: int | None = None,
     device: Device = "cuda",
 ) -> dict:
     """Predict the memory of one rank and the bytes that it moves in a step. Nothing is run.
 
-    With --gpu the answer says whether it fits, and the time of a step.
+    With --gpu the answer says whether it fits, and the time of a step; with --machine the time on that machine.
 
     With --json: the same, busy seconds by resource, and the time of each phase.
     Example: `study estimate --model llama3-8b --gpu H100`
@@ -230,7 +237,7 @@ def estimate(
         "parameters": ours.model.parameters,
         "estimate": asdict(needs.estimate),
         "kinds": asdict(needs.kinds) if needs.kinds else None,
-        "step": asdict(needs.on_gpu.step) if needs.on_gpu else None,
+        "step": asdict(needs.step) if needs.step else None,
         "fits": needs.on_gpu.fits if needs.on_gpu else None,
     }
 
@@ -240,22 +247,30 @@ def _needs(arm: arms.Arm, precision: str, ours: Predicted, machine: Hardware | N
     prediction = Prediction(ours)
     whole = prediction.memory
     if not ours.placement.on_gpu:
-        return estimates.Needs(arm.name, precision, ours, whole, None, None)
+        step = prediction.step(machine) if machine else None
+        return estimates.Needs(arm.name, precision, ours, whole, None, None, step)
     kinds = prediction.kinds(machine.gpu if machine else None)
     if machine is None:
-        return estimates.Needs(arm.name, precision, ours, whole, kinds, None)
+        return estimates.Needs(arm.name, precision, ours, whole, kinds, None, None)
     if arm.uses_nvme and not machine.disk_bytes_per_s:
-        remedy = "give --disk, such as 6GB/s (benchmarks/peaks.py measures yours), or leave --gpu out"
+        remedy = "give --disk, such as 6GB/s (study calibrate --disk measures yours), or leave --gpu out"
         raise Stop(f"the time of {arm.name} depends on the disk", remedy)
     fits = fits_on(machine.gpu, whole.peak_bytes, kinds.driver)
-    on_gpu = estimates.OnGpu(machine.gpu, fits, prediction.step(machine))
-    return estimates.Needs(arm.name, precision, ours, whole, kinds, on_gpu)
+    on_gpu = estimates.FitsGpu(machine.gpu, fits)
+    return estimates.Needs(arm.name, precision, ours, whole, kinds, on_gpu, prediction.step(machine))
 
 
 # --- study virtual ---------------------------------------------------------------------------------------------------
 
 
-def virtual(model: Wanted, training: TrainingFlags, passes: Passes, *, run_dir: Path | None = None) -> dict:
+def virtual(
+    model: Wanted,
+    training: TrainingFlags,
+    passes: PassFlags,
+    *,
+    run_dir: Path | None = None,
+    machine: Path | None = None,
+) -> dict:
     """Run rank 0 of an N-rank job in one process, and print its memory and traffic. No GPU is needed.
 
     The tensors have shapes but no values, so that they need no memory. The rows are random. It takes seconds for a
@@ -268,13 +283,14 @@ def virtual(model: Wanted, training: TrainingFlags, passes: Passes, *, run_dir: 
         training: The training, as `study estimate` has it.
         passes: The arm and its passes.
         run_dir: Keep the run in this new folder. Its record.json has these numbers to the byte, and more.
+        machine: The machine.json of `study calibrate`: also predict the seconds of a step of all ranks there.
     """
     arm = arms.load_arm(passes.arm)
     settings = _settings(model, training, passes, usual_precision(arm))
     # --- What the trainer would refuse as well, but seconds later.
     if stop := launches.lacking():
         raise stop
-    flags = Flags(**settings)
+    flags = TrainerFlags(**settings)
     check(flags)
     optimizers.check(flags, arm)
     arms.check_virtual(arm, "none")
@@ -295,10 +311,16 @@ def virtual(model: Wanted, training: TrainingFlags, passes: Passes, *, run_dir: 
             remedy = f"correct {model.model}/config.json if `study estimate` refuses it as well, or {remedy}"
         raise Stop(record.error.message, remedy)
     _show(record, training.ranks)
+    if path := machine or calibration.from_environment():
+        device: Device = "cuda" if calibration.read(path).gpu else "cpu"
+        shape, place = asked_for(model, training.sequence or 1), PlaceFlags(machine=path)
+        ours, there = training_of(shape, training, place, passes, None, device)
+        if there:
+            say(estimates.time_line(Prediction(ours).step(there)))
     return record.model_dump(mode="json", by_alias=True)
 
 
-def _settings(model: Wanted, training: TrainingFlags, passes: Passes, usual: Precision) -> dict[str, Any]:
+def _settings(model: Wanted, training: TrainingFlags, passes: PassFlags, usual: Precision) -> dict[str, Any]:
     shape = asked_for(model, training.sequence or 1)
     if model.model is None:
         raise Stop("only a model with a name can be run", "give --model")

@@ -1,7 +1,9 @@
 """`study virtual train.py`: somebody's own script as rank 0 of N, without a GPU."""
 
 import contextlib
+import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -36,7 +38,7 @@ GIB = 2**30
 
 
 def rehearse(
-    script: tyro.conf.Positional[Path],
+    script: tyro.conf.Positional[str],
     words: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
     /,
     *,
@@ -64,7 +66,7 @@ def rehearse(
     With --json: the same. Example: `study virtual examples/trainer_glue.py --ranks 8 -- --steps 4`
 
     Args:
-        script: The script, as `accelerate launch` and `torchrun` take it.
+        script: The script, as `accelerate launch` and `torchrun` take it; or a program on the PATH, or a module.
         words: After `--`: the script's own words.
         ranks: Ranks of the group.
         config_file: Accelerate's YAML. Default: that of `accelerate config`, if there is one.
@@ -81,8 +83,7 @@ def rehearse(
         run_dir: Keep the record in this new folder.
         timeout: Seconds after which it ends.
     """
-    if not script.is_file():
-        raise Stop(f"there is no script {script}", "name a Python file")
+    path, module = found(script)
     for name, number, most in (("--ranks", ranks, MOST_RANKS), ("--steps", steps, 1000), ("--timeout", timeout, 86400)):
         if not 1 <= number <= most:
             raise Stop(f"{name} must be 1 to {most} (got {number})", "give such a number")
@@ -96,7 +97,8 @@ def rehearse(
     if config is not None and not config.is_file():
         raise Stop(f"there is no --config_file {config}", "name Accelerate's YAML")
     request = Request(
-        script=str(script),
+        script=str(path),
+        module=module,
         words=list(words),
         ranks=ranks,
         ranks_per_machine=min(ranks, gpus_per_node),
@@ -110,7 +112,7 @@ def rehearse(
         save=save,
         real=real,
     )
-    during(f"running {script.name} as rank 0 of {ranks}")
+    during(f"running {path.name} as rank 0 of {ranks}")
     with tempfile.TemporaryDirectory() as temporary:
         folder = run_dir or Path(temporary, "run")
         folder.mkdir(parents=True)
@@ -121,7 +123,25 @@ def rehearse(
             return failed(parted, request)
         rows = [tried(arm, request, folder / arm.name, timeout) for arm in arms]
         shown = show_answer(request, answer, store.read(folder / store.RECORD), rows, folder)
-        return shown | show_known(folder) | {"tried": [asdict(row) for row in rows]}
+        return shown | {"faults": show_known(folder), "tried": [asdict(row) for row in rows]}
+
+
+def found(script: str) -> tuple[Path, str | None]:
+    """Return the file of a script, a program or a module, and the module's name."""
+    if Path(script).is_file():
+        return Path(script), None
+    if program := shutil.which(script):
+        if b"python" not in Path(program).read_bytes()[:200].partition(b"\n")[0]:
+            raise Stop(f"{script} is no program in Python", "name a Python file")
+        return Path(program), None
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(script)  # imports the packages around it alone
+        if spec is not None and spec.submodule_search_locations:
+            main = Path(spec.submodule_search_locations[0], "__main__.py")
+            return main, f"{script}.__main__"
+        if spec is not None and spec.origin:
+            return Path(spec.origin), script
+    raise Stop(f"there is no script {script}", "name a Python file, a program on the PATH, or an installed module")
 
 
 def pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
@@ -262,6 +282,7 @@ def show_answer(request: Request, answer: Answer, record: Record, rows: list[Tri
         fits = fits_on(GPUS[request.gpu], device.peak, device.driver)
         first += f", and nvidia-smi would show {device.driver / GIB:.1f} of {total_bytes / GIB:.0f} GiB: {FITS[fits]}"
     say_wrapped(f"{first}.")
+    findings = show_mistakes(folder)
     if answer.cuda_peaks:
         say_wrapped(f"CUDA's own peak, with real values, is {size(max(answer.cuda_peaks))}.")
     show_tried(fits, rows)
@@ -283,6 +304,7 @@ def show_answer(request: Request, answer: Answer, record: Record, rows: list[Tri
         "after_step": rank.after_step,
         "device": asdict(device),
         "fits": fits,
+        "findings": findings,
         "step": asdict(step) if step else None,
         "moments": [asdict(each) for each in answer.moments],
         "loading_peak_bytes": answer.loading_peak_bytes,
@@ -301,6 +323,14 @@ def show_seconds(request: Request, answer: Answer, record: Record, folder: Path)
     interval = f"{step.low_s:.2g} to {step.high_s:.2g}"
     say_wrapped(f"A step is predicted to take {step.seconds:.2g} s ({interval}).")
     return step
+
+
+def show_mistakes(folder: Path) -> list[dict]:
+    """Show and return the mistakes that the prepared objects and the steps tell of."""
+    mistakes = [each for each in about(folder).findings if all(getattr(each, cost) is None for cost in COSTS)]
+    for each in mistakes:
+        say_wrapped(f"{each.said} What to do: {each.remedy}.", indent="  ", first="- ")
+    return list(map(asdict, mistakes))
 
 
 def of_all(parts: dict[str, int]) -> int:
@@ -323,8 +353,8 @@ def show_moments(request: Request, answer: Answer, device: OnGpu) -> None:
         say_wrapped("The script ended without saving.")
 
 
-def show_known(folder: Path) -> dict:
-    """Show and return the known faults that apply to what was prepared, and mistakes in it. Nothing is asked."""
+def show_known(folder: Path) -> list[str]:
+    """Show the known faults that apply to what was prepared. Nothing is asked. Return their ids."""
     asked, _ = described((), Flags(), folder / store.RECORD)
     applying = [each for each in which_apply(asked) if each.answer == "applies"]
     if not applying:
@@ -335,10 +365,7 @@ def show_known(folder: Path) -> dict:
     for known in applying[:3]:
         said = with_id(known.fault.in_releases, known.fault.id)
         say_wrapped(f"{said} What to do: {known.do}.", indent="  ", first="- ")
-    mistakes = [each for each in about(folder).findings if all(getattr(each, cost) is None for cost in COSTS)]
-    for each in mistakes:
-        say_wrapped(f"{each.said} What to do: {each.remedy}.", indent="  ", first="- ")
-    return {"faults": [each.fault.id for each in applying], "findings": list(map(asdict, mistakes))}
+    return [each.fault.id for each in applying]
 
 
 def decided(record: Record, answer: Answer, request: Request) -> list[str]:
@@ -349,6 +376,8 @@ def decided(record: Record, answer: Answer, request: Request) -> list[str]:
         how = f"ZeRO stage {seen.stage}"
     elif seen.fsdp:
         how = "FSDP2"
+    elif "FullySharded" in how:
+        how = "FSDP1"
     words = [how]
     offloaded = {"optimizer": seen.offload_optimizer, "weights": seen.offload_param}
     words += [f"{what} offloaded to {home}" for what, home in offloaded.items() if home not in (None, "none")]
@@ -358,7 +387,7 @@ def decided(record: Record, answer: Answer, request: Request) -> list[str]:
         words.append(f"autocast {seen.autocast}")
     fused = ", fused" if (seen.optimizer_settings or {}).get("fused") else ""
     words.append(f"{seen.optimizer}{fused}")
-    if seen.trained_parameters != seen.parameters:
+    if seen.parameters and seen.trained_parameters != seen.parameters:
         words.append(f"{seen.trained_parameters:,} of {seen.parameters:,} parameters train")
     if seen.checkpointing:
         words.append("activations are recomputed")

@@ -216,7 +216,9 @@ def _compare_claims(chosen: list[Claim | Fault], loaded: Runs, in_full: bool) ->
     )
 
 
-def report(*, runs: tuple[Path, ...], out: Path = Path("reports/build"), address: str = "") -> None:
+def report(
+    *, runs: tuple[Path, ...], out: Path = Path("reports/build"), address: str = "", paste: bool = False
+) -> None:
     """Write the report about some runs: web pages that open from disk. This executes the notebooks.
 
     Example: `study report --runs reports/cpu-2core/runs`
@@ -225,9 +227,10 @@ def report(*, runs: tuple[Path, ...], out: Path = Path("reports/build"), address
         runs: Folders that contain runs, at any depth.
         out: The folder for the pages. An earlier report in it is replaced.
         address: Where the pages will stand, so that links to them show a picture.
+        paste: Fetch the Python with which a browser reads pasted texts, 14 MB, from npm and the package index.
     """
     # It needs packages for figures and notebooks, which the light install lacks.
     from study.report.site import build
 
-    # It returns the names of the notebooks that failed; the others are there all the same.
-    sys.exit(bool(build(list(runs), out, address.rstrip("/"))))
+    # It returns what failed, such as a notebook; the others are there all the same.
+    sys.exit(bool(build(list(runs), out, address.rstrip("/"), paste)))

@@ -6,14 +6,18 @@ from pathlib import Path
 import tyro
 
 from study.cli.diagnosis import show_finding
+from study.configs.pasted import losses, matching
 from study.configs.stacks import described
 from study.core.errors import Stop, nearest
+from study.core.settings import flag
 from study.core.text import say_wrapped
 from study.known.faults import table
 from study.known.findings import Finding, with_id
-from study.known.which_apply import Applies, Flags, Stack, free, untested, which_apply
+from study.known.which_apply import WAYS, Applies, Flags, Stack, free, untested, which_apply
 
-MOST_SHOWN = 10  # faults, without --details: a reader of 50 reads none
+MOST_MAY = 5  # faults that may apply, without --details: a reader of 50 reads none
+MOST_ASKED = 2  # flags, beside --config
+USUAL = {"stage", "ranks", "cuda", "trainer", "offload", "script"}  # conditions that say little of a training
 MOST_FREE = 4  # releases
 
 
@@ -38,37 +42,60 @@ def stack(
             wrote, a project, an environment of conda, a lock of uv or poetry. Several count together.
             Without any: those of the record, or of this environment.
         config: A DeepSpeed json, an Accelerate yaml, arguments of the Trainer, or a record.
-        symptom: What was seen: faults with it come first. It is error, hang, ignored, loss, memory, no-update or norm.
+        symptom: What was seen, in a word (error, hang, ignored, loss, memory, no-update, norm) or in your words: faults
+            with it come first. `study diagnose --symptom` says what it may mean without any release.
         details: All faults that may apply, what would decide that, what to do, and what shows them.
     """
-    if flags.stage is not None and flags.fsdp2:
-        raise Stop("--stage and --fsdp2 exclude each other", "give the one that shards your training")
+    ways = [name for name in ("stage", *WAYS) if getattr(flags, name) not in (None, False)]
+    if len(ways) > 1:
+        raise Stop(f"{' and '.join(map(flag, ways))} exclude each other", "give the one that your training has")
     for number in (flags.ranks, flags.passes):
         if number is not None and number < 1:
             raise Stop(f"ranks and passes must be at least 1 (got {number})", "give 1 or more")
-    seen = _symptom(symptom) if symptom else None
+    seen = _symptoms(symptom)
     asked, notes = described(releases, flags, config)
     found = which_apply(asked)
-    if seen:  # sorting keeps the order of the others
-        found.sort(key=lambda each: seen not in each.fault.symptom)
+    found.sort(key=lambda each: not _is_seen(each, seen))  # sorting keeps the order of the others
     answer = in_words(asked, found)
-    say_wrapped(*notes, answer["first"])
-    if not details:
-        _narrow_down(found, config)
-    left = []
-    for number, (each, row) in enumerate(zip(found, answer["faults"], strict=True), 1):
-        if details or each.answer == "applies" or (seen and seen in each.fault.symptom):
-            sentence = f"{row['question']} {row['sentence']}".lstrip()
-            show_finding(f"{number:>2}. ", Finding(each.fault.id, sentence, row["do"], row["shown"]))
-        elif number <= MOST_SHOWN:
-            # Without any question it would read as if it applied.
-            question = _questions(each, of_flags=False) or row["question"]
-            said = with_id(row["sentence"], each.fault.id)
-            say_wrapped(f"{said} {question}", indent="    ", first=f"{number:>2}. ")
-        else:
-            left.append(each)
-    _show_rest(answer["free"], left)
+    say_wrapped(*notes, answer["first"])  # notes tell what was not understood
+    rows = {row["id"]: row for row in answer["faults"]}
+    for number, each in enumerate([each for each in found if each.answer == "applies"], 1):
+        row = rows[each.fault.id]
+        show_finding(f"{number:>2}. ", Finding(each.fault.id, row["sentence"], row["do"], row["shown"]))
+        if each.fault.who:
+            say_wrapped(f"Who is hit: {each.fault.who}.", indent="    ", first="    ")
+    _show_free(answer["free"])
+    may = [each for each in found if each.answer != "applies"]
+    shown = may if details else _spoken_of(may, seen, _said(asked, flags, config))
+    for each in shown:
+        row = rows[each.fault.id]
+        say_wrapped("", f"May apply: {with_id(row['sentence'], each.fault.id)} {row['question']}", indent="    ")
+        if details:
+            say_wrapped(f"What to do: {row['do']}.", f"Shown by: {row['shown']}", indent="    ", first="    ")
+    _show_rest([each for each in may if each not in shown], config)
     return answer
+
+
+def _is_seen(each: Applies, seen: set[str]) -> bool:
+    return any(symptom in each.fault.symptom for symptom in seen)
+
+
+def _said(asked: Stack, flags: Flags, config: Path | None) -> set[str]:
+    """Return the conditions of which a flag or the config speaks."""
+    by_flags = {name for name, value in vars(flags).items() if value is not None}
+    return by_flags | ({*asked.said, "keys"} if config else set())
+
+
+def _spoken_of(may: list[Applies], seen: set[str], said: set[str]) -> list[Applies]:
+    """Return faults that may apply and have the symptom, or of which something special is said, the most first."""
+
+    def weight(each: Applies) -> int:
+        special = {*(each.fault.when or {})} - USUAL - {question.condition for question in each.why}
+        # Trainers and PEFT have few faults, and who names one asks about it.
+        return 2 * len(special & said) + (each.fault.package in (*table().trainers, "PEFT"))
+
+    spoken = [each for each in may if _is_seen(each, seen) or (each.may_be_inside and weight(each))]
+    return sorted(spoken, key=lambda each: (not _is_seen(each, seen), -weight(each)))[:MOST_MAY]
 
 
 def in_words(asked: Stack, found: list[Applies]) -> dict:
@@ -77,7 +104,7 @@ def in_words(asked: Stack, found: list[Applies]) -> dict:
     packages = dict.fromkeys(each.fault.package for each in applying)
     return {
         "fine": not applying,
-        "first": _in_one_sentence(asked, len(applying), len(found) - len(applying)),
+        "first": _in_one_sentence(asked, len(applying), len(found) - len(applying), next(iter(applying), None)),
         "faults": [_row(each) for each in found],
         "not_asked": [_release(asked, package) for package in untested(asked)],
         "free": {package: free(asked, package) for package in packages},
@@ -88,11 +115,15 @@ def _release(asked: Stack, package: str) -> str:
     return f"{package} {asked.releases[package] or '(release not said)'}"
 
 
-def _in_one_sentence(asked: Stack, apply: int, may: int) -> str:
-    """Return how many faults there are, with the releases of which nothing is known."""
+def _in_one_sentence(asked: Stack, apply: int, may: int, worst: Applies | None) -> str:
+    """Return what applies, the worst of it first, with the releases of which nothing is known."""
     named = ", ".join(_release(asked, package) for package in asked.releases)
     known = sum(fault.when is not None for fault in table().fault)
-    first = f"{named}: of {known} known faults {apply} {'applies' if apply == 1 else 'apply'}, and {may} may"
+    if worst is None:
+        first = f"{named}: none of {known} known faults surely applies, and {may} may"
+    else:
+        others = f"{apply} known faults apply; the worst" if apply > 1 else "1 known fault applies"
+        first = f"{named}: {others}: {worst.fault.sentence.rstrip('.')}"
     if packages := untested(asked):
         first += f"; in no test of ours: {', '.join(_release(asked, each) for each in packages)}"
     return f"{first}."
@@ -113,42 +144,48 @@ def _row(each: Applies) -> dict:
     }
 
 
-def _questions(each: Applies, of_flags: bool = True) -> str:
-    """Return what would decide whether a fault applies; without those that a flag answers, if these are asked above."""
-    asked = [question.text for question in each.why if of_flags or not question.flag]
+def _questions(each: Applies) -> str:
+    """Return what would decide whether a fault applies."""
+    asked = [question.text for question in each.why]
     if not each.is_tested:
         asked.insert(0, table().questions["release"].format(each.fault.package, each.release))
     return " ".join(asked)
 
 
-def _narrow_down(found: list[Applies], config: Path | None) -> None:
-    """Name the flags that would decide most. Each is asked for once, and not with each fault."""
-    flags = Counter(question.flag for each in found for question in each.why if question.flag)
-    wanted = [name for name, _ in flags.most_common()]
-    if wanted:
-        names = ", ".join(wanted if config else ["--config", *wanted])
-        say_wrapped(f"To narrow it down, give {names}. Questions that they answer are left out below.")
-
-
-def _show_rest(right: dict[str, list[str]], left: list[Applies]) -> None:
-    """Name releases without a fault that surely applies, and say how many faults were not shown."""
+def _show_free(right: dict[str, list[str]]) -> None:
+    """Name releases without a fault that surely applies."""
     for name, releases in right.items():
         sentence = f"Each release of {name} that was tested has a known fault here."
         if releases:
             these = " or ".join(releases[:MOST_FREE])
             sentence = f"With {name} {these} no known fault of {name} surely applies here, but others may."
         say_wrapped("", sentence)
-    if left:
-        unasked = sum(not each.is_tested for each in left)
-        of_these = f"; for {unasked} of these nobody tested your release" if unasked else ""
-        say_wrapped("", f"{len(left)} more may apply{of_these}. With --details: all, and what to do.")
 
 
-def _symptom(word: str) -> str:
-    """Return what was seen as the table has it."""
+def _show_rest(left: list[Applies], config: Path | None) -> None:
+    """Say in one line how many faults were not shown, and what would tell whether they apply."""
+    if not left:
+        return
+    flags = Counter(question.flag for each in left for question in each.why if question.flag)
+    wanted = [name for name, _ in flags.most_common(MOST_ASKED)]
+    if config is None:
+        wanted.insert(0, "--config")
+    unasked = sum(not each.is_tested for each in left)
+    of_these = f"; for {unasked} of these nobody tested your release" if unasked else ""
+    give = f"Give {', '.join(wanted)} to check them; " if wanted else ""
+    say_wrapped("", f"{len(left)} more may apply{of_these}. {give}--details lists all.")
+
+
+def _symptoms(words: str | None) -> set[str]:
+    """Return what was seen as the table has it, of one word or of a person's sentence."""
+    if not words:
+        return set()
     by_word = {other: symptom for symptom, others in table().symptoms.items() for other in [symptom, *others.split()]}
-    name = word.lower().replace("_", "-")
-    if name not in by_word:
-        what = f"--symptom must be one of {', '.join(sorted(table().symptoms))} (got {word!r:.80})"
-        raise Stop(what, nearest(name, by_word, otherwise="study stack --help explains the options"))
-    return by_word[name]
+    name = words.lower().replace("_", "-")
+    if name in by_word:
+        return {by_word[name]}
+    if seen := matching.symptoms(words, {each.id for each in losses.signs("", words)}):
+        return seen
+    what = f"--symptom {words!r:.80} names nothing that faults are known by"
+    listed = f"say what was seen: {', '.join(sorted(table().symptoms))}, or a sentence with the numbers"
+    raise Stop(what, nearest(name, by_word, otherwise=listed))

@@ -213,53 +213,56 @@ def _mistyped(library: str, config: dict, closed: Sequence[str] = ()) -> Iterato
     # (runtime/config.py:268): a program may keep keys of its own in it, and so may the config in a record.
     sections = library_defaults(library)
     unread = []
-    for path, known in sections.items():
-        section = section_at(config, path)
-        for key in [key for key in section if key not in known][:MOST_UNKNOWN]:
-            # A key that is nearly one which is written as well is no misspelling of it.
-            cutoff = SIMILAR if path in closed else NEAR
-            near = difflib.get_close_matches(key, known.keys() - section.keys(), n=1, cutoff=cutoff)
-            places = " or ".join(where for where, keys in sections.items() if key in keys)
-            do = f"write {near[0]}" if near else "remove it"
-            if not near and path not in closed:
-                if not closed:
-                    continue
-                if not places and (path or not isinstance(section[key], dict)):
-                    if key[:1].isalpha():  # _comment and // are notes
-                        unread.append(key)
-                    continue
-                do = f"write it into {places or 'the section that has its keys'}"
-            id = "key_mistyped" if library == "trainer" else "key_ignored"
-            if path in closed:
-                id = "key_refused"
-            default = texts()["key_ignored"]["defaults"].get(do, "its default")
-            yield finding(id, library=library, key=f"{path}.{printable(key)}".lstrip("."), do=do, default=default)
+    for path, key, value, others in _unknown(sections, config):
+        # A key that is nearly one which is written as well is no misspelling of it.
+        near = difflib.get_close_matches(key, others, n=1, cutoff=SIMILAR if path in closed else NEAR)
+        places = " or ".join(where for where, keys in sections.items() if key in keys)
+        if near:
+            do = f"write {near[0]}"
+        elif path in closed:
+            do = "remove it"
+        elif not closed:
+            continue
+        elif places:
+            do = f"write it into {places}"
+        elif isinstance(value, dict) and not path:
+            do = "write it into the section that has its keys"
+        else:
+            if key[:1].isalpha():  # _comment and // are notes
+                unread.append(key)
+            continue
+        id = "key_mistyped" if library == "trainer" else "key_ignored"
+        if path in closed:
+            id = "key_refused"
+        default = texts()["key_ignored"]["defaults"].get(do, "its default")
+        yield finding(id, library=library, key=f"{path}.{printable(key)}".lstrip("."), do=do, default=default)
     if unread:
         id = "keys_unread_by_accelerate" if library == "accelerate" else "keys_unread_by_deepspeed"
         yield finding(id, library=library, keys=", ".join(map(printable, unread)))
+
+
+def _unknown(sections: dict[str, dict], config: dict) -> Iterator[tuple[str, str, Any, set[str]]]:
+    """Yield each key that a library does not know: its section, the key, its value, and known keys that it may mean."""
+    for path, known in sections.items():
+        section = section_at(config, path)
+        for key in [key for key in section if key not in known][:MOST_UNKNOWN]:
+            yield path, key, section[key], known.keys() - section.keys()
 
 
 def _refused(library: str, config: dict) -> Iterator[Finding]:
     """Yield the keys and values with which a library does not start."""
     known = known_libraries()[library]
     yield from _mistyped(library, config, known["closed"])
+    if library == "deepspeed":
+        yield from _left_open(config)
     refused = partial(finding, library=f"{library} {known['version']}")
-    filled = texts()["auto_not_filled"]["filled"]
-    left = [printable(key) for key, value in flat(config).items() if value == AUTO and key not in filled]
-    if left and library == "deepspeed":
-        yield finding("auto_not_filled", keys=", ".join(left))
     values = flat(known["sections"][""] | known["sections"])
-    for path, types in known["types"].items():
-        for key, value in section_at(config, path).items():
-            if key in types and value != AUTO:
-                place = f"{path}.{key}".lstrip(".")
-                try:
-                    values[place] = SchemaValidator(types[key]).validate_python(value)
-                except ValidationError as error:
-                    was_removed = error.errors()[0]["type"] == "removed"  # an older release may take it
-                    yield refused(
-                        "key_removed" if was_removed else "value_refused", problem=f"{place} {sentence(error)}"
-                    )
+    for place, kind, value in _typed(known["types"], config):
+        try:
+            values[place] = SchemaValidator(kind).validate_python(value)
+        except ValidationError as error:
+            was_removed = error.errors()[0]["type"] == "removed"  # an older release may take it
+            yield refused("key_removed" if was_removed else "value_refused", problem=f"{place} {sentence(error)}")
     for together in known["exclusive"]:
         if together.items() <= values.items():
             yield refused("value_refused", problem=f"{json.dumps(together)[1:-1]} exclude each other")
@@ -269,6 +272,22 @@ def _refused(library: str, config: dict) -> Iterator[Finding]:
     if rows % parts:
         problem = f"no number of ranks gives a train_batch_size of {rows:g}, with {parts:g} rows on each"
         yield refused("value_refused", problem=problem)
+
+
+def _left_open(config: dict) -> Iterator[Finding]:
+    """Yield the keys of a DeepSpeed config whose `auto` nothing fills in."""
+    filled = texts()["auto_not_filled"]["filled"]
+    left = [printable(key) for key, value in flat(config).items() if value == AUTO and key not in filled]
+    if left:
+        yield finding("auto_not_filled", keys=", ".join(left))
+
+
+def _typed(types: dict[str, dict], config: dict) -> Iterator[tuple[str, Any, Any]]:
+    """Yield each value whose type a library knows: its dotted path, the type and the value."""
+    for path, of_section in types.items():
+        for key, value in section_at(config, path).items():
+            if key in of_section and value != AUTO:
+                yield f"{path}.{key}".lstrip("."), of_section[key], value
 
 
 def _without_effect(config: dict) -> Iterator[Finding]:

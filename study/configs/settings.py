@@ -20,6 +20,9 @@ AUTO = "auto"
 COUNT = re.compile(r"0*[1-9][0-9]*(\.0)?")
 UNKNOWN = "unknown"
 HALVES = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16"}  # the second is DeepSpeed's older name, and still read
+# As DeepSpeed's typed sections read truth values: by pydantic.
+ON = ("true", "1", "1.0", "on", "t", "y", "yes")
+OFF = ("none", "false", "0", "0.0", "off", "f", "n", "no")
 ASKED = ("stage", *OFFLOADS, "clipping", "accumulation")  # of DeepSpeed
 ENGINES = {"NO": "one process", "MULTI_GPU": "DDP", "MULTI_CPU": "DDP", "DEEPSPEED": "DeepSpeed", "FSDP": "FSDP"}
 
@@ -141,9 +144,9 @@ def _of_deepspeed(config: dict) -> EffectiveSettings:
 def half_precision(config: dict, path: str = "{}") -> str | None:
     """Return the precision of 16 bits that a config switches on. AUTO if it is open, or not understood."""
     for key, name in HALVES.items():
-        value = dig(config, path.format(key))
-        if value not in (None, False):
-            return name if value is True else AUTO
+        word = str(dig(config, path.format(key))).lower()
+        if word not in OFF:
+            return name if word in ON else AUTO
     return None
 
 

@@ -12,7 +12,7 @@ from study.core.settings import flag
 from study.core.text import is_number
 from study.known import lists
 from study.known.faults import table
-from study.known.which_apply import Flags, Stack
+from study.known.which_apply import WAYS, Flags, Stack
 from study.records.metrics import dig
 
 
@@ -53,8 +53,9 @@ def _overruled(flags: Flags, said: EffectiveSettings) -> Iterator[str]:
     if flags.optimizer is not None and not any(name in flags.optimizer.lower() for name in known):
         yield f"--optimizer {flags.optimizer!r:.80} is none of {', '.join(known)}: no fault of these is told."
     engine = said.get("engine", UNSET).value
-    if flags.fsdp2 and engine == "DeepSpeed":
-        yield "--fsdp2 counts, and not the config's DeepSpeed."
+    for way in WAYS:
+        if getattr(flags, way) and engine == "DeepSpeed":
+            yield f"{flag(way)} counts, and not the config's DeepSpeed."
     if flags.stage is not None and engine == "FSDP":
         yield f"--stage {flags.stage} counts, and not the config's FSDP."
 

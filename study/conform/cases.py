@@ -59,7 +59,7 @@ CURVES: dict[str, Callable[[int], float]] = {
 }
 
 
-class Difference(Exception):
+class Unequal(Exception):
     """The sharded training is not equal to the reference."""
 
 
@@ -77,6 +77,7 @@ class Case:
     groups: str = ""  # decay: none for vectors; rate, zero: another rate, or 0, for the last layer
     curve: str = ""  # of the learning rate, one of CURVES
     precision: str = "fp32"  # autocast, bf16, fp16 (fp32 master weights), bf16_pure (no master weights)
+    window: int = 1000  # updates in fp16 without an overflow, after which the scale rises
     rounded: bool = True  # with bf16: all weights begin as values that bf16 has
     bucket: int = 64  # elements that a collective may move at once; 0 is the library's default
     lengths: Sequence[int] = (3,)  # of sequences, update by update
@@ -267,25 +268,25 @@ def largest(tensors: Iterable[Tensor]) -> float:
 
 
 def hold_weights(seen: Weights, expected: Weights, allowed: float, what: str) -> None:
-    """Raise Difference unless each parameter is within an allowed distance of what is expected. 0 means: equal bits."""
+    """Raise Unequal unless each parameter is within an allowed distance of what is expected. 0 means: equal bits."""
     for name, tensor in expected.items():
         if seen[name].shape != tensor.shape:
-            raise Difference(f"{what}: {name} has shape {tuple(seen[name].shape)} instead of {tuple(tensor.shape)}")
+            raise Unequal(f"{what}: {name} has shape {tuple(seen[name].shape)} instead of {tuple(tensor.shape)}")
         distance = largest([seen[name] - tensor])
         if not distance <= allowed:  # also if it is no number
-            raise Difference(f"{what}: {name} is {distance:.2g} off, and {allowed:.2g} is allowed")
+            raise Unequal(f"{what}: {name} is {distance:.2g} off, and {allowed:.2g} is allowed")
 
 
 def hold_numbers(seen: list[float], expected: list[float], share: Callable[[int], float], what: str) -> None:
-    """Raise Difference unless the numbers of each update are within a share of what is expected."""
+    """Raise Unequal unless the numbers of each update are within a share of what is expected."""
     for update, (one, other) in enumerate(zip(seen, expected, strict=True), 1):
         allowed = share(update) * abs(other)
         if not abs(one - other) <= allowed:
-            raise Difference(f"{what} of update {update}: {one:.6g}, not {other:.6g}, and {allowed:.2g} is allowed")
+            raise Unequal(f"{what} of update {update}: {one:.6g}, not {other:.6g}, and {allowed:.2g} is allowed")
 
 
 def hold(seen: ShardedTraining, expected: Reference, case: Case, start: Weights | None = None) -> None:
-    """Raise Difference unless losses, norms and weights are equal within the bound."""
+    """Raise Unequal unless losses, norms and weights are equal within the bound."""
     share = functools.partial(bound, case, dist.get_world_size())
     weights, end = seen.weights(), expected.weights()
     # --- losses and norms: a wrong one says more than the weights that follow from it

@@ -11,8 +11,8 @@ from study.conform.cases import (
     PRECISIONS,
     Build,
     Case,
-    Difference,
     Reference,
+    Unequal,
     Weights,
     chain,
     first_weights,
@@ -65,7 +65,7 @@ def frozen_weights_leave(build: Build, case: Case) -> None:
     """At the end of a backward pass a rank holds no more of the frozen layers than at its beginning."""
     last, *_, first = build(case).run().model.held  # type: ignore[misc]
     if first > last:
-        raise Difference(f"the rank holds {last} frozen elements before the backward pass, and {first} after it")
+        raise Unequal(f"the rank holds {last} frozen elements before the backward pass, and {first} after it")
 
 
 def two_backward_passes(build: Build, case: Case, marked: bool = True) -> None:
@@ -121,8 +121,8 @@ def each_update(build: Build, case: Case) -> None:
         reference.update(update)
         try:
             hold(training, reference, short, start=before)
-        except Difference as difference:
-            raise Difference(f"update {update + 1} of {case.updates}: {difference}") from None
+        except Unequal as difference:
+            raise Unequal(f"update {update + 1} of {case.updates}: {difference}") from None
 
 
 def begin_at(reference: Reference, weights: Weights) -> None:
@@ -151,7 +151,7 @@ def moving_scale(build: Build, case: Case) -> None:
         reference.update(update)
         hold(training, reference, short, start=before)
     if made < case.updates // 4 or len(set(scales)) < 2:
-        raise Difference(f"{made} of {case.updates} updates were made, with the scales {scales}")
+        raise Unequal(f"{made} of {case.updates} updates were made, with the scales {scales}")
 
 
 def same_bits(one: Weights, other: Weights) -> bool:
@@ -183,7 +183,7 @@ def not_finite(build: Build, case: Case) -> None:
             reference.update(update)
         hold(training, reference, case)
     elif set(seen) not in ({"fails"}, {"is not finite"}):
-        raise Difference(
+        raise Unequal(
             f"a gradient of rank {case.infinite_rank} is not finite, and what each rank does: {', '.join(seen)}"
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 import tyro
 
 from study.conform import releases, script
-from study.conform.suite import ADAPTERS, PROPERTIES, Adapter, Answer, Property, Ranks, explanation, libraries
+from study.conform.suite import ADAPTERS, PROPERTIES, Adapter, Property, PropertyAnswer, Ranks, explanation, libraries
 from study.core.errors import Stop, nearest
 from study.core.text import during, say, say_wrapped, show
 
@@ -72,7 +72,7 @@ def _adapter(name: str) -> Adapter:
     return ADAPTERS[name]
 
 
-def _hold(adapter: Adapter, properties: list[Property], out: Path | None) -> list[Answer]:
+def _hold(adapter: Adapter, properties: list[Property], out: Path | None) -> list[PropertyAnswer]:
     """Hold an adapter to properties, and show what came of it."""
     results = []
     with tempfile.TemporaryDirectory() as logs, Ranks(Path(logs, "log.txt")) as ranks:
@@ -105,7 +105,7 @@ def _show_changes(name: str, since: str, until: str) -> dict[str, list[str]]:
     return {history: [*questions] for history, questions in changed.items()}
 
 
-def _show_explanations(answers: list[Answer]) -> None:
+def _show_explanations(answers: list[PropertyAnswer]) -> None:
     # Many failures may have one reason, which is said once, with the properties that show it.
     shown_by: dict = defaultdict(dict)
     for answer in answers:

@@ -29,8 +29,8 @@ import torch.distributed.fsdp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from study.conform import checks, models
-from study.conform.cases import Case, Difference, ShardedTraining
-from study.conform.suite import LIBRARIES, Adapter, Answer, Property, redirect_output
+from study.conform.cases import Case, ShardedTraining, Unequal
+from study.conform.suite import LIBRARIES, Adapter, Property, PropertyAnswer, redirect_output
 from study.core.machine import free_port
 
 GRACE_S = 2  # for the other ranks, once one has failed: the first that fails is the cause
@@ -39,7 +39,7 @@ FORK = multiprocessing.get_context("fork")
 CRASHES = (AttributeError, TypeError, KeyError, IndexError, NameError, ZeroDivisionError, CheckpointException)
 
 
-class Outcome(NamedTuple):
+class PropertyOutcome(NamedTuple):
     """What came of a property on one rank, as in `Answer`; first the time at which it failed."""
 
     time_s: float
@@ -48,24 +48,24 @@ class Outcome(NamedTuple):
     kind: str = ""
 
 
-HOLDS = Outcome(math.inf, "holds")
+HOLDS = PropertyOutcome(math.inf, "holds")
 
 
-def answer(adapter: Adapter, each: Property, limit_s: float) -> Answer:
+def answer(adapter: Adapter, each: Property, limit_s: float) -> PropertyAnswer:
     """Hold an adapter to a property."""
     module = _imported(adapter.path)  # here, and not in each rank
     if each.needs and not hasattr(module, each.needs):
-        outcome = Outcome(0, "not applicable", f"the adapter has no {each.needs}")
+        outcome = PropertyOutcome(0, "not applicable", f"the adapter has no {each.needs}")
     elif not adapter.ranks_for(each):
         words = f"ranks of the property: {each.ranks[-1]}; of the adapter: {adapter.ranks}"
-        outcome = Outcome(0, "not applicable", words)
+        outcome = PropertyOutcome(0, "not applicable", words)
     else:
         outcome = _held(adapter, each, limit_s)
     versions = {name: getattr(sys.modules.get(name), "__version__", "").partition("+")[0] for name in LIBRARIES}
     if adapter.package == "deepspeed":
         versions["accelerate"] = ""  # some releases of DeepSpeed import it, and train without it
     _, *said = outcome
-    return Answer(adapter.name, each.name, *versions.values(), *said)
+    return PropertyAnswer(adapter.name, each.name, *versions.values(), *said)
 
 
 @functools.cache
@@ -78,7 +78,7 @@ def _imported(path: Path) -> SimpleNamespace:
     return module
 
 
-def _held(adapter: Adapter, each: Property, limit_s: float) -> Outcome:
+def _held(adapter: Adapter, each: Property, limit_s: float) -> PropertyOutcome:
     """Run each launch of a property, all in one new folder, until one does not hold."""
     with tempfile.TemporaryDirectory(prefix="conform-") as folder:
         for size in adapter.ranks_for(each):
@@ -88,7 +88,7 @@ def _held(adapter: Adapter, each: Property, limit_s: float) -> Outcome:
     return HOLDS
 
 
-def _launched(adapter: Adapter, each: Property, size: int, folder: Path, limit_s: float) -> Outcome:
+def _launched(adapter: Adapter, each: Property, size: int, folder: Path, limit_s: float) -> PropertyOutcome:
     """Fork the ranks of one launch, wait for them, and return what came of the one that failed first."""
     failures = FORK.SimpleQueue()
     env = {
@@ -106,7 +106,7 @@ def _launched(adapter: Adapter, each: Property, size: int, folder: Path, limit_s
     outcomes = [HOLDS]
     # Only if no rank failed: the others of one that did wait for it, and hang as well.
     if None in codes and not any(codes):
-        outcomes = [Outcome(0, "fails", f"hangs: not done after {limit_s} s", "hangs")]
+        outcomes = [PropertyOutcome(0, "fails", f"hangs: not done after {limit_s} s", "hangs")]
     for index, code in enumerate(codes):
         ranks[index].kill()
         ranks[index].join()
@@ -114,7 +114,7 @@ def _launched(adapter: Adapter, each: Property, size: int, folder: Path, limit_s
             # A crash has no exception to put into the queue. Its time is 0: it comes before what others say.
             last = Path(folder, f"{index}.log").read_text(errors="replace").splitlines()[-1:]
             words = f"a rank ended with exit code {code}: {_one_line(' '.join(last))}"
-            outcomes.append(Outcome(0, "fails", words, str(code)))
+            outcomes.append(PropertyOutcome(0, "fails", words, str(code)))
     while not failures.empty():
         outcomes.append(failures.get())
     return min(outcomes)
@@ -147,7 +147,7 @@ def _rank(adapter: Adapter, each: Property, failures: SimpleQueue, limit_s: floa
     os._exit(0)  # gloo's threads may abort an ordinary exit
 
 
-def outcome_of(error: BaseException, adapter_file: str) -> Outcome:
+def outcome_of(error: BaseException, adapter_file: str) -> PropertyOutcome:
     """Return the outcome that an exception means.
 
     NotImplementedError from the adapter's own file: not applicable. A `raise` with a message in a Python file of the
@@ -155,8 +155,8 @@ def outcome_of(error: BaseException, adapter_file: str) -> Outcome:
     library's own state. Anything else is a crash, and the property fails. So is a checkpoint that cannot be loaded.
     """
     now_s = time.time()  # of all ranks: the earliest failure is the cause
-    if isinstance(error, Difference):
-        return Outcome(now_s, "fails", str(error), "differs")
+    if isinstance(error, Unequal):
+        return PropertyOutcome(now_s, "fails", str(error), "differs")
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1]
     kind = f"{type(error).__name__} in {Path(last.filename).name}, {last.lineno}"
@@ -165,13 +165,13 @@ def outcome_of(error: BaseException, adapter_file: str) -> Outcome:
         error = next(each for each, _ in error.failures.values())
     words = _one_line(str(error))
     if isinstance(error, NotImplementedError) and last.filename == adapter_file:
-        return Outcome(now_s, "not applicable", words, kind)
+        return PropertyOutcome(now_s, "not applicable", words, kind)
     calls = {frame.name for frame in frames if frame.filename == adapter_file}
     statement = "raise|assert" if calls & {"build", "save", "load"} else "raise"
     answer = "fails"
     if (words and re.match(statement, str(last.line)) and not crashed) or type(error).__name__ == "ValidationError":
         answer = "refused"  # compiled code of pydantic raises the latter
-    return Outcome(now_s, answer, f"{type(error).__name__}: {words}", kind)
+    return PropertyOutcome(now_s, answer, f"{type(error).__name__}: {words}", kind)
 
 
 def _one_line(text: str) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 from packaging.version import Version
 
-from study.conform.suite import LIBRARIES, Answer
+from study.conform.suite import LIBRARIES, PropertyAnswer
 from study.core.arms import ROOT
 from study.core.errors import Stop, nearest
 
@@ -19,7 +19,7 @@ def answers(path: Path = COMMITTED) -> pd.DataFrame:
     return pd.read_csv(path, dtype=str, keep_default_na=False)
 
 
-def keep(path: Path, found: list[Answer]) -> None:
+def keep(path: Path, found: list[PropertyAnswer]) -> None:
     """Add answers to a file. They replace earlier ones of the same libraries."""
     frame = pd.DataFrame(found)
     # The first five columns say what was asked, and of which libraries.
@@ -29,7 +29,7 @@ def keep(path: Path, found: list[Answer]) -> None:
     frame.to_csv(path, index=False, lineterminator="\n")
 
 
-def changes(name: str, since: str, until: str) -> tuple[dict, list[Answer]]:
+def changes(name: str, since: str, until: str) -> tuple[dict, list[PropertyAnswer]]:
     """Return the properties whose answers change between releases, by what changes; and all their answers."""
     kept = answers()
     rows = kept[kept["adapter"] == name]
@@ -45,7 +45,9 @@ def changes(name: str, since: str, until: str) -> tuple[dict, list[Answer]]:
     wide = rows.pivot(index="property", columns=package, values="answer")[inside]
     wide = wide[wide.nunique(axis=1) > 1]  # a question that was not asked of a release has no answer there
     rows = rows[rows["property"].isin(wide.index)]
-    return wide.groupby(wide.apply(_history, axis=1)).groups, [Answer(*row) for row in rows.itertuples(index=False)]
+    return wide.groupby(wide.apply(_history, axis=1)).groups, [
+        PropertyAnswer(*row) for row in rows.itertuples(index=False)
+    ]
 
 
 def _history(answers: pd.Series) -> str:

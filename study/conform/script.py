@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from study.conform.suite import HERE, PROPERTIES, Adapter, Answer, libraries
+from study.conform.suite import HERE, PROPERTIES, Adapter, PropertyAnswer, libraries
 
 OURS = [HERE / name for name in ("models.py", "cases.py", "checks.py")]
 SHARED = HERE / "adapters" / "deepspeed_common.py"  # by the adapters of DeepSpeed
@@ -42,14 +42,14 @@ END = """
 dist.init_process_group("gloo")
 try:
     {each.check}(functools.partial(ShardedTraining, ADAPTER), Case({each.model}, {case}))
-except Difference as difference:
+except Unequal as difference:
     print(f"rank {{dist.get_rank()}}: {{difference}}", flush=True)
     os._exit(1)
 os._exit(0)  # gloo's threads may abort an ordinary exit
 """
 
 
-def write(path: Path, adapter: Adapter, seen: Answer) -> None:
+def write(path: Path, adapter: Adapter, seen: PropertyAnswer) -> None:
     """Write the script of a failure. It exits with 0 if the property holds, and with 1 if it fails."""
     each = PROPERTIES[seen.property]
     # The files stand one after the other, and the adapter is the module itself: its functions are global names.

@@ -58,7 +58,7 @@ class Adapter:
 
 
 @dataclass(frozen=True)
-class Answer:
+class PropertyAnswer:
     """What one property is with one adapter and these libraries: a row of reports/conform/answers.csv."""
 
     adapter: str
@@ -71,7 +71,7 @@ class Answer:
     kind: str = ""  # of a failure: `differs` is a wrong result without a message
 
 
-def libraries(answer: Answer) -> str:
+def libraries(answer: PropertyAnswer) -> str:
     """Return the libraries of an answer, with their versions."""
     return ", ".join(f"{name} {getattr(answer, name) or '-'}" for name in LIBRARIES)
 
@@ -88,7 +88,7 @@ ADAPTERS = {
 }
 
 
-def explanation(answer: Answer) -> str:
+def explanation(answer: PropertyAnswer) -> str:
     """Return why a property fails or is refused with these releases; empty if nobody knows yet."""
     for fault in table().fault:
         if (
@@ -110,7 +110,7 @@ class Ranks(ProcessPoolExecutor):
         # Spawned, because a process that forks may have no threads, and nothing imported from elsewhere.
         super().__init__(1, multiprocessing.get_context("spawn"), redirect_output, (log,))
 
-    def ask(self, adapter: Adapter, each: Property, limit_s: float = LIMIT_S) -> Answer:
+    def ask(self, adapter: Adapter, each: Property, limit_s: float = LIMIT_S) -> PropertyAnswer:
         """Hold an adapter to a property."""
         try:
             return self.submit(_answer, adapter, each, limit_s).result()
@@ -127,6 +127,6 @@ def redirect_output(log: Path) -> None:
     os.dup2(output, 2)
 
 
-def _answer(adapter: Adapter, each: Property, limit_s: float) -> Answer:
+def _answer(adapter: Adapter, each: Property, limit_s: float) -> PropertyAnswer:
     ranks = importlib.import_module("study.conform.ranks")  # only in this process, for it imports torch
     return ranks.answer(adapter, each, limit_s)

@@ -9,19 +9,22 @@ import mmap
 import os
 import platform
 import re
-import resource
 import shutil
 import signal
 import socket
 import sys
 import tempfile
+import time
 from pathlib import Path
-
-import psutil
+from typing import TYPE_CHECKING
 
 from study.core.errors import Stop
 from study.core.text import size
 
+if TYPE_CHECKING:
+    import psutil
+
+# psutil and resource are imported where they are used: a browser, where pasted texts are read as well, has neither.
 PR_SET_PDEATHSIG = 1
 MORE_MEMORY = "give fewer ranks, a smaller model, or a machine with more memory"  # what a user can do after a kill
 
@@ -61,6 +64,8 @@ def die_with_parent(parent: int | None = None) -> None:
 
 def cap_private_memory(more_bytes: int) -> None:
     """Limit this process to its present private memory plus so many bytes. Beyond that allocations fail."""
+    import resource
+
     # Since Linux 4.7 this limit counts private writable maps, too, which is where PyTorch's tensors are (setrlimit(2)).
     now_kib = int(fields("/proc/self/status")["VmData"].split()[0])
     resource.setrlimit(resource.RLIMIT_DATA, (now_kib * 1024 + more_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))
@@ -68,6 +73,8 @@ def cap_private_memory(more_bytes: int) -> None:
 
 def lift_memory_cap() -> None:
     """Remove the limit of `cap_private_memory`, as far as allowed: a process that is ending has to record why."""
+    import resource
+
     most = resource.getrlimit(resource.RLIMIT_DATA)[1]
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
@@ -143,8 +150,10 @@ OPTIONS.add_argument("--config_file", "--config-file", nargs="?")
 OPTIONS.add_argument("--num_processes", "--num-processes", nargs="?")
 
 
-def find_launcher() -> tuple[psutil.Process, argparse.Namespace] | None:
+def find_launcher() -> "tuple[psutil.Process, argparse.Namespace] | None":
     """Return the nearest process above this one with a --config_file before this script, in either spelling."""
+    import psutil
+
     # Words before the script are the launcher's, those after it are ours. Or: accelerate launch --module study.train
     script = Path(sys.argv[0])
     for process in psutil.Process().parents():
@@ -191,3 +200,28 @@ def check_direct_io(folder: Path) -> None:
     with tempfile.TemporaryFile(dir=folder) as file:  # without a name, so nothing is left behind
         fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_DIRECT)
         os.pwrite(file.fileno(), mmap.mmap(-1, mmap.PAGESIZE), 0)  # direct I/O demands whole pages
+
+
+REQUEST_BYTES = 2**20  # of direct I/O, DeepSpeed's default
+
+
+def disk_bytes_per_s(folder: Path, total_bytes: int = 2**30) -> float:
+    """Return bytes per second of the slower of writing and reading a file, request by request, as DeepSpeed does it."""
+    request = mmap.mmap(-1, REQUEST_BYTES)
+    request.write(os.urandom(REQUEST_BYTES))
+    starts = range(0, total_bytes, REQUEST_BYTES)
+    try:
+        with tempfile.TemporaryFile(dir=folder) as open_file:
+            file = open_file.fileno()
+            fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_DIRECT)
+            started = time.perf_counter()
+            for start in starts:
+                os.pwrite(file, request, start)
+            os.fsync(file)
+            between = time.perf_counter()
+            for start in starts:
+                os.preadv(file, [request], start)
+            return total_bytes / max(between - started, time.perf_counter() - between)
+    except OSError as error:
+        remedy = "give a folder on a local disk that you may write to"
+        raise Stop(f"the disk of {folder} cannot be measured ({error.strerror})", remedy) from None

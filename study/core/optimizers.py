@@ -3,7 +3,7 @@
 from study.core.arms import Arm
 from study.core.errors import Stop
 from study.core.recipes import RECIPES
-from study.core.settings import Flags
+from study.core.settings import TrainerFlags
 
 # Quotes of the libraries, or what they do silently (torch 2.13, bitsandbytes 0.50, DeepSpeed 0.19.8, Accelerate 1.15).
 WITH_FSDP2 = {
@@ -42,7 +42,7 @@ def refusal(arm: Arm, optimizer: str, precision: str, has_values: bool = True, s
     return None
 
 
-def check(settings: Flags, arm: Arm) -> None:
+def check(settings: TrainerFlags, arm: Arm) -> None:
     """Raise Stop for settings of the optimizer that cannot be combined with each other or with the arm."""
     # --- with each other
     if settings.lora_rank is not None and settings.save:

@@ -1,6 +1,9 @@
 """The precisions of a training: in how many bytes each keeps the states of a parameter, and computes."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+Precision = Literal["fp32", "bf16", "fp16", "bf16_cast", "bf16_pure"]  # of the trainer
 
 
 @dataclass(frozen=True)

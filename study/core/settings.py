@@ -1,4 +1,4 @@
-"""The settings of a run: what the user gives (`Flags`), and the values that are used (`Settings`, from `resolve`).
+"""The settings of a run: what the user gives (`TrainerFlags`), and what is used (`Settings`, from `resolve`).
 
 How training is distributed is not a setting: only the arm's yaml says that. The record's `requested` shows the values
 that were used.
@@ -29,6 +29,7 @@ Task = Literal["imdb", "wikitext", "synthetic"]
 Init = Literal["pretrained", "random", "in_place", "none"]
 PATHS = ("run_dir", "nvme_dir", "cache_dir", "resume")  # settings that name a folder of one machine
 CACHE = "ZERO_STUDY_CACHE"
+MACHINE = "ZERO_STUDY_MACHINE"  # names the machine.json that `study calibrate` wrote
 
 
 def cache_home() -> Path:
@@ -41,7 +42,7 @@ DEFAULT_CACHE = cache_home()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flags:
+class TrainerFlags:
     """Train a model under the arm that `accelerate launch --config_file` names, measure it, and write a run folder."""
 
     __pydantic_config__ = ConfigDict(strict=True, allow_inf_nan=False, revalidate_instances="always")
@@ -152,7 +153,7 @@ class Flags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Flags):
+class Settings(TrainerFlags):
     """The flags of a run after `resolve`: these have a value."""
 
     task: Task = field()
@@ -176,7 +177,7 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def check(settings: Flags) -> None:
+def check(settings: TrainerFlags) -> None:
     """Raise Stop for an impossible value. It names the flag, what was expected, and the value."""
     # --- each for itself: the bounds are in the types of the fields
     try:
@@ -195,7 +196,7 @@ def check(settings: Flags) -> None:
         check_steps(settings, settings.steps)
 
 
-def check_steps(settings: Flags, steps: int) -> None:
+def check_steps(settings: TrainerFlags, steps: int) -> None:
     """Raise Stop for a number of steps, from --steps or --epochs, that does not fit the other settings."""
     # With as many, the rate would end at its peak.
     if steps <= settings.lr_warmup_steps:
@@ -206,16 +207,16 @@ def check_steps(settings: Flags, steps: int) -> None:
         raise Stop(what, "give more steps, or fewer warm-up steps")
 
 
-def build(values: dict, where: str) -> Flags:
+def build(values: dict, where: str) -> TrainerFlags:
     """Return checked settings from names and values in a file. `where` names the file in an error."""
     # In a file a name may be misspelt. Python's own TypeError would not say which name was probably meant.
-    known = vars(Flags())
+    known = vars(TrainerFlags())
     for path in sorted(values.keys() & PATHS):
         what = f"{where}: {path} is a folder of one machine, so a protocol cannot set it"
         raise Stop(what, "leave it out; study sweep has --nvme-dir, and ZERO_STUDY_CACHE names the cache")
     for unknown in values.keys() - known.keys():
         raise Stop(f"{where}: there is no setting {unknown}", nearest(unknown, known))
-    settings = Flags(**values)
+    settings = TrainerFlags(**values)
     try:
         check(settings)
     except Stop as stop:
@@ -225,10 +226,10 @@ def build(values: dict, where: str) -> Flags:
 
 @cache
 def _adapter() -> TypeAdapter:
-    return TypeAdapter(Flags)
+    return TypeAdapter(TrainerFlags)
 
 
-def resolve(flags: Flags, gpu: bool) -> Settings:
+def resolve(flags: TrainerFlags, gpu: bool) -> Settings:
     """Return the settings of a run. Defaults depend on the task, the model, and whether there is a GPU."""
     given = {name: value for name, value in vars(flags).items() if value is not None}
     task: Task = "imdb"
@@ -259,6 +260,6 @@ def learning_rate(settings: Settings, step: int, steps: int) -> float:
     return settings.lr * (steps - step) / (steps - settings.lr_warmup_steps)
 
 
-def as_dict(settings: Flags) -> dict[str, Any]:
+def as_dict(settings: TrainerFlags) -> dict[str, Any]:
     """Return the settings by name, with paths as texts."""
     return json.loads(json.dumps(vars(settings), default=str))

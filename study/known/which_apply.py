@@ -10,6 +10,7 @@ from packaging.version import Version
 from study.core.errors import Stop
 from study.core.settings import flag
 from study.core.text import comparable, is_number
+from study.known import lists
 from study.known.faults import ANY, Fault, Release, table
 
 WAYS = ("fsdp1", "fsdp2", "ddp")  # to train without ZeRO, by the names of flags
@@ -99,7 +100,9 @@ def _with_needed(releases: Mapping[str, Release], said: dict[str, Any], flags: F
     needed = []
     if said["trainer"] not in (None, "own"):
         needed = ["transformers", "accelerate"]
-    if any(getattr(flags, way) for way in WAYS) or (flags.stage is None and said.get("engine") not in (None, "DeepSpeed")):
+    if any(getattr(flags, way) for way in WAYS) or (
+        flags.stage is None and said.get("engine") not in (None, "DeepSpeed")
+    ):
         needed.append("torch")
     elif "stage" in said:
         needed.append("deepspeed")
@@ -107,7 +110,7 @@ def _with_needed(releases: Mapping[str, Release], said: dict[str, Any], flags: F
 
 
 @dataclass(frozen=True)
-class Question:
+class OpenQuestion:
     """What has to be so for a fault to apply, and nobody has said."""
 
     condition: str
@@ -121,7 +124,7 @@ class Applies:
 
     fault: Fault
     answer: Literal["applies", "applies if"]
-    why: tuple[Question, ...]
+    why: tuple[OpenQuestion, ...]
     release: Release
     is_tested: bool  # not: it lies between releases that were, or beyond them
     do: str  # the remedy, in the trainer that is used
@@ -148,6 +151,14 @@ def which_apply(stack: Stack) -> list[Applies]:
     return sorted(_applying(stack), key=lambda each: each.order)
 
 
+def stack(*releases: str, flags: Flags = Flags()) -> list[Applies]:
+    """Return the known faults that apply to some releases, or may, in the order in which people want to read them.
+
+    `releases` are words such as deepspeed==0.19.8, or files that list them. Without any: those of this environment.
+    """
+    return which_apply(Stack.of(lists.releases(releases), flags))
+
+
 def _applying(stack: Stack) -> Iterator[Applies]:
     for fault in table().fault:
         questions = _questions(fault, stack)
@@ -160,7 +171,7 @@ def _applying(stack: Stack) -> Iterator[Applies]:
         is_tested = has is not None or not isinstance(release, Version)
         if has is None and is_tested:
             text = table().questions["range"].format(fault.package)
-            questions = [Question(fault.package, f"the release of {fault.package}", text), *questions]
+            questions = [OpenQuestion(fault.package, f"the release of {fault.package}", text), *questions]
         is_sure = has and not questions
         do = fault.do_with.get(stack.said["trainer"], fault.do)
         yield Applies(fault, "applies" if is_sure else "applies if", tuple(questions), release, is_tested, do)
@@ -208,7 +219,7 @@ def _passes_of_rows(key: Callable[[str], Any] | None, ranks: Any, passes: Any) -
     return derived
 
 
-def _questions(fault: Fault, stack: Stack) -> list[Question] | None:
+def _questions(fault: Fault, stack: Stack) -> list[OpenQuestion] | None:
     """Return what has to be known for a fault to apply, besides the release. None: it does not apply."""
     if not fault.when or fault.package not in stack.releases:
         return None
@@ -226,7 +237,9 @@ def _questions(fault: Fault, stack: Stack) -> list[Question] | None:
             given_as = GIVEN_AS.get(condition, "")
             if condition in table().asked:
                 given_as = f"the release of {condition}"
-            questions.append(Question(condition, given_as, fault.asks[condition]))
+            elif condition == "stage" and wanted == ["ddp"]:
+                given_as = "--ddp"
+            questions.append(OpenQuestion(condition, given_as, fault.asks[condition]))
         elif not is_so:
             return None
     return questions
@@ -243,7 +256,7 @@ def _is_so(condition: str, wanted: Any, known: dict[str, Any], key: Callable[[st
         return None
     # 5.23.0.dev0 may be before a change in 5.23, or after it.
     is_prerelease = isinstance(seen, Version) and seen.is_prerelease
-    if is_prerelease and Version(seen.base_version) == Version(str(wanted).strip("<>=")):
+    if is_prerelease and Version(seen.base_version) in {Version(each.version) for each in SpecifierSet(wanted)}:
         return None
     return _fits(seen, wanted)
 

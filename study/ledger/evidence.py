@@ -193,7 +193,7 @@ def kept_answers() -> dict[str, Value]:
     return answers
 
 
-class Source(Piece):
+class OfSource(Piece):
     """A quote, as somebody read it: nothing is computed."""
 
     kind: Literal["source"]
@@ -255,7 +255,7 @@ def _value(node: ast.AST):
     raise TypeError("numbers, + - * / **, and states, weights, gradients or optimizer of a stage are allowed")
 
 
-class Prediction(Piece):
+class OfPrediction(Piece):
     """A quantity that our predictor gives for a training, or its ratio to that of another training."""
 
     kind: Literal["prediction"]
@@ -306,4 +306,4 @@ class Prediction(Piece):
         return known[self.quantity]
 
 
-Evidence = Annotated[OfRuns | Reproduction | Source | Arithmetic | Prediction, Field(discriminator="kind")]
+Evidence = Annotated[OfRuns | Reproduction | OfSource | Arithmetic | OfPrediction, Field(discriminator="kind")]

@@ -1,28 +1,43 @@
 """Describes this machine for a record, and recognises the errors of a machine: full memory, a lost rank."""
 
+import contextlib
+import os
 import platform
 import re
+from pathlib import Path
 
 import psutil
 import torch
 
-from study.core import machine
-from study.records.sections import Device, Hardware
+from study.core import files, machine
+from study.core.settings import MACHINE
+from study.records.sections import Device, HardwareOfRun
 
 CUDA = torch.cuda.is_available()
+MOST_BYTES = 2**20  # of a machine.json: ours have 2 kB
 
 
-def describe() -> Hardware:
+def describe() -> HardwareOfRun:
     """Return the machine, without its name or address."""
     properties = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-    return Hardware(
+    return HardwareOfRun(
         devices=[Device(name=gpu.name, memory_bytes=gpu.total_memory) for gpu in properties],
         driver=machine.text("/proc/driver/nvidia/version").partition("\n")[0].strip() or None,
         cpu=machine.fields("/proc/cpuinfo").get("model name") or platform.processor() or None,
         cores=machine.usable_cores(),
         host_memory_bytes=psutil.virtual_memory().total,
         system=f"{platform.system()} {platform.machine()}",
+        calibration=_calibration(),
     )
+
+
+def _calibration() -> dict | None:
+    """Return the machine.json that the variable names; None without one. One that is damaged ends no training."""
+    found = None
+    if path := os.environ.get(MACHINE):
+        with contextlib.suppress(OSError, ValueError):
+            found = files.from_json(files.read(Path(path), MOST_BYTES))
+    return found if isinstance(found, dict) else None
 
 
 def versions() -> dict:

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 
 from study.core import files
-from study.records.collectives import FILE, Collective, RankLog, collective_of
+from study.records.collectives import FILE, LoggedCall, RankLog, collective_of
 
 ASK = signal.SIGUSR2  # tells a rank to write where it is
 KEPT = 200  # collectives in a file of some 30 kB; the ring has 2,000
@@ -44,7 +44,7 @@ class RankFile:
         self.rank = rank
 
     def write(
-        self, place: str | None, recent: Sequence[Collective] = (), frames: Frames = (), still_s: float = 0.0
+        self, place: str | None, recent: Sequence[LoggedCall] = (), frames: Frames = (), still_s: float = 0.0
     ) -> None:
         ranks = int(os.environ.get("WORLD_SIZE", 1))
         groups: dict = {}
@@ -188,7 +188,7 @@ def _ring(with_entries: bool = False) -> dict:
     return {}
 
 
-def _copy() -> list[Collective]:
+def _copy() -> list[LoggedCall]:
     """Return the last collectives in order, in tens of milliseconds; no sends and receives, which have no index."""
     entries = [entry for entry in _ring(with_entries=True).get("entries", []) if not entry.get("is_p2p")]
     return [collective_of(entry) for entry in entries[-KEPT:]]

@@ -86,7 +86,8 @@ class Advice:
     question: Question
     rows: tuple[Row, ...]
     choice: Row | None  # None: nothing fits
-    alternative: Row | None  # what would be the choice without it, or a much faster one that fits only just
+    alternative: Row | None  # what would be the choice without it, or what fits only just, but faster or on the GPUs
+    without_offloading: tuple[tuple[str, Row], ...] = ()  # on a single GPU that offloads: options, and what they give
     fewest_gpus: int | None = None  # that are enough with offloading, if GPUs were looked for
 
 
@@ -97,15 +98,37 @@ def advise(question: Question) -> Advice:
         fitting = [row for row in rows if row.fits]
         choice = best_of(fitting)
         others = [row for row in fitting if row is not choice]
-        faster = [row for row in others if choice and FASTER * row.seconds <= choice.seconds and row.is_tight]
+        faster = [row for row in others if choice and row.is_tight and _is_preferred_by_others(row, choice)]
         alternative = min(faster, key=lambda row: row.seconds) if faster else best_of(others)
         unknown = [row for row in (choice, alternative) if row and row.driver_bytes is None]
         if not unknown:
-            return Advice(question, tuple(rows), choice, alternative)
+            return Advice(question, tuple(rows), choice, alternative, _without_offloading(question, choice))
         # What nvidia-smi will show takes a replay of the allocator, so only rows that may be advised get it. A row that
         # fills the card fits only just, and then another one may be better: choose again.
         for row in unknown:
             rows[rows.index(row)] = _with_room(question, row)
+
+
+def _is_preferred_by_others(row: Row, choice: Row) -> bool:
+    """Whether a row is much faster; or keeps on the GPUs what the choice does not, as practice is."""
+    return FASTER * row.seconds <= choice.seconds or (choice.offloads and not row.offloads)
+
+
+def _without_offloading(question: Question, choice: Row | None) -> tuple[tuple[str, Row], ...]:
+    """What people do on a single GPU before they offload, each with its row: moments of 8 bits, bf16 throughout."""
+    if question.gpus > 1 or question.model.is_partly_frozen or (choice and not choice.offloads):
+        return ()
+    found = []
+    pure = replace(question, precision="bf16_pure")
+    for option, asked in (
+        ("--optimizer adamw_8bit", replace(question, optimizer="adamw_8bit")),
+        ("--precision bf16_pure", pure),
+        ("--precision bf16_pure --optimizer adamw_8bit", replace(pure, optimizer="adamw_8bit")),
+    ):
+        row = best_of_arm(asked, arms.load_arm("single"))
+        if row.fits:
+            found.append((option, _with_room(asked, row)))
+    return tuple(found[:2])
 
 
 def _with_room(question: Question, row: Row) -> Row:
@@ -128,7 +151,7 @@ def fewest(
     If none can, it is that for the fewest that are enough with offloading. A batch is rounded up to a multiple of them.
     """
     first = None
-    while least <= MOST_GPUS:
+    while least <= (1 if place.optimizer_in_backward else MOST_GPUS):
         rows = None if step.batch is None else ceil(step.batch / least) * least
         question = Question.of(model, replace(training, gpus=least), place, replace(step, batch=rows))
         advice = advise(question)

@@ -247,13 +247,14 @@ def _pass(tape: Tape, allocator: Allocator, keeps_gradients: bool) -> list[Block
     live: dict[int, Block] = {}  # by the number of the tensor
     numbers = itertools.count()
     kept = set()
-    for kind, what, *_ in tape:
-        if kind == "made":
-            live[next(numbers)] = allocator.take(what)
-        elif kind == "gradient" and keeps_gradients:
-            kept.add(what)
-        elif kind == "freed" and what not in kept:
-            allocator.give(live.pop(what))
+    for entry in tape:
+        match entry:
+            case "made", size, _:
+                live[next(numbers)] = allocator.take(size)
+            case "gradient", number if keeps_gradients:
+                kept.add(number)
+            case "freed", number if number not in kept:
+                allocator.give(live.pop(number))
     gradients = [live.pop(number) for number in kept]
     allocator.give_all([*live.values()])  # such as the loss
     return gradients

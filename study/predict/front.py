@@ -1,7 +1,7 @@
 # ruff: noqa: F401
 """All that others may use of the predictor: `estimate()`, `step_time()`, `advise()`, and what they take and return."""
 
-from study.predict import papers
+from study.predict import calibration, papers
 from study.predict.advise import (
     FASTER,
     MISS,
@@ -25,9 +25,10 @@ from study.predict.allocator import (
     reserve_bytes,
 )
 from study.predict.architecture import Wanted, asked_for, named
+from study.predict.calibration import Known, Machine, Step
 from study.predict.estimate import HOST_PROCESS_BYTES, Estimate, loading_bytes
 from study.predict.outside import scores
-from study.predict.pace import Pace, peak_flops_per_s
+from study.predict.pace import Pace, pace, peak_flops_per_s
 from study.predict.placement import Fsdp, Placement
 from study.predict.prediction import Prediction, estimate, memory_kinds, step_time
 from study.predict.question import (

@@ -19,7 +19,8 @@ class Pace:
     attention: dict[str, float]  # by class of GPU: the same of fused attention
     launch: dict[str, float]  # by class of host: seconds to launch a kernel
     python: dict[str, float]  # by library: kernels in whose time Python handles a parameter tensor in one pass
-    interval: dict[str, float]  # by what limits a step: divides and multiplies it
+    # By what limits a step: how long the next source's may take, over what is predicted.
+    interval: dict[str, tuple[float, float]]
     width: dict[str, float]  # by class of GPU: the same of products, where few rows are known
     newer_attention: float  # how much faster FlashAttention-3 and cuDNN's are than FlashAttention-2, on Hopper
     few_tokens: float  # products of as many tokens run at half of that
@@ -31,6 +32,7 @@ class Pace:
     network: float
     host_link: float
     separate_update: float  # the share of the memory's bandwidth in AdamWs of several kernels
+    host_update: float = 1.0  # how many times as long as on P2's host an update on the host takes
 
 
 @functools.cache
@@ -46,6 +48,7 @@ def pace() -> Pace:
     for kind, entries in constants().items():
         values[kind] = {name: each["value"] for name, each in entries.items()}
     width = {name: each.get("width", 1.0) for name, each in constants()["products"].items()}
+    values["interval"] = {name: tuple(each["interval"]) for name, each in constants()["interval"].items()}
     alone = values.pop("constant")
     return Pace(width=width, **values, **alone)
 

@@ -36,8 +36,8 @@ class Prediction:
         return self._kinds[gpu]
 
     def step(self, machine: Hardware, of: Pace | None = None) -> StepTime:
-        """The time of an optimizer step. `of`: other constants than the fitted ones."""
-        return step_of(self.engine, machine, of or pace())
+        """The time of an optimizer step. `of`: other constants than the machine's own, or the fitted ones."""
+        return step_of(self.engine, machine, of or machine.pace or pace())
 
 
 def estimate(training: Training) -> Estimate:

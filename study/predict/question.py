@@ -1,9 +1,11 @@
 """The question that an advice answers: what to train, and on which machine. Everything not given has a default."""
 
+import sys
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated
 
 import tyro
 from pydantic import ByteSize, TypeAdapter, ValidationError
@@ -11,14 +13,15 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from study.core.arms import Arm
 from study.core.errors import Stop, nearest
 from study.core.gpus import GPUS, LINKS, Gpu, gpu_named, like
-from study.core.recipes import RECIPES
+from study.core.recipes import RECIPES, Precision
 from study.core.settings import Optimizer, Tokens
+from study.predict import calibration
+from study.predict.pace import Pace
 from study.predict.placement import Placement
 from study.predict.step_time import AttentionKernel, Hardware
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Batch, Quantized, Recomputation, Training
 
-Precision = Literal["fp32", "bf16", "fp16", "bf16_cast", "bf16_pure"]  # of the trainer
 GPUS_AT_MOST = 2**16  # more is a typing error
 USUAL_GPUS = 8  # those of most nodes
 
@@ -64,6 +67,9 @@ class PlaceFlags:
     """The slowest link between the GPUs: nvlink, pcie4, ib-hdr and others. Of a network: one port for each GPU."""
     gpus_per_node: int | None = None
     """GPUs that share a host. Default: mostly 8."""
+    machine: Path | None = field(default_factory=calibration.from_environment)
+    """The machine.json that `study calibrate` wrote there: seconds are then those of a known host. Default: the one
+    that ZERO_STUDY_MACHINE names."""
     disk: str | None = None
     """Read and write speed of a node's disk, such as 6GB/s. Default: no disk."""
     quantized: Quantized | None = None
@@ -158,12 +164,18 @@ class Question:
     chunked_loss: bool = False
     compiled: bool = False
     optimizer_in_backward: bool = False
+    pace: Pace | None = None  # the constants of a machine whose own steps were timed
 
     def __post_init__(self):
         if not 0 < self.batch <= MOST_ROWS:
             raise Stop(f"--batch must be from 1 to {MOST_ROWS} rows (got {self.batch})", "give the rows of one step")
         if self.batch % self.gpus:
-            raise Stop(f"{self.gpus} GPUs do not divide a batch of {self.batch}", f"give a multiple of {self.gpus}")
+            above = ceil(self.batch / self.gpus) * self.gpus
+            nearest_two = " or ".join(str(rows) for rows in (above - self.gpus, above) if rows)
+            raise Stop(f"{self.gpus} GPUs do not divide a batch of {self.batch}", f"give --batch {nearest_two}")
+        if self.optimizer_in_backward and self.gpus > 1:
+            what = f"an optimizer within the backward pass is predicted for one GPU (got --gpus {self.gpus})"
+            raise Stop(what, "leave --optimizer-in-backward out", "unavailable")
 
     @property
     def local(self) -> int:  # GPUs of a node that train
@@ -178,6 +190,7 @@ class Question:
             attention=self.attention_kernel,
             fused_kernels=self.compiled,
             host="none" if self.compiled else "unsaid",
+            pace=self.pace,
         )
         if self.gpus > self.local:
             return replace(machine, network=self.link)
@@ -201,9 +214,18 @@ class Question:
         cls, model: Transformer, training: TrainingFlags, place: PlaceFlags, step: StepFlags | None = None
     ) -> "Question":
         step = step or StepFlags()
-        if place.gpu is None:
+        here = calibration.read(place.machine) if place.machine else None
+        if here and not here.gpu:
+            sys.stderr.write(f"{place.machine} is of a CPU, and says nothing here\n")
+            here = None
+        kind, disk_bytes_per_s = place.gpu, None
+        if here:
+            kind, disk_bytes_per_s = kind or here.gpu, here.disk_bytes_per_s
+        if place.disk:
+            disk_bytes_per_s = bytes_of(place.disk, "--disk")
+        if kind is None:
             raise Stop("--gpu is missing", "give the kind of your GPUs, such as H100 or RTX4090")
-        gpus, gpu = training.ranks, GPUS[gpu_named(place.gpu)]
+        gpus, gpu = training.ranks, GPUS[gpu_named(kind)]
         if place.gpu_memory:
             # Makers write GB and mean GiB.
             gpu = like(gpu, bytes_of(place.gpu_memory.lower().replace("gb", "gib"), "--gpu-memory"), place.gpu_tflops)
@@ -224,7 +246,7 @@ class Question:
             batch=ceil(BATCH / gpus) * gpus if step.batch is None else step.batch,
             precision=training.precision,
             checkpointing=step.checkpointing,
-            disk_bytes_per_s=bytes_of(place.disk, "--disk") if place.disk else None,
+            disk_bytes_per_s=disk_bytes_per_s,
             gpus_per_node=per_node,
             optimizer=training.optimizer,
             quantized=place.quantized,
@@ -232,6 +254,7 @@ class Question:
             chunked_loss=place.chunked_loss,
             compiled=place.compiled,
             optimizer_in_backward=place.optimizer_in_backward,
+            pace=calibration.known(here).pace if here else None,
         )
 
 

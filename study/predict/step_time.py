@@ -5,7 +5,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from study.core.gpus import LINKS, Gpu
+from study.core.gpus import CPU, LINKS, Gpu
 from study.predict import papers
 from study.predict.engines.base import Engine, Sent, elements_of
 from study.predict.exchanges import exchanged_rows
@@ -26,7 +26,7 @@ EXPERT_KERNELS = {"forward": 20, "backward": 40}
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")  # their number, by the names of families
 SEPARATE = ("foreach", "single_tensor")  # AdamWs of several kernels: they move 21 elements where the fused one moves 7
 # Kernels and Python before a product with quantized weights, forward and backward, in kernels: counted with
-# bitsandbytes 0.50 on two CPU cores (benchmarks/host_hooks.py); int8 in release 0.43.3.
+# bitsandbytes 0.50 on two CPU cores (host_hooks.py, up to commit fdb9a1e5); int8 in release 0.43.3.
 QUANTIZED_KERNELS = {
     None: {"forward": 0, "backward": 0},
     "nf4": {"forward": 7, "backward": 4},
@@ -74,6 +74,7 @@ class Hardware:
     attention: AttentionKernel = "sdpa"  # of the fused ones
     host: Host = "unsaid"
     loops_over_experts: bool = False  # Python calls one expert after the other, as transformers 4 does
+    pace: Pace | None = None  # the constants of this machine, where its own steps were timed
 
     def links(self, ranks: int) -> Links:
         gpu = self.gpu
@@ -121,12 +122,13 @@ class StepTime:
     """The time of an optimizer step, and what takes it."""
 
     seconds: float
-    low_s: float  # of an interval that holds 80 % of unknown sources
+    low_s: float  # of an interval for the next source: it holds 80 % of those that nobody had read
     high_s: float
     parts: dict[str, float]  # busy seconds by resource; they overlap
     # The resource that is busy for the longest time; compute: products, attention and memory traffic.
     limit: str
     phases: tuple[Phase, ...]
+    is_known: bool = False  # its machine's own steps were timed
 
 
 def step_of(engine: Engine, machine: Hardware, of: Pace) -> StepTime:
@@ -144,8 +146,9 @@ def step_of(engine: Engine, machine: Hardware, of: Pace) -> StepTime:
             on_host_s += update_launch_s(engine, machine, of)
         # The slower of GPU and host, or a little more. Sending is added: none was fitted to overlap.
         # With this exponent two equal times make 1.19 times one of them. If one is half as long as the other, both
-        # together are 1.015 times the longer one.
-        seconds = (on_gpu_s**4 + on_host_s**4) ** 0.25 + sent_s[phase]
+        # together are 1.015 times the longer one. A CPU computes what it launches before it goes on.
+        sharp = 1 if machine.gpu.kind == CPU.kind else 4
+        seconds = (on_gpu_s**sharp + on_host_s**sharp) ** (1 / sharp) + sent_s[phase]
         phases.append(Phase(phase, on_gpu_s, on_host_s, sent_s[phase], seconds))
     # --- the update, in which the GPU does nothing else
     updating_s = update_s(engine, machine, of)
@@ -159,10 +162,12 @@ def step_of(engine: Engine, machine: Hardware, of: Pace) -> StepTime:
     busy_s = others | {"compute": sum(computing_s.values())}
     limit = max(busy_s, key=busy_s.__getitem__)
     kind = kind_of_interval(limit)
-    factor = of.interval[kind]
+    shortest, longest = of.interval[kind]
     if kind == "gpu":
-        factor *= of.width[class_of("products", machine.gpu)]
-    return StepTime(seconds, seconds / factor, seconds * factor, parts, limit, tuple(phases))
+        width = of.width[class_of("products", machine.gpu)]
+        shortest, longest = shortest / width, longest * width
+    ends = (seconds * shortest, seconds * longest)
+    return StepTime(seconds, *ends, parts, limit, tuple(phases), machine.pace is not None)
 
 
 def kind_of_interval(limit: str) -> str:
@@ -259,7 +264,7 @@ def update_s(engine: Engine, machine: Hardware, of: Pace) -> dict[str, float]:
         # The ranks of a node share its processors, so their updates add up. The constant is that of one host, a DGX-2's
         # (P2 table 4), with DeepSpeed's Adam. PyTorch's took 5 to 6 times as long there. Its fused one, which our FSDP2
         # has, takes 1.03 times as long today, and its default 8.8 times (reproductions/cpu_adam_speed.py).
-        parts = {"update on host": engine.part * local / 1e9 * papers.CPU_ADAM_S_PER_BILLION}
+        parts = {"update on host": engine.part * local / 1e9 * papers.CPU_ADAM_S_PER_BILLION * of.host_update}
         if machine.disk_bytes_per_s:  # what it has is read and written
             parts["disk"] = 2 * local * engine.swapped_bytes / machine.disk_bytes_per_s
         return parts

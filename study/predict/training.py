@@ -66,7 +66,10 @@ class Training:
         alone = placement.ranks == 1 and not (placement.deepspeed or placement.fsdp or placement.in_ddp)
         if self.optimizer_in_backward and not (alone and batch.passes == 1):
             what = "an optimizer within the backward pass is predicted for one process and one pass in a step"
-            raise Stop(what, "give --arm single or --gpus 1, and no more rows than one pass holds", "unavailable")
+            remedy = "give --arm single"
+            if alone:
+                remedy = "give --accumulation 1: it cannot wait for further passes"
+            raise Stop(what, remedy, "unavailable")
         if batch.tokens % placement.sequence_ranks:
             what = f"{placement.sequence_ranks} ranks do not divide a row of {batch.tokens} tokens"
             raise Stop(what, f"give tokens that are a multiple of {placement.sequence_ranks}")

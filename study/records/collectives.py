@@ -25,7 +25,7 @@ Seconds = Annotated[float, Field(ge=0, le=2**33, allow_inf_nan=False)]
 MISMATCH = re.compile(r"collective mismatch|mismatch between collectives|op\.preamble\.length <= op\.nbytes")
 
 
-class Collective(BaseModel, extra="forbid", frozen=True):
+class LoggedCall(BaseModel, extra="forbid", frozen=True):
     """A collective of this rank. The index counts the collectives of its group, from 1."""
 
     group: str
@@ -36,12 +36,12 @@ class Collective(BaseModel, extra="forbid", frozen=True):
     ended: bool
 
 
-def collective_of(entry: dict) -> Collective:
+def collective_of(entry: dict) -> LoggedCall:
     """Read an entry of PyTorch's ring of collectives, the Flight Recorder."""
     name = entry["profiling_name"]
     # With gloo an entry stays "scheduled" when it is done, and `retired` tells; that was not tried with NCCL. An entry
     # that timed out is retired, too (c10d/FlightRecorder.hpp:174).
-    return Collective(
+    return LoggedCall(
         group=str(entry["process_group"][0]),
         index=entry["collective_seq_id"],
         kind=(name.partition(":")[2] or name)[:60],
@@ -64,7 +64,7 @@ class RankLog(BaseModel, extra="forbid", frozen=True):
     # Its functions, the innermost first: "stage3.step", and "script:train.main" of the script itself.
     calls: list[str] = []
     groups: dict[str, list[Rank]] = {}  # the ranks of each process group
-    recent: list[Collective] = []
+    recent: list[LoggedCall] = []
 
 
 def paths(folder: Path) -> list[Path]:

@@ -12,10 +12,10 @@ from pydantic import AfterValidator, BaseModel, Field, model_validator
 from study.core.errors import Stop
 from study.core.files import safe_name
 from study.records.sections import (
-    Cell,
+    CellOfRun,
     Error,
     Flag,
-    Hardware,
+    HardwareOfRun,
     Loss,
     Machine,
     Memory,
@@ -66,7 +66,7 @@ class Record(BaseModel):
     schema_version: Annotated[Literal[2, 3], AfterValidator(lambda _: SCHEMA), Field(alias="schema")] = 3
     measure_version: int = MEASURE_VERSION
     run_id: Annotated[str, AfterValidator(_safe_name)]
-    cell: Cell = Cell()
+    cell: CellOfRun = CellOfRun()
     status: Status = "running"
     started_utc: Moment
     finished_utc: Moment | None = None
@@ -77,7 +77,7 @@ class Record(BaseModel):
     promised: Promised = Promised()
     watched: Watched = Watched()
     observed: Observed = Observed()
-    hardware: Hardware = Hardware()  # of the first rank's machine
+    hardware: HardwareOfRun = HardwareOfRun()  # of the first rank's machine
     machines: list[Machine] = []  # empty: one machine
     software: dict[str, str | None] = {}  # the same on each machine
     loss: Loss = Loss()

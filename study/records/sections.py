@@ -19,7 +19,7 @@ from pydantic import (
     create_model,
 )
 
-from study.core.settings import Flags
+from study.core.settings import TrainerFlags
 
 MAX_CHARACTERS = 1_000_000  # of a text: our longest has 152, and an argument of a command line at most 131,072
 # Unknown is None.
@@ -43,7 +43,7 @@ class Section(BaseModel):
 # setting may be unknown in an older record.
 SETTINGS: dict[str, Any] = {
     name: (Text if Path in (hint, *get_args(hint)) else hint | None, None)
-    for name, hint in get_type_hints(Flags).items()
+    for name, hint in get_type_hints(TrainerFlags).items()
 }
 _Settings: Any = create_model("_Settings", __base__=Section, **SETTINGS)
 
@@ -97,6 +97,13 @@ class Watched(Section):
     rows_per_rank: list[int] = []  # of a step
     inputs_per_rank: list[list[str]] = []  # shapes and digests of the inputs of the first passes
     optimized_tensors: Int = None  # of the model, which the optimizer updates; None under DeepSpeed, which cuts them
+    not_optimized_tensors: Int = None  # that train, and that the optimizer lacks
+    without_gradient_tensors: Int = None  # that train, and got no gradient by the first update
+    without_gradient: list[str] = []  # the names of three of them
+    schedule_steps_in_update: Int = None  # of the scheduler
+    schedule_length: Int = None  # its steps until it ends
+    passes_in_epoch: Int = None
+    data_rows: Int = None
     largest_rates: list[float] = []  # the largest learning rate of each rank
     weights_sums: list[float] = []  # of the weights of each rank that train, at the end
     has_adapters: Flag = None
@@ -115,7 +122,7 @@ class Watched(Section):
     tie_lost: bool = False  # of the first and last weights, which the model's config ties
 
 
-class Cell(Section):
+class CellOfRun(Section):
     """The place of a run in a protocol. All None for a run that was started by hand."""
 
     protocol: Text = None
@@ -216,7 +223,7 @@ class Device(Section):
     memory_bytes: int
 
 
-class Hardware(Section):
+class HardwareOfRun(Section):
     """The machine, without its name or address."""
 
     devices: list[Device] = []
@@ -225,6 +232,7 @@ class Hardware(Section):
     cores: Int = None
     host_memory_bytes: Int = None
     system: Text = None
+    calibration: dict | None = None  # the machine.json that ZERO_STUDY_MACHINE named
 
     @property
     def gpus_line(self) -> str:
@@ -237,7 +245,7 @@ class Machine(Section):
     """One machine of a run on several."""
 
     ranks: list[int] = []
-    hardware: Hardware = Hardware()
+    hardware: HardwareOfRun = HardwareOfRun()
 
 
 class Evaluation(Section):

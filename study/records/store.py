@@ -21,7 +21,7 @@ from study.core import files
 from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.records.schema import Record
-from study.records.sections import Cell, Error, Loss
+from study.records.sections import CellOfRun, Error, Loss
 
 RECORD = "record.json"
 LEFTOVERS = ("steps.jsonl", "log.txt", "output.txt")  # a folder with one of these but no record was a run
@@ -39,9 +39,9 @@ def now_utc() -> str:
 def new(run_id: str, argv: list[str]) -> Record:
     """Return the record of a run that has just begun."""
     commit, dirty = commit_of_this_tree()
-    cell = Cell()
+    cell = CellOfRun()
     with contextlib.suppress(ValidationError):
-        cell = Cell.model_validate_json(os.environ.get(CELL, "{}"))
+        cell = CellOfRun.model_validate_json(os.environ.get(CELL, "{}"))
     return Record(run_id=run_id, started_utc=now_utc(), commit=commit, dirty=dirty, argv=argv, cell=cell)
 
 

@@ -19,6 +19,7 @@ from study.measure.memory import MemoryWatch
 from study.records import store
 from study.records.schema import Record
 from study.records.sections import Components, Memory, Observed, RankComponents, RankMemory
+from study.rehearsal.mistakes import Mistakes
 from study.rehearsal.moments import COARSE, Moments
 from study.rehearsal.request import Answer, Request
 from study.rehearsal.values import Shapes
@@ -43,6 +44,7 @@ class Count:
         self.engine: Any = None  # DeepSpeed's
         self.optimizer: Any = None
         self.model: Any = None
+        self.mistakes = Mistakes()
         self._model: Any = None  # without its wrappers
         self._modules: set[int] = set()  # of it
         self._on_host: dict[int, weakref.ref] = {}  # storages that were there before the training, such as a data set
@@ -72,6 +74,7 @@ class Count:
 
     def take_batch(self, batch) -> None:
         """Note what a loader gives."""
+        self.answer.batches += 1
         leaves = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim]
         if tensors and not self.moments.is_over:
@@ -86,6 +89,7 @@ class Count:
                 self.answer.has_other_models = True
         if trains and not self.shapes.has_begun:
             self._leave_out_data()
+            self.mistakes.begin(module)
             self.answer.loading_peak_bytes = self.watch.peak
             self.answer.first_step_at = len(self.answer.log)
             self.watch.peak = self.watch.total
@@ -123,7 +127,8 @@ class Count:
     def end_update(self) -> None:
         """Note an update's peak. After the last one that is asked for, one more shows what the peak consists of."""
         answer = self.answer
-        self.moments.updated()
+        self.mistakes.loader = self.moments.updated() or self.mistakes.loader
+        self.mistakes.updated(self.record.watched if self.record else None)
         if self.moments.is_over:
             self.moments.end_if_seen()
             return
@@ -152,7 +157,7 @@ class Count:
         if self.engine is not None:
             self.model, self.optimizer = self.engine, self.engine.optimizer
         else:
-            self.model = root_of(self.optimizer.param_groups[0]["params"][0])
+            self.model = root_of(self.optimizer.param_groups[0]["params"][0]) or self.mistakes.outermost
         name = f"{Path(self.request.script).stem}-virtual"
         accelerator = alive("accelerate", "Accelerator")
         trainer = alive("transformers", "Trainer")
@@ -160,6 +165,7 @@ class Count:
         self.record = new_record(name, accelerator, self.model, self.optimizer, arguments)
         self.record.observed.virtual_ranks = self.request.ranks
         self.record.observed.dtypes = roles.dtypes(self.model, self.optimizer)
+        self.mistakes.look(self.record, self.model, self.optimizer, accelerator)
         self._model = model = roles.plain_model(self.model)
         self._modules = set(map(id, model.modules()))
         adapters = getattr(model, "peft_config", {})
@@ -203,8 +209,8 @@ def alive(package: str, name: str) -> Any:
     return next((each for each in gc.get_objects() if issubclass(type(each), kind)), None)
 
 
-def root_of(parameter: torch.Tensor) -> nn.Module:
-    """Return the outermost module that has a parameter: the model in all of its wrappers."""
+def root_of(parameter: torch.Tensor) -> nn.Module | None:
+    """Return the outermost module that has a parameter: the model in all of its wrappers. None if none has it."""
     parents: dict[int, nn.Module] = {}
     owner = None
     for module in gc.get_objects():
@@ -214,8 +220,6 @@ def root_of(parameter: torch.Tensor) -> nn.Module:
             parents[id(child)] = module
         if any(each is parameter for each in module._parameters.values()):
             owner = module
-    if owner is None:
-        raise LookupError("no module has the parameters that the optimizer updates")
     while id(owner) in parents:
         owner = parents[id(owner)]
     return owner

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from study.core.gpus import GPUS, gpu_named
 from study.rehearsal.request import Request
@@ -74,6 +75,8 @@ def answer_as_a_gpu(request: Request, script: Script) -> None:
         answers[silent] = lambda *_, **__: None  # one for each: the compiler tells functions apart by their identity
     for attribute, function in answers.items():
         setattr(torch.cuda, attribute, function)
+    # It asks for a GPU at each operation, and none may be touched.
+    FakeTensorMode.avoid_device_init = True  # type: ignore[method-assign, assignment]
     TORCH.cuda.Stream = Stream
     TORCH.cuda.Event = Stream
     # --- autocast, and where models are moved

@@ -1,5 +1,6 @@
 """How libraries run as rank 0 of N without a GPU. Each patch is applied when the script imports the library."""
 
+import contextlib
 import importlib.abc
 import importlib.util
 import sys
@@ -10,9 +11,11 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parallel import distributed as ddp
+from torch.utils._pytree import tree_leaves
 
 from study.core.errors import Stop
 from study.measure.virtual_rank import all_reduce
+from study.rehearsal import gpu
 from study.rehearsal.count import Count
 from study.rehearsal.request import Request
 from study.rehearsal.values import Shapes
@@ -58,7 +61,11 @@ class Libraries:
         later: dict[str, Patch] = {
             "accelerate.state": self._accelerate_state,
             "accelerate.accelerator": self._accelerator,
+            "accelerate.utils.dataclasses": self._plugins,
             "transformers.modeling_utils": self._transformers,
+            "transformers.generation.utils": self._generation,
+            "transformers.models.auto.configuration_auto": self._configs,
+            "transformers.integrations.deepspeed": self._transformers_deepspeed,
             "transformers.trainer": self._trainer,
             "transformers.trainer_callback": self._trainer_callback,
             "peft.peft_model": self._peft,
@@ -106,7 +113,8 @@ class Libraries:
         parallel.DistributedDataParallel.__init__ = wrap_in_ddp
         if not self.request.real:
             TORCH.Tensor.data_ptr = address
-        TORCH.save = self.nothing("torch.save")
+        TORCH.save = saving(torch.save)
+        self.count.moments.wrap(torch, "save")
         if (
             self.request.gpu and not self.request.real
         ):  # a GPU's default is an update of all tensors at once (torch/optim/optimizer.py)
@@ -125,6 +133,7 @@ class Libraries:
         TORCH.utils.data.dataloader._BaseDataLoaderIter.__next__ = next_batch
         self._optimizers()
         self._fsdp2()
+        self._fsdp1()
 
     def _optimizers(self) -> None:
         shapes = self.shapes
@@ -160,6 +169,35 @@ class Libraries:
         for owner in (_fsdp_param.FSDPParam, _fsdp_param_group.FSDPParamGroup, _fsdp_state.FSDPState):
             self.shapes.wrap_all(owner)
 
+    def _fsdp1(self) -> None:
+        """FSDP1 asks for a GPU by the streams of its device. Its weights are one flat tensor for each unit."""
+        from torch.distributed.fsdp import _flat_param, _init_utils, _runtime_utils, fully_sharded_data_parallel
+
+        module: Any = fully_sharded_data_parallel
+        for owner, name in (
+            (module.FullyShardedDataParallel, "__init__"), (module.FullyShardedDataParallel, "clip_grad_norm_"),
+            (_runtime_utils, "_reduce_grad"), (_runtime_utils, "_reduce_grad_no_shard"),
+            (_runtime_utils, "_unshard"), (_runtime_utils, "_unshard_grads"), (_runtime_utils, "_reshard"),
+        ):  # fmt: skip
+            setattr(owner, name, self.shapes.wrap(getattr(owner, name)))
+        flat: Any = _flat_param
+        self.shapes.wrap_all(flat.FlatParamHandle)
+        if self.count.watch.device_type == "cuda":
+            return
+
+        def use_streams_of_nothing(state, *_) -> Any:
+            state._device_handle = DeviceHandle()
+            return state
+
+        host = torch.device("cpu")
+        flat.FlatParamHandle.to_cpu = lambda _: contextlib.nullcontext()  # it frees what it has moved
+        initial: Any = _init_utils
+        module._init_device_handle = use_streams_of_nothing
+        initial._check_module_states_for_sync_module_states = lambda *_: None
+        initial._get_device_from_device_id = initial._get_compute_device = lambda *_: host
+        for owner in (_flat_param, _runtime_utils):
+            vars(owner)["_no_dispatch_record_stream"] = lambda *_: None
+
     # --- Accelerate and transformers
 
     def _accelerate_state(self, module) -> None:
@@ -179,14 +217,53 @@ class Libraries:
 
     def _transformers(self, module) -> None:
         def from_pretrained(cls, name, *args, config=None, **kwargs):
-            return from_config(cls, name, config, kwargs, self.request.configs_of)
+            return from_config(cls, name, config, kwargs)
 
         if not self.request.real:
             module.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
-        module.PreTrainedModel.save_pretrained = self.nothing("save_pretrained")
+            module.PreTrainedModel.initialize_weights = lambda _: None
+
+        def save_pretrained(model, folder, *_, **__) -> None:
+            model.config.save_pretrained(folder)
+
+        module.PreTrainedModel.save_pretrained = save_pretrained
+        self.count.moments.wrap(module.PreTrainedModel, "save_pretrained")
 
     def _peft(self, module) -> None:
-        module.PeftModel.save_pretrained = self.nothing("save_pretrained")
+        def save_pretrained(model, folder, *_, **__) -> None:
+            for config in model.peft_config.values():
+                config.save_pretrained(folder)
+
+        module.PeftModel.save_pretrained = save_pretrained
+        self.count.moments.wrap(module.PeftModel, "save_pretrained")
+        if not self.request.real:
+            module.load_peft_weights = lambda *_, **__: {}
+
+    def _configs(self, module) -> None:
+        read = module.AutoConfig.from_pretrained
+
+        def from_pretrained(cls, name, *args, **kwargs):
+            try:
+                return read(self.request.configs_of.get(str(name), name), *args, **kwargs)
+            except OSError as error:
+                what = f"the config of {name} cannot be had ({str(error).splitlines()[0]})"
+                raise Stop(what, f"give --config-of {name}=FOLDER, a folder with its config.json") from None
+
+        if not self.request.real:
+            module.AutoConfig.from_pretrained = classmethod(from_pretrained)
+
+    def _generation(self, module) -> None:
+        def generate(*_, **__):
+            raise Stop(
+                "`generate` chooses tokens by values, which do not exist here", "leave it out with --skip FUNCTION"
+            )
+
+        if not self.request.real:
+            module.GenerationMixin.generate = generate
+
+    def _transformers_deepspeed(self, module) -> None:
+        if not self.request.real:  # it gathers each weight to give it its first values: minutes of a large model
+            module.initialize_weights_zero3 = lambda _: None
 
     def _trl_kernels(self, module) -> None:
         if (
@@ -208,6 +285,10 @@ class Libraries:
 
     def _accelerator(self, module) -> None:
         self.count.moments.wrap(module.Accelerator, "save_state", "save_model", "get_state_dict")
+
+    def _plugins(self, module) -> None:
+        if not self.request.real:
+            module.is_cuda_available = lambda: True
 
     def _trainer(self, module) -> None:
         self.count.moments.wrap(module.Trainer, "save_model", "_save_checkpoint")
@@ -276,6 +357,30 @@ class Libraries:
         module.Watch.__enter__ = lambda watch: watch  # what it would look at is counted here
 
 
+class DeviceHandle:
+    """What FSDP1 asks of a GPU: streams, in which everything happens at once."""
+
+    Stream = Event = gpu.Stream
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def device_count(self) -> int:
+        return 1
+
+    def current_stream(self) -> gpu.Stream:
+        return gpu.Stream()
+
+    def stream(self, _) -> gpu.Stream:
+        return gpu.Stream()
+
+    def synchronize(self) -> None:
+        pass
+
+
 read_address = torch.Tensor.data_ptr
 
 
@@ -287,21 +392,29 @@ def address(tensor: torch.Tensor) -> int:
     return read_address(tensor)
 
 
-def from_config(cls, name, config, options: dict, configs_of: dict[str, str]):
+def saving(save: Callable) -> Callable:
+    """Return a `torch.save` that saves what has values, such as a data set. The files are removed afterwards."""
+
+    def save_values(content, *args, **kwargs) -> None:
+        leaves = tree_leaves(content)
+        if not any(isinstance(leaf, FakeTensor | torch.nn.Module | torch.optim.Optimizer) for leaf in leaves):
+            save(content, *args, **kwargs)
+
+    return save_values
+
+
+def from_config(cls, name, config, options: dict):
     """Return a model of this class as `from_pretrained` would, without its weights."""
     from transformers import AutoConfig, PretrainedConfig
 
     if options.get("quantization_config") is not None:
         raise Stop("a rehearsal has no quantized weights", "leave quantization_config out, or ask `study estimate`")
     if not isinstance(config, PretrainedConfig):
-        place = configs_of.get(str(config or name), config or name)
         known = {key: options[key] for key in ("revision", "token", "trust_remote_code", "subfolder") if key in options}
         changed = {key: value for key, value in options.items() if key in ("num_labels", "use_cache", "id2label")}
-        try:
-            config = AutoConfig.from_pretrained(place, **known, **changed)
-        except OSError as error:
-            what = f"the config of {name} cannot be had ({str(error).splitlines()[0]})"
-            raise Stop(what, f"give --config-of {name}=FOLDER, a folder with its config.json") from None
+        config = AutoConfig.from_pretrained(config or name, **known, **changed)
+    if getattr(config, "quantization_config", None):
+        raise Stop(f"{name} has quantized weights, and a rehearsal has none", "name a model whose weights are not")
     dtype = options.get("dtype", options.get("torch_dtype"))
     if dtype in (None, "auto"):
         dtype = config.dtype

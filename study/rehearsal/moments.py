@@ -147,11 +147,13 @@ class Moments:
 
     # --- the end
 
-    def updated(self) -> None:
-        """Note an update: the batches of this iterator train."""
-        if self._current is not None:
-            self._current.trains = True
+    def updated(self) -> Any:
+        """Note an update: the batches of this iterator train. Return it."""
         self._open = None
+        if self._current is None:
+            return None
+        self._current.trains = True
+        return next((loader for loader, use in self._uses.items() if use is self._current), None)
 
     def end_if_seen(self) -> None:
         """After the counted updates: go on until each moment that was asked for was seen, but not for ever."""

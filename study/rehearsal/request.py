@@ -17,6 +17,7 @@ class Request:
     ranks: int
     ranks_per_machine: int
     steps: int  # updates, after which it ends
+    module: str | None = None  # its name, if the script is one
     config_file: str | None = None  # Accelerate's YAML
     configs_of: dict[str, str] = field(default_factory=dict)  # folders with a config.json, by a model's name
     values: dict[str, float] = field(default_factory=dict)  # of the script's own variables
@@ -68,6 +69,7 @@ class Answer:
     peaks: list[int] = field(default_factory=list)  # of each update
     cuda_peaks: list[int] = field(default_factory=list)  # CUDA's own, with real values on a GPU
     loading_peak_bytes: int | None = None  # before the first pass
+    batches: int = 0  # that loaders gave
     batch: list[int] = field(default_factory=list)  # the shape of a pass's first input
     calls: int = 0  # of the model, in the last counted step
     has_other_models: bool = False  # that are called in a step, too

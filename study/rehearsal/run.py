@@ -52,7 +52,7 @@ def main(folder: Path) -> None:
     try:
         one_device = contextlib.nullcontext() if request.real else OnOneDevice(count.moments)
         with values, count.watch, one_device:
-            run_script(path, request.skips)
+            run_script(path, request.skips, request.module)
     except Enough:
         count.answer.is_cut = True
     except BaseException as error:
@@ -62,7 +62,8 @@ def main(folder: Path) -> None:
     answer.failure = failure
     answer.collectives = values.collectives
     if failure is None and not answer.updates:
-        answer.failure = Failure("script", "the script ended without an update of an optimizer")
+        why = "" if answer.batches else ": no loader gave a batch, as its data set has too few rows or none"
+        answer.failure = Failure("script", f"the script ended without an update of an optimizer{why}")
     answer.write(folder / ANSWER)
     sys.stdout.flush()
     os._exit(0)  # threads of libraries may wait for ranks that do not exist
@@ -83,7 +84,7 @@ class Nothing:
         return self
 
 
-def run_script(path: Path, skips: list[str]) -> None:
+def run_script(path: Path, skips: list[str], module_name: str | None = None) -> None:
     """Run a script as __main__. Functions that it should leave out do nothing: its own ones, or a library's."""
     tree = ast.parse(path.read_bytes(), filename=str(path))
     left_out = set(skips)
@@ -96,6 +97,8 @@ def run_script(path: Path, skips: list[str]) -> None:
             setattr(importlib.import_module(module), function, Nothing())
     script = types.ModuleType("__main__")
     script.__file__ = str(path)
+    if module_name:  # what it imports from its own package
+        script.__package__ = module_name.rpartition(".")[0]
     sys.modules["__main__"] = script
     exec(compile(tree, str(path), "exec"), vars(script))  # noqa: S102 - it is the user's own script
 

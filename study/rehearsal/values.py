@@ -24,6 +24,7 @@ from study.rehearsal.moments import Enough, Moments
 
 aten = torch.ops.aten
 COMPARES = {aten.gt, aten.lt, aten.ge, aten.le, aten.eq, aten.ne, aten.isnan, aten.isinf, aten.isfinite}
+CHECKED = {aten.embedding.default, aten.nll_loss_forward.default}
 # Data decides by masks, labels and lengths. A larger tensor, such as labels beside each word of a vocabulary, would
 # fill the host.
 LARGE_BYTES = 2**26
@@ -43,7 +44,8 @@ class Script:
         self.values = values
 
     def owns(self, file: str) -> bool:
-        return file.startswith(f"{self.folder}/") and "site-packages" not in file
+        # A module that is rehearsed may be installed itself.
+        return file.startswith(f"{self.folder}/") and "site-packages" not in file.removeprefix(self.folder)
 
     def place_of(self, error: BaseException) -> tuple[str | None, str | None]:
         """Return the last line of the script's own code on the way to an error, and what stands there."""
@@ -120,6 +122,8 @@ class Values(TorchDispatchMode):
                 return function(torch.tensor(value), *args[1:], **(kwargs or {}))
         if function is aten._grouped_mm.default:
             return self._rest.__torch_dispatch__(function, types, args, kwargs)
+        if function in CHECKED:
+            check_range(function, args)
         if function in ranks.BY_ELEMENTS:  # the fake group copies, and so goes by shapes
             args = (args[0].view(-1), args[1].reshape(-1), *args[2:])
         result = function(*args, **(kwargs or {}))
@@ -143,6 +147,16 @@ class Values(TorchDispatchMode):
         if tensor.dtype == torch.bool:
             return bool(read)
         return read if tensor.is_floating_point() else int(read)
+
+
+def check_range(function, args) -> None:
+    """Raise IndexError for what ends a kernel of a GPU: a token or a label that a model has no row or class for."""
+    limit, indices = (args[0].shape[0], args[1]) if function is aten.embedding.default else (args[0].shape[-1], args[1])
+    if isinstance(args[0], FakeTensor) and not isinstance(indices, FakeTensor) and indices.numel():
+        largest = int(indices.max())
+        if largest >= limit:
+            what = "rows of an embedding" if function is aten.embedding.default else "classes"
+            raise IndexError(f"index {largest} is out of range: the model has {limit} {what}")
 
 
 def _changed(function, args, kwargs) -> torch.Tensor | None:

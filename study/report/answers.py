@@ -25,13 +25,13 @@ BASELINE = "ddp"
 RANKS, GPU = 8, "H100-80GB"
 PREDICTED, PUBLISHED = "predicted", "published by others"
 SMOKE, AT_SCALE = "study sweep smoke --runs runs/smoke", "study sweep at_scale --runs runs/at_scale"
-SECONDS = style.Stack("seconds", {}, "{:.2g} s".format, "seconds of an optimizer step")
+SECONDS = style.StackedBars("seconds", {}, "{:.2g} s".format, "seconds of an optimizer step")
 MODEL = "llama3-8b"
 QUESTIONS = Path(__file__).with_name("answers.toml")
 TIMES = ROOT / "reports" / "times.csv"  # tools/times.py writes it
 
 
-class Answer(NamedTuple):
+class PageAnswer(NamedTuple):
     """The answer to one question. Without rows it has no figure. Without runs of the reader it has a command."""
 
     name: str
@@ -46,7 +46,7 @@ def questions() -> list[dict[str, str]]:
     return from_toml(QUESTIONS.read_text())["answer"]
 
 
-def answers(runs: Runs) -> list[Answer]:
+def answers(runs: Runs) -> list[PageAnswer]:
     """Return the answers of the index, in their order."""
     here = trained_here(runs) or trained_here(kept("smoke"))
     at_scale = of_scale(runs) or of_scale(kept("at_scale"))
@@ -83,18 +83,18 @@ def _has_baseline(members: list[Run]) -> bool:
     return any(run.record.arm == BASELINE for run in members)
 
 
-def of_losses(here: list[Run]) -> Answer:
+def of_losses(here: list[Run]) -> PageAnswer:
     """Return how far the arms of one training are apart, step by step."""
     rows = losses.table(Runs(tuple(here)))
     if rows.empty or rows["difference"].isna().all():
-        return Answer("losses", SMOKE)
+        return PageAnswer("losses", SMOKE)
     table = losses.parity(rows).rename(columns={"line": "arm"})
     table["largest_difference"] = table["largest_difference"].map(nats, na_action="ignore")
     shown = ["arm", "first_loss", "last_loss", "steps", "largest_difference"]
-    return Answer("losses", _unless_own(here, SMOKE), table[shown], rows, losses.figure(rows))
+    return PageAnswer("losses", _unless_own(here, SMOKE), table[shown], rows, losses.figure(rows))
 
 
-def of_topic(name: str, topic: ModuleType, here: list[Run], at_scale: list[Run]) -> Answer:
+def of_topic(name: str, topic: ModuleType, here: list[Run], at_scale: list[Run]) -> PageAnswer:
     """Return what a rank holds, or sends: of a model of usual size on virtual ranks, and of the one trained here."""
     several = [run for run in here if run.record.observed.ranks != 1]  # one process alone divides and sends nothing
     rows = topic.table(Runs((*at_scale, *several)))
@@ -103,10 +103,10 @@ def of_topic(name: str, topic: ModuleType, here: list[Run], at_scale: list[Run])
     arms = first["line"].str.removesuffix(" (virtual)").rename("arm")
     sums = first.groupby([arms, "group"], sort=False)[topic.BARS.value].sum().unstack("group", sort=False)
     table = sums.map(topic.BARS.words, na_action="ignore").reset_index()
-    return Answer(name, _unless_own(at_scale, AT_SCALE), table, rows, topic.figure(rows))
+    return PageAnswer(name, _unless_own(at_scale, AT_SCALE), table, rows, topic.figure(rows))
 
 
-def of_time() -> Answer:
+def of_time() -> PageAnswer:
     """Return predicted and published times, as they are kept: they depend on no run."""
     rows = pd.read_csv(TIMES)
     over = rows[(rows["source"] == PREDICTED) & (rows["arm"] != BASELINE)]
@@ -114,13 +114,13 @@ def of_time() -> Answer:
     note = "Bars: predicted; lines: their intervals. No group of GPUs was measured here. DDP would not fit into 80 GB."
     note += " Others (tohtana/ds_verify_loss) do not say on which GPUs they measured, nor whether activations were"
     note += " recomputed."
-    return Answer("time", "", table, rows, style.stacks(rows, SECONDS, note))
+    return PageAnswer("time", "", table, rows, style.stacks(rows, SECONDS, note))
 
 
 # --- on a GPU: whatever runs the report is of, its kept records are there -------------------------------------------
 
 
-def of_gpu() -> list[Answer]:
+def of_gpu() -> list[PageAnswer]:
     """Return what the kept runs on a GPU say of memory, time and losses."""
     runs = load(on_gpu.FOLDER / "runs")
     rows = on_gpu.table(runs)
@@ -131,9 +131,9 @@ def of_gpu() -> list[Answer]:
     furthest = rows.sort_values(in_memory[1], key=lambda over: (over.astype(float) - 1).abs(), ascending=False)
     shown = ["line", "first_loss", "last_loss", "largest_difference"]
     return [
-        Answer("memory", "", furthest[["model", "arm", *in_memory]], rows, on_gpu.memory_figure(rows)),
-        Answer("time", "", over[["panel", "arm", "over"]], over, on_gpu.seconds_figure(over)),
-        Answer("losses", "", losses.parity(pair)[shown], pair, losses.figure(pair)),
-        Answer("runs", "", rows.drop(columns=in_memory)),
-        Answer("later", "", later.drop(columns=[in_memory[0], "driver_bytes", on_gpu.OVER["driver_bytes"]])),
+        PageAnswer("memory", "", furthest[["model", "arm", *in_memory]], rows, on_gpu.memory_figure(rows)),
+        PageAnswer("time", "", over[["panel", "arm", "over"]], over, on_gpu.seconds_figure(over)),
+        PageAnswer("losses", "", losses.parity(pair)[shown], pair, losses.figure(pair)),
+        PageAnswer("runs", "", rows.drop(columns=in_memory)),
+        PageAnswer("later", "", later.drop(columns=[in_memory[0], "driver_bytes", on_gpu.OVER["driver_bytes"]])),
     ]

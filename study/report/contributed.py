@@ -11,10 +11,11 @@ import pandas as pd
 
 from study.core import files
 from study.core.arms import ROOT
+from study.core.files import why
 from study.records import metrics
 from study.records.keeping import redact
 from study.records.runs import Run, Runs, load
-from study.records.sections import Hardware
+from study.records.sections import HardwareOfRun
 
 FOLDER = ROOT / "reports" / "contributed"  # a wheel has none
 FOLDER_NAME = re.compile(r"\d{4}-\d{2}-\d{2}_[A-Za-z0-9-]+_[A-Za-z0-9-]+")
@@ -64,7 +65,7 @@ def form(runs: Path, entity: str) -> str:
     return redact(FORM.format(**values))
 
 
-def machine_of(hardware: Hardware) -> str:
+def machine_of(hardware: HardwareOfRun) -> str:
     return hardware.gpus_line if hardware.devices else f"{hardware.cores} cores of {hardware.cpu}"
 
 
@@ -83,6 +84,10 @@ def problems(folder: Path) -> list[str]:
     missing = [point for point in POINTS if f"| {point} |" not in text]
     if missing or "(your name" in text:
         found.append(f"README.md lacks {', '.join(missing) or 'the name'}: the archive of `study hour` has the form")
+    try:
+        table([folder])
+    except (OSError, ValueError, KeyError) as error:
+        found.append(f"predicted.csv or predicted-here.csv cannot be read ({why(error)})")
     if redact(text) != text:
         found.append("README.md has a path, a name of a machine or a secret")
     runs = load([folder / "runs"])

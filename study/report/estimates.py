@@ -15,18 +15,17 @@ from study.predict.front import (
     kind_of_interval,
     reserve_bytes,
 )
-from study.report.advice import accuracy, of_card
+from study.report.advice import accuracy, of_card, of_others
 
 FITS = {"yes": "It fits on {}.", "only just": "It fits only just on {}.", "no": "It does not fit on {}."}
 
 
 @dataclass(frozen=True)
-class OnGpu:
+class FitsGpu:
     """What is known only of a kind of GPU."""
 
     gpu: Gpu
     fits: Literal["yes", "only just", "no"]
-    step: StepTime
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,8 @@ class Needs:
     training: Training
     estimate: Estimate
     kinds: MemoryKinds | None  # None: of a rank without a GPU
-    on_gpu: OnGpu | None  # None: nobody said which kind
+    on_gpu: FitsGpu | None  # None: nobody said which kind
+    step: StepTime | None  # None: neither a kind of GPU nor a machine.json
 
 
 def in_words(needs: Needs) -> list[str]:
@@ -88,12 +88,15 @@ def moved(needs: Needs) -> list[str]:
     if whole.host_bytes:
         host += " (`study advise` says whether a node has so much)"
     lines = [f"{host}; collectives of a step: {sent or 'none'}"]
-    if needs.on_gpu:
-        step = needs.on_gpu.step
-        interval = f"{step.low_s:.2g} to {step.high_s:.2g} s"
-        lines.append(f"time, predicted: {step.seconds:.3g} s per step ({interval}, limited by {step.limit})")
+    if needs.step:
+        lines.append(time_line(needs.step))
     return lines
 
 
+def time_line(step: StepTime) -> str:
+    loops = of_others(step.seconds, step.low_s, step.high_s, step.is_known)
+    return f"time, predicted: {step.seconds:.3g} s per step, limited by {step.limit}; {loops}"
+
+
 def resting_on(needs: Needs) -> list[str]:
-    return accuracy([kind_of_interval(needs.on_gpu.step.limit)] if needs.on_gpu else [])
+    return accuracy([kind_of_interval(needs.step.limit)] if needs.step else [])

@@ -8,7 +8,7 @@ from study.core.arms import load_arm
 from study.core.errors import Stop
 from study.core.gpus import Gpu
 from study.core.recipes import RECIPES
-from study.core.settings import Flags, resolve
+from study.core.settings import TrainerFlags, resolve
 from study.core.shapes import config_of, shape_of
 from study.core.text import short, size
 from study.predict.front import (
@@ -78,7 +78,7 @@ class Planned:
 
 def training_of(cell: Cell, gpus: int) -> Training:
     """Return the training of a cell on GPUs. Raise Stop with status unavailable if it is not predicted."""
-    settings = resolve(Flags(**cell.settings), gpu=True)
+    settings = resolve(TrainerFlags(**cell.settings), gpu=True)
     name = shape_of(settings.model)
     model = Transformer.of(config_of(name), name, dropout=settings.dropout, lora_rank=settings.lora_rank)
     ranks = settings.virtual_ranks or cell.ranks or gpus
@@ -112,17 +112,19 @@ def predicted(cell: Cell, gpu: Gpu, gpus: int, of: Pace | None = None) -> Predic
     return Predicted(whole, kinds, step)
 
 
-def plan(cells: Sequence[Cell], gpu: Gpu, gpus: int, host_bytes: float | None = None) -> list[Planned]:
+def plan(
+    cells: Sequence[Cell], gpu: Gpu, gpus: int, host_bytes: float | None = None, of: Pace | None = None
+) -> list[Planned]:
     """Return the cells in their order, each with its end, and those that are left with the reason."""
     host_bytes = host_bytes or HOST_SHARE * gpus * gpu.memory_bytes
-    planned = [_planned(cell, gpu, gpus, host_bytes) for cell in cells]
+    planned = [_planned(cell, gpu, gpus, host_bytes, of) for cell in cells]
     unfit = {each.cell.part for each in planned if each.left}
     needed = [_unless_fit(each, unfit) for each in planned]
     return list(_ending(needed, lanes(needed, gpus, host_bytes)))
 
 
-def _planned(cell: Cell, gpu: Gpu, gpus: int, host_bytes: float) -> Planned:
-    found = predicted(cell, gpu, gpus)
+def _planned(cell: Cell, gpu: Gpu, gpus: int, host_bytes: float, of: Pace | None) -> Planned:
+    found = predicted(cell, gpu, gpus, of)
     alone = load_arm(cell.arm).distributed_type == "NO" or cell.value("virtual_ranks")
     ranks = 1 if alone else cell.ranks or gpus
     seconds = max(START_S + UNKNOWN_S, cell.reserve_s)

@@ -27,14 +27,14 @@ from study.configs.sentences import sentences
 from study.core import files
 from study.core.arms import ROOT
 from study.core.errors import Stop
-from study.core.text import number_of, say
+from study.core.text import say
 from study.known import faults, osv
 from study.ledger import texts
 from study.records import runs as records
 from study.records import store
 from study.records.keeping import redact
-from study.report import answers, calculator, contributed, stacks, style
-from study.report.answers import Answer
+from study.report import answers, browser, calculator, contributed, stacks, style
+from study.report.answers import PageAnswer
 from study.report.tables import as_html, write_csv
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
@@ -49,6 +49,7 @@ BEFORE = {  # the notebooks, in navigation
     "index": "Answers",
     "gpu": "On a GPU",
     "contributed": "Others' hours",
+    "paste": "Paste it here",
     "stack": "Is my stack right?",
     "calculator": "Calculator",
     "claims": "All claims",
@@ -57,12 +58,25 @@ BEFORE = {  # the notebooks, in navigation
 ANSWERS = ROOT / "reports" / "answers"
 PREVIEW = ROOT / "reports" / "h200" / "preview.png"  # that a link to the pages shows
 ADDED = {"injected-parameters", "papermill-error-cell-tag"}  # cells of papermill
+# In the browser: a function that gives for a text what `study diagnose` prints.
+READER = """
+import contextlib, io
+from study.cli.pasted import tell
+def told(text):
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        tell(text, "", False)
+    return printed.getvalue()
+told
+"""
 AT_ONCE = 2  # notebooks: a kernel is one process
 QUIET = ["--log-level=CRITICAL"]  # a kernel warns that it talks over TCP, and says that it was told to end
 
 
-def build(folders: list[Path], out: Path, address: str = "") -> list[str]:
-    """Write the site, which will stand at an address. Return the names of notebooks that failed."""
+def build(folders: list[Path], out: Path, address: str = "", paste: bool = False) -> list[str]:
+    """Write the site, which will stand at an address; with `paste` its page of pasted texts works.
+
+    Return what failed: notebooks, or "records" if none is usable.
+    """
     if not BY_HAND_FOLDER.exists():  # a wheel has neither examples nor records nor notebooks
         raise Stop("a report needs the checkout", "clone the repository, and run `make report` in it")
     PAGES.globals["address"] = address  # of this build: each page has it, for the picture of a link
@@ -84,6 +98,7 @@ def build(folders: list[Path], out: Path, address: str = "") -> list[str]:
         (site / "osv.json").write_text(json.dumps(osv.records(datetime.now(UTC)), indent=1))
         write(site, "stack", **stacks.values())
         write(site, "faults", "stack", **stacks.values(), alone=True)
+        write(site, "paste", archives=browser.fetch(site / "python") if paste else [], program=READER)
         answered = _answered(site, "index", answers.answers(runs))
         write(site, "calculator", **calculator.values())
         write_by_hand(site)
@@ -118,7 +133,7 @@ def build(folders: list[Path], out: Path, address: str = "") -> list[str]:
         for name in ("site.css", "site.js", "calculator.js", "stack.js"):
             shutil.copyfile(TEMPLATES / name, site / name)
     say(str(out / "index.html"))
-    return failed
+    return failed if len(runs) else [*failed, "records"]
 
 
 def contributions(own: list[Path]) -> dict[str, Any]:
@@ -128,8 +143,8 @@ def contributions(own: list[Path]) -> dict[str, Any]:
     tables = [
         ({"id": name, "text": title}, as_html(contributed.table(folders))) for name, title, folders in titled if folders
     ]
-    count = number_of(len(everybody), "contributions") if everybody else "Nobody's hour"
-    return {"tables": tables, "lead": f"{count} {'are' if len(everybody) > 1 else 'is'} here so far."}
+    lead = f"Contributions so far: {len(everybody)}."
+    return {"tables": tables, "lead": lead}
 
 
 def write_contributed(out: Path, own: list[Path]) -> Path:
@@ -139,7 +154,7 @@ def write_contributed(out: Path, own: list[Path]) -> Path:
     return out / "contributed.html"
 
 
-def _answered(site: Path, page: str, found: list[Answer]) -> dict[str, dict]:
+def _answered(site: Path, page: str, found: list[PageAnswer]) -> dict[str, dict]:
     """Return the tables and figures of a page as HTML, and write their rows beside it."""
     answered = {}
     for name, command, table, rows, figure in found:

@@ -81,7 +81,7 @@ def name_bars(axes: Axes, names: Iterable[str]) -> None:
     axes.grid(axis="y", visible=False)
 
 
-class Stack(NamedTuple):
+class StackedBars(NamedTuple):
     value: str  # the column that is drawn; the column `part` has the names
     colours: Mapping[str, str]  # by part
     words: Callable[[float], str]  # for a value
@@ -89,7 +89,7 @@ class Stack(NamedTuple):
 
 
 @figure
-def stacks(rows: pd.DataFrame, stack: Stack, note: str) -> Figure:
+def stacks(rows: pd.DataFrame, stack: StackedBars, note: str) -> Figure:
     """Draw a bar of parts for each line; each `panel` has axes of its own."""
     below = parts(rows, "panel")
     drawing, axes = panels([0.8 + 0.25 * mine["line"].nunique() for mine in below.values()])
@@ -100,14 +100,14 @@ def stacks(rows: pd.DataFrame, stack: Stack, note: str) -> Figure:
     return finished(drawing, stack_keys(rows, stack), note)
 
 
-def stack_keys(rows: pd.DataFrame, stack: Stack) -> list:
+def stack_keys(rows: pd.DataFrame, stack: StackedBars) -> list:
     """Return the legend of stacks: the parts and the marks that there are."""
     shown = {*rows["part"], *rows["source"]}  # in the order of the tables of looks, not of the rows
     patches = [Patch(facecolor=tone, label=name, **EDGE) for name, tone in stack.colours.items() if name in shown]
     return patches + keys({name: mark for name, mark in MARKS.items() if name in shown})
 
 
-def draw_stacks(ax: Axes, rows: pd.DataFrame, stack: Stack) -> None:
+def draw_stacks(ax: Axes, rows: pd.DataFrame, stack: StackedBars) -> None:
     """Draw each line's first source as a bar, pale if it is predicted, and the sums of its other sources as marks."""
     lines = parts(rows, "line")
     for place, mine in enumerate(lines.values()):

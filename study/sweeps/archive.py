@@ -9,6 +9,7 @@ import io
 import json
 import tarfile
 import threading
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +106,10 @@ def _opened(upload: str, mode: str) -> Any:
 
 
 def bring_back(runs: Path, upload: str | None) -> int:
-    """Unpack the records of an earlier machine, if this folder has none. Return their number."""
-    if not upload or store.run_folders(runs):
+    """Unpack the records of an earlier machine that are not here. Return their number."""
+    if not upload:
         return 0
+    before = len(store.run_folders(runs))
     try:
         if "://" in upload:
             with _opened(upload, "rb") as file:
@@ -121,12 +123,24 @@ def bring_back(runs: Path, upload: str | None) -> int:
     except Exception as error:  # whatever a bucket's library raises
         remedy = f"give a folder or a bucket that you may read and write, or leave {UPLOAD} empty"
         raise Stop(f"{redact(upload)} cannot be read ({redact(why(error))})", remedy) from None
+    try:
+        _unpack(content, runs)
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        raise Stop(f"{NAME} in {redact(upload)} is damaged ({why(error)})", "remove it, and start again") from None
+    return len(store.run_folders(runs)) - before
+
+
+def _unpack(content: bytes, runs: Path) -> None:
+    """Write the files that an archive of ours has, and nothing else, below a folder, unless they are there."""
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-        for member in filter(tarfile.TarInfo.isfile, archive):
-            parts = Path(member.name).parts
-            text = archive.extractfile(member).read()  # type: ignore[union-attr]  # it is a file
-            if len(parts) == 3 and parts[0] == "runs" and parts[2] == store.RECORD:
-                files.write_below(files.safe_join(runs, parts[1]), store.RECORD, text)
-            elif len(parts) == 1 and member.name.endswith((".json", ".csv")):
-                files.write_below(runs, member.name, text)
-    return len(store.run_folders(runs))
+        for member in archive:
+            *above, last = Path(member.name).parts
+            file = archive.extractfile(member) if member.isfile() else None
+            if file and len(above) == 2 and above[0] == "runs" and last == store.RECORD:
+                folder = files.safe_join(runs, above[1])
+            elif file and not above and last.endswith((".json", ".csv")):
+                folder = runs
+            else:
+                continue
+            if not (folder / last).exists():
+                files.write_below(folder, last, file.read())

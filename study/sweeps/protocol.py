@@ -35,11 +35,11 @@ MAX_CELLS = 10_000  # of a part; each is a launch of at least 10 s
 EXAMPLE = "correct the file: smoke.toml is an example"
 
 
-class Table(BaseModel, extra="forbid", strict=True, allow_inf_nan=False):
+class ProtocolTable(BaseModel, extra="forbid", strict=True, allow_inf_nan=False):
     """A table of a protocol file. Unknown keys are refused, and no value is converted."""
 
 
-class Grid(Table, extra="allow"):
+class Grid(ProtocolTable, extra="allow"):
     """What a part or one of its scales gives: these, and settings, which `build` checks in each combination."""
 
     arm: str | list[str] | None = None
@@ -62,7 +62,7 @@ class Part(Grid):
     tiny: Grid | None = None
 
 
-class Script(Table):
+class Script(ProtocolTable):
     """A script of reproductions/ that needs no GPU, and its words."""
 
     name: Annotated[str, Field(pattern=PART_NAME)]
@@ -71,7 +71,7 @@ class Script(Table):
     decides: list[str] = []
 
 
-class Protocol(Table):
+class Protocol(ProtocolTable):
     """A protocol file."""
 
     about: str
@@ -120,8 +120,8 @@ class Cell:
         return f"{self.name}-r{self.repeat}"  # the folders of its runs: the number of the try follows
 
     @property
-    def declared(self) -> sections.Cell:
-        return sections.Cell(protocol=self.protocol, part=self.part, scale=self.scale, repeat=self.repeat)
+    def declared(self) -> sections.CellOfRun:
+        return sections.CellOfRun(protocol=self.protocol, part=self.part, scale=self.scale, repeat=self.repeat)
 
     def new_record(self, folder: Path) -> Record:
         """Return a record, in case the trainer leaves none."""

@@ -18,7 +18,7 @@ from study.core import arms, machine, operators
 from study.core import optimizers as combinations
 from study.core.errors import Stop, exit_on_stop
 from study.core.options import parsed
-from study.core.settings import Flags, check, check_steps, resolve
+from study.core.settings import TrainerFlags, check, check_steps, resolve
 from study.measure.hardware import CUDA
 from study.measure.heartbeat import Heartbeat
 from study.measure.virtual_rank import become_virtual_rank
@@ -71,13 +71,13 @@ def main(train: Train) -> None:
     ending.leave(code)
 
 
-def read_flags(train: Train, rank: int) -> Flags:
+def read_flags(train: Train, rank: int) -> TrainerFlags:
     """Read the flags from the command line. Only the first rank prints help or a mistake."""
     text = sys.modules[train.__module__].__doc__
     try:
         # Another rank may print into nothing, so that a mistake is told once.
         with contextlib.redirect_stderr(sys.stderr if rank == 0 else io.StringIO()), exit_on_stop():
-            return parsed(Flags, prog="train.py", description=text, console_outputs=rank == 0)
+            return parsed(TrainerFlags, prog="train.py", description=text, console_outputs=rank == 0)
     except SystemExit as error:
         if rank != 0 and error.code:
             time.sleep(ending.LINGER_S)  # rank 0 prints the mistake; torchrun must see it end first

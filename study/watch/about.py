@@ -5,15 +5,12 @@ from pathlib import Path
 
 from study.configs import sources
 from study.configs.differences import mistakes
-from study.core.errors import Stop
 from study.core.text import number_of
 from study.known.findings import Finding, ordered
 from study.records import collectives, store
 from study.records.schema import Record
 from study.watch import course, hangs, trends
 from study.watch.diagnosis import judge
-
-LOGS = (".log", ".txt", ".out", ".err")
 
 
 @dataclass
@@ -32,13 +29,6 @@ class About:
 def about(path: Path) -> About:
     """Return what is known of a run folder, a record, a config, or the dumps of ranks. Raise Stop if it is none."""
     if path.is_file() and path.name != store.RECORD:
-        if path.suffix in LOGS:
-            raise Stop(
-                f"{path} is a log",
-                f"name the folder of its run; or `study oom {path}`, if memory was full; a hang is found in a run that "
-                "was watched, or in a folder of Flight Recorder dumps in JSON (GUIDE.md says how): "
-                "`study diagnose FOLDER`",
-            )
         config = sources.read(path)
         return About(path.name, config.words, list(mistakes(config)), config=str(path))
     answer = About(path.name)

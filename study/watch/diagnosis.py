@@ -189,6 +189,38 @@ def optimizer(facts: Facts) -> Results:
         yield "matrices_in_pieces", {}
 
 
+def tensors(facts: Facts) -> Results:
+    """Name tensors that should train, and do not."""
+    watched = facts.watched
+    if watched.not_optimized_tensors and watched.optimized_tensors:
+        yield "tensors_not_optimized", {}
+    if watched.without_gradient_tensors:
+        yield "tensors_without_gradient", {"names": ", ".join(watched.without_gradient)}
+
+
+def schedule(facts: Facts) -> Results:
+    """Name a schedule that ends before the training does."""
+    steps = required(facts.watched.schedule_steps_in_update)
+    if steps == 1:
+        return
+    if steps != facts.ranks:
+        yield "schedule_too_fast", {}
+        return
+    # Accelerate's scheduler takes a step for each rank (scheduler.py:70): right for a length that counts the batches of
+    # all ranks, as a loader has them before it is prepared, and wrong for one that counts this rank's.
+    length = required(facts.watched.schedule_length)
+    epoch = max(1, required(facts.watched.passes_in_epoch) // (facts.seen.accumulation or 1))
+    if length < epoch * steps or (length % epoch == 0 and length % (epoch * steps)):
+        yield "schedule_ends_early", {"ends": length // steps, "epoch": epoch}
+
+
+def data(facts: Facts) -> Results:
+    """Name a data set that has not the rows of a step."""
+    needed = required(facts.watched.rows_per_pass) * (facts.seen.accumulation or 1) * facts.ranks
+    if required(facts.watched.data_rows) < needed:
+        yield "fewer_rows_than_a_step", {"needed": needed}
+
+
 def updates(facts: Facts) -> Results:
     """Name updates that are missing, or made by gradients that are not those of the step."""
     watched = facts.watched
@@ -214,7 +246,7 @@ def model(facts: Facts) -> Results:
         yield "frozen", {"share": trained / facts.parameters}
 
 
-def schedule(facts: Facts) -> Results:
+def idle_schedule(facts: Facts) -> Results:
     """Name a schedule that changes no rate."""
     watched = facts.watched
     is_idle = watched.schedule_steps == 0 and len(set(required(facts.seen.learning_rates))) == 1
@@ -468,7 +500,10 @@ MISTAKES = (
     optimizer,
     updates,
     model,
+    tensors,
     schedule,
+    idle_schedule,
+    data,
     clipping,
     accumulation,
     rows,

@@ -12,7 +12,7 @@ from pathlib import Path
 from study.core import files
 from study.core.errors import Stop
 from study.known.findings import HANGS, Finding, finding, texts
-from study.records.collectives import Collective, RankLog, collective_of
+from study.records.collectives import LoggedCall, RankLog, collective_of
 
 MOST = 8  # ranks in a sentence
 MOST_GROUPS = 200  # of ranks: with tensor and pipeline parallelism a rank is in some ten
@@ -20,7 +20,7 @@ MOST_GROUPS = 200  # of ranks: with tensor and pipeline parallelism a rank is in
 # all_to_all and scatter (flight_recorder/components/types.py).
 EQUAL = "_?(all_?reduce|all_gather|reduce|broadcast)"
 DEFAULT = "0"  # the name of the group of all ranks
-Calls = dict[int, dict[int, Collective]]  # the last collectives of a group, by rank and index
+Calls = dict[int, dict[int, LoggedCall]]  # the last collectives of a group, by rank and index
 
 
 def state(logs: list[RankLog]) -> str:
@@ -32,7 +32,7 @@ def state(logs: list[RankLog]) -> str:
     age_s = max(0, time.time() - max(log.written_unix_s for log in logs))  # clocks of machines differ
     # A dump of gloo does not say which ranks there are.
     ranks = logs[-1].ranks if DEFAULT in logs[-1].groups else "an unknown number of"
-    return f"{len(logs)} of {ranks} ranks have a log, the newest of {age_s:.0f} s ago"
+    return f"{len(logs)} of {ranks} ranks have a log, the newest of {age_s:.0f} s ago."
 
 
 def causes(logs: list[RankLog]) -> list[Finding]:
@@ -149,7 +149,7 @@ def _has_ended(log: RankLog) -> bool:
     return (log.place or "").startswith("ended")
 
 
-def _name(entry: Collective) -> str:
+def _name(entry: LoggedCall) -> str:
     group = "" if entry.group == DEFAULT else f" of group {entry.group[:12]}"
     return f"{entry.kind} {entry.index}{group}"
 
@@ -215,7 +215,8 @@ def _log_of(path: Path, rank: int) -> RankLog:
             place=waits[0] if waits else None,
         )
     except Exception as error:  # a stranger's file may hold another type wherever PyTorch writes one
-        what = f"{str(path)!r:.300} is no Flight Recorder dump in JSON ({type(error).__name__}: {files.why(error)})"
+        why = f"it lacks {error}" if isinstance(error, KeyError) else files.why(error)
+        what = f"{str(path)!r:.300} is no Flight Recorder dump in JSON ({why})"
         # Done with what `_dump_fr_trace` of torch 2.13 gives. All dumps have this format (c10d/FlightRecorder.hpp:302).
         remedy = "PyTorch writes pickles: load one that you trust with `pickle`, and write it with `json` (GUIDE.md)"
         raise Stop(what, f"name a run, or a folder of dumps in JSON. {remedy}") from None

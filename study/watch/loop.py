@@ -55,7 +55,7 @@ def guarded(hook: Callable) -> Callable:
     """A mistake of this hook ends the watch, and not the training."""
 
     @functools.wraps(hook)
-    def call(loop: "Loop", *args, **kwargs) -> None:
+    def call(loop: "WatchedLoop", *args, **kwargs) -> None:
         if loop.active:
             try:
                 hook(loop, *args, **kwargs)
@@ -66,7 +66,7 @@ def guarded(hook: Callable) -> Callable:
 
 
 @dataclass
-class Loop:
+class WatchedLoop:
     """The hooks on a watched loop. After each update the log gets the step, and the instruments may look at the next.
 
     `on_error` gets a mistake of a hook.

@@ -29,7 +29,7 @@ from study.records.schema import Record
 from study.records.sections import Watched
 from study.watch import results, trends
 from study.watch.instruments import Instruments
-from study.watch.loop import Loop, is_engine
+from study.watch.loop import WatchedLoop, is_engine
 from study.watch.results import RankMeasurements
 from study.watch.steps import StepLog
 from study.watch.weights import Weights, tie_is_lost
@@ -117,7 +117,7 @@ class Watch:
 
     def _begin(self) -> None:
         # --- where the record is, and what it says before the loop
-        ranks = Ranks()
+        ranks = WatchedRanks()
         self.folder = folder = ranks.agree_on_folder(self.run_dir)
         if folder is None:
             return  # this rank is in no group with the first
@@ -132,7 +132,9 @@ class Watch:
         instruments = Instruments(self.model, self.optimizer, record.observed.device or "cpu")
         self._open.callback(instruments.stop)
         weights = Weights(self.model)
-        loop = Loop(self.model, self.optimizer, self.accelerator, record, log, instruments, weights, self.give_up)
+        loop = WatchedLoop(
+            self.model, self.optimizer, self.accelerator, record, log, instruments, weights, self.give_up
+        )
         self.session = Session(ranks, folder, loop)
         loop.attach()
 
@@ -171,9 +173,9 @@ watch = Watch
 class Session:
     """A watch at work, from before the first step until the record is complete."""
 
-    ranks: "Ranks"
+    ranks: "WatchedRanks"
     folder: Path
-    loop: Loop
+    loop: WatchedLoop
     weights_sum: float | None = None  # at the end
 
     def complete(self, error: BaseException | None, opened: contextlib.ExitStack) -> None:
@@ -240,7 +242,7 @@ class Session:
 _count = itertools.count()  # numbers the watches of this process, in the same way on every rank
 
 
-class Ranks:
+class WatchedRanks:
     """This rank and the others of its process group. They meet in its store, which no collective of theirs uses."""
 
     def __init__(self) -> None:

@@ -120,7 +120,7 @@ def test_a_virtual_rank_holds_what_is_estimated_by_default(monkeypatch, tmp_path
     record = store.load(tmp_path / "run")
     assert (record.status, record.observed.virtual_ranks) == ("done", 4)
     (measured,) = record.memory.components.per_rank
-    training, passes = TrainingFlags(gpus=4), predictions.Passes(arm="zero2")
+    training, passes = TrainingFlags(gpus=4), predictions.PassFlags(arm="zero2")
     ours, _ = predictions.training_of(named("llama-micro"), training, PlaceFlags(), passes, None, "cpu")
     predicted = estimate(ours)
     assert measured.tracked_peak_bytes == pytest.approx(predicted.peak_bytes, rel=0.001)
@@ -178,7 +178,7 @@ def test_an_option_that_is_given_twice_is_said(again, monkeypatch, capsys):
     assert "A rank of 4" in out
 
 
-WITHOUT_AN_ANSWER = {"report"}  # they write files
+WITHOUT_AN_ANSWER = {"hour", "report"}  # they write files
 
 
 @pytest.mark.parametrize(("where", "why"), [("> /dev/full", r"\(No space left[^\n]+"), (">&-", "is closed")])
@@ -228,7 +228,7 @@ def test_study_alone_explains_itself_and_is_fast():
     assert not [name for name in heavy if f"'{name}" in modules], "a command's module is imported when it is called"
 
 
-RUN_ELSEWHERE = {"doctor", "report", "virtual"}  # whose examples take long, or write: in other tests
+RUN_ELSEWHERE = {"calibrate", "hour", "doctor", "report", "virtual"}  # their examples take long, or write
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -1,6 +1,9 @@
 """The hour of a machine, rehearsed: killed, on a full disk, with a bucket that refuses; and it goes on where it was."""
 
+import contextlib
+import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -47,7 +50,7 @@ sequence = 64
 steps = 6
 eval_rows = 8
 [part.tiny]
-memory_cap_gib = [0.01, 1.0]
+memory_cap_gib = [0.03, 1.0]
 """
 CUDA_ALONE = ("zero3_qgz", "zero3_qwz")
 
@@ -55,7 +58,8 @@ CUDA_ALONE = ("zero3_qgz", "zero3_qwz")
 @pytest.fixture
 def mini(tmp_path, monkeypatch) -> Path:
     """A protocol of four cells, the third of which is out of memory. Checks that take long are left out."""
-    monkeypatch.setattr(Hour, "answer", lambda *_: None)
+    for name in ("answer", "calibrate"):
+        monkeypatch.setattr(Hour, name, lambda *_: None)
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # the hour changes what they do
         monkeypatch.setattr(signal, name, getattr(signal, name))
     monkeypatch.delenv(archive.UPLOAD, raising=False)
@@ -71,7 +75,7 @@ def cells_run(monkeypatch, forked_cells) -> list[str]:
 
     def launched(cell, folder, *others):
         ran.append(cell.arm)
-        if cell.settings.get("memory_cap_gib") == 0.01:
+        if cell.settings.get("memory_cap_gib") == 0.03:
             folder.mkdir()
             record = cell.new_record(folder).model_copy(update={"software": machine.versions()})
             return outcomes.write_end(folder, record, Stop("no memory", "give more", "oom", "rank 0"))
@@ -104,7 +108,8 @@ SOME = ("gpt2-xl-one-pass", "older-release", "offload-capped", "bytes-of-zero-pp
 @pytest.mark.parametrize("parts", [SOME, pytest.param((), marks=pytest.mark.slow)], ids=["some", "all"])
 def test_the_hour_is_rehearsed_and_has_a_page(parts, tmp_path, monkeypatch, forked_cells, capsys):
     """The first cells of some parts, or all cells, on two ranks: each is a row, and what needs a GPU says so."""
-    monkeypatch.setattr(Hour, "answer", lambda *_: None)
+    for name in ("answer", "calibrate"):
+        monkeypatch.setattr(Hour, name, lambda *_: None)
     cells = protocol.cells(protocol.read("eight"), "tiny")
     if parts:
         cells = [next(cell for cell in cells if cell.part == part) for part in parts]
@@ -132,7 +137,8 @@ def test_the_hour_is_rehearsed_and_has_a_page(parts, tmp_path, monkeypatch, fork
     capsys.readouterr()
     monkeypatch.setattr(launches, "run", lambda *_: pytest.fail("it is run again"))
     spent(runs=runs, upload=str(away))
-    assert capsys.readouterr().out.count("done before") == len(cells) - len(wrong)
+    said = capsys.readouterr().out
+    assert sum(map(int, re.findall(r"(\d+) cells? done before", said))) == len(cells) - len(wrong), said
 
 
 def test_a_killed_hour_goes_on_on_another_machine(tmp_path, mini, cells_run, monkeypatch):
@@ -211,6 +217,31 @@ def test_a_bucket_that_refuses_at_the_start_or_needs_a_package_is_one_sentence(t
         archive.bring_back(tmp_path, "nosuch://hour")
 
 
+@pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b\x08half of one"])
+def test_a_damaged_archive_is_one_sentence(tmp_path, content):
+    (tmp_path / archive.NAME).write_bytes(content)
+    with pytest.raises(Stop, match=r"records\.tar\.gz in .* is damaged"):
+        archive.bring_back(tmp_path / "runs", str(tmp_path))
+
+
+def test_an_archive_writes_nothing_but_records_below_the_folder(tmp_path):
+    names = (
+        "../up.json",
+        "runs/../record.json",
+        "runs/../../a/record.json",
+        "runs/a/log.txt",
+        "/abs/record.json",
+        "runs/good/record.json",
+    )
+    with tarfile.open(tmp_path / archive.NAME, "w:gz") as file:
+        for name in names:
+            file.addfile(tarfile.TarInfo(name), io.BytesIO())
+    runs = tmp_path / "in" / "runs"
+    with pytest.raises(Stop, match="cannot be the name"):
+        archive.bring_back(runs, str(tmp_path))
+    assert [path for path in tmp_path.rglob("*.json") if not path.is_relative_to(runs)] == []
+
+
 def test_an_upload_that_never_answers_holds_nobody(tmp_path, monkeypatch):
     monkeypatch.setattr(archive, "UPLOAD_S", 0.2)
     monkeypatch.setattr(fsspec, "open", lambda *_: time.sleep(5))
@@ -218,27 +249,27 @@ def test_an_upload_that_never_answers_holds_nobody(tmp_path, monkeypatch):
     assert "no answer within 0.2 s" in problem
 
 
-def test_a_full_disk_stops_in_a_sentence_and_the_archive_reaches_its_bucket(small_disk, tmp_path, mini, cells_run):
+def test_a_full_disk_stops_in_a_sentence_and_the_archive_is_elsewhere(
+    small_disk, tmp_path, mini, cells_run, monkeypatch
+):
     """The records of before are elsewhere, and the next start, with room, goes on."""
     away, runs, run = tmp_path / "away", small_disk / "runs", launches.run
     filler = small_disk / "filler"
 
     def fills(cell, folder, *others):
+        if filler.exists():  # a launch on the full disk leaves nothing
+            folder.mkdir()
+            return outcomes.write_end(folder, cell.new_record(folder), Stop("it had no room", "make room"))
         record = run(cell, folder, *others)
-        with filler.open("wb", buffering=0) as file:
-            try:
-                while file.write(bytes(2**16)):
-                    pass
-            except OSError:
+        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(bytes(2**16)):
                 pass
         return record
 
-    launches.run = fills
-    try:
-        with pytest.raises(Stop, match=r"cannot write to .* No space left"):
-            hour(str(mini), runs=runs, upload=str(away))
-    finally:
-        launches.run = run
+    monkeypatch.setattr(launches, "run", fills)
+    with pytest.raises(Stop, match=r"cannot write to .* \(No space left"):
+        hour(str(mini), runs=runs, upload=str(away))
+    monkeypatch.setattr(launches, "run", run)
     assert len([name for name in names(away / archive.NAME) if name.endswith(store.RECORD)]) == 1
     filler.unlink()
     cells_run.clear()

@@ -1,7 +1,11 @@
 """Files that start the hour elsewhere: each is what its tool takes, calls the one script, and is short."""
 
 import importlib
+import os
+import shutil
+import signal
 import subprocess
+import time
 
 import pytest
 
@@ -64,3 +68,64 @@ def test_each_calls_the_one_script_and_is_short(file):
 @pytest.mark.parametrize("file", ["eight.sh", "slurm_eight.sh", "slurm.sh"])
 def test_a_shell_reads_it(file):
     assert subprocess.run(["bash", "-n", ROOT / "examples" / file]).returncode == 0
+
+
+STUB = "#!/bin/sh\necho python $* >>said\ncase $1 in -c) exit 0;; esac\n"
+HOUR = (
+    "trap 'echo terminated >>said; exit 130' TERM\ncase \"$*\" in *wait*) sleep 20 & wait $!;; *hour*) exit 3;; esac\n"
+)
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A folder with the script, and programs in place of make and Python that write down how they are called."""
+    programs = tmp_path / "programs"
+    for folder in ("examples", "programs", ".venv/bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    shutil.copy(ROOT / "examples/eight.sh", tmp_path / "examples")
+    for path, text in {
+        programs / "make": "#!/bin/sh\necho make $* >>said\nexit 1\n",
+        programs / "python3": STUB + HOUR,
+        tmp_path / ".venv/bin/python": STUB + HOUR,
+    }.items():
+        path.write_text(text)
+        path.chmod(0o755)
+    return tmp_path
+
+
+def start(checkout, *words) -> subprocess.Popen:
+    environment = os.environ | {"PATH": f"{checkout / 'programs'}:{os.environ['PATH']}"}
+    return subprocess.Popen(["bash", "examples/eight.sh", *words], cwd=checkout, env=environment)
+
+
+def test_the_script_sets_up_and_hands_on_words_and_the_exit_code(checkout):
+    """An operator that does not compile, where make ends with 1, does not end the hour."""
+    assert start(checkout, "--minutes", "5").wait(30) == 3
+    said = (checkout / "said").read_text().splitlines()
+    assert [line for line in said if line.startswith("make setup PYTHON=python3 CONSTRAIN=")]
+    assert said[-1] == "python -m study.cli hour --minutes 5"
+
+
+def test_the_script_hands_on_the_end_of_its_machine(checkout):
+    hour = start(checkout, "wait")
+    while "hour wait" not in ((checkout / "said").read_text() if (checkout / "said").exists() else ""):
+        time.sleep(0.1)
+    time.sleep(0.5)
+    hour.send_signal(signal.SIGTERM)
+    assert hour.wait(10) == 130
+    assert (checkout / "said").read_text().endswith("terminated\n")
+
+
+def test_the_script_takes_a_pack_where_there_is_no_network(checkout):
+    """Its wheels are installed once, what was compiled is unpacked, and what compiles is packed."""
+    (checkout / "gpu-pack/wheels").mkdir(parents=True)
+    (checkout / "gpu-pack/pack.json").write_text("{}")
+    (checkout / "gpu-pack/wheels/a.whl").touch()
+    for _ in range(2):
+        (checkout / ".gpu/site").mkdir(parents=True, exist_ok=True)
+        assert start(checkout).wait(30) == 3
+        shutil.copy(checkout / "gpu-pack/pack.json", checkout / ".gpu/site")  # the stub installs nothing
+    said = (checkout / "said").read_text().splitlines()
+    assert len([line for line in said if "-m pip install" in line and "gpu-pack/wheels/a.whl" in line]) == 1
+    assert said[-1] == "python -m study.cli hour --pack gpu-pack"
+    assert (checkout / "gpu-pack/compiled.tar.gz").exists()

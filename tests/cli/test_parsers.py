@@ -146,6 +146,12 @@ def test_a_name_without_a_rank_is_no_dump(tmp_path, name):
     assert hangs.dumps(tmp_path) == []
 
 
+def test_what_a_dump_lacks_is_named(tmp_path):
+    (tmp_path / "rank_0.json").write_text('{"entries": []}')
+    with pytest.raises(Stop, match="it lacks 'pg_config'"):
+        hangs.dumps(tmp_path)
+
+
 @pytest.mark.parametrize("sizes", [[[10**9] * 50_000], [["a" * 1000, 10**9]], [[[1, 2], 10**9]], [["9" * 4000] * 60]])
 def test_a_size_in_a_dump_is_one_that_64_bits_hold(tmp_path, sizes):
     (tmp_path / "rank_0.json").write_text(json.dumps(DUMP | {"entries": [DUMP["entries"][0] | {"input_sizes": sizes}]}))

@@ -12,8 +12,8 @@ import torch
 
 from study.cli import diagnosis
 from study.conform import cases, checks, command, models, releases, script, suite
-from study.conform.cases import Case, Difference, Reference, bound
-from study.conform.suite import ADAPTERS, PROPERTIES, Adapter, Answer
+from study.conform.cases import Case, Reference, Unequal, bound
+from study.conform.suite import ADAPTERS, PROPERTIES, Adapter, PropertyAnswer
 from study.core.errors import Stop
 from study.known import faults
 from tests.conftest import ROOT, python, ranks_of, table
@@ -58,7 +58,7 @@ def test_a_fault_of_another_kind_is_found(fault, ranks, tmp_path):
 
 def script_of(adapter: Adapter, name: str, folder: Path) -> Path:
     path = folder / f"{adapter.name}-{name}.py"
-    script.write(path, adapter, Answer(adapter.name, name, "2.13.0", "", "", "fails", "it is off"))
+    script.write(path, adapter, PropertyAnswer(adapter.name, name, "2.13.0", "", "", "fails", "it is off"))
     return path
 
 
@@ -174,9 +174,9 @@ def test_another_order_of_sums_stays_within_the_bound_and_a_fault_does_not(monke
 
 
 def test_a_difference_is_worse_than_nothing():
-    with pytest.raises(Difference, match="is nan off"):
+    with pytest.raises(Unequal, match="is nan off"):
         cases.hold_weights({"a": torch.tensor([torch.nan])}, {"a": torch.ones(1)}, 1.0, "the weights")
-    with pytest.raises(Difference, match="shape"):
+    with pytest.raises(Unequal, match="shape"):
         cases.hold_weights({"a": torch.ones(2)}, {"a": torch.ones(1)}, 1.0, "the weights")
 
 
@@ -185,7 +185,7 @@ def test_frozen_weights_that_stay_are_a_difference(held, keeps):
     """The backward pass begins with the last layer."""
     seen = SimpleNamespace(model=SimpleNamespace(held=held[::-1]))
     trained = SimpleNamespace(run=lambda: seen)
-    with pytest.raises(Difference, match="6 after it") if keeps else contextlib.nullcontext():
+    with pytest.raises(Unequal, match="6 after it") if keeps else contextlib.nullcontext():
         checks.frozen_weights_leave(lambda case: trained, Case())
 
 
@@ -193,7 +193,7 @@ def test_frozen_weights_that_stay_are_a_difference(held, keeps):
 
 
 def test_every_kept_failure_is_explained():
-    kept = [Answer(**row) for row in releases.answers().to_dict("records")]
+    kept = [PropertyAnswer(**row) for row in releases.answers().to_dict("records")]
     ours = [each for each in kept if each.adapter in ADAPTERS]
     assert {each.adapter for each in ours} == {*ADAPTERS}
     assert {each.property for each in ours} == {*PROPERTIES}
@@ -235,7 +235,7 @@ def test_study_diff_lists_the_defaults_and_the_faults_that_changed_between_two_r
 
 
 def test_answers_replace_earlier_ones_of_the_same_release(tmp_path):
-    first = Answer("mine", "sgd", "2.13.0", "1.0", "", "fails", "it is off", "differs")
+    first = PropertyAnswer("mine", "sgd", "2.13.0", "1.0", "", "fails", "it is off", "differs")
     path = tmp_path / "a new folder/below/answers.csv"
     releases.keep(path, [first, dataclasses.replace(first, deepspeed="1.1")])
     releases.keep(path, [dataclasses.replace(first, answer="holds")])

@@ -7,7 +7,7 @@ import pytest
 import tyro
 
 from study.core.errors import Stop
-from study.core.settings import Flags, as_dict, build, flag, learning_rate, resolve
+from study.core.settings import TrainerFlags, as_dict, build, flag, learning_rate, resolve
 from tests.conftest import table
 
 CASES = table("core/settings.toml")
@@ -30,14 +30,14 @@ def is_possible(name: str, value: object) -> bool:
 
 
 def test_no_number_of_things_is_without_bound():
-    whole = [name for name in vars(Flags()) if is_possible(name, 7) and not is_possible(name, 7.5)]
+    whole = [name for name in vars(TrainerFlags()) if is_possible(name, 7) and not is_possible(name, 7.5)]
     assert {"micro_batch", "accumulation", "sequence", "train_rows", "lora_rank", "virtual_ranks"} < {*whole}
     assert [name for name in whole if is_possible(name, 10**20)] == []
 
 
 def test_possible_values_pass():
     values = {"seed": 2**31 - 1, "threads": 1024, "memory_cap_gib": 0.01, "virtual_ranks": 2, "steps": 10**7}
-    assert build(values | {"dropout": 0.0}, "a.toml") == Flags(**values, dropout=0.0)
+    assert build(values | {"dropout": 0.0}, "a.toml") == TrainerFlags(**values, dropout=0.0)
 
 
 @pytest.mark.parametrize(("values", "words"), CASES["misfits"])
@@ -48,21 +48,21 @@ def test_values_that_do_not_fit_each_other_are_refused(values, words):
 
 @pytest.mark.parametrize(("words", "gpu", "expected"), CASES["resolved"])
 def test_defaults_depend_on_task_model_data_and_gpu(words, gpu, expected):
-    values = as_dict(resolve(tyro.cli(Flags, args=words.split()), gpu))
+    values = as_dict(resolve(tyro.cli(TrainerFlags, args=words.split()), gpu))
     assert {*expected.split()} <= {f"{name}={value}" for name, value in values.items()}
 
 
 def test_given_values_stay(monkeypatch):
     monkeypatch.setenv("HOME", "/home/somebody")
     values = {"model": "bert-base", "data": "embedded", "init": "in_place", "sequence": 64, "lr": 1e-4, "seed": 3}
-    given = Flags(**values, task="imdb", train_rows=10, eval_rows=5, attention="eager", cache_dir=Path("~/kept"))
+    given = TrainerFlags(**values, task="imdb", train_rows=10, eval_rows=5, attention="eager", cache_dir=Path("~/kept"))
     assert as_dict(resolve(given, gpu=True)) == as_dict(given) | {"cache_dir": "/home/somebody/kept"}
 
 
 def test_the_type_of_a_folder_is_in_its_config(tmp_path):
     for config, attention in {'{"model_type": "gptj"}': "eager", '{"model_type": "gpt2"}': "sdpa", "[]": None}.items():
         (tmp_path / "config.json").write_text(config)
-        assert resolve(Flags(model=str(tmp_path)), gpu=False).attention == attention
+        assert resolve(TrainerFlags(model=str(tmp_path)), gpu=False).attention == attention
 
 
 @pytest.mark.parametrize(
@@ -74,5 +74,5 @@ def test_the_type_of_a_folder_is_in_its_config(tmp_path):
 )
 def test_rates_by_hand(warmup, lr, by_hand):
     """Up in four equal parts to the peak, then down in six that would end at zero one step later."""
-    settings = Flags(lr=lr, lr_warmup_steps=warmup)
+    settings = TrainerFlags(lr=lr, lr_warmup_steps=warmup)
     assert [learning_rate(settings, step, len(by_hand)) for step in range(len(by_hand))] == pytest.approx(by_hand)

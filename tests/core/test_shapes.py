@@ -6,7 +6,7 @@ import pytest
 
 from study.core.errors import Stop
 from study.core.models.config import class_for, kind_of, load
-from study.core.settings import Flags, resolve
+from study.core.settings import TrainerFlags, resolve
 from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, model_of_name, shape_of
 from study.core.shapes import models as known_models
 from study.predict.architecture import named
@@ -22,7 +22,7 @@ def built(model: str, vocabulary: int = 2048, **settings):
     """Return the model on `meta`, and its settings, for the task that its kind fits."""
     kind = kind_of(load(model))
     task = next((task for task, fits in models.KINDS.items() if fits == kind), "synthetic")
-    resolved = resolve(Flags(**{"model": model, "task": task, "sequence": 64} | settings), gpu=False)
+    resolved = resolve(TrainerFlags(**{"model": model, "task": task, "sequence": 64} | settings), gpu=False)
     words = None if resolved.task == "synthetic" else vocabulary
     return models.on_meta(resolved, models.model_config(resolved, words))
 

@@ -165,6 +165,13 @@ def test_claims_are_found_by_id_document_and_words():
         texts.named(("no such words",))
 
 
+@pytest.mark.parametrize("words", [("",), (" ",), ("", "")])
+def test_no_word_names_no_claim(words):
+    """An empty phrase is in every sentence."""
+    with pytest.raises(Stop, match="no claim is named"):
+        texts.named(words)
+
+
 def test_other_runs_agree_differ_or_decide_nothing(records):
     answers = {row.answer for row in texts.compared(CLAIMS, records)}
     assert answers == {texts.AGREES}

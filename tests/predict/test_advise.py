@@ -30,7 +30,7 @@ from study.predict.prediction import estimate
 from study.predict.question import BUCKET_ELEMENTS, PlaceFlags, Question, StepFlags, TrainingFlags, bytes_of
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Training
-from study.report.advice import enough, in_words, table
+from study.report.advice import enough, in_words, table, why_tight
 
 MISTRAL = Question(named("mistral-7b"), 8, GPUS["H100-80GB"], "nvswitch", 1e12, 6144, 24)
 BERT = Question(named("bert-base"), 2, GPUS["L4"], "pcie4", 64e9, 128, 24, precision="bf16_cast", checkpointing=False)
@@ -265,7 +265,10 @@ def test_why_an_offloading_arm_is_chosen_before_a_faster_one():
     for others, more in ((rows[1:], ""), ([slower], "of the others that fit ")):
         tight = [replace(rows[0], peak_bytes=78e9), *others]
         words = in_words(Advice(MISTRAL, tuple(tight), best_of(tight), None))
-        assert f"Why: without offloading zero3 fits only just (73 of 80 GiB); {more}" in words[-2]
+        assert (
+            f"Why: without offloading zero3 fits only just (73 of 80 GiB, and 1.5 GiB beside the reserve); {more}"
+            in words[-2]
+        )
     only = replace(rows[0], peak_bytes=78e9)
     assert in_words(Advice(MISTRAL, (only,), only, None))[1].endswith("[fits_only_just]")
 
@@ -324,3 +327,51 @@ def test_an_optimizer_within_the_backward_pass_keeps_no_gradients_and_is_for_one
     assert tried(fused) == ["single"]
     with pytest.raises(Stop, match="one process and one pass"):
         training(replace(fused, batch=2), "single", 1)
+
+
+def test_a_single_card_is_told_of_8_bit_adam_and_bf16_before_it_offloads():
+    answer = advise(question_of(named("llama3.2-1b"), 1, "RTX4090"))
+    assert answer.choice.offloads
+    assert [option for option, _ in answer.without_offloading] == ["--optimizer adamw_8bit", "--precision bf16_pure"]
+    said = " ".join(in_words(answer))
+    for option, row in answer.without_offloading:
+        assert (row.fits, row.offloads) == (True, False)
+        assert f"Without offloading: {option}, " in said
+    assert "moments of 8 bits" in said
+    assert "lose small updates" in said
+    assert not advise(question_of(named("gpt2"), 1, "H100")).without_offloading, "it does not offload"
+
+
+def test_only_just_never_comes_without_its_number():
+    """From the peak, or from what nvidia-smi will show."""
+    full = replace(fitting("zero2", 1.0, 60), driver_bytes=int(84e9))
+    near = fitting("zero2", 1.0, 75)
+    assert (full.is_tight, near.is_tight) == (True, True)
+    assert why_tight(full) == "nvidia-smi shows 78 of 80 GiB"
+    assert why_tight(near) == "70 of 80 GiB, and 4.3 GiB beside the reserve"
+
+
+def test_what_keeps_all_on_the_gpus_is_the_alternative_of_an_arm_that_offloads(monkeypatch):
+    """70 billion on 16 A100: published trainings offload nothing. What fits only just is named, faster or not."""
+    offered = {"zero3_cpu": (1.0, 30), "fsdp2": (0.9, 75)}
+
+    def row_of(_, arm):
+        return replace(fitting(arm.name, *offered.get(arm.name, (9.0, 95))), fits=arm.name in offered, driver_bytes=1)
+
+    monkeypatch.setattr(sys.modules[advise.__module__], "best_of_arm", row_of)
+    answer = advise(MISTRAL)
+    assert (answer.choice.arm, answer.alternative.arm) == ("zero3_cpu", "fsdp2")
+
+
+def test_a_batch_that_does_not_divide_gets_the_two_that_do():
+    with pytest.raises(Stop, match="give --batch 6 or 9"):
+        question_of(named("gpt2"), 3, "H100", batch=8)
+    with pytest.raises(Stop, match=r"give --batch 8$"):
+        question_of(named("gpt2"), 8, "H100", batch=3)
+
+
+def test_an_optimizer_in_the_backward_pass_is_for_one_gpu_and_nothing_that_was_given_is_recommended():
+    with pytest.raises(Stop, match="leave --optimizer-in-backward out"):
+        question_of(named("gpt2"), 2, "H100", optimizer_in_backward=True)
+    flags = (TrainingFlags(), PlaceFlags(gpu="T4", optimizer_in_backward=True), StepFlags(batch=8))
+    assert fewest(named("llama-2-7b"), *flags) is None, "more GPUs are not looked for"

@@ -11,7 +11,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch.utils.flop_counter import FlopCounterMode
 
 from study.core.errors import Stop
-from study.core.settings import Flags, Settings, resolve
+from study.core.settings import Settings, TrainerFlags, resolve
 from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, VOCABULARY
 from study.predict.architecture import Wanted, asked_for, check_config, generic, named
 from study.predict.trace.asked import TraceOptions
@@ -22,7 +22,7 @@ from study.training import models, tasks
 def settings_and_model(name: str, sequence: int = 128) -> tuple[Settings, torch.nn.Module]:
     values = {"task": "imdb" if name.startswith("bert") else "wikitext", "sequence": sequence}
     values |= {"attention": "eager"} if SHAPES[name]["model_type"] in NO_FUSED_ATTENTION else {}
-    settings = resolve(Flags(model=name, data="embedded", init="in_place", **values), False)
+    settings = resolve(TrainerFlags(model=name, data="embedded", init="in_place", **values), False)
     return settings, models.on_meta(settings, models.model_config(settings, VOCABULARY))
 
 

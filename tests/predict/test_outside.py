@@ -7,7 +7,7 @@ import pytest
 from study.core.recipes import RECIPES
 from study.predict.outside import published
 from study.predict.outside.predicting import of_row, reading_of
-from study.predict.outside.published import Row
+from study.predict.outside.published import PublishedRow
 from study.predict.placement import Fsdp
 from study.predict.training import Batch, Recomputation
 
@@ -25,8 +25,8 @@ GPT = {
 }
 
 
-def row(**values) -> Row:
-    return Row.model_validate(GPT | values)
+def row(**values) -> PublishedRow:
+    return PublishedRow.model_validate(GPT | values)
 
 
 # --- rows ----------------------------------------------------------------------------------------------------------

@@ -11,16 +11,18 @@ from dataclasses import fields, replace
 from pathlib import Path
 from statistics import median
 
+import fit
 import pytest
 import scored
 
 from study.core.errors import Stop
 from study.core.text import size
 from study.predict.loop import Loop
-from study.predict.outside import published, scores
-from study.predict.outside.predicting import of_row, reading_of
-from study.predict.outside.published import Row
+from study.predict.outside import predicting, published, scores
+from study.predict.outside.predicting import Predicted, of_row, reading_of
+from study.predict.outside.published import PublishedRow
 from study.predict.outside.scores import Number, number
+from study.predict.pace import pace
 from study.predict.placement import Placement
 from study.predict.step_time import Hardware
 from study.predict.training import Batch, Training
@@ -95,6 +97,24 @@ def test_the_printed_accuracy_is_of_first_predictions_and_no_source_counts_more_
     assert accuracy()[3].startswith("memory: ")
 
 
+def test_the_interval_of_a_step_is_that_of_a_source_without_a_vote():
+    """80 % of first predictions of sources that nobody had read, each left out once; links have eight sources alone."""
+    for limit, ends in pace().interval.items():
+        first = fit.first_of(limit)
+        assert fit.next_source(first) == pytest.approx(ends, rel=1e-3)
+        shares = []
+        for source, over in first.items():
+            others = {name: each for name, each in first.items() if name != source}
+            shares.append(fit.held({source: over}, fit.next_source(others)))
+        assert sum(shares) / len(shares) >= (0.75 if limit == "links" else 0.8), limit
+
+
+def test_a_source_of_many_rows_has_one_vote():
+    many = {"large": [1.0] * 99} | {f"small {number}": [1.5 + number / 10] for number in range(8)}
+    assert fit.ends_of(many.values(), 0.8) == (1.0, 2.2)
+    assert fit.held(many, (0.9, 1.1)) == pytest.approx(1 / 9)
+
+
 def test_rows_of_ones_own_are_scored(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(scores, "ProcessPoolExecutor", lambda mp_context: ThreadPoolExecutor())
     mine = tmp_path / "mine.csv"
@@ -107,6 +127,19 @@ def test_rows_of_ones_own_are_scored(tmp_path, monkeypatch, capsys):
     assert shown[0] == f"line 2: memory 9 GB measured, {size(number.ours)} predicted"
     assert shown[3].split()[:3] == ["memory", "ours", "1"]
     assert f"{abs(number.ours / 9e9 - 1):.0%}" in shown[3]
+
+
+def test_a_scoring_that_ended_goes_on(monkeypatch, tmp_path):
+    """What this code has predicted is not predicted again; other code, or another row, is."""
+    asked = []
+    monkeypatch.setenv("ZERO_STUDY_CACHE", str(tmp_path))
+    monkeypatch.setattr(predicting, "of_row", lambda row: asked.append(row.seq) or {"memory": Predicted(5.0, why=None)})
+    one, other = (PublishedRow.model_validate(USUAL | {"seq": seq}) for seq in ("128", "256"))
+    assert [predicting.once(row)["memory"].ours for row in (one, other, one)] == [5.0, 5.0, 5.0]
+    assert asked == [128, 256]
+    monkeypatch.setattr(predicting, "code", lambda: "changed")
+    predicting.once(one)
+    assert asked == [128, 256, 128]
 
 
 # --- files of strangers ---------------------------------------------------------------------------------------------
@@ -157,7 +190,7 @@ def test_what_is_no_file_is_refused(path):
 
 @pytest.mark.parametrize(("changes", "why"), MISTAKEN["rows"])
 def test_a_row_that_is_not_predicted_says_why(changes, why):
-    row = published.filled(Row, USUAL | changes)
+    row = published.filled(PublishedRow, USUAL | changes)
     answer = of_row(row)
     assert not any(each.ours for each in answer.values())
     assert why in scores.told(row, [number(row, quantity, each) for quantity, each in answer.items()])
@@ -165,7 +198,7 @@ def test_a_row_that_is_not_predicted_says_why(changes, why):
 
 @pytest.mark.parametrize("stage", ['{"zero_optimization": {"stage": 3}}', '{"stage": "3"}', '{"stage": 3}'])
 def test_a_config_of_deepspeed_is_read_as_people_paste_it(stage):
-    assert Row.model_validate(USUAL | {"deepspeed": stage}).deepspeed == {"stage": 3}
+    assert PublishedRow.model_validate(USUAL | {"deepspeed": stage}).deepspeed == {"stage": 3}
 
 
 def test_columns_that_are_for_the_reader_are_named(tmp_path, capsys):
@@ -177,7 +210,7 @@ def test_columns_that_are_for_the_reader_are_named(tmp_path, capsys):
 def test_a_row_is_told_before_the_next_one_is_predicted(monkeypatch):
     asked = []
     monkeypatch.setattr(scores, "ProcessPoolExecutor", lambda mp_context: contextlib.nullcontext(Inline(asked)))
-    rows = [Row.model_validate(USUAL | {"grad_acc": str(passes)}) for passes in (1, 2)]
+    rows = [PublishedRow.model_validate(USUAL | {"grad_acc": str(passes)}) for passes in (1, 2)]
     for count, _ in enumerate(scores.predict(rows, at_once=1), 1):
         assert len(asked) == count
 

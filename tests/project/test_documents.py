@@ -14,7 +14,7 @@ from study.cli import commands, rehearsal
 from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.options import parsed
-from study.core.settings import Flags
+from study.core.settings import TrainerFlags
 
 FILES = sorted(
     path
@@ -120,7 +120,7 @@ def refuse_made_up(command: str) -> None:
         launched = launch_command_parser().parse_args(words[1 : script + 1])
         assert (ROOT / launched.config_file).is_file()
         if words[script] == "study/train.py":
-            parsed(Flags, prog="train.py", args=words[script + 1 :])
+            parsed(TrainerFlags, prog="train.py", args=words[script + 1 :])
     elif words[0] == "-m":
         assert importlib.util.find_spec(words[1])
     else:  # python, torchrun and sbatch start a file

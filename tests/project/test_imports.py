@@ -1,6 +1,8 @@
 """What import-linter cannot see: imports that only some runs need. Those without torch are in test_wheel.py."""
 
-from tests.conftest import python
+import ast
+
+from tests.conftest import ROOT, python
 
 TRAINER = """
 import os, sys
@@ -12,11 +14,11 @@ assert len(ours) <= 60, ours
 others = ("predict", "ledger", "watch", "conform", "report")
 assert not [name for name in ours if name.partition(".")[2].partition(".")[0] in others], ours
 
-from study.core.settings import Flags, resolve
+from study.core.settings import TrainerFlags, resolve
 from study.training import models, tasks
 from study.training.data import load_data
 
-settings = resolve(Flags(), gpu=False)
+settings = resolve(TrainerFlags(), gpu=False)
 data = load_data(settings)
 models.on_meta(settings, models.model_config(settings, data.vocabulary))
 print(*{"datasets", "deepspeed", "evaluate", "pyarrow"} & sys.modules.keys())
@@ -36,3 +38,14 @@ def test_the_trainer_loads_few_of_our_modules_and_what_only_some_runs_need_where
     """
     done = python("-c", TRAINER)
     assert done.stdout.split() == ["pyarrow"], done.stderr
+
+
+def test_no_two_classes_have_one_name():
+    """Who greps a class finds one."""
+    places: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "study").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(str(path))
+    assert len(places) > 100
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}

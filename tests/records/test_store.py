@@ -12,7 +12,7 @@ import pytest
 from study.core.errors import Stop
 from study.records import store
 from study.records.schema import Record
-from study.records.sections import Cell
+from study.records.sections import CellOfRun
 from tests import shaped
 
 FULL = Stop("no room left", "give a larger disk", "oom", "rank 1")
@@ -38,9 +38,9 @@ def test_a_number_that_is_not_finite_is_neither_written_nor_read(tmp_path):
 def test_the_cell_is_that_of_the_sweep(monkeypatch):
     cell = {"protocol": "smoke", "part": "arms", "scale": "tiny", "repeat": 2}
     monkeypatch.setenv(store.CELL, json.dumps(cell))
-    assert store.new("run", []).cell == Cell(**cell)
+    assert store.new("run", []).cell == CellOfRun(**cell)
     monkeypatch.setenv(store.CELL, "[1]")  # whatever a user's environment holds
-    assert store.new("run", []).cell == Cell()
+    assert store.new("run", []).cell == CellOfRun()
 
 
 @pytest.mark.parametrize("text", [None, b'{"schema": 1,\n', b"[" * 100_000, b"\xff\xfe"])

@@ -7,7 +7,8 @@ import textwrap
 
 import pytest
 
-from study.cli.rehearsal import ran
+from study.cli.rehearsal import found, ran
+from study.core.errors import Stop
 from study.core.gpus import num_gpus
 from study.rehearsal.on_gpu import on_gpu
 from study.rehearsal.request import Answer, Request
@@ -157,6 +158,45 @@ def test_a_script_ends_as_it_would_on_the_machine(fault, written):
     assert words.startswith("It ends"), words
     assert re.search(message, words), words
     assert "Traceback" not in ended.stdout + ended.stderr
+
+
+TINY = """
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = LlamaConfig(vocab_size=64, **sizes)
+"""
+REFUSED = {
+    "AutoModelForCausalLM.from_pretrained('x', quantization_config={'load_in_4bit': True})": "no quantized weights",
+    "AutoModelForCausalLM.from_pretrained('no/model')": "give --config-of no/model=FOLDER",
+    "LlamaForCausalLM(config).generate(torch.zeros(1, 4, dtype=torch.int64))": "`generate` chooses tokens by values",
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_what_cannot_be_rehearsed_is_refused_with_its_line(line, written, tmp_path):
+    config = {"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ended = study_virtual(written(TINY, line), f"--config-of=x={tmp_path}")
+    words = " ".join(ended.stdout.split())
+    assert ended.returncode == 1
+    assert words.startswith("A rehearsal cannot go on at script.py:13: "), words
+    assert REFUSED[line] in words
+    assert line[:40] in words
+
+
+def test_a_module_or_a_program_is_a_script(tmp_path, monkeypatch):
+    package = tmp_path / "own"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "sizes.py").write_text("CLASSES = 2\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    head, loop = (textwrap.dedent(part).replace("Linear(8, 2)", "Linear(8, CLASSES)") for part in (HEAD, LOOP))
+    (package / "train.py").write_text("from .sizes import CLASSES\n" + head + loop)
+    assert rehearsed("own.train")["observed"]["ranks"] == 2
+    with pytest.raises(Stop, match="is no program in Python"):
+        found("bash")
+    with pytest.raises(Stop, match="there is no script nosuch"):
+        found("nosuch")
 
 
 def test_a_value_that_does_not_exist_is_told_apart_and_can_be_given(written):

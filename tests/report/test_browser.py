@@ -1,21 +1,27 @@
 """The report in a real browser: no errors, nothing cut off or upon another, and pages that answer from their tables."""
 
+import functools
+import http.server
 import io
 import itertools
 import json
 import random
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import matplotlib.image
 import numpy
 import pytest
 
+from study.cli import pasted
+from study.core.errors import Stop
 from study.core.gpus import GPUS
 from study.known.faults import table
 from study.ledger import texts
 from study.predict.front import fits_on
-from study.report import answers, calculator, stacks
+from study.report import answers, browser, calculator, stacks
 from study.report import site as report
 from tests.cli.test_cli import in_this_process
 from tests.report.test_lookups import looked_up
@@ -26,7 +32,7 @@ pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason="apt-get instal
 AUDIT = (Path(__file__).parent / "audit.js").read_text()
 BACKGROUND = {"light": "rgb(251, 251, 250)", "dark": "rgb(22, 23, 26)"}
 ANSWERS = [f"answer-{each['name']}" for each in answers.questions()]
-PAGES = ("index", "gpu", "calculator", "stack", "claims", "sentences", "by_hand", *report.NOTEBOOKS)
+PAGES = ("index", "gpu", "calculator", "stack", "paste", "claims", "sentences", "by_hand", *report.NOTEBOOKS)
 
 
 @pytest.fixture(scope="module")
@@ -218,3 +224,38 @@ def test_the_one_file_answers_alone(driver, site, tmp_path):
     assert "torch==2.99.0" in driver.find_element("id", "unread").text
     assert "study stack deepspeed==0.17.6 --stage 2 --passes 2" in driver.find_element("id", "command").text
     assert driver.execute_script(AUDIT) == driver.get_log("browser") == []
+
+
+PASTED = """copying a param with shape torch.Size([0]) from checkpoint, the shape in current
+model is torch.Size([32000, 4096]).
+deepspeed==0.18.2, stage 3"""
+
+
+def test_a_text_is_read_in_the_browser_by_the_same_python(driver, tmp_path, monkeypatch, capsys):
+    """By the real runtime, over a web server that has nothing else. Where it cannot be fetched, the page says so."""
+    monkeypatch.chdir(tmp_path)
+    try:
+        archives = browser.fetch(tmp_path / "python")
+    except Stop:
+        archives = []
+    report.PAGES.globals["address"] = ""
+    report.write(tmp_path, "paste", archives=archives, program=report.READER)
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        driver.get(f"http://127.0.0.1:{server.server_port}/paste.html")
+        if not archives:
+            assert "has no Python for browsers" in driver.page_source
+            return
+        told = driver.find_element("id", "told")
+        before = told.text
+        script = "const form = document.getElementById('paste'); form.text.value = arguments[0]; form.requestSubmit()"
+        driver.execute_script(script, PASTED)
+        end = time.monotonic() + 120
+        while told.text in (before, "Reading ...") and time.monotonic() < end:
+            time.sleep(0.2)
+        server.shutdown()
+    capsys.readouterr()
+    pasted.tell(PASTED, "", False)
+    assert told.text.split() == capsys.readouterr().out.split()
+    assert "[loads-empty]" in told.text

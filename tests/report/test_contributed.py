@@ -72,6 +72,12 @@ def test_a_folder_says_who_and_what_by_its_name_and_form(tmp_path):
     assert "no run is done" in contributed.problems(wrong)[-1]
 
 
+def test_predictions_that_cannot_be_read_are_named(tmp_path):
+    folder = contribution(tmp_path)
+    (folder / "predicted.csv").write_text("nothing\n1")
+    assert "predicted.csv or predicted-here.csv cannot be read" in contributed.problems(folder)[0]
+
+
 def test_the_form_is_empty_where_nobody_knows(tmp_path):
     text = contributed.form(tmp_path, "")
     assert all(f"| {point} |" in text for point in contributed.POINTS)
@@ -91,7 +97,7 @@ def test_rows_stand_beside_both_predictions_and_the_page_names_the_contributor(t
     own = tmp_path / "own"
     shutil.copytree(folder / "runs", own)
     page = site.write_contributed(tmp_path / "page", [own]).read_text()
-    assert "1 contribution is here so far." in page
+    assert "Contributions so far: 1." in page
     assert page.index("Your hour") < page.index('id="everybody"') < page.index("Somebody, a group")
     assert "<td>you</td>" in page
 

@@ -43,6 +43,7 @@ def test_every_link_leads_somewhere(site):
     assert {path.stem for path in pages} == {
         "index",
         "gpu",
+        "contributed",
         "calculator",
         "stack",
         "faults",
@@ -189,6 +190,13 @@ def test_a_build_replaces_the_last_one_and_nothing_else(quick, tmp_path):
     assert (out / "preview.png").read_bytes() == report.PREVIEW.read_bytes()
 
 
+def test_a_report_of_damaged_records_alone_has_failed(quick, tmp_path):
+    (tmp_path / "runs/damaged").mkdir(parents=True)
+    (tmp_path / "runs/damaged/record.json").write_text('{"run_id": ')
+    assert quick(tmp_path / "runs", tmp_path / "out") == ["records"]
+    assert "damaged" in set_aside(tmp_path / "out", "damaged")
+
+
 def test_an_installed_wheel_has_no_report_and_says_what_to_do(quick, tmp_path, monkeypatch):
     monkeypatch.setattr(report, "BY_HAND_FOLDER", tmp_path / "nowhere")
     with pytest.raises(Stop, match="a report needs the checkout") as caught:
@@ -262,7 +270,7 @@ def test_a_report_tells_nothing_private_and_runs_and_writes_nothing_of_a_strange
     out = tmp_path / "below/out"
     quick(stranger, out)
     assert all(tmp_path / "below" in (path, *path.parents) for path in {*tmp_path.rglob("*")} - before)
-    own = 9  # index, on a GPU, claims, calculator, by hand, stack, that in one file, sentences, contributed
+    own = 10  # index, on a GPU, others' hours, claims, sentences, calculator, by hand, paste, stack, and that in one file
     assert len([*out.rglob("*.html")]) == own + len(answers.questions())
     assert "Ended early, and why: 1" in (out / "index.html").read_text()
     for path in filter(Path.is_file, out.rglob("*")):

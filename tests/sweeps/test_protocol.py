@@ -8,7 +8,7 @@ import pytest
 
 from study.core.arms import NAMES
 from study.core.errors import Stop
-from study.core.settings import Flags
+from study.core.settings import TrainerFlags
 from study.sweeps import protocol
 from tests.conftest import DECODERS_ALONE, ROOT, table
 
@@ -46,7 +46,7 @@ def test_a_mistake_is_named_with_file_key_and_remedy(before, after, words, tmp_p
 
 
 # By their types, so that another one is not forgotten.
-FOLDERS = [field.name for field in fields(Flags) if Path in (field.type, *get_args(field.type))]
+FOLDERS = [field.name for field in fields(TrainerFlags) if Path in (field.type, *get_args(field.type))]
 OTHERS = [(f'{PART}{path} = "x"\n', f"{path} is a folder of one machine") for path in FOLDERS]
 OTHERS += [(PART.replace("[1, 2, 3]", str(list(range(10_001)))), "at most 10000 cells")]
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from study.core import digests, optimizers
 from study.core.arms import NAMES, load_arm
 from study.core.errors import Stop
-from study.core.settings import Flags
+from study.core.settings import TrainerFlags
 from study.records import metrics, store
 from study.training import checkpoints
 from study.training.run import History
@@ -191,9 +191,9 @@ def test_a_folder_without_a_checkpoint_is_a_sentence(name, tmp_path):
 @pytest.mark.parametrize(("arm", "flags", "words"), table("training/refused.toml")["checkpoints"])
 def test_what_no_library_can_continue_is_refused(arm, flags, words):
     with pytest.raises(Stop, match=words):
-        optimizers.check(Flags(**flags), load_arm(arm))
+        optimizers.check(TrainerFlags(**flags), load_arm(arm))
     if arm != "zero2":
-        optimizers.check(Flags(**flags), load_arm("zero3_cpu"))
+        optimizers.check(TrainerFlags(**flags), load_arm("zero3_cpu"))
 
 
 def test_of_a_resumed_run_times_and_peaks_are_of_a_part_and_not_shown(trained):

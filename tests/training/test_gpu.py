@@ -10,7 +10,7 @@ import torch
 
 from study.core import doctor
 from study.core.arms import NAMES, all_paths, load_arm, read
-from study.core.settings import Flags, resolve
+from study.core.settings import TrainerFlags, resolve
 from study.measure.clock import Clock
 from study.records.schema import Record
 from study.records.sections import MemoryCap
@@ -139,7 +139,7 @@ def test_the_clock_of_events_agrees_with_the_hosts():
 @pytest.mark.parametrize(("task", "model"), [("imdb", "bert-tiny"), ("wikitext", "gpt-tiny")])
 def test_no_step_makes_the_gpu_wait(task, model, tmp_path):
     """Forward pass, backward pass and update under PyTorch's own alarm for anything that waits for the device."""
-    settings = Flags(task=task, model=model, data="embedded", init="in_place", sequence=64, cache_dir=tmp_path)
+    settings = TrainerFlags(task=task, model=model, data="embedded", init="in_place", sequence=64, cache_dir=tmp_path)
     settings = resolve(settings, True)
     data, device = load_data(settings), torch.device("cuda")
     model = models.build_model(settings, models.model_config(settings, data.vocabulary), device)

@@ -6,7 +6,7 @@ import torch
 from study.core.arms import all_paths, read
 from study.core.errors import Stop
 from study.core.optimizers import check, refusal
-from study.core.settings import Flags
+from study.core.settings import TrainerFlags
 from study.predict.optimizer_states import moments_bytes
 from study.predict.trace.tape import Tensor
 from study.records.schema import Record
@@ -75,7 +75,7 @@ def test_what_an_optimizer_keeps_of_a_tensor(kind, shape, held):
 def test_a_master_copy_goes_with_each_optimizer():
     model = torch.nn.Linear(8, 8).bfloat16()
     before = model.weight.detach().clone()
-    settings = Flags(optimizer="sgd", lr=0.1, precision="bf16_cast")
+    settings = TrainerFlags(optimizer="sgd", lr=0.1, precision="bf16_cast")
     optimizer = build_optimizer(settings, model, with_master=True)
     model(torch.ones(2, 8, dtype=torch.bfloat16)).sum().backward()
     optimizer.step()
@@ -97,4 +97,4 @@ def test_what_does_not_go_together_is_refused(arm, optimizer, precision):
 def test_adapters_are_not_saved_as_a_model():
     arm = read(all_paths()["ddp"])
     with pytest.raises(Stop, match="transformers cannot load"):
-        check(Flags(lora_rank=2, save=True), arm)
+        check(TrainerFlags(lora_rank=2, save=True), arm)

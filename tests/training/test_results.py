@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from study.core.settings import Flags
+from study.core.settings import TrainerFlags
 from study.measure.clock import Clock
 from study.records import metrics, store
 from study.training import ending, finish
@@ -26,7 +26,7 @@ from study.records.schema import Record
 from study.training import ending, finish
 from study.training.display import log_to, print_summary
 from study.training.run import OpenRun
-from study.core.settings import Flags
+from study.core.settings import TrainerFlags
 from study.measure.heartbeat import Heartbeat
 
 folder, way = Path(sys.argv[1]), sys.argv[2]
@@ -46,7 +46,7 @@ def instruments(run, step):
 finish.inspect = instruments
 log_to(folder if rank == 0 else None)
 record = store.load(folder) if rank == 0 else Record(run_id="run", started_utc=store.now_utc())
-run = OpenRun(Flags(save=False), None, folder, record, Heartbeat(folder, rank))
+run = OpenRun(TrainerFlags(save=False), None, folder, record, Heartbeat(folder, rank))
 run.accelerator = accelerator
 in_step = finish.after_training(run, None)
 assert not in_step
@@ -97,7 +97,7 @@ def test_the_training_is_kept_before_what_follows_it(part, error, folder, monkey
 
     monkeypatch.setattr(finish, "save", fail if part == "save" else lambda *_: None)
     monkeypatch.setattr(finish, "inspect", fail)
-    run = OpenRun(Flags(save=True), None, folder, store.load(folder), STILL)
+    run = OpenRun(TrainerFlags(save=True), None, folder, store.load(folder), STILL)
     run.accelerator = ALONE
     assert finish.after_training(run, None) is False
     (before,), kept = seen, store.load(folder)
@@ -117,7 +117,7 @@ def test_rates_are_over_the_wall_time_of_the_windows(monkeypatch):
             clock.step_s += step_s
             clock.window_s.append(sum(step_s))
     record = shaped.record()
-    run = OpenRun(Flags(), types.SimpleNamespace(row_ranks=1), None, record, STILL)
+    run = OpenRun(TrainerFlags(), types.SimpleNamespace(row_ranks=1), None, record, STILL)
     run.accelerator = ALONE
     run.gathered = lambda mine: [clock.step_s if mine is clocks[0].step_s else clock.window_s for clock in clocks]
     monkeypatch.setattr(finish, "flops_per_row", lambda _: 1e9)

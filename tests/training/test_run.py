@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from study.core.settings import Flags
+from study.core.settings import TrainerFlags
 from study.records import store
 from study.records.sections import Loss
 from study.training.run import windows
@@ -60,7 +60,7 @@ def test_what_was_kept_stays_when_another_rank_ends_badly(tmp_path):
 def a_run(steps: int, **settings):
     data = types.SimpleNamespace(train={"input_ids": range(70)}, train_rows=70)  # ten steps in an epoch
     heartbeat = types.SimpleNamespace(beat=lambda position: None)
-    settings = Flags(**settings)
+    settings = TrainerFlags(**settings)
     return types.SimpleNamespace(settings=settings, data=data, rows_taken_per_step=7, steps=steps, heartbeat=heartbeat)
 
 

@@ -8,7 +8,7 @@ import pytest
 from study.core import operators
 from study.core.arms import all_paths, read
 from study.core.errors import Stop
-from study.core.settings import Flags, resolve
+from study.core.settings import TrainerFlags, resolve
 from study.records import store
 from study.training import setup
 from study.training.launch import Launch
@@ -17,7 +17,7 @@ LAUNCH = Launch(pid=7, started=time.time(), config_file="x", num_processes=None)
 
 
 def opened(folder: Path | None, rank: int = 0) -> Path:
-    settings = resolve(Flags(run_dir=folder), gpu=False)
+    settings = resolve(TrainerFlags(run_dir=folder), gpu=False)
     path, record = setup.open_folder(settings, read(all_paths()["ddp"]), LAUNCH, rank)
     if rank == 0:
         assert record == store.load(path), "the trainer goes on with what it has written, and reads nothing again"
@@ -55,7 +55,7 @@ def test_a_machine_needs_room_for_its_own_ranks_alone(world, local, share, tmp_p
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
     asked = []
     monkeypatch.setattr(setup.machine, "make_swap_folder", lambda *given: asked.append(given))
-    settings = resolve(Flags(task="wikitext", model="gpt2"), gpu=False)
+    settings = resolve(TrainerFlags(task="wikitext", model="gpt2"), gpu=False)
     claimed = setup.claim_disk(settings, read(all_paths()["zero3_nvme"]), LAUNCH, tmp_path / "run")
     assert claimed == tmp_path / "nvme/run-7"
     assert asked == [(claimed, 124_439_808 * setup.machine.BYTES_PER_PARAMETER // share)]

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from study.core.errors import Stop
-from study.core.settings import Flags, Settings, resolve
+from study.core.settings import Settings, TrainerFlags, resolve
 from study.core.shapes import VOCABULARY
 from study.training import models, tasks
 from study.training.data import load_data, load_file
@@ -30,7 +30,7 @@ def own_datasets_cache(tmp_path, monkeypatch):
 
 
 def settings_for(task: str, **more) -> Settings:
-    return resolve(Flags(task=task, **more), gpu=False)
+    return resolve(TrainerFlags(task=task, **more), gpu=False)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 129, 5000])

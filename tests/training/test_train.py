@@ -5,7 +5,7 @@ import torch
 
 from study.core import gpus
 from study.core.arms import NAMES, all_paths, read
-from study.core.settings import Flags
+from study.core.settings import TrainerFlags
 from study.measure import readback
 from study.records.schema import Record
 from study.report.of_record import predicted
@@ -176,10 +176,12 @@ DDP = {"wrapper": "DistributedDataParallel", "distributed_type": "MULTI_CPU", "f
 def test_what_is_not_what_the_arm_and_the_settings_promise_is_a_mismatch(arm, settings, changed, words, of):
     """Accelerate leaves a model as it is on one GPU, trains DDP for FSDP on a CPU, or a model on each rank."""
     seen, promises = of(arm).observed, read(all_paths()[arm])
-    assert readback.mismatches(promises, Flags(steps=60), seen, 2) == []
+    assert readback.mismatches(promises, TrainerFlags(steps=60), seen, 2) == []
     if seen.fsdp and changed.keys() <= seen.fsdp.keys():
         changed = {"fsdp": seen.fsdp | changed}
-    assert words in readback.mismatches(promises, Flags(steps=60, **settings), seen.model_copy(update=changed), 2)
+    assert words in readback.mismatches(
+        promises, TrainerFlags(steps=60, **settings), seen.model_copy(update=changed), 2
+    )
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])

@@ -89,7 +89,8 @@ def by_hand(folder: Path, name: str) -> None:
     data = Data(STEPS * PASSES * 8)
     sampler = DistributedSampler(data)
     loader = DataLoader(data, 8, sampler=sampler)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS // 3 if name == "cosine_again" else STEPS)
+    scheduled = torch.optim.AdamW(model.parameters()) if name == "schedule_of_another" else optimizer
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(scheduled, STEPS // 3 if name == "cosine_again" else STEPS)
     with watch(model=model, optimizer=optimizer, run_dir=folder / name):
         for epoch in range(2):  # of half the rows on each rank
             if name != "no_set_epoch":

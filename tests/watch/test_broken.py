@@ -18,3 +18,6 @@ def test_each_broken_training_is_named_and_no_healthy_one_accused(kind, tmp_path
     abouts = {name: about(tmp_path / kind / name) for name in BROKEN[kind]}
     found = {name: sorted({each.id for each in known.findings} - COSTS) for name, known in abouts.items()}
     assert found == BROKEN[kind]
+    if "frozen" in abouts:
+        costs = {each.id for each in abouts["frozen"].findings}
+        assert "states_replicated" not in costs, "a stage would save the moments of a few weights"

@@ -19,7 +19,7 @@ from study.core.errors import Stop
 from study.known.findings import HANGS, texts
 from study.measure.heartbeat import CollectiveLog
 from study.records import collectives, store
-from study.records.collectives import Collective, RankLog
+from study.records.collectives import LoggedCall, RankLog
 from study.training.launch import ranks_that_died
 from study.watch.hangs import causes, dumps, hangs, state
 from tests.conftest import ROOT, ranks_of, table
@@ -112,7 +112,7 @@ def log(text: str, ranks: int = 2, groups: dict | None = None) -> RankLog:
     for call in re.findall(r"(\w+) (\d+)(\??)@?(\w*)=?(\w*) ?(\w*)", calls):
         kind, index, waits, group, elements, dtype = call
         entry = {"kind": kind, "index": index, "ended": not waits, "group": group or "0", "dtype": dtype}
-        recent.append(Collective(elements=elements or None, **entry))
+        recent.append(LoggedCall(elements=elements or None, **entry))
     fields = {"written_unix_s": 100.0, "still_s": 5.0, "recorded": True, "place": place or None, "recent": recent}
     fields["calls"] = functions.split(" < ") if functions else []
     return RankLog(rank=int(rank), ranks=ranks, groups=groups or {}, **fields)

@@ -8,7 +8,7 @@ import pytest
 from study.cli import diagnosis as command
 from study.records.schema import Record
 from study.records.sections import RankMemory
-from study.watch import results, trends
+from study.watch import course, results, trends
 from tests.conftest import ranks_of
 
 # Rank 1 is slow in its forward pass, rank 0 waits for its data, tensors are kept since step 40, the time between steps
@@ -79,7 +79,8 @@ def test_what_is_planted_is_found_with_its_numbers_and_losses_are_bit_equal(tmp_
 def table(steps: int = 100, **columns) -> trends.Table:
     made = np.zeros(steps, trends.FIELDS)
     made["step"] = np.arange(1, steps + 1)
-    values = {"clean": 1, "loss": 2.0, "forward": 0.01, "backward": 0.02, "memory_bytes": 1e9} | columns
+    unknown = dict.fromkeys((*trends.COURSE, "rates"), np.nan)
+    values = unknown | {"clean": 1, "loss": 2.0, "forward": 0.01, "backward": 0.02, "memory_bytes": 1e9} | columns
     for name, value in values.items():
         made[name] = value
     return made
@@ -129,6 +130,21 @@ def test_a_loss_that_is_no_longer_finite_is_named_before_steps_are_judged():
     assert "After step 9 " in finding.sentence
 
 
+def test_steps_of_an_older_watch_are_read_without_what_they_lack(tmp_path):
+    lines = [",".join(trends.TIMED), "1,1,2,8,2.5,1e9,0,0,0.01,0.02,0,0.001", "2,1,2,8,2.4,1e9,0,0,0.01,0.0"]
+    (tmp_path / "steps-rank0.csv").write_text("\n".join(lines))
+    (step,) = trends.load(tmp_path)[0]
+    assert (step["passes"], step["forward"]) == (2, 0.01)
+    assert np.isnan([step["training"], *step["rates"]]).all()
+
+
 @pytest.mark.parametrize("odd", [{"loss": np.nan}, {"memory_bytes": np.inf}, {"forward": 0, "backward": 0}])
 def test_numbers_that_no_step_has_are_no_finding_and_no_warning(odd):
     assert trends.findings({0: table(**odd)}) == []
+
+
+def test_ranks_with_unequal_passes_are_named():
+    falling = np.linspace(3, 2, 100)
+    found = course.findings({0: table(passes=4, loss=falling), 1: table(passes=3, loss=falling)})
+    assert [each.id for each in found] == ["unequal_passes"]
+    assert "rank 1 makes 3" in found[0].sentence

@@ -7,7 +7,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import tyro
 
 from study.configs.differences import recognised
 from study.configs.oom.causes import Cause, causes
@@ -36,7 +38,7 @@ class Described:
     """Name of the nearest arm; `study arms` lists them."""
     config: Path | None = None
     """The training's own Accelerate config, DeepSpeed config or Trainer arguments. Flags win over it."""
-    ranks: int | None = None
+    ranks: Annotated[int | None, tyro.conf.arg(aliases=("--gpus",))] = None
     """Processes that train together, one per GPU."""
     micro_batch: int | None = None
     """Rows per GPU and pass."""
@@ -66,12 +68,21 @@ def explain(error: OomError, wanted: Wanted, given: Described) -> tuple[list[Cau
     if error.asked.high > SMALL:
         buckets = USUAL_BUCKETS | {name: config[name] for name in BUCKETS if is_number(config.get(name))}
         for cause, elements, words in (*_of_tokens(given, model, error), *_of_states(given, model, trained, buckets)):
-            for element_bytes in (4, 2, 1) if cause == "oom-attention" else (4, 2):  # a mask may be of bools
+            for element_bytes in _widths(cause, wanted):
                 if error.asked.low <= elements * element_bytes <= error.asked.high:
                     sizes.setdefault(cause, f"{error.asked.text} = {words} x {element_bytes} bytes: ")
     if len(sizes) > 1:  # the guess is for what nothing else explains
         sizes.pop("oom-padded", None)
     return causes(error, sizes, (given.arm or "").startswith(SHARD_WEIGHTS), _filling(error, given, trained)), given
+
+
+def _widths(cause: str, wanted: Wanted) -> tuple[float, ...]:
+    """Return the bytes that an element may have."""
+    if cause == "oom-attention":  # a mask may be of bools
+        return (4, 2, 1)
+    if wanted.lora_rank and cause in ("oom-frozen", "oom-weights"):  # under adapters they may be of 8 or 4 bits
+        return (4, 2, 1, 0.5)
+    return (4, 2)
 
 
 def _filling(error: OomError, given: Described, trained: int) -> str:

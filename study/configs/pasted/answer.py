@@ -14,6 +14,7 @@ from study.configs.pasted.read import Pasted, read
 from study.configs.pasted.situations import fitting
 from study.configs.pasted.tracebacks import Seen, sign
 from study.core.errors import Stop
+from study.core.text import number_of
 from study.known.faults import named
 from study.known.findings import texts
 
@@ -54,6 +55,8 @@ def answer(text: str, symptom: str = "") -> Answer:
     shown = _shown(pasted, words)
     signs = {each.id for each in shown}
     seen = matching.symptoms(words, signs)
+    if "loss" in seen and not any(id.startswith(OF_STEPS) for id in signs):
+        seen |= {"norm"}  # a wrong gradient shows in the loss, or in the rewards
     faults = matching.matches(pasted, words, seen)
     found = _ordered(shown, faults, [*fitting(pasted, words, seen | signs)])
     possible = [each for each in faults if each.sure == "possible"]
@@ -118,32 +121,38 @@ def _memory(pasted: Pasted, words: str) -> Iterator[Seen]:
     if others:
         apart += f". Else: {others[0].what}"
     seen = sign("memory-was-full", text, place, how=how, cause=what, remedy=f"{remedy}{apart}")
-    sure: tracebacks.Sure = "possible" if how == "perhaps" else "likely"
-    evidence = f"{'; '.join(first.reasons)}; `study oom FILE --model MODEL --arm ARM` compares the size with its tensors"
-    yield Seen(**vars(seen) | {"sure": sure, "evidence": evidence, "line": error.line})
+    evidence = f"{'; '.join(first.reasons)}; `study oom FILE --model MODEL` compares its size"
+    yield Seen(**vars(seen) | {"evidence": evidence, "line": error.line})
 
 
 def _ordered(shown: list[Seen], matches: list[matching.Match], situations: list[Seen]) -> list[Seen]:
-    """Return errors first, then silent faults, what words mean, signs in steps, and last what follows from others."""
-    errors = [each for each in shown if not each.follows and not each.id.startswith(OF_STEPS)]
-    steps = [each for each in shown if each.id.startswith(OF_STEPS)]
-    follows = [each for each in shown if each.follows]
-    told = {each.fault for each in errors}
+    """Return errors first, then silent faults, what words mean, signs in steps, and last what follows from others.
+
+    What is only possible comes behind what is likely, and a watchdog, which says who waits, behind who says why.
+    """
+    told = {each.fault for each in shown}
     faults = [_of_fault(each) for each in matches if each.sure != "possible" and each.fault.id not in told]
-    if any(each.id not in WAITED and each.sure != "possible" for each in errors):
+    errors = [each for each in shown if not each.id.startswith(OF_STEPS) and each.id not in WAITED]
+    if any(not each.follows and each.sure != "possible" for each in errors):
         situations = []
-    silent = [each for each in faults if not named(each.id).symptom.startswith("error")]
-    loud = [each for each in faults if each not in silent]
-    if errors and all(each.id in WAITED or each.sure == "possible" for each in errors):
-        # A watchdog says who waits, and words or a fault may say why.
-        return [*[each for each in situations if each.sure == "likely"], *errors, *silent, *loud, *steps, *follows]
-    likely = [each for each in situations if each.sure == "likely"]
-    return [*errors, *silent, *likely, *steps, *[each for each in situations if each not in likely], *loud, *follows]
+    kinds = [
+        [each for each in errors if not each.follows],
+        [each for each in faults if not named(each.id).symptom.startswith("error")],
+        situations,
+        [each for each in shown if each.id in WAITED],
+        [each for each in shown if each.id.startswith(OF_STEPS)],
+        [each for each in faults if named(each.id).symptom.startswith("error")],
+        [each for each in errors if each.follows],
+    ]
+    found = [each for kind in kinds for each in kind]
+    return sorted(found, key=lambda each: (each.follows, each.sure == "possible"))
 
 
 def _of_fault(match: matching.Match) -> Seen:
     fault = match.fault
-    evidence = " ".join(filter(None, [fault.rests_on, fault.script and f"reproductions/{fault.script}.py", fault.upstream]))
+    evidence = " ".join(
+        filter(None, [fault.rests_on, fault.script and f"reproductions/{fault.script}.py", fault.upstream])
+    )
     if match.applies.why:
         evidence += f". If: {' '.join(question.text for question in match.applies.why)}"
     who = f"{fault.package} {fault.releases}"
@@ -153,9 +162,9 @@ def _of_fault(match: matching.Match) -> Seen:
 def _read(pasted: Pasted) -> Iterator[str]:
     yield from pasted.words
     if frames := re.findall(r'File "[^"\n]*", line \d+', pasted.text):
-        yield f"{len(frames)} frames of tracebacks"
+        yield number_of(len(frames), "frames of tracebacks")
     if told := losses.lines(pasted.text):
-        yield f"{len(told)} lines of a trainer"
+        yield number_of(len(told), "lines of a trainer")
 
 
 def _nothing(pasted: Pasted) -> str:
@@ -163,6 +172,8 @@ def _nothing(pasted: Pasted) -> str:
         return "The text is empty"
     if not pasted.words and not re.search(r"(?i)error|deepspeed|accelerate|torch|fsdp|loss", pasted.text):
         return "Nothing in this text is known here: no error, no library, no training"
+    if lines := re.findall(r"^.{0,40}?\b(\w*(?:Error|Exception): .{1,120})", pasted.text, re.MULTILINE):
+        return f"This error is not known here: {lines[-1]}"
     return "Nothing known applies to what you gave"
 
 

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from study.configs.pasted.tracebacks import Seen, sign
+from study.configs.pasted.tracebacks import Seen, said, sign
 
 NUMBER = r"[\"']?\s*[:=]?\s*[\"']?(-?(?:\d+(?:\.\d*)?(?:e[+-]?\d+)?|nan|inf))(?![\w.%])"
 VALUES = {
@@ -18,17 +18,11 @@ VALUES = {
     "rate": re.compile(rf"(?<![\w.-])(?:learning[_ ]rate|lr){NUMBER}", re.IGNORECASE),
 }
 OVERFLOW = re.compile(r"OVERFLOW! Rank \d+ Skipping step\. Attempted loss scale: ([\d.e+]+)")
+SAVING = re.compile(r"[Ss]aving [^\n]{0,40}?to (\S{1,200}?\d{6})\b")
 BAR = re.compile(r"\|\s*(\d+)/(\d+) \[[\d:]+<[\d:?]+,\s*([\d.]+)(s/it|it/s)")
 WORDS = re.compile("loss|norm", re.IGNORECASE)
 OTHER = re.compile(r"eval_loss|\bFile \"|Traceback|Error")
 LONGEST = 2000  # characters of a line
-# The same in the words of people.
-SAID = {
-    "loss-zero": re.compile(r"(?i)\bloss(?:es)?\b[^\n.;]{0,30}?(?:\bis|becomes?|goes to|drops? to|falls? to|turns? (?:in)?to|=|:|\u4e3a|\u53d8\u6210|\u662f)\s*(?:always |exactly |\u4e00\u76f4\u662f )?(?:0(?:\.0+)?(?!\.?\d)|zero\b)"),
-    "norm-sqrt2": re.compile(r"\b1\.414\d*"),
-    "norm-nan": re.compile(r"(?i)(?:grad(?:ient)?s?[ _-]?(?:norm)?)[^\n.;]{0,30}\b(?:nan|inf)\b"),
-    "loss-nan": re.compile(r"(?i)\bloss(?:es)?\b[^\n.;]{0,30}\bnan\b|\bnan\b[^\n.;]{0,12}\bloss"),
-}  # fmt: skip
 SQRT2 = 2**0.5
 SCALE = 65_536
 FEW, MANY = 3, 8  # lines that are a sign
@@ -49,7 +43,7 @@ class Line:
 
 def lines(text: str) -> list[Line]:
     """Return the lines with a loss or a norm, in their order."""
-    found = []
+    found: list[Line] = []
     end = 0
     for row in text.splitlines(keepends=True):
         place, end = end, end + len(row)
@@ -71,12 +65,13 @@ def _value(pattern: re.Pattern, row: str) -> float | None:
 def signs(text: str, words: str = "") -> list[Seen]:
     """Return what the lines of a trainer show, or else a person's words about them."""
     told = lines(text)
-    found = [*_losses(text, told), *_norms(text, told), *_overflows(text), *_rates(text, told), *_seconds(text)]
-    return found or [
-        sign(id, text, max(text.find(match[0]), 0), since="", beside="")
-        for id, pattern in SAID.items()
-        if (match := pattern.search(words))
-    ]
+    found = [*_losses(text, told), *_norms(text, told), *_overflows(text), *_rates(text, told)]
+    found += [*_seconds(text), *_folders(text)]
+    if not found and len(told) < FEW:  # where a log has more, a person's words say less
+        for id, pattern in said().items():
+            if match := pattern.search(words):
+                found.append(sign(id, text, max(text.find(match[0]), 0), since="", beside=""))
+    return sorted(found, key=lambda each: each.id != "norm-sqrt2")  # it has one cause, and the others several
 
 
 def _losses(text: str, told: list[Line]) -> Iterator[Seen]:
@@ -95,7 +90,7 @@ def _losses(text: str, told: list[Line]) -> Iterator[Seen]:
         beside = f", with grad_norm {' or '.join(norms)}" if 0 < len(norms) <= 2 else ""
         yield sign("loss-zero", text, zeros[0].place, beside=beside)
     if len(losses) >= MANY and len({*losses}) == 1 and losses[0] != 0:
-        yield sign("loss-constant", text, with_loss[0].place, value=losses[0], count=len(losses))
+        yield sign("loss-stands-still", text, with_loss[0].place, value=losses[0], count=len(losses))
 
 
 def _norms(text: str, told: list[Line]) -> Iterator[Seen]:
@@ -142,6 +137,15 @@ def _seconds(text: str) -> Iterator[Seen]:
     late = statistics.median(seconds for seconds, _ in steps[-part:])
     if late > 3 * early:
         yield sign("steps-slow-down", text, steps[-part][1], late=late, early=early)
+
+
+def _folders(text: str) -> Iterator[Seen]:
+    saves = [*SAVING.finditer(text)]
+    # Steps have folders of their own: those of one moment differ by a second or two in a time.
+    named = sorted({match[1] for match in saves})
+    if 1 < len(named) < len(saves) and len({re.sub(r"\d{1,2}$", "", name) for name in named}) == 1:
+        values = {"count": len(named), "first": named[0][-40:], "second": named[1][-40:]}
+        yield sign("ranks-save-apart", text, saves[0].start(), **values)
 
 
 def _is_sqrt2(norm: float) -> bool:

@@ -2,7 +2,7 @@
 
 A wrong guess is worse than none. Sure: all that the fault asks for is said, its release was tested, and what was seen
 is its symptom. Likely: the release is in its range, at most its question about the script is open, and the text has its
-words, or an upgrade of which the text tells brought the fault. All else is only possible.
+words, or an upgrade of which the text tells brought the fault, or one setting alone is open. All else is only possible.
 """
 
 import functools
@@ -13,23 +13,23 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from packaging.version import Version
 
 from study.configs.pasted.read import Pasted
+from study.configs.pasted.tracebacks import Sure
 from study.known.faults import ANY, Fault, table
 from study.known.which_apply import Applies, Flags, Stack, which_apply
 
 TABLE = Path(__file__).with_name("symptoms.toml")
 STRONG, SOME = 0.35, 0.2  # of the weight of a fault's words
+USUAL = {"passes", "ranks"}  # conditions that most trainings with several GPUs have
 SMALLER = re.compile(r"(?i)\b(?:smaller|lower|too small|tiny|shrinks?|divided|1/[\dgN])\b")
-LARGER = re.compile(r"(?i)\b(?:larger|higher|bigger|huge|too large|explod\w+|multipl\w+|\d+ ?x|times (?:too )?(?:large|high)\w*)\b")
+LARGER = re.compile(
+    r"(?i)\b(?:larger|higher|bigger|huge|too large|explod\w+|multipl\w+|\d+ ?x|times (?:too )?(?:large|high)\w*)\b"
+)
 IDENTIFIERS = re.compile(r"[a-z]\w*[_.]\w+|[A-Za-z]+[A-Z]\w*|\w*[a-zA-Z]\w*\d\w*|\d[\d,.]*\d")
-PLAIN = {
-    *"the a an and or of in is are it its to that with for by as from which has have this not does do at on be was were where if than but each all only no one two other more their without into when after before such".split(),
-    *"stage model training train weights weight deepspeed accelerate transformers torch loss gradient gradients error zero release releases rank ranks config default takes take under pass passes update first same different".split(),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Match:
     """A known fault of which a text may speak."""
 
     applies: Applies
-    sure: Literal["sure", "likely", "possible"]
+    sure: Sure
     share: float  # of the fault's words that the text has
     is_seen: bool  # its symptom
 
@@ -52,8 +52,18 @@ def symptoms(words: str, signs: set[str]) -> set[str]:
 
 
 @functools.cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads(TABLE.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def _plain() -> set[str]:
+    return {*_table()["plain_words"].split()}
+
+
+@functools.cache
 def _symptoms() -> dict[str, tuple[re.Pattern, set[str]]]:
-    rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    rows = {name: row for name, row in _table().items() if name != "plain_words"}
     return {name: (re.compile(row["pattern"], re.IGNORECASE), {*row["signs"]}) for name, row in rows.items()}
 
 
@@ -104,13 +114,14 @@ def _match(applies: Applies, pasted: Pasted, words: str, seen: set[str]) -> Matc
     is_seen = any(name in fault.symptom for name in seen) and not _is_opposite(fault.symptom, words)
     open_conditions = {question.condition for question in applies.why}
     is_inside = isinstance(applies.release, Version) and fault.contains(applies.release)
-    sure: Literal["sure", "likely", "possible"] = "possible"
+    sure: Sure = "possible"
     if is_seen and applies.answer == "applies":
         sure = "sure"
-    elif is_seen and is_inside and open_conditions <= {"script"} and share >= STRONG:
-        sure = "likely"
-    elif is_seen and is_inside and "script" not in open_conditions and _came_with_an_upgrade(fault, pasted):
-        sure = "likely"
+    elif is_seen and is_inside:
+        has_words = open_conditions <= {"script"} and share >= STRONG
+        came = "script" not in open_conditions and _came_with_an_upgrade(fault, pasted)
+        if has_words or came or (len(open_conditions) == 1 and open_conditions <= USUAL):
+            sure = "likely"
     return Match(applies, sure, share, is_seen)
 
 
@@ -145,7 +156,8 @@ def _weights() -> dict[str, dict[str, float]]:
 
 
 def _words(fault: Fault) -> str:
-    return f"{fault.sentence} {(fault.when or {}).get('script', '')} {' '.join(map(str, (fault.when or {}).get('keys', ())))}"
+    when = fault.when or {}
+    return f"{fault.sentence} {when.get('script', '')} {when.get('keys', '')}"
 
 
 def _weight(token: str, count: int, number: int) -> float:
@@ -155,5 +167,5 @@ def _weight(token: str, count: int, number: int) -> float:
 def _tokens(words: str) -> Iterator[str]:
     for word in re.findall(r"[A-Za-z_][\w.]*\w|\d[\d,.]*\d", words):
         token = word.lower().strip(".,")
-        if token not in PLAIN and len(token) > 2:
+        if token not in _plain() and len(token) > 2:
             yield token if IDENTIFIERS.fullmatch(word) else token.removesuffix("s")

@@ -21,7 +21,8 @@ MOST_TRIES = 6  # braces before the section zero_optimization at which its confi
 LONGEST_CONFIG = 20_000  # characters
 # A line of a person has words, and little else.
 NO_PROSE = re.compile(
-    r"^(?:File |at |\[|[-*] [`A-Z][\w` ]+:|\d{4}-|INFO|WARNING|import |from \S+ import|def |class |pip |export |--|\$|>>>|return |raise )"
+    r"^(?:File |at |\[|[-*] [`A-Z][\w` ]+:|\d{4}-|INFO|WARNING|import |from \S+ import|def |class |pip |export |--"
+    r"|\$|>>>|return |raise |(?i:step|epoch|iter\w*)\W{0,3}\d)"
 )
 WORD = re.compile(r"[A-Za-z][a-z'-]*[.,;:!?)]*$|[\u4e00-\u9fff]")
 PROSE_SHARE = 0.6  # of what stands between spaces is a word

@@ -24,9 +24,11 @@ class Situation:
     evidence: str
     who: str = ""
     words: str = ""
+    needs: str = ""  # must be in the text as well
     without: str = ""
     anywhere: bool = False
     symptoms: tuple[str, ...] = ()
+    unsaid: tuple[str, ...] = ()
     when: dict[str, list] = field(default_factory=dict)
 
 
@@ -41,12 +43,17 @@ def fitting(pasted: Pasted, words: str, symptoms: set[str]) -> Iterator[Seen]:
     for id, each in situations().items():
         if each.symptoms and not symptoms & {*each.symptoms}:
             continue
-        if not all(pasted.said.get(condition) in values for condition, values in each.when.items()):
+        unsaid = {*each.unsaid}.difference(pasted.said)
+        asked = {condition: values for condition, values in each.when.items() if condition not in unsaid}
+        if not all(pasted.said.get(condition) in values for condition, values in asked.items()):
             continue
         text = pasted.text if each.anywhere else words
         match = re.search(each.words, text, re.IGNORECASE)
-        if match is None or (each.without and re.search(each.without, pasted.text, re.IGNORECASE)):
+        if match is None or not re.search(each.needs, pasted.text):
             continue
-        sentence = each.sentence.replace("{stage}", str(pasted.said.get("stage")))
+        if each.without and re.search(each.without, pasted.text, re.IGNORECASE):
+            continue
+        sentence = each.sentence.replace("{stage}", str(pasted.said.get("stage", "1 or 2")))
+        sure = "possible" if unsaid else each.sure
         line = " ".join(match[0].split())[:200]
-        yield Seen(id, sentence, each.remedy, each.sure, each.evidence, who=each.who, line=line)
+        yield Seen(id, sentence, each.remedy, sure, each.evidence, who=each.who, line=line)

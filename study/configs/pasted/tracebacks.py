@@ -53,13 +53,20 @@ def messages() -> dict[str, Message]:
 
 
 @functools.cache
-def _signs() -> dict[str, dict[str, Any]]:
+def rows() -> dict[str, dict[str, Any]]:
+    """Return the rows of signs.toml."""
     return tomllib.loads(SIGNS.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def said() -> dict[str, re.Pattern]:
+    """Return how people write of signs, by their ids."""
+    return {id: re.compile(row["said"], re.IGNORECASE) for id, row in rows().items() if "said" in row}
 
 
 def sign(id: str, text: str, place: int, **values: Any) -> Seen:
     """Return what signs.toml says of something that a rule found at a place of a text."""
-    row = _signs()[id]
+    row = rows()[id]
     sentence, remedy = (row[part].format(**values) for part in ("sentence", "remedy"))
     line = line_at(text, place)
     return Seen(id, sentence, remedy, row["sure"], "the line in the text", place=place, line=line)

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from study.configs.pasted.tracebacks import Seen, sign
+from study.configs.pasted.tracebacks import Seen, rows, sign
 
 MOST = 4  # ranks in a sentence
 SMALL = 4096  # elements: flags, sizes, metrics; gradients and weights are more
@@ -19,7 +19,8 @@ WORK = re.compile(
 )
 # Of TORCH_DISTRIBUTED_DEBUG=DETAIL (c10d/ProcessGroupWrapper.cpp).
 RUNNING = re.compile(
-    r"Rank (?P<rank>\d+)\] Running collective: CollectiveFingerPrint\(SequenceNumber=(?P<index>\d+), OpType=(?P<kind>\w+)"
+    r"Rank (?P<rank>\d+)\] Running collective: "
+    r"CollectiveFingerPrint\(SequenceNumber=(?P<index>\d+), OpType=(?P<kind>\w+)"
 )
 LAGGING = re.compile(
     r"\[(?P<ranks>[\d, ]+)\] finished collective #(?P<finished>\d+), but didn't join collective #(?P<missing>\d+)"
@@ -73,7 +74,7 @@ def _waits(text: str) -> list[Wait]:
     """Return the first collective that did not end of each rank that tells it."""
     waits: dict[int, Wait] = {}
     for match in WORK.finditer(text):
-        elements = match["elements"] and int(match["elements"])
+        elements = int(match["elements"]) if match["elements"] else None
         limit_s = int(match["limit_ms"]) / 1000
         wait = Wait(int(match["rank"]), int(match["index"]), match["kind"], elements, limit_s, match.start())
         waits.setdefault(wait.rank, wait)
@@ -94,13 +95,15 @@ def _compared(text: str, words: str, waits: list[Wait]) -> Seen:
     same = [wait for wait in waits if wait.index == first.index]
     others = [wait for wait in waits if wait.index > first.index]
     if len({(wait.kind, wait.elements) for wait in same}) > 1:
-        calls = ", ".join(f"rank {wait.rank} {wait.call}" for wait in same[:MOST])
-        return sign("different-calls", text, first.place, index=first.index, calls=calls)
+        # One rank of each call is enough.
+        each = {(wait.kind, wait.elements): wait for wait in same}.values()
+        calls = ", ".join(f"rank {wait.rank} {wait.call}" for wait in [*each][:2])
+        return sign("ranks-call-differently", text, first.place, index=first.index, calls=calls)
     values = {"call": first.call, "limit_s": first.limit_s, "ranks": _ranks([wait.rank for wait in same])}
     cause = _usual(first.kind, first.elements, first.index, text, words)
     if others and len(same) <= len(others):
         ahead = _ranks([wait.rank for wait in others]).lower()
-        return sign("rank-behind", text, first.place, ahead=ahead, further=others[0].call, **values, **cause)
+        return sign("rank-behind", text, first.place, ahead=ahead, further=others[0].index, **values, **cause)
     if missing := _missing(text, waits):
         return sign("rank-missing", text, first.place, **values | {"ranks": _ranks(missing)}, **cause)
     if (match := FIRST.search(text)) and int(match["rank"]) not in {wait.rank for wait in waits}:
@@ -121,44 +124,22 @@ def _missing(text: str, waits: list[Wait]) -> list[int]:
 
 def _usual(kind: str, elements: int | None, index: int | None, text: str, words: str) -> dict[str, str]:
     """Return which mistake it usually is, and what to do, by what the ranks waited for and did last."""
-    if re.search(r"[Oo]ut of memory|OutOfMemoryError", text):
-        cause = "one rank was out of memory first"
-        remedy = "first mend the memory error: that rank ended, and the others waited"
-    elif index is not None and index <= EARLY:
-        cause = "at the start: one rank still prepares data, or NCCL cannot connect the GPUs"
-        remedy = "do long work (tokenizing, downloads) before the group is made or under main_process_first, and raise its timeout (ddp_timeout, InitProcessGroupKwargs); if no rank works, try NCCL_P2P_DISABLE=1 and NCCL_DEBUG=INFO: then it is the connection"
-    elif re.search(r"(?i)saving (?:model )?checkpoint|save_checkpoint|save_pretrained|save_model\(|save_state\(", text) or (
-        re.search(r"(?i)\bsav(?:e|es|ing)\b", words)
-    ):
-        cause = "only one rank saves, or saving takes longer than the timeout"
-        remedy = "call saving on all ranks, without `if is_main_process`; if it only takes long, raise the timeout (ddp_timeout)"
-    elif re.search(r"Running Evaluation|evaluation_loop|in evaluate\b|(?i:\beval(?:uation)? step)", text) or (
-        re.search(r"(?i)\bevaluat\w+|validation", words)
-    ):
-        cause = "ranks evaluate different numbers of batches, or one alone"
-        remedy = "evaluate on all ranks with equally many batches, and gather what has one size (pad_across_processes)"
-    elif re.search(r"(?i)epochs?\b", words):
-        cause = "ranks have different numbers of batches in an epoch"
-        remedy = "give all ranks equally many batches: drop_last=True, even_batches, a DistributedSampler; rows that are filtered on a rank count as well"
-    else:
-        return _of_what_it_carries(kind, elements)
-    return {"cause": cause, "remedy": remedy}
-
-
-def _of_what_it_carries(kind: str, elements: int | None) -> dict[str, str]:
+    if index is not None and index <= EARLY:
+        return usual("waited-start")
+    for id in ("waited-memory", "waited-saving", "waited-evaluation", "waited-epoch"):
+        row = rows()[id]
+        in_words = re.search(row.get("words", "(?!)"), words, re.IGNORECASE)
+        if in_words or re.search(row.get("text", "(?!)"), text):
+            return usual(id)
     if elements is not None and elements <= SMALL:
-        cause = "a small value (a flag, a size, a metric): a rank left the loop or logs alone"
-        remedy = "look for what only some ranks call: logging with a gather, `.item()` of a gathered value, a barrier, an early end; give all ranks equally many batches (drop_last=True, even_batches)"
-    elif kind in OF_WEIGHTS:
-        cause = "a rank does not run the module whose weights are gathered, or has no batch any more"
-        remedy = "let all ranks run the same modules (experts: `set_z3_leaf_modules`; generation: synced_gpus=True; images and text alike), and give all equally many batches"
-    elif kind in OF_GRADIENTS:
-        cause = "a rank skipped its pass, ended early, or is much slower: gradients are reduced there"
-        remedy = "give all ranks equally many batches (drop_last=True), and look for rows that one rank skips or takes much longer for; if it is only slow, raise the timeout"
-    else:
-        cause = "unequal batches, a call that only some ranks make, or one that failed"
-        remedy = "look at what the missing rank prints last (py-spy dump --pid PID); give all ranks equally many batches and calls; TORCH_NCCL_TRACE_BUFFER_SIZE=2000 with TORCH_NCCL_DUMP_ON_TIMEOUT=1 writes what `study diagnose FOLDER` compares"
-    return {"cause": cause, "remedy": remedy}
+        return usual("waited-small")
+    if kind in OF_WEIGHTS:
+        return usual("waited-weights")
+    return usual("waited-gradients" if kind in OF_GRADIENTS else "waited-unknown")
+
+
+def usual(id: str) -> dict[str, str]:
+    return {name: rows()[id][name] for name in ("cause", "remedy")}
 
 
 def _numbers(words: str) -> list[int]:

@@ -41,7 +41,12 @@ def configuration(options):
         "bf16": {"enabled": options.precision.startswith("bf16")},
     }
     if options.precision == "fp16":
-        config["fp16"] = {"enabled": True, "initial_scale_power": 24, "loss_scale_window": 2, "hysteresis": 1}
+        config["fp16"] = {
+            "enabled": True,
+            "initial_scale_power": 24,
+            "loss_scale_window": options.window,
+            "hysteresis": 1,
+        }
     if options.precision == "autocast":
         config["torch_autocast"] = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
     return config

@@ -40,7 +40,9 @@ def build(model, optimizer, options):
         wrapped=wrapped,
         optimizer=optimizer,
         scheduler=options.schedule(optimizer),
-        scaler=torch.amp.GradScaler("cpu", 2.0**24, growth_interval=2, enabled=options.precision == "fp16"),
+        scaler=torch.amp.GradScaler(
+            "cpu", 2.0**24, growth_interval=options.window, enabled=options.precision == "fp16"
+        ),
         options=options,
         sharded=groups,
     )

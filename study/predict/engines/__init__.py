@@ -2,7 +2,7 @@
 
 from study.predict.engines.base import Engine
 from study.predict.engines.fsdp import FullySharded
-from study.predict.engines.plain import Plain
+from study.predict.engines.plain import PlainEngine
 from study.predict.engines.zero3 import Stage3
 from study.predict.engines.zero12 import Stages1And2
 from study.predict.training import Training
@@ -15,4 +15,4 @@ def engine_of(training: Training) -> Engine:
         return FullySharded(training, placement.fsdp)
     if placement.stage == 3:
         return Stage3(training)
-    return Stages1And2(training) if placement.stage else Plain(training)
+    return Stages1And2(training) if placement.stage else PlainEngine(training)

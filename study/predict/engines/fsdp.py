@@ -133,7 +133,8 @@ class FullySharded(Engine):
     @property
     def handled(self) -> dict[str, float]:
         # A unit that stays whole is only reduced in the backward pass: 0.5 to 0.7 of the Python there on two CPU cores
-        # (benchmarks/host_hooks.py), and half is taken. Both passes are then 0.75 of the Python; 0.71 beside one H200.
+        # (host_hooks.py, up to commit fdb9a1e5), and half is taken. Both passes are then 0.75 of the Python; 0.71
+        # beside one H200.
         # Where a layer is computed again, hooks return at once (_fsdp_state.py, _pre_forward; FSDP1's, too).
         again = sum(len(unit.tensors) for unit in self.units if not unit.stays)
         return {"forward": len(self.training.tensors), "backward": (again + len(self.tensors)) / 2}

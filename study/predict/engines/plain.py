@@ -7,7 +7,7 @@ from study.predict.trace.tape import Profile
 from study.predict.training import Training
 
 
-class Plain(Engine):
+class PlainEngine(Engine):
     """Gradients pile up, or move into DDP's buckets, or are added to those that are there."""
 
     def __init__(self, training: Training):

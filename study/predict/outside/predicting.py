@@ -2,17 +2,19 @@
 
 import functools
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 
-from study.core import files
-from study.core.arms import OFFLOADS, library_defaults
+from study.core import cache, files
+from study.core.arms import OFFLOADS, PACKAGE, library_defaults
 from study.core.errors import Stop, nearest
 from study.core.gpus import GPUS, Gpu
 from study.core.recipes import RECIPES
+from study.core.settings import cache_home
 from study.core.shapes import config_of, model_of_name, models
 from study.predict.architecture import check_config
 from study.predict.loop import Loop
-from study.predict.outside.published import FOLDER, MemoryKind, Quantity, Row
+from study.predict.outside.published import FOLDER, MemoryKind, PublishedRow, Quantity
 from study.predict.placement import Fsdp, Placement
 from study.predict.prediction import estimate, memory_kinds, step_time
 from study.predict.step_time import AttentionKernel, Hardware, Host, kind_of_interval
@@ -45,7 +47,7 @@ class Reading:
     machine: Hardware | None  # None: the time cannot be predicted
 
 
-def why_not(row: Row) -> str | None:
+def why_not(row: PublishedRow) -> str | None:
     """Why nothing of a row is predicted; None: it is."""
     unsaid = [name for name in DECIDES if getattr(row, name) is None]
     if unsaid:
@@ -55,7 +57,7 @@ def why_not(row: Row) -> str | None:
     return row.not_predicted
 
 
-def reading_of(row: Row) -> Reading | None:
+def reading_of(row: PublishedRow) -> Reading | None:
     """Our reading of a row; None: it is not predicted. Raise Stop for columns that contradict each other."""
     if why_not(row) or not (row.config and row.dtype and row.n_gpus and row.seq and row.micro_batch):  # mypy asks again
         return None
@@ -114,14 +116,14 @@ def reading_of(row: Row) -> Reading | None:
     return Reading(training, timed, machine)
 
 
-def _check_adapter(row: Row) -> None:
+def _check_adapter(row: PublishedRow) -> None:
     if row.adapter and row.adapter_rank is None:
         raise Stop(f"the rank of {row.adapter} is unsaid", "give adapter_rank")
     if row.adapter is None and (row.adapter_rank or row.adapter_targets or row.adapter_dropout):
         raise Stop("adapter_rank, adapter_targets and adapter_dropout are of adapters", "give adapter, such as lora")
 
 
-def _check_placement(row: Row, ranks: int) -> None:
+def _check_placement(row: PublishedRow, ranks: int) -> None:
     if row.deepspeed is not None and row.fsdp:
         raise Stop("deepspeed and fsdp are both given", "leave one of them empty")
     if row.fsdp_offload and not row.fsdp:
@@ -148,7 +150,7 @@ def _check_zero(section: dict, path: str = "zero_optimization") -> None:
             raise Stop(f"{path}.{name} {value!r} is not predicted", "leave the row out")
 
 
-def host_of(row: Row) -> Host:
+def host_of(row: PublishedRow) -> Host:
     """The class of the host: new if somebody measured a quick one; none if a compiler launches the kernels."""
     if row.kernel_s == 0:
         return "none"
@@ -187,7 +189,28 @@ class Predicted:
     why: str | None = None  # it is refused
 
 
-def of_row(row: Row) -> dict[Quantity, Predicted]:
+@functools.cache
+def code() -> str:
+    """A digest of all that decides a prediction."""
+    digest = sha256()
+    for path in sorted(path for room in ("predict", "core") for path in (PACKAGE / room).rglob("*.*")):
+        if path.suffix in (".py", ".toml", ".json", ".zip"):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def once(row: PublishedRow) -> dict[Quantity, Predicted]:
+    """As `of_row`, from the cache folder if this code has predicted the row before: a scoring that ended goes on."""
+    folder = cache_home().expanduser() / "scored"
+    name = cache.fingerprint([code(), row.model_dump(mode="json")])
+    known = cache.answer(folder, name)
+    if known is None:
+        known = {quantity: asdict(each) for quantity, each in of_row(row).items()}
+        cache.keep(folder, name, known)
+    return {quantity: Predicted(**each) for quantity, each in known.items()}
+
+
+def of_row(row: PublishedRow) -> dict[Quantity, Predicted]:
     """The predictions of what a row measured, or why they are refused."""
     try:
         reading = reading_of(row)
@@ -204,7 +227,7 @@ def of_row(row: Row) -> dict[Quantity, Predicted]:
     return predicted
 
 
-def _of_quantity(row: Row, reading: Reading, quantity: Quantity) -> Predicted:
+def _of_quantity(row: PublishedRow, reading: Reading, quantity: Quantity) -> Predicted:
     if quantity == "memory":
         if row.memory_not_predicted:
             return Predicted(why=row.memory_not_predicted)

@@ -73,7 +73,7 @@ def checked(path: str, section: Any) -> dict:
     return values
 
 
-class Facts(BaseModel, frozen=True):
+class FactsOfModel(BaseModel, frozen=True):
     """The columns that identify a measurement: its source says them."""
 
     source: str
@@ -93,7 +93,7 @@ class Facts(BaseModel, frozen=True):
     notes: Text = None
 
 
-class Row(Facts, frozen=True):
+class PublishedRow(FactsOfModel, frozen=True):
     """One published measurement. reports/outside/README.md says what the columns mean."""
 
     set: str = KNOWN  # or the frozen set that first saw the row, such as lora_2
@@ -140,7 +140,7 @@ class Row(Facts, frozen=True):
 
     @property
     def key(self) -> str:  # by what its source says, and not by our reading of it
-        return sha256(repr([getattr(self, name) for name in Facts.model_fields]).encode()).hexdigest()[:12]
+        return sha256(repr([getattr(self, name) for name in FactsOfModel.model_fields]).encode()).hexdigest()[:12]
 
     @property
     def measured(self) -> dict[Quantity, float]:
@@ -169,8 +169,8 @@ class Row(Facts, frozen=True):
 
 
 @functools.cache
-def rows() -> tuple[Row, ...]:
-    return tuple(read(FILE, Row))
+def rows() -> tuple[PublishedRow, ...]:
+    return tuple(read(FILE, PublishedRow))
 
 
 def set_number(name: str) -> int:

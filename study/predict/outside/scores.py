@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean, median
-from typing import Literal
+from typing import Any, Literal
 
 import tyro
 from pydantic import BaseModel, ValidationError
@@ -24,7 +24,7 @@ from study.core.options import parsed
 from study.core.text import UNKNOWN, percent, say, show, size
 from study.predict.outside import predicting, published
 from study.predict.outside.predicting import Predicted
-from study.predict.outside.published import FOLDER, Measured, Quantity, Row, Text
+from study.predict.outside.published import FOLDER, Measured, PublishedRow, Quantity, Text
 
 FILE = FOLDER / "predictions.csv"
 NEAR = {"memory": 0.1, "time": 0.35}  # shares; memory: what an advice leaves free
@@ -69,7 +69,7 @@ def score(mine: Sequence[Number], column: str = "ours") -> dict:
     return figures
 
 
-def capped(mine: Sequence[Number]) -> list[Number]:
+def capped(mine: Sequence[Any]) -> list[Any]:
     """At most so many numbers of each source, in equal steps: a source has one machine and one way to measure."""
     by_source = defaultdict(list)
     for each in mine:
@@ -92,16 +92,16 @@ def lines_of(mine: Sequence[Number], name_of: Callable[[Number], str]) -> list[d
     return lines
 
 
-def predict(rows: Iterable[Row], at_once: int = ROWS_AT_ONCE) -> Iterator[list[Number]]:
-    """For each row a number for each that it measured, as soon as they are predicted."""
+def predict(rows: Iterable[PublishedRow], at_once: int = ROWS_AT_ONCE) -> Iterator[list[Number]]:
+    """For each row a number for each that it measured, as soon as they are predicted. What was predicted is kept."""
     # Fresh processes, because one that is forked beside torch's threads may hang.
     rows = [*rows]
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        for row, values in zip(rows, pool.map(predicting.of_row, rows, chunksize=at_once), strict=True):
+        for row, values in zip(rows, pool.map(predicting.once, rows, chunksize=at_once), strict=True):
             yield [number(row, quantity, each) for quantity, each in values.items()]
 
 
-def number(row: Row, quantity: Quantity, predicted: Predicted) -> Number:
+def number(row: PublishedRow, quantity: Quantity, predicted: Predicted) -> Number:
     measured = row.measured[quantity]
     answer = asdict(predicted)
     return Number(key=row.key, set=row.set, source=row.source, quantity=quantity, measured=measured, **answer)
@@ -110,9 +110,9 @@ def number(row: Row, quantity: Quantity, predicted: Predicted) -> Number:
 # --- a file of a user's own -----------------------------------------------------------------------------------------
 
 
-def rows_of(file: Path) -> dict[int, Row]:
+def rows_of(file: Path) -> dict[int, PublishedRow]:
     """The rows of a file, by their lines."""
-    rows: dict[int, Row] = {}
+    rows: dict[int, PublishedRow] = {}
     try:
         lines = published.lines(file)
         _check_columns(file, lines.fieldnames or [])
@@ -120,7 +120,7 @@ def rows_of(file: Path) -> dict[int, Row]:
             if None in line or None in line.values():
                 what = f"{file}, line {lines.line_num}: it has not as many fields as the first line"
                 raise Stop(what, "put quotation marks around a field with commas in it")
-            rows[lines.line_num] = published.filled(Row, line)
+            rows[lines.line_num] = published.filled(PublishedRow, line)
             if len(rows) > MOST_LINES:
                 raise Stop(f"{file} has more than {MOST_LINES:,} rows", "give fewer: each takes seconds")
     except ValidationError as error:
@@ -133,7 +133,7 @@ def rows_of(file: Path) -> dict[int, Row]:
 
 
 def _check_columns(file: Path, names: Sequence[str]) -> None:
-    known = dict.fromkeys([*Row.model_fields, *(published.lines(published.FILE).fieldnames or [])])
+    known = dict.fromkeys([*PublishedRow.model_fields, *(published.lines(published.FILE).fieldnames or [])])
     if len(names) == 1 and len(re.split("[;\t]", names[0])) > 1:
         raise Stop(f"{file}: its fields are divided by semicolons or tabs", "write it with commas, and 1.5 for 1,5")
     for name in names:
@@ -142,11 +142,11 @@ def _check_columns(file: Path, names: Sequence[str]) -> None:
             raise Stop(f"{file}: there is no column {name!r:.80}", remedy)
         if names.count(name) > 1:
             raise Stop(f"{file}: there are several columns {name}", "leave one of them")
-    if unread := [name for name in names if name not in Row.model_fields or name in AS_THE_SOURCE]:
+    if unread := [name for name in names if name not in PublishedRow.model_fields or name in AS_THE_SOURCE]:
         sys.stderr.write(f"columns that change no prediction: {', '.join(unread)}\n")
 
 
-def told(row: Row, mine: Sequence[Number]) -> str:
+def told(row: PublishedRow, mine: Sequence[Number]) -> str:
     """What was measured of a row, and what is predicted of it, or why nothing is."""
     parts = []
     for each in mine:

@@ -182,14 +182,12 @@ def joined(plan: Plan, sections: dict[int, list[tuple]]) -> Tape:
     for section, layer, number in plan:
         first[section.format(layer)] = tensor_count
         for entry in sections[number]:
-            kind, what, *rest = entry
-            if kind == "made":
-                tensor_count += 1
-            elif kind in ("freed", "gradient"):
-                distance, nth = rest
-                entry = (kind, first[what.format(layer + distance)] + nth)
-            elif kind == "event":
-                distance, size = rest
-                entry = (kind, what.format(layer + distance), size)
+            match entry:
+                case "made", _, _:
+                    tensor_count += 1
+                case "freed" | "gradient" as kind, maker, distance, nth:
+                    entry = (kind, first[maker.format(layer + distance)] + nth)
+                case "event", words, distance, gradient_bytes:
+                    entry = ("event", words.format(layer + distance), gradient_bytes)
             tape.append(entry)
     return in_order(tape)

@@ -51,6 +51,21 @@ class Held(NamedTuple):
         """Return the components of this moment: what an engine holds, and more temporaries."""
         return {"activations": self.kept} | engine | {"temporaries": self.in_use + extra}
 
+    def without(self, gradient_bytes: int) -> "Held":
+        return self._replace(in_use=self.in_use - gradient_bytes)
+
+
+class Moment(NamedTuple):
+    """An event of a tape, and what is held and was done until then."""
+
+    event: str  # "use", "gradient" or "end"
+    name: str  # of the tensor
+    gradient_bytes: int  # of its complete gradient
+    now: Held
+    most: Held | None  # since the event before, while a kernel ran: the last of several. None: none ran
+    last: Held  # while the last kernel ran that moves bytes
+    kernels: list[tuple]  # that ran since the event before
+
 
 class Gradient(NamedTuple):
     """Bytes that are held until a tensor's gradient is complete. The gradient itself is not included."""
@@ -125,22 +140,23 @@ def read(tape: Tape, tensors: tuple[Tensor, ...]) -> Pass:
     gradients: list[Gradient] = []
     at_first_gradient = Held(0, 0)
     forward, backward = Work(), Work()
-    for event, name, gradient_bytes, now, most, last, kernels in _moments(tape):
-        for kernel in kernels:
-            (backward if event == "gradient" else forward).add(*kernel)
+    for moment in _moments(tape):
+        now, most = moment.now, moment.most
+        for kernel in moment.kernels:
+            (backward if moment.event == "gradient" else forward).add(*kernel)
         if most and not gradients:
             until_gradient = max(most, until_gradient, key=sum)
-        if event == "gradient":  # the gradient itself is the engine's
+        if moment.event == "gradient":  # the gradient itself is the engine's
             if not gradients:
-                at_first_gradient = last._replace(in_use=last.in_use - gradient_bytes)
-            both = (held._replace(in_use=held.in_use - gradient_bytes) for held in (most or now, now))
-            gradients.append(Gradient(by_name[name], *both))
-        elif event == "end":
+                at_first_gradient = moment.last.without(moment.gradient_bytes)
+            both = (held.without(moment.gradient_bytes) for held in (most or now, now))
+            gradients.append(Gradient(by_name[moment.name], *both))
+        elif moment.event == "end":
             kept = int(now.kept)
         else:
-            at_use[name] = now.kept
+            at_use[moment.name] = now.kept
             if most:
-                before_use[name] = most
+                before_use[moment.name] = most
     return Pass(
         profile=Profile(kept, until_gradient, at_use, before_use, tuple(gradients), at_first_gradient),
         forward=forward,
@@ -150,35 +166,32 @@ def read(tape: Tape, tensors: tuple[Tensor, ...]) -> Pass:
     )
 
 
-def _moments(tape: Tape) -> Iterator[tuple]:
-    """Yield each event: "use", "gradient" or "end"; the name of the tensor; and the bytes of its complete gradient.
-
-    Then what is held now, the most since the event before while a kernel ran (the last of several), what was held while
-    the last that moves bytes ran, and these kernels.
-    """
+def _moments(tape: Tape) -> Iterator[Moment]:
     held = [0, 0]  # made in the forward pass, and in the backward pass
     made: list[tuple[int, bool]] = []
     most: list[int] | None = None
     last = [0, 0]
     kernels: list[tuple] = []
-    for kind, what, *rest in tape:
-        if kind == "made":  # its bytes, and whether the backward pass makes it
-            made.append((what, rest[0]))
-            held[rest[0]] += what
-        elif kind == "freed":
-            size, in_backward = made[what]
-            held[in_backward] -= size
-        elif kind == "kernel":
-            if most is None or sum(held) >= sum(most):
-                most = [*held]
-            if what:
-                last = [*held]
-                kernels.append(what)
-        elif kind == "event":
-            event, _, name = what.partition(" ")
-            yield event, name, rest[0], Held(*held), Held(*most) if most else None, Held(*last), kernels
-            most = None
-            kernels = []
+    for entry in tape:
+        match entry:
+            case "made", size, in_backward:
+                made.append((size, in_backward))
+                held[in_backward] += size
+            case "freed", number:
+                size, in_backward = made[number]
+                held[in_backward] -= size
+            case "kernel", kernel, _:
+                if most is None or sum(held) >= sum(most):
+                    most = [*held]
+                if kernel:
+                    last = [*held]
+                    kernels.append(kernel)
+            case "event", words, gradient_bytes:
+                event, _, name = words.partition(" ")
+                peak = Held(*most) if most else None
+                yield Moment(event, name, gradient_bytes, Held(*held), peak, Held(*last), kernels)
+                most = None
+                kernels = []
 
 
 def in_order(tape: Tape) -> Tape:

@@ -16,7 +16,7 @@ from study.report.tables import SETTINGS, lines_of, stacked
 
 PARTS = style.COLOURS["roles"]
 PART_OF = {role: part for part, roles in PARTS.items() for role in roles}
-BARS = style.Stack("bytes", style.PARTS, size, "peak memory of a rank")
+BARS = style.StackedBars("bytes", style.PARTS, size, "peak memory of a rank")
 ONE_MEMORY = "no GPU: one memory"
 
 

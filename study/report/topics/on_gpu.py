@@ -25,7 +25,7 @@ MEASURED = {
 }
 OVER = {name: f"{name.partition('_')[0]} p/m" for name in MEASURED}  # predicted over measured
 TICKS_GB = (5, 10, 20, 50, 100)
-SECONDS = style.Stack("over", {}, "{:.3g}".format, "times the median step of one process alone")
+SECONDS = style.StackedBars("over", {}, "{:.3g}".format, "times the median step of one process alone")
 
 
 def table(runs: Runs, folder: Path = FOLDER) -> pd.DataFrame:

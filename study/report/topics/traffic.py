@@ -20,7 +20,7 @@ OF_PAPER = (
     {"reduce-scatter": 0.5, "all-gather": 0.5},
     {"reduce-scatter": 0.5, "all-gather": 1.0},
 )
-BARS = style.Stack(
+BARS = style.StackedBars(
     "times", style.COLLECTIVES, "{:.3g}".format, "bytes sent in a step (1 = one all-reduce of the gradients)"
 )
 LEAST = 1e-4  # of an all-reduce of the gradients: averaging a loss is too small for a bar

@@ -1,0 +1,69 @@
+"""What `study diagnose` says of a pasted text: the answer, what to do, who is hit, what it rests on, and questions."""
+
+from dataclasses import asdict
+
+from study.configs.pasted.answer import Answer, answer
+from study.configs.pasted.tracebacks import Seen
+from study.core.text import say_wrapped
+from study.known.findings import with_id
+
+HOW_SURE = {"sure": "", "likely": "Likely: ", "possible": "Perhaps: "}
+
+
+def tell(text: str, symptom: str, details: bool) -> dict:
+    """Print and return the answer to a text."""
+    told = answer(text, symptom)
+    if told.found:
+        _show(told)
+    else:
+        checks = f"; say {_flags(told)} to check {told.left} more" if told.left else ""
+        say_wrapped(f"{told.nothing}{checks}.")
+    if told.read:
+        say_wrapped("", f"Read: {', '.join(told.read)}.")
+    for match in told.may:
+        asked = " ".join(question.text for question in match.applies.why)
+        say_wrapped("", f"May apply: {with_id(match.fault.in_releases, match.fault.id)} {asked}", indent="    ")
+    if told.found and told.left:
+        say_wrapped("", f"{told.left} known faults of libraries may apply as well: `study stack FILE --details`.")
+    if details:
+        say_wrapped(*[f"Seen: {with_id(each.line, each.id)}" for each in told.found if each.line], indent="    ")
+    if told.questions:
+        say_wrapped("", "To be surer:")
+    for number, question in enumerate(told.questions, 1):
+        say_wrapped(f"{question}.", indent="    ", first=f"{number:>2}. ")
+    return _row(told)
+
+
+def _flags(told: Answer) -> str:
+    return "the stage, the passes and the releases" if told.questions else "more of the config"
+
+
+def _show(told: Answer) -> None:
+    first, *others = told.found
+    say_wrapped(f"{HOW_SURE[first.sure]}{with_id(first.sentence, first.id)}", "")
+    say_wrapped(f"What to do: {first.remedy}.", indent="    ")
+    if first.who:
+        say_wrapped(f"Who is hit: {first.who}.", indent="    ")
+    say_wrapped(f"It rests on: {first.evidence.rstrip('.')}".removesuffix("?") + ".", indent="    ")
+    if first.line:
+        say_wrapped(f"In the text: {first.line}", indent="    ")
+    for each in others:
+        say_wrapped("", f"Also seen: {HOW_SURE[each.sure]}{with_id(each.sentence, each.id)}", indent="    ")
+        say_wrapped(f"    What to do: {each.remedy}.", indent="    ")
+
+
+def _row(told: Answer) -> dict:
+    """Return the answer as JSON has it."""
+    first: Seen | None = told.found[0] if told.found else None
+    return {
+        "answer": first.sentence if first else told.nothing,
+        "id": told.id,
+        "sure": told.sure,
+        "do": first.remedy if first else "",
+        "who": first.who if first else "",
+        "rests_on": first.evidence if first else "",
+        "found": [asdict(each) for each in told.found],
+        "read": told.read,
+        "may": [match.fault.id for match in told.may],
+        "questions": told.questions,
+    }

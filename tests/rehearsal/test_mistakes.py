@@ -1,0 +1,23 @@
+"""Mistakes that end a rented hour are named in the first lines of the answer: as the script's own end, or a finding.
+
+Each script of mistakes/ has one. Its first line has options, and what the answer says.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.rehearsal.test_rehearsal import study_virtual
+
+SCRIPTS = sorted(Path(__file__).with_name("mistakes").glob("*.py"))
+FIRST_LINES = 6
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_a_mistake_is_named_in_the_first_lines(script):
+    options, _, expected = script.read_text().splitlines()[0].removeprefix("# ").rpartition(" :: ")
+    done = study_virtual(script, *options.split())
+    words = " ".join(" ".join(done.stdout.splitlines()[:FIRST_LINES]).split())
+    assert re.search(expected, words), words + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
