@@ -35,7 +35,7 @@ def arms() -> list[dict]:
     missing = [f"{row['arm']}: {row['here']}" for row in rows if row["here"] != "yes"]
     say(f"{len(rows) - len(missing)} of {len(rows)} arms can run on this machine.", "")
     show([row | {"here": row["here"].partition(":")[0]} for row in rows])
-    files = "Files: accelerate_configs/NAME.yaml (the arms of the README) and accelerate_configs/variants/NAME.yaml."
+    files = "Files: accelerate_configs/NAME.yaml, and for variants accelerate_configs/variants/NAME.yaml."
     say_wrapped("", files, *missing, indent="    ")
     return rows
 

@@ -285,6 +285,8 @@ def virtual(
         run_dir: Keep the run in this new folder. Its record.json has these numbers to the byte, and more.
         machine: The machine.json of `study calibrate`: also predict the seconds of a step of all ranks there.
     """
+    if model == Wanted():
+        raise Stop("neither a script nor a model is given", "give a script, as in `study virtual train.py`, or --model")
     arm = arms.load_arm(passes.arm)
     settings = _settings(model, training, passes, usual_precision(arm))
     # --- What the trainer would refuse as well, but seconds later.

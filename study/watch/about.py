@@ -5,6 +5,7 @@ from pathlib import Path
 
 from study.configs import sources
 from study.configs.differences import mistakes
+from study.core.errors import Stop
 from study.core.text import number_of
 from study.known.findings import Finding, ordered
 from study.records import collectives, store
@@ -31,6 +32,8 @@ def about(path: Path) -> About:
     if path.is_file() and path.name != store.RECORD:
         config = sources.read(path)
         return About(path.name, config.words, list(mistakes(config)), config=str(path))
+    if not path.exists():
+        raise Stop(f"'{path}' cannot be read (it is not there)", "name a log, a config, or the folder of a run")
     answer = About(path.name)
     file = path / store.RECORD if path.is_dir() else path
     logs = collectives.load(path) or hangs.dumps(path)

@@ -71,7 +71,7 @@ def causes(error: OomError, sizes: dict[str, str], shards_weights: bool, states:
     if error.where != "GPU":  # nothing else counts
         signs = [(error.where, PROOF, "the message says so")]
     if all(points < HINT for _, points, _ in signs):
-        signs.append(("oom-activations", 1, "most messages without another sign are mended by smaller passes"))
+        signs.append(("oom-activations", 1, "most messages without another sign end with smaller micro-batches"))
     points: Counter[str] = Counter()
     for id, more, _ in signs:
         points[id] += more

@@ -183,7 +183,7 @@ def _questions(pasted: Pasted, found: list[Seen], possible: list[matching.Match]
     if found and all(each.follows for each in found):
         asked.append("What is the first Traceback of any rank? Paste the lines above")
     if not any(isinstance(release, Version) for release in pasted.releases.values()):
-        asked.append("Which releases? Paste `pip freeze`")
+        asked.append("Which releases? Give the output of `pip freeze` as well")
     if not found:
         wanted = {question.condition for each in possible for question in each.applies.why}
         for condition, what in ASKED.items():

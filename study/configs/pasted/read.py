@@ -57,7 +57,8 @@ class Pasted:
         if said.get("offload", "none") != "none":
             words.append(f"offload to {said['offload']}")
         if "trainer" in said:
-            words.append(f"trainer {said['trainer']}")
+            named = {"own": "a loop of one's own", "trainer": "transformers' Trainer"}
+            words.append(named.get(said["trainer"], f"trainer {said['trainer']}"))
         return words + (["a DeepSpeed config"] if self.config is not None else [])
 
     @functools.cached_property
