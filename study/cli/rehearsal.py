@@ -14,7 +14,7 @@ from typing import Annotated
 import tyro
 
 from study.configs.stacks import described
-from study.core.arms import Arm, load_arm
+from study.core.arms import Arm, all_paths, load_arm
 from study.core.errors import Stop
 from study.core.gpus import GPUS, gpu_named, num_gpus
 from study.core.text import during, number_of, say, say_wrapped, show, size
@@ -141,7 +141,10 @@ def found(script: str) -> tuple[Path, str | None]:
             return main, f"{script}.__main__"
         if spec is not None and spec.origin:
             return Path(spec.origin), script
-    raise Stop(f"there is no script {script}", "name a Python file, a program on the PATH, or an installed module")
+    remedy = "name a Python file, a program on the PATH, or an installed module"
+    if script in all_paths():
+        remedy = f"did you mean '--arm {script}', or {remedy.removeprefix('name ')}"
+    raise Stop(f"there is no script {script}", remedy)
 
 
 def pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from study.records.sections import Collective
 
 ULYSSES = "dim_zero_all_to_all"  # DeepSpeed's own operator: the calls inside it are not dispatched again
 NAMES = from_toml(Path(__file__).with_name("collectives.toml").read_text())
-MOVES_NOTHING = {"wait_tensor"}
+MOVES_NOTHING = {"wait_tensor", "_wrap_tensor_autograd", "check_for_nan"}
 KINDS = {name: kind for kind, names in NAMES.items() for name in names}
 
 

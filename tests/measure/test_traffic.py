@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from study.measure.traffic import KINDS, CollectiveCounter, refuse_uncounted
+from study.measure.traffic import KINDS, MOVES_NOTHING, CollectiveCounter, refuse_uncounted
 from study.records.sections import Collective
 from tests.conftest import ranks_of
 from tests.wire import gloo_wire_bytes
@@ -116,3 +116,15 @@ def test_an_unknown_collective_is_not_passed_over():
     names = {name.removeprefix("c10d::") for name in schemas}
     assert {"allreduce_", "_allgather_base_", "broadcast_"} <= names, "they were read"
     assert names - KINDS.keys() <= {"recv_any_source_", "monitored_barrier_", "check_for_nan"}, "add it to NAMES"
+
+
+def test_each_collective_of_pytorch_has_a_kind():
+    """One without stops a watch: `clip_grad_norm_` under FSDP2 wraps its norm, which moves nothing."""
+    import torch.distributed._functional_collectives
+
+    spaces = ("c10d::", "_c10d_functional::")
+    names = {
+        name.split("::")[1].split(".")[0] for name in torch._C._dispatch_get_all_op_names() if name.startswith(spaces)
+    }
+    batches = {"batch_p2p_ops"}  # sends and receives at once: not told apart, so they are refused
+    assert names - KINDS.keys() - MOVES_NOTHING == batches
