@@ -28,7 +28,7 @@ def fetch(into: Path) -> list[str]:
     """Put all that the page needs into a folder, and return the names of its archives. A Stop if a program fails."""
     into.mkdir()
     with tempfile.TemporaryDirectory() as temporary:
-        _run("npm", "pack", "--silent", "--pack-destination", temporary, RUNTIME)
+        _run("npm", "pack", "--silent", "--fetch-retries=1", "--pack-destination", temporary, RUNTIME)
         (packed,) = Path(temporary).glob("*.tgz")
         with tarfile.open(packed) as archive:
             archive.extractall(temporary, filter="data")
