@@ -35,7 +35,10 @@ GROUPS = {
         "claims": ("study.cli.results", "published claims, and whether they hold"),
     },
     "Find what is wrong": {
-        "diagnose": ("study.cli.diagnosis", "what is wrong or costly in a run, and why it hangs"),
+        "diagnose": (
+            "study.cli.diagnosis",
+            "what a log, an error or any text means; what is wrong in a run",
+        ),
         "oom": ("study.cli.diagnosis", "what an error about memory means, and which change would fit"),
         "diff": ("study.cli.diagnosis", "why two configs or runs differ in losses or memory"),
         "stack": ("study.cli.stack", "which known faults of libraries apply to your releases and your config"),

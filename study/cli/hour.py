@@ -1,7 +1,6 @@
 """`study hour`: an hour on a machine with GPUs: its checks, a protocol in the order of what it decides, and a page."""
 
 import csv
-import importlib
 import io
 import os
 import signal
@@ -17,15 +16,15 @@ from typing import Literal
 import psutil
 import tyro
 
-from study.cli.commands import COMMANDS
 from study.cli.experiments import EXIT_CODES, Progress
 from study.core import doctor, files, operators
 from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.gpus import GPUS, Gpu, gpu_named, gpus_here
 from study.core.machine import DEVICE_LOCK
+from study.core.settings import MACHINE
 from study.core.text import number_of, say, say_wrapped, show
-from study.predict.front import Pace
+from study.predict.front import Pace, calibration
 from study.report import plan as planning
 from study.sweeps import archive, launches, protocol
 from study.sweeps import sweep as sweeping
@@ -33,7 +32,6 @@ from study.sweeps.protocol import Cell
 from study.sweeps.sweep import Outcome
 
 NAME = "STUDY_NAME"  # the environment variable with the contributor's name
-MACHINE = "ZERO_STUDY_MACHINE"  # and the one that names the file of `study calibrate`
 TIMEOUT_S = 600  # of silence: a rank that hangs may not take the whole hour
 SCRIPT_S = 300
 CALIBRATE_S = 240
@@ -185,7 +183,7 @@ class Hour:
     def calibrate(self) -> None:
         """Let the machine predict itself: its file travels with the records."""
         file = self.runs / archive.MACHINE
-        if not file.exists() and "calibrate" in COMMANDS:
+        if not file.exists():
             words = [sys.executable, "-m", "study.cli", "calibrate", "--out", str(file)]
             try:
                 subprocess.run(words, timeout=CALIBRATE_S)
@@ -197,10 +195,7 @@ class Hour:
     def pace(self) -> Pace | None:
         """Return this machine's own constants. None without its file."""
         file = self.runs / archive.MACHINE
-        if "calibrate" not in COMMANDS or not file.exists():
-            return None
-        calibration = importlib.import_module("study.predict.calibration")  # of the command that wrote the file
-        return calibration.known(calibration.read(file)).pace
+        return calibration.known(calibration.read(file)).pace if file.exists() else None
 
     # --- the plan
 

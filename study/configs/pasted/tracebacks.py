@@ -105,8 +105,11 @@ def _filled(sentence: str, match: re.Match) -> str:
 
 
 def line_at(text: str, place: int) -> str:
-    """Return the line of a text at a place, short."""
-    begin = max(text.rfind("\n", 0, place) + 1, place - LONGEST // 2)
+    """Return the line of a text at a place, short. A long one begins with a whole word near that place."""
+    begin = text.rfind("\n", 0, place) + 1
     end = text.find("\n", place)
+    near = place - LONGEST // 2
+    if begin < near:
+        begin = max(text.rfind(" ", begin, near) + 1, near - LONGEST)  # of a line without spaces
     line = " ".join(text[begin : end if end >= 0 else len(text)].split())
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."

@@ -73,7 +73,7 @@ def test_a_public_thread_has_the_answer_that_was_judged(name):
     assert answer(THREADS[name]).id == JUDGED[name]["id"]
 
 
-def test_of_sixty_threads_36_are_answered_and_two_at_most_wrongly():
+def test_threads_that_were_read_stay_answered_and_the_first_figures_are_kept():
     judged = Counter(row["now"] for row in JUDGED.values())
     assert judged.total() == 60
     assert judged["right"] + judged["helpful"] >= 36
@@ -166,6 +166,17 @@ def test_unknown_text_is_told_as_such_however_long(part):
 def test_an_error_that_is_not_known_is_quoted():
     told = answer("Traceback (most recent call last):\nFooError: the flux is inverted\n")
     assert told.nothing == "This error is not known here: FooError: the flux is inverted"
+
+
+@pytest.mark.parametrize(
+    ("before", "begins"), [("", "RuntimeError: a"), ("first one " * 30, "first one"), ("x" * 400, "x" * 50)]
+)
+def test_a_long_line_is_quoted_from_a_whole_word(before, begins):
+    text = f"another line\n{before}RuntimeError: a {'word ' * 90}\nnext"
+    quoted = tracebacks.line_at(text, text.index("a word"))
+    assert quoted.startswith(begins) or quoted.startswith("one " + begins)
+    assert len(quoted) <= tracebacks.LONGEST
+    assert "another" not in quoted
 
 
 def test_a_large_text_takes_ten_seconds_and_500_mb_at_most(tmp_path):
