@@ -25,8 +25,8 @@ from study.records.sections import (
     Time,
     Traffic,
 )
-from study.watch.diagnosis import LOST_RANK
 from study.watch.instruments import AFTER
+from study.watch.mistakes import LOST_RANK
 from study.watch.steps import in_words
 from study.watch.trends import Column, Table, seconds, stacked
 
