@@ -50,6 +50,12 @@ def plain_model(model) -> torch.nn.Module:
     return model
 
 
+def base_model(model) -> torch.nn.Module:
+    """Return the model inside these wrappers and inside PEFT's adapters."""
+    plain: Any = plain_model(model)
+    return plain.get_base_model() if hasattr(plain, "peft_config") and hasattr(plain, "get_base_model") else plain
+
+
 def tensors_in(value, depth: int = 0) -> list[torch.Tensor]:
     """Return every tensor in nested lists, tuples and dicts, and in DeepSpeed's buckets and swap buffers."""
     if isinstance(value, torch.Tensor):

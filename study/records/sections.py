@@ -80,6 +80,30 @@ class Promised(Section):
     checkpointing: Flag = None
 
 
+class Targets(Section):
+    """What entered the loss in the micro-batches that a watch has read on the first rank. Counts are sums."""
+
+    read: int = 0  # micro-batches
+    probabilities: Text = None  # the function that made them of what the loss takes for logits
+    no_logarithms: int = 0  # micro-batches whose nll_loss got no logarithms of probabilities
+    broadcast: int = 0  # micro-batches whose loss compared each result with each target
+    counted: int = 0  # targets
+    ignored: int = 0  # targets, by their value
+    without_targets: int = 0  # micro-batches whose targets are all ignored
+    uniform: list[int] = []  # the class of each micro-batch that has one class alone
+    # --- of tokens
+    rows: int = 0
+    rows_ignored: int = 0  # of a language model, whose targets are all ignored
+    compared: list[int] = [0, 0, 0]  # targets with the input at their own place, the next one, and the one after it
+    equal: list[int] = [0, 0, 0]
+    padding: int = 0  # targets that count, and are padding
+    padded: int = 0  # tokens that are padding
+    unmasked: int = 0  # micro-batches in which tokens see padding, for want of a mask
+    two_starts: int = 0  # rows that begin with two tokens for the beginning
+    ends: int = 0  # of texts, in the inputs of a language model
+    ends_learned: int = 0  # that are targets that count
+
+
 class Watched(Section):
     """A user's own script under `study.watch`. Empty in a run of this study's own scripts."""
 
@@ -91,6 +115,13 @@ class Watched(Section):
     loss_parts: Int = None  # the library divides the loss of each pass by it
     loss_divisor: Float = None  # the script's own last division of a loss, before the library's
     loss_divisors: list[float] = []  # all of them, the last one first
+    targets: Targets = Targets()
+    head: Text = None  # the last layer with weights
+    head_trains: Flag = None
+    head_alone_trains: Flag = None
+    head_unchanged: bool = False
+    frozen_untrained: Flag = None  # frozen weights are as a library makes them, before any training
+    units_alike: list[str] = []  # three of the weights whose rows were all the same at the end
     loss_negated: Flag = None  # what it is of a function of torch's whose small values are good
     loss_base: Text = None  # what they divide: a "mean", a "sum", or the "items" of a sum that was divided
     passes_cleared: Int = None  # passes of a step whose gradients were cleared before the update
@@ -117,7 +148,8 @@ class Watched(Section):
     has_schedule: Flag = None
     schedule_steps: int = 0
     other_schedule_steps: int = 0  # of schedules of other optimizers
-    orders_repeated: int = 0  # epochs that a shuffling sampler began with the order of an earlier one
+    orders_repeated: int = 0  # epochs that began with the batches of an earlier one
+    evaluated_on_trained: Flag = None  # on the data set of the training
     evaluations_in_training: int = 0  # with dropout on
     tie_lost: bool = False  # of the first and last weights, which the model's config ties
 

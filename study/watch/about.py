@@ -57,10 +57,11 @@ def _of_record(record: Record, file: Path) -> About:
     status = record.status.replace("running", "unfinished")
     findings, not_known = judge(record)
     steps = trends.load(file.parent)
+    of_steps = course.findings(steps, is_over=record.status == "done")
     return About(
         run=record.run_id,
         how=f"{arm}{ranks}{kind}, {status}",
-        findings=ordered([*mistakes(sources.read(file)), *course.findings(steps), *trends.findings(steps), *findings]),
+        findings=ordered([*mistakes(sources.read(file)), *of_steps, *trends.findings(steps), *findings]),
         error=record.error.model_dump() if record.error else None,
         not_known=not_known,
     )

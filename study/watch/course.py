@@ -15,19 +15,21 @@ MOST = 0.5
 ALMOST = 0.999  # of a rate that is computed in another way
 LOW = 0.1  # of the largest rate: the end of a schedule
 RISEN = 0.5  # of the first loss
+STRAIGHT = 1e-3  # of the largest rate: a warm-up rises by equal parts, and a search for a rate does not
 
 Steps = NDArray[np.bool_]
 
 
 @np.errstate(all="ignore")  # what a stranger's numbers give is no number, and then no finding
-def findings(tables: dict[int, Table]) -> list[Finding]:
-    """Return what the steps of all ranks show, in the order of the rules."""
+def findings(tables: dict[int, Table], is_over: bool = True) -> list[Finding]:
+    """Return what the steps of all ranks show, in the order of the rules. `is_over`: no more steps come."""
     if not tables:
         return []
     steps = stacked(list(tables.values()))
     if steps.shape[1] < FEWEST:
         return []
-    return [each for rule in (_rates, _mode, _trained, _clipping, _schedule, _passes, _losses) for each in rule(steps)]
+    rules = (_rates, *[_warm_up] * is_over, _mode, _trained, _clipping, _schedule, _passes, _losses)
+    return [each for rule in rules for each in rule(steps)]
 
 
 def _first(steps: Table, wrong: Steps) -> int:
@@ -50,6 +52,14 @@ def _rates(steps: Table) -> Iterator[Finding]:
         yield finding("group_without_rate", group=int(group))
     if (turn := _turn(rates)) is not None:
         yield finding("rate_rises_again", step=int(steps["step"][0, turn]), count=count)
+
+
+def _warm_up(steps: Table) -> Iterator[Finding]:
+    """Name a rate that still rises at the end."""
+    rates = steps["rates"][0, :, 0]
+    parts = np.diff(rates)
+    if parts.min() > 0 and np.ptp(parts) <= STRAIGHT * rates[-1]:
+        yield finding("warmup_unfinished", count=len(rates), first=rates[0], last=rates[-1])
 
 
 def _turn(rates: Column) -> int | None:

@@ -3,6 +3,7 @@
 from study.known.findings import Finding, finding, ordered
 from study.records.schema import Record
 from study.watch.costs import COSTS
+from study.watch.entered import ENTERED
 from study.watch.facts import Facts, Unknown
 from study.watch.mistakes import MISTAKES
 
@@ -16,7 +17,7 @@ def judge(record: Record) -> tuple[list[Finding], list[str]]:
     about = vars(facts) | {"source": facts.promised.source or "the script"}
     findings = []
     unknown = []
-    for rule in (*MISTAKES, *COSTS):
+    for rule in (*ENTERED, *MISTAKES, *COSTS):
         try:
             for id, values in rule(facts):  # a rule may find something before it needs what the record lacks
                 findings.append(finding(id, **values, **about))

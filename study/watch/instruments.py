@@ -28,6 +28,10 @@ class Instruments:
         self._look: ComponentLook | None = None
         self._open = contextlib.ExitStack()
 
+    @property
+    def is_looking(self) -> bool:
+        return self._look is not None
+
     def step_ended(self, step: int, evaluated: bool) -> None:
         """Look at the next step, or end a look. The numbers of steps count from 1."""
         stack = _get_current_dispatch_mode_stack()

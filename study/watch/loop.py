@@ -1,12 +1,11 @@
 """Follow a user's own training loop by hooks, which are removed at the end.
 
-The optimizer or the engine shows the end of a step. Nothing here reads a value of a tensor, so no step waits for a GPU.
-A script repeats its mistakes in each step, so what costs time to look at is looked at in the first steps only.
+The optimizer or the engine shows the end of a step. A script repeats its mistakes in each step, so what costs time to
+look at, or reads a value and so waits for a GPU, is looked at in the first steps, and then ever more rarely.
 """
 
 import contextlib
 import functools
-import hashlib
 import math
 import statistics
 import threading
@@ -21,20 +20,21 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad
 from torch.optim import lr_scheduler
 from torch.utils._pytree import tree_leaves
-from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from study.core.recipes import AUTOCAST
 from study.core.text import is_number
 from study.measure import roles
 from study.measure.readback import device_of
 from study.records.schema import Record
+from study.watch import targets
+from study.watch.graph import division_of
 from study.watch.instruments import Instruments
-from study.watch.losses import division_of
+from study.watch.loaders import Loaders, digest
 from study.watch.steps import Step, StepLog
 from study.watch.weights import Weights
 
 READ_PASSES = 6  # whose inputs are read, before the steps that are timed
-READ_ELEMENTS = 4096  # of each input
 READ_STEPS = 6  # whose gradients are read
 READ_GRADIENTS = 8  # of so many tensors
 EVALUATION = 3  # forward passes without gradients, one after the other
@@ -97,7 +97,10 @@ class WatchedLoop:
         self._plain = roles.plain_model(self.model)  # whose mode counts: a script may change it without the wrapper's
         dropouts = [each for each in self._plain.modules() if isinstance(each, torch.nn.modules.dropout._DropoutNd)]
         self._dropouts = [each for each in dropouts if each.p > 0]
-        self._orders: set[tuple[int, int]] = set()  # of samplers, and their epochs
+        self.loaders = Loaders()
+        self.batch = targets.Batch()
+        self._passes = 0
+        self._special = targets.special_of(self.model)
         self._evaluated = 0  # forward passes without gradients since the last with them, in training mode
         self.record.watched.has_schedule = hasattr(self._inner.step, "_wrapped_by_lr_sched")
         self._device = device_of(self.model).type
@@ -126,7 +129,6 @@ class WatchedLoop:
         # Accelerate fetches one batch ahead, to know which is the last (data_loader.py:588): the wait within a step is
         # for the next step's rows.
         self._replace(_BaseDataLoaderIter, "__next__", self._next_batch)
-        self._replace(DataLoader, "__iter__", self._begin_epoch)
         for kind in SCHEDULES:
             self._replace(kind, "step", self._schedule)
         self._replace(torch.amp.GradScaler, "scale", self._scale)
@@ -160,9 +162,15 @@ class WatchedLoop:
             return original(*args)
         self._mark("outside")
         try:
-            return original(*args)
+            batch = original(*args)
+            self._note_batch(*args, batch)
+            return batch
         finally:
             self._mark("data")
+
+    @guarded
+    def _note_batch(self, iterator, batch) -> None:
+        self.loaders.fetched(iterator, batch, self._plain.training and torch.is_grad_enabled())
 
     def _backward(self, original, *args, **kwargs):
         self._begin_backward(*args, **kwargs)
@@ -218,18 +226,6 @@ class WatchedLoop:
         self.step.unscaled = True
         return original(*args, **kwargs)
 
-    def _begin_epoch(self, original, loader):
-        self._note_order(getattr(loader, "sampler", None))
-        return original(loader)
-
-    @guarded
-    def _note_order(self, sampler) -> None:
-        # A sampler of PyTorch's for several ranks shuffles by its epoch, which `set_epoch` raises.
-        if getattr(sampler, "shuffle", False) and hasattr(sampler, "epoch"):
-            order = id(sampler), sampler.epoch
-            self.record.watched.orders_repeated += order in self._orders
-            self._orders.add(order)
-
     @guarded
     def _mark(self, phase: str) -> None:
         self.log.mark(phase)
@@ -242,7 +238,9 @@ class WatchedLoop:
                 self.record.watched.evaluations_in_training += 1
         else:
             self._evaluated = 0
-        if not (self._plain.training and torch.is_grad_enabled()):
+        trains = self._plain.training and torch.is_grad_enabled()
+        self.loaders.ran(trains, torch.is_grad_enabled())
+        if not trains:
             self.step.evaluated = True
             return
         self.log.mark("outside")
@@ -250,12 +248,13 @@ class WatchedLoop:
         inputs = [leaf for leaf in tree_leaves([args, kwargs]) if torch.is_tensor(leaf) and leaf.ndim]
         tokens = [tensor for tensor in inputs if tensor.ndim == 2 and tensor.dtype in (torch.int64, torch.int32)]
         self.step.forwards += 1
+        self.batch = targets.batch_of(args, kwargs)
         if inputs:
             rows = (tokens or inputs)[0].shape[0]
             self.step.rows += rows
             self.record.watched.rows_per_pass = self.record.watched.rows_per_pass or rows
         if len(self.inputs) < READ_PASSES:
-            self.inputs.append(_digest(inputs))
+            self.inputs.append(digest(inputs))
             if torch.is_autocast_enabled(self._device):
                 self.record.observed.autocast = NAMES.get(torch.get_autocast_dtype(self._device))
 
@@ -291,6 +290,14 @@ class WatchedLoop:
                 self.record.watched.loss_negated = division.is_negated
                 self.record.watched.loss_divisor = next(iter(division.divisors), None)
             self.step.losses.append(loss.detach() / parts)
+            self._read_targets(loss)
+
+    def _read_targets(self, loss: torch.Tensor) -> None:
+        self._passes += 1
+        if targets.is_due(self._passes) and not self.instruments.is_looking and loss.grad_fn is not None:
+            with contextlib.suppress(RuntimeError):  # a value that was changed in place, or that a hook has taken away
+                targets.read(self.record.watched.targets, loss, self.batch, self._special)
+        self.batch = targets.Batch()
 
     @guarded
     def _end_backward(self) -> None:
@@ -347,12 +354,3 @@ def _limit(max_norm) -> float | None:
 
 def _number(value) -> torch.Tensor | float:
     return value if torch.is_tensor(value) or is_number(value) else math.nan
-
-
-def _digest(tensors: list[torch.Tensor]) -> str:
-    """Return the shapes of inputs, and a digest of their first elements."""
-    shapes = " ".join("x".join(map(str, tensor.shape)) for tensor in tensors)
-    with contextlib.suppress(RuntimeError, TypeError):  # a sparse tensor, or one without memory
-        first = [tensor.detach().reshape(-1)[:READ_ELEMENTS].tolist() for tensor in tensors]
-        return f"{shapes} {hashlib.sha256(repr(first).encode()).hexdigest()[:12]}"
-    return shapes

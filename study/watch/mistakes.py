@@ -82,7 +82,7 @@ def optimizer(facts: Facts) -> Results:
         yield "optimizer_of_other_tensors", {}
     elif (facts.seen.steps or 0) >= LEAST_STEPS and facts.seen.trained_parameters:
         unchanged = watched.unchanged_parameters or 0
-        if unchanged >= UNCHANGED * facts.seen.trained_parameters:
+        if unchanged >= UNCHANGED * facts.seen.trained_parameters or watched.head_unchanged:
             yield "weights_unchanged", {"unchanged": unchanged}
     # A rank's part is one flat vector, so the optimizer sees no rows and columns (zero/stage_1_and_2.py:560). Measured:
     # a last loss of 7.65795 under DDP, and of 7.64581 under stage 1, with PyTorch's Adafactor.
@@ -143,7 +143,10 @@ def model(facts: Facts) -> Results:
     if facts.watched.tie_lost:
         yield "tie_lost", {}
     trained = required(facts.seen.trained_parameters)
-    if required(facts.watched.model) and not facts.watched.has_adapters and trained < FROZEN * facts.parameters:
+    # A new head above a body that was trained before is no mistake.
+    is_head = facts.watched.head_alone_trains and facts.watched.frozen_untrained is False
+    few = trained < FROZEN * facts.parameters and not is_head
+    if required(facts.watched.model) and not facts.watched.has_adapters and few:
         yield "frozen", {"share": trained / facts.parameters}
 
 
@@ -208,14 +211,15 @@ def _divisions(facts: Facts, passes: int, parts: int) -> Results:
     by_items = watched.loss_base == "items" and bool(watched.is_trainer)
     if passes > 1 and parts == 1 and divisors.count(passes) + by_items > 1:
         yield "loss_divided_by_both", {"by": "the items of the step" if by_items else f"{passes}"}
-    if passes > 1 and parts == 1 and watched.loss_base == "mean":
+    is_undivided = parts == 1 and watched.loss_base == "mean"
+    if is_undivided and max(passes, ranks) > 1:
         times = passes / math.prod(divisors)
-        if watched.is_trainer and times >= passes:
+        if watched.is_trainer and times > 1 and times >= passes:
             # It divides only if the model's forward takes no other keywords (transformers 5.23.0, trainer.py:521 and
             # 2106), and multiplies by the ranks (trainer.py:2199), as if the loss were divided by the items of all:
             # https://github.com/huggingface/transformers/issues/47688.
             yield "trainer_sums_means", {"times": times}
-        elif not divisors:
+        elif passes > 1 and not divisors:
             yield "gradients_summed", {}
     if watched.loss_negated:
         yield "loss_negated", {}

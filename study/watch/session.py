@@ -132,6 +132,7 @@ class Watch:
         instruments = Instruments(self.model, self.optimizer, record.observed.device or "cpu")
         self._open.callback(instruments.stop)
         weights = Weights(self.model)
+        weights.describe(record.watched)
         loop = WatchedLoop(
             self.model, self.optimizer, self.accelerator, record, log, instruments, weights, self.give_up
         )
@@ -146,7 +147,7 @@ def new_record(name: str, accelerator, model, optimizer, arguments=None) -> Reco
     if is_engine(model) and accelerator is None:
         config = model.config
     record.promised = intended_settings(config, arguments)
-    kind = type(roles.plain_model(model)).__name__.removeprefix("FSDP")  # fully_shard makes a class of its own
+    kind = type(roles.base_model(model)).__name__.removeprefix("FSDP")  # fully_shard makes a class of its own
     record.watched = Watched(script=Path(sys.argv[0]).name or None, model=kind)
     record.watched.is_trainer = arguments is not None
     record.watched.tie_lost = tie_is_lost(model)
@@ -183,9 +184,12 @@ class Session:
         rank = self.ranks.rank
         watched = self.loop.record.watched
         watched.passes_without_update = self.loop.step.backwards
+        watched.orders_repeated = self.loop.loaders.orders_repeated
+        watched.evaluated_on_trained = self.loop.loaders.evaluated_on_trained
         if error is None:
             opened.close()
-            watched.unchanged_parameters, self.weights_sum = self.loop.weights.unchanged()
+            watched.unchanged_parameters, watched.head_unchanged, self.weights_sum = self.loop.weights.end()
+            watched.units_alike = self.loop.weights.alike()
         else:  # the reason first, in case the rest fails as well
             where = f"rank {rank}, step {self.loop.log.count + 1}"
             store.end_badly(self.folder, results.reason(error, where), type(error).__name__)

@@ -5,13 +5,20 @@ import math
 import torch
 
 from study.measure import roles
+from study.records.sections import Watched
+
+FEWEST_UNITS = 4
+SHOWN = 3
+EDGE = 0.95  # of the largest weight that a layer of torch begins with
 
 
 class Weights:
     """The parameters of a model, as they were when the watch began."""
 
     def __init__(self, model):
-        self._parameters = list(model.parameters())
+        self._named = dict(model.named_parameters())
+        self._parameters = list(self._named.values())
+        self._head = head_of(model)
         self._counts = [getattr(each, "ds_numel", each.numel()) for each in self._parameters]
         self._total = sum(self._counts)
         self._sums = self._sum()
@@ -22,14 +29,36 @@ class Weights:
         pairs = zip(self._counts, self._parameters, strict=True)
         return sum(count for count, parameter in pairs if parameter.requires_grad) / self._total
 
-    def unchanged(self) -> tuple[int, float]:
-        """Return how many parameters should train and are what they were, and the sum of all weights of this rank."""
+    def describe(self, watched: Watched) -> None:
+        """Say whether the last layer trains, and alone, and whether what is frozen was ever trained."""
+        frozen = [each for each in self._parameters if not each.requires_grad]
+        watched.frozen_untrained = looks_untrained(frozen) if frozen else None
+        if self._head:
+            watched.head, head = self._head
+            watched.head_trains = any(each.requires_grad for each in head)
+            others = {id(each) for each in self._parameters if each.requires_grad} - {id(each) for each in head}
+            watched.head_alone_trains = watched.head_trains and not others
+
+    @torch.no_grad()
+    def alike(self) -> list[str]:
+        """Return the names of some weights that train, are whole on this rank, and have equal rows."""
+        found = []
+        for name, each in self._named.items():
+            is_whole = type(each) in (torch.nn.Parameter, torch.Tensor) and not hasattr(each, "ds_tensor")
+            if each.requires_grad and is_whole and each.ndim > 1 and len(each) >= FEWEST_UNITS and each.any():
+                found += [name] * bool((each == each[:1]).all())
+        return found[:SHOWN]
+
+    def end(self) -> tuple[int, bool, float]:
+        """Return how many parameters should train and are what they were, whether that is so of the head, and the sum
+        of all weights of this rank.
+        """
         now = self._sum()
-        same = 0
-        for parameter, count, before, after in zip(self._parameters, self._counts, self._sums, now, strict=True):
-            if parameter.requires_grad and before == after:  # one that is not finite is not equal
-                same += count
-        return same, math.fsum(value for value in now if math.isfinite(value))
+        rows = zip(self._parameters, self._counts, self._sums, now, strict=True)
+        # One that is not finite is not equal.
+        same = {id(each): count for each, count, before, after in rows if each.requires_grad and before == after}
+        is_head = self._head is not None and all(id(each) in same for each in self._head[1])
+        return sum(same.values()), is_head, math.fsum(value for value in now if math.isfinite(value))
 
     @torch.no_grad()
     def _sum(self) -> list[float]:
@@ -55,3 +84,32 @@ def tie_is_lost(model) -> bool:
     if first is None or last is None or not plain._tied_weights_keys:
         return False
     return first.weight is not last.weight
+
+
+def head_of(model) -> tuple[str, list[torch.nn.Parameter]] | None:
+    """Return the name and the weights of the last layer: the output embeddings, or the last module with weights."""
+    if roles.fsdp_version(model) == 1:
+        return None  # its weights are one flat tensor
+    plain = roles.base_model(model)
+    layers = {name: each for name, each in plain.named_modules() if list(each.parameters(recurse=False))}
+    outputs, inputs = (getattr(plain, f"get_{side}_embeddings", lambda: None)() for side in ("output", "input"))
+    if outputs is not None and inputs is not None and not inputs.weight.requires_grad:
+        return None  # whoever freezes the words freezes them at both ends
+    for name, layer in reversed(layers.items()):
+        if outputs is None or layer is outputs:
+            return name, list(layer.parameters(recurse=False))
+    return None
+
+
+@torch.no_grad()
+def looks_untrained(frozen: list[torch.nn.Parameter]) -> bool:
+    """Return whether weights are as they were made: biases and norms of one number, or as torch's layers begin."""
+    parts = [getattr(each, "ds_tensor", getattr(each, "_local_tensor", each)) for each in frozen]
+    vectors = [part for each, part in zip(frozen, parts, strict=True) if each.ndim == 1 and part.numel()]
+    if vectors and all(bool((part == part[0]).all()) for part in vectors):
+        return True
+    matrix = max(parts, key=lambda part: part.numel() if part.ndim > 1 else 0)
+    if matrix.ndim < 2 or not matrix.is_floating_point():
+        return False
+    largest = float(matrix.abs().max()) * matrix[0].numel() ** 0.5  # torch's are uniform, below 1 in this measure
+    return EDGE < largest <= 1.0

@@ -6,6 +6,7 @@ from study.watch.about import about
 from tests.conftest import forked, table
 
 BROKEN = table("watch/broken.toml")
+FIELD = table("watch/field.toml")
 # Not mistakes, but costs: a tiny model has little else than states.
 COSTS = {"states_replicated", "activations_dominate", "no_sync_unused", "outside_steps", "loader_waits", "straggler"}
 
@@ -21,3 +22,12 @@ def test_each_broken_training_is_named_and_no_healthy_one_accused(kind, tmp_path
     if "frozen" in abouts:
         costs = {each.id for each in abouts["frozen"].findings}
         assert "states_replicated" not in costs, "a stage would save the moments of a few weights"
+
+
+@pytest.mark.parametrize("kind", FIELD)
+def test_what_goes_wrong_in_the_field_is_named_and_no_healthy_training_accused(kind, tmp_path):
+    words = [str(tmp_path), *FIELD[kind]]
+    launched = forked(tmp_path, config="accelerate_configs/single.yaml", script="tests/watch/field.py", flags=words)
+    assert launched.code == 0, launched.output
+    found = {name: sorted({each.id for each in about(tmp_path / name).findings} - COSTS) for name in FIELD[kind]}
+    assert found == FIELD[kind]

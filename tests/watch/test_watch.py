@@ -87,7 +87,7 @@ def test_a_watched_loop_has_the_same_losses_and_leaves_its_record(tmp_path):
 
 MISTAKES = (
     "study.measure.memory.ComponentLook.step_ended",
-    "study.watch.loop._digest",
+    "study.watch.loop.digest",
     "study.watch.loop.division_of",
     "study.watch.steps.StepLog.mark",
     "study.watch.steps.StepLog.add",

@@ -1,0 +1,181 @@
+"""What enters the loss of a micro-batch: its targets beside its inputs. Counts of a few micro-batches are kept.
+
+Targets and inputs of tokens are compared place by place: a language model predicts the next one.
+"""
+
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from study.measure import roles
+from study.records.sections import Targets
+from study.watch import graph
+
+FIRST = 5  # micro-batches are read, before the instruments look, and then those of RARE times a power of 2
+RARE = (8, 12)
+SHORTEST = 4  # sequence
+OFFSETS = (0, 1, 2)  # of a target from its input: the same place, the next one, and what is shifted twice
+ALIKE = 0.9
+IGNORED = -100  # transformers'
+
+
+def is_due(number: int) -> bool:
+    """Return whether the micro-batch with this number, from 1 on, is read."""
+    return number <= FIRST or any(number % first == 0 and (number // first).bit_count() == 1 for first in RARE)
+
+
+@dataclass
+class Special:
+    """What the config of a model says of its tokens."""
+
+    pad: int | None = None
+    begin: int | None = None
+    ends: set[int] = field(default_factory=set)
+    is_causal: bool = False
+    is_pair: bool = False  # of an encoder and a decoder
+    takes_mask: bool = False
+
+
+def special_of(model) -> Special:
+    """Return the special tokens of a model of transformers, with or without adapters."""
+    plain = roles.base_model(model)
+    config: Any = getattr(plain, "config", None)
+    if not hasattr(config, "get_text_config"):
+        pads = [getattr(each, "padding_idx", None) for each in plain.modules()]
+        return Special(next((each for each in pads if each is not None), None))
+    text = config.get_text_config()
+    ends = getattr(text, "eos_token_id", None)
+    name = type(plain).__name__
+    return Special(
+        getattr(text, "pad_token_id", None),
+        getattr(text, "bos_token_id", None),
+        {*(ends if isinstance(ends, list) else [ends])} - {None},
+        is_causal="CausalLM" in name or "LMHead" in name,
+        is_pair=bool(getattr(config, "is_encoder_decoder", False)),
+        takes_mask="attention_mask" in inspect.signature(plain.forward).parameters,
+    )
+
+
+@dataclass
+class Batch:
+    """The tokens of a micro-batch, as the model gets them."""
+
+    ids: torch.Tensor | None = None  # None, if there are none or several
+    mask: torch.Tensor | None = None
+    labels: torch.Tensor | None = None
+    rows: int = 0
+
+
+def batch_of(args: Any, kwargs: dict[str, Any]) -> Batch:
+    """Return the tokens among the inputs of a model, by their names or by their shapes."""
+    named = dict(kwargs)
+    for each in args:
+        named |= each if isinstance(each, dict) else {}
+    given = [each for each in [*args, *kwargs.values()] if torch.is_tensor(each) and each.ndim]
+    named = {name: each for name, each in named.items() if torch.is_tensor(each) and each.ndim}
+    ids = named.get("input_ids")
+    if ids is None:
+        tokens = [each for each in given if each.ndim == 2 and each.dtype in (torch.int64, torch.int32)]
+        ids = tokens[0] if len(tokens) == 1 else None
+    elif ids.ndim != 2 or "decoder_input_ids" in named:
+        ids = None
+    mask = named.get("attention_mask")
+    rows = ids if ids is not None else next(iter(given), None)
+    count = 0 if rows is None else len(rows)
+    return Batch(ids, mask if mask is not None and mask.ndim == 2 else None, named.get("labels"), count)
+
+
+def read(seen: Targets, loss: torch.Tensor, batch: Batch, special: Special) -> None:
+    """Add what enters the loss of a micro-batch. This reads values, and so waits for a GPU."""
+    seen.read += 1
+    found = graph.losses_in(loss)
+    seen.broadcast += graph.is_broadcast(loss, found)
+    seen.no_logarithms += any(map(graph.is_no_logarithm, found))
+    seen.probabilities = next(filter(None, map(graph.probabilities_into, found)), seen.probabilities)
+    classes = [each for each in map(graph.targets_of, found) if each is not None]
+    targets, ignored = classes[0] if classes else (None, IGNORED)
+    is_shifted = not classes and special.is_causal and batch.labels is not None  # by the model, out of our sight
+    targets = batch.labels if is_shifted else targets
+    if targets is None or targets.is_floating_point():
+        return
+    targets = targets.detach().cpu()
+    counted = targets != ignored
+    seen.ignored += int((~counted).sum())
+    seen.counted += int(counted.sum())
+    seen.without_targets += not counted.any()
+    if targets.ndim == 1 and len(targets) == batch.rows >= SHORTEST and len(targets.unique()) == 1:
+        seen.uniform.append(int(targets[0]))
+    if batch.ids is None or special.is_pair or batch.ids.shape[1] < SHORTEST:
+        return
+    ids = batch.ids.detach().cpu()
+    rows, length = ids.shape
+    if targets.numel() % rows or abs(targets.numel() // rows - length) > 2:
+        return
+    targets = targets.reshape(rows, -1)
+    if is_shifted:
+        targets = targets[:, 1:]
+    padding, is_by_mask = padding_of(ids, batch.mask, special)
+    is_end = torch.isin(ids, torch.tensor(sorted(special.ends) or [-1])) & ~padding
+    _compare(seen, targets, targets != ignored, ids, padding, is_end)
+    seen.rows += rows
+    seen.padded += int(padding.sum())
+    # Tokens before padding do not see it in a causal model.
+    sees_padding = padding[:, 0].any() if special.is_causal else padding.any()
+    seen.unmasked += bool(sees_padding and special.takes_mask and not is_by_mask)
+    if special.begin is not None and special.begin != special.pad:
+        start = torch.argmax((~padding).long(), 1, keepdim=True).clamp(max=length - 2)
+        first, second = (ids.gather(1, start + place) == special.begin for place in (0, 1))
+        seen.two_starts += int((first & second).sum())
+
+
+def padding_of(ids: torch.Tensor, mask: torch.Tensor | None, special: Special) -> tuple[torch.Tensor, bool]:
+    """Return where tokens are padding, and whether a mask says so. Without a mask it is what a row begins or ends with.
+
+    The first of several ends is an end, and the others are padding.
+    """
+    if mask is not None and mask.shape == ids.shape:
+        return mask.cpu() == 0, True
+    pad = special.pad if special.pad is not None else int(ids[:, -1].mode().values)
+    is_pad = (ids == pad).long()
+    before = is_pad.cumprod(1).bool()
+    after = is_pad.flip(1).cumprod(1).flip(1).bool()
+    if pad in special.ends:
+        after[:, 1:] &= after[:, :-1].clone()
+    runs = before | after
+    runs &= runs.sum(1, keepdim=True) > 1
+    # A token that nobody calls padding is that if many rows end in it, and not all of them equally long.
+    lengths = runs.sum(1)
+    is_known = special.pad is not None or (lengths.median() > 0 and len(lengths.unique()) > 2)
+    return runs & is_known, False
+
+
+def _compare(
+    seen: Targets,
+    targets: torch.Tensor,
+    counted: torch.Tensor,
+    ids: torch.Tensor,
+    padding: torch.Tensor,
+    is_end: torch.Tensor,
+) -> None:
+    """Count the targets that are inputs at each offset, that are padding, and the ends that are not learned."""
+    equal, compared, pads, ends, learned = [], [], [], [], []
+    for offset in OFFSETS:
+        width = min(targets.shape[1], ids.shape[1] - offset)
+        of_ids = slice(offset, offset + width)
+        real = counted[:, :width] & ~padding[:, of_ids]
+        equal.append(int((real & (targets[:, :width] == ids[:, of_ids])).sum()))
+        compared.append(int(real.sum()))
+        pads.append(int((counted[:, :width] & padding[:, of_ids]).sum()))
+        ends.append(int(is_end[:, of_ids].sum()))
+        learned.append(int((is_end[:, of_ids] & counted[:, :width]).sum()))
+    seen.equal = [before + now for before, now in zip(seen.equal, equal, strict=True)]
+    seen.compared = [before + now for before, now in zip(seen.compared, compared, strict=True)]
+    shares = [now / most if most else 0.0 for now, most in zip(equal, compared, strict=True)]
+    best = shares.index(max(shares))
+    seen.padding += pads[best if max(shares) >= ALIKE else 0]
+    if best == 1 and shares[1] >= ALIKE:
+        seen.ends += ends[1]
+        seen.ends_learned += learned[1]
+        seen.rows_ignored += int((~counted.any(1)).sum())
