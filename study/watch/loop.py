@@ -98,7 +98,7 @@ class WatchedLoop:
         dropouts = [each for each in self._plain.modules() if isinstance(each, torch.nn.modules.dropout._DropoutNd)]
         self._dropouts = [each for each in dropouts if each.p > 0]
         self.loaders = Loaders()
-        self.batch = targets.Batch()
+        self.batch = targets.TokensIn()
         self._passes = 0
         self._special = targets.special_of(self.model)
         self._evaluated = 0  # forward passes without gradients since the last with them, in training mode
@@ -248,7 +248,7 @@ class WatchedLoop:
         inputs = [leaf for leaf in tree_leaves([args, kwargs]) if torch.is_tensor(leaf) and leaf.ndim]
         tokens = [tensor for tensor in inputs if tensor.ndim == 2 and tensor.dtype in (torch.int64, torch.int32)]
         self.step.forwards += 1
-        self.batch = targets.batch_of(args, kwargs)
+        self.batch = targets.tokens_in(args, kwargs)
         if inputs:
             rows = (tokens or inputs)[0].shape[0]
             self.step.rows += rows
@@ -297,7 +297,7 @@ class WatchedLoop:
         if targets.is_due(self._passes) and not self.instruments.is_looking and loss.grad_fn is not None:
             with contextlib.suppress(RuntimeError):  # a value that was changed in place, or that a hook has taken away
                 targets.read(self.record.watched.targets, loss, self.batch, self._special)
-        self.batch = targets.Batch()
+        self.batch = targets.TokensIn()
 
     @guarded
     def _end_backward(self) -> None:

@@ -216,8 +216,7 @@ def _divisions(facts: Facts, passes: int, parts: int) -> Results:
         times = passes / math.prod(divisors)
         if watched.is_trainer and times > 1 and times >= passes:
             # It divides only if the model's forward takes no other keywords (transformers 5.23.0, trainer.py:521 and
-            # 2106), and multiplies by the ranks (trainer.py:2199), as if the loss were divided by the items of all:
-            # https://github.com/huggingface/transformers/issues/47688.
+            # 2106), and multiplies by the ranks (trainer.py:2206), as if the loss were divided by the items of all.
             yield "trainer_sums_means", {"times": times}
         elif passes > 1 and not divisors:
             yield "gradients_summed", {}

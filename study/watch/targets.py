@@ -59,7 +59,7 @@ def special_of(model) -> Special:
 
 
 @dataclass
-class Batch:
+class TokensIn:
     """The tokens of a micro-batch, as the model gets them."""
 
     ids: torch.Tensor | None = None  # None, if there are none or several
@@ -68,7 +68,7 @@ class Batch:
     rows: int = 0
 
 
-def batch_of(args: Any, kwargs: dict[str, Any]) -> Batch:
+def tokens_in(args: Any, kwargs: dict[str, Any]) -> TokensIn:
     """Return the tokens among the inputs of a model, by their names or by their shapes."""
     named = dict(kwargs)
     for each in args:
@@ -84,10 +84,10 @@ def batch_of(args: Any, kwargs: dict[str, Any]) -> Batch:
     mask = named.get("attention_mask")
     rows = ids if ids is not None else next(iter(given), None)
     count = 0 if rows is None else len(rows)
-    return Batch(ids, mask if mask is not None and mask.ndim == 2 else None, named.get("labels"), count)
+    return TokensIn(ids, mask if mask is not None and mask.ndim == 2 else None, named.get("labels"), count)
 
 
-def read(seen: Targets, loss: torch.Tensor, batch: Batch, special: Special) -> None:
+def read(seen: Targets, loss: torch.Tensor, batch: TokensIn, special: Special) -> None:
     """Add what enters the loss of a micro-batch. This reads values, and so waits for a GPU."""
     seen.read += 1
     found = graph.losses_in(loss)
