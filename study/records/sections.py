@@ -98,7 +98,9 @@ class Targets(Section):
     equal: list[int] = [0, 0, 0]
     padding: int = 0  # targets that count, and are padding
     padded: int = 0  # tokens that are padding
-    unmasked: int = 0  # micro-batches in which tokens see padding, for want of a mask
+    unmasked: int = 0  # micro-batches in which tokens see padding
+    tokens: int = 0  # that are no padding
+    hidden: int = 0  # of them, those that attention_mask hides
     two_starts: int = 0  # rows that begin with two tokens for the beginning
     ends: int = 0  # of texts, in the inputs of a language model
     ends_learned: int = 0  # that are targets that count

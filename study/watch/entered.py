@@ -68,7 +68,9 @@ def padding(facts: Facts) -> Results:
     if seen.counted and seen.padding >= LITTLE * seen.counted:
         yield "padding_in_loss", {"share": seen.padding / seen.counted}
     if seen.read and seen.unmasked >= MOST * seen.read:
-        yield "padding_unmasked", {"padded": seen.padded}
+        yield "padding_unmasked", {}
+    if seen.tokens and seen.hidden >= MOST * seen.tokens:
+        yield "tokens_hidden", {"share": seen.hidden / seen.tokens}
 
 
 def special_tokens(facts: Facts) -> Results:
@@ -90,6 +92,12 @@ def head(facts: Facts) -> Results:
         yield "head_frozen", {"name": name, "new": ", with its first weights" if is_added else ""}
 
 
+def adapters(facts: Facts) -> Results:
+    """Name adapters beside which all other weights train as well."""
+    if facts.watched.has_adapters and required(facts.seen.trained_parameters) == facts.parameters:
+        yield "adapters_and_all", {}
+
+
 def units(facts: Facts) -> Results:
     if facts.watched.units_alike:
         yield "units_alike", {"names": ", ".join(facts.watched.units_alike)}
@@ -100,4 +108,4 @@ def data_sets(facts: Facts) -> Results:
         yield "evaluated_on_trained", {}
 
 
-ENTERED = (function, targets, classes, places, padding, special_tokens, head, units, data_sets)
+ENTERED = (function, targets, classes, places, padding, special_tokens, head, adapters, units, data_sets)

@@ -11,6 +11,7 @@ import torch
 PASSED = ("ToCopy", "Clone", "View", "Squeeze", "Unsqueeze", "ReshapeAlias", "Alias", "Neg", "UnsafeView")
 CUT = (*PASSED, "Slice", "Index", "Select", "Transpose", "Permute", "T")  # and those that take a part of it
 SINK = "_DDPSink"  # DDP's, around all outputs of the model, if it looks for unused parameters
+MARKS = ("PreBackward", "PostBackward")  # DeepSpeed's, around the inputs and outputs of each module under stage 3
 DEEPEST = 12
 NODES = 64  # below a loss
 LOSSES = ("NllLoss", "NllLoss2D", "MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropyWithLogits")
@@ -139,6 +140,7 @@ def _below(node: Any) -> Any:
     """Return the first function below a node that does more than to cut and to copy."""
     for _ in range(DEEPEST):
         node = node.next_functions[0][0] if node is not None and node.next_functions else None
-        if kind_of(node) not in CUT:
+        name = kind_of(node)
+        if name not in CUT and not name.startswith(MARKS):
             break
     return node

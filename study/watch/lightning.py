@@ -38,6 +38,16 @@ class LightningCallback(pytorch.Callback):
         """Complete the record of a training that ended with an error."""
         self._end(exception)
 
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        """Note the inputs: on one rank Lightning calls `training_step`, and not the model that a watch follows."""
+        if self.watch is not None and self.watch.session:
+            self.watch.session.loop.note_inputs(batch)
+
+    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0) -> None:
+        """Note that this batch is evaluated."""
+        if self.watch is not None and self.watch.session:
+            self.watch.session.loop.loaders.ran(trains=False, has_gradients=False)
+
     def on_validation_start(self, trainer, pl_module) -> None:
         """Leave the step out of the times, as it evaluates as well."""
         if self.watch is not None:

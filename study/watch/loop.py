@@ -231,6 +231,12 @@ class WatchedLoop:
         self.log.mark(phase)
 
     @guarded
+    def note_inputs(self, batch) -> None:
+        """Note the inputs of a training step whose forward pass is not that of the model."""
+        self.loaders.ran(trains=True, has_gradients=True)
+        self.batch = targets.tokens_in((batch,), {}, _inputs(batch))
+
+    @guarded
     def _forward(self, module, args, kwargs) -> None:
         if not torch.is_grad_enabled():
             self._evaluated += self._plain.training
@@ -245,10 +251,10 @@ class WatchedLoop:
             return
         self.log.mark("outside")
         # What a row and a token is goes by shapes alone: a value on a GPU would have to be waited for.
-        inputs = [leaf for leaf in tree_leaves([args, kwargs]) if torch.is_tensor(leaf) and leaf.ndim]
+        inputs = _inputs([args, kwargs])
         tokens = [tensor for tensor in inputs if tensor.ndim == 2 and tensor.dtype in (torch.int64, torch.int32)]
         self.step.forwards += 1
-        self.batch = targets.tokens_in(args, kwargs)
+        self.batch = targets.tokens_in(args, kwargs, inputs)
         if inputs:
             rows = (tokens or inputs)[0].shape[0]
             self.step.rows += rows
@@ -343,6 +349,10 @@ class WatchedLoop:
         """Return whether a gradient of the first tensors is not zero. It waits for a GPU."""
         known = [parameter.grad for parameter in self._updated if parameter.grad is not None]
         return any(bool(gradient.any()) for gradient in known[:READ_GRADIENTS])
+
+
+def _inputs(given) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(given) if torch.is_tensor(leaf) and leaf.ndim]
 
 
 def _limit(max_norm) -> float | None:

@@ -19,6 +19,7 @@ SHORTEST = 4  # sequence
 OFFSETS = (0, 1, 2)  # of a target from its input: the same place, the next one, and what is shifted twice
 ALIKE = 0.9
 IGNORED = -100  # transformers'
+FEW_KINDS = 2  # of tokens
 
 
 def is_due(number: int) -> bool:
@@ -40,11 +41,13 @@ class Special:
 
 def special_of(model) -> Special:
     """Return the special tokens of a model of transformers, with or without adapters."""
-    plain = roles.base_model(model)
-    config: Any = getattr(plain, "config", None)
-    if not hasattr(config, "get_text_config"):
-        pads = [getattr(each, "padding_idx", None) for each in plain.modules()]
+    modules = list(roles.base_model(model).modules())
+    known = [each for each in modules if hasattr(getattr(each, "config", None), "get_text_config")]
+    if not known:
+        pads = [getattr(each, "padding_idx", None) for each in modules]
         return Special(next((each for each in pads if each is not None), None))
+    plain: Any = known[0]  # somebody's own module may be around it
+    config = plain.config
     text = config.get_text_config()
     ends = getattr(text, "eos_token_id", None)
     name = type(plain).__name__
@@ -68,12 +71,11 @@ class TokensIn:
     rows: int = 0
 
 
-def tokens_in(args: Any, kwargs: dict[str, Any]) -> TokensIn:
-    """Return the tokens among the inputs of a model, by their names or by their shapes."""
+def tokens_in(args: Any, kwargs: dict[str, Any], given: list[torch.Tensor]) -> TokensIn:
+    """Return the tokens among the inputs of a model, by their names or by shapes. `given`: all tensors of both."""
     named = dict(kwargs)
     for each in args:
         named |= each if isinstance(each, dict) else {}
-    given = [each for each in [*args, *kwargs.values()] if torch.is_tensor(each) and each.ndim]
     named = {name: each for name, each in named.items() if torch.is_tensor(each) and each.ndim}
     ids = named.get("input_ids")
     if ids is None:
@@ -116,27 +118,29 @@ def read(seen: Targets, loss: torch.Tensor, batch: TokensIn, special: Special) -
     targets = targets.reshape(rows, -1)
     if is_shifted:
         targets = targets[:, 1:]
-    padding, is_by_mask = padding_of(ids, batch.mask, special)
+    runs = padding_by_runs(ids, special)
+    has_mask = batch.mask is not None and batch.mask.shape == ids.shape
+    hidden = batch.mask.cpu() == 0 if has_mask else torch.zeros_like(runs)  # type: ignore[union-attr]
+    hides_words = len(ids[hidden].unique()) > FEW_KINDS  # padding is of one kind, whatever the config says
+    padding = hidden if has_mask and not hides_words else runs
     is_end = torch.isin(ids, torch.tensor(sorted(special.ends) or [-1])) & ~padding
     _compare(seen, targets, targets != ignored, ids, padding, is_end)
     seen.rows += rows
     seen.padded += int(padding.sum())
     # Tokens before padding do not see it in a causal model.
-    sees_padding = padding[:, 0].any() if special.is_causal else padding.any()
-    seen.unmasked += bool(sees_padding and special.takes_mask and not is_by_mask)
+    seen_padding = runs & ~hidden
+    sees = seen_padding[:, 0].any() if special.is_causal else 2 * seen_padding.sum() > runs.sum()
+    seen.unmasked += bool(sees and special.takes_mask and special.pad is not None)
+    seen.tokens += int((~runs).sum())
+    seen.hidden += int((hidden & ~runs).sum()) * hides_words
     if special.begin is not None and special.begin != special.pad:
         start = torch.argmax((~padding).long(), 1, keepdim=True).clamp(max=length - 2)
         first, second = (ids.gather(1, start + place) == special.begin for place in (0, 1))
         seen.two_starts += int((first & second).sum())
 
 
-def padding_of(ids: torch.Tensor, mask: torch.Tensor | None, special: Special) -> tuple[torch.Tensor, bool]:
-    """Return where tokens are padding, and whether a mask says so. Without a mask it is what a row begins or ends with.
-
-    The first of several ends is an end, and the others are padding.
-    """
-    if mask is not None and mask.shape == ids.shape:
-        return mask.cpu() == 0, True
+def padding_by_runs(ids: torch.Tensor, special: Special) -> torch.Tensor:
+    """Return what rows begin or end with more than once. The first of several ends is no padding."""
     pad = special.pad if special.pad is not None else int(ids[:, -1].mode().values)
     is_pad = (ids == pad).long()
     before = is_pad.cumprod(1).bool()
@@ -148,7 +152,7 @@ def padding_of(ids: torch.Tensor, mask: torch.Tensor | None, special: Special) -
     # A token that nobody calls padding is that if many rows end in it, and not all of them equally long.
     lengths = runs.sum(1)
     is_known = special.pad is not None or (lengths.median() > 0 and len(lengths.unique()) > 2)
-    return runs & is_known, False
+    return runs & is_known
 
 
 def _compare(

@@ -190,6 +190,24 @@ def adapted(model, **given):
     return peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["query", "c_attn"], **given))
 
 
+def inverted_mask() -> dict:
+    def collate(rows: list[dict]) -> dict[str, torch.Tensor]:
+        batch = padded(rows)
+        return batch | {"attention_mask": 1 - batch["attention_mask"]}
+
+    return {"model": bert(transformers.BertForTokenClassification), "rows": of_classes(), "collate": collate}
+
+
+def of_classes() -> list[dict]:
+    """Return texts with a class of each token."""
+    return [row | {"labels": [each % CLASSES for each in row["input_ids"]]} for row in of_texts(STEPS * 4)]
+
+
+def unfrozen() -> dict:
+    """Somebody unfreezes the embeddings, and hits all."""
+    return {"model": adapted(gpt2()).requires_grad_(True), "rows": whole()}
+
+
 # --- healthy ones
 
 
@@ -286,13 +304,12 @@ def healthy_pair() -> dict:
 
 def healthy_tokens() -> dict:
     """A class of each token."""
-    rows = [row | {"labels": [each % CLASSES for each in row["input_ids"]]} for row in whole()]
-    return {"model": bert(transformers.BertForTokenClassification), "rows": rows}
+    return {"model": bert(transformers.BertForTokenClassification), "rows": of_classes(), "collate": padded}
 
 
 def with_trainer(folder: Path, model, rows, collate=None, kind=transformers.Trainer, eval_dataset=None, **given):
-    arguments = {"max_steps": STEPS, "per_device_train_batch_size": 4, "learning_rate": 1e-3} | given
-    arguments |= {"use_cpu": True, "save_strategy": "no", "report_to": [], "disable_tqdm": True}
+    arguments = {"max_steps": STEPS, "per_device_train_batch_size": 4, "learning_rate": 1e-3, "use_cpu": True}
+    arguments |= {"save_strategy": "no", "report_to": [], "disable_tqdm": True} | given
     trainer = kind(
         model,
         transformers.TrainingArguments(str(folder / "out"), **arguments),
@@ -437,17 +454,8 @@ WITH_TRAINER = {
     each.__name__: each
     for each in (
         *(no_mask, eval_is_train, sorted_rows, end_ignored, warmup_never_ends),
-        *(
-            all_ignored,
-            shifted_twice,
-            padding_learned,
-            frozen_head,
-            softmax_first,
-            not_masked,
-            cut_answers,
-            frozen_score,
-        ),
-        *(head_without_rate,),
+        *(all_ignored, shifted_twice, padding_learned, frozen_head, softmax_first, not_masked, cut_answers),
+        *(frozen_score, head_without_rate, inverted_mask, unfrozen),
         *(healthy_lm, healthy_masked, healthy_answers, healthy_packed, healthy_frozen_body, healthy_adapters),
         *(healthy_smoothed, healthy_distilled, healthy_frozen_words, healthy_rare_class, healthy_pair, healthy_tokens),
     )

@@ -7,9 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from study.core.errors import Stop
 from study.records import store
+from study.watch.about import about
+from tests.watch import field
 
 
 def imported(monkeypatch, name: str | None):
@@ -50,6 +53,28 @@ def test_a_training_of_lightning_leaves_a_record(tmp_path, monkeypatch, name, er
     else:
         assert (record.status, record.observed.steps) == ("done", 14)
         assert len(record.time.step_s) == 4, "of 10 to 14, without the evaluation's"
+
+
+def test_what_enters_the_loss_is_read_where_only_training_step_is_called(tmp_path, monkeypatch):
+    """Its modules are around somebody's model, whose forward pass a watch does not follow."""
+    callback = imported(monkeypatch, "lightning")(tmp_path / "mine")
+    module = torch.nn.ModuleDict({"model": field.gpt2()})
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-2)
+    trainer = SimpleNamespace(strategy=SimpleNamespace(model=module), optimizers=[optimizer])
+    data = TensorDataset(field.sequences(48))
+    callback.on_train_start(trainer, module)
+    for step, (ids,) in enumerate(DataLoader(data, 4)):
+        callback.on_train_batch_start(trainer, module, {"input_ids": ids}, step)
+        logits = module["model"](input_ids=ids).logits
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    module.eval()
+    for step, (ids,) in enumerate(DataLoader(data, 4)):
+        callback.on_validation_batch_start(trainer, module, {"input_ids": ids}, step)
+    callback.on_train_end(trainer, module)
+    found = [each.id for each in about(tmp_path / "mine").findings]
+    assert found[:2] == ["targets_are_inputs", "evaluated_on_trained"]
 
 
 def test_without_lightning_a_sentence_says_so(monkeypatch):
