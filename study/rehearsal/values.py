@@ -124,6 +124,8 @@ class Values(TorchDispatchMode):
             return self._rest.__torch_dispatch__(function, types, args, kwargs)
         if function in CHECKED:
             check_range(function, args)
+        if function in (aten.index.Tensor, aten.masked_select.default):
+            function, args = aten.index.Tensor, by_positions(*args)
         if function in ranks.BY_ELEMENTS:  # the fake group copies, and so goes by shapes
             args = (args[0].view(-1), args[1].reshape(-1), *args[2:])
         result = function(*args, **(kwargs or {}))
@@ -157,6 +159,21 @@ def check_range(function, args) -> None:
         if largest >= limit:
             what = "rows of an embedding" if function is aten.embedding.default else "classes"
             raise IndexError(f"index {largest} is out of range: the model has {limit} {what}")
+
+
+def by_positions(tensor: torch.Tensor, chosen: list[torch.Tensor | None] | torch.Tensor) -> tuple:
+    """Return a tensor and indices without masks: how much a mask chooses is known, whatever it chooses from."""
+    if isinstance(chosen, torch.Tensor):  # `masked_select` lets both have fewer dimensions
+        shape = torch.broadcast_shapes(tensor.shape, chosen.shape)
+        tensor, chosen = tensor.expand(shape), [chosen.expand(shape)]
+    indices: list[torch.Tensor | None] = []
+    for index in chosen:
+        if type(index) is torch.Tensor and index.dtype in (torch.bool, torch.uint8):
+            with _disable_current_modes():
+                indices += index.nonzero().unbind(1)
+        else:
+            indices.append(index)
+    return tensor, indices
 
 
 def _changed(function, args, kwargs) -> torch.Tensor | None:
