@@ -3,8 +3,8 @@
 python benchmarks/rehearsed.py large      on one GPU: Llama-3-8B with LoRA, and Llama-3.2-1B whole and by DPO
 python benchmarks/rehearsed.py            anywhere: the same of a tiny model; without a GPU nothing is run for real
 
-Each line is JSON, the last one of all. For each training: bytes of the count without values, bytes of the count with them, and the peaks
-that CUDA allocated in each update; `error` is the answer of a rehearsal that did not end.
+Each line is JSON, the last one of all trainings: bytes that are counted without values, bytes that are counted with
+them, the peaks that CUDA allocated in each update, and `error`, the answer of a rehearsal that did not end.
 """
 
 import json

@@ -25,6 +25,7 @@ from study.rehearsal.moments import Enough, Moments
 aten = torch.ops.aten
 COMPARES = {aten.gt, aten.lt, aten.ge, aten.le, aten.eq, aten.ne, aten.isnan, aten.isinf, aten.isfinite}
 CHECKED = {aten.embedding.default, aten.nll_loss_forward.default}
+MASKED = {aten.index.Tensor, aten.masked_select.default}
 # Data decides by masks, labels and lengths. A larger tensor, such as labels beside each word of a vocabulary, would
 # fill the host.
 LARGE_BYTES = 2**26
@@ -122,9 +123,8 @@ class Values(TorchDispatchMode):
                 return function(torch.tensor(value), *args[1:], **(kwargs or {}))
         if function is aten._grouped_mm.default:
             return self._rest.__torch_dispatch__(function, types, args, kwargs)
-        if function in CHECKED:
-            check_range(function, args)
-        if function in (aten.index.Tensor, aten.masked_select.default):
+        check_range(function, args)
+        if function in MASKED:
             function, args = aten.index.Tensor, by_positions(*args)
         if function in ranks.BY_ELEMENTS:  # the fake group copies, and so goes by shapes
             args = (args[0].view(-1), args[1].reshape(-1), *args[2:])
@@ -153,6 +153,8 @@ class Values(TorchDispatchMode):
 
 def check_range(function, args) -> None:
     """Raise IndexError for what ends a kernel of a GPU: a token or a label that a model has no row or class for."""
+    if function not in CHECKED:
+        return
     limit, indices = (args[0].shape[0], args[1]) if function is aten.embedding.default else (args[0].shape[-1], args[1])
     if isinstance(args[0], FakeTensor) and not isinstance(indices, FakeTensor) and indices.numel():
         largest = int(indices.max())
