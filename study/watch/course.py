@@ -15,6 +15,7 @@ MOST = 0.5
 ALMOST = 0.999  # of a rate that is computed in another way
 LOW = 0.1  # of the largest rate: the end of a schedule
 RISEN = 0.5  # of the first loss
+TINY = 1e-8  # a rate: Adam moves no weight by more, and of a weight above 0.2 fp32 rounds that away
 STRAIGHT = 1e-3  # of the largest rate: a warm-up rises by equal parts, and a search for a rate does not
 
 Steps = NDArray[np.bool_]
@@ -48,6 +49,8 @@ def _rates(steps: Table) -> Iterator[Finding]:
     if zero[1:].mean() >= LOW and zero.sum() > 1:
         yield finding("rate_is_zero", zero=int(zero.sum()), count=count, first=_first(steps, zero))
         return
+    if rates[0] == rates.max() < TINY:  # one that rises may become larger
+        yield finding("rate_too_small", rate=rates[0])
     for group in np.flatnonzero((known == 0).all(axis=0)):
         yield finding("group_without_rate", group=int(group))
     if (turn := _turn(rates)) is not None:

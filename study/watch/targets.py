@@ -109,6 +109,9 @@ def read(seen: Targets, loss: torch.Tensor, batch: TokensIn, special: Special) -
     seen.without_targets += not counted.any()
     if targets.ndim == 1 and len(targets) == batch.rows >= SHORTEST and len(targets.unique()) == 1:
         seen.uniform.append(int(targets[0]))
+    if special.is_pair and batch.rows and targets.numel() % batch.rows == 0:
+        answers = targets.reshape(batch.rows, -1)
+        seen.padding += int((padding_by_runs(answers, special) & (answers != ignored)).sum())
     if batch.ids is None or special.is_pair or batch.ids.shape[1] < SHORTEST:
         return
     ids = batch.ids.detach().cpu()

@@ -190,6 +190,15 @@ def adapted(model, **given):
     return peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["query", "c_attn"], **given))
 
 
+def padded_answers() -> dict:
+    """The collator pads the labels of an encoder and a decoder with the token for padding."""
+    return {"model": t5(), "rows": of_texts(STEPS * 4), "collate": lambda rows: padded(rows, labels=PAD)}
+
+
+def tiny_rate() -> dict:
+    return {"model": bert(), "rows": classified(STEPS * 4), "learning_rate": 1e-9}
+
+
 def inverted_mask() -> dict:
     def collate(rows: list[dict]) -> dict[str, torch.Tensor]:
         batch = padded(rows)
@@ -294,12 +303,17 @@ def healthy_rare_class() -> dict:
     }
 
 
-def healthy_pair() -> dict:
-    """An encoder and a decoder that learn to copy."""
+def t5() -> transformers.T5ForConditionalGeneration:
     torch.manual_seed(0)
     sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2}
-    config = transformers.T5Config(vocab_size=WORDS, decoder_start_token_id=PAD, **sizes)
-    return {"model": transformers.T5ForConditionalGeneration(config), "rows": whole()}
+    return transformers.T5ForConditionalGeneration(
+        transformers.T5Config(vocab_size=WORDS, decoder_start_token_id=PAD, **sizes)
+    )
+
+
+def healthy_pair() -> dict:
+    """An encoder and a decoder that learn to copy."""
+    return {"model": t5(), "rows": of_texts(STEPS * 4), "collate": padded}
 
 
 def healthy_tokens() -> dict:
@@ -455,7 +469,7 @@ WITH_TRAINER = {
     for each in (
         *(no_mask, eval_is_train, sorted_rows, end_ignored, warmup_never_ends),
         *(all_ignored, shifted_twice, padding_learned, frozen_head, softmax_first, not_masked, cut_answers),
-        *(frozen_score, head_without_rate, inverted_mask, unfrozen),
+        *(frozen_score, head_without_rate, inverted_mask, unfrozen, padded_answers, tiny_rate),
         *(healthy_lm, healthy_masked, healthy_answers, healthy_packed, healthy_frozen_body, healthy_adapters),
         *(healthy_smoothed, healthy_distilled, healthy_frozen_words, healthy_rare_class, healthy_pair, healthy_tokens),
     )
