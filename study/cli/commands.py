@@ -99,8 +99,9 @@ def start(words: list[str]) -> None:
             raise
         remedy = "pip install './zero-study[train,report]', or make setup in the checkout"
         raise Stop(f"this needs {package}, which the light install does not have", remedy) from None
-    # `study doctor` has to answer before it ends with its exit code.
-    if isinstance(answer, dict) and answer.get("fine") is False:
+    # `study doctor` has to answer before it ends with its exit code, and `study arms` for each arm.
+    rows = answer if isinstance(answer, list) else [answer]
+    if any(isinstance(row, dict) and row.get("fine") is False for row in rows):
         sys.exit(1)
 
 

@@ -1,10 +1,13 @@
 """What the words of `study diagnose` name: runs and configs, or the text of files, of standard input, of an error."""
 
+import re
 from pathlib import Path
 
 from study.configs.pasted import condense
+from study.core.errors import Stop
 from study.records import store
 
+A_PATH = re.compile(r"\S*/\S*|\S*\.[a-z]\w{0,5}")  # a name with a folder or an ending, and no sentence
 CONFIGS = (".json", ".yaml", ".yml", ".toml")
 
 
@@ -23,9 +26,11 @@ def split(words: tuple[str, ...]) -> tuple[list[Path], str]:
             paths.append(path)
         else:
             loose.append(word)
-    if len(loose) == 1 and " " not in loose[0] and {*"/."} & {*loose[0]}:  # a path that is not there
-        paths.append(Path(loose[0]))
-    elif loose:
+    without_quotes = [word for word in loose if len(word.split()) == 1]
+    if without_quotes and all(map(A_PATH.fullmatch, without_quotes)):
+        missing = " and ".join(map(repr, without_quotes))
+        raise Stop(f"{missing:.300} cannot be read: not there", "name a log, a config, or the folder of a run")
+    if loose:
         texts.append(" ".join(loose))
     return paths, "\n".join(texts)
 

@@ -55,7 +55,7 @@ class PassFlags:
     """The arm, and the micro-batches of a step."""
 
     arm: str = "zero3"
-    """Name of an arm; `study arms` lists them."""
+    """Name of an arm, which `study arms` lists; or the .yaml file of another."""
     micro_batch: int = 1
     """Sequences of a micro-batch, on each GPU."""
     accumulation: int = 1
@@ -104,7 +104,7 @@ def advise(
     detail = ""
     choice = advice.choice
     if choice:
-        lines += answer.recompute_note(choice.checkpointing, shape, choice.arm)
+        lines += answer.recompute_note(choice.checkpointing, shape, arms.load_arm(choice.arm).stage)
         detail = _in_detail(choice, vars(model) | vars(training) | vars(place) | {"gpus": advice.question.gpus})
     elif larger := fewest(shape, training, place, step, 2 * advice.question.gpus):  # by powers of two
         lines.append(answer.enough(larger, step.batch))
@@ -226,7 +226,7 @@ def estimate(
     needs = _needs(arm, precision, ours, machine)
     unread = _unread(training, place, arm, ours.placement.ranks, buckets)
     say_wrapped(*estimates.in_words(needs), *unread, *answer.card_note(place))
-    say_wrapped(*answer.recompute_note(passes.checkpointing, ours.model, arm.name), "")
+    say_wrapped(*answer.recompute_note(passes.checkpointing, ours.model, arm.stage), "")
     say(f"at the peak ({needs.estimate.peak_when}), buffers and temporaries included:")
     show(estimates.table(needs.estimate))
     say("", *estimates.moved(needs))
@@ -288,6 +288,8 @@ def virtual(
     if model == Wanted():
         raise Stop("neither a script nor a model is given", "give a script, as in `study virtual train.py`, or --model")
     arm = arms.load_arm(passes.arm)
+    if arm.name != passes.arm:
+        raise Stop(f"{passes.arm} is a file, and arms run by their names", "`study estimate --arm` takes it")
     settings = _settings(model, training, passes, usual_precision(arm))
     # --- What the trainer would refuse as well, but seconds later.
     if stop := launches.lacking():

@@ -28,7 +28,7 @@ from study.configs.settings import (
     zero_section,
 )
 from study.configs.sources import ACCELERATE, DEEPSPEED, OTHER, RECORD, TRAINER, Source, flat, read, section_at
-from study.core.arms import known_libraries, library_defaults
+from study.core.arms import known_libraries, library_defaults, promises_ignored
 from study.core.errors import Stop
 from study.core.files import sentence
 from study.core.text import comparable, short
@@ -161,7 +161,11 @@ def mistakes(source: Source) -> Iterator[Finding]:
         yield from _refused(FIELDS[source.kind], content)
     if source.kind == ACCELERATE:
         yield from _not_arriving(content)
-    yield from _without_effect(content | {"zero_optimization": zero_section(content)})
+    zero = zero_section(content)
+    yield from _without_effect(content | {"zero_optimization": zero})
+    stage = 2 if zero.get("stage") == AUTO else zero.get("stage") or 0  # as Accelerate and the Trainer fill it in
+    for does, do in promises_ignored(zero, stage):
+        yield finding("stage_ignores", stage=stage, does=does, do=do)
     if source.unread:
         yield finding("file_not_read", why=source.unread)
     if source.kind == TRAINER and (source.named or source.unread) and content.get("fsdp"):  # trainer.py:473
@@ -229,7 +233,7 @@ def _mistyped(library: str, config: dict, closed: Sequence[str] = ()) -> Iterato
             do = "write it into the section that has its keys"
         else:
             if key[:1].isalpha():  # _comment and // are notes
-                unread.append(key)
+                unread.append(f"{path}.{key}".lstrip("."))
             continue
         id = "key_mistyped" if library == "trainer" else "key_ignored"
         if path in closed:

@@ -93,6 +93,23 @@ def test_all_arms_are_listed(asked, capsys):
     assert {*NAMES, "zero3_textbook"} < {line.split()[0] for line in lines if line}
 
 
+def test_an_arm_that_is_refused_stops_no_other(asked, monkeypatch, tmp_path, capsys):
+    """Whether somebody names the file, or it lies beside ours. The exit code is 1."""
+    assert asked("arms zero2 ignored.yaml ddp --json") == 1
+    rows = {row["arm"]: row["here"] for row in json.loads(capsys.readouterr().out)}
+    refused = "stage 2 takes nvme for cpu, and writes nothing to a disk: write cpu, or take stage 3; fix ignored.yaml"
+    assert (rows["zero2"], rows["ddp"]) == ("yes", "yes")
+    assert rows["ignored.yaml"].startswith("no: ")
+    assert refused in rows["ignored.yaml"]
+    every = arms.all_paths() | {"ignored": tmp_path / "ignored.yaml"}
+    monkeypatch.setattr(arms, "all_paths", lambda: every)
+    monkeypatch.setattr("study.cli.machine.all_paths", lambda: every)
+    assert asked("arms") == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert refused in printed
+    assert f"of {len(every)} arms can run on this machine." in printed
+
+
 def test_what_takes_long_is_said_once(capsys):
     for _ in range(2):
         during("what takes long")

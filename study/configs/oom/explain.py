@@ -51,8 +51,8 @@ class Described:
         for name in NUMBERS:
             if (value := getattr(self, name)) is not None and value < 1:
                 raise Stop(f"{flag(name)} must be at least 1 (got {value})", "give 1 or more")
-        if self.arm:
-            arms.load_arm(self.arm)  # a misspelt name is refused
+        if self.arm and arms.load_arm(self.arm).name != self.arm:  # a misspelt name is refused
+            raise Stop(f"--arm {self.arm} is a file", f"give it as --config {self.arm}")
 
 
 def explain(error: OomError, wanted: Wanted, given: Described) -> tuple[list[Cause], Described]:
