@@ -35,12 +35,9 @@ GROUPS = {
         "claims": ("study.cli.results", "published claims, and whether they hold"),
     },
     "Find what is wrong": {
-        "diagnose": (
-            "study.cli.diagnosis",
-            "what a log, an error or any text means; what is wrong in a run",
-        ),
-        "oom": ("study.cli.diagnosis", "what an error about memory means, and which change would fit"),
-        "diff": ("study.cli.diagnosis", "why two configs or runs differ in losses or memory"),
+        "diagnose": ("study.cli.diagnosis", "what a log, an error or any text means; what is wrong in a run"),
+        "oom": ("study.cli.oom", "what an error about memory means, and which change would fit"),
+        "diff": ("study.cli.differences", "why two configs or runs differ in losses or memory"),
         "stack": ("study.cli.stack", "which known faults of libraries apply to your releases and your config"),
         "explain": ("study.cli.explain", "what is behind a sentence: its rule, what it rests on, its test"),
         "conform": ("study.conform.command", "is a sharded training equal to one process? for any library"),

@@ -43,8 +43,8 @@ def _row(name: str, gpus: int) -> dict[str, Any]:
     """Return what an arm's file says. One that is refused stops no other."""
     try:
         arm = load_arm(name)
-    except Stop as stop:
-        return {"arm": name, "here": f"no: {stop.what}; {stop.remedy}", "fine": False}
+    except Stop as refused:
+        return {"arm": name, "here": f"no: {refused.what}; {refused.remedy}", "fine": False}
     stop = launches.lacking() or examination.why_not(arm, gpus)
     return {
         "arm": arm.name,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tyro
 
-from study.cli.diagnosis import show_finding
+from study.cli.findings import show_finding
 from study.configs.pasted import losses, matching
 from study.configs.stacks import described
 from study.core.errors import Stop, nearest

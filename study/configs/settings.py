@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from study.configs.sources import ACCELERATE, DEEPSPEED, TRAINER, Source, flat, section_at
+from study.configs.sources import ACCELERATE, DEEPSPEED, OTHER, RECORD, TRAINER, Source, flat, section_at
 from study.core.arms import OFFLOADS, library_defaults
 from study.core.recipes import AUTOCAST
+from study.core.text import comparable
 from study.known.findings import texts
 from study.records.metrics import dig
 from study.records.schema import Record
@@ -24,6 +25,8 @@ HALVES = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16"}  # the second is D
 ON = ("true", "1", "1.0", "on", "t", "y", "yes")
 OFF = ("none", "false", "0", "0.0", "off", "f", "n", "no")
 ASKED = ("stage", *OFFLOADS, "clipping", "accumulation")  # of DeepSpeed
+# The fields of Description, and the libraries of the first three.
+FIELDS = {ACCELERATE: "accelerate", DEEPSPEED: "deepspeed", TRAINER: "trainer", OTHER: "trainer", RECORD: "record"}
 ENGINES = {"NO": "one process", "MULTI_GPU": "DDP", "MULTI_CPU": "DDP", "DEEPSPEED": "DeepSpeed", "FSDP": "FSDP"}
 
 
@@ -57,6 +60,11 @@ class Setting:
     is_default: bool = False  # of the library: the file does not have the key
     is_open: bool = False  # something else than the file decides, or it is not understood
     older: str = ""  # the default of older releases, if it was another
+
+
+def same(a: Any, b: Any) -> bool:
+    """Return whether two values are equal: 1e-5, 0.00001 and "1e-5" are, as YAML reads it. 1 and true are not."""
+    return comparable(a) == comparable(b)
 
 
 UNSET = Setting(None)

@@ -5,8 +5,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from study.configs.differences import recognised, same, shown
-from study.configs.settings import UNSET, EffectiveSettings, effective_settings
+from study.configs.mistakes import recognised
+from study.configs.settings import UNSET, EffectiveSettings, effective_settings, same
+from study.configs.shown import shown
 from study.core.recipes import AUTOCAST
 from study.core.settings import flag
 from study.core.text import is_number

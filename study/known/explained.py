@@ -43,7 +43,7 @@ def of_faults() -> list[Explained]:
 def of_findings() -> list[Explained]:
     """Return what is found in runs and configs."""
     return [
-        *of_table(FINDINGS, "finding", "study/configs/differences.py"),
+        *of_table(FINDINGS, "finding", "study/configs/mistakes.py"),
         *of_table(HANGS, "cause of a hang", "study/watch/hangs.py"),
     ]
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from study.configs import differences
+from study.configs import differences, mistakes
 from study.configs import sources as configs
 from study.configs.oom import reading
 from study.configs.oom.explain import Described, explain
@@ -41,7 +41,7 @@ def read_config(path: Path) -> None:
     """Compare it with itself, look for its mistakes, and take from it what an error about memory needs."""
     source = configs.read(path)
     differences.compare(source, source)
-    list(differences.mistakes(source))
+    list(mistakes.mistakes(source))
     explain(reading.find("CUDA out of memory. Tried to allocate 1.00 GiB."), Wanted(), Described(config=path))
 
 

@@ -8,10 +8,12 @@ from pkgutil import resolve_name
 
 import pytest
 
-from study.cli.diagnosis import diff
+from study.cli.differences import diff
 from study.configs import sources
-from study.configs.differences import compare, mistakes, recognised, shown
+from study.configs.differences import compare
+from study.configs.mistakes import mistakes, recognised
 from study.configs.settings import effective_settings
+from study.configs.shown import shown
 from study.core.arms import library_defaults, read
 from study.core.errors import Stop
 from tests.conftest import ROOT, table

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from study.configs.differences import recognised
+from study.configs.mistakes import recognised
 from study.configs.oom.causes import Cause, causes
 from study.configs.oom.reading import SMALL, OomError
 from study.configs.settings import AUTO, UNKNOWN, effective_settings
