@@ -29,9 +29,9 @@ GROUPS = {
         "report": ("study.cli.results", "write verdicts, figures and runs as web pages"),
     },
     "Choose and predict": {
-        "advise": ("study.cli.predictions", "which arm to use on your GPUs, or how many GPUs you need"),
-        "estimate": ("study.cli.predictions", "predict memory, traffic and time: does it fit?"),
-        "virtual": ("study.cli.predictions", "run rank 0 of N alone: your train.py as it is, or a model"),
+        "advise": ("study.cli.advise", "which arm to use on your GPUs, or how many GPUs you need"),
+        "estimate": ("study.cli.estimate", "predict memory, traffic and time: does it fit?"),
+        "virtual": ("study.cli.virtual", "run rank 0 of N alone: your train.py as it is, or a model"),
         "claims": ("study.cli.results", "published claims, and whether they hold"),
     },
     "Find what is wrong": {
