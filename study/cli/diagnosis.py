@@ -7,7 +7,6 @@ import tyro
 
 from study.cli import given, pasted
 from study.cli.findings import say_indented, show_finding
-from study.configs.pasted import condense
 from study.core.errors import Stop
 from study.core.text import number_of, say_wrapped
 from study.known.findings import Finding
@@ -43,8 +42,7 @@ def diagnose(
     answers = []
     if text or not paths:
         # A config beside a text says more of the training that the text is about.
-        text = "\n".join([text, *(condense.content(path) for path in paths if path.is_file())])
-        answers.append(pasted.tell(text, symptom, details))
+        answers.append(pasted.tell(given.whole_text(paths, text), symptom, details))
         say_wrapped(*([""] if paths else []))
     return answers + _runs(paths)
 
@@ -52,30 +50,42 @@ def diagnose(
 def _runs(paths: list[Path]) -> list[dict]:
     """Tell the findings of runs, records, dumps and configs."""
     folders = [folder for path in paths for folder in store.run_folders(path) or [path]]
-    is_list = len(folders) > len(paths)
+    if len(folders) > len(paths):
+        return _list(folders)
+    answers = []
+    for folder in folders:
+        answer = about(folder)
+        answers.append(asdict(answer))
+        _show(answer, answer.findings)
+        if answer.not_known:
+            say_indented("", f"Not in this record: {', '.join(answer.not_known)}.")
+    return answers
+
+
+def _list(folders: list[Path]) -> list[dict]:
+    """Tell each kind of finding of several runs once."""
     answers = []
     quiet = []
     told: set[str] = set()
     for folder in folders:
-        try:
-            answer = about(folder)
-        except Stop as stop:
-            if not is_list:
-                raise
-            answer = About(folder.name, stop.what)  # the others are listed all the same
+        answer = _answer(folder)
         answers.append(asdict(answer))
-        if is_list and not answer.findings and answer.how.endswith("done"):
+        if not answer.findings and answer.how.endswith("done"):
             quiet.append(answer.run)
-            continue
-        findings = [finding for finding in answer.findings if finding.id not in told]
-        _show(answer, findings)
-        if is_list:
-            told |= {finding.id for finding in findings}
-        elif answer.not_known:
-            say_indented("", f"Not in this record: {', '.join(answer.not_known)}.")
+        else:
+            _show(answer, [finding for finding in answer.findings if finding.id not in told])
+            told |= {finding.id for finding in answer.findings}
     if quiet:
         say_wrapped(f"No findings: {', '.join(quiet)}.")
     return answers
+
+
+def _answer(folder: Path) -> About:
+    """Return what is known of a run of a list. One that cannot be read stops no other."""
+    try:
+        return about(folder)
+    except Stop as stop:
+        return About(folder.name, stop.what)
 
 
 def _show(answer: About, findings: list[Finding]) -> None:

@@ -1,20 +1,17 @@
 """`study oom`: what an error about memory means, and which change would fit."""
 
 from dataclasses import asdict
-from pathlib import Path
 
 import tyro
 
+from study.cli import given
 from study.cli.findings import say_indented
 from study.configs.oom import reading
 from study.configs.oom.explain import Described, explain
-from study.configs.pasted import condense
 from study.core.settings import flag
 from study.core.text import say_wrapped
 from study.known.findings import with_id
 from study.predict.front import Wanted
-
-LONGEST_PATH = 200  # characters: an error in quotes may be longer than a name can be
 
 
 def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, training: Described) -> dict:
@@ -33,8 +30,7 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
         model: The model.
         training: The training.
     """
-    text = condense.content(Path(error[0])) if _is_text(error) else reading.content(" ".join(error) or None)
-    message = reading.find(text)
+    message = reading.find(given.whole_text(*given.split(error or ("-",))))
     causes, training = explain(message, model, training)
     first, *others = causes
     how = "Likely" if first.is_likely else "Perhaps (nothing is sure; a memory snapshot of PyTorch tells)"
@@ -57,8 +53,3 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
         say_wrapped("", "If only adapters train, give --lora-rank as well.")
     say_wrapped("`study advise` predicts which arms fit, and how long their steps take.")
     return {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": vars(training)}
-
-
-def _is_text(error: tuple[str, ...]) -> bool:
-    """Whether a file is named that may be of any size."""
-    return len(error) == 1 and len(error[0]) < LONGEST_PATH and Path(error[0]).is_file()

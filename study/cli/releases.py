@@ -20,8 +20,7 @@ def apart(package: str, releases: list[str]) -> dict:
     old, new = sorted(map(Version, releases))
     known = [fault for fault in table().fault if fault.package == name and fault.when]
     mended, brought = _changed(known, old, new), _changed(known, new, old)
-    both = [fault.id for fault in known if fault.has(old) and fault.has(new)]
-    untested = [fault for fault in known if fault.has(old) is None or fault.has(new) is None]
+    both = [fault for fault in known if fault.has(old) and fault.has(new)]
     are_new = number_of(len(brought), "are new").replace("1 are", "1 is")
     say_wrapped(f"From {name} {old} to {new}: {number_of(len(mended), 'known faults')} mended, {are_new}.", "")
     for fault in brought:
@@ -30,21 +29,21 @@ def apart(package: str, releases: list[str]) -> dict:
     for fault in mended:
         say_wrapped(f"Mended: {with_id(fault.in_releases, fault.id)}", indent="    ")
     if both:
-        say_wrapped("", f"Both have: {', '.join(both)}. `study explain ID` says more.")
-    if untested:
-        others = number_of(len(untested), "others")
+        say_wrapped("", f"Both have: {', '.join(_ids(both))}. `study explain ID` says more.")
+    if untested := sum(None in (fault.has(old), fault.has(new)) for fault in known):
+        others = number_of(untested, "others")
         say_wrapped("", f"Of {others} nobody tested one of the two: `study stack {package}=={new}` names them.")
-    ids = {
-        "mended": [fault.id for fault in mended],
-        "new": [fault.id for fault in brought],
-        "both": both,
-    }
+    answer = {"mended": _ids(mended), "new": _ids(brought), "both": _ids(both)}
     if name not in ("accelerate", "deepspeed"):  # of these, kept answers say which configs and defaults changed
-        return ids
+        return answer
     from study.conform.command import conform  # it takes as long as all else here
 
     say("")
-    return ids | conform((f"{name}-configuration",), release=f"{old}..{new}")
+    return answer | conform((f"{name}-configuration",), release=f"{old}..{new}")
+
+
+def _ids(faults: list[Fault]) -> list[str]:
+    return [fault.id for fault in faults]
 
 
 def _changed(known: list[Fault], has: Version, has_not: Version) -> list[Fault]:
