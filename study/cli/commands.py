@@ -32,7 +32,7 @@ GROUPS = {
         "advise": ("study.cli.advise", "which arm to use on your GPUs, or how many GPUs you need"),
         "estimate": ("study.cli.estimate", "predict memory, traffic and time: does it fit?"),
         "virtual": ("study.cli.virtual", "run rank 0 of N alone: your train.py as it is, or a model"),
-        "claims": ("study.cli.results", "published claims, and whether they hold"),
+        "claims": ("study.cli.claims", "published claims, and whether they hold"),
     },
     "Find what is wrong": {
         "diagnose": ("study.cli.diagnosis", "what a log, an error or any text means; what is wrong in a run"),

@@ -65,22 +65,23 @@ def sweep(
             names.
     """
     for flag, value, most in ("repeat", repeat, 1000), ("timeout-s", timeout_s, 1e9), ("minutes", minutes, 1e9):
-        if value is not None and not 0 < value <= most:
-            raise Stop(f"--{flag} must be above 0 and at most {most} (got {value})", "correct the value")
+        _refuse_beyond(flag, value, most)
     if runs.exists() and not runs.is_dir():
         raise Stop(f"--runs {runs} is no folder", "give a folder that you may write to")
-    # --- which cells, and in which order
-    if scale is None:
-        scale = ("paper" if gpus > 1 else "one_gpu") if plan else "tiny"
+    usual = ("paper" if gpus > 1 else "one_gpu") if plan else "tiny"
     declared = protocol.read(name)
-    cells = sweeping.chosen(protocol.cells(declared, scale), only)
+    cells = sweeping.chosen(protocol.cells(declared, scale or usual), only)
     if plan:
         return _show_plan(cells, gpu, gpus, minutes, declared.get("script", []), machine)
     turns = sweeping.plan(cells, repeat, lane)
-    # --- say what would be run: that needs neither a GPU nor the packages of the trainer
-    if dry_run:
+    if dry_run:  # this needs neither a GPU nor the packages of the trainer
         return _show_cells(cells)
     run(turns, runs, timeout_s, minutes, nvme_dir, lane)
+
+
+def _refuse_beyond(flag: str, value: float | None, most: float) -> None:
+    if value is not None and not 0 < value <= most:
+        raise Stop(f"--{flag} must be above 0 and at most {most} (got {value})", "correct the value")
 
 
 def run(
