@@ -66,15 +66,15 @@ def _list(folders: list[Path]) -> list[dict]:
     """Tell each kind of finding of several runs once."""
     answers = []
     quiet = []
-    told: set[str] = set()
+    shown_ids: set[str] = set()
     for folder in folders:
         answer = _answer(folder)
         answers.append(asdict(answer))
         if not answer.findings and answer.how.endswith("done"):
             quiet.append(answer.run)
         else:
-            _show(answer, [finding for finding in answer.findings if finding.id not in told])
-            told |= {finding.id for finding in answer.findings}
+            _show(answer, [finding for finding in answer.findings if finding.id not in shown_ids])
+            shown_ids |= {finding.id for finding in answer.findings}
     if quiet:
         say_wrapped(f"No findings: {', '.join(quiet)}.")
     return answers

@@ -49,17 +49,17 @@ def stack(
     """
     _refuse(flags)
     seen = _symptoms(symptom)
-    asked, notes = described(releases, flags, config)
-    found = sorted(which_apply(asked), key=lambda each: not _is_seen(each, seen))  # the others keep their order
-    applying = [each for each in found if each.answer == "applies"]
-    may = [each for each in found if each.answer != "applies"]
-    says_no_stage = config is None and "stage" not in asked.said
-    answer = in_words(asked, found, _deciding(may, config) if says_no_stage else [])
+    used, notes = described(releases, flags, config)
+    faults = sorted(which_apply(used), key=lambda each: not _is_seen(each, seen))  # the others keep their order
+    applying = [each for each in faults if each.answer == "applies"]
+    may = [each for each in faults if each.answer != "applies"]
+    says_no_stage = config is None and "stage" not in used.said
+    answer = in_words(used, faults, _deciding(may, config) if says_no_stage else [])
     say_wrapped(*notes, answer["first"])  # notes tell what was not understood
     for number, each in enumerate(applying, 1):
         _show_applying(number, each)
     _show_free(answer["free"])
-    shown = may if details else _spoken_of(may, seen, _said(asked, flags, config))
+    shown = may if details else _spoken_of(may, seen, _said(used, flags, config))
     for each in shown:
         _show_open(each, details)
     left = [each for each in may if each not in shown]
@@ -80,10 +80,10 @@ def _is_seen(each: Applies, seen: set[str]) -> bool:
     return any(symptom in each.fault.symptom for symptom in seen)
 
 
-def _said(asked: Stack, flags: Flags, config: Path | None) -> set[str]:
+def _said(used: Stack, flags: Flags, config: Path | None) -> set[str]:
     """Return the conditions of which a flag or the config speaks."""
     by_flags = {name for name, value in vars(flags).items() if value is not None}
-    return by_flags | ({*asked.said, "keys"} if config else set())
+    return by_flags | ({*used.said, "keys"} if config else set())
 
 
 def _spoken_of(may: list[Applies], seen: set[str], said: set[str]) -> list[Applies]:
@@ -98,29 +98,29 @@ def _spoken_of(may: list[Applies], seen: set[str], said: set[str]) -> list[Appli
     return sorted(spoken, key=lambda each: (not _is_seen(each, seen), -weight(each)))[:MOST_MAY]
 
 
-def in_words(asked: Stack, found: list[Applies], deciding: Sequence[str] = ()) -> dict:
+def in_words(used: Stack, faults: list[Applies], deciding: Sequence[str] = ()) -> dict:
     """Return the answer of `study stack`: the sentence, the faults, and releases without any that surely applies.
 
     `deciding` are flags of a training of which nothing is said: the sentence begins with them.
     """
-    applying = [each for each in found if each.answer == "applies"]
+    applying = [each for each in faults if each.answer == "applies"]
     packages = dict.fromkeys(each.fault.package for each in applying)
     return {
         "fine": not applying,
-        "first": _in_one_sentence(asked, applying, len(found) - len(applying), deciding),
-        "faults": [_row(each) for each in found],
-        "not_asked": [_release(asked, package) for package in untested(asked)],
-        "free": {package: free(asked, package) for package in packages},
+        "first": _in_one_sentence(used, applying, len(faults) - len(applying), deciding),
+        "faults": [_row(each) for each in faults],
+        "not_asked": [_release(used, package) for package in untested(used)],
+        "free": {package: free(used, package) for package in packages},
     }
 
 
-def _release(asked: Stack, package: str) -> str:
-    return f"{package} {asked.releases[package] or '(release not said)'}"
+def _release(used: Stack, package: str) -> str:
+    return f"{package} {used.releases[package] or '(release not said)'}"
 
 
-def _in_one_sentence(asked: Stack, applying: list[Applies], may: int, deciding: Sequence[str]) -> str:
+def _in_one_sentence(used: Stack, applying: list[Applies], may: int, deciding: Sequence[str]) -> str:
     """Return what applies, the worst of it first, with the releases of which nothing is known."""
-    named = ", ".join(_release(asked, package) for package in asked.releases)
+    named = ", ".join(_release(used, package) for package in used.releases)
     if applying:
         count = len(applying)
         others = f"{count} known faults apply; the worst" if count > 1 else "1 known fault applies"
@@ -131,8 +131,8 @@ def _in_one_sentence(asked: Stack, applying: list[Applies], may: int, deciding: 
     else:
         known = sum(fault.when is not None for fault in table().fault)
         first = f"{named}: none of {known} known faults surely applies, and {may} may"
-    if packages := untested(asked):
-        first += f"; in no test of ours: {', '.join(_release(asked, each) for each in packages)}"
+    if packages := untested(used):
+        first += f"; in no test of ours: {', '.join(_release(used, each) for each in packages)}"
     return f"{first}."
 
 
@@ -156,10 +156,10 @@ def _row(each: Applies) -> dict:
 
 def _questions(each: Applies) -> str:
     """Return what would decide whether a fault applies."""
-    asked = [question.text for question in each.why]
+    texts = [question.text for question in each.why]
     if not each.is_tested:
-        asked.insert(0, table().questions["release"].format(each.fault.package, each.release))
-    return " ".join(asked)
+        texts.insert(0, table().questions["release"].format(each.fault.package, each.release))
+    return " ".join(texts)
 
 
 def _show_applying(number: int, each: Applies) -> None:

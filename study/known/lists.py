@@ -22,20 +22,20 @@ LONGEST = 100  # of a release or range
 def releases(words: tuple[str, ...]) -> dict[str, Release]:
     """Return the releases that files or words name, of the packages of the table; without words, those installed."""
     words = words or tuple(f"{name} {machine.version(name) or ''}" for name in table().asked)
-    found: dict[str, list[Release]] = {}
+    several_of: dict[str, list[Release]] = {}
     for word in words:
         text = content(word)
         here = listed(text)
         _refuse(word, text, here)
         for name, release in here.items():
-            found.setdefault(name, []).append(release)
+            several_of.setdefault(name, []).append(release)
         # Another package is no mistake beside known ones, as in a list. A misspelt word is one.
-        if not here and ("==" not in word or (word == words[-1] and not found)):
+        if not here and ("==" not in word or (word == words[-1] and not several_of)):
             known = sorted(table().packages)
             what = f"{word!r:.80} names none of {', '.join(known)}, neither as a word nor as a file that is here"
             otherwise = "write releases such as deepspeed==0.19.8, or name a file that is here and lists them"
             raise Stop(what, " ".join(misspelt(text, known).values()) or otherwise)
-    return {name: agreed(several) for name, several in found.items()}
+    return {name: agreed(several) for name, several in several_of.items()}
 
 
 def _refuse(word: str, text: str, here: Mapping[str, Release]) -> None:
@@ -120,18 +120,18 @@ def listed(text: str) -> dict[str, Release]:
 
 def named(text: str) -> dict[str, set[Release]]:
     """Return all releases that a text names of each package."""
-    found: dict[str, set[Release]] = {}
+    several_of: dict[str, set[Release]] = {}
     for name, said in written(text):
-        releases = found.setdefault(name, set())
+        releases = several_of.setdefault(name, set())
         releases |= {release_of(said)} - {ANY}
-    return found
+    return several_of
 
 
 def written(text: str) -> list[tuple[str, str]]:
     """Return what a text writes behind each package, which is a release, a range, or nothing that is understood."""
     text = patterns.COMMENT.sub("", text.lower())
-    found = patterns.LOCKED.findall(text) or patterns.LISTED.findall(text)
-    return [(table().packages[name], said.strip(" \t.")) for name, said in found]
+    pairs = patterns.LOCKED.findall(text) or patterns.LISTED.findall(text)
+    return [(table().packages[name], said.strip(" \t.")) for name, said in pairs]
 
 
 def release_of(said: str) -> Release:

@@ -162,10 +162,10 @@ def write_contributed(out: Path, own: list[Path]) -> Path:
     return out / "contributed.html"
 
 
-def _answered(site: Path, page: str, found: list[PageAnswer]) -> dict[str, dict]:
+def _answered(site: Path, page: str, page_answers: list[PageAnswer]) -> dict[str, dict]:
     """Return the tables and figures of a page as HTML, and write their rows beside it."""
     answered = {}
-    for name, command, table, rows, figure in found:
+    for name, command, table, rows, figure in page_answers:
         image = style.svg(figure, f"{page}-{name}", name) if figure else ""
         answered[name] = {"image": image, "table": as_html(table), "command": command}
         write_csv(site / "data" / f"{page}-{name}.csv", rows)

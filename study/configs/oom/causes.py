@@ -111,24 +111,24 @@ def _numbers(error: OomError) -> Iterator[Sign]:
         yield "oom-other-process", HINT, "the driver says it, and not PyTorch's allocator"
     if not error.asked.high or error.total is None:
         return
-    asked = error.asked.low
-    if asked > error.total:  # one tensor that no setting would make fit
+    least = error.asked.low
+    if least > error.total:  # one tensor that no setting would make fit
         if (error.allocated or 0) <= EMPTY * error.total:
             yield "oom-capacity", PROOF, "the message says what the GPU has, and nothing else is on it"
         else:
             yield "oom-attention", HINT + 1, "it is larger than the GPU, and the square of the tokens makes such"
     free = error.free or 0
-    if error.outside > max(OUTSIDE_SHARE * error.total, CONTEXT_BYTES) and free + error.outside >= asked:
+    if error.outside > max(OUTSIDE_SHARE * error.total, CONTEXT_BYTES) and free + error.outside >= least:
         unexplained = f"{error.outside / 2**30:.2f} GiB of the GPU unexplained"
         yield "oom-other-process", PROOF, f"PyTorch's numbers leave {unexplained}"
-    yield from _unused(error, asked, free, UNUSED_SHARE * error.total)
+    yield from _unused(error, least, free, UNUSED_SHARE * error.total)
 
 
-def _unused(error: OomError, asked: int, free: int, share: float) -> Iterator[Sign]:
+def _unused(error: OomError, least: int, free: int, share: float) -> Iterator[Sign]:
     """Yield what speaks for memory that is reserved in pieces that are too small."""
     unused = error.unallocated
-    if unused >= max(asked, share):
-        points = FIRST if unused >= MANY_TIMES * asked else CLUE
+    if unused >= max(least, share):
+        points = FIRST if unused >= MANY_TIMES * least else CLUE
         yield "oom-fragmentation", points, "the unused part alone is larger than what was asked for"
     elif unused and unused + free >= error.asked.high:
         points = HINT if unused >= share else 1
