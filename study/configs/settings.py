@@ -98,21 +98,25 @@ def at_paths(kind: str, content: dict, defaults: dict[str, Any]) -> EffectiveSet
         path = getattr(description, kind)
         if path is None:
             continue
-        value = dig(content, path)
-        for key in description.keys:  # as other programs call it
-            value = content.get(key, value)
-        # YAML and Accelerate write nothing as null or as the word None. Flags may replace the Trainer's defaults.
-        value = description.words.get(str(value), value)
-        no_count = description.is_count and not COUNT.fullmatch(str(value))
-        setting = Setting(value, is_open=value == AUTO or no_count)
-        if value in (None, "None"):
+        setting = _written(description, content, path)
+        if setting.value in (None, "None"):
             older = description.older if kind == "deepspeed" else ""
+            is_open = kind == "trainer" and path not in of_program  # flags may replace the Trainer's defaults
             value = of_program.get(path, defaults.get(path))
-            is_open = kind == "trainer" and path not in of_program
             setting = Setting(value, is_default=True, is_open=is_open, older=older)
         if setting.value is not None:
             settings[name] = setting
     return settings
+
+
+def _written(description: Description, content: dict, path: str) -> Setting:
+    """Return what a file writes. YAML and Accelerate write nothing as null or as the word None."""
+    value = dig(content, path)
+    for key in description.keys:  # as other programs call it
+        value = content.get(key, value)
+    value = description.words.get(str(value), value)
+    no_count = description.is_count and not COUNT.fullmatch(str(value))
+    return Setting(value, is_open=value == AUTO or no_count)
 
 
 def zero_section(config: dict) -> dict:
