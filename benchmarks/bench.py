@@ -23,7 +23,6 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from study.core import files
 from study.core.arms import PACKAGE, ROOT, launcher
 from study.core.errors import Stop, exit_on_stop
 from study.core.options import parsed
@@ -35,7 +34,6 @@ from study.sweeps.launches import options
 
 TRAINERS = ("ours", "bare", "hf")
 LAST_LINES = 20
-PART = ".part"  # suffix of a file beside --json, from which an interrupted bench continues
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +68,7 @@ def run(bench: Bench) -> None:
         raise Stop(f"--repeats must be at least 2 (got {bench.repeats})", "give 2 or more: one has no interval")
     if bench.json and not bench.json.resolve().parent.is_dir():
         raise Stop(f"the folder of --json {bench.json} does not exist", "create the folder first")
-    runs = repeat_all(settings, bench.repeats, bench.json.with_suffix(PART) if bench.json else None)
+    runs = repeat_all(settings, bench.repeats)
     result = {
         "bench": {name: str(value) if isinstance(value, Path) else value for name, value in vars(bench).items()},
         "ratios": compare(runs, bench.seed, "median_step_s"),
@@ -81,26 +79,18 @@ def run(bench: Bench) -> None:
     print_results(result)
     if bench.json:
         bench.json.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
-        bench.json.with_suffix(PART).unlink(missing_ok=True)
 
 
-def repeat_all(settings: dict, repeats: int, part: Path | None) -> dict[str, list[dict]]:
-    """Run every repeat, and return the results by trainer. `part` keeps whole repeats of an interrupted bench."""
+def repeat_all(settings: dict, repeats: int) -> dict[str, list[dict]]:
+    """Run every repeat, and return the results by trainer."""
     runs: dict[str, list[dict]] = {name: [] for name in TRAINERS}
-    if part and part.exists():
-        kept = json.loads(part.read_text())
-        runs = kept["runs"] if kept["settings"] == settings else runs
     with tempfile.TemporaryDirectory() as folder:
-        for repeat in range(len(runs["ours"]), repeats):
+        for repeat in range(repeats):
             shift = repeat % len(TRAINERS)
-            results = {}
             for name in TRAINERS[shift:] + TRAINERS[:shift]:
-                results[name] = measure(settings, name, Path(folder) / f"{name}-{repeat}")
-                step_ms = results[name]["median_step_s"] * 1000
+                runs[name].append(measure(settings, name, Path(folder) / f"{name}-{repeat}"))
+                step_ms = runs[name][-1]["median_step_s"] * 1000
                 say(f"repeat {repeat + 1} of {repeats}  {name:<4}  {step_ms:.2f} ms")
-            runs = {name: [*runs[name], results[name]] for name in TRAINERS}  # ratios are within a repeat
-            if part:
-                files.write_below(part.parent, part.name, json.dumps({"settings": settings, "runs": runs}).encode())
     return runs
 
 

@@ -6,7 +6,6 @@ Starting weights, rows and their order, dropout masks, rates, optimizer, threads
 on one device, so only the loop around them is compared. The flags are the trainer's own.
 """
 
-import contextlib
 import json
 import math
 import sys
@@ -19,7 +18,6 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 import torch
 import transformers
 import tyro
-from torch.profiler import profile, schedule
 from torch.utils.data import StackDataset
 
 from study.core.errors import Stop, exit_on_stop
@@ -30,7 +28,6 @@ from study.training import display, models, tasks
 from study.training.data import Rows, load_data
 from study.training.launch import set_threads
 
-LONGEST = 40  # the number of kernels to keep
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 
 
@@ -38,7 +35,6 @@ def main(
     rival: tyro.conf.Positional[Literal["bare", "hf"]],
     settings: Annotated[TrainerFlags, tyro.conf.arg(name="")],
     out: Path,
-    kernels: Path | None = None,
 ) -> None:
     """Train as a rival does, and write its step times and its first and last loss.
 
@@ -46,7 +42,6 @@ def main(
         rival: bare: a plain PyTorch loop. hf: transformers.Trainer.
         settings: The settings of our trainer.
         out: The JSON file to write.
-        kernels: Another JSON file, for the kernels of the last step by time. It disturbs the step times.
     """
     settings = resolve(settings, CUDA)
     refuse(settings)
@@ -57,35 +52,11 @@ def main(
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
     data = load_data(settings)
     model = models.build_model(settings, models.model_config(settings, data.vocabulary), DEVICE)
-    clock = Profiled(steps, kernels) if kernels else Clock()
+    clock = Clock()
     train = bare if rival == "bare" else hf
     losses = train(settings, steps, model, arrange(settings, steps, data.train), clock)
     first_last = torch.stack([losses[0], losses[-1]]).tolist()
     out.write_text(json.dumps({"step_s": clock.step_s[settings.warmup_steps :], "losses_first_last": first_last}))
-
-
-class Profiled(Clock):
-    """A clock that also profiles the last step with PyTorch's profiler, and writes its longest kernels into a file."""
-
-    def __init__(self, steps: int, file: Path):
-        super().__init__()
-        self.steps = steps
-        self.file = file
-
-    @contextlib.contextmanager
-    def window(self, barrier):
-        spans = schedule(wait=self.steps - 2, warmup=1, active=1, repeat=1)
-        with profile(schedule=spans, on_trace_ready=self._write) as profiler, super().window(barrier) as tick:
-            yield lambda: (tick(), profiler.step())
-
-    def _write(self, profiler) -> None:
-        own = "self_device_time_total" if CUDA else "self_cpu_time_total"  # microseconds, without the calls inside
-        events = [event for event in profiler.key_averages() if getattr(event, own)]
-        if CUDA:  # only kernels: the time of an operator would count its kernels again
-            events = [event for event in events if event.device_type.name == "CUDA" and not event.is_user_annotation]
-        events = sorted(events, key=lambda event: getattr(event, own), reverse=True)[:LONGEST]
-        rows = [{"seconds": getattr(each, own) / 1e6, "calls": each.count, "name": each.key[:100]} for each in events]
-        self.file.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 def refuse(settings: Settings) -> None:
