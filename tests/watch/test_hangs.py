@@ -214,15 +214,15 @@ def test_sends_and_receives_that_wait_are_named(tmp_path):
 # --- the study's own trainer ---------------------------------------------------------------------------------------
 
 HEARTBEATS = """
-import os, signal, sys, time
+import faulthandler, os, signal, sys, time
 from pathlib import Path
 import torch, torch.distributed as dist
 from study.watch.hangs import hangs
-from study.measure.heartbeat import ASK, Heartbeat, print_stacks_when_asked
+from study.measure.heartbeat import ASK, Heartbeat
 from study.records import collectives
 
 folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-print_stacks_when_asked()
+faulthandler.register(ASK)
 dist.init_process_group("gloo")
 heart = Heartbeat(folder, rank)
 dist.all_reduce(torch.ones(1))
