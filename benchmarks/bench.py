@@ -15,70 +15,60 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
+import tyro
 
 from study.core.arms import PACKAGE, ROOT, launcher
 from study.core.errors import Stop, exit_on_stop
 from study.core.options import parsed
 from study.core.settings import TrainerFlags, check
 from study.core.text import say, show
-from study.records import metrics, store
+from study.records import store
 from study.records.compare import median_with_interval
 from study.sweeps.launches import options
 
 TRAINERS = ("ours", "bare", "hf")
 LAST_LINES = 20
+USUAL = TrainerFlags(task="imdb", model="bert-tiny", steps=60, warmup_steps=10, sequence=128)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bench:
-    """Compare the step times of our trainer and its rivals, on one device and the embedded corpus."""
+def main(
+    settings: Annotated[TrainerFlags, tyro.conf.arg(name="")] = USUAL,
+    *,
+    repeats: int = 9,
+    out: Annotated[Path | None, tyro.conf.arg(name="json")] = None,
+) -> None:
+    """Compare the step times of our trainer and its rivals, on one device and the embedded corpus.
 
-    task: Literal["imdb", "wikitext"] = "imdb"  # imdb trains a BERT, wikitext a GPT.
-    model: str = "bert-tiny"  # A built-in shape. All three start from the same random weights.
-    steps: int = 60  # Optimizer steps of each process.
-    warmup_steps: int = 10  # First steps that are not timed.
-    repeats: int = 9  # The number of runs of each of the three. The interval is over these.
-    micro_batch: int = 8  # Rows per forward pass.
-    accumulation: int = 1  # Forward and backward passes per optimizer step.
-    sequence: int = 128  # Tokens per row.
-    precision: Literal["fp32", "bf16"] = "fp32"  # fp32, or bf16: autocast over fp32 weights.
-    compile: bool = False  # Compile the model with torch.compile, in all three.
-    threads: int | None = None  # CPU threads. Default: as in our trainer.
-    seed: int = 42  # Decides the weights, the order of the rows, the dropout masks and the bootstrap.
-    json: Path | None = None  # Write every number into this file, with a description of the machine.
-
-
-def main() -> None:
-    with exit_on_stop():
-        bench = parsed(Bench, prog="python benchmarks/bench.py", description=__doc__.partition("\n")[0])
-        run(bench)
-
-
-def run(bench: Bench) -> None:
-    settings = requested(bench)
-    check(TrainerFlags(**settings))
-    if bench.repeats < 2:
-        raise Stop(f"--repeats must be at least 2 (got {bench.repeats})", "give 2 or more: one has no interval")
-    if bench.json and not bench.json.resolve().parent.is_dir():
-        raise Stop(f"the folder of --json {bench.json} does not exist", "create the folder first")
-    runs = repeat_all(settings, bench.repeats)
+    Args:
+        settings: The settings of all three. Weights are random, and rows are those of the embedded corpus.
+        repeats: The number of runs of each of the three. The interval is over these.
+        out: Write every number into this file, with a description of the machine.
+    """
+    if repeats < 2:
+        raise Stop(f"--repeats must be at least 2 (got {repeats})", "give 2 or more: one has no interval")
+    if out and not out.resolve().parent.is_dir():
+        raise Stop(f"the folder of --json {out} does not exist", "create the folder first")
+    usual = vars(TrainerFlags())
+    given = {name: value for name, value in vars(settings).items() if value != usual[name]}
+    # Our trainer ends with an untimed evaluation, for which one batch is enough.
+    given |= {"data": "embedded", "init": "random", "eval_rows": settings.micro_batch}
+    check(TrainerFlags(**given))
+    runs = repeat_all(given, repeats)
     result = {
-        "bench": {name: str(value) if isinstance(value, Path) else value for name, value in vars(bench).items()},
-        "ratios": compare(runs, bench.seed, "median_step_s"),
-        "fastest_tenth": compare(runs, bench.seed, "fastest_tenth_step_s"),
-        "speed": speeds(bench, runs),
+        "settings": given,
+        "ratios": compare(runs, settings.seed, "median_step_s"),
+        "fastest_tenth": compare(runs, settings.seed, "fastest_tenth_step_s"),
         "runs": runs,
     }
     print_results(result)
-    if bench.json:
-        bench.json.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+    if out:
+        out.write_text(json.dumps(result, indent=1, allow_nan=False, default=str) + "\n")
 
 
 def repeat_all(settings: dict, repeats: int) -> dict[str, list[dict]]:
@@ -92,14 +82,6 @@ def repeat_all(settings: dict, repeats: int) -> dict[str, list[dict]]:
                 step_ms = runs[name][-1]["median_step_s"] * 1000
                 say(f"repeat {repeat + 1} of {repeats}  {name:<4}  {step_ms:.2f} ms")
     return runs
-
-
-def requested(bench: Bench) -> dict:
-    """Return the settings of all three trainers."""
-    own = ("repeats", "json")
-    settings = {name: value for name, value in vars(bench).items() if name not in own and value is not None}
-    # Our trainer ends with an untimed evaluation, for which one batch is enough.
-    return settings | {"data": "embedded", "init": "random", "eval_rows": bench.micro_batch}
 
 
 def measure(settings: dict, name: str, out: Path) -> dict:
@@ -123,29 +105,11 @@ def measure(settings: dict, name: str, out: Path) -> dict:
     if name == "ours":
         record = store.load(out)
         result = record.model_dump(mode="json", include={"commit", "dirty", "hardware", "software", "requested"})
-        result |= record.time.model_dump(include={"step_s", "flops_per_rank_and_step"})
-        result["peak_flops_per_s"] = metrics.peak_flops_per_s(record)
-        result["losses_first_last"] = [record.loss.train[0], record.loss.train[-1]]
+        result |= {"step_s": record.time.step_s, "losses_first_last": [record.loss.train[0], record.loss.train[-1]]}
     else:
         result = json.loads(out.read_text())
     fastest_tenth_step_s = float(np.quantile(result["step_s"], 0.1))
     return result | {"median_step_s": median(result["step_s"]), "fastest_tenth_step_s": fastest_tenth_step_s}
-
-
-def speeds(bench: Bench, runs: dict[str, list[dict]]) -> dict[str, dict]:
-    """Return tokens per second by the median step, and FLOP/s as a share of the datasheet's peak.
-
-    The operations are the model's own and the same for all three; recomputed operations do not count.
-    """
-    ours = runs["ours"][0]
-    tokens = bench.micro_batch * bench.accumulation * bench.sequence
-    flops = ours["flops_per_rank_and_step"]
-    peak = ours["peak_flops_per_s"]
-    speed: dict[str, dict] = {}
-    for name in TRAINERS:
-        step_s = median([run["median_step_s"] for run in runs[name]])
-        speed[name] = {"tokens/s": tokens / step_s, "MFU": flops / step_s / peak if peak else None}
-    return speed
 
 
 def compare(runs: dict[str, list[dict]], seed: int, field: str) -> dict[str, dict]:
@@ -161,7 +125,7 @@ def compare(runs: dict[str, list[dict]], seed: int, field: str) -> dict[str, dic
 
 
 def print_results(result: dict) -> None:
-    """Print the repeats and their medians, the intervals, and the speeds. A ratio above 1 means that ours is slower."""
+    """Print the repeats and their medians, the intervals, and the losses. A ratio above 1 means that ours is slower."""
     runs = result["runs"]
     columns = {f"{name} ms": [run["median_step_s"] * 1000 for run in runs[name]] for name in TRAINERS}
     columns |= {name: ratio["each"] for name, ratio in result["ratios"].items()}
@@ -175,9 +139,9 @@ def print_results(result: dict) -> None:
             say(f"{name:<9}  {ratio['ratio']:.3f}  (95 %: {ratio['low']:.3f} to {ratio['high']:.3f}) of {what}")
     say("")
     losses = {name: runs[name][0]["losses_first_last"] for name in TRAINERS}
-    speed = result["speed"]
-    show([{"": name, **speed[name], "first loss": losses[name][0], "last loss": losses[name][1]} for name in TRAINERS])
+    show([{"": name, "first loss": losses[name][0], "last loss": losses[name][1]} for name in TRAINERS])
 
 
 if __name__ == "__main__":
-    main()
+    with exit_on_stop():
+        parsed(main, prog="python benchmarks/bench.py")
