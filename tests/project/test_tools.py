@@ -7,6 +7,7 @@ import address
 import export_tables
 import pandas as pd
 import pictures
+import planted_faults
 import pytest
 import times
 
@@ -27,6 +28,23 @@ def test_the_pictures_are_those_of_the_kept_runs(name):
 def test_the_kept_times_are_those_of_the_code():
     kept = pd.read_csv(ROOT / "reports/times.csv")
     pd.testing.assert_frame_equal(kept, times.table(), check_dtype=False, rtol=1e-5)
+
+
+def test_each_planted_fault_is_one_change(tmp_path):
+    file = tmp_path / "share.py"
+    file.write_text("def share(part, whole):\n    if whole == 0:\n        return 1\n    return part / whole\n")
+    content, changed = file.read_bytes(), set()
+    for fault in planted_faults.faults_in(tmp_path, file):
+        text = content[: fault.start] + fault.after.encode() + content[fault.end :]
+        changed.add(f"{fault.kind}: {text.decode().splitlines()[fault.line - 1].strip()}")
+    assert changed == {
+        "branch: if (not whole == 0):",
+        "comparison: if (whole != 0):",
+        "constant: if whole == (1):",
+        "constant: return (2)",
+        "return: return (None)",
+        "operator: return (part * whole)",
+    }
 
 
 def test_each_reproduction_has_its_line():
