@@ -94,6 +94,7 @@ def reading_of(row: PublishedRow) -> Reading | None:
             logits=row.logits,
             fused_layers=row.fused_kernels,
             keeps_logits=row.keeps_logits,
+            reentrant=row.reentrant,
             torch_major=row.torch_major,
             # Others' DDP keeps gradients beside its buckets, which is PyTorch's default; DeepSpeed has no such buckets.
             bucket_view=row.deepspeed is not None,
