@@ -135,6 +135,7 @@ class PublishedRow(FactsOfModel, frozen=True):
     adapter_rank: Annotated[int, Field(ge=1, le=MOST_WANTED["lora_rank"])] | None = None
     adapter_targets: Text = None
     adapter_dropout: bool = False
+    trained_too: Text = None
     seq_mean: Measured = None
     rows_are: Literal["packed", "padded", "padded_to_seq"] | None = None
     parallel: Text = None
