@@ -70,7 +70,7 @@ class Allocator:
         left = block.size - size
         if left >= 512 if small else left > SMALL:  # what is left of a large block is not split off to be a small one
             self._in(Block(small, left, block.segment, block.place + size))
-            block = block._replace(size=size)
+            block = Block(small, size, block.segment, block.place)
         self.allocated += block.size
         self.peak_allocated = max(self.peak_allocated, self.allocated)
         return block
@@ -82,7 +82,7 @@ class Allocator:
             if neighbour := self._ending.get((block.segment, end)):
                 self._out(neighbour)
                 place = min(block.place, neighbour.place)
-                block = block._replace(size=block.size + neighbour.size, place=place)
+                block = Block(block.small, block.size + neighbour.size, block.segment, place)
         self._in(block)
 
     def take_all(self, sizes: Sequence[int]) -> list[Block]:
