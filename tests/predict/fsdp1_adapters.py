@@ -13,9 +13,9 @@ from peft import LoraConfig, get_peft_model
 from peft.utils.other import fsdp_auto_wrap_policy
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.utils.checkpoint import checkpoint
-from transformers import LlamaForCausalLM
 
 from study.core.models import config as configs
+from study.core.models.build import build
 from study.measure.memory import MemoryWatch
 from study.measure.virtual_rank import become_virtual_rank
 from tests.predict.families import config_of
@@ -27,14 +27,14 @@ LAYERS = (4, 8)  # with fewer a peak is that of the loss
 def run(layers: int, reentrant: bool) -> int:
     os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] = "LlamaDecoderLayer"
     config = configs.of_dict(config_of("llama", num_hidden_layers=layers, use_cache=False), "sdpa")
-    model = get_peft_model(LlamaForCausalLM(config), LoraConfig(r=RANK, target_modules=["q_proj", "v_proj"]))
+    model = get_peft_model(build(config, "cpu"), LoraConfig(r=RANK, target_modules=["q_proj", "v_proj"]))
     model.enable_input_require_grads()
     sharded = FullyShardedDataParallel(
         model, auto_wrap_policy=fsdp_auto_wrap_policy(model), device_id=torch.device("cpu")
     )
     for unit in sharded.modules():
         if isinstance(unit, FullyShardedDataParallel) and type(unit.module).__name__ == "LlamaDecoderLayer":
-            unit.forward = recomputed(unit.forward, reentrant)
+            setattr(unit, "forward", recomputed(unit.forward, reentrant))  # noqa: B010
     tokens = torch.randint(0, config.vocab_size, (ROWS, SEQUENCE))
     for _ in range(2):  # the first one also makes what stays
         watch = MemoryWatch("cpu", dict)
