@@ -54,7 +54,7 @@ class Allocator:
         self.capacity_bytes = capacity_bytes
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
         self._segments: list[int] = []  # bytes of each
-        self._free: list[Block] = []  # sorted
+        self.free: list[Block] = []  # sorted
         # By segment and place of each end. Free neighbours are joined at once, so no two of them share an end.
         self._ending: dict[tuple[int, int], Block] = {}
 
@@ -62,15 +62,15 @@ class Allocator:
         """Return the smallest free block that is large enough, or one of a new segment."""
         size = rounded(size)
         small = size <= SMALL
-        place = bisect_left(self._free, (small, size))
-        if place < len(self._free) and self._free[place].small == small:
-            block = self._out(self._free[place])
+        place = bisect_left(self.free, (small, size))
+        if place < len(self.free) and self.free[place].small == small:
+            block = self._out(self.free[place])
         else:
             block = self._new_segment(small, size)
         left = block.size - size
         if left >= 512 if small else left > SMALL:  # what is left of a large block is not split off to be a small one
             self._in(Block(small, left, block.segment, block.place + size))
-            block = block._replace(size=size)
+            block = Block(small, size, block.segment, block.place)
         self.allocated += block.size
         self.peak_allocated = max(self.peak_allocated, self.allocated)
         return block
@@ -82,7 +82,7 @@ class Allocator:
             if neighbour := self._ending.get((block.segment, end)):
                 self._out(neighbour)
                 place = min(block.place, neighbour.place)
-                block = block._replace(size=block.size + neighbour.size, place=place)
+                block = Block(block.small, block.size + neighbour.size, block.segment, place)
         self._in(block)
 
     def take_all(self, sizes: Sequence[int]) -> list[Block]:
@@ -95,7 +95,7 @@ class Allocator:
     def _new_segment(self, small: bool, size: int) -> Block:
         size = segment_bytes(size)
         if self.reserved + size > self.capacity_bytes:  # what is free is given back
-            for block in [each for each in self._free if each.size == self._segments[each.segment]]:
+            for block in [each for each in self.free if each.size == self._segments[each.segment]]:
                 self._out(block)
                 self.reserved -= block.size
         if self.reserved + size > self.capacity_bytes:
@@ -106,12 +106,12 @@ class Allocator:
         return Block(small, size, len(self._segments) - 1, 0)
 
     def _in(self, block: Block) -> None:
-        insort(self._free, block)
+        insort(self.free, block)
         for end in (block.place, block.place + block.size):
             self._ending[block.segment, end] = block
 
     def _out(self, block: Block) -> Block:
-        del self._free[bisect_left(self._free, block)]
+        del self.free[bisect_left(self.free, block)]
         for end in (block.place, block.place + block.size):
             del self._ending[block.segment, end]
         return block
@@ -224,6 +224,7 @@ def replay(engine: Engine, blocks: Blocks, allocator: Allocator) -> None:
     made_once = allocator.take_all(blocks.made_once)
     allocator.take_all(blocks.standing)
     allocator.give_all(made_once)
+    steady: list[Block] | None = None  # free blocks that a pass leaves as it has found them: the next does the same
     for step in range(STEPS):
         kept: list[Block] = []
         for _ in range(min(passes, 2)):  # a third pass does what the second did
@@ -231,7 +232,10 @@ def replay(engine: Engine, blocks: Blocks, allocator: Allocator) -> None:
             # come and go between activations: one reason why reserved memory is less certain.
             kept += allocator.take_all(blocks.until_update)
             engine_blocks = allocator.take_all(blocks.in_pass)
-            gradients += _pass(tape, allocator, keeps_gradients and not gradients)
+            found = [*allocator.free]
+            if found != steady:
+                gradients += _pass(tape, allocator, keeps_gradients and not gradients)
+                steady = found if allocator.free == found else None
             allocator.give_all(engine_blocks)
         if step == 0:
             allocator.take_all(blocks.moments)

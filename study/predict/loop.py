@@ -17,6 +17,7 @@ class Loop:
     fused_layers: bool = False  # norms and gates are single kernels, or layers are compiled, and keep less
     keeps_logits: bool = False  # the loop holds the model's outputs until the backward pass has ended
     torch_major: int = 2  # PyTorch 1 set gradients to zero and kept them, and its CUDA context had all kernels
+    reentrant: bool = False  # recomputation is PyTorch's reentrant kind, outside of FSDP's units, as in transformers 4
     bucket_view: bool = True  # DDP's gradients are its buckets, as in the trainer; PyTorch's default keeps both
 
 

@@ -1,6 +1,8 @@
 """Compares theory of FSDP with PyTorch's own tracker on a fake group of ranks, and with published bytes."""
 
+import json
 import warnings
+from pathlib import Path
 
 import fsdp_tracker
 import pytest
@@ -8,9 +10,12 @@ import torch
 
 from study.core.models import config as configs
 from study.predict.architecture import named
+from study.predict.engines import engine_of
 from study.predict.placement import Fsdp
 from study.predict.prediction import estimate
 from study.predict.trace.transformer import Transformer
+from tests.conftest import python
+from tests.predict import fsdp1_adapters
 from tests.predict.families import config_of
 from tests.predict.trainings import training_of
 
@@ -58,3 +63,20 @@ def test_bytes_are_as_published(model, ranks, fsdp, precision, after_gb, peak_gb
     prediction = estimate(training_of(model, ranks=ranks, fsdp=fsdp, precision=precision, **values))
     assert sum(prediction.after_step.values()) / 1e9 == pytest.approx(after_gb, rel=0.002)
     assert prediction.peak_bytes / 1e9 == pytest.approx(peak_gb, rel=0.002)
+
+
+def test_reentrant_recomputation_under_fsdp1_keeps_the_inputs_of_frozen_layers():
+    """A layer more is one input more, or two, as a real run of PEFT shows."""
+    seen = json.loads(python(Path(fsdp1_adapters.__file__), check=True).stdout)
+    adapters = {"lora_rank": fsdp1_adapters.RANK, "lora_targets": ("q_proj", "v_proj")}
+    how = {"micro_batch": fsdp1_adapters.ROWS, "sequence": fsdp1_adapters.SEQUENCE, "checkpointing": True}
+    how |= {"fsdp": Fsdp(), "ranks": fsdp1_adapters.RANKS}
+    for reentrant in (True, False):
+        peaks = []
+        for layers in fsdp1_adapters.LAYERS:
+            model = Transformer.of(config_of("llama", num_hidden_layers=layers), "llama", **adapters)
+            training = training_of(model, reentrant=reentrant, **how)
+            instants = engine_of(training).instants(training.profile)
+            peaks.append(max(sum(now.values()) for when, now in instants if when == "backward"))
+        few, many = seen[str(reentrant)]
+        assert peaks[1] - peaks[0] == pytest.approx(many - few, rel=0.01)

@@ -109,6 +109,11 @@ def test_the_interval_of_a_step_is_that_of_a_source_without_a_vote():
         assert sum(shares) / len(shares) >= (0.75 if limit == "links" else 0.8), limit
 
 
+def test_each_constant_that_is_fitted_has_an_entry():
+    """Those of a known machine alone have none."""
+    assert len(fit.names(pace())) > 20
+
+
 def test_a_source_of_many_rows_has_one_vote():
     many = {"large": [1.0] * 99} | {f"small {number}": [1.5 + number / 10] for number in range(8)}
     assert fit.ends_of(many.values(), 0.8) == (1.0, 2.2)

@@ -89,9 +89,12 @@ class Stage3(Zero):
         """
         if not self.refetched:
             return 0
-        frozen = [tensor for tensor in self.training.tensors if not tensor.trains and tensor not in self.persistent]
-        again = (self.share(tensor) for tensor in frozen if self.training.computes_again(tensor.block))
-        return sum(again) * self.ranks
+        again = 0
+        for tensor in self.training.tensors:
+            stays = tensor.trains or tensor.elements <= self.limits.persistent
+            if not stays and self.training.computes_again(tensor.block):
+                again += self.share(tensor)
+        return again * self.ranks
 
     @functools.cached_property
     def divided_elements(self) -> int:

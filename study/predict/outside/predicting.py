@@ -54,6 +54,8 @@ def why_not(row: PublishedRow) -> str | None:
         return f"unsaid: {', '.join(unsaid)}"
     if row.tensor_ranks > 1:
         return "tensor parallelism is not predicted"
+    if row.trained_too and not row.not_predicted:
+        return f"what trains beside adapters is not predicted (trained_too {row.trained_too})"
     return row.not_predicted
 
 
@@ -94,6 +96,7 @@ def reading_of(row: PublishedRow) -> Reading | None:
             logits=row.logits,
             fused_layers=row.fused_kernels,
             keeps_logits=row.keeps_logits,
+            reentrant=row.reentrant,
             torch_major=row.torch_major,
             # Others' DDP keeps gradients beside its buckets, which is PyTorch's default; DeepSpeed has no such buckets.
             bucket_view=row.deepspeed is not None,
@@ -167,6 +170,9 @@ def model_of(name: str) -> Transformer:
         except ValueError as error:
             raise Stop(f"config is no JSON ({files.why(error)})", remedy) from None
         check_config(config, "config")
+        parts = [each for each in config if each.endswith("_config") and "model_type" in (config[each] or {})]
+        if len(parts) > 1:
+            raise Stop(f"config is of several models ({', '.join(parts)}), and which of them trains is unsaid", remedy)
         return Transformer.of(config, "a config of the row")
     configs = json.loads((FOLDER / "configs.json").read_text())  # published dimensions: nothing is downloaded
     if name in configs:

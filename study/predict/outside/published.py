@@ -115,6 +115,7 @@ class PublishedRow(FactsOfModel, frozen=True):
     quantized: Quantized | None = None
     frozen: Frozen = "as_weights"
     keeps_logits: bool = False
+    reentrant: bool = False  # recomputation, outside of FSDP's units
     fused_kernels: bool = False  # of norms, activation functions and rotations
     torch_major: Annotated[int, Field(ge=1, le=2)] = 2
     gpu_name: Annotated[Text, BeforeValidator(functools.partial(one_of, GPUS))] = None
@@ -134,6 +135,7 @@ class PublishedRow(FactsOfModel, frozen=True):
     adapter_rank: Annotated[int, Field(ge=1, le=MOST_WANTED["lora_rank"])] | None = None
     adapter_targets: Text = None
     adapter_dropout: bool = False
+    trained_too: Text = None
     seq_mean: Measured = None
     rows_are: Literal["packed", "padded", "padded_to_seq"] | None = None
     parallel: Text = None

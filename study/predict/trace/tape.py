@@ -170,6 +170,7 @@ def _moments(tape: Tape) -> Iterator[TapeMoment]:
     held = [0, 0]  # made in the forward pass, and in the backward pass
     made: list[tuple[int, bool]] = []
     most: list[int] | None = None
+    most_bytes = 0
     last = [0, 0]
     kernels: list[tuple] = []
     for entry in tape:
@@ -181,8 +182,9 @@ def _moments(tape: Tape) -> Iterator[TapeMoment]:
                 size, in_backward = made[number]
                 held[in_backward] -= size
             case "kernel", kernel, _:
-                if most is None or sum(held) >= sum(most):
-                    most = [*held]
+                held_bytes = held[0] + held[1]
+                if most is None or held_bytes >= most_bytes:
+                    most, most_bytes = [*held], held_bytes
                 if kernel:
                     last = [*held]
                     kernels.append(kernel)
