@@ -7,6 +7,7 @@ import tyro
 
 from study.cli.diagnosis import show_finding
 from study.configs.pasted import losses, matching
+from study.configs.pasted.words import sentences
 from study.configs.stacks import described
 from study.core.errors import Stop, nearest
 from study.core.settings import flag
@@ -184,7 +185,8 @@ def _symptoms(words: str | None) -> set[str]:
     name = words.lower().replace("_", "-")
     if name in by_word:
         return {by_word[name]}
-    if seen := matching.symptoms(words, {each.id for each in losses.signs("", words)}):
+    said = sentences(words)
+    if seen := matching.symptoms(said, {each.id for each in losses.signs("", said)}):
         return seen
     what = f"--symptom {words!r:.80} names nothing that faults are known by"
     listed = f"say what was seen: {', '.join(sorted(table().symptoms))}, or a sentence with the numbers"

@@ -11,8 +11,9 @@ from study.configs.oom import reading
 from study.configs.oom.causes import CAUSES, causes
 from study.configs.pasted import losses, matching, tracebacks, watchdogs
 from study.configs.pasted.read import Pasted, read
-from study.configs.pasted.situations import fitting
+from study.configs.pasted.situations import fitting, is_spare
 from study.configs.pasted.tracebacks import Seen, sign
+from study.configs.pasted.words import Sentence, sentences
 from study.core.errors import Stop
 from study.core.text import number_of
 from study.known.faults import named
@@ -52,13 +53,14 @@ def answer(text: str, symptom: str = "") -> PastedAnswer:
     """Return the answer to a text, and to what a person says was seen."""
     pasted = read(f"{text}\n{symptom}")
     words = f"{pasted.prose}\n{symptom}"
-    shown = _shown(pasted, words)
+    said = sentences(words)
+    shown = _shown(pasted, words, said)
     signs = {each.id for each in shown}
-    seen = matching.symptoms(words, signs)
+    seen = matching.symptoms(said, signs)
     if "loss" in seen and not any(id.startswith(OF_STEPS) for id in signs):
         seen |= {"norm"}  # a wrong gradient shows in the loss, or in the rewards
     faults = matching.matches(pasted, words, seen)
-    found = _ordered(shown, faults, [*fitting(pasted, words, seen | signs)])
+    found = _ordered(shown, faults, fitting(pasted, said, seen | signs))
     possible = [each for each in faults if each.sure == "possible"]
     speaks = [each for each in possible if each.is_seen and each.share >= matching.SOME and each.applies.may_be_inside]
     may = [] if found else speaks[:MOST_MAY]
@@ -72,11 +74,11 @@ def answer(text: str, symptom: str = "") -> PastedAnswer:
     )
 
 
-def _shown(pasted: Pasted, words: str) -> list[Seen]:
+def _shown(pasted: Pasted, words: str, said: tuple[Sentence, ...]) -> list[Seen]:
     """Return what the text shows, the cause before what follows from it."""
     errors = [_in_its_release(each, pasted) for each in tracebacks.errors(pasted.text)]
     memory = [*_memory(pasted, words)]
-    found = [*errors, *memory, *watchdogs.hangs(pasted.text, words), *losses.signs(pasted.text, words)]
+    found = [*errors, *memory, *watchdogs.hangs(pasted.text, words), *losses.signs(pasted.text, said)]
     is_failed = any(not each.follows and each.sure != "possible" for each in (*errors, *memory))
     return sorted(
         found, key=lambda each: (each.follows, each.id in WAITED and is_failed, ORDER.index(each.sure), each.place)
@@ -145,6 +147,8 @@ def _ordered(shown: list[Seen], matches: list[matching.Match], situations: list[
         [each for each in errors if each.follows],
     ]
     found = [each for kind in kinds for each in kind]
+    if len(found) > 1:
+        found = [each for each in found if not is_spare(each.id)] or found[:1]
     return sorted(found, key=lambda each: (each.follows, each.sure == "possible"))
 
 

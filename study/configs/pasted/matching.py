@@ -10,7 +10,7 @@ import math
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from packaging.version import Version
 
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.tracebacks import Sure
+from study.configs.pasted.words import Sentence, meets
 from study.known.faults import ANY, Fault, table
 from study.known.which_apply import Applies, Flags, Stack, which_apply
 
@@ -46,9 +47,10 @@ class Match:
         return self.applies.fault
 
 
-def symptoms(words: str, signs: set[str]) -> set[str]:
+def symptoms(said: Sequence[Sentence], signs: set[str]) -> set[str]:
     """Return the symptoms that a person's words, or signs in a log, speak of."""
-    return {name for name, (pattern, of_signs) in _symptoms().items() if pattern.search(words) or signs & of_signs}
+    rows = {name: row for name, row in _table().items() if name != "plain_words"}
+    return {name for name, row in rows.items() if meets(row["words"], said) or signs & {*row["signs"]}}
 
 
 @functools.cache
@@ -59,12 +61,6 @@ def _table() -> dict[str, Any]:
 @functools.cache
 def _plain() -> set[str]:
     return {*_table()["plain_words"].split()}
-
-
-@functools.cache
-def _symptoms() -> dict[str, tuple[re.Pattern, set[str]]]:
-    rows = {name: row for name, row in _table().items() if name != "plain_words"}
-    return {name: (re.compile(row["pattern"], re.IGNORECASE), {*row["signs"]}) for name, row in rows.items()}
 
 
 def stack_of(pasted: Pasted) -> Stack:

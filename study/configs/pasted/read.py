@@ -22,7 +22,7 @@ LONGEST_CONFIG = 20_000  # characters
 # A line of a person has words, and little else.
 NO_PROSE = re.compile(
     r"^(?:File |at |\[|[-*] [`A-Z][\w` ]+:|\d{4}-|INFO|WARNING|import |from \S+ import|def |class |pip |export |--"
-    r"|\$|>>>|return |raise |(?i:step|epoch|iter\w*)\W{0,3}\d)"
+    r"|\$|>>>|return |raise |\s*\d+%|(?i:step|epoch|iter\w*)\W{0,3}\d)"
 )
 WORD = re.compile(r"[A-Za-z][a-z'-]*[.,;:!?)]*$|[\u4e00-\u9fff]")
 PROSE_SHARE = 0.6  # of what stands between spaces is a word
@@ -73,7 +73,8 @@ def _is_prose(line: str) -> bool:
     if re.search("[\u4e00-\u9fff]{2}", line):
         return True
     parts = line.split()
-    return len(parts) >= 4 and sum(map(bool, map(WORD.match, parts))) >= PROSE_SHARE * len(parts)
+    share = PROSE_SHARE if len(parts) >= 4 else 1  # "Training hangs" is a title
+    return len(parts) >= 2 and sum(map(bool, map(WORD.match, parts))) >= share * len(parts)
 
 
 def read(text: str) -> Pasted:
