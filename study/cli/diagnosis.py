@@ -12,6 +12,7 @@ from study.cli import given, pasted
 from study.configs import sources
 from study.configs.differences import Difference, compare, is_secret, mistakes, printable, same, shown
 from study.configs.oom import reading
+from study.configs.oom.by_text import by_text
 from study.configs.oom.explain import Described, explain
 from study.configs.pasted import condense
 from study.configs.settings import effective_settings
@@ -61,7 +62,7 @@ def diagnose(
     if text or not paths:
         # A config beside a text says more of the training that the text is about.
         text = "\n".join([text, *(condense.content(path) for path in paths if path.is_file())])
-        answers.append(pasted.tell(text, symptom, details))
+        answers.append(pasted.tell(text, symptom, details, by_text))
         say_wrapped(*([""] if paths else []))
     return answers + _runs(paths)
 

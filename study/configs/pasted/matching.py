@@ -128,8 +128,8 @@ def _is_opposite(symptom: str, words: str) -> bool:
 
 
 def _came_with_an_upgrade(fault: Fault, pasted: Pasted) -> bool:
-    older = pasted.older.get(fault.package)
-    return older is not None and not fault.contains(older)
+    apart = pasted.apart.get(fault.package)
+    return apart is not None and apart.is_said and not fault.contains(apart.works)
 
 
 def _share(fault: Fault, words: str, text: str) -> float:
