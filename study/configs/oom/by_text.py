@@ -12,18 +12,19 @@ from study.configs.pasted.read import Pasted
 from study.core.errors import Stop
 from study.core.gpus import GPUS, gpu_named
 from study.core.shapes import letters, models
-from study.core.text import size
+from study.core.text import number_of, size
 from study.known.findings import texts
 from study.predict.front import Wanted, papers
 
 FAMILIES = "llama|qwen|mistral|mixtral|gemma|phi|bert|gpt|opt|bloom|falcon|pythia|deepseek|yi|internlm|baichuan|olmo|glm"
 MODEL = re.compile(rf"(?ia)(?<![a-z])[\w./-]{{0,80}}(?:{FAMILIES}|starcoder|granite|smollm|t5)[\w./-]{{0,60}}")
-BILLIONS = re.compile(r"(?<![\w.])(?:[\w.-]{0,60}-)?(\d{1,3}(?:\.\d{1,2})?) ?[bB](?![a-zA-Z0-9.])")
+BILLIONS = re.compile(r"(?a)(?<![\w.])(?:[\w.-]{0,60}-)?(\d{1,3}(?:\.\d{1,2})?) ?[bB](?![a-zA-Z0-9.])")
 GPU = re.compile(
-    r"(?i)\b((?:A|H|B|L|V|T|GH)\d{2,3}S?|RTX ?\d{4}|[345]0[89]0|A6000)\b(?:[^\n\d]{0,12}(\d{2,3}) ?G(?:i?B)?(?![a-z]))?"
+    r"(?ia)\b((?:A|H|B|L|V|T|GH)\d{2,3}S?|RTX ?\d{4}|[345]0[89]0|A6000)\b(?:[^\n\d]{0,12}(\d{2,3}) ?G(?:i?B)?(?![a-z]))?"
 )
-BEFORE = re.compile(r"(?i)\b(\d{2,3}) ?G(?:i?B)? ?(?:(?:A|H|V)\d{2,3}|GPUs?|\u663e\u5b58|VRAM)")
+BEFORE = re.compile(r"(?ia)\b(\d{2,3}) ?G(?:i?B)? ?(?:(?:A|H|V)\d{2,3}|GPUs?|\u663e\u5b58|VRAM)")
 HOST_BYTES = (16, 18)  # of a parameter, with the optimizer's states on the host, and with the weights as well
+WEIGHT_BYTES = 2  # in bf16 or fp16
 NEAR = 0.02  # a size that people round, such as 8B
 
 
@@ -87,27 +88,56 @@ def by_text(pasted: Pasted, error: OomError | None) -> list[Cause]:
         wanted = Wanted(model=about.model, lora_rank=pasted.said.get("lora_rank"))
         with contextlib.suppress(Stop):  # a model that has to be traced, without PyTorch
             return explain(error, wanted, training)[0]
-    if not trains_all or not about.parameters:
+    if not about.parameters:
         return []
     rows = texts(CAUSES)
+    if not error or (error.where == "GPU" and not error.asked.high):
+        return _budget(pasted, about, training, rows)
+    if not trains_all:
+        return []
     billions = f"{about.parameters / 1e9:g} billion parameters"
-    if error and error.where == "oom-host" and "offload" in pasted.said:
+    if error.where == "oom-host" and "offload" in pasted.said:
         low, high = (size(each * about.parameters) for each in HOST_BYTES)
         what = f"host memory: the offloaded states of {billions} take {low}, and {high} with the weights, of all ranks"
         return [_cause("oom-host", what, rows)]
-    if error and error.asked.high and training.ranks:
+    if error.asked.high and training.ranks:
         asked = (error.asked.low + error.asked.high) / 2
         for parts, of_ranks in ((training.ranks, f" / {training.ranks} ranks"), (1, "")):
             for element_bytes in (4, 2):
                 if abs(asked / (about.parameters / parts * element_bytes) - 1) < NEAR:
                     factors = f"{error.asked.text} = about {billions}{of_ranks} x {element_bytes} bytes"
                     return [_cause("oom-optimizer", f"{factors}: {rows['oom-optimizer']['sentence']}", rows)]
-    if not error and about.gpu_bytes and training.ranks and training.arm in STAGES:
-        held = sum(papers.states_bytes(about.parameters, STAGES[training.arm], training.ranks).values())
-        if held > FILLING * about.gpu_bytes:
-            states = f"of {billions}, {training.arm} on {training.ranks} ranks holds {size(held)} a GPU,"
-            return [_cause("oom-states", rows["oom-states"]["sentence"].format(states=states), rows)]
     return []
+
+
+def _budget(pasted: Pasted, about: Told, training: Described, rows: dict[str, dict[str, str]]) -> list[Cause]:
+    """Return what a GPU holds before any activation, and whether that leaves room."""
+    if not about.gpu_bytes or not training.ranks:
+        return []
+    parameters, ranks = about.parameters or 0, training.ranks
+    billions = f"{parameters / 1e9:g} billion parameters"
+    arm = (training.arm or "zero3").removesuffix("_cpu")  # what nobody says is taken as what holds least
+    stage = STAGES[arm]
+    if pasted.said.get("peft"):
+        held = parameters * _frozen_bytes(pasted.text) / (ranks if stage == 3 else 1)
+        what = f"the frozen {billions}"
+    elif training.arm and training.arm.endswith("_cpu"):
+        held = parameters * (WEIGHT_BYTES / (ranks if stage == 3 else 1) + WEIGHT_BYTES / ranks)
+        what = f"weights and gradients of {billions}"
+    else:
+        held = sum(papers.states_bytes(parameters, stage, ranks).values())
+        what = f"the model states of {billions} with AdamW"
+    on = f"{what} take {size(held)} a GPU with {arm} on {number_of(ranks, 'GPUs')}"
+    if held > FILLING * about.gpu_bytes:
+        return [_cause("oom-states", f"{on}, which has {size(about.gpu_bytes)}: they do not fit", rows)]
+    return [_cause("oom-activations", f"{on}, and fit into {size(about.gpu_bytes)}: activations and logits are the rest", rows)]
+
+
+def _frozen_bytes(text: str) -> float:
+    """Return the bytes of a frozen parameter."""
+    if re.search(r"(?i)4[- ]?bit|int4|nf4|quantization_bit\D{0,4}4|\bq-?lora\b(?![^\n]{0,20}8)", text):
+        return 0.55  # with the constants of each block
+    return 1 if re.search(r"(?i)8[- ]?bit|int8|quantization_bit\D{0,4}8", text) else WEIGHT_BYTES
 
 
 def _cause(id: str, what: str, rows: dict[str, dict[str, str]]) -> Cause:

@@ -26,7 +26,8 @@ NO_PROSE = re.compile(
     r"|\$|>>>|return |raise |\s*\d+%|(?i:step|epoch|iter\w*)\W{0,3}\d)"
 )
 WORD = re.compile(r"[A-Za-z][A-Za-z'-]*[.,;:!?)]*$|[\u4e00-\u9fff]")
-PROSE_SHARE = 0.6  # of what stands between spaces is a word
+NAME = re.compile(r"[A-Za-z][\w./-]*\d[\w./-]*[,;:?!)]?|[*x(]?\d{1,4}[A-Za-z*]{0,3}[,;:?!)]?|[*+x&-]")  # of a model, a GPU, a count
+PROSE_SHARE = 0.6  # of what stands between spaces is a word, names not counted
 LONGEST_LINE = 2000
 
 
@@ -68,11 +69,13 @@ class Pasted:
 
 
 def _is_prose(line: str) -> bool:
-    if len(line) > LONGEST_LINE or NO_PROSE.match(line):
+    if len(line) > LONGEST_LINE:
         return False
-    if re.search("[\u4e00-\u9fff]{2}", line):
+    if re.search("[\u4e00-\u9fff]{2}", line) and not re.match(r"[\[\w]*[:=\[]", line):
         return True
-    parts = line.split()
+    if NO_PROSE.match(line):
+        return False
+    parts = [part for part in line.split() if not NAME.fullmatch(part)]
     share = PROSE_SHARE if len(parts) >= 4 else 1  # "Training hangs" is a title
     return len(parts) >= 2 and sum(map(bool, map(WORD.match, parts))) >= share * len(parts)
 
