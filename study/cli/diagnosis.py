@@ -16,6 +16,7 @@ from study.configs.oom.by_text import by_text
 from study.configs.oom.explain import Described, explain
 from study.configs.pasted import condense
 from study.configs.settings import effective_settings
+from study.configs.stacks import is_text
 from study.core.arms import releases_of_defaults
 from study.core.errors import Stop, nearest
 from study.core.settings import flag
@@ -28,7 +29,6 @@ from study.records import store
 from study.watch.about import About, about
 
 DEFAULT = " (the library's default{})"
-LONGEST_PATH = 200  # characters: an error in quotes may be longer than a name can be
 
 # --- study diagnose --------------------------------------------------------------------------------------------------
 
@@ -279,4 +279,4 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
 
 def _is_text(error: tuple[str, ...]) -> bool:
     """Whether a file is named that may be of any size."""
-    return len(error) == 1 and len(error[0]) < LONGEST_PATH and Path(error[0]).is_file()
+    return len(error) == 1 and is_text(error[0])

@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from study.configs.pasted import condense
+from study.configs.stacks import CONFIGS
 from study.records import store
-
-CONFIGS = (".json", ".yaml", ".yml", ".toml")
 
 
 def split(words: tuple[str, ...]) -> tuple[list[Path], str]:

@@ -40,7 +40,8 @@ def stack(
 
     Args:
         releases: Words such as deepspeed==0.19.8; or a file: a list of requirements, what `pip freeze` or `pip list`
-            wrote, a project, an environment of conda, a lock of uv or poetry. Several count together.
+            wrote, a project, an environment of conda, a lock of uv or poetry; or any text, such as a log, that also
+            says what the training is. Several count together.
             Without any: those of the record, or of this environment.
         config: A DeepSpeed json, an Accelerate yaml, arguments of the Trainer, or a record.
         symptom: What was seen, in a word (error, hang, ignored, loss, memory, no-update, norm) or in your words: faults

@@ -16,11 +16,14 @@ from study.core.text import number_of, size
 from study.known.findings import texts
 from study.predict.front import Wanted, papers
 
-FAMILIES = "llama|qwen|mistral|mixtral|gemma|phi|bert|gpt|opt|bloom|falcon|pythia|deepseek|yi|internlm|baichuan|olmo|glm"
+FAMILIES = (
+    "llama|qwen|mistral|mixtral|gemma|phi|bert|gpt|opt|bloom|falcon|pythia|deepseek|yi|internlm|baichuan|olmo|glm"
+)
 MODEL = re.compile(rf"(?ia)(?<![a-z])[\w./-]{{0,80}}(?:{FAMILIES}|starcoder|granite|smollm|t5)[\w./-]{{0,60}}")
 BILLIONS = re.compile(r"(?a)(?<![\w.])(?:[\w.-]{0,60}-)?(\d{1,3}(?:\.\d{1,2})?) ?[bB](?![a-zA-Z0-9.])")
 GPU = re.compile(
-    r"(?ia)\b((?:A|H|B|L|V|T|GH)\d{2,3}S?|RTX ?\d{4}|[345]0[89]0|A6000)\b(?:[^\n\d]{0,12}(\d{2,3}) ?G(?:i?B)?(?![a-z]))?"
+    r"(?ia)\b((?:A|H|B|L|V|T|GH)\d{2,3}S?|RTX ?\d{4}|[345]0[89]0|A6000)\b"
+    r"(?:[^\n\d]{0,12}(\d{2,3}) ?G(?:i?B)?(?![a-z]))?"
 )
 BEFORE = re.compile(r"(?ia)\b(\d{2,3}) ?G(?:i?B)? ?(?:(?:A|H|V)\d{2,3}|GPUs?|\u663e\u5b58|VRAM)")
 HOST_BYTES = (16, 18)  # of a parameter, with the optimizer's states on the host, and with the weights as well
@@ -130,7 +133,11 @@ def _budget(pasted: Pasted, about: Told, training: Described, rows: dict[str, di
     on = f"{what} take {size(held)} a GPU with {arm} on {number_of(ranks, 'GPUs')}"
     if held > FILLING * about.gpu_bytes:
         return [_cause("oom-states", f"{on}, which has {size(about.gpu_bytes)}: they do not fit", rows)]
-    return [_cause("oom-activations", f"{on}, and fit into {size(about.gpu_bytes)}: activations and logits are the rest", rows)]
+    return [
+        _cause(
+            "oom-activations", f"{on}, and fit into {size(about.gpu_bytes)}: activations and logits are the rest", rows
+        )
+    ]
 
 
 def _frozen_bytes(text: str) -> float:

@@ -13,6 +13,7 @@ from study.configs.pasted import losses, matching, tracebacks, watchdogs
 from study.configs.pasted.read import Pasted, read
 from study.configs.pasted.situations import fitting, is_spare
 from study.configs.pasted.tracebacks import Seen, sign
+from study.configs.pasted.two_releases import came_between
 from study.configs.pasted.words import Sentence, meets, sentences
 from study.core.errors import Stop
 from study.core.text import number_of
@@ -66,7 +67,7 @@ def answer(text: str, symptom: str = "", by_text: ByText | None = None) -> Paste
     if "loss" in seen and not any(id.startswith(OF_STEPS) for id in signs):
         seen |= {"norm"}  # a wrong gradient shows in the loss, or in the rewards
     faults = matching.matches(pasted, words, seen)
-    found = _ordered(shown, faults, fitting(pasted, said, seen | signs))
+    found = _ordered(shown, faults, fitting(pasted, said, seen | signs)) or [*_two_releases(pasted)]
     possible = [each for each in faults if each.sure == "possible"]
     speaks = [each for each in possible if each.is_seen and each.share >= matching.SOME and each.applies.may_be_inside]
     may = [] if found else speaks[:MOST_MAY]
@@ -102,20 +103,27 @@ def _in_its_release(seen: Seen, pasted: Pasted) -> Seen:
     return seen
 
 
-def _memory(
-    pasted: Pasted, words: str, said: tuple[Sentence, ...], by_text: ByText | None
-) -> Iterator[Seen]:
-    """Yield what an error about memory means, as `study oom` says, with the model that the text names if there is one."""
+def _memory(pasted: Pasted, words: str, said: tuple[Sentence, ...], by_text: ByText | None) -> Iterator[Seen]:
+    """Yield what an error about memory means, as `study oom` says, with a model if the text names one."""
     text = pasted.text
     try:
         error = reading.find(text)
     except Stop:
         if by_text and (sentence := meets(OUT_OF_MEMORY, said)) and (of_model := by_text(pasted, None)):
             cause = of_model[0]
-            yield sign("memory-was-full", text, max(text.find(sentence), 0), how="likely", cause=cause.what, remedy=cause.remedy)
+            yield sign(
+                "memory-was-full",
+                text,
+                max(text.find(sentence), 0),
+                how="likely",
+                cause=cause.what,
+                remedy=cause.remedy,
+            )
         return
     place = max(text.find(error.line[:40]), 0)
     first, *others = (by_text(pasted, error) if by_text else []) or causes(error, {}, False, "")
+    if error.where == "GPU" and not error.asked.high and not first.is_likely:
+        return  # the words alone, as in a title: what a person says beside them tells more
     if error.where != "GPU":
         # Of a process that was only seen to end by SIGKILL nobody says why.
         is_said = meets(OUT_OF_MEMORY, said) or re.search(KILLED_BY_MEMORY, error.context)
@@ -161,6 +169,16 @@ def _ordered(shown: list[Seen], matches: list[matching.Match], situations: list[
     if len(found) > 1:
         found = [each for each in found if not is_spare(each.id)] or found[:1]
     return sorted(found, key=lambda each: (each.follows, each.sure == "possible"))
+
+
+def _two_releases(pasted: Pasted) -> Iterator[Seen]:
+    """Yield what came between two releases of which a text tells."""
+    for package, apart in pasted.apart.items():
+        faults = came_between(package, apart)
+        count = f"{number_of(len(faults), 'known faults')} came" if faults else "no known fault came"
+        first = f", such as {faults[0].id}" if faults else ""
+        values = {"package": package, "works": apart.works, "broken": apart.broken, "count": count, "first": first}
+        yield sign("two-releases", pasted.text, max(pasted.text.find(str(apart.broken)), 0), **values)
 
 
 def _of_fault(match: matching.Match) -> Seen:

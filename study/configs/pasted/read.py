@@ -26,7 +26,9 @@ NO_PROSE = re.compile(
     r"|\$|>>>|return |raise |\s*\d+%|(?i:step|epoch|iter\w*)\W{0,3}\d)"
 )
 WORD = re.compile(r"[A-Za-z][A-Za-z'-]*[.,;:!?)]*$|[\u4e00-\u9fff]")
-NAME = re.compile(r"[A-Za-z][\w./-]*\d[\w./-]*[,;:?!)]?|[*x(]?\d{1,4}[A-Za-z*]{0,3}[,;:?!)]?|[*+x&-]")  # of a model, a GPU, a count
+NAME = re.compile(
+    r"[A-Za-z][\w./-]*\d[\w./-]*[,;:?!)]?|[*x(]?\d{1,4}[A-Za-z*]{0,3}[,;:?!)]?|[*+x&-]"
+)  # of a model, a GPU, a count
 PROSE_SHARE = 0.6  # of what stands between spaces is a word, names not counted
 LONGEST_LINE = 2000
 
@@ -83,7 +85,8 @@ def _is_prose(line: str) -> bool:
 def read(text: str) -> Pasted:
     apart = two_releases(text)
     broken = {name: each.broken for name, each in apart.items() if each.is_said}
-    return Pasted(text, releases(text) | broken, apart, said(text), deepspeed_config(text))
+    named: dict[str, Release] = {**releases(text), **broken}
+    return Pasted(text, named, apart, said(text), deepspeed_config(text))
 
 
 def releases(text: str) -> dict[str, Release]:

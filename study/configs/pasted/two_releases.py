@@ -8,13 +8,26 @@ from packaging.version import Version
 
 from study.configs.pasted.words import meets, sentences
 from study.known import lists
-from study.known.faults import table
+from study.known.faults import Fault, table
 
 FROM_TO = r"\b{}\b[^\n]{{0,40}}?\bfrom v?(\d[\w.]*\w)\s*(?:to|->|\u2192)\s*v?(\d[\w.]*\w)"
-BARE = re.compile(r"(?a)(?<![\w.=-])v?(\d+\.\d+\.\d+(?:\.?(?:post|rc|dev)\d+)?)(?![\w.%])")
+# Who writes of ZeRO and names no package means DeepSpeed.
+ZERO = re.compile(r"(?i)\bzero[ _-]?(?:stage)?[ _-]?[1-3]\b")
+BARE = re.compile(r"(?a)(?<![\w.=-])v?(\d+\.\d+\.\d+(?:\.?(?:post|rc|dev)\d+)?)(?!\w|\.\d|%)")
 CLAUSE = re.compile(r"[,;\n\uff0c\u3002]|\.\s|\b(?:but|while|whereas|and|however)\b")
 WORKS = ("works",)
-BROKEN = ("not works", "broken", "hang", "nan", "oom", "slow", "differ", "jump", "error/errors/exception", "crash/crashes")
+BROKEN = (
+    "not works",
+    "broken",
+    "hang",
+    "nan",
+    "oom",
+    "slow",
+    "differ",
+    "jump",
+    "error/errors/exception",
+    "crash/crashes",
+)
 MOST = 20_000  # characters that are read: what a person writes of releases stands at the beginning
 
 
@@ -32,7 +45,8 @@ def two_releases(text: str) -> dict[str, Apart]:
     text = text[:MOST]
     found = {}
     for word, name in table().packages.items():
-        if match := re.search(FROM_TO.format(re.escape(word)), text, re.IGNORECASE):
+        names = rf"(?:{re.escape(word)}|zero[ _-]?[123])" if name == "deepspeed" else re.escape(word)
+        if match := re.search(FROM_TO.format(names), text, re.IGNORECASE):
             old, new = map(lists.release_of, match.groups())
             if isinstance(old, Version) and isinstance(new, Version):
                 found[name] = Apart(old, new, is_said=True)
@@ -50,6 +64,8 @@ def _named(text: str) -> dict[str, set[Version]]:
     }
     for line in text.splitlines():
         packages = {name for word, name in table().packages.items() if re.search(rf"(?ia)\b{re.escape(word)}\b", line)}
+        if not packages and ZERO.search(line):
+            packages = {"deepspeed"}
         if len(packages) == 1:
             named.setdefault(packages.pop(), set()).update(map(Version, BARE.findall(line)))
     return {name: releases for name, releases in named.items() if len(releases) > 1}
@@ -60,10 +76,10 @@ def _apart(text: str, releases: set[Version]) -> Apart | None:
     verdicts = {release: _works(text, release) for release in releases}
     good = [release for release, works in verdicts.items() if works]
     bad = [release for release, works in verdicts.items() if works is False]
-    if len(releases) == 2 and bool(good) != bool(bad):
-        (other,) = releases - {*good, *bad} or {None}
-        good, bad = good or [other], bad or [other]
-    pairs = [(abs(_place(releases, a) - _place(releases, b)), a, b) for a in good for b in bad if a and b]
+    others = [release for release in releases if release not in good and release not in bad]
+    if len(others) == 1 and bool(good) != bool(bad):
+        good, bad = good or others, bad or others
+    pairs = [(abs(_place(releases, a) - _place(releases, b)), a, b) for a in good for b in bad]
     if pairs:
         _, works, broken = min(pairs)
         return Apart(works, broken, is_said=True)
@@ -93,3 +109,9 @@ def _clauses(text: str, release: str) -> Iterator[str]:
         begin = max((end.end() for end in CLAUSE.finditer(text, max(0, match.start() - 200), match.start())), default=0)
         end = CLAUSE.search(text, match.end())
         yield text[max(begin, match.start() - 200) : end.start() if end else match.end() + 200]
+
+
+def came_between(package: str, apart: Apart) -> list[Fault]:
+    """Return the known faults that the release which does not work has, and the other has not."""
+    of_package = (fault for fault in table().fault if fault.package == package)
+    return [fault for fault in of_package if fault.has(apart.broken) and fault.has(apart.works) is False]

@@ -1,7 +1,7 @@
 """Read what people write, word by word: inflections, typing errors and synonyms become one word, of words.toml.
 
-A condition such as `loss / norm + not fall` is met by a sentence that has all its parts, joined by +, in any order. In a
-part words follow each other, with at most two and no comma between, and / stands between words of which one is enough.
+A condition such as `loss/norm + not fall` is met by a sentence that has all its parts, joined by +, in any order. Words
+of a part follow each other, with at most two and no comma between; / stands between words of which one is enough.
 """
 
 import functools
@@ -69,7 +69,7 @@ def _forms() -> tuple[re.Pattern, dict[str, str], dict[str, str]]:
 
 @functools.lru_cache(2**14)
 def _of(token: str) -> str:
-    """Return the word of the table for a token, also with one letter wrong; a number as Python writes it; or the token."""
+    """Return the table's word for a token, also with one letter wrong; else a number as %g, or the token."""
     if token[0].isdigit():
         return _number(token)
     _, whole, begins = _forms()
