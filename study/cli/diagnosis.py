@@ -7,6 +7,7 @@ import tyro
 
 from study.cli import given, pasted
 from study.cli.findings import say_indented, show_finding
+from study.configs.oom.by_text import by_text
 from study.core.errors import Stop
 from study.core.text import number_of, say_wrapped
 from study.known.findings import Finding
@@ -42,7 +43,7 @@ def diagnose(
     answers = []
     if text or not paths:
         # A config beside a text says more of the training that the text is about.
-        answers.append(pasted.tell(given.whole_text(paths, text), symptom, details))
+        answers.append(pasted.tell(given.whole_text(paths, text), symptom, details, by_text))
         say_wrapped(*([""] if paths else []))
     return answers + _runs(paths)
 

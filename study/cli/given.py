@@ -5,11 +5,11 @@ import re
 from pathlib import Path
 
 from study.configs.pasted import condense
+from study.configs.stacks import CONFIGS
 from study.core.errors import Stop
 from study.records import store
 
 A_PATH = re.compile(r"\S*/\S*|\S*\.[a-z]\w{0,5}")  # a name with a folder or an ending, and no sentence
-CONFIGS = (".json", ".yaml", ".yml", ".toml")
 
 
 def split(words: tuple[str, ...]) -> tuple[list[Path], str]:

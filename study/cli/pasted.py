@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from study.configs.pasted.answer import PastedAnswer, answer
+from study.configs.pasted.answer import ByText, PastedAnswer, answer
 from study.configs.pasted.tracebacks import Seen
 from study.core.text import say_wrapped
 from study.known.findings import with_id
@@ -10,9 +10,9 @@ from study.known.findings import with_id
 HOW_SURE = {"sure": "", "likely": "Likely: ", "possible": "Perhaps: "}
 
 
-def tell(text: str, symptom: str, details: bool) -> dict:
-    """Print and return the answer to a text."""
-    told = answer(text, symptom)
+def tell(text: str, symptom: str, details: bool, by_text: ByText | None = None) -> dict:
+    """Print and return the answer to a text. `by_text` matches an error about memory with the model that it names."""
+    told = answer(text, symptom, by_text)
     if told.found:
         _show(told)
     else:

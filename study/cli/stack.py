@@ -8,6 +8,7 @@ import tyro
 
 from study.cli.findings import show_finding
 from study.configs.pasted import losses, matching
+from study.configs.pasted.words import sentences
 from study.configs.stacks import described
 from study.core.errors import Stop, nearest
 from study.core.settings import flag
@@ -40,7 +41,8 @@ def stack(
 
     Args:
         releases: Words such as deepspeed==0.19.8; or a file: a list of requirements, what `pip freeze` or `pip list`
-            wrote, a project, an environment of conda, a lock of uv or poetry. Several count together.
+            wrote, a project, an environment of conda, a lock of uv or poetry; or any text, such as a log, that also
+            says what the training is. Several count together.
             Without any: those of the record, or of this environment.
         config: A DeepSpeed json, an Accelerate yaml, arguments of the Trainer, or a record.
         symptom: What was seen, in a word (error, hang, ignored, loss, memory, no-update, norm) or in your words: faults
@@ -211,7 +213,8 @@ def _symptoms(words: str | None) -> set[str]:
     name = words.lower().replace("_", "-")
     if name in by_word:
         return {by_word[name]}
-    if seen := matching.symptoms(words, {each.id for each in losses.signs("", words)}):
+    said = sentences(words)
+    if seen := matching.symptoms(said, {each.id for each in losses.signs("", said)}):
         return seen
     what = f"--symptom {words!r:.80} names nothing that faults are known by"
     listed = f"say what was seen: {', '.join(sorted(table().symptoms))}, or a sentence with the numbers"

@@ -1,20 +1,27 @@
 """The stack that lists of releases, flags and a config describe together."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from study.configs.mistakes import recognised
+from study.configs.pasted import condense
+from study.configs.pasted.matching import flags_of, mentioned
+from study.configs.pasted.read import read
 from study.configs.settings import UNSET, EffectiveSettings, effective_settings, same
 from study.configs.shown import shown
 from study.core.recipes import AUTOCAST
 from study.core.settings import flag
 from study.core.text import is_number
 from study.known import lists
-from study.known.faults import table
+from study.known.faults import ANY, table
 from study.known.which_apply import WAYS, Flags, Stack
 from study.records.metrics import dig
+
+CONFIGS = (".json", ".yaml", ".yml", ".toml")  # of which the whole is a config or a lock
+LONGEST_PATH = 200  # characters: an error in quotes may be longer than a name can be
 
 
 def described(words: tuple[str, ...], flags: Flags, config: Path | None = None) -> tuple[Stack, list[str]]:
@@ -22,7 +29,7 @@ def described(words: tuple[str, ...], flags: Flags, config: Path | None = None) 
 
     Without words the releases are those of a record, or of this environment.
     """
-    notes = []
+    words, flags, notes = _with_texts(words, flags)
     said: EffectiveSettings = {}
     key: Callable[[str], Any] | None = None
     if config is not None:
@@ -39,6 +46,32 @@ def described(words: tuple[str, ...], flags: Flags, config: Path | None = None) 
     config_says = {name: None if each.is_open else each.value for name, each in said.items()}
     stack = Stack.of(lists.releases(words), flags, config_says, key)
     return stack, [*notes, *lists.notes(words, stack.releases), *_overruled(flags, said), *_engine(flags, said)]
+
+
+def _with_texts(words: tuple[str, ...], flags: Flags) -> tuple[tuple[str, ...], Flags, list[str]]:
+    """Return words and flags with what logs and other texts say of releases and of the training. Given flags win."""
+    lists_of: list[str] = []
+    notes = []
+    for word in words:
+        text = condense.content(Path(word)) if is_text(word) else word
+        pasted = read(text) if "\n" in text.strip() and Path(word[:LONGEST_PATH]).suffix not in CONFIGS else None
+        if pasted is None or not pasted.said:
+            lists_of.append(word)
+            continue
+        is_listed = {*lists.listed(text).values()} - {ANY}
+        lists_of.append(text if is_listed else "\n".join(mentioned(text)) or word)
+        notes.append(f"Read from the text: {', '.join(pasted.words)}.")
+        given = {name for name, value in vars(flags).items() if value is not None}
+        ways = {"stage", *WAYS}
+        taken = given | (ways if given & ways else set())
+        new = {name: value for name, value in vars(flags_of(pasted)).items() if value is not None and name not in taken}
+        flags = replace(flags, **new)
+    return tuple(lists_of), flags, notes
+
+
+def is_text(word: str) -> bool:
+    """Whether a word is a file that may be a log."""
+    return len(word) < LONGEST_PATH and Path(word).is_file()
 
 
 def _overruled(flags: Flags, said: EffectiveSettings) -> Iterator[str]:

@@ -1,18 +1,20 @@
 """One answer to a pasted text: what it means, what to do, who is hit, what that rests on, and what would say more."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from packaging.version import Version
 
 from study.configs.oom import reading
-from study.configs.oom.causes import CAUSES, causes
+from study.configs.oom.causes import CAUSES, Cause, causes
 from study.configs.pasted import losses, matching, tracebacks, watchdogs
 from study.configs.pasted.read import Pasted, read
-from study.configs.pasted.situations import fitting
+from study.configs.pasted.situations import fitting, is_spare
 from study.configs.pasted.tracebacks import Seen, sign
+from study.configs.pasted.two_releases import came_between
+from study.configs.pasted.words import Sentence, meets, sentences
 from study.core.errors import Stop
 from study.core.text import number_of
 from study.known.faults import named
@@ -25,6 +27,9 @@ ORDER = ("sure", "likely", "possible")
 # What a rank that waited for a failed one wrote says less than that one's error.
 WAITED = ("rank-behind", "rank-missing", "rank-timed-out-first", "nccl-watchdog", "watchdog-stuck", "gloo-timeout")
 OF_STEPS = ("loss-", "norm-", "rate-", "steps-", "overflow-")  # the beginnings of signs in the lines of a trainer
+OUT_OF_MEMORY = ("oom",)
+KILLED_BY_MEMORY = r"(?i)out.of.memory|\boom|MemoryError|allocat|bad_alloc|low on memory"
+ByText = Callable[[Pasted, reading.OomError | None], list[Cause]]
 ASKED = {"stage": "the stage of ZeRO, or FSDP", "passes": "gradient accumulation", "ranks": "the number of GPUs"}
 
 
@@ -48,17 +53,21 @@ class PastedAnswer:
         return self.found[0].sure if self.found else "nothing"
 
 
-def answer(text: str, symptom: str = "") -> PastedAnswer:
-    """Return the answer to a text, and to what a person says was seen."""
+def answer(text: str, symptom: str = "", by_text: ByText | None = None) -> PastedAnswer:
+    """Return the answer to a text, and to what a person says was seen.
+
+    `by_text` matches an error about memory with the model that the text names; a page in a browser has none.
+    """
     pasted = read(f"{text}\n{symptom}")
     words = f"{pasted.prose}\n{symptom}"
-    shown = _shown(pasted, words)
+    said = sentences(words)
+    shown = _shown(pasted, words, said, by_text)
     signs = {each.id for each in shown}
-    seen = matching.symptoms(words, signs)
+    seen = matching.symptoms(said, signs)
     if "loss" in seen and not any(id.startswith(OF_STEPS) for id in signs):
         seen |= {"norm"}  # a wrong gradient shows in the loss, or in the rewards
     faults = matching.matches(pasted, words, seen)
-    found = _ordered(shown, faults, [*fitting(pasted, words, seen | signs)])
+    found = _ordered(shown, faults, fitting(pasted, said, seen | signs)) or [*_two_releases(pasted)]
     possible = [each for each in faults if each.sure == "possible"]
     speaks = [each for each in possible if each.is_seen and each.share >= matching.SOME and each.applies.may_be_inside]
     may = [] if found else speaks[:MOST_MAY]
@@ -72,11 +81,11 @@ def answer(text: str, symptom: str = "") -> PastedAnswer:
     )
 
 
-def _shown(pasted: Pasted, words: str) -> list[Seen]:
+def _shown(pasted: Pasted, words: str, said: tuple[Sentence, ...], by_text: ByText | None) -> list[Seen]:
     """Return what the text shows, the cause before what follows from it."""
     errors = [_in_its_release(each, pasted) for each in tracebacks.errors(pasted.text)]
-    memory = [*_memory(pasted, words)]
-    found = [*errors, *memory, *watchdogs.hangs(pasted.text, words), *losses.signs(pasted.text, words)]
+    memory = [*_memory(pasted, words, said, by_text)]
+    found = [*errors, *memory, *watchdogs.hangs(pasted.text, words), *losses.signs(pasted.text, said)]
     is_failed = any(not each.follows and each.sure != "possible" for each in (*errors, *memory))
     return sorted(
         found, key=lambda each: (each.follows, each.id in WAITED and is_failed, ORDER.index(each.sure), each.place)
@@ -94,18 +103,30 @@ def _in_its_release(seen: Seen, pasted: Pasted) -> Seen:
     return seen
 
 
-def _memory(pasted: Pasted, words: str) -> Iterator[Seen]:
-    """Yield what an error about memory means, as `study oom` says without a model."""
+def _memory(pasted: Pasted, words: str, said: tuple[Sentence, ...], by_text: ByText | None) -> Iterator[Seen]:
+    """Yield what an error about memory means, as `study oom` says, with a model if the text names one."""
     text = pasted.text
     try:
         error = reading.find(text)
     except Stop:
+        if by_text and (sentence := meets(OUT_OF_MEMORY, said)) and (of_model := by_text(pasted, None)):
+            cause = of_model[0]
+            yield sign(
+                "memory-was-full",
+                text,
+                max(text.find(sentence), 0),
+                how="likely",
+                cause=cause.what,
+                remedy=cause.remedy,
+            )
         return
     place = max(text.find(error.line[:40]), 0)
-    first, *others = causes(error, {}, False, "")
+    first, *others = (by_text(pasted, error) if by_text else []) or causes(error, {}, False, "")
+    if error.where == "GPU" and not error.asked.high and not first.is_likely:
+        return  # the words alone, as in a title: what a person says beside them tells more
     if error.where != "GPU":
         # Of a process that was only seen to end by SIGKILL nobody says why.
-        is_said = re.search(r"(?i)out.of.memory|\boom|MemoryError|allocat|bad_alloc|low on memory", error.context)
+        is_said = meets(OUT_OF_MEMORY, said) or re.search(KILLED_BY_MEMORY, error.context)
         if first.id == "oom-host" and not is_said:
             yield sign("process-killed", text, place, remedy=first.remedy)
         else:
@@ -145,7 +166,19 @@ def _ordered(shown: list[Seen], matches: list[matching.Match], situations: list[
         [each for each in errors if each.follows],
     ]
     found = [each for kind in kinds for each in kind]
+    if len(found) > 1:
+        found = [each for each in found if not is_spare(each.id)] or found[:1]
     return sorted(found, key=lambda each: (each.follows, each.sure == "possible"))
+
+
+def _two_releases(pasted: Pasted) -> Iterator[Seen]:
+    """Yield what came between two releases of which a text tells."""
+    for package, apart in pasted.apart.items():
+        faults = came_between(package, apart)
+        count = f"{number_of(len(faults), 'known faults')} came" if faults else "no known fault came"
+        first = f", such as {faults[0].id}" if faults else ""
+        values = {"package": package, "works": apart.works, "broken": apart.broken, "count": count, "first": first}
+        yield sign("two-releases", pasted.text, max(pasted.text.find(str(apart.broken)), 0), **values)
 
 
 def _of_fault(match: matching.Match) -> Seen:

@@ -6,10 +6,11 @@ progress bars. A healthy training has none of these signs; GRPO's loss begins at
 
 import re
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from study.configs.pasted.tracebacks import Seen, said, sign
+from study.configs.pasted.tracebacks import Seen, rows, sign
+from study.configs.pasted.words import Sentence, meets
 
 NUMBER = r"[\"']?\s*[:=]?\s*[\"']?(-?(?:\d+(?:\.\d*)?(?:e[+-]?\d+)?|nan|inf))(?![\w.%])"
 VALUES = {
@@ -62,15 +63,15 @@ def _value(pattern: re.Pattern, row: str) -> float | None:
     return float(match[1]) if match else None
 
 
-def signs(text: str, words: str = "") -> list[Seen]:
+def signs(text: str, words: Sequence[Sentence] = ()) -> list[Seen]:
     """Return what the lines of a trainer show, or else a person's words about them."""
     told = lines(text)
     found = [*_losses(text, told), *_norms(text, told), *_overflows(text), *_rates(text, told)]
     found += [*_seconds(text), *_folders(text)]
     if not found and len(told) < FEW:  # where a log has more, a person's words say less
-        for id, pattern in said().items():
-            if match := pattern.search(words):
-                found.append(sign(id, text, max(text.find(match[0]), 0), since="", beside=""))
+        for id, row in rows().items():
+            if sentence := meets(row.get("said", ()), words):
+                found.append(sign(id, text, max(text.find(sentence), 0), since="", beside=""))
     return sorted(found, key=lambda each: each.id != "norm-sqrt2")  # it has one cause, and the others several
 
 
@@ -122,7 +123,7 @@ def _rates(text: str, told: list[Line]) -> Iterator[Seen]:
     rated = [line for line in told if line.rate is not None]
     rates = [line.rate for line in rated if line.rate is not None]
     ended = next((number for number in range(len(rates)) if not any(rates[number:])), len(rates))
-    if len(rates) >= MANY and ended == 0:
+    if len(rates) >= FEW and ended == 0:
         yield sign("rate-zero", text, rated[0].place)
     elif len(rates) - ended >= FEW and 0 < ended < SHARE * len(rates):
         yield sign("rate-ends-early", text, rated[ended].place, count=len(rates) - ended, lines=len(rates))

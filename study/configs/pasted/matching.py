@@ -10,8 +10,8 @@ import math
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from packaging.version import Version
 
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.tracebacks import Sure
-from study.known.faults import ANY, Fault, table
+from study.configs.pasted.words import Sentence, meets
+from study.known.faults import ANY, Fault, Release, table
 from study.known.which_apply import Applies, Flags, Stack, which_apply
 
 TABLE = Path(__file__).with_name("symptoms.toml")
@@ -46,9 +47,10 @@ class Match:
         return self.applies.fault
 
 
-def symptoms(words: str, signs: set[str]) -> set[str]:
+def symptoms(said: Sequence[Sentence], signs: set[str]) -> set[str]:
     """Return the symptoms that a person's words, or signs in a log, speak of."""
-    return {name for name, (pattern, of_signs) in _symptoms().items() if pattern.search(words) or signs & of_signs}
+    rows = {name: row for name, row in _table().items() if name != "plain_words"}
+    return {name for name, row in rows.items() if meets(row["words"], said) or signs & {*row["signs"]}}
 
 
 @functools.cache
@@ -61,14 +63,8 @@ def _plain() -> set[str]:
     return {*_table()["plain_words"].split()}
 
 
-@functools.cache
-def _symptoms() -> dict[str, tuple[re.Pattern, set[str]]]:
-    rows = {name: row for name, row in _table().items() if name != "plain_words"}
-    return {name: (re.compile(row["pattern"], re.IGNORECASE), {*row["signs"]}) for name, row in rows.items()}
-
-
-def stack_of(pasted: Pasted) -> Stack:
-    """Return the releases and the training that a text describes. A package that is only mentioned has any release."""
+def flags_of(pasted: Pasted) -> Flags:
+    """Return what a text says of the training, as flags."""
     said = dict(pasted.said)
     stage = said.pop("stage", None)
     ways = {"FSDP1": "fsdp1", "FSDP2": "fsdp2", "DDP": "ddp"}
@@ -85,12 +81,22 @@ def stack_of(pasted: Pasted) -> Stack:
         flags.pop("passes", None)
     if "trainer" not in flags and "transformers" in pasted.releases:
         flags["trainer"] = "trainer"  # who lists transformers for a question on a training mostly trains with it
-    mentioned = {name: ANY for word, name in table().packages.items() if re.search(rf"(?i)\b{word}\b", pasted.text)}
+    return Flags(**flags)
+
+
+def mentioned(text: str) -> dict[str, Release]:
+    """Return the packages of the table that a text names, of any release."""
+    return {name: ANY for word, name in table().packages.items() if re.search(rf"(?i)\b{word}\b", text)}
+
+
+def stack_of(pasted: Pasted) -> Stack:
+    """Return the releases and the training that a text describes. A package that is only mentioned has any release."""
+    said = pasted.said
     config = {name: said[name] for name in ("machines",) if name in said}
     if "lean_loading" in said:
         config["fsdp_cpu_ram_efficient_loading"] = said["lean_loading"]
     key = functools.partial(_dig, pasted.config) if pasted.config is not None else None
-    stack = Stack.of(mentioned | pasted.releases, Flags(**flags), config, key)
+    stack = Stack.of(mentioned(pasted.text) | pasted.releases, flags_of(pasted), config, key)
     return Stack(stack.releases, stack.said, key)
 
 
@@ -103,9 +109,20 @@ def _dig(config: dict, path: str) -> Any:
 
 def matches(pasted: Pasted, words: str, seen: set[str]) -> list[Match]:
     """Return the faults of which a text may speak, the surest first. `seen` are symptoms."""
-    found = [_match(applies, pasted, words, seen) for applies in which_apply(stack_of(pasted))]
+    found = [
+        _match(applies, pasted, words, seen) for stage in _stages(pasted) for applies in which_apply(stack_of(stage))
+    ]
     order = ("sure", "likely", "possible")
-    return sorted(found, key=lambda each: (order.index(each.sure), not each.is_seen, -each.share))
+    ranked = sorted(found, key=lambda each: (order.index(each.sure), not each.is_seen, -each.share))
+    return [*{each.fault.id: each for each in reversed(ranked)}.values()][::-1]  # of several stages the surest
+
+
+def _stages(pasted: Pasted) -> list[Pasted]:
+    """Return a text as one of each stage, if it speaks of several, as who compares them does."""
+    stages = sorted({int(each) for each in re.findall(r"(?i)\bzero[ _-]?(?:stage)?[ _=-]{0,2}([1-3])\b", pasted.text)})
+    if "stage" in pasted.said or len(stages) < 2:
+        return [pasted]
+    return [replace(pasted, said=pasted.said | {"stage": stage}) for stage in stages]
 
 
 def _match(applies: Applies, pasted: Pasted, words: str, seen: set[str]) -> Match:
@@ -113,9 +130,11 @@ def _match(applies: Applies, pasted: Pasted, words: str, seen: set[str]) -> Matc
     share = _share(fault, words, pasted.text)
     is_seen = any(name in fault.symptom for name in seen) and not _is_opposite(fault.symptom, words)
     open_conditions = {question.condition for question in applies.why}
+    if fault.symptom == "slow":  # its script is asked whether time matters: who writes of it has answered
+        open_conditions -= {"script"}
     is_inside = isinstance(applies.release, Version) and fault.contains(applies.release)
     sure: Sure = "possible"
-    if is_seen and applies.answer == "applies":
+    if is_seen and (applies.answer == "applies" or (fault.symptom == "slow" and is_inside and not open_conditions)):
         sure = "sure"
     elif is_seen and is_inside:
         has_words = open_conditions <= {"script"} and share >= STRONG
@@ -132,8 +151,8 @@ def _is_opposite(symptom: str, words: str) -> bool:
 
 
 def _came_with_an_upgrade(fault: Fault, pasted: Pasted) -> bool:
-    older = pasted.older.get(fault.package)
-    return older is not None and not fault.contains(older)
+    apart = pasted.apart.get(fault.package)
+    return apart is not None and apart.is_said and not fault.contains(apart.works)
 
 
 def _share(fault: Fault, words: str, text: str) -> float:

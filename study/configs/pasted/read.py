@@ -11,9 +11,10 @@ from typing import Any
 
 from packaging.version import Version
 
+from study.configs.pasted.two_releases import Apart, two_releases
 from study.core.text import number_of
 from study.known import lists
-from study.known.faults import ANY, Release, table
+from study.known.faults import ANY, Release
 
 TABLE = Path(__file__).with_name("said.toml")
 TRUTH = {"true": True, "false": False}
@@ -22,12 +23,14 @@ LONGEST_CONFIG = 20_000  # characters
 # A line of a person has words, and little else.
 NO_PROSE = re.compile(
     r"^(?:File |at |\[|[-*] [`A-Z][\w` ]+:|\d{4}-|INFO|WARNING|import |from \S+ import|def |class |pip |export |--"
-    r"|\$|>>>|return |raise |(?i:step|epoch|iter\w*)\W{0,3}\d)"
+    r"|\$|>>>|return |raise |\s*\d+%|(?i:step|epoch|iter\w*)\W{0,3}\d)"
 )
-WORD = re.compile(r"[A-Za-z][a-z'-]*[.,;:!?)]*$|[\u4e00-\u9fff]")
-PROSE_SHARE = 0.6  # of what stands between spaces is a word
+WORD = re.compile(r"[A-Za-z][A-Za-z'-]*[.,;:!?)]*$|[\u4e00-\u9fff]")
+NAME = re.compile(
+    r"[A-Za-z][\w./-]*\d[\w./-]*[,;:?!)]?|[*x(]?\d{1,4}[A-Za-z*]{0,3}[,;:?!)]?|[*+x&-]"
+)  # of a model, a GPU, a count
+PROSE_SHARE = 0.6  # of what stands between spaces is a word, names not counted
 LONGEST_LINE = 2000
-UPGRADE = r"\b{}\b[^\n]{{0,40}}?\bfrom v?(\d[\w.]*\w)\s*(?:to|->|\u2192)\s*v?(\d[\w.]*\w)"
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Pasted:
 
     text: str
     releases: dict[str, Release]
-    older: dict[str, Version]  # before an upgrade that the text tells of
+    apart: dict[str, Apart]  # two releases of a package
     said: dict[str, Any]  # by conditions of faults; what it does not say is not in it
     config: dict | None  # DeepSpeed's, if a whole one is in it
 
@@ -45,7 +48,7 @@ class Pasted:
         """What was read, as a person would say it."""
         said = self.said
         words = [f"{name} {release}" for name, release in self.releases.items() if release != ANY]
-        words += [f"before that {name} {release}" for name, release in self.older.items()]
+        words += [f"{name} {each.works} works" for name, each in self.apart.items() if each.is_said]
         if "stage" in said:
             words.append(f"stage {said['stage']}" if isinstance(said["stage"], int) else str(said["stage"]))
         for name, things in {"passes": "passes", "ranks": "ranks"}.items():
@@ -68,29 +71,22 @@ class Pasted:
 
 
 def _is_prose(line: str) -> bool:
-    if len(line) > LONGEST_LINE or NO_PROSE.match(line):
+    if len(line) > LONGEST_LINE:
         return False
-    if re.search("[\u4e00-\u9fff]{2}", line):
+    if re.search("[\u4e00-\u9fff]{2}", line) and not re.match(r"[\[\w]*[:=\[]", line):
         return True
-    parts = line.split()
-    return len(parts) >= 4 and sum(map(bool, map(WORD.match, parts))) >= PROSE_SHARE * len(parts)
+    if NO_PROSE.match(line):
+        return False
+    parts = [part for part in line.split() if not NAME.fullmatch(part)]
+    share = PROSE_SHARE if len(parts) >= 4 else 1  # "Training hangs" is a title
+    return len(parts) >= 2 and sum(map(bool, map(WORD.match, parts))) >= share * len(parts)
 
 
 def read(text: str) -> Pasted:
-    older, newer = upgrades(text)
-    return Pasted(text, releases(text) | newer, older, said(text), deepspeed_config(text))
-
-
-def upgrades(text: str) -> tuple[dict[str, Version], dict[str, Release]]:
-    """Return releases before and after an upgrade, where a text says `from 0.16.4 to 0.18.3` after a package."""
-    older: dict[str, Version] = {}
-    newer: dict[str, Release] = {}
-    for word, name in table().packages.items():
-        if match := re.search(UPGRADE.format(re.escape(word)), text, re.IGNORECASE):
-            first, second = map(lists.release_of, match.groups())
-            if isinstance(first, Version) and isinstance(second, Version):
-                older[name], newer[name] = first, second
-    return older, newer
+    apart = two_releases(text)
+    broken = {name: each.broken for name, each in apart.items() if each.is_said}
+    named: dict[str, Release] = {**releases(text), **broken}
+    return Pasted(text, named, apart, said(text), deepspeed_config(text))
 
 
 def releases(text: str) -> dict[str, Release]:

@@ -3,13 +3,14 @@
 import functools
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from study.configs.pasted.read import Pasted
-from study.configs.pasted.tracebacks import Seen, Sure
+from study.configs.pasted.tracebacks import LONGEST, Seen, Sure, line_at
+from study.configs.pasted.words import Sentence, meets
 
 TABLE = Path(__file__).with_name("situations.toml")
 
@@ -23,13 +24,19 @@ class Situation:
     sure: Sure
     evidence: str
     who: str = ""
-    words: str = ""
-    needs: str = ""  # must be in the text as well
+    words: tuple[str, ...] = ()
+    names: str = ""
+    otherwise: bool = False
+    needs: str = ""
     without: str = ""
-    anywhere: bool = False
     symptoms: tuple[str, ...] = ()
     unsaid: tuple[str, ...] = ()
     when: dict[str, list] = field(default_factory=dict)
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether its symptom alone is enough."""
+        return not self.words and not self.names
 
 
 @functools.cache
@@ -38,8 +45,21 @@ def situations() -> dict[str, Situation]:
     return {id: Situation(**row) for id, row in rows.items()}
 
 
-def fitting(pasted: Pasted, words: str, symptoms: set[str]) -> Iterator[Seen]:
-    """Yield the situations that fit. `symptoms` are those of symptoms.toml, and ids of signs."""
+def is_spare(id: str) -> bool:
+    """Whether this is told only where nothing else is."""
+    return id in situations() and situations()[id].otherwise
+
+
+def fitting(pasted: Pasted, said: Sequence[Sentence], symptoms: set[str]) -> list[Seen]:
+    """Return the situations that fit, the likely ones alone if there are any.
+
+    `symptoms` are those of symptoms.toml, and ids of signs.
+    """
+    fits = [*_fits(pasted, said, symptoms)]
+    return [each for each in fits if each.sure == "likely"] or fits
+
+
+def _fits(pasted: Pasted, said: Sequence[Sentence], symptoms: set[str]) -> Iterator[Seen]:
     for id, each in situations().items():
         if each.symptoms and not symptoms & {*each.symptoms}:
             continue
@@ -47,13 +67,14 @@ def fitting(pasted: Pasted, words: str, symptoms: set[str]) -> Iterator[Seen]:
         asked = {condition: values for condition, values in each.when.items() if condition not in unsaid}
         if not all(pasted.said.get(condition) in values for condition, values in asked.items()):
             continue
-        text = pasted.text if each.anywhere else words
-        match = re.search(each.words, text, re.IGNORECASE)
-        if match is None or not re.search(each.needs, pasted.text):
+        line = meets(each.words, said)
+        if line is None and each.names and (match := re.search(each.names, pasted.text, re.IGNORECASE)):
+            line = line_at(pasted.text, match.start())
+        if not (line or each.is_bare) or not re.search(each.needs, pasted.text):
             continue
         if each.without and re.search(each.without, pasted.text, re.IGNORECASE):
             continue
         sentence = each.sentence.replace("{stage}", str(pasted.said.get("stage", "1 or 2")))
         sure = "possible" if unsaid else each.sure
-        line = " ".join(match[0].split())[:200]
+        line = " ".join((line or "").split())[:LONGEST]
         yield Seen(id, sentence, each.remedy, sure, each.evidence, who=each.who, line=line)

@@ -58,12 +58,6 @@ def rows() -> dict[str, dict[str, Any]]:
     return tomllib.loads(SIGNS.read_text(encoding="utf-8"))
 
 
-@functools.cache
-def said() -> dict[str, re.Pattern]:
-    """Return how people write of signs, by their ids."""
-    return {id: re.compile(row["said"], re.IGNORECASE) for id, row in rows().items() if "said" in row}
-
-
 def sign(id: str, text: str, place: int, **values: Any) -> Seen:
     """Return what signs.toml says of something that a rule found at a place of a text."""
     row = rows()[id]

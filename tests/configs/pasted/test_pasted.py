@@ -9,7 +9,8 @@ from collections import Counter
 import pytest
 
 from study.cli import diagnosis
-from study.configs.pasted import condense, situations, tracebacks, watchdogs
+from study.configs.oom.by_text import by_text
+from study.configs.pasted import condense, situations, tracebacks, two_releases, watchdogs, words
 from study.configs.pasted.answer import answer
 from study.configs.pasted.read import deepspeed_config, read
 from study.core.errors import Stop
@@ -27,11 +28,14 @@ EXAMPLES = table("configs/pasted/examples.toml")
 WELL = {id: row["text"] for id, row in table("configs/pasted/well.toml").items()}
 WELL |= {path.stem: path.read_text() for path in sorted((HERE / "healthy").iterdir())}
 JUDGED = table("configs/pasted/judged.toml")
-THREADS = {
-    row["name"]: (HERE / which / f"{row['name']}.txt").read_text()
-    for which in ("threads", "threads2")
+ROWS = {
+    row["name"]: row | {"folder": which}
+    for which in ("threads", "threads2", "threads3")
     for row in table(f"configs/pasted/{which}.toml")["thread"]
 }
+THREADS = {name: (HERE / row["folder"] / f"{name}.txt").read_text() for name, row in ROWS.items()}
+# What the reader said of each set of threads3.toml before it had seen it: right or helpful, and wrong.
+UNSEEN = {"a": (7, 0), "b": (6, 2), "c": (5, 2), "d": (8, 3), "e": (7, 2)}
 
 
 # --- the tables ------------------------------------------------------------------------------------------------------
@@ -70,17 +74,18 @@ def test_nothing_is_found_in_a_training_that_is_well(name):
 
 @pytest.mark.parametrize("name", THREADS)
 def test_a_public_thread_has_the_answer_that_was_judged(name):
-    assert answer(THREADS[name]).id == JUDGED[name]["id"]
+    assert answer(THREADS[name], by_text=by_text).id == JUDGED[name]["id"]
 
 
 def test_threads_that_were_read_stay_answered_and_the_first_figures_are_kept():
+    assert {*JUDGED} == {*ROWS}
     judged = Counter(row["now"] for row in JUDGED.values())
-    assert judged.total() == 60
-    assert judged["right"] + judged["helpful"] >= 36
-    assert judged["wrong"] <= 2
+    assert judged["right"] + judged["helpful"] >= 0.6 * len(JUDGED)
+    assert judged["wrong"] <= 0.04 * len(JUDGED)
     # Before they were read: what a stranger may expect.
-    first = Counter(row["first"] for row in JUDGED.values())
-    assert (first["right"] + first["helpful"], first["wrong"]) == (29, 2)
+    for which, (good, bad) in ({None: (29, 2)} | UNSEEN).items():
+        first = Counter(JUDGED[name]["first"] for name, row in ROWS.items() if row.get("set") == which)
+        assert (first["right"] + first["helpful"], first["wrong"]) == (good, bad)
 
 
 # --- what waits for what ---------------------------------------------------------------------------------------------
@@ -246,3 +251,92 @@ def test_nothing_known_says_what_would_tell(monkeypatch, capsys):
     assert not in_this_process(monkeypatch, "diagnose deepspeed==0.19.8 is what we use")
     first = " ".join(capsys.readouterr().out.split())
     assert first.startswith("Nothing known applies to what you gave; say ")
+
+
+# --- a person's words ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "condition"),
+    [
+        ("Traning freezes at step 10", "hang"),
+        ("the run was frozen", "hang"),
+        ("训练卡住了", "hang"),
+        ("The loss doesn't decrese", "loss not fall"),
+        ("memroy is not reduced with FSDP", "memory + not fall"),
+        ("with more cards the memory stays the same", "memory same"),
+        ("gradient norm is 0.0", "norm be 0"),
+        ("grad_norm:nan loss:0", "loss be 0"),
+        ("slower than single GPU", "slow + gpu"),
+        ("It goes OOM at saving", "oom + save"),
+        ("saving of a checkpiont ends out of memory", "oom + checkpoint"),
+    ],
+)
+def test_words_are_read_in_any_inflection_order_and_spelling(text, condition):
+    assert words.meets([condition], words.sentences(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "condition"),
+    [
+        ("it takes no longer than before", "slow"),
+        ("the loss at step 0 is 2.3", "loss be 0"),
+        ("the loss is wrong with ZeRO-3", "loss be 0"),
+        ("the loss is low, 0 errors are shown", "loss be 0"),
+        ("the loss decreases", "loss not fall"),
+    ],
+)
+def test_words_that_say_something_else_are_not_taken_for_it(text, condition):
+    assert words.meets([condition], words.sentences(text)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "works", "broken"),
+    [
+        ("DeepSpeed worked in 0.15.4, broken in 0.16.2", "0.15.4", "0.16.2"),
+        ("deepspeed 0.17.2 gives NaN loss. With deepspeed==0.16.4 it works", "0.16.4", "0.17.2"),
+        ("| deepspeed 0.14.0 | works |\n| deepspeed 0.15.4 | ok |\n| deepspeed 0.16.2 | hangs |", "0.15.4", "0.16.2"),
+        ("after upgrading deepspeed from 0.15.4 to 0.16.2 it is slower", "0.15.4", "0.16.2"),
+        ("Zero-2 slows down from v0.18.4 to v0.18.5", "0.18.4", "0.18.5"),
+        ("downgrading to deepspeed 0.15.1 fixed it\nDeepSpeed version: 0.16.3", "0.15.1", "0.16.3"),
+        ("用deepspeed 0.14.2正常\uff0c0.15.0就卡住", "0.14.2", "0.15.0"),
+    ],
+)
+def test_two_releases_are_told_apart_by_what_is_said_of_each(text, works, broken):
+    apart = two_releases.two_releases(text)["deepspeed"]
+    assert (str(apart.works), str(apart.broken), apart.is_said) == (works, broken, True)
+
+
+def test_what_came_between_two_releases_is_told_as_diff_does():
+    told = answer("deepspeed 0.17.5 works for us, and deepspeed 0.17.6 is broken")
+    assert told.id == "two-releases"
+    assert "5 known faults came, such as last-pass-only" in told.found[0].sentence
+    assert "study diff deepspeed==0.17.5 deepspeed==0.17.6" in told.found[0].remedy
+
+
+def test_a_size_is_matched_with_the_model_and_the_gpus_that_the_text_names():
+    error = "\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 14.96 GiB.\n"
+    told = answer(f"ZeRO-2 with meta-llama/Meta-Llama-3-8B-Instruct on 2 A100 80GB{error}", by_text=by_text)
+    assert "14.96 GiB = 8,030,261,248 parameters / 2 ranks x 4 bytes" in told.found[0].sentence
+    told = answer("Full fine-tuning of a 72B model with ZeRO-3 on 4 A100 80GB goes OOM", by_text=by_text)
+    assert "take 288 GB a GPU with zero3 on 4 GPUs, which has 85.9 GB: they do not fit" in told.found[0].sentence
+    told = answer("ZeRO-3 offload of a 32B model on one GPU is killed, exitcode: -9, dmesg says OOM", by_text=by_text)
+    assert "32 billion parameters take 512 GB" in told.found[0].sentence
+    assert "of all ranks" in told.found[0].sentence
+
+
+def test_a_log_that_is_given_to_stack_says_releases_and_flags(monkeypatch, capsys, tmp_path):
+    path = tmp_path / "train.log"
+
+    def applies(words: str = "") -> list[str]:
+        in_this_process(monkeypatch, f"stack {path} {words} --json")
+        answer = json.loads(capsys.readouterr().out)
+        return [row["id"] for row in answer["faults"] if row["answer"] == "applies"]
+
+    log = "zero_optimization_stage ...... 2\ngradient_accumulation_steps: 4\n8 x A100\nTrainingArguments\n"
+    path.write_text(f"deepspeed==0.18.2\n{log}")
+    assert "last-pass-only" in applies()
+    assert "last-pass-only" not in applies("--stage 3")  # flags win
+    path.write_text(f"deepspeed is used\n{log}")
+    assert not in_this_process(monkeypatch, f"stack {path}")
+    assert "Read from the text: stage 2, 4 passes, 8 ranks" in " ".join(capsys.readouterr().out.split())
