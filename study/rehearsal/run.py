@@ -17,11 +17,11 @@ import torch
 
 from study.core.errors import Stop
 from study.measure.virtual_rank import become_virtual_rank
-from study.rehearsal import launch, ranks
+from study.rehearsal import deepspeed_patches, hugging_face_patches, launch, ranks, torch_patches
 from study.rehearsal.count import Count
 from study.rehearsal.files import Files
 from study.rehearsal.gpu import answer_as_a_gpu
-from study.rehearsal.libraries import Libraries
+from study.rehearsal.libraries import Rehearsal, WhenImported
 from study.rehearsal.moments import Enough
 from study.rehearsal.request import ANSWER, REQUEST, Failure, Request
 from study.rehearsal.values import NEEDS_VALUES, NoValue, OnOneDevice, Script, Shapes, Values
@@ -43,7 +43,9 @@ def main(folder: Path) -> None:
     shapes = Shapes(values, count.watch, request.real)
     count.shapes = shapes
     shapes.weights()
-    Libraries(request, shapes, count).patch()
+    rehearsal = Rehearsal(request, shapes, count)
+    torch_patches.patch(rehearsal)
+    WhenImported(rehearsal, hugging_face_patches.PATCHES | deepspeed_patches.PATCHES).attach()
     os.environ |= launch.environment(request)
     sys.argv = [request.script, *request.words]
     sys.path[0] = str(path.parent)
