@@ -59,7 +59,7 @@ class Count:
     def _counts(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is the GPU's: it has no values, or it was made in a pass, as masks are."""
         # Of real tensors, data sets are the host's, and batches take their bytes on a GPU once they are moved there.
-        if self.moments.on_host:
+        if self.moments.on_host or tensor.device.type == "meta":
             return False
         if isinstance(tensor, FakeTensor) or self.request.real:
             return True
