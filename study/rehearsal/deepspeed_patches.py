@@ -1,11 +1,11 @@
 """How DeepSpeed runs as rank 0 of N without a GPU."""
 
-import types
 from typing import Any
 
 import torch
 
 from study.rehearsal.libraries import Patch, Rehearsal
+from study.rehearsal.nothing import Nothing
 
 TORCH: Any = torch  # whose parts are replaced
 
@@ -34,7 +34,7 @@ def engine(rehearsal: Rehearsal, module) -> None:
 
 
 def comm(rehearsal: Rehearsal, module) -> None:
-    module.build_shm_op = lambda: None  # it would be compiled, for neighbours that do not exist
+    module.build_shm_op = lambda: None  # for neighbours on a CPU
 
 
 def coordinator(rehearsal: Rehearsal, module) -> None:
@@ -48,15 +48,16 @@ def partition(rehearsal: Rehearsal, module) -> None:
         rehearsal.shapes.wrap_all(getattr(module, owner))
 
 
-def cpu_adam(rehearsal: Rehearsal, module) -> None:
-    if rehearsal.request.real:
-        return
+def builder(rehearsal: Rehearsal, module) -> None:
+    """Build no operator: those of optimizers work in place."""
+    if not rehearsal.request.real:
+        module.OpBuilder.load = lambda *_, **__: Nothing()
 
-    def nothing(*_, **__) -> None:
-        pass
 
-    operator = types.SimpleNamespace(create_adam=nothing, adam_update=nothing, destroy_adam=nothing)
-    module.CPUAdamBuilder = lambda: types.SimpleNamespace(load=lambda: operator)
+def builder_without_cpu(rehearsal: Rehearsal, module) -> None:
+    """An operator that DeepSpeed has for GPUs alone, such as FusedLamb's."""
+    if not rehearsal.request.real:
+        module.NotImplementedBuilder.load = lambda *_, **__: Nothing()
 
 
 def without_values(class_name: str) -> Patch:
@@ -74,6 +75,7 @@ PATCHES: dict[str, Patch] = {
     "deepspeed.runtime.bf16_optimizer": without_values("BF16_Optimizer"),
     "deepspeed.runtime.fp16.unfused_optimizer": without_values("FP16_UnfusedOptimizer"),
     "deepspeed.runtime.fp16.fused_optimizer": without_values("FP16_Optimizer"),
-    "deepspeed.ops.adam.cpu_adam": cpu_adam,
     "deepspeed.comm.torch": comm,
+    "deepspeed.ops.op_builder.builder": builder,
+    "deepspeed.ops.op_builder.cpu.no_impl": builder_without_cpu,
 }

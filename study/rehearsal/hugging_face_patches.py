@@ -1,4 +1,4 @@
-"""How Accelerate, transformers, PEFT and TRL run as rank 0 of N without a GPU."""
+"""How Accelerate, transformers, PEFT, TRL and timm run as rank 0 of N without a GPU."""
 
 import torch
 
@@ -137,6 +137,11 @@ def from_config(cls, name, config, options: dict):
     return cls._from_config(config, dtype=dtype or torch.float32, **more).eval()
 
 
+def timm_weights(rehearsal: Rehearsal, module) -> None:
+    if not rehearsal.request.real:
+        module.load_pretrained = lambda *_, **__: None
+
+
 def watch(rehearsal: Rehearsal, module) -> None:
     module.Watch.__enter__ = lambda watch: watch  # what it would look at is counted here
 
@@ -155,5 +160,6 @@ PATCHES: dict[str, Patch] = {
     "peft.peft_model": peft_model,
     "safetensors.torch": safetensors,
     "study.watch.session": watch,
+    "timm.models._builder": timm_weights,
     "trl.kernels.chunked_logprob": trl_kernels,
 }

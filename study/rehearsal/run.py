@@ -23,6 +23,7 @@ from study.rehearsal.files import Files
 from study.rehearsal.gpu import answer_as_a_gpu
 from study.rehearsal.libraries import Rehearsal, WhenImported
 from study.rehearsal.moments import Enough
+from study.rehearsal.nothing import Nothing
 from study.rehearsal.request import ANSWER, REQUEST, Failure, Request
 from study.rehearsal.values import NEEDS_VALUES, NoValue, OnOneDevice, Script, Shapes, Values
 
@@ -69,21 +70,6 @@ def main(folder: Path) -> None:
     answer.write(folder / ANSWER)
     sys.stdout.flush()
     os._exit(0)  # threads of libraries may wait for ranks that do not exist
-
-
-class Nothing:
-    """What a function that is left out returns: it can be called, and has every attribute and item."""
-
-    def __getattr__(self, name: str) -> "Nothing":
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self
-
-    def __call__(self, *_, **__) -> "Nothing":
-        return self
-
-    def __getitem__(self, _) -> "Nothing":
-        return self
 
 
 def run_script(path: Path, skips: list[str], module_name: str | None = None) -> None:

@@ -53,6 +53,8 @@ def patch(rehearsal: Rehearsal) -> None:
 
     TORCH.utils.data.dataloader._BaseDataLoaderIter.__next__ = next_batch
     patch_optimizers(rehearsal)
+    if not rehearsal.request.real:
+        patch_downloads()
     patch_fsdp2(rehearsal)
     patch_fsdp1(rehearsal)
 
@@ -71,6 +73,23 @@ def patch_optimizers(rehearsal: Rehearsal) -> None:
         return call
 
     TORCH.optim.Optimizer.profile_hook_step = staticmethod(with_values)
+
+
+class NotDownloaded(dict):
+    """Weights that a script would download. They have no values here, and so are not needed."""
+
+
+def patch_downloads() -> None:
+    """Download no weights, and let models that load them stay as they are."""
+    load = torch.nn.Module.load_state_dict
+
+    def load_state_dict(module, state_dict, *args, **kwargs):
+        return load(
+            module, module.state_dict() if isinstance(state_dict, NotDownloaded) else state_dict, *args, **kwargs
+        )
+
+    TORCH.nn.Module.load_state_dict = load_state_dict
+    TORCH.hub.load_state_dict_from_url = lambda *_, **__: NotDownloaded()
 
 
 read_address = torch.Tensor.data_ptr
