@@ -16,6 +16,7 @@ from study.core.errors import Stop
 from study.core.gpus import gpu_named, num_gpus
 from study.core.text import during
 from study.records import store
+from study.rehearsal.launchers import LAUNCHERS, Launch, launched
 from study.rehearsal.request import Failure, Request
 from study.rehearsal.start import parts_from_rank_1, ran, tried
 
@@ -113,7 +114,8 @@ def rehearse(
 
 def asked(script: str, words: list[str], machines: Machines, how_far: HowFar, there: WhatIsThere) -> Request:
     """Return what is asked of a rehearsal. Raise Stop if it cannot be."""
-    path, module = found(script)
+    launch = launched(script, words) if script in LAUNCHERS else Launch(script, words, [], None)
+    path, module = found(launch.script)
     limits = (
         ("--ranks", machines.ranks, MOST_RANKS),
         ("--steps", how_far.steps, 1000),
@@ -125,13 +127,15 @@ def asked(script: str, words: list[str], machines: Machines, how_far: HowFar, th
     if there.real and not num_gpus():
         raise Stop("--real needs a GPU, and there is none here", "leave it out: a rehearsal without values needs none")
     default = DEFAULT_CONFIG.expanduser()
-    config = machines.config_file or (default if default.is_file() else None)
+    named = Path(launch.config_file) if launch.config_file else None
+    config = machines.config_file or named or (default if default.is_file() else None)
     if config is not None and not config.is_file():
         raise Stop(f"there is no --config_file {config}", "name Accelerate's YAML")
     return Request(
         script=str(path),
         module=module,
-        words=words,
+        words=launch.words,
+        launch_words=launch.own,
         ranks=machines.ranks,
         ranks_per_machine=min(machines.ranks, machines.gpus_per_node),
         steps=how_far.steps,

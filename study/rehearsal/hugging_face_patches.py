@@ -18,6 +18,10 @@ def accelerate_state(rehearsal: Rehearsal, module) -> None:
         module.PartialState.set_device = set_device
 
 
+def accelerate_launchers(rehearsal: Rehearsal, module) -> None:
+    module.notebook_launcher = lambda function, args=(), *_, **__: function(*args)  # this process is one of its ranks
+
+
 def accelerate_plugins(rehearsal: Rehearsal, module) -> None:
     if not rehearsal.request.real:
         module.is_cuda_available = lambda: True
@@ -149,6 +153,7 @@ def watch(rehearsal: Rehearsal, module) -> None:
 PATCHES: dict[str, Patch] = {
     "accelerate.state": accelerate_state,
     "accelerate.accelerator": accelerator,
+    "accelerate.launchers": accelerate_launchers,
     "accelerate.utils.dataclasses": accelerate_plugins,
     "transformers.modeling_utils": transformers_models,
     "transformers.generation.utils": transformers_generation,

@@ -21,6 +21,7 @@ from study.rehearsal import deepspeed_patches, hugging_face_patches, launch, ran
 from study.rehearsal.count import Count
 from study.rehearsal.files import Files
 from study.rehearsal.gpu import answer_as_a_gpu
+from study.rehearsal.launchers import refuse_others
 from study.rehearsal.libraries import Rehearsal, WhenImported
 from study.rehearsal.moments import Enough
 from study.rehearsal.nothing import Nothing
@@ -52,6 +53,7 @@ def main(folder: Path) -> None:
     sys.path[0] = str(path.parent)
     failure = None
     Files(folder).guard()
+    sys.addaudithook(refuse_others)
     try:
         one_device = contextlib.nullcontext() if request.real else OnOneDevice(count.moments)
         with values, count.watch, one_device:

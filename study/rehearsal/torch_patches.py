@@ -34,6 +34,8 @@ def patch(rehearsal: Rehearsal) -> None:
     parallel.DistributedDataParallel.__init__ = wrap_in_ddp
     if not rehearsal.request.real:
         TORCH.Tensor.data_ptr = address
+    # A script that starts its own ranks: this process is one of them.
+    TORCH.multiprocessing.spawn = lambda function, args=(), *_, **__: function(rehearsal.request.rank, *args)
     TORCH.save = saving(torch.save)
     rehearsal.count.moments.wrap(torch, "save")
     if (
