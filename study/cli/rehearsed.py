@@ -164,7 +164,7 @@ def decided(record: Record, answer: Answer, request: Request) -> list[str]:
         words.append(f"autocast {seen.autocast}")
     fused = ", fused" if (seen.optimizer_settings or {}).get("fused") else ""
     words.append(f"{seen.optimizer}{fused}")
-    if seen.parameters and seen.trained_parameters != seen.parameters:
+    if None not in (seen.parameters, seen.trained_parameters) and seen.trained_parameters != seen.parameters:
         words.append(f"{seen.trained_parameters:,} of {seen.parameters:,} parameters train")
     if seen.checkpointing:
         words.append("activations are recomputed")

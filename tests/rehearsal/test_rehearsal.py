@@ -75,6 +75,24 @@ def test_offloaded_states_are_the_hosts_and_a_gpu_is_asked():
     assert answer["peak_bytes"] <= answer["device"]["reserved"] < answer["device"]["driver"]
 
 
+def test_fsdp1_answers(written, tmp_path):
+    config = tmp_path / "fsdp1.yaml"
+    config.write_text("{distributed_type: FSDP, fsdp_config: {fsdp_version: 1, fsdp_auto_wrap_policy: NO_WRAP}}")
+    done = study_virtual(written(LOOP), f"--config_file={config}")
+    assert "Your script decided: FSDP1; weights in float32; AdamW" in " ".join(done.stdout.split()), done.stderr
+
+
+def test_a_model_of_ones_own_need_not_say_where_its_embeddings_are():
+    from transformers import LlamaConfig, PreTrainedModel
+
+    from study.watch.weights import tie_is_lost
+
+    class Own(PreTrainedModel):
+        config_class = LlamaConfig
+
+    assert tie_is_lost(Own(LlamaConfig(tie_word_embeddings=True))) is False
+
+
 def test_a_copy_of_weights_in_16_bits_is_in_32(written, tmp_path):
     config = tmp_path / "zero3.yaml"
     config.write_text("{distributed_type: DEEPSPEED, mixed_precision: bf16, deepspeed_config: {zero_stage: 3}}")
