@@ -42,6 +42,8 @@ class WhenImported(importlib.abc.MetaPathFinder):
         self.patches = patches
 
     def attach(self) -> None:
+        for name in self.patches.keys() & sys.modules.keys():  # that we have imported ourselves
+            self.patches.pop(name)(self.rehearsal, sys.modules[name])
         sys.meta_path.insert(0, self)
 
     def find_spec(self, name, path, target=None):

@@ -20,22 +20,24 @@ from study.rehearsal.request import ANSWER, REQUEST, Answer, Failure, Request
 from study.rehearsal.together import apart
 
 
-def ran(request: Request, folder: Path, timeout_s: int) -> Answer:
-    """Run the rehearsal in a process of its own, and return its answer."""
-    request.write(folder / REQUEST)
+def run_apart(folder: Path, log: Path, environment: dict[str, str], timeout_s: int) -> None:
+    """Run the request of a folder in a process of its own, for at most so many seconds."""
     command = [sys.executable, "-m", "study.rehearsal.run", str(folder)]
+    with log.open("w") as file, contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=environment, timeout=timeout_s, check=False)
+
+
+def ran(request: Request, folder: Path, timeout_s: int) -> Answer:
+    """Run the rehearsal, and return its answer."""
+    request.write(folder / REQUEST)
+    log = folder / "log.txt"
+    log.touch()
     # The folder of this package, which may be a checkout that is not installed.
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
-    with (folder / "log.txt").open("w+") as log:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            environment = os.environ | {"PYTHONPATH": path}
-            subprocess.run(
-                command, stdout=log, stderr=subprocess.STDOUT, env=environment, timeout=timeout_s, check=False
-            )
-        remove_made(folder)
-        log.seek(0)
-        output = log.read()[-20_000:]
+    run_apart(folder, log, os.environ | {"PYTHONPATH": path}, timeout_s)
+    remove_made(folder)
     if not (folder / ANSWER).exists():
+        output = log.read_text(errors="replace")[-20_000:]
         last = (output.strip().splitlines() or ["it printed nothing"])[-1]
         raise Stop(
             f"{Path(request.script).name} ended without an answer, or took more than {timeout_s} s ({last:.200})",

@@ -14,12 +14,13 @@ from study.rehearsal.on_gpu import on_gpu
 from study.rehearsal.request import Answer, Request
 from study.rehearsal.start import ran
 from tests.conftest import python
+from tests.rehearsal.warm import study
 
 SLOW = pytest.mark.slow
 
 
 def study_virtual(script, *options, ranks: int = 2) -> subprocess.CompletedProcess:
-    return python("-m", "study.cli", "virtual", script, f"--ranks={ranks}", *options)
+    return study("virtual", script, f"--ranks={ranks}", *options)
 
 
 def rehearsed(script, *options, ranks: int = 2) -> dict:
@@ -200,7 +201,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("line", REFUSED)
-def test_what_cannot_be_rehearsed_is_refused_with_its_line(line, written, tmp_path):
+def test_what_cannot_be_rehearsed_is_refused_with_its_line(line, written, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     config = {"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     (tmp_path / "config.json").write_text(json.dumps(config))
     ended = study_virtual(written(TINY, line), f"--config-of=x={tmp_path}")
