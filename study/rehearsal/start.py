@@ -36,14 +36,17 @@ def ran(request: Request, folder: Path, timeout_s: int) -> Answer:
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
     run_apart(folder, log, os.environ | {"PYTHONPATH": path}, timeout_s)
     remove_made(folder)
+    output = log.read_text(errors="replace")[-20_000:]
+    last = (output.strip().splitlines() or ["it printed nothing"])[-1]
     if not (folder / ANSWER).exists():
-        output = log.read_text(errors="replace")[-20_000:]
-        last = (output.strip().splitlines() or ["it printed nothing"])[-1]
         raise Stop(
             f"{Path(request.script).name} ended without an answer, or took more than {timeout_s} s ({last:.200})",
             "give a longer --timeout, or fewer --steps, or report it with the script",
         )
-    return Answer.read(folder / ANSWER)
+    answer = Answer.read(folder / ANSWER)
+    if answer.failure and answer.failure.message.startswith("SystemExit"):  # of words that a parser does not know
+        answer.failure.message += f" ({last:.200})"
+    return answer
 
 
 def parts_from_rank_1(request: Request, answer: Answer, folder: Path, timeout_s: int) -> Failure | None:

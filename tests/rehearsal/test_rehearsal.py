@@ -76,6 +76,12 @@ def test_offloaded_states_are_the_hosts_and_a_gpu_is_asked():
     assert answer["peak_bytes"] <= answer["device"]["reserved"] < answer["device"]["driver"]
 
 
+def test_words_that_a_model_chose_are_zeros_on_all_ranks(written):
+    """A tokenizer that decodes what was in memory before ends with an OverflowError."""
+    gathers = "        assert not accelerator.gather(model(x).argmax(-1)).cpu().numpy().any()\n"
+    assert rehearsed(written(LOOP.rstrip(" ") + gathers))["peaks"]
+
+
 def test_fsdp1_answers(written, tmp_path):
     config = tmp_path / "fsdp1.yaml"
     config.write_text("{distributed_type: FSDP, fsdp_config: {fsdp_version: 1, fsdp_auto_wrap_policy: NO_WRAP}}")
@@ -173,6 +179,8 @@ FAULTS = {
     "nothing trains": ("model.requires_grad_(False)\n" + textwrap.dedent(LOOP), "does not require grad|require a grad"),
     "fewer rows than a step": ("loader = DataLoader(rows, batch_size=4096, drop_last=True)\n" + textwrap.dedent(LOOP),
                                "without an update"),
+    "words that it does not know": ("import argparse\nargparse.ArgumentParser().parse_args(['--lr'])",
+                                    r"SystemExit: 2 \(.*error: unrecognized arguments: --lr\)"),
     "a mistake of its own": (LOOP.replace("model(x.cuda())", "model(x.cuda(), 1)"), "takes 2 positional arguments"),
 }  # fmt: skip
 
