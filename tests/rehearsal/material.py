@@ -6,9 +6,6 @@ A script that is started in that folder finds them by the names of the hub, as a
 import json
 from pathlib import Path
 
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import BertConfig, GPT2Config, LlamaConfig, PreTrainedTokenizerFast, T5Config, ViTConfig
-
 WORDS = ["the", "a", "cat", "dog", "bird", "sees", "likes", "hears", "red", "green", "small", "old", "and", "runs"]
 SPECIAL = {name: f"<{name.partition('_')[0]}>" for name in (
     "pad_token", "unk_token", "bos_token", "eos_token", "cls_token", "sep_token", "mask_token"
@@ -16,13 +13,6 @@ SPECIAL = {name: f"<{name.partition('_')[0]}>" for name in (
 CHAT = "{% for m in messages %}{{ m['role'] + ' ' + m['content'] + ' <eos> ' }}{% endfor %}"
 LAYERS = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
 VOCABULARY = {"vocab_size": 64, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
-CONFIGS = {
-    "bert-base-cased": BertConfig(**LAYERS, vocab_size=64, max_position_embeddings=128),
-    "gpt2": GPT2Config(n_embd=64, n_layer=2, n_head=4, n_positions=128, **VOCABULARY),
-    "llama": LlamaConfig(**LAYERS, **VOCABULARY, max_position_embeddings=256),
-    "t5": T5Config(d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, decoder_start_token_id=0, **VOCABULARY),
-    "vit": ViTConfig(**LAYERS, image_size=32, patch_size=8),
-}
 SAME = {  # names of the hub that scripts have in them
     "llama": ("HuggingFaceTB/SmolLM-360M", "Qwen/Qwen2-0.5B-Instruct", "bigscience/bloomz-7b1"),
     "bert-base-cased": ("roberta-base",),
@@ -43,7 +33,26 @@ class Metric(evaluate.Metric):
 """
 
 
+def configs() -> dict:
+    """Return the small models' configs by their names."""
+    from transformers import BertConfig, GPT2Config, LlamaConfig, T5Config, ViTConfig
+
+    return {
+        "bert-base-cased": BertConfig(**LAYERS, vocab_size=64, max_position_embeddings=128),
+        "gpt2": GPT2Config(n_embd=64, n_layer=2, n_head=4, n_positions=128, **VOCABULARY),
+        "llama": LlamaConfig(**LAYERS, **VOCABULARY, max_position_embeddings=256),
+        "t5": T5Config(
+            d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, decoder_start_token_id=0, **VOCABULARY
+        ),
+        "vit": ViTConfig(**LAYERS, image_size=32, patch_size=8),
+    }
+
+
 def write(folder: Path, config, names: tuple[str, ...]) -> None:
+    """Write a config and a tokenizer under each of these names."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
     numbers = {word: number for number, word in enumerate([*SPECIAL.values(), *WORDS])}
     words = Tokenizer(models.WordLevel(numbers, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -111,7 +120,7 @@ def folders_of_images(folder: Path) -> None:
 
 def make(folder: Path) -> None:
     """Write everything into a folder."""
-    for name, config in CONFIGS.items():
+    for name, config in configs().items():
         write(folder, config, (name, *SAME.get(name, ())))
     processor = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}
     (folder / "vit" / "preprocessor_config.json").write_text(json.dumps(processor))

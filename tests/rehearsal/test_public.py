@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.rehearsal.material import make
+from tests.rehearsal.pairs import PUBLIC, public_pair, row, weights
 from tests.rehearsal.public import SCRIPTS, rehearse
 
 FOLDER = os.environ.get("STUDY_PUBLIC")  # with checkouts of the repositories, by their names
@@ -52,3 +53,13 @@ def test_a_public_script_does_what_the_list_says(script, material):
     if not path.exists():
         pytest.skip("it is not there")
     check(script, material)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(FOLDER is None, reason="STUDY_PUBLIC names no folder with checkouts")
+@pytest.mark.parametrize(("name", "arm"), [(name, arm) for name, (_, _, arms) in PUBLIC.items() for arm in arms])
+def test_a_public_script_holds_what_a_real_rank_holds(name, arm, material, tmp_path):
+    weights(material)
+    found = row(name, arm, *public_pair(name, arm, Path(FOLDER), material, tmp_path / "real"))
+    assert abs(float(found["off"])) < 0.005
+    assert float(found["part_off"]) < 0.01

@@ -30,10 +30,11 @@ def server() -> subprocess.Popen:
     return subprocess.Popen(words, cwd=ROOT, env=os.environ | alone, text=True, **pipes)
 
 
-def study(*words: str | Path) -> subprocess.CompletedProcess:
-    """Run `study` with these words, and return what it printed and how it ended."""
+def study(*words: str | Path, folder: Path = ROOT) -> subprocess.CompletedProcess:
+    """Run `study` with these words in a folder, and return what it printed and how it ended."""
     with tempfile.NamedTemporaryFile("r+") as out, tempfile.NamedTemporaryFile("r+") as err:
         request = {"words": list(map(str, words)), "out": out.name, "err": err.name, "environment": dict(os.environ)}
+        request["folder"] = str(folder)
         process = server()
         process.stdin.write(f"{json.dumps(request)}\n")
         process.stdin.flush()
@@ -88,6 +89,7 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         sys.argv = ["study", *request["words"]]
+        os.chdir(request["folder"])
         pid = forked(commands.main, request["environment"], request["out"], request["err"])
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         with contextlib.suppress(BrokenPipeError):
