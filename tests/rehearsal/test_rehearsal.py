@@ -83,6 +83,11 @@ def test_words_that_a_model_chose_are_zeros_on_all_ranks(written):
     assert rehearsed(written(LOOP.rstrip(" ") + gathers))["peaks"]
 
 
+def test_nothing_is_imported_that_the_script_does_not_import(written):
+    looks = "        assert 'transformers.trainer' not in sys.modules\n"
+    assert rehearsed(written("import sys\nimport transformers\n", LOOP.rstrip(" ") + looks))["peaks"]
+
+
 def test_fsdp1_answers(written, tmp_path):
     config = tmp_path / "fsdp1.yaml"
     config.write_text("{distributed_type: FSDP, fsdp_config: {fsdp_version: 1, fsdp_auto_wrap_policy: NO_WRAP}}")
