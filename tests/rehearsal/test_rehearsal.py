@@ -37,7 +37,6 @@ PAIRS = [
     *[("accelerate_loop", arm, SLOW) for arm in ("ddp", "zero1", "zero2", "zero3_cpu")],
     *[("trainer_glue", arm, SLOW) for arm in ("ddp", "zero2", "zero3")],
     *[("trl_sft", arm, SLOW) for arm in ("ddp", "zero2", "zero3", "zero3_cpu")],
-    *[(script, "fsdp2", SLOW) for script in ("accelerate_loop", "trainer_glue", "trl_sft")],
 ]
 
 

@@ -13,12 +13,14 @@ import torch
 import transformers
 from accelerate import state
 from torch.nn.parallel import DistributedDataParallel
+from transformers import training_args
 
 from study.watch import WatchCallback
 from study.watch.session import Watch
 
 
 def on_gloo() -> None:
+    training_args.is_torch_bf16_gpu_available = lambda: True
     state.PartialState._prepare_backend = lambda *_, **__: ("gloo", state.DistributedType.MULTI_GPU)
     state.PartialState.set_device = lambda this: setattr(this, "device", torch.device("cpu"))
     begin = DistributedDataParallel.__init__
