@@ -46,7 +46,7 @@ def under(arm: Arm, request: Request, folder: Path) -> Request:
         }
     path = folder / "config.yaml"
     path.write_text(json.dumps(config))  # which is YAML as well
-    return replace(request, words=words, config_file=str(path))
+    return replace(request, words=words, config_file=str(path), launch_words=[])
 
 
 def read(path: str | Path) -> dict:

@@ -59,7 +59,7 @@ class Count:
     def _counts(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is the GPU's: it has no values, or it was made in a pass, as masks are."""
         # Of real tensors, data sets are the host's, and batches take their bytes on a GPU once they are moved there.
-        if self.moments.on_host:
+        if self.moments.on_host or tensor.device.type == "meta":
             return False
         if isinstance(tensor, FakeTensor) or self.request.real:
             return True
@@ -159,8 +159,8 @@ class Count:
         else:
             self.model = root_of(self.optimizer.param_groups[0]["params"][0]) or self.mistakes.outermost
         name = f"{Path(self.request.script).stem}-virtual"
-        accelerator = alive("accelerate", "Accelerator")
-        trainer = alive("transformers", "Trainer")
+        accelerator = alive("accelerate.accelerator", "Accelerator")
+        trainer = alive("transformers.trainer", "Trainer")
         arguments = trainer.args if trainer else None
         self.record = new_record(name, accelerator, self.model, self.optimizer, arguments)
         self.record.observed.virtual_ranks = self.request.ranks
@@ -201,9 +201,10 @@ def host_roles(seen: Observed) -> set[str]:
     return on_host if seen.offload_param in kept else on_host | {"weights"}
 
 
-def alive(package: str, name: str) -> Any:
-    """Return the object of a class of an imported package, or of one that inherits from it. None if there is none."""
-    kind = getattr(sys.modules.get(package), name, None) if package in sys.modules else None
+def alive(module: str, name: str) -> Any:
+    """Return the object of a class of an imported module, or of one that inherits from it. None if there is none."""
+    # Not of a package: transformers imports its Trainer when it is asked for it.
+    kind = getattr(sys.modules.get(module), name, None)
     if kind is None:
         return None
     return next((each for each in gc.get_objects() if issubclass(type(each), kind)), None)

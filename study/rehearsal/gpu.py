@@ -103,9 +103,13 @@ def apply(module: torch.nn.Module, function: Callable[[torch.Tensor], torch.Tens
         for child in module.children():
             child._apply(function)
     with torch.no_grad():
-        for parameter in module._parameters.values():
-            if parameter is not None and (converted := function(parameter)) is not parameter:
+        for name, parameter in module._parameters.items():
+            if parameter is None or (converted := function(parameter)) is parameter:
+                continue
+            if converted.device == parameter.device:
                 parameter.data = converted
+            else:
+                module._parameters[name] = torch.nn.Parameter(converted, parameter.requires_grad)
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = function(buffer)

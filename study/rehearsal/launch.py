@@ -7,7 +7,7 @@ from study.rehearsal.request import Request
 
 def environment(request: Request) -> dict[str, str]:
     """Return the variables that `accelerate launch` would set. It is asked itself, and starts nothing."""
-    if request.config_file is None:
+    if request.config_file is None and not request.launch_words:
         return {}
     from accelerate.commands import launch
     from accelerate.utils import launch as variables
@@ -16,6 +16,7 @@ def environment(request: Request) -> dict[str, str]:
     launch.deepspeed_launcher = lambda arguments: prepared.append(variables.prepare_deepspeed_cmd_env(arguments)[1])
     launch.multi_gpu_launcher = lambda arguments: prepared.append(variables.prepare_multi_gpu_env(arguments))
     launch.simple_launcher = lambda arguments: prepared.append(variables.prepare_simple_launcher_cmd_env(arguments)[1])
-    words = ["--config_file", request.config_file, "--num_processes", str(request.ranks), "--main_process_port", "0"]
+    config = ["--config_file", request.config_file] if request.config_file else []
+    words = [*config, *request.launch_words, "--num_processes", str(request.ranks), "--main_process_port", "0"]
     launch.launch_command(launch.launch_command_parser().parse_args([*words, request.script]))
     return {name: value for name, value in prepared[0].items() if os.environ.get(name) != value}

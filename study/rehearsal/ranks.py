@@ -55,10 +55,13 @@ def fill_in(function, args) -> None:
         _copy(args[0][0], args[1][0][0])
     elif function is c10d._reduce_scatter_base_.default:
         output, mine = args[:2]
-        if not isinstance(mine, FakeTensor):
-            _copy(output, mine[: output.numel()])
+        _copy(output, mine[: output.numel()])
 
 
 def _copy(output: torch.Tensor, value: torch.Tensor) -> None:
-    if not isinstance(output, FakeTensor) and not isinstance(value, FakeTensor):
+    if isinstance(output, FakeTensor):
+        return
+    if isinstance(value, FakeTensor):
+        output.zero_()  # as its values are read
+    else:
         output.copy_(value)

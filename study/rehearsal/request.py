@@ -19,6 +19,7 @@ class Request:
     steps: int  # updates, after which it ends
     module: str | None = None  # its name, if the script is one
     config_file: str | None = None  # Accelerate's YAML
+    launch_words: list[str] = field(default_factory=list)  # of `accelerate launch`, without the config
     configs_of: dict[str, str] = field(default_factory=dict)  # folders with a config.json, by a model's name
     values: dict[str, float] = field(default_factory=dict)  # of the script's own variables
     skips: list[str] = field(default_factory=list)  # functions that do nothing

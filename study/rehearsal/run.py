@@ -17,12 +17,14 @@ import torch
 
 from study.core.errors import Stop
 from study.measure.virtual_rank import become_virtual_rank
-from study.rehearsal import launch, ranks
+from study.rehearsal import deepspeed_patches, hugging_face_patches, launch, ranks, torch_patches
 from study.rehearsal.count import Count
 from study.rehearsal.files import Files
 from study.rehearsal.gpu import answer_as_a_gpu
-from study.rehearsal.libraries import Libraries
+from study.rehearsal.launchers import refuse_others
+from study.rehearsal.libraries import Rehearsal, WhenImported
 from study.rehearsal.moments import Enough
+from study.rehearsal.nothing import Nothing
 from study.rehearsal.request import ANSWER, REQUEST, Failure, Request
 from study.rehearsal.values import NEEDS_VALUES, NoValue, OnOneDevice, Script, Shapes, Values
 
@@ -43,12 +45,15 @@ def main(folder: Path) -> None:
     shapes = Shapes(values, count.watch, request.real)
     count.shapes = shapes
     shapes.weights()
-    Libraries(request, shapes, count).patch()
+    rehearsal = Rehearsal(request, shapes, count)
+    torch_patches.patch(rehearsal)
+    WhenImported(rehearsal, hugging_face_patches.PATCHES | deepspeed_patches.PATCHES).attach()
     os.environ |= launch.environment(request)
     sys.argv = [request.script, *request.words]
     sys.path[0] = str(path.parent)
     failure = None
     Files(folder).guard()
+    sys.addaudithook(refuse_others)
     try:
         one_device = contextlib.nullcontext() if request.real else OnOneDevice(count.moments)
         with values, count.watch, one_device:
@@ -67,21 +72,6 @@ def main(folder: Path) -> None:
     answer.write(folder / ANSWER)
     sys.stdout.flush()
     os._exit(0)  # threads of libraries may wait for ranks that do not exist
-
-
-class Nothing:
-    """What a function that is left out returns: it can be called, and has every attribute and item."""
-
-    def __getattr__(self, name: str) -> "Nothing":
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self
-
-    def __call__(self, *_, **__) -> "Nothing":
-        return self
-
-    def __getitem__(self, _) -> "Nothing":
-        return self
 
 
 def run_script(path: Path, skips: list[str], module_name: str | None = None) -> None:

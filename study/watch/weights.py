@@ -80,7 +80,10 @@ def tie_is_lost(model) -> bool:
     plain = roles.plain_model(model)
     if not getattr(getattr(plain, "config", None), "tie_word_embeddings", False):
         return False
-    first, last = (getattr(plain, f"get_{side}_embeddings", lambda: None)() for side in ("input", "output"))
+    try:
+        first, last = (getattr(plain, f"get_{side}_embeddings", lambda: None)() for side in ("input", "output"))
+    except NotImplementedError:  # a model of one's own does not say which they are
+        return False
     if first is None or last is None or not plain._tied_weights_keys:
         return False
     return first.weight is not last.weight

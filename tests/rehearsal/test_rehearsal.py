@@ -7,18 +7,20 @@ import textwrap
 
 import pytest
 
-from study.cli.rehearsal import found, ran
+from study.cli.rehearsal import found
 from study.core.errors import Stop
 from study.core.gpus import num_gpus
 from study.rehearsal.on_gpu import on_gpu
 from study.rehearsal.request import Answer, Request
+from study.rehearsal.start import ran
 from tests.conftest import python
+from tests.rehearsal.warm import study
 
 SLOW = pytest.mark.slow
 
 
 def study_virtual(script, *options, ranks: int = 2) -> subprocess.CompletedProcess:
-    return python("-m", "study.cli", "virtual", script, f"--ranks={ranks}", *options)
+    return study("virtual", script, f"--ranks={ranks}", *options)
 
 
 def rehearsed(script, *options, ranks: int = 2) -> dict:
@@ -72,6 +74,35 @@ def test_offloaded_states_are_the_hosts_and_a_gpu_is_asked():
     assert (answer["observed"]["stage"], answer["observed"]["accumulation"], answer["fits"]) == (2, 2, "yes")
     assert answer["device"]["host"] == 0
     assert answer["peak_bytes"] <= answer["device"]["reserved"] < answer["device"]["driver"]
+
+
+def test_words_that_a_model_chose_are_zeros_on_all_ranks(written):
+    """A tokenizer that decodes what was in memory before ends with an OverflowError."""
+    gathers = "        assert not accelerator.gather(model(x).argmax(-1)).cpu().numpy().any()\n"
+    assert rehearsed(written(LOOP.rstrip(" ") + gathers))["peaks"]
+
+
+def test_nothing_is_imported_that_the_script_does_not_import(written):
+    looks = "        assert 'transformers.trainer' not in sys.modules\n"
+    assert rehearsed(written("import sys\nimport transformers\n", LOOP.rstrip(" ") + looks))["peaks"]
+
+
+def test_fsdp1_answers(written, tmp_path):
+    config = tmp_path / "fsdp1.yaml"
+    config.write_text("{distributed_type: FSDP, fsdp_config: {fsdp_version: 1, fsdp_auto_wrap_policy: NO_WRAP}}")
+    done = study_virtual(written(LOOP), f"--config_file={config}")
+    assert "Your script decided: FSDP1; weights in float32; AdamW" in " ".join(done.stdout.split()), done.stderr
+
+
+def test_a_model_of_ones_own_need_not_say_where_its_embeddings_are():
+    from transformers import LlamaConfig, PreTrainedModel
+
+    from study.watch.weights import tie_is_lost
+
+    class Own(PreTrainedModel):
+        config_class = LlamaConfig
+
+    assert tie_is_lost(Own(LlamaConfig(tie_word_embeddings=True))) is False
 
 
 def test_a_copy_of_weights_in_16_bits_is_in_32(written, tmp_path):
@@ -153,6 +184,8 @@ FAULTS = {
     "nothing trains": ("model.requires_grad_(False)\n" + textwrap.dedent(LOOP), "does not require grad|require a grad"),
     "fewer rows than a step": ("loader = DataLoader(rows, batch_size=4096, drop_last=True)\n" + textwrap.dedent(LOOP),
                                "without an update"),
+    "words that it does not know": ("import argparse\nargparse.ArgumentParser().parse_args(['--lr'])",
+                                    r"SystemExit: 2 \(.*error: unrecognized arguments: --lr\)"),
     "a mistake of its own": (LOOP.replace("model(x.cuda())", "model(x.cuda(), 1)"), "takes 2 positional arguments"),
 }  # fmt: skip
 
@@ -181,7 +214,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("line", REFUSED)
-def test_what_cannot_be_rehearsed_is_refused_with_its_line(line, written, tmp_path):
+def test_what_cannot_be_rehearsed_is_refused_with_its_line(line, written, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     config = {"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     (tmp_path / "config.json").write_text(json.dumps(config))
     ended = study_virtual(written(TINY, line), f"--config-of=x={tmp_path}")

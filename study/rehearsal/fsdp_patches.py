@@ -1,0 +1,83 @@
+"""How PyTorch's two ways to shard run as rank 0 of N without a GPU."""
+
+import contextlib
+from typing import Any
+
+import torch
+
+from study.rehearsal import gpu
+from study.rehearsal.libraries import Rehearsal
+
+
+def patch_fsdp2(rehearsal: Rehearsal) -> None:
+    from torch.distributed import fsdp
+    from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group, _fsdp_state, _fully_shard
+
+    make_mesh = _fully_shard._init_default_mesh
+    shard = rehearsal.shapes.wrap(_fully_shard.fully_shard)
+    meshes: list[Any] = []  # one, made outside of the mode without values, and handed out to each module
+
+    def fully_shard(*args, **kwargs):
+        if not meshes:
+            meshes.append(make_mesh())
+        return shard(*args, **kwargs)
+
+    fully_shard.state = _fully_shard.fully_shard.state  # type: ignore[attr-defined]
+    _fully_shard._init_default_mesh = lambda *_: meshes[0]
+    fsdp.fully_shard = _fully_shard.fully_shard = fully_shard
+    for owner in (_fsdp_param.FSDPParam, _fsdp_param_group.FSDPParamGroup, _fsdp_state.FSDPState):
+        rehearsal.shapes.wrap_all(owner)
+
+
+def patch_fsdp1(rehearsal: Rehearsal) -> None:
+    """FSDP1 asks for a GPU by the streams of its device. Its weights are one flat tensor for each unit."""
+    from torch.distributed.fsdp import _flat_param, _init_utils, _runtime_utils, fully_sharded_data_parallel
+
+    module: Any = fully_sharded_data_parallel
+    for owner, name in (
+        (module.FullyShardedDataParallel, "__init__"), (module.FullyShardedDataParallel, "clip_grad_norm_"),
+        (_runtime_utils, "_reduce_grad"), (_runtime_utils, "_reduce_grad_no_shard"),
+        (_runtime_utils, "_unshard"), (_runtime_utils, "_unshard_grads"), (_runtime_utils, "_reshard"),
+    ):  # fmt: skip
+        setattr(owner, name, rehearsal.shapes.wrap(getattr(owner, name)))
+    flat: Any = _flat_param
+    rehearsal.shapes.wrap_all(flat.FlatParamHandle)
+    if rehearsal.count.watch.device_type == "cuda":
+        return
+
+    def use_streams_of_nothing(state, *_) -> Any:
+        state._device_handle = DeviceHandle()
+        return state
+
+    host = torch.device("cpu")
+    flat.FlatParamHandle.to_cpu = lambda _: contextlib.nullcontext()  # it frees what it has moved
+    initial: Any = _init_utils
+    module._init_device_handle = use_streams_of_nothing
+    initial._check_module_states_for_sync_module_states = lambda *_: None
+    initial._get_device_from_device_id = initial._get_compute_device = lambda *_: host
+    for owner in (_flat_param, _runtime_utils):
+        vars(owner)["_no_dispatch_record_stream"] = lambda *_: None
+
+
+class DeviceHandle:
+    """What FSDP1 asks of a GPU: streams, in which everything happens at once."""
+
+    Stream = Event = gpu.Stream
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def device_count(self) -> int:
+        return 1
+
+    def current_stream(self) -> gpu.Stream:
+        return gpu.Stream()
+
+    def stream(self, _) -> gpu.Stream:
+        return gpu.Stream()
+
+    def synchronize(self) -> None:
+        pass

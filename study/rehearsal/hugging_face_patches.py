@@ -1,0 +1,170 @@
+"""How Accelerate, transformers, PEFT, TRL and timm run as rank 0 of N without a GPU."""
+
+import torch
+
+from study.core.errors import Stop
+from study.rehearsal.libraries import Patch, Rehearsal
+
+
+def accelerate_state(rehearsal: Rehearsal, module) -> None:
+    def backend(state, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None):
+        return backend or "fake", module.DistributedType.MULTI_GPU
+
+    def set_device(state) -> None:
+        state.device = torch.device("cpu")
+
+    module.PartialState._prepare_backend = backend
+    if rehearsal.count.watch.device_type == "cpu":
+        module.PartialState.set_device = set_device
+
+
+def accelerate_launchers(rehearsal: Rehearsal, module) -> None:
+    module.notebook_launcher = lambda function, args=(), *_, **__: function(*args)  # this process is one of its ranks
+
+
+def accelerate_plugins(rehearsal: Rehearsal, module) -> None:
+    if not rehearsal.request.real:
+        module.is_cuda_available = lambda: True
+
+
+def accelerator(rehearsal: Rehearsal, module) -> None:
+    rehearsal.count.moments.wrap(module.Accelerator, "save_state", "save_model", "get_state_dict")
+
+
+def transformers_checks(rehearsal: Rehearsal, module) -> None:
+    if not rehearsal.request.real:
+        module.is_torch_bf16_gpu_available = lambda: True
+
+
+def transformers_models(rehearsal: Rehearsal, module) -> None:
+    def from_pretrained(cls, name, *args, config=None, **kwargs):
+        return from_config(cls, name, config, kwargs)
+
+    if not rehearsal.request.real:
+        module.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
+        module.PreTrainedModel.initialize_weights = lambda _: None
+
+    def save_pretrained(model, folder, *_, **__) -> None:
+        model.config.save_pretrained(folder)
+
+    module.PreTrainedModel.save_pretrained = save_pretrained
+    rehearsal.count.moments.wrap(module.PreTrainedModel, "save_pretrained")
+
+
+def transformers_configs(rehearsal: Rehearsal, module) -> None:
+    read = module.AutoConfig.from_pretrained
+
+    def from_pretrained(cls, name, *args, **kwargs):
+        try:
+            return read(rehearsal.request.configs_of.get(str(name), name), *args, **kwargs)
+        except OSError as error:
+            what = f"the config of {name} cannot be had ({str(error).splitlines()[0]})"
+            raise Stop(what, f"give --config-of {name}=FOLDER, a folder with its config.json") from None
+
+    if not rehearsal.request.real:
+        module.AutoConfig.from_pretrained = classmethod(from_pretrained)
+
+
+def transformers_generation(rehearsal: Rehearsal, module) -> None:
+    def generate(*_, **__):
+        raise Stop("`generate` chooses tokens by values, which do not exist here", "leave it out with --skip FUNCTION")
+
+    if not rehearsal.request.real:
+        module.GenerationMixin.generate = generate
+
+
+def transformers_deepspeed(rehearsal: Rehearsal, module) -> None:
+    if not rehearsal.request.real:  # it gathers each weight to give it its first values: minutes of a large model
+        module.initialize_weights_zero3 = lambda _: None
+
+
+def trainer(rehearsal: Rehearsal, module) -> None:
+    rehearsal.count.moments.wrap(module.Trainer, "save_model", "_save_checkpoint")
+
+
+def trainer_callbacks(rehearsal: Rehearsal, module) -> None:
+    """Let a Trainer evaluate and save once the updates are made, and end."""
+    end_step = module.CallbackHandler.on_step_end
+
+    def on_step_end(handler, arguments, state, control, **kwargs):
+        control = end_step(handler, arguments, state, control, **kwargs)
+        if rehearsal.count.moments.is_over:
+            control.should_training_stop = True
+            control.should_evaluate |= rehearsal.request.evaluate and arguments.eval_strategy != "no"
+            control.should_save |= rehearsal.request.save and arguments.save_strategy != "no"
+        return control
+
+    module.CallbackHandler.on_step_end = on_step_end
+
+
+def peft_model(rehearsal: Rehearsal, module) -> None:
+    def save_pretrained(model, folder, *_, **__) -> None:
+        for config in model.peft_config.values():
+            config.save_pretrained(folder)
+
+    module.PeftModel.save_pretrained = save_pretrained
+    rehearsal.count.moments.wrap(module.PeftModel, "save_pretrained")
+    if not rehearsal.request.real:
+        module.load_peft_weights = lambda *_, **__: {}
+
+
+def trl_kernels(rehearsal: Rehearsal, module) -> None:
+    if (
+        rehearsal.request.gpu and not rehearsal.request.real
+    ):  # there a Triton kernel works in place, where a CPU makes six copies of a tile
+        module._forward_tile = module._backward_tile = lambda *_, **__: None
+
+
+def safetensors(rehearsal: Rehearsal, module) -> None:
+    module.save_file = rehearsal.saves_nothing("save_file")
+
+
+def from_config(cls, name, config, options: dict):
+    """Return a model of this class as `from_pretrained` would, without its weights."""
+    from transformers import AutoConfig, PretrainedConfig
+
+    if options.get("quantization_config") is not None:
+        raise Stop("a rehearsal has no quantized weights", "leave quantization_config out, or ask `study estimate`")
+    if not isinstance(config, PretrainedConfig):
+        known = {key: options[key] for key in ("revision", "token", "trust_remote_code", "subfolder") if key in options}
+        changed = {key: value for key, value in options.items() if key in ("num_labels", "use_cache", "id2label")}
+        config = AutoConfig.from_pretrained(config or name, **known, **changed)
+    if getattr(config, "quantization_config", None):
+        raise Stop(f"{name} has quantized weights, and a rehearsal has none", "name a model whose weights are not")
+    dtype = options.get("dtype", options.get("torch_dtype"))
+    if dtype in (None, "auto"):
+        dtype = config.dtype
+    if isinstance(dtype, str):
+        dtype = getattr(torch, dtype)
+    attention = options.get("attn_implementation")
+    more = {"attn_implementation": attention} if attention else {}
+    return cls._from_config(config, dtype=dtype or torch.float32, **more).eval()
+
+
+def timm_weights(rehearsal: Rehearsal, module) -> None:
+    if not rehearsal.request.real:
+        module.load_pretrained = lambda *_, **__: None
+
+
+def watch(rehearsal: Rehearsal, module) -> None:
+    module.Watch.__enter__ = lambda watch: watch  # what it would look at is counted here
+
+
+PATCHES: dict[str, Patch] = {
+    "accelerate.state": accelerate_state,
+    "accelerate.accelerator": accelerator,
+    "accelerate.launchers": accelerate_launchers,
+    "accelerate.utils.dataclasses": accelerate_plugins,
+    "transformers.modeling_utils": transformers_models,
+    "transformers.generation.utils": transformers_generation,
+    "transformers.models.auto.configuration_auto": transformers_configs,
+    "transformers.integrations.deepspeed": transformers_deepspeed,
+    "transformers.trainer": trainer,
+    "transformers.trainer_callback": trainer_callbacks,
+    "transformers.utils.import_utils": transformers_checks,
+    "peft.peft_model": peft_model,
+    "safetensors.torch": safetensors,
+    "study.watch.session": watch,
+    "timm.models._builder": timm_weights,
+    "trl.kernels.chunked_logprob": trl_kernels,
+}

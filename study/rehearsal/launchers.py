@@ -1,0 +1,56 @@
+"""Programs that start a script, such as `accelerate launch`: rehearsed is what they would start. Needs no torch."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from study.core.errors import Stop
+
+LAUNCHERS = ("accelerate", "torchrun", "deepspeed")
+STARTERS = {*LAUNCHERS, "torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.runner"}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A script as a launcher would start it."""
+
+    script: str
+    words: list[str]
+    own: list[str]  # Accelerate's own words, without its config
+    config_file: str | None
+
+
+def launched(program: str, words: list[str]) -> Launch:
+    """Return what a launcher with these words would start."""
+    place = next((place for place, word in enumerate(words) if word.endswith(".py")), None)
+    flag = next((place for place, word in enumerate(words[:place]) if word in ("-m", "--module")), None)
+    if flag is not None:
+        place = flag + 1
+    if place is None or place >= len(words):
+        remedy = "name the script itself, as in `study virtual train.py`"
+        raise Stop(f"no script of {program} is seen in its words ({' '.join(words)!r:.80})", remedy)
+    own = [word for word in words[:place] if word not in ("launch", "-m", "--module")]
+    config_file = None
+    if "--config_file" in own[:-1]:
+        config_file = own[own.index("--config_file") + 1]
+        del own[own.index("--config_file") : own.index("--config_file") + 2]
+    script_words = words[place + 1 :]
+    if program == "deepspeed":
+        script_words = ["--local_rank=0", *script_words]  # which it gives each rank
+    return Launch(words[place], script_words, own if program == "accelerate" else [], config_file)
+
+
+def refuse_others(event: str, arguments: tuple) -> None:
+    """As an audit hook: raise Stop if a script is about to start another training, which nobody would count."""
+    if event not in ("subprocess.Popen", "os.exec", "os.posix_spawn"):
+        return
+    given = arguments[1]
+    words = given.split() if isinstance(given, str) else [os.fsdecode(word) for word in given]
+    starts_script = "python" in Path(words[0]).name and any(
+        word.endswith(".py") and "site-packages" not in word for word in words[1:]
+    )
+    if starts_script or STARTERS & {Path(word).name for word in words[:4]}:
+        raise Stop(
+            f"here it starts another program, which is not followed: `{' '.join(words):.200}`",
+            "rehearse what it starts, as in `study virtual torchrun train.py` or `study virtual train.py`",
+        )

@@ -1,0 +1,88 @@
+"""Starts a rehearsal in its own process: of rank 0, of rank 1 beside it, of the same script under other arms."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from study.core.arms import Arm
+from study.core.errors import Stop
+from study.core.gpus import GPUS
+from study.core.text import during
+from study.predict.front import fits_on
+from study.records import store
+from study.rehearsal.alternatives import check_is, under
+from study.rehearsal.files import remove_made
+from study.rehearsal.on_gpu import on_gpu
+from study.rehearsal.request import ANSWER, REQUEST, Answer, Failure, Request
+from study.rehearsal.together import apart
+
+
+def run_apart(folder: Path, log: Path, environment: dict[str, str], timeout_s: int) -> None:
+    """Run the request of a folder in a process of its own, for at most so many seconds."""
+    command = [sys.executable, "-m", "study.rehearsal.run", str(folder)]
+    with log.open("w") as file, contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=environment, timeout=timeout_s, check=False)
+
+
+def ran(request: Request, folder: Path, timeout_s: int) -> Answer:
+    """Run the rehearsal, and return its answer."""
+    request.write(folder / REQUEST)
+    log = folder / "log.txt"
+    log.touch()
+    # The folder of this package, which may be a checkout that is not installed.
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+    run_apart(folder, log, os.environ | {"PYTHONPATH": path}, timeout_s)
+    remove_made(folder)
+    output = log.read_text(errors="replace")[-20_000:]
+    last = (output.strip().splitlines() or ["it printed nothing"])[-1]
+    if not (folder / ANSWER).exists():
+        raise Stop(
+            f"{Path(request.script).name} ended without an answer, or took more than {timeout_s} s ({last:.200})",
+            "give a longer --timeout, or fewer --steps, or report it with the script",
+        )
+    answer = Answer.read(folder / ANSWER)
+    if answer.failure and answer.failure.message.startswith("SystemExit"):  # of words that a parser does not know
+        answer.failure.message += f" ({last:.200})"
+    return answer
+
+
+def parts_from_rank_1(request: Request, answer: Answer, folder: Path, timeout_s: int) -> Failure | None:
+    """Rehearse rank 1 as well, where ranks usually part: as one of them evaluates or saves. Return where they do."""
+    if request.ranks == 1 or not (request.evaluate or request.save):
+        return None
+    during("running it as rank 1, which must call the same collectives")
+    other = folder / "rank-1"
+    other.mkdir()
+    second = replace(request, rank=1, most_collectives=len(answer.collectives) + 1)
+    return apart(answer, ran(second, other, timeout_s), Path(request.script))
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What a script holds under another arm, or why it does not train so."""
+
+    arm: str
+    peak_bytes: int | None = None
+    driver_bytes: int | None = None
+    fits: str | None = None
+    error: str | None = None
+
+
+def tried(arm: Arm, request: Request, folder: Path, timeout_s: int) -> Tried:
+    """Rehearse the same script under another arm."""
+    during(f"running it under {arm.name}")
+    folder.mkdir()
+    try:
+        answer = ran(under(arm, request, folder), folder, timeout_s)
+        if answer.failure:
+            raise Stop(answer.failure.message, "")
+        seen = store.read(folder / store.RECORD).observed
+        check_is(arm, seen)
+    except Stop as stop:
+        return Tried(arm.name, error=stop.sentence)
+    device = on_gpu(answer, request.ranks, seen.stage)
+    fits = fits_on(GPUS[request.gpu], device.peak, device.driver) if request.gpu else None
+    return Tried(arm.name, device.peak, device.driver, fits)

@@ -1,0 +1,116 @@
+"""How PyTorch runs as rank 0 of N without a GPU: DDP, loaders, optimizers, saving."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parallel import distributed as ddp
+from torch.utils._pytree import tree_leaves
+
+from study.measure.virtual_rank import all_reduce
+from study.rehearsal.fsdp_patches import patch_fsdp1, patch_fsdp2
+from study.rehearsal.libraries import Rehearsal
+
+TORCH: Any = torch  # whose parts are replaced
+
+
+def patch(rehearsal: Rehearsal) -> None:
+    parallel: Any = ddp
+    # In agreement with the other ranks, DDP would regroup its buckets after the first step.
+    TORCH.distributed.Reducer._rebuild_buckets = lambda *_, **__: False
+    parallel._verify_param_shape_across_processes = lambda *_, **__: None
+    begin = rehearsal.shapes.wrap(ddp.DistributedDataParallel.__init__)
+
+    def wrap_in_ddp(model, *args, device_ids=None, output_device=None, **kwargs) -> None:
+        made = rehearsal.count.watch.made
+        if rehearsal.count.watch.device_type == "cuda":
+            kwargs |= {"device_ids": device_ids, "output_device": output_device}
+        begin(model, *args, **kwargs)
+        rehearsal.count.watch.reassign(made, "backward")  # its buckets, which real ranks make anew in their first pass
+        model.register_comm_hook(None, all_reduce)  # its C++ code needs a result that the fake backend lacks
+
+    parallel.DistributedDataParallel.__init__ = wrap_in_ddp
+    if not rehearsal.request.real:
+        TORCH.Tensor.data_ptr = address
+    # A script that starts its own ranks: this process is one of them.
+    TORCH.multiprocessing.spawn = lambda function, args=(), *_, **__: function(rehearsal.request.rank, *args)
+    TORCH.save = saving(torch.save)
+    rehearsal.count.moments.wrap(torch, "save")
+    if (
+        rehearsal.request.gpu and not rehearsal.request.real
+    ):  # a GPU's default is an update of all tensors at once (torch/optim/optimizer.py)
+        for name, module in list(sys.modules.items()):
+            if name.startswith("torch.optim.") and hasattr(module, "_default_to_fused_or_foreach"):
+                vars(module)["_default_to_fused_or_foreach"] = lambda *_, **__: (False, True)
+    take = torch.utils.data.dataloader._BaseDataLoaderIter.__next__
+    count = rehearsal.count
+
+    def next_batch(loader):
+        count.moments.begin_batch(loader)
+        batch = take(loader)
+        count.take_batch(batch)
+        return batch
+
+    TORCH.utils.data.dataloader._BaseDataLoaderIter.__next__ = next_batch
+    patch_optimizers(rehearsal)
+    if not rehearsal.request.real:
+        patch_downloads()
+    patch_fsdp2(rehearsal)
+    patch_fsdp1(rehearsal)
+
+
+def patch_optimizers(rehearsal: Rehearsal) -> None:
+    shapes = rehearsal.shapes
+    make = torch.optim.Optimizer.profile_hook_step
+
+    def with_values(step):
+        hooked = make(step)
+
+        def call(*args, **kwargs):
+            with shapes.not_only():
+                return hooked(*args, **kwargs)
+
+        return call
+
+    TORCH.optim.Optimizer.profile_hook_step = staticmethod(with_values)
+
+
+class NotDownloaded(dict):
+    """Weights that a script would download. They have no values here, and so are not needed."""
+
+
+def patch_downloads() -> None:
+    """Download no weights, and let models that load them stay as they are."""
+    load = torch.nn.Module.load_state_dict
+
+    def load_state_dict(module, state_dict, *args, **kwargs):
+        return load(
+            module, module.state_dict() if isinstance(state_dict, NotDownloaded) else state_dict, *args, **kwargs
+        )
+
+    TORCH.nn.Module.load_state_dict = load_state_dict
+    TORCH.hub.load_state_dict_from_url = lambda *_, **__: NotDownloaded()
+
+
+read_address = torch.Tensor.data_ptr
+
+
+def address(tensor: torch.Tensor) -> int:
+    """Return where a tensor is. Accelerate and others tell tensors without memory apart by it, too."""
+    local = getattr(tensor, "_local_tensor", tensor)
+    if isinstance(local, FakeTensor):
+        return local.untyped_storage()._cdata
+    return read_address(tensor)
+
+
+def saving(save: Callable) -> Callable:
+    """Return a `torch.save` that saves what has values, such as a data set. The files are removed afterwards."""
+
+    def save_values(content, *args, **kwargs) -> None:
+        leaves = tree_leaves(content)
+        if not any(isinstance(leaf, FakeTensor | torch.nn.Module | torch.optim.Optimizer) for leaf in leaves):
+            save(content, *args, **kwargs)
+
+    return save_values

@@ -1,0 +1,63 @@
+"""What a launcher would start is rehearsed, and a script that starts another program is told so."""
+
+import sys
+
+import pytest
+
+from study.core.errors import Stop
+from study.rehearsal.launchers import Launch, launched, refuse_others
+from tests.conftest import python
+from tests.rehearsal.test_rehearsal import HEAD, LOOP, rehearsed, study_virtual, written  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("torchrun --nproc_per_node 8 train.py --lr 1", Launch("train.py", ["--lr", "1"], [], None)),
+        ("torchrun --nnodes=2 -m pkg.train a.yaml", Launch("pkg.train", ["a.yaml"], [], None)),
+        ("deepspeed --num_gpus=8 train.py -a", Launch("train.py", ["--local_rank=0", "-a"], [], None)),
+        (
+            "accelerate launch --config_file c.yaml --mixed_precision bf16 train.py --config_file own",
+            Launch("train.py", ["--config_file", "own"], ["--mixed_precision", "bf16"], "c.yaml"),
+        ),
+    ],
+)
+def test_a_launchers_words_are_told_from_the_scripts(line, expected):
+    program, *words = line.split()
+    assert launched(program, words) == expected
+
+
+def test_a_launcher_without_a_script_is_one_sentence():
+    with pytest.raises(Stop, match="no script of accelerate is seen in its words"):
+        launched("accelerate", ["launch", "-h"])
+
+
+@pytest.mark.parametrize("words", [["torchrun", "--nproc_per_node=8", "x"], [sys.executable, "-u", "train.py"]])
+def test_a_training_that_is_started_by_a_script_is_not_followed(words):
+    with pytest.raises(Stop, match="starts another program, which is not followed"):
+        refuse_others("subprocess.Popen", (words[0], words, None, None))
+    refuse_others("subprocess.Popen", ("gcc", ["gcc", "-c", "a.c"], None, None))
+    refuse_others("subprocess.Popen", ("sh", "uname -p", None, None))
+
+
+def test_what_accelerate_would_launch_is_rehearsed(written):  # noqa: F811
+    launch = ("accelerate", "launch", "--use_deepspeed", "--zero_stage", "2", written(LOOP))
+    done = python("-m", "study.cli", "virtual", *launch)
+    assert "Your script decided: ZeRO stage 2" in " ".join(done.stdout.split()), done.stdout + done.stderr
+
+
+def test_ranks_that_a_script_spawns_are_this_process(written):  # noqa: F811
+    spawns = "def main(rank):\n{}\ntorch.multiprocessing.spawn(main, nprocs=2)\n"
+    script = written(spawns.format(indented(LOOP)))
+    assert rehearsed(script)["observed"]["ranks"] == 2
+
+
+def test_a_script_that_starts_another_training_is_one_sentence(written):  # noqa: F811
+    ended = study_virtual(written("import subprocess\nsubprocess.run(['torchrun', '--nproc_per_node=8', 'a.py'])\n"))
+    words = " ".join(ended.stdout.split())
+    assert words.startswith("A rehearsal cannot go on at script.py:10: here it starts another program"), words
+
+
+def indented(lines: str) -> str:
+    names = "    global model, loader\n"
+    return names + "".join(f"{line}\n" for line in lines.splitlines())
