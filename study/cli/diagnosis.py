@@ -254,8 +254,10 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     message = reading.find(text)
     causes, training = explain(message, model, training)
     first, *others = causes
-    how = "Likely" if first.is_likely else "Perhaps (nothing is sure; a memory snapshot of PyTorch tells)"
+    how = "Likely" if first.is_likely else "Perhaps"
     say_wrapped(with_id(f"{how}: {first.what}", first.id), "")
+    if not first.is_likely:
+        _say_indented("A memory snapshot of PyTorch would tell.")
     _say_indented(f"What to do: {first.remedy}.", f"Tells it apart: {first.apart}.")
     _say_indented(f"It rests on: {'; '.join(first.reasons)}.")
     for number, cause in enumerate(others, 2):
