@@ -27,7 +27,7 @@ EXIT_CODES = {"failed": 1, "timeout": 1, "left": 3, "killed": 3}
 
 
 def sweep(
-    name: tyro.conf.Positional[str],
+    name: tyro.conf.Positional[str] = "",
     /,
     *,
     scale: Literal["paper", "one_gpu", "tiny"] | None = None,
@@ -52,7 +52,7 @@ def sweep(
     With --dry-run or --plan and --json: the cells. Example: `study sweep smoke --dry-run`
 
     Args:
-        name: A protocol in study/sweeps/protocols/, or a .toml file.
+        name: A protocol in study/sweeps/protocols/, or a .toml file. Without a name, the protocols are listed.
         scale: paper: as published. one_gpu: the most that one GPU can do. tiny: takes minutes on two CPU cores.
             Default: tiny; with --plan that of --gpus.
         runs: The folder for the run folders. Cells that are done there are not run again.
@@ -76,6 +76,10 @@ def sweep(
             raise Stop(f"--{flag} must be above 0 and at most {most} (got {value})", "correct the value")
     if runs.exists() and not runs.is_dir():
         raise Stop(f"--runs {runs} is no folder", "give a folder that you may write to")
+    if not name:
+        protocols = [{"protocol": each, "about": protocol.read(each)["about"]} for each in protocol.names()]
+        show(protocols)
+        return protocols
     # --- which cells, and in which order
     if scale is None:
         scale = ("paper" if gpus > 1 else "one_gpu") if plan else "tiny"

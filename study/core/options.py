@@ -1,6 +1,7 @@
 """Reads options from the command line with tyro. A mistake in them is one sentence, as everywhere else."""
 
 import contextlib
+import itertools
 import re
 import tomllib
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from study.core.arms import all_paths
 from study.core.errors import Stop, nearest
+from study.core.text import say, wrapped
 
 OPTIONS = ConstructorRegistry()
 UNITS = {"": 1, "k": 1024, "m": 1e6, "b": 1e9}  # 8k tokens are 8192, and a model of 7B has 7e9 parameters
@@ -51,8 +53,34 @@ def parsed(command: Callable, *config, **options):
             case mistakes.InstantiationFailure(argument=argument, message=message) if argument:
                 raise Stop(f"{_name(argument)} {message[message.find('must') :]}", remedy)
 
+    words = itertools.takewhile(lambda word: word != "--", options.get("args") or ())
+    if {"-h", "--help"} & {*words}:
+        explained = {key: options[key] for key in ("prog",) if key in options}
+        shown = tyro.extras.get_parser(command, registry=OPTIONS, config=(tyro.conf.DisallowNone, *config), **explained)
+        say(*on_one_screen(shown.format_help()))
+        raise SystemExit(0)
     with mistakes.on_parse_error(refuse):
         return tyro.cli(command, config=(tyro.conf.DisallowNone, *config), registry=OPTIONS, **options)
+
+
+def on_one_screen(text: str) -> list[str]:
+    """Return tyro's help without boxes, and without defaults that say nothing."""
+    text = re.sub(r"\x1b\[[\d;]*m", "", text).translate(str.maketrans("│─╭╮╰╯", "|-++++"))
+    # A default may be broken over two lines of a box.
+    text = re.sub(r"\(default:[\s|]*(?:None|False|'')?\)", lambda none: re.sub(r"[^|\n]", " ", none[0]), text)
+    lines = []
+    for line in text.replace(" Example: `", "\nExample: `").splitlines():
+        if title := re.match(r"\+- (.+?) -", line):
+            lines.append(f"{title[1].removesuffix(' options').capitalize()}:")
+        elif re.fullmatch(r"\| ?-+ ?\|", line):
+            lines.pop()  # the head of a box says what its title does
+        elif line.startswith("|"):
+            lines.append(f" {line.strip('|').rstrip()}")
+        elif line.startswith("Example: "):
+            lines.append(line)  # to be copied
+        elif not line.startswith("+-"):
+            lines += wrapped(line, "", "")
+    return [line for line in lines if line != " "]
 
 
 def _name(argument) -> str:
