@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import tyro
-from tyro import _errors as mistakes  # private: pyproject.toml says with which versions it was tried
+from tyro import _errors as mistakes  # private, as below: pyproject.toml says with which versions it was tried
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from study.core.arms import all_paths
@@ -16,6 +16,7 @@ from study.core.errors import Stop, nearest
 from study.core.text import say, wrapped
 
 OPTIONS = ConstructorRegistry()
+tyro._experimental_options["utf8_boxes"] = False  # boxes make a help a third longer
 UNITS = {"": 1, "k": 1024, "m": 1e6, "b": 1e9}  # 8k tokens are 8192, and a model of 7B has 7e9 parameters
 MOST = 1e15  # more is a typing error
 OPTION = r"(?<![\w-])--[a-z][a-z0-9-]*"
@@ -64,23 +65,21 @@ def parsed(command: Callable, *config, **options):
 
 
 def on_one_screen(text: str) -> list[str]:
-    """Return tyro's help without boxes, and without defaults that say nothing."""
-    text = re.sub(r"\x1b\[[\d;]*m", "", text).translate(str.maketrans("│─╭╮╰╯", "|-++++"))
-    # A default may be broken over two lines of a box.
-    text = re.sub(r"\(default:[\s|]*(?:None|False|'')?\)", lambda none: re.sub(r"[^|\n]", " ", none[0]), text)
-    lines = []
+    """Return tyro's help with a short title for each group, and without defaults that say nothing."""
+    text = re.sub(r"\x1b\[[\d;]*m", "", text)
+    text = re.sub(r"\(default:\s*(?:None|False|'')?\)", "", text)
+    lines: list[str] = []
     for line in text.replace(" Example: `", "\nExample: `").splitlines():
-        if title := re.match(r"\+- (.+?) -", line):
-            lines.append(f"{title[1].removesuffix(' options').capitalize()}:")
-        elif re.fullmatch(r"\| ?-+ ?\|", line):
-            lines.pop()  # the head of a box says what its title does
-        elif line.startswith("|"):
-            lines.append(f" {line.strip('|').rstrip()}")
-        elif line.startswith("Example: "):
-            lines.append(line)  # to be copied
-        elif not line.startswith("+-"):
+        if re.fullmatch(" -+ *", line):
+            lines[-1] = f"{lines[-1].strip().removesuffix(' options').capitalize()}:"
+        elif re.fullmatch("  -+", line):
+            lines.pop()  # the head of a group says what its title does
+        elif line.startswith((" ", "Example: ")):
+            lines.append(line.rstrip())
+        else:
             lines += wrapped(line, "", "")
-    return [line for line in lines if line != " "]
+    description = lines.index("Positional arguments:" if "Positional arguments:" in lines else "Options:")
+    return [*lines[:description], *filter(None, lines[description:])]
 
 
 def _name(argument) -> str:
