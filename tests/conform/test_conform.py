@@ -203,14 +203,14 @@ def test_every_kept_failure_is_explained():
 
 
 def test_what_the_suite_sees_is_what_its_properties_can_see():
-    """A property that goes takes with it the bugs that it saw. The guide says how many are left."""
+    """A property that goes takes with it the bugs that it saw. The page says how many are left."""
     bugs = pd.read_csv(releases.COMMITTED.parent / "known/bugs.csv", keep_default_na=False)
     caught = bugs[bugs["caught"]]
     assert {*caught["property"]} <= {*PROPERTIES}
     assert {*bugs["adapter"]} <= {*ADAPTERS, ""}  # none: no adapter has the settings that it needs
     told = f"of {len(bugs)} bugs that a release fixed its properties see {len(caught)}, and our adapters"
-    guide = " ".join((ROOT / "GUIDE.md").read_text().split())
-    assert f"{told} {(caught['adapter'] != '').sum()} of these" in guide
+    page = " ".join((ROOT / "reports/answers/releases.md").read_text().split())
+    assert f"{told} {(caught['adapter'] != '').sum()} of these" in page
 
 
 def test_answers_are_returned_for_json_and_what_fails_is_shown(ranks, tmp_path, monkeypatch, capsys):
