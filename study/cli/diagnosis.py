@@ -186,12 +186,12 @@ def _releases_apart(package: str, releases: list[str]) -> dict:
         raise Stop(f"{' or '.join(releases):.80} is no release", f"write two, such as {package}==0.19.8")
     old, new = sorted(map(Version, releases))
     known = [fault for fault in table().fault if fault.package == name and fault.when]
-    answer: dict[str, Any] = {"mended": _changed(known, old, new), "new": _changed(known, new, old)}
+    answer: dict[str, Any] = {"fixed": _changed(known, old, new), "new": _changed(known, new, old)}
     answer["both"] = [fault.id for fault in known if fault.has(old) and fault.has(new)]
     unknown = sum(fault.has(old) is None or fault.has(new) is None for fault in known)
-    mended, brought = number_of(len(answer["mended"]), "known faults"), number_of(len(answer["new"]), "are new")
-    say_wrapped(f"From {name} {old} to {new}: {mended} mended, {brought.replace('1 are', '1 is')}.", "")
-    for word in ("new", "mended"):
+    fixed, added = number_of(len(answer["fixed"]), "known faults"), number_of(len(answer["new"]), "are new")
+    say_wrapped(f"From {name} {old} to {new}: {fixed} fixed, {added.replace('1 are', '1 is')}.", "")
+    for word in ("new", "fixed"):
         for fault in [each for each in known if each.id in answer[word]]:
             say_wrapped(f"{word.capitalize()}: {with_id(fault.in_releases, fault.id)}", indent="    ")
             if word == "new":
@@ -239,7 +239,7 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
 
     It reads errors of CUDA and ROCm, of host memory and pinned memory, of processes that were killed, and of disks.
     With --model and --arm or --config, the size is matched with that training's tensors; with --micro-batch and
-    --sequence also with what a pass makes.
+    --sequence also with what a micro-batch makes.
 
     With --json: the causes with their points.
 

@@ -76,7 +76,7 @@ def rehearse(
         evaluate: Go on until the script has evaluated: at most four batches of a loader.
         save: Go on until the script has saved. Nothing is written.
         real: On a machine with a GPU: with real values, and CUDA's own peak beside the count.
-        others: Arms, such as zero2,zero3,fsdp2: what the same script would hold under each.
+        others: Arms, such as zero2,zero3,fsdp2: what the same script would hold with each.
         config_of: NAME=FOLDER: the folder with the config.json of a model that is not here.
         value: NAME=NUMBER: the value of a variable of the script that it decides by, such as loss=2.3.
         skip: A function of the script that does nothing here.
@@ -226,19 +226,19 @@ def tried(arm: Arm, request: Request, folder: Path, timeout_s: int) -> Tried:
 
 
 def show_tried(fits: str | None, rows: list[Tried]) -> None:
-    """Say which other arm would fit, and what the script holds under each."""
+    """Say which other arm would fit, and what the script holds with each."""
     fitting = min(
         (row for row in rows if row.fits in ("yes", "only just")), key=lambda row: row.peak_bytes or 0, default=None
     )
     if fits == "no" and fitting:
         say_wrapped(f"Under {fitting.arm} {FITS[fitting.fits or '']}: it peaks at {size(fitting.peak_bytes or 0)}.")
     elif fits == "no" and not rows:
-        say_wrapped("`--try zero2,zero3,zero3_cpu,fsdp2` rehearses it under other arms.")
+        say_wrapped("`--try zero2,zero3,zero3_cpu,fsdp2` rehearses it with other arms.")
     if rows:
         show(
             [
                 {
-                    "under": row.arm,
+                    "arm": row.arm,
                     "peak": size(row.peak_bytes) if row.peak_bytes else "-",
                     "nvidia-smi": f"{row.driver_bytes / GIB:.1f} GiB" if row.driver_bytes and row.fits else "-",
                     "": row.error or FITS.get(row.fits or "", ""),

@@ -51,7 +51,7 @@ def stack(
         raise Stop(f"{' and '.join(map(flag, ways))} exclude each other", "give the one that your training has")
     for number in (flags.ranks, flags.passes):
         if number is not None and number < 1:
-            raise Stop(f"ranks and passes must be at least 1 (got {number})", "give 1 or more")
+            raise Stop(f"ranks and micro-batches must be at least 1 (got {number})", "give 1 or more")
     seen = _symptoms(symptom)
     asked, notes = described(releases, flags, config)
     found = which_apply(asked)

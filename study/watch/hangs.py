@@ -215,7 +215,7 @@ def _log_of(path: Path, rank: int) -> RankLog:
             place=waits[0] if waits else None,
         )
     except Exception as error:  # a stranger's file may hold another type wherever PyTorch writes one
-        why = f"it lacks {error}" if isinstance(error, KeyError) else files.why(error)
+        why = f"it does not have {error}" if isinstance(error, KeyError) else files.why(error)
         what = f"{str(path)!r:.300} is no Flight Recorder dump in JSON ({why})"
         # Done with what `_dump_fr_trace` of torch 2.13 gives. All dumps have this format (c10d/FlightRecorder.hpp:302).
         remedy = "PyTorch writes pickles: load one that you trust with `pickle`, and write it with `json` (GUIDE.md)"

@@ -201,7 +201,7 @@ def test_a_number_of_parameters_is_a_model_of_nearly_that_size(params, twin, mon
 
 def test_what_a_machine_lacks_is_said_with_an_exit_code(monkeypatch, capsys):
     lacking = [Examined("python", "3.11"), Examined("ninja", "none", "pip install ninja")]
-    for findings, code, first in ((lacking, 1, "lacks: ninja."), (lacking[:1], None, "has everything")):
+    for findings, code, first in ((lacking, 1, "needs: ninja."), (lacking[:1], None, "has everything")):
         monkeypatch.setattr("study.core.doctor.examine", lambda folder, found=findings: found)
         assert in_this_process(monkeypatch, "doctor") == code
         assert capsys.readouterr().out.startswith(f"This machine {first}")

@@ -227,10 +227,10 @@ def test_answers_are_returned_for_json_and_what_fails_is_shown(ranks, tmp_path, 
 
 def test_study_diff_lists_the_defaults_and_the_faults_that_changed_between_two_releases():
     answer = diagnosis.diff(Path("deepspeed==0.18.6"), Path("deepspeed==0.19.8"))
-    changed, mended, new = (answer[name] for name in ("deepspeed-configuration", "mended", "new"))
-    assert "inner-forward" in mended
+    changed, fixed, new = (answer[name] for name in ("deepspeed-configuration", "fixed", "new"))
+    assert "inner-forward" in fixed
     assert {"frozen-weights-stay", "clips-by-default"} <= {*new}
-    assert "two-backward-passes" not in (*mended, *new), "it was mended before"
+    assert "two-backward-passes" not in (*fixed, *new), "it was fixed before"
     assert changed["0.0 since 0.18.6, 1.0 since 0.19.3"] == ['gradient_clipping of {"train_batch_size": 1}']
     assert "DeepSpeedZeroOffloadOptimizerConfig.pin_memory" in str(changed["false since 0.18.6, true since 0.19.5"])
 

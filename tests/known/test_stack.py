@@ -432,7 +432,7 @@ def test_two_releases_of_any_package_are_compared_in_any_order(old, new, brought
     there, back = diff(Path(old), Path(new)), diff(Path(new), Path(old))
     assert there == back
     assert (brought in there["new"]) == bool(brought)
-    assert there["mended"]
+    assert there["fixed"]
     with pytest.raises(Stop, match="nothing is known"):
         diff(Path("numpy==1.0"), Path("numpy==2.0"))
 
