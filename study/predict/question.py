@@ -168,7 +168,9 @@ class Question:
 
     def __post_init__(self):
         if not 0 < self.batch <= MOST_ROWS:
-            raise Stop(f"--batch must be from 1 to {MOST_ROWS} sequences (got {self.batch})", "give the sequences of one step")
+            raise Stop(
+                f"--batch must be from 1 to {MOST_ROWS} sequences (got {self.batch})", "give the sequences of one step"
+            )
         if self.batch % self.gpus:
             above = ceil(self.batch / self.gpus) * self.gpus
             nearest_two = " or ".join(str(rows) for rows in (above - self.gpus, above) if rows)
