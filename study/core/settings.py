@@ -92,8 +92,8 @@ class TrainerFlags:
     eval_every: Count | None = None
     """Steps between evaluations. Default: at the end only."""
     sequence: Tokens | None = None
-    """Tokens per sequence. Default: 128, or 1024 for wikitext on real text; for `study virtual --model` 2048, or as many as
-    the model reads."""
+    """Tokens per sequence. Default: 128, or 1024 for wikitext on real text; of `study virtual --model` 2048, or as
+    many as the model reads."""
     train_rows: Count | None = None
     """Sequences to train on. Default: 800 for imdb, as in the source document; all for wikitext."""
     eval_rows: Count | None = None

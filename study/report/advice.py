@@ -319,9 +319,9 @@ def _links(question: Question) -> str:
     return f"{question.link} for each GPU between {nodes} nodes, and {within} between {question.local} GPUs in a node"
 
 
-# Predictions by this code of rows that nobody who writes it has read, on 28 November 2026. Its rows are not in this repository.
+# Predictions by this code, on 28 November 2026, of measurements that nobody who writes it has read.
 OUTSIDE_CHECK = (
-    "an outside check, of rows that nobody here has read: of 31 steps of eight sources half were 34 % off, 55 % within "
+    "an outside check, which nobody here has read: of 31 steps of eight sources half were 34 % off, 55 % within "
     "35 %, and 21 more than 10 % too short; the interval of those days held 8. Of 56 peaks half were 11 % off, and 20 "
     "more than 10 % too low"
 )
