@@ -72,7 +72,7 @@ def stack(
         say_wrapped("", f"May apply: {with_id(row['sentence'], each.fault.id)} {row['question']}", indent="    ")
         if details:
             say_wrapped(f"What to do: {row['do']}.", f"Shown by: {row['shown']}", indent="    ", first="    ")
-    _show_rest([each for each in may if each not in shown], config)
+    _show_rest([each for each in may if each not in shown], config, is_all=answer["fine"] and not shown)
     return answer
 
 
@@ -162,8 +162,8 @@ def _show_free(right: dict[str, list[str]]) -> None:
         say_wrapped("", sentence)
 
 
-def _show_rest(left: list[Applies], config: Path | None) -> None:
-    """Say in one line how many faults were not shown, and what would tell whether they apply."""
+def _show_rest(left: list[Applies], config: Path | None, is_all: bool) -> None:
+    """Say in one line how many faults were not shown, and what would tell whether they apply. The answer counts all."""
     if not left:
         return
     flags = Counter(question.flag for each in left for question in each.why if question.flag)
@@ -171,9 +171,12 @@ def _show_rest(left: list[Applies], config: Path | None) -> None:
     if config is None:
         wanted.insert(0, "--config")
     unasked = sum(not each.is_tested for each in left)
-    of_these = f"; for {unasked} of these nobody tested your release" if unasked else ""
+    untested = f"for {unasked} of these nobody tested your release" if unasked else ""
+    parts = [untested] if is_all else [f"{len(left)} more may apply", untested]
+    said = "; ".join(filter(None, parts))
     give = f"Give {', '.join(wanted)} to check them; " if wanted else ""
-    say_wrapped("", f"{len(left)} more may apply{of_these}. {give}--details lists all.")
+    said = f"{said[0].upper()}{said[1:]}. " if said else ""
+    say_wrapped("", f"{said}{give}--details lists all.")
 
 
 def _symptoms(words: str | None) -> set[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from study.core import files
 from study.core.errors import Stop
+from study.core.text import lasting
 from study.known.findings import HANGS, Finding, finding, texts
 from study.records.collectives import LoggedCall, RankLog, collective_of
 
@@ -32,7 +33,7 @@ def state(logs: list[RankLog]) -> str:
     age_s = max(0, time.time() - max(log.written_unix_s for log in logs))  # clocks of machines differ
     # A dump of gloo does not say which ranks there are.
     ranks = logs[-1].ranks if DEFAULT in logs[-1].groups else "an unknown number of"
-    return f"{len(logs)} of {ranks} ranks have a log, the newest of {age_s:.0f} s ago."
+    return f"{len(logs)} of {ranks} ranks have a log, the newest of {lasting(age_s)} ago."
 
 
 def causes(logs: list[RankLog]) -> list[Finding]:
