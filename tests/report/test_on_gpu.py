@@ -327,7 +327,7 @@ def test_what_the_pages_of_answers_say(kept, tables, medium):
     assert seconds.median() > 0.25
     assert numbers["lora"] == "17.2 GB instead of 7.9"
     assert "| 0.19.8 | 5.17.0 | True | 17.2 GB |" in lora
-    assert "DDP took 13 % more, FSDP2 under autocast 14 % less; stage 2 reserved up to 43 % more" in fit
+    assert "DDP took 13 % more, FSDP2 with autocast 14 % less; stage 2 reserved up to 43 % more" in fit
 
 
 def test_each_run_is_a_dot_and_each_arm_a_bar(table):
