@@ -294,7 +294,7 @@ def test_passes_follow_from_rows_and_ranks_as_deepspeed_derives_them(row, tmp_pa
             asked(words)
         return
     (question,) = [fault["question"] for fault in asked(words)["faults"] if fault["id"] == "last-pass-only"] or [None]
-    assert question == {None: "Has an update several passes (--passes)?", 1: None, 4: ""}[row.get("passes")]
+    assert question == {None: "Has an update several micro-batches (--passes)?", 1: None, 4: ""}[row.get("passes")]
 
 
 @pytest.mark.parametrize(("flags", "said"), STACKS["overruled"].items())
@@ -334,7 +334,7 @@ def test_a_config_answers_what_flags_would(tmp_path, monkeypatch):
     assert "one-rank-without-gradient" not in fsdp
     answer = asked("deepspeed==0.17.6 --config zero2.json")
     assert not answer["fine"]
-    assert answer["first"].startswith("deepspeed 0.17.6: 1 known fault applies: Stage 2 keeps only the last pass")
+    assert answer["first"].startswith("deepspeed 0.17.6: 1 known fault applies: Stage 2 keeps only the last micro-batch")
 
 
 @pytest.mark.parametrize("row", STACKS["mentioned"], ids=lambda row: f"{row['fault']}-{row['answer'] or 'not'}")
@@ -404,7 +404,7 @@ def test_a_newcomer_reads_five_faults_that_may_apply_and_one_line_on_the_others(
 def test_the_first_two_lines_say_the_worst_that_applies(capsys):
     asked("deepspeed==0.18.2 --stage 2 --passes 4")
     first = " ".join(capsys.readouterr().out.splitlines()[:2])
-    assert first.startswith("deepspeed 0.18.2: 1 known fault applies: Stage 2 keeps only the last pass")
+    assert first.startswith("deepspeed 0.18.2: 1 known fault applies: Stage 2 keeps only the last micro-batch")
 
 
 def test_ddp_and_fsdp1_can_be_asked():

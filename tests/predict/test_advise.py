@@ -325,7 +325,7 @@ def test_an_optimizer_within_the_backward_pass_keeps_no_gradients_and_is_for_one
     spared = best(plain, "single").peak_bytes - best(fused, "single").peak_bytes
     assert model.parameters < spared < 2 * model.parameters, "all but the largest"
     assert tried(fused) == ["single"]
-    with pytest.raises(Stop, match="one process and one pass"):
+    with pytest.raises(Stop, match="one process and one micro-batch"):
         training(replace(fused, batch=2), "single", 1)
 
 

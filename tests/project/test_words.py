@@ -44,7 +44,7 @@ STRANGE = {
     "a pass": r"\b(?:per|each|last|every|one|in a) pass\b(?! (?:over|through))",
     # sequence
     "rows of a step": r"\brows (?:per|of|in) (?:a |an |the )?(?:micro-batch|pass|rank|step|update)",
-    "row": r"\b(?:same|unequal|own|fewer) rows\b|\brows? of \d+ tokens|\btokens (?:per|of|in) a? ?row",
+    "row": r"\b(?:same|unequal|own|fewer) rows\b|\brows x\b|\brows? of \d+ tokens|\btokens (?:per|of|in) a? ?row",
 }
 
 
