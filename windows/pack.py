@@ -20,7 +20,8 @@ HAVE = (
     "torch triton numpy scipy pandas pyarrow tokenizers transformers accelerate huggingface-hub safetensors setuptools"
 )
 OTHERS = ("0.18.5",)  # releases of DeepSpeed that protocols name
-TESTING = ("pytest", "pytest-timeout", "pytest-xdist")  # what the GPU tests need besides
+# What the GPU tests and benchmarks/rehearsed.py need besides.
+TESTING = ("pytest", "pytest-timeout", "pytest-xdist", "trl", "peft")
 
 
 def main() -> None:

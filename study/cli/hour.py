@@ -159,26 +159,30 @@ class Hour:
             except Stop as stop:  # its cells get a record that says so
                 say(stop.sentence)
         for script in declared.get("script", []):
-            words = script.get("words", []) if self.gpus else []  # those are for the host of a GPU
-            self.answer(script["name"], [f"reproductions/{script['name']}.py", *words], SCRIPT_S)
+            words = script.get("words", []) if self.gpus else []
+            self.answer(script["name"], [script["file"], *words], SCRIPT_S)
         if self.gpus != 1:
             ranks = ["--standalone", "--nproc-per-node", str(self.gpus or 2)]
             self.answer("links", ["-m", "torch.distributed.run", *ranks, "benchmarks/links.py"], SCRIPT_S)
         self.calibrate()
 
     def answer(self, name: str, words: list[str], most_s: float) -> None:
-        """Keep what a script of the checkout prints, once. One that fails says so and stops nothing."""
+        """Keep the last line that a script of the checkout prints, once. One that fails says so and stops nothing."""
         kept = self.runs / f"{name}.json"
         if kept.exists():
             return
         say(f"running {name}")
         try:
-            done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=most_s)
-        except subprocess.TimeoutExpired:
-            return say(f"{name} took longer than {most_s} s, and is left")
-        if done.returncode:
-            return say(f"{name} failed: {done.stderr.strip()[-300:]}")
-        files.write_below(self.runs, kept.name, done.stdout.strip().rpartition("\n")[2].encode())
+            done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, timeout=most_s)
+        except subprocess.TimeoutExpired as late:
+            say(f"{name} took longer than {most_s} s, and is left")
+            lines = (late.stdout or b"").splitlines()
+        else:
+            if done.returncode:
+                return say(f"{name} failed: {done.stderr.decode().strip()[-300:]}")
+            lines = done.stdout.splitlines()
+        if lines:
+            files.write_below(self.runs, kept.name, lines[-1])
 
     def calibrate(self) -> None:
         """Let the machine predict itself: its file travels with the records."""

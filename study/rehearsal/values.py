@@ -25,6 +25,7 @@ from study.rehearsal.moments import Enough, Moments
 aten = torch.ops.aten
 COMPARES = {aten.gt, aten.lt, aten.ge, aten.le, aten.eq, aten.ne, aten.isnan, aten.isinf, aten.isfinite}
 CHECKED = {aten.embedding.default, aten.nll_loss_forward.default}
+MASKED = {aten.index.Tensor, aten.masked_select.default}
 # Data decides by masks, labels and lengths. A larger tensor, such as labels beside each word of a vocabulary, would
 # fill the host.
 LARGE_BYTES = 2**26
@@ -122,8 +123,9 @@ class Values(TorchDispatchMode):
                 return function(torch.tensor(value), *args[1:], **(kwargs or {}))
         if function is aten._grouped_mm.default:
             return self._rest.__torch_dispatch__(function, types, args, kwargs)
-        if function in CHECKED:
-            check_range(function, args)
+        check_range(function, args)
+        if function in MASKED:
+            function, args = aten.index.Tensor, by_positions(*args)
         if function in ranks.BY_ELEMENTS:  # the fake group copies, and so goes by shapes
             args = (args[0].view(-1), args[1].reshape(-1), *args[2:])
         result = function(*args, **(kwargs or {}))
@@ -151,12 +153,29 @@ class Values(TorchDispatchMode):
 
 def check_range(function, args) -> None:
     """Raise IndexError for what ends a kernel of a GPU: a token or a label that a model has no row or class for."""
+    if function not in CHECKED:
+        return
     limit, indices = (args[0].shape[0], args[1]) if function is aten.embedding.default else (args[0].shape[-1], args[1])
     if isinstance(args[0], FakeTensor) and not isinstance(indices, FakeTensor) and indices.numel():
         largest = int(indices.max())
         if largest >= limit:
             what = "rows of an embedding" if function is aten.embedding.default else "classes"
             raise IndexError(f"index {largest} is out of range: the model has {limit} {what}")
+
+
+def by_positions(tensor: torch.Tensor, chosen: list[torch.Tensor | None] | torch.Tensor) -> tuple:
+    """Return a tensor and indices without masks: how much a mask chooses is known, whatever it chooses from."""
+    if isinstance(chosen, torch.Tensor):  # `masked_select` lets both have fewer dimensions
+        shape = torch.broadcast_shapes(tensor.shape, chosen.shape)
+        tensor, chosen = tensor.expand(shape), [chosen.expand(shape)]
+    indices: list[torch.Tensor | None] = []
+    for index in chosen:
+        if type(index) is torch.Tensor and index.dtype in (torch.bool, torch.uint8):
+            with _disable_current_modes():
+                indices += index.nonzero().unbind(1)
+        else:
+            indices.append(index)
+    return tensor, indices
 
 
 def _changed(function, args, kwargs) -> torch.Tensor | None:

@@ -63,9 +63,10 @@ class Part(Grid):
 
 
 class ProtocolScript(ProtocolTable):
-    """A script of reproductions/ that needs no GPU, and its words."""
+    """A script of the checkout that runs before the clock starts, and its words on a machine with a GPU."""
 
     name: Annotated[str, Field(pattern=PART_NAME)]
+    file: str
     about: str | None = None
     words: list[str] = []
     decides: list[str] = []

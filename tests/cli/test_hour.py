@@ -316,3 +316,12 @@ def test_cells_for_one_gpu_run_side_by_side_and_end_with_the_hour(tmp_path, mini
     assert whole.wait(60) == 130
     assert "killed" in statuses(runs)
     assert (runs / archive.NAME).exists()
+
+
+def test_a_script_that_takes_too_long_keeps_the_line_that_it_had(tmp_path):
+    lines = "import time; print('{\"first\": 1}', flush=True); time.sleep(60)"
+    work = Hour(tmp_path, None, None, 0)
+    work.answer("late", ["-c", lines], 5)
+    work.answer("failed", ["-c", "raise SystemExit(3)"], 5)
+    assert (tmp_path / "late.json").read_text() == '{"first": 1}'
+    assert not (tmp_path / "failed.json").exists()
