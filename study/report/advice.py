@@ -73,7 +73,7 @@ def in_words(advice: Advice) -> list[str]:
 
 PRICES = {
     "adamw_8bit": "moments of 8 bits, by bitsandbytes, are coarser",
-    "bf16_pure": "weights in bf16 throughout drop small updates",
+    "bf16_pure": "weights in bf16 throughout round small updates away",
 }
 
 

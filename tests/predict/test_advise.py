@@ -338,7 +338,7 @@ def test_a_single_card_is_told_of_8_bit_adam_and_bf16_before_it_offloads():
         assert (row.fits, row.offloads) == (True, False)
         assert f"Without offloading: {option}, " in said
     assert "moments of 8 bits" in said
-    assert "lose small updates" in said
+    assert "round small updates away" in said
     assert not advise(question_of(named("gpt2"), 1, "H100")).without_offloading, "it does not offload"
 
 
