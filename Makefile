@@ -19,7 +19,7 @@ export PIP_USER := 0
 export PYTHONNOUSERSITE := 1
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup study report site notebook test style size check versions bench parity virtual scoreboard gpu
+.PHONY: help setup study report site notebook test style size check versions parity virtual scoreboard gpu
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -102,6 +102,3 @@ scoreboard: setup  ## who predicts memory best: DeepSpeed's estimators, Accelera
 
 gpu: setup $(VENV)/.ready-to-test  ## pack what a GPU machine without a network lacks: make gpu PACK="--data imdb/ wikitext-2/ --model bert-large-uncased/ gpt2/"
 	$(BIN)/python windows/pack.py $(PACK)
-
-bench: setup  ## this trainer against a bare loop and the Hugging Face Trainer
-	$(BIN)/python benchmarks/bench.py $(BENCH)

@@ -51,15 +51,13 @@ def main(
     time are.
 
     Args:
-        folders: Folders with runs in them, at any depth; - reads them from standard input, one per line.
+        folders: Folders with runs in them, at any depth.
         every_cell: Print each cell, not only those that ours misses by more than 1 %.
         tracker: Ask PyTorch's FSDPMemTracker as well, which takes some seconds for a cell of stage 3.
         as_json: Print the rows as JSON instead.
     """
     if not folders:
         raise Stop("no folder is given", "name folders with runs, such as runs/scoreboard")
-    if folders == (Path("-"),):
-        folders = tuple(map(Path, sys.stdin.read().splitlines()))
     loaded = runs.load(folders, every_folder_has_runs=True)
     rows = scored(loaded, tracker)
     if as_json:

@@ -19,15 +19,6 @@ PLACES = {
 }
 
 
-def addresses() -> dict[str, list[str]]:
-    """Return the addresses in each of the files."""
-    found = {}
-    for name, pattern in PLACES.items():
-        text = (ROOT / name).read_text()
-        found[name] = [match.group().removeprefix(match.group(1)) for match in re.finditer(pattern, text)]
-    return found
-
-
 def badges(address: str) -> str:
     """Return the line of badges of a published repository."""
     name = address.removeprefix("https://github.com/")

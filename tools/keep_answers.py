@@ -1,9 +1,9 @@
-"""Runs scripts of reproductions/ and trials of configurations with the installed libraries, and keeps their answers.
+"""Runs scripts of reproductions/ with the installed libraries, and keeps their answers.
 
 python tools/keep_answers.py reports/cpu-2core [SCRIPT ...]
 
-Without names it asks everything that reports/cpu-2core/trials.json holds: minutes. An answer is kept with the versions
-of the libraries and with a digest of the code that gave it. A test refuses answers of older code.
+Without names it runs every script of which reports/cpu-2core/trials.json has an answer: minutes. An answer is kept with
+the versions of the libraries and with a digest of the code that gave it. A test refuses answers of older code.
 """
 
 import ast
@@ -15,21 +15,18 @@ import sys
 import tempfile
 from pathlib import Path
 
+from study.core import machine
+
 ROOT = Path(__file__).resolve().parents[1]
 REPRODUCTIONS = ROOT / "reproductions"
-WORKER = Path(__file__).with_name("configurations.py")
 LIMIT_S = 300
-
-
-def digest(content: object) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def code_of(script: str) -> str:
     """Return a digest of a script without its comments and its docstring, which change nothing."""
     tree = ast.parse((REPRODUCTIONS / f"{script}.py").read_text())
     tree.body = tree.body[ast.get_docstring(tree) is not None :]
-    return digest(ast.unparse(tree))
+    return hashlib.sha256(json.dumps(ast.unparse(tree)).encode()).hexdigest()[:24]
 
 
 def answer_of(script: str) -> dict:
@@ -45,25 +42,13 @@ def answer_of(script: str) -> dict:
 
 
 def main(folder: Path, names: list[str]) -> None:
-    from study.core import machine
-
     versions = {name: each.split("+")[0] for name, each in machine.versions().items() if each and name != "python"}
     path = folder / "trials.json"
     rows = {json.dumps(row["trial"], sort_keys=True): row for row in json.loads(path.read_text())}
-    trials = [{"what": "reproduction", "name": name} for name in names] or [row["trial"] for row in rows.values()]
-    configurations = [trial for trial in trials if trial["what"] != "reproduction"]
-    if configurations:
-        text = json.dumps(configurations)
-        env = os.environ | {"PYTHONPATH": str(ROOT)}
-        command = [sys.executable, str(WORKER)]
-        done = subprocess.run(command, input=text, env=env, capture_output=True, text=True, check=True)
-        answers = json.loads(done.stdout)
-        code = digest(WORKER.read_text())
-        for trial, answer in zip(configurations, answers, strict=True):
-            rows[json.dumps(trial, sort_keys=True)] = {"trial": trial, "versions": versions, "code": code, **answer}
-    for trial in (each for each in trials if each["what"] == "reproduction"):
-        sys.stderr.write(f"{trial['name']}\n")
-        row = {"trial": trial, "versions": versions, "code": code_of(trial["name"]), **answer_of(trial["name"])}
+    for name in names or [row["trial"]["name"] for row in rows.values() if row["trial"]["what"] == "reproduction"]:
+        sys.stderr.write(f"{name}\n")
+        trial = {"what": "reproduction", "name": name}
+        row = {"trial": trial, "versions": versions, "code": code_of(name), **answer_of(name)}
         rows[json.dumps(trial, sort_keys=True)] = row
     path.write_text(json.dumps([rows[key] for key in sorted(rows)], indent=1) + "\n")
 

@@ -4,6 +4,7 @@ A script of a failure contains this file, so it imports nothing of the study but
 """
 
 import collections
+import copy
 import dataclasses
 import functools
 import math
@@ -125,10 +126,6 @@ def first_weights(case: Case) -> Weights:
     return copies(new_model(case).named_parameters())
 
 
-def copied(buffers: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: buffer.clone() for name, buffer in buffers.items()}
-
-
 def copies(weights: Iterable[tuple[str, Tensor]]) -> Weights:
     return {name: weight.detach().float().clone() for name, weight in weights}
 
@@ -140,6 +137,9 @@ class CaseTraining:
 
     def __init__(self, case: Case) -> None:
         self.case = case
+        self.forget()
+
+    def forget(self) -> None:
         self.losses: list[float] = []
         self.norms: list[float] = []
 
@@ -170,7 +170,7 @@ class Reference(CaseTraining):
         sums: dict[nn.Parameter, Any] = collections.defaultdict(float)  # in fp32; without those that get no gradient
         scale = FIXED_SCALE if self.case.precision == "fp16" else 1.0
         buffers = dict(self.model.named_buffers())
-        before, first = copied(buffers), buffers
+        before, first = copy.deepcopy(buffers), buffers
         for rank in range(self.ranks):
             self.model.zero_grad()
             self.model.load_state_dict(before, strict=False)  # each rank has buffers of its own
@@ -182,7 +182,7 @@ class Reference(CaseTraining):
                 if parameter.grad is not None:
                     sums[master] += parameter.grad.float() / scale / self.ranks
             if rank == 0:
-                first = copied(buffers)
+                first = copy.deepcopy(buffers)
         self.model.load_state_dict(first, strict=False)  # DDP gives those of the first rank to the others
         for master, gradient in sums.items():
             master.grad = gradient.to(master.dtype)

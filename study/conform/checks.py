@@ -116,7 +116,7 @@ def each_update(build: Build, case: Case) -> None:
     for update in range(case.updates):
         before = training.weights()
         begin_at(reference, before)
-        training.losses, training.norms, reference.losses, reference.norms = [], [], [], []
+        training.forget()
         training.update(update)
         reference.update(update)
         try:
@@ -130,6 +130,7 @@ def begin_at(reference: Reference, weights: Weights) -> None:
         for name, master in reference.master.named_parameters():
             master.copy_(weights[name])
     reference.use(weights)
+    reference.forget()
 
 
 def moving_scale(build: Build, case: Case) -> None:
@@ -140,14 +141,13 @@ def moving_scale(build: Build, case: Case) -> None:
     made = 0
     for update in range(case.updates):
         before = training.weights()
-        training.losses, training.norms = [], []
+        training.forget()
         training.update(update)
         scales.append(float(training.adapter.loss_scale(training.trainer)))
         if same_bits(before, training.weights()):
             continue
         made += 1
         begin_at(reference, before)
-        reference.losses, reference.norms = [], []
         reference.update(update)
         hold(training, reference, short, start=before)
     if made < case.updates // 4 or len(set(scales)) < 2:
@@ -176,8 +176,8 @@ def not_finite(build: Build, case: Case) -> None:
     seen: list = [None] * dist.get_world_size()
     dist.all_gather_object(seen, "fails" if error else _fate(before, after))
     if set(seen) == {"skips"}:
-        training.losses, training.norms = [], []
-        reference.losses, reference.norms = [], []
+        training.forget()
+        reference.forget()
         for update in range(case.infinite + 1, case.updates):
             training.update(update)
             reference.update(update)
@@ -256,7 +256,8 @@ def checkpoint_whole(build: Build, case: Case, weights_only: bool = False) -> No
     middle = reference.weights()
     if weights_only:
         reference.optimizer.state.clear()  # as a new optimizer begins
-    reference.ranks, reference.losses, reference.norms = dist.get_world_size(), [], []
+    reference.ranks = dist.get_world_size()
+    reference.forget()
     seen, expected = training.run(start=case.updates), reference.run(start=case.updates)
     # Rounding has grown over the updates of both launches, and weights moved since the checkpoint.
     hold(seen, expected, dataclasses.replace(case, updates=2 * case.updates), start=middle)

@@ -109,11 +109,6 @@ class Arm:
         return in_group
 
     @property
-    def for_cuda_alone(self) -> str | None:
-        """Return the feature of an arm that DeepSpeed has only for NVIDIA GPUs. None if the arm has no such feature."""
-        return feature_for_cuda_alone(self.deepspeed)
-
-    @property
     def uses_nvme(self) -> bool:
         return "nvme" in (self.offload_optimizer, self.offload_param)
 

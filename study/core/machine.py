@@ -203,13 +203,14 @@ def check_direct_io(folder: Path) -> None:
 
 
 REQUEST_BYTES = 2**20  # of direct I/O, DeepSpeed's default
+MEASURED_BYTES = 2**30
 
 
-def disk_bytes_per_s(folder: Path, total_bytes: int = 2**30) -> float:
+def disk_bytes_per_s(folder: Path) -> float:
     """Return bytes per second of the slower of writing and reading a file, request by request, as DeepSpeed does it."""
     request = mmap.mmap(-1, REQUEST_BYTES)
     request.write(os.urandom(REQUEST_BYTES))
-    starts = range(0, total_bytes, REQUEST_BYTES)
+    starts = range(0, MEASURED_BYTES, REQUEST_BYTES)
     try:
         with tempfile.TemporaryFile(dir=folder) as open_file:
             file = open_file.fileno()
@@ -221,7 +222,7 @@ def disk_bytes_per_s(folder: Path, total_bytes: int = 2**30) -> float:
             between = time.perf_counter()
             for start in starts:
                 os.preadv(file, [request], start)
-            return total_bytes / max(between - started, time.perf_counter() - between)
+            return MEASURED_BYTES / max(between - started, time.perf_counter() - between)
     except OSError as error:
         remedy = "give a folder on a local disk that you may write to"
         raise Stop(f"the disk of {folder} cannot be measured ({error.strerror})", remedy) from None

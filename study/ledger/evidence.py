@@ -277,10 +277,6 @@ class OfPrediction(Piece):
     quantity: str
     over: dict | None = None  # what differs in the other training
 
-    @property
-    def decides_if_it_fits(self) -> bool:
-        return self.quantity == "peak_bytes" and bool(self.gpu)
-
     def raw(self) -> Value:
         value = self._predicted()
         if self.over is not None:

@@ -128,11 +128,6 @@ class CollectiveLog(RankFile, contextlib.AbstractContextManager):
             self.write_all(now_s - self._since_s)
 
 
-def print_stacks_when_asked() -> None:
-    """Print the stacks of all threads at ASK, also before there is a run folder."""
-    faulthandler.register(ASK)
-
-
 class Heartbeat(RankFile):
     """Writes a rank's file in the study's own trainer: between two parts of the training, and at the signal ASK.
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from study.core.arms import Arm, zero_optimization
+from study.core.arms import Arm, feature_for_cuda_alone, zero_optimization
 from study.core.errors import Stop
 
 
@@ -32,8 +32,8 @@ class Placement:
     @classmethod
     def of(cls, arm: Arm, ranks: int, device: str = "cpu") -> "Placement":
         """How an arm places a training. An arm for one process has one rank."""
-        if arm.for_cuda_alone:
-            raise Stop(f"what {arm.for_cuda_alone} holds and sends is not predicted", "measure it", "unavailable")
+        if feature := feature_for_cuda_alone(arm.deepspeed):
+            raise Stop(f"what {feature} holds and sends is not predicted", "measure it", "unavailable")
         if arm.tensor_ranks > 1:
             raise Stop("tensor parallelism is not predicted", "measure it", "unavailable")
         if arm.distributed_type == "NO":

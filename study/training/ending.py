@@ -4,6 +4,7 @@ The first rank that writes a reason into the record also prints it. Where there 
 """
 
 import errno
+import faulthandler
 import os
 import shutil
 import signal
@@ -19,7 +20,7 @@ from study.core.files import from_toml
 from study.core.machine import MORE_MEMORY, die_with_parent, lift_memory_cap, oom_kills
 from study.core.text import size
 from study.measure.hardware import device_is_full, host_is_full, lost_connection
-from study.measure.heartbeat import print_stacks_when_asked
+from study.measure.heartbeat import ASK
 from study.records import store
 from study.training.display import say
 from study.training.launch import NO_LAUNCH, Launch, number_of, ranks_that_died
@@ -49,7 +50,7 @@ def interrupt_on_signals(parent: int) -> None:
             _heard.set()
             raise KeyboardInterrupt(signal.Signals(number).name)
 
-    print_stacks_when_asked()
+    faulthandler.register(ASK)  # prints the stacks of all threads, also before there is a run folder
     for number in SIGNALS:  # SIGINT too: in the background it starts ignored
         signal.signal(number, stop)
     die_with_parent(parent)

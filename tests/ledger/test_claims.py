@@ -73,9 +73,11 @@ def test_a_claim_has_the_numbers_of_its_evidence_and_what_its_verdict_needs(clai
         assert LEVELS.index(claim.certainty) >= min(allowed)
 
 
-NAMES_A_GPU = [
-    claim for claim in CLAIMS if any(each.kind == "prediction" and each.decides_if_it_fits for each in claim.evidence)
-]
+def decides_if_it_fits(piece) -> bool:
+    return piece.kind == "prediction" and piece.quantity == "peak_bytes" and bool(piece.gpu)
+
+
+NAMES_A_GPU = [claim for claim in CLAIMS if any(map(decides_if_it_fits, claim.evidence))]
 
 
 @pytest.mark.parametrize("claim", NAMES_A_GPU, ids=lambda claim: claim.id)
@@ -83,7 +85,7 @@ def test_a_margin_costs_certainty_and_leaves_no_claim_open(claim):
     """The rule of CONTRIBUTING. A predicted peak that decides names its GPU."""
     margins = []
     for piece in claim.evidence:
-        if piece.kind == "prediction" and piece.decides_if_it_fits:
+        if decides_if_it_fits(piece):
             gpu = GPUS[piece.gpu]
             margins.append(abs(piece.raw() / (gpu.memory_bytes - reserve_bytes(gpu)) - 1))
     assert claim.verdict != "cannot be decided here"

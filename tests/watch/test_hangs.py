@@ -146,11 +146,11 @@ def test_study_diagnose_tells_of_a_run_that_goes_on(tmp_path):
     assert "Rank 1 has not begun all_reduce 413" in answer["findings"][0]["sentence"]
 
 
-# --- the hang laboratory, from its committed trainings --------------------------------------------------------------
+# --- ranks that hung, from kept trainings --------------------------------------------------------------------------
 
 
 def test_each_way_to_hang_is_named():
-    """Real ranks that hung (tools/hangs.py): `study diagnose` names the cause."""
+    """Real ranks that hung: `study diagnose` names the cause."""
     rows = list(map(json.loads, (ROOT / "reports/cpu-2core/hangs.jsonl").read_text().splitlines()))
     hung = [row for row in rows if row["outcome"] == "hangs"]
     assert (len(rows), len({row["way"] for row in hung})) == (48, 9)
@@ -215,15 +215,15 @@ def test_sends_and_receives_that_wait_are_named(tmp_path):
 # --- the study's own trainer ---------------------------------------------------------------------------------------
 
 HEARTBEATS = """
-import os, signal, sys, time
+import faulthandler, os, signal, sys, time
 from pathlib import Path
 import torch, torch.distributed as dist
 from study.watch.hangs import hangs
-from study.measure.heartbeat import ASK, Heartbeat, print_stacks_when_asked
+from study.measure.heartbeat import ASK, Heartbeat
 from study.records import collectives
 
 folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-print_stacks_when_asked()
+faulthandler.register(ASK)
 dist.init_process_group("gloo")
 heart = Heartbeat(folder, rank)
 dist.all_reduce(torch.ones(1))
