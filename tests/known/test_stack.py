@@ -334,7 +334,9 @@ def test_a_config_answers_what_flags_would(tmp_path, monkeypatch):
     assert "one-rank-without-gradient" not in fsdp
     answer = asked("deepspeed==0.17.6 --config zero2.json")
     assert not answer["fine"]
-    assert answer["first"].startswith("deepspeed 0.17.6: 1 known fault applies: Stage 2 keeps only the last micro-batch")
+    assert answer["first"].startswith(
+        "deepspeed 0.17.6: 1 known fault applies: Stage 2 keeps only the last micro-batch"
+    )
 
 
 @pytest.mark.parametrize("row", STACKS["mentioned"], ids=lambda row: f"{row['fault']}-{row['answer'] or 'not'}")
