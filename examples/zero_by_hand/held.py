@@ -1,4 +1,4 @@
-"""Draws what each file of ZeRO by hand holds and sends, from the table in its README; a test compares it with the files.
+"""Draws what each file of ZeRO by hand holds and sends, from the table in its README. A test compares both.
 
 python examples/zero_by_hand/held.py examples/zero_by_hand/held.svg
 """
@@ -20,7 +20,7 @@ SENT = {"1 micro-batch in a step": "#9a9aa2", "4 micro-batches": "#3b6fb6"}
 
 
 def table() -> pd.DataFrame:
-    """Return MB of the table: what is held by part, the most at a time, and what is sent with one micro-batch and four."""
+    """Return MB: what is held by part, the most at a time, and what is sent with one and four micro-batches."""
     rows = {}
     for line in re.findall(r"^\| `\w+\.py` \|.*", README.read_text(), re.MULTILINE):
         name, *cells = (cell.strip(" `") for cell in line.strip("|").split("|"))
