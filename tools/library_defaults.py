@@ -36,6 +36,14 @@ STRICT = {  # sections in which DeepSpeed refuses unknown keys. To import it tak
     "comet": "deepspeed.monitor.config:CometConfig",
     "timers.throughput": "deepspeed.utils.config:DeepSpeedThroughputTimerConfig",
 }
+# Sections that DeepSpeed reads key by key, so that it ignores unknown ones. It reads more of two if they name a type.
+READ_BY_KEY = {
+    **dict.fromkeys(
+        ("activation_checkpointing", "aio", "checkpoint", "data_types", "flops_profiler", "torch_autocast")
+    ),
+    "optimizer": "AdamW",
+    "scheduler": "WarmupLR",
+}
 GROUPS = {  # sections of Accelerate's yaml, and the launcher's options that they set
     "deepspeed_config": "DeepSpeed Arguments",
     "fsdp_config": "FSDP Arguments",
@@ -106,9 +114,11 @@ def plain_type(schema: dict) -> dict:
 
 
 def of_deepspeed(types: dict) -> dict:
-    recorder = Recorder({"train_batch_size": 1})
+    by_key = {name: Recorder({"type": kind} if kind else {}) for name, kind in READ_BY_KEY.items()}
+    recorder = Recorder({"train_batch_size": 1} | by_key)
     resolve_name("deepspeed.runtime.config:DeepSpeedConfig")(recorder)
-    found = {"": {name: plain(value) for name, value in sorted(recorder.asked.items())}}
+    read = {"": recorder} | by_key
+    found = {path: {name: plain(value) for name, value in sorted(each.asked.items())} for path, each in read.items()}
     for path, name in STRICT.items():
         found |= of_model(path, resolve_name(name), types)
     return found
@@ -130,8 +140,9 @@ def exported() -> dict:
     """Return what is known of each library: its version, its sections, and the types of their keys."""
     written = tomllib.loads(TYPES.read_text())
     deepspeed = of_deepspeed(written["deepspeed"]["types"])
+    closed = [path for path in deepspeed if path and path not in READ_BY_KEY]
     found: dict[str, dict] = {
-        "deepspeed": {"version": metadata.version("deepspeed"), "sections": deepspeed, "closed": list(deepspeed)[1:]},
+        "deepspeed": {"version": metadata.version("deepspeed"), "sections": deepspeed, "closed": closed},
         "accelerate": {"version": accelerate.__version__, "sections": of_accelerate()},
         "trainer": {"version": transformers.__version__, "sections": of_trainer()},
     }

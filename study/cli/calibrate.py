@@ -45,10 +45,10 @@ def calibrate(*, out: Path = Path("machine.json"), disk: Path | None = None) -> 
     gpus = gpus_here()
     busy = psutil.getloadavg()[0] > BUSY * machine.usable_cores()
     ranks = 1 if gpus else 2
-    asked = [(arm, 1 if arm == "single" else ranks) for arm in TIMED]
+    launched = [(arm, 1 if arm == "single" else ranks) for arm in TIMED]
     if len(gpus) > 1:
-        asked.append(("zero2", len(gpus)))
-    steps = [step for arm, count in asked if (step := _timed(arm, count, len(gpus)))]
+        launched.append(("zero2", len(gpus)))
+    steps = [step for arm, count in launched if (step := _timed(arm, count, len(gpus)))]
     if not any(step.arm == "zero2" for step in steps):
         raise Stop("no step of zero2 could be timed, by which a host is known", "study doctor says what is missing")
     here = CalibratedMachine(

@@ -29,18 +29,15 @@ GROUPS = {
         "report": ("study.cli.results", "write verdicts, figures and runs as web pages"),
     },
     "Choose and predict": {
-        "advise": ("study.cli.predictions", "which arm to use on your GPUs, or how many GPUs you need"),
-        "estimate": ("study.cli.predictions", "predict memory, traffic and time: does it fit?"),
-        "virtual": ("study.cli.predictions", "run rank 0 of N alone: your train.py as it is, or a model"),
-        "claims": ("study.cli.results", "published claims, and whether they hold"),
+        "advise": ("study.cli.advise", "which arm to use on your GPUs, or how many GPUs you need"),
+        "estimate": ("study.cli.estimate", "predict memory, traffic and time: does it fit?"),
+        "virtual": ("study.cli.virtual", "run rank 0 of N alone: your train.py as it is, or a model"),
+        "claims": ("study.cli.claims", "published claims, and whether they hold"),
     },
     "Find what is wrong": {
-        "diagnose": (
-            "study.cli.diagnosis",
-            "what a log, an error or any text means; what is wrong in a run",
-        ),
-        "oom": ("study.cli.diagnosis", "what an error about memory means, and which change would fit"),
-        "diff": ("study.cli.diagnosis", "why two configs or runs differ in losses or memory"),
+        "diagnose": ("study.cli.diagnosis", "what a log, an error or any text means; what is wrong in a run"),
+        "oom": ("study.cli.oom", "what an error about memory means, and which change would fit"),
+        "diff": ("study.cli.differences", "why two configs or runs differ in losses or memory"),
         "stack": ("study.cli.stack", "which known faults of libraries apply to your releases and your config"),
         "explain": ("study.cli.explain", "what is behind a sentence: its rule, what it rests on, its test"),
         "conform": ("study.conform.command", "is a sharded training equal to one process? for any library"),
@@ -99,8 +96,9 @@ def start(words: list[str]) -> None:
             raise
         remedy = "pip install './zero-study[train,report]', or make setup in the checkout"
         raise Stop(f"this needs {package}, which the light install does not have", remedy) from None
-    # `study doctor` has to answer before it ends with its exit code.
-    if isinstance(answer, dict) and answer.get("fine") is False:
+    # `study doctor` has to answer before it ends with its exit code, and `study arms` for each arm.
+    rows = answer if isinstance(answer, list) else [answer]
+    if any(isinstance(row, dict) and row.get("fine") is False for row in rows):
         sys.exit(1)
 
 

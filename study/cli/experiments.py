@@ -1,29 +1,22 @@
 """`study sweep`: runs experiments, and shows how far it is."""
 
 import math
-import shutil
-import signal
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Literal, NoReturn
 
 import tyro
 
+from study.cli.progress import Progress, counted, exit_code, interruptible
 from study.core.errors import Stop
 from study.core.gpus import GPUS, gpu_named, num_gpus
 from study.core.text import number_of, say, say_wrapped, show
 from study.records.groups import differing
 from study.sweeps import launches, protocol
 from study.sweeps import sweep as sweeping
-from study.sweeps.launches import last_step
 from study.sweeps.protocol import Cell
-from study.sweeps.sweep import Outcome
 
-# Of a sweep with a cell that ended so; the largest wins. The same command continues with those that are left or killed.
-# Out of memory is an answer: it shows how much is too much.
 MOST_GPUS = 64  # of one machine
-EXIT_CODES = {"failed": 1, "timeout": 1, "left": 3, "killed": 3}
 
 
 def sweep(
@@ -72,26 +65,27 @@ def sweep(
             names.
     """
     for flag, value, most in ("repeat", repeat, 1000), ("timeout-s", timeout_s, 1e9), ("minutes", minutes, 1e9):
-        if value is not None and not 0 < value <= most:
-            raise Stop(f"--{flag} must be above 0 and at most {most} (got {value})", "correct the value")
+        _refuse_beyond(flag, value, most)
     if runs.exists() and not runs.is_dir():
         raise Stop(f"--runs {runs} is no folder", "give a folder that you may write to")
     if not name:
         protocols = [{"protocol": each, "about": protocol.read(each)["about"]} for each in protocol.names()]
         show(protocols)
         return protocols
-    # --- which cells, and in which order
-    if scale is None:
-        scale = ("paper" if gpus > 1 else "one_gpu") if plan else "tiny"
+    usual = ("paper" if gpus > 1 else "one_gpu") if plan else "tiny"
     declared = protocol.read(name)
-    cells = sweeping.chosen(protocol.cells(declared, scale), only)
+    cells = sweeping.chosen(protocol.cells(declared, scale or usual), only)
     if plan:
         return _show_plan(cells, gpu, gpus, minutes, declared.get("script", []), machine)
     turns = sweeping.plan(cells, repeat, lane)
-    # --- say what would be run: that needs neither a GPU nor the packages of the trainer
-    if dry_run:
+    if dry_run:  # this needs neither a GPU nor the packages of the trainer
         return _show_cells(cells)
     run(turns, runs, timeout_s, minutes, nvme_dir, lane)
+
+
+def _refuse_beyond(flag: str, value: float | None, most: float) -> None:
+    if value is not None and not 0 < value <= most:
+        raise Stop(f"--{flag} must be above 0 and at most {most} (got {value})", "correct the value")
 
 
 def run(
@@ -105,8 +99,7 @@ def run(
     """Run cells one after the other, say how each ended, and exit with the code that `sweep` explains."""
     if stop := launches.lacking():
         raise stop
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT too: in the background it starts ignored
-        signal.signal(number, signal.default_int_handler)
+    interruptible()
     progress = Progress(len(turns))
     try:
         outcomes = sweeping.sweep(turns, runs, timeout_s, nvme_dir, progress, minutes, lane)
@@ -114,10 +107,8 @@ def run(
         progress.say("stopped; run the same command again to continue")
         sys.exit(130)
     progress.say_done_before()
-    counts = Counter(outcome.status for outcome in outcomes)
-    counted = ", ".join(f"{count} {status}" for status, count in counts.items())
-    progress.say(f"{counted or 'nothing to do'}; study runs {runs} shows them")
-    sys.exit(max((EXIT_CODES.get(status, 0) for status in counts), default=0))
+    progress.say(f"{counted(outcomes)}; study runs {runs} shows them")
+    sys.exit(exit_code(outcomes))
 
 
 def _show_plan(
@@ -158,56 +149,3 @@ def _show_cells(cells: list[Cell]) -> list[dict]:
     say(f"{possible} of {number_of(len(rows), 'cells')} are possible on this machine.", "")
     show(rows)
     return rows
-
-
-# --- how far a sweep is ----------------------------------------------------------------------------------------------
-
-
-CLEAR = "\r\x1b[K"  # the line of a terminal
-
-
-class Progress:
-    """What a sweep calls at each start, step and end of a turn. On a terminal its last line moves at each step."""
-
-    def __init__(self, turns: int):
-        self.turns = turns
-        self.ended = 0
-        self.done_before = 0  # since the last line: cells that an earlier sweep ran share one
-        self.is_terminal = sys.stdout.isatty()  # a file gets no line for each step
-
-    def say(self, text: str) -> None:
-        say(f"{CLEAR}{text}" if self.is_terminal else text)
-
-    def say_done_before(self) -> None:
-        if self.done_before:
-            self.say(f"{number_of(self.done_before, 'cells')} done before")
-        self.done_before = 0
-
-    def start(self, turn: Cell) -> None:
-        self.say_done_before()
-        self.turn = turn  # of the line that moves
-        if not self.is_terminal:
-            self.say(self._position(turn))
-
-    def step(self, folder: Path, seconds: float) -> None:
-        if not self.is_terminal:
-            return
-        newest = last_step(folder)
-        step = f"step {newest['step']}" if newest else "starting"
-        line = f"{self._position(self.turn)}  {step}  {seconds:.0f} s"
-        # The cursor goes back to the start of the line: whatever is written next, an error too, takes its place.
-        sys.stdout.write(f"{CLEAR}{line[: shutil.get_terminal_size().columns - 1]}\r")
-        sys.stdout.flush()
-
-    def end(self, turn: Cell, outcome: Outcome) -> None:
-        if outcome.status == "done" and not outcome.ran:
-            self.done_before += 1
-        else:
-            reason = f": {outcome.reason}" if outcome.reason else ""
-            self.say_done_before()
-            self.say(f"{self._position(turn)}  {outcome.status}{reason}")
-        self.ended += 1
-
-    def _position(self, turn: Cell) -> str:
-        what = filter(None, map(turn.value, ("arm", "task", "model")))
-        return f"[{self.ended + 1}/{self.turns}] {', '.join(map(str, what))}"

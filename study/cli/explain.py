@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import tyro
 
-from study.cli import results
+from study.cli.claims import claims
 from study.configs.sentences import sentences
 from study.core.errors import Stop, nearest
 from study.core.text import say, say_wrapped
@@ -36,7 +36,7 @@ def explain(ids: tyro.conf.Positional[tuple[str, ...]] = (), /) -> list[dict]:
         if key(id) not in by_key:
             remedy = nearest(id, by_key.values(), 3, "study explain without an id lists all")
             raise Stop(f"no sentence has the id {id!r:.80}", remedy)
-        answers += show(known[key(id)]) if key(id) in known else results.claims((by_key[key(id)],))
+        answers += show(known[key(id)]) if key(id) in known else claims((by_key[key(id)],))
     return answers
 
 

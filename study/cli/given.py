@@ -1,10 +1,14 @@
-"""What the words of `study diagnose` name: runs and configs, or the text of files, of standard input, of an error."""
+"""What words of a command line name: runs and configs, or the text of files, of standard input, of an error."""
 
+import os
+import re
 from pathlib import Path
 
 from study.configs.pasted import condense
+from study.core.errors import Stop
 from study.records import store
 
+A_PATH = re.compile(r"\S*/\S*|\S*\.[a-z]\w{0,5}")  # a name with a folder or an ending, and no sentence
 CONFIGS = (".json", ".yaml", ".yml", ".toml")
 
 
@@ -17,25 +21,21 @@ def split(words: tuple[str, ...]) -> tuple[list[Path], str]:
         path = Path(word)
         if word == "-":
             texts.append(condense.standard_input())
-        elif _is_file(path) and path.name != store.RECORD and path.suffix not in CONFIGS:
-            texts.append(condense.content(path))
-        elif _is_there(path):
+        elif not os.path.exists(word):  # noqa: PTH110  an error in quotes may be longer than a name, where pathlib raises
+            loose.append(word)
+        elif path.is_dir() or path.name == store.RECORD or path.suffix in CONFIGS:
             paths.append(path)
         else:
-            loose.append(word)
-    if len(loose) == 1 and " " not in loose[0] and {*"/."} & {*loose[0]}:  # a path that is not there
-        paths.append(Path(loose[0]))
-    elif loose:
+            texts.append(condense.content(path))
+    without_quotes = [word for word in loose if len(word.split()) == 1]
+    if without_quotes and all(map(A_PATH.fullmatch, without_quotes)):
+        missing = " and ".join(map(repr, without_quotes))
+        raise Stop(f"{missing:.300} cannot be read: not there", "name a log, a config, or the folder of a run")
+    if loose:
         texts.append(" ".join(loose))
     return paths, "\n".join(texts)
 
 
-def _is_there(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # an error in quotes may be longer than a name can be
-        return False
-
-
-def _is_file(path: Path) -> bool:
-    return _is_there(path) and path.is_file()
+def whole_text(paths: list[Path], text: str) -> str:
+    """Return a text with that of the configs and records beside it."""
+    return "\n".join([text, *(condense.content(path) for path in paths if path.is_file())])

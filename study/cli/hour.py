@@ -3,11 +3,9 @@
 import csv
 import io
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -16,16 +14,17 @@ from typing import Literal
 import psutil
 import tyro
 
-from study.cli.experiments import EXIT_CODES, Progress
-from study.core import doctor, files, operators
+from study.cli import preparing
+from study.cli.progress import Progress, counted, exit_code, interruptible
+from study.core import files
 from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.gpus import GPUS, Gpu, gpu_named, gpus_here
 from study.core.machine import DEVICE_LOCK
-from study.core.settings import MACHINE
 from study.core.text import number_of, say, say_wrapped, show
-from study.predict.front import Pace, calibration
+from study.predict.front import Pace
 from study.report import plan as planning
+from study.report.plan import Planned
 from study.sweeps import archive, launches, protocol
 from study.sweeps import sweep as sweeping
 from study.sweeps.protocol import Cell
@@ -33,8 +32,6 @@ from study.sweeps.sweep import Outcome
 
 NAME = "STUDY_NAME"  # the environment variable with the contributor's name
 TIMEOUT_S = 600  # of silence: a rank that hangs may not take the whole hour
-SCRIPT_S = 300
-CALIBRATE_S = 240
 LOOK_S = 5.0  # how often the records of other lanes are looked for
 
 
@@ -72,38 +69,20 @@ def hour(
     scale = scale or ("paper" if len(here) > 1 else "one_gpu" if here else "tiny")
     declared = protocol.read(name)
     cells = [packed(cell, pack) for cell in protocol.cells(declared, scale)]
-    work = Hour(runs or Path("runs") / declared["name"], upload or os.environ.get(archive.UPLOAD), nvme_dir, len(here))
-    apart = lambda cell: scale == "one_gpu" or cell.ranks == 1  # noqa: E731
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
-    gpu = known_gpu(here[0].name) if here else None
-    if lane == (1, 1):
-        work.open()
+    runs = runs or Path("runs") / declared["name"]
+    work = Hour(runs, scale, upload or os.environ.get(archive.UPLOAD), nvme_dir, [gpu.name for gpu in here])
+    interruptible()
     try:
-        if lane != (1, 1):
-            alone = work.chosen([cell for cell in cells if apart(cell)], gpu)
-            work.run(sweeping.plan(alone, 1, lane), minutes, lane)
+        if lane == (1, 1):
+            words = [name, "--scale", scale, *(["--pack", str(pack)] if pack else [])]
+            work.whole(declared, cells, minutes, words)
         else:
-            work.prepare(declared, cells)
-            turns = work.planned(cells, gpu, minutes, declared.get("script", []))
-            over = time.monotonic() + 60 * minutes
-            for is_apart, group in groupby(turns, apart):
-                left = max(0.01, (over - time.monotonic()) / 60)
-                if is_apart and here:
-                    words = [name, "--scale", scale, *(["--pack", str(pack)] if pack else [])]
-                    work.side_by_side([*group], left, words)
-                else:
-                    work.run([*group], left)
-            work.page()
+            work.lane(cells, minutes, lane)
     except KeyboardInterrupt:
         say("stopped; run the same command again to continue")
         sys.exit(130)
-    finally:
-        if lane == (1, 1):
-            work.keep()
-    counts = Counter(outcome.status for outcome in work.outcomes)
-    say(f"{', '.join(f'{count} {status}' for status, count in counts.items()) or 'nothing to do'}: {work.runs}")
-    sys.exit(max((EXIT_CODES.get(status, 0) for status in counts), default=0))
+    say(f"{counted(work.outcomes)}: {work.runs}")
+    sys.exit(exit_code(work.outcomes))
 
 
 def known_gpu(name: str) -> Gpu | None:
@@ -128,16 +107,37 @@ def packed(cell: Cell, pack: Path | None) -> Cell:
     return replace(cell, settings=cell.settings | {"data": str(data), "tokenizer": str(tokenizer)})
 
 
+def chosen(plan: list[Planned]) -> list[Cell]:
+    """Return the cells that are not left, with their seconds."""
+    return [replace(each.cell, reserve_s=each.seconds) for each in plan if not each.left]
+
+
 class Hour:
     """The work of an hour: a folder of runs, where its archive goes, and how its cells ended."""
 
-    def __init__(self, runs: Path, upload: str | None, nvme_dir: Path | None, gpus: int):
-        self.runs, self.upload, self.nvme_dir, self.gpus = runs, upload, nvme_dir, gpus
+    def __init__(self, runs: Path, scale: str, upload: str | None, nvme_dir: Path | None, cards: list[str]):
+        self.runs, self.scale, self.upload, self.nvme_dir, self.gpus = runs, scale, upload, nvme_dir, len(cards)
+        self.gpu = known_gpu(cards[0]) if cards else None
         self.outcomes: list[Outcome] = []
         self.host_bytes = psutil.virtual_memory().total
-        self.at_once = max(1, gpus)  # cells for one GPU that may run side by side
+        self.at_once = max(1, self.gpus)  # cells for one GPU that may run side by side
 
-    # --- before the clock starts
+    def whole(self, declared: dict, cells: list[Cell], minutes: float, words: list[str]) -> None:
+        """Prepare the machine, run the cells in the order of what they decide, and write the page."""
+        self.open()
+        try:
+            preparing.prepare(self.runs, declared, cells, self.gpus)
+            turns = self.planned(cells, minutes, declared.get("script", []))
+            over = time.monotonic() + 60 * minutes
+            for is_alone, group in groupby(turns, self.is_alone):
+                left = max(0.01, (over - time.monotonic()) / 60)
+                if is_alone and self.gpus:
+                    self.side_by_side([*group], left, words)
+                else:
+                    self.run([*group], left)
+            self.page()
+        finally:
+            self.keep()
 
     def open(self) -> None:
         """Fetch what another machine did. A bucket that refuses stops the hour before it costs anything."""
@@ -147,81 +147,31 @@ class Hour:
         if count := archive.bring_back(self.runs, self.upload):
             say(f"Back from an earlier start: {number_of(count, 'records')}.")
 
-    def prepare(self, declared: dict, cells: list[Cell]) -> None:
-        """Check the machine, and do what belongs to no cell's time."""
-        for finding in doctor.examine(self.runs):
-            if not finding.fine:
-                say_wrapped(f"This machine needs: {finding.what} ({finding.found}). What to do: {finding.remedy}.")
-        operators.compile_missing(tuple(dict.fromkeys(cell.arm for cell in cells)))
-        for release in dict.fromkeys(cell.deepspeed for cell in cells if cell.deepspeed):
-            try:
-                launches.get_release(release)
-            except Stop as stop:  # its cells get a record that says so
-                say(stop.sentence)
-        for script in declared.get("script", []):
-            words = script.get("words", []) if self.gpus else []
-            self.answer(script["name"], [script["file"], *words], SCRIPT_S)
-        if self.gpus != 1:
-            ranks = ["--standalone", "--nproc-per-node", str(self.gpus or 2)]
-            self.answer("links", ["-m", "torch.distributed.run", *ranks, "benchmarks/links.py"], SCRIPT_S)
-        self.calibrate()
-
-    def answer(self, name: str, words: list[str], most_s: float) -> None:
-        """Keep the last line that a script of the checkout prints, once. One that fails says so and stops nothing."""
-        kept = self.runs / f"{name}.json"
-        if kept.exists():
-            return
-        say(f"running {name}")
-        try:
-            done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, timeout=most_s)
-        except subprocess.TimeoutExpired as late:
-            say(f"{name} took longer than {most_s} s, and is left")
-            lines = (late.stdout or b"").splitlines()
-        else:
-            if done.returncode:
-                return say(f"{name} failed: {done.stderr.decode().strip()[-300:]}")
-            lines = done.stdout.splitlines()
-        if lines:
-            files.write_below(self.runs, kept.name, lines[-1])
-
-    def calibrate(self) -> None:
-        """Let the machine predict itself: its file travels with the records."""
-        file = self.runs / archive.MACHINE
-        if not file.exists():
-            words = [sys.executable, "-m", "study.cli", "calibrate", "--out", str(file)]
-            try:
-                subprocess.run(words, timeout=CALIBRATE_S)
-            except subprocess.TimeoutExpired:
-                say(f"calibrate took longer than {CALIBRATE_S} s, and is left")
-        if file.exists():
-            os.environ[MACHINE] = str(file.resolve())
-
-    def pace(self) -> Pace | None:
-        """Return this machine's own constants. None without its file."""
-        file = self.runs / archive.MACHINE
-        return calibration.known(calibration.read(file)).pace if file.exists() else None
-
     # --- the plan
 
-    def planned(self, cells: list[Cell], gpu: Gpu | None, minutes: float, scripts: list[dict]) -> list[Cell]:
-        """Show the plan, keep what is predicted, and return the cells that are not left, with their seconds."""
-        if gpu is None:
-            return cells
-        before = planning.plan(cells, gpu, self.gpus, self.host_bytes)
-        self.register("predicted", cells, gpu, None)
-        if here := self.pace():
-            self.register("predicted-here", cells, gpu, here)
-        say_wrapped(*planning.in_words(before, minutes, scripts), "")
-        show([each.row(minutes) for each in before if not each.left])
-        self.at_once = planning.lanes(before, self.gpus, self.host_bytes)
-        return self.chosen(cells, gpu)
+    def is_alone(self, cell: Cell) -> bool:
+        """Whether a cell takes one GPU, so that others may run beside it."""
+        return self.scale == "one_gpu" or cell.ranks == 1
 
-    def chosen(self, cells: list[Cell], gpu: Gpu | None) -> list[Cell]:
-        """Return the cells that are not left, with their seconds."""
-        if gpu is None:
+    def planned(self, cells: list[Cell], minutes: float, scripts: list[dict]) -> list[Cell]:
+        """Show the plan, keep what is predicted, and return the cells that are not left, with their seconds."""
+        if self.gpu is None:
             return cells
-        planned = planning.plan(cells, gpu, self.gpus, self.host_bytes)
-        return [replace(each.cell, reserve_s=each.seconds) for each in planned if not each.left]
+        self.register("predicted", cells, self.gpu, None)
+        if here := preparing.pace(self.runs):
+            self.register("predicted-here", cells, self.gpu, here)
+        plan = planning.plan(cells, self.gpu, self.gpus, self.host_bytes)
+        say_wrapped(*planning.in_words(plan, minutes, scripts), "")
+        show([each.row(minutes) for each in plan if not each.left])
+        self.at_once = planning.lanes(plan, self.gpus, self.host_bytes)
+        return chosen(plan)
+
+    def lane(self, cells: list[Cell], minutes: float, lane: tuple[int, int]) -> None:
+        """Run the part of a process that the hour started: of the cells for one GPU, those of its lane."""
+        alone = [cell for cell in cells if self.is_alone(cell)]
+        if self.gpu:
+            alone = chosen(planning.plan(alone, self.gpu, self.gpus, self.host_bytes))
+        self.run(sweeping.plan(alone, 1, lane), minutes, lane)
 
     def register(self, name: str, cells: list[Cell], gpu: Gpu, of: Pace | None) -> None:
         """Keep what is predicted, once: before the first cell."""

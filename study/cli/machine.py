@@ -2,12 +2,16 @@
 
 import sys
 from pathlib import Path
+from typing import Any
+
+import tyro
 
 from study.core import doctor as examination
 from study.core import operators
-from study.core.arms import Arm, all_paths, load_arm
+from study.core.arms import all_paths, load_arm
+from study.core.errors import Stop
 from study.core.gpus import num_gpus
-from study.core.text import say, say_wrapped, show
+from study.core.text import number_of, say, say_wrapped, show
 from study.known.findings import with_id
 from study.sweeps import launches
 
@@ -15,35 +19,40 @@ from study.sweeps import launches
 HOMES = {"none": "device", "cpu": "host", "nvme": "disk"}
 
 
-def arms() -> list[dict]:
+def arms(names: tyro.conf.Positional[tuple[str, ...]] = (), /) -> list[dict]:
     """List the arms, what their files say, and whether this machine can run them. With --json: the rows.
 
-    Example: `study arms`
+    The exit code is 1 if a file cannot be an arm. Example: `study arms`
+
+    Args:
+        names: Arms, or .yaml files of yours. Default: all arms.
     """
     gpus = num_gpus()
-    rows: list[dict] = [
-        {
-            "arm": arm.name,
-            "stage": arm.stage,
-            "optimizer states": HOMES[arm.offload_optimizer],
-            "weights": HOMES[arm.offload_param],
-            "here": _support(arm, gpus),
-        }
-        for arm in map(load_arm, all_paths())
-    ]
+    rows = [_row(name, gpus) for name in names or all_paths()]
     # The reasons are sentences, too wide for a table.
     missing = [f"{row['arm']}: {row['here']}" for row in rows if row["here"] != "yes"]
-    say(f"{len(rows) - len(missing)} of {len(rows)} arms can run on this machine.", "")
-    show([row | {"here": row["here"].partition(":")[0]} for row in rows])
+    say(f"{len(rows) - len(missing)} of {number_of(len(rows), 'arms')} can run on this machine.", "")
+    columns = ("arm", "stage", "optimizer states", "weights", "here")
+    show([{name: row.get(name) for name in columns} | {"here": row["here"].partition(":")[0]} for row in rows])
     files = "Files: accelerate_configs/NAME.yaml, and for variants accelerate_configs/variants/NAME.yaml."
     say_wrapped("", files, *missing, indent="    ")
     return rows
 
 
-def _support(arm: Arm, gpus: int) -> str:
-    if stop := launches.lacking() or examination.why_not(arm, gpus):
-        return f"no: {stop.what}; {stop.remedy}"
-    return "yes"
+def _row(name: str, gpus: int) -> dict[str, Any]:
+    """Return what an arm's file says. One that is refused stops no other."""
+    try:
+        arm = load_arm(name)
+    except Stop as refused:
+        return {"arm": name, "here": f"no: {refused.what}; {refused.remedy}", "fine": False}
+    stop = launches.lacking() or examination.why_not(arm, gpus)
+    return {
+        "arm": arm.name,
+        "stage": arm.stage,
+        "optimizer states": HOMES[arm.offload_optimizer],
+        "weights": HOMES[arm.offload_param],
+        "here": f"no: {stop.what}; {stop.remedy}" if stop else "yes",
+    }
 
 
 def doctor(*, fix: tuple[str, ...] | None = None) -> dict:

@@ -1,16 +1,13 @@
-"""`study runs`, `compare`, `claims` and `report`: what runs hold, how they differ, and what they say about claims."""
+"""`study runs`, `compare` and `report`: what runs hold, and how they differ."""
 
 import dataclasses
 import sys
-from collections import Counter
 from pathlib import Path
 
 import tyro
 
 from study.core.errors import Stop
-from study.core.text import number_of, say, say_wrapped, short, show, size
-from study.ledger import texts
-from study.ledger.texts import Claim, Fault
+from study.core.text import number_of, say, say_wrapped, show, size
 from study.records import compare as comparing
 from study.records import runs as records
 from study.records import store
@@ -109,111 +106,6 @@ def _compare_peaks(first: Run, second: Run) -> list[dict]:
             say_wrapped(f"{row['component']}: {comparing.REASONS[row['component']]}", indent="  ")
     say("", "`study diff` lists the settings in which they differ.")
     return rows
-
-
-# --- study claims and study report -----------------------------------------------------------------------------------
-
-
-def claims(
-    claim: tyro.conf.Positional[tuple[str, ...]] = (), /, *, undecided: bool = False, runs: tuple[Path, ...] = ()
-) -> list[dict]:
-    """Count how many published claims hold, list some of them, or show everything about one.
-
-    With --json: the claims as the files of the ledger have them. Example: `study claims S002-25`
-
-    Args:
-        claim: Ids of claims, such as S000-20 (case does not matter); a document, such as 002; or words that a claim
-            contains, such as stage 3. Words in quotes are searched as one phrase.
-        undecided: List the claims that cannot be decided here, each with what would decide it.
-        runs: Folders that contain runs, at any depth: compare what they give with the evidence of the claims.
-    """
-    chosen: list[Claim | Fault] = [*texts.claims()]
-    if claim:
-        chosen = texts.named(claim)
-    if undecided:
-        are_open = [each for each in chosen if isinstance(each, Claim) and each.would_decide]
-        for open_claim in are_open:
-            how = f"    What would decide it: {open_claim.would_decide}"
-            say_wrapped(f"{open_claim.id} {open_claim.answer}", how, indent="    ")
-        chosen = [*are_open]
-    elif runs:
-        _compare_claims(chosen, _load(runs), in_full=bool(claim))
-    elif not claim:
-        say_wrapped(texts.in_words(texts.claims()), "")
-        show(texts.by_document())
-        say("", "What each document stands for (study claims ID has the rest):", "")
-        columns = ("id", "question", "verdict", "certainty")
-        show([{name: getattr(each, name) for name in columns} for each in texts.claims() if each.central])
-        say(
-            "",
-            "What would decide the others: study claims --undecided.",
-            f"Apart from these: {len(texts.faults())} faults of libraries that a script shows (study claims faults).",
-        )
-    elif len(chosen) > len(claim):  # a document, or words that many claims contain: a line of each
-        _list_claims(chosen)
-    else:
-        for each in chosen:
-            if isinstance(each, Claim):
-                _show_claim(each)
-            else:
-                about = [f"{name}: {short(value)}" for name, value in vars(each).items() if value]
-                say_wrapped(f"{each.id} {each.outcome}", *about, "", indent="    ")
-    # By alias: as the ledger's files have it.
-    return [each.model_dump(mode="json", by_alias=True) for each in chosen]
-
-
-def _list_claims(chosen: list[Claim | Fault]) -> None:
-    for verdict in texts.VERDICTS:
-        mine = [each for each in chosen if isinstance(each, Claim) and each.verdict == verdict]
-        if mine:
-            say(f"{verdict}: {len(mine)}")
-            say_wrapped(*[f"  {each.id} {each.answer}" for each in mine], indent="      ")
-    say_wrapped(*[f"  {each.id} {each.outcome}" for each in chosen if isinstance(each, Fault)], indent="      ")
-    say("", "study claims ID shows one with its quote and its evidence.")
-
-
-def _show_claim(claim: Claim) -> None:
-    """Print the answer, and below it what it rests on."""
-    say(f"{claim.id} {claim.verdict}" + (f" (certainty: {claim.certainty})" if claim.certainty else ""))
-    parts = {
-        "The text": f"“{claim.quote}” ({claim.where})",
-        "It holds only if": claim.condition,
-        "What would decide it": claim.would_decide,
-        "Because": claim.found,
-        "What we would sign": claim.instead,
-        "So certain because": claim.because,
-    }
-    say_wrapped(claim.answer, f"{claim.numbers}.".removeprefix("."), first="  ", indent="  ")
-    say_wrapped(*[f"  {name}: {text}" for name, text in parts.items() if text], "", indent="    ")
-    show([{"evidence": each.kind, "of": each.what, "value": each.shown, "note": each.note} for each in claim.evidence])
-    say_wrapped("", f"What would change it: {claim.changes}", "")
-
-
-def _compare_claims(chosen: list[Claim | Fault], loaded: Runs, in_full: bool) -> None:
-    # Runs that have ended count, and no records of other people's scripts.
-    rows = texts.compared([each for each in chosen if isinstance(each, Claim)], loaded.counting)
-    counts = Counter(row.answer for row in rows)
-    agree, differ, lack = (counts[answer] for answer in texts.ANSWERS)
-    yours = number_of(len(loaded), "runs")
-    say_wrapped(
-        f"Your {yours} give {agree} numbers of the claims' evidence again, and {differ} otherwise. {lack} numbers need "
-        "experiments that you have not run.",
-        "",
-    )
-    # Of all claims hundreds of rows would agree, or say nothing: only the others are shown.
-    shown = [row for row in rows if in_full or row.answer == texts.DIFFERS]
-    show(
-        [
-            {
-                "claim": row.claim,
-                "evidence": row.evidence.what,
-                "committed": row.evidence.value,
-                "yours": row.value,
-                "answer": row.answer,
-            }
-            for row in shown
-        ]
-    )
 
 
 def report(

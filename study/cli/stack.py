@@ -1,17 +1,18 @@
 """`study stack`: which known faults of libraries apply to some releases, in some training."""
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import tyro
 
-from study.cli.diagnosis import show_finding
+from study.cli.findings import show_finding
 from study.configs.pasted import losses, matching
 from study.configs.stacks import described
 from study.core.errors import Stop, nearest
 from study.core.settings import flag
 from study.core.text import say_wrapped
-from study.known.faults import table
+from study.known.faults import Fault, table
 from study.known.findings import Finding, with_id
 from study.known.which_apply import WAYS, Applies, Flags, Stack, free, untested, which_apply
 
@@ -46,44 +47,43 @@ def stack(
             with it come first. `study diagnose --symptom` says what it may mean without any release.
         details: All faults that may apply, what would decide that, what to do, and what shows them.
     """
+    _refuse(flags)
+    seen = _symptoms(symptom)
+    used, notes = described(releases, flags, config)
+    faults = sorted(which_apply(used), key=lambda each: not _is_seen(each, seen))  # the others keep their order
+    applying = [each for each in faults if each.answer == "applies"]
+    may = [each for each in faults if each.answer != "applies"]
+    says_no_stage = config is None and "stage" not in used.said
+    answer = in_words(used, faults, _deciding(may, config) if says_no_stage else [])
+    say_wrapped(*notes, answer["first"])  # notes tell what was not understood
+    for number, each in enumerate(applying, 1):
+        _show_applying(number, each)
+    _show_free(answer["free"])
+    shown = may if details else _spoken_of(may, seen, _said(used, flags, config))
+    for each in shown:
+        _show_open(each, details)
+    left = [each for each in may if each not in shown]
+    _show_rest(left, [] if says_no_stage and not applying else _deciding(left, config))
+    return answer
+
+
+def _refuse(flags: Flags) -> None:
     ways = [name for name in ("stage", *WAYS) if getattr(flags, name) not in (None, False)]
     if len(ways) > 1:
         raise Stop(f"{' and '.join(map(flag, ways))} exclude each other", "give the one that your training has")
     for number in (flags.ranks, flags.passes):
         if number is not None and number < 1:
             raise Stop(f"ranks and micro-batches must be at least 1 (got {number})", "give 1 or more")
-    seen = _symptoms(symptom)
-    asked, notes = described(releases, flags, config)
-    found = which_apply(asked)
-    found.sort(key=lambda each: not _is_seen(each, seen))  # sorting keeps the order of the others
-    answer = in_words(asked, found)
-    say_wrapped(*notes, answer["first"])  # notes tell what was not understood
-    rows = {row["id"]: row for row in answer["faults"]}
-    for number, each in enumerate([each for each in found if each.answer == "applies"], 1):
-        row = rows[each.fault.id]
-        show_finding(f"{number:>2}. ", Finding(each.fault.id, row["sentence"], row["do"], row["shown"]))
-        if each.fault.who:
-            say_wrapped(f"Who is hit: {each.fault.who}.", indent="    ", first="    ")
-    _show_free(answer["free"])
-    may = [each for each in found if each.answer != "applies"]
-    shown = may if details else _spoken_of(may, seen, _said(asked, flags, config))
-    for each in shown:
-        row = rows[each.fault.id]
-        say_wrapped("", f"May apply: {with_id(row['sentence'], each.fault.id)} {row['question']}", indent="    ")
-        if details:
-            say_wrapped(f"What to do: {row['do']}.", f"Shown by: {row['shown']}", indent="    ", first="    ")
-    _show_rest([each for each in may if each not in shown], config, is_all=answer["fine"] and not shown)
-    return answer
 
 
 def _is_seen(each: Applies, seen: set[str]) -> bool:
     return any(symptom in each.fault.symptom for symptom in seen)
 
 
-def _said(asked: Stack, flags: Flags, config: Path | None) -> set[str]:
+def _said(used: Stack, flags: Flags, config: Path | None) -> set[str]:
     """Return the conditions of which a flag or the config speaks."""
     by_flags = {name for name, value in vars(flags).items() if value is not None}
-    return by_flags | ({*asked.said, "keys"} if config else set())
+    return by_flags | ({*used.said, "keys"} if config else set())
 
 
 def _spoken_of(may: list[Applies], seen: set[str], said: set[str]) -> list[Applies]:
@@ -98,41 +98,51 @@ def _spoken_of(may: list[Applies], seen: set[str], said: set[str]) -> list[Appli
     return sorted(spoken, key=lambda each: (not _is_seen(each, seen), -weight(each)))[:MOST_MAY]
 
 
-def in_words(asked: Stack, found: list[Applies]) -> dict:
-    """Return the answer of `study stack`: the sentence, the faults, and releases without any that surely applies."""
-    applying = [each for each in found if each.answer == "applies"]
+def in_words(used: Stack, faults: list[Applies], deciding: Sequence[str] = ()) -> dict:
+    """Return the answer of `study stack`: the sentence, the faults, and releases without any that surely applies.
+
+    `deciding` are flags of a training of which nothing is said: the sentence begins with them.
+    """
+    applying = [each for each in faults if each.answer == "applies"]
     packages = dict.fromkeys(each.fault.package for each in applying)
     return {
         "fine": not applying,
-        "first": _in_one_sentence(asked, len(applying), len(found) - len(applying), next(iter(applying), None)),
-        "faults": [_row(each) for each in found],
-        "not_asked": [_release(asked, package) for package in untested(asked)],
-        "free": {package: free(asked, package) for package in packages},
+        "first": _in_one_sentence(used, applying, len(faults) - len(applying), deciding),
+        "faults": [_row(each) for each in faults],
+        "not_asked": [_release(used, package) for package in untested(used)],
+        "free": {package: free(used, package) for package in packages},
     }
 
 
-def _release(asked: Stack, package: str) -> str:
-    return f"{package} {asked.releases[package] or '(release not said)'}"
+def _release(used: Stack, package: str) -> str:
+    return f"{package} {used.releases[package] or '(release not said)'}"
 
 
-def _in_one_sentence(asked: Stack, apply: int, may: int, worst: Applies | None) -> str:
+def _in_one_sentence(used: Stack, applying: list[Applies], may: int, deciding: Sequence[str]) -> str:
     """Return what applies, the worst of it first, with the releases of which nothing is known."""
-    named = ", ".join(_release(asked, package) for package in asked.releases)
-    known = sum(fault.when is not None for fault in table().fault)
-    if worst is None:
-        first = f"{named}: none of {known} known faults surely applies, and {may} may"
+    named = ", ".join(_release(used, package) for package in used.releases)
+    if applying:
+        count = len(applying)
+        others = f"{count} known faults apply; the worst" if count > 1 else "1 known fault applies"
+        first = f"{named}: {others}: {applying[0].fault.sentence.rstrip('.')}"
+    elif deciding:
+        flags = ", ".join(deciding)
+        first = f"Give {flags} to tell which of {may} known faults apply to {named}; none surely does"
     else:
-        others = f"{apply} known faults apply; the worst" if apply > 1 else "1 known fault applies"
-        first = f"{named}: {others}: {worst.fault.sentence.rstrip('.')}"
-    if packages := untested(asked):
-        first += f"; in no test of ours: {', '.join(_release(asked, each) for each in packages)}"
+        known = sum(fault.when is not None for fault in table().fault)
+        first = f"{named}: none of {known} known faults surely applies, and {may} may"
+    if packages := untested(used):
+        first += f"; in no test of ours: {', '.join(_release(used, each) for each in packages)}"
     return f"{first}."
+
+
+def _shown_by(fault: Fault) -> str:
+    return f"reproductions/{fault.script}.py" if fault.script else f"{fault.rests_on}, {fault.upstream}".rstrip(", ")
 
 
 def _row(each: Applies) -> dict:
     """Return a fault that applies, or may, in words."""
     fault = each.fault
-    shown_by = f"reproductions/{fault.script}.py" if fault.script else f"{fault.rests_on}, {fault.upstream}"
     return fault.model_dump(include={"id", "package", "symptom", "who", "upstream", "when"}) | {
         "answer": each.answer,
         "asked": each.is_tested,
@@ -140,16 +150,30 @@ def _row(each: Applies) -> dict:
         "question": _questions(each),
         "sentence": fault.in_releases,
         "do": each.do,
-        "shown": shown_by.rstrip(", "),
+        "shown": _shown_by(fault),
     }
 
 
 def _questions(each: Applies) -> str:
     """Return what would decide whether a fault applies."""
-    asked = [question.text for question in each.why]
+    texts = [question.text for question in each.why]
     if not each.is_tested:
-        asked.insert(0, table().questions["release"].format(each.fault.package, each.release))
-    return " ".join(asked)
+        texts.insert(0, table().questions["release"].format(each.fault.package, each.release))
+    return " ".join(texts)
+
+
+def _show_applying(number: int, each: Applies) -> None:
+    fault = each.fault
+    show_finding(f"{number:>2}. ", Finding(fault.id, fault.in_releases, each.do, _shown_by(fault)))
+    if fault.who:
+        say_wrapped(f"Who is hit: {fault.who}.", indent="    ", first="    ")
+
+
+def _show_open(each: Applies, details: bool) -> None:
+    fault = each.fault
+    say_wrapped("", f"May apply: {with_id(fault.in_releases, fault.id)} {_questions(each)}", indent="    ")
+    if details:
+        say_wrapped(f"What to do: {each.do}.", f"Shown by: {_shown_by(fault)}", indent="    ", first="    ")
 
 
 def _show_free(right: dict[str, list[str]]) -> None:
@@ -162,21 +186,21 @@ def _show_free(right: dict[str, list[str]]) -> None:
         say_wrapped("", sentence)
 
 
-def _show_rest(left: list[Applies], config: Path | None, is_all: bool) -> None:
-    """Say in one line how many faults were not shown, and what would tell whether they apply. The answer counts all."""
+def _deciding(may: list[Applies], config: Path | None) -> list[str]:
+    """Return the flags that would tell of the most faults whether they apply."""
+    flags = Counter(question.flag for each in may for question in each.why if question.flag)
+    wanted = [name for name, _ in flags.most_common(MOST_ASKED)]
+    return wanted if config else ["--config", *wanted]
+
+
+def _show_rest(left: list[Applies], deciding: list[str]) -> None:
+    """Say in one line how many faults were not shown, and what would tell whether they apply."""
     if not left:
         return
-    flags = Counter(question.flag for each in left for question in each.why if question.flag)
-    wanted = [name for name, _ in flags.most_common(MOST_ASKED)]
-    if config is None:
-        wanted.insert(0, "--config")
     unasked = sum(not each.is_tested for each in left)
-    untested = f"for {unasked} of these nobody tested your release" if unasked else ""
-    parts = [untested] if is_all else [f"{len(left)} more may apply", untested]
-    said = "; ".join(filter(None, parts))
-    give = f"Give {', '.join(wanted)} to check them; " if wanted else ""
-    said = f"{said[0].upper()}{said[1:]}. " if said else ""
-    say_wrapped("", f"{said}{give}--details lists all.")
+    of_these = f"; for {unasked} of these nobody tested your release" if unasked else ""
+    give = f"Give {', '.join(deciding)} to check them; " if deciding else ""
+    say_wrapped("", f"{len(left)} more may apply{of_these}. {give}--details lists all.")
 
 
 def _symptoms(words: str | None) -> set[str]:

@@ -20,44 +20,44 @@ def intended_settings(engine_config: dict | None, arguments=None) -> Promised:
     `arguments` are transformers.TrainingArguments. `engine_config` is what a script without Accelerate gave DeepSpeed.
     """
     # `accelerate launch` hands everything on as variables of the environment (accelerate/utils/launch.py:565).
-    asked: dict[str, Any] = {}
+    promised: dict[str, Any] = {}
     if engine_config is not None:
-        asked = {"source": "the script's DeepSpeed config"} | _asked_of_deepspeed(engine_config)
+        promised = {"source": "the script's DeepSpeed config"} | _asked_of_deepspeed(engine_config)
     elif "ACCELERATE_MIXED_PRECISION" in os.environ:
-        asked = _asked_of_launcher()
+        promised = _asked_of_launcher()
     # --- a Trainer: the numbers of a DeepSpeed config count, and those of its arguments where that is open
     if arguments is not None:
-        config = {name: value for name, value in asked.items() if name != "precision"}  # which the Trainer replaces
+        config = {name: value for name, value in promised.items() if name != "precision"}  # which the Trainer replaces
         if arguments.deepspeed:
             config = _asked_of_deepspeed(_content(arguments.deepspeed))
-        asked = {
+        promised = {
             "source": "TrainingArguments",
             "clipping": float(arguments.max_grad_norm or 0),
             "precision": half_precision(vars(arguments)) or "no",
             "accumulation": arguments.gradient_accumulation_steps,
             "checkpointing": arguments.gradient_checkpointing,
         } | config
-    return Promised.model_validate({"ranks": os.environ.get("WORLD_SIZE")} | asked)
+    return Promised.model_validate({"ranks": os.environ.get("WORLD_SIZE")} | promised)
 
 
 def _asked_of_launcher() -> dict[str, Any]:
     """Return what the environment of `accelerate launch` asks for."""
     launched = {name.removeprefix("ACCELERATE_").lower(): value for name, value in os.environ.items()}
     file = machine.launcher_config()
-    asked: dict[str, Any] = {
+    promised: dict[str, Any] = {
         "source": file.name if file else "Accelerate's environment",
         "deepspeed": launched.get("use_deepspeed") == "true",
         "fsdp": launched.get("use_fsdp") == "true",
         "precision": launched["mixed_precision"],
     }
-    if not asked["deepspeed"]:
-        return asked
+    if not promised["deepspeed"]:
+        return promised
     if path := launched.get("deepspeed_config_file"):  # Accelerate's precision is then the file's
-        return asked | {"source": Path(path).name} | _asked_of_deepspeed(_content(path))
+        return promised | {"source": Path(path).name} | _asked_of_deepspeed(_content(path))
     # `accelerate launch` also sets its own defaults. ACCELERATE_CONFIG_DS_FIELDS names the keys that the yaml has.
     unwritten = {*DEEPSPEED_NUMBERS}.difference(launched.get("config_ds_fields", "").split(","))
     section = {name.removeprefix("deepspeed_"): value for name, value in launched.items() if value != "none"}
-    return _asked_of_deepspeed(config_of_yaml(section | dict.fromkeys(unwritten))) | asked
+    return _asked_of_deepspeed(config_of_yaml(section | dict.fromkeys(unwritten))) | promised
 
 
 def _asked_of_deepspeed(config: dict) -> dict[str, Any]:

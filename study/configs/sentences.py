@@ -6,14 +6,20 @@ from study.configs.oom.causes import CAUSES
 from study.configs.pasted.situations import TABLE as SITUATIONS
 from study.configs.pasted.tracebacks import SIGNS, TRACEBACKS
 from study.configs.settings import SETTINGS
-from study.known.explained import Explained, of_faults, of_findings, of_table
+from study.known.explained import Explained, of_faults, of_table
+from study.known.findings import FINDINGS, HANGS
+
+TABLES = (  # what their sentences are, and the module that applies a rule which stands in the table
+    (FINDINGS, "finding", "study/configs/mistakes.py"),
+    (HANGS, "cause of a hang", "study/watch/hangs.py"),
+    (CAUSES, "cause of an error about memory", "study/configs/oom/causes.py"),
+    (SETTINGS, "cause of different losses or memory", "study/configs/differences.py"),
+    (TRACEBACKS, "meaning of an error", "study/configs/pasted/tracebacks.py"),
+    (SIGNS, "sign in a text", "study/configs/pasted/tracebacks.py"),
+    (SITUATIONS, "meaning of a person's words", "study/configs/pasted/situations.py"),
+)
 
 
 @functools.cache
 def sentences() -> list[Explained]:
-    causes = of_table(CAUSES, "cause of an error about memory", "study/configs/oom/causes.py")
-    settings = of_table(SETTINGS, "cause of different losses or memory", "study/configs/differences.py")
-    messages = of_table(TRACEBACKS, "meaning of an error", "study/configs/pasted/tracebacks.py")
-    signs = of_table(SIGNS, "sign in a text", "study/configs/pasted/tracebacks.py")
-    said = of_table(SITUATIONS, "meaning of a person's words", "study/configs/pasted/situations.py")
-    return [*of_faults(), *of_findings(), *causes, *settings, *messages, *signs, *said]
+    return of_faults() + [each for table in TABLES for each in of_table(*table)]

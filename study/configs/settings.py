@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from study.configs.sources import ACCELERATE, DEEPSPEED, TRAINER, Source, flat, section_at
+from study.configs.sources import ACCELERATE, DEEPSPEED, OTHER, RECORD, TRAINER, Source, flat, section_at
 from study.core.arms import OFFLOADS, library_defaults
 from study.core.recipes import AUTOCAST
+from study.core.text import comparable
 from study.known.findings import texts
 from study.records.metrics import dig
 from study.records.schema import Record
@@ -24,6 +25,8 @@ HALVES = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16"}  # the second is D
 ON = ("true", "1", "1.0", "on", "t", "y", "yes")
 OFF = ("none", "false", "0", "0.0", "off", "f", "n", "no")
 ASKED = ("stage", *OFFLOADS, "clipping", "accumulation")  # of DeepSpeed
+# The fields of Description, and the libraries of the first three.
+FIELDS = {ACCELERATE: "accelerate", DEEPSPEED: "deepspeed", TRAINER: "trainer", OTHER: "trainer", RECORD: "record"}
 ENGINES = {"NO": "one process", "MULTI_GPU": "DDP", "MULTI_CPU": "DDP", "DEEPSPEED": "DeepSpeed", "FSDP": "FSDP"}
 
 
@@ -59,6 +62,11 @@ class Setting:
     older: str = ""  # the default of older releases, if it was another
 
 
+def same(a: Any, b: Any) -> bool:
+    """Return whether two values are equal: 1e-5, 0.00001 and "1e-5" are, as YAML reads it. 1 and true are not."""
+    return comparable(a) == comparable(b)
+
+
 UNSET = Setting(None)
 FP32 = Setting("fp32", is_open=True)  # no config switches another on: a script may, or the Trainer's own flag
 UNREAD = Setting(UNKNOWN, is_open=True)
@@ -90,21 +98,25 @@ def at_paths(kind: str, content: dict, defaults: dict[str, Any]) -> EffectiveSet
         path = getattr(description, kind)
         if path is None:
             continue
-        value = dig(content, path)
-        for key in description.keys:  # as other programs call it
-            value = content.get(key, value)
-        # YAML and Accelerate write nothing as null or as the word None. Flags may replace the Trainer's defaults.
-        value = description.words.get(str(value), value)
-        no_count = description.is_count and not COUNT.fullmatch(str(value))
-        setting = Setting(value, is_open=value == AUTO or no_count)
-        if value in (None, "None"):
+        setting = _written(description, content, path)
+        if setting.value in (None, "None"):
             older = description.older if kind == "deepspeed" else ""
+            is_open = kind == "trainer" and path not in of_program  # flags may replace the Trainer's defaults
             value = of_program.get(path, defaults.get(path))
-            is_open = kind == "trainer" and path not in of_program
             setting = Setting(value, is_default=True, is_open=is_open, older=older)
         if setting.value is not None:
             settings[name] = setting
     return settings
+
+
+def _written(description: Description, content: dict, path: str) -> Setting:
+    """Return what a file writes. YAML and Accelerate write nothing as null or as the word None."""
+    value = dig(content, path)
+    for key in description.keys:  # as other programs call it
+        value = content.get(key, value)
+    value = description.words.get(str(value), value)
+    no_count = description.is_count and not COUNT.fullmatch(str(value))
+    return Setting(value, is_open=value == AUTO or no_count)
 
 
 def zero_section(config: dict) -> dict:

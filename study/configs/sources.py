@@ -58,30 +58,31 @@ def read(path: Path) -> Source:
         return Source(path, RECORD, record.model_dump(mode="json", by_alias=True), record)
     content = _mapping(path)
     kind = max(KEYS, key=lambda kind: len(content.keys() & KEYS[kind].split()))
+    _unify_fsdp(content, path)
+    section = dig(content, NAMES_ANOTHER.get(kind, "no other"))  # the DeepSpeed config in it, or the file that it names
+    if section is None and content.get("distributed_type") == "DEEPSPEED":
+        section = config_of_yaml(section_at(content, "deepspeed_config"))
+    if isinstance(section, dict):
+        content.pop("deepspeed", None)
+        return Source(path, kind, content, named=Source(path, DEEPSPEED, section))
+    if not isinstance(section, str):
+        return Source(path, kind, content)
+    if file := _allowed(section, path):
+        return Source(path, kind, content, named=Source(file, DEEPSPEED, _mapping(file)))
+    unread = f"{section!r:.100}, which {path.name} names, is not here (nor in its folder and two above)"
+    return Source(path, kind, content, unread=f"{unread}: what it sets is not known")
+
+
+def _unify_fsdp(content: dict, config: Path) -> None:
+    """Write the settings of FSDP into one section, in the words of Accelerate."""
     fsdp_file = content.get("fsdp_config")  # of the Trainer it may be a file
-    if isinstance(fsdp_file, str) and (file := _allowed(fsdp_file, path)):
+    if isinstance(fsdp_file, str) and (file := _allowed(fsdp_file, config)):
         content["fsdp_config"] = _mapping(file)
     if "offload" in str(content.get("fsdp")):  # of the Trainer
         content["fsdp_config"] = section_at(content, "fsdp_config") | {"fsdp_offload_params": True}
     # Accelerate and the Trainer know these with and without their prefix (launch.py:1269, training_args.py:2785).
     if fsdp := section_at(content, "fsdp_config"):
         content["fsdp_config"] = {f"fsdp_{name.removeprefix('fsdp_')}": value for name, value in fsdp.items()}
-    # --- the DeepSpeed config in it, or the file that it names
-    section = dig(content, NAMES_ANOTHER.get(kind, "no other"))
-    if section is None and content.get("distributed_type") == "DEEPSPEED":
-        section = config_of_yaml(section_at(content, "deepspeed_config"))
-    named = None
-    unread = None
-    if isinstance(section, dict):
-        named = Source(path, DEEPSPEED, section)
-        content.pop("deepspeed", None)
-    elif isinstance(section, str):
-        if file := _allowed(section, path):
-            named = Source(file, DEEPSPEED, _mapping(file))
-        else:
-            unread = f"{section!r:.100}, which {path.name} names, is not here (nor in its folder and two above)"
-            unread += ": what it sets is not known"
-    return Source(path, kind, content, named=named, unread=unread)
 
 
 def _allowed(name: str, config: Path) -> Path | None:

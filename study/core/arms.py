@@ -115,7 +115,7 @@ class Arm:
 
 def read(path: Path) -> Arm:
     """Return the arm that a yaml file describes. Raise Stop for settings that Accelerate silently ignores."""
-    config = _content(path, f"choose one of {', '.join(all_paths())}")
+    config = _content(path, f"name a file, or choose one of {', '.join(all_paths())}")
     try:
         return _arm(config, path)
     except (TypeError, ValueError) as error:
@@ -174,8 +174,8 @@ def _of_deepspeed(section: dict, groups: dict, path: Path) -> dict[str, Any]:
     homes = {part: _section(zero, part).get("device", "none") for part in OFFLOADS}
     if stage not in (0, 1, 2, 3) or not {*homes.values()} <= {"none", "cpu", "nvme"}:
         raise ValueError(f"stage must be 0, 1, 2 or 3, and a device none, cpu or nvme (got {stage}, {homes})")
-    if stage < 3:
-        _refuse_ignored(zero, stage, homes)
+    for does, remedy in promises_ignored(zero, stage):
+        raise ValueError(f"stage {stage} {does}: {remedy}")
     clipping = content.get("gradient_clipping", "auto")
     if clipping == "auto":  # Accelerate fills in the value that is DeepSpeed's default, too
         clipping = 1.0
@@ -189,18 +189,27 @@ def _of_deepspeed(section: dict, groups: dict, path: Path) -> dict[str, Any]:
     }
 
 
-def _refuse_ignored(zero: dict, stage: int, homes: dict[str, str]) -> None:
-    """Refuse a promise that a stage below 3 does not keep, and says nothing about (DeepSpeed 0.19.8)."""
-    if stage == 0 and homes["offload_optimizer"] != "none":  # no class of ZeRO is made, which alone offloads
-        raise ValueError("stage 0 ignores offload_optimizer: take a stage that divides states, or remove it")
-    if homes["offload_optimizer"] == "nvme":  # they only ask whether it is none (stage_1_and_2.py:220)
-        raise ValueError(f"stage {stage} takes nvme for cpu, and writes nothing to a disk: write cpu, or take stage 3")
+def promises_ignored(zero: dict, stage: int) -> list[tuple[str, str]]:
+    """Return what a stage does otherwise than `zero_optimization` promises, without a message, and what to do.
+
+    Of stages below 3 (DeepSpeed 0.19.8). What an arm promises is refused, and `study diagnose` finds it in a config.
+    """
+    if stage == 3:
+        return []
+    sections = [zero.get(part) for part in OFFLOADS]
+    optimizer, param = (each.get("device") or "none" if isinstance(each, dict) else "none" for each in sections)
     usual = library_defaults("deepspeed")["zero_optimization"]
-    ignored = [key for key in OF_STAGE_3 if zero.get(key, usual[key]) != usual[key]]
-    if homes["offload_param"] != "none":  # reproductions/offload_param_without_stage3.py
+    ignored = [key for key in OF_STAGE_3 if zero.get(key, usual[key]) not in (usual[key], "auto")]
+    if param != "none":  # reproductions/offload_param_without_stage3.py
         ignored.append("offload_param")
+    found = []
+    if stage == 0 and optimizer != "none":  # no class of ZeRO is made, which alone offloads
+        found.append(("ignores offload_optimizer", "take a stage that divides states, or remove it"))
+    elif optimizer == "nvme":  # they only ask whether it is none (stage_1_and_2.py:220)
+        found.append(("takes nvme for cpu, and writes nothing to a disk", "write cpu, or take stage 3"))
     if ignored:
-        raise ValueError(f"stage {stage} ignores {' and '.join(ignored)}: take stage 3, or remove it")
+        found.append((f"ignores {' and '.join(ignored)}", "take stage 3, or remove it"))
+    return found
 
 
 def _section(config: dict, name: str) -> dict:
@@ -261,11 +270,16 @@ def digest(name: str) -> str:
     return fingerprint(content)
 
 
-@functools.cache
 def load_arm(name: str) -> Arm:
-    """Read the arm of this name in `accelerate_configs/`."""
+    """Read the arm of this name in `accelerate_configs/`, or a file of somebody else."""
+    return read(Path(name)) if name.endswith((".yaml", ".yml")) else _of_name(name)
+
+
+@functools.cache
+def _of_name(name: str) -> Arm:
     if name not in all_paths():
-        raise Stop(f"{name!r} is not an arm", nearest(name, all_paths()))
+        remedy = nearest(name, all_paths(), otherwise=f"choose one of {', '.join(all_paths())}, or give a .yaml file")
+        raise Stop(f"{name!r} is not an arm", remedy)
     return read(all_paths()[name])
 
 

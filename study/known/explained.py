@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from study.known.faults import TABLE, named, table
-from study.known.findings import FINDINGS, HANGS
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,14 +37,6 @@ def of_faults() -> list[Explained]:
         about = (f"fault of {fault.package}", fault.in_releases, fault.do, rests_on, fault.upstream)
         explained.append(Explained(fault.id, *about, TABLE, "study/known/which_apply.py"))
     return explained
-
-
-def of_findings() -> list[Explained]:
-    """Return what is found in runs and configs."""
-    return [
-        *of_table(FINDINGS, "finding", "study/configs/differences.py"),
-        *of_table(HANGS, "cause of a hang", "study/watch/hangs.py"),
-    ]
 
 
 def of_table(path: Path, kind: str, read_by: str) -> list[Explained]:

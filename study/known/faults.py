@@ -66,15 +66,17 @@ class Fault(BaseModel):
         """
         asked = sorted(map(Version, self.asked or table().asked[self.package]))
         if isinstance(release, SpecifierSet):
-            tested = [*asked, *map(Version, table().asked.get(self.package, ()))]
-            ends = [Version(each.version.removesuffix(".*")) for each in release]
-            judge = self.contains if any(release.filter(tested)) else self.has  # then its ends, as single releases
-            inside = {*map(judge, release.filter(tested + ends))}
-            return inside.pop() if len(inside) == 1 and ends else None
+            return self._has_all(release, [*asked, *map(Version, table().asked.get(self.package, ()))])
         beside = [each for each in asked if each <= release][-1:] + [each for each in asked if each >= release][:1]
         if not any(map(self.contains, beside)):
             return False
         return release in beside or None
+
+    def _has_all(self, span: SpecifierSet, tested: list[Version]) -> bool | None:
+        ends = [Version(each.version.removesuffix(".*")) for each in span]
+        judge = self.contains if any(span.filter(tested)) else self.has  # then its ends, as single releases
+        inside = {*map(judge, span.filter(tested + ends))}
+        return inside.pop() if len(inside) == 1 and ends else None
 
     @computed_field  # type: ignore[prop-decorator]
     @property

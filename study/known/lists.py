@@ -21,25 +21,28 @@ LONGEST = 100  # of a release or range
 
 def releases(words: tuple[str, ...]) -> dict[str, Release]:
     """Return the releases that files or words name, of the packages of the table; without words, those installed."""
-    found: dict[str, list[Release]] = {}
-    for word in words or [f"{name} {machine.version(name) or ''}" for name in table().asked]:
+    words = words or tuple(f"{name} {machine.version(name) or ''}" for name in table().asked)
+    several_of: dict[str, list[Release]] = {}
+    for word in words:
         text = content(word)
         here = listed(text)
+        _refuse(word, text, here)
         for name, release in here.items():
-            found.setdefault(name, []).append(release)
-        if {*here.values()} <= {ANY} and patterns.CONFIG.search(text):
-            raise Stop(f"{word:.80} is a config", f"give it as --config {word:.80}")
-        if text == word and ANY in here.values() and re.fullmatch(r"[\w.-]+==\S*", word):
-            raise Stop(f"{word!r:.80} names no release", "write one, such as deepspeed==0.19.8")
+            several_of.setdefault(name, []).append(release)
         # Another package is no mistake beside known ones, as in a list. A misspelt word is one.
-        if not here and ("==" not in word or (word == words[-1] and not found)):
+        if not here and ("==" not in word or (word == words[-1] and not several_of)):
             known = sorted(table().packages)
-            remedy = " ".join(misspelt(text, known).values())
-            raise Stop(
-                f"{word!r:.80} names none of {', '.join(known)}, neither as a word nor as a file that is here",
-                remedy or "write releases such as deepspeed==0.19.8, or name a file that is here and lists them",
-            )
-    return {name: agreed(several) for name, several in found.items()}
+            what = f"{word!r:.80} names none of {', '.join(known)}, neither as a word nor as a file that is here"
+            otherwise = "write releases such as deepspeed==0.19.8, or name a file that is here and lists them"
+            raise Stop(what, " ".join(misspelt(text, known).values()) or otherwise)
+    return {name: agreed(several) for name, several in several_of.items()}
+
+
+def _refuse(word: str, text: str, here: Mapping[str, Release]) -> None:
+    if {*here.values()} <= {ANY} and patterns.CONFIG.search(text):
+        raise Stop(f"{word:.80} is a config", f"give it as --config {word:.80}")
+    if text == word and ANY in here.values() and re.fullmatch(r"[\w.-]+==\S*", word):
+        raise Stop(f"{word!r:.80} names no release", "write one, such as deepspeed==0.19.8")
 
 
 def agreed(several: list[Release]) -> Release:
@@ -65,24 +68,27 @@ def content(word: str) -> str:
 
 def notes(words: tuple[str, ...], used: Mapping[str, Release]) -> Iterator[str]:
     """Yield a sentence for each name that may be misspelt, and for each word that is another package's."""
-    others = [word for word, name in table().packages.items() if used.get(name, ANY) == ANY]
     said: dict[str, set[Release]] = {}
     for word in words:
         text = content(word)
         for name, several in named(text).items():
             said.setdefault(name, set()).update(several)
-        for name, release in dict.fromkeys(written(text)):
-            if release and release_of(release) == ANY:
-                yield f"Of {name} {release!r:.80} is written, which is not understood as a release."
-        for name in patterns.INCLUDED.findall(text):
-            if name not in " ".join(words):
-                yield f"{word:.80} includes {name:.80}, which was not read: give it as well."
-        close = misspelt(text, others)
-        for name, question in close.items():
-            yield f"Of {name} the table has no fault: {question}"
-        if "==" in word and not close and not listed(word):
-            yield f"Of {word} the table has no fault: it knows no such package."
+        yield from _of_word(word, text, used, " ".join(words))
     yield from _contradictions(said, used)
+
+
+def _of_word(word: str, text: str, used: Mapping[str, Release], every: str) -> Iterator[str]:
+    for name, release in dict.fromkeys(written(text)):
+        if release and release_of(release) == ANY:
+            yield f"Of {name} {release!r:.80} is written, which is not understood as a release."
+    for name in patterns.INCLUDED.findall(text):
+        if name not in every:
+            yield f"{word:.80} includes {name:.80}, which was not read: give it as well."
+    close = misspelt(text, [name for name, package in table().packages.items() if used.get(package, ANY) == ANY])
+    for name, question in close.items():
+        yield f"Of {name} the table has no fault: {question}"
+    if "==" in word and not close and not listed(word):
+        yield f"Of {word} the table has no fault: it knows no such package."
 
 
 def _contradictions(said: dict[str, set[Release]], used: Mapping[str, Release]) -> Iterator[str]:
@@ -114,18 +120,18 @@ def listed(text: str) -> dict[str, Release]:
 
 def named(text: str) -> dict[str, set[Release]]:
     """Return all releases that a text names of each package."""
-    found: dict[str, set[Release]] = {}
+    several_of: dict[str, set[Release]] = {}
     for name, said in written(text):
-        releases = found.setdefault(name, set())
+        releases = several_of.setdefault(name, set())
         releases |= {release_of(said)} - {ANY}
-    return found
+    return several_of
 
 
 def written(text: str) -> list[tuple[str, str]]:
     """Return what a text writes behind each package, which is a release, a range, or nothing that is understood."""
     text = patterns.COMMENT.sub("", text.lower())
-    found = patterns.LOCKED.findall(text) or patterns.LISTED.findall(text)
-    return [(table().packages[name], said.strip(" \t.")) for name, said in found]
+    pairs = patterns.LOCKED.findall(text) or patterns.LISTED.findall(text)
+    return [(table().packages[name], said.strip(" \t.")) for name, said in pairs]
 
 
 def release_of(said: str) -> Release:

@@ -66,21 +66,28 @@ class Stack:
         config = config or {}
         said = _of_config(config)
         key_of_stage = key if "stage" in said else None
-        for trainer in table().trainers:  # who lists one trains with it; the later ones use the earlier
-            if trainer in releases:
-                said["trainer"] = trainer
-        said |= {name: value for name, value in vars(flags).items() if value is not None}
+        said |= _of_flags(releases, flags)
         passes = _passes_of_rows(key, flags.ranks or config.get("ranks"), said.get("passes"))
         if passes is not None and "accumulation" not in config:
             said["passes"] = passes
         said = table().defaults.get(str(said["trainer"]), {}) | said
-        for way in WAYS:
-            if getattr(flags, way):
-                said["stage"] = way.upper()
         optimizer = str(said.get("optimizer")).lower()  # such as FusedAdamW, adamw_torch
         for name in [each for each in table().optimizers if each in optimizer]:  # the later counts
             said["optimizer"] = name
         return cls(_with_needed(releases, said, flags), said, key_of_stage)
+
+
+def _of_flags(releases: Mapping[str, Release], flags: Flags) -> dict[str, Any]:
+    """Return what flags say by conditions. Who lists a trainer trains with it; the later ones use the earlier."""
+    said = {}
+    for trainer in table().trainers:
+        if trainer in releases:
+            said["trainer"] = trainer
+    said |= {name: value for name, value in vars(flags).items() if value is not None}
+    for way in WAYS:
+        if getattr(flags, way):
+            said["stage"] = way.upper()
+    return said
 
 
 def _of_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,6 +230,19 @@ def _questions(fault: Fault, stack: Stack) -> list[OpenQuestion] | None:
     """Return what has to be known for a fault to apply, besides the release. None: it does not apply."""
     if not fault.when or fault.package not in stack.releases:
         return None
+    known = _known(fault, stack)
+    questions = []
+    for condition, wanted in fault.when.items():
+        is_so = _is_so(condition, wanted, known, stack.key)
+        if is_so is None:
+            questions.append(OpenQuestion(condition, _given_as(condition, wanted), fault.asks[condition]))
+        elif not is_so:
+            return None
+    return questions
+
+
+def _known(fault: Fault, stack: Stack) -> dict[str, Any]:
+    """Return what is said by conditions, with what a trainer forces."""
     known = {**stack.said, **stack.releases}
     trainer = stack.said["trainer"]
     if trainer in fault.forced:
@@ -230,19 +250,16 @@ def _questions(fault: Fault, stack: Stack) -> list[OpenQuestion] | None:
         is_forced = isinstance(used, Version) and used in SpecifierSet(fault.forced[trainer])
         # Other releases may overrule a user's False in some classes, or were not read.
         known["reentrant"] = is_forced or stack.said.get("reentrant") or None
-    questions = []
-    for condition, wanted in fault.when.items():
-        is_so = _is_so(condition, wanted, known, stack.key)
-        if is_so is None:
-            given_as = GIVEN_AS.get(condition, "")
-            if condition in table().asked:
-                given_as = f"the release of {condition}"
-            elif condition == "stage" and wanted == ["ddp"]:
-                given_as = "--ddp"
-            questions.append(OpenQuestion(condition, given_as, fault.asks[condition]))
-        elif not is_so:
-            return None
-    return questions
+    return known
+
+
+def _given_as(condition: str, wanted: Any) -> str:
+    """Return what a user gives to answer a question. Empty: only somebody who looks can."""
+    if condition in table().asked:
+        return f"the release of {condition}"
+    if condition == "stage" and wanted == ["ddp"]:
+        return "--ddp"
+    return GIVEN_AS.get(condition, "")
 
 
 def _is_so(condition: str, wanted: Any, known: dict[str, Any], key: Callable[[str], Any] | None) -> bool | None:

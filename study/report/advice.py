@@ -197,10 +197,10 @@ def of_others(step_s: float, low_s: float, high_s: float, is_known: bool) -> str
     return f"{whose} took {low} to {high} times that"
 
 
-def recompute_note(checkpointing: object, model: Transformer, arm: str) -> list[str]:
+def recompute_note(checkpointing: object, model: Transformer, stage: int | None) -> list[str]:
     if not checkpointing or not model.is_partly_frozen:
         return []
-    return [finding("recompute_frozen_stage_3" if arm.startswith("zero3") else "recompute_frozen").said]
+    return [finding("recompute_frozen_stage_3" if stage == 3 else "recompute_frozen").said]
 
 
 def _number(size_bytes: float) -> str:

@@ -42,8 +42,8 @@ SHOWN = ["contributor", "machine", "part", "arm", "rows", "passes", "step s", "p
 
 def form(runs: Path, entity: str) -> str:
     """Return the text of the folder's README: torchtitan's six points, as far as the records say them."""
-    found = load([runs])
-    records = [run.record for run in found]
+    runs_of_hour = load([runs])
+    records = [run.record for run in runs_of_hour]
     first = next((record for record in records if record.status == "done"), records[0] if records else None)
     links = "unknown"
     if (runs / "links.json").exists():
@@ -74,31 +74,31 @@ def machine_of(hardware: HardwareOfRun) -> str:
 
 def problems(folder: Path) -> list[str]:
     """Return a sentence for each rule that a contribution does not keep."""
-    found = []
+    broken = []
     if not FOLDER_NAME.fullmatch(folder.name):
-        found.append(f"{folder.name} is not DATE_GPU_NAME, such as 2026-12-01_H100x8_somebody")
+        broken.append(f"{folder.name} is not DATE_GPU_NAME, such as 2026-12-01_H100x8_somebody")
     try:
         text = (folder / "README.md").read_text()
     except OSError:
         text = ""
     missing = [point for point in POINTS if f"| {point} |" not in text]
     if missing or "(your name" in text:
-        found.append(
+        broken.append(
             f"README.md does not have {', '.join(missing) or 'the name'}: the archive of `study hour` has the form"
         )
     try:
         table([folder])
     except (OSError, ValueError, KeyError) as error:
-        found.append(f"predicted.csv or predicted-here.csv cannot be read ({why(error)})")
+        broken.append(f"predicted.csv or predicted-here.csv cannot be read ({why(error)})")
     if redact(text) != text:
-        found.append("README.md has a path, a name of a machine or a secret")
+        broken.append("README.md has a path, a name of a machine or a secret")
     runs = load([folder / "runs"])
-    found += runs.set_aside
+    broken += runs.set_aside
     if not runs.done:
-        found.append("no run is done")
+        broken.append("no run is done")
     for run in runs:
-        found += [f"{run.folder.name}: {problem}" for problem in _of_run(run)]
-    return found + list(_losses_apart(runs))
+        broken += [f"{run.folder.name}: {problem}" for problem in _of_run(run)]
+    return broken + list(_losses_apart(runs))
 
 
 def _of_run(run: Run) -> Iterator[str]:

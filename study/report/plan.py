@@ -124,22 +124,22 @@ def plan(
 
 
 def _planned(cell: Cell, gpu: Gpu, gpus: int, host_bytes: float, of: Pace | None) -> Planned:
-    found = predicted(cell, gpu, gpus, of)
+    known = predicted(cell, gpu, gpus, of)
     alone = load_arm(cell.arm).distributed_type == "NO" or cell.value("virtual_ranks")
     ranks = 1 if alone else cell.ranks or gpus
     seconds = max(START_S + UNKNOWN_S, cell.reserve_s)
     left = ""
-    if found:
-        if found.step:
-            seconds = START_S + _steps(cell) * found.step.seconds
-        taken_bytes = found.whole.host_bytes * ranks
-        if fits_on(gpu, found.whole.peak_bytes, found.kinds.driver) == "no":
-            left = f"{size(found.whole.peak_bytes)} are predicted, which do not fit on {gpu.kind}"
+    if known:
+        if known.step:
+            seconds = START_S + _steps(cell) * known.step.seconds
+        taken_bytes = known.whole.host_bytes * ranks
+        if fits_on(gpu, known.whole.peak_bytes, known.kinds.driver) == "no":
+            left = f"{size(known.whole.peak_bytes)} are predicted, which do not fit on {gpu.kind}"
         elif taken_bytes > host_bytes:
             left = f"{size(taken_bytes)} of host memory are predicted, and there are {size(host_bytes)}"
     if gpus < (cell.ranks or 1):
         left = f"it needs {cell.ranks} GPUs"
-    return Planned(cell, ranks, found, seconds, left=left)
+    return Planned(cell, ranks, known, seconds, left=left)
 
 
 def _unless_fit(planned: Planned, unfit: set[str]) -> Planned:
@@ -226,8 +226,8 @@ COLUMNS = ("gpu", "gpus", "cell", *("allocated_bytes", "reserved_bytes", "driver
 def registered(cells: Sequence[Cell], gpu: Gpu, gpus: int, of: Pace | None = None) -> Iterator[list]:
     """Yield the rows that are registered before a measurement: COLUMNS. A cell that nothing predicts has none."""
     for cell in cells:
-        if found := predicted(cell, gpu, gpus, of):
-            kinds, step = found.kinds, found.step
+        if known := predicted(cell, gpu, gpus, of):
+            kinds, step = known.kinds, known.step
             seconds = (step.seconds, step.low_s, step.high_s) if step else ()
             times = [f"{each:.4g}" for each in seconds] or [""] * 3
             yield [gpu.kind, gpus, cell.name, kinds.allocated, kinds.reserved, kinds.driver, *times]

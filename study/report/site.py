@@ -33,6 +33,7 @@ from study.ledger import texts
 from study.records import runs as records
 from study.records import store
 from study.records.keeping import redact
+from study.records.runs import Runs
 from study.report import answers, browser, calculator, contributed, stacks, style
 from study.report.answers import PageAnswer
 from study.report.tables import as_html, write_csv
@@ -91,8 +92,7 @@ def build(folders: list[Path], out: Path, address: str = "", paste: bool = False
         parameters = {"runs": ",".join(map(str, folders)), "data": str(site / "data")}
         # The notebooks run while the other pages are written.
         problems = pool.map(lambda name: execute(name, Path(executed), parameters), NOTEBOOKS)
-        counted = texts.in_words(texts.claims())
-        write(site, "claims", texts=texts.texts(), faults=texts.faults(), verdicts=texts.VERDICTS, count=counted)
+        write(site, "claims", texts=texts.texts(), faults=texts.faults(), verdicts=texts.VERDICTS, count=headline())
         write(site, "sentences", sentences=sentences())
         (site / "faults.json").write_text(faults.table().model_dump_json(indent=1))
         (site / "osv.json").write_text(json.dumps(osv.records(datetime.now(UTC)), indent=1))
@@ -111,29 +111,37 @@ def build(folders: list[Path], out: Path, address: str = "", paste: bool = False
             write_notebook(site, Path(executed) / f"{name}.ipynb", problem)
             say(f"{name} {problem or 'is executed'}")
         failed = list(filter(ended.get, ended))
-        # --- the first page names the notebooks that failed, so it is the last that is written
-        # Records are named by their resolved paths: a page shows them below the folder that was given.
-        set_aside = list(runs.set_aside)
-        for folder in map(Path.resolve, folders):
-            set_aside = [text.replace(f"{folder}/", f"{folder.name}/") for text in set_aside]
-        central = pd.DataFrame([vars(each) for each in texts.claims() if each.central])
-        write(
-            site,
-            "index",
-            questions=answers.questions(),
-            answers=answered,
-            failed=failed,
-            run_count=len(runs),
-            ended=[run.record for run in runs if run.record.error],
-            central=as_html(central[["id", "verdict", "answer", "ours", "theirs"]]),
-            headline=counted,
-            problems=redact(set_aside),
-            built_utc=store.now_utc(),
-        )
+        # The first page names the notebooks that failed, so it is the last that is written.
+        write_index(site, runs, folders, answered, failed)
         for name in ("site.css", "site.js", "calculator.js", "stack.js"):
             shutil.copyfile(TEMPLATES / name, site / name)
     say(str(out / "index.html"))
     return failed if len(runs) else [*failed, "records"]
+
+
+def headline() -> str:
+    return texts.in_words(texts.claims())
+
+
+def write_index(site: Path, runs: Runs, folders: list[Path], answered: dict[str, dict], failed: list[str]) -> None:
+    # Records are named by their resolved paths: the page shows them below the folder that was given.
+    set_aside = list(runs.set_aside)
+    for folder in map(Path.resolve, folders):
+        set_aside = [text.replace(f"{folder}/", f"{folder.name}/") for text in set_aside]
+    central = pd.DataFrame([vars(each) for each in texts.claims() if each.central])
+    write(
+        site,
+        "index",
+        questions=answers.questions(),
+        answers=answered,
+        failed=failed,
+        run_count=len(runs),
+        ended=[run.record for run in runs if run.record.error],
+        central=as_html(central[["id", "verdict", "answer", "ours", "theirs"]]),
+        headline=headline(),
+        problems=redact(set_aside),
+        built_utc=store.now_utc(),
+    )
 
 
 def contributions(own: list[Path]) -> dict[str, Any]:
@@ -154,10 +162,10 @@ def write_contributed(out: Path, own: list[Path]) -> Path:
     return out / "contributed.html"
 
 
-def _answered(site: Path, page: str, found: list[PageAnswer]) -> dict[str, dict]:
+def _answered(site: Path, page: str, page_answers: list[PageAnswer]) -> dict[str, dict]:
     """Return the tables and figures of a page as HTML, and write their rows beside it."""
     answered = {}
-    for name, command, table, rows, figure in found:
+    for name, command, table, rows, figure in page_answers:
         image = style.svg(figure, f"{page}-{name}", name) if figure else ""
         answered[name] = {"image": image, "table": as_html(table), "command": command}
         write_csv(site / "data" / f"{page}-{name}.csv", rows)

@@ -90,13 +90,13 @@ def _needs(fault: Fault) -> dict[str, dict]:
 
 def _in_releases(fault: Fault) -> dict[str, str]:
     """Return the releases that have a fault, each with nothing, or what is asked as nobody tested it."""
-    found = {}
+    questions = {}
     for release in releases(fault.package):
         has = fault.has(Version(release))
         if has is not False:
             question = table().questions["release"].format(fault.package, release)
-            found[f"{fault.package}=={release}"] = "" if has else question
-    return found
+            questions[f"{fault.package}=={release}"] = "" if has else question
+    return questions
 
 
 def _is_milder(fault: Fault) -> bool:

@@ -29,13 +29,13 @@ UPLOAD_S = 60  # a bucket that does not answer would hold the next cell
 
 def records(runs: Path) -> dict[str, bytes]:
     """Return the records of runs that have ended, by their paths in an archive, without private information."""
-    found = {}
+    members = {}
     for folder in store.run_folders(runs):
         record = outcomes.read(folder)
         if record and record.status != "running":
             text = shared(record).model_dump_json(by_alias=True, indent=1)
-            found[f"runs/{folder.name}/{store.RECORD}"] = text.encode()
-    return found
+            members[f"runs/{folder.name}/{store.RECORD}"] = text.encode()
+    return members
 
 
 def packed(runs: Path, beside: dict[str, bytes]) -> bytes:

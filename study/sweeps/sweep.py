@@ -96,7 +96,7 @@ def sweep(
     minutes: float | None = None,
     lane: tuple[int, int] = (1, 1),
 ) -> list[Outcome]:
-    """Run the cells that are not done, one after the other. `progress` is that of study.cli.experiments."""
+    """Run the cells that are not done, one after the other. `progress` is that of study.cli.progress."""
     over = math.inf  # when the sweep's time ends
     ended: list[Outcome] = []
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from study.configs import sources
-from study.configs.differences import mistakes
+from study.configs.mistakes import mistakes
 from study.core.errors import Stop
 from study.core.text import number_of
 from study.known.findings import Finding, ordered

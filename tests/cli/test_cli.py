@@ -15,7 +15,7 @@ import pytest
 import tyro
 from rich.console import Console
 
-from study.cli import commands, predictions, results
+from study.cli import commands, results, virtual
 from study.cli.commands import COMMANDS
 from study.core import arms
 from study.core.arms import NAMES
@@ -94,6 +94,23 @@ def test_all_arms_are_listed(asked, capsys):
     assert {*NAMES, "zero3_textbook"} < {line.split()[0] for line in lines if line}
 
 
+def test_an_arm_that_is_refused_stops_no_other(asked, monkeypatch, tmp_path, capsys):
+    """Whether somebody names the file, or it lies beside ours. The exit code is 1."""
+    assert asked("arms zero2 ignored.yaml ddp --json") == 1
+    rows = {row["arm"]: row["here"] for row in json.loads(capsys.readouterr().out)}
+    refused = "stage 2 takes nvme for cpu, and writes nothing to a disk: write cpu, or take stage 3; fix ignored.yaml"
+    assert (rows["zero2"], rows["ddp"]) == ("yes", "yes")
+    assert rows["ignored.yaml"].startswith("no: ")
+    assert refused in rows["ignored.yaml"]
+    every = arms.all_paths() | {"ignored": tmp_path / "ignored.yaml"}
+    monkeypatch.setattr(arms, "all_paths", lambda: every)
+    monkeypatch.setattr("study.cli.machine.all_paths", lambda: every)
+    assert asked("arms") == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert refused in printed
+    assert f"of {len(every)} arms can run on this machine." in printed
+
+
 def test_what_takes_long_is_said_once(capsys):
     for _ in range(2):
         during("what takes long")
@@ -121,8 +138,8 @@ def test_a_virtual_rank_holds_what_is_estimated_by_default(monkeypatch, tmp_path
     record = store.load(tmp_path / "run")
     assert (record.status, record.observed.virtual_ranks) == ("done", 4)
     (measured,) = record.memory.components.per_rank
-    training, passes = TrainingFlags(gpus=4), predictions.PassFlags(arm="zero2")
-    ours, _ = predictions.training_of(named("llama-micro"), training, PlaceFlags(), passes, None, "cpu")
+    training, passes = TrainingFlags(gpus=4), virtual.PassFlags(arm="zero2")
+    ours, _ = virtual.training_of(named("llama-micro"), training, PlaceFlags(), passes, None, "cpu")
     predicted = estimate(ours)
     assert measured.tracked_peak_bytes == pytest.approx(predicted.peak_bytes, rel=0.001)
 
@@ -133,7 +150,7 @@ def test_a_stranger_s_config_that_does_not_run_is_asked_of_the_calculator_before
     config = json.loads((ROOT / "study/core/shapes.json").read_text())["llama-micro"]
     (tmp_path / "config.json").write_text(json.dumps(config.get("config", config)))
     failed = types.SimpleNamespace(message="RuntimeError: k", what_to_do="report this, with the run's log.txt")
-    monkeypatch.setattr(predictions.launches, "run", lambda *_: types.SimpleNamespace(error=failed))
+    monkeypatch.setattr(virtual.launches, "run", lambda *_: types.SimpleNamespace(error=failed))
     assert in_this_process(monkeypatch, f"virtual --model {tmp_path} --ranks 2 --sequence 16") == 2
     assert "config.json if `study estimate` refuses it as well, or report this" in capsys.readouterr().err
 

@@ -16,7 +16,8 @@ import fsspec
 import pytest
 
 from study.cli import hour as module
-from study.cli.hour import Hour, hour
+from study.cli import preparing
+from study.cli.hour import hour
 from study.core import machine
 from study.core.errors import Stop
 from study.records import store
@@ -59,7 +60,7 @@ CUDA_ALONE = ("zero3_qgz", "zero3_qwz")
 def mini(tmp_path, monkeypatch) -> Path:
     """A protocol of four cells, the third of which is out of memory. Checks that take long are left out."""
     for name in ("answer", "calibrate"):
-        monkeypatch.setattr(Hour, name, lambda *_: None)
+        monkeypatch.setattr(preparing, name, lambda *_: None)
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # the hour changes what they do
         monkeypatch.setattr(signal, name, getattr(signal, name))
     monkeypatch.delenv(archive.UPLOAD, raising=False)
@@ -109,7 +110,7 @@ SOME = ("gpt2-xl-one-pass", "older-release", "offload-capped", "bytes-of-zero-pp
 def test_the_hour_is_rehearsed_and_has_a_page(parts, tmp_path, monkeypatch, forked_cells, capsys):
     """The first cells of some parts, or all cells, on two ranks: each is a row, and what needs a GPU says so."""
     for name in ("answer", "calibrate"):
-        monkeypatch.setattr(Hour, name, lambda *_: None)
+        monkeypatch.setattr(preparing, name, lambda *_: None)
     cells = protocol.cells(protocol.read("eight"), "tiny")
     if parts:
         cells = [next(cell for cell in cells if cell.part == part) for part in parts]
@@ -320,8 +321,7 @@ def test_cells_for_one_gpu_run_side_by_side_and_end_with_the_hour(tmp_path, mini
 
 def test_a_script_that_takes_too_long_keeps_the_line_that_it_had(tmp_path):
     lines = "import time; print('{\"first\": 1}', flush=True); time.sleep(60)"
-    work = Hour(tmp_path, None, None, 0)
-    work.answer("late", ["-c", lines], 5)
-    work.answer("failed", ["-c", "raise SystemExit(3)"], 5)
+    preparing.answer(tmp_path, "late", ["-c", lines], 5)
+    preparing.answer(tmp_path, "failed", ["-c", "raise SystemExit(3)"], 5)
     assert (tmp_path / "late.json").read_text() == '{"first": 1}'
     assert not (tmp_path / "failed.json").exists()

@@ -8,10 +8,13 @@ from pkgutil import resolve_name
 
 import pytest
 
-from study.cli.diagnosis import diff
+from study.cli.differences import diff
 from study.configs import sources
-from study.configs.differences import compare, mistakes, recognised, shown
+from study.configs.differences import compare
+from study.configs.mistakes import mistakes, recognised
 from study.configs.settings import effective_settings
+from study.configs.shown import shown
+from study.core.arms import library_defaults, read
 from study.core.errors import Stop
 from tests.conftest import ROOT, table
 
@@ -95,6 +98,45 @@ def test_what_a_library_refuses_is_found_and_no_all_clear(file, case):
         recognised(path)
     with pytest.raises(Exception, match=r"\w"):
         resolve_name("deepspeed.runtime.config:DeepSpeedConfig")(config)
+
+
+IGNORED = {  # by stage, what it does otherwise than it is told; `offload` is a section with a device
+    0: {"offload_optimizer": "cpu", "zero_hpz_partition_size": 2},
+    1: {"offload_optimizer": "nvme", "zero_quantized_weights": True},
+    2: {"offload_optimizer": "nvme", "offload_param": "cpu", "zero_quantized_gradients": True},
+}
+PROMISES = [(stage, key, value) for stage, promises in IGNORED.items() for key, value in promises.items()]
+
+
+@pytest.mark.parametrize(("stage", "key", "value"), PROMISES)
+def test_what_a_stage_ignores_is_refused_of_an_arm_and_found_in_a_config_in_the_same_words(file, stage, key, value):
+    value = {"device": value} if key.startswith("offload") else value
+    config = DEEPSPEED | {"zero_optimization": {"stage": stage, key: value}}
+    path = file("ds.json", config)
+    naming = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": str(path)}}
+    with pytest.raises(Stop) as refused:
+        read(file("mine.yaml", naming))
+    for config_file in (path, file("mine.yaml", naming), file("args.json", TRAINER | {"deepspeed": str(path)})):
+        (found,) = [each for each in mistakes(sources.read(config_file)) if each.id == "stage_ignores"]
+        assert f"{found.sentence}: {found.remedy}".lower() in refused.value.what
+    config["zero_optimization"]["stage"] = 3
+    assert "stage_ignores" not in [each.id for each in mistakes(sources.read(file("ds.json", config)))]
+
+
+SECTIONS = library_defaults("deepspeed")
+
+
+@pytest.mark.parametrize("path", SECTIONS)
+def test_a_key_that_deepspeed_does_not_know_is_found_in_whatever_names_the_json(file, path):
+    """At the upper level and in each section, whether DeepSpeed refuses it there or reads the section key by key."""
+    wrong: dict = {"mine_alone": 1}
+    for name in reversed(path.split(".") if path else ()):
+        wrong = {name: wrong}
+    json_file = file("ds.json", DEEPSPEED | wrong)
+    naming = ZERO | {"deepspeed_config": {"deepspeed_config_file": "ds.json"}, "mixed_precision": None}
+    for config in (json_file, file("mine.yaml", naming), file("args.json", TRAINER | {"deepspeed": "ds.json"})):
+        said = " ".join(each.sentence for each in mistakes(sources.read(config)))
+        assert f"{path}.mine_alone".lstrip(".") in said, config
 
 
 def test_a_contradiction_names_both_sides_and_all_wrong_keys_are_named(file):

@@ -5,8 +5,10 @@ import json
 
 import pytest
 
+from study.cli import given
 from study.configs.oom import reading
 from study.configs.oom.explain import Described, explain
+from study.configs.pasted import condense
 from study.core.errors import Stop
 from study.predict.front import Wanted
 from tests.conftest import ROOT, table
@@ -26,8 +28,8 @@ def new(asked="7.83 GiB", free="4.11 GiB", allocated="72.50 GiB", unused="1.36 G
 
 def test_a_log_may_come_through_a_pipe(monkeypatch):
     text = b"half a letter \xc3"
-    monkeypatch.setattr(reading.sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
-    assert reading.content("-") == "half a letter \ufffd"
+    monkeypatch.setattr(condense.sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+    assert given.whole_text(*given.split(("-",))) == "half a letter "
 
 
 def ids(text: str, model: str | None = None, **described) -> list[str]:
@@ -153,8 +155,8 @@ def test_values_of_a_config_are_converted_or_refused(tmp_path):
 
 
 def test_an_error_in_quotes_may_be_longer_than_the_name_of_a_file():
-    assert reading.content("x" * 255 + " " + new()) == "x" * 255 + " " + new()
-    assert reading.content("CUDA out of memory. " * 14) == "CUDA out of memory. " * 14
+    for error in ("x" * 255 + " " + new(), "CUDA out of memory. " * 14):
+        assert given.whole_text(*given.split((error,))) == error
 
 
 def test_nonsense_and_long_logs_are_one_sentence(tmp_path):
@@ -164,5 +166,5 @@ def test_nonsense_and_long_logs_are_one_sentence(tmp_path):
     log = tmp_path / "train.log"
     with log.open("wb") as file:
         file.truncate(200 * 10**6)
-    with pytest.raises(Stop, match="more than 10,485,760 bytes"):
-        reading.content(str(log))
+    with pytest.raises(Stop, match="no error about memory"):
+        reading.find(given.whole_text(*given.split((str(log),))))

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from study.cli import diagnosis
+from study.cli.differences import diff
 from study.conform import cases, checks, command, models, releases, script, suite
 from study.conform.cases import Case, Reference, Unequal, bound
 from study.conform.suite import ADAPTERS, PROPERTIES, Adapter, PropertyAnswer
@@ -226,7 +226,7 @@ def test_answers_are_returned_for_json_and_what_fails_is_shown(ranks, tmp_path, 
 
 
 def test_study_diff_lists_the_defaults_and_the_faults_that_changed_between_two_releases():
-    answer = diagnosis.diff(Path("deepspeed==0.18.6"), Path("deepspeed==0.19.8"))
+    answer = diff(Path("deepspeed==0.18.6"), Path("deepspeed==0.19.8"))
     changed, fixed, new = (answer[name] for name in ("deepspeed-configuration", "fixed", "new"))
     assert "inner-forward" in fixed
     assert {"frozen-weights-stay", "clips-by-default"} <= {*new}

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from study.cli import diagnosis
+from study.cli.differences import diff
 from study.cli.explain import explain, key
 from study.configs import sources
 from study.configs.differences import compare
@@ -89,7 +89,7 @@ def test_a_difference_that_matters_is_told(id, tmp_path, capsys):
             section = section.setdefault(each, {})
         section[last] = value
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    answer = diagnosis.diff(tmp_path / "a.json", tmp_path / "b.json")
+    answer = diff(tmp_path / "a.json", tmp_path / "b.json")
     ids = {row["id"] for row in answer["known"]}
     assert id in ids
     assert ids <= printed(capsys)

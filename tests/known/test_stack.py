@@ -13,7 +13,7 @@ import pytest
 import tyro
 from packaging.version import Version
 
-from study.cli.diagnosis import diff
+from study.cli.differences import diff
 from study.cli.stack import stack
 from study.conform import releases, suite
 from study.core import arms

@@ -9,7 +9,7 @@ from typing import get_args
 import keep_answers
 import pytest
 
-from study.cli import results
+from study.cli import claims as command
 from study.core.errors import Stop
 from study.core.gpus import GPUS
 from study.core.text import is_number
@@ -205,7 +205,7 @@ def test_an_answer_is_read_in_ten_seconds_and_has_no_number_that_its_claim_lacks
 
 @pytest.mark.parametrize("words", [("stage", "3"), ("offloading",), ("stage", "3", "bytes"), ("000",)])
 def test_a_list_has_a_line_for_each_claim_below_its_verdict(words, capsys):
-    chosen = [each for each in results.claims(words) if "verdict" in each]
+    chosen = [each for each in command.claims(words) if "verdict" in each]
     printed = capsys.readouterr().out
     unwrapped = printed.replace("\n      ", " ")
     assert len(chosen) > 5
@@ -217,14 +217,14 @@ def test_a_list_has_a_line_for_each_claim_below_its_verdict(words, capsys):
 
 
 def test_each_undecided_claim_says_what_would_decide_it(capsys):
-    shown = results.claims(undecided=True)
+    shown = command.claims(undecided=True)
     printed = " ".join(capsys.readouterr().out.split())
     assert [each["id"] for each in shown] == [claim.id for claim in CLAIMS if claim.certainty is None]
     assert all(f"What would decide it: {' '.join(each['would_decide'].split())}" in printed for each in shown)
 
 
 def test_a_card_begins_with_the_verdict_the_answer_and_both_numbers(capsys):
-    results.claims(("S000-20",))
+    command.claims(("S000-20",))
     (claim,) = texts.named(("S000-20",))
     first = capsys.readouterr().out.splitlines()[:3]
     assert [line.strip() for line in first] == [

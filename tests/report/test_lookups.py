@@ -5,7 +5,7 @@ import random
 
 from packaging.version import Version
 
-from study.cli import predictions
+from study.cli.estimate import PassFlags, training_of
 from study.cli.stack import in_words
 from study.core.arms import NAMES
 from study.known.faults import Release, table
@@ -62,8 +62,8 @@ def test_drawn_cells_of_the_calculator_are_those_of_study_estimate():
         model, gpus = draw.choice([*MODELS]), draw.choice(calculator.GPUS_TRIED)
         arm, cell = draw.choice([*MODELS[model]["gpus"][str(gpus)].items()])
         flags = TrainingFlags(gpus=gpus, sequence=MODELS[model]["tokens"], precision=calculator.PRECISION)
-        passes = predictions.PassFlags(arm=arm, micro_batch=1, accumulation=128 // gpus, checkpointing=True)
-        ours, _ = predictions.training_of(named(model), flags, PlaceFlags(gpu="H100"), passes, BUCKET_ELEMENTS)
+        passes = PassFlags(arm=arm, micro_batch=1, accumulation=128 // gpus, checkpointing=True)
+        ours, _ = training_of(named(model), flags, PlaceFlags(gpu="H100"), passes, BUCKET_ELEMENTS)
         whole = estimate(ours)
         host_bytes = min(gpus, 8) * (whole.host_bytes + HOST_PROCESS_BYTES) if whole.host_bytes else 0
         assert cell == [whole.peak_bytes, host_bytes, whole.swapped_bytes], (model, gpus, arm)

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from study.cli.experiments import CLEAR, Progress
+from study.cli.progress import CLEAR, Progress
 from study.core import machine, operators
 from study.core.errors import Stop
 from study.records import store

@@ -58,8 +58,32 @@ def causes(error: OomError, sizes: dict[str, str], shards_weights: bool, states:
     """
     # How good it is: once the rules were written anew, 14 of 20 threads were named; before, 15 of 22, 7 of 16 and 5 of
     # 16. Who says "host memory" for such a message, and else "too many tokens", names 12 of the 20 (reports/log.md).
-    rows = texts(CAUSES)
+    signs = _signs(error, sizes, shards_weights, states)
+    points: Counter[str] = Counter()
+    for id, more, _ in signs:
+        points[id] += more
+    values = {"asked": error.asked.text, "unallocated": f"{error.unallocated / 2**30:.2f} GiB", "states": states}
+    ranked = [
+        Cause(
+            id=id,
+            what=sizes.get(id, "") + text["sentence"].format(**values),
+            points=points[id],
+            reasons=tuple(reason for of, _, reason in signs if of == id),
+            remedy=text["remedy"],
+            apart=text["apart"],
+        )
+        for id, text in texts(CAUSES).items()
+        if id in points
+    ]
+    return sorted(ranked, key=lambda cause: -cause.points)[:MOST]
+
+
+def _signs(error: OomError, sizes: dict[str, str], shards_weights: bool, states: str) -> list[Sign]:
+    """Return all that speaks for a cause."""
+    if error.where != "GPU":  # nothing else counts
+        return [(error.where, PROOF, "the message says so")]
     # The last frame does not make tensors of these: their sizes and their names are there by chance.
+    rows = texts(CAUSES)
     others = [id for id, row in rows.items() if re.search(row.get("elsewhere", "(?!)"), error.frames[-1])]
     fitting = [(id, OF_A_SIZE[id], "the size fits") for id in sizes]
     signs = [sign for sign in (*_clues(error), *_numbers(error), *fitting) if sign[0] not in others]
@@ -68,29 +92,9 @@ def causes(error: OomError, sizes: dict[str, str], shards_weights: bool, states:
         signs.append(("oom-gather", LIKELY, "the size is that of a weight, of which a rank holds a part"))
     if states:
         signs.append(("oom-states", FIRST, "they are most of this GPU, or more than it has"))
-    if error.where != "GPU":  # nothing else counts
-        signs = [(error.where, PROOF, "the message says so")]
     if all(points < HINT for _, points, _ in signs):
         signs.append(("oom-activations", 1, "most messages without another sign end with smaller micro-batches"))
-    points: Counter[str] = Counter()
-    for id, more, _ in signs:
-        points[id] += more
-    ranked = [
-        Cause(
-            id=id,
-            what=sizes.get(id, "")
-            + text["sentence"].format(
-                asked=error.asked.text, unallocated=f"{error.unallocated / 2**30:.2f} GiB", states=states
-            ),
-            points=points[id],
-            reasons=tuple(reason for of, _, reason in signs if of == id),
-            remedy=text["remedy"],
-            apart=text["apart"],
-        )
-        for id, text in rows.items()
-        if id in points
-    ]
-    return sorted(ranked, key=lambda cause: -cause.points)[:MOST]
+    return signs
 
 
 def _clues(error: OomError) -> Iterator[Sign]:
@@ -107,24 +111,25 @@ def _numbers(error: OomError) -> Iterator[Sign]:
         yield "oom-other-process", HINT, "the driver says it, and not PyTorch's allocator"
     if not error.asked.high or error.total is None:
         return
-    # --- one tensor that no setting would make fit
-    asked = error.asked.low
-    if asked > error.total:
+    least = error.asked.low
+    if least > error.total:  # one tensor that no setting would make fit
         if (error.allocated or 0) <= EMPTY * error.total:
             yield "oom-capacity", PROOF, "the message says what the GPU has, and nothing else is on it"
         else:
             yield "oom-attention", HINT + 1, "it is larger than the GPU, and the square of the tokens makes such"
-    # --- memory that PyTorch does not use: of other processes, or reserved in pieces that are too small
-    if error.outside > max(OUTSIDE_SHARE * error.total, CONTEXT_BYTES) and (error.free or 0) + error.outside >= asked:
-        yield (
-            "oom-other-process",
-            PROOF,
-            f"PyTorch's numbers leave {error.outside / 2**30:.2f} GiB of the GPU unexplained",
-        )
-    unused, share = error.unallocated, UNUSED_SHARE * error.total
-    if unused >= max(asked, share):
-        points = FIRST if unused >= MANY_TIMES * asked else CLUE
+    free = error.free or 0
+    if error.outside > max(OUTSIDE_SHARE * error.total, CONTEXT_BYTES) and free + error.outside >= least:
+        unexplained = f"{error.outside / 2**30:.2f} GiB of the GPU unexplained"
+        yield "oom-other-process", PROOF, f"PyTorch's numbers leave {unexplained}"
+    yield from _unused(error, least, free, UNUSED_SHARE * error.total)
+
+
+def _unused(error: OomError, least: int, free: int, share: float) -> Iterator[Sign]:
+    """Yield what speaks for memory that is reserved in pieces that are too small."""
+    unused = error.unallocated
+    if unused >= max(least, share):
+        points = FIRST if unused >= MANY_TIMES * least else CLUE
         yield "oom-fragmentation", points, "the unused part alone is larger than what was asked for"
-    elif unused and unused + (error.free or 0) >= error.asked.high:
+    elif unused and unused + free >= error.asked.high:
         points = HINT if unused >= share else 1
         yield "oom-fragmentation", points, "the unused part and what is free would be enough together"

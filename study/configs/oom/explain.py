@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from study.configs.differences import recognised
+from study.configs.mistakes import recognised
 from study.configs.oom.causes import Cause, causes
 from study.configs.oom.reading import SMALL, OomError
 from study.configs.settings import AUTO, UNKNOWN, effective_settings
@@ -51,29 +51,36 @@ class Described:
         for name in NUMBERS:
             if (value := getattr(self, name)) is not None and value < 1:
                 raise Stop(f"{flag(name)} must be at least 1 (got {value})", "give 1 or more")
-        if self.arm:
-            arms.load_arm(self.arm)  # a misspelt name is refused
+        if self.arm and arms.load_arm(self.arm).name != self.arm:  # a misspelt name is refused
+            raise Stop(f"--arm {self.arm} is a file", f"give it as --config {self.arm}")
 
 
 def explain(error: OomError, wanted: Wanted, given: Described) -> tuple[list[Cause], Described]:
     """Return the causes of an error, and the training with what its config says. Raise Stop if a flag is wrong."""
     config = _of_config(given.config)
     given = replace(given, **{name: config.get(name) for name, value in vars(given).items() if value is None})
-    model, trained = None, 0
-    if wanted != Wanted():  # a part of a model is refused
-        model = asked_for(wanted, given.sequence or 1)
-        if wanted.lora_rank or not config.get("adapters"):  # nothing is said of states that are not known
-            trained = sum(tensor.elements for tensor in model.tensors if tensor.trains)
+    model = asked_for(wanted, given.sequence or 1) if wanted != Wanted() else None  # a part of a model is refused
+    trained = 0
+    if model and (wanted.lora_rank or not config.get("adapters")):  # else nothing is said of states that are not known
+        trained = sum(tensor.elements for tensor in model.tensors if tensor.trains)
     sizes: dict[str, str] = {}
     if error.asked.high > SMALL:
         buckets = USUAL_BUCKETS | {name: config[name] for name in BUCKETS if is_number(config.get(name))}
-        for cause, elements, words in (*_of_tokens(given, model, error), *_of_states(given, model, trained, buckets)):
-            for element_bytes in _widths(cause, wanted):
-                if error.asked.low <= elements * element_bytes <= error.asked.high:
-                    sizes.setdefault(cause, f"{error.asked.text} = {words} x {element_bytes} bytes: ")
+        tensors = [*_of_tokens(given, model, error), *_of_states(given, model, trained, buckets)]
+        sizes = _fitting(error, tensors, wanted)
+    return causes(error, sizes, (given.arm or "").startswith(SHARD_WEIGHTS), _filling(error, given, trained)), given
+
+
+def _fitting(error: OomError, tensors: list[Tensor], wanted: Wanted) -> dict[str, str]:
+    """Return by cause the first of its tensors that has the asked size, as a sentence begins."""
+    sizes: dict[str, str] = {}
+    for cause, elements, words in tensors:
+        for element_bytes in _widths(cause, wanted):
+            if error.asked.low <= elements * element_bytes <= error.asked.high:
+                sizes.setdefault(cause, f"{error.asked.text} = {words} x {element_bytes} bytes: ")
     if len(sizes) > 1:  # the guess is for what nothing else explains
         sizes.pop("oom-padded", None)
-    return causes(error, sizes, (given.arm or "").startswith(SHARD_WEIGHTS), _filling(error, given, trained)), given
+    return sizes
 
 
 def _widths(cause: str, wanted: Wanted) -> tuple[float, ...]:
@@ -153,13 +160,16 @@ def _of_padded(vocabulary: int, rows: int, sequence: int, error: OomError) -> It
 
 def _of_states(given: Described, model: Transformer | None, trained: int, buckets: dict[str, Any]) -> Iterator[Tensor]:
     arm = given.arm or "zero"  # without one, what ZeRO has is tried
-    # --- of the config, with any model: 5e8 elements are DeepSpeed's default (zero/config.py:113), 2.0 GB in fp32
+    # Of the config, with any model: 5e8 elements are DeepSpeed's default (zero/config.py:113), 2.0 GB in fp32
     if arm.startswith("zero"):
         for name, elements in buckets.items():
             yield "oom-buckets", elements, f"{elements:,.0f} elements of {name}"
-    # --- of the model alone
-    if model is None:
-        return
+    if model:
+        yield from _of_model(arm, given, model, trained)
+
+
+def _of_model(arm: str, given: Described, model: Transformer, trained: int) -> Iterator[Tensor]:
+    """Yield the tensors of which the model and its division alone say the size."""
     whole = "oom-optimizer"
     if arm.startswith(("zero", *SHARD_WEIGHTS)):
         # ZeRO makes a rank's part of each state as one flat vector, in fp32 even for 16-bit weights. It is cloned from

@@ -1,19 +1,15 @@
 """Read an error about memory out of a text or a log: what was asked for, and what was allocated, reserved and free."""
 
 import functools
-import os
 import re
-import sys
 import textwrap
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from study.core import files
 from study.core.errors import Stop
 
-MAX_BYTES = 10 * 2**20  # of a log: the patterns read one megabyte in less than a second
 LONGEST_LINE = 600  # characters that are shown: PyTorch's message up to what is reserved but unallocated
 MESSAGE = 1500  # characters after its first word in which a message ends: PyTorch's have 700
 ABOVE = 6000  # characters of traceback above it
@@ -74,25 +70,6 @@ class OomError:
         """The frames of the error's traceback, the last with the message. Without one the whole context, as one."""
         _, *frames = re.split(FRAME, re.sub(messages()["no_frame"], r"\1", self.context))
         return frames if frames and len(frames[-1]) < NEAR else [self.context]
-
-
-def content(where: str | None) -> str:
-    """Return the text of a file, of the standard input (`-` or nothing), or the text itself."""
-    if sys.stdin is None or (where is None and sys.stdin.isatty()):
-        raise Stop("no error is given", "paste it in quotes, name the log that holds it, or pipe the log in")
-    if where in (None, "-"):
-        text = sys.stdin.buffer.read(MAX_BYTES + 1)  # a pipe may have no end
-        if len(text) > MAX_BYTES:
-            raise Stop(f"the standard input has more than {MAX_BYTES:,} bytes", "give its end: tail -c 10M train.log")
-        return files.text_of(text)
-    # An error in quotes may be longer than a name can be, where pathlib raises.
-    if not (re.fullmatch(r"\S*[/.]\S+", where) or os.path.exists(where)):  # noqa: PTH110
-        return where
-    try:
-        return files.text_of(files.read(Path(where), MAX_BYTES))
-    except (OSError, ValueError) as error:
-        remedy = f"name a log, give the error in quotes, or the end of a large log: `tail -c 10M {where}`"
-        raise Stop(f"there is no file {where:.200} that can be read ({files.why(error)})", remedy) from None
 
 
 def find(text: str) -> OomError:

@@ -1,0 +1,104 @@
+"""`study advise`: which arm to use on given GPUs, or how many GPUs are enough."""
+
+import shlex
+
+from study.core import arms
+from study.core.errors import Stop
+from study.core.text import say, say_wrapped, show
+from study.known.findings import finding
+from study.predict.front import (
+    MOST_GPUS,
+    Advice,
+    PlaceFlags,
+    Question,
+    Row,
+    StepFlags,
+    TrainingFlags,
+    Transformer,
+    Wanted,
+    asked_for,
+    fewest,
+)
+from study.predict.front import advise as recommend
+from study.report import advice as answer
+from study.sweeps import launches
+
+OF_ROW = ("arm", "precision", "micro_batch", "accumulation", "checkpointing")  # options that an advice chooses
+
+
+def advise(
+    model: Wanted, training: TrainingFlags, place: PlaceFlags, step: StepFlags, *, details: bool = False
+) -> dict:
+    """Recommend an arm for a model on your GPUs. Nothing is run.
+
+    Without --gpus, the fewest GPUs of this kind are looked for that hold the training.
+
+    With --json: all that was compared, to the byte. Example: `study advise --model gpt2-xl --gpus 8 --gpu H100`
+
+    Args:
+        model: The model.
+        training: The training.
+        place: The machine.
+        step: What is asked for of a step and of the host.
+        details: Also show what was assumed, how accurate predictions were, and the command that explains the choice.
+    """
+    shape = asked_for(model, training.sequence or 1)
+    lines = []
+    if training.gpus is not None:
+        advice = recommend(Question.of(shape, training, place, step))
+    else:
+        advice = _fewest(shape, training, place, step)
+        lines.append(answer.enough(advice, step.batch))
+    lines += answer.in_words(advice)
+    detail = ""
+    if choice := advice.choice:
+        lines += answer.recompute_note(choice.checkpointing, shape, arms.load_arm(choice.arm).stage)
+        detail = _in_detail(choice, vars(model) | vars(training) | vars(place) | {"gpus": advice.question.gpus})
+    elif larger := fewest(shape, training, place, step, 2 * advice.question.gpus):  # by powers of two
+        lines.append(answer.enough(larger, step.batch))
+    else:
+        lines.append(finding("needs_other_parallelism").said)
+    # The sentences come first, because the table takes half a screen.
+    say_wrapped(*lines, answer.resting_on(advice), *answer.card_note(place), "")
+    show(answer.table(advice))
+    if details:
+        _show_details(advice, detail)
+    else:
+        say_wrapped(*_notes(advice, training.precision))
+    return answer.in_json(advice) | {
+        "in_words": lines,
+        "detail": detail,
+        "assumed": answer.assumptions(advice.question),
+        "accuracy": answer.accuracy(),
+    }
+
+
+def _fewest(shape: Transformer, training: TrainingFlags, place: PlaceFlags, step: StepFlags) -> Advice:
+    if advice := fewest(shape, training, place, step):
+        return advice
+    remedy = "give --lora-rank, a shorter --sequence, or a larger --gpu"
+    raise Stop(f"no 1 to {MOST_GPUS} {place.gpu} hold {shape.name}", remedy)
+
+
+def _show_details(advice: Advice, detail: str) -> None:
+    if detail:
+        say_wrapped("", f"In detail: {detail}", indent="  ")
+    say("", "Predicted for:")
+    say_wrapped(*answer.assumptions(advice.question), indent="  ", first="- ")
+    say_wrapped("", *answer.accuracy(), indent="  ")
+
+
+def _notes(advice: Advice, precision: str | None) -> list[str]:
+    """Return what a reader may not expect: the precision that was taken, and what FSDP2 keeps whole."""
+    notes = [] if precision else ["", answer.precisions(advice.question)]
+    if any(row.arm.startswith("fsdp2") and row.accumulation > 1 and not row.fits for row in advice.rows):
+        notes.append(finding("fsdp2_whole_gradients").said)
+    return notes
+
+
+def _in_detail(choice: Row, options: dict) -> str:
+    """Return the command that shows a choice in detail, without options that have their defaults."""
+    options |= {name: getattr(choice, name) for name in OF_ROW} | {"buckets": choice.bucket_elements}
+    usual = (None, False, TrainingFlags.optimizer, PlaceFlags.attention_kernel)
+    chosen = {name: value for name, value in options.items() if value not in usual}
+    return shlex.join(["study", "estimate", *launches.options(chosen)])

@@ -1,0 +1,57 @@
+"""`study oom`: what an error about memory means, and which change would fit."""
+
+from dataclasses import asdict
+
+import tyro
+
+from study.cli import given
+from study.cli.findings import say_indented
+from study.configs.oom import reading
+from study.configs.oom.explain import Described, explain
+from study.core.settings import flag
+from study.core.text import say_wrapped
+from study.known.findings import with_id
+from study.predict.front import Wanted
+
+
+def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, training: Described) -> dict:
+    """Explain an error about memory: what its size is, and what made it. Nothing is run.
+
+    It reads errors of CUDA and ROCm, of host memory and pinned memory, of processes that were killed, and of disks.
+    With --model and --arm or --config, the size is matched with that training's tensors; with --micro-batch and
+    --sequence also with what a micro-batch makes.
+
+    With --json: the causes with their points.
+
+    Example: `study oom train.log --vocabulary 248320 --sequence 4k --micro-batch 1`
+
+    Args:
+        error: The error, best in quotes, or the log that holds it. Default: the standard input.
+        model: The model.
+        training: The training.
+    """
+    message = reading.find(given.whole_text(*given.split(error or ("-",))))
+    causes, training = explain(message, model, training)
+    first, *others = causes
+    how = "Likely" if first.is_likely else "Perhaps"
+    say_wrapped(with_id(f"{how}: {first.what}", first.id), "")
+    if not first.is_likely:
+        say_indented("A memory snapshot of PyTorch would tell.")
+    say_indented(f"What to do: {first.remedy}.", f"Tells it apart: {first.apart}.")
+    say_indented(f"It rests on: {'; '.join(first.reasons)}.")
+    for number, cause in enumerate(others, 2):
+        why = f"{'likely' if cause.is_likely else 'possible'}: {'; '.join(cause.reasons)}"
+        what = with_id(f"{cause.what[0].upper()}{cause.what[1:]} ({why})", cause.id)
+        say_wrapped("", what, indent="    ", first=f"{number:>2}. ")
+        say_indented(f"What to do: {cause.remedy}.", f"Tells it apart: {cause.apart}.")
+    say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.line}")
+    # The config says more of the training than the flags do. A wrong guess has to be seen.
+    known = [f"{flag(name)} {value}" for name, value in vars(training).items() if value is not None]
+    if known:
+        say_wrapped(f"Taken as: {', '.join(known)}.")
+    if not (model.model or model.params):
+        say_wrapped("", "With --model and --arm or --config, the size is matched with this training's own tensors.")
+    elif model.lora_rank is None:
+        say_wrapped("", "If only adapters train, give --lora-rank as well.")
+    say_wrapped("`study advise` predicts which arms fit, and how long their steps take.")
+    return {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": vars(training)}
