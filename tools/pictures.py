@@ -9,9 +9,16 @@ python tools/pictures.py
 import functools
 from collections.abc import Callable
 
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from packaging.version import Version
 
+from study.conform import releases
 from study.core.arms import ROOT
+from study.ledger import texts
+from study.records import metrics
 from study.records.runs import Runs, load
 from study.report import answers, style
 from study.report.topics import losses, memory, on_gpu, traffic
@@ -29,8 +36,20 @@ Memory: counted without a GPU on rank 0 of eight, run alone;
 stages 2 and 3 measured on an H200 as well."""
 
 
+INK, INK_AT_NIGHT = "#1d1d1f", "#e6edf3"
+LORA = "LoRA on Llama-3-8B, stage 3, recomputed: peak of a rank"
+FIT = "Predicted over measured"
+RELEASES = "Releases of DeepSpeed, from the oldest to the newest"
+CLAIMS = "Published claims by verdict"
+WRONG = {
+    "autocast-norms": "the norm with torch_autocast",
+    "accumulation-4": "only the last micro-batch trains",
+    "inner-forward": "a call of engine.module counts several times",
+}
+
+
 @style.figure
-def of_memory(runs: Runs, ink: str = "#1d1d1f", page: str = "none") -> Figure:
+def of_memory(runs: Runs, ink: str = INK, page: str = "none") -> Figure:
     """What a GPU holds with DDP and with each stage. It is read on a phone too: names stand above their bars."""
     held = memory.table(Runs(tuple(answers.of_scale(runs)))).query("source == 'measured'")
     held["part"] = held["part"].where(held["part"].isin(SHOWN), "other")
@@ -55,6 +74,86 @@ def of_memory(runs: Runs, ink: str = "#1d1d1f", page: str = "none") -> Figure:
     return drawing
 
 
+def plain(height: float, title: str, note: str, ink: str) -> tuple[Figure, Axes]:
+    """Return a figure without axes, in an ink that its page shows."""
+    drawing = Figure(figsize=(style.WIDTH, height), layout="constrained", facecolor="none")
+    ax = drawing.subplots()
+    ax.set_axis_off()
+    ax.set_title(title, color=ink, fontsize=11, fontweight="bold")
+    drawing.supxlabel(note, x=0.01, ha="left", fontsize=9, color=ink)
+    return drawing, ax
+
+
+@style.figure
+def of_lora(runs: Runs, ink: str = INK) -> Figure:
+    """The peak of rank 0 with adapters, by release and by how it recomputes."""
+    drawing, ax = plain(2.9, LORA, "Rank 0 of eight, run alone on an H200: one run each.", ink)
+    found = runs.select(model="llama3-8b", lora_rank=16, checkpointing=True).done
+    for place, run in enumerate(sorted(found, key=lambda run: -metrics.value(run.record, "tracked_peak_bytes"))):
+        software, size_gb = run.record.software, metrics.value(run.record, "tracked_peak_bytes") / 1e9
+        name = f"deepspeed {software['deepspeed']}, transformers {software['transformers']}"
+        ax.text(0, place - 0.36, f"{name}, use_reentrant={run.record.requested.reentrant}", color=ink, fontsize=9.5)
+        ax.barh(place, size_gb, 0.4, color=style.PARTS["weights"], **style.EDGE)
+        ax.text(size_gb + 0.3, place, f"{size_gb:.1f} GB", color=ink, fontsize=12, fontweight="bold", va="center")
+    ax.set(xlim=(0, 21), ylim=(len(found) - 0.6, -0.8))
+    return drawing
+
+
+@style.figure
+def of_fit(runs: Runs, ink: str = INK) -> Figure:
+    """Each run of four machines: what was predicted over what was measured, of memory and of seconds."""
+    drawing, ax = plain(2.6, FIT, "A dot is a run on one of four machines with a GPU.", ink)
+    later = [on_gpu.table(load(folder / "runs"), folder) for folder in on_gpu.LATER]
+    rows = pd.concat([on_gpu.table(runs), *later])
+    for place, (name, column) in enumerate(
+        {"peak of tensors": "allocated_bytes", "seconds of a step": "step_s"}.items()
+    ):
+        over = np.log2(rows[on_gpu.OVER[column]].dropna().astype(float).sort_values())
+        high = place + np.tile([-0.12, -0.04, 0.04, 0.12], len(over))[: len(over)]  # or dots would hide each other
+        ax.plot(over, high, ".", color=style.PARTS["weights"], markersize=5)
+        ax.text(-3.3, place - 0.28, f"{name}, {len(over)} runs", color=ink, fontsize=10.5)
+    for at, name in {-3: "an eighth", -2: "a quarter", -1: "half", 0: "as predicted", 1: "twice"}.items():
+        ax.axvline(at, color=style.FAINT, linewidth=0.8, linestyle=":")
+        ax.text(at, 1.5, name, color=ink, fontsize=9, ha="center")
+    ax.set(xlim=(-3.4, 1.4), ylim=(1.6, -0.6))
+    return drawing
+
+
+@style.figure
+def of_releases(_: Runs, ink: str = INK) -> Figure:
+    """Which releases of DeepSpeed get something wrong with stage 2 without a message."""
+    drawing, ax = plain(
+        2.7,
+        RELEASES,
+        "Filled: wrong without a message, with stage 2 on CPUs.\n0.18.9 trains no stage 2 without a GPU.",
+        ink,
+    )
+    kept = releases.answers().query("adapter == 'zero2'")
+    asked = sorted({*kept["deepspeed"]}, key=Version)
+    wrong_in = kept.query("kind == 'differs'").groupby("property")["deepspeed"].agg(set)
+    for place, (each, name) in enumerate(WRONG.items()):
+        wrong = wrong_in[each]
+        ax.text(0, place - 0.33, name, color=ink, fontsize=10)
+        for at, release in enumerate(asked):
+            ax.barh(place, 0.86, 0.4, at, color=style.ARMS["zero3"][0] if release in wrong else "none", **style.EDGE)
+    for at in (0, len(asked) // 2, len(asked) - 1):
+        ax.text(at + 0.4, len(WRONG) - 0.35, asked[at], color=ink, fontsize=9, ha="center")
+    ax.set(xlim=(-0.8, len(asked) + 0.6), ylim=(len(WRONG) - 0.3, -0.7))
+    return drawing
+
+
+@style.figure
+def of_claims(_: Runs, ink: str = INK) -> Figure:
+    """How many claims have each verdict."""
+    drawing, ax = plain(2.7, CLAIMS, "Four articles and five papers, which we chose.", ink)
+    for place, (verdict, number) in enumerate(texts.counts(texts.claims()).items()):
+        ax.text(0, place - 0.36, verdict, color=ink, fontsize=10.5)
+        ax.barh(place, number, 0.4, color=style.PARTS["weights"], **style.EDGE)
+        ax.text(number + 0.5, place, str(number), color=ink, fontsize=12, fontweight="bold", va="center")
+    ax.set(xlim=(0, 40), ylim=(len(texts.VERDICTS) - 0.6, -0.8))
+    return drawing
+
+
 def of_losses(runs: Runs) -> Figure:
     return losses.figure(losses.table(Runs(tuple(answers.trained_here(runs)))))
 
@@ -68,13 +167,21 @@ def of_time(runs: Runs) -> Figure:
 
 
 # By name: the machine whose runs it shows, how it is drawn, and what a screen reader says.
-PICTURES: dict[str, tuple[str, Callable[[Runs], Figure], str]] = {
+TWICE: dict[str, tuple[str, Callable[..., Figure], str]] = {
     "memory": ("cpu-2core", of_memory, TITLE),
-    "memory-dark": ("cpu-2core", functools.partial(of_memory, ink="#e6edf3"), TITLE),
+    "lora": ("h200-2", of_lora, LORA),
+    "fit": ("h200", of_fit, f"{FIT}: the peak of tensors and the seconds of a step, on four machines"),
+    "releases": ("h100", of_releases, "Which releases of DeepSpeed train something wrong without a message"),
+    "claims": ("h100", of_claims, CLAIMS),
+}
+PICTURES: dict[str, tuple[str, Callable[[Runs], Figure], str]] = {
     "losses": ("cpu-2core", of_losses, "The losses of DDP and of eleven other ways to train coincide"),
     "traffic": ("cpu-2core", of_traffic, "What a rank sends in a step, in multiples of what DDP sends"),
     "time": ("h200", of_time, "Seconds of a step on one H200, in multiples of one process alone"),
+    **TWICE,
 }
+for each, (runs_of, shown, said) in TWICE.items():  # on a dark page
+    PICTURES[f"{each}-dark"] = (runs_of, functools.partial(shown, ink=INK_AT_NIGHT), said)
 
 if __name__ == "__main__":
     reports = ROOT / "reports"

@@ -1,4 +1,4 @@
-"""Draws what each file of ZeRO by hand holds and sends, from the table in its README, which a test holds to the files.
+"""Draws what each file of ZeRO by hand holds and sends, from the table in its README. A test compares both.
 
 python examples/zero_by_hand/held.py examples/zero_by_hand/held.svg
 """
@@ -16,11 +16,11 @@ from study.report import style
 CAPTION = "What rank 0 of 2 holds and sends, by file of ZeRO by hand"
 README = ROOT / "examples" / "zero_by_hand" / "README.md"
 HELD = ("weights", "gradients", "optimizer")
-SENT = {"1 pass in a step": "#9a9aa2", "4 passes": "#3b6fb6"}
+SENT = {"1 micro-batch in a step": "#9a9aa2", "4 micro-batches": "#3b6fb6"}
 
 
 def table() -> pd.DataFrame:
-    """Return the table's MB: what is held by part, and the most at a time and what is sent with one pass and four."""
+    """Return MB: what is held by part, the most at a time, and what is sent with one and four micro-batches."""
     rows = {}
     for line in re.findall(r"^\| `\w+\.py` \|.*", README.read_text(), re.MULTILINE):
         name, *cells = (cell.strip(" `") for cell in line.strip("|").split("|"))
@@ -28,7 +28,7 @@ def table() -> pd.DataFrame:
             float(re.findall(r"[\d.]+", cell.partition("=")[2] or cell)[0]) for cell in cells
         ]
     one, four = SENT
-    return pd.DataFrame.from_dict(rows, orient="index", columns=[*HELD, "most", one, "most with 4 passes", four])
+    return pd.DataFrame.from_dict(rows, orient="index", columns=[*HELD, "most", one, "most with 4", four])
 
 
 @style.figure

@@ -84,7 +84,7 @@ def train(kind, passes, rank, ranks):
 def run(kind):
     """Train with one of the five classes, and print its losses, what it holds and sends, and whether it equals DDP."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--passes", type=int, default=1, help="of a step: 1, 2 or 4, each with a part of the rows")
+    parser.add_argument("--passes", type=int, default=1, help="micro-batches of a step: 1, 2 or 4, of all its rows")
     passes = parser.parse_args().passes
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if ranks > 1:

@@ -30,7 +30,7 @@ ON_CPU = SHARED | {"model": "gpt-tiny", "precision": "fp32", "micro_batch": 8, "
 def calibrate(*, out: Path = Path("machine.json"), disk: Path | None = None) -> dict:
     """Time a few steps on this machine, so that predictions know its host: a minute on a GPU, two without.
 
-    A plain step, and the same under ZeRO-2, under FSDP2, and with the optimizer on the host; with several GPUs ZeRO-2
+    A plain step, and the same with ZeRO-2, with FSDP2, and with the optimizer on the host; with several GPUs ZeRO-2
     on all of them. `advise`, `estimate`, `virtual` and `sweep --dry-run` take the file with --machine, or from the
     variable ZERO_STUDY_MACHINE, and records of runs then carry it.
 
@@ -50,7 +50,7 @@ def calibrate(*, out: Path = Path("machine.json"), disk: Path | None = None) -> 
         launched.append(("zero2", len(gpus)))
     steps = [step for arm, count in launched if (step := _timed(arm, count, len(gpus)))]
     if not any(step.arm == "zero2" for step in steps):
-        raise Stop("no step of zero2 could be timed, by which a host is known", "study doctor says what is lacking")
+        raise Stop("no step of zero2 could be timed, by which a host is known", "study doctor says what is missing")
     here = CalibratedMachine(
         measured_utc=now_utc(),
         gpu=gpu_named(gpus[0].name) if gpus else None,

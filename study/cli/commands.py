@@ -21,7 +21,7 @@ from study.rehearsal.launchers import LAUNCHERS
 GROUPS = {
     "Run the study": {
         "arms": ("study.cli.machine", "list the ways to distribute a training (arms), and which can run here"),
-        "doctor": ("study.cli.machine", "what this machine has and lacks, and what to do about it"),
+        "doctor": ("study.cli.machine", "what this machine has, what is missing, and what to do"),
         "calibrate": ("study.cli.calibrate", "time a few steps here, so that predictions know this machine"),
         "sweep": ("study.cli.experiments", "run an experiment (a protocol); run it again to continue"),
         "hour": ("study.cli.hour", "spend an hour of a machine with GPUs on what nobody could decide without it"),

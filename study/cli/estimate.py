@@ -118,7 +118,7 @@ def estimate(
         model: The model.
         training: The training.
         place: The machine.
-        passes: The arm and its passes.
+        passes: The arm and its micro-batches.
         buckets: Elements of DeepSpeed's buckets. Default: as the arm's file says.
         device: cpu: what a rank holds on a machine without a GPU, as `study virtual` measures it there.
     """

@@ -20,7 +20,7 @@ MOST_GPUS = 64  # of one machine
 
 
 def sweep(
-    name: tyro.conf.Positional[str],
+    name: tyro.conf.Positional[str] = "",
     /,
     *,
     scale: Literal["paper", "one_gpu", "tiny"] | None = None,
@@ -45,7 +45,7 @@ def sweep(
     With --dry-run or --plan and --json: the cells. Example: `study sweep smoke --dry-run`
 
     Args:
-        name: A protocol in study/sweeps/protocols/, or a .toml file.
+        name: A protocol in study/sweeps/protocols/, or a .toml file. Without a name, the protocols are listed.
         scale: paper: as published. one_gpu: the most that one GPU can do. tiny: takes minutes on two CPU cores.
             Default: tiny; with --plan that of --gpus.
         runs: The folder for the run folders. Cells that are done there are not run again.
@@ -68,6 +68,10 @@ def sweep(
         _refuse_beyond(flag, value, most)
     if runs.exists() and not runs.is_dir():
         raise Stop(f"--runs {runs} is no folder", "give a folder that you may write to")
+    if not name:
+        protocols = [{"protocol": each, "about": protocol.read(each)["about"]} for each in protocol.names()]
+        show(protocols)
+        return protocols
     usual = ("paper" if gpus > 1 else "one_gpu") if plan else "tiny"
     declared = protocol.read(name)
     cells = sweeping.chosen(protocol.cells(declared, scale or usual), only)

@@ -58,7 +58,7 @@ def hour(
         scale: As of `study sweep`. Default: paper with several GPUs, one_gpu with one, tiny without.
         runs: The folder for the run folders. Default: runs/NAME.
         upload: A folder, or a bucket such as hf://datasets/NAME/DATASET/FOLDER or s3://BUCKET/FOLDER, for the archive.
-            Default: the environment variable STUDY_UPLOAD. Records that it holds of an earlier start are brought back.
+            Default: the environment variable STUDY_UPLOAD. Records that it holds of an earlier start are fetched.
         pack: A folder with data/ and models/ for cells that take real data, on a machine without a network.
         nvme_dir: The folder for arms that offload to disk.
         lane: Used by the command itself: the cells for one GPU that this process runs, as one of several.
@@ -140,7 +140,7 @@ class Hour:
             self.keep()
 
     def open(self) -> None:
-        """Bring back what another machine did. A bucket that refuses stops the hour before it costs anything."""
+        """Fetch what another machine did. A bucket that refuses stops the hour before it costs anything."""
         if stop := launches.lacking():
             raise stop
         self.runs.mkdir(parents=True, exist_ok=True)
@@ -237,7 +237,7 @@ class Hour:
             say(f"not kept: {problem}")
 
     def page(self) -> None:
-        """Write the page that has these rows beside predictions and everybody's."""
+        """Write the page that has these measurements beside predictions and everybody's."""
         try:
             from study.report import site
 

@@ -56,7 +56,7 @@ def _row(name: str, gpus: int) -> dict[str, Any]:
 
 
 def doctor(*, fix: tuple[str, ...] | None = None) -> dict:
-    """List what this machine has and lacks, and what to do about it. The exit code is 1 if anything is missing.
+    """List what this machine has, what is missing, and what to do. The exit code is 1 if anything is missing.
 
     With --json: the findings. Example: `study doctor`
 
@@ -73,7 +73,7 @@ def doctor(*, fix: tuple[str, ...] | None = None) -> dict:
     lacking = [finding for finding in findings if not finding.fine]
     first = "This machine has everything that the study needs."
     if lacking:
-        first = f"This machine lacks: {', '.join(finding.what for finding in lacking)}."
+        first = f"This machine needs: {', '.join(finding.what for finding in lacking)}."
     say_wrapped(first, "")
     # A word and not a colour: the table may go into a file or an issue.
     show([{"": "ok" if each.fine else "NO", "what": each.what, "found": each.found} for each in findings])

@@ -19,7 +19,7 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
 
     It reads errors of CUDA and ROCm, of host memory and pinned memory, of processes that were killed, and of disks.
     With --model and --arm or --config, the size is matched with that training's tensors; with --micro-batch and
-    --sequence also with what a pass makes.
+    --sequence also with what a micro-batch makes.
 
     With --json: the causes with their points.
 
@@ -33,8 +33,10 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     message = reading.find(given.whole_text(*given.split(error or ("-",))))
     causes, training = explain(message, model, training)
     first, *others = causes
-    how = "Likely" if first.is_likely else "Perhaps (nothing is sure; a memory snapshot of PyTorch tells)"
+    how = "Likely" if first.is_likely else "Perhaps"
     say_wrapped(with_id(f"{how}: {first.what}", first.id), "")
+    if not first.is_likely:
+        say_indented("A memory snapshot of PyTorch would tell.")
     say_indented(f"What to do: {first.remedy}.", f"Tells it apart: {first.apart}.")
     say_indented(f"It rests on: {'; '.join(first.reasons)}.")
     for number, cause in enumerate(others, 2):

@@ -1,5 +1,6 @@
 """What `study diagnose` says of a pasted text: the answer, what to do, who is hit, what it rests on, and questions."""
 
+import re
 from dataclasses import asdict
 
 from study.configs.pasted.answer import ByText, PastedAnswer, answer
@@ -8,6 +9,7 @@ from study.core.text import say_wrapped
 from study.known.findings import with_id
 
 HOW_SURE = {"sure": "", "likely": "Likely: ", "possible": "Perhaps: "}
+HEDGES = re.compile(r"\b(likely|perhaps|usually|mostly|most often)\b", re.IGNORECASE)
 
 
 def tell(text: str, symptom: str, details: bool, by_text: ByText | None = None) -> dict:
@@ -35,12 +37,12 @@ def tell(text: str, symptom: str, details: bool, by_text: ByText | None = None) 
 
 
 def _flags(told: PastedAnswer) -> str:
-    return "the stage, the passes and the releases" if told.questions else "more of the config"
+    return "the stage, gradient accumulation and the releases" if told.questions else "more of the config"
 
 
 def _show(told: PastedAnswer) -> None:
     first, *others = told.found
-    say_wrapped(f"{HOW_SURE[first.sure]}{with_id(first.sentence, first.id)}", "")
+    say_wrapped(_said(first), "")
     say_wrapped(f"What to do: {first.remedy}.", indent="    ")
     if first.who:
         say_wrapped(f"Who is hit: {first.who}.", indent="    ")
@@ -48,8 +50,14 @@ def _show(told: PastedAnswer) -> None:
     if first.line:
         say_wrapped(f"In the text: {first.line}", indent="    ")
     for each in others:
-        say_wrapped("", f"Also seen: {HOW_SURE[each.sure]}{with_id(each.sentence, each.id)}", indent="    ")
+        say_wrapped("", f"Also seen: {_said(each)}", indent="    ")
         say_wrapped(f"    What to do: {each.remedy}.", indent="    ")
+
+
+def _said(seen: Seen) -> str:
+    """Return the sentence, with how sure it is unless it says so itself: one hedge is enough."""
+    how = "" if HEDGES.search(seen.sentence) else HOW_SURE[seen.sure]
+    return f"{how}{with_id(seen.sentence, seen.id)}"
 
 
 def _row(told: PastedAnswer) -> dict:

@@ -22,7 +22,7 @@ def prepare(runs: Path, declared: dict, cells: list[Cell], gpus: int) -> None:
     """Check the machine, and do what belongs to no cell's time."""
     for finding in doctor.examine(runs):
         if not finding.fine:
-            say_wrapped(f"This machine lacks: {finding.what} ({finding.found}). What to do: {finding.remedy}.")
+            say_wrapped(f"This machine needs: {finding.what} ({finding.found}). What to do: {finding.remedy}.")
     operators.compile_missing(tuple(dict.fromkeys(cell.arm for cell in cells)))
     for release in dict.fromkeys(cell.deepspeed for cell in cells if cell.deepspeed):
         try:

@@ -19,21 +19,21 @@ def apart(package: str, releases: list[str]) -> dict:
         raise Stop(f"{' or '.join(releases):.80} is no release", f"write two, such as {package}==0.19.8")
     old, new = sorted(map(Version, releases))
     known = [fault for fault in table().fault if fault.package == name and fault.when]
-    mended, brought = _changed(known, old, new), _changed(known, new, old)
+    fixed, added = _changed(known, old, new), _changed(known, new, old)
     both = [fault for fault in known if fault.has(old) and fault.has(new)]
-    are_new = number_of(len(brought), "are new").replace("1 are", "1 is")
-    say_wrapped(f"From {name} {old} to {new}: {number_of(len(mended), 'known faults')} mended, {are_new}.", "")
-    for fault in brought:
+    are_new = number_of(len(added), "are new").replace("1 are", "1 is")
+    say_wrapped(f"From {name} {old} to {new}: {number_of(len(fixed), 'known faults')} fixed, {are_new}.", "")
+    for fault in added:
         say_wrapped(f"New: {with_id(fault.in_releases, fault.id)}", indent="    ")
         say_indented(f"What to do: {fault.do}.")
-    for fault in mended:
-        say_wrapped(f"Mended: {with_id(fault.in_releases, fault.id)}", indent="    ")
+    for fault in fixed:
+        say_wrapped(f"Fixed: {with_id(fault.in_releases, fault.id)}", indent="    ")
     if both:
         say_wrapped("", f"Both have: {', '.join(_ids(both))}. `study explain ID` says more.")
     if untested := sum(None in (fault.has(old), fault.has(new)) for fault in known):
         others = number_of(untested, "others")
         say_wrapped("", f"Of {others} nobody tested one of the two: `study stack {package}=={new}` names them.")
-    answer = {"mended": _ids(mended), "new": _ids(brought), "both": _ids(both)}
+    answer = {"fixed": _ids(fixed), "new": _ids(added), "both": _ids(both)}
     if name not in ("accelerate", "deepspeed"):  # of these, kept answers say which configs and defaults changed
         return answer
     from study.conform.command import conform  # it takes as long as all else here

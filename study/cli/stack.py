@@ -75,7 +75,7 @@ def _refuse(flags: Flags) -> None:
         raise Stop(f"{' and '.join(map(flag, ways))} exclude each other", "give the one that your training has")
     for number in (flags.ranks, flags.passes):
         if number is not None and number < 1:
-            raise Stop(f"ranks and passes must be at least 1 (got {number})", "give 1 or more")
+            raise Stop(f"ranks and micro-batches must be at least 1 (got {number})", "give 1 or more")
 
 
 def _is_seen(each: Applies, seen: set[str]) -> bool:

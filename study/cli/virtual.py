@@ -39,7 +39,7 @@ def virtual(
 ) -> dict:
     """Run rank 0 of an N-rank job in one process, and print its memory and traffic. No GPU is needed.
 
-    The tensors have shapes but no values, so that they need no memory. The rows are random. It takes seconds for a
+    The tensors have shapes but no values, so that they need no memory. Sequences are random. It takes seconds for a
     small model, and minutes for a large one.
 
     With --json: the record. Example: `study virtual --model llama-micro --arm zero2 --ranks 4`
@@ -47,7 +47,7 @@ def virtual(
     Args:
         model: The model.
         training: The training, as `study estimate` has it.
-        passes: The arm and its passes.
+        passes: The arm and its micro-batches.
         run_dir: Keep the run in this new folder. Its record.json has these numbers to the byte, and more.
         machine: The machine.json of `study calibrate`: also predict the seconds of a step of all ranks there.
     """
@@ -131,4 +131,4 @@ def _show(record: Record, ranks: int) -> None:
         ]
     )
     moved = ", ".join(f"{kind} {size(sent.bytes)}" for kind, sent in record.traffic.per_rank[0].items())
-    say("", f"collectives of a step: {moved or 'none'}; rows: {record.observed.data_source}")
+    say("", f"collectives of a step: {moved or 'none'}; sequences: {record.observed.data_source}")

@@ -167,11 +167,11 @@ def _refused(library: str, config: dict) -> Iterator[Finding]:
         for together in known["exclusive"]
         if together.items() <= values.items()
     ]
-    # DeepSpeed wants rows = rows per pass x passes x ranks.
+    # DeepSpeed wants train_batch_size = micro-batch x gradient accumulation x ranks.
     rows = values.get("train_batch_size") or 0
     parts = (values.get("train_micro_batch_size_per_gpu") or 1) * (values.get("gradient_accumulation_steps") or 1)
     if rows % parts:
-        problems.append(f"no number of ranks gives a train_batch_size of {rows:g}, with {parts:g} rows on each")
+        problems.append(f"no number of ranks gives a train_batch_size of {rows:g}, with {parts:g} sequences on each")
     for problem in problems:
         yield refused("value_refused", problem=problem)
 

@@ -116,7 +116,7 @@ class Ranks(ProcessPoolExecutor):
             return self.submit(_answer, adapter, each, limit_s).result()
         # The adapter cannot be imported, or a library has ended the process while it was.
         except (ImportError, BrokenProcessPool) as error:
-            raise Stop(f"{adapter.name}: {error}", f"read {self.log}, and mend what it says") from None
+            raise Stop(f"{adapter.name}: {error}", f"read {self.log}, and fix what it says") from None
 
 
 def redirect_output(log: Path) -> None:

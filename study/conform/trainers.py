@@ -26,7 +26,7 @@ class SameGradients(TrainerCallback):
         parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
         gradients = [each.grad for each in parameters.values()]
         if all(each is None or isinstance(each, DTensor) for each in gradients):
-            raise Stop("each rank holds parts of the gradients, if any", "compare them under DDP")
+            raise Stop("each rank holds parts of the gradients, if any", "compare them with DDP")
         mine = torch.tensor([fingerprint(each) for each in gradients], dtype=torch.float64, device=args.device)
         first = mine.clone()
         dist.broadcast(first, 0)

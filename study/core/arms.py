@@ -100,7 +100,7 @@ class Arm:
             )
         groups = {
             "keeps a second copy of the weights in": self.second_partition(ranks) or 1,
-            "gives the same rows to": self.row_ranks,
+            "gives the same sequences to": self.row_ranks,
         }
         for does, size in groups.items():
             if ranks % size:

@@ -1,19 +1,22 @@
 """Reads options from the command line with tyro. A mistake in them is one sentence, as everywhere else."""
 
 import contextlib
+import itertools
 import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import tyro
-from tyro import _errors as mistakes  # private: pyproject.toml says with which versions it was tried
+from tyro import _errors as mistakes  # private, as below: pyproject.toml says with which versions it was tried
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from study.core.arms import all_paths
 from study.core.errors import Stop, nearest
+from study.core.text import say, wrapped
 
 OPTIONS = ConstructorRegistry()
+tyro._experimental_options["utf8_boxes"] = False  # boxes make a help a third longer
 UNITS = {"": 1, "k": 1024, "m": 1e6, "b": 1e9}  # 8k tokens are 8192, and a model of 7B has 7e9 parameters
 MOST = 1e15  # more is a typing error
 OPTION = r"(?<![\w-])--[a-z][a-z0-9-]*"
@@ -51,8 +54,32 @@ def parsed(command: Callable, *config, **options):
             case mistakes.InstantiationFailure(argument=argument, message=message) if argument:
                 raise Stop(f"{_name(argument)} {message[message.find('must') :]}", remedy)
 
+    words = itertools.takewhile(lambda word: word != "--", options.get("args") or ())
+    if {"-h", "--help"} & {*words}:
+        explained = {key: options[key] for key in ("prog",) if key in options}
+        shown = tyro.extras.get_parser(command, registry=OPTIONS, config=(tyro.conf.DisallowNone, *config), **explained)
+        say(*on_one_screen(shown.format_help()))
+        raise SystemExit(0)
     with mistakes.on_parse_error(refuse):
         return tyro.cli(command, config=(tyro.conf.DisallowNone, *config), registry=OPTIONS, **options)
+
+
+def on_one_screen(text: str) -> list[str]:
+    """Return tyro's help with a short title for each group, and without defaults that say nothing."""
+    text = re.sub(r"\x1b\[[\d;]*m", "", text)
+    text = re.sub(r"\(default:\s*(?:None|False|'')?\)", "", text)
+    lines: list[str] = []
+    for line in text.replace(" Example: `", "\nExample: `").splitlines():
+        if re.fullmatch(" -+ *", line):
+            lines[-1] = f"{lines[-1].strip().removesuffix(' options').capitalize()}:"
+        elif re.fullmatch("  -+", line):
+            lines.pop()  # the head of a group says what its title does
+        elif line.startswith((" ", "Example: ")):
+            lines.append(line.rstrip())
+        else:
+            lines += wrapped(line, "", "")
+    description = lines.index("Positional arguments:" if "Positional arguments:" in lines else "Options:")
+    return [*lines[:description], *filter(None, lines[description:])]
 
 
 def _name(argument) -> str:

@@ -49,7 +49,7 @@ class TrainerFlags:
 
     task: Task | None = None
     """imdb: BERT learns whether a review is positive. wikitext: GPT learns to predict the next token. synthetic: random
-    rows of the shape that the model takes (text, images or sound), with nothing to learn. It is for virtual ranks
+    sequences of the shape that the model takes (text, images or sound), with nothing to learn. It is for virtual ranks
     only. Default: synthetic for a --model with --init none, imdb otherwise."""
     model: str | None = None
     """A hub name, a local folder, or a built-in shape: bert-tiny bert-base bert-large gpt-tiny gpt2 gpt2-medium
@@ -78,11 +78,11 @@ class TrainerFlags:
     lora_rank: Count | None = None
     """LoRA: freeze the weights, and train two matrices of this rank beside each linear layer, and the head."""
     micro_batch: Count = 8
-    """Rows per rank and forward pass."""
+    """Sequences of a micro-batch, on each rank."""
     accumulation: Count = 1
-    """Forward and backward passes per optimizer step."""
+    """Micro-batches per optimizer step (gradient accumulation)."""
     epochs: PositiveFloat = 1.0
-    """Passes over the training rows. --steps overrides it."""
+    """How often all training sequences are read. --steps overrides it."""
     steps: Steps | None = None
     """Optimizer steps. Default: as many as --epochs needs."""
     warmup_steps: Count = 5
@@ -92,12 +92,12 @@ class TrainerFlags:
     eval_every: Count | None = None
     """Steps between evaluations. Default: at the end only."""
     sequence: Tokens | None = None
-    """Tokens per row. Default: 128, or 1024 for wikitext on real text; for `study virtual --model` 2048, or as many as
-    the model reads."""
+    """Tokens per sequence. Default: 128, or 1024 for wikitext on real text; of `study virtual --model` 2048, or as
+    many as the model reads."""
     train_rows: Count | None = None
-    """Rows to train on. Default: 800 for imdb, as in the source document; all for wikitext."""
+    """Sequences to train on. Default: 800 for imdb, as in the source document; all for wikitext."""
     eval_rows: Count | None = None
-    """Rows to evaluate on. Default: 200 for imdb, as in the source document; 100 for wikitext."""
+    """Sequences to evaluate on. Default: 200 for imdb, as in the source document; 100 for wikitext."""
     lr: PositiveFloat | None = None
     """The peak learning rate. Default: 5e-5, or 1e-3 for the tiny models."""
     lr_warmup_steps: Annotated[int, Field(ge=0, le=MOST)] = 0
@@ -107,13 +107,13 @@ class TrainerFlags:
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Dropout probability everywhere in the model. Default: the model's own."""
     seed: Seed = 42
-    """Decides the weights (--init random), the rows, their order and the dropout masks."""
+    """Decides the weights (--init random), the sequences, their order and the dropout masks."""
     compile: bool = False
     """Compile the model with torch.compile."""
     checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     reentrant: bool = False
-    """Recompute by PyTorch's older way, use_reentrant=True, as TRL does for adapters under stage 3."""
+    """Recompute by PyTorch's older way, use_reentrant=True, as TRL does for adapters with stage 3."""
     attention: Literal["sdpa", "eager"] | None = None
     """sdpa: fused attention. eager: written out, which keeps the score matrices. Default: sdpa if transformers has it
     for the model; it has none for GPT-J, Gemma 2 and DeBERTa."""

@@ -78,6 +78,14 @@ def number_of(number: int, things: str) -> str:
     return "1 " + re.sub(r"(?<=ss)es\b|(?<=ch)es\b|s\b", "", things, count=1)
 
 
+def lasting(time_s: float) -> str:
+    """Return a time in the unit in which people would say it: 40 s, 12 minutes, 27 hours, 3 days."""
+    for unit, unit_s in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if time_s >= 2 * unit_s:
+            return f"{time_s / unit_s:.0f} {unit}"
+    return f"{time_s:.0f} s"
+
+
 def times(ratio: float) -> str:
     """Return a ratio with two digits: 2.5 times, 1.0 times."""
     text = short(float(f"{ratio:.2g}"))

@@ -216,13 +216,13 @@ def _passes_of_rows(key: Callable[[str], Any] | None, ranks: Any, passes: Any) -
     passes = comparable(passes)
     if not (is_number(rows) and is_number(micro_batch) and micro_batch > 0):
         return None
-    factors = f"{micro_batch:g} rows x {ranks:g} ranks"
+    factors = f"{micro_batch:g} sequences x {ranks:g} ranks"
     remedy = "correct the config, or give the --ranks and --passes of this training"
     if rows % (micro_batch * ranks):
         raise Stop(f"the config's train_batch_size of {rows:g} is no multiple of {factors}", remedy)
     derived = int(rows / micro_batch / ranks)
     if is_number(passes) and passes != derived:
-        raise Stop(f"the config's train_batch_size of {rows:g} is not {factors} x {passes:g} passes", remedy)
+        raise Stop(f"the config's train_batch_size of {rows:g} is not {factors} x {passes:g} micro-batches", remedy)
     return derived
 
 

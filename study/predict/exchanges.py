@@ -23,8 +23,8 @@ def exchanged_rows(training: Training) -> Counter[str]:
     known = [config.get(name) or 0 for name in SHARED]
     queries, keys, layers, width = known
     if not model.look.has_fused_attention or 0 in known or queries % ranks or (keys % ranks and ranks % keys):
-        what = f"ranks share rows by fused attention, with heads for each: {model.family} has {queries} and {keys}"
-        raise Stop(what, "give another model, or fewer ranks for a row", "unavailable")
+        what = f"ranks share sequences by fused attention, with heads for each: {model.family} has {queries} and {keys}"
+        raise Stop(what, "give another model, or fewer ranks for a sequence", "unavailable")
     heads = queries + max(keys, ranks)  # if there are fewer than ranks, those of keys are repeated
     # Under autocast, queries and keys are rotated in fp32, and attention itself converts them to 16 bits.
     rotated = training.weight_bytes if training.autocast else product_bytes

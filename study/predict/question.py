@@ -36,7 +36,7 @@ class TrainingFlags:
     gpus: Annotated[int | None, tyro.conf.arg(aliases=("--ranks",))] = None
     """GPUs over all nodes. Default: 8; `advise` looks for the fewest."""
     sequence: Tokens | None = None
-    """Tokens per row. Default: 2048, or as many as the model reads."""
+    """Tokens per sequence. Default: 2048, or as many as the model reads."""
     precision: Precision | None = None
     """As in the trainer. Default: 16 bits, in the usual way of the arm."""
     optimizer: Optimizer = "adamw"
@@ -46,7 +46,7 @@ class TrainingFlags:
         if self.gpus is not None and not 1 <= self.gpus <= GPUS_AT_MOST:
             raise Stop(f"--gpus must be from 1 to {GPUS_AT_MOST} (got {self.gpus})", "give such a number")
         if self.sequence is not None and self.sequence < 1:
-            raise Stop(f"--sequence must be at least 1 (got {self.sequence})", "give the tokens of a row")
+            raise Stop(f"--sequence must be at least 1 (got {self.sequence})", "give the tokens of a sequence")
 
     @property
     def ranks(self) -> int:
@@ -89,7 +89,7 @@ class StepFlags:
     """A step, and the host."""
 
     batch: int | None = None
-    """Rows per optimizer step, over all GPUs. Default: 128, or the next multiple of the GPUs."""
+    """Sequences per optimizer step, over all GPUs. Default: 128, or the next multiple of the GPUs."""
     checkpointing: bool | None = None
     """Recompute activations in the backward pass. Default: only if it helps."""
     host_memory: str | None = None
@@ -168,7 +168,9 @@ class Question:
 
     def __post_init__(self):
         if not 0 < self.batch <= MOST_ROWS:
-            raise Stop(f"--batch must be from 1 to {MOST_ROWS} rows (got {self.batch})", "give the rows of one step")
+            raise Stop(
+                f"--batch must be from 1 to {MOST_ROWS} sequences (got {self.batch})", "give the sequences of one step"
+            )
         if self.batch % self.gpus:
             above = ceil(self.batch / self.gpus) * self.gpus
             nearest_two = " or ".join(str(rows) for rows in (above - self.gpus, above) if rows)

@@ -57,7 +57,7 @@ class Training:
     def __post_init__(self):
         batch, placement = self.batch, self.placement
         if min(placement.ranks, batch.rows, batch.passes, batch.tokens) < 1:
-            raise Stop("ranks, rows, passes and tokens must be at least 1", "give 1 or more")
+            raise Stop("ranks, sequences, micro-batches and tokens must be at least 1", "give 1 or more")
         if self.optimizer == "muon" and placement.stage:
             what = "the whole matrices and buffers that DeepSpeed's Muon holds under a ZeRO stage are not predicted"
             raise Stop(what, "measure it, or give another optimizer", "unavailable")
@@ -65,10 +65,10 @@ class Training:
             raise Stop("quantized weights do not train", "train adapters: give --lora-rank as well")
         alone = placement.ranks == 1 and not (placement.deepspeed or placement.fsdp or placement.in_ddp)
         if self.optimizer_in_backward and not (alone and batch.passes == 1):
-            what = "an optimizer within the backward pass is predicted for one process and one pass in a step"
+            what = "an optimizer within the backward pass is predicted for one process and one micro-batch in a step"
             remedy = "give --arm single"
             if alone:
-                remedy = "give --accumulation 1: it cannot wait for further passes"
+                remedy = "give --accumulation 1: it cannot wait for further micro-batches"
             raise Stop(what, remedy, "unavailable")
         if batch.tokens % placement.sequence_ranks:
             what = f"{placement.sequence_ranks} ranks do not divide a row of {batch.tokens} tokens"

@@ -90,7 +90,7 @@ def notes(compared: Comparison) -> list[str]:
         for letter, machine in machines.items()
     ]
     lines.append(NOTE)
-    whole = "a rank keeps whole gradients between passes (GUIDE, FSDP2 or ZeRO)"
+    whole = "a rank keeps whole gradients between micro-batches (GUIDE, FSDP2 or ZeRO)"
     lines += [f"{arm}: {whole}" for arm in compared.keep_gradients]
     lines += [f"left out: {number} {status}" for status, number in compared.left_out.items()]
     return lines + [f"unreadable: {sentence}" for sentence in compared.unreadable]
@@ -186,7 +186,8 @@ REASONS = {
     "buckets": "their size is reduce_bucket_size, however small the model is and however many ranks share it",
     "gathered_weights": "stage 3 and FSDP gather whole weights to use them; stage 3 releases only what is not"
     " used again within stage3_max_reuse_distance, a billion elements by default",
-    "activations": "no stage partitions them: rows or tokens differ, ranks share rows, or peaks are at other moments",
+    "activations": "no stage partitions them: sequences or tokens differ, ranks share sequences, or peaks are at other"
+    " moments",
     "temporaries": "single operations need them briefly: copies, norms, flattened gradients",
     "other": "the data set on this rank, and what was allocated before training",
     "staging": "offloaded tensors pass through buffers",

@@ -14,8 +14,8 @@ LABELS = {  # the names of settings in a label; any other setting keeps its own 
     "accumulation": "accumulation",
     "sequence": "tokens",
     "memory_cap_gib": "cap GiB",
-    "train_rows": "training rows",
-    "eval_rows": "evaluation rows",
+    "train_rows": "training sequences",
+    "eval_rows": "evaluation sequences",
 }
 ALWAYS_NAMED = ("task", "model", "precision")
 # Only named if nothing else distinguishes two groups.

@@ -67,7 +67,7 @@ def main(folder: Path) -> None:
     answer.failure = failure
     answer.collectives = values.collectives
     if failure is None and not answer.updates:
-        why = "" if answer.batches else ": no loader gave a batch, as its data set has too few rows or none"
+        why = "" if answer.batches else ": no loader gave a batch, as its data set has too few samples or none"
         answer.failure = Failure("script", f"the script ended without an update of an optimizer{why}")
     answer.write(folder / ANSWER)
     sys.stdout.flush()

@@ -33,7 +33,7 @@ def seconds_of(request: Request, answer: Answer, record: Record, folder: Path) -
     rows, tokens = answer.batch
     passes = seen.accumulation or 1
     if answer.calls != passes or answer.has_other_models:
-        calls = f"{answer.calls} times in {passes} passes" if answer.calls != passes else "beside other models"
+        calls = f"{answer.calls} times in {passes} micro-batches" if answer.calls != passes else "beside other models"
         raise Stop(f"its model is called {calls}", "measure it", "unavailable")
     model = asked_for(Wanted(model=str(folder), lora_rank=answer.lora_rank), tokens)
     if not seen.parameters or not isclose(model.parameters, seen.parameters, rel_tol=SAME):

@@ -62,7 +62,7 @@ def in_words(advice: Advice) -> list[str]:
     if question.model.is_partly_frozen and choice.offloads:
         lines += _smaller(question)
     if choice.limit == "launching":
-        lines.append(_host_decides(question, choice))
+        lines.append(_launch_bound(question, choice))
     # Published weights have 16 bits, and recipes with fp32 weights widen them.
     needed_bytes = loading_bytes(question.model, question.local, RECIPES[choice.precision].weight_bytes)
     if needed_bytes > question.host_memory_bytes:
@@ -73,7 +73,7 @@ def in_words(advice: Advice) -> list[str]:
 
 PRICES = {
     "adamw_8bit": "moments of 8 bits, by bitsandbytes, are coarser",
-    "bf16_pure": "weights in bf16 throughout lose small updates",
+    "bf16_pure": "weights in bf16 throughout round small updates away",
 }
 
 
@@ -126,10 +126,10 @@ def _smaller(question: Question) -> list[str]:
     return [] if question.quantized else [finding("four_bits_need_less").said]
 
 
-def _host_decides(question: Question, choice: Row) -> str:
+def _launch_bound(question: Question, choice: Row) -> str:
     larger = with_more_rows(question, choice)
     longer = larger.seconds / choice.seconds
-    return finding("host_decides", more=MORE_ROWS, batch=MORE_ROWS * question.batch, longer=times(longer)).said
+    return finding("launch_bound", more=MORE_ROWS, batch=MORE_ROWS * question.batch, longer=times(longer)).said
 
 
 def _reason(advice: Advice, choice: Row) -> str:
@@ -319,9 +319,9 @@ def _links(question: Question) -> str:
     return f"{question.link} for each GPU between {nodes} nodes, and {within} between {question.local} GPUs in a node"
 
 
-# Predictions by this code of rows that nobody who writes it has read, on 28 November 2026. The rows are kept back.
+# Predictions by this code, on 28 November 2026, of measurements that nobody who writes it has read.
 OUTSIDE_CHECK = (
-    "an outside check, of rows that nobody here has read: of 31 steps of eight sources half were 34 % off, 55 % within "
+    "an outside check, which nobody here has read: of 31 steps of eight sources half were 34 % off, 55 % within "
     "35 %, and 21 more than 10 % too short; the interval of those days held 8. Of 56 peaks half were 11 % off, and 20 "
     "more than 10 % too low"
 )

@@ -83,7 +83,9 @@ def problems(folder: Path) -> list[str]:
         text = ""
     missing = [point for point in POINTS if f"| {point} |" not in text]
     if missing or "(your name" in text:
-        broken.append(f"README.md lacks {', '.join(missing) or 'the name'}: the archive of `study hour` has the form")
+        broken.append(
+            f"README.md does not have {', '.join(missing) or 'the name'}: the archive of `study hour` has the form"
+        )
     try:
         table([folder])
     except (OSError, ValueError, KeyError) as error:

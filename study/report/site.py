@@ -210,7 +210,9 @@ def write_answers(site: Path) -> None:
     """Write the page of each answer, from the text on GitHub. Links to other files of the checkout become text."""
     for each in answers.questions():
         text = (ANSWERS / f"{each['name']}.md").read_text()
-        text = re.sub(r"<picture>.*</picture>", "![](memory.svg)", text)  # here style.css darkens it
+        text = re.sub(
+            r'<picture>.*?<img alt="(.+?)" src="(.+?)".*</picture>', r"![\1](\2)", text
+        )  # site.css darkens it
         for image in re.findall(r"\]\((\w+\.svg)\)", text):
             shutil.copyfile(ANSWERS / image, site / image)
         text = re.sub(r"\]\((\w+)\.md\)", r"](answer-\1.html)", text)

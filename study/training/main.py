@@ -134,7 +134,7 @@ def open_run(run: OpenRun, disk: Path | None) -> None:
     needed = run.rows_taken_per_step
     if needed > run.data.train_rows:
         remedy = "give a smaller --micro-batch or --accumulation, or more --train-rows"
-        raise Stop(f"one step needs {needed} rows, and there are {run.data.train_rows}", remedy)
+        raise Stop(f"one step needs {needed} sequences, and there are {run.data.train_rows}", remedy)
     of_epochs = int(settings.epochs * (run.data.train_rows // needed))
     run.steps = settings.steps or max(settings.warmup_steps + 1, of_epochs)
     check_steps(settings, run.steps)

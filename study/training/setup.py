@@ -196,7 +196,7 @@ def _fill_in(config: dict, settings: Settings, arm: Arm, disk: Path | None) -> N
 def _sequence(settings: Settings, arm: Arm) -> ParallelismConfig:
     """Return Accelerate's config of sequence parallelism, for rows of equal length."""
     if settings.sequence % arm.sequence_ranks:
-        what = f"{arm.name} cuts rows into {arm.sequence_ranks} equal parts (got --sequence {settings.sequence})"
+        what = f"{arm.name} cuts sequences into {arm.sequence_ranks} equal parts (got --sequence {settings.sequence})"
         raise Stop(what, f"give a multiple of {arm.sequence_ranks}")
     rows = DeepSpeedSequenceParallelConfig(settings.sequence, False, settings.attention)  # which refuses eager
     # The same attention as in the other arms, which it would not take.

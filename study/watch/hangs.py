@@ -11,6 +11,7 @@ from pathlib import Path
 
 from study.core import files
 from study.core.errors import Stop
+from study.core.text import lasting
 from study.known.findings import HANGS, Finding, finding, texts
 from study.records.collectives import LoggedCall, RankLog, collective_of
 
@@ -32,7 +33,7 @@ def state(logs: list[RankLog]) -> str:
     age_s = max(0, time.time() - max(log.written_unix_s for log in logs))  # clocks of machines differ
     # A dump of gloo does not say which ranks there are.
     ranks = logs[-1].ranks if DEFAULT in logs[-1].groups else "an unknown number of"
-    return f"{len(logs)} of {ranks} ranks have a log, the newest of {age_s:.0f} s ago."
+    return f"{len(logs)} of {ranks} ranks have a log, the newest of {lasting(age_s)} ago."
 
 
 def causes(logs: list[RankLog]) -> list[Finding]:
@@ -215,7 +216,7 @@ def _log_of(path: Path, rank: int) -> RankLog:
             place=waits[0] if waits else None,
         )
     except Exception as error:  # a stranger's file may hold another type wherever PyTorch writes one
-        why = f"it lacks {error}" if isinstance(error, KeyError) else files.why(error)
+        why = f"it does not have {error}" if isinstance(error, KeyError) else files.why(error)
         what = f"{str(path)!r:.300} is no Flight Recorder dump in JSON ({why})"
         # Done with what `_dump_fr_trace` of torch 2.13 gives. All dumps have this format (c10d/FlightRecorder.hpp:302).
         remedy = "PyTorch writes pickles: load one that you trust with `pickle`, and write it with `json` (GUIDE.md)"

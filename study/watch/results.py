@@ -125,7 +125,7 @@ def arm_of(seen: Observed) -> str | None:
     return None
 
 
-FEWER_ROWS = "take fewer rows per pass, fewer ranks or activation checkpointing; `study advise` predicts what fits"
+FEWER_ROWS = "take smaller micro-batches, fewer ranks or activation checkpointing; `study advise` predicts what fits"
 
 
 def reason(error: BaseException, where: str) -> Stop:

@@ -214,7 +214,7 @@ class Session:
             record.status = "done"
             record.finished_utc = store.now_utc()
             if diverged_in is not None:
-                remedy = "look at the rows of that step, give a lower learning rate, or clip gradients"
+                remedy = "look at the sequences of that step, give a lower learning rate, or clip gradients"
                 stop = Stop(f"the loss is not finite in step {diverged_in}", remedy, "diverged", f"step {diverged_in}")
                 record = store.ended(record, stop, "Stop")
         store.keep(self.folder, record)

@@ -1,6 +1,7 @@
 """The `study` command, started as a user starts it."""
 
 import io
+import itertools
 import json
 import os
 import re
@@ -217,7 +218,7 @@ def test_a_number_of_parameters_is_a_model_of_nearly_that_size(params, twin, mon
 
 def test_what_a_machine_lacks_is_said_with_an_exit_code(monkeypatch, capsys):
     lacking = [Examined("python", "3.11"), Examined("ninja", "none", "pip install ninja")]
-    for findings, code, first in ((lacking, 1, "lacks: ninja."), (lacking[:1], None, "has everything")):
+    for findings, code, first in ((lacking, 1, "needs: ninja."), (lacking[:1], None, "has everything")):
         monkeypatch.setattr("study.core.doctor.examine", lambda folder, found=findings: found)
         assert in_this_process(monkeypatch, "doctor") == code
         assert capsys.readouterr().out.startswith(f"This machine {first}")
@@ -254,8 +255,14 @@ def test_every_command_has_help(name, monkeypatch, capsys):
     assert in_this_process(monkeypatch, f"{name} --help") == 0
     text = capsys.readouterr().out
     assert "{None}" not in text, "Python's word for an option that is not given"
-    without_words = r"(--[\w-]+|INT|STR|PATH|FLOAT|[}\]]) \((?:default|required)"
-    assert not re.findall(without_words, " ".join(text.replace("│", " ").split())), "each option is explained"
+    assert "default: None" not in text, "nor is it a default"
+    for line, following in itertools.pairwise([*text.splitlines(), ""]):
+        explained = re.search(r"\S  +\S", line) or following.startswith(8 * " ")
+        assert explained or not line.startswith("  --"), f"{line} is not explained"
+    *_, first = text.partition("\n\n")
+    assert re.match(r"[A-Z][^\n]{20,}[.?:]?", first), "the first line says what it answers"
+    assert max(map(len, text.splitlines())) <= 100
+    assert len(text.splitlines()) <= 75
     assert ("--json: " in text) == (name not in WITHOUT_AN_ANSWER)
     (words,) = re.findall(r"Example: `study (.+)`", text)
     for short, path in {"SMOKE": "reports/cpu-2core/runs/smoke", "CONFIGS": "accelerate_configs"}.items():

@@ -149,7 +149,7 @@ def test_a_name_without_a_rank_is_no_dump(tmp_path, name):
 
 def test_what_a_dump_lacks_is_named(tmp_path):
     (tmp_path / "rank_0.json").write_text('{"entries": []}')
-    with pytest.raises(Stop, match="it lacks 'pg_config'"):
+    with pytest.raises(Stop, match="it does not have 'pg_config'"):
         hangs.dumps(tmp_path)
 
 

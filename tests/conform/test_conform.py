@@ -203,14 +203,14 @@ def test_every_kept_failure_is_explained():
 
 
 def test_what_the_suite_sees_is_what_its_properties_can_see():
-    """A property that goes takes with it the bugs that it saw. The guide says how many are left."""
+    """A property that goes takes with it the bugs that it saw. The page says how many are left."""
     bugs = pd.read_csv(releases.COMMITTED.parent / "known/bugs.csv", keep_default_na=False)
     caught = bugs[bugs["caught"]]
     assert {*caught["property"]} <= {*PROPERTIES}
     assert {*bugs["adapter"]} <= {*ADAPTERS, ""}  # none: no adapter has the settings that it needs
     told = f"of {len(bugs)} bugs that a release fixed its properties see {len(caught)}, and our adapters"
-    guide = " ".join((ROOT / "GUIDE.md").read_text().split())
-    assert f"{told} {(caught['adapter'] != '').sum()} of these" in guide
+    page = " ".join((ROOT / "reports/answers/releases.md").read_text().split())
+    assert f"{told} {(caught['adapter'] != '').sum()} of these" in page
 
 
 def test_answers_are_returned_for_json_and_what_fails_is_shown(ranks, tmp_path, monkeypatch, capsys):
@@ -227,10 +227,10 @@ def test_answers_are_returned_for_json_and_what_fails_is_shown(ranks, tmp_path, 
 
 def test_study_diff_lists_the_defaults_and_the_faults_that_changed_between_two_releases():
     answer = diff(Path("deepspeed==0.18.6"), Path("deepspeed==0.19.8"))
-    changed, mended, new = (answer[name] for name in ("deepspeed-configuration", "mended", "new"))
-    assert "inner-forward" in mended
+    changed, fixed, new = (answer[name] for name in ("deepspeed-configuration", "fixed", "new"))
+    assert "inner-forward" in fixed
     assert {"frozen-weights-stay", "clips-by-default"} <= {*new}
-    assert "two-backward-passes" not in (*mended, *new), "it was mended before"
+    assert "two-backward-passes" not in (*fixed, *new), "it was fixed before"
     assert changed["0.0 since 0.18.6, 1.0 since 0.19.3"] == ['gradient_clipping of {"train_batch_size": 1}']
     assert "DeepSpeedZeroOffloadOptimizerConfig.pin_memory" in str(changed["false since 0.18.6, true since 0.19.5"])
 

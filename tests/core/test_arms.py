@@ -113,7 +113,7 @@ UNEVEN = {
     ("hsdp", 2): "hsdp has 2 groups of ranks that share the weights, and needs 4 ranks",
     ("mine", 6): "mine has 3 groups of ranks that share the weights, and needs 12 ranks",
     ("zero3_hpz", 3): "zero3_hpz keeps a second copy of the weights in groups of 2 ranks",
-    ("zero3_ulysses", 3): "zero3_ulysses gives the same rows to groups of 2 ranks",
+    ("zero3_ulysses", 3): "zero3_ulysses gives the same sequences to groups of 2 ranks",
 }
 
 

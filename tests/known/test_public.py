@@ -20,7 +20,7 @@ assert not {"torch", "pandas", "transformers"} & sys.modules.keys()
 def test_the_example_names_the_fault_without_torch():
     done = python("-c", ALONE)
     first, remedy, *_ = done.stdout.splitlines()
-    assert first.startswith("applies: Stage 2 keeps only the last pass")
+    assert first.startswith("applies: Stage 2 keeps only the last micro-batch")
     assert first.endswith("[last-pass-only]")
     assert (remedy[:14], done.stderr) == ("  What to do: ", "")
 

@@ -294,7 +294,7 @@ def test_passes_follow_from_rows_and_ranks_as_deepspeed_derives_them(row, tmp_pa
             asked(words)
         return
     (question,) = [fault["question"] for fault in asked(words)["faults"] if fault["id"] == "last-pass-only"] or [None]
-    assert question == {None: "Has an update several passes (--passes)?", 1: None, 4: ""}[row.get("passes")]
+    assert question == {None: "Has an update several micro-batches (--passes)?", 1: None, 4: ""}[row.get("passes")]
 
 
 @pytest.mark.parametrize(("flags", "said"), STACKS["overruled"].items())
@@ -334,7 +334,9 @@ def test_a_config_answers_what_flags_would(tmp_path, monkeypatch):
     assert "one-rank-without-gradient" not in fsdp
     answer = asked("deepspeed==0.17.6 --config zero2.json")
     assert not answer["fine"]
-    assert answer["first"].startswith("deepspeed 0.17.6: 1 known fault applies: Stage 2 keeps only the last pass")
+    assert answer["first"].startswith(
+        "deepspeed 0.17.6: 1 known fault applies: Stage 2 keeps only the last micro-batch"
+    )
 
 
 @pytest.mark.parametrize("row", STACKS["mentioned"], ids=lambda row: f"{row['fault']}-{row['answer'] or 'not'}")
@@ -404,7 +406,7 @@ def test_a_newcomer_reads_five_faults_that_may_apply_and_one_line_on_the_others(
 def test_the_first_two_lines_say_the_worst_that_applies(capsys):
     asked("deepspeed==0.18.2 --stage 2 --passes 4")
     first = " ".join(capsys.readouterr().out.splitlines()[:2])
-    assert first.startswith("deepspeed 0.18.2: 1 known fault applies: Stage 2 keeps only the last pass")
+    assert first.startswith("deepspeed 0.18.2: 1 known fault applies: Stage 2 keeps only the last micro-batch")
 
 
 def test_ddp_and_fsdp1_can_be_asked():
@@ -432,7 +434,7 @@ def test_two_releases_of_any_package_are_compared_in_any_order(old, new, brought
     there, back = diff(Path(old), Path(new)), diff(Path(new), Path(old))
     assert there == back
     assert (brought in there["new"]) == bool(brought)
-    assert there["mended"]
+    assert there["fixed"]
     with pytest.raises(Stop, match="nothing is known"):
         diff(Path("numpy==1.0"), Path("numpy==2.0"))
 

@@ -299,7 +299,7 @@ def test_beside_gpus_only_copies_in_another_type_are_loaded_to_the_host():
     assert needed == [8 * HOST_PROCESS_BYTES, 8 * (HOST_PROCESS_BYTES + 4 * 124_439_808)]
 
 
-def test_where_the_host_decides_an_advice_says_so_and_what_a_larger_batch_would_bring():
+def test_where_the_launch_bound_an_advice_says_so_and_what_a_larger_batch_would_bring():
     small = replace(BERT, gpu=GPUS["H100-80GB"], link="nvswitch", batch=8)
     advice = advise(small)
     larger = with_more_rows(small, advice.choice)
@@ -307,7 +307,7 @@ def test_where_the_host_decides_an_advice_says_so_and_what_a_larger_batch_would_
     assert (larger.arm, larger.micro_batch * larger.accumulation * small.gpus) == (advice.choice.arm, 4 * small.batch)
     assert larger.seconds < 1.5 * advice.choice.seconds, "for four times the rows"
     longer = times(larger.seconds / advice.choice.seconds)
-    words = f"(--batch {4 * small.batch}) would take {longer} as long. [host_decides]"
+    words = f"(--batch {4 * small.batch}) would take {longer} as long. [launch_bound]"
     assert words in in_words(advice)[-1]
     large = advise(replace(BERT, batch=4096))
     assert not [line for line in in_words(large) if "The host decides" in line]
@@ -325,7 +325,7 @@ def test_an_optimizer_within_the_backward_pass_keeps_no_gradients_and_is_for_one
     spared = best(plain, "single").peak_bytes - best(fused, "single").peak_bytes
     assert model.parameters < spared < 2 * model.parameters, "all but the largest"
     assert tried(fused) == ["single"]
-    with pytest.raises(Stop, match="one process and one pass"):
+    with pytest.raises(Stop, match="one process and one micro-batch"):
         training(replace(fused, batch=2), "single", 1)
 
 
@@ -338,7 +338,7 @@ def test_a_single_card_is_told_of_8_bit_adam_and_bf16_before_it_offloads():
         assert (row.fits, row.offloads) == (True, False)
         assert f"Without offloading: {option}, " in said
     assert "moments of 8 bits" in said
-    assert "lose small updates" in said
+    assert "round small updates away" in said
     assert not advise(question_of(named("gpt2"), 1, "H100")).without_offloading, "it does not offload"
 
 

@@ -139,16 +139,16 @@ def test_the_run_that_hung_is_diagnosed_as_printed(capsys):
     assert {line.strip() for line in block} <= printed
 
 
-def test_the_guide_counts_what_is_kept():
-    guide = " ".join((ROOT / "GUIDE.md").read_text().split())
+def test_the_page_of_reports_counts_what_is_kept():
+    page = (ROOT / "reports/README.md").read_text()
     ends = Counter(json.loads(line)["outcome"] for line in (KEPT / "hangs.jsonl").read_text().splitlines())
     at_once = ends["crashes"] + ends["fails"]
-    assert f"{ends.total()} trainings {ends['hangs']} hang, {at_once} end at once" in guide
+    assert f"{ends.total()} trainings {ends['hangs']} hang, {at_once} end at once" in page
     threads = json.loads((ROOT / "reports/oom_threads.json").read_text())
     named = Counter(thread["half"] for thread in threads if thread["hit"])
-    assert f"keeps {len(threads)}. The rules name the cause of {named.total()}" in guide
-    assert f"{named['looked_at']} of the ten" in guide
-    assert f"{named['last']} of the 20" in guide
+    assert f"keeps {len(threads)}. The rules of `study oom` name the cause of {named.total()}" in page
+    assert f"{named['looked_at']} of the ten" in page
+    assert f"{named['last']} of the 20" in page
 
 
 def test_the_sizes_and_the_advice():

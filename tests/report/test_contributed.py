@@ -65,7 +65,7 @@ def test_a_folder_says_who_and_what_by_its_name_and_form(tmp_path):
     wrong = folder.rename(tmp_path / "mine")
     found = contributed.problems(wrong)
     assert found[0].startswith("mine is not DATE_GPU_NAME")
-    assert "lacks entity, model, hardware" in found[1]
+    assert "does not have entity, model, hardware" in found[1]
     assert "README.md has a path, a name of a machine" in found[2]
     shutil.rmtree(wrong / "runs")
     (wrong / "runs").mkdir()

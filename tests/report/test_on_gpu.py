@@ -70,7 +70,7 @@ def test_each_run_was_predicted_and_the_readme_beside_has_a_row_for_it(folder):
     expected = []
     for row, run in zip(table.to_dict("records"), done, strict=True):
         words = [f"{row['model']}, {row['micro_batch']} x {row['sequence']}"]
-        words[0] += f", {row['accumulation']} passes" if row["accumulation"] > 1 else ""
+        words[0] += f", {row['accumulation']} micro-batches" if row["accumulation"] > 1 else ""
         words[0] += ", recomputed" if row["checkpointing"] else ""
         asked, software = run.record.requested, run.record.software
         if asked.lora_rank:
@@ -316,7 +316,7 @@ def test_what_the_pages_of_answers_say(kept, tables, medium):
     within = f"{(off < 0.01).sum()} of {off.notna().sum()}"
     assert f"{within} runs peaked within 1 % of" in fit
     assert numbers["fit"] == f"{within} peaks within 1 %"
-    assert f"On four machines with a GPU {within} were" in " ".join((ROOT / "GUIDE.md").read_text().split())
+    assert f"On four machines with a GPU {within} peaks were" in " ".join((ROOT / "GUIDE.md").read_text().split())
     slower = [100 * each[OVER["step_s"]].astype(float).sub(1).abs().median() for each in tables]
     first, *later = map(int, slower)
     words = f"off by more than {first} %, and on the later machines, whose hosts were slower, "
@@ -327,7 +327,7 @@ def test_what_the_pages_of_answers_say(kept, tables, medium):
     assert seconds.median() > 0.25
     assert numbers["lora"] == "17.2 GB instead of 7.9"
     assert "| 0.19.8 | 5.17.0 | True | 17.2 GB |" in lora
-    assert "DDP took 13 % more, FSDP2 under autocast 14 % less; stage 2 reserved up to 43 % more" in fit
+    assert "DDP took 13 % more, FSDP2 with autocast 14 % less; stage 2 reserved up to 43 % more" in fit
 
 
 def test_each_run_is_a_dot_and_each_arm_a_bar(table):

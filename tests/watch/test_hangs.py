@@ -16,6 +16,7 @@ from torch._C import _distributed_c10d
 
 from study.cli import diagnosis as command
 from study.core.errors import Stop
+from study.core.text import lasting
 from study.known.findings import HANGS, texts
 from study.measure.heartbeat import CollectiveLog
 from study.records import collectives, store
@@ -277,3 +278,10 @@ def test_a_rank_that_waits_too_long_says_so_and_not_after_half_an_hour(tmp_path)
     output = ranks_of(WAITS, tmp_path).output
     assert "a collective waited too long for another rank: [" in output, output
     assert "report this" not in output
+
+
+@pytest.mark.parametrize(
+    ("age_s", "said"), [(40, "40 s"), (119, "119 s"), (720, "12 minutes"), (96458, "27 hours"), (300000, "3 days")]
+)
+def test_an_age_is_said_as_people_say_it(age_s, said):
+    assert lasting(age_s) == said

@@ -41,9 +41,9 @@ class Described:
     ranks: Annotated[int | None, tyro.conf.arg(aliases=("--gpus",))] = None
     """Processes that train together, one per GPU."""
     micro_batch: int | None = None
-    """Rows per GPU and pass."""
+    """Sequences of a micro-batch, on each GPU."""
     sequence: int | None = None
-    """Tokens per row."""
+    """Tokens per sequence."""
     vocabulary: int | None = None
     """Size of the vocabulary, if the model is not named or has another."""
 
@@ -108,7 +108,7 @@ def _of_config(path: Path | None) -> dict[str, Any]:
         return {}
     settings = effective_settings(recognised(path))
     values = {name: each.value for name, each in settings.items() if each.value not in (AUTO, UNKNOWN)}
-    values["micro_batch"] = values.get("rows per pass and rank")
+    values["micro_batch"] = values.get("sequences per micro-batch and rank")
     for name in NUMBERS:
         text = str(values.get(name))  # JSON and YAML may have a number in quotes
         values[name] = int(text) if re.fullmatch("[1-9][0-9]{0,8}", text) else None
@@ -135,7 +135,7 @@ def _of_tokens(given: Described, model: Transformer | None, error: OomError) -> 
             if width:
                 yield cause, tokens * width, f"{tokens:,} tokens x {width:,}"
         for number in (heads, 1):  # a mask has no heads
-            factors = f"{rows} rows x {number} heads x {sequence:,} x {sequence:,} tokens"
+            factors = f"{rows} sequences x {number} heads x {sequence:,} x {sequence:,} tokens"
             yield "oom-attention", tokens * number * sequence, factors
     if vocabulary:
         yield from _of_padded(vocabulary, rows, sequence, error)
@@ -149,7 +149,7 @@ def _of_padded(vocabulary: int, rows: int, sequence: int, error: OomError) -> It
             # some such length. Little else in a pass is as large: a vocabulary is several times as wide as an MLP.
             longest = round(tokens / rows)
             if sequence / 2 < longest < sequence:
-                factors = f"{rows} rows x about {longest:,} of {sequence:,} tokens x {vocabulary:,}"
+                factors = f"{rows} sequences x about {longest:,} of {sequence:,} tokens x {vocabulary:,}"
                 yield "oom-padded", rows * longest * vocabulary, factors
         else:
             # Almost any size is some number of tokens, but few are thousands: with the two digits of a message and a

@@ -177,7 +177,7 @@ class Stage3(Zero):
 
     def in_pass(self, profile: Profile) -> Iterator[dict]:
         if self.gathers and not self.placement.has_own_linear:
-            what = "what PyTorch's linear layers keep of gathered weights under stage 3 is not predicted"
+            what = "what PyTorch's linear layers keep of gathered weights with stage 3 is not predicted"
             raise Stop(what, "leave memory_efficient_linear on, as it is by default", "unavailable")
         return Scattering(self).instants(profile)
 

@@ -41,6 +41,9 @@ for (const table of document.querySelectorAll("table")) {
       cell.classList.toggle("text", cell.textContent.length > LONG);
       cell.classList.toggle("unknown", ["-", ""].includes(cell.textContent.trim()));
       cell.dataset.label = head.textContent;
+      const content = document.createElement("div"); // beside its label, where a row is a card
+      content.append(...cell.childNodes);
+      cell.append(content);
     }
     if (!head.textContent.trim()) continue; // a column of names
     const button = document.createElement("button");

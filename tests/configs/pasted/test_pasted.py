@@ -1,6 +1,7 @@
 """A pasted text gets one answer, and nothing is taken for something else."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -8,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from study.cli import diagnosis
+from study.cli import diagnosis, pasted
 from study.configs.oom.by_text import by_text
 from study.configs.pasted import condense, situations, tracebacks, two_releases, watchdogs, words
 from study.configs.pasted.answer import answer
@@ -61,6 +62,16 @@ def test_an_answer_is_in_its_first_two_lines_at_80_columns():
         assert len(f"Perhaps: {first.sentence}") <= 2 * 78, id
         assert first.sure in ("sure", "likely", "possible")
         assert all((first.sentence, first.remedy, first.evidence))
+
+
+@pytest.mark.parametrize("texts", [{id: row["text"] for id, row in EXAMPLES.items()}, THREADS], ids=["rows", "threads"])
+def test_an_answer_hedges_once(texts, capsys):
+    """Not “Likely: memory was full: perhaps ...”, where a reader does not know which of both counts."""
+    hedge = re.compile(r"\b(likely|perhaps|possibl[ey]|maybe|probably|usually|mostly|most often)\b", re.IGNORECASE)
+    for name, text in texts.items():
+        pasted.tell(text, "", details=False)
+        said, *also = re.findall(r"(?s)\A(.+?)\n\n|(?<=Also seen: )(.+?)(?=What to do)", capsys.readouterr().out)
+        assert [each for each in map("".join, (said, *also)) if len(hedge.findall(each)) > 1] == [], name
 
 
 # --- logs and threads of others --------------------------------------------------------------------------------------
