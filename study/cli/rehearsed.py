@@ -186,7 +186,7 @@ def show_tried(fits: str | None, rows: list[Tried]) -> None:
     if fits == "no" and fitting:
         say_wrapped(f"Under {fitting.arm} {FITS[fitting.fits or '']}: it peaks at {size(fitting.peak_bytes or 0)}.")
     elif fits == "no" and not rows:
-        say_wrapped("`--try zero2,zero3,zero3_cpu,fsdp2` rehearses it under other arms.")
+        say_wrapped("`--try zero2,zero3,zero3_cpu,fsdp2` rehearses it with other arms.")
     if rows:
         show(
             [
