@@ -91,7 +91,7 @@ def rehearse(
         machines: Where.
         how_far: How far.
         there: With what.
-        others: Arms, such as zero2,zero3,fsdp2: what the same script would hold under each.
+        others: Arms, such as zero2,zero3,fsdp2: what the same script would hold with each.
         run_dir: Keep the record in this new folder.
     """
     if run_dir and run_dir.exists():
