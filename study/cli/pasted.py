@@ -8,7 +8,7 @@ from study.configs.pasted.tracebacks import Seen
 from study.core.text import say_wrapped
 from study.known.findings import with_id
 
-HOW_SURE = {"sure": "", "likely": "Likely: ", "possible": "Perhaps: "}
+HOW_SURE = {"sure": "", "likely": "Likely: ", "possible": "Is it this? "}
 HEDGES = re.compile(r"\b(likely|perhaps|usually|mostly|most often)\b", re.IGNORECASE)
 
 

@@ -64,10 +64,14 @@ def answer(text: str, symptom: str = "", by_text: ByText | None = None) -> Paste
     shown = _shown(pasted, words, said, by_text)
     signs = {each.id for each in shown}
     seen = matching.symptoms(said, signs)
+    if losses.falls(pasted.text):
+        seen -= {"no-update"}  # a log that shows the contrary counts more than words
     if "loss" in seen and not any(id.startswith(OF_STEPS) for id in signs):
         seen |= {"norm"}  # a wrong gradient shows in the loss, or in the rewards
     faults = matching.matches(pasted, words, seen)
-    found = _ordered(shown, faults, fitting(pasted, said, seen | signs)) or [*_two_releases(pasted)]
+    # Beside an error that nothing here explains, words are guesses.
+    situations = fitting(pasted, said, seen | signs) if shown or not _last_error(pasted.text) else []
+    found = _ordered(shown, faults, situations) or [*_two_releases(pasted)]
     possible = [each for each in faults if each.sure == "possible"]
     speaks = [each for each in possible if each.is_seen and each.share >= matching.SOME and each.applies.may_be_inside]
     may = [] if found else speaks[:MOST_MAY]
@@ -122,7 +126,7 @@ def _memory(pasted: Pasted, words: str, said: tuple[Sentence, ...], by_text: ByT
         return
     place = max(text.find(error.line[:40]), 0)
     first, *others = (by_text(pasted, error) if by_text else []) or causes(error, {}, False, "")
-    if error.where == "GPU" and not error.asked.high and not first.is_likely:
+    if error.where == "GPU" and not error.asked.high and not first.is_likely and pasted.prose:
         return  # the words alone, as in a title: what a person says beside them tells more
     if error.where != "GPU":
         # Of a process that was only seen to end by SIGKILL nobody says why.
@@ -205,9 +209,14 @@ def _nothing(pasted: Pasted) -> str:
         return "The text is empty"
     if not pasted.words and not re.search(r"(?i)error|deepspeed|accelerate|torch|fsdp|loss", pasted.text):
         return "Nothing in this text is known here: no error, no library, no training"
-    if lines := re.findall(r"^.{0,40}?\b(\w*(?:Error|Exception): .{1,120})", pasted.text, re.MULTILINE):
-        return f"This error is not known here: {lines[-1]}"
+    if error := _last_error(pasted.text):
+        return f"This error is not known here: {error}"
     return "Nothing known applies to what you gave"
+
+
+def _last_error(text: str) -> str:
+    lines = re.findall(r"^.{0,40}?\b(\w*(?:Error|Exception): .{1,120})", text, re.MULTILINE)
+    return lines[-1] if lines else ""
 
 
 def _questions(pasted: Pasted, found: list[Seen], possible: list[matching.Match]) -> tuple[str, ...]:
