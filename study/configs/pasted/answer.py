@@ -73,7 +73,7 @@ def answer(text: str, symptom: str = "", by_text: ByText | None = None) -> Paste
     situations = fitting(pasted, said, seen | signs) if shown or not _last_error(pasted.text) else []
     found = _ordered(shown, faults, situations) or [*_two_releases(pasted)]
     possible = [each for each in faults if each.sure == "possible"]
-    speaks = [each for each in possible if each.is_seen and each.share >= matching.SOME and each.applies.may_be_inside]
+    speaks = [each for each in possible if each.is_seen and each.applies.may_be_inside and len(each.applies.why) == 1]
     may = [] if found else speaks[:MOST_MAY]
     return PastedAnswer(
         found=tuple(found[: 1 + MOST_ALSO]),
