@@ -56,7 +56,7 @@ def _show(told: PastedAnswer) -> None:
 
 def _said(seen: Seen) -> str:
     """Return the sentence, with how sure it is unless it says so itself: one hedge is enough."""
-    how = "" if HEDGES.search(seen.sentence) else HOW_SURE[seen.sure]
+    how = "" if seen.sure == "likely" and HEDGES.search(seen.sentence) else HOW_SURE[seen.sure]
     return f"{how}{with_id(seen.sentence, seen.id)}"
 
 

@@ -29,6 +29,7 @@ WAITED = ("rank-behind", "rank-missing", "rank-timed-out-first", "nccl-watchdog"
 OF_STEPS = ("loss-", "norm-", "rate-", "steps-", "overflow-")  # the beginnings of signs in the lines of a trainer
 OUT_OF_MEMORY = ("oom",)
 KILLED_BY_MEMORY = r"(?i)out.of.memory|\boom|MemoryError|allocat|bad_alloc|low on memory"
+CHANGED = r"(?i)\breverted\b|\bregression\b|\bbisect|\bsince (?:the |this )?(?:commit|pull request|PR|update)\b"
 ByText = Callable[[Pasted, reading.OomError | None], list[Cause]]
 ASKED = {"stage": "the stage of ZeRO, or FSDP", "passes": "gradient accumulation", "ranks": "the number of GPUs"}
 
@@ -71,6 +72,8 @@ def answer(text: str, symptom: str = "", by_text: ByText | None = None) -> Paste
     faults = matching.matches(pasted, words, seen)
     # Beside an error that nothing here explains, words are guesses.
     situations = fitting(pasted, said, seen | signs) if shown or not _last_error(pasted.text) else []
+    if re.search(CHANGED, words):  # a change of code is the cause then, and not what only may be
+        situations = [each for each in situations if each.sure != "possible"]
     found = _ordered(shown, faults, situations) or [*_two_releases(pasted)]
     possible = [each for each in faults if each.sure == "possible"]
     speaks = [each for each in possible if each.is_seen and each.applies.may_be_inside and len(each.applies.why) == 1]

@@ -357,24 +357,31 @@ def test_a_log_that_is_given_to_stack_says_releases_and_flags(monkeypatch, capsy
 
 # Of each mechanism that gave a wrong answer to a thread that the reader had not seen: a text with all that it told by,
 # and what contradicts it, or holds it apart.
+FALLS = "".join(f"{{'loss': {3 - number / 10:.2f}, 'epoch': 0.1}}\n" for number in range(20))
 CONTRADICTED = {
-    "an error that nothing explains": "With FSDP on 2 GPUs it hangs while saving.\nFooError: the flux is inverted\n",
+    "an error that nothing explains": (
+        "With FSDP it hangs while saving.\nFooError: the flux is inverted\n",
+        "",
+    ),
     "parts of a long sentence": (
         "I save the results of each of my experiments in a folder that all of my colleagues read, and in the one of "
-        "today I saw that the newest release of the tool with which we look at pictures is slow\n"
+        "today I saw that the newest release of the tool with which we look at pictures is slow\n",
+        "",
     ),
-    "a log whose loss falls": "The loss does not fall as I want.\n"
-    + "".join(f"{{'loss': {3 - number / 10:.2f}, 'epoch': 0.1}}\n" for number in range(20)),
-    "one node": "nnodes: 1\nThe training hangs on the node of the cluster at some step\n",
-    "the name of a GPU": "The training hangs on RTX 4090 at some step\n",
+    "a log whose loss falls": (f"The loss does not fall as I want.\n{FALLS}", ""),
+    "one node": ("nnodes: 1\nThe training hangs on the node of the cluster at some step\n", "hang-in-the-middle"),
+    "a change of code": ("It hangs on our nodes since pull request 4906; with that commit reverted it does not\n", ""),
+    "pictures in a data set": ("With stage 3 it hangs at some step\nClass 0: 70000 images\n", "hang-in-the-middle"),
+    "a number of something else": ("In all of our steps grad_norm=0 and loss is not as I want\n", "norm-zero"),
+    "a speed that rises": ("The speed is not better with two GPUs, it only increases by 10%\n", "more-gpus-slower"),
+    "the name of a GPU": ("The training hangs on RTX 4090 at some step\n", "hang-in-the-middle"),
 }
 
 
 @pytest.mark.parametrize("why", CONTRADICTED)
 def test_words_are_not_taken_for_what_the_text_contradicts(why):
-    told = answer(CONTRADICTED[why])
-    assert told.id in ("", "hang-in-the-middle")
-    assert told.sure in ("nothing", "possible")
+    text, id = CONTRADICTED[why]
+    assert answer(text).id == id
 
 
 def test_words_of_two_sentences_are_only_possible_and_told_as_a_question(capsys):
