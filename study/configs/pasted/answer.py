@@ -8,7 +8,7 @@ from typing import Literal
 from packaging.version import Version
 
 from study.configs.oom import reading
-from study.configs.oom.causes import CAUSES, Cause, causes
+from study.configs.oom.causes import Cause, causes
 from study.configs.pasted import losses, matching, tracebacks, watchdogs
 from study.configs.pasted.read import Pasted, read
 from study.configs.pasted.situations import fitting, is_spare
@@ -18,7 +18,6 @@ from study.configs.pasted.words import Sentence, meets, sentences
 from study.core.errors import Stop
 from study.core.text import number_of
 from study.known.faults import named
-from study.known.findings import texts
 
 MOST_MAY = 5
 MOST_QUESTIONS = 3
@@ -62,7 +61,7 @@ def answer(text: str, symptom: str = "", by_text: ByText | None = None) -> Paste
     pasted = read(f"{text}\n{symptom}")
     words = f"{pasted.prose}\n{symptom}"
     said = sentences(words)
-    shown = _shown(pasted, words, said, by_text)
+    shown = _shown(pasted, said, by_text)
     signs = {each.id for each in shown}
     seen = matching.symptoms(said, signs)
     if losses.falls(pasted.text):
@@ -88,11 +87,11 @@ def answer(text: str, symptom: str = "", by_text: ByText | None = None) -> Paste
     )
 
 
-def _shown(pasted: Pasted, words: str, said: tuple[Sentence, ...], by_text: ByText | None) -> list[Seen]:
+def _shown(pasted: Pasted, said: tuple[Sentence, ...], by_text: ByText | None) -> list[Seen]:
     """Return what the text shows, the cause before what follows from it."""
     errors = [_in_its_release(each, pasted) for each in tracebacks.errors(pasted.text)]
-    memory = [*_memory(pasted, words, said, by_text)]
-    found = [*errors, *memory, *watchdogs.hangs(pasted.text, words), *losses.signs(pasted.text, said)]
+    memory = [*_memory(pasted, said, by_text)]
+    found = [*errors, *memory, *watchdogs.hangs(pasted.text, said), *losses.signs(pasted.text, said)]
     is_failed = any(not each.follows and each.sure != "possible" for each in (*errors, *memory))
     return sorted(
         found, key=lambda each: (each.follows, each.id in WAITED and is_failed, ORDER.index(each.sure), each.place)
@@ -110,7 +109,7 @@ def _in_its_release(seen: Seen, pasted: Pasted) -> Seen:
     return seen
 
 
-def _memory(pasted: Pasted, words: str, said: tuple[Sentence, ...], by_text: ByText | None) -> Iterator[Seen]:
+def _memory(pasted: Pasted, said: tuple[Sentence, ...], by_text: ByText | None) -> Iterator[Seen]:
     """Yield what an error about memory means, as `study oom` says, with a model if the text names one."""
     text = pasted.text
     try:
@@ -139,16 +138,11 @@ def _memory(pasted: Pasted, words: str, said: tuple[Sentence, ...], by_text: ByT
         else:
             yield sign("memory-elsewhere", text, place, cause=first.what, remedy=first.remedy)
         return
-    what, remedy, how = first.what, first.remedy, "likely" if first.is_likely else "perhaps"
-    if not first.is_likely:  # a person may say when it happens
-        for id, row in texts(CAUSES).items():
-            if re.search(row.get("said", "(?!)"), words, re.IGNORECASE):
-                what, remedy, how = row["sentence"], row["remedy"], f"likely, as you say ({id}):"
-                break
-    apart = f". It is told apart so: {first.apart}" if what == first.what else ""
+    how = "likely" if first.is_likely else "perhaps"
+    remedy = f"{first.remedy}. It is told apart so: {first.apart}"
     if others:
-        apart += f". Else: {others[0].what}"
-    seen = sign("memory-was-full", text, place, how=how, cause=what, remedy=f"{remedy}{apart}")
+        remedy += f". Else: {others[0].what}"
+    seen = sign("memory-was-full", text, place, how=how, cause=first.what, remedy=remedy)
     evidence = f"{'; '.join(first.reasons)}; `study oom FILE --model MODEL` compares its size"
     yield Seen(**vars(seen) | {"evidence": evidence, "line": error.line})
 

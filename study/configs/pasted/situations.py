@@ -34,11 +34,6 @@ class Situation:
     unsaid: tuple[str, ...] = ()
     when: dict[str, list] = field(default_factory=dict)
 
-    @property
-    def is_bare(self) -> bool:
-        """Whether its symptom alone is enough."""
-        return not self.words and not self.names
-
 
 @functools.cache
 def situations() -> dict[str, Situation]:
@@ -74,7 +69,7 @@ def _fits(pasted: Pasted, said: Sequence[Sentence], symptoms: set[str]) -> Itera
         is_apart = bool(line and each.symptoms and together.isdisjoint(each.symptoms))
         if line is None and each.names and (match := re.search(each.names, pasted.text, re.IGNORECASE)):
             line = line_at(pasted.text, match.start())
-        if not (line or each.is_bare) or not re.search(each.needs, pasted.text):
+        if (not line and (each.words or each.names)) or not re.search(each.needs, pasted.text):
             continue
         if each.without and re.search(each.without, pasted.text, re.IGNORECASE):
             continue
