@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["trl==1.16.0", "torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0"]
+# dependencies = ["trl==1.16.0", "torch==2.13.0", "transformers==5.23.0", "tokenizers", "datasets"]
 # ///
 """Claimed: without a ref_model, DPO compares with the initial policy (DPOTrainer's documentation of `ref_model`).
 
@@ -30,4 +30,4 @@ with tempfile.TemporaryDirectory() as folder:
     model = AutoModelForCausalLM.from_pretrained(folder)  # of its own dtype: transformers 5 takes the file's
     args = DPOConfig(output_dir=folder, use_cpu=True, bf16=False, report_to=[])
     trainer = DPOTrainer(model=model, args=args, train_dataset=rows, processing_class=tokenizer)
-print(json.dumps({"found": [str(trainer.model.dtype), str(trainer.ref_model.dtype)]}))
+print(json.dumps({"found": f"{trainer.model.dtype} {trainer.ref_model.dtype}"}))

@@ -65,7 +65,9 @@ def _list_claims(chosen: Sequence[Claim | Fault]) -> None:
         if mine:
             say(f"{verdict}: {len(mine)}")
             say_wrapped(*[f"  {each.id} {each.answer}" for each in mine], indent="      ")
-    say_wrapped(*[f"  {each.id} {each.outcome}" for each in chosen if isinstance(each, Fault)], indent="      ")
+    if faults := [each for each in chosen if isinstance(each, Fault)]:
+        say(f"faults of libraries: {len(faults)}")
+        say_wrapped(*[f"  {each.id} {each.outcome}" for each in faults], indent="      ")
     say("", "study claims ID shows one with its quote and its evidence.")
 
 
@@ -76,8 +78,11 @@ def _show_one(claim: Claim | Fault) -> None:
         say_wrapped(f"{claim.id} {claim.outcome}", *about, "", indent="    ")
         return
     say(f"{claim.id} {claim.verdict}" + (f" (certainty: {claim.certainty})" if claim.certainty else ""))
+    text = texts.of(claim)
+    address = f", {text.address}" if text.address.startswith("https:") else ""
     parts = {
         "The text": f"“{claim.quote}” ({claim.where})",
+        "It is of": f"{text.title}{address}",
         "It holds only if": claim.condition,
         "What would decide it": claim.would_decide,
         "Because": claim.found,

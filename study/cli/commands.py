@@ -14,7 +14,6 @@ import sys
 from study.core.errors import Stop, exit_on_stop, nearest
 from study.core.machine import put_programs_on_path, version
 from study.core.text import say
-from study.rehearsal.launchers import LAUNCHERS
 
 # By heading and name: the module with the function of this name, and the line of help. The lines are not taken from the
 # docstrings, because that would import every module: `study` alone would take seconds instead of a tenth of one.
@@ -162,6 +161,8 @@ def _script(options: list[str]) -> list[str] | None:
 
     A program or a module, such as `axolotl.cli.train`, is a script where it is the first word.
     """
+    from study.rehearsal.launchers import LAUNCHERS  # the browser's Python has no rehearsals
+
     own, words = options, []
     if "--" not in options and options[:1] and options[0] in LAUNCHERS:  # whose words follow as they are
         return ["--", *options]

@@ -16,7 +16,7 @@ from study.core.errors import Stop
 from study.core.gpus import gpu_named, num_gpus
 from study.core.text import during
 from study.records import store
-from study.rehearsal.launchers import LAUNCHERS, Launch, launched
+from study.rehearsal.launchers import LAUNCHERS, StartedScript, launched
 from study.rehearsal.request import Failure, Request
 from study.rehearsal.start import parts_from_rank_1, ran, tried
 
@@ -91,7 +91,7 @@ def rehearse(
         machines: Where.
         how_far: How far.
         there: With what.
-        others: Arms, such as zero2,zero3,fsdp2: what the same script would hold under each.
+        others: Arms, such as zero2,zero3,fsdp2: what the same script would hold with each.
         run_dir: Keep the record in this new folder.
     """
     if run_dir and run_dir.exists():
@@ -114,7 +114,7 @@ def rehearse(
 
 def asked(script: str, words: list[str], machines: Machines, how_far: HowFar, there: WhatIsThere) -> Request:
     """Return what is asked of a rehearsal. Raise Stop if it cannot be."""
-    launch = launched(script, words) if script in LAUNCHERS else Launch(script, words, [], None)
+    launch = launched(script, words) if script in LAUNCHERS else StartedScript(script, words, [], None)
     path, module = found(launch.script)
     limits = (
         ("--ranks", machines.ranks, MOST_RANKS),

@@ -172,7 +172,7 @@ def decided(record: Record, answer: Answer, request: Request) -> list[str]:
         words.append(f"attention {seen.attention}")
     if answer.batch:
         shape = " x ".join(map(str, answer.batch))
-        words.append(f"batch {shape}, {number_of(seen.accumulation or 1, 'passes')}, {request.ranks} ranks")
+        words.append(f"batch {shape}, {number_of(seen.accumulation or 1, 'micro-batches')}, {request.ranks} ranks")
     if seen.clipping is not None:
         words.append(f"clipping {seen.clipping:g}" if seen.clipping else "no clipping by the library")
     return words

@@ -62,6 +62,8 @@ def stack(
         _show_applying(number, each)
     _show_free(answer["free"])
     shown = may if details else _spoken_of(may, seen, _said(used, flags, config))
+    if says_no_stage and not (details or seen or applying):
+        shown = [*(worst := _worst(may)), *(each for each in shown if each not in worst)][:MOST_MAY]
     for each in shown:
         _show_open(each, details)
     left = [each for each in may if each not in shown]
@@ -98,6 +100,12 @@ def _spoken_of(may: list[Applies], seen: set[str], said: set[str]) -> list[Appli
 
     spoken = [each for each in may if _is_seen(each, seen) or (each.may_be_inside and weight(each))]
     return sorted(spoken, key=lambda each: (not _is_seen(each, seen), -weight(each)))[:MOST_MAY]
+
+
+def _worst(may: list[Applies]) -> list[Applies]:
+    """Return one wrong training without a message of a tested release, which flags alone decide, or none."""
+    silent = [each for each in may if each.fault.symptom.startswith(table().silent) and each.may_be_inside]
+    return [each for each in silent if each.is_tested and all(question.flag for question in each.why)][:1]
 
 
 def in_words(used: Stack, faults: list[Applies], deciding: Sequence[str] = ()) -> dict:

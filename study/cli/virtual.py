@@ -40,7 +40,8 @@ def virtual(
     """Run rank 0 of an N-rank job in one process, and print its memory and traffic. No GPU is needed.
 
     The tensors have shapes but no values, so that they need no memory. Sequences are random. It takes seconds for a
-    small model, and minutes for a large one.
+    small model, and minutes for a large one. `study virtual train.py` runs a script;
+    after its name --help lists its options.
 
     With --json: the record. Example: `study virtual --model llama-micro --arm zero2 --ranks 4`
 

@@ -90,6 +90,11 @@ def claims() -> list[Claim]:
     return [claim for text in texts() for claim in text.claim]
 
 
+def of(claim: Claim) -> Text:
+    """Return the text that a claim is of."""
+    return next(text for text in texts() if claim in text.claim)
+
+
 def faults() -> list[Fault]:
     """Return the known faults that a script shows, with what it finds."""
     return [each for each in table().fault if each.found]

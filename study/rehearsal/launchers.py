@@ -11,7 +11,7 @@ STARTERS = {*LAUNCHERS, "torch.distributed.run", "torch.distributed.launch", "de
 
 
 @dataclass(frozen=True)
-class Launch:
+class StartedScript:
     """A script as a launcher would start it."""
 
     script: str
@@ -20,7 +20,7 @@ class Launch:
     config_file: str | None
 
 
-def launched(program: str, words: list[str]) -> Launch:
+def launched(program: str, words: list[str]) -> StartedScript:
     """Return what a launcher with these words would start."""
     place = next((place for place, word in enumerate(words) if word.endswith(".py")), None)
     flag = next((place for place, word in enumerate(words[:place]) if word in ("-m", "--module")), None)
@@ -37,7 +37,7 @@ def launched(program: str, words: list[str]) -> Launch:
     script_words = words[place + 1 :]
     if program == "deepspeed":
         script_words = ["--local_rank=0", *script_words]  # which it gives each rank
-    return Launch(words[place], script_words, own if program == "accelerate" else [], config_file)
+    return StartedScript(words[place], script_words, own if program == "accelerate" else [], config_file)
 
 
 def refuse_others(event: str, arguments: tuple) -> None:

@@ -347,6 +347,6 @@ def accuracy(limits: Iterable[str] = tuple(LIMITS)) -> list[str]:
     peak = scores.score(peaks, "first")
     lines.append(
         f"memory: half of first predictions were within {percent(peak['median error'])}, "
-        f"{percent(peak['too low'])} more than {scores.TOO_LOW:.0%} too low"
+        f"{percent(peak['too low'])} were more than {scores.TOO_LOW:.0%} too low"
     )
     return [*lines, OUTSIDE_CHECK] if len(lines) > len(LIMITS) else lines

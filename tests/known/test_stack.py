@@ -403,6 +403,16 @@ def test_a_newcomer_reads_five_faults_that_may_apply_and_one_line_on_the_others(
     assert "May apply" not in capsys.readouterr().out
 
 
+def test_releases_alone_name_the_worst_that_flags_decide(capsys):
+    """It is wrong without a message. A trainer in the list does not hide it."""
+    for words in ("deepspeed==0.17.6", "deepspeed==0.17.6 trl>=0.20 peft"):
+        asked(words)
+        first = capsys.readouterr().out.partition("May apply: ")[2]
+        assert first.startswith("Stage 2 keeps only the last micro-batch")
+    asked("transformers==4.57.1")
+    assert "May apply" not in capsys.readouterr().out, "nobody tested this release"
+
+
 def test_the_first_two_lines_say_the_worst_that_applies(capsys):
     asked("deepspeed==0.18.2 --stage 2 --passes 4")
     first = " ".join(capsys.readouterr().out.splitlines()[:2])

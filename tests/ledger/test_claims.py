@@ -234,6 +234,16 @@ def test_a_card_begins_with_the_verdict_the_answer_and_both_numbers(capsys):
     ]
 
 
+def test_a_card_names_its_text_and_a_list_its_faults(capsys):
+    command.claims(("S000-20", "P1-01"))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "It is of: ZeRO Optimization Strategies for Large-Scale Model Training" in printed
+    assert "(Rajbhandari et al., 2020), https://arxiv.org/abs/1910.02054v3" in printed
+    assert ".txt" not in printed, "a name of a file leads nobody anywhere"
+    command.claims(("stage 3",))
+    assert re.search(r"^faults of libraries: \d+\n  [A-Z]+-\d+ is a fault of ", capsys.readouterr().out, re.MULTILINE)
+
+
 def test_words_are_searched_as_words_and_in_quotes_as_a_phrase():
     several = texts.named(("GB", "60"))
     assert set(map(id, texts.named(("60 GB",)))) < set(map(id, several))

@@ -2,7 +2,6 @@
 
 import json
 import warnings
-from pathlib import Path
 
 import fsdp_tracker
 import pytest
@@ -67,7 +66,7 @@ def test_bytes_are_as_published(model, ranks, fsdp, precision, after_gb, peak_gb
 
 def test_reentrant_recomputation_under_fsdp1_keeps_the_inputs_of_frozen_layers():
     """A layer more is one input more, or two, as a real run of PEFT shows."""
-    seen = json.loads(python(Path(fsdp1_adapters.__file__), check=True).stdout)
+    seen = json.loads(python("-m", "tests.predict.fsdp1_adapters", check=True).stdout)
     adapters = {"lora_rank": fsdp1_adapters.RANK, "lora_targets": ("q_proj", "v_proj")}
     how = {"micro_batch": fsdp1_adapters.ROWS, "sequence": fsdp1_adapters.SEQUENCE, "checkpointing": True}
     how |= {"fsdp": Fsdp(), "ranks": fsdp1_adapters.RANKS}

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from study.core.errors import Stop
-from study.rehearsal.launchers import Launch, launched, refuse_others
+from study.rehearsal.launchers import StartedScript, launched, refuse_others
 from tests.conftest import python
 from tests.rehearsal.test_rehearsal import HEAD, LOOP, rehearsed, study_virtual, written  # noqa: F401
 
@@ -13,12 +13,12 @@ from tests.rehearsal.test_rehearsal import HEAD, LOOP, rehearsed, study_virtual,
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("torchrun --nproc_per_node 8 train.py --lr 1", Launch("train.py", ["--lr", "1"], [], None)),
-        ("torchrun --nnodes=2 -m pkg.train a.yaml", Launch("pkg.train", ["a.yaml"], [], None)),
-        ("deepspeed --num_gpus=8 train.py -a", Launch("train.py", ["--local_rank=0", "-a"], [], None)),
+        ("torchrun --nproc_per_node 8 train.py --lr 1", StartedScript("train.py", ["--lr", "1"], [], None)),
+        ("torchrun --nnodes=2 -m pkg.train a.yaml", StartedScript("pkg.train", ["a.yaml"], [], None)),
+        ("deepspeed --num_gpus=8 train.py -a", StartedScript("train.py", ["--local_rank=0", "-a"], [], None)),
         (
             "accelerate launch --config_file c.yaml --mixed_precision bf16 train.py --config_file own",
-            Launch("train.py", ["--config_file", "own"], ["--mixed_precision", "bf16"], "c.yaml"),
+            StartedScript("train.py", ["--config_file", "own"], ["--mixed_precision", "bf16"], "c.yaml"),
         ),
     ],
 )

@@ -10,7 +10,7 @@ SHORT = ("--steps", "6", "--train-rows", "96", "--eval-rows", "16", "--no-instru
 
 MISTAKES = {  # a launch each; what the settings, an arm's file or a data folder can have wrong is tested without one
     "micro-batch 0": ("ddp", ("--micro-batch", "0"), ("--micro-batch must be greater than 0 (got 0)",)),
-    "more rows than there are": ("ddp", ("--train-rows", "10"), ("16 rows", "there are 10", "--micro-batch")),
+    "more rows than there are": ("ddp", ("--train-rows", "10"), ("16 sequences", "there are 10", "--micro-batch")),
     "a disk folder that is a file": ("zero3_nvme", ("--nvme-dir", "README.md"), ("README.md", "--nvme-dir")),
 }
 

@@ -1,4 +1,4 @@
-# A step takes 64 rows of all ranks, and the data set has 20
+# A step takes 64 sequences of all ranks, and the data set has 20
 import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader, TensorDataset
