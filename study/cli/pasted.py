@@ -8,7 +8,7 @@ from study.configs.pasted.tracebacks import Seen
 from study.core.text import say_wrapped
 from study.known.findings import with_id
 
-HOW_SURE = {"sure": "", "likely": "Likely: ", "possible": "Perhaps: "}
+HOW_SURE = {"sure": "", "likely": "Likely: ", "possible": "Is it this? "}
 HEDGES = re.compile(r"\b(likely|perhaps|usually|mostly|most often)\b", re.IGNORECASE)
 
 
@@ -56,7 +56,7 @@ def _show(told: PastedAnswer) -> None:
 
 def _said(seen: Seen) -> str:
     """Return the sentence, with how sure it is unless it says so itself: one hedge is enough."""
-    how = "" if HEDGES.search(seen.sentence) else HOW_SURE[seen.sure]
+    how = "" if seen.sure == "likely" and HEDGES.search(seen.sentence) else HOW_SURE[seen.sure]
     return f"{how}{with_id(seen.sentence, seen.id)}"
 
 

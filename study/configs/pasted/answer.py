@@ -8,7 +8,7 @@ from typing import Literal
 from packaging.version import Version
 
 from study.configs.oom import reading
-from study.configs.oom.causes import CAUSES, Cause, causes
+from study.configs.oom.causes import Cause, causes
 from study.configs.pasted import losses, matching, tracebacks, watchdogs
 from study.configs.pasted.read import Pasted, read
 from study.configs.pasted.situations import fitting, is_spare
@@ -18,7 +18,6 @@ from study.configs.pasted.words import Sentence, meets, sentences
 from study.core.errors import Stop
 from study.core.text import number_of
 from study.known.faults import named
-from study.known.findings import texts
 
 MOST_MAY = 5
 MOST_QUESTIONS = 3
@@ -29,6 +28,7 @@ WAITED = ("rank-behind", "rank-missing", "rank-timed-out-first", "nccl-watchdog"
 OF_STEPS = ("loss-", "norm-", "rate-", "steps-", "overflow-")  # the beginnings of signs in the lines of a trainer
 OUT_OF_MEMORY = ("oom",)
 KILLED_BY_MEMORY = r"(?i)out.of.memory|\boom|MemoryError|allocat|bad_alloc|low on memory"
+CHANGED = r"(?i)\breverted\b|\bregression\b|\bbisect|\bsince (?:the |this )?(?:commit|pull request|PR|update)\b"
 ByText = Callable[[Pasted, reading.OomError | None], list[Cause]]
 ASKED = {"stage": "the stage of ZeRO, or FSDP", "passes": "gradient accumulation", "ranks": "the number of GPUs"}
 
@@ -61,15 +61,21 @@ def answer(text: str, symptom: str = "", by_text: ByText | None = None) -> Paste
     pasted = read(f"{text}\n{symptom}")
     words = f"{pasted.prose}\n{symptom}"
     said = sentences(words)
-    shown = _shown(pasted, words, said, by_text)
+    shown = _shown(pasted, said, by_text)
     signs = {each.id for each in shown}
     seen = matching.symptoms(said, signs)
+    if losses.falls(pasted.text):
+        seen -= {"no-update"}  # a log that shows the contrary counts more than words
     if "loss" in seen and not any(id.startswith(OF_STEPS) for id in signs):
         seen |= {"norm"}  # a wrong gradient shows in the loss, or in the rewards
     faults = matching.matches(pasted, words, seen)
-    found = _ordered(shown, faults, fitting(pasted, said, seen | signs)) or [*_two_releases(pasted)]
+    # Beside an error that nothing here explains, words are guesses.
+    situations = fitting(pasted, said, seen | signs) if shown or not _last_error(pasted.text) else []
+    if re.search(CHANGED, words):  # a change of code is the cause then, and not what only may be
+        situations = [each for each in situations if each.sure != "possible"]
+    found = _ordered(shown, faults, situations) or [*_two_releases(pasted)]
     possible = [each for each in faults if each.sure == "possible"]
-    speaks = [each for each in possible if each.is_seen and each.share >= matching.SOME and each.applies.may_be_inside]
+    speaks = [each for each in possible if each.is_seen and each.applies.may_be_inside and len(each.applies.why) == 1]
     may = [] if found else speaks[:MOST_MAY]
     return PastedAnswer(
         found=tuple(found[: 1 + MOST_ALSO]),
@@ -81,11 +87,11 @@ def answer(text: str, symptom: str = "", by_text: ByText | None = None) -> Paste
     )
 
 
-def _shown(pasted: Pasted, words: str, said: tuple[Sentence, ...], by_text: ByText | None) -> list[Seen]:
+def _shown(pasted: Pasted, said: tuple[Sentence, ...], by_text: ByText | None) -> list[Seen]:
     """Return what the text shows, the cause before what follows from it."""
     errors = [_in_its_release(each, pasted) for each in tracebacks.errors(pasted.text)]
-    memory = [*_memory(pasted, words, said, by_text)]
-    found = [*errors, *memory, *watchdogs.hangs(pasted.text, words), *losses.signs(pasted.text, said)]
+    memory = [*_memory(pasted, said, by_text)]
+    found = [*errors, *memory, *watchdogs.hangs(pasted.text, said), *losses.signs(pasted.text, said)]
     is_failed = any(not each.follows and each.sure != "possible" for each in (*errors, *memory))
     return sorted(
         found, key=lambda each: (each.follows, each.id in WAITED and is_failed, ORDER.index(each.sure), each.place)
@@ -103,7 +109,7 @@ def _in_its_release(seen: Seen, pasted: Pasted) -> Seen:
     return seen
 
 
-def _memory(pasted: Pasted, words: str, said: tuple[Sentence, ...], by_text: ByText | None) -> Iterator[Seen]:
+def _memory(pasted: Pasted, said: tuple[Sentence, ...], by_text: ByText | None) -> Iterator[Seen]:
     """Yield what an error about memory means, as `study oom` says, with a model if the text names one."""
     text = pasted.text
     try:
@@ -122,7 +128,7 @@ def _memory(pasted: Pasted, words: str, said: tuple[Sentence, ...], by_text: ByT
         return
     place = max(text.find(error.line[:40]), 0)
     first, *others = (by_text(pasted, error) if by_text else []) or causes(error, {}, False, "")
-    if error.where == "GPU" and not error.asked.high and not first.is_likely:
+    if error.where == "GPU" and not error.asked.high and not first.is_likely and pasted.prose:
         return  # the words alone, as in a title: what a person says beside them tells more
     if error.where != "GPU":
         # Of a process that was only seen to end by SIGKILL nobody says why.
@@ -132,16 +138,11 @@ def _memory(pasted: Pasted, words: str, said: tuple[Sentence, ...], by_text: ByT
         else:
             yield sign("memory-elsewhere", text, place, cause=first.what, remedy=first.remedy)
         return
-    what, remedy, how = first.what, first.remedy, "likely" if first.is_likely else "perhaps"
-    if not first.is_likely:  # a person may say when it happens
-        for id, row in texts(CAUSES).items():
-            if re.search(row.get("said", "(?!)"), words, re.IGNORECASE):
-                what, remedy, how = row["sentence"], row["remedy"], f"likely, as you say ({id}):"
-                break
-    apart = f". It is told apart so: {first.apart}" if what == first.what else ""
+    how = "likely" if first.is_likely else "perhaps"
+    remedy = f"{first.remedy}. It is told apart so: {first.apart}"
     if others:
-        apart += f". Else: {others[0].what}"
-    seen = sign("memory-was-full", text, place, how=how, cause=what, remedy=f"{remedy}{apart}")
+        remedy += f". Else: {others[0].what}"
+    seen = sign("memory-was-full", text, place, how=how, cause=first.what, remedy=remedy)
     evidence = f"{'; '.join(first.reasons)}; `study oom FILE --model MODEL` compares its size"
     yield Seen(**vars(seen) | {"evidence": evidence, "line": error.line})
 
@@ -205,9 +206,14 @@ def _nothing(pasted: Pasted) -> str:
         return "The text is empty"
     if not pasted.words and not re.search(r"(?i)error|deepspeed|accelerate|torch|fsdp|loss", pasted.text):
         return "Nothing in this text is known here: no error, no library, no training"
-    if lines := re.findall(r"^.{0,40}?\b(\w*(?:Error|Exception): .{1,120})", pasted.text, re.MULTILINE):
-        return f"This error is not known here: {lines[-1]}"
+    if error := _last_error(pasted.text):
+        return f"This error is not known here: {error}"
     return "Nothing known applies to what you gave"
+
+
+def _last_error(text: str) -> str:
+    lines = re.findall(r"^.{0,40}?\b(\w*(?:Error|Exception): .{1,120})", text, re.MULTILINE)
+    return lines[-1] if lines else ""
 
 
 def _questions(pasted: Pasted, found: list[Seen], possible: list[matching.Match]) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ SQRT2 = 2**0.5
 SCALE = 65_536
 FEW, MANY = 3, 8  # lines that are a sign
 MOST_LINES = 20_000
+FALLS = 0.9  # of the first losses
 SHARE = 0.9  # of the steps: a rate that is 0 after them is as it should be
 
 
@@ -56,6 +57,13 @@ def lines(text: str) -> list[Line]:
         if len(found) == MOST_LINES:
             break
     return found
+
+
+def falls(text: str) -> bool:
+    """Whether the losses of a log fall: the last quarter is lower than the first."""
+    losses = [line.loss for line in lines(text) if line.loss is not None]
+    part = len(losses) // 4
+    return len(losses) >= MANY and statistics.median(losses[-part:]) < FALLS * statistics.median(losses[:part])
 
 
 def _value(pattern: re.Pattern, row: str) -> float | None:

@@ -1,16 +1,14 @@
-"""Which known faults does a text speak of? By its releases and settings, by what was seen, and by words in common.
+"""Which known faults does a text speak of? By its releases and settings, and by what was seen.
 
 A wrong guess is worse than none. Sure: all that the fault asks for is said, its release was tested, and what was seen
-is its symptom. Likely: the release is in its range, at most its question about the script is open, and the text has its
-words, or an upgrade of which the text tells brought the fault, or one setting alone is open. All else is only possible.
+is its symptom. Likely: the release is in its range, and an upgrade of which the text tells brought the fault, or one
+setting alone is open that most trainings have. All else is only possible.
 """
 
 import functools
-import math
 import re
 import tomllib
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,13 +22,11 @@ from study.known.faults import ANY, Fault, Release, table
 from study.known.which_apply import Applies, Flags, Stack, which_apply
 
 TABLE = Path(__file__).with_name("symptoms.toml")
-STRONG, SOME = 0.35, 0.2  # of the weight of a fault's words
 USUAL = {"passes", "ranks"}  # conditions that most trainings with several GPUs have
 SMALLER = re.compile(r"(?i)\b(?:smaller|lower|too small|tiny|shrinks?|divided|1/[\dgN])\b")
 LARGER = re.compile(
     r"(?i)\b(?:larger|higher|bigger|huge|too large|explod\w+|multipl\w+|\d+ ?x|times (?:too )?(?:large|high)\w*)\b"
 )
-IDENTIFIERS = re.compile(r"[a-z]\w*[_.]\w+|[A-Za-z]+[A-Z]\w*|\w*[a-zA-Z]\w*\d\w*|\d[\d,.]*\d")
 
 
 @dataclass(frozen=True)
@@ -39,7 +35,6 @@ class Match:
 
     applies: Applies
     sure: Sure
-    share: float  # of the fault's words that the text has
     is_seen: bool  # its symptom
 
     @property
@@ -49,18 +44,12 @@ class Match:
 
 def symptoms(said: Sequence[Sentence], signs: set[str]) -> set[str]:
     """Return the symptoms that a person's words, or signs in a log, speak of."""
-    rows = {name: row for name, row in _table().items() if name != "plain_words"}
-    return {name for name, row in rows.items() if meets(row["words"], said) or signs & {*row["signs"]}}
+    return {name for name, row in _table().items() if meets(row["words"], said) or signs & {*row["signs"]}}
 
 
 @functools.cache
 def _table() -> dict[str, Any]:
     return tomllib.loads(TABLE.read_text(encoding="utf-8"))
-
-
-@functools.cache
-def _plain() -> set[str]:
-    return {*_table()["plain_words"].split()}
 
 
 def flags_of(pasted: Pasted) -> Flags:
@@ -113,7 +102,7 @@ def matches(pasted: Pasted, words: str, seen: set[str]) -> list[Match]:
         _match(applies, pasted, words, seen) for stage in _stages(pasted) for applies in which_apply(stack_of(stage))
     ]
     order = ("sure", "likely", "possible")
-    ranked = sorted(found, key=lambda each: (order.index(each.sure), not each.is_seen, -each.share))
+    ranked = sorted(found, key=lambda each: (order.index(each.sure), not each.is_seen))
     return [*{each.fault.id: each for each in reversed(ranked)}.values()][::-1]  # of several stages the surest
 
 
@@ -127,7 +116,6 @@ def _stages(pasted: Pasted) -> list[Pasted]:
 
 def _match(applies: Applies, pasted: Pasted, words: str, seen: set[str]) -> Match:
     fault = applies.fault
-    share = _share(fault, words, pasted.text)
     is_seen = any(name in fault.symptom for name in seen) and not _is_opposite(fault.symptom, words)
     open_conditions = {question.condition for question in applies.why}
     if fault.symptom == "slow":  # its script is asked whether time matters: who writes of it has answered
@@ -137,11 +125,10 @@ def _match(applies: Applies, pasted: Pasted, words: str, seen: set[str]) -> Matc
     if is_seen and (applies.answer == "applies" or (fault.symptom == "slow" and is_inside and not open_conditions)):
         sure = "sure"
     elif is_seen and is_inside:
-        has_words = open_conditions <= {"script"} and share >= STRONG
         came = "script" not in open_conditions and _came_with_an_upgrade(fault, pasted)
-        if has_words or came or (len(open_conditions) == 1 and open_conditions <= USUAL):
+        if came or (len(open_conditions) == 1 and open_conditions <= USUAL):
             sure = "likely"
-    return Match(applies, sure, share, is_seen)
+    return Match(applies, sure, is_seen)
 
 
 def _is_opposite(symptom: str, words: str) -> bool:
@@ -153,38 +140,3 @@ def _is_opposite(symptom: str, words: str) -> bool:
 def _came_with_an_upgrade(fault: Fault, pasted: Pasted) -> bool:
     apart = pasted.apart.get(fault.package)
     return apart is not None and apart.is_said and not fault.contains(apart.works)
-
-
-def _share(fault: Fault, words: str, text: str) -> float:
-    """Return how much of a fault's words a text has, rare words counting more, and identifiers in all of the text."""
-    weights = _weights()[fault.id]
-    said = {*_tokens(words)}
-    found = sum(weight for token, weight in weights.items() if token in said or _is_named(token, text))
-    return found / sum(weights.values()) if weights else 0.0
-
-
-def _is_named(token: str, text: str) -> bool:
-    return bool(IDENTIFIERS.fullmatch(token)) and len(token) > 3 and token in text.lower()
-
-
-@functools.cache
-def _weights() -> dict[str, dict[str, float]]:
-    tokens = {fault.id: {*_tokens(_words(fault))} for fault in table().fault}
-    counts = Counter(token for each in tokens.values() for token in each)
-    return {id: {token: _weight(token, counts[token], len(tokens)) for token in each} for id, each in tokens.items()}
-
-
-def _words(fault: Fault) -> str:
-    when = fault.when or {}
-    return f"{fault.sentence} {when.get('script', '')} {when.get('keys', '')}"
-
-
-def _weight(token: str, count: int, number: int) -> float:
-    return math.log(number / count) * (2 if IDENTIFIERS.fullmatch(token) else 1)
-
-
-def _tokens(words: str) -> Iterator[str]:
-    for word in re.findall(r"[A-Za-z_][\w.]*\w|\d[\d,.]*\d", words):
-        token = word.lower().strip(".,")
-        if token not in _plain() and len(token) > 2:
-            yield token if IDENTIFIERS.fullmatch(word) else token.removesuffix("s")

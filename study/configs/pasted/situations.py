@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from study.configs.pasted import matching
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.tracebacks import LONGEST, Seen, Sure, line_at
-from study.configs.pasted.words import Sentence, meets
+from study.configs.pasted.words import Sentence, meets, sentences
 
 TABLE = Path(__file__).with_name("situations.toml")
 
@@ -32,11 +33,6 @@ class Situation:
     symptoms: tuple[str, ...] = ()
     unsaid: tuple[str, ...] = ()
     when: dict[str, list] = field(default_factory=dict)
-
-    @property
-    def is_bare(self) -> bool:
-        """Whether its symptom alone is enough."""
-        return not self.words and not self.names
 
 
 @functools.cache
@@ -68,13 +64,16 @@ def _fits(pasted: Pasted, said: Sequence[Sentence], symptoms: set[str]) -> Itera
         if not all(pasted.said.get(condition) in values for condition, values in asked.items()):
             continue
         line = meets(each.words, said)
+        # What stands in two sentences may be two things. A symptom that a log shows has no sentence.
+        together = matching.symptoms(sentences(line or ""), symptoms)
+        is_apart = bool(line and each.symptoms and together.isdisjoint(each.symptoms))
         if line is None and each.names and (match := re.search(each.names, pasted.text, re.IGNORECASE)):
             line = line_at(pasted.text, match.start())
-        if not (line or each.is_bare) or not re.search(each.needs, pasted.text):
+        if (not line and (each.words or each.names)) or not re.search(each.needs, pasted.text):
             continue
         if each.without and re.search(each.without, pasted.text, re.IGNORECASE):
             continue
         sentence = each.sentence.replace("{stage}", str(pasted.said.get("stage", "1 or 2")))
-        sure = "possible" if unsaid else each.sure
+        sure = "possible" if unsaid or is_apart else each.sure
         line = " ".join((line or "").split())[:LONGEST]
         yield Seen(id, sentence, each.remedy, sure, each.evidence, who=each.who, line=line)

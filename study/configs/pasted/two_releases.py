@@ -79,17 +79,14 @@ def _apart(text: str, releases: set[Version]) -> Apart | None:
     others = [release for release in releases if release not in good and release not in bad]
     if len(others) == 1 and bool(good) != bool(bad):
         good, bad = good or others, bad or others
-    pairs = [(abs(_place(releases, a) - _place(releases, b)), a, b) for a in good for b in bad]
+    places = {release: place for place, release in enumerate(sorted(releases))}
+    pairs = [(abs(places[a] - places[b]), a, b) for a in good for b in bad]
     if pairs:
         _, works, broken = min(pairs)
         return Apart(works, broken, is_said=True)
     if len(releases) == 2 and not good and not bad:
         return Apart(min(releases), max(releases), is_said=False)
     return None
-
-
-def _place(releases: set[Version], release: Version) -> int:
-    return sorted(releases).index(release)
 
 
 def _works(text: str, release: Version) -> bool | None:

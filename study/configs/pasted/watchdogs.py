@@ -6,9 +6,11 @@ writes nothing, or another one.
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from study.configs.pasted.tracebacks import Seen, rows, sign
+from study.configs.pasted.words import Sentence, meets
 
 MOST = 4  # ranks in a sentence
 SMALL = 4096  # elements: flags, sizes, metrics; gradients and weights are more
@@ -51,20 +53,20 @@ class Wait:
         return f"{self.kind.strip('_')} {self.index}{size}"
 
 
-def hangs(text: str, words: str = "") -> list[Seen]:
-    """Return who waits for whom, by what watchdogs wrote. Empty if none wrote. `words` are a person's."""
+def hangs(text: str, said: Sequence[Sentence] = ()) -> list[Seen]:
+    """Return who waits for whom, by what watchdogs wrote. Empty if none wrote. `said` is a person's."""
     if match := LAGGING.search(text):
         values = {"finished": match["finished"], "missing": match["missing"]}
-        cause = _usual("", None, int(match["missing"]), text, words)
+        cause = _usual("", None, int(match["missing"]), text, said)
         return [sign("ranks-desync", text, match.start(), ranks=_ranks(_numbers(match["ranks"])), **values, **cause)]
     if match := BARRIER.search(text):
         ranks = _ranks(_numbers(match["ranks"]))
-        return [sign("barrier-missed", text, match.start(), ranks=ranks, **_usual("BARRIER", 1, None, text, words))]
+        return [sign("barrier-missed", text, match.start(), ranks=ranks, **_usual("BARRIER", 1, None, text, said))]
     if waits := _waits(text):
-        return [_compared(text, words, waits)]
+        return [_compared(text, said, waits)]
     if match := GLOO.search(text):
         limit_s = int(match["limit_ms"]) / 1000
-        return [sign("gloo-timeout", text, match.start(), limit_s=limit_s, **_usual("", None, None, text, words))]
+        return [sign("gloo-timeout", text, match.start(), limit_s=limit_s, **_usual("", None, None, text, said))]
     if match := STUCK.search(text):
         return [sign("watchdog-stuck", text, match.start())]
     return []
@@ -89,7 +91,7 @@ def _waits(text: str) -> list[Wait]:
     return list(waits.values()) if len(indices) > 1 else []
 
 
-def _compared(text: str, words: str, waits: list[Wait]) -> Seen:
+def _compared(text: str, said: Sequence[Sentence], waits: list[Wait]) -> Seen:
     """Compare the collectives in which ranks waited."""
     first = min(waits, key=lambda wait: (wait.index, wait.rank))
     same = [wait for wait in waits if wait.index == first.index]
@@ -100,7 +102,7 @@ def _compared(text: str, words: str, waits: list[Wait]) -> Seen:
         calls = ", ".join(f"rank {wait.rank} {wait.call}" for wait in [*each][:2])
         return sign("ranks-call-differently", text, first.place, index=first.index, calls=calls)
     values = {"call": first.call, "limit_s": first.limit_s, "ranks": _ranks([wait.rank for wait in same])}
-    cause = _usual(first.kind, first.elements, first.index, text, words)
+    cause = _usual(first.kind, first.elements, first.index, text, said)
     if others and len(same) <= len(others):
         ahead = _ranks([wait.rank for wait in others]).lower()
         return sign("rank-behind", text, first.place, ahead=ahead, further=others[0].index, **values, **cause)
@@ -122,14 +124,13 @@ def _missing(text: str, waits: list[Wait]) -> list[int]:
     return missing if len(ranks) > 2 and len(missing) < len(ranks) else []
 
 
-def _usual(kind: str, elements: int | None, index: int | None, text: str, words: str) -> dict[str, str]:
+def _usual(kind: str, elements: int | None, index: int | None, text: str, said: Sequence[Sentence]) -> dict[str, str]:
     """Return which mistake it usually is, and what to do, by what the ranks waited for and did last."""
     if index is not None and index <= EARLY:
         return usual("waited-start")
     for id in ("waited-memory", "waited-saving", "waited-evaluation", "waited-epoch"):
         row = rows()[id]
-        in_words = re.search(row.get("words", "(?!)"), words, re.IGNORECASE)
-        if in_words or re.search(row.get("text", "(?!)"), text):
+        if meets(row.get("words", ()), said) or re.search(row.get("text", "(?!)"), text):
             return usual(id)
     if elements is not None and elements <= SMALL:
         return usual("waited-small")

@@ -1,7 +1,8 @@
 """Read what people write, word by word: inflections, typing errors and synonyms become one word, of words.toml.
 
-A condition such as `loss/norm + not fall` is met by a sentence that has all its parts, joined by +, in any order. Words
-of a part follow each other, with at most two and no comma between; / stands between words of which one is enough.
+A condition such as `loss/norm + not fall` is met by a sentence that has all its parts, joined by +, in any order, among
+words that stand near each other. Words of a part follow each other, with at most two and no comma between; / stands
+between words of which one is enough.
 """
 
 import functools
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TABLE = Path(__file__).with_name("words.toml")
+NEAR = 12  # words among which all parts are: those of a long sentence speak of several things
 BETWEEN = 2  # words between two that follow each other
 SHORTEST = 6  # letters of a word in which a typing error is looked for: shorter ones have too many neighbours
 # The name of a method, and no number.
@@ -38,9 +40,15 @@ def meets(conditions: Sequence[str], said: Iterable[Sentence]) -> str | None:
     """Return the first sentence that meets one of the conditions."""
     asked = [_parts(condition) for condition in conditions]
     for sentence in said:
-        if any(all(_has(sentence.words, part) for part in parts) for parts in asked):
+        near = [*_near(sentence.words)]
+        if any(all(_has(words, part) for part in parts) for words in near for parts in asked):
             return sentence.text
     return None
+
+
+def _near(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for begin in range(max(1, len(words) - NEAR + 1)):
+        yield words[begin : begin + NEAR]
 
 
 def _words(sentence: str) -> tuple[str, ...]:
