@@ -25,10 +25,10 @@ def kind(model) -> bool:
 sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 8}
 model = AutoModelForCausalLM.from_config(LlamaConfig(**sizes))
 model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=KIND)
-found = [kind(model)]
+before = kind(model)
 # As the trainers call it: from 1.16.0 on they pass their arguments.
 takes = inspect.signature(unwrap_model_for_generation).parameters
 arguments = {"gradient_checkpointing_kwargs": KIND} if "gradient_checkpointing_kwargs" in takes else {}
 with unwrap_model_for_generation(model, Accelerator(cpu=True), **arguments):
     pass
-print(json.dumps({"found": [*found, kind(model)]}))
+print(json.dumps({"found": f"{before} {kind(model)}"}))

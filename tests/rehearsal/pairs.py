@@ -80,7 +80,9 @@ def row(script: str, arm: str, real: RankComponents, answer: dict) -> dict:
     """Return both peaks, and by how much of the peak the part of a role differs at most."""
     parts = dict(real.at_peak)
     real_bytes = real.tracked_peak_bytes - parts.pop("other", 0)
-    rehearsed_bytes = max(answer["peaks"][1:])  # a watch begins after the first update, which may peak higher: reports/log.md
+    rehearsed_bytes = max(
+        answer["peaks"][1:]
+    )  # a watch begins after the first update, which may peak higher: reports/log.md
     largest = max(abs(answer["parts"].get(role, 0) - held) for role, held in parts.items()) / real_bytes
     return {
         "script": script,
