@@ -33,9 +33,9 @@ def split(words: tuple[str, ...]) -> tuple[list[Path], str]:
         raise Stop(f"{missing:.300} cannot be read: not there", "name a log, a config, or the folder of a run")
     if loose:
         texts.append(" ".join(loose))
-    return paths, "\n".join(texts)
+    return paths, "\n\n".join(texts)
 
 
 def whole_text(paths: list[Path], text: str) -> str:
     """Return a text with that of the configs and records beside it."""
-    return "\n".join([text, *(condense.content(path) for path in paths if path.is_file())])
+    return "\n\n".join([text, *(condense.content(path) for path in paths if path.is_file())])

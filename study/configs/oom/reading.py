@@ -100,7 +100,8 @@ def find(text: str) -> OomError:
 def _error(where: str, text: str, first: int) -> OomError:
     # --- the message, from the beginning of its line, on one line
     begin = text.rfind("\n", 0, first) + 1
-    rest = re.split(f"{FRAME}|{messages()['ranked']}", text[first : first + MESSAGE])[0]  # the next rank's follows
+    # It ends where the next rank's begins, or at an empty line: another text may follow.
+    rest = re.split(f"{FRAME}|{messages()['ranked']}|\n\s*\n", text[first : first + MESSAGE])[0]
     message = " ".join((text[begin:first] + rest).split())
     message = "Tried to allocate".join(message.split("Tried to allocate")[:2])
     # --- what it says

@@ -399,3 +399,12 @@ def test_each_situation_rests_on_two_kinds_of_words():
         conditions = [*each.words, *["a name"] * bool(each.names)] or [""]
         few = [words for words in conditions if len(words.replace(" + ", " ").split()) + others < 2]
         assert few == [], id
+
+
+def test_a_file_beside_a_log_is_no_part_of_its_message(tmp_path, capsys):
+    log, listed = tmp_path / "train.log", tmp_path / "requirements.txt"
+    log.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 is full.\n")
+    listed.write_text("torch==2.6.0\n")
+    diagnosis.diagnose((str(log), str(listed)))
+    (shown,) = re.findall(r"In the text: (.*?)\n\n", capsys.readouterr().out, re.DOTALL)
+    assert shown.endswith("GPU 0 is full.")
