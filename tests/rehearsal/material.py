@@ -85,6 +85,7 @@ def configs_of_accelerate(folder: Path) -> None:
     fsdp = {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_state_dict_type": "SHARDED_STATE_DICT"}
     files = {
         "ddp": {"distributed_type": "MULTI_GPU"},
+        "zero1": {"distributed_type": "DEEPSPEED", "deepspeed_config": zero | {"zero_stage": 1}},
         "zero2": {"distributed_type": "DEEPSPEED", "deepspeed_config": zero | {"zero_stage": 2}},
         "zero3": {"distributed_type": "DEEPSPEED", "deepspeed_config": zero | {"zero_stage": 3}},
         "zero3_cpu": {"distributed_type": "DEEPSPEED", "deepspeed_config": zero | offload | {"zero_stage": 3}},

@@ -18,22 +18,24 @@ from tests.rehearsal.warm import study
 
 ARMS = ("ddp", "zero1", "zero2", "zero3", "zero3_cpu")  # the examples train on CPUs without FSDP
 OWN = ("accelerate_loop", "trainer_glue", "trl_sft")
+STAGES = ("zero1", "zero2", "zero3")  # of a loop of DeepSpeed alone
 TRAINER = (
     "--per_device_train_batch_size 2 --max_steps 16 --report_to none --output_dir out --do_train --save_strategy no"
 )
 GLUE = "--model_name_or_path bert-base-cased --train_file train.csv --validation_file train.csv --max_seq_length 64"
 CLM = "--model_name_or_path gpt2 --train_file train.txt --block_size 32 --bf16 False"
 PUBLIC = {  # the checkout's path of a script, its words, and the configs of material.py
-    "nlp_example": ("accelerate/examples/nlp_example.py", "", ("ddp", "zero2", "zero3")),
+    "nlp_example": ("accelerate/examples/nlp_example.py", "", ARMS),
+    "complete_nlp_example": ("accelerate/examples/complete_nlp_example.py", "", ARMS),
     "run_glue": (
         "transformers/examples/pytorch/text-classification/run_glue.py",
         f"{GLUE} {TRAINER} --bf16 False",
-        ("ddp", "zero2", "zero3", "zero3_cpu"),
+        ARMS,
     ),
     "run_clm": (
         "transformers/examples/pytorch/language-modeling/run_clm.py",
         f"{CLM} {TRAINER}",
-        ("ddp", "zero2", "zero3", "fsdp2"),
+        (*ARMS, "fsdp2"),
     ),
     "run_clm --bf16": (
         "transformers/examples/pytorch/language-modeling/run_clm.py",
@@ -57,9 +59,13 @@ def own_pair(script: str, arm: str, folder: Path) -> tuple[RankComponents, dict]
     """Launch and rehearse an example of this repository, which has a watch."""
     config = f"accelerate_configs/{arm}.yaml"
     path = f"examples/{script}.py"
-    ended = forked(folder, config=config, script=path, flags=(f"--run_dir={folder}",))
+    words: tuple[str, ...] = ()
+    given = (f"--config_file={config}",)
+    if script == "deepspeed_loop":  # its config is in it: Accelerate's file only starts the ranks
+        words, given = (f"--stage={arm[-1]}",), ()
+    ended = forked(folder, config=config, script=path, flags=(f"--run_dir={folder}", *words))
     assert ended.code == 0, ended.output
-    done = study("virtual", path, f"--config_file={config}", "--ranks=2", "--json")
+    done = study("virtual", path, *given, "--ranks=2", "--json", "--", *words)
     return ended.record.memory.components.per_rank[0], json.loads(done.stdout)
 
 
@@ -105,13 +111,14 @@ def main() -> None:
         make(folder / "material")
         weights(folder / "material")
         pairs = [(script, arm) for script in OWN for arm in ARMS]
+        pairs += [("deepspeed_loop", arm) for arm in STAGES]
         if checkouts:
             pairs += [(name, arm) for name, (_, _, arms) in PUBLIC.items() for arm in arms]
         for script, arm in pairs:
             if part not in f"{script} {arm}":
                 continue
             run_dir = folder / f"{script}-{arm}".replace(" ", "")
-            if script in OWN:
+            if script in (*OWN, "deepspeed_loop"):
                 real, answer = own_pair(script, arm, run_dir)
             else:
                 real, answer = public_pair(script, arm, checkouts, folder / "material", run_dir)
