@@ -88,16 +88,16 @@ def rehearse(
     Args:
         script: The script, as `accelerate launch` and `torchrun` take it; or a program on the PATH, or a module.
         words: After `--`: the script's own words.
-        machines: Where.
-        how_far: How far.
-        there: With what.
+        machines: Where the script would run.
+        how_far: How far it runs.
+        there: What has values here.
         others: Arms, such as zero2,zero3,fsdp2: what the same script would hold with each.
         run_dir: Keep the record in this new folder.
     """
     if run_dir and run_dir.exists():
         raise Stop(f"--run-dir {run_dir} exists", "give a new folder")
     arms = [load_arm(name.strip()) for name in others.split(",")] if others else []
-    request = asked(script, list(words), machines, how_far, there)
+    request = request_of(script, list(words), machines, how_far, there)
     during(f"running {Path(request.script).name} as rank 0 of {request.ranks}")
     with tempfile.TemporaryDirectory() as temporary:
         folder = run_dir or Path(temporary, "run")
@@ -112,8 +112,8 @@ def rehearse(
         return shown | {"faults": show_known(folder), "tried": [asdict(row) for row in rows]}
 
 
-def asked(script: str, words: list[str], machines: Machines, how_far: HowFar, there: WhatIsThere) -> Request:
-    """Return what is asked of a rehearsal. Raise Stop if it cannot be."""
+def request_of(script: str, words: list[str], machines: Machines, how_far: HowFar, there: WhatIsThere) -> Request:
+    """Return the request for a rehearsal. Raise Stop if the words make none."""
     launch = launched(script, words) if script in LAUNCHERS else StartedScript(script, words, [], None)
     path, module = found(launch.script)
     limits = (
