@@ -37,9 +37,13 @@ TERMS = {
     None: "t tt",
 }
 OF_ADAPTERS = "k hk fk tk thk tfk awk gwk tawk tgwk"  # the sizes of their matrices, and of what these compute
+OF_SHAPES_ADAPTERS = "k tk"
 PRECISIONS = ("bf16_cast", "bf16_gathered", "bf16", "fp32")
 ALL_PRECISIONS = ("gptj", "gpt_neox", "gemma2")  # as these have always been known without torch, and runs need a CPU's
 WINDOWS = ("deberta-v2-xlarge", "vit-giant")  # shapes that only windows on a GPU train: traced when they are asked for
+# Of each family with adapters that has no other row, one model for each way in which its layers differ.
+ADAPTED = ("qwen2.5-7b", "qwen2-1.5b", "qwen-7b", "qwen3-8b", "qwen3-4b", "mistral-7b-v0.1", "phi3-mini", "olmo2-7b")
+ADAPTED += ("gemma-7b", "gemma-2b", "mixtral-8x7b", "qwen3-30b-a3b")
 SAMPLES = 5
 ROWS = ((1,), (2, 3))
 MANY, MIDDLE = committed.MANY_LAYERS, committed.MIDDLE
@@ -56,11 +60,11 @@ def all_options(
     return options
 
 
-def with_adapters() -> list[TraceOptions]:
+def with_adapters(attention: str = "sdpa", quantized_bits: tuple[int, ...] = (0, 4)) -> list[TraceOptions]:
     """Return the passes of adapters, also beside 4 bits: under autocast, and in 16 bits as DeepSpeed and FSDP2."""
     options = []
-    for checkpointing, bits in itertools.product((True, False), (0, 4)):
-        plain = TraceOptions(1, "bf16_cast", "sdpa", checkpointing, cuda=True, quantized_bits=bits)
+    for checkpointing, bits in itertools.product((True, False), quantized_bits):
+        plain = TraceOptions(1, "bf16_cast", attention, checkpointing, cuda=True, quantized_bits=bits)
         options += [plain, plain._replace(zero3_linear=True), plain._replace(precision="bf16", frozen="bf16")]
     return options
 
@@ -77,7 +81,9 @@ class Source:
         self.name = self.member.name
         self.family = config["model_type"] if self.member.layers else None
         terms = TERMS.get(self.family, TERMS["llama"])
-        self.plain_terms = ["", *(f"{terms} {OF_ADAPTERS}" if rank else terms).split()]
+        if rank:
+            terms += f" {OF_ADAPTERS if self.family else OF_SHAPES_ADAPTERS}"
+        self.plain_terms = ["", *terms.split()]
         self.terms = self.plain_terms + [f"r{term}" for term in self.plain_terms]
         self.entries: dict[str, int] = {}
         self.sums: dict[tuple[int, ...], int] = {}
@@ -89,9 +95,12 @@ class Source:
         chance = random.Random(29)
         if self.family:
             return [self.sample(chance) for _ in range(SAMPLES)]
-        model = Transformer.of(self.config, self.name, dropout=self.dropout)
-        most = tracing.look(model).limit or 2048
-        return [(model, {"t": min(most, tokens)}) for tokens in (24, 56, 104, 2048)]
+        samples = []
+        for tokens in (24, 56, 104, 2048):
+            drawn = {"k": chance.randrange(3, 40)} if self.rank else {}
+            model = Transformer.of(self.config, self.name, dropout=self.dropout, lora_rank=drawn.get("k"))
+            samples.append((model, drawn | {"t": min(tracing.look(model).limit or 2048, tokens)}))
+        return samples
 
     def sample(self, chance: random.Random) -> tuple[Transformer, dict[str, int]]:
         """Return a model of the family whose dimensions are drawn."""
@@ -126,14 +135,16 @@ class Source:
     def _look(self) -> list:
         looks = [tracing.look(model) for model, _ in self.samples]
         first = looks[0]
-        if self.family is None:
+        if not self.member.dimensions:
             return _as_in_the_file(first)
         tensors = []
         for (name, shape, block, trains), *others in zip(*(look.tensors for look in looks), strict=True):
-            if block in ("embeddings", "layer.0", "head"):
+            if self.family is None or block in ("embeddings", "layer.0", "head"):
                 sizes = zip(shape, *(other[1] for other in others), strict=True)
                 tensors.append([name, [*map(self._sum, sizes)], block, trains])
         look = first._asdict() | {"tensors": tensors}
+        if self.family is None:
+            return _as_in_the_file(look.values())
         for name in ("buffers_bytes", "limit", "vocabulary"):
             look[name] = self._sum(tuple(getattr(each, name) for each in looks))
         return _as_in_the_file(look.values())
@@ -266,14 +277,20 @@ def sources() -> list[Source]:
         Source(llama | tied, None, gpu),
         Source(llama | tied | same_heads, None, gpu),
     ]
-    members += [Source(config, None, with_adapters(), rank=8) for config in (llama,)]
+    adapted = [llama, llama | same_heads, llama | tied, llama | tied | same_heads, gpt2, bert]
+    adapted += [gpt2 | {"n_layer": 2}, bert | {"num_hidden_layers": 2}]
+    adapted += [config_of(name) | {"num_hidden_layers": MANY} for name in ADAPTED]
+    members += [Source(config, None, with_adapters(), rank=8) for config in adapted]
     for name in SHAPES:
         config = config_of(name)
-        # Those are traced in seconds, or of a family.
-        if name in WINDOWS or name.endswith("-micro") or committed.member(config, None).layers:
+        if name in WINDOWS or name.endswith("-micro"):  # those are traced in seconds
             continue
         family = config["model_type"]
         attention = "eager" if family in NO_FUSED_ATTENTION else "sdpa"
+        if not committed.member(config, None, 8).layers:
+            members.append(Source(config, None, with_adapters(attention, (0,)), rank=8))
+        if committed.member(config, None).layers:
+            continue
         options = all_options(attention, True, PRECISIONS[:2])
         if family in ALL_PRECISIONS:
             options = all_options(attention, True, PRECISIONS) + all_options(attention, False, PRECISIONS[:1])
