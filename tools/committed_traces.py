@@ -37,13 +37,9 @@ TERMS = {
     None: "t tt",
 }
 OF_ADAPTERS = "k hk fk tk thk tfk awk gwk tawk tgwk"  # the sizes of their matrices, and of what these compute
-OF_SHAPES_ADAPTERS = "k tk"
 PRECISIONS = ("bf16_cast", "bf16_gathered", "bf16", "fp32")
 ALL_PRECISIONS = ("gptj", "gpt_neox", "gemma2")  # as these have always been known without torch, and runs need a CPU's
 WINDOWS = ("deberta-v2-xlarge", "vit-giant")  # shapes that only windows on a GPU train: traced when they are asked for
-# Of each family with adapters that has no other row, one model for each way in which its layers differ.
-ADAPTED = ("qwen2.5-7b", "qwen2-1.5b", "qwen-7b", "qwen3-8b", "qwen3-4b", "mistral-7b-v0.1", "phi3-mini", "olmo2-7b")
-ADAPTED += ("gemma-7b", "gemma-2b", "mixtral-8x7b", "qwen3-30b-a3b")
 SAMPLES = 5
 ROWS = ((1,), (2, 3))
 MANY, MIDDLE = committed.MANY_LAYERS, committed.MIDDLE
@@ -60,11 +56,11 @@ def all_options(
     return options
 
 
-def with_adapters(attention: str = "sdpa", quantized_bits: tuple[int, ...] = (0, 4)) -> list[TraceOptions]:
+def with_adapters(quantized_bits: tuple[int, ...] = (0, 4)) -> list[TraceOptions]:
     """Return the passes of adapters, also beside 4 bits: under autocast, and in 16 bits as DeepSpeed and FSDP2."""
     options = []
     for checkpointing, bits in itertools.product((True, False), quantized_bits):
-        plain = TraceOptions(1, "bf16_cast", attention, checkpointing, cuda=True, quantized_bits=bits)
+        plain = TraceOptions(1, "bf16_cast", "sdpa", checkpointing, cuda=True, quantized_bits=bits)
         options += [plain, plain._replace(zero3_linear=True), plain._replace(precision="bf16", frozen="bf16")]
     return options
 
@@ -82,7 +78,7 @@ class Source:
         self.family = config["model_type"] if self.member.layers else None
         terms = TERMS.get(self.family, TERMS["llama"])
         if rank:
-            terms += f" {OF_ADAPTERS if self.family else OF_SHAPES_ADAPTERS}"
+            terms += f" {OF_ADAPTERS}"
         self.plain_terms = ["", *terms.split()]
         self.terms = self.plain_terms + [f"r{term}" for term in self.plain_terms]
         self.entries: dict[str, int] = {}
@@ -95,12 +91,9 @@ class Source:
         chance = random.Random(29)
         if self.family:
             return [self.sample(chance) for _ in range(SAMPLES)]
-        samples = []
-        for tokens in (24, 56, 104, 2048):
-            drawn = {"k": chance.randrange(3, 40)} if self.rank else {}
-            model = Transformer.of(self.config, self.name, dropout=self.dropout, lora_rank=drawn.get("k"))
-            samples.append((model, drawn | {"t": min(tracing.look(model).limit or 2048, tokens)}))
-        return samples
+        model = Transformer.of(self.config, self.name, dropout=self.dropout)
+        most = tracing.look(model).limit or 2048
+        return [(model, {"t": min(most, tokens)}) for tokens in (24, 56, 104, 2048)]
 
     def sample(self, chance: random.Random) -> tuple[Transformer, dict[str, int]]:
         """Return a model of the family whose dimensions are drawn."""
@@ -135,16 +128,14 @@ class Source:
     def _look(self) -> list:
         looks = [tracing.look(model) for model, _ in self.samples]
         first = looks[0]
-        if not self.member.dimensions:
+        if self.family is None:
             return _as_in_the_file(first)
         tensors = []
         for (name, shape, block, trains), *others in zip(*(look.tensors for look in looks), strict=True):
-            if self.family is None or block in ("embeddings", "layer.0", "head"):
+            if block in ("embeddings", "layer.0", "head"):
                 sizes = zip(shape, *(other[1] for other in others), strict=True)
                 tensors.append([name, [*map(self._sum, sizes)], block, trains])
         look = first._asdict() | {"tensors": tensors}
-        if self.family is None:
-            return _as_in_the_file(look.values())
         for name in ("buffers_bytes", "limit", "vocabulary"):
             look[name] = self._sum(tuple(getattr(each, name) for each in looks))
         return _as_in_the_file(look.values())
@@ -169,7 +160,7 @@ class Source:
 
     def _section(self, same: tuple[Section, ...]) -> int:
         """Return the number of a section that all samples have."""
-        skeletons, sizes = zip(*(_divided(section) for section in same), strict=True)
+        skeletons, sizes = zip(*(zip(*map(_without_sizes, each.entries), strict=True) for each in same), strict=True)
         if any(skeleton != skeletons[0] for skeleton in skeletons):
             raise NoSum("the samples do other operations")
         stored = []
@@ -198,13 +189,19 @@ class Source:
         if not any(numbers):
             return {}
         for count in range(1, min(MOST_TERMS, len(self.plain_terms)) + 1):
-            chosen = numpy.array([*itertools.combinations(range(len(self.plain_terms)), count)])
-            matrices = self._table[:, chosen].transpose(1, 0, 2)  # combinations, samples, terms
-            factors = numpy.rint(numpy.linalg.pinv(matrices) @ numbers).astype(int)
+            chosen, matrices, inverses = self._combinations(count)
+            factors = numpy.rint(inverses @ numbers).astype(int)
             sums = numpy.einsum("cst,ct->cs", matrices, factors)
             for place in numpy.flatnonzero((sums == numbers).all(axis=1)):
                 return dict(zip(chosen[place].tolist(), factors[place].tolist(), strict=True))
         raise NoSum(f"{numbers} is no sum of {MOST_TERMS} terms")
+
+    @functools.cache  # noqa: B019
+    def _combinations(self, count: int) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
+        """Return the places of so many terms, their values on the samples, and the inverses of these."""
+        chosen = numpy.array([*itertools.combinations(range(len(self.plain_terms)), count)])
+        matrices = self._table[:, chosen].transpose(1, 0, 2)  # combinations, samples, terms
+        return chosen, matrices, numpy.linalg.pinv(matrices)
 
     @functools.cached_property
     def _table(self) -> numpy.ndarray:
@@ -217,16 +214,6 @@ def _as_in_the_file(look: Iterable) -> list:
     """Return a look with an empty place between the limit and the vocabulary, and without what all members can."""
     *others, vocabulary, _ = look
     return [*others, None, vocabulary]
-
-
-def _divided(section: Section) -> tuple[list[list], list[list[int]]]:
-    """Return the entries of a section without the numbers that depend on dimensions, and these numbers."""
-    skeletons, sizes = [], []
-    for entry in section.entries:
-        skeleton, numbers = _without_sizes(entry)
-        skeletons.append(skeleton)
-        sizes.append(numbers)
-    return skeletons, sizes
 
 
 def _without_sizes(entry: tuple) -> tuple[list, list[int]]:
@@ -277,20 +264,17 @@ def sources() -> list[Source]:
         Source(llama | tied, None, gpu),
         Source(llama | tied | same_heads, None, gpu),
     ]
-    adapted = [llama, llama | same_heads, llama | tied, llama | tied | same_heads, gpt2, bert]
-    adapted += [gpt2 | {"n_layer": 2}, bert | {"num_hidden_layers": 2}]
-    adapted += [config_of(name) | {"num_hidden_layers": MANY} for name in ADAPTED]
-    members += [Source(config, None, with_adapters(), rank=8) for config in adapted]
+    qwens = [config_of(name) | {"num_hidden_layers": MANY} for name in ("qwen2.5-7b", "qwen3-8b")]
+    for config in (llama, llama | same_heads, llama | tied, *qwens):
+        members.append(Source(config, None, with_adapters(), rank=8))
+    members.append(Source(gpt2, None, with_adapters((0,)), rank=8))
     for name in SHAPES:
         config = config_of(name)
-        if name in WINDOWS or name.endswith("-micro"):  # those are traced in seconds
+        # Those are traced in seconds, or of a family.
+        if name in WINDOWS or name.endswith("-micro") or committed.member(config, None).layers:
             continue
         family = config["model_type"]
         attention = "eager" if family in NO_FUSED_ATTENTION else "sdpa"
-        if not committed.member(config, None, 8).layers:
-            members.append(Source(config, None, with_adapters(attention, (0,)), rank=8))
-        if committed.member(config, None).layers:
-            continue
         options = all_options(attention, True, PRECISIONS[:2])
         if family in ALL_PRECISIONS:
             options = all_options(attention, True, PRECISIONS) + all_options(attention, False, PRECISIONS[:1])

@@ -15,7 +15,7 @@ from study.core import arms
 from study.core.arms import Arm
 from study.core.gpus import Gpu
 from study.core.optimizers import refusal
-from study.predict.allocator import reserve_bytes
+from study.predict.allocator import headroom_bytes
 from study.predict.estimate import HOST_PROCESS_BYTES
 from study.predict.prediction import Prediction
 from study.predict.question import (
@@ -31,7 +31,6 @@ from study.predict.question import (
     zero_of,
 )
 from study.predict.trace.transformer import Transformer
-from study.predict.training import Training
 
 SEPARABLE = 1.1  # recomputation has to be so many times as fast: both times of an arm err alike
 # An arm is preferred to one before it in arms.NAMES if it is predicted so many times as fast, and named if it fits only
@@ -134,7 +133,9 @@ def _without_offloading(question: Question, choice: Row | None) -> tuple[tuple[s
 
 def _with_room(question: Question, row: Row) -> Row:
     """The row with what nvidia-smi will show. If that fills the card: the arm with fewer rows, if these leave room."""
-    driver_bytes = Prediction.of(training_of_row(question, row)).kinds(question.gpu).driver
+    settled = replace(question, precision=row.precision, checkpointing=row.checkpointing)
+    arm = settled_arm(arms.load_arm(row.arm), question.gpus, question.local, row.bucket_elements)
+    driver_bytes = _predicted(settled, arm, row.micro_batch).kinds(question.gpu).driver
     shown = replace(row, driver_bytes=driver_bytes)
     if row.is_tight or not shown.is_tight or row.micro_batch == 1 or question.optimizer_in_backward:
         return shown
@@ -158,8 +159,8 @@ def fewest(
         fitting = [arm for arm in _arms(question) if _fits_somehow(question, arm)]
         if fitting:
             first = first or question
-        if any(arm.offload_optimizer == "none" for arm in fitting):
-            return replace(advise(question), fewest_gpus=first.gpus)
+            if any(arm.offload_optimizer == "none" for arm in fitting):
+                return replace(advise(question), fewest_gpus=first.gpus)
         least *= 2
     return advise(first) if first else None
 
@@ -199,20 +200,13 @@ def _makes_sense(arm: Arm, question: Question) -> bool:
 
 def fits_on(gpu: Gpu, peak_bytes: float, driver_bytes: int | None = None) -> Literal["yes", "only just", "no"]:
     """Say if a peak fits on a GPU beside a reserve. `driver_bytes` is what nvidia-smi will show, if that is known."""
-    headroom_bytes = gpu.memory_bytes - reserve_bytes(gpu) - peak_bytes
-    if headroom_bytes < 0:
+    left_bytes = headroom_bytes(gpu, peak_bytes)
+    if left_bytes < 0:
         return "no"
     # A peak may be larger than predicted; and near the end of a card PyTorch gives memory back and asks for it again.
-    if headroom_bytes < MISS * peak_bytes or (driver_bytes or 0) >= FULL * gpu.memory_bytes:
+    if left_bytes < MISS * peak_bytes or (driver_bytes or 0) >= FULL * gpu.memory_bytes:
         return "only just"
     return "yes"
-
-
-def training_of_row(question: Question, row: Row) -> Training:
-    """The training that a row was predicted for."""
-    settled = replace(question, precision=row.precision, checkpointing=row.checkpointing)
-    arm = settled_arm(arms.load_arm(row.arm), question.gpus, question.local, row.bucket_elements)
-    return settled.training(arm, row.micro_batch, row.accumulation)
 
 
 def best_of(rows: list[Row]) -> Row | None:
@@ -263,16 +257,12 @@ def _predicted(question: Question, arm: Arm, rows: int) -> Prediction:
     return Prediction.of(question.training(arm, rows, question.batch // question.gpus // rows))
 
 
-def _headroom_bytes(prediction: Prediction, gpu: Gpu, miss: float = 0.0) -> float:
-    """What is left of a GPU beside the reserve, if a peak is larger than predicted by a share."""
-    return gpu.memory_bytes - reserve_bytes(gpu) - (1 + miss) * prediction.memory.peak_bytes
-
-
 def _most_rows(question: Question, arm: Arm, sizes: list[int], miss: float) -> int | None:
     """The largest of some numbers of rows that fits. None: none does."""
 
     def fits(rows: int) -> bool:
-        return _headroom_bytes(_predicted(question, arm, rows), question.gpu, miss) >= 0
+        peak_bytes = _predicted(question, arm, rows).memory.peak_bytes
+        return headroom_bytes(question.gpu, peak_bytes) >= miss * peak_bytes
 
     # All rows in one pass may fit where fewer do not: FSDP2 sums no whole gradients then. Of the others fewer need
     # less. Each number that is tried needs a trace.
@@ -288,7 +278,7 @@ def _with_most_rows(question: Question, arm: Arm, sizes: list[int]) -> Row:
     states_bytes = sum(size for role, size in engine.standing.items() if role not in engine.on_host)
     if states_bytes > question.gpu.memory_bytes:
         sizes = sizes[-1:]
-    elif _headroom_bytes(fewest_rows, question.gpu) < 0:
+    elif headroom_bytes(question.gpu, fewest_rows.memory.peak_bytes) < 0:
         sizes = [sizes[0], sizes[-1]]
     # A margin counts for more than large buckets, and large buckets for more than rows. If nothing fits, the last try
     # is left: no margin, and the arm's own buckets.
@@ -299,12 +289,12 @@ def _with_most_rows(question: Question, arm: Arm, sizes: list[int]) -> Row:
     rows = rows or sizes[-1]
     prediction = _predicted(question, settled, rows)
     peak_bytes = prediction.memory.peak_bytes
-    headroom_bytes = _headroom_bytes(prediction, question.gpu)
+    left_bytes = headroom_bytes(question.gpu, peak_bytes)
     host_bytes = question.local * (prediction.memory.host_bytes + HOST_PROCESS_BYTES)
     limit = ""
     if host_bytes > question.host_memory_bytes:
         limit = "host memory"
-    if headroom_bytes < 0:
+    if left_bytes < 0:
         limit = "GPU memory"
     row = Row(
         arm=arm.name,
@@ -317,7 +307,7 @@ def _with_most_rows(question: Question, arm: Arm, sizes: list[int]) -> Row:
         accumulation=question.batch // question.gpus // rows,
         bucket_elements=zero_of(settled).get("reduce_bucket_size"),
         peak_bytes=peak_bytes,
-        headroom_bytes=headroom_bytes,
+        headroom_bytes=left_bytes,
         host_bytes=host_bytes,
     )
     if limit:

@@ -18,6 +18,7 @@ from study.predict.front import (
     Row,
     Transformer,
     advise,
+    headroom_bytes,
     loading_bytes,
     reserve_bytes,
     scores,
@@ -26,7 +27,7 @@ from study.predict.front import (
 
 
 def enough(advice: Advice, batch: int | None) -> str:
-    """`Enough: 4 x A6000. With offloading 2 are enough.` Where all are too few without it: `64 x H100 with offloading.`"""
+    """`Enough: 4 x A6000. With offloading 2 are enough.` Or, where it is needed: `64 x H100 with offloading.`"""
     question = advice.question
     text = f"Enough: {question.gpus} x {question.gpu.kind}"
     if not any(row.fits and not row.offloads for row in advice.rows):
@@ -92,7 +93,7 @@ def spared(advice: Advice) -> list[str]:
 
 def why_tight(row: Row) -> str:
     """The number that makes a row fit only just."""
-    free_bytes = row.gpu.memory_bytes - reserve_bytes(row.gpu) - row.peak_bytes
+    free_bytes = headroom_bytes(row.gpu, row.peak_bytes)
     if free_bytes < MISS * row.peak_bytes:
         return f"{of_card(row.peak_bytes, row.gpu)}, and {amount(free_bytes)} beside the reserve"
     return f"nvidia-smi shows {of_card(row.driver_bytes or 0, row.gpu)}"
@@ -160,12 +161,12 @@ def _reason(advice: Advice, choice: Row) -> str:
 
 
 def _why_not_offloading(alike: list[Row], choice: Row) -> str:
-    """Name the quickest arm that offloads, if it is faster than the choice or keeps the weights whole."""
+    """Name the quickest arm that offloads, if it is much faster than the choice or keeps the weights whole."""
     divides = {row.arm: arm.stage == 3 or bool(arm.fsdp) for row in alike for arm in [arms.load_arm(row.arm)]}
     others = [
         row
         for row in alike
-        if row.offloads and (row.seconds < choice.seconds or divides[choice.arm] > divides[row.arm])
+        if row.offloads and (FASTER * row.seconds <= choice.seconds or divides[choice.arm] > divides[row.arm])
     ]
     if choice.offloads or not others:
         return ""

@@ -31,11 +31,7 @@ DIMENSIONS = {
     "gpt2": {"h": "n_embd", "f": "n_inner", "a": "n_head", "v": "vocab_size", "p": "n_positions", "layers": "n_layer"},
     "llama": _BERT | {"g": "num_key_value_heads", "w": "head_dim"},
 }
-# Families with adapters. An adapted model of another family is a member of its own, whose one dimension is the rank.
-ADAPTED = DIMENSIONS | dict.fromkeys(
-    ("gemma", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen3"), DIMENSIONS["llama"]
-)
-ADAPTED["qwen3_moe"] = DIMENSIONS["llama"] | {"f": "moe_intermediate_size"}
+ADAPTED = DIMENSIONS | dict.fromkeys(("qwen2", "qwen3"), DIMENSIONS["llama"])  # families with adapters
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")  # they change no size
 
 
@@ -56,12 +52,10 @@ def member(config: dict, dropout: float | None, rank: int | None = None, adapter
     families = ADAPTED if rank else DIMENSIONS
     plain = _plain(config, families)
     family, like = str(config.get("model_type")), str(plain.get("model_type"))
-    dimensions: dict[str, Any]
     if like not in families:
-        structure, dimensions = ([plain, dropout, adapters], {"k": rank}) if rank else ([plain, dropout], {})
-        return Member(f"{like}-{cache.fingerprint(structure)[:12]}", family, dimensions, None)
+        return UNKNOWN if rank else Member(f"{like}-{cache.fingerprint([plain, dropout])[:12]}", family, {}, None)
     free = families[like]
-    dimensions = {letter: plain.get(name) for letter, name in free.items()}
+    dimensions: dict[str, Any] = {letter: plain.get(name) for letter, name in free.items()}
     if not all(type(size) is int and size > 0 for size in dimensions.values()):
         return UNKNOWN
     dimensions.setdefault("w", dimensions["h"] // dimensions["a"])
@@ -84,16 +78,14 @@ def _plain(config: dict, families: Collection[str]) -> dict:
         return config
     said = {name: value for name, value in config.items() if value is not None}
     sizes = {name: value for name, value in said.items() if type(value) is int}  # anybody's config may say anything
-    defaults: dict[str, Any] = {"tie_word_embeddings": family in ("bert", "gpt2", "gemma")}
+    defaults: dict[str, Any] = {"tie_word_embeddings": family in ("bert", "gpt2")}
     if family == "gpt2":
         defaults["n_inner"] = 4 * sizes.get("n_embd", 0)
     if family == "qwen3":
         defaults["head_dim"] = 128
-    heads = sizes.get("num_attention_heads", 1)
-    if family in ("llama", "qwen2", "olmo2", "phi3"):
-        defaults["num_key_value_heads"] = heads
-    if family in ("llama", "qwen2", "olmo2", "phi3", "mistral", "mixtral"):
-        defaults["head_dim"] = sizes.get("hidden_size", 0) // max(heads, 1)
+    if family in ("llama", "qwen2"):
+        heads = sizes.get("num_attention_heads", 1)
+        defaults |= {"num_key_value_heads": heads, "head_dim": sizes.get("hidden_size", 0) // max(heads, 1)}
     return defaults | said
 
 
@@ -130,18 +122,17 @@ def look(member: Member) -> list | None:
     if content is None:
         return None
     kind, _, tensors, buffers, fused, limit, _, vocabulary = content["look"]
-    values = _values(content, member.dimensions)
     if member.layers:
+        values = _values(content, member.dimensions)
         parts = {block: [*same] for block, same in groupby(tensors, key=itemgetter(2))}
         layers = [
             (name.replace(".0.", f".{i}.", 1), shape, f"layer.{i}", trains)
             for i in range(member.layers)
             for name, shape, _, trains in parts["layer.0"]
         ]
-        tensors = [*parts["embeddings"], *layers, *parts["head"]]
+        whole = [*parts["embeddings"], *layers, *parts["head"]]
+        tensors = [(name, [values[size] for size in shape], block, trains) for name, shape, block, trains in whole]
         buffers, limit, vocabulary = values[buffers], values[limit], values[vocabulary]
-    if member.dimensions:
-        tensors = [(name, [values[size] for size in shape], block, trains) for name, shape, block, trains in tensors]
     return [kind, member.family, tensors, buffers, fused, limit, vocabulary, True]
 
 
