@@ -155,4 +155,4 @@ def test_what_stage_3_keeps_on_the_host():
     kept = (2 + 4 + 8 + 2 + 4) * part
     # Pinned memory comes in powers of two: 32 MiB for the weights and for the sum, 64 MiB for the update's gradient.
     pinned_beyond = 2 * (2**25 - 2 * part) + 2**26 - 4 * part
-    assert of_arm("zero3_cpu", ranks=8, precision="bf16_cast").host_bytes == kept + pinned_beyond
+    assert of_arm("zero3_cpu", ranks=8, precision="bf16_cast", device="cuda").host_bytes == kept + pinned_beyond
