@@ -172,8 +172,8 @@ def _why_not_offloading(alike: list[Row], choice: Row) -> str:
         return ""
     quickest = min(others, key=lambda row: row.seconds)
     return (
-        f" {quickest.arm} ({duration(quickest.seconds)}) fits as well, but how long offloading takes depends on the host, so it "
-        "is preferred only where it is nearly twice as fast."
+        f" {quickest.arm} ({duration(quickest.seconds)}) fits as well, but how long offloading takes depends on the "
+        "host, so it is preferred only where it is nearly twice as fast."
     )
 
 
