@@ -35,6 +35,8 @@ class WatchCallback(transformers.TrainerCallback):
             arguments=args,
         )
         self.watch.__enter__()
+        unknown = getattr(kwargs.get("processing_class"), "unk_token_id", None)  # a processor of images has none
+        self.watch.know_unknown(unknown)
         atexit.register(self._end_at_exit)
 
     def on_train_end(self, args, state, control, **kwargs):

@@ -127,7 +127,7 @@ def updates(facts: Facts) -> Results:
     watched = facts.watched
     usual = facts.seen.accumulation or 1
     if (watched.passes_without_update or 0) > max(2 * LEAST_STEPS, 4 * usual):
-        yield "no_update", {}
+        yield "optimizer_made_anew" if watched.updates_by_another else "no_update", {}
     if 2 * watched.gradients_kept > READ_STEPS:
         yield "gradients_not_cleared", {"read": READ_STEPS}
     if 2 * watched.without_gradients > READ_STEPS:

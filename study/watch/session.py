@@ -89,6 +89,11 @@ class Watch:
         if self.session:
             self.session.loop.step.evaluated = True
 
+    def know_unknown(self, token: int | None) -> None:
+        """Note the token for words that the tokenizer does not know."""
+        if self.session:
+            self.session.loop.special.unknown = token
+
     def end(self, error: BaseException | None = None) -> None:
         """Complete the record. A second call does nothing."""
         if isinstance(error, SystemExit) and not error.code:

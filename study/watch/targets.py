@@ -37,6 +37,7 @@ class Special:
     is_causal: bool = False
     is_pair: bool = False  # of an encoder and a decoder
     takes_mask: bool = False
+    unknown: int | None = None  # of a tokenizer
 
 
 def special_of(model) -> Special:
@@ -116,12 +117,15 @@ def read(seen: Targets, loss: torch.Tensor, batch: TokensIn, special: Special) -
         return
     ids = batch.ids.detach().cpu()
     rows, length = ids.shape
+    runs = padding_by_runs(ids, special)
+    seen.tokens += int((~runs).sum())
+    if special.unknown is not None and special.unknown not in {special.pad, special.begin, *special.ends}:
+        seen.unknown += int(ids.eq(special.unknown).sum())
     if targets.numel() % rows or abs(targets.numel() // rows - length) > 2:
         return
     targets = targets.reshape(rows, -1)
     if is_shifted:
         targets = targets[:, 1:]
-    runs = padding_by_runs(ids, special)
     has_mask = batch.mask is not None and batch.mask.shape == ids.shape
     hidden = batch.mask.cpu() == 0 if has_mask else torch.zeros_like(runs)  # type: ignore[union-attr]
     hides_words = len(ids[hidden].unique()) > FEW_KINDS  # padding is of one kind, whatever the config says
@@ -134,7 +138,6 @@ def read(seen: Targets, loss: torch.Tensor, batch: TokensIn, special: Special) -
     seen_padding = runs & ~hidden
     sees = seen_padding[:, 0].any() if special.is_causal else 2 * seen_padding.sum() > runs.sum()
     seen.unmasked += bool(sees and special.takes_mask and special.pad is not None)
-    seen.tokens += int((~runs).sum())
     seen.hidden += int((hidden & ~runs).sum()) * hides_words
     if special.begin is not None and special.begin != special.pad:
         start = torch.argmax((~padding).long(), 1, keepdim=True).clamp(max=length - 2)
