@@ -29,8 +29,10 @@ def conform(
     Args:
         names: The adapters of this study to run; or a file with an adapter of yours. It is Python code, and
             runs with your rights: run only code that you trust. It defines build, forward_backward, step (which
-            returns the norm of the gradients, if it is known), whole_weights; if it can, save and load; if there is
-            one, inner (the module inside the wrapper). examples/zero_by_hand/adapter.py is one.
+            returns the norm of the gradients, if it is known), whole_weights; if it can, save(trainer, folder), which
+            makes the folder, and load(trainer, folder, weights_only); if there is a module inside the wrapper, inner,
+            and the mode "inner" of forward_backward. What the file itself refuses by NotImplementedError is not
+            applicable. examples/zero_by_hand/adapter.py is one, study/conform/adapters/pytorch.py has all.
         only: Run only properties whose name contains this text.
         release: Two releases of the adapter's library, such as 0.16.4..0.19.8: nothing is run, and the kept answers
             say what changes between them.
