@@ -105,6 +105,7 @@ class Targets(Section):
     ends: int = 0  # of texts, in the inputs of a language model
     ends_learned: int = 0  # that are targets that count
     unknown: int = 0  # tokens for words that the tokenizer does not know
+    positions_alike: int = 0  # micro-batches whose position_ids are one number in each row
 
 
 class Watched(Section):
@@ -148,6 +149,8 @@ class Watched(Section):
     updates_by_another: int = 0  # optimizer, of weights that the watched one has
     gradients_kept: int = 0  # of the first steps, those that began with gradients of the step before
     without_gradients: int = 0  # of the first steps, those that updated by gradients of zeros
+    usual_norm: Float = None  # of what is clipped: the median
+    largest_decay: Float = None  # weight decay times learning rate
     clipped_scaled: Flag = None  # gradients were clipped that a GradScaler had scaled
     loss_unscaled: Flag = None  # in fp16, without a scale
     has_schedule: Flag = None

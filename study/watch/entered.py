@@ -75,12 +75,14 @@ def padding(facts: Facts) -> Results:
 
 
 def special_tokens(facts: Facts) -> Results:
-    """Name beginnings that stand twice, ends that no loss teaches, and words that the tokenizer does not know."""
+    """Name beginnings that stand twice, ends that no loss teaches, words that nobody knows, and places."""
     seen = facts.watched.targets
     if seen.rows and seen.two_starts >= MOST * seen.rows:
         yield "two_starts", {"share": seen.two_starts / seen.rows}
     if seen.ends >= FEW_ENDS and not seen.ends_learned:
         yield "ends_not_learned", {"ends": seen.ends}
+    if seen.positions_alike and seen.positions_alike >= MOST * seen.read:
+        yield "positions_alike", {}
     if seen.tokens >= ENOUGH and seen.unknown >= UNKNOWN * seen.tokens:
         yield "tokens_unknown", {"share": seen.unknown / seen.tokens}
 

@@ -330,6 +330,9 @@ class WatchedLoop:
         rates = [group["lr"] for group in self._inner.param_groups]
         self.step.rates = [rate if is_number(rate) else math.nan for rate in rates]  # one in a tensor is not read
         self.rate = max([self.rate, *filter(is_number, rates)])
+        decays = [(group.get("weight_decay"), group["lr"]) for group in self._inner.param_groups]
+        products = [decay * rate for decay, rate in decays if is_number(decay) and is_number(rate)]
+        self.record.watched.largest_decay = max([self.record.watched.largest_decay or 0.0, *products])
         self.step.trained = self.weights.trained_share
         if self._is_engine:
             self.step.norm = _number(getattr(self.model, "_global_grad_norm", None))

@@ -69,6 +69,7 @@ class TokensIn:
     ids: torch.Tensor | None = None  # None, if there are none or several
     mask: torch.Tensor | None = None
     labels: torch.Tensor | None = None
+    positions: torch.Tensor | None = None
     rows: int = 0
 
 
@@ -87,7 +88,8 @@ def tokens_in(args: Any, kwargs: dict[str, Any], given: list[torch.Tensor]) -> T
     mask = named.get("attention_mask")
     rows = ids if ids is not None else next(iter(given), None)
     count = 0 if rows is None else len(rows)
-    return TokensIn(ids, mask if mask is not None and mask.ndim == 2 else None, named.get("labels"), count)
+    mask = mask if mask is not None and mask.ndim == 2 else None
+    return TokensIn(ids, mask, named.get("labels"), named.get("position_ids"), count)
 
 
 def read(seen: Targets, loss: torch.Tensor, batch: TokensIn, special: Special) -> None:
@@ -119,6 +121,8 @@ def read(seen: Targets, loss: torch.Tensor, batch: TokensIn, special: Special) -
     rows, length = ids.shape
     runs = padding_by_runs(ids, special)
     seen.tokens += int((~runs).sum())
+    if batch.positions is not None and batch.positions.ndim == 2:
+        seen.positions_alike += bool((batch.positions == batch.positions[:, :1]).all())
     if special.unknown is not None and special.unknown not in {special.pad, special.begin, *special.ends}:
         seen.unknown += int(ids.eq(special.unknown).sum())
     if targets.numel() % rows or abs(targets.numel() // rows - length) > 2:

@@ -235,6 +235,18 @@ def words_unknown() -> dict:
     return {"model": gpt2(), "rows": rows, "words": words}
 
 
+def places_alike() -> dict:
+    return {"model": gpt2(), "rows": [row | {"position_ids": [0] * LENGTH} for row in whole()]}
+
+
+def decayed() -> dict:
+    return {"model": gpt2(), "rows": whole(), "weight_decay": 100.0}
+
+
+def clipped_away() -> dict:
+    return {"model": gpt2(), "rows": whole(), "optim": "sgd", "max_grad_norm": 1e-4, "learning_rate": 0.1}
+
+
 # --- healthy ones
 
 
@@ -293,6 +305,20 @@ def healthy_second_adapter() -> dict:
     model.add_adapter("second", peft.LoraConfig(r=4, target_modules=["c_attn"]))
     model.set_adapter("second")
     return {"model": model, "rows": whole()}
+
+
+def healthy_recipe() -> dict:
+    """SGD that is clipped far below its norm, with more decay than usual, and places from 1 on."""
+    places = list(range(1, LENGTH + 1))
+    rows = [row | {"position_ids": places} for row in whole()]
+    return {
+        "model": gpt2(),
+        "rows": rows,
+        "optim": "sgd",
+        "max_grad_norm": 0.02,
+        "learning_rate": 0.3,
+        "weight_decay": 0.1,
+    }
 
 
 def healthy_rare_words() -> dict:
@@ -509,6 +535,7 @@ WITH_TRAINER = {
         *(all_ignored, shifted_twice, padding_learned, frozen_head, softmax_first, not_masked, cut_answers),
         *(frozen_score, head_without_rate, inverted_mask, unfrozen, padded_answers, tiny_rate),
         *(frozen_adapters, words_unknown, healthy_second_adapter, healthy_rare_words),
+        *(places_alike, decayed, clipped_away, healthy_recipe),
         *(healthy_lm, healthy_masked, healthy_answers, healthy_packed, healthy_frozen_body, healthy_adapters),
         *(healthy_smoothed, healthy_distilled, healthy_frozen_words, healthy_rare_class, healthy_pair, healthy_tokens),
     )
