@@ -85,6 +85,7 @@ class WatchedLoop:
     step: Step = field(default_factory=Step)
     inputs: list[str] = field(default_factory=list)  # shapes and digests, of the first passes
     rate: float = 0.0  # the largest
+    decay: float = 0.0  # the largest product with the weight decay
 
     def __post_init__(self) -> None:
         self._inner = roles.inner_optimizer(self.optimizer)
@@ -332,7 +333,7 @@ class WatchedLoop:
         self.rate = max([self.rate, *filter(is_number, rates)])
         decays = [(group.get("weight_decay"), group["lr"]) for group in self._inner.param_groups]
         products = [decay * rate for decay, rate in decays if is_number(decay) and is_number(rate)]
-        self.record.watched.largest_decay = max([self.record.watched.largest_decay or 0.0, *products])
+        self.decay = max([self.decay, *products])
         self.step.trained = self.weights.trained_share
         if self._is_engine:
             self.step.norm = _number(getattr(self.model, "_global_grad_norm", None))

@@ -89,11 +89,6 @@ class Watch:
         if self.session:
             self.session.loop.step.evaluated = True
 
-    def know_unknown(self, token: int | None) -> None:
-        """Note the token for words that the tokenizer does not know."""
-        if self.session:
-            self.session.loop.special.unknown = token
-
     def end(self, error: BaseException | None = None) -> None:
         """Complete the record. A second call does nothing."""
         if isinstance(error, SystemExit) and not error.code:
@@ -189,6 +184,7 @@ class Session:
         rank = self.ranks.rank
         watched = self.loop.record.watched
         watched.passes_without_update = self.loop.step.backwards
+        watched.largest_decay = self.loop.decay
         watched.orders_repeated = self.loop.loaders.orders_repeated
         watched.evaluated_on_trained = self.loop.loaders.evaluated_on_trained
         if error is None:
