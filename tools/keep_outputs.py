@@ -21,7 +21,8 @@ from nbformat import NotebookNode
 from study.core.arms import ROOT
 
 RECORDS = "reports/cpu-2core/runs"
-RUNS = {"stages": RECORDS, "compare": f"{RECORDS}/smoke", "replicate": RECORDS, "claims": RECORDS}  # Colab's needs a GPU
+# Colab's needs a GPU.
+RUNS = {"stages": RECORDS, "compare": f"{RECORDS}/smoke", "replicate": RECORDS, "claims": RECORDS}
 ABOUT = (
     "*The tables and figures below were made on {day} by `make outputs`, which ran this notebook over the records in\n"
     "`{runs}`: small models on two CPU cores, and virtual ranks without a GPU. To run it yourself: `make notebook`.*"

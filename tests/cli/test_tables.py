@@ -16,11 +16,11 @@ from tests.conftest import ROOT
 
 SMOKE = "reports/cpu-2core/runs/smoke"
 COMMANDS = [
-    f"compare --arms {SMOKE}",
+    f"compare --arms --all {SMOKE}",
     f"compare {SMOKE}",
     f"runs {SMOKE}",
     "advise --model mistral-7b --gpus 8 --gpu H100",
-    "claims",
+    "claims --all",
     "arms",
 ]
 RUN_ALL = """
