@@ -71,6 +71,7 @@ def _list_undecided(claims: list[Claim]) -> None:
 
 
 def _show_all() -> None:
+    say_wrapped(texts.in_words(texts.claims()), "")
     show(texts.by_document())
     say("", "What each document stands for (study claims ID has the rest):", "")
     columns = ("id", "question", "verdict", "certainty")

@@ -148,12 +148,13 @@ def _releases_first(options: list[str]) -> list[str]:
     """Return options with releases and lists in front: tyro takes words before options or behind them, and not both."""
     if not options or options[0].startswith("-"):
         return options
-    late = [
-        word
-        for before, word in itertools.pairwise(["", *options])
-        if before != "--config" and not word.startswith("-") and ("==" in word or os.path.isfile(word))  # noqa: PTH113
-    ]
-    return [*late, *(word for word in options if word not in late)]
+    late: list[str] = []
+    others: list[str] = []
+    for before, word in itertools.pairwise(["", *options]):
+        is_release = "==" in word or os.path.isfile(word)  # noqa: PTH113
+        goes_first = is_release and before != "--config" and not word.startswith("-")
+        (late if goes_first else others).append(word)
+    return [*late, *others]
 
 
 def _script(options: list[str]) -> list[str] | None:

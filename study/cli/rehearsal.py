@@ -16,6 +16,7 @@ from study.core.errors import Stop
 from study.core.gpus import gpu_named, num_gpus
 from study.core.text import during
 from study.records import store
+from study.rehearsal import alternatives
 from study.rehearsal.launchers import LAUNCHERS, StartedScript, launched
 from study.rehearsal.request import Failure, Request
 from study.rehearsal.start import parts_from_rank_1, ran, tried
@@ -131,6 +132,8 @@ def request_of(script: str, words: list[str], machines: Machines, how_far: HowFa
     config = machines.config_file or named or (default if default.is_file() else None)
     if config is not None and not config.is_file():
         raise Stop(f"there is no --config_file {config}", "name Accelerate's YAML")
+    if config is not None:
+        alternatives.read(config)  # Accelerate would end with a traceback
     return Request(
         script=str(path),
         module=module,
