@@ -47,7 +47,8 @@ def claims(
     chosen: Sequence[Claim | Fault] = texts.named(claim) if claim else texts.claims()
     if undecided:
         are_open = [each for each in chosen if isinstance(each, Claim) and each.would_decide]
-        _list_undecided(are_open)
+        for one in are_open:
+            say_wrapped(f"{one.id} {one.answer}", f"    What would decide it: {one.would_decide}", indent="    ")
         chosen = are_open
     elif runs:
         _compare_claims(chosen, records.load(runs, every_folder_has_runs=True), in_full=bool(claim))
@@ -63,11 +64,6 @@ def claims(
             _show_one(each)
     # By alias: as the ledger's files have it.
     return [each.model_dump(mode="json", by_alias=True) for each in chosen]
-
-
-def _list_undecided(claims: list[Claim]) -> None:
-    for claim in claims:
-        say_wrapped(f"{claim.id} {claim.answer}", f"    What would decide it: {claim.would_decide}", indent="    ")
 
 
 def _show_all() -> None:

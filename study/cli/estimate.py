@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from study.core import arms, optimizers
-from study.core.errors import Stop
+from study.core.errors import Stop, refuse_beyond
 from study.core.settings import flag
 from study.core.text import say, say_wrapped, show
 from study.predict.front import (
@@ -45,8 +45,7 @@ class PassFlags:
 
     def __post_init__(self) -> None:
         for name in ("micro_batch", "accumulation"):
-            if not 1 <= (value := getattr(self, name)) <= MOST_ROWS:
-                raise Stop(f"{flag(name)} must be from 1 to {MOST_ROWS} (got {value})", "give such a number")
+            refuse_beyond(flag(name), getattr(self, name), MOST_ROWS)
 
 
 def training_of(
