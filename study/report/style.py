@@ -30,7 +30,7 @@ from study.report.tables import parts
 WIDTH = 5.4  # inches: on a phone it scrolls, as site.css says; a desk shows it at full size and a fifth more
 TITLE_LETTERS, NOTE_LETTERS = 52, 72  # of a line: browsers set the same font up to an eighth wider than matplotlib
 COLUMNS = 3  # of a legend
-COLOURS_OF_PNG = 64
+COLOURS_OF_PNG, DPI_OF_PNG = 64, 144
 LINE = 0.16  # inches: the height of a line of text
 FAINT, CARD = "#5c5c63", "#ffffff"  # as in figures.mplstyle
 EDGE: dict[str, Any] = {"edgecolor": FAINT, "linewidth": 0.6}  # of a part of a bar
@@ -156,6 +156,7 @@ def svg(drawing: Figure, name: str, label: str | None = None) -> str:
 
 def png(drawing: Figure) -> str:
     """The figure as a small PNG in base64, for readers of notebooks that show no SVG, as GitHub's."""
+    drawing.set_dpi(DPI_OF_PNG)
     with matplotlib.rc_context(fname=STYLE):
         FigureCanvasAgg(drawing).print_png(wide := io.BytesIO())
     # --- a figure has few colours: a quarter of the bytes
