@@ -1,5 +1,6 @@
 """`study conform`: hold ways of sharding to one process, on the same weights and data, with the same arithmetic."""
 
+import ast
 import dataclasses
 import tempfile
 from collections import defaultdict
@@ -68,6 +69,10 @@ def _adapter(name: str) -> Adapter:
         if missing := [each for each in NEEDED if each not in text]:
             what = f"{path} does not define {', '.join(missing)}"
             raise Stop(what, "write them as in examples/zero_by_hand/adapter.py")
+        try:
+            ast.parse(text)
+        except (SyntaxError, ValueError) as error:
+            raise Stop(f"{path} is no Python ({error})", "fix it, or name another file") from None
         return Adapter(path.stem, path.resolve(), name)
     if name not in ADAPTERS:
         raise Stop(f"{name!r} is neither an adapter nor a file", nearest(name, ADAPTERS))

@@ -262,7 +262,7 @@ def test_a_function_can_be_left_out(written):
     ("words", "expected"),
     [
         (("nowhere.py",), "there is no script"),
-        (("examples/trainer_glue.py", "--ranks=0"), "--ranks must be 1 to"),
+        (("examples/trainer_glue.py", "--ranks=0"), "--ranks must be from 1 to"),
         (("examples/trainer_glue.py", "--config_file=nowhere.yaml"), "there is no --config_file"),
         (("examples/trainer_glue.py", "--value=loss"), "takes NAME=VALUE"),
         (("examples/trainer_glue.py", "--gpu=Z9"), "is not a known GPU"),
