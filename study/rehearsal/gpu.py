@@ -1,6 +1,7 @@
 """What `torch.cuda` answers in a rehearsal: as the named GPU would, without one."""
 
 import contextlib
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -75,6 +76,9 @@ def answer_as_a_gpu(request: Request, script: Script) -> None:
         answers[silent] = lambda *_, **__: None  # one for each: the compiler tells functions apart by their identity
     for attribute, function in answers.items():
         setattr(torch.cuda, attribute, function)
+        if hasattr(torch.accelerator, attribute):
+            setattr(torch.accelerator, attribute, function)
+    answer_for_any_accelerator(request, script, memory_bytes)
     # It asks for a GPU at each operation, and none may be touched.
     FakeTensorMode.avoid_device_init = True  # type: ignore[method-assign, assignment]
     TORCH.cuda.Stream = Stream
@@ -95,6 +99,27 @@ def answer_as_a_gpu(request: Request, script: Script) -> None:
 
     TORCH.nn.Module.to = to
     TORCH.nn.Module._apply = apply
+
+
+def answer_for_any_accelerator(request: Request, script: Script, memory_bytes: int) -> None:
+    """Replace the functions of torch.accelerator that torch.cuda has under other names. PyTorch asks them itself."""
+
+    def asks() -> bool:
+        return script.owns(sys._getframe(2).f_code.co_filename)
+
+    find = torch.accelerator.current_accelerator
+    answers = {
+        "is_available": lambda: asks(),
+        "device_count": lambda: request.ranks_per_machine if asks() else 0,
+        "current_accelerator": lambda *given, **named: torch.device("cuda") if asks() else find(*given, **named),
+        "current_device_index": lambda: 0,
+        "current_device_idx": lambda: 0,
+        "set_device_index": lambda *_: None,
+        "set_device_idx": lambda *_: None,
+        "get_memory_info": lambda *_: (memory_bytes, memory_bytes),
+    }
+    for attribute, function in answers.items():
+        setattr(torch.accelerator, attribute, function)
 
 
 def apply(module: torch.nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True):
