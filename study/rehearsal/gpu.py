@@ -78,7 +78,7 @@ def answer_as_a_gpu(request: Request, script: Script) -> None:
         setattr(torch.cuda, attribute, function)
         if hasattr(torch.accelerator, attribute):
             setattr(torch.accelerator, attribute, function)
-    answer_for_any_accelerator(request, script, memory_bytes)
+    answer_for_any_accelerator(script, memory_bytes)
     # It asks for a GPU at each operation, and none may be touched.
     FakeTensorMode.avoid_device_init = True  # type: ignore[method-assign, assignment]
     TORCH.cuda.Stream = Stream
@@ -101,21 +101,23 @@ def answer_as_a_gpu(request: Request, script: Script) -> None:
     TORCH.nn.Module._apply = apply
 
 
-def answer_for_any_accelerator(request: Request, script: Script, memory_bytes: int) -> None:
+def answer_for_any_accelerator(script: Script, memory_bytes: int) -> None:
     """Replace the functions of torch.accelerator that torch.cuda has under other names. PyTorch asks them itself."""
 
-    def asks() -> bool:
-        return script.owns(sys._getframe(2).f_code.co_filename)
+    def is_available() -> bool:
+        return script.owns(sys._getframe(1).f_code.co_filename)
 
     find = torch.accelerator.current_accelerator
-    answers = {
-        "is_available": lambda: asks(),
-        "device_count": lambda: request.ranks_per_machine if asks() else 0,
-        "current_accelerator": lambda *given, **named: torch.device("cuda") if asks() else find(*given, **named),
+
+    def current_accelerator(*args, **kwargs) -> torch.device | None:
+        mine = script.owns(sys._getframe(1).f_code.co_filename)
+        return torch.device("cuda") if mine else find(*args, **kwargs)
+
+    answers: dict[str, Callable] = {
+        "is_available": is_available,
+        "current_accelerator": current_accelerator,
         "current_device_index": lambda: 0,
-        "current_device_idx": lambda: 0,
         "set_device_index": lambda *_: None,
-        "set_device_idx": lambda *_: None,
         "get_memory_info": lambda *_: (memory_bytes, memory_bytes),
     }
     for attribute, function in answers.items():
