@@ -37,7 +37,7 @@ def failed(failure: Failure, request: Request) -> dict:
         say("", f"    {failure.code}")
     if failure.kind == "value":
         say_wrapped("", "--value NAME=NUMBER gives a variable of the script a value; --skip FUNCTION leaves one out.")
-    return {"fine": False, "error": asdict(failure)}
+    return {"fine": False, "peak_bytes": None, "parts": None, "fits": None, "error": asdict(failure)}
 
 
 def show_answer(request: Request, answer: Answer, record: Record, rows: list[Tried], folder: Path) -> dict:
