@@ -24,7 +24,8 @@ if [ -e gpu-pack/pack.json ]; then  # a machine without a network: `make gpu` ma
 else
   if ! { command -v make && command -v g++ && "$python" -c 'import ensurepip'; } >/dev/null 2>&1; then  # a bare container
     apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends make g++ git python3-dev python3-venv
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+      make g++ git python3-dev python3-venv >/dev/null
   fi
   "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: PYTHON=python3.12 names one")'
   pinned=$("$python" -c 'import sys; print("--constraint constraints.txt" if sys.version_info[:2] == (3, 11) else "")')

@@ -119,7 +119,9 @@ def read(path: Path) -> Arm:
     try:
         return _arm(config, path)
     except (TypeError, ValueError) as error:
-        raise Stop(f"{path}: {why(error)}", f"fix {path.name}") from None
+        section = config.get("deepspeed_config")
+        file = section.get("deepspeed_config_file") if isinstance(section, dict) else None
+        raise Stop(f"{path}: {why(error)}", f"fix {path.name}" + (f" or {Path(file).name}" if file else "")) from None
 
 
 def _arm(config: dict, path: Path) -> Arm:
@@ -174,8 +176,8 @@ def _of_deepspeed(section: dict, groups: dict, path: Path) -> dict[str, Any]:
     homes = {part: _section(zero, part).get("device", "none") for part in OFFLOADS}
     if stage not in (0, 1, 2, 3) or not {*homes.values()} <= {"none", "cpu", "nvme"}:
         raise ValueError(f"stage must be 0, 1, 2 or 3, and a device none, cpu or nvme (got {stage}, {homes})")
-    for does, remedy in promises_ignored(zero, stage):
-        raise ValueError(f"stage {stage} {does}: {remedy}")
+    if ignored := promises_ignored(zero, stage):
+        raise ValueError("; ".join(f"stage {stage} {does}: {remedy}" for does, remedy in ignored))
     clipping = content.get("gradient_clipping", "auto")
     if clipping == "auto":  # Accelerate fills in the value that is DeepSpeed's default, too
         clipping = 1.0

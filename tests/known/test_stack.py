@@ -58,6 +58,8 @@ def test_the_table_is_whole():
         assert not fault.script or (ROOT / "reproductions" / f"{fault.script}.py").is_file()
         assert fault.upstream.startswith("https://") or not fault.upstream
         assert fault.rests_on != "script" or fault.script, fault.id
+        read = fault.upstream or re.search(r"\.py\b|https://|#\d+", fault.why + fault.found)
+        assert fault.rests_on != "sources, not run" or read, f"{fault.id}: name the file that was read, or the thread"
         if fault.rests_on == "two runs":
             (run,) = known[known["thread"].str.endswith(f"#{fault.upstream.rpartition('/')[2]}")].itertuples()
             assert [run.before, run.after] == [fault.until, *re.findall("right in ([^;]+)", fault.releases)]

@@ -147,3 +147,12 @@ def test_the_step_holds_all_gradients_in_fp32_twice_with_deepspeed_only(zero, ti
     ours = training_of(named("gpt2"), zero=zero, precision="bf16_cast", ranks=2)
     updates = [sum(now.values()) for when, now in engine_of(ours).instants(ours.profile) if when == "update"]
     assert max(updates) == (2 + 4 * times) * ours.model.parameters
+
+
+def test_what_stage_3_keeps_on_the_host():
+    """Of each element of a rank's part: weights, master, both moments, the sum of gradients, the update's gradient."""
+    part = engine("zero3_cpu", 8).part
+    kept = (2 + 4 + 8 + 2 + 4) * part
+    # Pinned memory comes in powers of two: 32 MiB for the weights and for the sum, 64 MiB for the update's gradient.
+    pinned_beyond = 2 * (2**25 - 2 * part) + 2**26 - 4 * part
+    assert of_arm("zero3_cpu", ranks=8, precision="bf16_cast", device="cuda").host_bytes == kept + pinned_beyond
