@@ -56,10 +56,10 @@ def all_options(
     return options
 
 
-def with_adapters() -> list[TraceOptions]:
+def with_adapters(quantized_bits: tuple[int, ...] = (0, 4)) -> list[TraceOptions]:
     """Return the passes of adapters, also beside 4 bits: under autocast, and in 16 bits as DeepSpeed and FSDP2."""
     options = []
-    for checkpointing, bits in itertools.product((True, False), (0, 4)):
+    for checkpointing, bits in itertools.product((True, False), quantized_bits):
         plain = TraceOptions(1, "bf16_cast", "sdpa", checkpointing, cuda=True, quantized_bits=bits)
         options += [plain, plain._replace(zero3_linear=True), plain._replace(precision="bf16", frozen="bf16")]
     return options
@@ -77,7 +77,9 @@ class Source:
         self.name = self.member.name
         self.family = config["model_type"] if self.member.layers else None
         terms = TERMS.get(self.family, TERMS["llama"])
-        self.plain_terms = ["", *(f"{terms} {OF_ADAPTERS}" if rank else terms).split()]
+        if rank:
+            terms += f" {OF_ADAPTERS}"
+        self.plain_terms = ["", *terms.split()]
         self.terms = self.plain_terms + [f"r{term}" for term in self.plain_terms]
         self.entries: dict[str, int] = {}
         self.sums: dict[tuple[int, ...], int] = {}
@@ -158,7 +160,7 @@ class Source:
 
     def _section(self, same: tuple[Section, ...]) -> int:
         """Return the number of a section that all samples have."""
-        skeletons, sizes = zip(*(_divided(section) for section in same), strict=True)
+        skeletons, sizes = zip(*(zip(*map(_without_sizes, each.entries), strict=True) for each in same), strict=True)
         if any(skeleton != skeletons[0] for skeleton in skeletons):
             raise NoSum("the samples do other operations")
         stored = []
@@ -187,13 +189,19 @@ class Source:
         if not any(numbers):
             return {}
         for count in range(1, min(MOST_TERMS, len(self.plain_terms)) + 1):
-            chosen = numpy.array([*itertools.combinations(range(len(self.plain_terms)), count)])
-            matrices = self._table[:, chosen].transpose(1, 0, 2)  # combinations, samples, terms
-            factors = numpy.rint(numpy.linalg.pinv(matrices) @ numbers).astype(int)
+            chosen, matrices, inverses = self._combinations(count)
+            factors = numpy.rint(inverses @ numbers).astype(int)
             sums = numpy.einsum("cst,ct->cs", matrices, factors)
             for place in numpy.flatnonzero((sums == numbers).all(axis=1)):
                 return dict(zip(chosen[place].tolist(), factors[place].tolist(), strict=True))
         raise NoSum(f"{numbers} is no sum of {MOST_TERMS} terms")
+
+    @functools.cache  # noqa: B019
+    def _combinations(self, count: int) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
+        """Return the places of so many terms, their values on the samples, and the inverses of these."""
+        chosen = numpy.array([*itertools.combinations(range(len(self.plain_terms)), count)])
+        matrices = self._table[:, chosen].transpose(1, 0, 2)  # combinations, samples, terms
+        return chosen, matrices, numpy.linalg.pinv(matrices)
 
     @functools.cached_property
     def _table(self) -> numpy.ndarray:
@@ -206,16 +214,6 @@ def _as_in_the_file(look: Iterable) -> list:
     """Return a look with an empty place between the limit and the vocabulary, and without what all members can."""
     *others, vocabulary, _ = look
     return [*others, None, vocabulary]
-
-
-def _divided(section: Section) -> tuple[list[list], list[list[int]]]:
-    """Return the entries of a section without the numbers that depend on dimensions, and these numbers."""
-    skeletons, sizes = [], []
-    for entry in section.entries:
-        skeleton, numbers = _without_sizes(entry)
-        skeletons.append(skeleton)
-        sizes.append(numbers)
-    return skeletons, sizes
 
 
 def _without_sizes(entry: tuple) -> tuple[list, list[int]]:
@@ -266,7 +264,10 @@ def sources() -> list[Source]:
         Source(llama | tied, None, gpu),
         Source(llama | tied | same_heads, None, gpu),
     ]
-    members += [Source(config, None, with_adapters(), rank=8) for config in (llama,)]
+    qwens = [config_of(name) | {"num_hidden_layers": MANY} for name in ("qwen2.5-7b", "qwen3-8b")]
+    for config in (llama, llama | same_heads, llama | tied, *qwens):
+        members.append(Source(config, None, with_adapters(), rank=8))
+    members.append(Source(gpt2, None, with_adapters((0,)), rank=8))
     for name in SHAPES:
         config = config_of(name)
         # Those are traced in seconds, or of a family.

@@ -113,7 +113,9 @@ def changed(of: Pace, values: dict[Name, float]) -> Pace:
 
 def errors(members: list[Timed], of: Pace) -> numpy.ndarray:
     """Return the logarithms of predicted over measured seconds."""
-    return numpy.log([step_time(each.training, each.machine, of).seconds / each.seconds for each in members])
+    return numpy.log(
+        [step_time(each.training, replace(each.machine, pace=of)).seconds / each.seconds for each in members]
+    )
 
 
 def touches(name: Name, row: Timed) -> bool:
@@ -181,7 +183,7 @@ class Fit:
             of = self.constants(self.without(kept))
             for each in self.members:
                 if each.source == source:
-                    step = step_time(each.training, each.machine, of)
+                    step = step_time(each.training, replace(each.machine, pace=of))
                     found.append((each, float(numpy.log(step.seconds / each.seconds)), kind_of_interval(step.limit)))
         return found
 

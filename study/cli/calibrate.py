@@ -3,6 +3,7 @@
 import json
 import math
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -14,7 +15,7 @@ from study.core.errors import Stop
 from study.core.gpus import gpu_named, gpus_here
 from study.core.settings import MACHINE
 from study.core.text import during, say, say_wrapped, show
-from study.predict.front import CalibratedMachine, MeasuredStep, calibration, pace, step_time
+from study.predict.front import CalibratedMachine, MeasuredStep, calibration, step_time
 from study.records.store import now_utc
 from study.sweeps import launches
 from study.sweeps.protocol import Cell
@@ -91,9 +92,8 @@ def _show(here: CalibratedMachine, out: Path) -> None:
     known = calibration.known(here)
     rows = []
     for step, timed in zip(here.steps, calibration.timed(here), strict=True):
-        before, after = (
-            step_time(timed.training, calibration.hardware(known, step.ranks), of).seconds for of in (pace(), None)
-        )
+        hardware = calibration.hardware(known, step.ranks)
+        before, after = (step_time(timed.training, each).seconds for each in (replace(hardware, pace=None), hardware))
         rows.append(
             {
                 "arm": step.arm,

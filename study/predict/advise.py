@@ -6,6 +6,7 @@ the card, fewer rows.
 """
 
 import itertools
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import Literal
@@ -14,7 +15,7 @@ from study.core import arms
 from study.core.arms import Arm
 from study.core.gpus import Gpu
 from study.core.optimizers import refusal
-from study.predict.allocator import reserve_bytes
+from study.predict.allocator import headroom_bytes
 from study.predict.estimate import HOST_PROCESS_BYTES
 from study.predict.prediction import Prediction
 from study.predict.question import (
@@ -30,7 +31,6 @@ from study.predict.question import (
     zero_of,
 )
 from study.predict.trace.transformer import Transformer
-from study.predict.training import Training
 
 SEPARABLE = 1.1  # recomputation has to be so many times as fast: both times of an arm err alike
 # An arm is preferred to one before it in arms.NAMES if it is predicted so many times as fast, and named if it fits only
@@ -93,7 +93,7 @@ class Advice:
 
 def advise(question: Question) -> Advice:
     """Every arm that makes sense here as a row, and the choice."""
-    rows = [best_of_arm(question, arm) for arm in map(arms.load_arm, arms.NAMES) if _makes_sense(arm, question)]
+    rows = [best_of_arm(question, arm) for arm in _arms(question)]
     while True:
         fitting = [row for row in rows if row.fits]
         choice = best_of(fitting)
@@ -133,7 +133,9 @@ def _without_offloading(question: Question, choice: Row | None) -> tuple[tuple[s
 
 def _with_room(question: Question, row: Row) -> Row:
     """The row with what nvidia-smi will show. If that fills the card: the arm with fewer rows, if these leave room."""
-    driver_bytes = Prediction.of(training_of_row(question, row)).kinds(question.gpu).driver
+    settled = replace(question, precision=row.precision, checkpointing=row.checkpointing)
+    arm = settled_arm(arms.load_arm(row.arm), question.gpus, question.local, row.bucket_elements)
+    driver_bytes = _predicted(settled, arm, row.micro_batch).kinds(question.gpu).driver
     shown = replace(row, driver_bytes=driver_bytes)
     if row.is_tight or not shown.is_tight or row.micro_batch == 1 or question.optimizer_in_backward:
         return shown
@@ -154,13 +156,25 @@ def fewest(
     while least <= (1 if place.optimizer_in_backward else MOST_GPUS):
         rows = None if step.batch is None else ceil(step.batch / least) * least
         question = Question.of(model, replace(training, gpus=least), place, replace(step, batch=rows))
-        advice = advise(question)
-        if advice.choice:
-            first = first or advice
-            if any(row.fits and not row.offloads for row in advice.rows):
-                return replace(advice, fewest_gpus=first.question.gpus)
+        fitting = [arm for arm in _arms(question) if _fits_somehow(question, arm)]
+        if fitting:
+            first = first or question
+            if any(arm.offload_optimizer == "none" for arm in fitting):
+                return replace(advise(question), fewest_gpus=first.gpus)
         least *= 2
-    return first
+    return advise(first) if first else None
+
+
+def _arms(question: Question) -> list[Arm]:
+    return [arm for arm in map(arms.load_arm, arms.NAMES) if _makes_sense(arm, question)]
+
+
+def _fits_somehow(question: Question, arm: Arm) -> bool:
+    """Whether an arm fits with the fewest rows per pass, or with all in one, which may need less."""
+    if question.checkpointing is None:
+        question = replace(question, checkpointing=question.model.look.has_checkpointing)
+    sizes = _sizes(question)
+    return any(_with_most_rows(question, arm, each).fits for each in (sizes[-1:], [sizes[0], sizes[-1]]))
 
 
 def _makes_sense(arm: Arm, question: Question) -> bool:
@@ -186,20 +200,13 @@ def _makes_sense(arm: Arm, question: Question) -> bool:
 
 def fits_on(gpu: Gpu, peak_bytes: float, driver_bytes: int | None = None) -> Literal["yes", "only just", "no"]:
     """Say if a peak fits on a GPU beside a reserve. `driver_bytes` is what nvidia-smi will show, if that is known."""
-    headroom_bytes = gpu.memory_bytes - reserve_bytes(gpu) - peak_bytes
-    if headroom_bytes < 0:
+    left_bytes = headroom_bytes(gpu, peak_bytes)
+    if left_bytes < 0:
         return "no"
     # A peak may be larger than predicted; and near the end of a card PyTorch gives memory back and asks for it again.
-    if headroom_bytes < MISS * peak_bytes or (driver_bytes or 0) >= FULL * gpu.memory_bytes:
+    if left_bytes < MISS * peak_bytes or (driver_bytes or 0) >= FULL * gpu.memory_bytes:
         return "only just"
     return "yes"
-
-
-def training_of_row(question: Question, row: Row) -> Training:
-    """The training that a row was predicted for."""
-    settled = replace(question, precision=row.precision, checkpointing=row.checkpointing)
-    arm = settled_arm(arms.load_arm(row.arm), question.gpus, question.local, row.bucket_elements)
-    return settled.training(arm, row.micro_batch, row.accumulation)
 
 
 def best_of(rows: list[Row]) -> Row | None:
@@ -229,7 +236,8 @@ def best_of_arm(question: Question, arm: Arm, most_rows: int = MOST_ROWS) -> Row
         recomputations = (True, False) if question.model.look.has_checkpointing else (False,)
     tried: list[Row] = []
     for checkpointing in recomputations:
-        tried.append(_with_most_rows(replace(question, checkpointing=checkpointing), arm, most_rows))
+        sizes = [rows for rows in _sizes(question) if rows <= most_rows]
+        tried.append(_with_most_rows(replace(question, checkpointing=checkpointing), arm, sizes))
         if not tried[-1].fits:
             break  # without checkpointing it would need more
     fitting = [row for row in tried if row.fits]
@@ -237,33 +245,56 @@ def best_of_arm(question: Question, arm: Arm, most_rows: int = MOST_ROWS) -> Row
     return min(rows, key=lambda row: row.seconds * (SEPARABLE if row.checkpointing else 1))
 
 
-def _with_most_rows(question: Question, arm: Arm, most_rows: int) -> Row:
-    """The most rows per pass that fit with a margin, or else just fit; if none, a single row."""
-    # Each number is tried, from the largest: FSDP2 may fit with all rows in one pass, for which it sums no whole
-    # gradients, and not with half of them.
+def _sizes(question: Question) -> list[int]:
+    """The numbers of rows per pass that divide those of a rank, from the largest."""
     share = question.batch // question.gpus
-    sizes = [rows for rows in range(min(share, most_rows), 0, -1) if share % rows == 0]
     if question.optimizer_in_backward:  # it cannot wait for further passes
-        sizes = [share]
-    gpu = question.gpu
+        return [share]
+    return [rows for rows in range(share, 0, -1) if share % rows == 0]
+
+
+def _predicted(question: Question, arm: Arm, rows: int) -> Prediction:
+    return Prediction.of(question.training(arm, rows, question.batch // question.gpus // rows))
+
+
+def _most_rows(question: Question, arm: Arm, sizes: list[int], miss: float) -> int | None:
+    """The largest of some numbers of rows that fits. None: none does."""
+
+    def fits(rows: int) -> bool:
+        peak_bytes = _predicted(question, arm, rows).memory.peak_bytes
+        return headroom_bytes(question.gpu, peak_bytes) >= miss * peak_bytes
+
+    # All rows in one pass may fit where fewer do not: FSDP2 sums no whole gradients then. Of the others fewer need
+    # less. Each number that is tried needs a trace.
+    place = 0 if fits(sizes[0]) else bisect_left(sizes, True, 1, key=fits)
+    return sizes[place] if place < len(sizes) else None
+
+
+def _with_most_rows(question: Question, arm: Arm, sizes: list[int]) -> Row:
+    """The most rows per pass that fit with a margin, or else just fit; if none, the fewest."""
     arm = settled_arm(arm, question.gpus, question.local)
-    engine = Prediction.of(question.training(arm, sizes[0], share // sizes[0])).engine
+    fewest_rows = _predicted(question, arm, sizes[-1])
+    engine = fewest_rows.engine
     states_bytes = sum(size for role, size in engine.standing.items() if role not in engine.on_host)
-    if states_bytes > gpu.memory_bytes:  # fewer rows cannot help, so passes over more need no trace
+    if states_bytes > question.gpu.memory_bytes:
         sizes = sizes[-1:]
-    # The last of these changes first: a margin counts for more than large buckets, and large buckets for more than
-    # rows. If nothing fits, the variables are left with the last try: no margin, the arm's own buckets, one row.
-    for miss, settled, rows in itertools.product((MISS, 0.0), (with_buckets(arm), arm), sizes):
-        prediction = Prediction.of(question.training(settled, rows, share // rows))
-        peak_bytes = prediction.memory.peak_bytes
-        headroom = gpu.memory_bytes - reserve_bytes(gpu) - peak_bytes
-        if headroom >= miss * peak_bytes:
+    elif headroom_bytes(question.gpu, fewest_rows.memory.peak_bytes) < 0:
+        sizes = [sizes[0], sizes[-1]]
+    # A margin counts for more than large buckets, and large buckets for more than rows. If nothing fits, the last try
+    # is left: no margin, and the arm's own buckets.
+    for miss, settled in itertools.product((MISS, 0.0), (with_buckets(arm), arm)):
+        rows = _most_rows(question, settled, sizes, miss)
+        if rows:
             break
+    rows = rows or sizes[-1]
+    prediction = _predicted(question, settled, rows)
+    peak_bytes = prediction.memory.peak_bytes
+    left_bytes = headroom_bytes(question.gpu, peak_bytes)
     host_bytes = question.local * (prediction.memory.host_bytes + HOST_PROCESS_BYTES)
     limit = ""
     if host_bytes > question.host_memory_bytes:
         limit = "host memory"
-    if headroom < 0:
+    if left_bytes < 0:
         limit = "GPU memory"
     row = Row(
         arm=arm.name,
@@ -273,10 +304,10 @@ def _with_most_rows(question: Question, arm: Arm, most_rows: int) -> Row:
         precision=question.precision or usual_precision(arm),
         checkpointing=bool(question.checkpointing),
         micro_batch=rows,
-        accumulation=share // rows,
+        accumulation=question.batch // question.gpus // rows,
         bucket_elements=zero_of(settled).get("reduce_bucket_size"),
         peak_bytes=peak_bytes,
-        headroom_bytes=headroom,
+        headroom_bytes=left_bytes,
         host_bytes=host_bytes,
     )
     if limit:

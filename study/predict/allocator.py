@@ -162,6 +162,11 @@ def reserve_bytes(gpu: Gpu) -> float:
     return OUTSIDE_AT_MOST_BYTES + FRAGMENTATION * gpu.memory_bytes
 
 
+def headroom_bytes(gpu: Gpu, peak_bytes: float) -> float:
+    """What a peak leaves of a GPU beside the reserve; negative if it does not fit."""
+    return gpu.memory_bytes - reserve_bytes(gpu) - peak_bytes
+
+
 def kinds_of(engine: Engine, whole: Estimate, gpu: Gpu | None = None) -> MemoryKinds:
     """The three numbers. With a GPU, PyTorch gives back unused memory near the GPU's limit."""
     outside = int(outside_bytes(engine.training))

@@ -21,6 +21,7 @@ from study.predict.allocator import (
     Allocator,
     Block,
     MemoryKinds,
+    headroom_bytes,
     outside_of_group,
     reserve_bytes,
 )

@@ -6,7 +6,6 @@ from study.core.gpus import Gpu
 from study.predict.allocator import MemoryKinds, kinds_of
 from study.predict.engines import engine_of
 from study.predict.estimate import Estimate, estimate_of
-from study.predict.pace import Pace, pace
 from study.predict.step_time import Hardware, StepTime, step_of
 from study.predict.training import Training
 
@@ -35,9 +34,8 @@ class Prediction:
             self._kinds[gpu] = kinds_of(self.engine, self.memory, gpu)
         return self._kinds[gpu]
 
-    def step(self, machine: Hardware, of: Pace | None = None) -> StepTime:
-        """The time of an optimizer step. `of`: other constants than the machine's own, or the fitted ones."""
-        return step_of(self.engine, machine, of or machine.pace or pace())
+    def step(self, machine: Hardware) -> StepTime:
+        return step_of(self.engine, machine)
 
 
 def estimate(training: Training) -> Estimate:
@@ -50,6 +48,6 @@ def memory_kinds(training: Training, gpu: Gpu | None = None) -> MemoryKinds:
     return Prediction.of(training).kinds(gpu)
 
 
-def step_time(training: Training, machine: Hardware, of: Pace | None = None) -> StepTime:
+def step_time(training: Training, machine: Hardware) -> StepTime:
     """The time of an optimizer step on a machine, with its interval."""
-    return Prediction.of(training).step(machine, of)
+    return Prediction.of(training).step(machine)

@@ -9,7 +9,7 @@ from study.core.gpus import CPU, LINKS, Gpu
 from study.predict import papers
 from study.predict.engines.base import Engine, Sent, elements_of
 from study.predict.exchanges import exchanged_rows
-from study.predict.pace import Pace, class_of
+from study.predict.pace import Pace, class_of, pace
 from study.predict.trace.tape import Work
 from study.predict.trace.transformer import Transformer
 from study.predict.training import QUANTIZED_BYTES, Training
@@ -74,7 +74,7 @@ class Hardware:
     attention: AttentionKernel = "sdpa"  # of the fused ones
     host: Host = "unsaid"
     loops_over_experts: bool = False  # Python calls one expert after the other, as transformers 4 does
-    pace: Pace | None = None  # the constants of this machine, where its own steps were timed
+    pace: Pace | None = None  # other constants than the fitted ones: where the machine's own steps were timed
 
     def links(self, ranks: int) -> Links:
         gpu = self.gpu
@@ -131,8 +131,9 @@ class StepTime:
     is_known: bool = False  # its machine's own steps were timed
 
 
-def step_of(engine: Engine, machine: Hardware, of: Pace) -> StepTime:
+def step_of(engine: Engine, machine: Hardware) -> StepTime:
     """The time of an optimizer step on a machine, with its interval."""
+    of = machine.pace or pace()
     sent_s = links_s(engine, machine, of)
     phases = []
     computing_s: defaultdict[str, float] = defaultdict(float)
@@ -143,7 +144,8 @@ def step_of(engine: Engine, machine: Hardware, of: Pace) -> StepTime:
         on_gpu_s = engine.passes * sum(pass_s.values())
         on_host_s = engine.passes * host_s(engine, machine, phase, of)
         if phase == "backward":  # the host goes on to the update while the GPU is still busy
-            on_host_s += update_launch_s(engine, machine, of)
+            # Python handles each tensor of an optimizer. ZeRO's are one vector.
+            on_host_s += of.python["update"] * len(engine.pieces) * launch_s(machine, of)
         # The slower of GPU and host, or a little more. Sending is added: none was fitted to overlap.
         # With this exponent two equal times make 1.19 times one of them. If one is half as long as the other, both
         # together are 1.015 times the longer one. A CPU computes what it launches before it goes on.
@@ -236,11 +238,6 @@ def experts(model: Transformer) -> int:
         if config.get(name):
             return config[name] * config.get("num_hidden_layers", 0)
     return 0
-
-
-def update_launch_s(engine: Engine, machine: Hardware, of: Pace) -> float:
-    """The seconds in which Python handles the tensors of an optimizer. ZeRO's are one vector."""
-    return of.python["update"] * len(engine.pieces) * launch_s(machine, of)
 
 
 def links_s(engine: Engine, machine: Hardware, of: Pace) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 
+from study.core import arms
 from study.core.gpus import Gpu, taken
 from study.core.recipes import RECIPES
 from study.core.text import UNKNOWN, count, number_of, percent, short, size, times
@@ -17,6 +18,7 @@ from study.predict.front import (
     Row,
     Transformer,
     advise,
+    headroom_bytes,
     loading_bytes,
     reserve_bytes,
     scores,
@@ -25,16 +27,17 @@ from study.predict.front import (
 
 
 def enough(advice: Advice, batch: int | None) -> str:
-    """`Enough: 4 x A6000 (2 with offloading).` Or, where all are too few without it: `64 x H100 with offloading.`"""
+    """`Enough: 4 x A6000. With offloading 2 are enough.` Or, where it is needed: `64 x H100 with offloading.`"""
     question = advice.question
     text = f"Enough: {question.gpus} x {question.gpu.kind}"
-    if advice.fewest_gpus not in (None, question.gpus):
-        text += f" ({advice.fewest_gpus} with offloading)"
-    elif not any(row.fits and not row.offloads for row in advice.rows):
+    if not any(row.fits and not row.offloads for row in advice.rows):
         text += " with offloading"
     if batch not in (None, question.batch):
         text += f", with --batch {question.batch}"
-    return f"{text}."
+    fewer = advice.fewest_gpus
+    if fewer in (None, question.gpus):
+        return f"{text}."
+    return f"{text}. With offloading {fewer} {'is' if fewer == 1 else 'are'} enough."
 
 
 def in_words(advice: Advice) -> list[str]:
@@ -92,7 +95,7 @@ def spared(advice: Advice) -> list[str]:
 
 def why_tight(row: Row) -> str:
     """The number that makes a row fit only just."""
-    free_bytes = row.gpu.memory_bytes - reserve_bytes(row.gpu) - row.peak_bytes
+    free_bytes = headroom_bytes(row.gpu, row.peak_bytes)
     if free_bytes < MISS * row.peak_bytes:
         return f"{of_card(row.peak_bytes, row.gpu)}, and {amount(free_bytes)} beside the reserve"
     return f"nvidia-smi shows {of_card(row.driver_bytes or 0, row.gpu)}"
@@ -146,11 +149,28 @@ def _reason(advice: Advice, choice: Row) -> str:
     among = [row for row in alike if row.offloads == choice.offloads]
     fastest = min(among, key=lambda row: row.seconds)
     if fastest is not choice:
-        return (
-            f"{why}{fastest.arm} is less than {FASTER} times as fast, and {choice.arm} comes before it in `study arms`."
-        )
-    with_or_without = "with" if choice.offloads else "without"
-    return f"{why}of the {others} that fit {with_or_without} offloading, it is the fastest."
+        why += f"{fastest.arm} is less than {FASTER} times as fast, and {choice.arm} comes before it in `study arms`."
+    else:
+        with_or_without = "with" if choice.offloads else "without"
+        why += f"of the {others} that fit {with_or_without} offloading, it is the fastest."
+    return why + _why_not_offloading(alike, choice)
+
+
+def _why_not_offloading(alike: list[Row], choice: Row) -> str:
+    """Name the quickest arm that offloads, if it is much faster than the choice or keeps the weights whole."""
+    divides = {row.arm: arm.stage == 3 or bool(arm.fsdp) for row in alike for arm in [arms.load_arm(row.arm)]}
+    others = [
+        row
+        for row in alike
+        if row.offloads and (FASTER * row.seconds <= choice.seconds or divides[choice.arm] > divides[row.arm])
+    ]
+    if choice.offloads or not others:
+        return ""
+    quickest = min(others, key=lambda row: row.seconds)
+    return (
+        f" {quickest.arm} ({seconds(quickest)}) fits as well, but how long offloading takes depends on the host, so it "
+        "is preferred only where it is nearly twice as fast."
+    )
 
 
 def _by_precision(advice: Advice, choice: Row) -> str:

@@ -108,7 +108,7 @@ def predicted(cell: Cell, gpu: Gpu, gpus: int, of: Pace | None = None) -> Predic
     step = None
     if cell.value("virtual_ranks") is None and not load_arm(cell.arm).uses_nvme:
         ranks = prediction.training.placement.ranks
-        step = prediction.step(Hardware(gpu=gpu, gpus_per_node=ranks, host="new"), of)
+        step = prediction.step(Hardware(gpu=gpu, gpus_per_node=ranks, host="new", pace=of))
     return PredictedCell(whole, kinds, step)
 
 

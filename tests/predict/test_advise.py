@@ -219,7 +219,7 @@ def test_gpus_are_enough_if_any_arm_keeps_the_states_there_and_divide_a_batch_th
     for batch, gpus, said in ((16, 8, ""), (2, 4, ", with --batch 4")):
         found = fewest(*asked(named("gpt2"), None, "RTX3090", gpu_memory="2.8GB", sequence=512, batch=batch))
         assert found.choice.offloads
-        assert enough(found, batch) == f"Enough: {gpus} x RTX3090 of 2.8 GB (1 with offloading){said}."
+        assert enough(found, batch) == f"Enough: {gpus} x RTX3090 of 2.8 GB{said}. With offloading 1 is enough."
 
 
 def test_a_much_faster_arm_that_fits_only_just_is_the_alternative(monkeypatch):
@@ -271,6 +271,18 @@ def test_why_an_offloading_arm_is_chosen_before_a_faster_one():
         )
     only = replace(rows[0], peak_bytes=78e9)
     assert in_words(Advice(MISTRAL, (only,), only, None))[1].endswith("[fits_only_just]")
+
+
+def test_why_an_arm_is_chosen_before_one_that_offloads_and_divides_less_or_is_faster():
+    def said(offloading: str, seconds: float) -> str:
+        about = {"fits": True, "host_bytes": 1e9, "precision": "bf16_cast", "micro_batch": 1, "accumulation": 1}
+        rows = tuple(replace(row, **about) for row in (fitting("zero3", 2.0), fitting(offloading, seconds)))
+        return in_words(Advice(MISTRAL, rows, rows[0], None))[-2]
+
+    for offloading, seconds in (("zero1_cpu", 3.0), ("zero3_cpu", 1.5)):
+        assert f"{offloading} ({seconds:g} s" in said(offloading, seconds)
+        assert "nearly twice as fast" in said(offloading, seconds)
+    assert "nearly" not in said("zero3_cpu", 3.0)
 
 
 def test_a_card_outside_the_list_and_a_slice_are_like_a_known_one():

@@ -8,7 +8,10 @@ import committed_traces
 import pytest
 import sections
 
-from study.predict import PlaceFlags, Question, TrainingFlags, advise, named
+from study.core.shapes import SHAPES
+from study.predict import PlaceFlags, Question, StepFlags, TrainingFlags, advise, named
+from study.predict.advise import fewest
+from study.predict.prediction import Prediction
 from study.predict.trace import committed, tracing, transformer
 from study.predict.trace.asked import TraceOptions
 from study.predict.trace.transformer import Transformer
@@ -127,6 +130,37 @@ def test_without_torch_committed_traces_are_enough_and_others_are_a_sentence(tmp
     done = python("-c", CODE, env=env)
     assert int(done.stdout) > 10e9
     assert "this model with these options has to be traced, and torch is not installed" in done.stderr
+
+
+# Built-in shapes whose passes with adapters are traced when they are asked for.
+TRACED = (
+    "bert-tiny", "bert-base", "bert-large", "gpt-tiny", "gpt-j-6b", "gemma2-9b", "gpt-neox-20b", "gemma3-1b",
+    "phi3-mini", "olmo2-7b", "mixtral-8x7b", "qwen3-30b-a3b", "t5-large", "modernbert-large", "vit-giant",
+    "deberta-v2-xlarge", "vit-large", "whisper-large",
+)  # fmt: skip
+
+
+def test_built_in_shapes_with_adapters_have_their_passes_in_the_file():
+    """All passes that an advice tries. Those that lack some are named."""
+    lacking = []
+    for name in SHAPES:
+        content = committed._content(named(name, lora_rank=16).member.name) or {"passes": ()}
+        asked = [committed.key(each, rows) for each in committed_traces.with_adapters((0,)) for rows in (1, 2)]
+        if not {*asked} <= {*content["passes"]}:
+            lacking.append(name)
+    assert lacking == [name for name in SHAPES if name in TRACED or name.endswith("-micro")]
+
+
+def test_an_advice_reads_few_tapes(monkeypatch):
+    """Each of 80 layers takes a tenth of a second: 37 were read where it was found how many GPUs are enough."""
+    read = []
+    tape = committed.tape
+    monkeypatch.setattr(committed, "tape", lambda *asked: read.append(asked) or tape(*asked))
+    transformer.traced.cache_clear()
+    Prediction.of.cache_clear()
+    flags = TrainingFlags(), PlaceFlags(gpu="H100"), StepFlags()
+    assert fewest(named("llama3-70b", lora_rank=16), *flags).fewest_gpus == 1
+    assert len(read) <= 23
 
 
 @pytest.mark.parametrize(("gpus", "flags"), [(8, {}), (1, {"quantized": "nf4"})])

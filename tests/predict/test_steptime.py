@@ -144,7 +144,7 @@ def test_python_handles_each_tensor_as_its_library_does():
 
 def host_s(each: Training, machine: Hardware, of: Pace) -> float:
     """Of both passes."""
-    return sum(phase.host_s for phase in step_time(each, machine, of).phases[:2])
+    return sum(phase.host_s for phase in step_time(each, replace(machine, pace=of)).phases[:2])
 
 
 def test_newer_kernels_of_attention_are_faster_from_hopper_on():

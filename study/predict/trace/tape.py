@@ -161,8 +161,8 @@ def read(tape: Tape, tensors: tuple[Tensor, ...]) -> Pass:
         profile=Profile(kept, until_gradient, at_use, before_use, tuple(gradients), at_first_gradient),
         forward=forward,
         backward=backward,
-        flops=sum(entry[2] for entry in tape if entry[0] == "kernel"),
-        inputs_bytes=sum(entry[1] for entry in tape if entry[0] == "inputs"),
+        flops=sum([entry[2] for entry in tape if entry[0] == "kernel"]),
+        inputs_bytes=sum([entry[1] for entry in tape if entry[0] == "inputs"]),
     )
 
 
