@@ -19,7 +19,7 @@ export PIP_USER := 0
 export PYTHONNOUSERSITE := 1
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup study report site notebook test style size check versions parity virtual scoreboard gpu
+.PHONY: help setup study report site notebook outputs test style size check versions parity virtual scoreboard gpu
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -71,6 +71,9 @@ $(VENV)/.ready-for-notebooks: $(VENV)/.ready
 
 notebook: $(VENV)/.ready-for-notebooks  ## open the notebooks in a browser, with Jupyter
 	JUPYTER_PREFER_ENV_PATH=1 $(BIN)/jupyter lab notebooks
+
+outputs: $(VENV)/.ready-for-notebooks  ## run the notebooks over the kept records, and keep what they show, for readers on GitHub
+	JUPYTER_PREFER_ENV_PATH=1 $(BIN)/python tools/keep_outputs.py
 
 test: setup $(VENV)/.ready-to-test  ## every test that needs no GPU, except the slow ones
 	pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m "not slow and not gpu"

@@ -14,6 +14,8 @@ COLAB = "https://colab.research.google.com"
 PLACES = {
     "pyproject.toml": r'(Source = ")[^"]+',
     "README.md": r"(git clone )\S+",
+    "examples/kubernetes.yaml": r"(git clone )\S+",
+    ".pre-commit-hooks.yaml": r"(repo: )[^\s,]+",
     "CITATION.cff": r"(repository-code: )\S+",
     "notebooks/colab.ipynb": r'("source = \\")[^"\\]*',
 }

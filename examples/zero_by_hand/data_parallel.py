@@ -1,4 +1,4 @@
-"""Data parallelism: each rank has its own rows and a whole copy of everything.
+"""Data parallelism: each rank has its own samples and a whole copy of everything.
 
     torchrun --nproc-per-node 2 examples/zero_by_hand/data_parallel.py
 
@@ -12,16 +12,16 @@ from one_process import run
 class DataParallel:
     """The weights must be equal on all ranks at the start: here by the same seed."""
 
-    def __init__(self, model, optimizer, passes=1):
+    def __init__(self, model, optimizer, micro_batches=1):
         self.model = model  # 4 P bytes
         self.optimizer = optimizer  # 8 P bytes
-        self.passes = passes
+        self.micro_batches = micro_batches
         self.ranks = dist.get_world_size()
         self.sent_bytes = 0
 
     def forward_backward(self, *batch):
         loss = self.model(*batch)
-        (loss / self.passes).backward()  # 4 P bytes
+        (loss / self.micro_batches).backward()  # 4 P bytes
         return loss
 
     def step(self):

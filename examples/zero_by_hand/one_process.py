@@ -14,21 +14,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-ROWS, WIDTH, LAYERS, STEPS = 8, 256, 4, 5  # rows of a step, of all ranks together
+SAMPLES, WIDTH, LAYERS, STEPS = 8, 256, 4, 5  # samples of a step, of all ranks together
 
 
 class OneProcess:
     """A model of P parameters in fp32, and its optimizer."""
 
-    def __init__(self, model, optimizer, passes=1):
+    def __init__(self, model, optimizer, micro_batches=1):
         self.model = model  # weights: 4 P bytes
         self.optimizer = optimizer  # Adam's two moments: 8 P bytes from the first step on
-        self.passes = passes  # of a step; each has rows of its own, and the gradients add up
+        self.micro_batches = micro_batches  # of a step; each has samples of its own, and the gradients add up
         self.sent_bytes = 0
 
     def forward_backward(self, *batch):
         loss = self.model(*batch)
-        (loss / self.passes).backward()  # gradients: 4 P bytes
+        (loss / self.micro_batches).backward()  # gradients: 4 P bytes
         return loss
 
     def step(self):
@@ -37,13 +37,13 @@ class OneProcess:
 
 
 class Residual(nn.Module):
-    """A small model that takes rows and targets, and returns the loss."""
+    """A small model that takes samples and targets, and returns the loss."""
 
     def __init__(self):
         super().__init__()
         self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])  # [WIDTH, WIDTH] and [WIDTH]
 
-    def forward(self, hidden, targets):  # both [rows, WIDTH]
+    def forward(self, hidden, targets):  # both [samples, WIDTH]
         for layer in self.layers:
             hidden = hidden + torch.tanh(layer(hidden))
         return nn.functional.mse_loss(hidden, targets)
@@ -59,19 +59,19 @@ def held_bytes(training):
     return [sum(each.untyped_storage().nbytes() for each in unique.values()) for unique in storages]
 
 
-def train(kind, passes, rank, ranks):
+def train(kind, micro_batches, rank, ranks):
     """Train one of the five classes from seed 0. Return it, its losses and bytes: what it holds, and the most."""
-    torch.manual_seed(0)  # the same weights and sequences on each rank
+    torch.manual_seed(0)  # the same weights and samples on each rank
     model = Residual()
     held = []  # at each gradient: before a stage's own hooks, when it is whole, and its weight too
     for weight in model.parameters():
         weight.register_post_accumulate_grad_hook(lambda *_: held.append(sum(held_bytes(training))))
-    training = kind(model, torch.optim.Adam(model.parameters(), lr=0.001), passes)
+    training = kind(model, torch.optim.Adam(model.parameters(), lr=0.001), micro_batches)
     losses = []
     for _ in range(STEPS):
-        data = torch.randn(2, ROWS, WIDTH)
-        mine = data.chunk(ranks, dim=1)[rank]  # each rank trains on its part of the rows
-        parts = [training.forward_backward(*part).detach() for part in mine.chunk(passes, dim=1)]
+        data = torch.randn(2, SAMPLES, WIDTH)
+        mine = data.chunk(ranks, dim=1)[rank]  # each rank trains on its part of the samples
+        parts = [training.forward_backward(*part).detach() for part in mine.chunk(micro_batches, dim=1)]
         loss = torch.stack(parts).mean() / ranks
         weights, gradients, _ = held_bytes(training)
         training.step()
@@ -84,17 +84,17 @@ def train(kind, passes, rank, ranks):
 def run(kind):
     """Train with one of the five classes, and print its losses, what it holds and sends, and whether it equals DDP."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--passes", type=int, default=1, help="micro-batches of a step: 1, 2 or 4, of all its rows")
-    passes = parser.parse_args().passes
+    parser.add_argument("--micro-batches", type=int, default=1, help="of a step, of all its samples: 1, 2 or 4")
+    micro_batches = parser.parse_args().micro_batches
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if ranks > 1:
         dist.init_process_group("gloo")
-    training, losses, (weights, gradients, moments, most) = train(kind, passes, rank, ranks)
+    training, losses, (weights, gradients, moments, most) = train(kind, micro_batches, rank, ranks)
     if rank == 0:
         print(f"{kind.__name__}, {ranks} rank{'s' if ranks > 1 else ''}: " + " ".join(f"{loss:.7f}" for loss in losses))
         print(f"held: weights {weights:,}, gradients {gradients:,}, moments {moments:,} bytes; most {most:,}")
         print(f"sent in a step: {training.sent_bytes // STEPS:,} bytes")
-        _, alone, _ = train(OneProcess, 1, 0, 1)  # all rows in one process: DDP's losses, but for the last digit
+        _, alone, _ = train(OneProcess, 1, 0, 1)  # all samples in one process: DDP's losses, but for the last digit
         apart = max(abs(ours - theirs) for ours, theirs in zip(losses, alone, strict=True))
         print(f"equal to DDP: {'yes' if apart < 1e-6 else 'NO'}, the losses differ by {apart:.0e} at most", flush=True)
     if ranks > 1:

@@ -15,10 +15,10 @@ from torch import nn
 class Stage3:
     """Each weight of n elements lies in a flat tensor of N parts of equal size; the end of the last is padding."""
 
-    def __init__(self, model, optimizer, passes=1):
+    def __init__(self, model, optimizer, micro_batches=1):
         self.model = model
         self.optimizer = optimizer  # 8 P / N bytes
-        self.passes = passes
+        self.micro_batches = micro_batches
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.sent_bytes = 0
         self.flat = {}  # weight: its elements and padding, [N * part], or no memory while it is freed
@@ -45,7 +45,7 @@ class Stage3:
 
     def forward_backward(self, *batch):
         loss = self.model(*batch)
-        (loss / self.passes).backward()
+        (loss / self.micro_batches).backward()
         return loss
 
     def reduce(self, weight):

@@ -41,6 +41,8 @@ def calibrate(*, out: Path = Path("machine.json"), disk: Path | None = None) -> 
         out: The file to write.
         disk: Also write and read a file of 1 GiB in this folder.
     """
+    if out.is_dir():
+        raise Stop(f"--out {out} is a folder", "name the file to write, such as machine.json")
     if stop := launches.lacking():
         raise stop
     gpus = gpus_here()

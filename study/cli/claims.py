@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -12,9 +13,25 @@ from study.ledger.texts import Claim, Fault
 from study.records import runs as records
 from study.records.runs import Runs
 
+ASK = (
+    "What to type:",
+    "  study claims stage 3        a line for each claim with these words",
+    "  study claims 002            a line for each claim of a document",
+    "  study claims S002-25        one claim, its quote and its evidence",
+    "  study claims faults         faults of libraries that a script shows",
+    "  study claims --undecided    what would decide the open ones",
+    "  study claims --runs runs    your runs beside their evidence",
+    "  study claims --all          each document, and what it stands for",
+)
+
 
 def claims(
-    claim: tyro.conf.Positional[tuple[str, ...]] = (), /, *, undecided: bool = False, runs: tuple[Path, ...] = ()
+    claim: tyro.conf.Positional[tuple[str, ...]] = (),
+    /,
+    *,
+    undecided: bool = False,
+    every: Annotated[bool, tyro.conf.arg(name="all")] = False,
+    runs: tuple[Path, ...] = (),
 ) -> list[dict]:
     """Count how many published claims hold, list some of them, or show everything about one.
 
@@ -24,17 +41,22 @@ def claims(
         claim: Ids of claims, such as S000-20 (case does not matter); a document, such as 002; or words that a claim
             contains, such as stage 3. Words in quotes are searched as one phrase.
         undecided: List the claims that cannot be decided here, each with what would decide it.
+        every: Count the claims of each document, and list what it stands for.
         runs: Folders that contain runs, at any depth: compare what they give with the evidence of the claims.
     """
     chosen: Sequence[Claim | Fault] = texts.named(claim) if claim else texts.claims()
     if undecided:
         are_open = [each for each in chosen if isinstance(each, Claim) and each.would_decide]
-        _list_undecided(are_open)
+        for one in are_open:
+            say_wrapped(f"{one.id} {one.answer}", f"    What would decide it: {one.would_decide}", indent="    ")
         chosen = are_open
     elif runs:
         _compare_claims(chosen, records.load(runs, every_folder_has_runs=True), in_full=bool(claim))
-    elif not claim:
+    elif every:
         _show_all()
+    elif not claim:
+        say_wrapped(texts.in_words(texts.claims()), "")
+        say_wrapped(*ASK, indent=" " * 30)
     elif len(chosen) > len(claim):  # a document, or words that many claims contain: a line of each
         _list_claims(chosen)
     else:
@@ -44,11 +66,6 @@ def claims(
     return [each.model_dump(mode="json", by_alias=True) for each in chosen]
 
 
-def _list_undecided(claims: list[Claim]) -> None:
-    for claim in claims:
-        say_wrapped(f"{claim.id} {claim.answer}", f"    What would decide it: {claim.would_decide}", indent="    ")
-
-
 def _show_all() -> None:
     say_wrapped(texts.in_words(texts.claims()), "")
     show(texts.by_document())
@@ -56,7 +73,7 @@ def _show_all() -> None:
     columns = ("id", "question", "verdict", "certainty")
     show([{name: getattr(each, name) for name in columns} for each in texts.claims() if each.central])
     faults = f"{len(texts.faults())} faults of libraries that a script shows (study claims faults)"
-    say("", "What would decide the others: study claims --undecided.", f"Apart from these: {faults}.")
+    say("", f"Apart from these: {faults}.")
 
 
 def _list_claims(chosen: Sequence[Claim | Fault]) -> None:

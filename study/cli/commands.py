@@ -13,7 +13,7 @@ import sys
 
 from study.core.errors import Stop, exit_on_stop, nearest
 from study.core.machine import put_programs_on_path, version
-from study.core.text import say
+from study.core.text import say, say_wrapped
 
 # By heading and name: the module with the function of this name, and the line of help. The lines are not taken from the
 # docstrings, because that would import every module: `study` alone would take seconds instead of a tenth of one.
@@ -77,7 +77,7 @@ def start(words: list[str]) -> None:
     """Call the command that the first word names with the other words."""
     name, *options = words or ["--help"]
     if name in ("-h", "--help", "help"):
-        return start([*options, "--help"]) if options else say(*help_lines())
+        return start([*options, "--help"]) if options else say_wrapped(*help_lines(), indent=" " * 14)
     if name in ("--version", "version"):
         from study.records.store import commit_of_this_tree  # it runs git
 
@@ -148,12 +148,13 @@ def _releases_first(options: list[str]) -> list[str]:
     """Return options with releases and lists in front: tyro takes words before options or behind them, and not both."""
     if not options or options[0].startswith("-"):
         return options
-    late = [
-        word
-        for before, word in itertools.pairwise(["", *options])
-        if before != "--config" and not word.startswith("-") and ("==" in word or os.path.isfile(word))  # noqa: PTH113
-    ]
-    return [*late, *(word for word in options if word not in late)]
+    late: list[str] = []
+    others: list[str] = []
+    for before, word in itertools.pairwise(["", *options]):
+        is_release = "==" in word or os.path.isfile(word)  # noqa: PTH113
+        goes_first = is_release and before != "--config" and not word.startswith("-")
+        (late if goes_first else others).append(word)
+    return [*late, *others]
 
 
 def _script(options: list[str]) -> list[str] | None:
@@ -181,11 +182,11 @@ def help_lines() -> list[str]:
     lines = ["usage: study COMMAND ...", "", "A replication study of DeepSpeed ZeRO that anyone can run."]
     for heading, group in GROUPS.items():
         lines += ["", f"{heading}:", *(f"  {name:<11} {purpose}" for name, (_, purpose) in group.items())]
-    explained = "`study COMMAND --help` explains a command. With --json a command that answers gives JSON. Examples:"
     return [
         *lines,
         "",
-        explained,
+        "`study COMMAND --help` explains a command.",
+        "With --json a command that answers gives JSON. Examples:",
         "",
         "  study advise --model gpt2-xl --gpus 8 --gpu H100 --json",
         "  study claims S000-20 --runs runs/smoke",

@@ -13,6 +13,7 @@ from study.configs.differences import Difference, compare
 from study.configs.mistakes import mistakes
 from study.configs.settings import Setting, effective_settings, same
 from study.configs.shown import is_secret, printable, shown
+from study.configs.stacks import CONFIGS
 from study.core.arms import releases_of_defaults
 from study.core.errors import Stop
 from study.core.text import say, say_wrapped
@@ -40,6 +41,9 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
         raise Stop(what, "name one package twice, such as trl==1.8.0 trl==1.12.0; `study stack` takes several")
     a = sources.read(first)
     b = sources.read(second)
+    for side in (a, b):
+        if side.kind == sources.OTHER and side.path.suffix not in CONFIGS:  # a line of a log may be YAML
+            raise Stop(f"{side.path} is no config", "name a .json or .yaml file; study diagnose reads logs")
     known, others = compare(a, b)
     names = ", ".join(map(_name, known))
     nothing = "no known cause differs, but other keys do" if others else "no setting that differs"

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from study.core import arms, optimizers
-from study.core.errors import Stop
+from study.core.errors import Stop, refuse_beyond
 from study.core.settings import flag
 from study.core.text import say, say_wrapped, show
 from study.predict.front import (
@@ -45,8 +45,7 @@ class PassFlags:
 
     def __post_init__(self) -> None:
         for name in ("micro_batch", "accumulation"):
-            if not 1 <= (value := getattr(self, name)) <= MOST_ROWS:
-                raise Stop(f"{flag(name)} must be from 1 to {MOST_ROWS} (got {value})", "give such a number")
+            refuse_beyond(flag(name), getattr(self, name), MOST_ROWS)
 
 
 def training_of(
@@ -150,16 +149,14 @@ def estimate(
 def _needs(arm: arms.Arm, precision: str, ours: Training, machine: Hardware | None) -> estimates.Needs:
     """Return what a rank needs; with a machine also whether it fits there, and the time of a step."""
     prediction = Prediction(ours)
-    whole = prediction.memory
-    if not ours.placement.on_gpu:
-        step = prediction.step(machine) if machine else None
-        return estimates.Needs(arm.name, precision, ours, whole, None, None, step)
-    kinds = prediction.kinds(machine.gpu if machine else None)
-    if machine is None:
-        return estimates.Needs(arm.name, precision, ours, whole, kinds, None, None)
-    if arm.uses_nvme and not machine.disk_bytes_per_s:
-        remedy = "give --disk, such as 6GB/s (study calibrate --disk measures yours), or leave --gpu out"
-        raise Stop(f"the time of {arm.name} depends on the disk", remedy)
-    fits = fits_on(machine.gpu, whole.peak_bytes, kinds.driver)
-    on_gpu = estimates.FitsGpu(machine.gpu, fits)
-    return estimates.Needs(arm.name, precision, ours, whole, kinds, on_gpu, prediction.step(machine))
+    whole, kinds, on_gpu, step = prediction.memory, None, None, None
+    if ours.placement.on_gpu:
+        kinds = prediction.kinds(machine.gpu if machine else None)
+    if machine and kinds:
+        if arm.uses_nvme and not machine.disk_bytes_per_s:
+            remedy = "give --disk, such as 6GB/s (study calibrate --disk measures yours), or leave --gpu out"
+            raise Stop(f"the time of {arm.name} depends on the disk", remedy)
+        on_gpu = estimates.FitsGpu(machine.gpu, fits_on(machine.gpu, whole.peak_bytes, kinds.driver))
+    if machine:
+        step = prediction.step(machine)
+    return estimates.Needs(arm.name, precision, ours, whole, kinds, on_gpu, step)

@@ -8,7 +8,7 @@ from typing import Literal, NoReturn
 import tyro
 
 from study.cli.progress import Progress, counted, exit_code, interruptible
-from study.core.errors import Stop
+from study.core.errors import Stop, refuse_beyond
 from study.core.gpus import GPUS, gpu_named, num_gpus
 from study.core.text import number_of, say, say_wrapped, show
 from study.records.groups import differing
@@ -126,8 +126,7 @@ def _show_plan(
 
     if gpu is None:
         raise Stop("--plan needs the kind of GPU", "give --gpu, such as H100, and their number as --gpus")
-    if not 1 <= gpus <= MOST_GPUS:
-        raise Stop(f"--gpus must be from 1 to {MOST_GPUS} (got {gpus})", "give those of one machine")
+    refuse_beyond("--gpus", gpus, MOST_GPUS)
     planned = planning.plan(cells, GPUS[gpu_named(gpu)], gpus, of=of)
     minutes = minutes or math.inf
     rows = [each.row(minutes) for each in planned if not each.left]

@@ -1,6 +1,7 @@
 """`study explain`: what is behind a sentence that a command printed, by the id in brackets."""
 
 from dataclasses import asdict
+from typing import Annotated
 
 import tyro
 
@@ -12,32 +13,53 @@ from study.known.explained import ROOT, Explained, places
 from study.ledger import texts
 
 MOST = 4  # tests that are shown
+SOME = 3  # ids of a group that are named
 
 
-def explain(ids: tyro.conf.Positional[tuple[str, ...]] = (), /) -> list[dict]:
+def explain(
+    ids: tyro.conf.Positional[tuple[str, ...]] = (),
+    /,
+    *,
+    every: Annotated[bool, tyro.conf.arg(name="all")] = False,
+) -> list[dict]:
     """Explain sentences by their ids: rule, sentence, what it rests on, its test, and where it is discussed.
 
-    Commands print the id behind a sentence, in brackets. Without an id all are listed, one a line.
+    Commands print the id behind a sentence, in brackets. Without an id the kinds of sentences are counted.
 
-    With --json: the same. Example: `study explain second_bucket S000-20`
+    With --json: the same; without an id all sentences. Example: `study explain second_bucket S000-20`
 
     Args:
         ids: Ids, or claims.
+        every: Without an id: list all sentences, one a line.
     """
     known = {key(each.id): each for each in sentences()}
-    rows = [{"id": each.id, "sentence": each.sentence} for each in known.values()]
-    rows += [{"id": claim.id, "sentence": claim.found} for claim in texts.claims()]
-    if not ids:
+    rows = [{"id": each.id, "kind": each.kind, "sentence": each.sentence} for each in known.values()]
+    rows += [{"id": claim.id, "kind": "published claim", "sentence": claim.found} for claim in texts.claims()]
+    if every and not ids:
         say(*[f"{row['id']}: {row['sentence']}" for row in rows])
+        return rows
+    if not ids:
+        count_kinds(rows)
         return rows
     by_key = {key(row["id"]): row["id"] for row in rows}
     answers = []
     for id in ids:
         if key(id) not in by_key:
-            remedy = nearest(id, by_key.values(), 3, "study explain without an id lists all")
+            remedy = nearest(id, by_key.values(), 3, "study explain --all lists them")
             raise Stop(f"no sentence has the id {id!r:.80}", remedy)
         answers += show(known[key(id)]) if key(id) in known else claims((by_key[key(id)],))
     return answers
+
+
+def count_kinds(rows: list[dict]) -> None:
+    """Print what there is to explain: each kind, how many sentences are of it, and some of their ids."""
+    kinds: dict[str, list[str]] = {}
+    for row in rows:
+        kinds.setdefault(row["kind"], []).append(row["id"])
+    say(f"{len(rows)} sentences have an id. Commands print it in brackets. To see one: study explain second_bucket", "")
+    for kind, ids in kinds.items():
+        say_wrapped(f"{len(ids):>4} of the kind “{kind}”, such as {', '.join(ids[:SOME])}", indent="       ")
+    say("", "study explain --all lists all; `study explain --all | grep clip` finds those about clipping.")
 
 
 def key(id: str) -> str:

@@ -8,6 +8,7 @@ from study.cli import given
 from study.cli.findings import say_indented
 from study.configs.oom import reading
 from study.configs.oom.explain import Described, explain
+from study.core.errors import Stop
 from study.core.settings import flag
 from study.core.text import say_wrapped
 from study.known.findings import with_id
@@ -30,7 +31,13 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
         model: The model.
         training: The training.
     """
-    message = reading.find(given.whole_text(*given.split(error or ("-",))))
+    paths, text = given.split(error or ("-",))
+    if not text.strip():
+        what = " ".join(error) or "the standard input"
+        raise Stop(
+            f"{what!r:.80} has no text of an error", "name the log of the training, or paste the error in quotes"
+        )
+    message = reading.find(given.whole_text(paths, text))
     causes, training = explain(message, model, training)
     first, *others = causes
     how = "Likely" if first.is_likely else "Perhaps"

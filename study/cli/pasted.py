@@ -26,7 +26,8 @@ def tell(text: str, symptom: str, details: bool, by_text: ByText | None = None) 
         asked = " ".join(question.text for question in match.applies.why)
         say_wrapped("", f"May apply: {with_id(match.fault.in_releases, match.fault.id)} {asked}", indent="    ")
     if told.found and told.left:
-        say_wrapped("", f"{told.left} known faults may apply as well: `study stack requirements.txt --details`.")
+        how = "`pip freeze > releases.txt` where you train, then `study stack releases.txt --details`"
+        say_wrapped("", f"{told.left} known faults may apply as well. To see which: {how}.")
     if details:
         say_wrapped(*[f"Seen: {with_id(each.line, each.id)}" for each in told.found if each.line], indent="    ")
     if told.questions:

@@ -12,10 +12,11 @@ import tyro
 
 from study.cli.rehearsed import failed, show_answer, show_known
 from study.core.arms import all_paths, load_arm
-from study.core.errors import Stop
+from study.core.errors import Stop, refuse_beyond
 from study.core.gpus import gpu_named, num_gpus
 from study.core.text import during
 from study.records import store
+from study.rehearsal import alternatives
 from study.rehearsal.launchers import LAUNCHERS, StartedScript, launched
 from study.rehearsal.request import Failure, Request
 from study.rehearsal.start import parts_from_rank_1, ran, tried
@@ -116,14 +117,9 @@ def request_of(script: str, words: list[str], machines: Machines, how_far: HowFa
     """Return the request for a rehearsal. Raise Stop if the words make none."""
     launch = launched(script, words) if script in LAUNCHERS else StartedScript(script, words, [], None)
     path, module = found(launch.script)
-    limits = (
-        ("--ranks", machines.ranks, MOST_RANKS),
-        ("--steps", how_far.steps, 1000),
-        ("--timeout", how_far.timeout, 86400),
-    )
-    for name, number, most in limits:
-        if not 1 <= number <= most:
-            raise Stop(f"{name} must be 1 to {most} (got {number})", "give such a number")
+    refuse_beyond("--ranks", machines.ranks, MOST_RANKS)
+    refuse_beyond("--steps", how_far.steps, 1000)
+    refuse_beyond("--timeout", how_far.timeout, 86400)
     if there.real and not num_gpus():
         raise Stop("--real needs a GPU, and there is none here", "leave it out: a rehearsal without values needs none")
     default = DEFAULT_CONFIG.expanduser()
@@ -131,6 +127,8 @@ def request_of(script: str, words: list[str], machines: Machines, how_far: HowFa
     config = machines.config_file or named or (default if default.is_file() else None)
     if config is not None and not config.is_file():
         raise Stop(f"there is no --config_file {config}", "name Accelerate's YAML")
+    if config is not None:
+        alternatives.read(config)  # Accelerate would end with a traceback
     return Request(
         script=str(path),
         module=module,

@@ -37,7 +37,7 @@ def failed(failure: Failure, request: Request) -> dict:
         say("", f"    {failure.code}")
     if failure.kind == "value":
         say_wrapped("", "--value NAME=NUMBER gives a variable of the script a value; --skip FUNCTION leaves one out.")
-    return {"fine": False, "error": asdict(failure)}
+    return {"fine": False, "peak_bytes": None, "parts": None, "fits": None, "error": asdict(failure)}
 
 
 def show_answer(request: Request, answer: Answer, record: Record, rows: list[Tried], folder: Path) -> dict:
@@ -184,14 +184,14 @@ def show_tried(fits: str | None, rows: list[Tried]) -> None:
         (row for row in rows if row.fits in ("yes", "only just")), key=lambda row: row.peak_bytes or 0, default=None
     )
     if fits == "no" and fitting:
-        say_wrapped(f"Under {fitting.arm} {FITS[fitting.fits or '']}: it peaks at {size(fitting.peak_bytes or 0)}.")
+        say_wrapped(f"With {fitting.arm} {FITS[fitting.fits or '']}: it peaks at {size(fitting.peak_bytes or 0)}.")
     elif fits == "no" and not rows:
         say_wrapped("`--try zero2,zero3,zero3_cpu,fsdp2` rehearses it with other arms.")
     if rows:
         show(
             [
                 {
-                    "under": row.arm,
+                    "with": row.arm,
                     "peak": size(row.peak_bytes) if row.peak_bytes else "-",
                     "nvidia-smi": f"{row.driver_bytes / GIB:.1f} GiB" if row.driver_bytes and row.fits else "-",
                     "": row.error or FITS.get(row.fits or "", ""),

@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -50,7 +51,13 @@ def runs(folders: tyro.conf.Positional[tuple[Path, ...]], /, *, keep: Path | Non
 # --- study compare: equal cells, the arms of a task, or two runs -----------------------------------------------------
 
 
-def compare(folders: tyro.conf.Positional[tuple[Path, ...]], /, *, arms: bool = False) -> dict | list[dict]:
+def compare(
+    folders: tyro.conf.Positional[tuple[Path, ...]],
+    /,
+    *,
+    arms: bool = False,
+    every: Annotated[bool, tyro.conf.arg(name="all")] = False,
+) -> dict | list[dict]:
     """Compare time and memory of equal cells, over folders and machines. Unequal cells are never pooled.
 
     Of two runs, it says what each holds at its peak, component by component, and why, if only their arms differ.
@@ -59,7 +66,8 @@ def compare(folders: tyro.conf.Positional[tuple[Path, ...]], /, *, arms: bool = 
 
     Args:
         folders: Folders that contain runs, at any depth; or two runs, the first of which the second is compared with.
-        arms: Instead, compare the arms of each task with DDP.
+        arms: Instead, compare the arms of each task with DDP, and show the table of the first.
+        every: With --arms: the tables of all tasks.
     """
     # Two folders that are runs themselves, and not folders of runs.
     if len(folders) == 2 and all((folder / store.RECORD).is_file() for folder in folders):
@@ -67,7 +75,7 @@ def compare(folders: tyro.conf.Positional[tuple[Path, ...]], /, *, arms: bool = 
         return _compare_peaks(first, second)
     loaded = _load(folders)
     if arms:
-        return _compare_arms(loaded)
+        return _compare_arms(loaded, every)
     comparison = comparing.compare(loaded)
     say_wrapped(comparing.answer(comparison), "")
     show(comparison.rows)
@@ -75,20 +83,31 @@ def compare(folders: tyro.conf.Positional[tuple[Path, ...]], /, *, arms: bool = 
     return dataclasses.asdict(comparison)
 
 
-def _compare_arms(loaded: Runs) -> list[dict]:
+def _compare_arms(loaded: Runs, every: bool) -> list[dict]:
     from study.report.topics import arms  # it needs packages that the light install lacks
 
     compared = arms.by_task(loaded)
-    for each in compared:
+    for number, each in enumerate(compared):
         say_wrapped(f"{each['group']}:", *(each["in_words"] or ["There is no DDP to compare with."]), "", indent="  ")
-        rows = [_with_sizes(row, "peak bytes", "sent bytes") for row in each["rows"]]
-        show([{name: row[name] for name in row if name not in ("from", "times DDP's", "why not")} for row in rows])
-        say("")
+        if every or number == 0:
+            _show_arms(each["rows"])
+    if not every and len(compared) > 1:
+        say(f"--all shows the tables of the other {number_of(len(compared) - 1, 'tasks')} as well.")
     say(*[f"set aside: {reason}" for reason in loaded.set_aside])
     # After the reasons: a record that was set aside may be the arm that is missing.
     if not compared:
         raise Stop("no task has runs of two arms to compare", "name folders that hold them")
     return compared
+
+
+def _show_arms(rows: list[dict]) -> None:
+    """Print a row for each arm. What is said in words above, and what is alike in all rows, needs no column."""
+    left_out = ["from", "times DDP's", "why not"]
+    if all(row["status"] == "done" for row in rows):
+        left_out.append("status")
+    sized = [_with_sizes(row, "peak bytes", "sent bytes") for row in rows]
+    show([{name: row[name] for name in row if name not in left_out} for row in sized])
+    say("")
 
 
 def _compare_peaks(first: Run, second: Run) -> list[dict]:

@@ -16,7 +16,7 @@ TABLES = (  # what their sentences are, and the module that applies a rule which
     (SETTINGS, "cause of different losses or memory", "study/configs/differences.py"),
     (TRACEBACKS, "meaning of an error", "study/configs/pasted/tracebacks.py"),
     (SIGNS, "sign in a text", "study/configs/pasted/tracebacks.py"),
-    (SITUATIONS, "meaning of a person's words", "study/configs/pasted/situations.py"),
+    (SITUATIONS, "meaning of words beside a setting", "study/configs/pasted/situations.py"),
 )
 
 

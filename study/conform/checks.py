@@ -215,6 +215,19 @@ def mode_between(build: Build, case: Case) -> None:
     hold(training, reference, case)
 
 
+def random_numbers(build: Build, case: Case) -> None:
+    """No number that the script draws comes twice: a wrapper that seeds again gives each update the same dropout."""
+    training = build(case)
+    drawn = []
+    for update in range(case.updates):
+        training.update(update)
+        drawn.append(torch.rand(()).item())
+        training.one_pass(microbatch(case, update + 20, 0, dist.get_rank()), mode="evaluate")
+        drawn.append(torch.rand(()).item())
+    if len({*drawn}) < len(drawn):
+        raise Unequal(f"random numbers that were drawn between updates and evaluations come again: {drawn}")
+
+
 def weights_in_use(build: Build, case: Case) -> None:
     """An evaluation uses the weights that the training says it has, and not older ones."""
     training = build(case).run()

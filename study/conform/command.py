@@ -1,5 +1,6 @@
 """`study conform`: hold ways of sharding to one process, on the same weights and data, with the same arithmetic."""
 
+import ast
 import dataclasses
 import tempfile
 from collections import defaultdict
@@ -29,8 +30,10 @@ def conform(
     Args:
         names: The adapters of this study to run; or a file with an adapter of yours. It is Python code, and
             runs with your rights: run only code that you trust. It defines build, forward_backward, step (which
-            returns the norm of the gradients, if it is known), whole_weights; if it can, save and load; if there is
-            one, inner (the module inside the wrapper). examples/zero_by_hand/adapter.py is one.
+            returns the norm of the gradients, if it is known), whole_weights; if it can, save(trainer, folder), which
+            makes the folder, and load(trainer, folder, weights_only); if there is a module inside the wrapper, inner,
+            and the mode "inner" of forward_backward. What the file itself refuses by NotImplementedError is not
+            applicable. examples/zero_by_hand/adapter.py is one, study/conform/adapters/pytorch.py has all.
         only: Run only properties whose name contains this text.
         release: Two releases of the adapter's library, such as 0.16.4..0.19.8: nothing is run, and the kept answers
             say what changes between them.
@@ -66,6 +69,10 @@ def _adapter(name: str) -> Adapter:
         if missing := [each for each in NEEDED if each not in text]:
             what = f"{path} does not define {', '.join(missing)}"
             raise Stop(what, "write them as in examples/zero_by_hand/adapter.py")
+        try:
+            ast.parse(text)
+        except (SyntaxError, ValueError) as error:
+            raise Stop(f"{path} is no Python ({error})", "fix it, or name another file") from None
         return Adapter(path.stem, path.resolve(), name)
     if name not in ADAPTERS:
         raise Stop(f"{name!r} is neither an adapter nor a file", nearest(name, ADAPTERS))

@@ -280,6 +280,8 @@ def load_arm(name: str) -> Arm:
 @functools.cache
 def _of_name(name: str) -> Arm:
     if name not in all_paths():
+        if name.endswith(".json"):
+            raise Stop(f"{name!r} is not an arm", "give the .yaml of Accelerate that names this file")
         remedy = nearest(name, all_paths(), otherwise=f"choose one of {', '.join(all_paths())}, or give a .yaml file")
         raise Stop(f"{name!r} is not an arm", remedy)
     return read(all_paths()[name])

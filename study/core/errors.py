@@ -39,6 +39,12 @@ class Stop(Exception):
         return [self.sentence]
 
 
+def refuse_beyond(name: str, value: float | None, most: float) -> None:
+    """Raise Stop for the value of an option that is not from 1 to `most`."""
+    if value is not None and not 1 <= value <= most:
+        raise Stop(f"{name} must be from 1 to {most} (got {value})", "give such a number")
+
+
 @contextlib.contextmanager
 def exit_on_stop() -> Iterator[None]:
     """End this program with one sentence on stderr and exit code 2 for a user's mistake, 130 for Ctrl-C."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from study.core.errors import Stop, nearest
+from study.core.errors import Stop, nearest, refuse_beyond
 
 MOST_TFLOPS = 100_000
 
@@ -103,8 +103,7 @@ def taken(text: str) -> list[str]:
 
 def like(gpu: Gpu, memory_bytes: float, tflops: float | None) -> Gpu:
     """Return a card like a known one, but with other memory."""
-    if tflops is not None and not 1 <= tflops <= MOST_TFLOPS:
-        raise Stop(f"--gpu-tflops must be from 1 to {MOST_TFLOPS} (got {tflops})", "give its speed in 16 bits")
+    refuse_beyond("--gpu-tflops", tflops, MOST_TFLOPS)
     speed = 1.0 if tflops is None else tflops * 1e12 / gpu.peaks["fp16"]
     peaks = {kind: speed * peak for kind, peak in gpu.peaks.items()}
     return replace(

@@ -30,31 +30,30 @@ def parsed(command: Callable, *config, **options):
     The help shows `--gpu STR` where None is the default.
     """
 
+    words = list(itertools.takewhile(lambda word: word != "--", options.get("args") or ()))
+
+    def known() -> set[str]:
+        usage = tyro.extras.get_parser(command, registry=OPTIONS, config=config).format_help()
+        return {*re.findall(OPTION, usage)}
+
     def refuse(event: mistakes.ParseErrorEvent) -> None:
         remedy = f"{event.prog} --help explains the options"
         match event:
             case mistakes.UnrecognizedArgs(tokens=[word, *following]):
-                usage = tyro.extras.get_parser(command, registry=OPTIONS, config=config).format_help()
-                known = {*re.findall(OPTION, usage)}
-                typed, _, value = word.partition("=")
-                name = typed.replace("_", "-")
-                answers = [each.replace("{}", value or " ".join(following[:1])) for each in MEANT.get(name, ())]
-                answers = [each for each in answers if known.issuperset(re.findall(OPTION, each))]
-                answers = [each for each in answers if all_paths().keys() >= {*re.findall(r"--arm (\w+)", each)}]
-                if word in all_paths() and "--arm" in known:
-                    answers = [f"did you mean '--arm {word}'?"]
-                answers.append(nearest(name, known, otherwise=remedy))
-                raise Stop(f"{event.prog} takes no {word:.80}", answers[0])
+                raise _unknown(event.prog, word, following, known(), remedy)
             case mistakes.MissingArgs(missing_arguments=[missing, *_]):
                 raise Stop(f"{event.prog} needs {_name(missing.arg)}", remedy)
             case mistakes.InvalidChoice(argument=argument, choices=choices):
                 raise Stop(f"{_name(argument)} must be one of {', '.join(sorted({*choices} - {'None'}))}", remedy)
             case mistakes.BadValue(argument=argument):
+                # Behind an unknown option tyro takes `--` for the first word.
+                strange = [word for word in words if word.startswith("--") and word.partition("=")[0] not in known()]
+                if strange and not _name(argument).startswith("-"):
+                    raise _unknown(event.prog, strange[0], [], known(), remedy)
                 raise Stop(f"{_name(argument)} must have a value", remedy)
             case mistakes.InstantiationFailure(argument=argument, message=message) if argument:
                 raise Stop(f"{_name(argument)} {message[message.find('must') :]}", remedy)
 
-    words = itertools.takewhile(lambda word: word != "--", options.get("args") or ())
     if {"-h", "--help"} & {*words}:
         explained = {key: options[key] for key in ("prog",) if key in options}
         shown = tyro.extras.get_parser(command, registry=OPTIONS, config=(tyro.conf.DisallowNone, *config), **explained)
@@ -62,6 +61,19 @@ def parsed(command: Callable, *config, **options):
         raise SystemExit(0)
     with mistakes.on_parse_error(refuse):
         return tyro.cli(command, config=(tyro.conf.DisallowNone, *config), registry=OPTIONS, **options)
+
+
+def _unknown(prog: str, word: str, following: list[str], known: set[str], remedy: str) -> Stop:
+    """Return the mistake of a word that a command does not take, with what was meant."""
+    typed, _, value = word.partition("=")
+    name = typed.replace("_", "-")
+    answers = [each.replace("{}", value or " ".join(following[:1])) for each in MEANT.get(name, ())]
+    answers = [each for each in answers if known.issuperset(re.findall(OPTION, each))]
+    answers = [each for each in answers if all_paths().keys() >= {*re.findall(r"--arm (\w+)", each)}]
+    if word in all_paths() and "--arm" in known:
+        answers = [f"did you mean '--arm {word}'?"]
+    answers.append(nearest(name, known, otherwise=remedy))
+    return Stop(f"{prog} takes no {word:.80}", answers[0])
 
 
 def on_one_screen(text: str) -> list[str]:

@@ -153,6 +153,8 @@ def refuse_code(model: str) -> None:
 
 def not_found(model: str, error: Exception) -> Stop:
     """Return the error for a model that cannot be loaded. The remedy names its built-in shape, if there is one."""
+    if Path(model).is_file():
+        return Stop(f"--model {model} is a file", "give a folder with a config.json, or --params")
     what = f"--model {model} is not a built-in shape, nor a folder with a config.json, nor available from the Hub"
     remedy = nearest(model.rpartition("/")[2], models(), most=3, otherwise="give a folder, or --params")
     if (ours := shape_of(model)) in SHAPES:

@@ -115,7 +115,7 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
     if not matching:
         raise Stop(
             f"no claim is named {' '.join(words):.80}, and none contains all of these words",
-            "give fewer words; study claims lists the documents",
+            "give fewer words; study claims --all lists the documents",
         )
     return matching
 

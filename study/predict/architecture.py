@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from study.core import files, shapes
-from study.core.errors import Stop
+from study.core.errors import Stop, refuse_beyond
 from study.core.settings import flag
 from study.core.shapes import MAX_CONFIG_BYTES, SHAPES, config_of, is_local, letters, model_of_name, of_size
 from study.core.text import count
@@ -118,8 +118,7 @@ class Wanted:
 
     def __post_init__(self):
         for name, most in MOST_WANTED.items():
-            if (value := getattr(self, name)) is not None and not 1 <= value <= most:
-                raise Stop(f"{flag(name)} must be from 1 to {most} (got {value})", "give such a number")
+            refuse_beyond(flag(name), getattr(self, name), most)
 
 
 def _of_size(params: float) -> str:

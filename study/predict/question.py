@@ -11,7 +11,7 @@ import tyro
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from study.core.arms import Arm
-from study.core.errors import Stop, nearest
+from study.core.errors import Stop, nearest, refuse_beyond
 from study.core.gpus import GPUS, LINKS, Gpu, gpu_named, like
 from study.core.recipes import RECIPES, Precision
 from study.core.settings import Optimizer, Tokens
@@ -43,8 +43,7 @@ class TrainingFlags:
     """As in the trainer. adamw: PyTorch's fused AdamW."""
 
     def __post_init__(self) -> None:
-        if self.gpus is not None and not 1 <= self.gpus <= GPUS_AT_MOST:
-            raise Stop(f"--gpus must be from 1 to {GPUS_AT_MOST} (got {self.gpus})", "give such a number")
+        refuse_beyond("--gpus", self.gpus, GPUS_AT_MOST)
         if self.sequence is not None and self.sequence < 1:
             raise Stop(f"--sequence must be at least 1 (got {self.sequence})", "give the tokens of a sequence")
 

@@ -104,6 +104,8 @@ class Targets(Section):
     two_starts: int = 0  # rows that begin with two tokens for the beginning
     ends: int = 0  # of texts, in the inputs of a language model
     ends_learned: int = 0  # that are targets that count
+    unknown: int = 0  # tokens for words that the tokenizer does not know
+    positions_alike: int = 0  # micro-batches whose position_ids are one number in each row
 
 
 class Watched(Section):
@@ -140,11 +142,15 @@ class Watched(Section):
     largest_rates: list[float] = []  # the largest learning rate of each rank
     weights_sums: list[float] = []  # of the weights of each rank that train, at the end
     has_adapters: Flag = None
+    adapters_train: Flag = None  # some weight of PEFT's layers; None without any
     is_trainer: Flag = None  # of transformers
     unchanged_parameters: Int = None  # that should train, and are at the end what they were
     passes_without_update: Int = None  # since the last update
+    updates_by_another: int = 0  # optimizer, of weights that the watched one has
     gradients_kept: int = 0  # of the first steps, those that began with gradients of the step before
     without_gradients: int = 0  # of the first steps, those that updated by gradients of zeros
+    usual_norm: Float = None  # of what is clipped: the median
+    largest_decay: Float = None  # weight decay times learning rate
     clipped_scaled: Flag = None  # gradients were clipped that a GradScaler had scaled
     loss_unscaled: Flag = None  # in fp16, without a scale
     has_schedule: Flag = None

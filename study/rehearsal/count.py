@@ -6,6 +6,7 @@ import sys
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from study.watch.session import new_record
 
 # What offloading keeps on the host, by role. Gradients go there as soon as they are reduced.
 WITH_OPTIMIZER = {"master", "moments", "gradients", "staging", "swap"}
+NO_OPTIMIZER = SimpleNamespace(state={})
 
 
 class Count:
@@ -46,7 +48,8 @@ class Count:
         self.model: Any = None
         self.mistakes = Mistakes()
         self._model: Any = None  # without its wrappers
-        self._modules: set[int] = set()  # of it
+        self._modules: set[int] = set()  # of it, and others that were called
+        self._others: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._on_host: dict[int, weakref.ref] = {}  # storages that were there before the training, such as a data set
         self._parts: dict[str, int] | None = None
         self._after_step: dict[str, int] | None = None
@@ -68,7 +71,11 @@ class Count:
     def _roles(self) -> dict[int, str]:
         if self.model is None:
             return {}
-        return roles.claimed_storages(self.model, self.optimizer)
+        claimed = roles.claimed_storages(self.model, self.optimizer)
+        for other in self._others:
+            theirs = roles.claimed_storages(other, NO_OPTIMIZER)
+            claimed = dict.fromkeys(theirs, "other_models") | claimed
+        return claimed
 
     # --- what happens
 
@@ -85,14 +92,22 @@ class Count:
         self.moments.called(trains)
         if self._model is not None and not self.moments.is_over:
             self.answer.calls += module is self._model
-            if id(module) not in self._modules and next(module.parameters(recurse=False), None) is not None:
-                self.answer.has_other_models = True
+            if id(module) not in self._modules:
+                self._note_other(module)
         if trains and not self.shapes.has_begun:
             self._leave_out_data()
             self.mistakes.begin(module)
             self.answer.loading_peak_bytes = self.watch.peak
             self.answer.first_step_at = len(self.answer.log)
             self.watch.peak = self.watch.total
+
+    def _note_other(self, module) -> None:
+        """Note what a step calls beside the model that trains: a reference model, a teacher. Wrappers are none."""
+        inside = set(map(id, module.modules()))
+        if not inside & self._modules and next(module.parameters(), None) is not None:
+            self._others.add(module)
+            self.answer.has_other_models = True
+        self._modules |= inside
 
     def _leave_out_data(self) -> None:
         """Do not count what exists before the training and has values, but for the buffers of models."""
@@ -185,6 +200,7 @@ class Count:
         rank = RankComponents(at_peak=parts, after_step=after, tracked_peak_bytes=max(answer.peaks))
         self.record.memory = Memory(per_rank=[RankMemory()], components=Components(per_rank=[rank]))
         self.record.observed.steps = answer.updates
+        self.record.observed.accumulation = self.mistakes.log.passes or self.record.observed.accumulation
         self.record.watched.rows_per_pass = answer.batch[0] if answer.batch else None
         if hasattr(getattr(self._model, "config", None), "to_json_string"):
             (folder / "config.json").write_text(self._model.config.to_json_string(use_diff=False))

@@ -10,9 +10,16 @@ from study.rehearsal.libraries import Rehearsal
 
 
 def patch_fsdp2(rehearsal: Rehearsal) -> None:
-    from torch.distributed import fsdp
+    from torch.distributed import device_mesh, fsdp
     from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group, _fsdp_state, _fully_shard
 
+    begin_mesh = device_mesh.DeviceMesh.__init__
+
+    def begin_on_one_device(mesh, device_type: str, *args, **kwargs) -> None:
+        begin_mesh(mesh, gpu.on_cpu(device_type), *args, **kwargs)
+
+    if rehearsal.count.watch.device_type == "cpu":
+        device_mesh.DeviceMesh.__init__ = begin_on_one_device  # type: ignore[method-assign, assignment]
     make_mesh = _fully_shard._init_default_mesh
     shard = rehearsal.shapes.wrap(_fully_shard.fully_shard)
     meshes: list[Any] = []  # one, made outside of the mode without values, and handed out to each module

@@ -1,6 +1,7 @@
 """What `torch.cuda` answers in a rehearsal: as the named GPU would, without one."""
 
 import contextlib
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -75,6 +76,9 @@ def answer_as_a_gpu(request: Request, script: Script) -> None:
         answers[silent] = lambda *_, **__: None  # one for each: the compiler tells functions apart by their identity
     for attribute, function in answers.items():
         setattr(torch.cuda, attribute, function)
+        if hasattr(torch.accelerator, attribute):
+            setattr(torch.accelerator, attribute, function)
+    answer_for_any_accelerator(script, memory_bytes)
     # It asks for a GPU at each operation, and none may be touched.
     FakeTensorMode.avoid_device_init = True  # type: ignore[method-assign, assignment]
     TORCH.cuda.Stream = Stream
@@ -95,6 +99,29 @@ def answer_as_a_gpu(request: Request, script: Script) -> None:
 
     TORCH.nn.Module.to = to
     TORCH.nn.Module._apply = apply
+
+
+def answer_for_any_accelerator(script: Script, memory_bytes: int) -> None:
+    """Replace the functions of torch.accelerator that torch.cuda has under other names. PyTorch asks them itself."""
+
+    def is_available() -> bool:
+        return script.owns(sys._getframe(1).f_code.co_filename)
+
+    find = torch.accelerator.current_accelerator
+
+    def current_accelerator(*args, **kwargs) -> torch.device | None:
+        mine = script.owns(sys._getframe(1).f_code.co_filename)
+        return torch.device("cuda") if mine else find(*args, **kwargs)
+
+    answers: dict[str, Callable] = {
+        "is_available": is_available,
+        "current_accelerator": current_accelerator,
+        "current_device_index": lambda: 0,
+        "set_device_index": lambda *_: None,
+        "get_memory_info": lambda *_: (memory_bytes, memory_bytes),
+    }
+    for attribute, function in answers.items():
+        setattr(torch.accelerator, attribute, function)
 
 
 def apply(module: torch.nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True):

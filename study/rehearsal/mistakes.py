@@ -24,12 +24,13 @@ class NoLog:
 
     count = 0
     marks = (("", 0.0),)
+    passes: int | None = None  # of the last step
 
     def mark(self, phase: str) -> None:
         pass
 
     def add(self, step) -> None:
-        pass
+        self.passes = step.backwards or step.forwards
 
 
 class NoInstruments:
@@ -48,6 +49,7 @@ class Mistakes:
 
     def __init__(self) -> None:
         self.outermost: nn.Module | None = None  # that was called first
+        self.log = NoLog()
         self.loader: Any = None  # the iterator whose batches train
         self._trained: list[tuple[str, torch.Tensor]] = []
         self._with_gradient: set[int] = set()
@@ -87,7 +89,7 @@ class Mistakes:
             updated = {id(tensor) for group in groups for tensor in group["params"]}
             trained = [tensor for tensor in model.parameters() if tensor.requires_grad]
             watched.not_optimized_tensors = sum(id(tensor) not in updated for tensor in trained)
-        log: Any = NoLog()
+        log: Any = self.log
         instruments: Any = NoInstruments()
         weights: Any = NoWeights()
         loop = WatchedLoop(model, optimizer, accelerator, record, log, instruments, weights, self._gave_up)

@@ -1,13 +1,22 @@
 """Collectives of a script with ranks that do not exist: they hold what rank 0 holds."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import distributed_c10d
+from torch.utils._pytree import tree_leaves
+
+from study.rehearsal.request import Request
 
 c10d = torch.ops.c10d
+# After these all ranks have the same values.
+AGREE = {c10d.allgather_.default, c10d._allgather_base_.default, c10d.allreduce_.default, c10d.broadcast_.default}
+MOST_BYTES = 2**20  # of a tensor that a script decides by
+GIVEN = "given.pt"
+save, load = torch.save, torch.load  # a script's are replaced
 BY_ELEMENTS = {c10d._allgather_base_.default, c10d._reduce_scatter_base_.default}  # NCCL asks for no shapes
 
 
@@ -39,6 +48,35 @@ def answer_alone(note: Callable[[str], None]) -> None:
     for name, function in replaced.items():
         setattr(dist, name, function)
         setattr(distributed_c10d, name, function)
+
+
+class Agreement:
+    """What collectives gave rank 0, which rank 1 is given as well: scripts decide by it."""
+
+    def __init__(self, folder: Path, request: Request):
+        self.rank = request.rank
+        self.keeps = request.evaluate or request.save  # only then a second rank is rehearsed
+        self.path = (folder if self.rank == 0 else folder.parent) / GIVEN
+        self.given: list[list[torch.Tensor]] = [] if self.rank == 0 else load(self.path)
+        self._count = 0
+
+    def note(self, function, args) -> None:
+        """After a collective of this rank."""
+        if not self.keeps or function not in AGREE:
+            return
+        here = [each for each in tree_leaves(args[0]) if type(each) is torch.Tensor and each.nbytes <= MOST_BYTES]
+        self._count += 1
+        if self.rank == 0:
+            self.given.append([each.clone() for each in here])
+        elif self._count <= len(self.given):
+            there = self.given[self._count - 1]
+            if [each.shape for each in here] == [each.shape for each in there]:
+                for mine, first in zip(here, there, strict=True):
+                    mine.copy_(first)
+
+    def write(self) -> None:
+        if self.rank == 0 and self.keeps:
+            save(self.given, self.path)
 
 
 def fill_in(function, args) -> None:

@@ -42,7 +42,9 @@ class Request:
 class Failure:
     """How a script ended that did not reach its steps."""
 
-    kind: str  # "script": as it would on the rented machine; "hang": as well; "value": a value does not exist here
+    # "script": as it would on the rented machine; "hang": as well; "value": a value does not exist here; "missing": a
+    # package that it imports
+    kind: str
     message: str
     where: str | None = None  # the last line of the script's own code
     code: str | None = None  # what stands there

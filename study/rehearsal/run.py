@@ -40,7 +40,8 @@ def main(folder: Path) -> None:
     if not request.real:
         answer_as_a_gpu(request, script)
     count = Count(request)
-    values = Values(script, request.most_collectives)
+    agreement = ranks.Agreement(folder, request)
+    values = Values(script, agreement, request.most_collectives)
     ranks.answer_alone(values.note)
     shapes = Shapes(values, count.watch, request.real)
     count.shapes = shapes
@@ -69,6 +70,7 @@ def main(folder: Path) -> None:
     if failure is None and not answer.updates:
         why = "" if answer.batches else ": no loader gave a batch, as its data set has too few samples or none"
         answer.failure = Failure("script", f"the script ended without an update of an optimizer{why}")
+    agreement.write()
     answer.write(folder / ANSWER)
     sys.stdout.flush()
     os._exit(0)  # threads of libraries may wait for ranks that do not exist
@@ -104,6 +106,9 @@ def failed(error: BaseException, script: Script) -> Failure:
     message = str(error).strip() or type(error).__name__
     if isinstance(error, Stop):
         kind, message = "value", error.sentence
+    elif isinstance(error, ModuleNotFoundError):  # which the rented machine may have
+        kind = "missing"
+        message = f"the script needs {error.name}, which is not installed here" if error.name else message
     elif not isinstance(error, NoValue):
         message = f"{type(error).__name__}: {message}"
     trace = "".join(traceback.format_exception(error))

@@ -1,5 +1,6 @@
 """How PyTorch runs as rank 0 of N without a GPU: DDP, loaders, optimizers, saving."""
 
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +35,9 @@ def patch(rehearsal: Rehearsal) -> None:
     parallel.DistributedDataParallel.__init__ = wrap_in_ddp
     if not rehearsal.request.real:
         TORCH.Tensor.data_ptr = address
+        FakeTensor.__deepcopy__ = copied  # type: ignore[method-assign, assignment]
+        for name in filter(re.compile("[a-z].*_$").match, dir(torch.nn.init)):
+            setattr(torch.nn.init, name, initializing(getattr(torch.nn.init, name)))
     # A script that starts its own ranks: this process is one of them.
     TORCH.multiprocessing.spawn = lambda function, args=(), *_, **__: function(rehearsal.request.rank, *args)
     TORCH.save = saving(torch.save)
@@ -103,6 +107,27 @@ def address(tensor: torch.Tensor) -> int:
     if isinstance(local, FakeTensor):
         return local.untyped_storage()._cdata
     return read_address(tensor)
+
+
+copy_tensor = torch.Tensor.__deepcopy__
+
+
+def copied(tensor: FakeTensor, memo: dict) -> torch.Tensor:
+    """Return a copy of a tensor without values. A parameter's is without its attributes, as `nn.Parameter` has it."""
+    if id(tensor) not in memo and isinstance(tensor, torch.nn.Parameter):
+        memo[id(tensor)] = torch.nn.Parameter(tensor.data.clone(), tensor.requires_grad)
+    return memo[id(tensor)] if id(tensor) in memo else copy_tensor(tensor, memo)
+
+
+def initializing(function: Callable) -> Callable:
+    """Return a function of `nn.init` that leaves a weight without values as it is."""
+
+    def initialize(tensor, *args, **kwargs):
+        if isinstance(getattr(tensor, "_local_tensor", tensor), FakeTensor):
+            return tensor
+        return function(tensor, *args, **kwargs)
+
+    return initialize
 
 
 def saving(save: Callable) -> Callable:

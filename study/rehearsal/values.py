@@ -23,12 +23,13 @@ from study.rehearsal import ranks
 from study.rehearsal.moments import Enough, Moments
 
 aten = torch.ops.aten
-COMPARES = {aten.gt, aten.lt, aten.ge, aten.le, aten.eq, aten.ne, aten.isnan, aten.isinf, aten.isfinite}
+COMPARES = {aten.gt, aten.lt, aten.ge, aten.le, aten.eq, aten.ne}
 CHECKED = {aten.embedding.default, aten.nll_loss_forward.default}
 MASKED = {aten.index.Tensor, aten.masked_select.default}
 # Data decides by masks, labels and lengths. A larger tensor, such as labels beside each word of a vocabulary, would
 # fill the host.
 LARGE_BYTES = 2**26
+BACKWARD = torch.Tensor.backward
 NEEDS_VALUES = "DynamicOutputShapeException", "DataDependentOutputException", "UnsupportedFakeTensorException"
 
 
@@ -102,8 +103,9 @@ class Values(TorchDispatchMode):
 
     shapes: "Shapes"
 
-    def __init__(self, script: Script, most_collectives: int | None = None):
+    def __init__(self, script: Script, agreement: ranks.Agreement | None = None, most_collectives: int | None = None):
         super().__init__()
+        self.agreement = agreement
         self.most_collectives = most_collectives
         self.script = script
         self.collectives: list[tuple[str, str | None]] = []
@@ -130,8 +132,7 @@ class Values(TorchDispatchMode):
             args = (args[0].view(-1), args[1].reshape(-1), *args[2:])
         result = function(*args, **(kwargs or {}))
         if function.namespace in ("c10d", "_c10d_functional"):
-            self.note(function._schema.name.partition("::")[2].strip("_"))
-            ranks.fill_in(function, args)
+            self._collective(function, args)
         if isinstance(result, FakeTensor) and (changed := _changed(function, args, kwargs)) is not None:
             return changed
         if (
@@ -143,6 +144,13 @@ class Values(TorchDispatchMode):
             with self.shapes.only():
                 return torch.empty_strided(result.shape, result.stride(), dtype=result.dtype)
         return result
+
+    def _collective(self, function, args) -> None:
+        self.note(function._schema.name.partition("::")[2].strip("_"))
+        ranks.fill_in(function, args)
+        if self.agreement is not None:
+            with _disable_current_modes():
+                self.agreement.note(function, args)
 
     def _read(self, tensor: FakeTensor) -> float | bool:
         read = self.script.value_of(tensor)
@@ -203,6 +211,8 @@ class OnOneDevice(TorchFunctionMode):
                 return getattr(torch.zeros(tensor.shape, dtype=dtype), name)()
         if name == "cuda":
             return args[0]
+        if function is torch.Tensor.backward:  # what hooks itself around it has been called already
+            function = BACKWARD
         # Other names of the host are also those of this process's GPU, such as `.to(accelerator.device)`.
         goes_to_host = name == "cpu" or (
             name == "to" and len(args) > 1 and isinstance(args[1], str) and args[1] == "cpu"
@@ -211,6 +221,13 @@ class OnOneDevice(TorchFunctionMode):
             with self.moments.made_on_host():
                 copy = function(*args, **kwargs)
                 return copy.detach().clone() if copy is args[0] else copy
+        if (
+            name in ("isnan", "isinf", "isfinite")
+            and isinstance(args[0], FakeTensor)
+            and args[0].numel() <= LARGE_BYTES
+        ):
+            with _disable_current_modes():  # a rehearsed training goes well
+                return torch.full(args[0].shape, name == "isfinite")
         if "device" in kwargs:
             kwargs = kwargs | {"device": on_cpu(kwargs["device"])}
         if name == "to" and len(args) > 1:

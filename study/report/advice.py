@@ -65,7 +65,9 @@ def in_words(advice: Advice) -> list[str]:
     if question.model.is_partly_frozen and choice.offloads:
         lines += _smaller(question)
     if choice.limit == "launching":
-        lines.append(_launch_bound(question, choice))
+        longer = times(with_more_rows(question, choice).seconds / choice.seconds)
+        batch = MORE_ROWS * question.batch
+        lines.append(finding("launch_bound", more=MORE_ROWS, batch=batch, longer=longer).said)
     # Published weights have 16 bits, and recipes with fp32 weights widen them.
     needed_bytes = loading_bytes(question.model, question.local, RECIPES[choice.precision].weight_bytes)
     if needed_bytes > question.host_memory_bytes:
@@ -127,12 +129,6 @@ def _smaller(question: Question) -> list[str]:
     if not question.model.is_partly_frozen:
         return [finding("adapters_need_less").said]
     return [] if question.quantized else [finding("four_bits_need_less").said]
-
-
-def _launch_bound(question: Question, choice: Row) -> str:
-    larger = with_more_rows(question, choice)
-    longer = larger.seconds / choice.seconds
-    return finding("launch_bound", more=MORE_ROWS, batch=MORE_ROWS * question.batch, longer=times(longer)).said
 
 
 def _reason(advice: Advice, choice: Row) -> str:

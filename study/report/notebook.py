@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
-from IPython.display import HTML, Markdown, display
+from IPython.display import Markdown, display
 from matplotlib.figure import Figure
 
 from study.core.arms import ROOT
@@ -17,7 +17,7 @@ from study.core.errors import Stop
 from study.core.files import safe_join
 from study.records import runs as records
 from study.records.runs import Runs
-from study.report.style import svg
+from study.report.style import png, svg
 from study.report.tables import as_html, write_csv
 
 gc.set_threshold(100_000, 50, 50)  # as in `study`: a search for garbage among many small objects takes long
@@ -70,9 +70,11 @@ class Book:
         for number, group in enumerate(arms.nlargest(2).index, 1):
             mine = rows[rows["group"] == group]
             file = f"{name}-{number}"
-            image = svg(draw(mine), file, purpose)  # the label is for a reader who does not see it
+            drawing = draw(mine)
+            image = svg(drawing, file, purpose)  # the label is for a reader who does not see it
             caption = f"{purpose}{self._written(mine, file)}"
-            show(f"<figure>{image}<figcaption>{caption}</figcaption></figure>", file)
+            figure = f"<figure>{image}<figcaption>{caption}</figcaption></figure>"
+            show({"text/html": figure, "image/png": png(drawing), "text/plain": purpose}, file)
         return None
 
     def table(self, rows: pd.DataFrame, name: str, command: str = "") -> None:
@@ -80,7 +82,7 @@ class Book:
         if rows.empty:
             return missing(f"the table “{name}”", command)
         table = f'<div class="scroll" tabindex="0">{as_html(rows)}</div>'
-        return show(f'{table}<p class="links">{self._written(rows, name)}</p>', name)
+        return show({"text/html": f'{table}<p class="links">{self._written(rows, name)}</p>'}, name)
 
     def _written(self, rows: pd.DataFrame, name: str) -> str:
         if not self.data:
@@ -90,8 +92,9 @@ class Book:
         return f' <a href="data/{self.name}-{name}.csv">data as CSV</a>'
 
 
-def show(html: str, name: str) -> None:
-    display(HTML(html), metadata={"study_name": name})
+def show(forms: dict[str, str], name: str) -> None:
+    """Show one thing in several forms: a reader such as Jupyter takes the first that it can show."""
+    display(forms, raw=True, metadata={"study_name": name})
 
 
 def say(text: str) -> None:

@@ -197,7 +197,7 @@ def in_words(planned: list[Planned], minutes: float, scripts: Sequence[dict] = (
     ]
     if outside:
         first = outside[0].cell
-        lines.append(f"The end comes before {first.part} under {first.arm} ends: what follows runs if time is left.")
+        lines.append(f"The end comes before {first.part} with {first.arm} ends: what follows runs if time is left.")
     return lines + [f"Left: {each.cell.part}, {each.cell.arm}: {each.left}." for each in planned if each.left]
 
 

@@ -58,7 +58,7 @@ BEFORE = {  # the notebooks, in navigation
 }
 ANSWERS = ROOT / "reports" / "answers"
 PREVIEW = ROOT / "reports" / "h200" / "preview.png"  # that a link to the pages shows
-ADDED = {"injected-parameters", "papermill-error-cell-tag"}  # cells of papermill
+ADDED = {"injected-parameters", "papermill-error-cell-tag", "kept"}  # cells of papermill, and of `make outputs`
 # In the browser: a function that gives for a text what `study diagnose` prints.
 READER = """
 import contextlib, io

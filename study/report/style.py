@@ -4,6 +4,7 @@ No figure tells things apart by colour alone: each arm has its own marker; virtu
 `templates/figures.mplstyle` has fonts, lines and the colours of text.
 """
 
+import base64
 import html
 import io
 import math
@@ -15,11 +16,13 @@ from typing import Any, NamedTuple
 import matplotlib
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
+from PIL import Image
 
 from study.core.files import from_toml
 from study.report.tables import parts
@@ -27,6 +30,7 @@ from study.report.tables import parts
 WIDTH = 5.4  # inches: on a phone it scrolls, as site.css says; a desk shows it at full size and a fifth more
 TITLE_LETTERS, NOTE_LETTERS = 52, 72  # of a line: browsers set the same font up to an eighth wider than matplotlib
 COLUMNS = 3  # of a legend
+COLOURS_OF_PNG, DPI_OF_PNG = 64, 144
 LINE = 0.16  # inches: the height of a line of text
 FAINT, CARD = "#5c5c63", "#ffffff"  # as in figures.mplstyle
 EDGE: dict[str, Any] = {"edgecolor": FAINT, "linewidth": 0.6}  # of a part of a bar
@@ -148,3 +152,13 @@ def svg(drawing: Figure, name: str, label: str | None = None) -> str:
         FigureCanvasSVG(drawing).print_svg(out := io.StringIO(), metadata={"Date": None, "Creator": None})
     _, _, text = out.getvalue().partition("<svg ")
     return f'<svg role="img" aria-label="{html.escape(label or name)}" {text}'
+
+
+def png(drawing: Figure) -> str:
+    """The figure as a small PNG in base64, for readers of notebooks that show no SVG, as GitHub's."""
+    drawing.set_dpi(DPI_OF_PNG)
+    with matplotlib.rc_context(fname=STYLE):
+        FigureCanvasAgg(drawing).print_png(wide := io.BytesIO())
+    # --- a figure has few colours: a quarter of the bytes
+    Image.open(wide).convert("RGB").quantize(COLOURS_OF_PNG).save(small := io.BytesIO(), "PNG", optimize=True)
+    return base64.b64encode(small.getvalue()).decode()

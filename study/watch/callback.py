@@ -35,6 +35,9 @@ class WatchCallback(transformers.TrainerCallback):
             arguments=args,
         )
         self.watch.__enter__()
+        if self.watch.session:  # a processor of images has no such token
+            unknown = getattr(kwargs.get("processing_class"), "unk_token_id", None)
+            self.watch.session.loop.special.unknown = unknown
         atexit.register(self._end_at_exit)
 
     def on_train_end(self, args, state, control, **kwargs):

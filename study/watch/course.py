@@ -12,9 +12,12 @@ FEWEST = 10  # steps that are judged
 FEWEST_LOSSES = 20
 OFTEN = 0.2  # of the steps: what is wrong in fewer may be meant
 MOST = 0.5
+ALIKE = 0.9
 ALMOST = 0.999  # of a rate that is computed in another way
 LOW = 0.1  # of the largest rate: the end of a schedule
 RISEN = 0.5  # of the first loss
+FALLEN = 0.2  # of the first loss
+BEGINNING = 5  # steps
 TINY = 1e-8  # a rate: Adam moves no weight by more, and of a weight above 0.2 fp32 rounds that away
 STRAIGHT = 1e-3  # of the largest rate: a warm-up rises by equal parts, and a search for a rate does not
 
@@ -29,7 +32,7 @@ def findings(tables: dict[int, Table], is_over: bool = True) -> list[Finding]:
     steps = stacked(list(tables.values()))
     if steps.shape[1] < FEWEST:
         return []
-    rules = (_rates, *[_warm_up] * is_over, _mode, _trained, _clipping, _schedule, _passes, _losses)
+    rules = (_rates, *[_warm_up] * is_over, _mode, _trained, _clipping, _schedule, _passes, _losses, _apart)
     return [each for rule in rules for each in rule(steps)]
 
 
@@ -134,3 +137,18 @@ def _losses(steps: Table) -> Iterator[Finding]:
     first, last = losses[0], losses[-(len(losses) // 4) :]
     if len(losses) >= FEWEST_LOSSES and last.min() > first + RISEN * abs(first):
         yield finding("loss_rises", first=first, last=last.mean())
+
+
+def _apart(steps: Table) -> Iterator[Finding]:
+    """Name a rank whose loss does not fall while those of all others do: its rows teach nothing, or what is wrong."""
+    losses = steps["loss"]
+    if len(losses) == 1 or losses.shape[1] < FEWEST_LOSSES or not np.isfinite(losses).all():
+        return
+    quarter = losses.shape[1] // 4
+    first, last = losses[:, :BEGINNING].mean(axis=1), losses[:, -quarter:].mean(axis=1)
+    rank = int(np.argmin(first - last))
+    others = np.delete(losses, rank, axis=0)
+    fallen = np.delete((first - last) / abs(first), rank).min()
+    is_apart = (losses[rank] > others.max(axis=0))[-quarter:].mean() >= ALIKE
+    if fallen >= FALLEN and (first - last)[rank] < FALLEN * fallen * abs(first[rank]) and is_apart:
+        yield finding("rank_learns_nothing", rank=rank, first=first[rank], last=last[rank], fallen=fallen)

@@ -13,6 +13,7 @@ MANY = 0.1  # of the rows
 MOST = 0.5
 FEW_READ = 6  # micro-batches
 UNIFORM = 0.8  # of them
+UNKNOWN = 0.2  # of the tokens: rare words of a language are a few of a hundred
 # Heads of transformers that a task adds to a model, with first weights that know nothing.
 ADDED = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice", "ImageClassification")
 
@@ -74,12 +75,16 @@ def padding(facts: Facts) -> Results:
 
 
 def special_tokens(facts: Facts) -> Results:
-    """Name beginnings that stand twice, and ends that no loss teaches."""
+    """Name beginnings that stand twice, ends that no loss teaches, words that nobody knows, and places."""
     seen = facts.watched.targets
     if seen.rows and seen.two_starts >= MOST * seen.rows:
         yield "two_starts", {"share": seen.two_starts / seen.rows}
     if seen.ends >= FEW_ENDS and not seen.ends_learned:
         yield "ends_not_learned", {"ends": seen.ends}
+    if seen.positions_alike and seen.positions_alike >= MOST * seen.read:
+        yield "positions_alike", {}
+    if seen.tokens >= ENOUGH and seen.unknown >= UNKNOWN * seen.tokens:
+        yield "tokens_unknown", {"share": seen.unknown / seen.tokens}
 
 
 def head(facts: Facts) -> Results:
@@ -93,9 +98,11 @@ def head(facts: Facts) -> Results:
 
 
 def adapters(facts: Facts) -> Results:
-    """Name adapters beside which all other weights train as well."""
+    """Name adapters beside which all other weights train as well, or that do not train."""
     if facts.watched.has_adapters and required(facts.seen.trained_parameters) == facts.parameters:
         yield "adapters_and_all", {}
+    if facts.watched.adapters_train is False:
+        yield "adapters_frozen", {}
 
 
 def units(facts: Facts) -> Results:

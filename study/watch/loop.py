@@ -19,6 +19,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad
 from torch.optim import lr_scheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -84,6 +85,7 @@ class WatchedLoop:
     step: Step = field(default_factory=Step)
     inputs: list[str] = field(default_factory=list)  # shapes and digests, of the first passes
     rate: float = 0.0  # the largest
+    decay: float = 0.0  # the largest product with the weight decay
 
     def __post_init__(self) -> None:
         self._inner = roles.inner_optimizer(self.optimizer)
@@ -100,10 +102,11 @@ class WatchedLoop:
         self.loaders = Loaders()
         self.batch = targets.TokensIn()
         self._passes = 0
-        self._special = targets.special_of(self.model)
+        self.special = targets.special_of(self.model)
         self._evaluated = 0  # forward passes without gradients since the last with them, in training mode
         self.record.watched.has_schedule = hasattr(self._inner.step, "_wrapped_by_lr_sched")
         self._device = device_of(self.model).type
+        self._shared = updated
         self._undo = contextlib.ExitStack()
 
     def attach(self) -> None:
@@ -119,6 +122,7 @@ class WatchedLoop:
             # updates and not passes. GradScaler does not call it after an overflow (torch/amp/grad_scaler.py:371): such
             # a step joins the next.
             self._undo.callback(self._inner.register_step_post_hook(lambda *_: self._end_step()).remove)
+            self._undo.callback(register_optimizer_step_post_hook(lambda other, *_: self._note_update(other)).remove)
             self._replace(self.accelerator or torch.Tensor, "backward", self._backward)
         # --- what the loop does besides
         if self.accelerator is not None:
@@ -302,7 +306,7 @@ class WatchedLoop:
         self._passes += 1
         if targets.is_due(self._passes) and not self.instruments.is_looking and loss.grad_fn is not None:
             with contextlib.suppress(RuntimeError):  # a value that was changed in place, or that a hook has taken away
-                targets.read(self.record.watched.targets, loss, self.batch, self._special)
+                targets.read(self.record.watched.targets, loss, self.batch, self.special)
         self.batch = targets.TokensIn()
 
     @guarded
@@ -327,6 +331,9 @@ class WatchedLoop:
         rates = [group["lr"] for group in self._inner.param_groups]
         self.step.rates = [rate if is_number(rate) else math.nan for rate in rates]  # one in a tensor is not read
         self.rate = max([self.rate, *filter(is_number, rates)])
+        decays = [(group.get("weight_decay"), group["lr"]) for group in self._inner.param_groups]
+        products = [decay * rate for decay, rate in decays if is_number(decay) and is_number(rate)]
+        self.decay = max([self.decay, *products])
         self.step.trained = self.weights.trained_share
         if self._is_engine:
             self.step.norm = _number(getattr(self.model, "_global_grad_norm", None))
@@ -340,6 +347,12 @@ class WatchedLoop:
         self.step.clean = not (self.step.evaluated or number in looked_at or number - 1 in looked_at)
         self.log.add(self.step)
         self.step = Step()
+
+    @guarded
+    def _note_update(self, optimizer) -> None:
+        if optimizer is not self._inner and optimizer is not self.optimizer:
+            tensors = (id(tensor) for group in optimizer.param_groups for tensor in group["params"])
+            self.record.watched.updates_by_another += any(each in self._shared for each in tensors)
 
     def _look_for_cleared(self) -> None:
         if self._with_gradient is not None and self._with_gradient.grad is None:

@@ -17,6 +17,8 @@ LEAST_STEPS = 5  # of a run whose weights are expected to change
 # Smaller shares and sizes than these get no finding.
 FROZEN = 0.02  # of the parameters: whoever trains fewer of them uses adapters, whose names say so
 UNCHANGED = 0.1  # of the parameters that should train: a head that no loss needs may stay
+DECAYED = 0.05  # of each weight in a step: half of it is gone after 14. Recipes with Muon have up to 0.04
+CLIPPED = 1000  # times the limit
 DRIFT = 1e-9  # of the sum of the weights: copies that get equal gradients are equal
 FEW = 1e-5  # of the weights: enough to average a loss, but less than the gradients of LoRA
 # Optimizers whose update of an element depends on its row, column or norm. DeepSpeed's Muon gets whole matrices.
@@ -127,7 +129,7 @@ def updates(facts: Facts) -> Results:
     watched = facts.watched
     usual = facts.seen.accumulation or 1
     if (watched.passes_without_update or 0) > max(2 * LEAST_STEPS, 4 * usual):
-        yield "no_update", {}
+        yield "optimizer_made_anew" if watched.updates_by_another else "no_update", {}
     if 2 * watched.gradients_kept > READ_STEPS:
         yield "gradients_not_cleared", {"read": READ_STEPS}
     if 2 * watched.without_gradients > READ_STEPS:
@@ -136,6 +138,12 @@ def updates(facts: Facts) -> Results:
         yield "loss_unscaled", {}
     if watched.clipped_scaled:
         yield "clipped_scaled", {}
+    if (watched.largest_decay or 0.0) >= DECAYED:
+        yield "decay_too_large", {}
+    # Adam divides by the size of gradients, so it makes the same updates of smaller ones.
+    limit, norm = facts.seen.clipping, watched.usual_norm
+    if limit and norm and facts.seen.optimizer == "SGD" and norm >= CLIPPED * limit:
+        yield "clipped_to_nothing", {"times": norm / limit}
 
 
 def model(facts: Facts) -> Results:

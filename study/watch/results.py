@@ -80,6 +80,9 @@ def _fill_steps(record: Record, steps: Table) -> None:
     seen.accumulation = _usual(steps["passes"][0])
     rates = np.nan_to_num(steps["rates"][0]).max(axis=1)
     seen.learning_rates = rates.tolist() if np.isfinite(steps["rates"][0]).any() else []
+    norms = steps["norm"][0]
+    if np.isfinite(norms).any():
+        record.watched.usual_norm = float(np.median(norms[np.isfinite(norms)]))
     # Steps after the instruments have looked, with nothing but training in them.
     timed = np.all(steps["clean"] > 0, axis=0) & (steps["step"][0] > AFTER)
     if not timed.any():

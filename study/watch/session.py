@@ -184,6 +184,7 @@ class Session:
         rank = self.ranks.rank
         watched = self.loop.record.watched
         watched.passes_without_update = self.loop.step.backwards
+        watched.largest_decay = self.loop.decay
         watched.orders_repeated = self.loop.loaders.orders_repeated
         watched.evaluated_on_trained = self.loop.loaders.evaluated_on_trained
         if error is None:

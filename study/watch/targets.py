@@ -37,6 +37,7 @@ class Special:
     is_causal: bool = False
     is_pair: bool = False  # of an encoder and a decoder
     takes_mask: bool = False
+    unknown: int | None = None  # of a tokenizer
 
 
 def special_of(model) -> Special:
@@ -68,6 +69,7 @@ class TokensIn:
     ids: torch.Tensor | None = None  # None, if there are none or several
     mask: torch.Tensor | None = None
     labels: torch.Tensor | None = None
+    positions: torch.Tensor | None = None
     rows: int = 0
 
 
@@ -86,7 +88,8 @@ def tokens_in(args: Any, kwargs: dict[str, Any], given: list[torch.Tensor]) -> T
     mask = named.get("attention_mask")
     rows = ids if ids is not None else next(iter(given), None)
     count = 0 if rows is None else len(rows)
-    return TokensIn(ids, mask if mask is not None and mask.ndim == 2 else None, named.get("labels"), count)
+    mask = mask if mask is not None and mask.ndim == 2 else None
+    return TokensIn(ids, mask, named.get("labels"), named.get("position_ids"), count)
 
 
 def read(seen: Targets, loss: torch.Tensor, batch: TokensIn, special: Special) -> None:
@@ -116,12 +119,17 @@ def read(seen: Targets, loss: torch.Tensor, batch: TokensIn, special: Special) -
         return
     ids = batch.ids.detach().cpu()
     rows, length = ids.shape
+    runs = padding_by_runs(ids, special)
+    seen.tokens += int((~runs).sum())
+    if batch.positions is not None and batch.positions.ndim == 2:
+        seen.positions_alike += bool((batch.positions == batch.positions[:, :1]).all())
+    if special.unknown is not None and special.unknown not in {special.pad, special.begin, *special.ends}:
+        seen.unknown += int(ids.eq(special.unknown).sum())
     if targets.numel() % rows or abs(targets.numel() // rows - length) > 2:
         return
     targets = targets.reshape(rows, -1)
     if is_shifted:
         targets = targets[:, 1:]
-    runs = padding_by_runs(ids, special)
     has_mask = batch.mask is not None and batch.mask.shape == ids.shape
     hidden = batch.mask.cpu() == 0 if has_mask else torch.zeros_like(runs)  # type: ignore[union-attr]
     hides_words = len(ids[hidden].unique()) > FEW_KINDS  # padding is of one kind, whatever the config says
@@ -134,7 +142,6 @@ def read(seen: Targets, loss: torch.Tensor, batch: TokensIn, special: Special) -
     seen_padding = runs & ~hidden
     sees = seen_padding[:, 0].any() if special.is_causal else 2 * seen_padding.sum() > runs.sum()
     seen.unmasked += bool(sees and special.takes_mask and special.pad is not None)
-    seen.tokens += int((~runs).sum())
     seen.hidden += int((hidden & ~runs).sum()) * hides_words
     if special.begin is not None and special.begin != special.pad:
         start = torch.argmax((~padding).long(), 1, keepdim=True).clamp(max=length - 2)

@@ -16,6 +16,7 @@ class Weights:
     """The parameters of a model, as they were when the watch began."""
 
     def __init__(self, model):
+        self._model = model
         self._named = dict(model.named_parameters())
         self._parameters = list(self._named.values())
         self._head = head_of(model)
@@ -33,6 +34,7 @@ class Weights:
         """Say whether the last layer trains, and alone, and whether what is frozen was ever trained."""
         frozen = [each for each in self._parameters if not each.requires_grad]
         watched.frozen_untrained = looks_untrained(frozen) if frozen else None
+        watched.adapters_train = adapters_train(self._model)
         if self._head:
             watched.head, head = self._head
             watched.head_trains = any(each.requires_grad for each in head)
@@ -73,6 +75,18 @@ class Weights:
                 value = float(part.sum(dtype=torch.float64))  # one element of many millions counts
             sums.append(value)
         return sums
+
+
+def adapters_train(model) -> bool | None:
+    """Return whether some weight of PEFT's layers trains. None without any, or if FSDP1 has made one tensor of all."""
+    trains = []
+    for layer in model.modules():
+        # Copies of whole layers, as of a new head, are no adapters (peft 0.21.2, utils/other.py).
+        for name in {*getattr(layer, "adapter_layer_names", ())} - {"modules_to_save"}:
+            part = getattr(layer, name, None)
+            weights = part.parameters() if isinstance(part, torch.nn.Module) else []
+            trains += [each.requires_grad for each in weights]
+    return any(trains) if trains else None
 
 
 def tie_is_lost(model) -> bool:

@@ -11,16 +11,17 @@ import termios
 
 import pytest
 
+from study.cli import commands
 from study.core.text import show
 from tests.conftest import ROOT
 
 SMOKE = "reports/cpu-2core/runs/smoke"
 COMMANDS = [
-    f"compare --arms {SMOKE}",
+    f"compare --arms --all {SMOKE}",
     f"compare {SMOKE}",
     f"runs {SMOKE}",
     "advise --model mistral-7b --gpus 8 --gpu H100",
-    "claims",
+    "claims --all",
     "arms",
 ]
 RUN_ALL = """
@@ -102,3 +103,13 @@ def test_a_first_column_wider_than_the_terminal_is_folded(monkeypatch, capsys):
     text = capsys.readouterr().out
     assert text.count("x") == 150
     assert "No room for: seconds" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_list_of_commands_is_wrapped_below_its_purposes(width, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    commands.start(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    assert sum(line.startswith("  ") and line[2] != " " for line in lines) == len(commands.COMMANDS) + 2, "examples"

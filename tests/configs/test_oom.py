@@ -166,5 +166,8 @@ def test_nonsense_and_long_logs_are_one_sentence(tmp_path):
     log = tmp_path / "train.log"
     with log.open("wb") as file:
         file.truncate(200 * 10**6)
+    with pytest.raises(Stop, match="is no text"):
+        given.split((str(log),))
+    log.write_text("a line of a training\n" * 10**6)
     with pytest.raises(Stop, match="no error about memory"):
         reading.find(given.whole_text(*given.split((str(log),))))

@@ -84,7 +84,7 @@ def printed(tmp_path_factory) -> dict[tuple[str, int], tuple[list[float], list[f
     folder = tmp_path_factory.mktemp("by-hand")
     output = forked(folder, config=None, script=str(FOLDER / "one_process.py"), flags=()).output
     for passes in (1, 4):
-        code = f"import sys; sys.argv[1:] = ['--passes', '{passes}']{RUN_ALL}"
+        code = f"import sys; sys.argv[1:] = ['--micro-batches', '{passes}']{RUN_ALL}"
         launched = ranks_of(code, folder)
         assert launched.code == 0, launched.output
         output += launched.output

@@ -57,6 +57,10 @@ def merged(name: str) -> dict:
 def test_these_are_the_arms():
     """No file in the folders is left out, and each arm has a sibling."""
     assert list(PATHS)[: len(arms.NAMES)] == list(arms.NAMES)
+    unseen = {path.relative_to(arms.ROOT) for path in arms.FOLDER.rglob("*.yaml")} - {
+        path.relative_to(arms.ROOT) for path in PATHS.values()
+    }
+    assert not unseen, f"no command sees {unseen}: its name is missing in NAMES of study/core/arms.py"
     assert set(PATHS.values()) == set(arms.FOLDER.rglob("*.yaml"))
     named = {arms.ROOT / yaml_of(name)["deepspeed_config"]["deepspeed_config_file"] for name in ON_DEEPSPEED}
     assert named == set(arms.FOLDER.rglob("*.json"))

@@ -128,8 +128,18 @@ def test_an_unknown_id_is_refused_with_the_nearest():
         explain(("",))
 
 
-def test_all_are_listed_one_a_line_and_a_claim_is_explained_as_claims_does(capsys):
+def test_without_an_id_the_kinds_are_counted(capsys):
     rows = explain(())
+    printed = capsys.readouterr().out
+    counts = [int(number) for number in re.findall(r"^ *(\d+) of the kind", printed, re.MULTILINE)]
+    assert sum(counts) == len(rows)
+    assert len(printed.splitlines()) < 40
+    assert "study explain second_bucket" in printed
+    assert "study explain --all" in printed
+
+
+def test_all_are_listed_one_a_line_and_a_claim_is_explained_as_claims_does(capsys):
+    rows = explain((), every=True)
     listed = capsys.readouterr().out.splitlines()
     assert len(listed) == len(rows)
     assert {row["id"] for row in rows} >= {"second_bucket", "last-pass-only", "S000-20"}

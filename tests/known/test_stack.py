@@ -4,7 +4,9 @@ import itertools
 import json
 import re
 import resource
+import textwrap
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,6 +104,14 @@ def test_a_draft_fits_a_screen_and_is_in_the_list_of_what_was_filed():
     for draft in (ROOT / "reports/upstream").iterdir():
         assert len(draft.read_text().splitlines()) <= 40, draft
         assert f"| `{draft.stem}` |" in listed
+
+
+def test_the_fault_that_contributing_shows_is_one():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    block = re.search(r"^    \[\[fault\]\]\n(?:    .+\n)+", text, re.MULTILINE)[0]
+    (row,) = tomllib.loads(textwrap.dedent(block))["fault"]
+    Fault.model_validate_json(json.dumps(row))
+    assert f'`{row["id"]} = "deepspeed=={row["since"]} --stage 2"`' in text
 
 
 def test_diagnose_has_the_range_and_the_remedy_of_the_table():

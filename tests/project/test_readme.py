@@ -120,7 +120,7 @@ def test_the_times_and_the_traffic():
     pair = [rows.loc["4 x 512 tokens", "zero3", source]["seconds"] for source in (answers.PREDICTED, answers.PUBLISHED)]
     time = page_of("time")
     assert f"stage 3 is predicted to take {one['over DDP']:.1f} times DDP's seconds" in time
-    assert f"interval from {one['at least']:.1f} to {one['at most']:.0f}" in time
+    assert f"anything from {one['at least']:.1f} to {one['at most']:.0f} times" in time
     assert f"{pair[1]:.2f} s, where {pair[0]:.2f} s are predicted" in time
     sent = [piece.value for piece in texts.named(("P1-17",))[0].evidence]
     traffic = rows_of(page_of("traffic"))

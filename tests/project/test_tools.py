@@ -1,6 +1,7 @@
 """The tools that make what the repository keeps: each begins, and gives what is kept."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import address
@@ -88,6 +89,15 @@ def addresses(root: Path) -> dict[str, list[str]]:
         text = (root / name).read_text()
         found[name] = [match.group().removeprefix(match.group(1)) for match in re.finditer(pattern, text)]
     return found
+
+
+def test_the_tool_knows_each_file_with_the_address():
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    texts = [
+        name for name in listed.split("\0") if name.endswith((".md", ".py", ".toml", ".yaml", ".yml", ".cff", ".ipynb"))
+    ]
+    named = {name for name in texts if address.UNKNOWN in (ROOT / name).read_text()}
+    assert named <= {*address.PLACES, "tools/address.py"}
 
 
 def test_one_address_stands_everywhere(tmp_path, monkeypatch):

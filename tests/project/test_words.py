@@ -19,7 +19,14 @@ FOLDERS = (
     "examples/**/*.md",
     "reproductions/*.md",
 )
-FOLDERS += ("tools/*.md", "notebooks/*.ipynb", "study/**/*.toml", "study/**/*.py", "study/report/templates/*.html")
+FOLDERS += (
+    "tools/*.md",
+    "study/*.md",
+    "notebooks/*.ipynb",
+    "study/**/*.toml",
+    "study/**/*.py",
+    "study/report/templates/*.html",
+)
 # A history tells what was said then.
 FILES = sorted(
     {path for each in FOLDERS for path in ROOT.glob(each)} - {ROOT / "CHANGELOG.md", ROOT / "reports/log.md"}

@@ -83,6 +83,8 @@ def configs_of_accelerate(folder: Path) -> None:
     zero = {"zero3_init_flag": False, "zero3_save_16bit_model": True, "gradient_accumulation_steps": 1}
     offload = {"offload_optimizer_device": "cpu", "offload_param_device": "cpu"}
     fsdp = {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_state_dict_type": "SHARDED_STATE_DICT"}
+    # Real ranks without a GPU cannot send each other their first weights.
+    each_loads = {"fsdp_sync_module_states": False, "fsdp_cpu_ram_efficient_loading": False}
     files = {
         "ddp": {"distributed_type": "MULTI_GPU"},
         "zero1": {"distributed_type": "DEEPSPEED", "deepspeed_config": zero | {"zero_stage": 1}},
@@ -91,6 +93,12 @@ def configs_of_accelerate(folder: Path) -> None:
         "zero3_cpu": {"distributed_type": "DEEPSPEED", "deepspeed_config": zero | offload | {"zero_stage": 3}},
         "fsdp1": {"distributed_type": "FSDP", "fsdp_config": fsdp | {"fsdp_version": 1}},
         "fsdp2": {"distributed_type": "FSDP", "fsdp_config": fsdp | {"fsdp_version": 2}},
+        "fsdp1_cpu": {"distributed_type": "FSDP", "fsdp_config": fsdp | each_loads | {"fsdp_version": 1}},
+        "fsdp2_cpu": {"distributed_type": "FSDP", "fsdp_config": fsdp | each_loads | {"fsdp_version": 2}},
+        "fsdp2_bert": {  # of its own choice of units Accelerate 1.15 makes two of one module, and the script ends
+            "distributed_type": "FSDP",
+            "fsdp_config": fsdp | each_loads | {"fsdp_version": 2, "fsdp_transformer_layer_cls_to_wrap": "BertLayer"},
+        },
     }
     for name, content in files.items():
         (folder / f"{name}.yaml").write_text(json.dumps(machine | content))  # which is YAML as well

@@ -90,6 +90,16 @@ def test_a_save_that_gathers_on_one_rank_alone_hangs(script):
     assert "torch.save(accelerator.get_state_dict(model)" in words
 
 
+def test_ranks_decide_alike_by_what_they_have_gathered(script):
+    """Each has another number. As real ranks they have the same ones once they are gathered."""
+    decides = """
+        numbers = accelerator.gather(torch.tensor([accelerator.process_index]))
+        if numbers[0]:
+            accelerator.wait_for_everyone()
+"""
+    assert rehearsed(script(LOOP, decides), "--evaluate")["moments"]
+
+
 # --- without a process
 
 

@@ -87,6 +87,37 @@ def test_nothing_is_imported_that_the_script_does_not_import(written):
     assert rehearsed(written("import sys\nimport transformers\n", LOOP.rstrip(" ") + looks))["peaks"]
 
 
+OFTEN = """
+    import copy
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    assert torch.accelerator.current_accelerator().type == "cuda" and torch.accelerator.is_available()
+    assert init_device_mesh("cuda", (2,)).size() == 2
+    torch.nn.init.trunc_normal_(model[0].weight, std=0.02)
+    teacher = copy.deepcopy(model).eval()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for i, (x, y) in enumerate(loader):
+        with torch.no_grad():
+            wanted = teacher(x)
+        logits = model(x)
+        loss = torch.nn.functional.mse_loss(logits, wanted) + torch.nn.functional.cross_entropy(logits, y)
+        (loss / 2).backward()
+        if torch.isnan(loss) or not torch.isfinite(loss).all():
+            raise ValueError("the loss is no number")
+        if i % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+def test_what_scripts_often_do_goes_on_and_another_model_has_a_part(written):
+    """They ask for any accelerator, make a mesh and first values, copy a model, check a loss, and accumulate."""
+    answer = rehearsed(written(OFTEN))
+    assert answer["parts"]["other_models"] == (8 * 8 + 8 + 8 * 2 + 2) * 4
+    assert answer["observed"]["accumulation"] == 2
+
+
 def test_fsdp1_answers(written, tmp_path):
     config = tmp_path / "fsdp1.yaml"
     config.write_text("{distributed_type: FSDP, fsdp_config: {fsdp_version: 1, fsdp_auto_wrap_policy: NO_WRAP}}")
@@ -207,6 +238,7 @@ TINY = """
     config = LlamaConfig(vocab_size=64, **sizes)
 """
 REFUSED = {
+    "import nosuch.part": "the script needs nosuch, which is not installed here",
     "AutoModelForCausalLM.from_pretrained('x', quantization_config={'load_in_4bit': True})": "no quantized weights",
     "AutoModelForCausalLM.from_pretrained('no/model')": "give --config-of no/model=FOLDER",
     "LlamaForCausalLM(config).generate(torch.zeros(1, 4, dtype=torch.int64))": "`generate` chooses tokens by values",
@@ -262,7 +294,7 @@ def test_a_function_can_be_left_out(written):
     ("words", "expected"),
     [
         (("nowhere.py",), "there is no script"),
-        (("examples/trainer_glue.py", "--ranks=0"), "--ranks must be 1 to"),
+        (("examples/trainer_glue.py", "--ranks=0"), "--ranks must be from 1 to"),
         (("examples/trainer_glue.py", "--config_file=nowhere.yaml"), "there is no --config_file"),
         (("examples/trainer_glue.py", "--value=loss"), "takes NAME=VALUE"),
         (("examples/trainer_glue.py", "--gpu=Z9"), "is not a known GPU"),

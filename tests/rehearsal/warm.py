@@ -25,6 +25,7 @@ def server() -> subprocess.Popen:
     """This worker's process. It ends with the worker, whose end of the pipe is closed then."""
     alone = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}  # no thread may be forked
     alone["TORCHDYNAMO_DISABLE"] = "1"  # which a rehearsal sets, and PyTorch reads once
+    alone["HF_HUB_OFFLINE"] = "1"  # the hub's library reads it once; a name that it lacks is asked for 50 s
     words = [sys.executable, "-m", "tests.rehearsal.warm"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     return subprocess.Popen(words, cwd=ROOT, env=os.environ | alone, text=True, **pipes)

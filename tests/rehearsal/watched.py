@@ -1,12 +1,14 @@
 """A real rank of somebody's script on a CPU, unchanged, under `study.watch`: watched.py FOLDER RUN_DIR SCRIPT WORDS...
 
 Accelerate takes a process without a GPU for one that trains alone. It is told of gloo, and otherwise trains as ever.
+A script whose words have --run_dir has a watch of its own. It hears of a GPU, so that it does not ask for a CPU.
 """
 
 import atexit
 import os
 import runpy
 import sys
+from pathlib import Path
 
 import accelerate
 import torch
@@ -43,7 +45,7 @@ def watch_all(run_dir: str) -> None:
 
     def prepare_and_watch(this, *args, **kwargs):
         prepared = prepare(this, *args, **kwargs)
-        objects = prepared if isinstance(prepared, tuple) else (prepared,)
+        objects = prepared if isinstance(prepared, tuple | list) else (prepared,)
         models = [each for each in objects if isinstance(each, torch.nn.Module)]
         optimizers = [each for each in objects if isinstance(each, torch.optim.Optimizer)]
         if models and optimizers and not trainers:
@@ -60,7 +62,11 @@ if __name__ == "__main__":
     folder, run_dir, script, *words = sys.argv[1:]
     os.chdir(folder)
     on_gloo()
-    watch_all(run_dir)
+    if any(word.startswith("--run_dir") for word in words):
+        script = str(Path(script).resolve())
+        torch.cuda.is_available = lambda: sys._getframe(1).f_code.co_filename == script
+    else:
+        watch_all(run_dir)
     sys.argv = [script, *words]
     sys.path[0] = os.path.dirname(script)  # noqa: PTH120
     runpy.run_path(script, run_name="__main__")

@@ -7,6 +7,7 @@ import pytest
 
 from study.core.arms import ROOT
 from study.report import contributed, site
+from tests.report.contributions import POINTS, is_known, problems
 from tests.shaped import COMMIT, changed, finished, put
 
 NAME = "2026-12-01_H200x2_somebody"
@@ -14,8 +15,8 @@ SETTINGS = {"requested__init": "random", "dirty": False, "software__torch": "2.1
 
 
 def test_what_this_repository_keeps_of_others_keeps_the_rules():
-    found = {folder.name: contributed.problems(folder) for folder in contributed.all_folders()}
-    assert {name: problems for name, problems in found.items() if problems} == {}
+    found = {folder.name: problems(folder) for folder in contributed.all_folders()}
+    assert {name: broken for name, broken in found.items() if broken} == {}
 
 
 def contribution(tmp_path: Path, *records: dict) -> Path:
@@ -31,7 +32,7 @@ def contribution(tmp_path: Path, *records: dict) -> Path:
 
 
 def test_what_an_hour_leaves_keeps_the_rules(tmp_path):
-    assert contributed.problems(contribution(tmp_path)) == []
+    assert problems(contribution(tmp_path)) == []
 
 
 RUN = finished("mini-ddp-12345678-r1.1", "ddp", gpu=True, **SETTINGS)
@@ -54,7 +55,7 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_each_rule_is_asked(name, tmp_path):
     changes, words = MISTAKES[name]
-    found = contributed.problems(contribution(tmp_path, changed(RUN, **changes), OTHER))
+    found = problems(contribution(tmp_path, changed(RUN, **changes), OTHER))
     assert len(found) == 1
     assert words in found[0]
 
@@ -63,24 +64,24 @@ def test_a_folder_says_who_and_what_by_its_name_and_form(tmp_path):
     folder = contribution(tmp_path)
     (folder / "README.md").write_text("Ran on node-7.cluster.internal by me.")
     wrong = folder.rename(tmp_path / "mine")
-    found = contributed.problems(wrong)
+    found = problems(wrong)
     assert found[0].startswith("mine is not DATE_GPU_NAME")
     assert "does not have entity, model, hardware" in found[1]
     assert "README.md has a path, a name of a machine" in found[2]
     shutil.rmtree(wrong / "runs")
     (wrong / "runs").mkdir()
-    assert "no run is done" in contributed.problems(wrong)[-1]
+    assert "no run is done" in problems(wrong)[-1]
 
 
 def test_predictions_that_cannot_be_read_are_named(tmp_path):
     folder = contribution(tmp_path)
     (folder / "predicted.csv").write_text("nothing\n1")
-    assert "predicted.csv or predicted-here.csv cannot be read" in contributed.problems(folder)[0]
+    assert "predicted.csv or predicted-here.csv cannot be read" in problems(folder)[0]
 
 
 def test_the_form_is_empty_where_nobody_knows(tmp_path):
     text = contributed.form(tmp_path, "")
-    assert all(f"| {point} |" in text for point in contributed.POINTS)
+    assert all(f"| {point} |" in text for point in POINTS)
     assert "(your name" in text
 
 
@@ -103,5 +104,5 @@ def test_rows_stand_beside_both_predictions_and_the_page_names_the_contributor(t
 
 
 def test_a_commit_is_known_by_the_history():
-    assert contributed.is_known(COMMIT)
+    assert is_known(COMMIT)
     assert (ROOT / "reports/contributed/README.md").exists()

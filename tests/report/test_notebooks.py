@@ -7,6 +7,8 @@ import shlex
 import signal
 import subprocess
 
+import keep_outputs
+import nbformat
 import pytest
 
 from study.core.errors import Stop
@@ -48,10 +50,64 @@ def execute(monkeypatch):
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_outputs_are_stripped_and_there_are_parameters(name):
-    first, *others = [cell for cell in NOTEBOOKS[name] if cell["cell_type"] == "code"]
+def test_there_are_parameters(name):
+    first, *_ = [cell for cell in NOTEBOOKS[name] if cell["cell_type"] == "code"]
     assert first["metadata"]["tags"] == ["parameters"]
-    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in (first, *others))
+
+
+# --- outputs that are kept -------------------------------------------------------------------------------------------
+
+
+def outputs(name: str) -> list[dict]:
+    return [output for cell in NOTEBOOKS[name] for output in cell.get("outputs", [])]
+
+
+def test_each_notebook_but_that_for_colab_shows_what_it_gives():
+    assert keep_outputs.RUNS.keys() == NOTEBOOKS.keys() - {"colab"}
+    assert outputs("colab") == []
+
+
+@pytest.mark.parametrize("name", keep_outputs.RUNS)
+def test_kept_outputs_are_of_the_present_cells(name):
+    book = nbformat.read(ROOT / f"notebooks/{name}.ipynb", 4)
+    assert book.metadata["kept"] == keep_outputs.digest(book), "a cell or an output is another: make outputs"
+    assert re.search(r"made on \d+ \w+ \d{4} by `make outputs`", book.cells[0].source)
+    assert keep_outputs.RUNS[name] in book.cells[0].source
+
+
+def test_a_changed_cell_or_output_is_noticed():
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1", outputs=[])])
+    before = keep_outputs.digest(book)
+    book.cells[0].source = "2"
+    after = keep_outputs.digest(book)
+    book.cells[0].outputs = [nbformat.v4.new_output("display_data", {"text/plain": "2"})]
+    assert len({before, after, keep_outputs.digest(book)}) == 3
+
+
+@pytest.mark.parametrize("name", keep_outputs.RUNS)
+def test_kept_outputs_are_small_and_can_be_seen_on_github(name):
+    """GitHub shows tables and pictures, and neither SVG nor scripts. Nothing names a folder of the machine."""
+    kept = outputs(name)
+    assert len(kept) >= 4
+    for output in kept:
+        forms = output["data"]
+        assert forms.keys() <= {"text/plain", "text/html", "text/markdown", "image/png"}
+        assert len(forms.get("image/png", "")) * 3 / 4 < 60_000
+        words = "".join(map("".join, (forms.get("text/html", ""), forms.get("text/plain", ""))))
+        assert not re.search(r"<svg|<script|(?<![\w.<])/\w+/\w|<IPython|Traceback", words), words[:200]
+        assert len(words) < 60_000
+
+
+def test_what_github_cannot_show_is_left_out():
+    def kept(**forms) -> dict:
+        output = nbformat.v4.new_output("display_data", {name.replace("_", "/"): text for name, text in forms.items()})
+        return keep_outputs.as_kept(output).data
+
+    assert kept(text_html="<figure><svg>", image_png="aGk=", text_plain="losses").keys() == {"image/png", "text/plain"}
+    assert kept(text_html="<script>") == {"text/plain": keep_outputs.MOVES}
+    assert kept(text_markdown="**3 runs**", text_plain="<IPython>")["text/plain"] == "**3 runs**"
+    with pytest.raises(SystemExit, match="another kind"):
+        keep_outputs.as_kept(nbformat.v4.new_output("stream", name="stderr", text="a warning names a folder"))
 
 
 @pytest.mark.parametrize("name", sorted(NOTEBOOKS.keys() - {"colab"}))

@@ -153,6 +153,8 @@ def alone(folder: Path, name: str) -> None:
                 scaler.step(optimizer)
                 scaler.update()
             optimizer.zero_grad()
+            if name == "anew" and step == 6:
+                optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
             if step == STEPS // 2 and name != "constant":
                 evaluate(name, model, inputs)
 

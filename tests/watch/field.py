@@ -217,6 +217,36 @@ def unfrozen() -> dict:
     return {"model": adapted(gpt2()).requires_grad_(True), "rows": whole()}
 
 
+def frozen_adapters() -> dict:
+    """Adapters that were loaded to be used, not trained, below a head that somebody unfroze."""
+    model = adapted(bert(), task_type="SEQ_CLS")
+    model.requires_grad_(False)
+    model.base_model.model.classifier.modules_to_save.requires_grad_(True)
+    return {"model": model, "rows": classified(STEPS * 4)}
+
+
+def words_unknown() -> dict:
+    """The tokenizer knows half of the words."""
+    words = tokenizer()
+    words.unk_token = str(WORDS - 1)
+    ids = sequences(STEPS * 4)
+    ids[ids > WORDS // 2] = WORDS - 1
+    rows = [{"input_ids": each, "labels": each} for each in ids.tolist()]
+    return {"model": gpt2(), "rows": rows, "words": words}
+
+
+def places_alike() -> dict:
+    return {"model": gpt2(), "rows": [row | {"position_ids": [0] * LENGTH} for row in whole()]}
+
+
+def decayed() -> dict:
+    return {"model": gpt2(), "rows": whole(), "weight_decay": 100.0}
+
+
+def clipped_away() -> dict:
+    return {"model": gpt2(), "rows": whole(), "optim": "sgd", "max_grad_norm": 1e-4, "learning_rate": 0.1}
+
+
 # --- healthy ones
 
 
@@ -265,6 +295,37 @@ def healthy_frozen_body() -> dict:
 
 def healthy_adapters() -> dict:
     return {"model": adapted(gpt2()), "rows": whole()}
+
+
+def healthy_second_adapter() -> dict:
+    """A second adapter trains above a first one that stays."""
+    import peft
+
+    model = adapted(gpt2())
+    model.add_adapter("second", peft.LoraConfig(r=4, target_modules=["c_attn"]))
+    model.set_adapter("second")
+    return {"model": model, "rows": whole()}
+
+
+def healthy_recipe() -> dict:
+    """SGD that is clipped far below its norm, with more decay than usual, and places from 1 on."""
+    places = list(range(1, LENGTH + 1))
+    rows = [row | {"position_ids": places} for row in whole()]
+    return {
+        "model": gpt2(),
+        "rows": rows,
+        "optim": "sgd",
+        "max_grad_norm": 0.02,
+        "learning_rate": 0.3,
+        "weight_decay": 0.1,
+    }
+
+
+def healthy_rare_words() -> dict:
+    """Some words are unknown, and the token for them pads as well."""
+    words = tokenizer()
+    words.unk_token = words.pad_token
+    return {"model": gpt2(), "rows": of_texts(STEPS * 4), "collate": padded, "words": words}
 
 
 def healthy_smoothed() -> dict:
@@ -321,7 +382,9 @@ def healthy_tokens() -> dict:
     return {"model": bert(transformers.BertForTokenClassification), "rows": of_classes(), "collate": padded}
 
 
-def with_trainer(folder: Path, model, rows, collate=None, kind=transformers.Trainer, eval_dataset=None, **given):
+def with_trainer(
+    folder: Path, model, rows, collate=None, kind=transformers.Trainer, eval_dataset=None, words=None, **given
+):
     arguments = {"max_steps": STEPS, "per_device_train_batch_size": 4, "learning_rate": 1e-3, "use_cpu": True}
     arguments |= {"save_strategy": "no", "report_to": [], "disable_tqdm": True} | given
     trainer = kind(
@@ -330,6 +393,7 @@ def with_trainer(folder: Path, model, rows, collate=None, kind=transformers.Trai
         train_dataset=rows,
         eval_dataset=eval_dataset,
         data_collator=collate or transformers.default_data_collator,
+        processing_class=words,
         callbacks=[WatchCallback(folder)],
     )
     trainer.train()
@@ -470,6 +534,8 @@ WITH_TRAINER = {
         *(no_mask, eval_is_train, sorted_rows, end_ignored, warmup_never_ends),
         *(all_ignored, shifted_twice, padding_learned, frozen_head, softmax_first, not_masked, cut_answers),
         *(frozen_score, head_without_rate, inverted_mask, unfrozen, padded_answers, tiny_rate),
+        *(frozen_adapters, words_unknown, healthy_second_adapter, healthy_rare_words),
+        *(places_alike, decayed, clipped_away, healthy_recipe),
         *(healthy_lm, healthy_masked, healthy_answers, healthy_packed, healthy_frozen_body, healthy_adapters),
         *(healthy_smoothed, healthy_distilled, healthy_frozen_words, healthy_rare_class, healthy_pair, healthy_tokens),
     )

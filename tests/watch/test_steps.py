@@ -148,3 +148,25 @@ def test_ranks_with_unequal_passes_are_named():
     found = course.findings({0: table(passes=4, loss=falling), 1: table(passes=3, loss=falling)})
     assert [each.id for each in found] == ["unequal_passes"]
     assert "rank 1 makes 3" in found[0].sentence
+
+
+def learning(first: float, last: float, noise: float = 0.02) -> trends.Column:
+    return np.linspace(first, last, 100) + noise * np.random.default_rng(0).standard_normal(100)
+
+
+@pytest.mark.parametrize(
+    ("losses", "named"),
+    [
+        ([(5, 3), (5, 5), (5, 3.2)], 1),
+        ([(5, 3), (5, 5.5), (5, 3)], 1),  # its labels are wrong, and the others teach the contrary
+        ([(1, 0.4), (6, 5.9)], 1),  # a model that was trained before
+        ([(5, 3), (5, 4), (5, 3)], None),  # harder rows
+        ([(5, 3), (5, 3.1), (5, 3)], None),
+        ([(5, 4.8), (5, 5), (5, 4.8)], None),  # nobody learns much
+        ([(5, 3), (2, 2), (5, 3)], None),  # it has no more to learn
+    ],
+)
+def test_a_rank_that_learns_nothing_while_all_others_learn_is_named(losses, named):
+    found = course.findings({rank: table(loss=learning(*each)) for rank, each in enumerate(losses)})
+    assert [each.id for each in found] == ["rank_learns_nothing"] * (named is not None)
+    assert all(f"rank {named} does not fall" in each.sentence for each in found)

@@ -75,7 +75,7 @@ class OomError:
 def find(text: str) -> OomError:
     """Return the first error about memory, of the kind that says most. Raise Stop if there is none.
 
-    One that ends a traceback comes before one that does not.
+    One that ends a traceback comes before one that does not, and a whole message before its first half.
     """
     text = re.sub(messages()["color"], "", f"{text}\n")
     # Ranks write into one log line by line: the lines of each together, with those that follow and name no rank.
@@ -88,8 +88,8 @@ def find(text: str) -> OomError:
         starts = [match.start() for match in matches if not after.search(text, match.start() - NEAR, match.start())]
         errors = [_error(kind["where"], text, start) for start in starts]
         errors = [error for error in errors if re.search(kind.get("above", ""), "".join(error.frames))]
-        if errors:  # one without a traceback may have been caught, and the pass tried again
-            return max(errors, key=lambda error: error.frames != [error.context])
+        if errors:  # one without a traceback may have been caught, and the pass tried again; a title says half of it
+            return max(errors, key=lambda error: (error.frames != [error.context], error.allocated is not None))
     raise Stop(
         f"no error about memory is in {text.strip()[:60]!r}",
         "name a log, or paste the lines around `out of memory`, `Killed` or `exit code 137`; if ranks got a SIGTERM, "

@@ -11,7 +11,7 @@ from study.configs.oom import reading
 from study.configs.oom.causes import Cause, causes
 from study.configs.pasted import losses, matching, tracebacks, watchdogs
 from study.configs.pasted.read import Pasted, read
-from study.configs.pasted.situations import fitting, is_spare
+from study.configs.pasted.situations import fitting
 from study.configs.pasted.tracebacks import Seen, sign
 from study.configs.pasted.two_releases import came_between
 from study.configs.pasted.words import Sentence, meets, sentences
@@ -28,7 +28,6 @@ WAITED = ("rank-behind", "rank-missing", "rank-timed-out-first", "nccl-watchdog"
 OF_STEPS = ("loss-", "norm-", "rate-", "steps-", "overflow-")  # the beginnings of signs in the lines of a trainer
 OUT_OF_MEMORY = ("oom",)
 KILLED_BY_MEMORY = r"(?i)out.of.memory|\boom|MemoryError|allocat|bad_alloc|low on memory"
-CHANGED = r"(?i)\breverted\b|\bregression\b|\bbisect|\bsince (?:the |this )?(?:commit|pull request|PR|update)\b"
 ByText = Callable[[Pasted, reading.OomError | None], list[Cause]]
 ASKED = {"stage": "the stage of ZeRO, or FSDP", "passes": "gradient accumulation", "ranks": "the number of GPUs"}
 
@@ -71,8 +70,6 @@ def answer(text: str, symptom: str = "", by_text: ByText | None = None) -> Paste
     faults = matching.matches(pasted, words, seen)
     # Beside an error that nothing here explains, words are guesses.
     situations = fitting(pasted, said, seen | signs) if shown or not _last_error(pasted.text) else []
-    if re.search(CHANGED, words):  # a change of code is the cause then, and not what only may be
-        situations = [each for each in situations if each.sure != "possible"]
     found = _ordered(shown, faults, situations) or [*_two_releases(pasted)]
     possible = [each for each in faults if each.sure == "possible"]
     speaks = [each for each in possible if each.is_seen and each.applies.may_be_inside and len(each.applies.why) == 1]
@@ -82,7 +79,7 @@ def answer(text: str, symptom: str = "", by_text: ByText | None = None) -> Paste
         read=tuple(_read(pasted)),
         may=tuple(may),
         left=len(possible) - len(may),
-        questions=_questions(pasted, found, possible),
+        questions=_questions(pasted, found, possible, seen),
         nothing="" if found else _nothing(pasted),
     )
 
@@ -167,8 +164,6 @@ def _ordered(shown: list[Seen], matches: list[matching.Match], situations: list[
         [each for each in errors if each.follows],
     ]
     found = [each for kind in kinds for each in kind]
-    if len(found) > 1:
-        found = [each for each in found if not is_spare(each.id)] or found[:1]
     return sorted(found, key=lambda each: (each.follows, each.sure == "possible"))
 
 
@@ -216,9 +211,9 @@ def _last_error(text: str) -> str:
     return lines[-1] if lines else ""
 
 
-def _questions(pasted: Pasted, found: list[Seen], possible: list[matching.Match]) -> tuple[str, ...]:
-    """Return what would say most more: the error itself, releases, then what faults in question ask."""
-    asked = []
+def _questions(pasted: Pasted, found: list[Seen], possible: list[matching.Match], seen: set[str]) -> tuple[str, ...]:
+    """Return what would say most more: the error itself, what is seen, releases, then what faults in question ask."""
+    asked = [] if found else matching.asks(seen)
     if found and all(each.follows for each in found):
         asked.append("What is the first Traceback of any rank? Paste the lines above")
     if not any(isinstance(release, Version) for release in pasted.releases.values()):

@@ -16,6 +16,7 @@ MAX_BYTES = 256 * 2**20
 BLOCK = 4 * 2**20  # bytes that are read at once
 FIRST, LAST = 2**17, 2**18  # characters that are kept whole
 BEFORE, AFTER = 2000, 4000  # characters around a word of alarm
+MOST_ODD = 0.1  # of the characters of a text
 MOST_ALARMS = 12  # of each word the first few: an error that repeats says nothing new
 APART = 200_000  # characters between lines of losses that are kept
 ALARMS = ("Traceback (most", "Error: ", "atchdog", "ut of memory", "Killed", "CANCELLED", "return code =", "OVERFLOW")
@@ -29,7 +30,11 @@ def content(path: Path) -> str:
     except OSError as error:
         remedy = f"name a file, or the end of a large one: `tail -c 200M {path}`"
         raise Stop(f"{str(path)!r:.300} cannot be read ({files.why(error)})", remedy) from None
-    return condensed(whole[begin : begin + BLOCK] for begin in range(0, len(whole), BLOCK))
+    text = condensed(whole[begin : begin + BLOCK] for begin in range(0, len(whole), BLOCK))
+    # A machine that lost power leaves some in a log. Of a picture or a checkpoint a third is no text.
+    if text.count("\0") + text.count("\ufffd") > len(text) * MOST_ODD:
+        raise Stop(f"{str(path)!r:.300} is no text", "name a log, a config, a list of releases, or the folder of a run")
+    return text
 
 
 def standard_input() -> str:

@@ -47,6 +47,11 @@ def symptoms(said: Sequence[Sentence], signs: set[str]) -> set[str]:
     return {name for name, row in _table().items() if meets(row["words"], said) or signs & {*row["signs"]}}
 
 
+def asks(seen: set[str]) -> list[str]:
+    """Return what would tell more of symptoms."""
+    return [row["ask"] for name, row in _table().items() if name in seen and "ask" in row]
+
+
 @functools.cache
 def _table() -> dict[str, Any]:
     return tomllib.loads(TABLE.read_text(encoding="utf-8"))
@@ -139,4 +144,4 @@ def _is_opposite(symptom: str, words: str) -> bool:
 
 def _came_with_an_upgrade(fault: Fault, pasted: Pasted) -> bool:
     apart = pasted.apart.get(fault.package)
-    return apart is not None and apart.is_said and not fault.contains(apart.works)
+    return apart is not None and not fault.contains(apart.works)

@@ -48,7 +48,7 @@ class Pasted:
         """What was read, as a person would say it."""
         said = self.said
         words = [f"{name} {release}" for name, release in self.releases.items() if release != ANY]
-        words += [f"{name} {each.works} works" for name, each in self.apart.items() if each.is_said]
+        words += [f"{name} {each.works} works" for name, each in self.apart.items()]
         if "stage" in said:
             words.append(f"stage {said['stage']}" if isinstance(said["stage"], int) else str(said["stage"]))
         for name, things in {"passes": "passes", "ranks": "ranks"}.items():
@@ -84,7 +84,7 @@ def _is_prose(line: str) -> bool:
 
 def read(text: str) -> Pasted:
     apart = two_releases(text)
-    broken = {name: each.broken for name, each in apart.items() if each.is_said}
+    broken = {name: each.broken for name, each in apart.items()}
     named: dict[str, Release] = {**releases(text), **broken}
     return Pasted(text, named, apart, said(text), deepspeed_config(text))
 

@@ -33,15 +33,14 @@ MOST = 20_000  # characters that are read: what a person writes of releases stan
 
 @dataclass(frozen=True)
 class Apart:
-    """Two releases of a package. If a text does not say which one works, the older one is taken to."""
+    """Two releases of a package, of which a text says that one works and the other does not."""
 
     works: Version
     broken: Version
-    is_said: bool
 
 
 def two_releases(text: str) -> dict[str, Apart]:
-    """Return the two releases of each package of which a text tells two or more."""
+    """Return the two releases of each package of which a text says that one works and one does not."""
     text = text[:MOST]
     found = {}
     for word, name in table().packages.items():
@@ -49,7 +48,7 @@ def two_releases(text: str) -> dict[str, Apart]:
         if match := re.search(FROM_TO.format(names), text, re.IGNORECASE):
             old, new = map(lists.release_of, match.groups())
             if isinstance(old, Version) and isinstance(new, Version):
-                found[name] = Apart(old, new, is_said=True)
+                found[name] = Apart(old, new)
     for name, releases in _named(text).items():
         if name not in found and (apart := _apart(text, releases)):
             found[name] = apart
@@ -72,7 +71,7 @@ def _named(text: str) -> dict[str, set[Version]]:
 
 
 def _apart(text: str, releases: set[Version]) -> Apart | None:
-    """Return the nearest two of which one works and one does not, or the only two."""
+    """Return the nearest two of which one works and one does not."""
     verdicts = {release: _works(text, release) for release in releases}
     good = [release for release, works in verdicts.items() if works]
     bad = [release for release, works in verdicts.items() if works is False]
@@ -81,12 +80,10 @@ def _apart(text: str, releases: set[Version]) -> Apart | None:
         good, bad = good or others, bad or others
     places = {release: place for place, release in enumerate(sorted(releases))}
     pairs = [(abs(places[a] - places[b]), a, b) for a in good for b in bad]
-    if pairs:
-        _, works, broken = min(pairs)
-        return Apart(works, broken, is_said=True)
-    if len(releases) == 2 and not good and not bad:
-        return Apart(min(releases), max(releases), is_said=False)
-    return None
+    if not pairs:
+        return None
+    _, works, broken = min(pairs)
+    return Apart(works, broken)
 
 
 def _works(text: str, release: Version) -> bool | None:

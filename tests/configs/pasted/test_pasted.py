@@ -31,12 +31,12 @@ WELL |= {path.stem: path.read_text() for path in sorted((HERE / "healthy").iterd
 JUDGED = table("configs/pasted/judged.toml")
 ROWS = {
     row["name"]: row | {"folder": which}
-    for which in ("threads", "threads2", "threads3")
+    for which in ("threads", "threads2", "threads3", "threads4")
     for row in table(f"configs/pasted/{which}.toml")["thread"]
 }
 THREADS = {name: (HERE / row["folder"] / f"{name}.txt").read_text() for name, row in ROWS.items()}
-# What the reader said of each set of threads3.toml before it had seen it: right or helpful, and wrong.
-UNSEEN = {"a": (7, 0), "b": (6, 2), "c": (5, 2), "d": (8, 3), "e": (7, 2), "f": (8, 5)}
+# What the reader said of each set before it had seen it: right or helpful, and wrong.
+UNSEEN = {"a": (7, 0), "b": (6, 2), "c": (5, 2), "d": (8, 3), "e": (7, 2), "f": (8, 5), "g": (14, 1), "h": (8, 1)}
 
 
 # --- the tables ------------------------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def test_words_that_say_something_else_are_not_taken_for_it(text, condition):
 )
 def test_two_releases_are_told_apart_by_what_is_said_of_each(text, works, broken):
     apart = two_releases.two_releases(text)["deepspeed"]
-    assert (str(apart.works), str(apart.broken), apart.is_said) == (works, broken, True)
+    assert (str(apart.works), str(apart.broken)) == (works, broken)
 
 
 def test_what_came_between_two_releases_is_told_as_diff_does():
@@ -369,12 +369,12 @@ CONTRADICTED = {
         "",
     ),
     "a log whose loss falls": (f"The loss does not fall as I want.\n{FALLS}", ""),
-    "one node": ("nnodes: 1\nThe training hangs on the node of the cluster at some step\n", "hang-in-the-middle"),
+    "one node": ("nnodes: 1\nThe training hangs on the node of the cluster at some step\n", ""),
     "a change of code": ("It hangs on our nodes since pull request 4906; with that commit reverted it does not\n", ""),
-    "pictures in a data set": ("With stage 3 it hangs at some step\nClass 0: 70000 images\n", "hang-in-the-middle"),
+    "pictures in a data set": ("With stage 3 it hangs at some step\nClass 0: 70000 images\n", ""),
     "a number of something else": ("In all of our steps grad_norm=0 and loss is not as I want\n", "norm-zero"),
-    "a speed that rises": ("The speed is not better with two GPUs, it only increases by 10%\n", "more-gpus-slower"),
-    "the name of a GPU": ("The training hangs on RTX 4090 at some step\n", "hang-in-the-middle"),
+    "a speed that rises": ("The speed is not better with two GPUs, it only increases by 10%\n", ""),
+    "the name of a GPU": ("The training hangs on RTX 4090 at some step\n", ""),
 }
 
 
@@ -384,21 +384,21 @@ def test_words_are_not_taken_for_what_the_text_contradicts(why):
     assert answer(text).id == id
 
 
-def test_words_of_two_sentences_are_only_possible_and_told_as_a_question(capsys):
-    assert answer("With stage 3 it hangs when it saves a checkpoint").sure == "likely"
-    apart = "With stage 3 it hangs. We also save a checkpoint of each epoch"
-    assert answer(apart).sure == "possible"
-    pasted.tell(apart, "", details=False)
-    assert capsys.readouterr().out.startswith("Is it this? ")
-
-
-def test_each_situation_rests_on_two_kinds_of_words():
-    """Only what is told where nothing else is may rest on one: it asks for more."""
+def test_each_situation_rests_on_a_setting_a_number_or_a_message():
+    """Of forty threads that nobody had read, words alone were right in one, wrong in one, and led elsewhere in nine."""
     for id, each in situations.situations().items():
-        others = bool(each.symptoms) + bool(each.needs) + len(each.when) + 2 * each.otherwise
-        conditions = [*each.words, *["a name"] * bool(each.names)] or [""]
-        few = [words for words in conditions if len(words.replace(" + ", " ").split()) + others < 2]
-        assert few == [], id
+        shown = {*each.symptoms} & {*tracebacks.rows()}
+        assert each.needs or each.when or shown, id
+
+
+def test_words_alone_are_told_nothing():
+    for words_alone in (
+        "It hangs",
+        "It is slow on our GPUs",
+        "CUDA OOM",
+        "The loss is higher than with the other trainer",
+    ):
+        assert answer(words_alone).found == (), words_alone
 
 
 def test_a_file_beside_a_log_is_no_part_of_its_message(tmp_path, capsys):

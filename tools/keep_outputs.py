@@ -1,0 +1,81 @@
+# /// script
+# dependencies = ["zero-study[report]"]
+# ///
+"""Runs the notebooks over the kept records, and keeps what they show: make outputs
+
+Whoever opens one on GitHub sees its tables and figures. GitHub shows no SVG and runs no script, so figures are kept as
+PNG. A test compares `digest` with the cells, so a cell or an output that somebody changes is noticed.
+"""
+
+import hashlib
+import json
+import re
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import nbformat
+import papermill
+from nbformat import NotebookNode
+
+from study.core.arms import ROOT
+
+RECORDS = "reports/cpu-2core/runs"
+# Colab's needs a GPU.
+RUNS = {"stages": RECORDS, "compare": f"{RECORDS}/smoke", "replicate": RECORDS, "claims": RECORDS}
+ABOUT = (
+    "*The tables and figures below were made on {day} by `make outputs`, which ran this notebook over the records in\n"
+    "`{runs}`: small models on two CPU cores, and virtual ranks without a GPU. To run it yourself: `make notebook`.*"
+)
+QUIET = ["--log-level=CRITICAL"]  # a kernel warns that it talks over TCP
+MOVES = "A drawing with sliders, which moves in Jupyter (make notebook) and on the page of this notebook (make report)."
+AROUND = re.compile(r'<div class="scroll" tabindex="0">|</div><p class="links"></p>')  # of a table, for our own pages
+
+
+def digest(book: NotebookNode) -> str:
+    """Return what changes with each source and each output of a notebook."""
+    cells = [[cell.source, cell.outputs] for cell in book.cells if cell.cell_type == "code"]
+    return hashlib.sha256(json.dumps(cells, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def as_kept(output: NotebookNode) -> NotebookNode:
+    """Return an output in the forms that GitHub shows, with a text for readers that show neither HTML nor pictures."""
+    if output.output_type not in ("display_data", "execute_result"):
+        raise SystemExit(f"a cell has an output of another kind, which is not kept: {output}")
+    forms = output.data
+    if "<script" in forms.get("text/html", ""):
+        forms = {"text/plain": MOVES}
+    elif "image/png" in forms:
+        forms = {"image/png": forms["image/png"], "text/plain": forms["text/plain"]}
+    elif "text/markdown" in forms:
+        forms = {"text/markdown": forms["text/markdown"], "text/plain": forms["text/markdown"]}
+    elif "text/html" in forms:
+        forms = {**forms, "text/html": AROUND.sub("", forms["text/html"])}
+    output.data, output.metadata = forms, {}
+    return output
+
+
+def keep(path: Path, runs: str, day: str) -> None:
+    """Run a notebook, and write what its cells show into it."""
+    quietly = {"progress_bar": False, "kernel_name": "python3", "extra_arguments": QUIET}
+    executed = papermill.execute_notebook(path, None, {"runs": runs}, cwd=ROOT, **quietly)
+    shown = {cell.id: cell for cell in executed.cells if cell.cell_type == "code"}
+    book = nbformat.read(path, 4)
+    book.cells = [cell for cell in book.cells if "kept" not in cell.metadata.get("tags", [])]
+    for number, cell in enumerate((cell for cell in book.cells if cell.cell_type == "code"), 1):
+        cell.outputs = [as_kept(each) for each in shown[cell.id].outputs]
+        cell.execution_count = number
+        for output in cell.outputs:
+            if output.output_type == "execute_result":
+                output.execution_count = number
+    about, tags = ABOUT.format(day=day, runs=runs), {"tags": ["kept"]}
+    book.cells.insert(0, nbformat.v4.new_markdown_cell(about, id=f"{path.stem}-kept", metadata=tags))
+    book.metadata["kept"] = digest(book)
+    path.write_text(nbformat.writes(book) + "\n")
+
+
+if __name__ == "__main__":
+    today = f"{datetime.now(UTC):%d %B %Y}"
+    for name in sys.argv[1:] or RUNS:
+        keep(ROOT / "notebooks" / f"{name}.ipynb", RUNS[name], today)
+        print(f"notebooks/{name}.ipynb is kept with its outputs")
