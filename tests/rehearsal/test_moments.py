@@ -1,5 +1,6 @@
 """Evaluation and saving are rehearsed, ranks that part are found, and the user's files stay as they are."""
 
+import re
 import textwrap
 from pathlib import Path
 
@@ -98,6 +99,22 @@ def test_ranks_decide_alike_by_what_they_have_gathered(script):
             accelerator.wait_for_everyone()
 """
     assert rehearsed(script(LOOP, decides), "--evaluate")["moments"]
+
+
+def test_an_evaluation_within_the_loop_is_met_or_missed_in_a_sentence(script):
+    """The script evaluates after so many updates: it is met after five, and not after five hundred."""
+    within = """
+            if (turns := globals().get("turns", 0) + 1) % EVERY == 0:
+                model.eval()
+                with torch.no_grad():
+                    outputs = [model(x) for x, y in val]
+                model.train()
+"""
+    path = script(LOOP.partition("        model.eval()")[0], within.replace("EVERY", "5"))
+    assert rehearsed(path, "--evaluate")["device"]["evaluation"]
+    path.write_text(path.read_text().replace("% 5 ", "% 500 "))
+    said = " ".join(study_virtual(path, "--evaluate").stdout.split())
+    assert re.search("It did not evaluate in its first [0-9]+ updates. If it does later, give more --steps.", said)
 
 
 # --- without a process
