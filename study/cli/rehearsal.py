@@ -152,7 +152,7 @@ def request_of(script: str, words: list[str], machines: Machines, how_far: HowFa
 def found(script: str) -> tuple[Path, str | None]:
     """Return the file of a script, a program or a module, and the module's name."""
     if Path(script).suffix in CONFIGS:
-        raise Stop(f"{script} is a config, not a script", "name a Python file, and give this with --config_file or --arm")
+        raise Stop(f"{script} is a config, not a script", "name a Python file; --config_file takes a config")
     if Path(script).is_file():
         return Path(script), None
     if program := shutil.which(script):
