@@ -34,6 +34,7 @@ class Needs:
 
     arm: str
     precision: str
+    is_usual_precision: bool  # nobody asked for it
     training: Training
     estimate: Estimate
     kinds: MemoryKinds | None  # None: of a rank without a GPU
@@ -66,7 +67,9 @@ def _taken(needs: Needs) -> str:
     rows = number_of(batch.rows, f"sequences of {batch.tokens:,} tokens per micro-batch")
     is_kept = batch.recomputation is Recomputation.NONE
     activations = "kept (--checkpointing recomputes them)" if is_kept else "recomputed"
-    text = f"Taken as: {rows}, {number_of(batch.passes, 'micro-batches')}, {precision}, activations {activations}."
+    by_default = f" (the default of {needs.arm}; --precision sets it)" if needs.is_usual_precision else ""
+    text = f"Taken as: {rows}, {number_of(batch.passes, 'micro-batches')}, {precision}{by_default}, "
+    text += f"activations {activations}."
     if needs.on_gpu and precision.startswith("bf16") and not needs.on_gpu.gpu.has_bf16:
         text += f" A {needs.on_gpu.gpu.kind} has no bf16: fp16 is meant."
     if needs.on_gpu and precision == "fp32":
