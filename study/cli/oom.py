@@ -33,7 +33,7 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
         model: The model.
         training: The training.
     """
-    paths, text = given.split(error or ("-",))
+    paths, text = given.split(error or ("-",), "oom")
     if not text.strip():
         what = " ".join(error) or "the standard input"
         raise Stop(
