@@ -288,7 +288,8 @@ def at_80_columns(asked, monkeypatch):
         monkeypatch.setattr(sys, "stdout", out)
         monkeypatch.setattr(sys, "stderr", err)
         asked(words)
-        return re.sub(r"\x1b\[[\d;]*m", "", out.getvalue()).splitlines(), err.getvalue().splitlines()
+        lines = [re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", each.getvalue()).splitlines() for each in (out, err)]
+        return lines[0], lines[1]
 
     return ask
 
@@ -319,9 +320,7 @@ def test_an_arm_takes_one_line_at_80_columns(words, at_80_columns):
     assert {row.split()[0] for row in rows} <= {*NAMES}, "none goes on in a second line"
 
 
-@pytest.mark.parametrize(
-    "words", [words for words in QUESTIONS["wrong"] if "huge" not in words and "LONG" not in words]
-)
+@pytest.mark.parametrize("words", [*QUESTIONS["wrong"]][::6])
 def test_an_error_ends_at_the_terminal_s_width(words, at_80_columns, monkeypatch):
     monkeypatch.setattr("study.conform.command.Ranks", None)
     _, err = at_80_columns(words)
