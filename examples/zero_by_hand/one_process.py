@@ -81,15 +81,6 @@ def train(kind, micro_batches, rank, ranks):
     return training, losses, (weights, gradients, held_bytes(training)[2], max(held))
 
 
-def compared(losses, is_first):
-    """Say whether losses are those of all samples in one process: DDP's, but for the last digit."""
-    if is_first:
-        return "the other files are compared with these losses, which are DDP's but for the last digit"
-    _, alone, _ = train(OneProcess, 1, 0, 1)
-    apart = max(abs(ours - theirs) for ours, theirs in zip(losses, alone, strict=True))
-    return f"equal to DDP: {'yes' if apart < 1e-6 else 'NO'}, the losses differ by {apart:.0e} at most"
-
-
 def run(kind):
     """Train with one of the five classes, and print its losses, what it holds and sends, and how the losses compare."""
     parser = argparse.ArgumentParser()
@@ -103,7 +94,10 @@ def run(kind):
         print(f"{kind.__name__}, {ranks} rank{'s' if ranks > 1 else ''}: " + " ".join(f"{loss:.7f}" for loss in losses))
         print(f"held: weights {weights:,}, gradients {gradients:,}, moments {moments:,} bytes; most {most:,}")
         print(f"sent in a step: {training.sent_bytes // STEPS:,} bytes")
-        print(compared(losses, is_first=kind is OneProcess and micro_batches == 1), flush=True)
+        _, alone, _ = train(OneProcess, 1, 0, 1)  # all samples in one process: DDP's losses, but for the last digit
+        apart = max(abs(ours - theirs) for ours, theirs in zip(losses, alone, strict=True))
+        equal = f"equal to DDP: {'yes' if apart < 1e-6 else 'NO'}, the losses differ by {apart:.0e} at most"
+        print("the other files are compared with these losses" if kind is OneProcess else equal, flush=True)
     if ranks > 1:
         dist.destroy_process_group()
         os._exit(0)  # gloo's threads abort some processes that end as usual (pytorch/pytorch#179291)

@@ -127,7 +127,7 @@ def test_runs_that_are_not_done_are_counted_too(tmp_path, monkeypatch):
     monkeypatch.setattr(notebook, "display", lambda content, **_: shown.append(content.data))
     put(tmp_path, finished("good"), finished("other"), failed("full"))
     Book("stages", str(tmp_path))
-    assert shown == ["**3 runs**, 2 of them done, 1 failed, 0 set aside."]
+    assert shown == ["**3 runs**, 2 of them done, 1 oom, 0 set aside."]
 
 
 @pytest.mark.parametrize("name", ["stages", "compare", "replicate"])
