@@ -1,7 +1,8 @@
 """Fits the constants of `study/predict/pace.toml` to step times: of others, and of this study's records of an H200.
 
 `python tools/fit.py` prints them, and how far each source is from what others say of it.
-`--write` stores them.
+`--write` stores them. `--intervals` takes the constants as they are stored, and gives intervals alone to be stored:
+they depend on what limits a step, as `scored.py --write` has stored it with these constants.
 
 All rows decide but those of the newest set, and at most 12 of a source, in equal steps. A source of n rows counts as
 much as n^0.8 single ones; and a row that is far off, because something about it is not known, counts little more than
@@ -9,8 +10,9 @@ one that is near. Each constant starts at what was published or measured of it, 
 
 Then each source is left out once: constants are fitted to the other rows, and predict this one's. That fit is linear,
 with the derivatives of the whole fit. The interval of a prediction is that of the next source (`next_source`), by what
-limits a step. The interval of a constant holds it with 80 %, if sources are independent and their rows are not (a
-"sandwich" of derivatives with sources as clusters).
+limits a step; where it holds less than 80 % of the sources that were left out, it is widened until it does. The
+interval of a constant holds it with 80 %, if sources are independent and their rows are not (a "sandwich" of
+derivatives with sources as clusters).
 """
 
 import contextlib
@@ -53,6 +55,7 @@ DECISIVE = 0.05  # a constant has the rows that it moves by this share of its ow
 STEPS = 6  # of the fit
 LARGEST = 0.5  # change of a logarithm in one of them
 COVERAGE = 0.8
+WIDER = 1.01  # a step of widening
 SPREAD = 1.2816  # standard errors on either side that hold COVERAGE
 NOT_FITTED = ("interval", "width", "host_update")  # the last is a known machine's own: calibration.py
 H200 = "this study, one H200"
@@ -131,12 +134,13 @@ def touches(name: Name, row: Timed) -> bool:
 class Fit:
     """The constants that bring predictions closest to some rows, and what other rows would have made of them."""
 
-    def __init__(self, members: list[Timed], start: Pace):
+    def __init__(self, members: list[Timed], start: Pace, at: Pace, steps: int = STEPS):
         self.members, self.start, self.names = members, start, names(start)
         pulls = [PULL if "width" in entry(each) else MEASURED.get(each[0], PULL) for each in self.names]
         self.pull = (SCALE / numpy.array(pulls)) ** 2
-        self.logarithms = numpy.zeros(len(self.names))  # of the constants over their starts
-        for _ in range(STEPS):
+        # Of the constants over their starts.
+        self.logarithms = numpy.log([value(at, each) / value(start, each) for each in self.names])
+        for _ in range(steps):
             self._look()
             moved = self.without(numpy.ones(len(members), bool)) - self.logarithms
             self.logarithms = self.logarithms + moved.clip(-LARGEST, LARGEST)
@@ -232,6 +236,14 @@ def next_source(sources: BySource) -> tuple[float, float]:
     return ends_of(sources.values(), level)
 
 
+def widened(ends: tuple[float, float], sources: BySource) -> tuple[float, float]:
+    """Return ends that hold 80 % of sources, in both directions by the same factor."""
+    low, high = ends
+    while held(sources, (low, high)) < COVERAGE:
+        low, high = low / WIDER, high * WIDER
+    return low, high
+
+
 def first_of(limit: str) -> BySource:
     """Return the first predictions of the sources of frozen sets, of steps that are limited so."""
     times = [each for each in scores.numbers() if each.quantity == "time" and each.limit == limit]
@@ -291,7 +303,7 @@ def main() -> None:
     start = changed(now, {name: entry(name)["start"] for name in names(now)})
     known = [each for each in timed() if each.set < newest()]
     members = capped(known)
-    fit = Fit(members, start)
+    fit = Fit(members, start, now, steps=0) if "--intervals" in sys.argv else Fit(members, start, start)
     best, spread = fit.constants(fit.logarithms), fit.spread()
     decisive = (numpy.abs(fit.slopes) > DECISIVE).sum(axis=0)
     for name, error, count in zip(fit.names, spread, decisive, strict=True):
@@ -303,12 +315,12 @@ def main() -> None:
     lines = [figures("all", [each for _, each, _ in off])]
     for kind in now.interval:
         first = first_of(kind)
-        ends = next_source(first)
+        left_out = by_source((row.source, float(numpy.exp(-error))) for row, error, limit in off if limit == kind)
+        ends = widened(next_source(first), left_out)
         middle = float(numpy.median([numpy.median(rows) for rows in first.values()]))
         store("interval", kind, middle, ends, sum(map(len, first.values())))
-        of_kind = [(row.source, error) for row, error, limit in off if limit == kind]
-        held_sources = held(by_source((source, float(numpy.exp(-error))) for source, error in of_kind), ends)
-        lines.append(figures(f"limited by {kind}", [error for _, error in of_kind], held_sources))
+        of_kind = [error for _, error, limit in off if limit == kind]
+        lines.append(figures(f"limited by {kind}", of_kind, held(left_out, ends)))
     known_off = [float(-numpy.log(over)) for rows in known_hosts().values() for over in rows]
     say(f"known hosts: {next_source(known_hosts())} (study/predict/calibration.py)")
     lines.append(figures("known hosts", known_off, held(known_hosts(), calibration.INTERVAL)))

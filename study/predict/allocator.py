@@ -220,7 +220,8 @@ def gathered_reserved_bytes(gathers: Sequence[tuple[object, int]]) -> int:
 def replay(engine: Engine, blocks: Blocks, allocator: Allocator) -> None:
     """Let the allocator take and give what the first steps make and free."""
     training, placement, passes = engine.training, engine.placement, engine.passes
-    tape = training.model.tape(training.trace_options, training.batch.rows)
+    whole = training.model.tape(training.trace_options, training.batch.rows)
+    tape = [entry for entry in whole if entry[0] != "kernel"]  # most of it, and the allocator sees none
     # Without an engine gradients stay until the update. DDP's buckets take only those of the last pass of a step.
     in_buckets = (placement.ranks > 1 or placement.in_ddp) and passes == 1 and training.loop.bucket_view
     collects = placement.stage == 1 and passes > 1

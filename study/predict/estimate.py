@@ -20,14 +20,15 @@ class Estimate:
     after_step: dict[str, int]
     peak_bytes: int
     peak_when: str  # "backward": in either pass, or between them; or "update"
-    host_bytes: int  # on a GPU: what is offloaded
+    on_host: dict[str, int]  # on a GPU: what is offloaded. pinned: what pinning rounds up
+    host_bytes: int  # all of it
     swapped_bytes: int  # on a disk: read and written once in a step
     traffic: dict[str, int]
 
 
 def estimate_of(engine: Engine) -> Estimate:
     training = engine.training
-    states, instants, host_bytes = memory(engine, training.profile)
+    states, instants, on_host = memory(engine, training.profile)
     states["other"] = training.traced.inputs_bytes + (0 if training.placement.on_gpu else training.data_bytes)
     peak_when, most = max(instants, key=lambda instant: sum(map(int, instant[1].values())))
     at_peak = _summed(states, most)
@@ -36,21 +37,22 @@ def estimate_of(engine: Engine) -> Estimate:
         after_step=_summed(states, engine.after_step),
         peak_bytes=sum(at_peak.values()),
         peak_when=peak_when,
-        host_bytes=host_bytes,
+        on_host=on_host,
+        host_bytes=sum(on_host.values()),
         swapped_bytes=engine.swapped_bytes,
         traffic=dict(Counter(engine.traffic) + exchanged_rows(training)),
     )
 
 
-def memory(engine: Engine, profile: Profile) -> tuple[dict[str, int], list[Instant], int]:
-    """What a rank holds all the time, without inputs and data; what at each moment; and its bytes on the host."""
+def memory(engine: Engine, profile: Profile) -> tuple[dict[str, int], list[Instant], dict[str, int]]:
+    """What a rank holds all the time, without inputs and data; what at each moment; and what on the host."""
     training = engine.training
     states = {"constants": training.model.look.buffers_bytes} | engine.standing
     instants = [*engine.instants(profile)]
     if not (training.placement.on_gpu and engine.on_host):  # without a GPU, what is offloaded is in the same memory
-        return states, instants, 0
-    host_bytes = sum(states.pop(role, 0) for role in engine.on_host)
-    return states, instants, host_bytes + engine.beside_on_host_bytes
+        return states, instants, {}
+    offloaded = {role: states.pop(role, 0) for role in engine.on_host}
+    return states, instants, _summed(offloaded, engine.beside_on_host)
 
 
 def _summed(states: dict[str, int], now: dict) -> dict[str, int]:

@@ -120,6 +120,16 @@ def test_a_source_of_many_rows_has_one_vote():
     assert fit.held(many, (0.9, 1.1)) == pytest.approx(1 / 9)
 
 
+def test_ends_widen_by_one_factor_until_they_hold_four_of_five_sources():
+    """Of ten sources these ends hold seven, and two more are 2 times off, in either direction."""
+    sources = {f"near {number}": [1.0] for number in range(7)} | {"slow": [2.0], "fast": [0.5], "far": [9.0]}
+    low, high = fit.widened((0.8, 1.25), sources)
+    assert fit.held(sources, (low, high)) >= 0.8
+    assert fit.held(sources, (low * 1.02, high / 1.02)) < 0.8
+    assert low * high == pytest.approx(1)
+    assert fit.widened((0.4, 2.5), sources) == (0.4, 2.5)
+
+
 def test_rows_of_ones_own_are_scored(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(scores, "ProcessPoolExecutor", lambda mp_context: ThreadPoolExecutor())
     mine = tmp_path / "mine.csv"

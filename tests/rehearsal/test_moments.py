@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from study.core.errors import Stop
+from study.rehearsal import start
 from study.rehearsal.on_gpu import on_gpu
-from study.rehearsal.request import Answer, Moment
+from study.rehearsal.request import Answer, Moment, Request
 from study.rehearsal.together import apart
 from study.rehearsal.values import Script
 from tests.rehearsal.test_rehearsal import rehearsed, study_virtual
@@ -118,6 +120,22 @@ def test_an_evaluation_within_the_loop_is_met_or_missed_in_a_sentence(script):
 
 
 # --- without a process
+
+
+@pytest.mark.parametrize(
+    ("code", "torch", "said"),
+    [
+        (None, True, "train.py did not end in 9 s; the last it printed: it printed nothing"),
+        (-11, True, "train.py ended with -11 and no answer"),
+        (1, False, "this environment has no PyTorch"),
+    ],
+)
+def test_what_ends_without_an_answer_is_told_apart(code, torch, said, tmp_path, monkeypatch):
+    monkeypatch.setattr(start, "run_apart", lambda *_: code)
+    if not torch:
+        monkeypatch.setattr(start.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(Stop, match=re.escape(said)):
+        start.ran(Request("train.py", [], 2, 2, 2), tmp_path, 9)
 
 
 def test_an_evaluation_is_extrapolated_only_if_each_batch_leaves_more():

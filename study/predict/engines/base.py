@@ -51,7 +51,6 @@ class Engine:
     # --- what leaves the device
     updates_here = True
     on_host: Sequence[str] = ()  # the roles whose bytes are on the host, or on a disk
-    beside_on_host_bytes = 0
     swapped_bytes = 0  # on a disk: read and written once in a step
 
     # --- what each kind of engine sets
@@ -96,6 +95,11 @@ class Engine:
         weights = sum(self.share(tensor) * training.kept_bytes(tensor) for tensor in training.tensors)
         weights += training.scales_bytes
         return {"weights": weights, "master": self.master_bytes, "moments": self.moments_bytes}
+
+    @property
+    def beside_on_host(self) -> dict[str, int]:
+        """What an engine that offloads has on a GPU's host besides the roles of `on_host`."""
+        return {}
 
     @property
     def after_step(self) -> dict[str, int]:

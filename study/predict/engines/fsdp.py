@@ -68,7 +68,7 @@ class FullySharded(Engine):
         self.late = [unit for unit in self.units if unit.is_late]
         self.part = sum(unit.part for unit in self.units)
         # Reduced gradients are converted to the type of the sharded weights (foreach_reduce, orig_dtype).
-        self.gradients_bytes = self.beside_on_host_bytes = self.part * self.recipe.gradient_bytes
+        self.gradients_bytes = self.part * self.recipe.gradient_bytes
         self.master_bytes = self.part * self.recipe.master_bytes
         self.pieces = [replace(tensor, shape=self.shape(tensor)) for tensor in self.tensors]
         if self.fsdp.offloads:
@@ -138,6 +138,10 @@ class FullySharded(Engine):
         # Where a layer is computed again, hooks return at once (_fsdp_state.py, _pre_forward; FSDP1's, too).
         again = sum(len(unit.tensors) for unit in self.units if not unit.stays)
         return {"forward": len(self.training.tensors), "backward": (again + len(self.tensors)) / 2}
+
+    @property
+    def beside_on_host(self) -> dict[str, int]:
+        return {"gradients": self.gradients_bytes}
 
     @property
     def after_step(self) -> dict[str, int]:

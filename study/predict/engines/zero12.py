@@ -59,13 +59,13 @@ class Stages1And2(Zero):
         return states
 
     @property
-    def beside_on_host_bytes(self) -> int:  # type: ignore[override]
+    def beside_on_host(self) -> dict[str, int]:
         # Updated weights, master, gradients, a gradient on its way.
         part = self.part
         pieces = [part * self.weight_bytes, 4 * part, 4 * part, self.largest_bytes]
         if self.weights_home != "none":
             pieces.append(part * self.weight_bytes)
-        return pinned_beyond_bytes(pieces)
+        return {"pinned": pinned_beyond_bytes(pieces)}
 
     def blocks(self, states: dict[str, int], moments: list[int]) -> Blocks:
         flat_bytes = self.part * self.weight_bytes

@@ -135,7 +135,7 @@ class Stage3(Zero):
         return {"gathered_weights": self.stay_bytes}
 
     @property
-    def beside_on_host_bytes(self) -> int:  # type: ignore[override]
+    def beside_on_host(self) -> dict[str, int]:
         # All weights are in one piece (_create_param_groups_fp16_flat_cpu_memory). By default each parameter's part is
         # pinned by itself before.
         w = self.weight_bytes
@@ -147,7 +147,7 @@ class Stage3(Zero):
             pieces.append(self.part * w)
         if self.weights_home == "cpu" and self.zero["offload_param"].get("pin_memory", True):
             parts = [self.share(tensor) * w for tensor in self.tensors]
-        return sum(parts) + pinned_beyond_bytes([*pieces, *parts])
+        return {"weights": sum(parts), "pinned": pinned_beyond_bytes([*pieces, *parts])}
 
     def blocks(self, states: dict[str, int], moments: list[int]) -> Blocks:
         roles = ["gradients", "buckets"]

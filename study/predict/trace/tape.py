@@ -173,27 +173,29 @@ def _moments(tape: Tape) -> Iterator[TapeMoment]:
     most_bytes = 0
     last = [0, 0]
     kernels: list[tuple] = []
-    for entry in tape:
-        match entry:
-            case "made", size, in_backward:
-                made.append((size, in_backward))
-                held[in_backward] += size
-            case "freed", number:
-                size, in_backward = made[number]
-                held[in_backward] -= size
-            case "kernel", kernel, _:
-                held_bytes = held[0] + held[1]
-                if most is None or held_bytes >= most_bytes:
-                    most, most_bytes = [*held], held_bytes
-                if kernel:
-                    last = [*held]
-                    kernels.append(kernel)
-            case "event", words, gradient_bytes:
-                event, _, name = words.partition(" ")
-                peak = Held(*most) if most else None
-                yield TapeMoment(event, name, gradient_bytes, Held(*held), peak, Held(*last), kernels)
-                most = None
-                kernels = []
+    for entry in tape:  # of an answer three million, and the most of them kernels: `match` is slower
+        kind = entry[0]
+        if kind == "kernel":
+            held_bytes = held[0] + held[1]
+            if most is None or held_bytes >= most_bytes:
+                most, most_bytes = [*held], held_bytes
+            if kernel := entry[1]:
+                last = [*held]
+                kernels.append(kernel)
+        elif kind == "made":
+            _, size, in_backward = entry
+            made.append((size, in_backward))
+            held[in_backward] += size
+        elif kind == "freed":
+            size, in_backward = made[entry[1]]
+            held[in_backward] -= size
+        elif kind == "event":
+            _, words, gradient_bytes = entry
+            event, _, name = words.partition(" ")
+            peak = Held(*most) if most else None
+            yield TapeMoment(event, name, gradient_bytes, Held(*held), peak, Held(*last), kernels)
+            most = None
+            kernels = []
 
 
 def in_order(tape: Tape) -> Tape:
