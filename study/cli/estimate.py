@@ -133,8 +133,8 @@ def estimate(
     say_wrapped(*answer.recompute_note(passes.checkpointing, ours.model, arm.stage), "")
     say(f"at the peak ({needs.estimate.peak_when}), buffers and temporaries included:")
     show(estimates.table(needs.estimate))
-    say("", *estimates.moved(needs))
-    say("", *estimates.resting_on(needs))
+    say_wrapped("", *estimates.moved(needs))
+    say_wrapped("", *estimates.resting_on(needs))
     return {
         "arm": arm.name,
         "ranks": ours.placement.ranks,

@@ -52,13 +52,14 @@ def in_words(needs: Needs) -> list[str]:
     text = f"A rank of {ranks} with {needs.arm} needs {size(whole.peak_bytes)} of {memory} at the peak, predicted"
     if on_gpu is None or needs.kinds is None:
         return [f"{text}.", _taken(needs)]
-    # What nvidia-smi shows of a training that does not fit is the whole card.
-    if needs.kinds.driver and on_gpu.fits != "no":
-        text += f"; nvidia-smi will show {of_card(needs.kinds.driver, on_gpu.gpu)}"
     gpu = on_gpu.gpu
     reserve = size(reserve_bytes(gpu))
     card = f"{gpu.kind} ({size(gpu.memory_bytes)}, less {reserve} for context and fragmentation)"
-    return [f"{text}. {FITS[on_gpu.fits].format(card)}", _taken(needs)]
+    text = f"{text}. {FITS[on_gpu.fits].format(card)}"
+    # What nvidia-smi shows of a training that does not fit is the whole card.
+    if needs.kinds.driver and on_gpu.fits != "no":
+        text += f" nvidia-smi, which counts in GiB, will show {of_card(needs.kinds.driver, gpu)}."
+    return [text, _taken(needs)]
 
 
 def _taken(needs: Needs) -> str:
