@@ -70,7 +70,9 @@ def show(each: Explained) -> list[dict]:
     """Print what is behind a sentence, and return it."""
     at = places(each.id)
     written = [place for place in at if place.startswith(f"{each.table.relative_to(ROOT)}:")]
-    rules = [place for place in at if place.startswith("study/") and place not in written]
+    ours = [place for place in at if place.startswith("study/") and place not in written]
+    rules = [place for place in ours if ".py:" in place]
+    readers = [place for place in ours if place not in rules]  # tables that name it for another sentence
     tests = [place for place in at if place.startswith("tests/")]
     say_wrapped(
         f"{each.id}: a {each.kind}",
@@ -78,10 +80,11 @@ def show(each: Explained) -> list[dict]:
         f"What to do: {each.remedy or 'the sentence says it'}.",
         f"Written: {written[0]}",
         f"Rule: {', '.join(rules) or f'that table, which {each.read_by} reads'}",
+        *([f"Also named in: {', '.join(readers)}"] if readers else []),
         f"Rests on: {each.rests_on.rstrip('.') or 'its test'}.",
         f"Test: {', '.join(tests[:MOST]) or 'in a checkout, tests/'}",
         f"Upstream: {each.upstream or 'no thread'}",
         "",
         indent="    ",
     )
-    return [{**asdict(each), "table": written[0], "rules": rules, "tests": tests}]
+    return [{**asdict(each), "table": written[0], "rules": [*rules, *readers], "tests": tests}]

@@ -22,6 +22,7 @@ from study.rehearsal.request import Failure, Request
 from study.rehearsal.start import parts_from_rank_1, ran, tried
 
 MOST_RANKS = 100_000
+CONFIGS = (".yaml", ".yml", ".json", ".toml")
 DEFAULT_CONFIG = Path("~/.cache/huggingface/accelerate/default_config.yaml")
 
 
@@ -150,6 +151,8 @@ def request_of(script: str, words: list[str], machines: Machines, how_far: HowFa
 
 def found(script: str) -> tuple[Path, str | None]:
     """Return the file of a script, a program or a module, and the module's name."""
+    if Path(script).suffix in CONFIGS:
+        raise Stop(f"{script} is a config, not a script", "name a Python file; --config_file takes a config")
     if Path(script).is_file():
         return Path(script), None
     if program := shutil.which(script):

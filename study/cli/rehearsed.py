@@ -117,17 +117,18 @@ def of_all(parts: dict[str, int]) -> int:
 def show_moments(request: Request, answer: Answer, device: OnGpu) -> None:
     """Say what evaluation and saving hold, or that the script did not come there."""
     left = max((each.batches_left or 0 for each in answer.moments), default=0)
+    updates = number_of(answer.updates, "updates")
     if device.whole_evaluation:
         whole = size(device.whole_evaluation)
         say_wrapped(f"Evaluation peaks at {whole} if its last {left} batches leave as much behind as the first.")
     elif device.evaluation is not None:
         say_wrapped(f"Evaluation peaks at {size(device.evaluation)}.")
     elif request.evaluate:
-        say_wrapped("The script ended without an evaluation.")
+        say_wrapped(f"It did not evaluate in its first {updates}. If it does later, give more --steps.")
     if device.saving is not None:
         say_wrapped(f"Saving peaks at {size(device.saving)}.")
     elif request.save:
-        say_wrapped("The script ended without saving.")
+        say_wrapped(f"It did not save in its first {updates}. If it does later, give more --steps.")
 
 
 def show_known(folder: Path) -> list[str]:

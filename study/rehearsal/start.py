@@ -1,6 +1,6 @@
 """Starts a rehearsal in its own process: of rank 0, of rank 1 beside it, of the same script under other arms."""
 
-import contextlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -20,29 +20,38 @@ from study.rehearsal.request import ANSWER, REQUEST, Answer, Failure, Request
 from study.rehearsal.together import apart
 
 
-def run_apart(folder: Path, log: Path, environment: dict[str, str], timeout_s: int) -> None:
-    """Run the request of a folder in a process of its own, for at most so many seconds."""
+def run_apart(folder: Path, log: Path, environment: dict[str, str], timeout_s: int) -> int | None:
+    """Run the request of a folder in a process of its own. Return its exit code, or None after so many seconds."""
     command = [sys.executable, "-m", "study.rehearsal.run", str(folder)]
-    with log.open("w") as file, contextlib.suppress(subprocess.TimeoutExpired):
-        subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=environment, timeout=timeout_s, check=False)
+    try:
+        with log.open("w") as file:
+            done = subprocess.run(
+                command, stdout=file, stderr=subprocess.STDOUT, env=environment, timeout=timeout_s, check=False
+            )
+    except subprocess.TimeoutExpired:
+        return None
+    return done.returncode
 
 
 def ran(request: Request, folder: Path, timeout_s: int) -> Answer:
     """Run the rehearsal, and return its answer."""
+    if importlib.util.find_spec("torch") is None:
+        raise Stop("this environment has no PyTorch", "install study where you train: `pip install .` there")
     request.write(folder / REQUEST)
     log = folder / "log.txt"
     log.touch()
     # The folder of this package, which may be a checkout that is not installed.
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
-    run_apart(folder, log, os.environ | {"PYTHONPATH": path}, timeout_s)
+    code = run_apart(folder, log, os.environ | {"PYTHONPATH": path}, timeout_s)
     remove_made(folder)
     output = log.read_text(errors="replace")[-20_000:]
     last = (output.strip().splitlines() or ["it printed nothing"])[-1]
     if not (folder / ANSWER).exists():
-        raise Stop(
-            f"{Path(request.script).name} ended without an answer, or took more than {timeout_s} s ({last:.200})",
-            "give a longer --timeout, or fewer --steps, or report it with the script",
-        )
+        name = Path(request.script).name
+        if code is None:
+            what = f"{name} did not end in {timeout_s} s; the last it printed: {last:.200}"
+            raise Stop(what, "give a longer --timeout, or fewer --steps")
+        raise Stop(f"{name} ended with {code} and no answer ({last:.200})", "report it with the script")
     answer = Answer.read(folder / ANSWER)
     if answer.failure and answer.failure.message.startswith("SystemExit"):  # of words that a parser does not know
         answer.failure.message += f" ({last:.200})"

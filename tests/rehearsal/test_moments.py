@@ -1,12 +1,15 @@
 """Evaluation and saving are rehearsed, ranks that part are found, and the user's files stay as they are."""
 
+import re
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from study.core.errors import Stop
+from study.rehearsal import start
 from study.rehearsal.on_gpu import on_gpu
-from study.rehearsal.request import Answer, Moment
+from study.rehearsal.request import Answer, Moment, Request
 from study.rehearsal.together import apart
 from study.rehearsal.values import Script
 from tests.rehearsal.test_rehearsal import rehearsed, study_virtual
@@ -100,7 +103,39 @@ def test_ranks_decide_alike_by_what_they_have_gathered(script):
     assert rehearsed(script(LOOP, decides), "--evaluate")["moments"]
 
 
+def test_an_evaluation_within_the_loop_is_met_or_missed_in_a_sentence(script):
+    """The script evaluates after so many updates: it is met after five, and not after five hundred."""
+    within = """
+            if (turns := globals().get("turns", 0) + 1) % EVERY == 0:
+                model.eval()
+                with torch.no_grad():
+                    outputs = [model(x) for x, y in val]
+                model.train()
+"""
+    path = script(LOOP.partition("        model.eval()")[0], within.replace("EVERY", "5"))
+    assert rehearsed(path, "--evaluate")["device"]["evaluation"]
+    path.write_text(path.read_text().replace("% 5 ", "% 500 "))
+    said = " ".join(study_virtual(path, "--evaluate").stdout.split())
+    assert re.search("It did not evaluate in its first [0-9]+ updates. If it does later, give more --steps.", said)
+
+
 # --- without a process
+
+
+@pytest.mark.parametrize(
+    ("code", "torch", "said"),
+    [
+        (None, True, "train.py did not end in 9 s; the last it printed: it printed nothing"),
+        (-11, True, "train.py ended with -11 and no answer"),
+        (1, False, "this environment has no PyTorch"),
+    ],
+)
+def test_what_ends_without_an_answer_is_told_apart(code, torch, said, tmp_path, monkeypatch):
+    monkeypatch.setattr(start, "run_apart", lambda *_: code)
+    if not torch:
+        monkeypatch.setattr(start.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(Stop, match=re.escape(said)):
+        start.ran(Request("train.py", [], 2, 2, 2), tmp_path, 9)
 
 
 def test_an_evaluation_is_extrapolated_only_if_each_batch_leaves_more():

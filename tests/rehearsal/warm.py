@@ -75,15 +75,16 @@ def main() -> None:
     from study.cli import commands, rehearsal  # noqa: F401
     from study.rehearsal import run, start
 
-    def apart(folder: Path, log: Path, environment: dict[str, str], timeout_s: int) -> None:
+    def apart(folder: Path, log: Path, environment: dict[str, str], timeout_s: int) -> int | None:
         pid = forked(functools.partial(run.main, folder.resolve()), environment, str(log), str(log))
         ends = time.monotonic() + timeout_s
-        while os.waitpid(pid, os.WNOHANG) == (0, 0):
+        while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0):
             if time.monotonic() > ends:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
-                return
+                return None
             time.sleep(0.01)
+        return os.waitstatus_to_exitcode(ended[1])
 
     start.run_apart = apart
     gc.freeze()  # a rehearsal looks at all objects

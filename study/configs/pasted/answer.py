@@ -27,6 +27,8 @@ ORDER = ("sure", "likely", "possible")
 WAITED = ("rank-behind", "rank-missing", "rank-timed-out-first", "nccl-watchdog", "watchdog-stuck", "gloo-timeout")
 OF_STEPS = ("loss-", "norm-", "rate-", "steps-", "overflow-")  # the beginnings of signs in the lines of a trainer
 OUT_OF_MEMORY = ("oom",)
+FULL = "memory-unsized"
+FEW_WORDS = 200  # characters
 KILLED_BY_MEMORY = r"(?i)out.of.memory|\boom|MemoryError|allocat|bad_alloc|low on memory"
 ByText = Callable[[Pasted, reading.OomError | None], list[Cause]]
 ASKED = {"stage": "the stage of ZeRO, or FSDP", "passes": "gradient accumulation", "ranks": "the number of GPUs"}
@@ -70,7 +72,7 @@ def answer(text: str, symptom: str = "", by_text: ByText | None = None) -> Paste
     faults = matching.matches(pasted, words, seen)
     # Beside an error that nothing here explains, words are guesses.
     situations = fitting(pasted, said, seen | signs) if shown or not _last_error(pasted.text) else []
-    found = _ordered(shown, faults, situations) or [*_two_releases(pasted)]
+    found = _ordered(shown, faults, situations) or [*_two_releases(pasted)] or [*_full(pasted, said)]
     possible = [each for each in faults if each.sure == "possible"]
     speaks = [each for each in possible if each.is_seen and each.applies.may_be_inside and len(each.applies.why) == 1]
     may = [] if found else speaks[:MOST_MAY]
@@ -144,6 +146,16 @@ def _memory(pasted: Pasted, said: tuple[Sentence, ...], by_text: ByText | None) 
     yield Seen(**vars(seen) | {"evidence": evidence, "line": error.line})
 
 
+def _full(pasted: Pasted, said: tuple[Sentence, ...]) -> Iterator[Seen]:
+    """Yield that a GPU's memory was full, where nothing tells more: by an error without its size, or a few words."""
+    try:
+        is_full = reading.find(pasted.text).where == "GPU"
+    except Stop:  # at length people write of memory beside what they ask
+        is_full = len(pasted.text) < FEW_WORDS and bool(meets(OUT_OF_MEMORY, said))
+    if is_full:
+        yield sign(FULL, pasted.text, 0)
+
+
 def _ordered(shown: list[Seen], matches: list[matching.Match], situations: list[Seen]) -> list[Seen]:
     """Return errors first, then silent faults, what words mean, signs in steps, and last what follows from others.
 
@@ -213,7 +225,7 @@ def _last_error(text: str) -> str:
 
 def _questions(pasted: Pasted, found: list[Seen], possible: list[matching.Match], seen: set[str]) -> tuple[str, ...]:
     """Return what would say most more: the error itself, what is seen, releases, then what faults in question ask."""
-    asked = [] if found else matching.asks(seen)
+    asked = matching.asks(seen) if not found or found[0].id == FULL else []
     if found and all(each.follows for each in found):
         asked.append("What is the first Traceback of any rank? Paste the lines above")
     if not any(isinstance(release, Version) for release in pasted.releases.values()):

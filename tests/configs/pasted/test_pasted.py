@@ -395,7 +395,6 @@ def test_words_alone_are_told_nothing():
     for words_alone in (
         "It hangs",
         "It is slow on our GPUs",
-        "CUDA OOM",
         "The loss is higher than with the other trainer",
     ):
         assert answer(words_alone).found == (), words_alone
