@@ -4,7 +4,8 @@
 """Runs the notebooks over the kept records, and keeps what they show: make outputs
 
 Whoever opens one on GitHub sees its tables and figures. GitHub shows no SVG and runs no script, so figures are kept as
-PNG. A test compares `digest` with the cells, so a cell or an output that somebody changes is noticed.
+PNG, and a drawing with sliders as a still picture. A test compares `digest` with the cells, so a cell or an output that
+somebody changes is noticed.
 """
 
 import hashlib
@@ -44,7 +45,7 @@ def as_kept(output: NotebookNode) -> NotebookNode:
         raise SystemExit(f"a cell has an output of another kind, which is not kept: {output}")
     forms = output.data
     if "<script" in forms.get("text/html", ""):
-        forms = {"text/plain": MOVES}
+        forms = {name: form for name, form in forms.items() if name == "image/png"} | {"text/plain": MOVES}
     elif "image/png" in forms:
         forms = {"image/png": forms["image/png"], "text/plain": forms["text/plain"]}
     elif "text/markdown" in forms:

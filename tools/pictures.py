@@ -145,7 +145,7 @@ def of_releases(_: Runs, ink: str = INK) -> Figure:
 @style.figure
 def of_claims(_: Runs, ink: str = INK) -> Figure:
     """How many claims have each verdict."""
-    drawing, ax = plain(2.7, CLAIMS, "Four articles and five papers, which we chose.", ink)
+    drawing, ax = plain(2.7, CLAIMS, "Four articles that were given, five papers that we chose.", ink)
     for place, (verdict, number) in enumerate(texts.counts(texts.claims()).items()):
         ax.text(0, place - 0.36, verdict, color=ink, fontsize=10.5)
         ax.barh(place, number, 0.4, color=style.PARTS["weights"], **style.EDGE)

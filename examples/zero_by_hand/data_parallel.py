@@ -1,6 +1,6 @@
 """Data parallelism: each rank has its own samples and a whole copy of everything.
 
-    torchrun --nproc-per-node 2 examples/zero_by_hand/data_parallel.py
+    torchrun --standalone --nproc-per-node 2 examples/zero_by_hand/data_parallel.py
 
 The one idea: before the update, gradients become their mean over all ranks. So all ranks make the same update.
 """

@@ -82,7 +82,7 @@ def train(kind, micro_batches, rank, ranks):
 
 
 def run(kind):
-    """Train with one of the five classes, and print its losses, what it holds and sends, and whether it equals DDP."""
+    """Train with one of the five classes, and print its losses, what it holds and sends, and how the losses compare."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--micro-batches", type=int, default=1, help="of a step, of all its samples: 1, 2 or 4")
     micro_batches = parser.parse_args().micro_batches
@@ -96,7 +96,8 @@ def run(kind):
         print(f"sent in a step: {training.sent_bytes // STEPS:,} bytes")
         _, alone, _ = train(OneProcess, 1, 0, 1)  # all samples in one process: DDP's losses, but for the last digit
         apart = max(abs(ours - theirs) for ours, theirs in zip(losses, alone, strict=True))
-        print(f"equal to DDP: {'yes' if apart < 1e-6 else 'NO'}, the losses differ by {apart:.0e} at most", flush=True)
+        equal = f"equal to DDP: {'yes' if apart < 1e-6 else 'NO'}, the losses differ by {apart:.0e} at most"
+        print("the other files are compared with these losses" if kind is OneProcess else equal, flush=True)
     if ranks > 1:
         dist.destroy_process_group()
         os._exit(0)  # gloo's threads abort some processes that end as usual (pytorch/pytorch#179291)

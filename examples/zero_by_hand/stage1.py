@@ -1,6 +1,6 @@
 """ZeRO stage 1: the moments are partitioned. Adam needs no neighbours: each element is updated by itself.
 
-    torchrun --nproc-per-node 2 examples/zero_by_hand/stage1.py
+    torchrun --standalone --nproc-per-node 2 examples/zero_by_hand/stage1.py
 
 The one idea: a rank updates a part of each weight, and keeps the moments of this part alone. Then all ranks gather the
 parts. All-reduce and gather together send 1.5 times as much as data parallelism, as DeepSpeed's stages 1 and 2 do.

@@ -1,6 +1,6 @@
 """ZeRO stage 3: weights are partitioned too.
 
-    torchrun --nproc-per-node 2 examples/zero_by_hand/stage3.py
+    torchrun --standalone --nproc-per-node 2 examples/zero_by_hand/stage3.py
 
 The one idea: a layer's weights are gathered before its forward and before its backward pass, and freed after each. Two
 gathers and a reduce-scatter send 1.5 times as much as data parallelism. Nothing is gathered after the update.

@@ -16,7 +16,7 @@ from study.records.runs import Runs
 ASK = (
     "What to type:",
     "  study claims stage 3        a line for each claim with these words",
-    "  study claims 002            a line for each claim of a document",
+    "  study claims S002           a line for each claim of a document",
     "  study claims S002-25        one claim, its quote and its evidence",
     "  study claims faults         faults of libraries that a script shows",
     "  study claims --undecided    what would decide the open ones",
@@ -38,7 +38,7 @@ def claims(
     With --json: the claims as the files of the ledger have them. Example: `study claims S002-25`
 
     Args:
-        claim: Ids of claims, such as S000-20 (case does not matter); a document, such as 002; or words that a claim
+        claim: Ids of claims, such as S000-20 (case does not matter); a document, such as S002; or words that a claim
             contains, such as stage 3. Words in quotes are searched as one phrase.
         undecided: List the claims that cannot be decided here, each with what would decide it.
         every: Count the claims of each document, and list what it stands for.
@@ -69,6 +69,9 @@ def claims(
 def _show_all() -> None:
     say_wrapped(texts.in_words(texts.claims()), "")
     show(texts.by_document())
+    say_wrapped(
+        "", "What was read of each:", *[f"  {text.document}: {text.read}" for text in texts.texts()], indent="    "
+    )
     say("", "What each document stands for (study claims ID has the rest):", "")
     columns = ("id", "question", "verdict", "certainty")
     show([{name: getattr(each, name) for name in columns} for each in texts.claims() if each.central])
@@ -100,6 +103,7 @@ def _show_one(claim: Claim | Fault) -> None:
     parts = {
         "The text": f"“{claim.quote}” ({claim.where})",
         "It is of": f"{text.title}{address}",
+        "Read of it": text.read,
         "It holds only if": claim.condition,
         "What would decide it": claim.would_decide,
         "Because": claim.found,

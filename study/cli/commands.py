@@ -13,7 +13,7 @@ import sys
 
 from study.core.errors import Stop, exit_on_stop, nearest
 from study.core.machine import put_programs_on_path, version
-from study.core.text import say, say_wrapped
+from study.core.text import say, say_aside, say_wrapped
 
 # By heading and name: the module with the function of this name, and the line of help. The lines are not taken from the
 # docstrings, because that would import every module: `study` alone would take seconds instead of a tenth of one.
@@ -135,7 +135,7 @@ def _refuse(name: str, options: list[str]) -> None:
     """Refuse what tyro would take otherwise than it is meant, and say what is given twice."""
     given = [SAME.get(word, word) for word in (each.partition("=")[0] for each in options) if word.startswith("--")]
     for word in sorted({word for word in given if given.count(word) > 1}):
-        sys.stderr.write(f"{word} is given more than once: the last counts\n")
+        say_aside(f"{word} is given more than once: the last counts")
     # tyro takes a list without a value for an empty one, as if the option were not there.
     for word, following in itertools.pairwise([*options, "--"]):
         if word in LISTS and following.startswith("--"):

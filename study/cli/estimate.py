@@ -127,14 +127,14 @@ def estimate(
     if stop := optimizers.refusal(arm, training.optimizer, precision):
         raise stop
     ours, machine = training_of(asked_for(model, training.sequence or 1), training, place, passes, buckets, device)
-    needs = _needs(arm, precision, ours, machine)
+    needs = _needs(arm, precision, training.precision is None, ours, machine)
     unread = _unread(training, place, arm, ours.placement.ranks, buckets)
     say_wrapped(*estimates.in_words(needs), *unread, *answer.card_note(place))
     say_wrapped(*answer.recompute_note(passes.checkpointing, ours.model, arm.stage), "")
     say(f"at the peak ({needs.estimate.peak_when}), buffers and temporaries included:")
     show(estimates.table(needs.estimate))
-    say("", *estimates.moved(needs))
-    say("", *estimates.resting_on(needs))
+    say_wrapped("", *estimates.moved(needs))
+    say_wrapped("", *estimates.resting_on(needs))
     return {
         "arm": arm.name,
         "ranks": ours.placement.ranks,
@@ -146,7 +146,7 @@ def estimate(
     }
 
 
-def _needs(arm: arms.Arm, precision: str, ours: Training, machine: Hardware | None) -> estimates.Needs:
+def _needs(arm: arms.Arm, precision: str, is_usual: bool, ours: Training, machine: Hardware | None) -> estimates.Needs:
     """Return what a rank needs; with a machine also whether it fits there, and the time of a step."""
     prediction = Prediction(ours)
     whole, kinds, on_gpu, step = prediction.memory, None, None, None
@@ -159,4 +159,4 @@ def _needs(arm: arms.Arm, precision: str, ours: Training, machine: Hardware | No
         on_gpu = estimates.FitsGpu(machine.gpu, fits_on(machine.gpu, whole.peak_bytes, kinds.driver))
     if machine:
         step = prediction.step(machine)
-    return estimates.Needs(arm.name, precision, ours, whole, kinds, on_gpu, step)
+    return estimates.Needs(arm.name, precision, is_usual, ours, whole, kinds, on_gpu, step)

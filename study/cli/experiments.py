@@ -47,7 +47,7 @@ def sweep(
     Args:
         name: A protocol in study/sweeps/protocols/, or a .toml file. Without a name, the protocols are listed.
         scale: paper: as published. one_gpu: the most that one GPU can do. tiny: takes minutes on two CPU cores.
-            Default: tiny; with --plan that of --gpus.
+            Default: tiny; with --plan that of --gpus, or the largest that the protocol has.
         runs: The folder for the run folders. Cells that are done there are not run again.
         only: Run only the cells that match all these filters, such as 'arm=zero3*' 'seed=42'.
         repeat: Number of runs of each cell. The repeats are interleaved.
@@ -72,15 +72,23 @@ def sweep(
         protocols = [{"protocol": each, "about": protocol.read(each)["about"]} for each in protocol.names()]
         show(protocols)
         return protocols
-    usual = ("paper" if gpus > 1 else "one_gpu") if plan else "tiny"
     declared = protocol.read(name)
-    cells = sweeping.chosen(protocol.cells(declared, scale or usual), only)
+    cells = sweeping.chosen(protocol.cells(declared, scale or _usual_scale(declared, plan, gpus)), only)
     if plan:
         return _show_plan(cells, gpu, gpus, minutes, declared.get("script", []), machine)
     turns = sweeping.plan(cells, repeat, lane)
     if dry_run:  # this needs neither a GPU nor the packages of the trainer
         return _show_cells(cells)
     run(turns, runs, timeout_s, minutes, nvme_dir, lane)
+
+
+def _usual_scale(declared: dict, plan: bool, gpus: int) -> str:
+    """Runs begin small. A plan is for the GPUs that are asked about, if the protocol has their scale."""
+    of_gpus = "paper" if gpus > 1 else "one_gpu"
+    known = protocol.scales(declared)
+    if not plan or not known:
+        return "tiny"
+    return of_gpus if of_gpus in known else known[0]
 
 
 def _refuse_beyond(flag: str, value: float | None, most: float) -> None:

@@ -12,15 +12,18 @@ from study.records import store
 A_PATH = re.compile(r"\S*/\S*|\S*\.[a-z]\w{0,5}")  # a name with a folder or an ending, and no sentence
 
 
-def split(words: tuple[str, ...]) -> tuple[list[Path], str]:
-    """Return the runs and configs that words name, and the text of all others: files, the standard input, an error."""
+def split(words: tuple[str, ...], command: str = "diagnose") -> tuple[list[Path], str]:
+    """Return the runs and configs that words name, and the text of all others: files, the standard input, an error.
+
+    `command` is the one that was typed, which a remedy names.
+    """
     paths = []
     texts = []
     loose = []  # an error without quotes is many words
     for word in words:
         path = Path(word)
         if word == "-":
-            texts.append(condense.standard_input())
+            texts.append(condense.standard_input(command))
         elif not os.path.exists(word):  # noqa: PTH110  an error in quotes may be longer than a name, where pathlib raises
             loose.append(word)
         elif path.is_dir() or path.name == store.RECORD or path.suffix in CONFIGS:

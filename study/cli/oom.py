@@ -7,6 +7,7 @@ import tyro
 from study.cli import given
 from study.cli.findings import say_indented
 from study.configs.oom import reading
+from study.configs.oom.changes import NEEDED, predicted
 from study.configs.oom.explain import Described, explain
 from study.core.errors import Stop
 from study.core.settings import flag
@@ -19,10 +20,11 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     """Explain an error about memory: what its size is, and what made it. Nothing is run.
 
     It reads errors of CUDA and ROCm, of host memory and pinned memory, of processes that were killed, and of disks.
-    With --model and --arm or --config, the size is matched with that training's tensors; with --micro-batch and
-    --sequence also with what a micro-batch makes.
+    With --model and --arm or --config, the size is matched with that training's tensors; with --micro-batch
+    and --sequence also with what a micro-batch makes. With --model, --arm, --ranks and --micro-batch, and an error that
+    tells the size of the GPU, it says which single change is predicted to fit.
 
-    With --json: the causes with their points.
+    With --json: the causes with their points, and the prediction.
 
     Example: `study oom train.log --vocabulary 248320 --sequence 4k --micro-batch 1`
 
@@ -31,7 +33,7 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
         model: The model.
         training: The training.
     """
-    paths, text = given.split(error or ("-",))
+    paths, text = given.split(error or ("-",), "oom")
     if not text.strip():
         what = " ".join(error) or "the standard input"
         raise Stop(
@@ -53,12 +55,20 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
         say_indented(f"What to do: {cause.remedy}.", f"Tells it apart: {cause.apart}.")
     say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.line}")
     # The config says more of the training than the flags do. A wrong guess has to be seen.
-    known = [f"{flag(name)} {value}" for name, value in vars(training).items() if value is not None]
+    used = vars(model) | vars(training)
+    known = [f"{flag(name)} {value}".removesuffix(" True") for name, value in used.items() if value is not None]
     if known:
         say_wrapped(f"Taken as: {', '.join(known)}.")
-    if not (model.model or model.params):
+    which = predicted(message, model, training)
+    if which:
+        say_wrapped("", which)
+    if model == Wanted():
         say_wrapped("", "With --model and --arm or --config, the size is matched with this training's own tensors.")
     elif model.lora_rank is None:
         say_wrapped("", "If only adapters train, give --lora-rank as well.")
+    missing = [flag(name) for name in NEEDED if getattr(training, name) is None]
+    if missing and message.total:
+        say_wrapped(f"Give {' and '.join(missing)} to hear which change is predicted to fit.")
     say_wrapped("`study advise` predicts which arms fit, and how long their steps take.")
-    return {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": vars(training)}
+    answer = {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": used}
+    return answer | {"predicted": which or None}

@@ -11,6 +11,7 @@ from typing import Annotated
 import tyro
 
 from study.cli.rehearsed import failed, show_answer, show_known
+from study.configs.stacks import CONFIGS
 from study.core.arms import all_paths, load_arm
 from study.core.errors import Stop, refuse_beyond
 from study.core.gpus import gpu_named, num_gpus
@@ -22,7 +23,6 @@ from study.rehearsal.request import Failure, Request
 from study.rehearsal.start import parts_from_rank_1, ran, tried
 
 MOST_RANKS = 100_000
-CONFIGS = (".yaml", ".yml", ".json", ".toml")
 DEFAULT_CONFIG = Path("~/.cache/huggingface/accelerate/default_config.yaml")
 
 

@@ -136,7 +136,7 @@ def show_known(folder: Path) -> list[str]:
     asked, _ = described((), Flags(), folder / store.RECORD)
     applying = [each for each in which_apply(asked) if each.answer == "applies"]
     if not applying:
-        say_wrapped("No known fault surely applies here. `study stack` asks what could not be seen.")
+        say_wrapped("No known fault surely applies here. `study stack` can check what a rehearsal cannot see.")
     else:
         count = "1 known fault applies" if len(applying) == 1 else f"{len(applying)} known faults apply"
         say_wrapped(f"{count} (seen, not asked):")

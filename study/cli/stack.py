@@ -1,7 +1,6 @@
 """`study stack`: which known faults of libraries apply to some releases, in some training."""
 
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import tyro
@@ -18,6 +17,7 @@ from study.known.findings import Finding, with_id
 from study.known.which_apply import WAYS, Applies, Flags, Stack, free, untested, which_apply
 
 MOST_MAY = 5  # faults that may apply, without --details: a reader of 50 reads none
+MOST_LIKELY = 2
 MOST_ASKED = 2  # flags, beside --config
 USUAL = {"stage", "ranks", "cuda", "trainer", "offload", "script"}  # conditions that say little of a training
 MOST_FREE = 4  # releases
@@ -56,14 +56,18 @@ def stack(
     applying = [each for each in faults if each.answer == "applies"]
     may = [each for each in faults if each.answer != "applies"]
     says_no_stage = config is None and "stage" not in used.said
-    answer = in_words(used, faults, _deciding(may, config) if says_no_stage else [])
+    answer = in_words(used, faults, " ".join(notes))
     say_wrapped(*notes, answer["first"])  # notes tell what was not understood
+    if says_no_stage and not applying:
+        say_wrapped(f"To tell which, give {', '.join(_deciding(may, config))}.")
+    if packages := untested(used):
+        say_wrapped(f"Not tested by us in this release: {', '.join(packages)}.")
     for number, each in enumerate(applying, 1):
         _show_applying(number, each)
     _show_free(answer["free"])
     shown = may if details else _spoken_of(may, seen, _said(used, flags, config))
     if says_no_stage and not (details or seen or applying):
-        shown = [*(worst := _worst(may)), *(each for each in shown if each not in worst)][:MOST_MAY]
+        shown = [*(likely := _likely(may, used)), *(each for each in shown if each not in likely)][:MOST_MAY]
     for each in shown:
         _show_open(each, details)
     left = [each for each in may if each not in shown]
@@ -95,29 +99,43 @@ def _spoken_of(may: list[Applies], seen: set[str], said: set[str]) -> list[Appli
 
     def weight(each: Applies) -> int:
         special = {*(each.fault.when or {})} - USUAL - {question.condition for question in each.why}
-        # Trainers and PEFT have few faults, and who names one asks about it.
-        return 2 * len(special & said) + (each.fault.package in (*table().trainers, "PEFT"))
+        # Trainers and PEFT have few faults, and who names one asks about it. But few train by one method, such as DPO.
+        is_of_many = each.fault.package in (*table().trainers, "PEFT") and _is_decided_by_flags(each)
+        return 2 * len(special & said) + is_of_many
 
     spoken = [each for each in may if _is_seen(each, seen) or (each.may_be_inside and weight(each))]
     return sorted(spoken, key=lambda each: (not _is_seen(each, seen), -weight(each)))[:MOST_MAY]
 
 
-def _worst(may: list[Applies]) -> list[Applies]:
-    """Return one wrong training without a message of a tested release, which flags alone decide, or none."""
-    silent = [each for each in may if each.fault.symptom.startswith(table().silent) and each.may_be_inside]
-    return [each for each in silent if each.is_tested and all(question.flag for question in each.why)][:1]
+def _is_decided_by_flags(each: Applies) -> bool:
+    """Whether nobody has to look at the script or the config."""
+    return all(question.flag for question in each.why)
 
 
-def in_words(used: Stack, faults: list[Applies], deciding: Sequence[str] = ()) -> dict:
+def _likely(may: list[Applies], used: Stack) -> list[Applies]:
+    """Return some of the faults of tested releases that flags alone decide, the likeliest for these releases first."""
+
+    def place(each: Applies) -> tuple:
+        when = each.fault.when or {}
+        has_adapters = "PEFT" in used.releases and when.get("peft") is True
+        is_silent = each.fault.symptom.startswith(table().silent)
+        # Most train with AdamW in bf16, of which few faults speak.
+        return (not has_adapters, "optimizer" in when, "precision" in when, not is_silent)
+
+    known = [each for each in may if each.may_be_inside and each.is_tested and _is_decided_by_flags(each)]
+    return sorted(known, key=place)[:MOST_LIKELY]
+
+
+def in_words(used: Stack, faults: list[Applies], said: str = "") -> dict:
     """Return the answer of `study stack`: the sentence, the faults, and releases without any that surely applies.
 
-    `deciding` are flags of a training of which nothing is said: the sentence begins with them.
+    `said` is what was said before the sentence: if that names the releases, the sentence does not.
     """
     applying = [each for each in faults if each.answer == "applies"]
     packages = dict.fromkeys(each.fault.package for each in applying)
     return {
         "fine": not applying,
-        "first": _in_one_sentence(used, applying, len(faults) - len(applying), deciding),
+        "first": _in_one_sentence(used, applying, len(faults) - len(applying), said),
         "faults": [_row(each) for each in faults],
         "not_asked": [_release(used, package) for package in untested(used)],
         "free": {package: free(used, package) for package in packages},
@@ -128,22 +146,19 @@ def _release(used: Stack, package: str) -> str:
     return f"{package} {used.releases[package] or '(release not said)'}"
 
 
-def _in_one_sentence(used: Stack, applying: list[Applies], may: int, deciding: Sequence[str]) -> str:
-    """Return what applies, the worst of it first, with the releases of which nothing is known."""
-    named = ", ".join(_release(used, package) for package in used.releases)
+def _in_one_sentence(used: Stack, applying: list[Applies], may: int, said: str) -> str:
+    """Return what applies, the worst of it first."""
+    named = [_release(used, package) for package in used.releases]
     if applying:
         count = len(applying)
         others = f"{count} known faults apply; the worst" if count > 1 else "1 known fault applies"
-        first = f"{named}: {others}: {applying[0].fault.sentence.rstrip('.')}"
-    elif deciding:
-        flags = ", ".join(deciding)
-        first = f"Give {flags} to tell which of {may} known faults apply to {named}; none surely does"
+        first = f"{others}: {applying[0].fault.sentence.rstrip('.')}."
     else:
         known = sum(fault.when is not None for fault in table().fault)
-        first = f"{named}: none of {known} known faults surely applies, and {may} may"
-    if packages := untested(used):
-        first += f"; in no test of ours: {', '.join(_release(used, each) for each in packages)}"
-    return f"{first}."
+        first = f"none of {known} known faults surely applies, and {may} may."
+    if all(release in said for release in named):
+        return f"{first[0].upper()}{first[1:]}"
+    return f"{', '.join(named)}: {first}"
 
 
 def _shown_by(fault: Fault) -> str:

@@ -11,7 +11,7 @@ from study.core.arms import Arm
 from study.core.errors import Stop
 from study.core.settings import TrainerFlags, check
 from study.core.shapes import SHAPES, is_local
-from study.core.text import during, say, show, size
+from study.core.text import during, say_wrapped, show, size
 from study.predict.front import (
     PlaceFlags,
     Precision,
@@ -77,7 +77,7 @@ def virtual(
         shape, place = asked_for(model, training.sequence or 1), PlaceFlags(machine=path)
         ours, there = training_of(shape, training, place, passes, None, device)
         if there:
-            say(estimates.time_line(Prediction(ours).step(there)))
+            say_wrapped(estimates.time_line(Prediction(ours).step(there)))
     return record.model_dump(mode="json", by_alias=True)
 
 
@@ -124,7 +124,7 @@ def _show(record: Record, ranks: int) -> None:
     rank = record.memory.components.per_rank[0]
     at_peak = rank.at_peak or {}
     after = rank.after_step
-    say(f"Rank 0 of {ranks}, run alone (virtual), holds {size(rank.tracked_peak_bytes)} at the peak.", "")
+    say_wrapped(f"Rank 0 of {ranks}, run alone (virtual), holds {size(rank.tracked_peak_bytes)} at the peak.", "")
     show(
         [
             {"component": name, "at the peak": size(at_peak.get(name, 0)), "after a step": size(after.get(name, 0))}
@@ -132,4 +132,4 @@ def _show(record: Record, ranks: int) -> None:
         ]
     )
     moved = ", ".join(f"{kind} {size(sent.bytes)}" for kind, sent in record.traffic.per_rank[0].items())
-    say("", f"collectives of a step: {moved or 'none'}; sequences: {record.observed.data_source}")
+    say_wrapped("", f"collectives of a step: {moved or 'none'}; sequences: {record.observed.data_source}")

@@ -5,6 +5,7 @@ The trainer compares what a file promises with what the prepared objects really 
 
 import functools
 import json
+import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -283,7 +284,8 @@ def _of_name(name: str) -> Arm:
         if name.endswith(".json"):
             raise Stop(f"{name!r} is not an arm", "give the .yaml of Accelerate that names this file")
         remedy = nearest(name, all_paths(), otherwise=f"choose one of {', '.join(all_paths())}, or give a .yaml file")
-        if here := [path for path in (Path(f"{name}.yaml"), FOLDER / f"{name}.yaml") if path.is_file()]:
+        # A name that is too long for a file makes pathlib raise.
+        if here := [path for path in (Path(f"{name}.yaml"), FOLDER / f"{name}.yaml") if os.path.isfile(path)]:  # noqa: PTH113
             remedy = f"to give a file, write its path: {here[0]}"
         raise Stop(f"{name!r} is not an arm", remedy)
     return read(all_paths()[name])

@@ -6,6 +6,8 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 
+from study.core.text import say_aside
+
 LONGEST_NAME = 80  # names and values in a file may have any length
 
 
@@ -51,7 +53,7 @@ def exit_on_stop() -> Iterator[None]:
     try:
         yield
     except Stop as stop:
-        sys.stderr.write(f"{stop.sentence}\n")
+        say_aside(stop.sentence)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.stderr.write("stopped\n")

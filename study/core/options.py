@@ -81,7 +81,7 @@ def on_one_screen(text: str) -> list[str]:
     text = re.sub(r"\x1b\[[\d;]*m", "", text)
     text = re.sub(r"\(default:\s*(?:None|False|'')?\)", "", text)
     lines: list[str] = []
-    for line in text.replace(" Example: `", "\nExample: `").splitlines():
+    for line in _joined(text.replace(" Example: `", "\nExample: `").splitlines()):
         if re.fullmatch(" -+ *", line):
             lines[-1] = f"{lines[-1].strip().removesuffix(' options').capitalize()}:"
         elif re.fullmatch("  -+", line):
@@ -92,6 +92,19 @@ def on_one_screen(text: str) -> list[str]:
             lines += wrapped(line, "", "")
     description = lines.index("Positional arguments:" if "Positional arguments:" in lines else "Options:")
     return [*lines[:description], *filter(None, lines[description:])]
+
+
+def _joined(lines: list[str]) -> list[str]:
+    """Return lines with those of a paragraph in one. tyro ends one before each that begins with an option."""
+    paragraphs: list[str] = []
+    before = ""
+    for line in lines:
+        if before and line and not before.startswith((" ", "usage: ")) and not line.startswith((" ", "Example: ")):
+            paragraphs[-1] += f" {line}"
+        else:
+            paragraphs.append(line)
+        before = line
+    return paragraphs
 
 
 def _name(argument) -> str:

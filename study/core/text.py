@@ -111,6 +111,8 @@ def _significant(value: float, digits: int) -> str:
 
 WIDTH = 100  # characters of a line of text at most
 GAP = 2  # characters between two columns
+BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:bytes|[TGMk]i?B|s|min|h)\b)")  # where no line ends
+GLUE = "\x1f"
 UNCUT = 400  # characters of a line if the output is not a terminal
 
 
@@ -172,17 +174,26 @@ def say(*lines: str) -> None:
     sys.stdout.flush()
 
 
-def wrapped(text: str, indent: str, first: str) -> list[str]:
+def wrapped(text: str, indent: str, first: str, is_terminal: bool | None = None) -> list[str]:
     """Return the lines of a text. The first begins with `first`, the others with `indent`."""
-    width = WIDTH
-    if sys.stdout.isatty():
-        width = min(WIDTH, shutil.get_terminal_size().columns)
-    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False) or [""]
+    if is_terminal is None:
+        is_terminal = sys.stdout.isatty()
+    width = min(WIDTH, shutil.get_terminal_size().columns) if is_terminal else WIDTH
+    whole = BEFORE_UNIT.sub(GLUE, text)
+    lines = textwrap.wrap(whole, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
+    return [line.replace(GLUE, " ") for line in lines] or [""]
 
 
 def say_wrapped(*texts: str, indent: str = "", first: str = "") -> None:
     for text in texts:
         say(*wrapped(text, indent, first))
+
+
+def say_aside(text: str) -> None:
+    """Write a sentence to stderr: wrapped on a terminal, else on one line, as programs read it."""
+    is_terminal = sys.stderr.isatty()
+    lines = wrapped(text, "", "", is_terminal) if is_terminal else [text]
+    sys.stderr.write("".join(f"{line}\n" for line in lines))
 
 
 # --- Show on stderr what a slow command is doing
@@ -191,7 +202,7 @@ def say_wrapped(*texts: str, indent: str = "", first: str = "") -> None:
 @functools.cache
 def during(text: str) -> None:
     """Say what takes long, once in a process."""
-    sys.stderr.write(f"{text} ...\n")
+    say_aside(f"{text} ...")
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 
 from study.core.errors import Stop
 from study.core.files import load
+from study.core.text import is_number
 from study.known.faults import Fault, table
 from study.ledger.evidence import MAX_BYTES, STRICT, Evidence, OfRuns, Value
 from study.records.runs import Run
@@ -22,6 +23,7 @@ FOLDER = Path(__file__).with_name("texts")
 VerdictWord = Literal["holds", "does not hold", "holds only if", "cannot be decided here"]
 VERDICTS = get_args(VerdictWord)  # in the order of tables
 CertaintyWord = Literal["high", "moderate", "low", "very low"]
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
 AGREES, DIFFERS, NO_RUNS = ANSWERS = "agree", "differ", "need other runs"
 
 
@@ -55,9 +57,22 @@ class Claim(BaseModel):
 
     @property
     def numbers(self) -> str:
-        """Our number beside that of the text, where there are such."""
-        named = {"We find": self.ours, "the text says": self.theirs}
+        """The number of the evidence beside that of the text, where there are such."""
+        named = {self.given_by: self.ours, "the text says": self.theirs}
         return ", ".join(f"{who} {number}" for who, number in named.items() if number)
+
+    @property
+    def given_by(self) -> str:
+        """Who or what gives `ours`, by the evidence that has its first number, or by all: what others measured, or
+        what is divided out of their numbers, is nothing that we found."""
+        first = next(iter(NUMBER.findall(self.ours.replace(",", ""))), None)
+        of_it = {
+            piece.kind for piece in self.evidence if first and is_number(piece.value) and piece.value == float(first)
+        }
+        kinds = of_it or {piece.kind for piece in self.evidence}
+        if kinds & {"runs", "virtual", "reproduction", "prediction"}:
+            return "We find"
+        return "By arithmetic" if kinds & {"arithmetic", "formula"} else "Others report"
 
 
 class Text(BaseModel):
@@ -66,7 +81,7 @@ class Text(BaseModel):
     document: str
     title: str
     address: str
-    read: str
+    read: str  # how much of it was read
     sentences: Annotated[int, Field(gt=0)]  # list items and rows as well: those that could turn out false
     unjudged: dict[str, int]  # how many of them are not judged, by a word that says why
     findings: tuple[str, ...] = Field(default=(), strict=False)  # where it contradicts itself in a number that matters
@@ -105,6 +120,7 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
     known: list[Claim | Fault] = [*claims(), *faults()]
     by_name: dict[str, Sequence] = {each.id.lower(): [each] for each in known}
     by_name |= {"faults": faults()} | {text.document.lower(): text.claim for text in texts()}
+    by_name |= {text.claim[0].id.partition("-")[0].lower(): text.claim for text in texts()}  # S002 as well as 002
     # --- each word is a name, or all of them are words of a claim
     names = [word.lower() for word in words]
     if by_name.keys() >= set(names):

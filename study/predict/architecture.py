@@ -2,7 +2,6 @@
 
 import math
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from study.core import files, shapes
 from study.core.errors import Stop, refuse_beyond
 from study.core.settings import flag
 from study.core.shapes import MAX_CONFIG_BYTES, SHAPES, config_of, is_local, letters, model_of_name, of_size
-from study.core.text import count
+from study.core.text import count, say_aside
 from study.predict.trace.transformer import Transformer
 
 POSITIONS = 1024  # of a generic GPT
@@ -128,7 +127,7 @@ def _of_size(params: float) -> str:
         what = f"no model whose shape is known has about {count(params)} parameters"
         raise Stop(what, "give another --model, or --layers and --hidden as well")
     near = f"{alike[0]} ({count(named(alike[0]).parameters)})"
-    sys.stderr.write(f"{count(params)} parameters: taken as {near}; as large: {', '.join(alike[1:6]) or 'none'}\n")
+    say_aside(f"{count(params)} parameters: taken as {near}; as large: {', '.join(alike[1:6]) or 'none'}")
     return alike[0]
 
 
@@ -150,7 +149,7 @@ def asked_for(wanted: Wanted, sequence: int) -> Transformer:
         raise Stop(f"--model {name} is a number of parameters", f"give --params {name.replace(' ', '')}")
     model = named(name, lora_rank=wanted.lora_rank)
     if letters(model.name) != letters(name):
-        sys.stderr.write(f"{name}: taken as {model.name}, whose dimensions come with the study\n")
+        say_aside(f"{name}: taken as {model.name}, whose dimensions come with the study")
     if model.positions and sequence > model.positions:
         what = f"--sequence {sequence} is more than the model's {model.positions} positions"
         raise Stop(what, f"give {model.positions} or fewer")

@@ -1,6 +1,5 @@
 """The question that an advice answers: what to train, and on which machine. Everything not given has a default."""
 
-import sys
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import ceil
@@ -15,6 +14,7 @@ from study.core.errors import Stop, nearest, refuse_beyond
 from study.core.gpus import GPUS, LINKS, Gpu, gpu_named, like
 from study.core.recipes import RECIPES, Precision
 from study.core.settings import Optimizer, Tokens
+from study.core.text import say_aside
 from study.predict import calibration
 from study.predict.pace import Pace
 from study.predict.placement import Placement
@@ -217,7 +217,7 @@ class Question:
         step = step or StepFlags()
         here = calibration.read(place.machine) if place.machine else None
         if here and not here.gpu:
-            sys.stderr.write(f"{place.machine} is of a CPU, and says nothing here\n")
+            say_aside(f"{place.machine} is of a CPU, and says nothing here")
             here = None
         kind, disk_bytes_per_s = place.gpu, None
         if here:

@@ -149,7 +149,9 @@ def _reason(advice: Advice, choice: Row) -> str:
     among = [row for row in alike if row.offloads == choice.offloads]
     fastest = min(among, key=lambda row: row.seconds)
     if fastest is not choice:
-        why += f"{fastest.arm} is less than {FASTER} times as fast, and {choice.arm} comes before it in `study arms`."
+        faster = times(choice.seconds / fastest.seconds)
+        why += f"{fastest.arm} would be {faster} as fast; below {FASTER} times the arm is taken that comes first in "
+        why += f"`study arms`, which begins with the simplest: {choice.arm}."
     else:
         with_or_without = "with" if choice.offloads else "without"
         why += f"of the {others} that fit {with_or_without} offloading, it is the fastest."
@@ -267,17 +269,17 @@ def _lacks(advice: Advice) -> str:
 
 
 def table(advice: Advice) -> list[dict]:
-    """Return every arm, at most 100 columns wide."""
+    """Return every arm, mostly at most 80 columns wide."""
     return [
         {
             "predicted": row.arm,
             "fits": _place(row, advice),
             "recompute": row.checkpointing,
-            "micro-batch": f"{row.micro_batch} x {row.accumulation}",
-            "memory": _of_row(row),
-            "host": amount(row.host_bytes),
-            "per step": seconds(row),
-            "limit": row.limit,
+            "batch": f"{row.micro_batch} x {row.accumulation}",
+            "GiB": _of_row(row),
+            "host GiB": _number(row.host_bytes),
+            "per step": _narrow(row),
+            "limit": row.limit.removesuffix(" memory"),
         }
         for row in advice.rows
     ]
@@ -286,8 +288,16 @@ def table(advice: Advice) -> list[dict]:
 def _of_row(row: Row) -> str:
     """Return the memory of a row; where what nvidia-smi shows makes it fit only just, both."""
     if row.is_tight and row.driver_bytes:
-        return f"{_number(row.peak_bytes)}-{amount(row.driver_bytes)}"
-    return amount(row.peak_bytes)
+        return f"{_number(row.peak_bytes)}-{_number(row.driver_bytes)}"
+    return _number(row.peak_bytes)
+
+
+def _narrow(row: Row) -> str:
+    """Return a step with its interval in few characters: 5.4 s (4.6-6.3), or 71 ms (57-140)."""
+    if row.step_s and row.step_interval_s and row.step_interval_s[1] < 1:
+        step, low, high = (f"{float(f'{1000 * value:.2g}'):g}" for value in (row.step_s, *row.step_interval_s))
+        return f"{step} ms ({low}-{high})"
+    return seconds(row).replace(" to ", "-")
 
 
 def _place(row: Row, advice: Advice) -> str:
@@ -298,7 +308,7 @@ def _place(row: Row, advice: Advice) -> str:
     if not row.fits:
         return "no"
     if row.is_tight:
-        return "only just"
+        return "tight"
     return "yes"
 
 

@@ -34,6 +34,7 @@ class Needs:
 
     arm: str
     precision: str
+    is_usual_precision: bool  # nobody asked for it
     training: Training
     estimate: Estimate
     kinds: MemoryKinds | None  # None: of a rank without a GPU
@@ -51,13 +52,14 @@ def in_words(needs: Needs) -> list[str]:
     text = f"A rank of {ranks} with {needs.arm} needs {size(whole.peak_bytes)} of {memory} at the peak, predicted"
     if on_gpu is None or needs.kinds is None:
         return [f"{text}.", _taken(needs)]
-    # What nvidia-smi shows of a training that does not fit is the whole card.
-    if needs.kinds.driver and on_gpu.fits != "no":
-        text += f"; nvidia-smi will show {of_card(needs.kinds.driver, on_gpu.gpu)}"
     gpu = on_gpu.gpu
     reserve = size(reserve_bytes(gpu))
     card = f"{gpu.kind} ({size(gpu.memory_bytes)}, less {reserve} for context and fragmentation)"
-    return [f"{text}. {FITS[on_gpu.fits].format(card)}", _taken(needs)]
+    text = f"{text}. {FITS[on_gpu.fits].format(card)}"
+    # What nvidia-smi shows of a training that does not fit is the whole card.
+    if needs.kinds.driver and on_gpu.fits != "no":
+        text += f" nvidia-smi, which counts in GiB, will show {of_card(needs.kinds.driver, gpu)}."
+    return [text, _taken(needs)]
 
 
 def _taken(needs: Needs) -> str:
@@ -66,7 +68,9 @@ def _taken(needs: Needs) -> str:
     rows = number_of(batch.rows, f"sequences of {batch.tokens:,} tokens per micro-batch")
     is_kept = batch.recomputation is Recomputation.NONE
     activations = "kept (--checkpointing recomputes them)" if is_kept else "recomputed"
-    text = f"Taken as: {rows}, {number_of(batch.passes, 'micro-batches')}, {precision}, activations {activations}."
+    by_default = f" (the default of {needs.arm}; --precision sets it)" if needs.is_usual_precision else ""
+    text = f"Taken as: {rows}, {number_of(batch.passes, 'micro-batches')}, {precision}{by_default}, "
+    text += f"activations {activations}."
     if needs.on_gpu and precision.startswith("bf16") and not needs.on_gpu.gpu.has_bf16:
         text += f" A {needs.on_gpu.gpu.kind} has no bf16: fp16 is meant."
     if needs.on_gpu and precision == "fp32":

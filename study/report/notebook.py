@@ -4,6 +4,7 @@ Where `data` names a folder, the rows behind each table and figure are also writ
 """
 
 import gc
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +43,9 @@ class Book:
         for folder in self.runs.folders:
             if not folder.is_dir() and folder != ROOT / DEFAULT:
                 raise Stop(f"runs = {str(folder)!r} is not a folder", remedy)
-        say(f"**{len(self.runs)} runs**, {len(self.runs.done)} of them done, {len(self.runs.set_aside)} set aside.")
+        others = Counter(run.record.status for run in self.runs if run.record.status != "done")
+        counts = [f"{len(self.runs.done)} of them done", *(f"{number} {status}" for status, number in others.items())]
+        say(f"**{len(self.runs)} runs**, {', '.join(counts)}, {len(self.runs.set_aside)} set aside.")
 
     def of(self, *protocols: str) -> Runs:
         """Return the runs of some protocols; before records named theirs, by the folder that `study sweep` made."""

@@ -1,5 +1,6 @@
 """What an hour on a machine would do: the cells of a protocol in order, what is predicted of each, and its end."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -190,8 +191,9 @@ def in_words(planned: list[Planned], minutes: float, scripts: Sequence[dict] = (
     decided, narrowed = claims(planned, inside)
     decided += [claim for script in scripts for claim in script.get("decides", [])]
     steps_s = sum(each.seconds - START_S for each in inside)
+    within = f"within {short(minutes)} minutes" if math.isfinite(minutes) else "without a limit of minutes"
     lines = [
-        f"{len(inside)} of {len(planned)} cells end within {short(minutes)} minutes, predicted:"
+        f"{len(inside)} of {len(planned)} cells end {within}, predicted:"
         f" {steps_s / 60:.0f} minutes of steps, and {len(inside)} starts of {START_S} s.",
         f"Decided: {', '.join(decided) or 'nothing'}. Narrowed: {', '.join(narrowed) or 'nothing'}.",
     ]

@@ -22,7 +22,7 @@ HEADINGS = {
     "micro_batch": "micro-batch",
     "accumulation": "micro-batches",
     "against": "compared with",
-    "ours": "we find",
+    "ours": "the evidence gives",
     "theirs": "the text says",
 }
 

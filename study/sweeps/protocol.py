@@ -157,12 +157,17 @@ def read(name: str) -> dict:
     return content | {"file": path.name, "name": path.stem}
 
 
+def scales(protocol: dict) -> list[str]:
+    """Return the scales that a protocol has, from the largest to the smallest."""
+    return [each for each in SCALES if any(each in part for part in protocol["part"])]
+
+
 def cells(protocol: dict, scale: str) -> list[Cell]:
     """Return every cell of a protocol at a scale, in the order of the file."""
     cells = [cell for part in protocol["part"] if scale in part for cell in _cells_of_part(protocol, part, scale)]
     if not cells:
-        scales = [each for each in SCALES if any(each in part for part in protocol["part"])]
-        remedy = f"give --scale {' or '.join(scales)}, or {EXAMPLE}" if scales else EXAMPLE
+        known = scales(protocol)
+        remedy = f"give --scale {' or '.join(known)}, or {EXAMPLE}" if known else EXAMPLE
         raise Stop(f"{protocol['file']} has no scale {scale!r}", remedy)
     return cells
 

@@ -271,6 +271,96 @@ def test_every_command_has_help(name, monkeypatch, capsys):
     assert words in QUESTIONS["answered"] or name in RUN_ELSEWHERE
 
 
+class Terminal(io.StringIO):
+    """What a program writes to a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def at_80_columns(asked, monkeypatch):
+    """A function that asks a question, and returns the lines of the standard output and error of such a terminal."""
+
+    def ask(words: str) -> tuple[list[str], list[str]]:
+        out, err = Terminal(), Terminal()
+        monkeypatch.setenv("COLUMNS", "80")
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        asked(words)
+        lines = [re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", each.getvalue()).splitlines() for each in (out, err)]
+        return lines[0], lines[1]
+
+    return ask
+
+
+@pytest.mark.parametrize("words", [words for words in QUESTIONS["answered"] if words.startswith(("estimate", "stack"))])
+def test_sentences_end_at_the_terminal_s_width(words, at_80_columns):
+    out, err = at_80_columns(words)
+    assert max(len(line) for line in out + err if "https://" not in line) <= 80
+    assert not [line for line in out if re.search(r"\d$", line) and "  " not in line and "bytes" in line], (
+        "a unit alone"
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--model llama3-8b --lora-rank 16 --gpus 4 --gpu A100-40GB",
+        "--model llama3-8b --gpus 8 --gpu L4 --host-memory 1TB --sequence 512 --batch 64",
+        "--model gpt2 --gpus 8 --gpu H100 --batch 64 --sequence 512",
+        "--model qwen2.5-7b --gpus 8 --gpu A100-40GB",
+    ],
+)
+def test_an_arm_takes_one_line_at_80_columns(words, at_80_columns):
+    lines, _ = at_80_columns(f"advise {words}")
+    (head,) = [number for number, line in enumerate(lines) if "predicted  " in line]
+    rows = lines[head + 1 : lines.index("", head)]
+    assert len(rows) >= 8
+    assert {row.split()[0] for row in rows} <= {*NAMES}, "none goes on in a second line"
+
+
+@pytest.mark.parametrize("words", [*QUESTIONS["wrong"]][::6])
+def test_an_error_ends_at_the_terminal_s_width(words, at_80_columns, monkeypatch):
+    monkeypatch.setattr("study.conform.command.Ranks", None)
+    _, err = at_80_columns(words)
+    assert all(len(line) <= 80 or " " not in line for line in err)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_line_of_a_help_ends_before_it_has_to(name, at_80_columns):
+    """A line of a description that begins with an option made tyro end the line before."""
+    lines, _ = at_80_columns(f"{name} --help")
+    text = lines[1 : next(number for number, line in enumerate(lines) if line.endswith(":") and number > 3)]
+    for line, following in itertools.pairwise(text):
+        if line and following and not following.startswith("Example: "):
+            assert len(line) + 1 + len(following.split()[0]) > 80, line
+
+
+@pytest.mark.parametrize("name", ["advise", "estimate", "virtual", "stack", "oom"])
+@pytest.mark.parametrize("option", ["--config", "--config_file", "--config-file"])
+def test_who_gives_a_config_hears_what_takes_it(name, option, asked, capsys):
+    """--config where it is taken, and else an option of the same command that is."""
+    text = ""
+    if asked(f"{name} --help") == 0:
+        text = capsys.readouterr().out
+    if option in text:
+        return
+    assert asked(f"{name} {option} mine.yaml") == 2
+    said = capsys.readouterr().err
+    assert f"{name} takes no {option}. What to do: " in said
+    named_options = re.findall(r"--[a-z][\w-]+", said.partition("What to do: ")[2])
+    assert named_options
+    assert all(each in text for each in named_options)
+
+
+@pytest.mark.parametrize("name", ["diagnose", "oom"])
+def test_who_pipes_nothing_reads_the_command_that_was_typed(name, asked, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    assert asked(f"{name} -") == 2
+    assert f"| study {name} -`" in capsys.readouterr().err
+
+
 def test_a_terminal_without_unicode_gets_what_it_can_show(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("für.yaml").write_text("lr: 1")

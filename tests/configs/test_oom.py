@@ -6,11 +6,11 @@ import json
 import pytest
 
 from study.cli import given
-from study.configs.oom import reading
+from study.configs.oom import changes, reading
 from study.configs.oom.explain import Described, explain
 from study.configs.pasted import condense
 from study.core.errors import Stop
-from study.predict.front import Wanted
+from study.predict.front import Wanted, asked_for
 from tests.conftest import ROOT, table
 
 THREADS = table("configs/oom_threads.toml")["thread"]
@@ -171,3 +171,73 @@ def test_nonsense_and_long_logs_are_one_sentence(tmp_path):
     log.write_text("a line of a training\n" * 10**6)
     with pytest.raises(Stop, match="no error about memory"):
         reading.find(given.whole_text(*given.split((str(log),))))
+
+
+def sizes_of(model: str) -> dict[str, float]:
+    """Messages' sizes of what a training of a model has: a weight, the embedding and the head, all weights."""
+    tensors = asked_for(Wanted(model=model), 1).tensors
+    embedding = max(tensor.elements for tensor in tensors)
+    elements = {"weight": embedding, "embedding and head": 2 * embedding, "all": sum(each.elements for each in tensors)}
+    return {f"{what} x {width}": number * width / 2**30 for what, number in elements.items() for width in (2, 4)}
+
+
+NEEDS_A_GRADIENT = {"oom-embeddings", "oom-weights"}
+
+
+@pytest.mark.parametrize("arm", ["single", "ddp", "zero1", "zero2", "zero3", "fsdp2", None])
+@pytest.mark.parametrize("model", ["llama3-8b", "qwen2.5-7b"])
+def test_a_frozen_weight_has_no_gradient_and_no_moment(model, arm):
+    """Nor is it gathered, where each rank has it whole. Who trains all weights hears of gradients."""
+    found: dict[bool, set[str]] = {True: set(), False: set()}
+    for gibibytes in sizes_of(model).values():
+        message = reading.find(new(f"{gibibytes:.2f} GiB"))
+        for frozen in found:
+            wanted = Wanted(model=model, lora_rank=16 if frozen else None)
+            causes, _ = explain(message, wanted, Described(arm=arm, ranks=4, micro_batch=1, sequence=512))
+            found[frozen] |= {each.id for each in causes}
+            assert not (frozen and "train adapters" in str(causes))
+    assert NEEDS_A_GRADIENT & found[False]
+    assert not NEEDS_A_GRADIENT & found[True]
+    assert ("oom-gather" in found[True]) == (arm in ("zero3", "fsdp2"))
+
+
+def test_a_config_with_adapters_is_as_a_rank_of_adapters(tmp_path):
+    config = tmp_path / "lf.yaml"
+    config.write_text("{finetuning_type: lora, learning_rate: 1, deepspeed: ds.json, output_dir: x}")
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}}')
+    text = "model = accelerator.prepare(\n" + new("1.96 GiB")
+    causes, _ = explain(reading.find(text), Wanted(model="llama3-8b"), Described(config=config, ranks=4))
+    assert not NEEDS_A_GRADIENT & {each.id for each in causes}
+    assert causes[0].id == "oom-frozen-weight"
+
+
+SMALL_CARD = (
+    "CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a total capacity of {} GiB of which 1 GiB is free."
+)
+
+
+@pytest.mark.parametrize(
+    ("total", "settings", "says"),
+    [
+        (39.49, {"arm": "zero2", "micro_batch": 2}, "would fit: --micro-batch 1 (31.5 GB); activations "),
+        (39.49, {"arm": "zero2", "micro_batch": 1}, "That fits: something that was not given takes the rest"),
+        (4.0, {"arm": "zero2", "micro_batch": 1}, "No single change of micro-batch, recomputation or arm would fit"),
+        (39.49, {"arm": "zero3", "micro_batch": 4, "checkpointing": True}, "and activations recomputed: a rank needs "),
+    ],
+)
+def test_the_changes_that_would_fit_are_those_of_the_predictor(total, settings, says):
+    given = Described(ranks=4, sequence=2048, **settings)
+    error = reading.find(SMALL_CARD.format(total))
+    text = changes.predicted(error, Wanted(model="llama3-8b", lora_rank=16), given)
+    assert says in text
+    assert changes.predicted(error, Wanted(), given) == ""
+    assert changes.predicted(reading.find("exit code 137"), Wanted(model="gpt2"), given) == "", "no GPU"
+
+
+def test_each_change_that_is_tried_holds_no_more():
+    wanted = Wanted(model="llama3-8b")
+    for arm in ("ddp", "zero1", "zero2", "zero3", "fsdp2"):
+        given = Described(arm=arm, ranks=4, micro_batch=4, sequence=2048)
+        least = changes.peak_bytes(wanted, given)
+        for words, change in changes.single_changes(given):
+            assert changes.peak_bytes(wanted, change) <= least, (arm, words)

@@ -234,6 +234,42 @@ def test_a_card_begins_with_the_verdict_the_answer_and_both_numbers(capsys):
     ]
 
 
+@pytest.mark.parametrize("claim", [each for each in CLAIMS if each.ours], ids=lambda claim: claim.id)
+def test_a_card_says_we_find_of_nothing_that_others_measured_or_that_was_divided(claim):
+    kinds = {piece.kind for piece in claim.evidence}
+    lead = claim.numbers.removesuffix(f", the text says {claim.theirs}").removesuffix(f" {claim.ours}")
+    if not kinds & {"runs", "virtual", "reproduction", "prediction"}:
+        assert lead == ("By arithmetic" if kinds & {"arithmetic", "formula"} else "Others report")
+    assert lead in ("We find", "By arithmetic", "Others report")
+    if kinds == {"prediction"}:
+        assert "(predicted)" in claim.ours
+
+
+@pytest.mark.parametrize(
+    ("id", "lead"),
+    [
+        ("S000-23", "Others report 749"),
+        ("P2-03", "By arithmetic 32 %"),
+        ("P5-05", "By arithmetic 176"),
+        ("P5-01", "We find 1.49"),
+    ],
+)
+def test_who_gives_a_number(id, lead):
+    """Of P5-05 the first number is that of a formula, beside predictions."""
+    (claim,) = texts.named((id,))
+    assert claim.numbers.startswith(lead)
+
+
+def test_what_was_read_of_a_document_stands_on_its_cards_and_in_the_list(capsys):
+    for text in texts.texts():
+        assert texts.named((text.document,)) == texts.named((text.claim[0].id.partition("-")[0],)) == [*text.claim]
+        command.claims((text.claim[0].id,))
+        assert f"Read of it: {text.read}" in " ".join(capsys.readouterr().out.split())
+    command.claims(every=True)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert all(f"{text.document}: {text.read}" in printed for text in texts.texts())
+
+
 def test_a_card_names_its_text_and_a_list_its_faults(capsys):
     command.claims(("S000-20", "P1-01"))
     printed = " ".join(capsys.readouterr().out.split())

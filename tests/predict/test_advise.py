@@ -1,5 +1,6 @@
 """Compares advice with its formulas, with arithmetic by hand, and with what an expert would try."""
 
+import re
 import sys
 from dataclasses import MISSING, fields, replace
 
@@ -183,7 +184,7 @@ def test_an_arm_that_nearly_fills_the_card_says_so_in_its_row_and_comes_after_th
     assert answer.choice not in full
     for row in full:
         alternative = row is answer.alternative
-        assert places[row.arm] == ("second" if alternative else "only just")
+        assert places[row.arm] == ("second" if alternative else "tight")
         assert alternative == ("it fits only just" in " ".join(in_words(answer)) and places[row.arm] == "second")
 
 
@@ -260,7 +261,8 @@ def test_why_an_offloading_arm_is_chosen_before_a_faster_one():
     words = in_words(Advice(MISTRAL, tuple(rows), choice, None))
     assert choice.arm == "zero2_cpu"
     assert "without offloading (zero3: " in words[-2]
-    assert "zero3_cpu is less than 1.25 times as fast, and zero2_cpu comes before it in `study arms`" in words[-2]
+    assert re.search(r"zero3_cpu would be 1\.\d times as fast; below 1.25 times the arm is taken that", words[-2])
+    assert words[-2].count("which begins with the simplest: zero2_cpu.") == 1
     slower = replace(rows[0], arm="zero3_hpz", step_s=40)
     for others, more in ((rows[1:], ""), ([slower], "of the others that fit ")):
         tight = [replace(rows[0], peak_bytes=78e9), *others]

@@ -17,6 +17,7 @@ from study.report import notebook
 from study.report.notebook import Book
 from tests.cli.test_cli import in_this_process
 from tests.conftest import ROOT
+from tests.shaped import failed, finished, put
 
 NOTEBOOKS = {path.stem: json.loads(path.read_text())["cells"] for path in (ROOT / "notebooks").glob("*.ipynb")}
 
@@ -105,6 +106,8 @@ def test_what_github_cannot_show_is_left_out():
 
     assert kept(text_html="<figure><svg>", image_png="aGk=", text_plain="losses").keys() == {"image/png", "text/plain"}
     assert kept(text_html="<script>") == {"text/plain": keep_outputs.MOVES}
+    still = kept(text_html="<script>", image_png="aGk=", text_plain="a drawing")
+    assert still == {"image/png": "aGk=", "text/plain": keep_outputs.MOVES}
     assert kept(text_markdown="**3 runs**", text_plain="<IPython>")["text/plain"] == "**3 runs**"
     with pytest.raises(SystemExit, match="another kind"):
         keep_outputs.as_kept(nbformat.v4.new_output("stream", name="stderr", text="a warning names a folder"))
@@ -117,6 +120,14 @@ def test_over_nothing(name, execute, tmp_path, monkeypatch):
     text, _ = execute(name, runs=str(tmp_path), data="")
     assert "**0 runs**" in text
     assert name == "claims" or ("Not here yet" in text and "study sweep " in text), "that one needs no run"
+
+
+def test_runs_that_are_not_done_are_counted_too(tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(notebook, "display", lambda content, **_: shown.append(content.data))
+    put(tmp_path, finished("good"), finished("other"), failed("full"))
+    Book("stages", str(tmp_path))
+    assert shown == ["**3 runs**, 2 of them done, 1 oom, 0 set aside."]
 
 
 @pytest.mark.parametrize("name", ["stages", "compare", "replicate"])

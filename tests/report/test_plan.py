@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from study.cli import experiments
 from study.cli.experiments import sweep
 from study.core.errors import Stop
 from study.core.gpus import GPUS
@@ -88,6 +89,17 @@ def test_a_plan_needs_a_gpu_and_a_number():
         sweep("eight", plan=True)
     with pytest.raises(Stop, match="--gpus must be from 1 to"):
         sweep("eight", plan=True, gpu="H100", gpus=0)
+
+
+@pytest.mark.parametrize("gpus", [1, 8])
+@pytest.mark.parametrize("name", protocol.names())
+def test_a_plan_without_a_scale_is_of_one_that_the_protocol_has(name, gpus, monkeypatch):
+    """That of the GPUs, if it has it. What is planned of the cells is not asked here."""
+    monkeypatch.setattr(experiments, "_show_plan", lambda cells, *_: [cell.scale for cell in cells])
+    (scale,) = {*sweep(name, plan=True, gpu="H100", gpus=gpus)}
+    wanted = "paper" if gpus > 1 else "one_gpu"
+    known = protocol.scales(protocol.read(name))
+    assert scale == (wanted if wanted in known else known[0])
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="the commit is asked")

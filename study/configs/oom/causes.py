@@ -27,7 +27,7 @@ EMPTY = 0.05  # of the GPU: no model is there
 # Points of a tensor of the asked size. Those of the optimizer come first: their sizes follow from the model alone. Some
 # weights are as wide as activations.
 OF_A_SIZE = {
-    "oom-optimizer": 5, "oom-frozen": 5, "oom-logits": 4, "oom-embeddings": 4, "oom-attention": 4,
+    "oom-optimizer": 5, "oom-frozen": 5, "oom-logits": 4, "oom-embeddings": 4, "oom-attention": 4, "oom-gather": 4,
     "oom-activations": 3, "oom-buckets": 3, "oom-weights": 3, "oom-padded": 1,
 }  # fmt: skip
 
@@ -51,14 +51,19 @@ class Cause:
         return self.points >= LIKELY
 
 
-def causes(error: OomError, sizes: dict[str, str], shards_weights: bool, states: str) -> list[Cause]:
+def causes(
+    error: OomError, sizes: dict[str, str], shards_weights: bool, states: str, has_adapters: bool = False
+) -> list[Cause]:
     """Return the causes with the most points first. `sizes` are tensors of the asked size, as a sentence begins.
 
-    `states` says what the model states take, if they nearly fill the GPU.
+    `states` says what the model states take, if they nearly fill the GPU. With adapters a whole weight is frozen.
     """
     # How good it is: once the rules were written anew, 14 of 20 threads were named; before, 15 of 22, 7 of 16 and 5 of
     # 16. Who says "host memory" for such a message, and else "too many tokens", names 12 of the 20 (reports/log.md).
     signs = _signs(error, sizes, shards_weights, states)
+    if has_adapters:
+        signs = [("oom-frozen-weight" if sign[0] == "oom-weights" else sign[0], *sign[1:]) for sign in signs]
+        sizes = sizes | {"oom-frozen-weight": sizes.get("oom-weights", "")}
     points: Counter[str] = Counter()
     for id, more, _ in signs:
         points[id] += more

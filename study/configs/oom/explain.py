@@ -44,6 +44,8 @@ class Described:
     """Sequences of a micro-batch, on each GPU."""
     sequence: int | None = None
     """Tokens per sequence."""
+    checkpointing: bool | None = None
+    """Activations are recomputed in the backward pass."""
     vocabulary: int | None = None
     """Size of the vocabulary, if the model is not named or has another."""
 
@@ -60,15 +62,20 @@ def explain(error: OomError, wanted: Wanted, given: Described) -> tuple[list[Cau
     config = _of_config(given.config)
     given = replace(given, **{name: config.get(name) for name, value in vars(given).items() if value is None})
     model = asked_for(wanted, given.sequence or 1) if wanted != Wanted() else None  # a part of a model is refused
+    has_adapters = bool(wanted.lora_rank or config.get("adapters"))
     trained = 0
     if model and (wanted.lora_rank or not config.get("adapters")):  # else nothing is said of states that are not known
         trained = sum(tensor.elements for tensor in model.tensors if tensor.trains)
     sizes: dict[str, str] = {}
     if error.asked.high > SMALL:
         buckets = USUAL_BUCKETS | {name: config[name] for name in BUCKETS if is_number(config.get(name))}
-        tensors = [*_of_tokens(given, model, error), *_of_states(given, model, trained, buckets)]
+        tensors = [*_of_tokens(given, model, error), *_of_buckets(given, buckets)]
+        if model:
+            tensors += _of_model(given, model, trained, has_adapters)
         sizes = _fitting(error, tensors, wanted)
-    return causes(error, sizes, (given.arm or "").startswith(SHARD_WEIGHTS), _filling(error, given, trained)), given
+    shards_weights = (given.arm or "").startswith(SHARD_WEIGHTS)
+    states = "" if has_adapters else _filling(error, given, trained)
+    return causes(error, sizes, shards_weights, states, has_adapters), given
 
 
 def _fitting(error: OomError, tensors: list[Tensor], wanted: Wanted) -> dict[str, str]:
@@ -87,7 +94,8 @@ def _widths(cause: str, wanted: Wanted) -> tuple[float, ...]:
     """Return the bytes that an element may have."""
     if cause == "oom-attention":  # a mask may be of bools
         return (4, 2, 1)
-    if wanted.lora_rank and cause in ("oom-frozen", "oom-weights"):  # under adapters they may be of 8 or 4 bits
+    # Frozen weights may be of 8 or 4 bits.
+    if wanted.lora_rank and cause in ("oom-frozen", "oom-weights", "oom-gather"):
         return (4, 2, 1, 0.5)
     return (4, 2)
 
@@ -112,6 +120,7 @@ def _of_config(path: Path | None) -> dict[str, Any]:
     for name in NUMBERS:
         text = str(values.get(name))  # JSON and YAML may have a number in quotes
         values[name] = int(text) if re.fullmatch("[1-9][0-9]{0,8}", text) else None
+    values["checkpointing"] = True if str(values.get("checkpointing")).lower() == "true" else None
     values["arm"] = "single" if values["ranks"] == 1 else "ddp"
     if values.get("engine") == "FSDP":
         values["arm"] = "fsdp2"
@@ -158,18 +167,17 @@ def _of_padded(vocabulary: int, rows: int, sequence: int, error: OomError) -> It
             yield "oom-padded", thousands * vocabulary, f"{thousands:,} tokens x {vocabulary:,}"
 
 
-def _of_states(given: Described, model: Transformer | None, trained: int, buckets: dict[str, Any]) -> Iterator[Tensor]:
-    arm = given.arm or "zero"  # without one, what ZeRO has is tried
-    # Of the config, with any model: 5e8 elements are DeepSpeed's default (zero/config.py:113), 2.0 GB in fp32
-    if arm.startswith("zero"):
+def _of_buckets(given: Described, buckets: dict[str, Any]) -> Iterator[Tensor]:
+    # Without an arm, what ZeRO has is tried. Of the config, with any model: 5e8 elements are DeepSpeed's default
+    # (zero/config.py:113), 2.0 GB in fp32.
+    if (given.arm or "zero").startswith("zero"):
         for name, elements in buckets.items():
             yield "oom-buckets", elements, f"{elements:,.0f} elements of {name}"
-    if model:
-        yield from _of_model(arm, given, model, trained)
 
 
-def _of_model(arm: str, given: Described, model: Transformer, trained: int) -> Iterator[Tensor]:
+def _of_model(given: Described, model: Transformer, trained: int, has_adapters: bool) -> Iterator[Tensor]:
     """Yield the tensors of which the model and its division alone say the size."""
+    arm = given.arm or "zero"
     whole = "oom-optimizer"
     if arm.startswith(("zero", *SHARD_WEIGHTS)):
         # ZeRO makes a rank's part of each state as one flat vector, in fp32 even for 16-bit weights. It is cloned from
@@ -178,14 +186,17 @@ def _of_model(arm: str, given: Described, model: Transformer, trained: int) -> I
         yield "oom-optimizer", trained / ranks, f"{trained:,} parameters / {ranks} ranks"
         if given.arm:  # its ranks hold no state of the optimizer whole
             whole = "oom-weights"
-    yield whole, trained, f"{trained:,} parameters"
+    if not (has_adapters and whole == "oom-weights"):  # adapters are no whole weight
+        yield whole, trained, f"{trained:,} parameters"
     frozen = sum(tensor.elements for tensor in model.tensors) - trained
     yield "oom-frozen", frozen, f"{frozen:,} frozen parameters"
     # The embedding and the head are reduced together: they are larger than a bucket, or of FSDP's outermost unit.
     of_words = [tensor for tensor in model.tensors if model.look.vocabulary in tensor.shape and len(tensor.shape) == 2]
-    if len(of_words) == 2:
+    # Frozen ones have no gradient, and only who divides them gathers them.
+    if len(of_words) == 2 and (not has_adapters or arm.startswith(SHARD_WEIGHTS)):
         sides = " x ".join(f"{side:,}" for side in of_words[0].shape)
-        yield "oom-embeddings", sum(tensor.elements for tensor in of_words), f"2 x {sides}"
+        cause = "oom-gather" if has_adapters else "oom-embeddings"
+        yield cause, sum(tensor.elements for tensor in of_words), f"2 x {sides}"
     for tensor in model.tensors:
         if len(tensor.shape) > 1:
             sides = " x ".join(f"{side:,}" for side in tensor.shape)

@@ -37,10 +37,11 @@ def content(path: Path) -> str:
     return text
 
 
-def standard_input() -> str:
-    """Return what is piped in, condensed."""
+def standard_input(command: str = "diagnose") -> str:
+    """Return what is piped into a command, condensed."""
     if sys.stdin is None or sys.stdin.isatty():
-        raise Stop("nothing is piped in", "name a file, or pipe one in: `python train.py 2>&1 | study diagnose -`")
+        remedy = f"name a file, or pipe one in: `python train.py 2>&1 | study {command} -`"
+        raise Stop("nothing is piped in", remedy)
     return condensed(_piped())
 
 

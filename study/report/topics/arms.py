@@ -15,7 +15,7 @@ from study.report.tables import SETTINGS
 STAGES = ["ddp", "zero1", "zero2", "zero3"]
 TOLD = {
     "peak bytes": "Memory: {} what DDP holds.",
-    "sent bytes": "Traffic: {} what DDP sends.",
+    "sent bytes": "Traffic: {} what DDP sends, as the papers count it: an all-reduce twice.",
 }
 NOISE_NATS = 1e-3  # arms in 16 bits differ by as much
 APART = 10  # times the median: this is no noise of an arithmetic

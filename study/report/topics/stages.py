@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from study.records import metrics
 from study.records.runs import Runs
+from study.report import style
 
 ARMS = ("ddp", "zero1", "zero2", "zero3")
 STATES = ("weights", "master", "moments")  # what is there after each step; gradients come and go
@@ -17,6 +19,45 @@ ALL_TRAIN = {"lora_rank": None, "train_only": None}  # states of adapters are fe
 SMALL = TINY | ALL_TRAIN | {"accumulation": 1}
 DRAG = Path(__file__).parents[1] / "templates" / "drag.html"  # what each rank holds, by stage, ranks and model
 LARGE = ALL_TRAIN | {"model": "llama3-8b", "ranks": 8, "virtual": True, "precision": "bf16_cast"}
+
+
+# Of the model states in 16 bits with Adam: the bytes of a parameter, the stage from which ranks divide them, and the
+# colour that the drawing with sliders has.
+HELD = {
+    "weights": (2, 3, "#0072b2"),
+    "gradients": (2, 2, "#f0e442"),
+    "master copy": (4, 1, "#009e73"),
+    "moments": (8, 1, "#7fceb9"),
+}
+RANKS = 4  # that are drawn
+
+
+def drag() -> dict[str, str]:
+    """Return the drawing with sliders, with a picture for readers that run no script."""
+    still = style.png(held())
+    return {"text/html": DRAG.read_text(), "image/png": still, "text/plain": "What each of four ranks holds, by stage"}
+
+
+@style.figure
+def held() -> Figure:
+    """What each of four ranks holds, by stage: filled is what it holds, empty is on other ranks."""
+    drawing = Figure(figsize=(6.4, 4.4), layout="constrained")
+    for stage, axes in enumerate(drawing.subplots(2, 2).flat):
+        total = 0.0
+        left = 0
+        for part, (size_bytes, divided_from, colour) in HELD.items():
+            share_bytes = size_bytes / RANKS if stage >= divided_from else size_bytes
+            for rank in range(RANKS):
+                begin = left + rank * share_bytes if stage >= divided_from else left
+                axes.barh(rank, share_bytes, left=begin, color=colour, label=part if rank == 0 else None)
+                axes.barh(rank, size_bytes, left=left, fill=False, **style.EDGE)
+            left += size_bytes
+            total += share_bytes
+        axes.set_title(f"{f'stage {stage}' if stage else 'DDP'}: {total:g} bytes a parameter")
+        axes.set_xticks([])
+        style.name_bars(axes, [f"rank {rank}" for rank in range(RANKS)])
+    drawing.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(HELD))
+    return drawing
 
 
 def recorded(runs: Runs, parts: Iterable[str]) -> pd.DataFrame:
