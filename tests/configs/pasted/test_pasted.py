@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import textwrap
 import time
 from collections import Counter
 
@@ -24,6 +25,7 @@ WORK = (
     "timeout: WorkNCCL(SeqNum={index}, OpType={kind}, NumelIn={elements}, NumelOut={elements}, Timeout(ms)=600000) ran "
     "for 600060 milliseconds before timing out.\n"
 )
+WHOLE_WORDS: dict[str, bool] = {"break_long_words": False, "break_on_hyphens": False}
 HERE = ROOT / "tests/configs/pasted"
 EXAMPLES = table("configs/pasted/examples.toml")
 WELL = {id: row["text"] for id, row in table("configs/pasted/well.toml").items()}
@@ -48,6 +50,16 @@ def test_each_message_is_explained_by_its_row_and_by_no_other(id):
     assert [each.id for each in tracebacks.errors(EXAMPLES[id]["text"])] == [id]
     assert {*message.hides} <= {*tracebacks.messages()}
     assert not message.fault or message.fault in {fault.id for fault in faults().fault}
+
+
+def test_a_message_is_known_as_it_is_quoted_wrapped_and_printed_by_a_rank():
+    for id, message in tracebacks.messages().items():
+        lines = EXAMPLES[id]["text"].splitlines()
+        texts = ["\n".join(f"> [rank3]: {line}" for line in lines), "\n".join(f"\u2502 {line} \u2502" for line in lines)]
+        if r"\n" not in message.pattern.pattern:  # what must stand on one line is not wrapped
+            texts.append("\n".join("> " + part for line in lines for part in textwrap.wrap(line, 50, **WHOLE_WORDS)))
+        for text in texts:
+            assert id in [each.id for each in tracebacks.errors(text)], text
 
 
 @pytest.mark.parametrize("id", [*tracebacks.rows(), *situations.situations()])
