@@ -33,12 +33,22 @@ WELL |= {path.stem: path.read_text() for path in sorted((HERE / "healthy").iterd
 JUDGED = table("configs/pasted/judged.toml")
 ROWS = {
     row["name"]: row | {"folder": which}
-    for which in ("threads", "threads2", "threads3", "threads4")
+    for which in ("threads", "threads2", "threads3", "threads4", "threads5")
     for row in table(f"configs/pasted/{which}.toml")["thread"]
 }
 THREADS = {name: (HERE / row["folder"] / f"{name}.txt").read_text() for name, row in ROWS.items()}
 # What the reader said of each set before it had seen it: right or helpful, and wrong.
-UNSEEN = {"a": (7, 0), "b": (6, 2), "c": (5, 2), "d": (8, 3), "e": (7, 2), "f": (8, 5), "g": (14, 1), "h": (8, 1)}
+UNSEEN = {
+    "a": (7, 0),
+    "b": (6, 2),
+    "c": (5, 2),
+    "d": (8, 3),
+    "e": (7, 2),
+    "f": (8, 5),
+    "g": (14, 1),
+    "h": (8, 1),
+    "i": (7, 2),
+}
 
 
 # --- the tables ------------------------------------------------------------------------------------------------------
