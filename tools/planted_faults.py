@@ -127,7 +127,7 @@ def tests_of_room(root: Path, file: str, nearest: tuple[str, ...]) -> tuple[str,
     """Return the test files in the folder of a file's room, the nearest first. The loop's room is training."""
     room = Path(file).parts[1]
     folder = root / "tests" / ("training" if room == "train.py" else room)
-    every = [str(test.relative_to(root)) for test in sorted(folder.glob("test_*.py"))]
+    every = [str(test.relative_to(root)) for test in sorted(folder.rglob("test_*.py"))]
     return tuple([test for test in nearest if test in every] + [test for test in every if test not in nearest])
 
 
