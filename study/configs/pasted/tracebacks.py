@@ -10,6 +10,8 @@ from typing import Any, Literal
 TRACEBACKS = Path(__file__).with_name("tracebacks.toml")
 SIGNS = Path(__file__).with_name("signs.toml")
 LONGEST = 200  # characters of a line that are quoted
+BEFORE = re.compile(r"(?m)^(?:[ \t]*(?:>|\u2502|\[(?:rank|default)\d+\]:|\(\w+ pid=\d+[^)\n]*\)))+|\u2502[ \t]*$")
+CLASS = re.compile(r"(\[\^?\]?(?:\\.|[^\]\\])*\])")  # of characters, in a regular expression
 Sure = Literal["sure", "likely", "possible"]
 
 
@@ -49,7 +51,19 @@ class Message:
 @functools.cache
 def messages() -> dict[str, Message]:
     rows: dict[str, dict[str, Any]] = tomllib.loads(TRACEBACKS.read_text(encoding="utf-8"))
-    return {id: Message(**row | {"pattern": re.compile(row["pattern"], re.MULTILINE)}) for id, row in rows.items()}
+    return {id: Message(**row | {"pattern": _over_lines(row["pattern"])}) for id, row in rows.items()}
+
+
+def _over_lines(pattern: str) -> re.Pattern:
+    """Return a message's pattern that also fits where the message is wrapped."""
+    parts = CLASS.split(pattern)
+    parts[::2] = [re.sub(r" (?![*?+{])", r"\\s+", part) for part in parts[::2]]
+    return re.compile("".join(parts), re.MULTILINE)
+
+
+def _unmarked(text: str) -> str:
+    """Return a text of the same length without what stands before lines: of ranks, of quotations, of Rich's boxes."""
+    return BEFORE.sub(lambda match: " " * len(match[0]), text)
 
 
 @functools.cache
@@ -68,6 +82,7 @@ def sign(id: str, text: str, place: int, **values: Any) -> Seen:
 
 def errors(text: str) -> list[Seen]:
     """Return the errors that a text has: the first that happened comes first, and what follows from others last."""
+    text = _unmarked(text)
     found = {}
     for id, message in messages().items():
         match = message.pattern.search(text)
