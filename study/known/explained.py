@@ -5,10 +5,10 @@ An id is the name of a table in a TOML file. Grep finds the rule that yields it,
 
 import functools
 import re
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from study.core.files import from_toml
 from study.known.faults import TABLE, named, table
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ def of_table(path: Path, kind: str, read_by: str) -> list[Explained]:
     """Return the sentences of a file whose tables have `sentence`, and perhaps `id`, `remedy`, `evidence`, `fault`."""
     text = path.read_text()
     explained = []
-    for name, row in tomllib.loads(text).items():
+    for name, row in from_toml(text).items():
         if "sentence" not in row:
             continue
         evidence, remedy, upstream = row.get("evidence", ""), row.get("remedy", ""), ""

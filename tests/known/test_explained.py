@@ -15,7 +15,7 @@ from study.configs.sentences import sentences
 from study.core.errors import Stop
 from study.known.explained import places
 from study.known.faults import named
-from study.known.findings import HANGS, texts
+from study.known.findings import causes_of_hangs, texts
 from study.ledger.texts import claims
 from study.records.collectives import RankLog
 from study.watch import hangs
@@ -148,4 +148,4 @@ def test_all_are_listed_one_a_line_and_a_claim_is_explained_as_claims_does(capsy
 
 
 def test_ids_of_hangs_are_places_in_one_table():
-    assert all(any("hangs.toml" in place for place in places(id)) for id in texts(HANGS))
+    assert all(any("hangs.toml" in place for place in places(id)) for id in causes_of_hangs())
