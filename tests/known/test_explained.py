@@ -13,7 +13,7 @@ from study.configs import sources
 from study.configs.differences import compare
 from study.configs.sentences import sentences
 from study.core.errors import Stop
-from study.known.explained import places
+from study.known.explained import comments_of_rule, places
 from study.known.faults import named
 from study.known.findings import causes_of_hangs, texts
 from study.ledger.texts import claims
@@ -118,6 +118,21 @@ def test_what_is_typed_is_answered_with_its_id(id, monkeypatch, capsys, tmp_path
     words = TOLD["typed"][id].replace("FOLDER", str(tmp_path))
     in_this_process(monkeypatch, words)
     assert id in printed(capsys)
+
+
+def test_a_finding_rests_on_what_its_rule_says_of_it(capsys):
+    """Where its row has no evidence, the comments of the rule give it: measured numbers, lines of libraries."""
+    (row,) = explain(("no_sync_unused",))
+    assert "Measured with four passes on two ranks" in row["rests_on"]
+    assert "Measured with four passes on two ranks" in " ".join(capsys.readouterr().out.split())
+    for id in [each.id for each in EXPLAINED.values() if not each.rests_on]:
+        (row,) = explain((id,))
+        said = [each for each in map(comments_of_rule, filter(is_code, row["rules"])) if each]
+        assert all(each in row["rests_on"] for each in said), id
+
+
+def is_code(place: str) -> bool:
+    return ".py:" in place
 
 
 def test_an_unknown_id_is_refused_with_the_nearest():
