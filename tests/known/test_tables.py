@@ -2,6 +2,8 @@
 
 import copy
 import json
+import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -112,6 +114,16 @@ def test_a_command_ends_in_a_sentence_and_not_in_a_traceback(monkeypatch, tmp_pa
     assert code == 2
     assert "tracebacks.toml is not a table that commands can read: my-error.sure is missing." in said
     assert "What to do: correct that row: Message in study/configs/pasted/tracebacks.py has its keys." in said
+
+
+def test_the_message_that_contributing_shows_is_a_row(monkeypatch, tmp_path):
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    block = re.search(r"^    \[my-error\]\n(?:    .+\n)+", text, re.MULTILINE)[0]
+    (tmp_path / "tracebacks.toml").write_text(textwrap.dedent(block))
+    monkeypatch.setattr(tracebacks, "TRACEBACKS", tmp_path / "tracebacks.toml")
+    monkeypatch.setattr(tracebacks, "messages", tracebacks.messages.__wrapped__)
+    (seen,) = tracebacks.errors("RuntimeError: expected 8 shards, got 4")
+    assert seen.sentence == "Another number of ranks saved this checkpoint: 4"
 
 
 def test_words_are_rows_of_forms(monkeypatch, tmp_path):
