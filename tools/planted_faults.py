@@ -68,7 +68,7 @@ def mutants(node: ast.AST) -> Iterator[tuple[str, ast.expr, ast.AST]]:
         yield "branch", node.test, ast.UnaryOp(ast.Not(), node.test)
     if isinstance(node, ast.BinOp) and type(node.op) in SWAPPED:
         yield "operator", node, ast.BinOp(node.left, SWAPPED[type(node.op)](), node.right)
-    if isinstance(node, ast.Return) and node.value is not None:
+    if isinstance(node, ast.Return) and not (node.value is None or ast.unparse(node.value) == "None"):
         yield "return", node.value, ast.Constant(None)
 
 

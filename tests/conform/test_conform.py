@@ -197,8 +197,11 @@ def test_every_kept_failure_is_explained():
     ours = [each for each in kept if each.adapter in ADAPTERS]
     assert {each.adapter for each in ours} == {*ADAPTERS}
     assert {each.property for each in ours} == {*PROPERTIES}
-    assert not [each for each in ours if each.kind == "hangs"]
     assert [each for each in ours if each.answer == "fails" and not suite.explanation(each)] == []
+    # A training that hangs has a fault that hangs, whatever else is wrong with the release.
+    hang = {each.id for each in faults.table().fault if "hang" in each.symptom}
+    hung = [suite.explanation(each) for each in ours if each.kind == "hangs"]
+    assert [each for each in hung if not any(f"[{name}]" in each for name in hang)] == []
     assert {each.answer for each in ours if each.adapter == "ddp"} == {"holds", "not applicable"}
 
 

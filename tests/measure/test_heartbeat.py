@@ -1,5 +1,7 @@
 """When a rank's log of its collectives is written: on a clock and a ring that a test sets."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from study.measure import heartbeat
@@ -67,3 +69,12 @@ def test_numbers_that_change_are_no_standstill(rank):
     for _ in range(5):
         seen = rank.look(STILL_S - 1, begun=1)
         assert not (seen and seen.place)
+
+
+def test_where_a_rank_is_is_the_line_of_its_script_and_not_of_a_library():
+    def frame(file: str) -> SimpleNamespace:
+        return SimpleNamespace(f_code=SimpleNamespace(co_filename=file, co_name="step"))
+
+    library, script = frame("/env/lib/site-packages/torch/optim/adam.py"), frame("/work/train.py")
+    assert heartbeat._place([(library, 7), (script, 12)]) == "train.py:12 in step"
+    assert heartbeat._place([(library, 7)]) == "adam.py:7 in step", "better than nothing"

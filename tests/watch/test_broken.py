@@ -1,5 +1,7 @@
 """Trainings that are broken in one way each are named, in real launches, and healthy ones are not accused."""
 
+import re
+
 import pytest
 
 from study.watch.about import about
@@ -29,5 +31,10 @@ def test_what_goes_wrong_in_the_field_is_named_and_no_healthy_training_accused(k
     words = [str(tmp_path), *FIELD[kind]]
     launched = forked(tmp_path, config="accelerate_configs/single.yaml", script="tests/watch/field.py", flags=words)
     assert launched.code == 0, launched.output
-    found = {name: sorted({each.id for each in about(tmp_path / name).findings} - COSTS) for name in FIELD[kind]}
+    abouts = {name: about(tmp_path / name) for name in FIELD[kind]}
+    found = {name: sorted({each.id for each in known.findings} - COSTS) for name, known in abouts.items()}
     assert found == FIELD[kind]
+    for known in abouts.values():
+        for each in known.findings:
+            shares = [float(share) for share in re.findall(r"([\d.]+)%", each.sentence)]
+            assert all(0 < share <= 100 for share in shares), each.sentence

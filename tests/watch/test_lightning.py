@@ -39,8 +39,9 @@ def test_a_training_of_lightning_leaves_a_record(tmp_path, monkeypatch, name, er
     for step in range(14):
         optimizer.zero_grad()
         model(torch.randn(2, 4)).pow(2).mean().backward()
-        if step == 12:
+        if step == 11:
             callback.on_validation_start(trainer, model)
+        if step == 12:
             callback.on_save_checkpoint(trainer, model, {})
         optimizer.step()
     if error:
@@ -52,7 +53,7 @@ def test_a_training_of_lightning_leaves_a_record(tmp_path, monkeypatch, name, er
         assert (record.status, record.error.message) == ("failed", "ValueError: a hole")
     else:
         assert (record.status, record.observed.steps) == ("done", 14)
-        assert len(record.time.step_s) == 4, "of 10 to 14, without the evaluation's"
+        assert len(record.time.step_s) == 3, "of 10 to 14, without the one that evaluates and the one that saves"
 
 
 def test_what_enters_the_loss_is_read_where_only_training_step_is_called(tmp_path, monkeypatch):

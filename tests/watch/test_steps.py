@@ -73,7 +73,9 @@ def test_what_is_planted_is_found_with_its_numbers_and_losses_are_bit_equal(tmp_
     assert creeps["memory_bytes"] == pytest.approx(50 * 2.1e6, rel=0.1)
     a_step = float(re.search(r"grows by ([0-9.]+) MB a step", creeps["sentence"])[1]) * 1e6
     assert a_step == pytest.approx(2.1e6, rel=0.1)
-    assert trends.shares(trends.load(tmp_path / "run")[0])["waiting"] > 0.1, "rank 0 waits for rank 1"
+    shares = trends.shares(trends.load(tmp_path / "run")[0])
+    assert shares["waiting"] > 0.1, "rank 0 waits for rank 1"
+    assert sum(shares.values()) == pytest.approx(1)
 
 
 def table(steps: int = 100, **columns) -> trends.Table:

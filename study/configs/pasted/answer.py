@@ -12,6 +12,7 @@ from study.configs.oom.causes import Cause, causes
 from study.configs.pasted import losses, matching, tracebacks, watchdogs
 from study.configs.pasted.read import Pasted, read
 from study.configs.pasted.situations import fitting
+from study.configs.pasted.told import flags, flags_of_arm
 from study.configs.pasted.tracebacks import Seen, sign
 from study.configs.pasted.two_releases import came_between
 from study.configs.pasted.words import Sentence, meets, sentences
@@ -28,6 +29,9 @@ WAITED = ("rank-behind", "rank-missing", "rank-timed-out-first", "nccl-watchdog"
 OF_STEPS = ("loss-", "norm-", "rate-", "steps-", "overflow-")  # the beginnings of signs in the lines of a trainer
 OUT_OF_MEMORY = ("oom",)
 FULL = "memory-unsized"
+# Who writes so of a model asks what it takes.
+OF_SIZES = ("memory", "oom", "what/which stage", "need/needs/require/requires/required/enough/many/minimum + gpu")
+HANGS = ("hang",)
 FEW_WORDS = 200  # characters
 KILLED_BY_MEMORY = r"(?i)out.of.memory|\boom|MemoryError|allocat|bad_alloc|low on memory"
 ByText = Callable[[Pasted, reading.OomError | None], list[Cause]]
@@ -73,6 +77,7 @@ def answer(text: str, symptom: str = "", by_text: ByText | None = None) -> Paste
     # Beside an error that nothing here explains, words are guesses.
     situations = fitting(pasted, said, seen | signs) if shown or not _last_error(pasted.text) else []
     found = _ordered(shown, faults, situations) or [*_two_releases(pasted)] or [*_full(pasted, said)]
+    found = found or [*_asks_of_sizes(pasted, said)]
     possible = [each for each in faults if each.sure == "possible"]
     speaks = [each for each in possible if each.is_seen and each.applies.may_be_inside and len(each.applies.why) == 1]
     may = [] if found else speaks[:MOST_MAY]
@@ -142,7 +147,8 @@ def _memory(pasted: Pasted, said: tuple[Sentence, ...], by_text: ByText | None) 
     if others:
         remedy += f". Else: {others[0].what}"
     seen = sign("memory-was-full", text, place, how=how, cause=first.what, remedy=remedy)
-    evidence = f"{'; '.join(first.reasons)}; `study oom FILE --model MODEL` compares its size"
+    model = " ".join(filter(None, [flags(pasted), flags_of_arm(pasted)])) if flags(pasted) else "--model MODEL"
+    evidence = f"{'; '.join(first.reasons)}; `study oom FILE {model}` compares its size"
     yield Seen(**vars(seen) | {"evidence": evidence, "line": error.line})
 
 
@@ -153,7 +159,17 @@ def _full(pasted: Pasted, said: tuple[Sentence, ...]) -> Iterator[Seen]:
     except Stop:  # at length people write of memory beside what they ask
         is_full = len(pasted.text) < FEW_WORDS and bool(meets(OUT_OF_MEMORY, said))
     if is_full:
-        yield sign(FULL, pasted.text, 0)
+        yield sign(FULL, pasted.text, 0, command=f"study advise {flags(pasted)}".strip())
+
+
+def _asks_of_sizes(pasted: Pasted, said: tuple[Sentence, ...]) -> Iterator[Seen]:
+    """Yield the command that answers who asks what a model takes: it claims nothing, so words are enough."""
+    sizes = flags(pasted)
+    is_other = _last_error(pasted.text) or meets(HANGS, said)
+    if sizes and not is_other and (sentence := meets(OF_SIZES, said)):
+        command = " ".join(filter(None, ["study estimate", sizes, flags_of_arm(pasted)]))
+        place = max(pasted.text.find(sentence), 0)
+        yield sign("sizes-asked", pasted.text, place, command=command, advise=f"study advise {sizes}")
 
 
 def _ordered(shown: list[Seen], matches: list[matching.Match], situations: list[Seen]) -> list[Seen]:

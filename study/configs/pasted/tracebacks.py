@@ -14,6 +14,8 @@ from study.core.tables import NO_OTHER_KEYS, Regex, read_table
 TRACEBACKS = Path(__file__).with_name("tracebacks.toml")
 SIGNS = Path(__file__).with_name("signs.toml")
 LONGEST = 200  # characters of a line that are quoted
+BEFORE = re.compile(r"(?m)^(?:[ \t]*(?:>|\u2502|\[(?:rank|default)\d+\]:|\(\w+ pid=\d+[^)\n]*\)))+|\u2502[ \t]*$")
+CLASS = re.compile(r"(\[\^?\]?(?:\\.|[^\]\\])*\])")  # of characters, in a regular expression
 Sure = Literal["sure", "likely", "possible"]
 
 
@@ -67,6 +69,19 @@ def messages() -> dict[str, Message]:
 
 
 @functools.cache
+def _over_lines(pattern: str) -> re.Pattern:
+    """Return a message's pattern that also fits where the message is wrapped."""
+    parts = CLASS.split(pattern)
+    parts[::2] = [re.sub(r" (?![*?+{])", r"\\s+", part) for part in parts[::2]]
+    return re.compile("".join(parts), re.MULTILINE)
+
+
+def _unmarked(text: str) -> str:
+    """Return a text of the same length without what stands before lines: of ranks, of quotations, of Rich's boxes."""
+    return BEFORE.sub(lambda match: " " * len(match[0]), text)
+
+
+@functools.cache
 def rows() -> dict[str, Sign]:
     """Return the rows of signs.toml."""
     return read_table(SIGNS, dict[str, Sign], Sign)
@@ -82,9 +97,10 @@ def sign(id: str, text: str, place: int, **values: Any) -> Seen:
 
 def errors(text: str) -> list[Seen]:
     """Return the errors that a text has: the first that happened comes first, and what follows from others last."""
+    text = _unmarked(text)
     found = {}
     for id, message in messages().items():
-        match = re.search(message.pattern, text, re.MULTILINE)
+        match = _over_lines(message.pattern).search(text)
         if match is None or not re.search(message.also, text):
             continue
         if message.without and re.search(message.without, text):

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import textwrap
 import time
 from collections import Counter
 
@@ -24,6 +25,7 @@ WORK = (
     "timeout: WorkNCCL(SeqNum={index}, OpType={kind}, NumelIn={elements}, NumelOut={elements}, Timeout(ms)=600000) ran "
     "for 600060 milliseconds before timing out.\n"
 )
+WHOLE_WORDS: dict[str, bool] = {"break_long_words": False, "break_on_hyphens": False}
 HERE = ROOT / "tests/configs/pasted"
 EXAMPLES = table("configs/pasted/examples.toml")
 WELL = {id: row["text"] for id, row in table("configs/pasted/well.toml").items()}
@@ -31,12 +33,22 @@ WELL |= {path.stem: path.read_text() for path in sorted((HERE / "healthy").iterd
 JUDGED = table("configs/pasted/judged.toml")
 ROWS = {
     row["name"]: row | {"folder": which}
-    for which in ("threads", "threads2", "threads3", "threads4")
+    for which in ("threads", "threads2", "threads3", "threads4", "threads5")
     for row in table(f"configs/pasted/{which}.toml")["thread"]
 }
 THREADS = {name: (HERE / row["folder"] / f"{name}.txt").read_text() for name, row in ROWS.items()}
 # What the reader said of each set before it had seen it: right or helpful, and wrong.
-UNSEEN = {"a": (7, 0), "b": (6, 2), "c": (5, 2), "d": (8, 3), "e": (7, 2), "f": (8, 5), "g": (14, 1), "h": (8, 1)}
+UNSEEN = {
+    "a": (7, 0),
+    "b": (6, 2),
+    "c": (5, 2),
+    "d": (8, 3),
+    "e": (7, 2),
+    "f": (8, 5),
+    "g": (14, 1),
+    "h": (8, 1),
+    "i": (7, 2),
+}
 
 
 # --- the tables ------------------------------------------------------------------------------------------------------
@@ -67,6 +79,19 @@ def test_each_message_is_explained_by_its_row_and_by_no_other(id):
     assert {*message.hides} <= {*tracebacks.messages()}, f"{id}: `hides` names no row of tracebacks.toml"
     known = {fault.id for fault in faults().fault}
     assert not message.fault or message.fault in known, f"{id}: `fault` names none of study/known/faults.toml"
+
+
+def test_a_message_is_known_as_it_is_quoted_wrapped_and_printed_by_a_rank():
+    for id, message in tracebacks.messages().items():
+        lines = EXAMPLES[id]["text"].splitlines()
+        texts = [
+            "\n".join(f"> [rank3]: {line}" for line in lines),
+            "\n".join(f"\u2502 {line} \u2502" for line in lines),
+        ]
+        if not re.search(r"\\n|(?<!\\)\.", message.pattern.pattern):  # what has to stand on one line is not wrapped
+            texts.append("\n".join("> " + part for line in lines for part in textwrap.wrap(line, 50, **WHOLE_WORDS)))
+        for text in texts:
+            assert id in [each.id for each in tracebacks.errors(text)], text
 
 
 @pytest.mark.parametrize("id", [*tracebacks.rows(), *situations.situations()])
