@@ -83,12 +83,12 @@ def test_each_message_is_explained_by_its_row_and_by_no_other(id):
 
 def test_a_message_is_known_as_it_is_quoted_wrapped_and_printed_by_a_rank():
     for id, message in tracebacks.messages().items():
-        lines = EXAMPLES[id]["text"].splitlines()
+        lines = example(id).splitlines()
         texts = [
             "\n".join(f"> [rank3]: {line}" for line in lines),
             "\n".join(f"\u2502 {line} \u2502" for line in lines),
         ]
-        if not re.search(r"\\n|(?<!\\)\.", message.pattern.pattern):  # what has to stand on one line is not wrapped
+        if not re.search(r"\\n|(?<!\\)\.", message.pattern):  # what has to stand on one line is not wrapped
             texts.append("\n".join("> " + part for line in lines for part in textwrap.wrap(line, 50, **WHOLE_WORDS)))
         for text in texts:
             assert id in [each.id for each in tracebacks.errors(text)], text
