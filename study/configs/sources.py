@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from study.core import files
-from study.core.arms import config_of_yaml
+from study.core.arms import config_of_yaml, section_at
 from study.records import store
 from study.records.metrics import dig
 from study.records.schema import Record
@@ -123,9 +123,3 @@ def flat(content: dict, prefix: str = "") -> dict[str, Any]:
         else:
             values[f"{prefix}{name}"] = value
     return values
-
-
-def section_at(content: Any, path: str) -> dict:
-    """Return the section at a dotted path. Empty if there is none, or another value."""
-    section = dig(content, path)
-    return section if isinstance(section, dict) else {}
