@@ -7,7 +7,7 @@ import pandas as pd
 
 from study.core.text import nats, number_of, times
 from study.records import metrics
-from study.records.compare import FEWEST_RUNS, loss_distances, paired
+from study.records.compare import FEWEST_RUNS, has_one_memory, loss_distances, paired
 from study.records.groups import by, groups
 from study.records.runs import Run, Runs
 from study.report.of_record import sent_bytes
@@ -60,6 +60,7 @@ def _row(repeats: list[Run], members: list[Run], seed: int, ranks: int) -> dict:
         "arm": run.record.arm,
         "status": run.record.status,
         "device": run.record.observed.device,
+        "one memory": has_one_memory(run),
         "ranks": run.record.observed.ranks,
         "seed": run.facts["seed"],
         "last loss": metrics.dig(run.record, "loss.train.-1"),
