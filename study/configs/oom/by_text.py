@@ -3,14 +3,14 @@
 import contextlib
 import re
 
-from study.configs.oom.causes import CAUSES, CLUE, Cause
+from study.configs.oom import causes
+from study.configs.oom.causes import CLUE, Cause, Row
 from study.configs.oom.explain import FILLING, STAGES, Described, explain
 from study.configs.oom.reading import OomError
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.told import Told, arm, told
 from study.core.errors import Stop
 from study.core.text import number_of, size
-from study.known.findings import texts
 from study.predict.front import Wanted, papers
 
 HOST_BYTES = (16, 18)  # of a parameter, with the optimizer's states on the host, and with the weights as well
@@ -36,7 +36,7 @@ def by_text(pasted: Pasted, error: OomError | None) -> list[Cause]:
             return explain(error, wanted, training)[0]
     if not about.parameters:
         return []
-    rows = texts(CAUSES)
+    rows = causes.rows()
     if not error or (error.where == "GPU" and not error.asked.high):
         return _budget(pasted, about, training, rows)
     if not trains_all:
@@ -56,7 +56,7 @@ def by_text(pasted: Pasted, error: OomError | None) -> list[Cause]:
     return []
 
 
-def _budget(pasted: Pasted, about: Told, training: Described, rows: dict[str, dict[str, str]]) -> list[Cause]:
+def _budget(pasted: Pasted, about: Told, training: Described, rows: dict[str, Row]) -> list[Cause]:
     """Return what a GPU holds before any activation, and whether that leaves room."""
     if not about.gpu_bytes or not training.ranks:
         return []
@@ -90,5 +90,5 @@ def _frozen_bytes(text: str) -> float:
     return 1 if re.search(r"(?i)8[- ]?bit|int8|quantization_bit\D{0,4}8", text) else WEIGHT_BYTES
 
 
-def _cause(id: str, what: str, rows: dict[str, dict[str, str]]) -> Cause:
+def _cause(id: str, what: str, rows: dict[str, Row]) -> Cause:
     return Cause(id, what, CLUE, ("the model and the GPUs that the text names",), rows[id]["remedy"], rows[id]["apart"])
