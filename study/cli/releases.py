@@ -33,11 +33,7 @@ def apart(package: str, releases: list[str]) -> dict:
     if notes and not (fixed or added):
         counts = "no test of ours tells them apart"
     say_wrapped(f"From {name} {old} to {new}: {counts}.", *notes, "")
-    for fault in added:
-        say_wrapped(f"New: {with_id(fault.in_releases, fault.id)}", indent="    ")
-        say_indented(f"What to do: {fault.do}.")
-    for fault in fixed:
-        say_wrapped(f"Fixed: {with_id(fault.in_releases, fault.id)}", indent="    ")
+    _show_faults(fixed, added)
     if both:
         say_wrapped("", f"Both have: {', '.join(_ids(both))}. `study explain ID` says more.")
     if unknown := sum(None in (fault.inferred(old), fault.inferred(new)) for fault in known):
@@ -57,14 +53,22 @@ def apart(package: str, releases: list[str]) -> dict:
     return answer | conform((adapter,), release=f"{since}..{until}")
 
 
+def _show_faults(fixed: list[Fault], added: list[Fault]) -> None:
+    for fault in added:
+        say_wrapped(f"New: {with_id(fault.in_releases, fault.id)}", indent="    ")
+        say_indented(f"What to do: {fault.do}.")
+    for fault in fixed:
+        say_wrapped(f"Fixed: {with_id(fault.in_releases, fault.id)}", indent="    ")
+
+
 def _inferred(release: Version, nearest: Version, tested: list[Version]) -> list[str]:
     """Return a sentence for a release that nobody tested."""
     if release != nearest:
         return [f"Nobody tested {release}: this is of {nearest}, the nearest that was."]
     if release in tested:
         return []
-    before = [each for each in tested if each < release][-1]
-    after = [each for each in tested if each > release][0]
+    before = max(each for each in tested if each < release)
+    after = min(each for each in tested if each > release)
     return [f"Nobody tested {release}: what it has is inferred by its neighbours {before} and {after}."]
 
 
