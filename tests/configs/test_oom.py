@@ -141,7 +141,7 @@ def test_a_message_ends_after_a_word():
     assert set(line.removesuffix(" ...").split()) <= set(message.split())
 
 
-def test_values_of_a_config_are_converted_or_refused(tmp_path):
+def test_values_of_a_config_are_converted_or_said_to_be_none(tmp_path, capsys):
     config = tmp_path / "mine.json"
 
     def taken(value: object) -> int | None:
@@ -150,8 +150,8 @@ def test_values_of_a_config_are_converted_or_refused(tmp_path):
 
     assert [taken(value) for value in ("8", 8, "auto")] == [8, 8, None]
     for value in ("eight", True, -8, 8.5, 0, [1], {"a": 1}):
-        with pytest.raises(Stop, match="per_device_train_batch_size must be a whole number of at least 1"):
-            taken(value)
+        assert taken(value) is None
+        assert "per_device_train_batch_size must be a whole number of at least 1" in capsys.readouterr().err
 
 
 def test_an_error_in_quotes_may_be_longer_than_the_name_of_a_file():
