@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import re
 from pathlib import Path
 from pkgutil import resolve_name
 
