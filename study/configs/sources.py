@@ -101,13 +101,13 @@ def _mapping(path: Path) -> dict[str, Any]:
     remedy = (
         f"name {what} with each key once, in yaml, or in json without comments and without a comma after the last value"
     )
-    return _plain(files.load(path, dict, what=what, remedy=remedy, most_bytes=MAX_BYTES, links=True))
+    return plain(files.load(path, dict, what=what, remedy=remedy, most_bytes=MAX_BYTES, links=True))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return settings with true and false also where they are in quotes, as the libraries read them."""
     if isinstance(value, dict):
-        return {str(name): _plain(each) for name, each in value.items()}
+        return {str(name): plain(each) for name, each in value.items()}
     word = str(value).lower()
     return word == "true" if word in ("true", "false") else value
 

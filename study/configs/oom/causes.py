@@ -36,6 +36,8 @@ OF_A_SIZE = {
     "oom-activations": 3, "oom-buckets": 3, "oom-weights": 3, "oom-padded": 1,
 }  # fmt: skip
 
+RECOMPUTE = "recompute activations (gradient checkpointing), or "
+
 
 @with_config(NO_OTHER_KEYS)
 class CauseRow(TypedDict):
@@ -67,6 +69,10 @@ class Cause:
     reasons: tuple[str, ...]
     remedy: str
     apart: str
+
+    def remedy_for(self, checkpointing: bool | None) -> str:
+        """What to do. Who recomputes activations already is not told to."""
+        return self.remedy.replace(RECOMPUTE, "") if checkpointing else self.remedy
 
     @property
     def is_likely(self) -> bool:

@@ -29,12 +29,15 @@ WAITED = ("rank-behind", "rank-missing", "rank-timed-out-first", "nccl-watchdog"
 OF_STEPS = ("loss-", "norm-", "rate-", "steps-", "overflow-")  # the beginnings of signs in the lines of a trainer
 OUT_OF_MEMORY = ("oom",)
 FULL = "memory-unsized"
+NO_ROOM = "oom-states"
 # Who writes so of a model asks what it takes.
 OF_SIZES = ("memory", "oom", "what/which stage", "need/needs/require/requires/required/enough/many/minimum + gpu")
 HANGS = ("hang",)
 FEW_WORDS = 200  # characters
 KILLED_BY_MEMORY = r"(?i)out.of.memory|\boom|MemoryError|allocat|bad_alloc|low on memory"
 ByText = Callable[[Pasted, reading.OomError | None], list[Cause]]
+RELEASES = "the releases"
+OF_MEMORY = ("memory-was-full", "memory-elsewhere", "process-killed")
 ASKED = {"stage": "the stage of ZeRO, or FSDP", "passes": "gradient accumulation", "ranks": "the number of GPUs"}
 
 
@@ -47,6 +50,7 @@ class PastedAnswer:
     may: tuple[matching.Match, ...]  # faults of which the text speaks
     left: int  # faults that may apply, and of which it does not speak
     questions: tuple[str, ...]
+    unsaid: tuple[str, ...]  # what faults depend on, and the text does not say
     nothing: str = ""  # what to say if nothing was found
 
     @property
@@ -87,6 +91,7 @@ def answer(text: str, symptom: str = "", by_text: ByText | None = None) -> Paste
         may=tuple(may),
         left=len(possible) - len(may),
         questions=_questions(pasted, found, possible, seen),
+        unsaid=_unsaid(pasted, possible),
         nothing="" if found else _nothing(pasted),
     )
 
@@ -121,14 +126,8 @@ def _memory(pasted: Pasted, said: tuple[Sentence, ...], by_text: ByText | None) 
     except Stop:
         if by_text and (sentence := meets(OUT_OF_MEMORY, said)) and (of_model := by_text(pasted, None)):
             cause = of_model[0]
-            yield sign(
-                "memory-was-full",
-                text,
-                max(text.find(sentence), 0),
-                how="likely",
-                cause=cause.what,
-                remedy=cause.remedy,
-            )
+            remedy = cause.remedy_for(pasted.said.get("checkpointing"))
+            yield _filled_by(cause, text, max(text.find(sentence), 0), remedy, is_sized=False)
         return
     place = max(text.find(error.line[:40]), 0)
     first, *others = (by_text(pasted, error) if by_text else []) or causes(error, {}, False, "")
@@ -142,14 +141,21 @@ def _memory(pasted: Pasted, said: tuple[Sentence, ...], by_text: ByText | None) 
         else:
             yield sign("memory-elsewhere", text, place, cause=first.what, remedy=first.remedy)
         return
-    how = "likely" if first.is_likely else "perhaps"
-    remedy = f"{first.remedy}. It is told apart so: {first.apart}"
+    remedy = f"{first.remedy_for(pasted.said.get('checkpointing'))}. It is told apart so: {first.apart}"
     if others:
         remedy += f". Else: {others[0].what}"
-    seen = sign("memory-was-full", text, place, how=how, cause=first.what, remedy=remedy)
+    seen = _filled_by(first, text, place, remedy, is_sized=bool(error.asked.high))
     model = " ".join(filter(None, [flags(pasted), flags_of_arm(pasted)])) if flags(pasted) else "--model MODEL"
     evidence = f"{'; '.join(first.reasons)}; `study oom FILE {model}` compares its size"
     yield Seen(**vars(seen) | {"evidence": evidence, "line": error.line})
+
+
+def _filled_by(cause: Cause, text: str, place: int, remedy: str, is_sized: bool) -> Seen:
+    """Return what filled a GPU. Without the size that was asked for, other situations come before a guess."""
+    is_likely = cause.is_likely and (is_sized or cause.id == NO_ROOM)
+    how = "likely" if is_likely else "perhaps"
+    seen = sign("memory-was-full", text, place, how=how, cause=cause.what, remedy=remedy)
+    return seen if is_sized or is_likely else Seen(**vars(seen) | {"sure": "possible"})
 
 
 def _full(pasted: Pasted, said: tuple[Sentence, ...]) -> Iterator[Seen]:
@@ -183,9 +189,10 @@ def _ordered(shown: list[Seen], matches: list[matching.Match], situations: list[
     if any(not each.follows and each.sure != "possible" for each in errors):
         situations = []
     kinds = [
-        [each for each in errors if not each.follows],
+        [each for each in errors if not each.follows and each.sure != "possible"],
         [each for each in faults if not named(each.id).symptom.startswith("error")],
         situations,
+        [each for each in errors if not each.follows and each.sure == "possible"],
         [each for each in shown if each.id in WAITED],
         [each for each in shown if each.id.startswith(OF_STEPS)],
         [each for each in faults if named(each.id).symptom.startswith("error")],
@@ -227,11 +234,15 @@ def _read(pasted: Pasted) -> Iterator[str]:
 def _nothing(pasted: Pasted) -> str:
     if not pasted.text.strip():
         return "The text is empty"
-    if not pasted.words and not re.search(r"(?i)error|deepspeed|accelerate|torch|fsdp|loss", pasted.text):
+    if _is_strange(pasted):
         return "Nothing in this text is known here: no error, no library, no training"
     if error := _last_error(pasted.text):
         return f"This error is not known here: {error}"
     return "Nothing known applies to what you gave"
+
+
+def _is_strange(pasted: Pasted) -> bool:
+    return not pasted.words and not re.search(r"(?i)error|deepspeed|accelerate|torch|fsdp|loss", pasted.text)
 
 
 def _last_error(text: str) -> str:
@@ -239,18 +250,26 @@ def _last_error(text: str) -> str:
     return lines[-1] if lines else ""
 
 
+def _unsaid(pasted: Pasted, possible: list[matching.Match]) -> tuple[str, ...]:
+    wanted = {question.condition for each in possible for question in each.applies.why}
+    unsaid = [what for condition, what in ASKED.items() if condition in wanted and condition not in pasted.said]
+    is_released = any(isinstance(release, Version) for release in pasted.releases.values())
+    return tuple(unsaid if is_released else [*unsaid, RELEASES])
+
+
 def _questions(pasted: Pasted, found: list[Seen], possible: list[matching.Match], seen: set[str]) -> tuple[str, ...]:
     """Return what would say most more: the error itself, what is seen, releases, then what faults in question ask."""
+    if not found and _is_strange(pasted):
+        return ()
+    unsaid = _unsaid(pasted, possible)
     asked = matching.asks(seen) if not found or found[0].id == FULL else []
     if found and all(each.follows for each in found):
         asked.append("What is the first Traceback of any rank? Paste the lines above")
-    if not any(isinstance(release, Version) for release in pasted.releases.values()):
+    # An error that explains itself is the same in all releases.
+    if RELEASES in unsaid and not (found and (found[0].sure == "sure" or found[0].id in OF_MEMORY)):
         asked.append("Which releases? Give the output of `pip freeze` as well")
     if not found:
-        wanted = {question.condition for each in possible for question in each.applies.why}
-        for condition, what in ASKED.items():
-            if condition in wanted and condition not in pasted.said:
-                asked.append(f"What is {what}? Paste the config or the launch command")
+        asked += [f"What is {what}? Paste the config or the launch command" for what in unsaid if what != RELEASES]
         if not pasted.prose.strip():
             asked.append('What was seen? Say it with --symptom "..."')
     return tuple(asked[:MOST_QUESTIONS])

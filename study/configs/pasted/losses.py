@@ -80,7 +80,7 @@ def signs(text: str, words: Sequence[Sentence] = ()) -> list[Seen]:
         for id, row in rows().items():
             if sentence := meets(row.get("said", ()), words):
                 found.append(sign(id, text, max(text.find(sentence), 0), since="", beside=""))
-    return sorted(found, key=lambda each: each.id != "norm-sqrt2")  # it has one cause, and the others several
+    return sorted(found, key=lambda each: each.id != "norm-sqrt2")  # it says why a loss is 0: NaN
 
 
 def _losses(text: str, told: list[Line]) -> Iterator[Seen]:

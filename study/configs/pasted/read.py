@@ -33,6 +33,8 @@ NAME = re.compile(
 )  # of a model, a GPU, a count
 PROSE_SHARE = 0.6  # of what stands between spaces is a word, names not counted
 LONGEST_LINE = 2000
+LONGEST_TITLE = 200
+ERROR = re.compile(r"(?:Error|Exception): |[{}\[\]|]")  # or a line of a log
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,9 @@ class Pasted:
     @functools.cached_property
     def prose(self) -> str:
         """The lines that a person wrote, as far as they can be told from logs."""
+        line = self.text.strip()
+        if len(line) < LONGEST_TITLE and "\n" not in line and not NO_PROSE.match(line) and not ERROR.search(line):
+            return line  # a question is mostly one line, and has names of settings and numbers
         return "\n".join(line for line in map(str.strip, self.text.splitlines()) if _is_prose(line))
 
 

@@ -116,9 +116,46 @@ def test_an_answer_hedges_once(texts, capsys):
     """Not “Likely: memory was full: perhaps ...”, where a reader does not know which of both counts."""
     hedge = re.compile(r"\b(likely|perhaps|possibl[ey]|maybe|probably|usually|mostly|most often)\b", re.IGNORECASE)
     for name, text in texts.items():
-        pasted.tell(text, "", details=False)
-        said, *also = re.findall(r"(?s)\A(.+?)\n\n|(?<=Also seen: )(.+?)(?=What to do)", capsys.readouterr().out)
+        pasted.tell(answer(text), details=False)
+        said, *also = re.findall(r"(?s)\A(.+?)(?:\n\n|\Z)|(?<=Also seen: )(.+?)(?=What to do)", capsys.readouterr().out)
         assert [each for each in map("".join, (said, *also)) if len(hedge.findall(each)) > 1] == [], name
+
+
+@pytest.mark.parametrize(
+    ("text", "id"),
+    [
+        ("loss 0.0 grad_norm 1.414 with DeepSpeed stage 3", "norm-sqrt2"),
+        ("loss 0.0 grad_norm 1.414213562373095 zero stage 2 deepspeed 0.17.3 overlap_comm true", "loss-zero-overlap"),
+        (
+            "LoRA r=16 of Llama-3-8B, DeepSpeed stage 3 on 8 A100 40GB, gradient checkpointing on: CUDA out of memory",
+            "lora-stage-3-memory",
+        ),
+    ],
+)
+def test_one_line_of_a_person_is_understood(text, id):
+    told = answer(text, by_text=by_text)
+    assert told.id == id
+    assert not any("--symptom" in question or "the stage" in question for question in told.questions)
+
+
+def test_who_recomputes_is_not_told_to():
+    text = (
+        "CUDA out of memory. Tried to allocate 100.00 MiB (GPU 0; 40.00 GiB total capacity; 39.0 GiB already allocated)"
+    )
+    texts = (text, f"{text}\ngradient_checkpointing: true")
+    plain, recomputed = (answer(each).found[0].remedy for each in texts)
+    assert plain.startswith("recompute activations (gradient checkpointing), or take a smaller")
+    assert recomputed.startswith("take a smaller micro-batch")
+
+
+def test_a_config_in_a_text_has_its_mistakes_named_and_an_empty_text_no_questions(capsys):
+    config = '{"zero_optimization": {"stage": 2, "offload_optimiser": {"device": "cpu"}}}'
+    (answered, of_config) = diagnosis.diagnose((config,))
+    assert (answered["id"], [each["id"] for each in of_config["findings"]]) == ("", ["key_refused"])
+    assert capsys.readouterr().out.startswith("the text: DeepSpeed config: 1 finding.")
+    diagnosis.diagnose((config + "\nRuntimeError: 'weight' must be 2-D",))
+    assert "1. zero_optimization.offload_optimiser" in capsys.readouterr().out
+    assert answer("hello").questions == ()
 
 
 # --- logs and threads of others --------------------------------------------------------------------------------------
