@@ -40,7 +40,7 @@ RECOMPUTE = "recompute activations (gradient checkpointing), or "
 
 
 @with_config(NO_OTHER_KEYS)
-class Row(TypedDict):
+class CauseRow(TypedDict):
     """A row of causes.toml. The keys are explained there."""
 
     sentence: str
@@ -52,8 +52,8 @@ class Row(TypedDict):
 
 
 @functools.cache
-def rows() -> dict[str, Row]:
-    return read_table(CAUSES, dict[str, Row], Row)
+def rows() -> dict[str, CauseRow]:
+    return read_table(CAUSES, dict[str, CauseRow], CauseRow)
 
 
 Sign = tuple[str, int, str]  # the cause, its points, and why
