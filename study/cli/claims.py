@@ -83,7 +83,7 @@ def _list_claims(chosen: Sequence[Claim | Fault]) -> None:
     for verdict in texts.VERDICTS:
         mine = [each for each in chosen if isinstance(each, Claim) and each.verdict == verdict]
         if mine:
-            say(f"{verdict}: {len(mine)}")
+            say(f"what the text says {verdict}: {number_of(len(mine), 'claims')}; we find:")
             say_wrapped(*[f"  {each.id} {each.answer}" for each in mine], indent="      ")
     if faults := [each for each in chosen if isinstance(each, Fault)]:
         say(f"faults of libraries: {len(faults)}")
