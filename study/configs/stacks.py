@@ -53,6 +53,8 @@ def _with_texts(words: tuple[str, ...], flags: Flags) -> tuple[tuple[str, ...], 
     lists_of: list[str] = []
     notes = []
     for word in words:
+        if word == "-":
+            word = condense.standard_input("stack")
         text = condense.content(Path(word)) if is_text(word) else word
         pasted = read(text) if "\n" in text.strip() and Path(word[:LONGEST_PATH]).suffix not in CONFIGS else None
         if pasted is None or not pasted.said:

@@ -1,5 +1,6 @@
 """The table of known faults is what was asked, and `study stack` says which of them apply."""
 
+import io
 import itertools
 import json
 import re
@@ -17,6 +18,7 @@ from packaging.version import Version
 
 from study.cli.differences import diff
 from study.cli.stack import stack
+from study.configs.pasted import condense
 from study.conform import releases, suite
 from study.core import arms
 from study.core.errors import Stop
@@ -274,6 +276,13 @@ def test_each_line_of_a_pattern_reads_its_example(name, example):
     if name == "LISTED":
         (found,) = lists.listed(example)
         assert found == "torch" if "torch" in example else "deepspeed"
+
+
+def test_a_list_may_come_through_a_pipe(monkeypatch):
+    """As a log may, for `study diagnose -`."""
+    piped = io.TextIOWrapper(io.BytesIO(b"deepspeed==0.17.6\ntorch==2.10.0\n"))
+    monkeypatch.setattr(condense.sys, "stdin", piped)
+    assert asked("- --stage 2 --passes 4")["first"].startswith("deepspeed 0.17.6, torch 2.10.0: 1 known fault applies")
 
 
 @pytest.mark.parametrize("text", STACKS["list"])
