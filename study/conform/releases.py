@@ -43,7 +43,7 @@ def _tried(name: str) -> tuple[pd.DataFrame, str, list[str]]:
     rows = kept[kept["adapter"] == name]
     if rows.empty:
         raise Stop(f"no answers of {name!r} are kept", nearest(name, kept["adapter"].unique()))
-    package = rows[list(LIBRARIES)].nunique().idxmax()
+    package = str(rows[list(LIBRARIES)].nunique().idxmax())
     return rows, package, sorted(rows[package].unique(), key=Version)
 
 

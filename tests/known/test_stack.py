@@ -459,6 +459,17 @@ def test_a_symptom_may_be_a_sentence_with_numbers():
         asked("deepspeed==0.17.2 --symptom purple")
 
 
+def test_a_symptom_in_words_answers_what_flags_would(capsys):
+    """Who writes LoRA is not asked for --peft, and what LoRA meets comes first."""
+    words = ["deepspeed==0.19.5", "--symptom", "out of memory, LoRA with ZeRO stage 3"]
+    answer = parsed(stack, tyro.conf.OmitArgPrefixes, prog="study stack", args=words)
+    assert answer["faults"][0]["id"].startswith("frozen-weights-stay")
+    first = capsys.readouterr().out.partition("May apply: ")[2]
+    assert first.startswith("Each rank keeps the whole frozen model")
+    assert "--peft" not in first
+    assert "--stage" not in first.partition("May apply: ")[0]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "brought"),
     [("trl==1.8.0", "trl==1.12.0", "trl-liger-past-ddp"), ("peft==0.15.1", "peft==0.15.0", "")],
