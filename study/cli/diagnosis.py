@@ -7,7 +7,11 @@ import tyro
 
 from study.cli import given, pasted
 from study.cli.findings import say_indented, show_finding
+from study.configs.mistakes import mistakes
 from study.configs.oom.by_text import by_text
+from study.configs.pasted.answer import answer
+from study.configs.pasted.read import deepspeed_config
+from study.configs.sources import DEEPSPEED, Source, plain
 from study.core.errors import Stop
 from study.core.text import number_of, say_wrapped
 from study.known.findings import Finding
@@ -43,9 +47,26 @@ def diagnose(
     answers = []
     if text or not paths:
         # A config beside a text says more of the training that the text is about.
-        answers.append(pasted.tell(given.whole_text(paths, text), symptom, details, by_text))
+        told = answer(given.whole_text(paths, text), symptom, by_text)
+        config = _config_in(text)
+        if config and not told.found:
+            _show(config, config.findings)
+        answers.append(pasted.tell(told, details, says_nothing=config is None))
+        if config and told.found:
+            say_wrapped("")
+            _show(config, config.findings)
+        answers += [asdict(config)] if config else []
         say_wrapped(*([""] if paths else []))
     return answers + _runs(paths)
+
+
+def _config_in(text: str) -> About | None:
+    """Return the mistakes of a DeepSpeed config that a text has; None without any."""
+    config = deepspeed_config(text)
+    if config is None:
+        return None
+    findings = list(mistakes(Source(Path("ds_config.json"), DEEPSPEED, plain(config))))
+    return About("the text", DEEPSPEED, findings) if findings else None
 
 
 def _runs(paths: list[Path]) -> list[dict]:

@@ -9,7 +9,7 @@ from study.cli.claims import claims
 from study.configs.sentences import sentences
 from study.core.errors import Stop, nearest
 from study.core.text import say, say_wrapped
-from study.known.explained import ROOT, Explained, places
+from study.known.explained import ROOT, Explained, comments_of_rule, places
 from study.ledger import texts
 
 MOST = 4  # tests that are shown
@@ -72,6 +72,8 @@ def show(each: Explained) -> list[dict]:
     written = [place for place in at if place.startswith(f"{each.table.relative_to(ROOT)}:")]
     ours = [place for place in at if place.startswith("study/") and place not in written]
     rules = [place for place in ours if ".py:" in place]
+    # Of many findings the evidence stands where the rule is.
+    rests_on = each.rests_on or " ".join(dict.fromkeys(filter(None, map(comments_of_rule, rules))))
     readers = [place for place in ours if place not in rules]  # tables that name it for another sentence
     tests = [place for place in at if place.startswith("tests/")]
     say_wrapped(
@@ -81,10 +83,10 @@ def show(each: Explained) -> list[dict]:
         f"Written: {written[0]}",
         f"Rule: {', '.join(rules) or f'that table, which {each.read_by} reads'}",
         *([f"Also named in: {', '.join(readers)}"] if readers else []),
-        f"Rests on: {each.rests_on.rstrip('.') or 'its test'}.",
+        f"Rests on: {rests_on.rstrip('.') or 'its test'}.",
         f"Test: {', '.join(tests[:MOST]) or 'in a checkout, tests/'}",
         f"Upstream: {each.upstream or 'no thread'}",
         "",
         indent="    ",
     )
-    return [{**asdict(each), "table": written[0], "rules": [*rules, *readers], "tests": tests}]
+    return [{**asdict(each), "rests_on": rests_on, "table": written[0], "rules": [*rules, *readers], "tests": tests}]

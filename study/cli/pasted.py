@@ -3,7 +3,7 @@
 import re
 from dataclasses import asdict
 
-from study.configs.pasted.answer import ByText, PastedAnswer, answer
+from study.configs.pasted.answer import PastedAnswer
 from study.configs.pasted.tracebacks import Seen
 from study.core.text import say_wrapped
 from study.known.findings import with_id
@@ -12,22 +12,21 @@ HOW_SURE = {"sure": "", "likely": "Likely: ", "possible": "Is it this? "}
 HEDGES = re.compile(r"\b(likely|perhaps|usually|mostly|most often)\b", re.IGNORECASE)
 
 
-def tell(text: str, symptom: str, details: bool, by_text: ByText | None = None) -> dict:
-    """Print and return the answer to a text. `by_text` matches an error about memory with the model that it names."""
-    told = answer(text, symptom, by_text)
+def tell(told: PastedAnswer, details: bool, says_nothing: bool = True) -> dict:
+    """Print and return an answer to a text. `says_nothing`: say it also if nothing was found."""
     if told.found:
         _show(told)
-    else:
-        checks = f"; say {_flags(told)} to check {told.left} more" if told.left else ""
+    elif says_nothing:
+        checks = f"; say {', '.join(told.unsaid)} to check {told.left} more" if told.left and told.unsaid else ""
         say_wrapped(f"{told.nothing}{checks}.")
     if told.read:
         say_wrapped("", f"Read: {', '.join(told.read)}.")
     for match in told.may:
         asked = " ".join(question.text for question in match.applies.why)
         say_wrapped("", f"May apply: {with_id(match.fault.in_releases, match.fault.id)} {asked}", indent="    ")
-    if told.found and told.left:
-        how = "`pip freeze > releases.txt` where you train, then `study stack releases.txt --details`"
-        say_wrapped("", f"{told.left} known faults may apply as well. To see which: {how}.")
+    if told.found and told.left and "the releases" not in told.unsaid:
+        lists = "`study stack releases.txt --details`, with the list of `pip freeze`, names them"
+        say_wrapped("", f"{told.left} known faults may apply as well: {lists}.")
     if details:
         say_wrapped(*[f"Seen: {with_id(each.line, each.id)}" for each in told.found if each.line], indent="    ")
     if told.questions:
@@ -35,10 +34,6 @@ def tell(text: str, symptom: str, details: bool, by_text: ByText | None = None) 
     for number, question in enumerate(told.questions, 1):
         say_wrapped(f"{question}.", indent="    ", first=f"{number:>2}. ")
     return _row(told)
-
-
-def _flags(told: PastedAnswer) -> str:
-    return "the stage, gradient accumulation and the releases" if told.questions else "more of the config"
 
 
 def _show(told: PastedAnswer) -> None:

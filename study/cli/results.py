@@ -93,6 +93,8 @@ def _compare_arms(loaded: Runs, every: bool) -> list[dict]:
             _show_arms(each["rows"])
     if not every and len(compared) > 1:
         say(f"--all shows the tables of the other {number_of(len(compared) - 1, 'tasks')} as well.")
+    shown = [row for each in (compared if every else compared[:1]) for row in each["rows"]]
+    say_wrapped(*comparing.in_one_memory(sorted({row["arm"] for row in shown if row["one memory"]})))
     say(*[f"set aside: {reason}" for reason in loaded.set_aside])
     # After the reasons: a record that was set aside may be the arm that is missing.
     if not compared:
@@ -102,7 +104,7 @@ def _compare_arms(loaded: Runs, every: bool) -> list[dict]:
 
 def _show_arms(rows: list[dict]) -> None:
     """Print a row for each arm. What is said in words above, and what is alike in all rows, needs no column."""
-    left_out = ["from", "times DDP's", "why not"]
+    left_out = ["device", "one memory", "from", "times DDP's", "why not"]
     if all(row["status"] == "done" for row in rows):
         left_out.append("status")
     sized = [_with_sizes(row, "peak bytes", "sent bytes") for row in rows]
@@ -123,6 +125,7 @@ def _compare_peaks(first: Run, second: Run) -> list[dict]:
     for row in rows[:3]:  # the rest changes less
         if not differences and row["first"] != row["second"] and row["component"] in comparing.REASONS:
             say_wrapped(f"{row['component']}: {comparing.REASONS[row['component']]}", indent="  ")
+    say_wrapped(*comparing.in_one_memory(comparing.one_memory([first, second])))
     say("", "`study diff` lists the settings in which they differ.")
     return rows
 

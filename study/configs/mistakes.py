@@ -13,8 +13,8 @@ from pydantic_core import SchemaValidator
 
 from study.configs.settings import AUTO, COUNT, FIELDS, Setting, descriptions, same, zero_section
 from study.configs.shown import printable, shown
-from study.configs.sources import ACCELERATE, OTHER, TRAINER, Source, flat, read, section_at
-from study.core.arms import known_libraries, library_defaults, promises_ignored
+from study.configs.sources import ACCELERATE, OTHER, TRAINER, Source, flat, read
+from study.core.arms import known_libraries, library_defaults, promises_ignored, section_at
 from study.core.errors import Stop
 from study.core.files import sentence
 from study.core.text import comparable, say_aside
@@ -203,5 +203,5 @@ def _without_effect(config: dict) -> Iterator[Finding]:
             if all(re.fullmatch(pattern, text_at(path)) for path, pattern in each["when"].items()):
                 yield finding(id, **each)
     stage = 2 if zero.get("stage") == AUTO else zero.get("stage") or 0  # as Accelerate and the Trainer fill it in
-    for does, do in promises_ignored(zero, stage):
+    for does, do in promises_ignored(config, stage):
         yield finding("stage_ignores", stage=stage, does=does, do=do)

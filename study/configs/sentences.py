@@ -3,7 +3,7 @@
 import functools
 
 from study.configs.oom.causes import CAUSES
-from study.configs.pasted.situations import TABLE as SITUATIONS
+from study.configs.pasted.situations import SITUATIONS
 from study.configs.pasted.tracebacks import SIGNS, TRACEBACKS
 from study.configs.settings import SETTINGS
 from study.known.explained import Explained, of_faults, of_table

@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from study.configs.sources import ACCELERATE, DEEPSPEED, OTHER, RECORD, TRAINER, Source, flat, section_at
-from study.core.arms import OFFLOADS, library_defaults
+from pydantic import with_config
+
+from study.configs.sources import ACCELERATE, DEEPSPEED, OTHER, RECORD, TRAINER, Source, flat
+from study.core.arms import OFFLOADS, library_defaults, section_at
+from study.core.files import from_toml
 from study.core.recipes import AUTOCAST
+from study.core.tables import NO_OTHER_KEYS, read_table
 from study.core.text import comparable
-from study.known.findings import texts
 from study.records.metrics import dig
 from study.records.schema import Record
 
@@ -31,6 +34,7 @@ ENGINES = {"NO": "one process", "MULTI_GPU": "DDP", "MULTI_CPU": "DDP", "DEEPSPE
 
 
 @dataclass(frozen=True)
+@with_config(NO_OTHER_KEYS)
 class Description:
     """A setting by our name. The fields of the kinds of files are dotted paths."""
 
@@ -51,7 +55,13 @@ class Description:
 @functools.cache
 def descriptions() -> dict[str, Description]:
     """Return all descriptions by name. The settings that matter most come first."""
-    return {name: Description(**fields) for name, fields in texts(SETTINGS).items()}
+    return read_table(SETTINGS, dict[str, Description], Description)
+
+
+@functools.cache
+def programs() -> dict[str, dict[str, Any]]:
+    """Return what programs do where their files say nothing, by the key that shows the program."""
+    return from_toml(PROGRAMS.read_bytes())
 
 
 @dataclass(frozen=True)
@@ -91,7 +101,7 @@ def at_paths(kind: str, content: dict, defaults: dict[str, Any]) -> EffectiveSet
     """Return the settings that a file of this kind has, and the defaults, by dotted path, of those that it lacks."""
     settings = {}
     of_program: dict[str, Any] = {}
-    for key, does in texts(PROGRAMS).items():
+    for key, does in programs().items():
         if content.get(key):
             of_program |= does
     for name, description in descriptions().items():

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from study.core import files
-from study.core.arms import config_of_yaml
+from study.core.arms import config_of_yaml, section_at
 from study.records import store
 from study.records.metrics import dig
 from study.records.schema import Record
@@ -103,13 +103,13 @@ def _mapping(path: Path) -> dict[str, Any]:
     )
     missing = "name a file that is here"
     content = files.load(path, dict, what=what, remedy=remedy, most_bytes=MAX_BYTES, links=True, missing=missing)
-    return _plain(content)
+    return plain(content)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return settings with true and false also where they are in quotes, as the libraries read them."""
     if isinstance(value, dict):
-        return {str(name): _plain(each) for name, each in value.items()}
+        return {str(name): plain(each) for name, each in value.items()}
     word = str(value).lower()
     return word == "true" if word in ("true", "false") else value
 
@@ -125,9 +125,3 @@ def flat(content: dict, prefix: str = "") -> dict[str, Any]:
         else:
             values[f"{prefix}{name}"] = value
     return values
-
-
-def section_at(content: Any, path: str) -> dict:
-    """Return the section at a dotted path. Empty if there is none, or another value."""
-    section = dig(content, path)
-    return section if isinstance(section, dict) else {}

@@ -3,30 +3,34 @@
 import importlib
 import multiprocessing
 import os
-import tomllib
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import NotRequired
 
 from packaging.version import Version
+from pydantic import with_config
+from typing_extensions import TypedDict
 
 from study.core.errors import Stop
+from study.core.tables import NO_OTHER_KEYS, read_table
 from study.known.faults import table
 from study.known.findings import with_id
 
 HERE = Path(__file__).parent
+PROPERTIES_TABLE = HERE / "properties.toml"
+ADAPTERS_TABLE = HERE / "adapters.toml"
 LIBRARIES = ("torch", "deepspeed", "accelerate")
 LIMIT_S = 120  # for one property; it takes about a second
 
 
 @dataclass(frozen=True)
+@with_config(NO_OTHER_KEYS)
 class Property:
     """One thing that sharded training must keep: a row of properties.toml."""
 
-    name: str
     sentence: str
     source: str
     check: str = "same_training"
@@ -34,6 +38,17 @@ class Property:
     model: str = "Plain"
     needs: str = ""  # a function that an adapter may lack: save, schedules, inner, loss_scale
     case: dict = field(default_factory=dict)  # the settings of its training that are not the defaults
+    name: str = ""  # of its row
+
+
+@with_config(NO_OTHER_KEYS)
+class AdapterRow(TypedDict):
+    """A row of adapters.toml. The keys are explained there."""
+
+    file: str
+    about: str
+    settings: NotRequired[dict]
+    ranks: NotRequired[int]
 
 
 @dataclass(frozen=True)
@@ -76,16 +91,23 @@ def libraries(answer: PropertyAnswer) -> str:
     return ", ".join(f"{name} {getattr(answer, name) or '-'}" for name in LIBRARIES)
 
 
-def _table(name: str) -> dict[str, Any]:
-    return tomllib.loads((HERE / name).read_text(encoding="utf-8"))
+def properties() -> dict[str, Property]:
+    groups = read_table(PROPERTIES_TABLE, dict[str, dict[str, Property]], Property)
+    return {name: replace(row, name=name) for rows in groups.values() for name, row in rows.items()}
 
 
-PROPERTIES = {name: Property(name, **row) for rows in _table("properties.toml").values() for name, row in rows.items()}
-ADAPTERS = {
-    name: Adapter(name, HERE / "adapters" / f"{row.pop('file')}.py", package=package, **row)
-    for package, rows in _table("adapters.toml").items()
-    for name, row in rows.items()
-}
+def adapters() -> dict[str, Adapter]:
+    groups = read_table(ADAPTERS_TABLE, dict[str, dict[str, AdapterRow]], AdapterRow)
+    made = {}
+    for package, rows in groups.items():
+        for name, row in rows.items():
+            path = HERE / "adapters" / f"{row['file']}.py"
+            made[name] = Adapter(name, path, row["about"], package, row.get("settings", {}), row.get("ranks", 2))
+    return made
+
+
+PROPERTIES = properties()
+ADAPTERS = adapters()
 
 
 def explanation(answer: PropertyAnswer) -> str:

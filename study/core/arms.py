@@ -23,10 +23,24 @@ ROOT = PACKAGE.parent if (PACKAGE.parent / "accelerate_configs").is_dir() else P
 FOLDER = ROOT / "accelerate_configs"
 MAX_BYTES = 64 * 1024  # the largest of ours has 1 kB
 OFFLOADS = ("offload_optimizer", "offload_param")
-# Only stage 3 is given them (DeepSpeed 0.19.8, _configure_zero_optimizer of runtime/engine.py).
+# Only stage 3 is given them (DeepSpeed 0.19.8, _configure_zero_optimizer of runtime/engine.py, zero/stage3.py and what
+# they call), and those that begin with stage3_, also without this. The last are of offload_optimizer.
 OF_STAGE_3 = (
     "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_nontrainable_weights",
-    "zero_quantized_gradients",
+    "zero_quantized_gradients", "sub_group_size", "memory_efficient_linear", "override_module_apply", "leaf_module",
+    "log_trace_cache_warnings", "enable_sanity_checks", "save_muon_momentum_buffer_in_memory",
+)  # fmt: skip
+OF_ITS_OFFLOAD = (
+    "buffer_count", "pipeline_read", "pipeline_write", "fast_init", "ratio", "super_offload", "cpuadam_cores_perc",
+)  # fmt: skip
+# Only stages 1 and 2 are given them.
+OF_STAGES_1_AND_2 = (
+    "allgather_bucket_size", "use_multi_rank_bucket_allreduce", "ignore_unused_parameters", "round_robin_gradients",
+    "parameter_alignment",
+)  # fmt: skip
+GATHERS = (
+    "stage3_gather_16bit_weights_on_model_save", "gather_16bit_weights_on_model_save",
+    "stage3_gather_fp16_weights_on_model_save",
 )  # fmt: skip
 DEEPSPEED_NUMBERS = ("gradient_clipping", "gradient_accumulation_steps")  # that Accelerate's yaml passes on
 # In the order in which tables and notebooks show them, and `study advise` prefers them: the simplest first. The files
@@ -135,9 +149,13 @@ def _arm(config: dict, path: Path) -> Arm:
     # Accelerate passes it to the ranks in ACCELERATE_MIXED_PRECISION, where it would count beside --precision.
     if config.get("mixed_precision") not in ("no", None):
         raise ValueError("mixed_precision is a setting of the run: remove it and give --precision")
+    for engine in ("DEEPSPEED", "FSDP"):
+        if config.get(section := f"{engine.lower()}_config") and kind != engine:
+            raise ValueError(f"Accelerate ignores {section} with distributed_type {kind}: write {engine}, or remove it")
     groups = _section(config, "parallelism_config")
     if unknown := groups.keys() - PARALLELISM[kind]:
         raise ValueError(f"parallelism_config has keys that are not known under {kind}: {unknown}")
+    refuse_unknown_keys("accelerate", config)
     arm = Arm(path.stem, path, kind, ranks)
     if kind == "FSDP":
         return replace(arm, **_of_fsdp(_section(config, "fsdp_config"), groups))
@@ -171,13 +189,14 @@ def _of_deepspeed(section: dict, groups: dict, path: Path) -> dict[str, Any]:
     if file := section.get("deepspeed_config_file"):  # Accelerate refuses a yaml that sets any of these beside a json
         remedy = f"correct deepspeed_config_file in {path.name}, or run from the root of the repository"
         content = _content(find(file), remedy)
+    refuse_unknown_keys("deepspeed", content)
     # What is left out is as in DeepSpeed: see library_defaults.json.
     zero = _section(content, "zero_optimization")
     stage = zero.get("stage", 0)
     homes = {part: _section(zero, part).get("device", "none") for part in OFFLOADS}
     if stage not in (0, 1, 2, 3) or not {*homes.values()} <= {"none", "cpu", "nvme"}:
         raise ValueError(f"stage must be 0, 1, 2 or 3, and a device none, cpu or nvme (got {stage}, {homes})")
-    if ignored := promises_ignored(zero, stage):
+    if ignored := promises_ignored(content, stage):
         raise ValueError("; ".join(f"stage {stage} {does}: {remedy}" for does, remedy in ignored))
     clipping = content.get("gradient_clipping", "auto")
     if clipping == "auto":  # Accelerate fills in the value that is DeepSpeed's default, too
@@ -192,17 +211,42 @@ def _of_deepspeed(section: dict, groups: dict, path: Path) -> dict[str, Any]:
     }
 
 
-def promises_ignored(zero: dict, stage: int) -> list[tuple[str, str]]:
+def section_at(config: Any, path: str) -> dict:
+    """Return the section at a dotted path. Empty if there is none, or another value."""
+    for name in filter(None, path.split(".")):
+        config = config.get(name) if isinstance(config, dict) else None
+    return config if isinstance(config, dict) else {}
+
+
+def refuse_unknown_keys(library: str, config: dict) -> None:
+    """Raise ValueError for a key that a library does not know: it ignores it, or does not start. Needs no library."""
+    sections = library_defaults(library)
+    for path, known in sections.items():
+        unknown = [str(key) for key in section_at(config, path) if key not in known]
+        for key in [key for key in unknown if key[:1].isalpha()]:  # _comment and // are notes
+            places = [f"write it into {place}" for place, keys in sections.items() if place and key in keys]
+            remedy = nearest(key, known, otherwise=" or ".join(places) or "remove it")
+            raise ValueError(f"{library} has no key {f'{path}.{key}'.lstrip('.'):.80}: {remedy}")
+
+
+def promises_ignored(config: dict, stage: int) -> list[tuple[str, str]]:
     """Return what a stage does otherwise than `zero_optimization` promises, without a message, and what to do.
 
-    Of stages below 3 (DeepSpeed 0.19.8). What an arm promises is refused, and `study diagnose` finds it in a config.
+    It is so in DeepSpeed 0.19.8. What an arm promises is refused, and `study diagnose` finds it in a config.
     """
+    zero = _section(config, "zero_optimization")
+    usual = library_defaults("deepspeed")["zero_optimization"]
+    written = [key for key, value in zero.items() if key in usual and value not in (usual[key], "auto")]
     if stage == 3:
-        return []
+        ignored = [key for key in written if key in OF_STAGES_1_AND_2]
+        return [(f"ignores {' and '.join(ignored)}", "take stage 1 or 2, or remove it")] if ignored else []
+    ignored = [key for key in written if _is_of_stage_3(key)]
+    if section_at(config, "tensor_parallel").get(
+        "autotp_size"
+    ):  # Accelerate asks for it where AutoTP divides the weights, as well
+        ignored = [key for key in ignored if key not in GATHERS]
     sections = [zero.get(part) for part in OFFLOADS]
     optimizer, param = (each.get("device") or "none" if isinstance(each, dict) else "none" for each in sections)
-    usual = library_defaults("deepspeed")["zero_optimization"]
-    ignored = [key for key in OF_STAGE_3 if zero.get(key, usual[key]) not in (usual[key], "auto")]
     if param != "none":  # reproductions/offload_param_without_stage3.py
         ignored.append("offload_param")
     found = []
@@ -210,9 +254,18 @@ def promises_ignored(zero: dict, stage: int) -> list[tuple[str, str]]:
         found.append(("ignores offload_optimizer", "take a stage that divides states, or remove it"))
     elif optimizer == "nvme":  # they only ask whether it is none (stage_1_and_2.py:220)
         found.append(("takes nvme for cpu, and writes nothing to a disk", "write cpu, or take stage 3"))
+    elif optimizer != "none":  # of its section they read device and pin_memory alone
+        usual = library_defaults("deepspeed")["zero_optimization.offload_optimizer"]
+        changed = [key for key, value in zero["offload_optimizer"].items() if value != usual.get(key, value)]
+        ignored += [f"offload_optimizer.{key}" for key in changed if key in OF_ITS_OFFLOAD]
     if ignored:
         found.append((f"ignores {' and '.join(ignored)}", "take stage 3, or remove it"))
     return found
+
+
+def _is_of_stage_3(key: str) -> bool:
+    known = library_defaults("deepspeed")["zero_optimization"]
+    return key in OF_STAGE_3 or key.startswith("stage3_") or f"stage3_{key}" in known
 
 
 def _section(config: dict, name: str) -> dict:

@@ -185,7 +185,7 @@ def sentence(error: ValidationError, known: Iterable[str] = (), name=".".join) -
     problem = first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":
         problem = "is missing"
-    elif first["type"] == "extra_forbidden":
+    elif first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # the second is of dataclasses
         problem = "is not known"
         if known:
             problem += f"; {nearest(str(first['loc'][-1]), known)}"
@@ -203,23 +203,47 @@ PARSERS = {".json": from_json, ".toml": from_toml}  # of other suffixes: from_ya
 
 
 def load(
-    path: Path, model: type[T], *, what: str, remedy: str, most_bytes: int, links: bool = False, missing: str = ""
+    path: Path,
+    model: type[T],
+    *,
+    what: str,
+    remedy: str,
+    most_bytes: int,
+    links: bool = False,
+    missing: str = "",
+    known: Iterable[str] = (),
 ) -> T:
     """Return the content of a JSON, TOML or YAML file as a type. Raise Stop if it cannot be read, or is not valid.
 
-    `what` names the content: "a record". `missing` is what to do if there is no such file. Links are followed only if
-    the user named the file, and never where it may be a stranger's.
+    `what` names the content: "a record". `missing` is what to do if there is no such file, and `known` are the keys
+    that one which is not known may mean. Links are followed only if the user named the file, and never where it may be
+    a stranger's.
     """
     parse = PARSERS.get(path.suffix, from_yaml)
+    content = None
     try:
-        content = read(path, most_bytes, READ if links else READ | os.O_NOFOLLOW)
-        return TypeAdapter(model).validate_python(parse(content))
+        content = parse(read(path, most_bytes, READ if links else READ | os.O_NOFOLLOW))
+        return TypeAdapter(model).validate_python(content)
     except ValidationError as error:
-        raise Stop(f"{path} is not {what}: {sentence(error)}", remedy) from None
+        where = functools.partial(_with_ids, content)
+        raise Stop(f"{path} is not {what}: {sentence(error, known, where)}", remedy) from None
     except (OSError, ValueError) as error:
         if missing and isinstance(error, FileNotFoundError):
             remedy = missing
         raise Stop(f"{str(path)!r:.300} cannot be read ({why(error)})", remedy) from None
+
+
+def _with_ids(content: Any, parts: list[str]) -> str:
+    """Return a location with the ids of rows in place of their numbers: fault.my-fault.since, not fault.4.since."""
+    names = []
+    for part in parts:
+        if isinstance(content, list) and part.isdigit():
+            content = content[int(part)]
+            part = str(content.get("id", part)) if isinstance(content, dict) else part
+        else:
+            content = content.get(part) if isinstance(content, dict) else None
+        names.append(part)
+    return ".".join(names)
 
 
 # --- Writes an output folder as a whole: beside the old one, which it then replaces

@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import re
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from study.core.arms import all_paths
 from study.core.errors import Stop, nearest
+from study.core.files import from_toml
 from study.core.text import say, wrapped
 
 OPTIONS = ConstructorRegistry()
@@ -21,7 +21,7 @@ UNITS = {"": 1, "k": 1024, "m": 1e6, "b": 1e9}  # 8k tokens are 8192, and a mode
 MOST = 1e15  # more is a typing error
 OPTION = r"(?<![\w-])--[a-z][a-z0-9-]*"
 # By a word that people type in place of an option: answers. The first one counts of which a command takes each option.
-MEANT = tomllib.loads(Path(__file__).with_name("meant.toml").read_text(encoding="utf-8"))
+MEANT = from_toml(Path(__file__).with_name("meant.toml").read_text(encoding="utf-8"))
 
 
 def parsed(command: Callable, *config, **options):

@@ -3,12 +3,13 @@
 An id is the name of a table in a TOML file. Grep finds the rule that yields it, and its test; `places` is that grep.
 """
 
+import ast
 import functools
 import re
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from study.core.files import from_toml
 from study.known.faults import TABLE, named, table
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +44,7 @@ def of_table(path: Path, kind: str, read_by: str) -> list[Explained]:
     """Return the sentences of a file whose tables have `sentence`, and perhaps `id`, `remedy`, `evidence`, `fault`."""
     text = path.read_text()
     explained = []
-    for name, row in tomllib.loads(text).items():
+    for name, row in from_toml(text).items():
         if "sentence" not in row:
             continue
         evidence, remedy, upstream = row.get("evidence", ""), row.get("remedy", ""), ""
@@ -64,6 +65,17 @@ def _comment(text: str, name: str) -> str:
     """Return the comment that stands directly above a table: where a library does what the sentence says."""
     above = re.search(rf"((?:^#.*\n)+)\[(?:{re.escape(name)}|\"{re.escape(name)}\")\]", text, re.MULTILINE)
     return " ".join(line.strip("# ") for line in above[1].splitlines()) if above else ""
+
+
+def comments_of_rule(place: str) -> str:
+    """Return the comments of a function above one of its lines, FILE:LINE. They say what a rule rests on."""
+    file, _, number = place.rpartition(":")
+    text = (ROOT / file).read_text()
+    last = int(number)
+    around = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+    begins = [node.lineno for node in around if node.lineno <= last <= (node.end_lineno or last)]
+    above = text.splitlines()[max(begins, default=last) : last]
+    return " ".join(line.strip(" #") for line in above if line.lstrip().startswith("# "))
 
 
 @functools.cache

@@ -4,21 +4,25 @@ The ledger, `study diagnose`, `study conform`, `study stack` and the report read
 """
 
 import functools
+import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
-from pydantic import BaseModel, ConfigDict, Field, computed_field
+from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
 
+from study.core.errors import nearest
 from study.core.files import load
+from study.known.conditions import Values, wrong_condition, wrong_keys, wrong_release
 
 TABLE = Path(__file__).with_name("faults.toml")
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 Release = Version | SpecifierSet  # a range
 ANY = SpecifierSet()  # release
 # Conditions, by the names of flags: a number is the least, of a list one must fit. What is not said does not matter.
-When = dict[str, bool | int | str | list]
+When = dict[str, bool | int | str | list | dict]
 
 
 class Fault(BaseModel):
@@ -119,8 +123,12 @@ class Fault(BaseModel):
 
 
 class Table(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
     asked: dict[str, tuple[str, ...]]
     questions: dict[str, str]  # by condition
+    values: dict[str, Values]  # by condition: those that a flag or a config can give it
+    other_keys: tuple[str, ...]  # of configs, which DeepSpeed, Accelerate and the Trainer do not have
     settings: dict[str, str]  # conditions by the names that `study diff` has for what a config says; the later count
     trainers: tuple[str, ...]  # that force settings
     defaults: dict[str, dict[str, bool]]  # of a trainer
@@ -130,10 +138,73 @@ class Table(BaseModel):
     packages: dict[str, str]  # by the names that lists give them
     fault: tuple[Fault, ...]
 
+    @model_validator(mode="after")
+    def _refuse_wrong_faults(self) -> Self:
+        """Raise ValueError for a fault that no command could show, with all that is wrong with it."""
+        ids = [fault.id for fault in self.fault]
+        for fault in self.fault:
+            wrong = [*_wrong_range(fault, self), *_wrong_conditions(fault, self), *_wrong_questions(fault, self)]
+            if ids.count(fault.id) > 1:
+                wrong.append("another fault has this id: choose one of its own")
+            if wrong:
+                raise ValueError(f"fault {fault.id}: {'; '.join(wrong)}")
+        return self
+
+
+def _wrong_range(fault: Fault, table: Table) -> Iterator[str]:
+    """Yield what is wrong with the releases of a fault, and with what they rest on."""
+    asked = fault.asked or table.asked.get(fault.package, ())
+    if not asked:
+        yield f"no list of releases is kept of {fault.package}: say in `asked` which were looked at"
+    for key in ("since", "until"):
+        release = getattr(fault, key)
+        if asked and release not in asked:
+            yield f"`{key}` must be a release that was tested, of {', '.join(asked)} (got {release}): widen no range"
+    if not re.match(rf"{re.escape(fault.since)}( to {re.escape(fault.until)})?(;|$)", fault.releases):
+        yield f'`releases` must begin with the range: "{fault.since} to {fault.until}; right in ..."'
+    if fault.rests_on == "script" and not fault.script:
+        yield "it rests on a script: name one of reproductions/ in `script`"
+    if fault.upstream and not fault.upstream.startswith("https://"):
+        yield f"`upstream` must be an address that begins with https:// (got {fault.upstream!r:.80})"
+
+
+def _wrong_conditions(fault: Fault, table: Table) -> Iterator[str]:
+    """Yield what is wrong with the conditions of a fault: without them no training has it."""
+    when = fault.when or {}
+    if fault.when is not None and not (fault.symptom and fault.do):
+        yield "a fault with `when` needs `symptom`, what is seen, and `do`, the remedy"
+    for name, wanted in when.items():
+        if name not in table.questions:
+            meant = [each for each in table.questions if each not in ("release", "range")]
+            yield f"no condition is {name!r}: {nearest(name, meant)}"
+        elif name == "keys":
+            yield from wrong_keys(wanted, table.other_keys)
+        elif name in table.asked:
+            yield from wrong_release(name, wanted)
+        elif name == "optimizer":
+            yield from wrong_condition(name, wanted, list(table.optimizers))
+        elif name != "script":
+            yield from wrong_condition(name, wanted, table.values[name])
+
+
+def _wrong_questions(fault: Fault, table: Table) -> Iterator[str]:
+    """Yield what is wrong with what a user is asked about the conditions of a fault."""
+    for name in fault.ask.keys() - (fault.when or {}).keys():
+        yield f"`ask` has {name}, which `when` does not have"
+    for name, wanted in (fault.when or {}).items():
+        question = fault.ask.get(name, table.questions.get(name, "?").format(wanted))
+        if name == "keys" and name not in fault.ask:
+            yield 'its `keys` need a question to the user: ask = { keys = "Is overlap_comm true?" }'
+        elif question.count("?") != 1 or not question.endswith("?") or re.search(r"[\[\]{}]|True|False,", question):
+            yield f"what is asked about {name} must be one plain question, and end with its only `?` (got {question!r})"
+
 
 @functools.cache
 def table() -> Table:
-    return load(TABLE, Table, what="the table of faults", remedy="correct the file", most_bytes=2**20)
+    remedy = "correct that fault: Fault in study/known/faults.py explains each key"
+    return load(
+        TABLE, Table, what="the table of faults", remedy=remedy, most_bytes=2**20, known=tuple(Fault.model_fields)
+    )
 
 
 def named(id: str) -> Fault:

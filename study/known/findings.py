@@ -1,12 +1,15 @@
 """What commands say of a training: the sentences of findings.toml and of hangs.toml, by their ids."""
 
 import functools
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired
 
+from pydantic import with_config
+from typing_extensions import TypedDict
+
+from study.core.tables import NO_OTHER_KEYS, Regex, read_table
 from study.core.text import size
 from study.known.faults import named
 
@@ -38,18 +41,48 @@ def with_id(sentence: str, id: str) -> str:
     return f"{sentence.rstrip('.')}. [{id}]"
 
 
-@functools.cache
-def texts(file: Path = FINDINGS) -> dict[str, dict[str, Any]]:
-    """Return the sentence, remedy and evidence of each finding, by its id. Hangs have patterns as well.
+@with_config(NO_OTHER_KEYS)
+class FindingRow(TypedDict):
+    """A row of findings.toml. Texts are in TOML, so that they can be read and corrected without the rules."""
 
-    Texts are in TOML, so that they can be read and corrected without the rules.
-    """
-    return tomllib.loads(file.read_text())
+    sentence: str
+    remedy: NotRequired[str]
+    evidence: NotRequired[str]  # a claim, or a script of reproductions/; else a comment says it, here or at the rule
+    fault: NotRequired[str]  # of faults.toml, whose range, remedy and script are told
+    configs: NotRequired[list[dict[str, Any]]]  # in which it is found: `when`, and values of the sentence
+    # --- of one finding each, where they are explained
+    defaults: NotRequired[dict[str, str]]
+    filled: NotRequired[list[str]]
+    pairs: NotRequired[list[dict[str, str]]]
+
+
+@with_config(NO_OTHER_KEYS)
+class Hang(TypedDict):
+    """A row of hangs.toml. The keys are explained there."""
+
+    sentence: str
+    remedy: str
+    evidence: NotRequired[str]
+    ranks: Literal["some", "all"]
+    calls: Regex
+    ways: list[str]
+    without_all: NotRequired[bool]
+
+
+@functools.cache
+def texts() -> dict[str, FindingRow]:
+    """Return the sentence, remedy and evidence of each finding, by its id."""
+    return read_table(FINDINGS, dict[str, FindingRow], FindingRow)
+
+
+@functools.cache
+def causes_of_hangs() -> dict[str, Hang]:
+    return read_table(HANGS, dict[str, Hang], Hang)
 
 
 def finding(id: str, **values: Any) -> Finding:
     """Return a finding with its values in its sentence. Names that end in `_bytes` are shown as sizes."""
-    text = (texts() | texts(HANGS))[id]
+    text: dict[str, Any] = {**{**texts(), **causes_of_hangs()}[id]}
     if "fault" in text:  # its range, its remedy and its script are those of the table of faults
         fault = named(text["fault"])
         text = {"remedy": "{do}", "evidence": f"reproductions/{fault.script}.py"} | text

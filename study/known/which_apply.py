@@ -287,4 +287,7 @@ def _fits(seen: Any, wanted: Any) -> bool:
         return str(seen).lower() in map(str, wanted)  # a config may have AdamW, or "3"; none: it has no such key
     if wanted is True:
         return seen not in (None, False)  # whatever switches it on, if with an empty section
-    return float(seen) >= wanted if type(wanted) is int else seen == wanted
+    if type(wanted) is int:  # the least; a config may have no number there
+        number = comparable(seen)
+        return is_number(number) and number >= wanted
+    return seen == wanted

@@ -1,11 +1,11 @@
 """The constants that no datasheet has. How they were fitted: `tools/fit.py`."""
 
 import functools
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from study.core.files import from_toml
 from study.core.gpus import Gpu
 
 FILE = Path(__file__).with_name("pace.toml")
@@ -38,7 +38,7 @@ class Pace:
 @functools.cache
 def constants() -> dict:
     """The content of `pace.toml`."""
-    return tomllib.loads(FILE.read_text())
+    return from_toml(FILE.read_text())
 
 
 @functools.cache

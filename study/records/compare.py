@@ -45,6 +45,7 @@ class Comparison:
     left_out: dict[str, int]  # runs by status; "copy" counts records of runs that are already included
     unreadable: list[str]  # a sentence for each
     keep_gradients: list[str]  # arms of FSDP with several passes in a step
+    one_memory: list[str]  # arms that offload, without a GPU
 
 
 def compare(runs: Runs) -> Comparison:
@@ -69,7 +70,7 @@ def compare(runs: Runs) -> Comparison:
     # Accelerate reduces in the last pass alone, unless a script sets sync_each_batch: seen on an H200, 18.5 of 44.6 GB.
     keeping = [run for run in runs.done if run.record.observed.fsdp and (run.record.observed.accumulation or 1) > 1]
     arms = sorted({run.record.arm for run in keeping})
-    return Comparison(rows, runs.environments, left_out, list(runs.set_aside), arms)
+    return Comparison(rows, runs.environments, left_out, list(runs.set_aside), arms, one_memory(runs.done))
 
 
 def answer(compared: Comparison) -> str:
@@ -92,6 +93,7 @@ def notes(compared: Comparison) -> list[str]:
     lines.append(NOTE)
     whole = "a rank keeps whole gradients between micro-batches (GUIDE, FSDP2 or ZeRO)"
     lines += [f"{arm}: {whole}" for arm in compared.keep_gradients]
+    lines += in_one_memory(compared.one_memory)
     lines += [f"left out: {number} {status}" for status, number in compared.left_out.items()]
     return lines + [f"unreadable: {sentence}" for sentence in compared.unreadable]
 
@@ -125,6 +127,26 @@ def _numbers(runs: list[Run], at_a: list[Run]) -> dict:
 
 def _median(runs: list[Run], quantity: str) -> Any:
     return metrics.median(metrics.value(run.record, quantity) for run in runs)
+
+
+# --- peaks without a GPU --------------------------------------------------------------------------------------------
+
+
+def has_one_memory(run: Run) -> bool:
+    """Return whether an arm offloads, and the machine has no GPU: what it holds on a GPU cannot be told apart."""
+    observed = run.record.observed
+    return observed.device == "cpu" and not {observed.offload_optimizer, observed.offload_param} <= {None, "none"}
+
+
+def one_memory(runs: Iterable[Run]) -> list[str]:
+    return sorted({run.record.arm for run in runs if has_one_memory(run)})
+
+
+def in_one_memory(arms: list[str]) -> list[str]:
+    """Return the line below a table of peaks that keeps a reader from taking them for those of a GPU."""
+    if not arms:
+        return []
+    return [f"{', '.join(arms)}: without a GPU, host and device are one memory. Peaks include what is offloaded."]
 
 
 # --- losses of arms and of a baseline -------------------------------------------------------------------------------

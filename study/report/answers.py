@@ -90,7 +90,7 @@ def of_losses(here: list[Run]) -> PageAnswer:
         return PageAnswer("losses", SMOKE)
     table = losses.parity(rows).rename(columns={"line": "arm"})
     table["largest_difference"] = table["largest_difference"].map(nats, na_action="ignore")
-    shown = ["arm", "first_loss", "last_loss", "steps", "largest_difference"]
+    shown = ["arm", "seed", "first_loss", "last_loss", "steps", "largest_difference"]
     return PageAnswer("losses", _unless_own(here, SMOKE), table[shown], rows, losses.figure(rows))
 
 
@@ -129,7 +129,7 @@ def of_gpu() -> list[PageAnswer]:
     pair = losses.table(runs.select(protocol_part="loss"), "single")
     in_memory = [*on_gpu.OVER.values()][:2]  # the others are in the table of all runs, which has more room
     furthest = rows.sort_values(in_memory[1], key=lambda over: (over.astype(float) - 1).abs(), ascending=False)
-    shown = ["line", "first_loss", "last_loss", "largest_difference"]
+    shown = ["line", "seed", "first_loss", "last_loss", "largest_difference"]
     return [
         PageAnswer("memory", "", furthest[["model", "arm", *in_memory]], rows, on_gpu.memory_figure(rows)),
         PageAnswer("time", "", over[["panel", "arm", "over"]], over, on_gpu.seconds_figure(over)),

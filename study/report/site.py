@@ -63,9 +63,10 @@ ADDED = {"injected-parameters", "papermill-error-cell-tag", "kept"}  # cells of 
 READER = """
 import contextlib, io
 from study.cli.pasted import tell
+from study.configs.pasted.answer import answer
 def told(text):
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        tell(text, "", False)
+        tell(answer(text), False)
     return printed.getvalue()
 told
 """

@@ -12,7 +12,7 @@ from pathlib import Path
 from study.core import files
 from study.core.errors import Stop
 from study.core.text import lasting
-from study.known.findings import HANGS, Finding, finding, texts
+from study.known.findings import Finding, causes_of_hangs, finding
 from study.records.collectives import LoggedCall, RankLog, collective_of
 
 MOST = 8  # ranks in a sentence
@@ -53,7 +53,7 @@ def causes(logs: list[RankLog]) -> list[Finding]:
     )
     # Of 48 trainings that hang, 19 end at once with gloo. The patterns were written on the others, and are tested on
     # them: how many hangs of strangers they name is not known (reports/log.md).
-    for id, cause in texts(HANGS).items():
+    for id, cause in causes_of_hangs().items():
         ranks = [rank for rank, stack in stacks.items() if re.search(cause["calls"], stack)]
         others = [rank for rank in stacks if rank not in ranks]
         is_told = known or cause.get("without_all")

@@ -10,8 +10,9 @@ from accelerate.commands.config.config_args import load_config_from_file
 
 from study.core import arms
 from study.core.errors import Stop
+from study.core.files import from_toml
 from study.training import setup
-from tests.conftest import table
+from tests.conftest import DECODERS_ALONE, python, table
 
 PATHS = arms.all_paths()
 ON_DEEPSPEED = [name for name in PATHS if name.startswith("zero")]
@@ -22,6 +23,9 @@ GATHER, PREFETCH = "allgather_bucket_size", "stage3_prefetch_bucket_size"
 OPTIMIZER, PARAM = "offload_optimizer.device", "offload_param.device"
 SIBLINGS = table("core/siblings.toml")
 FILES = table("core/arm_files.toml")
+TRUTH = table("training/truth.toml")["is"]
+COLOURS = from_toml((arms.PACKAGE / "report/colours.toml").read_bytes())["arms"]
+SMOKE = (arms.PACKAGE / "sweeps/protocols/smoke.toml").read_text()
 
 
 def yaml_of(name: str) -> dict:
@@ -55,16 +59,30 @@ def merged(name: str) -> dict:
 
 
 def test_these_are_the_arms():
-    """No file in the folders is left out, and each arm has a sibling."""
-    assert list(PATHS)[: len(arms.NAMES)] == list(arms.NAMES)
-    unseen = {path.relative_to(arms.ROOT) for path in arms.FOLDER.rglob("*.yaml")} - {
-        path.relative_to(arms.ROOT) for path in PATHS.values()
-    }
-    assert not unseen, f"no command sees {unseen}: its name is missing in NAMES of study/core/arms.py"
-    assert set(PATHS.values()) == set(arms.FOLDER.rglob("*.yaml"))
-    named = {arms.ROOT / yaml_of(name)["deepspeed_config"]["deepspeed_config_file"] for name in ON_DEEPSPEED}
-    assert named == set(arms.FOLDER.rglob("*.json"))
-    assert {*" ".join(SIBLINGS).split()} == {*PATHS}
+    """No file in the folders is left out, and each arm has a sibling. All places that lack one are told at once."""
+    told = []
+    for path in sorted({*arms.FOLDER.rglob("*.yaml")} - {*PATHS.values()}):
+        told.append(f"no command sees {path.name}: add {path.stem!r} to NAMES of study/core/arms.py")
+    for name in [name for name in arms.NAMES if not PATHS[name].is_file()]:
+        told.append(f"NAMES of study/core/arms.py has {name!r}: add {name}.yaml to accelerate_configs/")
+    there = {path.stem for path in arms.FOLDER.rglob("*.yaml")}
+    paired = {*" ".join(SIBLINGS).split()}
+    for name in sorted(there - paired):
+        told.append(f"{name} has no sibling: add its difference from the most similar arm to tests/core/siblings.toml")
+    for name in sorted(paired - there):
+        told.append(f"tests/core/siblings.toml has {name!r}, and accelerate_configs/ has no such file")
+    listed = {path.stem for path in arms.FOLDER.glob("*.yaml")}
+    for name in sorted(listed - {*COLOURS}):
+        told.append(f"{name} has no colour: add one to study/report/colours.toml")
+    for name in sorted(listed - {*TRUTH} - {*DECODERS_ALONE}):
+        told.append(f"add {name} to [is] of tests/training/truth.toml, or to DECODERS_ALONE of tests/conftest.py")
+    for name in [name for name in sorted(listed) if f'"{name}"' not in SMOKE]:
+        told.append(f"no part trains {name}: add it to study/sweeps/protocols/smoke.toml")
+    assert not told, "\n".join(told)
+    jsons = {arms.ROOT / yaml_of(name)["deepspeed_config"]["deepspeed_config_file"] for name in ON_DEEPSPEED}
+    unused = {path.name for path in arms.FOLDER.rglob("*.json")} - {path.name for path in jsons}
+    assert not unused, f"no yaml of accelerate_configs/ names {unused} in deepspeed_config_file"
+    assert jsons == {*arms.FOLDER.rglob("*.json")}
     assert not {key.rpartition(".")[2] for name in PATHS for key in merged(name)} & PRECISION
 
 
@@ -153,6 +171,50 @@ def test_a_json_is_found_from_any_folder(tmp_path, monkeypatch):
     assert arms.read(PATHS["zero3"]).stage == 3
     (tmp_path / "here.json").write_text("{}")
     assert arms.find("here.json").read_text() == "{}", "and what is here comes first"
+
+
+def told_of(folder: Path, config: dict) -> str:
+    """What is said of a DeepSpeed config; empty if it is an arm."""
+    try:
+        arms.read(written(folder, json=json.dumps(config)))
+    except Stop as stop:
+        return stop.what
+    return ""
+
+
+OF_ZERO = arms.library_defaults("deepspeed")["zero_optimization"]
+BEGIN = [key for key in OF_ZERO if key.startswith("stage3_")]
+SHORT = [key for key in OF_ZERO if f"stage3_{key}" in BEGIN]
+
+
+@pytest.mark.parametrize("key", [*BEGIN, *SHORT, *arms.OF_STAGE_3])
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_each_key_of_stage_3_is_refused_of_the_others(tmp_path, stage, key):
+    assert f"stage {stage} ignores {key}: take stage 3" in told_of(
+        tmp_path, {"zero_optimization": {"stage": stage, key: 12345}}
+    )
+    assert told_of(tmp_path, {"zero_optimization": {"stage": 3, key: 12345}}) == ""
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("section", arms.library_defaults("deepspeed"))
+def test_a_key_that_deepspeed_does_not_know_is_refused_in_each_section(tmp_path, section, stage):
+    config: dict = {"zero_optimization": {"stage": stage}}
+    part = config
+    for name in filter(None, section.split(".")):
+        part = part.setdefault(name, {})
+    part["flux"] = 1
+    assert f"deepspeed has no key {f'{section}.flux'.lstrip('.')}: " in told_of(tmp_path, config)
+
+
+def test_files_are_read_without_the_libraries():
+    """Whoever writes an arm may have neither."""
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(('torch', 'deepspeed', 'accelerate', 'transformers')))\n"
+        "from study.core.arms import all_paths, load_arm\n"
+        "print(len([load_arm(name) for name in all_paths()]))"
+    )
+    assert python("-c", code).stdout == f"{len(PATHS)}\n"
 
 
 @pytest.mark.parametrize("case", FILES["refused"])

@@ -13,9 +13,9 @@ from study.configs import sources
 from study.configs.differences import compare
 from study.configs.sentences import sentences
 from study.core.errors import Stop
-from study.known.explained import places
+from study.known.explained import comments_of_rule, places
 from study.known.faults import named
-from study.known.findings import HANGS, texts
+from study.known.findings import causes_of_hangs, texts
 from study.ledger.texts import claims
 from study.records.collectives import RankLog
 from study.watch import hangs
@@ -120,6 +120,21 @@ def test_what_is_typed_is_answered_with_its_id(id, monkeypatch, capsys, tmp_path
     assert id in printed(capsys)
 
 
+def test_a_finding_rests_on_what_its_rule_says_of_it(capsys):
+    """Where its row has no evidence, the comments of the rule give it: measured numbers, lines of libraries."""
+    (row,) = explain(("no_sync_unused",))
+    assert "Measured with four passes on two ranks" in row["rests_on"]
+    assert "Measured with four passes on two ranks" in " ".join(capsys.readouterr().out.split())
+    for id in [each.id for each in EXPLAINED.values() if not each.rests_on]:
+        (row,) = explain((id,))
+        said = [each for each in map(comments_of_rule, filter(is_code, row["rules"])) if each]
+        assert all(each in row["rests_on"] for each in said), id
+
+
+def is_code(place: str) -> bool:
+    return ".py:" in place
+
+
 def test_an_unknown_id_is_refused_with_the_nearest():
     with pytest.raises(Stop) as stop:
         explain(("secondbucket",))
@@ -148,4 +163,4 @@ def test_all_are_listed_one_a_line_and_a_claim_is_explained_as_claims_does(capsy
 
 
 def test_ids_of_hangs_are_places_in_one_table():
-    assert all(any("hangs.toml" in place for place in places(id)) for id in texts(HANGS))
+    assert all(any("hangs.toml" in place for place in places(id)) for id in causes_of_hangs())

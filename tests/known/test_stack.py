@@ -8,6 +8,7 @@ import resource
 import textwrap
 import time
 import tomllib
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +24,8 @@ from study.conform import releases, suite
 from study.core import arms
 from study.core.errors import Stop
 from study.core.options import parsed
-from study.known import lists, patterns
+from study.known import faults, lists, patterns
+from study.known import which_apply as rules
 from study.known.faults import ANY, Fault, named, table
 from study.known.which_apply import Flags, Stack, which_apply
 from tests.cli.test_cli import in_this_process
@@ -49,31 +51,94 @@ def answers(words: str) -> dict[str, str]:
 # --- the table -------------------------------------------------------------------------------------------------------
 
 
-def test_the_table_is_whole():
-    faults = table().fault
-    known = pd.read_csv(releases.COMMITTED.parent / "known/bugs.csv")
-    assert len({fault.id for fault in faults}) == len(faults) >= 75
-    for fault in faults:
-        asked = fault.asked or table().asked[fault.package]
-        assert {fault.since, fault.until} <= {*asked}, fault.id
-        assert re.match(rf"{fault.since}( to {fault.until})?(;|$)", fault.releases), fault.id
-        for release in re.findall(r"right in ([\d.]+)(?: and ([\d.]+))?", fault.releases):
-            assert not any(fault.has(Version(each)) for each in release if each), fault.id
-        assert not fault.script or (ROOT / "reproductions" / f"{fault.script}.py").is_file()
-        assert fault.upstream.startswith("https://") or not fault.upstream
-        assert fault.rests_on != "script" or fault.script, fault.id
-        read = fault.upstream or re.search(r"\.py\b|https://|#\d+", fault.why + fault.found)
-        assert fault.rests_on != "sources, not run" or read, f"{fault.id}: name the file that was read, or the thread"
-        if fault.rests_on == "two runs":
-            (run,) = known[known["thread"].str.endswith(f"#{fault.upstream.rpartition('/')[2]}")].itertuples()
-            assert [run.before, run.after] == [fault.until, *re.findall("right in ([^;]+)", fault.releases)]
-        if fault.when is not None:
-            assert all((fault.symptom, fault.do)), fault.id
-            assert fault.package in table().asked or "script" in fault.when, "of TRL and PEFT no list is kept"
-            assert fault.when.keys() <= table().questions.keys()
-            for package in fault.when.keys() & table().asked.keys():
-                assert f"the release of {package} " in fault.asks[package]
-            assert fault.when.keys() - table().asked.keys() - OF_SCRIPTS <= {*table().settings.values()}
+BUGS = pd.read_csv(releases.COMMITTED.parent / "known/bugs.csv")
+
+
+@pytest.mark.parametrize("fault", table().fault, ids=lambda fault: fault.id)
+def test_a_fault_rests_on_what_is_there(fault):
+    """What can be told without the rest of the repository is told when the table is read."""
+    for release in re.findall(r"right in ([\d.]+)(?: and ([\d.]+))?", fault.releases):
+        assert not any(fault.has(Version(each)) for each in release if each), (
+            "`releases` says that one in its range is right"
+        )
+    script = f"reproductions/{fault.script}.py"
+    assert not fault.script or (ROOT / script).is_file(), f"there is no {script}: correct `script`, or add it"
+    read = fault.upstream or re.search(r"\.py\b|https://|#\d+", fault.why + fault.found)
+    assert fault.rests_on != "sources, not run" or read, (
+        "name the file that was read in `why`, or the thread in `upstream`"
+    )
+    if fault.rests_on == "two runs":
+        (run,) = BUGS[BUGS["thread"].str.endswith(f"#{fault.upstream.rpartition('/')[2]}")].itertuples()
+        assert [run.before, run.after] == [fault.until, *re.findall("right in ([^;]+)", fault.releases)]
+    for package in (fault.when or {}).keys() & table().asked.keys():
+        assert f"the release of {package} " in fault.asks[package], f"say `the release of {package}` in `ask`"
+    if fault.when is not None:
+        no_list = fault.package not in table().asked and "script" not in fault.when
+        assert not no_list, "of TRL and PEFT no list is kept: ask in `script` what decides"
+
+
+def test_conditions_can_be_what_flags_and_configs_say():
+    """The values at the head of the table are those of the flags; a setting of a config answers all others."""
+    conditions = table().questions.keys() - {"release", "range", "keys", "script", "optimizer"} - table().asked.keys()
+    assert conditions == table().values.keys()
+    assert conditions - OF_SCRIPTS <= {*table().settings.values()}
+    for name, kind in typing.get_type_hints(Flags).items():
+        literals = {each for part in typing.get_args(kind) for each in typing.get_args(part)}
+        if name in conditions and literals:
+            assert literals <= {*table().values[name]}, name
+    assert len(table().fault) >= 75
+
+
+WRONG = cases("known/wrong_faults.toml")
+
+
+def fault_of_contributing() -> dict:
+    """The fault that CONTRIBUTING.md shows."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    block = re.search(r"^    \[\[fault\]\]\n(?:    .+\n)+", text, re.MULTILINE)[0]
+    (row,) = tomllib.loads(textwrap.dedent(block))["fault"]
+    return row
+
+
+def table_with(fault: dict, folder: Path) -> Path:
+    """The table of faults with another one, and with few of its own."""
+    content = tomllib.loads(faults.TABLE.read_text())
+    content["fault"] = [*[each for each in content["fault"] if each["id"] == "last-pass-only"], fault]
+    (folder / "faults.json").write_text(json.dumps(content))  # which is read as TOML is
+    return folder / "faults.json"
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_fault_is_named_when_the_table_is_read(name, tmp_path, monkeypatch):
+    wrong = WRONG[name]
+    fault = fault_of_contributing() | wrong.get("fault", {})
+    fault["when"] |= ({"keys": [wrong["key"]]} if "key" in wrong else {}) | wrong.get("when", {})
+    fault.pop(wrong.get("without"), None)
+    monkeypatch.setattr(faults, "TABLE", table_with(fault, tmp_path))
+    with pytest.raises(Stop) as stop:
+        table.__wrapped__()
+    assert wrong["said"] in stop.value.what
+    assert fault["id"] in stop.value.what
+    assert stop.value.remedy == "correct that fault: Fault in study/known/faults.py explains each key"
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"zero_optimization.overlap_comm": ["none", "auto", "true", "1"]},
+        {"zero_optimization.sub_group_size": 5},
+        {"zero_optimization.offload_param.device": "absent"},
+        {"optimizer.params.lr": True, "checkpoint.writer.any": ["x"]},
+        {"deepspeed_config.zero3_init_flag": False, "max_grad_norm": ["0.5"]},
+    ],
+)
+def test_a_fault_with_keys_that_are_right_is_read_and_told(keys, tmp_path, monkeypatch):
+    fault = fault_of_contributing() | {"when": {"keys": [keys]}}
+    monkeypatch.setattr(faults, "TABLE", table_with(fault, tmp_path))
+    fault = table.__wrapped__().fault[-1]
+    assert fault.asks["keys"] == "Is overlap_comm true?"
+    for seen in (None, "auto", "none", 10, True, "x", {}):
+        assert isinstance(rules._fits(seen, next(iter(keys.values()))), bool)
 
 
 def test_the_releases_that_were_asked_are_those_of_the_kept_answers():
@@ -110,9 +175,9 @@ def test_a_draft_fits_a_screen_and_is_in_the_list_of_what_was_filed():
 
 def test_the_fault_that_contributing_shows_is_one():
     text = (ROOT / "CONTRIBUTING.md").read_text()
-    block = re.search(r"^    \[\[fault\]\]\n(?:    .+\n)+", text, re.MULTILINE)[0]
-    (row,) = tomllib.loads(textwrap.dedent(block))["fault"]
+    row = fault_of_contributing()
     Fault.model_validate_json(json.dumps(row))
+    assert {"keys"} == row["when"].keys() & row["ask"].keys()
     assert f'`{row["id"]} = "deepspeed=={row["since"]} --stage 2"`' in text
 
 
@@ -552,25 +617,21 @@ def test_nothing_is_said_to_apply_to_the_arms_of_this_study(arm):
     assert bool(found) == (arm != "single")  # of DDP, a stream that is split already
 
 
-def test_a_question_is_a_sentence_and_not_a_list_of_python():
-    questions = [question for fault in table().fault for question in fault.asks.values()]
-    assert [question for question in questions if re.search(r"[\[\]{}]|True|False,", question)] == []
-
-
 def test_a_question_names_in_its_text_what_answers_it_and_nothing_else():
     """Whatever the text: who reads it and who sorts by it see the same."""
     questions = [
-        question
+        (each.fault.id, question)
         for trainer in (*table().trainers, None)
         for fault in table().fault
         for each in which_apply(Stack({fault.package: ANY, **dict.fromkeys(table().asked, ANY)}, {"trainer": trainer}))
         for question in each.why
     ]
-    assert {question.condition for question in questions} >= {"stage", "script", "keys", "passes", "torch", "trl"}
-    for each in questions:
+    assert {question.condition for _, question in questions} >= {"stage", "script", "keys", "passes", "torch", "trl"}
+    for id, each in questions:
         named = re.findall(r"--[a-z0-9-]+|the release of [\w-]+", each.text)
-        assert ", ".join(named) == each.flag, each
-        assert each.text.count("?") == 1, each
+        remedy = f"{id}: its `ask` about {each.condition} must name {each.flag or 'no flag'}: {each.text}"
+        assert ", ".join(named) == each.flag, remedy
+        assert each.text.count("?") == 1, f"{id}: ask one question about {each.condition}: {each.text}"
 
 
 def test_a_stack_leaves_the_releases_of_its_caller_alone():

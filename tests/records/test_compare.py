@@ -146,6 +146,15 @@ def test_what_one_run_does_not_know_the_row_does_not_know(compared_of):
     assert (row["peak MB"], row["peak of"]) == (5.0, "tracked"), "the kind of peak that all know"
 
 
+def test_on_a_cpu_peaks_of_arms_that_offload_are_said_to_hold_the_host_as_well(tmp_path):
+    """In each command that shows peaks, once; of a GPU, and where nobody offloads, it is not said."""
+    note = "zero3_cpu: without a GPU"
+    for folder, arm, gpu in (("a", "zero3_cpu", False), ("b", "zero3_cpu", True), ("c", "zero3", False)):
+        mine = [shaped.finished(f"{arm}-{seed}", arm, seed=seed, gpu=gpu) for seed in (1, 2)]
+        compared = compare([shaped.put(tmp_path / folder, *mine)])
+        assert sum(line.startswith(note) for line in notes(compared)) == (folder == "a")
+
+
 def test_the_interval_is_that_of_the_resamples_drawn_one_by_one():
     """By hand, from the same generator: medians of samples with replacement, and their quantiles."""
     slow = [2.0, 2.2, 1.9, 2.1, 2.4, 2.0, 2.3]

@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 
+from study.core.arms import ROOT
 from study.records.groups import groups, labels, lines
 from study.records.runs import load
 from study.report.topics import documents, losses, memory, traffic
@@ -97,6 +98,30 @@ def test_a_line_is_an_arm_and_more_where_that_is_not_enough(of):
     loaded = of(*group, finished("d", "zero3", 64, virtual=True))
     assert set(lines(list(loaded.runs))) == {"ddp", "zero2, 2 ranks", "zero2, 4 ranks", "zero3 (virtual)"}
     assert len(groups(loaded.done)) == 2, "virtual ranks were asked for"
+
+
+def test_an_accumulation_is_named_unless_it_is_one():
+    base = {"task": "imdb", "model": "bert-tiny", "precision": "fp32"}
+    name = "imdb, bert-tiny, fp32"
+    assert labels([base | {"accumulation": 2}]) == [f"{name}, accumulation 2"]
+    assert labels([base | {"accumulation": 1}]) == labels([base]) == [name]
+    cells = [base | {"accumulation": 2, "micro_batch": number} for number in (1, 2)]
+    assert labels(cells) == [f"{name}, micro-batch {number}, accumulation 2" for number in (1, 2)]
+    for group, members in groups(load(ROOT / "reports/cpu-2core/runs").done).items():
+        (passes,) = {run.record.requested.accumulation or 1 for run in members}
+        assert passes == 1 or f", accumulation {passes}" in group, group
+
+
+def test_first_and_last_losses_are_of_a_seed_that_all_lines_have(of):
+    """Whichever came first. A line without it shows its own seed."""
+    order = [("ddp", 1), ("ddp", 2), ("zero2", 3), ("zero2", 2), ("zero3", 2), ("zero1", 5)]
+    runs = [finished(f"{arm}-{seed}", arm, 2, seed, loss=2 + seed) for arm, seed in order]
+    runs = [run | {"started_utc": f"2026-01-02T03:04:0{turn}+00:00"} for turn, run in enumerate(runs)]
+    table = {row["line"]: row for row in rows(losses.parity(losses.table(of(*runs))))}
+    assert {line: row["seed"] for line, row in table.items()} == {"ddp": 2, "zero1": 5, "zero2": 2, "zero3": 2}
+    for row in table.values():
+        assert (row["first_loss"], row["last_loss"]) == (7 + row["seed"] / 1000, 2 + row["seed"])
+    assert table["zero2"]["n"] == 2
 
 
 def test_losses_are_held_against_the_same_seed_and_rows(of):

@@ -142,9 +142,18 @@ def test_a_ratio_of_times_has_the_spread_of_repeats_or_is_none(tmp_path, ddp, ze
     (group,) = by_task(records.load(put(tmp_path, *timed("ddp", *ddp), *timed("zero2", *zero2))))
     (line,) = [line for line in group["in_words"] if line.startswith("Time")]
     if len(ddp) == len(zero2) == 3:
-        assert line == "Time: stage 2 1.9 times (1.7 to 2.2 times) DDP's seconds, over all pairs of repeats."
+        ratio = "Time: stage 2 1.9 times (1.7 to 2.2 times) DDP's seconds, over all pairs of repeats."
+        assert line == f"{ratio} They are of CPUs and say nothing of GPUs."
     else:
         assert line == "Time: no ratios, as fewer than three runs of an arm show no spread; the table has seconds."
+
+
+def test_seconds_of_cpus_are_said_to_be_of_cpus(tmp_path):
+    for folder, gpu in (("cpu", False), ("gpu", True)):
+        mine = [*timed("ddp", 1.0, 1.1, 1.2, gpu=gpu), *timed("zero2", 2.0, 2.1, 2.2, gpu=gpu)]
+        (group,) = by_task(records.load(put(tmp_path / folder, *mine)))
+        (line,) = [line for line in group["in_words"] if line.startswith("Time")]
+        assert line.endswith("They are of CPUs and say nothing of GPUs.") is not gpu
 
 
 def test_repeats_of_another_cell_or_machine_give_no_spread(tmp_path):
@@ -163,6 +172,37 @@ def test_an_arm_that_stands_apart_is_named_and_not_called_near():
     near, apart = in_words(wrong)[:2]
     assert "10 arms are within 4e-7 nats of ddp" in near
     assert apart == "But zero2 differs by up to 0.5 nats."
+
+
+@pytest.mark.parametrize("newest", [1, 2])
+def test_a_row_is_of_the_seed_that_all_arms_have_and_its_distance_of_all_seeds(tmp_path, newest):
+    """Whichever seed an arm trained last, and also where one trained a seed that nobody else has."""
+    for arm, apart in (("ddp", 0), ("zero2", 0.01)):
+        for seed in (1, 2):
+            turn = 2 if seed == (newest if arm == "ddp" else 3 - newest) else 1
+            mine = finished(f"{arm}-{seed}", arm, seed=seed, loss=2 + seed + apart * seed)
+            put(tmp_path, mine | {"started_utc": f"2026-01-02T03:04:0{turn}+00:00"})
+    put(tmp_path, finished("c", "ddp", seed=0) | {"started_utc": "2026-01-03T03:04:05+00:00"})
+    (group,) = by_task(records.load(tmp_path))
+    ddp, zero2 = group["rows"]
+    assert (ddp["seed"], zero2["seed"]) == (1, 1)
+    assert (ddp["last loss"], zero2["last loss"]) == (3, pytest.approx(3.01))
+    assert zero2["furthest nats"] == pytest.approx(1.5 * 0.02), "of seed 2"
+
+
+@pytest.mark.parametrize("change", [{"requested__steps": 3}, {"requested__steps": None, "requested__epochs": 2.0}])
+def test_trainings_of_another_length_are_another_task(tmp_path, change):
+    put(tmp_path, finished("a", "ddp"), finished("b", "zero2", **change), finished("c", "zero1"))
+    compared = by_task(records.load(tmp_path))
+    assert [[row["arm"] for row in group["rows"]] for group in compared] == [["ddp", "zero1"]]
+
+
+def test_kept_rows_are_of_one_seed_and_one_number_of_ranks():
+    compared = by_task(records.load([KEPT / "guelph", KEPT / "stages"]))
+    assert len(compared) > 10
+    for group in compared:
+        assert len({(row["seed"], row["ranks"]) for row in group["rows"]}) == 1, group
+        assert len({round(row["last loss"], 2) for row in group["rows"]}) == 1, group
 
 
 def test_what_cannot_be_compared_is_not(tmp_path):

@@ -16,6 +16,7 @@ import numpy
 import pytest
 
 from study.cli import pasted
+from study.configs.pasted.answer import answer
 from study.core.errors import Stop
 from study.core.gpus import GPUS
 from study.known.faults import table
@@ -256,6 +257,6 @@ def test_a_text_is_read_in_the_browser_by_the_same_python(driver, tmp_path, monk
             time.sleep(0.2)
         server.shutdown()
     capsys.readouterr()
-    pasted.tell(PASTED, "", False)
+    pasted.tell(answer(PASTED), False)
     assert told.text.split() == capsys.readouterr().out.split()
     assert "[loads-empty]" in told.text

@@ -17,7 +17,7 @@ from torch._C import _distributed_c10d
 from study.cli import diagnosis as command
 from study.core.errors import Stop
 from study.core.text import lasting
-from study.known.findings import HANGS, texts
+from study.known.findings import causes_of_hangs
 from study.measure.heartbeat import CollectiveLog
 from study.records import collectives, store
 from study.records.collectives import LoggedCall, RankLog
@@ -156,7 +156,7 @@ def test_each_way_to_hang_is_named():
     assert (len(rows), len({row["way"] for row in hung})) == (48, 9)
     for row in hung:
         (cause,) = causes([RankLog.model_validate(each) for each in row["logs"]])
-        assert row["way"] in texts(HANGS)[cause.id]["ways"]
+        assert row["way"] in causes_of_hangs()[cause.id]["ways"]
 
 
 # --- Flight Recorder dumps, made here by PyTorch -------------------------------------------------------------------

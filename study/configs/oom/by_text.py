@@ -2,82 +2,25 @@
 
 import contextlib
 import re
-from dataclasses import dataclass
-from pathlib import Path
 
-from study.configs.oom.causes import CAUSES, CLUE, Cause
+from study.configs.oom import causes
+from study.configs.oom.causes import CLUE, Cause, CauseRow
 from study.configs.oom.explain import FILLING, STAGES, Described, explain
 from study.configs.oom.reading import OomError
 from study.configs.pasted.read import Pasted
+from study.configs.pasted.told import Told, arm, told
 from study.core.errors import Stop
-from study.core.gpus import GPUS, gpu_named
-from study.core.shapes import letters, models
 from study.core.text import number_of, size
-from study.known.findings import texts
 from study.predict.front import Wanted, papers
 
-FAMILIES = (
-    "llama|qwen|mistral|mixtral|gemma|phi|bert|gpt|opt|bloom|falcon|pythia|deepseek|yi|internlm|baichuan|olmo|glm"
-)
-MODEL = re.compile(rf"(?ia)(?<![a-z])[\w./-]{{0,80}}(?:{FAMILIES}|starcoder|granite|smollm|t5)[\w./-]{{0,60}}")
-BILLIONS = re.compile(r"(?a)(?<![\w.])(?:[\w.-]{0,60}-)?(\d{1,3}(?:\.\d{1,2})?) ?[bB](?![a-zA-Z0-9.])")
-GPU = re.compile(
-    r"(?ia)\b((?:A|H|B|L|V|T|GH)\d{2,3}S?|RTX ?\d{4}|[345]0[89]0|A6000)\b"
-    r"(?:[^\n\d]{0,12}(\d{2,3}) ?G(?:i?B)?(?![a-z]))?"
-)
-BEFORE = re.compile(r"(?ia)\b(\d{2,3}) ?G(?:i?B)? ?(?:(?:A|H|V)\d{2,3}|GPUs?|\u663e\u5b58|VRAM)")
 HOST_BYTES = (16, 18)  # of a parameter, with the optimizer's states on the host, and with the weights as well
 WEIGHT_BYTES = 2  # in bf16 or fp16
 NEAR = 0.02  # a size that people round, such as 8B
 
 
-@dataclass(frozen=True)
-class Told:
-    """What the text says of the model and the GPUs. None: it does not say it, or says two things."""
-
-    model: str | None  # one of `study models`
-    parameters: float | None
-    gpu_bytes: int | None
-
-
-def told(text: str) -> Told:
-    names = {letters(name): name for name in models()}
-    known = {names[each] for each in map(_spelled, MODEL.findall(text)) if each in names}
-    sizes = {float(each) for each in BILLIONS.findall(text)}
-    return Told(
-        model=known.pop() if len(known) == 1 else None,
-        parameters=1e9 * sizes.pop() if len(sizes) == 1 else None,
-        gpu_bytes=_gpu_bytes(text),
-    )
-
-
-def _spelled(name: str) -> str:
-    """Return a model's name without its folder, its maker and the words of a variant."""
-    last = letters(re.sub(r"(?i)[-_](?:chat|instruct|it|hf|base|bnb-4bit)(?=[-_]|$)", "", Path(name.strip("./-")).name))
-    return last.removeprefix("meta")
-
-
-def _gpu_bytes(text: str) -> int | None:
-    sizes = {int(each) * 2**30 for each in BEFORE.findall(text)}
-    for name, gigabytes in GPU.findall(text):
-        try:
-            meant = gpu_named(f"{name} {gigabytes}GB" if gigabytes else name)
-        except Stop:
-            continue
-        kinds = {gpu.memory_bytes for gpu in GPUS.values() if gpu.kind.startswith(meant.partition("-")[0])}
-        if gigabytes or len(kinds) == 1:
-            sizes.add(GPUS[meant].memory_bytes)
-    return min(sizes) if sizes and max(sizes) < 1.1 * min(sizes) else None
-
-
 def described(pasted: Pasted) -> Described:
-    said = pasted.said
-    stage = said.get("stage")
-    arm = {"DDP": "ddp", "FSDP1": "fsdp2", "FSDP2": "fsdp2", 0: "ddp"}.get(stage)
-    if isinstance(stage, int) and stage:
-        arm = f"zero{stage}" + ("_cpu" if said.get("offload", "none") != "none" else "")
-    numbers = {name: said[name] for name in ("ranks", "micro_batch", "sequence") if said.get(name)}
-    return Described(arm=arm, **numbers)
+    numbers = {name: pasted.said[name] for name in ("ranks", "micro_batch", "sequence") if pasted.said.get(name)}
+    return Described(arm=arm(pasted), **numbers)
 
 
 def by_text(pasted: Pasted, error: OomError | None) -> list[Cause]:
@@ -93,7 +36,7 @@ def by_text(pasted: Pasted, error: OomError | None) -> list[Cause]:
             return explain(error, wanted, training)[0]
     if not about.parameters:
         return []
-    rows = texts(CAUSES)
+    rows = causes.rows()
     if not error or (error.where == "GPU" and not error.asked.high):
         return _budget(pasted, about, training, rows)
     if not trains_all:
@@ -113,7 +56,7 @@ def by_text(pasted: Pasted, error: OomError | None) -> list[Cause]:
     return []
 
 
-def _budget(pasted: Pasted, about: Told, training: Described, rows: dict[str, dict[str, str]]) -> list[Cause]:
+def _budget(pasted: Pasted, about: Told, training: Described, rows: dict[str, CauseRow]) -> list[Cause]:
     """Return what a GPU holds before any activation, and whether that leaves room."""
     if not about.gpu_bytes or not training.ranks:
         return []
@@ -147,5 +90,5 @@ def _frozen_bytes(text: str) -> float:
     return 1 if re.search(r"(?i)8[- ]?bit|int8|quantization_bit\D{0,4}8", text) else WEIGHT_BYTES
 
 
-def _cause(id: str, what: str, rows: dict[str, dict[str, str]]) -> Cause:
+def _cause(id: str, what: str, rows: dict[str, CauseRow]) -> Cause:
     return Cause(id, what, CLUE, ("the model and the GPUs that the text names",), rows[id]["remedy"], rows[id]["apart"])

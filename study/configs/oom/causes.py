@@ -3,14 +3,19 @@
 Each sign gives points to a cause. Of equal causes the first in causes.toml comes first.
 """
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NotRequired
+
+from pydantic import with_config
+from typing_extensions import TypedDict
 
 from study.configs.oom.reading import OomError
-from study.known.findings import texts
+from study.core.tables import NO_OTHER_KEYS, Regex, read_table
 
 CAUSES = Path(__file__).with_name("causes.toml")
 PROOF = 5  # points of numbers that leave no other cause
@@ -31,6 +36,26 @@ OF_A_SIZE = {
     "oom-activations": 3, "oom-buckets": 3, "oom-weights": 3, "oom-padded": 1,
 }  # fmt: skip
 
+RECOMPUTE = "recompute activations (gradient checkpointing), or "
+
+
+@with_config(NO_OTHER_KEYS)
+class CauseRow(TypedDict):
+    """A row of causes.toml. The keys are explained there."""
+
+    sentence: str
+    remedy: str
+    apart: str
+    clue: NotRequired[Regex]
+    last: NotRequired[int]
+    elsewhere: NotRequired[Regex]
+
+
+@functools.cache
+def rows() -> dict[str, CauseRow]:
+    return read_table(CAUSES, dict[str, CauseRow], CauseRow)
+
+
 Sign = tuple[str, int, str]  # the cause, its points, and why
 
 
@@ -44,6 +69,10 @@ class Cause:
     reasons: tuple[str, ...]
     remedy: str
     apart: str
+
+    def remedy_for(self, checkpointing: bool | None) -> str:
+        """What to do. Who recomputes activations already is not told to."""
+        return self.remedy.replace(RECOMPUTE, "") if checkpointing else self.remedy
 
     @property
     def is_likely(self) -> bool:
@@ -77,7 +106,7 @@ def causes(
             remedy=text["remedy"],
             apart=text["apart"],
         )
-        for id, text in texts(CAUSES).items()
+        for id, text in rows().items()
         if id in points
     ]
     return sorted(ranked, key=lambda cause: -cause.points)[:MOST]
@@ -88,8 +117,7 @@ def _signs(error: OomError, sizes: dict[str, str], shards_weights: bool, states:
     if error.where != "GPU":  # nothing else counts
         return [(error.where, PROOF, "the message says so")]
     # The last frame does not make tensors of these: their sizes and their names are there by chance.
-    rows = texts(CAUSES)
-    others = [id for id, row in rows.items() if re.search(row.get("elsewhere", "(?!)"), error.frames[-1])]
+    others = [id for id, row in rows().items() if re.search(row.get("elsewhere", "(?!)"), error.frames[-1])]
     fitting = [(id, OF_A_SIZE[id], "the size fits") for id in sizes]
     signs = [sign for sign in (*clues(error), *_numbers(error), *fitting) if sign[0] not in others]
     # A rank holds only parts of weights, so a whole one has been gathered: this comes before `weights`.
@@ -105,7 +133,7 @@ def _signs(error: OomError, sizes: dict[str, str], shards_weights: bool, states:
 def clues(error: OomError) -> Iterator[Sign]:
     """Yield what the traceback names, or the lines above the error: functions, or what a log says of its phase."""
     # `last`: so many frames are searched; 0: all.
-    for id, row in texts(CAUSES).items():
+    for id, row in rows().items():
         if named := re.findall(row.get("clue", "(?!)"), "".join(error.frames[-row.get("last", 0) :])):
             yield id, CLUE, f"the text names {named[-1].strip(' (=')}"
 

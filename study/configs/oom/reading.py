@@ -3,12 +3,12 @@
 import functools
 import re
 import textwrap
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from study.core.errors import Stop
+from study.core.files import from_toml
 
 LONGEST_LINE = 600  # characters that are shown: PyTorch's message up to what is reserved but unallocated
 MESSAGE = 1500  # characters after its first word in which a message ends: PyTorch's have 700
@@ -33,7 +33,7 @@ SEGMENTS = {ROUND: (1, MIB), 20 * MIB: (MIB, SMALL)}
 @functools.cache
 def messages() -> dict[str, Any]:
     """Return the patterns of messages, and of the sizes in them."""
-    return tomllib.loads(Path(__file__).with_name("messages.toml").read_text().replace("SIZE", SIZE))
+    return from_toml(Path(__file__).with_name("messages.toml").read_text().replace("SIZE", SIZE))
 
 
 @dataclass(frozen=True)

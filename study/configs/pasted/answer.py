@@ -12,6 +12,7 @@ from study.configs.oom.causes import Cause, causes
 from study.configs.pasted import losses, matching, tracebacks, watchdogs
 from study.configs.pasted.read import Pasted, read
 from study.configs.pasted.situations import fitting
+from study.configs.pasted.told import flags, flags_of_arm
 from study.configs.pasted.tracebacks import Seen, sign
 from study.configs.pasted.two_releases import came_between
 from study.configs.pasted.words import Sentence, meets, sentences
@@ -26,11 +27,18 @@ ORDER = ("sure", "likely", "possible")
 # What a rank that waited for a failed one wrote says less than that one's error.
 WAITED = ("rank-behind", "rank-missing", "rank-timed-out-first", "nccl-watchdog", "watchdog-stuck", "gloo-timeout")
 OF_STEPS = ("loss-", "norm-", "rate-", "steps-", "overflow-")  # the beginnings of signs in the lines of a trainer
+OF_NAN = ("loss-zero", "loss-nan", "norm-sqrt2", "norm-nan")
 OUT_OF_MEMORY = ("oom",)
 FULL = "memory-unsized"
+NO_ROOM = "oom-states"
+# Who writes so of a model asks what it takes.
+OF_SIZES = ("memory", "oom", "what/which stage", "need/needs/require/requires/required/enough/many/minimum + gpu")
+HANGS = ("hang",)
 FEW_WORDS = 200  # characters
 KILLED_BY_MEMORY = r"(?i)out.of.memory|\boom|MemoryError|allocat|bad_alloc|low on memory"
 ByText = Callable[[Pasted, reading.OomError | None], list[Cause]]
+RELEASES = "the releases"
+OF_MEMORY = ("memory-was-full", "memory-elsewhere", "process-killed")
 ASKED = {"stage": "the stage of ZeRO, or FSDP", "passes": "gradient accumulation", "ranks": "the number of GPUs"}
 
 
@@ -43,6 +51,7 @@ class PastedAnswer:
     may: tuple[matching.Match, ...]  # faults of which the text speaks
     left: int  # faults that may apply, and of which it does not speak
     questions: tuple[str, ...]
+    unsaid: tuple[str, ...]  # what faults depend on, and the text does not say
     nothing: str = ""  # what to say if nothing was found
 
     @property
@@ -73,6 +82,7 @@ def answer(text: str, symptom: str = "", by_text: ByText | None = None) -> Paste
     # Beside an error that nothing here explains, words are guesses.
     situations = fitting(pasted, said, seen | signs) if shown or not _last_error(pasted.text) else []
     found = _ordered(shown, faults, situations) or [*_two_releases(pasted)] or [*_full(pasted, said)]
+    found = found or [*_asks_of_sizes(pasted, said)]
     possible = [each for each in faults if each.sure == "possible"]
     speaks = [each for each in possible if each.is_seen and each.applies.may_be_inside and len(each.applies.why) == 1]
     may = [] if found else speaks[:MOST_MAY]
@@ -82,6 +92,7 @@ def answer(text: str, symptom: str = "", by_text: ByText | None = None) -> Paste
         may=tuple(may),
         left=len(possible) - len(may),
         questions=_questions(pasted, found, possible, seen),
+        unsaid=_unsaid(pasted, possible),
         nothing="" if found else _nothing(pasted),
     )
 
@@ -116,14 +127,8 @@ def _memory(pasted: Pasted, said: tuple[Sentence, ...], by_text: ByText | None) 
     except Stop:
         if by_text and (sentence := meets(OUT_OF_MEMORY, said)) and (of_model := by_text(pasted, None)):
             cause = of_model[0]
-            yield sign(
-                "memory-was-full",
-                text,
-                max(text.find(sentence), 0),
-                how="likely",
-                cause=cause.what,
-                remedy=cause.remedy,
-            )
+            remedy = cause.remedy_for(pasted.said.get("checkpointing"))
+            yield _filled_by(cause, text, max(text.find(sentence), 0), remedy, is_sized=False)
         return
     place = max(text.find(error.line[:40]), 0)
     first, *others = (by_text(pasted, error) if by_text else []) or causes(error, {}, False, "")
@@ -137,13 +142,21 @@ def _memory(pasted: Pasted, said: tuple[Sentence, ...], by_text: ByText | None) 
         else:
             yield sign("memory-elsewhere", text, place, cause=first.what, remedy=first.remedy)
         return
-    how = "likely" if first.is_likely else "perhaps"
-    remedy = f"{first.remedy}. It is told apart so: {first.apart}"
+    remedy = f"{first.remedy_for(pasted.said.get('checkpointing'))}. It is told apart so: {first.apart}"
     if others:
         remedy += f". Else: {others[0].what}"
-    seen = sign("memory-was-full", text, place, how=how, cause=first.what, remedy=remedy)
-    evidence = f"{'; '.join(first.reasons)}; `study oom FILE --model MODEL` compares its size"
+    seen = _filled_by(first, text, place, remedy, is_sized=bool(error.asked.high))
+    model = " ".join(filter(None, [flags(pasted), flags_of_arm(pasted)])) if flags(pasted) else "--model MODEL"
+    evidence = f"{'; '.join(first.reasons)}; `study oom FILE {model}` compares its size"
     yield Seen(**vars(seen) | {"evidence": evidence, "line": error.line})
+
+
+def _filled_by(cause: Cause, text: str, place: int, remedy: str, is_sized: bool) -> Seen:
+    """Return what filled a GPU. Without the size that was asked for, other situations come before a guess."""
+    is_likely = cause.is_likely and (is_sized or cause.id == NO_ROOM)
+    how = "likely" if is_likely else "perhaps"
+    seen = sign("memory-was-full", text, place, how=how, cause=cause.what, remedy=remedy)
+    return seen if is_sized or is_likely else Seen(**vars(seen) | {"sure": "possible"})
 
 
 def _full(pasted: Pasted, said: tuple[Sentence, ...]) -> Iterator[Seen]:
@@ -153,7 +166,17 @@ def _full(pasted: Pasted, said: tuple[Sentence, ...]) -> Iterator[Seen]:
     except Stop:  # at length people write of memory beside what they ask
         is_full = len(pasted.text) < FEW_WORDS and bool(meets(OUT_OF_MEMORY, said))
     if is_full:
-        yield sign(FULL, pasted.text, 0)
+        yield sign(FULL, pasted.text, 0, command=f"study advise {flags(pasted)}".strip())
+
+
+def _asks_of_sizes(pasted: Pasted, said: tuple[Sentence, ...]) -> Iterator[Seen]:
+    """Yield the command that answers who asks what a model takes: it claims nothing, so words are enough."""
+    sizes = flags(pasted)
+    is_other = _last_error(pasted.text) or meets(HANGS, said)
+    if sizes and not is_other and (sentence := meets(OF_SIZES, said)):
+        command = " ".join(filter(None, ["study estimate", sizes, flags_of_arm(pasted)]))
+        place = max(pasted.text.find(sentence), 0)
+        yield sign("sizes-asked", pasted.text, place, command=command, advise=f"study advise {sizes}")
 
 
 def _ordered(shown: list[Seen], matches: list[matching.Match], situations: list[Seen]) -> list[Seen]:
@@ -166,12 +189,18 @@ def _ordered(shown: list[Seen], matches: list[matching.Match], situations: list[
     errors = [each for each in shown if not each.id.startswith(OF_STEPS) and each.id not in WAITED]
     if any(not each.follows and each.sure != "possible" for each in errors):
         situations = []
+    silent = [each for each in faults if not named(each.id).symptom.startswith("error")]
+    # Where a log shows NaN, a fault that makes none explains less than the log does.
+    is_nan = any(each.id in OF_NAN for each in shown)
+    others = [each for each in silent if is_nan and "nan" not in named(each.id).symptom]
     kinds = [
-        [each for each in errors if not each.follows],
-        [each for each in faults if not named(each.id).symptom.startswith("error")],
+        [each for each in errors if not each.follows and each.sure != "possible"],
+        [each for each in silent if each not in others],
         situations,
+        [each for each in errors if not each.follows and each.sure == "possible"],
         [each for each in shown if each.id in WAITED],
         [each for each in shown if each.id.startswith(OF_STEPS)],
+        others,
         [each for each in faults if named(each.id).symptom.startswith("error")],
         [each for each in errors if each.follows],
     ]
@@ -211,11 +240,15 @@ def _read(pasted: Pasted) -> Iterator[str]:
 def _nothing(pasted: Pasted) -> str:
     if not pasted.text.strip():
         return "The text is empty"
-    if not pasted.words and not re.search(r"(?i)error|deepspeed|accelerate|torch|fsdp|loss", pasted.text):
+    if _is_strange(pasted):
         return "Nothing in this text is known here: no error, no library, no training"
     if error := _last_error(pasted.text):
         return f"This error is not known here: {error}"
     return "Nothing known applies to what you gave"
+
+
+def _is_strange(pasted: Pasted) -> bool:
+    return not pasted.words and not re.search(r"(?i)error|deepspeed|accelerate|torch|fsdp|loss", pasted.text)
 
 
 def _last_error(text: str) -> str:
@@ -223,18 +256,26 @@ def _last_error(text: str) -> str:
     return lines[-1] if lines else ""
 
 
+def _unsaid(pasted: Pasted, possible: list[matching.Match]) -> tuple[str, ...]:
+    wanted = {question.condition for each in possible for question in each.applies.why}
+    unsaid = [what for condition, what in ASKED.items() if condition in wanted and condition not in pasted.said]
+    is_released = any(isinstance(release, Version) for release in pasted.releases.values())
+    return tuple(unsaid if is_released else [*unsaid, RELEASES])
+
+
 def _questions(pasted: Pasted, found: list[Seen], possible: list[matching.Match], seen: set[str]) -> tuple[str, ...]:
     """Return what would say most more: the error itself, what is seen, releases, then what faults in question ask."""
+    if not found and _is_strange(pasted):
+        return ()
+    unsaid = _unsaid(pasted, possible)
     asked = matching.asks(seen) if not found or found[0].id == FULL else []
     if found and all(each.follows for each in found):
         asked.append("What is the first Traceback of any rank? Paste the lines above")
-    if not any(isinstance(release, Version) for release in pasted.releases.values()):
+    # An error that explains itself is the same in all releases.
+    if RELEASES in unsaid and not (found and (found[0].sure == "sure" or found[0].id in OF_MEMORY)):
         asked.append("Which releases? Give the output of `pip freeze` as well")
     if not found:
-        wanted = {question.condition for each in possible for question in each.applies.why}
-        for condition, what in ASKED.items():
-            if condition in wanted and condition not in pasted.said:
-                asked.append(f"What is {what}? Paste the config or the launch command")
+        asked += [f"What is {what}? Paste the config or the launch command" for what in unsaid if what != RELEASES]
         if not pasted.prose.strip():
             asked.append('What was seen? Say it with --symptom "..."')
     return tuple(asked[:MOST_QUESTIONS])

@@ -7,21 +7,23 @@ setting alone is open that most trainings have. All else is only possible.
 
 import functools
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 from packaging.version import Version
+from pydantic import with_config
+from typing_extensions import TypedDict
 
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.tracebacks import Sure
 from study.configs.pasted.words import Sentence, meets
+from study.core.tables import NO_OTHER_KEYS, read_table
 from study.known.faults import ANY, Fault, Release, table
 from study.known.which_apply import Applies, Flags, Stack, which_apply
 
-TABLE = Path(__file__).with_name("symptoms.toml")
+SYMPTOMS = Path(__file__).with_name("symptoms.toml")
 USUAL = {"passes", "ranks"}  # conditions that most trainings with several GPUs have
 SMALLER = re.compile(r"(?i)\b(?:smaller|lower|too small|tiny|shrinks?|divided|1/[\dgN])\b")
 LARGER = re.compile(
@@ -44,17 +46,26 @@ class Match:
 
 def symptoms(said: Sequence[Sentence], signs: set[str]) -> set[str]:
     """Return the symptoms that a person's words, or signs in a log, speak of."""
-    return {name for name, row in _table().items() if meets(row["words"], said) or signs & {*row["signs"]}}
+    return {name for name, row in symptoms_table().items() if meets(row["words"], said) or signs & {*row["signs"]}}
 
 
 def asks(seen: set[str]) -> list[str]:
     """Return what would tell more of symptoms."""
-    return [row["ask"] for name, row in _table().items() if name in seen and "ask" in row]
+    return [row["ask"] for name, row in symptoms_table().items() if name in seen and "ask" in row]
+
+
+@with_config(NO_OTHER_KEYS)
+class Symptom(TypedDict):
+    """A row of symptoms.toml. The keys are explained there."""
+
+    words: list[str]
+    signs: list[str]
+    ask: NotRequired[str]
 
 
 @functools.cache
-def _table() -> dict[str, Any]:
-    return tomllib.loads(TABLE.read_text(encoding="utf-8"))
+def symptoms_table() -> dict[str, Symptom]:
+    return read_table(SYMPTOMS, dict[str, Symptom], Symptom)
 
 
 def flags_of(pasted: Pasted) -> Flags:

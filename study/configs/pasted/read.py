@@ -3,20 +3,22 @@
 import functools
 import json
 import re
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 from packaging.version import Version
+from pydantic import with_config
+from typing_extensions import TypedDict
 
 from study.configs.pasted.two_releases import Apart, two_releases
+from study.core.tables import NO_OTHER_KEYS, Regex, read_table
 from study.core.text import number_of
 from study.known import lists
 from study.known.faults import ANY, Release
 
-TABLE = Path(__file__).with_name("said.toml")
+SAID = Path(__file__).with_name("said.toml")
 TRUTH = {"true": True, "false": False}
 MOST_TRIES = 6  # braces before the section zero_optimization at which its config may begin
 LONGEST_CONFIG = 20_000  # characters
@@ -31,6 +33,8 @@ NAME = re.compile(
 )  # of a model, a GPU, a count
 PROSE_SHARE = 0.6  # of what stands between spaces is a word, names not counted
 LONGEST_LINE = 2000
+LONGEST_TITLE = 200
+ERROR = re.compile(r"(?:Error|Exception): |[{}\[\]|]")  # or a line of a log
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,9 @@ class Pasted:
     @functools.cached_property
     def prose(self) -> str:
         """The lines that a person wrote, as far as they can be told from logs."""
+        line = self.text.strip()
+        if len(line) < LONGEST_TITLE and "\n" not in line and not NO_PROSE.match(line) and not ERROR.search(line):
+            return line  # a question is mostly one line, and has names of settings and numbers
         return "\n".join(line for line in map(str.strip, self.text.splitlines()) if _is_prose(line))
 
 
@@ -103,8 +110,8 @@ def _is_plausible(name: str, release: Release) -> bool:
 def said(text: str) -> dict[str, Any]:
     """Return what a text says, by conditions. One that shards decides what the training is."""
     found: dict[str, Any] = {}
-    for condition, levels in _levels().items():
-        for pattern, value in levels:
+    for condition, tried in levels().items():
+        for pattern, value in tried:
             values = {*_values(pattern, value, text)}
             if len(values) > 1:
                 break
@@ -119,9 +126,17 @@ def said(text: str) -> dict[str, Any]:
     return found
 
 
+@with_config(NO_OTHER_KEYS)
+class Level(TypedDict):
+    """A row of said.toml. The keys are explained there."""
+
+    pattern: Regex
+    value: NotRequired[Any]
+
+
 @functools.cache
-def _levels() -> dict[str, list[tuple[re.Pattern, Any]]]:
-    rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+def levels() -> dict[str, list[tuple[re.Pattern, Any]]]:
+    rows = read_table(SAID, dict[str, list[Level]], Level)
     flags = re.IGNORECASE | re.MULTILINE
     return {name: [(re.compile(row["pattern"], flags), row.get("value")) for row in of] for name, of in rows.items()}
 

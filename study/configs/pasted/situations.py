@@ -2,20 +2,22 @@
 
 import functools
 import re
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from pydantic import with_config
 
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.tracebacks import LONGEST, Seen, Sure, line_at
 from study.configs.pasted.words import Sentence, meets
+from study.core.tables import NO_OTHER_KEYS, Regex, read_table
 
-TABLE = Path(__file__).with_name("situations.toml")
+SITUATIONS = Path(__file__).with_name("situations.toml")
 
 
 @dataclass(frozen=True)
+@with_config(NO_OTHER_KEYS)
 class Situation:
     """A row of the table. The fields are explained there."""
 
@@ -25,16 +27,15 @@ class Situation:
     evidence: str
     who: str = ""
     words: tuple[str, ...] = ()
-    needs: str = ""
-    without: str = "(?!)"
+    needs: Regex = ""
+    without: Regex = "(?!)"
     symptoms: tuple[str, ...] = ()
     when: dict[str, list] = field(default_factory=dict)
 
 
 @functools.cache
 def situations() -> dict[str, Situation]:
-    rows: dict[str, dict[str, Any]] = tomllib.loads(TABLE.read_text(encoding="utf-8"))
-    return {id: Situation(**row) for id, row in rows.items()}
+    return read_table(SITUATIONS, dict[str, Situation], Situation)
 
 
 def fitting(pasted: Pasted, said: Sequence[Sentence], symptoms: set[str]) -> list[Seen]:

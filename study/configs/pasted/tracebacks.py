@@ -2,14 +2,20 @@
 
 import functools
 import re
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
+
+from pydantic import with_config
+from typing_extensions import TypedDict
+
+from study.core.tables import NO_OTHER_KEYS, Regex, read_table
 
 TRACEBACKS = Path(__file__).with_name("tracebacks.toml")
 SIGNS = Path(__file__).with_name("signs.toml")
 LONGEST = 200  # characters of a line that are quoted
+BEFORE = re.compile(r"(?m)^(?:[ \t]*(?:>|\u2502|\[(?:rank|default)\d+\]:|\(\w+ pid=\d+[^)\n]*\)))+|\u2502[ \t]*$")
+CLASS = re.compile(r"(\[\^?\]?(?:\\.|[^\]\\])*\])")  # of characters, in a regular expression
 Sure = Literal["sure", "likely", "possible"]
 
 
@@ -30,32 +36,55 @@ class Seen:
 
 
 @dataclass(frozen=True)
+@with_config(NO_OTHER_KEYS)
 class Message:
     """A row of tracebacks.toml. The fields are explained there."""
 
-    pattern: re.Pattern
+    pattern: Regex
     sentence: str
     remedy: str
     sure: Sure
     evidence: str
-    also: str = ""
-    without: str = ""
+    also: Regex = ""
+    without: Regex = ""
     who: str = ""
     fault: str = ""
     hides: tuple[str, ...] = ()
     follows: bool = False
 
 
+@with_config(NO_OTHER_KEYS)
+class Sign(TypedDict):
+    """A row of signs.toml. The keys are explained there."""
+
+    sentence: str
+    remedy: str
+    sure: Sure
+    said: NotRequired[list[str]]
+
+
 @functools.cache
 def messages() -> dict[str, Message]:
-    rows: dict[str, dict[str, Any]] = tomllib.loads(TRACEBACKS.read_text(encoding="utf-8"))
-    return {id: Message(**row | {"pattern": re.compile(row["pattern"], re.MULTILINE)}) for id, row in rows.items()}
+    return read_table(TRACEBACKS, dict[str, Message], Message)
 
 
 @functools.cache
-def rows() -> dict[str, dict[str, Any]]:
+def _over_lines(pattern: str) -> re.Pattern:
+    """Return a message's pattern that also fits where the message is wrapped."""
+    parts = CLASS.split(pattern)
+    parts[::2] = [re.sub(r" (?![*?+{])", r"\\s+", part) for part in parts[::2]]
+    return re.compile("".join(parts), re.MULTILINE)
+
+
+def _unmarked(text: str) -> str:
+    """Return a text of the same length without what stands before lines: of ranks, of quotations, of Rich's boxes."""
+    return BEFORE.sub(lambda match: " " * len(match[0]), text)
+
+
+@functools.cache
+def rows() -> dict[str, Sign]:
     """Return the rows of signs.toml."""
-    return tomllib.loads(SIGNS.read_text(encoding="utf-8"))
+    return read_table(SIGNS, dict[str, Sign], Sign)
 
 
 def sign(id: str, text: str, place: int, **values: Any) -> Seen:
@@ -68,9 +97,10 @@ def sign(id: str, text: str, place: int, **values: Any) -> Seen:
 
 def errors(text: str) -> list[Seen]:
     """Return the errors that a text has: the first that happened comes first, and what follows from others last."""
+    text = _unmarked(text)
     found = {}
     for id, message in messages().items():
-        match = message.pattern.search(text)
+        match = _over_lines(message.pattern).search(text)
         if match is None or not re.search(message.also, text):
             continue
         if message.without and re.search(message.without, text):

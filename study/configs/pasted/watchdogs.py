@@ -4,14 +4,22 @@ The watchdog of each rank writes the first collective of a group that did not en
 writes nothing, or another one.
 """
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NotRequired
 
-from study.configs.pasted.tracebacks import Seen, rows, sign
+from pydantic import with_config
+from typing_extensions import TypedDict
+
+from study.configs.pasted.tracebacks import Seen, sign
 from study.configs.pasted.words import Sentence, meets
+from study.core.tables import NO_OTHER_KEYS, Regex, read_table
 
+WAITS = Path(__file__).with_name("waits.toml")
 MOST = 4  # ranks in a sentence
 SMALL = 4096  # elements: flags, sizes, metrics; gradients and weights are more
 EARLY = 20  # collectives: the training has not begun
@@ -124,12 +132,27 @@ def _missing(text: str, waits: list[Wait]) -> list[int]:
     return missing if len(ranks) > 2 and len(missing) < len(ranks) else []
 
 
+@with_config(NO_OTHER_KEYS)
+class WaitCause(TypedDict):
+    """A row of waits.toml. The keys are explained there."""
+
+    cause: str
+    remedy: str
+    text: NotRequired[Regex]
+    words: NotRequired[list[str]]
+
+
+@functools.cache
+def causes_of_waits() -> dict[str, WaitCause]:
+    return read_table(WAITS, dict[str, WaitCause], WaitCause)
+
+
 def _usual(kind: str, elements: int | None, index: int | None, text: str, said: Sequence[Sentence]) -> dict[str, str]:
     """Return which mistake it usually is, and what to do, by what the ranks waited for and did last."""
     if index is not None and index <= EARLY:
         return usual("waited-start")
     for id in ("waited-memory", "waited-saving", "waited-evaluation", "waited-epoch"):
-        row = rows()[id]
+        row = causes_of_waits()[id]
         if meets(row.get("words", ()), said) or re.search(row.get("text", "(?!)"), text):
             return usual(id)
     if elements is not None and elements <= SMALL:
@@ -140,7 +163,8 @@ def _usual(kind: str, elements: int | None, index: int | None, text: str, said: 
 
 
 def usual(id: str) -> dict[str, str]:
-    return {name: rows()[id][name] for name in ("cause", "remedy")}
+    row = causes_of_waits()[id]
+    return {"cause": row["cause"], "remedy": row["remedy"]}
 
 
 def _numbers(words: str) -> list[int]:

@@ -7,12 +7,13 @@ between words of which one is enough.
 
 import functools
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-TABLE = Path(__file__).with_name("words.toml")
+from study.core.files import load
+
+WORDS = Path(__file__).with_name("words.toml")
 NEAR = 12  # words among which all parts are: those of a long sentence speak of several things
 BETWEEN = 2  # words between two that follow each other
 SHORTEST = 6  # letters of a word in which a typing error is looked for: shorter ones have too many neighbours
@@ -53,17 +54,19 @@ def _near(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 def _words(sentence: str) -> tuple[str, ...]:
     text = sentence.lower().replace("\u2019", "'").replace("n't", " not")
-    several, _, _ = _forms()
+    several, _, _ = forms()
     text = several.sub(lambda match: f" {_of(' '.join(match[0].split()))} ", text)
     return tuple(map(_of, TOKEN.findall(text)))
 
 
 @functools.cache
-def _forms() -> tuple[re.Pattern, dict[str, str], dict[str, str]]:
+def forms() -> tuple[re.Pattern, dict[str, str], dict[str, str]]:
     """Return the forms of several words, and the word of each form and of each beginning."""
     whole: dict[str, str] = {}
     begins: dict[str, str] = {}
-    for word, forms in tomllib.loads(TABLE.read_text(encoding="utf-8")).items():
+    remedy = 'write each row as: word = "its forms, by commas, beginni*"'
+    table = load(WORDS, dict[str, str], what="a table that commands can read", remedy=remedy, most_bytes=2**20)
+    for word, forms in table.items():
         whole[word] = word
         for form in forms.split(", "):
             (begins if form.endswith("*") else whole)[form.removesuffix("*")] = word
@@ -80,7 +83,7 @@ def _of(token: str) -> str:
     """Return the table's word for a token, also with one letter wrong; else a number as %g, or the token."""
     if token[0].isdigit():
         return _number(token)
-    _, whole, begins = _forms()
+    _, whole, begins = forms()
     if token in whole:
         return whole[token]
     fitting = [form for form in begins if token.startswith(form)]

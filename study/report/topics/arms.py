@@ -1,17 +1,19 @@
 """The arms of each task beside DDP: a row for each arm, and the four answers. `study compare --arms` prints both."""
 
+from collections import Counter
 from statistics import median
 
 import pandas as pd
 
 from study.core.text import nats, number_of, times
 from study.records import metrics
-from study.records.compare import FEWEST_RUNS, loss_distances, paired
+from study.records.compare import FEWEST_RUNS, has_one_memory, loss_distances, paired
 from study.records.groups import by, groups
 from study.records.runs import Run, Runs
 from study.report.of_record import sent_bytes
 from study.report.tables import SETTINGS
 
+TRAININGS = (*SETTINGS, "epochs", "steps")  # losses of others are not those of the same training
 STAGES = ["ddp", "zero1", "zero2", "zero3"]
 TOLD = {
     "peak bytes": "Memory: {} what DDP holds.",
@@ -27,25 +29,43 @@ def by_task(runs: Runs) -> list[dict]:
     # A virtual run has no loss, and no time that means anything.
     real = runs.select(virtual=False, script="train")
     compared = []
-    for group, members in groups(real, only=SETTINGS).items():
-        rows = [_row(repeats, members) for repeats in by(members, "arm").values()]
+    for group, members in groups(real, only=TRAININGS).items():
+        seed, ranks = _most_common(members)
+        rows = [_row(repeats, members, seed, ranks) for repeats in by(members, "arm").values()]
         if len(rows) > 1:  # one arm alone is compared with nothing
             compared.append({"group": group, "rows": rows, "in_words": in_words(rows)})
     return compared
 
 
-def _row(repeats: list[Run], members: list[Run]) -> dict:
-    """Return the row of an arm's newest finished run; if none is finished, of its newest run."""
-    # The first of the largest: among runs that are done the newest, as repeats are from old to new.
-    run = max(reversed(repeats), key=lambda run: run.record.status == "done")
-    against, distances = loss_distances(run, members)
+def _most_common(members: list[Run]) -> tuple[int, int]:
+    """Return the seed and the number of ranks that most arms have; of several the smallest seed, the most ranks."""
+    done = [run for run in members if run.record.status == "done"]
+    arms = Counter((seed or 0, ranks or 0) for _, seed, ranks in by(done, "arm", "seed", "ranks"))
+    return max(arms, key=lambda pair: (arms[pair], -pair[0], pair[1]), default=(0, 0))
+
+
+def _row(repeats: list[Run], members: list[Run], seed: int, ranks: int) -> dict:
+    """Return the row of an arm's newest finished run of this seed and ranks, or else of its newest finished run.
+
+    The largest distance of losses is that of all its finished runs.
+    """
+
+    def preference(run: Run) -> tuple:
+        return run.record.status == "done", run.facts["seed"] == seed, run.facts["ranks"] == ranks
+
+    # The first of the largest: the newest, as repeats are from old to new.
+    run = max(reversed(repeats), key=preference)
+    compared = [loss_distances(each, members) for each in repeats if each.record.status == "done"]
     return {
         "arm": run.record.arm,
         "status": run.record.status,
+        "device": run.record.observed.device,
+        "one memory": has_one_memory(run),
         "ranks": run.record.observed.ranks,
+        "seed": run.facts["seed"],
         "last loss": metrics.dig(run.record, "loss.train.-1"),
-        "from": against,
-        "furthest nats": max(distances, default=None),
+        "from": next((against for against, _ in compared if against), None),
+        "furthest nats": max((distance for _, distances in compared for distance in distances), default=None),
         "peak bytes": metrics.value(run.record, "peak_bytes"),
         "sent bytes": sum(sent_bytes(run).values()) or None,
         "s/step": metrics.value(run.record, "step_s"),
@@ -113,4 +133,5 @@ def _time(stages: pd.DataFrame) -> list[str]:
     ]
     if not ratios:
         return ["Time: no ratios, as fewer than three runs of an arm show no spread; the table has seconds."]
-    return [f"Time: {', '.join(ratios)} DDP's seconds, over all pairs of repeats."]
+    of_cpus = " They are of CPUs and say nothing of GPUs." if (stages["device"] == "cpu").any() else ""
+    return [f"Time: {', '.join(ratios)} DDP's seconds, over all pairs of repeats.{of_cpus}"]

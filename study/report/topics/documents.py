@@ -41,7 +41,8 @@ def script(runs: Runs) -> pd.DataFrame:
         for run in runs.select(arm="single", repair=repair).done:
             for number, training in enumerate(run.record.observed.runs, 1):
                 about = {"script": words, "training": number, **training.model_dump(include={*OF_TRAINING})}
-                rows.append(about | {"first_loss": training.losses[0], "last_loss": training.losses[-1]})
+                of_ends = {"median_first_loss": training.losses[0], "median_last_loss": training.losses[-1]}
+                rows.append(about | of_ends)
     table = pd.DataFrame(rows)
     if table.empty:
         return table

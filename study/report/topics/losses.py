@@ -45,19 +45,34 @@ def table(runs: Runs, baseline: str = "ddp", tasks: Collection[str | None] = ())
 
 
 def parity(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the first and the last loss of each line, and its largest difference from the baseline."""
+    """Return the first and the last loss of each line, of one seed, and its largest difference over all seeds."""
     if rows.empty:
         return rows
+    one_seed = pd.concat([_of_one_seed(group) for _, group in rows.groupby("group", sort=False)])
+    ends = one_seed.groupby(["group", "line"], sort=False).agg(
+        seed=("seed", "first"), first_loss=("loss", "first"), last_loss=("loss", "last"), steps=("step", "max")
+    )
     # The largest over all seeds and steps: one step that differs is a difference.
     table = rows.groupby(["group", "line"], sort=False).agg(
         against=("against", "first"),
-        first_loss=("loss", "first"),
-        last_loss=("loss", "last"),
-        steps=("step", "max"),
         largest_difference=("difference", "max"),
         n=("run", "nunique"),
     )
-    return table.reset_index()
+    together = pd.concat([table[["against"]], ends, table[["largest_difference", "n"]]], axis=1)
+    return together.reset_index()
+
+
+def _of_one_seed(group: pd.DataFrame) -> pd.DataFrame:
+    """Return a run of each line, of the seed that most lines have, or else of the first that a line has."""
+    # Of other seeds losses differ whatever the arm. Of several seeds the smallest, as repeats come in any order.
+    lines_with = group.groupby("seed", dropna=False)["line"].nunique()
+    seed = lines_with.idxmax()
+    chosen = []
+    for mine in parts(group, "line").values():
+        of_seed = mine[mine["seed"] == seed]
+        first = (of_seed if len(of_seed) else mine)["run"].iloc[0]
+        chosen.append(mine[mine["run"] == first])
+    return pd.concat(chosen)
 
 
 @style.figure

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from study.core.text import size
 from study.records import metrics
+from study.records.compare import has_one_memory
 from study.records.groups import groups
 from study.records.runs import Run, Runs
 from study.report import style
@@ -33,12 +34,6 @@ def table(runs: Runs) -> pd.DataFrame:
             sources["predicted"] = part_bytes(estimate.at_peak)
         rows += stacked(place, "bytes", sources)
     return pd.DataFrame(rows)
-
-
-def has_one_memory(run: Run) -> bool:
-    """Return whether an arm offloads, and the machine has no GPU: what it holds on a GPU cannot be told apart."""
-    observed = run.record.observed
-    return observed.device == "cpu" and not {observed.offload_optimizer, observed.offload_param} <= {None, "none"}
 
 
 def held_bytes(run: Run) -> int:

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import textwrap
 import time
 from collections import Counter
 
@@ -24,6 +25,7 @@ WORK = (
     "timeout: WorkNCCL(SeqNum={index}, OpType={kind}, NumelIn={elements}, NumelOut={elements}, Timeout(ms)=600000) ran "
     "for 600060 milliseconds before timing out.\n"
 )
+WHOLE_WORDS: dict[str, bool] = {"break_long_words": False, "break_on_hyphens": False}
 HERE = ROOT / "tests/configs/pasted"
 EXAMPLES = table("configs/pasted/examples.toml")
 WELL = {id: row["text"] for id, row in table("configs/pasted/well.toml").items()}
@@ -31,47 +33,149 @@ WELL |= {path.stem: path.read_text() for path in sorted((HERE / "healthy").iterd
 JUDGED = table("configs/pasted/judged.toml")
 ROWS = {
     row["name"]: row | {"folder": which}
-    for which in ("threads", "threads2", "threads3", "threads4")
+    for which in ("threads", "threads2", "threads3", "threads4", "threads5")
     for row in table(f"configs/pasted/{which}.toml")["thread"]
 }
 THREADS = {name: (HERE / row["folder"] / f"{name}.txt").read_text() for name, row in ROWS.items()}
 # What the reader said of each set before it had seen it: right or helpful, and wrong.
-UNSEEN = {"a": (7, 0), "b": (6, 2), "c": (5, 2), "d": (8, 3), "e": (7, 2), "f": (8, 5), "g": (14, 1), "h": (8, 1)}
+UNSEEN = {
+    "a": (7, 0),
+    "b": (6, 2),
+    "c": (5, 2),
+    "d": (8, 3),
+    "e": (7, 2),
+    "f": (8, 5),
+    "g": (14, 1),
+    "h": (8, 1),
+    "i": (7, 2),
+}
 
 
 # --- the tables ------------------------------------------------------------------------------------------------------
 
 
+def example(id: str) -> str:
+    place = "tests/configs/pasted/examples.toml"
+    assert "text" in EXAMPLES.get(id, {}), (
+        f"{id} has no example: add [{id}] with a `text`, as it is printed, to {place}"
+    )
+    return EXAMPLES[id]["text"]
+
+
+@pytest.mark.parametrize("id", EXAMPLES)
+def test_each_example_has_a_row(id):
+    tables = "tracebacks.toml, signs.toml or situations.toml in study/configs/pasted/"
+    rows = {*tracebacks.messages(), *tracebacks.rows(), *situations.situations()}
+    assert id in rows, f"{id} has an example and no row: add [{id}] to {tables}, or correct the name in examples.toml"
+
+
 @pytest.mark.parametrize("id", tracebacks.messages())
 def test_each_message_is_explained_by_its_row_and_by_no_other(id):
     message = tracebacks.messages()[id]
-    assert [each.id for each in tracebacks.errors(EXAMPLES[id]["text"])] == [id]
-    assert {*message.hides} <= {*tracebacks.messages()}
-    assert not message.fault or message.fault in {fault.id for fault in faults().fault}
+    found = [each.id for each in tracebacks.errors(example(id))]
+    assert found == [id], (
+        f"the example of {id} meets {found}: correct its `pattern`, or name rows that say less in `hides`"
+    )
+    assert {*message.hides} <= {*tracebacks.messages()}, f"{id}: `hides` names no row of tracebacks.toml"
+    known = {fault.id for fault in faults().fault}
+    assert not message.fault or message.fault in known, f"{id}: `fault` names none of study/known/faults.toml"
+
+
+def test_a_message_is_known_as_it_is_quoted_wrapped_and_printed_by_a_rank():
+    for id, message in tracebacks.messages().items():
+        lines = example(id).splitlines()
+        texts = [
+            "\n".join(f"> [rank3]: {line}" for line in lines),
+            "\n".join(f"\u2502 {line} \u2502" for line in lines),
+        ]
+        if not re.search(r"\\n|(?<!\\)\.", message.pattern):  # what has to stand on one line is not wrapped
+            texts.append("\n".join("> " + part for line in lines for part in textwrap.wrap(line, 50, **WHOLE_WORDS)))
+        for text in texts:
+            assert id in [each.id for each in tracebacks.errors(text)], text
 
 
 @pytest.mark.parametrize("id", [*tracebacks.rows(), *situations.situations()])
 def test_each_sign_and_each_situation_is_seen_in_its_text(id):
-    if not id.startswith("waited-"):
-        assert id in [each.id for each in answer(EXAMPLES[id]["text"]).found]
+    assert id in [each.id for each in answer(example(id)).found]
 
 
 def test_an_answer_is_in_its_first_two_lines_at_80_columns():
-    for id, row in EXAMPLES.items():
-        first = answer(row["text"]).found[0]
+    for id in EXAMPLES:
+        found = answer(example(id)).found
+        assert found, f"nothing is found in the example of {id}: its row is missing, or its `pattern` does not fit"
+        first = found[0]
         assert len(f"{pasted.HOW_SURE[first.sure]}{first.sentence}") <= 2 * 78, id
         assert first.sure in ("sure", "likely", "possible")
         assert all((first.sentence, first.remedy, first.evidence))
 
 
-@pytest.mark.parametrize("texts", [{id: row["text"] for id, row in EXAMPLES.items()}, THREADS], ids=["rows", "threads"])
+@pytest.mark.parametrize(
+    "texts", [{id: row.get("text", "") for id, row in EXAMPLES.items()}, THREADS], ids=["rows", "threads"]
+)
 def test_an_answer_hedges_once(texts, capsys):
     """Not “Likely: memory was full: perhaps ...”, where a reader does not know which of both counts."""
     hedge = re.compile(r"\b(likely|perhaps|possibl[ey]|maybe|probably|usually|mostly|most often)\b", re.IGNORECASE)
     for name, text in texts.items():
-        pasted.tell(text, "", details=False)
-        said, *also = re.findall(r"(?s)\A(.+?)\n\n|(?<=Also seen: )(.+?)(?=What to do)", capsys.readouterr().out)
+        pasted.tell(answer(text), details=False)
+        said, *also = re.findall(r"(?s)\A(.+?)(?:\n\n|\Z)|(?<=Also seen: )(.+?)(?=What to do)", capsys.readouterr().out)
         assert [each for each in map("".join, (said, *also)) if len(hedge.findall(each)) > 1] == [], name
+
+
+@pytest.mark.parametrize(
+    ("text", "id"),
+    [
+        ("loss 0.0 grad_norm 1.414 with DeepSpeed stage 3", "norm-sqrt2"),
+        ("grad_norm is 1.414 and loss 0.0", "norm-sqrt2"),
+        ("{'loss': 0.0, 'grad_norm': 1.7320508, 'learning_rate': 1e-05, 'epoch': 0.3}", "norm-sqrt2"),
+        ("the loss is nan with stage 3", "loss-nan"),
+        ("exitcode : -9 Killed", "process-killed"),
+        ("loss 0.0 grad_norm 1.414213562373095 zero stage 2 deepspeed 0.17.3 overlap_comm true", "loss-zero-overlap"),
+        (
+            "LoRA r=16 of Llama-3-8B, DeepSpeed stage 3 on 8 A100 40GB, gradient checkpointing on: CUDA out of memory",
+            "lora-stage-3-memory",
+        ),
+    ],
+)
+def test_one_line_of_a_person_is_understood(text, id):
+    told = answer(text, by_text=by_text)
+    assert told.id == id
+    assert not any("--symptom" in question or "the stage" in question for question in told.questions)
+
+
+def test_a_usual_norm_beside_a_usual_loss_is_no_mark():
+    assert answer("{'loss': 0.7, 'grad_norm': 1.7320508, 'learning_rate': 1e-05, 'epoch': 0.3}").found == ()
+
+
+def test_a_fault_that_makes_no_nan_stands_behind_a_log_that_shows_it():
+    log = "{'loss': 1.2, 'grad_norm': 2.0}\n{'loss': 0.0, 'grad_norm': 1.41421}\n{'loss': 0.0, 'grad_norm': 1.41421}\n"
+    fp16 = "deepspeed==0.16.9\nzero stage 2, fp16 enabled: true, ranks: 8, overlap_comm: false"
+    ids = [each.id for each in answer(f"{log}{fp16}").found]
+    assert ids[0] == "norm-sqrt2"
+
+
+def test_a_package_in_a_list_is_no_quantized_model():
+    text = "LoRA stage 3 with zero3_init_flag: true, 8 GPUs, out of memory\nbitsandbytes==0.48.0\ndeepspeed==0.19.8"
+    assert "quantized-not-divided" not in [each.id for each in answer(text, by_text=by_text).found]
+
+
+def test_who_recomputes_is_not_told_to():
+    text = (
+        "CUDA out of memory. Tried to allocate 100.00 MiB (GPU 0; 40.00 GiB total capacity; 39.0 GiB already allocated)"
+    )
+    texts = (text, f"{text}\ngradient_checkpointing: true")
+    plain, recomputed = (answer(each).found[0].remedy for each in texts)
+    assert plain.startswith("recompute activations (gradient checkpointing), or take a smaller")
+    assert recomputed.startswith("take a smaller micro-batch")
+
+
+def test_a_config_in_a_text_has_its_mistakes_named_and_an_empty_text_no_questions(capsys):
+    config = '{"zero_optimization": {"stage": 2, "offload_optimiser": {"device": "cpu"}}}'
+    (answered, of_config) = diagnosis.diagnose((config,))
+    assert (answered["id"], [each["id"] for each in of_config["findings"]]) == ("", ["key_refused"])
+    assert capsys.readouterr().out.startswith("the text: DeepSpeed config: 1 finding.")
+    diagnosis.diagnose((config + "\nRuntimeError: 'weight' must be 2-D",))
+    assert "1. zero_optimization.offload_optimiser" in capsys.readouterr().out
+    assert answer("hello").questions == ()
 
 
 # --- logs and threads of others --------------------------------------------------------------------------------------

@@ -1,0 +1,107 @@
+"""What a text says of a model, of GPUs and of its training, and the flags of our commands that say the same."""
+
+import contextlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from study.configs.pasted.read import Pasted
+from study.core.errors import Stop
+from study.core.gpus import GPUS, gpu_named
+from study.core.shapes import letters, models
+
+FAMILIES = (
+    "llama|qwen|mistral|mixtral|gemma|phi|bert|gpt|opt|bloom|falcon|pythia|deepseek|yi|internlm|baichuan|olmo|glm"
+)
+MODEL = re.compile(rf"(?ia)(?<![a-z])[\w./-]{{0,80}}(?:{FAMILIES}|starcoder|granite|smollm|t5)[\w./-]{{0,60}}")
+BILLIONS = re.compile(r"(?a)(?<![\w.])(?:[\w.-]{0,60}-)?(\d{1,3}(?:\.\d{1,2})?) ?[bB](?![a-zA-Z0-9.])")
+GPU = re.compile(
+    r"(?ia)\b((?:A|H|B|L|V|T|GH)\d{2,3}S?|RTX ?\d{4}|[345]0[89]0|A6000)\b"
+    r"(?:[^\n\d]{0,12}(\d{2,3}) ?G(?:i?B)?(?![a-z]))?"
+)
+BEFORE = re.compile(r"(?ia)\b(\d{2,3}) ?G(?:i?B)? ?(?:(?:A|H|V)\d{2,3}|GPUs?|\u663e\u5b58|VRAM)")
+USUAL_RANK = 16  # of LoRA, where nobody says it
+ARMS = {"DDP": "ddp", "FSDP1": "fsdp2", "FSDP2": "fsdp2", 0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the text says of the model and the GPUs. None: it does not say it, or says two things."""
+
+    model: str | None  # one of `study models`
+    parameters: float | None
+    gpu_bytes: int | None
+    gpu: str | None
+
+
+def told(text: str) -> Told:
+    names = {letters(name): name for name in models()}
+    known = {names[each] for each in map(_spelled, MODEL.findall(text)) if each in names}
+    sizes = {float(each) for each in BILLIONS.findall(text)}
+    return Told(
+        model=known.pop() if len(known) == 1 else None,
+        parameters=1e9 * sizes.pop() if len(sizes) == 1 else None,
+        gpu_bytes=_gpu_bytes(text),
+        gpu=_gpu(text),
+    )
+
+
+def _spelled(name: str) -> str:
+    """Return a model's name without its folder, its maker and the words of a variant."""
+    last = letters(re.sub(r"(?i)[-_](?:chat|instruct|it|hf|base|bnb-4bit)(?=[-_]|$)", "", Path(name.strip("./-")).name))
+    return last.removeprefix("meta")
+
+
+def _gpu_bytes(text: str) -> int | None:
+    sizes = {int(each) * 2**30 for each in BEFORE.findall(text)}
+    for name, gigabytes in GPU.findall(text):
+        try:
+            meant = gpu_named(f"{name} {gigabytes}GB" if gigabytes else name)
+        except Stop:
+            continue
+        kinds = {gpu.memory_bytes for gpu in GPUS.values() if gpu.kind.startswith(meant.partition("-")[0])}
+        if gigabytes or len(kinds) == 1:
+            sizes.add(GPUS[meant].memory_bytes)
+    return min(sizes) if sizes and max(sizes) < 1.1 * min(sizes) else None
+
+
+def _gpu(text: str) -> str | None:
+    """Return the one kind of GPU that a text names, as `--gpu` takes it."""
+    kinds = set()
+    for name, gigabytes in GPU.findall(text):
+        with contextlib.suppress(Stop):
+            kinds.add(gpu_named(f"{name} {gigabytes}GB") if gigabytes else gpu_named(name).partition("-")[0])
+    told = {kind for kind in kinds if not any(each.startswith(f"{kind}-") for each in kinds)}  # with its memory
+    return told.pop() if len(told) == 1 else None
+
+
+def arm(pasted: Pasted) -> str | None:
+    """Return the arm that is most like the training of a text, if it says how that is divided."""
+    name = ARMS.get(pasted.said.get("stage", ""))
+    is_offloaded = pasted.said.get("offload", "none") != "none"
+    return f"{name}_cpu" if name and is_offloaded and name != "ddp" else name
+
+
+def flags(pasted: Pasted) -> str:
+    """Return the flags of `study advise` that a text says; "" if it does not name a model and its GPUs."""
+    about, said = told(pasted.text), pasted.said
+    ranks = said.get("ranks") if said.get("machines", 1) == 1 else None  # of several nodes it may be those of one
+    if not (about.model or about.parameters) or not (ranks or about.gpu):
+        return ""
+    words = [f"--model {about.model}" if about.model else f"--params {(about.parameters or 0) / 1e9:g}e9"]
+    words += [f"--gpus {ranks}"] if ranks else []
+    words += [f"--gpu {about.gpu}"] if about.gpu else []
+    words += [f"--sequence {said['sequence']}"] if said.get("sequence") else []
+    if said.get("peft") and about.model:
+        words.append(f"--lora-rank {said.get('lora_rank') or USUAL_RANK}")
+    return " ".join(words)
+
+
+def flags_of_arm(pasted: Pasted) -> str:
+    """Return the flags that `study estimate` and `study oom` take besides."""
+    words = [f"--arm {name}"] if (name := arm(pasted)) else []
+    if batch := pasted.said.get("micro_batch"):
+        words.append(f"--micro-batch {batch}")
+    if pasted.said.get("checkpointing"):
+        words.append("--checkpointing")
+    return " ".join(words)
