@@ -28,7 +28,7 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
     in any order, it lists which defaults and which configs that are accepted changed between them, by the kept answers,
     and which known faults were fixed or are new.
 
-    With --json: the rows. Example: `study diff accelerate_configs/zero2.yaml accelerate_configs/zero3.yaml`
+    With --json: the rows. Example: `study diff accelerate_configs/ddp.yaml accelerate_configs/zero2.yaml`
 
     Args:
         first: A config file, a folder with a record.json, or a release: A in the answer.

@@ -131,7 +131,7 @@ def request_of(script: str, words: list[str], machines: Machines, how_far: HowFa
     if config is not None and not config.is_file():
         raise Stop(f"there is no --config_file {config}", "name Accelerate's YAML")
     if config is not None:
-        alternatives.read(config)  # Accelerate would end with a traceback
+        alternatives.refuse_missing(config)  # Accelerate would end with a traceback
     return Request(
         script=str(path),
         module=module,

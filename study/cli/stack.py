@@ -8,8 +8,9 @@ from packaging.version import Version
 
 from study.cli.findings import show_finding
 from study.configs.pasted import losses, matching
+from study.configs.pasted.read import read
 from study.configs.pasted.words import sentences
-from study.configs.stacks import described
+from study.configs.stacks import described, filled
 from study.core.errors import Stop, nearest
 from study.core.settings import flag
 from study.core.text import say_wrapped
@@ -52,8 +53,14 @@ def stack(
     """
     _refuse(flags)
     seen = _symptoms(symptom)
+    if symptom:
+        flags = filled(flags, read(symptom))
     used, notes = described(releases, flags, config)
-    faults = sorted(which_apply(used), key=lambda each: not _is_seen(each, seen))  # the others keep their order
+    given = _said(used, flags, config)
+    # What was seen comes first, and of that what meets most of what is said. The others keep their order.
+    found = which_apply(used)
+    having = sorted([each for each in found if _is_seen(each, seen)], key=lambda each: -_met(each, given))
+    faults = having + [each for each in found if not _is_seen(each, seen)]
     applying = [each for each in faults if each.answer == "applies"]
     may = [each for each in faults if each.answer != "applies"]
     says_no_stage = config is None and "stage" not in used.said
@@ -66,7 +73,7 @@ def stack(
     for number, each in enumerate(applying, 1):
         _show_applying(number, each)
     _show_free(answer["free"])
-    shown = may if details else _spoken_of(may, seen, _said(used, flags, config))
+    shown = may if details else _spoken_of(may, seen, given)
     if (says_no_stage or not shown) and not (details or seen or applying):
         shown = [*(likely := _likely(may, used)), *(each for each in shown if each not in likely)][:MOST_MAY]
     for each in shown:
@@ -89,6 +96,11 @@ def _is_seen(each: Applies, seen: set[str]) -> bool:
     return any(symptom in each.fault.symptom for symptom in seen)
 
 
+def _met(each: Applies, said: set[str]) -> int:
+    """Return how many conditions of a fault are said and so, of those that not all trainings have."""
+    return len(({*(each.fault.when or {})} - USUAL - {question.condition for question in each.why}) & said)
+
+
 def _said(used: Stack, flags: Flags, config: Path | None) -> set[str]:
     """Return the conditions of which a flag or the config speaks."""
     by_flags = {name for name, value in vars(flags).items() if value is not None}
@@ -99,10 +111,9 @@ def _spoken_of(may: list[Applies], seen: set[str], said: set[str]) -> list[Appli
     """Return faults that may apply and have the symptom, or of which something special is said, the most first."""
 
     def weight(each: Applies) -> int:
-        special = {*(each.fault.when or {})} - USUAL - {question.condition for question in each.why}
         # Trainers and PEFT have few faults, and who names one asks about it. But few train by one method, such as DPO.
         is_of_many = each.fault.package in (*table().trainers, "PEFT") and _is_decided_by_flags(each)
-        return 2 * len(special & said) + is_of_many
+        return 2 * _met(each, said) + is_of_many
 
     spoken = [each for each in may if _is_seen(each, seen) or (each.may_be_inside and weight(each))]
     return sorted(spoken, key=lambda each: (not _is_seen(each, seen), -weight(each)))[:MOST_MAY]

@@ -101,7 +101,9 @@ def _mapping(path: Path) -> dict[str, Any]:
     remedy = (
         f"name {what} with each key once, in yaml, or in json without comments and without a comma after the last value"
     )
-    return plain(files.load(path, dict, what=what, remedy=remedy, most_bytes=MAX_BYTES, links=True))
+    missing = "name a file that is here"
+    content = files.load(path, dict, what=what, remedy=remedy, most_bytes=MAX_BYTES, links=True, missing=missing)
+    return plain(content)
 
 
 def plain(value: Any) -> Any:

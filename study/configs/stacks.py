@@ -9,7 +9,7 @@ from typing import Any
 from study.configs.mistakes import recognised
 from study.configs.pasted import condense
 from study.configs.pasted.matching import flags_of, mentioned
-from study.configs.pasted.read import read
+from study.configs.pasted.read import Pasted, read
 from study.configs.settings import UNSET, EffectiveSettings, effective_settings, same
 from study.configs.shown import shown
 from study.core.recipes import AUTOCAST
@@ -53,6 +53,8 @@ def _with_texts(words: tuple[str, ...], flags: Flags) -> tuple[tuple[str, ...], 
     lists_of: list[str] = []
     notes = []
     for word in words:
+        if word == "-":
+            word = condense.standard_input("stack")
         text = condense.content(Path(word)) if is_text(word) else word
         pasted = read(text) if "\n" in text.strip() and Path(word[:LONGEST_PATH]).suffix not in CONFIGS else None
         if pasted is None or not pasted.said:
@@ -61,12 +63,17 @@ def _with_texts(words: tuple[str, ...], flags: Flags) -> tuple[tuple[str, ...], 
         is_listed = {*lists.listed(text).values()} - {ANY}
         lists_of.append(text if is_listed else "\n".join(mentioned(text)) or word)
         notes.append(f"Read from the text: {', '.join(pasted.words)}.")
-        given = {name for name, value in vars(flags).items() if value is not None}
-        ways = {"stage", *WAYS}
-        taken = given | (ways if given & ways else set())
-        new = {name: value for name, value in vars(flags_of(pasted)).items() if value is not None and name not in taken}
-        flags = replace(flags, **new)
+        flags = filled(flags, pasted)
     return tuple(lists_of), flags, notes
+
+
+def filled(flags: Flags, pasted: Pasted) -> Flags:
+    """Return flags with what a text says besides. Given flags win."""
+    given = {name for name, value in vars(flags).items() if value is not None}
+    ways = {"stage", *WAYS}
+    taken = given | (ways if given & ways else set())
+    said = vars(flags_of(pasted))
+    return replace(flags, **{name: value for name, value in said.items() if value is not None and name not in taken})
 
 
 def is_text(word: str) -> bool:

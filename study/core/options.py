@@ -80,6 +80,7 @@ def on_one_screen(text: str) -> list[str]:
     """Return tyro's help with a short title for each group, and without defaults that say nothing."""
     text = re.sub(r"\x1b\[[\d;]*m", "", text)
     text = re.sub(r"\(default:\s*(?:None|False|'')?\)", "", text)
+    text = text.replace("  [[STR [STR ...]]]", "  [TEXT|FILE ...]  ").replace("[[STR [STR ...]]]", "[TEXT|FILE ...]")
     lines: list[str] = []
     for line in _joined(text.replace(" Example: `", "\nExample: `").splitlines()):
         if re.fullmatch(" -+ *", line):

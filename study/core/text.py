@@ -4,6 +4,7 @@ import contextlib
 import functools
 import itertools
 import math
+import os
 import re
 import shutil
 import sys
@@ -113,6 +114,7 @@ WIDTH = 100  # characters of a line of text at most
 GAP = 2  # characters between two columns
 BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:bytes|[TGMk]i?B|s|min|h)\b)")  # where no line ends
 GLUE = "\x1f"
+COLUMNS = re.compile(r"[1-9]\d{1,3}")  # as a shell has them, of which a pipe does not tell
 UNCUT = 400  # characters of a line if the output is not a terminal
 
 
@@ -178,7 +180,9 @@ def wrapped(text: str, indent: str, first: str, is_terminal: bool | None = None)
     """Return the lines of a text. The first begins with `first`, the others with `indent`."""
     if is_terminal is None:
         is_terminal = sys.stdout.isatty()
-    width = min(WIDTH, shutil.get_terminal_size().columns) if is_terminal else WIDTH
+    said = os.environ.get("COLUMNS", "")
+    columns = shutil.get_terminal_size().columns if is_terminal else int(said if COLUMNS.fullmatch(said) else WIDTH)
+    width = min(WIDTH, columns)
     whole = BEFORE_UNIT.sub(GLUE, text)
     lines = textwrap.wrap(whole, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
     return [line.replace(GLUE, " ") for line in lines] or [""]

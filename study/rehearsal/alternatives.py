@@ -54,6 +54,15 @@ def read(path: str | Path) -> dict:
     return load(Path(path), dict, what="a config", remedy=remedy, most_bytes=MOST_BYTES, links=True)
 
 
+def refuse_missing(config: Path) -> None:
+    """Raise Stop for an Accelerate yaml that cannot be read, or whose DeepSpeed json is not where it says."""
+    section = read(config).get("deepspeed_config")
+    file = section.get("deepspeed_config_file") if isinstance(section, dict) else None
+    if isinstance(file, str) and not Path(file).is_file():
+        remedy = "run in the folder from which that path counts, or write the whole path"
+        raise Stop(f"{config} names {file!r:.200}, which is not here", remedy)
+
+
 def without_config(words: list[str]) -> tuple[list[str], str | None]:
     """Return a script's words without those that name a config, and the DeepSpeed json that they named."""
     kept: list[str] = []

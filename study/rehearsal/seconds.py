@@ -37,7 +37,8 @@ def seconds_of(request: Request, answer: Answer, record: Record, folder: Path) -
         raise Stop(f"its model is called {calls}", "measure it", "unavailable")
     model = asked_for(Wanted(model=str(folder), lora_rank=answer.lora_rank), tokens)
     if not seen.parameters or not isclose(model.parameters, seen.parameters, rel_tol=SAME):
-        what = f"its model has {seen.parameters:,} parameters, and such a language model {model.parameters:,}"
+        what = f"its model has {seen.parameters:,} parameters, and the language model of its config"
+        what += f" {model.parameters:,}: it is another one"
         raise Stop(what, "measure it", "unavailable")
     fsdp = None
     if seen.fsdp is not None:

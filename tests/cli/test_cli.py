@@ -263,6 +263,8 @@ def test_every_command_has_help(name, monkeypatch, capsys):
     assert re.match(r"[A-Z][^\n]{20,}[.?:]?", first), "the first line says what it answers"
     assert max(map(len, text.splitlines())) <= 100
     assert len(text.splitlines()) <= 75
+    assert "[[STR" not in text
+    assert all(len(line) <= 80 for line in text.splitlines() if line.startswith("Example: "))
     assert ("--json: " in text) == (name not in WITHOUT_AN_ANSWER)
     (words,) = re.findall(r"Example: `study (.+)`", text)
     for short, path in {"SMOKE": "reports/cpu-2core/runs/smoke", "CONFIGS": "accelerate_configs"}.items():

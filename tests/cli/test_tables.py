@@ -12,7 +12,7 @@ import termios
 import pytest
 
 from study.cli import commands
-from study.core.text import show
+from study.core.text import say_wrapped, show
 from tests.conftest import ROOT
 
 SMOKE = "reports/cpu-2core/runs/smoke"
@@ -113,3 +113,10 @@ def test_the_list_of_commands_is_wrapped_below_its_purposes(width, monkeypatch, 
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
     assert sum(line.startswith("  ") and line[2] != " " for line in lines) == len(commands.COMMANDS) + 2, "examples"
+
+
+@pytest.mark.parametrize(("columns", "widest"), [("60", 60), ("80", 80), ("400", 100), ("", 100), ("wide", 100)])
+def test_a_pipe_is_as_wide_as_columns_say(columns, widest, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", columns)
+    say_wrapped("a word " * 60)
+    assert widest - 7 < max(map(len, capsys.readouterr().out.splitlines())) <= widest

@@ -169,6 +169,12 @@ def test_a_config_with_mistakes_is_read_as_far_as_it_can_be(file, case, capsys):
     assert all(each.said in capsys.readouterr().err for each in said[:1])
 
 
+def test_a_file_that_is_not_here_is_no_matter_of_commas(tmp_path):
+    with pytest.raises(Stop) as stop:
+        diff(tmp_path / "none.json", tmp_path / "other.json")
+    assert stop.value.remedy == "name a file that is here"
+
+
 def test_a_key_that_is_given_twice_is_refused_as_deepspeed_does(tmp_path):
     config = tmp_path / "ds.json"
     config.write_text('{"zero_optimization": {"stage": 2}, "zero_optimization": {"stage": 3}}')

@@ -1,5 +1,6 @@
 """The table of known faults is what was asked, and `study stack` says which of them apply."""
 
+import io
 import itertools
 import json
 import re
@@ -18,6 +19,7 @@ from packaging.version import Version
 
 from study.cli.differences import diff
 from study.cli.stack import stack
+from study.configs.pasted import condense
 from study.conform import releases, suite
 from study.core import arms
 from study.core.errors import Stop
@@ -341,6 +343,13 @@ def test_each_line_of_a_pattern_reads_its_example(name, example):
         assert found == "torch" if "torch" in example else "deepspeed"
 
 
+def test_a_list_may_come_through_a_pipe(monkeypatch):
+    """As a log may, for `study diagnose -`."""
+    piped = io.TextIOWrapper(io.BytesIO(b"deepspeed==0.17.6\ntorch==2.10.0\n"))
+    monkeypatch.setattr(condense.sys, "stdin", piped)
+    assert asked("- --stage 2 --passes 4")["first"].startswith("deepspeed 0.17.6, torch 2.10.0: 1 known fault applies")
+
+
 @pytest.mark.parametrize("text", STACKS["list"])
 def test_a_release_is_read_from_lists_projects_locks_and_threads(text, tmp_path):
     (tmp_path / "list").write_text(text)
@@ -513,6 +522,17 @@ def test_a_symptom_may_be_a_sentence_with_numbers():
     assert answer["faults"][0]["symptom"].startswith(("norm", "loss"))
     with pytest.raises(Stop, match="names nothing that faults are known by"):
         asked("deepspeed==0.17.2 --symptom purple")
+
+
+def test_a_symptom_in_words_answers_what_flags_would(capsys):
+    """Who writes LoRA is not asked for --peft, and what LoRA meets comes first."""
+    words = ["deepspeed==0.19.5", "--symptom", "out of memory, LoRA with ZeRO stage 3"]
+    answer = parsed(stack, tyro.conf.OmitArgPrefixes, prog="study stack", args=words)
+    assert answer["faults"][0]["id"].startswith("frozen-weights-stay")
+    first = capsys.readouterr().out.partition("May apply: ")[2]
+    assert first.startswith("Each rank keeps the whole frozen model")
+    assert "--peft" not in first
+    assert "--stage" not in first.partition("May apply: ")[0]
 
 
 @pytest.mark.parametrize(

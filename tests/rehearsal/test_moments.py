@@ -9,6 +9,7 @@ import pytest
 from study.cli.rehearsed import show_not_rehearsed
 from study.core.errors import Stop
 from study.rehearsal import start
+from study.rehearsal.alternatives import refuse_missing
 from study.rehearsal.on_gpu import on_gpu
 from study.rehearsal.request import Answer, Moment, Request
 from study.rehearsal.together import apart
@@ -186,3 +187,12 @@ def test_that_rank_1_was_not_rehearsed_is_said(ranks, evaluate, save, capsys):
     show_not_rehearsed(request)
     printed = capsys.readouterr().out
     assert printed.startswith("Rank 1 was not rehearsed: --evaluate") == (ranks > 1 and not request.compares_ranks)
+
+
+def test_a_config_whose_json_is_elsewhere_is_refused_with_a_remedy(tmp_path):
+    """Accelerate takes the name for JSON, and ends with `Expected a string path to an existing deepspeed config`."""
+    config = tmp_path / "zero2.yaml"
+    config.write_text("{distributed_type: DEEPSPEED, deepspeed_config: {deepspeed_config_file: elsewhere/zero2.json}}")
+    with pytest.raises(Stop, match=r"names 'elsewhere/zero2\.json', which is not here") as stop:
+        refuse_missing(config)
+    assert stop.value.remedy.startswith("run in the folder from which that path counts")
