@@ -230,7 +230,7 @@ def test_a_card_begins_with_the_verdict_the_answer_and_both_numbers(capsys):
     assert [line.strip() for line in first] == [
         "S000-20 does not hold (certainty: moderate)",
         claim.answer,
-        "We find 1.5 and 1.55 times, the text says 2 and 4 times.",
+        "We find 1.5 and 1.55 (virtual) times, the text says 2 and 4 times.",
     ]
 
 
@@ -243,6 +243,17 @@ def test_a_card_says_we_find_of_nothing_that_others_measured_or_that_was_divided
     assert lead in ("We find", "By arithmetic", "Others report")
     if kinds == {"prediction"}:
         assert "(predicted)" in claim.ours
+
+
+@pytest.mark.parametrize("claim", [each for each in CLAIMS if each.ours], ids=lambda claim: claim.id)
+def test_what_virtual_ranks_alone_gave_is_called_virtual(claim):
+    """A claim whose `ours` has a number of virtual ranks that no real run gave, or that rests on no other ranks."""
+    kinds = {piece.kind for piece in claim.evidence}
+    by_real = [piece.value for piece in claim.evidence if piece.kind in ("runs", "reproduction")]
+    counted = [piece.value for piece in claim.evidence if piece.kind == "virtual" and piece.value not in by_real]
+    printed = [float(number) for number in texts.NUMBER.findall(claim.ours.replace(",", ""))]
+    no_others = "virtual" in kinds and not kinds & {"runs", "reproduction", "prediction"}
+    assert ("(virtual)" in claim.ours) == (no_others or bool({*printed} & {*counted}))
 
 
 @pytest.mark.parametrize(
