@@ -1,6 +1,7 @@
 """`study advise`: which arm to use on given GPUs, or how many GPUs are enough."""
 
 import shlex
+from dataclasses import replace
 
 from study.core import arms
 from study.core.errors import Stop
@@ -44,6 +45,9 @@ def advise(
     """
     shape = asked_for(model, training.sequence or 1)
     lines = []
+    is_default = training.precision is None
+    if is_default and shape.is_partly_frozen:  # arms that differ in precision would be compared by it
+        training = replace(training, precision="bf16_cast")
     if training.gpus is not None:
         advice = recommend(Question.of(shape, training, place, step))
     else:
@@ -64,7 +68,7 @@ def advise(
     if details:
         _show_details(advice, detail)
     else:
-        say_wrapped(*_notes(advice, training.precision))
+        say_wrapped(*_notes(advice, is_default))
     return answer.in_json(advice) | {
         "in_words": lines,
         "detail": detail,
@@ -88,9 +92,9 @@ def _show_details(advice: Advice, detail: str) -> None:
     say_wrapped("", *answer.accuracy(), indent="  ")
 
 
-def _notes(advice: Advice, precision: str | None) -> list[str]:
+def _notes(advice: Advice, is_default_precision: bool) -> list[str]:
     """Return what a reader may not expect: the precision that was taken, and what FSDP2 keeps whole."""
-    notes = [] if precision else ["", answer.precisions(advice.question)]
+    notes = ["", answer.precisions(advice.question)] if is_default_precision else []
     if any(row.arm.startswith("fsdp2") and row.accumulation > 1 and not row.fits for row in advice.rows):
         notes.append(finding("fsdp2_whole_gradients").said)
     return notes

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from study.cli.rehearsed import failed, show_answer, show_known
+from study.cli.rehearsed import failed, show_answer, show_known, show_not_rehearsed
 from study.configs.stacks import CONFIGS
 from study.core.arms import all_paths, load_arm
 from study.core.errors import Stop, refuse_beyond
@@ -83,7 +83,7 @@ def rehearse(
 
     The script's libraries, data and tokenizer are real. Other ranks do not exist; weights have shapes but no values.
     The script runs with your rights, as when you start it yourself. An exception of the script is the answer, and the
-    exit code is 1 then.
+    exit code is 1 then. With --evaluate or --save rank 1 runs as well: where it calls other collectives, all wait.
 
     With --json: the same. Example: `study virtual examples/trainer_glue.py --ranks 8 -- --steps 4`
 
@@ -111,7 +111,9 @@ def rehearse(
             return failed(parted, request)
         rows = [tried(arm, request, folder / arm.name, how_far.timeout) for arm in arms]
         shown = show_answer(request, answer, store.read(folder / store.RECORD), rows, folder)
-        return shown | {"faults": show_known(folder), "tried": [asdict(row) for row in rows]}
+        faults = show_known(folder)
+        show_not_rehearsed(request)
+        return shown | {"faults": faults, "tried": [asdict(row) for row in rows]}
 
 
 def request_of(script: str, words: list[str], machines: Machines, how_far: HowFar, there: WhatIsThere) -> Request:

@@ -83,6 +83,7 @@ def show_answer(request: Request, answer: Answer, record: Record, rows: list[Tri
         "fits": fits,
         "findings": findings,
         "step": asdict(step) if step else None,
+        "ranks_compared": request.compares_ranks,
         "moments": [asdict(each) for each in answer.moments],
         "loading_peak_bytes": answer.loading_peak_bytes,
         "observed": seen.model_dump(mode="json", exclude_defaults=True),
@@ -144,6 +145,12 @@ def show_known(folder: Path) -> list[str]:
         said = with_id(known.fault.in_releases, known.fault.id)
         say_wrapped(f"{said} What to do: {known.do}.", indent="  ", first="- ")
     return [each.fault.id for each in applying]
+
+
+def show_not_rehearsed(request: Request) -> None:
+    """Say that nobody looked whether the ranks part, which would hang."""
+    if request.ranks > 1 and not request.compares_ranks:
+        say_wrapped("Rank 1 was not rehearsed: --evaluate compares its collectives, so that a hang is found.")
 
 
 def decided(record: Record, answer: Answer, request: Request) -> list[str]:

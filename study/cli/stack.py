@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 import tyro
+from packaging.version import Version
 
 from study.cli.findings import show_finding
 from study.configs.pasted import losses, matching
@@ -17,7 +18,7 @@ from study.known.findings import Finding, with_id
 from study.known.which_apply import WAYS, Applies, Flags, Stack, free, untested, which_apply
 
 MOST_MAY = 5  # faults that may apply, without --details: a reader of 50 reads none
-MOST_LIKELY = 2
+MOST_LIKELY = 3
 MOST_ASKED = 2  # flags, beside --config
 USUAL = {"stage", "ranks", "cuda", "trainer", "offload", "script"}  # conditions that say little of a training
 MOST_FREE = 4  # releases
@@ -66,12 +67,12 @@ def stack(
         _show_applying(number, each)
     _show_free(answer["free"])
     shown = may if details else _spoken_of(may, seen, _said(used, flags, config))
-    if says_no_stage and not (details or seen or applying):
+    if (says_no_stage or not shown) and not (details or seen or applying):
         shown = [*(likely := _likely(may, used)), *(each for each in shown if each not in likely)][:MOST_MAY]
     for each in shown:
         _show_open(each, details)
     left = [each for each in may if each not in shown]
-    _show_rest(left, [] if says_no_stage and not applying else _deciding(left, config))
+    _show_rest(left, [] if says_no_stage and not applying else _deciding(left, config), bool(shown or applying))
     return answer
 
 
@@ -113,17 +114,18 @@ def _is_decided_by_flags(each: Applies) -> bool:
 
 
 def _likely(may: list[Applies], used: Stack) -> list[Applies]:
-    """Return some of the faults of tested releases that flags alone decide, the likeliest for these releases first."""
+    """Return some of the faults in whose range these releases are, the likeliest first."""
 
     def place(each: Applies) -> tuple:
         when = each.fault.when or {}
         has_adapters = "PEFT" in used.releases and when.get("peft") is True
         is_silent = each.fault.symptom.startswith(table().silent)
         # Most train with AdamW in bf16, of which few faults speak.
-        return (not has_adapters, "optimizer" in when, "precision" in when, not is_silent)
+        unusual = ("optimizer" in when, "precision" in when)
+        is_named = isinstance(each.release, Version)
+        return (not _is_decided_by_flags(each), not has_adapters, not is_named, *unusual, not is_silent)
 
-    known = [each for each in may if each.may_be_inside and each.is_tested and _is_decided_by_flags(each)]
-    return sorted(known, key=place)[:MOST_LIKELY]
+    return sorted([each for each in may if each.may_be_inside], key=place)[:MOST_LIKELY]
 
 
 def in_words(used: Stack, faults: list[Applies], said: str = "") -> dict:
@@ -183,7 +185,7 @@ def _questions(each: Applies) -> str:
     """Return what would decide whether a fault applies."""
     texts = [question.text for question in each.why]
     if not each.is_tested:
-        texts.insert(0, table().questions["release"].format(each.fault.package, each.release))
+        texts.insert(0, each.fault.untested(each.release))
     return " ".join(texts)
 
 
@@ -218,14 +220,14 @@ def _deciding(may: list[Applies], config: Path | None) -> list[str]:
     return wanted if config else ["--config", *wanted]
 
 
-def _show_rest(left: list[Applies], deciding: list[str]) -> None:
+def _show_rest(left: list[Applies], deciding: list[str], after_others: bool) -> None:
     """Say in one line how many faults were not shown, and what would tell whether they apply."""
     if not left:
         return
     unasked = sum(not each.is_tested for each in left)
     of_these = f"; for {unasked} of these nobody tested your release" if unasked else ""
     give = f"Give {', '.join(deciding)} to check them; " if deciding else ""
-    say_wrapped("", f"{len(left)} more may apply{of_these}. {give}--details lists all.")
+    say_wrapped("", f"{len(left)}{' more' if after_others else ''} may apply{of_these}. {give}--details lists all.")
 
 
 def _symptoms(words: str | None) -> set[str]:

@@ -17,31 +17,28 @@ from study.configs.sources import ACCELERATE, OTHER, TRAINER, Source, flat, read
 from study.core.arms import known_libraries, library_defaults, promises_ignored, section_at
 from study.core.errors import Stop
 from study.core.files import sentence
-from study.core.text import comparable
+from study.core.text import comparable, say_aside
 from study.known.findings import Finding, finding, texts
 from study.records.metrics import dig
 
 MOST_UNKNOWN = 200  # keys that are compared with the library's, which takes milliseconds each
 NEAR = 0.85  # similarity of a misspelled key to the right one, where a program may keep keys of its own
 SIMILAR = 0.6  # where it may not
-# A training that is described by a config with one of these findings does not start, or is not the one described.
-UNUSABLE = (
-    "kind_unknown",
-    "key_mistyped",
-    "key_refused",
-    "key_ignored",
-    "value_refused",
-    "auto_not_filled",
-    "value_no_count",
-)
+# A training with one of these does not start, or is not the one that its config describes.
+UNUSABLE = ("key_mistyped", "key_refused", "key_ignored", "value_refused", "auto_not_filled", "value_no_count")
 
 
 def recognised(path: Path) -> Source:
-    """Read a config from which a training is to be known. A Stop says what no library takes in it."""
+    """Read a config from which a training is to be known, and say what no library takes in it: the rest counts.
+
+    Raise Stop if it is of no known kind.
+    """
     source = read(path)
-    if wrong := [mistake for mistake in mistakes(source) if mistake.id in UNUSABLE]:
-        what = "; ".join(f"{mistake.sentence} [{mistake.id}]" for mistake in wrong)
-        raise Stop(f"{path}: {what}", "; ".join(str(mistake.remedy) for mistake in wrong))
+    for mistake in mistakes(source):
+        if mistake.id == "kind_unknown":
+            raise Stop(f"{path}: {mistake.said}", f"{mistake.remedy}")
+        if mistake.id in UNUSABLE:
+            say_aside(f"{path}: {mistake.said} What to do: {mistake.remedy}.")
     return source
 
 

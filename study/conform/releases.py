@@ -29,14 +29,27 @@ def keep(path: Path, found: list[PropertyAnswer]) -> None:
     frame.to_csv(path, index=False, lineterminator="\n")
 
 
-def changes(name: str, since: str, until: str) -> tuple[dict, list[PropertyAnswer]]:
-    """Return the properties whose answers change between releases, by what changes; and all their answers."""
+def enclosing(name: str, old: Version, new: Version) -> tuple[str, str]:
+    """Return the two releases with kept answers that enclose others, as far as there are such."""
+    _, _, tried = _tried(name)
+    before = [each for each in tried if Version(each) <= old] or tried[:1]
+    after = [each for each in tried if Version(each) >= new] or tried[-1:]
+    return before[-1], after[0]
+
+
+def _tried(name: str) -> tuple[pd.DataFrame, str, list[str]]:
+    """Return the kept answers of an adapter, the library of which several releases were tried, and these."""
     kept = answers()
     rows = kept[kept["adapter"] == name]
     if rows.empty:
         raise Stop(f"no answers of {name!r} are kept", nearest(name, kept["adapter"].unique()))
-    package = rows[list(LIBRARIES)].nunique().idxmax()  # the library of which several releases were tried
-    tried = sorted(rows[package].unique(), key=Version)
+    package = str(rows[list(LIBRARIES)].nunique().idxmax())
+    return rows, package, sorted(rows[package].unique(), key=Version)
+
+
+def changes(name: str, since: str, until: str) -> tuple[dict, list[PropertyAnswer]]:
+    """Return the properties whose answers change between releases, by what changes; and all their answers."""
+    rows, package, tried = _tried(name)
     if not {since, until} <= {*tried} or Version(since) >= Version(until):
         what = f"two releases of {package} with kept answers are compared, the older first"
         raise Stop(f"{what} (got {since} and {until or 'none'})", f"choose two of {', '.join(tried)}")

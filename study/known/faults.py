@@ -68,13 +68,33 @@ class Fault(BaseModel):
         Of a range: True if all tested releases in it have it, False if none in it can. Its ends count as well: releases
         from 5.0 on are more than 5.23.0, the first that was tested.
         """
-        asked = sorted(map(Version, self.asked or table().asked[self.package]))
         if isinstance(release, SpecifierSet):
-            return self._has_all(release, [*asked, *map(Version, table().asked.get(self.package, ()))])
-        beside = [each for each in asked if each <= release][-1:] + [each for each in asked if each >= release][:1]
+            return self._has_all(release, [*map(Version, [*self.asked, *table().asked.get(self.package, ())])])
+        beside = self.beside(release)
         if not any(map(self.contains, beside)):
             return False
         return release in beside or None
+
+    def beside(self, release: Version) -> list[Version]:
+        """Return the tested releases nearest to one: itself, or the one before and the one after it."""
+        asked = sorted(map(Version, self.asked or table().asked[self.package]))
+        before = [each for each in asked if each <= release][-1:]
+        return before if release in before else before + [each for each in asked if each > release][:1]
+
+    def inferred(self, release: Version) -> bool | None:
+        """Whether a release has the fault, where it was not asked by those before and after it. None: not known.
+
+        What lies beyond the range is never inferred to have it.
+        """
+        return self.contains(release) or self.has(release)
+
+    def untested(self, release: Release) -> str:
+        """Return the sentence for a release that nobody tested, with those beside it, if they have the fault."""
+        beside = ""
+        if isinstance(release, Version) and self.contains(release):
+            before, after = self.beside(release)
+            beside = f": {before} and {after}, beside it, have it"
+        return table().questions["release"].format(self.package, release, beside)
 
     def _has_all(self, span: SpecifierSet, tested: list[Version]) -> bool | None:
         ends = [Version(each.version.removesuffix(".*")) for each in span]

@@ -42,7 +42,7 @@ def with_id(sentence: str, id: str) -> str:
 
 
 @with_config(NO_OTHER_KEYS)
-class Text(TypedDict):
+class FindingRow(TypedDict):
     """A row of findings.toml. Texts are in TOML, so that they can be read and corrected without the rules."""
 
     sentence: str
@@ -70,9 +70,9 @@ class Hang(TypedDict):
 
 
 @functools.cache
-def texts() -> dict[str, Text]:
+def texts() -> dict[str, FindingRow]:
     """Return the sentence, remedy and evidence of each finding, by its id."""
-    return read_table(FINDINGS, dict[str, Text], Text)
+    return read_table(FINDINGS, dict[str, FindingRow], FindingRow)
 
 
 @functools.cache

@@ -30,6 +30,11 @@ class Request:
     rank: int = 0
     most_collectives: int | None = None  # after which it ends
 
+    @property
+    def compares_ranks(self) -> bool:
+        """Whether rank 1 is rehearsed as well: ranks usually part where one of them evaluates or saves."""
+        return self.ranks > 1 and (self.evaluate or self.save)
+
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(dataclasses.asdict(self)))
 

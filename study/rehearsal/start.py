@@ -60,7 +60,7 @@ def ran(request: Request, folder: Path, timeout_s: int) -> Answer:
 
 def parts_from_rank_1(request: Request, answer: Answer, folder: Path, timeout_s: int) -> Failure | None:
     """Rehearse rank 1 as well, where ranks usually part: as one of them evaluates or saves. Return where they do."""
-    if request.ranks == 1 or not (request.evaluate or request.save):
+    if not request.compares_ranks:
         return None
     during("running it as rank 1, which must call the same collectives")
     other = folder / "rank-1"

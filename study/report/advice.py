@@ -334,7 +334,8 @@ def precisions(question: Question) -> str:
     if question.precision == "fp32":
         return finding("fp32_is_tf32").said
     half = "bf16" if question.gpu.has_bf16 else "fp16"  # GPUs before Ampere have none
-    return finding("precision_by_default", half=half).said
+    of_adapters = question.model.is_partly_frozen and question.precision == "bf16_cast"
+    return finding("adapters_in_one_precision" if of_adapters else "precision_by_default", half=half).said
 
 
 def _links(question: Question) -> str:

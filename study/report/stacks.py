@@ -94,8 +94,7 @@ def _in_releases(fault: Fault) -> dict[str, str]:
     for release in releases(fault.package):
         has = fault.has(Version(release))
         if has is not False:
-            question = table().questions["release"].format(fault.package, release)
-            questions[f"{fault.package}=={release}"] = "" if has else question
+            questions[f"{fault.package}=={release}"] = "" if has else fault.untested(Version(release))
     return questions
 
 

@@ -141,7 +141,7 @@ def test_a_message_ends_after_a_word():
     assert set(line.removesuffix(" ...").split()) <= set(message.split())
 
 
-def test_values_of_a_config_are_converted_or_refused(tmp_path):
+def test_values_of_a_config_are_converted_or_said_to_be_none(tmp_path, capsys):
     config = tmp_path / "mine.json"
 
     def taken(value: object) -> int | None:
@@ -150,8 +150,24 @@ def test_values_of_a_config_are_converted_or_refused(tmp_path):
 
     assert [taken(value) for value in ("8", 8, "auto")] == [8, 8, None]
     for value in ("eight", True, -8, 8.5, 0, [1], {"a": 1}):
-        with pytest.raises(Stop, match="per_device_train_batch_size must be a whole number of at least 1"):
-            taken(value)
+        assert taken(value) is None
+        assert "per_device_train_batch_size must be a whole number of at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("asked", "ranks", "other"),
+    [("2.45 GiB", 8, 2), ("4.90 GiB", 8, 1), ("1.23 GiB", 16, 4), ("627.00 MiB", 8, None), ("2.30 GiB", 8, None)],
+)
+def test_a_state_that_other_ranks_share_is_said(asked, ranks, other):
+    """opt-1.3b has 1,315,758,080 parameters: 4.90 GiB in fp32, 2.45 on each of two ranks."""
+    clue = "  File \"torch/optim/adam.py\", line 4, in _init_group\n    state['exp_avg_sq'] = torch.zeros_like(p)\n"
+    error = reading.find("Traceback (most recent call last):\n" + clue + new(asked))
+    wanted, given = Wanted(model="opt-1.3b"), Described(arm="zero2", ranks=ranks, micro_batch=1)
+    causes, _ = explain(error, wanted, given)
+    assert causes[0].id == "oom-optimizer"
+    assert (f"and not by {ranks}" in causes[0].what) == (other is not None)
+    said = changes.predicted(error, wanted, given)
+    assert (f"states shared by {other}: did the launcher start {ranks}?" in said) == (other is not None)
 
 
 def test_an_error_in_quotes_may_be_longer_than_the_name_of_a_file():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from study.cli.rehearsed import show_not_rehearsed
 from study.core.errors import Stop
 from study.rehearsal import start
 from study.rehearsal.on_gpu import on_gpu
@@ -174,3 +175,14 @@ def test_a_folder_whose_name_begins_alike_is_not_the_scripts():
     script = Script(Path("/a/b/train.py"), {})
     assert script.owns("/a/b/models/own.py")
     assert not script.owns("/a/bc/other.py")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "evaluate", "save"), [(8, False, False), (8, True, False), (8, False, True), (1, 0, 0)]
+)
+def test_that_rank_1_was_not_rehearsed_is_said(ranks, evaluate, save, capsys):
+    """`it fits` is no answer to whether ranks wait for each other."""
+    request = Request("a.py", [], ranks, ranks, 2, evaluate=bool(evaluate), save=save)
+    show_not_rehearsed(request)
+    printed = capsys.readouterr().out
+    assert printed.startswith("Rank 1 was not rehearsed: --evaluate") == (ranks > 1 and not request.compares_ranks)

@@ -4,7 +4,7 @@ import contextlib
 import re
 
 from study.configs.oom import causes
-from study.configs.oom.causes import CLUE, Cause, Row
+from study.configs.oom.causes import CLUE, Cause, CauseRow
 from study.configs.oom.explain import FILLING, STAGES, Described, explain
 from study.configs.oom.reading import OomError
 from study.configs.pasted.read import Pasted
@@ -56,7 +56,7 @@ def by_text(pasted: Pasted, error: OomError | None) -> list[Cause]:
     return []
 
 
-def _budget(pasted: Pasted, about: Told, training: Described, rows: dict[str, Row]) -> list[Cause]:
+def _budget(pasted: Pasted, about: Told, training: Described, rows: dict[str, CauseRow]) -> list[Cause]:
     """Return what a GPU holds before any activation, and whether that leaves room."""
     if not about.gpu_bytes or not training.ranks:
         return []
@@ -90,5 +90,5 @@ def _frozen_bytes(text: str) -> float:
     return 1 if re.search(r"(?i)8[- ]?bit|int8|quantization_bit\D{0,4}8", text) else WEIGHT_BYTES
 
 
-def _cause(id: str, what: str, rows: dict[str, Row]) -> Cause:
+def _cause(id: str, what: str, rows: dict[str, CauseRow]) -> Cause:
     return Cause(id, what, CLUE, ("the model and the GPUs that the text names",), rows[id]["remedy"], rows[id]["apart"])

@@ -40,7 +40,7 @@ RECOMPUTE = "recompute activations (gradient checkpointing), or "
 
 
 @with_config(NO_OTHER_KEYS)
-class Row(TypedDict):
+class CauseRow(TypedDict):
     """A row of causes.toml. The keys are explained there."""
 
     sentence: str
@@ -52,8 +52,8 @@ class Row(TypedDict):
 
 
 @functools.cache
-def rows() -> dict[str, Row]:
-    return read_table(CAUSES, dict[str, Row], Row)
+def rows() -> dict[str, CauseRow]:
+    return read_table(CAUSES, dict[str, CauseRow], CauseRow)
 
 
 Sign = tuple[str, int, str]  # the cause, its points, and why
@@ -119,7 +119,7 @@ def _signs(error: OomError, sizes: dict[str, str], shards_weights: bool, states:
     # The last frame does not make tensors of these: their sizes and their names are there by chance.
     others = [id for id, row in rows().items() if re.search(row.get("elsewhere", "(?!)"), error.frames[-1])]
     fitting = [(id, OF_A_SIZE[id], "the size fits") for id in sizes]
-    signs = [sign for sign in (*_clues(error), *_numbers(error), *fitting) if sign[0] not in others]
+    signs = [sign for sign in (*clues(error), *_numbers(error), *fitting) if sign[0] not in others]
     # A rank holds only parts of weights, so a whole one has been gathered: this comes before `weights`.
     if "oom-weights" in sizes and shards_weights:
         signs.append(("oom-gather", LIKELY, "the size is that of a weight, of which a rank holds a part"))
@@ -130,7 +130,7 @@ def _signs(error: OomError, sizes: dict[str, str], shards_weights: bool, states:
     return signs
 
 
-def _clues(error: OomError) -> Iterator[Sign]:
+def clues(error: OomError) -> Iterator[Sign]:
     """Yield what the traceback names, or the lines above the error: functions, or what a log says of its phase."""
     # `last`: so many frames are searched; 0: all.
     for id, row in rows().items():

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 
-from study.configs.oom.explain import Described
+from study.configs.oom.explain import Described, ranks_that_share
 from study.configs.oom.reading import OomError
 from study.core import arms
 from study.core.errors import Stop
@@ -43,6 +43,10 @@ def predicted(error: OomError, wanted: Wanted, given: Described) -> str:
     text = f"Predicted with {rows} per micro-batch and activations {kept}: a rank needs {size(needs_bytes)} at the peak"
     text += f"; this GPU has {size(error.total)}, less {size(reserve_bytes(card))} for context and fragmentation"
     if fits_on(card, needs_bytes) != "no":
+        trained = sum(tensor.elements for tensor in shape.tensors if tensor.trains)
+        if other := ranks_that_share(error, given, trained):
+            shared = f"the size is that of states shared by {other}: did the launcher start {given.ranks}?"
+            return f"{text}. That fits, but {shared}"
         return f"{text}. That fits: something that was not given takes the rest, or differs."
     fitting = []
     for words, change in single_changes(given):

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import tyro
 
 from study.configs.mistakes import recognised
-from study.configs.oom.causes import Cause, causes
+from study.configs.oom.causes import Cause, causes, clues
 from study.configs.oom.reading import SMALL, OomError
 from study.configs.settings import AUTO, UNKNOWN, effective_settings
 from study.core import arms
@@ -24,6 +24,7 @@ from study.predict.front import BUCKETS, Transformer, Wanted, asked_for, papers
 SHARD_WEIGHTS = ("zero3", "fsdp", "hsdp")  # the beginnings of the names of such arms
 # By arm: the stage by which the papers' formulas divide its states. Of groups of ranks and of offloading they say less.
 STAGES = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp2": 3}
+MOST_POWER = 11  # of two: 1,024 ranks
 FILLING = 0.7  # of a GPU: activations, buckets and the CUDA context want the rest
 USUAL_BUCKETS = {"reduce_bucket_size": 5e8}
 NUMBERS = ("ranks", "micro_batch", "sequence", "vocabulary")
@@ -73,9 +74,30 @@ def explain(error: OomError, wanted: Wanted, given: Described) -> tuple[list[Cau
         if model:
             tensors += _of_model(given, model, trained, has_adapters)
         sizes = _fitting(error, tensors, wanted)
+        other = ranks_that_share(error, given, trained)
+        if other and "oom-optimizer" not in sizes:
+            alone = f"1 rank, and not by {given.ranks}" if other == 1 else f"{other} ranks, and not by {given.ranks}"
+            sizes["oom-optimizer"] = f"{error.asked.text} = {trained:,} parameters x 4 bytes, shared by {alone}: "
     shards_weights = (given.arm or "").startswith(SHARD_WEIGHTS)
     states = "" if has_adapters else _filling(error, given, trained)
     return causes(error, sizes, shards_weights, states, has_adapters), given
+
+
+def ranks_that_share(error: OomError, given: Described, trained: int) -> int | None:
+    """Return by how many ranks an fp32 state of the asked size is shared, if that is another number than was given.
+
+    None: by that number, or by no power of two. A state of 16 bits that is shared by half as many is as large.
+    """
+    if not (given.arm or "").startswith(("zero", *SHARD_WEIGHTS)) or not given.ranks or error.asked.high <= SMALL:
+        return None
+    numbers = [2**power for power in range(MOST_POWER)]
+    sharing = [each for each in numbers if error.asked.low <= 4 * trained / each <= error.asked.high]
+    if not sharing or sharing[0] in (given.ranks, 2 * given.ranks):
+        return None
+    # A whole weight of 32 or 16 bits is as large as what one or two ranks share.
+    if sharing[0] <= 2 and "oom-optimizer" not in {id for id, _, _ in clues(error)}:
+        return None
+    return sharing[0]
 
 
 def _fitting(error: OomError, tensors: list[Tensor], wanted: Wanted) -> dict[str, str]:

@@ -27,6 +27,7 @@ ORDER = ("sure", "likely", "possible")
 # What a rank that waited for a failed one wrote says less than that one's error.
 WAITED = ("rank-behind", "rank-missing", "rank-timed-out-first", "nccl-watchdog", "watchdog-stuck", "gloo-timeout")
 OF_STEPS = ("loss-", "norm-", "rate-", "steps-", "overflow-")  # the beginnings of signs in the lines of a trainer
+OF_NAN = ("loss-zero", "loss-nan", "norm-sqrt2", "norm-nan")
 OUT_OF_MEMORY = ("oom",)
 FULL = "memory-unsized"
 NO_ROOM = "oom-states"
@@ -188,13 +189,18 @@ def _ordered(shown: list[Seen], matches: list[matching.Match], situations: list[
     errors = [each for each in shown if not each.id.startswith(OF_STEPS) and each.id not in WAITED]
     if any(not each.follows and each.sure != "possible" for each in errors):
         situations = []
+    silent = [each for each in faults if not named(each.id).symptom.startswith("error")]
+    # Where a log shows NaN, a fault that makes none explains less than the log does.
+    is_nan = any(each.id in OF_NAN for each in shown)
+    others = [each for each in silent if is_nan and "nan" not in named(each.id).symptom]
     kinds = [
         [each for each in errors if not each.follows and each.sure != "possible"],
-        [each for each in faults if not named(each.id).symptom.startswith("error")],
+        [each for each in silent if each not in others],
         situations,
         [each for each in errors if not each.follows and each.sure == "possible"],
         [each for each in shown if each.id in WAITED],
         [each for each in shown if each.id.startswith(OF_STEPS)],
+        others,
         [each for each in faults if named(each.id).symptom.startswith("error")],
         [each for each in errors if each.follows],
     ]

@@ -24,7 +24,7 @@ BAR = re.compile(r"\|\s*(\d+)/(\d+) \[[\d:]+<[\d:?]+,\s*([\d.]+)(s/it|it/s)")
 WORDS = re.compile("loss|norm", re.IGNORECASE)
 OTHER = re.compile(r"eval_loss|\bFile \"|Traceback|Error")
 LONGEST = 2000  # characters of a line
-SQRT2 = 2**0.5
+MOST_GROUPS = 16
 SCALE = 65_536
 FEW, MANY = 3, 8  # lines that are a sign
 MOST_LINES = 20_000
@@ -79,7 +79,7 @@ def signs(text: str, words: Sequence[Sentence] = ()) -> list[Seen]:
     if not found and len(told) < FEW:  # where a log has more, a person's words say less
         for id, row in rows().items():
             if sentence := meets(row.get("said", ()), words):
-                found.append(sign(id, text, max(text.find(sentence), 0), since="", beside=""))
+                found.append(sign(id, text, max(text.find(sentence), 0), since="", beside="", norm=2**0.5, count=2))
     return sorted(found, key=lambda each: each.id != "norm-sqrt2")  # it says why a loss is 0: NaN
 
 
@@ -93,8 +93,9 @@ def _losses(text: str, told: list[Line]) -> Iterator[Seen]:
         yield sign("loss-nan", text, bad[0].place, since=since)
     zeros = [line for line in with_loss if line.loss == 0]
     # A loss that is rounded to 0 has a usual norm beside it.
-    odd = [line for line in zeros if line.norm is None or not 0 < line.norm < float("inf") or _is_sqrt2(line.norm)]
-    if zeros and losses[-1] == 0 and odd and (max(losses) > 0.05 or (len(zeros) > 1 and len(zeros) == len(losses))):
+    odd = [line for line in zeros if line.norm is None or not 0 < line.norm < float("inf") or _groups(line.norm)]
+    alone = len(zeros) == len(losses) and (len(zeros) > 1 or zeros[0].norm is not None)
+    if zeros and losses[-1] == 0 and odd and (max(losses) > 0.05 or alone):
         norms = sorted({f"{line.norm:.4g}" for line in zeros if line.norm is not None})
         beside = f", with grad_norm {' or '.join(norms)}" if 0 < len(norms) <= 2 else ""
         yield sign("loss-zero", text, zeros[0].place, beside=beside)
@@ -105,16 +106,20 @@ def _losses(text: str, told: list[Line]) -> Iterator[Seen]:
 def _norms(text: str, told: list[Line]) -> Iterator[Seen]:
     with_norm = [line for line in told if line.norm is not None and not line.is_reinforced]
     norms = [line.norm for line in with_norm if line.norm is not None]
+    count = _groups(norms[-1]) if norms else None
+    of_marks = [line for line in with_norm if count and _groups(line.norm) == count]
+    # The root of two, twice, is a mark by itself. Others are usual norms, unless the loss is 0 beside them.
+    is_twice = count == 2 and len(norms) > 1 and _groups(norms[-2]) == 2
+    if of_marks and (is_twice or with_norm[-1].loss == 0):
+        yield sign("norm-sqrt2", text, of_marks[0].place, norm=norms[-1], count=count)
     if len(norms) < 2:
         return
     finite = [norm for norm in norms if abs(norm) < float("inf")]
-    if all(map(_is_sqrt2, norms[-2:])):
-        yield sign("norm-sqrt2", text, with_norm[-1].place)
     if not any(abs(norm) < float("inf") for norm in norms[-2:]):
         yield sign("norm-nan", text, with_norm[-1].place)
     if len(norms) >= FEW and not any(norms):
         yield sign("norm-zero", text, with_norm[0].place)
-    if len(norms) >= MANY and len({*norms}) == 1 and norms[0] and not _is_sqrt2(norms[0]) and finite:
+    if len(norms) >= MANY and len({*norms}) == 1 and norms[0] and not _groups(norms[0]) and finite:
         yield sign("norm-constant", text, with_norm[0].place, value=norms[0], count=len(norms))
     if len(finite) >= FEW and 0.01 * SCALE < statistics.median(finite) < 1000 * SCALE:
         yield sign("norm-scaled", text, with_norm[0].place, value=statistics.median(finite))
@@ -157,5 +162,8 @@ def _folders(text: str) -> Iterator[Seen]:
         yield sign("ranks-save-apart", text, saves[0].start(), **values)
 
 
-def _is_sqrt2(norm: float) -> bool:
-    return abs(norm - SQRT2) < 1e-3
+def _groups(norm: float | None) -> int | None:
+    """Return of how many groups of parameters a norm is DeepSpeed's mark, -1 for each. A norm of 2 or 3 is usual."""
+    count = round(norm**2) if norm is not None and 1 < norm < MOST_GROUPS**0.5 + 0.1 else 0
+    is_mark = count > 1 and count**0.5 % 1 and norm is not None and abs(norm - count**0.5) < 1e-3
+    return count if is_mark else None

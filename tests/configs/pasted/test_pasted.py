@@ -125,6 +125,10 @@ def test_an_answer_hedges_once(texts, capsys):
     ("text", "id"),
     [
         ("loss 0.0 grad_norm 1.414 with DeepSpeed stage 3", "norm-sqrt2"),
+        ("grad_norm is 1.414 and loss 0.0", "norm-sqrt2"),
+        ("{'loss': 0.0, 'grad_norm': 1.7320508, 'learning_rate': 1e-05, 'epoch': 0.3}", "norm-sqrt2"),
+        ("the loss is nan with stage 3", "loss-nan"),
+        ("exitcode : -9 Killed", "process-killed"),
         ("loss 0.0 grad_norm 1.414213562373095 zero stage 2 deepspeed 0.17.3 overlap_comm true", "loss-zero-overlap"),
         (
             "LoRA r=16 of Llama-3-8B, DeepSpeed stage 3 on 8 A100 40GB, gradient checkpointing on: CUDA out of memory",
@@ -136,6 +140,22 @@ def test_one_line_of_a_person_is_understood(text, id):
     told = answer(text, by_text=by_text)
     assert told.id == id
     assert not any("--symptom" in question or "the stage" in question for question in told.questions)
+
+
+def test_a_usual_norm_beside_a_usual_loss_is_no_mark():
+    assert answer("{'loss': 0.7, 'grad_norm': 1.7320508, 'learning_rate': 1e-05, 'epoch': 0.3}").found == ()
+
+
+def test_a_fault_that_makes_no_nan_stands_behind_a_log_that_shows_it():
+    log = "{'loss': 1.2, 'grad_norm': 2.0}\n{'loss': 0.0, 'grad_norm': 1.41421}\n{'loss': 0.0, 'grad_norm': 1.41421}\n"
+    fp16 = "deepspeed==0.16.9\nzero stage 2, fp16 enabled: true, ranks: 8, overlap_comm: false"
+    ids = [each.id for each in answer(f"{log}{fp16}").found]
+    assert ids[0] == "norm-sqrt2"
+
+
+def test_a_package_in_a_list_is_no_quantized_model():
+    text = "LoRA stage 3 with zero3_init_flag: true, 8 GPUs, out of memory\nbitsandbytes==0.48.0\ndeepspeed==0.19.8"
+    assert "quantized-not-divided" not in [each.id for each in answer(text, by_text=by_text).found]
 
 
 def test_who_recomputes_is_not_told_to():
