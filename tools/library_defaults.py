@@ -18,7 +18,7 @@ import transformers
 from accelerate.commands.config.config_args import ClusterConfig, SageMakerConfig
 from accelerate.commands.launch import launch_command_parser
 
-from study.core import arms
+from study.core.library_defaults import DEFAULTS_FILE
 
 TYPES = Path(__file__).with_name("library_types.toml")
 STRICT = {  # sections in which DeepSpeed refuses unknown keys. To import it takes seconds
@@ -154,4 +154,4 @@ def exported() -> dict:
 
 
 if __name__ == "__main__":
-    arms.DEFAULTS_FILE.write_text(json.dumps(exported(), indent=1) + "\n")
+    DEFAULTS_FILE.write_text(json.dumps(exported(), indent=1) + "\n")

@@ -14,8 +14,8 @@ from study.configs.mistakes import mistakes
 from study.configs.settings import Setting, effective_settings, same
 from study.configs.shown import is_secret, printable, shown
 from study.configs.stacks import CONFIGS
-from study.core.arms import releases_of_defaults
 from study.core.errors import Stop
+from study.core.library_defaults import releases_of_defaults
 from study.core.text import say, say_wrapped
 from study.known.findings import with_id
 

@@ -14,9 +14,10 @@ from pydantic_core import SchemaValidator
 from study.configs.settings import AUTO, COUNT, FIELDS, Setting, descriptions, same, zero_section
 from study.configs.shown import printable, shown
 from study.configs.sources import ACCELERATE, OTHER, TRAINER, Source, flat, read
-from study.core.arms import known_libraries, library_defaults, promises_ignored, section_at
+from study.core.arms import promises_ignored, section_at
 from study.core.errors import Stop
 from study.core.files import sentence
+from study.core.library_defaults import known_libraries, library_defaults
 from study.core.text import comparable, say_aside
 from study.known.findings import Finding, finding, texts
 from study.records.metrics import dig

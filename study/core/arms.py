@@ -4,7 +4,6 @@ The trainer compares what a file promises with what the prepared objects really 
 """
 
 import functools
-import json
 import os
 import sys
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from typing import Any, Literal
 from study.core.cache import fingerprint
 from study.core.errors import Stop, nearest
 from study.core.files import load, why
+from study.core.library_defaults import library_defaults
 from study.core.shapes import is_local
 from study.core.text import comparable
 
@@ -353,31 +353,6 @@ def check_virtual(arm: Arm, init: str | None) -> None:
         raise Stop("AutoTP cannot divide layers without values", "give --init random", "unavailable")
     if init == "none" and arm.uses_nvme:
         raise Stop("tensors without values cannot be written to disk", "give an arm without NVMe, such as zero3_cpu")
-
-
-# The keys, types and defaults of DeepSpeed's, Accelerate's and the Trainer's configs, for use without these libraries.
-# Types are schemas of pydantic_core, which DeepSpeed's own classes check with.
-DEFAULTS_FILE = Path(__file__).with_name("library_defaults.json")
-
-
-@functools.cache
-def known_libraries() -> dict[str, dict[str, Any]]:
-    """Return what is known of the configs of deepspeed, accelerate and trainer: `version`, `sections`, `types` of keys.
-
-    In the sections that are `closed` the library refuses other keys, and it refuses values that are `exclusive`.
-    """
-    return json.loads(DEFAULTS_FILE.read_text())
-
-
-def library_defaults(library: str) -> dict[str, dict[str, Any]]:
-    """Return the defaults by key, for each section of a library's config by its dotted path. The top is ""."""
-    return known_libraries()[library]["sections"]
-
-
-def releases_of_defaults() -> str:
-    """Return the libraries of `library_defaults` with their releases."""
-    known = known_libraries()
-    return ", ".join(f"{name} {known[name]['version']}" for name in known).replace("trainer", "transformers")
 
 
 def feature_for_cuda_alone(config: dict | None) -> str | None:

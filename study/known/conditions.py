@@ -9,8 +9,8 @@ from packaging.specifiers import SpecifierSet
 from pydantic import ValidationError
 from pydantic_core import SchemaValidator
 
-from study.core.arms import known_libraries
 from study.core.errors import nearest
+from study.core.library_defaults import known_libraries
 
 Values = list[int | str] | Literal["true or false", "a number"]  # that a condition can have
 NOTHING = ("none", "auto")  # texts for a key that is not there, or that something else fills in

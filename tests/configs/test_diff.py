@@ -16,8 +16,9 @@ from study.configs.oom.explain import Described, explain
 from study.configs.settings import effective_settings
 from study.configs.shown import shown
 from study.configs.stacks import described
-from study.core.arms import library_defaults, read
+from study.core.arms import read
 from study.core.errors import Stop
+from study.core.library_defaults import library_defaults
 from study.known.which_apply import Flags
 from study.predict.front import Wanted
 from tests.conftest import ROOT, table

@@ -11,6 +11,7 @@ from accelerate.commands.config.config_args import load_config_from_file
 from study.core import arms
 from study.core.errors import Stop
 from study.core.files import from_toml
+from study.core.library_defaults import library_defaults
 from study.training import setup
 from tests.conftest import DECODERS_ALONE, python, table
 
@@ -182,7 +183,7 @@ def told_of(folder: Path, config: dict) -> str:
     return ""
 
 
-OF_ZERO = arms.library_defaults("deepspeed")["zero_optimization"]
+OF_ZERO = library_defaults("deepspeed")["zero_optimization"]
 BEGIN = [key for key in OF_ZERO if key.startswith("stage3_")]
 SHORT = [key for key in OF_ZERO if f"stage3_{key}" in BEGIN]
 
@@ -197,7 +198,7 @@ def test_each_key_of_stage_3_is_refused_of_the_others(tmp_path, stage, key):
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
-@pytest.mark.parametrize("section", arms.library_defaults("deepspeed"))
+@pytest.mark.parametrize("section", library_defaults("deepspeed"))
 def test_a_key_that_deepspeed_does_not_know_is_refused_in_each_section(tmp_path, section, stage):
     config: dict = {"zero_optimization": {"stage": stage}}
     part = config

@@ -2,8 +2,8 @@
 
 import library_defaults
 
-from study.core import arms
+from study.core.library_defaults import known_libraries
 
 
 def test_the_file_is_what_its_tool_writes():
-    assert arms.known_libraries() == library_defaults.exported()
+    assert known_libraries() == library_defaults.exported()
