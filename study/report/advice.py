@@ -349,8 +349,8 @@ def _links(question: Question) -> str:
 # Predictions by this code, on 28 November 2026, of measurements that nobody who writes it has read.
 OUTSIDE_CHECK = (
     "an outside check, which nobody here has read and whose rows are not kept here: of 31 steps of eight sources half "
-    "were 34 % off, 55 % within 35 %, and 21 more than 10 % too short; the interval of those days held 8. Of 56 peaks half were 11 % off, and 20 "
-    "more than 10 % too low"
+    "were 34 % off, 55 % within 35 %, and 21 more than 10 % too short; the interval of those days held 8. Of 56 "
+    "peaks half were 11 % off, and 20 more than 10 % too low"
 )
 LIMITS = {"gpu": "the GPU is the limit", "host": "the host is the limit", "links": "links are the limit"}
 
