@@ -134,7 +134,7 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
         # A word that some claim has is not misspelt.
         unknown = [word for word in words if word.lower() not in said | by_name.keys()]
         names = [each.id for each in known] + sorted(said)
-        near = [nearest(word, names, otherwise=" ") for word in unknown]
+        near = [nearest(word, names, most=3, otherwise=" ") for word in unknown]
         remedy = " ".join(each for each in near if each.strip())
         raise Stop(what, remedy or "give fewer words; study claims --all lists the documents")
     return matching
