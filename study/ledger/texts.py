@@ -134,7 +134,13 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
         # A word that some claim has is not misspelt.
         unknown = [word for word in words if word.lower() not in said | by_name.keys()]
         names = [each.id for each in known] + sorted(said)
-        near = [nearest(word, names, most=3, otherwise=" ") for word in unknown]
+        documents = {word: by_name.get(word.partition("-")[0].lower()) for word in unknown if "-" in word}
+        near = [
+            f"did you mean {documents[word][-1].id!r}, the last of its text?"
+            if documents.get(word)
+            else nearest(word, names, most=3, otherwise=" ")
+            for word in unknown
+        ]
         remedy = " ".join(each for each in near if each.strip())
         raise Stop(what, remedy or "give fewer words; study claims --all lists the documents")
     return matching
