@@ -110,7 +110,8 @@ def row(name: str, training: Any, gpu_name: str, untimed: bool) -> tuple[str | f
     from study.core.gpus import GPUS
     from study.predict.front import Hardware, memory_kinds, step_time
 
-    gpu = GPUS[gpu_name]
+    # Older commits take a GPU by its name.
+    gpu: Any = gpu_name if "str" in str(memory_kinds.__annotations__["gpu"]) else GPUS[gpu_name]
     kinds = memory_kinds(training, gpu)
     times: tuple[float | None, ...] = (None, None, None)
     if not untimed:

@@ -84,9 +84,13 @@ def train(kind, micro_batches, rank, ranks):
 def run(kind):
     """Train with one of the five classes, and print its losses, what it holds and sends, and how the losses compare."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--micro-batches", type=int, default=1, help="of a step, of all its samples: 1, 2 or 4")
+    parser.add_argument("--micro-batches", type=int, choices=(1, 2, 4), default=1, help="of a step, of all its samples")
     micro_batches = parser.parse_args().micro_batches
+    if kind is not OneProcess and "RANK" not in os.environ:
+        parser.error(f"start with torchrun --standalone --nproc-per-node 2 {parser.prog}")
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    if SAMPLES % (ranks * micro_batches):
+        parser.error(f"{SAMPLES} samples do not divide by {ranks} ranks x {micro_batches} micro-batches: use fewer")
     if ranks > 1:
         dist.init_process_group("gloo")
     training, losses, (weights, gradients, moments, most) = train(kind, micro_batches, rank, ranks)
@@ -96,7 +100,7 @@ def run(kind):
         print(f"sent in a step: {training.sent_bytes // STEPS:,} bytes")
         _, alone, _ = train(OneProcess, 1, 0, 1)  # all samples in one process: DDP's losses, but for the last digit
         apart = max(abs(ours - theirs) for ours, theirs in zip(losses, alone, strict=True))
-        equal = f"equal to DDP: {'yes' if apart < 1e-6 else 'NO'}, the losses differ by {apart:.0e} at most"
+        equal = f"equal to one process: {'yes' if apart < 1e-6 else 'NO'}, the losses differ by {apart:.0e} at most"
         print("the other files are compared with these losses" if kind is OneProcess else equal, flush=True)
     if ranks > 1:
         dist.destroy_process_group()

@@ -16,6 +16,7 @@ from study.known import patterns
 from study.known.faults import ANY, Release, table
 
 MAX_BYTES = 8 * 2**20  # of a lock
+A_FILE = r"[^\s=]*/[^\s=]*|[^\s=]*\.[a-z]\w{0,5}"  # a name with a folder or an ending, and no release
 LONGEST = 100  # of a release or range
 
 
@@ -26,6 +27,8 @@ def releases(words: tuple[str, ...]) -> dict[str, Release]:
     for word in words:
         text = content(word)
         here = listed(text)
+        if text == word and not here and re.fullmatch(A_FILE, word):
+            raise Stop(f"{word!r:.80} cannot be read: not there", "name a file that is here and lists releases")
         _refuse(word, text, here)
         for name, release in here.items():
             several_of.setdefault(name, []).append(release)

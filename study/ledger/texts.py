@@ -12,7 +12,7 @@ from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, Field
 
-from study.core.errors import Stop
+from study.core.errors import Stop, nearest
 from study.core.files import load
 from study.core.text import is_number
 from study.known.faults import Fault, table
@@ -129,10 +129,20 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
     # A word in the reasons or in the evidence does not make it a claim about that.
     matching = [each for each in known if searched and all(word.search(each.said) for word in searched)]
     if not matching:
-        raise Stop(
-            f"no claim is named {' '.join(words):.80}, and none contains all of these words",
-            "give fewer words; study claims --all lists the documents",
-        )
+        what = f"no claim is named {' '.join(words):.80}, and none contains all of these words"
+        said = {word.lower() for each in known for word in re.findall(r"[\w-]+", each.said)}
+        # A word that some claim has is not misspelt.
+        unknown = [word for word in words if word.lower() not in said | by_name.keys()]
+        names = [each.id for each in known] + sorted(said)
+        documents = {word: by_name.get(word.partition("-")[0].lower()) for word in unknown if "-" in word}
+        near = [
+            f"did you mean {documents[word][-1].id!r}, the last of its text?"
+            if documents.get(word)
+            else nearest(word, names, most=3, otherwise=" ")
+            for word in unknown
+        ]
+        remedy = " ".join(each for each in near if each.strip())
+        raise Stop(what, remedy or "give fewer words; study claims --all lists the documents")
     return matching
 
 

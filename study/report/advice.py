@@ -368,12 +368,12 @@ def accuracy(limits: Iterable[str] = tuple(LIMITS)) -> list[str]:
     for limit in limits:
         time = scores.score([each for each in times if each.limit == limit], "first")
         lines.append(
-            f"step time where {LIMITS[limit]}: half of first predictions were within {percent(time['median error'])}, "
-            f"{percent(time['near'])} within {scores.NEAR['time']:.0%}"
+            f"step time where {LIMITS[limit]}: half of first predictions were at most {percent(time['median error'])} "
+            f"off, {percent(time['near'])} of them at most {scores.NEAR['time']:.0%}"
         )
     peak = scores.score(peaks, "first")
     lines.append(
-        f"memory: half of first predictions were within {percent(peak['median error'])}, "
+        f"memory: half of first predictions were at most {percent(peak['median error'])} off, "
         f"{percent(peak['too low'])} were more than {scores.TOO_LOW:.0%} too low"
     )
     return [*lines, OUTSIDE_CHECK] if len(lines) > len(LIMITS) else lines

@@ -80,10 +80,14 @@ def ranks(facts: Facts) -> Results:
 def optimizer(facts: Facts) -> Results:
     """Name an optimizer that updates nothing of the model, or whole matrices of which ZeRO leaves it pieces."""
     watched = facts.watched
+    unchanged = watched.unchanged_parameters
+    # Weights may be written from copies that the optimizer updates, as examples/zero_by_hand/stage3.py does.
+    is_changed = unchanged is not None and unchanged < UNCHANGED * (facts.seen.trained_parameters or 0)
     if watched.optimized_tensors == 0:
-        yield "optimizer_of_other_tensors", {}
+        if not is_changed:
+            yield "optimizer_of_other_tensors", {}
     elif (facts.seen.steps or 0) >= LEAST_STEPS and facts.seen.trained_parameters:
-        unchanged = watched.unchanged_parameters or 0
+        unchanged = unchanged or 0
         if unchanged >= UNCHANGED * facts.seen.trained_parameters or watched.head_unchanged:
             yield "weights_unchanged", {"unchanged": unchanged}
     # A rank's part is one flat vector, so the optimizer sees no rows and columns (zero/stage_1_and_2.py:560). Measured:

@@ -156,7 +156,11 @@ def new_record(name: str, accelerator, model, optimizer, arguments=None) -> Reco
     if not is_engine(model):
         groups = roles.inner_optimizer(optimizer).param_groups
         updated = {id(tensor) for group in groups for tensor in group["params"]}
-        record.watched.optimized_tensors = sum(id(tensor) in updated for tensor in model.parameters())
+        # Who shards by hand gives the optimizer a part of each weight: another tensor, and the same memory.
+        stored = {tensor.untyped_storage()._cdata for group in groups for tensor in group["params"]}
+        record.watched.optimized_tensors = sum(
+            id(tensor) in updated or tensor.untyped_storage()._cdata in stored for tensor in model.parameters()
+        )
     record.observed = readback.distribution(accelerator, model, optimizer)
     record.observed.arm = results.arm_of(record.observed)
     if roles.fsdp_version(model) == 1:

@@ -88,7 +88,7 @@ def printed(tmp_path_factory) -> dict[tuple[str, int], tuple[list[float], list[f
         launched = ranks_of(code, folder)
         assert launched.code == 0, launched.output
         output += launched.output
-    assert output.count("equal to DDP: yes, the losses differ by ") == 8, "each says it itself"
+    assert output.count("equal to one process: yes, the losses differ by ") == 8, "each says it itself"
     assert output.count("the other files are compared with these losses") == 1, "the first has nothing before it"
     runs = []
     # A message of another rank may stand before a name, in the same line.

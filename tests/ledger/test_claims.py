@@ -12,7 +12,7 @@ import pytest
 from study.cli import claims as command
 from study.core.errors import Stop
 from study.core.gpus import GPUS
-from study.core.text import is_number
+from study.core.text import is_number, number_of
 from study.ledger import texts
 from study.ledger.evidence import REPORTS, OfRuns, calculated, kept_answers
 from study.predict.front import MISS, reserve_bytes
@@ -211,7 +211,7 @@ def test_a_list_has_a_line_for_each_claim_below_its_verdict(words, capsys):
     assert len(chosen) > 5
     for verdict in texts.VERDICTS:
         mine = [each for each in chosen if each["verdict"] == verdict]
-        assert (f"{verdict}: {len(mine)}\n" in printed) == bool(mine)
+        assert (f"what the text says {verdict}: {number_of(len(mine), 'claims')}; we find:\n" in printed) == bool(mine)
     assert all(f"  {each['id']} {each['answer']}\n" in unwrapped for each in chosen)
     assert len(printed.split()) < 25 * len(unwrapped.splitlines())
 

@@ -354,7 +354,7 @@ def test_what_the_pages_of_answers_say(kept, tables):
     words = f"with 16 sequences, over the seconds of one process alone | {more_rows:.1f} times as long with stage 2"
     assert words in time
     held = {run.record.arm: metrics.value(run.record, "peak_allocated_bytes") for run in kept.select(virtual=True)}
-    assert f"holds tensors of {size(held['zero2'])} with stage 2" in memory
+    assert f"holds {size(held['zero2'])} with stage 2" in memory
     assert f"and of {size(held['zero3'])} with stage 3" in memory
     eight = tables[2].query("model == 'llama3-8b' and checkpointing").set_index("arm")
     for stage in (2, 3):

@@ -102,6 +102,21 @@ def test_a_plan_without_a_scale_is_of_one_that_the_protocol_has(name, gpus, monk
     assert scale == (wanted if wanted in known else known[0])
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="the commit is asked")
+@pytest.mark.parametrize(
+    ("folder", "commit"),
+    [("h200", "579c3b24"), ("h200-2", "dfb6b367"), ("h200-3", "3e5f3d55"), ("h100", "f926602a")],
+)
+def test_what_was_predicted_of_a_machine_is_what_that_commit_predicts(folder, commit):
+    """The commands that the README of each set prints, with the code of today's script."""
+    readme = (ROOT / "reports" / folder / "README.md").read_text()
+    assert f"windows/predicted.py reports/{folder} {commit}" in readme
+    asked = [sys.executable, "windows/predicted.py", f"reports/{folder}", commit]
+    again = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True)
+    assert again.stdout == (ROOT / "reports" / folder / "predicted.csv").read_text(), again.stderr
+
+
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="the commit is asked")
 def test_what_was_registered_is_what_that_commit_predicts():
     """Predictions stand before any measurement: the file names a commit of this history, whose own code gives it."""

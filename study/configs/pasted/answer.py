@@ -35,6 +35,7 @@ NO_ROOM = "oom-states"
 OF_SIZES = ("memory", "oom", "what/which stage", "need/needs/require/requires/required/enough/many/minimum + gpu")
 HANGS = ("hang",)
 FEW_WORDS = 200  # characters
+MOST_LINES = 60  # of a question without an error
 KILLED_BY_MEMORY = r"(?i)out.of.memory|\boom|MemoryError|allocat|bad_alloc|low on memory"
 ByText = Callable[[Pasted, reading.OomError | None], list[Cause]]
 RELEASES = "the releases"
@@ -125,7 +126,11 @@ def _memory(pasted: Pasted, said: tuple[Sentence, ...], by_text: ByText | None) 
     try:
         error = reading.find(text)
     except Stop:
-        if by_text and (sentence := meets(OUT_OF_MEMORY, said)) and (of_model := by_text(pasted, None)):
+        # In a long document the model, the GPUs and the word memory stand in sentences of other things.
+        is_document = text.count("\n") > MOST_LINES and not _last_error(text)
+        if is_document or not by_text:
+            return
+        if (sentence := meets(OUT_OF_MEMORY, said)) and (of_model := by_text(pasted, None)):
             cause = of_model[0]
             remedy = cause.remedy_for(pasted.said.get("checkpointing"))
             yield _filled_by(cause, text, max(text.find(sentence), 0), remedy, is_sized=False)
