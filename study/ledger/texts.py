@@ -3,6 +3,7 @@
 A verdict is written by a person. Its evidence is computed by `study.ledger.evidence`, and a test compares the two.
 """
 
+import difflib
 import functools
 import re
 from collections import Counter
@@ -12,7 +13,7 @@ from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, Field
 
-from study.core.errors import Stop, nearest
+from study.core.errors import Stop
 from study.core.files import load
 from study.core.text import is_number
 from study.known.faults import Fault, table
@@ -24,6 +25,7 @@ VerdictWord = Literal["holds", "does not hold", "holds only if", "cannot be deci
 VERDICTS = get_args(VerdictWord)  # in the order of tables
 CertaintyWord = Literal["high", "moderate", "low", "very low"]
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
+NEAR = 0.75  # similarity of a misspelt word to one that a claim has
 AGREES, DIFFERS, NO_RUNS = ANSWERS = "agree", "differ", "need other runs"
 
 
@@ -133,16 +135,12 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
         said = {word.lower() for each in known for word in re.findall(r"[\w-]+", each.said)}
         # A word that some claim has is not misspelt.
         unknown = [word for word in words if word.lower() not in said | by_name.keys()]
-        names = [each.id for each in known] + sorted(said)
-        documents = {word: by_name.get(word.partition("-")[0].lower()) for word in unknown if "-" in word}
-        near = [
-            f"did you mean {documents[word][-1].id!r}, the last of its text?"
-            if documents.get(word)
-            else nearest(word, names, most=3, otherwise=" ")
-            for word in unknown
-        ]
-        remedy = " ".join(each for each in near if each.strip())
-        raise Stop(what, remedy or "give fewer words; study claims --all lists the documents")
+        names = [*(each.id for each in known), *sorted(said)]
+        near = [match for word in unknown for match in difflib.get_close_matches(word, names, 3, NEAR)]
+        remedy = (
+            f"did you mean {' '.join(near)}?" if near else "give fewer words; study claims --all lists the documents"
+        )
+        raise Stop(what, remedy)
     return matching
 
 
