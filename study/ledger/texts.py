@@ -137,10 +137,8 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
         unknown = [word for word in words if word.lower() not in said | by_name.keys()]
         names = [*(each.id for each in known), *sorted(said)]
         near = [match for word in unknown for match in difflib.get_close_matches(word, names, 3, NEAR)]
-        remedy = (
-            f"did you mean {' '.join(near)}?" if near else "give fewer words; study claims --all lists the documents"
-        )
-        raise Stop(what, remedy)
+        fewer = "give fewer words; study claims --all lists the documents"
+        raise Stop(what, f"did you mean {' or '.join(near)}?" if near else fewer)
     return matching
 
 
