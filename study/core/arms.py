@@ -155,7 +155,8 @@ def _arm(config: dict, path: Path) -> Arm:
     groups = _section(config, "parallelism_config")
     if unknown := groups.keys() - PARALLELISM[kind]:
         raise ValueError(f"parallelism_config has keys that are not known under {kind}: {unknown}")
-    refuse_unknown_keys("accelerate", config)
+    if wrong := unknown_keys("accelerate", config):
+        raise ValueError("; ".join(wrong))
     arm = Arm(path.stem, path, kind, ranks)
     if kind == "FSDP":
         return replace(arm, **_of_fsdp(_section(config, "fsdp_config"), groups))
@@ -189,15 +190,16 @@ def _of_deepspeed(section: dict, groups: dict, path: Path) -> dict[str, Any]:
     if file := section.get("deepspeed_config_file"):  # Accelerate refuses a yaml that sets any of these beside a json
         remedy = f"correct deepspeed_config_file in {path.name}, or run from the root of the repository"
         content = _content(find(file), remedy)
-    refuse_unknown_keys("deepspeed", content)
     # What is left out is as in DeepSpeed: see library_defaults.json.
     zero = _section(content, "zero_optimization")
     stage = zero.get("stage", 0)
     homes = {part: _section(zero, part).get("device", "none") for part in OFFLOADS}
     if stage not in (0, 1, 2, 3) or not {*homes.values()} <= {"none", "cpu", "nvme"}:
         raise ValueError(f"stage must be 0, 1, 2 or 3, and a device none, cpu or nvme (got {stage}, {homes})")
-    if ignored := promises_ignored(content, stage):
-        raise ValueError("; ".join(f"stage {stage} {does}: {remedy}" for does, remedy in ignored))
+    wrong = unknown_keys("deepspeed", content)
+    wrong += [f"stage {stage} {does}: {remedy}" for does, remedy in promises_ignored(content, stage)]
+    if wrong:
+        raise ValueError("; ".join(wrong))
     clipping = content.get("gradient_clipping", "auto")
     if clipping == "auto":  # Accelerate fills in the value that is DeepSpeed's default, too
         clipping = 1.0
@@ -218,15 +220,17 @@ def section_at(config: Any, path: str) -> dict:
     return config if isinstance(config, dict) else {}
 
 
-def refuse_unknown_keys(library: str, config: dict) -> None:
-    """Raise ValueError for a key that a library does not know: it ignores it, or does not start. Needs no library."""
+def unknown_keys(library: str, config: dict) -> list[str]:
+    """Return what is wrong with keys that a library does not know: it ignores them, or does not start."""
+    wrong = []
     sections = library_defaults(library)
     for path, known in sections.items():
         unknown = [str(key) for key in section_at(config, path) if key not in known]
         for key in [key for key in unknown if key[:1].isalpha()]:  # _comment and // are notes
             places = [f"write it into {place}" for place, keys in sections.items() if place and key in keys]
             remedy = nearest(key, known, otherwise=" or ".join(places) or "remove it")
-            raise ValueError(f"{library} has no key {f'{path}.{key}'.lstrip('.'):.80}: {remedy}")
+            wrong.append(f"{library} has no key {f'{path}.{key}'.lstrip('.'):.80}: {remedy}")
+    return wrong
 
 
 def promises_ignored(config: dict, stage: int) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 
 from study.core import arms
+from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.files import from_toml
 from study.core.library_defaults import library_defaults
@@ -223,3 +224,17 @@ def test_a_bad_file_is_refused(tmp_path, case):
     with pytest.raises(Stop, match=re.escape(case["what"])) as caught:
         arms.read(written(tmp_path, **case["file"]))
     assert case["remedy"] in caught.value.remedy
+
+
+def test_all_that_is_wrong_with_an_arm_is_one_message(tmp_path):
+    arm = ROOT / "accelerate_configs/zero1.yaml"
+    content = json.loads((ROOT / "accelerate_configs/deepspeed/zero1.json").read_text())
+    content["zero_optimization"] |= {"overlap_com": True, "offload_optimizer": {"device": "nvme"}}
+    content["gradient_cliping"] = 1.0
+    (tmp_path / "mine.json").write_text(json.dumps(content))
+    text = arm.read_text().replace("accelerate_configs/deepspeed/zero1.json", str(tmp_path / "mine.json"))
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(Stop) as stop:
+        arms.read(tmp_path / "mine.yaml")
+    for words in ("gradient_cliping: did you mean", "overlap_com: did you mean", "nvme for cpu"):
+        assert words in stop.value.what
