@@ -93,7 +93,7 @@ def test_the_printed_accuracy_is_of_first_predictions_and_no_source_counts_more_
     assert max(map(len, by_source.values())) > 12 >= max(map(len, thinned))
     for line, limit in zip(accuracy(), ("gpu", "host", "links"), strict=False):
         errors = [abs(each.first / each.measured - 1) for each in itertools.chain(*thinned) if each.limit == limit]
-        assert f"half of first predictions were within {median(errors):.0%}, " in line
+        assert f"half of first predictions were at most {median(errors):.0%} off, " in line
     assert accuracy()[3].startswith("memory: ")
 
 
