@@ -1,15 +1,13 @@
 """What words of a command line name: runs and configs, or the text of files, of standard input, of an error."""
 
 import os
-import re
 from pathlib import Path
 
 from study.configs.pasted import condense
 from study.configs.stacks import CONFIGS
 from study.core.errors import Stop
+from study.known.lists import A_PATH
 from study.records import store
-
-A_PATH = re.compile(r"\S*/\S*|\S*\.[a-z]\w{0,5}")  # a name with a folder or an ending, and no sentence
 
 
 def split(words: tuple[str, ...], command: str = "diagnose") -> tuple[list[Path], str]:

@@ -46,13 +46,13 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     say_wrapped(with_id(f"{how}: {first.what}", first.id), "")
     if not first.is_likely:
         say_indented("A memory snapshot of PyTorch would tell.")
-    say_indented(f"What to do: {first.remedy}.", f"Tells it apart: {first.apart}.")
+    say_indented(f"What to do: {first.remedy_for(training.checkpointing)}.", f"Tells it apart: {first.apart}.")
     say_indented(f"It rests on: {'; '.join(first.reasons)}.")
     for number, cause in enumerate(others, 2):
         why = f"{'likely' if cause.is_likely else 'possible'}: {'; '.join(cause.reasons)}"
         what = with_id(f"{cause.what[0].upper()}{cause.what[1:]} ({why})", cause.id)
         say_wrapped("", what, indent="    ", first=f"{number:>2}. ")
-        say_indented(f"What to do: {cause.remedy}.", f"Tells it apart: {cause.apart}.")
+        say_indented(f"What to do: {cause.remedy_for(training.checkpointing)}.", f"Tells it apart: {cause.apart}.")
     say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.line}")
     # The config says more of the training than the flags do. A wrong guess has to be seen.
     used = vars(model) | vars(training)

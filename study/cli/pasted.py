@@ -3,7 +3,7 @@
 import re
 from dataclasses import asdict
 
-from study.configs.pasted.answer import PastedAnswer
+from study.configs.pasted.answer import RELEASES, PastedAnswer
 from study.configs.pasted.tracebacks import Seen
 from study.core.text import say_wrapped
 from study.known.findings import with_id
@@ -24,7 +24,7 @@ def tell(told: PastedAnswer, details: bool, says_nothing: bool = True) -> dict:
     for match in told.may:
         asked = " ".join(question.text for question in match.applies.why)
         say_wrapped("", f"May apply: {with_id(match.fault.in_releases, match.fault.id)} {asked}", indent="    ")
-    if told.found and told.left and "the releases" not in told.unsaid:
+    if told.found and told.left and RELEASES not in told.unsaid:
         lists = "`study stack releases.txt --details`, with the list of `pip freeze`, names them"
         say_wrapped("", f"{told.left} known faults may apply as well: {lists}.")
     if details:

@@ -245,9 +245,8 @@ def promises_ignored(config: dict, stage: int) -> list[tuple[str, str]]:
         ignored = [key for key in written if key in OF_STAGES_1_AND_2]
         return [(f"ignores {' and '.join(ignored)}", "take stage 1 or 2, or remove it")] if ignored else []
     ignored = [key for key in written if _is_of_stage_3(key)]
-    if section_at(config, "tensor_parallel").get(
-        "autotp_size"
-    ):  # Accelerate asks for it where AutoTP divides the weights, as well
+    # Accelerate asks for it where AutoTP divides the weights, as well.
+    if section_at(config, "tensor_parallel").get("autotp_size"):
         ignored = [key for key in ignored if key not in GATHERS]
     sections = [zero.get(part) for part in OFFLOADS]
     optimizer, param = (each.get("device") or "none" if isinstance(each, dict) else "none" for each in sections)
@@ -259,8 +258,8 @@ def promises_ignored(config: dict, stage: int) -> list[tuple[str, str]]:
     elif optimizer == "nvme":  # they only ask whether it is none (stage_1_and_2.py:220)
         found.append(("takes nvme for cpu, and writes nothing to a disk", "write cpu, or take stage 3"))
     elif optimizer != "none":  # of its section they read device and pin_memory alone
-        usual = library_defaults("deepspeed")["zero_optimization.offload_optimizer"]
-        changed = [key for key, value in zero["offload_optimizer"].items() if value != usual.get(key, value)]
+        of_section = library_defaults("deepspeed")["zero_optimization.offload_optimizer"]
+        changed = [key for key, value in zero["offload_optimizer"].items() if value != of_section.get(key, value)]
         ignored += [f"offload_optimizer.{key}" for key in changed if key in OF_ITS_OFFLOAD]
     if ignored:
         found.append((f"ignores {' and '.join(ignored)}", "take stage 3, or remove it"))

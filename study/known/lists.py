@@ -16,7 +16,7 @@ from study.known import patterns
 from study.known.faults import ANY, Release, table
 
 MAX_BYTES = 8 * 2**20  # of a lock
-A_FILE = r"[^\s=]*/[^\s=]*|[^\s=]*\.[a-z]\w{0,5}"  # a name with a folder or an ending, and no release
+A_PATH = re.compile(r"[^\s=]*/[^\s=]*|[^\s=]*\.[a-z]\w{0,5}")  # a name with a folder or an ending
 LONGEST = 100  # of a release or range
 
 
@@ -27,7 +27,7 @@ def releases(words: tuple[str, ...]) -> dict[str, Release]:
     for word in words:
         text = content(word)
         here = listed(text)
-        if text == word and not here and re.fullmatch(A_FILE, word):
+        if text == word and not here and A_PATH.fullmatch(word):
             raise Stop(f"{word!r:.80} cannot be read: not there", "name a file that is here and lists releases")
         _refuse(word, text, here)
         for name, release in here.items():

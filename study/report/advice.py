@@ -369,7 +369,7 @@ def accuracy(limits: Iterable[str] = tuple(LIMITS)) -> list[str]:
         time = scores.score([each for each in times if each.limit == limit], "first")
         lines.append(
             f"step time where {LIMITS[limit]}: half of first predictions were at most {percent(time['median error'])} "
-            f"off, {percent(time['near'])} of them at most {scores.NEAR['time']:.0%}"
+            f"off, {percent(time['near'])} of all at most {scores.NEAR['time']:.0%}"
         )
     peak = scores.score(peaks, "first")
     lines.append(

@@ -1,12 +1,13 @@
 """The five files of examples/zero_by_hand/ agree with each other, with `study conform`, and with DeepSpeed's stages."""
 
+import os
 import re
 
 import held
 import pytest
 
 from study.conform.suite import PROPERTIES, Adapter
-from tests.conftest import ROOT, forked, ranks_of
+from tests.conftest import ROOT, forked, python, ranks_of
 
 FOLDER = ROOT / "examples/zero_by_hand"
 NAMES = ("data_parallel", "stage1", "stage2", "stage3")
@@ -139,3 +140,20 @@ def test_a_stage_is_held_to_one_process(name, ranks):
     for wanted in ("adamw", "accumulation-4", "four-ranks"):
         answer = ranks.ask(adapter, PROPERTIES[wanted])
         assert answer.answer == "holds", (wanted, answer.words)
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks", "says"),
+    [
+        (("stage2.py",), None, "start with torchrun --standalone --nproc-per-node 2 stage2.py"),
+        (("one_process.py", "--micro-batches", "3"), None, "invalid choice: 3"),
+        (("stage2.py", "--micro-batches", "4"), "3", "samples do not divide by 3 ranks x 4 micro-batches"),
+    ],
+)
+def test_what_cannot_be_equal_is_refused_in_a_sentence(words, ranks, says):
+    rank = {"RANK": "0", "WORLD_SIZE": ranks} if ranks else {}
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")} | rank
+    ended = python(FOLDER / words[0], *words[1:], env=environment)
+    assert ended.returncode == 2
+    assert says in " ".join(ended.stderr.split())
+    assert "Traceback" not in ended.stderr

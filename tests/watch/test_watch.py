@@ -15,6 +15,7 @@ from study.configs.asked import intended_settings
 from study.core.errors import Stop
 from study.records import store
 from study.watch import WatchCallback, watch
+from study.watch.about import about
 from tests.conftest import forked, table
 
 LOOKED_AT = [6, 7, 8]
@@ -258,3 +259,22 @@ def test_a_trainer_that_ends_early_says_so(tmp_path, monkeypatch):
     record = store.load(tmp_path / "mine")
     assert (record.status, record.error.message) == ("failed", "ZeroDivisionError: division by zero")
     assert record.promised.source == "TrainingArguments"
+
+
+@pytest.mark.parametrize("way", ["views", "copies", "forgotten"])
+def test_an_optimizer_of_parts_of_the_weights_trains_the_model(tmp_path, way):
+    """As the stages by hand do it: a part of each weight is another tensor, or a copy that is written back."""
+    model = torch.nn.Linear(4, 4, bias=False)
+    half = model.weight.detach().view(-1)[:8]
+    part = torch.nn.Parameter(half if way == "views" else half.clone())
+    optimizer = torch.optim.SGD([part], lr=0.1)
+    with watch(model=model, optimizer=optimizer, run_dir=tmp_path / "mine"):
+        for _ in range(14):
+            model(torch.randn(2, 4)).pow(2).mean().backward()
+            part.grad = model.weight.grad.view(-1)[:8].clone()
+            optimizer.step()
+            model.zero_grad()
+            if way == "copies":
+                model.weight.data.view(-1)[:8].copy_(part.data)
+    found = [each.id for each in about(tmp_path / "mine").findings]
+    assert ("optimizer_of_other_tensors" in found) == (way == "forgotten")

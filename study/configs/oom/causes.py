@@ -36,8 +36,6 @@ OF_A_SIZE = {
     "oom-activations": 3, "oom-buckets": 3, "oom-weights": 3, "oom-padded": 1,
 }  # fmt: skip
 
-RECOMPUTE = "recompute activations (gradient checkpointing), or "
-
 
 @with_config(NO_OTHER_KEYS)
 class CauseRow(TypedDict):
@@ -46,6 +44,7 @@ class CauseRow(TypedDict):
     sentence: str
     remedy: str
     apart: str
+    recomputed: NotRequired[str]
     clue: NotRequired[Regex]
     last: NotRequired[int]
     elsewhere: NotRequired[Regex]
@@ -72,7 +71,7 @@ class Cause:
 
     def remedy_for(self, checkpointing: bool | None) -> str:
         """What to do. Who recomputes activations already is not told to."""
-        return self.remedy.replace(RECOMPUTE, "") if checkpointing else self.remedy
+        return rows()[self.id].get("recomputed", self.remedy) if checkpointing else self.remedy
 
     @property
     def is_likely(self) -> bool:

@@ -80,8 +80,9 @@ def answer(text: str, symptom: str = "", by_text: ByText | None = None) -> Paste
     if "loss" in seen and not any(id.startswith(OF_STEPS) for id in signs):
         seen |= {"norm"}  # a wrong gradient shows in the loss, or in the rewards
     faults = matching.matches(pasted, words, seen)
-    # Beside an error that nothing here explains, words are guesses.
-    situations = fitting(pasted, said, seen | signs) if shown or not _last_error(pasted.text) else []
+    # Beside an error that nothing here explains, and in a long document, words are guesses.
+    is_guess = not shown and (_last_error(pasted.text) or _is_document(pasted.text))
+    situations = [] if is_guess else fitting(pasted, said, seen | signs)
     found = _ordered(shown, faults, situations) or [*_two_releases(pasted)] or [*_full(pasted, said)]
     found = found or [*_asks_of_sizes(pasted, said)]
     possible = [each for each in faults if each.sure == "possible"]
@@ -126,9 +127,8 @@ def _memory(pasted: Pasted, said: tuple[Sentence, ...], by_text: ByText | None) 
     try:
         error = reading.find(text)
     except Stop:
-        # In a long document the model, the GPUs and the word memory stand in sentences of other things.
-        is_document = text.count("\n") > MOST_LINES and not _last_error(text)
-        if is_document or not by_text:
+        # In a document the model, the GPUs and the word memory stand in sentences of other things.
+        if _is_document(text) or not by_text:
             return
         if (sentence := meets(OUT_OF_MEMORY, said)) and (of_model := by_text(pasted, None)):
             cause = of_model[0]
@@ -250,6 +250,10 @@ def _nothing(pasted: Pasted) -> str:
     if error := _last_error(pasted.text):
         return f"This error is not known here: {error}"
     return "Nothing known applies to what you gave"
+
+
+def _is_document(text: str) -> bool:
+    return text.count("\n") > MOST_LINES and not _last_error(text)
 
 
 def _is_strange(pasted: Pasted) -> bool:

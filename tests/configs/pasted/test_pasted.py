@@ -168,6 +168,12 @@ def test_who_recomputes_is_not_told_to():
     assert recomputed.startswith("take a smaller micro-batch")
 
 
+def test_a_document_is_not_taken_for_a_question():
+    readme = (ROOT / "README.md").read_text()
+    assert readme.count("\n") > 60
+    assert answer(readme, by_text=by_text).found == ()
+
+
 def test_a_config_in_a_text_has_its_mistakes_named_and_an_empty_text_no_questions(capsys):
     config = '{"zero_optimization": {"stage": 2, "offload_optimiser": {"device": "cpu"}}}'
     (answered, of_config) = diagnosis.diagnose((config,))
