@@ -82,7 +82,10 @@ def table(estimate: Estimate) -> list[dict]:
     """The parts of the peak, and of what is on the host."""
     parts = estimate.at_peak | {"total": estimate.peak_bytes}
     parts |= {f"on the host: {role}": role_bytes for role, role_bytes in estimate.on_host.items()}
-    return [{"component": part, "per rank": size(part_bytes)} for part, part_bytes in parts.items()]
+    named = {}
+    if estimate.peak_when == "update":
+        named["temporaries"] = "temporaries of the update"
+    return [{"component": named.get(part, part), "per rank": size(part_bytes)} for part, part_bytes in parts.items()]
 
 
 def moved(needs: Needs) -> list[str]:
