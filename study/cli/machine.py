@@ -9,6 +9,7 @@ import tyro
 from study.core import doctor as examination
 from study.core import operators
 from study.core.arms import all_paths, load_arm
+from study.core.doctor import Examined
 from study.core.errors import Stop
 from study.core.gpus import num_gpus
 from study.core.text import number_of, say, say_wrapped, show
@@ -69,7 +70,10 @@ def doctor(*, fix: tuple[str, ...] | None = None) -> dict:
             load_arm(name)  # a misspelt name is refused before anything is compiled
         sys.exit(operators.compile_missing(fix))
     # This writes and reads 128 MiB in runs/, so it takes a second or two.
-    findings = examination.examine(Path("runs"))
+    return show_findings(examination.examine(Path("runs")))
+
+
+def show_findings(findings: list[Examined]) -> dict:
     lacking = [finding for finding in findings if not finding.fine]
     first = "This machine has everything that the study needs."
     if lacking:

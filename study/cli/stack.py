@@ -49,7 +49,11 @@ def stack(
     if symptom:
         flags = filled(flags, read(symptom))
     used, notes = described(releases, flags, config)
-    asked = Question.of(used, flags, config, symptom)
+    return told(Question.of(used, flags, config, symptom), notes, details)
+
+
+def told(asked: Question, notes: list[str], details: bool) -> dict:
+    """Print and return which faults apply, and may."""
     found = priorities.ranked(asked)
     answer = in_words(asked, found, " ".join(notes))
     say_wrapped(*notes, answer["first"])  # notes tell what was not understood

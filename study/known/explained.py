@@ -95,3 +95,31 @@ def places(id: str) -> list[str]:
     name = re.escape(id)
     mark = re.compile(rf"""["'`\[]{name}["'`\].]|^{name} = """)
     return [place for place, line in _lines() if id in line and mark.search(line)]
+
+
+@dataclass(frozen=True)
+class Behind:
+    """Where a sentence is written, applied and tested, and what it rests on."""
+
+    written: str
+    rules: list[str]
+    readers: list[str]  # tables that name it for another sentence
+    tests: list[str]
+    rests_on: str
+
+
+def behind(each: Explained) -> Behind:
+    """Return what is behind a sentence. Of many findings the evidence stands where the rule is."""
+    table = f"{each.table.relative_to(ROOT)}:"
+    written, rules, readers, tests = [], [], [], []
+    for place in places(each.id):
+        if place.startswith(table):
+            written.append(place)
+        elif place.startswith("tests/"):
+            tests.append(place)
+        elif ".py:" in place:
+            rules.append(place)
+        else:
+            readers.append(place)
+    rests_on = each.rests_on or " ".join(dict.fromkeys(filter(None, map(comments_of_rule, rules))))
+    return Behind(written[0], rules, readers, tests, rests_on)

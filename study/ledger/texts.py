@@ -6,7 +6,6 @@ A verdict is written by a person. Its evidence is computed by `study.ledger.evid
 import difflib
 import functools
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, get_args
@@ -142,10 +141,18 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
     return matching
 
 
+def by_verdict(chosen: Iterable[Claim | Fault]) -> dict[str, list[Claim]]:
+    """Return claims by verdict, in the order of tables, with verdicts that none has."""
+    found: dict[str, list[Claim]] = {verdict: [] for verdict in VERDICTS}
+    for each in chosen:
+        if isinstance(each, Claim):
+            found[each.verdict].append(each)
+    return found
+
+
 def counts(claims: Iterable[Claim]) -> dict[str, int]:
     """Return the number of claims by verdict, with those that no claim has."""
-    number = Counter(claim.verdict for claim in claims)
-    return {verdict: number[verdict] for verdict in VERDICTS}
+    return {verdict: len(found) for verdict, found in by_verdict(claims).items()}
 
 
 def by_document() -> list[dict]:
