@@ -7,8 +7,11 @@ from typing import Annotated
 
 import tyro
 
-from study.core.text import number_of, say, say_wrapped, short, show
+from study.cli.findings import show_behind
+from study.core.text import number_of, say, say_wrapped, show
+from study.known.explained import of_fault
 from study.ledger import texts
+from study.ledger.evidence import in_full
 from study.ledger.texts import Claim, Fault
 from study.records import runs as records
 from study.records.runs import Runs
@@ -97,8 +100,7 @@ def list_claims(chosen: Sequence[Claim | Fault]) -> None:
 def show_one(claim: Claim | Fault) -> None:
     """Print the answer, and below it what it rests on."""
     if isinstance(claim, Fault):
-        about = [f"{name}: {short(value)}" for name, value in vars(claim).items() if value]
-        say_wrapped(f"{claim.id} {claim.outcome}", *about, "", indent="    ")
+        show_behind(of_fault(claim))
         return
     say(f"{claim.id} {claim.verdict}" + (f" (certainty: {claim.certainty})" if claim.certainty else ""))
     text = texts.of(claim)
@@ -135,5 +137,5 @@ def compare_claims(chosen: Sequence[Claim | Fault], loaded: Runs, in_full: bool)
 
 
 def row_of(row: texts.Compared) -> dict:
-    of, committed = row.evidence.what, row.evidence.value
-    return {"claim": row.claim, "evidence": of, "committed": committed, "yours": row.value, "answer": row.answer}
+    numbers = {"committed": in_full(row.evidence.value), "yours": in_full(row.value)}
+    return {"claim": row.claim, "evidence": row.evidence.what} | numbers | {"answer": row.answer}

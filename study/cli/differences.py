@@ -26,12 +26,13 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
     Each side is an Accelerate yaml, a DeepSpeed json, arguments of the Hugging Face Trainer (json or yaml), or a
     record. The two sides may be of different kinds. Of two releases, such as deepspeed==0.18.2 and deepspeed==0.19.8,
     in any order, it lists which defaults and which configs that are accepted changed between them, by the kept answers,
-    and which known faults were fixed or are new.
+    and which known faults were fixed or are new; of two lists of releases, such as `pip freeze` writes, the same for
+    each package.
 
     With --json: the rows. Example: `study diff accelerate_configs/ddp.yaml accelerate_configs/zero2.yaml`
 
     Args:
-        first: A config file, a folder with a record.json, or a release: A in the answer.
+        first: A config file, a folder with a record.json, a release, or a list of releases: A in the answer.
         second: The other one: B.
     """
     if two := re.fullmatch(r"([\w-]+)==(\S+) \1==(\S+)", f"{first} {second}"):
@@ -39,6 +40,11 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
     if "==" in first.name or "==" in second.name:
         what = f"two releases of one package can be compared (got {first} and {second})"
         raise Stop(what, "name one package twice, such as trl==1.8.0 trl==1.12.0; `study stack` takes several")
+    lists = [path for path in (first, second) if releases.listed(path)]
+    if len(lists) == 2:
+        return releases.lists_apart(first, second)
+    if lists:
+        raise Stop(f"{lists[0]} is a list of releases, and the other is none", "name two lists, or two configs")
     return configs_apart(read_config(first), read_config(second))
 
 

@@ -1,18 +1,16 @@
 """`study explain`: what is behind a sentence that a command printed, by the id in brackets."""
 
-from dataclasses import asdict
 from typing import Annotated
 
 import tyro
 
 from study.cli.claims import claims
+from study.cli.findings import show_behind
 from study.configs.sentences import sentences
 from study.core.errors import Stop, nearest
 from study.core.text import say, say_wrapped
-from study.known.explained import Explained, behind
 from study.ledger import texts
 
-MOST = 4  # tests that are shown
 SOME = 3  # ids of a group that are named
 
 
@@ -44,7 +42,7 @@ def explain(
     answers = []
     for id in ids:
         if key(id) in known:
-            answers.append(show(known[key(id)]))
+            answers.append(show_behind(known[key(id)]))
         else:
             answers += claims((claim_named(id, rows),))
     return answers
@@ -72,24 +70,3 @@ def count_kinds(rows: list[dict]) -> None:
 
 def key(id: str) -> str:
     return id.strip("[]").lower().replace("_", "-")
-
-
-def show(each: Explained) -> dict:
-    """Print what is behind a sentence, and return it."""
-    of = behind(each)
-    also = [f"Also named in: {', '.join(of.readers)}"] if of.readers else []
-    say_wrapped(
-        f"{each.id}: a {each.kind}",
-        f"Sentence: {each.sentence.rstrip('.')}.",
-        f"What to do: {each.remedy or 'the sentence says it'}.",
-        f"Written: {of.written}",
-        f"Rule: {', '.join(of.rules) or f'that table, which {each.read_by} reads'}",
-        *also,
-        f"Rests on: {of.rests_on.rstrip('.') or 'its test'}.",
-        f"Test: {', '.join(of.tests[:MOST]) or 'in a checkout, tests/'}",
-        f"Upstream: {each.upstream or 'no thread'}",
-        "",
-        indent="    ",
-    )
-    about = {"rests_on": of.rests_on, "table": of.written, "rules": [*of.rules, *of.readers], "tests": of.tests}
-    return asdict(each) | about

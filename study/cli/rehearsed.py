@@ -73,7 +73,7 @@ def show_seconds(of: Rehearsed, folder: Path) -> StepTime | None:
     try:
         step = seconds_of(of.request, of.answer, of.record, folder)
     except Stop as stop:
-        say_wrapped(f"The seconds of a step are not predicted: {stop.what}.")
+        say_wrapped(f"The seconds of a step are not predicted: {stop.sentence}")
         return None
     interval = f"{step.low_s:.2g} to {step.high_s:.2g}"
     say_wrapped(f"A step is predicted to take {step.seconds:.2g} s ({interval}).")

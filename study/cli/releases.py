@@ -1,13 +1,16 @@
 """What changes between two releases of a library: known faults, and what kept answers say of configs and defaults."""
 
+from pathlib import Path
+
 from packaging.version import Version
 
 from study.cli.findings import say_indented
+from study.configs.sources import OTHER, read
 from study.core.errors import Stop, nearest
 from study.core.text import number_of, say, say_wrapped
 from study.known import lists
-from study.known.between import Between, between
-from study.known.faults import Fault, table
+from study.known.between import Between, between, two_lists
+from study.known.faults import ANY, Fault, Release, table
 from study.known.findings import with_id
 
 KEPT = ("accelerate", "deepspeed")  # of which kept answers say what changed in configs and defaults
@@ -23,6 +26,33 @@ def apart(package: str, releases: list[str]) -> dict:
     changes = between(name, *sorted(map(Version, releases)))
     answer = show_faults(changes)
     return answer | show_configs(changes) if name in KEPT else answer
+
+
+def listed(path: Path) -> dict[str, Release]:
+    """Return the releases that a list names; empty if the file is a config, or names none."""
+    if not path.is_file() or path.suffix == ".json":
+        return {}
+    if path.suffix in (".yaml", ".yml") and read(path).kind != OTHER:
+        return {}
+    releases = lists.listed(lists.content(str(path)))
+    return releases if {*releases.values()} - {ANY} else {}
+
+
+def lists_apart(first: Path, second: Path) -> dict:
+    """Show what changes between the releases of two lists, one package after the other."""
+    two = two_lists(listed(first), listed(second))
+    differ = ", ".join(f"{name} ({a} and {b})" for name, (a, b) in two.pinned.items())
+    nothing = "none of those of which faults are known"
+    say_wrapped(f"Packages whose release differs between A, {first}, and B, {second}: {differ or nothing}.", *two.notes)
+    answer = {}
+    for package, (a, b) in two.pinned.items():
+        say("")
+        try:
+            answer[package] = apart(package, [str(a), str(b)])
+        except Stop as stop:  # of the other packages more may be known
+            say_wrapped(f"{package}: {stop.what}.")
+            answer[package] = {"not_known": stop.what}
+    return {"packages": answer, "notes": two.notes}
 
 
 def show_faults(changes: Between) -> dict[str, list[str]]:

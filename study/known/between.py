@@ -1,12 +1,12 @@
 """What changes from one release of a library to another, of known faults."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from packaging.version import Version
 
 from study.core.errors import Stop
-from study.known.faults import Fault, table
+from study.known.faults import Fault, Release, table
 
 
 @dataclass(frozen=True)
@@ -59,3 +59,29 @@ def untested(release: Version, tested: list[Version]) -> Iterator[str]:
         before = max(each for each in tested if each < release)
         after = min(each for each in tested if each > release)
         yield f"Nobody tested {release}: what it has is inferred by its neighbours {before} and {after}."
+
+
+@dataclass(frozen=True)
+class TwoLists:
+    """What two lists say of the packages that the table has."""
+
+    pinned: dict[str, tuple[Version, Version]]  # other releases in the second
+    notes: list[str]  # on packages of which one list says no release
+
+
+def two_lists(a: Mapping[str, Release], b: Mapping[str, Release]) -> TwoLists:
+    """Compare two lists of releases, by package."""
+    pinned, notes = {}, []
+    for package in sorted({*a, *b}):
+        first, second = a.get(package), b.get(package)
+        if first == second:
+            continue
+        if isinstance(first, Version) and isinstance(second, Version):
+            pinned[package] = (first, second)
+        else:
+            notes.append(f"{package}: A has {said_of(first)}, B {said_of(second)}.")
+    return TwoLists(pinned, notes)
+
+
+def said_of(release: Release | None) -> str:
+    return "none" if release is None else str(release) or "no release"

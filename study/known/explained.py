@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from study.core.files import from_toml
-from study.known.faults import TABLE, named, table
+from study.known.faults import TABLE, Fault, named, table
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,13 +31,14 @@ class Explained:
 
 def of_faults() -> list[Explained]:
     """Return the faults of libraries."""
-    explained = []
-    for fault in table().fault:
-        script = f"Shown by reproductions/{fault.script}.py" if fault.script else ""
-        rests_on = ". ".join(filter(None, [fault.rests_on, script, fault.why, fault.found]))
-        about = (f"fault of {fault.package}", fault.in_releases, fault.do, rests_on, fault.upstream)
-        explained.append(Explained(fault.id, *about, TABLE, "study/known/which_apply.py"))
-    return explained
+    return [of_fault(fault) for fault in table().fault]
+
+
+def of_fault(fault: Fault) -> Explained:
+    script = f"Shown by reproductions/{fault.script}.py" if fault.script else ""
+    why = [text.rstrip(".") for text in (fault.rests_on, script, fault.why, fault.found) if text]
+    about = (f"fault of {fault.package}", fault.in_releases, fault.do, ". ".join(why), fault.upstream)
+    return Explained(fault.id, *about, TABLE, "study/known/which_apply.py")
 
 
 def of_table(path: Path, kind: str, read_by: str) -> list[Explained]:

@@ -57,6 +57,11 @@ class Claim(BaseModel):
         return f"{self.question} {self.quote} {self.answer} {self.found}"
 
     @property
+    def searched(self) -> str:
+        """What words are looked for in: the sentences, and the verdict as it is printed."""
+        return f"{self.said} {self.verdict} (certainty: {self.certainty})"
+
+    @property
     def numbers(self) -> str:
         """The number of the evidence beside that of the text, where there are such."""
         named = {self.given_by: self.ours, "the text says": self.theirs}
@@ -128,10 +133,10 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
         return [each for name in names for each in by_name[name]]
     searched = [re.compile(rf"(?<!\w){re.escape(word)}(?!\w)", re.IGNORECASE) for word in words if word.strip()]
     # A word in the reasons or in the evidence does not make it a claim about that.
-    matching = [each for each in known if searched and all(word.search(each.said) for word in searched)]
+    matching = [each for each in known if searched and all(word.search(text_of(each)) for word in searched)]
     if not matching:
         what = f"no claim is named {' '.join(words):.80}, and none contains all of these words"
-        said = {word.lower() for each in known for word in re.findall(r"[\w-]+", each.said)}
+        said = {word.lower() for each in known for word in re.findall(r"[\w-]+", text_of(each))}
         # A word that some claim has is not misspelt.
         unknown = [word for word in words if word.lower() not in said | by_name.keys()]
         names = [*(each.id for each in known), *sorted(said)]
@@ -139,6 +144,11 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
         fewer = "give fewer words; study claims --all lists the documents"
         raise Stop(what, f"did you mean {' or '.join(near)}?" if near else fewer)
     return matching
+
+
+def text_of(each: Claim | Fault) -> str:
+    """Return what words are looked for in."""
+    return each.searched if isinstance(each, Claim) else f"{each.said} (certainty: {each.certainty})"
 
 
 def by_verdict(chosen: Iterable[Claim | Fault]) -> dict[str, list[Claim]]:

@@ -339,6 +339,23 @@ def test_no_line_of_a_help_ends_before_it_has_to(name, at_80_columns):
             assert len(line) + 1 + len(following.split()[0]) > 80, line
 
 
+@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - {"conform"}))
+def test_an_unknown_option_leads_to_the_one_that_is_like_it_and_to_no_other(name, asked, capsys):
+    """`--bla` led to `--all`: the dashes are like those of any option."""
+    for unlike in ("--oops", "--bla", "--foo", "--xyzzy"):
+        assert asked(f"{name} {unlike} 3") == 2
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert said == f"study {name} takes no {unlike}. What to do: study {name} --help explains the options."
+    asked(f"{name} --help")
+    options = {*re.findall(r"(?m)^  (?:-h, )?(--[a-z][\w-]{3,})", capsys.readouterr().out)}
+    assert options
+    for option in options:
+        typed = option[:3] + option[4:]
+        if typed not in options:
+            assert asked(f"{name} {typed} 3") == 2
+            assert f"takes no {typed}. What to do: did you mean '{option}'" in capsys.readouterr().err, typed
+
+
 @pytest.mark.parametrize("name", ["advise", "estimate", "virtual", "stack", "oom"])
 @pytest.mark.parametrize("option", ["--config", "--config_file", "--config-file"])
 def test_who_gives_a_config_hears_what_takes_it(name, option, asked, capsys):

@@ -10,6 +10,7 @@ import keep_answers
 import pytest
 
 from study.cli import claims as command
+from study.cli.explain import explain
 from study.core.errors import Stop
 from study.core.gpus import GPUS
 from study.core.text import is_number, number_of
@@ -165,6 +166,39 @@ def test_claims_are_found_by_id_document_and_words():
     assert texts.named((first.document,)) == [each for each in CLAIMS if each.document == first.document]
     with pytest.raises(Stop):
         texts.named(("no such words",))
+
+
+@pytest.mark.parametrize("words", [*texts.VERDICTS, "does", "very low", "moderate", "certainty: high"])
+def test_words_of_the_verdict_and_of_its_certainty_are_searched_as_words(words):
+    """As cards print them; each word of one is found as well."""
+    printed = {each.id: f"{each.said} {each.verdict} (certainty: {each.certainty})" for each in CLAIMS}
+    for asked in ((words,), tuple(words.split())):
+        patterns = [re.compile(rf"(?i)(?<!\w){word}(?!\w)") for word in asked]
+        having = {id for id, text in printed.items() if all(pattern.search(text) for pattern in patterns)}
+        assert {each.id for each in texts.named(asked) if each.id in printed} == having
+    of_verdict = [each for each in CLAIMS if words in (each.verdict, each.certainty)]
+    assert {each.id for each in of_verdict} <= {each.id for each in texts.named((words,))}
+
+
+def test_no_digit_of_a_value_is_cut(capsys):
+    """0.99998 was printed as 1."""
+    for claim in CLAIMS:
+        command.claims((claim.id,))
+        table = capsys.readouterr().out.partition("\nevidence ")[2]
+        for piece in claim.evidence:
+            if isinstance(piece.value, float):
+                numbers = [float(word) for word in re.findall(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?", table)]
+                assert piece.value in numbers, (claim.id, piece.value)
+
+
+@pytest.mark.parametrize("fault", texts.faults(), ids=lambda fault: fault.id)
+def test_a_fault_reads_as_study_explain_shows_it(fault, capsys):
+    """Keys of the table were printed as they are: `rests_on`, `do`."""
+    command.claims((fault.id,))
+    printed = capsys.readouterr().out
+    explain((fault.id,))
+    assert printed == capsys.readouterr().out
+    assert not re.search(r"(?m)^(rests_on|do|when|asked|since|gpu): ", printed)
 
 
 @pytest.mark.parametrize("words", [("",), (" ",), ("", "")])
