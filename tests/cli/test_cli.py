@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from study.cli.commands import COMMANDS
 from study.core import arms
 from study.core.arms import NAMES
 from study.core.doctor import Examined
-from study.core.text import during, show
+from study.core.text import bar, during, show
 from study.predict.architecture import named
 from study.predict.prediction import estimate
 from study.predict.question import PlaceFlags, TrainingFlags
@@ -117,6 +118,18 @@ def test_what_takes_long_is_said_once(capsys):
     assert capsys.readouterr() == ("", "what takes long ...\n")
 
 
+def test_what_takes_long_shows_that_it_goes_on(monkeypatch, capsys):
+    """Many short blocks count as one: `advise` traces a model some twenty times."""
+    monkeypatch.setattr("study.core.text.TICK_S", 0.2)
+    for _ in range(10):
+        with bar("tracing a model of a test"):
+            time.sleep(0.1)
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first == "tracing a model of a test ..."
+    assert 2 <= len(others) <= 5
+    assert all(re.fullmatch(r"tracing a model of a test \([01] s so far\) \.\.\.", line) for line in others)
+
+
 def test_with_json_nothing_else_is_on_stdout(monkeypatch, capsys):
     """Libraries print there while they are imported: DeepSpeed its accelerator, before a command answers."""
 
@@ -165,6 +178,7 @@ def test_what_is_wrong_is_one_sentence(words, said, asked, monkeypatch, capsys):
     assert asked(words) == 2
     # ADVISE has options that a question gives again.
     message = re.sub(r"--\S+ is given more than once: .*\n", "", capsys.readouterr().err).removeprefix(TRACING)
+    message = re.sub(rf"{TRACING[:-5]} \(\d+ s so far\) \.\.\.\n", "", message)
     assert re.fullmatch(r"[^\n]+\. What to do: [^\n]+[.?]\n", message), message
     assert len(message) < 1500
     assert said in message
