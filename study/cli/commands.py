@@ -150,8 +150,11 @@ def _answer(name: str, options: list[str]) -> object:
 
 def chosen(name: str, options: list[str]) -> tuple[str, str, list[str]]:
     """Return the module and the function of a command, and its options in the order that tyro takes."""
-    if name == "virtual" and (script := script_last(options)) is not None:
-        return "study.cli.rehearsal", "rehearse", script
+    if name == "virtual":
+        from study.rehearsal.launchers import script_last  # the browser's Python has no rehearsals
+
+        if (script := script_last(options)) is not None:
+            return "study.cli.rehearsal", "rehearse", script
     if name == "stack":
         options = releases_first(options)
     return COMMANDS[name][0], name, options
@@ -187,37 +190,6 @@ def releases_first(options: list[str]) -> list[str]:
         goes_first = is_release and before != "--config" and not word.startswith("-")
         (late if goes_first else others).append(word)
     return [*late, *others]
-
-
-SWITCHES = ("--json", "--evaluate", "--save", "--real")  # of `study virtual SCRIPT`, which take no value
-
-
-def script_last(options: list[str]) -> list[str] | None:
-    """Return options with somebody's script and its own words, which follow `--`, at their end. None without one."""
-    from study.rehearsal.launchers import LAUNCHERS  # the browser's Python has no rehearsals
-
-    if "--" in options:
-        place = options.index("--")
-        own, words = options[:place], options[place + 1 :]
-    elif options and options[0] in LAUNCHERS:  # whose words follow as they are
-        return ["--", *options]
-    else:
-        own, words = options, []
-    script = place_of_script(own)
-    if script is None:
-        return None
-    return [*own[:script], *own[script + 1 :], "--", own[script], *words]
-
-
-def place_of_script(own: list[str]) -> int | None:
-    """Return where a script stands. A program or a module, such as `axolotl.cli.train`, is one as the first word."""
-    if own and not own[0].startswith("-"):
-        return 0
-    for place, (before, word) in enumerate(itertools.pairwise(own), 1):
-        takes_value = before.startswith("--") and "=" not in before and before not in SWITCHES
-        if word.endswith(".py") and not takes_value:
-            return place
-    return None
 
 
 def help_lines() -> list[str]:
