@@ -7,7 +7,7 @@ import tyro
 from study.cli.findings import say_indented, show_finding
 from study.configs import priorities
 from study.configs.pasted.read import read
-from study.configs.priorities import Question, Ranked
+from study.configs.priorities import AskedStack, Ranked
 from study.configs.stacks import described, filled
 from study.core.errors import Stop
 from study.core.settings import flag
@@ -49,10 +49,10 @@ def stack(
     if symptom:
         flags = filled(flags, read(symptom))
     used, notes = described(releases, flags, config)
-    return told(Question.of(used, flags, config, symptom), notes, details)
+    return told(AskedStack.of(used, flags, config, symptom), notes, details)
 
 
-def told(asked: Question, notes: list[str], details: bool) -> dict:
+def told(asked: AskedStack, notes: list[str], details: bool) -> dict:
     """Print and return which faults apply, and may."""
     found = priorities.ranked(asked)
     answer = in_words(asked, found, " ".join(notes))
@@ -77,7 +77,7 @@ def refuse_contradictions(flags: Flags) -> None:
             raise Stop(f"ranks and micro-batches must be at least 1 (got {number})", "give 1 or more")
 
 
-def in_words(asked: Question, found: Ranked, said: str) -> dict:
+def in_words(asked: AskedStack, found: Ranked, said: str) -> dict:
     """Return the answer of `study stack`: the sentence, the faults, and releases without any that surely applies.
 
     `said` is what was said before the sentence: if that names the releases, the sentence does not.
@@ -139,7 +139,7 @@ def questions(each: Applies) -> str:
     return " ".join(texts)
 
 
-def show_not_said(asked: Question, found: Ranked) -> None:
+def show_not_said(asked: AskedStack, found: Ranked) -> None:
     """Say what is missing to tell more: the stage, or a test of the release."""
     if asked.says_no_stage and not found.applying:
         say_wrapped(f"To tell which, give {', '.join(priorities.deciding(asked, found.may))}.")
@@ -171,7 +171,7 @@ def show_free(right: dict[str, list[str]]) -> None:
         say_wrapped("", sentence)
 
 
-def show_rest(asked: Question, found: Ranked, left: list[Applies]) -> None:
+def show_rest(asked: AskedStack, found: Ranked, left: list[Applies]) -> None:
     """Say in one line how many faults were not shown, and what would tell whether they apply."""
     if not left:
         return

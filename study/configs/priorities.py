@@ -20,7 +20,7 @@ USUAL = {"stage", "ranks", "cuda", "trainer", "offload", "script"}  # conditions
 
 
 @dataclass(frozen=True)
-class Question:
+class AskedStack:
     """What somebody asks of a stack: what is said of the training, and what was seen."""
 
     stack: Stack
@@ -67,7 +67,7 @@ class Ranked:
         return [*self.applying, *self.may]
 
 
-def ranked(asked: Question) -> Ranked:
+def ranked(asked: AskedStack) -> Ranked:
     """Return the faults that apply, or may. What was seen comes first, and of that what meets most of what is said."""
     faults = sorted(which_apply(asked.stack), key=lambda each: -1 - asked.met(each) if asked.is_seen(each) else 0)
     applying = [each for each in faults if each.answer == "applies"]
@@ -79,7 +79,7 @@ def ranked(asked: Question) -> Ranked:
     return Ranked(applying, may, spoken)
 
 
-def spoken_of(asked: Question, may: list[Applies]) -> list[Applies]:
+def spoken_of(asked: AskedStack, may: list[Applies]) -> list[Applies]:
     """Return faults that may apply and have the symptom, or of which something special is said, the most first."""
     spoken = [each for each in may if asked.is_seen(each) or (each.may_be_inside and asked.weight(each))]
     return sorted(spoken, key=lambda each: (not asked.is_seen(each), -asked.weight(each)))[:MOST_MAY]
@@ -90,7 +90,7 @@ def is_decided_by_flags(each: Applies) -> bool:
     return all(question.flag for question in each.why)
 
 
-def likely(asked: Question, may: list[Applies]) -> list[Applies]:
+def likely(asked: AskedStack, may: list[Applies]) -> list[Applies]:
     """Return some of the faults in whose range these releases are, the likeliest first."""
     has_peft = "PEFT" in asked.stack.releases
 
@@ -106,7 +106,7 @@ def likely(asked: Question, may: list[Applies]) -> list[Applies]:
     return sorted([each for each in may if each.may_be_inside], key=place)[:MOST_LIKELY]
 
 
-def deciding(asked: Question, may: list[Applies]) -> list[str]:
+def deciding(asked: AskedStack, may: list[Applies]) -> list[str]:
     """Return the flags that would tell of the most faults whether they apply."""
     flags = Counter(question.flag for each in may for question in each.why if question.flag)
     wanted = [name for name, _ in flags.most_common(MOST_ASKED)]
