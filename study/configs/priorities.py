@@ -43,7 +43,7 @@ class AskedStack:
         return any(symptom in each.fault.symptom for symptom in self.seen)
 
     def met(self, each: Applies) -> int:
-        """Return how many conditions of a fault are said and so, of those that not all trainings have."""
+        """Return how many conditions of a fault are said and so, without those of almost all trainings."""
         open_ones = {question.condition for question in each.why}
         return len(({*(each.fault.when or {})} - USUAL - open_ones) & self.said)
 
