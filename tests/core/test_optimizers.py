@@ -55,5 +55,5 @@ def test_a_model_with_adapters_is_not_saved_as_a_model():
     arm = read(all_paths()["zero2"])
     optimizers.check(TrainerFlags(lora_rank=8), arm)
     optimizers.check(TrainerFlags(save=True), arm)
-    with pytest.raises(Stop, match="leave out --save|cannot load"):
+    with pytest.raises(Stop, match="transformers cannot load"):
         optimizers.check(TrainerFlags(lora_rank=8, save=True), arm)
