@@ -1,5 +1,6 @@
 """The page about runs on a GPU, and what other texts say of these runs: each number is that of the records."""
 
+import json
 import re
 
 import pandas as pd
@@ -428,3 +429,16 @@ def test_one_rank_has_nobody_to_share_with(kept):
     assert words.endswith("what DDP holds."), "buckets outweigh nothing that is divided"
     pair = by_task(kept.select(protocol_part="loss"))[0]["in_words"]
     assert pair == ["Losses: at every step, 1 arm is within 0 nats of single."]
+
+
+def test_how_slow_a_host_was_is_in_its_kept_file():
+    """Seconds of a kernel are in no file: only their ratio to what was assumed when the machine was measured."""
+    kept_files = sorted((ROOT / "reports").glob("h*/peaks.json"))
+    assert len(kept_files) == 3
+    for path in kept_files:
+        page = " ".join((path.parent / "README.md").read_text().split())
+        pace = json.loads(path.read_text())["host_pace"]
+        assert f"A kernel took {pace:.2f} times as long as predictions assumed then (`host_pace`)." in page
+        assert not re.search(r"\d us\b", page)
+    h100 = json.loads((ROOT / "reports/h100/peaks.json").read_text())
+    assert f"a kernel took {h100['host_pace']:.2f} times as long as predictions assumed then" in text_of("gpu.html")
