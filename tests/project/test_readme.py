@@ -235,6 +235,7 @@ def test_the_sizes_and_the_advice():
     assert f"{ddp} GB a GPU with DDP, {stages[0]}, {stages[1]} and {stages[2]} GB with stages 1, 2 and 3" in README
     assert number_of("memory") == f"{stages[2]} GB instead of {ddp}"
     assert f"Llama-3-8B takes {stages[2]} GB each instead of {ddp}" in README.splitlines()[0]
+    assert f"README has {ddp} GB for DDP and not 128" in (ROOT / "notebooks/stages.ipynb").read_text()
     first_page = (ROOT / "study/report/templates/index.html").read_text()
     assert f"<h1>{README.splitlines()[0].removeprefix('# ')}</h1>" in first_page
     assert round(held["ddp"] / held["zero3"]) == 7, "why a seventh, the page says"
