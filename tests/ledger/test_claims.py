@@ -73,6 +73,13 @@ def test_a_claim_has_the_numbers_of_its_evidence_and_what_its_verdict_needs(clai
         assert LEVELS.index(claim.certainty) >= min(allowed)
 
 
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)
+def test_a_sentence_of_a_claim_can_be_read_once(claim):
+    said = " ".join(filter(None, (claim.found, claim.because, claim.changes, claim.would_decide, claim.instead)))
+    assert [each for each in re.split(r"(?<=[.!?])\s+", said) if len(each.split()) > 40] == []
+    assert len(claim.condition.split()) <= 48
+
+
 def decides_if_it_fits(piece) -> bool:
     return piece.kind == "prediction" and piece.quantity == "peak_bytes" and bool(piece.gpu)
 
