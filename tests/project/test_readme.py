@@ -149,6 +149,14 @@ def test_the_losses_of_a_hundred_steps():
     assert f"{words}{last[0]:.5f} to {last[-1]:.5f} times each other" in page_of("losses")
 
 
+def test_how_far_fsdp2_is_off_in_bf16():
+    kept = runs.load(KEPT / "runs/nodes").select(precision="bf16", ranks=2).done
+    losses = {run.record.arm: run.record.loss.train for run in kept if run.record.arm in ("ddp", "fsdp2")}
+    apart = max(abs(a - b) for a, b in zip(losses["ddp"], losses["fsdp2"], strict=True))
+    said = f"at most {apart:.0e} nats off in {len(losses['ddp'])} steps".replace("e-0", "e-")
+    assert said in " ".join((ROOT / "GUIDE.md").read_text().split())
+
+
 def volume(arm: str, precision: str, passes: int) -> float:
     """Bytes of a step as the papers count them, of Llama-3-8B on eight ranks, as `study estimate` predicts them."""
     batch = Batch(1, passes, 2048)
