@@ -242,7 +242,7 @@ def test_what_the_page_says_of_the_driver(table):
     predicted = {name: table[name] * table[OVER[name]] / 1e9 for name in ("driver_bytes", "reserved_bytes")}
     apart = predicted["driver_bytes"] - predicted["reserved_bytes"]
     assert {round(gb, 1) for gb in apart.dropna()} == {0.4}
-    words = "0.8 GB more than is reserved, with NCCL 1.4, with stages 1 and 2 1.8. Predicted were 0.4."
+    words = "0.8 GB more than is reserved, 1.4 with NCCL, and 1.8 with stages 1 and 2; 0.4 were predicted."
     assert words in text_of("gpu.html")
 
 
@@ -404,11 +404,8 @@ def test_first_predictions_of_others_steps():
     capped, every = (scores.score(chosen, "first") for chosen in (scores.capped(first), first))
     percents = {name: [f"{100 * each[name]:.0f}" for each in (capped, every)] for name in ("median error", "too low")}
     (near, far), (short, shorter) = percents.values()
-    words = f"half were first predicted within {near} %, and {short} % more than 10 % too short, "
-    words += (
-        f"with at most twelve numbers of a source; of all {len(first)} half within {far} %, and {shorter} % too short"
-    )
-    assert words in page_of("fit")
+    assert f"half were first predicted within {near} %, and {short} % more than 10 % too short |" in page_of("fit")
+    assert f"| all {len(first)} of these | half within {far} %, and {shorter} % too short |" in page_of("fit")
 
 
 def test_each_run_is_a_dot_and_each_arm_a_bar(table):
