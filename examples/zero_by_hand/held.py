@@ -1,4 +1,4 @@
-"""Draws what each file of ZeRO by hand holds and sends, from the table in its README. A test compares both.
+"""Draws what each file of ZeRO by hand holds and sends, from the tables in its README. A test compares both.
 
 python examples/zero_by_hand/held.py examples/zero_by_hand/held.svg
 """
@@ -21,12 +21,11 @@ SENT = {"1 micro-batch in a step": "#9a9aa2", "4 micro-batches": "#3b6fb6"}
 
 def table() -> pd.DataFrame:
     """Return MB: what is held by part, the peak, and what is sent with one and four micro-batches."""
-    rows = {}
+    rows: dict[str, list[float]] = {}
     for line in re.findall(r"^\| `\w+\.py` \|.*", README.read_text(), re.MULTILINE):
         name, *cells = (cell.strip(" `") for cell in line.strip("|").split("|"))
-        rows[name.removesuffix(".py")] = [
-            float(re.findall(r"[\d.]+", cell.partition("=")[2] or cell)[0]) for cell in cells
-        ]
+        numbers = [float(re.findall(r"[\d.]+", cell.partition("=")[2] or cell)[0]) for cell in cells]
+        rows.setdefault(name.removesuffix(".py"), []).extend(numbers)
     one, four = SENT
     return pd.DataFrame.from_dict(rows, orient="index", columns=[*HELD, "peak", one, "peak with 4", four])
 
