@@ -233,6 +233,10 @@ def write_answers(site: Path) -> None:
     """Write the page of each answer, from the text on GitHub."""
     for each in answers.questions():
         text = (ANSWERS / f"{each['name']}.md").read_text()
+        # A figure of runs has small words: on a phone it keeps its size, and scrolls.
+        text = re.sub(
+            r"^!\[.+\]\(\w+\.svg\)$", '<div class="scroll" tabindex="0">\n\n\\g<0>\n\n</div>', text, flags=re.MULTILINE
+        )
         text = re.sub(
             r'<picture>.*?<img alt="(.+?)" src="(.+?)".*</picture>', r"![\1](\2)", text
         )  # site.css darkens it
