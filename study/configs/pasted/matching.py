@@ -8,22 +8,26 @@ setting alone is open that most trainings have. All else is only possible.
 import functools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NotRequired
+from typing import NotRequired
 
 from packaging.version import Version
 from pydantic import with_config
 from typing_extensions import TypedDict
 
 from study.configs.pasted.read import Pasted
-from study.configs.pasted.tracebacks import Sure
+from study.configs.pasted.tracebacks import ORDER, Sure
 from study.configs.pasted.words import Sentence, meets
 from study.core.tables import NO_OTHER_KEYS, read_table
 from study.known.faults import ANY, Fault, Release, table
 from study.known.which_apply import Applies, Flags, Stack, which_apply
+from study.records.metrics import dig
 
 SYMPTOMS = Path(__file__).with_name("symptoms.toml")
+FLAGS = {each.name for each in fields(Flags)}
+AUTOCAST = {"bfloat16": "bf16_autocast", "float16": "fp16_autocast"}  # of torch_autocast
+CONFIG = {"machines": "machines", "lean_loading": "fsdp_cpu_ram_efficient_loading"}  # what `study diff` calls it
 USUAL = {"passes", "ranks"}  # conditions that most trainings with several GPUs have
 SMALLER = re.compile(r"(?i)\b(?:smaller|lower|too small|tiny|shrinks?|divided|1/[\dgN])\b")
 LARGER = re.compile(
@@ -42,6 +46,11 @@ class Match:
     @property
     def fault(self) -> Fault:
         return self.applies.fault
+
+    @property
+    def is_spoken_of(self) -> bool:
+        """Whether its symptom was seen, and one thing alone is open."""
+        return self.is_seen and self.applies.may_be_inside and len(self.applies.why) == 1
 
 
 def symptoms(said: Sequence[Sentence], signs: set[str]) -> set[str]:
@@ -70,22 +79,19 @@ def symptoms_table() -> dict[str, Symptom]:
 
 def flags_of(pasted: Pasted) -> Flags:
     """Return what a text says of the training, as flags."""
-    said = dict(pasted.said)
-    stage = said.pop("stage", None)
-    ways = {"FSDP1": "fsdp1", "FSDP2": "fsdp2", "DDP": "ddp"}
-    flags: dict[str, Any] = {name: said[name] for name in Flags.__dataclass_fields__ if name in said}
+    flags = {name: value for name, value in pasted.said.items() if name in FLAGS}
+    stage = flags.pop("stage", None)
     if isinstance(stage, int):
         flags["stage"] = stage
-    elif stage in ways:
-        flags[ways[stage]] = True
-    precision = str(said.get("precision", ""))
-    if precision in ("bfloat16", "float16"):  # of torch_autocast
-        flags["precision"] = "bf16_autocast" if precision == "bfloat16" else "fp16_autocast"
+    elif stage:
+        flags[stage.lower()] = True  # FSDP1, FSDP2, DDP
+    if pasted.said.get("precision") in AUTOCAST:
+        flags["precision"] = AUTOCAST[pasted.said["precision"]]
     if flags.get("ranks") == 0 or flags.get("passes") == 0:
         flags.pop("ranks", None)
         flags.pop("passes", None)
-    if "trainer" not in flags and "transformers" in pasted.releases:
-        flags["trainer"] = "trainer"  # who lists transformers for a question on a training mostly trains with it
+    if "transformers" in pasted.releases:
+        flags.setdefault("trainer", "trainer")  # who lists it for a question on a training mostly trains with it
     return Flags(**flags)
 
 
@@ -96,63 +102,63 @@ def mentioned(text: str) -> dict[str, Release]:
 
 def stack_of(pasted: Pasted) -> Stack:
     """Return the releases and the training that a text describes. A package that is only mentioned has any release."""
-    said = pasted.said
-    config = {name: said[name] for name in ("machines",) if name in said}
-    if "lean_loading" in said:
-        config["fsdp_cpu_ram_efficient_loading"] = said["lean_loading"]
-    key = functools.partial(_dig, pasted.config) if pasted.config is not None else None
+    config = {CONFIG[name]: pasted.said[name] for name in CONFIG if name in pasted.said}
+    key = functools.partial(dig, pasted.config) if pasted.config else None
     stack = Stack.of(mentioned(pasted.text) | pasted.releases, flags_of(pasted), config, key)
-    return Stack(stack.releases, stack.said, key)
+    return replace(stack, key=key)
 
 
-def _dig(config: dict, path: str) -> Any:
-    value: Any = config
-    for name in path.split("."):
-        value = value.get(name) if isinstance(value, dict) else None
-    return value
-
-
-def matches(pasted: Pasted, words: str, seen: set[str]) -> list[Match]:
+def matches(pasted: Pasted, seen: set[str]) -> list[Match]:
     """Return the faults of which a text may speak, the surest first. `seen` are symptoms."""
-    found = [
-        _match(applies, pasted, words, seen) for stage in _stages(pasted) for applies in which_apply(stack_of(stage))
-    ]
-    order = ("sure", "likely", "possible")
-    ranked = sorted(found, key=lambda each: (order.index(each.sure), not each.is_seen))
-    return [*{each.fault.id: each for each in reversed(ranked)}.values()][::-1]  # of several stages the surest
+    applying = [applies for stage in _stages(pasted) for applies in which_apply(stack_of(stage))]
+    found = [_match(applies, pasted, seen) for applies in applying]
+    surest: dict[str, Match] = {}  # of several stages
+    for match in sorted(found, key=lambda each: (ORDER.index(each.sure), not each.is_seen)):
+        surest.setdefault(match.fault.id, match)
+    return [*surest.values()]
 
 
 def _stages(pasted: Pasted) -> list[Pasted]:
     """Return a text as one of each stage, if it speaks of several, as who compares them does."""
-    stages = sorted({int(each) for each in re.findall(r"(?i)\bzero[ _-]?(?:stage)?[ _=-]{0,2}([1-3])\b", pasted.text)})
+    named = re.findall(r"(?i)\bzero[ _-]?(?:stage)?[ _=-]{0,2}([1-3])\b", pasted.text)
+    stages = sorted({*map(int, named)})
     if "stage" in pasted.said or len(stages) < 2:
         return [pasted]
     return [replace(pasted, said=pasted.said | {"stage": stage}) for stage in stages]
 
 
-def _match(applies: Applies, pasted: Pasted, words: str, seen: set[str]) -> Match:
-    fault = applies.fault
-    is_seen = any(name in fault.symptom for name in seen) and not _is_opposite(fault.symptom, words)
+def _match(applies: Applies, pasted: Pasted, seen: set[str]) -> Match:
+    symptom = applies.fault.symptom
+    is_seen = any(name in symptom for name in seen) and not _is_opposite(symptom, pasted.written)
+    return Match(applies, _how_sure(applies, pasted) if is_seen else "possible", is_seen)
+
+
+def _how_sure(applies: Applies, pasted: Pasted) -> Sure:
+    """Return how sure a fault is whose symptom was seen."""
+    fault, release = applies.fault, applies.release
+    if applies.answer == "applies":
+        return "sure"
+    if not isinstance(release, Version) or not fault.contains(release):
+        return "possible"
     open_conditions = {question.condition for question in applies.why}
     if fault.symptom == "slow":  # its script is asked whether time matters: who writes of it has answered
         open_conditions -= {"script"}
-    is_inside = isinstance(applies.release, Version) and fault.contains(applies.release)
-    sure: Sure = "possible"
-    if is_seen and (applies.answer == "applies" or (fault.symptom == "slow" and is_inside and not open_conditions)):
-        sure = "sure"
-    elif is_seen and is_inside:
-        came = "script" not in open_conditions and _came_with_an_upgrade(fault, pasted)
-        if came or (len(open_conditions) == 1 and open_conditions <= USUAL):
-            sure = "likely"
-    return Match(applies, sure, is_seen)
+        if not open_conditions:
+            return "sure"
+    is_one_usual = len(open_conditions) == 1 and open_conditions <= USUAL
+    came_with_an_upgrade = "script" not in open_conditions and _is_new(fault, pasted)
+    return "likely" if is_one_usual or came_with_an_upgrade else "possible"
 
 
 def _is_opposite(symptom: str, words: str) -> bool:
     """Whether a person speaks of values that are too small where a fault makes them too large, or the other way."""
     smaller, larger = (bool(pattern.search(words)) for pattern in (SMALLER, LARGER))
-    return (" x " in symptom and smaller and not larger) or (" / " in symptom and larger and not smaller)
+    if smaller == larger:
+        return False
+    return (" x " if smaller else " / ") in symptom
 
 
-def _came_with_an_upgrade(fault: Fault, pasted: Pasted) -> bool:
+def _is_new(fault: Fault, pasted: Pasted) -> bool:
+    """Whether a fault came with an upgrade of which a text tells."""
     apart = pasted.apart.get(fault.package)
     return apart is not None and not fault.contains(apart.works)

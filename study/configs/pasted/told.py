@@ -4,6 +4,7 @@ import contextlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from study.configs.pasted.read import Pasted
 from study.core.errors import Stop
@@ -52,25 +53,29 @@ def _spelled(name: str) -> str:
     return last.removeprefix("meta")
 
 
-def _gpu_bytes(text: str) -> int | None:
-    sizes = {int(each) * 2**30 for each in BEFORE.findall(text)}
+def _gpus(text: str) -> set[tuple[str, bool]]:
+    """Return the kinds of GPUs that a text names, and whether it says the memory of each."""
+    found = set()
     for name, gigabytes in GPU.findall(text):
-        try:
-            meant = gpu_named(f"{name} {gigabytes}GB" if gigabytes else name)
-        except Stop:
-            continue
-        kinds = {gpu.memory_bytes for gpu in GPUS.values() if gpu.kind.startswith(meant.partition("-")[0])}
-        if gigabytes or len(kinds) == 1:
-            sizes.add(GPUS[meant].memory_bytes)
+        with contextlib.suppress(Stop):
+            kind = gpu_named(f"{name} {gigabytes}GB" if gigabytes else name)
+            found.add((kind if gigabytes else kind.partition("-")[0], bool(gigabytes)))
+    return found
+
+
+def _gpu_bytes(text: str) -> int | None:
+    """Return the memory of the one kind of GPU that a text names, as far as they can be told apart."""
+    sizes = {int(each) * 2**30 for each in BEFORE.findall(text)}
+    for kind, says_memory in _gpus(text):
+        kinds = {gpu.memory_bytes for name, gpu in GPUS.items() if name.startswith(kind)}
+        if says_memory or len(kinds) == 1:
+            sizes.add(GPUS[kind].memory_bytes if says_memory else kinds.pop())
     return min(sizes) if sizes and max(sizes) < 1.1 * min(sizes) else None
 
 
 def _gpu(text: str) -> str | None:
     """Return the one kind of GPU that a text names, as `--gpu` takes it."""
-    kinds = set()
-    for name, gigabytes in GPU.findall(text):
-        with contextlib.suppress(Stop):
-            kinds.add(gpu_named(f"{name} {gigabytes}GB") if gigabytes else gpu_named(name).partition("-")[0])
+    kinds = {kind for kind, _ in _gpus(text)}
     told = {kind for kind in kinds if not any(each.startswith(f"{kind}-") for each in kinds)}  # with its memory
     return told.pop() if len(told) == 1 else None
 
@@ -88,20 +93,24 @@ def flags(pasted: Pasted) -> str:
     ranks = said.get("ranks") if said.get("machines", 1) == 1 else None  # of several nodes it may be those of one
     if not (about.model or about.parameters) or not (ranks or about.gpu):
         return ""
-    words = [f"--model {about.model}" if about.model else f"--params {(about.parameters or 0) / 1e9:g}e9"]
-    words += [f"--gpus {ranks}"] if ranks else []
-    words += [f"--gpu {about.gpu}"] if about.gpu else []
-    words += [f"--sequence {said['sequence']}"] if said.get("sequence") else []
-    if said.get("peft") and about.model:
-        words.append(f"--lora-rank {said.get('lora_rank') or USUAL_RANK}")
-    return " ".join(words)
+    model = f"--model {about.model}" if about.model else f"--params {(about.parameters or 0) / 1e9:g}e9"
+    rank = said.get("lora_rank", USUAL_RANK) if said.get("peft") and about.model else None
+    values = {"--gpus": ranks, "--gpu": about.gpu, "--sequence": said.get("sequence"), "--lora-rank": rank}
+    return f"{model} {_typed(values)}"
 
 
 def flags_of_arm(pasted: Pasted) -> str:
     """Return the flags that `study estimate` and `study oom` take besides."""
-    words = [f"--arm {name}"] if (name := arm(pasted)) else []
-    if batch := pasted.said.get("micro_batch"):
-        words.append(f"--micro-batch {batch}")
-    if pasted.said.get("checkpointing"):
-        words.append("--checkpointing")
-    return " ".join(words)
+    flags = _typed({"--arm": arm(pasted), "--micro-batch": pasted.said.get("micro_batch")})
+    return f"{flags} --checkpointing".strip() if pasted.said.get("checkpointing") else flags
+
+
+def all_flags(pasted: Pasted) -> str:
+    """Return both; "" if the text does not name a model and its GPUs."""
+    first = flags(pasted)
+    return f"{first} {flags_of_arm(pasted)}".strip() if first else ""
+
+
+def _typed(flags: dict[str, Any]) -> str:
+    """Return flags as somebody types them, without those that have no value."""
+    return " ".join(f"{flag} {value}" for flag, value in flags.items() if value)

@@ -1,6 +1,8 @@
 """Two releases of one package in a text, and which of them works, by the words in the clause of each."""
 
+import itertools
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -28,6 +30,7 @@ BROKEN = (
     "error/errors/exception",
     "crash/crashes",
 )
+LONGEST = 200  # characters of a clause on each side
 MOST = 20_000  # characters that are read: what a person writes of releases stands at the beginning
 
 
@@ -42,48 +45,59 @@ class Apart:
 def two_releases(text: str) -> dict[str, Apart]:
     """Return the two releases of each package of which a text says that one works and one does not."""
     text = text[:MOST]
+    by_verdict = {name: _nearest(_verdicts(text, releases)) for name, releases in _named(text).items()}
+    return _upgrades(text) | {name: apart for name, apart in by_verdict.items() if apart}
+
+
+def _upgrades(text: str) -> dict[str, Apart]:
+    """Return the releases of packages that were upgraded from one to another."""
     found = {}
     for word, name in table().packages.items():
         names = rf"(?:{re.escape(word)}|zero[ _-]?[123])" if name == "deepspeed" else re.escape(word)
-        if match := re.search(FROM_TO.format(names), text, re.IGNORECASE):
-            old, new = map(lists.release_of, match.groups())
-            if isinstance(old, Version) and isinstance(new, Version):
-                found[name] = Apart(old, new)
-    for name, releases in _named(text).items():
-        if name not in found and (apart := _apart(text, releases)):
-            found[name] = apart
+        match = re.search(FROM_TO.format(names), text, re.IGNORECASE)
+        releases = [*map(lists.release_of, match.groups())] if match else []
+        old_and_new = [release for release in releases if isinstance(release, Version)]
+        if len(old_and_new) == 2:
+            found[name] = Apart(*old_and_new)
     return found
 
 
 def _named(text: str) -> dict[str, set[Version]]:
     """Return the releases of each package; a number without a name is that of the one package in its line."""
-    named = {
-        name: {release for release in several if isinstance(release, Version) and len(release.release) > 2}
-        for name, several in lists.named(text).items()
-    }
+    named: dict[str, set[Version]] = defaultdict(set)
+    for name, several in lists.named(text).items():
+        named[name] |= {release for release in several if isinstance(release, Version) and len(release.release) > 2}
     for line in text.splitlines():
-        packages = {name for word, name in table().packages.items() if re.search(rf"(?ia)\b{re.escape(word)}\b", line)}
-        if not packages and ZERO.search(line):
-            packages = {"deepspeed"}
-        if len(packages) == 1:
-            named.setdefault(packages.pop(), set()).update(map(Version, BARE.findall(line)))
-    return {name: releases for name, releases in named.items() if len(releases) > 1}
+        if package := _package_of(line):
+            named[package] |= {*map(Version, BARE.findall(line))}
+    return named
 
 
-def _apart(text: str, releases: set[Version]) -> Apart | None:
-    """Return the nearest two of which one works and one does not."""
-    verdicts = {release: _works(text, release) for release in releases}
-    good = [release for release, works in verdicts.items() if works]
+def _package_of(line: str) -> str | None:
+    """Return the one package that a line names."""
+    packages = {name for word, name in table().packages.items() if re.search(rf"(?ia)\b{re.escape(word)}\b", line)}
+    if not packages and ZERO.search(line):
+        return "deepspeed"
+    return packages.pop() if len(packages) == 1 else None
+
+
+def _verdicts(text: str, releases: set[Version]) -> dict[Version, bool | None]:
+    """Return whether each release works. The one of which nothing is said does what the others do not."""
+    verdicts = {release: _works(text, release) for release in sorted(releases)}
+    unknown = [release for release, works in verdicts.items() if works is None]
+    told = {*verdicts.values()} - {None}
+    if len(unknown) == len(told) == 1:
+        verdicts[unknown[0]] = not told.pop()
+    return verdicts
+
+
+def _nearest(verdicts: dict[Version, bool | None]) -> Apart | None:
+    """Return the nearest two of which one works and one does not. The releases are in their order."""
+    place = {release: number for number, release in enumerate(verdicts)}
+    good = [release for release, works in verdicts.items() if works is True]
     bad = [release for release, works in verdicts.items() if works is False]
-    others = [release for release in releases if release not in good and release not in bad]
-    if len(others) == 1 and bool(good) != bool(bad):
-        good, bad = good or others, bad or others
-    places = {release: place for place, release in enumerate(sorted(releases))}
-    pairs = [(abs(places[a] - places[b]), a, b) for a in good for b in bad]
-    if not pairs:
-        return None
-    _, works, broken = min(pairs)
-    return Apart(works, broken)
+    pairs = itertools.starmap(Apart, itertools.product(good, bad))
+    return min(pairs, key=lambda pair: abs(place[pair.works] - place[pair.broken]), default=None)
 
 
 def _works(text: str, release: Version) -> bool | None:
@@ -99,10 +113,12 @@ def _works(text: str, release: Version) -> bool | None:
 
 
 def _clauses(text: str, release: str) -> Iterator[str]:
+    """Yield what stands around a release, up to the ends of its clause."""
     for match in re.finditer(rf"(?a)(?<![\w.]){re.escape(release)}(?!\w|\.\d)", text):
-        begin = max((end.end() for end in CLAUSE.finditer(text, max(0, match.start() - 200), match.start())), default=0)
+        before = text[max(0, match.start() - LONGEST) : match.start()]
         end = CLAUSE.search(text, match.end())
-        yield text[max(begin, match.start() - 200) : end.start() if end else match.end() + 200]
+        after = text[match.start() : end.start() if end else match.end() + LONGEST]
+        yield CLAUSE.split(before)[-1] + after
 
 
 def came_between(package: str, apart: Apart) -> list[Fault]:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NotRequired
+from typing import Any, NotRequired
 
 from pydantic import with_config
 from typing_extensions import TypedDict
@@ -61,70 +61,93 @@ class Wait:
         return f"{self.kind.strip('_')} {self.index}{size}"
 
 
-def hangs(text: str, said: Sequence[Sentence] = ()) -> list[Seen]:
-    """Return who waits for whom, by what watchdogs wrote. Empty if none wrote. `said` is a person's."""
-    if match := LAGGING.search(text):
-        values = {"finished": match["finished"], "missing": match["missing"]}
-        cause = _usual("", None, int(match["missing"]), text, said)
-        return [sign("ranks-desync", text, match.start(), ranks=_ranks(_numbers(match["ranks"])), **values, **cause)]
-    if match := BARRIER.search(text):
-        ranks = _ranks(_numbers(match["ranks"]))
-        return [sign("barrier-missed", text, match.start(), ranks=ranks, **_usual("BARRIER", 1, None, text, said))]
-    if waits := _waits(text):
-        return [_compared(text, said, waits)]
-    if match := GLOO.search(text):
-        limit_s = int(match["limit_ms"]) / 1000
-        return [sign("gloo-timeout", text, match.start(), limit_s=limit_s, **_usual("", None, None, text, said))]
-    if match := STUCK.search(text):
-        return [sign("watchdog-stuck", text, match.start())]
-    return []
+def hangs(text: str, said: Sequence[Sentence] = ()) -> Seen | None:
+    """Return who waits for whom, by what watchdogs wrote. None if none wrote. `said` is a person's."""
+    for tell in (_lagging, _at_barrier, _compared, _in_gloo, _stuck):
+        if seen := tell(text, said):
+            return seen
+    return None
 
 
-def _waits(text: str) -> list[Wait]:
-    """Return the first collective that did not end of each rank that tells it."""
+def _lagging(text: str, said: Sequence[Sentence]) -> Seen | None:
+    match = LAGGING.search(text)
+    if match is None:
+        return None
+    values = {"ranks": _ranks(_numbers(match["ranks"])), "finished": match["finished"], "missing": match["missing"]}
+    return sign("ranks-desync", text, match.start(), **values, **_usual("", None, int(match["missing"]), text, said))
+
+
+def _at_barrier(text: str, said: Sequence[Sentence]) -> Seen | None:
+    match = BARRIER.search(text)
+    if match is None:
+        return None
+    ranks = _ranks(_numbers(match["ranks"]))
+    return sign("barrier-missed", text, match.start(), ranks=ranks, **_usual("BARRIER", 1, None, text, said))
+
+
+def _in_gloo(text: str, said: Sequence[Sentence]) -> Seen | None:
+    match = GLOO.search(text)
+    if match is None:
+        return None
+    limit_s = int(match["limit_ms"]) / 1000
+    return sign("gloo-timeout", text, match.start(), limit_s=limit_s, **_usual("", None, None, text, said))
+
+
+def _stuck(text: str, said: Sequence[Sentence]) -> Seen | None:
+    match = STUCK.search(text)
+    return sign("watchdog-stuck", text, match.start()) if match else None
+
+
+def _timed_out(text: str) -> dict[int, Wait]:
+    """Return the first collective of each rank that did not end in time."""
     waits: dict[int, Wait] = {}
     for match in WORK.finditer(text):
         elements = int(match["elements"]) if match["elements"] else None
         limit_s = int(match["limit_ms"]) / 1000
         wait = Wait(int(match["rank"]), int(match["index"]), match["kind"], elements, limit_s, match.start())
         waits.setdefault(wait.rank, wait)
-    if waits:
-        return list(waits.values())
-    for match in RUNNING.finditer(text):  # the last counts
+    return waits
+
+
+def _running(text: str) -> dict[int, Wait]:
+    """Return the last collective of each rank that began. Of a run that goes on they are equal, or nearly so."""
+    waits: dict[int, Wait] = {}
+    for match in RUNNING.finditer(text):
         wait = Wait(int(match["rank"]), int(match["index"]), match["kind"], None, 0, match.start())
-        if wait.rank not in waits or waits[wait.rank].index <= wait.index:
+        if wait.index >= waits.get(wait.rank, wait).index:
             waits[wait.rank] = wait
-    # Of a run that goes on they are equal, or nearly so: it tells nothing.
-    indices = {wait.index for wait in waits.values()}
-    return list(waits.values()) if len(indices) > 1 else []
+    is_told = len({wait.index for wait in waits.values()}) > 1
+    return waits if is_told else {}
 
 
-def _compared(text: str, said: Sequence[Sentence], waits: list[Wait]) -> Seen:
+def _compared(text: str, said: Sequence[Sentence]) -> Seen | None:
     """Compare the collectives in which ranks waited."""
-    first = min(waits, key=lambda wait: (wait.index, wait.rank))
-    same = [wait for wait in waits if wait.index == first.index]
-    others = [wait for wait in waits if wait.index > first.index]
-    if len({(wait.kind, wait.elements) for wait in same}) > 1:
-        # One rank of each call is enough.
-        each = {(wait.kind, wait.elements): wait for wait in same}.values()
-        calls = ", ".join(f"rank {wait.rank} {wait.call}" for wait in [*each][:2])
-        return sign("ranks-call-differently", text, first.place, index=first.index, calls=calls)
-    values = {"call": first.call, "limit_s": first.limit_s, "ranks": _ranks([wait.rank for wait in same])}
-    cause = _usual(first.kind, first.elements, first.index, text, said)
-    if others and len(same) <= len(others):
-        ahead = _ranks([wait.rank for wait in others]).lower()
-        return sign("rank-behind", text, first.place, ahead=ahead, further=others[0].index, **values, **cause)
-    if missing := _missing(text, waits):
-        return sign("rank-missing", text, first.place, **values | {"ranks": _ranks(missing)}, **cause)
-    if (match := FIRST.search(text)) and int(match["rank"]) not in {wait.rank for wait in waits}:
-        ranks = _ranks([int(match["rank"])])
-        return sign("rank-timed-out-first", text, match.start(), ranks=ranks, **cause)
-    return sign("nccl-watchdog", text, first.place, **values, **cause)
+    of_ranks = _timed_out(text) or _running(text)
+    if not of_ranks:
+        return None
+    first = min(of_ranks.values(), key=lambda wait: (wait.index, wait.rank))
+    same = [wait for wait in of_ranks.values() if wait.index == first.index]
+    ahead = [wait for wait in of_ranks.values() if wait.index > first.index]
+    calls = {(wait.kind, wait.elements): f"rank {wait.rank} {wait.call}" for wait in same}  # one rank of each
+    if len(calls) > 1:
+        two = ", ".join([*calls.values()][:2])
+        return sign("ranks-call-differently", text, first.place, index=first.index, calls=two)
+    values: dict[str, Any] = {"call": first.call, "limit_s": first.limit_s}
+    values |= _usual(first.kind, first.elements, first.index, text, said)
+    behind = [wait.rank for wait in same]
+    if 0 < len(ahead) >= len(same):
+        values |= {"ahead": _ranks([wait.rank for wait in ahead]).lower(), "further": ahead[0].index}
+        return sign("rank-behind", text, first.place, ranks=_ranks(behind), **values)
+    if missing := _missing(text, {*of_ranks}):
+        return sign("rank-missing", text, first.place, ranks=_ranks(missing), **values)
+    match = FIRST.search(text)
+    if match and int(match["rank"]) not in of_ranks:
+        return sign("rank-timed-out-first", text, match.start(), ranks=_ranks([int(match["rank"])]), **values)
+    return sign("nccl-watchdog", text, first.place, ranks=_ranks(behind), **values)
 
 
-def _missing(text: str, waits: list[Wait]) -> list[int]:
+def _missing(text: str, ranks: set[int]) -> list[int]:
     """Return the ranks that wrote nothing, if the text has enough of the others to say so."""
-    ranks = {wait.rank for wait in waits}
     sizes = Counter(int(size) for size in re.findall(r"world[_ ]size[\"']?[=: ]+(\d{1,4})\b", text, re.IGNORECASE))
     number = sizes.most_common(1)[0][0] if sizes else max(ranks) + 1
     missing = sorted({*range(number)} - ranks)

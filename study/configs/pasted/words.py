@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from study.core.files import load
 
@@ -41,9 +42,9 @@ def meets(conditions: Sequence[str], said: Iterable[Sentence]) -> str | None:
     """Return the first sentence that meets one of the conditions."""
     asked = [_parts(condition) for condition in conditions]
     for sentence in said:
-        near = [*_near(sentence.words)]
-        if any(all(_has(words, part) for part in parts) for words in near for parts in asked):
-            return sentence.text
+        for words in _near(sentence.words):
+            if any(_has_all(words, parts) for parts in asked):
+                return sentence.text
     return None
 
 
@@ -54,28 +55,45 @@ def _near(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 def _words(sentence: str) -> tuple[str, ...]:
     text = sentence.lower().replace("\u2019", "'").replace("n't", " not")
-    several, _, _ = forms()
-    text = several.sub(lambda match: f" {_of(' '.join(match[0].split()))} ", text)
+    text = forms().several.sub(lambda match: f" {_of(' '.join(match[0].split()))} ", text)
     return tuple(map(_of, TOKEN.findall(text)))
 
 
+@dataclass(frozen=True)
+class Forms:
+    """The forms of words.toml, with the word of each."""
+
+    several: re.Pattern  # forms of several words, and Chinese ones
+    whole: dict[str, str]
+    begins: dict[str, str]  # with any ending
+
+    @classmethod
+    def of(cls, table: dict[str, str]) -> Self:
+        whole: dict[str, str] = {}
+        begins: dict[str, str] = {}
+        for word, forms in table.items():
+            for form in [word, *forms.split(", ")]:
+                if form.endswith("*"):
+                    begins[form.removesuffix("*")] = word
+                else:
+                    whole[form] = word
+        ends = dict.fromkeys(whole, r"\b") | dict.fromkeys(begins, r"\w*")
+        patterns = [_pattern(form, ends[form]) for form in sorted(ends, reverse=True)]
+        return cls(re.compile("|".join(filter(None, patterns))), whole, begins)
+
+
+def _pattern(form: str, end: str) -> str:
+    """Return the pattern of a form that is not one token; empty, of one that is."""
+    if CHINESE.search(form):
+        return re.escape(form)
+    escaped = re.escape(form).replace(r"\ ", r"\s+")
+    return "" if form.isidentifier() else rf"\b{escaped}{end}"
+
+
 @functools.cache
-def forms() -> tuple[re.Pattern, dict[str, str], dict[str, str]]:
-    """Return the forms of several words, and the word of each form and of each beginning."""
-    whole: dict[str, str] = {}
-    begins: dict[str, str] = {}
+def forms() -> Forms:
     remedy = 'write each row as: word = "its forms, by commas, beginni*"'
-    table = load(WORDS, dict[str, str], what="a table that commands can read", remedy=remedy, most_bytes=2**20)
-    for word, forms in table.items():
-        whole[word] = word
-        for form in forms.split(", "):
-            (begins if form.endswith("*") else whole)[form.removesuffix("*")] = word
-    several = sorted((form for form in whole | begins if not form.isidentifier() or CHINESE.search(form)), reverse=True)
-    patterns = [
-        re.escape(form) if CHINESE.search(form) else rf"\b{re.escape(form)}" + (r"\w*" if form in begins else r"\b")
-        for form in several
-    ]
-    return re.compile("|".join(patterns).replace(r"\ ", r"\s+")), whole, begins
+    return Forms.of(load(WORDS, dict[str, str], what="a table that commands can read", remedy=remedy, most_bytes=2**20))
 
 
 @functools.lru_cache(2**14)
@@ -83,18 +101,22 @@ def _of(token: str) -> str:
     """Return the table's word for a token, also with one letter wrong; else a number as %g, or the token."""
     if token[0].isdigit():
         return _number(token)
-    _, whole, begins = forms()
-    if token in whole:
-        return whole[token]
-    fitting = [form for form in begins if token.startswith(form)]
-    if fitting:
-        return begins[max(fitting, key=len)]
-    if len(token) >= SHORTEST and token.isalpha():
-        for form, word in (whole | begins).items():
-            size = len(form)
-            starts = {token[:size], token[: size - 1], token[: size + 1]} if form in begins else {token}
-            if size >= SHORTEST and any(_one_slip(form, start) for start in starts):
-                return word
+    known = forms()
+    if token in known.whole:
+        return known.whole[token]
+    if fitting := [form for form in known.begins if token.startswith(form)]:
+        return known.begins[max(fitting, key=len)]
+    return _with_a_slip(token) if len(token) >= SHORTEST and token.isalpha() else token
+
+
+def _with_a_slip(token: str) -> str:
+    """Return the word of the first form that is one letter away; else the token."""
+    known = forms()
+    for form, word in (known.whole | known.begins).items():
+        size = len(form)
+        starts = {token[:size], token[: size - 1], token[: size + 1]} if form in known.begins else {token}
+        if size >= SHORTEST and any(_one_slip(form, start) for start in starts):
+            return word
     return token
 
 
@@ -109,10 +131,12 @@ def _one_slip(right: str, typed: str) -> bool:
     """Whether one letter behind the first is missing, too many, another, or changed places with the next."""
     if right[0] != typed[:1] or abs(len(right) - len(typed)) > 1 or right == typed:
         return False
-    same = next((n for n, (a, b) in enumerate(zip(right, typed, strict=False)) if a != b), min(len(right), len(typed)))
+    same = 1
+    while right[same : same + 1] == typed[same : same + 1]:
+        same += 1
     after, later = right[same:], typed[same:]
-    swapped = after[1:2] + after[:1] + after[2:] == later
-    return swapped or after[1:] == later[1:] or after[1:] == later or after == later[1:]
+    swapped = after[1:2] + after[:1] + after[2:]
+    return later in (swapped, after[1:]) or later[1:] in (after, after[1:])
 
 
 @functools.cache
@@ -121,6 +145,10 @@ def _parts(condition: str) -> tuple[tuple[frozenset[str], ...], ...]:
         tuple(frozenset(word.split("/")) for word in part.replace(" / ", "/").split())
         for part in condition.split(" + ")
     )
+
+
+def _has_all(words: tuple[str, ...], parts: Iterable[tuple[frozenset[str], ...]]) -> bool:
+    return all(_has(words, part) for part in parts)
 
 
 def _has(words: tuple[str, ...], part: tuple[frozenset[str], ...]) -> bool:

@@ -214,15 +214,15 @@ def test_threads_that_were_read_stay_answered_and_the_first_figures_are_kept():
 
 def test_a_rank_that_is_behind_is_named():
     same = [WORK.format(rank=rank, index=1580, kind="ALLREDUCE", elements=466119168) for rank in (0, 1, 2)]
-    (seen,) = watchdogs.hangs("".join([*same, "world_size: 4"]))
+    seen = watchdogs.hangs("".join([*same, "world_size: 4"]))
     assert seen.id == "rank-missing"
     assert "Rank 3 did not join ALLREDUCE 1580 of 466,119,168 elements" in seen.sentence
     behind = WORK.format(rank=3, index=1575, kind="_ALLGATHER_BASE", elements=1000000)
-    (seen,) = watchdogs.hangs("".join([*same, behind]))
+    seen = watchdogs.hangs("".join([*same, behind]))
     assert seen.id == "rank-behind"
     assert seen.sentence.startswith("Rank 3 behind, in ALLGATHER_BASE 1575")
     other = WORK.format(rank=3, index=1580, kind="BROADCAST", elements=1)
-    (seen,) = watchdogs.hangs("".join([*same, other]))
+    seen = watchdogs.hangs("".join([*same, other]))
     assert seen.id == "ranks-call-differently"
 
 

@@ -1,0 +1,76 @@
+"""Which of all that a text shows explains most: each has a rank, and the lowest is the answer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum, auto
+
+from study.configs.pasted.matching import Match
+from study.configs.pasted.tracebacks import ORDER, Seen
+from study.known.faults import Fault
+
+OF_STEPS = ("loss-", "norm-", "rate-", "steps-", "overflow-")  # the beginnings of signs in the lines of a trainer
+OF_NAN = {"loss-zero", "loss-nan", "norm-sqrt2", "norm-nan"}
+# What a rank that waited for a failed one wrote says less than that one's error.
+WAITED = ("rank-behind", "rank-missing", "rank-timed-out-first", "nccl-watchdog", "watchdog-stuck", "gloo-timeout")
+
+
+class Kind(IntEnum):
+    """What explains a text. The first explains most."""
+
+    ERROR = auto()
+    FAULT = auto()  # of a library, that shows no error
+    SITUATION = auto()  # what words mean beside a setting
+    ERROR_WITH_MANY_CAUSES = auto()
+    WAIT = auto()  # of a rank, which says who waits, and not why
+    STEPS = auto()  # signs in the lines of a trainer
+    FAULT_WITHOUT_NAN = auto()  # where the log shows NaN
+    FAULT_WITH_ERROR = auto()  # whose error is not in the text
+
+
+@dataclass(frozen=True)
+class Candidate:
+    seen: Seen
+    kind: Kind
+
+    @property
+    def rank(self) -> tuple[bool, bool, Kind, int, int]:
+        """What follows from others comes last, and what is only possible behind what is likely."""
+        seen = self.seen
+        return seen.follows, seen.sure == "possible", self.kind, ORDER.index(seen.sure), seen.place
+
+
+def ordered(shown: Sequence[Seen], matches: Sequence[Match], situations: Sequence[Seen]) -> list[Seen]:
+    """Return what explains a text, the best first. Beside an error that explains itself, words say nothing more."""
+    candidates = [Candidate(seen, _kind(seen)) for seen in shown]
+    if not any(each.kind == Kind.ERROR and not each.seen.follows for each in candidates):
+        candidates += [Candidate(seen, Kind.SITUATION) for seen in situations]
+    is_nan = any(seen.id in OF_NAN for seen in shown)
+    told = {seen.fault for seen in shown}
+    for match in matches:
+        if match.sure != "possible" and match.fault.id not in told:
+            candidates.append(Candidate(_of_fault(match), _kind_of_fault(match.fault, is_nan)))
+    return [each.seen for each in sorted(candidates, key=lambda each: each.rank)]
+
+
+def _kind(seen: Seen) -> Kind:
+    if seen.id.startswith(OF_STEPS):
+        return Kind.STEPS
+    if seen.id in WAITED:
+        return Kind.WAIT
+    return Kind.ERROR_WITH_MANY_CAUSES if seen.sure == "possible" else Kind.ERROR
+
+
+def _kind_of_fault(fault: Fault, is_nan: bool) -> Kind:
+    if fault.symptom.startswith("error"):
+        return Kind.FAULT_WITH_ERROR
+    return Kind.FAULT_WITHOUT_NAN if is_nan and "nan" not in fault.symptom else Kind.FAULT
+
+
+def _of_fault(match: Match) -> Seen:
+    fault = match.fault
+    script = fault.script and f"reproductions/{fault.script}.py"
+    evidence = " ".join(filter(None, [fault.rests_on, script, fault.upstream]))
+    if match.applies.why:
+        evidence += f". If: {' '.join(question.text for question in match.applies.why)}"
+    who = f"{fault.package} {fault.releases}"
+    return Seen(fault.id, fault.sentence, fault.do, match.sure, evidence, who=who, fault=fault.id)
