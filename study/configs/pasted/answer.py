@@ -10,7 +10,7 @@ from packaging.version import Version
 from study.configs.oom.reading import OomError
 from study.configs.pasted import losses, matching, memory, tracebacks, watchdogs
 from study.configs.pasted.memory import ByText
-from study.configs.pasted.ranking import OF_STEPS, ordered
+from study.configs.pasted.ranking import OF_STEPS, explains, ordered
 from study.configs.pasted.read import Pasted, read
 from study.configs.pasted.situations import fitting
 from study.configs.pasted.tracebacks import Seen, sign
@@ -33,14 +33,24 @@ class PastedAnswer:
 
     found: tuple[Seen, ...]  # the first explains most
     read: tuple[str, ...]  # what was read, in words
-    may: tuple[matching.Match, ...]  # faults of which the text speaks
-    left: int  # faults that may apply, and of which it does not speak
+    possible: tuple[matching.Match, ...]  # faults that may apply
     questions: tuple[str, ...]
     unsaid: tuple[str, ...]  # what faults depend on, and the text does not say
-    nothing: str = ""  # what to say if nothing was found
+    nothing: str  # what to say if nothing was found
+
+    @property
+    def may(self) -> tuple[matching.Match, ...]:
+        """Faults of which the text speaks, where nothing was found."""
+        return () if self.found else tuple(each for each in self.possible if each.is_spoken_of)[:MOST_MAY]
+
+    @property
+    def left(self) -> int:
+        """How many faults may apply of which the text does not speak."""
+        return len(self.possible) - len(self.may)
 
     @property
     def id(self) -> str:
+        """That `study explain` takes; empty, if nothing was found."""
         return self.found[0].id if self.found else ""
 
     @property
@@ -58,19 +68,20 @@ def answer(text: str, symptom: str = "", by_text: ByText = memory.without_model)
     shown = _shown(pasted, error, by_text)
     seen = _symptoms(pasted, shown)
     faults = matching.matches(pasted, seen)
-    found = ordered(shown, faults, _situations(pasted, shown, seen)) or _otherwise(pasted, error)
-    possible = [each for each in faults if each.sure == "possible"]
-    may = [] if found else [each for each in possible if each.is_spoken_of][:MOST_MAY]
+    likely = [each for each in faults if each.sure != "possible"]
+    possible = faults[len(likely) :]
+    told = {each.fault for each in shown}
+    silent = [each for each in likely if each.fault.id not in told]
+    found = ordered(shown, silent, _situations(pasted, shown, seen)) or _otherwise(pasted, error)
     unsaid = _unsaid(pasted, possible)
     questions = _to_be_surer(found, unsaid, seen) if found else _to_know(pasted, unsaid, seen)
     return PastedAnswer(
         found=tuple(found[: 1 + MOST_ALSO]),
         read=tuple(_read(pasted)),
-        may=tuple(may),
-        left=len(possible) - len(may),
+        possible=tuple(possible),
         questions=tuple(questions[:MOST_QUESTIONS]),
         unsaid=unsaid,
-        nothing="" if found else _nothing(pasted),
+        nothing=_nothing(pasted),
     )
 
 
@@ -107,7 +118,9 @@ def _symptoms(pasted: Pasted, shown: list[Seen]) -> set[str]:
 
 
 def _situations(pasted: Pasted, shown: list[Seen], seen: set[str]) -> list[Seen]:
-    """Return what a person's words mean. Beside an unknown error, and in a long document, they are guesses."""
+    """Return what a person's words mean: nothing beside an error that is explained, and guesses in a long document."""
+    if any(map(explains, shown)):
+        return []
     if not shown and (pasted.last_error or pasted.is_document):
         return []
     return fitting(pasted, seen | {each.id for each in shown})
@@ -122,13 +135,15 @@ def _two_releases(pasted: Pasted) -> Iterator[Seen]:
     """Yield what came between two releases of which a text tells."""
     for package, apart in pasted.apart.items():
         faults = came_between(package, apart)
-        count = f"{number_of(len(faults), 'known faults')} came" if faults else "no known fault came"
-        first = f", such as {faults[0].id}" if faults else ""
-        values = {"package": package, "works": apart.works, "broken": apart.broken, "count": count, "first": first}
+        came = "no known fault came"
+        if faults:
+            came = f"{number_of(len(faults), 'known faults')} came, such as {faults[0].id}"
+        values = {"package": package, "works": apart.works, "broken": apart.broken, "came": came}
         yield sign("two-releases", pasted.text, pasted.place(str(apart.broken)), **values)
 
 
 def _read(pasted: Pasted) -> Iterator[str]:
+    """Yield what was read, in words."""
     yield from pasted.words
     if frames := re.findall(r'File "[^"\n]*", line \d+', pasted.text):
         yield number_of(len(frames), "frames of tracebacks")
@@ -137,6 +152,7 @@ def _read(pasted: Pasted) -> Iterator[str]:
 
 
 def _nothing(pasted: Pasted) -> str:
+    """Return what to say where nothing was found."""
     if not pasted.text.strip():
         return "The text is empty"
     if pasted.is_strange:
@@ -151,18 +167,16 @@ def _nothing(pasted: Pasted) -> str:
 
 def _unsaid(pasted: Pasted, possible: list[matching.Match]) -> tuple[str, ...]:
     """Return what faults that may apply depend on, and the text does not say."""
-    wanted = {question.condition for each in possible for question in each.applies.why}
-    unsaid = [what for condition, what in ASKED.items() if condition in wanted - {*pasted.said}]
-    if not any(isinstance(release, Version) for release in pasted.releases.values()):
-        unsaid.append(RELEASES)
-    return tuple(unsaid)
+    wanted = set().union(*(each.unknown for each in possible)) - {*pasted.said}
+    unsaid = [what for condition, what in ASKED.items() if condition in wanted]
+    return tuple(unsaid if pasted.is_released else [*unsaid, RELEASES])
 
 
 def _to_be_surer(found: list[Seen], unsaid: tuple[str, ...], seen: set[str]) -> list[str]:
     """Return what to ask where something was found."""
     first = found[0]
     asked = matching.asks(seen) if first.id == memory.FULL else []
-    if all(each.follows for each in found):
+    if first.follows:  # as all others then
         asked.append("What is the first Traceback of any rank? Paste the lines above")
     # An error that explains itself is the same in all releases.
     if RELEASES in unsaid and first.sure != "sure" and first.id not in OF_MEMORY:

@@ -50,17 +50,22 @@ class Line:
 class Series:
     """The lines that say one value, and the values, in their order."""
 
+    text: str
     lines: list[Line]
     values: list[float]
 
     @classmethod
-    def of(cls, name: str, lines: list[Line]) -> Self:
+    def of(cls, name: str, text: str, lines: list[Line]) -> Self:
         lines = [line for line in lines if name in line.values]
-        return cls(lines, [line.values[name] for line in lines])
+        return cls(text, lines, [line.values[name] for line in lines])
 
     @property
     def is_constant(self) -> bool:
         return len(self.values) >= MANY and len({*self.values}) == 1
+
+    def sign(self, id: str, number: int, **values: Any) -> Seen:
+        """Return the sign that the line of this number shows."""
+        return sign(id, self.text, self.lines[number].place, **values)
 
 
 @dataclass(frozen=True)
@@ -77,20 +82,19 @@ class Log:
     def of(cls, text: str) -> Self:
         lines = [*itertools.islice(_lines(text), MOST_LINES)]
         usual = [line for line in lines if not line.is_reinforced]
-        return cls(text, lines, Series.of("loss", usual), Series.of("norm", usual), Series.of("rate", lines))
+        losses, norms = Series.of("loss", text, usual), Series.of("norm", text, usual)
+        return cls(text, lines, losses, norms, Series.of("rate", text, lines))
 
     @property
     def falls(self) -> bool:
         """Whether the last quarter of the losses is lower than the first."""
-        losses = Series.of("loss", self.lines).values
+        losses = self.losses.values
         part = len(losses) // 4
         return len(losses) >= MANY and statistics.median(losses[-part:]) < FALLS * statistics.median(losses[:part])
 
-    def sign(self, id: str, line: Line, **values: Any) -> Seen:
-        return sign(id, self.text, line.place, **values)
-
 
 def _lines(text: str) -> Iterator[Line]:
+    """Yield the lines with a loss or a norm."""
     end = 0
     for row in text.splitlines(keepends=True):
         place, end = end, end + len(row)
@@ -100,6 +104,7 @@ def _lines(text: str) -> Iterator[Line]:
 
 
 def _values(row: str) -> dict[str, float]:
+    """Return what a line says, by the names of VALUES; nothing, if it is no line of a trainer."""
     if len(row) > LONGEST or not WORDS.search(row) or OTHER.search(row):
         return {}
     matches = {name: pattern.search(row) for name, pattern in VALUES.items()}
@@ -107,8 +112,22 @@ def _values(row: str) -> dict[str, float]:
 
 
 def signs(log: Log) -> list[Seen]:
-    """Return what the lines of a trainer show."""
-    return [seen for check in CHECKS if (seen := check(log))]
+    """Return what the lines of a trainer show. A mark comes first: it says why a loss is 0."""
+    found = [
+        norm_is_a_mark(log.norms),
+        loss_is_nan(log.losses),
+        loss_is_zero(log.losses),
+        loss_stands_still(log.losses),
+        norm_is_nan(log.norms),
+        norm_is_zero(log.norms),
+        norm_is_constant(log.norms),
+        norm_is_scaled(log.norms),
+        steps_overflow(log.text),
+        rate_ends(log.rates),
+        steps_slow_down(log.text),
+        ranks_save_apart(log.text),
+    ]
+    return [seen for seen in found if seen]
 
 
 def signs_in_words(text: str, words: Sequence[Sentence]) -> list[Seen]:
@@ -123,104 +142,113 @@ def signs_in_words(text: str, words: Sequence[Sentence]) -> list[Seen]:
 # --- Each check returns one sign of signs.toml, or None
 
 
-def norm_is_a_mark(log: Log) -> Seen | None:
-    counts = [marked_groups(norm) for norm in log.norms.values]
+def loss_is_nan(losses: Series) -> Seen | None:
+    """A loss is not a number."""
+    is_finite = [*map(math.isfinite, losses.values)]
+    if all(is_finite):
+        return None
+    first = is_finite.index(False)
+    return losses.sign("loss-nan", first, since=" from some step on: it was finite before" if first else "")
+
+
+def loss_is_zero(losses: Series) -> Seen | None:
+    """The loss is 0 at the end, and not because it is small."""
+    values = losses.values
+    if values[-1:] != [0]:
+        return None
+    zeros = Series.of("norm", losses.text, [line for line in losses.lines if line.values["loss"] == 0])
+    if values == [0] and not zeros.values:
+        return None  # one line says little
+    if _is_rounded(values, zeros.values):
+        return None
+    norms = sorted({f"{norm:.4g}" for norm in zeros.values})
+    beside = f", with grad_norm {' or '.join(norms)}" if len(norms) in (1, 2) else ""
+    return losses.sign("loss-zero", values.index(0), beside=beside)
+
+
+def _is_rounded(losses: list[float], norms: list[float]) -> bool:
+    """Whether a loss of 0 is a small one: all others are small, or each 0 has a usual norm beside it."""
+    is_small = any(losses) and not max(losses) > SMALL_LOSS
+    return is_small or (len(norms) == losses.count(0) and all(map(_is_usual, norms)))
+
+
+def loss_stands_still(losses: Series) -> Seen | None:
+    """The loss is the same in all lines."""
+    if not losses.is_constant or losses.values[0] == 0:
+        return None
+    return losses.sign("loss-stands-still", 0, value=losses.values[0], count=len(losses.values))
+
+
+def norm_is_a_mark(norms: Series) -> Seen | None:
+    """The last norm is the root of a number of groups."""
+    counts = [*map(marked_groups, norms.values)]
     if not counts or not counts[-1]:
         return None
     # The root of two, twice, is a mark by itself. Others are usual norms, unless the loss is 0 beside them.
-    if counts[-2:] == [2, 2] or log.norms.lines[-1].values.get("loss") == 0:
-        first = log.norms.lines[counts.index(counts[-1])]
-        return log.sign("norm-sqrt2", first, norm=log.norms.values[-1], count=counts[-1])
-    return None
-
-
-def loss_is_nan(log: Log) -> Seen | None:
-    odd = [line for line in log.losses.lines if not math.isfinite(line.values["loss"])]
-    if not odd:
+    if counts[-2:] != [2, 2] and norms.lines[-1].values.get("loss") != 0:
         return None
-    since = "" if odd[0] is log.losses.lines[0] else " from some step on: it was finite before"
-    return log.sign("loss-nan", odd[0], since=since)
+    return norms.sign("norm-sqrt2", counts.index(counts[-1]), norm=norms.values[-1], count=counts[-1])
 
 
-def loss_is_zero(log: Log) -> Seen | None:
-    losses = log.losses.values
-    zeros = [line for line in log.losses.lines if line.values["loss"] == 0]
-    if not zeros or losses[-1] != 0:
-        return None
-    if len(zeros) < len(losses) and not max(losses) > SMALL_LOSS:
-        return None  # it is rounded
-    norms = Series.of("norm", zeros).values
-    if len(losses) == 1 and not norms:
-        return None  # one value says little
-    if len(norms) == len(zeros) and all(map(_is_usual, norms)):
-        return None  # it is rounded as well
-    named = sorted({f"{norm:.4g}" for norm in norms})
-    beside = f", with grad_norm {' or '.join(named)}" if len(named) in (1, 2) else ""
-    return log.sign("loss-zero", zeros[0], beside=beside)
-
-
-def loss_stands_still(log: Log) -> Seen | None:
-    losses = log.losses
-    if not losses.is_constant or losses.values[0] == 0:
-        return None
-    return log.sign("loss-stands-still", losses.lines[0], value=losses.values[0], count=len(losses.values))
-
-
-def norm_is_nan(log: Log) -> Seen | None:
-    last = log.norms.values[-2:]
+def norm_is_nan(norms: Series) -> Seen | None:
+    """The last two norms are not finite."""
+    last = norms.values[-2:]
     if len(last) < 2 or any(map(math.isfinite, last)):
         return None
-    return log.sign("norm-nan", log.norms.lines[-1])
+    return norms.sign("norm-nan", -1)
 
 
-def norm_is_zero(log: Log) -> Seen | None:
-    norms = log.norms
+def norm_is_zero(norms: Series) -> Seen | None:
+    """The norm is 0 in all lines."""
     if len(norms.values) < FEW or any(norms.values):
         return None
-    return log.sign("norm-zero", norms.lines[0])
+    return norms.sign("norm-zero", 0)
 
 
-def norm_is_constant(log: Log) -> Seen | None:
-    norms = log.norms
+def norm_is_constant(norms: Series) -> Seen | None:
+    """The norm is the same in all lines."""
     if not norms.is_constant or not _is_usual(abs(norms.values[0])):
         return None
-    return log.sign("norm-constant", norms.lines[0], value=norms.values[0], count=len(norms.values))
+    return norms.sign("norm-constant", 0, value=norms.values[0], count=len(norms.values))
 
 
-def norm_is_scaled(log: Log) -> Seen | None:
-    finite = [norm for norm in log.norms.values if math.isfinite(norm)]
+def norm_is_scaled(norms: Series) -> Seen | None:
+    """The norm is as large as if it were multiplied by a loss scale."""
+    finite = [*filter(math.isfinite, norms.values)]
     if len(finite) < FEW:
         return None
     middle = statistics.median(finite)
     if not 0.01 * SCALE < middle < 1000 * SCALE:
         return None
-    return log.sign("norm-scaled", log.norms.lines[0], value=middle)
+    return norms.sign("norm-scaled", 0, value=middle)
 
 
-def steps_overflow(log: Log) -> Seen | None:
-    overflows = [*OVERFLOW.finditer(log.text)]
+def steps_overflow(text: str) -> Seen | None:
+    """DeepSpeed skips steps, more than the ten or so with which fp16 begins: its first scale is too high."""
+    overflows = [*OVERFLOW.finditer(text)]
     if not overflows:
         return None
-    # fp16 begins with a scale that is too high, and halves it: some ten steps at first are usual.
     last = overflows[-1]
     if len(overflows) <= MOST_OVERFLOWS and float(last[1]) > 1:
         return None
-    return sign("overflow-skips", log.text, last.start(), count=len(overflows))
+    return sign("overflow-skips", text, last.start(), count=len(overflows))
 
 
-def rate_ends(log: Log) -> Seen | None:
-    rates = log.rates.values
-    ended = 1 + max((place for place, rate in enumerate(rates) if rate), default=-1)
-    zeros = len(rates) - ended
-    if zeros < FEW or ended >= SHARE * len(rates):
+def rate_ends(rates: Series) -> Seen | None:
+    """The learning rate is 0 in all lines, or in more of the last ones than a schedule has."""
+    is_zero = [not rate for rate in rates.values]
+    zeros = len([*itertools.takewhile(bool, reversed(is_zero))])
+    ended = len(is_zero) - zeros
+    if zeros < FEW or ended >= SHARE * len(is_zero):
         return None
     if ended == 0:
-        return log.sign("rate-zero", log.rates.lines[0])
-    return log.sign("rate-ends-early", log.rates.lines[ended], count=zeros, lines=len(rates))
+        return rates.sign("rate-zero", 0)
+    return rates.sign("rate-ends-early", ended, count=zeros, lines=len(is_zero))
 
 
-def steps_slow_down(log: Log) -> Seen | None:
-    bars = [*BAR.finditer(log.text)]
+def steps_slow_down(text: str) -> Seen | None:
+    """The last quarter of the steps takes much longer than the second."""
+    bars = [*BAR.finditer(text)]
     if len(bars) < 3 * MANY:
         return None
     seconds = [*map(_seconds, bars)]
@@ -228,26 +256,24 @@ def steps_slow_down(log: Log) -> Seen | None:
     early, late = statistics.median(seconds[part : 2 * part]), statistics.median(seconds[-part:])
     if late <= 3 * early:
         return None
-    return sign("steps-slow-down", log.text, bars[-part].start(), late=late, early=early)
+    return sign("steps-slow-down", text, bars[-part].start(), late=late, early=early)
 
 
-def ranks_save_apart(log: Log) -> Seen | None:
-    saves = [*SAVING.finditer(log.text)]
-    named = sorted({match[1] for match in saves})
-    if not 1 < len(named) < len(saves):
+def _seconds(bar: re.Match) -> float:
+    """Return the seconds of a step by a progress bar."""
+    number = float(bar[3])
+    return number if bar[4] == "s/it" else 1 / max(number, 1e-9)
+
+
+def ranks_save_apart(text: str) -> Seen | None:
+    """Ranks save one checkpoint to folders whose names differ by seconds. Steps have folders of their own."""
+    saves = [*SAVING.finditer(text)]
+    folders = sorted({match[1] for match in saves})
+    moments = {re.sub(r"\d{1,2}$", "", folder) for folder in folders}
+    if not 1 < len(folders) < len(saves) or len(moments) > 1:
         return None
-    # Steps have folders of their own: those of one moment differ by a second or two in a time.
-    if len({re.sub(r"\d{1,2}$", "", name) for name in named}) > 1:
-        return None
-    values = {"count": len(named), "first": named[0][-40:], "second": named[1][-40:]}
-    return sign("ranks-save-apart", log.text, saves[0].start(), **values)
-
-
-# A mark says why a loss is 0.
-CHECKS = (
-    norm_is_a_mark, loss_is_nan, loss_is_zero, loss_stands_still, norm_is_nan, norm_is_zero, norm_is_constant,
-    norm_is_scaled, steps_overflow, rate_ends, steps_slow_down, ranks_save_apart,
-)  # fmt: skip
+    first, second = folders[0][-40:], folders[1][-40:]
+    return sign("ranks-save-apart", text, saves[0].start(), count=len(folders), first=first, second=second)
 
 
 def marked_groups(norm: float) -> int:
@@ -260,9 +286,5 @@ def marked_groups(norm: float) -> int:
 
 
 def _is_usual(norm: float) -> bool:
+    """Whether gradients may have this norm."""
     return 0 < norm < math.inf and not marked_groups(norm)
-
-
-def _seconds(bar: re.Match) -> float:
-    number = float(bar[3])
-    return number if bar[4] == "s/it" else 1 / max(number, 1e-9)

@@ -18,9 +18,10 @@ from typing_extensions import TypedDict
 
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.tracebacks import ORDER, Sure
+from study.configs.pasted.two_releases import mentioned
 from study.configs.pasted.words import Sentence, meets
 from study.core.tables import NO_OTHER_KEYS, read_table
-from study.known.faults import ANY, Fault, Release, table
+from study.known.faults import ANY, Fault
 from study.known.which_apply import Applies, Flags, Stack, which_apply
 from study.records.metrics import dig
 
@@ -28,7 +29,7 @@ SYMPTOMS = Path(__file__).with_name("symptoms.toml")
 FLAGS = {each.name for each in fields(Flags)}
 AUTOCAST = {"bfloat16": "bf16_autocast", "float16": "fp16_autocast"}  # of torch_autocast
 CONFIG = {"machines": "machines", "lean_loading": "fsdp_cpu_ram_efficient_loading"}  # what `study diff` calls it
-USUAL = {"passes", "ranks"}  # conditions that most trainings with several GPUs have
+USUAL = ({"passes"}, {"ranks"})  # conditions that most trainings with several GPUs have
 SMALLER = re.compile(r"(?i)\b(?:smaller|lower|too small|tiny|shrinks?|divided|1/[\dgN])\b")
 LARGER = re.compile(
     r"(?i)\b(?:larger|higher|bigger|huge|too large|explod\w+|multipl\w+|\d+ ?x|times (?:too )?(?:large|high)\w*)\b"
@@ -46,6 +47,11 @@ class Match:
     @property
     def fault(self) -> Fault:
         return self.applies.fault
+
+    @property
+    def unknown(self) -> set[str]:
+        """The conditions of which the text says nothing."""
+        return {question.condition for question in self.applies.why}
 
     @property
     def is_spoken_of(self) -> bool:
@@ -87,31 +93,24 @@ def flags_of(pasted: Pasted) -> Flags:
         flags[stage.lower()] = True  # FSDP1, FSDP2, DDP
     if pasted.said.get("precision") in AUTOCAST:
         flags["precision"] = AUTOCAST[pasted.said["precision"]]
-    if flags.get("ranks") == 0 or flags.get("passes") == 0:
-        flags.pop("ranks", None)
-        flags.pop("passes", None)
     if "transformers" in pasted.releases:
         flags.setdefault("trainer", "trainer")  # who lists it for a question on a training mostly trains with it
     return Flags(**flags)
-
-
-def mentioned(text: str) -> dict[str, Release]:
-    """Return the packages of the table that a text names, of any release."""
-    return {name: ANY for word, name in table().packages.items() if re.search(rf"(?i)\b{word}\b", text)}
 
 
 def stack_of(pasted: Pasted) -> Stack:
     """Return the releases and the training that a text describes. A package that is only mentioned has any release."""
     config = {CONFIG[name]: pasted.said[name] for name in CONFIG if name in pasted.said}
     key = functools.partial(dig, pasted.config) if pasted.config else None
-    stack = Stack.of(mentioned(pasted.text) | pasted.releases, flags_of(pasted), config, key)
+    stack = Stack.of(dict.fromkeys(mentioned(pasted.text), ANY) | pasted.releases, flags_of(pasted), config, key)
     return replace(stack, key=key)
 
 
 def matches(pasted: Pasted, seen: set[str]) -> list[Match]:
     """Return the faults of which a text may speak, the surest first. `seen` are symptoms."""
-    applying = [applies for stage in _stages(pasted) for applies in which_apply(stack_of(stage))]
-    found = [_match(applies, pasted, seen) for applies in applying]
+    found = []
+    for stage in _stages(pasted):
+        found += [_match(applies, pasted, seen) for applies in which_apply(stack_of(stage))]
     surest: dict[str, Match] = {}  # of several stages
     for match in sorted(found, key=lambda each: (ORDER.index(each.sure), not each.is_seen)):
         surest.setdefault(match.fault.id, match)
@@ -128,26 +127,26 @@ def _stages(pasted: Pasted) -> list[Pasted]:
 
 
 def _match(applies: Applies, pasted: Pasted, seen: set[str]) -> Match:
+    """Return how sure a fault is."""
     symptom = applies.fault.symptom
     is_seen = any(name in symptom for name in seen) and not _is_opposite(symptom, pasted.written)
-    return Match(applies, _how_sure(applies, pasted) if is_seen else "possible", is_seen)
+    match = Match(applies, "possible", is_seen)
+    return replace(match, sure=_how_sure(match, pasted)) if is_seen else match
 
 
-def _how_sure(applies: Applies, pasted: Pasted) -> Sure:
+def _how_sure(match: Match, pasted: Pasted) -> Sure:
     """Return how sure a fault is whose symptom was seen."""
-    fault, release = applies.fault, applies.release
-    if applies.answer == "applies":
+    release = match.applies.release
+    if match.applies.answer == "applies":
         return "sure"
-    if not isinstance(release, Version) or not fault.contains(release):
+    if not isinstance(release, Version) or not match.fault.contains(release):
         return "possible"
-    open_conditions = {question.condition for question in applies.why}
-    if fault.symptom == "slow":  # its script is asked whether time matters: who writes of it has answered
-        open_conditions -= {"script"}
-        if not open_conditions:
-            return "sure"
-    is_one_usual = len(open_conditions) == 1 and open_conditions <= USUAL
-    came_with_an_upgrade = "script" not in open_conditions and _is_new(fault, pasted)
-    return "likely" if is_one_usual or came_with_an_upgrade else "possible"
+    # The script of what is slow is asked whether time matters: who writes of it has answered.
+    unknown = match.unknown - {"script"} if match.fault.symptom == "slow" else match.unknown
+    if not unknown:
+        return "sure"
+    is_new = "script" not in unknown and _is_new(match.fault, pasted)
+    return "likely" if is_new or unknown in USUAL else "possible"
 
 
 def _is_opposite(symptom: str, words: str) -> bool:

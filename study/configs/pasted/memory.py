@@ -55,16 +55,20 @@ def of_error(pasted: Pasted, error: OomError, by_text: ByText) -> Seen | None:
 
 def of_words(pasted: Pasted, by_text: ByText) -> Seen | None:
     """Return what filled a GPU, of which a person tells without an error."""
-    # In a document the model, the GPUs and the word memory stand in sentences of other things.
-    sentence = None if pasted.is_document else meets(OUT_OF_MEMORY, pasted.sentences)
-    of_model = by_text(pasted, None) if sentence else []
-    if not sentence or not of_model:
+    if pasted.is_document:
+        return None  # there the model, the GPUs and the word memory stand in sentences of other things
+    sentence = meets(OUT_OF_MEMORY, pasted.sentences)
+    if not sentence:
         return None
-    remedy = of_model[0].remedy_for(pasted.said.get("checkpointing"))
-    return _filled_by(of_model[0], pasted, sentence, remedy, is_sized=False)
+    causes = by_text(pasted, None)
+    if not causes:
+        return None
+    remedy = causes[0].remedy_for(pasted.said.get("checkpointing"))
+    return _filled_by(causes[0], pasted, sentence, remedy, is_sized=False)
 
 
 def _elsewhere(pasted: Pasted, error: OomError, cause: Cause) -> Seen:
+    """Return what was full beside the GPU, or that a process was killed."""
     # Of a process that was only seen to end by SIGKILL nobody says why.
     is_said = meets(OUT_OF_MEMORY, pasted.sentences) or KILLED_BY_MEMORY.search(error.context)
     id = "memory-elsewhere" if is_said or cause.id != "oom-host" else "process-killed"

@@ -39,20 +39,22 @@ class Candidate:
         return seen.follows, seen.sure == "possible", self.kind, ORDER.index(seen.sure), seen.place
 
 
-def ordered(shown: Sequence[Seen], matches: Sequence[Match], situations: Sequence[Seen]) -> list[Seen]:
-    """Return what explains a text, the best first. Beside an error that explains itself, words say nothing more."""
-    candidates = [Candidate(seen, _kind(seen)) for seen in shown]
-    if not any(each.kind == Kind.ERROR and not each.seen.follows for each in candidates):
-        candidates += [Candidate(seen, Kind.SITUATION) for seen in situations]
+def ordered(shown: Sequence[Seen], faults: Sequence[Match], situations: Sequence[Seen]) -> list[Seen]:
+    """Return what explains a text, the best first."""
     is_nan = any(seen.id in OF_NAN for seen in shown)
-    told = {seen.fault for seen in shown}
-    for match in matches:
-        if match.sure != "possible" and match.fault.id not in told:
-            candidates.append(Candidate(_of_fault(match), _kind_of_fault(match.fault, is_nan)))
+    candidates = [Candidate(seen, kind_of(seen)) for seen in shown]
+    candidates += [Candidate(seen, Kind.SITUATION) for seen in situations]
+    candidates += [Candidate(_of_fault(match), _kind_of_fault(match.fault, is_nan)) for match in faults]
     return [each.seen for each in sorted(candidates, key=lambda each: each.rank)]
 
 
-def _kind(seen: Seen) -> Kind:
+def explains(seen: Seen) -> bool:
+    """Whether it is an error that explains itself: a person's words say nothing more."""
+    return kind_of(seen) == Kind.ERROR and not seen.follows
+
+
+def kind_of(seen: Seen) -> Kind:
+    """Return the kind of what a text shows."""
     if seen.id.startswith(OF_STEPS):
         return Kind.STEPS
     if seen.id in WAITED:
@@ -61,12 +63,14 @@ def _kind(seen: Seen) -> Kind:
 
 
 def _kind_of_fault(fault: Fault, is_nan: bool) -> Kind:
+    """Return the kind of a fault. Where a log shows NaN, a fault that makes none explains less than the log does."""
     if fault.symptom.startswith("error"):
         return Kind.FAULT_WITH_ERROR
     return Kind.FAULT_WITHOUT_NAN if is_nan and "nan" not in fault.symptom else Kind.FAULT
 
 
 def _of_fault(match: Match) -> Seen:
+    """Return a fault as what a text shows."""
     fault = match.fault
     script = fault.script and f"reproductions/{fault.script}.py"
     evidence = " ".join(filter(None, [fault.rests_on, script, fault.upstream]))

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 
 from study.configs.pasted.losses import Log
 from study.configs.pasted.two_releases import Apart, two_releases
-from study.configs.pasted.words import Sentence, sentences
+from study.configs.pasted.words import Sentence, only, sentences
 from study.core.tables import NO_OTHER_KEYS, Regex, read_table
 from study.core.text import number_of
 from study.known import lists
@@ -25,8 +25,8 @@ TRUTH = {"true": True, "false": False}
 MOST_TRIES = 6  # braces before the section zero_optimization at which its config may begin
 LONGEST_CONFIG = 20_000  # characters
 # A line of a person has words, and little else.
-NO_PROSE = re.compile(
-    r"^(?:File |at |\[|[-*] [`A-Z][\w` ]+:|\d{4}-|INFO|WARNING|import |from \S+ import|def |class |pip |export |--"
+NO_PROSE = (
+    r"(?:File |at |\[|[-*] [`A-Z][\w` ]+:|\d{4}-|INFO|WARNING|import |from \S+ import|def |class |pip |export |--"
     r"|\$|>>>|return |raise |\s*\d+%|(?i:step|epoch|iter\w*)\W{0,3}\d)"
 )
 WORD = re.compile(r"[A-Za-z][A-Za-z'-]*[.,;:!?)]*$|[\u4e00-\u9fff]")
@@ -35,7 +35,6 @@ NAME = re.compile(
 )  # of a model, a GPU, a count
 PROSE_SHARE = 0.6  # of what stands between spaces is a word, names not counted
 LONGEST_LINE = 2000
-LONGEST_TITLE = 200
 MOST_LINES = 60  # of a question without an error
 # What is told of a training, in this order, with its value; UNLIKE has other words for some values.
 TOLD = {
@@ -57,7 +56,7 @@ UNLIKE = {
     ("trainer", "own"): "a loop of one's own",
     ("trainer", "trainer"): "transformers' Trainer",
 }
-ERROR = re.compile(r"(?:Error|Exception): |[{}\[\]|]")  # or a line of a log
+TITLE = re.compile(rf"(?!{NO_PROSE}|.*(?:(?:Error|Exception): |[{{}}\[\]|])).{{0,199}}")  # and no line of a log
 
 
 @dataclass(frozen=True)
@@ -78,13 +77,13 @@ class Pasted:
         words += [f"{name} {each.works} works" for name, each in self.apart.items()]
         words += [_in_words(name, self.said[name]) for name in TOLD if name in self.said]
         words += ["a DeepSpeed config"] if self.config is not None else []
-        return [word for word in words if word]
+        return [*filter(None, words)]
 
     @functools.cached_property
     def prose(self) -> str:
         """The lines that a person wrote, as far as they can be told from logs."""
         line = self.text.strip()
-        if len(line) < LONGEST_TITLE and "\n" not in line and not NO_PROSE.match(line) and not ERROR.search(line):
+        if TITLE.fullmatch(line):
             return line  # a question is mostly one line, and has names of settings and numbers
         return "\n".join(line for line in map(str.strip, self.text.splitlines()) if _is_prose(line))
 
@@ -95,6 +94,7 @@ class Pasted:
 
     @functools.cached_property
     def sentences(self) -> tuple[Sentence, ...]:
+        """What a person says, word by word."""
         return sentences(self.written)
 
     def place(self, sentence: str) -> int:
@@ -103,15 +103,23 @@ class Pasted:
 
     @functools.cached_property
     def log(self) -> Log:
+        """What the lines of a trainer say."""
         return Log.of(self.text)
 
     @functools.cached_property
     def last_error(self) -> str:
+        """The last line of an error, from its class on."""
         lines = re.findall(r"^.{0,40}?\b(\w*(?:Error|Exception): .{1,120})", self.text, re.MULTILINE)
         return lines[-1] if lines else ""
 
     @property
+    def is_released(self) -> bool:
+        """Whether it names a release that is used."""
+        return any(isinstance(release, Version) for release in self.releases.values())
+
+    @property
     def is_document(self) -> bool:
+        """Whether it is too long for a question, and shows no error."""
         return self.text.count("\n") > MOST_LINES and not self.last_error
 
     @property
@@ -130,12 +138,13 @@ def _in_words(condition: str, value: Any) -> str:
 
 
 def _is_prose(line: str) -> bool:
+    """Whether a line is words for the most part, or Chinese, and does not begin as lines of logs and code do."""
     if len(line) > LONGEST_LINE:
         return False
     if re.search("[\u4e00-\u9fff]{2}", line) and not re.match(r"[\[\w]*[:=\[]", line):
         return True
     parts = [part for part in line.split() if not NAME.fullmatch(part)]
-    if NO_PROSE.match(line) or len(parts) < 2:
+    if re.match(NO_PROSE, line) or len(parts) < 2:
         return False
     share = PROSE_SHARE if len(parts) >= 4 else 1  # "Training hangs" is a title
     return sum(map(bool, map(WORD.match, parts))) >= share * len(parts)
@@ -153,12 +162,9 @@ def read(text: str, symptom: str = "") -> Pasted:
 def releases(text: str) -> dict[str, Release]:
     """Return the releases that a text names. Of a package with several, none is known to be used."""
     found = lists.listed(text)
-    return {name: release for name, release in found.items() if release == ANY or _is_plausible(name, release)}
-
-
-def _is_plausible(name: str, release: Release) -> bool:
     # "torch 8 GPUs" and "trl 2 epochs" name no release.
-    return not isinstance(release, Version) or len(release.release) > 1 or name in ("ms-swift",)
+    numbers = {name for name, release in found.items() if isinstance(release, Version) and len(release.release) == 1}
+    return {name: found[name] for name in found if name not in numbers or name == "ms-swift"}
 
 
 def said(text: str) -> dict[str, Any]:
@@ -179,7 +185,7 @@ def _value(tried: list[tuple[re.Pattern, Any]], text: str) -> Any:
     """Return the value of the first level that says one. None: none does, or it says two."""
     for pattern, value in tried:
         if values := {*_values(pattern, value, text)}:
-            return values.pop() if len(values) == 1 else None
+            return only(values)
     return None
 
 
@@ -199,6 +205,7 @@ def levels() -> dict[str, list[tuple[re.Pattern, Any]]]:
 
 
 def _values(pattern: re.Pattern, value: Any, text: str) -> Iterator[Any]:
+    """Yield what a pattern finds, or its own value where it has one."""
     for match in pattern.finditer(text):
         if value is not None:
             yield value

@@ -48,6 +48,7 @@ def fitting(pasted: Pasted, symptoms: set[str]) -> list[Seen]:
 
 
 def _fits(pasted: Pasted, symptoms: set[str]) -> Iterator[Seen]:
+    """Yield each situation that fits, with the line that shows it."""
     for id, each in situations().items():
         if not _may_fit(each, pasted, symptoms):
             continue

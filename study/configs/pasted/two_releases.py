@@ -1,19 +1,21 @@
 """Two releases of one package in a text, and which of them works, by the words in the clause of each."""
 
+import contextlib
 import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
-from study.configs.pasted.words import meets, sentences
+from study.configs.pasted.words import meets, only, sentences
 from study.known import lists
 from study.known.faults import Fault, table
 
 FROM_TO = r"\b{}\b[^\n]{{0,40}}?\bfrom v?(\d[\w.]*\w)\s*(?:to|->|\u2192)\s*v?(\d[\w.]*\w)"
 # Who writes of ZeRO and names no package means DeepSpeed.
+SPELLED = {"deepspeed": "(?:deepspeed|zero[ _-]?[123])"}
 ZERO = re.compile(r"(?i)\bzero[ _-]?(?:stage)?[ _-]?[1-3]\b")
 BARE = re.compile(r"(?a)(?<![\w.=-])v?(\d+\.\d+\.\d+(?:\.?(?:post|rc|dev)\d+)?)(?!\w|\.\d|%)")
 CLAUSE = re.compile(r"[,;\n\uff0c\u3002]|\.\s|\b(?:but|while|whereas|and|however)\b")
@@ -53,12 +55,9 @@ def _upgrades(text: str) -> dict[str, Apart]:
     """Return the releases of packages that were upgraded from one to another."""
     found = {}
     for word, name in table().packages.items():
-        names = rf"(?:{re.escape(word)}|zero[ _-]?[123])" if name == "deepspeed" else re.escape(word)
-        match = re.search(FROM_TO.format(names), text, re.IGNORECASE)
-        releases = [*map(lists.release_of, match.groups())] if match else []
-        old_and_new = [release for release in releases if isinstance(release, Version)]
-        if len(old_and_new) == 2:
-            found[name] = Apart(*old_and_new)
+        if match := re.search(FROM_TO.format(SPELLED.get(word, re.escape(word))), text, re.IGNORECASE):
+            with contextlib.suppress(InvalidVersion):
+                found[name] = Apart(*map(Version, match.groups()))
     return found
 
 
@@ -73,31 +72,33 @@ def _named(text: str) -> dict[str, set[Version]]:
     return named
 
 
+def mentioned(text: str) -> set[str]:
+    """Return the packages of the table that a text names."""
+    return {name for word, name in table().packages.items() if re.search(rf"(?ia)\b{re.escape(word)}\b", text)}
+
+
 def _package_of(line: str) -> str | None:
     """Return the one package that a line names."""
-    packages = {name for word, name in table().packages.items() if re.search(rf"(?ia)\b{re.escape(word)}\b", line)}
-    if not packages and ZERO.search(line):
-        return "deepspeed"
-    return packages.pop() if len(packages) == 1 else None
+    packages = mentioned(line)
+    return "deepspeed" if not packages and ZERO.search(line) else only(packages)
 
 
 def _verdicts(text: str, releases: set[Version]) -> dict[Version, bool | None]:
     """Return whether each release works. The one of which nothing is said does what the others do not."""
     verdicts = {release: _works(text, release) for release in sorted(releases)}
-    unknown = [release for release, works in verdicts.items() if works is None]
-    told = {*verdicts.values()} - {None}
-    if len(unknown) == len(told) == 1:
-        verdicts[unknown[0]] = not told.pop()
+    unknown = only({release for release, works in verdicts.items() if works is None})
+    told = only({*verdicts.values()} - {None})
+    if unknown and told is not None:
+        verdicts[unknown] = not told
     return verdicts
 
 
 def _nearest(verdicts: dict[Version, bool | None]) -> Apart | None:
     """Return the nearest two of which one works and one does not. The releases are in their order."""
-    place = {release: number for number, release in enumerate(verdicts)}
-    good = [release for release, works in verdicts.items() if works is True]
-    bad = [release for release, works in verdicts.items() if works is False]
+    order = [*verdicts]
+    good, bad = ([release for release in order if verdicts[release] is works] for works in (True, False))
     pairs = itertools.starmap(Apart, itertools.product(good, bad))
-    return min(pairs, key=lambda pair: abs(place[pair.works] - place[pair.broken]), default=None)
+    return min(pairs, key=lambda pair: abs(order.index(pair.works) - order.index(pair.broken)), default=None)
 
 
 def _works(text: str, release: Version) -> bool | None:
@@ -109,7 +110,7 @@ def _works(text: str, release: Version) -> bool | None:
             said.add(False)
         elif meets(WORKS, words):
             said.add(True)
-    return said.pop() if len(said) == 1 else None
+    return only(said)
 
 
 def _clauses(text: str, release: str) -> Iterator[str]:
@@ -123,5 +124,5 @@ def _clauses(text: str, release: str) -> Iterator[str]:
 
 def came_between(package: str, apart: Apart) -> list[Fault]:
     """Return the known faults that the release which does not work has, and the other has not."""
-    of_package = (fault for fault in table().fault if fault.package == package)
-    return [fault for fault in of_package if fault.has(apart.broken) and fault.has(apart.works) is False]
+    of_package = [fault for fault in table().fault if fault.package == package]
+    return [fault for fault in of_package if (fault.has(apart.works), fault.has(apart.broken)) == (False, True)]

@@ -10,20 +10,20 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from study.core.files import load
 
 WORDS = Path(__file__).with_name("words.toml")
 NEAR = 12  # words among which all parts are: those of a long sentence speak of several things
-BETWEEN = 2  # words between two that follow each other
+BETWEEN = r")(?: [^,\uff0c\u3001\s]+){0,2} (?:"  # two that follow each other: two words, and no comma
 SHORTEST = 6  # letters of a word in which a typing error is looked for: shorter ones have too many neighbours
 # The name of a method, and no number.
 ZERO = re.compile(r"\bZeRO\b(?:[ -]*(?:stage)?[ -]*[0-3]\b)?|\b(?i:zero)[ _-]*(?i:stage)?[ _-]*[0-3](?!\d)")
 END = re.compile(r"[.!?;]\s|[\n\u3002\uff01\uff1f\uff1b]")
 TOKEN = re.compile(r"[a-z][a-z0-9_]*|\d+(?:,\d{3})*\.?\d*(?:e-?\d+)?|[=:,\uff0c\u3001]")
-COMMAS = {",", "\uff0c", "\u3001"}
 CHINESE = re.compile("[\u4e00-\u9fff]")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -38,22 +38,36 @@ def sentences(text: str) -> tuple[Sentence, ...]:
     return tuple(Sentence(part, _words(part)) for part in parts if part)
 
 
+def only(values: set[T]) -> T | None:
+    """Return the one thing that a text says. None: it says nothing, or several things."""
+    return next(iter(values)) if len(values) == 1 else None
+
+
 def meets(conditions: Sequence[str], said: Iterable[Sentence]) -> str | None:
     """Return the first sentence that meets one of the conditions."""
-    asked = [_parts(condition) for condition in conditions]
+    asked = [*map(_patterns, conditions)]
     for sentence in said:
         for words in _near(sentence.words):
-            if any(_has_all(words, parts) for parts in asked):
+            if any(all(part.search(words) for part in parts) for parts in asked):
                 return sentence.text
     return None
 
 
-def _near(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def _near(words: tuple[str, ...]) -> Iterator[str]:
+    """Yield the words that stand near each other, with a space between."""
     for begin in range(max(1, len(words) - NEAR + 1)):
-        yield words[begin : begin + NEAR]
+        yield " ".join(words[begin : begin + NEAR])
+
+
+@functools.cache
+def _patterns(condition: str) -> tuple[re.Pattern, ...]:
+    """Return the pattern of each part, over words with a space between."""
+    parts = condition.replace(" / ", "/").replace("/", "|").split(" + ")
+    return tuple(re.compile(rf"(?<!\S)(?:{BETWEEN.join(part.split())})(?!\S)") for part in parts)
 
 
 def _words(sentence: str) -> tuple[str, ...]:
+    """Return the words of a sentence, of the table as far as it has them."""
     text = sentence.lower().replace("\u2019", "'").replace("n't", " not")
     text = forms().several.sub(lambda match: f" {_of(' '.join(match[0].split()))} ", text)
     return tuple(map(_of, TOKEN.findall(text)))
@@ -99,11 +113,11 @@ def forms() -> Forms:
 @functools.lru_cache(2**14)
 def _of(token: str) -> str:
     """Return the table's word for a token, also with one letter wrong; else a number as %g, or the token."""
-    if token[0].isdigit():
-        return _number(token)
     known = forms()
     if token in known.whole:
         return known.whole[token]
+    if token[0].isdigit():
+        return f"{float(token.replace(',', '')):g}"
     if fitting := [form for form in known.begins if token.startswith(form)]:
         return known.begins[max(fitting, key=len)]
     return _with_a_slip(token) if len(token) >= SHORTEST and token.isalpha() else token
@@ -120,13 +134,6 @@ def _with_a_slip(token: str) -> str:
     return token
 
 
-def _number(token: str) -> str:
-    try:
-        return f"{float(token.replace(',', '')):g}"
-    except ValueError:
-        return token
-
-
 def _one_slip(right: str, typed: str) -> bool:
     """Whether one letter behind the first is missing, too many, another, or changed places with the next."""
     if right[0] != typed[:1] or abs(len(right) - len(typed)) > 1 or right == typed:
@@ -137,30 +144,3 @@ def _one_slip(right: str, typed: str) -> bool:
     after, later = right[same:], typed[same:]
     swapped = after[1:2] + after[:1] + after[2:]
     return later in (swapped, after[1:]) or later[1:] in (after, after[1:])
-
-
-@functools.cache
-def _parts(condition: str) -> tuple[tuple[frozenset[str], ...], ...]:
-    return tuple(
-        tuple(frozenset(word.split("/")) for word in part.replace(" / ", "/").split())
-        for part in condition.split(" + ")
-    )
-
-
-def _has_all(words: tuple[str, ...], parts: Iterable[tuple[frozenset[str], ...]]) -> bool:
-    return all(_has(words, part) for part in parts)
-
-
-def _has(words: tuple[str, ...], part: tuple[frozenset[str], ...]) -> bool:
-    places = {place for place, word in enumerate(words) if word in part[0]}
-    for wanted in part[1:]:
-        places = {later for place in places for later in _next(words, place) if words[later] in wanted}
-    return bool(places)
-
-
-def _next(words: tuple[str, ...], place: int) -> Iterator[int]:
-    """Yield the places that follow one, up to a comma."""
-    for later in range(place + 1, min(place + 2 + BETWEEN, len(words))):
-        if words[later] in COMMAS:
-            return
-        yield later

@@ -15,7 +15,9 @@ from study.configs.oom.by_text import by_text
 from study.configs.pasted import condense, situations, tracebacks, two_releases, watchdogs, words
 from study.configs.pasted.answer import answer
 from study.configs.pasted.read import deepspeed_config, read
+from study.configs.pasted.told import told as of_model
 from study.core.errors import Stop
+from study.core.gpus import GPUS
 from study.known.faults import table as faults
 from tests.cli.test_cli import in_this_process
 from tests.conftest import ROOT, python, table
@@ -426,6 +428,12 @@ def test_words_that_say_something_else_are_not_taken_for_it(text, condition):
 def test_two_releases_are_told_apart_by_what_is_said_of_each(text, works, broken):
     apart = two_releases.two_releases(text)["deepspeed"]
     assert (str(apart.works), str(apart.broken)) == (works, broken)
+
+
+def test_a_gpu_whose_name_begins_another_has_its_own_memory():
+    assert of_model("8 x H20").gpu_bytes == GPUS["H20"].memory_bytes
+    assert of_model("8 x A100").gpu_bytes is None  # there are two
+    assert of_model("8 x A100 40GB").gpu_bytes == GPUS["A100-40GB"].memory_bytes
 
 
 def test_what_came_between_two_releases_is_told_as_diff_does():
