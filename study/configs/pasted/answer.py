@@ -10,7 +10,7 @@ from packaging.version import Version
 from study.configs.oom.reading import OomError
 from study.configs.pasted import losses, matching, memory, tracebacks, watchdogs
 from study.configs.pasted.memory import ByText
-from study.configs.pasted.ranking import OF_STEPS, explains, ordered
+from study.configs.pasted.ranking import FULL, OF_STEPS, explains, ordered
 from study.configs.pasted.read import Pasted, read
 from study.configs.pasted.situations import fitting
 from study.configs.pasted.tracebacks import Seen, sign
@@ -23,7 +23,6 @@ MOST_QUESTIONS = 3
 MOST_ALSO = 3
 RELEASES = "the releases"
 WHICH_RELEASES = "Which releases? Give the output of `pip freeze` as well"
-OF_MEMORY = ("memory-was-full", "memory-elsewhere", "process-killed")
 ASKED = {"stage": "the stage of ZeRO, or FSDP", "passes": "gradient accumulation", "ranks": "the number of GPUs"}
 
 
@@ -179,7 +178,7 @@ def _to_be_surer(found: list[Seen], unsaid: tuple[str, ...], seen: set[str]) -> 
     if first.follows:  # as all others then
         asked.append("What is the first Traceback of any rank? Paste the lines above")
     # An error that explains itself is the same in all releases.
-    if RELEASES in unsaid and first.sure != "sure" and first.id not in OF_MEMORY:
+    if RELEASES in unsaid and first.sure != "sure" and first.id not in (*FULL, "process-killed"):
         asked.append(WHICH_RELEASES)
     return asked
 

@@ -76,11 +76,11 @@ def _elsewhere(pasted: Pasted, error: OomError, cause: Cause) -> Seen:
 
 
 def _filled_by(cause: Cause, pasted: Pasted, line: str, remedy: str, is_sized: bool) -> Seen:
-    """Return what filled a GPU. Without the size that was asked for, other situations come before a guess."""
+    """Return what filled a GPU. Without the size that was asked for, only states without room are likely."""
     is_likely = cause.is_likely and (is_sized or cause.id == NO_ROOM)
     how = "likely" if is_likely else "perhaps"
     seen = sign("memory-was-full", pasted.text, pasted.place(line), how=how, cause=cause.what, remedy=remedy)
-    return seen if is_sized or is_likely else replace(seen, sure="possible")
+    return seen if is_likely else replace(seen, sure="possible")
 
 
 def was_full(pasted: Pasted, error: OomError | None) -> list[Seen]:

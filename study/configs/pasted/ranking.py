@@ -9,6 +9,7 @@ from study.configs.pasted.tracebacks import ORDER, Seen
 from study.known.faults import Fault
 
 OF_STEPS = ("loss-", "norm-", "rate-", "steps-", "overflow-")  # the beginnings of signs in the lines of a trainer
+FULL = ("memory-was-full", "memory-elsewhere")
 OF_NAN = {"loss-zero", "loss-nan", "norm-sqrt2", "norm-nan"}
 # What a rank that waited for a failed one wrote says less than that one's error.
 WAITED = ("rank-behind", "rank-missing", "rank-timed-out-first", "nccl-watchdog", "watchdog-stuck", "gloo-timeout")
@@ -29,22 +30,27 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Candidate:
+    """What may be the answer. `is_aside`: an error of memory is there, and who waited and what steps show is aside."""
+
     seen: Seen
     kind: Kind
+    is_aside: bool
 
     @property
-    def rank(self) -> tuple[bool, bool, Kind, int, int]:
+    def rank(self) -> tuple[bool, bool, bool, Kind, int, int]:
         """What follows from others comes last, and what is only possible behind what is likely."""
         seen = self.seen
-        return seen.follows, seen.sure == "possible", self.kind, ORDER.index(seen.sure), seen.place
+        return seen.follows, self.is_aside, seen.sure == "possible", self.kind, ORDER.index(seen.sure), seen.place
 
 
 def ordered(shown: Sequence[Seen], faults: Sequence[Match], situations: Sequence[Seen]) -> list[Seen]:
     """Return what explains a text, the best first."""
     is_nan = any(seen.id in OF_NAN for seen in shown)
-    candidates = [Candidate(seen, kind_of(seen)) for seen in shown]
-    candidates += [Candidate(seen, Kind.SITUATION) for seen in situations]
-    candidates += [Candidate(_of_fault(match), _kind_of_fault(match.fault, is_nan)) for match in faults]
+    is_full = any(seen.id in FULL for seen in shown)
+    kinds = [(seen, kind_of(seen)) for seen in shown]
+    kinds += [(seen, Kind.SITUATION) for seen in situations]
+    kinds += [(_of_fault(match), _kind_of_fault(match.fault, is_nan)) for match in faults]
+    candidates = [Candidate(seen, kind, is_full and kind >= Kind.WAIT) for seen, kind in kinds]
     return [each.seen for each in sorted(candidates, key=lambda each: each.rank)]
 
 

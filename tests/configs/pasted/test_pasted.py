@@ -233,6 +233,27 @@ def test_out_of_memory_comes_before_who_waited_for_that_rank():
     assert answer(waits + EXAMPLES["memory-was-full"]["text"]).id == "memory-was-full"
 
 
+@pytest.mark.parametrize(
+    ("said", "ids"),
+    [
+        ("", ["memory-was-full"]),
+        (
+            "LoRA, ZeRO stage 3, 4 GPUs, deepspeed==0.19.8, transformers==5.20.0, gradient_checkpointing: true, "
+            "use_reentrant: true",
+            ["frozen-weights-stay", "lora-stage-3-memory", "memory-was-full"],
+        ),
+        ("LoRA with ZeRO stage 3 on 4 GPUs, deepspeed==0.19.8", ["lora-stage-3-memory", "memory-was-full"]),
+        # Who waits, and what steps show, does not come before an error, whose cause is a guess.
+        (WORK.format(rank=0, index=300, kind="ALLREDUCE", elements=5), ["memory-was-full", "nccl-watchdog"]),
+        ("{'loss': nan, 'grad_norm': 1.0}", ["memory-was-full", "loss-nan"]),
+    ],
+)
+def test_a_guess_at_what_filled_the_memory_stands_behind_what_fits_the_text(said, ids):
+    told = answer(f"{said}\n{EXAMPLES['memory-was-full']['text']}")
+    assert "perhaps" in told.found[ids.index("memory-was-full")].sentence
+    assert [each.id for each in told.found] == ids
+
+
 def test_an_error_comes_before_the_launcher_that_saw_it_end():
     text = EXAMPLES["child-failed"]["text"] + "\n" + EXAMPLES["weight-not-2d"]["text"]
     assert [each.id for each in answer(text).found] == ["weight-not-2d", "child-failed"]
