@@ -101,7 +101,7 @@ def flags_of(pasted: Pasted) -> Flags:
 def stack_of(pasted: Pasted) -> Stack:
     """Return the releases and the training that a text describes. A package that is only mentioned has any release."""
     config = {CONFIG[name]: pasted.said[name] for name in CONFIG if name in pasted.said}
-    key = functools.partial(dig, pasted.config) if pasted.config else None
+    key = functools.partial(dig, pasted.config.content) if pasted.config else None
     stack = Stack.of(dict.fromkeys(mentioned(pasted.text), ANY) | pasted.releases, flags_of(pasted), config, key)
     return replace(stack, key=key)
 

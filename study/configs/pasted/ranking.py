@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from enum import IntEnum, auto
 
 from study.configs.pasted.matching import Match
+from study.configs.pasted.situations import situations
 from study.configs.pasted.tracebacks import ORDER, Seen
-from study.known.faults import Fault
+from study.known.faults import Fault, named
 
 OF_STEPS = ("loss-", "norm-", "rate-", "steps-", "overflow-")  # the beginnings of signs in the lines of a trainer
 FULL = ("memory-was-full", "memory-elsewhere")
@@ -23,7 +24,8 @@ class Kind(IntEnum):
     SITUATION = auto()  # what words mean beside a setting
     ERROR_WITH_MANY_CAUSES = auto()
     WAIT = auto()  # of a rank, which says who waits, and not why
-    STEPS = auto()  # signs in the lines of a trainer
+    MARK = auto()  # of DeepSpeed, which says why a loss is 0
+    STEPS = auto()  # other signs in the lines of a trainer
     FAULT_WITHOUT_NAN = auto()  # where the log shows NaN
     FAULT_WITH_ERROR = auto()  # whose error is not in the text
 
@@ -43,15 +45,28 @@ class Candidate:
         return seen.follows, self.is_aside, seen.sure == "possible", self.kind, ORDER.index(seen.sure), seen.place
 
 
-def ordered(shown: Sequence[Seen], faults: Sequence[Match], situations: Sequence[Seen]) -> list[Seen]:
+def ordered(shown: Sequence[Seen], faults: Sequence[Match], in_words: Sequence[Seen]) -> list[Seen]:
     """Return what explains a text, the best first."""
     is_nan = any(seen.id in OF_NAN for seen in shown)
     is_full = any(seen.id in FULL for seen in shown)
     kinds = [(seen, kind_of(seen)) for seen in shown]
-    kinds += [(seen, Kind.SITUATION) for seen in situations]
+    kinds += [(seen, Kind.SITUATION) for seen in in_words]
     kinds += [(_of_fault(match), _kind_of_fault(match.fault, is_nan)) for match in faults]
     candidates = [Candidate(seen, kind, is_full and kind >= Kind.WAIT) for seen, kind in kinds]
-    return [each.seen for each in sorted(candidates, key=lambda each: each.rank)]
+    return _once([each.seen for each in sorted(candidates, key=lambda each: each.rank)])
+
+
+def _once(found: list[Seen]) -> list[Seen]:
+    """Return what was found, without signs and situations that tell of the same NaN as something before them."""
+    again = {*OF_NAN, *(id for id, each in situations().items() if not OF_NAN.isdisjoint(each.symptoms))}
+    told = []
+    is_told = False
+    for seen in found:
+        if is_told and seen.id in again:
+            continue
+        told.append(seen)
+        is_told = is_told or seen.id in again or (seen.id == seen.fault and "nan" in named(seen.fault).symptom)
+    return told
 
 
 def explains(seen: Seen) -> bool:
@@ -62,7 +77,7 @@ def explains(seen: Seen) -> bool:
 def kind_of(seen: Seen) -> Kind:
     """Return the kind of what a text shows."""
     if seen.id.startswith(OF_STEPS):
-        return Kind.STEPS
+        return Kind.MARK if seen.id == "norm-sqrt2" else Kind.STEPS
     if seen.id in WAITED:
         return Kind.WAIT
     return Kind.ERROR_WITH_MANY_CAUSES if seen.sure == "possible" else Kind.ERROR

@@ -1,10 +1,11 @@
 """Take a pasted text apart: releases, what it says of the training, a DeepSpeed config in it. Nothing is judged."""
 
+import contextlib
 import functools
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NotRequired
 
@@ -18,7 +19,7 @@ from study.configs.pasted.words import Sentence, only, sentences
 from study.core.tables import NO_OTHER_KEYS, Regex, read_table
 from study.core.text import number_of
 from study.known import lists
-from study.known.faults import ANY, Release
+from study.known.faults import ANY, Release, table
 
 SAID = Path(__file__).with_name("said.toml")
 TRUTH = {"true": True, "false": False}
@@ -33,6 +34,7 @@ WORD = re.compile(r"[A-Za-z][A-Za-z'-]*[.,;:!?)]*$|[\u4e00-\u9fff]")
 NAME = re.compile(
     r"[A-Za-z][\w./-]*\d[\w./-]*[,;:?!)]?|[*x(]?\d{1,4}[A-Za-z*]{0,3}[,;:?!)]?|[*+x&-]"
 )  # of a model, a GPU, a count
+GLUED = re.compile(r"(?ia)\b((?:py)?torch|deepspeed|transformers|accelerate|trl|peft)-?(?=\d+\.\d+\.\d)")  # torch2.15.0
 PROSE_SHARE = 0.6  # of what stands between spaces is a word, names not counted
 LONGEST_LINE = 2000
 MOST_LINES = 60  # of a question without an error
@@ -67,16 +69,16 @@ class Pasted:
     releases: dict[str, Release]
     apart: dict[str, Apart]  # two releases of a package
     said: dict[str, Any]  # by conditions of faults; what it does not say is not in it
-    config: dict | None  # DeepSpeed's, if a whole one is in it
+    config: "Config | None"  # if a whole one is in it
     symptom: str  # what a person says was seen, which stands at the end of the text as well
 
     @property
     def words(self) -> list[str]:
         """What was read, as a person would say it."""
-        words = [f"{name} {release}" for name, release in self.releases.items() if release != ANY]
+        words = [_release(name, release) for name, release in self.releases.items() if release != ANY]
         words += [f"{name} {each.works} works" for name, each in self.apart.items()]
         words += [_in_words(name, self.said[name]) for name in TOLD if name in self.said]
-        words += ["a DeepSpeed config"] if self.config is not None else []
+        words += [self.config.name] if self.config else []
         return [*filter(None, words)]
 
     @functools.cached_property
@@ -128,6 +130,24 @@ class Pasted:
         return not self.words and not re.search(r"(?i)error|deepspeed|accelerate|torch|fsdp|loss", self.text)
 
 
+def _release(package: str, release: Release) -> str:
+    """Return a release as it is told: one that is newer than all that were tested is said to be so."""
+    newest = newest_tested(package)
+    if not newest or not isinstance(release, Version) or release <= newest:
+        return f"{package} {release}"
+    return f"{package} {release} (newer than {newest}, the newest that was tested)"
+
+
+@functools.cache
+def newest_tested(package: str) -> Version | None:
+    """Return the newest release of a package that any row of the table rests on."""
+    tested = {*map(Version, table().asked.get(package, ()))}
+    for fault in table().fault:
+        if fault.package == package:
+            tested |= {*map(Version, (fault.until, *fault.asked))}
+    return max(tested, default=None)
+
+
 def _in_words(condition: str, value: Any) -> str:
     """Return what is said of a training; empty, if that says nothing."""
     if condition in ("passes", "ranks"):
@@ -161,7 +181,7 @@ def read(text: str, symptom: str = "") -> Pasted:
 
 def releases(text: str) -> dict[str, Release]:
     """Return the releases that a text names. Of a package with several, none is known to be used."""
-    found = lists.listed(text)
+    found = lists.listed(GLUED.sub(r"\1 ", text))
     # "torch 8 GPUs" and "trl 2 epochs" name no release.
     numbers = {name for name, release in found.items() if isinstance(release, Version) and len(release.release) == 1}
     return {name: found[name] for name in found if name not in numbers or name == "ms-swift"}
@@ -214,7 +234,21 @@ def _values(pattern: re.Pattern, value: Any, text: str) -> Iterator[Any]:
             yield int(word) if word.isdigit() else TRUTH.get(word, word)
 
 
-def deepspeed_config(text: str) -> dict | None:
+@dataclass(frozen=True)
+class Config:
+    """A DeepSpeed config. DeepSpeed itself reads Hjson (runtime/config.py), Accelerate and transformers JSON."""
+
+    content: dict
+    is_json: bool  # or a dictionary of Python
+
+    @property
+    def name(self) -> str:
+        name = "a DeepSpeed config"
+        refused = "with a comment or a trailing comma, which DeepSpeed reads, and Accelerate and the Trainer refuse"
+        return name if self.is_json else f"{name} {refused}"
+
+
+def deepspeed_config(text: str) -> Config | None:
     """Return the first whole DeepSpeed config in a text, written as JSON, if with comments, or as Python writes it."""
     for match in re.finditer(r"[\"']zero_optimization[\"']\s*:", text):
         if config := _config_around(text, match.start()):
@@ -222,7 +256,7 @@ def deepspeed_config(text: str) -> dict | None:
     return None
 
 
-def _config_around(text: str, place: int) -> dict | None:
+def _config_around(text: str, place: int) -> Config | None:
     """Return the config that has its section zero_optimization at a place of a text."""
     begin = place
     for _ in range(MOST_TRIES):
@@ -230,18 +264,18 @@ def _config_around(text: str, place: int) -> dict | None:
         if begin < 0:
             return None
         config = _parsed(text[begin : begin + LONGEST_CONFIG])
-        if "zero_optimization" in config:
-            return config
+        if "zero_optimization" in config.content:
+            is_assigned = text[:begin].rstrip(" \t(").endswith("=")  # in Python, which has comments
+            return replace(config, is_json=config.is_json or is_assigned)
     return None
 
 
-def _parsed(text: str) -> dict:
+def _parsed(text: str) -> Config:
     """Return the object with which a text begins; an empty one if there is none."""
-    text = re.sub(r"(?m)(?<=[\s,{}\[\]])(?://|#)[^\n]*$", "", text)
-    text = re.sub(r",(\s*[}\]])", r"\1", text)
-    text = text.replace("'", '"').replace("True", "true").replace("False", "false").replace("None", "null")
-    try:
-        value, _ = json.JSONDecoder().raw_decode(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value
+    bare = re.sub(r"(?m)(?<=[\s,{}\[\]])(?://|#)[^\n]*$", "", text)
+    bare = re.sub(r",(\s*[}\]])", r"\1", bare)
+    of_python = bare.replace("'", '"').replace("True", "true").replace("False", "false").replace("None", "null")
+    for form in (text, bare, of_python):
+        with contextlib.suppress(ValueError, RecursionError):
+            return Config(json.JSONDecoder().raw_decode(form)[0], is_json=form != bare or bare == text)
+    return Config({}, is_json=False)

@@ -14,7 +14,7 @@ from study.cli import diagnosis, pasted
 from study.configs.oom.by_text import by_text
 from study.configs.pasted import condense, situations, tracebacks, two_releases, watchdogs, words
 from study.configs.pasted.answer import answer
-from study.configs.pasted.read import deepspeed_config, read
+from study.configs.pasted.read import deepspeed_config, newest_tested, read
 from study.configs.pasted.told import told as of_model
 from study.core.errors import Stop
 from study.core.gpus import GPUS
@@ -254,6 +254,27 @@ def test_a_guess_at_what_filled_the_memory_stands_behind_what_fits_the_text(said
     assert [each.id for each in told.found] == ids
 
 
+@pytest.mark.parametrize(
+    ("said", "id"),
+    [
+        ("", "norm-sqrt2"),
+        ("zero stage 2", "loss-zero-overlap"),
+        (
+            'deepspeed==0.17.2 {"zero_optimization": {"stage": 2, "overlap_comm": true}, "bf16": {"enabled": true}}',
+            "overlap-buffer-overwritten",
+        ),
+    ],
+)
+def test_nan_is_told_once(said, id):
+    log = (
+        "{'loss': 1.2, 'grad_norm': 2.0}\n{'loss': 0.0, 'grad_norm': nan}\n"
+        + 3 * "{'loss': 0.0, 'grad_norm': 1.41421}\n"
+    )
+    ids = [each.id for each in answer(f"{log}{said}").found]
+    assert ids[0] == id
+    assert not {*ids[1:]} & {"loss-zero", "loss-nan", "norm-nan", "norm-sqrt2", "loss-zero-overlap"}
+
+
 def test_an_error_comes_before_the_launcher_that_saw_it_end():
     text = EXAMPLES["child-failed"]["text"] + "\n" + EXAMPLES["weight-not-2d"]["text"]
     assert [each.id for each in answer(text).found] == ["weight-not-2d", "child-failed"]
@@ -289,12 +310,43 @@ def test_a_release_that_is_right_is_not_blamed():
     assert answer(f"{text}\ndeepspeed==0.19.8").sure == "possible"
 
 
+@pytest.mark.parametrize(
+    "text", ["torch {}", "PyTorch {}+cu130", "- PyTorch version (GPU?): {}", "torch-{}", "torch{} hangs", "torch=={}"]
+)
+def test_a_release_that_nobody_tested_is_read_and_said_to_be_newer(text):
+    newest = newest_tested("torch")
+    newer = f"{newest.major}.{newest.minor + 2}.0"
+    for release, told in (
+        (newer, f"torch {newer} (newer than {newest}, the newest that was tested)"),
+        (str(newest), f"torch {newest}"),
+        ("2.6.0", "torch 2.6.0"),
+    ):
+        assert told in answer(text.format(release)).read
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ('{"zero_optimization": {"stage": 2}}', False),
+        ('{"zero_optimization": {"stage": 2}}\nand a list, [1, ] # of another thing', False),
+        ('{"zero_optimization": {"stage": 2,}}', True),
+        ('{"train_batch_size": 8, // rows\n"zero_optimization": {"stage": 2}}', True),
+        ("{'zero_optimization': {'stage': 2,}}  # Python's", False),
+        ('ds_config = {"train_batch_size": 8,  # rows\n"zero_optimization": {"stage": 2}}', False),
+    ],
+)
+def test_a_config_that_accelerate_refuses_is_said_to_be_so(text, refused):
+    (told,) = [words for words in answer(text).read if "DeepSpeed config" in words]
+    assert ("refuse" in told) is refused
+    assert read(text).said["stage"] == 2
+
+
 def test_a_config_is_read_whatever_its_form():
     for text in (
         'x {"zero_optimization": {"stage": 2, "overlap_comm": true}, "bf16": {"enabled": true},} y',
         "ds_config = {'train_batch_size': 8,  # rows\n 'zero_optimization': {'stage': 2}}",
     ):
-        config = deepspeed_config(text)
+        config = deepspeed_config(text).content
         assert config["zero_optimization"]["stage"] == 2
         assert read(text).said["stage"] == 2
 
