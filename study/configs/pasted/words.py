@@ -126,16 +126,26 @@ def _of(token: str) -> str:
 def _with_a_slip(token: str) -> str:
     """Return the word of the first form that is one letter away; else the token."""
     known = forms()
-    for form, word in (known.whole | known.begins).items():
-        size = len(form)
-        starts = {token[:size], token[: size - 1], token[: size + 1]} if form in known.begins else {token}
-        if size >= SHORTEST and any(_one_slip(form, start) for start in starts):
+    for form, word in known.whole.items():
+        if len(form) >= SHORTEST and _one_slip(form, token):
+            return word
+    for form, word in known.begins.items():
+        if len(form) >= SHORTEST and _begins_with_a_slip(form, token):
             return word
     return token
 
 
+def _begins_with_a_slip(form: str, token: str) -> bool:
+    """Whether the slip is inside the form: at its end another word begins, such as install for instability."""
+    starts = (token[: len(form) + more] for more in (-1, 0, 1))
+    return any(start.endswith(form[-1]) and _one_slip(form, start) for start in starts)
+
+
 def _one_slip(right: str, typed: str) -> bool:
-    """Whether one letter behind the first is missing, too many, another, or changed places with the next."""
+    """Whether one letter behind the first is missing, too many, or changed places with the next.
+
+    Another letter in its place mostly makes another word: convert is no converge, and instance no instability.
+    """
     if right[0] != typed[:1] or abs(len(right) - len(typed)) > 1 or right == typed:
         return False
     same = 1
@@ -143,4 +153,4 @@ def _one_slip(right: str, typed: str) -> bool:
         same += 1
     after, later = right[same:], typed[same:]
     swapped = after[1:2] + after[:1] + after[2:]
-    return later in (swapped, after[1:]) or later[1:] in (after, after[1:])
+    return later in (swapped, after[1:]) or later[1:] == after

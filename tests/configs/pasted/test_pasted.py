@@ -12,7 +12,7 @@ import pytest
 
 from study.cli import diagnosis, pasted
 from study.configs.oom.by_text import by_text
-from study.configs.pasted import condense, situations, tracebacks, two_releases, watchdogs, words
+from study.configs.pasted import condense, matching, memory, situations, tracebacks, two_releases, watchdogs, words
 from study.configs.pasted.answer import answer
 from study.configs.pasted.read import deepspeed_config, newest_tested, read
 from study.configs.pasted.told import told as of_model
@@ -565,6 +565,8 @@ CONTRADICTED = {
     "pictures in a data set": ("With stage 3 it hangs at some step\nClass 0: 70000 images\n", ""),
     "a number of something else": ("In all of our steps grad_norm=0 and loss is not as I want\n", "norm-zero"),
     "a speed that rises": ("The speed is not better with two GPUs, it only increases by 10%\n", ""),
+    "early stopping": ("It stops early, by early stopping, at the best checkpoint, and I resume from it\n", ""),
+    "a time that is no limit": ("It hangs on our GPUs; before, a step takes 10 minutes\n", ""),
     "the name of a GPU": ("The training hangs on RTX 4090 at some step\n", ""),
 }
 
@@ -580,6 +582,43 @@ def test_each_situation_rests_on_a_setting_a_number_or_a_message():
     for id, each in situations.situations().items():
         shown = {*each.symptoms} & {*tracebacks.rows()}
         assert each.needs or each.when or shown, id
+
+
+def test_each_word_of_a_condition_is_one_that_texts_can_have():
+    """A condition with another word is never met: "generate" was read as "evaluate"."""
+    conditions = [*two_releases.WORKS, *two_releases.BROKEN, *memory.OUT_OF_MEMORY, *memory.OF_SIZES, *memory.HANGS]
+    conditions += [each for row in situations.situations().values() for each in row.words]
+    conditions += [each for row in matching.symptoms_table().values() for each in row["words"]]
+    conditions += [each for row in tracebacks.rows().values() for each in row.get("said", ())]
+    conditions += [each for row in watchdogs.causes_of_waits().values() for each in row.get("words", ())]
+    for word in {word for each in conditions for word in re.split(r"[\s/+]+", each) if word}:
+        (sentence,) = words.sentences(word)
+        assert sentence.words == (word,)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "install",
+        "instances",
+        "convert it",
+        "in general",
+        "improper",
+        "a quantity",
+        "handed over",
+        "saying",
+        "workers",
+        "matrices",
+    ],
+)
+def test_another_word_is_no_typing_error(text):
+    (sentence,) = words.sentences(text)
+    assert " ".join(sentence.words) == text
+
+
+def test_fine_tuning_is_training_and_no_praise():
+    assert words.meets(["train + hang"], words.sentences("Fine-tuning hangs"))
+    assert words.meets(["works"], words.sentences("I fine-tune a model")) is None
 
 
 def test_words_alone_are_told_nothing():
