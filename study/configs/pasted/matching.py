@@ -80,6 +80,7 @@ class Symptom(TypedDict):
 
 @functools.cache
 def symptoms_table() -> dict[str, Symptom]:
+    """Return the rows of symptoms.toml."""
     return read_table(SYMPTOMS, dict[str, Symptom], Symptom)
 
 

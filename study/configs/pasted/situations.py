@@ -35,6 +35,7 @@ class Situation:
 
 @functools.cache
 def situations() -> dict[str, Situation]:
+    """Return the rows of situations.toml."""
     return read_table(SITUATIONS, dict[str, Situation], Situation)
 
 

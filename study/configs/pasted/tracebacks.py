@@ -66,6 +66,7 @@ class Sign(TypedDict):
 
 @functools.cache
 def messages() -> dict[str, Message]:
+    """Return the rows of tracebacks.toml."""
     return read_table(TRACEBACKS, dict[str, Message], Message)
 
 
