@@ -208,7 +208,8 @@ def _of_deepspeed(content: dict, groups: dict) -> dict[str, Any]:
     if stage not in (0, 1, 2, 3) or not {*homes.values()} <= {"none", "cpu", "nvme"}:
         raise ValueError(f"stage must be 0, 1, 2 or 3, and a device none, cpu or nvme (got {stage}, {homes})")
     wrong = [*_without_a_reader("deepspeed", content)]
-    wrong += [f"stage {stage} {does}: {remedy}" for does, remedy in promises_ignored(content, stage)]
+    ignored = promises_ignored(content, stage, also_defaults=True)
+    wrong += [f"stage {stage} {does}: {remedy}" for does, remedy in ignored]
     if wrong:
         raise ValueError("; ".join(wrong))
     clipping = content.get("gradient_clipping", "auto")
@@ -272,10 +273,11 @@ def _without_a_reader(library: str, config: dict) -> Iterator[str]:
             yield f"{library} has no key {each.path:.80}: {remedy}"
 
 
-def promises_ignored(config: dict, stage: int) -> list[tuple[str, str]]:
+def promises_ignored(config: dict, stage: int, also_defaults: bool = False) -> list[tuple[str, str]]:
     """Return what a stage does otherwise than `zero_optimization` promises, without a message, and what to do.
 
-    It is so in DeepSpeed 0.19.8. What an arm promises is refused, and `study diagnose` finds it in a config.
+    It is so in DeepSpeed 0.19.8. `study diagnose` tells what changes something; of an arm it is refused also where a
+    key that is not read has DeepSpeed's default.
     """
     zero = _section(config, "zero_optimization")
     found = []
@@ -284,7 +286,7 @@ def promises_ignored(config: dict, stage: int) -> list[tuple[str, str]]:
         found.append(("ignores offload_optimizer", "take a stage that divides states, or remove it"))
     elif stage != 3 and home == "nvme":  # they only ask whether it is none (stage_1_and_2.py:220)
         found.append(("takes nvme for cpu, and writes nothing to a disk", "write cpu, or take stage 3"))
-    if ignored := [path for path in _unread(config, stage) if not _is_default(zero, path)]:
+    if ignored := [path for path in _unread(config, stage) if also_defaults or not _is_default(zero, path)]:
         reading = "stage 1 or 2" if stage == 3 else "stage 3"
         found.append((f"ignores {' and '.join(ignored)}", f"take {reading}, or remove it"))
     return found
