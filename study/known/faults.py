@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validat
 
 from study.core.errors import nearest
 from study.core.files import load
+from study.core.tables import Evidence
 from study.known.conditions import Values, wrong_condition, wrong_keys, wrong_release
 
 TABLE = Path(__file__).with_name("faults.toml")
@@ -50,7 +51,7 @@ class Fault(BaseModel):
     do: str = ""
     do_with: dict[str, str] = {}  # by trainer, where `do` cannot be followed
     script: str = ""  # in reproductions/
-    upstream: str = ""
+    upstream: Evidence | Literal[""] = ""
     gpu: Literal["yes", "no", "unknown"]  # does it take the same path
     adapters: Names = ()  # of study conform, with the properties that see it
     properties: Names = ()
@@ -182,7 +183,7 @@ def _wrong_source(fault: Fault) -> Iterator[str]:
     """Yield what is wrong with what a fault rests on."""
     if fault.rests_on == "script" and not fault.script:
         yield "it rests on a script: name one of reproductions/ in `script`"
-    if fault.upstream and not fault.upstream.startswith("https://"):
+    if fault.upstream and not re.match(r"https://[\w.-]+/\S", fault.upstream):
         yield f"`upstream` must be an address that begins with https:// (got {fault.upstream!r:.80})"
 
 
