@@ -15,6 +15,8 @@ from study.core.library_defaults import known_libraries
 Values = list[int | str] | Literal["true or false", "a number"]  # that a condition can have
 NOTHING = ("none", "auto")  # texts for a key that is not there, or that something else fills in
 EXAMPLE = 'keys = [{ "zero_optimization.overlap_comm" = true }]'
+# Keys of which a condition says the same, for whoever has no config: its flag answers it.
+SAID_BY = {"zero_optimization.offload_optimizer.device": "offload", "zero_optimization.stage": "stage"}
 GROUPS = SchemaValidator(core_schema.list_schema(core_schema.dict_schema()))
 ANYTHING: CoreSchema = core_schema.any_schema()  # the type of a key of which only the name is known
 
@@ -67,7 +69,10 @@ def _unknown(path: str) -> str:
     for library in known_libraries().values():
         for section, names in library["sections"].items():
             paths += [f"{section}.{name}".lstrip(".") for name in names]
-    meant = nearest(path, paths, otherwise="write its whole path, such as zero_optimization.overlap_comm")
+    if whole := [each for each in paths if each.endswith(f".{path}")]:
+        meant = f"write its whole path: {' or '.join(whole)}."
+    else:
+        meant = nearest(path, paths, otherwise="write its whole path, such as zero_optimization.overlap_comm")
     others = "One of another program belongs into `other_keys` of faults.toml"
     return f"`{path}` is no key of DeepSpeed, Accelerate or the Trainer; {meant} {others}"
 
@@ -81,8 +86,17 @@ def _wrong_value(path: str, wanted: Any, types: list[CoreSchema]) -> Iterator[st
     elif isinstance(wanted, list):
         for each in wanted:
             yield from _wrong_text(path, each, types)
+        yield from _said_otherwise(path, wanted)
     elif isinstance(wanted, int) and not _takes(types, json.dumps(wanted)):
         yield f"`{path}` cannot be {json.dumps(wanted)}: write what a config may have there"
+
+
+def _said_otherwise(path: str, wanted: list) -> Iterator[str]:
+    """Yield the condition that says what a key does."""
+    if path in SAID_BY:
+        values = ", ".join(str(each) if str(each).isdigit() else json.dumps(each) for each in wanted)
+        instead = f"when = {{ {SAID_BY[path]} = [{values}] }}"
+        yield f"`{path}` is said by a condition, which a flag answers as well: in place of this key write {instead}"
 
 
 def _wrong_text(path: str, text: Any, types: list[CoreSchema]) -> Iterator[str]:
