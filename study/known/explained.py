@@ -95,7 +95,30 @@ def _lines() -> list[tuple[str, str]]:
 
 
 def places(id: str) -> list[str]:
-    """Return where the package and its tests name an id: in quotes, in brackets, or as a key."""
+    """Return where the package and its tests name an id: in quotes, in brackets, or as a key.
+
+    A test that leaves it out, as in `found - {"second_bucket"}`, does not ask for it.
+    """
     name = re.escape(id)
     mark = re.compile(rf"""["'`\[]{name}["'`\].]|^{name} = """)
-    return [place for place, line in _lines() if id in line and mark.search(line)]
+    named_at = [place for place, line in _lines() if id in line and mark.search(line)]
+    return [place for place in named_at if (place.rpartition(":")[2], id) not in _left_out(place.rpartition(":")[0])]
+
+
+@functools.cache
+def _left_out(file: str) -> set[tuple[str, str]]:
+    """Return the texts that a test takes from others, each with its line: those of a set behind a minus sign."""
+    if not (file.startswith("tests/") and file.endswith(".py")):
+        return set()
+    tree = ast.parse((ROOT / file).read_text())
+    taken: list[ast.AST] = []
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+            taken.append(node.right)
+            names.add(getattr(node.right, "id", None))
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") in names:  # COSTS = {...}
+            taken.append(node.value)
+    texts = [node for each in taken for node in ast.walk(each) if isinstance(node, ast.Constant)]
+    return {(str(each.lineno), str(each.value)) for each in texts}
