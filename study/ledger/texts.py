@@ -60,8 +60,8 @@ class Claim(BaseModel):
     @property
     def numbers(self) -> str:
         """The number of the evidence beside that of the text, where there are such."""
-        named = {self.given_by: self.ours, "the text says": self.theirs}
-        return ", ".join(f"{who} {number}" for who, number in named.items() if number)
+        named = {self.given_by: self.ours, "The text says": self.theirs}
+        return ". ".join(f"{who}: {number}" for who, number in named.items() if number)
 
     @property
     def given_by(self) -> str:

@@ -73,6 +73,13 @@ def test_a_claim_has_the_numbers_of_its_evidence_and_what_its_verdict_needs(clai
         assert LEVELS.index(claim.certainty) >= min(allowed)
 
 
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)
+def test_a_sentence_of_a_claim_can_be_read_once(claim):
+    said = " ".join(filter(None, (claim.found, claim.because, claim.changes, claim.would_decide, claim.instead)))
+    assert [each for each in re.split(r"(?<=[.!?])\s+", said) if len(each.split()) > 40] == []
+    assert len(claim.condition.split()) <= 48
+
+
 def decides_if_it_fits(piece) -> bool:
     return piece.kind == "prediction" and piece.quantity == "peak_bytes" and bool(piece.gpu)
 
@@ -230,14 +237,14 @@ def test_a_card_begins_with_the_verdict_the_answer_and_both_numbers(capsys):
     assert [line.strip() for line in first] == [
         "S000-20 does not hold (certainty: moderate)",
         claim.answer,
-        "We find 1.5 and 1.55 (virtual) times, the text says 2 and 4 times.",
+        "We find: 1.5 and 1.55 (virtual) times. The text says: 2 and 4 times.",
     ]
 
 
 @pytest.mark.parametrize("claim", [each for each in CLAIMS if each.ours], ids=lambda claim: claim.id)
 def test_a_card_says_we_find_of_nothing_that_others_measured_or_that_was_divided(claim):
     kinds = {piece.kind for piece in claim.evidence}
-    lead = claim.numbers.removesuffix(f", the text says {claim.theirs}").removesuffix(f" {claim.ours}")
+    lead = claim.numbers.removesuffix(f". The text says: {claim.theirs}").removesuffix(f": {claim.ours}")
     if not kinds & {"runs", "virtual", "reproduction", "prediction"}:
         assert lead == ("By arithmetic" if kinds & {"arithmetic", "formula"} else "Others report")
     assert lead in ("We find", "By arithmetic", "Others report")
@@ -259,10 +266,10 @@ def test_what_virtual_ranks_alone_gave_is_called_virtual(claim):
 @pytest.mark.parametrize(
     ("id", "lead"),
     [
-        ("S000-23", "Others report 749"),
-        ("P2-03", "By arithmetic 32 %"),
-        ("P5-05", "By arithmetic 176"),
-        ("P5-01", "We find 1.49"),
+        ("S000-23", "Others report: 749"),
+        ("P2-03", "By arithmetic: 32 %"),
+        ("P5-05", "By arithmetic: 176"),
+        ("P5-01", "We find: 1.49"),
     ],
 )
 def test_who_gives_a_number(id, lead):
