@@ -299,7 +299,12 @@ def _unread(config: dict, stage: int) -> list[str]:
         return [key for key in zero if key in OF_STAGES_1_AND_2]
     # Accelerate asks for some where AutoTP divides the weights, as well.
     read = GATHERS if section_at(config, "tensor_parallel").get("autotp_size") else ()
-    unread = [key for key in zero if _is_of_stage_3(key) and key not in read]
+    return [key for key in zero if _is_of_stage_3(key) and key not in read] + _unread_of_offloads(zero, stage)
+
+
+def _unread_of_offloads(zero: dict, stage: int) -> list[str]:
+    """Return what stages 0, 1 and 2 do not read of the sections for offloading."""
+    unread = []
     if _home(zero, "offload_param") != "none":
         unread.append("offload_param")  # reproductions/offload_param_without_stage3.py
     if stage != 0 and _home(zero, "offload_optimizer") not in ("none", "nvme"):

@@ -110,15 +110,22 @@ def _left_out(file: str) -> set[tuple[str, str]]:
     """Return the texts that a test takes from others, each with its line: those of a set behind a minus sign."""
     if not (file.startswith("tests/") and file.endswith(".py")):
         return set()
-    tree = ast.parse((ROOT / file).read_text())
-    taken: list[ast.AST] = []
-    names = set()
-    for node in ast.walk(tree):
+    left_out = set()
+    for each in _taken_away(ast.parse((ROOT / file).read_text())):
+        for node in ast.walk(each):
+            if isinstance(node, ast.Constant):
+                left_out.add((str(node.lineno), str(node.value)))
+    return left_out
+
+
+def _taken_away(module: ast.Module) -> list[ast.expr]:
+    """Return what stands behind a minus sign; of a name what the module gives it, as COSTS = {...}."""
+    taken = []
+    for node in ast.walk(module):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
             taken.append(node.right)
-            names.add(getattr(node.right, "id", None))
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") in names:  # COSTS = {...}
-            taken.append(node.value)
-    texts = [node for each in taken for node in ast.walk(each) if isinstance(node, ast.Constant)]
-    return {(str(each.lineno), str(each.value)) for each in texts}
+    names = {each.id for each in taken if isinstance(each, ast.Name)}
+    for statement in module.body:
+        if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") in names:
+            taken.append(statement.value)
+    return taken
