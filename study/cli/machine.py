@@ -45,7 +45,8 @@ def _row(name: str, gpus: int) -> dict[str, Any]:
     try:
         arm = load_arm(name)
     except Stop as refused:
-        return {"arm": name, "here": f"no: {refused.what}; {refused.remedy}", "fine": False}
+        what = refused.what.removeprefix(f"{name}: ")  # its row begins with the name
+        return {"arm": name, "here": f"no: {what}; {refused.remedy}", "fine": False}
     stop = launches.lacking() or examination.why_not(arm, gpus)
     return {
         "arm": arm.name,

@@ -102,7 +102,8 @@ def test_an_arm_that_is_refused_stops_no_other(asked, monkeypatch, tmp_path, cap
     refused = "stage 2 takes nvme for cpu, and writes nothing to a disk: write cpu, or take stage 3; fix ignored.yaml"
     assert (rows["zero2"], rows["ddp"]) == ("yes", "yes")
     assert rows["ignored.yaml"].startswith("no: ")
-    assert refused in rows["ignored.yaml"]
+    assert rows["ignored.yaml"].endswith(refused)
+    assert "ignored.yaml:" not in rows["ignored.yaml"], "the row begins with it"
     every = arms.all_paths() | {"ignored": tmp_path / "ignored.yaml"}
     monkeypatch.setattr(arms, "all_paths", lambda: every)
     monkeypatch.setattr("study.cli.machine.all_paths", lambda: every)
