@@ -7,7 +7,8 @@ import pytest
 
 from study.cli import given
 from study.configs.oom import changes, reading
-from study.configs.oom.explain import Described, explain
+from study.configs.oom.explain import explain
+from study.configs.oom.training import Described, KnownTraining
 from study.configs.pasted import condense
 from study.core.errors import Stop
 from study.predict.front import Wanted, asked_for
@@ -126,10 +127,10 @@ def test_a_config_says_how_the_training_is_distributed_and_a_flag_wins(tmp_path)
     config.write_text(json.dumps({"zero_optimization": zero, "train_micro_batch_size_per_gpu": 4}))
     bucket = reading.find(new(f"{250_000_000 * 4 / 2**20:.2f} MiB"))
     causes, training = explain(bucket, Wanted(model="llama3-8b"), Described(config=config, ranks=4))
-    assert training == Described(arm="zero2_cpu", config=config, ranks=4, micro_batch=4)
+    assert training.described == Described(arm="zero2_cpu", config=config, ranks=4, micro_batch=4)
     assert causes[0].id == "oom-buckets"
     _, training = explain(bucket, Wanted(model="llama3-8b"), Described(config=config, micro_batch=2))
-    assert training == Described(arm="zero2_cpu", config=config, micro_batch=2)
+    assert training.described == Described(arm="zero2_cpu", config=config, micro_batch=2)
 
 
 def test_a_message_ends_after_a_word():
@@ -146,7 +147,7 @@ def test_values_of_a_config_are_converted_or_said_to_be_none(tmp_path, capsys):
 
     def taken(value: object) -> int | None:
         config.write_text(json.dumps({"per_device_train_batch_size": value, "output_dir": "x"}))
-        return explain(reading.find(new()), Wanted(), Described(config=config))[1].micro_batch
+        return explain(reading.find(new()), Wanted(), Described(config=config))[1].described.micro_batch
 
     assert [taken(value) for value in ("8", 8, "auto")] == [8, 8, None]
     for value in ("eight", True, -8, 8.5, 0, [1], {"a": 1}):
@@ -163,10 +164,10 @@ def test_a_state_that_other_ranks_share_is_said(asked, ranks, other):
     clue = "  File \"torch/optim/adam.py\", line 4, in _init_group\n    state['exp_avg_sq'] = torch.zeros_like(p)\n"
     error = reading.find("Traceback (most recent call last):\n" + clue + new(asked))
     wanted, given = Wanted(model="opt-1.3b"), Described(arm="zero2", ranks=ranks, micro_batch=1)
-    causes, _ = explain(error, wanted, given)
+    causes, training = explain(error, wanted, given)
     assert causes[0].id == "oom-optimizer"
     assert (f"and not by {ranks}" in causes[0].what) == (other is not None)
-    said = changes.predicted(error, wanted, given)
+    said = changes.predicted(error, training)
     assert (f"states shared by {other}: did the launcher start {ranks}?" in said) == (other is not None)
 
 
@@ -244,10 +245,10 @@ SMALL_CARD = (
 def test_the_changes_that_would_fit_are_those_of_the_predictor(total, settings, says):
     given = Described(ranks=4, sequence=2048, **settings)
     error = reading.find(SMALL_CARD.format(total))
-    text = changes.predicted(error, Wanted(model="llama3-8b", lora_rank=16), given)
-    assert says in text
-    assert changes.predicted(error, Wanted(), given) == ""
-    assert changes.predicted(reading.find("exit code 137"), Wanted(model="gpt2"), given) == "", "no GPU"
+    training = KnownTraining.of(Wanted(model="llama3-8b", lora_rank=16), given)
+    assert says in changes.predicted(error, training)
+    assert changes.predicted(error, KnownTraining.of(Wanted(), given)) == ""
+    assert changes.predicted(reading.find("exit code 137"), training) == "", "no GPU"
 
 
 def test_each_change_that_is_tried_holds_no_more():

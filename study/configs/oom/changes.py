@@ -4,11 +4,12 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 
-from study.configs.oom.explain import Described, ranks_that_share
+from study.configs.oom.explain import ranks_that_share
 from study.configs.oom.reading import OomError
+from study.configs.oom.training import Described, KnownTraining
 from study.core import arms
 from study.core.errors import Stop
-from study.core.gpus import GPUS, gpu_named, like
+from study.core.gpus import GPUS, Gpu, gpu_named, like
 from study.core.text import number_of, size
 from study.predict.front import (
     PlaceFlags,
@@ -24,41 +25,47 @@ from study.predict.front import (
     settled_arm,
 )
 
-NEEDED = ("arm", "ranks", "micro_batch")  # of what is described
 HOLD_LESS = ("ddp", "zero1", "zero2", "zero3", "zero3_cpu")  # each holds less on a GPU than the one before it
 
 
-def predicted(error: OomError, wanted: Wanted, given: Described) -> str:
+def predicted(error: OomError, training: KnownTraining) -> str:
     """Return what a rank is predicted to need of this GPU, and which changes would fit. Empty: too little is said."""
-    if error.where != "GPU" or not error.total or wanted == Wanted() or None in (getattr(given, k) for k in NEEDED):
+    model, given = training.model, training.described
+    if error.where != "GPU" or not error.total or model is None or given.missing:
         return ""
     try:
-        shape = asked_for(wanted, given.sequence or 1)
-        needs_bytes = peak_bytes(wanted, given)
+        needs_bytes = peak_bytes(training.wanted, given)
     except Stop:  # an arm whose memory is not predicted
         return ""
-    card = like(GPUS[gpu_named("H100")], error.total, None)  # memory depends on no more than its size
-    rows = number_of(given.micro_batch or 1, f"sequences of {given.sequence or default_sequence(shape):,} tokens")
+    rows = number_of(training.rows, f"sequences of {training.sequence or default_sequence(model):,} tokens")
     kept = "recomputed" if given.checkpointing else "kept"
     text = f"Predicted with {rows} per micro-batch and activations {kept}: a rank needs {size(needs_bytes)} at the peak"
+    card = like(GPUS[gpu_named("H100")], error.total, None)  # memory depends on no more than its size
     text += f"; this GPU has {size(error.total)}, less {size(reserve_bytes(card))} for context and fragmentation"
     if fits_on(card, needs_bytes) != "no":
-        trained = sum(tensor.elements for tensor in shape.tensors if tensor.trains)
-        if other := ranks_that_share(error, given, trained):
-            shared = f"the size is that of states shared by {other}: did the launcher start {given.ranks}?"
-            return f"{text}. That fits, but {shared}"
-        return f"{text}. That fits: something that was not given takes the rest, or differs."
-    fitting = []
-    for words, change in single_changes(given):
-        with contextlib.suppress(Stop):
-            changed_bytes = peak_bytes(wanted, change)
-            answer = fits_on(card, changed_bytes)
-            if answer != "no":
-                just = ", only just" if answer == "only just" else ""
-                fitting.append(f"{words} ({size(changed_bytes)}{just})")
+        return f"{text}. That fits{_although_it_fits(error, training)}"
+    fitting = [*_fitting(card, training)]
     if not fitting:
         return f"{text}. No single change of micro-batch, recomputation or arm would fit: `study advise` tries several."
     return f"{text}. One of these would fit: {'; '.join(fitting)}."
+
+
+def _although_it_fits(error: OomError, training: KnownTraining) -> str:
+    """Return how a sentence goes on that says that a training fits."""
+    if other := ranks_that_share(error, training):
+        return f", but the size is that of states shared by {other}: did the launcher start {training.ranks}?"
+    return ": something that was not given takes the rest, or differs."
+
+
+def _fitting(card: Gpu, training: KnownTraining) -> Iterator[str]:
+    """Yield the single changes that are predicted to fit, with what a rank needs then."""
+    for words, change in single_changes(training.described):
+        with contextlib.suppress(Stop):
+            changed_bytes = peak_bytes(training.wanted, change)
+            answer = fits_on(card, changed_bytes)
+            if answer != "no":
+                just = ", only just" if answer == "only just" else ""
+                yield f"{words} ({size(changed_bytes)}{just})"
 
 
 def peak_bytes(wanted: Wanted, given: Described) -> int:
@@ -80,8 +87,11 @@ def single_changes(given: Described) -> Iterator[tuple[str, Described]]:
         yield f"--micro-batch {rows}", replace(given, micro_batch=rows)
     if not given.checkpointing:
         yield "activations recomputed", replace(given, checkpointing=True)
-    others = ["fsdp2_cpu"] if given.arm == "fsdp2" else []
-    if given.arm in HOLD_LESS:
-        others = [*HOLD_LESS[HOLD_LESS.index(given.arm) + 1 :]]
-    for arm in others:
+    for arm in _arms_that_hold_less(given.arm):
         yield f"--arm {arm}", replace(given, arm=arm)
+
+
+def _arms_that_hold_less(arm: str | None) -> tuple[str, ...]:
+    if arm == "fsdp2":
+        return ("fsdp2_cpu",)
+    return HOLD_LESS[HOLD_LESS.index(arm) + 1 :] if arm in HOLD_LESS else ()
