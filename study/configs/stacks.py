@@ -1,5 +1,6 @@
 """The stack that lists of releases, flags and a config describe together."""
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -22,7 +23,6 @@ from study.records.metrics import dig
 
 CONFIGS = (".json", ".yaml", ".yml", ".toml")  # of which the whole is a config or a lock
 OF_WAYS = {"stage", *WAYS}
-LONGEST_PATH = 200  # characters: an error in quotes may be longer than a name can be
 
 
 def described(words: tuple[str, ...], flags: Flags, config: Path | None = None) -> tuple[Stack, list[str]]:
@@ -72,8 +72,9 @@ def _with_texts(words: tuple[str, ...], flags: Flags) -> tuple[tuple[str, ...], 
 
 def _pasted(word: str) -> Pasted | None:
     """Return what a text says, or the file that a word names. None: a word, a config or a lock."""
-    text = condense.content(Path(word)) if is_text(word) else word
-    if "\n" not in text.strip() or Path(word[:LONGEST_PATH]).suffix in CONFIGS:
+    is_file = os.path.isfile(word)  # noqa: PTH113  an error in quotes may be longer than a name, where pathlib raises
+    text = condense.content(Path(word)) if is_file else word
+    if "\n" not in text.strip() or Path(word).suffix in CONFIGS:
         return None
     return read(text)
 
@@ -97,11 +98,6 @@ def filled(flags: Flags, pasted: Pasted) -> Flags:
 
 def _said(flags: Flags) -> dict[str, Any]:
     return {name: value for name, value in vars(flags).items() if value is not None}
-
-
-def is_text(word: str) -> bool:
-    """Whether a word is a file that may be a log."""
-    return len(word) < LONGEST_PATH and Path(word).is_file()
 
 
 def _overruled(flags: Flags, settings: EffectiveSettings) -> Iterator[str]:

@@ -1,6 +1,5 @@
 """Explain an error about memory by what its own text says of the training: model, stage, GPUs, rows and tokens."""
 
-import contextlib
 import re
 from dataclasses import dataclass
 
@@ -8,10 +7,11 @@ from study.configs.oom import causes
 from study.configs.oom.causes import CLUE, Cause
 from study.configs.oom.explain import FILLING, STAGES, explain
 from study.configs.oom.reading import OomError
+from study.configs.oom.said import stated
 from study.configs.oom.training import Described
 from study.configs.pasted.read import Pasted
-from study.configs.pasted.told import Told, arm, told
-from study.core.errors import Stop
+from study.configs.pasted.told import arm as arm_of
+from study.configs.pasted.told import told
 from study.core.text import number_of, size
 from study.predict.front import Wanted, papers
 
@@ -31,17 +31,11 @@ class RoundTraining:
 
     parameters: float
     gpu_bytes: int | None
-    described: Described
     pasted: Pasted
 
     @property
     def billions(self) -> str:
         return f"{self.parameters / 1e9:g} billion parameters"
-
-
-def described(pasted: Pasted) -> Described:
-    numbers = {name: pasted.said[name] for name in ("ranks", "micro_batch", "sequence") if pasted.said.get(name)}
-    return Described(arm=arm(pasted), **numbers)
 
 
 def by_text(pasted: Pasted, error: OomError | None) -> list[Cause]:
@@ -50,28 +44,25 @@ def by_text(pasted: Pasted, error: OomError | None) -> list[Cause]:
     Without a line of an error only states that are too large are told.
     """
     about = told(pasted.text)
-    causes_of_model = _matched(pasted, about, error) if error else []
+    causes_of_model = _matched(pasted, error) if error else []
     if causes_of_model or not about.parameters:
         return causes_of_model
-    training = RoundTraining(about.parameters, about.gpu_bytes, described(pasted), pasted)
+    training = RoundTraining(about.parameters, about.gpu_bytes, pasted)
     if error and (error.where != "GPU" or error.asked.high):
         return _states(training, error)
     return _beside_activations(training)
 
 
-def _matched(pasted: Pasted, about: Told, error: OomError) -> list[Cause]:
+def _matched(pasted: Pasted, error: OomError) -> list[Cause]:
     """Return the causes by the tensors of a model that the text names, if it says the rank of adapters."""
-    lora_rank = pasted.said.get("lora_rank")
-    if not about.model or (pasted.said.get("peft") and not lora_rank):
-        return []
-    with contextlib.suppress(Stop):  # a model that has to be traced, without PyTorch
-        return explain(error, Wanted(model=about.model, lora_rank=lora_rank), described(pasted))[0]
-    return []
+    matched, training = explain(error, Wanted(), Described(), stated(pasted))
+    return [] if training.model is None or (training.has_adapters and not training.wanted.lora_rank) else matched
 
 
 def _states(training: RoundTraining, error: OomError) -> list[Cause]:
     """Return the model states, if what the host could not give is theirs, or if they have the asked size."""
-    said, ranks = training.pasted.said, training.described.ranks
+    said = training.pasted.said
+    ranks = said.get("ranks")
     if said.get("peft"):
         return []
     if error.where == "oom-host" and "offload" in said:
@@ -91,7 +82,7 @@ def _states(training: RoundTraining, error: OomError) -> list[Cause]:
 
 def _beside_activations(training: RoundTraining) -> list[Cause]:
     """Return what a GPU holds before any activation, and whether that leaves room."""
-    gpu_bytes, ranks = training.gpu_bytes, training.described.ranks
+    gpu_bytes, ranks = training.gpu_bytes, training.pasted.said.get("ranks")
     if not gpu_bytes or not ranks:
         return []
     what, held_bytes, arm = _held(training, ranks)
@@ -104,7 +95,7 @@ def _beside_activations(training: RoundTraining) -> list[Cause]:
 def _held(training: RoundTraining, ranks: int) -> tuple[str, float, str]:
     """Return what a GPU holds of a model, its bytes, and the arm without its offloading."""
     # What nobody says is taken as what holds least.
-    arm, offloads, _ = (training.described.arm or "zero3").partition("_cpu")
+    arm, offloads, _ = (arm_of(training.pasted) or "zero3").partition("_cpu")
     parameters, stage = training.parameters, STAGES[arm]
     parts = ranks if stage == 3 else 1  # of the weights
     if training.pasted.said.get("peft"):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NotRequired
+from typing import Literal, NotRequired
 
 from pydantic import with_config
 from typing_extensions import TypedDict
@@ -38,6 +38,7 @@ class CauseRow(TypedDict):
     sentence: str
     remedy: str
     apart: str
+    part_of: NotRequired[list[Literal["activations", "logits", "optimizer", "gradients", "weights"]]]
     points: NotRequired[int]
     widths: NotRequired[list[int | float]]
     recomputed: NotRequired[str]
@@ -74,6 +75,11 @@ class Cause:
     def remedy_for(self, checkpointing: bool | None) -> str:
         """What to do. Who recomputes activations already is not told to."""
         return rows()[self.id].get("recomputed", self.remedy) if checkpointing else self.remedy
+
+    @property
+    def part_of(self) -> list[str]:
+        """The parts of memory that it is of; a change that shrinks none of them is no advice."""
+        return [*rows()[self.id].get("part_of", ())]
 
     @property
     def is_likely(self) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from study.configs.oom.causes import WIDTHS, Cause, causes, clues, rows
 from study.configs.oom.reading import Asked, OomError
@@ -24,9 +25,14 @@ class Allocation:
     words: str  # the elements, as a person writes them
 
 
-def explain(error: OomError, wanted: Wanted, given: Described) -> tuple[list[Cause], KnownTraining]:
-    """Return the causes of an error, and the training with what its config says. Raise Stop if a flag is wrong."""
-    training = KnownTraining.of(wanted, given)
+def explain(
+    error: OomError, wanted: Wanted, given: Described, stated: dict[str, Any] | None = None
+) -> tuple[list[Cause], KnownTraining]:
+    """Return the causes of an error, and what is known of the training. Raise Stop if a flag is wrong.
+
+    `stated` is what the text of the error says of its training.
+    """
+    training = KnownTraining.of(wanted, given, stated)
     sizes = _sizes(error, training)
     states = _filling(error, training)
     return causes(error, sizes, training.shards_weights, states, training.has_adapters), training

@@ -1,17 +1,20 @@
-"""What is known of a training whose memory was full: by flags, by its config and by its model. Flags win."""
+"""What is known of a training whose memory was full: by flags, its config, the text of the error, and its model.
 
+Flags win, then what the config writes, then what the text says, and last what programs do where nothing is written.
+"""
+
+import contextlib
 import functools
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 import tyro
 
-from study.configs.mistakes import recognised
-from study.configs.settings import AUTO, UNKNOWN, effective_settings
+from study.configs.oom.said import config_settings, understood
 from study.core import arms
 from study.core.errors import Stop
+from study.core.gpus import GPUS, gpu_named
 from study.core.settings import flag
 from study.core.text import is_number
 from study.predict.front import BUCKETS, Transformer, Wanted, asked_for
@@ -32,6 +35,8 @@ class Described:
     """The training's own Accelerate config, DeepSpeed config or Trainer arguments. Flags win over it."""
     ranks: Annotated[int | None, tyro.conf.arg(aliases=("--gpus",))] = None
     """Processes that train together, one per GPU."""
+    gpu: str | None = None
+    """Kind of GPU, such as A100-40GB, if the message does not say its size."""
     micro_batch: int | None = None
     """Sequences of a micro-batch, on each GPU."""
     sequence: int | None = None
@@ -45,42 +50,77 @@ class Described:
         for name in NUMBERS:
             if (value := getattr(self, name)) is not None and value < 1:
                 raise Stop(f"{flag(name)} must be at least 1 (got {value})", "give 1 or more")
+        if self.gpu:
+            gpu_named(self.gpu)
         if self.arm and arms.load_arm(self.arm).name != self.arm:  # a misspelt name is refused
             raise Stop(f"--arm {self.arm} is a file", f"give it as --config {self.arm}")
-
-    def filled(self, others: dict[str, Any]) -> Self:
-        """Return it with what others say where nothing is said."""
-        return replace(self, **{name: others.get(name) for name, value in vars(self).items() if value is None})
-
-    @property
-    def missing(self) -> list[str]:
-        """What a prediction needs and nobody said."""
-        return [name for name in NEEDED if getattr(self, name) is None]
 
 
 @dataclass(frozen=True)
 class KnownTraining:
-    """A training, its config and its model. Numbers that nobody says are 0: what they make is of no size."""
+    """A training, its settings and its model. Numbers that nobody says are 0: what they make is of no size."""
 
-    wanted: Wanted
+    wanted: Wanted  # with what the config and the text say, as `described`
     model: Transformer | None
-    config: dict[str, Any]  # settings by our names
-    described: Described  # with what the config says
-    arm: str  # empty if nobody says it
-    ranks: int
-    rows: int
-    sequence: int
+    settings: dict[str, Any]  # by our names
+    described: Described
+    from_text: frozenset[str]  # names of settings that only the text says
 
     @classmethod
-    def of(cls, wanted: Wanted, described: Described) -> Self:
-        """Return what is known of a training. Raise Stop if a flag is wrong."""
-        config = of_config(described.config)
-        described = described.filled(config)
+    def of(cls, wanted: Wanted, described: Described, stated: dict[str, Any] | None = None) -> Self:
+        """Return what is known of a training. Raise Stop if a flag is wrong. `stated` is what a text says."""
+        config = config_settings(described.config)
+        settings = {name: each.value for name, each in config.items()}
+        if stated:
+            written = {name: each.value for name, each in config.items() if not (each.is_default or each.is_open)}
+            with contextlib.suppress(Stop):  # a text may say of several trainings, or of what needs PyTorch
+                from_text = frozenset(stated.keys() - written.keys())
+                return cls._of(wanted, described, settings | stated | written, from_text)
+        return cls._of(wanted, described, settings, frozenset())
+
+    @classmethod
+    def _of(cls, wanted: Wanted, described: Described, settings: dict[str, Any], from_text: frozenset[str]) -> Self:
+        settings = understood(settings)
+        described = filled(described, settings)
+        if wanted.model is None and wanted.params is None:
+            wanted = replace(wanted, model=settings["model"])
+        if wanted.model and settings.get("adapters"):
+            wanted = replace(wanted, lora_rank=wanted.lora_rank or settings["lora_rank"])
         model = None
         if wanted != Wanted():  # a part of a model is refused
             model = asked_for(wanted, described.sequence or 1)
-        ranks, rows, sequence = (vars(described)[name] or 0 for name in ("ranks", "micro_batch", "sequence"))
-        return cls(wanted, model, config, described, described.arm or "", ranks, rows, sequence)
+        return cls(wanted, model, settings, described, from_text)
+
+    @property
+    def used(self) -> dict[str, Any]:
+        """What it is taken for, by names of flags."""
+        return vars(self.wanted) | vars(self.described)
+
+    @property
+    def arm(self) -> str:
+        return self.described.arm or ""
+
+    @property
+    def ranks(self) -> int:
+        return self.described.ranks or 0
+
+    @property
+    def gpu_bytes(self) -> int:
+        return GPUS[gpu_named(self.described.gpu)].memory_bytes if self.described.gpu else 0
+
+    @property
+    def rows(self) -> int:
+        return self.described.micro_batch or 0
+
+    @property
+    def sequence(self) -> int:
+        return self.described.sequence or 0
+
+    @property
+    def missing(self) -> list[str]:
+        """What a prediction needs and nobody said."""
+        missing = [name for name in NEEDED if getattr(self.described, name) is None]
+        return [*missing, "lora_rank"] if self.has_adapters and not self.wanted.lora_rank else missing
 
     @property
     def shards_states(self) -> bool:
@@ -97,7 +137,7 @@ class KnownTraining:
 
     @property
     def has_adapters(self) -> bool:
-        return bool(self.wanted.lora_rank or self.config.get("adapters"))
+        return bool(self.wanted.lora_rank or self.settings.get("adapters"))
 
     @functools.cached_property
     def trained(self) -> int:
@@ -111,35 +151,11 @@ class KnownTraining:
         """Elements of the buckets that ZeRO has, by their names in a config. Without an arm they are tried, too."""
         if self.arm and not self.arm.startswith("zero"):
             return {}
-        written = {name: self.config[name] for name in BUCKETS if is_number(self.config.get(name))}
+        written = {name: self.settings[name] for name in BUCKETS if is_number(self.settings.get(name))}
         return USUAL_BUCKETS | written
 
 
-def of_config(path: Path | None) -> dict[str, Any]:
-    """Return the settings of a config by our names, and the arm that is nearest to them."""
-    if path is None:
-        return {}
-    settings = effective_settings(recognised(path))
-    values = {name: each.value for name, each in settings.items() if each.value not in (AUTO, UNKNOWN)}
-    values["micro_batch"] = values.get("sequences per micro-batch and rank")
-    for name in NUMBERS:
-        values[name] = _whole(values.get(name))
-    values["checkpointing"] = str(values.get("checkpointing")).lower() == "true" or None
-    values["arm"] = _nearest_arm(values)
-    return values
-
-
-def _whole(value: Any) -> int | None:
-    """Return a whole number, which JSON and YAML may have in quotes."""
-    return int(value) if re.fullmatch("[1-9][0-9]{0,8}", str(value)) else None
-
-
-def _nearest_arm(values: dict[str, Any]) -> str:
-    stage = str(values.get("stage"))
-    if values.get("engine") == "FSDP":
-        return "fsdp2"
-    if stage not in ("1", "2", "3"):
-        return "single" if values["ranks"] == 1 else "ddp"
-    # A disk holds it as well as the host does: the GPU's part is the same.
-    is_offloaded = any(values.get(part) not in (None, "none") for part in arms.OFFLOADS)
-    return f"zero{stage}_cpu" if is_offloaded else f"zero{stage}"
+def filled(described: Described, settings: dict[str, Any]) -> Described:
+    """Return flags with what settings say where nothing is given."""
+    unsaid = [name for name, value in vars(described).items() if value is None]
+    return replace(described, **{name: settings.get(name) for name in unsaid})
