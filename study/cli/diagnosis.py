@@ -65,7 +65,7 @@ def _config_in(text: str) -> About | None:
     config = deepspeed_config(text)
     if config is None:
         return None
-    findings = list(mistakes(Source(Path("ds_config.json"), DEEPSPEED, plain(config))))
+    findings = list(mistakes(Source(Path("ds_config.json"), DEEPSPEED, plain(config.content))))
     return About("the text", DEEPSPEED, findings) if findings else None
 
 

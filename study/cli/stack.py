@@ -250,7 +250,7 @@ def _symptoms(words: str | None) -> set[str]:
     if name in by_word:
         return {by_word[name]}
     said = sentences(words)
-    if seen := matching.symptoms(said, {each.id for each in losses.signs("", said)}):
+    if seen := matching.symptoms(said, {each.id for each in losses.signs_in_words("", said)}):
         return seen
     what = f"--symptom {words!r:.80} names nothing that faults are known by"
     listed = f"say what was seen: {', '.join(sorted(table().symptoms))}, or a sentence with the numbers"

@@ -9,8 +9,9 @@ from typing import Any
 
 from study.configs.mistakes import recognised
 from study.configs.pasted import condense
-from study.configs.pasted.matching import flags_of, mentioned
+from study.configs.pasted.matching import flags_of
 from study.configs.pasted.read import Pasted, read
+from study.configs.pasted.two_releases import mentioned
 from study.configs.settings import UNSET, EffectiveSettings, effective_settings, same
 from study.configs.shown import shown
 from study.core.recipes import AUTOCAST

@@ -4,10 +4,13 @@ Lines of the Hugging Face Trainer and what stands on it, of DeepSpeed, Accelerat
 progress bars. A healthy training has none of these signs; GRPO's loss begins at 0, and fp16 skips its first steps.
 """
 
+import itertools
+import math
 import re
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 from study.configs.pasted.tracebacks import Seen, rows, sign
 from study.configs.pasted.words import Sentence, meets
@@ -29,141 +32,259 @@ SCALE = 65_536
 FEW, MANY = 3, 8  # lines that are a sign
 MOST_LINES = 20_000
 FALLS = 0.9  # of the first losses
+SMALL_LOSS = 0.05  # lower ones may be rounded to 0
+MOST_OVERFLOWS = 20
 SHARE = 0.9  # of the steps: a rate that is 0 after them is as it should be
 
 
 @dataclass(frozen=True)
 class Line:
-    """What one line of a trainer says. None: it does not say that."""
+    """What one line of a trainer says."""
 
     place: int
-    loss: float | None
-    norm: float | None
-    rate: float | None
+    values: dict[str, float]  # by the names of VALUES
     is_reinforced: bool  # GRPO and the like, where a loss of 0 is usual
 
 
-def lines(text: str) -> list[Line]:
-    """Return the lines with a loss or a norm, in their order."""
-    found: list[Line] = []
+@dataclass(frozen=True)
+class Series:
+    """The lines that say one value, and the values, in their order."""
+
+    text: str
+    lines: list[Line]
+    values: list[float]
+
+    @classmethod
+    def of(cls, name: str, text: str, lines: list[Line]) -> Self:
+        lines = [line for line in lines if name in line.values]
+        return cls(text, lines, [line.values[name] for line in lines])
+
+    @property
+    def is_constant(self) -> bool:
+        return len(self.values) >= MANY and len({*self.values}) == 1
+
+    def sign(self, id: str, number: int, **values: Any) -> Seen:
+        """Return the sign that the line of this number shows."""
+        return sign(id, self.text, self.lines[number].place, **values)
+
+
+@dataclass(frozen=True)
+class Log:
+    """What the lines of a trainer say in a text."""
+
+    text: str
+    lines: list[Line]  # with a loss or a norm
+    losses: Series
+    norms: Series
+    rates: Series
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        lines = [*itertools.islice(_lines(text), MOST_LINES)]
+        usual = [line for line in lines if not line.is_reinforced]
+        losses, norms = Series.of("loss", text, usual), Series.of("norm", text, usual)
+        return cls(text, lines, losses, norms, Series.of("rate", text, lines))
+
+    @property
+    def falls(self) -> bool:
+        """Whether the last quarter of the losses is lower than the first."""
+        losses = self.losses.values
+        part = len(losses) // 4
+        return len(losses) >= MANY and statistics.median(losses[-part:]) < FALLS * statistics.median(losses[:part])
+
+
+def _lines(text: str) -> Iterator[Line]:
+    """Yield the lines with a loss or a norm."""
     end = 0
     for row in text.splitlines(keepends=True):
         place, end = end, end + len(row)
-        if len(row) > LONGEST or not WORDS.search(row) or OTHER.search(row):
-            continue
-        values = {name: _value(pattern, row) for name, pattern in VALUES.items()}
-        if values["loss"] is not None or values["norm"] is not None:
-            found.append(Line(place, is_reinforced="reward" in row, **values))
-        if len(found) == MOST_LINES:
-            break
-    return found
+        values = _values(row)
+        if "loss" in values or "norm" in values:
+            yield Line(place, values, is_reinforced="reward" in row)
 
 
-def falls(text: str) -> bool:
-    """Whether the losses of a log fall: the last quarter is lower than the first."""
-    losses = [line.loss for line in lines(text) if line.loss is not None]
-    part = len(losses) // 4
-    return len(losses) >= MANY and statistics.median(losses[-part:]) < FALLS * statistics.median(losses[:part])
+def _values(row: str) -> dict[str, float]:
+    """Return what a line says, by the names of VALUES; nothing, if it is no line of a trainer."""
+    if len(row) > LONGEST or not WORDS.search(row) or OTHER.search(row):
+        return {}
+    matches = {name: pattern.search(row) for name, pattern in VALUES.items()}
+    return {name: float(match[1]) for name, match in matches.items() if match}
 
 
-def _value(pattern: re.Pattern, row: str) -> float | None:
-    match = pattern.search(row)
-    return float(match[1]) if match else None
+def signs(log: Log) -> list[Seen]:
+    """Return what the lines of a trainer show. A mark comes first: it says why a loss is 0."""
+    found = [
+        norm_is_a_mark(log.norms),
+        loss_is_nan(log.losses),
+        loss_is_zero(log.losses),
+        loss_stands_still(log.losses),
+        norm_is_nan(log.norms),
+        norm_is_zero(log.norms),
+        norm_is_constant(log.norms),
+        norm_is_scaled(log.norms),
+        steps_overflow(log.text),
+        rate_ends(log.rates),
+        steps_slow_down(log.text),
+        ranks_save_apart(log.text),
+    ]
+    return [seen for seen in found if seen]
 
 
-def signs(text: str, words: Sequence[Sentence] = ()) -> list[Seen]:
-    """Return what the lines of a trainer show, or else a person's words about them."""
-    told = lines(text)
-    found = [*_losses(text, told), *_norms(text, told), *_overflows(text), *_rates(text, told)]
-    found += [*_seconds(text), *_folders(text)]
-    if not found and len(told) < FEW:  # where a log has more, a person's words say less
-        for id, row in rows().items():
-            if sentence := meets(row.get("said", ()), words):
-                found.append(sign(id, text, max(text.find(sentence), 0), since="", beside="", norm=2**0.5, count=2))
-    return sorted(found, key=lambda each: each.id != "norm-sqrt2")  # it says why a loss is 0: NaN
+def signs_in_words(text: str, words: Sequence[Sentence]) -> list[Seen]:
+    """Return what a person says of such lines, the cause first."""
+    found = []
+    for id, row in rows().items():
+        if sentence := meets(row.get("said", ()), words):
+            found.append(sign(id, text, max(text.find(sentence), 0), since="", beside="", norm=2**0.5, count=2))
+    return sorted(found, key=lambda each: each.id != "norm-sqrt2")
 
 
-def _losses(text: str, told: list[Line]) -> Iterator[Seen]:
-    with_loss = [line for line in told if line.loss is not None and not line.is_reinforced]
-    losses = [line.loss for line in with_loss if line.loss is not None]
-    if not losses:
-        return
-    if bad := [line for line in with_loss if line.loss is not None and not abs(line.loss) < float("inf")]:
-        since = "" if bad[0] == with_loss[0] else " from some step on: it was finite before"
-        yield sign("loss-nan", text, bad[0].place, since=since)
-    zeros = [line for line in with_loss if line.loss == 0]
-    # A loss that is rounded to 0 has a usual norm beside it.
-    odd = [line for line in zeros if line.norm is None or not 0 < line.norm < float("inf") or _groups(line.norm)]
-    alone = len(zeros) == len(losses) and (len(zeros) > 1 or zeros[0].norm is not None)
-    if zeros and losses[-1] == 0 and odd and (max(losses) > 0.05 or alone):
-        norms = sorted({f"{line.norm:.4g}" for line in zeros if line.norm is not None})
-        beside = f", with grad_norm {' or '.join(norms)}" if 0 < len(norms) <= 2 else ""
-        yield sign("loss-zero", text, zeros[0].place, beside=beside)
-    if len(losses) >= MANY and len({*losses}) == 1 and losses[0] != 0:
-        yield sign("loss-stands-still", text, with_loss[0].place, value=losses[0], count=len(losses))
+# --- Each check returns one sign of signs.toml, or None
 
 
-def _norms(text: str, told: list[Line]) -> Iterator[Seen]:
-    with_norm = [line for line in told if line.norm is not None and not line.is_reinforced]
-    norms = [line.norm for line in with_norm if line.norm is not None]
-    count = _groups(norms[-1]) if norms else None
-    of_marks = [line for line in with_norm if count and _groups(line.norm) == count]
+def loss_is_nan(losses: Series) -> Seen | None:
+    """A loss is not a number."""
+    is_finite = [*map(math.isfinite, losses.values)]
+    if all(is_finite):
+        return None
+    first = is_finite.index(False)
+    return losses.sign("loss-nan", first, since=" from some step on: it was finite before" if first else "")
+
+
+def loss_is_zero(losses: Series) -> Seen | None:
+    """The loss is 0 at the end, and not because it is small."""
+    values = losses.values
+    if values[-1:] != [0]:
+        return None
+    zeros = Series.of("norm", losses.text, [line for line in losses.lines if line.values["loss"] == 0])
+    if values == [0] and not zeros.values:
+        return None  # one line says little
+    if _is_rounded(values, zeros.values):
+        return None
+    norms = sorted({f"{norm:.4g}" for norm in zeros.values})
+    beside = f", with grad_norm {' or '.join(norms)}" if len(norms) in (1, 2) else ""
+    return losses.sign("loss-zero", values.index(0), beside=beside)
+
+
+def _is_rounded(losses: list[float], norms: list[float]) -> bool:
+    """Whether a loss of 0 is a small one: all others are small, or each 0 has a usual norm beside it."""
+    is_small = any(losses) and not max(losses) > SMALL_LOSS
+    return is_small or (len(norms) == losses.count(0) and all(map(_is_usual, norms)))
+
+
+def loss_stands_still(losses: Series) -> Seen | None:
+    """The loss is the same in all lines."""
+    if not losses.is_constant or losses.values[0] == 0:
+        return None
+    return losses.sign("loss-stands-still", 0, value=losses.values[0], count=len(losses.values))
+
+
+def norm_is_a_mark(norms: Series) -> Seen | None:
+    """The last norm is the root of a number of groups."""
+    counts = [*map(marked_groups, norms.values)]
+    if not counts or not counts[-1]:
+        return None
     # The root of two, twice, is a mark by itself. Others are usual norms, unless the loss is 0 beside them.
-    is_twice = count == 2 and len(norms) > 1 and _groups(norms[-2]) == 2
-    if of_marks and (is_twice or with_norm[-1].loss == 0):
-        yield sign("norm-sqrt2", text, of_marks[0].place, norm=norms[-1], count=count)
-    if len(norms) < 2:
-        return
-    finite = [norm for norm in norms if abs(norm) < float("inf")]
-    if not any(abs(norm) < float("inf") for norm in norms[-2:]):
-        yield sign("norm-nan", text, with_norm[-1].place)
-    if len(norms) >= FEW and not any(norms):
-        yield sign("norm-zero", text, with_norm[0].place)
-    if len(norms) >= MANY and len({*norms}) == 1 and norms[0] and not _groups(norms[0]) and finite:
-        yield sign("norm-constant", text, with_norm[0].place, value=norms[0], count=len(norms))
-    if len(finite) >= FEW and 0.01 * SCALE < statistics.median(finite) < 1000 * SCALE:
-        yield sign("norm-scaled", text, with_norm[0].place, value=statistics.median(finite))
+    if counts[-2:] != [2, 2] and norms.lines[-1].values.get("loss") != 0:
+        return None
+    return norms.sign("norm-sqrt2", counts.index(counts[-1]), norm=norms.values[-1], count=counts[-1])
 
 
-def _overflows(text: str) -> Iterator[Seen]:
+def norm_is_nan(norms: Series) -> Seen | None:
+    """The last two norms are not finite."""
+    last = norms.values[-2:]
+    if len(last) < 2 or any(map(math.isfinite, last)):
+        return None
+    return norms.sign("norm-nan", -1)
+
+
+def norm_is_zero(norms: Series) -> Seen | None:
+    """The norm is 0 in all lines."""
+    if len(norms.values) < FEW or any(norms.values):
+        return None
+    return norms.sign("norm-zero", 0)
+
+
+def norm_is_constant(norms: Series) -> Seen | None:
+    """The norm is the same in all lines."""
+    if not norms.is_constant or not _is_usual(abs(norms.values[0])):
+        return None
+    return norms.sign("norm-constant", 0, value=norms.values[0], count=len(norms.values))
+
+
+def norm_is_scaled(norms: Series) -> Seen | None:
+    """The norm is as large as if it were multiplied by a loss scale."""
+    finite = [*filter(math.isfinite, norms.values)]
+    if len(finite) < FEW:
+        return None
+    middle = statistics.median(finite)
+    if not 0.01 * SCALE < middle < 1000 * SCALE:
+        return None
+    return norms.sign("norm-scaled", 0, value=middle)
+
+
+def steps_overflow(text: str) -> Seen | None:
+    """DeepSpeed skips steps, more than the ten or so with which fp16 begins: its first scale is too high."""
     overflows = [*OVERFLOW.finditer(text)]
-    # fp16 begins with a scale that is too high, and halves it: some ten steps at first are usual.
-    if len(overflows) > 20 or (overflows and float(overflows[-1][1]) <= 1):
-        yield sign("overflow-skips", text, overflows[-1].start(), count=len(overflows))
+    if not overflows:
+        return None
+    last = overflows[-1]
+    if len(overflows) <= MOST_OVERFLOWS and float(last[1]) > 1:
+        return None
+    return sign("overflow-skips", text, last.start(), count=len(overflows))
 
 
-def _rates(text: str, told: list[Line]) -> Iterator[Seen]:
-    rated = [line for line in told if line.rate is not None]
-    rates = [line.rate for line in rated if line.rate is not None]
-    ended = next((number for number in range(len(rates)) if not any(rates[number:])), len(rates))
-    if len(rates) >= FEW and ended == 0:
-        yield sign("rate-zero", text, rated[0].place)
-    elif len(rates) - ended >= FEW and 0 < ended < SHARE * len(rates):
-        yield sign("rate-ends-early", text, rated[ended].place, count=len(rates) - ended, lines=len(rates))
+def rate_ends(rates: Series) -> Seen | None:
+    """The learning rate is 0 in all lines, or in more of the last ones than a schedule has."""
+    is_zero = [not rate for rate in rates.values]
+    zeros = len([*itertools.takewhile(bool, reversed(is_zero))])
+    ended = len(is_zero) - zeros
+    if zeros < FEW or ended >= SHARE * len(is_zero):
+        return None
+    if ended == 0:
+        return rates.sign("rate-zero", 0)
+    return rates.sign("rate-ends-early", ended, count=zeros, lines=len(is_zero))
 
 
-def _seconds(text: str) -> Iterator[Seen]:
-    steps = [(float(m[3]) if m[4] == "s/it" else 1 / max(float(m[3]), 1e-9), m.start()) for m in BAR.finditer(text)]
-    if len(steps) < 3 * MANY:
-        return
-    part = len(steps) // 4
-    early = statistics.median(seconds for seconds, _ in steps[part : 2 * part])
-    late = statistics.median(seconds for seconds, _ in steps[-part:])
-    if late > 3 * early:
-        yield sign("steps-slow-down", text, steps[-part][1], late=late, early=early)
+def steps_slow_down(text: str) -> Seen | None:
+    """The last quarter of the steps takes much longer than the second."""
+    bars = [*BAR.finditer(text)]
+    if len(bars) < 3 * MANY:
+        return None
+    seconds = [*map(_seconds, bars)]
+    part = len(bars) // 4
+    early, late = statistics.median(seconds[part : 2 * part]), statistics.median(seconds[-part:])
+    if late <= 3 * early:
+        return None
+    return sign("steps-slow-down", text, bars[-part].start(), late=late, early=early)
 
 
-def _folders(text: str) -> Iterator[Seen]:
+def _seconds(bar: re.Match) -> float:
+    """Return the seconds of a step by a progress bar."""
+    number = float(bar[3])
+    return number if bar[4] == "s/it" else 1 / max(number, 1e-9)
+
+
+def ranks_save_apart(text: str) -> Seen | None:
+    """Ranks save one checkpoint to folders whose names differ by seconds. Steps have folders of their own."""
     saves = [*SAVING.finditer(text)]
-    # Steps have folders of their own: those of one moment differ by a second or two in a time.
-    named = sorted({match[1] for match in saves})
-    if 1 < len(named) < len(saves) and len({re.sub(r"\d{1,2}$", "", name) for name in named}) == 1:
-        values = {"count": len(named), "first": named[0][-40:], "second": named[1][-40:]}
-        yield sign("ranks-save-apart", text, saves[0].start(), **values)
+    folders = sorted({match[1] for match in saves})
+    moments = {re.sub(r"\d{1,2}$", "", folder) for folder in folders}
+    if not 1 < len(folders) < len(saves) or len(moments) > 1:
+        return None
+    first, second = folders[0][-40:], folders[1][-40:]
+    return sign("ranks-save-apart", text, saves[0].start(), count=len(folders), first=first, second=second)
 
 
-def _groups(norm: float | None) -> int | None:
+def marked_groups(norm: float) -> int:
     """Return of how many groups of parameters a norm is DeepSpeed's mark, -1 for each. A norm of 2 or 3 is usual."""
-    count = round(norm**2) if norm is not None and 1 < norm < MOST_GROUPS**0.5 + 0.1 else 0
-    is_mark = count > 1 and count**0.5 % 1 and norm is not None and abs(norm - count**0.5) < 1e-3
-    return count if is_mark else None
+    if not 1 < norm < MOST_GROUPS**0.5 + 0.1:
+        return 0
+    count = round(norm**2)
+    is_whole = math.isqrt(count) ** 2 == count
+    return 0 if is_whole or abs(norm - count**0.5) >= 1e-3 else count
+
+
+def _is_usual(norm: float) -> bool:
+    """Whether gradients may have this norm."""
+    return 0 < norm < math.inf and not marked_groups(norm)

@@ -8,23 +8,28 @@ setting alone is open that most trainings have. All else is only possible.
 import functools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NotRequired
+from typing import NotRequired
 
 from packaging.version import Version
 from pydantic import with_config
 from typing_extensions import TypedDict
 
 from study.configs.pasted.read import Pasted
-from study.configs.pasted.tracebacks import Sure
+from study.configs.pasted.tracebacks import ORDER, Sure
+from study.configs.pasted.two_releases import mentioned
 from study.configs.pasted.words import Sentence, meets
 from study.core.tables import NO_OTHER_KEYS, read_table
-from study.known.faults import ANY, Fault, Release, table
+from study.known.faults import ANY, Fault
 from study.known.which_apply import Applies, Flags, Stack, which_apply
+from study.records.metrics import dig
 
 SYMPTOMS = Path(__file__).with_name("symptoms.toml")
-USUAL = {"passes", "ranks"}  # conditions that most trainings with several GPUs have
+FLAGS = {each.name for each in fields(Flags)}
+AUTOCAST = {"bfloat16": "bf16_autocast", "float16": "fp16_autocast"}  # of torch_autocast
+CONFIG = {"machines": "machines", "lean_loading": "fsdp_cpu_ram_efficient_loading"}  # what `study diff` calls it
+USUAL = ({"passes"}, {"ranks"})  # conditions that most trainings with several GPUs have
 SMALLER = re.compile(r"(?i)\b(?:smaller|lower|too small|tiny|shrinks?|divided|1/[\dgN])\b")
 LARGER = re.compile(
     r"(?i)\b(?:larger|higher|bigger|huge|too large|explod\w+|multipl\w+|\d+ ?x|times (?:too )?(?:large|high)\w*)\b"
@@ -42,6 +47,16 @@ class Match:
     @property
     def fault(self) -> Fault:
         return self.applies.fault
+
+    @property
+    def unknown(self) -> set[str]:
+        """The conditions of which the text says nothing."""
+        return {question.condition for question in self.applies.why}
+
+    @property
+    def is_spoken_of(self) -> bool:
+        """Whether its symptom was seen, and one thing alone is open."""
+        return self.is_seen and self.applies.may_be_inside and len(self.applies.why) == 1
 
 
 def symptoms(said: Sequence[Sentence], signs: set[str]) -> set[str]:
@@ -70,89 +85,79 @@ def symptoms_table() -> dict[str, Symptom]:
 
 def flags_of(pasted: Pasted) -> Flags:
     """Return what a text says of the training, as flags."""
-    said = dict(pasted.said)
-    stage = said.pop("stage", None)
-    ways = {"FSDP1": "fsdp1", "FSDP2": "fsdp2", "DDP": "ddp"}
-    flags: dict[str, Any] = {name: said[name] for name in Flags.__dataclass_fields__ if name in said}
+    flags = {name: value for name, value in pasted.said.items() if name in FLAGS}
+    stage = flags.pop("stage", None)
     if isinstance(stage, int):
         flags["stage"] = stage
-    elif stage in ways:
-        flags[ways[stage]] = True
-    precision = str(said.get("precision", ""))
-    if precision in ("bfloat16", "float16"):  # of torch_autocast
-        flags["precision"] = "bf16_autocast" if precision == "bfloat16" else "fp16_autocast"
-    if flags.get("ranks") == 0 or flags.get("passes") == 0:
-        flags.pop("ranks", None)
-        flags.pop("passes", None)
-    if "trainer" not in flags and "transformers" in pasted.releases:
-        flags["trainer"] = "trainer"  # who lists transformers for a question on a training mostly trains with it
+    elif stage:
+        flags[stage.lower()] = True  # FSDP1, FSDP2, DDP
+    if pasted.said.get("precision") in AUTOCAST:
+        flags["precision"] = AUTOCAST[pasted.said["precision"]]
+    if "transformers" in pasted.releases:
+        flags.setdefault("trainer", "trainer")  # who lists it for a question on a training mostly trains with it
     return Flags(**flags)
-
-
-def mentioned(text: str) -> dict[str, Release]:
-    """Return the packages of the table that a text names, of any release."""
-    return {name: ANY for word, name in table().packages.items() if re.search(rf"(?i)\b{word}\b", text)}
 
 
 def stack_of(pasted: Pasted) -> Stack:
     """Return the releases and the training that a text describes. A package that is only mentioned has any release."""
-    said = pasted.said
-    config = {name: said[name] for name in ("machines",) if name in said}
-    if "lean_loading" in said:
-        config["fsdp_cpu_ram_efficient_loading"] = said["lean_loading"]
-    key = functools.partial(_dig, pasted.config) if pasted.config is not None else None
-    stack = Stack.of(mentioned(pasted.text) | pasted.releases, flags_of(pasted), config, key)
-    return Stack(stack.releases, stack.said, key)
+    config = {CONFIG[name]: pasted.said[name] for name in CONFIG if name in pasted.said}
+    key = functools.partial(dig, pasted.config.content) if pasted.config else None
+    stack = Stack.of(dict.fromkeys(mentioned(pasted.text), ANY) | pasted.releases, flags_of(pasted), config, key)
+    return replace(stack, key=key)
 
 
-def _dig(config: dict, path: str) -> Any:
-    value: Any = config
-    for name in path.split("."):
-        value = value.get(name) if isinstance(value, dict) else None
-    return value
-
-
-def matches(pasted: Pasted, words: str, seen: set[str]) -> list[Match]:
+def matches(pasted: Pasted, seen: set[str]) -> list[Match]:
     """Return the faults of which a text may speak, the surest first. `seen` are symptoms."""
-    found = [
-        _match(applies, pasted, words, seen) for stage in _stages(pasted) for applies in which_apply(stack_of(stage))
-    ]
-    order = ("sure", "likely", "possible")
-    ranked = sorted(found, key=lambda each: (order.index(each.sure), not each.is_seen))
-    return [*{each.fault.id: each for each in reversed(ranked)}.values()][::-1]  # of several stages the surest
+    found = []
+    for stage in _stages(pasted):
+        found += [_match(applies, pasted, seen) for applies in which_apply(stack_of(stage))]
+    surest: dict[str, Match] = {}  # of several stages
+    for match in sorted(found, key=lambda each: (ORDER.index(each.sure), not each.is_seen)):
+        surest.setdefault(match.fault.id, match)
+    return [*surest.values()]
 
 
 def _stages(pasted: Pasted) -> list[Pasted]:
     """Return a text as one of each stage, if it speaks of several, as who compares them does."""
-    stages = sorted({int(each) for each in re.findall(r"(?i)\bzero[ _-]?(?:stage)?[ _=-]{0,2}([1-3])\b", pasted.text)})
+    named = re.findall(r"(?i)\bzero[ _-]?(?:stage)?[ _=-]{0,2}([1-3])\b", pasted.text)
+    stages = sorted({*map(int, named)})
     if "stage" in pasted.said or len(stages) < 2:
         return [pasted]
     return [replace(pasted, said=pasted.said | {"stage": stage}) for stage in stages]
 
 
-def _match(applies: Applies, pasted: Pasted, words: str, seen: set[str]) -> Match:
-    fault = applies.fault
-    is_seen = any(name in fault.symptom for name in seen) and not _is_opposite(fault.symptom, words)
-    open_conditions = {question.condition for question in applies.why}
-    if fault.symptom == "slow":  # its script is asked whether time matters: who writes of it has answered
-        open_conditions -= {"script"}
-    is_inside = isinstance(applies.release, Version) and fault.contains(applies.release)
-    sure: Sure = "possible"
-    if is_seen and (applies.answer == "applies" or (fault.symptom == "slow" and is_inside and not open_conditions)):
-        sure = "sure"
-    elif is_seen and is_inside:
-        came = "script" not in open_conditions and _came_with_an_upgrade(fault, pasted)
-        if came or (len(open_conditions) == 1 and open_conditions <= USUAL):
-            sure = "likely"
-    return Match(applies, sure, is_seen)
+def _match(applies: Applies, pasted: Pasted, seen: set[str]) -> Match:
+    """Return how sure a fault is."""
+    symptom = applies.fault.symptom
+    is_seen = any(name in symptom for name in seen) and not _is_opposite(symptom, pasted.written)
+    match = Match(applies, "possible", is_seen)
+    return replace(match, sure=_how_sure(match, pasted)) if is_seen else match
+
+
+def _how_sure(match: Match, pasted: Pasted) -> Sure:
+    """Return how sure a fault is whose symptom was seen."""
+    release = match.applies.release
+    if match.applies.answer == "applies":
+        return "sure"
+    if not isinstance(release, Version) or not match.fault.contains(release):
+        return "possible"
+    # The script of what is slow is asked whether time matters: who writes of it has answered.
+    unknown = match.unknown - {"script"} if match.fault.symptom == "slow" else match.unknown
+    if not unknown:
+        return "sure"
+    is_new = "script" not in unknown and _is_new(match.fault, pasted)
+    return "likely" if is_new or unknown in USUAL else "possible"
 
 
 def _is_opposite(symptom: str, words: str) -> bool:
     """Whether a person speaks of values that are too small where a fault makes them too large, or the other way."""
     smaller, larger = (bool(pattern.search(words)) for pattern in (SMALLER, LARGER))
-    return (" x " in symptom and smaller and not larger) or (" / " in symptom and larger and not smaller)
+    if smaller == larger:
+        return False
+    return (" x " if smaller else " / ") in symptom
 
 
-def _came_with_an_upgrade(fault: Fault, pasted: Pasted) -> bool:
+def _is_new(fault: Fault, pasted: Pasted) -> bool:
+    """Whether a fault came with an upgrade of which a text tells."""
     apart = pasted.apart.get(fault.package)
     return apart is not None and not fault.contains(apart.works)

@@ -1,10 +1,11 @@
 """Take a pasted text apart: releases, what it says of the training, a DeepSpeed config in it. Nothing is judged."""
 
+import contextlib
 import functools
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NotRequired
 
@@ -12,29 +13,52 @@ from packaging.version import Version
 from pydantic import with_config
 from typing_extensions import TypedDict
 
+from study.configs.pasted.losses import Log
 from study.configs.pasted.two_releases import Apart, two_releases
+from study.configs.pasted.words import Sentence, only, sentences
 from study.core.tables import NO_OTHER_KEYS, Regex, read_table
 from study.core.text import number_of
 from study.known import lists
-from study.known.faults import ANY, Release
+from study.known.faults import ANY, Release, table
 
 SAID = Path(__file__).with_name("said.toml")
 TRUTH = {"true": True, "false": False}
 MOST_TRIES = 6  # braces before the section zero_optimization at which its config may begin
 LONGEST_CONFIG = 20_000  # characters
 # A line of a person has words, and little else.
-NO_PROSE = re.compile(
-    r"^(?:File |at |\[|[-*] [`A-Z][\w` ]+:|\d{4}-|INFO|WARNING|import |from \S+ import|def |class |pip |export |--"
+NO_PROSE = (
+    r"(?:File |at |\[|[-*] [`A-Z][\w` ]+:|\d{4}-|INFO|WARNING|import |from \S+ import|def |class |pip |export |--"
     r"|\$|>>>|return |raise |\s*\d+%|(?i:step|epoch|iter\w*)\W{0,3}\d)"
 )
 WORD = re.compile(r"[A-Za-z][A-Za-z'-]*[.,;:!?)]*$|[\u4e00-\u9fff]")
 NAME = re.compile(
     r"[A-Za-z][\w./-]*\d[\w./-]*[,;:?!)]?|[*x(]?\d{1,4}[A-Za-z*]{0,3}[,;:?!)]?|[*+x&-]"
 )  # of a model, a GPU, a count
+GLUED = re.compile(r"(?ia)\b((?:py)?torch|deepspeed|transformers|accelerate|trl|peft)-?(?=\d+\.\d+\.\d)")  # torch2.15.0
 PROSE_SHARE = 0.6  # of what stands between spaces is a word, names not counted
 LONGEST_LINE = 2000
-LONGEST_TITLE = 200
-ERROR = re.compile(r"(?:Error|Exception): |[{}\[\]|]")  # or a line of a log
+MOST_LINES = 60  # of a question without an error
+# What is told of a training, in this order, with its value; UNLIKE has other words for some values.
+TOLD = {
+    "stage": "stage {}",
+    "passes": "",
+    "ranks": "",
+    "peft": "LoRA",
+    "checkpointing": "gradient checkpointing",
+    "precision": "{}",
+    "optimizer": "{}",
+    "offload": "offload to {}",
+    "trainer": "trainer {}",
+}
+UNLIKE = {
+    ("stage", "FSDP1"): "FSDP1",
+    ("stage", "FSDP2"): "FSDP2",
+    ("stage", "DDP"): "DDP",
+    ("offload", "none"): "",
+    ("trainer", "own"): "a loop of one's own",
+    ("trainer", "trainer"): "transformers' Trainer",
+}
+TITLE = re.compile(rf"(?!{NO_PROSE}|.*(?:(?:Error|Exception): |[{{}}\[\]|])).{{0,199}}")  # and no line of a log
 
 
 @dataclass(frozen=True)
@@ -45,85 +69,144 @@ class Pasted:
     releases: dict[str, Release]
     apart: dict[str, Apart]  # two releases of a package
     said: dict[str, Any]  # by conditions of faults; what it does not say is not in it
-    config: dict | None  # DeepSpeed's, if a whole one is in it
+    config: "Config | None"  # if a whole one is in it
+    symptom: str  # what a person says was seen, which stands at the end of the text as well
 
     @property
     def words(self) -> list[str]:
         """What was read, as a person would say it."""
-        said = self.said
-        words = [f"{name} {release}" for name, release in self.releases.items() if release != ANY]
+        words = [_release(name, release) for name, release in self.releases.items() if release != ANY]
         words += [f"{name} {each.works} works" for name, each in self.apart.items()]
-        if "stage" in said:
-            words.append(f"stage {said['stage']}" if isinstance(said["stage"], int) else str(said["stage"]))
-        for name, things in {"passes": "passes", "ranks": "ranks"}.items():
-            if name in said:
-                words.append(number_of(said[name], things))
-        named = {"peft": "LoRA", "checkpointing": "gradient checkpointing"}
-        words += [word for name, word in named.items() if said.get(name)]
-        words += [str(said[name]) for name in ("precision", "optimizer") if name in said]
-        if said.get("offload", "none") != "none":
-            words.append(f"offload to {said['offload']}")
-        if "trainer" in said:
-            named = {"own": "a loop of one's own", "trainer": "transformers' Trainer"}
-            words.append(named.get(said["trainer"], f"trainer {said['trainer']}"))
-        return words + (["a DeepSpeed config"] if self.config is not None else [])
+        words += [_in_words(name, self.said[name]) for name in TOLD if name in self.said]
+        words += [self.config.name] if self.config else []
+        return [*filter(None, words)]
 
     @functools.cached_property
     def prose(self) -> str:
         """The lines that a person wrote, as far as they can be told from logs."""
         line = self.text.strip()
-        if len(line) < LONGEST_TITLE and "\n" not in line and not NO_PROSE.match(line) and not ERROR.search(line):
+        if TITLE.fullmatch(line):
             return line  # a question is mostly one line, and has names of settings and numbers
         return "\n".join(line for line in map(str.strip, self.text.splitlines()) if _is_prose(line))
 
+    @property
+    def written(self) -> str:
+        """What a person says."""
+        return f"{self.prose}\n{self.symptom}"
+
+    @functools.cached_property
+    def sentences(self) -> tuple[Sentence, ...]:
+        """What a person says, word by word."""
+        return sentences(self.written)
+
+    def place(self, sentence: str) -> int:
+        """Return where a sentence of a person, or a line, stands."""
+        return max(self.text.find(sentence), 0)
+
+    @functools.cached_property
+    def log(self) -> Log:
+        """What the lines of a trainer say."""
+        return Log.of(self.text)
+
+    @functools.cached_property
+    def last_error(self) -> str:
+        """The last line of an error, from its class on."""
+        lines = re.findall(r"^.{0,40}?\b(\w*(?:Error|Exception): .{1,120})", self.text, re.MULTILINE)
+        return lines[-1] if lines else ""
+
+    @property
+    def is_released(self) -> bool:
+        """Whether it names a release that is used."""
+        return any(isinstance(release, Version) for release in self.releases.values())
+
+    @property
+    def is_document(self) -> bool:
+        """Whether it is too long for a question, and shows no error."""
+        return self.text.count("\n") > MOST_LINES and not self.last_error
+
+    @property
+    def is_strange(self) -> bool:
+        """Whether nothing in it is of a training."""
+        return not self.words and not re.search(r"(?i)error|deepspeed|accelerate|torch|fsdp|loss", self.text)
+
+
+def _release(package: str, release: Release) -> str:
+    """Return a release as it is told: one that is newer than all that were tested is said to be so."""
+    newest = newest_tested(package)
+    if not newest or not isinstance(release, Version) or release <= newest:
+        return f"{package} {release}"
+    return f"{package} {release} (newer than {newest}, the newest that was tested)"
+
+
+@functools.cache
+def newest_tested(package: str) -> Version | None:
+    """Return the newest release of a package that any row of the table rests on."""
+    tested = {*map(Version, table().asked.get(package, ()))}
+    for fault in table().fault:
+        if fault.package == package:
+            tested |= {*map(Version, (fault.until, *fault.asked))}
+    return max(tested, default=None)
+
+
+def _in_words(condition: str, value: Any) -> str:
+    """Return what is said of a training; empty, if that says nothing."""
+    if condition in ("passes", "ranks"):
+        return number_of(value, condition)
+    if isinstance(value, bool):
+        return TOLD[condition] if value else ""
+    return UNLIKE.get((condition, value), TOLD[condition].format(value))
+
 
 def _is_prose(line: str) -> bool:
+    """Whether a line is words for the most part, or Chinese, and does not begin as lines of logs and code do."""
     if len(line) > LONGEST_LINE:
         return False
     if re.search("[\u4e00-\u9fff]{2}", line) and not re.match(r"[\[\w]*[:=\[]", line):
         return True
-    if NO_PROSE.match(line):
-        return False
     parts = [part for part in line.split() if not NAME.fullmatch(part)]
+    if re.match(NO_PROSE, line) or len(parts) < 2:
+        return False
     share = PROSE_SHARE if len(parts) >= 4 else 1  # "Training hangs" is a title
-    return len(parts) >= 2 and sum(map(bool, map(WORD.match, parts))) >= share * len(parts)
+    return sum(map(bool, map(WORD.match, parts))) >= share * len(parts)
 
 
-def read(text: str) -> Pasted:
+def read(text: str, symptom: str = "") -> Pasted:
+    """Take a text apart, and what a person says beside it."""
+    text = f"{text}\n{symptom}"
     apart = two_releases(text)
     broken = {name: each.broken for name, each in apart.items()}
     named: dict[str, Release] = {**releases(text), **broken}
-    return Pasted(text, named, apart, said(text), deepspeed_config(text))
+    return Pasted(text, named, apart, said(text), deepspeed_config(text), symptom)
 
 
 def releases(text: str) -> dict[str, Release]:
     """Return the releases that a text names. Of a package with several, none is known to be used."""
-    found = lists.listed(text)
-    return {name: release for name, release in found.items() if release == ANY or _is_plausible(name, release)}
-
-
-def _is_plausible(name: str, release: Release) -> bool:
+    found = lists.listed(GLUED.sub(r"\1 ", text))
     # "torch 8 GPUs" and "trl 2 epochs" name no release.
-    return not isinstance(release, Version) or len(release.release) > 1 or name in ("ms-swift",)
+    numbers = {name for name, release in found.items() if isinstance(release, Version) and len(release.release) == 1}
+    return {name: found[name] for name in found if name not in numbers or name == "ms-swift"}
 
 
 def said(text: str) -> dict[str, Any]:
     """Return what a text says, by conditions. One that shards decides what the training is."""
-    found: dict[str, Any] = {}
-    for condition, tried in levels().items():
-        for pattern, value in tried:
-            values = {*_values(pattern, value, text)}
-            if len(values) > 1:
-                break
-            if values:
-                found[condition] = values.pop()
-                break
+    values = {condition: _value(tried, text) for condition, tried in levels().items()}
+    found = {condition: value for condition, value in values.items() if value is not None}
     fsdp, ddp = found.pop("fsdp", None), found.pop("ddp", None)
-    if "stage" not in found and fsdp:
+    if "stage" in found:
+        return found
+    if fsdp:
         found["stage"] = f"FSDP{fsdp}"
-    elif "stage" not in found and ddp and not re.search("(?i)deepspeed", text):
+    elif ddp and not re.search("(?i)deepspeed", text):
         found["stage"] = "DDP"
     return found
+
+
+def _value(tried: list[tuple[re.Pattern, Any]], text: str) -> Any:
+    """Return the value of the first level that says one. None: none does, or it says two."""
+    for pattern, value in tried:
+        if values := {*_values(pattern, value, text)}:
+            return only(values)
+    return None
 
 
 @with_config(NO_OTHER_KEYS)
@@ -142,37 +225,57 @@ def levels() -> dict[str, list[tuple[re.Pattern, Any]]]:
 
 
 def _values(pattern: re.Pattern, value: Any, text: str) -> Iterator[Any]:
+    """Yield what a pattern finds, or its own value where it has one."""
     for match in pattern.finditer(text):
-        word = next(filter(None, match.groups()), "").lower()
         if value is not None:
             yield value
             return
-        if word.isdigit():
-            yield int(word)
-        elif word:
-            yield TRUTH.get(word, word)
+        if word := next(filter(None, match.groups()), "").lower():
+            yield int(word) if word.isdigit() else TRUTH.get(word, word)
 
 
-def deepspeed_config(text: str) -> dict | None:
+@dataclass(frozen=True)
+class Config:
+    """A DeepSpeed config. DeepSpeed itself reads Hjson (runtime/config.py), Accelerate and transformers JSON."""
+
+    content: dict
+    is_json: bool  # or a dictionary of Python
+
+    @property
+    def name(self) -> str:
+        name = "a DeepSpeed config"
+        refused = "with a comment or a trailing comma, which DeepSpeed reads, and Accelerate and the Trainer refuse"
+        return name if self.is_json else f"{name} {refused}"
+
+
+def deepspeed_config(text: str) -> Config | None:
     """Return the first whole DeepSpeed config in a text, written as JSON, if with comments, or as Python writes it."""
     for match in re.finditer(r"[\"']zero_optimization[\"']\s*:", text):
-        begin = match.start()
-        for _ in range(MOST_TRIES):
-            begin = text.rfind("{", max(0, match.start() - LONGEST_CONFIG), begin)
-            if begin < 0:
-                break
-            config = _parsed(text[begin : begin + LONGEST_CONFIG])
-            if config is not None and "zero_optimization" in config:
-                return config
+        if config := _config_around(text, match.start()):
+            return config
     return None
 
 
-def _parsed(text: str) -> dict | None:
-    text = re.sub(r"(?m)(?<=[\s,{}\[\]])(?://|#)[^\n]*$", "", text)
-    text = re.sub(r",(\s*[}\]])", r"\1", text)
-    text = text.replace("'", '"').replace("True", "true").replace("False", "false").replace("None", "null")
-    try:
-        value, _ = json.JSONDecoder().raw_decode(text)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+def _config_around(text: str, place: int) -> Config | None:
+    """Return the config that has its section zero_optimization at a place of a text."""
+    begin = place
+    for _ in range(MOST_TRIES):
+        begin = text.rfind("{", max(0, place - LONGEST_CONFIG), begin)
+        if begin < 0:
+            return None
+        config = _parsed(text[begin : begin + LONGEST_CONFIG])
+        if "zero_optimization" in config.content:
+            is_assigned = text[:begin].rstrip(" \t(").endswith("=")  # in Python, which has comments
+            return replace(config, is_json=config.is_json or is_assigned)
+    return None
+
+
+def _parsed(text: str) -> Config:
+    """Return the object with which a text begins; an empty one if there is none."""
+    bare = re.sub(r"(?m)(?<=[\s,{}\[\]])(?://|#)[^\n]*$", "", text)
+    bare = re.sub(r",(\s*[}\]])", r"\1", bare)
+    of_python = bare.replace("'", '"').replace("True", "true").replace("False", "false").replace("None", "null")
+    for form in (text, bare, of_python):
+        with contextlib.suppress(ValueError, RecursionError):
+            return Config(json.JSONDecoder().raw_decode(form)[0], is_json=form != bare or bare == text)
+    return Config({}, is_json=False)

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from pydantic import with_config
 
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.tracebacks import LONGEST, Seen, Sure, line_at
-from study.configs.pasted.words import Sentence, meets
+from study.configs.pasted.words import meets
 from study.core.tables import NO_OTHER_KEYS, Regex, read_table
 
 SITUATIONS = Path(__file__).with_name("situations.toml")
@@ -38,31 +38,40 @@ def situations() -> dict[str, Situation]:
     return read_table(SITUATIONS, dict[str, Situation], Situation)
 
 
-def fitting(pasted: Pasted, said: Sequence[Sentence], symptoms: set[str]) -> list[Seen]:
+def fitting(pasted: Pasted, symptoms: set[str]) -> list[Seen]:
     """Return the situations that fit, the likely ones alone if there are any.
 
     `symptoms` are those of symptoms.toml, and ids of signs.
     """
-    fits = [*_fits(pasted, said, symptoms)]
+    fits = [*_fits(pasted, symptoms)]
     return [each for each in fits if each.sure == "likely"] or fits
 
 
-def _fits(pasted: Pasted, said: Sequence[Sentence], symptoms: set[str]) -> Iterator[Seen]:
+def _fits(pasted: Pasted, symptoms: set[str]) -> Iterator[Seen]:
+    """Yield each situation that fits, with the line that shows it."""
     for id, each in situations().items():
-        needed = re.search(each.needs, pasted.text, re.IGNORECASE)
-        if needed is None or re.search(each.without, pasted.text, re.IGNORECASE):
+        if not _may_fit(each, pasted, symptoms):
             continue
-        if each.symptoms and symptoms.isdisjoint(each.symptoms):
-            continue
-        if not all(pasted.said.get(condition) in values for condition, values in each.when.items()):
-            continue
-        line: str | None = ""
-        if each.words:
-            line = meets(each.words, said)
-        elif each.needs:
-            line = line_at(pasted.text, needed.start())
+        line = _line(each, pasted)
         if line is None:
             continue
         sentence = each.sentence.replace("{stage}", str(pasted.said.get("stage", "1 or 2")))
         line = " ".join(line.split())[:LONGEST]
         yield Seen(id, sentence, each.remedy, each.sure, each.evidence, who=each.who, line=line)
+
+
+def _may_fit(situation: Situation, pasted: Pasted, symptoms: set[str]) -> bool:
+    """Whether its symptoms were seen, and the text says its settings."""
+    if situation.symptoms and symptoms.isdisjoint(situation.symptoms):
+        return False
+    return all(pasted.said.get(condition) in values for condition, values in situation.when.items())
+
+
+def _line(situation: Situation, pasted: Pasted) -> str | None:
+    """Return what in a text shows a situation. None: nothing does."""
+    needed = re.search(situation.needs, pasted.text, re.IGNORECASE)
+    if needed is None or re.search(situation.without, pasted.text, re.IGNORECASE):
+        return None
+    if situation.words:
+        return meets(situation.words, pasted.sentences)
+    return line_at(pasted.text, needed.start()) if situation.needs else ""

@@ -4,8 +4,10 @@ import contextlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from study.configs.pasted.read import Pasted
+from study.configs.pasted.words import only
 from study.core.errors import Stop
 from study.core.gpus import GPUS, gpu_named
 from study.core.shapes import letters, models
@@ -33,17 +35,22 @@ class Told:
     gpu_bytes: int | None
     gpu: str | None
 
+    @property
+    def size(self) -> str:
+        """The model, as a flag."""
+        if self.model:
+            return f"--model {self.model}"
+        return f"--params {self.parameters / 1e9:g}e9" if self.parameters else ""
+
 
 def told(text: str) -> Told:
+    """Read a model, its size and GPUs out of a text."""
     names = {letters(name): name for name in models()}
     known = {names[each] for each in map(_spelled, MODEL.findall(text)) if each in names}
-    sizes = {float(each) for each in BILLIONS.findall(text)}
-    return Told(
-        model=known.pop() if len(known) == 1 else None,
-        parameters=1e9 * sizes.pop() if len(sizes) == 1 else None,
-        gpu_bytes=_gpu_bytes(text),
-        gpu=_gpu(text),
-    )
+    parameters = {1e9 * float(each) for each in BILLIONS.findall(text)}
+    gpus = _gpus(text)
+    with_memory = {each.partition("-")[0] for each in gpus if "-" in each}
+    return Told(only(known), only(parameters), _gpu_bytes(text, gpus), only(gpus - with_memory))
 
 
 def _spelled(name: str) -> str:
@@ -52,56 +59,56 @@ def _spelled(name: str) -> str:
     return last.removeprefix("meta")
 
 
-def _gpu_bytes(text: str) -> int | None:
-    sizes = {int(each) * 2**30 for each in BEFORE.findall(text)}
-    for name, gigabytes in GPU.findall(text):
-        try:
-            meant = gpu_named(f"{name} {gigabytes}GB" if gigabytes else name)
-        except Stop:
-            continue
-        kinds = {gpu.memory_bytes for gpu in GPUS.values() if gpu.kind.startswith(meant.partition("-")[0])}
-        if gigabytes or len(kinds) == 1:
-            sizes.add(GPUS[meant].memory_bytes)
-    return min(sizes) if sizes and max(sizes) < 1.1 * min(sizes) else None
-
-
-def _gpu(text: str) -> str | None:
-    """Return the one kind of GPU that a text names, as `--gpu` takes it."""
-    kinds = set()
+def _gpus(text: str) -> set[str]:
+    """Return the GPUs that a text names, as `--gpu` takes them: with their memory, if it says that."""
+    found = set()
     for name, gigabytes in GPU.findall(text):
         with contextlib.suppress(Stop):
-            kinds.add(gpu_named(f"{name} {gigabytes}GB") if gigabytes else gpu_named(name).partition("-")[0])
-    told = {kind for kind in kinds if not any(each.startswith(f"{kind}-") for each in kinds)}  # with its memory
-    return told.pop() if len(told) == 1 else None
+            found.add(gpu_named(f"{name} {gigabytes}GB") if gigabytes else gpu_named(name).partition("-")[0])
+    return found
+
+
+def _gpu_bytes(text: str, gpus: set[str]) -> int | None:
+    """Return the memory of the GPUs of a text, if it is nearly the same in all that it may mean."""
+    sizes = {int(each) * 2**30 for each in BEFORE.findall(text)}
+    for name in gpus:
+        of_name = {gpu.memory_bytes for kind, gpu in GPUS.items() if name in (kind, kind.partition("-")[0])}
+        if len(of_name) == 1:
+            sizes |= of_name
+    return min(sizes) if sizes and max(sizes) < 1.1 * min(sizes) else None
 
 
 def arm(pasted: Pasted) -> str | None:
     """Return the arm that is most like the training of a text, if it says how that is divided."""
     name = ARMS.get(pasted.said.get("stage", ""))
-    is_offloaded = pasted.said.get("offload", "none") != "none"
-    return f"{name}_cpu" if name and is_offloaded and name != "ddp" else name
+    if name in (None, "ddp") or pasted.said.get("offload", "none") == "none":
+        return name
+    return f"{name}_cpu"
 
 
 def flags(pasted: Pasted) -> str:
     """Return the flags of `study advise` that a text says; "" if it does not name a model and its GPUs."""
     about, said = told(pasted.text), pasted.said
     ranks = said.get("ranks") if said.get("machines", 1) == 1 else None  # of several nodes it may be those of one
-    if not (about.model or about.parameters) or not (ranks or about.gpu):
+    if not about.size or not (ranks or about.gpu):
         return ""
-    words = [f"--model {about.model}" if about.model else f"--params {(about.parameters or 0) / 1e9:g}e9"]
-    words += [f"--gpus {ranks}"] if ranks else []
-    words += [f"--gpu {about.gpu}"] if about.gpu else []
-    words += [f"--sequence {said['sequence']}"] if said.get("sequence") else []
-    if said.get("peft") and about.model:
-        words.append(f"--lora-rank {said.get('lora_rank') or USUAL_RANK}")
-    return " ".join(words)
+    rank = said.get("lora_rank", USUAL_RANK) if said.get("peft") and about.model else None
+    values = {"--gpus": ranks, "--gpu": about.gpu, "--sequence": said.get("sequence"), "--lora-rank": rank}
+    return f"{about.size} {_typed(values)}"
 
 
 def flags_of_arm(pasted: Pasted) -> str:
     """Return the flags that `study estimate` and `study oom` take besides."""
-    words = [f"--arm {name}"] if (name := arm(pasted)) else []
-    if batch := pasted.said.get("micro_batch"):
-        words.append(f"--micro-batch {batch}")
-    if pasted.said.get("checkpointing"):
-        words.append("--checkpointing")
-    return " ".join(words)
+    flags = _typed({"--arm": arm(pasted), "--micro-batch": pasted.said.get("micro_batch")})
+    return f"{flags} --checkpointing".strip() if pasted.said.get("checkpointing") else flags
+
+
+def all_flags(pasted: Pasted) -> str:
+    """Return both; "" if the text does not name a model and its GPUs."""
+    first = flags(pasted)
+    return f"{first} {flags_of_arm(pasted)}".strip() if first else ""
+
+
+def _typed(flags: dict[str, Any]) -> str:
+    """Return flags as somebody types them, without those that have no value."""
+    return " ".join(f"{flag} {value}" for flag, value in flags.items() if value)

@@ -17,6 +17,7 @@ LONGEST = 200  # characters of a line that are quoted
 BEFORE = re.compile(r"(?m)^(?:[ \t]*(?:>|\u2502|\[(?:rank|default)\d+\]:|\(\w+ pid=\d+[^)\n]*\)))+|\u2502[ \t]*$")
 CLASS = re.compile(r"(\[\^?\]?(?:\\.|[^\]\\])*\])")  # of characters, in a regular expression
 Sure = Literal["sure", "likely", "possible"]
+ORDER: tuple[Sure, ...] = ("sure", "likely", "possible")
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Message:
     sure: Sure
     evidence: str
     also: Regex = ""
-    without: Regex = ""
+    without: Regex = "(?!)"
     who: str = ""
     fault: str = ""
     hides: tuple[str, ...] = ()
@@ -76,11 +77,6 @@ def _over_lines(pattern: str) -> re.Pattern:
     return re.compile("".join(parts), re.MULTILINE)
 
 
-def _unmarked(text: str) -> str:
-    """Return a text of the same length without what stands before lines: of ranks, of quotations, of Rich's boxes."""
-    return BEFORE.sub(lambda match: " " * len(match[0]), text)
-
-
 @functools.cache
 def rows() -> dict[str, Sign]:
     """Return the rows of signs.toml."""
@@ -97,13 +93,12 @@ def sign(id: str, text: str, place: int, **values: Any) -> Seen:
 
 def errors(text: str) -> list[Seen]:
     """Return the errors that a text has: the first that happened comes first, and what follows from others last."""
-    text = _unmarked(text)
+    # Of the same length, without what stands before lines: of ranks, of quotations, of Rich's boxes.
+    text = BEFORE.sub(lambda match: " " * len(match[0]), text)
     found = {}
     for id, message in messages().items():
         match = _over_lines(message.pattern).search(text)
-        if match is None or not re.search(message.also, text):
-            continue
-        if message.without and re.search(message.without, text):
+        if match is None or not re.search(message.also, text) or re.search(message.without, text):
             continue
         found[id] = Seen(
             id=id,
@@ -117,8 +112,11 @@ def errors(text: str) -> list[Seen]:
             place=match.start(),
             line=line_at(text, match.start()),
         )
-    hidden = {hides for id in found for hides in messages()[id].hides}
-    return sorted((seen for id, seen in found.items() if id not in hidden), key=lambda seen: (seen.follows, seen.place))
+    hidden: set[str] = set()
+    for id in found:
+        hidden |= {*messages()[id].hides}
+    told = [seen for id, seen in found.items() if id not in hidden]
+    return sorted(told, key=lambda seen: (seen.follows, seen.place))
 
 
 def _filled(sentence: str, match: re.Match) -> str:

@@ -1,17 +1,21 @@
 """Two releases of one package in a text, and which of them works, by the words in the clause of each."""
 
+import contextlib
+import itertools
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
-from study.configs.pasted.words import meets, sentences
+from study.configs.pasted.words import meets, only, sentences
 from study.known import lists
 from study.known.faults import Fault, table
 
 FROM_TO = r"\b{}\b[^\n]{{0,40}}?\bfrom v?(\d[\w.]*\w)\s*(?:to|->|\u2192)\s*v?(\d[\w.]*\w)"
 # Who writes of ZeRO and names no package means DeepSpeed.
+SPELLED = {"deepspeed": "(?:deepspeed|zero[ _-]?[123])"}
 ZERO = re.compile(r"(?i)\bzero[ _-]?(?:stage)?[ _-]?[1-3]\b")
 BARE = re.compile(r"(?a)(?<![\w.=-])v?(\d+\.\d+\.\d+(?:\.?(?:post|rc|dev)\d+)?)(?!\w|\.\d|%)")
 CLAUSE = re.compile(r"[,;\n\uff0c\u3002]|\.\s|\b(?:but|while|whereas|and|however)\b")
@@ -28,6 +32,7 @@ BROKEN = (
     "error/errors/exception",
     "crash/crashes",
 )
+LONGEST = 200  # characters of a clause on each side
 MOST = 20_000  # characters that are read: what a person writes of releases stands at the beginning
 
 
@@ -42,48 +47,58 @@ class Apart:
 def two_releases(text: str) -> dict[str, Apart]:
     """Return the two releases of each package of which a text says that one works and one does not."""
     text = text[:MOST]
+    by_verdict = {name: _nearest(_verdicts(text, releases)) for name, releases in _named(text).items()}
+    return _upgrades(text) | {name: apart for name, apart in by_verdict.items() if apart}
+
+
+def _upgrades(text: str) -> dict[str, Apart]:
+    """Return the releases of packages that were upgraded from one to another."""
     found = {}
     for word, name in table().packages.items():
-        names = rf"(?:{re.escape(word)}|zero[ _-]?[123])" if name == "deepspeed" else re.escape(word)
-        if match := re.search(FROM_TO.format(names), text, re.IGNORECASE):
-            old, new = map(lists.release_of, match.groups())
-            if isinstance(old, Version) and isinstance(new, Version):
-                found[name] = Apart(old, new)
-    for name, releases in _named(text).items():
-        if name not in found and (apart := _apart(text, releases)):
-            found[name] = apart
+        if match := re.search(FROM_TO.format(SPELLED.get(word, re.escape(word))), text, re.IGNORECASE):
+            with contextlib.suppress(InvalidVersion):
+                found[name] = Apart(*map(Version, match.groups()))
     return found
 
 
 def _named(text: str) -> dict[str, set[Version]]:
     """Return the releases of each package; a number without a name is that of the one package in its line."""
-    named = {
-        name: {release for release in several if isinstance(release, Version) and len(release.release) > 2}
-        for name, several in lists.named(text).items()
-    }
+    named: dict[str, set[Version]] = defaultdict(set)
+    for name, several in lists.named(text).items():
+        named[name] |= {release for release in several if isinstance(release, Version) and len(release.release) > 2}
     for line in text.splitlines():
-        packages = {name for word, name in table().packages.items() if re.search(rf"(?ia)\b{re.escape(word)}\b", line)}
-        if not packages and ZERO.search(line):
-            packages = {"deepspeed"}
-        if len(packages) == 1:
-            named.setdefault(packages.pop(), set()).update(map(Version, BARE.findall(line)))
-    return {name: releases for name, releases in named.items() if len(releases) > 1}
+        if package := _package_of(line):
+            named[package] |= {*map(Version, BARE.findall(line))}
+    return named
 
 
-def _apart(text: str, releases: set[Version]) -> Apart | None:
-    """Return the nearest two of which one works and one does not."""
-    verdicts = {release: _works(text, release) for release in releases}
-    good = [release for release, works in verdicts.items() if works]
-    bad = [release for release, works in verdicts.items() if works is False]
-    others = [release for release in releases if release not in good and release not in bad]
-    if len(others) == 1 and bool(good) != bool(bad):
-        good, bad = good or others, bad or others
-    places = {release: place for place, release in enumerate(sorted(releases))}
-    pairs = [(abs(places[a] - places[b]), a, b) for a in good for b in bad]
-    if not pairs:
-        return None
-    _, works, broken = min(pairs)
-    return Apart(works, broken)
+def mentioned(text: str) -> set[str]:
+    """Return the packages of the table that a text names."""
+    return {name for word, name in table().packages.items() if re.search(rf"(?ia)\b{re.escape(word)}\b", text)}
+
+
+def _package_of(line: str) -> str | None:
+    """Return the one package that a line names."""
+    packages = mentioned(line)
+    return "deepspeed" if not packages and ZERO.search(line) else only(packages)
+
+
+def _verdicts(text: str, releases: set[Version]) -> dict[Version, bool | None]:
+    """Return whether each release works. The one of which nothing is said does what the others do not."""
+    verdicts = {release: _works(text, release) for release in sorted(releases)}
+    unknown = only({release for release, works in verdicts.items() if works is None})
+    told = only({*verdicts.values()} - {None})
+    if unknown and told is not None:
+        verdicts[unknown] = not told
+    return verdicts
+
+
+def _nearest(verdicts: dict[Version, bool | None]) -> Apart | None:
+    """Return the nearest two of which one works and one does not. The releases are in their order."""
+    order = [*verdicts]
+    good, bad = ([release for release in order if verdicts[release] is works] for works in (True, False))
+    pairs = itertools.starmap(Apart, itertools.product(good, bad))
+    return min(pairs, key=lambda pair: abs(order.index(pair.works) - order.index(pair.broken)), default=None)
 
 
 def _works(text: str, release: Version) -> bool | None:
@@ -95,17 +110,19 @@ def _works(text: str, release: Version) -> bool | None:
             said.add(False)
         elif meets(WORKS, words):
             said.add(True)
-    return said.pop() if len(said) == 1 else None
+    return only(said)
 
 
 def _clauses(text: str, release: str) -> Iterator[str]:
+    """Yield what stands around a release, up to the ends of its clause."""
     for match in re.finditer(rf"(?a)(?<![\w.]){re.escape(release)}(?!\w|\.\d)", text):
-        begin = max((end.end() for end in CLAUSE.finditer(text, max(0, match.start() - 200), match.start())), default=0)
+        before = text[max(0, match.start() - LONGEST) : match.start()]
         end = CLAUSE.search(text, match.end())
-        yield text[max(begin, match.start() - 200) : end.start() if end else match.end() + 200]
+        after = text[match.start() : end.start() if end else match.end() + LONGEST]
+        yield CLAUSE.split(before)[-1] + after
 
 
 def came_between(package: str, apart: Apart) -> list[Fault]:
     """Return the known faults that the release which does not work has, and the other has not."""
-    of_package = (fault for fault in table().fault if fault.package == package)
-    return [fault for fault in of_package if fault.has(apart.broken) and fault.has(apart.works) is False]
+    of_package = [fault for fault in table().fault if fault.package == package]
+    return [fault for fault in of_package if (fault.has(apart.works), fault.has(apart.broken)) == (False, True)]

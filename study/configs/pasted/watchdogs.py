@@ -6,17 +6,16 @@ writes nothing, or another one.
 
 import functools
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NotRequired
+from typing import Any, NotRequired, Self
 
 from pydantic import with_config
 from typing_extensions import TypedDict
 
 from study.configs.pasted.tracebacks import Seen, sign
-from study.configs.pasted.words import Sentence, meets
+from study.configs.pasted.words import Sentence, meets, only
 from study.core.tables import NO_OTHER_KEYS, Regex, read_table
 
 WAITS = Path(__file__).with_name("waits.toml")
@@ -36,12 +35,13 @@ LAGGING = re.compile(
     r"\[(?P<ranks>[\d, ]+)\] finished collective #(?P<finished>\d+), but didn't join collective #(?P<missing>\d+)"
 )
 BARRIER = re.compile(r"Ranks? (?P<ranks>[\d, ]+) failed to pass monitoredBarrier")
-FIRST = re.compile(r"due to a collective timeout from\s+rank (?P<rank>\d+)")
+FIRST = re.compile(r"due to a collective timeout from\s+rank (?P<ranks>\d+)")
 GLOO = re.compile(r"Timed out waiting (?P<limit_ms>\d+)ms for (?:recv|send) operation")
 STUCK = re.compile(r"watchdog got stuck for \d+ seconds|Heartbeat monitor timed out")
 # What a collective carries, by its kind: what the rank that is missing does instead.
 OF_WEIGHTS = ("_ALLGATHER_BASE", "ALLGATHER", "ALLGATHER_BASE", "COALESCED", "_ALLGATHER_BASE_COALESCED")
 OF_GRADIENTS = ("ALLREDUCE", "_REDUCE_SCATTER_BASE", "REDUCE_SCATTER", "REDUCE", "ALLREDUCE_COALESCED")
+OF_KINDS = dict.fromkeys(OF_WEIGHTS, "waited-weights") | dict.fromkeys(OF_GRADIENTS, "waited-gradients")
 
 
 @dataclass(frozen=True)
@@ -55,79 +55,93 @@ class Wait:
     limit_s: float
     place: int
 
+    @classmethod
+    def of(cls, match: re.Match) -> Self:
+        said = match.groupdict()
+        elements = said.get("elements")
+        return cls(
+            rank=int(said["rank"]),
+            index=int(said["index"]),
+            kind=said["kind"],
+            elements=int(elements) if elements else None,
+            limit_s=int(said.get("limit_ms", 0)) / 1000,
+            place=match.start(),
+        )
+
     @property
     def call(self) -> str:
         size = "" if self.elements is None else f" of {self.elements:,} elements"
         return f"{self.kind.strip('_')} {self.index}{size}"
 
 
-def hangs(text: str, said: Sequence[Sentence] = ()) -> list[Seen]:
-    """Return who waits for whom, by what watchdogs wrote. Empty if none wrote. `said` is a person's."""
+def hangs(text: str, said: Sequence[Sentence] = ()) -> Seen | None:
+    """Return who waits for whom, by what watchdogs wrote. None if none wrote. `said` is a person's."""
     if match := LAGGING.search(text):
-        values = {"finished": match["finished"], "missing": match["missing"]}
-        cause = _usual("", None, int(match["missing"]), text, said)
-        return [sign("ranks-desync", text, match.start(), ranks=_ranks(_numbers(match["ranks"])), **values, **cause)]
+        cause = _usual(text, said, index=int(match["missing"]))
+        return sign("ranks-desync", text, match.start(), **match.groupdict() | _named(match) | cause)
     if match := BARRIER.search(text):
-        ranks = _ranks(_numbers(match["ranks"]))
-        return [sign("barrier-missed", text, match.start(), ranks=ranks, **_usual("BARRIER", 1, None, text, said))]
-    if waits := _waits(text):
-        return [_compared(text, said, waits)]
+        return sign("barrier-missed", text, match.start(), **_named(match), **_usual(text, said, elements=1))
+    if waits := _timed_out(text) or _running(text):
+        return _compared(text, said, waits)
     if match := GLOO.search(text):
         limit_s = int(match["limit_ms"]) / 1000
-        return [sign("gloo-timeout", text, match.start(), limit_s=limit_s, **_usual("", None, None, text, said))]
+        return sign("gloo-timeout", text, match.start(), limit_s=limit_s, **_usual(text, said))
     if match := STUCK.search(text):
-        return [sign("watchdog-stuck", text, match.start())]
-    return []
+        return sign("watchdog-stuck", text, match.start())
+    return None
 
 
-def _waits(text: str) -> list[Wait]:
-    """Return the first collective that did not end of each rank that tells it."""
+def _timed_out(text: str) -> list[Wait]:
+    """Return the first collective of each rank that did not end in time."""
     waits: dict[int, Wait] = {}
-    for match in WORK.finditer(text):
-        elements = int(match["elements"]) if match["elements"] else None
-        limit_s = int(match["limit_ms"]) / 1000
-        wait = Wait(int(match["rank"]), int(match["index"]), match["kind"], elements, limit_s, match.start())
+    for wait in map(Wait.of, WORK.finditer(text)):
         waits.setdefault(wait.rank, wait)
-    if waits:
-        return list(waits.values())
-    for match in RUNNING.finditer(text):  # the last counts
-        wait = Wait(int(match["rank"]), int(match["index"]), match["kind"], None, 0, match.start())
-        if wait.rank not in waits or waits[wait.rank].index <= wait.index:
+    return [*waits.values()]
+
+
+def _running(text: str) -> list[Wait]:
+    """Return the last collective of each rank that began. Of a run that goes on they are equal, or nearly so."""
+    waits: dict[int, Wait] = {}
+    for wait in map(Wait.of, RUNNING.finditer(text)):
+        if wait.index >= waits.get(wait.rank, wait).index:
             waits[wait.rank] = wait
-    # Of a run that goes on they are equal, or nearly so: it tells nothing.
-    indices = {wait.index for wait in waits.values()}
-    return list(waits.values()) if len(indices) > 1 else []
+    differ = len({wait.index for wait in waits.values()}) > 1
+    return [*waits.values()] if differ else []
 
 
 def _compared(text: str, said: Sequence[Sentence], waits: list[Wait]) -> Seen:
     """Compare the collectives in which ranks waited."""
     first = min(waits, key=lambda wait: (wait.index, wait.rank))
     same = [wait for wait in waits if wait.index == first.index]
-    others = [wait for wait in waits if wait.index > first.index]
-    if len({(wait.kind, wait.elements) for wait in same}) > 1:
-        # One rank of each call is enough.
-        each = {(wait.kind, wait.elements): wait for wait in same}.values()
-        calls = ", ".join(f"rank {wait.rank} {wait.call}" for wait in [*each][:2])
-        return sign("ranks-call-differently", text, first.place, index=first.index, calls=calls)
-    values = {"call": first.call, "limit_s": first.limit_s, "ranks": _ranks([wait.rank for wait in same])}
-    cause = _usual(first.kind, first.elements, first.index, text, said)
-    if others and len(same) <= len(others):
-        ahead = _ranks([wait.rank for wait in others]).lower()
-        return sign("rank-behind", text, first.place, ahead=ahead, further=others[0].index, **values, **cause)
-    if missing := _missing(text, waits):
-        return sign("rank-missing", text, first.place, **values | {"ranks": _ranks(missing)}, **cause)
-    if (match := FIRST.search(text)) and int(match["rank"]) not in {wait.rank for wait in waits}:
-        ranks = _ranks([int(match["rank"])])
-        return sign("rank-timed-out-first", text, match.start(), ranks=ranks, **cause)
-    return sign("nccl-watchdog", text, first.place, **values, **cause)
+    calls = {(wait.kind, wait.elements): f"rank {wait.rank} {wait.call}" for wait in same}  # one rank of each
+    if len(calls) > 1:
+        two = ", ".join([*calls.values()][:2])
+        return sign("ranks-call-differently", text, first.place, index=first.index, calls=two)
+    cause = _usual(text, said, first.index, first.elements, first.kind)
+    return _waiting(text, waits, same, {"call": first.call, "limit_s": first.limit_s, **cause})
 
 
-def _missing(text: str, waits: list[Wait]) -> list[int]:
-    """Return the ranks that wrote nothing, if the text has enough of the others to say so."""
+def _waiting(text: str, waits: list[Wait], same: list[Wait], values: dict[str, Any]) -> Seen:
+    """Return who waits for whom, of ranks that make the same calls. Those of `same` are furthest behind."""
+    place = min(same, key=lambda wait: wait.rank).place
+    behind = _ranks([wait.rank for wait in same])
+    ahead = [wait for wait in waits if wait not in same]
+    if 0 < len(ahead) >= len(same):
+        values |= {"ahead": _ranks([wait.rank for wait in ahead]).lower(), "further": ahead[0].index}
+        return sign("rank-behind", text, place, ranks=behind, **values)
     ranks = {wait.rank for wait in waits}
-    sizes = Counter(int(size) for size in re.findall(r"world[_ ]size[\"']?[=: ]+(\d{1,4})\b", text, re.IGNORECASE))
-    number = sizes.most_common(1)[0][0] if sizes else max(ranks) + 1
-    missing = sorted({*range(number)} - ranks)
+    if missing := _missing(text, ranks):
+        return sign("rank-missing", text, place, ranks=_ranks(missing), **values)
+    match = FIRST.search(text)
+    if match and int(match["ranks"]) not in ranks:
+        return sign("rank-timed-out-first", text, match.start(), **_named(match), **values)
+    return sign("nccl-watchdog", text, place, ranks=behind, **values)
+
+
+def _missing(text: str, ranks: set[int]) -> list[int]:
+    """Return the ranks that wrote nothing, if the text has enough of the others to say so."""
+    size = only({*re.findall(r"(?i)world[_ ]size[\"']?[=: ]+(\d{1,4})\b", text)})
+    missing = sorted({*range(int(size or max(ranks) + 1))} - ranks)
     # Of single lines that somebody chose nothing can be said.
     return missing if len(ranks) > 2 and len(missing) < len(ranks) else []
 
@@ -147,31 +161,32 @@ def causes_of_waits() -> dict[str, WaitCause]:
     return read_table(WAITS, dict[str, WaitCause], WaitCause)
 
 
-def _usual(kind: str, elements: int | None, index: int | None, text: str, said: Sequence[Sentence]) -> dict[str, str]:
+def _usual(
+    text: str, said: Sequence[Sentence], index: int | None = None, elements: int | None = None, kind: str = ""
+) -> dict[str, str]:
     """Return which mistake it usually is, and what to do, by what the ranks waited for and did last."""
     if index is not None and index <= EARLY:
-        return usual("waited-start")
-    for id in ("waited-memory", "waited-saving", "waited-evaluation", "waited-epoch"):
-        row = causes_of_waits()[id]
+        return _row("waited-start")
+    for id, row in causes_of_waits().items():
         if meets(row.get("words", ()), said) or re.search(row.get("text", "(?!)"), text):
-            return usual(id)
+            return _row(id)
     if elements is not None and elements <= SMALL:
-        return usual("waited-small")
-    if kind in OF_WEIGHTS:
-        return usual("waited-weights")
-    return usual("waited-gradients" if kind in OF_GRADIENTS else "waited-unknown")
+        return _row("waited-small")
+    return _row(OF_KINDS.get(kind, "waited-unknown"))
 
 
-def usual(id: str) -> dict[str, str]:
+def _row(id: str) -> dict[str, str]:
     row = causes_of_waits()[id]
     return {"cause": row["cause"], "remedy": row["remedy"]}
 
 
-def _numbers(words: str) -> list[int]:
-    return [int(word) for word in re.findall(r"\d+", words)]
+def _named(match: re.Match) -> dict[str, str]:
+    """Return the ranks that a message names, as its sign takes them."""
+    return {"ranks": _ranks([int(word) for word in re.findall(r"\d+", match["ranks"])])}
 
 
 def _ranks(ranks: list[int]) -> str:
+    """Return ranks as a sentence begins, the first of many."""
     names = [str(rank) for rank in sorted(ranks)]
     if len(names) == 1:
         return f"Rank {names[0]}"

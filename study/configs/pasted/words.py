@@ -10,19 +10,20 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self, TypeVar
 
 from study.core.files import load
 
 WORDS = Path(__file__).with_name("words.toml")
 NEAR = 12  # words among which all parts are: those of a long sentence speak of several things
-BETWEEN = 2  # words between two that follow each other
+BETWEEN = r")(?: [^,\uff0c\u3001\s]+){0,2} (?:"  # two that follow each other: two words, and no comma
 SHORTEST = 6  # letters of a word in which a typing error is looked for: shorter ones have too many neighbours
 # The name of a method, and no number.
 ZERO = re.compile(r"\bZeRO\b(?:[ -]*(?:stage)?[ -]*[0-3]\b)?|\b(?i:zero)[ _-]*(?i:stage)?[ _-]*[0-3](?!\d)")
 END = re.compile(r"[.!?;]\s|[\n\u3002\uff01\uff1f\uff1b]")
 TOKEN = re.compile(r"[a-z][a-z0-9_]*|\d+(?:,\d{3})*\.?\d*(?:e-?\d+)?|[=:,\uff0c\u3001]")
-COMMAS = {",", "\uff0c", "\u3001"}
 CHINESE = re.compile("[\u4e00-\u9fff]")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,102 +38,119 @@ def sentences(text: str) -> tuple[Sentence, ...]:
     return tuple(Sentence(part, _words(part)) for part in parts if part)
 
 
+def only(values: set[T]) -> T | None:
+    """Return the one thing that a text says. None: it says nothing, or several things."""
+    return next(iter(values)) if len(values) == 1 else None
+
+
 def meets(conditions: Sequence[str], said: Iterable[Sentence]) -> str | None:
     """Return the first sentence that meets one of the conditions."""
-    asked = [_parts(condition) for condition in conditions]
+    asked = [*map(_patterns, conditions)]
     for sentence in said:
-        near = [*_near(sentence.words)]
-        if any(all(_has(words, part) for part in parts) for words in near for parts in asked):
-            return sentence.text
+        for words in _near(sentence.words):
+            if any(all(part.search(words) for part in parts) for parts in asked):
+                return sentence.text
     return None
 
 
-def _near(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def _near(words: tuple[str, ...]) -> Iterator[str]:
+    """Yield the words that stand near each other, with a space between."""
     for begin in range(max(1, len(words) - NEAR + 1)):
-        yield words[begin : begin + NEAR]
-
-
-def _words(sentence: str) -> tuple[str, ...]:
-    text = sentence.lower().replace("\u2019", "'").replace("n't", " not")
-    several, _, _ = forms()
-    text = several.sub(lambda match: f" {_of(' '.join(match[0].split()))} ", text)
-    return tuple(map(_of, TOKEN.findall(text)))
+        yield " ".join(words[begin : begin + NEAR])
 
 
 @functools.cache
-def forms() -> tuple[re.Pattern, dict[str, str], dict[str, str]]:
-    """Return the forms of several words, and the word of each form and of each beginning."""
-    whole: dict[str, str] = {}
-    begins: dict[str, str] = {}
+def _patterns(condition: str) -> tuple[re.Pattern, ...]:
+    """Return the pattern of each part, over words with a space between."""
+    parts = condition.replace(" / ", "/").replace("/", "|").split(" + ")
+    return tuple(re.compile(rf"(?<!\S)(?:{BETWEEN.join(part.split())})(?!\S)") for part in parts)
+
+
+def _words(sentence: str) -> tuple[str, ...]:
+    """Return the words of a sentence, of the table as far as it has them."""
+    text = sentence.lower().replace("\u2019", "'").replace("n't", " not")
+    text = forms().several.sub(lambda match: f" {_of(' '.join(match[0].split()))} ", text)
+    return tuple(map(_of, TOKEN.findall(text)))
+
+
+@dataclass(frozen=True)
+class Forms:
+    """The forms of words.toml, with the word of each."""
+
+    several: re.Pattern  # forms of several words, and Chinese ones
+    whole: dict[str, str]
+    begins: dict[str, str]  # with any ending
+
+    @classmethod
+    def of(cls, table: dict[str, str]) -> Self:
+        whole: dict[str, str] = {}
+        begins: dict[str, str] = {}
+        for word, forms in table.items():
+            for form in [word, *forms.split(", ")]:
+                if form.endswith("*"):
+                    begins[form.removesuffix("*")] = word
+                else:
+                    whole[form] = word
+        ends = dict.fromkeys(whole, r"\b") | dict.fromkeys(begins, r"\w*")
+        patterns = [_pattern(form, ends[form]) for form in sorted(ends, reverse=True)]
+        return cls(re.compile("|".join(filter(None, patterns))), whole, begins)
+
+
+def _pattern(form: str, end: str) -> str:
+    """Return the pattern of a form that is not one token; empty, of one that is."""
+    if CHINESE.search(form):
+        return re.escape(form)
+    escaped = re.escape(form).replace(r"\ ", r"\s+")
+    return "" if form.isidentifier() else rf"\b{escaped}{end}"
+
+
+@functools.cache
+def forms() -> Forms:
     remedy = 'write each row as: word = "its forms, by commas, beginni*"'
-    table = load(WORDS, dict[str, str], what="a table that commands can read", remedy=remedy, most_bytes=2**20)
-    for word, forms in table.items():
-        whole[word] = word
-        for form in forms.split(", "):
-            (begins if form.endswith("*") else whole)[form.removesuffix("*")] = word
-    several = sorted((form for form in whole | begins if not form.isidentifier() or CHINESE.search(form)), reverse=True)
-    patterns = [
-        re.escape(form) if CHINESE.search(form) else rf"\b{re.escape(form)}" + (r"\w*" if form in begins else r"\b")
-        for form in several
-    ]
-    return re.compile("|".join(patterns).replace(r"\ ", r"\s+")), whole, begins
+    return Forms.of(load(WORDS, dict[str, str], what="a table that commands can read", remedy=remedy, most_bytes=2**20))
 
 
 @functools.lru_cache(2**14)
 def _of(token: str) -> str:
     """Return the table's word for a token, also with one letter wrong; else a number as %g, or the token."""
+    known = forms()
+    if token in known.whole:
+        return known.whole[token]
     if token[0].isdigit():
-        return _number(token)
-    _, whole, begins = forms()
-    if token in whole:
-        return whole[token]
-    fitting = [form for form in begins if token.startswith(form)]
-    if fitting:
-        return begins[max(fitting, key=len)]
-    if len(token) >= SHORTEST and token.isalpha():
-        for form, word in (whole | begins).items():
-            size = len(form)
-            starts = {token[:size], token[: size - 1], token[: size + 1]} if form in begins else {token}
-            if size >= SHORTEST and any(_one_slip(form, start) for start in starts):
-                return word
+        return f"{float(token.replace(',', '')):g}"
+    if fitting := [form for form in known.begins if token.startswith(form)]:
+        return known.begins[max(fitting, key=len)]
+    return _with_a_slip(token) if len(token) >= SHORTEST and token.isalpha() else token
+
+
+def _with_a_slip(token: str) -> str:
+    """Return the word of the first form that is one letter away; else the token."""
+    known = forms()
+    for form, word in known.whole.items():
+        if len(form) >= SHORTEST and _one_slip(form, token):
+            return word
+    for form, word in known.begins.items():
+        if len(form) >= SHORTEST and _begins_with_a_slip(form, token):
+            return word
     return token
 
 
-def _number(token: str) -> str:
-    try:
-        return f"{float(token.replace(',', '')):g}"
-    except ValueError:
-        return token
+def _begins_with_a_slip(form: str, token: str) -> bool:
+    """Whether the slip is inside the form: at its end another word begins, such as install for instability."""
+    starts = (token[: len(form) + more] for more in (-1, 0, 1))
+    return any(start.endswith(form[-1]) and _one_slip(form, start) for start in starts)
 
 
 def _one_slip(right: str, typed: str) -> bool:
-    """Whether one letter behind the first is missing, too many, another, or changed places with the next."""
+    """Whether one letter behind the first is missing, too many, or changed places with the next.
+
+    Another letter in its place mostly makes another word: convert is no converge, and instance no instability.
+    """
     if right[0] != typed[:1] or abs(len(right) - len(typed)) > 1 or right == typed:
         return False
-    same = next((n for n, (a, b) in enumerate(zip(right, typed, strict=False)) if a != b), min(len(right), len(typed)))
+    same = 1
+    while right[same : same + 1] == typed[same : same + 1]:
+        same += 1
     after, later = right[same:], typed[same:]
-    swapped = after[1:2] + after[:1] + after[2:] == later
-    return swapped or after[1:] == later[1:] or after[1:] == later or after == later[1:]
-
-
-@functools.cache
-def _parts(condition: str) -> tuple[tuple[frozenset[str], ...], ...]:
-    return tuple(
-        tuple(frozenset(word.split("/")) for word in part.replace(" / ", "/").split())
-        for part in condition.split(" + ")
-    )
-
-
-def _has(words: tuple[str, ...], part: tuple[frozenset[str], ...]) -> bool:
-    places = {place for place, word in enumerate(words) if word in part[0]}
-    for wanted in part[1:]:
-        places = {later for place in places for later in _next(words, place) if words[later] in wanted}
-    return bool(places)
-
-
-def _next(words: tuple[str, ...], place: int) -> Iterator[int]:
-    """Yield the places that follow one, up to a comma."""
-    for later in range(place + 1, min(place + 2 + BETWEEN, len(words))):
-        if words[later] in COMMAS:
-            return
-        yield later
+    swapped = after[1:2] + after[:1] + after[2:]
+    return later in (swapped, after[1:]) or later[1:] == after

@@ -12,10 +12,12 @@ import pytest
 
 from study.cli import diagnosis, pasted
 from study.configs.oom.by_text import by_text
-from study.configs.pasted import condense, situations, tracebacks, two_releases, watchdogs, words
+from study.configs.pasted import condense, matching, memory, situations, tracebacks, two_releases, watchdogs, words
 from study.configs.pasted.answer import answer
-from study.configs.pasted.read import deepspeed_config, read
+from study.configs.pasted.read import deepspeed_config, newest_tested, read
+from study.configs.pasted.told import told as of_model
 from study.core.errors import Stop
+from study.core.gpus import GPUS
 from study.known.faults import table as faults
 from tests.cli.test_cli import in_this_process
 from tests.conftest import ROOT, python, table
@@ -214,21 +216,63 @@ def test_threads_that_were_read_stay_answered_and_the_first_figures_are_kept():
 
 def test_a_rank_that_is_behind_is_named():
     same = [WORK.format(rank=rank, index=1580, kind="ALLREDUCE", elements=466119168) for rank in (0, 1, 2)]
-    (seen,) = watchdogs.hangs("".join([*same, "world_size: 4"]))
+    seen = watchdogs.hangs("".join([*same, "world_size: 4"]))
     assert seen.id == "rank-missing"
     assert "Rank 3 did not join ALLREDUCE 1580 of 466,119,168 elements" in seen.sentence
     behind = WORK.format(rank=3, index=1575, kind="_ALLGATHER_BASE", elements=1000000)
-    (seen,) = watchdogs.hangs("".join([*same, behind]))
+    seen = watchdogs.hangs("".join([*same, behind]))
     assert seen.id == "rank-behind"
     assert seen.sentence.startswith("Rank 3 behind, in ALLGATHER_BASE 1575")
     other = WORK.format(rank=3, index=1580, kind="BROADCAST", elements=1)
-    (seen,) = watchdogs.hangs("".join([*same, other]))
+    seen = watchdogs.hangs("".join([*same, other]))
     assert seen.id == "ranks-call-differently"
 
 
 def test_out_of_memory_comes_before_who_waited_for_that_rank():
     waits = "".join(WORK.format(rank=rank, index=300, kind="ALLREDUCE", elements=5) for rank in (0, 2, 3))
     assert answer(waits + EXAMPLES["memory-was-full"]["text"]).id == "memory-was-full"
+
+
+@pytest.mark.parametrize(
+    ("said", "ids"),
+    [
+        ("", ["memory-was-full"]),
+        (
+            "LoRA, ZeRO stage 3, 4 GPUs, deepspeed==0.19.8, transformers==5.20.0, gradient_checkpointing: true, "
+            "use_reentrant: true",
+            ["frozen-weights-stay", "lora-stage-3-memory", "memory-was-full"],
+        ),
+        ("LoRA with ZeRO stage 3 on 4 GPUs, deepspeed==0.19.8", ["lora-stage-3-memory", "memory-was-full"]),
+        # Who waits, and what steps show, does not come before an error, whose cause is a guess.
+        (WORK.format(rank=0, index=300, kind="ALLREDUCE", elements=5), ["memory-was-full", "nccl-watchdog"]),
+        ("{'loss': nan, 'grad_norm': 1.0}", ["memory-was-full", "loss-nan"]),
+    ],
+)
+def test_a_guess_at_what_filled_the_memory_stands_behind_what_fits_the_text(said, ids):
+    told = answer(f"{said}\n{EXAMPLES['memory-was-full']['text']}")
+    assert "perhaps" in told.found[ids.index("memory-was-full")].sentence
+    assert [each.id for each in told.found] == ids
+
+
+@pytest.mark.parametrize(
+    ("said", "id"),
+    [
+        ("", "norm-sqrt2"),
+        ("zero stage 2", "loss-zero-overlap"),
+        (
+            'deepspeed==0.17.2 {"zero_optimization": {"stage": 2, "overlap_comm": true}, "bf16": {"enabled": true}}',
+            "overlap-buffer-overwritten",
+        ),
+    ],
+)
+def test_nan_is_told_once(said, id):
+    log = (
+        "{'loss': 1.2, 'grad_norm': 2.0}\n{'loss': 0.0, 'grad_norm': nan}\n"
+        + 3 * "{'loss': 0.0, 'grad_norm': 1.41421}\n"
+    )
+    ids = [each.id for each in answer(f"{log}{said}").found]
+    assert ids[0] == id
+    assert not {*ids[1:]} & {"loss-zero", "loss-nan", "norm-nan", "norm-sqrt2", "loss-zero-overlap"}
 
 
 def test_an_error_comes_before_the_launcher_that_saw_it_end():
@@ -266,12 +310,43 @@ def test_a_release_that_is_right_is_not_blamed():
     assert answer(f"{text}\ndeepspeed==0.19.8").sure == "possible"
 
 
+@pytest.mark.parametrize(
+    "text", ["torch {}", "PyTorch {}+cu130", "- PyTorch version (GPU?): {}", "torch-{}", "torch{} hangs", "torch=={}"]
+)
+def test_a_release_that_nobody_tested_is_read_and_said_to_be_newer(text):
+    newest = newest_tested("torch")
+    newer = f"{newest.major}.{newest.minor + 2}.0"
+    for release, told in (
+        (newer, f"torch {newer} (newer than {newest}, the newest that was tested)"),
+        (str(newest), f"torch {newest}"),
+        ("2.6.0", "torch 2.6.0"),
+    ):
+        assert told in answer(text.format(release)).read
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ('{"zero_optimization": {"stage": 2}}', False),
+        ('{"zero_optimization": {"stage": 2}}\nand a list, [1, ] # of another thing', False),
+        ('{"zero_optimization": {"stage": 2,}}', True),
+        ('{"train_batch_size": 8, // rows\n"zero_optimization": {"stage": 2}}', True),
+        ("{'zero_optimization': {'stage': 2,}}  # Python's", False),
+        ('ds_config = {"train_batch_size": 8,  # rows\n"zero_optimization": {"stage": 2}}', False),
+    ],
+)
+def test_a_config_that_accelerate_refuses_is_said_to_be_so(text, refused):
+    (told,) = [words for words in answer(text).read if "DeepSpeed config" in words]
+    assert ("refuse" in told) is refused
+    assert read(text).said["stage"] == 2
+
+
 def test_a_config_is_read_whatever_its_form():
     for text in (
         'x {"zero_optimization": {"stage": 2, "overlap_comm": true}, "bf16": {"enabled": true},} y',
         "ds_config = {'train_batch_size': 8,  # rows\n 'zero_optimization': {'stage': 2}}",
     ):
-        config = deepspeed_config(text)
+        config = deepspeed_config(text).content
         assert config["zero_optimization"]["stage"] == 2
         assert read(text).said["stage"] == 2
 
@@ -428,6 +503,12 @@ def test_two_releases_are_told_apart_by_what_is_said_of_each(text, works, broken
     assert (str(apart.works), str(apart.broken)) == (works, broken)
 
 
+def test_a_gpu_whose_name_begins_another_has_its_own_memory():
+    assert of_model("8 x H20").gpu_bytes == GPUS["H20"].memory_bytes
+    assert of_model("8 x A100").gpu_bytes is None  # there are two
+    assert of_model("8 x A100 40GB").gpu_bytes == GPUS["A100-40GB"].memory_bytes
+
+
 def test_what_came_between_two_releases_is_told_as_diff_does():
     told = answer("deepspeed 0.17.5 works for us, and deepspeed 0.17.6 is broken")
     assert told.id == "two-releases"
@@ -484,6 +565,8 @@ CONTRADICTED = {
     "pictures in a data set": ("With stage 3 it hangs at some step\nClass 0: 70000 images\n", ""),
     "a number of something else": ("In all of our steps grad_norm=0 and loss is not as I want\n", "norm-zero"),
     "a speed that rises": ("The speed is not better with two GPUs, it only increases by 10%\n", ""),
+    "early stopping": ("It stops early, by early stopping, at the best checkpoint, and I resume from it\n", ""),
+    "a time that is no limit": ("It hangs on our GPUs; before, a step takes 10 minutes\n", ""),
     "the name of a GPU": ("The training hangs on RTX 4090 at some step\n", ""),
 }
 
@@ -499,6 +582,43 @@ def test_each_situation_rests_on_a_setting_a_number_or_a_message():
     for id, each in situations.situations().items():
         shown = {*each.symptoms} & {*tracebacks.rows()}
         assert each.needs or each.when or shown, id
+
+
+def test_each_word_of_a_condition_is_one_that_texts_can_have():
+    """A condition with another word is never met: "generate" was read as "evaluate"."""
+    conditions = [*two_releases.WORKS, *two_releases.BROKEN, *memory.OUT_OF_MEMORY, *memory.OF_SIZES, *memory.HANGS]
+    conditions += [each for row in situations.situations().values() for each in row.words]
+    conditions += [each for row in matching.symptoms_table().values() for each in row["words"]]
+    conditions += [each for row in tracebacks.rows().values() for each in row.get("said", ())]
+    conditions += [each for row in watchdogs.causes_of_waits().values() for each in row.get("words", ())]
+    for word in {word for each in conditions for word in re.split(r"[\s/+]+", each) if word}:
+        (sentence,) = words.sentences(word)
+        assert sentence.words == (word,)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "install",
+        "instances",
+        "convert it",
+        "in general",
+        "improper",
+        "a quantity",
+        "handed over",
+        "saying",
+        "workers",
+        "matrices",
+    ],
+)
+def test_another_word_is_no_typing_error(text):
+    (sentence,) = words.sentences(text)
+    assert " ".join(sentence.words) == text
+
+
+def test_fine_tuning_is_training_and_no_praise():
+    assert words.meets(["train + hang"], words.sentences("Fine-tuning hangs"))
+    assert words.meets(["works"], words.sentences("I fine-tune a model")) is None
 
 
 def test_words_alone_are_told_nothing():
