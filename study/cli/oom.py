@@ -1,19 +1,28 @@
 """`study oom`: what an error about memory means, and which change would fit."""
 
 from dataclasses import asdict
+from typing import Any
 
 import tyro
 
 from study.cli import given
 from study.cli.findings import say_indented
 from study.configs.oom import reading
-from study.configs.oom.changes import NEEDED, predicted
-from study.configs.oom.explain import Described, explain
+from study.configs.oom.causes import Cause
+from study.configs.oom.changes import predicted
+from study.configs.oom.explain import explain
+from study.configs.oom.reading import OomError
+from study.configs.oom.said import stated
+from study.configs.oom.training import Described, KnownTraining
+from study.configs.pasted.read import Pasted, read
 from study.core.errors import Stop
 from study.core.settings import flag
 from study.core.text import say_wrapped
+from study.known.faults import ANY
 from study.known.findings import with_id
 from study.predict.front import Wanted
+
+SAID_AS = {"arm": "stage"}  # what a text says of a flag, if it is called otherwise
 
 
 def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, training: Described) -> dict:
@@ -22,9 +31,10 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     It reads errors of CUDA and ROCm, of host memory and pinned memory, of processes that were killed, and of disks.
     With --model and --arm or --config, the size is matched with that training's tensors; with --micro-batch
     and --sequence also with what a micro-batch makes. With --model, --arm, --ranks and --micro-batch, and an error that
-    tells the size of the GPU, it says which single change is predicted to fit.
+    tells the size of the GPU, it says which single change is predicted to fit. What a launch command or a config in the
+    text says of these is taken from there; flags win.
 
-    With --json: the causes with their points, and the prediction.
+    With --json: the causes with their points, what was read from the text, and the prediction.
 
     Example: `study oom train.log --vocabulary 248320 --sequence 4k --micro-batch 1`
 
@@ -39,36 +49,61 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
         raise Stop(
             f"{what!r:.80} has no text of an error", "name the log of the training, or paste the error in quotes"
         )
-    message = reading.find(given.whole_text(paths, text))
-    causes, training = explain(message, model, training)
+    pasted = read(given.whole_text(paths, text))
+    message = reading.find(pasted.text)
+    causes, known = explain(message, model, training, stated(pasted))
+    which = predicted(message, known, causes[0])
+    _show_causes(causes, known.described.checkpointing)
+    say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.line}")
+    read_words = _show_taken(pasted, known, vars(model) | vars(training))
+    if which:
+        say_wrapped("", which)
+    _ask(message, known)
+    answer = {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": known.used}
+    return answer | {"read": read_words, "predicted": which or None}
+
+
+def _show_taken(pasted: Pasted, training: KnownTraining, given: dict[str, Any]) -> list[str]:
+    """Show what the training was taken for, and return what of it, and which releases, the text said."""
+    # Configs and texts say more of it than the flags do. A wrong guess has to be seen.
+    taken = {
+        name: f"{flag(name)} {value}".removesuffix(" True")
+        for name, value in training.used.items()
+        if value is not None
+    }
+    if taken:
+        say_wrapped(f"Taken as: {', '.join(taken.values())}.")
+    words = [f"{name} {release}" for name, release in pasted.releases.items() if release != ANY]
+    for name in taken:
+        if given[name] is None and SAID_AS.get(name, name) in training.from_text:
+            words.append(taken[name])
+    if words:
+        say_wrapped(f"Read from the text: {', '.join(words)}. Flags win.")
+    return words
+
+
+def _show_causes(causes: list[Cause], checkpointing: bool | None) -> None:
     first, *others = causes
     how = "Likely" if first.is_likely else "Perhaps"
     say_wrapped(with_id(f"{how}: {first.what}", first.id), "")
     if not first.is_likely:
         say_indented("A memory snapshot of PyTorch would tell.")
-    say_indented(f"What to do: {first.remedy_for(training.checkpointing)}.", f"Tells it apart: {first.apart}.")
+    say_indented(f"What to do: {first.remedy_for(checkpointing)}.", f"Tells it apart: {first.apart}.")
     say_indented(f"It rests on: {'; '.join(first.reasons)}.")
     for number, cause in enumerate(others, 2):
         why = f"{'likely' if cause.is_likely else 'possible'}: {'; '.join(cause.reasons)}"
         what = with_id(f"{cause.what[0].upper()}{cause.what[1:]} ({why})", cause.id)
         say_wrapped("", what, indent="    ", first=f"{number:>2}. ")
-        say_indented(f"What to do: {cause.remedy_for(training.checkpointing)}.", f"Tells it apart: {cause.apart}.")
-    say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.line}")
-    # The config says more of the training than the flags do. A wrong guess has to be seen.
-    used = vars(model) | vars(training)
-    known = [f"{flag(name)} {value}".removesuffix(" True") for name, value in used.items() if value is not None]
-    if known:
-        say_wrapped(f"Taken as: {', '.join(known)}.")
-    which = predicted(message, model, training)
-    if which:
-        say_wrapped("", which)
-    if model == Wanted():
+        say_indented(f"What to do: {cause.remedy_for(checkpointing)}.", f"Tells it apart: {cause.apart}.")
+
+
+def _ask(message: OomError, training: KnownTraining) -> None:
+    """Say which flags would tell more."""
+    if training.model is None:
         say_wrapped("", "With --model and --arm or --config, the size is matched with this training's own tensors.")
-    elif model.lora_rank is None:
+    elif not training.has_adapters:
         say_wrapped("", "If only adapters train, give --lora-rank as well.")
-    missing = [flag(name) for name in NEEDED if getattr(training, name) is None]
-    if missing and message.total:
+    missing = [flag(name) for name in training.missing]
+    if missing and (message.total or training.gpu_bytes):
         say_wrapped(f"Give {' and '.join(missing)} to hear which change is predicted to fit.")
     say_wrapped("`study advise` predicts which arms fit, and how long their steps take.")
-    answer = {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": used}
-    return answer | {"predicted": which or None}

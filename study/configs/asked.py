@@ -25,19 +25,24 @@ def intended_settings(engine_config: dict | None, arguments=None) -> Promised:
         promised = {"source": "the script's DeepSpeed config"} | _asked_of_deepspeed(engine_config)
     elif "ACCELERATE_MIXED_PRECISION" in os.environ:
         promised = _asked_of_launcher()
-    # --- a Trainer: the numbers of a DeepSpeed config count, and those of its arguments where that is open
     if arguments is not None:
-        config = {name: value for name, value in promised.items() if name != "precision"}  # which the Trainer replaces
-        if arguments.deepspeed:
-            config = _asked_of_deepspeed(_content(arguments.deepspeed))
-        promised = {
-            "source": "TrainingArguments",
-            "clipping": float(arguments.max_grad_norm or 0),
-            "precision": half_precision(vars(arguments)) or "no",
-            "accumulation": arguments.gradient_accumulation_steps,
-            "checkpointing": arguments.gradient_checkpointing,
-        } | config
+        promised = _asked_of_trainer(arguments, promised)
     return Promised.model_validate({"ranks": os.environ.get("WORLD_SIZE")} | promised)
+
+
+def _asked_of_trainer(arguments, promised: dict[str, Any]) -> dict[str, Any]:
+    """Return what a Trainer asks for: by a DeepSpeed config, and by its arguments where that is open."""
+    config = {name: value for name, value in promised.items() if name != "precision"}  # which the Trainer replaces
+    if arguments.deepspeed:
+        config = _asked_of_deepspeed(_content(arguments.deepspeed))
+    of_arguments = {
+        "source": "TrainingArguments",
+        "clipping": float(arguments.max_grad_norm or 0),
+        "precision": half_precision(vars(arguments)) or "no",
+        "accumulation": arguments.gradient_accumulation_steps,
+        "checkpointing": arguments.gradient_checkpointing,
+    }
+    return of_arguments | config
 
 
 def _asked_of_launcher() -> dict[str, Any]:

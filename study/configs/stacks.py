@@ -1,5 +1,6 @@
 """The stack that lists of releases, flags and a config describe together."""
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -22,7 +23,7 @@ from study.known.which_apply import WAYS, Flags, Stack
 from study.records.metrics import dig
 
 CONFIGS = (".json", ".yaml", ".yml", ".toml")  # of which the whole is a config or a lock
-LONGEST_PATH = 200  # characters: an error in quotes may be longer than a name can be
+OF_WAYS = {"stage", *WAYS}
 
 
 def described(words: tuple[str, ...], flags: Flags, config: Path | None = None) -> tuple[Stack, list[str]]:
@@ -31,22 +32,26 @@ def described(words: tuple[str, ...], flags: Flags, config: Path | None = None) 
     Without words the releases are those of a record, or of this environment.
     """
     words, flags, notes = _with_texts(words, flags)
-    said: EffectiveSettings = {}
-    key: Callable[[str], Any] | None = None
-    if config is not None:
-        source = recognised(config)
-        said = effective_settings(source)
-        if source.unread:
-            notes.append(f"{source.unread}.")
-        else:
-            key = partial(dig, (source.named or source).content | source.content)
-    if said.get("ranks", UNSET).is_open:
-        del said["ranks"]  # auto is no number: 2 are taken, as where nothing says how many
-    versions = {name: said.get(f"version of {name}", UNSET).value for name in table().asked}
+    settings, key, more = _of_config(config)
+    versions = {name: settings.get(f"version of {name}", UNSET).value for name in table().asked}
     words = words or tuple(f"{name} {version}" for name, version in versions.items() if version)
-    config_says = {name: None if each.is_open else each.value for name, each in said.items()}
+    config_says = {name: None if each.is_open else each.value for name, each in settings.items()}
     stack = Stack.of(lists.releases(words), flags, config_says, key)
-    return stack, [*notes, *lists.notes(words, stack.releases), *_overruled(flags, said), *_engine(flags, said)]
+    notes += [*more, *lists.notes(words, stack.releases), *_overruled(flags, settings)]
+    return stack, [*notes, *_without_effect(flags, settings)]
+
+
+def _of_config(path: Path | None) -> tuple[EffectiveSettings, Callable[[str], Any] | None, list[str]]:
+    """Return the settings of a config, what it has at a dotted path (None: another file may have it), and notes."""
+    if path is None:
+        return {}, None, []
+    source = recognised(path)
+    settings = effective_settings(source)
+    if settings.get("ranks", UNSET).is_open:
+        del settings["ranks"]  # auto is no number: 2 are taken, as where nothing says how many
+    if source.unread:
+        return settings, None, [f"{source.unread}."]
+    return settings, partial(dig, (source.named or source).content | source.content), []
 
 
 def _with_texts(words: tuple[str, ...], flags: Flags) -> tuple[tuple[str, ...], Flags, list[str]]:
@@ -56,46 +61,63 @@ def _with_texts(words: tuple[str, ...], flags: Flags) -> tuple[tuple[str, ...], 
     for word in words:
         if word == "-":
             word = condense.standard_input("stack")
-        text = condense.content(Path(word)) if is_text(word) else word
-        pasted = read(text) if "\n" in text.strip() and Path(word[:LONGEST_PATH]).suffix not in CONFIGS else None
+        pasted = _pasted(word)
         if pasted is None or not pasted.said:
             lists_of.append(word)
             continue
-        is_listed = {*lists.listed(text).values()} - {ANY}
-        lists_of.append(text if is_listed else "\n".join(mentioned(text)) or word)
+        lists_of.append(_list_in(pasted) or word)
         notes.append(f"Read from the text: {', '.join(pasted.words)}.")
         flags = filled(flags, pasted)
     return tuple(lists_of), flags, notes
 
 
+def _pasted(word: str) -> Pasted | None:
+    """Return what a text says, or the file that a word names. None: a word, a config or a lock."""
+    is_file = os.path.isfile(word)  # noqa: PTH113  an error in quotes may be longer than a name, where pathlib raises
+    text = condense.content(Path(word)) if is_file else word
+    if "\n" not in text.strip() or Path(word).suffix in CONFIGS:
+        return None
+    return read(text)
+
+
+def _list_in(pasted: Pasted) -> str:
+    """Return the text if it lists releases, or else the packages that it names."""
+    if {*lists.listed(pasted.text).values()} - {ANY}:
+        return pasted.text
+    return "\n".join(mentioned(pasted.text))
+
+
 def filled(flags: Flags, pasted: Pasted) -> Flags:
     """Return flags with what a text says besides. Given flags win."""
-    given = {name for name, value in vars(flags).items() if value is not None}
-    ways = {"stage", *WAYS}
-    taken = given | (ways if given & ways else set())
-    said = vars(flags_of(pasted))
-    return replace(flags, **{name: value for name, value in said.items() if value is not None and name not in taken})
+    given = _said(flags)
+    said = _said(flags_of(pasted))
+    if not OF_WAYS.isdisjoint(given):  # one way counts
+        for way in OF_WAYS:
+            said.pop(way, None)
+    return replace(flags, **said | given)
 
 
-def is_text(word: str) -> bool:
-    """Whether a word is a file that may be a log."""
-    return len(word) < LONGEST_PATH and Path(word).is_file()
+def _said(flags: Flags) -> dict[str, Any]:
+    return {name: value for name, value in vars(flags).items() if value is not None}
 
 
-def _overruled(flags: Flags, said: EffectiveSettings) -> Iterator[str]:
-    """Yield a sentence for each flag that says otherwise than the config, or what the table does not know."""
+def _overruled(flags: Flags, settings: EffectiveSettings) -> Iterator[str]:
+    """Yield a sentence for each flag that says otherwise than the config."""
+    given = _said(flags)
     for name, condition in table().settings.items():
-        given, written = getattr(flags, condition, None), said.get(name, UNSET)
-        is_written = written.value is not None and not (written.is_open or written.is_default)
-        if given is not None and is_written and not _is_named_so(given, written.value):
-            yield f"{flag(condition)} {given} counts, and not the config's {shown(written, name)}."
+        written = settings.get(name, UNSET)
+        if condition not in given or written.value is None or written.is_open or written.is_default:
+            continue
+        if not _is_named_so(given[condition], written.value):
+            yield f"{flag(condition)} {given[condition]} counts, and not the config's {shown(written, name)}."
+
+
+def _without_effect(flags: Flags, settings: EffectiveSettings) -> Iterator[str]:
+    """Yield a sentence for each flag that replaces the config's engine, or that names what the table does not know."""
     known = table().optimizers
     if flags.optimizer is not None and not any(name in flags.optimizer.lower() for name in known):
         yield f"--optimizer {flags.optimizer!r:.80} is none of {', '.join(known)}: no fault of these is told."
-
-
-def _engine(flags: Flags, said: EffectiveSettings) -> Iterator[str]:
-    engine = said.get("engine", UNSET).value
+    engine = settings.get("engine", UNSET).value
     for way in WAYS:
         if getattr(flags, way) and engine == "DeepSpeed":
             yield f"{flag(way)} counts, and not the config's DeepSpeed."

@@ -2,15 +2,22 @@
 
 import io
 import json
+import re
 
 import pytest
 
 from study.cli import given
 from study.configs.oom import changes, reading
-from study.configs.oom.explain import Described, explain
+from study.configs.oom.causes import Cause
+from study.configs.oom.causes import rows as cause_rows
+from study.configs.oom.explain import explain
+from study.configs.oom.said import stated
+from study.configs.oom.training import Described, KnownTraining
 from study.configs.pasted import condense
+from study.configs.pasted.read import read
 from study.core.errors import Stop
 from study.predict.front import Wanted, asked_for
+from tests.cli.test_cli import in_this_process
 from tests.conftest import ROOT, table
 
 THREADS = table("configs/oom_threads.toml")["thread"]
@@ -126,10 +133,10 @@ def test_a_config_says_how_the_training_is_distributed_and_a_flag_wins(tmp_path)
     config.write_text(json.dumps({"zero_optimization": zero, "train_micro_batch_size_per_gpu": 4}))
     bucket = reading.find(new(f"{250_000_000 * 4 / 2**20:.2f} MiB"))
     causes, training = explain(bucket, Wanted(model="llama3-8b"), Described(config=config, ranks=4))
-    assert training == Described(arm="zero2_cpu", config=config, ranks=4, micro_batch=4)
+    assert training.described == Described(arm="zero2_cpu", config=config, ranks=4, micro_batch=4)
     assert causes[0].id == "oom-buckets"
     _, training = explain(bucket, Wanted(model="llama3-8b"), Described(config=config, micro_batch=2))
-    assert training == Described(arm="zero2_cpu", config=config, micro_batch=2)
+    assert training.described == Described(arm="zero2_cpu", config=config, micro_batch=2)
 
 
 def test_a_message_ends_after_a_word():
@@ -146,7 +153,7 @@ def test_values_of_a_config_are_converted_or_said_to_be_none(tmp_path, capsys):
 
     def taken(value: object) -> int | None:
         config.write_text(json.dumps({"per_device_train_batch_size": value, "output_dir": "x"}))
-        return explain(reading.find(new()), Wanted(), Described(config=config))[1].micro_batch
+        return explain(reading.find(new()), Wanted(), Described(config=config))[1].described.micro_batch
 
     assert [taken(value) for value in ("8", 8, "auto")] == [8, 8, None]
     for value in ("eight", True, -8, 8.5, 0, [1], {"a": 1}):
@@ -163,10 +170,10 @@ def test_a_state_that_other_ranks_share_is_said(asked, ranks, other):
     clue = "  File \"torch/optim/adam.py\", line 4, in _init_group\n    state['exp_avg_sq'] = torch.zeros_like(p)\n"
     error = reading.find("Traceback (most recent call last):\n" + clue + new(asked))
     wanted, given = Wanted(model="opt-1.3b"), Described(arm="zero2", ranks=ranks, micro_batch=1)
-    causes, _ = explain(error, wanted, given)
+    causes, training = explain(error, wanted, given)
     assert causes[0].id == "oom-optimizer"
     assert (f"and not by {ranks}" in causes[0].what) == (other is not None)
-    said = changes.predicted(error, wanted, given)
+    said = changes.predicted(error, training, causes[0])
     assert (f"states shared by {other}: did the launcher start {ranks}?" in said) == (other is not None)
 
 
@@ -237,23 +244,207 @@ SMALL_CARD = (
     [
         (39.49, {"arm": "zero2", "micro_batch": 2}, "would fit: --micro-batch 1 (31.5 GB); activations "),
         (39.49, {"arm": "zero2", "micro_batch": 1}, "That fits: something that was not given takes the rest"),
-        (4.0, {"arm": "zero2", "micro_batch": 1}, "No single change of micro-batch, recomputation or arm would fit"),
+        (
+            16.0,
+            {"arm": "zero2", "micro_batch": 1, "checkpointing": True},
+            "leave more room for it, and would: --arm zero3 (",
+        ),
+        (4.0, {"arm": "zero2", "micro_batch": 1}, "No single change that shrinks what is named first would fit"),
         (39.49, {"arm": "zero3", "micro_batch": 4, "checkpointing": True}, "and activations recomputed: a rank needs "),
     ],
 )
 def test_the_changes_that_would_fit_are_those_of_the_predictor(total, settings, says):
     given = Described(ranks=4, sequence=2048, **settings)
     error = reading.find(SMALL_CARD.format(total))
-    text = changes.predicted(error, Wanted(model="llama3-8b", lora_rank=16), given)
-    assert says in text
-    assert changes.predicted(error, Wanted(), given) == ""
-    assert changes.predicted(reading.find("exit code 137"), Wanted(model="gpt2"), given) == "", "no GPU"
+    training = KnownTraining.of(Wanted(model="llama3-8b", lora_rank=16), given)
+    causes, _ = explain(reading.find(new("7.90 GiB")), Wanted(), Described())
+    assert causes[0].id == "oom-activations"
+    assert says in changes.predicted(error, training, causes[0])
+    assert changes.predicted(error, KnownTraining.of(Wanted(), given), causes[0]) == ""
+    assert changes.predicted(reading.find("exit code 137"), training, causes[0]) == "", "no GPU"
 
 
 def test_each_change_that_is_tried_holds_no_more():
     wanted = Wanted(model="llama3-8b")
     for arm in ("ddp", "zero1", "zero2", "zero3", "fsdp2"):
         given = Described(arm=arm, ranks=4, micro_batch=4, sequence=2048)
-        least = changes.peak_bytes(wanted, given)
-        for words, change in changes.single_changes(given):
-            assert changes.peak_bytes(wanted, change) <= least, (arm, words)
+        least = changes.predicted_memory(wanted, given).peak_bytes
+        for change in changes.single_changes(given):
+            assert changes.predicted_memory(wanted, change.training).peak_bytes <= least, (arm, change.words)
+
+
+ERROR = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a total capacity of 79.25 GiB "
+    "of which 1.00 GiB is free. Of the allocated memory 72.50 GiB is allocated by PyTorch"
+)
+
+
+def known(text: str, wanted: Wanted | None = None, given: Described | None = None) -> KnownTraining:
+    wanted, given = wanted or Wanted(), given or Described()
+    return KnownTraining.of(wanted, given, stated(read(f"{text}\n{ERROR}\n")))
+
+
+@pytest.mark.parametrize("case", MESSAGES["stated"], ids=lambda case: case["text"][:30].strip())
+def test_what_a_text_says_of_its_training_is_taken(case):
+    training = known(case["text"])
+    used = {name: value for name, value in (vars(training.wanted) | vars(training.described)).items() if value}
+    assert used == case["taken"]
+    assert training.from_text >= used.keys() - {"arm"}
+    assert training.has_adapters == case.get("adapters", "lora_rank" in used)
+
+
+def test_a_flag_wins_over_the_text_and_so_does_what_a_config_writes(tmp_path):
+    text = "torchrun --nproc_per_node 8 t.py --model Qwen/Qwen2.5-7B --per_device_train_batch_size 4 zero_stage: 3"
+    assert known(text).described == Described(arm="zero3", ranks=8, micro_batch=4)
+    training = known(text, Wanted(model="llama3-8b"), Described(arm="zero2", micro_batch=1))
+    assert (training.wanted.model, training.described) == ("llama3-8b", Described(arm="zero2", ranks=8, micro_batch=1))
+    config = tmp_path / "args.yaml"
+    config.write_text(
+        "{output_dir: x, learning_rate: 1, model_name_or_path: meta-llama/Llama-3-8B, per_device_train_batch_size: 2}"
+    )
+    of_config = known(text, given=Described(config=config))
+    assert of_config.wanted.model == "llama3-8b"
+    assert of_config.described == Described(arm="zero3", config=config, ranks=8, micro_batch=2)
+    assert of_config.from_text == {"stage", "ranks"}
+    config.write_text("{output_dir: x, learning_rate: 1}")  # of which 8 sequences are the default
+    assert known(text, given=Described(config=config)).described.micro_batch == 4
+    assert KnownTraining.of(Wanted(), Described(config=config)).described.micro_batch == 8
+
+
+def test_what_cannot_be_of_a_training_is_not_taken_from_a_text():
+    """Nor is a number of a node taken for all ranks, a method of quantization for full training, or 0 for a number."""
+    assert known("--model_name_or_path facebook/opt-1.3b max_length=100000").wanted == Wanted()
+    assert known("torchrun --nnodes 2 --nproc_per_node 8").described.ranks is None
+    assert known("num_processes: 0, zero_stage: 2").described == Described(arm="zero2")
+    assert known("base_model: meta-llama/Llama-3-8B, lora_r: 8, finetuning_type: full").wanted.lora_rank is None
+    assert known("compares Qwen2.5-7B and Llama-3-8B").wanted.model is None
+    assert known("--model Qwen/Qwen2.5-7B, and Llama-3-8B works").wanted.model == "qwen2.5-7b"
+
+
+def test_a_config_that_names_a_file_that_is_not_here_says_no_arm(tmp_path):
+    config = tmp_path / "args.yaml"
+    config.write_text("{output_dir: x, learning_rate: 1, deepspeed: elsewhere.json}")
+    assert KnownTraining.of(Wanted(), Described(config=config)).arm == ""
+
+
+def test_adapters_of_unknown_rank_are_not_predicted_as_full_training():
+    training = known(
+        "deepspeed --num_gpus 4 t.py --model meta-llama/Llama-3-8B --use_peft true zero_stage: 2 micro_batch_size: 1"
+    )
+    assert training.missing == ["lora_rank"]
+    error = reading.find(ERROR)
+    causes, _ = explain(error, training.wanted, training.described)
+    assert changes.predicted(error, training, causes[0]) == ""
+
+
+RECOMPUTES = MESSAGES["recomputing"]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_on"), [*((text, True) for text in RECOMPUTES["on"]), *((text, None) for text in RECOMPUTES["off"])]
+)
+def test_recomputing_is_seen_however_it_is_written(text, is_on):
+    assert known(text).described.checkpointing is is_on
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "gradient_checkpointing: true",
+        "gradient_checkpointing: unsloth",
+        "fsdp: full_shard, fsdp_config: {activation_checkpointing: true}",
+    ],
+)
+def test_recomputing_of_a_config_is_taken(key, tmp_path):
+    config = tmp_path / "args.yaml"
+    config.write_text(f"{{output_dir: x, learning_rate: 1, {key}}}")
+    training = KnownTraining.of(
+        Wanted(model="llama3-8b"), Described(config=config, arm="zero2", ranks=8, micro_batch=4)
+    )
+    assert training.described.checkpointing is True
+    error = reading.find(ERROR)
+    causes, _ = explain(error, Wanted(), Described())
+    said = changes.predicted(error, training, causes[0])
+    assert "activations recomputed: a rank needs" in said
+    assert "activations recomputed (" not in said
+
+
+# What a rank holds, by the predictor's roles, of each part of memory.
+ROLES = {"optimizer": ("moments", "master"), "weights": ("weights",), "gradients": ("gradients", "buckets")}
+
+
+def held(training: Described, part: str) -> float:
+    """Bytes of a part: what stays between steps of states, and what a pass makes of tokens."""
+    memory = changes.predicted_memory(Wanted(model="llama3-8b"), training)
+    if part in changes.TOKENS:
+        return memory.peak_bytes
+    return sum(memory.at_peak.get(role, 0) for role in ROLES[part])
+
+
+@pytest.mark.parametrize("id", cause_rows())
+def test_an_advised_change_shrinks_what_is_named(id):
+    row = cause_rows()[id]
+    cause = Cause(id, row["sentence"], 5, (), row["remedy"], row["apart"])
+    for arm in ("ddp", "zero1", "zero2", "zero3", "fsdp2"):
+        given = Described(arm=arm, ranks=4, micro_batch=4, sequence=512)
+        for change in changes.that_shrink(cause, given):
+            parts = change.shrinks.intersection(cause.part_of)
+            assert any(held(change.training, part) < held(given, part) for part in parts), (arm, change.words)
+        for change in changes.that_leave_room(cause, given):
+            assert held(change.training, "activations") < held(given, "activations")
+            assert change.words.startswith("--arm")
+
+
+@pytest.mark.parametrize("id", cause_rows())
+def test_a_remedy_is_of_what_is_named(id):
+    """A smaller micro-batch is advised only for what grows with it, and recomputing to nobody who recomputes."""
+    row = cause_rows()[id]
+    cause = Cause(id, row["sentence"], 5, (), row["remedy"], row["apart"])
+    advises_fewer_rows = re.search(r"micro-batch(?! does not help)|shorter sequences", cause.remedy)
+    assert not advises_fewer_rows or changes.TOKENS.intersection(cause.part_of)
+    assert "recompute" not in cause.remedy_for(True)
+    assert "recompute" not in cause.remedy or "activations" in cause.part_of
+
+
+def test_the_optimizers_states_do_not_shrink_with_the_micro_batch():
+    clue = 'Traceback (most recent call last):\n  File "torch/optim/adam.py", line 4, in _init_group\n    exp_avg = 1\n'
+    error = reading.find(clue + SMALL_CARD.format(70))
+    for arm, advised in (("zero1", "--arm zero3_cpu"), ("zero3", "--arm zero3_cpu"), ("fsdp2", "--arm fsdp2_cpu")):
+        training = KnownTraining.of(
+            Wanted(model="llama3-8b"), Described(arm=arm, ranks=4, micro_batch=4, sequence=4096)
+        )
+        causes, _ = explain(error, Wanted(), training.described)
+        said = changes.predicted(error, training, causes[0])
+        assert causes[0].id == "oom-optimizer"
+        assert "--micro-batch" not in said
+        assert "activations recomputed" not in said
+        assert advised in said or "would fit: `study advise`" in said
+
+
+def test_where_the_message_has_no_size_a_text_or_a_flag_names_the_gpu():
+    text = "8 x A100 40GB, --model meta-llama/Llama-3-8B, zero_stage: 2, micro_batch_size: 4"
+    error = reading.find("torch.OutOfMemoryError: CUDA out of memory.")
+    for training in (
+        KnownTraining.of(Wanted(), Described(), stated(read(text))),
+        KnownTraining.of(
+            Wanted(model="llama3-8b"), Described(arm="zero2", ranks=8, micro_batch=4, gpu="A100-40GB"), None
+        ),
+    ):
+        causes, _ = explain(error, Wanted(), Described())
+        assert "this GPU has 42.9 GB" in changes.predicted(error, training, causes[0])
+    assert stated(read("on A100s")).get("gpu") is None, "there are two sizes"
+    with pytest.raises(Stop, match="A1000"):
+        Described(gpu="A1000-x")
+
+
+def test_the_command_says_what_it_read_from_the_text(tmp_path, monkeypatch, capsys):
+    log = tmp_path / "train.log"
+    log.write_text(
+        f"deepspeed==0.18.2\ndeepspeed --num_gpus 8 t.py --model_name_or_path meta-llama/Llama-3-8B\n{ERROR}\n"
+    )
+    assert in_this_process(monkeypatch, f"oom {log} --ranks 4") in (None, 0)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Read from the text: deepspeed 0.18.2, --model llama3-8b. Flags win." in said
+    assert "Taken as: --model llama3-8b, --ranks 4." in said
+    in_this_process(monkeypatch, f"oom {log} --json")
+    assert json.loads(capsys.readouterr().out)["read"] == ["deepspeed 0.18.2", "--model llama3-8b", "--ranks 8"]

@@ -1,26 +1,41 @@
 """Explain an error about memory by what its own text says of the training: model, stage, GPUs, rows and tokens."""
 
-import contextlib
 import re
+from dataclasses import dataclass
 
 from study.configs.oom import causes
-from study.configs.oom.causes import CLUE, Cause, CauseRow
-from study.configs.oom.explain import FILLING, STAGES, Described, explain
+from study.configs.oom.causes import CLUE, Cause
+from study.configs.oom.explain import FILLING, STAGES, explain
 from study.configs.oom.reading import OomError
+from study.configs.oom.said import stated
+from study.configs.oom.training import Described
 from study.configs.pasted.read import Pasted
-from study.configs.pasted.told import Told, arm, told
-from study.core.errors import Stop
+from study.configs.pasted.told import arm as arm_of
+from study.configs.pasted.told import told
 from study.core.text import number_of, size
 from study.predict.front import Wanted, papers
 
 HOST_BYTES = (16, 18)  # of a parameter, with the optimizer's states on the host, and with the weights as well
 WEIGHT_BYTES = 2  # in bf16 or fp16
 NEAR = 0.02  # a size that people round, such as 8B
+# Of a frozen parameter, where the text has such words. Those of 4 bits have constants of each block.
+FROZEN_BYTES = {
+    r"(?i)4[- ]?bit|int4|nf4|quantization_bit\D{0,4}4|\bq-?lora\b(?![^\n]{0,20}8)": 0.55,
+    r"(?i)8[- ]?bit|int8|quantization_bit\D{0,4}8": 1,
+}
 
 
-def described(pasted: Pasted) -> Described:
-    numbers = {name: pasted.said[name] for name in ("ranks", "micro_batch", "sequence") if pasted.said.get(name)}
-    return Described(arm=arm(pasted), **numbers)
+@dataclass(frozen=True)
+class RoundTraining:
+    """A training of a model of which a text says no more than its billions of parameters."""
+
+    parameters: float
+    gpu_bytes: int | None
+    pasted: Pasted
+
+    @property
+    def billions(self) -> str:
+        return f"{self.parameters / 1e9:g} billion parameters"
 
 
 def by_text(pasted: Pasted, error: OomError | None) -> list[Cause]:
@@ -28,67 +43,78 @@ def by_text(pasted: Pasted, error: OomError | None) -> list[Cause]:
 
     Without a line of an error only states that are too large are told.
     """
-    about, training = told(pasted.text), described(pasted)
-    trains_all = not pasted.said.get("peft")
-    if error and about.model and (trains_all or pasted.said.get("lora_rank")):
-        wanted = Wanted(model=about.model, lora_rank=pasted.said.get("lora_rank"))
-        with contextlib.suppress(Stop):  # a model that has to be traced, without PyTorch
-            return explain(error, wanted, training)[0]
-    if not about.parameters:
+    about = told(pasted.text)
+    causes_of_model = _matched(pasted, error) if error else []
+    if causes_of_model or not about.parameters:
+        return causes_of_model
+    training = RoundTraining(about.parameters, about.gpu_bytes, pasted)
+    if error and (error.where != "GPU" or error.asked.high):
+        return _states(training, error)
+    return _beside_activations(training)
+
+
+def _matched(pasted: Pasted, error: OomError) -> list[Cause]:
+    """Return the causes by the tensors of a model that the text names, if it says the rank of adapters."""
+    matched, training = explain(error, Wanted(), Described(), stated(pasted))
+    return [] if training.model is None or (training.has_adapters and not training.wanted.lora_rank) else matched
+
+
+def _states(training: RoundTraining, error: OomError) -> list[Cause]:
+    """Return the model states, if what the host could not give is theirs, or if they have the asked size."""
+    said = training.pasted.said
+    ranks = said.get("ranks")
+    if said.get("peft"):
         return []
-    rows = causes.rows()
-    if not error or (error.where == "GPU" and not error.asked.high):
-        return _budget(pasted, about, training, rows)
-    if not trains_all:
+    if error.where == "oom-host" and "offload" in said:
+        low, high = (size(each * training.parameters) for each in HOST_BYTES)
+        states = f"the offloaded states of {training.billions} take {low}, and {high} with the weights, of all ranks"
+        return [_cause("oom-host", f"host memory: {states}")]
+    if not ranks:
         return []
-    billions = f"{about.parameters / 1e9:g} billion parameters"
-    if error.where == "oom-host" and "offload" in pasted.said:
-        low, high = (size(each * about.parameters) for each in HOST_BYTES)
-        what = f"host memory: the offloaded states of {billions} take {low}, and {high} with the weights, of all ranks"
-        return [_cause("oom-host", what, rows)]
-    if error.asked.high and training.ranks:
-        asked = (error.asked.low + error.asked.high) / 2
-        for parts, of_ranks in ((training.ranks, f" / {training.ranks} ranks"), (1, "")):
-            for element_bytes in (4, 2):
-                if abs(asked / (about.parameters / parts * element_bytes) - 1) < NEAR:
-                    factors = f"{error.asked.text} = about {billions}{of_ranks} x {element_bytes} bytes"
-                    return [_cause("oom-optimizer", f"{factors}: {rows['oom-optimizer']['sentence']}", rows)]
+    asked = (error.asked.low + error.asked.high) / 2
+    for parts, of_ranks in ((ranks, f" / {ranks} ranks"), (1, "")):
+        for element_bytes in (4, 2):
+            if abs(asked / (training.parameters / parts * element_bytes) - 1) < NEAR:
+                factors = f"{error.asked.text} = about {training.billions}{of_ranks} x {element_bytes} bytes"
+                return [_cause("oom-optimizer", f"{factors}: {causes.rows()['oom-optimizer']['sentence']}")]
     return []
 
 
-def _budget(pasted: Pasted, about: Told, training: Described, rows: dict[str, CauseRow]) -> list[Cause]:
+def _beside_activations(training: RoundTraining) -> list[Cause]:
     """Return what a GPU holds before any activation, and whether that leaves room."""
-    if not about.gpu_bytes or not training.ranks:
+    gpu_bytes, ranks = training.gpu_bytes, training.pasted.said.get("ranks")
+    if not gpu_bytes or not ranks:
         return []
-    parameters, ranks = about.parameters or 0, training.ranks
-    billions = f"{parameters / 1e9:g} billion parameters"
-    arm = (training.arm or "zero3").removesuffix("_cpu")  # what nobody says is taken as what holds least
-    stage = STAGES[arm]
-    if pasted.said.get("peft"):
-        held = parameters * _frozen_bytes(pasted.text) / (ranks if stage == 3 else 1)
-        what = f"the frozen {billions}"
-    elif training.arm and training.arm.endswith("_cpu"):
-        held = parameters * (WEIGHT_BYTES / (ranks if stage == 3 else 1) + WEIGHT_BYTES / ranks)
-        what = f"weights and gradients of {billions}"
-    else:
-        held = sum(papers.states_bytes(parameters, stage, ranks).values())
-        what = f"the model states of {billions} with AdamW"
-    on = f"{what} take {size(held)} a GPU with {arm} on {number_of(ranks, 'GPUs')}"
-    if held > FILLING * about.gpu_bytes:
-        return [_cause("oom-states", f"{on}, which has {size(about.gpu_bytes)}: they do not fit", rows)]
-    return [
-        _cause(
-            "oom-activations", f"{on}, and fit into {size(about.gpu_bytes)}: activations and logits are the rest", rows
-        )
-    ]
+    what, held_bytes, arm = _held(training, ranks)
+    on = f"{what} take {size(held_bytes)} a GPU with {arm} on {number_of(ranks, 'GPUs')}"
+    if held_bytes > FILLING * gpu_bytes:
+        return [_cause("oom-states", f"{on}, which has {size(gpu_bytes)}: they do not fit")]
+    return [_cause("oom-activations", f"{on}, and fit into {size(gpu_bytes)}: activations and logits are the rest")]
+
+
+def _held(training: RoundTraining, ranks: int) -> tuple[str, float, str]:
+    """Return what a GPU holds of a model, its bytes, and the arm without its offloading."""
+    # What nobody says is taken as what holds least.
+    arm, offloads, _ = (arm_of(training.pasted) or "zero3").partition("_cpu")
+    parameters, stage = training.parameters, STAGES[arm]
+    parts = ranks if stage == 3 else 1  # of the weights
+    if training.pasted.said.get("peft"):
+        return f"the frozen {training.billions}", parameters * _frozen_bytes(training.pasted.text) / parts, arm
+    if offloads:
+        held_bytes = parameters * WEIGHT_BYTES * (1 / parts + 1 / ranks)
+        return f"weights and gradients of {training.billions}", held_bytes, arm
+    held_bytes = sum(papers.states_bytes(parameters, stage, ranks).values())
+    return f"the model states of {training.billions} with AdamW", held_bytes, arm
 
 
 def _frozen_bytes(text: str) -> float:
     """Return the bytes of a frozen parameter."""
-    if re.search(r"(?i)4[- ]?bit|int4|nf4|quantization_bit\D{0,4}4|\bq-?lora\b(?![^\n]{0,20}8)", text):
-        return 0.55  # with the constants of each block
-    return 1 if re.search(r"(?i)8[- ]?bit|int8|quantization_bit\D{0,4}8", text) else WEIGHT_BYTES
+    for words, each_bytes in FROZEN_BYTES.items():
+        if re.search(words, text):
+            return each_bytes
+    return WEIGHT_BYTES
 
 
-def _cause(id: str, what: str, rows: dict[str, CauseRow]) -> Cause:
-    return Cause(id, what, CLUE, ("the model and the GPUs that the text names",), rows[id]["remedy"], rows[id]["apart"])
+def _cause(id: str, what: str) -> Cause:
+    row = causes.rows()[id]
+    return Cause(id, what, CLUE, ("the model and the GPUs that the text names",), row["remedy"], row["apart"])

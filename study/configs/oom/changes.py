@@ -2,20 +2,24 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from study.configs.oom.explain import Described, ranks_that_share
+from study.configs.oom.causes import Cause
+from study.configs.oom.explain import ranks_that_share
 from study.configs.oom.reading import OomError
+from study.configs.oom.training import Described, KnownTraining
 from study.core import arms
 from study.core.errors import Stop
-from study.core.gpus import GPUS, gpu_named, like
+from study.core.gpus import GPUS, Gpu, gpu_named, like
 from study.core.text import number_of, size
 from study.predict.front import (
+    Estimate,
     PlaceFlags,
     Prediction,
     Question,
     StepFlags,
     TrainingFlags,
+    Transformer,
     Wanted,
     asked_for,
     default_sequence,
@@ -24,44 +28,79 @@ from study.predict.front import (
     settled_arm,
 )
 
-NEEDED = ("arm", "ranks", "micro_batch")  # of what is described
-HOLD_LESS = ("ddp", "zero1", "zero2", "zero3", "zero3_cpu")  # each holds less on a GPU than the one before it
+TOKENS = frozenset(("activations", "logits"))
+STATES = frozenset(("optimizer", "gradients", "weights"))
+# Each arm holds less on a GPU than the one before it: what it divides, or takes to the host, besides.
+HOLD_LESS: dict[str, frozenset[str]] = {
+    "ddp": frozenset(),
+    "zero1": frozenset(("optimizer",)),
+    "zero2": frozenset(("gradients",)),
+    "zero3": frozenset(("weights",)),
+    "zero3_cpu": STATES,
+}
+HOLD_LESS_OF_FSDP = {"fsdp2": STATES, "fsdp2_cpu": STATES}
 
 
-def predicted(error: OomError, wanted: Wanted, given: Described) -> str:
-    """Return what a rank is predicted to need of this GPU, and which changes would fit. Empty: too little is said."""
-    if error.where != "GPU" or not error.total or wanted == Wanted() or None in (getattr(given, k) for k in NEEDED):
+@dataclass(frozen=True)
+class Change:
+    """A change of one thing, and the parts of memory that it makes smaller."""
+
+    words: str
+    training: Described
+    shrinks: frozenset[str]
+
+
+def predicted(error: OomError, training: KnownTraining, cause: Cause) -> str:
+    """Return what a rank is predicted to need of this GPU, and which changes that shrink the cause would fit.
+
+    Empty: too little is said.
+    """
+    model, given = training.model, training.described
+    total_bytes = error.total or training.gpu_bytes
+    if error.where != "GPU" or not total_bytes or model is None or training.missing:
         return ""
     try:
-        shape = asked_for(wanted, given.sequence or 1)
-        needs_bytes = peak_bytes(wanted, given)
+        needs_bytes = predicted_memory(training.wanted, given).peak_bytes
     except Stop:  # an arm whose memory is not predicted
         return ""
-    card = like(GPUS[gpu_named("H100")], error.total, None)  # memory depends on no more than its size
-    rows = number_of(given.micro_batch or 1, f"sequences of {given.sequence or default_sequence(shape):,} tokens")
-    kept = "recomputed" if given.checkpointing else "kept"
-    text = f"Predicted with {rows} per micro-batch and activations {kept}: a rank needs {size(needs_bytes)} at the peak"
-    text += f"; this GPU has {size(error.total)}, less {size(reserve_bytes(card))} for context and fragmentation"
+    card = like(GPUS[gpu_named("H100")], total_bytes, None)  # memory depends on no more than its size
+    needs = f"a rank needs {size(needs_bytes)} at the peak"
+    has = f"this GPU has {size(total_bytes)}, less {size(reserve_bytes(card))} for context and fragmentation"
+    text = f"{_assumed(training, model)}: {needs}; {has}"
     if fits_on(card, needs_bytes) != "no":
-        trained = sum(tensor.elements for tensor in shape.tensors if tensor.trains)
-        if other := ranks_that_share(error, given, trained):
-            shared = f"the size is that of states shared by {other}: did the launcher start {given.ranks}?"
-            return f"{text}. That fits, but {shared}"
-        return f"{text}. That fits: something that was not given takes the rest, or differs."
-    fitting = []
-    for words, change in single_changes(given):
+        return f"{text}. That fits{_although_it_fits(error, training)}"
+    if fitting := [*_fitting(card, training, that_shrink(cause, given))]:
+        return f"{text}. One of these would fit: {'; '.join(fitting)}."
+    if fitting := [*_fitting(card, training, that_leave_room(cause, given))]:
+        return f"{text}. No change that shrinks it would fit. These leave more room for it, and would: {'; '.join(fitting)}."
+    return f"{text}. No single change that shrinks what is named first would fit: `study advise` tries several."
+
+
+def _assumed(training: KnownTraining, model: Transformer) -> str:
+    rows = number_of(training.rows, f"sequences of {training.sequence or default_sequence(model):,} tokens")
+    kept = "recomputed" if training.described.checkpointing else "kept"
+    return f"Predicted with {rows} per micro-batch and activations {kept}"
+
+
+def _although_it_fits(error: OomError, training: KnownTraining) -> str:
+    """Return how a sentence goes on that says that a training fits."""
+    if other := ranks_that_share(error, training):
+        return f", but the size is that of states shared by {other}: did the launcher start {training.ranks}?"
+    return ": something that was not given takes the rest, or differs."
+
+
+def _fitting(card: Gpu, training: KnownTraining, changes: list[Change]) -> Iterator[str]:
+    """Yield the changes that are predicted to fit, with what a rank needs then."""
+    for change in changes:
         with contextlib.suppress(Stop):
-            changed_bytes = peak_bytes(wanted, change)
+            changed_bytes = predicted_memory(training.wanted, change.training).peak_bytes
             answer = fits_on(card, changed_bytes)
             if answer != "no":
                 just = ", only just" if answer == "only just" else ""
-                fitting.append(f"{words} ({size(changed_bytes)}{just})")
-    if not fitting:
-        return f"{text}. No single change of micro-batch, recomputation or arm would fit: `study advise` tries several."
-    return f"{text}. One of these would fit: {'; '.join(fitting)}."
+                yield f"{change.words} ({size(changed_bytes)}{just})"
 
 
-def peak_bytes(wanted: Wanted, given: Described) -> int:
+def predicted_memory(wanted: Wanted, given: Described) -> Estimate:
     training = TrainingFlags(gpus=given.ranks, sequence=given.sequence)
     # One node, as nobody has said how large nodes are; no time is asked for.
     place = PlaceFlags(gpu="H100", gpus_per_node=training.ranks, machine=None)
@@ -69,19 +108,36 @@ def peak_bytes(wanted: Wanted, given: Described) -> int:
     step = StepFlags(batch=training.ranks, checkpointing=bool(given.checkpointing))
     question = Question.of(shape, training, place, step)
     arm = settled_arm(arms.load_arm(given.arm or ""), question.gpus, question.local)
-    return Prediction.of(question.training(arm, given.micro_batch or 1, 1)).memory.peak_bytes
+    return Prediction.of(question.training(arm, given.micro_batch or 1, 1)).memory
 
 
-def single_changes(given: Described) -> Iterator[tuple[str, Described]]:
+def that_shrink(cause: Cause, given: Described) -> list[Change]:
+    """Return the single changes that make the part of memory smaller to which a cause belongs."""
+    return [change for change in single_changes(given) if not change.shrinks.isdisjoint(cause.part_of)]
+
+
+def that_leave_room(cause: Cause, given: Described) -> list[Change]:
+    """Return the arms that hold less, for a cause that grows with the tokens: states stand beside it all the time."""
+    return [] if TOKENS.isdisjoint(cause.part_of) else [*_arms_that_hold_less(given)]
+
+
+def single_changes(given: Described) -> Iterator[Change]:
     """Yield changes of one thing each, the mildest first: fewer sequences, recomputation, an arm that holds less."""
     rows = given.micro_batch or 1
     while rows > 1:
         rows //= 2
-        yield f"--micro-batch {rows}", replace(given, micro_batch=rows)
+        yield Change(f"--micro-batch {rows}", replace(given, micro_batch=rows), TOKENS)
     if not given.checkpointing:
-        yield "activations recomputed", replace(given, checkpointing=True)
-    others = ["fsdp2_cpu"] if given.arm == "fsdp2" else []
-    if given.arm in HOLD_LESS:
-        others = [*HOLD_LESS[HOLD_LESS.index(given.arm) + 1 :]]
-    for arm in others:
-        yield f"--arm {arm}", replace(given, arm=arm)
+        yield Change("activations recomputed", replace(given, checkpointing=True), frozenset(("activations",)))
+    yield from _arms_that_hold_less(given)
+
+
+def _arms_that_hold_less(given: Described) -> Iterator[Change]:
+    order = HOLD_LESS_OF_FSDP if given.arm in HOLD_LESS_OF_FSDP else HOLD_LESS
+    shrinks: frozenset[str] = frozenset()
+    is_later = False
+    for arm, divides in order.items():
+        if is_later:
+            shrinks |= divides
+            yield Change(f"--arm {arm}", replace(given, arm=arm), shrinks)
+        is_later = is_later or arm == given.arm

@@ -1,8 +1,10 @@
 """Read an error about memory out of a text or a log: what was asked for, and what was allocated, reserved and free."""
 
 import functools
+import itertools
 import re
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ IMPOSSIBLE = 2**50  # bytes: an unsigned number below zero, under WSL
 
 # CUDACachingAllocator.cpp asks the driver for 2 MiB, 20 MiB (for 1 to 10 MiB) or multiples of 2 MiB, and says that.
 MIB = 2**20
-SMALL = 10 * MIB  # such a tensor says nothing: the memory was full before it
+SMALL = 10 * MIB
 ROUND = 2 * MIB
 SEGMENTS = {ROUND: (1, MIB), 20 * MIB: (MIB, SMALL)}
 
@@ -43,6 +45,10 @@ class Asked:
     text: str
     low: int
     high: int
+
+    def fits(self, size_bytes: float) -> bool:
+        """Whether it may be a tensor of this size. Small ones say nothing: the memory was full before them."""
+        return self.high > SMALL and self.low <= size_bytes <= self.high
 
 
 @dataclass(frozen=True)
@@ -77,17 +83,9 @@ def find(text: str) -> OomError:
 
     One that ends a traceback comes before one that does not, and a whole message before its first half.
     """
-    text = re.sub(messages()["color"], "", f"{text}\n")
-    # Ranks write into one log line by line: the lines of each together, with those that follow and name no rank.
-    text = "".join(sorted(re.split(messages()["ranked"], text), key=re.compile(messages()["rank"]).findall))
-    # A process that the kernel killed says nothing itself. DeepSpeed's launcher then prints `return code = -9`
-    # (launcher/launch.py:259), and torchrun `Signal 9 (SIGKILL)` (torch/distributed/elastic/multiprocessing/errors).
+    text = _by_rank(re.sub(messages()["color"], "", f"{text}\n"))
     for kind in messages()["kind"]:
-        after = re.compile(kind.get("after", "(?!)"))
-        matches = [*re.finditer(kind["pattern"], text, re.MULTILINE)][:MOST]
-        starts = [match.start() for match in matches if not after.search(text, match.start() - NEAR, match.start())]
-        errors = [_error(kind["where"], text, start) for start in starts]
-        errors = [error for error in errors if re.search(kind.get("above", ""), "".join(error.frames))]
+        errors = [*_of_kind(kind, text)]
         if errors:  # one without a traceback may have been caught, and the pass tried again; a title says half of it
             return max(errors, key=lambda error: (error.frames != [error.context], error.allocated is not None))
     raise Stop(
@@ -95,6 +93,24 @@ def find(text: str) -> OomError:
         "name a log, or paste the lines around `out of memory`, `Killed` or `exit code 137`; if ranks got a SIGTERM, "
         "look at the rank that died first",
     )
+
+
+def _by_rank(text: str) -> str:
+    """Return a log into which ranks wrote line by line, the lines of each together with those that name no rank."""
+    return "".join(sorted(re.split(messages()["ranked"], text), key=re.compile(messages()["rank"]).findall))
+
+
+def _of_kind(kind: dict[str, str], text: str) -> Iterator[OomError]:
+    # A process that the kernel killed says nothing itself. DeepSpeed's launcher then prints `return code = -9`
+    # (launcher/launch.py:259), and torchrun `Signal 9 (SIGKILL)` (torch/distributed/elastic/multiprocessing/errors).
+    after = re.compile(kind.get("after", "(?!)"))
+    for match in itertools.islice(re.finditer(kind["pattern"], text, re.MULTILINE), MOST):
+        first = match.start()
+        if after.search(text, first - NEAR, first):
+            continue
+        error = _error(kind["where"], text, first)
+        if re.search(kind.get("above", ""), "".join(error.frames)):
+            yield error
 
 
 def _error(where: str, text: str, first: int) -> OomError:

@@ -1,0 +1,73 @@
+"""What a config and a text say of a training whose memory was full, by our names of settings."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from study.configs.mistakes import recognised
+from study.configs.pasted.read import Pasted
+from study.configs.pasted.told import told
+from study.configs.settings import AUTO, OFF, UNKNOWN, EffectiveSettings, effective_settings
+from study.core.arms import OFFLOADS
+from study.core.shapes import model_of_name
+
+NUMBERS = ("ranks", "micro_batch", "sequence", "vocabulary", "lora_rank")
+OUR_NAMES = {"sequences per micro-batch and rank": "micro_batch", "rank of the adapters": "lora_rank"}  # of settings
+RECOMPUTING = ("checkpointing", "the Trainer's FSDP recomputing")
+OF_TEXT = ("ranks", "micro_batch", "sequence", "checkpointing", "lora_rank")
+# Where a launch command or a config names the model. A text may name others, which do not train.
+MODEL_KEY = re.compile(
+    r"(?i)(?:model_name_or_path|base_model|model_id|from_pretrained|--model)[\"']?\s*[:= (]\s*[\"']?([^\s\"',)]+)"
+)
+
+
+def stated(pasted: Pasted) -> dict[str, Any]:
+    """Return what a text says of its training, by our names of settings."""
+    said = {name: pasted.said.get(name) or None for name in OF_TEXT}
+    if pasted.said.get("machines", 1) > 1:
+        said["ranks"] = None  # it may be the number of a node
+    if pasted.said.get("offload", "none") != "none":
+        said["offload_optimizer"] = pasted.said["offload"]
+    said["adapters"] = pasted.said.get("peft")
+    said["stage"] = pasted.said.get("stage")
+    models = {*map(model_of_name, MODEL_KEY.findall(pasted.text))} - {None}
+    about = told(pasted.text)
+    said["model"] = models.pop() if len(models) == 1 else about.model
+    said["gpu"] = about.gpu if about.gpu_bytes else None  # of which there is one size
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def config_settings(path: Path | None) -> EffectiveSettings:
+    """Return the settings of a config by our names, without those that something else decides."""
+    settings = effective_settings(recognised(path)) if path else {}
+    return {OUR_NAMES.get(name, name): each for name, each in settings.items() if each.value not in (AUTO, UNKNOWN)}
+
+
+def understood(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with numbers as numbers, the model as we call it, and the arm that is nearest to them."""
+    values = dict(settings)
+    for name in NUMBERS:
+        values[name] = _whole(values.get(name))
+    # Of axolotl it may be a word, such as unsloth.
+    values["checkpointing"] = any(str(values.get(name)).lower() not in OFF for name in RECOMPUTING) or None
+    values["model"] = model_of_name(str(values.get("model")))
+    values["arm"] = _nearest_arm(values)
+    return values
+
+
+def _whole(value: Any) -> int | None:
+    """Return a whole number, which JSON and YAML may have in quotes."""
+    return int(value) if re.fullmatch("[1-9][0-9]{0,8}", str(value)) else None
+
+
+def _nearest_arm(values: dict[str, Any]) -> str | None:
+    engine, stage = values.get("engine"), str(values.get("stage"))
+    if engine == "FSDP" or stage.startswith("FSDP"):
+        return "fsdp2"
+    if engine in (None, "DeepSpeed") and stage == "None":  # a file that is not here says it
+        return None
+    if stage not in ("1", "2", "3") or engine == "DDP":
+        return "single" if values["ranks"] == 1 else "ddp"
+    # A disk holds it as well as the host does: the GPU's part is the same.
+    is_offloaded = any(values.get(part) not in (None, "none") for part in OFFLOADS)
+    return f"zero{stage}_cpu" if is_offloaded else f"zero{stage}"

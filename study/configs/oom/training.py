@@ -1,0 +1,161 @@
+"""What is known of a training whose memory was full: by flags, its config, the text of the error, and its model.
+
+Flags win, then what the config writes, then what the text says, and last what programs do where nothing is written.
+"""
+
+import contextlib
+import functools
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import tyro
+
+from study.configs.oom.said import config_settings, understood
+from study.core import arms
+from study.core.errors import Stop
+from study.core.gpus import GPUS, gpu_named
+from study.core.settings import flag
+from study.core.text import is_number
+from study.predict.front import BUCKETS, Transformer, Wanted, asked_for
+
+SHARD_WEIGHTS = ("zero3", "fsdp", "hsdp")  # the beginnings of the names of such arms
+USUAL_BUCKETS = {"reduce_bucket_size": 5e8}  # DeepSpeed's default, in elements (zero/config.py:113): 2.0 GB in fp32
+NUMBERS = ("ranks", "micro_batch", "sequence", "vocabulary")
+NEEDED = ("arm", "ranks", "micro_batch")  # for a prediction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    """The training, as far as it is known."""
+
+    arm: str | None = None
+    """Name of the nearest arm; `study arms` lists them."""
+    config: Path | None = None
+    """The training's own Accelerate config, DeepSpeed config or Trainer arguments. Flags win over it."""
+    ranks: Annotated[int | None, tyro.conf.arg(aliases=("--gpus",))] = None
+    """Processes that train together, one per GPU."""
+    gpu: str | None = None
+    """Kind of GPU, such as A100-40GB, if the message does not say its size."""
+    micro_batch: int | None = None
+    """Sequences of a micro-batch, on each GPU."""
+    sequence: int | None = None
+    """Tokens per sequence."""
+    checkpointing: bool | None = None
+    """Activations are recomputed in the backward pass."""
+    vocabulary: int | None = None
+    """Size of the vocabulary, if the model is not named or has another."""
+
+    def __post_init__(self):
+        for name in NUMBERS:
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise Stop(f"{flag(name)} must be at least 1 (got {value})", "give 1 or more")
+        if self.gpu:
+            gpu_named(self.gpu)
+        if self.arm and arms.load_arm(self.arm).name != self.arm:  # a misspelt name is refused
+            raise Stop(f"--arm {self.arm} is a file", f"give it as --config {self.arm}")
+
+
+@dataclass(frozen=True)
+class KnownTraining:
+    """A training, its settings and its model. Numbers that nobody says are 0: what they make is of no size."""
+
+    wanted: Wanted  # with what the config and the text say, as `described`
+    model: Transformer | None
+    settings: dict[str, Any]  # by our names
+    described: Described
+    from_text: frozenset[str]  # names of settings that only the text says
+
+    @classmethod
+    def of(cls, wanted: Wanted, described: Described, stated: dict[str, Any] | None = None) -> Self:
+        """Return what is known of a training. Raise Stop if a flag is wrong. `stated` is what a text says."""
+        config = config_settings(described.config)
+        settings = {name: each.value for name, each in config.items()}
+        if stated:
+            written = {name: each.value for name, each in config.items() if not (each.is_default or each.is_open)}
+            with contextlib.suppress(Stop):  # a text may say of several trainings, or of what needs PyTorch
+                from_text = frozenset(stated.keys() - written.keys())
+                return cls._of(wanted, described, settings | stated | written, from_text)
+        return cls._of(wanted, described, settings, frozenset())
+
+    @classmethod
+    def _of(cls, wanted: Wanted, described: Described, settings: dict[str, Any], from_text: frozenset[str]) -> Self:
+        settings = understood(settings)
+        described = filled(described, settings)
+        if wanted.model is None and wanted.params is None:
+            wanted = replace(wanted, model=settings["model"])
+        if wanted.model and settings.get("adapters"):
+            wanted = replace(wanted, lora_rank=wanted.lora_rank or settings["lora_rank"])
+        model = None
+        if wanted != Wanted():  # a part of a model is refused
+            model = asked_for(wanted, described.sequence or 1)
+        return cls(wanted, model, settings, described, from_text)
+
+    @property
+    def used(self) -> dict[str, Any]:
+        """What it is taken for, by names of flags."""
+        return vars(self.wanted) | vars(self.described)
+
+    @property
+    def arm(self) -> str:
+        return self.described.arm or ""
+
+    @property
+    def ranks(self) -> int:
+        return self.described.ranks or 0
+
+    @property
+    def gpu_bytes(self) -> int:
+        return GPUS[gpu_named(self.described.gpu)].memory_bytes if self.described.gpu else 0
+
+    @property
+    def rows(self) -> int:
+        return self.described.micro_batch or 0
+
+    @property
+    def sequence(self) -> int:
+        return self.described.sequence or 0
+
+    @property
+    def missing(self) -> list[str]:
+        """What a prediction needs and nobody said."""
+        missing = [name for name in NEEDED if getattr(self.described, name) is None]
+        return [*missing, "lora_rank"] if self.has_adapters and not self.wanted.lora_rank else missing
+
+    @property
+    def shards_states(self) -> bool:
+        return self.arm.startswith(("zero", *SHARD_WEIGHTS))
+
+    @property
+    def shards_weights(self) -> bool:
+        return self.arm.startswith(SHARD_WEIGHTS)
+
+    @property
+    def vocabulary(self) -> int:
+        of_model = self.model.look.vocabulary if self.model else None
+        return self.described.vocabulary or of_model or 0
+
+    @property
+    def has_adapters(self) -> bool:
+        return bool(self.wanted.lora_rank or self.settings.get("adapters"))
+
+    @functools.cached_property
+    def trained(self) -> int:
+        """Parameters that train. Of adapters without their rank nothing is said."""
+        if self.model is None or (self.has_adapters and not self.wanted.lora_rank):
+            return 0
+        return sum(tensor.elements for tensor in self.model.tensors if tensor.trains)
+
+    @property
+    def buckets(self) -> dict[str, float]:
+        """Elements of the buckets that ZeRO has, by their names in a config. Without an arm they are tried, too."""
+        if self.arm and not self.arm.startswith("zero"):
+            return {}
+        written = {name: self.settings[name] for name in BUCKETS if is_number(self.settings.get(name))}
+        return USUAL_BUCKETS | written
+
+
+def filled(described: Described, settings: dict[str, Any]) -> Described:
+    """Return flags with what settings say where nothing is given."""
+    unsaid = [name for name, value in vars(described).items() if value is None]
+    return replace(described, **{name: settings.get(name) for name in unsaid})
