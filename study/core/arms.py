@@ -225,11 +225,17 @@ def _of_deepspeed(content: dict, groups: dict) -> dict[str, Any]:
     }
 
 
-def section_at(config: Any, path: str) -> dict:
-    """Return the section at a dotted path. Empty if there is none, or another value."""
+def value_at(config: Any, path: str) -> Any:
+    """Return the value at a dotted path of sections. None if there is none."""
     for name in filter(None, path.split(".")):
         config = config.get(name) if isinstance(config, dict) else None
-    return config if isinstance(config, dict) else {}
+    return config
+
+
+def section_at(config: Any, path: str) -> dict:
+    """Return the section at a dotted path. Empty if there is none, or another value."""
+    section = value_at(config, path)
+    return section if isinstance(section, dict) else {}
 
 
 @dataclass(frozen=True)
