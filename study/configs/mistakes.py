@@ -13,9 +13,9 @@ from pydantic_core import SchemaValidator
 from study.configs.settings import AUTO, COUNT, FIELDS, Setting, descriptions, same, zero_section
 from study.configs.shown import printable, shown
 from study.configs.sources import ACCELERATE, OTHER, TRAINER, Source, flat, read
-from study.core.arms import UnknownKey, promises_ignored, section_at, unknown_keys
+from study.core.arms import UnknownKey, promises_ignored, unknown_keys
 from study.core.errors import Stop
-from study.core.files import sentence
+from study.core.files import section_at, sentence
 from study.core.library_defaults import known_libraries
 from study.core.text import comparable, say_aside
 from study.known.findings import Finding, finding, texts
@@ -102,8 +102,7 @@ def _contradicted(arguments: dict, config: dict) -> Iterator[Finding]:
         if arguments.get(pair.get("unless")):
             continue
         a, b = dig(arguments, pair["trainer"]), dig(config, pair["deepspeed"])
-        is_said = not {None, AUTO} & {a, b}
-        if is_said and not same(a, b):
+        if all(each not in (None, AUTO) for each in (a, b)) and not same(a, b):
             yield finding("arguments_contradicted", values=[shown(Setting(a)), shown(Setting(b))], **pair)
 
 

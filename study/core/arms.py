@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from study.core.cache import fingerprint
 from study.core.errors import Stop, nearest
-from study.core.files import load, why
+from study.core.files import load, section_at, why
 from study.core.library_defaults import library_defaults
 from study.core.shapes import is_local
 from study.core.text import comparable
@@ -223,19 +223,6 @@ def _of_deepspeed(content: dict, groups: dict) -> dict[str, Any]:
         "tensor_ranks": max(1, int(_section(content, "tensor_parallel").get("autotp_size", 0))),  # 0: off
         "second_copy_ranks": int(zero.get("zero_hpz_partition_size", 1)),  # 1: no second copy
     }
-
-
-def value_at(config: Any, path: str) -> Any:
-    """Return the value at a dotted path of sections. None if there is none."""
-    for name in filter(None, path.split(".")):
-        config = config.get(name) if isinstance(config, dict) else None
-    return config
-
-
-def section_at(config: Any, path: str) -> dict:
-    """Return the section at a dotted path. Empty if there is none, or another value."""
-    section = value_at(config, path)
-    return section if isinstance(section, dict) else {}
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from study.configs.pasted.read import Pasted
 from study.configs.pasted.tracebacks import ORDER, Sure
 from study.configs.pasted.two_releases import mentioned
 from study.configs.pasted.words import Sentence, meets
-from study.core.arms import value_at
+from study.core.files import value_at
 from study.core.tables import NO_OTHER_KEYS, read_table
 from study.known.faults import ANY, Fault
 from study.known.which_apply import Applies, Flags, Stack, which_apply
