@@ -25,6 +25,7 @@ def show_finding(first: str, finding: Finding) -> None:
 def show_behind(each: Explained) -> dict:
     """Print what is behind a sentence, and return it."""
     of = behind(each)
+    when = [f"Condition: {'; '.join(of.conditions)}"] if of.conditions else []
     also = [f"Also named in: {', '.join(of.readers)}"] if of.readers else []
     say_wrapped(
         f"{each.id}: a {each.kind}",
@@ -32,12 +33,19 @@ def show_behind(each: Explained) -> dict:
         f"What to do: {each.remedy or 'the sentence says it'}.",
         f"Written: {of.written}",
         f"Rule: {', '.join(of.rules) or f'that table, which {each.read_by} reads'}",
+        *when,
         *also,
         f"Rests on: {of.rests_on.rstrip('.') or 'its test'}.",
-        f"Test: {', '.join(of.tests[:MOST_TESTS]) or 'in a checkout, tests/'}",
         f"Upstream: {each.upstream or 'no thread'}",
-        "",
         indent="    ",
     )
-    about = {"rests_on": of.rests_on, "table": of.written, "rules": [*of.rules, *of.readers], "tests": of.tests}
+    tests = of.tests[:MOST_TESTS] or ["in a checkout, tests/"]
+    say(*(f"Test: {test}" for test in tests), "")  # paths to copy: they are not wrapped
+    about = {
+        "rests_on": of.rests_on,
+        "table": of.written,
+        "rules": [*of.rules, *of.readers],
+        "conditions": of.conditions,
+        "tests": of.tests,
+    }
     return asdict(each) | about

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from study.core.files import from_toml
 from study.known.faults import TABLE, Fault, named, table
+from study.known.rules import comments_of_rule, conditions_of_rule, function_at
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,27 +70,12 @@ def _comment(text: str, name: str) -> str:
     return " ".join(line.strip("# ") for line in above[1].splitlines()) if above else ""
 
 
-def comments_of_rule(place: str) -> str:
-    """Return the comments of a function above one of its lines, FILE:LINE. They say what a rule rests on."""
-    file, _, number = place.rpartition(":")
-    text = (ROOT / file).read_text()
-    last = begins = int(number)
-    for node in ast.walk(ast.parse(text)):  # inner functions come after the outer ones
-        if isinstance(node, ast.FunctionDef) and node.lineno <= last <= (node.end_lineno or last):
-            begins = node.lineno
-    comments = []
-    for line in text.splitlines()[begins:last]:
-        if line.lstrip().startswith("# "):
-            comments.append(line.strip(" #"))
-    return " ".join(comments)
-
-
 @functools.cache
 def _lines() -> list[tuple[str, str]]:
     """Return the lines of the package and of its tests, which a wheel does not have, each with its place."""
     lines = []
     for path in (*sorted((ROOT / "study").rglob("*")), *sorted((ROOT / "tests").rglob("*"))):
-        if path.suffix in (".py", ".toml"):
+        if path.suffix in (".py", ".toml") and path.name != "test_explained.py":  # which asks for any
             name = path.relative_to(ROOT)
             lines += [(f"{name}:{number}", line) for number, line in enumerate(path.read_text().splitlines(), 1)]
     return lines
@@ -138,6 +124,7 @@ class Behind:
 
     written: str
     rules: list[str]
+    conditions: list[str]  # of rules in Python
     readers: list[str]  # tables that name it for another sentence
     tests: list[str]
     rests_on: str
@@ -151,10 +138,27 @@ def behind(each: Explained) -> Behind:
         if place.startswith(table):
             written.append(place)
         elif place.startswith("tests/"):
-            tests.append(place)
+            tests.append(_test(place))
         elif ".py:" in place:
             rules.append(place)
         else:
             readers.append(place)
     rests_on = each.rests_on or " ".join(dict.fromkeys(filter(None, map(comments_of_rule, rules))))
-    return Behind(written[0], rules, readers, tests, rests_on)
+    conditions = [each for rule in rules for each in conditions_of_rule(rule)]
+    return Behind(written[0], rules, conditions, readers, [*dict.fromkeys(tests)], rests_on)
+
+
+def _test(place: str) -> str:
+    """Return a place in tests/ as pytest takes it: a function, or the row of a table with the files that read it."""
+    file = place.rpartition(":")[0]
+    if file.endswith(".py"):
+        name = function_at(place)
+        return f"{file}::{name}" if name else place
+    readers = dict.fromkeys(
+        other.rpartition(":")[0] for other, line in _lines() if other.startswith("tests/") and _reads(line, file)
+    )
+    return f"{place}, read by {' and '.join(readers)}" if readers else place
+
+
+def _reads(line: str, file: str) -> bool:
+    return f'"{file.removeprefix("tests/")}"' in line

@@ -15,6 +15,13 @@ from study.known.faults import ANY, Fault, Release, table
 
 WAYS = ("fsdp1", "fsdp2", "ddp")  # to train without ZeRO, by the names of flags
 UNSAID = {"offload": "none", "ranks": 2, "trainer": None}  # what is taken where nobody says another
+# The flag's word for what `study diff` reads in a config.
+PRECISIONS = {
+    "cast to bfloat16": "bf16",
+    "cast to float16": "fp16",
+    "autocast to bfloat16": "bf16_autocast",
+    "autocast to float16": "fp16_autocast",
+}
 # Keys of ranks that have the same rows.
 SHARE_ROWS = ("tensor_parallel", "sequence_parallel_size", "pipeline", "parallelism_config")
 
@@ -76,6 +83,9 @@ class Stack:
 def _of_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a config says by conditions."""
     said = {condition: config[name] for name, condition in table().settings.items() if name in config}
+    precision = said.get("precision")
+    if precision in PRECISIONS:
+        said["precision"] = PRECISIONS[precision]
     engine = said.get("engine")
     if engine not in (None, "DeepSpeed"):
         said["stage"] = engine

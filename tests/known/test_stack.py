@@ -427,6 +427,34 @@ def test_a_config_answers_what_flags_would(tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "config", "precision"),
+    [
+        ("ds.json", '{"bf16": {"enabled": true}, "zero_optimization": {"stage": 1}}', "bf16"),
+        ("ds.json", '{"fp16": {"enabled": true}, "zero_optimization": {"stage": 1}}', "fp16"),
+        (
+            "ds.json",
+            '{"torch_autocast": {"enabled": true, "dtype": "bfloat16"}, "zero_optimization": {"stage": 1}}',
+            "bf16_autocast",
+        ),
+        ("fsdp.yaml", "distributed_type: FSDP\nmixed_precision: fp16\nfsdp_config: {fsdp_version: 2}", "fp16_autocast"),
+        ("fsdp.yaml", "distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config: {fsdp_version: 2}", "bf16_autocast"),
+    ],
+)
+def test_a_precision_of_a_config_is_that_of_the_flag(name, config, precision, tmp_path):
+    """Each fault that asks for a precision answers to both alike. Of keys a flag says nothing."""
+    (tmp_path / name).write_text(config)
+    flag = "--stage 1" if name == "ds.json" else "--fsdp2"
+    asking = {each.id for each in table().fault if "precision" in (each.when or {}) and "keys" not in each.when}
+    seen = set()
+    for release in ("0.17.5", "0.18.9"):
+        listed = f"deepspeed=={release} accelerate==1.6.0 torch==2.13.0"
+        by_config = {row["id"] for row in asked(f"{listed} --config {tmp_path}/{name}")["faults"]}
+        assert by_config & asking == answers(f"{listed} {flag} --precision {precision}").keys() & asking
+        seen |= by_config & asking
+    assert seen
+
+
 @pytest.mark.parametrize("row", STACKS["mentioned"], ids=lambda row: f"{row['fault']}-{row['answer'] or 'not'}")
 def test_what_a_config_does_not_mention_is_not_asked(row, tmp_path):
     (tmp_path / "config.json").write_text(row["config"])

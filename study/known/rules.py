@@ -1,0 +1,92 @@
+"""What Python around a rule says of it: its conditions with their numbers, and the comments above it."""
+
+import ast
+import functools
+
+from study.core.arms import ROOT
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+RULE = ast.Yield | ast.Return  # what a function says of a training
+
+
+@functools.cache
+def _module(file: str) -> tuple[ast.Module, list[str]]:
+    text = (ROOT / file).read_text()
+    return ast.parse(text), text.splitlines()
+
+
+def _at(place: str) -> tuple[str, int]:
+    file, _, number = place.rpartition(":")
+    return file, int(number)
+
+
+def _function(place: str) -> Function | None:
+    """Return the innermost function around FILE:LINE."""
+    file, line = _at(place)
+    innermost = None
+    for node in ast.walk(_module(file)[0]):  # inner functions come after the outer ones
+        if isinstance(node, Function):
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            if first <= line <= (node.end_lineno or line):
+                innermost = node
+    return innermost
+
+
+def function_at(place: str) -> str | None:
+    function = _function(place)
+    return function.name if function else None
+
+
+def conditions_of_rule(place: str) -> list[str]:
+    """Return the tests of all `if` around a line, from the outside in, and the numbers of their names."""
+    file, line = _at(place)
+    function = _function(place)
+    if function is None:
+        return []
+    tests = []
+    for node in ast.walk(function):
+        if isinstance(node, ast.If) and node.body[0].lineno <= line <= (node.body[-1].end_lineno or line):
+            tests.append(node.test)
+    conditions = [ast.unparse(each) for each in tests]
+    for name, number in _numbers(file).items():
+        if any(isinstance(part, ast.Name) and part.id == name for each in tests for part in ast.walk(each)):
+            conditions.append(f"{name} = {number}")
+    return conditions
+
+
+def _numbers(file: str) -> dict[str, str]:
+    """Return the constants of a module that are numbers."""
+    numbers = {}
+    for statement in _module(file)[0].body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            value = ast.unparse(statement.value)
+            if value[0].isdigit():
+                numbers[statement.targets[0].id] = value
+    return numbers
+
+
+def comments_of_rule(place: str) -> str:
+    """Return the comments above a line since the rule before it, or those that are above all rules of its function."""
+    file, line = _at(place)
+    function = _function(place)
+    if function is None:
+        return ""
+    lines = _module(file)[1]
+    rules = sorted(node.lineno for node in ast.walk(function) if isinstance(node, RULE))
+    before = [other for other in rules if other < line]
+    own = _comments(lines[before[-1] if before else function.lineno : line])
+    return own or _comments(lines[function.lineno : _before_rules(function)])
+
+
+def _before_rules(function: Function) -> int:
+    """Return the last line of the statements before the first that has a rule."""
+    last = function.lineno
+    for statement in function.body:
+        if any(isinstance(node, RULE) for node in ast.walk(statement)):
+            break
+        last = statement.end_lineno or last
+    return last
+
+
+def _comments(lines: list[str]) -> str:
+    return " ".join(line.strip(" #") for line in lines if line.lstrip().startswith("# "))
