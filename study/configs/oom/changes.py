@@ -72,7 +72,8 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> str:
     if fitting := [*_fitting(card, training, that_shrink(cause, given))]:
         return f"{text}. One of these would fit: {'; '.join(fitting)}."
     if fitting := [*_fitting(card, training, that_leave_room(cause, given))]:
-        return f"{text}. No change that shrinks it would fit. These leave more room for it, and would: {'; '.join(fitting)}."
+        text += ". No change that shrinks what is named first would fit"
+        return f"{text}. These leave more room for it, and would: {'; '.join(fitting)}."
     return f"{text}. No single change that shrinks what is named first would fit: `study advise` tries several."
 
 
