@@ -1,4 +1,4 @@
-"""Draws what each file of ZeRO by hand holds and sends, from the table in its README. A test compares both.
+"""Draws what each file of ZeRO by hand holds and sends, from the tables in its README. A test compares both.
 
 python examples/zero_by_hand/held.py examples/zero_by_hand/held.svg
 """
@@ -20,15 +20,14 @@ SENT = {"1 micro-batch in a step": "#9a9aa2", "4 micro-batches": "#3b6fb6"}
 
 
 def table() -> pd.DataFrame:
-    """Return MB: what is held by part, the most at a time, and what is sent with one and four micro-batches."""
-    rows = {}
+    """Return MB: what is held by part, the peak, and what is sent with one and four micro-batches."""
+    rows: dict[str, list[float]] = {}
     for line in re.findall(r"^\| `\w+\.py` \|.*", README.read_text(), re.MULTILINE):
         name, *cells = (cell.strip(" `") for cell in line.strip("|").split("|"))
-        rows[name.removesuffix(".py")] = [
-            float(re.findall(r"[\d.]+", cell.partition("=")[2] or cell)[0]) for cell in cells
-        ]
+        numbers = [float(re.findall(r"[\d.]+", cell.partition("=")[2] or cell)[0]) for cell in cells]
+        rows.setdefault(name.removesuffix(".py"), []).extend(numbers)
     one, four = SENT
-    return pd.DataFrame.from_dict(rows, orient="index", columns=[*HELD, "most", one, "most with 4", four])
+    return pd.DataFrame.from_dict(rows, orient="index", columns=[*HELD, "peak", one, "peak with 4", four])
 
 
 @style.figure
@@ -39,7 +38,7 @@ def picture(rows: pd.DataFrame) -> Figure:
     for part in HELD:
         left.barh(range(len(rows)), rows[part], left=begin, label=part, color=style.PARTS[part], **style.EDGE)
         begin += rows[part]
-    left.plot(rows["most"], range(len(rows)), "k|", markersize=14, markeredgewidth=2, label="most at a time")
+    left.plot(rows["peak"], range(len(rows)), "k|", markersize=14, markeredgewidth=2, label="peak")
     style.name_bars(left, rows.index)
     left.set_title("Held by rank 0 of 2, after the backward pass")
     left.set_xlabel("MB; 4 P is 1.05")

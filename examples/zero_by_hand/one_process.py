@@ -60,7 +60,7 @@ def held_bytes(training):
 
 
 def train(kind, micro_batches, rank, ranks):
-    """Train one of the five classes from seed 0. Return it, its losses and bytes: what it holds, and the most."""
+    """Train one of the five classes from seed 0. Return it, its losses and bytes: what it holds, and the peak."""
     torch.manual_seed(0)  # the same weights and samples on each rank
     model = Residual()
     held = []  # at each gradient: before a stage's own hooks, when it is whole, and its weight too
@@ -93,10 +93,10 @@ def run(kind):
         parser.error(f"{SAMPLES} samples do not divide by {ranks} ranks x {micro_batches} micro-batches: use fewer")
     if ranks > 1:
         dist.init_process_group("gloo")
-    training, losses, (weights, gradients, moments, most) = train(kind, micro_batches, rank, ranks)
+    training, losses, (weights, gradients, moments, peak) = train(kind, micro_batches, rank, ranks)
     if rank == 0:
         print(f"{kind.__name__}, {ranks} rank{'s' if ranks > 1 else ''}: " + " ".join(f"{loss:.7f}" for loss in losses))
-        print(f"held: weights {weights:,}, gradients {gradients:,}, moments {moments:,} bytes; most {most:,}")
+        print(f"held: weights {weights:,}, gradients {gradients:,}, moments {moments:,} bytes; peak {peak:,}")
         print(f"sent in a step: {training.sent_bytes // STEPS:,} bytes")
         _, alone, _ = train(OneProcess, 1, 0, 1)  # all samples in one process: DDP's losses, but for the last digit
         apart = max(abs(ours - theirs) for ours, theirs in zip(losses, alone, strict=True))

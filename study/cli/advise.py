@@ -44,31 +44,23 @@ def advise(
         details: Also show what was assumed, how accurate predictions were, and the command that explains the choice.
     """
     shape = asked_for(model, training.sequence or 1)
-    lines = []
     is_default = training.precision is None
     if is_default and shape.is_partly_frozen:  # arms that differ in precision would be compared by it
         training = replace(training, precision="bf16_cast")
-    if training.gpus is not None:
-        advice = recommend(Question.of(shape, training, place, step))
-    else:
-        advice = _fewest(shape, training, place, step)
-        lines.append(answer.enough(advice, step.batch))
-    lines += answer.in_words(advice)
+    advice = advice_on(shape, training, place, step)
+    first = [answer.enough(advice, step.batch)] if training.gpus is None else []
+    lines = [*first, *answer.in_words(advice), *instead(advice, training, place, step)]
     detail = ""
-    if choice := advice.choice:
-        lines += answer.recompute_note(choice.checkpointing, shape, arms.load_arm(choice.arm).stage)
-        detail = _in_detail(choice, vars(model) | vars(training) | vars(place) | {"gpus": advice.question.gpus})
-    elif larger := fewest(shape, training, place, step, 2 * advice.question.gpus):  # by powers of two
-        lines.append(answer.enough(larger, step.batch))
-    else:
-        lines.append(finding("needs_other_parallelism").said)
+    if advice.choice:
+        given = vars(model) | vars(training) | vars(place)
+        detail = in_detail(advice.choice, given | {"gpus": advice.question.gpus})
     # The sentences come first, because the table takes half a screen.
     say_wrapped(*lines, answer.resting_on(advice), *answer.card_note(place), "")
     show(answer.table(advice))
     if details:
-        _show_details(advice, detail)
+        show_details(advice, detail)
     else:
-        say_wrapped(*_notes(advice, is_default))
+        say_wrapped(*notes(advice, is_default))
     return answer.in_json(advice) | {
         "in_words": lines,
         "detail": detail,
@@ -77,14 +69,27 @@ def advise(
     }
 
 
-def _fewest(shape: Transformer, training: TrainingFlags, place: PlaceFlags, step: StepFlags) -> Advice:
+def advice_on(shape: Transformer, training: TrainingFlags, place: PlaceFlags, step: StepFlags) -> Advice:
+    """Return the advice for so many GPUs, or for the fewest that hold the training."""
+    if training.gpus is not None:
+        return recommend(Question.of(shape, training, place, step))
     if advice := fewest(shape, training, place, step):
         return advice
     remedy = "give --lora-rank, a shorter --sequence, or a larger --gpu"
     raise Stop(f"no 1 to {MOST_GPUS} {place.gpu} hold {shape.name}", remedy)
 
 
-def _show_details(advice: Advice, detail: str) -> None:
+def instead(advice: Advice, training: TrainingFlags, place: PlaceFlags, step: StepFlags) -> list[str]:
+    """Return what recomputing would change; where nothing fits, how many GPUs would be enough."""
+    shape = advice.question.model
+    if choice := advice.choice:
+        return answer.recompute_note(choice.checkpointing, shape, arms.load_arm(choice.arm).stage)
+    if larger := fewest(shape, training, place, step, 2 * advice.question.gpus):  # by powers of two
+        return [answer.enough(larger, step.batch)]
+    return [finding("needs_other_parallelism").said]
+
+
+def show_details(advice: Advice, detail: str) -> None:
     if detail:
         say_wrapped("", f"In detail: {detail}", indent="  ")
     say("", "Predicted for:")
@@ -92,15 +97,15 @@ def _show_details(advice: Advice, detail: str) -> None:
     say_wrapped("", *answer.accuracy(), indent="  ")
 
 
-def _notes(advice: Advice, is_default_precision: bool) -> list[str]:
+def notes(advice: Advice, is_default_precision: bool) -> list[str]:
     """Return what a reader may not expect: the precision that was taken, and what FSDP2 keeps whole."""
-    notes = ["", answer.precisions(advice.question)] if is_default_precision else []
+    said = ["", answer.precisions(advice.question)] if is_default_precision else []
     if any(row.arm.startswith("fsdp2") and row.accumulation > 1 and not row.fits for row in advice.rows):
-        notes.append(finding("fsdp2_whole_gradients").said)
-    return notes
+        said.append(finding("fsdp2_whole_gradients").said)
+    return said
 
 
-def _in_detail(choice: Row, options: dict) -> str:
+def in_detail(choice: Row, options: dict) -> str:
     """Return the command that shows a choice in detail, without options that have their defaults."""
     options |= {name: getattr(choice, name) for name in OF_ROW} | {"buckets": choice.bucket_elements}
     usual = (None, False, TrainingFlags.optimizer, PlaceFlags.attention_kernel)

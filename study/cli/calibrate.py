@@ -46,26 +46,31 @@ def calibrate(*, out: Path = Path("machine.json"), disk: Path | None = None) -> 
     if stop := launches.lacking():
         raise stop
     gpus = gpus_here()
-    busy = psutil.getloadavg()[0] > BUSY * machine.usable_cores()
-    ranks = 1 if gpus else 2
-    launched = [(arm, 1 if arm == "single" else ranks) for arm in TIMED]
-    if len(gpus) > 1:
-        launched.append(("zero2", len(gpus)))
-    steps = [step for arm, count in launched if (step := _timed(arm, count, len(gpus)))]
-    if not any(step.arm == "zero2" for step in steps):
-        raise Stop("no step of zero2 could be timed, by which a host is known", "study doctor says what is missing")
+    is_busy = psutil.getloadavg()[0] > BUSY * machine.usable_cores()
+    steps = timed_steps(len(gpus))
     here = CalibratedMachine(
         measured_utc=now_utc(),
         gpu=gpu_named(gpus[0].name) if gpus else None,
         cpu=machine.fields("/proc/cpuinfo").get("model name"),
         cores=machine.usable_cores(),
-        busy=busy or any(step.high_s > UNSTEADY * step.step_s for step in steps),
+        busy=is_busy or any(step.high_s > UNSTEADY * step.step_s for step in steps),
         disk_bytes_per_s=machine.disk_bytes_per_s(disk) if disk else None,
         steps=steps,
     )
     out.write_text(json.dumps(here.model_dump(), indent=1) + "\n")
     _show(here, out)
     return here.model_dump()
+
+
+def timed_steps(gpus: int) -> list[MeasuredStep]:
+    """Time each arm that can run here; with several GPUs ZeRO-2 on all of them as well."""
+    steps = [_timed(arm, 1 if gpus or arm == "single" else 2, gpus) for arm in TIMED]
+    if gpus > 1:
+        steps.append(_timed("zero2", gpus, gpus))
+    known = [step for step in steps if step]
+    if not any(step.arm == "zero2" for step in known):
+        raise Stop("no step of zero2 could be timed, by which a host is known", "study doctor says what is missing")
+    return known
 
 
 def _timed(arm: str, ranks: int, gpus: int) -> MeasuredStep | None:
@@ -78,10 +83,11 @@ def _timed(arm: str, ranks: int, gpus: int) -> MeasuredStep | None:
     cell = Cell("", "calibrate", "one_gpu" if gpus else "tiny", arm, ranks, settings)
     with tempfile.TemporaryDirectory() as folder:
         record = launches.run(cell, Path(folder, "run"), 300, math.inf, None, lambda *_: None)
-    if record.error or not record.time.step_s:
-        say(f"{arm}: not timed ({record.error.message if record.error else 'no step was timed'})")
-        return None
     seconds = record.time.step_s
+    if record.error or not seconds:
+        why = record.error.message if record.error else "no step was timed"
+        say(f"{arm}: not timed ({why})")
+        return None
     about = {name: settings[name] for name in ("model", "precision", "micro_batch", "sequence")}
     spread = {"step_s": median(seconds), "low_s": min(seconds), "high_s": max(seconds)}
     return MeasuredStep.model_validate({"arm": arm, "ranks": ranks} | about | spread)
@@ -93,7 +99,8 @@ def _show(here: CalibratedMachine, out: Path) -> None:
     rows = []
     for step, timed in zip(here.steps, calibration.timed(here), strict=True):
         hardware = calibration.hardware(known, step.ranks)
-        before, after = (step_time(timed.training, each).seconds for each in (replace(hardware, pace=None), hardware))
+        before = step_time(timed.training, replace(hardware, pace=None)).seconds
+        after = step_time(timed.training, hardware).seconds
         rows.append(
             {
                 "arm": step.arm,

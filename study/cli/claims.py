@@ -7,8 +7,11 @@ from typing import Annotated
 
 import tyro
 
-from study.core.text import number_of, say, say_wrapped, short, show
+from study.cli.findings import show_behind
+from study.core.text import number_of, say, say_wrapped, show
+from study.known.explained import of_fault
 from study.ledger import texts
+from study.ledger.evidence import in_full
 from study.ledger.texts import Claim, Fault
 from study.records import runs as records
 from study.records.runs import Runs
@@ -46,56 +49,58 @@ def claims(
     """
     chosen: Sequence[Claim | Fault] = texts.named(claim) if claim else texts.claims()
     if undecided:
-        are_open = [each for each in chosen if isinstance(each, Claim) and each.would_decide]
-        for one in are_open:
-            say_wrapped(f"{one.id} {one.answer}", f"    What would decide it: {one.would_decide}", indent="    ")
-        chosen = are_open
+        chosen = show_undecided(chosen)
     elif runs:
-        _compare_claims(chosen, records.load(runs, every_folder_has_runs=True), in_full=bool(claim))
+        compare_claims(chosen, records.load(runs, every_folder_has_runs=True), in_full=bool(claim))
     elif every:
-        _show_all()
+        show_all()
     elif not claim:
         say_wrapped(texts.in_words(texts.claims()), "")
         say_wrapped(*ASK, indent=" " * 30)
     elif len(chosen) > len(claim):  # a document, or words that many claims contain: a line of each
-        _list_claims(chosen)
+        list_claims(chosen)
     else:
         for each in chosen:
-            _show_one(each)
+            show_one(each)
     # By alias: as the ledger's files have it.
     return [each.model_dump(mode="json", by_alias=True) for each in chosen]
 
 
-def _show_all() -> None:
+def show_undecided(chosen: Sequence[Claim | Fault]) -> list[Claim]:
+    """Show the claims that cannot be decided here, and return them."""
+    are_open = [each for each in chosen if isinstance(each, Claim) and each.would_decide]
+    for each in are_open:
+        say_wrapped(f"{each.id} {each.answer}", f"    What would decide it: {each.would_decide}", indent="    ")
+    return are_open
+
+
+def show_all() -> None:
     say_wrapped(texts.in_words(texts.claims()), "")
     show(texts.by_document())
-    say_wrapped(
-        "", "What was read of each:", *[f"  {text.document}: {text.read}" for text in texts.texts()], indent="    "
-    )
+    say_wrapped("", "What was read of each:", indent="    ")
+    say_wrapped(*[f"  {text.document}: {text.read}" for text in texts.texts()], indent="    ")
     say("", "What each document stands for (study claims ID has the rest):", "")
-    columns = ("id", "question", "verdict", "certainty")
-    show([{name: getattr(each, name) for name in columns} for each in texts.claims() if each.central])
+    columns = {"id", "question", "verdict", "certainty"}
+    show([each.model_dump(include=columns) for each in texts.claims() if each.central])
     faults = f"{len(texts.faults())} faults of libraries that a script shows (study claims faults)"
     say("", f"Apart from these: {faults}.")
 
 
-def _list_claims(chosen: Sequence[Claim | Fault]) -> None:
-    for verdict in texts.VERDICTS:
-        mine = [each for each in chosen if isinstance(each, Claim) and each.verdict == verdict]
-        if mine:
-            say(f"what the text says {verdict}: {number_of(len(mine), 'claims')}; we find:")
-            say_wrapped(*[f"  {each.id} {each.answer}" for each in mine], indent="      ")
+def list_claims(chosen: Sequence[Claim | Fault]) -> None:
+    for verdict, found in texts.by_verdict(chosen).items():
+        if found:
+            say(f"what the text says {verdict}: {number_of(len(found), 'claims')}; we find:")
+            say_wrapped(*[f"  {each.id} {each.answer}" for each in found], indent="      ")
     if faults := [each for each in chosen if isinstance(each, Fault)]:
         say(f"faults of libraries: {len(faults)}")
         say_wrapped(*[f"  {each.id} {each.outcome}" for each in faults], indent="      ")
     say("", "study claims ID shows one with its quote and its evidence.")
 
 
-def _show_one(claim: Claim | Fault) -> None:
+def show_one(claim: Claim | Fault) -> None:
     """Print the answer, and below it what it rests on."""
     if isinstance(claim, Fault):
-        about = [f"{name}: {short(value)}" for name, value in vars(claim).items() if value]
-        say_wrapped(f"{claim.id} {claim.outcome}", *about, "", indent="    ")
+        show_behind(of_fault(claim))
         return
     say(f"{claim.id} {claim.verdict}" + (f" (certainty: {claim.certainty})" if claim.certainty else ""))
     text = texts.of(claim)
@@ -116,7 +121,7 @@ def _show_one(claim: Claim | Fault) -> None:
     say_wrapped("", f"What would change it: {claim.changes}", "")
 
 
-def _compare_claims(chosen: Sequence[Claim | Fault], loaded: Runs, in_full: bool) -> None:
+def compare_claims(chosen: Sequence[Claim | Fault], loaded: Runs, in_full: bool) -> None:
     # Runs that have ended count, and no records of other people's scripts.
     rows = texts.compared([each for each in chosen if isinstance(each, Claim)], loaded.counting)
     counts = Counter(row.answer for row in rows)
@@ -128,16 +133,9 @@ def _compare_claims(chosen: Sequence[Claim | Fault], loaded: Runs, in_full: bool
         "",
     )
     # Of all claims hundreds of rows would agree, or say nothing: only the others are shown.
-    shown = [row for row in rows if in_full or row.answer == texts.DIFFERS]
-    show(
-        [
-            {
-                "claim": row.claim,
-                "evidence": row.evidence.what,
-                "committed": row.evidence.value,
-                "yours": row.value,
-                "answer": row.answer,
-            }
-            for row in shown
-        ]
-    )
+    show([row_of(row) for row in rows if in_full or row.answer == texts.DIFFERS])
+
+
+def row_of(row: texts.Compared) -> dict:
+    numbers = {"committed": in_full(row.evidence.value), "yours": in_full(row.value)}
+    return {"claim": row.claim, "evidence": row.evidence.what} | numbers | {"answer": row.answer}

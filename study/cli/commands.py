@@ -10,6 +10,8 @@ import itertools
 import json
 import os
 import sys
+from collections import Counter
+from collections.abc import Iterator
 
 from study.core.errors import Stop, exit_on_stop, nearest
 from study.core.machine import put_programs_on_path, version
@@ -61,16 +63,24 @@ def main() -> None:
     with exit_on_stop():
         if sys.stdout is None:
             raise Stop("standard output is closed", "leave it open, or send it to a file")
-        try:
+        with naming_the_path():
             start(sys.argv[1:])
-        except OSError as error:
-            if error.errno not in (errno.EPIPE, errno.ENOSPC):  # a closed pipe: as in `study arms | head -3`
-                if error.filename is None:
-                    raise
-                raise Stop(f"{error.filename!r:.80} cannot be used ({error.strerror})", "give another path") from None
+
+
+@contextlib.contextmanager
+def naming_the_path() -> Iterator[None]:
+    """Turn an error of the operating system into a sentence about the path that the user gave."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.EPIPE, errno.ENOSPC):  # a closed pipe: as in `study arms | head -3`
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes once more when it ends
-            if error.errno == errno.ENOSPC:
-                raise Stop(f"the output cannot be written ({error.strerror})", "make room on its disk") from None
+        elif error.filename is None:
+            raise
+        else:
+            raise Stop(f"{error.filename!r:.80} cannot be used ({error.strerror})", "give another path") from None
+        if error.errno == errno.ENOSPC:
+            raise Stop(f"the output cannot be written ({error.strerror})", "make room on its disk") from None
 
 
 def start(words: list[str]) -> None:
@@ -79,30 +89,41 @@ def start(words: list[str]) -> None:
     if name in ("-h", "--help", "help"):
         return start([*options, "--help"]) if options else say_wrapped(*help_lines(), indent=" " * 14)
     if name in ("--version", "version"):
-        from study.records.store import commit_of_this_tree  # it runs git
-
-        commit, _ = commit_of_this_tree()
-        return say(f"zero-study {version('zero-study') or '(not installed)'}, commit {commit or 'unknown'}")
+        return say_version()
     if name not in COMMANDS:
-        remedy = nearest(name, COMMANDS)
-        if name.startswith("-"):  # its dashes would make it like any option
-            remedy = nearest(name.strip("-"), ["help", "version"], otherwise=f"write {name} after the command")
-        raise Stop(f"there is no command {name}", remedy)
-    try:
+        raise Stop(f"there is no command {name}", meant_by(name))
+    with naming_the_missing_package():
         answer = _answer(name, options)
+    # `study doctor` has to answer before it ends with its exit code, and `study arms` for each arm.
+    for row in answer if isinstance(answer, list) else [answer]:
+        if isinstance(row, dict) and row.get("fine") is False:
+            sys.exit(1)
+
+
+def say_version() -> None:
+    from study.records.store import commit_of_this_tree  # it runs git
+
+    commit, _ = commit_of_this_tree()
+    say(f"zero-study {version('zero-study') or '(not installed)'}, commit {commit or 'unknown'}")
+
+
+def meant_by(name: str) -> str:
+    """Return what to do about a first word that is no command."""
+    if name.startswith("-"):  # its dashes would make it like any option
+        return nearest(name.strip("-"), ["help", "version"], otherwise=f"write {name} after the command")
+    return nearest(name, COMMANDS)
+
+
+@contextlib.contextmanager
+def naming_the_missing_package() -> Iterator[None]:
+    try:
+        yield
     except ModuleNotFoundError as error:  # its subclass PackageNotFoundError asks for a version
         package = str(error.name).partition(".")[0]
         if package == "study":
             raise
         remedy = "pip install './zero-study[train,report]', or make setup in the checkout"
         raise Stop(f"this needs {package}, which the light install does not have", remedy) from None
-    # `study doctor` has to answer before it ends with its exit code, and `study arms` for each arm.
-    rows = answer if isinstance(answer, list) else [answer]
-    if any(isinstance(row, dict) and row.get("fine") is False for row in rows):
-        sys.exit(1)
-
-
-SWITCHES = ("--json", "--evaluate", "--save", "--real")  # of `study virtual SCRIPT`, which take no value
 
 
 def _answer(name: str, options: list[str]) -> object:
@@ -111,16 +132,12 @@ def _answer(name: str, options: list[str]) -> object:
 
     from study.core.options import parsed
 
-    _refuse(name, options)
+    say_repeated(options)
+    refuse_misread(name, options)
     as_json = "--json" in options
     # Some libraries print while they are imported, too: DeepSpeed its accelerator.
     with contextlib.redirect_stdout(io.StringIO() if as_json else sys.stdout):
-        module, function = COMMANDS[name][0], name
-        if name == "virtual" and (script := _script(options)) is not None:
-            module, function = "study.cli.rehearsal", "rehearse"
-            options = script
-        if name == "stack":
-            options = _releases_first(options)
+        module, function, options = chosen(name, options)
         command = getattr(importlib.import_module(module), function)
         if as_json and command.__annotations__["return"]:  # the others have no such option
             options = [word for word in options if word != "--json"]
@@ -131,11 +148,20 @@ def _answer(name: str, options: list[str]) -> object:
     return answer
 
 
-def _refuse(name: str, options: list[str]) -> None:
-    """Refuse what tyro would take otherwise than it is meant, and say what is given twice."""
-    given = [SAME.get(word, word) for word in (each.partition("=")[0] for each in options) if word.startswith("--")]
-    for word in sorted({word for word in given if given.count(word) > 1}):
-        say_aside(f"{word} is given more than once: the last counts")
+def chosen(name: str, options: list[str]) -> tuple[str, str, list[str]]:
+    """Return the module and the function of a command, and its options in the order that tyro takes."""
+    if name == "virtual":
+        from study.rehearsal.launchers import script_last  # the browser's Python has no rehearsals
+
+        if (script := script_last(options)) is not None:
+            return "study.cli.rehearsal", "rehearse", script
+    if name == "stack":
+        options = releases_first(options)
+    return COMMANDS[name][0], name, options
+
+
+def refuse_misread(name: str, options: list[str]) -> None:
+    """Refuse what tyro would take otherwise than it is meant."""
     # tyro takes a list without a value for an empty one, as if the option were not there.
     for word, following in itertools.pairwise([*options, "--"]):
         if word in LISTS and following.startswith("--"):
@@ -144,7 +170,16 @@ def _refuse(name: str, options: list[str]) -> None:
         raise Stop("a sweep has no answer as JSON", "give --dry-run as well, or ask `study runs FOLDER --json`")
 
 
-def _releases_first(options: list[str]) -> list[str]:
+def say_repeated(options: list[str]) -> None:
+    """Say which options are given twice."""
+    names = [word.partition("=")[0] for word in options if word.startswith("--")]
+    times = Counter(SAME.get(word, word) for word in names)
+    for word in sorted(times):
+        if times[word] > 1:
+            say_aside(f"{word} is given more than once: the last counts")
+
+
+def releases_first(options: list[str]) -> list[str]:
     """Return options with releases and lists in front: tyro takes words before options or behind them, and not both."""
     if not options or options[0].startswith("-"):
         return options
@@ -155,27 +190,6 @@ def _releases_first(options: list[str]) -> list[str]:
         goes_first = is_release and before != "--config" and not word.startswith("-")
         (late if goes_first else others).append(word)
     return [*late, *others]
-
-
-def _script(options: list[str]) -> list[str] | None:
-    """Return options with somebody's script and its own words, which follow `--`, at their end. None without one.
-
-    A program or a module, such as `axolotl.cli.train`, is a script where it is the first word.
-    """
-    from study.rehearsal.launchers import LAUNCHERS  # the browser's Python has no rehearsals
-
-    own, words = options, []
-    if "--" not in options and options[:1] and options[0] in LAUNCHERS:  # whose words follow as they are
-        return ["--", *options]
-    if "--" in options:
-        place = options.index("--")
-        own, words = options[:place], options[place + 1 :]
-    for place, word in enumerate(own):
-        before = own[place - 1] if place else SWITCHES[0]
-        is_value = before.startswith("--") and "=" not in before and before not in SWITCHES
-        if (word.endswith(".py") and not is_value) or (place == 0 and not word.startswith("-")):
-            return [*own[:place], *own[place + 1 :], "--", word, *words]
-    return None
 
 
 def help_lines() -> list[str]:

@@ -44,20 +44,27 @@ def diagnose(
     if not runs and not symptom:
         raise Stop("nothing is given", "name a log, a run, or paste an error; `-` reads a pipe")
     paths, text = given.split(tuple(map(str, runs)))
-    answers = []
-    if text or not paths:
-        # A config beside a text says more of the training that the text is about.
-        told = answer(given.whole_text(paths, text), symptom, by_text)
-        config = _config_in(text)
-        if config and not told.found:
-            _show(config, config.findings)
-        answers.append(pasted.tell(told, details, says_nothing=config is None))
-        if config and told.found:
-            say_wrapped("")
-            _show(config, config.findings)
-        answers += [asdict(config)] if config else []
-        say_wrapped(*([""] if paths else []))
-    return answers + _runs(paths)
+    told = tell_text(paths, text, symptom, details) if text or not paths else []
+    if told and paths:
+        say_wrapped("")
+    return told + _runs(paths)
+
+
+def tell_text(paths: list[Path], text: str, symptom: str, details: bool) -> list[dict]:
+    """Tell what a text means, and what is wrong in a config that it has."""
+    # A config beside a text says more of the training that the text is about.
+    told = answer(given.whole_text(paths, text), symptom, by_text)
+    config = _config_in(text)
+    if config is None:
+        return [pasted.tell(told, details)]
+    if told.found:
+        first = pasted.tell(told, details)
+        say_wrapped("")
+        _show(config, config.findings)
+    else:
+        _show(config, config.findings)
+        first = pasted.tell(told, details, says_nothing=False)
+    return [first, asdict(config)]
 
 
 def _config_in(text: str) -> About | None:

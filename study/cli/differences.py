@@ -8,11 +8,11 @@ import tyro
 
 from study.cli import releases
 from study.cli.findings import say_indented, show_finding
-from study.configs import sources
 from study.configs.differences import Difference, compare
 from study.configs.mistakes import mistakes
 from study.configs.settings import Setting, effective_settings, same
 from study.configs.shown import is_secret, printable, shown
+from study.configs.sources import OTHER, Source, read
 from study.configs.stacks import CONFIGS
 from study.core.errors import Stop
 from study.core.library_defaults import releases_of_defaults
@@ -26,12 +26,13 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
     Each side is an Accelerate yaml, a DeepSpeed json, arguments of the Hugging Face Trainer (json or yaml), or a
     record. The two sides may be of different kinds. Of two releases, such as deepspeed==0.18.2 and deepspeed==0.19.8,
     in any order, it lists which defaults and which configs that are accepted changed between them, by the kept answers,
-    and which known faults were fixed or are new.
+    and which known faults were fixed or are new; of two lists of releases, such as `pip freeze` writes, the same for
+    each package.
 
     With --json: the rows. Example: `study diff accelerate_configs/ddp.yaml accelerate_configs/zero2.yaml`
 
     Args:
-        first: A config file, a folder with a record.json, or a release: A in the answer.
+        first: A config file, a folder with a record.json, a release, or a list of releases: A in the answer.
         second: The other one: B.
     """
     if two := re.fullmatch(r"([\w-]+)==(\S+) \1==(\S+)", f"{first} {second}"):
@@ -39,11 +40,23 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
     if "==" in first.name or "==" in second.name:
         what = f"two releases of one package can be compared (got {first} and {second})"
         raise Stop(what, "name one package twice, such as trl==1.8.0 trl==1.12.0; `study stack` takes several")
-    a = sources.read(first)
-    b = sources.read(second)
-    for side in (a, b):
-        if side.kind == sources.OTHER and side.path.suffix not in CONFIGS:  # a line of a log may be YAML
-            raise Stop(f"{side.path} is no config", "name a .json or .yaml file; study diagnose reads logs")
+    lists = [path for path in (first, second) if releases.listed(path)]
+    if len(lists) == 2:
+        return releases.lists_apart(first, second)
+    if lists:
+        raise Stop(f"{lists[0]} is a list of releases, and the other is none", "name two lists, or two configs")
+    return configs_apart(read_config(first), read_config(second))
+
+
+def read_config(path: Path) -> Source:
+    side = read(path)
+    if side.kind == OTHER and side.path.suffix not in CONFIGS:  # a line of a log may be YAML
+        raise Stop(f"{side.path} is no config", "name a .json or .yaml file; study diagnose reads logs")
+    return side
+
+
+def configs_apart(a: Source, b: Source) -> dict:
+    """Show in which settings two configs or records differ, and what is wrong in one alone."""
     known, others = compare(a, b)
     names = ", ".join(map(_name, known))
     nothing = "no known cause differs, but other keys do" if others else "no setting that differs"
@@ -58,7 +71,8 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
     if others:
         say("", "Other keys that differ:")
         say_wrapped(*map(_values, others), indent="    ", first="  ")
-    if any(each.is_default for side in (a, b) for each in effective_settings(side).values()):
+    settings = [*effective_settings(a).values(), *effective_settings(b).values()]
+    if any(each.is_default for each in settings):
         say_wrapped("", f"Defaults are those of {releases_of_defaults()}.")
     rows = {"known": list(map(_row, known)), "other": list(map(_row, others))}
     return rows | {"found_in_a": found_in_a, "found_in_b": found_in_b}
@@ -69,7 +83,7 @@ def _name(difference: Difference) -> str:
     return f"{printable(difference.name)}{older}"
 
 
-def _show_side(letter: str, side: sources.Source) -> list[dict]:
+def _show_side(letter: str, side: Source) -> list[dict]:
     """Show what is wrong in one side alone."""
     say_wrapped("", f"{letter}: {side.path} ({side.words})", indent="   ")
     findings = list(mistakes(side))

@@ -1,5 +1,6 @@
 """`study estimate`: what a rank of a training holds and moves, whether it fits, and how long a step takes."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
@@ -11,7 +12,6 @@ from study.predict.front import (
     MOST_ROWS,
     Hardware,
     PlaceFlags,
-    Prediction,
     Question,
     StepFlags,
     Training,
@@ -20,7 +20,6 @@ from study.predict.front import (
     Wanted,
     asked_for,
     calibration,
-    fits_on,
     settled_arm,
     usual_precision,
 )
@@ -62,39 +61,53 @@ def training_of(
     arm = arms.load_arm(passes.arm)
     if arm.distributed_type == "NO":
         training = replace(training, gpus=1)  # whatever --gpus says: this arm uses one
-    known = place
-    is_known = place.gpu or (place.machine and calibration.read(place.machine).gpu)
-    if not is_known:
-        if place.link or place.gpus_per_node or place.disk or place.gpu_memory:
-            raise Stop("options of a machine need its kind of GPU", "give --gpu")
-        # One node: without a machine nobody has said how large its nodes are. The kind of GPU changes no number, as no
-        # time is asked for.
-        known = replace(place, gpu="H100", gpus_per_node=training.ranks, machine=None)
+    has_gpu = names_gpu(place)
+    known = place if has_gpu else anywhere(place, training.ranks)
     question = Question.of(model, training, known, StepFlags(checkpointing=passes.checkpointing))
     arm = settled_arm(arm, question.gpus, question.local, buckets)
-    machine = question.machine if is_known else None
     ours = question.training(arm, passes.micro_batch, passes.accumulation)
-    if device == "cpu":  # the rows of a virtual rank's step, and those that were read of them, are in the same memory
-        ours = replace(ours, placement=replace(ours.placement, device=device))
-        ours = replace(ours, data_bytes=(2 * passes.accumulation - 1) * ours.traced.inputs_bytes)
-        machine = calibration.on_cpu(place.machine, ours.placement.ranks)
-    return ours, machine
+    if device == "cpu":
+        return in_host_memory(ours, passes), calibration.on_cpu(place.machine, ours.placement.ranks)
+    return ours, question.machine if has_gpu else None
 
 
-def _unread(given: TrainingFlags, place: PlaceFlags, arm: arms.Arm, ranks: int, buckets: int | None) -> list[str]:
-    """Return the options that were given and change nothing here, each with the reason."""
-    unread = []
-    if arm.distributed_type == "NO" and given.ranks != ranks and given.gpus is not None:
-        unread.append(f"--gpus {given.gpus} ({arm.name} uses one)")
-    if place.link and ranks == 1:
-        unread.append("--link (a GPU alone has none)")
-    if place.disk and not arm.uses_nvme:
-        unread.append(f"--disk ({arm.name} keeps nothing there)")
+def names_gpu(place: PlaceFlags) -> bool:
+    """Whether a flag or the machine.json says the kind of GPU."""
+    return bool(place.gpu or (place.machine and calibration.read(place.machine).gpu))
+
+
+def anywhere(place: PlaceFlags, ranks: int) -> PlaceFlags:
+    """Return one node: without a kind of GPU nobody has said how large its nodes are.
+
+    The kind that is taken changes no number, as no time is asked for.
+    """
+    if place.link or place.gpus_per_node or place.disk or place.gpu_memory:
+        raise Stop("options of a machine need its kind of GPU", "give --gpu")
+    return replace(place, gpu="H100", gpus_per_node=ranks, machine=None)
+
+
+def in_host_memory(ours: Training, passes: PassFlags) -> Training:
+    """Return a training on CPUs: the rows of a virtual rank's step, and what was read of them, are in its memory."""
+    placement = replace(ours.placement, device="cpu")
+    return replace(ours, placement=placement, data_bytes=(2 * passes.accumulation - 1) * ours.traced.inputs_bytes)
+
+
+def unread_of_arm(arm: arms.Arm, given: TrainingFlags, buckets: int | None) -> Iterator[str]:
+    """Yield the options of a training that this arm does not read, each with the reason."""
+    if arm.distributed_type == "NO" and given.gpus not in (None, 1):
+        yield f"--gpus {given.gpus} ({arm.name} uses one)"
     if buckets is not None and arm.deepspeed is None:
-        unread.append(f"--buckets ({arm.name} has none of DeepSpeed)")
+        yield f"--buckets ({arm.name} has none of DeepSpeed)"
+
+
+def unread_of_place(arm: arms.Arm, ranks: int, place: PlaceFlags) -> Iterator[str]:
+    """Yield the options of a machine that change nothing here, each with the reason."""
+    if place.link and ranks == 1:
+        yield "--link (a GPU alone has none)"
+    if place.disk and not arm.uses_nvme:
+        yield f"--disk ({arm.name} keeps nothing there)"
     if place.attention_kernel != PlaceFlags.attention_kernel and place.gpu is None:
-        unread.append("--attention-kernel (it changes the time, which needs --gpu)")
-    return [f"Not read: {', '.join(unread)}."] if unread else []
+        yield "--attention-kernel (it changes the time, which needs --gpu)"
 
 
 def estimate(
@@ -127,16 +140,26 @@ def estimate(
     if stop := optimizers.refusal(arm, training.optimizer, precision):
         raise stop
     ours, machine = training_of(asked_for(model, training.sequence or 1), training, place, passes, buckets, device)
-    needs = _needs(arm, precision, training.precision is None, ours, machine)
-    unread = _unread(training, place, arm, ours.placement.ranks, buckets)
-    say_wrapped(*estimates.in_words(needs), *unread, *answer.card_note(place))
-    say_wrapped(*answer.recompute_note(passes.checkpointing, ours.model, arm.stage), "")
+    needs = estimates.Needs.of(arm, precision, training.precision is None, ours, machine)
+    unread = [*unread_of_arm(arm, training, buckets), *unread_of_place(arm, ours.placement.ranks, place)]
+    notes = [f"Not read: {', '.join(unread)}."] if unread else []
+    notes += [*answer.card_note(place), *answer.recompute_note(passes.checkpointing, ours.model, arm.stage)]
+    show_needs(needs, notes)
+    return in_json(needs)
+
+
+def show_needs(needs: estimates.Needs, notes: list[str]) -> None:
+    say_wrapped(*estimates.in_words(needs), *notes, "")
     say(f"at the peak ({needs.estimate.peak_when}), buffers and temporaries included:")
     show(estimates.table(needs.estimate))
     say_wrapped("", *estimates.moved(needs))
     say_wrapped("", *estimates.resting_on(needs))
+
+
+def in_json(needs: estimates.Needs) -> dict:
+    ours = needs.training
     return {
-        "arm": arm.name,
+        "arm": needs.arm,
         "ranks": ours.placement.ranks,
         "parameters": ours.model.parameters,
         "estimate": asdict(needs.estimate),
@@ -144,19 +167,3 @@ def estimate(
         "step": asdict(needs.step) if needs.step else None,
         "fits": needs.on_gpu.fits if needs.on_gpu else None,
     }
-
-
-def _needs(arm: arms.Arm, precision: str, is_usual: bool, ours: Training, machine: Hardware | None) -> estimates.Needs:
-    """Return what a rank needs; with a machine also whether it fits there, and the time of a step."""
-    prediction = Prediction(ours)
-    whole, kinds, on_gpu, step = prediction.memory, None, None, None
-    if ours.placement.on_gpu:
-        kinds = prediction.kinds(machine.gpu if machine else None)
-    if machine and kinds:
-        if arm.uses_nvme and not machine.disk_bytes_per_s:
-            remedy = "give --disk, such as 6GB/s (study calibrate --disk measures yours), or leave --gpu out"
-            raise Stop(f"the time of {arm.name} depends on the disk", remedy)
-        on_gpu = estimates.FitsGpu(machine.gpu, fits_on(machine.gpu, whole.peak_bytes, kinds.driver))
-    if machine:
-        step = prediction.step(machine)
-    return estimates.Needs(arm.name, precision, is_usual, ours, whole, kinds, on_gpu, step)

@@ -2,21 +2,67 @@
 
 import math
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import tyro
 
-from study.cli.progress import Progress, counted, exit_code, interruptible
+from study.cli.progress import Progress, counted, exit_code, stoppable
 from study.core.errors import Stop, refuse_beyond
-from study.core.gpus import GPUS, gpu_named, num_gpus
+from study.core.gpus import GPUS, Gpu, gpu_named, num_gpus
+from study.core.settings import flag
 from study.core.text import number_of, say, say_wrapped, show
 from study.records.groups import differing
 from study.sweeps import launches, protocol
 from study.sweeps import sweep as sweeping
 from study.sweeps.protocol import Cell
 
+if TYPE_CHECKING:
+    from study.predict.front import Pace  # the predictor, which other sweeps do not need
+
 MOST_GPUS = 64  # of one machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFlags:
+    """How cells are run."""
+
+    runs: Path = Path("runs")
+    """The folder for the run folders. Cells that are done there are not run again."""
+    repeat: int = 1
+    """Number of runs of each cell. The repeats are interleaved."""
+    timeout_s: float = 3600
+    """End a run that has written nothing, and so no step, for so many seconds. Loading is silent as well."""
+    minutes: float | None = None
+    """Start only cells that are expected to end within so many minutes from now. Default: no limit."""
+    nvme_dir: Path | None = None
+    """The folder for arms that offload to disk."""
+    lane: tuple[int, int] = (1, 1)
+    """Run every n-th cell only, as one of n sweeps over the same --runs: 1 2 and 2 2. Where the variable
+    STUDY_DEVICE_LOCK names a file for both, one trains while the other starts Python and waits."""
+
+    def __post_init__(self) -> None:
+        for name, most in {"repeat": 1000, "timeout_s": 1e9, "minutes": 1e9}.items():
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= most:
+                raise Stop(f"{flag(name)} must be above 0 and at most {most} (got {value})", "correct the value")
+        if self.runs.exists() and not self.runs.is_dir():
+            raise Stop(f"--runs {self.runs} is no folder", "give a folder that you may write to")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanFlags:
+    """A plan, for which nothing is run."""
+
+    plan: bool = False
+    """List the cells with predicted seconds and memory, the claims that they decide, and where --minutes end."""
+    gpu: str | None = None
+    """With --plan: the kind of GPU, such as H100."""
+    gpus: int = 8
+    """With --plan: their number."""
+    machine: Path | None = None
+    """With --plan: the machine.json of `study calibrate` there. Default: the one that ZERO_STUDY_MACHINE names."""
 
 
 def sweep(
@@ -24,18 +70,10 @@ def sweep(
     /,
     *,
     scale: Literal["paper", "one_gpu", "tiny"] | None = None,
-    runs: Path = Path("runs"),
     only: tuple[str, ...] = (),
-    repeat: int = 1,
-    timeout_s: float = 3600,
-    minutes: float | None = None,
-    nvme_dir: Path | None = None,
-    lane: tuple[int, int] = (1, 1),
     dry_run: bool = False,
-    plan: bool = False,
-    gpu: str | None = None,
-    gpus: int = 8,
-    machine: Path | None = None,
+    running: RunFlags,
+    planning: PlanFlags,
 ) -> list[dict] | None:
     """Run an experiment: a protocol, whose cells are run one after the other. Run the same command again to continue.
 
@@ -48,102 +86,70 @@ def sweep(
         name: A protocol in study/sweeps/protocols/, or a .toml file. Without a name, the protocols are listed.
         scale: paper: as published. one_gpu: the most that one GPU can do. tiny: takes minutes on two CPU cores.
             Default: tiny; with --plan that of --gpus, or the largest that the protocol has.
-        runs: The folder for the run folders. Cells that are done there are not run again.
         only: Run only the cells that match all these filters, such as 'arm=zero3*' 'seed=42'.
-        repeat: Number of runs of each cell. The repeats are interleaved.
-        timeout_s: End a run that has written nothing, and so no step, for so many seconds. Loading is silent as well.
-        minutes: Start only cells that are expected to end within so many minutes from now. Default: no limit.
-        nvme_dir: The folder for arms that offload to disk.
-        lane: Run every n-th cell only, as one of n sweeps over the same --runs: 1 2 and 2 2. Where the variable
-            STUDY_DEVICE_LOCK names a file for both, one trains while the other starts Python and waits.
         dry_run: List the cells and whether this machine can run them. Run nothing.
-        plan: List the cells with predicted seconds and memory, the claims that they decide, and where --minutes end.
-            Run nothing.
-        gpu: With --plan: the kind of GPU, such as H100.
-        gpus: With --plan: their number.
-        machine: With --plan: the machine.json of `study calibrate` there. Default: the one that ZERO_STUDY_MACHINE
-            names.
+        running: How cells are run.
+        planning: The plan.
     """
-    for flag, value, most in ("repeat", repeat, 1000), ("timeout-s", timeout_s, 1e9), ("minutes", minutes, 1e9):
-        _refuse_beyond(flag, value, most)
-    if runs.exists() and not runs.is_dir():
-        raise Stop(f"--runs {runs} is no folder", "give a folder that you may write to")
     if not name:
-        protocols = [{"protocol": each, "about": protocol.read(each)["about"]} for each in protocol.names()]
-        show(protocols)
-        return protocols
+        return show_protocols()
     declared = protocol.read(name)
-    cells = sweeping.chosen(protocol.cells(declared, scale or _usual_scale(declared, plan, gpus)), only)
-    if plan:
-        return _show_plan(cells, gpu, gpus, minutes, declared.get("script", []), machine)
-    turns = sweeping.plan(cells, repeat, lane)
+    usual = protocol.scale_of(declared, planning.gpus) if planning.plan else "tiny"
+    cells = sweeping.chosen(protocol.cells(declared, scale or usual), only)
+    if planning.plan:
+        return show_plan(cells, planning, running.minutes or math.inf, declared.get("script", []))
+    turns = sweeping.plan(cells, running.repeat, running.lane)
     if dry_run:  # this needs neither a GPU nor the packages of the trainer
-        return _show_cells(cells)
-    run(turns, runs, timeout_s, minutes, nvme_dir, lane)
+        return show_cells(cells)
+    run(turns, running)
 
 
-def _usual_scale(declared: dict, plan: bool, gpus: int) -> str:
-    """Runs begin small. A plan is for the GPUs that are asked about, if the protocol has their scale."""
-    of_gpus = "paper" if gpus > 1 else "one_gpu"
-    known = protocol.scales(declared)
-    if not plan or not known:
-        return "tiny"
-    return of_gpus if of_gpus in known else known[0]
+def show_protocols() -> list[dict]:
+    protocols = [{"protocol": each, "about": protocol.read(each)["about"]} for each in protocol.names()]
+    show(protocols)
+    return protocols
 
 
-def _refuse_beyond(flag: str, value: float | None, most: float) -> None:
-    if value is not None and not 0 < value <= most:
-        raise Stop(f"--{flag} must be above 0 and at most {most} (got {value})", "correct the value")
-
-
-def run(
-    turns: list[Cell],
-    runs: Path,
-    timeout_s: float,
-    minutes: float | None,
-    nvme_dir: Path | None,
-    lane: tuple[int, int],
-) -> NoReturn:
+def run(turns: list[Cell], how: RunFlags) -> NoReturn:
     """Run cells one after the other, say how each ended, and exit with the code that `sweep` explains."""
     if stop := launches.lacking():
         raise stop
-    interruptible()
     progress = Progress(len(turns))
-    try:
-        outcomes = sweeping.sweep(turns, runs, timeout_s, nvme_dir, progress, minutes, lane)
-    except KeyboardInterrupt:  # the cell that ran has its record already: status killed
-        progress.say("stopped; run the same command again to continue")
-        sys.exit(130)
+    with stoppable(progress.say):
+        outcomes = sweeping.sweep(turns, how.runs, how.timeout_s, how.nvme_dir, progress, how.minutes, how.lane)
     progress.say_done_before()
-    progress.say(f"{counted(outcomes)}; study runs {runs} shows them")
+    progress.say(f"{counted(outcomes)}; study runs {how.runs} shows them")
     sys.exit(exit_code(outcomes))
 
 
-def _show_plan(
-    cells: list[Cell], gpu: str | None, gpus: int, minutes: float | None, scripts: list[dict], machine: Path | None
-) -> list[dict]:
-    from study.predict.front import calibration
+def show_plan(cells: list[Cell], flags: PlanFlags, minutes: float, scripts: list[dict]) -> list[dict]:
     from study.report import plan as planning  # the predictor, which other sweeps do not need
 
-    of = None
-    if path := machine or calibration.from_environment():
-        here = calibration.read(path)
-        if here.gpu is None:
-            raise Stop("this machine.json is of a CPU", "run study calibrate where the GPUs are")
-        gpu, of = gpu or here.gpu, calibration.known(here).pace
-
-    if gpu is None:
-        raise Stop("--plan needs the kind of GPU", "give --gpu, such as H100, and their number as --gpus")
-    refuse_beyond("--gpus", gpus, MOST_GPUS)
-    planned = planning.plan(cells, GPUS[gpu_named(gpu)], gpus, of=of)
-    minutes = minutes or math.inf
+    gpu, pace = planned_for(flags)
+    refuse_beyond("--gpus", flags.gpus, MOST_GPUS)
+    planned = planning.plan(cells, gpu, flags.gpus, of=pace)
     rows = [each.row(minutes) for each in planned if not each.left]
     say_wrapped(*planning.in_words(planned, minutes, scripts), "")
     show(rows)
     return rows
 
 
-def _show_cells(cells: list[Cell]) -> list[dict]:
+def planned_for(flags: PlanFlags) -> tuple[Gpu, "Pace | None"]:
+    """Return the kind of GPU that a flag or the machine.json names, and the pace of that machine."""
+    from study.predict.front import calibration
+
+    gpu, pace = flags.gpu, None
+    if path := flags.machine or calibration.from_environment():
+        here = calibration.read(path)
+        if here.gpu is None:
+            raise Stop("this machine.json is of a CPU", "run study calibrate where the GPUs are")
+        gpu, pace = gpu or here.gpu, calibration.known(here).pace
+    if gpu is None:
+        raise Stop("--plan needs the kind of GPU", "give --gpu, such as H100, and their number as --gpus")
+    return GPUS[gpu_named(gpu)], pace
+
+
+def show_cells(cells: list[Cell]) -> list[dict]:
     gpus = num_gpus()
     # Most protocols vary two or three of many settings: only these are columns.
     differ = differing([cell.settings for cell in cells])

@@ -1,18 +1,16 @@
 """`study explain`: what is behind a sentence that a command printed, by the id in brackets."""
 
-from dataclasses import asdict
 from typing import Annotated
 
 import tyro
 
 from study.cli.claims import claims
+from study.cli.findings import show_behind
 from study.configs.sentences import sentences
 from study.core.errors import Stop, nearest
 from study.core.text import say, say_wrapped
-from study.known.explained import ROOT, Explained, comments_of_rule, places
 from study.ledger import texts
 
-MOST = 4  # tests that are shown
 SOME = 3  # ids of a group that are named
 
 
@@ -41,14 +39,22 @@ def explain(
     if not ids:
         count_kinds(rows)
         return rows
-    by_key = {key(row["id"]): row["id"] for row in rows}
     answers = []
     for id in ids:
-        if key(id) not in by_key:
-            remedy = nearest(id, by_key.values(), 3, "study explain --all lists them")
-            raise Stop(f"no sentence has the id {id!r:.80}", remedy)
-        answers += show(known[key(id)]) if key(id) in known else claims((by_key[key(id)],))
+        if key(id) in known:
+            answers.append(show_behind(known[key(id)]))
+        else:
+            answers += claims((claim_named(id, rows),))
     return answers
+
+
+def claim_named(id: str, rows: list[dict]) -> str:
+    """Return the id of a claim as it is written. Raise Stop if nothing has it."""
+    ids = [row["id"] for row in rows]
+    for each in ids:
+        if key(each) == key(id):
+            return each
+    raise Stop(f"no sentence has the id {id!r:.80}", nearest(id, ids, 3, "study explain --all lists them"))
 
 
 def count_kinds(rows: list[dict]) -> None:
@@ -64,29 +70,3 @@ def count_kinds(rows: list[dict]) -> None:
 
 def key(id: str) -> str:
     return id.strip("[]").lower().replace("_", "-")
-
-
-def show(each: Explained) -> list[dict]:
-    """Print what is behind a sentence, and return it."""
-    at = places(each.id)
-    written = [place for place in at if place.startswith(f"{each.table.relative_to(ROOT)}:")]
-    ours = [place for place in at if place.startswith("study/") and place not in written]
-    rules = [place for place in ours if ".py:" in place]
-    # Of many findings the evidence stands where the rule is.
-    rests_on = each.rests_on or " ".join(dict.fromkeys(filter(None, map(comments_of_rule, rules))))
-    readers = [place for place in ours if place not in rules]  # tables that name it for another sentence
-    tests = [place for place in at if place.startswith("tests/")]
-    say_wrapped(
-        f"{each.id}: a {each.kind}",
-        f"Sentence: {each.sentence.rstrip('.')}.",
-        f"What to do: {each.remedy or 'the sentence says it'}.",
-        f"Written: {written[0]}",
-        f"Rule: {', '.join(rules) or f'that table, which {each.read_by} reads'}",
-        *([f"Also named in: {', '.join(readers)}"] if readers else []),
-        f"Rests on: {rests_on.rstrip('.') or 'its test'}.",
-        f"Test: {', '.join(tests[:MOST]) or 'in a checkout, tests/'}",
-        f"Upstream: {each.upstream or 'no thread'}",
-        "",
-        indent="    ",
-    )
-    return [{**asdict(each), "rests_on": rests_on, "table": written[0], "rules": [*rules, *readers], "tests": tests}]

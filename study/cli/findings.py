@@ -1,7 +1,12 @@
-"""How commands print a finding: its sentence with its id, what to do, and what shows it."""
+"""How commands print a finding, and what is behind a sentence with an id."""
+
+from dataclasses import asdict
 
 from study.core.text import say, say_wrapped
+from study.known.explained import Explained, behind
 from study.known.findings import Finding
+
+MOST_TESTS = 4  # that are shown
 
 
 def say_indented(*texts: str) -> None:
@@ -15,3 +20,24 @@ def show_finding(first: str, finding: Finding) -> None:
         say_indented(f"What to do: {finding.remedy}.")
     if finding.evidence:
         say(f"    Shown by: {finding.evidence}")  # a path to copy: it is not wrapped
+
+
+def show_behind(each: Explained) -> dict:
+    """Print what is behind a sentence, and return it."""
+    of = behind(each)
+    also = [f"Also named in: {', '.join(of.readers)}"] if of.readers else []
+    say_wrapped(
+        f"{each.id}: a {each.kind}",
+        f"Sentence: {each.sentence.rstrip('.')}.",
+        f"What to do: {each.remedy or 'the sentence says it'}.",
+        f"Written: {of.written}",
+        f"Rule: {', '.join(of.rules) or f'that table, which {each.read_by} reads'}",
+        *also,
+        f"Rests on: {of.rests_on.rstrip('.') or 'its test'}.",
+        f"Test: {', '.join(of.tests[:MOST_TESTS]) or 'in a checkout, tests/'}",
+        f"Upstream: {each.upstream or 'no thread'}",
+        "",
+        indent="    ",
+    )
+    about = {"rests_on": of.rests_on, "table": of.written, "rules": [*of.rules, *of.readers], "tests": of.tests}
+    return asdict(each) | about

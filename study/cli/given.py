@@ -19,22 +19,29 @@ def split(words: tuple[str, ...], command: str = "diagnose") -> tuple[list[Path]
     texts = []
     loose = []  # an error without quotes is many words
     for word in words:
-        path = Path(word)
         if word == "-":
             texts.append(condense.standard_input(command))
         elif not os.path.exists(word):  # noqa: PTH110  an error in quotes may be longer than a name, where pathlib raises
             loose.append(word)
-        elif path.is_dir() or path.name == store.RECORD or path.suffix in CONFIGS:
-            paths.append(path)
+        elif is_run_or_config(Path(word)):
+            paths.append(Path(word))
         else:
-            texts.append(condense.content(path))
-    without_quotes = [word for word in loose if len(word.split()) == 1]
-    if without_quotes and all(map(A_PATH.fullmatch, without_quotes)):
-        missing = " and ".join(map(repr, without_quotes))
-        raise Stop(f"{missing:.300} cannot be read: not there", "name a log, a config, or the folder of a run")
+            texts.append(condense.content(Path(word)))
+    refuse_missing([word for word in loose if len(word.split()) == 1])
     if loose:
         texts.append(" ".join(loose))
     return paths, "\n\n".join(texts)
+
+
+def is_run_or_config(path: Path) -> bool:
+    return path.is_dir() or path.name == store.RECORD or path.suffix in CONFIGS
+
+
+def refuse_missing(words: list[str]) -> None:
+    """Raise Stop if all words without quotes look like paths: somebody names files, and none is there."""
+    if words and all(map(A_PATH.fullmatch, words)):
+        missing = " and ".join(map(repr, words))
+        raise Stop(f"{missing:.300} cannot be read: not there", "name a log, a config, or the folder of a run")
 
 
 def whole_text(paths: list[Path], text: str) -> str:

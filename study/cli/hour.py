@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Literal
@@ -15,7 +15,7 @@ import psutil
 import tyro
 
 from study.cli import preparing
-from study.cli.progress import Progress, counted, exit_code, interruptible
+from study.cli.progress import Progress, counted, exit_code, stoppable
 from study.core import files
 from study.core.arms import ROOT
 from study.core.errors import Stop
@@ -31,22 +31,31 @@ from study.sweeps.protocol import Cell
 from study.sweeps.sweep import Outcome
 
 NAME = "STUDY_NAME"  # the environment variable with the contributor's name
+SCALES = ("tiny", "one_gpu", "paper")  # without a GPU, with one, with several
 TIMEOUT_S = 600  # of silence: a rank that hangs may not take the whole hour
 LOOK_S = 5.0  # how often the records of other lanes are looked for
 
 
-def hour(
-    name: tyro.conf.Positional[str] = "eight",
-    /,
-    *,
-    minutes: float = 55,
-    scale: Literal["paper", "one_gpu", "tiny"] | None = None,
-    runs: Path | None = None,
-    upload: str | None = None,
-    pack: Path | None = None,
-    nvme_dir: Path | None = None,
-    lane: tuple[int, int] = (1, 1),
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class HourFlags:
+    """Where its cells run, and what they take and leave."""
+
+    scale: Literal["paper", "one_gpu", "tiny"] | None = None
+    """As of `study sweep`. Default: paper with several GPUs, one_gpu with one, tiny without."""
+    runs: Path | None = None
+    """The folder for the run folders. Default: runs/NAME."""
+    upload: str | None = None
+    """A folder, or a bucket such as hf://datasets/NAME/DATASET/FOLDER or s3://BUCKET/FOLDER, for the archive. Default:
+    the environment variable STUDY_UPLOAD. Records that it holds of an earlier start are fetched."""
+    pack: Path | None = None
+    """A folder with data/ and models/ for cells that take real data, on a machine without a network."""
+    nvme_dir: Path | None = None
+    """The folder for arms that offload to disk."""
+    lane: tuple[int, int] = (1, 1)
+    """Used by the command itself: the cells for one GPU that this process runs, as one of several."""
+
+
+def hour(name: tyro.conf.Positional[str] = "eight", /, *, minutes: float = 55, place: HourFlags) -> None:
     """Spend an hour of a machine on a protocol. Run the same command again to continue, also on another machine.
 
     It checks the machine, compiles, predicts, runs the cells in the order of what they decide, and writes one archive
@@ -55,32 +64,18 @@ def hour(
     Args:
         name: A protocol in study/sweeps/protocols/, or a .toml file.
         minutes: How long cells may run. Checks and compiling come before.
-        scale: As of `study sweep`. Default: paper with several GPUs, one_gpu with one, tiny without.
-        runs: The folder for the run folders. Default: runs/NAME.
-        upload: A folder, or a bucket such as hf://datasets/NAME/DATASET/FOLDER or s3://BUCKET/FOLDER, for the archive.
-            Default: the environment variable STUDY_UPLOAD. Records that it holds of an earlier start are fetched.
-        pack: A folder with data/ and models/ for cells that take real data, on a machine without a network.
-        nvme_dir: The folder for arms that offload to disk.
-        lane: Used by the command itself: the cells for one GPU that this process runs, as one of several.
+        place: The machine and the records.
     """
     if not 0 < minutes <= 1e6:
         raise Stop(f"--minutes must be above 0 (got {minutes:g})", "give the minutes that cells may run")
-    here = gpus_here()
-    scale = scale or ("paper" if len(here) > 1 else "one_gpu" if here else "tiny")
     declared = protocol.read(name)
-    cells = [packed(cell, pack) for cell in protocol.cells(declared, scale)]
-    runs = runs or Path("runs") / declared["name"]
-    work = Hour(runs, scale, upload or os.environ.get(archive.UPLOAD), nvme_dir, [gpu.name for gpu in here])
-    interruptible()
-    try:
-        if lane == (1, 1):
-            words = [name, "--scale", scale, *(["--pack", str(pack)] if pack else [])]
-            work.whole(declared, cells, minutes, words)
+    work = Hour(name, declared, place, [gpu.name for gpu in gpus_here()])
+    cells = [packed(cell, place.pack) for cell in protocol.cells(declared, work.scale)]
+    with stoppable():
+        if place.lane == (1, 1):
+            work.whole(declared, cells, minutes)
         else:
-            work.lane(cells, minutes, lane)
-    except KeyboardInterrupt:
-        say("stopped; run the same command again to continue")
-        sys.exit(130)
+            work.lane(cells, minutes, place.lane)
     say(f"{counted(work.outcomes)}: {work.runs}")
     sys.exit(exit_code(work.outcomes))
 
@@ -115,14 +110,23 @@ def chosen(plan: list[Planned]) -> list[Cell]:
 class Hour:
     """The work of an hour: a folder of runs, where its archive goes, and how its cells ended."""
 
-    def __init__(self, runs: Path, scale: str, upload: str | None, nvme_dir: Path | None, cards: list[str]):
-        self.runs, self.scale, self.upload, self.nvme_dir, self.gpus = runs, scale, upload, nvme_dir, len(cards)
+    def __init__(self, name: str, declared: dict, flags: HourFlags, cards: list[str]):
+        self.gpus = len(cards)
         self.gpu = known_gpu(cards[0]) if cards else None
+        self.scale = flags.scale or SCALES[min(self.gpus, 2)]
+        self.runs = flags.runs or Path("runs", declared["name"])
+        self.upload = flags.upload or os.environ.get(archive.UPLOAD)
+        self.nvme_dir = flags.nvme_dir
+        self.words = [name, "--scale", self.scale, "--runs", str(self.runs)]  # of the processes that it starts
+        if flags.pack:
+            self.words += ["--pack", str(flags.pack)]
+        if flags.nvme_dir:
+            self.words += ["--nvme-dir", str(flags.nvme_dir)]
         self.outcomes: list[Outcome] = []
         self.host_bytes = psutil.virtual_memory().total
         self.at_once = max(1, self.gpus)  # cells for one GPU that may run side by side
 
-    def whole(self, declared: dict, cells: list[Cell], minutes: float, words: list[str]) -> None:
+    def whole(self, declared: dict, cells: list[Cell], minutes: float) -> None:
         """Prepare the machine, run the cells in the order of what they decide, and write the page."""
         self.open()
         try:
@@ -132,7 +136,7 @@ class Hour:
             for is_alone, group in groupby(turns, self.is_alone):
                 left = max(0.01, (over - time.monotonic()) / 60)
                 if is_alone and self.gpus:
-                    self.side_by_side([*group], left, words)
+                    self.side_by_side([*group], left)
                 else:
                     self.run([*group], left)
             self.page()
@@ -189,7 +193,7 @@ class Hour:
         self.outcomes += sweeping.sweep(turns, self.runs, TIMEOUT_S, self.nvme_dir, progress, minutes, lane)
         progress.say_done_before()
 
-    def side_by_side(self, turns: list[Cell], minutes: float, words: list[str]) -> None:
+    def side_by_side(self, turns: list[Cell], minutes: float) -> None:
         """Run cells for one GPU at once, a process for each card. Each has the same turns, and takes its part.
 
         Of a single card there are two processes: one trains while the other starts Python and waits for the card.
@@ -202,23 +206,13 @@ class Hour:
         lanes = min(len(turns), len(cards), max(self.at_once, len(shared) + 1))
         if lanes == 1:
             return self.run(turns, minutes)
-        words = [*words, "--runs", str(self.runs), "--minutes", f"{minutes:.2f}"]
-        if self.nvme_dir:
-            words += ["--nvme-dir", str(self.nvme_dir)]
-        children = [
-            subprocess.Popen(
-                [sys.executable, "-m", "study.cli", "hour", *words, "--lane", str(number), str(lanes)],
-                env=os.environ | shared | {"CUDA_VISIBLE_DEVICES": card, archive.UPLOAD: ""},
-            )
-            for number, card in enumerate(cards[:lanes], 1)
-        ]
+        words = [sys.executable, "-m", "study.cli", "hour", *self.words, "--minutes", f"{minutes:.2f}"]
+        children = []
         try:
-            seen = 0
-            while any(child.poll() is None for child in children):
-                time.sleep(LOOK_S)
-                if (count := len(archive.records(self.runs))) != seen:
-                    seen = count
-                    self.keep()
+            for number, card in enumerate(cards[:lanes], 1):
+                environment = os.environ | shared | {"CUDA_VISIBLE_DEVICES": card, archive.UPLOAD: ""}
+                children.append(subprocess.Popen([*words, "--lane", str(number), str(lanes)], env=environment))
+            self.keep_while(children)
         finally:
             for child in children:
                 child.terminate()  # it ends its launch
@@ -226,6 +220,15 @@ class Hour:
         for turn in turns:
             tries = [*sweeping.tries_of_today(self.runs, turn).values()]
             self.outcomes.append(Outcome.of(tries[-1]) if tries else Outcome("left", "no time was left"))
+
+    def keep_while(self, children: list[subprocess.Popen]) -> None:
+        """Write the archive after each cell that one of these processes has ended."""
+        seen = 0
+        while any(child.poll() is None for child in children):
+            time.sleep(LOOK_S)
+            if (count := len(archive.records(self.runs))) != seen:
+                seen = count
+                self.keep()
 
     # --- what is kept
 

@@ -9,6 +9,7 @@ import tyro
 from study.core import doctor as examination
 from study.core import operators
 from study.core.arms import all_paths, load_arm
+from study.core.doctor import Examined
 from study.core.errors import Stop
 from study.core.gpus import num_gpus
 from study.core.text import number_of, say, say_wrapped, show
@@ -44,7 +45,8 @@ def _row(name: str, gpus: int) -> dict[str, Any]:
     try:
         arm = load_arm(name)
     except Stop as refused:
-        return {"arm": name, "here": f"no: {refused.what}; {refused.remedy}", "fine": False}
+        what = refused.what.removeprefix(f"{name}: ")  # its row begins with the name
+        return {"arm": name, "here": f"no: {what}; {refused.remedy}", "fine": False}
     stop = launches.lacking() or examination.why_not(arm, gpus)
     return {
         "arm": arm.name,
@@ -69,7 +71,10 @@ def doctor(*, fix: tuple[str, ...] | None = None) -> dict:
             load_arm(name)  # a misspelt name is refused before anything is compiled
         sys.exit(operators.compile_missing(fix))
     # This writes and reads 128 MiB in runs/, so it takes a second or two.
-    findings = examination.examine(Path("runs"))
+    return show_findings(examination.examine(Path("runs")))
+
+
+def show_findings(findings: list[Examined]) -> dict:
     lacking = [finding for finding in findings if not finding.fine]
     first = "This machine has everything that the study needs."
     if lacking:

@@ -15,28 +15,38 @@ HEDGES = re.compile(r"\b(likely|perhaps|usually|mostly|most often)\b", re.IGNORE
 def tell(told: PastedAnswer, details: bool, says_nothing: bool = True) -> dict:
     """Print and return an answer to a text. `says_nothing`: say it also if nothing was found."""
     if told.found:
-        _show(told)
+        show_found(told)
     elif says_nothing:
-        checks = f"; say {', '.join(told.unsaid)} to check {told.left} more" if told.left and told.unsaid else ""
-        say_wrapped(f"{told.nothing}{checks}.")
+        say_wrapped(nothing(told))
     if told.read:
         say_wrapped("", f"Read: {', '.join(told.read)}.")
-    for match in told.may:
-        asked = " ".join(question.text for question in match.applies.why)
-        say_wrapped("", f"May apply: {with_id(match.fault.in_releases, match.fault.id)} {asked}", indent="    ")
-    if told.found and told.left and RELEASES not in told.unsaid:
-        lists = "`study stack releases.txt --details`, with the list of `pip freeze`, names them"
-        say_wrapped("", f"{told.left} known faults may apply as well: {lists}.")
+    show_open(told)
     if details:
         say_wrapped(*[f"Seen: {with_id(each.line, each.id)}" for each in told.found if each.line], indent="    ")
     if told.questions:
         say_wrapped("", "To be surer:")
     for number, question in enumerate(told.questions, 1):
         say_wrapped(f"{question}.", indent="    ", first=f"{number:>2}. ")
-    return _row(told)
+    return in_json(told)
 
 
-def _show(told: PastedAnswer) -> None:
+def nothing(told: PastedAnswer) -> str:
+    if told.left and told.unsaid:
+        return f"{told.nothing}; say {', '.join(told.unsaid)} to check {told.left} more."
+    return f"{told.nothing}."
+
+
+def show_open(told: PastedAnswer) -> None:
+    """Show the faults that may apply, and name the command that lists the others."""
+    for match in told.may:
+        asked = " ".join(question.text for question in match.applies.why)
+        say_wrapped("", f"May apply: {with_id(match.fault.in_releases, match.fault.id)} {asked}", indent="    ")
+    if told.found and told.left and RELEASES not in told.unsaid:
+        lists = "`study stack releases.txt --details`, with the list of `pip freeze`, names them"
+        say_wrapped("", f"{told.left} known faults may apply as well: {lists}.")
+
+
+def show_found(told: PastedAnswer) -> None:
     first, *others = told.found
     say_wrapped(_said(first), "")
     say_wrapped(f"What to do: {first.remedy}.", indent="    ")
@@ -56,16 +66,12 @@ def _said(seen: Seen) -> str:
     return f"{how}{with_id(seen.sentence, seen.id)}"
 
 
-def _row(told: PastedAnswer) -> dict:
-    """Return the answer as JSON has it."""
-    first: Seen | None = told.found[0] if told.found else None
-    return {
-        "answer": first.sentence if first else told.nothing,
-        "id": told.id,
-        "sure": told.sure,
-        "do": first.remedy if first else "",
-        "who": first.who if first else "",
-        "rests_on": first.evidence if first else "",
+def in_json(told: PastedAnswer) -> dict:
+    row: dict = {"answer": told.nothing, "id": told.id, "sure": told.sure, "do": "", "who": "", "rests_on": ""}
+    if told.found:
+        first = told.found[0]
+        row |= {"answer": first.sentence, "do": first.remedy, "who": first.who, "rests_on": first.evidence}
+    return row | {
         "found": [asdict(each) for each in told.found],
         "read": told.read,
         "may": [match.fault.id for match in told.may],

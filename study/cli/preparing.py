@@ -24,18 +24,27 @@ def prepare(runs: Path, declared: dict, cells: list[Cell], gpus: int) -> None:
         if not finding.fine:
             say_wrapped(f"This machine needs: {finding.what} ({finding.found}). What to do: {finding.remedy}.")
     operators.compile_missing(tuple(dict.fromkeys(cell.arm for cell in cells)))
+    get_releases(cells)
+    ask_scripts(runs, declared.get("script", []), gpus)
+    calibrate(runs)
+
+
+def get_releases(cells: list[Cell]) -> None:
     for release in dict.fromkeys(cell.deepspeed for cell in cells if cell.deepspeed):
         try:
             launches.get_release(release)
         except Stop as stop:  # its cells get a record that says so
             say(stop.sentence)
-    for script in declared.get("script", []):
+
+
+def ask_scripts(runs: Path, scripts: list[dict], gpus: int) -> None:
+    """Keep the answers of a protocol's scripts, and how fast the links between several GPUs are."""
+    for script in scripts:
         words = script.get("words", []) if gpus else []
         answer(runs, script["name"], [script["file"], *words], SCRIPT_S)
     if gpus != 1:
         ranks = ["--standalone", "--nproc-per-node", str(gpus or 2)]
         answer(runs, "links", ["-m", "torch.distributed.run", *ranks, "benchmarks/links.py"], SCRIPT_S)
-    calibrate(runs)
 
 
 def answer(runs: Path, name: str, words: list[str], most_s: float) -> None:

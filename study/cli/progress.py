@@ -1,10 +1,11 @@
 """How far a sweep is, and how it ended: what `study sweep` and `study hour` print, and their exit codes."""
 
+import contextlib
 import shutil
 import signal
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from study.core.text import number_of, say
@@ -17,10 +18,17 @@ from study.sweeps.sweep import Outcome
 EXIT_CODES = {"failed": 1, "timeout": 1, "left": 3, "killed": 3}
 
 
-def interruptible() -> None:
-    """Let signals that end a program end it as Ctrl-C does. In the background SIGINT starts ignored."""
+@contextlib.contextmanager
+def stoppable(say: Callable[[str], None] = say) -> Iterator[None]:
+    """Let signals that end a program end it as Ctrl-C does: with a sentence."""
+    # In the background SIGINT starts ignored.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:  # the cell that ran has its record already: status killed
+        say("stopped; run the same command again to continue")
+        sys.exit(130)
 
 
 def counted(outcomes: Sequence[Outcome]) -> str:

@@ -1,8 +1,5 @@
 """`study virtual train.py`: somebody's own script as rank 0 of N, without a GPU."""
 
-import contextlib
-import importlib.util
-import shutil
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,8 +8,7 @@ from typing import Annotated
 import tyro
 
 from study.cli.rehearsed import failed, show_answer, show_known, show_not_rehearsed
-from study.configs.stacks import CONFIGS
-from study.core.arms import all_paths, load_arm
+from study.core.arms import Arm, load_arm
 from study.core.errors import Stop, refuse_beyond
 from study.core.gpus import gpu_named, num_gpus
 from study.core.text import during
@@ -20,6 +16,7 @@ from study.records import store
 from study.rehearsal import alternatives
 from study.rehearsal.launchers import LAUNCHERS, StartedScript, launched
 from study.rehearsal.request import Failure, Request
+from study.rehearsal.scripts import found
 from study.rehearsal.start import parts_from_rank_1, ran, tried
 
 MOST_RANKS = 100_000
@@ -39,6 +36,9 @@ class Machines:
     gpus_per_node: int = 8
     """Ranks on one machine."""
 
+    def __post_init__(self) -> None:
+        refuse_beyond("--ranks", self.ranks, MOST_RANKS)
+
 
 @dataclass(frozen=True)
 class HowFar:
@@ -52,6 +52,10 @@ class HowFar:
     """Go on until the script has saved. Nothing is written."""
     timeout: int = 900
     """Seconds after which it ends."""
+
+    def __post_init__(self) -> None:
+        refuse_beyond("--steps", self.steps, 1000)
+        refuse_beyond("--timeout", self.timeout, 86400)
 
 
 @dataclass(frozen=True)
@@ -104,34 +108,30 @@ def rehearse(
     with tempfile.TemporaryDirectory() as temporary:
         folder = run_dir or Path(temporary, "run")
         folder.mkdir(parents=True)
-        answer = ran(request, folder, how_far.timeout)
-        if answer.failure or not answer.updates:
-            return failed(answer.failure or Failure("script", "it made no update of an optimizer"), request)
-        if parted := parts_from_rank_1(request, answer, folder, how_far.timeout):
-            return failed(parted, request)
-        rows = [tried(arm, request, folder / arm.name, how_far.timeout) for arm in arms]
-        shown = show_answer(request, answer, store.read(folder / store.RECORD), rows, folder)
-        faults = show_known(folder)
-        show_not_rehearsed(request)
-        return shown | {"faults": faults, "tried": [asdict(row) for row in rows]}
+        return rehearsed(request, folder, arms, how_far.timeout)
+
+
+def rehearsed(request: Request, folder: Path, arms: list[Arm], timeout_s: int) -> dict:
+    """Run the script, say what its rank holds, and what it would hold with other arms."""
+    answer = ran(request, folder, timeout_s)
+    if answer.failure or not answer.updates:
+        return failed(answer.failure or Failure("script", "it made no update of an optimizer"), request)
+    if parted := parts_from_rank_1(request, answer, folder, timeout_s):
+        return failed(parted, request)
+    rows = [tried(arm, request, folder / arm.name, timeout_s) for arm in arms]
+    shown = show_answer(request, answer, store.read(folder / store.RECORD), rows, folder)
+    faults = show_known(folder)
+    show_not_rehearsed(request)
+    return shown | {"faults": faults, "tried": [asdict(row) for row in rows]}
 
 
 def request_of(script: str, words: list[str], machines: Machines, how_far: HowFar, there: WhatIsThere) -> Request:
     """Return the request for a rehearsal. Raise Stop if the words make none."""
     launch = launched(script, words) if script in LAUNCHERS else StartedScript(script, words, [], None)
     path, module = found(launch.script)
-    refuse_beyond("--ranks", machines.ranks, MOST_RANKS)
-    refuse_beyond("--steps", how_far.steps, 1000)
-    refuse_beyond("--timeout", how_far.timeout, 86400)
     if there.real and not num_gpus():
         raise Stop("--real needs a GPU, and there is none here", "leave it out: a rehearsal without values needs none")
-    default = DEFAULT_CONFIG.expanduser()
-    named = Path(launch.config_file) if launch.config_file else None
-    config = machines.config_file or named or (default if default.is_file() else None)
-    if config is not None and not config.is_file():
-        raise Stop(f"there is no --config_file {config}", "name Accelerate's YAML")
-    if config is not None:
-        alternatives.refuse_missing(config)  # Accelerate would end with a traceback
+    config = config_of(machines.config_file or launch.config_file)
     return Request(
         script=str(path),
         module=module,
@@ -151,27 +151,16 @@ def request_of(script: str, words: list[str], machines: Machines, how_far: HowFa
     )
 
 
-def found(script: str) -> tuple[Path, str | None]:
-    """Return the file of a script, a program or a module, and the module's name."""
-    if Path(script).suffix in CONFIGS:
-        raise Stop(f"{script} is a config, not a script", "name a Python file; --config_file takes a config")
-    if Path(script).is_file():
-        return Path(script), None
-    if program := shutil.which(script):
-        if b"python" not in Path(program).read_bytes()[:200].partition(b"\n")[0]:
-            raise Stop(f"{script} is no program in Python", "name a Python file")
-        return Path(program), None
-    with contextlib.suppress(ImportError, ValueError):
-        spec = importlib.util.find_spec(script)  # imports the packages around it alone
-        if spec is not None and spec.submodule_search_locations:
-            main = Path(spec.submodule_search_locations[0], "__main__.py")
-            return main, f"{script}.__main__"
-        if spec is not None and spec.origin:
-            return Path(spec.origin), script
-    remedy = "name a Python file, a program on the PATH, or an installed module"
-    if script in all_paths():
-        remedy = f"did you mean '--arm {script}', or {remedy.removeprefix('name ')}"
-    raise Stop(f"there is no script {script}", remedy)
+def config_of(named: Path | str | None) -> Path | None:
+    """Return Accelerate's YAML: the one that is named, or that of `accelerate config`, if there is one."""
+    default = DEFAULT_CONFIG.expanduser()
+    if named is None and not default.is_file():
+        return None
+    config = Path(named or default)
+    if not config.is_file():
+        raise Stop(f"there is no --config_file {config}", "name Accelerate's YAML")
+    alternatives.refuse_missing(config)  # Accelerate would end with a traceback
+    return config
 
 
 def pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:

@@ -1,7 +1,9 @@
 """`study runs`, `compare` and `report`: what runs hold, and how they differ."""
 
 import dataclasses
+import itertools
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +15,8 @@ from study.records import compare as comparing
 from study.records import runs as records
 from study.records import store
 from study.records.runs import Run, Runs
+
+MOST_REASONS = 3  # components: the rest changes less
 
 
 def _load(folders: tuple[Path, ...]) -> Runs:
@@ -42,10 +46,15 @@ def runs(folders: tyro.conf.Positional[tuple[Path, ...]], /, *, keep: Path | Non
     say(f"{len(loaded.done)} of {number_of(len(loaded), 'runs')} are done.", "")
     show(loaded.rows())
     # What failed is a row above. Why, and what to do about it, is a sentence.
-    ended = [(run.record.run_id, run.record.error) for run in loaded if run.record.error]
-    say(*[f"{name}: {error.message}. What to do: {error.what_to_do}." for name, error in ended])
-    say(*[f"set aside: {reason}" for reason in loaded.set_aside])
+    for run in loaded:
+        if error := run.record.error:
+            say(f"{run.record.run_id}: {error.message}. What to do: {error.what_to_do}.")
+    say_set_aside(loaded)
     return loaded.rows()
+
+
+def say_set_aside(loaded: Runs) -> None:
+    say(*[f"set aside: {reason}" for reason in loaded.set_aside])
 
 
 # --- study compare: equal cells, the arms of a task, or two runs -----------------------------------------------------
@@ -87,28 +96,35 @@ def _compare_arms(loaded: Runs, every: bool) -> list[dict]:
     from study.report.topics import arms  # it needs packages that the light install lacks
 
     compared = arms.by_task(loaded)
-    for number, each in enumerate(compared):
+    shown = compared if every else compared[:1]
+    for each in compared:
         say_wrapped(f"{each['group']}:", *(each["in_words"] or ["There is no DDP to compare with."]), "", indent="  ")
-        if every or number == 0:
+        if each in shown:
             _show_arms(each["rows"])
-    if not every and len(compared) > 1:
-        say(f"--all shows the tables of the other {number_of(len(compared) - 1, 'tasks')} as well.")
-    shown = [row for each in (compared if every else compared[:1]) for row in each["rows"]]
-    say_wrapped(*comparing.in_one_memory(sorted({row["arm"] for row in shown if row["one memory"]})))
-    say(*[f"set aside: {reason}" for reason in loaded.set_aside])
+    if len(compared) > len(shown):
+        say(f"--all shows the tables of the other {number_of(len(compared) - len(shown), 'tasks')} as well.")
+    say_one_memory(itertools.chain(*[each["rows"] for each in shown]))
+    say_set_aside(loaded)
     # After the reasons: a record that was set aside may be the arm that is missing.
     if not compared:
         raise Stop("no task has runs of two arms to compare", "name folders that hold them")
     return compared
 
 
+def say_one_memory(rows: Iterable[dict]) -> None:
+    say_wrapped(*comparing.in_one_memory(sorted({row["arm"] for row in rows if row["one memory"]})))
+
+
 def _show_arms(rows: list[dict]) -> None:
     """Print a row for each arm. What is said in words above, and what is alike in all rows, needs no column."""
-    left_out = ["device", "one memory", "from", "times DDP's", "why not"]
+    left_out = {"device", "one memory", "from", "times DDP's", "why not"}
     if all(row["status"] == "done" for row in rows):
-        left_out.append("status")
-    sized = [_with_sizes(row, "peak bytes", "sent bytes") for row in rows]
-    show([{name: row[name] for name in row if name not in left_out} for row in sized])
+        left_out.add("status")
+    shown = []
+    for row in rows:
+        sized = _with_sizes(row, "peak bytes", "sent bytes")
+        shown.append({name: sized[name] for name in sized if name not in left_out})
+    show(shown)
     say("")
 
 
@@ -122,9 +138,8 @@ def _compare_peaks(first: Run, second: Run) -> list[dict]:
     say(f"At the peak {first.record.arm}, the first, holds {ours}, and {second.record.arm} {theirs}.", "")
     show([_with_sizes(row, "first", "second") for row in rows])
     say("")
-    for row in rows[:3]:  # the rest changes less
-        if not differences and row["first"] != row["second"] and row["component"] in comparing.REASONS:
-            say_wrapped(f"{row['component']}: {comparing.REASONS[row['component']]}", indent="  ")
+    if not differences:
+        say_wrapped(*comparing.reasons(rows[:MOST_REASONS]), indent="  ")
     say_wrapped(*comparing.in_one_memory(comparing.one_memory([first, second])))
     say("", "`study diff` lists the settings in which they differ.")
     return rows

@@ -1,27 +1,21 @@
 """`study stack`: which known faults of libraries apply to some releases, in some training."""
 
-from collections import Counter
 from pathlib import Path
 
 import tyro
-from packaging.version import Version
 
-from study.cli.findings import show_finding
-from study.configs.pasted import losses, matching
+from study.cli.findings import say_indented, show_finding
+from study.configs import priorities
 from study.configs.pasted.read import read
-from study.configs.pasted.words import sentences
+from study.configs.priorities import AskedStack, Ranked
 from study.configs.stacks import described, filled
-from study.core.errors import Stop, nearest
+from study.core.errors import Stop
 from study.core.settings import flag
 from study.core.text import say_wrapped
 from study.known.faults import Fault, table
 from study.known.findings import Finding, with_id
-from study.known.which_apply import WAYS, Applies, Flags, Stack, free, untested, which_apply
+from study.known.which_apply import WAYS, Applies, Flags, Stack, free, untested
 
-MOST_MAY = 5  # faults that may apply, without --details: a reader of 50 reads none
-MOST_LIKELY = 3
-MOST_ASKED = 2  # flags, beside --config
-USUAL = {"stage", "ranks", "cuda", "trainer", "offload", "script"}  # conditions that say little of a training
 MOST_FREE = 4  # releases
 
 
@@ -51,39 +45,30 @@ def stack(
             with it come first. `study diagnose --symptom` says what it may mean without any release.
         details: All faults that may apply, what would decide that, what to do, and what shows them.
     """
-    _refuse(flags)
-    seen = _symptoms(symptom)
+    refuse_contradictions(flags)
     if symptom:
         flags = filled(flags, read(symptom))
     used, notes = described(releases, flags, config)
-    given = _said(used, flags, config)
-    # What was seen comes first, and of that what meets most of what is said. The others keep their order.
-    found = which_apply(used)
-    having = sorted([each for each in found if _is_seen(each, seen)], key=lambda each: -_met(each, given))
-    faults = having + [each for each in found if not _is_seen(each, seen)]
-    applying = [each for each in faults if each.answer == "applies"]
-    may = [each for each in faults if each.answer != "applies"]
-    says_no_stage = config is None and "stage" not in used.said
-    answer = in_words(used, faults, " ".join(notes))
+    return told(AskedStack.of(used, flags, config, symptom), notes, details)
+
+
+def told(asked: AskedStack, notes: list[str], details: bool) -> dict:
+    """Print and return which faults apply, and may."""
+    found = priorities.ranked(asked)
+    answer = in_words(asked, found, " ".join(notes))
     say_wrapped(*notes, answer["first"])  # notes tell what was not understood
-    if says_no_stage and not applying:
-        say_wrapped(f"To tell which, give {', '.join(_deciding(may, config))}.")
-    if packages := untested(used):
-        say_wrapped(f"Not tested by us in this release: {', '.join(packages)}.")
-    for number, each in enumerate(applying, 1):
-        _show_applying(number, each)
-    _show_free(answer["free"])
-    shown = may if details else _spoken_of(may, seen, given)
-    if (says_no_stage or not shown) and not (details or seen or applying):
-        shown = [*(likely := _likely(may, used)), *(each for each in shown if each not in likely)][:MOST_MAY]
+    show_not_said(asked, found)
+    for number, each in enumerate(found.applying, 1):
+        show_applying(number, each)
+    show_free(answer["free"])
+    shown = found.may if details else found.spoken
     for each in shown:
-        _show_open(each, details)
-    left = [each for each in may if each not in shown]
-    _show_rest(left, [] if says_no_stage and not applying else _deciding(left, config), bool(shown or applying))
+        show_open(each, details)
+    show_rest(asked, found, [each for each in found.may if each not in shown])
     return answer
 
 
-def _refuse(flags: Flags) -> None:
+def refuse_contradictions(flags: Flags) -> None:
     ways = [name for name in ("stage", *WAYS) if getattr(flags, name) not in (None, False)]
     if len(ways) > 1:
         raise Stop(f"{' and '.join(map(flag, ways))} exclude each other", "give the one that your training has")
@@ -92,107 +77,61 @@ def _refuse(flags: Flags) -> None:
             raise Stop(f"ranks and micro-batches must be at least 1 (got {number})", "give 1 or more")
 
 
-def _is_seen(each: Applies, seen: set[str]) -> bool:
-    return any(symptom in each.fault.symptom for symptom in seen)
-
-
-def _met(each: Applies, said: set[str]) -> int:
-    """Return how many conditions of a fault are said and so, of those that not all trainings have."""
-    return len(({*(each.fault.when or {})} - USUAL - {question.condition for question in each.why}) & said)
-
-
-def _said(used: Stack, flags: Flags, config: Path | None) -> set[str]:
-    """Return the conditions of which a flag or the config speaks."""
-    by_flags = {name for name, value in vars(flags).items() if value is not None}
-    return by_flags | ({*used.said, "keys"} if config else set())
-
-
-def _spoken_of(may: list[Applies], seen: set[str], said: set[str]) -> list[Applies]:
-    """Return faults that may apply and have the symptom, or of which something special is said, the most first."""
-
-    def weight(each: Applies) -> int:
-        # Trainers and PEFT have few faults, and who names one asks about it. But few train by one method, such as DPO.
-        is_of_many = each.fault.package in (*table().trainers, "PEFT") and _is_decided_by_flags(each)
-        return 2 * _met(each, said) + is_of_many
-
-    spoken = [each for each in may if _is_seen(each, seen) or (each.may_be_inside and weight(each))]
-    return sorted(spoken, key=lambda each: (not _is_seen(each, seen), -weight(each)))[:MOST_MAY]
-
-
-def _is_decided_by_flags(each: Applies) -> bool:
-    """Whether nobody has to look at the script or the config."""
-    return all(question.flag for question in each.why)
-
-
-def _likely(may: list[Applies], used: Stack) -> list[Applies]:
-    """Return some of the faults in whose range these releases are, the likeliest first."""
-
-    def place(each: Applies) -> tuple:
-        when = each.fault.when or {}
-        has_adapters = "PEFT" in used.releases and when.get("peft") is True
-        is_silent = each.fault.symptom.startswith(table().silent)
-        # Most train with AdamW in bf16, of which few faults speak.
-        unusual = ("optimizer" in when, "precision" in when)
-        is_named = isinstance(each.release, Version)
-        return (not _is_decided_by_flags(each), not has_adapters, not is_named, *unusual, not is_silent)
-
-    return sorted([each for each in may if each.may_be_inside], key=place)[:MOST_LIKELY]
-
-
-def in_words(used: Stack, faults: list[Applies], said: str = "") -> dict:
+def in_words(asked: AskedStack, found: Ranked, said: str) -> dict:
     """Return the answer of `study stack`: the sentence, the faults, and releases without any that surely applies.
 
     `said` is what was said before the sentence: if that names the releases, the sentence does not.
     """
-    applying = [each for each in faults if each.answer == "applies"]
-    packages = dict.fromkeys(each.fault.package for each in applying)
+    used = asked.stack
+    packages = dict.fromkeys(each.fault.package for each in found.applying)
     return {
-        "fine": not applying,
-        "first": _in_one_sentence(used, applying, len(faults) - len(applying), said),
-        "faults": [_row(each) for each in faults],
-        "not_asked": [_release(used, package) for package in untested(used)],
+        "fine": not found.applying,
+        "first": in_one_sentence(used, found, said),
+        "faults": [row_of(each) for each in found.every],
+        "not_asked": [release_of(used, package) for package in untested(used)],
         "free": {package: free(used, package) for package in packages},
     }
 
 
-def _release(used: Stack, package: str) -> str:
+def release_of(used: Stack, package: str) -> str:
     return f"{package} {used.releases[package] or '(release not said)'}"
 
 
-def _in_one_sentence(used: Stack, applying: list[Applies], may: int, said: str) -> str:
+def in_one_sentence(used: Stack, found: Ranked, said: str) -> str:
     """Return what applies, the worst of it first."""
-    named = [_release(used, package) for package in used.releases]
-    if applying:
-        count = len(applying)
-        others = f"{count} known faults apply; the worst" if count > 1 else "1 known fault applies"
-        first = f"{others}: {applying[0].fault.sentence.rstrip('.')}."
+    if found.applying:
+        worst = found.applying[0].fault.sentence.rstrip(".")
+        count = len(found.applying)
+        several = f"{count} known faults apply; the worst" if count > 1 else "1 known fault applies"
+        first = f"{several}: {worst}."
     else:
         known = sum(fault.when is not None for fault in table().fault)
-        first = f"none of {known} known faults surely applies, and {may} may."
+        first = f"none of {known} known faults surely applies, and {len(found.may)} may."
+    named = [release_of(used, package) for package in used.releases]
     if all(release in said for release in named):
         return f"{first[0].upper()}{first[1:]}"
     return f"{', '.join(named)}: {first}"
 
 
-def _shown_by(fault: Fault) -> str:
+def shown_by(fault: Fault) -> str:
     return f"reproductions/{fault.script}.py" if fault.script else f"{fault.rests_on}, {fault.upstream}".rstrip(", ")
 
 
-def _row(each: Applies) -> dict:
+def row_of(each: Applies) -> dict:
     """Return a fault that applies, or may, in words."""
     fault = each.fault
     return fault.model_dump(include={"id", "package", "symptom", "who", "upstream", "when"}) | {
         "answer": each.answer,
         "asked": each.is_tested,
         "inside": each.may_be_inside,
-        "question": _questions(each),
+        "question": questions(each),
         "sentence": fault.in_releases,
         "do": each.do,
-        "shown": _shown_by(fault),
+        "shown": shown_by(fault),
     }
 
 
-def _questions(each: Applies) -> str:
+def questions(each: Applies) -> str:
     """Return what would decide whether a fault applies."""
     texts = [question.text for question in each.why]
     if not each.is_tested:
@@ -200,21 +139,29 @@ def _questions(each: Applies) -> str:
     return " ".join(texts)
 
 
-def _show_applying(number: int, each: Applies) -> None:
+def show_not_said(asked: AskedStack, found: Ranked) -> None:
+    """Say what is missing to tell more: the stage, or a test of the release."""
+    if asked.says_no_stage and not found.applying:
+        say_wrapped(f"To tell which, give {', '.join(priorities.deciding(asked, found.may))}.")
+    if packages := untested(asked.stack):
+        say_wrapped(f"Not tested by us in this release: {', '.join(packages)}.")
+
+
+def show_applying(number: int, each: Applies) -> None:
     fault = each.fault
-    show_finding(f"{number:>2}. ", Finding(fault.id, fault.in_releases, each.do, _shown_by(fault)))
+    show_finding(f"{number:>2}. ", Finding(fault.id, fault.in_releases, each.do, shown_by(fault)))
     if fault.who:
-        say_wrapped(f"Who is hit: {fault.who}.", indent="    ", first="    ")
+        say_indented(f"Who is hit: {fault.who}.")
 
 
-def _show_open(each: Applies, details: bool) -> None:
+def show_open(each: Applies, details: bool) -> None:
     fault = each.fault
-    say_wrapped("", f"May apply: {with_id(fault.in_releases, fault.id)} {_questions(each)}", indent="    ")
+    say_wrapped("", f"May apply: {with_id(fault.in_releases, fault.id)} {questions(each)}", indent="    ")
     if details:
-        say_wrapped(f"What to do: {each.do}.", f"Shown by: {_shown_by(fault)}", indent="    ", first="    ")
+        say_indented(f"What to do: {each.do}.", f"Shown by: {shown_by(fault)}")
 
 
-def _show_free(right: dict[str, list[str]]) -> None:
+def show_free(right: dict[str, list[str]]) -> None:
     """Name releases without a fault that surely applies."""
     for name, releases in right.items():
         sentence = f"Each release of {name} that was tested has a known fault here."
@@ -224,34 +171,14 @@ def _show_free(right: dict[str, list[str]]) -> None:
         say_wrapped("", sentence)
 
 
-def _deciding(may: list[Applies], config: Path | None) -> list[str]:
-    """Return the flags that would tell of the most faults whether they apply."""
-    flags = Counter(question.flag for each in may for question in each.why if question.flag)
-    wanted = [name for name, _ in flags.most_common(MOST_ASKED)]
-    return wanted if config else ["--config", *wanted]
-
-
-def _show_rest(left: list[Applies], deciding: list[str], after_others: bool) -> None:
+def show_rest(asked: AskedStack, found: Ranked, left: list[Applies]) -> None:
     """Say in one line how many faults were not shown, and what would tell whether they apply."""
     if not left:
         return
     unasked = sum(not each.is_tested for each in left)
     of_these = f"; for {unasked} of these nobody tested your release" if unasked else ""
+    is_first = len(left) == len(found.every)
+    is_said = asked.says_no_stage and not found.applying  # at the top
+    deciding = [] if is_said else priorities.deciding(asked, left)
     give = f"Give {', '.join(deciding)} to check them; " if deciding else ""
-    say_wrapped("", f"{len(left)}{' more' if after_others else ''} may apply{of_these}. {give}--details lists all.")
-
-
-def _symptoms(words: str | None) -> set[str]:
-    """Return what was seen as the table has it, of one word or of a person's sentence."""
-    if not words:
-        return set()
-    by_word = {other: symptom for symptom, others in table().symptoms.items() for other in [symptom, *others.split()]}
-    name = words.lower().replace("_", "-")
-    if name in by_word:
-        return {by_word[name]}
-    said = sentences(words)
-    if seen := matching.symptoms(said, {each.id for each in losses.signs_in_words("", said)}):
-        return seen
-    what = f"--symptom {words!r:.80} names nothing that faults are known by"
-    listed = f"say what was seen: {', '.join(sorted(table().symptoms))}, or a sentence with the numbers"
-    raise Stop(what, nearest(name, by_word, otherwise=listed))
+    say_wrapped("", f"{len(left)}{'' if is_first else ' more'} may apply{of_these}. {give}--details lists all.")

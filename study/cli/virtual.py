@@ -55,33 +55,46 @@ def virtual(
     if model == Wanted():
         raise Stop("neither a script nor a model is given", "give a script, as in `study virtual train.py`, or --model")
     arm = arms.load_arm(passes.arm)
-    settings = _settings(model, training, passes, usual_precision(arm))
-    _refuse(arm, passes, settings, training.ranks)
+    settings = settings_of(model, training, passes, usual_precision(arm))
+    refuse(arm, passes, settings, training.ranks)
     if run_dir and run_dir.exists():
         raise Stop(f"--run-dir {run_dir} exists", "give a new folder")
-    # The launch: one process with the collectives of rank 0, which move nothing. It ends like a sweep's cell.
-    cell = Cell("", "virtual", "tiny", arm.name, None, settings)
     during(f"running rank 0 of {training.ranks} with {arm.name}")
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = run_dir or Path(temporary, "run")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        record = launches.run(cell, folder, math.inf, math.inf, None, lambda *_: None)
-    if record.error:
-        remedy = record.error.what_to_do
-        if remedy.startswith("report this") and Path(f"{model.model}").is_dir():
-            remedy = f"correct {model.model}/config.json if `study estimate` refuses it as well, or {remedy}"
-        raise Stop(record.error.message, remedy)
-    _show(record, training.ranks)
+    record = run_alone(Cell("", "virtual", "tiny", arm.name, None, settings), run_dir)
+    refuse_failed(record, model)
+    show_rank(record, training.ranks)
     if path := machine or calibration.from_environment():
-        device: Device = "cuda" if calibration.read(path).gpu else "cpu"
-        shape, place = asked_for(model, training.sequence or 1), PlaceFlags(machine=path)
-        ours, there = training_of(shape, training, place, passes, None, device)
-        if there:
-            say_wrapped(estimates.time_line(Prediction(ours).step(there)))
+        show_seconds(model, training, passes, path)
     return record.model_dump(mode="json", by_alias=True)
 
 
-def _refuse(arm: Arm, passes: PassFlags, settings: dict[str, Any], ranks: int) -> None:
+def run_alone(cell: Cell, run_dir: Path | None) -> Record:
+    """Launch one process with the collectives of rank 0, which move nothing. It ends like a sweep's cell."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = run_dir or Path(temporary, "run")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        return launches.run(cell, folder, math.inf, math.inf, None, lambda *_: None)
+
+
+def refuse_failed(record: Record, model: Wanted) -> None:
+    if not record.error:
+        return
+    remedy = record.error.what_to_do
+    if remedy.startswith("report this") and Path(f"{model.model}").is_dir():
+        remedy = f"correct {model.model}/config.json if `study estimate` refuses it as well, or {remedy}"
+    raise Stop(record.error.message, remedy)
+
+
+def show_seconds(model: Wanted, training: TrainingFlags, passes: PassFlags, path: Path) -> None:
+    """Say how long a step of all ranks takes on a machine that was measured."""
+    device: Device = "cuda" if calibration.read(path).gpu else "cpu"
+    shape, place = asked_for(model, training.sequence or 1), PlaceFlags(machine=path)
+    ours, there = training_of(shape, training, place, passes, None, device)
+    if there:
+        say_wrapped(estimates.time_line(Prediction(ours).step(there)))
+
+
+def refuse(arm: Arm, passes: PassFlags, settings: dict[str, Any], ranks: int) -> None:
     """Raise Stop for what the trainer would refuse as well, but seconds later."""
     if arm.name != passes.arm:
         raise Stop(f"{passes.arm} is a file, and arms run by their names", "`study estimate --arm` takes it")
@@ -94,7 +107,7 @@ def _refuse(arm: Arm, passes: PassFlags, settings: dict[str, Any], ranks: int) -
     arm.sharing_ranks(ranks)
 
 
-def _settings(model: Wanted, training: TrainingFlags, passes: PassFlags, usual: Precision) -> dict[str, Any]:
+def settings_of(model: Wanted, training: TrainingFlags, passes: PassFlags, usual: Precision) -> dict[str, Any]:
     shape = asked_for(model, training.sequence or 1)
     if model.model is None:
         raise Stop("only a model with a name can be run", "give --model")
@@ -120,16 +133,14 @@ def _settings(model: Wanted, training: TrainingFlags, passes: PassFlags, usual: 
     return settings
 
 
-def _show(record: Record, ranks: int) -> None:
+def show_rank(record: Record, ranks: int) -> None:
     rank = record.memory.components.per_rank[0]
-    at_peak = rank.at_peak or {}
-    after = rank.after_step
+    at_peak, after = rank.at_peak or {}, rank.after_step
     say_wrapped(f"Rank 0 of {ranks}, run alone (virtual), holds {size(rank.tracked_peak_bytes)} at the peak.", "")
-    show(
-        [
-            {"component": name, "at the peak": size(at_peak.get(name, 0)), "after a step": size(after.get(name, 0))}
-            for name in at_peak | after
-        ]
-    )
+    rows = []
+    for name in at_peak | after:
+        sizes = {"at the peak": size(at_peak.get(name, 0)), "after a step": size(after.get(name, 0))}
+        rows.append({"component": name} | sizes)
+    show(rows)
     moved = ", ".join(f"{kind} {size(sent.bytes)}" for kind, sent in record.traffic.per_rank[0].items())
     say_wrapped("", f"collectives of a step: {moved or 'none'}; sequences: {record.observed.data_source}")

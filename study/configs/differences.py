@@ -29,24 +29,33 @@ class Difference:
     @property
     def is_known(self) -> bool:
         """Return whether it explains something. A setting that only one side has counts by its `unless`."""
-        unless = self.description.unless
-        values = [side.value for side in (self.a, self.b) if side.value not in (None, AUTO, UNKNOWN)]
-        if self.description.changes is None or not values:
+        if self.description.changes is None:
             return False
-        return len(values) == 2 or (unless is not None and not same(values[0], unless))
+        values = [side.value for side in (self.a, self.b) if side.value not in (None, AUTO, UNKNOWN)]
+        if len(values) != 1:
+            return len(values) == 2
+        unless = self.description.unless
+        return unless is not None and not same(values[0], unless)
+
+    @property
+    def is_none(self) -> bool:
+        """Return whether the two agree. Where one leaves it to DeepSpeed, older releases may differ."""
+        return same(self.a.value, self.b.value) and self.a.older == self.b.older
 
 
 def compare(a: Source, b: Source) -> tuple[list[Difference], list[Difference]]:
     """Return everything in which the two differ: known causes, and all other keys, also as written."""
-    # Keys as written are compared within one kind of file only, because kinds name the same thing in other words.
-    first, second = (effective_settings(side) | (_raw(side) if a.kind == b.kind else {}) for side in (a, b))
+    first, second = effective_settings(a), effective_settings(b)
+    if a.kind == b.kind:  # kinds name the same thing in other words
+        first |= _as_written(a)
+        second |= _as_written(b)
     known = []
     others = []
     for name in dict.fromkeys((*descriptions(), *first, *second)):
         about = descriptions().get(name, Description())
         difference = Difference(name, first.get(name, UNSET), second.get(name, UNSET), about)
-        if same(difference.a.value, difference.b.value) and difference.a.older == difference.b.older:
-            continue  # where one side leaves it to DeepSpeed, older releases may differ
+        if difference.is_none:
+            continue
         if difference.is_known:
             known.append(difference)
         elif not (difference.a.is_default or difference.b.is_default):  # most keys are in one file only
@@ -54,20 +63,33 @@ def compare(a: Source, b: Source) -> tuple[list[Difference], list[Difference]]:
     return known, others
 
 
-def _raw(source: Source) -> EffectiveSettings:
+def _as_written(source: Source) -> EffectiveSettings:
     """Return the keys as written that are not compared by our names."""
-    settings = effective_settings(source)
-    covered: set[str | None] = set()
-    for name, each in descriptions().items():
-        covered.update(each.keys)
-        if name in settings:
-            covered.update((each.deepspeed, getattr(each, FIELDS[source.kind])))
-    content = source.content
-    if source.record is not None:
-        content = {name: content[name] for name in ("requested", "observed")}
-    rest = _raw(source.named) if source.named else {}
-    for path, value in flat(content).items():
+    rest = _as_written(source.named) if source.named else {}
+    compared = _compared(source)
+    for path, value in flat(_content(source)).items():
         path = path.removeprefix("observed.deepspeed.")
-        if value is not None and path not in covered and not (source.record and type(value) is list):  # long ones
-            rest[f"{path} (as written)" if path in descriptions() else path] = Setting(value)
+        is_long = source.record is not None and isinstance(value, list)
+        if value is None or path in compared or is_long:
+            continue
+        name = f"{path} (as written)" if path in descriptions() else path
+        rest[name] = Setting(value)
     return rest
+
+
+def _content(source: Source) -> dict:
+    """Return what is written in a file; of a record what was asked for and what was seen."""
+    if source.record is None:
+        return source.content
+    return {name: source.content[name] for name in ("requested", "observed")}
+
+
+def _compared(source: Source) -> set[str | None]:
+    """Return the dotted paths of a file that are compared by our names."""
+    settings = effective_settings(source)
+    paths: set[str | None] = set()
+    for name, each in descriptions().items():
+        paths.update(each.keys)
+        if name in settings:
+            paths.update((each.deepspeed, getattr(each, FIELDS[source.kind])))
+    return paths

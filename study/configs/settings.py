@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import with_config
 
 from study.configs.sources import ACCELERATE, DEEPSPEED, OTHER, RECORD, TRAINER, Source, flat
-from study.core.arms import OFFLOADS, section_at
-from study.core.files import from_toml
+from study.core.arms import OFFLOADS
+from study.core.files import from_toml, section_at
 from study.core.library_defaults import library_defaults
 from study.core.recipes import AUTOCAST
 from study.core.tables import NO_OTHER_KEYS, read_table
@@ -100,11 +100,11 @@ def effective_settings(source: Source) -> EffectiveSettings:
 
 def at_paths(kind: str, content: dict, defaults: dict[str, Any]) -> EffectiveSettings:
     """Return the settings that a file of this kind has, and the defaults, by dotted path, of those that it lacks."""
-    settings = {}
     of_program: dict[str, Any] = {}
     for key, does in programs().items():
         if content.get(key):
             of_program |= does
+    settings = {}
     for name, description in descriptions().items():
         path = getattr(description, kind)
         if path is None:
@@ -113,8 +113,7 @@ def at_paths(kind: str, content: dict, defaults: dict[str, Any]) -> EffectiveSet
         if setting.value in (None, "None"):
             older = description.older if kind == "deepspeed" else ""
             is_open = kind == "trainer" and path not in of_program  # flags may replace the Trainer's defaults
-            value = of_program.get(path, defaults.get(path))
-            setting = Setting(value, is_default=True, is_open=is_open, older=older)
+            setting = Setting((defaults | of_program).get(path), is_default=True, is_open=is_open, older=older)
         if setting.value is not None:
             settings[name] = setting
     return settings
@@ -229,8 +228,8 @@ def _of_accelerate(source: Source) -> EffectiveSettings:
 
 def _of_trainer(source: Source) -> EffectiveSettings:
     content = source.content
-    defaults = library_defaults("trainer")[""]
     half = half_precision(content)
+    defaults = library_defaults("trainer")[""]
     if {"base_model", "train_type", "tuner_type"} & content.keys():  # axolotl's, and ms-swift's
         defaults = {}
         if half is content.get("bf16"):  # None: ms-swift takes torch_dtype's (model_args.py:130), axolotl the GPU's
@@ -238,18 +237,28 @@ def _of_trainer(source: Source) -> EffectiveSettings:
     if source.kind != TRAINER:
         return _mixed(half, at_paths("trainer", content, {}))
     settings = {"precision": FP32} | at_paths("trainer", content, defaults)
-    if source.named:  # its numbers count, and the Trainer's where it leaves them open
-        engine = _of_deepspeed(source.named.content)
-        settings = engine | settings | {name: each for name, each in engine.items() if each.value != AUTO}
+    if source.named:
+        settings = _with_engine(settings, _of_deepspeed(source.named.content))
     elif source.unread is not None:
-        # The Trainer stops where its numbers are not that file's, but clips as that file's default says.
-        settings = OF_DEEPSPEED | settings | {"engine": Setting("DeepSpeed"), "clipping": UNREAD}
-        if preset := re.fullmatch("zero([0-3])(?:_offload)?", content["deepspeed"]):  # ms-swift's own files
-            settings["stage"] = Setting(int(preset[1]))
+        settings = _with_unread_engine(settings, content["deepspeed"])
     else:
         is_fsdp = content.get("fsdp") or "axolotl's fsdp_version" in settings
         settings["engine"] = Setting("FSDP") if is_fsdp else LAUNCHED
     return _mixed(half, settings)
+
+
+def _with_engine(settings: EffectiveSettings, engine: EffectiveSettings) -> EffectiveSettings:
+    """Return the Trainer's settings with those of a DeepSpeed config: its own count, but for those it leaves open."""
+    return engine | settings | {name: each for name, each in engine.items() if each.value != AUTO}
+
+
+def _with_unread_engine(settings: EffectiveSettings, name: str) -> EffectiveSettings:
+    """Return the Trainer's settings beside a DeepSpeed config that was not read."""
+    # The Trainer stops where its numbers are not that file's, but clips as that file's default says.
+    settings = OF_DEEPSPEED | settings | {"engine": Setting("DeepSpeed"), "clipping": UNREAD}
+    if preset := re.fullmatch("zero([0-3])(?:_offload)?", name):  # ms-swift's own files
+        settings["stage"] = Setting(int(preset[1]))
+    return settings
 
 
 def _of_record(record: Record, content: dict) -> EffectiveSettings:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from study.core import files
-from study.core.arms import config_of_yaml, section_at
+from study.core.arms import config_of_yaml
+from study.core.files import section_at
 from study.records import store
 from study.records.metrics import dig
 from study.records.schema import Record

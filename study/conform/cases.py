@@ -102,9 +102,14 @@ def new_model(case: Case, seed: int = 0) -> Plain:
 def new_optimizer(case: Case, model: nn.Module) -> Optimizer:
     kind, options = OPTIMIZERS[case.optimizer]
     decay, is_apart, changed = GROUPS[case.groups]
-    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    apart = [parameter for name, parameter in trained if is_apart(name, parameter)]
-    others = [parameter for name, parameter in trained if not is_apart(name, parameter)]
+    apart, others = [], []
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if is_apart(name, parameter):
+            apart.append(parameter)
+        else:
+            others.append(parameter)
     groups = [{"params": others}, {"params": apart} | changed]
     return kind([group for group in groups if group["params"]], **options, weight_decay=decay)  # type: ignore[arg-type]
 

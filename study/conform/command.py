@@ -43,22 +43,25 @@ def conform(
     if not properties:
         raise Stop(f"no property has {only!r} in its name", "study conform lists them")
     if not names:
-        listed = {
-            "adapters": [{"adapter": each.name, "what": each.about} for each in ADAPTERS.values()],
-            "properties": [{"property": each.name, "says": each.sentence, "from": each.source} for each in properties],
-        }
-        for rows in listed.values():
-            show(rows)
-        return listed
+        return _show_lists(properties)
     # --- what releases answered, or answers of today
     if release:
-        return {name: _show_changes(name, *release.partition("..")[::2]) for name in names}
+        since, _, until = release.partition("..")
+        return {name: _show_changes(name, since, until) for name in names}
     adapters = list(map(_adapter, names))  # a wrong name is seen before anything runs
-    answers = [answer for adapter in adapters for answer in _hold(adapter, properties, out)]
-    return {
-        "fine": all(each.answer != "fails" for each in answers),
-        "answers": [dataclasses.asdict(each) for each in answers],
-    }
+    answers = []
+    for adapter in adapters:
+        answers += _hold(adapter, properties, out)
+    fine = all(each.answer != "fails" for each in answers)
+    return {"fine": fine, "answers": list(map(dataclasses.asdict, answers))}
+
+
+def _show_lists(properties: list[Property]) -> dict[str, list[dict]]:
+    adapters = [{"adapter": each.name, "what": each.about} for each in ADAPTERS.values()]
+    show(adapters)
+    asked = [{"property": each.name, "says": each.sentence, "from": each.source} for each in properties]
+    show(asked)
+    return {"adapters": adapters, "properties": asked}
 
 
 def _adapter(name: str) -> Adapter:
@@ -87,18 +90,22 @@ def _hold(adapter: Adapter, properties: list[Property], out: Path | None) -> lis
             during(f"{adapter.name}: {each.name}")
             results.append(ranks.ask(adapter, each))
     bad = [each for each in results if each.answer != "holds"]
-    # --- kept, for those who asked for that
     if out:
-        releases.keep(out / "answers.csv", results)
-        for answer in bad:
-            if answer.answer == "fails":
-                script.write(out / "scripts" / f"{adapter.name}-{answer.property}.py", adapter, answer)
-    # --- shown: how many properties hold, and each that does not
+        _keep(adapter, results, out)
+    # --- how many properties hold, and each that does not
     applicable = sum(each.answer != "not applicable" for each in results)
     say(f"{adapter.name}: {len(results) - len(bad)} of {applicable} properties hold with {libraries(results[0])}.", "")
     show([{"property": each.property, "answer": each.answer, "words": each.words} for each in bad])
     _show_explanations(bad)
     return results
+
+
+def _keep(adapter: Adapter, results: list[PropertyAnswer], out: Path) -> None:
+    """Add answers to those in a folder, and write each failure as a script."""
+    releases.keep(out / "answers.csv", results)
+    for answer in results:
+        if answer.answer == "fails":
+            script.write(out / "scripts" / f"{adapter.name}-{answer.property}.py", adapter, answer)
 
 
 def _show_changes(name: str, since: str, until: str) -> dict[str, list[str]]:

@@ -160,19 +160,23 @@ def outcome_of(error: BaseException, adapter_file: str) -> PropertyOutcome:
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1]
     kind = f"{type(error).__name__} in {Path(last.filename).name}, {last.lineno}"
-    crashed = isinstance(error, CRASHES)
+    cause = error
     if isinstance(error, CheckpointException):  # it holds the exceptions of ranks; the first one says enough
-        error = next(each for each, _ in error.failures.values())
-    words = _one_line(str(error))
-    if isinstance(error, NotImplementedError) and last.filename == adapter_file:
+        cause, _ = next(iter(error.failures.values()))
+    words = _one_line(str(cause))
+    if isinstance(cause, NotImplementedError) and last.filename == adapter_file:
         return PropertyOutcome(now_s, "not applicable", words, kind)
+    stated = words and not isinstance(error, CRASHES) and _is_stated(frames, adapter_file)
+    # Compiled code of pydantic raises a ValidationError.
+    answer = "refused" if stated or type(cause).__name__ == "ValidationError" else "fails"
+    return PropertyOutcome(now_s, answer, f"{type(cause).__name__}: {words}", kind)
+
+
+def _is_stated(frames: traceback.StackSummary, adapter_file: str) -> bool:
+    """Whether the last line of a traceback is a statement by which a library refuses."""
     calls = {frame.name for frame in frames if frame.filename == adapter_file}
     statement = "raise|assert" if calls & {"build", "save", "load"} else "raise"
-    is_said = words and re.search(rf"(^|: )({statement})\b", str(last.line))  # perhaps on the line of its condition
-    answer = "fails"
-    if (is_said and not crashed) or type(error).__name__ == "ValidationError":
-        answer = "refused"  # compiled code of pydantic raises the latter
-    return PropertyOutcome(now_s, answer, f"{type(error).__name__}: {words}", kind)
+    return bool(re.search(rf"(^|: )({statement})\b", str(frames[-1].line)))  # perhaps on the line of its condition
 
 
 def _one_line(text: str) -> str:

@@ -1,5 +1,6 @@
 """Answers of releases of a library: kept in one CSV, and compared."""
 
+import bisect
 from pathlib import Path
 
 import pandas as pd
@@ -32,9 +33,10 @@ def keep(path: Path, found: list[PropertyAnswer]) -> None:
 def enclosing(name: str, old: Version, new: Version) -> tuple[str, str]:
     """Return the two releases with kept answers that enclose others, as far as there are such."""
     _, _, tried = _tried(name)
-    before = [each for each in tried if Version(each) <= old] or tried[:1]
-    after = [each for each in tried if Version(each) >= new] or tried[-1:]
-    return before[-1], after[0]
+    versions = [Version(each) for each in tried]
+    before = bisect.bisect_right(versions, old) - 1
+    after = bisect.bisect_left(versions, new)
+    return tried[max(before, 0)], tried[min(after, len(tried) - 1)]
 
 
 def _tried(name: str) -> tuple[pd.DataFrame, str, list[str]]:

@@ -23,21 +23,25 @@ class SameGradients(TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         if not dist.is_initialized() or dist.get_world_size() == 1:
             raise Stop("one rank has nothing to be compared with", "start the training by torchrun, on two ranks")
-        parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
-        gradients = [each.grad for each in parameters.values()]
-        if all(each is None or isinstance(each, DTensor) for each in gradients):
+        gradients = {name: each.grad for name, each in model.named_parameters() if each.requires_grad}
+        if all(each is None or isinstance(each, DTensor) for each in gradients.values()):
             raise Stop("each rank holds parts of the gradients, if any", "compare them with DDP")
-        mine = torch.tensor([fingerprint(each) for each in gradients], dtype=torch.float64, device=args.device)
-        first = mine.clone()
-        dist.broadcast(first, 0)
-        differs = (mine != first).any(1).double()
-        dist.all_reduce(differs)  # so that all ranks stop, and none waits
-        names = [name for name, count in zip(parameters, differs.tolist(), strict=True) if count]
+        names = different(gradients, args.device)
         if names:
             raise Unequal(
                 f"update {state.global_step + 1}: {len(names)} of {len(gradients)} gradients differ between ranks, "
                 f"that of {names[0]} first"
             )
+
+
+def different(gradients: dict[str, torch.Tensor | None], device: torch.device) -> list[str]:
+    """Return the names of the gradients that differ between ranks; the same on all of them, so that none waits."""
+    mine = torch.tensor([fingerprint(each) for each in gradients.values()], dtype=torch.float64, device=device)
+    first = mine.clone()
+    dist.broadcast(first, 0)
+    differs = (mine != first).any(1).double()
+    dist.all_reduce(differs)
+    return [name for name, count in zip(gradients, differs.tolist(), strict=True) if count]
 
 
 def fingerprint(gradient: torch.Tensor | None) -> list[float]:

@@ -6,13 +6,14 @@ The trainer compares what a file promises with what the prepared objects really 
 import functools
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from study.core.cache import fingerprint
 from study.core.errors import Stop, nearest
-from study.core.files import load, why
+from study.core.files import load, section_at, why
 from study.core.library_defaults import library_defaults
 from study.core.shapes import is_local
 from study.core.text import comparable
@@ -22,6 +23,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 ROOT = PACKAGE.parent if (PACKAGE.parent / "accelerate_configs").is_dir() else PACKAGE
 FOLDER = ROOT / "accelerate_configs"
 MAX_BYTES = 64 * 1024  # the largest of ours has 1 kB
+MOST_UNKNOWN = 200  # keys of a section that are compared with the library's, which takes milliseconds each
 OFFLOADS = ("offload_optimizer", "offload_param")
 # Only stage 3 is given them (DeepSpeed 0.19.8, _configure_zero_optimizer of runtime/engine.py, zero/stage3.py and what
 # they call), and those that begin with stage3_, also without this. The last are of offload_optimizer.
@@ -143,26 +145,32 @@ def _arm(config: dict, path: Path) -> Arm:
     kind = config.get("distributed_type")
     if kind not in PARALLELISM:  # yaml reads a bare NO as false
         raise ValueError(f"distributed_type must be one of {', '.join(PARALLELISM)}, 'NO' in quotes (got {kind})")
-    ranks = config.get("num_processes", 1)
-    if ranks != "auto" and ranks < 1:
-        raise ValueError(f"num_processes must be greater than 0 (got {ranks})")
-    # Accelerate passes it to the ranks in ACCELERATE_MIXED_PRECISION, where it would count beside --precision.
-    if config.get("mixed_precision") not in ("no", None):
-        raise ValueError("mixed_precision is a setting of the run: remove it and give --precision")
-    for engine in ("DEEPSPEED", "FSDP"):
-        if config.get(section := f"{engine.lower()}_config") and kind != engine:
-            raise ValueError(f"Accelerate ignores {section} with distributed_type {kind}: write {engine}, or remove it")
-    groups = _section(config, "parallelism_config")
-    if unknown := groups.keys() - PARALLELISM[kind]:
-        raise ValueError(f"parallelism_config has keys that are not known under {kind}: {unknown}")
-    if wrong := unknown_keys("accelerate", config):
+    if wrong := [*_wrong_in_yaml(config, kind)]:
         raise ValueError("; ".join(wrong))
-    arm = Arm(path.stem, path, kind, ranks)
+    groups = _section(config, "parallelism_config")
+    arm = Arm(path.stem, path, kind, config.get("num_processes", 1))
     if kind == "FSDP":
         return replace(arm, **_of_fsdp(_section(config, "fsdp_config"), groups))
     if kind == "DEEPSPEED":
-        return replace(arm, **_of_deepspeed(_section(config, "deepspeed_config"), groups, path))
+        return replace(arm, **_of_deepspeed(_deepspeed_config(_section(config, "deepspeed_config"), path), groups))
     return arm
+
+
+def _wrong_in_yaml(config: dict, kind: str) -> Iterator[str]:
+    """Yield what Accelerate ignores or refuses in its own file."""
+    ranks = config.get("num_processes", 1)
+    if ranks != "auto" and ranks < 1:
+        yield f"num_processes must be greater than 0 (got {ranks})"
+    # Accelerate passes it to the ranks in ACCELERATE_MIXED_PRECISION, where it would count beside --precision.
+    if config.get("mixed_precision") not in ("no", None):
+        yield "mixed_precision is a setting of the run: remove it and give --precision"
+    for engine in ("DEEPSPEED", "FSDP"):
+        section = f"{engine.lower()}_config"
+        if config.get(section) and kind != engine:
+            yield f"Accelerate ignores {section} with distributed_type {kind}: write {engine}, or remove it"
+    if unknown := _section(config, "parallelism_config").keys() - PARALLELISM[kind]:
+        yield f"parallelism_config has keys that are not known under {kind}: {unknown}"
+    yield from _without_a_reader("accelerate", config | {"parallelism_config": {}})
 
 
 def _of_fsdp(fsdp: dict, groups: dict) -> dict[str, Any]:
@@ -180,24 +188,28 @@ def _of_fsdp(fsdp: dict, groups: dict) -> dict[str, Any]:
     }
 
 
-def _of_deepspeed(section: dict, groups: dict, path: Path) -> dict[str, Any]:
-    """Read the keys of the yaml, or a json of its own."""
+def _deepspeed_config(section: dict, path: Path) -> dict:
+    """Return the config in the keys of the yaml, or in a json of its own."""
     for part in OFFLOADS:  # Accelerate 1.15 reads them and never passes them on: the files would go to ./none
         if section.get(f"{part}_nvme_path") not in ("none", None):
             raise ValueError(f"Accelerate ignores {part}_nvme_path: remove it and give --nvme-dir")
-    # A clipping of 0 is promised, although Accelerate drops it: the trainer then says so. It clips at 1.0 by default.
-    content = config_of_yaml(section) | {"gradient_clipping": section.get("gradient_clipping", 1.0)}
     if file := section.get("deepspeed_config_file"):  # Accelerate refuses a yaml that sets any of these beside a json
         remedy = f"correct deepspeed_config_file in {path.name}, or run from the root of the repository"
-        content = _content(find(file), remedy)
+        return _content(find(file), remedy)
+    # A clipping of 0 is promised, although Accelerate drops it: the trainer then says so. It clips at 1.0 by default.
+    return config_of_yaml(section) | {"gradient_clipping": section.get("gradient_clipping", 1.0)}
+
+
+def _of_deepspeed(content: dict, groups: dict) -> dict[str, Any]:
     # What is left out is as in DeepSpeed: see library_defaults.json.
     zero = _section(content, "zero_optimization")
     stage = zero.get("stage", 0)
     homes = {part: _section(zero, part).get("device", "none") for part in OFFLOADS}
     if stage not in (0, 1, 2, 3) or not {*homes.values()} <= {"none", "cpu", "nvme"}:
         raise ValueError(f"stage must be 0, 1, 2 or 3, and a device none, cpu or nvme (got {stage}, {homes})")
-    wrong = unknown_keys("deepspeed", content)
-    wrong += [f"stage {stage} {does}: {remedy}" for does, remedy in promises_ignored(content, stage)]
+    wrong = [*_without_a_reader("deepspeed", content)]
+    ignored = promises_ignored(content, stage, also_defaults=True)
+    wrong += [f"stage {stage} {does}: {remedy}" for does, remedy in ignored]
     if wrong:
         raise ValueError("; ".join(wrong))
     clipping = content.get("gradient_clipping", "auto")
@@ -213,62 +225,101 @@ def _of_deepspeed(section: dict, groups: dict, path: Path) -> dict[str, Any]:
     }
 
 
-def section_at(config: Any, path: str) -> dict:
-    """Return the section at a dotted path. Empty if there is none, or another value."""
-    for name in filter(None, path.split(".")):
-        config = config.get(name) if isinstance(config, dict) else None
-    return config if isinstance(config, dict) else {}
+@dataclass(frozen=True)
+class UnknownKey:
+    """A key that a library does not know: it ignores it, or does not start."""
+
+    library: str
+    section: str  # its dotted path; empty: the upper level
+    key: str
+    written: dict  # all keys of that section
+
+    @property
+    def path(self) -> str:
+        return f"{self.section}.{self.key}".lstrip(".")
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """The keys that the library has in that section."""
+        return library_defaults(self.library)[self.section]
+
+    @property
+    def places(self) -> list[str]:
+        """The sections that have such a key."""
+        return [section for section, keys in library_defaults(self.library).items() if section and self.key in keys]
 
 
-def unknown_keys(library: str, config: dict) -> list[str]:
-    """Return what is wrong with keys that a library does not know: it ignores them, or does not start."""
-    wrong = []
-    sections = library_defaults(library)
-    for path, known in sections.items():
-        unknown = [str(key) for key in section_at(config, path) if key not in known]
-        for key in [key for key in unknown if key[:1].isalpha()]:  # _comment and // are notes
-            places = [f"write it into {place}" for place, keys in sections.items() if place and key in keys]
-            remedy = nearest(key, known, otherwise=" or ".join(places) or "remove it")
-            wrong.append(f"{library} has no key {f'{path}.{key}'.lstrip('.'):.80}: {remedy}")
-    return wrong
+def unknown_keys(library: str, config: dict) -> Iterator[UnknownKey]:
+    """Yield each key that a library does not know, by the sections in which it stands."""
+    for path, known in library_defaults(library).items():
+        section = section_at(config, path)
+        unknown = [key for key in section if key not in known]
+        for key in unknown[:MOST_UNKNOWN]:
+            yield UnknownKey(library, path, str(key), section)
 
 
-def promises_ignored(config: dict, stage: int) -> list[tuple[str, str]]:
+def _without_a_reader(library: str, config: dict) -> Iterator[str]:
+    for each in unknown_keys(library, config):
+        if each.key[:1].isalpha():  # _comment and // are notes
+            places = [f"write it into {place}" for place in each.places]
+            remedy = nearest(each.key, each.known, otherwise=" or ".join(places) or "remove it")
+            yield f"{library} has no key {each.path:.80}: {remedy}"
+
+
+def promises_ignored(config: dict, stage: int, also_defaults: bool = False) -> list[tuple[str, str]]:
     """Return what a stage does otherwise than `zero_optimization` promises, without a message, and what to do.
 
-    It is so in DeepSpeed 0.19.8. What an arm promises is refused, and `study diagnose` finds it in a config.
+    It is so in DeepSpeed 0.19.8. `study diagnose` tells what changes something; of an arm it is refused also where a
+    key that is not read has DeepSpeed's default.
     """
     zero = _section(config, "zero_optimization")
-    usual = library_defaults("deepspeed")["zero_optimization"]
-    written = [key for key, value in zero.items() if key in usual and value not in (usual[key], "auto")]
-    if stage == 3:
-        ignored = [key for key in written if key in OF_STAGES_1_AND_2]
-        return [(f"ignores {' and '.join(ignored)}", "take stage 1 or 2, or remove it")] if ignored else []
-    ignored = [key for key in written if _is_of_stage_3(key)]
-    # Accelerate asks for it where AutoTP divides the weights, as well.
-    if section_at(config, "tensor_parallel").get("autotp_size"):
-        ignored = [key for key in ignored if key not in GATHERS]
-    sections = [zero.get(part) for part in OFFLOADS]
-    optimizer, param = (each.get("device") or "none" if isinstance(each, dict) else "none" for each in sections)
-    if param != "none":  # reproductions/offload_param_without_stage3.py
-        ignored.append("offload_param")
     found = []
-    if stage == 0 and optimizer != "none":  # no class of ZeRO is made, which alone offloads
+    home = _home(zero, "offload_optimizer")
+    if stage == 0 and home != "none":  # no class of ZeRO is made, which alone offloads
         found.append(("ignores offload_optimizer", "take a stage that divides states, or remove it"))
-    elif optimizer == "nvme":  # they only ask whether it is none (stage_1_and_2.py:220)
+    elif stage != 3 and home == "nvme":  # they only ask whether it is none (stage_1_and_2.py:220)
         found.append(("takes nvme for cpu, and writes nothing to a disk", "write cpu, or take stage 3"))
-    elif optimizer != "none":  # of its section they read device and pin_memory alone
-        of_section = library_defaults("deepspeed")["zero_optimization.offload_optimizer"]
-        changed = [key for key, value in zero["offload_optimizer"].items() if value != of_section.get(key, value)]
-        ignored += [f"offload_optimizer.{key}" for key in changed if key in OF_ITS_OFFLOAD]
-    if ignored:
-        found.append((f"ignores {' and '.join(ignored)}", "take stage 3, or remove it"))
+    if ignored := [path for path in _unread(config, stage) if also_defaults or not _is_default(zero, path)]:
+        reading = "stage 1 or 2" if stage == 3 else "stage 3"
+        found.append((f"ignores {' and '.join(ignored)}", f"take {reading}, or remove it"))
     return found
+
+
+def _unread(config: dict, stage: int) -> list[str]:
+    """Return the dotted paths in `zero_optimization` that a stage never reads, whatever is written there."""
+    zero = _section(config, "zero_optimization")
+    if stage == 3:
+        return [key for key in zero if key in OF_STAGES_1_AND_2]
+    # Accelerate asks for some where AutoTP divides the weights, as well.
+    read = GATHERS if section_at(config, "tensor_parallel").get("autotp_size") else ()
+    return [key for key in zero if _is_of_stage_3(key) and key not in read] + _unread_of_offloads(zero, stage)
+
+
+def _unread_of_offloads(zero: dict, stage: int) -> list[str]:
+    """Return what stages 0, 1 and 2 do not read of the sections for offloading."""
+    unread = []
+    if _home(zero, "offload_param") != "none":
+        unread.append("offload_param")  # reproductions/offload_param_without_stage3.py
+    if stage != 0 and _home(zero, "offload_optimizer") not in ("none", "nvme"):
+        # Of its section they read device and pin_memory alone.
+        unread += [f"offload_optimizer.{key}" for key in zero["offload_optimizer"] if key in OF_ITS_OFFLOAD]
+    return unread
+
+
+def _home(zero: dict, part: str) -> str:
+    return section_at(zero, part).get("device") or "none"
 
 
 def _is_of_stage_3(key: str) -> bool:
     known = library_defaults("deepspeed")["zero_optimization"]
-    return key in OF_STAGE_3 or key.startswith("stage3_") or f"stage3_{key}" in known
+    return key in known and (key in OF_STAGE_3 or key.startswith("stage3_") or f"stage3_{key}" in known)
+
+
+def _is_default(zero: dict, path: str) -> bool:
+    """Whether the value at a dotted path is DeepSpeed's default, or open."""
+    section, _, key = path.rpartition(".")
+    usual = library_defaults("deepspeed")[f"zero_optimization.{section}".rstrip(".")]
+    return section_at(zero, section)[key] in (usual[key], "auto")
 
 
 def _section(config: dict, name: str) -> dict:

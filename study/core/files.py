@@ -290,3 +290,16 @@ def _names(folder: Path) -> set[str]:
     """Return the files below a folder. A link is one, also if it leads to a folder."""
     paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     return {str(path.relative_to(folder)) for path in paths}
+
+
+def value_at(config: Any, path: str) -> Any:
+    """Return the value at a dotted path of sections. None if there is none."""
+    for name in filter(None, path.split(".")):
+        config = config.get(name) if isinstance(config, dict) else None
+    return config
+
+
+def section_at(config: Any, path: str) -> dict:
+    """Return the section at a dotted path. Empty if there is none, or another value."""
+    section = value_at(config, path)
+    return section if isinstance(section, dict) else {}

@@ -1,6 +1,7 @@
 """Reads options from the command line with tyro. A mistake in them is one sentence, as everywhere else."""
 
 import contextlib
+import difflib
 import itertools
 import re
 from collections.abc import Callable
@@ -11,13 +12,14 @@ from tyro import _errors as mistakes  # private, as below: pyproject.toml says w
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from study.core.arms import all_paths
-from study.core.errors import Stop, nearest
+from study.core.errors import LONGEST_NAME, Stop
 from study.core.files import from_toml
 from study.core.text import say, wrapped
 
 OPTIONS = ConstructorRegistry()
 tyro._experimental_options["utf8_boxes"] = False  # boxes make a help a third longer
 UNITS = {"": 1, "k": 1024, "m": 1e6, "b": 1e9}  # 8k tokens are 8192, and a model of 7B has 7e9 parameters
+LIKE = 0.7  # similarity of a misspelt option: `bla` is to `all` 0.67
 MOST = 1e15  # more is a typing error
 OPTION = r"(?<![\w-])--[a-z][a-z0-9-]*"
 # By a word that people type in place of an option: answers. The first one counts of which a command takes each option.
@@ -32,27 +34,10 @@ def parsed(command: Callable, *config, **options):
 
     words = list(itertools.takewhile(lambda word: word != "--", options.get("args") or ()))
 
-    def known() -> set[str]:
-        usage = tyro.extras.get_parser(command, registry=OPTIONS, config=config).format_help()
-        return {*re.findall(OPTION, usage)}
-
     def refuse(event: mistakes.ParseErrorEvent) -> None:
-        remedy = f"{event.prog} --help explains the options"
-        match event:
-            case mistakes.UnrecognizedArgs(tokens=[word, *following]):
-                raise _unknown(event.prog, word, following, known(), remedy)
-            case mistakes.MissingArgs(missing_arguments=[missing, *_]):
-                raise Stop(f"{event.prog} needs {_name(missing.arg)}", remedy)
-            case mistakes.InvalidChoice(argument=argument, choices=choices):
-                raise Stop(f"{_name(argument)} must be one of {', '.join(sorted({*choices} - {'None'}))}", remedy)
-            case mistakes.BadValue(argument=argument):
-                # Behind an unknown option tyro takes `--` for the first word.
-                strange = [word for word in words if word.startswith("--") and word.partition("=")[0] not in known()]
-                if strange and not _name(argument).startswith("-"):
-                    raise _unknown(event.prog, strange[0], [], known(), remedy)
-                raise Stop(f"{_name(argument)} must have a value", remedy)
-            case mistakes.InstantiationFailure(argument=argument, message=message) if argument:
-                raise Stop(f"{_name(argument)} {message[message.find('must') :]}", remedy)
+        usage = tyro.extras.get_parser(command, registry=OPTIONS, config=config).format_help()
+        if stop := _mistake(event, words, {*re.findall(OPTION, usage)}):
+            raise stop
 
     if {"-h", "--help"} & {*words}:
         explained = {key: options[key] for key in ("prog",) if key in options}
@@ -61,6 +46,29 @@ def parsed(command: Callable, *config, **options):
         raise SystemExit(0)
     with mistakes.on_parse_error(refuse):
         return tyro.cli(command, config=(tyro.conf.DisallowNone, *config), registry=OPTIONS, **options)
+
+
+def _mistake(event: mistakes.ParseErrorEvent, words: list[str], known: set[str]) -> Stop | None:
+    """Return what is wrong in words of a command that takes these options. None: tyro says it."""
+    remedy = f"{event.prog} --help explains the options"
+    strange = [word for word in words if word.startswith("--") and word.partition("=")[0] not in known]
+    match event:
+        case mistakes.UnrecognizedArgs(tokens=[word, *following]):
+            return _unknown(event.prog, word, following, known, remedy)
+        case mistakes.MissingArgs() if strange:
+            return _unknown(event.prog, strange[0], [], known, remedy)
+        case mistakes.MissingArgs(missing_arguments=[missing, *_]):
+            return Stop(f"{event.prog} needs {_name(missing.arg)}", remedy)
+        case mistakes.InvalidChoice(argument=argument, choices=choices):
+            return Stop(f"{_name(argument)} must be one of {', '.join(sorted({*choices} - {'None'}))}", remedy)
+        case mistakes.BadValue(argument=argument) if strange and not _name(argument).startswith("-"):
+            # Behind an unknown option tyro takes `--` for the first word.
+            return _unknown(event.prog, strange[0], [], known, remedy)
+        case mistakes.BadValue(argument=argument):
+            return Stop(f"{_name(argument)} must have a value", remedy)
+        case mistakes.InstantiationFailure(argument=argument, message=message) if argument:
+            return Stop(f"{_name(argument)} {message[message.find('must') :]}", remedy)
+    return None
 
 
 def _unknown(prog: str, word: str, following: list[str], known: set[str], remedy: str) -> Stop:
@@ -72,8 +80,17 @@ def _unknown(prog: str, word: str, following: list[str], known: set[str], remedy
     answers = [each for each in answers if all_paths().keys() >= {*re.findall(r"--arm (\w+)", each)}]
     if word in all_paths() and "--arm" in known:
         answers = [f"did you mean '--arm {word}'?"]
-    answers.append(nearest(name, known, otherwise=remedy))
+    answers.append(_nearest_option(name, known) or remedy)
     return Stop(f"{prog} takes no {word:.80}", answers[0])
+
+
+def _nearest_option(typed: str, known: set[str]) -> str:
+    """Return a question about the option that was meant; empty if none is like it. The dashes are like any option's."""
+    name = typed.strip("-").lower()
+    bare = {each.strip("-"): each for each in sorted(known, key=len)}
+    begun = [each for each in bare if len(name) > 2 and (each.startswith(name) or name.startswith(f"{each}-"))]
+    close = begun or difflib.get_close_matches(name[:LONGEST_NAME], bare, 1, LIKE)
+    return f"did you mean {bare[close[0]]!r}?" if close else ""
 
 
 def on_one_screen(text: str) -> list[str]:

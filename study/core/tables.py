@@ -39,3 +39,15 @@ def _compiles(pattern: str) -> str:
 
 
 Regex = Annotated[str, AfterValidator(_compiles)]
+
+PLACEHOLDER = re.compile(r"(?i)\b(?:todo|tbd|fixme|xxx)\b|\bexample\.(?:com|org|net)\b|^(?:\W*|n/?a|none|unknown)$")
+
+
+def _can_be_looked_up(text: str) -> str:
+    if PLACEHOLDER.search(text):
+        raise ValueError(f"must be what somebody can look up, and no placeholder (got {text!r:.80})")
+    return text
+
+
+# What a sentence rests on: a file and its line, a thread, a claim, a run.
+Evidence = Annotated[str, AfterValidator(_can_be_looked_up)]

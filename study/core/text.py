@@ -9,6 +9,8 @@ import re
 import shutil
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, TypeGuard
 
@@ -202,6 +204,8 @@ def say_aside(text: str) -> None:
 
 # --- Show on stderr what a slow command is doing
 
+TICK_S = 10.0
+
 
 @functools.cache
 def during(text: str) -> None:
@@ -209,12 +213,31 @@ def during(text: str) -> None:
     say_aside(f"{text} ...")
 
 
+@functools.cache
+def _begun(text: str) -> float:
+    """Return when this process first said so: many short blocks may take long together."""
+    return time.monotonic()
+
+
+def _say_seconds(text: str, begun: float, ended: threading.Event) -> None:
+    while not ended.wait(TICK_S - (time.monotonic() - begun) % TICK_S):
+        say_aside(f"{text} ({time.monotonic() - begun:.0f} s so far) ...")
+
+
 @contextlib.contextmanager
 def bar(text: str) -> Iterator[None]:
-    """As `during`; on a terminal with a bar that moves until the block ends. Nothing else may write there meanwhile."""
+    """As `during`, with a sign of life until the block ends: on a terminal a bar that moves, else the seconds so far.
+
+    Nothing else may write there meanwhile.
+    """
     if not sys.stderr.isatty():
         during(text)
-        yield
+        ended = threading.Event()
+        threading.Thread(target=_say_seconds, args=(text, _begun(text), ended), daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from packaging.specifiers import SpecifierSet
 from pydantic import ValidationError
-from pydantic_core import SchemaValidator
+from pydantic_core import CoreSchema, SchemaValidator, core_schema
 
 from study.core.errors import nearest
 from study.core.library_defaults import known_libraries
@@ -15,21 +15,30 @@ from study.core.library_defaults import known_libraries
 Values = list[int | str] | Literal["true or false", "a number"]  # that a condition can have
 NOTHING = ("none", "auto")  # texts for a key that is not there, or that something else fills in
 EXAMPLE = 'keys = [{ "zero_optimization.overlap_comm" = true }]'
+# Keys of which a condition says the same, for whoever has no config: its flag answers it.
+SAID_BY = {"zero_optimization.offload_optimizer.device": "offload", "zero_optimization.stage": "stage"}
+GROUPS = SchemaValidator(core_schema.list_schema(core_schema.dict_schema()))
+ANYTHING: CoreSchema = core_schema.any_schema()  # the type of a key of which only the name is known
 
 
 def wrong_condition(name: str, wanted: Any, values: Values) -> Iterator[str]:
     """Yield what is wrong with a condition that a flag or a config answers."""
-    if values == "true or false" and not isinstance(wanted, bool):
-        yield f"`{name}` must be true or false (got {wanted!r})"
-    elif values == "a number" and type(wanted) is not int:
-        yield f"`{name}` must be a number, the least (got {wanted!r})"
-    elif isinstance(values, list) and not isinstance(wanted, list):
+    if values == "true or false":
+        if type(wanted) is not bool:
+            yield f"`{name}` must be true or false (got {wanted!r})"
+    elif values == "a number":
+        if type(wanted) is not int:
+            yield f"`{name}` must be a number, the least (got {wanted!r})"
+    elif not isinstance(wanted, list):
         yield f"`{name}` must be a list, of which one fits: {name} = [{json.dumps(wanted)}]"
-    elif isinstance(values, list):
-        for each in wanted:
-            if each not in values or isinstance(each, bool):
-                meant = nearest(str(each), map(str, values))
-                yield f"`{name}` cannot be {each!r}: {meant}"
+    else:
+        yield from _not_among(name, wanted, values)
+
+
+def _not_among(name: str, wanted: list, values: list[int | str]) -> Iterator[str]:
+    for each in wanted:
+        if isinstance(each, bool) or each not in values:
+            yield f"`{name}` cannot be {each!r}: {nearest(str(each), map(str, values))}"
 
 
 def wrong_release(name: str, wanted: Any) -> Iterator[str]:
@@ -42,62 +51,88 @@ def wrong_release(name: str, wanted: Any) -> Iterator[str]:
 
 def wrong_keys(groups: Any, others: Container[str]) -> Iterator[str]:
     """Yield what is wrong with `keys`. `others` are keys of programs whose configs are not kept here."""
-    if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+    if not _is_valid(GROUPS, groups):
         yield f"`keys` must be a list of groups: {EXAMPLE}"
         return
-    for path, wanted in [pair for group in groups for pair in group.items()]:
-        kinds = [kind for library in known_libraries() for kind in _kinds(library, path)]
-        if not kinds and path not in others:
-            meant = nearest(path, _paths(), otherwise="write its whole path, such as zero_optimization.overlap_comm")
-            yield (
-                f"`{path}` is no key of DeepSpeed, Accelerate or the Trainer; {meant} "
-                "One of another program belongs into `other_keys` of faults.toml"
-            )
-        else:
-            yield from _wrong_value(path, wanted, kinds)
+    for group in groups:
+        for path, wanted in group.items():
+            types = [ANYTHING] if path in others else _types(path)
+            if types:
+                yield from _wrong_value(path, wanted, types)
+            else:
+                yield _unknown(path)
 
 
-def _wrong_value(path: str, wanted: Any, kinds: list[Any]) -> Iterator[str]:
-    """Yield what is wrong with the value of a key. Those of a list are compared with a config in lower case."""
-    if isinstance(wanted, str) and wanted != "absent":
+def _unknown(path: str) -> str:
+    """Return what is said of a key that no library has, with the nearest that one has."""
+    paths = []
+    for library in known_libraries().values():
+        for section, names in library["sections"].items():
+            paths += [f"{section}.{name}".lstrip(".") for name in names]
+    if whole := [each for each in paths if each.endswith(f".{path}")]:
+        meant = f"write its whole path: {' or '.join(whole)}."
+    else:
+        meant = nearest(path, paths, otherwise="write its whole path, such as zero_optimization.overlap_comm")
+    others = "One of another program belongs into `other_keys` of faults.toml"
+    return f"`{path}` is no key of DeepSpeed, Accelerate or the Trainer; {meant} {others}"
+
+
+def _wrong_value(path: str, wanted: Any, types: list[CoreSchema]) -> Iterator[str]:
+    """Yield what is wrong with the value of a key."""
+    if wanted is True or wanted == "absent":
+        return
+    if isinstance(wanted, str):
         yield f"`{path}` must be a list, of which one fits: [{json.dumps(wanted.lower())}]"
-    for each in wanted if isinstance(wanted, list) else []:
-        if isinstance(each, bool) or str(each) != str(each).lower():
-            yield f'`{path}` is compared as a text in lower case: write "{str(each).lower()}" in place of {each!r}'
-        elif each not in NOTHING and not _takes(kinds, str(each)):
-            yield f"`{path}` cannot be {each!r}: write what a config may have there"
-    if isinstance(wanted, int) and wanted is not True and not _takes(kinds, json.dumps(wanted)):
+    elif isinstance(wanted, list):
+        for each in wanted:
+            yield from _wrong_text(path, each, types)
+        yield from _said_otherwise(path, wanted)
+    elif isinstance(wanted, int) and not _takes(types, json.dumps(wanted)):
         yield f"`{path}` cannot be {json.dumps(wanted)}: write what a config may have there"
 
 
-def _kinds(library: str, path: str) -> list[Any]:
-    """Return the type that a library has for a key, None where only the key is known. Empty: it has no such key."""
-    known = known_libraries()[library]
-    section, _, name = path.rpartition(".")
-    if section not in known["sections"]:  # one whose keys are not kept
-        return [None] if _kinds(library, section) else []
-    if name not in known["sections"][section]:
-        return []
-    return [known["types"].get(section, {}).get(name)]
+def _said_otherwise(path: str, wanted: list) -> Iterator[str]:
+    """Yield the condition that says what a key does."""
+    if path in SAID_BY:
+        values = ", ".join(str(each) if str(each).isdigit() else json.dumps(each) for each in wanted)
+        instead = f"when = {{ {SAID_BY[path]} = [{values}] }}"
+        yield f"`{path}` is said by a condition, which a flag answers as well: in place of this key write {instead}"
 
 
-def _paths() -> list[str]:
-    """Return all keys by their dotted paths."""
-    sections = [pair for known in known_libraries().values() for pair in known["sections"].items()]
-    return [f"{section}.{name}".lstrip(".") for section, names in sections for name in names]
+def _wrong_text(path: str, text: Any, types: list[CoreSchema]) -> Iterator[str]:
+    """Yield what is wrong with a value of a list, which is compared with a config in lower case."""
+    lower = str(text).lower()
+    if isinstance(text, bool) or str(text) != lower:
+        yield f'`{path}` is compared as a text in lower case: write "{lower}" in place of {text!r}'
+    elif lower not in NOTHING and not _takes(types, lower):
+        yield f"`{path}` cannot be {text!r}: write what a config may have there"
 
 
-def _takes(kinds: list[Any], text: str) -> bool:
+def _types(path: str) -> list[CoreSchema]:
+    """Return the types that libraries have for a key. Empty: none has such a key."""
+    types = []
+    for library in known_libraries().values():
+        section, _, name = path.rpartition(".")
+        type_of_key = library["types"].get(section, {}).get(name, ANYTHING)
+        while section not in library["sections"]:  # its keys are not kept: whatever it has counts as one
+            section, _, name = section.rpartition(".")
+        if name in library["sections"][section]:
+            types.append(type_of_key)
+    return types
+
+
+def _takes(types: list[CoreSchema], text: str) -> bool:
     """Whether a key of one of these types takes a value, as a text or as what the text is in JSON."""
     values: list[Any] = [text]
     if re.fullmatch(r"true|false|-?\d+(\.\d+)?(e-?\d+)?", text):
         values.append(json.loads(text))
-    return None in kinds or not kinds or any(_is_valid(kind, value) for kind in kinds for value in values)
+    validators = [SchemaValidator(each) for each in types]
+    return any(_is_valid(validator, value) for validator in validators for value in values)
 
 
-def _is_valid(kind: Any, value: Any) -> bool:
+def _is_valid(validator: SchemaValidator, value: Any) -> bool:
     try:
-        SchemaValidator(kind).validate_python(value)
+        validator.validate_python(value)
     except ValidationError:
         return False
     return True

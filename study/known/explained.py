@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from study.core.files import from_toml
-from study.known.faults import TABLE, named, table
+from study.known.faults import TABLE, Fault, named, table
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,13 +31,14 @@ class Explained:
 
 def of_faults() -> list[Explained]:
     """Return the faults of libraries."""
-    explained = []
-    for fault in table().fault:
-        script = f"Shown by reproductions/{fault.script}.py" if fault.script else ""
-        rests_on = ". ".join(filter(None, [fault.rests_on, script, fault.why, fault.found]))
-        about = (f"fault of {fault.package}", fault.in_releases, fault.do, rests_on, fault.upstream)
-        explained.append(Explained(fault.id, *about, TABLE, "study/known/which_apply.py"))
-    return explained
+    return [of_fault(fault) for fault in table().fault]
+
+
+def of_fault(fault: Fault) -> Explained:
+    script = f"Shown by reproductions/{fault.script}.py" if fault.script else ""
+    why = [text.rstrip(".") for text in (fault.rests_on, script, fault.why, fault.found) if text]
+    about = (f"fault of {fault.package}", fault.in_releases, fault.do, ". ".join(why), fault.upstream)
+    return Explained(fault.id, *about, TABLE, "study/known/which_apply.py")
 
 
 def of_table(path: Path, kind: str, read_by: str) -> list[Explained]:
@@ -47,17 +48,18 @@ def of_table(path: Path, kind: str, read_by: str) -> list[Explained]:
     for name, row in from_toml(text).items():
         if "sentence" not in row:
             continue
-        evidence, remedy, upstream = row.get("evidence", ""), row.get("remedy", ""), ""
+        of_fault = {}
         if "fault" in row:
             fault = named(row["fault"])
-            evidence = evidence or f"fault {fault.id}, which study explain {fault.id} shows"
-            remedy, upstream = remedy or fault.do, fault.upstream
+            evidence = f"fault {fault.id}, which study explain {fault.id} shows"
+            of_fault = {"evidence": evidence, "remedy": fault.do, "upstream": fault.upstream}
+        behind = {"id": name, "evidence": "", "remedy": "", "upstream": ""} | of_fault | row
+        evidence = behind["evidence"]
         if evidence.startswith("https://"):
-            evidence, upstream = "", evidence
-        rests_on = ". ".join(filter(None, [evidence, _comment(text, name)]))
-        explained.append(
-            Explained(row.get("id", name), kind, row["sentence"], remedy, rests_on, upstream, path, read_by)
-        )
+            behind |= {"upstream": evidence, "evidence": ""}
+        rests_on = ". ".join(filter(None, [behind["evidence"], _comment(text, name)]))
+        about = (kind, behind["sentence"], behind["remedy"], rests_on, behind["upstream"])
+        explained.append(Explained(behind["id"], *about, path, read_by))
     return explained
 
 
@@ -71,27 +73,88 @@ def comments_of_rule(place: str) -> str:
     """Return the comments of a function above one of its lines, FILE:LINE. They say what a rule rests on."""
     file, _, number = place.rpartition(":")
     text = (ROOT / file).read_text()
-    last = int(number)
-    around = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
-    begins = [node.lineno for node in around if node.lineno <= last <= (node.end_lineno or last)]
-    above = text.splitlines()[max(begins, default=last) : last]
-    return " ".join(line.strip(" #") for line in above if line.lstrip().startswith("# "))
+    last = begins = int(number)
+    for node in ast.walk(ast.parse(text)):  # inner functions come after the outer ones
+        if isinstance(node, ast.FunctionDef) and node.lineno <= last <= (node.end_lineno or last):
+            begins = node.lineno
+    comments = []
+    for line in text.splitlines()[begins:last]:
+        if line.lstrip().startswith("# "):
+            comments.append(line.strip(" #"))
+    return " ".join(comments)
 
 
 @functools.cache
 def _lines() -> list[tuple[str, str]]:
     """Return the lines of the package and of its tests, which a wheel does not have, each with its place."""
-    return [
-        (f"{path.relative_to(ROOT)}:{number}", line)
-        for folder in ("study", "tests")
-        for path in sorted((ROOT / folder).rglob("*"))
-        if path.suffix in (".py", ".toml")
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-    ]
+    lines = []
+    for path in (*sorted((ROOT / "study").rglob("*")), *sorted((ROOT / "tests").rglob("*"))):
+        if path.suffix in (".py", ".toml"):
+            name = path.relative_to(ROOT)
+            lines += [(f"{name}:{number}", line) for number, line in enumerate(path.read_text().splitlines(), 1)]
+    return lines
 
 
 def places(id: str) -> list[str]:
-    """Return where the package and its tests name an id: in quotes, in brackets, or as a key."""
+    """Return where the package and its tests name an id: in quotes, in brackets, or as a key.
+
+    A test that leaves it out, as in `found - {"second_bucket"}`, does not ask for it.
+    """
     name = re.escape(id)
     mark = re.compile(rf"""["'`\[]{name}["'`\].]|^{name} = """)
-    return [place for place, line in _lines() if id in line and mark.search(line)]
+    named_at = [place for place, line in _lines() if id in line and mark.search(line)]
+    return [place for place in named_at if (place.rpartition(":")[2], id) not in _left_out(place.rpartition(":")[0])]
+
+
+@functools.cache
+def _left_out(file: str) -> set[tuple[str, str]]:
+    """Return the texts that a test takes from others, each with its line: those of a set behind a minus sign."""
+    if not (file.startswith("tests/") and file.endswith(".py")):
+        return set()
+    left_out = set()
+    for each in _taken_away(ast.parse((ROOT / file).read_text())):
+        for node in ast.walk(each):
+            if isinstance(node, ast.Constant):
+                left_out.add((str(node.lineno), str(node.value)))
+    return left_out
+
+
+def _taken_away(module: ast.Module) -> list[ast.expr]:
+    """Return what stands behind a minus sign; of a name what the module gives it, as COSTS = {...}."""
+    taken = []
+    for node in ast.walk(module):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+            taken.append(node.right)
+    names = {each.id for each in taken if isinstance(each, ast.Name)}
+    for statement in module.body:
+        if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") in names:
+            taken.append(statement.value)
+    return taken
+
+
+@dataclass(frozen=True)
+class Behind:
+    """Where a sentence is written, applied and tested, and what it rests on."""
+
+    written: str
+    rules: list[str]
+    readers: list[str]  # tables that name it for another sentence
+    tests: list[str]
+    rests_on: str
+
+
+def behind(each: Explained) -> Behind:
+    """Return what is behind a sentence. Of many findings the evidence stands where the rule is."""
+    table = f"{each.table.relative_to(ROOT)}:"
+    written, rules, readers, tests = [], [], [], []
+    for place in places(each.id):
+        if place.startswith(table):
+            written.append(place)
+        elif place.startswith("tests/"):
+            tests.append(place)
+        elif ".py:" in place:
+            rules.append(place)
+        else:
+            readers.append(place)
+    rests_on = each.rests_on or " ".join(dict.fromkeys(filter(None, map(comments_of_rule, rules))))
+    return Behind(written[0], rules, readers, tests, rests_on)

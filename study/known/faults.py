@@ -5,6 +5,7 @@ The ledger, `study diagnose`, `study conform`, `study stack` and the report read
 
 import functools
 import re
+from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -15,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validat
 
 from study.core.errors import nearest
 from study.core.files import load
+from study.core.tables import Evidence
 from study.known.conditions import Values, wrong_condition, wrong_keys, wrong_release
 
 TABLE = Path(__file__).with_name("faults.toml")
@@ -49,7 +51,7 @@ class Fault(BaseModel):
     do: str = ""
     do_with: dict[str, str] = {}  # by trainer, where `do` cannot be followed
     script: str = ""  # in reproductions/
-    upstream: str = ""
+    upstream: Evidence | Literal[""] = ""
     gpu: Literal["yes", "no", "unknown"]  # does it take the same path
     adapters: Names = ()  # of study conform, with the properties that see it
     properties: Names = ()
@@ -78,8 +80,11 @@ class Fault(BaseModel):
     def beside(self, release: Version) -> list[Version]:
         """Return the tested releases nearest to one: itself, or the one before and the one after it."""
         asked = sorted(map(Version, self.asked or table().asked[self.package]))
-        before = [each for each in asked if each <= release][-1:]
-        return before if release in before else before + [each for each in asked if each > release][:1]
+        not_newer = bisect_right(asked, release)
+        before = asked[:not_newer][-1:]
+        if release in before:
+            return before
+        return before + asked[not_newer:][:1]
 
     def inferred(self, release: Version) -> bool | None:
         """Whether a release has the fault, where it was not asked by those before and after it. None: not known.
@@ -94,7 +99,7 @@ class Fault(BaseModel):
         if isinstance(release, Version) and self.contains(release):
             before, after = self.beside(release)
             beside = f": {before} and {after}, beside it, have it"
-        return table().questions["release"].format(self.package, release, beside)
+        return table().untested.format(self.package, release, beside)
 
     def _has_all(self, span: SpecifierSet, tested: list[Version]) -> bool | None:
         ends = [Version(each.version.removesuffix(".*")) for each in span]
@@ -102,11 +107,16 @@ class Fault(BaseModel):
         inside = {*map(judge, span.filter(tested + ends))}
         return inside.pop() if len(inside) == 1 and ends else None
 
+    @property
+    def conditions(self) -> When:
+        """Those of `when`. Empty: it is none of a training."""
+        return self.when or {}
+
     @computed_field  # type: ignore[prop-decorator]
     @property
     def asks(self) -> dict[str, str]:
         """By condition: what is asked of a user who does not say it."""
-        return {name: table().questions[name].format(fits) for name, fits in (self.when or {}).items()} | self.ask
+        return {name: table().questions[name].format(fits) for name, fits in self.conditions.items()} | self.ask
 
     @property
     def said(self) -> str:
@@ -125,6 +135,8 @@ class Fault(BaseModel):
 class Table(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
+    untested: str
+    which_release: str
     asked: dict[str, tuple[str, ...]]
     questions: dict[str, str]  # by condition
     values: dict[str, Values]  # by condition: those that a flag or a config can give it
@@ -143,7 +155,8 @@ class Table(BaseModel):
         """Raise ValueError for a fault that no command could show, with all that is wrong with it."""
         ids = [fault.id for fault in self.fault]
         for fault in self.fault:
-            wrong = [*_wrong_range(fault, self), *_wrong_conditions(fault, self), *_wrong_questions(fault, self)]
+            wrong = [*_wrong_range(fault, self), *_wrong_source(fault)]
+            wrong += [*_wrong_conditions(fault, self), *_wrong_questions(fault, self)]
             if ids.count(fault.id) > 1:
                 wrong.append("another fault has this id: choose one of its own")
             if wrong:
@@ -152,50 +165,57 @@ class Table(BaseModel):
 
 
 def _wrong_range(fault: Fault, table: Table) -> Iterator[str]:
-    """Yield what is wrong with the releases of a fault, and with what they rest on."""
+    """Yield what is wrong with the releases of a fault."""
     asked = fault.asked or table.asked.get(fault.package, ())
     if not asked:
         yield f"no list of releases is kept of {fault.package}: say in `asked` which were looked at"
-    for key in ("since", "until"):
-        release = getattr(fault, key)
-        if asked and release not in asked:
-            yield f"`{key}` must be a release that was tested, of {', '.join(asked)} (got {release}): widen no range"
+    else:
+        for key in ("since", "until"):
+            release = getattr(fault, key)
+            if release not in asked:
+                tested = ", ".join(asked)
+                yield f"`{key}` must be a release that was tested, of {tested} (got {release}): widen no range"
     if not re.match(rf"{re.escape(fault.since)}( to {re.escape(fault.until)})?(;|$)", fault.releases):
         yield f'`releases` must begin with the range: "{fault.since} to {fault.until}; right in ..."'
+
+
+def _wrong_source(fault: Fault) -> Iterator[str]:
+    """Yield what is wrong with what a fault rests on."""
     if fault.rests_on == "script" and not fault.script:
         yield "it rests on a script: name one of reproductions/ in `script`"
-    if fault.upstream and not fault.upstream.startswith("https://"):
+    if fault.upstream and not re.match(r"https://[\w.-]+/\S", fault.upstream):
         yield f"`upstream` must be an address that begins with https:// (got {fault.upstream!r:.80})"
 
 
 def _wrong_conditions(fault: Fault, table: Table) -> Iterator[str]:
     """Yield what is wrong with the conditions of a fault: without them no training has it."""
-    when = fault.when or {}
     if fault.when is not None and not (fault.symptom and fault.do):
         yield "a fault with `when` needs `symptom`, what is seen, and `do`, the remedy"
-    for name, wanted in when.items():
+    values = table.values | {"optimizer": [*table.optimizers]}
+    for name, wanted in fault.conditions.items():
         if name not in table.questions:
-            meant = [each for each in table.questions if each not in ("release", "range")]
-            yield f"no condition is {name!r}: {nearest(name, meant)}"
+            yield f"no condition is {name!r}: {nearest(name, table.questions)}"
         elif name == "keys":
             yield from wrong_keys(wanted, table.other_keys)
         elif name in table.asked:
             yield from wrong_release(name, wanted)
-        elif name == "optimizer":
-            yield from wrong_condition(name, wanted, list(table.optimizers))
-        elif name != "script":
-            yield from wrong_condition(name, wanted, table.values[name])
+        elif name in values:
+            yield from wrong_condition(name, wanted, values[name])
+
+
+# What is asked of a user ends with its only question mark, and shows no list and no value of Python.
+PLAIN_QUESTION = re.compile(r"(?!.*(?:True|False,))[^?\[\]{}]*\?", re.DOTALL)
 
 
 def _wrong_questions(fault: Fault, table: Table) -> Iterator[str]:
     """Yield what is wrong with what a user is asked about the conditions of a fault."""
-    for name in fault.ask.keys() - (fault.when or {}).keys():
+    for name in fault.ask.keys() - fault.conditions.keys():
         yield f"`ask` has {name}, which `when` does not have"
-    for name, wanted in (fault.when or {}).items():
+    for name, wanted in fault.conditions.items():
         question = fault.ask.get(name, table.questions.get(name, "?").format(wanted))
         if name == "keys" and name not in fault.ask:
             yield 'its `keys` need a question to the user: ask = { keys = "Is overlap_comm true?" }'
-        elif question.count("?") != 1 or not question.endswith("?") or re.search(r"[\[\]{}]|True|False,", question):
+        elif not PLAIN_QUESTION.fullmatch(question):
             yield f"what is asked about {name} must be one plain question, and end with its only `?` (got {question!r})"
 
 

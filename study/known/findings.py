@@ -9,7 +9,7 @@ from typing import Any, Literal, NotRequired
 from pydantic import with_config
 from typing_extensions import TypedDict
 
-from study.core.tables import NO_OTHER_KEYS, Regex, read_table
+from study.core.tables import NO_OTHER_KEYS, Evidence, Regex, read_table
 from study.core.text import size
 from study.known.faults import named
 
@@ -47,7 +47,7 @@ class FindingRow(TypedDict):
 
     sentence: str
     remedy: NotRequired[str]
-    evidence: NotRequired[str]  # a claim, or a script of reproductions/; else a comment says it, here or at the rule
+    evidence: NotRequired[Evidence]  # a claim, or a script of reproductions/; else a comment here, or at the rule
     fault: NotRequired[str]  # of faults.toml, whose range, remedy and script are told
     configs: NotRequired[list[dict[str, Any]]]  # in which it is found: `when`, and values of the sentence
     # --- of one finding each, where they are explained
@@ -62,7 +62,7 @@ class Hang(TypedDict):
 
     sentence: str
     remedy: str
-    evidence: NotRequired[str]
+    evidence: NotRequired[Evidence]
     ranks: Literal["some", "all"]
     calls: Regex
     ways: list[str]

@@ -25,41 +25,60 @@ def releases(words: tuple[str, ...]) -> dict[str, Release]:
     words = words or tuple(f"{name} {machine.version(name) or ''}" for name in table().asked)
     several_of: dict[str, list[Release]] = {}
     for word in words:
-        text = content(word)
-        here = listed(text)
-        if text == word and not here and A_PATH.fullmatch(word):
-            raise Stop(f"{word!r:.80} cannot be read: not there", "name a file that is here and lists releases")
-        _refuse(word, text, here)
+        here = _releases_of(word)
+        # Another package is no mistake beside known ones, as in a list. A misspelt word is one.
+        if not here and "==" not in word:
+            raise _names_none(word)
         for name, release in here.items():
             several_of.setdefault(name, []).append(release)
-        # Another package is no mistake beside known ones, as in a list. A misspelt word is one.
-        if not here and ("==" not in word or (word == words[-1] and not several_of)):
-            known = sorted(table().packages)
-            what = f"{word!r:.80} names none of {', '.join(known)}, neither as a word nor as a file that is here"
-            otherwise = "write releases such as deepspeed==0.19.8, or name a file that is here and lists them"
-            raise Stop(what, " ".join(misspelt(text, known).values()) or otherwise)
+    if not several_of:
+        raise _names_none(words[-1])
     return {name: agreed(several) for name, several in several_of.items()}
 
 
-def _refuse(word: str, text: str, here: Mapping[str, Release]) -> None:
-    if {*here.values()} <= {ANY} and patterns.CONFIG.search(text):
+def _releases_of(word: str) -> dict[str, Release]:
+    """Return the releases that a word names, or a file of that name. Raise Stop if it is meant for something else."""
+    text = content(word)
+    here = listed(text)
+    is_file = text != word
+    if not (is_file or here) and A_PATH.fullmatch(word):
+        raise Stop(f"{word!r:.80} cannot be read: not there", "name a file that is here and lists releases")
+    if not {*here.values()} - {ANY} and patterns.CONFIG.search(text):
         raise Stop(f"{word:.80} is a config", f"give it as --config {word:.80}")
-    if text == word and ANY in here.values() and re.fullmatch(r"[\w.-]+==\S*", word):
+    if not is_file and ANY in here.values() and re.fullmatch(r"[\w.-]+==\S*", word):
         raise Stop(f"{word!r:.80} names no release", "write one, such as deepspeed==0.19.8")
+    return here
+
+
+def _names_none(word: str) -> Stop:
+    known = sorted(table().packages)
+    what = f"{word!r:.80} names none of {', '.join(known)}, neither as a word nor as a file that is here"
+    otherwise = "write releases such as deepspeed==0.19.8, or name a file that is here and lists them"
+    return Stop(what, " ".join(misspelt(content(word), known).values()) or otherwise)
 
 
 def agreed(several: list[Release]) -> Release:
     """Return the release that lists name, or the range that is left by all; any, where they contradict each other."""
-    ranges = SpecifierSet(",".join(str(each) for each in several if isinstance(each, SpecifierSet) and each))
-    pins = {each for each in several if isinstance(each, Version)}
-    if len(pins) > 1 or not all(ranges.contains(pin, prereleases=True) for pin in pins):
+    pins = set()
+    ranges = ANY
+    for each in several:
+        if isinstance(each, Version):
+            pins.add(each)
+        else:
+            ranges &= each
+    if len(pins) > 1 or not _has_any(ranges, pins):
         return ANY
-    if pins:
-        return pins.pop()
+    return pins.pop() if pins else ranges
+
+
+def _has_any(ranges: SpecifierSet, pins: set[Version]) -> bool:
+    """Whether a range has one of these releases, or without them any at all."""
     # A range with releases has one of its bounds, or what follows one at once, or begins before all releases.
-    bounds = [each.version.removesuffix(".*") for each in ranges]
-    near = ["0", *bounds, *(f"{bound}.0.1" for bound in bounds)]
-    return ranges if any(ranges.contains(each, prereleases=True) for each in near) else ANY
+    near = [Version("0")]
+    for each in ranges:
+        bound = each.version.removesuffix(".*")
+        near += [Version(bound), Version(f"{bound}.0.1")]
+    return any(ranges.contains(each, prereleases=True) for each in pins or near)
 
 
 def content(word: str) -> str:
@@ -76,30 +95,38 @@ def notes(words: tuple[str, ...], used: Mapping[str, Release]) -> Iterator[str]:
         text = content(word)
         for name, several in named(text).items():
             said.setdefault(name, set()).update(several)
-        yield from _of_word(word, text, used, " ".join(words))
+        yield from _not_read(word, text, " ".join(words))
+        yield from _not_known(word, text, used)
     yield from _contradictions(said, used)
 
 
-def _of_word(word: str, text: str, used: Mapping[str, Release], every: str) -> Iterator[str]:
+def _not_read(word: str, text: str, every: str) -> Iterator[str]:
+    """Yield a sentence for each release that is not understood, and for each list that is included."""
     for name, release in dict.fromkeys(written(text)):
         if release and release_of(release) == ANY:
             yield f"Of {name} {release!r:.80} is written, which is not understood as a release."
     for name in patterns.INCLUDED.findall(text):
         if name not in every:
             yield f"{word:.80} includes {name:.80}, which was not read: give it as well."
+
+
+def _not_known(word: str, text: str, used: Mapping[str, Release]) -> Iterator[str]:
+    """Yield a sentence for each name that may be a misspelt one, and for a word that is another package's."""
     close = misspelt(text, [name for name, package in table().packages.items() if used.get(package, ANY) == ANY])
     for name, question in close.items():
         yield f"Of {name} the table has no fault: {question}"
-    if "==" in word and not close and not listed(word):
+    if "==" in word and not (close or listed(word)):
         yield f"Of {word} the table has no fault: it knows no such package."
 
 
 def _contradictions(said: dict[str, set[Release]], used: Mapping[str, Release]) -> Iterator[str]:
     for name, several in said.items():
+        if used[name] != ANY:
+            continue
         shown = " and ".join(sorted(map(str, several)))
-        if used[name] == ANY and len(several) == 1:
+        if len(several) == 1:
             yield f"Of {name} {shown} is written: no release is in it. Correct it."
-        if used[name] == ANY and len(several) > 1:
+        elif several:
             yield f"Of {name} {shown} are named: which one is used is not known. Give that one alone."
 
 
@@ -108,12 +135,12 @@ def misspelt(text: str, known: list[str]) -> dict[str, str]:
 
     A real package may have such a name, as torchx.
     """
-    return {
-        name: f"did you mean {near!r}?"
-        for name in dict.fromkeys(patterns.REQUIRED.findall(text.lower()))
-        for near in difflib.get_close_matches(name, known, 1, 0.88)  # deepspede for deepspeed, not torchao for torch
-        if near != name
-    }
+    questions = {}
+    for name in patterns.REQUIRED.findall(text.lower()):
+        near = difflib.get_close_matches(name, known, 1, 0.88)  # deepspede for deepspeed, not torchao for torch
+        if near not in ([], [name]):
+            questions[name] = f"did you mean {near[0]!r}?"
+    return questions
 
 
 def listed(text: str) -> dict[str, Release]:

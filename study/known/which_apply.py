@@ -14,6 +14,7 @@ from study.known import lists
 from study.known.faults import ANY, Fault, Release, table
 
 WAYS = ("fsdp1", "fsdp2", "ddp")  # to train without ZeRO, by the names of flags
+UNSAID = {"offload": "none", "ranks": 2, "trainer": None}  # what is taken where nobody says another
 # Keys of ranks that have the same rows.
 SHARE_ROWS = ("tensor_parallel", "sequence_parallel_size", "pipeline", "parallelism_config")
 
@@ -63,37 +64,18 @@ class Stack:
 
         `config` has what the config says by names of `study diff`, None for what it leaves open.
         """
-        config = config or {}
-        said = _of_config(config)
+        said = _of_config(config or {})
         key_of_stage = key if "stage" in said else None
-        said |= _of_flags(releases, flags)
-        passes = _passes_of_rows(key, flags.ranks or config.get("ranks"), said.get("passes"))
-        if passes is not None and "accumulation" not in config:
-            said["passes"] = passes
-        said = table().defaults.get(str(said["trainer"]), {}) | said
-        optimizer = str(said.get("optimizer")).lower()  # such as FusedAdamW, adamw_torch
-        for name in [each for each in table().optimizers if each in optimizer]:  # the later counts
-            said["optimizer"] = name
-        return cls(_with_needed(releases, said, flags), said, key_of_stage)
-
-
-def _of_flags(releases: Mapping[str, Release], flags: Flags) -> dict[str, Any]:
-    """Return what flags say by conditions. Who lists a trainer trains with it; the later ones use the earlier."""
-    said = {}
-    for trainer in table().trainers:
-        if trainer in releases:
-            said["trainer"] = trainer
-    said |= {name: value for name, value in vars(flags).items() if value is not None}
-    for way in WAYS:
-        if getattr(flags, way):
-            said["stage"] = way.upper()
-    return said
+        said |= _of_releases(releases) | _of_flags(flags)
+        said = _of_rows(key, said) | said
+        said = UNSAID | table().defaults.get(said.get("trainer", ""), {}) | said
+        said["optimizer"] = _plain_optimizer(said.get("optimizer"))
+        return cls(_with_needed(releases, said), said, key_of_stage)
 
 
 def _of_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a config says by conditions, and what is taken where nobody says another."""
-    said: dict[str, Any] = {"offload": "none", "ranks": 2, "trainer": None}
-    said |= {condition: config[name] for name, condition in table().settings.items() if name in config}
+    """Return what a config says by conditions."""
+    said = {condition: config[name] for name, condition in table().settings.items() if name in config}
     engine = said.get("engine")
     if engine not in (None, "DeepSpeed"):
         said["stage"] = engine
@@ -102,18 +84,74 @@ def _of_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return said
 
 
-def _with_needed(releases: Mapping[str, Release], said: dict[str, Any], flags: Flags) -> dict[str, Release]:
+def _of_releases(releases: Mapping[str, Release]) -> dict[str, str]:
+    """Return the trainer: who lists one trains with it. The later ones use the earlier."""
+    said = {}
+    for trainer in table().trainers:
+        if trainer in releases:
+            said["trainer"] = trainer
+    return said
+
+
+def _of_flags(flags: Flags) -> dict[str, Any]:
+    """Return what flags say by conditions."""
+    said = {name: value for name, value in vars(flags).items() if value is not None}
+    if flags.stage is not None:
+        said["engine"] = "DeepSpeed"
+    for way in WAYS:
+        if getattr(flags, way):
+            said |= {"stage": way.upper(), "engine": "PyTorch"}
+    return said
+
+
+def _of_rows(key: Callable[[str], Any] | None, said: dict[str, Any]) -> dict[str, int]:
+    """Return the passes that DeepSpeed derives from the rows of a config that leaves them out (runtime/config.py:620).
+
+    Raise Stop if no number of passes, or another than is said, gives its rows: DeepSpeed refuses that.
+    """
+    if key is None or any(map(key, SHARE_ROWS)):
+        return {}
+    rows = comparable(key("train_batch_size"))
+    micro_batch = comparable(key("train_micro_batch_size_per_gpu"))
+    ranks = comparable(said.get("ranks"))
+    passes = comparable(said.get("passes"))
+    if not all(map(is_number, (rows, micro_batch, ranks))) or micro_batch <= 0:
+        return {}
+    factors = f"{micro_batch:g} sequences x {ranks:g} ranks"
+    remedy = "correct the config, or give the --ranks and --passes of this training"
+    if rows % (micro_batch * ranks):
+        raise Stop(f"the config's train_batch_size of {rows:g} is no multiple of {factors}", remedy)
+    derived = int(rows / micro_batch / ranks)
+    if is_number(passes) and passes != derived:
+        raise Stop(f"the config's train_batch_size of {rows:g} is not {factors} x {passes:g} micro-batches", remedy)
+    return {"passes": derived}
+
+
+def _plain_optimizer(name: Any) -> Any:
+    """Return an optimizer, such as FusedAdamW or adamw_torch, by the last name of the table that is in its own."""
+    plain = name
+    for each in table().optimizers:
+        if each in str(name).lower():
+            plain = each
+    return plain
+
+
+def _with_needed(releases: Mapping[str, Release], said: dict[str, Any]) -> dict[str, Release]:
     """Return releases with packages on which the training stands, whether they are listed or not."""
     needed = []
     if said["trainer"] not in (None, "own"):
         needed = ["transformers", "accelerate"]
-    if any(getattr(flags, way) for way in WAYS) or (
-        flags.stage is None and said.get("engine") not in (None, "DeepSpeed")
-    ):
+    if said.get("engine") not in (None, "DeepSpeed"):
         needed.append("torch")
     elif "stage" in said:
         needed.append("deepspeed")
-    return {**releases, **{package: ANY for package in needed if package not in releases}}
+    used = dict(releases)
+    for package in needed:
+        used.setdefault(package, ANY)
+    return used
+
+
+Answer = Literal["applies", "applies if"]
 
 
 @dataclass(frozen=True)
@@ -130,7 +168,7 @@ class Applies:
     """A fault that applies to a stack, or does if all questions are answered with yes."""
 
     fault: Fault
-    answer: Literal["applies", "applies if"]
+    answer: Answer
     why: tuple[OpenQuestion, ...]
     release: Release
     is_tested: bool  # not: it lies between releases that were, or beyond them
@@ -148,7 +186,7 @@ class Applies:
         A release between two that have a fault most likely has it: that it was not asked leaves nothing open.
         """
         is_open = len(self.why)
-        is_said = len(self.fault.when or ()) - is_open
+        is_said = len(self.fault.conditions) - is_open
         is_silent = self.fault.symptom.startswith(table().silent)
         return (self.answer, not self.may_be_inside, not (is_silent and is_said >= is_open), -is_said, is_open)
 
@@ -175,13 +213,15 @@ def _applying(stack: Stack) -> Iterator[Applies]:
         has = fault.has(release)
         if has is False:
             continue
-        is_tested = has is not None or not isinstance(release, Version)
-        if has is None and is_tested:
-            text = table().questions["range"].format(fault.package)
+        is_tested = True
+        if has is None and isinstance(release, Version):
+            is_tested = False
+        elif has is None:
+            text = table().which_release.format(fault.package)
             questions = [OpenQuestion(fault.package, f"the release of {fault.package}", text), *questions]
-        is_sure = has and not questions
         do = fault.do_with.get(stack.said["trainer"], fault.do)
-        yield Applies(fault, "applies" if is_sure else "applies if", tuple(questions), release, is_tested, do)
+        answer: Answer = "applies" if has and not questions else "applies if"
+        yield Applies(fault, answer, tuple(questions), release, is_tested, do)
 
 
 def free(stack: Stack, package: str) -> list[str]:
@@ -196,34 +236,12 @@ def free(stack: Stack, package: str) -> list[str]:
 
 def untested(stack: Stack) -> list[str]:
     """Return the packages whose release is in no test of ours. Of trainers none was run."""
-    return [
-        package
-        for package, release in stack.releases.items()
-        if release not in [*map(Version, table().asked.get(package, ()))]
-    ]
-
-
-def _passes_of_rows(key: Callable[[str], Any] | None, ranks: Any, passes: Any) -> int | None:
-    """Return the passes that DeepSpeed derives from the rows of a config that leaves them out (runtime/config.py:620).
-
-    Raise Stop if no number of passes, or another than is said, gives its rows: DeepSpeed refuses that.
-    """
-    ranks = comparable(ranks)
-    if key is None or not is_number(ranks) or any(map(key, SHARE_ROWS)):
-        return None
-    rows = comparable(key("train_batch_size"))
-    micro_batch = comparable(key("train_micro_batch_size_per_gpu"))
-    passes = comparable(passes)
-    if not (is_number(rows) and is_number(micro_batch) and micro_batch > 0):
-        return None
-    factors = f"{micro_batch:g} sequences x {ranks:g} ranks"
-    remedy = "correct the config, or give the --ranks and --passes of this training"
-    if rows % (micro_batch * ranks):
-        raise Stop(f"the config's train_batch_size of {rows:g} is no multiple of {factors}", remedy)
-    derived = int(rows / micro_batch / ranks)
-    if is_number(passes) and passes != derived:
-        raise Stop(f"the config's train_batch_size of {rows:g} is not {factors} x {passes:g} micro-batches", remedy)
-    return derived
+    packages = []
+    for package, release in stack.releases.items():
+        tested = [Version(each) for each in table().asked.get(package, ())]
+        if release not in tested:
+            packages.append(package)
+    return packages
 
 
 def _questions(fault: Fault, stack: Stack) -> list[OpenQuestion] | None:
@@ -264,25 +282,34 @@ def _given_as(condition: str, wanted: Any) -> str:
 
 def _is_so(condition: str, wanted: Any, known: dict[str, Any], key: Callable[[str], Any] | None) -> bool | None:
     """Whether a condition is what a fault wants. None: nobody says it."""
-    if condition == "keys":  # all of one group must fit
-        if key is None:
-            return None
-        return any(all(_fits(key(path), value) for path, value in group.items()) for group in wanted)
+    if condition == "keys":
+        return _has_group(wanted, key)
     seen = known.get(condition)
     if seen is None or isinstance(seen, SpecifierSet):
         return None
-    # 5.23.0.dev0 may be before a change in 5.23, or after it.
-    is_prerelease = isinstance(seen, Version) and seen.is_prerelease
-    if is_prerelease and Version(seen.base_version) in {Version(each.version) for each in SpecifierSet(wanted)}:
-        return None
+    if isinstance(seen, Version):
+        return _is_in(seen, SpecifierSet(wanted, prereleases=True))
     return _fits(seen, wanted)
 
 
+def _has_group(groups: list[dict[str, Any]], key: Callable[[str], Any] | None) -> bool | None:
+    """Whether a config has all keys of one of these groups. None: there is no config."""
+    if key is None:
+        return None
+    return any(all(_fits(key(path), wanted) for path, wanted in group.items()) for group in groups)
+
+
+def _is_in(release: Version, wanted: SpecifierSet) -> bool | None:
+    """Whether a release is in a range. None: 5.23.0.dev0 may be before a change in 5.23, or after it."""
+    if release.is_prerelease and Version(release.base_version) in [Version(each.version) for each in wanted]:
+        return None
+    return release in wanted
+
+
 def _fits(seen: Any, wanted: Any) -> bool:
+    """Whether a value is what a fault wants, as the head of faults.toml explains it."""
     if wanted == "absent":
         return seen is None
-    if isinstance(seen, Version):
-        return seen in SpecifierSet(wanted, prereleases=True)
     if isinstance(wanted, list):
         return str(seen).lower() in map(str, wanted)  # a config may have AdamW, or "3"; none: it has no such key
     if wanted is True:

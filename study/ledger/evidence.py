@@ -79,7 +79,14 @@ class Piece(BaseModel):
 
     @property
     def shown(self) -> str:
-        return "" if self.value is None else f"{short(self.value)} {self.unit}".rstrip()
+        return "" if self.value is None else f"{in_full(self.value)} {self.unit}".rstrip()
+
+
+def in_full(value: Value) -> str:
+    """Return a value with all digits that the ledger has: four make 0.99998 a 1."""
+    text = short(value)
+    is_cut = isinstance(value, float) and float(text) != value
+    return f"{value:.12g}" if is_cut else text
 
 
 def words(value: object) -> str:

@@ -6,7 +6,6 @@ A verdict is written by a person. Its evidence is computed by `study.ledger.evid
 import difflib
 import functools
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, get_args
@@ -58,10 +57,15 @@ class Claim(BaseModel):
         return f"{self.question} {self.quote} {self.answer} {self.found}"
 
     @property
+    def searched(self) -> str:
+        """What words are looked for in: the sentences, and the verdict as it is printed."""
+        return f"{self.said} {self.verdict} (certainty: {self.certainty})"
+
+    @property
     def numbers(self) -> str:
         """The number of the evidence beside that of the text, where there are such."""
-        named = {self.given_by: self.ours, "the text says": self.theirs}
-        return ", ".join(f"{who} {number}" for who, number in named.items() if number)
+        named = {self.given_by: self.ours, "The text says": self.theirs}
+        return ". ".join(f"{who}: {number}" for who, number in named.items() if number)
 
     @property
     def given_by(self) -> str:
@@ -129,10 +133,10 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
         return [each for name in names for each in by_name[name]]
     searched = [re.compile(rf"(?<!\w){re.escape(word)}(?!\w)", re.IGNORECASE) for word in words if word.strip()]
     # A word in the reasons or in the evidence does not make it a claim about that.
-    matching = [each for each in known if searched and all(word.search(each.said) for word in searched)]
+    matching = [each for each in known if searched and all(word.search(text_of(each)) for word in searched)]
     if not matching:
         what = f"no claim is named {' '.join(words):.80}, and none contains all of these words"
-        said = {word.lower() for each in known for word in re.findall(r"[\w-]+", each.said)}
+        said = {word.lower() for each in known for word in re.findall(r"[\w-]+", text_of(each))}
         # A word that some claim has is not misspelt.
         unknown = [word for word in words if word.lower() not in said | by_name.keys()]
         names = [*(each.id for each in known), *sorted(said)]
@@ -142,10 +146,23 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
     return matching
 
 
+def text_of(each: Claim | Fault) -> str:
+    """Return what words are looked for in."""
+    return each.searched if isinstance(each, Claim) else f"{each.said} (certainty: {each.certainty})"
+
+
+def by_verdict(chosen: Iterable[Claim | Fault]) -> dict[str, list[Claim]]:
+    """Return claims by verdict, in the order of tables, with verdicts that none has."""
+    found: dict[str, list[Claim]] = {verdict: [] for verdict in VERDICTS}
+    for each in chosen:
+        if isinstance(each, Claim):
+            found[each.verdict].append(each)
+    return found
+
+
 def counts(claims: Iterable[Claim]) -> dict[str, int]:
     """Return the number of claims by verdict, with those that no claim has."""
-    number = Counter(claim.verdict for claim in claims)
-    return {verdict: number[verdict] for verdict in VERDICTS}
+    return {verdict: len(found) for verdict, found in by_verdict(claims).items()}
 
 
 def by_document() -> list[dict]:

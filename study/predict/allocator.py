@@ -4,7 +4,6 @@ Reserved memory is what PyTorch's caching allocator holds: three steps are repla
 allocated memory. The driver shows reserved memory and what is outside PyTorch.
 """
 
-import itertools
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -221,7 +220,7 @@ def replay(engine: Engine, blocks: Blocks, allocator: Allocator) -> None:
     """Let the allocator take and give what the first steps make and free."""
     training, placement, passes = engine.training, engine.placement, engine.passes
     whole = training.model.tape(training.trace_options, training.batch.rows)
-    tape = [entry for entry in whole if entry[0] != "kernel"]  # most of it, and the allocator sees none
+    tape = [entry for entry in whole if entry[0] in ("made", "freed", "gradient")]
     # Without an engine gradients stay until the update. DDP's buckets take only those of the last pass of a step.
     in_buckets = (placement.ranks > 1 or placement.in_ddp) and passes == 1 and training.loop.bucket_view
     collects = placement.stage == 1 and passes > 1
@@ -255,16 +254,17 @@ def replay(engine: Engine, blocks: Blocks, allocator: Allocator) -> None:
 def _pass(tape: Tape, allocator: Allocator, keeps_gradients: bool) -> list[Block]:
     """A forward and a backward pass. Return the blocks of the gradients that stay."""
     live: dict[int, Block] = {}  # by the number of the tensor
-    numbers = itertools.count()
+    made = 0
     kept = set()
-    for entry in tape:
-        match entry:
-            case "made", size, _:
-                live[next(numbers)] = allocator.take(size)
-            case "gradient", number if keeps_gradients:
-                kept.add(number)
-            case "freed", number if number not in kept:
-                allocator.give(live.pop(number))
+    for entry in tape:  # `match` is slow
+        kind = entry[0]
+        if kind == "made":
+            live[made] = allocator.take(entry[1])
+            made += 1
+        elif kind == "freed" and entry[1] not in kept:
+            allocator.give(live.pop(entry[1]))
+        elif kind == "gradient" and keeps_gradients:
+            kept.add(entry[1])
     gradients = [live.pop(number) for number in kept]
     allocator.give_all([*live.values()])  # such as the loss
     return gradients

@@ -236,6 +236,12 @@ def peaks(first: Run, second: Run) -> list[dict]:
     return sorted(rows, key=lambda row: -abs(row["second"] - row["first"]))
 
 
+def reasons(rows: list[dict]) -> list[str]:
+    """Return why components differ between two runs of which only the arms differ."""
+    differing = [row["component"] for row in rows if row["first"] != row["second"]]
+    return [f"{component}: {REASONS[component]}" for component in differing if component in REASONS]
+
+
 def _held(run: Run) -> dict[str, int]:
     held = metrics.components(run.record)
     if not held:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from study.core.gpus import GPUS, gpu_named
+from study.core.gpus import GPUS, Gpu, gpu_named
 from study.rehearsal.request import Request
 from study.rehearsal.values import Script, on_cpu
 
@@ -38,11 +38,24 @@ class Stream:
 
 def answer_as_a_gpu(request: Request, script: Script) -> None:
     """Replace the functions of torch.cuda that scripts call."""
-    name = gpu_named(request.gpu or DEFAULT)
-    memory_bytes = GPUS[name].memory_bytes
-    capability = (9, 0) if GPUS[name].has_bf16 else (7, 5)
+    gpu = GPUS[gpu_named(request.gpu or DEFAULT)]
+    for attribute, function in answers(gpu, request.ranks_per_machine, script).items():
+        setattr(torch.cuda, attribute, function)
+        if hasattr(torch.accelerator, attribute):
+            setattr(torch.accelerator, attribute, function)
+    answer_for_any_accelerator(script, gpu.memory_bytes)
+    # It asks for a GPU at each operation, and none may be touched.
+    FakeTensorMode.avoid_device_init = True  # type: ignore[method-assign, assignment]
+    TORCH.cuda.Stream = Stream
+    TORCH.cuda.Event = Stream
+    stay_on_cpu()
+
+
+def answers(gpu: Gpu, count: int, script: Script) -> dict[str, Callable]:
+    """Return what functions of torch.cuda do on a machine with so many GPUs of a kind, by their names."""
+    capability = (9, 0) if gpu.has_bf16 else (7, 5)
     properties = types.SimpleNamespace(
-        name=f"NVIDIA {name}", total_memory=memory_bytes, major=capability[0], minor=capability[1],
+        name=f"NVIDIA {gpu.kind}", total_memory=gpu.memory_bytes, major=capability[0], minor=capability[1],
         multi_processor_count=132, gcnArchName="", warp_size=32,
     )  # fmt: skip
 
@@ -50,16 +63,16 @@ def answer_as_a_gpu(request: Request, script: Script) -> None:
         # Libraries that hear of a GPU would call its driver; a script only decides by it.
         return script.reader() is not None
 
-    answers = {
+    functions: dict[str, Callable] = {
         "is_available": is_available,
         "is_initialized": lambda: False,
-        "device_count": lambda: request.ranks_per_machine if script.reader() is not None else 0,
+        "device_count": lambda: count if script.reader() is not None else 0,
         "current_device": lambda: 0,
         "get_device_name": lambda *_: properties.name,
         "get_device_properties": lambda *_: properties,
         "get_device_capability": lambda *_: capability,
-        "mem_get_info": lambda *_: (memory_bytes, memory_bytes),
-        "is_bf16_supported": lambda *_, **__: GPUS[name].has_bf16,
+        "mem_get_info": lambda *_: (gpu.memory_bytes, gpu.memory_bytes),
+        "is_bf16_supported": lambda *_, **__: gpu.has_bf16,
         "current_stream": lambda *_: Stream(),
         "default_stream": lambda *_: Stream(),
         "stream": lambda *_: contextlib.nullcontext(),
@@ -68,22 +81,17 @@ def answer_as_a_gpu(request: Request, script: Script) -> None:
         "get_rng_state": lambda *_: torch.get_rng_state(),
     }
     for zero in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"):
-        answers[zero] = lambda *_: 0
+        functions[zero] = lambda *_: 0
     for silent in (
         "set_device", "synchronize", "empty_cache", "reset_peak_memory_stats", "manual_seed", "manual_seed_all",
         "set_rng_state", "set_per_process_memory_fraction", "ipc_collect", "init", "reset_max_memory_allocated",
     ):  # fmt: skip
-        answers[silent] = lambda *_, **__: None  # one for each: the compiler tells functions apart by their identity
-    for attribute, function in answers.items():
-        setattr(torch.cuda, attribute, function)
-        if hasattr(torch.accelerator, attribute):
-            setattr(torch.accelerator, attribute, function)
-    answer_for_any_accelerator(script, memory_bytes)
-    # It asks for a GPU at each operation, and none may be touched.
-    FakeTensorMode.avoid_device_init = True  # type: ignore[method-assign, assignment]
-    TORCH.cuda.Stream = Stream
-    TORCH.cuda.Event = Stream
-    # --- autocast, and where models are moved
+        functions[silent] = lambda *_, **__: None  # one for each: the compiler tells functions apart by their identity
+    return functions
+
+
+def stay_on_cpu() -> None:
+    """Replace what moves a model to a GPU, or computes there by autocast."""
     begin = torch.autocast.__init__
 
     def autocast(self, device_type: str, *args, **kwargs) -> None:

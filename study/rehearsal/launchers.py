@@ -1,5 +1,6 @@
 """Programs that start a script, such as `accelerate launch`: rehearsed is what they would start. Needs no torch."""
 
+import itertools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,37 @@ def launched(program: str, words: list[str]) -> StartedScript:
     if program == "deepspeed":
         script_words = ["--local_rank=0", *script_words]  # which it gives each rank
     return StartedScript(words[place], script_words, own if program == "accelerate" else [], config_file)
+
+
+# --- the words of `study virtual`
+
+SWITCHES = ("--json", "--evaluate", "--save", "--real")  # of `study virtual SCRIPT`, which take no value
+
+
+def script_last(options: list[str]) -> list[str] | None:
+    """Return options with somebody's script and its own words, which follow `--`, at their end. None without one."""
+    if "--" in options:
+        place = options.index("--")
+        own, words = options[:place], options[place + 1 :]
+    elif options and options[0] in LAUNCHERS:  # whose words follow as they are
+        return ["--", *options]
+    else:
+        own, words = options, []
+    script = place_of_script(own)
+    if script is None:
+        return None
+    return [*own[:script], *own[script + 1 :], "--", own[script], *words]
+
+
+def place_of_script(own: list[str]) -> int | None:
+    """Return where a script stands. A program or a module, such as `axolotl.cli.train`, is one as the first word."""
+    if own and not own[0].startswith("-"):
+        return 0
+    for place, (before, word) in enumerate(itertools.pairwise(own), 1):
+        takes_value = before.startswith("--") and "=" not in before and before not in SWITCHES
+        if word.endswith(".py") and not takes_value:
+            return place
+    return None
 
 
 def refuse_others(event: str, arguments: tuple) -> None:

@@ -1,17 +1,22 @@
 """An estimate in words and as a table."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
+from study.core.arms import Arm
+from study.core.errors import Stop
 from study.core.gpus import Gpu
 from study.core.text import number_of, size
 from study.known.findings import finding
 from study.predict.front import (
     Estimate,
+    Hardware,
     MemoryKinds,
+    Prediction,
     Recomputation,
     StepTime,
     Training,
+    fits_on,
     kind_of_interval,
     reserve_bytes,
 )
@@ -40,6 +45,21 @@ class Needs:
     kinds: MemoryKinds | None  # None: of a rank without a GPU
     on_gpu: FitsGpu | None  # None: nobody said which kind
     step: StepTime | None  # None: neither a kind of GPU nor a machine.json
+
+    @classmethod
+    def of(cls, arm: Arm, precision: str, is_usual: bool, training: Training, machine: Hardware | None) -> Self:
+        """Return what a rank needs; with a machine also whether it fits there, and the time of a step."""
+        prediction = Prediction(training)
+        kinds = on_gpu = None
+        if training.placement.on_gpu:
+            kinds = prediction.kinds(machine.gpu if machine else None)
+        if machine and kinds:
+            if arm.uses_nvme and not machine.disk_bytes_per_s:
+                remedy = "give --disk, such as 6GB/s (study calibrate --disk measures yours), or leave --gpu out"
+                raise Stop(f"the time of {arm.name} depends on the disk", remedy)
+            on_gpu = FitsGpu(machine.gpu, fits_on(machine.gpu, prediction.memory.peak_bytes, kinds.driver))
+        step = prediction.step(machine) if machine else None
+        return cls(arm.name, precision, is_usual, training, prediction.memory, kinds, on_gpu, step)
 
 
 def in_words(needs: Needs) -> list[str]:
@@ -82,7 +102,10 @@ def table(estimate: Estimate) -> list[dict]:
     """The parts of the peak, and of what is on the host."""
     parts = estimate.at_peak | {"total": estimate.peak_bytes}
     parts |= {f"on the host: {role}": role_bytes for role, role_bytes in estimate.on_host.items()}
-    return [{"component": part, "per rank": size(part_bytes)} for part, part_bytes in parts.items()]
+    named = {}
+    if estimate.peak_when == "update":
+        named["temporaries"] = "temporaries of the update"
+    return [{"component": named.get(part, part), "per rank": size(part_bytes)} for part, part_bytes in parts.items()]
 
 
 def moved(needs: Needs) -> list[str]:

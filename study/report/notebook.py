@@ -17,6 +17,7 @@ from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.files import safe_join
 from study.records import runs as records
+from study.records.compare import compare
 from study.records.runs import Runs
 from study.report.style import png, svg
 from study.report.tables import as_html, write_csv
@@ -24,6 +25,12 @@ from study.report.tables import as_html, write_csv
 gc.set_threshold(100_000, 50, 50)  # as in `study`: a search for garbage among many small objects takes long
 
 KEPT = "reports/cpu-2core/runs/"
+ON_A_GPU = {  # what is kept of these protocols from a GPU, for readers who have none
+    "smoke": "reports/h200/runs/predictions",
+    "offload": "reports/h100/runs/offload",
+    "guelph": "reports/h200/runs/guelph",
+    "colab": "reports/h200/runs/guelph",
+}
 DEFAULT = "runs"  # of the parameter; a newcomer has no such folder
 
 
@@ -43,6 +50,8 @@ class Book:
         for folder in self.runs.folders:
             if not folder.is_dir() and folder != ROOT / DEFAULT:
                 raise Stop(f"runs = {str(folder)!r} is not a folder", remedy)
+        first = str(several[0]).partition(",")[0]
+        self.own = DEFAULT if "reports" in Path(first).parts else first  # where new runs go: not among kept records
         others = Counter(run.record.status for run in self.runs if run.record.status != "done")
         counts = [f"{len(self.runs.done)} of them done", *(f"{number} {status}" for status, number in others.items())]
         say(f"**{len(self.runs)} runs**, {', '.join(counts)}, {len(self.runs.set_aside)} set aside.")
@@ -62,6 +71,26 @@ class Book:
         where = " and ".join(sorted({run.folder.parent.name for run in kept}))
         say(f"> **Kept records:** there are no such runs here. These are of {KEPT}{where}, from two CPU cores.")
         return kept
+
+    def machines(self) -> None:
+        """Say on what machines the runs were made: what is the same everywhere, and a table of what differs."""
+        machines = pd.DataFrame.from_dict(self.runs.environments, orient="index")
+        if machines.empty:
+            return
+        differ = machines.map(str).nunique() > 1
+        if differ.any():
+            self.table(machines.loc[:, differ].reset_index(names="environment"), "machines")
+        same = [f"{name} {value}" for name, value in machines.iloc[0][~differ].items()]
+        say(f"The same everywhere: {', '.join(same) or 'nothing'}.")
+
+    def seconds(self, chosen: Runs, name: str, protocol: str) -> None:
+        """Show the seconds of a step on a GPU. Those of a CPU say nothing about one, so they are not shown."""
+        rows = pd.DataFrame(compare(chosen.select(device="cuda", virtual=False)).rows)
+        if len(rows):
+            return self.table(rows, name)
+        ours = f"`study compare {ON_A_GPU[protocol]}` prints some that are kept."
+        yours = f"On a machine with a GPU, `study sweep {protocol} --runs {self.own}` makes yours."
+        return say(f"> **Needs a GPU:** the table “{name}”. {ours} {yours}")
 
     def figures(self, draw: Callable[..., Figure], rows: pd.DataFrame, name: str, command: str = "") -> None:
         """Draw one figure for each of the two groups with the most arms, or say which command makes them."""

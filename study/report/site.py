@@ -4,6 +4,7 @@ Papermill executes the notebooks and nbconvert turns them into HTML. Templates, 
 `templates/`. Nothing is loaded from a network.
 """
 
+import html
 import json
 import os
 import re
@@ -184,6 +185,14 @@ def execute(name: str, into: Path, parameters: dict[str, str]) -> str:
     return ""
 
 
+def as_code(text: str) -> str:
+    """Return HTML in which the words between backticks are code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+
+
+PAGES.filters["as_code"] = as_code
+
+
 def write(site: Path, name: str, template: str = "", **values) -> None:
     """Fill in a template. Ids of claims in tables lead to their places."""
     filled = PAGES.get_template(f"{template or name}.html")
@@ -197,9 +206,22 @@ def write(site: Path, name: str, template: str = "", **values) -> None:
     (site / f"{name}.html").write_text(page, errors="replace")
 
 
+def linked(text: str) -> str:
+    """Let the links of a Markdown file lead to pages of the site. Those to other files of the checkout become text."""
+    pages = {f"{each['name']}.md": f"answer-{each['name']}.html" for each in answers.questions()}
+    pages |= {f"{name}.ipynb": f"{name}.html" for name in NOTEBOOKS}
+
+    def on_the_site(link: re.Match) -> str:
+        words, address = link.groups()
+        page = pages.get(address.rpartition("/")[2])
+        return f"[{words}]({page})" if page else words
+
+    return re.sub(r"(?<!!)\[([^]]+)\]\((?!https://)([^)]+)\)", on_the_site, text)
+
+
 def write_by_hand(site: Path) -> None:
     """Write the page of ZeRO by hand: its README, and then its files."""
-    cells = [(BY_HAND_FOLDER / "README.md").read_text()]
+    cells = [linked((BY_HAND_FOLDER / "README.md").read_text())]
     for name in BY_HAND:
         cells.append(f"## {name}.py\n\n```python\n{(BY_HAND_FOLDER / f'{name}.py').read_text()}```")
     book = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_markdown_cell, cells)))
@@ -208,17 +230,19 @@ def write_by_hand(site: Path) -> None:
 
 
 def write_answers(site: Path) -> None:
-    """Write the page of each answer, from the text on GitHub. Links to other files of the checkout become text."""
+    """Write the page of each answer, from the text on GitHub."""
     for each in answers.questions():
         text = (ANSWERS / f"{each['name']}.md").read_text()
+        # A figure of runs has small words: on a phone it keeps its size, and scrolls.
+        text = re.sub(
+            r"^!\[.+\]\(\w+\.svg\)$", '<div class="scroll" tabindex="0">\n\n\\g<0>\n\n</div>', text, flags=re.MULTILINE
+        )
         text = re.sub(
             r'<picture>.*?<img alt="(.+?)" src="(.+?)".*</picture>', r"![\1](\2)", text
         )  # site.css darkens it
         for image in re.findall(r"\]\((\w+\.svg)\)", text):
             shutil.copyfile(ANSWERS / image, site / image)
-        text = re.sub(r"\]\((\w+)\.md\)", r"](answer-\1.html)", text)
-        text = re.sub(r"\[([^]]+)\]\(\.\./[^)]+\)", r"\1", text)
-        book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)])
+        book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(linked(text))])
         source = f"reports/answers/{each['name']}.md"
         write(site, f"answer-{each['name']}", "notebook", body=as_page(book), title=each["question"], source=source)
 

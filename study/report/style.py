@@ -114,6 +114,7 @@ def stack_keys(rows: pd.DataFrame, stack: StackedBars) -> list:
 def draw_stacks(ax: Axes, rows: pd.DataFrame, stack: StackedBars) -> None:
     """Draw each line's first source as a bar, pale if it is predicted, and the sums of its other sources as marks."""
     lines = parts(rows, "line")
+    room = rows.groupby(["line", "source"])[stack.value].sum().max() / 5  # of a number
     for place, mine in enumerate(lines.values()):
         # --- the bar
         (bar, pieces), *others = parts(mine, "source").items()
@@ -125,15 +126,17 @@ def draw_stacks(ax: Axes, rows: pd.DataFrame, stack: StackedBars) -> None:
         lengths = pieces[stack.value]
         tones = [stack.colours.get(name, FAINT) for name in pieces["part"]]
         ax.barh(place, lengths, 0.8, lengths.cumsum() - lengths, color=tones, **how)
-        # --- the interval of a prediction, the marks, and a number behind all of them
+        # --- the interval of a prediction, the marks, and a number: behind the bar, and behind what would stand on it
         ends = [lengths.sum()]
         if "high" in pieces:
             low, high = pieces[["low", "high"]].iloc[0]
             ax.plot([low, high], [place, place], color=FAINT, linewidth=2)
             ends.append(high)
         for source, theirs in others:
-            ends.append(theirs[stack.value].sum())
-            ax.plot(ends[-1], place, **MARKS[source])
+            mark = theirs[stack.value].sum()
+            ax.plot(mark, place, **MARKS[source])
+            if mark < max(ends) + room:
+                ends.append(mark)
         annotate(ax, stack.words(lengths.sum()), max(ends), place)
     name_bars(ax, lines)
     ax.margins(x=0.2, y=0.02)  # the numbers need room

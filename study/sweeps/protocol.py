@@ -162,6 +162,13 @@ def scales(protocol: dict) -> list[str]:
     return [each for each in SCALES if any(each in part for part in protocol["part"])]
 
 
+def scale_of(declared: dict, gpus: int) -> str:
+    """Return the scale of so many GPUs, if the protocol has it, and else its largest."""
+    known = scales(declared) or ["tiny"]
+    wanted = "paper" if gpus > 1 else "one_gpu"
+    return wanted if wanted in known else known[0]
+
+
 def cells(protocol: dict, scale: str) -> list[Cell]:
     """Return every cell of a protocol at a scale, in the order of the file."""
     cells = [cell for part in protocol["part"] if scale in part for cell in _cells_of_part(protocol, part, scale)]

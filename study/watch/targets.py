@@ -92,61 +92,113 @@ def tokens_in(args: Any, kwargs: dict[str, Any], given: list[torch.Tensor]) -> T
     return TokensIn(ids, mask, named.get("labels"), named.get("position_ids"), count)
 
 
+@dataclass
+class Answers:
+    """The targets of a micro-batch, and which of them its loss counts."""
+
+    targets: torch.Tensor
+    counted: torch.Tensor
+    is_shifted: bool  # by the model, out of our sight: they are as long as its inputs
+
+    def by_row(self, rows: int, length: int) -> "Answers | None":
+        """Return the targets of each row of tokens; None, if they are not targets of tokens."""
+        if self.targets.numel() % rows or abs(self.targets.numel() // rows - length) > 2:
+            return None
+        first = int(self.is_shifted)
+        targets = self.targets.reshape(rows, -1)[:, first:]
+        return Answers(targets, self.counted.reshape(rows, -1)[:, first:], self.is_shifted)
+
+
+@dataclass
+class Padding:
+    """Which tokens of a micro-batch are padding: by repeats at the ends of its rows, and by its mask."""
+
+    runs: torch.Tensor
+    hidden: torch.Tensor  # nothing, without a mask
+    hides_words: bool
+    padding: torch.Tensor
+
+
 def read(seen: Targets, loss: torch.Tensor, batch: TokensIn, special: Special) -> None:
     """Add what enters the loss of a micro-batch. This reads values, and so waits for a GPU."""
     seen.read += 1
-    found = graph.losses_in(loss)
-    seen.broadcast += graph.is_broadcast(loss, found)
-    seen.no_logarithms += any(map(graph.is_no_logarithm, found))
-    seen.probabilities = next(filter(None, map(graph.probabilities_into, found)), seen.probabilities)
-    classes = [each for each in map(graph.targets_of, found) if each is not None]
+    losses = graph.losses_in(loss)
+    seen.broadcast += graph.is_broadcast(loss, losses)
+    seen.no_logarithms += any(map(graph.is_no_logarithm, losses))
+    seen.probabilities = next(filter(None, map(graph.probabilities_into, losses)), seen.probabilities)
+    answers = _answers(losses, batch, special)
+    if answers is None:
+        return
+    _count_answers(seen, answers, batch, special)
+    if batch.ids is None or special.is_pair or batch.ids.shape[1] < SHORTEST:
+        return
+    ids = batch.ids.detach().cpu()
+    runs = padding_by_runs(ids, special)
+    _count_tokens(seen, ids, runs, batch.positions, special)
+    answers = answers.by_row(*ids.shape)
+    if answers is None:
+        return
+    padding = _padding(ids, runs, batch.mask)
+    is_end = torch.isin(ids, torch.tensor(sorted(special.ends) or [-1])) & ~padding.padding
+    _compare(seen, answers.targets, answers.counted, ids, padding.padding, is_end)
+    _count_padding(seen, padding, special)
+    if special.begin is not None and special.begin != special.pad:
+        start = torch.argmax((~padding.padding).long(), 1, keepdim=True).clamp(max=ids.shape[1] - 2)
+        first, second = (ids.gather(1, start + place) == special.begin for place in (0, 1))
+        seen.two_starts += int((first & second).sum())
+
+
+def _answers(losses: list[Any], batch: TokensIn, special: Special) -> Answers | None:
+    """Return the targets of the first loss of classes, or the labels that a causal model shifts itself."""
+    classes = [each for each in map(graph.targets_of, losses) if each is not None]
     targets, ignored = classes[0] if classes else (None, IGNORED)
-    is_shifted = not classes and special.is_causal and batch.labels is not None  # by the model, out of our sight
+    is_shifted = not classes and special.is_causal and batch.labels is not None
     targets = batch.labels if is_shifted else targets
     if targets is None or targets.is_floating_point():
-        return
+        return None
     targets = targets.detach().cpu()
-    counted = targets != ignored
+    return Answers(targets, targets != ignored, is_shifted)
+
+
+def _count_answers(seen: Targets, answers: Answers, batch: TokensIn, special: Special) -> None:
+    targets, counted = answers.targets, answers.counted
     seen.ignored += int((~counted).sum())
     seen.counted += int(counted.sum())
     seen.without_targets += not counted.any()
     if targets.ndim == 1 and len(targets) == batch.rows >= SHORTEST and len(targets.unique()) == 1:
         seen.uniform.append(int(targets[0]))
     if special.is_pair and batch.rows and targets.numel() % batch.rows == 0:
-        answers = targets.reshape(batch.rows, -1)
-        seen.padding += int((padding_by_runs(answers, special) & (answers != ignored)).sum())
-    if batch.ids is None or special.is_pair or batch.ids.shape[1] < SHORTEST:
-        return
-    ids = batch.ids.detach().cpu()
-    rows, length = ids.shape
-    runs = padding_by_runs(ids, special)
+        runs = padding_by_runs(targets.reshape(batch.rows, -1), special)
+        seen.padding += int((runs & counted.reshape(batch.rows, -1)).sum())
+
+
+def _count_tokens(
+    seen: Targets, ids: torch.Tensor, runs: torch.Tensor, positions: torch.Tensor | None, special: Special
+) -> None:
     seen.tokens += int((~runs).sum())
-    if batch.positions is not None and batch.positions.ndim == 2:
-        seen.positions_alike += bool((batch.positions == batch.positions[:, :1]).all())
+    if positions is not None and positions.ndim == 2:
+        seen.positions_alike += bool((positions == positions[:, :1]).all())
     if special.unknown is not None and special.unknown not in {special.pad, special.begin, *special.ends}:
         seen.unknown += int(ids.eq(special.unknown).sum())
-    if targets.numel() % rows or abs(targets.numel() // rows - length) > 2:
-        return
-    targets = targets.reshape(rows, -1)
-    if is_shifted:
-        targets = targets[:, 1:]
-    has_mask = batch.mask is not None and batch.mask.shape == ids.shape
-    hidden = batch.mask.cpu() == 0 if has_mask else torch.zeros_like(runs)  # type: ignore[union-attr]
+
+
+def _padding(ids: torch.Tensor, runs: torch.Tensor, mask: torch.Tensor | None) -> Padding:
+    if mask is None or mask.shape != ids.shape:
+        return Padding(runs, torch.zeros_like(runs), False, runs)
+    hidden = mask.cpu() == 0
     hides_words = len(ids[hidden].unique()) > FEW_KINDS  # padding is of one kind, whatever the config says
-    padding = hidden if has_mask and not hides_words else runs
-    is_end = torch.isin(ids, torch.tensor(sorted(special.ends) or [-1])) & ~padding
-    _compare(seen, targets, targets != ignored, ids, padding, is_end)
-    seen.rows += rows
-    seen.padded += int(padding.sum())
+    return Padding(runs, hidden, hides_words, runs if hides_words else hidden)
+
+
+def _count_padding(seen: Targets, padding: Padding, special: Special) -> None:
+    seen.rows += len(padding.padding)
+    seen.padded += int(padding.padding.sum())
     # Tokens before padding do not see it in a causal model.
-    seen_padding = runs & ~hidden
-    sees = seen_padding[:, 0].any() if special.is_causal else 2 * seen_padding.sum() > runs.sum()
+    seen_padding = padding.runs & ~padding.hidden
+    sees = seen_padding[:, 0].any() if special.is_causal else 2 * seen_padding.sum() > padding.runs.sum()
     seen.unmasked += bool(sees and special.takes_mask and special.pad is not None)
-    seen.hidden += int((hidden & ~runs).sum()) * hides_words
-    if special.begin is not None and special.begin != special.pad:
-        start = torch.argmax((~padding).long(), 1, keepdim=True).clamp(max=length - 2)
-        first, second = (ids.gather(1, start + place) == special.begin for place in (0, 1))
-        seen.two_starts += int((first & second).sum())
+    if padding.hides_words:
+        seen.hidden += int((padding.hidden & ~padding.runs).sum())
 
 
 def padding_by_runs(ids: torch.Tensor, special: Special) -> torch.Tensor:

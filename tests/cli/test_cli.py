@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from study.cli.commands import COMMANDS
 from study.core import arms
 from study.core.arms import NAMES
 from study.core.doctor import Examined
-from study.core.text import during, show
+from study.core.text import bar, during, show
 from study.predict.architecture import named
 from study.predict.prediction import estimate
 from study.predict.question import PlaceFlags, TrainingFlags
@@ -101,7 +102,8 @@ def test_an_arm_that_is_refused_stops_no_other(asked, monkeypatch, tmp_path, cap
     refused = "stage 2 takes nvme for cpu, and writes nothing to a disk: write cpu, or take stage 3; fix ignored.yaml"
     assert (rows["zero2"], rows["ddp"]) == ("yes", "yes")
     assert rows["ignored.yaml"].startswith("no: ")
-    assert refused in rows["ignored.yaml"]
+    assert rows["ignored.yaml"].endswith(refused)
+    assert "ignored.yaml:" not in rows["ignored.yaml"], "the row begins with it"
     every = arms.all_paths() | {"ignored": tmp_path / "ignored.yaml"}
     monkeypatch.setattr(arms, "all_paths", lambda: every)
     monkeypatch.setattr("study.cli.machine.all_paths", lambda: every)
@@ -115,6 +117,18 @@ def test_what_takes_long_is_said_once(capsys):
     for _ in range(2):
         during("what takes long")
     assert capsys.readouterr() == ("", "what takes long ...\n")
+
+
+def test_what_takes_long_shows_that_it_goes_on(monkeypatch, capsys):
+    """Many short blocks count as one: `advise` traces a model some twenty times."""
+    monkeypatch.setattr("study.core.text.TICK_S", 0.2)
+    for _ in range(10):
+        with bar("tracing a model of a test"):
+            time.sleep(0.1)
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first == "tracing a model of a test ..."
+    assert 2 <= len(others) <= 5
+    assert all(re.fullmatch(r"tracing a model of a test \([01] s so far\) \.\.\.", line) for line in others)
 
 
 def test_with_json_nothing_else_is_on_stdout(monkeypatch, capsys):
@@ -165,6 +179,7 @@ def test_what_is_wrong_is_one_sentence(words, said, asked, monkeypatch, capsys):
     assert asked(words) == 2
     # ADVISE has options that a question gives again.
     message = re.sub(r"--\S+ is given more than once: .*\n", "", capsys.readouterr().err).removeprefix(TRACING)
+    message = re.sub(rf"{TRACING[:-5]} \(\d+ s so far\) \.\.\.\n", "", message)
     assert re.fullmatch(r"[^\n]+\. What to do: [^\n]+[.?]\n", message), message
     assert len(message) < 1500
     assert said in message
@@ -337,6 +352,23 @@ def test_no_line_of_a_help_ends_before_it_has_to(name, at_80_columns):
     for line, following in itertools.pairwise(text):
         if line and following and not following.startswith("Example: "):
             assert len(line) + 1 + len(following.split()[0]) > 80, line
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - {"conform"}))
+def test_an_unknown_option_leads_to_the_one_that_is_like_it_and_to_no_other(name, asked, capsys):
+    """`--bla` led to `--all`: the dashes are like those of any option."""
+    for unlike in ("--oops", "--bla", "--foo", "--xyzzy"):
+        assert asked(f"{name} {unlike} 3") == 2
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert said == f"study {name} takes no {unlike}. What to do: study {name} --help explains the options."
+    asked(f"{name} --help")
+    options = {*re.findall(r"(?m)^  (?:-h, )?(--[a-z][\w-]{3,})", capsys.readouterr().out)}
+    assert options
+    for option in options:
+        typed = option[:3] + option[4:]
+        if typed not in options:
+            assert asked(f"{name} {typed} 3") == 2
+            assert f"takes no {typed}. What to do: did you mean '{option}'" in capsys.readouterr().err, typed
 
 
 @pytest.mark.parametrize("name", ["advise", "estimate", "virtual", "stack", "oom"])

@@ -17,7 +17,7 @@ import pytest
 
 from study.cli import hour as module
 from study.cli import preparing
-from study.cli.hour import hour
+from study.cli.hour import HourFlags, hour
 from study.core import machine
 from study.core.errors import Stop
 from study.records import store
@@ -89,7 +89,7 @@ def cells_run(monkeypatch, forked_cells) -> list[str]:
 def spent(*words, **options) -> int:
     """Spend an hour in this process, and return its exit code."""
     with pytest.raises(SystemExit) as end:
-        hour(*map(str, words), **options)
+        hour(*map(str, words), place=HourFlags(**options))
     return end.value.code
 
 
@@ -269,7 +269,7 @@ def test_a_full_disk_stops_in_a_sentence_and_the_archive_is_elsewhere(
 
     monkeypatch.setattr(launches, "run", fills)
     with pytest.raises(Stop, match=r"cannot write to .* \(No space left"):
-        hour(str(mini), runs=runs, upload=str(away))
+        hour(str(mini), place=HourFlags(runs=runs, upload=str(away)))
     monkeypatch.setattr(launches, "run", run)
     assert len([name for name in names(away / archive.NAME) if name.endswith(store.RECORD)]) == 1
     filler.unlink()

@@ -189,24 +189,34 @@ BEGIN = [key for key in OF_ZERO if key.startswith("stage3_")]
 SHORT = [key for key in OF_ZERO if f"stage3_{key}" in BEGIN]
 
 
-@pytest.mark.parametrize("key", [*BEGIN, *SHORT, *arms.OF_STAGE_3])
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_each_key_of_stage_3_is_refused_of_the_others(tmp_path, stage, key):
-    assert f"stage {stage} ignores {key}: take stage 3" in told_of(
-        tmp_path, {"zero_optimization": {"stage": stage, key: 12345}}
-    )
-    assert told_of(tmp_path, {"zero_optimization": {"stage": 3, key: 12345}}) == ""
+def test_each_key_of_stage_3_is_refused_of_the_others(tmp_path, stage):
+    """Whatever its value, and if it is DeepSpeed's default."""
+    wrong = []
+    for key in [*BEGIN, *SHORT, *arms.OF_STAGE_3]:
+        for value in (12345, OF_ZERO[key], "auto"):
+            said = told_of(tmp_path, {"zero_optimization": {"stage": stage, key: value}})
+            if f"stage {stage} ignores {key}: take stage 3" not in said:
+                wrong.append(f"{key} = {value} with stage {stage}: {said or 'taken'}")
+        said = told_of(tmp_path, {"zero_optimization": {"stage": 3, key: 12345}})
+        if said:
+            wrong.append(f"{key} with stage 3: {said}")
+    assert wrong == []
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
-@pytest.mark.parametrize("section", library_defaults("deepspeed"))
-def test_a_key_that_deepspeed_does_not_know_is_refused_in_each_section(tmp_path, section, stage):
-    config: dict = {"zero_optimization": {"stage": stage}}
-    part = config
-    for name in filter(None, section.split(".")):
-        part = part.setdefault(name, {})
-    part["flux"] = 1
-    assert f"deepspeed has no key {f'{section}.flux'.lstrip('.')}: " in told_of(tmp_path, config)
+def test_a_key_that_deepspeed_does_not_know_is_refused_in_each_section(tmp_path, stage):
+    wrong = []
+    for section in library_defaults("deepspeed"):
+        config: dict = {"zero_optimization": {"stage": stage}}
+        part = config
+        for name in filter(None, section.split(".")):
+            part = part.setdefault(name, {})
+        part["flux"] = 1
+        said = told_of(tmp_path, config)
+        if f"deepspeed has no key {f'{section}.flux'.lstrip('.')}: " not in said:
+            wrong.append(f"flux in {section or 'the upper level'}: {said or 'taken'}")
+    assert wrong == []
 
 
 def test_files_are_read_without_the_libraries():

@@ -1,9 +1,11 @@
 """Every sentence about a library or a training has an id, in brackets, that one command explains and grep finds."""
 
 import ast
+import contextlib
 import json
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -69,6 +71,50 @@ def test_a_fault_is_told_to_who_has_it(id, capsys):
     words = TOLD["stack"][id]
     assert id in answers(words)
     assert answers(f"{words} --details").keys() <= printed(capsys) | {"PEFT"}
+
+
+def config_of(group: dict) -> dict:
+    """A config that has a group of keys of a fault."""
+    config: dict = {}
+    for path, wanted in group.items():
+        if wanted == "absent" or wanted == ["none"]:
+            continue
+        *above, last = path.split(".")
+        section = config
+        for name in above:
+            section = section.setdefault(name, {})
+        section[last] = next(each for each in wanted if each != "none") if isinstance(wanted, list) else wanted
+    return config
+
+
+def contradictions(words: str, groups: list[dict], folder: Path, capsys) -> list[str]:
+    """What a flag of a case says otherwise than the keys of its fault, if it contradicts each group of them."""
+    told: list[str] = []
+    for group in groups:
+        (folder / "config.json").write_text(json.dumps(config_of(group)))
+        with contextlib.suppress(Stop):  # keys alone may be of no kind of config
+            answers(f"{words} --config {folder}/config.json")
+        said = " ".join(capsys.readouterr().out.split())
+        overruled = re.findall(r"--\S+ \S+ counts, and not the config's [^.]*", said)
+        if not overruled:
+            return []
+        told += overruled
+    return told
+
+
+WITH_KEYS = [id for id in TOLD["stack"] if "keys" in named(id).conditions]
+
+
+@pytest.mark.parametrize("id", WITH_KEYS)
+def test_a_case_contradicts_no_key_of_its_fault(id, tmp_path, capsys):
+    assert contradictions(TOLD["stack"][id], named(id).when["keys"], tmp_path, capsys) == [], "correct it in told.toml"
+
+
+def test_a_flag_that_contradicts_a_key_is_found(tmp_path, capsys):
+    keys = [{"zero_optimization.offload_optimizer.device": ["cpu"], "zero_optimization.stage": 2}]
+    (told,) = contradictions("deepspeed==0.18.2 --stage 2 --offload none", keys, tmp_path, capsys)
+    assert told == "--offload none counts, and not the config's cpu"
+    assert contradictions("deepspeed==0.18.2 --stage 2 --offload cpu", keys, tmp_path, capsys) == []
 
 
 def test_faults_of_no_training_are_shown_elsewhere():
@@ -160,6 +206,12 @@ def test_all_are_listed_one_a_line_and_a_claim_is_explained_as_claims_does(capsy
     assert {row["id"] for row in rows} >= {"second_bucket", "last-pass-only", "S000-20"}
     (claim,) = explain(("[s000-20]",))
     assert claim["verdict"] == "does not hold"
+
+
+def test_a_test_that_leaves_an_id_out_is_none_of_it():
+    """COSTS of test_broken.py are taken from what was found."""
+    for id in ("loader_waits", "no_sync_unused", "straggler", "states_replicated"):
+        assert not [place for place in places(id) if place.startswith("tests/watch/test_broken.py:13")], id
 
 
 def test_ids_of_hangs_are_places_in_one_table():

@@ -103,6 +103,13 @@ def test_a_pattern_that_is_no_regular_expression_is_named(name, key, refused):
     assert f"{place}.{key} is no regular expression of Python: missing )" in stop.what
 
 
+@pytest.mark.parametrize("name", ["FINDINGS", "HANGS", "TRACEBACKS", "SITUATIONS"])
+@pytest.mark.parametrize("evidence", ["TODO", "tbd", "https://example.com", "...", "", "n/a", "see FIXME"])
+def test_a_placeholder_is_no_evidence(name, evidence, refused):
+    place, stop = refused(name, lambda row: row.update(evidence=evidence))
+    assert f"{place}.evidence must be what somebody can look up, and no placeholder" in stop.what
+
+
 def test_a_command_ends_in_a_sentence_and_not_in_a_traceback(monkeypatch, tmp_path, capsys):
     table = tmp_path / "tracebacks.toml"
     table.write_text('[my-error]\npattern = "a"\nsentence = "b"\nremedy = "c"\nevidence = "d"\n')

@@ -10,6 +10,7 @@ import keep_answers
 import pytest
 
 from study.cli import claims as command
+from study.cli.explain import explain
 from study.core.errors import Stop
 from study.core.gpus import GPUS
 from study.core.text import is_number, number_of
@@ -71,6 +72,13 @@ def test_a_claim_has_the_numbers_of_its_evidence_and_what_its_verdict_needs(clai
     if claim.certainty:  # no higher than the evidence allows
         allowed = [LEVELS.index(MOST_CERTAIN.get(piece.kind, "high")) for piece in claim.evidence]
         assert LEVELS.index(claim.certainty) >= min(allowed)
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)
+def test_a_sentence_of_a_claim_can_be_read_once(claim):
+    said = " ".join(filter(None, (claim.found, claim.because, claim.changes, claim.would_decide, claim.instead)))
+    assert [each for each in re.split(r"(?<=[.!?])\s+", said) if len(each.split()) > 40] == []
+    assert len(claim.condition.split()) <= 48
 
 
 def decides_if_it_fits(piece) -> bool:
@@ -167,6 +175,39 @@ def test_claims_are_found_by_id_document_and_words():
         texts.named(("no such words",))
 
 
+@pytest.mark.parametrize("words", [*texts.VERDICTS, "does", "very low", "moderate", "certainty: high"])
+def test_words_of_the_verdict_and_of_its_certainty_are_searched_as_words(words):
+    """As cards print them; each word of one is found as well."""
+    printed = {each.id: f"{each.said} {each.verdict} (certainty: {each.certainty})" for each in CLAIMS}
+    for asked in ((words,), tuple(words.split())):
+        patterns = [re.compile(rf"(?i)(?<!\w){word}(?!\w)") for word in asked]
+        having = {id for id, text in printed.items() if all(pattern.search(text) for pattern in patterns)}
+        assert {each.id for each in texts.named(asked) if each.id in printed} == having
+    of_verdict = [each for each in CLAIMS if words in (each.verdict, each.certainty)]
+    assert {each.id for each in of_verdict} <= {each.id for each in texts.named((words,))}
+
+
+def test_no_digit_of_a_value_is_cut(capsys):
+    """0.99998 was printed as 1."""
+    for claim in CLAIMS:
+        command.claims((claim.id,))
+        table = capsys.readouterr().out.partition("\nevidence ")[2]
+        for piece in claim.evidence:
+            if isinstance(piece.value, float):
+                numbers = [float(word) for word in re.findall(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?", table)]
+                assert piece.value in numbers, (claim.id, piece.value)
+
+
+@pytest.mark.parametrize("fault", texts.faults(), ids=lambda fault: fault.id)
+def test_a_fault_reads_as_study_explain_shows_it(fault, capsys):
+    """Keys of the table were printed as they are: `rests_on`, `do`."""
+    command.claims((fault.id,))
+    printed = capsys.readouterr().out
+    explain((fault.id,))
+    assert printed == capsys.readouterr().out
+    assert not re.search(r"(?m)^(rests_on|do|when|asked|since|gpu): ", printed)
+
+
 @pytest.mark.parametrize("words", [("",), (" ",), ("", "")])
 def test_no_word_names_no_claim(words):
     """An empty phrase is in every sentence."""
@@ -230,14 +271,14 @@ def test_a_card_begins_with_the_verdict_the_answer_and_both_numbers(capsys):
     assert [line.strip() for line in first] == [
         "S000-20 does not hold (certainty: moderate)",
         claim.answer,
-        "We find 1.5 and 1.55 (virtual) times, the text says 2 and 4 times.",
+        "We find: 1.5 and 1.55 (virtual) times. The text says: 2 and 4 times.",
     ]
 
 
 @pytest.mark.parametrize("claim", [each for each in CLAIMS if each.ours], ids=lambda claim: claim.id)
 def test_a_card_says_we_find_of_nothing_that_others_measured_or_that_was_divided(claim):
     kinds = {piece.kind for piece in claim.evidence}
-    lead = claim.numbers.removesuffix(f", the text says {claim.theirs}").removesuffix(f" {claim.ours}")
+    lead = claim.numbers.removesuffix(f". The text says: {claim.theirs}").removesuffix(f": {claim.ours}")
     if not kinds & {"runs", "virtual", "reproduction", "prediction"}:
         assert lead == ("By arithmetic" if kinds & {"arithmetic", "formula"} else "Others report")
     assert lead in ("We find", "By arithmetic", "Others report")
@@ -259,10 +300,10 @@ def test_what_virtual_ranks_alone_gave_is_called_virtual(claim):
 @pytest.mark.parametrize(
     ("id", "lead"),
     [
-        ("S000-23", "Others report 749"),
-        ("P2-03", "By arithmetic 32 %"),
-        ("P5-05", "By arithmetic 176"),
-        ("P5-01", "We find 1.49"),
+        ("S000-23", "Others report: 749"),
+        ("P2-03", "By arithmetic: 32 %"),
+        ("P5-05", "By arithmetic: 176"),
+        ("P5-01", "We find: 1.49"),
     ],
 )
 def test_who_gives_a_number(id, lead):

@@ -14,6 +14,7 @@ from study.predict.advise import fewest
 from study.predict.prediction import Prediction
 from study.predict.trace import committed, tracing, transformer
 from study.predict.trace.asked import TraceOptions
+from study.predict.trace.tape import compact
 from study.predict.trace.transformer import Transformer
 from tests.conftest import ROOT, python
 from tests.predict.families import SMALL, config_of
@@ -28,7 +29,7 @@ def compare(model: Transformer, options: TraceOptions, rows: int) -> None:
     known = committed.tape(model.member, options, rows)
     assert known is not None, (model.name, options, rows)
     assert json.loads(json.dumps(tracing.look(model))) == json.loads(json.dumps(model.look))
-    assert tracing.followed(model, options, (rows,)) == [known]
+    assert tracing.followed(model, options, (rows,)) == [compact(known)]
 
 
 def with_more_layers(model: Transformer, source: committed_traces.Source, more: int) -> Transformer:
@@ -88,7 +89,7 @@ def test_sections_make_the_tape_that_was_cut(monkeypatch, name, changes, precisi
     (marked,) = tracing.followed(model, options, (2,))
     cut = sections.cut(marked)
     plan = [(section.name, section.layer, number) for number, section in enumerate(cut)]
-    assert committed.joined(plan, {number: section.entries for number, section in enumerate(cut)}) == whole
+    assert compact(committed.joined(plan, {number: section.entries for number, section in enumerate(cut)})) == whole
     # A layer's entries are those of others.
     different = {str(section.entries) for section in cut}
     assert len(different) < 0.75 * len(cut)

@@ -72,6 +72,17 @@ def test_gradients_lie_in_ddps_buckets_or_beside_them(how, begins, ends):
     assert (first.get("gradients", 0), last["gradients"]) == (begins * whole, ends * whole)
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_an_update_makes_temporaries_and_no_activations(stage):
+    ours = training(precision="bf16_cast", ranks=2, zero={"stage": stage})
+    _, instants, _ = memory(engine_of(ours), ours.profile)
+    updates = [now for when, now in instants if when == "update"]
+    assert updates
+    for now in updates:
+        assert now["temporaries"] > 0
+        assert "activations" not in now
+
+
 def test_an_update_tensor_by_tensor_makes_one_tensor():
     both = [training(optimizer=name) for name in ("foreach", "single_tensor")]
     at_once, in_turn = (dict(memory(engine_of(ours), ours.profile)[1])["update"]["temporaries"] for ours in both)

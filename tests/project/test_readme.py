@@ -149,6 +149,14 @@ def test_the_losses_of_a_hundred_steps():
     assert f"{words}{last[0]:.5f} to {last[-1]:.5f} times each other" in page_of("losses")
 
 
+def test_how_far_fsdp2_is_off_in_bf16():
+    kept = runs.load(KEPT / "runs/nodes").select(precision="bf16", ranks=2).done
+    losses = {run.record.arm: run.record.loss.train for run in kept if run.record.arm in ("ddp", "fsdp2")}
+    apart = max(abs(a - b) for a, b in zip(losses["ddp"], losses["fsdp2"], strict=True))
+    said = f"at most {apart:.0e} nats off in {len(losses['ddp'])} steps".replace("e-0", "e-")
+    assert said in " ".join((ROOT / "GUIDE.md").read_text().split())
+
+
 def volume(arm: str, precision: str, passes: int) -> float:
     """Bytes of a step as the papers count them, of Llama-3-8B on eight ranks, as `study estimate` predicts them."""
     batch = Batch(1, passes, 2048)
@@ -235,8 +243,10 @@ def test_the_sizes_and_the_advice():
     assert f"{ddp} GB a GPU with DDP, {stages[0]}, {stages[1]} and {stages[2]} GB with stages 1, 2 and 3" in README
     assert number_of("memory") == f"{stages[2]} GB instead of {ddp}"
     assert f"Llama-3-8B takes {stages[2]} GB each instead of {ddp}" in README.splitlines()[0]
+    assert f"README has {ddp} GB for DDP and not 128" in (ROOT / "notebooks/stages.ipynb").read_text()
     first_page = (ROOT / "study/report/templates/index.html").read_text()
-    assert f"<h1>{README.splitlines()[0].removeprefix('# ')}</h1>" in first_page
+    (heading,) = re.findall("<h1>(.*?)</h1>", first_page)
+    assert re.sub("<.*?>", "", heading) == README.splitlines()[0].removeprefix("# ")
     assert round(held["ddp"] / held["zero3"]) == 7, "why a seventh, the page says"
     assert {(run.record.requested.sequence, run.record.requested.accumulation) for run in at_scale} == {(2048, 1)}
 

@@ -76,7 +76,7 @@ def test_a_script_that_decides_by_itself_is_told():
 )
 def test_a_precision_is_read_from_what_was_prepared(seen, recipe):
     assert recipe_of(seen) == recipe
-    with pytest.raises(Stop, match="are no precision"):
+    with pytest.raises(Stop, match="weights should be float32"):
         recipe_of(Observed(dtypes={"weights": "float16 bfloat16"}))
 
 

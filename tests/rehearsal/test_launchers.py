@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from study.core.errors import Stop
-from study.rehearsal.launchers import StartedScript, launched, refuse_others
+from study.rehearsal.launchers import StartedScript, launched, refuse_others, script_last
 from tests.conftest import python
 from tests.rehearsal.test_rehearsal import HEAD, LOOP, rehearsed, study_virtual, written  # noqa: F401
 
@@ -61,3 +61,21 @@ def test_a_script_that_starts_another_training_is_one_sentence(written):  # noqa
 def indented(lines: str) -> str:
     names = "    global model, loader\n"
     return names + "".join(f"{line}\n" for line in lines.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("typed", "last"),
+    [
+        ("train.py --ranks 4", "--ranks 4 -- train.py"),
+        ("--ranks 4 train.py -- --epochs 2", "--ranks 4 -- train.py --epochs 2"),
+        ("--json train.py", "--json -- train.py"),  # a switch takes no value
+        ("--ranks=4 train.py", "--ranks=4 -- train.py"),
+        ("axolotl.cli.train --ranks 4 -- c.yaml", "--ranks 4 -- axolotl.cli.train c.yaml"),
+        ("torchrun --nproc_per_node 8 train.py", "-- torchrun --nproc_per_node 8 train.py"),
+        ("--model gpt2 --run-dir out.py", None),  # the value of an option
+        ("--model gpt2", None),
+        ("", None),
+    ],
+)
+def test_the_script_and_its_words_come_last(typed, last):
+    assert script_last(typed.split()) == (last and last.split())

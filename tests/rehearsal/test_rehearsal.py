@@ -7,11 +7,11 @@ import textwrap
 
 import pytest
 
-from study.cli.rehearsal import found
 from study.core.errors import Stop
 from study.core.gpus import num_gpus
 from study.rehearsal.on_gpu import on_gpu
 from study.rehearsal.request import Answer, Request
+from study.rehearsal.scripts import found
 from study.rehearsal.start import ran
 from tests.conftest import python
 from tests.rehearsal.warm import study

@@ -6,7 +6,7 @@ import random
 from packaging.version import Version
 
 from study.cli.estimate import PassFlags, training_of
-from study.cli.stack import in_words
+from study.cli.stack import row_of
 from study.core.arms import NAMES
 from study.known.faults import Release, table
 from study.known.which_apply import Stack, which_apply
@@ -38,7 +38,7 @@ def test_drawn_stacks_have_the_answers_of_study_stack():
         theirs = looked_up({package: f"{package}=={release}" for package, release in used.items()} | boxes)
         versions: dict[str, Release] = {package: Version(release) for package, release in used.items()}
         stack = Stack.of(versions, stacks.flags_of([*boxes.values()]))
-        ours = in_words(stack, [*which_apply(stack)])["faults"]
+        ours = [row_of(each) for each in which_apply(stack)]
         assert theirs == {row["id"]: row["question"] for row in ours}, (used, boxes)
         seen.update((name, not question) for name, question in theirs.items())
     assert len(seen) > 100, "most faults, of which some apply"

@@ -99,6 +99,30 @@ def test_kept_outputs_are_small_and_can_be_seen_on_github(name):
         assert len(words) < 60_000
 
 
+@pytest.mark.parametrize("name", keep_outputs.RUNS)
+def test_no_command_that_is_shown_writes_into_the_kept_records(name):
+    shown = json.dumps(NOTEBOOKS[name])
+    assert not re.search(r"--runs reports|To make it: `[^`]*reports/", shown)
+
+
+@pytest.mark.parametrize("protocol", notebook.ON_A_GPU)
+def test_what_needs_a_gpu_names_kept_runs_of_one(protocol, tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(notebook, "say", said.append)
+    book = Book("compare", str(tmp_path))
+    book.seconds(book.runs, "seconds", protocol)
+    (folder,) = re.findall("`study compare (.*?)`", said[-1])
+    assert len(records.load([ROOT / folder]).select(device="cuda").done) >= 2
+    assert said[-1].startswith("> **Needs a GPU:** the table “seconds”.")
+    assert f"`study sweep {protocol} --runs {tmp_path}`" in said[-1]
+
+
+def test_new_runs_go_where_the_notebook_looks_and_never_into_the_kept_records(tmp_path, monkeypatch):
+    monkeypatch.setattr(notebook, "say", lambda _: None)
+    assert Book("compare", str(tmp_path)).own == str(tmp_path)
+    assert Book("compare", str(ROOT / "reports/cpu-2core/runs/lora")).own == notebook.DEFAULT
+
+
 def test_what_github_cannot_show_is_left_out():
     def kept(**forms) -> dict:
         output = nbformat.v4.new_output("display_data", {name.replace("_", "/"): text for name, text in forms.items()})

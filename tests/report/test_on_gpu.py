@@ -1,5 +1,6 @@
 """The page about runs on a GPU, and what other texts say of these runs: each number is that of the records."""
 
+import json
 import re
 
 import pandas as pd
@@ -241,7 +242,7 @@ def test_what_the_page_says_of_the_driver(table):
     predicted = {name: table[name] * table[OVER[name]] / 1e9 for name in ("driver_bytes", "reserved_bytes")}
     apart = predicted["driver_bytes"] - predicted["reserved_bytes"]
     assert {round(gb, 1) for gb in apart.dropna()} == {0.4}
-    words = "0.8 GB more than is reserved, with NCCL 1.4, with stages 1 and 2 1.8. Predicted were 0.4."
+    words = "0.8 GB more than is reserved, 1.4 with NCCL, and 1.8 with stages 1 and 2; 0.4 were predicted."
     assert words in text_of("gpu.html")
 
 
@@ -403,11 +404,8 @@ def test_first_predictions_of_others_steps():
     capped, every = (scores.score(chosen, "first") for chosen in (scores.capped(first), first))
     percents = {name: [f"{100 * each[name]:.0f}" for each in (capped, every)] for name in ("median error", "too low")}
     (near, far), (short, shorter) = percents.values()
-    words = f"half were first predicted within {near} %, and {short} % more than 10 % too short, "
-    words += (
-        f"with at most twelve numbers of a source; of all {len(first)} half within {far} %, and {shorter} % too short"
-    )
-    assert words in page_of("fit")
+    assert f"half were first predicted within {near} %, and {short} % more than 10 % too short |" in page_of("fit")
+    assert f"| all {len(first)} of these | half within {far} %, and {shorter} % too short |" in page_of("fit")
 
 
 def test_each_run_is_a_dot_and_each_arm_a_bar(table):
@@ -428,3 +426,16 @@ def test_one_rank_has_nobody_to_share_with(kept):
     assert words.endswith("what DDP holds."), "buckets outweigh nothing that is divided"
     pair = by_task(kept.select(protocol_part="loss"))[0]["in_words"]
     assert pair == ["Losses: at every step, 1 arm is within 0 nats of single."]
+
+
+def test_how_slow_a_host_was_is_in_its_kept_file():
+    """Seconds of a kernel are in no file: only their ratio to what was assumed when the machine was measured."""
+    kept_files = sorted((ROOT / "reports").glob("h*/peaks.json"))
+    assert len(kept_files) == 3
+    for path in kept_files:
+        page = " ".join((path.parent / "README.md").read_text().split())
+        pace = json.loads(path.read_text())["host_pace"]
+        assert f"A kernel took {pace:.2f} times as long as predictions assumed then (`host_pace`)." in page
+        assert not re.search(r"\d us\b", page)
+    h100 = json.loads((ROOT / "reports/h100/peaks.json").read_text())
+    assert f"a kernel took {h100['host_pace']:.2f} times as long as predictions assumed then" in text_of("gpu.html")

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from study.cli import experiments
-from study.cli.experiments import sweep
+from study.cli.experiments import PlanFlags, RunFlags, sweep
 from study.core.errors import Stop
 from study.core.gpus import GPUS
 from study.ledger import texts
@@ -20,6 +20,11 @@ from tests.conftest import ROOT
 EIGHT = protocol.read("eight")
 H100 = GPUS["H100-80GB"]
 REGISTERED = ROOT / "reports/eight/registered.csv"
+
+
+def planned(name: str, minutes: float | None = None, **flags) -> list[dict]:
+    """What `study sweep NAME --plan` returns."""
+    return sweep(name, running=RunFlags(minutes=minutes), planning=PlanFlags(plan=True, **flags))
 
 
 def cells() -> list[protocol.Cell]:
@@ -35,7 +40,7 @@ def test_each_claim_that_a_cell_names_exists_and_is_open():
 
 
 def test_an_hour_on_eight_h100_decides_at_least_eight_claims(capsys):
-    rows = sweep("eight", plan=True, minutes=55, gpu="H100", gpus=8)
+    rows = planned("eight", gpu="H100", minutes=55)
     said = " ".join(capsys.readouterr().out.split())
     decided = said.partition("Decided: ")[2].partition(".")[0].split(", ")
     assert len(decided) >= 8
@@ -86,17 +91,17 @@ def test_arms_that_nothing_predicts_have_a_place_and_seconds():
 
 def test_a_plan_needs_a_gpu_and_a_number():
     with pytest.raises(Stop, match="--plan needs the kind of GPU"):
-        sweep("eight", plan=True)
+        planned("eight")
     with pytest.raises(Stop, match="--gpus must be from 1 to"):
-        sweep("eight", plan=True, gpu="H100", gpus=0)
+        planned("eight", gpu="H100", gpus=0)
 
 
 @pytest.mark.parametrize("gpus", [1, 8])
 @pytest.mark.parametrize("name", protocol.names())
 def test_a_plan_without_a_scale_is_of_one_that_the_protocol_has(name, gpus, monkeypatch):
     """That of the GPUs, if it has it. What is planned of the cells is not asked here."""
-    monkeypatch.setattr(experiments, "_show_plan", lambda cells, *_: [cell.scale for cell in cells])
-    (scale,) = {*sweep(name, plan=True, gpu="H100", gpus=gpus)}
+    monkeypatch.setattr(experiments, "show_plan", lambda cells, *_: [cell.scale for cell in cells])
+    (scale,) = {*planned(name, gpu="H100", gpus=gpus)}
     wanted = "paper" if gpus > 1 else "one_gpu"
     known = protocol.scales(protocol.read(name))
     assert scale == (wanted if wanted in known else known[0])

@@ -172,3 +172,26 @@ def test_a_rank_that_learns_nothing_while_all_others_learn_is_named(losses, name
     found = course.findings({rank: table(loss=learning(*each)) for rank, each in enumerate(losses)})
     assert [each.id for each in found] == ["rank_learns_nothing"] * (named is not None)
     assert all(f"rank {named} does not fall" in each.sentence for each in found)
+
+
+def test_the_leak_of_the_last_quarter_is_told_for_the_rank_that_grows_most():
+    """A cache fills in the first half of the run, by 1 MB a step; then 2 MB a step leak."""
+    growth = np.where(np.arange(100) < 50, 1e6, 2e6).cumsum()
+    tables = {0: table(memory_bytes=1e9 + growth / 4), 3: table(memory_bytes=1e9 + growth)}
+    (creeps,) = trends.findings(tables)
+    assert (creeps.id, creeps.memory_bytes) == ("memory_creeps", pytest.approx(107e6, rel=0.05))
+    assert "rank 3" in creeps.sentence.lower()
+    # Medians of quarters of the 90 steps after the warm-up lie 22 steps apart, and a quarter has 22.5.
+    assert float(re.search(r"([0-9.]+) MB a step", creeps.sentence)[1]) == pytest.approx(2 * 22 / 22.5, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("columns", "share"), [({"data": 0.004, "outside": 0.0, "update": 0.006}, 0.1), ({"data": 0.01}, 0.25)]
+)
+def test_a_loader_that_waits_is_told_with_its_share(columns, share):
+    (waits,) = trends.findings({0: table(**columns)})
+    assert (waits.id, waits.lost_s) == ("loader_waits", pytest.approx(columns["data"]))
+    assert f"{share:.0%}" in waits.sentence
+    shares = trends.shares(table(**columns))
+    assert shares["data"] == pytest.approx(share)
+    assert shares["forward"] == pytest.approx(shares["backward"] / 2)

@@ -56,11 +56,13 @@ class Series:
 
     @classmethod
     def of(cls, name: str, text: str, lines: list[Line]) -> Self:
+        """Return the lines that say a value of this name."""
         lines = [line for line in lines if name in line.values]
         return cls(text, lines, [line.values[name] for line in lines])
 
     @property
     def is_constant(self) -> bool:
+        """Whether many lines say the same value."""
         return len(self.values) >= MANY and len({*self.values}) == 1
 
     def sign(self, id: str, number: int, **values: Any) -> Seen:
@@ -80,6 +82,7 @@ class Log:
 
     @classmethod
     def of(cls, text: str) -> Self:
+        """Read the lines of a trainer out of a text."""
         lines = [*itertools.islice(_lines(text), MOST_LINES)]
         usual = [line for line in lines if not line.is_reinforced]
         losses, norms = Series.of("loss", text, usual), Series.of("norm", text, usual)

@@ -20,10 +20,10 @@ from study.configs.pasted.read import Pasted
 from study.configs.pasted.tracebacks import ORDER, Sure
 from study.configs.pasted.two_releases import mentioned
 from study.configs.pasted.words import Sentence, meets
+from study.core.files import value_at
 from study.core.tables import NO_OTHER_KEYS, read_table
 from study.known.faults import ANY, Fault
 from study.known.which_apply import Applies, Flags, Stack, which_apply
-from study.records.metrics import dig
 
 SYMPTOMS = Path(__file__).with_name("symptoms.toml")
 FLAGS = {each.name for each in fields(Flags)}
@@ -80,6 +80,7 @@ class Symptom(TypedDict):
 
 @functools.cache
 def symptoms_table() -> dict[str, Symptom]:
+    """Return the rows of symptoms.toml."""
     return read_table(SYMPTOMS, dict[str, Symptom], Symptom)
 
 
@@ -101,7 +102,7 @@ def flags_of(pasted: Pasted) -> Flags:
 def stack_of(pasted: Pasted) -> Stack:
     """Return the releases and the training that a text describes. A package that is only mentioned has any release."""
     config = {CONFIG[name]: pasted.said[name] for name in CONFIG if name in pasted.said}
-    key = functools.partial(dig, pasted.config.content) if pasted.config else None
+    key = functools.partial(value_at, pasted.config.content) if pasted.config else None
     stack = Stack.of(dict.fromkeys(mentioned(pasted.text), ANY) | pasted.releases, flags_of(pasted), config, key)
     return replace(stack, key=key)
 

@@ -47,8 +47,8 @@ class Candidate:
 
 def ordered(shown: Sequence[Seen], faults: Sequence[Match], in_words: Sequence[Seen]) -> list[Seen]:
     """Return what explains a text, the best first."""
-    is_nan = any(seen.id in OF_NAN for seen in shown)
-    is_full = any(seen.id in FULL for seen in shown)
+    ids = {seen.id for seen in shown}
+    is_nan, is_full = not ids.isdisjoint(OF_NAN), not ids.isdisjoint(FULL)
     kinds = [(seen, kind_of(seen)) for seen in shown]
     kinds += [(seen, Kind.SITUATION) for seen in in_words]
     kinds += [(_of_fault(match), _kind_of_fault(match.fault, is_nan)) for match in faults]

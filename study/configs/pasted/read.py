@@ -219,6 +219,7 @@ class Level(TypedDict):
 
 @functools.cache
 def levels() -> dict[str, list[tuple[re.Pattern, Any]]]:
+    """Return the patterns of said.toml with their values, by conditions."""
     rows = read_table(SAID, dict[str, list[Level]], Level)
     flags = re.IGNORECASE | re.MULTILINE
     return {name: [(re.compile(row["pattern"], flags), row.get("value")) for row in of] for name, of in rows.items()}
@@ -243,6 +244,7 @@ class Config:
 
     @property
     def name(self) -> str:
+        """What was read, in words."""
         name = "a DeepSpeed config"
         refused = "with a comment or a trailing comma, which DeepSpeed reads, and Accelerate and the Trainer refuse"
         return name if self.is_json else f"{name} {refused}"

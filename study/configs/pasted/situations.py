@@ -11,7 +11,7 @@ from pydantic import with_config
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.tracebacks import LONGEST, Seen, Sure, line_at
 from study.configs.pasted.words import meets
-from study.core.tables import NO_OTHER_KEYS, Regex, read_table
+from study.core.tables import NO_OTHER_KEYS, Evidence, Regex, read_table
 
 SITUATIONS = Path(__file__).with_name("situations.toml")
 
@@ -24,7 +24,7 @@ class Situation:
     sentence: str
     remedy: str
     sure: Sure
-    evidence: str
+    evidence: Evidence
     who: str = ""
     words: tuple[str, ...] = ()
     needs: Regex = ""
@@ -35,6 +35,7 @@ class Situation:
 
 @functools.cache
 def situations() -> dict[str, Situation]:
+    """Return the rows of situations.toml."""
     return read_table(SITUATIONS, dict[str, Situation], Situation)
 
 

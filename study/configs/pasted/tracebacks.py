@@ -9,7 +9,7 @@ from typing import Any, Literal, NotRequired
 from pydantic import with_config
 from typing_extensions import TypedDict
 
-from study.core.tables import NO_OTHER_KEYS, Regex, read_table
+from study.core.tables import NO_OTHER_KEYS, Evidence, Regex, read_table
 
 TRACEBACKS = Path(__file__).with_name("tracebacks.toml")
 SIGNS = Path(__file__).with_name("signs.toml")
@@ -45,7 +45,7 @@ class Message:
     sentence: str
     remedy: str
     sure: Sure
-    evidence: str
+    evidence: Evidence
     also: Regex = ""
     without: Regex = "(?!)"
     who: str = ""
@@ -66,6 +66,7 @@ class Sign(TypedDict):
 
 @functools.cache
 def messages() -> dict[str, Message]:
+    """Return the rows of tracebacks.toml."""
     return read_table(TRACEBACKS, dict[str, Message], Message)
 
 

@@ -96,7 +96,8 @@ def _verdicts(text: str, releases: set[Version]) -> dict[Version, bool | None]:
 def _nearest(verdicts: dict[Version, bool | None]) -> Apart | None:
     """Return the nearest two of which one works and one does not. The releases are in their order."""
     order = [*verdicts]
-    good, bad = ([release for release in order if verdicts[release] is works] for works in (True, False))
+    good = [release for release in order if verdicts[release] is True]
+    bad = [release for release in order if verdicts[release] is False]
     pairs = itertools.starmap(Apart, itertools.product(good, bad))
     return min(pairs, key=lambda pair: abs(order.index(pair.works) - order.index(pair.broken)), default=None)
 

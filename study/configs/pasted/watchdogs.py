@@ -57,6 +57,7 @@ class Wait:
 
     @classmethod
     def of(cls, match: re.Match) -> Self:
+        """Return what a match of WORK or of RUNNING says."""
         said = match.groupdict()
         elements = said.get("elements")
         return cls(
@@ -70,6 +71,7 @@ class Wait:
 
     @property
     def call(self) -> str:
+        """The collective, as a sentence has it."""
         size = "" if self.elements is None else f" of {self.elements:,} elements"
         return f"{self.kind.strip('_')} {self.index}{size}"
 
@@ -158,6 +160,7 @@ class WaitCause(TypedDict):
 
 @functools.cache
 def causes_of_waits() -> dict[str, WaitCause]:
+    """Return the rows of waits.toml."""
     return read_table(WAITS, dict[str, WaitCause], WaitCause)
 
 
@@ -176,6 +179,7 @@ def _usual(
 
 
 def _row(id: str) -> dict[str, str]:
+    """Return a mistake and what to do, as signs take them."""
     row = causes_of_waits()[id]
     return {"cause": row["cause"], "remedy": row["remedy"]}
 

@@ -83,6 +83,7 @@ class Forms:
 
     @classmethod
     def of(cls, table: dict[str, str]) -> Self:
+        """Return the forms of a table: its words are forms of themselves."""
         whole: dict[str, str] = {}
         begins: dict[str, str] = {}
         for word, forms in table.items():
@@ -106,6 +107,7 @@ def _pattern(form: str, end: str) -> str:
 
 @functools.cache
 def forms() -> Forms:
+    """Return the forms of words.toml."""
     remedy = 'write each row as: word = "its forms, by commas, beginni*"'
     return Forms.of(load(WORDS, dict[str, str], what="a table that commands can read", remedy=remedy, most_bytes=2**20))
 

@@ -99,13 +99,13 @@ class Stages1And2(Zero):
 
     def in_update(self) -> Iterator[dict]:
         part, whole = self.part, self.owned_whole_bytes
-        # Outside autograd, records count temporaries as activations.
-        yield {"gradients": whole, "activations": NORM_BYTES * max(self.owned.values())}
+        # Records of runs count these as activations, because DeepSpeed makes them outside autograd.
+        yield {"gradients": whole, "temporaries": NORM_BYTES * max(self.owned.values())}
         # step() flattens the averaged gradients, converts the vector to the type of the master copy, and only then
         # deletes it: the whole gradients, the vector and its copy are there at once. A single tensor is its own vector.
         flat = part * self.weight_bytes if len(self.owned) > 1 else 0
-        yield {"gradients": whole, "activations": flat + self.copied_bytes * part}
-        yield {"activations": self.state_bytes * part + self.made_bytes}  # the whole gradients are freed by now
+        yield {"gradients": whole, "temporaries": flat + self.copied_bytes * part}
+        yield {"temporaries": self.state_bytes * part + self.made_bytes}  # the whole gradients are freed by now
 
 
 # --- the backward pass (stage_1_and_2.py, reduce_independent_p_g_buckets_and_remove_grads, reduce_ipg_grads)
@@ -154,8 +154,7 @@ class Buckets(Bucket):
             # Once its content is in the bucket, a gradient's own memory is free: its data is pointed at the bucket.
             self.waiting -= size
             self.take(tensor)
-        for now in self.reduce(Held(0, 0), 0):  # autograd is done: records count what is allocated then as activations
-            yield now | {"activations": now["temporaries"], "temporaries": 0}
+        yield from self.reduce(Held(0, 0), 0)
 
     def instant(self, activations: Held, extra: float) -> dict:
         # If nothing waits, the count goes below 0, since each gradient is subtracted once.

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from study.core import cache
 from study.core.machine import version
-from study.predict.trace.tape import Tape, in_order
+from study.predict.trace.tape import Tape
 
 PATH = Path(__file__).with_name("committed.zip")
 MANY_LAYERS = 6  # models of a family with more layers repeat the one in the middle
@@ -183,14 +183,14 @@ def _section(content: dict, number: int, values: list[int]) -> list[tuple]:
 
 
 def joined(plan: Plan, sections: dict[int, list[tuple]]) -> Tape:
-    """Return the sections of a plan one after the other."""
+    """Return the sections of a plan one after the other. `compact` finds a few entries more that say nothing."""
     tape: Tape = []
     first: dict[str, int] = {}  # the number of the first tensor of each section
     tensor_count = 0
     for section, layer, number in plan:
         first[section.format(layer)] = tensor_count
         for entry in sections[number]:
-            if entry[0] == "kernel":  # three of four, and `match` is slow
+            if entry[0] == "kernel":  # `match` is slow
                 tape.append(entry)
                 continue
             match entry:
@@ -201,4 +201,4 @@ def joined(plan: Plan, sections: dict[int, list[tuple]]) -> Tape:
                 case "event", words, distance, gradient_bytes:
                     entry = ("event", words.format(layer + distance), gradient_bytes)
             tape.append(entry)
-    return in_order(tape)
+    return tape

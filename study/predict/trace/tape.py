@@ -51,9 +51,6 @@ class Held(NamedTuple):
         """Return the components of this moment: what an engine holds, and more temporaries."""
         return {"activations": self.kept} | engine | {"temporaries": self.in_use + extra}
 
-    def without(self, gradient_bytes: int) -> "Held":
-        return self._replace(in_use=self.in_use - gradient_bytes)
-
 
 class TapeMoment(NamedTuple):
     """An event of a tape, and what is held and was done until then."""
@@ -65,6 +62,10 @@ class TapeMoment(NamedTuple):
     most: Held | None  # since the event before, while a kernel ran: the last of several. None: none ran
     last: Held  # while the last kernel ran that moves bytes
     kernels: list[tuple]  # that ran since the event before
+
+    def without_gradient(self, held: Held) -> Held:
+        """What is held besides the gradient itself, which is the engine's."""
+        return held._replace(in_use=held.in_use - self.gradient_bytes)
 
 
 class Gradient(NamedTuple):
@@ -108,15 +109,20 @@ class Work:
     moving_kernels: int = 0  # of these, those that fusing replaces
     dequantized_bytes: float = 0  # moved to make whole weights of quantized ones: no fusing spares them
 
-    def add(self, kind: str, sizes: tuple) -> None:
-        self.kernels += 1
-        if kind == "product":
-            self.products[Product(*sizes)] += 1
-        elif kind == "attention":
-            self.attention_flops += sizes[0]
-        else:
-            self.moved_bytes += sizes[0]
-            self.moving_kernels += 1
+    @classmethod
+    def of(cls, kernels: Counter[tuple]) -> "Work":
+        """The work of kernels, given as their kind and sizes, each with how often it runs."""
+        work = cls()
+        for (kind, sizes), count in kernels.items():
+            work.kernels += count
+            if kind == "product":
+                work.products[Product(*sizes)] += count
+            elif kind == "attention":
+                work.attention_flops += count * sizes[0]
+            else:
+                work.moved_bytes += count * sizes[0]
+                work.moving_kernels += count
+        return work
 
 
 @dataclass(frozen=True)
@@ -133,34 +139,35 @@ class Pass:
 def read(tape: Tape, tensors: tuple[Tensor, ...]) -> Pass:
     """Follow a tape. Kernels before a gradient are of the backward pass, also those that run a layer again."""
     by_name = {tensor.name: tensor for tensor in tensors}
+    forward, backward = Counter[tuple](), Counter[tuple]()
     kept = 0
-    until_gradient = Held(0, 0)  # the most until the first gradient is complete
+    before: list[Held] = []  # the most until each moment, up to the first gradient
     at_use: dict[str, float] = {}
     before_use: dict[str, Held] = {}
     gradients: list[Gradient] = []
     at_first_gradient = Held(0, 0)
-    forward, backward = Work(), Work()
     for moment in _moments(tape):
-        now, most = moment.now, moment.most
-        for kernel in moment.kernels:
-            (backward if moment.event == "gradient" else forward).add(*kernel)
-        if most and not gradients:
-            until_gradient = max(most, until_gradient, key=sum)
-        if moment.event == "gradient":  # the gradient itself is the engine's
+        if moment.most and not gradients:
+            before.append(moment.most)
+        if moment.event == "gradient":
+            backward.update(moment.kernels)
             if not gradients:
-                at_first_gradient = moment.last.without(moment.gradient_bytes)
-            both = (held.without(moment.gradient_bytes) for held in (most or now, now))
-            gradients.append(Gradient(by_name[moment.name], *both))
-        elif moment.event == "end":
-            kept = int(now.kept)
-        else:
-            at_use[moment.name] = now.kept
-            if most:
-                before_use[moment.name] = most
+                at_first_gradient = moment.without_gradient(moment.last)
+            most = moment.without_gradient(moment.most or moment.now)
+            gradients.append(Gradient(by_name[moment.name], most, moment.without_gradient(moment.now)))
+            continue
+        forward.update(moment.kernels)
+        if moment.event == "end":
+            kept = int(moment.now.kept)
+            continue
+        at_use[moment.name] = moment.now.kept
+        if moment.most:
+            before_use[moment.name] = moment.most
+    until_gradient = max(reversed(before), key=sum)  # of equal ones the last
     return Pass(
         profile=Profile(kept, until_gradient, at_use, before_use, tuple(gradients), at_first_gradient),
-        forward=forward,
-        backward=backward,
+        forward=Work.of(forward),
+        backward=Work.of(backward),
         flops=sum([entry[2] for entry in tape if entry[0] == "kernel"]),
         inputs_bytes=sum([entry[1] for entry in tape if entry[0] == "inputs"]),
     )
@@ -173,7 +180,7 @@ def _moments(tape: Tape) -> Iterator[TapeMoment]:
     most_bytes = 0
     last = [0, 0]
     kernels: list[tuple] = []
-    for entry in tape:  # of an answer three million, and the most of them kernels: `match` is slower
+    for entry in tape:  # an answer reads a million: `match` is slower
         kind = entry[0]
         if kind == "kernel":
             held_bytes = held[0] + held[1]
@@ -198,10 +205,21 @@ def _moments(tape: Tape) -> Iterator[TapeMoment]:
             kernels = []
 
 
-def in_order(tape: Tape) -> Tape:
-    """Return a tape with consecutive "freed" entries sorted: autocast drops copies of weights in any order."""
-    groups = groupby(tape, key=itemgetter(0))
-    return [entry for kind, entries in groups for entry in (sorted(entries) if kind == "freed" else entries)]
+def compact(tape: Tape) -> Tape:
+    """Return a tape that says the same in fewer entries, and in one order.
+
+    Of kernels that run one after the other the same is held, so those that move nothing are left out but the first.
+    Consecutive "freed" entries are sorted: autocast drops copies of weights in any order.
+    """
+    entries: Tape = []
+    for kind, group in groupby(tape, key=itemgetter(0)):
+        alike = [*group]
+        if kind == "freed":
+            alike.sort()
+        elif kind == "kernel":
+            alike[1:] = [kernel for kernel in alike[1:] if kernel[1]]
+        entries += alike
+    return entries
 
 
 def in_tuples(kept: Any) -> Any:

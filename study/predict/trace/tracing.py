@@ -23,7 +23,7 @@ from study.core.models.values import WithoutValues
 from study.predict.trace.asked import Look, Recomputation, TraceOptions
 from study.predict.trace.kernels import AsOnCuda, in_place, without_logits, zero3_linear
 from study.predict.trace.recorder import Recorder
-from study.predict.trace.tape import Tape, in_order
+from study.predict.trace.tape import Tape, compact
 from study.predict.trace.transformer import Transformer
 
 aten = torch.ops.aten
@@ -186,4 +186,4 @@ def _quiet() -> Iterator[None]:
 
 def followed(model: Transformer, options: TraceOptions, rows: tuple[int, ...]) -> list[Tape]:
     """Return the tape of a pass over each number of rows."""
-    return [in_order(_pass(model, options, count)) for count in rows]
+    return [compact(_pass(model, options, count)) for count in rows]

@@ -1,0 +1,127 @@
+"""Which known faults a reader hears of first: what applies, what was seen, and what is said of the training."""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from packaging.version import Version
+
+from study.configs.pasted import losses, matching
+from study.configs.pasted.words import sentences
+from study.core.errors import Stop, nearest
+from study.known.faults import table
+from study.known.which_apply import Applies, Flags, Stack, which_apply
+
+MOST_MAY = 5  # faults that may apply: a reader of 50 reads none
+MOST_LIKELY = 3
+MOST_ASKED = 2  # flags, beside --config
+USUAL = {"stage", "ranks", "cuda", "trainer", "offload", "script"}  # conditions that say little of a training
+
+
+@dataclass(frozen=True)
+class AskedStack:
+    """What somebody asks of a stack: what is said of the training, and what was seen."""
+
+    stack: Stack
+    has_config: bool
+    said: set[str]  # conditions of which a flag or the config speaks
+    seen: set[str]  # symptoms
+
+    @classmethod
+    def of(cls, stack: Stack, flags: Flags, config: Path | None, symptom: str | None) -> Self:
+        said = {name for name, value in vars(flags).items() if value is not None}
+        if config:
+            said |= {*stack.said, "keys"}
+        return cls(stack, config is not None, said, symptoms(symptom) if symptom else set())
+
+    @property
+    def says_no_stage(self) -> bool:
+        return not self.has_config and "stage" not in self.stack.said
+
+    def is_seen(self, each: Applies) -> bool:
+        return any(symptom in each.fault.symptom for symptom in self.seen)
+
+    def met(self, each: Applies) -> int:
+        """Return how many conditions of a fault are said and so, without those of almost all trainings."""
+        open_ones = {question.condition for question in each.why}
+        return len(({*(each.fault.when or {})} - USUAL - open_ones) & self.said)
+
+    def weight(self, each: Applies) -> int:
+        """Return how much of what is special in a fault is said."""
+        # Trainers and PEFT have few faults, and who names one asks about it. But few train by one method, such as DPO.
+        is_of_many = each.fault.package in (*table().trainers, "PEFT") and is_decided_by_flags(each)
+        return 2 * self.met(each) + is_of_many
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """Faults in the order in which people want to read them."""
+
+    applying: list[Applies]
+    may: list[Applies]
+    spoken: list[Applies]  # of those that may: what was seen or is spoken of, and else the likeliest
+
+    @property
+    def every(self) -> list[Applies]:
+        return [*self.applying, *self.may]
+
+
+def ranked(asked: AskedStack) -> Ranked:
+    """Return the faults that apply, or may. What was seen comes first, and of that what meets most of what is said."""
+    faults = sorted(which_apply(asked.stack), key=lambda each: -1 - asked.met(each) if asked.is_seen(each) else 0)
+    applying = [each for each in faults if each.answer == "applies"]
+    may = [each for each in faults if each.answer != "applies"]
+    spoken = spoken_of(asked, may)
+    if not asked.seen and not applying and (asked.says_no_stage or not spoken):
+        guessed = likely(asked, may)
+        spoken = [*guessed, *(each for each in spoken if each not in guessed)][:MOST_MAY]
+    return Ranked(applying, may, spoken)
+
+
+def spoken_of(asked: AskedStack, may: list[Applies]) -> list[Applies]:
+    """Return faults that may apply and have the symptom, or of which something special is said, the most first."""
+    spoken = [each for each in may if asked.is_seen(each) or (each.may_be_inside and asked.weight(each))]
+    return sorted(spoken, key=lambda each: (not asked.is_seen(each), -asked.weight(each)))[:MOST_MAY]
+
+
+def is_decided_by_flags(each: Applies) -> bool:
+    """Whether nobody has to look at the script or the config."""
+    return all(question.flag for question in each.why)
+
+
+def likely(asked: AskedStack, may: list[Applies]) -> list[Applies]:
+    """Return some of the faults in whose range these releases are, the likeliest first."""
+    has_peft = "PEFT" in asked.stack.releases
+
+    def place(each: Applies) -> tuple:
+        when = each.fault.when or {}
+        has_adapters = has_peft and when.get("peft") is True
+        is_silent = each.fault.symptom.startswith(table().silent)
+        # Most train with AdamW in bf16, of which few faults speak.
+        unusual = ("optimizer" in when, "precision" in when)
+        is_named = isinstance(each.release, Version)
+        return (not is_decided_by_flags(each), not has_adapters, not is_named, *unusual, not is_silent)
+
+    return sorted([each for each in may if each.may_be_inside], key=place)[:MOST_LIKELY]
+
+
+def deciding(asked: AskedStack, may: list[Applies]) -> list[str]:
+    """Return the flags that would tell of the most faults whether they apply."""
+    flags = Counter(question.flag for each in may for question in each.why if question.flag)
+    wanted = [name for name, _ in flags.most_common(MOST_ASKED)]
+    return wanted if asked.has_config else ["--config", *wanted]
+
+
+def symptoms(words: str) -> set[str]:
+    """Return what was seen as the table has it, of one word or of a person's sentence."""
+    by_word = {other: symptom for symptom, others in table().symptoms.items() for other in [symptom, *others.split()]}
+    name = words.lower().replace("_", "-")
+    if name in by_word:
+        return {by_word[name]}
+    said = sentences(words)
+    if seen := matching.symptoms(said, {each.id for each in losses.signs_in_words("", said)}):
+        return seen
+    what = f"--symptom {words!r:.80} names nothing that faults are known by"
+    listed = f"say what was seen: {', '.join(sorted(table().symptoms))}, or a sentence with the numbers"
+    raise Stop(what, nearest(name, by_word, otherwise=listed))

@@ -1,0 +1,197 @@
+"""A rehearsal in words: the verdict, the parts of the peak, evaluation and saving, and what the script decided."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from study.core.gpus import GPUS
+from study.core.text import UNKNOWN, number_of, size
+from study.predict.front import fits_on
+from study.records.schema import Record
+from study.records.sections import Observed
+from study.rehearsal.on_gpu import OnGpu, on_gpu
+from study.rehearsal.request import Answer, Failure, Moment, Request
+from study.rehearsal.start import Tried
+
+FITS = {"yes": "it fits", "only just": "it fits only just", "no": "it does not fit"}
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Where a rank holds most, and what that consists of."""
+
+    when: str
+    parts: dict[str, int]
+
+    @classmethod
+    def of(cls, answer: Answer, device: OnGpu, parts_of_update: dict[str, int] | None) -> Self:
+        """Return the peak: in the update that holds most, unless saving or evaluating holds more than all updates."""
+        others = {"saving": device.saving, "evaluation": max(device.whole_evaluation or 0, device.evaluation or 0)}
+        for kind, highest in others.items():
+            if highest == device.peak > device.training:
+                return cls(kind, largest([each for each in answer.moments if each.kind == kind]))
+        return cls(f"step {answer.peaks.index(max(answer.peaks)) + 1}", parts_of_update or {})
+
+
+def largest(moments: list[Moment]) -> dict[str, int]:
+    """Return the parts of the moment that holds most."""
+    return max((each.parts or {} for each in moments), key=lambda parts: sum(parts.values()))
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """What rank 0 of a script was seen to hold, and what that means on a GPU."""
+
+    request: Request
+    answer: Answer
+    record: Record
+    device: OnGpu
+    peak: Peak
+    fits: str | None  # None: no kind of GPU is named
+
+    @classmethod
+    def of(cls, request: Request, answer: Answer, record: Record) -> Self:
+        device = on_gpu(answer, request.ranks, record.observed.stage)
+        peak = Peak.of(answer, device, record.memory.components.per_rank[0].at_peak)
+        fits = fits_on(GPUS[request.gpu], device.peak, device.driver) if request.gpu else None
+        return cls(request, answer, record, device, peak, fits)
+
+
+def ending(failure: Failure, request: Request) -> str:
+    """Return how a script ended that did not reach its steps."""
+    place = f" at {failure.where}" if failure.where else ""
+    gpus = number_of(request.ranks, "GPUs")
+    if failure.kind == "hang":
+        return f"It hangs{place}, as it would on {gpus}: {failure.message}"
+    if failure.kind != "script":
+        return f"A rehearsal cannot go on{place}: {failure.message}"
+    if request.skips:  # what is left out may be what the script misses
+        return f"It ends{place}, with --skip: {failure.message}"
+    return f"It ends{place}, as it would on {gpus}: {failure.message}"
+
+
+def verdict(of: Rehearsed) -> str:
+    """Return what the rank holds at its peak, and whether that fits."""
+    device, when = of.device, of.peak.when
+    holds = f"Rank 0 of {of.request.ranks}, run alone (virtual), peaks at {size(device.peak)} in {when}"
+    if of.request.gpu is None or of.fits is None:
+        return f"{holds}."
+    total_bytes = GPUS[of.request.gpu].memory_bytes
+    shown = f"nvidia-smi would show {device.driver / GIB:.1f} of {total_bytes / GIB:.0f} GiB"
+    return f"{holds}, and {shown}: {FITS[of.fits]}."
+
+
+def parts_of_peak(of: Rehearsed) -> list[str]:
+    parts = sorted(of.peak.parts.items(), key=lambda part: -part[1])
+    lines = ["At the peak: " + ", ".join(f"{name.replace('_', ' ')} {size(held)}" for name, held in parts) + "."]
+    if of.device.host:
+        lines.append(f"The host keeps {size(of.device.host)} of these for this rank.")
+    return lines
+
+
+def evaluation(of: Rehearsed) -> list[str]:
+    """Return what evaluating holds, or that the script did not come there."""
+    if of.device.whole_evaluation:
+        whole = size(of.device.whole_evaluation)
+        left = max(each.batches_left or 0 for each in of.answer.moments)
+        return [f"Evaluation peaks at {whole} if its last {left} batches leave as much behind as the first."]
+    if of.device.evaluation is not None:
+        return [f"Evaluation peaks at {size(of.device.evaluation)}."]
+    if of.request.evaluate:
+        return [f"It did not evaluate in its first {number_of(of.answer.updates, 'updates')}. {LATER}"]
+    return []
+
+
+LATER = "If it does later, give more --steps."
+
+
+def saving(of: Rehearsed) -> list[str]:
+    """Return what saving holds, or that the script did not come there."""
+    if of.device.saving is not None:
+        return [f"Saving peaks at {size(of.device.saving)}."]
+    if of.request.save:
+        return [f"It did not save in its first {number_of(of.answer.updates, 'updates')}. {LATER}"]
+    return []
+
+
+# --- the script with other arms
+
+
+def other_arm(fits: str | None, rows: list[Tried]) -> list[str]:
+    """Return which other arm would fit, or how to hear that, if the script's own does not."""
+    if fits != "no":
+        return []
+    if not rows:
+        return ["`--try zero2,zero3,zero3_cpu,fsdp2` rehearses it with other arms."]
+    fitting = [row for row in rows if row.fits in ("yes", "only just")]
+    if not fitting:
+        return []
+    least = min(fitting, key=lambda row: row.peak_bytes or 0)
+    return [f"With {least.arm} {FITS[least.fits or '']}: it peaks at {size(least.peak_bytes or 0)}."]
+
+
+def row_of(tried: Tried) -> dict[str, str]:
+    return {
+        "with": tried.arm,
+        "peak": size(tried.peak_bytes) if tried.peak_bytes else UNKNOWN,
+        "nvidia-smi": f"{tried.driver_bytes / GIB:.1f} GiB" if tried.driver_bytes and tried.fits else UNKNOWN,
+        "": tried.error or FITS.get(tried.fits or "", ""),
+    }
+
+
+# --- what the prepared objects are, which no flag has said
+
+
+def decided(of: Rehearsed) -> str:
+    seen = of.record.observed
+    words = [sharding(seen), *offloading(seen), *arithmetic(seen), *training(seen), *step(of)]
+    return f"Your script decided: {'; '.join(words)}."
+
+
+def sharding(seen: Observed) -> str:
+    if seen.stage is not None:
+        return f"ZeRO stage {seen.stage}"
+    if seen.fsdp:
+        return "FSDP2"
+    if "FullySharded" in (seen.wrapper or ""):
+        return "FSDP1"
+    return seen.wrapper or "one process"
+
+
+def offloading(seen: Observed) -> list[str]:
+    homes = {"optimizer": seen.offload_optimizer, "weights": seen.offload_param}
+    return [f"{what} offloaded to {home}" for what, home in homes.items() if home not in (None, "none")]
+
+
+def arithmetic(seen: Observed) -> list[str]:
+    """Return the types of numbers, and the optimizer."""
+    kinds = [f"{name} in {seen.dtypes[name]}" for name in ("weights", "master") if seen.dtypes.get(name)]
+    words = [", ".join(kinds)]
+    if seen.autocast:
+        words.append(f"autocast {seen.autocast}")
+    fused = ", fused" if (seen.optimizer_settings or {}).get("fused") else ""
+    return [*words, f"{seen.optimizer}{fused}"]
+
+
+def training(seen: Observed) -> list[str]:
+    """Return what trains, and how the model computes."""
+    words = []
+    if seen.parameters and seen.trained_parameters not in (None, seen.parameters):
+        words.append(f"{seen.trained_parameters:,} of {seen.parameters:,} parameters train")
+    if seen.checkpointing:
+        words.append("activations are recomputed")
+    if seen.attention:
+        words.append(f"attention {seen.attention}")
+    return words
+
+
+def step(of: Rehearsed) -> list[str]:
+    """Return the sequences of a step, and the clipping."""
+    seen, words = of.record.observed, []
+    if of.answer.batch:
+        shape = " x ".join(map(str, of.answer.batch))
+        passes = number_of(seen.accumulation or 1, "micro-batches")
+        words.append(f"batch {shape}, {passes}, {of.request.ranks} ranks")
+    if seen.clipping is not None:
+        words.append(f"clipping {seen.clipping:g}" if seen.clipping else "no clipping by the library")
+    return words

@@ -1,0 +1,90 @@
+"""What people read is written as they would say it: numbers, units, counts and lines."""
+
+import math
+import sys
+
+import pytest
+
+from study.core import text
+
+
+@pytest.mark.parametrize(
+    ("of", "value", "said"),
+    [
+        (text.short, 12345.678, "12346"), (text.short, 0.1, "0.1"), (text.short, 1.0, "1"), (text.short, 0.0, "0"),
+        (text.short, 99999999.0, "1e+08"), (text.short, 0.00001234, "1.234e-05"), (text.short, 0.0001, "0.0001"),
+        (text.short, math.inf, "never"), (text.short, None, "-"), (text.short, True, "yes"), (text.short, False, "no"),
+        (text.short, [1, None, "a"], "1, -, a"), (text.short, (2.5, True), "2.5, yes"), (text.short, 1200, "1200"),
+        (text.size, 0, "0 bytes"), (text.size, 1, "1 byte"), (text.size, 999, "999 bytes"), (text.size, 1000, "1 kB"),
+        (text.size, 999_400, "999 kB"), (text.size, 999_500, "1 MB"), (text.size, 1.5e9, "1.5 GB"),
+        (text.size, 2e12, "2 TB"), (text.size, -1.5e6, "-1.5 MB"),
+        (text.count, 9.24e9, "9.24 billion"), (text.count, 1e12, "1 trillion"), (text.count, 12_000, "12,000"),
+        (text.count, 1e6, "1 million"),
+        (text.nats, 4e-7, "4e-7 nats"), (text.nats, 0.02, "0.02 nats"),
+        (text.lasting, 40, "40 s"), (text.lasting, 119, "119 s"), (text.lasting, 120, "2 minutes"),
+        (text.lasting, 7199, "120 minutes"), (text.lasting, 97_200, "27 hours"), (text.lasting, 259_200, "3 days"),
+        (text.times, 1.0, "1.0 times"), (text.times, 2.54, "2.5 times"), (text.times, 0.97, "0.97 times"),
+        (text.percent, 0.034, "3.4%"), (text.percent, 0.1, "10%"), (text.percent, -0.034, "-3.4%"),
+        (text.percent, 0.12, "12%"),
+    ],
+)  # fmt: skip
+def test_a_value_is_said_as_people_say_it(of, value, said):
+    assert of(value) == said
+
+
+@pytest.mark.parametrize(
+    ("number", "things", "said"),
+    [
+        (1, "ranks", "1 rank"), (0, "ranks", "0 ranks"), (2, "ranks", "2 ranks"), (1, "passes", "1 pass"),
+        (1, "rows per pass", "1 row per pass"), (1, "micro-batches", "1 micro-batch"), (3, "passes", "3 passes"),
+        (1, "sequences", "1 sequence"),
+    ],
+)  # fmt: skip
+def test_one_thing_is_said_in_the_singular(number, things, said):
+    assert text.number_of(number, things) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [("1e-5", 1e-5), (3, 3.0), (True, "True"), ("auto", "auto"), (None, None), (["2", "x"], [2.0, "x"])],
+)
+def test_texts_of_numbers_compare_as_numbers(value, number):
+    assert text.comparable(value) == number
+    assert not text.is_number(True)
+    assert text.is_number(1.5)
+
+
+@pytest.mark.parametrize(("is_terminal", "columns", "most"), [(True, "60", 60), (True, "200", 100), (False, None, 100)])
+def test_lines_are_as_wide_as_the_terminal_and_units_stay_with_their_numbers(monkeypatch, is_terminal, columns, most):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns:
+        monkeypatch.setenv("COLUMNS", columns)
+    lines = text.wrapped("it needs 12 GB, " * 30, "  ", "- ")
+    assert most - 20 < max(map(len, lines)) <= most
+    assert lines[0].startswith("- it needs 12 GB")
+    assert all(line.startswith("  ") for line in lines[1:])
+    assert not any(line.endswith("12") or line.strip().startswith("GB") for line in lines)
+    assert text.wrapped("", "", "") == [""]
+
+
+@pytest.mark.parametrize(("columns", "most"), [("60", 60), ("5", 100), ("060", 100), ("300", 100), ("", 100)])
+def test_a_pipe_is_as_wide_as_a_shell_says(monkeypatch, columns, most):
+    monkeypatch.setenv("COLUMNS", columns)
+    longest = max(map(len, text.wrapped("a word " * 60, "", "", is_terminal=False)))
+    assert most - 7 < longest <= most
+
+
+def test_what_stands_beside_an_answer_is_one_line_for_a_program(capsys, monkeypatch):
+    text.say_aside("a word " * 60)
+    assert capsys.readouterr().err.count("\n") == 1
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    text.say_aside("a word " * 60)
+    assert capsys.readouterr().err.count("\n") > 3
+
+
+def test_what_takes_long_is_said_once(capsys):
+    for _ in range(2):
+        with text.bar("tests count to two"):
+            pass
+    assert capsys.readouterr().err == "tests count to two ...\n"

@@ -1,0 +1,78 @@
+"""A rehearsal in words: which moment is the peak, which other arm would fit, what the script decided."""
+
+import pytest
+
+from study.records.sections import Observed
+from study.rehearsal.on_gpu import OnGpu
+from study.rehearsal.request import Answer, Failure, Moment, Request
+from study.rehearsal.start import Tried
+from study.report import rehearsals
+from study.report.rehearsals import Peak
+
+MOMENTS = [
+    Moment("evaluation", 0, 1, parts={"logits": 3}),
+    Moment("evaluation", 1, 2, parts={"logits": 5, "weights": 1}),
+    Moment("saving", 2, 3, parts={"weights": 9}),
+]
+
+
+@pytest.mark.parametrize(
+    ("held", "when", "parts"),
+    [
+        ({"peak": 9, "training": 9, "saving": 9}, "step 2", {"gradients": 7}),
+        ({"peak": 9, "training": 8, "saving": 9}, "saving", {"weights": 9}),
+        ({"peak": 9, "training": 8, "evaluation": 9}, "evaluation", {"logits": 5, "weights": 1}),
+        ({"peak": 9, "training": 8, "evaluation": 6, "whole_evaluation": 9}, "evaluation", {"logits": 5, "weights": 1}),
+    ],
+)
+def test_the_peak_is_of_an_update_unless_another_moment_holds_more(held, when, parts):
+    answer = Answer(peaks=[3, 9, 8], moments=MOMENTS)
+    assert Peak.of(answer, OnGpu(reserved=0, driver=0, host=0, **held), {"gradients": 7}) == Peak(when, parts)
+
+
+def test_the_least_arm_that_fits_is_named_if_the_scripts_own_does_not():
+    rows = [
+        Tried("zero2", 9, 9, "yes"),
+        Tried("zero3", 5, 5, "only just"),
+        Tried("ddp", 1, 1, "no"),
+        Tried("x", error="e"),
+    ]
+    assert rehearsals.other_arm("no", rows) == ["With zero3 it fits only just: it peaks at 5 bytes."]
+    assert rehearsals.other_arm("no", [Tried("ddp", 1, 1, "no")]) == []
+    assert rehearsals.other_arm("no", []) == ["`--try zero2,zero3,zero3_cpu,fsdp2` rehearses it with other arms."]
+    assert rehearsals.other_arm("yes", rows) == rehearsals.other_arm(None, rows) == []
+
+
+@pytest.mark.parametrize(
+    ("seen", "how"),
+    [
+        ({"stage": 0, "wrapper": "DeepSpeedEngine"}, "ZeRO stage 0"),
+        ({"fsdp": {"units": 2}}, "FSDP2"),
+        ({"wrapper": "FullyShardedDataParallel"}, "FSDP1"),
+        ({"wrapper": "DistributedDataParallel"}, "DistributedDataParallel"),
+        ({}, "one process"),
+    ],
+)
+def test_what_the_script_decided_begins_with_how_it_shards(seen, how):
+    assert rehearsals.sharding(Observed(**seen)) == how
+
+
+def test_adapters_and_offloading_are_decided_too():
+    seen = Observed(parameters=1000, trained_parameters=10, offload_optimizer="cpu", offload_param="none")
+    assert rehearsals.training(seen) == ["10 of 1,000 parameters train"]
+    assert rehearsals.offloading(seen) == ["optimizer offloaded to cpu"]
+    assert rehearsals.training(Observed(parameters=1000, trained_parameters=1000)) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "skips", "said"),
+    [
+        ("hang", [], "It hangs at a.py:3, as it would on 8 GPUs: m"),
+        ("script", [], "It ends at a.py:3, as it would on 8 GPUs: m"),
+        ("script", ["f"], "It ends at a.py:3, with --skip: m"),
+        ("value", [], "A rehearsal cannot go on at a.py:3: m"),
+    ],
+)
+def test_how_a_script_ended_is_said(kind, skips, said):
+    request = Request("a.py", [], ranks=8, ranks_per_machine=8, steps=2, skips=skips)
+    assert rehearsals.ending(Failure(kind, "m", "a.py:3"), request) == said
