@@ -448,3 +448,12 @@ def test_the_command_says_what_it_read_from_the_text(tmp_path, monkeypatch, caps
     assert "Taken as: --model llama3-8b, --ranks 4." in said
     in_this_process(monkeypatch, f"oom {log} --json")
     assert json.loads(capsys.readouterr().out)["read"] == ["deepspeed 0.18.2", "--model llama3-8b", "--ranks 8"]
+
+
+def test_diagnose_says_what_it_read_from_the_text(tmp_path, monkeypatch, capsys):
+    log = tmp_path / "train.log"
+    log.write_text(f"{MESSAGES['stated'][0]['text']}\n{ERROR}\n")
+    in_this_process(monkeypatch, f"diagnose {log}")
+    said = " ".join(capsys.readouterr().out.split())
+    for words in ("stage 2", "8 ranks", "micro-batch 4", "sequence 4096", "gradient checkpointing", "model llama3-8b"):
+        assert words in said.partition("Read: ")[2]

@@ -15,10 +15,6 @@ NUMBERS = ("ranks", "micro_batch", "sequence", "vocabulary", "lora_rank")
 OUR_NAMES = {"sequences per micro-batch and rank": "micro_batch", "rank of the adapters": "lora_rank"}  # of settings
 RECOMPUTING = ("checkpointing", "the Trainer's FSDP recomputing")
 OF_TEXT = ("ranks", "micro_batch", "sequence", "checkpointing", "lora_rank")
-# Where a launch command or a config names the model. A text may name others, which do not train.
-MODEL_KEY = re.compile(
-    r"(?i)(?:model_name_or_path|base_model|model_id|from_pretrained|--model)[\"']?\s*[:= (]\s*[\"']?([^\s\"',)]+)"
-)
 
 
 def stated(pasted: Pasted) -> dict[str, Any]:
@@ -30,9 +26,8 @@ def stated(pasted: Pasted) -> dict[str, Any]:
         said["offload_optimizer"] = pasted.said["offload"]
     said["adapters"] = pasted.said.get("peft")
     said["stage"] = pasted.said.get("stage")
-    models = {*map(model_of_name, MODEL_KEY.findall(pasted.text))} - {None}
     about = told(pasted.text)
-    said["model"] = models.pop() if len(models) == 1 else about.model
+    said["model"] = about.model
     said["gpu"] = about.gpu if about.gpu_bytes else None  # of which there is one size
     return {name: value for name, value in said.items() if value is not None}
 

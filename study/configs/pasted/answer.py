@@ -13,6 +13,7 @@ from study.configs.pasted.memory import ByText
 from study.configs.pasted.ranking import FULL, OF_STEPS, explains, ordered
 from study.configs.pasted.read import Pasted, read
 from study.configs.pasted.situations import fitting
+from study.configs.pasted.told import told
 from study.configs.pasted.tracebacks import Seen, sign
 from study.configs.pasted.two_releases import came_between
 from study.core.text import number_of
@@ -144,6 +145,8 @@ def _two_releases(pasted: Pasted) -> Iterator[Seen]:
 def _read(pasted: Pasted) -> Iterator[str]:
     """Yield what was read, in words."""
     yield from pasted.words
+    if model := told(pasted.text).model:
+        yield f"model {model}"
     if frames := re.findall(r'File "[^"\n]*", line \d+', pasted.text):
         yield number_of(len(frames), "frames of tracebacks")
     if lines := pasted.log.lines:

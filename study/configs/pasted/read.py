@@ -43,6 +43,8 @@ TOLD = {
     "stage": "stage {}",
     "passes": "",
     "ranks": "",
+    "micro_batch": "micro-batch {}",
+    "sequence": "sequence {}",
     "peft": "LoRA",
     "checkpointing": "gradient checkpointing",
     "precision": "{}",

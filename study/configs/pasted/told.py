@@ -10,12 +10,16 @@ from study.configs.pasted.read import Pasted
 from study.configs.pasted.words import only
 from study.core.errors import Stop
 from study.core.gpus import GPUS, gpu_named
-from study.core.shapes import letters, models
+from study.core.shapes import letters, model_of_name, models
 
 FAMILIES = (
     "llama|qwen|mistral|mixtral|gemma|phi|bert|gpt|opt|bloom|falcon|pythia|deepseek|yi|internlm|baichuan|olmo|glm"
 )
 MODEL = re.compile(rf"(?ia)(?<![a-z])[\w./-]{{0,80}}(?:{FAMILIES}|starcoder|granite|smollm|t5)[\w./-]{{0,60}}")
+# Where a launch command or a config names the model. A text may name others, which do not train.
+MODEL_KEY = re.compile(
+    r"(?i)(?:model_name_or_path|base_model|model_id|from_pretrained|--model)[\"']?\s*[:= (]\s*[\"']?([^\s\"',)]+)"
+)
 BILLIONS = re.compile(r"(?a)(?<![\w.])(?:[\w.-]{0,60}-)?(\d{1,3}(?:\.\d{1,2})?) ?[bB](?![a-zA-Z0-9.])")
 GPU = re.compile(
     r"(?ia)\b((?:A|H|B|L|V|T|GH)\d{2,3}S?|RTX ?\d{4}|[345]0[89]0|A6000)\b"
@@ -46,7 +50,9 @@ class Told:
 def told(text: str) -> Told:
     """Read a model, its size and GPUs out of a text."""
     names = {letters(name): name for name in models()}
-    known = {names[each] for each in map(_spelled, MODEL.findall(text)) if each in names}
+    known = {*filter(None, map(model_of_name, {*MODEL_KEY.findall(text)}))}
+    if len(known) != 1:
+        known = {names[each] for each in map(_spelled, MODEL.findall(text)) if each in names}
     parameters = {1e9 * float(each) for each in BILLIONS.findall(text)}
     gpus = _gpus(text)
     with_memory = {each.partition("-")[0] for each in gpus if "-" in each}
