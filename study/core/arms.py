@@ -44,6 +44,7 @@ GATHERS = (
     "stage3_gather_16bit_weights_on_model_save", "gather_16bit_weights_on_model_save",
     "stage3_gather_fp16_weights_on_model_save",
 )  # fmt: skip
+PRECISIONS = ("bf16", "fp16", "torch_autocast")  # sections of DeepSpeed's config
 DEEPSPEED_NUMBERS = ("gradient_clipping", "gradient_accumulation_steps")  # that Accelerate's yaml passes on
 # In the order in which tables and notebooks show them, and `study advise` prefers them: the simplest first. The files
 # of variants/ are arms, too, and come after these.
@@ -208,6 +209,9 @@ def _of_deepspeed(content: dict, groups: dict) -> dict[str, Any]:
     if stage not in (0, 1, 2, 3) or not {*homes.values()} <= {"none", "cpu", "nvme"}:
         raise ValueError(f"stage must be 0, 1, 2 or 3, and a device none, cpu or nvme (got {stage}, {homes})")
     wrong = [*_without_a_reader("deepspeed", content)]
+    for name in PRECISIONS:  # it would count beside --precision
+        if section_at(content, name).get("enabled") is True:
+            wrong.append(f"{name} is a setting of the run: remove it and give --precision")
     ignored = promises_ignored(content, stage, also_defaults=True)
     wrong += [f"stage {stage} {does}: {remedy}" for does, remedy in ignored]
     if wrong:
@@ -281,7 +285,8 @@ def promises_ignored(config: dict, stage: int, also_defaults: bool = False) -> l
         found.append(("takes nvme for cpu, and writes nothing to a disk", "write cpu, or take stage 3"))
     if ignored := [path for path in _unread(config, stage) if also_defaults or not _is_default(zero, path)]:
         reading = "stage 1 or 2" if stage == 3 else "stage 3"
-        found.append((f"ignores {' and '.join(ignored)}", f"take {reading}, or remove it"))
+        them = "it" if len(ignored) == 1 else "them"
+        found.append((f"ignores {' and '.join(ignored)}", f"take {reading}, or remove {them}"))
     return found
 
 
