@@ -17,12 +17,13 @@ def apart(first: Answer, second: Answer, script: Path) -> Failure | None:
         return None
     place = next((place for place, (mine, other) in enumerate(pairs) if mine != other), len(pairs))
     mine, other = _at(first, place), _at(second, place)
-    where = mine[1] if mine else other[1] if other else None
+    calls = mine or other or ("", None)  # of the rank that is not at its end
     if mine and other:
         what = f"rank 0 calls {mine[0]} there, and rank 1 comes to {other[0]} at {other[1]}"
     else:
-        what = f"rank {0 if mine else 1} calls {(mine or other or ('',))[0]} there, and the other rank has ended"
+        what = f"rank {0 if mine else 1} calls {calls[0]} there, and the other rank has ended"
     code = None
+    where = calls[1]
     if where is not None:
         code = linecache.getline(str(script.parent / where.partition(":")[0]), int(where.partition(":")[2])).strip()
     return Failure("hang", what, where, code)

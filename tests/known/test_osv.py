@@ -20,6 +20,9 @@ def test_each_fault_is_a_record_of_osv():
     for record in records:
         validator.validate(record)
     assert len({record["id"] for record in records}) == len(table().fault)
+    for record, fault in zip(records, table().fault, strict=True):
+        urls = [each["url"] for each in record.get("references", [])]
+        assert urls == [fault.upstream] * fault.upstream.startswith("https://"), fault.id
     last = [event for record in records for event in record["affected"][0]["ranges"][0]["events"]]
     assert {"introduced": "0.17.6"} in last
     assert {"last_affected": "0.18.2"} in last

@@ -168,8 +168,11 @@ def test_ranks_part_if_one_calls_what_the_other_does_not(first, second, cut, han
     answers = [Answer(collectives=log, is_cut=is_cut) for log, is_cut in zip((first, second), cut, strict=True)]
     found = apart(*answers, Path("a.py"))
     assert (found is not None) == hangs
-    if found and MORE[0] in first:
+    if found:
         assert found.where == "a.py:7"
+        calls = 0 if MORE[0] in first else 1
+        other = "rank 1 comes to allreduce at a.py:1" if ALL + MORE + ALL == first else "the other rank has ended"
+        assert found.message == f"rank {calls} calls allgather there, and {other}"
 
 
 def test_a_folder_whose_name_begins_alike_is_not_the_scripts():
