@@ -44,6 +44,7 @@ GATHERS = (
     "stage3_gather_16bit_weights_on_model_save", "gather_16bit_weights_on_model_save",
     "stage3_gather_fp16_weights_on_model_save",
 )  # fmt: skip
+LONGEST = 2000  # characters of all that is wrong with an arm
 PRECISIONS = ("bf16", "fp16", "torch_autocast")  # sections of DeepSpeed's config
 DEEPSPEED_NUMBERS = ("gradient_clipping", "gradient_accumulation_steps")  # that Accelerate's yaml passes on
 # In the order in which tables and notebooks show them, and `study advise` prefers them: the simplest first. The files
@@ -134,20 +135,19 @@ class Arm:
 def read(path: Path) -> Arm:
     """Return the arm that a yaml file describes. Raise Stop for settings that Accelerate silently ignores."""
     config = _content(path, f"name a file, or choose one of {', '.join(all_paths())}")
+    section = config.get("deepspeed_config")
+    file = section.get("deepspeed_config_file") if isinstance(section, dict) else None
+    remedy = f"fix {path.name}" + (f" or {Path(file).name}" if file else "")
     try:
+        if wrong := [*_wrong(config, path)]:
+            raise Stop(f"{path}: {'; '.join(wrong)[:LONGEST]}", remedy)
         return _arm(config, path)
     except (TypeError, ValueError) as error:
-        section = config.get("deepspeed_config")
-        file = section.get("deepspeed_config_file") if isinstance(section, dict) else None
-        raise Stop(f"{path}: {why(error)}", f"fix {path.name}" + (f" or {Path(file).name}" if file else "")) from None
+        raise Stop(f"{path}: {why(error)}", remedy) from None
 
 
 def _arm(config: dict, path: Path) -> Arm:
-    kind = config.get("distributed_type")
-    if kind not in PARALLELISM:  # yaml reads a bare NO as false
-        raise ValueError(f"distributed_type must be one of {', '.join(PARALLELISM)}, 'NO' in quotes (got {kind})")
-    if wrong := [*_wrong_in_yaml(config, kind)]:
-        raise ValueError("; ".join(wrong))
+    kind = config["distributed_type"]
     groups = _section(config, "parallelism_config")
     arm = Arm(path.stem, path, kind, config.get("num_processes", 1))
     if kind == "FSDP":
@@ -155,6 +155,18 @@ def _arm(config: dict, path: Path) -> Arm:
     if kind == "DEEPSPEED":
         return replace(arm, **_of_deepspeed(_deepspeed_config(_section(config, "deepspeed_config"), path), groups))
     return arm
+
+
+def _wrong(config: dict, path: Path) -> Iterator[str]:
+    """Yield all that is wrong with an arm, or ignored in it."""
+    kind = config.get("distributed_type")
+    if kind not in PARALLELISM:  # yaml reads a bare NO as false
+        yield f"distributed_type must be one of {', '.join(PARALLELISM)}, 'NO' in quotes (got {kind})"
+        return
+    yield from _wrong_in_yaml(config, kind)
+    if kind == "DEEPSPEED":
+        section = _section(config, "deepspeed_config")
+        yield from _wrong_in_deepspeed(_deepspeed_config(section, path), section)
 
 
 def _wrong_in_yaml(config: dict, kind: str) -> Iterator[str]:
@@ -191,9 +203,6 @@ def _of_fsdp(fsdp: dict, groups: dict) -> dict[str, Any]:
 
 def _deepspeed_config(section: dict, path: Path) -> dict:
     """Return the config in the keys of the yaml, or in a json of its own."""
-    for part in OFFLOADS:  # Accelerate 1.15 reads them and never passes them on: the files would go to ./none
-        if section.get(f"{part}_nvme_path") not in ("none", None):
-            raise ValueError(f"Accelerate ignores {part}_nvme_path: remove it and give --nvme-dir")
     if file := section.get("deepspeed_config_file"):  # Accelerate refuses a yaml that sets any of these beside a json
         remedy = f"correct deepspeed_config_file in {path.name}, or run from the root of the repository"
         return _content(find(file), remedy)
@@ -201,21 +210,32 @@ def _deepspeed_config(section: dict, path: Path) -> dict:
     return config_of_yaml(section) | {"gradient_clipping": section.get("gradient_clipping", 1.0)}
 
 
-def _of_deepspeed(content: dict, groups: dict) -> dict[str, Any]:
+def _wrong_in_deepspeed(content: dict, section: dict) -> Iterator[str]:
+    """Yield what DeepSpeed or Accelerate ignores or refuses in a config, and in the section of the yaml around it."""
     # What is left out is as in DeepSpeed: see library_defaults.json.
     zero = _section(content, "zero_optimization")
     stage = zero.get("stage", 0)
     homes = {part: _section(zero, part).get("device", "none") for part in OFFLOADS}
+    for part in OFFLOADS:  # Accelerate 1.15 reads them and never passes them on: the files would go to ./none
+        if section.get(f"{part}_nvme_path") not in ("none", None):
+            yield f"Accelerate ignores {part}_nvme_path: remove it and give --nvme-dir"
     if stage not in (0, 1, 2, 3) or not {*homes.values()} <= {"none", "cpu", "nvme"}:
-        raise ValueError(f"stage must be 0, 1, 2 or 3, and a device none, cpu or nvme (got {stage}, {homes})")
-    wrong = [*_without_a_reader("deepspeed", content)]
+        yield f"stage must be 0, 1, 2 or 3, and a device none, cpu or nvme (got {stage}, {homes})"
+        return
+    if stage != 3 and section.get("zero3_init_flag") is True:  # it warns, and goes on without (utils/dataclasses.py)
+        yield f"Accelerate ignores zero3_init_flag with stage {stage}: take stage 3, or remove it"
+    yield from _without_a_reader("deepspeed", content)
     for name in PRECISIONS:  # it would count beside --precision
         if section_at(content, name).get("enabled") is True:
-            wrong.append(f"{name} is a setting of the run: remove it and give --precision")
-    ignored = promises_ignored(content, stage, also_defaults=True)
-    wrong += [f"stage {stage} {does}: {remedy}" for does, remedy in ignored]
-    if wrong:
-        raise ValueError("; ".join(wrong))
+            yield f"{name} is a setting of the run: remove it and give --precision"
+    for does, remedy in promises_ignored(content, stage, also_defaults=True):
+        yield f"stage {stage} {does}: {remedy}"
+
+
+def _of_deepspeed(content: dict, groups: dict) -> dict[str, Any]:
+    zero = _section(content, "zero_optimization")
+    stage = zero.get("stage", 0)
+    homes = {part: _section(zero, part).get("device", "none") for part in OFFLOADS}
     clipping = content.get("gradient_clipping", "auto")
     if clipping == "auto":  # Accelerate fills in the value that is DeepSpeed's default, too
         clipping = 1.0

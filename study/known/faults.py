@@ -40,7 +40,7 @@ class Fault(BaseModel):
     since: str  # the first release with the fault, of those that were asked
     until: str  # the last one
     releases: str  # the range in words, and which are right
-    asked: Names = ()  # empty: all releases of the package that were. Of TRL and PEFT each fault says its own
+    asked: Names = ()  # that were run or read for it; empty: all of the package at the head of faults.toml
     # The range: kept answers of the suite, a run of the last bad and of the first good release, a script, or reading.
     rests_on: Literal["tests of study conform", "two runs", "script", "runs on a GPU", "sources, not run"]
     when: When | None = None  # None: it is none of a training
@@ -174,7 +174,8 @@ def _wrong_range(fault: Fault, table: Table) -> Iterator[str]:
             release = getattr(fault, key)
             if release not in asked:
                 tested = ", ".join(asked)
-                yield f"`{key}` must be a release that was tested, of {tested} (got {release}): widen no range"
+                what = f"`{key}` must be a release that was tested, of {tested} (got {release}): widen no range"
+                yield f"{what}, or list in `asked` all releases that you ran or read for this fault"
     if not re.match(rf"{re.escape(fault.since)}( to {re.escape(fault.until)})?(;|$)", fault.releases):
         yield f'`releases` must begin with the range: "{fault.since} to {fault.until}; right in ..."'
 
