@@ -44,6 +44,7 @@ GATHERS = (
     "stage3_gather_16bit_weights_on_model_save", "gather_16bit_weights_on_model_save",
     "stage3_gather_fp16_weights_on_model_save",
 )  # fmt: skip
+CHOSEN = ("fsdp_reshard_after_forward", "fsdp_offload_params")  # keys of FSDP2 that an arm may set as it likes
 LONGEST = 2000  # characters of all that is wrong with an arm
 PRECISIONS = ("bf16", "fp16", "torch_autocast")  # sections of DeepSpeed's config
 DEEPSPEED_NUMBERS = ("gradient_clipping", "gradient_accumulation_steps")  # that Accelerate's yaml passes on
@@ -167,6 +168,8 @@ def _wrong(config: dict, path: Path) -> Iterator[str]:
     if kind == "DEEPSPEED":
         section = _section(config, "deepspeed_config")
         yield from _wrong_in_deepspeed(_deepspeed_config(section, path), section)
+    if kind == "FSDP":
+        yield from _wrong_in_fsdp(_section(config, "fsdp_config"))
 
 
 def _wrong_in_yaml(config: dict, kind: str) -> Iterator[str]:
@@ -186,10 +189,17 @@ def _wrong_in_yaml(config: dict, kind: str) -> Iterator[str]:
     yield from _without_a_reader("accelerate", config | {"parallelism_config": {}})
 
 
+def _wrong_in_fsdp(fsdp: dict) -> Iterator[str]:
+    """Yield where a section differs from that of fsdp2.yaml, which alone was run."""
+    wrong = [f"write {key}" for key in (*FSDP, *CHOSEN) if key not in fsdp]
+    wrong += [f"remove {key}" for key in fsdp if key not in (*FSDP, *CHOSEN)]
+    wrong += [f"{key} must be {value}" for key, value in FSDP.items() if fsdp.get(key, value) != value]
+    if wrong:
+        may_differ = " and ".join(CHOSEN)
+        yield f"fsdp_config must be that of fsdp2.yaml, and only {may_differ} may differ: {', '.join(wrong)}"
+
+
 def _of_fsdp(fsdp: dict, groups: dict) -> dict[str, Any]:
-    chosen = {key: fsdp.get(key) for key in ("fsdp_reshard_after_forward", "fsdp_offload_params")}
-    if fsdp != FSDP | chosen:
-        raise ValueError(f"fsdp_config must be that of fsdp2.yaml, and only {' and '.join(chosen)} may differ")
     # Its offload is one switch: states and weights go to the host together.
     home = "cpu" if fsdp["fsdp_offload_params"] else "none"
     return {
