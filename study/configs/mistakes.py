@@ -13,9 +13,9 @@ from pydantic_core import SchemaValidator
 from study.configs.settings import AUTO, COUNT, FIELDS, Setting, descriptions, same, zero_section
 from study.configs.shown import printable, shown
 from study.configs.sources import ACCELERATE, OTHER, TRAINER, Source, flat, read
-from study.core.arms import UnknownKey, promises_ignored, unknown_keys
 from study.core.errors import Stop
 from study.core.files import section_at, sentence
+from study.core.ignored_keys import UnknownKey, promises_ignored, unknown_keys
 from study.core.library_defaults import known_libraries
 from study.core.text import comparable, say_aside
 from study.known.findings import Finding, finding, texts

@@ -144,7 +144,7 @@ def zero_section(config: dict) -> dict:
 
 
 def _of_deepspeed(config: dict) -> EffectiveSettings:
-    # --- what is written, and the defaults of DeepSpeed as core/arms.py keeps them
+    # --- what is written, and the defaults of DeepSpeed as core/library_defaults.json keeps them
     zero = zero_section(config)
     known = library_defaults("deepspeed")
     defaults = flat(known[""] | known)

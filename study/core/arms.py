@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from study.core.cache import fingerprint
 from study.core.errors import Stop, nearest
-from study.core.files import load, section_at, why
+from study.core.files import load, section_at, section_of, why
+from study.core.ignored_keys import promises_ignored, without_a_reader
 from study.core.library_defaults import library_defaults
 from study.core.shapes import is_local
 from study.core.text import comparable
@@ -23,27 +24,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 ROOT = PACKAGE.parent if (PACKAGE.parent / "accelerate_configs").is_dir() else PACKAGE
 FOLDER = ROOT / "accelerate_configs"
 MAX_BYTES = 64 * 1024  # the largest of ours has 1 kB
-MOST_UNKNOWN = 200  # keys of a section that are compared with the library's, which takes milliseconds each
 OFFLOADS = ("offload_optimizer", "offload_param")
-# Only stage 3 is given them (DeepSpeed 0.19.8, _configure_zero_optimizer of runtime/engine.py, zero/stage3.py and what
-# they call), and those that begin with stage3_, also without this. The last are of offload_optimizer.
-OF_STAGE_3 = (
-    "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_nontrainable_weights",
-    "zero_quantized_gradients", "sub_group_size", "memory_efficient_linear", "override_module_apply", "leaf_module",
-    "log_trace_cache_warnings", "enable_sanity_checks", "save_muon_momentum_buffer_in_memory",
-)  # fmt: skip
-OF_ITS_OFFLOAD = (
-    "buffer_count", "pipeline_read", "pipeline_write", "fast_init", "ratio", "super_offload", "cpuadam_cores_perc",
-)  # fmt: skip
-# Only stages 1 and 2 are given them.
-OF_STAGES_1_AND_2 = (
-    "allgather_bucket_size", "use_multi_rank_bucket_allreduce", "ignore_unused_parameters", "round_robin_gradients",
-    "parameter_alignment",
-)  # fmt: skip
-GATHERS = (
-    "stage3_gather_16bit_weights_on_model_save", "gather_16bit_weights_on_model_save",
-    "stage3_gather_fp16_weights_on_model_save",
-)  # fmt: skip
 CHOSEN = ("fsdp_reshard_after_forward", "fsdp_offload_params")  # keys of FSDP2 that an arm may set as it likes
 LONGEST = 2000  # characters of all that is wrong with an arm
 PRECISIONS = ("bf16", "fp16", "torch_autocast")  # sections of DeepSpeed's config
@@ -149,12 +130,12 @@ def read(path: Path) -> Arm:
 
 def _arm(config: dict, path: Path) -> Arm:
     kind = config["distributed_type"]
-    groups = _section(config, "parallelism_config")
+    groups = section_of(config, "parallelism_config")
     arm = Arm(path.stem, path, kind, config.get("num_processes", 1))
     if kind == "FSDP":
-        return replace(arm, **_of_fsdp(_section(config, "fsdp_config"), groups))
+        return replace(arm, **_of_fsdp(section_of(config, "fsdp_config"), groups))
     if kind == "DEEPSPEED":
-        return replace(arm, **_of_deepspeed(_deepspeed_config(_section(config, "deepspeed_config"), path), groups))
+        return replace(arm, **_of_deepspeed(_deepspeed_config(section_of(config, "deepspeed_config"), path), groups))
     return arm
 
 
@@ -166,10 +147,10 @@ def _wrong(config: dict, path: Path) -> Iterator[str]:
         return
     yield from _wrong_in_yaml(config, kind)
     if kind == "DEEPSPEED":
-        section = _section(config, "deepspeed_config")
+        section = section_of(config, "deepspeed_config")
         yield from _wrong_in_deepspeed(_deepspeed_config(section, path), section)
     if kind == "FSDP":
-        yield from _wrong_in_fsdp(_section(config, "fsdp_config"))
+        yield from _wrong_in_fsdp(section_of(config, "fsdp_config"))
 
 
 def _wrong_in_yaml(config: dict, kind: str) -> Iterator[str]:
@@ -184,9 +165,9 @@ def _wrong_in_yaml(config: dict, kind: str) -> Iterator[str]:
         section = f"{engine.lower()}_config"
         if config.get(section) and kind != engine:
             yield f"Accelerate ignores {section} with distributed_type {kind}: write {engine}, or remove it"
-    if unknown := _section(config, "parallelism_config").keys() - PARALLELISM[kind]:
+    if unknown := section_of(config, "parallelism_config").keys() - PARALLELISM[kind]:
         yield f"parallelism_config has keys that are not known under {kind}: {unknown}"
-    yield from _without_a_reader("accelerate", config | {"parallelism_config": {}})
+    yield from without_a_reader("accelerate", config | {"parallelism_config": {}})
 
 
 def _wrong_in_fsdp(fsdp: dict) -> Iterator[str]:
@@ -223,9 +204,9 @@ def _deepspeed_config(section: dict, path: Path) -> dict:
 def _wrong_in_deepspeed(content: dict, section: dict) -> Iterator[str]:
     """Yield what DeepSpeed or Accelerate ignores or refuses in a config, and in the section of the yaml around it."""
     # What is left out is as in DeepSpeed: see library_defaults.json.
-    zero = _section(content, "zero_optimization")
+    zero = section_of(content, "zero_optimization")
     stage = zero.get("stage", 0)
-    homes = {part: _section(zero, part).get("device", "none") for part in OFFLOADS}
+    homes = {part: section_of(zero, part).get("device", "none") for part in OFFLOADS}
     for part in OFFLOADS:  # Accelerate 1.15 reads them and never passes them on: the files would go to ./none
         if section.get(f"{part}_nvme_path") not in ("none", None):
             yield f"Accelerate ignores {part}_nvme_path: remove it and give --nvme-dir"
@@ -234,7 +215,7 @@ def _wrong_in_deepspeed(content: dict, section: dict) -> Iterator[str]:
         return
     if stage != 3 and section.get("zero3_init_flag") is True:  # it warns, and goes on without (utils/dataclasses.py)
         yield f"Accelerate ignores zero3_init_flag with stage {stage}: take stage 3, or remove it"
-    yield from _without_a_reader("deepspeed", content)
+    yield from without_a_reader("deepspeed", content)
     for name in PRECISIONS:  # it would count beside --precision
         if section_at(content, name).get("enabled") is True:
             yield f"{name} is a setting of the run: remove it and give --precision"
@@ -243,9 +224,9 @@ def _wrong_in_deepspeed(content: dict, section: dict) -> Iterator[str]:
 
 
 def _of_deepspeed(content: dict, groups: dict) -> dict[str, Any]:
-    zero = _section(content, "zero_optimization")
+    zero = section_of(content, "zero_optimization")
     stage = zero.get("stage", 0)
-    homes = {part: _section(zero, part).get("device", "none") for part in OFFLOADS}
+    homes = {part: section_of(zero, part).get("device", "none") for part in OFFLOADS}
     clipping = content.get("gradient_clipping", "auto")
     if clipping == "auto":  # Accelerate fills in the value that is DeepSpeed's default, too
         clipping = 1.0
@@ -254,114 +235,9 @@ def _of_deepspeed(content: dict, groups: dict) -> dict[str, Any]:
         "stage": stage,
         "clipping": float(clipping),
         "sequence_ranks": max(1, int(groups.get("parallelism_config_sp_size", 1))),
-        "tensor_ranks": max(1, int(_section(content, "tensor_parallel").get("autotp_size", 0))),  # 0: off
+        "tensor_ranks": max(1, int(section_of(content, "tensor_parallel").get("autotp_size", 0))),  # 0: off
         "second_copy_ranks": int(zero.get("zero_hpz_partition_size", 1)),  # 1: no second copy
     }
-
-
-@dataclass(frozen=True)
-class UnknownKey:
-    """A key that a library does not know: it ignores it, or does not start."""
-
-    library: str
-    section: str  # its dotted path; empty: the upper level
-    key: str
-    written: dict  # all keys of that section
-
-    @property
-    def path(self) -> str:
-        return f"{self.section}.{self.key}".lstrip(".")
-
-    @property
-    def known(self) -> dict[str, Any]:
-        """The keys that the library has in that section."""
-        return library_defaults(self.library)[self.section]
-
-    @property
-    def places(self) -> list[str]:
-        """The sections that have such a key."""
-        return [section for section, keys in library_defaults(self.library).items() if section and self.key in keys]
-
-
-def unknown_keys(library: str, config: dict) -> Iterator[UnknownKey]:
-    """Yield each key that a library does not know, by the sections in which it stands."""
-    for path, known in library_defaults(library).items():
-        section = section_at(config, path)
-        unknown = [key for key in section if key not in known]
-        for key in unknown[:MOST_UNKNOWN]:
-            yield UnknownKey(library, path, str(key), section)
-
-
-def _without_a_reader(library: str, config: dict) -> Iterator[str]:
-    for each in unknown_keys(library, config):
-        if each.key[:1].isalpha():  # _comment and // are notes
-            places = [f"write it into {place}" for place in each.places]
-            remedy = nearest(each.key, each.known, otherwise=" or ".join(places) or "remove it")
-            yield f"{library} has no key {each.path:.80}: {remedy}"
-
-
-def promises_ignored(config: dict, stage: int, also_defaults: bool = False) -> list[tuple[str, str]]:
-    """Return what a stage does otherwise than `zero_optimization` promises, without a message, and what to do.
-
-    It is so in DeepSpeed 0.19.8. `study diagnose` tells what changes something; of an arm it is refused also where a
-    key that is not read has DeepSpeed's default.
-    """
-    zero = _section(config, "zero_optimization")
-    found = []
-    home = _home(zero, "offload_optimizer")
-    if stage == 0 and home != "none":  # no class of ZeRO is made, which alone offloads
-        found.append(("ignores offload_optimizer", "take a stage that divides states, or remove it"))
-    elif stage != 3 and home == "nvme":  # they only ask whether it is none (stage_1_and_2.py:220)
-        found.append(("takes nvme for cpu, and writes nothing to a disk", "write cpu, or take stage 3"))
-    if ignored := [path for path in _unread(config, stage) if also_defaults or not _is_default(zero, path)]:
-        reading = "stage 1 or 2" if stage == 3 else "stage 3"
-        them = "it" if len(ignored) == 1 else "them"
-        found.append((f"ignores {' and '.join(ignored)}", f"take {reading}, or remove {them}"))
-    return found
-
-
-def _unread(config: dict, stage: int) -> list[str]:
-    """Return the dotted paths in `zero_optimization` that a stage never reads, whatever is written there."""
-    zero = _section(config, "zero_optimization")
-    if stage == 3:
-        return [key for key in zero if key in OF_STAGES_1_AND_2]
-    # Accelerate asks for some where AutoTP divides the weights, as well.
-    read = GATHERS if section_at(config, "tensor_parallel").get("autotp_size") else ()
-    return [key for key in zero if _is_of_stage_3(key) and key not in read] + _unread_of_offloads(zero, stage)
-
-
-def _unread_of_offloads(zero: dict, stage: int) -> list[str]:
-    """Return what stages 0, 1 and 2 do not read of the sections for offloading."""
-    unread = []
-    if _home(zero, "offload_param") != "none":
-        unread.append("offload_param")  # reproductions/offload_param_without_stage3.py
-    if stage != 0 and _home(zero, "offload_optimizer") not in ("none", "nvme"):
-        # Of its section they read device and pin_memory alone.
-        unread += [f"offload_optimizer.{key}" for key in zero["offload_optimizer"] if key in OF_ITS_OFFLOAD]
-    return unread
-
-
-def _home(zero: dict, part: str) -> str:
-    return section_at(zero, part).get("device") or "none"
-
-
-def _is_of_stage_3(key: str) -> bool:
-    known = library_defaults("deepspeed")["zero_optimization"]
-    return key in known and (key in OF_STAGE_3 or key.startswith("stage3_") or f"stage3_{key}" in known)
-
-
-def _is_default(zero: dict, path: str) -> bool:
-    """Whether the value at a dotted path is DeepSpeed's default, or open."""
-    section, _, key = path.rpartition(".")
-    usual = library_defaults("deepspeed")[f"zero_optimization.{section}".rstrip(".")]
-    return section_at(zero, section)[key] in (usual[key], "auto")
-
-
-def _section(config: dict, name: str) -> dict:
-    section = config.get(name) or {}
-    if not isinstance(section, dict):
-        raise TypeError(f"{name} must be a table (got {section!r:.80})")
-    return section
 
 
 def config_of_yaml(section: dict) -> dict:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 
-from study.core import arms
+from study.core import arms, ignored_keys
 from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.files import from_toml
@@ -193,7 +193,7 @@ SHORT = [key for key in OF_ZERO if f"stage3_{key}" in BEGIN]
 def test_each_key_of_stage_3_is_refused_of_the_others(tmp_path, stage):
     """Whatever its value, and if it is DeepSpeed's default."""
     wrong = []
-    for key in [*BEGIN, *SHORT, *arms.OF_STAGE_3]:
+    for key in [*BEGIN, *SHORT, *ignored_keys.OF_STAGE_3]:
         for value in (12345, OF_ZERO[key], "auto"):
             said = told_of(tmp_path, {"zero_optimization": {"stage": stage, key: value}})
             if f"stage {stage} ignores {key}: take stage 3" not in said:

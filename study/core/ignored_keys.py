@@ -1,0 +1,128 @@
+"""Keys of a config that no library knows, and those of DeepSpeed that its stage ignores."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from study.core.errors import nearest
+from study.core.files import section_at, section_of
+from study.core.library_defaults import library_defaults
+
+MOST_UNKNOWN = 200  # keys of a section that are compared with the library's, which takes milliseconds each
+# Only stage 3 is given them (DeepSpeed 0.19.8, _configure_zero_optimizer of runtime/engine.py, zero/stage3.py and what
+# they call), and those that begin with stage3_, also without this. The last are of offload_optimizer.
+OF_STAGE_3 = (
+    "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_nontrainable_weights",
+    "zero_quantized_gradients", "sub_group_size", "memory_efficient_linear", "override_module_apply", "leaf_module",
+    "log_trace_cache_warnings", "enable_sanity_checks", "save_muon_momentum_buffer_in_memory",
+)  # fmt: skip
+OF_ITS_OFFLOAD = (
+    "buffer_count", "pipeline_read", "pipeline_write", "fast_init", "ratio", "super_offload", "cpuadam_cores_perc",
+)  # fmt: skip
+# Only stages 1 and 2 are given them.
+OF_STAGES_1_AND_2 = (
+    "allgather_bucket_size", "use_multi_rank_bucket_allreduce", "ignore_unused_parameters", "round_robin_gradients",
+    "parameter_alignment",
+)  # fmt: skip
+GATHERS = (
+    "stage3_gather_16bit_weights_on_model_save", "gather_16bit_weights_on_model_save",
+    "stage3_gather_fp16_weights_on_model_save",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class UnknownKey:
+    """A key that a library does not know: it ignores it, or does not start."""
+
+    library: str
+    section: str  # its dotted path; empty: the upper level
+    key: str
+    written: dict  # all keys of that section
+
+    @property
+    def path(self) -> str:
+        return f"{self.section}.{self.key}".lstrip(".")
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """The keys that the library has in that section."""
+        return library_defaults(self.library)[self.section]
+
+    @property
+    def places(self) -> list[str]:
+        """The sections that have such a key."""
+        return [section for section, keys in library_defaults(self.library).items() if section and self.key in keys]
+
+
+def unknown_keys(library: str, config: dict) -> Iterator[UnknownKey]:
+    """Yield each key that a library does not know, by the sections in which it stands."""
+    for path, known in library_defaults(library).items():
+        section = section_at(config, path)
+        unknown = [key for key in section if key not in known]
+        for key in unknown[:MOST_UNKNOWN]:
+            yield UnknownKey(library, path, str(key), section)
+
+
+def without_a_reader(library: str, config: dict) -> Iterator[str]:
+    for each in unknown_keys(library, config):
+        if each.key[:1].isalpha():  # _comment and // are notes
+            places = [f"write it into {place}" for place in each.places]
+            remedy = nearest(each.key, each.known, otherwise=" or ".join(places) or "remove it")
+            yield f"{library} has no key {each.path:.80}: {remedy}"
+
+
+def promises_ignored(config: dict, stage: int, also_defaults: bool = False) -> list[tuple[str, str]]:
+    """Return what a stage does otherwise than `zero_optimization` promises, without a message, and what to do.
+
+    It is so in DeepSpeed 0.19.8. `study diagnose` tells what changes something; of an arm it is refused also where a
+    key that is not read has DeepSpeed's default.
+    """
+    zero = section_of(config, "zero_optimization")
+    found = []
+    home = _home(zero, "offload_optimizer")
+    if stage == 0 and home != "none":  # no class of ZeRO is made, which alone offloads
+        found.append(("ignores offload_optimizer", "take a stage that divides states, or remove it"))
+    elif stage != 3 and home == "nvme":  # they only ask whether it is none (stage_1_and_2.py:220)
+        found.append(("takes nvme for cpu, and writes nothing to a disk", "write cpu, or take stage 3"))
+    if ignored := [path for path in _unread(config, stage) if also_defaults or not _is_default(zero, path)]:
+        reading = "stage 1 or 2" if stage == 3 else "stage 3"
+        them = "it" if len(ignored) == 1 else "them"
+        found.append((f"ignores {' and '.join(ignored)}", f"take {reading}, or remove {them}"))
+    return found
+
+
+def _unread(config: dict, stage: int) -> list[str]:
+    """Return the dotted paths in `zero_optimization` that a stage never reads, whatever is written there."""
+    zero = section_of(config, "zero_optimization")
+    if stage == 3:
+        return [key for key in zero if key in OF_STAGES_1_AND_2]
+    # Accelerate asks for some where AutoTP divides the weights, as well.
+    read = GATHERS if section_at(config, "tensor_parallel").get("autotp_size") else ()
+    return [key for key in zero if _is_of_stage_3(key) and key not in read] + _unread_of_offloads(zero, stage)
+
+
+def _unread_of_offloads(zero: dict, stage: int) -> list[str]:
+    """Return what stages 0, 1 and 2 do not read of the sections for offloading."""
+    unread = []
+    if _home(zero, "offload_param") != "none":
+        unread.append("offload_param")  # reproductions/offload_param_without_stage3.py
+    if stage != 0 and _home(zero, "offload_optimizer") not in ("none", "nvme"):
+        # Of its section they read device and pin_memory alone.
+        unread += [f"offload_optimizer.{key}" for key in zero["offload_optimizer"] if key in OF_ITS_OFFLOAD]
+    return unread
+
+
+def _home(zero: dict, part: str) -> str:
+    return section_at(zero, part).get("device") or "none"
+
+
+def _is_of_stage_3(key: str) -> bool:
+    known = library_defaults("deepspeed")["zero_optimization"]
+    return key in known and (key in OF_STAGE_3 or key.startswith("stage3_") or f"stage3_{key}" in known)
+
+
+def _is_default(zero: dict, path: str) -> bool:
+    """Whether the value at a dotted path is DeepSpeed's default, or open."""
+    section, _, key = path.rpartition(".")
+    usual = library_defaults("deepspeed")[f"zero_optimization.{section}".rstrip(".")]
+    return section_at(zero, section)[key] in (usual[key], "auto")
