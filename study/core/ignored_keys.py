@@ -64,8 +64,9 @@ def unknown_keys(library: str, config: dict) -> Iterator[UnknownKey]:
 
 
 def without_a_reader(library: str, config: dict) -> Iterator[str]:
+    """Yield what to do about each key that a library does not know. Notes, such as _comment, are left alone."""
     for each in unknown_keys(library, config):
-        if each.key[:1].isalpha():  # _comment and // are notes
+        if each.key[:1].isalpha():
             places = [f"write it into {place}" for place in each.places]
             remedy = nearest(each.key, each.known, otherwise=" or ".join(places) or "remove it")
             yield f"{library} has no key {each.path:.80}: {remedy}"

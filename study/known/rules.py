@@ -1,4 +1,4 @@
-"""What Python around a rule says of it: its conditions with their numbers, and the comments above it."""
+"""Reads the code of a rule: its conditions with their numbers, and the comments above it."""
 
 import ast
 import functools
@@ -38,7 +38,7 @@ def function_at(place: str) -> str | None:
 
 
 def conditions_of_rule(place: str) -> list[str]:
-    """Return the tests of all `if` around a line, from the outside in, and the numbers of their names."""
+    """Return the conditions of all `if` around a line, the outermost first, and the values of the constants in them."""
     file, line = _at(place)
     function = _function(place)
     if function is None:
@@ -66,7 +66,7 @@ def _numbers(file: str) -> dict[str, str]:
 
 
 def comments_of_rule(place: str) -> str:
-    """Return the comments above a line since the rule before it, or those that are above all rules of its function."""
+    """Return the comments between a line and the rule before it. Without any: those at the top of its function."""
     file, line = _at(place)
     function = _function(place)
     if function is None:

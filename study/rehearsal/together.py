@@ -17,7 +17,7 @@ def apart(first: Answer, second: Answer, script: Path) -> Failure | None:
         return None
     place = next((place for place, (mine, other) in enumerate(pairs) if mine != other), len(pairs))
     mine, other = _at(first, place), _at(second, place)
-    calls = mine or other or ("", None)  # of the rank that is not at its end
+    calls = mine or other or ("", None)  # of the rank that still calls something
     if mine and other:
         what = f"rank 0 calls {mine[0]} there, and rank 1 comes to {other[0]} at {other[1]}"
     else:
