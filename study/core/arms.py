@@ -121,34 +121,35 @@ def read(path: Path) -> Arm:
     file = section.get("deepspeed_config_file") if isinstance(section, dict) else None
     remedy = f"fix {path.name}" + (f" or {Path(file).name}" if file else "")
     try:
-        if wrong := [*_wrong(config, path)]:
+        is_deepspeed = config.get("distributed_type") == "DEEPSPEED"
+        content = _deepspeed_config(section_of(config, "deepspeed_config"), path) if is_deepspeed else {}
+        if wrong := [*_wrong(config, content)]:
             raise Stop(f"{path}: {'; '.join(wrong)[:LONGEST]}", remedy)
-        return _arm(config, path)
+        return _arm(config, content, path)
     except (TypeError, ValueError) as error:
         raise Stop(f"{path}: {why(error)}", remedy) from None
 
 
-def _arm(config: dict, path: Path) -> Arm:
+def _arm(config: dict, content: dict, path: Path) -> Arm:
     kind = config["distributed_type"]
     groups = section_of(config, "parallelism_config")
     arm = Arm(path.stem, path, kind, config.get("num_processes", 1))
     if kind == "FSDP":
         return replace(arm, **_of_fsdp(section_of(config, "fsdp_config"), groups))
     if kind == "DEEPSPEED":
-        return replace(arm, **_of_deepspeed(_deepspeed_config(section_of(config, "deepspeed_config"), path), groups))
+        return replace(arm, **_of_deepspeed(content, groups))
     return arm
 
 
-def _wrong(config: dict, path: Path) -> Iterator[str]:
-    """Yield all that is wrong with an arm, or ignored in it."""
+def _wrong(config: dict, content: dict) -> Iterator[str]:
+    """Yield all that is wrong with an arm, or ignored in it. `content`: its DeepSpeed config."""
     kind = config.get("distributed_type")
     if kind not in PARALLELISM:  # yaml reads a bare NO as false
         yield f"distributed_type must be one of {', '.join(PARALLELISM)}, 'NO' in quotes (got {kind})"
         return
     yield from _wrong_in_yaml(config, kind)
     if kind == "DEEPSPEED":
-        section = section_of(config, "deepspeed_config")
-        yield from _wrong_in_deepspeed(_deepspeed_config(section, path), section)
+        yield from _wrong_in_deepspeed(content, section_of(config, "deepspeed_config"))
     if kind == "FSDP":
         yield from _wrong_in_fsdp(section_of(config, "fsdp_config"))
 
