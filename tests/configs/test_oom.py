@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -264,6 +265,25 @@ def test_the_changes_that_would_fit_are_those_of_the_predictor(total, settings, 
     assert changes.predicted(reading.find("exit code 137"), training, causes[0]) == "", "no GPU"
 
 
+@pytest.mark.parametrize("model", ["llama3-8b", "qwen2.5-7b", "opt-1.3b"])
+def test_a_loss_in_pieces_is_tried_with_its_predicted_peak(model):
+    """Nobody who has it is told to take it, and a config with Liger's kernels has it."""
+    given = Described(arm="zero3", ranks=8, micro_batch=4, sequence=2048, checkpointing=True)
+    wanted = Wanted(model=model)
+    words = {change.words: change.training for change in changes.single_changes(given)}
+    chunked = words["--chunked-loss, as by Liger"]
+    assert chunked == replace(given, chunked_loss=True)
+    assert changes.predicted_memory(wanted, chunked).peak_bytes < changes.predicted_memory(wanted, given).peak_bytes
+    assert "--chunked-loss, as by Liger" not in {change.words for change in changes.single_changes(chunked)}
+
+
+def test_a_config_with_ligers_kernels_computes_the_loss_in_pieces(tmp_path):
+    config = tmp_path / "args.yaml"
+    for written, taken in (("true", True), ("false", None)):
+        config.write_text(f"{{output_dir: x, learning_rate: 1, use_liger_kernel: {written}}}")
+        assert KnownTraining.of(Wanted(), Described(config=config)).described.chunked_loss is taken
+
+
 def test_each_change_that_is_tried_holds_no_more():
     wanted = Wanted(model="llama3-8b")
     for arm in ("ddp", "zero1", "zero2", "zero3", "fsdp2"):
@@ -381,6 +401,14 @@ def held(training: Described, part: str) -> float:
     return sum(memory.at_peak.get(role, 0) for role in ROLES[part])
 
 
+def as_changed(given: Described, change: changes.Change) -> tuple[Described, Described]:
+    """A training and what a change makes of it. Logits are most of what is held where activations are recomputed."""
+    if change.training.chunked_loss:
+        given = replace(given, checkpointing=True, sequence=4096)
+        return given, replace(given, chunked_loss=True)
+    return given, change.training
+
+
 @pytest.mark.parametrize("id", cause_rows())
 def test_an_advised_change_shrinks_what_is_named(id):
     row = cause_rows()[id]
@@ -388,11 +416,13 @@ def test_an_advised_change_shrinks_what_is_named(id):
     for arm in ("ddp", "zero1", "zero2", "zero3", "fsdp2"):
         given = Described(arm=arm, ranks=4, micro_batch=4, sequence=512)
         for change in changes.that_shrink(cause, given):
+            before, after = as_changed(given, change)
             parts = change.shrinks.intersection(cause.part_of)
-            assert any(held(change.training, part) < held(given, part) for part in parts), (arm, change.words)
+            assert any(held(after, part) < held(before, part) for part in parts), (arm, change.words)
         for change in changes.that_leave_room(cause, given):
-            assert held(change.training, "activations") < held(given, "activations")
-            assert change.words.startswith("--arm")
+            before, after = as_changed(given, change)
+            assert held(after, "activations") < held(before, "activations"), (arm, change.words)
+            assert change.words.startswith(("--arm", "--chunked-loss"))
 
 
 @pytest.mark.parametrize("id", cause_rows())

@@ -104,7 +104,8 @@ def _fitting(card: Gpu, training: KnownTraining, changes: list[Change]) -> Itera
 def predicted_memory(wanted: Wanted, given: Described) -> Estimate:
     training = TrainingFlags(gpus=given.ranks, sequence=given.sequence)
     # One node, as nobody has said how large nodes are; no time is asked for.
-    place = PlaceFlags(gpu="H100", gpus_per_node=training.ranks, machine=None)
+    chunked = bool(given.chunked_loss)
+    place = PlaceFlags(gpu="H100", gpus_per_node=training.ranks, machine=None, chunked_loss=chunked)
     shape = asked_for(wanted, given.sequence or 1)
     step = StepFlags(batch=training.ranks, checkpointing=bool(given.checkpointing))
     question = Question.of(shape, training, place, step)
@@ -118,12 +119,21 @@ def that_shrink(cause: Cause, given: Described) -> list[Change]:
 
 
 def that_leave_room(cause: Cause, given: Described) -> list[Change]:
-    """Return the arms that hold less, for a cause that grows with the tokens: states stand beside it all the time."""
-    return [] if TOKENS.isdisjoint(cause.part_of) else [*_arms_that_hold_less(given)]
+    """Return the arms that hold less, for a cause that grows with the tokens: states stand beside it all the time.
+
+    Logits do so while the backward pass begins.
+    """
+    if TOKENS.isdisjoint(cause.part_of):
+        return []
+    return [*_loss_in_pieces(given), *_arms_that_hold_less(given)]
 
 
 def single_changes(given: Described) -> Iterator[Change]:
-    """Yield changes of one thing each, the mildest first: fewer sequences, recomputation, an arm that holds less."""
+    """Yield changes of one thing each, the mildest first.
+
+    A loss in pieces, fewer sequences, recomputation, an arm that holds less.
+    """
+    yield from _loss_in_pieces(given)
     rows = given.micro_batch or 1
     while rows > 1:
         rows //= 2
@@ -131,6 +141,11 @@ def single_changes(given: Described) -> Iterator[Change]:
     if not given.checkpointing:
         yield Change("activations recomputed", replace(given, checkpointing=True), frozenset(("activations",)))
     yield from _arms_that_hold_less(given)
+
+
+def _loss_in_pieces(given: Described) -> Iterator[Change]:
+    if not given.chunked_loss:
+        yield Change("--chunked-loss, as by Liger", replace(given, chunked_loss=True), frozenset(("logits",)))
 
 
 def _arms_that_hold_less(given: Described) -> Iterator[Change]:

@@ -14,6 +14,7 @@ from study.core.shapes import model_of_name
 NUMBERS = ("ranks", "micro_batch", "sequence", "vocabulary", "lora_rank")
 OUR_NAMES = {"sequences per micro-batch and rank": "micro_batch", "rank of the adapters": "lora_rank"}  # of settings
 RECOMPUTING = ("checkpointing", "the Trainer's FSDP recomputing")
+CHUNKING = "fused kernels (Liger)"  # with the Trainer's default kernels: one is the loss of chunks
 OF_TEXT = ("ranks", "micro_batch", "sequence", "checkpointing", "lora_rank")
 
 
@@ -45,6 +46,7 @@ def understood(settings: dict[str, Any]) -> dict[str, Any]:
         values[name] = _whole(values.get(name))
     # Of axolotl it may be a word, such as unsloth.
     values["checkpointing"] = any(str(values.get(name)).lower() not in OFF for name in RECOMPUTING) or None
+    values["chunked_loss"] = str(values.get(CHUNKING)).lower() not in OFF or None
     values["model"] = model_of_name(str(values.get("model")))
     values["arm"] = _nearest_arm(values)
     return values

@@ -43,6 +43,8 @@ class Described:
     """Tokens per sequence."""
     checkpointing: bool | None = None
     """Activations are recomputed in the backward pass."""
+    chunked_loss: bool | None = None
+    """The loss is computed in pieces, so that never all logits are held, as by Liger or torchtune."""
     vocabulary: int | None = None
     """Size of the vocabulary, if the model is not named or has another."""
 
