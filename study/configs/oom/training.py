@@ -67,6 +67,7 @@ class KnownTraining:
     settings: dict[str, Any]  # by our names
     described: Described
     from_text: frozenset[str]  # names of settings that only the text says
+    inferred: str = ""  # what the numbers of the error say of activations
 
     @classmethod
     def of(cls, wanted: Wanted, described: Described, stated: dict[str, Any] | None = None) -> Self:
