@@ -1,8 +1,8 @@
 """Which flags would tell of the most faults that they do not apply."""
 
 from study.configs.priorities import AskedStack
-from study.known.faults import table
-from study.known.which_apply import Applies, Stack, which_apply
+from study.known.faults import Fault, table
+from study.known.which_apply import Applies, OpenQuestion, Stack, which_apply
 
 MOST_ASKED = 3  # flags
 NUMBERS = [1, 8]  # of ranks or passes: alone, or more than any fault needs
@@ -21,16 +21,24 @@ def _answers(asked: AskedStack, may: list[Applies]) -> dict[str, list[Stack]]:
     answers: dict[str, list[Stack]] = {}
     for each in may:
         for question in each.why:
-            condition = question.condition
-            if condition == "keys" and not asked.has_config:
-                answers["--config"] = [asked.stack.without_keys()]
-            elif condition in table().asked or condition in asked.stack.releases:
-                tested = table().asked.get(condition, each.fault.asked)
-                answers[question.flag] = [asked.stack.with_release(condition, release) for release in tested]
-            elif question.flag:
-                name = "--stage" if condition == "stage" else question.flag
-                answers[name] = [asked.stack.answered(condition, value) for value in _values(condition)]
+            answers[_given_as(question)] = _answered(asked, question, each.fault)
+    answers.pop("", None)
     return answers
+
+
+def _given_as(question: OpenQuestion) -> str:
+    """Return what a user gives to answer a question. Empty: only somebody who looks at the script can."""
+    return {"keys": "--config", "stage": "--stage"}.get(question.condition, question.flag)
+
+
+def _answered(asked: AskedStack, question: OpenQuestion, fault: Fault) -> list[Stack]:
+    """Return the stacks that the answers to a question would make."""
+    condition, stack = question.condition, asked.stack
+    if condition == "keys":
+        return [] if asked.has_config else [stack.without_keys()]
+    if condition in table().asked or condition in stack.releases:
+        return [stack.with_release(condition, release) for release in table().asked.get(condition, fault.asked)]
+    return [stack.answered(condition, value) for value in _values(condition)] if question.flag else []
 
 
 def _values(condition: str) -> list:

@@ -8,6 +8,7 @@ from study.configs.oom.reading import OomError
 from study.configs.oom.training import KnownTraining
 from study.core.errors import Stop
 from study.core.text import binary_size
+from study.predict.front import Estimate
 
 # Causes that say what stands beside, and not which tensor was asked for.
 ASIDE = ("oom-states", "oom-other-process", "oom-fragmentation")
@@ -27,24 +28,30 @@ def with_recomputing(error: OomError, training: KnownTraining, causes: list[Caus
 def recomputes(error: OomError, training: KnownTraining, causes: list[Cause]) -> bool | None:
     """Return whether activations are recomputed. None: somebody has said it, or the numbers fit both or neither."""
     given = training.described
-    if given.checkpointing is not None or error.where != "GPU" or not error.allocated:
-        return None
-    if training.model is None or training.missing or not given.sequence:
+    is_said_enough = training.model is not None and not training.missing and given.sequence
+    if given.checkpointing is not None or not is_said_enough or error.where != "GPU" or not error.allocated:
         return None
     try:
         kept = predicted_memory(training.wanted, replace(given, checkpointing=False))
         recomputed = predicted_memory(training.wanted, replace(given, checkpointing=True))
     except Stop:  # an arm whose memory is not predicted
         return None
-    needed_bytes = error.allocated + error.asked.low
+    return _nearer(error.allocated, error.asked.low, kept, recomputed, _asks_for_logits(causes))
+
+
+def _nearer(
+    allocated_bytes: int, asked_bytes: int, kept: Estimate, recomputed: Estimate, is_of_logits: bool
+) -> bool | None:
+    """Return whether recomputed activations fit the numbers, and kept ones do not; False: the other way round."""
+    needed_bytes = allocated_bytes + asked_bytes
     if needed_bytes > CLEARLY * recomputed.peak_bytes:
         return False if needed_bytes <= CLEARLY * kept.peak_bytes else None
     weight_bytes = recomputed.at_peak.get("weights", 0)
-    if not _asks_for_logits(causes) or error.allocated < weight_bytes / CLEARLY:
+    if not is_of_logits or allocated_bytes < weight_bytes / CLEARLY:
         return None
     # The logits come after all layers: what these keep is allocated then, beside the weights.
     of_layers_bytes = kept.peak_bytes - recomputed.peak_bytes
-    return True if CLEARLY * error.allocated < weight_bytes + of_layers_bytes else None
+    return True if CLEARLY * allocated_bytes < weight_bytes + of_layers_bytes else None
 
 
 def _asks_for_logits(causes: list[Cause]) -> bool:
