@@ -1,22 +1,17 @@
 """The mistakes of one config: what a library ignores in silence, and what it refuses when the training starts."""
 
 import difflib
-import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-from pydantic import ValidationError
-from pydantic_core import SchemaValidator
 
 from study.configs.settings import AUTO, COUNT, FIELDS, Setting, descriptions, same, zero_section
 from study.configs.shown import printable, shown
 from study.configs.sources import ACCELERATE, OTHER, TRAINER, Source, flat, read
 from study.core.errors import Stop
-from study.core.files import section_at, sentence
 from study.core.ignored_keys import UnknownKey, promises_ignored, unknown_keys
 from study.core.library_defaults import known_libraries
+from study.core.refused_values import refused_values
 from study.core.text import comparable, say_aside
 from study.known.findings import Finding, finding, texts
 from study.records.metrics import dig
@@ -172,29 +167,10 @@ def _refused(library: str, config: dict) -> Iterator[Finding]:
         yield from _mistyped(library, config)
     if library == "deepspeed":
         yield from _left_open(config)
-    values = flat(known["sections"][""] | known["sections"])
     release = f"{library} {known['version']}"
-    for place, kind, value in _typed(known["types"], config):
-        try:
-            values[place] = SchemaValidator(kind).validate_python(value)
-        except ValidationError as error:
-            was_removed = error.errors()[0]["type"] == "removed"  # an older release may take it
-            id = "key_removed" if was_removed else "value_refused"
-            yield finding(id, library=release, problem=f"{place} {sentence(error)}")
-    for problem in _impossible(values, known["exclusive"]):
-        yield finding("value_refused", library=release, problem=problem)
-
-
-def _impossible(values: dict[str, Any], exclusive: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield the values with which a library does not start together, by their dotted paths."""
-    for together in exclusive:
-        if together.items() <= values.items():
-            yield f"{json.dumps(together)[1:-1]} exclude each other"
-    # DeepSpeed wants train_batch_size = micro-batch x gradient accumulation x ranks.
-    rows = values.get("train_batch_size") or 0
-    parts = (values.get("train_micro_batch_size_per_gpu") or 1) * (values.get("gradient_accumulation_steps") or 1)
-    if rows % parts:
-        yield f"no number of ranks gives a train_batch_size of {rows:g}, with {parts:g} sequences on each"
+    for each in refused_values(library, config):
+        id = "key_removed" if each.was_removed else "value_refused"
+        yield finding(id, library=release, problem=each.problem)
 
 
 def _left_open(config: dict) -> Iterator[Finding]:
@@ -203,14 +179,6 @@ def _left_open(config: dict) -> Iterator[Finding]:
     left = [printable(key) for key, value in flat(config).items() if value == AUTO and key not in filled]
     if left:
         yield finding("auto_not_filled", keys=", ".join(left))
-
-
-def _typed(types: dict[str, dict], config: dict) -> Iterator[tuple[str, Any, Any]]:
-    """Yield each value whose type a library knows: its dotted path, the type and the value."""
-    for path, of_section in types.items():
-        for key, value in section_at(config, path).items():
-            if key in of_section and value != AUTO:
-                yield f"{path}.{key}".lstrip("."), of_section[key], value
 
 
 def _without_effect(config: dict) -> Iterator[Finding]:
