@@ -9,7 +9,15 @@ from study.configs.settings import AUTO, COUNT, FIELDS, Setting, descriptions, s
 from study.configs.shown import printable, shown
 from study.configs.sources import ACCELERATE, OTHER, TRAINER, Source, flat, read
 from study.core.errors import Stop
-from study.core.ignored_keys import UnknownKey, promises_ignored, unknown_keys
+from study.core.files import section_at
+from study.core.ignored_keys import (
+    UnknownKey,
+    accelerate_ignores,
+    beside_a_json,
+    lost_paths,
+    promises_ignored,
+    unknown_keys,
+)
 from study.core.library_defaults import known_libraries
 from study.core.refused_values import refused_values
 from study.core.text import comparable, say_aside
@@ -47,7 +55,7 @@ def mistakes(source: Source) -> Iterator[Finding]:
     else:
         yield from _refused(FIELDS[source.kind], content)
     if source.kind == ACCELERATE:
-        yield from _not_arriving(content)
+        yield from _not_arriving(source)
     yield from _without_effect(content)
     yield from _stage_ignores(content)
     if source.unread:
@@ -67,14 +75,29 @@ def _of_no_kind(content: dict) -> Iterator[Finding]:
         yield from _mistyped(library, content)
 
 
-def _not_arriving(content: dict) -> Iterator[Finding]:
-    """Yield what `accelerate launch` does not hand on of a yaml."""
-    kind = str(content.get("distributed_type") or "NO")
+def _not_arriving(source: Source) -> Iterator[Finding]:
+    """Yield what `accelerate launch` does not hand on of a yaml, or refuses in it."""
+    kind = str(source.content.get("distributed_type") or "NO")
     for engine in ("deepspeed", "fsdp"):
         # `accelerate launch` takes the engine from distributed_type, unless a flag such as --use_deepspeed names
         # one (commands/launch.py:1224).
-        if content.get(f"{engine}_config") and kind != engine.upper():
+        if source.content.get(f"{engine}_config") and kind != engine.upper():
             yield finding("section_unused", engine=engine, kind=f"{kind:.40}", needed=engine.upper())
+    if kind == "DEEPSPEED":
+        yield from _not_arriving_in_deepspeed(section_at(source.content, "deepspeed_config"), source.named)
+
+
+def _not_arriving_in_deepspeed(section: dict, config: Source | None) -> Iterator[Finding]:
+    """Yield what does not arrive of a yaml's section for DeepSpeed. `config` is what it says, or names."""
+    for key in lost_paths(section):
+        yield finding("nvme_path_lost", key=key)
+    if keys := beside_a_json(section):
+        release = f"accelerate {known_libraries()['accelerate']['version']}"
+        problem = f"{', '.join(keys)} must not stand beside deepspeed_config_file: that file says it"
+        yield finding("value_refused", library=release, problem=problem)
+    if config:
+        for does, do in accelerate_ignores(section, _stage(config.content)):
+            yield finding("accelerate_ignores", does=does, do=do)
 
 
 def _of_trainer(source: Source) -> Iterator[Finding]:
@@ -198,9 +221,12 @@ def _text_at(config: dict, path: str) -> str:
 
 def _stage_ignores(config: dict) -> Iterator[Finding]:
     """Yield what the stage of a DeepSpeed config does otherwise than the config says."""
-    zero = zero_section(config)
-    stage = zero.get("stage") or 0
-    if stage == AUTO:
-        stage = 2  # as Accelerate and the Trainer fill it in
-    for does, do in promises_ignored(config | {"zero_optimization": zero}, stage):
+    stage = _stage(config)
+    for does, do in promises_ignored(config | {"zero_optimization": zero_section(config)}, stage):
         yield finding("stage_ignores", stage=stage, does=does, do=do)
+
+
+def _stage(config: dict) -> int:
+    """Return the stage of a DeepSpeed config, as Accelerate and the Trainer fill it in."""
+    stage = zero_section(config).get("stage") or 0
+    return 2 if stage == AUTO else stage
