@@ -21,7 +21,7 @@ from study.cli.commands import COMMANDS
 from study.core import arms
 from study.core.arms import NAMES
 from study.core.doctor import Examined
-from study.core.text import bar, during, show
+from study.core.text import bar, during, show, size
 from study.predict.architecture import named
 from study.predict.prediction import estimate
 from study.predict.question import PlaceFlags, TrainingFlags
@@ -111,6 +111,20 @@ def test_an_arm_that_is_refused_stops_no_other(asked, monkeypatch, tmp_path, cap
     printed = " ".join(capsys.readouterr().out.split())
     assert refused.partition("; fix")[0] in printed
     assert f"of {len(every)} arms can run on this machine." in printed
+
+
+@pytest.mark.parametrize(("gpus", "of_node"), [(2, 2), (8, 8), (16, 8)])
+def test_the_host_memory_of_a_node_is_that_of_its_ranks(asked, gpus, of_node, capsys):
+    words = f"estimate --model gpt2 --arm zero3_cpu --gpus {gpus}"
+    asked(f"{words} --gpu H100 --json")
+    told = json.loads(capsys.readouterr().out)
+    host_bytes = told["estimate"]["host_bytes"]
+    assert told["host_bytes_of_node"] == of_node * host_bytes > 0
+    asked(f"{words} --gpu H100")
+    line = f"{size(of_node * host_bytes)} a node of {of_node} GPUs, and {size(of_node * (host_bytes + 4e9))} with 4 GB"
+    assert f"host memory: {size(host_bytes)} a rank, {line}" in " ".join(capsys.readouterr().out.split())
+    asked(words)
+    assert "a node of" not in capsys.readouterr().out, "nobody said how many GPUs a node has"
 
 
 OWN_MISTAKES = """
