@@ -35,8 +35,11 @@ def arms(names: tyro.conf.Positional[tuple[str, ...]] = (), /) -> list[dict]:
     ready = [row for row in rows if row["here"] == "yes"]
     if ours:
         say(f"{len(ready)} of {number_of(len(rows), 'arms')} can run on this machine.", "")
-    _tell_refused([row for row in rows if "mistakes" in row])
+    refused = [row for row in rows if "mistakes" in row]
+    _tell_refused(refused)
     listed = [row for row in rows if "mistakes" not in row]
+    if refused and listed:
+        say("")
     if listed:
         columns = ("arm", "stage", "optimizer states", "weights", "here")
         show([{name: row[name] for name in columns} | {"here": row["here"].partition(":")[0]} for row in listed])
@@ -49,14 +52,15 @@ def arms(names: tyro.conf.Positional[tuple[str, ...]] = (), /) -> list[dict]:
 
 def _tell_refused(rows: list[dict]) -> None:
     """Print each mistake of files that cannot be arms, and which command reads those of another trainer."""
-    for row in rows:
+    for place, row in enumerate(rows):
+        if place:
+            say("")
         say_wrapped(f"{row['arm']} cannot be an arm: {number_of(len(row['mistakes']), 'mistakes')}.")
         for number, said in enumerate(row["mistakes"], 1):
             say_wrapped(said, indent="    ", first=f"{number:>2}. ")
         if is_file_name(row["arm"]) and is_local(row["arm"]):
             other = f"A file for a trainer of your own may name its precision: `study diagnose {row['arm']}`."
             say_wrapped("", other)
-        say("")
 
 
 def _row(name: str, gpus: int) -> dict[str, Any]:

@@ -61,6 +61,8 @@ def mistakes_in_yaml(config: dict, stage: int | None) -> Iterator[str]:
     # Accelerate passes it to the ranks in ACCELERATE_MIXED_PRECISION, where it would count beside --precision.
     if config.get("mixed_precision") not in ("no", False, None):
         yield f"mixed_precision {OF_THE_RUN}"
+    elif config.get("mixed_precision") is not None and value_at(config, "deepspeed_config.deepspeed_config_file"):
+        yield "Accelerate refuses mixed_precision beside deepspeed_config_file: remove it"
     for engine in ("DEEPSPEED", "FSDP"):
         section = f"{engine.lower()}_config"
         if config.get(section) and kind != engine:
@@ -96,13 +98,15 @@ def _mistakes_around_deepspeed(section: dict, stage: int | None) -> Iterator[str
 
 
 def _mistakes_in_fsdp(fsdp: dict) -> Iterator[str]:
-    """Yield where a section differs from that of fsdp2.yaml, which alone was run."""
-    wrong = [f"write {key}" for key in (*FSDP, *CHOSEN) if key not in fsdp]
-    wrong += [f"remove {key}" for key in fsdp if key not in (*FSDP, *CHOSEN)]
-    wrong += [f"{key} must be {value}" for key, value in FSDP.items() if fsdp.get(key, value) != value]
-    if wrong:
-        may_differ = " and ".join(CHOSEN)
-        yield f"fsdp_config must be that of fsdp2.yaml, and only {may_differ} may differ: {', '.join(wrong)}"
+    """Yield where a section differs from that of fsdp2.yaml, which alone was run. Only the keys of CHOSEN may."""
+    for key in (*FSDP, *CHOSEN):
+        if key not in fsdp:
+            yield f"fsdp_config has no {key}: write it as accelerate_configs/fsdp2.yaml has it"
+    for key, value in fsdp.items():
+        if key not in (*FSDP, *CHOSEN):
+            yield f"fsdp_config has {key!s:.80}, which was not run: remove it"
+        elif value != FSDP.get(key, value):
+            yield f"{key} must be {FSDP[key]}, as in accelerate_configs/fsdp2.yaml (got {value!r:.80})"
 
 
 def mistakes_in_deepspeed(config: dict) -> Iterator[str]:

@@ -132,7 +132,8 @@ def read(path: Path) -> Arm:
     if mistakes := files.mistakes:
         said = "; ".join(each.said for each in mistakes)
         json_name = f" or {files.json_path.name}" if files.json_path else ""
-        raise Stop(f"{path}: {said[:LONGEST]}", f"fix {path.name}{json_name}")
+        lines = f"; `study arms {path}` tells each in a line" if len(mistakes) > 1 else ""
+        raise Stop(f"{path}: {said[:LONGEST]}", f"fix {path.name}{json_name}{lines}")
     return _arm(files)
 
 

@@ -57,7 +57,7 @@ class UnknownKey:
     @property
     def places(self) -> list[str]:
         """The sections that have such a key."""
-        return [section for section, keys in library_defaults(self.library).items() if section and self.key in keys]
+        return _places(self.library, self.key)
 
 
 def unknown_keys(library: str, config: dict) -> Iterator[UnknownKey]:
@@ -69,11 +69,17 @@ def unknown_keys(library: str, config: dict) -> Iterator[UnknownKey]:
             yield UnknownKey(library, path, str(key), section)
 
 
+def _places(library: str, key: str) -> list[str]:
+    return [section for section, keys in library_defaults(library).items() if section and key in keys]
+
+
 def without_a_reader(library: str, config: dict) -> Iterator[str]:
     """Yield what to do about each key that a library does not know. Notes, such as _comment, are left alone."""
     for each in unknown_keys(library, config):
         if each.key[:1].isalpha():
             places = [f"write it into {place}" for place in each.places]
+            if library == "accelerate":  # people write DeepSpeed's keys there
+                places += [f"write it into {place} of a DeepSpeed json" for place in _places("deepspeed", each.key)]
             remedy = nearest(each.key, each.known, otherwise=" or ".join(places) or "remove it")
             yield f"{library} has no key {each.path:.80}: {remedy}"
 
