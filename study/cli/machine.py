@@ -1,5 +1,6 @@
 """`study arms` and `study doctor`: what this machine can run and what it lacks."""
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,38 +30,42 @@ def arms(names: tyro.conf.Positional[tuple[str, ...]] = (), /) -> list[dict]:
     Args:
         names: Arms, or .yaml files of yours. Default: all arms.
     """
+    names = names or tuple(all_paths())
     gpus = num_gpus()
-    rows = [_row(name, gpus) for name in names or all_paths()]
-    ours = [name for name in names or all_paths() if not is_file_name(name)]
-    ready = [row for row in rows if row["here"] == "yes"]
-    if ours:
+    rows = [_row(name, gpus) for name in names]
+    is_of_study = not all(map(is_file_name, names))
+    if is_of_study:
+        ready = [row for row in rows if row["here"] == "yes"]
         say(f"{len(ready)} of {number_of(len(rows), 'arms')} can run on this machine.", "")
-    refused = [row for row in rows if "mistakes" in row]
-    _tell_refused(refused)
-    listed = [row for row in rows if "mistakes" not in row]
-    if refused and listed:
-        say("")
-    if listed:
-        columns = ("arm", "stage", "optimizer states", "weights", "here")
-        show([{name: row[name] for name in columns} | {"here": row["here"].partition(":")[0]} for row in listed])
-    if ours:
-        say_wrapped("", "Files: accelerate_configs/NAME.yaml, and for variants accelerate_configs/variants/NAME.yaml.")
-    # The reasons are sentences, too wide for a table.
-    say_wrapped(*(f"{row['arm']}: {row['here']}" for row in listed if row not in ready), indent="    ")
+    for row in rows:
+        if "mistakes" in row:
+            _tell_mistakes(row["arm"], row["mistakes"])
+    _show_arms([row for row in rows if "mistakes" not in row])
+    if is_of_study:
+        say_wrapped("Files: accelerate_configs/NAME.yaml, and for variants accelerate_configs/variants/NAME.yaml.")
     return rows
 
 
-def _tell_refused(rows: list[dict]) -> None:
-    """Print each mistake of files that cannot be arms, and which command reads those of another trainer."""
-    for place, row in enumerate(rows):
-        if place:
-            say("")
-        say_wrapped(f"{row['arm']} cannot be an arm: {number_of(len(row['mistakes']), 'mistakes')}.")
-        for number, said in enumerate(row["mistakes"], 1):
-            say_wrapped(said, indent="    ", first=f"{number:>2}. ")
-        if is_file_name(row["arm"]) and is_local(row["arm"]):
-            other = f"A file for a trainer of your own may name its precision: `study diagnose {row['arm']}`."
-            say_wrapped("", other)
+def _tell_mistakes(name: str, mistakes: list[str]) -> None:
+    """Print each mistake of a file that cannot be an arm, and which command reads that of another trainer."""
+    say_wrapped(f"{name} cannot be an arm: {number_of(len(mistakes), 'mistakes')}.")
+    for number, said in enumerate(mistakes, 1):
+        say_wrapped(said, indent="    ", first=f"{number:>2}. ")
+    say("")
+    if is_file_name(name) and is_local(name):
+        say_wrapped(f"A file for a trainer of your own may name its precision: `study diagnose {name}`.", "")
+
+
+def _show_arms(rows: list[dict]) -> None:
+    """Print what the files of arms say, and below the table why some cannot run here."""
+    if not rows:
+        return
+    columns = ("arm", "stage", "optimizer states", "weights", "here")
+    show([{name: row[name] for name in columns} | {"here": row["here"].partition(":")[0]} for row in rows])
+    say("")
+    for row in rows:
+        if row["here"] != "yes":
+            say_wrapped(f"{row['arm']}: {row['here']}", indent="    ")
 
 
 def _row(name: str, gpus: int) -> dict[str, Any]:
@@ -70,7 +75,7 @@ def _row(name: str, gpus: int) -> dict[str, Any]:
     except Stop as refused:
         what = refused.what.removeprefix(f"{name}: ")  # its row begins with the name
         here = f"no: {what}; {refused.remedy}"
-        return {"arm": name, "here": here, "fine": False, "mistakes": _mistakes(name, refused)}
+        return {"arm": name, "here": here, "fine": False, "mistakes": _mistakes(name) or [f"{what}: {refused.remedy}"]}
     stop = launches.lacking() or examination.why_not(arm, gpus)
     return {
         "arm": arm.name,
@@ -81,14 +86,11 @@ def _row(name: str, gpus: int) -> dict[str, Any]:
     }
 
 
-def _mistakes(name: str, refused: Stop) -> list[str]:
-    """Return each mistake of an arm that is refused, with its file."""
-    if not is_file_name(name) and name not in all_paths():
-        return [f"{refused.what}: {refused.remedy}"]
-    try:
+def _mistakes(name: str) -> list[str]:
+    """Return each mistake of an arm's files, with the file. Empty: they cannot be read at all."""
+    with contextlib.suppress(Stop):
         return [f"{each.file.name}: {each.said}" for each in mistakes_of(name)]
-    except Stop as unread:
-        return [f"{unread.what}: {unread.remedy}"]
+    return []
 
 
 def doctor(*, fix: tuple[str, ...] | None = None) -> dict:

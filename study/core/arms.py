@@ -266,7 +266,10 @@ def load_arm(name: str) -> Arm:
 
 def mistakes_of(name: str) -> list[Mistake]:
     """Return all that is wrong with the files of an arm, by its name or its file. Raise Stop without a yaml."""
-    return files_of(Path(name) if is_file_name(name) else all_paths()[name]).mistakes
+    path = Path(name) if is_file_name(name) else all_paths().get(name)
+    if path is None:
+        raise Stop(f"{name!r} is not an arm", "choose one of `study arms`")
+    return files_of(path).mistakes
 
 
 @functools.cache
