@@ -8,7 +8,7 @@ import tyro
 
 from study.core import doctor as examination
 from study.core import operators
-from study.core.arms import all_paths, load_arm
+from study.core.arms import NAMES, all_paths, load_arm
 from study.core.doctor import Examined
 from study.core.errors import Stop
 from study.core.gpus import num_gpus
@@ -35,7 +35,8 @@ def arms(names: tyro.conf.Positional[tuple[str, ...]] = (), /) -> list[dict]:
     say(f"{len(rows) - len(missing)} of {number_of(len(rows), 'arms')} can run on this machine.", "")
     columns = ("arm", "stage", "optimizer states", "weights", "here")
     show([{name: row.get(name) for name in columns} | {"here": row["here"].partition(":")[0]} for row in rows])
-    files = "Files: accelerate_configs/NAME.yaml, and for variants accelerate_configs/variants/NAME.yaml."
+    variants = len(all_paths()) - len(NAMES)
+    files = f"{len(NAMES)} arms: accelerate_configs/NAME.yaml. {variants} variants: accelerate_configs/variants/."
     say_wrapped("", files, *missing, indent="    ")
     return rows
 
