@@ -8,7 +8,7 @@ import tyro
 
 from study.core import doctor as examination
 from study.core import operators
-from study.core.arms import all_paths, is_file_name, load_arm, mistakes_of
+from study.core.arms import NAMES, all_paths, is_file_name, load_arm, mistakes_of
 from study.core.doctor import Examined
 from study.core.errors import Stop
 from study.core.gpus import num_gpus
@@ -41,7 +41,9 @@ def arms(names: tyro.conf.Positional[tuple[str, ...]] = (), /) -> list[dict]:
         columns = ("arm", "stage", "optimizer states", "weights", "here")
         show([{name: row[name] for name in columns} | {"here": row["here"].partition(":")[0]} for row in listed])
     if ours:
-        say_wrapped("", "Files: accelerate_configs/NAME.yaml, and for variants accelerate_configs/variants/NAME.yaml.")
+        variants = len(all_paths()) - len(NAMES)
+        files = f"{len(NAMES)} arms: accelerate_configs/NAME.yaml. {variants} variants: accelerate_configs/variants/."
+        say_wrapped("", files)
     # The reasons are sentences, too wide for a table.
     say_wrapped(*(f"{row['arm']}: {row['here']}" for row in listed if row not in ready), indent="    ")
     return rows
