@@ -9,7 +9,7 @@ import tyro
 
 from study.core import doctor as examination
 from study.core import operators
-from study.core.arms import all_paths, is_file_name, load_arm, mistakes_of
+from study.core.arms import NAMES, all_paths, is_file_name, load_arm, mistakes_of
 from study.core.doctor import Examined
 from study.core.errors import Stop
 from study.core.gpus import num_gpus
@@ -42,7 +42,10 @@ def arms(names: tyro.conf.Positional[tuple[str, ...]] = (), /) -> list[dict]:
             _tell_mistakes(row["arm"], row["mistakes"])
     _show_arms([row for row in rows if "mistakes" not in row])
     if is_of_study:
-        say_wrapped("Files: accelerate_configs/NAME.yaml, and for variants accelerate_configs/variants/NAME.yaml.")
+        variants = len(all_paths()) - len(NAMES)
+        say_wrapped(
+            f"{len(NAMES)} arms: accelerate_configs/NAME.yaml. {variants} variants: accelerate_configs/variants/."
+        )
     return rows
 
 
