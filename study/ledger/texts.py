@@ -50,7 +50,7 @@ class Claim(BaseModel):
     certainty: CertaintyWord | None = None  # None: it cannot be decided here
     because: str = ""
     evidence: Annotated[tuple[Evidence, ...], Field(strict=False, max_length=6)]
-    document: str = Field(default_factory=lambda known: known["id"].partition("-")[0].removeprefix("S"))
+    document: str = Field(default_factory=lambda known: known["id"].partition("-")[0])
 
     @property
     def said(self) -> str:
@@ -103,7 +103,7 @@ def texts() -> tuple[Text, ...]:
     what = "as the ledger needs it"
     remedy = "correct the file"
     known = [load(path, Text, what=what, remedy=remedy, most_bytes=MAX_BYTES) for path in FOLDER.glob("*.toml")]
-    return tuple(sorted(known, key=lambda text: text.document))
+    return tuple(sorted(known, key=lambda text: (not text.document.startswith("S"), text.document)))  # articles first
 
 
 def claims() -> list[Claim]:
@@ -129,7 +129,7 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
     known: list[Claim | Fault] = [*claims(), *faults()]
     by_name: dict[str, Sequence] = {each.id.lower(): [each] for each in known}
     by_name |= {"faults": faults()} | {text.document.lower(): text.claim for text in texts()}
-    by_name |= {text.claim[0].id.partition("-")[0].lower(): text.claim for text in texts()}  # S002 as well as 002
+    by_name |= {text.document.removeprefix("S").lower(): text.claim for text in texts()}  # 002 as well as S002
     # --- each word is a name, or all of them are words of a claim
     names = [word.lower() for word in words]
     if by_name.keys() >= set(names):
