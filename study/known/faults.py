@@ -28,6 +28,7 @@ FACTOR = re.compile(r"[x/] ([Ng]|\d[\d,]*)")  # by which a value is wrong: N ran
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 Release = Version | SpecifierSet  # a range
 ANY = SpecifierSet()  # release
+version = functools.cache(Version)  # the table has few, and an answer compares thousands
 # Conditions, by the names of flags: a number is the least, of a list one must fit. What is not said does not matter.
 When = dict[str, bool | int | str | list | dict]
 
@@ -67,7 +68,7 @@ class Fault(BaseModel):
     because: str = ""
 
     def contains(self, release: Version) -> bool:
-        return Version(self.since) <= release <= Version(self.until)
+        return version(self.since) <= release <= version(self.until)
 
     def has(self, release: Release) -> bool | None:
         """Whether a release has the fault. None: it was not asked, and the one before or after it has.
@@ -76,7 +77,7 @@ class Fault(BaseModel):
         from 5.0 on are more than 5.23.0, the first that was tested.
         """
         if isinstance(release, SpecifierSet):
-            return self._has_all(release, [*map(Version, [*self.asked, *table().asked.get(self.package, ())])])
+            return self._has_all(release, [*map(version, [*self.asked, *table().asked.get(self.package, ())])])
         beside = self.beside(release)
         if not any(map(self.contains, beside)):
             return False
@@ -84,7 +85,7 @@ class Fault(BaseModel):
 
     def beside(self, release: Version) -> list[Version]:
         """Return the tested releases nearest to one: itself, or the one before and the one after it."""
-        asked = sorted(map(Version, self.asked or table().asked[self.package]))
+        asked = sorted(map(version, self.asked or table().asked[self.package]))
         not_newer = bisect_right(asked, release)
         before = asked[:not_newer][-1:]
         if release in before:
@@ -107,7 +108,7 @@ class Fault(BaseModel):
         return table().untested.format(self.package, release, beside)
 
     def _has_all(self, span: SpecifierSet, tested: list[Version]) -> bool | None:
-        ends = [Version(each.version.removesuffix(".*")) for each in span]
+        ends = [version(each.version.removesuffix(".*")) for each in span]
         judge = self.contains if any(span.filter(tested)) else self.has  # then its ends, as single releases
         inside = {*map(judge, span.filter(tested + ends))}
         return inside.pop() if len(inside) == 1 and ends else None
