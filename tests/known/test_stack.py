@@ -695,11 +695,11 @@ def test_nothing_is_said_to_apply_to_the_arms_of_this_study(arm):
 
 def test_a_question_names_in_its_text_what_answers_it_and_nothing_else():
     """Whatever the text: who reads it and who sorts by it see the same."""
+    every_package = dict.fromkeys([*(fault.package for fault in table().fault), *table().asked], ANY)
     questions = [
         (each.fault.id, question)
         for trainer in (*table().trainers, None)
-        for fault in table().fault
-        for each in which_apply(Stack({fault.package: ANY, **dict.fromkeys(table().asked, ANY)}, {"trainer": trainer}))
+        for each in which_apply(Stack(every_package, {"trainer": trainer}))
         for question in each.why
     ]
     assert {question.condition for _, question in questions} >= {"stage", "script", "keys", "passes", "torch", "trl"}

@@ -8,7 +8,7 @@ from study.configs.mistakes import recognised
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.told import told
 from study.configs.settings import AUTO, OFF, UNKNOWN, EffectiveSettings, effective_settings
-from study.core.arms import OFFLOADS
+from study.core.ignored_keys import OFFLOADS
 from study.core.shapes import model_of_name
 
 NUMBERS = ("ranks", "micro_batch", "sequence", "vocabulary", "lora_rank")
