@@ -95,11 +95,7 @@ def advise(question: Question) -> Advice:
     """Every arm that makes sense here as a row, and the choice."""
     rows = [best_of_arm(question, arm) for arm in _arms(question)]
     while True:
-        fitting = [row for row in rows if row.fits]
-        choice = best_of(fitting)
-        others = [row for row in fitting if row is not choice]
-        faster = [row for row in others if choice and row.is_tight and _is_preferred_by_others(row, choice)]
-        alternative = min(faster, key=lambda row: row.seconds) if faster else best_of(others)
+        choice, alternative = _chosen(rows)
         unknown = [row for row in (choice, alternative) if row and row.driver_bytes is None]
         if not unknown:
             return Advice(question, tuple(rows), choice, alternative, _without_offloading(question, choice))
@@ -107,6 +103,15 @@ def advise(question: Question) -> Advice:
         # fills the card fits only just, and then another one may be better: choose again.
         for row in unknown:
             rows[rows.index(row)] = _with_room(question, row)
+
+
+def _chosen(rows: list[Row]) -> tuple[Row | None, Row | None]:
+    """The choice and the alternative of an advice."""
+    fitting = [row for row in rows if row.fits]
+    choice = best_of(fitting)
+    others = [row for row in fitting if row is not choice]
+    faster = [row for row in others if choice and row.is_tight and _is_preferred_by_others(row, choice)]
+    return choice, min(faster, key=lambda row: row.seconds) if faster else best_of(others)
 
 
 def _is_preferred_by_others(row: Row, choice: Row) -> bool:
@@ -166,7 +171,9 @@ def fewest(
 
 
 def _arms(question: Question) -> list[Arm]:
-    return [arm for arm in map(arms.load_arm, arms.NAMES) if _makes_sense(arm, question)]
+    return [
+        arm for arm in map(arms.load_arm, arms.NAMES) if _is_predicted(arm, question) and _may_differ(arm, question)
+    ]
 
 
 def _fits_somehow(question: Question, arm: Arm) -> bool:
@@ -177,15 +184,18 @@ def _fits_somehow(question: Question, arm: Arm) -> bool:
     return any(_with_most_rows(question, arm, each).fits for each in (sizes[-1:], [sizes[0], sizes[-1]]))
 
 
-def _makes_sense(arm: Arm, question: Question) -> bool:
-    """Return True if an arm takes the optimizer, and can differ from simpler arms here."""
+def _is_predicted(arm: Arm, question: Question) -> bool:
+    """Whether an arm takes the optimizer, and its time here is known."""
     # Arms that divide rows or layers are not advised: no published row has tested their time.
     if arm.row_ranks > 1 or (arm.uses_nvme and question.disk_bytes_per_s is None):
         return False
-    if refusal(arm, question.optimizer, question.precision or usual_precision(arm)):
-        return False
     if question.optimizer == "muon" and arm.stage:  # what DeepSpeed's Muon holds is not predicted
         return False
+    return not refusal(arm, question.optimizer, question.precision or usual_precision(arm))
+
+
+def _may_differ(arm: Arm, question: Question) -> bool:
+    """Whether an arm can differ from simpler arms here."""
     if question.model.is_partly_frozen and arm.offload_param == "none" != arm.offload_optimizer:
         return False  # the optimizer's states of few weights take little room
     if arm.divides_ranks:  # its groups are nodes
@@ -213,7 +223,7 @@ def best_of(rows: list[Row]) -> Row | None:
     """The row to use, of rows that fit: one that leaves room, and one that keeps the states on the GPUs."""
     if not rows:
         return None
-    rows = [row for row in rows if not row.is_tight] or rows
+    rows = _roomy(rows)
     # Unless offloading is nearly twice as fast: its time depends on the host, which is not known.
     kept = [row for row in rows if not row.offloads] or rows
     limit_s = OFFLOADING_PAYS * min(row.seconds for row in kept)
@@ -222,6 +232,11 @@ def best_of(rows: list[Row]) -> Row | None:
     most_s = FASTER * min(row.seconds for row in rows)
     alike = [row for row in rows if row.seconds < most_s]
     return min(alike, key=lambda row: arms.NAMES.index(row.arm))
+
+
+def _roomy(rows: list[Row]) -> list[Row]:
+    """The rows that leave room, or all if none does."""
+    return [row for row in rows if not row.is_tight] or rows
 
 
 def with_more_rows(question: Question, row: Row) -> Row:
@@ -234,15 +249,14 @@ def best_of_arm(question: Question, arm: Arm, most_rows: int = MOST_ROWS) -> Row
     recomputations: tuple = (question.checkpointing,)
     if question.checkpointing is None:
         recomputations = (True, False) if question.model.look.has_checkpointing else (False,)
+    sizes = [rows for rows in _sizes(question) if rows <= most_rows]
     tried: list[Row] = []
     for checkpointing in recomputations:
-        sizes = [rows for rows in _sizes(question) if rows <= most_rows]
         tried.append(_with_most_rows(replace(question, checkpointing=checkpointing), arm, sizes))
         if not tried[-1].fits:
             break  # without checkpointing it would need more
-    fitting = [row for row in tried if row.fits]
-    rows = [row for row in fitting if not row.is_tight] or fitting or tried
-    return min(rows, key=lambda row: row.seconds * (SEPARABLE if row.checkpointing else 1))
+    rows = [row for row in tried if row.fits] or tried
+    return min(_roomy(rows), key=lambda row: row.seconds * (SEPARABLE if row.checkpointing else 1))
 
 
 def _sizes(question: Question) -> list[int]:

@@ -143,9 +143,8 @@ class MemoryKinds:
 def outside_bytes(training: Training) -> float:
     """Bytes that a process takes of a GPU outside PyTorch's allocator."""
     placement = training.placement
-    grouped = placement.ranks > 1 or bool(placement.deepspeed or placement.fsdp or placement.in_ddp)
     context = OLD_CONTEXT_BYTES if training.loop.torch_major == 1 else CONTEXT_BYTES
-    return context + outside_of_group(placement.ranks if grouped else 0, placement.stage)
+    return context + outside_of_group(0 if placement.is_alone else placement.ranks, placement.stage)
 
 
 def outside_of_group(ranks: int, stage: int | None) -> float:
@@ -218,13 +217,9 @@ def gathered_reserved_bytes(gathers: Sequence[tuple[object, int]]) -> int:
 
 def replay(engine: Engine, blocks: Blocks, allocator: Allocator) -> None:
     """Let the allocator take and give what the first steps make and free."""
-    training, placement, passes = engine.training, engine.placement, engine.passes
+    training = engine.training
     whole = training.model.tape(training.trace_options, training.batch.rows)
     tape = [entry for entry in whole if entry[0] in ("made", "freed", "gradient")]
-    # Without an engine gradients stay until the update. DDP's buckets take only those of the last pass of a step.
-    in_buckets = (placement.ranks > 1 or placement.in_ddp) and passes == 1 and training.loop.bucket_view
-    collects = placement.stage == 1 and passes > 1
-    keeps_gradients = collects or not (placement.fsdp or placement.deepspeed or in_buckets)
     gradients: list[Block] = []
     made_once = allocator.take_all(blocks.made_once)
     allocator.take_all(blocks.standing)
@@ -232,14 +227,14 @@ def replay(engine: Engine, blocks: Blocks, allocator: Allocator) -> None:
     steady: list[Block] | None = None  # free blocks that a pass leaves as it has found them: the next does the same
     for step in range(STEPS):
         kept: list[Block] = []
-        for _ in range(min(passes, 2)):  # a third pass does what the second did
+        for _ in range(min(engine.passes, 2)):  # a third pass does what the second did
             # The tape knows no engine. Its blocks are taken before a pass and given back after it, though in a run they
             # come and go between activations: one reason why reserved memory is less certain.
             kept += allocator.take_all(blocks.until_update)
             engine_blocks = allocator.take_all(blocks.in_pass)
             found = [*allocator.free]
             if found != steady:
-                gradients += _pass(tape, allocator, keeps_gradients and not gradients)
+                gradients += _pass(tape, allocator, engine.leaves_gradients and not gradients)
                 steady = found if allocator.free == found else None
             allocator.give_all(engine_blocks)
         if step == 0:

@@ -65,21 +65,26 @@ def check_config(config: dict, where: str) -> None:
 def _check_number(name: str, number: object, where: str) -> None:
     if not isinstance(number, (int, float)):
         return
-    most = math.inf
-    for ends, limit in MOST.items():
-        if re.search(f"({ends})$", name):
-            most = limit
+    least, most = _limits(name)
     if number > most:
         raise Stop(f"{where} says {name} = {number!s:.20}, and at most {most} are traced", "correct it")
     if isinstance(number, float) and "drop" in name and not 0 <= number <= 1:
         raise Stop(f"{where} says {name} = {number!s:.20}, and a probability is from 0 to 1", "correct it")
-    least = -math.inf
+    if number < least or (least == 1 and isinstance(number, bool)):
+        raise Stop(f"{where} says {name} = {number!s:.20}, which must be a number of at least {least}", "correct it")
+
+
+def _limits(name: str) -> tuple[float, float]:
+    """The least and the most that a number of this name may be."""
+    least, most = -math.inf, math.inf
     if LEAST_0.fullmatch(name) and name not in BELOW_0:
         least = 0
     if LEAST_1.fullmatch(name):
         least = 1
-    if number < least or (least == 1 and isinstance(number, bool)):
-        raise Stop(f"{where} says {name} = {number!s:.20}, which must be a number of at least {least}", "correct it")
+    for ends, limit in MOST.items():
+        if re.search(f"({ends})$", name):
+            most = limit
+    return least, most
 
 
 def generic(params: float, layers: int, hidden: int) -> Transformer:
@@ -131,20 +136,26 @@ def _of_size(params: float) -> str:
     return alike[0]
 
 
+def _name_of(wanted: Wanted) -> str:
+    """Return the name of a model: that of --model, or of one with about --params if nothing else is said."""
+    has_dimensions = wanted.layers or wanted.hidden
+    if wanted.model is None and wanted.params and not has_dimensions:
+        return _of_size(wanted.params)
+    what = "no model is given"
+    if wanted.model is not None:
+        if not (wanted.params or has_dimensions):
+            return wanted.model
+        what = "--model goes without --params, --layers and --hidden"
+    elif has_dimensions:
+        what = "adapters need --model" if wanted.lora_rank else "--params, --layers and --hidden go together"
+    raise Stop(what, "give --model, or --params with --layers and --hidden")
+
+
 def asked_for(wanted: Wanted, sequence: int) -> Transformer:
     """Return the model that --model names, if it reads `sequence` tokens; or a generic model from the other flags."""
-    name = wanted.model
-    if wanted.params and wanted.layers and wanted.hidden and not (name or wanted.lora_rank):
+    if wanted.params and wanted.layers and wanted.hidden and not (wanted.model or wanted.lora_rank):
         return generic(wanted.params, wanted.layers, wanted.hidden)
-    if wanted.params and not (name or wanted.layers or wanted.hidden):
-        name = _of_size(wanted.params)
-    elif name is None or wanted.params or wanted.layers or wanted.hidden:
-        what = "--model goes without --params, --layers and --hidden"
-        if name is None:
-            what = "no model is given"
-            if wanted.layers or wanted.hidden:
-                what = "adapters need --model" if wanted.lora_rank else "--params, --layers and --hidden go together"
-        raise Stop(what, "give --model, or --params with --layers and --hidden")
+    name = _name_of(wanted)
     if SIZE.fullmatch(name) and not is_local(name):
         raise Stop(f"--model {name} is a number of parameters", f"give --params {name.replace(' ', '')}")
     model = named(name, lora_rank=wanted.lora_rank)

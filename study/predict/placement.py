@@ -57,6 +57,11 @@ class Placement:
         return self.device != "cpu"
 
     @property
+    def is_alone(self) -> bool:
+        """Whether it is one process without a group of processes."""
+        return self.ranks == 1 and not (self.deepspeed or self.fsdp or self.in_ddp)
+
+    @property
     def zero(self) -> dict:
         """DeepSpeed's section zero_optimization, with its defaults."""
         return zero_optimization(self.deepspeed)

@@ -219,19 +219,10 @@ class Question:
         if here and not here.gpu:
             say_aside(f"{place.machine} is of a CPU, and says nothing here")
             here = None
-        kind, disk_bytes_per_s = place.gpu, None
-        if here:
-            kind, disk_bytes_per_s = kind or here.gpu, here.disk_bytes_per_s
+        disk_bytes_per_s = here.disk_bytes_per_s if here else None
         if place.disk:
             disk_bytes_per_s = bytes_of(place.disk, "--disk")
-        if kind is None:
-            raise Stop("--gpu is missing", "give the kind of your GPUs, such as H100 or RTX4090")
-        gpus, gpu = training.ranks, GPUS[gpu_named(kind)]
-        if place.gpu_memory:
-            # Makers write GB and mean GiB.
-            gpu = like(gpu, bytes_of(place.gpu_memory.lower().replace("gb", "gib"), "--gpu-memory"), place.gpu_tflops)
-        elif place.gpu_tflops:
-            raise Stop("--gpu-tflops is of a card that is not in the list", "give --gpu-memory as well")
+        gpus, gpu = training.ranks, gpu_of(place, here.gpu if here else None)
         per_node = node_size(gpus, gpu, place.gpus_per_node)
         local = min(gpus, per_node)
         host_memory_bytes = max(LEAST_HOST_BYTES, HOST_SHARE * local * gpu.memory_bytes)
@@ -257,6 +248,20 @@ class Question:
             optimizer_in_backward=place.optimizer_in_backward,
             pace=calibration.known(here).pace if here else None,
         )
+
+
+def gpu_of(place: PlaceFlags, here: str | None) -> Gpu:
+    """The kind of GPU that a user means. `here`: that of the machine whose steps were timed."""
+    kind = place.gpu or here
+    if kind is None:
+        raise Stop("--gpu is missing", "give the kind of your GPUs, such as H100 or RTX4090")
+    gpu = GPUS[gpu_named(kind)]
+    if place.gpu_memory:
+        # Makers write GB and mean GiB.
+        return like(gpu, bytes_of(place.gpu_memory.lower().replace("gb", "gib"), "--gpu-memory"), place.gpu_tflops)
+    if place.gpu_tflops:
+        raise Stop("--gpu-tflops is of a card that is not in the list", "give --gpu-memory as well")
+    return gpu
 
 
 def default_sequence(model: Transformer) -> int:

@@ -63,13 +63,12 @@ class Training:
             raise Stop(what, "measure it, or give another optimizer", "unavailable")
         if self.quantized and not self.model.is_partly_frozen:
             raise Stop("quantized weights do not train", "train adapters: give --lora-rank as well")
-        alone = placement.ranks == 1 and not (placement.deepspeed or placement.fsdp or placement.in_ddp)
-        if self.optimizer_in_backward and not (alone and batch.passes == 1):
+        if self.optimizer_in_backward:
             what = "an optimizer within the backward pass is predicted for one process and one micro-batch in a step"
-            remedy = "give --arm single"
-            if alone:
-                remedy = "give --accumulation 1: it cannot wait for further micro-batches"
-            raise Stop(what, remedy, "unavailable")
+            if not placement.is_alone:
+                raise Stop(what, "give --arm single", "unavailable")
+            if batch.passes > 1:
+                raise Stop(what, "give --accumulation 1: it cannot wait for further micro-batches", "unavailable")
         if batch.tokens % placement.sequence_ranks:
             what = f"{placement.sequence_ranks} ranks do not divide a row of {batch.tokens} tokens"
             raise Stop(what, f"give tokens that are a multiple of {placement.sequence_ranks}")

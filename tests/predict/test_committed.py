@@ -8,6 +8,7 @@ import committed_traces
 import pytest
 import sections
 
+from study.core.arms import load_arm
 from study.core.shapes import SHAPES
 from study.predict import PlaceFlags, Question, StepFlags, TrainingFlags, advise, named
 from study.predict.advise import fewest
@@ -162,6 +163,21 @@ def test_an_advice_reads_few_tapes(monkeypatch):
     flags = TrainingFlags(), PlaceFlags(gpu="H100"), StepFlags()
     assert fewest(named("llama3-70b", lora_rank=16), *flags).fewest_gpus == 1
     assert len(read) <= 23
+
+
+# They have 456, 898 and 270 a layer.
+@pytest.mark.parametrize(
+    ("name", "rank", "most"), [("llama3-8b", None, 470), ("llama3-70b", 16, 920), ("gpt2", None, 280)]
+)
+def test_committed_tapes_have_few_entries(name, rank, most):
+    """An answer reads all of them: their number decides how long it takes. `compact` would leave out hardly any."""
+    model = named(name, lora_rank=rank)
+    asked = Question.of(model, TrainingFlags(gpus=8), PlaceFlags(gpu="H100"), StepFlags(checkpointing=rank is not None))
+    options = asked.training(load_arm("zero3"), 2, 1).trace_options
+    tape = committed.tape(model.member, options, 2)
+    layers = {tensor.block for tensor in model.tensors if tensor.block.startswith("layer.")}
+    assert len(tape) <= most * len(layers)
+    assert len(tape) - len(compact(tape)) <= 2 * len(layers)
 
 
 @pytest.mark.parametrize(("gpus", "flags"), [(8, {}), (1, {"quantized": "nf4"})])

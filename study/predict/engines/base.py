@@ -51,6 +51,7 @@ class Engine:
     # --- what leaves the device
     updates_here = True
     on_host: Sequence[str] = ()  # the roles whose bytes are on the host, or on a disk
+    leaves_gradients = False  # where autograd makes them, until the update
     swapped_bytes = 0  # on a disk: read and written once in a step
 
     # --- what each kind of engine sets

@@ -6,6 +6,7 @@ two units instead of a buffer and the weights made from it. Each pass reduces it
 (fsdp2_prepare_model) makes more units, and keeps gradients whole until the last pass of a step (`no_sync`).
 """
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -59,10 +60,6 @@ class FullySharded(Engine):
         self.updates_here = not (self.fsdp.offloads and self.placement.on_gpu)
         # A pass begins with the whole gradients of the passes before it.
         self.keeps_whole_gradients = self.fsdp.by_accelerate and self.passes > 1
-        # Tied: the last norm, the embeddings and the output matrix are one unit, because torch 2.13 refuses a tensor
-        # that two units share (fsdp2_prepare_model; _validate_no_duplicate_params).
-        tied = self.fsdp.by_accelerate and training.model.reads_out_by_embeddings
-        self.first = TAIL if tied else EMBEDDINGS  # the unit of the embeddings, if they are in one
         self.units = self._units()
         self.unit_of = {tensor.name: unit for unit in self.units for tensor in unit.tensors}
         self.late = [unit for unit in self.units if unit.is_late]
@@ -73,6 +70,14 @@ class FullySharded(Engine):
         self.pieces = [replace(tensor, shape=self.shape(tensor)) for tensor in self.tensors]
         if self.fsdp.offloads:
             self.on_host = ["weights", "master", "moments"]
+
+    @functools.cached_property
+    def first(self) -> str:
+        """The unit of the embeddings, if they are in one."""
+        # Tied: the last norm, the embeddings and the output matrix are one unit, because torch 2.13 refuses a tensor
+        # that two units share (fsdp2_prepare_model; _validate_no_duplicate_params).
+        tied = self.fsdp.by_accelerate and self.training.model.reads_out_by_embeddings
+        return TAIL if tied else EMBEDDINGS
 
     def _units(self) -> list[Unit]:
         groups: dict[str, list[Tensor]] = {ROOT: [], self.first: []}
@@ -149,18 +154,23 @@ class FullySharded(Engine):
         return {} if self.fsdp.by_accelerate else {"gradients": self.gradients_bytes}
 
     def blocks(self, states: dict[str, int], moments: list[int]) -> Blocks:
+        layers = [unit for unit in self.units if not unit.is_late]
         # Whole gradients are those of the root, of the layer that runs, and of the one that is reduced.
         in_pass = [unit.gradient for unit in self.late]
-        others = [unit.gradient for unit in self.units if not unit.is_late]
-        in_pass += others if self.keeps_whole_gradients else 2 * [max(others)]
+        gradients = [unit.gradient for unit in layers]
+        in_pass += gradients if self.keeps_whole_gradients else 2 * [max(gradients)]
         # Whole weights are those of the root, of the running layer, of the next one, and of one that may still be read.
-        streams = [unit.whole for unit in self.units if unit.stays]
-        streams += 2 * [unit.whole for unit in self.late if not unit.stays]
-        released = [unit.whole for unit in self.units if not (unit.stays or unit.is_late)]
-        streams += 3 * sorted(released)[-1:]
-        # Parts of gradients stay until the next forward pass (FSDP1, Accelerate's default), in another stream.
-        if not self.fsdp.offloads:
-            streams += [unit.part * self.recipe.gradient_bytes for unit in self.units]
+        streams = []
+        for unit in self.units:
+            if unit.stays:
+                streams.append(unit.whole)
+            elif unit.is_late:
+                streams += 2 * [unit.whole]
+            # Parts of gradients stay until the next forward pass (FSDP1, Accelerate's default), in another stream.
+            if not self.fsdp.offloads:
+                streams.append(unit.part * self.recipe.gradient_bytes)
+        if self.fsdp.reshards:
+            streams += 3 * [max(unit.whole for unit in layers if not unit.stays)]
         here = {role: size for role, size in states.items() if role != "gradients"}
         return self.blocks_of_tensors(here)._replace(in_pass=in_pass, in_other_streams=streams)
 

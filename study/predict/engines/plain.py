@@ -14,6 +14,9 @@ class PlainEngine(Engine):
         super().__init__(training)
         self.in_buckets = self.ranks > 1 or self.placement.in_ddp
         self.python = "ddp" if self.in_buckets else None
+        # DDP's buckets take only the gradients of the last pass of a step.
+        in_buckets_alone = self.in_buckets and self.passes == 1 and training.loop.bucket_view
+        self.leaves_gradients = not (self.placement.deepspeed or in_buckets_alone)
         self.pieces = self.tensors
         self.part = self.elements
         self.gradients_bytes = self.elements * self.weight_bytes

@@ -19,6 +19,7 @@ class Stages1And2(Zero):
     def __init__(self, training: Training):
         super().__init__(training)
         self.stage = self.placement.stage
+        self.leaves_gradients = self.stage == 1 and self.passes > 1
         # By tensor, the elements that the first rank owns. Parts are equal pieces of the vector, and end anywhere in a
         # tensor: the last one may be owned in part.
         self.owned: dict[str, int] = {}

@@ -104,21 +104,25 @@ def reading_of(row: PublishedRow) -> Reading | None:
             bucket_view=row.deepspeed is not None,
         ),
     )
-    machine = None
-    if row.gpu_name and not row.time_not_predicted:
-        machine = Hardware(
-            gpu=GPUS[row.gpu_name],
-            gpus_per_node=min(row.n_gpus, row.gpus_per_node or row.n_gpus),
-            network=row.network,
-            tf32=row.tf32,
-            fused_kernels=row.fused_kernels,
-            products_8_bits=row.products_8_bits,
-            attention=KERNELS.get(row.attention_kernel or "", "sdpa"),
-            host=host_of(row),
-            loops_over_experts=row.experts == "loop",
-        )
     timed = replace(training, batch=replace(training.batch, tokens=row.timed_seq or row.seq))
-    return Reading(training, timed, machine)
+    return Reading(training, timed, machine_of(row, row.n_gpus))
+
+
+def machine_of(row: PublishedRow, ranks: int) -> Hardware | None:
+    """The machine of a row; None: the time cannot be predicted."""
+    if row.gpu_name is None or row.time_not_predicted:
+        return None
+    return Hardware(
+        gpu=GPUS[row.gpu_name],
+        gpus_per_node=min(ranks, row.gpus_per_node or ranks),
+        network=row.network,
+        tf32=row.tf32,
+        fused_kernels=row.fused_kernels,
+        products_8_bits=row.products_8_bits,
+        attention=KERNELS.get(row.attention_kernel or "", "sdpa"),
+        host=host_of(row),
+        loops_over_experts=row.experts == "loop",
+    )
 
 
 def _check_adapter(row: PublishedRow) -> None:
