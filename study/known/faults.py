@@ -20,6 +20,11 @@ from study.core.tables import Evidence
 from study.known.conditions import Values, wrong_condition, wrong_keys, wrong_release
 
 TABLE = Path(__file__).with_name("faults.toml")
+MORE_WORDS = (
+    "losses",
+    "nan",
+)  # of a symptom: of losses, and which (configs/pasted/ranking.py asks for nan)
+FACTOR = re.compile(r"[x/] ([Ng]|\d[\d,]*)")  # by which a value is wrong: N ranks, g micro-batches, or a number
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 Release = Version | SpecifierSet  # a range
 ANY = SpecifierSet()  # release
@@ -48,7 +53,7 @@ class Fault(BaseModel):
     ask: dict[str, str] = {}  # by condition: better words than those of the table
     who: str = ""  # is hit, because a trainer forces it
     forced: dict[str, str] = {}  # by trainer: the releases that make the training reentrant, whatever the user gives
-    symptom: str = ""
+    symptom: str = ""  # names of [symptoms], with a factor: "norm / g"; several with commas
     do: str = ""
     do_with: dict[str, str] = {}  # by trainer, where `do` cannot be followed
     script: str = ""  # in reproductions/
@@ -157,7 +162,7 @@ class Table(BaseModel):
         ids = [fault.id for fault in self.fault]
         for fault in self.fault:
             wrong = [*_wrong_range(fault, self), *_wrong_source(fault)]
-            wrong += [*_wrong_conditions(fault, self), *_wrong_questions(fault, self)]
+            wrong += [*_wrong_conditions(fault, self), *_wrong_questions(fault, self), *_wrong_symptom(fault, self)]
             if ids.count(fault.id) > 1:
                 wrong.append("another fault has this id: choose one of its own")
             if wrong:
@@ -203,6 +208,17 @@ def _wrong_conditions(fault: Fault, table: Table) -> Iterator[str]:
             yield from wrong_release(name, wanted)
         elif name in values:
             yield from wrong_condition(name, wanted, values[name])
+
+
+def _wrong_symptom(fault: Fault, table: Table) -> Iterator[str]:
+    """Yield the words of a symptom that no command looks for: it would hide the fault from who has it."""
+    known = [*table.symptoms, *MORE_WORDS]
+    for part in fault.symptom.split(", ") if fault.symptom else ():
+        word, _, factor = part.partition(" ")
+        if word not in known:
+            yield f"`symptom` cannot be {part!r:.80}: {nearest(word, known)}"
+        elif factor and not FACTOR.fullmatch(factor):
+            yield f"`symptom` has another factor than `x N`, `/ g` or `x 65,536`: {part!r:.80}"
 
 
 # What is asked of a user ends with its only question mark, and shows no list and no value of Python.
