@@ -39,6 +39,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers, and lines would be so wide
 signal.signal(signal.SIGINT, signal.default_int_handler)  # tests press Ctrl-C; in the background it starts ignored
 os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")  # those of other packages take a second of each worker's start
+# jsonschema does without this grammar of addresses, for checks of formats that nothing here asks for: another second.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 
 # One worker takes a whole file, since the tests of a file share fixtures. Some files share the report's pages and all
