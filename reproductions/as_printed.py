@@ -1,4 +1,4 @@
-"""Runs the published script of document 002: three trainings in one process, as published or with its faults repaired.
+"""Runs the published script of document S002: three trainings in one process, as published or with its faults repaired.
 
 accelerate launch --config_file accelerate_configs/single.yaml reproductions/as_printed.py --repair none
 

@@ -18,7 +18,7 @@ from study.records.runs import Runs
 
 ASK = (
     "What to type:",
-    "  study claims stage 3        a line for each claim with these words",
+    "  study claims stage 3        a line for each claim about it",
     "  study claims S002           a line for each claim of a document",
     "  study claims S002-25        one claim, its quote and its evidence",
     "  study claims faults         faults of libraries that a script shows",
@@ -41,8 +41,9 @@ def claims(
     With --json: the claims as the files of the ledger have them. Example: `study claims S002-25`
 
     Args:
-        claim: Ids of claims, such as S000-20 (case does not matter); a document, such as S002; or words that a claim
-            contains, such as stage 3. Words in quotes are searched as one phrase.
+        claim: Ids of claims, such as S000-20 (case does not matter); a document, such as S002; or words, such as
+            stage 3: claims about this phrase, or if there are none, those that contain all the words. Words in quotes
+            are searched as one phrase, in the reasons too.
         undecided: List the claims that cannot be decided here, each with what would decide it.
         every: Count the claims of each document, and list what it stands for.
         runs: Folders that contain runs, at any depth: compare what they give with the evidence of the claims.
@@ -117,8 +118,18 @@ def show_one(claim: Claim | Fault) -> None:
     }
     say_wrapped(claim.answer, f"{claim.numbers}.".removeprefix("."), first="  ", indent="  ")
     say_wrapped(*[f"  {name}: {text}" for name, text in parts.items() if text], "", indent="    ")
-    show([{"evidence": each.kind, "of": each.what, "value": each.shown, "note": each.note} for each in claim.evidence])
-    say_wrapped("", f"What would change it: {claim.changes}", "")
+    show_evidence(claim)
+    say_wrapped(f"  What would change it: {claim.changes}", "", indent="    ")
+
+
+def show_evidence(claim: Claim) -> None:
+    """Print a line for each value, and below it of what it is: as wide as text, also in a pipe."""
+    say("  Evidence:")
+    width = max((len(each.shown) for each in claim.evidence), default=0)
+    for each in claim.evidence:
+        note = f" ({each.note})" if each.note else ""
+        first = f"    {each.shown:<{width}}  " if width else "    "
+        say_wrapped(f"{each.kind}: {each.what}{note}", first=first, indent=" " * (len(first) + 2))
 
 
 def compare_claims(chosen: Sequence[Claim | Fault], loaded: Runs, in_full: bool) -> None:

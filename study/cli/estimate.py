@@ -163,6 +163,7 @@ def in_json(needs: estimates.Needs) -> dict:
         "ranks": ours.placement.ranks,
         "parameters": ours.model.parameters,
         "estimate": asdict(needs.estimate),
+        "host_bytes_of_node": needs.host_bytes_of_node,
         "kinds": asdict(needs.kinds) if needs.kinds else None,
         "step": asdict(needs.step) if needs.step else None,
         "fits": needs.on_gpu.fits if needs.on_gpu else None,

@@ -1,5 +1,6 @@
 """`study explain`: what is behind a sentence that a command printed, by the id in brackets."""
 
+import functools
 from typing import Annotated
 
 import tyro
@@ -9,6 +10,7 @@ from study.cli.findings import show_behind
 from study.configs.sentences import sentences
 from study.core.errors import Stop, nearest
 from study.core.text import say, say_wrapped
+from study.known.explained import Explained
 from study.ledger import texts
 
 SOME = 3  # ids of a group that are named
@@ -30,22 +32,33 @@ def explain(
         ids: Ids, or claims.
         every: Without an id: list all sentences, one a line.
     """
-    known = {key(each.id): each for each in sentences()}
-    rows = [{"id": each.id, "kind": each.kind, "sentence": each.sentence} for each in known.values()]
-    rows += [{"id": claim.id, "kind": "published claim", "sentence": claim.found} for claim in texts.claims()]
     if every and not ids:
+        rows = all_rows()
         say(*[f"{row['id']}: {row['sentence']}" for row in rows])
         return rows
     if not ids:
+        rows = all_rows()
         count_kinds(rows)
         return rows
     answers = []
     for id in ids:
-        if key(id) in known:
-            answers.append(show_behind(known[key(id)]))
+        if key(id) in by_key():
+            answers.append(show_behind(by_key()[key(id)]))
         else:
-            answers += claims((claim_named(id, rows),))
+            answers += claims((claim_named(id, all_rows()),))
     return answers
+
+
+@functools.cache
+def by_key() -> dict[str, Explained]:
+    return {key(each.id): each for each in sentences()}
+
+
+def all_rows() -> list[dict]:
+    """Return all that has an id: sentences, then published claims."""
+    rows = [{"id": each.id, "kind": each.kind, "sentence": each.sentence} for each in by_key().values()]
+    rows += [{"id": claim.id, "kind": "published claim", "sentence": claim.found} for claim in texts.claims()]
+    return rows
 
 
 def claim_named(id: str, rows: list[dict]) -> str:

@@ -1,5 +1,6 @@
 """`study arms` and `study doctor`: what this machine can run and what it lacks."""
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,11 @@ import tyro
 
 from study.core import doctor as examination
 from study.core import operators
-from study.core.arms import all_paths, load_arm
+from study.core.arms import NAMES, all_paths, is_file_name, load_arm, mistakes_of
 from study.core.doctor import Examined
 from study.core.errors import Stop
 from study.core.gpus import num_gpus
+from study.core.shapes import is_local
 from study.core.text import number_of, say, say_wrapped, show
 from study.known.findings import with_id
 from study.sweeps import launches
@@ -28,16 +30,45 @@ def arms(names: tyro.conf.Positional[tuple[str, ...]] = (), /) -> list[dict]:
     Args:
         names: Arms, or .yaml files of yours. Default: all arms.
     """
+    names = names or tuple(all_paths())
     gpus = num_gpus()
-    rows = [_row(name, gpus) for name in names or all_paths()]
-    # The reasons are sentences, too wide for a table.
-    missing = [f"{row['arm']}: {row['here']}" for row in rows if row["here"] != "yes"]
-    say(f"{len(rows) - len(missing)} of {number_of(len(rows), 'arms')} can run on this machine.", "")
-    columns = ("arm", "stage", "optimizer states", "weights", "here")
-    show([{name: row.get(name) for name in columns} | {"here": row["here"].partition(":")[0]} for row in rows])
-    files = "Files: accelerate_configs/NAME.yaml, and for variants accelerate_configs/variants/NAME.yaml."
-    say_wrapped("", files, *missing, indent="    ")
+    rows = [_row(name, gpus) for name in names]
+    is_of_study = not all(map(is_file_name, names))
+    if is_of_study:
+        ready = [row for row in rows if row["here"] == "yes"]
+        say(f"{len(ready)} of {number_of(len(rows), 'arms')} can run on this machine.", "")
+    for row in rows:
+        if "mistakes" in row:
+            _tell_mistakes(row["arm"], row["mistakes"])
+    _show_arms([row for row in rows if "mistakes" not in row])
+    if is_of_study:
+        variants = len(all_paths()) - len(NAMES)
+        say_wrapped(
+            f"{len(NAMES)} arms: accelerate_configs/NAME.yaml. {variants} variants: accelerate_configs/variants/."
+        )
     return rows
+
+
+def _tell_mistakes(name: str, mistakes: list[str]) -> None:
+    """Print each mistake of a file that cannot be an arm, and which command reads that of another trainer."""
+    say_wrapped(f"{name} cannot be an arm: {number_of(len(mistakes), 'mistakes')}.")
+    for number, said in enumerate(mistakes, 1):
+        say_wrapped(said, indent="    ", first=f"{number:>2}. ")
+    say("")
+    if is_file_name(name) and is_local(name):
+        say_wrapped(f"A file for a trainer of your own may name its precision: `study diagnose {name}`.", "")
+
+
+def _show_arms(rows: list[dict]) -> None:
+    """Print what the files of arms say, and below the table why some cannot run here."""
+    if not rows:
+        return
+    columns = ("arm", "stage", "optimizer states", "weights", "here")
+    show([{name: row[name] for name in columns} | {"here": row["here"].partition(":")[0]} for row in rows])
+    say("")
+    for row in rows:
+        if row["here"] != "yes":
+            say_wrapped(f"{row['arm']}: {row['here']}", indent="    ")
 
 
 def _row(name: str, gpus: int) -> dict[str, Any]:
@@ -46,7 +77,8 @@ def _row(name: str, gpus: int) -> dict[str, Any]:
         arm = load_arm(name)
     except Stop as refused:
         what = refused.what.removeprefix(f"{name}: ")  # its row begins with the name
-        return {"arm": name, "here": f"no: {what}; {refused.remedy}", "fine": False}
+        here = f"no: {what}; {refused.remedy}"
+        return {"arm": name, "here": here, "fine": False, "mistakes": _mistakes(name) or [f"{what}: {refused.remedy}"]}
     stop = launches.lacking() or examination.why_not(arm, gpus)
     return {
         "arm": arm.name,
@@ -55,6 +87,13 @@ def _row(name: str, gpus: int) -> dict[str, Any]:
         "weights": HOMES[arm.offload_param],
         "here": f"no: {stop.what}; {stop.remedy}" if stop else "yes",
     }
+
+
+def _mistakes(name: str) -> list[str]:
+    """Return each mistake of an arm's files, with the file. Empty: they cannot be read at all."""
+    with contextlib.suppress(Stop):
+        return [f"{each.file.name}: {each.said}" for each in mistakes_of(name)]
+    return []
 
 
 def doctor(*, fix: tuple[str, ...] | None = None) -> dict:

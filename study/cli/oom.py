@@ -12,6 +12,7 @@ from study.configs.oom.causes import Cause
 from study.configs.oom.changes import predicted
 from study.configs.oom.explain import explain
 from study.configs.oom.reading import OomError
+from study.configs.oom.recomputing import with_recomputing
 from study.configs.oom.said import stated
 from study.configs.oom.training import Described, KnownTraining
 from study.configs.pasted.read import Pasted, read
@@ -52,9 +53,10 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     pasted = read(given.whole_text(paths, text))
     message = reading.find(pasted.text)
     causes, known = explain(message, model, training, stated(pasted))
+    known = with_recomputing(message, known, causes)
     which = predicted(message, known, causes[0])
     _show_causes(causes, known.described.checkpointing)
-    say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.line}")
+    say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.quoted}")
     read_words = _show_taken(pasted, known, vars(model) | vars(training))
     if which:
         say_wrapped("", which)
@@ -71,6 +73,8 @@ def _show_taken(pasted: Pasted, training: KnownTraining, given: dict[str, Any]) 
         for name, value in training.used.items()
         if value is not None
     }
+    if training.inferred:
+        taken["checkpointing"] = training.inferred
     if taken:
         say_wrapped(f"Taken as: {', '.join(taken.values())}.")
     words = [f"{name} {release}" for name, release in pasted.releases.items() if release != ANY]

@@ -6,6 +6,7 @@ import tyro
 
 from study.cli.findings import say_indented, show_finding
 from study.configs import priorities
+from study.configs.deciding import deciding
 from study.configs.pasted.read import read
 from study.configs.priorities import AskedStack, Ranked
 from study.configs.stacks import described, filled
@@ -141,8 +142,9 @@ def questions(each: Applies) -> str:
 
 def show_not_said(asked: AskedStack, found: Ranked) -> None:
     """Say what is missing to tell more: the stage, or a test of the release."""
-    if asked.says_no_stage and not found.applying:
-        say_wrapped(f"To tell which, give {', '.join(priorities.deciding(asked, found.may))}.")
+    is_open = asked.says_no_stage and not found.applying
+    if is_open and (flags := deciding(asked, found.may)):
+        say_wrapped(f"To tell which, give {', '.join(flags)}.")
     if packages := untested(asked.stack):
         say_wrapped(f"Not tested by us in this release: {', '.join(packages)}.")
 
@@ -179,6 +181,6 @@ def show_rest(asked: AskedStack, found: Ranked, left: list[Applies]) -> None:
     of_these = f"; for {unasked} of these nobody tested your release" if unasked else ""
     is_first = len(left) == len(found.every)
     is_said = asked.says_no_stage and not found.applying  # at the top
-    deciding = [] if is_said else priorities.deciding(asked, left)
-    give = f"Give {', '.join(deciding)} to check them; " if deciding else ""
+    flags = [] if is_said else deciding(asked, left)
+    give = f"Give {', '.join(flags)} to check them; " if flags else ""
     say_wrapped("", f"{len(left)}{'' if is_first else ' more'} may apply{of_these}. {give}--details lists all.")

@@ -8,8 +8,9 @@ from typing import Any
 from study.configs.settings import ASKED, AUTO, at_paths, half_precision, zero_section
 from study.configs.sources import read
 from study.core import machine
-from study.core.arms import DEEPSPEED_NUMBERS, OFFLOADS, config_of_yaml
+from study.core.arms import DEEPSPEED_NUMBERS, config_of_yaml
 from study.core.errors import Stop
+from study.core.ignored_keys import OFFLOADS
 from study.core.recipes import AUTOCAST
 from study.records.sections import Promised
 

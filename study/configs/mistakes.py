@@ -1,22 +1,25 @@
 """The mistakes of one config: what a library ignores in silence, and what it refuses when the training starts."""
 
 import difflib
-import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-from pydantic import ValidationError
-from pydantic_core import SchemaValidator
 
 from study.configs.settings import AUTO, COUNT, FIELDS, Setting, descriptions, same, zero_section
 from study.configs.shown import printable, shown
 from study.configs.sources import ACCELERATE, OTHER, TRAINER, Source, flat, read
 from study.core.errors import Stop
-from study.core.files import section_at, sentence
-from study.core.ignored_keys import UnknownKey, promises_ignored, unknown_keys
+from study.core.files import section_at
+from study.core.ignored_keys import (
+    UnknownKey,
+    accelerate_ignores,
+    beside_a_json,
+    lost_paths,
+    promises_ignored,
+    unknown_keys,
+)
 from study.core.library_defaults import known_libraries
+from study.core.refused_values import refused_values
 from study.core.text import comparable, say_aside
 from study.known.findings import Finding, finding, texts
 from study.records.metrics import dig
@@ -52,7 +55,7 @@ def mistakes(source: Source) -> Iterator[Finding]:
     else:
         yield from _refused(FIELDS[source.kind], content)
     if source.kind == ACCELERATE:
-        yield from _not_arriving(content)
+        yield from _not_arriving(source)
     yield from _without_effect(content)
     yield from _stage_ignores(content)
     if source.unread:
@@ -72,14 +75,29 @@ def _of_no_kind(content: dict) -> Iterator[Finding]:
         yield from _mistyped(library, content)
 
 
-def _not_arriving(content: dict) -> Iterator[Finding]:
-    """Yield what `accelerate launch` does not hand on of a yaml."""
-    kind = str(content.get("distributed_type") or "NO")
+def _not_arriving(source: Source) -> Iterator[Finding]:
+    """Yield what `accelerate launch` does not hand on of a yaml, or refuses in it."""
+    kind = str(source.content.get("distributed_type") or "NO")
     for engine in ("deepspeed", "fsdp"):
         # `accelerate launch` takes the engine from distributed_type, unless a flag such as --use_deepspeed names
         # one (commands/launch.py:1224).
-        if content.get(f"{engine}_config") and kind != engine.upper():
+        if source.content.get(f"{engine}_config") and kind != engine.upper():
             yield finding("section_unused", engine=engine, kind=f"{kind:.40}", needed=engine.upper())
+    if kind == "DEEPSPEED":
+        yield from _not_arriving_in_deepspeed(section_at(source.content, "deepspeed_config"), source.named)
+
+
+def _not_arriving_in_deepspeed(section: dict, config: Source | None) -> Iterator[Finding]:
+    """Yield what does not arrive of a yaml's section for DeepSpeed. `config` is what it says, or names."""
+    for key in lost_paths(section):
+        yield finding("nvme_path_lost", key=key)
+    if keys := beside_a_json(section):
+        release = f"accelerate {known_libraries()['accelerate']['version']}"
+        problem = f"{', '.join(keys)} must not stand beside deepspeed_config_file: that file says it"
+        yield finding("value_refused", library=release, problem=problem)
+    if config:
+        for does, do in accelerate_ignores(section, _stage(config.content)):
+            yield finding("accelerate_ignores", does=does, do=do)
 
 
 def _of_trainer(source: Source) -> Iterator[Finding]:
@@ -172,29 +190,10 @@ def _refused(library: str, config: dict) -> Iterator[Finding]:
         yield from _mistyped(library, config)
     if library == "deepspeed":
         yield from _left_open(config)
-    values = flat(known["sections"][""] | known["sections"])
     release = f"{library} {known['version']}"
-    for place, kind, value in _typed(known["types"], config):
-        try:
-            values[place] = SchemaValidator(kind).validate_python(value)
-        except ValidationError as error:
-            was_removed = error.errors()[0]["type"] == "removed"  # an older release may take it
-            id = "key_removed" if was_removed else "value_refused"
-            yield finding(id, library=release, problem=f"{place} {sentence(error)}")
-    for problem in _impossible(values, known["exclusive"]):
-        yield finding("value_refused", library=release, problem=problem)
-
-
-def _impossible(values: dict[str, Any], exclusive: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield the values with which a library does not start together, by their dotted paths."""
-    for together in exclusive:
-        if together.items() <= values.items():
-            yield f"{json.dumps(together)[1:-1]} exclude each other"
-    # DeepSpeed wants train_batch_size = micro-batch x gradient accumulation x ranks.
-    rows = values.get("train_batch_size") or 0
-    parts = (values.get("train_micro_batch_size_per_gpu") or 1) * (values.get("gradient_accumulation_steps") or 1)
-    if rows % parts:
-        yield f"no number of ranks gives a train_batch_size of {rows:g}, with {parts:g} sequences on each"
+    for each in refused_values(library, config):
+        id = "key_removed" if each.was_removed else "value_refused"
+        yield finding(id, library=release, problem=each.problem)
 
 
 def _left_open(config: dict) -> Iterator[Finding]:
@@ -203,14 +202,6 @@ def _left_open(config: dict) -> Iterator[Finding]:
     left = [printable(key) for key, value in flat(config).items() if value == AUTO and key not in filled]
     if left:
         yield finding("auto_not_filled", keys=", ".join(left))
-
-
-def _typed(types: dict[str, dict], config: dict) -> Iterator[tuple[str, Any, Any]]:
-    """Yield each value whose type a library knows: its dotted path, the type and the value."""
-    for path, of_section in types.items():
-        for key, value in section_at(config, path).items():
-            if key in of_section and value != AUTO:
-                yield f"{path}.{key}".lstrip("."), of_section[key], value
 
 
 def _without_effect(config: dict) -> Iterator[Finding]:
@@ -230,9 +221,12 @@ def _text_at(config: dict, path: str) -> str:
 
 def _stage_ignores(config: dict) -> Iterator[Finding]:
     """Yield what the stage of a DeepSpeed config does otherwise than the config says."""
-    zero = zero_section(config)
-    stage = zero.get("stage") or 0
-    if stage == AUTO:
-        stage = 2  # as Accelerate and the Trainer fill it in
-    for does, do in promises_ignored(config | {"zero_optimization": zero}, stage):
+    stage = _stage(config)
+    for does, do in promises_ignored(config | {"zero_optimization": zero_section(config)}, stage):
         yield finding("stage_ignores", stage=stage, does=does, do=do)
+
+
+def _stage(config: dict) -> int:
+    """Return the stage of a DeepSpeed config, as Accelerate and the Trainer fill it in."""
+    stage = zero_section(config).get("stage") or 0
+    return 2 if stage == AUTO else stage

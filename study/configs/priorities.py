@@ -1,6 +1,5 @@
 """Which known faults a reader hears of first: what applies, what was seen, and what is said of the training."""
 
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -15,7 +14,6 @@ from study.known.which_apply import Applies, Flags, Stack, which_apply
 
 MOST_MAY = 5  # faults that may apply: a reader of 50 reads none
 MOST_LIKELY = 3
-MOST_ASKED = 2  # flags, beside --config
 USUAL = {"stage", "ranks", "cuda", "trainer", "offload", "script"}  # conditions that say little of a training
 
 
@@ -104,13 +102,6 @@ def likely(asked: AskedStack, may: list[Applies]) -> list[Applies]:
         return (not is_decided_by_flags(each), not has_adapters, not is_named, *unusual, not is_silent)
 
     return sorted([each for each in may if each.may_be_inside], key=place)[:MOST_LIKELY]
-
-
-def deciding(asked: AskedStack, may: list[Applies]) -> list[str]:
-    """Return the flags that would tell of the most faults whether they apply."""
-    flags = Counter(question.flag for each in may for question in each.why if question.flag)
-    wanted = [name for name, _ in flags.most_common(MOST_ASKED)]
-    return wanted if asked.has_config else ["--config", *wanted]
 
 
 def symptoms(words: str) -> set[str]:

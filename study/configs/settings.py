@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import with_config
 
 from study.configs.sources import ACCELERATE, DEEPSPEED, OTHER, RECORD, TRAINER, Source, flat
-from study.core.arms import OFFLOADS
 from study.core.files import from_toml, section_at
+from study.core.ignored_keys import OFFLOADS
 from study.core.library_defaults import library_defaults
 from study.core.recipes import AUTOCAST
 from study.core.tables import NO_OTHER_KEYS, read_table

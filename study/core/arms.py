@@ -6,15 +6,15 @@ The trainer compares what a file promises with what the prepared objects really 
 import functools
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from study.core.arm_mistakes import SHARDS, kind_of, mistakes_in_deepspeed, mistakes_in_yaml
 from study.core.cache import fingerprint
 from study.core.errors import Stop, nearest
-from study.core.files import load, section_at, section_of, why
-from study.core.ignored_keys import promises_ignored, without_a_reader
+from study.core.files import load, section_at, section_of
+from study.core.ignored_keys import OFFLOADS
 from study.core.library_defaults import library_defaults
 from study.core.shapes import is_local
 from study.core.text import comparable
@@ -24,10 +24,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 ROOT = PACKAGE.parent if (PACKAGE.parent / "accelerate_configs").is_dir() else PACKAGE
 FOLDER = ROOT / "accelerate_configs"
 MAX_BYTES = 64 * 1024  # the largest of ours has 1 kB
-OFFLOADS = ("offload_optimizer", "offload_param")
-CHOSEN = ("fsdp_reshard_after_forward", "fsdp_offload_params")  # keys of FSDP2 that an arm may set as it likes
 LONGEST = 2000  # characters of all that is wrong with an arm
-PRECISIONS = ("bf16", "fp16", "torch_autocast")  # sections of DeepSpeed's config
 DEEPSPEED_NUMBERS = ("gradient_clipping", "gradient_accumulation_steps")  # that Accelerate's yaml passes on
 # In the order in which tables and notebooks show them, and `study advise` prefers them: the simplest first. The files
 # of variants/ are arms, too, and come after these.
@@ -35,21 +32,6 @@ NAMES = (
     "single", "ddp", "zero1", "zero2", "zero3", "zero1_cpu", "zero2_cpu", "zero3_cpu", "zero3_nvme",
     "fsdp2", "fsdp2_grad_op", "fsdp2_cpu", "hsdp", "zero3_hpz", "zero3_ulysses", "zero1_tp", "zero2_tp",
 )  # fmt: skip
-# By kind of distribution: the keys of parallelism_config. With FSDP, how many groups each hold the whole state, and the
-# ranks in each; with DeepSpeed the ranks that share rows, each with a part of the tokens (Ulysses).
-SHARDS = "parallelism_config_dp_shard_size"
-PARALLELISM: dict[str, set[str]] = {
-    "NO": set(),
-    "MULTI_GPU": set(),
-    "DEEPSPEED": {"parallelism_config_sp_size", "parallelism_config_sp_backend", SHARDS},
-    "FSDP": {"parallelism_config_dp_replicate_size", SHARDS},
-}
-# What an arm with FSDP has to say, because Accelerate's defaults differ.
-FSDP = {
-    "fsdp_version": 2,
-    "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",  # otherwise the model is one unit, and nothing is saved
-    "fsdp_cpu_ram_efficient_loading": False,  # otherwise only the first rank loads weights
-}
 
 
 @dataclass(frozen=True)
@@ -114,71 +96,79 @@ class Arm:
         return "nvme" in (self.offload_optimizer, self.offload_param)
 
 
+@dataclass(frozen=True)
+class Mistake:
+    """Something wrong in a file of an arm, or ignored in it, and what to do: in one line."""
+
+    file: Path
+    said: str
+
+
+@dataclass(frozen=True)
+class ArmFiles:
+    """What the yaml of an arm says, and its DeepSpeed config: in the yaml, or in a json that it names."""
+
+    path: Path
+    config: dict
+    json_path: Path | None = None
+    deepspeed: dict | None = None  # None: there is none, or it is not known
+    unread: str = ""  # why the json cannot be read
+
+    @property
+    def mistakes(self) -> list[Mistake]:
+        """All mistakes of both files."""
+        deepspeed = self.deepspeed or {}
+        stage = None if self.deepspeed is None else section_at(deepspeed, "zero_optimization").get("stage", 0)
+        in_yaml = [*mistakes_in_yaml(self.config, stage)]
+        of_yaml = [Mistake(self.path, said) for said in [self.unread, *in_yaml] if said]
+        # Without its json, what is known of the config is what the yaml says.
+        file = self.path if self.unread or self.json_path is None else self.json_path
+        return of_yaml + [Mistake(file, said) for said in mistakes_in_deepspeed(deepspeed)]
+
+
 def read(path: Path) -> Arm:
     """Return the arm that a yaml file describes. Raise Stop for settings that Accelerate silently ignores."""
-    config = _content(path, f"name a file, or choose one of {', '.join(all_paths())}")
-    section = config.get("deepspeed_config")
-    file = section.get("deepspeed_config_file") if isinstance(section, dict) else None
-    remedy = f"fix {path.name}" + (f" or {Path(file).name}" if file else "")
-    try:
-        is_deepspeed = config.get("distributed_type") == "DEEPSPEED"
-        content = _deepspeed_config(section_of(config, "deepspeed_config"), path) if is_deepspeed else {}
-        if wrong := [*_wrong(config, content)]:
-            raise Stop(f"{path}: {'; '.join(wrong)[:LONGEST]}", remedy)
-        return _arm(config, content, path)
-    except (TypeError, ValueError) as error:
-        raise Stop(f"{path}: {why(error)}", remedy) from None
+    files = files_of(path)
+    if mistakes := files.mistakes:
+        said = "; ".join(each.said for each in mistakes)
+        json_name = f" or {files.json_path.name}" if files.json_path else ""
+        lines = f"; `study arms {path}` tells each in a line" if len(mistakes) > 1 else ""
+        raise Stop(f"{path}: {said[:LONGEST]}", f"fix {path.name}{json_name}{lines}")
+    return _arm(files)
 
 
-def _arm(config: dict, content: dict, path: Path) -> Arm:
-    kind = config["distributed_type"]
-    groups = section_of(config, "parallelism_config")
-    arm = Arm(path.stem, path, kind, config.get("num_processes", 1))
+def _arm(files: ArmFiles) -> Arm:
+    kind = files.config["distributed_type"]
+    groups = section_of(files.config, "parallelism_config")
+    arm = Arm(files.path.stem, files.path, kind, files.config.get("num_processes", 1))
     if kind == "FSDP":
-        return replace(arm, **_of_fsdp(section_of(config, "fsdp_config"), groups))
-    if kind == "DEEPSPEED":
-        return replace(arm, **_of_deepspeed(content, groups))
+        return replace(arm, **_of_fsdp(section_of(files.config, "fsdp_config"), groups))
+    if files.deepspeed is not None:
+        return replace(arm, **_of_deepspeed(files.deepspeed, groups))
     return arm
 
 
-def _wrong(config: dict, content: dict) -> Iterator[str]:
-    """Yield all that is wrong with an arm, or ignored in it. `content`: its DeepSpeed config."""
-    kind = config.get("distributed_type")
-    if kind not in PARALLELISM:  # yaml reads a bare NO as false
-        yield f"distributed_type must be one of {', '.join(PARALLELISM)}, 'NO' in quotes (got {kind})"
-        return
-    yield from _wrong_in_yaml(config, kind)
-    if kind == "DEEPSPEED":
-        yield from _wrong_in_deepspeed(content, section_of(config, "deepspeed_config"))
-    if kind == "FSDP":
-        yield from _wrong_in_fsdp(section_of(config, "fsdp_config"))
-
-
-def _wrong_in_yaml(config: dict, kind: str) -> Iterator[str]:
-    """Yield what Accelerate ignores or refuses in its own file."""
-    ranks = config.get("num_processes", 1)
-    if ranks != "auto" and ranks < 1:
-        yield f"num_processes must be greater than 0 (got {ranks})"
-    # Accelerate passes it to the ranks in ACCELERATE_MIXED_PRECISION, where it would count beside --precision.
-    if config.get("mixed_precision") not in ("no", None):
-        yield "mixed_precision is a setting of the run: remove it and give --precision"
-    for engine in ("DEEPSPEED", "FSDP"):
-        section = f"{engine.lower()}_config"
-        if config.get(section) and kind != engine:
-            yield f"Accelerate ignores {section} with distributed_type {kind}: write {engine}, or remove it"
-    if unknown := section_of(config, "parallelism_config").keys() - PARALLELISM[kind]:
-        yield f"parallelism_config has keys that are not known under {kind}: {unknown}"
-    yield from without_a_reader("accelerate", config | {"parallelism_config": {}})
-
-
-def _wrong_in_fsdp(fsdp: dict) -> Iterator[str]:
-    """Yield where a section differs from that of fsdp2.yaml, which alone was run."""
-    wrong = [f"write {key}" for key in (*FSDP, *CHOSEN) if key not in fsdp]
-    wrong += [f"remove {key}" for key in fsdp if key not in (*FSDP, *CHOSEN)]
-    wrong += [f"{key} must be {value}" for key, value in FSDP.items() if fsdp.get(key, value) != value]
-    if wrong:
-        may_differ = " and ".join(CHOSEN)
-        yield f"fsdp_config must be that of fsdp2.yaml, and only {may_differ} may differ: {', '.join(wrong)}"
+def files_of(path: Path) -> ArmFiles:
+    """Read a yaml and the json that it names. Raise Stop for a yaml that cannot be read."""
+    config = _content(path, "name a file that is here, or an arm: `study arms` lists them")
+    section = section_at(config, "deepspeed_config")
+    if kind_of(config) != "DEEPSPEED":
+        return ArmFiles(path, config)
+    name = section.get("deepspeed_config_file")
+    if not name:
+        # A clipping of 0 is promised, although Accelerate drops it, and clips at 1.0: the trainer then says so.
+        clipping = section.get("gradient_clipping")
+        content = config_of_yaml(section) | {"gradient_clipping": 1.0 if clipping is None else clipping}
+        return ArmFiles(path, config, deepspeed=content)
+    of_yaml = config_of_yaml(section) if "zero_stage" in section else None  # otherwise the stage is the json's
+    json_path = find(str(name), path.parent)
+    if not is_local(str(json_path)):
+        what = f"deepspeed_config_file is {name!r:.200}, which is neither beside {path.name} nor in the current folder"
+        return ArmFiles(path, config, None, of_yaml, f"{what}: correct that path")
+    try:
+        return ArmFiles(path, config, json_path, _content(json_path))
+    except Stop as stop:
+        return ArmFiles(path, config, json_path, of_yaml, f"{stop.what}: {stop.remedy}")
 
 
 def _of_fsdp(fsdp: dict, groups: dict) -> dict[str, Any]:
@@ -191,37 +181,6 @@ def _of_fsdp(fsdp: dict, groups: dict) -> dict[str, Any]:
         "replicas": max(1, int(groups.get("parallelism_config_dp_replicate_size", 1))),
         "shards": groups.get(SHARDS, "auto"),
     }
-
-
-def _deepspeed_config(section: dict, path: Path) -> dict:
-    """Return the config in the keys of the yaml, or in a json of its own."""
-    if file := section.get("deepspeed_config_file"):  # Accelerate refuses a yaml that sets any of these beside a json
-        remedy = f"correct deepspeed_config_file in {path.name}, or run from the root of the repository"
-        return _content(find(file), remedy)
-    # A clipping of 0 is promised, although Accelerate drops it: the trainer then says so. It clips at 1.0 by default.
-    return config_of_yaml(section) | {"gradient_clipping": section.get("gradient_clipping", 1.0)}
-
-
-def _wrong_in_deepspeed(content: dict, section: dict) -> Iterator[str]:
-    """Yield what DeepSpeed or Accelerate ignores or refuses in a config, and in the section of the yaml around it."""
-    # What is left out is as in DeepSpeed: see library_defaults.json.
-    zero = section_of(content, "zero_optimization")
-    stage = zero.get("stage", 0)
-    homes = {part: section_of(zero, part).get("device", "none") for part in OFFLOADS}
-    for part in OFFLOADS:  # Accelerate 1.15 reads them and never passes them on: the files would go to ./none
-        if section.get(f"{part}_nvme_path") not in ("none", None):
-            yield f"Accelerate ignores {part}_nvme_path: remove it and give --nvme-dir"
-    if stage not in (0, 1, 2, 3) or not {*homes.values()} <= {"none", "cpu", "nvme"}:
-        yield f"stage must be 0, 1, 2 or 3, and a device none, cpu or nvme (got {stage}, {homes})"
-        return
-    if stage != 3 and section.get("zero3_init_flag") is True:  # it warns, and goes on without (utils/dataclasses.py)
-        yield f"Accelerate ignores zero3_init_flag with stage {stage}: take stage 3, or remove it"
-    yield from without_a_reader("deepspeed", content)
-    for name in PRECISIONS:  # it would count beside --precision
-        if section_at(content, name).get("enabled") is True:
-            yield f"{name} is a setting of the run: remove it and give --precision"
-    for does, remedy in promises_ignored(content, stage, also_defaults=True):
-        yield f"stage {stage} {does}: {remedy}"
 
 
 def _of_deepspeed(content: dict, groups: dict) -> dict[str, Any]:
@@ -255,15 +214,18 @@ def config_of_yaml(section: dict) -> dict:
     return {"zero_optimization": {"stage": 2 if stage is None else stage} | zero} | written
 
 
-def _content(path: Path, missing: str) -> dict:
+def _content(path: Path, missing: str = "") -> dict:
     """Return the content of a config file. Its size is limited, so that a wrong path cannot fill the memory."""
     remedy = f"fix {path.name:.80}"
     return load(path, dict, what="a config", remedy=remedy, most_bytes=MAX_BYTES, links=True, missing=missing)
 
 
-def find(file: str | Path) -> Path:
-    """Return the path that a config names: in the current folder if it exists there, else in the repository's root."""
-    return Path(file) if is_local(str(file)) else ROOT / file
+def find(file: str | Path, beside: Path | None = None) -> Path:
+    """Return the path that a config names: in the folder of that config, the current one, or the repository's root."""
+    for folder in (beside, Path()):
+        if folder is not None and is_local(str(folder / file)):
+            return folder / file
+    return ROOT / file
 
 
 def all_paths() -> dict[str, Path]:
@@ -292,9 +254,22 @@ def digest(name: str) -> str:
     return fingerprint(content)
 
 
+def is_file_name(name: str) -> bool:
+    """Whether a name is that of somebody's own file, and not of an arm in `accelerate_configs/`."""
+    return name.endswith((".yaml", ".yml"))
+
+
 def load_arm(name: str) -> Arm:
     """Read the arm of this name in `accelerate_configs/`, or a file of somebody else."""
-    return read(Path(name)) if name.endswith((".yaml", ".yml")) else _of_name(name)
+    return read(Path(name)) if is_file_name(name) else _of_name(name)
+
+
+def mistakes_of(name: str) -> list[Mistake]:
+    """Return all that is wrong with the files of an arm, by its name or its file. Raise Stop without a yaml."""
+    path = Path(name) if is_file_name(name) else all_paths().get(name)
+    if path is None:
+        raise Stop(f"{name!r} is not an arm", "choose one of `study arms`")
+    return files_of(path).mistakes
 
 
 @functools.cache

@@ -1,13 +1,14 @@
-"""Keys of a config that no library knows, and those of DeepSpeed that its stage ignores."""
+"""Keys of a config that no library knows, and those that Accelerate, DeepSpeed or its stage ignores."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from study.core.errors import nearest
-from study.core.files import section_at, section_of
+from study.core.files import section_at
 from study.core.library_defaults import library_defaults
 
+OFFLOADS = ("offload_optimizer", "offload_param")
 MOST_UNKNOWN = 200  # keys of a section that are compared with the library's, which takes milliseconds each
 # Only stage 3 is given them (DeepSpeed 0.19.8, _configure_zero_optimizer of runtime/engine.py, zero/stage3.py and what
 # they call), and those that begin with stage3_, also without this. The last are of offload_optimizer.
@@ -27,6 +28,11 @@ OF_STAGES_1_AND_2 = (
 GATHERS = (
     "stage3_gather_16bit_weights_on_model_save", "gather_16bit_weights_on_model_save",
     "stage3_gather_fp16_weights_on_model_save",
+)  # fmt: skip
+# Accelerate refuses a yaml that sets any of these beside a json (utils/dataclasses.py:1507 of Accelerate 1.15.0).
+SAID_BY_THE_JSON = (
+    "zero_stage", "offload_optimizer_device", "offload_param_device", "offload_optimizer_nvme_path",
+    "offload_param_nvme_path", "gradient_clipping", "gradient_accumulation_steps", "zero3_save_16bit_model",
 )  # fmt: skip
 
 
@@ -51,7 +57,7 @@ class UnknownKey:
     @property
     def places(self) -> list[str]:
         """The sections that have such a key."""
-        return [section for section, keys in library_defaults(self.library).items() if section and self.key in keys]
+        return _places(self.library, self.key)
 
 
 def unknown_keys(library: str, config: dict) -> Iterator[UnknownKey]:
@@ -63,29 +69,62 @@ def unknown_keys(library: str, config: dict) -> Iterator[UnknownKey]:
             yield UnknownKey(library, path, str(key), section)
 
 
+def _places(library: str, key: str) -> list[str]:
+    return [section for section, keys in library_defaults(library).items() if section and key in keys]
+
+
 def without_a_reader(library: str, config: dict) -> Iterator[str]:
     """Yield what to do about each key that a library does not know. Notes, such as _comment, are left alone."""
     for each in unknown_keys(library, config):
         if each.key[:1].isalpha():
             places = [f"write it into {place}" for place in each.places]
+            if library == "accelerate":  # people write DeepSpeed's keys there
+                places += [f"write it into {place} of a DeepSpeed json" for place in _places("deepspeed", each.key)]
             remedy = nearest(each.key, each.known, otherwise=" or ".join(places) or "remove it")
             yield f"{library} has no key {each.path:.80}: {remedy}"
 
 
-def promises_ignored(config: dict, stage: int, also_defaults: bool = False) -> list[tuple[str, str]]:
+def lost_paths(section: dict) -> list[str]:
+    """Return the folders for NVMe that Accelerate reads and never passes on: the files go to ./none.
+
+    It is so in Accelerate 1.15.0 (reproductions/nvme_path_from_yaml.py).
+    """
+    paths = [f"{part}_nvme_path" for part in OFFLOADS]
+    return [path for path in paths if section.get(path) not in ("none", "None", None)]
+
+
+def beside_a_json(section: dict) -> list[str]:
+    """Return the keys of Accelerate's `deepspeed_config` that it refuses beside `deepspeed_config_file`.
+
+    A folder for NVMe that does not arrive is none of them: it is of no use in the yaml at all.
+    """
+    if not section.get("deepspeed_config_file"):
+        return []
+    lost = lost_paths(section)
+    return [key for key in SAID_BY_THE_JSON if key in section and key not in lost]
+
+
+def accelerate_ignores(section: dict, stage: int) -> Iterator[tuple[str, str]]:
+    """Yield what Accelerate ignores in its `deepspeed_config` with a stage, and what to do."""
+    # It warns of the first, and goes on without (utils/dataclasses.py of 1.15.0). The second is a key of stage 3.
+    for key in ("zero3_init_flag", "zero3_save_16bit_model"):
+        if stage != 3 and str(section.get(key)).lower() == "true":
+            yield f"ignores {key} with stage {stage}", "take stage 3, or remove it"
+
+
+def promises_ignored(config: dict, stage: int) -> list[tuple[str, str]]:
     """Return what a stage does otherwise than `zero_optimization` promises, without a message, and what to do.
 
-    It is so in DeepSpeed 0.19.8. `study diagnose` tells what changes something; of an arm it is refused also where a
-    key that is not read has DeepSpeed's default.
+    It is so in DeepSpeed 0.19.8, whatever the value of a key that is not read.
     """
-    zero = section_of(config, "zero_optimization")
+    zero = section_at(config, "zero_optimization")
     found = []
     home = _home(zero, "offload_optimizer")
     if stage == 0 and home != "none":  # no class of ZeRO is made, which alone offloads
         found.append(("ignores offload_optimizer", "take a stage that divides states, or remove it"))
     elif stage != 3 and home == "nvme":  # they only ask whether it is none (stage_1_and_2.py:220)
         found.append(("takes nvme for cpu, and writes nothing to a disk", "write cpu, or take stage 3"))
-    if ignored := [path for path in _unread(config, stage) if also_defaults or not _is_default(zero, path)]:
+    if ignored := _unread(config, stage):
         reading = "stage 1 or 2" if stage == 3 else "stage 3"
         them = "it" if len(ignored) == 1 else "them"
         found.append((f"ignores {' and '.join(ignored)}", f"take {reading}, or remove {them}"))
@@ -94,7 +133,7 @@ def promises_ignored(config: dict, stage: int, also_defaults: bool = False) -> l
 
 def _unread(config: dict, stage: int) -> list[str]:
     """Return the dotted paths in `zero_optimization` that a stage never reads, whatever is written there."""
-    zero = section_of(config, "zero_optimization")
+    zero = section_at(config, "zero_optimization")
     if stage == 3:
         return [key for key in zero if key in OF_STAGES_1_AND_2]
     # Accelerate asks for some where AutoTP divides the weights, as well.
@@ -120,10 +159,3 @@ def _home(zero: dict, part: str) -> str:
 def _is_of_stage_3(key: str) -> bool:
     known = library_defaults("deepspeed")["zero_optimization"]
     return key in known and (key in OF_STAGE_3 or key.startswith("stage3_") or f"stage3_{key}" in known)
-
-
-def _is_default(zero: dict, path: str) -> bool:
-    """Whether the value at a dotted path is DeepSpeed's default, or open."""
-    section, _, key = path.rpartition(".")
-    usual = library_defaults("deepspeed")[f"zero_optimization.{section}".rstrip(".")]
-    return section_at(zero, section)[key] in (usual[key], "auto")

@@ -56,6 +56,14 @@ def size(size_bytes: float) -> str:
     return _scaled(size_bytes, {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}) or number_of(round(size_bytes), "bytes")
 
 
+def binary_size(size_bytes: float, digits: int = 3) -> str:
+    """Return bytes with some significant digits and the units in which PyTorch writes them: 39.4 GiB."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB")):
+        if abs(size_bytes) >= 1024**power:
+            return f"{_significant(size_bytes / 1024**power, digits)} {unit}"
+    return number_of(round(size_bytes), "bytes")
+
+
 def count(number: float) -> str:
     """Return a large number in words: 9.24 billion."""
     return _scaled(number, {"trillion": 1e12, "billion": 1e9, "million": 1e6}) or f"{number:,.0f}"

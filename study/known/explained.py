@@ -45,6 +45,7 @@ def of_fault(fault: Fault) -> Explained:
 def of_table(path: Path, kind: str, read_by: str) -> list[Explained]:
     """Return the sentences of a file whose tables have `sentence`, and perhaps `id`, `remedy`, `evidence`, `fault`."""
     text = path.read_text()
+    comments = _comments(text)
     explained = []
     for name, row in from_toml(text).items():
         if "sentence" not in row:
@@ -58,27 +59,28 @@ def of_table(path: Path, kind: str, read_by: str) -> list[Explained]:
         evidence = behind["evidence"]
         if evidence.startswith("https://"):
             behind |= {"upstream": evidence, "evidence": ""}
-        rests_on = ". ".join(filter(None, [behind["evidence"], _comment(text, name)]))
+        rests_on = ". ".join(filter(None, [behind["evidence"], comments.get(name)]))
         about = (kind, behind["sentence"], behind["remedy"], rests_on, behind["upstream"])
         explained.append(Explained(behind["id"], *about, path, read_by))
     return explained
 
 
-def _comment(text: str, name: str) -> str:
-    """Return the comment that stands directly above a table: where a library does what the sentence says."""
-    above = re.search(rf"((?:^#.*\n)+)\[(?:{re.escape(name)}|\"{re.escape(name)}\")\]", text, re.MULTILINE)
-    return " ".join(line.strip("# ") for line in above[1].splitlines()) if above else ""
+def _comments(text: str) -> dict[str, str]:
+    """Return by table the comment that stands directly above it: where a library does what the sentence says."""
+    comments = {}
+    for above, name in re.findall(r'((?:^#.*\n)+)\["?([^"\]\n]+)"?\]', text, re.MULTILINE):
+        comments[name] = " ".join(line.strip("# ") for line in above.splitlines())
+    return comments
 
 
 @functools.cache
-def _lines() -> list[tuple[str, str]]:
-    """Return the lines of the package and of its tests, which a wheel does not have, each with its place."""
-    lines = []
+def _texts() -> dict[str, str]:
+    """Return the files of the package and of its tests, which a wheel does not have."""
+    texts = {}
     for path in (*sorted((ROOT / "study").rglob("*")), *sorted((ROOT / "tests").rglob("*"))):
         if path.suffix in (".py", ".toml") and path.name != "test_explained.py":  # which asks for any
-            name = path.relative_to(ROOT)
-            lines += [(f"{name}:{number}", line) for number, line in enumerate(path.read_text().splitlines(), 1)]
-    return lines
+            texts[str(path.relative_to(ROOT))] = path.read_text()
+    return texts
 
 
 def places(id: str) -> list[str]:
@@ -88,8 +90,14 @@ def places(id: str) -> list[str]:
     """
     name = re.escape(id)
     mark = re.compile(rf"""["'`\[]{name}["'`\].]|^{name} = """)
-    named_at = [place for place, line in _lines() if id in line and mark.search(line)]
-    return [place for place in named_at if (place.rpartition(":")[2], id) not in _left_out(place.rpartition(":")[0])]
+    found = []
+    for file, text in _texts().items():
+        if id not in text:
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            if id in line and mark.search(line) and (str(number), id) not in _left_out(file):
+                found.append(f"{file}:{number}")
+    return found
 
 
 @functools.cache
@@ -154,11 +162,12 @@ def _test(place: str) -> str:
     if file.endswith(".py"):
         name = function_at(place)
         return f"{file}::{name}" if name else place
-    readers = dict.fromkeys(
-        other.rpartition(":")[0] for other, line in _lines() if other.startswith("tests/") and _reads(line, file)
-    )
+    readers = _readers(file)
     return f"{place}, read by {' and '.join(readers)}" if readers else place
 
 
-def _reads(line: str, file: str) -> bool:
-    return f'"{file.removeprefix("tests/")}"' in line
+@functools.cache
+def _readers(table: str) -> list[str]:
+    """Return the tests that name a table of theirs."""
+    name = f'"{table.removeprefix("tests/")}"'
+    return [file for file, text in _texts().items() if file.startswith("tests/") and name in text]

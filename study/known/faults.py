@@ -20,9 +20,15 @@ from study.core.tables import Evidence
 from study.known.conditions import Values, wrong_condition, wrong_keys, wrong_release
 
 TABLE = Path(__file__).with_name("faults.toml")
+MORE_WORDS = (
+    "losses",
+    "nan",
+)  # of a symptom: of losses, and which (configs/pasted/ranking.py asks for nan)
+FACTOR = re.compile(r"[x/] ([Ng]|\d[\d,]*)")  # by which a value is wrong: N ranks, g micro-batches, or a number
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 Release = Version | SpecifierSet  # a range
 ANY = SpecifierSet()  # release
+version = functools.cache(Version)  # the table has few, and an answer compares thousands
 # Conditions, by the names of flags: a number is the least, of a list one must fit. What is not said does not matter.
 When = dict[str, bool | int | str | list | dict]
 
@@ -47,7 +53,7 @@ class Fault(BaseModel):
     ask: dict[str, str] = {}  # by condition: better words than those of the table
     who: str = ""  # is hit, because a trainer forces it
     forced: dict[str, str] = {}  # by trainer: the releases that make the training reentrant, whatever the user gives
-    symptom: str = ""
+    symptom: str = ""  # names of [symptoms], with a factor: "norm / g"; several with commas
     do: str = ""
     do_with: dict[str, str] = {}  # by trainer, where `do` cannot be followed
     script: str = ""  # in reproductions/
@@ -62,7 +68,7 @@ class Fault(BaseModel):
     because: str = ""
 
     def contains(self, release: Version) -> bool:
-        return Version(self.since) <= release <= Version(self.until)
+        return version(self.since) <= release <= version(self.until)
 
     def has(self, release: Release) -> bool | None:
         """Whether a release has the fault. None: it was not asked, and the one before or after it has.
@@ -71,7 +77,7 @@ class Fault(BaseModel):
         from 5.0 on are more than 5.23.0, the first that was tested.
         """
         if isinstance(release, SpecifierSet):
-            return self._has_all(release, [*map(Version, [*self.asked, *table().asked.get(self.package, ())])])
+            return self._has_all(release, [*map(version, [*self.asked, *table().asked.get(self.package, ())])])
         beside = self.beside(release)
         if not any(map(self.contains, beside)):
             return False
@@ -79,7 +85,7 @@ class Fault(BaseModel):
 
     def beside(self, release: Version) -> list[Version]:
         """Return the tested releases nearest to one: itself, or the one before and the one after it."""
-        asked = sorted(map(Version, self.asked or table().asked[self.package]))
+        asked = sorted(map(version, self.asked or table().asked[self.package]))
         not_newer = bisect_right(asked, release)
         before = asked[:not_newer][-1:]
         if release in before:
@@ -102,7 +108,7 @@ class Fault(BaseModel):
         return table().untested.format(self.package, release, beside)
 
     def _has_all(self, span: SpecifierSet, tested: list[Version]) -> bool | None:
-        ends = [Version(each.version.removesuffix(".*")) for each in span]
+        ends = [version(each.version.removesuffix(".*")) for each in span]
         judge = self.contains if any(span.filter(tested)) else self.has  # then its ends, as single releases
         inside = {*map(judge, span.filter(tested + ends))}
         return inside.pop() if len(inside) == 1 and ends else None
@@ -156,7 +162,7 @@ class Table(BaseModel):
         ids = [fault.id for fault in self.fault]
         for fault in self.fault:
             wrong = [*_wrong_range(fault, self), *_wrong_source(fault)]
-            wrong += [*_wrong_conditions(fault, self), *_wrong_questions(fault, self)]
+            wrong += [*_wrong_conditions(fault, self), *_wrong_questions(fault, self), *_wrong_symptom(fault, self)]
             if ids.count(fault.id) > 1:
                 wrong.append("another fault has this id: choose one of its own")
             if wrong:
@@ -202,6 +208,17 @@ def _wrong_conditions(fault: Fault, table: Table) -> Iterator[str]:
             yield from wrong_release(name, wanted)
         elif name in values:
             yield from wrong_condition(name, wanted, values[name])
+
+
+def _wrong_symptom(fault: Fault, table: Table) -> Iterator[str]:
+    """Yield the words of a symptom that no command looks for: it would hide the fault from who has it."""
+    known = [*table.symptoms, *MORE_WORDS]
+    for part in fault.symptom.split(", ") if fault.symptom else ():
+        word, _, factor = part.partition(" ")
+        if word not in known:
+            yield f"`symptom` cannot be {part!r:.80}: {nearest(word, known)}"
+        elif factor and not FACTOR.fullmatch(factor):
+            yield f"`symptom` has another factor than `x N`, `/ g` or `x 65,536`: {part!r:.80}"
 
 
 # What is asked of a user ends with its only question mark, and shows no list and no value of Python.

@@ -15,6 +15,12 @@ def _module(file: str) -> tuple[ast.Module, list[str]]:
     return ast.parse(text), text.splitlines()
 
 
+@functools.cache
+def _functions(file: str) -> list[Function]:
+    """Return the functions of a module, inner ones after the outer ones."""
+    return [node for node in ast.walk(_module(file)[0]) if isinstance(node, Function)]
+
+
 def _at(place: str) -> tuple[str, int]:
     file, _, number = place.rpartition(":")
     return file, int(number)
@@ -24,11 +30,10 @@ def _function(place: str) -> Function | None:
     """Return the innermost function around FILE:LINE."""
     file, line = _at(place)
     innermost = None
-    for node in ast.walk(_module(file)[0]):  # inner functions come after the outer ones
-        if isinstance(node, Function):
-            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-            if first <= line <= (node.end_lineno or line):
-                innermost = node
+    for node in _functions(file):
+        first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+        if first <= line <= (node.end_lineno or line):
+            innermost = node
     return innermost
 
 

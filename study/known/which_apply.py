@@ -1,7 +1,7 @@
 """Which known faults apply to these releases, in this training? Needs no torch."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self
 
 from packaging.specifiers import SpecifierSet
@@ -78,6 +78,21 @@ class Stack:
         said = UNSAID | table().defaults.get(said.get("trainer", ""), {}) | said
         said["optimizer"] = _plain_optimizer(said.get("optimizer"))
         return cls(_with_needed(releases, said), said, key_of_stage)
+
+    def answered(self, condition: str, value: Any) -> Self:
+        """Return the stack of a training of which a condition is said as well."""
+        said = {**self.said, condition: value}
+        if condition == "stage":
+            said["engine"] = "PyTorch" if value in WAYS else "DeepSpeed"
+        return replace(self, said=said)
+
+    def with_release(self, package: str, release: str) -> Self:
+        """Return the stack with a release of a package."""
+        return replace(self, releases={**self.releases, package: Version(release)})
+
+    def without_keys(self) -> Self:
+        """Return the stack with a config that has none of the keys of faults."""
+        return replace(self, key=lambda path: None)
 
 
 def _of_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ MAX_BYTES = 4 * 2**20
 UNITS = {"GB": 1e9, "%": 0.01}
 Value = float | int | str | bool | None
 MOVED = ("volume", "tensors")  # quantities of a record's collectives
-TRAINING = "training"  # in a selection: which training of the script of document 002
+TRAINING = "training"  # in a selection: which training of the script of document S002
 # Every document trains all weights. Other runs count only if the selection names the setting. Optimizers are not here:
 # a sentence about losses is also one about Adafactor, of which ZeRO changes them.
 USUAL: dict[str, tuple] = {"lora_rank": (None,), "train_only": (None,)}

@@ -50,16 +50,16 @@ class Claim(BaseModel):
     certainty: CertaintyWord | None = None  # None: it cannot be decided here
     because: str = ""
     evidence: Annotated[tuple[Evidence, ...], Field(strict=False, max_length=6)]
-    document: str = Field(default_factory=lambda known: known["id"].partition("-")[0].removeprefix("S"))
+    document: str = Field(default_factory=lambda known: known["id"].partition("-")[0])
 
     @property
     def said(self) -> str:
         return f"{self.question} {self.quote} {self.answer} {self.found}"
 
     @property
-    def searched(self) -> str:
-        """What words are looked for in: the sentences, and the verdict as it is printed."""
-        return f"{self.said} {self.verdict} (certainty: {self.certainty})"
+    def head(self) -> str:
+        """What it is about, and the verdict as it is printed: without the reasons."""
+        return f"{self.question} {self.quote} {self.answer} {self.verdict} (certainty: {self.certainty})"
 
     @property
     def numbers(self) -> str:
@@ -103,7 +103,7 @@ def texts() -> tuple[Text, ...]:
     what = "as the ledger needs it"
     remedy = "correct the file"
     known = [load(path, Text, what=what, remedy=remedy, most_bytes=MAX_BYTES) for path in FOLDER.glob("*.toml")]
-    return tuple(sorted(known, key=lambda text: text.document))
+    return tuple(sorted(known, key=lambda text: (not text.document.startswith("S"), text.document)))  # articles first
 
 
 def claims() -> list[Claim]:
@@ -122,18 +122,26 @@ def faults() -> list[Fault]:
 
 
 def named(words: tuple[str, ...]) -> list[Claim | Fault]:
-    """The claims and faults with these ids, those of a document, or those that contain all of these words."""
+    """The claims and faults with these ids, those of a document, or those that contain these words.
+
+    Several words are a phrase where claims have them so, as in "stage 3". Otherwise each is looked for by itself.
+    """
     known: list[Claim | Fault] = [*claims(), *faults()]
     by_name: dict[str, Sequence] = {each.id.lower(): [each] for each in known}
     by_name |= {"faults": faults()} | {text.document.lower(): text.claim for text in texts()}
-    by_name |= {text.claim[0].id.partition("-")[0].lower(): text.claim for text in texts()}  # S002 as well as 002
+    by_name |= {text.document.removeprefix("S").lower(): text.claim for text in texts()}  # 002 as well as S002
     # --- each word is a name, or all of them are words of a claim
     names = [word.lower() for word in words]
     if by_name.keys() >= set(names):
         return [each for name in names for each in by_name[name]]
-    searched = [re.compile(rf"(?<!\w){re.escape(word)}(?!\w)", re.IGNORECASE) for word in words if word.strip()]
-    # A word in the reasons or in the evidence does not make it a claim about that.
-    matching = [each for each in known if searched and all(word.search(text_of(each)) for word in searched)]
+    patterns = [_pattern(word) for word in words if word.strip()]
+    if len(patterns) > 1:
+        phrase = _pattern(" ".join(words))
+        # A phrase in the reasons does not make it a claim about that.
+        about = [each for each in known if phrase.search(each.head if isinstance(each, Claim) else each.outcome)]
+        if about:
+            return about
+    matching = [each for each in known if patterns and all(pattern.search(text_of(each)) for pattern in patterns)]
     if not matching:
         what = f"no claim is named {' '.join(words):.80}, and none contains all of these words"
         said = {word.lower() for each in known for word in re.findall(r"[\w-]+", text_of(each))}
@@ -146,9 +154,15 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
     return matching
 
 
+def _pattern(words: str) -> re.Pattern:
+    return re.compile(rf"(?<!\w){re.escape(words)}(?!\w)", re.IGNORECASE)
+
+
 def text_of(each: Claim | Fault) -> str:
-    """Return what words are looked for in."""
-    return each.searched if isinstance(each, Claim) else f"{each.said} (certainty: {each.certainty})"
+    """Return what single words are looked for in. A word in the evidence does not make it a claim about that."""
+    if isinstance(each, Claim):
+        return f"{each.head} {each.found}"
+    return f"{each.said} (certainty: {each.certainty})"
 
 
 def by_verdict(chosen: Iterable[Claim | Fault]) -> dict[str, list[Claim]]:

@@ -122,7 +122,7 @@ class Record(BaseModel):
 
     @property
     def is_script(self) -> bool:
-        """Return whether this is a run of document 002's published script, not of this study's trainer."""
+        """Return whether this is a run of document S002's published script, not of this study's trainer."""
         return self.requested.repair is not None or bool(self.observed.runs)
 
     @property

@@ -172,7 +172,7 @@ class CellOfRun(Section):
 
 
 class ScriptTraining(Section):
-    """One training of document 002's published script, which runs several in one process."""
+    """One training of document S002's published script, which runs several in one process."""
 
     name: str
     batch: int

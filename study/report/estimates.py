@@ -9,6 +9,7 @@ from study.core.gpus import Gpu
 from study.core.text import number_of, size
 from study.known.findings import finding
 from study.predict.front import (
+    HOST_PROCESS_BYTES,
     Estimate,
     Hardware,
     MemoryKinds,
@@ -45,6 +46,7 @@ class Needs:
     kinds: MemoryKinds | None  # None: of a rank without a GPU
     on_gpu: FitsGpu | None  # None: nobody said which kind
     step: StepTime | None  # None: neither a kind of GPU nor a machine.json
+    ranks_of_node: int | None  # that train. None: nobody said which machine it is
 
     @classmethod
     def of(cls, arm: Arm, precision: str, is_usual: bool, training: Training, machine: Hardware | None) -> Self:
@@ -59,7 +61,13 @@ class Needs:
                 raise Stop(f"the time of {arm.name} depends on the disk", remedy)
             on_gpu = FitsGpu(machine.gpu, fits_on(machine.gpu, prediction.memory.peak_bytes, kinds.driver))
         step = prediction.step(machine) if machine else None
-        return cls(arm.name, precision, is_usual, training, prediction.memory, kinds, on_gpu, step)
+        ranks_of_node = machine.gpus_per_node if machine else None
+        return cls(arm.name, precision, is_usual, training, prediction.memory, kinds, on_gpu, step, ranks_of_node)
+
+    @property
+    def host_bytes_of_node(self) -> int | None:
+        """What all ranks of a node hold on its host."""
+        return None if self.ranks_of_node is None else self.ranks_of_node * self.estimate.host_bytes
 
 
 def in_words(needs: Needs) -> list[str]:
@@ -113,6 +121,10 @@ def moved(needs: Needs) -> list[str]:
     whole = needs.estimate
     sent = ", ".join(f"{kind} {size(sent_bytes)}" for kind, sent_bytes in whole.traffic.items())
     host = f"host memory: {size(whole.host_bytes)} a rank"
+    if needs.ranks_of_node and needs.host_bytes_of_node:
+        with_processes = needs.host_bytes_of_node + needs.ranks_of_node * HOST_PROCESS_BYTES
+        host += f", {size(needs.host_bytes_of_node)} a node of {number_of(needs.ranks_of_node, 'GPUs')}, "
+        host += f"and {size(with_processes)} with {size(HOST_PROCESS_BYTES)} for each process"
     if whole.host_bytes:
         host += " (`study advise` says whether a node has so much)"
     lines = [f"{host}; collectives of a step: {sent or 'none'}"]

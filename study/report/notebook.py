@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.files import safe_join
+from study.core.text import number_of
 from study.records import runs as records
 from study.records.compare import compare
 from study.records.runs import Runs
@@ -31,6 +32,7 @@ ON_A_GPU = {  # what is kept of these protocols from a GPU, for readers who have
     "guelph": "reports/h200/runs/guelph",
     "colab": "reports/h200/runs/guelph",
 }
+ENDS = {"oom": "out of memory", "timeout": "out of time"}  # of a run that is not done, where its status says little
 DEFAULT = "runs"  # of the parameter; a newcomer has no such folder
 
 
@@ -53,8 +55,12 @@ class Book:
         first = str(several[0]).partition(",")[0]
         self.own = DEFAULT if "reports" in Path(first).parts else first  # where new runs go: not among kept records
         others = Counter(run.record.status for run in self.runs if run.record.status != "done")
-        counts = [f"{len(self.runs.done)} of them done", *(f"{number} {status}" for status, number in others.items())]
-        say(f"**{len(self.runs)} runs**, {', '.join(counts)}, {len(self.runs.set_aside)} set aside.")
+        ended = ["", *(f"{number} {ENDS.get(status, status)}" for status, number in others.items())]
+        said = f"Shown here: **{number_of(len(self.runs), 'runs')}**, each a recorded training. "
+        said += f"{len(self.runs.done)} ended as planned{', '.join(ended)}."
+        if self.runs.set_aside:
+            said += f" {number_of(len(self.runs.set_aside), 'records')} set aside: something is wrong with them."
+        say(said)
 
     def of(self, *protocols: str) -> Runs:
         """Return the runs of some protocols; before records named theirs, by the folder that `study sweep` made."""

@@ -51,7 +51,7 @@ BEFORE = {  # the notebooks, in navigation
     "index": "Answers",
     "gpu": "On a GPU",
     "contributed": "Others' hours",
-    "paste": "Paste it here",
+    "paste": "Read my log",
     "stack": "Is my stack right?",
     "calculator": "Calculator",
     "claims": "All claims",

@@ -3,7 +3,7 @@
 A part names arms and gives settings. A list of values is an axis, and the part expands into every combination of its
 axes, the last varying fastest. A scale is a table in the part: its values replace the part's, and its axes come last.
 
-A part with a `repair` runs document 002's script instead of the trainer. `reserve_s` is how many seconds a sweep must
+A part with a `repair` runs document S002's script instead of the trainer. `reserve_s` is how many seconds a sweep must
 have left before it starts a cell for the first time. `deepspeed` names another release of DeepSpeed for these cells.
 `decides` and `narrows` name claims of the ledger. A part with `instead_of` is run if a cell of that part does not fit.
 """

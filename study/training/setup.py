@@ -142,7 +142,7 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None) -> Acceler
     if arm.deepspeed is None:
         return _open_without_deepspeed(settings, arm, sharing_ranks, options)
     if file := os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
-        os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(arms.find(file))
+        os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(arms.find(file, arm.path.parent))
     plugin = DeepSpeedPlugin()
     _fill_in(plugin.deepspeed_config, settings, arm, disk)
     if arm.sequence_ranks > 1:

@@ -21,7 +21,7 @@ from study.cli.commands import COMMANDS
 from study.core import arms
 from study.core.arms import NAMES
 from study.core.doctor import Examined
-from study.core.text import bar, during, show
+from study.core.text import bar, during, show, size
 from study.predict.architecture import named
 from study.predict.prediction import estimate
 from study.predict.question import PlaceFlags, TrainingFlags
@@ -109,8 +109,48 @@ def test_an_arm_that_is_refused_stops_no_other(asked, monkeypatch, tmp_path, cap
     monkeypatch.setattr("study.cli.machine.all_paths", lambda: every)
     assert asked("arms") == 1
     printed = " ".join(capsys.readouterr().out.split())
-    assert refused in printed
+    assert refused.partition("; fix")[0] in printed
     assert f"of {len(every)} arms can run on this machine." in printed
+
+
+@pytest.mark.parametrize(("gpus", "of_node"), [(2, 2), (8, 8), (16, 8)])
+def test_the_host_memory_of_a_node_is_that_of_its_ranks(asked, gpus, of_node, capsys):
+    words = f"estimate --model gpt2 --arm zero3_cpu --gpus {gpus}"
+    asked(f"{words} --gpu H100 --json")
+    told = json.loads(capsys.readouterr().out)
+    host_bytes = told["estimate"]["host_bytes"]
+    assert told["host_bytes_of_node"] == of_node * host_bytes > 0
+    asked(f"{words} --gpu H100")
+    line = f"{size(of_node * host_bytes)} a node of {of_node} GPUs, and {size(of_node * (host_bytes + 4e9))} with 4 GB"
+    assert f"host memory: {size(host_bytes)} a rank, {line}" in " ".join(capsys.readouterr().out.split())
+    asked(words)
+    assert "a node of" not in capsys.readouterr().out, "nobody said how many GPUs a node has"
+
+
+OWN_MISTAKES = """
+distributed_type: DEEPSPEED
+mixed_precision: bf16
+deepspeed_config: {deepspeed_config_file: gone.json, zero_stage: 1, zero3_init_flag: true, flux: 1,
+  offload_optimizer_device: nvme, offload_optimizer_nvme_path: /disk}
+"""
+
+
+def test_a_file_of_ones_own_is_told_a_mistake_a_line_and_nothing_else(asked, tmp_path, capsys):
+    (tmp_path / "own.yaml").write_text(OWN_MISTAKES)
+    assert asked("arms own.yaml") == 1
+    first, *lines, empty, other, last = capsys.readouterr().out.splitlines()
+    mistakes = " ".join(" ".join(lines).split())
+    assert first == "own.yaml cannot be an arm: 7 mistakes."
+    assert [line[:3].strip() for line in lines if line[:3].strip()] == [f"{number}." for number in range(1, 8)]
+    for words in ("gone.json", "--precision to study/train.py", "flux", "--nvme-dir to study/train.py", "init_flag"):
+        assert mistakes.count(words) == 1, words
+    assert (empty, last) == ("", "")
+    assert other.endswith("`study diagnose own.yaml`.")
+    (tmp_path / "own.yaml").write_text("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 1}")
+    assert asked("arms own.yaml") is None
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if line] == ["arm", "own"]
+    assert asked("arms gone.yaml") == 1
+    assert "study diagnose" not in capsys.readouterr().out
 
 
 def test_what_takes_long_is_said_once(capsys):

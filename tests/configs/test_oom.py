@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from study.configs.oom import changes, reading
 from study.configs.oom.causes import Cause
 from study.configs.oom.causes import rows as cause_rows
 from study.configs.oom.explain import explain
+from study.configs.oom.recomputing import with_recomputing
 from study.configs.oom.said import stated
 from study.configs.oom.training import Described, KnownTraining
 from study.configs.pasted import condense
@@ -111,7 +113,7 @@ def test_states_that_nearly_fill_the_gpu_come_first(tmp_path):
     )
     wanted = Wanted(model="qwen2.5-7b")
     (first, *_), _ = explain(reading.find(text.format("38.00 MiB")), wanted, Described(arm="zero2", ranks=4))
-    assert first.what.startswith("the model states: zero2 on 4 ranks holds 41.9 GB before any activation")
+    assert first.what.startswith("the model states: zero2 on 4 ranks holds 39 GiB before any activation")
     config = tmp_path / "swift.yaml"
     config.write_text("{tuner_type: lora, learning_rate: 1, optim: adamw_torch, deepspeed: zero2}")
     of_config = Described(config=config, ranks=4)
@@ -242,7 +244,7 @@ SMALL_CARD = (
 @pytest.mark.parametrize(
     ("total", "settings", "says"),
     [
-        (39.49, {"arm": "zero2", "micro_batch": 2}, "would fit: --micro-batch 1 (31.5 GB); activations "),
+        (39.49, {"arm": "zero2", "micro_batch": 2}, "would fit: --micro-batch 1 (29.4 GiB); activations "),
         (39.49, {"arm": "zero2", "micro_batch": 1}, "That fits: something that was not given takes the rest"),
         (
             16.0,
@@ -262,6 +264,81 @@ def test_the_changes_that_would_fit_are_those_of_the_predictor(total, settings, 
     assert says in changes.predicted(error, training, causes[0])
     assert changes.predicted(error, KnownTraining.of(Wanted(), given), causes[0]) == ""
     assert changes.predicted(reading.find("exit code 137"), training, causes[0]) == "", "no GPU"
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "qwen2.5-7b", "opt-1.3b"])
+def test_a_loss_in_pieces_is_tried_with_its_predicted_peak(model):
+    """Nobody who has it is told to take it, and a config with Liger's kernels has it."""
+    given = Described(arm="zero3", ranks=8, micro_batch=4, sequence=2048, checkpointing=True)
+    wanted = Wanted(model=model)
+    words = {change.words: change.training for change in changes.single_changes(given)}
+    chunked = words["--chunked-loss, as by Liger"]
+    assert chunked == replace(given, chunked_loss=True)
+    assert changes.predicted_memory(wanted, chunked).peak_bytes < changes.predicted_memory(wanted, given).peak_bytes
+    assert "--chunked-loss, as by Liger" not in {change.words for change in changes.single_changes(chunked)}
+
+
+def test_a_config_with_ligers_kernels_computes_the_loss_in_pieces(tmp_path):
+    config = tmp_path / "args.yaml"
+    for written, taken in (("true", True), ("false", None)):
+        config.write_text(f"{{output_dir: x, learning_rate: 1, use_liger_kernel: {written}}}")
+        assert KnownTraining.of(Wanted(), Described(config=config)).described.chunked_loss is taken
+
+
+FULL = (
+    "CUDA out of memory. Tried to allocate {asked}. GPU 0 has a total capacity of {total} of which 1.00 GiB is free. "
+    "Of the allocated memory {allocated} is allocated by PyTorch"
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "allocated", "settings", "says"),
+    [
+        # The logits come after all layers, which would have kept 94 GiB.
+        ("7.83 GiB", "33.00 GiB", {}, True),
+        ("7.83 GiB", "74.00 GiB", {}, False),  # more than a rank needs that recomputes
+        ("448.00 MiB", "70.00 GiB", {}, False),
+        ("448.00 MiB", "38.00 GiB", {}, None),  # a layer's: the pass may be anywhere
+        ("448.00 MiB", "300.00 GiB", {}, None),  # neither
+        ("7.83 GiB", "33.00 GiB", {"checkpointing": False}, False),  # a flag wins
+        ("7.83 GiB", "33.00 GiB", {"sequence": None}, None),
+        ("7.83 GiB", "33.00 GiB", {"ranks": None}, None),
+        ("7.83 GiB", "1.00 GiB", {}, None),  # not even the weights are there
+    ],
+)
+def test_the_numbers_of_a_message_say_whether_activations_are_recomputed(asked, allocated, settings, says):
+    given = Described(**{"arm": "zero3", "ranks": 8, "micro_batch": 4, "sequence": 4096} | settings)
+    error = reading.find(FULL.format(asked=asked, allocated=allocated, total="79.25 GiB"))
+    causes, training = explain(error, Wanted(model="llama3-8b"), given)
+    answered = with_recomputing(error, training, causes)
+    assert answered.described.checkpointing is says
+    is_inferred = says is not None and "checkpointing" not in settings
+    assert answered.inferred.endswith(f"as the log's {float(allocated.split()[0]):g} GiB say") == is_inferred
+    is_open = says is None and not answered.missing
+    said = changes.predicted(error, answered, causes[0])
+    assert ("if they are recomputed, which is not known" in said) == is_open
+
+
+def test_the_command_shows_what_the_numbers_say_and_one_unit(monkeypatch, capsys, tmp_path):
+    log = tmp_path / "train.log"
+    log.write_text(FULL.format(asked="7.83 GiB", allocated="33.00 GiB", total="39.39 GiB"))
+    shape = "--model llama3-8b --arm zero3 --ranks 8 --micro-batch 4 --sequence 4096"
+    assert in_this_process(monkeypatch, f"oom {log} {shape}") in (None, 0)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "--sequence 4096, activations recomputed, as the log's 33 GiB say." in said
+    assert "The message (GPU): CUDA out of memory. Tried to allocate 7.83 GiB. Taken as" in said
+    assert "this GPU has 39.39 GiB (42.3 GB)" in said
+    assert "--chunked-loss, as by Liger (" in said
+    assert len(re.findall(r"\d GB\b", said)) == 1
+
+
+@pytest.mark.parametrize("case", MESSAGES["message"])
+def test_a_message_is_quoted_up_to_its_first_size(case):
+    error = reading.find(case.get("text", "") + (new(*case["sizes"]) if "sizes" in case else ""))
+    assert len(error.quoted) <= reading.LONGEST_QUOTE
+    is_asked = f"Tried to allocate {error.asked.text}" in error.line
+    assert is_asked == (f"Tried to allocate {error.asked.text}" in error.quoted)
+    assert "total capacity" not in error.quoted
 
 
 def test_each_change_that_is_tried_holds_no_more():
@@ -344,7 +421,7 @@ RECOMPUTES = MESSAGES["recomputing"]
     ("text", "is_on"), [*((text, True) for text in RECOMPUTES["on"]), *((text, None) for text in RECOMPUTES["off"])]
 )
 def test_recomputing_is_seen_however_it_is_written(text, is_on):
-    assert known(text).described.checkpointing is is_on
+    assert (known(text).described.checkpointing or None) is is_on
 
 
 @pytest.mark.parametrize(
@@ -381,6 +458,14 @@ def held(training: Described, part: str) -> float:
     return sum(memory.at_peak.get(role, 0) for role in ROLES[part])
 
 
+def as_changed(given: Described, change: changes.Change) -> tuple[Described, Described]:
+    """A training and what a change makes of it. Logits are most of what is held where activations are recomputed."""
+    if change.training.chunked_loss:
+        given = replace(given, checkpointing=True, sequence=4096)
+        return given, replace(given, chunked_loss=True)
+    return given, change.training
+
+
 @pytest.mark.parametrize("id", cause_rows())
 def test_an_advised_change_shrinks_what_is_named(id):
     row = cause_rows()[id]
@@ -388,11 +473,13 @@ def test_an_advised_change_shrinks_what_is_named(id):
     for arm in ("ddp", "zero1", "zero2", "zero3", "fsdp2"):
         given = Described(arm=arm, ranks=4, micro_batch=4, sequence=512)
         for change in changes.that_shrink(cause, given):
+            before, after = as_changed(given, change)
             parts = change.shrinks.intersection(cause.part_of)
-            assert any(held(change.training, part) < held(given, part) for part in parts), (arm, change.words)
+            assert any(held(after, part) < held(before, part) for part in parts), (arm, change.words)
         for change in changes.that_leave_room(cause, given):
-            assert held(change.training, "activations") < held(given, "activations")
-            assert change.words.startswith("--arm")
+            before, after = as_changed(given, change)
+            assert held(after, "activations") < held(before, "activations"), (arm, change.words)
+            assert change.words.startswith(("--arm", "--chunked-loss"))
 
 
 @pytest.mark.parametrize("id", cause_rows())
@@ -431,7 +518,7 @@ def test_where_the_message_has_no_size_a_text_or_a_flag_names_the_gpu():
         ),
     ):
         causes, _ = explain(error, Wanted(), Described())
-        assert "this GPU has 42.9 GB" in changes.predicted(error, training, causes[0])
+        assert "this GPU has 40 GiB (42.9 GB)" in changes.predicted(error, training, causes[0])
     assert stated(read("on A100s")).get("gpu") is None, "there are two sizes"
     with pytest.raises(Stop, match="A1000"):
         Described(gpu="A1000-x")

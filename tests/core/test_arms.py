@@ -9,7 +9,6 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 
 from study.core import arms, ignored_keys
-from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.files import from_toml
 from study.core.library_defaults import library_defaults
@@ -175,6 +174,23 @@ def test_a_json_is_found_from_any_folder(tmp_path, monkeypatch):
     assert arms.find("here.json").read_text() == "{}", "and what is here comes first"
 
 
+def test_a_json_beside_its_yaml_is_found_from_any_folder(tmp_path, monkeypatch):
+    """Before one of the same name in the folder where one stands."""
+    (tmp_path / "configs").mkdir()
+    path = written(tmp_path / "configs", FILES["deepspeed"].replace("JSON", "mine.json"), stage_of(3))
+    monkeypatch.chdir(tmp_path)
+    assert arms.read(path).stage == 3
+    (tmp_path / "mine.json").write_text(stage_of(1))
+    assert arms.read(path).stage == 3
+    (tmp_path / "configs/mine.json").unlink()
+    assert arms.read(path).stage == 1, "without one beside it that of the current folder"
+    assert arms.read(Path("configs/mine.yaml")).stage == 1
+
+
+def stage_of(stage: int) -> str:
+    return json.dumps({"zero_optimization": {"stage": stage}})
+
+
 def told_of(folder: Path, config: dict) -> str:
     """What is said of a DeepSpeed config; empty if it is an arm."""
     try:
@@ -199,7 +215,7 @@ def test_each_key_of_stage_3_is_refused_of_the_others(tmp_path, stage):
             if f"stage {stage} ignores {key}: take stage 3" not in said:
                 wrong.append(f"{key} = {value} with stage {stage}: {said or 'taken'}")
         said = told_of(tmp_path, {"zero_optimization": {"stage": 3, key: 12345}})
-        if said:
+        if f"ignores {key}" in said:
             wrong.append(f"{key} with stage 3: {said}")
     assert wrong == []
 
@@ -236,15 +252,15 @@ def test_a_bad_file_is_refused(tmp_path, case):
     assert case["remedy"] in caught.value.remedy
 
 
-def test_all_that_is_wrong_with_an_arm_is_one_message(tmp_path):
-    arm = ROOT / "accelerate_configs/zero1.yaml"
-    content = json.loads((ROOT / "accelerate_configs/deepspeed/zero1.json").read_text())
-    content["zero_optimization"] |= {"overlap_com": True, "offload_optimizer": {"device": "nvme"}}
-    content["gradient_cliping"] = 1.0
-    (tmp_path / "mine.json").write_text(json.dumps(content))
-    text = arm.read_text().replace("accelerate_configs/deepspeed/zero1.json", str(tmp_path / "mine.json"))
-    (tmp_path / "mine.yaml").write_text(text)
+@pytest.mark.parametrize("case", FILES["told"])
+def test_all_that_is_wrong_with_an_arm_is_told_at_once(tmp_path, monkeypatch, case):
+    """Each mistake once, in a line of its own: the first does not hide the others."""
+    monkeypatch.chdir(tmp_path)
+    path = written(tmp_path, **case["file"])
+    told = [f"{mistake.file.name}: {mistake.said}" for mistake in arms.files_of(path).mistakes]
+    json_path = str(tmp_path / "mine.json")
+    expected = [line.replace("JSON", json_path) for line in case["lines"]]
+    assert [line[: len(begin)] for line, begin in zip(told, expected, strict=True)] == expected
     with pytest.raises(Stop) as stop:
-        arms.read(tmp_path / "mine.yaml")
-    for words in ("gradient_cliping: did you mean", "overlap_com: did you mean", "nvme for cpu"):
-        assert words in stop.value.what
+        arms.read(path)
+    assert all(line.partition(": ")[2] in stop.value.what for line in told), "and each command refuses it by the same"

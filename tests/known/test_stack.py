@@ -529,6 +529,54 @@ def test_releases_alone_name_the_worst_that_flags_decide(capsys):
     assert capsys.readouterr().out.count("Nobody tested this with transformers 4.57.1") <= 3
 
 
+ANSWERS = {
+    "--config": [[]],
+    "--stage": [["--stage", "0"], ["--stage", "1"], ["--stage", "2"], ["--stage", "3"], ["--fsdp2"], ["--ddp"]],
+    "--ranks": [["--ranks", "1"], ["--ranks", "8"]],
+    "--passes": [["--passes", "1"], ["--passes", "8"]],
+    "--precision": [["--precision", "fp32"], ["--precision", "bf16_autocast"]],
+    "--optimizer": [["--optimizer", "adamw"], ["--optimizer", "muon"]],
+    "--offload": [["--offload", "none"], ["--offload", "cpu"]],
+    "--trainer": [["--trainer", "own"], ["--trainer", "trl"]],
+}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "deepspeed==0.19.8",
+        "deepspeed==0.19.8 --stage 2",
+        "deepspeed==0.18.2 --stage 3 --peft",
+        "torch==2.9.0 --fsdp2",
+        "trl==1.8.0",
+        "trl==1.8.0 transformers==5.20.0 deepspeed==0.18.2 --stage 3 --ranks 4 --passes 2",
+        "accelerate==1.8.1 --stage 2 --precision bf16",
+        "deepspeed --stage 1",
+        "deepspeed==0.17.6 trl>=0.20 peft",
+    ],
+)
+def test_each_flag_that_is_named_would_rule_out_a_fault(words, capsys, tmp_path):
+    may = {row["id"] for row in asked(words)["faults"]}
+    said = " ".join(capsys.readouterr().out.split())
+    named = re.findall(r"(?:To tell which, give|Give) ([^.;]*?)(?:\.| to check)", said)
+    flags = re.findall(r"--[\w-]+|the release of \w+", " ".join(named))
+    assert len(flags) <= 3
+    assert flags
+    config = tmp_path / "ds.json"
+    config.write_text('{"zero_optimization": {"stage": 2}}')
+    for name in flags:
+        if name.startswith("the release"):
+            package = name.split()[-1]
+            given = [f"{package}=={release}" for release in table().asked[package]]
+        elif name == "--config":
+            given = [f"--config {config}"]
+        else:
+            given = [" ".join(each) for each in ANSWERS.get(name, [[name], [name.replace("--", "--no-")]])]
+        others = words.removeprefix(f"{package} ") if name.startswith("the release") else words
+        left = [{row["id"] for row in asked(f"{each} {others}")["faults"]} for each in given]
+        assert any(may - each for each in left), name
+
+
 def test_the_first_two_lines_say_the_worst_that_applies(capsys):
     asked("deepspeed==0.18.2 --stage 2 --passes 4")
     first = " ".join(capsys.readouterr().out.splitlines()[:2])
@@ -647,11 +695,11 @@ def test_nothing_is_said_to_apply_to_the_arms_of_this_study(arm):
 
 def test_a_question_names_in_its_text_what_answers_it_and_nothing_else():
     """Whatever the text: who reads it and who sorts by it see the same."""
+    every_package = dict.fromkeys([*(fault.package for fault in table().fault), *table().asked], ANY)
     questions = [
         (each.fault.id, question)
         for trainer in (*table().trainers, None)
-        for fault in table().fault
-        for each in which_apply(Stack({fault.package: ANY, **dict.fromkeys(table().asked, ANY)}, {"trainer": trainer}))
+        for each in which_apply(Stack(every_package, {"trainer": trainer}))
         for question in each.why
     ]
     assert {question.condition for _, question in questions} >= {"stage", "script", "keys", "passes", "torch", "trl"}

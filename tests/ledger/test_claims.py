@@ -132,7 +132,7 @@ def test_releases_of_faults_are_those_that_were_tried():
 @pytest.mark.parametrize("claim", [each for each in CLAIMS if each.id.startswith("S")], ids=lambda claim: claim.id)
 def test_a_quote_stands_in_its_document(claim):
     # Cells of tables have lost the space between them there, and lists have it where the quote has a bar.
-    (path,) = SOURCES.glob(f"{claim.document}_*.txt")
+    (path,) = SOURCES.glob(f"{claim.document.removeprefix('S')}_*.txt")
     text, quote = (re.sub(r"[\s|]", "", text) for text in (path.read_text(), claim.quote))
     assert all(piece in text for piece in quote.split("..."))
 
@@ -177,21 +177,21 @@ def test_claims_are_found_by_id_document_and_words():
 
 @pytest.mark.parametrize("words", [*texts.VERDICTS, "does", "very low", "moderate", "certainty: high"])
 def test_words_of_the_verdict_and_of_its_certainty_are_searched_as_words(words):
-    """As cards print them; each word of one is found as well."""
+    """As cards print them. Several words are a phrase of a claim's head, or each is found."""
     printed = {each.id: f"{each.said} {each.verdict} (certainty: {each.certainty})" for each in CLAIMS}
-    for asked in ((words,), tuple(words.split())):
-        patterns = [re.compile(rf"(?i)(?<!\w){word}(?!\w)") for word in asked]
-        having = {id for id, text in printed.items() if all(pattern.search(text) for pattern in patterns)}
-        assert {each.id for each in texts.named(asked) if each.id in printed} == having
-    of_verdict = [each for each in CLAIMS if words in (each.verdict, each.certainty)]
-    assert {each.id for each in of_verdict} <= {each.id for each in texts.named((words,))}
+    having = {id for id, text in printed.items() if re.search(rf"(?i)(?<!\w){words}(?!\w)", text)}
+    assert {each.id for each in texts.named((words,)) if each.id in printed} == having
+    apart = {each.id for each in texts.named(tuple(words.split())) if each.id in printed}
+    assert apart <= having, "without the phrases of the reasons"
+    of_verdict = {each.id for each in CLAIMS if words in (each.verdict, each.certainty)}
+    assert of_verdict <= apart
 
 
 def test_no_digit_of_a_value_is_cut(capsys):
     """0.99998 was printed as 1."""
     for claim in CLAIMS:
         command.claims((claim.id,))
-        table = capsys.readouterr().out.partition("\nevidence ")[2]
+        table = capsys.readouterr().out.partition("\n  Evidence:\n")[2]
         for piece in claim.evidence:
             if isinstance(piece.value, float):
                 numbers = [float(word) for word in re.findall(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?", table)]
@@ -314,7 +314,8 @@ def test_who_gives_a_number(id, lead):
 
 def test_what_was_read_of_a_document_stands_on_its_cards_and_in_the_list(capsys):
     for text in texts.texts():
-        assert texts.named((text.document,)) == texts.named((text.claim[0].id.partition("-")[0],)) == [*text.claim]
+        assert texts.named((text.document,)) == texts.named((text.document.removeprefix("S"),)) == [*text.claim]
+        assert text.claim[0].id.startswith(f"{text.document}-"), "a document has one name"
         command.claims((text.claim[0].id,))
         assert f"Read of it: {text.read}" in " ".join(capsys.readouterr().out.split())
     command.claims(every=True)
@@ -336,4 +337,24 @@ def test_words_are_searched_as_words_and_in_quotes_as_a_phrase():
     several = texts.named(("GB", "60"))
     assert set(map(id, texts.named(("60 GB",)))) < set(map(id, several))
     assert all({"60", "GB"} <= {*re.findall(r"\w+", each.said)} for each in several)
-    assert texts.named(("STAGE", "3")) == texts.named(("3", "stage"))
+
+
+def test_several_words_are_a_phrase_where_claims_have_them_so(monkeypatch, capsys):
+    """`study claims stage 3` printed claims with a stage and a 3 somewhere: 70 lines."""
+    about = texts.named(("STAGE", "3"))
+    assert all("stage 3" in (each.head if isinstance(each, texts.Claim) else each.outcome).lower() for each in about)
+    apart = texts.named(("3", "stage"))
+    assert set(map(id, about)) < set(map(id, apart)), "no claim has these as a phrase, so each is a word"
+    assert set(map(id, about)) < set(map(id, texts.named(("stage 3",)))), "in quotes also in the reasons"
+    monkeypatch.setenv("COLUMNS", "80")
+    command.claims(("stage", "3"))
+    assert len(capsys.readouterr().out.splitlines()) < 60
+
+
+def test_a_card_is_as_wide_as_text(monkeypatch, capsys):
+    """Its table of evidence had 144 columns in a pipe, whatever the terminal's width."""
+    monkeypatch.setenv("COLUMNS", "80")
+    for claim in CLAIMS:
+        command.claims((claim.id,))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > 80 and len(line.split()) > 1] == []

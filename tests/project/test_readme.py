@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from study.cli import diagnosis
 from study.conform import releases
-from study.core.arms import load_arm
+from study.core.arms import NAMES, all_paths, load_arm
 from study.core.recipes import RECIPES
 from study.core.text import size
 from study.ledger import texts
@@ -70,6 +70,15 @@ def test_readme_is_read_in_two_minutes():
         "Will my training fit, and is it right?",
         "Do published numbers hold?",
     ]
+
+
+def test_readme_says_how_many_arms_there_are_and_what_each_count_counts():
+    table = answers.of_losses(answers.trained_here(runs.load(KEPT / "runs/smoke"))).rows
+    trained = {*table.dropna(subset="difference")["arm"]} | {"ddp"}
+    assert f"compares {len(NAMES)} ways to train, its *arms*" in README
+    assert f"These are {len(trained)} of the {len(NAMES)} arms; `study arms` has ten variants too." in README
+    assert len(all_paths()) - len(NAMES) == 10
+    assert f"{len(trained) - 1} arms are within" in README, "those beside ddp"
 
 
 @pytest.mark.parametrize("each", QUESTIONS, ids=lambda each: each["name"])

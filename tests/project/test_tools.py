@@ -112,6 +112,9 @@ def test_one_address_stands_everywhere(tmp_path, monkeypatch):
     for new in ("https://github.com/somebody/zero", only):
         address.main(new)
         assert {each for several in addresses(tmp_path).values() for each in several} == {new}
-    assert (tmp_path / "README.md").read_text().count("[![tests]") == 1
+    readme = (tmp_path / "README.md").read_text()
+    assert readme.count("[![tests]") == 1
+    assert address.HINT in (ROOT / "README.md").read_text()
+    assert address.HINT not in readme, "nobody has to write the owner's name any more"
     with pytest.raises(SystemExit, match="is not an address like"):
         address.main("somewhere")

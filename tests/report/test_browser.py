@@ -246,7 +246,8 @@ def test_a_text_is_read_in_the_browser_by_the_same_python(driver, tmp_path, monk
         threading.Thread(target=server.serve_forever, daemon=True).start()
         driver.get(f"http://127.0.0.1:{server.server_port}/paste.html")
         if not archives:
-            assert "has no Python for browsers" in driver.page_source
+            assert "study diagnose - " in driver.page_source, "what to type instead"
+            assert driver.find_elements("css selector", ".error") == []
             return
         told = driver.find_element("id", "told")
         before = told.text

@@ -151,7 +151,7 @@ def test_runs_that_are_not_done_are_counted_too(tmp_path, monkeypatch):
     monkeypatch.setattr(notebook, "display", lambda content, **_: shown.append(content.data))
     put(tmp_path, finished("good"), finished("other"), failed("full"))
     Book("stages", str(tmp_path))
-    assert shown == ["**3 runs**, 2 of them done, 1 oom, 0 set aside."]
+    assert shown == ["Shown here: **3 runs**, each a recorded training. 2 ended as planned, 1 out of memory."]
 
 
 @pytest.mark.parametrize("name", ["stages", "compare", "replicate"])
@@ -238,7 +238,8 @@ def test_colab_on_a_cpu(execute, tmp_path, monkeypatch):
         return in_this_process(monkeypatch, " ".join(words[words.index("sweep") :]))
 
     text, names = execute("colab", shell, scale="tiny", runs=str(tmp_path / "runs"))
-    for words in ("**3 runs**, 3 of them done", "S002-13", "the table “seconds”"):  # two cores teach nothing about GPUs
+    # Two cores teach nothing about GPUs.
+    for words in ("**3 runs**, each a recorded training. 3 ended as planned.", "S002-13", "the table “seconds”"):
         assert words in text, words
     assert names == ["losses-1", "parity", "memory-1", "peaks", "claims"]
 

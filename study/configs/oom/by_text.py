@@ -12,7 +12,7 @@ from study.configs.oom.training import Described
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.told import arm as arm_of
 from study.configs.pasted.told import told
-from study.core.text import number_of, size
+from study.core.text import binary_size, number_of
 from study.predict.front import Wanted, papers
 
 HOST_BYTES = (16, 18)  # of a parameter, with the optimizer's states on the host, and with the weights as well
@@ -66,7 +66,7 @@ def _states(training: RoundTraining, error: OomError) -> list[Cause]:
     if said.get("peft"):
         return []
     if error.where == "oom-host" and "offload" in said:
-        low, high = (size(each * training.parameters) for each in HOST_BYTES)
+        low, high = (binary_size(each * training.parameters) for each in HOST_BYTES)
         states = f"the offloaded states of {training.billions} take {low}, and {high} with the weights, of all ranks"
         return [_cause("oom-host", f"host memory: {states}")]
     if not ranks:
@@ -86,10 +86,12 @@ def _beside_activations(training: RoundTraining) -> list[Cause]:
     if not gpu_bytes or not ranks:
         return []
     what, held_bytes, arm = _held(training, ranks)
-    on = f"{what} take {size(held_bytes)} a GPU with {arm} on {number_of(ranks, 'GPUs')}"
+    on = f"{what} take {binary_size(held_bytes)} a GPU with {arm} on {number_of(ranks, 'GPUs')}"
     if held_bytes > FILLING * gpu_bytes:
-        return [_cause("oom-states", f"{on}, which has {size(gpu_bytes)}: they do not fit")]
-    return [_cause("oom-activations", f"{on}, and fit into {size(gpu_bytes)}: activations and logits are the rest")]
+        return [_cause("oom-states", f"{on}, which has {binary_size(gpu_bytes)}: they do not fit")]
+    return [
+        _cause("oom-activations", f"{on}, and fit into {binary_size(gpu_bytes)}: activations and logits are the rest")
+    ]
 
 
 def _held(training: RoundTraining, ranks: int) -> tuple[str, float, str]:

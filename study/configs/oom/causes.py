@@ -20,6 +20,7 @@ CAUSES = Path(__file__).with_name("causes.toml")
 PROOF = 5  # points of numbers that leave no other cause
 CLUE = 4  # of the traceback, or of a line above the message
 LIKELY = 4
+SIZE_FITS = "the size fits"
 HINT = 2  # of numbers that other causes could have, too
 MOST = 4  # causes that are shown
 CONTEXT_BYTES = 2.5 * 2**30  # more than a CUDA context and NCCL take
@@ -116,7 +117,7 @@ def _reasons(error: OomError, sizes: dict[str, str], shards_weights: bool, state
     if error.where != "GPU":  # nothing else counts
         return [Reason(error.where, PROOF, "the message says so")]
     reasons = [*clues(error), *_numbers(error)]
-    reasons += [Reason(cause, rows()[cause]["points"], "the size fits") for cause in sizes]
+    reasons += [Reason(cause, rows()[cause]["points"], SIZE_FITS) for cause in sizes]
     # The last frame does not make tensors of these: their sizes and their names are there by chance.
     reasons = [each for each in reasons if not re.search(rows()[each.cause].get("elsewhere", "(?!)"), error.frames[-1])]
     # A rank holds only parts of weights, so a whole one has been gathered: this comes before `weights`.

@@ -11,7 +11,7 @@ from study.configs.oom.training import Described, KnownTraining
 from study.core import arms
 from study.core.errors import Stop
 from study.core.gpus import GPUS, Gpu, gpu_named, like
-from study.core.text import number_of, size
+from study.core.text import binary_size, number_of, size
 from study.predict.front import (
     Estimate,
     PlaceFlags,
@@ -64,9 +64,9 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> str:
     except Stop:  # an arm whose memory is not predicted
         return ""
     card = like(GPUS[gpu_named("H100")], total_bytes, None)  # memory depends on no more than its size
-    needs = f"a rank needs {size(needs_bytes)} at the peak"
-    has = f"this GPU has {size(total_bytes)}, less {size(reserve_bytes(card))} for context and fragmentation"
-    text = f"{_assumed(training, model)}: {needs}; {has}"
+    gpu = f"{binary_size(total_bytes, 4)} ({size(total_bytes)})"  # with the digits of the message
+    has = f"this GPU has {gpu}, less {binary_size(reserve_bytes(card))} for context and fragmentation"
+    text = f"{_assumed(training, model)}: {_needs(training, needs_bytes)}; {has}"
     if fits_on(card, needs_bytes) != "no":
         return f"{text}. That fits{_although_it_fits(error, training)}"
     if fitting := [*_fitting(card, training, that_shrink(cause, given))]:
@@ -79,8 +79,20 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> str:
 
 def _assumed(training: KnownTraining, model: Transformer) -> str:
     rows = number_of(training.rows, f"sequences of {training.sequence or default_sequence(model):,} tokens")
-    kept = "recomputed" if training.described.checkpointing else "kept"
-    return f"Predicted with {rows} per micro-batch and activations {kept}"
+    assumed = f"Predicted with {rows} per micro-batch"
+    if training.described.checkpointing is None:
+        return assumed
+    return f"{assumed} and activations {'recomputed' if training.described.checkpointing else 'kept'}"
+
+
+def _needs(training: KnownTraining, needs_bytes: float) -> str:
+    """Return what a rank needs. Where nobody says whether activations are recomputed, both are told."""
+    needs = f"a rank needs {binary_size(needs_bytes)} at the peak"
+    if training.described.checkpointing is not None:
+        return needs
+    recomputing = replace(training.described, checkpointing=True)
+    other = binary_size(predicted_memory(training.wanted, recomputing).peak_bytes)
+    return f"{needs} if activations are kept, and {other} if they are recomputed, which is not known"
 
 
 def _although_it_fits(error: OomError, training: KnownTraining) -> str:
@@ -98,13 +110,14 @@ def _fitting(card: Gpu, training: KnownTraining, changes: list[Change]) -> Itera
             answer = fits_on(card, changed_bytes)
             if answer != "no":
                 just = ", only just" if answer == "only just" else ""
-                yield f"{change.words} ({size(changed_bytes)}{just})"
+                yield f"{change.words} ({binary_size(changed_bytes)}{just})"
 
 
 def predicted_memory(wanted: Wanted, given: Described) -> Estimate:
     training = TrainingFlags(gpus=given.ranks, sequence=given.sequence)
     # One node, as nobody has said how large nodes are; no time is asked for.
-    place = PlaceFlags(gpu="H100", gpus_per_node=training.ranks, machine=None)
+    chunked = bool(given.chunked_loss)
+    place = PlaceFlags(gpu="H100", gpus_per_node=training.ranks, machine=None, chunked_loss=chunked)
     shape = asked_for(wanted, given.sequence or 1)
     step = StepFlags(batch=training.ranks, checkpointing=bool(given.checkpointing))
     question = Question.of(shape, training, place, step)
@@ -118,12 +131,21 @@ def that_shrink(cause: Cause, given: Described) -> list[Change]:
 
 
 def that_leave_room(cause: Cause, given: Described) -> list[Change]:
-    """Return the arms that hold less, for a cause that grows with the tokens: states stand beside it all the time."""
-    return [] if TOKENS.isdisjoint(cause.part_of) else [*_arms_that_hold_less(given)]
+    """Return the arms that hold less, for a cause that grows with the tokens: states stand beside it all the time.
+
+    Logits do so while the backward pass begins.
+    """
+    if TOKENS.isdisjoint(cause.part_of):
+        return []
+    return [*_loss_in_pieces(given), *_arms_that_hold_less(given)]
 
 
 def single_changes(given: Described) -> Iterator[Change]:
-    """Yield changes of one thing each, the mildest first: fewer sequences, recomputation, an arm that holds less."""
+    """Yield changes of one thing each, the mildest first.
+
+    A loss in pieces, fewer sequences, recomputation, an arm that holds less.
+    """
+    yield from _loss_in_pieces(given)
     rows = given.micro_batch or 1
     while rows > 1:
         rows //= 2
@@ -131,6 +153,11 @@ def single_changes(given: Described) -> Iterator[Change]:
     if not given.checkpointing:
         yield Change("activations recomputed", replace(given, checkpointing=True), frozenset(("activations",)))
     yield from _arms_that_hold_less(given)
+
+
+def _loss_in_pieces(given: Described) -> Iterator[Change]:
+    if not given.chunked_loss:
+        yield Change("--chunked-loss, as by Liger", replace(given, chunked_loss=True), frozenset(("logits",)))
 
 
 def _arms_that_hold_less(given: Described) -> Iterator[Change]:

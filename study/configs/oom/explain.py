@@ -7,7 +7,7 @@ from typing import Any
 from study.configs.oom.causes import WIDTHS, Cause, causes, clues, rows
 from study.configs.oom.reading import Asked, OomError
 from study.configs.oom.training import Described, KnownTraining
-from study.core.text import size
+from study.core.text import binary_size
 from study.predict.front import Transformer, Wanted, papers
 
 # By arm: the stage by which the papers' formulas divide its states. Of groups of ranks and of offloading they say less.
@@ -46,7 +46,7 @@ def _filling(error: OomError, training: KnownTraining) -> str:
     held = sum(papers.states_bytes(training.trained, stage, training.ranks).values())
     # Where less is allocated, they are not there yet, or are others than predicted.
     if FILLING * error.total < held <= (error.allocated or held):
-        return f"{training.arm} on {training.ranks} ranks holds {size(held)}"
+        return f"{training.arm} on {training.ranks} ranks holds {binary_size(held)}"
     return ""
 
 

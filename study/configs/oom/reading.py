@@ -13,6 +13,7 @@ from study.core.errors import Stop
 from study.core.files import from_toml
 
 LONGEST_LINE = 600  # characters that are shown: PyTorch's message up to what is reserved but unallocated
+LONGEST_QUOTE = 200  # characters of it in an answer
 MESSAGE = 1500  # characters after its first word in which a message ends: PyTorch's have 700
 ABOVE = 6000  # characters of traceback above it
 NEAR = 1500  # characters of the last frame of a traceback with the message, and of what a scheduler says above a kill
@@ -63,6 +64,12 @@ class OomError:
     free: int | None
     allocated: int | None
     unallocated: int  # reserved by PyTorch and not in use, as far as the message says
+
+    @property
+    def quoted(self) -> str:
+        """The message up to the sentence with the size that was asked for, or any size; without one its beginning."""
+        sentence = re.match(rf"(?:.*?to allocate {SIZE}|.*?{SIZE}).*?(?:\.(?= |$)|(?= \(GPU)|$)", self.line)
+        return textwrap.shorten(sentence[0] if sentence else self.line, LONGEST_QUOTE, placeholder=" ...")
 
     @property
     def outside(self) -> int:

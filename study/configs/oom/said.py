@@ -8,18 +8,20 @@ from study.configs.mistakes import recognised
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.told import told
 from study.configs.settings import AUTO, OFF, UNKNOWN, EffectiveSettings, effective_settings
-from study.core.arms import OFFLOADS
+from study.core.ignored_keys import OFFLOADS
 from study.core.shapes import model_of_name
 
 NUMBERS = ("ranks", "micro_batch", "sequence", "vocabulary", "lora_rank")
 OUR_NAMES = {"sequences per micro-batch and rank": "micro_batch", "rank of the adapters": "lora_rank"}  # of settings
 RECOMPUTING = ("checkpointing", "the Trainer's FSDP recomputing")
-OF_TEXT = ("ranks", "micro_batch", "sequence", "checkpointing", "lora_rank")
+CHUNKING = "fused kernels (Liger)"  # with the Trainer's default kernels: one is the loss of chunks
+OF_TEXT = ("ranks", "micro_batch", "sequence", "lora_rank")
 
 
 def stated(pasted: Pasted) -> dict[str, Any]:
     """Return what a text says of its training, by our names of settings."""
     said = {name: pasted.said.get(name) or None for name in OF_TEXT}
+    said["checkpointing"] = pasted.said.get("checkpointing")
     if pasted.said.get("machines", 1) > 1:
         said["ranks"] = None  # it may be the number of a node
     if pasted.said.get("offload", "none") != "none":
@@ -33,9 +35,16 @@ def stated(pasted: Pasted) -> dict[str, Any]:
 
 
 def config_settings(path: Path | None) -> EffectiveSettings:
-    """Return the settings of a config by our names, without those that something else decides."""
-    settings = effective_settings(recognised(path)) if path else {}
-    return {OUR_NAMES.get(name, name): each for name, each in settings.items() if each.value not in (AUTO, UNKNOWN)}
+    """Return the settings of a config by our names, without those that something else decides.
+
+    A script may recompute activations where the config has no such key.
+    """
+    known = {}
+    for name, setting in (effective_settings(recognised(path)) if path else {}).items():
+        is_unsaid = name in RECOMPUTING and setting.is_default and str(setting.value).lower() in OFF
+        if setting.value not in (AUTO, UNKNOWN) and not is_unsaid:
+            known[OUR_NAMES.get(name, name)] = setting
+    return known
 
 
 def understood(settings: dict[str, Any]) -> dict[str, Any]:
@@ -43,8 +52,8 @@ def understood(settings: dict[str, Any]) -> dict[str, Any]:
     values = dict(settings)
     for name in NUMBERS:
         values[name] = _whole(values.get(name))
-    # Of axolotl it may be a word, such as unsloth.
-    values["checkpointing"] = any(str(values.get(name)).lower() not in OFF for name in RECOMPUTING) or None
+    values["checkpointing"] = _recomputes(values)
+    values["chunked_loss"] = str(values.get(CHUNKING)).lower() not in OFF or None
     values["model"] = model_of_name(str(values.get("model")))
     values["arm"] = _nearest_arm(values)
     return values
@@ -53,6 +62,14 @@ def understood(settings: dict[str, Any]) -> dict[str, Any]:
 def _whole(value: Any) -> int | None:
     """Return a whole number, which JSON and YAML may have in quotes."""
     return int(value) if re.fullmatch("[1-9][0-9]{0,8}", str(value)) else None
+
+
+def _recomputes(values: dict[str, Any]) -> bool | None:
+    """Return whether activations are recomputed. None: nobody says it."""
+    # Of axolotl it may be a word, such as unsloth.
+    if any(str(values.get(name)).lower() not in OFF for name in RECOMPUTING):
+        return True
+    return None if values.get("checkpointing") is None else False
 
 
 def _nearest_arm(values: dict[str, Any]) -> str | None:

@@ -43,6 +43,8 @@ class Described:
     """Tokens per sequence."""
     checkpointing: bool | None = None
     """Activations are recomputed in the backward pass."""
+    chunked_loss: bool | None = None
+    """The loss is computed in pieces, so that never all logits are held, as by Liger or torchtune."""
     vocabulary: int | None = None
     """Size of the vocabulary, if the model is not named or has another."""
 
@@ -65,6 +67,7 @@ class KnownTraining:
     settings: dict[str, Any]  # by our names
     described: Described
     from_text: frozenset[str]  # names of settings that only the text says
+    inferred: str = ""  # what the numbers of the error say of activations
 
     @classmethod
     def of(cls, wanted: Wanted, described: Described, stated: dict[str, Any] | None = None) -> Self:

@@ -50,7 +50,7 @@ def of_error(pasted: Pasted, error: OomError, by_text: ByText) -> Seen | None:
         remedy += f". Else: {others[0].what}"
     seen = _filled_by(first, pasted, error.line[:40], remedy, is_sized)
     evidence = f"{'; '.join(first.reasons)}; `study oom FILE {all_flags(pasted) or '--model MODEL'}` compares its size"
-    return replace(seen, evidence=evidence, line=error.line)
+    return replace(seen, evidence=evidence, line=error.quoted)
 
 
 def of_words(pasted: Pasted, by_text: ByText) -> Seen | None:

@@ -44,6 +44,11 @@ class Candidate:
         seen = self.seen
         return seen.follows, self.is_aside, seen.sure == "possible", self.kind, ORDER.index(seen.sure), seen.place
 
+    @property
+    def is_first_error(self) -> bool:
+        """Whether it is an error that follows from no other."""
+        return self.kind in (Kind.ERROR, Kind.ERROR_WITH_MANY_CAUSES) and not self.seen.follows
+
 
 def ordered(shown: Sequence[Seen], faults: Sequence[Match], in_words: Sequence[Seen]) -> list[Seen]:
     """Return what explains a text, the best first."""
@@ -53,7 +58,17 @@ def ordered(shown: Sequence[Seen], faults: Sequence[Match], in_words: Sequence[S
     kinds += [(seen, Kind.SITUATION) for seen in in_words]
     kinds += [(_of_fault(match), _kind_of_fault(match.fault, is_nan)) for match in faults]
     candidates = [Candidate(seen, kind, is_full and kind >= Kind.WAIT) for seen, kind in kinds]
-    return _once([each.seen for each in sorted(candidates, key=lambda each: each.rank)])
+    ranked = sorted(_without_consequences(candidates, is_full), key=lambda each: each.rank)
+    return _once([each.seen for each in ranked])
+
+
+def _without_consequences(candidates: list[Candidate], is_full: bool) -> list[Candidate]:
+    """Return what may be the answer, without what an error of the text has made: how others ended, or waited for it."""
+    if not any(each.is_first_error for each in candidates):
+        return candidates
+    # Of other errors than full memory it is not sure that the waiting came later.
+    waited = WAITED if is_full else ()
+    return [each for each in candidates if not each.seen.follows and each.seen.id not in waited]
 
 
 def _once(found: list[Seen]) -> list[Seen]:

@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 
 from study.core import cache, files
-from study.core.arms import OFFLOADS, PACKAGE
+from study.core.arms import PACKAGE
 from study.core.errors import Stop, nearest
 from study.core.gpus import GPUS, Gpu
+from study.core.ignored_keys import OFFLOADS
 from study.core.library_defaults import library_defaults
 from study.core.recipes import RECIPES
 from study.core.settings import cache_home

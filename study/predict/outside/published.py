@@ -11,9 +11,10 @@ from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationE
 from pydantic_core import SchemaValidator
 
 from study.core import files
-from study.core.arms import OFFLOADS, ROOT
+from study.core.arms import ROOT
 from study.core.errors import nearest
 from study.core.gpus import GPUS, LINKS
+from study.core.ignored_keys import OFFLOADS
 from study.core.library_defaults import known_libraries
 from study.core.settings import MOST
 from study.predict.architecture import MOST_WANTED

@@ -50,6 +50,4 @@ function show() {
 
 form.addEventListener("input", show);
 form.addEventListener("reset", () => setTimeout(show)); // once the fields are as at first
-form.hidden = false;
-document.getElementById("answer").hidden = false;
 show();

@@ -87,7 +87,6 @@ function chooseClaims() {
   document.getElementById("shown").textContent = `${shown} of ${all} claims`;
 }
 if (filter) {
-  filter.hidden = false;
   filter.addEventListener("input", chooseClaims);
   filter.addEventListener("reset", () => setTimeout(chooseClaims)); // once the fields are empty
   addEventListener("hashchange", () => filter.reset()); // a link leads to its claim in any case

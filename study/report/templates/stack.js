@@ -39,10 +39,7 @@ function show() {
   }
   const shown = (list) => list.querySelectorAll("li:not([hidden])").length;
   for (const list of [sure, maybe, others]) list.parentElement.hidden = !shown(list);
-  let apply = "Nothing known applies";
-  if (shown(sure) === 1) apply = "1 known fault applies";
-  if (shown(sure) > 1) apply = `${shown(sure)} known faults apply`;
-  say("sentence", `${apply} to what you chose. What you have not said decides ${shown(maybe)} more.`);
+  say("sentence", `Known faults that apply: ${shown(sure) || "none"}. What you have not said decides ${shown(maybe)} more.`);
   say("number", shown(others));
   const taken = [...form.querySelectorAll("input[checked]")].map((box) => box.value); // if nothing is said
   const words = Object.values(said).map((each) => each[0]).filter((word) => !taken.includes(word));
@@ -55,9 +52,8 @@ function read() {
   const unknown = [];
   for (const select of form.querySelectorAll("select")) {
     const known = [...select.options].find((option) => words.includes(option.value.toLowerCase()));
-    const named = words.filter((word) => word.startsWith(`${select.name.toLowerCase()}==`));
     select.value = known?.value ?? "";
-    if (!known) unknown.push(...named);
+    if (!known) unknown.push(...words.filter((word) => word.startsWith(`${select.name.toLowerCase()}==`)));
   }
   say("unread", unknown.length ? `Not known here, but the command judges: ${unknown.join(", ")}.` : "");
 }
@@ -67,5 +63,4 @@ form.addEventListener("input", (event) => {
   show();
 });
 form.addEventListener("reset", () => setTimeout(show)); // once the fields are as at first
-form.hidden = false;
 show();

@@ -1,4 +1,4 @@
-"""What documents print, beside what was measured and predicted here; document 002's script; and the claims."""
+"""What documents print, beside what was measured and predicted here; document S002's script; and the claims."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from study.ledger import texts
 from study.records.runs import Runs
 from study.report.topics import memory
 
-# Document 000: Gemma2-9B on eight H100, 2048 tokens, bfloat16.
+# Document S000: Gemma2-9B on eight H100, 2048 tokens, bfloat16.
 SETTING_000: dict[str, Any] = {"ranks": 8, "sequence": 2048, "precision": "bf16_cast", "micro_batch": 1}
 MODEL_000 = "gemma2-9b"
 MEMORY_000 = {"ddp": 76e9, "zero2": 45e9, "zero3": 28e9}  # "Memory Utilization"
 
 
 def memory_000(runs: Runs) -> pd.DataFrame:
-    """Return what was measured and predicted in document 000's setting, beside the document's numbers."""
+    """Return what was measured and predicted in document S000's setting, beside the document's numbers."""
     rows = memory.table(runs.select(model=MODEL_000, arm=[*MEMORY_000], **SETTING_000))
     if rows.empty:
         return rows
@@ -25,14 +25,14 @@ def memory_000(runs: Runs) -> pd.DataFrame:
     return pd.concat([rows, printed], ignore_index=True)
 
 
-# --- document 002's own script -------------------------------------------------------------------------------------
+# --- document S002's own script -------------------------------------------------------------------------------------
 
 REPAIRS = {"none": "as printed", "fresh_model": "with a fresh model", "engaged": "with DeepSpeed engaged"}
 OF_TRAINING = ["name", "batch", "weights_from", "deepspeed_initialize_calls"]
 
 
 def script(runs: Runs) -> pd.DataFrame:
-    """Return each training of document 002's script: its first weights, its losses, and whether DeepSpeed was called.
+    """Return each training of document S002's script: its first weights, its losses, and whether DeepSpeed was called.
 
     Losses are medians over seeds, of the first and the last that the Trainer logged.
     """

@@ -77,7 +77,7 @@ def _of_one_seed(group: pd.DataFrame) -> pd.DataFrame:
 
 @style.figure
 def figure(rows: pd.DataFrame) -> Figure:
-    """Training loss of every arm at each step, and how far it is from the baseline's loss, one point per step."""
+    """Above: the training loss, a line for each arm. Below: how far it is from the baseline's loss, a point a step."""
     apart = rows[rows["difference"].notna()]
     others = parts(apart, "line")
     drawing, axes = style.panels([2.3, 0.75 + 0.22 * len(others)] if others else [2.3])

@@ -14,6 +14,7 @@ from study.cli import diagnosis, pasted
 from study.configs.oom.by_text import by_text
 from study.configs.pasted import condense, matching, memory, situations, tracebacks, two_releases, watchdogs, words
 from study.configs.pasted.answer import answer
+from study.configs.pasted.ranking import WAITED
 from study.configs.pasted.read import deepspeed_config, newest_tested, read
 from study.configs.pasted.told import told as of_model
 from study.core.errors import Stop
@@ -244,8 +245,8 @@ def test_out_of_memory_comes_before_who_waited_for_that_rank():
             ["frozen-weights-stay", "lora-stage-3-memory", "memory-was-full"],
         ),
         ("LoRA with ZeRO stage 3 on 4 GPUs, deepspeed==0.19.8", ["lora-stage-3-memory", "memory-was-full"]),
-        # Who waits, and what steps show, does not come before an error, whose cause is a guess.
-        (WORK.format(rank=0, index=300, kind="ALLREDUCE", elements=5), ["memory-was-full", "nccl-watchdog"]),
+        # Who waited is not told, and what steps show comes after an error, whose cause is a guess.
+        (WORK.format(rank=0, index=300, kind="ALLREDUCE", elements=5), ["memory-was-full"]),
         ("{'loss': nan, 'grad_norm': 1.0}", ["memory-was-full", "loss-nan"]),
     ],
 )
@@ -276,9 +277,30 @@ def test_nan_is_told_once(said, id):
     assert not {*ids[1:]} & {"loss-zero", "loss-nan", "norm-nan", "norm-sqrt2", "loss-zero-overlap"}
 
 
-def test_an_error_comes_before_the_launcher_that_saw_it_end():
-    text = EXAMPLES["child-failed"]["text"] + "\n" + EXAMPLES["weight-not-2d"]["text"]
-    assert [each.id for each in answer(text).found] == ["weight-not-2d", "child-failed"]
+OUT_OF_MEMORY = """Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+    loss = model(ids, labels=ids).loss
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a total capacity of 79.25 GiB of which
+1.00 GiB is free. Of the allocated memory 72.50 GiB is allocated by PyTorch
+"""
+CONSEQUENCES = [id for id, message in tracebacks.messages().items() if message.follows]
+
+
+@pytest.mark.parametrize("id", CONSEQUENCES)
+@pytest.mark.parametrize("error", [OUT_OF_MEMORY, EXAMPLES["weight-not-2d"]["text"]], ids=["memory", "traceback"])
+def test_a_consequence_is_told_only_without_the_error_that_it_follows(error, id):
+    found = [each.id for each in answer(f"{error}\n{EXAMPLES[id]['text']}").found]
+    assert found
+    assert not {*found} & {*CONSEQUENCES}
+
+
+@pytest.mark.parametrize("id", [id for id in WAITED if id in EXAMPLES])
+def test_who_waited_for_a_rank_that_was_out_of_memory_is_not_told(id):
+    assert id in [each.id for each in answer(EXAMPLES[id]["text"]).found]
+    assert id not in [each.id for each in answer(f"{OUT_OF_MEMORY}\n{EXAMPLES[id]['text']}").found]
+
+
+def test_a_launcher_that_saw_a_process_end_asks_for_its_error():
     (question, *_) = answer(EXAMPLES["child-failed"]["text"]).questions
     assert "first Traceback" in question
 
@@ -522,9 +544,9 @@ def test_a_size_is_matched_with_the_model_and_the_gpus_that_the_text_names():
     told = answer(f"ZeRO-2 with meta-llama/Meta-Llama-3-8B-Instruct on 2 A100 80GB{error}", by_text=by_text)
     assert "14.96 GiB = 8,030,261,248 parameters / 2 ranks x 4 bytes" in told.found[0].sentence
     told = answer("Full fine-tuning of a 72B model with ZeRO-3 on 4 A100 80GB goes OOM", by_text=by_text)
-    assert "take 288 GB a GPU with zero3 on 4 GPUs, which has 85.9 GB: they do not fit" in told.found[0].sentence
+    assert "take 268 GiB a GPU with zero3 on 4 GPUs, which has 80 GiB: they do not fit" in told.found[0].sentence
     told = answer("ZeRO-3 offload of a 32B model on one GPU is killed, exitcode: -9, dmesg says OOM", by_text=by_text)
-    assert "32 billion parameters take 512 GB" in told.found[0].sentence
+    assert "32 billion parameters take 477 GiB" in told.found[0].sentence
     assert "of all ranks" in told.found[0].sentence
 
 
@@ -637,4 +659,4 @@ def test_a_file_beside_a_log_is_no_part_of_its_message(tmp_path, capsys):
     listed.write_text("torch==2.6.0\n")
     diagnosis.diagnose((str(log), str(listed)))
     (shown,) = re.findall(r"In the text: (.*?)\n\n", capsys.readouterr().out, re.DOTALL)
-    assert shown.endswith("GPU 0 is full.")
+    assert shown.endswith("Tried to allocate 2.00 GiB.")

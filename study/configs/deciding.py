@@ -1,0 +1,52 @@
+"""Which flags would tell of the most faults that they do not apply."""
+
+from study.configs.priorities import AskedStack
+from study.known.faults import table
+from study.known.which_apply import Applies, Stack, which_apply
+
+MOST_ASKED = 3  # flags
+NUMBERS = [1, 8]  # of ranks or passes: alone, or more than any fault needs
+TRUTH_VALUES = [True, False]
+
+
+def deciding(asked: AskedStack, may: list[Applies]) -> list[str]:
+    """Return the flags whose answers rule out some of these faults, the one that rules out most first."""
+    ruled_out = {name: _ruled_out(stacks, may) for name, stacks in _answers(asked, may).items()}
+    ordered = sorted(ruled_out, key=lambda name: -ruled_out[name])
+    return [name for name in ordered if ruled_out[name]][:MOST_ASKED]
+
+
+def _answers(asked: AskedStack, may: list[Applies]) -> dict[str, list[Stack]]:
+    """Return the stacks that answers to open questions would make, by what a user gives to answer."""
+    answers: dict[str, list[Stack]] = {}
+    for each in may:
+        for question in each.why:
+            condition = question.condition
+            if condition == "keys" and not asked.has_config:
+                answers["--config"] = [asked.stack.without_keys()]
+            elif condition in table().asked or condition in asked.stack.releases:
+                tested = table().asked.get(condition, each.fault.asked)
+                answers[question.flag] = [asked.stack.with_release(condition, release) for release in tested]
+            elif question.flag:
+                name = "--stage" if condition == "stage" else question.flag
+                answers[name] = [asked.stack.answered(condition, value) for value in _values(condition)]
+    return answers
+
+
+def _values(condition: str) -> list:
+    """Return what a flag can say of a condition."""
+    if condition == "optimizer":
+        return [*table().optimizers]
+    values = table().values[condition]
+    if values == "true or false":
+        return TRUTH_VALUES
+    return NUMBERS if values == "a number" else [*values]
+
+
+def _ruled_out(stacks: list[Stack], may: list[Applies]) -> float:
+    """Return how many faults an answer rules out on average, if all answers are as likely."""
+    total = 0.0
+    for stack in stacks:
+        left = {each.fault.id for each in which_apply(stack)}
+        total += sum(each.fault.id not in left for each in may)
+    return total / max(1, len(stacks))
