@@ -17,6 +17,7 @@ NOTHING = ("none", "auto")  # texts for a key that is not there, or that somethi
 EXAMPLE = 'keys = [{ "zero_optimization.overlap_comm" = true }]'
 # Keys of which a condition says the same, for whoever has no config: its flag answers it.
 SAID_BY = {"zero_optimization.offload_optimizer.device": "offload", "zero_optimization.stage": "stage"}
+QUESTION = re.compile("(Is|Are|Was|Were|Has|Have|Does|Do|Did|Should|Can|Must|Will) .")
 GROUPS = SchemaValidator(core_schema.list_schema(core_schema.dict_schema()))
 ANYTHING: CoreSchema = core_schema.any_schema()  # the type of a key of which only the name is known
 
@@ -47,6 +48,12 @@ def wrong_release(name: str, wanted: Any) -> Iterator[str]:
         SpecifierSet(wanted)
     except (ValueError, AttributeError, TypeError):
         yield f'`{name}` must be a range of releases, such as ">=0.19.3" (got {wanted!r})'
+
+
+def wrong_script(wanted: Any) -> Iterator[str]:
+    """Yield what is wrong with what is asked about somebody's script."""
+    if not QUESTION.match(str(wanted)):
+        yield f'`script` must be a question, without its end: script = "Is a checkpoint loaded" (got {wanted!r:.80})'
 
 
 def wrong_keys(groups: Any, others: Container[str]) -> Iterator[str]:

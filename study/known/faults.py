@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validat
 from study.core.errors import nearest
 from study.core.files import load
 from study.core.tables import Evidence
-from study.known.conditions import Values, wrong_condition, wrong_keys, wrong_release
+from study.known.conditions import Values, wrong_condition, wrong_keys, wrong_release, wrong_script
 
 TABLE = Path(__file__).with_name("faults.toml")
 MORE_WORDS = (
@@ -161,7 +161,8 @@ class Table(BaseModel):
         """Raise ValueError for a fault that no command could show, with all that is wrong with it."""
         ids = [fault.id for fault in self.fault]
         for fault in self.fault:
-            wrong = [*_wrong_range(fault, self), *_wrong_source(fault)]
+            wrong = [*_wrong_range(fault, self), *_wrong_right_ones(fault, self)]
+            wrong += [*_wrong_remedy(fault, self), *_wrong_source(fault)]
             wrong += [*_wrong_conditions(fault, self), *_wrong_questions(fault, self), *_wrong_symptom(fault, self)]
             if ids.count(fault.id) > 1:
                 wrong.append("another fault has this id: choose one of its own")
@@ -170,9 +171,13 @@ class Table(BaseModel):
         return self
 
 
+def _asked_of(fault: Fault, table: Table) -> tuple[str, ...]:
+    return fault.asked or table.asked.get(fault.package, ())
+
+
 def _wrong_range(fault: Fault, table: Table) -> Iterator[str]:
     """Yield what is wrong with the releases of a fault."""
-    asked = fault.asked or table.asked.get(fault.package, ())
+    asked = _asked_of(fault, table)
     if not asked:
         yield f"no list of releases is kept of {fault.package}: say in `asked` which were looked at"
     else:
@@ -182,8 +187,55 @@ def _wrong_range(fault: Fault, table: Table) -> Iterator[str]:
                 tested = ", ".join(asked)
                 what = f"`{key}` must be a release that was tested, of {tested} (got {release}): widen no range"
                 yield f"{what}, or list in `asked` all releases that you ran or read for this fault"
+    if {fault.since, fault.until} <= {*asked} and version(fault.until) < version(fault.since):
+        yield f"`until`, the last release that has it, is older than the first, `since`: {fault.until}, {fault.since}"
     if not re.match(rf"{re.escape(fault.since)}( to {re.escape(fault.until)})?(;|$)", fault.releases):
         yield f'`releases` must begin with the range: "{fault.since} to {fault.until}; right in ..."'
+
+
+RELEASE = re.compile(r"\d+(?:\.\d+)+")
+
+
+def _wrong_right_ones(fault: Fault, table: Table) -> Iterator[str]:
+    """Yield what is wrong with the releases of which `releases` says that they are right."""
+    asked = _asked_of(fault, table)
+    right = [release for part in re.findall("right in ([^;]+)", fault.releases) for release in RELEASE.findall(part)]
+    for release in right:
+        if asked and release not in asked:
+            yield f"`releases` says right in {release}, which was not tested: name one of {', '.join(asked)}"
+        elif fault.contains(version(release)):
+            yield f"`releases` says right in {release}, which lies in the range {fault.since} to {fault.until}"
+
+
+# A release that a remedy tells to take, with the package before it. What stands behind `before` is to leave.
+TAKEN = re.compile(
+    r"""
+    (?<!\bbefore[ ])
+    (?: \b(?P<package>[A-Za-z][\w-]*?)(?:[ ]|[=~>]=|-) )?
+    (?<![\w.]) (?P<release>\d+(?:\.\d+)+)
+    (?P<later>[ ]or[ ](?:later|newer))?
+    """,
+    re.VERBOSE,
+)
+# A release behind one of these is of the package that was named last.
+BEFORE = ("take", "or", "use", "pin", "to", "install", "with", "release", "version")
+
+
+def _wrong_remedy(fault: Fault, table: Table) -> Iterator[str]:
+    """Yield the releases that a remedy tells to take although they have the fault."""
+    for do in (fault.do, *fault.do_with.values()):
+        package = fault.package
+        for taken in TAKEN.finditer(do):
+            name = (taken["package"] or "").lower()
+            if name in table.packages:
+                package = table.packages[name]
+            elif name not in BEFORE:
+                continue
+            release = version(taken["release"])
+            leads_into = taken["later"] and release <= version(fault.until)
+            if package == fault.package and (leads_into or fault.contains(release)):
+                named = f"{release}{taken['later'] or ''}"
+                yield f"`do` names {named}, which has the fault: it is in {fault.since} to {fault.until}"
 
 
 def _wrong_source(fault: Fault) -> Iterator[str]:
@@ -204,6 +256,8 @@ def _wrong_conditions(fault: Fault, table: Table) -> Iterator[str]:
             yield f"no condition is {name!r}: {nearest(name, table.questions)}"
         elif name == "keys":
             yield from wrong_keys(wanted, table.other_keys)
+        elif name == "script":
+            yield from wrong_script(wanted)
         elif name in table.asked:
             yield from wrong_release(name, wanted)
         elif name in values:

@@ -69,7 +69,8 @@ def test_no_rule_writes_a_sentence_of_its_own():
 @pytest.mark.parametrize("id", TOLD["stack"])
 def test_a_fault_is_told_to_who_has_it(id, capsys):
     words = TOLD["stack"][id]
-    assert id in answers(words)
+    found = answers(words)
+    assert id in found, f"`study stack {words}` does not tell it, but {sorted(found)}: correct the case in told.toml"
     assert answers(f"{words} --details").keys() <= printed(capsys) | {"PEFT"}
 
 
