@@ -11,7 +11,7 @@ from pathlib import Path
 
 from study.core.files import from_toml
 from study.known.faults import TABLE, Fault, named, table
-from study.known.rules import comments_of_rule, conditions_of_rule, function_at
+from study.known.rules import comments_of_rule, conditions_of_rule, function_at, makes
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,11 +66,22 @@ def of_table(path: Path, kind: str, read_by: str) -> list[Explained]:
 
 
 def _comments(text: str) -> dict[str, str]:
-    """Return by table the comment that stands directly above it: where a library does what the sentence says."""
-    comments = {}
-    for above, name in re.findall(r'((?:^#.*\n)+)\["?([^"\]\n]+)"?\]', text, re.MULTILINE):
-        comments[name] = " ".join(line.strip("# ") for line in above.splitlines())
-    return comments
+    """Return by table the comments directly above it and in it: where a library does what the sentence says."""
+    comments: dict[str, list[str]] = {}
+    name = ""
+    lines: list[str] = []  # of comments, whose table is not known yet
+    for line in text.splitlines():
+        if header := re.match(r'\["?([^"\[\]]+)"?\]', line):
+            name = header[1]
+        if line.startswith("#"):
+            lines.append(line.strip("# "))
+        elif line and name:
+            comments.setdefault(name, []).extend(lines)
+            lines = []
+        else:  # an empty line ends a table
+            name = ""
+            lines = []
+    return {name: " ".join(lines) for name, lines in comments.items() if lines}
 
 
 @functools.cache
@@ -139,7 +150,10 @@ class Behind:
 
 
 def behind(each: Explained) -> Behind:
-    """Return what is behind a sentence. Of many findings the evidence stands where the rule is."""
+    """Return what is behind a sentence. Of many findings the evidence stands where the rule is.
+
+    The rules that make it come before those that only ask for it, and it is their conditions that decide.
+    """
     table = f"{each.table.relative_to(ROOT)}:"
     written, rules, readers, tests = [], [], [], []
     for place in places(each.id):
@@ -152,7 +166,9 @@ def behind(each: Explained) -> Behind:
         else:
             readers.append(place)
     rests_on = each.rests_on or " ".join(dict.fromkeys(filter(None, map(comments_of_rule, rules))))
-    conditions = [each for rule in rules for each in conditions_of_rule(rule)]
+    makers = [rule for rule in rules if makes(rule, each.id)]
+    rules = makers + [rule for rule in rules if rule not in makers]
+    conditions = [condition for rule in makers or rules for condition in conditions_of_rule(rule)]
     return Behind(written[0], rules, conditions, readers, [*dict.fromkeys(tests)], rests_on)
 
 

@@ -42,21 +42,65 @@ def function_at(place: str) -> str | None:
     return function.name if function else None
 
 
+@functools.cache
+def _made(file: str) -> set[tuple[int, str]]:
+    """Return the texts that calls of a module are given, each with its line."""
+    made = set()
+    for node in ast.walk(_module(file)[0]):
+        if not isinstance(node, ast.Call):
+            continue
+        for argument in node.args:
+            if isinstance(argument, ast.Constant):
+                made.add((argument.lineno, str(argument.value)))
+    return made
+
+
+def makes(place: str, id: str) -> bool:
+    """Whether a line calls something with an id. Other lines only ask for it, such as those that rank signs."""
+    file, line = _at(place)
+    return (line, id) in _made(file)
+
+
 def conditions_of_rule(place: str) -> list[str]:
-    """Return the conditions of all `if` around a line, the outermost first, and the values of the constants in them."""
+    """Return the conditions that decide over a line, each with its place, and the values of the constants in them."""
     file, line = _at(place)
     function = _function(place)
     if function is None:
         return []
     tests = []
-    for node in ast.walk(function):
-        if isinstance(node, ast.If) and node.body[0].lineno <= line <= (node.body[-1].end_lineno or line):
-            tests.append(node.test)
-    conditions = [ast.unparse(each) for each in tests]
+    conditions = []
+    for node in _deciding(function, line):
+        is_around = line <= (node.body[-1].end_lineno or line)
+        condition = ast.unparse(node.test)
+        conditions.append(f"{file}:{node.lineno}: {condition if is_around else f'not ({condition})'}")
+        tests.append(node.test)
     for name, number in _numbers(file).items():
         if any(isinstance(part, ast.Name) and part.id == name for each in tests for part in ast.walk(each)):
             conditions.append(f"{name} = {number}")
     return conditions
+
+
+def _deciding(function: Function, line: int) -> list[ast.If]:
+    """Return each `if` around a line, and those before it that end without it, in their order."""
+    found = []
+    for node in ast.walk(function):
+        block = getattr(node, "body", None)
+        if not (isinstance(block, list) and block[0].lineno <= line <= (block[-1].end_lineno or line)):
+            continue
+        if isinstance(node, ast.If):
+            found.append(node)
+        for statement in block:
+            if isinstance(statement, ast.If) and statement.lineno < line and _ends_with_nothing(statement):
+                found.append(statement)
+    return sorted(found, key=lambda each: each.lineno)
+
+
+def _ends_with_nothing(branch: ast.If) -> bool:
+    """Whether it only leaves the function, or goes on with what is next."""
+    first = branch.body[0]
+    if isinstance(first, ast.Return):
+        return first.value is None or (isinstance(first.value, ast.Constant) and first.value.value is None)
+    return isinstance(first, ast.Continue)
 
 
 def _numbers(file: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ from study.configs import sources
 from study.configs.differences import compare
 from study.configs.sentences import sentences
 from study.core.errors import Stop
-from study.known.explained import comments_of_rule, places
+from study.known.explained import behind, comments_of_rule, function_at, makes, places
 from study.known.faults import named
 from study.known.findings import causes_of_hangs, texts
 from study.ledger.texts import claims
@@ -165,6 +165,31 @@ def test_what_is_typed_is_answered_with_its_id(id, monkeypatch, capsys, tmp_path
     words = TOLD["typed"][id].replace("FOLDER", str(tmp_path))
     in_this_process(monkeypatch, words)
     assert id in printed(capsys)
+
+
+def test_a_sign_is_explained_by_the_function_that_makes_it(capsys):
+    """And not by those that rank it, which name it as well."""
+    (row,) = explain(("norm-sqrt2",))
+    first, *others = row["rules"]
+    assert function_at(first) == "norm_is_a_mark"
+    assert any("ranking.py" in each for each in others)
+    assert [re.sub(r":\d+:", ":", each) for each in row["conditions"]] == [
+        "study/configs/pasted/losses.py: not (not counts or not counts[-1])",
+        "study/configs/pasted/losses.py: not (counts[-2:] != [2, 2] and norms.lines[-1].values.get('loss') != 0)",
+    ]
+    assert "zero/stage3.py:2315 and 2625 of 0.19.7" in row["rests_on"]
+
+
+def test_a_sign_that_a_call_makes_names_that_call_first():
+    signs = [each for each in EXPLAINED.values() if each.kind == "sign in a text"]
+    checked = 0
+    for each in signs:
+        found = behind(each)
+        if any(makes(rule, each.id) for rule in found.rules):
+            assert makes(found.rules[0], each.id), each.id
+            assert not any("ranking.py" in condition for condition in found.conditions), each.id
+            checked += 1
+    assert checked > 15
 
 
 def test_a_finding_rests_on_what_its_rule_says_of_it(capsys):
