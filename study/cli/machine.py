@@ -37,10 +37,7 @@ def arms(names: tyro.conf.Positional[tuple[str, ...]] = (), /) -> list[dict]:
     if is_of_study:
         ready = [row for row in rows if row["here"] == "yes"]
         say(f"{len(ready)} of {number_of(len(rows), 'arms')} can run on this machine.", "")
-    for row in rows:
-        if "mistakes" in row:
-            _tell_mistakes(row["arm"], row["mistakes"])
-    _show_arms([row for row in rows if "mistakes" not in row])
+    _show_arms(rows)
     if is_of_study:
         variants = len(all_paths()) - len(NAMES)
         say_wrapped(
@@ -49,20 +46,31 @@ def arms(names: tyro.conf.Positional[tuple[str, ...]] = (), /) -> list[dict]:
     return rows
 
 
+def _show_arms(rows: list[dict]) -> None:
+    """Print the mistakes of files that cannot be arms, then what the others say."""
+    fine = []
+    for row in rows:
+        if "mistakes" in row:
+            _tell_mistakes(row["arm"], row["mistakes"])
+        else:
+            fine.append(row)
+    if fine:
+        _show_table(fine)
+
+
 def _tell_mistakes(name: str, mistakes: list[str]) -> None:
-    """Print each mistake of a file that cannot be an arm, and which command reads that of another trainer."""
-    say_wrapped(f"{name} cannot be an arm: {number_of(len(mistakes), 'mistakes')}.")
+    """Print each mistake of a file that cannot be an arm, and by whose rules it is one."""
+    rules = ""
+    if is_file_name(name) and is_local(name):
+        rules = f" These are the rules of study/train.py; `study diagnose {name}` judges for any trainer."
+    say_wrapped(f"{name} cannot be an arm: {number_of(len(mistakes), 'mistakes')}.{rules}")
     for number, said in enumerate(mistakes, 1):
         say_wrapped(said, indent="    ", first=f"{number:>2}. ")
     say("")
-    if is_file_name(name) and is_local(name):
-        say_wrapped(f"A file for a trainer of your own may name its precision: `study diagnose {name}`.", "")
 
 
-def _show_arms(rows: list[dict]) -> None:
+def _show_table(rows: list[dict]) -> None:
     """Print what the files of arms say, and below the table why some cannot run here."""
-    if not rows:
-        return
     columns = ("arm", "stage", "optimizer states", "weights", "here")
     show([{name: row[name] for name in columns} | {"here": row["here"].partition(":")[0]} for row in rows])
     say("")

@@ -11,13 +11,20 @@ from study.core.ignored_keys import (
     promises_ignored,
     without_a_reader,
 )
-from study.core.refused_values import refused_values
+from study.core.refused_values import refused_values, truths_for_numbers
 
 STAGES = (0, 1, 2, 3)
 DEVICES = ("none", "cpu", "nvme")
 CHOSEN = ("fsdp_reshard_after_forward", "fsdp_offload_params")  # keys of FSDP2 that an arm may set as it likes
 PRECISIONS = ("bf16", "fp16", "torch_autocast")  # sections of DeepSpeed's config
-OF_THE_RUN = "is a setting of the run: remove it and give --precision to study/train.py or `study estimate`"
+OF_THE_RUN = (
+    "is a setting of the run: remove it and give --precision to study/train.py or `study estimate`; "
+    "for your own trainer leave it"
+)
+NVME_DIR = (
+    "remove it; study/train.py and `study sweep` take --nvme-dir; "
+    "for your own trainer write nvme_path into a DeepSpeed json"
+)
 # By kind of distribution: the keys of parallelism_config. With FSDP, how many groups each hold the whole state, and the
 # ranks in each; with DeepSpeed the ranks that share rows, each with a part of the tokens (Ulysses).
 SHARDS = "parallelism_config_dp_shard_size"
@@ -89,10 +96,12 @@ def _mistakes_in_groups(groups: dict, kind: str) -> Iterator[str]:
 def _mistakes_around_deepspeed(section: dict, stage: int | None) -> Iterator[str]:
     """Yield what is wrong in the yaml's section for DeepSpeed."""
     for key in lost_paths(section):
-        yield f"Accelerate ignores {key}: remove it and give --nvme-dir to study/train.py or `study sweep`"
+        device = str(section.get(f"{key.removesuffix('_nvme_path')}_device")).lower()
+        if stage in (None, 3) or device != "nvme":  # of another stage it is said that it writes to no disk
+            yield f"Accelerate ignores {key}: {NVME_DIR}"
     if keys := beside_a_json(section):
         yield f"Accelerate refuses {', '.join(keys)} beside deepspeed_config_file: write it in that file alone"
-    if stage is not None:
+    if stage in STAGES:
         for does, remedy in accelerate_ignores(section, stage):
             yield f"Accelerate {does}: {remedy}"
 
@@ -122,6 +131,8 @@ def mistakes_in_deepspeed(config: dict) -> Iterator[str]:
             yield f"the device of {part} must be none, cpu or nvme (got {device!r:.80})"
     yield from without_a_reader("deepspeed", config)
     yield from _refused("deepspeed", config)
+    for path in truths_for_numbers("deepspeed", config):
+        yield f"deepspeed takes true for 1 and false for 0: {path} must be a whole number"
     yield from _not_filled_in(config)
     for name in PRECISIONS:  # it would count beside --precision
         if section_at(config, name).get("enabled") is True:

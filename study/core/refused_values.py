@@ -36,6 +36,13 @@ def refused_values(library: str, config: dict) -> Iterator[RefusedValue]:
         yield RefusedValue(problem)
 
 
+def truths_for_numbers(library: str, config: dict) -> Iterator[str]:
+    """Yield the dotted paths of whole numbers that are true or false, which a library takes for 1 or 0 in silence."""
+    for path, kind, value in _typed(known_libraries()[library]["types"], config):
+        if isinstance(value, bool) and kind.get("schema", kind)["type"] == "int":
+            yield path
+
+
 def _typed(types: dict[str, dict], config: dict) -> Iterator[tuple[str, Any, Any]]:
     """Yield each value whose type a library knows: its dotted path, the type and the value."""
     for path, of_section in types.items():
