@@ -166,10 +166,17 @@ def behind(each: Explained) -> Behind:
         else:
             readers.append(place)
     rests_on = each.rests_on or " ".join(dict.fromkeys(filter(None, map(comments_of_rule, rules))))
-    makers = [rule for rule in rules if makes(rule, each.id)]
-    rules = makers + [rule for rule in rules if rule not in makers]
-    conditions = [condition for rule in makers or rules for condition in conditions_of_rule(rule)]
-    return Behind(written[0], rules, conditions, readers, [*dict.fromkeys(tests)], rests_on)
+    rules.sort(key=lambda rule: not makes(rule, each.id))
+    return Behind(written[0], rules, _conditions(rules, each.id), readers, [*dict.fromkeys(tests)], rests_on)
+
+
+def _conditions(rules: list[str], id: str) -> list[str]:
+    """Return the conditions of the rules that make a sentence; where none does, of all that name it."""
+    makers = [rule for rule in rules if makes(rule, id)]
+    conditions = []
+    for rule in makers or rules:
+        conditions += conditions_of_rule(rule)
+    return conditions
 
 
 def _test(place: str) -> str:

@@ -221,21 +221,23 @@ TAKEN = re.compile(
 BEFORE = ("take", "or", "use", "pin", "to", "install", "with", "release", "version")
 
 
+def _taken(do: str, own: str, names: dict[str, str]) -> Iterator[re.Match]:
+    """Yield where a remedy tells to take a release of the fault's own package. `names` are those of packages."""
+    package = own
+    for taken in TAKEN.finditer(do):
+        name = (taken["package"] or "").lower()
+        package = names.get(name, package)
+        if package == own and (name in names or name in BEFORE):
+            yield taken
+
+
 def _wrong_remedy(fault: Fault, table: Table) -> Iterator[str]:
     """Yield the releases that a remedy tells to take although they have the fault."""
     for do in (fault.do, *fault.do_with.values()):
-        package = fault.package
-        for taken in TAKEN.finditer(do):
-            name = (taken["package"] or "").lower()
-            if name in table.packages:
-                package = table.packages[name]
-            elif name not in BEFORE:
-                continue
-            release = version(taken["release"])
-            leads_into = taken["later"] and release <= version(fault.until)
-            if package == fault.package and (leads_into or fault.contains(release)):
-                named = f"{release}{taken['later'] or ''}"
-                yield f"`do` names {named}, which has the fault: it is in {fault.since} to {fault.until}"
+        for taken in _taken(do, fault.package, table.packages):
+            release, later = version(taken["release"]), taken["later"] or ""
+            if fault.contains(release) or (later and release <= version(fault.until)):
+                yield f"`do` names {release}{later}, which has the fault: it is in {fault.since} to {fault.until}"
 
 
 def _wrong_source(fault: Fault) -> Iterator[str]:
