@@ -12,7 +12,7 @@ from study.configs.oom import changes, reading
 from study.configs.oom.causes import Cause
 from study.configs.oom.causes import rows as cause_rows
 from study.configs.oom.explain import explain
-from study.configs.oom.recomputing import with_recomputing
+from study.configs.oom.recomputing import CLEARLY, with_recomputing
 from study.configs.oom.said import stated
 from study.configs.oom.training import Described, KnownTraining
 from study.configs.pasted import condense
@@ -296,7 +296,9 @@ FULL = (
     [
         # The logits come after all layers, which would have kept 94 GiB.
         ("7.83 GiB", "33.00 GiB", {}, True),
-        ("7.83 GiB", "74.00 GiB", {}, False),  # more than a rank needs that recomputes
+        ("3.91 GiB", "70.00 GiB", {"micro_batch": 2}, False),  # more than a rank needs that recomputes
+        ("7.83 GiB", "74.00 GiB", {}, None),  # the layers alone would have kept 94, and it is more than the other needs
+        ("7.83 GiB", "33.00 GiB", {"micro_batch": 2}, None),
         ("448.00 MiB", "70.00 GiB", {}, False),
         ("448.00 MiB", "38.00 GiB", {}, None),  # a layer's: the pass may be anywhere
         ("448.00 MiB", "300.00 GiB", {}, None),  # neither
@@ -314,9 +316,55 @@ def test_the_numbers_of_a_message_say_whether_activations_are_recomputed(asked, 
     assert answered.described.checkpointing is says
     is_inferred = says is not None and "checkpointing" not in settings
     assert answered.inferred.endswith(f"as the log's {float(allocated.split()[0]):g} GiB say") == is_inferred
-    is_open = says is None and not answered.missing
     said = changes.predicted(error, answered, causes[0])
-    assert ("if they are recomputed, which is not known" in said) == is_open
+    is_open = "if they are recomputed, which is not known" in said
+    fits_neither = "fits neither activations kept (" in said
+    assert is_open + fits_neither == (says is None and not answered.missing)
+
+
+LOSS = (
+    'Traceback (most recent call last):\n  File "loss.py", line 45, in ForCausalLMLoss\n    logits = logits.float()\n'
+)
+
+
+@pytest.mark.parametrize("clue", ["", LOSS], ids=["by size", "by traceback"])
+@pytest.mark.parametrize("arm", ["zero2", "zero3", "fsdp2"])
+@pytest.mark.parametrize(
+    ("model", "rows", "sequence"),
+    [
+        ("llama3-8b", 2, 4096),
+        ("llama3-8b", 4, 2048),
+        ("qwen2.5-7b", 2, 4096),
+        ("qwen2.5-7b", 8, 2048),
+        ("opt-1.3b", 8, 2048),
+    ],
+)
+def test_predicted_numbers_of_either_kind_are_told_apart_and_others_are_of_neither(model, rows, sequence, arm, clue):
+    wanted = Wanted(model=model)
+    given = Described(arm=arm, ranks=8, micro_batch=rows, sequence=sequence)
+    peaks = {
+        kind: changes.predicted_memory(wanted, replace(given, checkpointing=kind)).peak_bytes / 2**30
+        for kind in (True, False)
+    }
+    logits = rows * sequence * asked_for(wanted, sequence).look.vocabulary * 4 / 2**30
+    # More than the one needs at all, and less than the other's layers keep.
+    above, below = CLEARLY * peaks[True] - logits, (peaks[False] - peaks[True]) / CLEARLY
+
+    def decided(allocated: float, asked: float, clue: str) -> tuple[bool | None, bool]:
+        message = FULL.format(asked=f"{asked:.2f} GiB", allocated=f"{allocated:.2f} GiB", total="139.72 GiB")
+        error = reading.find(clue + message)
+        answered = with_recomputing(error, *explain(error, wanted, given)[::-1])
+        return answered.described.checkpointing, bool(answered.unfitting)
+
+    for kind, peak in peaks.items():
+        answer, is_of_neither = decided(peak - logits, logits, clue)
+        assert answer is kind or (answer is None and arm == "zero2")
+        assert not is_of_neither
+    for factor in (2, 3):
+        assert decided(factor * peaks[False], logits, clue) == (None, True)
+        assert decided(factor * peaks[False], 1.11 * logits, "") == (None, True)
+    if above < below:
+        assert decided((above + below) / 2, logits, clue) == (None, True)
 
 
 def test_the_command_shows_what_the_numbers_say_and_one_unit(monkeypatch, capsys, tmp_path):

@@ -87,6 +87,8 @@ def _assumed(training: KnownTraining, model: Transformer) -> str:
 
 def _needs(training: KnownTraining, needs_bytes: float) -> str:
     """Return what a rank needs. Where nobody says whether activations are recomputed, both are told."""
+    if training.unfitting:
+        return training.unfitting
     needs = f"a rank needs {binary_size(needs_bytes)} at the peak"
     if training.described.checkpointing is not None:
         return needs
