@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 
 from study.configs.oom.reading import OomError
 from study.core.tables import NO_OTHER_KEYS, Regex, read_table
+from study.core.text import binary_size
 
 CAUSES = Path(__file__).with_name("causes.toml")
 PROOF = 5  # points of numbers that leave no other cause
@@ -28,6 +29,7 @@ OUTSIDE_SHARE = 0.1  # of the GPU: no more is outside PyTorch's numbers without 
 FIRST = 10  # more than a clue and a size together
 MANY_TIMES = 10  # so much more is unused than was asked for: nothing else says as much
 UNUSED_SHARE = 0.1  # of the GPU: PyTorch holds no more without use (allocator.FRAGMENTATION is what is usual)
+FAR_BELOW = 0.7  # of the GPU: what is allocated and what is asked for together would fit without pieces
 EMPTY = 0.05  # of the GPU: no model is there
 WIDTHS = (4, 2)  # bytes that an element of a tensor has, where its row does not say it
 
@@ -171,7 +173,12 @@ def _outside(error: OomError, total: int) -> Iterator[Reason]:
 def _unused(error: OomError, total: int) -> Iterator[Reason]:
     """Yield what speaks for memory that is reserved in pieces that are too small."""
     unused, least, share = error.unallocated, error.asked.low, UNUSED_SHARE * total
-    if unused >= max(least, share):
+    needed = (error.allocated or total) + least
+    if unused >= max(least, share) and needed <= FAR_BELOW * total:
+        of = f"{binary_size(error.allocated or 0, 4)} allocated + {error.asked.text} asked for = {binary_size(needed)}"
+        what = f"{of} of {binary_size(total, 4)}, and the unused part alone is larger than what was asked for"
+        yield Reason("oom-fragmentation", FIRST, what)
+    elif unused >= max(least, share):
         points = FIRST if unused >= MANY_TIMES * least else CLUE
         yield Reason("oom-fragmentation", points, "the unused part alone is larger than what was asked for")
     elif unused and unused + (error.free or 0) >= error.asked.high:
