@@ -592,3 +592,72 @@ def test_diagnose_says_what_it_read_from_the_text(tmp_path, monkeypatch, capsys)
     said = " ".join(capsys.readouterr().out.split())
     for words in ("stage 2", "8 ranks", "micro-batch 4", "sequence 4096", "gradient checkpointing", "model llama3-8b"):
         assert words in said.partition("Read: ")[2]
+
+
+UNUSED = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked} GiB. GPU 0 has a total capacity of "
+    "79.11 GiB of which {free:.2f} GiB is free. Of the allocated memory {allocated} GiB is allocated by PyTorch, and "
+    "{unused} GiB is reserved by PyTorch but unallocated."
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "allocated", "unused", "is_first"),
+    [
+        (7.83, 33.0, 38.61, True),
+        (3.91, 20.0, 50.0, True),
+        (7.83, 64.0, 8.0, False),  # the GPU is nearly full
+        (7.83, 64.5, 5.0, False),  # nor would the unused part in one piece be enough
+    ],
+)
+@pytest.mark.parametrize("settings", [{}, {"ranks": 8, "micro_batch": 2, "sequence": 4096}])
+def test_fragmentation_comes_first_where_all_would_fit_without_pieces(asked, allocated, unused, is_first, settings):
+    free = 79.11 - allocated - unused - 2.29
+    error = reading.find(LOSS + UNUSED.format(asked=asked, allocated=allocated, unused=unused, free=free))
+    (first, *_), _ = explain(error, Wanted(model="llama3-8b"), Described(arm="zero3", **settings))
+    assert first.id == ("oom-fragmentation" if is_first else "oom-logits")
+    total = f"{allocated:g} GiB allocated + {asked} GiB asked for = {allocated + asked:.1f} GiB of 79.11 GiB"
+    assert (total in str(first.reasons)) == is_first
+
+
+@pytest.mark.parametrize(
+    ("asked", "rows", "sequence", "tokens"),
+    [
+        ("7.83 GiB", 2, 4096, 16_384),
+        ("5.87 GiB", 2, 4096, 12_288),
+        ("11.74 GiB", 1, 8192, 24_576),
+        ("7.83 GiB", 4, 4096, None),  # as many as were given
+        ("3.91 GiB", 4, 4096, None),  # a batch whose longest row is shorter
+        ("7.90 GiB", 2, 4096, None),  # no thousands
+        ("7.83 GiB", 2, None, None),
+    ],
+)
+@pytest.mark.parametrize("clue", ["", LOSS])
+def test_logits_of_more_tokens_than_were_given_are_said(
+    asked, rows, sequence, tokens, clue, tmp_path, monkeypatch, capsys
+):
+    log = tmp_path / "train.log"
+    log.write_text(clue + FULL.format(asked=asked, allocated="70.00 GiB", total="79.11 GiB"))
+    length = f"--sequence {sequence}" if sequence else ""
+    shape = f"--model llama3-8b --arm zero3 --ranks 8 --micro-batch {rows} {length}"
+    assert in_this_process(monkeypatch, f"oom {log} {shape}") in (None, 0)
+    said = " ".join(capsys.readouterr().out.split())
+    verb = "are" if clue else "would be"
+    if tokens is None:
+        assert "you gave" not in said
+    else:
+        assert f"{asked} {verb} the fp32 logits of {tokens:,} tokens; you gave {rows * sequence:,} (" in said
+        assert f"Is the micro-batch {tokens // sequence}, are sequences longer, or are several packed into one?" in said
+        assert f"{asked} = {tokens:,} tokens, not {rows * sequence:,}, x 128,256 x 4 bytes" in said
+
+
+def test_a_traceback_that_names_logits_says_it_where_other_tensors_have_the_size(tmp_path, monkeypatch, capsys):
+    """3.91 GiB are the embedding and the head in bf16, too."""
+    log = tmp_path / "train.log"
+    shape = "--model llama3-8b --arm zero3 --ranks 8 --micro-batch 2 --sequence 2048"
+    for clue in (LOSS, ""):
+        log.write_text(clue + FULL.format(asked="3.91 GiB", allocated="70.00 GiB", total="79.11 GiB"))
+        assert in_this_process(monkeypatch, f"oom {log} {shape}") in (None, 0)
+        assert ("3.91 GiB are the fp32 logits of 8,192 tokens" in " ".join(capsys.readouterr().out.split())) == bool(
+            clue
+        )
