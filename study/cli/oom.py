@@ -9,7 +9,7 @@ from study.cli import given
 from study.cli.findings import say_indented
 from study.configs.oom import reading
 from study.configs.oom.causes import Cause
-from study.configs.oom.changes import predicted
+from study.configs.oom.changes import named, predicted
 from study.configs.oom.explain import explain, tokens_of_logits
 from study.configs.oom.reading import OomError
 from study.configs.oom.recomputing import with_recomputing
@@ -54,7 +54,7 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     message = reading.find(pasted.text)
     causes, known = explain(message, model, training, stated(pasted))
     known = with_recomputing(message, known, causes)
-    which = predicted(message, known, causes[0])
+    which = predicted(message, known, named(causes))
     _show_causes(causes, known.described.checkpointing)
     say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.quoted}")
     read_words = _show_taken(pasted, known, vars(model) | vars(training))
