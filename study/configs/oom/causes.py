@@ -170,17 +170,25 @@ def _outside(error: OomError, total: int) -> Iterator[Reason]:
         yield Reason("oom-other-process", PROOF, f"PyTorch's numbers leave {unexplained}")
 
 
+def _whole(error: OomError, total: int) -> str:
+    """Return what a GPU would hold with what was asked for, in words, if that is far below its size; else nothing."""
+    if not error.allocated or error.allocated + error.asked.low > FAR_BELOW * total:
+        return ""
+    needed = binary_size(error.allocated + error.asked.low)
+    parts = f"{binary_size(error.allocated, 4)} allocated + {error.asked.text} asked for"
+    return f"{parts} = {needed} of {binary_size(total, 4)}"
+
+
 def _unused(error: OomError, total: int) -> Iterator[Reason]:
     """Yield what speaks for memory that is reserved in pieces that are too small."""
     unused, least, share = error.unallocated, error.asked.low, UNUSED_SHARE * total
-    needed = (error.allocated or total) + least
-    if unused >= max(least, share) and needed <= FAR_BELOW * total:
-        of = f"{binary_size(error.allocated or 0, 4)} allocated + {error.asked.text} asked for = {binary_size(needed)}"
-        what = f"{of} of {binary_size(total, 4)}, and the unused part alone is larger than what was asked for"
-        yield Reason("oom-fragmentation", FIRST, what)
-    elif unused >= max(least, share):
-        points = FIRST if unused >= MANY_TIMES * least else CLUE
-        yield Reason("oom-fragmentation", points, "the unused part alone is larger than what was asked for")
+    if unused >= max(least, share):
+        points, reason = CLUE, "the unused part alone is larger than what was asked for"
+        if unused >= MANY_TIMES * least:
+            points = FIRST
+        if would_fit := _whole(error, total):
+            points, reason = FIRST, f"{would_fit}, and {reason}"
+        yield Reason("oom-fragmentation", points, reason)
     elif unused and unused + (error.free or 0) >= error.asked.high:
         points = HINT if unused >= share else 1
         yield Reason("oom-fragmentation", points, "the unused part and what is free would be enough together")

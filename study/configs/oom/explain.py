@@ -120,25 +120,35 @@ def _thousands(asked: Asked, token_bytes: int) -> int:
 
 def _of_other_tokens(training: KnownTraining, asked: Asked) -> Iterator[Allocation]:
     """Yield logits of as many tokens as the asked size would be of, if a batch may have so many."""
-    sequence, vocabulary = training.sequence, training.vocabulary
-    if not vocabulary:
+    if not training.vocabulary:
         return
-    if more := tokens_of_logits(asked, training):
-        factors = f"{more:,} tokens, not {training.rows * sequence:,}, x {vocabulary:,}"
-        yield Allocation("oom-padded", more * vocabulary, factors)
+    if training.rows * training.sequence:
+        yield from _of_more_tokens(training, asked)
+        yield from _of_shorter_rows(training, asked)
+        return
+    # Almost any size is some number of tokens, but few are thousands: with the two digits of a message and a
+    # vocabulary of 128,256 one in 25.
     for element_bytes in WIDTHS:
-        if not training.rows * sequence:
-            # Almost any size is some number of tokens, but few are thousands: with the two digits of a message and a
-            # vocabulary of 128,256 one in 25.
-            thousands = _thousands(asked, element_bytes * vocabulary)
-            yield Allocation("oom-padded", thousands * vocabulary, f"{thousands:,} tokens x {vocabulary:,}")
-            continue
-        # A batch is padded to its longest row. With 4 and 2 bytes, any size from a quarter of the full logits up is
-        # some such length. Little else in a pass is as large: a vocabulary is several times as wide as an MLP.
-        longest = round((asked.low + asked.high) / 2 / vocabulary / element_bytes / training.rows)
+        thousands = _thousands(asked, element_bytes * training.vocabulary)
+        words = f"{thousands:,} tokens x {training.vocabulary:,}"
+        yield Allocation("oom-padded", thousands * training.vocabulary, words)
+
+
+def _of_more_tokens(training: KnownTraining, asked: Asked) -> Iterator[Allocation]:
+    if tokens := tokens_of_logits(asked, training):
+        words = f"{tokens:,} tokens, not {training.rows * training.sequence:,}, x {training.vocabulary:,}"
+        yield Allocation("oom-padded", tokens * training.vocabulary, words)
+
+
+def _of_shorter_rows(training: KnownTraining, asked: Asked) -> Iterator[Allocation]:
+    # A batch is padded to its longest row. With 4 and 2 bytes, any size from a quarter of the full logits up is
+    # some such length. Little else in a pass is as large: a vocabulary is several times as wide as an MLP.
+    rows, sequence, vocabulary = training.rows, training.sequence, training.vocabulary
+    for element_bytes in WIDTHS:
+        longest = round((asked.low + asked.high) / 2 / vocabulary / element_bytes / rows)
         if sequence / 2 < longest < sequence:
-            factors = f"{training.rows} sequences x about {longest:,} of {sequence:,} tokens x {vocabulary:,}"
-            yield Allocation("oom-padded", training.rows * longest * vocabulary, factors)
+            words = f"{rows} sequences x about {longest:,} of {sequence:,} tokens x {vocabulary:,}"
+            yield Allocation("oom-padded", rows * longest * vocabulary, words)
 
 
 def _of_optimizer(training: KnownTraining) -> Iterator[Allocation]:
