@@ -250,14 +250,21 @@ def test_the_sizes_and_the_advice():
     assert {name: page[name][0] for name in arms} == {name: size(held[arm]) for name, arm in arms.items()}
     ddp, *stages = (f"{held[arm] / 1e9:.0f}" for arm in arms.values())
     assert f"{ddp} GB a GPU with DDP, {stages[0]}, {stages[1]} and {stages[2]} GB with stages 1, 2 and 3" in README
-    assert number_of("memory") == f"{stages[2]} GB instead of {ddp}"
-    assert f"Llama-3-8B takes {stages[2]} GB each instead of {ddp}" in README.splitlines()[0]
-    assert f"README has {ddp} GB for DDP and not 128" in (ROOT / "notebooks/stages.ipynb").read_text()
+    usual = f"{16 * front.named('llama3-8b').parameters / 1e9:.0f}"  # bytes a parameter
+    words = f"{usual} ({ddp} in our DDP)"
+    assert number_of("memory") == f"{stages[2]} GB instead of {words}"
+    assert f"Llama-3-8B takes {stages[2]} GB each instead of {words}" in README.splitlines()[0]
+    assert f"The usual has 16: {usual} GB, without activations." in README
+    assert f"README has {ddp} GB for our DDP beside {usual}" in (ROOT / "notebooks/stages.ipynb").read_text()
     first_page = (ROOT / "study/report/templates/index.html").read_text()
     (heading,) = re.findall("<h1>(.*?)</h1>", first_page)
     assert re.sub("<.*?>", "", heading) == README.splitlines()[0].removeprefix("# ")
     assert round(held["ddp"] / held["zero3"]) == 7, "why a seventh, the page says"
-    assert {(run.record.requested.sequence, run.record.requested.accumulation) for run in at_scale} == {(2048, 1)}
+    asked = [run.record.requested for run in at_scale]
+    taken = {(each.micro_batch, each.sequence, each.accumulation, each.checkpointing) for each in asked}
+    assert taken == {(1, 2048, 1, True)}
+    for text in (README, page_of("memory")):
+        assert "one recomputed sequence of 2,048 tokens." in text.replace("One rec", "one rec")
 
 
 def test_the_releases():
