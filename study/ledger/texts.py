@@ -187,10 +187,14 @@ def by_document() -> list[dict]:
     ]
 
 
-def in_words(claims: Iterable[Claim]) -> str:
+def in_words(claims: Sequence[Claim]) -> str:
+    """How many hold and do not: most that hold are of papers, and most that do not of articles."""
     number = counts(claims)
+    of_articles = counts(claim for claim in claims if claim.document.startswith("S"))
+    of_papers = number["holds"] - of_articles["holds"]
     return (
-        f"Of {sum(number.values())} published claims {number['holds']} hold, {number['does not hold']} do not, "
+        f"Of {sum(number.values())} published claims {number['holds']} hold, {of_papers} of them of papers; "
+        f"{number['does not hold']} do not, {of_articles['does not hold']} of them of articles; "
         f"{number['holds only if']} hold under a condition, "
         f"and {number['cannot be decided here']} cannot be decided here."
     )

@@ -114,7 +114,14 @@ def test_the_verdicts_and_their_counts():
         assert texts.in_words(texts.claims()) in " ".join(text.split())
     number = texts.counts(texts.claims())
     total = sum(number.values())
-    assert number_of("claims") == f"{number['holds']} of {total} hold, {number['does not hold']} do not"
+    articles = [text for text in texts.texts() if text.document.startswith("S")]
+    assert len(articles) == DIGITS["four"]
+    false = [claim for text in articles for claim in text.claim if claim.verdict == "does not hold"]
+    words = f"{number['holds']} of {total} hold, {number['does not hold']} do not"
+    assert number_of("claims") == f"{words}: {len(false)} of these are of four articles"
+    true_of_papers = [claim for claim in texts.claims() if claim.verdict == "holds" and claim.document.startswith("P")]
+    assert f"{number['holds']} hold, {len(true_of_papers)} of them of papers;" in page
+    assert f"{number['does not hold']} do not, {len(false)} of them of articles;" in page
     assert f"[How {total} were judged](reports/answers/claims.md)" in README
     shares = [number["holds"] / total, number["does not hold"] / total]
     assert [*shares, 1 - sum(shares)] == pytest.approx([1 / 6, 1 / 6, 2 / 3], abs=0.015)
