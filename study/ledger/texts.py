@@ -24,6 +24,7 @@ VerdictWord = Literal["holds", "does not hold", "holds only if", "cannot be deci
 VERDICTS = get_args(VerdictWord)  # in the order of tables
 CertaintyWord = Literal["high", "moderate", "low", "very low"]
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
+WORDS_OF_A_LINE = 8  # of a quote, in a list
 NEAR = 0.75  # similarity of a misspelt word to one that a claim has
 AGREES, DIFFERS, NO_RUNS = ANSWERS = "agree", "differ", "need other runs"
 
@@ -60,6 +61,12 @@ class Claim(BaseModel):
     def head(self) -> str:
         """What it is about, and the verdict as it is printed: without the reasons."""
         return f"{self.question} {self.quote} {self.answer} {self.verdict} (certainty: {self.certainty})"
+
+    @property
+    def begins(self) -> str:
+        """The first words of the quote: without them an answer such as "With larger micro-batches yes" says nothing."""
+        first = " ".join(self.quote.split()[:WORDS_OF_A_LINE])
+        return f"“{self.quote}”" if first == self.quote else f"“{first.removesuffix(' ...')} ...”"
 
     @property
     def numbers(self) -> str:
