@@ -150,8 +150,13 @@ def _reason(advice: Advice, choice: Row) -> str:
     fastest = min(among, key=lambda row: row.seconds)
     if fastest is not choice:
         faster = times(choice.seconds / fastest.seconds)
-        why += f"{fastest.arm} would be {faster} as fast; below {FASTER} times the arm is taken that comes first in "
-        why += f"`study arms`, which begins with the simplest: {choice.arm}."
+        # What is chosen comes first in arms.NAMES, which begins with the simplest.
+        if faster == times(1):
+            why += f"{fastest.arm} is as fast; {choice.arm} is simpler."
+        else:
+            why += (
+                f"{fastest.arm} would be {faster} as fast; {choice.arm} is simpler, which counts up to {FASTER} times."
+            )
     else:
         with_or_without = "with" if choice.offloads else "without"
         why += f"of the {others} that fit {with_or_without} offloading, it is the fastest."
