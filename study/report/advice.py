@@ -111,11 +111,15 @@ def in_json(advice: Advice) -> dict:
     return said
 
 
-def resting_on(advice: Advice) -> str:
-    """Return how accurate its memory is, and if it uses the host's memory, how much that is taken as."""
+def resting_on(advice: Advice, is_default_batch: bool) -> str:
+    """Return how accurate its memory is, and how large a batch or a host's memory is taken that nobody gave."""
     said = " ".join(f"{line[0].upper()}{line[1:]}." for line in accuracy_of_memory())
     if any(row.offloads for row in (advice.choice, advice.alternative) if row):
         said += f" Host memory of a node taken as {amount(advice.question.host_memory_bytes)} (--host-memory)."
+    if advice.choice and is_default_batch:
+        passes = number_of(advice.choice.accumulation, "micro-batches")
+        said += f" Without --batch a step has {advice.question.batch} sequences over all GPUs, here in {passes}; "
+        said += "`study estimate` takes 1 unless --accumulation says more."
     if advice.choice and advice.question.pace is None:
         said += " Seconds depend on the host: a minute of `study calibrate` there narrows them."
     return said

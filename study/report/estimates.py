@@ -97,8 +97,8 @@ def _taken(needs: Needs) -> str:
     is_kept = batch.recomputation is Recomputation.NONE
     activations = "kept (--checkpointing recomputes them)" if is_kept else "recomputed"
     by_default = f" (the default of {needs.arm}; --precision sets it)" if needs.is_usual_precision else ""
-    text = f"Taken as: {rows}, {number_of(batch.passes, 'micro-batches')}, {precision}{by_default}, "
-    text += f"activations {activations}."
+    passes = f"{number_of(batch.passes, 'micro-batches')} in a step (--accumulation)"
+    text = f"Taken as: {rows}, {passes}, {precision}{by_default}, activations {activations}."
     if needs.on_gpu and precision.startswith("bf16") and not needs.on_gpu.gpu.has_bf16:
         text += f" A {needs.on_gpu.gpu.kind} has no bf16: fp16 is meant."
     if needs.on_gpu and precision == "fp32":
