@@ -6,7 +6,7 @@ from typing import Literal, Self
 from study.core.arms import Arm
 from study.core.errors import Stop
 from study.core.gpus import Gpu
-from study.core.text import number_of, size
+from study.core.text import binary_size, number_of, size
 from study.known.findings import finding
 from study.predict.front import (
     HOST_PROCESS_BYTES,
@@ -77,7 +77,10 @@ def in_words(needs: Needs) -> list[str]:
     # depends on the GPU, so it is told only with --gpu.
     memory = "GPU memory" if needs.kinds else "memory"
     ranks = needs.training.placement.ranks
-    text = f"A rank of {ranks} with {needs.arm} needs {size(whole.peak_bytes)} of {memory} at the peak, predicted"
+    peak = (
+        f"{size(whole.peak_bytes)} ({binary_size(whole.peak_bytes)})"  # advise, cards and PyTorch's errors are in GiB
+    )
+    text = f"A rank of {ranks} with {needs.arm} needs {peak} of {memory} at the peak, predicted"
     if on_gpu is None or needs.kinds is None:
         return [f"{text}.", _taken(needs)]
     gpu = on_gpu.gpu

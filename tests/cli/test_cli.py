@@ -141,6 +141,15 @@ def test_estimate_and_advise_say_how_many_micro_batches_were_taken(asked, capsys
     assert "Without --batch" not in capsys.readouterr().out
 
 
+def test_an_estimate_has_its_peak_in_both_units(asked, capsys):
+    """Cards, nvidia-smi, `advise` and PyTorch's errors mean GiB."""
+    words = "estimate --model llama3-8b --arm zero3"
+    asked(f"{words} --json")
+    peak_bytes = json.loads(capsys.readouterr().out)["estimate"]["peak_bytes"]
+    asked(words)
+    assert f"needs {size(peak_bytes)} ({peak_bytes / 2**30:.3g} GiB) of GPU memory" in capsys.readouterr().out
+
+
 OWN_MISTAKES = """
 distributed_type: DEEPSPEED
 mixed_precision: bf16
