@@ -77,9 +77,8 @@ def in_words(needs: Needs) -> list[str]:
     # depends on the GPU, so it is told only with --gpu.
     memory = "GPU memory" if needs.kinds else "memory"
     ranks = needs.training.placement.ranks
-    peak = (
-        f"{size(whole.peak_bytes)} ({binary_size(whole.peak_bytes)})"  # advise, cards and PyTorch's errors are in GiB
-    )
+    # Cards, `study advise` and PyTorch's errors mean GiB.
+    peak = f"{size(whole.peak_bytes)} ({binary_size(whole.peak_bytes)})"
     text = f"A rank of {ranks} with {needs.arm} needs {peak} of {memory} at the peak, predicted"
     if on_gpu is None or needs.kinds is None:
         return [f"{text}.", _taken(needs)]

@@ -208,6 +208,19 @@ def test_the_times_and_the_traffic():
     assert [traffic[f"stage {stage}"][0] for stage in (1, 2, 3)] == [over_ddp[f"zero{stage}"] for stage in (1, 2, 3)]
 
 
+def test_why_stage_3_has_several_numbers():
+    released, tiny, gemma = (
+        texts.named((id,))[0].evidence[place].value for id, place in (("P1-19", 0), ("S001-42", 0), ("S000-20", 1))
+    )
+    page = " ".join(page_of("traffic").split())
+    llama = rows_of(page_of("traffic"))["stage 3"][0]
+    assert f"is released after use it sends {released:g} times (`study claims P1-19`)" in page
+    assert f"{tiny:.1f} times in a tiny model (`study claims S001-42`), {llama} in Llama-3-8B" in page
+    assert f"Gemma2-9B sends {gemma:g} times (`study claims S000-20`)" in page
+    read_out = [front.named(name).reads_out_by_embeddings for name in ("llama3-8b", "gemma2-9b")]
+    assert read_out == [False, True]
+
+
 def sent_by_a_node(arm: str) -> float:
     """Bytes that one of two nodes of two ranks sends in a step, on rings, from the counted tensors of rank 0."""
     found = [run.record for run in runs.load(KEPT / "runs/nodes").select(arm=arm, precision="fp32").done]
