@@ -109,6 +109,16 @@ def test_sizes_that_the_model_alone_has(case):
     assert "oom-padded" not in [cause.id for cause in causes]
 
 
+def test_the_guide_has_another_process_with_the_sign_and_the_remedy_of_oom():
+    guide = (ROOT / "GUIDE.md").read_text()
+    sign, remedy = re.search(r"\| another process \| \"(.+?)\";.*?\| (.+?) \|", guide).groups()
+    message = new(free="20.00 MiB", allocated="60.00 GiB").replace("Including", f"{sign}. Including")
+    (first, *_), _ = explain(reading.find(message), Wanted(), Described())
+    assert first.id == "oom-other-process"
+    assert "choose another GPU" in first.remedy
+    assert "choose another GPU" in remedy
+
+
 def test_a_flag_wins_over_the_vocabulary_of_the_model():
     """Some add words to a model's."""
     described = Described(vocabulary=130_000, micro_batch=4, sequence=4096)
