@@ -236,6 +236,20 @@ def test_out_of_memory_comes_before_who_waited_for_that_rank():
 
 
 @pytest.mark.parametrize(
+    ("lines", "beside"),
+    [
+        ([(2.5, 3.3), (0.0, 0.0)], ", with grad_norm 0"),
+        ([(2.5, 3.3), (0.0, 1.25), (0.0, 0.0)], ", with grad_norm 0 or 1.25"),
+        ([(0.0, 0.0)], ", with grad_norm 0"),
+    ],
+)
+def test_a_loss_of_zero_is_told_with_the_norms_beside_it_alone(lines, beside):
+    text = "\n".join(f"{{'loss': {loss}, 'grad_norm': {norm}, 'learning_rate': 1e-05}}" for loss, norm in lines)
+    found = {each.id: each for each in answer(text).found}
+    assert beside in found["loss-zero"].sentence
+
+
+@pytest.mark.parametrize(
     ("said", "ids"),
     [
         ("", ["memory-was-full"]),
