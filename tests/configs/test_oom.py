@@ -3,6 +3,8 @@
 import io
 import json
 import re
+import textwrap
+import tomllib
 from dataclasses import replace
 
 import pytest
@@ -73,7 +75,14 @@ def test_every_size_of_a_message_is_read():
     assert (old.unallocated, old.asked.high) == (1.5 * 2**30, 10 * 2**20)  # 20 MiB are asked for 1 to 10
 
 
-@pytest.mark.parametrize("case", MESSAGES["message"])
+def message_of_contributing() -> list[dict]:
+    """What CONTRIBUTING.md shows to who was told a wrong cause."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    block = re.search(r"^    \[\[message\]\]\n(?:    .+\n)+", text, re.MULTILINE)[0]
+    return tomllib.loads(textwrap.dedent(block))["message"]
+
+
+@pytest.mark.parametrize("case", [*MESSAGES["message"], *message_of_contributing()])
 def test_each_kind_of_message_has_its_cause(case):
     text = case.get("text", "") + (new(*case["sizes"]) if "sizes" in case else "")
     described = Described(**case.get("settings", {}))
@@ -98,6 +107,16 @@ def test_sizes_that_the_model_alone_has(case):
     assert (causes[0].id, causes[0].is_likely) == (case["cause"], True)
     assert case["says"] in causes[0].what
     assert "oom-padded" not in [cause.id for cause in causes]
+
+
+def test_the_guide_has_another_process_with_the_sign_and_the_remedy_of_oom():
+    guide = (ROOT / "GUIDE.md").read_text()
+    sign, remedy = re.search(r"\| another process \| \"(.+?)\";.*?\| (.+?) \|", guide).groups()
+    message = new(free="20.00 MiB", allocated="60.00 GiB").replace("Including", f"{sign}. Including")
+    (first, *_), _ = explain(reading.find(message), Wanted(), Described())
+    assert first.id == "oom-other-process"
+    assert "choose another GPU" in first.remedy
+    assert "choose another GPU" in remedy
 
 
 def test_a_flag_wins_over_the_vocabulary_of_the_model():
