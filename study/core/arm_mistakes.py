@@ -101,7 +101,7 @@ def _mistakes_around_deepspeed(section: dict, stage: int | None) -> Iterator[str
             yield f"Accelerate ignores {key}: {NVME_DIR}"
     if keys := beside_a_json(section):
         yield f"Accelerate refuses {', '.join(keys)} beside deepspeed_config_file: write it in that file alone"
-    if stage in STAGES:
+    if stage is not None:
         for does, remedy in accelerate_ignores(section, stage):
             yield f"Accelerate {does}: {remedy}"
 
@@ -137,9 +137,8 @@ def mistakes_in_deepspeed(config: dict) -> Iterator[str]:
     for name in PRECISIONS:  # it would count beside --precision
         if section_at(config, name).get("enabled") is True:
             yield f"{name} {OF_THE_RUN}"
-    if stage in STAGES:
-        for does, remedy in promises_ignored(config, stage):
-            yield f"stage {stage} {does}: {remedy}"
+    for does, remedy in promises_ignored(config, stage):
+        yield f"stage {stage} {does}: {remedy}"
 
 
 def _not_filled_in(config: dict) -> Iterator[str]:

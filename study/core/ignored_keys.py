@@ -108,7 +108,7 @@ def accelerate_ignores(section: dict, stage: int) -> Iterator[tuple[str, str]]:
     """Yield what Accelerate ignores in its `deepspeed_config` with a stage, and what to do."""
     # It warns of the first, and goes on without (utils/dataclasses.py of 1.15.0). The second is a key of stage 3.
     for key in ("zero3_init_flag", "zero3_save_16bit_model"):
-        if stage != 3 and str(section.get(key)).lower() == "true":
+        if stage in (0, 1, 2) and str(section.get(key)).lower() == "true":
             yield f"ignores {key} with stage {stage}", "take stage 3, or remove it"
 
 
@@ -117,6 +117,8 @@ def promises_ignored(config: dict, stage: int) -> list[tuple[str, str]]:
 
     It is so in DeepSpeed 0.19.8, whatever the value of a key that is not read.
     """
+    if stage not in (0, 1, 2, 3):  # such as "two": which stage is meant is not known
+        return []
     zero = section_at(config, "zero_optimization")
     found = []
     home = _home(zero, "offload_optimizer")
