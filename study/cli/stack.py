@@ -119,7 +119,7 @@ def worth_a_look(found: Ranked) -> str:
     if not found.may:
         return "none may"
     count = len(found.spoken)
-    return f"of those that may {count or 'none'} {'are' if count > 1 else 'is'} worth a look"
+    return f"{len(found.may)} may, {count or 'none'} of which {'are' if count > 1 else 'is'} worth a look"
 
 
 def shown_by(fault: Fault) -> str:
