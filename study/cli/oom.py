@@ -9,8 +9,8 @@ from study.cli import given
 from study.cli.findings import say_indented
 from study.configs.oom import reading
 from study.configs.oom.causes import Cause
-from study.configs.oom.changes import predicted
-from study.configs.oom.explain import explain
+from study.configs.oom.changes import named, predicted
+from study.configs.oom.explain import explain, tokens_of_logits
 from study.configs.oom.reading import OomError
 from study.configs.oom.recomputing import with_recomputing
 from study.configs.oom.said import stated
@@ -54,15 +54,18 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     message = reading.find(pasted.text)
     causes, known = explain(message, model, training, stated(pasted))
     known = with_recomputing(message, known, causes)
-    which = predicted(message, known, causes[0])
+    which = predicted(message, known, named(causes))
     _show_causes(causes, known.described.checkpointing)
     say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.quoted}")
     read_words = _show_taken(pasted, known, vars(model) | vars(training))
     if which:
         say_wrapped("", which)
+    contradiction = _contradiction(message, known, causes)
+    if contradiction:
+        say_wrapped("", contradiction)
     _ask(message, known)
     answer = {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": known.used}
-    return answer | {"read": read_words, "predicted": which or None}
+    return answer | {"read": read_words, "predicted": which or None, "contradiction": contradiction}
 
 
 def _show_taken(pasted: Pasted, training: KnownTraining, given: dict[str, Any]) -> list[str]:
@@ -99,6 +102,20 @@ def _show_causes(causes: list[Cause], checkpointing: bool | None) -> None:
         what = with_id(f"{cause.what[0].upper()}{cause.what[1:]} ({why})", cause.id)
         say_wrapped("", what, indent="    ", first=f"{number:>2}. ")
         say_indented(f"What to do: {cause.remedy_for(checkpointing)}.", f"Tells it apart: {cause.apart}.")
+
+
+def _contradiction(message: OomError, training: KnownTraining, causes: list[Cause]) -> str | None:
+    """Return what the logits say of the tokens that were given. None: nothing else than that."""
+    ids = {cause.id for cause in causes}
+    tokens = tokens_of_logits(message.asked, training)
+    if tokens is None or ids.isdisjoint(("oom-logits", "oom-padded")):
+        return None
+    are = "are" if "oom-logits" in ids else "would be"  # the text names them, or the size alone does
+    given = f"you gave {training.rows * training.sequence:,} (micro-batch {training.rows} x {training.sequence:,})"
+    question = (
+        f"Is the micro-batch {tokens / training.sequence:g}, are sequences longer, or are several packed into one?"
+    )
+    return f"{message.asked.text} {are} the fp32 logits of {tokens:,} tokens; {given}. {question}"
 
 
 def _ask(message: OomError, training: KnownTraining) -> None:

@@ -3,7 +3,7 @@
 import re
 from dataclasses import asdict
 
-from study.configs.pasted.answer import RELEASES, PastedAnswer
+from study.configs.pasted.answer import MOST_MAY, RELEASES, PastedAnswer
 from study.configs.pasted.tracebacks import Seen
 from study.core.text import say_wrapped
 from study.known.findings import with_id
@@ -42,8 +42,10 @@ def show_open(told: PastedAnswer) -> None:
         asked = " ".join(question.text for question in match.applies.why)
         say_wrapped("", f"May apply: {with_id(match.fault.in_releases, match.fault.id)} {asked}", indent="    ")
     if told.found and told.left and RELEASES not in told.unsaid:
-        lists = "`study stack releases.txt --details`, with the list of `pip freeze`, names them"
-        say_wrapped("", f"{told.left} known faults may apply as well: {lists}.")
+        lists = "`study stack releases.txt --details`, with the list of `pip freeze`, names all."
+        worth_a_look = [match.fault.id for match in told.possible if match.is_spoken_of][:MOST_MAY]
+        first = f" Worth a look: `study explain {' '.join(worth_a_look)}`." if worth_a_look else ""
+        say_wrapped("", f"{told.left} known faults may apply as well.{first} {lists}")
 
 
 def show_found(told: PastedAnswer) -> None:

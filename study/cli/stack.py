@@ -107,11 +107,19 @@ def in_one_sentence(used: Stack, found: Ranked, said: str) -> str:
         first = f"{several}: {worst}."
     else:
         known = sum(fault.when is not None for fault in table().fault)
-        first = f"none of {known} known faults surely applies, and {len(found.may)} may."
+        first = f"none of {known} known faults surely applies, and {worth_a_look(found)}."
     named = [release_of(used, package) for package in used.releases]
     if all(release in said for release in named):
         return f"{first[0].upper()}{first[1:]}"
     return f"{', '.join(named)}: {first}"
+
+
+def worth_a_look(found: Ranked) -> str:
+    """Of tens that may apply few are told of: what was seen, what is spoken of, or the likeliest."""
+    if not found.may:
+        return "none may"
+    count = len(found.spoken)
+    return f"of those that may {count or 'none'} {'are' if count > 1 else 'is'} worth a look"
 
 
 def shown_by(fault: Fault) -> str:

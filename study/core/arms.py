@@ -5,6 +5,7 @@ The trainer compares what a file promises with what the prepared objects really 
 
 import functools
 import os
+import re
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,8 @@ PACKAGE = Path(__file__).resolve().parents[1]
 # The repository in a checkout; the package itself in an installed wheel, which contains config files.
 ROOT = PACKAGE.parent if (PACKAGE.parent / "accelerate_configs").is_dir() else PACKAGE
 FOLDER = ROOT / "accelerate_configs"
+# A stage as people write it: 3, stage3, zero-3, z3_offload.
+STAGE = r"(?i)(?:deepspeed|ds|zero|z)?[ _-]*(?:stage)?[ _=-]*([1-3])(?:[ _-]*(cpu|offload|nvme))?"
 MAX_BYTES = 64 * 1024  # the largest of ours has 1 kB
 LONGEST = 2000  # characters of all that is wrong with an arm
 DEEPSPEED_NUMBERS = ("gradient_clipping", "gradient_accumulation_steps")  # that Accelerate's yaml passes on
@@ -277,12 +280,25 @@ def _of_name(name: str) -> Arm:
     if name not in all_paths():
         if name.endswith(".json"):
             raise Stop(f"{name!r} is not an arm", "give the .yaml of Accelerate that names this file")
-        remedy = nearest(name, all_paths(), otherwise=f"choose one of {', '.join(all_paths())}, or give a .yaml file")
+        remedy = nearest(
+            _of_stage(name), all_paths(), otherwise=f"choose one of {', '.join(all_paths())}, or give a .yaml file"
+        )
         # A name that is too long for a file makes pathlib raise.
         if here := [path for path in (Path(f"{name}.yaml"), FOLDER / f"{name}.yaml") if os.path.isfile(path)]:  # noqa: PTH113
             remedy = f"to give a file, write its path: {here[0]}"
         raise Stop(f"{name!r} is not an arm", remedy)
     return read(all_paths()[name])
+
+
+def _of_stage(name: str) -> str:
+    """Return the name that the arm of a stage has here; another name as it is."""
+    match = re.fullmatch(STAGE, name)
+    if match is None:
+        return name
+    stage, place = match.groups()
+    if place is None:
+        return f"zero{stage}"
+    return f"zero{stage}_{'nvme' if place.lower() == 'nvme' else 'cpu'}"
 
 
 def check_virtual(arm: Arm, init: str | None) -> None:

@@ -24,6 +24,7 @@ VerdictWord = Literal["holds", "does not hold", "holds only if", "cannot be deci
 VERDICTS = get_args(VerdictWord)  # in the order of tables
 CertaintyWord = Literal["high", "moderate", "low", "very low"]
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
+WORDS_OF_A_LINE = 8  # of a quote, in a list
 NEAR = 0.75  # similarity of a misspelt word to one that a claim has
 AGREES, DIFFERS, NO_RUNS = ANSWERS = "agree", "differ", "need other runs"
 
@@ -60,6 +61,12 @@ class Claim(BaseModel):
     def head(self) -> str:
         """What it is about, and the verdict as it is printed: without the reasons."""
         return f"{self.question} {self.quote} {self.answer} {self.verdict} (certainty: {self.certainty})"
+
+    @property
+    def begins(self) -> str:
+        """The first words of the quote: without them an answer such as "With larger micro-batches yes" says nothing."""
+        first = " ".join(self.quote.split()[:WORDS_OF_A_LINE])
+        return f"“{self.quote}”" if first == self.quote else f"“{first.removesuffix(' ...')} ...”"
 
     @property
     def numbers(self) -> str:
@@ -187,10 +194,14 @@ def by_document() -> list[dict]:
     ]
 
 
-def in_words(claims: Iterable[Claim]) -> str:
+def in_words(claims: Sequence[Claim]) -> str:
+    """How many hold and do not: most that hold are of papers, and most that do not of articles."""
     number = counts(claims)
+    of_articles = counts(claim for claim in claims if claim.document.startswith("S"))
+    of_papers = number["holds"] - of_articles["holds"]
     return (
-        f"Of {sum(number.values())} published claims {number['holds']} hold, {number['does not hold']} do not, "
+        f"Of {sum(number.values())} published claims {number['holds']} hold, {of_papers} of them of papers; "
+        f"{number['does not hold']} do not, {of_articles['does not hold']} of them of articles; "
         f"{number['holds only if']} hold under a condition, "
         f"and {number['cannot be decided here']} cannot be decided here."
     )

@@ -26,7 +26,7 @@ from study.predict.front import (
     reserve_bytes,
     settled_arm,
 )
-from study.report.advice import accuracy
+from study.report.advice import accuracy_of_memory
 
 FILE = ROOT / "reports" / "calculator.json"  # a wheel has none
 ARMS = (  # the simplest first, as in `study arms`
@@ -87,7 +87,7 @@ def values() -> dict:
         "shown": SHOWN,
         "arms": ARMS,
         "precision": PRECISION,
-        "accuracy": accuracy(())[0],
+        "accuracy": "; ".join(accuracy_of_memory()),
         "miss": f"{MISS:.0%}",
         "reserve": f"{size(OUTSIDE_AT_MOST_BYTES)} and {FRAGMENTATION:.0%}",
     }

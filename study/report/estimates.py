@@ -6,7 +6,7 @@ from typing import Literal, Self
 from study.core.arms import Arm
 from study.core.errors import Stop
 from study.core.gpus import Gpu
-from study.core.text import number_of, size
+from study.core.text import binary_size, number_of, size
 from study.known.findings import finding
 from study.predict.front import (
     HOST_PROCESS_BYTES,
@@ -77,7 +77,9 @@ def in_words(needs: Needs) -> list[str]:
     # depends on the GPU, so it is told only with --gpu.
     memory = "GPU memory" if needs.kinds else "memory"
     ranks = needs.training.placement.ranks
-    text = f"A rank of {ranks} with {needs.arm} needs {size(whole.peak_bytes)} of {memory} at the peak, predicted"
+    # Cards, `study advise` and PyTorch's errors mean GiB.
+    peak = f"{size(whole.peak_bytes)} ({binary_size(whole.peak_bytes)})"
+    text = f"A rank of {ranks} with {needs.arm} needs {peak} of {memory} at the peak, predicted"
     if on_gpu is None or needs.kinds is None:
         return [f"{text}.", _taken(needs)]
     gpu = on_gpu.gpu
@@ -97,8 +99,8 @@ def _taken(needs: Needs) -> str:
     is_kept = batch.recomputation is Recomputation.NONE
     activations = "kept (--checkpointing recomputes them)" if is_kept else "recomputed"
     by_default = f" (the default of {needs.arm}; --precision sets it)" if needs.is_usual_precision else ""
-    text = f"Taken as: {rows}, {number_of(batch.passes, 'micro-batches')}, {precision}{by_default}, "
-    text += f"activations {activations}."
+    passes = f"{number_of(batch.passes, 'micro-batches')} in a step (--accumulation)"
+    text = f"Taken as: {rows}, {passes}, {precision}{by_default}, activations {activations}."
     if needs.on_gpu and precision.startswith("bf16") and not needs.on_gpu.gpu.has_bf16:
         text += f" A {needs.on_gpu.gpu.kind} has no bf16: fp16 is meant."
     if needs.on_gpu and precision == "fp32":

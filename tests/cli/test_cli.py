@@ -21,7 +21,7 @@ from study.cli.commands import COMMANDS
 from study.core import arms
 from study.core.arms import NAMES
 from study.core.doctor import Examined
-from study.core.text import bar, during, show, size
+from study.core.text import bar, during, number_of, show, size
 from study.predict.architecture import named
 from study.predict.prediction import estimate
 from study.predict.question import PlaceFlags, TrainingFlags
@@ -125,6 +125,29 @@ def test_the_host_memory_of_a_node_is_that_of_its_ranks(asked, gpus, of_node, ca
     assert f"host memory: {size(host_bytes)} a rank, {line}" in " ".join(capsys.readouterr().out.split())
     asked(words)
     assert "a node of" not in capsys.readouterr().out, "nobody said how many GPUs a node has"
+
+
+def test_estimate_and_advise_say_how_many_micro_batches_were_taken(asked, capsys):
+    """They differ, and so do the gradients that wait between micro-batches."""
+    asked("estimate --model gpt2 --arm zero2 --gpus 8")
+    assert "1 micro-batch in a step (--accumulation)" in " ".join(capsys.readouterr().out.split())
+    words = "advise --model gpt2 --gpus 8 --gpu H100"
+    asked(f"{words} --json")
+    passes = number_of(json.loads(capsys.readouterr().out)["choice"]["accumulation"], "micro-batches")
+    line = f"Without --batch a step has 128 sequences over all GPUs, here in {passes}; `study estimate` takes 1"
+    asked(words)
+    assert line in " ".join(capsys.readouterr().out.split())
+    asked(f"{words} --batch 128")
+    assert "Without --batch" not in capsys.readouterr().out
+
+
+def test_an_estimate_has_its_peak_in_both_units(asked, capsys):
+    """Cards, nvidia-smi, `advise` and PyTorch's errors mean GiB."""
+    words = "estimate --model llama3-8b --arm zero3"
+    asked(f"{words} --json")
+    peak_bytes = json.loads(capsys.readouterr().out)["estimate"]["peak_bytes"]
+    asked(words)
+    assert f"needs {size(peak_bytes)} ({peak_bytes / 2**30:.3g} GiB) of GPU memory" in capsys.readouterr().out
 
 
 OWN_MISTAKES = """

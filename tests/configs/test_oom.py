@@ -3,6 +3,8 @@
 import io
 import json
 import re
+import textwrap
+import tomllib
 from dataclasses import replace
 
 import pytest
@@ -12,7 +14,7 @@ from study.configs.oom import changes, reading
 from study.configs.oom.causes import Cause
 from study.configs.oom.causes import rows as cause_rows
 from study.configs.oom.explain import explain
-from study.configs.oom.recomputing import with_recomputing
+from study.configs.oom.recomputing import CLEARLY, with_recomputing
 from study.configs.oom.said import stated
 from study.configs.oom.training import Described, KnownTraining
 from study.configs.pasted import condense
@@ -73,7 +75,14 @@ def test_every_size_of_a_message_is_read():
     assert (old.unallocated, old.asked.high) == (1.5 * 2**30, 10 * 2**20)  # 20 MiB are asked for 1 to 10
 
 
-@pytest.mark.parametrize("case", MESSAGES["message"])
+def message_of_contributing() -> list[dict]:
+    """What CONTRIBUTING.md shows to who was told a wrong cause."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    block = re.search(r"^    \[\[message\]\]\n(?:    .+\n)+", text, re.MULTILINE)[0]
+    return tomllib.loads(textwrap.dedent(block))["message"]
+
+
+@pytest.mark.parametrize("case", [*MESSAGES["message"], *message_of_contributing()])
 def test_each_kind_of_message_has_its_cause(case):
     text = case.get("text", "") + (new(*case["sizes"]) if "sizes" in case else "")
     described = Described(**case.get("settings", {}))
@@ -98,6 +107,16 @@ def test_sizes_that_the_model_alone_has(case):
     assert (causes[0].id, causes[0].is_likely) == (case["cause"], True)
     assert case["says"] in causes[0].what
     assert "oom-padded" not in [cause.id for cause in causes]
+
+
+def test_the_guide_has_another_process_with_the_sign_and_the_remedy_of_oom():
+    guide = (ROOT / "GUIDE.md").read_text()
+    sign, remedy = re.search(r"\| another process \| \"(.+?)\";.*?\| (.+?) \|", guide).groups()
+    message = new(free="20.00 MiB", allocated="60.00 GiB").replace("Including", f"{sign}. Including")
+    (first, *_), _ = explain(reading.find(message), Wanted(), Described())
+    assert first.id == "oom-other-process"
+    assert "choose another GPU" in first.remedy
+    assert "choose another GPU" in remedy
 
 
 def test_a_flag_wins_over_the_vocabulary_of_the_model():
@@ -244,14 +263,18 @@ SMALL_CARD = (
 @pytest.mark.parametrize(
     ("total", "settings", "says"),
     [
-        (39.49, {"arm": "zero2", "micro_batch": 2}, "would fit: --micro-batch 1 (29.4 GiB); activations "),
+        (
+            39.49,
+            {"arm": "zero2", "micro_batch": 2},
+            "would fit, the mildest first (* shrinks the activations): --micro-batch 1 (29.4 GiB)*; activations ",
+        ),
         (39.49, {"arm": "zero2", "micro_batch": 1}, "That fits: something that was not given takes the rest"),
         (
             16.0,
             {"arm": "zero2", "micro_batch": 1, "checkpointing": True},
-            "leave more room for it, and would: --arm zero3 (",
+            "would fit, the mildest first: --arm zero3 (",
         ),
-        (4.0, {"arm": "zero2", "micro_batch": 1}, "No single change that shrinks what is named first would fit"),
+        (4.0, {"arm": "zero2", "micro_batch": 1}, "No single change that helps with it would fit"),
         (39.49, {"arm": "zero3", "micro_batch": 4, "checkpointing": True}, "and activations recomputed: a rank needs "),
     ],
 )
@@ -296,7 +319,9 @@ FULL = (
     [
         # The logits come after all layers, which would have kept 94 GiB.
         ("7.83 GiB", "33.00 GiB", {}, True),
-        ("7.83 GiB", "74.00 GiB", {}, False),  # more than a rank needs that recomputes
+        ("3.91 GiB", "70.00 GiB", {"micro_batch": 2}, False),  # more than a rank needs that recomputes
+        ("7.83 GiB", "74.00 GiB", {}, None),  # the layers alone would have kept 94, and it is more than the other needs
+        ("7.83 GiB", "33.00 GiB", {"micro_batch": 2}, None),
         ("448.00 MiB", "70.00 GiB", {}, False),
         ("448.00 MiB", "38.00 GiB", {}, None),  # a layer's: the pass may be anywhere
         ("448.00 MiB", "300.00 GiB", {}, None),  # neither
@@ -314,9 +339,60 @@ def test_the_numbers_of_a_message_say_whether_activations_are_recomputed(asked, 
     assert answered.described.checkpointing is says
     is_inferred = says is not None and "checkpointing" not in settings
     assert answered.inferred.endswith(f"as the log's {float(allocated.split()[0]):g} GiB say") == is_inferred
-    is_open = says is None and not answered.missing
     said = changes.predicted(error, answered, causes[0])
-    assert ("if they are recomputed, which is not known" in said) == is_open
+    is_open = "if they are recomputed, which is not known" in said
+    fits_neither = "fits neither activations kept (" in said
+    assert is_open + fits_neither == (says is None and not answered.missing)
+
+
+UNUSED = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked} GiB. GPU 0 has a total capacity of "
+    "79.11 GiB of which {free:.2f} GiB is free. Of the allocated memory {allocated} GiB is allocated by PyTorch, and "
+    "{unused} GiB is reserved by PyTorch but unallocated."
+)
+LOSS = (
+    'Traceback (most recent call last):\n  File "loss.py", line 45, in ForCausalLMLoss\n    logits = logits.float()\n'
+)
+
+
+@pytest.mark.parametrize("clue", ["", LOSS], ids=["by size", "by traceback"])
+@pytest.mark.parametrize("arm", ["zero2", "zero3", "fsdp2"])
+@pytest.mark.parametrize(
+    ("model", "rows", "sequence"),
+    [
+        ("llama3-8b", 2, 4096),
+        ("llama3-8b", 4, 2048),
+        ("qwen2.5-7b", 2, 4096),
+        ("qwen2.5-7b", 8, 2048),
+        ("opt-1.3b", 8, 2048),
+    ],
+)
+def test_predicted_numbers_of_either_kind_are_told_apart_and_others_are_of_neither(model, rows, sequence, arm, clue):
+    wanted = Wanted(model=model)
+    given = Described(arm=arm, ranks=8, micro_batch=rows, sequence=sequence)
+    peaks = {
+        kind: changes.predicted_memory(wanted, replace(given, checkpointing=kind)).peak_bytes / 2**30
+        for kind in (True, False)
+    }
+    logits = rows * sequence * asked_for(wanted, sequence).look.vocabulary * 4 / 2**30
+    # More than the one needs at all, and less than the other's layers keep.
+    above, below = CLEARLY * peaks[True] - logits, (peaks[False] - peaks[True]) / CLEARLY
+
+    def decided(allocated: float, asked: float, clue: str) -> tuple[bool | None, bool]:
+        message = FULL.format(asked=f"{asked:.2f} GiB", allocated=f"{allocated:.2f} GiB", total="139.72 GiB")
+        error = reading.find(clue + message)
+        answered = with_recomputing(error, *explain(error, wanted, given)[::-1])
+        return answered.described.checkpointing, bool(answered.unfitting)
+
+    for kind, peak in peaks.items():
+        answer, is_of_neither = decided(peak - logits, logits, clue)
+        assert answer is kind or (answer is None and arm == "zero2")
+        assert not is_of_neither
+    for factor in (2, 3):
+        assert decided(factor * peaks[False], logits, clue) == (None, True)
+        assert decided(factor * peaks[False], 1.11 * logits, "") == (None, True)
+    if above < below:
+        assert decided((above + below) / 2, logits, clue) == (None, True)
 
 
 def test_the_command_shows_what_the_numbers_say_and_one_unit(monkeypatch, capsys, tmp_path):
@@ -472,14 +548,41 @@ def test_an_advised_change_shrinks_what_is_named(id):
     cause = Cause(id, row["sentence"], 5, (), row["remedy"], row["apart"])
     for arm in ("ddp", "zero1", "zero2", "zero3", "fsdp2"):
         given = Described(arm=arm, ranks=4, micro_batch=4, sequence=512)
-        for change in changes.that_shrink(cause, given):
+        for change in filter(lambda change: change.shrinks_part(cause), changes.that_help(cause, given)):
             before, after = as_changed(given, change)
             parts = change.shrinks.intersection(cause.part_of)
             assert any(held(after, part) < held(before, part) for part in parts), (arm, change.words)
-        for change in changes.that_leave_room(cause, given):
-            before, after = as_changed(given, change)
-            assert held(after, "activations") < held(before, "activations"), (arm, change.words)
-            assert change.words.startswith(("--arm", "--chunked-loss"))
+
+
+@pytest.mark.parametrize("id", cause_rows())
+def test_of_states_only_changes_that_shrink_them_are_advised_and_else_all(id):
+    row = cause_rows()[id]
+    cause = Cause(id, row["sentence"], 5, (), row["remedy"], row["apart"])
+    given = Described(arm="zero2", ranks=4, micro_batch=4, sequence=512)
+    advised = changes.that_help(cause, given)
+    if changes.TOKENS.intersection(cause.part_of) or id in changes.BESIDE:
+        assert advised == [*changes.single_changes(given)]
+    else:
+        assert all(change.shrinks_part(cause) for change in advised)
+
+
+@pytest.mark.parametrize("clue", [LOSS, "", LOSS.replace("logits = logits.float()", "x = self.down_proj(x)")])
+@pytest.mark.parametrize(("allocated", "unused"), [(33.0, 38.61), (71.0, 0.61)])
+def test_every_change_that_fits_is_listed_whatever_is_named(clue, allocated, unused):
+    """With the predicted peak; those are marked that shrink what is named."""
+    free = 79.11 - allocated - unused - 2.29
+    error = reading.find(clue + UNUSED.format(asked=7.83, allocated=allocated, unused=unused, free=free))
+    given = Described(arm="zero3", ranks=8, micro_batch=2, sequence=4096, checkpointing=False)
+    causes, training = explain(error, Wanted(model="llama3-8b"), given)
+    cause = changes.named(causes)
+    said = changes.predicted(error, training, cause)
+    assert "--chunked-loss, as by Liger (67.5 GiB, only just)" in said
+    assert "--micro-batch 1 (47.4 GiB)" in said
+    assert "activations recomputed (30.9 GiB)" in said
+    assert said.index("--chunked-loss") < said.index("--micro-batch 1") < said.index("activations recomputed (")
+    assert ("only just)*" in said) == ("logits" in cause.part_of)
+    assert ("47.4 GiB)*" in said) == bool(cause.part_of)
+    assert ("30.9 GiB)*" in said) == ("activations" in cause.part_of)
 
 
 @pytest.mark.parametrize("id", cause_rows())
@@ -544,3 +647,65 @@ def test_diagnose_says_what_it_read_from_the_text(tmp_path, monkeypatch, capsys)
     said = " ".join(capsys.readouterr().out.split())
     for words in ("stage 2", "8 ranks", "micro-batch 4", "sequence 4096", "gradient checkpointing", "model llama3-8b"):
         assert words in said.partition("Read: ")[2]
+
+
+@pytest.mark.parametrize(
+    ("asked", "allocated", "unused", "is_first"),
+    [
+        (7.83, 33.0, 38.61, True),
+        (3.91, 20.0, 50.0, True),
+        (7.83, 64.0, 8.0, False),  # the GPU is nearly full
+        (7.83, 64.5, 5.0, False),  # nor would the unused part in one piece be enough
+    ],
+)
+@pytest.mark.parametrize("settings", [{}, {"ranks": 8, "micro_batch": 2, "sequence": 4096}])
+def test_fragmentation_comes_first_where_all_would_fit_without_pieces(asked, allocated, unused, is_first, settings):
+    free = 79.11 - allocated - unused - 2.29
+    error = reading.find(LOSS + UNUSED.format(asked=asked, allocated=allocated, unused=unused, free=free))
+    (first, *_), _ = explain(error, Wanted(model="llama3-8b"), Described(arm="zero3", **settings))
+    assert first.id == ("oom-fragmentation" if is_first else "oom-logits")
+    total = f"{allocated:g} GiB allocated + {asked} GiB asked for = {allocated + asked:.1f} GiB of 79.11 GiB"
+    assert (total in str(first.reasons)) == is_first
+
+
+@pytest.mark.parametrize(
+    ("asked", "rows", "sequence", "tokens"),
+    [
+        ("7.83 GiB", 2, 4096, 16_384),
+        ("5.87 GiB", 2, 4096, 12_288),
+        ("11.74 GiB", 1, 8192, 24_576),
+        ("7.83 GiB", 4, 4096, None),  # as many as were given
+        ("3.91 GiB", 4, 4096, None),  # a batch whose longest row is shorter
+        ("7.90 GiB", 2, 4096, None),  # no thousands
+        ("7.83 GiB", 2, None, None),
+    ],
+)
+@pytest.mark.parametrize("clue", ["", LOSS])
+def test_logits_of_more_tokens_than_were_given_are_said(
+    asked, rows, sequence, tokens, clue, tmp_path, monkeypatch, capsys
+):
+    log = tmp_path / "train.log"
+    log.write_text(clue + FULL.format(asked=asked, allocated="70.00 GiB", total="79.11 GiB"))
+    length = f"--sequence {sequence}" if sequence else ""
+    shape = f"--model llama3-8b --arm zero3 --ranks 8 --micro-batch {rows} {length}"
+    assert in_this_process(monkeypatch, f"oom {log} {shape}") in (None, 0)
+    said = " ".join(capsys.readouterr().out.split())
+    verb = "are" if clue else "would be"
+    if tokens is None:
+        assert "you gave" not in said
+    else:
+        assert f"{asked} {verb} the fp32 logits of {tokens:,} tokens; you gave {rows * sequence:,} (" in said
+        assert f"Is the micro-batch {tokens // sequence}, are sequences longer, or are several packed into one?" in said
+        assert f"{asked} = {tokens:,} tokens, not {rows * sequence:,}, x 128,256 x 4 bytes" in said
+
+
+def test_a_traceback_that_names_logits_says_it_where_other_tensors_have_the_size(tmp_path, monkeypatch, capsys):
+    """3.91 GiB are the embedding and the head in bf16, too."""
+    log = tmp_path / "train.log"
+    shape = "--model llama3-8b --arm zero3 --ranks 8 --micro-batch 2 --sequence 2048"
+    for clue in (LOSS, ""):
+        log.write_text(clue + FULL.format(asked="3.91 GiB", allocated="70.00 GiB", total="79.11 GiB"))
+        assert in_this_process(monkeypatch, f"oom {log} {shape}") in (None, 0)
+        assert ("3.91 GiB are the fp32 logits of 8,192 tokens" in " ".join(capsys.readouterr().out.split())) == bool(
+            clue
+        )

@@ -264,3 +264,22 @@ def test_all_that_is_wrong_with_an_arm_is_told_at_once(tmp_path, monkeypatch, ca
     with pytest.raises(Stop) as stop:
         arms.read(path)
     assert all(line.partition(": ")[2] in stop.value.what for line in told), "and each command refuses it by the same"
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        *(
+            (name, "zero3")
+            for name in ("3", "stage3", "stage-3", "Stage 3", "zero-3", "zero_3", "ZeRO-3", "z3", "zero_stage3")
+        ),
+        ("1", "zero1"),
+        ("stage2", "zero2"),
+        ("stage3_offload", "zero3_cpu"),
+        ("zero-3-nvme", "zero3_nvme"),
+    ],
+)
+def test_a_stage_is_answered_with_its_arm(written, meant):
+    with pytest.raises(Stop) as raised:
+        arms.load_arm(written)
+    assert f"did you mean {meant!r}?" in raised.value.remedy

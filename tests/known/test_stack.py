@@ -512,6 +512,8 @@ def test_a_newcomer_reads_five_faults_that_may_apply_and_one_line_on_the_others(
     assert all({*row["when"]} & {"peft", "checkpointing"} for row in shown)
     assert all(" ".join(row["question"].split()) in printed for row in shown)
     assert re.search(rf"{len(faults) - len(shown)} more may apply.*Give --config, .*; --details lists all\.", printed)
+    several = "are" if len(shown) > 1 else "is"
+    assert f"known faults surely applies, and of those that may {len(shown)} {several} worth a look." in printed
     asked(f"{words} --details")
     details = " ".join(capsys.readouterr().out.split())
     assert all(row["do"] in details for row in faults)

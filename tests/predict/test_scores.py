@@ -5,6 +5,7 @@ import csv
 import io
 import itertools
 import math
+import re
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
@@ -27,7 +28,7 @@ from study.predict.placement import Placement
 from study.predict.step_time import Hardware
 from study.predict.training import Batch, Training
 from study.report.advice import accuracy
-from tests.conftest import table
+from tests.conftest import ROOT, table
 
 
 def test_every_number_of_the_rows_is_stored_once():
@@ -91,11 +92,26 @@ def test_the_printed_accuracy_is_of_first_predictions_and_no_source_counts_more_
         by_source[each.source].append(each)
     thinned = [group[:: -(-len(group) // 12)] for group in by_source.values()]
     assert max(map(len, by_source.values())) > 12 >= max(map(len, thinned))
-    for line, limit in zip(accuracy(), ("gpu", "host", "links"), strict=False):
+    outside, *published, _, of_peaks = accuracy()
+    for line, limit in zip(published, ("gpu", "host", "links"), strict=True):
         errors = [abs(each.first / each.measured - 1) for each in itertools.chain(*thinned) if each.limit == limit]
         assert f"half of first predictions were at most {median(errors):.0%} off, " in line
         assert f"{fmean(each <= 0.35 for each in errors):.0%} of all at most 35%" in line
-    assert accuracy()[3].startswith("memory: ")
+    assert outside.startswith("step time, an outside check")
+    assert of_peaks.startswith("memory, published peaks: ")
+
+
+def test_the_outside_check_is_printed_first_as_its_page_has_it():
+    """The better sample was printed, and its name was not."""
+    page = " ".join((ROOT / "reports/answers/fit.md").read_text().split())
+    steps, one, peaks, published = accuracy(["gpu"])
+    assert accuracy([]) == [peaks, published], "without a step nothing is said of seconds"
+    assert all("published" in line for line in (one, published))
+    of, off, _, held = re.search(r"of (\d+) steps .* by (\d+)% or more, (\d+) .* held (\d+)", steps).groups()
+    assert f"of {of} half were off by more than {off} %; two thirds were predicted more than 10 % too short" in page
+    assert f"{held} of the {of}; it was narrower" in page
+    of, off = re.search(r"of (\d+) peaks .* by (\d+)% or more", peaks).groups()
+    assert f"of {of} half were off by {off} % or more" in page
 
 
 def test_the_interval_of_a_step_is_that_of_a_source_without_a_vote():

@@ -114,7 +114,14 @@ def test_the_verdicts_and_their_counts():
         assert texts.in_words(texts.claims()) in " ".join(text.split())
     number = texts.counts(texts.claims())
     total = sum(number.values())
-    assert number_of("claims") == f"{number['holds']} of {total} hold, {number['does not hold']} do not"
+    articles = [text for text in texts.texts() if text.document.startswith("S")]
+    assert len(articles) == DIGITS["four"]
+    false = [claim for text in articles for claim in text.claim if claim.verdict == "does not hold"]
+    words = f"{number['holds']} of {total} hold, {number['does not hold']} do not"
+    assert number_of("claims") == f"{words}: {len(false)} of these are of four articles"
+    true_of_papers = [claim for claim in texts.claims() if claim.verdict == "holds" and claim.document.startswith("P")]
+    assert f"{number['holds']} hold, {len(true_of_papers)} of them of papers;" in page
+    assert f"{number['does not hold']} do not, {len(false)} of them of articles;" in page
     assert f"[How {total} were judged](reports/answers/claims.md)" in README
     shares = [number["holds"] / total, number["does not hold"] / total]
     assert [*shares, 1 - sum(shares)] == pytest.approx([1 / 6, 1 / 6, 2 / 3], abs=0.015)
@@ -201,6 +208,19 @@ def test_the_times_and_the_traffic():
     assert [traffic[f"stage {stage}"][0] for stage in (1, 2, 3)] == [over_ddp[f"zero{stage}"] for stage in (1, 2, 3)]
 
 
+def test_why_stage_3_has_several_numbers():
+    released, tiny, gemma = (
+        texts.named((id,))[0].evidence[place].value for id, place in (("P1-19", 0), ("S001-42", 0), ("S000-20", 1))
+    )
+    page = " ".join(page_of("traffic").split())
+    llama = rows_of(page_of("traffic"))["stage 3"][0]
+    assert f"is released after use it sends {released:g} times (`study claims P1-19`)" in page
+    assert f"{tiny:.1f} times in a tiny model (`study claims S001-42`), {llama} in Llama-3-8B" in page
+    assert f"Gemma2-9B sends {gemma:g} times (`study claims S000-20`)" in page
+    read_out = [front.named(name).reads_out_by_embeddings for name in ("llama3-8b", "gemma2-9b")]
+    assert read_out == [False, True]
+
+
 def sent_by_a_node(arm: str) -> float:
     """Bytes that one of two nodes of two ranks sends in a step, on rings, from the counted tensors of rank 0."""
     found = [run.record for run in runs.load(KEPT / "runs/nodes").select(arm=arm, precision="fp32").done]
@@ -250,14 +270,21 @@ def test_the_sizes_and_the_advice():
     assert {name: page[name][0] for name in arms} == {name: size(held[arm]) for name, arm in arms.items()}
     ddp, *stages = (f"{held[arm] / 1e9:.0f}" for arm in arms.values())
     assert f"{ddp} GB a GPU with DDP, {stages[0]}, {stages[1]} and {stages[2]} GB with stages 1, 2 and 3" in README
-    assert number_of("memory") == f"{stages[2]} GB instead of {ddp}"
-    assert f"Llama-3-8B takes {stages[2]} GB each instead of {ddp}" in README.splitlines()[0]
-    assert f"README has {ddp} GB for DDP and not 128" in (ROOT / "notebooks/stages.ipynb").read_text()
+    usual = f"{16 * front.named('llama3-8b').parameters / 1e9:.0f}"  # bytes a parameter
+    words = f"{usual} ({ddp} in our DDP)"
+    assert number_of("memory") == f"{stages[2]} GB instead of {words}"
+    assert f"Llama-3-8B takes {stages[2]} GB each instead of {words}" in README.splitlines()[0]
+    assert f"The usual has 16: {usual} GB, without activations." in README
+    assert f"README has {ddp} GB for our DDP beside {usual}" in (ROOT / "notebooks/stages.ipynb").read_text()
     first_page = (ROOT / "study/report/templates/index.html").read_text()
     (heading,) = re.findall("<h1>(.*?)</h1>", first_page)
     assert re.sub("<.*?>", "", heading) == README.splitlines()[0].removeprefix("# ")
     assert round(held["ddp"] / held["zero3"]) == 7, "why a seventh, the page says"
-    assert {(run.record.requested.sequence, run.record.requested.accumulation) for run in at_scale} == {(2048, 1)}
+    asked = [run.record.requested for run in at_scale]
+    taken = {(each.micro_batch, each.sequence, each.accumulation, each.checkpointing) for each in asked}
+    assert taken == {(1, 2048, 1, True)}
+    for text in (README, page_of("memory")):
+        assert "one recomputed sequence of 2,048 tokens." in text.replace("One rec", "one rec")
 
 
 def test_the_releases():

@@ -63,6 +63,15 @@ def test_metrics_need_no_network_no_folder_and_no_lock(tmp_path, monkeypatch):
     assert not list(tmp_path.rglob("*")), "it wrote something"
 
 
+def test_a_sequence_beyond_the_window_of_attention_is_refused_but_for_values_that_nobody_reads():
+    """Half of the layers of Gemma 2 attend 4,096 tokens of its 8,192. Our masks have no window."""
+    longer = {"model": "gemma2-9b", "sequence": 4097}
+    with pytest.raises(Stop, match="more than the model's 4096 tokens of attention window"):
+        models.model_config(settings_for("wikitext", **longer), None)
+    assert models.model_config(settings_for("synthetic", **longer), None).sliding_window == 4096
+    assert models.model_config(settings_for("wikitext", **longer | {"sequence": 4096}), None).sliding_window == 4096
+
+
 # --- losses --------------------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 
 from study.configs.oom.reading import OomError
 from study.core.tables import NO_OTHER_KEYS, Regex, read_table
+from study.core.text import binary_size
 
 CAUSES = Path(__file__).with_name("causes.toml")
 PROOF = 5  # points of numbers that leave no other cause
@@ -28,6 +29,7 @@ OUTSIDE_SHARE = 0.1  # of the GPU: no more is outside PyTorch's numbers without 
 FIRST = 10  # more than a clue and a size together
 MANY_TIMES = 10  # so much more is unused than was asked for: nothing else says as much
 UNUSED_SHARE = 0.1  # of the GPU: PyTorch holds no more without use (allocator.FRAGMENTATION is what is usual)
+FAR_BELOW = 0.7  # of the GPU: what is allocated and what is asked for together would fit without pieces
 EMPTY = 0.05  # of the GPU: no model is there
 WIDTHS = (4, 2)  # bytes that an element of a tensor has, where its row does not say it
 
@@ -168,12 +170,25 @@ def _outside(error: OomError, total: int) -> Iterator[Reason]:
         yield Reason("oom-other-process", PROOF, f"PyTorch's numbers leave {unexplained}")
 
 
+def _whole(error: OomError, total: int) -> str:
+    """Return what a GPU would hold with what was asked for, in words, if that is far below its size; else nothing."""
+    if not error.allocated or error.allocated + error.asked.low > FAR_BELOW * total:
+        return ""
+    needed = binary_size(error.allocated + error.asked.low)
+    parts = f"{binary_size(error.allocated, 4)} allocated + {error.asked.text} asked for"
+    return f"{parts} = {needed} of {binary_size(total, 4)}"
+
+
 def _unused(error: OomError, total: int) -> Iterator[Reason]:
     """Yield what speaks for memory that is reserved in pieces that are too small."""
     unused, least, share = error.unallocated, error.asked.low, UNUSED_SHARE * total
     if unused >= max(least, share):
-        points = FIRST if unused >= MANY_TIMES * least else CLUE
-        yield Reason("oom-fragmentation", points, "the unused part alone is larger than what was asked for")
+        points, reason = CLUE, "the unused part alone is larger than what was asked for"
+        if unused >= MANY_TIMES * least:
+            points = FIRST
+        if would_fit := _whole(error, total):
+            points, reason = FIRST, f"{would_fit}, and {reason}"
+        yield Reason("oom-fragmentation", points, reason)
     elif unused and unused + (error.free or 0) >= error.asked.high:
         points = HINT if unused >= share else 1
         yield Reason("oom-fragmentation", points, "the unused part and what is free would be enough together")

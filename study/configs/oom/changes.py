@@ -28,6 +28,8 @@ from study.predict.front import (
     settled_arm,
 )
 
+# Causes that stand beside the tensor that was asked for: any change leaves more room.
+BESIDE = ("oom-fragmentation", "oom-other-process")
 TOKENS = frozenset(("activations", "logits"))
 STATES = frozenset(("optimizer", "gradients", "weights"))
 # Each arm holds less on a GPU than the one before it: what it divides, or takes to the host, besides.
@@ -49,9 +51,18 @@ class Change:
     training: Described
     shrinks: frozenset[str]
 
+    def shrinks_part(self, cause: Cause) -> bool:
+        """Whether it makes the part of memory smaller to which a cause belongs."""
+        return not self.shrinks.isdisjoint(cause.part_of)
+
+
+def named(causes: list[Cause]) -> Cause:
+    """Return the cause that a change has to shrink: the first that is of a tensor."""
+    return next((cause for cause in causes if cause.id not in BESIDE), causes[0])
+
 
 def predicted(error: OomError, training: KnownTraining, cause: Cause) -> str:
-    """Return what a rank is predicted to need of this GPU, and which changes that shrink the cause would fit.
+    """Return what a rank is predicted to need of this GPU, and which changes would fit.
 
     Empty: too little is said.
     """
@@ -69,12 +80,17 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> str:
     text = f"{_assumed(training, model)}: {_needs(training, needs_bytes)}; {has}"
     if fits_on(card, needs_bytes) != "no":
         return f"{text}. That fits{_although_it_fits(error, training)}"
-    if fitting := [*_fitting(card, training, that_shrink(cause, given))]:
-        return f"{text}. One of these would fit: {'; '.join(fitting)}."
-    if fitting := [*_fitting(card, training, that_leave_room(cause, given))]:
-        text += ". No change that shrinks what is named first would fit"
-        return f"{text}. These leave more room for it, and would: {'; '.join(fitting)}."
-    return f"{text}. No single change that shrinks what is named first would fit: `study advise` tries several."
+    return f"{text}. {_which_fit(card, training, cause)}"
+
+
+def _which_fit(card: Gpu, training: KnownTraining, cause: Cause) -> str:
+    """Return which changes would fit, those marked that shrink the part of memory that is named."""
+    fitting = [*_fitting(card, training, cause)]
+    if not fitting:
+        return "No single change that helps with it would fit: `study advise` tries several."
+    is_marked = any(words.endswith("*") for words in fitting)
+    legend = f" (* shrinks the {' or '.join(cause.part_of)})" if is_marked else ""
+    return f"Each of these would fit, the mildest first{legend}: {'; '.join(fitting)}."
 
 
 def _assumed(training: KnownTraining, model: Transformer) -> str:
@@ -87,6 +103,8 @@ def _assumed(training: KnownTraining, model: Transformer) -> str:
 
 def _needs(training: KnownTraining, needs_bytes: float) -> str:
     """Return what a rank needs. Where nobody says whether activations are recomputed, both are told."""
+    if training.unfitting:
+        return training.unfitting
     needs = f"a rank needs {binary_size(needs_bytes)} at the peak"
     if training.described.checkpointing is not None:
         return needs
@@ -102,15 +120,16 @@ def _although_it_fits(error: OomError, training: KnownTraining) -> str:
     return ": something that was not given takes the rest, or differs."
 
 
-def _fitting(card: Gpu, training: KnownTraining, changes: list[Change]) -> Iterator[str]:
-    """Yield the changes that are predicted to fit, with what a rank needs then."""
-    for change in changes:
+def _fitting(card: Gpu, training: KnownTraining, cause: Cause) -> Iterator[str]:
+    """Yield the changes that are predicted to fit, with what a rank needs then. A star marks what shrinks the cause."""
+    for change in that_help(cause, training.described):
         with contextlib.suppress(Stop):
             changed_bytes = predicted_memory(training.wanted, change.training).peak_bytes
             answer = fits_on(card, changed_bytes)
             if answer != "no":
                 just = ", only just" if answer == "only just" else ""
-                yield f"{change.words} ({binary_size(changed_bytes)}{just})"
+                mark = "*" if change.shrinks_part(cause) else ""
+                yield f"{change.words} ({binary_size(changed_bytes)}{just}){mark}"
 
 
 def predicted_memory(wanted: Wanted, given: Described) -> Estimate:
@@ -125,19 +144,15 @@ def predicted_memory(wanted: Wanted, given: Described) -> Estimate:
     return Prediction.of(question.training(arm, given.micro_batch or 1, 1)).memory
 
 
-def that_shrink(cause: Cause, given: Described) -> list[Change]:
-    """Return the single changes that make the part of memory smaller to which a cause belongs."""
-    return [change for change in single_changes(given) if not change.shrinks.isdisjoint(cause.part_of)]
+def that_help(cause: Cause, given: Described) -> list[Change]:
+    """Return the single changes that help against a cause.
 
-
-def that_leave_room(cause: Cause, given: Described) -> list[Change]:
-    """Return the arms that hold less, for a cause that grows with the tokens: states stand beside it all the time.
-
-    Logits do so while the backward pass begins.
+    Tokens share the GPU with all else: any change leaves them room. States may be made before any token is seen.
     """
-    if TOKENS.isdisjoint(cause.part_of):
-        return []
-    return [*_loss_in_pieces(given), *_arms_that_hold_less(given)]
+    changes = [*single_changes(given)]
+    if cause.id in BESIDE or not TOKENS.isdisjoint(cause.part_of):
+        return changes
+    return [change for change in changes if change.shrinks_part(cause)]
 
 
 def single_changes(given: Described) -> Iterator[Change]:

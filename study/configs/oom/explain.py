@@ -84,7 +84,7 @@ def ranks_that_share(error: OomError, training: KnownTraining) -> int | None:
 
 def _allocations(training: KnownTraining, asked: Asked) -> Iterator[Allocation]:
     yield from _of_tokens(training)
-    yield from _of_fewer_tokens(training, asked)
+    yield from _of_other_tokens(training, asked)
     for name, elements in training.buckets.items():
         yield Allocation("oom-buckets", elements, f"{elements:,.0f} elements of {name}")
     if training.model:
@@ -104,25 +104,51 @@ def _of_tokens(training: KnownTraining) -> Iterator[Allocation]:
         yield Allocation("oom-attention", tokens * heads * training.sequence, factors)
 
 
-def _of_fewer_tokens(training: KnownTraining, asked: Asked) -> Iterator[Allocation]:
+def tokens_of_logits(asked: Asked, training: KnownTraining) -> int | None:
+    """Return of how many tokens fp32 logits have the asked size, if these are thousands, and more than were given.
+
+    None: of no such number, or nobody gave rows and their length.
+    """
+    given = training.rows * training.sequence
+    tokens = _thousands(asked, 4 * training.vocabulary) if given and training.vocabulary else 0
+    return tokens if tokens > given and asked.fits(4 * tokens * training.vocabulary) else None
+
+
+def _thousands(asked: Asked, token_bytes: int) -> int:
+    return 1024 * round((asked.low + asked.high) / 2 / token_bytes / 1024)
+
+
+def _of_other_tokens(training: KnownTraining, asked: Asked) -> Iterator[Allocation]:
     """Yield logits of as many tokens as the asked size would be of, if a batch may have so many."""
-    sequence, vocabulary = training.sequence, training.vocabulary
-    if not vocabulary:
+    if not training.vocabulary:
         return
+    if training.rows * training.sequence:
+        yield from _of_more_tokens(training, asked)
+        yield from _of_shorter_rows(training, asked)
+        return
+    # Almost any size is some number of tokens, but few are thousands: with the two digits of a message and a
+    # vocabulary of 128,256 one in 25.
     for element_bytes in WIDTHS:
-        tokens = (asked.low + asked.high) / 2 / vocabulary / element_bytes
-        if not training.rows * sequence:
-            # Almost any size is some number of tokens, but few are thousands: with the two digits of a message and a
-            # vocabulary of 128,256 one in 25.
-            thousands = 1024 * round(tokens / 1024)
-            yield Allocation("oom-padded", thousands * vocabulary, f"{thousands:,} tokens x {vocabulary:,}")
-            continue
-        # A batch is padded to its longest row. With 4 and 2 bytes, any size from a quarter of the full logits up is
-        # some such length. Little else in a pass is as large: a vocabulary is several times as wide as an MLP.
-        longest = round(tokens / training.rows)
+        thousands = _thousands(asked, element_bytes * training.vocabulary)
+        words = f"{thousands:,} tokens x {training.vocabulary:,}"
+        yield Allocation("oom-padded", thousands * training.vocabulary, words)
+
+
+def _of_more_tokens(training: KnownTraining, asked: Asked) -> Iterator[Allocation]:
+    if tokens := tokens_of_logits(asked, training):
+        words = f"{tokens:,} tokens, not {training.rows * training.sequence:,}, x {training.vocabulary:,}"
+        yield Allocation("oom-padded", tokens * training.vocabulary, words)
+
+
+def _of_shorter_rows(training: KnownTraining, asked: Asked) -> Iterator[Allocation]:
+    # A batch is padded to its longest row. With 4 and 2 bytes, any size from a quarter of the full logits up is
+    # some such length. Little else in a pass is as large: a vocabulary is several times as wide as an MLP.
+    rows, sequence, vocabulary = training.rows, training.sequence, training.vocabulary
+    for element_bytes in WIDTHS:
+        longest = round((asked.low + asked.high) / 2 / vocabulary / element_bytes / rows)
         if sequence / 2 < longest < sequence:
-            factors = f"{training.rows} sequences x about {longest:,} of {sequence:,} tokens x {vocabulary:,}"
-            yield Allocation("oom-padded", training.rows * longest * vocabulary, factors)
+            words = f"{rows} sequences x about {longest:,} of {sequence:,} tokens x {vocabulary:,}"
+            yield Allocation("oom-padded", rows * longest * vocabulary, words)
 
 
 def _of_optimizer(training: KnownTraining) -> Iterator[Allocation]:

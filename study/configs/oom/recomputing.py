@@ -1,8 +1,8 @@
 """Are activations kept or recomputed? By the numbers of an error, where nobody says it."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from study.configs.oom.causes import SIZE_FITS, Cause
+from study.configs.oom.causes import Cause
 from study.configs.oom.changes import predicted_memory
 from study.configs.oom.reading import OomError
 from study.configs.oom.training import KnownTraining
@@ -15,46 +15,65 @@ ASIDE = ("oom-states", "oom-other-process", "oom-fragmentation")
 CLEARLY = 1.25  # times: most published peaks were within a tenth of the predicted one (MISS of predict/advise.py)
 
 
+@dataclass(frozen=True)
+class Held:
+    """What a rank is predicted to have allocated at the moment of an error: at least, and at most with what it asks."""
+
+    least_bytes: float
+    peak_bytes: float
+
+    def fits(self, error: OomError) -> bool:
+        allocated_bytes = error.allocated or 0
+        is_enough = CLEARLY * allocated_bytes >= self.least_bytes
+        return is_enough and allocated_bytes + error.asked.low <= CLEARLY * self.peak_bytes
+
+
 def with_recomputing(error: OomError, training: KnownTraining, causes: list[Cause]) -> KnownTraining:
     """Return a training with what the numbers of its error say of activations, if they say one thing clearly."""
-    answer = recomputes(error, training, causes)
-    if answer is None:
-        return training
-    how = "recomputed" if answer else "kept"
-    inferred = f"activations {how}, as the log's {binary_size(error.allocated or 0, 4)} say"
-    return replace(training, described=replace(training.described, checkpointing=answer), inferred=inferred)
-
-
-def recomputes(error: OomError, training: KnownTraining, causes: list[Cause]) -> bool | None:
-    """Return whether activations are recomputed. None: somebody has said it, or the numbers fit both or neither."""
     given = training.described
     is_said_enough = training.model is not None and not training.missing and given.sequence
     if given.checkpointing is not None or not is_said_enough or error.where != "GPU" or not error.allocated:
-        return None
+        return training
     try:
         kept = predicted_memory(training.wanted, replace(given, checkpointing=False))
         recomputed = predicted_memory(training.wanted, replace(given, checkpointing=True))
     except Stop:  # an arm whose memory is not predicted
-        return None
-    return _nearer(error.allocated, error.asked.low, kept, recomputed, _asks_for_logits(causes))
+        return training
+    return _decided(error, training, kept, recomputed, _is_of_logits(causes))
 
 
-def _nearer(
-    allocated_bytes: int, asked_bytes: int, kept: Estimate, recomputed: Estimate, is_of_logits: bool
-) -> bool | None:
-    """Return whether recomputed activations fit the numbers, and kept ones do not; False: the other way round."""
-    needed_bytes = allocated_bytes + asked_bytes
-    if needed_bytes > CLEARLY * recomputed.peak_bytes:
-        return False if needed_bytes <= CLEARLY * kept.peak_bytes else None
-    weight_bytes = recomputed.at_peak.get("weights", 0)
-    if not is_of_logits or allocated_bytes < weight_bytes / CLEARLY:
-        return None
-    # The logits come after all layers: what these keep is allocated then, beside the weights.
+def _decided(
+    error: OomError, training: KnownTraining, kept: Estimate, recomputed: Estimate, is_of_logits: bool
+) -> KnownTraining:
+    allocated = binary_size(error.allocated or 0, 4)
+    fits_kept = _kept(error, kept, recomputed, is_of_logits).fits(error)
+    fits_recomputed = Held(_first_states(recomputed), recomputed.peak_bytes).fits(error)
+    if not fits_kept and not fits_recomputed:
+        kept_peak, recomputed_peak = binary_size(kept.peak_bytes), binary_size(recomputed.peak_bytes)
+        peaks = f"kept ({kept_peak} at the peak) nor recomputed ({recomputed_peak})"
+        return replace(training, unfitting=f"{allocated} fits neither activations {peaks}: not known")
+    # Before the loss a rank that keeps activations has as little as one that recomputes.
+    if fits_kept == fits_recomputed or (fits_recomputed and not is_of_logits):
+        return training
+    how = "recomputed" if fits_recomputed else "kept"
+    described = replace(training.described, checkpointing=fits_recomputed)
+    return replace(training, described=described, inferred=f"activations {how}, as the log's {allocated} say")
+
+
+def _kept(error: OomError, kept: Estimate, recomputed: Estimate, is_of_logits: bool) -> Held:
+    if not is_of_logits:  # the pass may be anywhere, but memory ends where the GPU or the need does
+        return Held(min(kept.peak_bytes, error.total or kept.peak_bytes), kept.peak_bytes)
+    # The logits come after all layers: what these keep is allocated then, beside the states.
     of_layers_bytes = kept.peak_bytes - recomputed.peak_bytes
-    return True if CLEARLY * allocated_bytes < weight_bytes + of_layers_bytes else None
+    return Held(_first_states(kept) + of_layers_bytes, kept.peak_bytes)
 
 
-def _asks_for_logits(causes: list[Cause]) -> bool:
-    """Whether the tensor has the size of the logits, and the traceback names nothing else."""
+def _first_states(memory: Estimate) -> int:
+    """Return what a rank holds before the first update makes the moments."""
+    return memory.at_peak.get("weights", 0) + memory.at_peak.get("master", 0)
+
+
+def _is_of_logits(causes: list[Cause]) -> bool:
+    """Whether the tensor has the size of the logits, or the traceback names them, and nothing else comes first."""
     of_tensor = [cause for cause in causes if cause.id not in ASIDE]
-    return bool(of_tensor) and of_tensor[0].id == "oom-logits" and SIZE_FITS in of_tensor[0].reasons
+    return bool(of_tensor) and of_tensor[0].id == "oom-logits"

@@ -68,6 +68,7 @@ class KnownTraining:
     described: Described
     from_text: frozenset[str]  # names of settings that only the text says
     inferred: str = ""  # what the numbers of the error say of activations
+    unfitting: str = ""  # that they fit neither kept nor recomputed ones
 
     @classmethod
     def of(cls, wanted: Wanted, described: Described, stated: dict[str, Any] | None = None) -> Self:

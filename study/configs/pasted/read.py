@@ -193,6 +193,9 @@ def said(text: str) -> dict[str, Any]:
     """Return what a text says, by conditions. One that shards decides what the training is."""
     values = {condition: _value(tried, text) for condition, tried in levels().items()}
     found = {condition: value for condition, value in values.items() if value is not None}
+    if ranks := _ranks_of_batch(found):
+        found.setdefault("ranks", ranks)
+    found.pop("total_batch", None)
     fsdp, ddp = found.pop("fsdp", None), found.pop("ddp", None)
     if "stage" in found:
         return found
@@ -201,6 +204,14 @@ def said(text: str) -> dict[str, Any]:
     elif ddp and not re.search("(?i)deepspeed", text):
         found["stage"] = "DDP"
     return found
+
+
+def _ranks_of_batch(said: dict[str, Any]) -> int | None:
+    """Return by how many ranks a batch of all is divided. None: too little is said, or it does not divide."""
+    total, rows, passes = (said.get(name) for name in ("total_batch", "micro_batch", "passes"))
+    if not total or not rows or not passes or total % (rows * passes):
+        return None
+    return total // (rows * passes)
 
 
 def _value(tried: list[tuple[re.Pattern, Any]], text: str) -> Any:
@@ -233,7 +244,7 @@ def _values(pattern: re.Pattern, value: Any, text: str) -> Iterator[Any]:
         if value is not None:
             yield value
             return
-        if word := next(filter(None, match.groups()), "").lower():
+        if word := next(filter(None, match.groups()), "").lower().replace(",", ""):
             yield int(word) if word.isdigit() else TRUTH.get(word, word)
 
 

@@ -236,6 +236,20 @@ def test_out_of_memory_comes_before_who_waited_for_that_rank():
 
 
 @pytest.mark.parametrize(
+    ("lines", "beside"),
+    [
+        ([(2.5, 3.3), (0.0, 0.0)], ", with grad_norm 0"),
+        ([(2.5, 3.3), (0.0, 1.25), (0.0, 0.0)], ", with grad_norm 0 or 1.25"),
+        ([(0.0, 0.0)], ", with grad_norm 0"),
+    ],
+)
+def test_a_loss_of_zero_is_told_with_the_norms_beside_it_alone(lines, beside):
+    text = "\n".join(f"{{'loss': {loss}, 'grad_norm': {norm}, 'learning_rate': 1e-05}}" for loss, norm in lines)
+    found = {each.id: each for each in answer(text).found}
+    assert beside in found["loss-zero"].sentence
+
+
+@pytest.mark.parametrize(
     ("said", "ids"),
     [
         ("", ["memory-was-full"]),
@@ -464,6 +478,20 @@ def test_a_config_beside_a_log_says_more_of_it(monkeypatch, capsys, tmp_path):
     told, config = json.loads(capsys.readouterr().out)
     assert told["id"] == "overlap-buffer-overwritten"
     assert config["how"] == "DeepSpeed config"
+
+
+def test_of_tens_of_faults_that_may_apply_few_are_named_with_one_command_for_the_others(capsys):
+    told = answer("loss is nan\ndeepspeed 0.19.8 with ZeRO stage 3")
+    pasted.tell(told, details=False)
+    printed = " ".join(capsys.readouterr().out.split())
+    said = re.search(
+        r"(\d+) known faults may apply as well\. Worth a look: `study explain (.+?)`\. (.+ names all\.)", printed
+    )
+    count, ids, rest = said.groups()
+    spoken_of = [match.fault.id for match in told.possible if match.is_spoken_of]
+    assert int(count) == len(told.possible) > 10
+    assert ids.split() == spoken_of[:5]
+    assert rest.startswith("`study stack releases.txt --details`")
 
 
 def test_nothing_known_says_what_would_tell(monkeypatch, capsys):
