@@ -30,14 +30,15 @@ setup: $(VENV)/.ready  ## install into .venv and compile DeepSpeed's operators; 
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(MAKE) --no-print-directory $(VENV)/.ready-to-compile
-	@echo "Step 2 of 2: the other packages; a minute or two."
+	@echo "Step 2: the packages that train and report; a minute or two."
 	@start=$$(date +%s); $(INSTALL) $(CONSTRAIN) --editable '.[train,report]' \
 		&& echo "The packages are installed, after $$(($$(date +%s) - start)) s."
 	@touch $@
 
 # Continuous integration compiles while pip installs the other packages. Nothing that these need is replaced by then.
 $(VENV)/.ready-to-compile: pyproject.toml constraints.txt
-	@echo "Setting up $(VENV), once. Step 1 of 2: PyTorch and DeepSpeed; some minutes, most of them a download."
+	@echo "Setting up $(VENV), once: 1.5 GB with PyTorch for CPUs, and more for GPUs; some minutes, most of them a download."
+	@echo "Step 1: PyTorch and DeepSpeed."
 	@$(PYTHON) -m venv $(VENV)
 	@start=$$(date +%s); wheels=; if ! command -v nvidia-smi >/dev/null \
 			&& $(PYTHON) -c '$(ANSWERS)' $(CPU_WHEELS)/torch/ 2>/dev/null; then \
@@ -47,7 +48,8 @@ $(VENV)/.ready-to-compile: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.ready-to-test: $(VENV)/.ready
-	$(INSTALL) $(CONSTRAIN) --editable '.[train,report,test]'
+	@echo "Step 3: what tests and the checks of style need."
+	@$(INSTALL) $(CONSTRAIN) --editable '.[train,report,test]'
 	@touch $@
 
 # A sweep compiles an operator before the first cell that needs it. The first answers need one of the four operators.
@@ -66,7 +68,8 @@ site: $(VENV)/.ready  ## one folder for any static host, from all kept records: 
 	study report --runs reports/cpu-2core/runs --out reports/site --address '$(ADDRESS)' --paste
 
 $(VENV)/.ready-for-notebooks: $(VENV)/.ready
-	$(INSTALL) $(CONSTRAIN) --editable '.[train,report,notebook]'
+	@echo "Step 3: what the notebooks need."
+	@$(INSTALL) $(CONSTRAIN) --editable '.[train,report,notebook]'
 	@touch $@
 
 notebook: $(VENV)/.ready-for-notebooks  ## open the notebooks in a browser, with Jupyter

@@ -10,6 +10,7 @@ from study.configs.shown import printable, shown
 from study.configs.sources import ACCELERATE, OTHER, TRAINER, Source, flat, read
 from study.core.errors import Stop
 from study.core.files import section_at
+from study.core.fsdp_keys import of_fsdp1, refused_in_fsdp, version_of, without_its_policy
 from study.core.ignored_keys import (
     UnknownKey,
     accelerate_ignores,
@@ -85,6 +86,8 @@ def _not_arriving(source: Source) -> Iterator[Finding]:
             yield finding("section_unused", engine=engine, kind=f"{kind:.40}", needed=engine.upper())
     if kind == "DEEPSPEED":
         yield from _not_arriving_in_deepspeed(section_at(source.content, "deepspeed_config"), source.named)
+    if kind == "FSDP":
+        yield from _not_arriving_in_fsdp(section_at(source.content, "fsdp_config"))
 
 
 def _not_arriving_in_deepspeed(section: dict, config: Source | None) -> Iterator[Finding]:
@@ -98,6 +101,18 @@ def _not_arriving_in_deepspeed(section: dict, config: Source | None) -> Iterator
     if config:
         for does, do in accelerate_ignores(section, _stage(config.content)):
             yield finding("accelerate_ignores", does=does, do=do)
+
+
+def _not_arriving_in_fsdp(section: dict) -> Iterator[Finding]:
+    """Yield what Accelerate refuses or ignores in a yaml's section for FSDP."""
+    release = f"accelerate {known_libraries()['accelerate']['version']}"
+    for _, problem in refused_in_fsdp(section):
+        yield finding("value_refused", library=release, problem=problem)
+    if version_of(section) == "2":
+        for key, do in of_fsdp1(section):
+            yield finding("key_of_fsdp1", key=key, do=do)
+    for does, do in without_its_policy(section):
+        yield finding("accelerate_ignores", does=does, do=do)
 
 
 def _of_trainer(source: Source) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from study.core.files import section_at, value_at
+from study.core.fsdp_keys import KEYS, of_fsdp1, refused_in_fsdp
 from study.core.ignored_keys import (
     OFFLOADS,
     accelerate_ignores,
@@ -111,11 +112,27 @@ def _mistakes_in_fsdp(fsdp: dict) -> Iterator[str]:
     for key in (*FSDP, *CHOSEN):
         if key not in fsdp:
             yield f"fsdp_config has no {key}: write it as accelerate_configs/fsdp2.yaml has it"
+    refused = dict(refused_in_fsdp(fsdp))
+    for problem in refused.values():
+        yield f"accelerate does not take this: {problem}"
+    ignored = dict(of_fsdp1(fsdp))
     for key, value in fsdp.items():
-        if key not in (*FSDP, *CHOSEN):
-            yield f"fsdp_config has {key!s:.80}, which was not run: remove it"
+        if key in ignored:
+            yield f"{key} is a key of FSDP1, which FSDP2 ignores: {ignored[key]}"
+        elif key in refused:
+            continue
         elif value != FSDP.get(key, value):
             yield f"{key} must be {FSDP[key]}, as in accelerate_configs/fsdp2.yaml (got {value!r:.80})"
+        elif key not in (*FSDP, *CHOSEN):
+            yield _not_measured(str(key))
+
+
+def _not_measured(key: str) -> str:
+    if key in KEYS:
+        return f"{key} is right, but this study did not measure it: remove it from an arm"
+    if f"fsdp_{key}" in KEYS:
+        return f"Accelerate reads {key} as fsdp_{key}: write fsdp_{key}"
+    return f"fsdp_config has {key:.80}, which was not run: remove it"
 
 
 def mistakes_in_deepspeed(config: dict) -> Iterator[str]:

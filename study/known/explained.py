@@ -28,6 +28,7 @@ class Explained:
     upstream: str
     table: Path  # that has the sentence
     read_by: str  # the module that applies a rule which is a table
+    clue: str = ""  # a regular expression over a text, which decides before any code does
 
 
 def of_faults() -> list[Explained]:
@@ -61,7 +62,7 @@ def of_table(path: Path, kind: str, read_by: str) -> list[Explained]:
             behind |= {"upstream": evidence, "evidence": ""}
         rests_on = ". ".join(filter(None, [behind["evidence"], comments.get(name)]))
         about = (kind, behind["sentence"], behind["remedy"], rests_on, behind["upstream"])
-        explained.append(Explained(behind["id"], *about, path, read_by))
+        explained.append(Explained(behind["id"], *about, path, read_by, row.get("clue", "")))
     return explained
 
 
@@ -167,7 +168,11 @@ def behind(each: Explained) -> Behind:
             readers.append(place)
     rests_on = each.rests_on or " ".join(dict.fromkeys(filter(None, map(comments_of_rule, rules))))
     rules.sort(key=lambda rule: not makes(rule, each.id))
-    return Behind(written[0], rules, _conditions(rules, each.id), readers, [*dict.fromkeys(tests)], rests_on)
+    conditions = _conditions(rules, each.id)
+    if each.clue:
+        rules.insert(0, _place_of_clue(each))
+        conditions.insert(0, f"the text matches the clue {each.clue}")
+    return Behind(written[0], rules, conditions, readers, [*dict.fromkeys(tests)], rests_on)
 
 
 def _conditions(rules: list[str], id: str) -> list[str]:
@@ -177,6 +182,14 @@ def _conditions(rules: list[str], id: str) -> list[str]:
     for rule in makers or rules:
         conditions += conditions_of_rule(rule)
     return conditions
+
+
+def _place_of_clue(each: Explained) -> str:
+    """Return where the table of a sentence has its clue."""
+    lines = each.table.read_text().splitlines()
+    header = lines.index(f"[{each.id}]")
+    number = next(number for number in range(header, len(lines)) if lines[number].startswith("clue = "))
+    return f"{each.table.relative_to(ROOT)}:{number + 1}"
 
 
 def _test(place: str) -> str:

@@ -13,6 +13,7 @@ from study.cli.differences import diff
 from study.cli.explain import explain, key
 from study.configs import sources
 from study.configs.differences import compare
+from study.configs.oom.causes import rows
 from study.configs.sentences import sentences
 from study.core.errors import Stop
 from study.known.explained import behind, comments_of_rule, function_at, makes, places
@@ -56,6 +57,15 @@ def test_grep_for_an_id_finds_its_sentence_its_rule_and_its_test(id, capsys):
     assert answer["rules"] or (is_table and (ROOT / EXPLAINED[id].read_by).is_file())
     said = capsys.readouterr().out
     assert all(f"{word}: " in said for word in ("Sentence", "Rule", "Rests on", "Test", "Upstream"))
+
+
+@pytest.mark.parametrize("id", [id for id, row in rows().items() if "clue" in row])
+def test_the_clue_of_a_cause_is_its_first_rule(id, capsys):
+    (answer,) = explain((id,))
+    file, _, line = answer["rules"][0].rpartition(":")
+    assert (ROOT / file).read_text().splitlines()[int(line) - 1] == f"clue = '{rows()[id]['clue']}'"
+    assert answer["conditions"][0] == f"the text matches the clue {rows()[id]['clue']}"
+    assert f"Rule: {file}:{line}" in capsys.readouterr().out
 
 
 def test_no_rule_writes_a_sentence_of_its_own():

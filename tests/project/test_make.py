@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 
+import pytest
 from packaging.requirements import Requirement
 
 from study.sweeps import protocol
@@ -63,3 +64,18 @@ def test_make_versions_asks_five_arms_with_the_oldest_and_the_newest_that_are_al
     assert "==" not in newest
     sweeps = [f"sweep .ci/versions.toml --runs runs/versions-{which}" for which in ("oldest", "newest")]
     assert [line for line in lines if line.startswith("sweep")] == sweeps
+
+
+@pytest.mark.parametrize("last", ["", "-to-compile", "-to-test", "-for-notebooks"])
+def test_make_says_what_it_installs_before_it_does(tmp_path, last):
+    """Also `make style` in a fresh clone, which needs all of it: mypy reads the types of PyTorch."""
+    python, told, venv = tmp_path / "python", tmp_path / "told", tmp_path / "venv"
+    python.write_text(TOLD.format(told))
+    python.chmod(0o755)
+    words = ["make", "--no-print-directory", f"PYTHON={python}", f"VENV={venv}", f"{venv}/.ready{last}"]
+    said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert re.match(rf"Setting up {venv}, once: 1\.5 GB with PyTorch", said[0])
+    assert not [line for line in said if "pip install" in line], "what it does, and not how"
+    if last.startswith(("-to-test", "-for")):
+        assert [line for line in said if line.startswith("Step 3: what ")]
+    assert "pip install" in told.read_text()
