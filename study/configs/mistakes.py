@@ -244,4 +244,6 @@ def _stage_ignores(config: dict) -> Iterator[Finding]:
 def _stage(config: dict) -> int:
     """Return the stage of a DeepSpeed config, as Accelerate and the Trainer fill it in."""
     stage = zero_section(config).get("stage") or 0
-    return 2 if stage == AUTO else stage
+    if stage == AUTO:
+        return 2
+    return int(stage) if str(stage).isdecimal() else stage  # a "2" in quotes is one for the libraries, too
