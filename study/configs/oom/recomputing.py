@@ -16,7 +16,7 @@ CLEARLY = 1.25  # times: most published peaks were within a tenth of the predict
 
 
 @dataclass(frozen=True)
-class Held:
+class Expected:
     """What a rank is predicted to have allocated at the moment of an error: at least, and at most with what it asks."""
 
     least_bytes: float
@@ -47,7 +47,7 @@ def _decided(
 ) -> KnownTraining:
     allocated = binary_size(error.allocated or 0, 4)
     fits_kept = _kept(error, kept, recomputed, is_of_logits).fits(error)
-    fits_recomputed = Held(_first_states(recomputed), recomputed.peak_bytes).fits(error)
+    fits_recomputed = Expected(_first_states(recomputed), recomputed.peak_bytes).fits(error)
     if not fits_kept and not fits_recomputed:
         kept_peak, recomputed_peak = binary_size(kept.peak_bytes), binary_size(recomputed.peak_bytes)
         peaks = f"kept ({kept_peak} at the peak) nor recomputed ({recomputed_peak})"
@@ -60,12 +60,12 @@ def _decided(
     return replace(training, described=described, inferred=f"activations {how}, as the log's {allocated} say")
 
 
-def _kept(error: OomError, kept: Estimate, recomputed: Estimate, is_of_logits: bool) -> Held:
+def _kept(error: OomError, kept: Estimate, recomputed: Estimate, is_of_logits: bool) -> Expected:
     if not is_of_logits:  # the pass may be anywhere, but memory ends where the GPU or the need does
-        return Held(min(kept.peak_bytes, error.total or kept.peak_bytes), kept.peak_bytes)
+        return Expected(min(kept.peak_bytes, error.total or kept.peak_bytes), kept.peak_bytes)
     # The logits come after all layers: what these keep is allocated then, beside the states.
     of_layers_bytes = kept.peak_bytes - recomputed.peak_bytes
-    return Held(_first_states(kept) + of_layers_bytes, kept.peak_bytes)
+    return Expected(_first_states(kept) + of_layers_bytes, kept.peak_bytes)
 
 
 def _first_states(memory: Estimate) -> int:
