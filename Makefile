@@ -37,7 +37,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 # Continuous integration compiles while pip installs the other packages. Nothing that these need is replaced by then.
 $(VENV)/.ready-to-compile: pyproject.toml constraints.txt
-	@echo "Setting up $(VENV), once: 1.5 GB with PyTorch for CPUs, and more for GPUs; some minutes, most of them a download."
+	@echo "Setting up $(VENV), once: 1.6 GB with PyTorch for CPUs, and more for GPUs; some minutes, most of them a download."
 	@echo "Step 1: PyTorch and DeepSpeed."
 	@$(PYTHON) -m venv $(VENV)
 	@start=$$(date +%s); wheels=; if ! command -v nvidia-smi >/dev/null \

@@ -63,7 +63,8 @@ def exit_on_stop() -> Iterator[None]:
 def nearest(name: str, known: Iterable[str], most: int = 1, otherwise: str | None = None) -> str:
     """Return at most so many known names that are close to a misspelt one, or else `otherwise`, or all names."""
     by_lower = {each.lower(): each for each in known}
-    close = difflib.get_close_matches(name[:LONGEST_NAME].lower(), by_lower, n=most, cutoff=0.65)
+    # By itself difflib takes 0.6, at which nan is a typing error of bananas.
+    close = difflib.get_close_matches(name[:LONGEST_NAME].lower(), by_lower, n=most, cutoff=0.61)
     if close:
         return f"did you mean {' or '.join(repr(by_lower[lower]) for lower in close)}?"
     return otherwise or f"choose one of {', '.join(by_lower.values())}"
