@@ -74,7 +74,7 @@ def test_make_says_what_it_installs_before_it_does(tmp_path, last):
     python.chmod(0o755)
     words = ["make", "--no-print-directory", f"PYTHON={python}", f"VENV={venv}", f"{venv}/.ready{last}"]
     said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert re.match(rf"Setting up {venv}, once: 1\.5 GB with PyTorch", said[0])
+    assert re.match(rf"Setting up {venv}, once: 1\.6 GB with PyTorch", said[0])
     assert not [line for line in said if "pip install" in line], "what it does, and not how"
     if last.startswith(("-to-test", "-for")):
         assert [line for line in said if line.startswith("Step 3: what ")]
