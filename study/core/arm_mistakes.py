@@ -98,8 +98,10 @@ def _mistakes_around_deepspeed(section: dict, stage: int | None) -> Iterator[str
     """Yield what is wrong in the yaml's section for DeepSpeed."""
     for key in lost_paths(section):
         device = str(section.get(f"{key.removesuffix('_nvme_path')}_device")).lower()
-        if stage in (None, 3) or device != "nvme":  # of another stage it is said that it writes to no disk
+        if stage in (None, 3) or device != "nvme":
             yield f"Accelerate ignores {key}: {NVME_DIR}"
+        else:  # it is said that this stage writes to no disk, so nobody is told how to give it one
+            yield f"Accelerate ignores {key}, which only nvme needs: remove it, too"
     if keys := beside_a_json(section):
         yield f"Accelerate refuses {', '.join(keys)} beside deepspeed_config_file: write it in that file alone"
     if stage is not None:
@@ -111,10 +113,11 @@ def _mistakes_in_fsdp(fsdp: dict) -> Iterator[str]:
     """Yield where a section differs from that of fsdp2.yaml, which alone was run. Only the keys of CHOSEN may."""
     for key in (*FSDP, *CHOSEN):
         if key not in fsdp:
-            yield f"fsdp_config has no {key}: write it as accelerate_configs/fsdp2.yaml has it"
+            value = f"{FSDP[key]}, " if key in FSDP else "it "
+            yield f"fsdp_config has no {key}: write {value}as accelerate_configs/fsdp2.yaml has it"
     refused = dict(refused_in_fsdp(fsdp))
-    for problem in refused.values():
-        yield f"accelerate does not take this: {problem}"
+    for key, problem in refused.items():
+        yield f"accelerate does not take this: {problem}{_in_an_arm(key)}"
     ignored = dict(of_fsdp1(fsdp))
     for key, value in fsdp.items():
         if key in ignored:
@@ -125,6 +128,13 @@ def _mistakes_in_fsdp(fsdp: dict) -> Iterator[str]:
             yield f"{key} must be {FSDP[key]}, as in accelerate_configs/fsdp2.yaml (got {value!r:.80})"
         elif key not in (*FSDP, *CHOSEN):
             yield _not_measured(str(key))
+
+
+def _in_an_arm(key: str) -> str:
+    """Return what an arm has in the place of a refused value: most of what Accelerate takes was not measured."""
+    if key in FSDP:
+        return f"; an arm has {FSDP[key]}"
+    return "" if key in CHOSEN else "; this study did not measure it: remove it from an arm"
 
 
 def _not_measured(key: str) -> str:

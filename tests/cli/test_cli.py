@@ -163,10 +163,10 @@ def test_a_file_of_ones_own_is_told_a_mistake_a_line_and_nothing_else(asked, tmp
     assert asked("arms own.yaml") == 1
     first, second, *lines, last = capsys.readouterr().out.splitlines()
     mistakes = " ".join(" ".join(lines).split())
-    assert first.startswith("own.yaml cannot be an arm: 6 mistakes. These are the rules of study/train.py; `study")
+    assert first.startswith("own.yaml cannot be an arm: 7 mistakes. These are the rules of study/train.py; `study")
     assert f"{first} {second.strip()}".endswith("`study diagnose own.yaml` judges for any trainer.")
-    assert [line[:3].strip() for line in lines if line[:3].strip()] == [f"{number}." for number in range(1, 7)]
-    for words in ("gone.json", "--precision to study/train.py", "flux", "nothing to a disk", "init_flag"):
+    assert [line[:3].strip() for line in lines if line[:3].strip()] == [f"{number}." for number in range(1, 8)]
+    for words in ("gone.json", "--precision to study/train.py", "flux", "nothing to a disk", "init_flag", "nvme_path"):
         assert mistakes.count(words) == 1, words
     assert last == ""
     assert "for your own trainer leave it" in mistakes

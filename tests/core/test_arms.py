@@ -191,6 +191,14 @@ def stage_of(stage: int) -> str:
     return json.dumps({"zero_optimization": {"stage": stage}})
 
 
+@pytest.mark.parametrize("case", FILES["followed"])
+def test_a_file_that_is_corrected_as_told_has_no_second_message(case, tmp_path):
+    with pytest.raises(Stop) as stop:
+        arms.read(written(tmp_path, yaml=case["before"]))
+    assert not [line for line in case["lines"] if line not in stop.value.what], stop.value.what
+    arms.read(written(tmp_path, yaml=case["after"]))
+
+
 def told_of(folder: Path, config: dict) -> str:
     """What is said of a DeepSpeed config; empty if it is an arm."""
     try:
