@@ -17,6 +17,7 @@ from study.core.ignored_keys import (
     beside_a_json,
     lost_paths,
     promises_ignored,
+    stage_meant,
     unknown_keys,
 )
 from study.core.library_defaults import known_libraries
@@ -246,4 +247,4 @@ def _stage(config: dict) -> int:
     stage = zero_section(config).get("stage") or 0
     if stage == AUTO:
         return 2
-    return int(stage) if str(stage).isdecimal() else stage  # a "2" in quotes is one for the libraries, too
+    return stage_meant(stage)

@@ -7,9 +7,11 @@ from study.core.fsdp_keys import KEYS, of_fsdp1, refused_in_fsdp
 from study.core.ignored_keys import (
     OFFLOADS,
     accelerate_ignores,
+    as_meant,
     beside_a_json,
     lost_paths,
     promises_ignored,
+    stage_meant,
     without_a_reader,
 )
 from study.core.refused_values import refused_values, truths_for_numbers
@@ -101,16 +103,25 @@ def _mistakes_around_deepspeed(section: dict, stage: int | None) -> Iterator[str
         if stage in (None, 3) or device != "nvme":
             yield f"Accelerate ignores {key}: {NVME_DIR}"
         else:  # it is said that this stage writes to no disk, so nobody is told how to give it one
-            yield f"Accelerate ignores {key}, which only nvme needs: remove it, too"
-    if keys := beside_a_json(section):
-        yield f"Accelerate refuses {', '.join(keys)} beside deepspeed_config_file: write it in that file alone"
+            yield f"Accelerate ignores {key}, and stage {stage} writes to no disk: remove it"
+    beside = beside_a_json(section)
+    if stage in (0, 1, 2) and "offload_param_device" in beside:  # in the json it would be the next mistake
+        beside.remove("offload_param_device")
+        yield f"Accelerate refuses offload_param_device beside a json, and stage {stage} ignores it: remove it"
+    if beside:
+        yield f"Accelerate refuses {', '.join(beside)} beside deepspeed_config_file: write it in that file alone"
     if stage is not None:
-        for does, remedy in accelerate_ignores(section, stage):
+        meant = as_meant("accelerate", {"deepspeed_config": section})["deepspeed_config"]
+        for does, remedy in accelerate_ignores(meant, stage):
             yield f"Accelerate {does}: {remedy}"
 
 
 def _mistakes_in_fsdp(fsdp: dict) -> Iterator[str]:
-    """Yield where a section differs from that of fsdp2.yaml, which alone was run. Only the keys of CHOSEN may."""
+    """Yield where a section differs from that of fsdp2.yaml, which alone was run. Only the keys of CHOSEN may.
+
+    What Accelerate does not know at all is told already, with the name that is meant.
+    """
+    fsdp = as_meant("accelerate", {"fsdp_config": fsdp})["fsdp_config"]
     for key in (*FSDP, *CHOSEN):
         if key not in fsdp:
             value = f"{FSDP[key]}, " if key in FSDP else "it "
@@ -126,8 +137,10 @@ def _mistakes_in_fsdp(fsdp: dict) -> Iterator[str]:
             continue
         elif value != FSDP.get(key, value):
             yield f"{key} must be {FSDP[key]}, as in accelerate_configs/fsdp2.yaml (got {value!r:.80})"
-        elif key not in (*FSDP, *CHOSEN):
-            yield _not_measured(str(key))
+        elif key in KEYS and key not in CHOSEN and key not in FSDP:
+            yield f"{key} is right, but this study did not measure it: remove it from an arm"
+        elif f"fsdp_{key}" in KEYS:
+            yield _without_prefix(key)
 
 
 def _in_an_arm(key: str) -> str:
@@ -137,12 +150,10 @@ def _in_an_arm(key: str) -> str:
     return "" if key in CHOSEN else "; this study did not measure it: remove it from an arm"
 
 
-def _not_measured(key: str) -> str:
-    if key in KEYS:
-        return f"{key} is right, but this study did not measure it: remove it from an arm"
-    if f"fsdp_{key}" in KEYS:
+def _without_prefix(key: str) -> str:
+    if f"fsdp_{key}" in (*FSDP, *CHOSEN):
         return f"Accelerate reads {key} as fsdp_{key}: write fsdp_{key}"
-    return f"fsdp_config has {key:.80}, which was not run: remove it"
+    return f"Accelerate reads {key} as fsdp_{key}, which this study did not measure: remove it from an arm"
 
 
 def mistakes_in_deepspeed(config: dict) -> Iterator[str]:
@@ -164,8 +175,9 @@ def mistakes_in_deepspeed(config: dict) -> Iterator[str]:
     for name in PRECISIONS:  # it would count beside --precision
         if section_at(config, name).get("enabled") is True:
             yield f"{name} {OF_THE_RUN}"
-    for does, remedy in promises_ignored(config, stage):
-        yield f"stage {stage} {does}: {remedy}"
+    meant = stage_meant(stage)
+    for does, remedy in promises_ignored(as_meant("deepspeed", config), meant):
+        yield f"stage {meant} {does}: {remedy}"
 
 
 def _not_filled_in(config: dict) -> Iterator[str]:

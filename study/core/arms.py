@@ -15,7 +15,7 @@ from study.core.arm_mistakes import SHARDS, kind_of, mistakes_in_deepspeed, mist
 from study.core.cache import fingerprint
 from study.core.errors import Stop, nearest
 from study.core.files import load, section_at, section_of
-from study.core.ignored_keys import OFFLOADS
+from study.core.ignored_keys import OFFLOADS, stage_meant
 from study.core.library_defaults import library_defaults
 from study.core.shapes import is_local
 from study.core.text import comparable
@@ -122,7 +122,7 @@ class ArmFiles:
         """All mistakes of both files."""
         deepspeed = self.deepspeed or {}
         stage = None if self.deepspeed is None else section_at(deepspeed, "zero_optimization").get("stage", 0)
-        in_yaml = [*mistakes_in_yaml(self.config, stage)]
+        in_yaml = [*mistakes_in_yaml(self.config, stage_meant(stage))]
         of_yaml = [Mistake(self.path, said) for said in [self.unread, *in_yaml] if said]
         # Without its json, what is known of the config is what the yaml says.
         file = self.path if self.unread or self.json_path is None else self.json_path

@@ -60,11 +60,18 @@ def exit_on_stop() -> Iterator[None]:
         sys.exit(130)
 
 
-def nearest(name: str, known: Iterable[str], most: int = 1, otherwise: str | None = None) -> str:
-    """Return at most so many known names that are close to a misspelt one, or else `otherwise`, or all names."""
+def close_names(name: str, known: Iterable[str], most: int = 1) -> list[str]:
+    """Return at most so many known names that are close to a misspelt one."""
     by_lower = {each.lower(): each for each in known}
     # By itself difflib takes 0.6, at which nan is a typing error of bananas.
     close = difflib.get_close_matches(name[:LONGEST_NAME].lower(), by_lower, n=most, cutoff=0.61)
+    return [by_lower[lower] for lower in close]
+
+
+def nearest(name: str, known: Iterable[str], most: int = 1, otherwise: str | None = None) -> str:
+    """Return at most so many known names that are close to a misspelt one, or else `otherwise`, or all names."""
+    names = [*known]
+    close = close_names(name, names, most)
     if close:
-        return f"did you mean {' or '.join(repr(by_lower[lower]) for lower in close)}?"
-    return otherwise or f"choose one of {', '.join(by_lower.values())}"
+        return f"did you mean {' or '.join(map(repr, close))}?"
+    return otherwise or f"choose one of {', '.join(dict.fromkeys(names))}"

@@ -1,10 +1,11 @@
 """Keys of a config that no library knows, and those that Accelerate, DeepSpeed or its stage ignores."""
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from study.core.errors import nearest
+from study.core.errors import close_names, nearest
 from study.core.files import section_at
 from study.core.library_defaults import library_defaults
 
@@ -69,6 +70,21 @@ def unknown_keys(library: str, config: dict) -> Iterator[UnknownKey]:
             yield UnknownKey(library, path, str(key), section)
 
 
+def as_meant(library: str, config: dict) -> dict:
+    """Return a config with each misspelt key under the name that is proposed for it, which is judged as well."""
+    meant = copy.deepcopy(config)
+    for each in unknown_keys(library, config):
+        for name in close_names(each.key, each.known):
+            section = section_at(meant, each.section) if each.section else meant
+            section.setdefault(name, section.pop(each.key, None))
+    return meant
+
+
+def stage_meant(stage: Any) -> Any:
+    """Return a stage as a number, if it is one in quotes, as the libraries do."""
+    return int(stage) if str(stage).isdecimal() else stage
+
+
 def _places(library: str, key: str) -> list[str]:
     return [section for section, keys in library_defaults(library).items() if section and key in keys]
 
@@ -80,6 +96,8 @@ def without_a_reader(library: str, config: dict) -> Iterator[str]:
             places = [f"write it into {place}" for place in each.places]
             if library == "accelerate":  # people write DeepSpeed's keys there
                 places += [f"write it into {place} of a DeepSpeed json" for place in _places("deepspeed", each.key)]
+                if each.key in library_defaults("deepspeed")[""]:
+                    places.append("write it into a DeepSpeed json")
             remedy = nearest(each.key, each.known, otherwise=" or ".join(places) or "remove it")
             yield f"{library} has no key {each.path:.80}: {remedy}"
 
