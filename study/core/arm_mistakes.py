@@ -173,7 +173,7 @@ def mistakes_in_deepspeed(config: dict) -> Iterator[str]:
         yield f"deepspeed takes true for 1 and false for 0: {path} must be a whole number"
     yield from _not_filled_in(config)
     for name in PRECISIONS:  # it would count beside --precision
-        if section_at(config, name).get("enabled") is True:
+        if str(section_at(config, name).get("enabled")).lower() == "true":  # DeepSpeed takes it in quotes, too
             yield f"{name} {OF_THE_RUN}"
     meant = stage_meant(stage)
     for does, remedy in promises_ignored(as_meant("deepspeed", config), meant):
