@@ -105,7 +105,7 @@ def _show_causes(causes: list[Cause], checkpointing: bool | None) -> None:
 
 
 def _contradiction(message: OomError, training: KnownTraining, causes: list[Cause]) -> str | None:
-    """Return what the logits say of the tokens that were given. None: nothing else than that."""
+    """Return that the logits are of more tokens than were given. None: they are not."""
     ids = {cause.id for cause in causes}
     tokens = tokens_of_logits(message.asked, training)
     if tokens is None or ids.isdisjoint(("oom-logits", "oom-padded")):

@@ -115,11 +115,13 @@ def in_one_sentence(used: Stack, found: Ranked, said: str) -> str:
 
 
 def worth_a_look(found: Ranked) -> str:
-    """Of tens that may apply few are told of: what was seen, what is spoken of, or the likeliest."""
+    """Return how many faults may apply, and how many of them are shown."""
     if not found.may:
         return "none may"
     count = len(found.spoken)
-    return f"{len(found.may)} may, {count or 'none'} of which {'are' if count > 1 else 'is'} worth a look"
+    if not count:
+        return f"{len(found.may)} may"
+    return f"{len(found.may)} may, {count} of which {'are' if count > 1 else 'is'} worth a look"
 
 
 def shown_by(fault: Fault) -> str:

@@ -162,7 +162,7 @@ def _unread_keys(library: str, config: dict, closed: Sequence[str]) -> Iterator[
             yield _unread_key("key_refused", each, f"write {near}" if near else "remove it")
         elif do := _instead(each):
             yield _unread_key("key_ignored", each, do)
-        elif each.key[:1].isalpha():  # _comment and // are notes
+        elif not each.is_note:
             unread.append(_name(each))
     if unread:
         id = "keys_unread_by_accelerate" if library == "accelerate" else "keys_unread_by_deepspeed"

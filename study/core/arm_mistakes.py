@@ -89,7 +89,7 @@ def mistakes_in_yaml(config: dict, stage: int | None) -> Iterator[str]:
 def _mistakes_in_groups(groups: dict, kind: str) -> Iterator[str]:
     """Yield what is wrong in `parallelism_config`."""
     if unknown := {str(key) for key in groups if key not in PARALLELISM[kind]}:
-        yield f"parallelism_config has keys that are not known under {kind}: {unknown}"
+        yield f"parallelism_config has keys that are not known with {kind}: {unknown}"
     for key in groups:
         may_be_auto = key == SHARDS and groups[key] == "auto"
         if key in PARALLELISM[kind] and key.endswith("_size") and not may_be_auto and not str(groups[key]).isdecimal():
@@ -111,8 +111,7 @@ def _mistakes_around_deepspeed(section: dict, stage: int | None) -> Iterator[str
     if beside:
         yield f"Accelerate refuses {', '.join(beside)} beside deepspeed_config_file: write it in that file alone"
     if stage is not None:
-        meant = as_meant("accelerate", {"deepspeed_config": section})["deepspeed_config"]
-        for does, remedy in accelerate_ignores(meant, stage):
+        for does, remedy in accelerate_ignores(section, stage):
             yield f"Accelerate {does}: {remedy}"
 
 
@@ -176,7 +175,7 @@ def mistakes_in_deepspeed(config: dict) -> Iterator[str]:
         if str(section_at(config, name).get("enabled")).lower() == "true":  # DeepSpeed takes it in quotes, too
             yield f"{name} {OF_THE_RUN}"
     meant = stage_meant(stage)
-    for does, remedy in promises_ignored(as_meant("deepspeed", config), meant):
+    for does, remedy in promises_ignored(config, meant):
         yield f"stage {meant} {does}: {remedy}"
 
 

@@ -56,6 +56,11 @@ class UnknownKey:
         return library_defaults(self.library)[self.section]
 
     @property
+    def is_note(self) -> bool:
+        """Whether it is somebody's note, such as _comment."""
+        return not self.key[:1].isalpha()
+
+    @property
     def places(self) -> list[str]:
         """The sections that have such a key."""
         return _places(self.library, self.key)
@@ -71,12 +76,16 @@ def unknown_keys(library: str, config: dict) -> Iterator[UnknownKey]:
 
 
 def as_meant(library: str, config: dict) -> dict:
-    """Return a config with each misspelt key under the name that is proposed for it, which is judged as well."""
+    """Return a config with each misspelt key under the name that is proposed for it.
+
+    Who corrects the name should hear in the same answer what is ignored under the right one.
+    """
     meant = copy.deepcopy(config)
     for each in unknown_keys(library, config):
-        for name in close_names(each.key, each.known):
-            section = section_at(meant, each.section) if each.section else meant
-            section.setdefault(name, section.pop(each.key, None))
+        if not each.is_note:
+            for name in close_names(each.key, each.known):
+                section = section_at(meant, each.section) if each.section else meant
+                section.setdefault(name, section.pop(each.key, None))
     return meant
 
 
@@ -92,7 +101,7 @@ def _places(library: str, key: str) -> list[str]:
 def without_a_reader(library: str, config: dict) -> Iterator[str]:
     """Yield what to do about each key that a library does not know. Notes, such as _comment, are left alone."""
     for each in unknown_keys(library, config):
-        if each.key[:1].isalpha():
+        if not each.is_note:
             places = [f"write it into {place}" for place in each.places]
             if library == "accelerate":  # people write DeepSpeed's keys there
                 places += [f"write it into {place} of a DeepSpeed json" for place in _places("deepspeed", each.key)]
@@ -124,6 +133,7 @@ def beside_a_json(section: dict) -> list[str]:
 
 def accelerate_ignores(section: dict, stage: int) -> Iterator[tuple[str, str]]:
     """Yield what Accelerate ignores in its `deepspeed_config` with a stage, and what to do."""
+    section = as_meant("accelerate", {"deepspeed_config": section})["deepspeed_config"]
     # It warns of the first, and goes on without (utils/dataclasses.py of 1.15.0). The second is a key of stage 3.
     for key in ("zero3_init_flag", "zero3_save_16bit_model"):
         if stage in (0, 1, 2) and str(section.get(key)).lower() == "true":
@@ -137,6 +147,7 @@ def promises_ignored(config: dict, stage: int) -> list[tuple[str, str]]:
     """
     if stage not in (0, 1, 2, 3):  # such as "two": which stage is meant is not known
         return []
+    config = as_meant("deepspeed", config)
     zero = section_at(config, "zero_optimization")
     found = []
     home = _home(zero, "offload_optimizer")

@@ -102,14 +102,14 @@ def places(id: str) -> list[str]:
     """
     name = re.escape(id)
     mark = re.compile(rf"""["'`\[]{name}["'`\].]|^{name} = """)
-    found = []
+    named_at = []
     for file, text in _texts().items():
         if id not in text:
             continue
         for number, line in enumerate(text.splitlines(), 1):
             if id in line and mark.search(line) and (str(number), id) not in _left_out(file):
-                found.append(f"{file}:{number}")
-    return found
+                named_at.append(f"{file}:{number}")
+    return named_at
 
 
 @functools.cache
@@ -167,21 +167,15 @@ def behind(each: Explained) -> Behind:
         else:
             readers.append(place)
     rests_on = each.rests_on or " ".join(dict.fromkeys(filter(None, map(comments_of_rule, rules))))
-    rules.sort(key=lambda rule: not makes(rule, each.id))
-    conditions = _conditions(rules, each.id)
+    makers = [rule for rule in rules if makes(rule, each.id)]
+    conditions = []
+    for rule in makers or rules:
+        conditions += conditions_of_rule(rule)
+    rules = makers + [rule for rule in rules if rule not in makers]
     if each.clue:
         rules.insert(0, _place_of_clue(each))
         conditions.insert(0, f"the text matches the clue {each.clue}")
     return Behind(written[0], rules, conditions, readers, [*dict.fromkeys(tests)], rests_on)
-
-
-def _conditions(rules: list[str], id: str) -> list[str]:
-    """Return the conditions of the rules that make a sentence; where none does, of all that name it."""
-    makers = [rule for rule in rules if makes(rule, id)]
-    conditions = []
-    for rule in makers or rules:
-        conditions += conditions_of_rule(rule)
-    return conditions
 
 
 def _place_of_clue(each: Explained) -> str:

@@ -20,10 +20,8 @@ from study.core.tables import Evidence
 from study.known.conditions import Values, wrong_condition, wrong_keys, wrong_release, wrong_script
 
 TABLE = Path(__file__).with_name("faults.toml")
-MORE_WORDS = (
-    "losses",
-    "nan",
-)  # of a symptom: of losses, and which (configs/pasted/ranking.py asks for nan)
+# Words of a symptom that are not in [symptoms]: "losses", and what they are (configs/pasted/ranking.py asks for nan).
+MORE_WORDS = ("losses", "nan")
 FACTOR = re.compile(r"[x/] ([Ng]|\d[\d,]*)")  # by which a value is wrong: N ranks, g micro-batches, or a number
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 Release = Version | SpecifierSet  # a range

@@ -45,14 +45,14 @@ def function_at(place: str) -> str | None:
 @functools.cache
 def _made(file: str) -> set[tuple[int, str]]:
     """Return the texts that calls of a module are given, each with its line."""
-    made = set()
+    arguments = set()
     for node in ast.walk(_module(file)[0]):
         if not isinstance(node, ast.Call):
             continue
         for argument in node.args:
             if isinstance(argument, ast.Constant):
-                made.add((argument.lineno, str(argument.value)))
-    return made
+                arguments.add((argument.lineno, str(argument.value)))
+    return arguments
 
 
 def makes(place: str, id: str) -> bool:
@@ -81,18 +81,18 @@ def conditions_of_rule(place: str) -> list[str]:
 
 
 def _deciding(function: Function, line: int) -> list[ast.If]:
-    """Return each `if` around a line, and those before it that end without it, in their order."""
-    found = []
+    """Return each `if` around a line, and each `if` before it that leaves without it, in their order."""
+    branches = []
     for node in ast.walk(function):
         block = getattr(node, "body", None)
         if not (isinstance(block, list) and block[0].lineno <= line <= (block[-1].end_lineno or line)):
             continue
         if isinstance(node, ast.If):
-            found.append(node)
+            branches.append(node)
         for statement in block:
             if isinstance(statement, ast.If) and statement.lineno < line and _ends_with_nothing(statement):
-                found.append(statement)
-    return sorted(found, key=lambda each: each.lineno)
+                branches.append(statement)
+    return sorted(branches, key=lambda each: each.lineno)
 
 
 def _ends_with_nothing(branch: ast.If) -> bool:

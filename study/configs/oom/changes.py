@@ -85,10 +85,14 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> str:
 
 def _which_fit(card: Gpu, training: KnownTraining, cause: Cause) -> str:
     """Return which changes would fit, those marked that shrink the part of memory that is named."""
-    fitting = [*_fitting(card, training, cause)]
+    fitting = []
+    is_marked = False
+    for change, words in _fitting(card, training, cause):
+        mark = "*" if change.shrinks_part(cause) else ""
+        is_marked = is_marked or bool(mark)
+        fitting.append(f"{words}{mark}")
     if not fitting:
         return "No single change that helps with it would fit: `study advise` tries several."
-    is_marked = any(words.endswith("*") for words in fitting)
     legend = f" (* shrinks the {' or '.join(cause.part_of)})" if is_marked else ""
     return f"Each of these would fit, the mildest first{legend}: {'; '.join(fitting)}."
 
@@ -120,16 +124,15 @@ def _although_it_fits(error: OomError, training: KnownTraining) -> str:
     return ": something that was not given takes the rest, or differs."
 
 
-def _fitting(card: Gpu, training: KnownTraining, cause: Cause) -> Iterator[str]:
-    """Yield the changes that are predicted to fit, with what a rank needs then. A star marks what shrinks the cause."""
+def _fitting(card: Gpu, training: KnownTraining, cause: Cause) -> Iterator[tuple[Change, str]]:
+    """Yield the changes that are predicted to fit, each with what a rank needs then."""
     for change in that_help(cause, training.described):
         with contextlib.suppress(Stop):
             changed_bytes = predicted_memory(training.wanted, change.training).peak_bytes
             answer = fits_on(card, changed_bytes)
             if answer != "no":
                 just = ", only just" if answer == "only just" else ""
-                mark = "*" if change.shrinks_part(cause) else ""
-                yield f"{change.words} ({binary_size(changed_bytes)}{just}){mark}"
+                yield change, f"{change.words} ({binary_size(changed_bytes)}{just})"
 
 
 def predicted_memory(wanted: Wanted, given: Described) -> Estimate:

@@ -105,9 +105,10 @@ def _of_tokens(training: KnownTraining) -> Iterator[Allocation]:
 
 
 def tokens_of_logits(asked: Asked, training: KnownTraining) -> int | None:
-    """Return of how many tokens fp32 logits have the asked size, if these are thousands, and more than were given.
+    """Return the number of tokens whose fp32 logits have the asked size, if it is more than were given.
 
-    None: of no such number, or nobody gave rows and their length.
+    Only thousands count, as almost any size is some number of tokens. None: there is no such number, or nobody gave
+    the micro-batch and the sequence.
     """
     given = training.rows * training.sequence
     tokens = _thousands(asked, 4 * training.vocabulary) if given and training.vocabulary else 0

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from study.configs.oom.causes import Cause
-from study.configs.oom.changes import predicted_memory
+from study.configs.oom.changes import BESIDE, predicted_memory
 from study.configs.oom.reading import OomError
 from study.configs.oom.training import KnownTraining
 from study.core.errors import Stop
@@ -11,7 +11,7 @@ from study.core.text import binary_size
 from study.predict.front import Estimate
 
 # Causes that say what stands beside, and not which tensor was asked for.
-ASIDE = ("oom-states", "oom-other-process", "oom-fragmentation")
+ASIDE = ("oom-states", *BESIDE)
 CLEARLY = 1.25  # times: most published peaks were within a tenth of the predicted one (MISS of predict/advise.py)
 
 

@@ -63,7 +63,7 @@ def ordered(shown: Sequence[Seen], faults: Sequence[Match], in_words: Sequence[S
 
 
 def _without_consequences(candidates: list[Candidate], is_full: bool) -> list[Candidate]:
-    """Return what may be the answer, without what an error of the text has made: how others ended, or waited for it."""
+    """Leave out what follows from an error of the text: other ranks that ended or waited because of it."""
     if not any(each.is_first_error for each in candidates):
         return candidates
     # Of other errors than full memory it is not sure that the waiting came later.
