@@ -554,6 +554,34 @@ def test_two_releases_are_told_apart_by_what_is_said_of_each(text, works, broken
     assert (str(apart.works), str(apart.broken)) == (works, broken)
 
 
+@pytest.mark.parametrize(
+    ("text", "ways", "stage"),
+    [
+        ("It hangs with zero-3, but it is fine by using zero-2", {"stage 1 or 2"}, 3),
+        ("ZeRO-3 works fine. ZeRO-2 gives NaN losses", {"stage 3"}, 2),
+        ("采用FSDP2\uff0closs为nan。采用accelerate+DDP\uff0closs是正常下降的", {"no sharding"}, "FSDP2"),
+        ("单卡训练没有问题\uff0czero3多卡会OOM", {"one GPU"}, 3),
+        ("FSDP crashes. It works with single GPU or DDP with multiple GPUs", {"no sharding", "one GPU"}, None),
+        ("On one node it runs normally, on two it hangs", {"one node"}, None),
+        # Nobody has seen that it works.
+        ("How do I make ZeRO-3 work? On two GPUs it hangs", set(), 3),
+        ("FSDP2 should work with a single GPU", set(), "FSDP2"),
+        ("It does not work with DDP", set(), "DDP"),
+        ("It works with a single GPU?", set(), None),
+        ("zero2 works but hangs at saving", set(), 2),
+    ],
+)
+def test_what_is_said_to_work_is_not_the_training_that_is_asked_of(text, ways, stage):
+    pasted = read(text)
+    assert pasted.works == ways
+    assert pasted.said.get("stage") == stage
+
+
+def test_a_chinese_character_beside_a_word_ends_it():
+    said = read("lora微调用zero3阶段\uff0c8卡\uff0cbf16训练").said
+    assert said == {"peft": True, "stage": 3, "ranks": 8, "precision": "bf16"}
+
+
 def test_a_gpu_whose_name_begins_another_has_its_own_memory():
     assert of_model("8 x H20").gpu_bytes == GPUS["H20"].memory_bytes
     assert of_model("8 x A100").gpu_bytes is None  # there are two
@@ -632,7 +660,7 @@ def test_each_situation_rests_on_a_setting_a_number_or_a_message():
     """Of forty threads that nobody had read, words alone were right in one, wrong in one, and led elsewhere in nine."""
     for id, each in situations.situations().items():
         shown = {*each.symptoms} & {*tracebacks.rows()}
-        assert each.needs or each.when or shown, id
+        assert each.needs or each.when or each.works or shown, id
 
 
 def test_each_word_of_a_condition_is_one_that_texts_can_have():
