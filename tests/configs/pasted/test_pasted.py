@@ -568,7 +568,6 @@ def test_two_releases_are_told_apart_by_what_is_said_of_each(text, works, broken
         ("FSDP2 should work with a single GPU", set(), "FSDP2"),
         ("It does not work with DDP", set(), "DDP"),
         ("It works with a single GPU?", set(), None),
-        ("zero2 works but hangs at saving", set(), 2),
     ],
 )
 def test_what_is_said_to_work_is_not_the_training_that_is_asked_of(text, ways, stage):
