@@ -5,9 +5,10 @@ from typing import Any
 
 import tyro
 
-from study.cli import given
+from study.cli import given, pasted as texts
 from study.cli.findings import say_indented
 from study.configs.oom import reading
+from study.configs.oom.by_text import by_text
 from study.configs.oom.causes import Cause
 from study.configs.oom.changes import named, predicted
 from study.configs.oom.explain import explain, tokens_of_logits
@@ -15,6 +16,7 @@ from study.configs.oom.reading import OomError
 from study.configs.oom.recomputing import with_recomputing
 from study.configs.oom.said import stated
 from study.configs.oom.training import Described, KnownTraining
+from study.configs.pasted.answer import answer
 from study.configs.pasted.read import Pasted, read
 from study.core.errors import Stop
 from study.core.settings import flag
@@ -51,7 +53,10 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
             f"{what!r:.80} has no text of an error", "name the log of the training, or paste the error in quotes"
         )
     pasted = read(given.whole_text(paths, text))
-    message = reading.find(pasted.text)
+    try:
+        message = reading.find(pasted.text)
+    except Stop:
+        return _of_words(pasted.text)
     causes, known = explain(message, model, training, stated(pasted))
     known = with_recomputing(message, known, causes)
     which = predicted(message, known, named(causes))
@@ -64,8 +69,16 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     if contradiction:
         say_wrapped("", contradiction)
     _ask(message, known)
-    answer = {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": known.used}
-    return answer | {"read": read_words, "predicted": which or None, "contradiction": contradiction}
+    found = {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": known.used}
+    return found | {"read": read_words, "predicted": which or None, "contradiction": contradiction}
+
+
+def _of_words(text: str) -> dict:
+    """Say what a text without an error about memory means, as `study diagnose` does. Raise Stop if it says nothing."""
+    told = answer(text, by_text=by_text)
+    if not told.found:
+        reading.find(text)
+    return texts.tell(told, details=False)
 
 
 def _show_taken(pasted: Pasted, training: KnownTraining, given: dict[str, Any]) -> list[str]:

@@ -581,6 +581,20 @@ def test_a_chinese_character_beside_a_word_ends_it():
     assert said == {"peft": True, "stage": 3, "ranks": 8, "precision": "bf16"}
 
 
+@pytest.mark.parametrize(
+    ("text", "parameters"),
+    [
+        ("trainable params: 6,243,584 || all params: 8,030,261,248 || trainable%: 0.08", 8030261248),
+        ("Wan2.1-14B on 4x H200\n- Total diffusion parameters: `16,484,292,448`", 16484292448),
+        ("Number of trainable parameters = 494032768", 494032768),
+        ("a 7B model", 7e9),
+        ("a 7B model, load_in_4bit: trainable params: 35,192,832 || all params: 3,529,225,600", 7e9),
+    ],
+)
+def test_a_count_of_parameters_that_is_printed_is_taken(text, parameters):
+    assert of_model(text).parameters == parameters
+
+
 def test_a_gpu_whose_name_begins_another_has_its_own_memory():
     assert of_model("8 x H20").gpu_bytes == GPUS["H20"].memory_bytes
     assert of_model("8 x A100").gpu_bytes is None  # there are two
