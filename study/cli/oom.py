@@ -5,7 +5,8 @@ from typing import Any
 
 import tyro
 
-from study.cli import given, pasted as texts
+from study.cli import given
+from study.cli import pasted as texts
 from study.cli.findings import say_indented
 from study.configs.oom import reading
 from study.configs.oom.by_text import by_text

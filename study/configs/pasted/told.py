@@ -23,7 +23,8 @@ MODEL_KEY = re.compile(
 BILLIONS = re.compile(r"(?a)(?<![\w.])(?:[\w.-]{0,60}-)?(\d{1,3}(?:\.\d{1,2})?) ?[bB](?![a-zA-Z0-9.])")
 # As PEFT, trainers and people print it: "all params: 8,030,261,248", "Total parameters: 6243584000".
 COUNTED = re.compile(
-    r"(?i)\b(?:all|total|number of|trainable)[\w ]{0,24}param(?:eter)?s?`?\s*[:=|]{1,2}\s*`?(\d{1,3}(?:,\d{3}){2,3}|\d{8,12})\b"
+    r"(?i)\b(?:all|total|number of|trainable)[\w ]{0,24}param(?:eter)?s?`?\s*[:=|]{1,2}\s*`?"
+    r"(\d{1,3}(?:,\d{3}){2,3}|\d{8,12})\b"
 )
 QUANTIZED = re.compile(r"(?i)[48][- ]?bit|quantiz|\bq-?lora\b|\bint[48]\b")
 GPU = re.compile(

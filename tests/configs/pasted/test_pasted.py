@@ -598,6 +598,20 @@ def test_a_count_of_parameters_that_is_printed_is_taken(text, parameters):
     assert of_model(text).parameters == parameters
 
 
+@pytest.mark.parametrize(
+    ("text", "is_told"),
+    [
+        ("With DeepSpeed the loss jumps from 0.9 to 1.4", False),
+        ("DeepSpeed stage 2: accuracy falls from 91.5 to 80.2", False),
+        ("accelerate: seconds a step rise from 3 to 10", False),
+        ("Upgrading DeepSpeed from 0.14 to 0.15 broke it", True),
+        ("DeepSpeed from 0.14.2 to 0.15.1: it hangs", True),
+    ],
+)
+def test_two_values_are_not_taken_for_two_releases(text, is_told):
+    assert bool(two_releases.two_releases(text)) == is_told
+
+
 def test_a_gpu_whose_name_begins_another_has_its_own_memory():
     assert of_model("8 x H20").gpu_bytes == GPUS["H20"].memory_bytes
     assert of_model("8 x A100").gpu_bytes is None  # there are two
