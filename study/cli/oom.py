@@ -18,6 +18,7 @@ from study.configs.oom.recomputing import with_recomputing
 from study.configs.oom.said import stated
 from study.configs.oom.training import Described, KnownTraining
 from study.configs.pasted.answer import answer
+from study.configs.pasted.memory import error_in
 from study.configs.pasted.read import Pasted, read
 from study.core.errors import Stop
 from study.core.settings import flag
@@ -54,9 +55,8 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
             f"{what!r:.80} has no text of an error", "name the log of the training, or paste the error in quotes"
         )
     pasted = read(given.whole_text(paths, text))
-    try:
-        message = reading.find(pasted.text)
-    except Stop:
+    message = error_in(pasted.text)
+    if message is None:
         return _of_words(pasted.text)
     causes, known = explain(message, model, training, stated(pasted))
     known = with_recomputing(message, known, causes)
@@ -64,11 +64,9 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     _show_causes(causes, known.described.checkpointing)
     say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.quoted}")
     read_words = _show_taken(pasted, known, vars(model) | vars(training))
-    if which:
-        say_wrapped("", which)
     contradiction = _contradiction(message, known, causes)
-    if contradiction:
-        say_wrapped("", contradiction)
+    for line in filter(None, (which, contradiction)):
+        say_wrapped("", line)
     _ask(message, known)
     found = {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": known.used}
     return found | {"read": read_words, "predicted": which or None, "contradiction": contradiction}

@@ -59,13 +59,17 @@ def told(text: str) -> Told:
     known = {*filter(None, map(model_of_name, {*MODEL_KEY.findall(text)}))}
     if len(known) != 1:
         known = {names[each] for each in map(_spelled, MODEL.findall(text)) if each in names}
-    parameters = {1e9 * float(each) for each in BILLIONS.findall(text)}
-    counted = [int(each.replace(",", "")) for each in COUNTED.findall(text)]
-    if counted and not QUANTIZED.search(text):  # of which several are in one element
-        parameters = {float(max(counted))}  # of all, beside those that train
     gpus = _gpus(text)
     with_memory = {each.partition("-")[0] for each in gpus if "-" in each}
-    return Told(only(known), only(parameters), _gpu_bytes(text, gpus), only(gpus - with_memory))
+    return Told(only(known), _parameters(text), _gpu_bytes(text, gpus), only(gpus - with_memory))
+
+
+def _parameters(text: str) -> float | None:
+    """Return the parameters that are counted in a text, or those that a person writes in billions."""
+    counted = [int(each.replace(",", "")) for each in COUNTED.findall(text)]
+    if counted and not QUANTIZED.search(text):  # of which several are in one element
+        return max(counted)  # of all, beside those that train
+    return only({1e9 * float(each) for each in BILLIONS.findall(text)})
 
 
 def _spelled(name: str) -> str:
