@@ -24,6 +24,11 @@ from study.known.faults import ANY, Release, table
 
 SAID = Path(__file__).with_name("said.toml")
 TRUTH = {"true": True, "false": False}
+# Behind a word: a value that turns it off. `no` and 0 may begin something else, if they do not end a line or a value.
+OFF = re.compile(
+    r"""(?im)["']?(?:\s*(?:[:=]|\.{2,})\s*(?:\{\s*["']?enabled["']?\s*:\s*)?|[ \t]+(?:(?:is|was|are)[ \t]+)?)"""
+    r"""["']?(?:(?:false|none|null|disabled)\b|(?:no|off|0)(?=["']?[ \t]*(?:[,;)}\]\r\n]|$)))"""
+)
 MOST_TRIES = 6  # braces before the section zero_optimization at which its config may begin
 LONGEST_CONFIG = 20_000  # characters
 # A line of a person has words, and little else.
@@ -261,8 +266,10 @@ def levels() -> dict[str, list[tuple[re.Pattern, Any]]]:
 
 
 def _values(pattern: re.Pattern, value: Any, text: str) -> Iterator[Any]:
-    """Yield what a pattern finds, or its own value where it has one."""
+    """Yield what a pattern finds and no value turns off, or the pattern's own value where it has one."""
     for match in pattern.finditer(text):
+        if OFF.match(text, match.end()):
+            continue
         if value is not None:
             yield value
             return

@@ -16,6 +16,7 @@ from study.configs.pasted import condense, matching, memory, situations, traceba
 from study.configs.pasted.answer import answer
 from study.configs.pasted.ranking import WAITED
 from study.configs.pasted.read import deepspeed_config, newest_tested, read
+from study.configs.pasted.read import said as said_of
 from study.configs.pasted.told import told as of_model
 from study.core.errors import Stop
 from study.core.gpus import GPUS
@@ -597,6 +598,11 @@ def test_a_chinese_character_beside_a_word_ends_it():
 )
 def test_a_count_of_parameters_that_is_printed_is_taken(text, parameters):
     assert of_model(text).parameters == parameters
+
+
+@pytest.mark.parametrize("row", table("configs/pasted/said.toml")["said"], ids=lambda row: row["text"].strip()[:40])
+def test_a_word_counts_with_its_value_and_what_is_off_says_that_it_is_off(row):
+    assert said_of(row["text"]) == row["said"]
 
 
 @pytest.mark.parametrize(
