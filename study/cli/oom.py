@@ -1,5 +1,6 @@
 """`study oom`: what an error about memory means, and which change would fit."""
 
+import re
 from dataclasses import asdict
 from typing import Any
 
@@ -13,9 +14,10 @@ from study.configs.oom.by_text import by_text
 from study.configs.oom.causes import Cause
 from study.configs.oom.changes import named, predicted
 from study.configs.oom.explain import explain, tokens_of_logits
+from study.configs.oom.longer import with_longer_sequences
 from study.configs.oom.reading import OomError
 from study.configs.oom.recomputing import with_recomputing
-from study.configs.oom.said import stated
+from study.configs.oom.said import stated, typed
 from study.configs.oom.training import Described, KnownTraining
 from study.configs.pasted.answer import answer
 from study.configs.pasted.memory import error_in
@@ -27,6 +29,7 @@ from study.known.faults import ANY
 from study.known.findings import with_id
 from study.predict.front import Wanted
 
+DEEPSPEED_CONFIG = re.compile(r"\bdeepspeed(?:_config)?[\"']?\s*[:= ]\s*[\"']?([\w./-]{1,200}\.json)\b")
 SAID_AS = {"arm": "stage"}  # what a text says of a flag, if it is called otherwise
 
 
@@ -59,15 +62,19 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     if message is None:
         return _of_words(pasted.text)
     causes, known = explain(message, model, training, stated(pasted))
+    contradiction = _contradiction(message, known, causes)
+    causes, known = with_longer_sequences(message, known, causes, _said_by(training, known))
     known = with_recomputing(message, known, causes)
     which = predicted(message, known, named(causes))
     _show_causes(causes, known.described.checkpointing)
     say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.quoted}")
     read_words = _show_taken(pasted, known, vars(model) | vars(training))
-    contradiction = _contradiction(message, known, causes)
-    for line in filter(None, (which, contradiction)):
-        say_wrapped("", line)
-    _ask(message, known)
+    say_wrapped(*known.conflicts)
+    if which:
+        say_wrapped("", which)
+    if contradiction and _contradiction(message, known, causes):  # else the first line has it
+        say_wrapped("", contradiction)
+    _ask(message, known, pasted.text)
     found = {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": known.used}
     return found | {"read": read_words, "predicted": which or None, "contradiction": contradiction}
 
@@ -83,22 +90,32 @@ def _of_words(text: str) -> dict:
 def _show_taken(pasted: Pasted, training: KnownTraining, given: dict[str, Any]) -> list[str]:
     """Show what the training was taken for, and return what of it, and which releases, the text said."""
     # Configs and texts say more of it than the flags do. A wrong guess has to be seen.
-    taken = {
-        name: f"{flag(name)} {value}".removesuffix(" True")
-        for name, value in training.used.items()
-        if value is not None
-    }
-    if training.inferred:
-        taken["checkpointing"] = training.inferred
+    taken = [f"{name} {release}*" for name, release in pasted.releases.items() if release != ANY]
+    for name, value in training.used.items():
+        if value is None:
+            continue
+        is_read = given[name] is None and SAID_AS.get(name, name) in training.from_text
+        taken.append(f"{_as_taken(training, name, value)}{'*' if is_read else ''}")
+    words = [each.removesuffix("*") for each in taken if each.endswith("*")]
     if taken:
-        say_wrapped(f"Taken as: {', '.join(taken.values())}.")
-    words = [f"{name} {release}" for name, release in pasted.releases.items() if release != ANY]
-    for name in taken:
-        if given[name] is None and SAID_AS.get(name, name) in training.from_text:
-            words.append(taken[name])
-    if words:
-        say_wrapped(f"Read from the text: {', '.join(words)}. Flags win.")
+        say_wrapped(f"Taken as: {', '.join(taken)}{' (* read from the text; flags win)' if words else ''}.")
     return words
+
+
+def _as_taken(training: KnownTraining, name: str, value: Any) -> str:
+    """Return a setting as its flag, with why it is assumed if nobody says it."""
+    if name == "checkpointing" and training.inferred:
+        return training.inferred
+    if name == "arm" and "stage" in training.from_text and (why := training.settings.get("assumed")):
+        return f"{typed(name, value)} ({why})"
+    return typed(name, value)
+
+
+def _said_by(given: Described, training: KnownTraining) -> str:
+    """Return who says how long sequences are."""
+    if given.sequence is not None:
+        return "you said"
+    return "the text says" if "sequence" in training.from_text else "the config says"
 
 
 def _show_causes(causes: list[Cause], checkpointing: bool | None) -> None:
@@ -120,7 +137,7 @@ def _contradiction(message: OomError, training: KnownTraining, causes: list[Caus
     """Return that the logits are of more tokens than were given. None: they are not."""
     ids = {cause.id for cause in causes}
     tokens = tokens_of_logits(message.asked, training)
-    if tokens is None or ids.isdisjoint(("oom-logits", "oom-padded")):
+    if tokens is None or not training.sequence or ids.isdisjoint(("oom-logits", "oom-padded")):
         return None
     are = "are" if "oom-logits" in ids else "would be"  # the text names them, or the size alone does
     given = f"you gave {training.rows * training.sequence:,} (micro-batch {training.rows} x {training.sequence:,})"
@@ -130,8 +147,11 @@ def _contradiction(message: OomError, training: KnownTraining, causes: list[Caus
     return f"{message.asked.text} {are} the fp32 logits of {tokens:,} tokens; {given}. {question}"
 
 
-def _ask(message: OomError, training: KnownTraining) -> None:
+def _ask(message: OomError, training: KnownTraining, text: str) -> None:
     """Say which flags would tell more."""
+    named_config = DEEPSPEED_CONFIG.search(text)
+    if named_config and training.described.config is None:
+        say_wrapped("", f"The text names {named_config[1]}: with --config {named_config[1]} its settings count.")
     if training.model is None:
         say_wrapped("", "With --model and --arm or --config, the size is matched with this training's own tensors.")
     elif not training.has_adapters:

@@ -6,6 +6,7 @@ import re
 import textwrap
 import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,7 @@ from study.configs.oom.training import Described, KnownTraining
 from study.configs.pasted import condense
 from study.configs.pasted.read import read
 from study.core.errors import Stop
+from study.core.shapes import config_of
 from study.predict.front import Wanted, asked_for
 from tests.cli.test_cli import in_this_process
 from tests.conftest import ROOT, table
@@ -275,7 +277,7 @@ SMALL_CARD = (
         (
             39.49,
             {"arm": "zero2", "micro_batch": 2},
-            "would fit, the mildest first (* shrinks the activations): --micro-batch 1 (29.4 GiB)*; activations ",
+            "would fit, the mildest first (* shrinks the activations): --micro-batch 1 and twice the accumulation (29.4 GiB)*; activations ",
         ),
         (39.49, {"arm": "zero2", "micro_batch": 1}, "That fits: something that was not given takes the rest"),
         (
@@ -607,7 +609,7 @@ def test_every_change_that_fits_is_listed_whatever_is_named(clue, allocated, unu
     cause = changes.named(causes)
     said = changes.predicted(error, training, cause)
     assert "--chunked-loss, as by Liger (67.5 GiB, only just)" in said
-    assert "--micro-batch 1 (47.4 GiB)" in said
+    assert "--micro-batch 1 and twice the accumulation (47.4 GiB)" in said
     assert "activations recomputed (30.9 GiB)" in said
     assert said.index("--chunked-loss") < said.index("--micro-batch 1") < said.index("activations recomputed (")
     assert ("only just)*" in said) == ("logits" in cause.part_of)
@@ -664,8 +666,10 @@ def test_the_command_says_what_it_read_from_the_text(tmp_path, monkeypatch, caps
     )
     assert in_this_process(monkeypatch, f"oom {log} --ranks 4") in (None, 0)
     said = " ".join(capsys.readouterr().out.split())
-    assert "Read from the text: deepspeed 0.18.2, --model llama3-8b. Flags win." in said
-    assert "Taken as: --model llama3-8b, --ranks 4." in said
+    # The same is not told twice.
+    assert "Taken as: deepspeed 0.18.2*, --model llama3-8b*, --ranks 4 (* read from the text; flags win)." in said
+    assert "Read from the text" not in said
+    assert "--ranks 4 counts, and not the text's --ranks 8." in said
     in_this_process(monkeypatch, f"oom {log} --json")
     assert json.loads(capsys.readouterr().out)["read"] == ["deepspeed 0.18.2", "--model llama3-8b", "--ranks 8"]
 
@@ -720,10 +724,18 @@ def test_logits_of_more_tokens_than_were_given_are_said(
     shape = f"--model llama3-8b --arm zero3 --ranks 8 --micro-batch {rows} {length}"
     assert in_this_process(monkeypatch, f"oom {log} {shape}") in (None, 0)
     said = " ".join(capsys.readouterr().out.split())
-    verb = "are" if clue else "would be"
-    if tokens is None:
+    if tokens is None or sequence is None:
         assert "you gave" not in said
+        assert "you said" not in said
+    elif clue and tokens <= 8192 * rows:  # more are several sequences, as the model reads 8,192
+        size = f"{asked} = {tokens:,} tokens x 128,256 x 4 bytes"
+        longer = f"the logits of a micro-batch of {rows} x {tokens // rows:,} tokens; you said {sequence:,}: {size}"
+        assert longer in said.replace("The logits", "the logits")
+        assert f"--sequence {tokens // rows}" in said
+        assert "you gave" not in said
+        assert "[oom-padded]" not in said
     else:
+        verb = "are" if clue else "would be"
         assert f"{asked} {verb} the fp32 logits of {tokens:,} tokens; you gave {rows * sequence:,} (" in said
         assert f"Is the micro-batch {tokens // sequence}, are sequences longer, or are several packed into one?" in said
         assert f"{asked} = {tokens:,} tokens, not {rows * sequence:,}, x 128,256 x 4 bytes" in said
@@ -736,6 +748,109 @@ def test_a_traceback_that_names_logits_says_it_where_other_tensors_have_the_size
     for clue in (LOSS, ""):
         log.write_text(clue + FULL.format(asked="3.91 GiB", allocated="70.00 GiB", total="79.11 GiB"))
         assert in_this_process(monkeypatch, f"oom {log} {shape}") in (None, 0)
-        assert ("3.91 GiB are the fp32 logits of 8,192 tokens" in " ".join(capsys.readouterr().out.split())) == bool(
-            clue
-        )
+        said = " ".join(capsys.readouterr().out.split()).lower()
+        assert ("the logits of a micro-batch of 2 x 4,096 tokens; you said 2,048: 3.91 gib = " in said) == bool(clue)
+
+
+LOG = ROOT / "tests/configs/oom_logs/stage_2_logits.log"  # of a Trainer with DeepSpeed, as it is pasted
+
+
+def said_of(log: Path, flags: str, monkeypatch, capsys) -> str:
+    in_this_process(monkeypatch, f"oom {log} {flags}")
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_a_log_alone_says_what_filled_the_memory_and_what_fits(monkeypatch, capsys):
+    """The model, the stage's file, ranks and rows are in it; its size says how long sequences were."""
+    said = said_of(LOG, "", monkeypatch, capsys)
+    assert said.startswith("Likely: the logits of a micro-batch of 4 x 8,192 tokens: 15.66 GiB = ")
+    assert "--model llama3-8b*, --arm zero2 (as the text names stage_1_and_2.py" in said
+    assert "--ranks 8*" in said
+    assert "Predicted with 4 sequences of 8,192 tokens" in said
+    for change in ("--chunked-loss, as by Liger (", "--micro-batch 2 and twice the accumulation ("):
+        assert change in said.partition("Each of these would fit")[2]
+    assert "with --config ds_config.json its settings count" in said
+
+
+def test_sequences_that_are_longer_than_was_said_come_first_and_are_predicted(monkeypatch, capsys):
+    said = said_of(LOG, "--sequence 4096", monkeypatch, capsys)
+    assert said.startswith("Likely: the logits of a micro-batch of 4 x 8,192 tokens; you said 4,096: 15.66 GiB = ")
+    assert "63.02 GiB allocated + 15.66 GiB asked for = 78.7 GiB, and 54.2 GiB are predicted with 4,096" in said
+    assert "Predicted with 4 sequences of 8,192 tokens" in said
+    # More than the model reads cannot be one sequence: then several are packed into one.
+    said = said_of(LOG, "--micro-batch 1 --sequence 8192", monkeypatch, capsys)
+    assert "Is the micro-batch 4, are sequences longer, or are several packed into one?" in said
+
+
+CONFIGS = {
+    "nothing": {},
+    "cpu": {"offload_optimizer": {"device": "cpu"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("printed", "config", "arm", "conflict"),
+    [
+        ("CPU Offload: False", "nothing", "zero2", ""),
+        ("CPU Offload: True", "nothing", "zero2", "--arm zero2 counts, and not the text's --arm zero2_cpu."),
+        ("CPU Offload: False", "cpu", "zero2_cpu", ""),
+        ("zero_stage: 3", "nothing", "zero2", "--arm zero2 counts, and not the text's --arm zero3."),
+        ("stage_1_and_2.py", "nothing", "zero2", ""),
+    ],
+)
+def test_a_config_wins_over_what_a_text_says_of_offloading_and_a_conflict_is_said(
+    printed, config, arm, conflict, tmp_path
+):
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({"zero_optimization": {"stage": 2} | CONFIGS[config]}))
+    training = known(printed, given=Described(config=path))
+    assert training.arm == arm
+    assert " ".join(training.conflicts) == (f"The config's {conflict}" if conflict else "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "loading /data/hub/models--meta-llama--Meta-Llama-3-8B/snapshots/8cde5ca/config.json",
+        "LlamaConfig "
+        + json.dumps(
+            config_of("llama3-8b") | {"rope_scaling": None, "torch_dtype": "bfloat16", "auto_map": {"a": "b"}}
+        ),
+        "GPT2Config " + json.dumps(config_of("gpt2") | {"n_embd": 1600, "n_layer": 48, "n_head": 25}),
+    ],
+)
+def test_the_hubs_cache_and_a_printed_config_name_the_model(text):
+    assert known(text).wanted.model == ("gpt2-xl" if "n_embd" in text else "llama3-8b")
+
+
+def test_of_an_unknown_model_a_printed_config_says_the_vocabulary():
+    training = known('{"hidden_size": 1000, "vocab_size": 77777, "num_hidden_layers": 3}')
+    assert (training.wanted.model, training.vocabulary) == (None, 77_777)
+
+
+def test_what_cannot_be_predicted_without_torch_is_said(monkeypatch):
+    def unavailable(wanted, given):
+        if given.chunked_loss:
+            raise Stop("this model has to be traced, and torch is not installed", "install PyTorch", "unavailable")
+        return whole(wanted, given)
+
+    whole = changes.predicted_memory
+    monkeypatch.setattr(changes, "predicted_memory", unavailable)
+    error = reading.find(SMALL_CARD.format(39.49))
+    for chunked in (None, True):
+        given = Described(arm="zero2", ranks=4, micro_batch=2, sequence=2048, chunked_loss=chunked)
+        training = KnownTraining.of(Wanted(model="llama3-8b", lora_rank=16), given)
+        causes, _ = explain(reading.find(new("7.90 GiB")), Wanted(), Described())
+        said = changes.predicted(error, training, causes[0])
+        assert "torch is not installed. What to do: install PyTorch." in said
+        assert said.startswith("Not predicted: " if chunked else "Predicted with ")
+
+
+def test_changes_are_tried_beside_what_was_not_predicted():
+    text = SMALL_CARD.format(39.49) + " Of the allocated memory 38.00 GiB is allocated by PyTorch."
+    given = Described(arm="zero2", ranks=4, micro_batch=1, sequence=2048)
+    causes, training = explain(reading.find(text), Wanted(model="llama3-8b", lora_rank=16), given)
+    said = changes.predicted(reading.find(text), training, causes[0])
+    assert re.search(
+        r"That fits, but this process had [\d.]+ GiB more in tensors: .* With these on top each of these", said
+    )

@@ -1,8 +1,8 @@
 """Which single change of a training would make it fit: predicted for the GPU of which the error tells the size."""
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 from study.configs.oom.causes import Cause
 from study.configs.oom.explain import ranks_that_share
@@ -73,29 +73,70 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> str:
         return ""
     try:
         needs_bytes = predicted_memory(training.wanted, given).peak_bytes
-    except Stop:  # an arm whose memory is not predicted
-        return ""
+    except Stop as stop:  # an arm whose memory is not predicted, or what is traced where PyTorch is missing
+        return f"Not predicted: {stop.sentence}"
     card = like(GPUS[gpu_named("H100")], total_bytes, None)  # memory depends on no more than its size
     gpu = f"{binary_size(total_bytes, 4)} ({size(total_bytes)})"  # with the digits of the message
     has = f"this GPU has {gpu}, less {binary_size(reserve_bytes(card))} for context and fragmentation"
     text = f"{_assumed(training, model)}: {_needs(training, needs_bytes)}; {has}"
-    if fits_on(card, needs_bytes) != "no":
-        return f"{text}. That fits{_although_it_fits(error, training, needs_bytes)}"
-    return f"{text}. {_which_fit(card, training, cause)}"
+    if fits_on(card, needs_bytes) == "no":
+        return f"{text}. {_which_fit(card, training, cause, 0)}"
+    rest = _Rest.of(error, needs_bytes)
+    text = f"{text}. That fits{_although_it_fits(error, training, rest)}"
+    if rest.where != "tensors" or ranks_that_share(error, training):
+        return text
+    fitting = _which_fit(card, training, cause, rest.taken_bytes)
+    return f"{text} With these on top {fitting[0].lower()}{fitting[1:]}"
 
 
-def _which_fit(card: Gpu, training: KnownTraining, cause: Cause) -> str:
-    """Return which changes would fit, those marked that shrink the part of memory that is named."""
-    fitting = []
-    is_marked = False
-    for change, words in _fitting(card, training, cause):
-        mark = "*" if change.shrinks_part(cause) else ""
-        is_marked = is_marked or bool(mark)
-        fitting.append(f"{words}{mark}")
+@dataclass(frozen=True)
+class _Rest:
+    """What took most of the memory that is predicted to be free."""
+
+    where: Literal["tensors", "unused", "outside", "nowhere"]
+    taken_bytes: int
+
+    @classmethod
+    def of(cls, error: OomError, needs_bytes: float) -> Self:
+        not_predicted = round((error.allocated or 0) + error.asked.low - needs_bytes)
+        taken_bytes = max(error.unallocated, error.outside, not_predicted)
+        if taken_bytes < LEAST_TAKEN:
+            return cls("nowhere", 0)
+        if taken_bytes == error.unallocated:
+            return cls("unused", taken_bytes)
+        return cls("outside" if taken_bytes == error.outside else "tensors", taken_bytes)
+
+
+def _which_fit(card: Gpu, training: KnownTraining, cause: Cause, more_bytes: int) -> str:
+    """Return which changes would fit, those marked that shrink the part of memory that is named.
+
+    `more_bytes` are on the GPU beside what is predicted.
+    """
+    fitting, untried = _tried(card, training, cause, more_bytes)
     if not fitting:
-        return "No single change that helps with it would fit: `study advise` tries several."
+        return f"No single change that helps with it would fit: `study advise` tries several.{untried}"
+    is_marked = any(words.endswith("*") for words in fitting)
     legend = f" (* shrinks the {' or '.join(cause.part_of)})" if is_marked else ""
-    return f"Each of these would fit, the mildest first{legend}: {'; '.join(fitting)}."
+    return f"Each of these would fit, the mildest first{legend}: {'; '.join(fitting)}.{untried}"
+
+
+def _tried(card: Gpu, training: KnownTraining, cause: Cause, more_bytes: int) -> tuple[list[str], str]:
+    """Return the changes that are predicted to fit, each with what a rank needs then; and what could not be tried."""
+    fitting = []
+    untried = ""
+    for change in that_help(cause, training.described):
+        try:
+            changed_bytes = more_bytes + predicted_memory(training.wanted, change.training).peak_bytes
+        except Stop as stop:
+            if stop.status == "unavailable":
+                untried += f" Not tried: {change.words}; {stop.sentence}"
+            continue
+        answer = fits_on(card, changed_bytes)
+        if answer != "no":
+            just = ", only just" if answer == "only just" else ""
+            mark = "*" if change.shrinks_part(cause) else ""
+            fitting.append(f"{change.words} ({binary_size(changed_bytes)}{just}){mark}")
+    return fitting, untried
 
 
 def _assumed(training: KnownTraining, model: Transformer) -> str:
@@ -118,31 +159,19 @@ def _needs(training: KnownTraining, needs_bytes: float) -> str:
     return f"{needs} if activations are kept, and {other} if they are recomputed, which is not known"
 
 
-def _although_it_fits(error: OomError, training: KnownTraining, needs_bytes: float) -> str:
+def _although_it_fits(error: OomError, training: KnownTraining, rest: _Rest) -> str:
     """Return how a sentence goes on that says that a training fits: with what takes most of the rest."""
     if other := ranks_that_share(error, training):
         return f", but the size is that of states shared by {other}: did the launcher start {training.ranks}?"
-    not_predicted = round((error.allocated or 0) + error.asked.low - needs_bytes)
-    taken_bytes = max(error.unallocated, error.outside, not_predicted)
-    if taken_bytes < LEAST_TAKEN:
-        return ": something that was not given takes the rest, or differs."
-    taken = binary_size(taken_bytes)
-    if taken_bytes == error.unallocated:
-        return f", but {taken} are reserved by PyTorch and not used."
-    if taken_bytes == error.outside:
-        return f", but {taken} are outside PyTorch: other processes, NCCL, a CUDA context."
+    taken = binary_size(rest.taken_bytes)
+    match rest.where:
+        case "nowhere":
+            return ": something that was not given takes the rest, or differs."
+        case "unused":
+            return f", but {taken} are reserved by PyTorch and not used."
+        case "outside":
+            return f", but {taken} are outside PyTorch: other processes, NCCL, a CUDA context."
     return f", but this process had {taken} more in tensors: something that was not given takes them, or differs."
-
-
-def _fitting(card: Gpu, training: KnownTraining, cause: Cause) -> Iterator[tuple[Change, str]]:
-    """Yield the changes that are predicted to fit, each with what a rank needs then."""
-    for change in that_help(cause, training.described):
-        with contextlib.suppress(Stop):
-            changed_bytes = predicted_memory(training.wanted, change.training).peak_bytes
-            answer = fits_on(card, changed_bytes)
-            if answer != "no":
-                just = ", only just" if answer == "only just" else ""
-                yield change, f"{change.words} ({binary_size(changed_bytes)}{just})"
 
 
 def predicted_memory(wanted: Wanted, given: Described) -> Estimate:
@@ -177,7 +206,9 @@ def single_changes(given: Described) -> Iterator[Change]:
     rows = given.micro_batch or 1
     while rows > 1:
         rows //= 2
-        yield Change(f"--micro-batch {rows}", replace(given, micro_batch=rows), TOKENS)
+        fold = (given.micro_batch or 1) // rows
+        passes = "twice" if fold == 2 else f"{fold} times"
+        yield Change(f"--micro-batch {rows} and {passes} the accumulation", replace(given, micro_batch=rows), TOKENS)
     if not given.checkpointing:
         yield Change("activations recomputed", replace(given, checkpointing=True), frozenset(("activations",)))
     yield from _arms_that_hold_less(given)

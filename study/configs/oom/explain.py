@@ -108,10 +108,10 @@ def tokens_of_logits(asked: Asked, training: KnownTraining) -> int | None:
     """Return the number of tokens whose fp32 logits have the asked size, if it is more than were given.
 
     Only thousands count, as almost any size is some number of tokens. None: there is no such number, or nobody gave
-    the micro-batch and the sequence.
+    the micro-batch.
     """
     given = training.rows * training.sequence
-    tokens = _thousands(asked, 4 * training.vocabulary) if given and training.vocabulary else 0
+    tokens = _thousands(asked, 4 * training.vocabulary) if training.rows and training.vocabulary else 0
     return tokens if tokens > given and asked.fits(4 * tokens * training.vocabulary) else None
 
 

@@ -6,15 +6,20 @@ from typing import Any
 
 from study.configs.mistakes import recognised
 from study.configs.pasted.read import Pasted
-from study.configs.pasted.told import told
+from study.configs.pasted.told import printed_shapes, told
+from study.configs.pasted.words import only
 from study.configs.settings import AUTO, OFF, UNKNOWN, EffectiveSettings, effective_settings
 from study.core.ignored_keys import OFFLOADS
+from study.core.settings import flag
 from study.core.shapes import model_of_name
 
 NUMBERS = ("ranks", "micro_batch", "sequence", "vocabulary", "lora_rank")
+COMPARED = ("arm", "ranks", "micro_batch", "sequence", "checkpointing", "model", "lora_rank", "gpu")
 OUR_NAMES = {"sequences per micro-batch and rank": "micro_batch", "rank of the adapters": "lora_rank"}  # of settings
 RECOMPUTING = ("checkpointing", "the Trainer's FSDP recomputing")
 CHUNKING = "fused kernels (Liger)"  # with the Trainer's default kernels: one is the loss of chunks
+# DeepSpeed has one file for two stages. The second is more usual: examples of transformers and Accelerate have it.
+STAGE_1_OR_2 = "as the text names stage_1_and_2.py; stage 1 holds all gradients as well"
 OF_TEXT = ("ranks", "micro_batch", "sequence", "lora_rank")
 
 
@@ -28,10 +33,43 @@ def stated(pasted: Pasted) -> dict[str, Any]:
         said["offload_optimizer"] = pasted.said["offload"]
     said["adapters"] = pasted.said.get("peft")
     said["stage"] = pasted.said.get("stage")
+    if said["stage"] is None and re.search(r"\bstage_1_and_2\.py\b", pasted.text):
+        said |= {"stage": 2, "assumed": STAGE_1_OR_2}
     about = told(pasted.text)
     said["model"] = about.model
+    if about.model is None:  # of an unknown one at least the logits have their size
+        said["vocabulary"] = only({shape.get("vocab_size") for shape in printed_shapes(pasted.text)})
     said["gpu"] = about.gpu if about.gpu_bytes else None  # of which there is one size
     return {name: value for name, value in said.items() if value is not None}
+
+
+def conflicts(given: dict[str, Any], written: dict[str, Any], stated: dict[str, Any]) -> list[str]:
+    """Return a sentence for each setting of which a text says something else than a flag, or than the config."""
+    of_config = understood(written)
+    if "assumed" in stated:
+        stated = {name: value for name, value in stated.items() if name != "stage"}
+    # What a text says of offloading alone is of the config's stage.
+    of_text = understood({name: written.get(name) for name in ("engine", "stage")} | stated)
+    sentences = []
+    for name in COMPARED:
+        whose, counts = ("", given.get(name)) if given.get(name) is not None else ("The config's ", of_config.get(name))
+        text_has = of_text.get(name)
+        if counts is None or text_has is None or counts == text_has or is_fsdp(counts, text_has):
+            continue
+        sentences.append(f"{whose}{typed(name, counts)} counts, and not the text's {typed(name, text_has)}.")
+    return sentences
+
+
+def is_fsdp(*arms: Any) -> bool:
+    """Whether all are arms of FSDP: no text says which."""
+    return all("sdp" in str(arm) for arm in arms)
+
+
+def typed(name: str, value: Any) -> str:
+    """Return a setting as its flag is typed."""
+    if isinstance(value, bool):
+        return flag(name if value else f"no_{name}")
+    return f"{flag(name)} {value}"
 
 
 def config_settings(path: Path | None) -> EffectiveSettings:

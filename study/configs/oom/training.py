@@ -11,10 +11,11 @@ from typing import Annotated, Any, Self
 
 import tyro
 
-from study.configs.oom.said import config_settings, understood
+from study.configs.oom.said import config_settings, conflicts, understood
 from study.core import arms
 from study.core.errors import Stop
 from study.core.gpus import GPUS, gpu_named
+from study.core.ignored_keys import OFFLOADS
 from study.core.settings import flag
 from study.core.text import is_number
 from study.predict.front import BUCKETS, Transformer, Wanted, asked_for
@@ -69,6 +70,7 @@ class KnownTraining:
     from_text: frozenset[str]  # names of settings that only the text says
     inferred: str = ""  # what the numbers of the error say of activations
     unfitting: str = ""  # that they fit neither kept nor recomputed ones
+    conflicts: tuple[str, ...] = ()  # what a text says otherwise than flags or the config, in sentences
 
     @classmethod
     def of(cls, wanted: Wanted, described: Described, stated: dict[str, Any] | None = None) -> Self:
@@ -77,9 +79,13 @@ class KnownTraining:
         settings = {name: each.value for name, each in config.items()}
         if stated:
             written = {name: each.value for name, each in config.items() if not (each.is_default or each.is_open)}
+            if "stage" in written:  # whoever writes it, and no offloading, has none
+                written |= {name: settings[name] for name in OFFLOADS if name in settings}
+            differ = conflicts(vars(wanted) | vars(described), written, stated)
             with contextlib.suppress(Stop):  # a text may say of several trainings, or of what needs PyTorch
                 from_text = frozenset(stated.keys() - written.keys())
-                return cls._of(wanted, described, settings | stated | written, from_text)
+                known = cls._of(wanted, described, settings | stated | written, from_text)
+                return replace(known, conflicts=tuple(differ))
         return cls._of(wanted, described, settings, frozenset())
 
     @classmethod

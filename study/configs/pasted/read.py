@@ -29,7 +29,7 @@ OFF = re.compile(
     r"""(?im)["']?(?:\s*(?:[:=]|\.{2,})\s*(?:\{\s*["']?enabled["']?\s*:\s*)?|[ \t]+(?:(?:is|was|are)[ \t]+)?)"""
     r"""["']?(?:(?:false|none|null|disabled)\b|(?:no|off|0)(?=["']?[ \t]*(?:[,;)}\]\r\n]|$)))"""
 )
-MOST_TRIES = 6  # braces before the section zero_optimization at which its config may begin
+MOST_TRIES = 6  # braces before a key at which its object may begin
 LONGEST_CONFIG = 20_000  # characters
 # A line of a person has words, and little else.
 NO_PROSE = (
@@ -294,21 +294,25 @@ class Config:
 
 def deepspeed_config(text: str) -> Config | None:
     """Return the first whole DeepSpeed config in a text, written as JSON, if with comments, or as Python writes it."""
-    for match in re.finditer(r"[\"']zero_optimization[\"']\s*:", text):
-        if config := _config_around(text, match.start()):
-            return config
-    return None
+    return next(configs_with("zero_optimization", text), None)
 
 
-def _config_around(text: str, place: int) -> Config | None:
-    """Return the config that has its section zero_optimization at a place of a text."""
+def configs_with(key: str, text: str) -> Iterator[Config]:
+    """Yield the whole objects in a text that have a key."""
+    for match in re.finditer(rf"[\"']{key}[\"']\s*:", text):
+        if config := _config_around(text, match.start(), key):
+            yield config
+
+
+def _config_around(text: str, place: int, key: str) -> Config | None:
+    """Return the object that has a key at a place of a text."""
     begin = place
     for _ in range(MOST_TRIES):
         begin = text.rfind("{", max(0, place - LONGEST_CONFIG), begin)
         if begin < 0:
             return None
         config = _parsed(text[begin : begin + LONGEST_CONFIG])
-        if "zero_optimization" in config.content:
+        if key in config.content:
             is_assigned = text[:begin].rstrip(" \t(").endswith("=")  # in Python, which has comments
             return replace(config, is_json=config.is_json or is_assigned)
     return None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from study.configs.pasted.read import Pasted
+from study.configs.pasted.read import Pasted, configs_with
 from study.configs.pasted.words import only
 from study.core.errors import Stop
 from study.core.gpus import GPUS, gpu_named
@@ -20,6 +20,11 @@ MODEL = re.compile(rf"(?ia)(?<![a-z])[\w./-]{{0,80}}(?:{FAMILIES}|starcoder|gran
 MODEL_KEY = re.compile(
     r"(?i)(?:model_name_or_path|base_model|model_id|from_pretrained|--model)[\"']?\s*[:= (]\s*[\"']?([^\s\"',)]+)"
 )
+# As the cache of the hub names the folder of a model.
+CACHED = re.compile(r"\bmodels--[\w.-]+?--([\w.-]+)")
+# The width, by which a config is known to be that of a model.
+WIDTHS = ("hidden_size", "n_embd", "d_model")
+LEAST_ALIKE = 4  # numbers of a model's config that a printed one must have
 BILLIONS = re.compile(r"(?a)(?<![\w.])(?:[\w.-]{0,60}-)?(\d{1,3}(?:\.\d{1,2})?) ?[bB](?![a-zA-Z0-9.])")
 # As PEFT, trainers and people print it: "all params: 8,030,261,248", "Total parameters: 6243584000".
 COUNTED = re.compile(
@@ -55,13 +60,35 @@ class Told:
 
 def told(text: str) -> Told:
     """Read a model, its size and GPUs out of a text."""
-    names = {letters(name): name for name in models()}
-    known = {*filter(None, map(model_of_name, {*MODEL_KEY.findall(text)}))}
-    if len(known) != 1:
-        known = {names[each] for each in map(_spelled, MODEL.findall(text)) if each in names}
     gpus = _gpus(text)
     with_memory = {each.partition("-")[0] for each in gpus if "-" in each}
-    return Told(only(known), _parameters(text), _gpu_bytes(text, gpus), only(gpus - with_memory))
+    return Told(_model(text), _parameters(text), _gpu_bytes(text, gpus), only(gpus - with_memory))
+
+
+def _model(text: str) -> str | None:
+    """Return the one model that launch commands name, or the hub's cache, a printed config, or a person."""
+    for named in (MODEL_KEY.findall(text), CACHED.findall(text)):
+        if model := only({*filter(None, map(model_of_name, {*named}))}):
+            return model
+    if model := only({*filter(None, map(_of_shape, printed_shapes(text)))}):
+        return model
+    names = {letters(name): name for name in models()}
+    return only({names[each] for each in map(_spelled, MODEL.findall(text)) if each in names})
+
+
+def printed_shapes(text: str) -> list[dict[str, Any]]:
+    """Return the configs of models that a text shows, as transformers prints them."""
+    return [config.content for width in WIDTHS for config in configs_with(width, text)]
+
+
+def _of_shape(printed: dict[str, Any]) -> str | None:
+    """Return the model whose numbers a printed config has: of several the one with the most. None: it is none."""
+    most, found = LEAST_ALIKE - 1, None
+    for name, known in models().items():
+        numbers = {key: value for key, value in known.items() if type(value) is int and key != "parameters"}
+        if len(numbers) > most and numbers.items() <= printed.items():
+            most, found = len(numbers), name
+    return found
 
 
 def _parameters(text: str) -> float | None:

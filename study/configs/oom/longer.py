@@ -1,0 +1,52 @@
+"""Logits of more tokens than were given, or than anybody said: the size of the error says how long sequences were."""
+
+from dataclasses import replace
+
+from study.configs.oom.causes import SIZE_FITS, Cause
+from study.configs.oom.changes import predicted_memory
+from study.configs.oom.explain import tokens_of_logits
+from study.configs.oom.reading import OomError
+from study.configs.oom.training import KnownTraining
+from study.core.errors import Stop
+from study.core.text import binary_size
+
+
+def with_longer_sequences(
+    error: OomError, training: KnownTraining, causes: list[Cause], said_by: str
+) -> tuple[list[Cause], KnownTraining]:
+    """Return causes and a training with the tokens that the size is of, where the text names the logits.
+
+    Both stay as they are if the tokens are those that were given, or make no whole sequences. `said_by` says who gave
+    the others, such as "you said".
+    """
+    tokens = tokens_of_logits(error.asked, training)
+    of_logits = [cause for cause in causes if cause.id == "oom-logits"]
+    if tokens is None or not of_logits or tokens % training.rows:
+        return causes, training
+    longer = tokens // training.rows
+    if training.model and longer > (training.model.positions or longer):  # they are several, packed into one
+        return causes, training
+    given = f"; {said_by} {training.sequence:,}" if training.sequence else ""
+    size = f"{error.asked.text} = {tokens:,} tokens x {training.vocabulary:,} x 4 bytes"
+    what = f"the logits of a micro-batch of {training.rows} x {longer:,} tokens{given}: {size}"
+    reasons = (*of_logits[0].reasons, SIZE_FITS, *_sum_of_the_message(error, training))
+    named = replace(of_logits[0], what=what, reasons=reasons)
+    # The row of padded batches says the same of this size.
+    changed = [named if cause.id == "oom-logits" else cause for cause in causes if cause.id != "oom-padded"]
+    return changed, replace(training, described=replace(training.described, sequence=longer))
+
+
+def _sum_of_the_message(error: OomError, training: KnownTraining) -> list[str]:
+    """Return that a rank had more than is predicted with what was given; nothing if that cannot be predicted."""
+    if not error.allocated or not training.sequence or training.model is None or training.missing:
+        return []
+    try:  # whether activations are recomputed may be unknown: kept, they take more
+        most = replace(training.described, checkpointing=bool(training.described.checkpointing))
+        needs_bytes = predicted_memory(training.wanted, most).peak_bytes
+    except Stop:
+        return []
+    needed_bytes = error.allocated + error.asked.low
+    if needed_bytes <= needs_bytes:
+        return []
+    parts = f"{binary_size(error.allocated, 4)} allocated + {error.asked.text} asked for = {binary_size(needed_bytes)}"
+    return [f"{parts}, and {binary_size(needs_bytes)} are predicted with {training.sequence:,}"]
