@@ -277,7 +277,8 @@ SMALL_CARD = (
         (
             39.49,
             {"arm": "zero2", "micro_batch": 2},
-            "would fit, the mildest first (* shrinks the activations): --micro-batch 1 and twice the accumulation (29.4 GiB)*; activations ",
+            "would fit, the mildest first (* shrinks the activations): "
+            "--micro-batch 1 and twice the accumulation (29.4 GiB)*; activations ",
         ),
         (39.49, {"arm": "zero2", "micro_batch": 1}, "That fits: something that was not given takes the rest"),
         (
