@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from study.configs.pasted.answer import MOST_MAY, RELEASES, PastedAnswer
 from study.configs.pasted.tracebacks import Seen
-from study.core.text import say_wrapped
+from study.core.text import number_of, say_wrapped
 from study.known.findings import with_id
 
 HOW_SURE = {"sure": "", "likely": "Likely: ", "possible": "Is it this? "}
@@ -20,6 +20,8 @@ def tell(told: PastedAnswer, details: bool, says_nothing: bool = True) -> dict:
         say_wrapped(nothing(told))
     if told.read:
         say_wrapped("", f"Read: {', '.join(told.read)}.")
+    say_wrapped(*told.notes)
+    show_applying(told)
     show_open(told)
     if details:
         say_wrapped(*[f"Seen: {with_id(each.line, each.id)}" for each in told.found if each.line], indent="    ")
@@ -34,6 +36,16 @@ def nothing(told: PastedAnswer) -> str:
     if told.left and told.unsaid:
         return f"{told.nothing}; say {', '.join(told.unsaid)} to check {told.left} more."
     return f"{told.nothing}."
+
+
+def show_applying(told: PastedAnswer) -> None:
+    """Show the faults that apply to the releases and settings of a text, whatever was seen."""
+    for match in told.applying[:MOST_MAY]:
+        fault = match.fault
+        say_wrapped("", f"Applies here: {with_id(fault.in_releases, fault.id)}", indent="    ")
+        say_wrapped(f"    What to do: {match.applies.do}.", indent="    ")
+    if more := told.applying[MOST_MAY:]:
+        say_wrapped("", f"So do {number_of(len(more), 'others')}: {', '.join(match.fault.id for match in more)}.")
 
 
 def show_open(told: PastedAnswer) -> None:
@@ -76,6 +88,8 @@ def in_json(told: PastedAnswer) -> dict:
     return row | {
         "found": [asdict(each) for each in told.found],
         "read": told.read,
+        "notes": list(told.notes),
+        "applies": [match.fault.id for match in told.applying],
         "may": [match.fault.id for match in told.may],
         "questions": told.questions,
     }

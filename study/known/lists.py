@@ -4,7 +4,7 @@ import contextlib
 import difflib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
@@ -18,6 +18,7 @@ from study.known.faults import ANY, Release, table
 MAX_BYTES = 8 * 2**20  # of a lock
 A_PATH = re.compile(r"[^\s=]*/[^\s=]*|[^\s=]*\.[a-z]\w{0,5}")  # a name with a folder or an ending
 LONGEST = 100  # of a release or range
+MOST_SHOWN = 4  # releases of a package
 
 
 def releases(words: tuple[str, ...]) -> dict[str, Release]:
@@ -33,7 +34,8 @@ def releases(words: tuple[str, ...]) -> dict[str, Release]:
             several_of.setdefault(name, []).append(release)
     if not several_of:
         raise _names_none(words[-1])
-    return {name: agreed(several) for name, several in several_of.items()}
+    has_run = ran("\n".join(map(content, words)))
+    return {name: has_run.get(name, ANY) if differ(several) else agreed(several) for name, several in several_of.items()}
 
 
 def _releases_of(word: str) -> dict[str, Release]:
@@ -55,6 +57,20 @@ def _names_none(word: str) -> Stop:
     what = f"{word!r:.80} names none of {', '.join(known)}, neither as a word nor as a file that is here"
     otherwise = "write releases such as deepspeed==0.19.8, or name a file that is here and lists them"
     return Stop(what, " ".join(misspelt(content(word), known).values()) or otherwise)
+
+
+def ran(text: str) -> dict[str, Release]:
+    """Return the releases that a log says it ran, of packages of which it says one."""
+    several_of: dict[str, set[Release]] = {}
+    for groups in patterns.RAN.findall(text.lower()):
+        name, said = filter(None, groups)
+        several_of.setdefault(table().packages[name], set()).add(release_of(said))
+    return {name: several.pop() for name, several in several_of.items() if len(several) == 1}
+
+
+def differ(several: Iterable[Release]) -> bool:
+    """Whether several releases are named, of which one alone can be used."""
+    return len({each for each in several if isinstance(each, Version)}) > 1
 
 
 def agreed(several: list[Release]) -> Release:
@@ -121,13 +137,23 @@ def _not_known(word: str, text: str, used: Mapping[str, Release]) -> Iterator[st
 
 def _contradictions(said: dict[str, set[Release]], used: Mapping[str, Release]) -> Iterator[str]:
     for name, several in said.items():
-        if used[name] != ANY:
-            continue
-        shown = " and ".join(sorted(map(str, several)))
-        if len(several) == 1:
-            yield f"Of {name} {shown} is written: no release is in it. Correct it."
-        elif several:
-            yield f"Of {name} {shown} are named: which one is used is not known. Give that one alone."
+        if differ(several):
+            yield contradiction(name, several, used[name])
+        elif used[name] == ANY and several:
+            shown = " and ".join(sorted(map(str, several)))
+            if len(several) == 1:
+                yield f"Of {name} {shown} is written: no release is in it. Correct it."
+            else:
+                yield f"Of {name} {shown} are named: which one is used is not known. Give that one alone."
+
+
+def contradiction(name: str, several: Iterable[Release], used: Release) -> str:
+    """Return that several releases are named, and which one counts."""
+    shown = sorted(map(str, several))
+    named = " and ".join(shown) if len(shown) <= MOST_SHOWN else f"{len(shown)} releases"
+    if used == ANY:
+        return f"Of {name} {named} are named: which one is used is not known. Give that one alone."
+    return f"Of {name} {named} are named: {used} counts, as the log says that it ran."
 
 
 def misspelt(text: str, known: list[str]) -> dict[str, str]:
@@ -144,8 +170,12 @@ def misspelt(text: str, known: list[str]) -> dict[str, str]:
 
 
 def listed(text: str) -> dict[str, Release]:
-    """Return the releases that a text names. Where it names several of a package, it is not known which one is used."""
-    return {name: next(iter(several)) if len(several) == 1 else ANY for name, several in named(text).items()}
+    """Return the releases that a text names. Of several of a package the one counts that a log says it ran, or none."""
+    has_run = ran(text)
+    found: dict[str, Release] = {}
+    for name, several in named(text).items():
+        found[name] = next(iter(several)) if len(several) == 1 else has_run.get(name, ANY)
+    return found
 
 
 def named(text: str) -> dict[str, set[Release]]:

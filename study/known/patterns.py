@@ -64,6 +64,17 @@ LISTED = re.compile(
     re.VERBOSE,
 )
 
+# What a log says that it ran. A list beside it is of what somebody meant to run.
+RAN = re.compile(
+    r"""
+    \b(?:
+      (deepspeed)[ ]info:[ ]version=(\d[\w.]*)            # as: deepspeed info: version=0.17.6, git-hash=unknown
+    | (pytorch)[ ]version[ ](\d[\w.]*)\S*[ ]available    # of transformers, as: pytorch version 2.7.1+cu126 available.
+    )
+    """,
+    re.VERBOSE,
+)
+
 # Files that a list of requirements names. They are not read.
 INCLUDED = re.compile(
     r"""

@@ -33,6 +33,8 @@ class PastedAnswer:
 
     found: tuple[Seen, ...]  # the first explains most
     read: tuple[str, ...]  # what was read, in words
+    notes: tuple[str, ...]  # releases that contradict each other, in sentences
+    applying: tuple[matching.Match, ...]  # faults that apply, whatever was seen
     possible: tuple[matching.Match, ...]  # faults that may apply
     questions: tuple[str, ...]
     unsaid: tuple[str, ...]  # what faults depend on, and the text does not say
@@ -69,7 +71,9 @@ def answer(text: str, symptom: str = "", by_text: ByText = memory.without_model)
     seen = _symptoms(pasted, shown)
     faults = matching.matches(pasted, seen)
     likely = [each for each in faults if each.sure != "possible"]
-    possible = faults[len(likely) :]
+    unseen = faults[len(likely) :]
+    applying = [each for each in unseen if each.is_certain]
+    possible = [each for each in unseen if not each.is_certain]
     told = {each.fault for each in shown}
     silent = [each for each in likely if each.fault.id not in told]
     found = ordered(shown, silent, _situations(pasted, shown, seen)) or _otherwise(pasted, error)
@@ -78,10 +82,12 @@ def answer(text: str, symptom: str = "", by_text: ByText = memory.without_model)
     return PastedAnswer(
         found=tuple(found[: 1 + MOST_ALSO]),
         read=tuple(_read(pasted)),
+        notes=tuple(pasted.contradictions),
+        applying=tuple(each for each in applying if each.fault.id not in told),
         possible=tuple(possible),
         questions=tuple(questions[:MOST_QUESTIONS]),
         unsaid=unsaid,
-        nothing=_nothing(pasted),
+        nothing=_nothing(pasted, len(applying)),
     )
 
 
@@ -155,8 +161,10 @@ def _read(pasted: Pasted) -> Iterator[str]:
         yield number_of(len(lines), "lines of a trainer")
 
 
-def _nothing(pasted: Pasted) -> str:
-    """Return what to say where nothing was found."""
+def _nothing(pasted: Pasted, applying: int) -> str:
+    """Return what to say where nothing was found, beside the faults that apply."""
+    if applying:
+        return f"Nothing that was seen is known here, but {number_of(applying, 'known faults')} of libraries can be named"
     if not pasted.text.strip():
         return "The text is empty"
     if pasted.is_strange:

@@ -43,6 +43,7 @@ class Match:
     applies: Applies
     sure: Sure
     is_seen: bool  # its symptom
+    is_certain: bool = False  # it applies, whatever was seen
 
     @property
     def fault(self) -> Fault:
@@ -110,8 +111,11 @@ def stack_of(pasted: Pasted) -> Stack:
 def matches(pasted: Pasted, seen: set[str]) -> list[Match]:
     """Return the faults of which a text may speak, the surest first. `seen` are symptoms."""
     found = []
-    for stage in _stages(pasted):
+    stages = _stages(pasted)
+    for stage in stages:
         found += [_match(applies, pasted, seen) for applies in which_apply(stack_of(stage))]
+    if len(stages) == 1:
+        found = [replace(match, is_certain=match.applies.answer == "applies") for match in found]
     surest: dict[str, Match] = {}  # of several stages
     for match in sorted(found, key=lambda each: (ORDER.index(each.sure), not each.is_seen)):
         surest.setdefault(match.fault.id, match)

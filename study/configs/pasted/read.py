@@ -125,6 +125,16 @@ class Pasted:
         return lines[-1] if lines else ""
 
     @property
+    def contradictions(self) -> list[str]:
+        """A sentence for each package of which several releases are named, and no upgrade is told."""
+        sentences = []
+        for name, several in lists.named(self.text).items():
+            versions = {each for each in several if isinstance(each, Version) and len(each.release) > 1}
+            if name not in self.apart and lists.differ(versions):
+                sentences.append(lists.contradiction(name, versions, self.releases.get(name, ANY)))
+        return sentences
+
+    @property
     def is_released(self) -> bool:
         """Whether it names a release that is used."""
         return any(isinstance(release, Version) for release in self.releases.values())

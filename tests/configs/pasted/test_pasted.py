@@ -753,3 +753,41 @@ def test_a_file_beside_a_log_is_no_part_of_its_message(tmp_path, capsys):
     diagnosis.diagnose((str(log), str(listed)))
     (shown,) = re.findall(r"In the text: (.*?)\n\n", capsys.readouterr().out, re.DOTALL)
     assert shown.endswith("Tried to allocate 2.00 GiB.")
+
+
+OVERLAP = 'DeepSpeed info: version=0.17.2, git-hash=x\n{"zero_optimization": {"stage": 2, "overlap_comm": true}}\n'
+STACK_OF_LOG = "transformers==4.53.2\naccelerate==1.8.1\ntorch==2.7.1\n"
+
+
+@pytest.mark.parametrize("seen", ["", EXAMPLES["memory-was-full"]["text"], "CUDA error: not known here"])
+def test_a_fault_that_surely_applies_is_named_whatever_was_seen(seen, monkeypatch, capsys, tmp_path):
+    """As `study stack` does, of the same files."""
+    log = tmp_path / "train.log"
+    log.write_text(f"{seen}\n{OVERLAP}{STACK_OF_LOG}world_size: 8\n")
+    told = answer(log.read_text())
+    assert [match.fault.id for match in told.applying] == ["overlap-buffer-overwritten"]
+    assert "overlap-buffer-overwritten" not in {match.fault.id for match in told.possible}
+    in_this_process(monkeypatch, f"diagnose {log}")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Applies here: With overlap_comm, " in said
+    assert "set overlap_comm to false" in said.partition("Applies here")[2].partition("may apply")[0]
+
+
+def test_a_fault_that_surely_applies_is_told_once():
+    told = answer(f"{OVERLAP}{STACK_OF_LOG}world_size: 8\n", "the loss falls to 0 and grad_norm is 1.414")
+    assert told.id == "overlap-buffer-overwritten"
+    assert told.applying == ()
+
+
+@pytest.mark.parametrize("command", ["diagnose", "stack"])
+def test_of_a_release_in_a_log_and_another_in_a_list_it_is_said_which_counts(command, monkeypatch, capsys, tmp_path):
+    log, frozen = tmp_path / "train.log", tmp_path / "requirements.txt"
+    frozen.write_text("deepspeed==0.19.5\ntorch==2.7.1\n")
+    for line, counts in (
+        ("DeepSpeed info: version=0.17.2, git-hash=x", "0.17.2 counts, as the log says that it ran."),
+        ("deepspeed==0.17.2", "which one is used is not known. Give that one alone."),
+    ):
+        log.write_text(f"{line}\nzero_stage: 2\nworld_size: 8\n")
+        in_this_process(monkeypatch, f"{command} {log} {frozen}")
+        said = " ".join(capsys.readouterr().out.split())
+        assert f"Of deepspeed 0.17.2 and 0.19.5 are named: {counts}" in said
