@@ -15,7 +15,7 @@ from study.known.which_apply import Applies, Flags, Stack, which_apply
 MOST_MAY = 5  # faults that may apply: a reader of 50 reads none
 MOST_LIKELY = 3
 USUAL = {"stage", "ranks", "cuda", "trainer", "offload", "script"}  # conditions that say little of a training
-USUAL_PRECISIONS = {"bf16", "bf16_autocast"}
+MOST_HAVE = {"precision": {"bf16", "bf16_autocast"}, "optimizer": {"adamw"}}
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,12 @@ def likely(asked: AskedStack, may: list[Applies]) -> list[Applies]:
         when = each.fault.when or {}
         has_adapters = has_peft and when.get("peft") is True
         is_silent = each.fault.symptom.startswith(table().silent)
-        # Most train in bf16 with AdamW: faults of fp16, and of one optimizer, are for few.
-        is_fp16 = not USUAL_PRECISIONS.intersection(when.get("precision", USUAL_PRECISIONS))
+        # Most train in bf16 with AdamW: faults of fp16, or of another optimizer, are for few.
+        is_unusual = any(MOST_HAVE[name].isdisjoint(when.get(name, MOST_HAVE[name])) for name in MOST_HAVE)
         is_named = isinstance(each.release, Version)
-        is_open = not is_decided_by_flags(each)
-        return (is_fp16, is_open, not has_adapters, not is_named, "optimizer" in when, not is_silent)
+        is_open = not all(question.flag or question.condition == "keys" for question in each.why)
+        is_loud = not is_silent
+        return (is_unusual, is_open, is_loud, not has_adapters, not is_named, not each.is_tested)
 
     return sorted([each for each in may if each.may_be_inside], key=place)[:MOST_LIKELY]
 

@@ -68,6 +68,9 @@ def _with_texts(words: tuple[str, ...], flags: Flags) -> tuple[tuple[str, ...], 
         lists_of.append(_list_in(pasted) or word)
         notes.append(f"Read from the text: {', '.join(pasted.words)}.")
         flags = filled(flags, pasted)
+        if pasted.is_stage_1_or_2 and OF_WAYS.isdisjoint(_said(flags)):
+            flags = replace(flags, stage=2)
+            notes.append("The text names stage_1_and_2.py: taken as stage 2. With stage 1 give --stage 1.")
     return tuple(lists_of), flags, notes
 
 

@@ -331,7 +331,7 @@ EXAMPLES = [(name, each) for name, lines in PATTERNS for each in re.findall(r"\b
 
 @pytest.mark.parametrize(("name", "example"), EXAMPLES)
 def test_each_line_of_a_pattern_reads_its_example(name, example):
-    assert len(PATTERNS) == 6
+    assert len(PATTERNS) == 7
     example = example.replace("\\n", "\n")
     assert getattr(patterns, name).search(example)
     if name == "LISTED":

@@ -33,7 +33,7 @@ def stated(pasted: Pasted) -> dict[str, Any]:
         said["offload_optimizer"] = pasted.said["offload"]
     said["adapters"] = pasted.said.get("peft")
     said["stage"] = pasted.said.get("stage")
-    if said["stage"] is None and re.search(r"\bstage_1_and_2\.py\b", pasted.text):
+    if pasted.is_stage_1_or_2:
         said |= {"stage": 2, "assumed": STAGE_1_OR_2}
     about = told(pasted.text)
     said["model"] = about.model

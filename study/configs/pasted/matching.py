@@ -125,7 +125,7 @@ def matches(pasted: Pasted, seen: set[str]) -> list[Match]:
 def _stages(pasted: Pasted) -> list[Pasted]:
     """Return a text as one of each stage, if it speaks of several, as who compares them does."""
     named = re.findall(r"(?i)\bzero[ _-]?(?:stage)?[ _=-]{0,2}([1-3])\b", pasted.text)
-    stages = sorted({*map(int, named)})
+    stages = [1, 2] if pasted.is_stage_1_or_2 else sorted({*map(int, named)})
     if "stage" in pasted.said or len(stages) < 2:
         return [pasted]
     return [replace(pasted, said=pasted.said | {"stage": stage}) for stage in stages]

@@ -125,6 +125,11 @@ class Pasted:
         return lines[-1] if lines else ""
 
     @property
+    def is_stage_1_or_2(self) -> bool:
+        """Whether it names the file that DeepSpeed has for both, and says no stage."""
+        return "stage" not in self.said and bool(re.search(r"\bstage_1_and_2\.py\b", self.text))
+
+    @property
     def contradictions(self) -> list[str]:
         """A sentence for each package of which several releases are named, and no upgrade is told."""
         sentences = []
