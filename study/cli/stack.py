@@ -9,7 +9,7 @@ from study.configs import priorities
 from study.configs.deciding import deciding
 from study.configs.pasted.read import read
 from study.configs.priorities import AskedStack, Ranked
-from study.configs.stacks import described, filled
+from study.configs.stacks import described, filled, with_config
 from study.core.errors import Stop
 from study.core.settings import flag
 from study.core.text import say_wrapped
@@ -40,13 +40,14 @@ def stack(
         releases: Words such as deepspeed==0.19.8; or a file: a list of requirements, what `pip freeze` or `pip list`
             wrote, a project, an environment of conda, a lock of uv or poetry; or any text, such as a log, that also
             says what the training is. Several count together.
-            Without any: those of the record, or of this environment.
+            A config among them is as --config. Without any: those of the record, or of this environment.
         config: A DeepSpeed json, an Accelerate yaml, arguments of the Trainer, or a record.
         symptom: What was seen, in a word (error, hang, ignored, loss, memory, no-update, norm) or in your words: faults
             with it come first. `study diagnose --symptom` says what it may mean without any release.
         details: All faults that may apply, what would decide that, what to do, and what shows them.
     """
     refuse_contradictions(flags)
+    releases, config = with_config(releases, config)
     if symptom:
         flags = filled(flags, read(symptom))
     used, notes = described(releases, flags, config)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from packaging.version import Version
 
@@ -98,13 +98,18 @@ def likely(asked: AskedStack, may: list[Applies]) -> list[Applies]:
         has_adapters = has_peft and when.get("peft") is True
         is_silent = each.fault.symptom.startswith(table().silent)
         # Most train in bf16 with AdamW: faults of fp16, or of another optimizer, are for few.
-        is_unusual = any(MOST_HAVE[name].isdisjoint(when.get(name, MOST_HAVE[name])) for name in MOST_HAVE)
+        is_unusual = not all(meets_one(when.get(name), usual) for name, usual in MOST_HAVE.items())
         is_named = isinstance(each.release, Version)
         is_open = not all(question.flag or question.condition == "keys" for question in each.why)
         is_loud = not is_silent
         return (is_unusual, is_open, is_loud, not has_adapters, not is_named, not each.is_tested)
 
     return sorted([each for each in may if each.may_be_inside], key=place)[:MOST_LIKELY]
+
+
+def meets_one(wanted: Any, usual: set[str]) -> bool:
+    """Whether a fault wants one of the values that most trainings have, or any."""
+    return wanted is None or not usual.isdisjoint(wanted)
 
 
 def symptoms(words: str) -> set[str]:

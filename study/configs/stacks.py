@@ -14,6 +14,8 @@ from study.configs.pasted.read import Pasted, read
 from study.configs.pasted.two_releases import mentioned
 from study.configs.settings import UNSET, EffectiveSettings, effective_settings, same
 from study.configs.shown import shown
+from study.core.errors import Stop
+from study.core.ignored_keys import OFFLOADS
 from study.core.recipes import AUTOCAST
 from study.core.settings import flag
 from study.core.text import is_number
@@ -26,13 +28,27 @@ CONFIGS = (".json", ".yaml", ".yml", ".toml")  # of which the whole is a config 
 OF_WAYS = {"stage", *WAYS}
 
 
+def with_config(words: tuple[str, ...], config: Path | None) -> tuple[tuple[str, ...], Path | None]:
+    """Return words without a config among them, and that config. Raise Stop if several are given."""
+    configs = [word for word in words if Path(word).suffix in CONFIGS and lists.is_config(lists.content(word))]
+    if not configs:
+        return words, config
+    if config or len(configs) > 1:
+        several = " and ".join([*configs, *([str(config)] if config else [])])
+        raise Stop(f"several configs are given: {several:.200}", "give one: that of DeepSpeed decides most")
+    return tuple(word for word in words if word != configs[0]), Path(configs[0])
+
+
 def described(words: tuple[str, ...], flags: Flags, config: Path | None = None) -> tuple[Stack, list[str]]:
     """Return the stack of these lists, flags and config, and notes on how they were read.
 
     Without words the releases are those of a record, or of this environment.
     """
+    given = flags
     words, flags, notes = _with_texts(words, flags)
     settings, key, more = _of_config(config)
+    flags, overruled = _config_wins(given, flags, settings)
+    notes += overruled
     versions = {name: settings.get(f"version of {name}", UNSET).value for name in table().asked}
     words = words or tuple(f"{name} {version}" for name, version in versions.items() if version)
     config_says = {name: None if each.is_open else each.value for name, each in settings.items()}
@@ -98,6 +114,32 @@ def filled(flags: Flags, pasted: Pasted) -> Flags:
         for way in OF_WAYS:
             said.pop(way, None)
     return replace(flags, **said | given)
+
+
+def _config_wins(given: Flags, flags: Flags, settings: EffectiveSettings) -> tuple[Flags, list[str]]:
+    """Return flags without what texts say of settings that a config writes, and a sentence for each that differs."""
+    of_texts = _said(flags).keys() - _said(given).keys()
+    dropped: dict[str, Any] = {}
+    if _is_written("stage", settings):
+        dropped = dict.fromkeys(of_texts & OF_WAYS)
+    notes = []
+    for name, condition in table().settings.items():
+        if condition not in of_texts or not _is_written(name, settings):
+            continue
+        dropped[condition] = None
+        text_has = getattr(flags, condition)
+        if not _is_named_so(text_has, settings[name].value):
+            written = f"{name} {shown(settings[name], name)}"
+            notes.append(f"The config's {written} counts, and not the text's {flag(condition)} {text_has}.")
+    return replace(flags, **dropped), notes
+
+
+def _is_written(name: str, settings: EffectiveSettings) -> bool:
+    """Whether a config decides a setting. Whoever writes a stage, and no offloading, has none."""
+    setting = settings.get(name, UNSET)
+    if setting.value is None or setting.is_open:
+        return False
+    return not setting.is_default or (name in OFFLOADS and _is_written("stage", settings))
 
 
 def _said(flags: Flags) -> dict[str, Any]:

@@ -35,7 +35,10 @@ def releases(words: tuple[str, ...]) -> dict[str, Release]:
     if not several_of:
         raise _names_none(words[-1])
     has_run = ran("\n".join(map(content, words)))
-    return {name: has_run.get(name, ANY) if differ(several) else agreed(several) for name, several in several_of.items()}
+    used = {}
+    for name, several in several_of.items():
+        used[name] = has_run.get(name, ANY) if differ(several) else agreed(several)
+    return used
 
 
 def _releases_of(word: str) -> dict[str, Release]:
@@ -45,11 +48,16 @@ def _releases_of(word: str) -> dict[str, Release]:
     is_file = text != word
     if not (is_file or here) and A_PATH.fullmatch(word):
         raise Stop(f"{word!r:.80} cannot be read: not there", "name a file that is here and lists releases")
-    if not {*here.values()} - {ANY} and patterns.CONFIG.search(text):
+    if is_config(text):
         raise Stop(f"{word:.80} is a config", f"give it as --config {word:.80}")
     if not is_file and ANY in here.values() and re.fullmatch(r"[\w.-]+==\S*", word):
         raise Stop(f"{word!r:.80} names no release", "write one, such as deepspeed==0.19.8")
     return here
+
+
+def is_config(text: str) -> bool:
+    """Whether a text is the config of a training, and lists no release."""
+    return bool(patterns.CONFIG.search(text)) and not {*listed(text).values()} - {ANY}
 
 
 def _names_none(word: str) -> Stop:

@@ -765,3 +765,44 @@ def test_a_text_of_nothing_but_beginnings_is_read_in_seconds():
     for text in ("deepspeed[" * 20_000, "deepspeed " * 20_000, "deepspeed==" * 20_000):
         assert lists.listed(text) == {"deepspeed": ANY}
     assert time.monotonic() - started < 8
+
+
+@pytest.mark.parametrize("words", ["deepspeed==0.17.2", "deepspeed==0.17.2 trl==0.19.1 peft==0.16.0"])
+def test_what_trains_wrongly_in_usual_precisions_comes_first(words, capsys):
+    """Before faults of fp16, of which few hear anything, and of optimizers that few take."""
+    asked(words)
+    shown = re.findall(r"\[([\w-]+)\]", capsys.readouterr().out)
+    assert shown[0] == "overlap-buffer-overwritten"
+    assert not [id for id in shown if "fp16" in id or "muon" in id]
+
+
+def test_a_config_may_stand_among_the_releases(tmp_path, capsys):
+    config = tmp_path / "ds.json"
+    config.write_text('{"zero_optimization": {"stage": 2, "overlap_comm": true}}')
+    by_flag = asked(f"deepspeed==0.17.2 --config {config}")
+    assert asked(f"deepspeed==0.17.2 {config}") == by_flag
+    assert by_flag["faults"][0]["id"] == "overlap-buffer-overwritten"
+    other = tmp_path / "other.json"
+    other.write_text(config.read_text())
+    for words in (f"deepspeed==0.17.2 {config} {other}", f"deepspeed==0.17.2 {config} --config {other}"):
+        with pytest.raises(Stop, match="several configs are given"):
+            asked(words)
+
+
+def test_a_config_wins_over_a_log_and_that_is_said(tmp_path, capsys):
+    config, log = tmp_path / "ds.json", tmp_path / "train.log"
+    config.write_text('{"zero_optimization": {"stage": 2}}')
+    log.write_text("deepspeed==0.17.2\nCPU Offload: True\nzero_stage: 3\n")
+    asked(f"{log} --config {config}")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "The config's offload_optimizer none counts, and not the text's --offload cpu." in said
+    assert "The config's stage 2 counts, and not the text's --stage 3." in said
+
+
+def test_a_log_that_names_the_file_of_two_stages_is_taken_as_the_second(tmp_path, capsys):
+    log = tmp_path / "train.log"
+    log.write_text("deepspeed==0.17.2\n[stage_1_and_2.py:151:__init__] Reduce bucket size 500000000\nworld_size: 8\n")
+    asked(str(log))
+    assert "taken as stage 2. With stage 1 give --stage 1." in " ".join(capsys.readouterr().out.split())
+    asked(f"{log} --stage 1")
+    assert "taken as stage 2" not in " ".join(capsys.readouterr().out.split())

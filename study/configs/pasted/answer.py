@@ -164,7 +164,7 @@ def _read(pasted: Pasted) -> Iterator[str]:
 def _nothing(pasted: Pasted, applying: int) -> str:
     """Return what to say where nothing was found, beside the faults that apply."""
     if applying:
-        return f"Nothing that was seen is known here, but {number_of(applying, 'known faults')} of libraries can be named"
+        return f"Nothing that was seen is known here, but {number_of(applying, 'known faults')} can be named"
     if not pasted.text.strip():
         return "The text is empty"
     if pasted.is_strange:
