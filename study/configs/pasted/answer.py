@@ -33,6 +33,7 @@ class PastedAnswer:
 
     found: tuple[Seen, ...]  # the first explains most
     read: tuple[str, ...]  # what was read, in words
+    seen: tuple[str, ...]  # symptoms, as `study stack --symptom` takes them
     notes: tuple[str, ...]  # releases that contradict each other, in sentences
     applying: tuple[matching.Match, ...]  # faults that apply, whatever was seen
     possible: tuple[matching.Match, ...]  # faults that may apply
@@ -82,6 +83,7 @@ def answer(text: str, symptom: str = "", by_text: ByText = memory.without_model)
     return PastedAnswer(
         found=tuple(found[: 1 + MOST_ALSO]),
         read=tuple(_read(pasted)),
+        seen=tuple(sorted(seen)),
         notes=tuple(pasted.contradictions),
         applying=tuple(each for each in applying if each.fault.id not in told),
         possible=tuple(possible),

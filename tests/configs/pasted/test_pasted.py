@@ -493,7 +493,16 @@ def test_of_tens_of_faults_that_may_apply_few_are_named_with_one_command_for_the
     spoken_of = [match.fault.id for match in told.possible if match.is_spoken_of]
     assert int(count) == len(told.possible) > 10
     assert ids.split() == spoken_of[:5]
-    assert rest.startswith("`study stack releases.txt --details`")
+    assert rest.startswith("`study stack releases.txt --symptom loss --details`")
+
+
+def test_who_hangs_is_led_to_the_faults_that_hang(capsys):
+    text = f"DeepSpeed info: version=0.17.2, x\n{EXAMPLES['ranks-call-differently']['text']}"
+    told = answer(text)
+    pasted.tell(told, details=False)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "`study stack releases.txt --symptom hang --details`" in printed
+    assert "With stage 3 it is often a layer that not all ranks use" in printed
 
 
 def test_nothing_known_says_what_would_tell(monkeypatch, capsys):
