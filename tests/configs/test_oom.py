@@ -203,6 +203,15 @@ def test_an_error_in_quotes_may_be_longer_than_the_name_of_a_file():
         assert given.whole_text(*given.split((error,))) == error
 
 
+def test_who_tells_of_full_memory_without_its_message_gets_the_answer_of_diagnose(monkeypatch, capsys):
+    text = "OOM while saving the checkpoint, training itself works. 8xH800"
+    for command in ("oom", "diagnose"):
+        assert not in_this_process(monkeypatch, f"{command} {text}")
+        assert "[oom-while-saving]" in capsys.readouterr().out
+    assert in_this_process(monkeypatch, "oom all is well here")
+    assert "no error about memory" in capsys.readouterr().err
+
+
 def test_nonsense_and_long_logs_are_one_sentence(tmp_path):
     for text in ["hello\0world " * 1000, *MESSAGES["refused"]]:
         with pytest.raises(Stop, match="no error about memory"):
@@ -287,6 +296,27 @@ def test_the_changes_that_would_fit_are_those_of_the_predictor(total, settings, 
     assert says in changes.predicted(error, training, causes[0])
     assert changes.predicted(error, KnownTraining.of(Wanted(), given), causes[0]) == ""
     assert changes.predicted(reading.find("exit code 137"), training, causes[0]) == "", "no GPU"
+
+
+@pytest.mark.parametrize(
+    ("allocated", "unallocated", "free", "says"),
+    [
+        (20, 15, 0.5, "That fits, but 15 GiB are reserved by PyTorch and not used."),
+        (20, 1, 0.5, "That fits, but 18 GiB are outside PyTorch: other processes, NCCL, a CUDA context."),
+        (37, 1, 0.5, " GiB more in tensors: something that was not given takes them, or differs."),
+        (16, 0.5, 22.5, "That fits: something that was not given takes the rest, or differs."),
+    ],
+)
+def test_who_takes_what_was_predicted_to_be_free_is_named_with_its_size(allocated, unallocated, free, says):
+    text = (
+        f"CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a total capacity of 39.50 GiB of which {free:.2f} "
+        f"GiB is free. Of the allocated memory {allocated:.2f} GiB is allocated by PyTorch, and {unallocated:.2f} GiB "
+        "is reserved by PyTorch but unallocated."
+    )
+    given = Described(arm="zero2", ranks=4, micro_batch=1, sequence=2048, checkpointing=True)
+    error = reading.find(text)
+    causes, training = explain(error, Wanted(model="llama3-8b", lora_rank=16), given)
+    assert says in changes.predicted(error, training, causes[0])
 
 
 @pytest.mark.parametrize("model", ["llama3-8b", "qwen2.5-7b", "opt-1.3b"])

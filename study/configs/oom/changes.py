@@ -31,6 +31,7 @@ from study.predict.front import (
 # Causes that stand beside the tensor that was asked for: any change leaves more room.
 BESIDE = ("oom-fragmentation", "oom-other-process")
 TOKENS = frozenset(("activations", "logits"))
+LEAST_TAKEN = 2**30  # bytes: less is within what a prediction leaves for context and fragmentation
 STATES = frozenset(("optimizer", "gradients", "weights"))
 # Each arm holds less on a GPU than the one before it: what it divides, or takes to the host, besides.
 HOLD_LESS: dict[str, frozenset[str]] = {
@@ -79,7 +80,7 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> str:
     has = f"this GPU has {gpu}, less {binary_size(reserve_bytes(card))} for context and fragmentation"
     text = f"{_assumed(training, model)}: {_needs(training, needs_bytes)}; {has}"
     if fits_on(card, needs_bytes) != "no":
-        return f"{text}. That fits{_although_it_fits(error, training)}"
+        return f"{text}. That fits{_although_it_fits(error, training, needs_bytes)}"
     return f"{text}. {_which_fit(card, training, cause)}"
 
 
@@ -117,11 +118,20 @@ def _needs(training: KnownTraining, needs_bytes: float) -> str:
     return f"{needs} if activations are kept, and {other} if they are recomputed, which is not known"
 
 
-def _although_it_fits(error: OomError, training: KnownTraining) -> str:
-    """Return how a sentence goes on that says that a training fits."""
+def _although_it_fits(error: OomError, training: KnownTraining, needs_bytes: float) -> str:
+    """Return how a sentence goes on that says that a training fits: with what takes most of the rest."""
     if other := ranks_that_share(error, training):
         return f", but the size is that of states shared by {other}: did the launcher start {training.ranks}?"
-    return ": something that was not given takes the rest, or differs."
+    not_predicted = round((error.allocated or 0) + error.asked.low - needs_bytes)
+    taken_bytes = max(error.unallocated, error.outside, not_predicted)
+    if taken_bytes < LEAST_TAKEN:
+        return ": something that was not given takes the rest, or differs."
+    taken = binary_size(taken_bytes)
+    if taken_bytes == error.unallocated:
+        return f", but {taken} are reserved by PyTorch and not used."
+    if taken_bytes == error.outside:
+        return f", but {taken} are outside PyTorch: other processes, NCCL, a CUDA context."
+    return f", but this process had {taken} more in tensors: something that was not given takes them, or differs."
 
 
 def _fitting(card: Gpu, training: KnownTraining, cause: Cause) -> Iterator[tuple[Change, str]]:

@@ -9,7 +9,7 @@ from math import ceil
 
 from study.predict.engines.base import Blocks, Sent, elements_of
 from study.predict.engines.zero import NORM_BYTES, Bucket, Zero, pinned_beyond_bytes
-from study.predict.trace.tape import Held, Profile
+from study.predict.trace.tape import Held, Profile, Tensor
 from study.predict.training import Training
 
 
@@ -20,6 +20,9 @@ class Stages1And2(Zero):
         super().__init__(training)
         self.stage = self.placement.stage
         self.leaves_gradients = self.stage == 1 and self.passes > 1
+        # Without overlap_comm, DeepSpeed's default, the hooks of stage 1 make the buckets and reduce nothing
+        # (stage_1_and_2.py, process_gradients): reduce_gradients does it after the pass. Virtual ranks hold the same.
+        self.reduces_after_pass = self.stage == 1 and not self.zero["overlap_comm"]
         # By tensor, the elements that the first rank owns. Parts are equal pieces of the vector, and end anywhere in a
         # tensor: the last one may be owned in part.
         self.owned: dict[str, int] = {}
@@ -140,22 +143,40 @@ class Buckets(Bucket):
         buckets = self.buckets if self.waiting else 0  # of earlier passes; else they come with the first gradient
         # _release_ipg_buffers drops the buckets after a reduction: in stage 1 after the last pass only.
         yield self.instant(profile.most, 0) | {"buckets": buckets}
+        if self.engine.reduces_after_pass:
+            yield from self.collected(profile)
+            return
         if self.waiting and self.engine.passes > 2:  # between the first and the last pass stage 1 frees nothing
             for tensor, most, _ in profile.gradients:
                 yield self.instant(most, tensor.elements * self.w)
         for tensor, most, complete in profile.gradients:
-            size = tensor.elements * self.w
             if self.bucket:
-                yield self.instant(most, size)
-            # The full bucket is reduced before the new gradient is copied. For this moment both are there, and what the
-            # reduction makes.
-            if self.is_full(tensor):
-                yield from self.reduce(complete, size)
-            yield self.instant(complete, size)
-            # Once its content is in the bucket, a gradient's own memory is free: its data is pointed at the bucket.
-            self.waiting -= size
-            self.take(tensor)
+                yield self.instant(most, tensor.elements * self.w)
+            yield from self.reduced(tensor, complete)
         yield from self.reduce(Held(0, 0), 0)
+
+    def collected(self, profile: Profile) -> Iterator[dict]:
+        """Whole gradients until the last pass is over; then one after the other, in the order of the parameters."""
+        comes_first = not self.waiting
+        for tensor, most, _ in profile.gradients:
+            yield self.instant(most, tensor.elements * self.w)
+            if comes_first:
+                self.waiting += tensor.elements * self.w
+        for tensor in self.engine.tensors:
+            yield from self.reduced(tensor, Held(0, 0))
+        yield from self.reduce(Held(0, 0), 0)
+
+    def reduced(self, tensor: Tensor, complete: Held) -> Iterator[dict]:
+        """Put a gradient into the bucket."""
+        size = tensor.elements * self.w
+        # The full bucket is reduced before the new gradient is copied. For this moment both are there, and what the
+        # reduction makes. A gradient that waits has been counted.
+        if self.is_full(tensor):
+            yield from self.reduce(complete, 0 if self.engine.reduces_after_pass else size)
+        yield self.instant(complete, 0 if self.engine.reduces_after_pass else size)
+        # Once its content is in the bucket, a gradient's own memory is free: its data is pointed at the bucket.
+        self.waiting -= size
+        self.take(tensor)
 
     def instant(self, activations: Held, extra: float) -> dict:
         # If nothing waits, the count goes below 0, since each gradient is subtracted once.
