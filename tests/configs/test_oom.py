@@ -773,6 +773,11 @@ def test_a_log_alone_says_what_filled_the_memory_and_what_fits(monkeypatch, caps
     assert "with --config ds_config.json its settings count" in said
 
 
+def test_a_loss_in_pieces_that_is_asked_about_is_not_blamed_for_the_logits(monkeypatch, capsys):
+    said = said_of(LOG, "--chunked-loss", monkeypatch, capsys)
+    assert "That fits: a loss in pieces never makes the whole logits, of which the message is." in said
+
+
 def test_sequences_that_are_longer_than_was_said_come_first_and_are_predicted(monkeypatch, capsys):
     said = said_of(LOG, "--sequence 4096", monkeypatch, capsys)
     assert said.startswith("Likely: the logits of a micro-batch of 4 x 8,192 tokens; you said 4,096: 15.66 GiB = ")

@@ -81,6 +81,8 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> str:
     text = f"{_assumed(training, model)}: {_needs(training, needs_bytes)}; {has}"
     if fits_on(card, needs_bytes) == "no":
         return f"{text}. {_which_fit(card, training, cause, 0)}"
+    if given.chunked_loss and "logits" in cause.part_of:  # the flag is of the next run
+        return f"{text}. That fits: a loss in pieces never makes the whole logits, of which the message is."
     rest = _Rest.of(error, needs_bytes)
     text = f"{text}. That fits{_although_it_fits(error, training, rest)}"
     if rest.where != "tensors" or ranks_that_share(error, training):

@@ -19,13 +19,11 @@ def with_longer_sequences(
     Both stay as they are if the tokens are those that were given, or make no whole sequences. `said_by` says who gave
     the others, such as "you said".
     """
-    tokens = tokens_of_logits(error.asked, training)
+    longer = _length(error, training)
     of_logits = [cause for cause in causes if cause.id == "oom-logits"]
-    if tokens is None or not of_logits or tokens % training.rows:
+    if longer is None or not of_logits:
         return causes, training
-    longer = tokens // training.rows
-    if training.model and longer > (training.model.positions or longer):  # they are several, packed into one
-        return causes, training
+    tokens = training.rows * longer
     given = f"; {said_by} {training.sequence:,}" if training.sequence else ""
     size = f"{error.asked.text} = {tokens:,} tokens x {training.vocabulary:,} x 4 bytes"
     what = f"the logits of a micro-batch of {training.rows} x {longer:,} tokens{given}: {size}"
@@ -36,9 +34,21 @@ def with_longer_sequences(
     return changed, replace(training, described=replace(training.described, sequence=longer))
 
 
+def _length(error: OomError, training: KnownTraining) -> int | None:
+    """Return how long sequences are whose logits have the asked size. None: they are no whole ones, or as was given."""
+    tokens = tokens_of_logits(error.asked, training)
+    if tokens is None or tokens % training.rows:
+        return None
+    longer = tokens // training.rows
+    most = training.model.positions if training.model else None
+    return None if most and longer > most else longer  # then several are packed into one
+
+
 def _sum_of_the_message(error: OomError, training: KnownTraining) -> list[str]:
     """Return that a rank had more than is predicted with what was given; nothing if that cannot be predicted."""
     if not error.allocated or not training.sequence or training.model is None or training.missing:
+        return []
+    if training.described.chunked_loss:  # which the run that ended had not
         return []
     try:  # whether activations are recomputed may be unknown: kept, they take more
         most = replace(training.described, checkpointing=bool(training.described.checkpointing))

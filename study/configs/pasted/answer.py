@@ -72,9 +72,7 @@ def answer(text: str, symptom: str = "", by_text: ByText = memory.without_model)
     seen = _symptoms(pasted, shown)
     faults = matching.matches(pasted, seen)
     likely = [each for each in faults if each.sure != "possible"]
-    unseen = faults[len(likely) :]
-    applying = [each for each in unseen if each.is_certain]
-    possible = [each for each in unseen if not each.is_certain]
+    applying, possible = _unseen(faults[len(likely) :], told={each.fault for each in shown})
     told = {each.fault for each in shown}
     silent = [each for each in likely if each.fault.id not in told]
     found = ordered(shown, silent, _situations(pasted, shown, seen)) or _otherwise(pasted, error)
@@ -85,12 +83,18 @@ def answer(text: str, symptom: str = "", by_text: ByText = memory.without_model)
         read=tuple(_read(pasted)),
         seen=tuple(sorted(seen)),
         notes=tuple(pasted.contradictions),
-        applying=tuple(each for each in applying if each.fault.id not in told),
+        applying=tuple(applying),
         possible=tuple(possible),
         questions=tuple(questions[:MOST_QUESTIONS]),
         unsaid=unsaid,
         nothing=_nothing(pasted, len(applying)),
     )
+
+
+def _unseen(faults: list[matching.Match], told: set[str]) -> tuple[list[matching.Match], list[matching.Match]]:
+    """Return the faults that apply, whatever was seen, and are not told; and those that may."""
+    applying = [each for each in faults if each.is_certain and each.fault.id not in told]
+    return applying, [each for each in faults if not each.is_certain]
 
 
 def _shown(pasted: Pasted, error: OomError | None, by_text: ByText) -> list[Seen]:
