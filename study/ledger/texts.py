@@ -37,6 +37,7 @@ class Claim(BaseModel):
     id: str
     question: str  # claims of one question stand together
     central: bool = False  # one of the three to five that its text stands for
+    in_post: bool = False  # of DeepSpeed's post or tutorial on a paper, and not of the paper
     quote: str  # at most 60 words
     where: str
     verdict: VerdictWord
@@ -198,9 +199,11 @@ def in_words(claims: Sequence[Claim]) -> str:
     """How many hold and do not: most that hold are of papers, and most that do not of articles."""
     number = counts(claims)
     of_articles = counts(claim for claim in claims if claim.document.startswith("S"))
-    of_papers = number["holds"] - of_articles["holds"]
+    of_posts = counts(claim for claim in claims if claim.in_post)
+    of_papers = number["holds"] - of_articles["holds"] - of_posts["holds"]
     return (
-        f"Of {sum(number.values())} published claims {number['holds']} hold, {of_papers} of them of papers; "
+        f"Of {sum(number.values())} published claims {number['holds']} hold, {of_papers} of them of papers "
+        f"and {of_posts['holds']} of DeepSpeed's posts; "
         f"{number['does not hold']} do not, {of_articles['does not hold']} of them of articles; "
         f"{number['holds only if']} hold under a condition, "
         f"and {number['cannot be decided here']} cannot be decided here."

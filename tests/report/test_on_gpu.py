@@ -49,13 +49,13 @@ def later():
 
 @pytest.fixture(scope="module")
 def tables(table, later):
-    """Of each machine."""
+    """Of each set of runs."""
     return [table, *map(on_gpu.table, later, on_gpu.LATER)]
 
 
 @pytest.fixture(scope="module")
 def medium(tables):
-    """Seconds of GPT-2 medium with 4 rows over those of one process, by arm, on the first and the third machine."""
+    """Seconds of GPT-2 medium with 4 rows over those of one process, by arm, in the first and the third set of runs."""
     return [on_gpu.seconds(tables[i]).query(MEDIUM).set_index("arm")["over"] for i in (0, 2)]
 
 
@@ -173,7 +173,7 @@ def test_what_the_page_says_of_memory_on_the_other_machines(tables, later):
 def test_another_setting_of_the_allocator_is_another_cell(later):
     usual, grown = later[1].select(model="llama3-8b", arm="zero2").done
     assert usual.key() != grown.key()
-    assert len(on_gpu.later()) == 68 - 6 - 4 - 1, "adapters, those of the third machine, and that one"
+    assert len(on_gpu.later()) == 68 - 6 - 4 - 1, "adapters, those of the third set, and that one"
 
 
 def test_losses_and_seconds_of_the_other_machines(kept, later, tables, medium):
@@ -190,8 +190,8 @@ def test_losses_and_seconds_of_the_other_machines(kept, later, tables, medium):
     ddp = slower[0].xs("ddp", level="arm").item()
     others = slower[0].drop("ddp", level="arm")
     assert set(others.map("{:.1f}".format)) == {"1.8"}
-    assert f"1.8 times as long on the second machine, DDP {ddp:.1f} times" in text
-    assert f"{slower[1].min():.1f} to {slower[1].max():.1f} times on the third" in text
+    assert f"1.8 times as long in the second set, DDP {ddp:.1f} times" in text
+    assert f"{slower[1].min():.1f} to {slower[1].max():.1f} times in the third" in text
     a, b = medium
     for arm, where in (("zero2", "as long with"), ("zero3", "with stage 3"), ("zero2_cpu", "with the optimizer")):
         assert f"{a[arm]:.1f} and {b[arm]:.1f} times {where}" in text
