@@ -56,7 +56,12 @@ def of_table(path: Path, kind: str, read_by: str) -> list[Explained]:
         if "fault" in row:
             fault = named(row["fault"])
             evidence = f"fault {fault.id}, which study explain {fault.id} shows"
-            of_fault = {"evidence": evidence, "remedy": fault.do, "upstream": fault.upstream, "is_not_filed": fault.is_not_filed}
+            of_fault = {
+                "evidence": evidence,
+                "remedy": fault.do,
+                "upstream": fault.upstream,
+                "is_not_filed": fault.is_not_filed,
+            }
         behind = {"id": name, "evidence": "", "remedy": "", "upstream": "", "is_not_filed": False} | of_fault | row
         evidence = behind["evidence"]
         if evidence.startswith("https://"):

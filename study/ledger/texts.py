@@ -23,7 +23,9 @@ FOLDER = Path(__file__).with_name("texts")
 VerdictWord = Literal["holds", "does not hold", "holds only if", "cannot be decided here"]
 VERDICTS = get_args(VerdictWord)  # in the order of tables
 CertaintyWord = Literal["high", "moderate", "low", "very low"]
+CERTAINTIES = get_args(CertaintyWord)
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
+MOST_TO_READ = 3
 WORDS_OF_A_LINE = 8  # of a quote, in a list
 NEAR = 0.75  # similarity of a misspelt word to one that a claim has
 AGREES, DIFFERS, NO_RUNS = ANSWERS = "agree", "differ", "need other runs"
@@ -64,6 +66,10 @@ class Claim(BaseModel):
         return f"{self.question} {self.quote} {self.answer} {self.verdict} (certainty: {self.certainty})"
 
     @property
+    def judged(self) -> str:
+        return f"{self.verdict} (certainty: {self.certainty})" if self.certainty else self.verdict
+
+    @property
     def begins(self) -> str:
         """The first words of the quote: without them an answer such as "With larger micro-batches yes" says nothing."""
         first = " ".join(self.quote.split()[:WORDS_OF_A_LINE])
@@ -100,6 +106,12 @@ class Text(BaseModel):
     unjudged: dict[str, int]  # how many of them are not judged, by a word that says why
     findings: tuple[str, ...] = Field(default=(), strict=False)  # where it contradicts itself in a number that matters
     claim: Annotated[tuple[Claim, ...], Field(strict=False)]
+
+    @property
+    def cited(self) -> str:
+        if self.address.startswith("https:"):
+            return f"{self.title}, {self.address}"
+        return f"{self.title}. Its text is not in the repository, so nobody can check the quote there."
 
     @property
     def judged(self) -> int:
@@ -182,7 +194,7 @@ def by_verdict(chosen: Iterable[Claim | Fault]) -> dict[str, list[Claim]]:
     return found
 
 
-def counts(claims: Iterable[Claim]) -> dict[str, int]:
+def counts(claims: Iterable[Claim | Fault]) -> dict[str, int]:
     """Return the number of claims by verdict, with those that no claim has."""
     return {verdict: len(found) for verdict, found in by_verdict(claims).items()}
 
@@ -208,6 +220,13 @@ def in_words(claims: Sequence[Claim]) -> str:
         f"{number['holds only if']} hold under a condition, "
         f"and {number['cannot be decided here']} cannot be decided here."
     )
+
+
+def to_read_first(chosen: Sequence[Claim | Fault]) -> list[str]:
+    """Return the ids of the three surest of those that their documents stand for."""
+    central = [each for each in chosen if isinstance(each, Claim) and each.central]
+    ids = [each.id for certainty in CERTAINTIES for each in central if each.certainty == certainty]
+    return ids[:MOST_TO_READ]
 
 
 class Compared(NamedTuple):
