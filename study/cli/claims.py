@@ -90,15 +90,22 @@ def show_all() -> None:
     say_wrapped("", f"Apart from these: {faults}.")
 
 
-def list_claims(chosen: Sequence[Claim | Fault]) -> None:
+def show_counts(chosen: Sequence[Claim | Fault]) -> None:
     number = texts.counts(chosen)
+    total = sum(number.values())
+    if not total:
+        return
     say_wrapped(
-        f"Of {number_of(sum(number.values()), 'claims')} {number['holds']} hold, {number['does not hold']} do not, "
-        f"{number['holds only if']} hold under a condition, and {number['cannot be decided here']} cannot be decided here."
+        f"Of {number_of(total, 'claims')} {number['holds']} hold, {number['does not hold']} do not, "
+        f"{number['holds only if']} hold under a condition, and {number['cannot be decided here']} cannot be decided."
     )
     if first := ", ".join(texts.to_read_first(chosen)):
         say(f"Read first: {first}.")
     say("")
+
+
+def list_claims(chosen: Sequence[Claim | Fault]) -> None:
+    show_counts(chosen)
     for verdict, found in texts.by_verdict(chosen).items():
         if found:
             say(f"what the text says {verdict}: {number_of(len(found), 'claims')}; we find:")

@@ -350,6 +350,8 @@ def test_a_card_names_its_text_and_a_list_its_faults(capsys):
     assert "(Rajbhandari et al., 2020), https://arxiv.org/abs/1910.02054v3" in printed
     assert ".txt" not in printed, "a name of a file leads nobody anywhere"
     assert printed.count("Its text is not in the repository") == 1, "of an article, not of a paper with an address"
+    command.claims(("faults",))
+    assert capsys.readouterr().out.startswith("faults of libraries: "), "of no claims there is nothing to count"
     command.claims(("stage 3",))
     assert re.search(
         r"^faults of libraries: \d+\n  [A-Z]+-\d+ is a (fault|documented difference) of ",
