@@ -255,8 +255,6 @@ def _wrong_source(fault: Fault) -> Iterator[str]:
         yield "it rests on a script: name one of reproductions/ in `script`"
     if fault.upstream and not re.match(r"https://[\w.-]+/\S", fault.upstream):
         yield f"`upstream` must be an address that begins with https:// (got {fault.upstream!r:.80})"
-    if fault.nearest and not fault.upstream:
-        yield "`nearest` needs the thread in `upstream`"
 
 
 def _wrong_conditions(fault: Fault, table: Table) -> Iterator[str]:
