@@ -345,7 +345,7 @@ def test_a_training_that_is_repeated_counts_once(tables):
     assert f"{known - len(first)} of the {known} runs repeat one" in page_of("fit")
     (number,) = [each["number"] for each in answers.questions() if each["name"] == "fit"]
     assert number == f"{within} peaks of tensors within 1 %"
-    assert f"Our trainer's memory, yes: {within} peaks of tensors were within 1 %" in page_of("fit")
+    assert f"What our trainer's tensors take, yes: {within} peaks were within 1 %" in page_of("fit")
     guide = " ".join((ROOT / "GUIDE.md").read_text().split())
     assert f"In four sets of runs on a GPU {within} peaks of tensors were" in guide
 
@@ -369,7 +369,7 @@ def test_what_the_pages_of_answers_say(kept, tables):
     assert f"{within} runs peaked so" in fit
     slower = [100 * each[OVER["step_s"]].astype(float).sub(1).abs().median() for each in tables]
     first, *later = map(int, slower)
-    words = f"off by more than {first} %, and on the later machines, whose hosts were slower, "
+    words = f"off by more than {first} %, and in the later sets, whose hosts were slower, "
     words += f"by more than {later[0]}, {later[1]} and {later[2]} %"
     assert words in fit
     seconds = pd.concat(tables)[OVER["step_s"]].astype(float).dropna()
