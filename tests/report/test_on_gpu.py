@@ -373,7 +373,7 @@ def test_what_the_pages_of_answers_say(kept, tables):
     words += f"by more than {later[0]}, {later[1]} and {later[2]} %"
     assert words in fit
     seconds = pd.concat(tables)[OVER["step_s"]].astype(float).dropna()
-    words = f"Of {len(seconds)} steps of our trainer half were off by more than a third, mostly too short"
+    words = f"of {len(seconds)} steps half were off by more than a third, mostly [too short]"
     assert words in (ROOT / "README.md").read_text()
     assert f"Of {len(seconds)} predicted steps, over all sets, half were off by more than a third, mostly" in time
     assert 1 / 3 < seconds.sub(1).abs().median() < 0.4
