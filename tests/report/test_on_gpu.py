@@ -385,7 +385,8 @@ def test_what_the_pages_of_answers_say(kept, tables):
     assert "| 0.19.8 | 5.17.0 | True | 17.2 GB |" in lora
     assert "DDP took 13 % more, FSDP2 with autocast 14 % less" in fit
     over = pd.concat(tables)[OVER["reserved_bytes"]].astype(float).dropna()
-    words = f"of {len(over)} runs {over.sub(1).abs().le(0.1).sum()} within 10 %, {(over < 0.9).sum()} more than 10 % too low"
+    near, low = over.sub(1).abs().le(0.1).sum(), (over < 0.9).sum()
+    words = f"of {len(over)} runs {near} within 10 %, {low} more than 10 % too low"
     assert f"{words}: {over.min():.2f} to {over.max():.2f} times what was measured" in fit
 
 
