@@ -126,12 +126,16 @@ def of_releases(_: Runs, ink: str = INK) -> Figure:
     drawing, ax = plain(
         2.7,
         RELEASES,
-        "Filled: wrong without a message, with stage 2 on CPUs.\n0.18.9 trains no stage 2 without a GPU.",
+        "Filled: wrong without a message, with stage 2 on CPUs; 0.18.9 with stage 3.",
         ink,
     )
-    kept = releases.answers().query("adapter == 'zero2'")
-    asked = sorted({*kept["deepspeed"]}, key=Version)
-    wrong_in = kept.query("kind == 'differs'").groupby("property")["deepspeed"].agg(set)
+    kept = releases.answers()
+    asked = sorted({*kept.query("adapter == 'zero2'")["deepspeed"]}, key=Version)
+    differs = kept.query("kind == 'differs'").groupby(["adapter", "property"])["deepspeed"].agg(set)
+    wrong_in = differs["zero2"].to_dict()
+    # Who trains the last micro-batch alone fails the third test by that, and passes it with stages 1 and 3.
+    wrong_in["inner-forward"] = wrong_in["inner-forward"] - wrong_in["accumulation-4"]
+    wrong_in["inner-forward"] |= differs["zero3", "inner-forward"] & {"0.18.9"}  # its stage 2 needs a GPU
     for place, (each, name) in enumerate(WRONG.items()):
         wrong = wrong_in[each]
         ax.text(0, place - 0.33, name, color=ink, fontsize=10)

@@ -81,14 +81,18 @@ class Fault(BaseModel):
             return False
         return release in beside or None
 
+    @functools.cached_property
+    def tested(self) -> list[Version]:
+        """The releases that were asked for it, from the oldest on: an answer looks there some thousand times."""
+        return sorted(map(version, self.asked or table().asked[self.package]))
+
     def beside(self, release: Version) -> list[Version]:
         """Return the tested releases nearest to one: itself, or the one before and the one after it."""
-        asked = sorted(map(version, self.asked or table().asked[self.package]))
-        not_newer = bisect_right(asked, release)
-        before = asked[:not_newer][-1:]
+        not_newer = bisect_right(self.tested, release)
+        before = self.tested[:not_newer][-1:]
         if release in before:
             return before
-        return before + asked[not_newer:][:1]
+        return before + self.tested[not_newer:][:1]
 
     def inferred(self, release: Version) -> bool | None:
         """Whether a release has the fault, where it was not asked by those before and after it. None: not known.
@@ -107,9 +111,11 @@ class Fault(BaseModel):
 
     def _has_all(self, span: SpecifierSet, tested: list[Version]) -> bool | None:
         ends = [version(each.version.removesuffix(".*")) for each in span]
+        if not ends:  # any release
+            return None
         judge = self.contains if any(span.filter(tested)) else self.has  # then its ends, as single releases
         inside = {*map(judge, span.filter(tested + ends))}
-        return inside.pop() if len(inside) == 1 and ends else None
+        return inside.pop() if len(inside) == 1 else None
 
     @property
     def conditions(self) -> When:
@@ -117,7 +123,7 @@ class Fault(BaseModel):
         return self.when or {}
 
     @computed_field  # type: ignore[prop-decorator]
-    @property
+    @functools.cached_property
     def asks(self) -> dict[str, str]:
         """By condition: what is asked of a user who does not say it."""
         return {name: table().questions[name].format(fits) for name, fits in self.conditions.items()} | self.ask
