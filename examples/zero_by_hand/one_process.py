@@ -109,7 +109,7 @@ def run(kind):
         equal = "yes" if apart < 1e-6 else "NO"  # fp32 has seven digits, whatever the size of a loss
         equal = f"equal to one process: {equal}, the losses differ by {apart:.0e} of their size at most"
         print("the other files are compared with these losses" if kind is OneProcess else equal)
-        print("trained with SGD" if asked.sgd else "Adam hides a wrong scale of the gradients: try --sgd as well", flush=True)
+        print("with SGD" if asked.sgd else "Adam hides a wrong scale of the gradients: try --sgd as well", flush=True)
     if ranks > 1:
         dist.destroy_process_group()
         os._exit(0)  # gloo's threads abort some processes that end as usual (pytorch/pytorch#179291)
