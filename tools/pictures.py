@@ -102,8 +102,8 @@ def of_lora(runs: Runs, ink: str = INK) -> Figure:
 
 @style.figure
 def of_fit(runs: Runs, ink: str = INK) -> Figure:
-    """Each run of four machines: what was predicted over what was measured, of memory and of seconds."""
-    drawing, ax = plain(2.6, FIT, "A dot is a run on one of four machines with a GPU.", ink)
+    """Each run of four sets: what was predicted over what was measured, of memory and of seconds."""
+    drawing, ax = plain(2.6, FIT, "A dot is a run, of four sets of runs with a GPU.", ink)
     later = [on_gpu.table(load(folder / "runs"), folder) for folder in on_gpu.LATER]
     rows = pd.concat([on_gpu.table(runs), *later])
     for place, (name, column) in enumerate(
@@ -175,7 +175,7 @@ def of_time(runs: Runs) -> Figure:
 TWICE: dict[str, tuple[str, Callable[..., Figure], str]] = {
     "memory": ("cpu-2core", of_memory, TITLE),
     "lora": ("h200-2", of_lora, LORA),
-    "fit": ("h200", of_fit, f"{FIT}: the peak of tensors and the seconds of a step, on four machines"),
+    "fit": ("h200", of_fit, f"{FIT}: the peak of tensors and the seconds of a step, in four sets of runs"),
     "releases": ("h100", of_releases, "Which releases of DeepSpeed train something wrong without a message"),
     "claims": ("h100", of_claims, CLAIMS),
 }

@@ -56,6 +56,7 @@ class Fault(BaseModel):
     do_with: dict[str, str] = {}  # by trainer, where `do` cannot be followed
     script: str = ""  # in reproductions/
     upstream: Evidence | Literal[""] = ""
+    nearest: bool = False  # `upstream` is the nearest thread, and none is about the cause: so of each new finding
     gpu: Literal["yes", "no", "unknown"]  # does it take the same path
     adapters: Names = ()  # of study conform, with the properties that see it
     properties: Names = ()
@@ -138,8 +139,18 @@ class Fault(BaseModel):
         return f"{self.sentence.rstrip('.')} ({self.package} {self.releases})"
 
     @property
+    def called(self) -> str:
+        """What it is: a limit that the library documents is none of its faults."""
+        return self.kind if self.kind == "documented difference" else "fault"
+
+    @property
+    def is_not_filed(self) -> bool:
+        """Whether no thread is about its cause: `upstream` is the nearest one then."""
+        return self.nearest or self.kind == "new finding"
+
+    @property
     def outcome(self) -> str:
-        return f"is a fault of {self.package} {self.releases}: {self.sentence.rstrip('.')}"
+        return f"is a {self.called} of {self.package} {self.releases}: {self.sentence.rstrip('.')}"
 
 
 class Table(BaseModel):

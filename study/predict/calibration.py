@@ -1,7 +1,7 @@
 """What a machine's own steps say of it: the content of machine.json, which `study calibrate` writes, and the constants
 that bring predictions of these steps to what they took.
 
-Whole steps are timed. Kernels, copies and CPU-Adam alone say less: of 56 steps on four machines half were 26 % off,
+Whole steps are timed. Kernels, copies and CPU-Adam alone say less: of 56 steps in four sets of runs half were 26 % off,
 with one ZeRO-2 step and one that offloads 10 %, with a plain step alone 22 %, with the time of a kernel 19 %.
 """
 
