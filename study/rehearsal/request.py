@@ -80,6 +80,7 @@ class Answer:
     batches: int = 0  # that loaders gave
     batch: list[int] = field(default_factory=list)  # the shape of a pass's first input
     calls: int = 0  # of the model, in the last counted step
+    keeps_scores: bool = False  # attention drops some, and so a CPU keeps them
     has_other_models: bool = False  # that are called in a step, too
     lora_rank: int | None = None
     log: list[tuple[int, int]] = field(default_factory=list)  # of storages, by number: bytes, and 0 when freed

@@ -21,6 +21,7 @@ from study.rehearsal import deepspeed_patches, hugging_face_patches, launch, ran
 from study.rehearsal.count import Count
 from study.rehearsal.files import Files
 from study.rehearsal.gpu import answer_as_a_gpu
+from study.rehearsal.kernels import kernels
 from study.rehearsal.launchers import refuse_others
 from study.rehearsal.libraries import Rehearsal, WhenImported
 from study.rehearsal.moments import Enough
@@ -57,7 +58,7 @@ def main(folder: Path) -> None:
     sys.addaudithook(refuse_others)
     try:
         one_device = contextlib.nullcontext() if request.real else OnOneDevice(count.moments)
-        with values, count.watch, one_device:
+        with values, count.watch, one_device, kernels(request, count.answer):
             run_script(path, request.skips, request.module)
     except Enough:
         count.answer.is_cut = True

@@ -75,10 +75,17 @@ def verdict(of: Rehearsed) -> str:
     device, when = of.device, of.peak.when
     holds = f"Rank 0 of {of.request.ranks}, run alone (virtual), peaks at {size(device.peak)} in {when}"
     if of.request.gpu is None or of.fits is None:
-        return f"{holds}."
+        return f"{holds}.{on_cpu(of.answer)}"
     total_bytes = GPUS[of.request.gpu].memory_bytes
     shown = f"nvidia-smi would show {device.driver / GIB:.1f} of {total_bytes / GIB:.0f} GiB"
     return f"{holds}, and {shown}: {FITS[of.fits]}."
+
+
+def on_cpu(answer: Answer) -> str:
+    """Return what a CPU holds and a GPU does not, where no kind of GPU is named."""
+    if not answer.keeps_scores:
+        return ""
+    return " That is of a CPU's kernels; its attention has dropout, and a CPU keeps the scores: --gpu leaves them out."
 
 
 def parts_of_peak(of: Rehearsed) -> list[str]:
