@@ -50,13 +50,13 @@ def main(folder: Path) -> None:
     rehearsal = Rehearsal(request, shapes, count)
     torch_patches.patch(rehearsal)
     WhenImported(rehearsal, hugging_face_patches.PATCHES | deepspeed_patches.PATCHES).attach()
-    os.environ |= launch.environment(request)
-    sys.argv = [request.script, *request.words]
-    sys.path[0] = str(path.parent)
     failure = None
-    Files(folder).guard()
-    sys.addaudithook(refuse_others)
     try:
+        os.environ |= launch.environment(request)
+        sys.argv = [request.script, *request.words]
+        sys.path[0] = str(path.parent)
+        Files(folder).guard()
+        sys.addaudithook(refuse_others)
         one_device = contextlib.nullcontext() if request.real else OnOneDevice(count.moments)
         with values, count.watch, one_device, kernels(request, count.answer):
             run_script(path, request.skips, request.module)

@@ -6,7 +6,8 @@ from tests.rehearsal.test_rehearsal import rehearsed, study_virtual, written  # 
 
 GPT2 = """
     from transformers import GPT2Config, GPT2LMHeadModel
-    config = GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64, resid_pdrop=0, embd_pdrop=0, attn_pdrop={dropout})
+    config = GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64, attn_pdrop={dropout})
+    config.resid_pdrop = config.embd_pdrop = 0
     accelerator = Accelerator(mixed_precision="{precision}")
     model = GPT2LMHeadModel(config)
     {recomputes}
