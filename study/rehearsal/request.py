@@ -79,6 +79,8 @@ class Answer:
     loading_peak_bytes: int | None = None  # before the first pass
     batches: int = 0  # that loaders gave
     batch: list[int] = field(default_factory=list)  # the shape of a pass's first input
+    batches_read: list[list[int]] = field(default_factory=list)  # of each update: the shape of the largest
+    longest_row: int | None = None  # tokens of the data set's. None: it does not say
     calls: int = 0  # of the model, in the last counted step
     keeps_scores: bool = False  # attention drops some, and so a CPU keeps them
     has_other_models: bool = False  # that are called in a step, too

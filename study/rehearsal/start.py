@@ -11,7 +11,6 @@ from study.core.arms import Arm
 from study.core.errors import Stop
 from study.core.gpus import GPUS
 from study.core.text import during
-from study.predict.front import fits_on
 from study.records import store
 from study.rehearsal.alternatives import check_is, under
 from study.rehearsal.files import remove_made
@@ -36,7 +35,10 @@ def run_apart(folder: Path, log: Path, environment: dict[str, str], timeout_s: i
 def ran(request: Request, folder: Path, timeout_s: int) -> Answer:
     """Run the rehearsal, and return its answer."""
     if importlib.util.find_spec("torch") is None:
-        raise Stop("this environment has no PyTorch", "install study where you train: `pip install .` there")
+        raise Stop(
+            "this environment has no PyTorch",
+            "install study where you train: `pip install './zero-study[train]'` there",
+        )
     request.write(folder / REQUEST)
     log = folder / "log.txt"
     log.touch()
@@ -92,6 +94,5 @@ def tried(arm: Arm, request: Request, folder: Path, timeout_s: int) -> Tried:
         check_is(arm, seen)
     except Stop as stop:
         return Tried(arm.name, error=stop.sentence)
-    device = on_gpu(answer, request.ranks, seen.stage)
-    fits = fits_on(GPUS[request.gpu], device.peak, device.driver) if request.gpu else None
-    return Tried(arm.name, device.peak, device.driver, fits)
+    device = on_gpu(answer, request.ranks, seen.stage, GPUS[request.gpu] if request.gpu else None)
+    return Tried(arm.name, device.peak, device.driver, device.fits)
