@@ -37,8 +37,9 @@ class Count:
 
     shapes: Shapes
 
-    def __init__(self, request: Request):
+    def __init__(self, request: Request, progress: Path):
         self.request = request
+        self.progress = progress  # the file that says where the script is
         self.answer = Answer()
         self.record: Record | None = None
         device = "cuda" if request.real and torch.cuda.is_available() else "cpu"
@@ -84,6 +85,8 @@ class Count:
     def take_batch(self, batch) -> None:
         """Note what a loader gives."""
         self.answer.batches += 1
+        doing = "after its updates" if self.moments.is_over else f"step {self.answer.updates + 1}"
+        self.progress.write_text(f"{doing}, batch {self.answer.batches}")
         leaves = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim]
         if tensors and not self.moments.is_over:

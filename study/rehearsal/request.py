@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-REQUEST, ANSWER = "request.json", "answer.json"
+REQUEST, ANSWER, PROGRESS = "request.json", "answer.json", "progress.txt"
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from study.rehearsal.launchers import refuse_others
 from study.rehearsal.libraries import Rehearsal, WhenImported
 from study.rehearsal.moments import Enough
 from study.rehearsal.nothing import Nothing
-from study.rehearsal.request import ANSWER, REQUEST, Failure, Request
+from study.rehearsal.request import ANSWER, PROGRESS, REQUEST, Failure, Request
 from study.rehearsal.values import NEEDS_VALUES, NoValue, OnOneDevice, Script, Shapes, Values
 
 
@@ -40,7 +40,7 @@ def main(folder: Path) -> None:
     script = Script(path, request.values)
     if not request.real:
         answer_as_a_gpu(request, script)
-    count = Count(request)
+    count = Count(request, folder / PROGRESS)
     agreement = ranks.Agreement(folder, request)
     values = Values(script, agreement, request.most_collectives)
     ranks.answer_alone(values.note)
