@@ -34,7 +34,7 @@ class Machines:
     config_file: Path | None = None
     """Accelerate's YAML. Default: that of `accelerate config`, if there is one."""
     gpu: str | None = None
-    """A kind of GPU, such as H100: what it would show, and whether it fits."""
+    """A kind of GPU, such as H100 or 3090: what it would show, and whether it fits. An unknown name lists all."""
     gpus_per_node: int | None = None
     """Ranks on one machine. Default: as the launcher or the config says, otherwise 8."""
 

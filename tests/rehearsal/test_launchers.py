@@ -102,6 +102,13 @@ def test_what_accelerate_would_launch_is_rehearsed(written):  # noqa: F811
     assert "of 80 GiB" in words
 
 
+def test_the_command_of_an_advice_trains_in_16_bits(written):  # noqa: F811
+    start = "accelerate launch --config_file accelerate_configs/zero1.yaml --mixed_precision bf16"
+    script = written(LOOP.replace("x.cuda()", "x.cuda().bfloat16()"))
+    words = " ".join(study("virtual", "--ranks=2", *start.split(), script).stdout.split())
+    assert "Your script decided: ZeRO stage 1; weights in bfloat16, master in float32" in words, words
+
+
 def test_ranks_that_a_script_spawns_are_this_process(written):  # noqa: F811
     spawns = "def main(rank):\n{}\ntorch.multiprocessing.spawn(main, nprocs=2)\n"
     script = written(spawns.format(indented(LOOP)))
