@@ -128,18 +128,17 @@ class Wanted:
 
 def _of_size(params: float, lora_rank: int | None) -> str:
     """Return a model of nearly so many parameters: the nearest of those whose traces come with the package, if any."""
-    # An order that keeps that of equals.
-    alike = sorted(of_size(params), key=lambda name: _is_traced(name, lora_rank), reverse=True)
+
+    def is_traced(name: str) -> bool:
+        return committed.has_usual_passes(named(name, lora_rank=lora_rank).member)
+
+    alike = sorted(of_size(params), key=is_traced, reverse=True)  # which keeps the order of equals
     if not alike:
         what = f"no model whose shape is known has about {count(params)} parameters"
         raise Stop(what, "give another --model, or --layers and --hidden as well")
     near = f"{alike[0]} ({count(named(alike[0]).parameters)})"
     say_aside(f"{count(params)} parameters: taken as {near}; as large: {', '.join(alike[1:6]) or 'none'}")
     return alike[0]
-
-
-def _is_traced(name: str, lora_rank: int | None) -> bool:
-    return committed.has_usual_passes(named(name, lora_rank=lora_rank).member)
 
 
 def _name_of(wanted: Wanted) -> str:

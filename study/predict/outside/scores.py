@@ -115,8 +115,7 @@ def _end_with_parent() -> None:
 
 
 def number(row: PublishedRow, quantity: Quantity, predicted: Predicted) -> Number:
-    measured = row.measured[quantity]
-    answer = asdict(predicted)
+    measured, answer = row.measured[quantity], asdict(predicted)
     return Number(key=row.key, set=row.set, source=row.source, quantity=quantity, measured=measured, **answer)
 
 
