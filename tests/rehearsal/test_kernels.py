@@ -11,7 +11,6 @@ GPT2 = """
     from transformers import GPT2Config, GPT2LMHeadModel
     config = GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64, attn_pdrop={dropout})
     config.resid_pdrop = config.embd_pdrop = 0
-    accelerator = Accelerator(mixed_precision="{precision}")
     model = GPT2LMHeadModel(config)
     {recomputes}
     loader = DataLoader(torch.randint(0, 64, (16, 256)), batch_size=2)
@@ -26,23 +25,27 @@ RECOMPUTES = "model.gradient_checkpointing_enable()"
 SCORES_BYTES = 2 * 4 * 256 * 256 * 4  # of one layer
 
 
-def peak(written, *options, dropout=0.1, precision="no", recomputes=""):  # noqa: F811
-    script = written(GPT2.format(dropout=dropout, precision=precision, recomputes=recomputes))
+def peak(written, *options, dropout=0.1, recomputes=""):  # noqa: F811
+    script = written(GPT2.format(dropout=dropout, recomputes=recomputes))
     return rehearsed(script, *options)["peak_bytes"]
 
 
-@pytest.mark.parametrize("recomputes", ["", RECOMPUTES])
-def test_a_fused_attention_keeps_no_scores_where_it_drops_some(written, recomputes):  # noqa: F811
+REENTRANT = 'model.gradient_checkpointing_enable({"use_reentrant": True})'
+
+
+@pytest.mark.parametrize(("precision", "recomputes"), [("no", ""), ("no", RECOMPUTES), ("bf16", REENTRANT)])
+def test_a_fused_attention_keeps_no_scores_where_it_drops_some(written, precision, recomputes, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
     peaks = {dropout: peak(written, "--gpu=RTX3090", dropout=dropout, recomputes=recomputes) for dropout in (0.1, 0)}
     assert peaks[0.1] == peaks[0]
 
 
 def test_without_a_gpu_its_kernels_are_a_cpus_and_that_is_said(written):  # noqa: F811
     assert peak(written) > peak(written, "--gpu=RTX3090") + 2 * SCORES_BYTES
-    done = study_virtual(written(GPT2.format(dropout=0.1, precision="no", recomputes="")))
+    done = study_virtual(written(GPT2.format(dropout=0.1, recomputes="")))
     words = " ".join(done.stdout.split())
     assert "its attention has dropout, and a CPU keeps the scores: --gpu leaves them out" in words, words
-    done = study_virtual(written(GPT2.format(dropout=0, precision="no", recomputes="")))
+    done = study_virtual(written(GPT2.format(dropout=0, recomputes="")))
     assert "scores" not in done.stdout
 
 
@@ -59,7 +62,7 @@ PADDED = """
 @pytest.mark.parametrize(("fourth", "said"), [([200, 20], "2 x 200"), ([20, 200], "2 x 20")])
 def test_the_batch_of_the_peak_is_named_though_loaders_are_ahead(written, fourth, said):  # noqa: F811
     """Of four batches the last was only fetched."""
-    head, loop = GPT2.format(dropout=0, precision="no", recomputes="").split("    loader = ")
+    head, loop = GPT2.format(dropout=0, recomputes="").split("    loader = ")
     lengths = [16, fourth[0], 16, fourth[1], 16, 16, 20, 20]
     script = written(head + PADDED.format(lengths=lengths) + loop.partition("\n")[2])
     words = " ".join(study_virtual(script, "--gpu=T4", ranks=1).stdout.split())
@@ -76,7 +79,7 @@ KNOWN_ROWS = """
 
 
 def test_longer_rows_of_a_data_set_that_knows_them_are_named(written):  # noqa: F811
-    head, loop = GPT2.format(dropout=0, precision="no", recomputes="").split("    loader = ")
+    head, loop = GPT2.format(dropout=0, recomputes="").split("    loader = ")
     words = " ".join(study_virtual(written(head + KNOWN_ROWS + loop.partition("\n")[2]), "--gpu=T4").stdout.split())
     assert "The data set has a row of 79 tokens. Give more --steps." in words, words
 
