@@ -54,9 +54,9 @@ def advise(
     if advice.choice:
         given = vars(model) | vars(training) | vars(place)
         detail = in_detail(advice.choice, given | {"gpus": advice.question.gpus})
-    # The sentences come first, because the table takes half a screen.
-    say_wrapped(*lines, answer.resting_on(advice, step.batch is None), *answer.card_note(place), "")
+    say_wrapped(*lines, *answer.card_note(place), "")
     show(answer.table(advice))
+    say_wrapped(*answer.below_table(advice), "", answer.resting_on(advice, step.batch is None, place.link is None))
     if details:
         show_details(advice, detail)
     else:

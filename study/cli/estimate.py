@@ -151,7 +151,7 @@ def estimate(
 def show_needs(needs: estimates.Needs, notes: list[str]) -> None:
     say_wrapped(*estimates.in_words(needs), *notes, "")
     say(f"at the peak ({needs.estimate.peak_when}), buffers and temporaries included:")
-    show(estimates.table(needs.estimate))
+    show(estimates.table(needs.estimate, needs.training.placement.in_ddp))
     say_wrapped("", *estimates.moved(needs))
     say_wrapped("", *estimates.resting_on(needs))
 

@@ -51,12 +51,15 @@ def explain(
 
 @functools.cache
 def by_key() -> dict[str, Explained]:
-    return {key(each.id): each for each in sentences()}
+    """Return sentences by their ids; those of a setting of DeepSpeed also by its name."""
+    by_id = {key(each.id): each for each in sentences()}
+    by_name = {id.removeprefix("differs-"): each for id, each in by_id.items()}
+    return by_name | by_id
 
 
 def all_rows() -> list[dict]:
     """Return all that has an id: sentences, then published claims."""
-    rows = [{"id": each.id, "kind": each.kind, "sentence": each.sentence} for each in by_key().values()]
+    rows = [{"id": each.id, "kind": each.kind, "sentence": each.sentence} for each in sentences()]
     rows += [{"id": claim.id, "kind": "published claim", "sentence": claim.found} for claim in texts.claims()]
     return rows
 

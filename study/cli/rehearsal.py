@@ -14,11 +14,13 @@ from study.core.gpus import gpu_named, num_gpus
 from study.core.text import during
 from study.records import store
 from study.rehearsal import alternatives
+from study.rehearsal.group import Group, group_of_config
 from study.rehearsal.launchers import LAUNCHERS, StartedScript, launched
 from study.rehearsal.request import Failure, Request
 from study.rehearsal.scripts import found
 from study.rehearsal.start import parts_from_rank_1, ran, tried
 
+RANKS = 8  # of a group, and of a machine, if nobody says it
 MOST_RANKS = 100_000
 DEFAULT_CONFIG = Path("~/.cache/huggingface/accelerate/default_config.yaml")
 
@@ -27,17 +29,26 @@ DEFAULT_CONFIG = Path("~/.cache/huggingface/accelerate/default_config.yaml")
 class Machines:
     """Where the script would run."""
 
-    ranks: int = 8
-    """Ranks of the group."""
+    ranks: int | None = None
+    """Ranks of the group. Default: as the launcher or the config says, otherwise 8."""
     config_file: Path | None = None
     """Accelerate's YAML. Default: that of `accelerate config`, if there is one."""
     gpu: str | None = None
-    """A kind of GPU, such as H100: what it would show, and whether it fits."""
-    gpus_per_node: int = 8
-    """Ranks on one machine."""
+    """A kind of GPU, such as H100 or 3090: what it would show, and whether it fits. An unknown name lists all."""
+    gpus_per_node: int | None = None
+    """Ranks on one machine. Default: as the launcher or the config says, otherwise 8."""
 
     def __post_init__(self) -> None:
-        refuse_beyond("--ranks", self.ranks, MOST_RANKS)
+        if self.ranks is not None:
+            refuse_beyond("--ranks", self.ranks, MOST_RANKS)
+
+    def among(self, *groups: Group) -> tuple[int, int]:
+        """Return the ranks, and those of a machine: as asked, or as the first of these groups that says it."""
+        known = [Group(self.ranks, self.gpus_per_node), *groups, Group(RANKS, RANKS)]
+        ranks = next(group.ranks for group in known if group.ranks is not None)
+        refuse_beyond("--ranks", ranks, MOST_RANKS)
+        per_machine = next(group.per_machine for group in known if group.per_machine is not None)
+        return ranks, min(ranks, per_machine)
 
 
 @dataclass(frozen=True)
@@ -132,13 +143,15 @@ def request_of(script: str, words: list[str], machines: Machines, how_far: HowFa
     if there.real and not num_gpus():
         raise Stop("--real needs a GPU, and there is none here", "leave it out: a rehearsal without values needs none")
     config = config_of(machines.config_file or launch.config_file)
+    said = group_of_config(alternatives.read(config)) if config else Group()
+    ranks, per_machine = machines.among(launch.group, said)
     return Request(
         script=str(path),
         module=module,
         words=launch.words,
         launch_words=launch.own,
-        ranks=machines.ranks,
-        ranks_per_machine=min(machines.ranks, machines.gpus_per_node),
+        ranks=ranks,
+        ranks_per_machine=per_machine,
         steps=how_far.steps,
         config_file=str(config) if config else None,
         configs_of=pairs("--config-of", there.config_of),

@@ -1,6 +1,7 @@
 """All sentences that commands print of libraries and trainings, by id, besides claims."""
 
 import functools
+from pathlib import Path
 
 from study.configs.oom.causes import CAUSES
 from study.configs.pasted.situations import SITUATIONS
@@ -8,6 +9,7 @@ from study.configs.pasted.tracebacks import SIGNS, TRACEBACKS
 from study.configs.settings import SETTINGS
 from study.known.explained import Explained, of_faults, of_table
 from study.known.findings import FINDINGS, HANGS
+from study.records import compare
 
 TABLES = (  # what their sentences are, and the module that applies a rule which stands in the table
     (FINDINGS, "finding", "study/configs/mistakes.py"),
@@ -22,4 +24,12 @@ TABLES = (  # what their sentences are, and the module that applies a rule which
 
 @functools.cache
 def sentences() -> list[Explained]:
-    return of_faults() + [each for table in TABLES for each in of_table(*table)]
+    return of_faults() + [each for table in TABLES for each in of_table(*table)] + of_components()
+
+
+def of_components() -> list[Explained]:
+    """Return the parts of a rank's memory, by the names that `study estimate` and `study virtual` print."""
+    path = Path(compare.__file__)
+    kind, rests_on = "component of memory", "The sources of DeepSpeed 0.19.8"
+    read_by = "study/records/compare.py"
+    return [Explained(name, kind, why, "", rests_on, "", path, read_by) for name, why in compare.REASONS.items()]

@@ -244,6 +244,11 @@ def with_more_rows(question: Question, row: Row) -> Row:
     return best_of_arm(replace(question, batch=MORE_ROWS * question.batch), arms.load_arm(row.arm))
 
 
+def with_precision(question: Question, row: Row, precision: Precision) -> Row:
+    """The arm of a row in another precision."""
+    return best_of_arm(replace(question, precision=precision), arms.load_arm(row.arm))
+
+
 def best_of_arm(question: Question, arm: Arm, most_rows: int = MOST_ROWS) -> Row:
     """The best setting of an arm; if none fits, the one that comes closest, without a time."""
     recomputations: tuple = (question.checkpointing,)

@@ -13,6 +13,7 @@ from study.predict.advise import (
     fewest,
     fits_on,
     with_more_rows,
+    with_precision,
 )
 from study.predict.allocator import (
     CONTEXT_BYTES,

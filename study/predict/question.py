@@ -57,7 +57,7 @@ class PlaceFlags:
     """The machine, and what other loops than this study's can do."""
 
     gpu: str | None = None
-    """Kind of GPU: H100, A100-40GB, L4, RTX4090 and others."""
+    """Kind of GPU: H100, A100-40GB, RTX3090 or just 3090. An unknown name lists all."""
     gpu_memory: str | None = None
     """Memory of a card that is not in the list, or of a slice: 12GB is 12 GiB, as on labels. --gpu is most like it."""
     gpu_tflops: float | None = None

@@ -212,6 +212,7 @@ REASONS = {
     " moments",
     "temporaries": "single operations need them briefly: copies, norms, flattened gradients",
     "other": "the data set on this rank, and what was allocated before training",
+    "constants": "buffers of the model, such as masks and positions: no arm partitions them",
     "staging": "offloaded tensors pass through buffers",
     "swap": "tensors on disk pass through buffers",
 }

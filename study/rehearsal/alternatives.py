@@ -1,5 +1,6 @@
 """The same script under another arm: its config with another stage, or with FSDP2 or DDP instead. Needs no torch."""
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ def under(arm: Arm, request: Request, folder: Path) -> Request:
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "num_machines": 1,
-        "mixed_precision": given.get("mixed_precision") or precision(zero),
+        "mixed_precision": launched_precision(request.launch_words) or given.get("mixed_precision") or precision(zero),
         "distributed_type": arm.distributed_type,
     }
     if arm.deepspeed is None:
@@ -77,6 +78,15 @@ def without_config(words: list[str]) -> tuple[list[str], str | None]:
         if "deepspeed" in name:
             json_file = value
     return kept, json_file
+
+
+def launched_precision(words: list[str]) -> str | None:
+    """Return the precision that the words of `accelerate launch` ask for."""
+    for word, following in itertools.pairwise([*words, ""]):
+        option, _, value = word.partition("=")
+        if option in ("--mixed_precision", "--mixed-precision"):
+            return value or following
+    return None
 
 
 def precision(zero: dict | None) -> str:

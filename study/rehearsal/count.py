@@ -5,6 +5,7 @@ import gc
 import sys
 import weakref
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,8 +37,9 @@ class Count:
 
     shapes: Shapes
 
-    def __init__(self, request: Request):
+    def __init__(self, request: Request, progress: Path):
         self.request = request
+        self.progress = progress  # the file that says where the script is
         self.answer = Answer()
         self.record: Record | None = None
         device = "cuda" if request.real and torch.cuda.is_available() else "cpu"
@@ -51,6 +53,7 @@ class Count:
         self._modules: set[int] = set()  # of it, and others that were called
         self._others: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._on_host: dict[int, weakref.ref] = {}  # storages that were there before the training, such as a data set
+        self._read: list[int] = []  # the shape of the update's largest batch
         self._parts: dict[str, int] | None = None
         self._after_step: dict[str, int] | None = None
         torch_optimizer.register_optimizer_step_pre_hook(self._before_update)
@@ -82,12 +85,15 @@ class Count:
     def take_batch(self, batch) -> None:
         """Note what a loader gives."""
         self.answer.batches += 1
+        doing = "after its updates" if self.moments.is_over else f"step {self.answer.updates + 1}"
+        self.progress.write_text(f"{doing}, batch {self.answer.batches}")
         leaves = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim]
         if tensors and not self.moments.is_over:
             self.answer.batch = list(max(tensors, key=torch.Tensor.numel).shape)
 
-    def _before_forward(self, module, _) -> None:
+    def _before_forward(self, module, inputs) -> None:
+        self._note_read(inputs)
         trains = module.training and torch.is_grad_enabled()
         self.moments.called(trains)
         if self._model is not None and not self.moments.is_over:
@@ -100,6 +106,13 @@ class Count:
             self.answer.loading_peak_bytes = self.watch.peak
             self.answer.first_step_at = len(self.answer.log)
             self.watch.peak = self.watch.total
+
+    def _note_read(self, inputs: tuple) -> None:
+        """Note what a module reads that has values: a batch. The loader may be a batch ahead of the model."""
+        if not inputs or type(inputs[0]) is not torch.Tensor or self.request.real:
+            return
+        if inputs[0].ndim and inputs[0].numel() > prod(self._read, start=1 if self._read else 0):
+            self._read = list(inputs[0].shape)
 
     def _note_other(self, module) -> None:
         """Note what a step calls beside the model that trains: a reference model, a teacher. Wrappers are none."""
@@ -152,6 +165,8 @@ class Count:
         if self.watch.device_type == "cuda":
             answer.cuda_peaks.append(torch.cuda.max_memory_allocated())
             torch.cuda.reset_peak_memory_stats()
+        answer.batches_read.append(self._read)
+        self._read = []
         calls, answer.calls = answer.calls, 0
         if answer.updates == 1:
             self._describe()
@@ -202,6 +217,7 @@ class Count:
         self.record.observed.steps = answer.updates
         self.record.observed.accumulation = self.mistakes.log.passes or self.record.observed.accumulation
         self.record.watched.rows_per_pass = answer.batch[0] if answer.batch else None
+        answer.longest_row = longest_row(self.mistakes.loader)
         if hasattr(getattr(self._model, "config", None), "to_json_string"):
             (folder / "config.json").write_text(self._model.config.to_json_string(use_diff=False))
         self.record.status = "done"
@@ -240,3 +256,13 @@ def root_of(parameter: torch.Tensor) -> nn.Module | None:
     while id(owner) in parents:
         owner = parents[id(owner)]
     return owner
+
+
+def longest_row(loader: Any) -> int | None:
+    """Return the most tokens of a row of a data set of Hugging Face's, whose columns know it. None of others."""
+    table: Any = getattr(getattr(loader, "_dataset", None), "data", None)
+    if "input_ids" not in getattr(table, "column_names", ()):
+        return None
+    import pyarrow.compute
+
+    return pyarrow.compute.max(pyarrow.compute.list_value_length(table.column("input_ids"))).as_py()

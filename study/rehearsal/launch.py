@@ -1,7 +1,9 @@
 """The environment that a launcher gives a rank: Accelerate's from its config file, or torchrun's alone."""
 
 import os
+from typing import NoReturn
 
+from study.core.errors import Stop
 from study.rehearsal.request import Request
 
 
@@ -18,5 +20,12 @@ def environment(request: Request) -> dict[str, str]:
     launch.simple_launcher = lambda arguments: prepared.append(variables.prepare_simple_launcher_cmd_env(arguments)[1])
     config = ["--config_file", request.config_file] if request.config_file else []
     words = [*config, *request.launch_words, "--num_processes", str(request.ranks), "--main_process_port", "0"]
-    launch.launch_command(launch.launch_command_parser().parse_args([*words, request.script]))
+    parser = launch.launch_command_parser()
+    parser.error = refuse
+    launch.launch_command(parser.parse_args([*words, request.script]))
     return {name: value for name, value in prepared[0].items() if os.environ.get(name) != value}
+
+
+def refuse(message: str) -> NoReturn:
+    """Raise Stop where Accelerate's parser would end the process."""
+    raise Stop(f"accelerate launch says: {message}", "correct the words before the script")

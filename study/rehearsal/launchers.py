@@ -2,12 +2,13 @@
 
 import itertools
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from study.core.errors import Stop
+from study.rehearsal.group import COUNTING, Group, group_of_words
 
-LAUNCHERS = ("accelerate", "torchrun", "deepspeed")
+LAUNCHERS = tuple(COUNTING)
 STARTERS = {*LAUNCHERS, "torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.runner"}
 
 
@@ -19,6 +20,7 @@ class StartedScript:
     words: list[str]
     own: list[str]  # Accelerate's own words, without its config
     config_file: str | None
+    group: Group = field(default_factory=Group)
 
 
 def launched(program: str, words: list[str]) -> StartedScript:
@@ -30,6 +32,10 @@ def launched(program: str, words: list[str]) -> StartedScript:
     if place is None or place >= len(words):
         remedy = "name the script itself, as in `study virtual train.py`"
         raise Stop(f"no script of {program} is seen in its words ({' '.join(words)!r:.80})", remedy)
+    inner = next((place for place, word in enumerate(words[:place]) if word in LAUNCHERS), None)
+    if inner is not None:  # such as `srun torchrun`
+        return launched(words[inner], words[inner + 1 :])
+    refuse_ours(program, words[:place])
     own = [word for word in words[:place] if word not in ("launch", "-m", "--module")]
     config_file = None
     if "--config_file" in own[:-1]:
@@ -38,26 +44,33 @@ def launched(program: str, words: list[str]) -> StartedScript:
     script_words = words[place + 1 :]
     if program == "deepspeed":
         script_words = ["--local_rank=0", *script_words]  # which it gives each rank
-    return StartedScript(words[place], script_words, own if program == "accelerate" else [], config_file)
+    group = group_of_words(program, own)
+    return StartedScript(words[place], script_words, own if program == "accelerate" else [], config_file, group)
+
+
+def refuse_ours(program: str, words: list[str]) -> None:
+    """Raise Stop if an option of `study virtual` stands among the words of a launcher."""
+    for word in words:
+        if word.partition("=")[0] in OURS:
+            what = f"{word} is an option of study virtual, and no option of {program}"
+            raise Stop(what, f"write it before {program}: `study virtual {word} ... {program} ...`")
 
 
 # --- the words of `study virtual`
 
+OURS = ("--ranks", "--gpu", "--gpus-per-node", "--try", "--steps", "--evaluate", "--save", "--json")
 SWITCHES = ("--json", "--evaluate", "--save", "--real")  # of `study virtual SCRIPT`, which take no value
 
 
 def script_last(options: list[str]) -> list[str] | None:
     """Return options with somebody's script and its own words, which follow `--`, at their end. None without one."""
-    if "--" in options:
-        place = options.index("--")
-        own, words = options[:place], options[place + 1 :]
-    elif options and options[0] in LAUNCHERS:  # whose words follow as they are
-        return ["--", *options]
-    else:
-        own, words = options, []
+    end = options.index("--") if "--" in options else len(options)
+    own, words = options[:end], options[end + 1 :]
     script = place_of_script(own)
     if script is None:
         return None
+    if own[script] in LAUNCHERS:  # whose words follow as they are
+        return [*own[:script], "--", *options[script:]]
     return [*own[:script], *own[script + 1 :], "--", own[script], *words]
 
 
@@ -67,7 +80,7 @@ def place_of_script(own: list[str]) -> int | None:
         return 0
     for place, (before, word) in enumerate(itertools.pairwise(own), 1):
         takes_value = before.startswith("--") and "=" not in before and before not in SWITCHES
-        if word.endswith(".py") and not takes_value:
+        if (word.endswith(".py") or word in LAUNCHERS) and not takes_value:
             return place
     return None
 

@@ -1,8 +1,10 @@
 """What a GPU would show of a rehearsal: its tensors replayed on PyTorch's caching allocator. Needs no torch."""
 
 from dataclasses import dataclass
+from math import inf
 
-from study.predict.front import CONTEXT_BYTES, Allocator, Block, outside_of_group
+from study.core.gpus import Gpu
+from study.predict.front import CONTEXT_BYTES, Allocator, Block, fits_on, outside_of_group
 from study.rehearsal.request import Answer, Moment
 
 
@@ -11,18 +13,21 @@ class OnGpu:
     """Bytes of one GPU at the peak, and of the host's memory for this rank."""
 
     peak: int  # of tensors, as `max_memory_allocated` counts them but for its blocks of 512 bytes
-    reserved: int  # predicted: all in one stream
-    driver: int  # predicted: what nvidia-smi shows
+    reserved: int | None  # predicted: all in one stream. None: more than the GPU has
+    driver: int | None  # predicted: what nvidia-smi shows
     host: int
+    fits: str | None = None  # None: no kind of GPU is named
     training: int = 0  # the peak of the updates, without evaluation and saving
     evaluation: int | None = None  # None: it did not evaluate
     saving: int | None = None
     whole_evaluation: int | None = None  # extrapolated, if batches were left out and each one leaves more
 
 
-def on_gpu(answer: Answer, ranks: int, stage: int | None) -> OnGpu:
+def on_gpu(answer: Answer, ranks: int, stage: int | None, gpu: Gpu | None = None) -> OnGpu:
     """Replay what was taken and given back, without what offloading keeps on the host."""
-    replayed = Replay(answer)
+    outside = int(CONTEXT_BYTES + outside_of_group(ranks if ranks > 1 else 0, stage))
+    capacity = gpu.memory_bytes - outside if gpu else inf
+    replayed = Replay(answer, capacity)
     peaks = [max(replayed.held[max(each.begin - 1, 0) : each.end], default=0) for each in answer.moments]
     in_moments = {place for each in answer.moments for place in range(each.begin, each.end)}
     from_begin = range(answer.first_step_at, len(replayed.held))
@@ -32,14 +37,19 @@ def on_gpu(answer: Answer, ranks: int, stage: int | None) -> OnGpu:
         for kind in ("evaluation", "saving")
     }
     whole = whole_evaluation(answer.moments, peaks)
-    reserved = replayed.allocator.peak_reserved
     more = max(0, (whole or 0) - max(training, *peaks, 0))
-    outside = CONTEXT_BYTES + outside_of_group(ranks if ranks > 1 else 0, stage)
+    peak = max(training, *peaks, 0) + more
+    reserved = replayed.allocator.peak_reserved + more
+    is_full = replayed.is_full or reserved > capacity
+    fits = None
+    if gpu:
+        fits = "no" if is_full else fits_on(gpu, peak, reserved + outside)
     return OnGpu(
-        peak=max(training, *peaks, 0) + more,
-        reserved=reserved + more,
-        driver=int(reserved + more + outside),
+        peak=peak,
+        reserved=None if is_full else reserved,
+        driver=None if is_full else reserved + outside,
         host=replayed.host,
+        fits=fits,
         training=training,
         whole_evaluation=whole,
         **of_kind,
@@ -65,9 +75,10 @@ def whole_evaluation(moments: list[Moment], peaks: list[int]) -> int | None:
 class Replay:
     """The allocator after a log, and what was held after each of its entries."""
 
-    def __init__(self, answer: Answer):
+    def __init__(self, answer: Answer, capacity_bytes: float):
         on_host = set(answer.host)
-        self.allocator = Allocator()
+        self.allocator = Allocator(capacity_bytes)
+        self.is_full = False  # a GPU of this size holds no more: its allocator is not followed further
         self.held: list[int] = []
         self.host = 0
         blocks: dict[int, Block] = {}
@@ -80,8 +91,17 @@ class Replay:
                 self.host += more
             else:
                 held += more
-                if number in blocks:
-                    self.allocator.give(blocks.pop(number))
-                if size:
-                    blocks[number] = self.allocator.take(size)
+                self._move(blocks, number, size)
             self.held.append(held)
+
+    def _move(self, blocks: dict[int, Block], number: int, size: int) -> None:
+        """Give a storage back, and take it anew if it has a size."""
+        if self.is_full:
+            return
+        if number in blocks:
+            self.allocator.give(blocks.pop(number))
+        try:
+            if size:
+                blocks[number] = self.allocator.take(size)
+        except MemoryError:
+            self.is_full = True

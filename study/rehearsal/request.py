@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-REQUEST, ANSWER = "request.json", "answer.json"
+REQUEST, ANSWER, PROGRESS = "request.json", "answer.json", "progress.txt"
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,10 @@ class Answer:
     loading_peak_bytes: int | None = None  # before the first pass
     batches: int = 0  # that loaders gave
     batch: list[int] = field(default_factory=list)  # the shape of a pass's first input
+    batches_read: list[list[int]] = field(default_factory=list)  # of each update: the shape of the largest
+    longest_row: int | None = None  # tokens of the data set's. None: it does not say
     calls: int = 0  # of the model, in the last counted step
+    keeps_scores: bool = False  # attention drops some, and so a CPU keeps them
     has_other_models: bool = False  # that are called in a step, too
     lora_rank: int | None = None
     log: list[tuple[int, int]] = field(default_factory=list)  # of storages, by number: bytes, and 0 when freed

@@ -21,11 +21,12 @@ from study.rehearsal import deepspeed_patches, hugging_face_patches, launch, ran
 from study.rehearsal.count import Count
 from study.rehearsal.files import Files
 from study.rehearsal.gpu import answer_as_a_gpu
+from study.rehearsal.kernels import kernels
 from study.rehearsal.launchers import refuse_others
 from study.rehearsal.libraries import Rehearsal, WhenImported
 from study.rehearsal.moments import Enough
 from study.rehearsal.nothing import Nothing
-from study.rehearsal.request import ANSWER, REQUEST, Failure, Request
+from study.rehearsal.request import ANSWER, PROGRESS, REQUEST, Failure, Request
 from study.rehearsal.values import NEEDS_VALUES, NoValue, OnOneDevice, Script, Shapes, Values
 
 
@@ -39,7 +40,7 @@ def main(folder: Path) -> None:
     script = Script(path, request.values)
     if not request.real:
         answer_as_a_gpu(request, script)
-    count = Count(request)
+    count = Count(request, folder / PROGRESS)
     agreement = ranks.Agreement(folder, request)
     values = Values(script, agreement, request.most_collectives)
     ranks.answer_alone(values.note)
@@ -49,15 +50,15 @@ def main(folder: Path) -> None:
     rehearsal = Rehearsal(request, shapes, count)
     torch_patches.patch(rehearsal)
     WhenImported(rehearsal, hugging_face_patches.PATCHES | deepspeed_patches.PATCHES).attach()
-    os.environ |= launch.environment(request)
-    sys.argv = [request.script, *request.words]
-    sys.path[0] = str(path.parent)
     failure = None
-    Files(folder).guard()
-    sys.addaudithook(refuse_others)
     try:
+        os.environ |= launch.environment(request)
+        sys.argv = [request.script, *request.words]
+        sys.path[0] = str(path.parent)
+        Files(folder).guard()
+        sys.addaudithook(refuse_others)
         one_device = contextlib.nullcontext() if request.real else OnOneDevice(count.moments)
-        with values, count.watch, one_device:
+        with values, count.watch, one_device, kernels(request, count.answer):
             run_script(path, request.skips, request.module)
     except Enough:
         count.answer.is_cut = True

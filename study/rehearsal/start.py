@@ -1,42 +1,64 @@
 """Starts a rehearsal in its own process: of rank 0, of rank 1 beside it, of the same script under other arms."""
 
+import contextlib
 import importlib.util
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from study.core.arms import Arm
 from study.core.errors import Stop
 from study.core.gpus import GPUS
-from study.core.text import during
-from study.predict.front import fits_on
+from study.core.text import TICK_S, during, say_aside
 from study.records import store
 from study.rehearsal.alternatives import check_is, under
 from study.rehearsal.files import remove_made
 from study.rehearsal.on_gpu import on_gpu
-from study.rehearsal.request import ANSWER, REQUEST, Answer, Failure, Request
+from study.rehearsal.request import ANSWER, PROGRESS, REQUEST, Answer, Failure, Request
 from study.rehearsal.together import apart
 
 
 def run_apart(folder: Path, log: Path, environment: dict[str, str], timeout_s: int) -> int | None:
     """Run the request of a folder in a process of its own. Return its exit code, or None after so many seconds."""
     command = [sys.executable, "-m", "study.rehearsal.run", str(folder)]
-    try:
-        with log.open("w") as file:
-            done = subprocess.run(
-                command, stdout=file, stderr=subprocess.STDOUT, env=environment, timeout=timeout_s, check=False
-            )
-    except subprocess.TimeoutExpired:
-        return None
-    return done.returncode
+    progress = Progress(folder)
+    ends = time.monotonic() + timeout_s
+    with (
+        log.open("w") as file,
+        subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment) as process,
+    ):
+        try:
+            while time.monotonic() < ends:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return process.wait(min(TICK_S, max(0, ends - time.monotonic())))
+                progress.say()
+        finally:
+            process.kill()
+    return None
+
+
+class Progress:
+    """Says where a rehearsal is that takes long."""
+
+    def __init__(self, folder: Path):
+        self.path = folder / PROGRESS
+        self.begun = time.monotonic()
+
+    def say(self) -> None:
+        where = self.path.read_text() if self.path.exists() else "importing and building"
+        say_aside(f"{where} ({time.monotonic() - self.begun:.0f} s so far) ...")
 
 
 def ran(request: Request, folder: Path, timeout_s: int) -> Answer:
     """Run the rehearsal, and return its answer."""
     if importlib.util.find_spec("torch") is None:
-        raise Stop("this environment has no PyTorch", "install study where you train: `pip install .` there")
+        raise Stop(
+            "this environment has no PyTorch",
+            "install study where you train: `pip install './zero-study[train]'` there",
+        )
     request.write(folder / REQUEST)
     log = folder / "log.txt"
     log.touch()
@@ -92,6 +114,5 @@ def tried(arm: Arm, request: Request, folder: Path, timeout_s: int) -> Tried:
         check_is(arm, seen)
     except Stop as stop:
         return Tried(arm.name, error=stop.sentence)
-    device = on_gpu(answer, request.ranks, seen.stage)
-    fits = fits_on(GPUS[request.gpu], device.peak, device.driver) if request.gpu else None
-    return Tried(arm.name, device.peak, device.driver, fits)
+    device = on_gpu(answer, request.ranks, seen.stage, GPUS[request.gpu] if request.gpu else None)
+    return Tried(arm.name, device.peak, device.driver, device.fits)

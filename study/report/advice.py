@@ -23,7 +23,10 @@ from study.predict.front import (
     reserve_bytes,
     scores,
     with_more_rows,
+    with_precision,
 )
+
+GIB = 2**30
 
 
 def enough(advice: Advice, batch: int | None) -> str:
@@ -57,7 +60,7 @@ def in_words(advice: Advice) -> list[str]:
     # --- why, how to train so, what would need less, and what comes before the first step
     lines += [
         _reason(advice, choice) + _by_precision(advice, choice),
-        f"Its file: accelerate_configs/{choice.arm}.yaml.",
+        start(choice),
     ]
     if question.model.is_partly_frozen and choice.offloads:
         lines += _smaller(question)
@@ -71,6 +74,29 @@ def in_words(advice: Advice) -> list[str]:
         has = amount(question.host_memory_bytes)
         lines.append(finding("loading_fills_the_host", needed=amount(needed_bytes), has=has).said)
     return lines
+
+
+def start(choice: Row) -> str:
+    """Return the command that starts a script so. The files of arms leave the precision to it."""
+    launch = f"accelerate launch --config_file accelerate_configs/{choice.arm}.yaml"
+    rows = number_of(choice.micro_batch, "sequences")
+    batch = f"a batch of {rows} and gradient_accumulation_steps={choice.accumulation}"
+    precision = mixed_precision(choice)
+    if precision != "no":
+        of_fp32 = "Without --mixed_precision it trains in fp32."
+        return f"Start it: `{launch} --mixed_precision {precision} train.py`, with {batch} in your script. {of_fp32}"
+    if choice.precision != "fp32":
+        batch += ", and weights in 16 bits"
+    return f"Start it: `{launch} train.py`, with {batch} in your script."
+
+
+def mixed_precision(row: Row) -> str:
+    """Return the precision of a row as Accelerate names it."""
+    arm = arms.load_arm(row.arm)
+    casts = arm.deepspeed is not None or arm.fsdp is not None  # others get bf16 weights from the script alone
+    if row.precision == "bf16" or (row.precision == "bf16_cast" and casts):
+        return "bf16" if row.gpu.has_bf16 else "fp16"
+    return "no"
 
 
 def _why_second(other: Row, choice: Row) -> str:
@@ -123,9 +149,11 @@ def in_json(advice: Advice) -> dict:
     return said
 
 
-def resting_on(advice: Advice, is_default_batch: bool) -> str:
-    """Return how accurate its memory is, and how large a batch or a host's memory is taken that nobody gave."""
+def resting_on(advice: Advice, is_default_batch: bool, is_default_link: bool) -> str:
+    """Return how accurate its memory is, and which link, batch and host's memory are taken that nobody gave."""
     said = " ".join(f"{line[0].upper()}{line[1:]}." for line in accuracy_of_memory())
+    if is_default_link and advice.question.gpus > 1:
+        said += f" Taken: {_links(advice.question)} (--link)."
     if any(row.offloads for row in (advice.choice, advice.alternative) if row):
         said += f" Host memory of a node taken as {amount(advice.question.host_memory_bytes)} (--host-memory)."
     if advice.choice and is_default_batch:
@@ -175,8 +203,19 @@ def _reason(advice: Advice, choice: Row) -> str:
             )
     else:
         with_or_without = "with" if choice.offloads else "without"
-        why += f"of the {others} that fit {with_or_without} offloading, it is the fastest."
+        why += f"of the {others} that fit {with_or_without} offloading, it is the fastest"
+        why += f"{_beside_simpler(among, choice)}."
     return why + _why_not_offloading(alike, choice)
+
+
+def _beside_simpler(among: list[Row], choice: Row) -> str:
+    """Say of the fastest arm whether simpler ones take long enough to lose."""
+    simpler = [row for row in among if arms.NAMES.index(row.arm) < arms.NAMES.index(choice.arm)]
+    if not simpler:
+        return " and the simplest"
+    quickest = min(simpler, key=lambda row: row.seconds)
+    longer = times(quickest.seconds / choice.seconds)
+    return f"; {quickest.arm} is simpler, but takes {longer} as long, which counts from {FASTER} times on"
 
 
 def _why_not_offloading(alike: list[Row], choice: Row) -> str:
@@ -304,6 +343,30 @@ def table(advice: Advice) -> list[dict]:
         }
         for row in advice.rows
     ]
+
+
+def below_table(advice: Advice) -> list[str]:
+    """Return what a reader of the table may not expect: what stays free, and why an arm holds so much."""
+    gpu = advice.question.gpu
+    free = max(0, headroom_bytes(gpu, 0))
+    lines = [f"fits: up to {free / GIB:.1f} of {amount(gpu.memory_bytes)}; the rest is for context and fragmentation."]
+    by_arm = {row.arm: row for row in advice.rows}
+    zero2, zero3 = by_arm.get("zero2"), by_arm.get("zero3")
+    if zero2 and zero3 and zero2.micro_batch == zero3.micro_batch and zero2.peak_bytes <= zero3.peak_bytes:
+        lines.append(finding("stage_3_holds_no_less").said)
+    return lines + _widest(advice)
+
+
+def _widest(advice: Advice) -> list[str]:
+    """Say so if DDP or one process lacks room only because its weights are in fp32."""
+    simplest, question = advice.rows[0], advice.question
+    if simplest.fits or simplest.precision != "bf16" or question.precision is not None:
+        return []
+    row = with_precision(question, simplest, "bf16_cast")
+    if not row.fits:
+        return []
+    fits = f"with --precision bf16_cast it fits, {of_card(row.peak_bytes, question.gpu)}"
+    return [f"{row.arm} is compared with fp32 weights and autocast: {fits}."]
 
 
 def _of_row(row: Row) -> str:

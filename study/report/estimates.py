@@ -108,11 +108,13 @@ def _taken(needs: Needs) -> str:
     return text
 
 
-def table(estimate: Estimate) -> list[dict]:
+def table(estimate: Estimate, in_ddp: bool) -> list[dict]:
     """The parts of the peak, and of what is on the host."""
     parts = estimate.at_peak | {"total": estimate.peak_bytes}
     parts |= {f"on the host: {role}": role_bytes for role, role_bytes in estimate.on_host.items()}
     named = {}
+    if in_ddp:
+        named["gradients"] = "gradients, and DDP's buckets"
     if estimate.peak_when == "update":
         named["temporaries"] = "temporaries of the update"
     return [{"component": named.get(part, part), "per rank": size(part_bytes)} for part, part_bytes in parts.items()]

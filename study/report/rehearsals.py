@@ -1,11 +1,11 @@
 """A rehearsal in words: the verdict, the parts of the peak, evaluation and saving, and what the script decided."""
 
 from dataclasses import dataclass
+from math import prod
 from typing import Self
 
 from study.core.gpus import GPUS
 from study.core.text import UNKNOWN, number_of, size
-from study.predict.front import fits_on
 from study.records.schema import Record
 from study.records.sections import Observed
 from study.rehearsal.on_gpu import OnGpu, on_gpu
@@ -49,12 +49,19 @@ class Rehearsed:
     peak: Peak
     fits: str | None  # None: no kind of GPU is named
 
+    @property
+    def batch_of_peak(self) -> list[int]:
+        """The largest micro-batch of the update that holds most. Where none was seen, the last that a loader gave."""
+        answer = self.answer
+        read = dict(enumerate(answer.batches_read)).get(answer.peaks.index(max(answer.peaks)), [])
+        return read or answer.batch
+
     @classmethod
     def of(cls, request: Request, answer: Answer, record: Record) -> Self:
-        device = on_gpu(answer, request.ranks, record.observed.stage)
+        gpu = GPUS[request.gpu] if request.gpu else None
+        device = on_gpu(answer, request.ranks, record.observed.stage, gpu)
         peak = Peak.of(answer, device, record.memory.components.per_rank[0].at_peak)
-        fits = fits_on(GPUS[request.gpu], device.peak, device.driver) if request.gpu else None
-        return cls(request, answer, record, device, peak, fits)
+        return cls(request, answer, record, device, peak, device.fits)
 
 
 def ending(failure: Failure, request: Request) -> str:
@@ -75,10 +82,43 @@ def verdict(of: Rehearsed) -> str:
     device, when = of.device, of.peak.when
     holds = f"Rank 0 of {of.request.ranks}, run alone (virtual), peaks at {size(device.peak)} in {when}"
     if of.request.gpu is None or of.fits is None:
-        return f"{holds}."
-    total_bytes = GPUS[of.request.gpu].memory_bytes
-    shown = f"nvidia-smi would show {device.driver / GIB:.1f} of {total_bytes / GIB:.0f} GiB"
+        return f"{holds}.{on_cpu(of.answer)}"
+    total = f"{GPUS[of.request.gpu].memory_bytes / GIB:.0f} GiB"
+    if device.driver is None:
+        return f"{holds}, and needs more than {total}: {FITS[of.fits]}."
+    shown = f"nvidia-smi would show {device.driver / GIB:.1f} of {total}"
     return f"{holds}, and {shown}: {FITS[of.fits]}."
+
+
+def in_fp32(seen: Observed) -> list[str]:
+    """Say so if no part of a step has 16 bits: most people do not mean it."""
+    if seen.dtypes.get("weights") != "float32" or seen.autocast:
+        return []
+    remedy = "`accelerate launch --mixed_precision bf16`, or bf16=True of a Trainer, asks for 16 bits"
+    return [f"Your script trains in fp32: {remedy}."]
+
+
+def longest_seen(of: Rehearsed) -> list[str]:
+    """Return the largest micro-batch of the updates, as longer ones hold more, and how long the data set's rows are."""
+    if not of.answer.batches_read:
+        return []
+    shape = " x ".join(f"{size:,}" for size in largest_of(of.answer.batches_read))
+    line = f"The largest micro-batch that it saw is {shape}: a larger one holds more."
+    longest = of.answer.longest_row
+    if longest and longest > max(largest_of(of.answer.batches_read)):
+        line += f" The data set has a row of {longest:,} tokens. Give more --steps."
+    return [line]
+
+
+def largest_of(shapes: list[list[int]]) -> list[int]:
+    return max(shapes, key=prod)
+
+
+def on_cpu(answer: Answer) -> str:
+    """Return what a CPU holds and a GPU does not, where no kind of GPU is named."""
+    if not answer.keeps_scores:
+        return ""
+    return " That is of a CPU's kernels; its attention has dropout, and a CPU keeps the scores: --gpu leaves them out."
 
 
 def parts_of_peak(of: Rehearsed) -> list[str]:
@@ -188,10 +228,10 @@ def training(seen: Observed) -> list[str]:
 def step(of: Rehearsed) -> list[str]:
     """Return the sequences of a step, and the clipping."""
     seen, words = of.record.observed, []
-    if of.answer.batch:
-        shape = " x ".join(map(str, of.answer.batch))
+    if batch := of.batch_of_peak:
+        shape = " x ".join(map(str, batch))
         passes = number_of(seen.accumulation or 1, "micro-batches")
-        words.append(f"batch {shape}, {passes}, {of.request.ranks} ranks")
+        words.append(f"batch {shape}, {passes}, {number_of(of.request.ranks, 'ranks')}")
     if seen.clipping is not None:
         words.append(f"clipping {seen.clipping:g}" if seen.clipping else "no clipping by the library")
     return words

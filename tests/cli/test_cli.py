@@ -22,6 +22,7 @@ from study.core import arms
 from study.core.arms import NAMES
 from study.core.doctor import Examined
 from study.core.text import bar, during, number_of, show, size
+from study.measure.roles import ORDER
 from study.predict.architecture import named
 from study.predict.prediction import estimate
 from study.predict.question import PlaceFlags, TrainingFlags
@@ -86,6 +87,19 @@ def test_what_people_read(command, asked, capsys, golden):
         asked(words)
         text += f"$ study {words}\n\n{capsys.readouterr().out.replace(str(Path.cwd()), '.')}\n"
     golden(f"command_{command}.txt", text)
+
+
+COMPONENTS = [
+    "weights", "master", "gradients", "moments", "buckets", "gathered_weights", "activations", "temporaries", "other",
+    "constants", "staging", "swap",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_each_component_of_memory_is_explained_by_its_name(name, asked, capsys):
+    assert asked(f"explain {name}") is None
+    assert capsys.readouterr().out.startswith(f"{name}: a component of memory")
+    assert {*ORDER} <= {*COMPONENTS}
 
 
 def test_all_arms_are_listed(asked, capsys):

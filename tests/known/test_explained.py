@@ -228,6 +228,11 @@ def is_code(place: str) -> bool:
     return ".py:" in place
 
 
+def test_a_component_and_a_setting_are_explained_by_the_names_that_commands_print():
+    for name in ("activations", "gathered_weights", "stage3_max_live_parameters"):
+        assert explain((name,))[0]["sentence"], name
+
+
 def test_an_unknown_id_is_refused_with_the_nearest():
     with pytest.raises(Stop) as stop:
         explain(("secondbucket",))

@@ -30,7 +30,7 @@ from study.predict.prediction import estimate
 from study.predict.question import BUCKET_ELEMENTS, PlaceFlags, Question, StepFlags, TrainingFlags, bytes_of
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Training
-from study.report.advice import enough, in_words, table, why_tight
+from study.report.advice import below_table, enough, in_words, table, why_tight
 
 MISTRAL = Question(named("mistral-7b"), 8, GPUS["H100-80GB"], "nvswitch", 1e12, 6144, 24)
 BERT = Question(named("bert-base"), 2, GPUS["L4"], "pcie4", 64e9, 128, 24, precision="bf16_cast", checkpointing=False)
@@ -274,6 +274,55 @@ def test_why_an_offloading_arm_is_chosen_before_a_faster_one():
         )
     only = replace(rows[0], peak_bytes=78e9)
     assert in_words(Advice(MISTRAL, (only,), only, None))[1].endswith("[fits_only_just]")
+
+
+ROW = {"fits": True, "host_bytes": 1e9, "precision": "bf16_cast", "micro_batch": 4, "accumulation": 8}
+
+
+@pytest.mark.parametrize(
+    ("arm", "precision", "gpu", "said"),
+    [
+        ("zero1", "bf16_cast", "A100-80GB", "zero1.yaml --mixed_precision bf16 train.py`, with a batch of 4 sequ"),
+        ("ddp", "bf16", "A100-80GB", "ddp.yaml --mixed_precision bf16 train.py`"),
+        ("zero2", "bf16_cast", "V100-16GB", "zero2.yaml --mixed_precision fp16 train.py`"),
+        ("fsdp2", "bf16_cast", "A100-80GB", "fsdp2.yaml --mixed_precision bf16 train.py`"),
+        ("single", "bf16_cast", "A100-80GB", "single.yaml train.py`, with a batch of 4 sequences and "
+         "gradient_accumulation_steps=8, and weights in 16 bits in your script."),
+        ("ddp", "fp32", "A100-80GB", "ddp.yaml train.py`, with a batch of 4 sequences and "
+         "gradient_accumulation_steps=8 in your script."),
+    ],
+)  # fmt: skip
+def test_the_command_that_starts_a_choice_has_its_precision_and_batch(arm, precision, gpu, said):
+    row = replace(fitting(arm, 2.0), **ROW | {"precision": precision, "gpu": GPUS[gpu]})
+    words = in_words(Advice(MISTRAL, (row,), row, None))[-1]
+    assert words.startswith(f"Start it: `accelerate launch --config_file accelerate_configs/{said}"), words
+    assert ("Without --mixed_precision it trains in fp32." in words) == ("--mixed_precision" in said)
+
+
+def test_the_fastest_says_whether_it_is_also_the_simplest():
+    fast, slow = (replace(fitting(arm, seconds), **ROW) for arm, seconds in (("zero2", 2.0), ("zero1", 3.0)))
+    said = in_words(Advice(MISTRAL, (slow, fast), fast, None))[-2]
+    expected = "it is the fastest; zero1 is simpler, but takes 1.5 times as long, which counts from 1.25 times on."
+    assert said.endswith(expected), said
+    assert in_words(Advice(MISTRAL, (fast,), fast, None))[-2].endswith("it is the fastest and the simplest.")
+
+
+def test_below_the_table_stand_the_room_and_what_is_unexpected_of_its_rows():
+    zero2, zero3 = (replace(fitting(arm, 2.0, peak_gb), **ROW) for arm, peak_gb in (("zero2", 40), ("zero3", 41)))
+    lines = below_table(Advice(MISTRAL, (zero2, zero3), zero2, None))
+    assert lines[0] == "fits: up to 73.8 of 80 GiB; the rest is for context and fragmentation."
+    assert lines[1].endswith("[stage_3_holds_no_less]")
+    assert len(below_table(Advice(MISTRAL, (zero3, replace(zero2, peak_bytes=45e9)), zero2, None))) == 1
+
+
+def test_ddp_in_fp32_weights_is_said_to_fit_in_16_bits():
+    """A 3090 holds no 1.2 GB model with fp32 weights at this batch, and does with 16 bits."""
+    small = question_of(named("gpt2-large"), 4, "RTX3090")
+    row = best(small, "ddp")
+    unfit = replace(row, fits=False, limit="GPU memory", step_s=None)
+    last = below_table(Advice(small, (unfit,), None, None))[-1]
+    assert last.startswith("ddp is compared with fp32 weights and autocast: with --precision bf16_cast it fits, ")
+    assert len(below_table(Advice(replace(small, precision="bf16"), (unfit,), None, None))) == 1
 
 
 def test_why_an_arm_is_chosen_before_one_that_offloads_and_divides_less_or_is_faster():

@@ -54,6 +54,13 @@ def test_a_yaml_keeps_its_precision_and_clipping(asked):
     assert config["mixed_precision"] == "bf16"
 
 
+@pytest.mark.parametrize("words", [["--mixed_precision", "bf16"], ["--mixed-precision=bf16"]])
+def test_the_precision_of_a_launcher_is_kept(words, tmp_path):
+    given = Request("train.py", [], 8, 8, 2, launch_words=["--use_deepspeed", *words])
+    under(load_arm("zero2"), given, tmp_path)
+    assert from_yaml((tmp_path / "config.yaml").read_bytes())["mixed_precision"] == "bf16"
+
+
 def test_fsdp_takes_the_precision_of_a_deepspeed_json(asked, tmp_path):
     request, config = asked("fsdp2", f"--deepspeed={tmp_path}/ds.json")
     assert (request.words, config["mixed_precision"], config["fsdp_config"]["fsdp_version"]) == ([], "bf16", 2)

@@ -12,7 +12,7 @@ from study.core.gpus import num_gpus
 from study.rehearsal.on_gpu import on_gpu
 from study.rehearsal.request import Answer, Request
 from study.rehearsal.scripts import found
-from study.rehearsal.start import ran
+from study.rehearsal.start import Progress, ran
 from tests.conftest import python
 from tests.rehearsal.warm import study
 
@@ -174,6 +174,18 @@ def test_real_values_need_a_gpu():
     ended = study_virtual("examples/trainer_glue.py", "--real")
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
     assert "--real needs a GPU, and there is none here" in ended.stderr
+
+
+def test_where_a_long_rehearsal_is_can_be_read(written, tmp_path, capsys):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    progress = Progress(folder)
+    progress.say()
+    ran(Request(str(written(LOOP)), [], 2, 2, 2), folder, 300)
+    progress.say()
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("importing and building (")
+    assert second.startswith("step 3, batch ")
 
 
 # --- how scripts fail

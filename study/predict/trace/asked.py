@@ -21,7 +21,7 @@ class TraceOptions(NamedTuple):
     checkpointing: int = False  # the value of a Recomputation
     loss: str = "whole"  # from all logits; in_place: by a kernel that overwrites them; chunked: by one without them
     zero3_linear: bool = False  # linear layers are stage 3's own: see kernels.py
-    cuda: bool = False  # kernels keep what CUDA's do: see kernels.py
+    cuda: bool = False  # kernels keep what CUDA's do: see study/core/models/on_cuda.py
     logits: str = "fp32"  # or as_computed: the type of the logits in the loss
     frozen: str = "as_weights"  # or bf16, or bf16_except_norms: the type of the frozen weights
     quantized_bits: int = 0  # of frozen linear layers, which bitsandbytes' products read; 0: none

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-import study.predict.trace.kernels  # noqa: F401 it registers fused attention
+import study.core.models.on_cuda  # noqa: F401 it registers fused attention
 from study.core.models.values import GROUPED
 from study.predict.trace.tape import Tape
 

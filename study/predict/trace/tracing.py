@@ -18,10 +18,11 @@ from study.core import files
 from study.core.errors import Stop
 from study.core.models import config as configs
 from study.core.models.build import Adapted, build, freeze, quantize
+from study.core.models.on_cuda import AsOnCuda
 from study.core.models.step import inputs, logits_and_losses
 from study.core.models.values import WithoutValues
 from study.predict.trace.asked import Look, Recomputation, TraceOptions
-from study.predict.trace.kernels import AsOnCuda, in_place, without_logits, zero3_linear
+from study.predict.trace.kernels import in_place, without_logits, zero3_linear
 from study.predict.trace.recorder import Recorder
 from study.predict.trace.tape import Tape, compact
 from study.predict.trace.transformer import Transformer

@@ -113,6 +113,8 @@ def _kept(model: Transformer, what: str, *asked) -> Any:
     except ModuleNotFoundError as error:
         problem = f"this model with these options has to be traced, and {error.name} is not installed"
         remedy = "install PyTorch and transformers: pip install './zero-study[train]'"
+        if any(getattr(each, "loss", None) == "chunked" for each in asked):
+            remedy += "; or leave --chunked-loss out: with it no more is needed"
         raise Stop(problem, remedy, "unavailable") from error
     with bar("tracing the model; this takes seconds to minutes, once"):
         known = json.loads(json.dumps(getattr(tracing, what)(model, *asked)))

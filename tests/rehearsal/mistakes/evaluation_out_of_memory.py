@@ -1,4 +1,4 @@
-# --evaluate --gpu=T4 :: in evaluation, and nvidia-smi would show .*: it does not fit
+# --evaluate --gpu=T4 :: in evaluation, and needs more than 15 GiB: it does not fit
 import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader, TensorDataset
