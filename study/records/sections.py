@@ -129,6 +129,8 @@ class Watched(Section):
     loss_negated: Flag = None  # what it is of a function of torch's whose small values are good
     loss_base: Text = None  # what they divide: a "mean", a "sum", or the "items" of a sum that was divided
     passes_cleared: Int = None  # passes of a step whose gradients were cleared before the update
+    updates_beside_others: int = 0  # that came after one of another model
+    trained_share: Float = None  # of the parameters, at the last update
     rows_per_rank: list[int] = []  # of a step
     inputs_per_rank: list[list[str]] = []  # shapes and digests of the inputs of the first passes
     optimized_tensors: Int = None  # of the model, which the optimizer updates; None under DeepSpeed, which cuts them

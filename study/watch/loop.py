@@ -96,6 +96,8 @@ class WatchedLoop:
         self._updated = [tensor for tensor in self._trained if id(tensor) in updated]
         self._with_gradient: torch.nn.Parameter | None = None
         self._cleared: deque[int] = deque(maxlen=20)  # of the last steps
+        self._cleared_first: list[int] = []  # of the first steps, in which zeros are seen as well
+        self._had_gradients = False  # after a backward pass of the first steps, by their values
         self._plain = roles.plain_model(self.model)  # whose mode counts: a script may change it without the wrapper's
         dropouts = [each for each in self._plain.modules() if isinstance(each, torch.nn.modules.dropout._DropoutNd)]
         self._dropouts = [each for each in dropouts if each.p > 0]
@@ -107,6 +109,7 @@ class WatchedLoop:
         self.record.watched.has_schedule = hasattr(self._inner.step, "_wrapped_by_lr_sched")
         self._device = device_of(self.model).type
         self._shared = updated
+        self._ours = {id(tensor) for tensor in self.model.parameters()}
         self._undo = contextlib.ExitStack()
 
     def attach(self) -> None:
@@ -272,9 +275,11 @@ class WatchedLoop:
     def _begin_backward(self, loss=None, *_, scale_wrt_gas: bool = True, **__) -> None:
         """Mark the forward pass, and keep the loss as a part of the step's."""
         self.log.mark("forward")
-        self._look_for_cleared()
-        if self.step.backwards == 0 and 0 < self.log.count <= READ_STEPS:
-            self.record.watched.gradients_kept += self._has_gradients()
+        has_gradients = self.log.count <= READ_STEPS and self._has_gradients()
+        self._look_for_cleared(self._had_gradients and not has_gradients)
+        self.step.begins_with_gradients = has_gradients and (
+            self.step.begins_with_gradients or self.step.backwards == 0
+        )
         self.step.backwards += 1
         self.step.training = min(self._plain.training, self.step.training >= 1 or self.step.backwards == 1)
         self.step.dropouts_off = sum(not each.training for each in self._dropouts)
@@ -288,8 +293,8 @@ class WatchedLoop:
             # The same in Accelerator.backward (accelerator.py:2851). Without both, a plain loop has to divide by
             # itself.
             parts = self.accelerator.gradient_accumulation_steps
-        elif self.record.observed.autocast == "fp16":
-            return  # a GradScaler scales the loss, with an unknown scale
+        elif self.step.scaled:
+            return  # by a GradScaler, with an unknown scale
         if torch.is_tensor(loss) and loss.numel() == 1:
             # In the first pass: the mode of a look cannot read a Python number.
             if self.record.watched.loss_parts is None:
@@ -320,21 +325,20 @@ class WatchedLoop:
             if parameter.grad is not None:
                 self._with_gradient = parameter
                 break
+        self._had_gradients = self.log.count < READ_STEPS and self._has_gradients()
 
     @guarded
     def _end_step(self) -> None:
-        self._look_for_cleared()
+        self._look_for_cleared(to_zero=False)
         self._with_gradient = None
-        # The usual value of 20 steps: a script may clear gradients once on purpose, such as after an overflow.
-        self._cleared.append(self.step.cleared)
-        self.record.watched.passes_cleared = statistics.mode(self._cleared)
+        self._note_passes_cleared()
         rates = [group["lr"] for group in self._inner.param_groups]
         self.step.rates = [rate if is_number(rate) else math.nan for rate in rates]  # one in a tensor is not read
         self.rate = max([self.rate, *filter(is_number, rates)])
         decays = [(group.get("weight_decay"), group["lr"]) for group in self._inner.param_groups]
         products = [decay * rate for decay, rate in decays if is_number(decay) and is_number(rate)]
         self.decay = max([self.decay, *products])
-        self.step.trained = self.weights.trained_share
+        self.step.trained = self.record.watched.trained_share = self.weights.trained_share
         if self._is_engine:
             self.step.norm = _number(getattr(self.model, "_global_grad_norm", None))
         elif self.record.observed.autocast == "fp16" and not self.step.scaled:
@@ -351,12 +355,25 @@ class WatchedLoop:
     @guarded
     def _note_update(self, optimizer) -> None:
         if optimizer is not self._inner and optimizer is not self.optimizer:
-            tensors = (id(tensor) for group in optimizer.param_groups for tensor in group["params"])
-            self.record.watched.updates_by_another += any(each in self._shared for each in tensors)
+            tensors = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+            self.record.watched.updates_by_another += not tensors.isdisjoint(self._shared)
+            self.step.other_updated |= tensors.isdisjoint(self._ours)
 
-    def _look_for_cleared(self) -> None:
-        if self._with_gradient is not None and self._with_gradient.grad is None:
+    def _look_for_cleared(self, to_zero: bool) -> None:
+        if self._with_gradient is not None and (to_zero or self._with_gradient.grad is None):
             self.step.cleared = self.step.backwards
+
+    def _note_passes_cleared(self) -> None:
+        watched, step = self.record.watched, self.step
+        # The usual value of 20 steps: a script may clear gradients once on purpose, such as after an overflow.
+        self._cleared.append(step.cleared)
+        if self.log.count < READ_STEPS:
+            self._cleared_first.append(step.cleared)
+        watched.passes_cleared = max(statistics.mode(self._cleared), statistics.mode(self._cleared_first))
+        # A pass whose gradients are cleared, as that of a generator, does not add what it began with.
+        if self.log.count:
+            watched.gradients_kept += step.begins_with_gradients and not step.cleared
+        watched.updates_beside_others += step.other_updated
 
     def _has_gradients(self) -> bool:
         """Return whether a gradient of the first tensors is not zero. It waits for a GPU."""

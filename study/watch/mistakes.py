@@ -13,6 +13,7 @@ from study.watch.facts import KEPT, REDUCING, Facts, Results, required
 FIRST_SCALE = 65536  # the initial loss scale of DeepSpeed and torch
 HALVES = tuple(AUTOCAST.values())
 READ_STEPS = 6  # whose gradients the watch reads
+MOST = 0.5  # of the steps
 LEAST_STEPS = 5  # of a run whose weights are expected to change
 # Smaller shares and sizes than these get no finding.
 FROZEN = 0.02  # of the parameters: whoever trains fewer of them uses adapters, whose names say so
@@ -157,9 +158,10 @@ def model(facts: Facts) -> Results:
     trained = required(facts.seen.trained_parameters)
     # A new head above a body that was trained before is no mistake.
     is_head = facts.watched.head_alone_trains and facts.watched.frozen_untrained is False
-    few = trained < FROZEN * facts.parameters and not is_head
-    if required(facts.watched.model) and not facts.watched.has_adapters and few:
-        yield "frozen", {"share": trained / facts.parameters}
+    # What is frozen at first may train later: whoever unfreezes layer by layer begins with the head.
+    share = max(trained / facts.parameters, facts.watched.trained_share or 0.0)
+    if required(facts.watched.model) and not facts.watched.has_adapters and share < FROZEN and not is_head:
+        yield "frozen", {"share": share, "trained": round(share * facts.parameters)}
 
 
 def idle_schedule(facts: Facts) -> Results:
@@ -207,7 +209,16 @@ def accumulation(facts: Facts) -> Results:
     # A zero_grad in each pass does harm in plain loops only. Accelerate's optimizer skips it within a step
     # (optimizer.py:113), and under DeepSpeed always (utils/deepspeed.py:308).
     if facts.watched.passes_cleared:
-        yield "gradients_cleared", {}
+        yield "cleared_on_purpose" if _clears_on_purpose(facts, passes) else "gradients_cleared", {}
+
+
+def _clears_on_purpose(facts: Facts, passes: int) -> bool:
+    """Return whether passes without effect may be meant: those of a generator, or of SAM, which looks ahead."""
+    if facts.watched.updates_beside_others > MOST * facts.steps:
+        return True
+    inputs = facts.watched.inputs_per_rank
+    first = inputs[0][:passes] if inputs else []
+    return len(first) == passes and len(set(first)) == 1
 
 
 def _divisions(facts: Facts, passes: int, parts: int) -> Results:
@@ -230,8 +241,8 @@ def _divisions(facts: Facts, passes: int, parts: int) -> Results:
             # It divides only if the model's forward takes no other keywords (transformers 5.23.0, trainer.py:521 and
             # 2106), and multiplies by the ranks (trainer.py:2206), as if the loss were divided by the items of all.
             yield "trainer_sums_means", {"times": times}
-        elif passes > 1 and not divisors:
-            yield "gradients_summed", {}
+        elif (summed := passes - (watched.passes_cleared or 0)) > 1 and not divisors:
+            yield "gradients_summed", {"summed": summed}
     if watched.loss_negated:
         yield "loss_negated", {}
     # DDP, ZeRO and FSDP average over ranks by themselves.
