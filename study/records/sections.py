@@ -147,6 +147,9 @@ class Watched(Section):
     adapters_train: Flag = None  # some weight of PEFT's layers; None without any
     is_trainer: Flag = None  # of transformers
     unchanged_parameters: Int = None  # that should train, and are at the end what they were
+    unchanged: list[str] = []  # the names of three of them, the largest first
+    resumed_in: Int = None  # the step of the checkpoint that a Trainer goes on from
+    moments_lost: bool = False  # its optimizer keeps states, and began without any
     passes_without_update: Int = None  # since the last update
     updates_by_another: int = 0  # optimizer, of weights that the watched one has
     gradients_kept: int = 0  # of the first steps, those that began with gradients of the step before

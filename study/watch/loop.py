@@ -97,6 +97,7 @@ class WatchedLoop:
         self._with_gradient: torch.nn.Parameter | None = None
         self._cleared: deque[int] = deque(maxlen=20)  # of the last steps
         self._cleared_first: list[int] = []  # of the first steps, in which zeros are seen as well
+        self._resumed_without_states = False
         self._had_gradients = False  # after a backward pass of the first steps, by their values
         self._plain = roles.plain_model(self.model)  # whose mode counts: a script may change it without the wrapper's
         dropouts = [each for each in self._plain.modules() if isinstance(each, torch.nn.modules.dropout._DropoutNd)]
@@ -236,6 +237,17 @@ class WatchedLoop:
     @guarded
     def _mark(self, phase: str) -> None:
         self.log.mark(phase)
+
+    @guarded
+    def resumed(self, step: int) -> None:
+        """Note that the training goes on from this step of a checkpoint; 0: it begins."""
+        self.record.watched.resumed_in = step or None
+        self._resumed_without_states = step > 0 and not self._is_engine and not self._inner.state
+
+    @property
+    def moments_lost(self) -> bool:
+        """Return whether an optimizer that keeps states, by now, went on from a checkpoint without any."""
+        return self._resumed_without_states and bool(self._inner.state)
 
     @guarded
     def note_inputs(self, batch) -> None:

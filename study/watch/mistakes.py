@@ -90,7 +90,8 @@ def optimizer(facts: Facts) -> Results:
     elif (facts.seen.steps or 0) >= LEAST_STEPS and facts.seen.trained_parameters:
         unchanged = unchanged or 0
         if unchanged >= UNCHANGED * facts.seen.trained_parameters or watched.head_unchanged:
-            yield "weights_unchanged", {"unchanged": unchanged}
+            names = f", such as {', '.join(watched.unchanged)}" if watched.unchanged else ""
+            yield "weights_unchanged", {"unchanged": unchanged, "names": names}
     # A rank's part is one flat vector, so the optimizer sees no rows and columns (zero/stage_1_and_2.py:560). Measured:
     # a last loss of 7.65795 under DDP, and of 7.64581 under stage 1, with PyTorch's Adafactor.
     if required(facts.seen.stage) and re.search(MATRIX_WISE, facts.optimizer):
@@ -139,6 +140,8 @@ def updates(facts: Facts) -> Results:
         yield "gradients_not_cleared", {"read": READ_STEPS}
     if 2 * watched.without_gradients > READ_STEPS:
         yield "gradients_are_zero", {"read": READ_STEPS}
+    if watched.moments_lost:
+        yield "moments_lost", {}
     if watched.loss_unscaled:
         yield "loss_unscaled", {}
     if watched.clipped_scaled:

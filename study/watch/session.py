@@ -187,13 +187,14 @@ class Session:
         """Complete the record. `error` ended the loop. `opened` holds what works until then."""
         rank = self.ranks.rank
         watched = self.loop.record.watched
+        watched.moments_lost = self.loop.moments_lost
         watched.passes_without_update = self.loop.step.backwards
         watched.largest_decay = self.loop.decay
         watched.orders_repeated = self.loop.loaders.orders_repeated
         watched.evaluated_on_trained = self.loop.loaders.evaluated_on_trained
         if error is None:
             opened.close()
-            watched.unchanged_parameters, watched.head_unchanged, self.weights_sum = self.loop.weights.end()
+            self.weights_sum = self.loop.weights.describe_end(watched)
             watched.units_alike = self.loop.weights.alike()
         else:  # the reason first, in case the rest fails as well
             where = f"rank {rank}, step {self.loop.log.count + 1}"

@@ -208,6 +208,19 @@ OF_STEPS = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("rate", "stretch"),
+    [
+        (np.r_[0, np.ones(19), np.zeros(80)], "0 in 81 of 100 steps, without a break from step 21 to step 100"),
+        (np.r_[np.zeros(5), np.ones(40), np.zeros(10), np.ones(45)], "from step 46 to step 55"),
+    ],
+)
+def test_the_longest_stretch_without_a_rate_is_told(rate, stretch):
+    """A warm-up begins at 0 as well."""
+    (said,) = [each for each in course.findings({0: table(100, rates=rates(rate))}) if each.id == "rate_is_zero"]
+    assert stretch in said.sentence
+
+
 def found(*columns: dict, steps: int = 100) -> list[str]:
     tables = {rank: table(steps, **each) for rank, each in enumerate(columns)}
     return [each.id for each in course.findings(tables) + trends.findings(tables)]

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from torch.nn import functional
 
 from study.records import store
-from study.watch import watch
+from study.watch import WatchCallback, watch
 from study.watch.about import about
 
 STEPS = 24
@@ -109,7 +110,60 @@ def half_without_a_scale(folder: Path) -> None:
     train(folder, layers(), lambda *_: None, dtype=torch.float16)
 
 
+def go_on(folder: Path, **given) -> None:
+    """A Trainer that goes on from its checkpoint."""
+    data = [{"inputs": each, "labels": each.sum()} for each, _ in map(rows, range(8))]
+
+    def trainer(*callbacks, steps: int) -> transformers.Trainer:
+        arguments = {"max_steps": steps, "save_steps": 4, "use_cpu": True, "report_to": [], "disable_tqdm": True}
+        arguments |= {"save_strategy": "steps", "learning_rate": 1e-3} | given
+        where = transformers.TrainingArguments(str(folder.parent / "out"), **arguments)
+        return transformers.Trainer(Alone(), where, train_dataset=data, callbacks=list(callbacks))
+
+    trainer(steps=4).train()
+    trainer(WatchCallback(folder), steps=STEPS).train(resume_from_checkpoint=True)
+
+
+class Alone(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = layers()
+
+    def forward(self, inputs, labels):
+        return {"loss": functional.mse_loss(self.layers(inputs).mean((1, 2)), labels)}
+
+
+def checkpoint_of_weights(folder: Path) -> None:
+    go_on(folder, save_only_model=True)
+
+
+def healthy_checkpoint(folder: Path) -> None:
+    go_on(folder)
+
+
+def healthy_descent(folder: Path) -> None:
+    """Plain SGD has no states."""
+    go_on(folder, save_only_model=True, optim="sgd")
+
+
+def unknown_to_the_optimizer(folder: Path) -> None:
+    """The head was replaced after the optimizer was made."""
+    model = layers()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    model[2] = torch.nn.Linear(256, 1)
+    with watched(folder, model, optimizer):
+        for step in range(STEPS):
+            inputs, targets = rows(step)
+            functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 LOOPS = {
+    checkpoint_of_weights: ["moments_lost"],
+    healthy_checkpoint: [],
+    healthy_descent: [],
+    unknown_to_the_optimizer: ["weights_unchanged"],
     generated: ["cleared_on_purpose"],
     looks_ahead: ["cleared_on_purpose"],
     looks_ahead_with_zeros: ["cleared_on_purpose"],
@@ -123,6 +177,12 @@ def test_what_is_wrong_with_a_loop_is_named_and_nothing_else(loop, tmp_path):
     folder = tmp_path / "run"
     loop(folder)
     assert sorted({each.id for each in about(folder).findings} - COSTS) == LOOPS[loop]
+
+
+def test_unchanged_weights_have_names(tmp_path):
+    unknown_to_the_optimizer(tmp_path / "run")
+    said = [each.sentence for each in about(tmp_path / "run").findings if each.id == "weights_unchanged"]
+    assert said[0].endswith("what they were, such as 2.weight, 2.bias")
 
 
 def test_losses_are_read_in_fp16_without_a_scale(tmp_path):
