@@ -29,6 +29,7 @@ from study.measure import roles
 from study.measure.readback import device_of
 from study.records.schema import Record
 from study.watch import targets
+from study.watch.between import Between
 from study.watch.graph import division_of
 from study.watch.instruments import Instruments
 from study.watch.loaders import Loaders, digest
@@ -109,6 +110,7 @@ class WatchedLoop:
         self._evaluated = 0  # forward passes without gradients since the last with them, in training mode
         self.record.watched.has_schedule = hasattr(self._inner.step, "_wrapped_by_lr_sched")
         self._device = device_of(self.model).type
+        self.between = Between(self._updated, self.record.watched, self._device)
         self._shared = updated
         self._ours = {id(tensor) for tensor in self.model.parameters()}
         self._undo = contextlib.ExitStack()
@@ -147,6 +149,10 @@ class WatchedLoop:
             first = self._trained[0]
             self._undo.callback(first.register_post_accumulate_grad_hook(lambda _: self._mark("backward")).remove)
         self.active = True
+
+    def __deepcopy__(self, _) -> "WatchedLoop":
+        """A script may copy its model, and with it the hook. A copy is not watched."""
+        return self
 
     def detach(self) -> None:
         """Leave the loop as it was. It can be followed again."""
@@ -257,6 +263,8 @@ class WatchedLoop:
 
     @guarded
     def _forward(self, module, args, kwargs) -> None:
+        if module is not self.model:
+            return
         if not torch.is_grad_enabled():
             self._evaluated += self._plain.training
             if self._evaluated == EVALUATION and self._dropouts:
@@ -269,6 +277,8 @@ class WatchedLoop:
             self.step.evaluated = True
             return
         self.log.mark("outside")
+        step = self.step
+        self.between.forward(self.log.count, step.forwards == 0, step.evaluated, self._dropouts)
         # What a row and a token is goes by shapes alone: a value on a GPU would have to be waited for.
         inputs = _inputs([args, kwargs])
         tokens = [tensor for tensor in inputs if tensor.ndim == 2 and tensor.dtype in (torch.int64, torch.int32)]
@@ -287,6 +297,7 @@ class WatchedLoop:
     def _begin_backward(self, loss=None, *_, scale_wrt_gas: bool = True, **__) -> None:
         """Mark the forward pass, and keep the loss as a part of the step's."""
         self.log.mark("forward")
+        self.between.backward()
         has_gradients = self.log.count <= READ_STEPS and self._has_gradients()
         self._look_for_cleared(self._had_gradients and not has_gradients)
         self.step.begins_with_gradients = has_gradients and (
@@ -338,6 +349,7 @@ class WatchedLoop:
                 self._with_gradient = parameter
                 break
         self._had_gradients = self.log.count < READ_STEPS and self._has_gradients()
+        self.between.gradients(self.log.count, at_update=False)
 
     @guarded
     def _end_step(self) -> None:
@@ -358,7 +370,9 @@ class WatchedLoop:
         number = self.log.count + 1
         if number <= READ_STEPS and self._updated and not self.step.cleared:
             self.record.watched.without_gradients += not self._has_gradients()
+        self.between.gradients(self.log.count, at_update=True)
         self.instruments.step_ended(number, self.step.evaluated)
+        self.between.update(self.step.forwards, self._has_gradients, self.instruments.is_looking)
         looked_at = self.instruments.looked_at  # the step after a look is slower, too
         self.step.clean = not (self.step.evaluated or number in looked_at or number - 1 in looked_at)
         self.log.add(self.step)

@@ -21,6 +21,8 @@ UNCHANGED = 0.1  # of the parameters that should train: a head that no loss need
 DECAYED = 0.05  # of each weight in a step: half of it is gone after 14. Recipes with Muon have up to 0.04
 CLIPPED = 1000  # times the limit
 DRIFT = 1e-9  # of the sum of the weights: copies that get equal gradients are equal
+NEAR = 1e-3  # of a factor
+MANY = 10  # updates
 FEW = 1e-5  # of the weights: enough to average a loss, but less than the gradients of LoRA
 # Optimizers whose update of an element depends on its row, column or norm. DeepSpeed's Muon gets whole matrices.
 MATRIX_WISE = "(?i)adafactor|came|shampoo|soap|galore|apollo|lamb|lars|adam_?mini"
@@ -246,11 +248,41 @@ def _divisions(facts: Facts, passes: int, parts: int) -> Results:
             yield "trainer_sums_means", {"times": times}
         elif (summed := passes - (watched.passes_cleared or 0)) > 1 and not divisors:
             yield "gradients_summed", {"summed": summed}
+    summed = watched.gradient_factor is not None and abs(watched.gradient_factor - 1) < NEAR
+    if is_undivided and not divisors and summed and _reads_apart(facts):
+        yield "gradients_summed_over_ranks", {}
     if watched.loss_negated:
         yield "loss_negated", {}
-    # DDP, ZeRO and FSDP average over ranks by themselves.
-    if ranks > 1 and watched.loss_base in ("mean", "items") and ranks in divisors and ranks not in (passes, parts):
+    # DDP, ZeRO and FSDP average over ranks by themselves, and an all-reduce of one's own sums.
+    if (
+        not summed
+        and ranks > 1
+        and watched.loss_base in ("mean", "items")
+        and ranks in divisors
+        and ranks not in (passes, parts)
+    ):
         yield "loss_divided_by_ranks", {}
+
+
+def _reads_apart(facts: Facts) -> bool:
+    """Return whether each rank has sequences of its own: ranks that share a model or a sequence have to sum."""
+    inputs = facts.watched.inputs_per_rank
+    return len({*map(tuple, inputs)}) == len(inputs) == facts.ranks
+
+
+def between(facts: Facts) -> Results:
+    """Name what happens to a model between its updates."""
+    watched = facts.watched
+    if watched.updates_without_model >= MANY:
+        yield "model_not_run", {}
+    # Who moves weights in every few steps, as Lookahead does, or keeps them within limits, means it.
+    moved = watched.moved_in_evaluation
+    if moved > 1 and not watched.moved_besides and moved >= MOST * watched.evaluations:
+        yield "moved_in_evaluation", {}
+    states = watched.random_states
+    alike = max(map(states.count, states), default=0)  # whoever seeds after an update has another first one
+    if alike >= READ_STEPS - 1 and all(len(set(each)) > 1 for each in watched.inputs_per_rank):
+        yield "dropout_repeated", {"alike": alike, "count": len(states)}
 
 
 def rows(facts: Facts) -> Results:
@@ -335,6 +367,7 @@ MISTAKES = (
     data,
     clipping,
     accumulation,
+    between,
     rows,
     precision,
     offloading,

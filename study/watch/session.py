@@ -235,6 +235,7 @@ class Session:
             components=loop.instruments.components,
             traffic=loop.instruments.counts,
             inputs=loop.inputs if has_own_rows else None,
+            gradient=loop.between.gradient if has_own_rows else None,
             rate=loop.rate,
             weights_sum=self.weights_sum,
             knows_losses=loop.log.knows_losses,

@@ -159,7 +159,134 @@ def unknown_to_the_optimizer(folder: Path) -> None:
             optimizer.zero_grad()
 
 
+def swapped(folder: Path) -> None:
+    """The best weights are loaded into another model, and the optimizer updates the first."""
+    model = layers()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    with watched(folder, model, optimizer):
+        for step in range(STEPS):
+            if step == STEPS // 3:
+                model = copy.deepcopy(model)
+            inputs, targets = rows(step)
+            optimizer.zero_grad()
+            functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+
+
+def healthy_part(folder: Path) -> None:
+    """After some steps the loop calls the layers one by one."""
+    model = layers()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    with watched(folder, model, optimizer):
+        for step in range(STEPS):
+            inputs, targets = rows(step)
+            outputs = model(inputs) if step < STEPS // 3 else model[2](model[1](model[0](inputs)))
+            functional.mse_loss(outputs, targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def averaged(folder: Path, put_back: bool) -> None:
+    """Each evaluation is of averaged weights."""
+    model = layers()
+    mean = [each.detach().clone() for each in model.parameters()]
+
+    def evaluate(step: int, _) -> None:
+        for each, now in zip(mean, model.parameters(), strict=True):
+            each.lerp_(now.detach(), 0.1)
+        if step % 4 != 3:
+            return
+        kept = [each.detach().clone() for each in model.parameters()]
+        for each, now in zip(mean, model.parameters(), strict=True):
+            now.data.copy_(each)
+        model.eval()
+        with torch.no_grad():
+            model(rows(step)[0])
+        model.train()
+        for each, now in zip(kept, model.parameters(), strict=True):
+            if put_back:
+                now.data.lerp_(each, 1.0)
+
+    train(folder, model, evaluate)
+
+
+def averaged_left_in(folder: Path) -> None:
+    averaged(folder, put_back=False)
+
+
+def healthy_averaged(folder: Path) -> None:
+    averaged(folder, put_back=True)
+
+
+def healthy_slow_weights(folder: Path) -> None:
+    """Lookahead: in every fourth step weights go back halfway, and an evaluation follows."""
+    model = layers()
+    slow = [each.detach().clone() for each in model.parameters()]
+
+    def go_back(step: int, _) -> None:
+        if step % 4 == 3:
+            for each, now in zip(slow, model.parameters(), strict=True):
+                each.lerp_(now.detach(), 0.5)
+                now.data.copy_(each)
+        if step % 8 == 7:
+            with torch.no_grad():
+                model.eval()(rows(step)[0])
+            model.train()
+
+    train(folder, model, go_back)
+
+
+def seeded_in_each_step(folder: Path) -> None:
+    train(folder, layers(), lambda *_: torch.manual_seed(0))
+
+
+def healthy_seeds(folder: Path) -> None:
+    train(folder, layers(), lambda step, _: torch.manual_seed(step))
+
+
+def healthy_without_dropout(folder: Path) -> None:
+    """Nothing is drawn, so that the seed does not matter."""
+    model = layers()
+    model[1].p = 0.0
+    train(folder, model, lambda *_: torch.manual_seed(0))
+
+
+def of_tokens(folder: Path, classes_second) -> None:
+    model = torch.nn.Sequential(torch.nn.Embedding(WIDTH, 32), torch.nn.Linear(32, WIDTH))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    with watched(folder, model, optimizer):
+        for step in range(STEPS):
+            ids = torch.randint(WIDTH, (8, 12), generator=torch.Generator().manual_seed(step))
+            logits = model(ids[:, :-1])
+            functional.cross_entropy(classes_second(logits), ids[:, 1:]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def view_exchanges(folder: Path) -> None:
+    of_tokens(folder, lambda logits: logits.view(8, WIDTH, 11))
+
+
+def reshape_exchanges(folder: Path) -> None:
+    of_tokens(folder, lambda logits: logits[:4].repeat(2, 1, 1)[:, :, :].float().reshape(8, WIDTH, 11))
+
+
+def healthy_transpose(folder: Path) -> None:
+    of_tokens(folder, lambda logits: logits.transpose(1, 2))
+
+
 LOOPS = {
+    swapped: ["model_not_run"],
+    healthy_part: [],
+    averaged_left_in: ["moved_in_evaluation"],
+    healthy_averaged: [],
+    healthy_slow_weights: [],
+    seeded_in_each_step: ["dropout_repeated"],
+    healthy_seeds: [],
+    healthy_without_dropout: [],
+    view_exchanges: ["view_for_transpose"],
+    reshape_exchanges: ["view_for_transpose"],
+    healthy_transpose: [],
     checkpoint_of_weights: ["moments_lost"],
     healthy_checkpoint: [],
     healthy_descent: [],
