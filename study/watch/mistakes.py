@@ -248,19 +248,15 @@ def _divisions(facts: Facts, passes: int, parts: int) -> Results:
             yield "trainer_sums_means", {"times": times}
         elif (summed := passes - (watched.passes_cleared or 0)) > 1 and not divisors:
             yield "gradients_summed", {"summed": summed}
-    summed = watched.gradient_factor is not None and abs(watched.gradient_factor - 1) < NEAR
-    if is_undivided and not divisors and summed and _reads_apart(facts):
-        yield "gradients_summed_over_ranks", {}
     if watched.loss_negated:
         yield "loss_negated", {}
-    # DDP, ZeRO and FSDP average over ranks by themselves, and an all-reduce of one's own sums.
-    if (
-        not summed
-        and ranks > 1
-        and watched.loss_base in ("mean", "items")
-        and ranks in divisors
-        and ranks not in (passes, parts)
-    ):
+    # An all-reduce of one's own sums.
+    if watched.gradient_factor is not None and abs(watched.gradient_factor - 1) < NEAR:
+        if is_undivided and not divisors and _reads_apart(facts):
+            yield "gradients_summed_over_ranks", {}
+        return
+    # DDP, ZeRO and FSDP average over ranks by themselves.
+    if ranks > 1 and watched.loss_base in ("mean", "items") and ranks in divisors and ranks not in (passes, parts):
         yield "loss_divided_by_ranks", {}
 
 
