@@ -11,7 +11,7 @@ from study.cli.findings import show_behind
 from study.core.text import number_of, say, say_wrapped, show
 from study.known.explained import of_fault
 from study.ledger import texts
-from study.ledger.evidence import in_full
+from study.ledger.evidence import OfRuns, in_full
 from study.ledger.texts import Claim, Fault
 from study.records import runs as records
 from study.records.runs import Runs
@@ -77,17 +77,35 @@ def show_undecided(chosen: Sequence[Claim | Fault]) -> list[Claim]:
 
 def show_all() -> None:
     say_wrapped(texts.in_words(texts.claims()), "")
-    show(texts.by_document())
+    rows = texts.by_document()
+    for row in rows:
+        row["open"] = row.pop("cannot be decided here")  # a table of 80 characters
+    show(rows)
     say_wrapped("", "What was read of each:", indent="    ")
     say_wrapped(*[f"  {text.document}: {text.read}" for text in texts.texts()], indent="    ")
     say("", "What each document stands for (study claims ID has the rest):", "")
-    columns = {"id", "question", "verdict", "certainty"}
-    show([each.model_dump(include=columns) for each in texts.claims() if each.central])
+    central = [each for each in texts.claims() if each.central]
+    say_wrapped(*[f"  {each.id} {each.judged}: {each.question}" for each in central], indent="      ")
     faults = f"{len(texts.faults())} faults of libraries that a script shows (study claims faults)"
-    say("", f"Apart from these: {faults}.")
+    say_wrapped("", f"Apart from these: {faults}.")
+
+
+def show_counts(chosen: Sequence[Claim | Fault]) -> None:
+    number = texts.counts(chosen)
+    total = sum(number.values())
+    if not total:
+        return
+    say_wrapped(
+        f"Of {number_of(total, 'claims')} {number['holds']} hold, {number['does not hold']} do not, "
+        f"{number['holds only if']} hold under a condition, and {number['cannot be decided here']} cannot be decided."
+    )
+    if first := ", ".join(texts.to_read_first(chosen)):
+        say(f"Read first: {first}.")
+    say("")
 
 
 def list_claims(chosen: Sequence[Claim | Fault]) -> None:
+    show_counts(chosen)
     for verdict, found in texts.by_verdict(chosen).items():
         if found:
             say(f"what the text says {verdict}: {number_of(len(found), 'claims')}; we find:")
@@ -103,12 +121,11 @@ def show_one(claim: Claim | Fault) -> None:
     if isinstance(claim, Fault):
         show_behind(of_fault(claim))
         return
-    say(f"{claim.id} {claim.verdict}" + (f" (certainty: {claim.certainty})" if claim.certainty else ""))
+    say(f"{claim.id} {claim.judged}")
     text = texts.of(claim)
-    address = f", {text.address}" if text.address.startswith("https:") else ""
     parts = {
         "The text": f"“{claim.quote}” ({claim.where})",
-        "It is of": f"{text.title}{address}",
+        "It is of": text.cited,
         "Read of it": text.read,
         "It holds only if": claim.condition,
         "What would decide it": claim.would_decide,
@@ -130,6 +147,8 @@ def show_evidence(claim: Claim) -> None:
         note = f" ({each.note})" if each.note else ""
         first = f"    {each.shown:<{width}}  " if width else "    "
         say_wrapped(f"{each.kind}: {each.what}{note}", first=first, indent=" " * (len(first) + 2))
+    if any(isinstance(each, OfRuns) for each in claim.evidence):
+        say(f"    From the records of a checkout: study claims {claim.id} --runs reports")
 
 
 def compare_claims(chosen: Sequence[Claim | Fault], loaded: Runs, in_full: bool) -> None:
@@ -139,8 +158,8 @@ def compare_claims(chosen: Sequence[Claim | Fault], loaded: Runs, in_full: bool)
     agree, differ, lack = (counts[answer] for answer in texts.ANSWERS)
     yours = number_of(len(loaded), "runs")
     say_wrapped(
-        f"Your {yours} give {agree} numbers of the claims' evidence again, and {differ} otherwise. {lack} numbers need "
-        "experiments that you have not run.",
+        f"Your {yours} give {number_of(agree, 'numbers')} of the claims' evidence again, and {differ} otherwise. "
+        f"Of {number_of(lack, 'numbers')} you have not run the experiments.",
         "",
     )
     # Of all claims hundreds of rows would agree, or say nothing: only the others are shown.

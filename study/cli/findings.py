@@ -26,6 +26,7 @@ def show_behind(each: Explained) -> dict:
     """Print what is behind a sentence, and return it."""
     of = behind(each)
     when = [f"Condition: {'; '.join(of.conditions)}"] if of.conditions else []
+    thread = "Nearest thread, not filed by us" if each.is_not_filed else "Upstream"
     also = [f"Also named in: {', '.join(of.readers)}"] if of.readers else []
     say_wrapped(
         f"{each.id}: a {each.kind}",
@@ -36,7 +37,7 @@ def show_behind(each: Explained) -> dict:
         *when,
         *also,
         f"Rests on: {of.rests_on.rstrip('.') or 'its test'}.",
-        f"Upstream: {each.upstream or 'no thread'}",
+        f"{thread}: {each.upstream or 'no thread'}",
         indent="    ",
     )
     tests = of.tests[:MOST_TESTS] or ["in a checkout, tests/"]

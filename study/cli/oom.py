@@ -6,8 +6,10 @@ from typing import Any
 import tyro
 
 from study.cli import given
+from study.cli import pasted as texts
 from study.cli.findings import say_indented
 from study.configs.oom import reading
+from study.configs.oom.by_text import by_text
 from study.configs.oom.causes import Cause
 from study.configs.oom.changes import named, predicted
 from study.configs.oom.explain import explain, tokens_of_logits
@@ -15,6 +17,8 @@ from study.configs.oom.reading import OomError
 from study.configs.oom.recomputing import with_recomputing
 from study.configs.oom.said import stated
 from study.configs.oom.training import Described, KnownTraining
+from study.configs.pasted.answer import answer
+from study.configs.pasted.memory import error_in
 from study.configs.pasted.read import Pasted, read
 from study.core.errors import Stop
 from study.core.settings import flag
@@ -51,21 +55,29 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
             f"{what!r:.80} has no text of an error", "name the log of the training, or paste the error in quotes"
         )
     pasted = read(given.whole_text(paths, text))
-    message = reading.find(pasted.text)
+    message = error_in(pasted.text)
+    if message is None:
+        return _of_words(pasted.text)
     causes, known = explain(message, model, training, stated(pasted))
     known = with_recomputing(message, known, causes)
     which = predicted(message, known, named(causes))
     _show_causes(causes, known.described.checkpointing)
     say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.quoted}")
     read_words = _show_taken(pasted, known, vars(model) | vars(training))
-    if which:
-        say_wrapped("", which)
     contradiction = _contradiction(message, known, causes)
-    if contradiction:
-        say_wrapped("", contradiction)
+    for line in filter(None, (which, contradiction)):
+        say_wrapped("", line)
     _ask(message, known)
-    answer = {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": known.used}
-    return answer | {"read": read_words, "predicted": which or None, "contradiction": contradiction}
+    found = {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": known.used}
+    return found | {"read": read_words, "predicted": which or None, "contradiction": contradiction}
+
+
+def _of_words(text: str) -> dict:
+    """Say what a text without an error about memory means, as `study diagnose` does. Raise Stop if it says nothing."""
+    told = answer(text, by_text=by_text)
+    if not told.found:
+        reading.find(text)
+    return texts.tell(told, details=False)
 
 
 def _show_taken(pasted: Pasted, training: KnownTraining, given: dict[str, Any]) -> list[str]:

@@ -22,7 +22,9 @@ from study.conform.suite import (
     libraries,
 )
 from study.core.errors import Stop, nearest
-from study.core.text import during, say, say_wrapped, show
+from study.core.text import bar, say, say_wrapped, show
+
+ANSWERS = ("holds", "fails", "refused", "not applicable")
 
 
 def conform(
@@ -93,20 +95,32 @@ def _adapter(name: str) -> Adapter:
 
 def _hold(adapter: Adapter, properties: list[Property], out: Path | None) -> list[PropertyAnswer]:
     """Hold an adapter to properties, and show what came of it."""
-    results = []
-    with tempfile.TemporaryDirectory() as logs, Ranks(Path(logs, "log.txt")) as ranks:
-        for each in properties:
-            during(f"{adapter.name}: {each.name}")
-            results.append(ranks.ask(adapter, each))
-    bad = [each for each in results if each.answer != "holds"]
+    asked = f"{adapter.name}: {len(properties)} of {len(PROPERTIES)} properties"
+    with tempfile.TemporaryDirectory() as logs, Ranks(Path(logs, "log.txt")) as ranks, bar(asked):
+        results = [ranks.ask(adapter, each) for each in properties]
     if out:
         _keep(adapter, results, out)
-    # --- how many properties hold, and each that does not
-    applicable = sum(each.answer != "not applicable" for each in results)
-    say(f"{adapter.name}: {len(results) - len(bad)} of {applicable} properties hold with {libraries(results[0])}.", "")
-    show([{"property": each.property, "answer": each.answer, "words": each.words} for each in bad])
-    _show_explanations(bad)
+    _show_answers(adapter.name, results)
     return results
+
+
+def _show_answers(name: str, results: list[PropertyAnswer]) -> None:
+    """Show how many properties hold, and each that does not. The first line is also the last: a terminal shows it."""
+    of = {answer: [each for each in results if each.answer == answer] for answer in ANSWERS}
+    applicable = len(results) - len(of["not applicable"])
+    summary = f"{name}: {len(of['holds'])} of {applicable} properties hold with {libraries(results[0])}."
+    say_wrapped(summary)
+    for each in of["fails"] + of["refused"]:
+        say_wrapped(f"{each.property} {each.answer}: {each.words}", indent="  ", first="- ")
+    _show_explanations(results)
+    # --- many properties are not applicable for one reason
+    names_by_reason = defaultdict(list)
+    for each in of["not applicable"]:
+        names_by_reason[each.words].append(each.property)
+    for reason, names in names_by_reason.items():
+        say_wrapped(f"Not applicable, {reason}: {', '.join(names)}", indent="  ", first="- ")
+    if len(of["holds"]) < len(results):
+        say_wrapped(summary)
 
 
 def _keep(adapter: Adapter, results: list[PropertyAnswer], out: Path) -> None:

@@ -60,12 +60,17 @@ def model_of_name(name: str) -> str | None:
 
 
 def of_size(params: float) -> list[str]:
-    """Return the models whose names end with the size, such as 7b, that is nearest to a number of parameters."""
+    """Return the models of nearly so many parameters that are called by their size, such as 7b: the nearest first."""
     found = {name: re.search(r"-([\d.]+)b$", name) for name in models()}
-    sizes = {name: 1e9 * float(billions[1]) for name, billions in found.items() if billions}
-    nearest_size = min(sizes.values(), key=lambda size: abs(size - params))
+    called = {name: 1e9 * float(billions[1]) for name, billions in found.items() if billions}
+    published = {name: models()[name].get("parameters") or size for name, size in called.items()}
     # Another tenth of the parameters is another tenth of the memory.
-    return [name for name, size in sizes.items() if size == nearest_size and abs(size - params) <= 0.1 * params]
+    near = [name for name, size in published.items() if abs(size - params) <= 0.1 * params]
+
+    def order(name: str) -> tuple[float, bool, float]:
+        return abs(called[name] - params), name not in SHAPES, abs(published[name] - params)
+
+    return sorted(near, key=order)
 
 
 def letters(name: str) -> str:

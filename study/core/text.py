@@ -86,7 +86,10 @@ def number_of(number: int, things: str) -> str:
     """Return a number of things, given as a plural: 1 rank, 4 ranks, 1 row per pass, 1 pass."""
     if number != 1:
         return f"{number} {things}"
-    return "1 " + re.sub(r"(?<=ss)es\b|(?<=ch)es\b|s\b", "", things, count=1)
+    singular = re.sub(r"ies\b", "y", things, count=1)
+    if singular == things:
+        singular = re.sub(r"(?<=ss)es\b|(?<=ch)es\b|s\b", "", things, count=1)
+    return f"1 {singular}"
 
 
 def lasting(time_s: float) -> str:

@@ -28,6 +28,7 @@ class Explained:
     upstream: str
     table: Path  # that has the sentence
     read_by: str  # the module that applies a rule which is a table
+    is_not_filed: bool = False  # nobody here has filed it, and `upstream` is the nearest thread
     clue: str = ""  # a regular expression over a text, which decides before any code does
 
 
@@ -39,8 +40,8 @@ def of_faults() -> list[Explained]:
 def of_fault(fault: Fault) -> Explained:
     script = f"Shown by reproductions/{fault.script}.py" if fault.script else ""
     why = [text.rstrip(".") for text in (fault.rests_on, script, fault.why, fault.found) if text]
-    about = (f"fault of {fault.package}", fault.in_releases, fault.do, ". ".join(why), fault.upstream)
-    return Explained(fault.id, *about, TABLE, "study/known/which_apply.py")
+    about = (f"{fault.called} of {fault.package}", fault.in_releases, fault.do, ". ".join(why), fault.upstream)
+    return Explained(fault.id, *about, TABLE, "study/known/which_apply.py", fault.is_not_filed)
 
 
 def of_table(path: Path, kind: str, read_by: str) -> list[Explained]:
@@ -55,14 +56,19 @@ def of_table(path: Path, kind: str, read_by: str) -> list[Explained]:
         if "fault" in row:
             fault = named(row["fault"])
             evidence = f"fault {fault.id}, which study explain {fault.id} shows"
-            of_fault = {"evidence": evidence, "remedy": fault.do, "upstream": fault.upstream}
-        behind = {"id": name, "evidence": "", "remedy": "", "upstream": ""} | of_fault | row
+            of_fault = {
+                "evidence": evidence,
+                "remedy": fault.do,
+                "upstream": fault.upstream,
+                "is_not_filed": fault.is_not_filed,
+            }
+        behind = {"id": name, "evidence": "", "remedy": "", "upstream": "", "is_not_filed": False} | of_fault | row
         evidence = behind["evidence"]
         if evidence.startswith("https://"):
             behind |= {"upstream": evidence, "evidence": ""}
         rests_on = ". ".join(filter(None, [behind["evidence"], comments.get(name)]))
         about = (kind, behind["sentence"], behind["remedy"], rests_on, behind["upstream"])
-        explained.append(Explained(behind["id"], *about, path, read_by, row.get("clue", "")))
+        explained.append(Explained(behind["id"], *about, path, read_by, behind["is_not_filed"], row.get("clue", "")))
     return explained
 
 

@@ -56,6 +56,7 @@ class Fault(BaseModel):
     do_with: dict[str, str] = {}  # by trainer, where `do` cannot be followed
     script: str = ""  # in reproductions/
     upstream: Evidence | Literal[""] = ""
+    nearest: bool = False  # `upstream` is the nearest thread, and none is about the cause: so of each new finding
     gpu: Literal["yes", "no", "unknown"]  # does it take the same path
     adapters: Names = ()  # of study conform, with the properties that see it
     properties: Names = ()
@@ -81,14 +82,18 @@ class Fault(BaseModel):
             return False
         return release in beside or None
 
+    @functools.cached_property
+    def tested(self) -> list[Version]:
+        """The releases that were asked for it, from the oldest on: an answer looks there some thousand times."""
+        return sorted(map(version, self.asked or table().asked[self.package]))
+
     def beside(self, release: Version) -> list[Version]:
         """Return the tested releases nearest to one: itself, or the one before and the one after it."""
-        asked = sorted(map(version, self.asked or table().asked[self.package]))
-        not_newer = bisect_right(asked, release)
-        before = asked[:not_newer][-1:]
+        not_newer = bisect_right(self.tested, release)
+        before = self.tested[:not_newer][-1:]
         if release in before:
             return before
-        return before + asked[not_newer:][:1]
+        return before + self.tested[not_newer:][:1]
 
     def inferred(self, release: Version) -> bool | None:
         """Whether a release has the fault, where it was not asked by those before and after it. None: not known.
@@ -107,9 +112,11 @@ class Fault(BaseModel):
 
     def _has_all(self, span: SpecifierSet, tested: list[Version]) -> bool | None:
         ends = [version(each.version.removesuffix(".*")) for each in span]
+        if not ends:  # any release
+            return None
         judge = self.contains if any(span.filter(tested)) else self.has  # then its ends, as single releases
         inside = {*map(judge, span.filter(tested + ends))}
-        return inside.pop() if len(inside) == 1 and ends else None
+        return inside.pop() if len(inside) == 1 else None
 
     @property
     def conditions(self) -> When:
@@ -117,7 +124,7 @@ class Fault(BaseModel):
         return self.when or {}
 
     @computed_field  # type: ignore[prop-decorator]
-    @property
+    @functools.cached_property
     def asks(self) -> dict[str, str]:
         """By condition: what is asked of a user who does not say it."""
         return {name: table().questions[name].format(fits) for name, fits in self.conditions.items()} | self.ask
@@ -132,8 +139,18 @@ class Fault(BaseModel):
         return f"{self.sentence.rstrip('.')} ({self.package} {self.releases})"
 
     @property
+    def called(self) -> str:
+        """What it is: a limit that the library documents is none of its faults."""
+        return self.kind if self.kind == "documented difference" else "fault"
+
+    @property
+    def is_not_filed(self) -> bool:
+        """Whether no thread is about its cause: `upstream` is the nearest one then."""
+        return self.nearest or self.kind == "new finding"
+
+    @property
     def outcome(self) -> str:
-        return f"is a fault of {self.package} {self.releases}: {self.sentence.rstrip('.')}"
+        return f"is a {self.called} of {self.package} {self.releases}: {self.sentence.rstrip('.')}"
 
 
 class Table(BaseModel):

@@ -231,22 +231,28 @@ def stack(*releases: str, flags: Flags = Flags()) -> list[Applies]:
 
 def _applying(stack: Stack) -> Iterator[Applies]:
     for fault in table().fault:
-        questions = _questions(fault, stack)
-        if questions is None:
-            continue
-        release = stack.releases[fault.package]
-        has = fault.has(release)
-        if has is False:
-            continue
-        is_tested = True
-        if has is None and isinstance(release, Version):
-            is_tested = False
-        elif has is None:
-            text = table().which_release.format(fault.package)
-            questions = [OpenQuestion(fault.package, f"the release of {fault.package}", text), *questions]
-        do = fault.do_with.get(stack.said["trainer"], fault.do)
-        answer: Answer = "applies" if has and not questions else "applies if"
-        yield Applies(fault, answer, tuple(questions), release, is_tested, do)
+        if each := applies(fault, stack):
+            yield each
+
+
+def applies(fault: Fault, stack: Stack) -> Applies | None:
+    """Return how a fault applies to a stack, or may. None: it does not."""
+    questions = _questions(fault, stack)
+    if questions is None:
+        return None
+    release = stack.releases[fault.package]
+    has = fault.has(release)
+    if has is False:
+        return None
+    is_tested = True
+    if has is None and isinstance(release, Version):
+        is_tested = False
+    elif has is None:
+        text = table().which_release.format(fault.package)
+        questions = [OpenQuestion(fault.package, f"the release of {fault.package}", text), *questions]
+    do = fault.do_with.get(stack.said["trainer"], fault.do)
+    answer: Answer = "applies" if has and not questions else "applies if"
+    return Applies(fault, answer, tuple(questions), release, is_tested, do)
 
 
 def free(stack: Stack, package: str) -> list[str]:

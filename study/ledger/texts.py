@@ -23,7 +23,9 @@ FOLDER = Path(__file__).with_name("texts")
 VerdictWord = Literal["holds", "does not hold", "holds only if", "cannot be decided here"]
 VERDICTS = get_args(VerdictWord)  # in the order of tables
 CertaintyWord = Literal["high", "moderate", "low", "very low"]
+CERTAINTIES = get_args(CertaintyWord)
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
+MOST_TO_READ = 3
 WORDS_OF_A_LINE = 8  # of a quote, in a list
 NEAR = 0.75  # similarity of a misspelt word to one that a claim has
 AGREES, DIFFERS, NO_RUNS = ANSWERS = "agree", "differ", "need other runs"
@@ -37,6 +39,7 @@ class Claim(BaseModel):
     id: str
     question: str  # claims of one question stand together
     central: bool = False  # one of the three to five that its text stands for
+    in_post: bool = False  # of DeepSpeed's post or tutorial on a paper, and not of the paper
     quote: str  # at most 60 words
     where: str
     verdict: VerdictWord
@@ -61,6 +64,10 @@ class Claim(BaseModel):
     def head(self) -> str:
         """What it is about, and the verdict as it is printed: without the reasons."""
         return f"{self.question} {self.quote} {self.answer} {self.verdict} (certainty: {self.certainty})"
+
+    @property
+    def judged(self) -> str:
+        return f"{self.verdict} (certainty: {self.certainty})" if self.certainty else self.verdict
 
     @property
     def begins(self) -> str:
@@ -99,6 +106,12 @@ class Text(BaseModel):
     unjudged: dict[str, int]  # how many of them are not judged, by a word that says why
     findings: tuple[str, ...] = Field(default=(), strict=False)  # where it contradicts itself in a number that matters
     claim: Annotated[tuple[Claim, ...], Field(strict=False)]
+
+    @property
+    def cited(self) -> str:
+        if self.address.startswith("https:"):
+            return f"{self.title}, {self.address}"
+        return f"{self.title}. Its text is not in the repository, so nobody can check the quote there."
 
     @property
     def judged(self) -> int:
@@ -181,7 +194,7 @@ def by_verdict(chosen: Iterable[Claim | Fault]) -> dict[str, list[Claim]]:
     return found
 
 
-def counts(claims: Iterable[Claim]) -> dict[str, int]:
+def counts(claims: Iterable[Claim | Fault]) -> dict[str, int]:
     """Return the number of claims by verdict, with those that no claim has."""
     return {verdict: len(found) for verdict, found in by_verdict(claims).items()}
 
@@ -198,13 +211,22 @@ def in_words(claims: Sequence[Claim]) -> str:
     """How many hold and do not: most that hold are of papers, and most that do not of articles."""
     number = counts(claims)
     of_articles = counts(claim for claim in claims if claim.document.startswith("S"))
-    of_papers = number["holds"] - of_articles["holds"]
+    of_posts = counts(claim for claim in claims if claim.in_post)
+    of_papers = number["holds"] - of_articles["holds"] - of_posts["holds"]
     return (
-        f"Of {sum(number.values())} published claims {number['holds']} hold, {of_papers} of them of papers; "
+        f"Of {sum(number.values())} published claims {number['holds']} hold, {of_papers} of them of papers "
+        f"and {of_posts['holds']} of DeepSpeed's posts; "
         f"{number['does not hold']} do not, {of_articles['does not hold']} of them of articles; "
         f"{number['holds only if']} hold under a condition, "
         f"and {number['cannot be decided here']} cannot be decided here."
     )
+
+
+def to_read_first(chosen: Sequence[Claim | Fault]) -> list[str]:
+    """Return the ids of the three surest of those that their documents stand for."""
+    central = [each for each in chosen if isinstance(each, Claim) and each.central]
+    ids = [each.id for certainty in CERTAINTIES for each in central if each.certainty == certainty]
+    return ids[:MOST_TO_READ]
 
 
 class Compared(NamedTuple):

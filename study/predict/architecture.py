@@ -11,6 +11,7 @@ from study.core.errors import Stop, refuse_beyond
 from study.core.settings import flag
 from study.core.shapes import MAX_CONFIG_BYTES, SHAPES, config_of, is_local, letters, model_of_name, of_size
 from study.core.text import count, say_aside
+from study.predict.trace import committed
 from study.predict.trace.transformer import Transformer
 
 POSITIONS = 1024  # of a generic GPT
@@ -118,16 +119,20 @@ class Wanted:
     hidden: int | None = None
     """With --params."""
     lora_rank: int | None = None
-    """With --model: only adapters of this rank train, at each linear layer but the head."""
+    """Only adapters of this rank train, at each linear layer but the head."""
 
     def __post_init__(self):
         for name, most in MOST_WANTED.items():
             refuse_beyond(flag(name), getattr(self, name), most)
 
 
-def _of_size(params: float) -> str:
-    """Return a model of nearly so many parameters: a built-in shape if there is one, and the nearest."""
-    alike = sorted(of_size(params), key=lambda name: (name not in SHAPES, abs(named(name).parameters - params)))
+def _of_size(params: float, lora_rank: int | None) -> str:
+    """Return a model of nearly so many parameters: the nearest of those whose traces come with the package, if any."""
+
+    def is_traced(name: str) -> bool:
+        return committed.has_usual_passes(named(name, lora_rank=lora_rank).member)
+
+    alike = sorted(of_size(params), key=is_traced, reverse=True)  # which keeps the order of equals
     if not alike:
         what = f"no model whose shape is known has about {count(params)} parameters"
         raise Stop(what, "give another --model, or --layers and --hidden as well")
@@ -140,7 +145,7 @@ def _name_of(wanted: Wanted) -> str:
     """Return the name of a model: that of --model, or of one with about --params if nothing else is said."""
     has_dimensions = wanted.layers or wanted.hidden
     if wanted.model is None and wanted.params and not has_dimensions:
-        return _of_size(wanted.params)
+        return _of_size(wanted.params, wanted.lora_rank)
     what = "no model is given"
     if wanted.model is not None:
         if not (wanted.params or has_dimensions):

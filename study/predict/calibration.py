@@ -1,7 +1,7 @@
 """What a machine's own steps say of it: the content of machine.json, which `study calibrate` writes, and the constants
 that bring predictions of these steps to what they took.
 
-Whole steps are timed. Kernels, copies and CPU-Adam alone say less: of 56 steps on four machines half were 26 % off,
+Whole steps are timed. Kernels, copies and CPU-Adam alone say less: of 56 steps in four sets of runs half were 26 % off,
 with one ZeRO-2 step and one that offloads 10 %, with a plain step alone 22 %, with the time of a kernel 19 %.
 """
 
@@ -120,12 +120,11 @@ def fitted(gpu: Gpu, references: Sequence[Timed]) -> Known:
     now = Known(gpu, of)
     changes = {"zero2": _host, "fsdp2": _fsdp, "zero2_cpu": _host_update}
     if gpu is CPU:  # which has no datasheet here: a plain step says its speed. Beside a GPU it decides nothing
-        changes |= {"single": _speed, "zero2": _python}
-    order = ("single", "zero2", "fsdp2", "zero2_cpu")
+        changes = {"single": _speed} | changes | {"zero2": _python}
     alone = {each.arm: each for each in references if gpu is CPU or each.training.placement.ranks == 1}
-    for arm in order:
-        if arm in alone and arm in changes:
-            now = _brought(now, alone[arm], changes[arm])
+    for arm, change in changes.items():
+        if arm in alone:
+            now = _brought(now, alone[arm], change)
     several = [each for each in references if gpu is not CPU and each.training.placement.ranks > 1]
     return _brought(now, several[0], _links) if several else now
 

@@ -52,10 +52,7 @@ def in_words(advice: Advice) -> list[str]:
     if choice.is_tight:
         lines.append(finding("fits_only_just", why=why_tight(choice)).said)
     if other := advice.alternative:
-        just = f"; it fits only just ({why_tight(other)})" if other.is_tight and not choice.is_tight else ""
-        if choice.offloads and not other.offloads:
-            just += ", as published trainings mostly do: without offloading"
-        lines.append(f"Alternative: {use(other, question)}{just}.")
+        lines.append(f"Alternative: {use(other, question)}; {_why_second(other, choice)}.")
     lines += spared(advice)
     # --- why, how to train so, what would need less, and what comes before the first step
     lines += [
@@ -74,6 +71,21 @@ def in_words(advice: Advice) -> list[str]:
         has = amount(question.host_memory_bytes)
         lines.append(finding("loading_fills_the_host", needed=amount(needed_bytes), has=has).said)
     return lines
+
+
+def _why_second(other: Row, choice: Row) -> str:
+    """What the alternative is, or gives, that the choice does not."""
+    longer = other.seconds / choice.seconds
+    reason = f"{times(1 / longer)} as fast" if longer < 1 else f"{times(longer)} as long"
+    if reason.startswith("1.0"):
+        reason = "as fast"
+    keeps_all = choice.offloads and not other.offloads
+    just = other.is_tight and not choice.is_tight
+    if keeps_all:
+        reason += ", and without offloading, as published trainings mostly are"
+    if just:
+        reason += f", but it fits only just ({why_tight(other)})"
+    return reason if keeps_all or just else f"the next best: {reason}"
 
 
 PRICES = {

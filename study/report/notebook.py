@@ -112,7 +112,10 @@ class Book:
             image = svg(drawing, file, purpose)  # the label is for a reader who does not see it
             caption = f"{purpose}{self._written(mine, file)}"
             figure = f"<figure>{image}<figcaption>{caption}</figcaption></figure>"
-            show({"text/html": figure, "image/png": png(drawing), "text/plain": purpose}, file)
+            forms = {"text/html": figure, "text/plain": purpose}
+            if not self.data:  # a page of a report has the SVG
+                forms["image/png"] = png(drawing)
+            show(forms, file)
         return None
 
     def table(self, rows: pd.DataFrame, name: str, command: str = "") -> None:

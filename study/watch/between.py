@@ -29,6 +29,8 @@ class Between:
     def __init__(self, updated: list[torch.nn.Parameter], watched: Watched, device: str):
         self._updated = updated
         self._watched = watched
+        large = [each for each in updated if each.numel() >= SAMPLE and each.is_floating_point()]
+        self._last = large[-1] if large else None
         self._random = torch.cuda if device == "cuda" else torch
         self._draws: str | None = None  # what the numbers of the pass in progress begin with
         self._weights: torch.Tensor | None = None  # a part of those that the last update left
@@ -40,8 +42,10 @@ class Between:
         """Look before a forward pass in training, after so many updates. `is_first`: of its step."""
         if is_first and (evaluated or number < READ_WEIGHTS):
             self._compare_weights(evaluated)
-        is_random = any(each.training for each in dropouts)
-        self._draws = self._numbers() if is_random and len(self._watched.random_states) < READ_PASSES else None
+        self._draws = None
+        is_read = number < READ_WEIGHTS and len(self._watched.random_states) < READ_PASSES
+        if is_read and any(each.training for each in dropouts):
+            self._draws = self._numbers()
 
     def backward(self) -> None:
         """Look before a backward pass: a forward pass that draws nothing leaves the numbers as they are."""
@@ -68,10 +72,10 @@ class Between:
 
     @torch.no_grad()
     def _part(self) -> torch.Tensor | None:
-        """Return a copy of a part of the last large tensor."""
-        whole = [each for each in self._updated if each.is_contiguous() and each.is_floating_point()]
-        chosen = next((each for each in reversed(whole) if each.numel() >= SAMPLE), None)
-        return None if chosen is None else chosen.view(-1)[: SAMPLE**2].clone()
+        """Return a copy of a part of the last large tensor. A step has little time for it."""
+        if self._last is None or not self._last.is_contiguous():
+            return None
+        return self._last.view(-1)[: SAMPLE**2].clone()
 
     def _compare_weights(self, evaluated: bool) -> None:
         before, now = self._weights, self._part()

@@ -203,6 +203,15 @@ def test_an_error_in_quotes_may_be_longer_than_the_name_of_a_file():
         assert given.whole_text(*given.split((error,))) == error
 
 
+def test_who_tells_of_full_memory_without_its_message_gets_the_answer_of_diagnose(monkeypatch, capsys):
+    text = "OOM while saving the checkpoint, training itself works. 8xH800"
+    for command in ("oom", "diagnose"):
+        assert not in_this_process(monkeypatch, f"{command} {text}")
+        assert "[oom-while-saving]" in capsys.readouterr().out
+    assert in_this_process(monkeypatch, "oom all is well here")
+    assert "no error about memory" in capsys.readouterr().err
+
+
 def test_nonsense_and_long_logs_are_one_sentence(tmp_path):
     for text in ["hello\0world " * 1000, *MESSAGES["refused"]]:
         with pytest.raises(Stop, match="no error about memory"):

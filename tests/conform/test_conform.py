@@ -239,6 +239,23 @@ def test_answers_are_returned_for_json_and_what_fails_is_shown(ranks, tmp_path, 
     assert answered["answers"][0]["words"] in " ".join(printed.split())
 
 
+def test_an_answer_is_short_and_begins_and_ends_with_the_same_line(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    answers = [PropertyAnswer("mine", f"clip-{i}", "2.13", "", "", "not applicable", "no clipping") for i in range(40)]
+    answers += [PropertyAnswer("mine", f"saves-{i}", "2.13", "", "", "not applicable", "no save") for i in range(20)]
+    answers += [PropertyAnswer("mine", "sgd", "2.13", "", "", "holds")]
+    answers += [PropertyAnswer("mine", "adafactor", "2.13", "", "", "refused", "a flat part is no matrix " * 9)]
+    answers += [PropertyAnswer("mine", "adamw", "2.13", "", "", "fails", "the weights differ by 1e-3", "differs")]
+    command._show_answers("mine", answers)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == lines[-1] == "mine: 1 of 3 properties hold with torch 2.13, deepspeed -, accelerate -."
+    assert max(map(len, lines)) <= 80
+    said = " ".join(" ".join(lines).split())
+    assert said.index("adamw fails: the weights differ by 1e-3") < said.index("adafactor refused: a flat part")
+    assert said.count("Not applicable, no clipping: clip-0, clip-1, ") == said.count("Not applicable, no save: ") == 1
+    assert len(lines) < 25
+
+
 def test_study_diff_lists_the_defaults_and_the_faults_that_changed_between_two_releases():
     answer = diff(Path("deepspeed==0.18.6"), Path("deepspeed==0.19.8"))
     changed, fixed, new = (answer[name] for name in ("deepspeed-configuration", "fixed", "new"))

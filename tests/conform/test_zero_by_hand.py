@@ -2,6 +2,9 @@
 
 import os
 import re
+import runpy
+import shutil
+from pathlib import Path
 
 import held
 import pytest
@@ -142,18 +145,82 @@ def test_a_stage_is_held_to_one_process(name, ranks):
         assert answer.answer == "holds", (wanted, answer.words)
 
 
+def test_without_torchrun_a_stage_says_how_it_is_started():
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    ended = python(FOLDER / "stage2.py", env=environment)
+    assert ended.returncode == 2
+    assert "start with torchrun --standalone --nproc-per-node 2 stage2.py" in " ".join(ended.stderr.split())
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(5, 1), (2, 5), (2, 0), (1, -1)])
+def test_what_cannot_be_equal_is_refused_in_one_sentence(ranks, micro_batches):
+    """Every rank ends with 0: with another exit code torchrun writes a traceback below the sentence."""
+    said = f"96 samples do not divide by {ranks} ranks x {micro_batches} micro-batches: take others\n"
+    for rank, expected in enumerate((said, "")[:ranks]):
+        environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
+        ended = python(FOLDER / "stage2.py", "--micro-batches", str(micro_batches), env=environment)
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, expected, "")
+
+
+def test_the_samples_divide_by_usual_numbers_of_ranks():
+    one_process = runpy.run_path(str(FOLDER / "one_process.py"))
+    for ranks in (1, 2, 3, 4, 6, 8):
+        assert one_process["SAMPLES"] % (4 * ranks) == 0
+
+
+def edited(folder: Path, name: str, old: str, new: str) -> Path:
+    """Return a copy of the files with an edit, as a reader makes it."""
+    copy = Path(shutil.copytree(FOLDER, folder / "copy"))
+    text = (copy / f"{name}.py").read_text()
+    assert text.count(old) == 1
+    (copy / f"{name}.py").write_text(text.replace(old, new))
+    return copy
+
+
+def launched(folder: Path, name: str, *words: str, made_in: Path) -> str:
+    """Return what a file prints on two ranks."""
+    path = str(folder / f"{name}.py")
+    code = f"import runpy, sys; sys.path.insert(0, {str(folder)!r}); runpy.run_path({path!r}, run_name='__main__')"
+    ended = ranks_of(code, made_in, *words)
+    assert ended.code == 0, ended.output
+    return ended.output
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_deep_model_is_equal_to_one_process_as_well(name, tmp_path):
+    """Its losses are larger, and so is their last digit."""
+    copy = edited(tmp_path, "one_process", "96, 256, 4, 5", "96, 256, 32, 2")
+    assert "equal to one process: yes, " in launched(copy, name, "--micro-batches", "4", made_in=tmp_path)
+
+
+SCALE = ("        mine /= self.ranks\n", "")
+
+
 @pytest.mark.parametrize(
-    ("words", "ranks", "says"),
+    ("old", "new", "words", "verdict"),
     [
-        (("stage2.py",), None, "start with torchrun --standalone --nproc-per-node 2 stage2.py"),
-        (("one_process.py", "--micro-batches", "3"), None, "invalid choice: 3"),
-        (("stage2.py", "--micro-batches", "4"), "3", "samples do not divide by 3 ranks x 4 micro-batches"),
+        ("            self.gather(weight)", "            pass", (), "NO, the losses differ by 3e-02"),
+        ("        weight.grad = None\n", "", ("--micro-batches", "4"), "NO, the losses differ by 2e-03"),
+        (*SCALE, (), "yes, the losses differ by "),  # Adam hides it
+        (*SCALE, ("--sgd",), "NO, the losses differ by 2e-02"),
     ],
 )
-def test_what_cannot_be_equal_is_refused_in_a_sentence(words, ranks, says):
-    rank = {"RANK": "0", "WORLD_SIZE": ranks} if ranks else {}
-    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")} | rank
-    ended = python(FOLDER / words[0], *words[1:], env=environment)
-    assert ended.returncode == 2
-    assert says in " ".join(ended.stderr.split())
-    assert "Traceback" not in ended.stderr
+def test_its_exercises_print_what_its_readme_says(old, new, words, verdict, tmp_path):
+    assert f"`{verdict}" in (FOLDER / "README.md").read_text()
+    said = launched(edited(tmp_path, "stage2", old, new), "stage2", *words, made_in=tmp_path)
+    assert f"equal to one process: {verdict}" in said
+    assert ("Adam hides a wrong scale of the gradients: try --sgd as well" in said) == ("--sgd" not in words)
+
+
+def test_the_last_exercise_of_its_readme(tmp_path):
+    """With many layers the peak is little more than what is held."""
+    copy = edited(tmp_path, "one_process", "96, 256, 4, 5", "96, 256, 32, 2")
+    held_line = re.search(r"held: .*", launched(copy, "stage3", made_in=tmp_path))[0]
+    *parts, peak = (int(number.replace(",", "")) for number in re.findall(r"[\d,]{5,}", held_line))
+    assert f"`peak {peak:,}`, and {sum(parts):,} are held" in (FOLDER / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_file_equals_one_process_with_sgd(name, tmp_path):
+    assert "equal to one process: yes, " in launched(FOLDER, name, "--sgd", "--micro-batches", "4", made_in=tmp_path)

@@ -34,7 +34,7 @@ def test_a_value_is_said_as_people_say_it(of, value, said):
 
 @pytest.mark.parametrize(
     ("number", "things", "said"),
-    [
+    [(1, "properties of a run", "1 property of a run"), 
         (1, "ranks", "1 rank"), (0, "ranks", "0 ranks"), (2, "ranks", "2 ranks"), (1, "passes", "1 pass"),
         (1, "rows per pass", "1 row per pass"), (1, "micro-batches", "1 micro-batch"), (3, "passes", "3 passes"),
         (1, "sequences", "1 sequence"),

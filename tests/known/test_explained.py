@@ -16,6 +16,7 @@ from study.configs.differences import compare
 from study.configs.oom.causes import rows
 from study.configs.sentences import sentences
 from study.core.errors import Stop
+from study.known import faults
 from study.known.explained import behind, comments_of_rule, function_at, makes, places
 from study.known.faults import named
 from study.known.findings import causes_of_hangs, texts
@@ -56,7 +57,17 @@ def test_grep_for_an_id_finds_its_sentence_its_rule_and_its_test(id, capsys):
     is_table = EXPLAINED[id].kind != "finding" or "configs" in texts()[id]
     assert answer["rules"] or (is_table and (ROOT / EXPLAINED[id].read_by).is_file())
     said = capsys.readouterr().out
-    assert all(f"{word}: " in said for word in ("Sentence", "Rule", "Rests on", "Test", "Upstream"))
+    assert all(f"{word}: " in said for word in ("Sentence", "Rule", "Rests on", "Test"))
+    thread = "Nearest thread, not filed by us" if EXPLAINED[id].is_not_filed else "Upstream"
+    assert f"\n{thread}: {EXPLAINED[id].upstream or 'no thread'}" in said
+
+
+def test_the_thread_of_a_fault_that_nobody_here_has_filed_is_called_the_nearest():
+    new = [fault for fault in faults.table().fault if fault.kind == "new finding"]
+    assert len(new) > 20
+    assert all(EXPLAINED[fault.id].is_not_filed for fault in new)
+    assert EXPLAINED["L-69"].is_not_filed
+    assert EXPLAINED["L-69"].kind == "documented difference of deepspeed", "it refuses Adafactor unless it is let in"
 
 
 @pytest.mark.parametrize("id", [id for id, row in rows().items() if "clue" in row])

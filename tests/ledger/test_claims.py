@@ -3,8 +3,8 @@
 import csv
 import json
 import re
+import textwrap
 from dataclasses import replace
-from typing import get_args
 
 import keep_answers
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from study.cli import claims as command
 from study.cli.explain import explain
 from study.core.errors import Stop
+from study.core.files import load
 from study.core.gpus import GPUS
 from study.core.text import is_number, number_of
 from study.ledger import texts
@@ -24,7 +25,7 @@ from tests.conftest import ROOT
 SOURCES = ROOT.parent / "shared/sources"  # the four articles, where somebody has them
 ANSWERS = [*csv.DictReader((REPORTS / "conform/answers.csv").read_text().splitlines())]
 
-LEVELS = get_args(texts.CertaintyWord)
+LEVELS = texts.CERTAINTIES
 # The most certain that a claim can be with this as its best evidence; all other kinds allow "high".
 MOST_CERTAIN = {"virtual": "moderate", "source": "low", "formula": "low", "prediction": "low"}
 CLAIMS = texts.claims()
@@ -146,6 +147,15 @@ def test_how_far_published_steps_with_offloading_are_off_is_computed():
     assert {claim.id for claim in texts.claims() if said in claim.found + claim.because} == {"S001-19", "S002-19"}
 
 
+def test_the_document_and_the_claim_that_contributing_shows_can_be_read(tmp_path):
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition("## How to write a claim")[2]
+    blocks = re.findall(r"(?m)^(?: {4}\w+ = .+\n|\n? {4}\[.+\n|    \].*\n|      \{.+\n)+", text)
+    (tmp_path / "new.toml").write_text(textwrap.dedent("".join(blocks)))
+    read = load(tmp_path / "new.toml", texts.Text, what="a document", remedy="correct it", most_bytes=10_000)
+    assert (read.judged, len(read.claim)) == (1, 1)
+    assert f"study claims {read.claim[0].id} --runs reports" in text
+
+
 def test_the_ledger_is_whole():
     for text in texts.texts():
         assert 3 <= sum(claim.central for claim in text.claim) <= 5, text.document
@@ -259,6 +269,14 @@ def test_a_list_has_a_line_for_each_claim_below_its_verdict(words, capsys):
         assert each["quote"].startswith(quote.removesuffix(" ...")), "an answer alone does not say of what"
         assert len(quote.split()) >= min(5, len(each["quote"].split()))
     assert len(printed.split()) < 25 * len(unwrapped.splitlines())
+    first, *_ = unwrapped.split("\n\n")
+    numbers = [sum(each["verdict"] == verdict for each in chosen) for verdict in texts.VERDICTS]
+    assert list(map(int, re.findall(r"(?<![\w-])\d+(?= )", first))) == [len(chosen), *numbers], (
+        "a list begins with its counts"
+    )
+    to_read = re.findall(r"\w+-\d+", first)
+    assert len(to_read) <= 3
+    assert {*to_read} <= {each["id"] for each in chosen if each["central"] and each["certainty"]}
 
 
 def test_each_undecided_claim_says_what_would_decide_it(capsys):
@@ -305,7 +323,7 @@ def test_what_virtual_ranks_alone_gave_is_called_virtual(claim):
         ("S000-23", "Others report: 749"),
         ("P2-03", "By arithmetic: 32 %"),
         ("P5-05", "By arithmetic: 176"),
-        ("P5-01", "We find: 1.49"),
+        ("P5-01", "We find: 1.25"),
     ],
 )
 def test_who_gives_a_number(id, lead):
@@ -331,8 +349,15 @@ def test_a_card_names_its_text_and_a_list_its_faults(capsys):
     assert "It is of: ZeRO Optimization Strategies for Large-Scale Model Training" in printed
     assert "(Rajbhandari et al., 2020), https://arxiv.org/abs/1910.02054v3" in printed
     assert ".txt" not in printed, "a name of a file leads nobody anywhere"
+    assert printed.count("Its text is not in the repository") == 1, "of an article, not of a paper with an address"
+    command.claims(("faults",))
+    assert capsys.readouterr().out.startswith("faults of libraries: "), "of no claims there is nothing to count"
     command.claims(("stage 3",))
-    assert re.search(r"^faults of libraries: \d+\n  [A-Z]+-\d+ is a fault of ", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(
+        r"^faults of libraries: \d+\n  [A-Z]+-\d+ is a (fault|documented difference) of ",
+        capsys.readouterr().out,
+        re.MULTILINE,
+    )
 
 
 def test_words_are_searched_as_words_and_in_quotes_as_a_phrase():
@@ -352,9 +377,19 @@ def test_several_words_are_a_phrase_where_claims_have_them_so(capsys):
     assert len(re.findall(r"(?m)^  [A-Z]\d*-\d+ ", capsys.readouterr().out)) == len(about) < 30
 
 
+def test_a_card_ends_with_the_command_that_computes_its_evidence_again(capsys):
+    for claim in CLAIMS:
+        command.claims((claim.id,))
+        of_runs = any(isinstance(piece, OfRuns) for piece in claim.evidence)
+        assert (f": study claims {claim.id} --runs reports\n" in capsys.readouterr().out) == of_runs
+    command.claims(("S000-01",), runs=(REPORTS,))
+    assert "1 number of the claims' evidence again, and 0 otherwise" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_card_is_as_wide_as_text(monkeypatch, capsys):
     """Its table of evidence had 144 columns in a pipe, whatever the terminal's width."""
     monkeypatch.setenv("COLUMNS", "80")
+    command.claims(every=True)
     for claim in CLAIMS:
         command.claims((claim.id,))
     lines = capsys.readouterr().out.splitlines()

@@ -288,6 +288,25 @@ def test_why_an_arm_is_chosen_before_one_that_offloads_and_divides_less_or_is_fa
     assert "nearly" not in said("zero3_cpu", 3.0)
 
 
+@pytest.mark.parametrize(
+    ("chosen", "other", "peak_bytes", "said"),
+    [
+        (("zero2", 2.0), ("zero3", 3.0), 1e9, "the next best: 1.5 times as long."),
+        (("zero2", 2.0), ("zero2_cpu", 1.6), 1e9, "the next best: 1.2 times as fast."),
+        (("zero2", 2.0), ("zero3", 2.01), 1e9, "the next best: as fast."),
+        (("zero3", 3.0), ("zero2", 2.0), 78e9, "1.5 times as fast, but it fits only just (73 of 80 GiB, and 1.5 GiB"),
+        (("zero2_cpu", 2.0), ("zero3", 3.0), 1e9, "1.5 times as long, and without offloading, as published"),
+    ],
+)
+def test_an_alternative_has_its_reason(chosen, other, peak_bytes, said):
+    about = {"fits": True, "host_bytes": 1e9, "precision": "bf16_cast", "micro_batch": 1, "accumulation": 1}
+    choice, alternative = (replace(fitting(*each), **about) for each in (chosen, other))
+    alternative = replace(alternative, peak_bytes=peak_bytes)
+    line = in_words(Advice(MISTRAL, (choice, alternative), choice, alternative))[1]
+    assert line.startswith(f"Alternative: {other[0]}, ")
+    assert f"; {said}" in line
+
+
 def test_a_card_outside_the_list_and_a_slice_are_like_a_known_one():
     told = {"gpu_memory": "12GB", "gpu_tflops": 51}
     question = question_of(named("gpt2"), 1, "RTX3090", **told)

@@ -13,7 +13,7 @@ from study.predict.engines import engine_of
 from study.predict.placement import Fsdp
 from study.predict.prediction import estimate
 from study.predict.trace.transformer import Transformer
-from tests.conftest import python
+from tests.conftest import forked
 from tests.predict import fsdp1_adapters
 from tests.predict.families import config_of
 from tests.predict.trainings import training_of
@@ -64,9 +64,10 @@ def test_bytes_are_as_published(model, ranks, fsdp, precision, after_gb, peak_gb
     assert prediction.peak_bytes / 1e9 == pytest.approx(peak_gb, rel=0.002)
 
 
-def test_reentrant_recomputation_under_fsdp1_keeps_the_inputs_of_frozen_layers():
+def test_reentrant_recomputation_under_fsdp1_keeps_the_inputs_of_frozen_layers(tmp_path):
     """A layer more is one input more, or two, as a real run of PEFT shows."""
-    seen = json.loads(python("-m", "tests.predict.fsdp1_adapters", check=True).stdout)
+    script = forked(tmp_path, config=None, script="tests/predict/fsdp1_adapters.py", flags=())
+    seen = json.loads(script.output.splitlines()[-1])
     adapters = {"lora_rank": fsdp1_adapters.RANK, "lora_targets": ("q_proj", "v_proj")}
     how = {"micro_batch": fsdp1_adapters.ROWS, "sequence": fsdp1_adapters.SEQUENCE, "checkpointing": True}
     how |= {"fsdp": Fsdp(), "ranks": fsdp1_adapters.RANKS}

@@ -6,6 +6,8 @@ import io
 import itertools
 import math
 import re
+import subprocess
+import sys
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
@@ -13,6 +15,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 import fit
+import psutil
 import pytest
 import scored
 
@@ -150,7 +153,7 @@ def test_ends_widen_by_one_factor_until_they_hold_four_of_five_sources():
 
 
 def test_rows_of_ones_own_are_scored(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(scores, "ProcessPoolExecutor", lambda mp_context: ThreadPoolExecutor())
+    monkeypatch.setattr(scores, "ProcessPoolExecutor", lambda **_: ThreadPoolExecutor())
     mine = tmp_path / "mine.csv"
     mine.write_text(
         "source,config,dtype,n_gpus,seq,micro_batch,gpu_name,memory_GB,kind\nours,gpt2,fp32,1,128,2,L4,9,allocated\n"
@@ -174,6 +177,31 @@ def test_a_scoring_that_ended_goes_on(monkeypatch, tmp_path):
     monkeypatch.setattr(predicting, "code", lambda: "changed")
     predicting.once(one)
     assert asked == [128, 256, 128]
+
+
+SCORING = """
+import sys, time
+from pathlib import Path
+from study.predict.outside import scores
+first, *_ = scores.rows_of(Path(sys.argv[1])).values()
+for mine in scores.predict([first], 1):
+    print(mine, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_no_process_of_a_scoring_that_was_killed_is_left(tmp_path):
+    mine = tmp_path / "mine.csv"
+    mine.write_text(csv_of(USUAL))
+    with psutil.Popen([sys.executable, "-c", SCORING, mine], stdout=subprocess.PIPE) as scoring:
+        assert scoring.stdout.readline()
+        workers = scoring.children()
+        assert workers
+        scoring.kill()
+    _, left = psutil.wait_procs(workers, 30)
+    for worker in left:
+        worker.kill()
+    assert left == []
 
 
 # --- files of strangers ---------------------------------------------------------------------------------------------
@@ -243,7 +271,7 @@ def test_columns_that_are_for_the_reader_are_named(tmp_path, capsys):
 
 def test_a_row_is_told_before_the_next_one_is_predicted(monkeypatch):
     asked = []
-    monkeypatch.setattr(scores, "ProcessPoolExecutor", lambda mp_context: contextlib.nullcontext(Inline(asked)))
+    monkeypatch.setattr(scores, "ProcessPoolExecutor", lambda **_: contextlib.nullcontext(Inline(asked)))
     rows = [PublishedRow.model_validate(USUAL | {"grad_acc": str(passes)}) for passes in (1, 2)]
     for count, _ in enumerate(scores.predict(rows, at_once=1), 1):
         assert len(asked) == count
@@ -270,7 +298,7 @@ def test_writing_keeps_first_predictions_and_gives_a_new_set_its_own(tmp_path, m
     monkeypatch.setattr(published, "rows", lambda: (row, later))
     monkeypatch.setattr(scores, "FILE", tmp_path / "predictions.csv")
     monkeypatch.setattr(scores, "numbers", scores.functools.cache(lambda: kept))
-    monkeypatch.setattr(scores, "ProcessPoolExecutor", lambda mp_context: ThreadPoolExecutor())
+    monkeypatch.setattr(scores, "ProcessPoolExecutor", lambda **_: ThreadPoolExecutor())
     scored.store_predictions()
     again = published.read(scores.FILE, Number)
     assert [each.first for each in again if each.set == "lora_5"] == [each.first for each in kept]

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import re
 import shlex
+import shutil
 import tomllib
 
 import pytest
@@ -148,3 +149,34 @@ def test_zero_by_hand_is_as_short_as_is_said(path):
     assert number == ["no", "one", "two", "three", "four", "five", "six"][len(named)]
     longest = max(len((folder / name).read_text().splitlines()) for name in named)
     assert longest <= int(most) < longest + 10
+
+
+GUIDE = " ".join((ROOT / "GUIDE.md").read_text().split())
+
+
+def test_the_arms_start_from_a_copy_of_their_folder(tmp_path):
+    """The guide says so: a yaml names its json by a path from the folder that one is in."""
+    assert "cp -r accelerate_configs ~/mine" in GUIDE
+    shutil.copytree(ROOT / "accelerate_configs", tmp_path / "accelerate_configs")
+    named = []
+    for path in (tmp_path / "accelerate_configs").rglob("*.yaml"):
+        named += re.findall(r"^  deepspeed_config_file: (.+)$", path.read_text(), re.MULTILINE)
+    assert len(named) > 10
+    assert [name for name in named if not (tmp_path / name).is_file()] == []
+
+
+def test_the_guide_answers_its_example_of_advice_as_the_command_does(capsys):
+    (command,) = {each for each in commands_in((ROOT / "GUIDE.md").read_text(), ".md") if "--params 1.1e9" in each}
+    commands.start(shlex.split(command))
+    said = " ".join(capsys.readouterr().out.split())
+    (quoted,) = re.findall(r'The first answers "(.+?)"', GUIDE)
+    assert quoted in said
+
+
+def test_the_guide_answers_its_example_of_a_padded_batch_as_the_command_does(capsys):
+    (command,) = {each for each in commands_in((ROOT / "GUIDE.md").read_text(), ".md") if "7.83 GiB" in each}
+    commands.start(shlex.split(command))
+    said = " ".join(capsys.readouterr().out.split())
+    (quoted,) = re.findall(r'"(Perhaps: .+?)"', GUIDE)
+    assert quoted in said
+    assert "--chunked-loss, as by Liger (67.5 GiB, only just)*; --micro-batch 4 (" in said

@@ -175,6 +175,7 @@ SIMPLEST = [  # model, GPUs, kind of GPU: what the page advises
 def test_the_calculator_names_the_simplest_arm_that_fits(show, monkeypatch, capsys):
     """What offloads only if nothing else fits with room. The command that the page names is one."""
     page = show("calculator")
+    cards, committed = calculator.values()["cards"], json.loads(calculator.FILE.read_text())
     for model, gpus, gpu, sentence in SIMPLEST:
         page.execute_script(CHOOSE, {"model": model, "gpus": gpus, "gpu": gpu}, [])
         said = page.find_element("id", "sentence").text
@@ -182,11 +183,11 @@ def test_the_calculator_names_the_simplest_arm_that_fits(show, monkeypatch, caps
         assert ("only just" in said) == (gpu == "GH200")
         assert ("no offloading" in said) == (gpu in ("H100-80GB", "GH200") and "_cpu" not in said)
         rows = [row.text.split() for row in page.find_elements("css selector", "#arms tbody tr") if row.is_displayed()]
-        cells = json.loads(calculator.FILE.read_text())[model]["gpus"][str(gpus)]
+        cells = committed[model]["gpus"][str(gpus)]
         assert [row[0] for row in rows] == [*cells]
         for arm, fits, peak_gb, *_ in rows:
             assert float(peak_gb) == pytest.approx(cells[arm][0] / 1e9, rel=0.005)
-            has_host = cells[arm][1] <= calculator.values()["cards"][gpu]["host_bytes"][gpus]
+            has_host = cells[arm][1] <= cards[gpu]["host_bytes"][gpus]
             assert fits == (fits_on(GPUS[gpu], cells[arm][0]).removeprefix("only ") if has_host else "no"), (arm, gpu)
     page.execute_script(CHOOSE, {"model": "gpt2", "gpus": 8, "gpu": "T4"}, [])
     _, words = page.find_element("id", "command").text.split(maxsplit=1)

@@ -35,7 +35,7 @@ class RoundTraining:
 
     @property
     def billions(self) -> str:
-        return f"{self.parameters / 1e9:g} billion parameters"
+        return f"{self.parameters / 1e9:.4g} billion parameters"
 
 
 def by_text(pasted: Pasted, error: OomError | None) -> list[Cause]:

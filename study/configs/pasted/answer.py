@@ -123,7 +123,9 @@ def _situations(pasted: Pasted, shown: list[Seen], seen: set[str]) -> list[Seen]
         return []
     if not shown and (pasted.last_error or pasted.is_document):
         return []
-    return fitting(pasted, seen | {each.id for each in shown})
+    fits = fitting(pasted, seen | {each.id for each in shown})
+    # Who tells of two releases asks what came between them.
+    return [each for each in fits if each.sure == "likely"] if pasted.apart else fits
 
 
 def _otherwise(pasted: Pasted, error: OomError | None) -> list[Seen]:

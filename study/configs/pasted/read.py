@@ -13,6 +13,7 @@ from packaging.version import Version
 from pydantic import with_config
 from typing_extensions import TypedDict
 
+from study.configs.pasted import contrasts
 from study.configs.pasted.losses import Log
 from study.configs.pasted.two_releases import Apart, two_releases
 from study.configs.pasted.words import Sentence, only, sentences
@@ -86,15 +87,17 @@ class Pasted:
     @functools.cached_property
     def prose(self) -> str:
         """The lines that a person wrote, as far as they can be told from logs."""
-        line = self.text.strip()
-        if TITLE.fullmatch(line):
-            return line  # a question is mostly one line, and has names of settings and numbers
-        return "\n".join(line for line in map(str.strip, self.text.splitlines()) if _is_prose(line))
+        return prose(self.text)
 
     @property
     def written(self) -> str:
         """What a person says."""
         return f"{self.prose}\n{self.symptom}"
+
+    @functools.cached_property
+    def works(self) -> frozenset[str]:
+        """The ways to train of which a person says that they work."""
+        return contrasts.works(self.written)
 
     @functools.cached_property
     def sentences(self) -> tuple[Sentence, ...]:
@@ -159,6 +162,14 @@ def _in_words(condition: str, value: Any) -> str:
     return UNLIKE.get((condition, value), TOLD[condition].format(value))
 
 
+def prose(text: str) -> str:
+    """Return the lines that a person wrote, as far as they can be told from logs."""
+    line = text.strip()
+    if TITLE.fullmatch(line):
+        return line  # a question is mostly one line, and has names of settings and numbers
+    return "\n".join(line for line in map(str.strip, text.splitlines()) if _is_prose(line))
+
+
 def _is_prose(line: str) -> bool:
     """Whether a line is words for the most part, or Chinese, and does not begin as lines of logs and code do."""
     if len(line) > LONGEST_LINE:
@@ -178,7 +189,18 @@ def read(text: str, symptom: str = "") -> Pasted:
     apart = two_releases(text)
     broken = {name: each.broken for name, each in apart.items()}
     named: dict[str, Release] = {**releases(text), **broken}
-    return Pasted(text, named, apart, said(text), deepspeed_config(text), symptom)
+    return Pasted(text, named, apart, _asked(text), deepspeed_config(text), symptom)
+
+
+def _asked(text: str) -> dict[str, Any]:
+    """Return what a text says of the training that it asks of: the stage is not that of another one, which works."""
+    found = said(text)
+    working = contrasts.working(prose(text[: contrasts.MOST]))
+    for part in working:
+        text = text.replace(part, "")
+    if working and "stage" in (of_rest := said(text)):
+        found["stage"] = of_rest["stage"]
+    return found
 
 
 def releases(text: str) -> dict[str, Release]:
@@ -201,7 +223,7 @@ def said(text: str) -> dict[str, Any]:
         return found
     if fsdp:
         found["stage"] = f"FSDP{fsdp}"
-    elif ddp and not re.search("(?i)deepspeed", text):
+    elif ddp and not re.search("(?i)deepspeed|fsdp", text):
         found["stage"] = "DDP"
     return found
 
@@ -234,7 +256,7 @@ class Level(TypedDict):
 def levels() -> dict[str, list[tuple[re.Pattern, Any]]]:
     """Return the patterns of said.toml with their values, by conditions."""
     rows = read_table(SAID, dict[str, list[Level]], Level)
-    flags = re.IGNORECASE | re.MULTILINE
+    flags = re.IGNORECASE | re.MULTILINE | re.ASCII  # a Chinese character beside a word ends it
     return {name: [(re.compile(row["pattern"], flags), row.get("value")) for row in of] for name, of in rows.items()}
 
 

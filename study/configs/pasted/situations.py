@@ -31,6 +31,7 @@ class Situation:
     without: Regex = "(?!)"
     symptoms: tuple[str, ...] = ()
     when: dict[str, list] = field(default_factory=dict)
+    works: tuple[str, ...] = ()  # ways of contrasts.py
 
 
 @functools.cache
@@ -65,13 +66,16 @@ def _may_fit(situation: Situation, pasted: Pasted, symptoms: set[str]) -> bool:
     """Whether its symptoms were seen, and the text says its settings."""
     if situation.symptoms and symptoms.isdisjoint(situation.symptoms):
         return False
+    if situation.works and pasted.works.isdisjoint(situation.works):
+        return False
     return all(pasted.said.get(condition) in values for condition, values in situation.when.items())
 
 
 def _line(situation: Situation, pasted: Pasted) -> str | None:
     """Return what in a text shows a situation. None: nothing does."""
-    needed = re.search(situation.needs, pasted.text, re.IGNORECASE)
-    if needed is None or re.search(situation.without, pasted.text, re.IGNORECASE):
+    flags = re.IGNORECASE | re.ASCII  # a Chinese character beside a word ends it
+    needed = re.search(situation.needs, pasted.text, flags)
+    if needed is None or re.search(situation.without, pasted.text, flags):
         return None
     if situation.words:
         return meets(situation.words, pasted.sentences)

@@ -21,6 +21,12 @@ MODEL_KEY = re.compile(
     r"(?i)(?:model_name_or_path|base_model|model_id|from_pretrained|--model)[\"']?\s*[:= (]\s*[\"']?([^\s\"',)]+)"
 )
 BILLIONS = re.compile(r"(?a)(?<![\w.])(?:[\w.-]{0,60}-)?(\d{1,3}(?:\.\d{1,2})?) ?[bB](?![a-zA-Z0-9.])")
+# As PEFT, trainers and people print it: "all params: 8,030,261,248", "Total parameters: 6243584000".
+COUNTED = re.compile(
+    r"(?i)\b(?:all|total|number of|trainable)[\w ]{0,24}param(?:eter)?s?`?\s*[:=|]{1,2}\s*`?"
+    r"(\d{1,3}(?:,\d{3}){2,3}|\d{8,12})\b"
+)
+QUANTIZED = re.compile(r"(?i)[48][- ]?bit|quantiz|\bq-?lora\b|\bint[48]\b")
 GPU = re.compile(
     r"(?ia)\b((?:A|H|B|L|V|T|GH)\d{2,3}S?|RTX ?\d{4}|[345]0[89]0|A6000)\b"
     r"(?:[^\n\d]{0,12}(\d{2,3}) ?G(?:i?B)?(?![a-z]))?"
@@ -53,10 +59,17 @@ def told(text: str) -> Told:
     known = {*filter(None, map(model_of_name, {*MODEL_KEY.findall(text)}))}
     if len(known) != 1:
         known = {names[each] for each in map(_spelled, MODEL.findall(text)) if each in names}
-    parameters = {1e9 * float(each) for each in BILLIONS.findall(text)}
     gpus = _gpus(text)
     with_memory = {each.partition("-")[0] for each in gpus if "-" in each}
-    return Told(only(known), only(parameters), _gpu_bytes(text, gpus), only(gpus - with_memory))
+    return Told(only(known), _parameters(text), _gpu_bytes(text, gpus), only(gpus - with_memory))
+
+
+def _parameters(text: str) -> float | None:
+    """Return the parameters that are counted in a text, or those that a person writes in billions."""
+    counted = [int(each.replace(",", "")) for each in COUNTED.findall(text)]
+    if counted and not QUANTIZED.search(text):  # of which several are in one element
+        return max(counted)  # of all, beside those that train
+    return only({1e9 * float(each) for each in BILLIONS.findall(text)})
 
 
 def _spelled(name: str) -> str:

@@ -14,6 +14,8 @@ from study.known import lists
 from study.known.faults import Fault, table
 
 FROM_TO = r"\b{}\b[^\n]{{0,40}}?\bfrom v?(\d[\w.]*\w)\s*(?:to|->|\u2192)\s*v?(\d[\w.]*\w)"
+# "The loss rises from 0.9 to 1.4" names no releases: of two parts they are ones beside such a word alone.
+UPGRADED = re.compile(r"(?i)upgrad|updat|downgrad|bump|version|releas|mov(?:e|ed|ing)\b|switch|\u5347\u7ea7")
 # Who writes of ZeRO and names no package means DeepSpeed.
 SPELLED = {"deepspeed": "(?:deepspeed|zero[ _-]?[123])"}
 ZERO = re.compile(r"(?i)\bzero[ _-]?(?:stage)?[ _-]?[1-3]\b")
@@ -55,10 +57,18 @@ def _upgrades(text: str) -> dict[str, Apart]:
     """Return the releases of packages that were upgraded from one to another."""
     found = {}
     for word, name in table().packages.items():
-        if match := re.search(FROM_TO.format(SPELLED.get(word, re.escape(word))), text, re.IGNORECASE):
-            with contextlib.suppress(InvalidVersion):
-                found[name] = Apart(*map(Version, match.groups()))
+        match = re.search(FROM_TO.format(SPELLED.get(word, re.escape(word))), text, re.IGNORECASE)
+        if match is None or not _are_releases(text, match):
+            continue
+        with contextlib.suppress(InvalidVersion):
+            found[name] = Apart(*map(Version, match.groups()))
     return found
+
+
+def _are_releases(text: str, match: re.Match) -> bool:
+    """Whether two numbers are releases: they have three parts, or stand beside a word for an upgrade."""
+    has_three_parts = any(number.count(".") > 1 for number in match.groups())
+    return has_three_parts or bool(UPGRADED.search(text, max(0, match.start() - 40), match.start(1)))
 
 
 def _named(text: str) -> dict[str, set[Version]]:

@@ -102,7 +102,7 @@ def _pattern(form: str, end: str) -> str:
     if CHINESE.search(form):
         return re.escape(form)
     escaped = re.escape(form).replace(r"\ ", r"\s+")
-    return "" if form.isidentifier() else rf"\b{escaped}{end}"
+    return "" if form.isidentifier() or form.isdigit() else rf"\b{escaped}{end}"
 
 
 @functools.cache

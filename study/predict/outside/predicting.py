@@ -224,22 +224,19 @@ def once(row: PublishedRow) -> dict[Quantity, Predicted]:
 
 def of_row(row: PublishedRow) -> dict[Quantity, Predicted]:
     """The predictions of what a row measured, or why they are refused."""
-    try:
-        reading = reading_of(row)
-    except Stop as stop:
-        return dict.fromkeys(row.measured, Predicted(why=f"{stop.what}: {stop.remedy}"))
-    if reading is None:
-        return dict.fromkeys(row.measured, Predicted(why=why_not(row)))
     predicted = {}
     for quantity in row.measured:
         try:
-            predicted[quantity] = _of_quantity(row, reading, quantity)
+            predicted[quantity] = _of_quantity(row, quantity)
         except Stop as stop:
             predicted[quantity] = Predicted(why=f"{stop.what}: {stop.remedy}")
     return predicted
 
 
-def _of_quantity(row: PublishedRow, reading: Reading, quantity: Quantity) -> Predicted:
+def _of_quantity(row: PublishedRow, quantity: Quantity) -> Predicted:
+    reading = reading_of(row)
+    if reading is None:
+        return Predicted(why=why_not(row))
     if quantity == "memory":
         if row.memory_not_predicted:
             return Predicted(why=row.memory_not_predicted)

@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import os
 import re
 import sys
 from collections import defaultdict
@@ -9,10 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from math import ceil
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean, median
+from threading import Thread
 from typing import Any, Literal
 
 import tyro
@@ -96,14 +98,24 @@ def predict(rows: Iterable[PublishedRow], at_once: int = ROWS_AT_ONCE) -> Iterat
     """For each row a number for each that it measured, as soon as they are predicted. What was predicted is kept."""
     # Fresh processes, because one that is forked beside torch's threads may hang.
     rows = [*rows]
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=_end_with_parent) as pool:
         for row, values in zip(rows, pool.map(predicting.once, rows, chunksize=at_once), strict=True):
             yield [number(row, quantity, each) for quantity, each in values.items()]
 
 
+def _end_with_parent() -> None:
+    """End this process with the one that started it. A pool's processes outlive one that is killed."""
+
+    def wait() -> None:
+        if parent := parent_process():
+            parent.join()
+            os._exit(1)
+
+    Thread(target=wait, daemon=True).start()
+
+
 def number(row: PublishedRow, quantity: Quantity, predicted: Predicted) -> Number:
-    measured = row.measured[quantity]
-    answer = asdict(predicted)
+    measured, answer = row.measured[quantity], asdict(predicted)
     return Number(key=row.key, set=row.set, source=row.source, quantity=quantity, measured=measured, **answer)
 
 

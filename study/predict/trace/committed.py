@@ -21,6 +21,8 @@ from study.predict.trace.tape import Tape
 PATH = Path(__file__).with_name("committed.zip")
 MANY_LAYERS = 6  # models of a family with more layers repeat the one in the middle
 MIDDLE = 2  # counted from 0
+# Of whole trainings in each precision there are 28, of adapters 24. Members with fewer lack autocast or 4 bits.
+USUAL_PASSES = 24
 Plan = list[tuple[str, int, int]]  # of each section the name, the layer, and its number in the file
 # By family: the letter of each dimension in a term, and its name in the config. w: a head's width. Of every model, t:
 # tokens of a row; r: rows after the second; k: the rank of adapters.
@@ -114,6 +116,12 @@ def installed() -> dict[str, str | None]:
 def _content(name: str) -> Any:
     with zipfile.ZipFile(PATH) as archive:
         return json.loads(archive.read(name)) if name in archive.namelist() else None
+
+
+def has_usual_passes(member: Member) -> bool:
+    """Return whether the file has each pass that an advice in the usual precisions asks for, also beside 4 bits."""
+    content = _content(member.name)
+    return content is not None and len(content["passes"]) >= USUAL_PASSES
 
 
 def look(member: Member) -> list | None:

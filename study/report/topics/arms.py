@@ -100,7 +100,8 @@ def in_words(rows: list[dict]) -> list[str]:
         near, apart = distances[~is_apart], distances[is_apart]
         baseline = compared["from"].iloc[0]
         number = f"{number_of(len(near), 'arms')} {'is' if len(near) == 1 else 'are'}"
-        lines.append(f"Losses: at every step, {number} within {nats(near.max())} of {baseline}.")
+        close = f"within {nats(near.max())} of" if near.max() else "identical to"
+        lines.append(f"Losses: at every step, {number} {close} {baseline}.")
         lines += [f"But {arm} differs by up to {nats(distance)}." for arm, distance in apart.items()]
     # --- memory and traffic: the stages over DDP. Without a finished run of DDP there is nothing to divide by.
     done = of_arm[of_arm["status"] == "done"]

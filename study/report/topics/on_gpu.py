@@ -13,7 +13,7 @@ from study.report import style
 from study.report.tables import parts
 
 FOLDER = ROOT / "reports" / "h200"  # a wheel has none
-LATER = [ROOT / "reports" / name for name in ("h200-2", "h200-3", "h100")]  # other machines; hosts slower or busier
+LATER = [ROOT / "reports" / name for name in ("h200-2", "h200-3", "h100")]  # later sets of runs; hosts slower or busier
 ABOUT = ["model", "precision", "micro_batch", "accumulation", "sequence", "checkpointing", "arm"]
 # By the columns of predicted.csv. The first peak is that of the tensors. Of a rank that runs alone the last two are no
 # measurement: it sends nothing, and the driver counted two runs at a time.
