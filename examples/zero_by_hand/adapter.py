@@ -18,6 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 def build(model, optimizer, options):
     if options.clip or options.curve or options.precision != "fp32":
         raise NotImplementedError("no clipping, no schedule, fp32 only")
+    if model.is_sparse:
+        raise NotImplementedError("gradients are dense")
     if model.may_leave_some or not all(each.requires_grad for each in model.parameters()):
         raise NotImplementedError("every parameter is trained in every pass")
     file = options.settings.get("file") or os.environ.get("ZERO_BY_HAND", "stage3")

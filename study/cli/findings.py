@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from study.core.text import say, say_wrapped
 from study.known.explained import Explained, behind
-from study.known.findings import Finding
+from study.known.findings import Finding, ended
 
 MOST_TESTS = 4  # that are shown
 
@@ -30,7 +30,7 @@ def show_behind(each: Explained) -> dict:
     also = [f"Also named in: {', '.join(of.readers)}"] if of.readers else []
     say_wrapped(
         f"{each.id}: a {each.kind}",
-        f"Sentence: {each.sentence.rstrip('.')}.",
+        f"Sentence: {ended(each.sentence)}",
         f"What to do: {each.remedy or 'the sentence says it'}.",
         f"Written: {of.written}",
         f"Rule: {', '.join(of.rules) or f'that table, which {each.read_by} reads'}",

@@ -185,7 +185,7 @@ class Reference(CaseTraining):
                 losses.append(loss.item())
             for parameter, master in zip(self.model.parameters(), self.master.parameters(), strict=True):
                 if parameter.grad is not None:
-                    sums[master] += parameter.grad.float() / scale / self.ranks
+                    sums[master] += parameter.grad.to_dense().float() / scale / self.ranks
             if rank == 0:
                 first = copy.deepcopy(buffers)
         self.model.load_state_dict(first, strict=False)  # DDP gives those of the first rank to the others

@@ -17,6 +17,7 @@ class Plain(nn.Module):
 
     may_leave_some = False  # parameters without a gradient
     shares = False  # one weight between two layers
+    is_sparse = False  # the gradients of some parameters are sparse tensors
     bias = True
     frozen: tuple[str, ...] = ()  # how the names of frozen parameters begin
 
@@ -110,6 +111,32 @@ class OneRank(Plain):
         if inputs.flatten()[0] > 0:
             hidden = hidden + self.sometimes(inputs.to(self.sometimes.weight.dtype))
         return hidden
+
+
+class UsedThenUnused(Plain):  # a layer that passes over sequences of even length do not use
+    may_leave_some = True
+
+    def change(self, width):
+        self.sometimes = nn.Linear(FEATURES, width)
+
+    def enter(self, inputs):
+        hidden = super().enter(inputs)
+        if inputs.shape[1] % 2:
+            hidden = hidden + self.sometimes(inputs.to(self.sometimes.weight.dtype))
+        return hidden
+
+
+class Sparse(Plain):  # words, whose gradient has the rows of those that a pass uses and no others
+    is_sparse = True
+
+    def change(self, width):
+        self.words = nn.Embedding(8, width, sparse=True)
+
+    def enter(self, inputs):
+        # Each rank's rows have words of their own. Without tanh, the gradient would share its memory with that of the
+        # other sum, and DDP of torch 2.13.0 divides it in place: the first layer's would be half of what it is.
+        words = (inputs[..., 0] * 4).long().clamp(-4, 3) + 4
+        return super().enter(inputs) + torch.tanh(self.words(words))
 
 
 class Twice(Plain):  # each block is called twice in a pass

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from study.conform import checks, models
 from study.conform.cases import Case, ShardedTraining, Unequal
-from study.conform.suite import LIBRARIES, Adapter, Property, PropertyAnswer, redirect_output
+from study.conform.suite import LIBRARIES, NEEDED, Adapter, Property, PropertyAnswer, redirect_output
 from study.core.machine import free_port
 
 GRACE_S = 2  # for the other ranks, once one has failed: the first that fails is the cause
@@ -74,6 +74,8 @@ def _imported(path: Path) -> SimpleNamespace:
         module = SimpleNamespace(**runpy.run_path(str(path)))
     except Exception as error:
         raise ImportError(f"{path} cannot be imported ({type(error).__name__}: {error})") from None
+    if missing := [each for each in NEEDED if not hasattr(module, each)]:
+        raise ImportError(f"{path} does not define {', '.join(missing)}")
     gc.freeze()  # no collection in a rank copies what was imported
     return module
 

@@ -22,6 +22,7 @@ from study.known.findings import with_id
 HERE = Path(__file__).parent
 PROPERTIES_TABLE = HERE / "properties.toml"
 ADAPTERS_TABLE = HERE / "adapters.toml"
+NEEDED = ("build", "forward_backward", "step", "whole_weights")  # functions of an adapter
 LIBRARIES = ("torch", "deepspeed", "accelerate")
 LIMIT_S = 120  # for one property; it takes about a second
 

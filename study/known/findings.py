@@ -38,7 +38,11 @@ class Finding:
 
 def with_id(sentence: str, id: str) -> str:
     """Return a sentence as commands print it: with its end, and with the id by which `study explain` knows it."""
-    return f"{sentence.rstrip('.')}. [{id}]"
+    return f"{ended(sentence)} [{id}]"
+
+
+def ended(sentence: str) -> str:
+    return sentence if sentence.endswith((".", "?")) else f"{sentence}."
 
 
 @with_config(NO_OTHER_KEYS)

@@ -86,6 +86,7 @@ class Targets(Section):
     read: int = 0  # micro-batches
     probabilities: Text = None  # the function that made them of what the loss takes for logits
     no_logarithms: int = 0  # micro-batches whose nll_loss got no logarithms of probabilities
+    mixed: int = 0  # micro-batches whose classes and places were exchanged by a view
     broadcast: int = 0  # micro-batches whose loss compared each result with each target
     counted: int = 0  # targets
     ignored: int = 0  # targets, by their value
@@ -129,6 +130,14 @@ class Watched(Section):
     loss_negated: Flag = None  # what it is of a function of torch's whose small values are good
     loss_base: Text = None  # what they divide: a "mean", a "sum", or the "items" of a sum that was divided
     passes_cleared: Int = None  # passes of a step whose gradients were cleared before the update
+    updates_beside_others: int = 0  # that came after one of another model
+    updates_without_model: int = 0  # the last ones, before which it did not run, and had no gradients
+    evaluations: int = 0  # between updates
+    moved_in_evaluation: int = 0  # of them, those that left other weights
+    moved_besides: int = 0  # of the first steps, those whose weights the last update did not leave
+    random_states: list[str] = []  # of the first passes with dropout: what its random numbers begin with
+    gradient_factor: Float = None  # of an update over the sum of those of all ranks: 1 is their sum
+    trained_share: Float = None  # of the parameters, at the last update
     rows_per_rank: list[int] = []  # of a step
     inputs_per_rank: list[list[str]] = []  # shapes and digests of the inputs of the first passes
     optimized_tensors: Int = None  # of the model, which the optimizer updates; None under DeepSpeed, which cuts them
@@ -145,6 +154,9 @@ class Watched(Section):
     adapters_train: Flag = None  # some weight of PEFT's layers; None without any
     is_trainer: Flag = None  # of transformers
     unchanged_parameters: Int = None  # that should train, and are at the end what they were
+    unchanged: list[str] = []  # the names of three of them, the largest first
+    resumed_in: Int = None  # the step of the checkpoint that a Trainer goes on from
+    moments_lost: bool = False  # its optimizer keeps states, and began without any
     passes_without_update: Int = None  # since the last update
     updates_by_another: int = 0  # optimizer, of weights that the watched one has
     gradients_kept: int = 0  # of the first steps, those that began with gradients of the step before

@@ -38,6 +38,7 @@ class WatchCallback(transformers.TrainerCallback):
         if self.watch.session:  # a processor of images has no such token
             unknown = getattr(kwargs.get("processing_class"), "unk_token_id", None)
             self.watch.session.loop.special.unknown = unknown
+            self.watch.session.loop.resumed(state.global_step)
         atexit.register(self._end_at_exit)
 
     def on_train_end(self, args, state, control, **kwargs):

@@ -50,7 +50,9 @@ def _rates(steps: Table) -> Iterator[Finding]:
     zero = rates == 0
     count = len(rates)
     if zero[1:].mean() >= LOW and zero.sum() > 1:
-        yield finding("rate_is_zero", zero=int(zero.sum()), count=count, first=_first(steps, zero))
+        first, last = _longest(zero)
+        numbers = steps["step"][0].astype(int)
+        yield finding("rate_is_zero", zero=int(zero.sum()), count=count, first=numbers[first], last=numbers[last])
         return
     if rates[0] == rates.max() < TINY:  # one that rises may become larger
         yield finding("rate_too_small", rate=rates[0])
@@ -58,6 +60,14 @@ def _rates(steps: Table) -> Iterator[Finding]:
         yield finding("group_without_rate", group=int(group))
     if (turn := _turn(rates)) is not None:
         yield finding("rate_rises_again", step=int(steps["step"][0, turn]), count=count)
+
+
+def _longest(wrong: Steps) -> tuple[int, int]:
+    """Return the first and the last place of the longest stretch."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], wrong.astype(int), [0]])))
+    begins, ends = edges[::2], edges[1::2]
+    longest = np.argmax(ends - begins)
+    return int(begins[longest]), int(ends[longest]) - 1
 
 
 def _warm_up(steps: Table) -> Iterator[Finding]:

@@ -25,6 +25,8 @@ def function(facts: Facts) -> Results:
         yield "probabilities_as_logits", {"function": seen.probabilities}
     if seen.no_logarithms > MOST * seen.read:
         yield "no_logarithms", {}
+    if seen.mixed > MOST * seen.read:
+        yield "view_for_transpose", {}
     if seen.broadcast > MOST * seen.read:
         yield "loss_broadcasts", {}
 

@@ -101,6 +101,27 @@ def probabilities_into(node: Any) -> str | None:
     return name.lower() if name in ("Softmax", "Sigmoid") else None
 
 
+def is_mixed(node: Any) -> bool:
+    """Return whether a cross-entropy gets its classes by a view that exchanges sizes: it does not move the values."""
+    if not kind_of(node).startswith("NllLoss"):
+        return False
+    with contextlib.suppress(AttributeError, IndexError):  # of a node in Python, or an older torch
+        node = _below(node)
+        if kind_of(node) != "LogSoftmax":
+            return False
+        for _ in range(DEEPEST):
+            node = node.next_functions[0][0]
+            name = kind_of(node)
+            if name not in PASSED:
+                break
+            if "View" not in name and name != "ReshapeAlias":
+                continue
+            before, after = tuple(node._saved_self_sym_sizes), tuple(node._input_metadata[0].shape)
+            if before != after and sorted(before) == sorted(after) and len(after) > 2 and after[1] == before[-1]:
+                return True
+    return False
+
+
 def is_no_logarithm(node: Any) -> bool:
     """Return whether nll_loss gets rows whose probabilities do not sum to 1. It reads some of them."""
     if kind_of(node) != "NllLoss":

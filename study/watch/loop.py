@@ -29,6 +29,7 @@ from study.measure import roles
 from study.measure.readback import device_of
 from study.records.schema import Record
 from study.watch import targets
+from study.watch.between import Between
 from study.watch.graph import division_of
 from study.watch.instruments import Instruments
 from study.watch.loaders import Loaders, digest
@@ -96,6 +97,9 @@ class WatchedLoop:
         self._updated = [tensor for tensor in self._trained if id(tensor) in updated]
         self._with_gradient: torch.nn.Parameter | None = None
         self._cleared: deque[int] = deque(maxlen=20)  # of the last steps
+        self._cleared_first: list[int] = []  # of the first steps, in which zeros are seen as well
+        self._resumed_without_states = False
+        self._had_gradients = False  # after a backward pass of the first steps, by their values
         self._plain = roles.plain_model(self.model)  # whose mode counts: a script may change it without the wrapper's
         dropouts = [each for each in self._plain.modules() if isinstance(each, torch.nn.modules.dropout._DropoutNd)]
         self._dropouts = [each for each in dropouts if each.p > 0]
@@ -106,7 +110,9 @@ class WatchedLoop:
         self._evaluated = 0  # forward passes without gradients since the last with them, in training mode
         self.record.watched.has_schedule = hasattr(self._inner.step, "_wrapped_by_lr_sched")
         self._device = device_of(self.model).type
+        self.between = Between(self._updated, self.record.watched, self._device)
         self._shared = updated
+        self._ours = {id(tensor) for tensor in self.model.parameters()}
         self._undo = contextlib.ExitStack()
 
     def attach(self) -> None:
@@ -143,6 +149,10 @@ class WatchedLoop:
             first = self._trained[0]
             self._undo.callback(first.register_post_accumulate_grad_hook(lambda _: self._mark("backward")).remove)
         self.active = True
+
+    def __deepcopy__(self, _) -> "WatchedLoop":
+        """A script may copy its model, and with it the hook. A copy is not watched."""
+        return self
 
     def detach(self) -> None:
         """Leave the loop as it was. It can be followed again."""
@@ -235,6 +245,17 @@ class WatchedLoop:
         self.log.mark(phase)
 
     @guarded
+    def resumed(self, step: int) -> None:
+        """Note that the training goes on from this step of a checkpoint; 0: it begins."""
+        self.record.watched.resumed_in = step or None
+        self._resumed_without_states = step > 0 and not self._is_engine and not self._inner.state
+
+    @property
+    def moments_lost(self) -> bool:
+        """Return whether an optimizer that keeps states, by now, went on from a checkpoint without any."""
+        return self._resumed_without_states and bool(self._inner.state)
+
+    @guarded
     def note_inputs(self, batch) -> None:
         """Note the inputs of a training step whose forward pass is not that of the model."""
         self.loaders.ran(trains=True, has_gradients=True)
@@ -242,6 +263,8 @@ class WatchedLoop:
 
     @guarded
     def _forward(self, module, args, kwargs) -> None:
+        if module is not self.model:
+            return
         if not torch.is_grad_enabled():
             self._evaluated += self._plain.training
             if self._evaluated == EVALUATION and self._dropouts:
@@ -254,6 +277,8 @@ class WatchedLoop:
             self.step.evaluated = True
             return
         self.log.mark("outside")
+        step = self.step
+        self.between.forward(self.log.count, step.forwards == 0, step.evaluated, self._dropouts)
         # What a row and a token is goes by shapes alone: a value on a GPU would have to be waited for.
         inputs = _inputs([args, kwargs])
         tokens = [tensor for tensor in inputs if tensor.ndim == 2 and tensor.dtype in (torch.int64, torch.int32)]
@@ -272,9 +297,12 @@ class WatchedLoop:
     def _begin_backward(self, loss=None, *_, scale_wrt_gas: bool = True, **__) -> None:
         """Mark the forward pass, and keep the loss as a part of the step's."""
         self.log.mark("forward")
-        self._look_for_cleared()
-        if self.step.backwards == 0 and 0 < self.log.count <= READ_STEPS:
-            self.record.watched.gradients_kept += self._has_gradients()
+        self.between.backward()
+        has_gradients = self.log.count <= READ_STEPS and self._has_gradients()
+        self._look_for_cleared(self._had_gradients and not has_gradients)
+        self.step.begins_with_gradients = has_gradients and (
+            self.step.begins_with_gradients or self.step.backwards == 0
+        )
         self.step.backwards += 1
         self.step.training = min(self._plain.training, self.step.training >= 1 or self.step.backwards == 1)
         self.step.dropouts_off = sum(not each.training for each in self._dropouts)
@@ -288,8 +316,8 @@ class WatchedLoop:
             # The same in Accelerator.backward (accelerator.py:2851). Without both, a plain loop has to divide by
             # itself.
             parts = self.accelerator.gradient_accumulation_steps
-        elif self.record.observed.autocast == "fp16":
-            return  # a GradScaler scales the loss, with an unknown scale
+        elif self.step.scaled:
+            return  # by a GradScaler, with an unknown scale
         if torch.is_tensor(loss) and loss.numel() == 1:
             # In the first pass: the mode of a look cannot read a Python number.
             if self.record.watched.loss_parts is None:
@@ -320,21 +348,21 @@ class WatchedLoop:
             if parameter.grad is not None:
                 self._with_gradient = parameter
                 break
+        self._had_gradients = self.log.count < READ_STEPS and self._has_gradients()
+        self.between.gradients(self.log.count, at_update=False)
 
     @guarded
     def _end_step(self) -> None:
-        self._look_for_cleared()
+        self._look_for_cleared(to_zero=False)
         self._with_gradient = None
-        # The usual value of 20 steps: a script may clear gradients once on purpose, such as after an overflow.
-        self._cleared.append(self.step.cleared)
-        self.record.watched.passes_cleared = statistics.mode(self._cleared)
+        self._note_passes_cleared()
         rates = [group["lr"] for group in self._inner.param_groups]
         self.step.rates = [rate if is_number(rate) else math.nan for rate in rates]  # one in a tensor is not read
         self.rate = max([self.rate, *filter(is_number, rates)])
         decays = [(group.get("weight_decay"), group["lr"]) for group in self._inner.param_groups]
         products = [decay * rate for decay, rate in decays if is_number(decay) and is_number(rate)]
         self.decay = max([self.decay, *products])
-        self.step.trained = self.weights.trained_share
+        self.step.trained = self.record.watched.trained_share = self.weights.trained_share
         if self._is_engine:
             self.step.norm = _number(getattr(self.model, "_global_grad_norm", None))
         elif self.record.observed.autocast == "fp16" and not self.step.scaled:
@@ -342,7 +370,9 @@ class WatchedLoop:
         number = self.log.count + 1
         if number <= READ_STEPS and self._updated and not self.step.cleared:
             self.record.watched.without_gradients += not self._has_gradients()
+        self.between.gradients(self.log.count, at_update=True)
         self.instruments.step_ended(number, self.step.evaluated)
+        self.between.update(self.step.forwards, self._has_gradients, self.instruments.is_looking)
         looked_at = self.instruments.looked_at  # the step after a look is slower, too
         self.step.clean = not (self.step.evaluated or number in looked_at or number - 1 in looked_at)
         self.log.add(self.step)
@@ -351,12 +381,25 @@ class WatchedLoop:
     @guarded
     def _note_update(self, optimizer) -> None:
         if optimizer is not self._inner and optimizer is not self.optimizer:
-            tensors = (id(tensor) for group in optimizer.param_groups for tensor in group["params"])
-            self.record.watched.updates_by_another += any(each in self._shared for each in tensors)
+            tensors = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+            self.record.watched.updates_by_another += not tensors.isdisjoint(self._shared)
+            self.step.other_updated |= tensors.isdisjoint(self._ours)
 
-    def _look_for_cleared(self) -> None:
-        if self._with_gradient is not None and self._with_gradient.grad is None:
+    def _look_for_cleared(self, to_zero: bool) -> None:
+        if self._with_gradient is not None and (to_zero or self._with_gradient.grad is None):
             self.step.cleared = self.step.backwards
+
+    def _note_passes_cleared(self) -> None:
+        watched, step = self.record.watched, self.step
+        # The usual value of 20 steps: a script may clear gradients once on purpose, such as after an overflow.
+        self._cleared.append(step.cleared)
+        if self.log.count < READ_STEPS:
+            self._cleared_first.append(step.cleared)
+        watched.passes_cleared = max(statistics.mode(self._cleared), statistics.mode(self._cleared_first))
+        # A pass whose gradients are cleared, as that of a generator, does not add what it began with.
+        if self.log.count:
+            watched.gradients_kept += step.begins_with_gradients and not step.cleared
+        watched.updates_beside_others += step.other_updated
 
     def _has_gradients(self) -> bool:
         """Return whether a gradient of the first tensors is not zero. It waits for a GPU."""

@@ -13,6 +13,7 @@ from study.watch.facts import KEPT, REDUCING, Facts, Results, required
 FIRST_SCALE = 65536  # the initial loss scale of DeepSpeed and torch
 HALVES = tuple(AUTOCAST.values())
 READ_STEPS = 6  # whose gradients the watch reads
+MOST = 0.5  # of the steps
 LEAST_STEPS = 5  # of a run whose weights are expected to change
 # Smaller shares and sizes than these get no finding.
 FROZEN = 0.02  # of the parameters: whoever trains fewer of them uses adapters, whose names say so
@@ -20,6 +21,8 @@ UNCHANGED = 0.1  # of the parameters that should train: a head that no loss need
 DECAYED = 0.05  # of each weight in a step: half of it is gone after 14. Recipes with Muon have up to 0.04
 CLIPPED = 1000  # times the limit
 DRIFT = 1e-9  # of the sum of the weights: copies that get equal gradients are equal
+NEAR = 1e-3  # of a factor
+MANY = 10  # updates
 FEW = 1e-5  # of the weights: enough to average a loss, but less than the gradients of LoRA
 # Optimizers whose update of an element depends on its row, column or norm. DeepSpeed's Muon gets whole matrices.
 MATRIX_WISE = "(?i)adafactor|came|shampoo|soap|galore|apollo|lamb|lars|adam_?mini"
@@ -89,7 +92,8 @@ def optimizer(facts: Facts) -> Results:
     elif (facts.seen.steps or 0) >= LEAST_STEPS and facts.seen.trained_parameters:
         unchanged = unchanged or 0
         if unchanged >= UNCHANGED * facts.seen.trained_parameters or watched.head_unchanged:
-            yield "weights_unchanged", {"unchanged": unchanged}
+            names = f", such as {', '.join(watched.unchanged)}" if watched.unchanged else ""
+            yield "weights_unchanged", {"unchanged": unchanged, "names": names}
     # A rank's part is one flat vector, so the optimizer sees no rows and columns (zero/stage_1_and_2.py:560). Measured:
     # a last loss of 7.65795 under DDP, and of 7.64581 under stage 1, with PyTorch's Adafactor.
     if required(facts.seen.stage) and re.search(MATRIX_WISE, facts.optimizer):
@@ -138,6 +142,8 @@ def updates(facts: Facts) -> Results:
         yield "gradients_not_cleared", {"read": READ_STEPS}
     if 2 * watched.without_gradients > READ_STEPS:
         yield "gradients_are_zero", {"read": READ_STEPS}
+    if watched.moments_lost:
+        yield "moments_lost", {}
     if watched.loss_unscaled:
         yield "loss_unscaled", {}
     if watched.clipped_scaled:
@@ -157,9 +163,10 @@ def model(facts: Facts) -> Results:
     trained = required(facts.seen.trained_parameters)
     # A new head above a body that was trained before is no mistake.
     is_head = facts.watched.head_alone_trains and facts.watched.frozen_untrained is False
-    few = trained < FROZEN * facts.parameters and not is_head
-    if required(facts.watched.model) and not facts.watched.has_adapters and few:
-        yield "frozen", {"share": trained / facts.parameters}
+    # What is frozen at first may train later: whoever unfreezes layer by layer begins with the head.
+    share = max(trained / facts.parameters, facts.watched.trained_share or 0.0)
+    if required(facts.watched.model) and not facts.watched.has_adapters and share < FROZEN and not is_head:
+        yield "frozen", {"share": share, "trained": round(share * facts.parameters)}
 
 
 def idle_schedule(facts: Facts) -> Results:
@@ -207,7 +214,16 @@ def accumulation(facts: Facts) -> Results:
     # A zero_grad in each pass does harm in plain loops only. Accelerate's optimizer skips it within a step
     # (optimizer.py:113), and under DeepSpeed always (utils/deepspeed.py:308).
     if facts.watched.passes_cleared:
-        yield "gradients_cleared", {}
+        yield "cleared_on_purpose" if _clears_on_purpose(facts, passes) else "gradients_cleared", {}
+
+
+def _clears_on_purpose(facts: Facts, passes: int) -> bool:
+    """Return whether passes without effect may be meant: those of a generator, or of SAM, which looks ahead."""
+    if facts.watched.updates_beside_others > MOST * facts.steps:
+        return True
+    inputs = facts.watched.inputs_per_rank
+    first = inputs[0][:passes] if inputs else []
+    return len(first) == passes and len(set(first)) == 1
 
 
 def _divisions(facts: Facts, passes: int, parts: int) -> Results:
@@ -230,13 +246,39 @@ def _divisions(facts: Facts, passes: int, parts: int) -> Results:
             # It divides only if the model's forward takes no other keywords (transformers 5.23.0, trainer.py:521 and
             # 2106), and multiplies by the ranks (trainer.py:2206), as if the loss were divided by the items of all.
             yield "trainer_sums_means", {"times": times}
-        elif passes > 1 and not divisors:
-            yield "gradients_summed", {}
+        elif (summed := passes - (watched.passes_cleared or 0)) > 1 and not divisors:
+            yield "gradients_summed", {"summed": summed}
     if watched.loss_negated:
         yield "loss_negated", {}
+    # An all-reduce of one's own sums.
+    if watched.gradient_factor is not None and abs(watched.gradient_factor - 1) < NEAR:
+        if is_undivided and not divisors and _reads_apart(facts):
+            yield "gradients_summed_over_ranks", {}
+        return
     # DDP, ZeRO and FSDP average over ranks by themselves.
     if ranks > 1 and watched.loss_base in ("mean", "items") and ranks in divisors and ranks not in (passes, parts):
         yield "loss_divided_by_ranks", {}
+
+
+def _reads_apart(facts: Facts) -> bool:
+    """Return whether each rank has sequences of its own: ranks that share a model or a sequence have to sum."""
+    inputs = facts.watched.inputs_per_rank
+    return len({*map(tuple, inputs)}) == len(inputs) == facts.ranks
+
+
+def between(facts: Facts) -> Results:
+    """Name what happens to a model between its updates."""
+    watched = facts.watched
+    if watched.updates_without_model >= MANY:
+        yield "model_not_run", {}
+    # Who moves weights in every few steps, as Lookahead does, or keeps them within limits, means it.
+    moved = watched.moved_in_evaluation
+    if moved > 1 and not watched.moved_besides and moved >= MOST * watched.evaluations:
+        yield "moved_in_evaluation", {}
+    states = watched.random_states
+    alike = max(map(states.count, states), default=0)  # whoever seeds after an update has another first one
+    if alike >= READ_STEPS - 1 and all(len(set(each)) > 1 for each in watched.inputs_per_rank):
+        yield "dropout_repeated", {"alike": alike, "count": len(states)}
 
 
 def rows(facts: Facts) -> Results:
@@ -321,6 +363,7 @@ MISTAKES = (
     data,
     clipping,
     accumulation,
+    between,
     rows,
     precision,
     offloading,

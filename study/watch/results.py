@@ -25,6 +25,7 @@ from study.records.sections import (
     Time,
     Traffic,
 )
+from study.watch.between import factor
 from study.watch.instruments import AFTER
 from study.watch.mistakes import LOST_RANK
 from study.watch.steps import in_words
@@ -40,6 +41,7 @@ class RankMeasurements(Section):
     components: RankComponents | None
     traffic: dict[str, Collective] | None
     inputs: list[str] | None
+    gradient: list[list[float]] | None = None  # some numbers of it, after the last backward pass and at the update
     rate: float  # the largest learning rate; 0 if it is in a tensor, which is not read
     knows_losses: bool  # of all steps
     weights_sum: float | None = None  # of this rank's weights that train, at the end
@@ -55,6 +57,8 @@ def fill(record: Record, ranks: list[RankMeasurements], tables: list[Table]) -> 
     record.watched.inputs_per_rank = all_known(rank.inputs for rank in ranks)
     record.watched.largest_rates = [rank.rate for rank in ranks]
     record.watched.weights_sums = all_known(rank.weights_sum for rank in ranks)
+    if (gradients := all_known(rank.gradient for rank in ranks)) and len(ranks) > 1:
+        record.watched.gradient_factor = factor([before for before, _ in gradients], gradients[0][1])
     components = Components(per_rank=all_known(rank.components for rank in ranks))
     record.memory = Memory(per_rank=[rank.memory for rank in ranks], components=components)
     record.traffic = Traffic(per_rank=all_known(rank.traffic for rank in ranks))

@@ -187,13 +187,14 @@ class Session:
         """Complete the record. `error` ended the loop. `opened` holds what works until then."""
         rank = self.ranks.rank
         watched = self.loop.record.watched
+        watched.moments_lost = self.loop.moments_lost
         watched.passes_without_update = self.loop.step.backwards
         watched.largest_decay = self.loop.decay
         watched.orders_repeated = self.loop.loaders.orders_repeated
         watched.evaluated_on_trained = self.loop.loaders.evaluated_on_trained
         if error is None:
             opened.close()
-            watched.unchanged_parameters, watched.head_unchanged, self.weights_sum = self.loop.weights.end()
+            self.weights_sum = self.loop.weights.describe_end(watched)
             watched.units_alike = self.loop.weights.alike()
         else:  # the reason first, in case the rest fails as well
             where = f"rank {rank}, step {self.loop.log.count + 1}"
@@ -234,6 +235,7 @@ class Session:
             components=loop.instruments.components,
             traffic=loop.instruments.counts,
             inputs=loop.inputs if has_own_rows else None,
+            gradient=loop.between.gradient if has_own_rows else None,
             rate=loop.rate,
             weights_sum=self.weights_sum,
             knows_losses=loop.log.knows_losses,

@@ -32,6 +32,8 @@ class Step:
     losses: list[torch.Tensor] = field(default_factory=list)  # of its passes: they sum to the step's loss
     backwards: int = 0
     cleared: int = 0  # backward passes whose gradients were cleared before the update
+    begins_with_gradients: bool = False  # of the step before, in each of its backward passes
+    other_updated: bool = False  # an optimizer of another model made an update
     forwards: int = 0
     rows: int = 0  # 0: unknown
     evaluated: bool = False  # the model also ran outside training, or the step was to be left out

@@ -124,6 +124,7 @@ def read(seen: Targets, loss: torch.Tensor, batch: TokensIn, special: Special) -
     seen.read += 1
     losses = graph.losses_in(loss)
     seen.broadcast += graph.is_broadcast(loss, losses)
+    seen.mixed += any(map(graph.is_mixed, losses))
     seen.no_logarithms += any(map(graph.is_no_logarithm, losses))
     seen.probabilities = next(filter(None, map(graph.probabilities_into, losses)), seen.probabilities)
     answers = _answers(losses, batch, special)

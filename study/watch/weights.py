@@ -51,16 +51,21 @@ class Weights:
                 found += [name] * bool((each == each[:1]).all())
         return found[:SHOWN]
 
-    def end(self) -> tuple[int, bool, float]:
-        """Return how many parameters should train and are what they were, whether that is so of the head, and the sum
-        of all weights of this rank.
-        """
+    def describe_end(self, watched: Watched) -> float:
+        """Say what should train and is what it was, and what trains by now. Return the sum of this rank's weights."""
         now = self._sum()
-        rows = zip(self._parameters, self._counts, self._sums, now, strict=True)
+        rows = zip(self._named.items(), self._counts, self._sums, now, strict=True)
         # One that is not finite is not equal.
-        same = {id(each): count for each, count, before, after in rows if each.requires_grad and before == after}
-        is_head = self._head is not None and all(id(each) in same for each in self._head[1])
-        return sum(same.values()), is_head, math.fsum(value for value in now if math.isfinite(value))
+        same = {name: count for (name, each), count, before, after in rows if each.requires_grad and before == after}
+        watched.unchanged_parameters = sum(same.values())
+        watched.unchanged = sorted(same, key=lambda name: -same[name])[:SHOWN]
+        if self._head:
+            _, head = self._head
+            is_same = {id(self._named[name]) for name in same}
+            watched.head_unchanged = all(id(each) in is_same for each in head)
+            watched.head_trains = watched.head_trains or any(each.requires_grad for each in head)  # unfrozen later
+        watched.adapters_train = watched.adapters_train or adapters_train(self._model)
+        return math.fsum(value for value in now if math.isfinite(value))
 
     @torch.no_grad()
     def _sum(self) -> list[float]:

@@ -117,6 +117,17 @@ def test_an_adapter_that_cannot_be_imported_is_a_sentence(ranks, tmp_path):
         ranks.ask(own(tmp_path / "broken.py", "import a_package_that_nobody_has"), PROPERTIES["sgd"])
 
 
+def test_an_adapter_may_import_its_functions(ranks, tmp_path):
+    own(tmp_path / "right.py", PYTORCH)
+    first = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+    mine = own(tmp_path / "mine.py", f"{first}from right import *\n")
+    assert command._adapter(str(mine.path)).path == mine.path
+    assert ranks.ask(mine, PROPERTIES["one-update"]).answer == "holds"
+    half = own(tmp_path / "half.py", "from math import *\n")
+    with pytest.raises(Stop, match="does not define build, forward_backward, step, whole_weights"):
+        ranks.ask(half, PROPERTIES["one-update"])
+
+
 @pytest.mark.parametrize(
     "adapter", sorted({*(each.path for each in ADAPTERS.values()), ROOT / "examples/zero_by_hand/adapter.py"})
 )

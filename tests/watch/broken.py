@@ -128,6 +128,27 @@ def update(name: str, model, optimizer, schedule) -> None:
         next(model.parameters()).data.mul_(1.001)
 
 
+def reduced(folder: Path, name: str) -> None:
+    """Ranks share their gradients by an all-reduce of their own."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    model = model_of(name)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    data = Data(STEPS * 16)
+    with watch(model=model, optimizer=optimizer, run_dir=folder / name):
+        for inputs, targets in DataLoader(data, 8, sampler=DistributedSampler(data)):
+            loss = torch.nn.functional.mse_loss(model(inputs), targets)
+            if name == "healthy_loss":
+                loss = loss / dist.get_world_size()
+            loss.backward()
+            for each in model.parameters():
+                dist.all_reduce(each.grad)
+                if name == "healthy":
+                    each.grad /= dist.get_world_size()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 def alone(folder: Path, name: str) -> None:
     """A loop of one rank, in fp16 or without an update."""
     if int(os.environ["RANK"]):
@@ -232,7 +253,13 @@ def with_trainer(folder: Path, name: str) -> None:
 
 
 if __name__ == "__main__":
-    kinds = {"hand": by_hand, "alone": alone, "trainer": with_trainer, "accelerate": with_accelerate}
+    kinds = {
+        "hand": by_hand,
+        "alone": alone,
+        "trainer": with_trainer,
+        "accelerate": with_accelerate,
+        "reduced": reduced,
+    }
     for name in sys.argv[2:]:
         kind, _, what = name.partition("-")
         kinds[kind](Path(sys.argv[1]) / kind, what)

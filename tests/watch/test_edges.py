@@ -120,9 +120,41 @@ OF_RECORDS = [
      {"watched": {"usual_norm": 499.9}}),
     ("frozen", mistakes.model, {"seen": DDP | {"trained_parameters": 19}, "watched": {"model": "mine"}},
      {"seen": DDP | {"trained_parameters": 20}}),
+    ("frozen", mistakes.model,
+     {"seen": DDP | {"trained_parameters": 19}, "watched": {"model": "mine", "trained_share": 0.019}},
+     {"watched": {"model": "mine", "trained_share": 0.02}}),
+    ("gradients_cleared", mistakes.accumulation,
+     {"seen": DDP | {"steps": 8, "accumulation": 2}, "watched": {"passes_cleared": 1, "updates_beside_others": 4}},
+     {"watched": {"passes_cleared": 1, "updates_beside_others": 5}}),
+    ("gradients_cleared", mistakes.accumulation,
+     {"seen": DDP | {"steps": 8, "accumulation": 2}, "watched": {"passes_cleared": 1, "inputs_per_rank": [["a", "b"]]}},
+     {"watched": {"passes_cleared": 1, "inputs_per_rank": [["a", "a"]]}}),
+    ("gradients_summed", mistakes.accumulation,
+     {"seen": DDP | {"accumulation": 2}, "watched": {"loss_base": "mean"}},
+     {"watched": {"loss_base": "mean", "passes_cleared": 1}}),
     ("schedule_unused", mistakes.idle_schedule,
      {"seen": DDP | {"steps": 5, "learning_rates": [1.0]}, "watched": {"schedule_steps": 0, "has_schedule": True}},
      {"seen": DDP | {"steps": 4, "learning_rates": [1.0]}}),
+    ("model_not_run", mistakes.between, {"watched": {"updates_without_model": 10}},
+     {"watched": {"updates_without_model": 9}}),
+    ("moved_in_evaluation", mistakes.between, {"watched": {"evaluations": 4, "moved_in_evaluation": 2}},
+     {"watched": {"evaluations": 5, "moved_in_evaluation": 2}}),
+    ("moved_in_evaluation", mistakes.between, {"watched": {"evaluations": 2, "moved_in_evaluation": 2}},
+     {"watched": {"evaluations": 2, "moved_in_evaluation": 2, "moved_besides": 1}}),
+    ("moved_in_evaluation", mistakes.between, {"watched": {"evaluations": 2, "moved_in_evaluation": 2}},
+     {"watched": {"evaluations": 1, "moved_in_evaluation": 1}}),
+    ("dropout_repeated", mistakes.between, {"watched": {"random_states": ["a"] * 6, "inputs_per_rank": [["a", "b"]]}},
+     {"watched": {"random_states": ["a"] * 4 + ["b"] * 2, "inputs_per_rank": [["a", "b"]]}}),
+    ("dropout_repeated", mistakes.between, {"watched": {"random_states": ["a"] * 6, "inputs_per_rank": [["a", "b"]]}},
+     {"watched": {"random_states": ["a"] * 6, "inputs_per_rank": [["a", "a"]]}}),
+    ("gradients_summed_over_ranks", mistakes.accumulation,
+     {"seen": DDP | {"accumulation": 1},
+      "watched": {"loss_base": "mean", "gradient_factor": 1.0005, "inputs_per_rank": [["a"], ["b"]]}},
+     {"watched": {"loss_base": "mean", "gradient_factor": 1.002, "inputs_per_rank": [["a"], ["b"]]}}),
+    ("gradients_summed_over_ranks", mistakes.accumulation,
+     {"seen": DDP | {"accumulation": 1},
+      "watched": {"loss_base": "mean", "gradient_factor": 1.0, "inputs_per_rank": [["a"], ["b"]]}},
+     {"watched": {"loss_base": "mean", "gradient_factor": 1.0, "inputs_per_rank": [["a"], ["a"]]}}),
     ("rows_repeated", mistakes.rows, {"watched": {"inputs_per_rank": [["a"] * 6]}},
      {"watched": {"inputs_per_rank": [["a"] * 5]}}),
 ]  # fmt: skip
@@ -194,6 +226,19 @@ OF_STEPS = [
     ("memory_creeps", [{"memory_bytes": leaking(1e9, 1.001 * 2**24)}], {"memory_bytes": leaking(1e9, 0.999 * 2**24)}),
     ("memory_creeps", [{"memory_bytes": leaking(1e10, 1.001e8)}], {"memory_bytes": leaking(1e10, 0.999e8)}),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rate", "stretch"),
+    [
+        (np.r_[0, np.ones(19), np.zeros(80)], "0 in 81 of 100 steps, without a break from step 21 to step 100"),
+        (np.r_[np.zeros(5), np.ones(40), np.zeros(10), np.ones(45)], "from step 46 to step 55"),
+    ],
+)
+def test_the_longest_stretch_without_a_rate_is_told(rate, stretch):
+    """A warm-up begins at 0 as well."""
+    (said,) = [each for each in course.findings({0: table(100, rates=rates(rate))}) if each.id == "rate_is_zero"]
+    assert stretch in said.sentence
 
 
 def found(*columns: dict, steps: int = 100) -> list[str]:

@@ -16,6 +16,7 @@ def said(rule, **counts) -> list[tuple[str, dict]]:
 # rule, counts at which it names something, one of them that is a step too small, its finding, and what it says
 CASES = [
     (entered.function, {"read": 10, "no_logarithms": 6}, {"no_logarithms": 5}, "no_logarithms", {}),
+    (entered.function, {"read": 10, "mixed": 6}, {"mixed": 5}, "view_for_transpose", {}),
     (entered.function, {"read": 10, "broadcast": 6}, {"broadcast": 5}, "loss_broadcasts", {}),
     (entered.function, {"probabilities": "softmax"}, {"probabilities": None}, "probabilities_as_logits",
      {"function": "softmax"}),

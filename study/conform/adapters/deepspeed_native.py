@@ -16,6 +16,8 @@ schedules = {
 
 
 def build(model, optimizer, options):
+    if model.is_sparse:
+        raise NotImplementedError("ZeRO has no sparse gradients, and `sparse_gradients` of stage 0 is not set here")
     config = configuration(options)
     config["zero_force_ds_cpu_optimizer"] = False  # offloading would demand DeepSpeed's own Adam
     if options.precision == "bf16_pure":

@@ -21,6 +21,8 @@ def build(model, optimizer, options):
     groups = options.settings.get("groups")
     wrapped = model
     if groups:
+        if model.is_sparse:
+            raise NotImplementedError("FSDP2 has no sparse gradients")
         in_fsdp(model, options, groups)
     elif options.precision in ("bf16", "fp16"):
         raise NotImplementedError("DDP has no fp32 master weights of its own")
@@ -88,6 +90,9 @@ def inner(trainer):
 
 def step(trainer):
     trainer.scaler.unscale_(trainer.optimizer)
+    if trainer.model.is_sparse:  # PyTorch clips no sparse gradients
+        for parameter in trainer.model.parameters():
+            parameter.grad = parameter.grad.to_dense()
     norm = torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), trainer.options.clip or float("inf"))
     trainer.scaler.step(trainer.optimizer)
     trainer.scaler.update()

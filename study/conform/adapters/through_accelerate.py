@@ -18,6 +18,8 @@ with contextlib.suppress(ImportError):
 def build(model, optimizer, options):
     way = options.settings["way"]
     plugin, mixed_precision = WAYS[way]
+    if model.is_sparse:
+        raise NotImplementedError("Accelerate clips gradients by PyTorch's function, which takes no sparse ones")
     if options.precision not in mixed_precision:
         raise NotImplementedError(f"Accelerate has no such precision here: {options.precision}")
     accelerator = Accelerator(
