@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from pathlib import Path
 
+from study.configs.pasted import tracebacks
 from study.configs.stacks import described
 from study.core.errors import Stop
 from study.core.text import say, say_wrapped, show, size
@@ -26,6 +27,8 @@ def failed(failure: Failure, request: Request) -> dict:
     say_wrapped(rehearsals.ending(failure, request))
     if failure.code:
         say("", f"    {failure.code}")
+    for known in tracebacks.errors(failure.trace)[:1] if failure.kind == "script" else ():
+        say_wrapped("", f"Known: {with_id(known.sentence, known.id)} What to do: {known.remedy}.", indent="  ")
     if failure.kind == "value":
         say_wrapped("", "--value NAME=NUMBER gives a variable of the script a value; --skip FUNCTION leaves one out.")
     return {"fine": False, "peak_bytes": None, "parts": None, "fits": None, "error": asdict(failure)}

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from study.cli.rehearsed import failed
+from study.rehearsal.request import Failure, Request
+from tests.conftest import table
 from tests.rehearsal.test_rehearsal import study_virtual
 
 SCRIPTS = sorted(Path(__file__).with_name("mistakes").glob("*.py"))
@@ -34,3 +37,12 @@ def test_a_mistake_is_named_in_the_first_lines(script):
     words = " ".join(" ".join(done.stdout.splitlines()[:FIRST_LINES]).split())
     assert re.search(expected, words), words + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("kind", "names"), [("script", True), ("value", False)])
+def test_an_error_of_a_library_that_a_table_knows_has_its_cause_and_its_remedy(kind, names, capsys):
+    known = table("configs/pasted/examples.toml")["fsdp2-embeddings-twice"]["text"]
+    request = Request(script="train.py", words=[], ranks=4, ranks_per_machine=8, steps=2)
+    failed(Failure(kind, known.strip().splitlines()[-1], "train.py:9", "prepare()", known), request)
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("[fsdp2-embeddings-twice] What to do: name the layers alone" in said) == names
