@@ -157,6 +157,9 @@ def compare_claims(chosen: Sequence[Claim | Fault], loaded: Runs, in_full: bool)
     counts = Counter(row.answer for row in rows)
     agree, differ, lack = (counts[answer] for answer in texts.ANSWERS)
     yours = number_of(len(loaded), "runs")
+    if not rows:
+        say_wrapped("No evidence of this is a run.", "")
+        return
     say_wrapped(
         f"Your {yours} give {number_of(agree, 'numbers')} of the claims' evidence again, and {differ} otherwise. "
         f"Of {number_of(lack, 'numbers')} you have not run the experiments.",
@@ -167,5 +170,8 @@ def compare_claims(chosen: Sequence[Claim | Fault], loaded: Runs, in_full: bool)
 
 
 def row_of(row: texts.Compared) -> dict:
-    numbers = {"committed": in_full(row.evidence.value), "yours": in_full(row.value)}
+    kept = in_full(row.evidence.value)
+    if row.evidence.most is not None:
+        kept = f"{kept} to {in_full(row.evidence.most)}"
+    numbers = {"committed": kept, "yours": in_full(row.value)}
     return {"claim": row.claim, "evidence": row.evidence.what} | numbers | {"answer": row.answer}

@@ -24,7 +24,7 @@ from study.rehearsal.together import apart
 def run_apart(folder: Path, log: Path, environment: dict[str, str], timeout_s: int) -> int | None:
     """Run the request of a folder in a process of its own. Return its exit code, or None after so many seconds."""
     command = [sys.executable, "-m", "study.rehearsal.run", str(folder)]
-    progress = Progress(folder)
+    progress = ProgressOfSteps(folder)
     ends = time.monotonic() + timeout_s
     with (
         log.open("w") as file,
@@ -40,7 +40,7 @@ def run_apart(folder: Path, log: Path, environment: dict[str, str], timeout_s: i
     return None
 
 
-class Progress:
+class ProgressOfSteps:
     """Says where a rehearsal is that takes long."""
 
     def __init__(self, folder: Path):

@@ -23,7 +23,7 @@ MOVED_HALF = 0.02
 Sample = list[float]
 
 
-class Between:
+class BetweenUpdates:
     """The looks at one loop, of the weights that its optimizer updates. Without any, as with ZeRO, nothing is seen."""
 
     def __init__(self, updated: list[torch.nn.Parameter], watched: Watched, device: str):

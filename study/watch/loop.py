@@ -29,7 +29,7 @@ from study.measure import roles
 from study.measure.readback import device_of
 from study.records.schema import Record
 from study.watch import targets
-from study.watch.between import Between
+from study.watch.between import BetweenUpdates
 from study.watch.graph import division_of
 from study.watch.instruments import Instruments
 from study.watch.loaders import Loaders, digest
@@ -110,7 +110,7 @@ class WatchedLoop:
         self._evaluated = 0  # forward passes without gradients since the last with them, in training mode
         self.record.watched.has_schedule = hasattr(self._inner.step, "_wrapped_by_lr_sched")
         self._device = device_of(self.model).type
-        self.between = Between(self._updated, self.record.watched, self._device)
+        self.between = BetweenUpdates(self._updated, self.record.watched, self._device)
         self._shared = updated
         self._ours = {id(tensor) for tensor in self.model.parameters()}
         self._undo = contextlib.ExitStack()

@@ -127,6 +127,13 @@ def test_the_verdicts_and_their_counts():
     assert f"[How {total} were judged](reports/answers/claims.md)" in README
     shares = [number["holds"] / total, number["does not hold"] / total]
     assert [*shares, 1 - sum(shares)] == pytest.approx([1 / 6, 1 / 7, 7 / 10], abs=0.015)
+    decided = [claim for claim in texts.claims() if claim.certainty]
+    sure = Counter(claim.certainty for claim in decided)
+    low = sure["low"] + sure["very low"]
+    said = f"{sure['high']} are of high certainty, {sure['moderate']} of moderate, and {low} of low or very low."
+    assert f"Of the {len(decided)} decided claims {said}" in page
+    without = [claim for claim in decided if not {piece.kind for piece in claim.evidence} & {"runs", "reproduction"}]
+    assert f"{len(without)} rest on no run of ours" in page
     records = len(runs.load(KEPT / "runs"))
     assert f"From {records} runs" in (KEPT / "README.md").read_text()
 
@@ -138,8 +145,7 @@ def test_the_losses():
     (words, said) = re.search(r"(\w+) ways to train stay within ([\de-]+) nats of DDP's loss", page).groups()
     assert (words, f"{distances.max():.0e}") == ("eleven", said.replace("e-", "e-0"))
     (steps,) = {*table.groupby("arm").size()}
-    within = f"within {said} of DDP's loss ({steps} steps), "
-    assert number_of("losses").startswith(within)
+    assert number_of("losses") == f"within {said} of DDP's loss ({steps} steps)"
     assert f"two ranks, {steps} steps |" in page
     assert len(distances) == 11
     precise, coarse = texts.named(("S003-14",))[0].evidence
@@ -165,7 +171,6 @@ def test_the_losses_of_a_hundred_steps():
     first, second, third = (f"{each:.1e}".replace("e-0", "e-") for each in apart)
     last = sorted(divided[-1] / alone[-1] for alone, divided in pairs)
     words = f"are at most {first}, {second} and {third} nats apart, and the last ones "
-    assert number_of("losses").endswith(f", {max(first, second, third, key=float)} (100 steps)")
     assert f"{words}{last[0]:.5f} to {last[-1]:.5f} times each other" in page_of("losses")
 
 
@@ -324,13 +329,15 @@ def test_the_releases():
     assert f"tested {len(asked) + 1} releases" in page
     by_setting, total = norms | last_pass, len(asked) + 1
     by_script = (inner | {"0.18.9"}) - by_setting
-    assert number_of("releases") == f"{len(by_setting)} of {total} releases; {len(by_script)} more with such a loss"
-    of_all = f"{len(by_setting)} of {total} releases of DeepSpeed"
-    said = f"{of_all} train something wrong with some settings, without a message"
-    assert f"{said}. {len(by_script)} more do if a loss calls" in page
-    assert f"So {len(by_setting)} and {len(by_setting | by_script)} of {total} are no rates." in page
+    more = f"{len(by_script)} more if a loss calls"
+    assert number_of("releases") == f"three since fixed: {len(by_setting)} of {total} releases, {more} `engine.module`"
+    assert {*wrong["zero2", "bf16-master-weights"]} | {"0.18.9"} >= {*stage_2["deepspeed"]}, "each has some fault"
+    every = f"Each of {total} tested releases of DeepSpeed has some fault without a message."
+    said = f"{every} Three that came and went hit {len(by_setting)} of {total} with some settings, and {more}"
+    assert said in page
+    assert f"So {len(by_setting)} and {len(by_setting | by_script)} of {total} are no rates" in page
     first_page = (ROOT / "study/report/templates/index.html").read_text()
-    assert f"{said}, and {len(by_script)} more if a loss calls" in first_page
+    assert said in first_page
     for stage in ("zero1", "zero3"):
         assert wrong[stage, "inner-forward"] - {"0.18.9"} == {*printed[2]}
     assert inner & last_pass == last_pass, "0.17.6 to 0.18.2 fail it with stage 2 alone"

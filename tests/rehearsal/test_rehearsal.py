@@ -12,7 +12,7 @@ from study.core.gpus import num_gpus
 from study.rehearsal.on_gpu import on_gpu
 from study.rehearsal.request import Answer, Request
 from study.rehearsal.scripts import found
-from study.rehearsal.start import Progress, ran
+from study.rehearsal.start import ProgressOfSteps, ran
 from tests.conftest import python
 from tests.rehearsal.warm import study
 
@@ -179,7 +179,7 @@ def test_real_values_need_a_gpu():
 def test_where_a_long_rehearsal_is_can_be_read(written, tmp_path, capsys):
     folder = tmp_path / "run"
     folder.mkdir()
-    progress = Progress(folder)
+    progress = ProgressOfSteps(folder)
     progress.say()
     ran(Request(str(written(LOOP)), [], 2, 2, 2), folder, 300)
     progress.say()
