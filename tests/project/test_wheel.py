@@ -80,7 +80,8 @@ def test_the_light_install_reads_predicts_and_judges_and_says_what_it_lacks(word
         assert done.returncode == 2
         assert done.stderr.startswith(f"this needs {TYPED['heavy'][words]}, which the light install does not have")
     else:
-        assert TYPED["light"][words] in done.stdout, done.stderr
+        assert done.returncode in (0, 1), done.stderr  # 1: runs that diagnose or doctor finds fault with
+        assert TYPED["light"][words] in " ".join(done.stdout.split())
 
 
 def test_the_wheel_has_what_its_commands_read(wheel):
