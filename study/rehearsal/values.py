@@ -239,13 +239,14 @@ class OnOneDevice(TorchFunctionMode):
 
 
 def zeros_instead(tensor: FakeTensor, name: str) -> np.ndarray | list:
-    """Return zeros as an array or as a list. Large ones take no memory, and cannot be written to."""
+    """Return zeros as an array or as a list. Of large ones all rows are one, which cannot be written to."""
     dtype = torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
     if tensor.numel() * dtype.itemsize <= LARGE_BYTES:
         return getattr(torch.zeros(tensor.shape, dtype=dtype), name)()
     if name == "tolist":
         raise NoValue(f"a list of {tensor.numel()} values that do not exist here is asked for")
-    return np.broadcast_to(torch.zeros((), dtype=dtype).numpy(), tensor.shape)
+    # One row stands for all. With one number NumPy's argmax is a hundred times as slow.
+    return np.broadcast_to(torch.zeros(tensor.shape[-1], dtype=dtype).numpy(), tensor.shape)
 
 
 def on_cpu(device):
