@@ -12,6 +12,7 @@ import pytest
 
 from study.cli import given
 from study.configs.oom import changes, reading
+from study.configs.oom.by_text import by_text
 from study.configs.oom.causes import Cause
 from study.configs.oom.causes import rows as cause_rows
 from study.configs.oom.explain import explain
@@ -860,3 +861,28 @@ def test_changes_are_tried_beside_what_was_not_predicted():
     assert re.search(
         r"That fits, but this process had [\d.]+ GiB more in tensors: .* With these on top each of these", said
     )
+
+
+EVALUATION = """  File "transformers/trainer.py", line 4711, in evaluation_loop
+    all_preds.add(logits)
+  File "transformers/trainer_pt_utils.py", line 87, in torch_pad_and_concatenate
+    return torch.cat((tensor1, tensor2), dim=0)
+"""
+
+
+@pytest.mark.parametrize("clue", ["evaluation", "saving", "none"])
+@pytest.mark.parametrize("asked", ["14.20 GiB", "27.83 GiB", "28.39 GiB", "7.10 GiB"])
+def test_diagnose_and_oom_name_one_cause_where_a_traceback_names_it(asked, clue):
+    """Sizes are near 7.62 billion x 4 or 2 bytes, whole or of a rank."""
+    frames = {"evaluation": EVALUATION, "saving": '  File "a.py", line 1, in save_checkpoint\n    x()\n', "none": ""}
+    shape = "num_elems = 7.62B, zero_stage: 3, world_size = 4\n"
+    text = f"{shape}Traceback (most recent call last):\n{frames[clue]}{new(asked, '9.44 GiB', '62.18 GiB')}"
+    pasted, error = read(text), reading.find(text)
+    causes, _ = explain(error, Wanted(), Described(), stated(pasted))
+    told = by_text(pasted, error)
+    if clue != "none":
+        assert [cause.id for cause in told] == [cause.id for cause in causes]
+        assert told[0].id == f"oom-{clue}"
+    else:  # of stage 3 a rank has no whole state
+        is_of_rank = asked == "7.10 GiB"
+        assert ([cause.id for cause in told] == ["oom-optimizer"]) == is_of_rank
