@@ -102,9 +102,9 @@ def _shown(pasted: Pasted, error: OomError | None, by_text: ByText) -> list[Seen
     errors = [_in_its_release(each, pasted) for each in tracebacks.errors(pasted.text)]
     of_memory = memory.of_error(pasted, error, by_text) if error else memory.of_words(pasted, by_text)
     waits = watchdogs.hangs(pasted.text, pasted.sentences)
-    signs = losses.signs(pasted.log)
+    signs = losses.signs(pasted.log, pasted.may_be_deepspeed)
     if not signs and len(pasted.log.lines) < losses.FEW:  # where a log has more, a person's words say less
-        signs = losses.signs_in_words(pasted.text, pasted.sentences)
+        signs = losses.signs_in_words(pasted.text, pasted.sentences, pasted.may_be_deepspeed)
     return [*errors, *filter(None, [of_memory, waits]), *signs]
 
 

@@ -800,3 +800,28 @@ def test_of_a_release_in_a_log_and_another_in_a_list_it_is_said_which_counts(com
         in_this_process(monkeypatch, f"{command} {log} {frozen}")
         said = " ".join(capsys.readouterr().out.split())
         assert f"Of deepspeed 0.17.2 and 0.19.5 are named: {counts}" in said
+
+
+ROOTS = "".join(f"{{'loss': 1.8{step}, 'grad_norm': 1.4142135, 'learning_rate': 1e-4}}\n" for step in range(10))
+
+
+@pytest.mark.parametrize(
+    ("said", "id"),
+    [
+        ("Distributed environment: DistributedType.FSDP  Backend: nccl", "norm-constant"),
+        ("distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 1", "norm-constant"),
+        ("distributed_type: MULTI_GPU", "norm-constant"),
+        ("deepspeed==0.18.3\ndistributed_type: FSDP", "norm-constant"),  # a list of packages
+        ("", "norm-sqrt2"),
+        ("zero_stage: 3", "norm-sqrt2"),
+        ("With DeepSpeed it is so, with FSDP all is well.", "norm-sqrt2"),
+    ],
+)
+def test_a_mark_of_deepspeed_is_seen_only_where_deepspeed_may_train(said, id):
+    ids = [each.id for each in answer(f"{said}\n{ROOTS}").found]
+    assert ids[0] == id
+    assert len({"norm-constant", "norm-sqrt2"} & {*ids}) == 1
+
+
+def test_words_of_a_root_are_no_mark_with_fsdp():
+    assert answer("grad_norm is 1.414 with FSDP2").id != "norm-sqrt2"
