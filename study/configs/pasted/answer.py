@@ -142,7 +142,10 @@ def _situations(pasted: Pasted, shown: list[Seen], seen: set[str]) -> list[Seen]
 
 def _otherwise(pasted: Pasted, error: OomError | None) -> list[Seen]:
     """Return what is said where nothing explains the text."""
-    return [*_two_releases(pasted)] or memory.was_full(pasted, error) or memory.sizes_asked(pasted)
+    told = [*_two_releases(pasted)] or memory.was_full(pasted, error) or memory.sizes_asked(pasted)
+    if told or pasted.last_error or pasted.is_document or len(pasted.log.lines) >= losses.FEW:
+        return told
+    return losses.guesses_by_words(pasted.text, pasted.sentences)
 
 
 def _two_releases(pasted: Pasted) -> Iterator[Seen]:

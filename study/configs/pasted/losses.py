@@ -9,7 +9,7 @@ import math
 import re
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from study.configs.pasted.tracebacks import Seen, rows, sign
@@ -148,6 +148,16 @@ def signs_in_words(text: str, words: Sequence[Sentence], has_marks: bool = True)
     return sorted(found, key=lambda each: each.id != "norm-sqrt2")
 
 
+def guesses_by_words(text: str, words: Sequence[Sentence]) -> list[Seen]:
+    """Return what a person's words alone may mean, where nothing else was found."""
+    found = []
+    for id, row in rows().items():
+        if sentence := meets(row.get("alone", ()), words):
+            seen = sign(id, text, max(text.find(sentence), 0), beside="")
+            found.append(replace(seen, sure="possible"))
+    return found
+
+
 # --- Each check returns one sign of signs.toml, or None
 
 
@@ -185,7 +195,7 @@ def loss_stands_still(losses: Series) -> Seen | None:
     """The loss is the same in all lines."""
     if not losses.is_constant or losses.values[0] == 0:
         return None
-    return losses.sign("loss-stands-still", 0, value=losses.values[0], count=len(losses.values))
+    return losses.sign("loss-stands-still", 0, beside=f", {losses.values[0]:g} in each of {len(losses.values)} lines")
 
 
 def norm_is_a_mark(norms: Series) -> Seen | None:
@@ -218,7 +228,7 @@ def norm_is_constant(norms: Series) -> Seen | None:
     """The norm is the same in all lines."""
     if not norms.is_constant or not 0 < abs(norms.values[0]) < math.inf:
         return None
-    return norms.sign("norm-constant", 0, value=norms.values[0], count=len(norms.values))
+    return norms.sign("norm-constant", 0, beside=f", {norms.values[0]:g} in each of {len(norms.values)} lines")
 
 
 def norm_is_scaled(norms: Series) -> Seen | None:
