@@ -375,7 +375,7 @@ def test_the_numbers_of_a_message_say_whether_activations_are_recomputed(asked, 
     assert answered.inferred.endswith(f"as the log's {float(allocated.split()[0]):g} GiB say") == is_inferred
     said = changes.predicted(error, answered, causes[0])
     is_open = "if they are recomputed, which is not known" in said
-    fits_neither = "fits neither activations kept (" in said
+    fits_neither = "with recomputed ones; the log's " in said
     assert is_open + fits_neither == (says is None and not answered.missing)
 
 
@@ -886,3 +886,32 @@ def test_diagnose_and_oom_name_one_cause_where_a_traceback_names_it(asked, clue)
     else:  # of stage 3 a rank has no whole state
         is_of_rank = asked == "7.10 GiB"
         assert ([cause.id for cause in told] == ["oom-optimizer"]) == is_of_rank
+
+
+@pytest.mark.parametrize(
+    ("checkpointing", "total", "says"),
+    [
+        (True, "79.11 GiB", "activations recomputed: the training fits ("),
+        (None, "79.11 GiB", "activations recomputed: the training fits ("),  # kept ones do not fit, and it ran
+        (None, "139.72 GiB", "activations kept: the training fits ("),
+        (True, "39.39 GiB", "Each of these would fit"),
+    ],
+)
+def test_what_fills_memory_between_steps_is_the_rest_of_a_training_that_fits(checkpointing, total, says):
+    given = Described(arm="zero3", ranks=4, micro_batch=2, sequence=4096, checkpointing=checkpointing)
+    text = "Traceback (most recent call last):\n" + EVALUATION
+    error = reading.find(text + FULL.format(asked="27.83 GiB", allocated="62.18 GiB", total=total))
+    causes, training = explain(error, Wanted(model="qwen2.5-7b"), given)
+    said = changes.predicted(error, with_recomputing(error, training, causes), changes.named(causes))
+    assert says in said or (total == "39.39 GiB" and "would fit: `study advise`" in said)
+    if "fits (" in said:
+        assert said.endswith(" GiB); the rest is evaluation.")
+
+
+def test_a_config_that_was_given_beside_a_log_is_not_asked_for(tmp_path, monkeypatch, capsys):
+    config = tmp_path / "ds_config.json"
+    config.write_text('{"zero_optimization": {"stage": 2}}')
+    for files, is_asked in ((f"{LOG}", True), (f"{LOG} {config}", False)):
+        assert (
+            "with --config ds_config.json its settings count" in said_of(files, "", monkeypatch, capsys)
+        ) == is_asked
