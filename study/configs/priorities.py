@@ -14,6 +14,7 @@ from study.known.which_apply import Applies, Flags, Stack, which_apply
 
 MOST_MAY = 5  # faults that may apply: a reader of 50 reads none
 MOST_LIKELY = 3
+FEW_RELEASES = 4  # tested ones with a fault that came and went
 USUAL = {"stage", "ranks", "cuda", "trainer", "offload", "script"}  # conditions that say little of a training
 MOST_HAVE = {"precision": {"bf16", "bf16_autocast"}, "optimizer": {"adamw"}}
 
@@ -79,9 +80,27 @@ def ranked(asked: AskedStack) -> Ranked:
 
 
 def spoken_of(asked: AskedStack, may: list[Applies]) -> list[Applies]:
-    """Return faults that may apply and have the symptom, or of which something special is said, the most first."""
-    spoken = [each for each in may if asked.is_seen(each) or (each.may_be_inside and asked.weight(each))]
-    return sorted(spoken, key=lambda each: (not asked.is_seen(each), -asked.weight(each)))[:MOST_MAY]
+    """Return faults that may apply and have the symptom, are nearly decided, or of which something special is said."""
+    spoken = []
+    for each in may:
+        is_special = each.may_be_inside and asked.weight(each)
+        if asked.is_seen(each) or is_special or is_nearly_decided(each):
+            spoken.append(each)
+    spoken.sort(key=lambda each: (not asked.is_seen(each), not is_nearly_decided(each), -asked.weight(each)))
+    return spoken[:MOST_MAY]
+
+
+def is_nearly_decided(each: Applies) -> bool:
+    """Whether a fault came and went within few releases, this one among them, and one flag decides if it applies."""
+    fault = each.fault
+    if not isinstance(each.release, Version) or not fault.contains(each.release):
+        return False
+    if len(each.why) != 1 or not each.why[0].flag:
+        return False
+    if fault.contains(fault.tested[0]) or fault.contains(fault.tested[-1]):
+        return False  # it may reach further
+    tested = {*fault.tested, *map(Version, table().asked.get(fault.package, ()))}
+    return sum(map(fault.contains, tested)) <= FEW_RELEASES
 
 
 def is_decided_by_flags(each: Applies) -> bool:

@@ -519,6 +519,20 @@ def test_a_newcomer_reads_five_faults_that_may_apply_and_one_line_on_the_others(
     assert capsys.readouterr().out.count("May apply") == 3, "of nothing special the likeliest"
 
 
+@pytest.mark.parametrize(
+    ("release", "fault"), [("0.18.3", "scale-wrt-gas-unread"), ("0.17.6", "last-pass-only"), ("0.18.0", "last-pass-only")]
+)
+def test_a_fault_of_few_releases_that_one_question_decides_is_shown_first(release, fault, tmp_path, capsys):
+    """It says more of the training than a fault of all releases does."""
+    config = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}, "gradient_accumulation_steps": "auto"}
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    words = f"deepspeed=={release} transformers==4.57.3 --trainer trainer --config {tmp_path}/ds.json"
+    assert "applies" not in answers(words).values()
+    first = capsys.readouterr().out.partition("May apply: ")[2].partition("May apply: ")[0]
+    assert f"[{fault}]" in " ".join(first.split())
+    assert "(--passes)?" in first
+
+
 def test_releases_alone_name_the_worst_that_flags_decide(capsys):
     """It is wrong without a message. A trainer in the list does not hide it."""
     for words in ("deepspeed==0.17.6", "deepspeed==0.17.6 trl>=0.20 peft"):
