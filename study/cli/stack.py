@@ -51,7 +51,7 @@ def stack(
     if symptom:
         flags = filled(flags, read(symptom))
     used, notes = described(releases, flags, config)
-    return told(AskedStack.of(used, flags, config, symptom), notes, details)
+    return told(AskedStack.of(used, flags, config, symptom, releases), notes, details)
 
 
 def told(asked: AskedStack, notes: list[str], details: bool) -> dict:

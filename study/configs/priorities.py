@@ -1,5 +1,6 @@
 """Which known faults a reader hears of first: what applies, what was seen, and what is said of the training."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -9,12 +10,16 @@ from packaging.version import Version
 from study.configs.pasted import losses, matching
 from study.configs.pasted.words import sentences
 from study.core.errors import Stop, nearest
-from study.known.faults import table
+from study.known import lists
+from study.known.faults import Fault, table
 from study.known.which_apply import Applies, Flags, Stack, which_apply
 
 MOST_MAY = 5  # faults that may apply: a reader of 50 reads none
 MOST_LIKELY = 3
+FEW_RELEASES = 4  # tested ones with a fault that came and went
 USUAL = {"stage", "ranks", "cuda", "trainer", "offload", "script"}  # conditions that say little of a training
+METHOD = re.compile("GRPO|DPO|ORPO|CPO|KTO|RLOO|GKD|PPO")
+NAMED_METHOD = re.compile(f"(?<![a-z])(?:{METHOD.pattern})", re.IGNORECASE)  # also GRPOTrainer, but not endpoint
 MOST_HAVE = {"precision": {"bf16", "bf16_autocast"}, "optimizer": {"adamw"}}
 
 
@@ -26,13 +31,20 @@ class AskedStack:
     has_config: bool
     said: set[str]  # conditions of which a flag or the config speaks
     seen: set[str]  # symptoms
+    text: str = ""  # of the files and words, and what was seen
+    has_no_deepspeed: bool = False  # a whole list is given, without it
 
     @classmethod
-    def of(cls, stack: Stack, flags: Flags, config: Path | None, symptom: str | None) -> Self:
+    def of(
+        cls, stack: Stack, flags: Flags, config: Path | None, symptom: str | None, words: tuple[str, ...] = ()
+    ) -> Self:
         said = {name for name, value in vars(flags).items() if value is not None}
         if config:
             said |= {*stack.said, "keys"}
-        return cls(stack, config is not None, said, symptoms(symptom) if symptom else set())
+        texts = [lists.content(word) for word in words]
+        is_left_out = "deepspeed" not in stack.releases and any(map(lists.is_whole_list, texts))
+        seen = symptoms(symptom) if symptom else set()
+        return cls(stack, config is not None, said, seen, "\n".join([*texts, symptom or ""]), is_left_out)
 
     @property
     def says_no_stage(self) -> bool:
@@ -40,6 +52,23 @@ class AskedStack:
 
     def is_seen(self, each: Applies) -> bool:
         return any(symptom in each.fault.symptom for symptom in self.seen)
+
+    def is_of_other_method(self, each: Applies) -> bool:
+        """Whether a fault is asked of a method, such as GRPO, that nothing names. Few train by one."""
+        question = each.fault.asks.get("script", "")
+        if not question.startswith("Is it "):  # others name a method as an example
+            return False
+        methods = METHOD.findall(question)
+        named = {method.upper() for method in NAMED_METHOD.findall(self.text)}
+        return bool(methods) and named.isdisjoint(methods)
+
+    def lacks(self, fault: Fault) -> bool:
+        """Whether a fault needs DeepSpeed, which the list of this training does not have."""
+        if not self.has_no_deepspeed:
+            return False
+        ways = fault.conditions.get("stage", [])
+        is_of_zero = isinstance(ways, list) and bool(ways) and all(isinstance(way, int) for way in ways)
+        return is_of_zero or "deepspeed" in fault.conditions
 
     def met(self, each: Applies) -> int:
         """Return how many conditions of a fault are said and so, without those of almost all trainings."""
@@ -68,7 +97,8 @@ class Ranked:
 
 def ranked(asked: AskedStack) -> Ranked:
     """Return the faults that apply, or may. What was seen comes first, and of that what meets most of what is said."""
-    faults = sorted(which_apply(asked.stack), key=lambda each: -1 - asked.met(each) if asked.is_seen(each) else 0)
+    faults = [each for each in which_apply(asked.stack) if not asked.lacks(each.fault)]
+    faults.sort(key=lambda each: -1 - asked.met(each) if asked.is_seen(each) else 0)
     applying = [each for each in faults if each.answer == "applies"]
     may = [each for each in faults if each.answer != "applies"]
     spoken = spoken_of(asked, may)
@@ -79,9 +109,29 @@ def ranked(asked: AskedStack) -> Ranked:
 
 
 def spoken_of(asked: AskedStack, may: list[Applies]) -> list[Applies]:
-    """Return faults that may apply and have the symptom, or of which something special is said, the most first."""
-    spoken = [each for each in may if asked.is_seen(each) or (each.may_be_inside and asked.weight(each))]
-    return sorted(spoken, key=lambda each: (not asked.is_seen(each), -asked.weight(each)))[:MOST_MAY]
+    """Return faults that may apply and have the symptom, are nearly decided, or of which something special is said."""
+    spoken = []
+    for each in may:
+        if asked.is_of_other_method(each):
+            continue
+        is_special = each.may_be_inside and asked.weight(each)
+        if asked.is_seen(each) or is_special or is_nearly_decided(each):
+            spoken.append(each)
+    spoken.sort(key=lambda each: (not asked.is_seen(each), not is_nearly_decided(each), -asked.weight(each)))
+    return spoken[:MOST_MAY]
+
+
+def is_nearly_decided(each: Applies) -> bool:
+    """Whether a fault came and went within few releases, this one among them, and one flag decides if it applies."""
+    fault = each.fault
+    if not isinstance(each.release, Version) or not fault.contains(each.release):
+        return False
+    if len(each.why) != 1 or not each.why[0].flag:
+        return False
+    if fault.contains(fault.tested[0]) or fault.contains(fault.tested[-1]):
+        return False  # it may reach further
+    tested = {*fault.tested, *map(Version, table().asked.get(fault.package, ()))}
+    return sum(map(fault.contains, tested)) <= FEW_RELEASES
 
 
 def is_decided_by_flags(each: Applies) -> bool:
@@ -104,7 +154,8 @@ def likely(asked: AskedStack, may: list[Applies]) -> list[Applies]:
         is_loud = not is_silent
         return (is_unusual, is_open, is_loud, not has_adapters, not is_named, not each.is_tested)
 
-    return sorted([each for each in may if each.may_be_inside], key=place)[:MOST_LIKELY]
+    inside = [each for each in may if each.may_be_inside and not asked.is_of_other_method(each)]
+    return sorted(inside, key=place)[:MOST_LIKELY]
 
 
 def meets_one(wanted: Any, usual: set[str]) -> bool:

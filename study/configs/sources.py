@@ -7,12 +7,14 @@ from typing import Any
 
 from study.core import files
 from study.core.arms import config_of_yaml
+from study.core.errors import Stop
 from study.core.files import section_at
 from study.records import store
 from study.records.metrics import dig
 from study.records.schema import Record
 
 MAX_BYTES = 2**16  # of a config: DeepSpeed's longest examples have 4 kB
+SCRIPTS = (".py", ".sh", ".ipynb")
 RECORD = "record"
 ACCELERATE = "Accelerate config"
 DEEPSPEED = "DeepSpeed config"
@@ -98,6 +100,8 @@ def _allowed(name: str, config: Path) -> Path | None:
 
 
 def _mapping(path: Path) -> dict[str, Any]:
+    if path.suffix in SCRIPTS and path.is_file():
+        raise Stop(f"{path} is a script, and no config", "give it without --config, as a file, or name a config")
     what = "a mapping of settings"
     remedy = (
         f"name {what} with each key once, in yaml, or in json without comments and without a comma after the last value"

@@ -60,6 +60,13 @@ def is_config(text: str) -> bool:
     return bool(patterns.CONFIG.search(text)) and not {*listed(text).values()} - {ANY}
 
 
+def is_whole_list(text: str) -> bool:
+    """Whether each line of a text names a package, as in a list of requirements: what is not there is not used."""
+    lines = text.strip().splitlines()
+    is_list = len(lines) > 1 and all(map(patterns.OF_LIST.match, lines))
+    return is_list and not patterns.INCLUDED.search(text)
+
+
 def _names_none(word: str) -> Stop:
     known = sorted(table().packages)
     what = f"{word!r:.80} names none of {', '.join(known)}, neither as a word nor as a file that is here"

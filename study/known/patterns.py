@@ -110,3 +110,6 @@ LOCKED = re.compile(
     """,
     re.VERBOSE,
 )
+
+# A line of a list of requirements: a package, an option, a comment, or nothing.
+OF_LIST = re.compile(r"\s*(?:[#-].*|(?:[\w.-]+(?:\[[\w, -]+\])?\s*(?:[=<>~!;@].*)?)?)$")

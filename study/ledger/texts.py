@@ -27,6 +27,7 @@ CERTAINTIES = get_args(CertaintyWord)
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 MOST_TO_READ = 3
 WORDS_OF_A_LINE = 8  # of a quote, in a list
+LEAST_LETTERS = 5  # of a word that may be misspelt: a shorter one like it is another word, as lora and load
 NEAR = 0.75  # similarity of a misspelt word to one that a claim has
 AGREES, DIFFERS, NO_RUNS = ANSWERS = "agree", "differ", "need other runs"
 
@@ -167,8 +168,11 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
         said = {word.lower() for each in known for word in re.findall(r"[\w-]+", text_of(each))}
         # A word that some claim has is not misspelt.
         unknown = [word for word in words if word.lower() not in said | by_name.keys()]
-        names = [*(each.id for each in known), *sorted(said)]
-        near = [match for word in unknown for match in difflib.get_close_matches(word, names, 3, NEAR)]
+        ids = [each.id for each in known]
+        near: list[str] = []
+        for word in unknown:
+            names = ids if len(word) < LEAST_LETTERS else [*ids, *sorted(said)]
+            near += difflib.get_close_matches(word, names, 3, NEAR)
         fewer = "give fewer words; study claims --all lists the documents"
         raise Stop(what, f"did you mean {' or '.join(near)}?" if near else fewer)
     return matching

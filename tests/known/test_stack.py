@@ -519,6 +519,44 @@ def test_a_newcomer_reads_five_faults_that_may_apply_and_one_line_on_the_others(
     assert capsys.readouterr().out.count("May apply") == 3, "of nothing special the likeliest"
 
 
+@pytest.mark.parametrize(
+    ("release", "fault"),
+    [("0.18.3", "scale-wrt-gas-unread"), ("0.17.6", "last-pass-only"), ("0.18.0", "last-pass-only")],
+)
+def test_a_fault_of_few_releases_that_one_question_decides_is_shown_first(release, fault, tmp_path, capsys):
+    """It says more of the training than a fault of all releases does."""
+    config = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}, "gradient_accumulation_steps": "auto"}
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    words = f"deepspeed=={release} transformers==4.57.3 --trainer trainer --config {tmp_path}/ds.json"
+    assert "applies" not in answers(words).values()
+    first = capsys.readouterr().out.partition("May apply: ")[2].partition("May apply: ")[0]
+    assert f"[{fault}]" in " ".join(first.split())
+    assert "(--passes)?" in first
+
+
+LISTED = "torch==2.9.1\ntransformers==4.57.3\naccelerate==1.12.0\npeft==0.18.0\ntrl==0.26.0\n"
+
+
+@pytest.mark.parametrize("words", ["", "--fsdp1", "--symptom loss", "--symptom norm"])
+def test_a_whole_list_shows_nothing_of_a_method_or_a_package_that_is_not_named(words, tmp_path, capsys):
+    """Few train by GRPO, and what needs DeepSpeed hits nobody who does not install it."""
+    path = tmp_path / "requirements.txt"
+    path.write_text(LISTED)
+    rows = asked(f"{path} {words}")["faults"]
+    assert not re.search("May apply: (GRPO|DPO|ORPO)", capsys.readouterr().out)
+    assert not {"L-46", "L-47"} & {row["id"] for row in rows}
+    path.write_text(f"{LISTED}-r more.txt\n")
+    assert words == "--fsdp1" or "L-46" in answers(f"{path} {words}"), "the other list may have deepspeed"
+    path.write_text(f"{LISTED}deepspeed==0.19.8\n")
+    assert words == "--fsdp1" or "L-46" in answers(f"{path} {words}")
+
+
+def test_a_method_that_is_named_is_shown(capsys):
+    words = ["trl==0.25.1", "--symptom", "the loss of GRPO differs"]
+    parsed(stack, tyro.conf.OmitArgPrefixes, prog="study stack", args=words)
+    assert "GRPO's losses" in " ".join(capsys.readouterr().out.split())
+
+
 def test_releases_alone_name_the_worst_that_flags_decide(capsys):
     """It is wrong without a message. A trainer in the list does not hide it."""
     for words in ("deepspeed==0.17.6", "deepspeed==0.17.6 trl>=0.20 peft"):

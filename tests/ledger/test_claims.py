@@ -394,3 +394,12 @@ def test_a_card_is_as_wide_as_text(monkeypatch, capsys):
         command.claims((claim.id,))
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if len(line) > 80 and len(line.split()) > 1] == []
+
+
+def test_a_short_word_that_no_claim_has_is_not_taken_for_another():
+    with pytest.raises(Stop) as stop:
+        texts.named(("lora",))
+    assert stop.value.remedy == "give fewer words; study claims --all lists the documents"
+    with pytest.raises(Stop) as stop:
+        texts.named(("gradeint",))
+    assert "gradient" in stop.value.remedy
