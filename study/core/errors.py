@@ -41,6 +41,10 @@ class Stop(Exception):
         return [self.sentence]
 
 
+class NotFollowed(Stop):
+    """A pass over a model ended in an error of its own code or of its inputs, so nothing of it can be predicted."""
+
+
 def refuse_beyond(name: str, value: float | None, most: float) -> None:
     """Raise Stop for the value of an option that is not from 1 to `most`."""
     if value is not None and not 1 <= value <= most:

@@ -86,7 +86,7 @@ def text_of(content: bytes, errors="replace") -> str:
     return content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", errors)
 
 
-def why(error: Exception) -> str:
+def why(error: BaseException) -> str:
     """Return why something could not be read, as part of a sentence. It is short, whatever the error contains."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(text.split())[:LONGEST_REASON]

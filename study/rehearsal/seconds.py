@@ -3,7 +3,8 @@
 from math import isclose
 from pathlib import Path
 
-from study.core.errors import Stop
+from study.core.errors import NotFollowed, Stop
+from study.core.files import why
 from study.core.gpus import GPUS
 from study.core.recipes import RECIPES
 from study.core.text import number_of
@@ -57,7 +58,11 @@ def seconds_of(request: Request, answer: Answer, record: Record, folder: Path) -
         attention="eager" if seen.attention == "eager" else "sdpa",
     )
     machine = Hardware(gpu=GPUS[request.gpu or ""], gpus_per_node=request.ranks_per_machine)
-    return step_time(training, machine)
+    try:
+        return step_time(training, machine)
+    except NotFollowed as stop:  # it names the folder of the rehearsal, whose config is not the user's to correct
+        what = f"the time predictor cannot follow this model ({model.family}): {why(stop.__cause__ or stop)}"
+        raise Stop(what, MEASURE, "unavailable") from stop
 
 
 def described(batch: list[int]) -> str:

@@ -12,7 +12,7 @@ from study.core.models.step import inputs, logits_and_losses
 from tests.predict.families import SMALL, config_of
 
 KINDS = {"bert": "encoder", "modernbert": "encoder", "deberta-v2": "encoder", "t5": "seq2seq", "vit": "vision"}
-KINDS |= {"whisper": "speech", "clip": "vision", "resnet": "vision"}
+KINDS |= {"esm": "encoder", "whisper": "speech", "clip": "vision", "resnet": "vision"}
 
 
 @pytest.mark.parametrize("name", SMALL["families"])
@@ -26,7 +26,7 @@ def test_every_kind_has_inputs_a_loss_of_each_row_and_gradients(name):
     losses.mean().backward()
     assert (losses.shape, losses.dtype, len(logits)) == ((3,), torch.float32, 3)
     assert len(set(losses.tolist())) == 3, "rows are different"
-    if name not in ("clip", "resnet"):  # of CLIP, for example, the part that reads text is not used
+    if name not in ("clip", "resnet", "esm"):  # of CLIP, for example, the part that reads text is not used
         assert all(tensor.grad is not None for tensor in model.parameters() if tensor.requires_grad)
 
 

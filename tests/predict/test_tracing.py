@@ -103,5 +103,6 @@ def test_selective_recomputation_keeps_attention_and_every_second_product():
 def test_a_config_that_makes_no_model_is_a_sentence():
     with pytest.raises(Stop, match="small cannot be built from its config"):
         estimate(training_of(Transformer.of(config_of("llama", hidden_size=-64), "small")))
-    with pytest.raises(Stop, match="small cannot be followed without values"):
+    with pytest.raises(Stop, match="small cannot be followed without values") as stop:
         estimate(training_of(Transformer.of(config_of("llama", num_key_value_heads=3), "small"), sequence=8))
+    assert stop.value.remedy.startswith("if it trains elsewhere, the predictor does not know models of type llama")

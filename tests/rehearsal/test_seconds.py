@@ -1,13 +1,16 @@
 """Why the seconds of a step are not predicted: what was expected, what came, what to do."""
 
+import json
 import types
 
 import pytest
 
 from study.core.errors import Stop
+from study.predict.front import Wanted, asked_for
 from study.records.sections import Observed
 from study.rehearsal import seconds
-from study.rehearsal.request import Answer
+from study.rehearsal.request import Answer, Request
+from tests.predict.families import config_of
 
 
 def refusal(function, *arguments) -> str:
@@ -49,3 +52,16 @@ def test_adapters_on_some_layers_are_not_called_another_model():
 def test_types_and_optimizers_that_are_not_known():
     assert "(got float64)" in refusal(seconds.recipe_of, Observed(dtypes={"weights": "float64"}))
     assert "should be Adam or AdamW (got Lion)" in refusal(seconds.optimizer_of, Observed(optimizer="Lion"))
+
+
+def test_a_model_that_the_predictor_cannot_follow_is_named_by_its_type(tmp_path):
+    """Its config is a file of ours in a temporary folder, which is not the user's to correct."""
+    (tmp_path / "config.json").write_text(json.dumps(config_of("llama", num_key_value_heads=3)))
+    model = asked_for(Wanted(model=str(tmp_path)), 8)
+    seen = Observed(parameters=model.parameters, accumulation=1, dtypes={"weights": "float32"}, optimizer="AdamW")
+    request = Request("train.py", [], ranks=2, ranks_per_machine=2, steps=3, gpu="A6000")
+    record = types.SimpleNamespace(observed=seen)
+    said = refusal(seconds.seconds_of, request, Answer(calls=1, batch=[2, 8]), record, tmp_path)
+    assert said.startswith("the time predictor cannot follow this model (llama): ")
+    assert str(tmp_path) not in said
+    assert said.endswith("What to do: measure a step where it trains.")

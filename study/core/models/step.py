@@ -8,7 +8,7 @@ from study.core.models.config import kind_of
 
 Batch = dict[str, torch.Tensor]
 # Model types that take a mask of rows and positions, and expand it themselves. OPT also counts positions by it.
-OWN_MASKS = ("bloom", "opt", "deberta", "deberta-v2", "longformer", "big_bird")
+OWN_MASKS = ("bloom", "opt", "deberta", "deberta-v2", "longformer", "big_bird", "esm")
 IGNORED = -100  # the label of a position without a loss, as cross_entropy has it
 IMAGE_SIZE = 224
 FOLLOWING = "following"  # in batches of parts of rows: the next token of each position, which may be in another part

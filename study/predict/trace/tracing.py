@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from transformers import PreTrainedModel
 
 from study.core import files
-from study.core.errors import Stop
+from study.core.errors import NotFollowed, Stop
 from study.core.models import config as configs
 from study.core.models.build import Adapted, build, freeze, quantize
 from study.core.models.on_cuda import AsOnCuda
@@ -34,6 +34,7 @@ SELECTED = {
     torch.ops.study.fused_attention.default,
     aten.max.default,
 }
+GENERIC = "give --params with --layers and --hidden"
 
 
 def look(model: Transformer) -> Look:
@@ -62,7 +63,7 @@ def look(model: Transformer) -> Look:
 
 
 @contextmanager
-def _foreign(model: Transformer, what: str) -> Iterator[None]:
+def _foreign(model: Transformer, kind: type[Stop], what: str, remedy: str) -> Iterator[None]:
     """Run code of others. A wrong number in a config, or one that nobody has tried, may cause any error."""
     try:
         with _quiet():
@@ -70,9 +71,7 @@ def _foreign(model: Transformer, what: str) -> Iterator[None]:
     except Stop:
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {files.why(error)}"
-        action = "correct its config.json, or give --params with --layers and --hidden"
-        raise Stop(f"{model.name} {what} ({reason})", action) from error
+        raise kind(f"{model.name} {what} ({type(error).__name__}: {files.why(error)})", remedy) from error
 
 
 def _config(model: Transformer, attention: str | None = None):
@@ -81,7 +80,7 @@ def _config(model: Transformer, attention: str | None = None):
 
 
 def _built(model: Transformer, config, dtype: torch.dtype) -> PreTrainedModel:
-    with _foreign(model, "cannot be built from its config"):
+    with _foreign(model, Stop, "cannot be built from its config", f"correct its config.json, or {GENERIC}"):
         built = build(config, "meta", dtype)
     with _quiet(), torch.device("meta"):
         freeze(built, model.lora_rank, model.train_only, model.lora_targets, model.dora, model.adapter_dropout)
@@ -154,7 +153,13 @@ def _pass(model: Transformer, options: TraceOptions, rows: int) -> Tape:
         _compute_again(built, options.checkpointing, place)
     linear = zero3_linear if options.zero3_linear else nullcontext
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=options.precision in ("bf16", "bf16_gathered"))
-    with _foreign(model, "cannot be followed without values"), FakeTensorMode(), WithoutValues():
+    # Its error may also be of inputs that this type of model does not take: then its config is right.
+    remedy = (
+        f"if it trains elsewhere, the predictor does not know models of type {config.model_type}: rehearse a script "
+        f"that trains it with `study virtual`, or {GENERIC}. Otherwise correct its config.json"
+    )
+    following = _foreign(model, NotFollowed, "cannot be followed without values", remedy)
+    with following, FakeTensorMode(), WithoutValues():
         # Tensors that claim to be on a CPU, so operations are those of a CPU. Tied weights become one tensor again.
         built._apply(lambda tensor: torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype))
         built.tie_weights()
