@@ -163,6 +163,20 @@ def test_what_cannot_be_equal_is_refused_in_one_sentence(ranks, micro_batches):
         assert (ended.returncode, ended.stdout, ended.stderr) == (0, expected, "")
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_one_rank_that_torchrun_starts_is_one_process(name, tmp_path):
+    address = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    ended = python(FOLDER / f"{name}.py", env=os.environ | address)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ", 1 rank: " in ended.stdout
+    assert "equal to one process: yes, " in ended.stdout
+
+
+def test_one_process_says_nothing_of_a_comparison():
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    assert "Adam hides" not in python(FOLDER / "one_process.py", env=environment).stdout
+
+
 def test_the_samples_divide_by_usual_numbers_of_ranks():
     one_process = runpy.run_path(str(FOLDER / "one_process.py"))
     for ranks in (1, 2, 3, 4, 6, 8):
@@ -210,7 +224,8 @@ def test_its_exercises_print_what_its_readme_says(old, new, words, verdict, tmp_
     assert f"`{verdict}" in (FOLDER / "README.md").read_text()
     said = launched(edited(tmp_path, "stage2", old, new), "stage2", *words, made_in=tmp_path)
     assert f"equal to one process: {verdict}" in said
-    assert ("Adam hides a wrong scale of the gradients: try --sgd as well" in said) == ("--sgd" not in words)
+    hidden = verdict.startswith("yes") and "--sgd" not in words
+    assert ("Adam hides a wrong scale of the gradients: try --sgd as well" in said) == hidden
 
 
 def test_the_last_exercise_of_its_readme(tmp_path):
