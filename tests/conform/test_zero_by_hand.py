@@ -81,6 +81,23 @@ for stage, kind in enumerate((Stage1, Stage2, Stage3), 1):
         print("stage", stage, "agrees", flush=True)
 """
 
+IN_THE_UPDATE = f"""
+import sys
+sys.path.insert(0, {str(FOLDER)!r})
+import torch
+import torch.distributed as dist
+from one_process import Residual, held_bytes
+from stage1 import Stage1
+
+dist.init_process_group("gloo")
+model = Residual()
+optimizer = torch.optim.Adam(model.parameters())
+training = Stage1(model, optimizer)
+optimizer.register_step_post_hook(lambda *_: print("in the update:", *held_bytes(training), flush=True))
+training.forward_backward(*torch.randn(2, 4, 256))
+training.step()
+"""
+
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory) -> dict[tuple[str, int], tuple[list[float], list[float]]]:
@@ -121,6 +138,12 @@ def test_the_losses_are_those_of_the_file_before(printed):
 def test_it_holds_and_sends_what_its_stage_says(name, printed):
     assert printed[name, 1][1] == pytest.approx(EXPECTED[name], abs=1e-6)
     assert printed[name, 4][1][-1] == pytest.approx(SENT_IN_FOUR_PASSES[name], abs=1e-6)
+
+
+def test_stage_1_keeps_no_whole_gradient_in_the_update(tmp_path):
+    """A view of its part would keep the whole, as would the weight."""
+    done = ranks_of(IN_THE_UPDATE, tmp_path)
+    assert f"in the update: {BYTES} {BYTES // 2} {BYTES}\n" in done.output
 
 
 def test_the_table_of_its_readme_is_what_the_files_print(printed):
