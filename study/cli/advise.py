@@ -56,7 +56,7 @@ def advise(
         detail = in_detail(advice.choice, given | {"gpus": advice.question.gpus})
     say_wrapped(*lines, *answer.card_note(place), "")
     show(answer.table(advice))
-    say_wrapped(*answer.below_table(advice), "", answer.resting_on(advice, step.batch is None, place.link is None))
+    say_wrapped("", *answer.below_table(advice), "", answer.resting_on(advice, step.batch is None, place.link is None))
     if details:
         show_details(advice, detail)
     else:

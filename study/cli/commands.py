@@ -78,7 +78,7 @@ def naming_the_path() -> Iterator[None]:
         elif error.filename is None:
             raise
         else:
-            raise Stop(f"{error.filename!r:.80} cannot be used ({error.strerror})", "give another path") from None
+            raise Stop(f"{error.filename!r:.300} cannot be used ({error.strerror})", "give another path") from None
         if error.errno == errno.ENOSPC:
             raise Stop(f"the output cannot be written ({error.strerror})", "make room on its disk") from None
 

@@ -40,7 +40,7 @@ def show_behind(each: Explained) -> dict:
         f"{thread}: {each.upstream or 'no thread'}",
         indent="    ",
     )
-    tests = of.tests[:MOST_TESTS] or ["in a checkout, tests/"]
+    tests = of.tests[:MOST_TESTS] or ["in tests/ of the repository, which an installed package does not have"]
     say(*(f"Test: {test}" for test in tests), "")  # paths to copy: they are not wrapped
     about = {
         "rests_on": of.rests_on,

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import tyro
@@ -74,7 +75,7 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
         say_wrapped("", which)
     if contradiction and _contradiction(message, known, causes):  # else the first line has it
         say_wrapped("", contradiction)
-    _ask(message, known, pasted.text)
+    _ask(message, known, pasted.text, {path.name for path in paths})
     found = {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": known.used}
     return found | {"read": read_words, "predicted": which or None, "contradiction": contradiction}
 
@@ -147,10 +148,11 @@ def _contradiction(message: OomError, training: KnownTraining, causes: list[Caus
     return f"{message.asked.text} {are} the fp32 logits of {tokens:,} tokens; {given}. {question}"
 
 
-def _ask(message: OomError, training: KnownTraining, text: str) -> None:
-    """Say which flags would tell more."""
+def _ask(message: OomError, training: KnownTraining, text: str, files: set[str]) -> None:
+    """Say which flags would tell more. `files` are the names of configs that were given beside the text."""
     named_config = DEEPSPEED_CONFIG.search(text)
-    if named_config and training.described.config is None:
+    is_given = training.described.config is not None or (named_config and Path(named_config[1]).name in files)
+    if named_config and not is_given:
         say_wrapped("", f"The text names {named_config[1]}: with --config {named_config[1]} its settings count.")
     if training.model is None:
         say_wrapped("", "With --model and --arm or --config, the size is matched with this training's own tensors.")

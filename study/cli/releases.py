@@ -1,11 +1,13 @@
 """What changes between two releases of a library: known faults, and what kept answers say of configs and defaults."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from packaging.version import Version
 
 from study.cli.findings import say_indented
 from study.configs.sources import OTHER, read
+from study.core.arms import IS_CHECKOUT
 from study.core.errors import Stop, nearest
 from study.core.text import number_of, say, say_wrapped
 from study.known import lists
@@ -85,7 +87,10 @@ def ids_of(faults: list[Fault]) -> list[str]:
 
 
 def show_configs(changes: Between) -> dict:
-    """Show which configs are accepted otherwise, and which defaults changed, by the kept answers."""
+    """Show which configs are accepted otherwise, and which defaults changed. A wheel has no kept answers."""
+    if not (IS_CHECKOUT and find_spec("pandas")):
+        say_wrapped("", "A checkout with `make setup` says what changes in configs and defaults.")
+        return {}
     from study.conform import releases as kept  # it takes as long as all else here
     from study.conform.command import conform
 

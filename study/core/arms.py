@@ -22,7 +22,8 @@ from study.core.text import comparable
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # The repository in a checkout; the package itself in an installed wheel, which contains config files.
-ROOT = PACKAGE.parent if (PACKAGE.parent / "accelerate_configs").is_dir() else PACKAGE
+IS_CHECKOUT = (PACKAGE.parent / "accelerate_configs").is_dir()
+ROOT = PACKAGE.parent if IS_CHECKOUT else PACKAGE
 FOLDER = ROOT / "accelerate_configs"
 # A stage as people write it: 3, stage3, zero-3, z3_offload.
 STAGE = r"(?i)(?:deepspeed|ds|zero|z)?[ _-]*(?:stage)?[ _=-]*([1-3])(?:[ _-]*(cpu|offload|nvme))?"

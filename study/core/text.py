@@ -207,9 +207,10 @@ def say_wrapped(*texts: str, indent: str = "", first: str = "") -> None:
 
 
 def say_aside(text: str) -> None:
-    """Write a sentence to stderr: wrapped on a terminal, else on one line, as programs read it."""
+    """Write a sentence to stderr: wrapped on a terminal or to COLUMNS, else on one line, as programs read it."""
     is_terminal = sys.stderr.isatty()
-    lines = wrapped(text, "", "", is_terminal) if is_terminal else [text]
+    has_width = is_terminal or "COLUMNS" in os.environ
+    lines = wrapped(text, "", "", is_terminal) if has_width else [text]
     sys.stderr.write("".join(f"{line}\n" for line in lines))
 
 

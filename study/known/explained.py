@@ -9,11 +9,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from study.core.arms import IS_CHECKOUT
 from study.core.files import from_toml
 from study.known.faults import TABLE, Fault, named, table
-from study.known.rules import comments_of_rule, conditions_of_rule, function_at, makes
-
-ROOT = Path(__file__).parents[2]
+from study.known.rules import ROOT, comments_of_rule, conditions_of_rule, function_at, makes
 
 
 @dataclass(frozen=True)
@@ -95,9 +94,11 @@ def _comments(text: str) -> dict[str, str]:
 def _texts() -> dict[str, str]:
     """Return the files of the package and of its tests, which a wheel does not have."""
     texts = {}
-    for path in (*sorted((ROOT / "study").rglob("*")), *sorted((ROOT / "tests").rglob("*"))):
-        if path.suffix in (".py", ".toml") and path.name != "test_explained.py":  # which asks for any
-            texts[str(path.relative_to(ROOT))] = path.read_text()
+    # Beside an installed package, tests/ would be another's.
+    for folder in ("study", "tests") if IS_CHECKOUT else ("study",):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".toml") and path.name != "test_explained.py":  # which asks for any
+                texts[str(path.relative_to(ROOT))] = path.read_text()
     return texts
 
 

@@ -2,8 +2,9 @@
 
 import ast
 import functools
+from pathlib import Path
 
-from study.core.arms import ROOT
+ROOT = Path(__file__).parents[2]  # the repository in a checkout; of an installed wheel the folder of all packages
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 RULE = ast.Yield | ast.Return  # what a function says of a training

@@ -27,7 +27,7 @@ from study.rehearsal.libraries import Rehearsal, WhenImported
 from study.rehearsal.moments import Enough
 from study.rehearsal.nothing import Nothing
 from study.rehearsal.request import ANSWER, PROGRESS, REQUEST, Failure, Request
-from study.rehearsal.values import NEEDS_VALUES, NoValue, OnOneDevice, Script, Shapes, Values
+from study.rehearsal.values import HAS_NO_VALUES, NEEDS_VALUES, NoValue, OnOneDevice, Script, Shapes, Values
 
 
 def main(folder: Path) -> None:
@@ -105,6 +105,8 @@ def failed(error: BaseException, script: Script) -> Failure:
     if isinstance(error, NoValue) or names & set(NEEDS_VALUES) or any(name.startswith("FakeTensor") for name in names):
         kind = "value"
     message = str(error).strip() or type(error).__name__
+    if message.startswith(HAS_NO_VALUES):
+        kind = "value"
     if isinstance(error, Stop):
         kind, message = "value", error.sentence
     elif isinstance(error, ModuleNotFoundError):  # which the rented machine may have

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
@@ -31,6 +32,8 @@ MASKED = {aten.index.Tensor, aten.masked_select.default}
 LARGE_BYTES = 2**26
 BACKWARD = torch.Tensor.backward
 NEEDS_VALUES = "DynamicOutputShapeException", "DataDependentOutputException", "UnsupportedFakeTensorException"
+# Said by PyTorch of tensors without values, and by NumPy of the zeros in place of large ones.
+HAS_NO_VALUES = ".numpy() is not supported for tensor subclasses", "assignment destination is read-only"
 
 
 class NoValue(Exception):
@@ -205,10 +208,8 @@ class OnOneDevice(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
         if name in ("numpy", "tolist", "__array__") and args and isinstance(args[0], FakeTensor):
-            tensor = args[0]
-            dtype = torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
             with self.moments.made_on_host():
-                return getattr(torch.zeros(tensor.shape, dtype=dtype), name)()
+                return zeros_instead(args[0], name)
         if name == "cuda":
             return args[0]
         if function is torch.Tensor.backward:  # what hooks itself around it has been called already
@@ -235,6 +236,17 @@ class OnOneDevice(TorchFunctionMode):
         if name == "pin_memory" or name == "record_stream":
             return args[0]
         return function(*args, **kwargs)
+
+
+def zeros_instead(tensor: FakeTensor, name: str) -> np.ndarray | list:
+    """Return zeros as an array or as a list. Of large ones all rows are one, which cannot be written to."""
+    dtype = torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
+    if tensor.numel() * dtype.itemsize <= LARGE_BYTES:
+        return getattr(torch.zeros(tensor.shape, dtype=dtype), name)()
+    if name == "tolist":
+        raise NoValue(f"a list of {tensor.numel()} values that do not exist here is asked for")
+    # One row stands for all. With one number NumPy's argmax is a hundred times as slow.
+    return np.broadcast_to(torch.zeros(tensor.shape[-1], dtype=dtype).numpy(), tensor.shape)
 
 
 def on_cpu(device):

@@ -352,9 +352,13 @@ def below_table(advice: Advice) -> list[str]:
     lines = [f"fits: up to {free / GIB:.1f} of {amount(gpu.memory_bytes)}; the rest is for context and fragmentation."]
     by_arm = {row.arm: row for row in advice.rows}
     zero2, zero3 = by_arm.get("zero2"), by_arm.get("zero3")
-    if zero2 and zero3 and zero2.micro_batch == zero3.micro_batch and zero2.peak_bytes <= zero3.peak_bytes:
+    if zero2 and zero3 and _differ_in_arm_alone(zero2, zero3) and zero2.peak_bytes <= zero3.peak_bytes:
         lines.append(finding("stage_3_holds_no_less").said)
     return lines + _widest(advice)
+
+
+def _differ_in_arm_alone(one: Row, other: Row) -> bool:
+    return all(getattr(one, name) == getattr(other, name) for name in ("precision", "checkpointing", "micro_batch"))
 
 
 def _widest(advice: Advice) -> list[str]:

@@ -136,7 +136,10 @@ def evaluation(of: Rehearsed) -> list[str]:
         left = max(each.batches_left or 0 for each in of.answer.moments)
         return [f"Evaluation peaks at {whole} if its last {left} batches leave as much behind as the first."]
     if of.device.evaluation is not None:
-        return [f"Evaluation peaks at {size(of.device.evaluation)}."]
+        # study/rehearsal/moments.py ends loaders after 4.
+        not_counted = "predictions that are kept over more batches are not counted"
+        peak = f"Evaluation peaks at {size(of.device.evaluation)}."
+        return [f"{peak} At most 4 batches of a loader are run: {not_counted}."]
     if of.request.evaluate:
         return [f"It did not evaluate in its first {number_of(of.answer.updates, 'updates')}. {LATER}"]
     return []

@@ -395,7 +395,8 @@ class WatchedLoop:
         self._cleared.append(step.cleared)
         if self.log.count < READ_STEPS:
             self._cleared_first.append(step.cleared)
-        watched.passes_cleared = max(statistics.mode(self._cleared), statistics.mode(self._cleared_first))
+        usual = statistics.mode(self._cleared)
+        watched.passes_cleared = max(usual, statistics.mode(self._cleared_first)) if self._cleared_first else usual
         # A pass whose gradients are cleared, as that of a generator, does not add what it began with.
         if self.log.count:
             watched.gradients_kept += step.begins_with_gradients and not step.cleared

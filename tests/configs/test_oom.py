@@ -12,6 +12,7 @@ import pytest
 
 from study.cli import given
 from study.configs.oom import changes, reading
+from study.configs.oom.by_text import by_text
 from study.configs.oom.causes import Cause
 from study.configs.oom.causes import rows as cause_rows
 from study.configs.oom.explain import explain
@@ -374,7 +375,7 @@ def test_the_numbers_of_a_message_say_whether_activations_are_recomputed(asked, 
     assert answered.inferred.endswith(f"as the log's {float(allocated.split()[0]):g} GiB say") == is_inferred
     said = changes.predicted(error, answered, causes[0])
     is_open = "if they are recomputed, which is not known" in said
-    fits_neither = "fits neither activations kept (" in said
+    fits_neither = "with recomputed ones; the log's " in said
     assert is_open + fits_neither == (says is None and not answered.missing)
 
 
@@ -860,3 +861,57 @@ def test_changes_are_tried_beside_what_was_not_predicted():
     assert re.search(
         r"That fits, but this process had [\d.]+ GiB more in tensors: .* With these on top each of these", said
     )
+
+
+EVALUATION = """  File "transformers/trainer.py", line 4711, in evaluation_loop
+    all_preds.add(logits)
+  File "transformers/trainer_pt_utils.py", line 87, in torch_pad_and_concatenate
+    return torch.cat((tensor1, tensor2), dim=0)
+"""
+
+
+@pytest.mark.parametrize("clue", ["evaluation", "saving", "none"])
+@pytest.mark.parametrize("asked", ["14.20 GiB", "27.83 GiB", "28.39 GiB", "7.10 GiB"])
+def test_diagnose_and_oom_name_one_cause_where_a_traceback_names_it(asked, clue):
+    """Sizes are near 7.62 billion x 4 or 2 bytes, whole or of a rank."""
+    frames = {"evaluation": EVALUATION, "saving": '  File "a.py", line 1, in save_checkpoint\n    x()\n', "none": ""}
+    shape = "num_elems = 7.62B, zero_stage: 3, world_size = 4\n"
+    text = f"{shape}Traceback (most recent call last):\n{frames[clue]}{new(asked, '9.44 GiB', '62.18 GiB')}"
+    pasted, error = read(text), reading.find(text)
+    causes, _ = explain(error, Wanted(), Described(), stated(pasted))
+    told = by_text(pasted, error)
+    if clue != "none":
+        assert [cause.id for cause in told] == [cause.id for cause in causes]
+        assert told[0].id == f"oom-{clue}"
+    else:  # of stage 3 a rank has no whole state
+        is_of_rank = asked == "7.10 GiB"
+        assert ([cause.id for cause in told] == ["oom-optimizer"]) == is_of_rank
+
+
+@pytest.mark.parametrize(
+    ("checkpointing", "total", "says"),
+    [
+        (True, "79.11 GiB", "activations recomputed: the training fits ("),
+        (None, "79.11 GiB", "activations recomputed: the training fits ("),  # kept ones do not fit, and it ran
+        (None, "139.72 GiB", "activations kept: the training fits ("),
+        (True, "39.39 GiB", "Each of these would fit"),
+    ],
+)
+def test_what_fills_memory_between_steps_is_the_rest_of_a_training_that_fits(checkpointing, total, says):
+    given = Described(arm="zero3", ranks=4, micro_batch=2, sequence=4096, checkpointing=checkpointing)
+    text = "Traceback (most recent call last):\n" + EVALUATION
+    error = reading.find(text + FULL.format(asked="27.83 GiB", allocated="62.18 GiB", total=total))
+    causes, training = explain(error, Wanted(model="qwen2.5-7b"), given)
+    said = changes.predicted(error, with_recomputing(error, training, causes), changes.named(causes))
+    assert says in said or (total == "39.39 GiB" and "would fit: `study advise`" in said)
+    if "fits (" in said:
+        assert said.endswith(" GiB); the rest is evaluation.")
+
+
+def test_a_config_that_was_given_beside_a_log_is_not_asked_for(tmp_path, monkeypatch, capsys):
+    config = tmp_path / "ds_config.json"
+    config.write_text('{"zero_optimization": {"stage": 2}}')
+    for files, is_asked in ((f"{LOG}", True), (f"{LOG} {config}", False)):
+        assert (
+            "with --config ds_config.json its settings count" in said_of(files, "", monkeypatch, capsys)
+        ) == is_asked

@@ -78,6 +78,10 @@ def test_a_pipe_is_as_wide_as_a_shell_says(monkeypatch, columns, most):
 def test_what_stands_beside_an_answer_is_one_line_for_a_program(capsys, monkeypatch):
     text.say_aside("a word " * 60)
     assert capsys.readouterr().err.count("\n") == 1
+    monkeypatch.setenv("COLUMNS", "80")
+    text.say_aside("a word " * 60)
+    assert max(map(len, capsys.readouterr().err.splitlines())) <= 80
+    monkeypatch.delenv("COLUMNS")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     text.say_aside("a word " * 60)
     assert capsys.readouterr().err.count("\n") > 3

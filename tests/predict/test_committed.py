@@ -137,6 +137,34 @@ def test_without_torch_committed_traces_are_enough_and_others_are_a_sentence(tmp
     assert "or leave --chunked-loss out: with it no more is needed" in done.stderr
 
 
+WANTING = """
+import sys
+sys.modules["torch"] = None
+from study.core.arms import load_arm
+from study.core.recipes import RECIPES
+from study.core.shapes import config_of
+from study.predict.placement import Placement
+from study.predict.trace.transformer import Transformer
+from study.predict.prediction import estimate
+from study.predict.training import Batch, Training
+precision, model = sys.argv[1:]
+how = RECIPES[precision], Batch(rows=1, tokens=1024), Placement.of(load_arm("zero3"), 8, "cuda")
+print(estimate(Training(Transformer.of(config_of(model), model), *how)).peak_bytes)
+"""
+
+
+@pytest.mark.parametrize(
+    ("precision", "model", "said"),
+    [
+        ("bf16", "qwen2.5-7b", "or give --precision bf16_cast: its traces come with the package"),
+        ("bf16", "t5-small", "or name a model whose traces come with the package: bert-tiny, bert-base, "),
+    ],
+)
+def test_without_torch_what_needs_no_trace_is_named(precision, model, said, tmp_path):
+    env = {"XDG_CACHE_HOME": str(tmp_path), "PATH": "/usr/bin", "PYTHONPATH": str(ROOT)}
+    assert said in python("-c", WANTING, precision, model, env=env).stderr
+
+
 # Built-in shapes whose passes with adapters are traced when they are asked for.
 TRACED = (
     "bert-tiny", "bert-base", "bert-large", "gpt-tiny", "gpt-j-6b", "gemma2-9b", "gpt-neox-20b", "gemma3-1b",

@@ -79,7 +79,7 @@ def test_seconds_of_a_host_of_which_nothing_is_known(cells):
     """Beside four hosts. Predicted over measured; within their interval are as many as is written."""
     for machine, where, words in (
         ("h200-2", "h200-2", "{} to {} times that, and {} of {} steps"),
-        ("h200", "h200-2", "first machine {} to {}, and {} of {}"),
+        ("h200", "h200-2", "first set {} to {}, and {} of {}"),
         ("h200-3", "h200-3", "{} to {} times what was measured, and {} of {} steps"),
         ("h100", "h100", "is {} to {} times, and {} of {} steps"),
     ):

@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from study.core.models.values import WithoutValues
-from study.rehearsal.values import Script, Shapes, Values
+from study.rehearsal.moments import Moments
+from study.rehearsal.run import failed
+from study.rehearsal.values import LARGE_BYTES, NoValue, OnOneDevice, Script, Shapes, Values
 
 MASK = torch.tensor([[True, False, True], [False, True, False]])
 
@@ -34,3 +37,32 @@ def test_a_mask_of_data_chooses_from_what_has_no_values(choose, shape):
         chosen = choose(logits)
     assert isinstance(chosen, FakeTensor)
     assert chosen.shape == shape
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [2, LARGE_BYTES])  # of 50 values: the latter would be 13 GB
+def test_what_has_no_values_is_read_as_zeros_however_large_it_is(rows, dtype):
+    """A Trainer hands the predictions of an evaluation to compute_metrics, as arrays."""
+    values = Values(Script(Path(__file__), {}))
+    shapes = Shapes(values, WithoutValues())
+    shapes.has_begun = True
+    with shapes.only():
+        logits = torch.empty(rows, 50, dtype=dtype)
+    with values, OnOneDevice(Moments(None, None)):
+        predictions = logits.numpy()
+        assert np.asarray(logits).shape == predictions.shape == (rows, 50)
+    assert predictions.dtype == np.float32
+    assert not predictions[-1].any()
+
+
+@pytest.mark.parametrize("read", [lambda logits: logits.numpy().__setitem__(0, 1.0), torch.Tensor.tolist])
+def test_what_a_script_cannot_do_without_values_is_not_its_mistake(read):
+    script = Script(Path(__file__), {})
+    values = Values(script)
+    shapes = Shapes(values, WithoutValues())
+    shapes.has_begun = True
+    with shapes.only():
+        logits = torch.empty(LARGE_BYTES, 50)
+    with values, OnOneDevice(Moments(None, None)), pytest.raises((NoValue, ValueError)) as caught:
+        read(logits)
+    assert failed(caught.value, script).kind == "value"

@@ -1,5 +1,7 @@
 """A rehearsal in words: which moment is the peak, which other arm would fit, what the script decided."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from study.records.sections import Observed
@@ -28,6 +30,20 @@ MOMENTS = [
 def test_the_peak_is_of_an_update_unless_another_moment_holds_more(held, when, parts):
     answer = Answer(peaks=[3, 9, 8], moments=MOMENTS)
     assert Peak.of(answer, OnGpu(reserved=0, driver=0, host=0, **held), {"gradients": 7}) == Peak(when, parts)
+
+
+def test_an_evaluation_that_is_not_extrapolated_says_what_it_does_not_count():
+    answer = Answer(moments=[Moment("evaluation", 0, 1, batches_left=6)])
+
+    def said(**held) -> str:
+        device = OnGpu(peak=9, reserved=0, driver=0, host=0, evaluation=8, **held)
+        return " ".join(rehearsals.evaluation(SimpleNamespace(device=device, answer=answer)))
+
+    assert said() == (
+        "Evaluation peaks at 8 bytes. At most 4 batches of a loader are run: "
+        "predictions that are kept over more batches are not counted."
+    )
+    assert "not counted" not in said(whole_evaluation=9)
 
 
 def test_the_least_arm_that_fits_is_named_if_the_scripts_own_does_not():

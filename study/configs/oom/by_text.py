@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from study.configs.oom import causes
-from study.configs.oom.causes import CLUE, Cause
+from study.configs.oom.causes import CLUE, Cause, clues
 from study.configs.oom.explain import FILLING, STAGES, explain
 from study.configs.oom.reading import OomError
 from study.configs.oom.said import stated
@@ -44,6 +44,8 @@ def by_text(pasted: Pasted, error: OomError | None) -> list[Cause]:
     Without a line of an error only states that are too large are told.
     """
     about = told(pasted.text)
+    if error and any(clues(error)):  # what the traceback names says more than a size, as in `study oom`
+        return explain(error, Wanted(), Described(), stated(pasted))[0]
     causes_of_model = _matched(pasted, error) if error else []
     if causes_of_model or not about.parameters:
         return causes_of_model
@@ -72,7 +74,11 @@ def _states(training: RoundTraining, error: OomError) -> list[Cause]:
     if not ranks:
         return []
     asked = (error.asked.low + error.asked.high) / 2
-    for parts, of_ranks in ((ranks, f" / {ranks} ranks"), (1, "")):
+    shares = [(ranks, f" / {ranks} ranks")]
+    arm, *_ = (arm_of(training.pasted) or "").partition("_cpu")
+    if STAGES.get(arm, 0) < 3:  # of stage 3 no rank has a whole state, nor all weights
+        shares.append((1, ""))
+    for parts, of_ranks in shares:
         for element_bytes in (4, 2):
             if abs(asked / (training.parameters / parts * element_bytes) - 1) < NEAR:
                 factors = f"{error.asked.text} = about {training.billions}{of_ranks} x {element_bytes} bytes"

@@ -30,6 +30,13 @@ from study.predict.front import (
 
 # Causes that stand beside the tensor that was asked for: any change leaves more room.
 BESIDE = ("oom-fragmentation", "oom-other-process")
+# Causes that fill memory between the steps of a training, which may fit.
+BETWEEN_STEPS = {
+    "oom-evaluation": "evaluation",
+    "oom-saving": "saving",
+    "oom-loading": "loading",
+    "oom-generation": "generation",
+}
 TOKENS = frozenset(("activations", "logits"))
 LEAST_TAKEN = 2**30  # bytes: less is within what a prediction leaves for context and fragmentation
 STATES = frozenset(("optimizer", "gradients", "weights"))
@@ -76,6 +83,8 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> str:
     except Stop as stop:  # an arm whose memory is not predicted, or what is traced where PyTorch is missing
         return f"Not predicted: {stop.sentence}"
     card = like(GPUS[gpu_named("H100")], total_bytes, None)  # memory depends on no more than its size
+    if cause.id in BETWEEN_STEPS and (fitting := _steps_that_fit(card, training, model)):
+        return f"{fitting}; the rest is {BETWEEN_STEPS[cause.id]}."
     gpu = f"{binary_size(total_bytes, 4)} ({size(total_bytes)})"  # with the digits of the message
     has = f"this GPU has {gpu}, less {binary_size(reserve_bytes(card))} for context and fragmentation"
     text = f"{_assumed(training, model)}: {_needs(training, needs_bytes)}; {has}"
@@ -107,6 +116,19 @@ class _Rest:
         if taken_bytes == error.unallocated:
             return cls("unused", taken_bytes)
         return cls("outside" if taken_bytes == error.outside else "tensors", taken_bytes)
+
+
+def _steps_that_fit(card: Gpu, training: KnownTraining, model: Transformer) -> str:
+    """Return that the steps of a training fit, with activations kept if nobody says it. Empty: they do not."""
+    said = training.described.checkpointing
+    room_bytes = card.memory_bytes - reserve_bytes(card)
+    for checkpointing in (False, True) if said is None else (said,):
+        described = replace(training.described, checkpointing=checkpointing)
+        needs_bytes = predicted_memory(training.wanted, described).peak_bytes
+        if fits_on(card, needs_bytes) != "no":
+            needs = f"{needs_bytes / 2**30:.1f} of {room_bytes / 2**30:.1f} GiB"
+            return f"{_assumed(replace(training, described=described), model)}: the training fits ({needs})"
+    return ""
 
 
 def _which_fit(card: Gpu, training: KnownTraining, cause: Cause, more_bytes: int) -> str:

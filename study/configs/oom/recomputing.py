@@ -50,8 +50,10 @@ def _decided(
     fits_recomputed = Expected(_first_states(recomputed), recomputed.peak_bytes).fits(error)
     if not fits_kept and not fits_recomputed:
         kept_peak, recomputed_peak = binary_size(kept.peak_bytes), binary_size(recomputed.peak_bytes)
-        peaks = f"kept ({kept_peak} at the peak) nor recomputed ({recomputed_peak})"
-        return replace(training, unfitting=f"{allocated} fits neither activations {peaks}: not known")
+        needs = (
+            f"a rank needs {kept_peak} at the peak with activations kept, and {recomputed_peak} with recomputed ones"
+        )
+        return replace(training, unfitting=f"{needs}; the log's {allocated} are of neither")
     # Before the loss a rank that keeps activations has as little as one that recomputes.
     if fits_kept == fits_recomputed or (fits_recomputed and not is_of_logits):
         return training

@@ -102,9 +102,9 @@ def _shown(pasted: Pasted, error: OomError | None, by_text: ByText) -> list[Seen
     errors = [_in_its_release(each, pasted) for each in tracebacks.errors(pasted.text)]
     of_memory = memory.of_error(pasted, error, by_text) if error else memory.of_words(pasted, by_text)
     waits = watchdogs.hangs(pasted.text, pasted.sentences)
-    signs = losses.signs(pasted.log)
+    signs = losses.signs(pasted.log, pasted.may_be_deepspeed)
     if not signs and len(pasted.log.lines) < losses.FEW:  # where a log has more, a person's words say less
-        signs = losses.signs_in_words(pasted.text, pasted.sentences)
+        signs = losses.signs_in_words(pasted.text, pasted.sentences, pasted.may_be_deepspeed)
     return [*errors, *filter(None, [of_memory, waits]), *signs]
 
 
@@ -142,7 +142,10 @@ def _situations(pasted: Pasted, shown: list[Seen], seen: set[str]) -> list[Seen]
 
 def _otherwise(pasted: Pasted, error: OomError | None) -> list[Seen]:
     """Return what is said where nothing explains the text."""
-    return [*_two_releases(pasted)] or memory.was_full(pasted, error) or memory.sizes_asked(pasted)
+    told = [*_two_releases(pasted)] or memory.was_full(pasted, error) or memory.sizes_asked(pasted)
+    if told or pasted.last_error or pasted.is_document or len(pasted.log.lines) >= losses.FEW:
+        return told
+    return losses.guesses_by_words(pasted.text, pasted.sentences)
 
 
 def _two_releases(pasted: Pasted) -> Iterator[Seen]:

@@ -9,7 +9,7 @@ import math
 import re
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from study.configs.pasted.tracebacks import Seen, rows, sign
@@ -114,16 +114,20 @@ def _values(row: str) -> dict[str, float]:
     return {name: float(match[1]) for name, match in matches.items() if match}
 
 
-def signs(log: Log) -> list[Seen]:
-    """Return what the lines of a trainer show. A mark comes first: it says why a loss is 0."""
+def signs(log: Log, has_marks: bool) -> list[Seen]:
+    """Return what the lines of a trainer show. A mark comes first: it says why a loss is 0.
+
+    `has_marks`: DeepSpeed may have written the norms.
+    """
+    mark = norm_is_a_mark(log.norms) if has_marks else None
     found = [
-        norm_is_a_mark(log.norms),
+        mark,
         loss_is_nan(log.losses),
         loss_is_zero(log.losses),
         loss_stands_still(log.losses),
         norm_is_nan(log.norms),
         norm_is_zero(log.norms),
-        norm_is_constant(log.norms),
+        None if mark else norm_is_constant(log.norms),
         norm_is_scaled(log.norms),
         steps_overflow(log.text),
         rate_ends(log.rates),
@@ -133,13 +137,25 @@ def signs(log: Log) -> list[Seen]:
     return [seen for seen in found if seen]
 
 
-def signs_in_words(text: str, words: Sequence[Sentence]) -> list[Seen]:
+def signs_in_words(text: str, words: Sequence[Sentence], has_marks: bool = True) -> list[Seen]:
     """Return what a person says of such lines, the cause first."""
     found = []
     for id, row in rows().items():
+        if id == "norm-sqrt2" and not has_marks:
+            continue
         if sentence := meets(row.get("said", ()), words):
             found.append(sign(id, text, max(text.find(sentence), 0), since="", beside="", norm=2**0.5, count=2))
     return sorted(found, key=lambda each: each.id != "norm-sqrt2")
+
+
+def guesses_by_words(text: str, words: Sequence[Sentence]) -> list[Seen]:
+    """Return what a person's words alone may mean, where nothing else was found."""
+    found = []
+    for id, row in rows().items():
+        if sentence := meets(row.get("alone", ()), words):
+            seen = sign(id, text, max(text.find(sentence), 0), beside="")
+            found.append(replace(seen, sure="possible"))
+    return found
 
 
 # --- Each check returns one sign of signs.toml, or None
@@ -179,7 +195,7 @@ def loss_stands_still(losses: Series) -> Seen | None:
     """The loss is the same in all lines."""
     if not losses.is_constant or losses.values[0] == 0:
         return None
-    return losses.sign("loss-stands-still", 0, value=losses.values[0], count=len(losses.values))
+    return losses.sign("loss-stands-still", 0, beside=f", {losses.values[0]:g} in each of {len(losses.values)} lines")
 
 
 def norm_is_a_mark(norms: Series) -> Seen | None:
@@ -210,9 +226,9 @@ def norm_is_zero(norms: Series) -> Seen | None:
 
 def norm_is_constant(norms: Series) -> Seen | None:
     """The norm is the same in all lines."""
-    if not norms.is_constant or not _is_usual(abs(norms.values[0])):
+    if not norms.is_constant or not 0 < abs(norms.values[0]) < math.inf:
         return None
-    return norms.sign("norm-constant", 0, value=norms.values[0], count=len(norms.values))
+    return norms.sign("norm-constant", 0, beside=f", {norms.values[0]:g} in each of {len(norms.values)} lines")
 
 
 def norm_is_scaled(norms: Series) -> Seen | None:

@@ -66,6 +66,9 @@ UNLIKE = {
     ("trainer", "own"): "a loop of one's own",
     ("trainer", "trainer"): "transformers' Trainer",
 }
+# As configs and logs name it, and lists of packages do not.
+DEEPSPEED = re.compile(r"(?i)deepspeed(?![\s=:<>~\"']*\d)|zero_optimization|\bzero[ _-]?(?:stage[ _:=-]*)?[0-3]\b")
+OTHER_ENGINE = re.compile(r"(?i)fsdp|fully_?shard|DistributedDataParallel|MULTI_GPU|\bDDP\b")
 TITLE = re.compile(rf"(?!{NO_PROSE}|.*(?:(?:Error|Exception): |[{{}}\[\]|])).{{0,199}}")  # and no line of a log
 
 
@@ -128,6 +131,13 @@ class Pasted:
     def is_stage_1_or_2(self) -> bool:
         """Whether it names the file that DeepSpeed has for both, and says no stage."""
         return "stage" not in self.said and bool(re.search(r"\bstage_1_and_2\.py\b", self.text))
+
+    @property
+    def may_be_deepspeed(self) -> bool:
+        """Whether DeepSpeed may train: the text names it beside a list of packages, or no other engine."""
+        if DEEPSPEED.search(self.text) or re.search("(?i)deepspeed", self.written):
+            return True
+        return not OTHER_ENGINE.search(self.text)
 
     @property
     def contradictions(self) -> list[str]:

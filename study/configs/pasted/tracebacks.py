@@ -62,6 +62,7 @@ class Sign(TypedDict):
     remedy: str
     sure: Sure
     said: NotRequired[list[str]]
+    alone: NotRequired[list[str]]
 
 
 @functools.cache

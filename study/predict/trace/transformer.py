@@ -8,6 +8,7 @@ from typing import Any
 from study.core import cache
 from study.core.errors import Stop
 from study.core.settings import cache_home
+from study.core.shapes import SHAPES, config_of
 from study.core.text import bar
 from study.predict.trace import committed
 from study.predict.trace.asked import Look, TraceOptions
@@ -100,6 +101,23 @@ def _followed(model: Transformer, options: TraceOptions, counts: tuple[int, ...]
     return in_tuples(_kept(model, "followed", options, counts))
 
 
+def _instead_of_tracing(model: Transformer, asked: tuple) -> str:
+    """Return what to do where nothing can be traced: install it, or ask for what the package has."""
+    remedy = "install PyTorch and transformers: pip install './zero-study[train]'"
+    for options in asked:
+        if not isinstance(options, TraceOptions):
+            continue
+        if options.loss == "chunked":
+            return f"{remedy}; or leave --chunked-loss out: with it no more is needed"
+        if committed.tape(model.member, options._replace(precision="bf16_cast"), 1):
+            return f"{remedy}; or give --precision bf16_cast: its traces come with the package"
+    if committed.has_usual_passes(model.member):
+        return remedy
+    shapes = [Transformer.of(config_of(name), name) for name in SHAPES]
+    names = ", ".join(shape.name for shape in shapes if committed.has_usual_passes(shape.member))
+    return f"{remedy}; or name a model whose traces come with the package: {names}"
+
+
 def _kept(model: Transformer, what: str, *asked) -> Any:
     """Return what a function of `tracing.py` says of a model, from the cache folder or of a new trace."""
     # The name of a model changes nothing.
@@ -112,10 +130,7 @@ def _kept(model: Transformer, what: str, *asked) -> Any:
         from study.predict.trace import tracing
     except ModuleNotFoundError as error:
         problem = f"this model with these options has to be traced, and {error.name} is not installed"
-        remedy = "install PyTorch and transformers: pip install './zero-study[train]'"
-        if any(getattr(each, "loss", None) == "chunked" for each in asked):
-            remedy += "; or leave --chunked-loss out: with it no more is needed"
-        raise Stop(problem, remedy, "unavailable") from error
+        raise Stop(problem, _instead_of_tracing(model, asked), "unavailable") from error
     with bar("tracing the model; this takes seconds to minutes, once"):
         known = json.loads(json.dumps(getattr(tracing, what)(model, *asked)))
     cache.keep(looks, name, known)

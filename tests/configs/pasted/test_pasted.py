@@ -800,3 +800,58 @@ def test_of_a_release_in_a_log_and_another_in_a_list_it_is_said_which_counts(com
         in_this_process(monkeypatch, f"{command} {log} {frozen}")
         said = " ".join(capsys.readouterr().out.split())
         assert f"Of deepspeed 0.17.2 and 0.19.5 are named: {counts}" in said
+
+
+ROOTS = "".join(f"{{'loss': 1.8{step}, 'grad_norm': 1.4142135, 'learning_rate': 1e-4}}\n" for step in range(10))
+
+
+@pytest.mark.parametrize(
+    ("said", "id"),
+    [
+        ("Distributed environment: DistributedType.FSDP  Backend: nccl", "norm-constant"),
+        ("distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 1", "norm-constant"),
+        ("distributed_type: MULTI_GPU", "norm-constant"),
+        ("deepspeed==0.18.3\ndistributed_type: FSDP", "norm-constant"),  # a list of packages
+        ("", "norm-sqrt2"),
+        ("zero_stage: 3", "norm-sqrt2"),
+        ("With DeepSpeed it is so, with FSDP all is well.", "norm-sqrt2"),
+    ],
+)
+def test_a_mark_of_deepspeed_is_seen_only_where_deepspeed_may_train(said, id):
+    ids = [each.id for each in answer(f"{said}\n{ROOTS}").found]
+    assert ids[0] == id
+    assert len({"norm-constant", "norm-sqrt2"} & {*ids}) == 1
+
+
+def test_words_of_a_root_are_no_mark_with_fsdp():
+    assert answer("grad_norm is 1.414 with FSDP2").id != "norm-sqrt2"
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        (
+            "Mistral-7B LoRA with Accelerate FSDP: grad_norm is constant and the loss does not fall since we upgraded",
+            {"norm-constant", "loss-stands-still"},
+        ),
+        ("grad_norm stays the same", {"norm-constant"}),
+        ("FSDP2: constant gradient norm", {"norm-constant"}),
+        ("my gradient norm never changes", {"norm-constant"}),
+        ("the loss does not decrease with FSDP", {"loss-stands-still"}),
+        ("loss is flat with FSDP2", {"loss-stands-still"}),
+        ("training loss isn't going down", {"loss-stands-still"}),
+        ("the loss is stuck at 1.87", {"loss-stands-still"}),
+    ],
+)
+def test_words_alone_of_what_stands_still_have_a_possible_answer(text, ids):
+    found = {each.id: each for each in answer(text).found}
+    assert found.keys() == ids
+    assert {each.sure for each in found.values()} == {"possible"}
+    assert all("optimizer" in each.remedy and "adapters" in each.remedy for each in found.values())
+
+
+@pytest.mark.parametrize(
+    "text", ["The loss falls well with FSDP2.", "The norm differs between FSDP and DDP.", "Is the loss not averaged?"]
+)
+def test_words_of_a_training_that_moves_are_no_standstill(text):
+    assert {"norm-constant", "loss-stands-still"}.isdisjoint(each.id for each in answer(text).found)
