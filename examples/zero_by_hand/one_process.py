@@ -63,11 +63,12 @@ def train(kind, micro_batches, rank, ranks, sgd):
     """Train one of the five classes from seed 0. Return it, its losses and bytes: what it holds, and the peak."""
     torch.manual_seed(0)  # the same weights and samples on each rank
     model = Residual()
-    held = []  # at each gradient: before a stage's own hooks, when it is whole, and its weight too
+    held = []  # at each gradient, before a stage's own hooks: it is whole, and so is its weight
     for weight in model.parameters():
         weight.register_post_accumulate_grad_hook(lambda *_: held.append(sum(held_bytes(training))))
     weights = model.parameters()
     optimizer = torch.optim.SGD(weights, lr=0.1) if sgd else torch.optim.Adam(weights, lr=0.001)
+    optimizer.register_step_post_hook(lambda *_: held.append(sum(held_bytes(training))))  # and at each update
     training = kind(model, optimizer, micro_batches)
     losses = []
     for _ in range(STEPS):
@@ -97,7 +98,7 @@ def run(kind):
         if rank == 0:
             print(f"{SAMPLES} samples do not divide by {ranks} ranks x {micro_batches} micro-batches: take others")
         return  # with exit code 0: with another, torchrun writes forty lines below the sentence
-    if ranks > 1:
+    if "RANK" in os.environ:
         dist.init_process_group("gloo")
     training, losses, (weights, gradients, moments, peak) = train(kind, micro_batches, rank, ranks, asked.sgd)
     if rank == 0:
@@ -107,10 +108,15 @@ def run(kind):
         _, alone, _ = train(OneProcess, 1, 0, 1, asked.sgd)  # DDP's losses, but for the last digit
         apart = max(abs(ours / theirs - 1) for ours, theirs in zip(losses, alone, strict=True))
         equal = "yes" if apart < 1e-6 else "NO"  # fp32 has seven digits, whatever the size of a loss
-        equal = f"equal to one process: {equal}, the losses differ by {apart:.0e} of their size at most"
-        print("the other files are compared with these losses" if kind is OneProcess else equal)
-        print("with SGD" if asked.sgd else "Adam hides a wrong scale of the gradients: try --sgd as well", flush=True)
-    if ranks > 1:
+        if kind is OneProcess:
+            print("the other files are compared with these losses", flush=True)
+        else:
+            print(f"equal to one process: {equal}, the losses differ by {apart:.0e} of their size at most", flush=True)
+        if asked.sgd:
+            print("with SGD", flush=True)
+        elif kind is not OneProcess and equal == "yes":
+            print("Adam hides a wrong scale of the gradients: try --sgd as well", flush=True)
+    if "RANK" in os.environ:
         dist.destroy_process_group()
         os._exit(0)  # gloo's threads abort some processes that end as usual (pytorch/pytorch#179291)
 

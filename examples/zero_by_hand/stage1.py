@@ -47,17 +47,17 @@ class Stage1:
         for weight, part in self.part.items():
             if weight.grad is not None:
                 part.grad = self.average(weight.grad)
+                weight.grad = None
         self.optimizer.step()
         self.optimizer.zero_grad()
         for weight in self.part:
-            weight.grad = None
             self.gather(weight)
 
     def average(self, gradient):  # [...] -> this rank's part of the mean, [part]
         dist.all_reduce(gradient)
         gradient /= self.ranks
         self.sent_bytes += 2 * gradient.nbytes * (self.ranks - 1) // self.ranks
-        return self.padded(gradient).chunk(self.ranks)[self.rank]
+        return self.padded(gradient).chunk(self.ranks)[self.rank].clone()  # not a view: it would keep the whole
 
     @torch.no_grad()
     def gather(self, weight):

@@ -81,6 +81,23 @@ for stage, kind in enumerate((Stage1, Stage2, Stage3), 1):
         print("stage", stage, "agrees", flush=True)
 """
 
+IN_THE_UPDATE = f"""
+import sys
+sys.path.insert(0, {str(FOLDER)!r})
+import torch
+import torch.distributed as dist
+from one_process import Residual, held_bytes
+from stage1 import Stage1
+
+dist.init_process_group("gloo")
+model = Residual()
+optimizer = torch.optim.Adam(model.parameters())
+training = Stage1(model, optimizer)
+optimizer.register_step_post_hook(lambda *_: print("in the update:", *held_bytes(training), flush=True))
+training.forward_backward(*torch.randn(2, 4, 256))
+training.step()
+"""
+
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory) -> dict[tuple[str, int], tuple[list[float], list[float]]]:
@@ -123,6 +140,12 @@ def test_it_holds_and_sends_what_its_stage_says(name, printed):
     assert printed[name, 4][1][-1] == pytest.approx(SENT_IN_FOUR_PASSES[name], abs=1e-6)
 
 
+def test_stage_1_keeps_no_whole_gradient_in_the_update(tmp_path):
+    """A view of its part would keep the whole, as would the weight."""
+    done = ranks_of(IN_THE_UPDATE, tmp_path)
+    assert f"in the update: {BYTES} {BYTES // 2} {BYTES}\n" in done.output
+
+
 def test_the_table_of_its_readme_is_what_the_files_print(printed):
     table = held.table()
     assert [*table.index] == ["one_process", *NAMES]
@@ -161,6 +184,20 @@ def test_what_cannot_be_equal_is_refused_in_one_sentence(ranks, micro_batches):
         environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
         ended = python(FOLDER / "stage2.py", "--micro-batches", str(micro_batches), env=environment)
         assert (ended.returncode, ended.stdout, ended.stderr) == (0, expected, "")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_rank_that_torchrun_starts_is_one_process(name, tmp_path):
+    address = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    ended = python(FOLDER / f"{name}.py", env=os.environ | address)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ", 1 rank: " in ended.stdout
+    assert "equal to one process: yes, " in ended.stdout
+
+
+def test_one_process_says_nothing_of_a_comparison():
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    assert "Adam hides" not in python(FOLDER / "one_process.py", env=environment).stdout
 
 
 def test_the_samples_divide_by_usual_numbers_of_ranks():
@@ -210,7 +247,8 @@ def test_its_exercises_print_what_its_readme_says(old, new, words, verdict, tmp_
     assert f"`{verdict}" in (FOLDER / "README.md").read_text()
     said = launched(edited(tmp_path, "stage2", old, new), "stage2", *words, made_in=tmp_path)
     assert f"equal to one process: {verdict}" in said
-    assert ("Adam hides a wrong scale of the gradients: try --sgd as well" in said) == ("--sgd" not in words)
+    hidden = verdict.startswith("yes") and "--sgd" not in words
+    assert ("Adam hides a wrong scale of the gradients: try --sgd as well" in said) == hidden
 
 
 def test_the_last_exercise_of_its_readme(tmp_path):
