@@ -35,11 +35,12 @@ def table() -> pd.DataFrame:
             training = Training(named(MODEL), RECIPES["bf16_cast"], batch, placement)
             steps[arm] = step_time(training, Hardware(gpu=GPUS[GPU]))
         ddp = steps[BASELINE]
-        setting = f"{batch.passes} x {batch.tokens} tokens"
+        activations = {Recomputation.ALL: "recomputed", Recomputation.NONE: "activations kept"}[batch.recomputation]
+        setting = f"{batch.passes} x {batch.tokens} tokens, {activations}"
         for arm, step in steps.items():
             about = {
                 "setting": setting,
-                "panel": f"Llama-3-8B on eight H100, {setting} in a step",
+                "panel": f"Llama-3-8B on eight H100, {setting}",
                 "line": arm,
                 "arm": arm,
                 "low": step.low_s,

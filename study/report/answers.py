@@ -112,8 +112,7 @@ def of_time() -> PageAnswer:
     over = rows[(rows["source"] == PREDICTED) & (rows["arm"] != BASELINE)]
     table = over[["setting", "arm", "over DDP", "at least", "at most"]].round(2)
     note = "Bars: predicted; lines: their intervals. No group of GPUs was measured here. DDP would not fit into 80 GB."
-    note += " Others (tohtana/ds_verify_loss) do not say on which GPUs they measured, nor whether activations were"
-    note += " recomputed."
+    note += " Others (tohtana/ds_verify_loss) do not say on which GPUs they measured."
     return PageAnswer("time", "", table, rows, style.stacks(rows, SECONDS, note))
 
 

@@ -110,6 +110,14 @@ def test_what_adapters_hold(later):
     for name in ("GUIDE.md", "study/report/templates/index.html", "reports/upstream/zero3-reentrant-frozen.md"):
         text = " ".join((ROOT / name).read_text().split())
         assert re.search(rf"H200,? (holds|peaks at) {kept} GB .*?7\.9", text), name
+        assert not re.search("(keeps|,) (the whole|all) frozen (model|weights) on each", text), "not quite, by the peak"
+    peaks = [
+        run.record.memory.components.per_rank[0].at_peak
+        for run in later[0].select(lora_rank=16, checkpointing=True).done
+    ]
+    gathered, whole = max(peak["gathered_weights"] for peak in peaks), 8 * peaks[0]["weights"]
+    words = f"At the peak of {kept} GB {gathered / 1e9:.1f} of the {whole / 1e9:.1f} GB of weights are gathered."
+    assert words in page_of("lora")
 
 
 def test_adapters_of_a_small_model_hide_the_fault(later):
@@ -318,11 +326,14 @@ def test_ratios_of_time_are_the_least_and_the_most_of_the_arms_that_are_named(ta
             seen |= {(base, arm) for arm in arms}
     every = {arm for table in tables for arm in table.query(MEDIUM)["arm"]} - {"single", "ddp"}
     assert {("ddp", arm) for arm in every} <= seen, "no arm is left out"
-    stage_2, stage_3 = (ratios(tables, "ddp", [arm]) for arm in ("zero2", "zero3"))
+    # The README of the last set, of an H100, says that its ratios say little.
+    stage_2, stage_3 = (ratios(tables[:3], "ddp", [arm]) for arm in ("zero2", "zero3"))
     (number,) = [each["number"] for each in answers.questions() if each["name"] == "time"]
     words = f"{min(stage_2):.1f} to {max(stage_2):.1f} times DDP's seconds with stage 2"
     assert number == f"{words}, {min(stage_3):.1f} to {max(stage_3):.1f} with stage 3"
-    assert len(stage_2) == len(stage_3) == 3, "README says three pairs"
+    assert len(stage_2) == len(stage_3) == 2, "README says two pairs"
+    least, most = ([f"{end(pair):.1f}" for pair in (stage_2, stage_3)] for end in (min, max))
+    assert f"took {least[0]} to {most[0]} times DDP's seconds, and stage 3 {least[1]} to {most[1]}" in time
     bert = [table.query("model == 'bert-large' and precision == 'fp32' and micro_batch == 8") for table in tables[:3]]
     alone, divided = ([rows[rows["arm"] == arm]["step_s"] for rows in bert] for arm in ("single", "zero2"))
     least = min(b.min() / a.max() for a, b in zip(alone, divided, strict=True))
