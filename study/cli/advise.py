@@ -21,6 +21,7 @@ from study.predict.front import (
     fewest,
 )
 from study.predict.front import advise as recommend
+from study.report import accuracy, rows
 from study.report import advice as answer
 from study.sweeps import launches
 
@@ -55,8 +56,8 @@ def advise(
         given = vars(model) | vars(training) | vars(place)
         detail = in_detail(advice.choice, given | {"gpus": advice.question.gpus})
     say_wrapped(*lines, *answer.card_note(place), "")
-    show(answer.table(advice))
-    say_wrapped("", *answer.below_table(advice), "", answer.resting_on(advice, step.batch is None, place.link is None))
+    show(rows.table(advice))
+    say_wrapped("", *rows.below_table(advice), "", accuracy.resting_on(advice, step.batch is None, place.link is None))
     if details:
         show_details(advice, detail)
     else:
@@ -64,8 +65,8 @@ def advise(
     return answer.in_json(advice) | {
         "in_words": lines,
         "detail": detail,
-        "assumed": answer.assumptions(advice.question),
-        "accuracy": answer.accuracy(),
+        "assumed": accuracy.assumptions(advice.question),
+        "accuracy": accuracy.accuracy(),
     }
 
 
@@ -93,13 +94,13 @@ def show_details(advice: Advice, detail: str) -> None:
     if detail:
         say_wrapped("", f"In detail: {detail}", indent="  ")
     say("", "Predicted for:")
-    say_wrapped(*answer.assumptions(advice.question), indent="  ", first="- ")
-    say_wrapped("", *answer.accuracy(), indent="  ")
+    say_wrapped(*accuracy.assumptions(advice.question), indent="  ", first="- ")
+    say_wrapped("", *accuracy.accuracy(), indent="  ")
 
 
 def notes(advice: Advice, is_default_precision: bool) -> list[str]:
     """Return what a reader may not expect: the precision that was taken, and what FSDP2 keeps whole."""
-    said = ["", answer.precisions(advice.question)] if is_default_precision else []
+    said = ["", accuracy.precisions(advice.question)] if is_default_precision else []
     if any(row.arm.startswith("fsdp2") and row.accumulation > 1 and not row.fits for row in advice.rows):
         said.append(finding("fsdp2_whole_gradients").said)
     return said

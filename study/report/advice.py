@@ -1,32 +1,24 @@
-"""An advice in words and as a table."""
+"""An advice in words."""
 
-from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from study.core import arms
-from study.core.gpus import Gpu, taken
+from study.core.gpus import taken
 from study.core.recipes import RECIPES
-from study.core.text import UNKNOWN, count, number_of, percent, short, size, times
+from study.core.text import number_of, times
 from study.known.findings import finding
 from study.predict.front import (
-    FASTER,
-    MISS,
     MORE_ROWS,
     Advice,
     PlaceFlags,
     Question,
     Row,
     Transformer,
-    advise,
-    headroom_bytes,
     loading_bytes,
-    reserve_bytes,
-    scores,
     with_more_rows,
-    with_precision,
 )
-
-GIB = 2**30
+from study.report.reasons import by_precision, reason_for, why_second
+from study.report.rows import amount, of_card, seconds, use, why_tight
 
 
 def enough(advice: Advice, batch: int | None) -> str:
@@ -55,11 +47,11 @@ def in_words(advice: Advice) -> list[str]:
     if choice.is_tight:
         lines.append(finding("fits_only_just", why=why_tight(choice)).said)
     if other := advice.alternative:
-        lines.append(f"Alternative: {use(other, question)}; {_why_second(other, choice)}.")
+        lines.append(f"Alternative: {use(other, question)}; {why_second(other, choice)}.")
     lines += spared(advice)
     # --- why, how to train so, what would need less, and what comes before the first step
     lines += [
-        _reason(advice, choice) + _by_precision(advice, choice),
+        reason_for(advice, choice) + by_precision(advice, choice),
         start(choice),
     ]
     if question.model.is_partly_frozen and choice.offloads:
@@ -99,21 +91,6 @@ def mixed_precision(row: Row) -> str:
     return "no"
 
 
-def _why_second(other: Row, choice: Row) -> str:
-    """What the alternative is, or gives, that the choice does not."""
-    longer = other.seconds / choice.seconds
-    reason = f"{times(1 / longer)} as fast" if longer < 1 else f"{times(longer)} as long"
-    if reason.startswith("1.0"):
-        reason = "as fast"
-    keeps_all = choice.offloads and not other.offloads
-    just = other.is_tight and not choice.is_tight
-    if keeps_all:
-        reason += ", and without offloading, as published trainings mostly are"
-    if just:
-        reason += f", but it fits only just ({why_tight(other)})"
-    return reason if keeps_all or just else f"the next best: {reason}"
-
-
 PRICES = {
     "adamw_8bit": "moments of 8 bits, by bitsandbytes, are coarser",
     "bf16_pure": "weights in bf16 throughout round small updates away",
@@ -131,14 +108,6 @@ def spared(advice: Advice) -> list[str]:
     return lines
 
 
-def why_tight(row: Row) -> str:
-    """The number that makes a row fit only just."""
-    free_bytes = headroom_bytes(row.gpu, row.peak_bytes)
-    if free_bytes < MISS * row.peak_bytes:
-        return f"{of_card(row.peak_bytes, row.gpu)}, and {amount(free_bytes)} beside the reserve"
-    return f"nvidia-smi shows {of_card(row.driver_bytes or 0, row.gpu)}"
-
-
 def in_json(advice: Advice) -> dict:
     """All that was compared. A GPU is its name."""
     said = asdict(advice)
@@ -146,22 +115,6 @@ def in_json(advice: Advice) -> dict:
     for each in (said["question"], said["choice"], said["alternative"], *said["rows"], *others):
         if each:
             each["gpu"] = advice.question.gpu.kind
-    return said
-
-
-def resting_on(advice: Advice, is_default_batch: bool, is_default_link: bool) -> str:
-    """Return how accurate its memory is, and which link, batch and host's memory are taken that nobody gave."""
-    said = " ".join(f"{line[0].upper()}{line[1:]}." for line in accuracy_of_memory())
-    if is_default_link and advice.question.gpus > 1:
-        said += f" Taken: {_links(advice.question)} (--link)."
-    if any(row.offloads for row in (advice.choice, advice.alternative) if row):
-        said += f" Host memory of a node taken as {amount(advice.question.host_memory_bytes)} (--host-memory)."
-    if advice.choice and is_default_batch:
-        passes = number_of(advice.choice.accumulation, "micro-batches")
-        said += f" Without --batch a step has {advice.question.batch} sequences over all GPUs, here in {passes}; "
-        said += "`study estimate` takes 1 unless --accumulation says more."
-    if advice.choice and advice.question.pace is None:
-        said += " Seconds depend on the host: a minute of `study calibrate` there narrows them."
     return said
 
 
@@ -175,143 +128,10 @@ def _smaller(question: Question) -> list[str]:
     return [] if question.quantized else [finding("four_bits_need_less").said]
 
 
-def _reason(advice: Advice, choice: Row) -> str:
-    # What was chosen among: `study.predict.advise` prefers arms that do not fit only just, and do not offload.
-    alike = [row for row in advice.rows if row.fits and row.is_tight <= choice.is_tight]
-    kept = [row for row in alike if not row.offloads]
-    tight = [row for row in advice.rows if row.fits and row.is_tight and not row.offloads]
-    quickest = min(tight, key=lambda row: row.seconds, default=choice)
-    why = "Why: "
-    others = "arms"
-    if choice.offloads and kept:
-        slower = min(kept, key=lambda row: row.seconds)
-        why += f"it is nearly twice as fast as without offloading ({slower.arm}: {seconds(slower)}); "
-    elif tight and not choice.is_tight and (choice.offloads or quickest.seconds < choice.seconds):
-        why += f"without offloading {quickest.arm} fits only just ({why_tight(quickest)}); "
-        if not choice.offloads:  # it is one of those that are compared
-            others = "others"
-    among = [row for row in alike if row.offloads == choice.offloads]
-    fastest = min(among, key=lambda row: row.seconds)
-    if fastest is not choice:
-        faster = times(choice.seconds / fastest.seconds)
-        # What is chosen comes first in arms.NAMES, which begins with the simplest.
-        if faster == times(1):
-            why += f"{fastest.arm} is as fast; {choice.arm} is simpler."
-        else:
-            why += (
-                f"{fastest.arm} would be {faster} as fast; {choice.arm} is simpler, which counts up to {FASTER} times."
-            )
-    else:
-        with_or_without = "with" if choice.offloads else "without"
-        why += f"of the {others} that fit {with_or_without} offloading, it is the fastest"
-        why += f"{_beside_simpler(among, choice)}."
-    return why + _why_not_offloading(alike, choice)
-
-
-def _beside_simpler(among: list[Row], choice: Row) -> str:
-    """Say of the fastest arm whether simpler ones take long enough to lose."""
-    simpler = [row for row in among if arms.NAMES.index(row.arm) < arms.NAMES.index(choice.arm)]
-    if not simpler:
-        return " and the simplest"
-    quickest = min(simpler, key=lambda row: row.seconds)
-    longer = times(quickest.seconds / choice.seconds)
-    return f"; {quickest.arm} is simpler, but takes {longer} as long, which counts from {FASTER} times on"
-
-
-def _why_not_offloading(alike: list[Row], choice: Row) -> str:
-    """Name the quickest arm that offloads, if it is much faster than the choice or keeps the weights whole."""
-    divides = {row.arm: arm.stage == 3 or bool(arm.fsdp) for row in alike for arm in [arms.load_arm(row.arm)]}
-    others = [
-        row
-        for row in alike
-        if row.offloads and (FASTER * row.seconds <= choice.seconds or divides[choice.arm] > divides[row.arm])
-    ]
-    if choice.offloads or not others:
-        return ""
-    quickest = min(others, key=lambda row: row.seconds)
-    return (
-        f" {quickest.arm} ({duration(quickest.seconds)}) fits as well, but how long offloading takes depends on the "
-        "host, so it is preferred only where it is nearly twice as fast."
-    )
-
-
-def _by_precision(advice: Advice, choice: Row) -> str:
-    """Say so if an arm is preferred to DDP or one process, or shown as faster, only because these run in autocast."""
-    simplest = advice.rows[0]
-    quickest = min(choice, advice.alternative or choice, key=lambda row: row.seconds)
-    if simplest.precision != quickest.precision:
-        alike = advise(replace(advice.question, precision=quickest.precision)).choice
-        if alike and alike.arm == simplest.arm:
-            return (
-                f" By default {alike.arm} runs in autocast and {quickest.arm} does not: with --precision "
-                f"{alike.precision} use {alike.arm}, {seconds(alike)}."
-            )
-    return ""
-
-
-def use(row: Row, question: Question) -> str:
-    """`zero2, 3 sequences of 2,048 tokens per micro-batch, 6 of them; 55 of 80 GiB (nvidia-smi shows 61); 7 s`."""
-    name, memory = row.arm, of_card(row.peak_bytes, question.gpu)
-    if row.checkpointing:
-        name += " with activation checkpointing"
-    # The recipes are named after bf16. On a GPU without it they are meant in fp16: bf16_cast as DeepSpeed's own.
-    if row.precision != "fp32" and not question.gpu.has_bf16:
-        name += " in DeepSpeed's fp16" if RECIPES[row.precision].master_bytes else " in fp16 autocast"
-    if row.driver_bytes:
-        memory += f" (nvidia-smi shows {_number(row.driver_bytes)})"
-    if row.offloads:
-        memory += f" and {amount(row.host_bytes)} of a node's host memory"
-    rows = number_of(row.micro_batch, f"sequences of {count(question.sequence)} tokens per micro-batch")
-    step = f"{duration(row.step_s or 0)} per step of {question.batch} sequences"
-    low_s, high_s = row.step_interval_s or (0, 0)
-    loops = of_others(row.step_s or 0, low_s, high_s, question.pace is not None)
-    return f"{name}, {rows}, {number_of(row.accumulation, 'micro-batches')}; {memory}; {step}, and {loops}"
-
-
-def of_others(step_s: float, low_s: float, high_s: float, is_known: bool) -> str:
-    """`others' loops took 0.8 to 2 times that`: the interval of a step, for a reader who takes the first number."""
-    low, high = (short(float(f"{end_s / step_s:.1f}")) for end_s in (low_s, high_s))
-    whose = "steps on hosts that were timed" if is_known else "others' loops"
-    return f"{whose} took {low} to {high} times that"
-
-
 def recompute_note(checkpointing: object, model: Transformer, stage: int | None) -> list[str]:
     if not checkpointing or not model.is_partly_frozen:
         return []
     return [finding("recompute_frozen_stage_3" if stage == 3 else "recompute_frozen").said]
-
-
-def _number(size_bytes: float) -> str:
-    """Return a size in GiB, as nvidia-smi means them."""
-    number = size_bytes / 2**30
-    return f"{number:.0f}" if number >= 10 else f"{number:.2g}"
-
-
-def amount(size_bytes: float) -> str:
-    return f"{_number(size_bytes)} GiB"
-
-
-def of_card(size_bytes: float, gpu: Gpu) -> str:
-    """`61 of 80 GiB`: the second is the size that the card is sold with."""
-    return f"{_number(size_bytes)} of {amount(gpu.memory_bytes)}"
-
-
-def seconds(row: Row) -> str:
-    """Return a step with its interval, to two digits: 5.4 s (4.6 to 6.3), or 2.6 min (2.2 to 3)."""
-    if row.step_s is None or row.step_interval_s is None:
-        return UNKNOWN
-    return duration(row.step_s, *row.step_interval_s)
-
-
-def duration(step_s: float, *ends_s: float) -> str:
-    # The largest number decides the unit, so that all have the same.
-    factor, unit = 3600, "h"
-    if max(step_s, *ends_s, 0) < 120:
-        factor, unit = 1, "s"
-    elif max(step_s, *ends_s, 0) < 7200:
-        factor, unit = 60, "min"
-    step, *ends = (short(float(f"{value / factor:.2g}")) for value in (step_s, *ends_s))
-    return f"{step} {unit} ({' to '.join(ends)})" if ends else f"{step} {unit}"
 
 
 def _lacks(advice: Advice) -> str:
@@ -326,152 +146,3 @@ def _lacks(advice: Advice) -> str:
         row = max(advice.rows, key=lambda row: row.headroom_bytes)
         lacks_bytes, where = -row.headroom_bytes, "on each GPU"
     return f"{row.arm} comes closest, and needs {amount(lacks_bytes)} more {where}"
-
-
-def table(advice: Advice) -> list[dict]:
-    """Return every arm, mostly at most 80 columns wide."""
-    return [
-        {
-            "predicted": row.arm,
-            "fits": _place(row, advice),
-            "recompute": row.checkpointing,
-            "batch": f"{row.micro_batch} x {row.accumulation}",
-            "GiB": _of_row(row),
-            "host GiB": _number(row.host_bytes),
-            "per step": _narrow(row),
-            "limit": row.limit.removesuffix(" memory"),
-        }
-        for row in advice.rows
-    ]
-
-
-def below_table(advice: Advice) -> list[str]:
-    """Return what a reader of the table may not expect: what stays free, and why an arm holds so much."""
-    gpu = advice.question.gpu
-    free = max(0, headroom_bytes(gpu, 0))
-    lines = [f"fits: up to {free / GIB:.1f} of {amount(gpu.memory_bytes)}; the rest is for context and fragmentation."]
-    by_arm = {row.arm: row for row in advice.rows}
-    zero2, zero3 = by_arm.get("zero2"), by_arm.get("zero3")
-    if zero2 and zero3 and _differ_in_arm_alone(zero2, zero3) and zero2.peak_bytes <= zero3.peak_bytes:
-        lines.append(finding("stage_3_holds_no_less").said)
-    return lines + _widest(advice)
-
-
-def _differ_in_arm_alone(one: Row, other: Row) -> bool:
-    return all(getattr(one, name) == getattr(other, name) for name in ("precision", "checkpointing", "micro_batch"))
-
-
-def _widest(advice: Advice) -> list[str]:
-    """Say so if DDP or one process lacks room only because its weights are in fp32."""
-    simplest, question = advice.rows[0], advice.question
-    if simplest.fits or simplest.precision != "bf16" or question.precision is not None:
-        return []
-    row = with_precision(question, simplest, "bf16_cast")
-    if not row.fits:
-        return []
-    fits = f"with --precision bf16_cast it fits, {of_card(row.peak_bytes, question.gpu)}"
-    return [f"{row.arm} is compared with fp32 weights and autocast: {fits}."]
-
-
-def _of_row(row: Row) -> str:
-    """Return the memory of a row; where what nvidia-smi shows makes it fit only just, both."""
-    if row.is_tight and row.driver_bytes:
-        return f"{_number(row.peak_bytes)}-{_number(row.driver_bytes)}"
-    return _number(row.peak_bytes)
-
-
-def _narrow(row: Row) -> str:
-    """Return a step with its interval in few characters: 5.4 s (4.6-6.3), or 71 ms (57-140)."""
-    if row.step_s and row.step_interval_s and row.step_interval_s[1] < 1:
-        step, low, high = (f"{float(f'{1000 * value:.2g}'):g}" for value in (row.step_s, *row.step_interval_s))
-        return f"{step} ms ({low}-{high})"
-    return seconds(row).replace(" to ", "-")
-
-
-def _place(row: Row, advice: Advice) -> str:
-    if row is advice.choice:
-        return "use"
-    if row is advice.alternative:
-        return "second"
-    if not row.fits:
-        return "no"
-    if row.is_tight:
-        return "tight"
-    return "yes"
-
-
-def assumptions(question: Question) -> list[str]:
-    """Return what an advice was predicted for. Nobody has measured it."""
-    model = question.model
-    gpu = question.gpu
-    return [
-        f"the model is {model.family} ({model.name}), {count(model.parameters)} parameters",
-        f"{gpu.kind} is {gpu.name}: {size(gpu.memory_bytes)}, {gpu.peaks['fp16'] / 1e12:.0f} TFLOP/s in 16 bits, "
-        f"{size(gpu.memory_bytes_per_s)}/s ({gpu.source})",
-        f"{question.batch} sequences per step (--batch) of {question.sequence} tokens (--sequence)",
-        f"{amount(question.host_memory_bytes)} of host memory in a node (--host-memory)",
-        precisions(question),
-        f"{size(reserve_bytes(gpu))} of each GPU stay free for context, NCCL and fragmentation, and {MISS:.0%} of the "
-        "peak where possible",
-        f"{_links(question)} (--link, --gpus-per-node)",
-        finding("fsdp2_whole_gradients").said,
-    ]
-
-
-def precisions(question: Question) -> str:
-    if question.precision == "fp32":
-        return finding("fp32_is_tf32").said
-    half = "bf16" if question.gpu.has_bf16 else "fp16"  # GPUs before Ampere have none
-    of_adapters = question.model.is_partly_frozen and question.precision == "bf16_cast"
-    return finding("adapters_in_one_precision" if of_adapters else "precision_by_default", half=half).said
-
-
-def _links(question: Question) -> str:
-    if question.gpus == question.local:
-        return f"{question.link or 'no link'} between {question.local} GPUs in a node"
-    within = question.gpu.peer_link
-    nodes = question.gpus // question.local
-    return f"{question.link} for each GPU between {nodes} nodes, and {within} between {question.local} GPUs in a node"
-
-
-# Predictions by this code, on 28 November 2026, of measurements that nobody who writes it has read, and whose rows are
-# not kept here. They are worse than those of published numbers, so they are said first.
-OUTSIDE_STEPS = (
-    "step time, an outside check of 31 steps that nobody here had read: half were off by 34% or more, 21 were more "
-    "than 10% too short, and the interval of that day, which was narrower, held 8"
-)
-OUTSIDE_PEAKS = (
-    "memory, an outside check of 56 peaks that nobody here had read: half were off by 11% or more, 20 were more than "
-    "10% too low"
-)
-LIMITS = {"gpu": "the GPU is the limit", "host": "the host is the limit", "links": "links are the limit"}
-
-
-def accuracy(limits: Iterable[str] = tuple(LIMITS)) -> list[str]:
-    """Return how far others' trainings were from their predictions: steps with these limits, then memory.
-
-    First what an outside check gave, then the first predictions of published numbers: before any error was seen.
-    """
-    times = first_of("time")
-    lines = []
-    for limit in limits:
-        time = scores.score([each for each in times if each.limit == limit], "first")
-        lines.append(
-            f"step time, published steps where {LIMITS[limit]}: half of first predictions were at most "
-            f"{percent(time['median error'])} off, {percent(time['near'])} of all at most {scores.NEAR['time']:.0%}"
-        )
-    return [*([OUTSIDE_STEPS] if lines else []), *lines, *accuracy_of_memory()]
-
-
-def accuracy_of_memory() -> list[str]:
-    peak = scores.score(first_of("memory"), "first")
-    published = (
-        f"memory, published peaks: half of first predictions were at most {percent(peak['median error'])} off, "
-        f"{percent(peak['too low'])} were more than {scores.TOO_LOW:.0%} too low"
-    )
-    return [OUTSIDE_PEAKS, published]
-
-
-def first_of(quantity: str) -> list[scores.Number]:
-    """The published numbers of which a first prediction is known, so many of a source."""
-    return scores.capped([each for each in scores.numbers() if each.first and each.quantity == quantity])

@@ -26,7 +26,7 @@ from study.predict.front import (
     reserve_bytes,
     settled_arm,
 )
-from study.report.advice import accuracy_of_memory
+from study.report.accuracy import accuracy_of_memory
 
 FILE = ROOT / "reports" / "calculator.json"  # a wheel has none
 ARMS = (  # the simplest first, as in `study arms`

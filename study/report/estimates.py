@@ -21,7 +21,8 @@ from study.predict.front import (
     kind_of_interval,
     reserve_bytes,
 )
-from study.report.advice import accuracy, of_card, of_others
+from study.report.accuracy import accuracy
+from study.report.rows import of_card, of_others
 
 FITS = {"yes": "It fits on {}.", "only just": "It fits only just on {}.", "no": "It does not fit on {}."}
 

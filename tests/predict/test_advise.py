@@ -30,7 +30,8 @@ from study.predict.prediction import estimate
 from study.predict.question import BUCKET_ELEMENTS, PlaceFlags, Question, StepFlags, TrainingFlags, bytes_of
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Training
-from study.report.advice import below_table, enough, in_words, table, why_tight
+from study.report.advice import enough, in_words
+from study.report.rows import below_table, table, why_tight
 
 MISTRAL = Question(named("mistral-7b"), 8, GPUS["H100-80GB"], "nvswitch", 1e12, 6144, 24)
 BERT = Question(named("bert-base"), 2, GPUS["L4"], "pcie4", 64e9, 128, 24, precision="bf16_cast", checkpointing=False)

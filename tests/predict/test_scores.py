@@ -30,7 +30,7 @@ from study.predict.pace import pace
 from study.predict.placement import Placement
 from study.predict.step_time import Hardware
 from study.predict.training import Batch, Training
-from study.report.advice import accuracy
+from study.report.accuracy import accuracy
 from tests.conftest import ROOT, table
 
 

@@ -1,0 +1,151 @@
+"""The rows of an advice: one in words, and all as a table.
+
+A row is an arm on the GPUs that were asked for, with its memory and the time of a step.
+"""
+
+from study.core.gpus import Gpu
+from study.core.recipes import RECIPES
+from study.core.text import UNKNOWN, count, number_of, short
+from study.known.findings import finding
+from study.predict.front import MISS, Advice, Question, Row, headroom_bytes, with_precision
+
+GIB = 2**30
+
+
+def use(row: Row, question: Question) -> str:
+    """`zero2, 3 sequences of 2,048 tokens per micro-batch, 6 of them; 55 of 80 GiB (nvidia-smi shows 61); 7 s`."""
+    name, memory = row.arm, of_card(row.peak_bytes, question.gpu)
+    if row.checkpointing:
+        name += " with activation checkpointing"
+    # The recipes are named after bf16. On a GPU without it they are meant in fp16: bf16_cast as DeepSpeed's own.
+    if row.precision != "fp32" and not question.gpu.has_bf16:
+        name += " in DeepSpeed's fp16" if RECIPES[row.precision].master_bytes else " in fp16 autocast"
+    if row.driver_bytes:
+        memory += f" (nvidia-smi shows {_number(row.driver_bytes)})"
+    if row.offloads:
+        memory += f" and {amount(row.host_bytes)} of a node's host memory"
+    rows = number_of(row.micro_batch, f"sequences of {count(question.sequence)} tokens per micro-batch")
+    step = f"{duration(row.step_s or 0)} per step of {question.batch} sequences"
+    low_s, high_s = row.step_interval_s or (0, 0)
+    loops = of_others(row.step_s or 0, low_s, high_s, question.pace is not None)
+    return f"{name}, {rows}, {number_of(row.accumulation, 'micro-batches')}; {memory}; {step}, and {loops}"
+
+
+def of_others(step_s: float, low_s: float, high_s: float, is_known: bool) -> str:
+    """`others' loops took 0.8 to 2 times that`: the interval of a step, for a reader who takes the first number."""
+    low, high = (short(float(f"{end_s / step_s:.1f}")) for end_s in (low_s, high_s))
+    whose = "steps on hosts that were timed" if is_known else "others' loops"
+    return f"{whose} took {low} to {high} times that"
+
+
+def why_tight(row: Row) -> str:
+    """The number that makes a row fit only just."""
+    free_bytes = headroom_bytes(row.gpu, row.peak_bytes)
+    if free_bytes < MISS * row.peak_bytes:
+        return f"{of_card(row.peak_bytes, row.gpu)}, and {amount(free_bytes)} beside the reserve"
+    return f"nvidia-smi shows {of_card(row.driver_bytes or 0, row.gpu)}"
+
+
+def _number(size_bytes: float) -> str:
+    """Return a size in GiB, as nvidia-smi means them."""
+    number = size_bytes / 2**30
+    return f"{number:.0f}" if number >= 10 else f"{number:.2g}"
+
+
+def amount(size_bytes: float) -> str:
+    return f"{_number(size_bytes)} GiB"
+
+
+def of_card(size_bytes: float, gpu: Gpu) -> str:
+    """`61 of 80 GiB`: the second is the size that the card is sold with."""
+    return f"{_number(size_bytes)} of {amount(gpu.memory_bytes)}"
+
+
+def seconds(row: Row) -> str:
+    """Return a step with its interval, to two digits: 5.4 s (4.6 to 6.3), or 2.6 min (2.2 to 3)."""
+    if row.step_s is None or row.step_interval_s is None:
+        return UNKNOWN
+    return duration(row.step_s, *row.step_interval_s)
+
+
+def duration(step_s: float, *ends_s: float) -> str:
+    # The largest number decides the unit, so that all have the same.
+    factor, unit = 3600, "h"
+    if max(step_s, *ends_s, 0) < 120:
+        factor, unit = 1, "s"
+    elif max(step_s, *ends_s, 0) < 7200:
+        factor, unit = 60, "min"
+    step, *ends = (short(float(f"{value / factor:.2g}")) for value in (step_s, *ends_s))
+    return f"{step} {unit} ({' to '.join(ends)})" if ends else f"{step} {unit}"
+
+
+def table(advice: Advice) -> list[dict]:
+    """Return every arm, mostly at most 80 columns wide."""
+    return [
+        {
+            "predicted": row.arm,
+            "fits": _place(row, advice),
+            "recompute": row.checkpointing,
+            "batch": f"{row.micro_batch} x {row.accumulation}",
+            "GiB": _of_row(row),
+            "host GiB": _number(row.host_bytes),
+            "per step": _narrow(row),
+            "limit": row.limit.removesuffix(" memory"),
+        }
+        for row in advice.rows
+    ]
+
+
+def below_table(advice: Advice) -> list[str]:
+    """Return what a reader of the table may not expect: what stays free, and why an arm holds so much."""
+    gpu = advice.question.gpu
+    free = max(0, headroom_bytes(gpu, 0))
+    lines = [f"fits: up to {free / GIB:.1f} of {amount(gpu.memory_bytes)}; the rest is for context and fragmentation."]
+    by_arm = {row.arm: row for row in advice.rows}
+    zero2, zero3 = by_arm.get("zero2"), by_arm.get("zero3")
+    if zero2 and zero3 and _differ_in_arm_alone(zero2, zero3) and zero2.peak_bytes <= zero3.peak_bytes:
+        lines.append(finding("stage_3_holds_no_less").said)
+    return lines + _widest(advice)
+
+
+def _differ_in_arm_alone(one: Row, other: Row) -> bool:
+    return all(getattr(one, name) == getattr(other, name) for name in ("precision", "checkpointing", "micro_batch"))
+
+
+def _widest(advice: Advice) -> list[str]:
+    """Say so if DDP or one process lacks room only because its weights are in fp32."""
+    simplest, question = advice.rows[0], advice.question
+    if simplest.fits or simplest.precision != "bf16" or question.precision is not None:
+        return []
+    row = with_precision(question, simplest, "bf16_cast")
+    if not row.fits:
+        return []
+    fits = f"with --precision bf16_cast it fits, {of_card(row.peak_bytes, question.gpu)}"
+    return [f"{row.arm} is compared with fp32 weights and autocast: {fits}."]
+
+
+def _of_row(row: Row) -> str:
+    """Return the memory of a row; where what nvidia-smi shows makes it fit only just, both."""
+    if row.is_tight and row.driver_bytes:
+        return f"{_number(row.peak_bytes)}-{_number(row.driver_bytes)}"
+    return _number(row.peak_bytes)
+
+
+def _narrow(row: Row) -> str:
+    """Return a step with its interval in few characters: 5.4 s (4.6-6.3), or 71 ms (57-140)."""
+    if row.step_s and row.step_interval_s and row.step_interval_s[1] < 1:
+        step, low, high = (f"{float(f'{1000 * value:.2g}'):g}" for value in (row.step_s, *row.step_interval_s))
+        return f"{step} ms ({low}-{high})"
+    return seconds(row).replace(" to ", "-")
+
+
+def _place(row: Row, advice: Advice) -> str:
+    if row is advice.choice:
+        return "use"
+    if row is advice.alternative:
+        return "second"
+    if not row.fits:
+        return "no"
+    if row.is_tight:
+        return "tight"
+    return "yes"
