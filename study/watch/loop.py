@@ -7,9 +7,7 @@ look at, or reads a value and so waits for a GPU, is looked at in the first step
 import contextlib
 import functools
 import math
-import statistics
 import threading
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +28,7 @@ from study.measure.readback import device_of
 from study.records.schema import Record
 from study.watch import targets
 from study.watch.between import BetweenUpdates
+from study.watch.cleared import ClearedGradients
 from study.watch.graph import division_of
 from study.watch.instruments import Instruments
 from study.watch.loaders import Loaders, digest
@@ -37,8 +36,6 @@ from study.watch.steps import Step, StepLog
 from study.watch.weights import Weights
 
 READ_PASSES = 6  # whose inputs are read, before the steps that are timed
-READ_STEPS = 6  # whose gradients are read
-READ_GRADIENTS = 8  # of so many tensors
 EVALUATION = 3  # forward passes without gradients, one after the other
 SCHEDULES = [
     kind
@@ -95,11 +92,7 @@ class WatchedLoop:
         updated = {id(tensor) for group in self._inner.param_groups for tensor in group["params"]}
         self._trained = [tensor for tensor in self.model.parameters() if tensor.requires_grad and is_plain]
         self._updated = [tensor for tensor in self._trained if id(tensor) in updated]
-        self._with_gradient: torch.nn.Parameter | None = None
-        self._cleared: deque[int] = deque(maxlen=20)  # of the last steps
-        self._cleared_first: list[int] = []  # of the first steps, in which zeros are seen as well
         self._resumed_without_states = False
-        self._had_gradients = False  # after a backward pass of the first steps, by their values
         self._plain = roles.plain_model(self.model)  # whose mode counts: a script may change it without the wrapper's
         dropouts = [each for each in self._plain.modules() if isinstance(each, torch.nn.modules.dropout._DropoutNd)]
         self._dropouts = [each for each in dropouts if each.p > 0]
@@ -111,6 +104,7 @@ class WatchedLoop:
         self.record.watched.has_schedule = hasattr(self._inner.step, "_wrapped_by_lr_sched")
         self._device = device_of(self.model).type
         self.between = BetweenUpdates(self._updated, self.record.watched, self._device)
+        self._cleared = ClearedGradients(self._trained, self._updated, self.record.watched)
         self._shared = updated
         self._ours = {id(tensor) for tensor in self.model.parameters()}
         self._undo = contextlib.ExitStack()
@@ -298,11 +292,7 @@ class WatchedLoop:
         """Mark the forward pass, and keep the loss as a part of the step's."""
         self.log.mark("forward")
         self.between.backward()
-        has_gradients = self.log.count <= READ_STEPS and self._has_gradients()
-        self._look_for_cleared(self._had_gradients and not has_gradients)
-        self.step.begins_with_gradients = has_gradients and (
-            self.step.begins_with_gradients or self.step.backwards == 0
-        )
+        self._cleared.begin_backward(self.log.count, self.step)
         self.step.backwards += 1
         self.step.training = min(self._plain.training, self.step.training >= 1 or self.step.backwards == 1)
         self.step.dropouts_off = sum(not each.training for each in self._dropouts)
@@ -341,21 +331,12 @@ class WatchedLoop:
     def _end_backward(self) -> None:
         last_phase = self.log.marks[-1][0]
         self.log.mark("waiting" if last_phase == "backward" else "backward")  # the hook of DDP marked the end
-        # Only gradients that become None are noticed, as zero_grad makes them by default
-        # (torch/optim/optimizer.py:1024): zeros could only be seen by reading values, which waits for a GPU.
-        self._with_gradient = None
-        for parameter in self._trained:
-            if parameter.grad is not None:
-                self._with_gradient = parameter
-                break
-        self._had_gradients = self.log.count < READ_STEPS and self._has_gradients()
+        self._cleared.end_backward(self.log.count)
         self.between.gradients(self.log.count, at_update=False)
 
     @guarded
     def _end_step(self) -> None:
-        self._look_for_cleared(to_zero=False)
-        self._with_gradient = None
-        self._note_passes_cleared()
+        self._cleared.update(self.log.count, self.step)
         rates = [group["lr"] for group in self._inner.param_groups]
         self.step.rates = [rate if is_number(rate) else math.nan for rate in rates]  # one in a tensor is not read
         self.rate = max([self.rate, *filter(is_number, rates)])
@@ -368,11 +349,9 @@ class WatchedLoop:
         elif self.record.observed.autocast == "fp16" and not self.step.scaled:
             self.record.watched.loss_unscaled = True
         number = self.log.count + 1
-        if number <= READ_STEPS and self._updated and not self.step.cleared:
-            self.record.watched.without_gradients += not self._has_gradients()
         self.between.gradients(self.log.count, at_update=True)
         self.instruments.step_ended(number, self.step.evaluated)
-        self.between.update(self.step.forwards, self._has_gradients, self.instruments.is_looking)
+        self.between.update(self.step.forwards, self._cleared.has_gradients, self.instruments.is_looking)
         looked_at = self.instruments.looked_at  # the step after a look is slower, too
         self.step.clean = not (self.step.evaluated or number in looked_at or number - 1 in looked_at)
         self.log.add(self.step)
@@ -384,28 +363,6 @@ class WatchedLoop:
             tensors = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
             self.record.watched.updates_by_another += not tensors.isdisjoint(self._shared)
             self.step.other_updated |= tensors.isdisjoint(self._ours)
-
-    def _look_for_cleared(self, to_zero: bool) -> None:
-        if self._with_gradient is not None and (to_zero or self._with_gradient.grad is None):
-            self.step.cleared = self.step.backwards
-
-    def _note_passes_cleared(self) -> None:
-        watched, step = self.record.watched, self.step
-        # The usual value of 20 steps: a script may clear gradients once on purpose, such as after an overflow.
-        self._cleared.append(step.cleared)
-        if self.log.count < READ_STEPS:
-            self._cleared_first.append(step.cleared)
-        usual = statistics.mode(self._cleared)
-        watched.passes_cleared = max(usual, statistics.mode(self._cleared_first)) if self._cleared_first else usual
-        # A pass whose gradients are cleared, as that of a generator, does not add what it began with.
-        if self.log.count:
-            watched.gradients_kept += step.begins_with_gradients and not step.cleared
-        watched.updates_beside_others += step.other_updated
-
-    def _has_gradients(self) -> bool:
-        """Return whether a gradient of the first tensors is not zero. It waits for a GPU."""
-        known = [parameter.grad for parameter in self._updated if parameter.grad is not None]
-        return any(bool(gradient.any()) for gradient in known[:READ_GRADIENTS])
 
 
 def _inputs(given) -> list[torch.Tensor]:
