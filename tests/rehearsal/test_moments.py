@@ -87,6 +87,13 @@ def test_evaluation_and_saving_have_peaks_and_no_file_changes(script):
     assert all(after[each] == before[each] for each in before)
 
 
+def test_what_is_cloned_to_be_saved_is_the_hosts(script):
+    """With stage 2 Accelerate lets DeepSpeed clone all weights. A rehearsal has one device, but a GPU has none of it."""
+    answer = rehearsed(script(LOOP, SAVES), "--config_file=accelerate_configs/zero2.yaml", "--save")
+    weights = answer["after_step"]["weights"]
+    assert 0 <= answer["device"]["saving"] - sum(answer["after_step"].values()) < 0.5 * weights
+
+
 def test_a_save_that_gathers_on_one_rank_alone_hangs(script):
     done = study_virtual(script(LOOP, SAVES_ALONE), "--config_file=accelerate_configs/zero3.yaml", "--save")
     assert done.returncode == 1, done.stdout + done.stderr
