@@ -53,6 +53,7 @@ class Count:
         self._modules: set[int] = set()  # of it, and others that were called
         self._others: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._on_host: dict[int, weakref.ref] = {}  # storages that were there before the training, such as a data set
+        self._calls = 0  # of the model that trains, which is known after the first update
         self._read: list[int] = []  # the shape of the update's largest batch
         self._parts: dict[str, int] | None = None
         self._after_step: dict[str, int] | None = None
@@ -97,7 +98,7 @@ class Count:
         trains = module.training and torch.is_grad_enabled()
         self.moments.called(trains)
         if self._model is not None and not self.moments.is_over:
-            self.answer.calls += module is self._model
+            self._calls += module is self._model
             if id(module) not in self._modules:
                 self._note_other(module)
         if trains and not self.shapes.has_begun:
@@ -167,10 +168,12 @@ class Count:
             torch.cuda.reset_peak_memory_stats()
         answer.batches_read.append(self._read)
         self._read = []
-        calls, answer.calls = answer.calls, 0
+        calls, self._calls = self._calls, 0
         if answer.updates == 1:
             self._describe()
             self.watch.sorts_every = COARSE
+        else:
+            answer.calls = calls
         if answer.updates < self.request.steps:
             self.watch.peak = self.watch.total
         elif answer.updates == self.request.steps:
@@ -180,7 +183,6 @@ class Count:
         else:
             self._parts = self.watch.at_peak or self._parts  # this update may have had shorter rows
             self._after_step = self.watch.by_role()
-            answer.calls = calls
             self.moments.end_if_seen()
 
     def _describe(self) -> None:

@@ -81,7 +81,7 @@ class Answer:
     batch: list[int] = field(default_factory=list)  # the shape of a pass's first input
     batches_read: list[list[int]] = field(default_factory=list)  # of each update: the shape of the largest
     longest_row: int | None = None  # tokens of the data set's. None: it does not say
-    calls: int = 0  # of the model, in the last counted step
+    calls: int | None = None  # of the model, in the last counted step. None: only the first was made
     keeps_scores: bool = False  # attention drops some, and so a CPU keeps them
     has_other_models: bool = False  # that are called in a step, too
     lora_rank: int | None = None

@@ -123,6 +123,9 @@ def on_cpu(answer: Answer) -> str:
 
 def parts_of_peak(of: Rehearsed) -> list[str]:
     parts = sorted(of.peak.parts.items(), key=lambda part: -part[1])
+    if not parts:
+        updates = number_of(of.answer.updates, "updates")
+        return [f"What the peak consists of was not seen: the script made {updates}, and another one shows it."]
     lines = ["At the peak: " + ", ".join(f"{name.replace('_', ' ')} {size(held)}" for name, held in parts) + "."]
     if of.device.host:
         lines.append(f"The host keeps {size(of.device.host)} of these for this rank.")

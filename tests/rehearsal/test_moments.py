@@ -94,6 +94,16 @@ def test_what_is_cloned_to_be_saved_is_the_hosts(script):
     assert 0 <= answer["device"]["saving"] - sum(answer["after_step"].values()) < 0.5 * weights
 
 
+def test_a_script_that_ends_after_its_steps_has_calls_and_says_why_it_has_no_parts(script, tmp_path):
+    """Without another update the parts of the peak are not known. Its steps have called the model all the same."""
+    short = LOOP.replace("rows(64)", "rows(16)").replace("range(10)", "range(1)")
+    record = tmp_path / "record"
+    done = study_virtual(script(short, SAVES), "--save", "--gpu=H100", f"--run-dir={record}")
+    words = " ".join(done.stdout.split())
+    assert "What the peak consists of was not seen: the script made 2 updates, and another one shows it." in words
+    assert Answer.read(record / "answer.json").calls == 1
+
+
 def test_a_save_that_gathers_on_one_rank_alone_hangs(script):
     done = study_virtual(script(LOOP, SAVES_ALONE), "--config_file=accelerate_configs/zero3.yaml", "--save")
     assert done.returncode == 1, done.stdout + done.stderr
