@@ -1,6 +1,7 @@
 """How Accelerate, transformers, PEFT, TRL and timm run as rank 0 of N without a GPU."""
 
 import torch
+from torch.nn import functional
 
 from study.core.errors import Stop
 from study.rehearsal.libraries import Patch, Rehearsal
@@ -43,6 +44,10 @@ def transformers_models(rehearsal: Rehearsal, module) -> None:
     if not rehearsal.request.real:
         module.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
         module.PreTrainedModel.initialize_weights = lambda _: None
+        module.PreTrainedModel._flash_attn_can_dispatch = lambda *_, **__: True
+        module.lazy_import_flash_attention = lambda *_, **__: None
+        for version in FLASH:
+            module.ALL_ATTENTION_FUNCTIONS[version] = flash_attention
 
     def save_pretrained(model, folder, *_, **__) -> None:
         model.config.save_pretrained(folder)
@@ -117,6 +122,16 @@ def trl_kernels(rehearsal: Rehearsal, module) -> None:
 
 def safetensors(rehearsal: Rehearsal, module) -> None:
     module.save_file = rehearsal.saves_nothing("save_file")
+
+
+FLASH = ("flash_attention_2", "flash_attention_3")  # whose packages need a GPU to be installed
+
+
+def flash_attention(module, query, key, value, attention_mask, dropout=0.0, **_):
+    """Stand in for flash-attn: PyTorch's kernel without a mask keeps the same, and scores neither."""
+    shares_heads = query.shape[1] != key.shape[1]
+    out = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, enable_gqa=shares_heads)
+    return out.transpose(1, 2).contiguous(), None
 
 
 def from_config(cls, name, config, options: dict):

@@ -1,5 +1,6 @@
 """A rehearsal in words: the verdict, the parts of the peak, evaluation and saving, and what the script decided."""
 
+import re
 from dataclasses import dataclass
 from math import prod
 from typing import Self
@@ -64,6 +65,27 @@ class Rehearsed:
         return cls(request, answer, record, device, peak, device.fits)
 
 
+# Packages that need a GPU to be installed, and how to rehearse without one.
+WITHOUT = {
+    "flash_?att": 'ask for attn_implementation="sdpa", which keeps as much',
+    "xformers": "ask for PyTorch's own attention, which keeps as much",
+    "bitsandbytes": 'ask for optim="adamw_torch", whose moments take 8 bytes of a parameter and not 2',
+    "apex": "ask for PyTorch's fused AdamW",
+    "transformer_?engine": "ask for bf16 in place of fp8",
+    "liger": "leave Liger out; the logits that it never makes are counted then",
+}
+
+
+def lacking(message: str, yours: str) -> str:
+    """Return that this machine lacks a package that needs a GPU, and what to do. Empty for other packages."""
+    plain = message.lower().replace("-", "_")
+    remedy = next((remedy for name, remedy in WITHOUT.items() if re.search(name, plain)), None)
+    if remedy is None:
+        return ""
+    end = "" if message.endswith(".") else "."
+    return f"{end} It needs a GPU: this machine lacks it, and {yours} may have it. To rehearse, {remedy}."
+
+
 def ending(failure: Failure, request: Request) -> str:
     """Return how a script ended that did not reach its steps."""
     place = f" at {failure.where}" if failure.where else ""
@@ -71,7 +93,8 @@ def ending(failure: Failure, request: Request) -> str:
     if failure.kind == "hang":
         return f"It hangs{place}, as it would on {gpus}: {failure.message}"
     if failure.kind != "script":
-        return f"A rehearsal cannot go on{place}: {failure.message}"
+        more = lacking(failure.message, f"that of the {gpus}") if failure.kind == "missing" else ""
+        return f"A rehearsal cannot go on{place}: {failure.message}{more}"
     if request.skips:  # what is left out may be what the script misses
         return f"It ends{place}, with --skip: {failure.message}"
     return f"It ends{place}, as it would on {gpus}: {failure.message}"
@@ -227,7 +250,8 @@ def training(seen: Observed) -> list[str]:
     if seen.checkpointing:
         words.append("activations are recomputed")
     if seen.attention:
-        words.append(f"attention {seen.attention}")
+        stand_in = ", by PyTorch's in its place" if seen.attention.startswith("flash") else ""
+        words.append(f"attention {seen.attention}{stand_in}")
     return words
 
 

@@ -251,6 +251,7 @@ TINY = """
 """
 REFUSED = {
     "import nosuch.part": "the script needs nosuch, which is not installed here",
+    "raise ImportError('You need to install `bitsandbytes`')": 'To rehearse, ask for optim="adamw_torch"',
     "AutoModelForCausalLM.from_pretrained('x', quantization_config={'load_in_4bit': True})": "no quantized weights",
     "AutoModelForCausalLM.from_pretrained('no/model')": "give --config-of no/model=FOLDER",
     "LlamaForCausalLM(config).generate(torch.zeros(1, 4, dtype=torch.int64))": "`generate` chooses tokens by values",
@@ -268,6 +269,30 @@ def test_what_cannot_be_rehearsed_is_refused_with_its_line(line, written, tmp_pa
     assert words.startswith("A rehearsal cannot go on at script.py:13: "), words
     assert REFUSED[line] in words
     assert line[:40] in words
+
+
+FLASH = """
+    from transformers import AutoModelForCausalLM, LlamaConfig
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64, "intermediate_size": 64}
+    config = LlamaConfig(vocab_size=64, num_hidden_layers=2, **sizes)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="ATTENTION", dtype=torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    rows = DataLoader(torch.randint(0, 64, (64, 128)), batch_size=4)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, rows)
+    for x in loader:
+        accelerator.backward(model(x, labels=x).loss)
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_flash_attention_that_is_not_installed_keeps_what_pytorchs_kernel_keeps(written):
+    peaks = {}
+    for attention in ("sdpa", "flash_attention_2"):
+        answer = rehearsed(written(FLASH.replace("ATTENTION", attention)), "--gpu=H100")
+        assert answer["observed"]["attention"] == attention
+        peaks[attention] = answer["peak_bytes"]
+    assert peaks["flash_attention_2"] == pytest.approx(peaks["sdpa"], rel=0.01)
 
 
 def test_a_module_or_a_program_is_a_script(tmp_path, monkeypatch):
