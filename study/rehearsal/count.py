@@ -21,6 +21,7 @@ from study.measure.memory import MemoryWatch
 from study.records import store
 from study.records.schema import Record
 from study.records.sections import Components, Memory, Observed, RankComponents, RankMemory
+from study.rehearsal.lengths import Lengths
 from study.rehearsal.mistakes import Mistakes
 from study.rehearsal.moments import COARSE, Moments
 from study.rehearsal.request import Answer, Request
@@ -41,6 +42,7 @@ class Count:
         self.request = request
         self.progress = progress  # the file that says where the script is
         self.answer = Answer()
+        self.lengths = Lengths(request, self.answer)
         self.record: Record | None = None
         device = "cuda" if request.real and torch.cuda.is_available() else "cpu"
         self.watch = MemoryWatch(device, self._roles, collect=False, counts=self._counts, log=self.answer.log)
@@ -210,7 +212,7 @@ class Count:
             return answer
         on_host = host_roles(self.record.observed)
         answer.host = self.watch.numbers(on_host) if on_host else []
-        parts = self._parts or self.watch.at_peak
+        parts = self._parts or (self.watch.at_peak if answer.updates > 1 else None)
         after = self._after_step or self.watch.by_role()
         self.moments.close()
         answer.moments = self.moments.done
@@ -219,7 +221,6 @@ class Count:
         self.record.observed.steps = answer.updates
         self.record.observed.accumulation = self.mistakes.log.passes or self.record.observed.accumulation
         self.record.watched.rows_per_pass = answer.batch[0] if answer.batch else None
-        answer.longest_row = longest_row(self.mistakes.loader)
         if hasattr(getattr(self._model, "config", None), "to_json_string"):
             (folder / "config.json").write_text(self._model.config.to_json_string(use_diff=False))
         self.record.status = "done"
@@ -258,13 +259,3 @@ def root_of(parameter: torch.Tensor) -> nn.Module | None:
     while id(owner) in parents:
         owner = parents[id(owner)]
     return owner
-
-
-def longest_row(loader: Any) -> int | None:
-    """Return the most tokens of a row of a data set of Hugging Face's, whose columns know it. None of others."""
-    table: Any = getattr(getattr(loader, "_dataset", None), "data", None)
-    if "input_ids" not in getattr(table, "column_names", ()):
-        return None
-    import pyarrow.compute
-
-    return pyarrow.compute.max(pyarrow.compute.list_value_length(table.column("input_ids"))).as_py()

@@ -38,7 +38,7 @@ def comm(rehearsal: Rehearsal, module) -> None:
 
 
 def copies_for_saving(rehearsal: Rehearsal, module) -> None:
-    """What DeepSpeed clones to be saved goes to the host, unless it is told another device. Here the clone is on both."""
+    """What DeepSpeed clones to be saved goes to the host, unless it is told another device."""
     clone = module.clone_tensors_for_torch_save
 
     def clone_to(item, device=None):

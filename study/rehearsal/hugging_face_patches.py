@@ -1,5 +1,7 @@
 """How Accelerate, transformers, PEFT, TRL and timm run as rank 0 of N without a GPU."""
 
+from pathlib import Path
+
 import torch
 from torch.nn import functional
 
@@ -70,6 +72,33 @@ def transformers_configs(rehearsal: Rehearsal, module) -> None:
         module.AutoConfig.from_pretrained = classmethod(from_pretrained)
 
 
+def transformers_tokenizers(rehearsal: Rehearsal, module, name: str = "AutoTokenizer") -> None:
+    """Read the tokenizer of a model from its --config-of folder, too. Without one transformers makes an empty one."""
+    folders = rehearsal.request.configs_of
+    reader = getattr(module, name)
+    read = reader.from_pretrained
+
+    def from_pretrained(cls, name, *args, **kwargs):
+        folder = folders.get(str(name), str(name))
+        if folder in folders.values() and not any((Path(folder) / file).is_file() for file in TOKENIZERS):
+            what = f"{folder} has no tokenizer, and without one all rows are of a token or none"
+            raise Stop(what, f"put the model's tokenizer there, beside config.json: {TOKENIZERS[0]}, or what it has")
+        return read(folder if folder in folders.values() else name, *args, **kwargs)
+
+    reader.from_pretrained = classmethod(from_pretrained)
+
+
+def transformers_processors(rehearsal: Rehearsal, module) -> None:
+    transformers_tokenizers(rehearsal, module, "AutoProcessor")
+
+
+# The files that a tokenizer is read from (transformers 5.23). tokenizer_config.json alone has no words.
+TOKENIZERS = (
+    "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model",
+    "tekken.json",
+)  # fmt: skip
+
+
 def transformers_generation(rehearsal: Rehearsal, module) -> None:
     def generate(*_, **__):
         raise Stop("`generate` chooses tokens by values, which do not exist here", "leave it out with --skip FUNCTION")
@@ -85,6 +114,14 @@ def transformers_deepspeed(rehearsal: Rehearsal, module) -> None:
 
 def trainer(rehearsal: Rehearsal, module) -> None:
     rehearsal.count.moments.wrap(module.Trainer, "save_model", "_save_checkpoint")
+    train = module.Trainer.train
+
+    def noted(this, *args, **kwargs):
+        lengths = (getattr(this.args, name, None) for name in ("max_length", "max_seq_length"))  # of new and old TRL
+        rehearsal.count.answer.max_length = next(filter(None, lengths), None)
+        return train(this, *args, **kwargs)
+
+    module.Trainer.train = noted
 
 
 def trainer_callbacks(rehearsal: Rehearsal, module) -> None:
@@ -173,6 +210,8 @@ PATCHES: dict[str, Patch] = {
     "transformers.modeling_utils": transformers_models,
     "transformers.generation.utils": transformers_generation,
     "transformers.models.auto.configuration_auto": transformers_configs,
+    "transformers.models.auto.processing_auto": transformers_processors,
+    "transformers.models.auto.tokenization_auto": transformers_tokenizers,
     "transformers.integrations.deepspeed": transformers_deepspeed,
     "transformers.trainer": trainer,
     "transformers.trainer_callback": trainer_callbacks,

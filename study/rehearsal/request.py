@@ -17,6 +17,7 @@ class Request:
     ranks: int
     ranks_per_machine: int
     steps: int  # updates, after which it ends
+    tokens: int | None = None  # of a sequence, to which batches are lengthened. None: to the data set's longest row
     module: str | None = None  # its name, if the script is one
     config_file: str | None = None  # Accelerate's YAML
     launch_words: list[str] = field(default_factory=list)  # of `accelerate launch`, without the config
@@ -81,6 +82,9 @@ class Answer:
     batch: list[int] = field(default_factory=list)  # the shape of a pass's first input
     batches_read: list[list[int]] = field(default_factory=list)  # of each update: the shape of the largest
     longest_row: int | None = None  # tokens of the data set's. None: it does not say
+    max_length: int | None = None  # of a sequence, as the script asks its trainer for
+    row_tokens: int = 0  # of the longest sequence in a batch that a loader gave
+    lengthened_to: int | None = None  # tokens of a sequence
     calls: int | None = None  # of the model, in the last counted step. None: only the first was made
     keeps_scores: bool = False  # attention drops some, and so a CPU keeps them
     has_other_models: bool = False  # that are called in a step, too

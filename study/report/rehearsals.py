@@ -121,11 +121,27 @@ def in_fp32(seen: Observed) -> list[str]:
     return [f"Your script trains in fp32: {remedy}."]
 
 
+def short(of: Rehearsed) -> list[str]:
+    """Return that the sequences of the peak are far shorter than the script asks for, and how to rehearse full ones."""
+    seen, most = of.answer.lengthened_to or of.answer.row_tokens, of.answer.max_length
+    if not (seen and most and seen < SHORT * most):
+        return []
+    what = f"This peak is of sequences of at most {seen:,} tokens, and the script's max_length is {most:,}."
+    return [f"{what} If you train on longer ones, --tokens {most} rehearses them."]
+
+
+SHORT = 0.5  # of the script's own max_length: a choice
+
+
 def longest_seen(of: Rehearsed) -> list[str]:
-    """Return the largest micro-batch of the updates, as longer ones hold more, and how long the data set's rows are."""
+    """Return the largest micro-batch of the updates, as longer ones hold more, and whether it was lengthened."""
     if not of.answer.batches_read:
         return []
     shape = " x ".join(f"{size:,}" for size in largest_of(of.answer.batches_read))
+    if of.answer.lengthened_to:
+        why = "--tokens" if of.request.tokens else "the data set's longest row"
+        longest = f"from {of.answer.row_tokens:,} tokens to {of.answer.lengthened_to:,}, {why}"
+        return [f"The largest micro-batch is {shape}: its sequences were lengthened {longest}."]
     line = f"The largest micro-batch that it saw is {shape}: a larger one holds more."
     longest = of.answer.longest_row
     if longest and longest > max(largest_of(of.answer.batches_read)):

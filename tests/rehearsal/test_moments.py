@@ -88,7 +88,7 @@ def test_evaluation_and_saving_have_peaks_and_no_file_changes(script):
 
 
 def test_what_is_cloned_to_be_saved_is_the_hosts(script):
-    """With stage 2 Accelerate lets DeepSpeed clone all weights. A rehearsal has one device, but a GPU has none of it."""
+    """With stage 2 Accelerate lets DeepSpeed clone all weights. A rehearsal has one device, a GPU has none of it."""
     answer = rehearsed(script(LOOP, SAVES), "--config_file=accelerate_configs/zero2.yaml", "--save")
     weights = answer["after_step"]["weights"]
     assert 0 <= answer["device"]["saving"] - sum(answer["after_step"].values()) < 0.5 * weights

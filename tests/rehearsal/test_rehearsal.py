@@ -253,6 +253,8 @@ REFUSED = {
     "import nosuch.part": "the script needs nosuch, which is not installed here",
     "raise ImportError('You need to install `bitsandbytes`')": 'To rehearse, ask for optim="adamw_torch"',
     "AutoModelForCausalLM.from_pretrained('x', quantization_config={'load_in_4bit': True})": "no quantized weights",
+    "import transformers; transformers.AutoTokenizer.from_pretrained('x')": "put the model's tokenizer there",
+    "import transformers; transformers.AutoProcessor.from_pretrained('x')": "put the model's tokenizer there",
     "AutoModelForCausalLM.from_pretrained('no/model')": "give --config-of no/model=FOLDER",
     "LlamaForCausalLM(config).generate(torch.zeros(1, 4, dtype=torch.int64))": "`generate` chooses tokens by values",
 }

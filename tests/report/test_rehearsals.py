@@ -114,3 +114,17 @@ def test_a_package_that_needs_a_gpu_is_this_machines_lack_and_a_remedy_is_given(
     assert "this machine lacks it, and that of the 4 GPUs may have it. To rehearse, " in said
     assert remedy in said
     assert ".." not in said
+
+
+@pytest.mark.parametrize(
+    ("seen", "longest", "to", "most", "is_short"),
+    [(128, None, None, 4096, True), (128, 400, 400, 4096, True), (128, 4000, 4000, 4096, False),
+     (128, None, 4096, 4096, False), (2048, None, None, 4096, False), (128, None, None, None, False)],
+)  # fmt: skip
+def test_sequences_that_are_far_shorter_than_the_script_asks_for_are_said(seen, longest, to, most, is_short):
+    answer = Answer(row_tokens=seen, longest_row=longest, lengthened_to=to, max_length=most)
+    said = rehearsals.short(SimpleNamespace(answer=answer))
+    assert bool(said) == is_short
+    if said:
+        assert f"sequences of at most {to or seen} tokens, and the script's max_length is 4,096." in said[0]
+        assert "--tokens 4096 rehearses them" in said[0]
