@@ -48,7 +48,7 @@ def show_answer(request: Request, answer: Answer, record: Record, rows: list[Tri
     show(list(map(rehearsals.row_of, rows)))
     step = show_seconds(of, folder) if request.gpu else None
     say_wrapped(*rehearsals.parts_of_peak(of), *rehearsals.evaluation(of), *rehearsals.saving(of))
-    say_wrapped(rehearsals.decided(of))
+    say_wrapped(rehearsals.decided(of), *rehearsals.ran_with(of))
     if request.gpu:
         say_wrapped("Reserved and nvidia-smi are predicted: the count is replayed on PyTorch's allocator.")
     return in_json(of, findings, step)
@@ -71,6 +71,8 @@ def in_json(of: Rehearsed, findings: list[dict], step: StepTime | None) -> dict:
         "moments": [asdict(each) for each in of.answer.moments],
         "loading_peak_bytes": of.answer.loading_peak_bytes,
         "observed": of.record.observed.model_dump(mode="json", exclude_defaults=True),
+        "releases": of.answer.releases,
+        "loss_in_chunks": of.answer.loss_in_chunks,
         "error": None,
     }
 

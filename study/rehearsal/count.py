@@ -5,6 +5,7 @@ import gc
 import sys
 import weakref
 from collections.abc import Mapping
+from importlib.metadata import version
 from math import prod
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +31,7 @@ from study.watch.session import new_record
 
 # What offloading keeps on the host, by role. Gradients go there as soon as they are reduced.
 WITH_OPTIMIZER = {"master", "moments", "gradients", "staging", "swap"}
+LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed")
 NO_OPTIMIZER = SimpleNamespace(state={})
 
 
@@ -221,8 +223,11 @@ class Count:
         self.record.observed.steps = answer.updates
         self.record.observed.accumulation = self.mistakes.log.passes or self.record.observed.accumulation
         self.record.watched.rows_per_pass = answer.batch[0] if answer.batch else None
-        if hasattr(getattr(self._model, "config", None), "to_json_string"):
-            (folder / "config.json").write_text(self._model.config.to_json_string(use_diff=False))
+        answer.releases = {name: version(name) for name in LIBRARIES if name in sys.modules}
+        config = getattr(self._model, "config", None)
+        answer.vocabulary = getattr(config, "vocab_size", None)
+        if hasattr(config, "to_json_string"):
+            (folder / "config.json").write_text(config.to_json_string(use_diff=False))
         self.record.status = "done"
         self.record.finished_utc = store.now_utc()
         store.write(folder, self.record)

@@ -40,8 +40,14 @@ def transformers_checks(rehearsal: Rehearsal, module) -> None:
 
 
 def transformers_models(rehearsal: Rehearsal, module) -> None:
+    watch = rehearsal.count.watch
+
     def from_pretrained(cls, name, *args, config=None, **kwargs):
-        return from_config(cls, name, config, kwargs)
+        made = watch.made
+        model = from_config(cls, name, config, kwargs)
+        if not module.is_deepspeed_zero3_enabled():  # which makes each weight on the GPU
+            rehearsal.count.answer.loaded.append((made, watch.made))
+        return model
 
     if not rehearsal.request.real:
         module.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
@@ -119,6 +125,8 @@ def trainer(rehearsal: Rehearsal, module) -> None:
     def noted(this, *args, **kwargs):
         lengths = (getattr(this.args, name, None) for name in ("max_length", "max_seq_length"))  # of new and old TRL
         rehearsal.count.answer.max_length = next(filter(None, lengths), None)
+        # TRL 1.7 to 1.15 named it so. Of later ones `trl_kernels` notes it.
+        rehearsal.count.answer.loss_in_chunks = getattr(this.args, "loss_type", None) == "chunked_nll"
         return train(this, *args, **kwargs)
 
     module.Trainer.train = noted
@@ -151,10 +159,17 @@ def peft_model(rehearsal: Rehearsal, module) -> None:
 
 
 def trl_kernels(rehearsal: Rehearsal, module) -> None:
-    if (
-        rehearsal.request.gpu and not rehearsal.request.real
-    ):  # there a Triton kernel works in place, where a CPU makes six copies of a tile
-        module._forward_tile = module._backward_tile = lambda *_, **__: None
+    compute = module._forward_tile
+    # A GPU's Triton kernel works in place, where a CPU makes six copies of a tile.
+    in_place = rehearsal.request.gpu and not rehearsal.request.real
+
+    def forward_tile(*args, **kwargs):
+        rehearsal.count.answer.loss_in_chunks = True
+        return None if in_place else compute(*args, **kwargs)
+
+    module._forward_tile = forward_tile
+    if in_place:
+        module._backward_tile = lambda *_, **__: None
 
 
 def safetensors(rehearsal: Rehearsal, module) -> None:

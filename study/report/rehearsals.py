@@ -7,6 +7,7 @@ from typing import Self
 
 from study.core.gpus import GPUS
 from study.core.text import UNKNOWN, number_of, size
+from study.predict.front import reserve_bytes
 from study.records.schema import Record
 from study.records.sections import Observed
 from study.rehearsal.on_gpu import OnGpu, on_gpu
@@ -110,7 +111,12 @@ def verdict(of: Rehearsed) -> str:
     if device.driver is None:
         return f"{holds}, and needs more than {total}: {FITS[of.fits]}."
     shown = f"nvidia-smi would show {device.driver / GIB:.1f} of {total}"
-    return f"{holds}, and {shown}: {FITS[of.fits]}."
+    kept = "" if of.fits == "no" else f", with {reserve_bytes(GPUS[of.request.gpu]) / GIB:.1f} GiB {KEPT}"
+    return f"{holds}, and {shown}: {FITS[of.fits]}{kept}."
+
+
+# What no count of tensors has, as `advise` and `oom` keep it.
+KEPT = "kept for context, NCCL and fragmentation"
 
 
 def in_fp32(seen: Observed) -> list[str]:
@@ -151,6 +157,18 @@ def longest_seen(of: Rehearsed) -> list[str]:
 
 def largest_of(shapes: list[list[int]]) -> list[int]:
     return max(shapes, key=prod)
+
+
+def ran_with(of: Rehearsed) -> list[str]:
+    """Return which releases ran, and which default of theirs holds less than that of older ones."""
+    answer = of.answer
+    lines = [f"It ran {', '.join(f'{name} {release}' for name, release in answer.releases.items())}."]
+    if answer.loss_in_chunks:
+        older = "an older TRL, for SFT before 1.7, makes whole ones unless asked (huggingface/trl#5846)"
+        copies = prod(largest_of(answer.batches_read)) * (answer.vocabulary or 0) * 4
+        each = f": {size(copies)} for each copy in fp32" if copies else ""
+        lines.append(f"TRL computed the loss in chunks, and made no whole logits; {older}{each}.")
+    return lines
 
 
 def on_cpu(answer: Answer) -> str:

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import textwrap
+from importlib.metadata import version
 
 import pytest
 
@@ -152,6 +153,14 @@ def test_what_the_host_keeps_is_in_no_block_of_the_gpu():
     assert on_gpu(Answer(log=log), 8, 3).peak == 4000 + 2_000_000 + 1000
 
 
+def test_weights_that_are_cast_before_the_first_step_were_on_the_host_alone():
+    """As a model that was loaded in fp32 is with DeepSpeed's bf16: the GPU gets the cast ones."""
+    log = [(1, 40_000_000), (2, 40_000_000), (3, 20_000_000), (1, 0), (4, 1000)]
+    answer = Answer(log=log, first_step_at=4, loaded=[(0, 2)])
+    assert on_gpu(answer, 8, 2).reserved < 85_000_000 < on_gpu(Answer(log=log, first_step_at=4), 8, 2).reserved
+    assert on_gpu(answer, 8, 2).peak == 40_000_000 + 20_000_000 + 1000
+
+
 # --- with real values
 
 
@@ -295,6 +304,18 @@ def test_flash_attention_that_is_not_installed_keeps_what_pytorchs_kernel_keeps(
         assert answer["observed"]["attention"] == attention
         peaks[attention] = answer["peak_bytes"]
     assert peaks["flash_attention_2"] == pytest.approx(peaks["sdpa"], rel=0.01)
+
+
+def test_releases_their_defaults_and_what_a_count_lacks_are_said():
+    """TRL before 1.7 makes whole logits by default: the same script may fit with one release alone."""
+    done = study_virtual("examples/trl_sft.py", "--gpu=H100", "--tokens=256")
+    words = " ".join(done.stdout.split())
+    assert "it fits, with " in words, done.stderr
+    assert "kept for context, NCCL and fragmentation." in words
+    assert f"trl {version('trl')}, " in words
+    assert "TRL computed the loss in chunks, and made no whole logits" in words
+    assert re.search("[0-9.]+ [kMG]B for each copy in fp32", words)
+    assert "were lengthened from" in words
 
 
 def test_a_module_or_a_program_is_a_script(tmp_path, monkeypatch):
