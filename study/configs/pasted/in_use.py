@@ -21,6 +21,13 @@ ASIDE = r" \((?:[^()]|\([^()]*\))*\)"
 PART = re.compile(rf"(?P<between>{BETWEEN})|(?:`[^`]*`|-c '[^']*'|\w\((?:[^()]|\([^()]*\))*\)|(?!{BETWEEN})[\s\S])+")
 SETTING = re.compile(r"(?<![\w.])(\w+_\w+)(?:=|: | to )[\"']?(\w+)")
 REFUSED = re.compile(r"\b(?:unset|not|leave|remove|without)\b")  # what is set is the mistake
+# Messages advise ("try setting ..."), and people ask; who tried it says so.
+ADVICE = re.compile(
+    r"(?i)\b(?:try|can|could|may|please|should|must|consider|(?:need|want) to|recommend\w*|by setting|pass(?:ing)?)\b"
+    r"(?![\s\S]*\b(?:(?:i|we) (?:use|set|have|am|are)|tried|already)\b)"
+)
+SENTENCE = re.compile(r"[.;!?]\s|\n\s*[-*>$\n]")
+NEAR = 100  # characters before
 HALF = re.compile(r"(?:else )?if\b[^,:]*|[^:,]*:")  # a clause of which the condition alone is left
 NOTHING_LEFT = "what usually helps is in use here already: paste the whole Traceback and the list of `pip freeze`"
 
@@ -38,7 +45,7 @@ class InUse:
     def fits(self, pasted: Pasted) -> bool:
         """Whether a text says it."""
         is_said = all(pasted.said.get(condition) in values for condition, values in self.said.items())
-        return is_said and bool(re.search(self.text, pasted.text, FLAGS))
+        return is_said and _is_in_use(self.text, pasted.text)
 
 
 @functools.cache
@@ -73,7 +80,16 @@ def _place(item: str, fitting: Sequence[InUse], text: str) -> int | None:
 
 def _is_set(key: str, value: str, text: str) -> bool:
     """Whether a text has a setting with this value."""
-    return bool(re.search(rf"\b{key}[\"']?(?:\s*(?:[:=]|\.{{3,}})\s*| (?:to )?)[\"']?{value}\b", text, FLAGS))
+    return _is_in_use(rf"\b{key}[\"']?(?:\s*(?:[:=]|\.{{3,}})\s*| (?:to )?)[\"']?{value}\b", text)
+
+
+def _is_in_use(pattern: str, text: str) -> bool:
+    """Whether a text has something, and not as the advice of a message or as a question."""
+    for match in re.finditer(pattern, text, FLAGS):
+        sentence = SENTENCE.split(text[max(match.start() - NEAR, 0) : match.start()])[-1]
+        if not ADVICE.search(sentence):
+            return True
+    return False
 
 
 def _without(remedy: str, places: dict[str, int]) -> str:

@@ -493,6 +493,8 @@ def test_a_setting_that_a_text_has_is_advised_by_no_remedy():
         ("try NCCL_P2P_DISABLE=1 and NCCL_NVLS_ENABLE=0", "- set NCCL_P2P_DISABLE=1", "NCCL_NVLS_ENABLE=0"),
         ("set overlap_comm to false; if it stays, look", '"overlap_comm": false', "if it stays, look"),
         ("set overlap_comm to false", '"overlap_comm": true', "set overlap_comm to false"),
+        ("set use_cache=False", "try setting use_cache=False to save memory", "set use_cache=False"),
+        ("take bf16", "Should I take bf16?", "take bf16"),
         ("unset use_cache=True", "use_cache=True", "unset use_cache=True"),
         ("set use_cache=False", "use_cache=False", in_use.NOTHING_LEFT),
         (
