@@ -47,7 +47,7 @@ WELL |= {path.stem: path.read_text() for path in sorted((HERE / "healthy").iterd
 JUDGED = table("configs/pasted/judged.toml")
 ROWS = {
     row["name"]: row | {"folder": which}
-    for which in ("threads", "threads2", "threads3", "threads4", "threads5", "threads6", "threads7")
+    for which in ("threads", "threads2", "threads3", "threads4", "threads5", "threads6", "threads7", "threads8")
     for row in table(f"configs/pasted/{which}.toml")["thread"]
 }
 THREADS = {name: (HERE / row["folder"] / f"{name}.txt").read_text() for name, row in ROWS.items()}
@@ -64,6 +64,7 @@ UNSEEN = {
     "i": (7, 2),
     "j": (4, 4),
     "k": (14, 0),
+    "l": (13, 0),
 }
 
 
