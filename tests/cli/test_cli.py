@@ -103,10 +103,21 @@ def test_each_component_of_memory_is_explained_by_its_name(name, asked, capsys):
 
 
 def test_all_arms_are_listed(asked, capsys):
+    """With what each is."""
     assert asked("arms") is None
     lines = capsys.readouterr().out.splitlines()
-    assert "zero3_qwz: no: collectives in 8 and 4 bits, of ZeRO++, need a GPU" in "".join(lines)
+    assert "zero3_qgz, zero3_qwz: no: collectives in 8 and 4 bits, of ZeRO++, need a GPU" in "".join(lines)
     assert {*NAMES, "zero3_textbook"} < {line.split()[0] for line in lines if line}
+    assert "zero3: ZeRO stage 3: like zero2, and the parameters are partitioned too." in lines
+
+
+def test_one_reason_for_all_arms_is_said_once(asked, monkeypatch, capsys):
+    """As in the light install."""
+    monkeypatch.setattr("study.sweeps.launches.version", lambda _: None)
+    asked("arms")
+    printed = capsys.readouterr().out
+    assert printed.count("this needs accelerate") == 1
+    assert "\nall: no: this needs accelerate" in printed
 
 
 def test_an_arm_that_is_refused_stops_no_other(asked, monkeypatch, tmp_path, capsys):
