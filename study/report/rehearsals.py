@@ -146,8 +146,8 @@ def longest_seen(of: Rehearsed) -> list[str]:
     shape = " x ".join(f"{size:,}" for size in largest_of(of.answer.batches_read))
     if of.answer.lengthened_to:
         why = "--tokens" if of.request.tokens else "the data set's longest row"
-        longest = f"from {of.answer.row_tokens:,} tokens to {of.answer.lengthened_to:,}, {why}"
-        return [f"The largest micro-batch is {shape}: its sequences were lengthened {longest}."]
+        so = f"from {of.answer.row_tokens:,} tokens to {of.answer.lengthened_to:,}, {why}"
+        return [f"The largest micro-batch is {shape}: its sequences were lengthened {so}."]
     line = f"The largest micro-batch that it saw is {shape}: a larger one holds more."
     longest = of.answer.longest_row
     if longest and longest > max(largest_of(of.answer.batches_read)):
