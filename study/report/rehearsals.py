@@ -78,13 +78,13 @@ WITHOUT = {
 
 
 def lacking(message: str, yours: str) -> str:
-    """Return that this machine lacks a package that needs a GPU, and what to do. Empty for other packages."""
+    """Return that a package needs a GPU, and how to rehearse without. Empty for other packages."""
     plain = message.lower().replace("-", "_")
     remedy = next((remedy for name, remedy in WITHOUT.items() if re.search(name, plain)), None)
     if remedy is None:
         return ""
     end = "" if message.endswith(".") else "."
-    return f"{end} It needs a GPU: this machine lacks it, and {yours} may have it. To rehearse, {remedy}."
+    return f"{end} It needs a GPU: it is not here, and {yours} may have it. To rehearse, {remedy}."
 
 
 def ending(failure: Failure, request: Request) -> str:
@@ -94,7 +94,7 @@ def ending(failure: Failure, request: Request) -> str:
     if failure.kind == "hang":
         return f"It hangs{place}, as it would on {gpus}: {failure.message}"
     if failure.kind != "script":
-        more = lacking(failure.message, f"that of the {gpus}") if failure.kind == "missing" else ""
+        more = lacking(failure.message, f"the machine of the {gpus}") if failure.kind == "missing" else ""
         return f"A rehearsal cannot go on{place}: {failure.message}{more}"
     if request.skips:  # what is left out may be what the script misses
         return f"It ends{place}, with --skip: {failure.message}"
