@@ -80,7 +80,7 @@ class WhatIsThere:
     real: bool = False
     """On a machine with a GPU: with real values, and CUDA's own peak beside the count."""
     config_of: tuple[str, ...] = ()
-    """NAME=FOLDER: the folder with the config.json of a model that is not here."""
+    """NAME=FOLDER: the folder with the config.json, and the tokenizer, of a model that is not here."""
     value: tuple[str, ...] = ()
     """NAME=NUMBER: the value of a variable of the script that it decides by, such as loss=2.3."""
     skip: tuple[str, ...] = ()

@@ -224,7 +224,7 @@ class Count:
         self.record.observed.accumulation = self.mistakes.log.passes or self.record.observed.accumulation
         self.record.watched.rows_per_pass = answer.batch[0] if answer.batch else None
         answer.releases = {name: version(name) for name in LIBRARIES if name in sys.modules}
-        config = getattr(self._model, "config", None)
+        config: Any = getattr(self._model, "config", None)
         answer.vocabulary = getattr(config, "vocab_size", None)
         if hasattr(config, "to_json_string"):
             (folder / "config.json").write_text(config.to_json_string(use_diff=False))

@@ -98,10 +98,11 @@ def transformers_processors(rehearsal: Rehearsal, module) -> None:
     transformers_tokenizers(rehearsal, module, "AutoProcessor")
 
 
-# The files that a tokenizer is read from (transformers 5.23). tokenizer_config.json alone has no words.
+# The files that a tokenizer, or a processor of images, is read from (transformers 5.23). tokenizer_config.json alone
+# has no words.
 TOKENIZERS = (
     "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model",
-    "tekken.json",
+    "tekken.json", "preprocessor_config.json",
 )  # fmt: skip
 
 

@@ -78,13 +78,13 @@ WITHOUT = {
 
 
 def lacking(message: str, yours: str) -> str:
-    """Return that this machine lacks a package that needs a GPU, and what to do. Empty for other packages."""
+    """Return that a package needs a GPU, and how to rehearse without. Empty for other packages."""
     plain = message.lower().replace("-", "_")
     remedy = next((remedy for name, remedy in WITHOUT.items() if re.search(name, plain)), None)
     if remedy is None:
         return ""
     end = "" if message.endswith(".") else "."
-    return f"{end} It needs a GPU: this machine lacks it, and {yours} may have it. To rehearse, {remedy}."
+    return f"{end} It needs a GPU: it is not here, and {yours} may have it. To rehearse, {remedy}."
 
 
 def ending(failure: Failure, request: Request) -> str:
@@ -94,7 +94,7 @@ def ending(failure: Failure, request: Request) -> str:
     if failure.kind == "hang":
         return f"It hangs{place}, as it would on {gpus}: {failure.message}"
     if failure.kind != "script":
-        more = lacking(failure.message, f"that of the {gpus}") if failure.kind == "missing" else ""
+        more = lacking(failure.message, f"the machine of the {gpus}") if failure.kind == "missing" else ""
         return f"A rehearsal cannot go on{place}: {failure.message}{more}"
     if request.skips:  # what is left out may be what the script misses
         return f"It ends{place}, with --skip: {failure.message}"
@@ -146,8 +146,8 @@ def longest_seen(of: Rehearsed) -> list[str]:
     shape = " x ".join(f"{size:,}" for size in largest_of(of.answer.batches_read))
     if of.answer.lengthened_to:
         why = "--tokens" if of.request.tokens else "the data set's longest row"
-        longest = f"from {of.answer.row_tokens:,} tokens to {of.answer.lengthened_to:,}, {why}"
-        return [f"The largest micro-batch is {shape}: its sequences were lengthened {longest}."]
+        so = f"from {of.answer.row_tokens:,} tokens to {of.answer.lengthened_to:,}, {why}"
+        return [f"The largest micro-batch is {shape}: its sequences were lengthened {so}."]
     line = f"The largest micro-batch that it saw is {shape}: a larger one holds more."
     longest = of.answer.longest_row
     if longest and longest > max(largest_of(of.answer.batches_read)):

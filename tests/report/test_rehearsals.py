@@ -111,7 +111,7 @@ def test_a_package_that_needs_a_gpu_is_this_machines_lack_and_a_remedy_is_given(
     request = Request("a.py", [], ranks=4, ranks_per_machine=4, steps=2)
     said = rehearsals.ending(Failure("missing", message, "a.py:3"), request)
     assert said.startswith(f"A rehearsal cannot go on at a.py:3: {message}")
-    assert "this machine lacks it, and that of the 4 GPUs may have it. To rehearse, " in said
+    assert "it is not here, and the machine of the 4 GPUs may have it. To rehearse, " in said
     assert remedy in said
     assert ".." not in said
 
