@@ -149,6 +149,8 @@ def longest_seen(of: Rehearsed) -> list[str]:
         so = f"from {of.answer.row_tokens:,} tokens to {of.answer.lengthened_to:,}, {why}"
         return [f"The largest micro-batch is {shape}: its sequences were lengthened {so}."]
     line = f"The largest micro-batch that it saw is {shape}: a larger one holds more."
+    if of.answer.row_tokens < (of.request.tokens or 0):
+        line += " --tokens lengthened none: it needs batches of input_ids."
     longest = of.answer.longest_row
     if longest and longest > max(largest_of(of.answer.batches_read)):
         line += f" The data set has a row of {longest:,} tokens. Give more --steps."

@@ -128,3 +128,12 @@ def test_sequences_that_are_far_shorter_than_the_script_asks_for_are_said(seen, 
     if said:
         assert f"sequences of at most {to or seen} tokens, and the script's max_length is 4,096." in said[0]
         assert "--tokens 4096 rehearses them" in said[0]
+
+
+def test_tokens_that_lengthened_no_batch_are_said():
+    def said(tokens: int | None) -> str:
+        request = SimpleNamespace(tokens=tokens)
+        return " ".join(rehearsals.longest_seen(SimpleNamespace(request=request, answer=Answer(batches_read=[[4, 8]]))))
+
+    assert "--tokens lengthened none" in said(64)
+    assert "--tokens" not in said(None)
