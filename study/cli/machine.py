@@ -74,9 +74,9 @@ def _show_table(rows: list[dict]) -> None:
     columns = ("arm", "stage", "optimizer states", "weights", "here")
     show([{name: row[name] for name in columns} | {"here": row["here"].partition(":")[0]} for row in rows])
     say("")
-    for row in rows:
-        if row["here"] != "yes":
-            say_wrapped(f"{row['arm']}: {row['here']}", indent="    ")
+    for here in dict.fromkeys(row["here"] for row in rows if row["here"] != "yes"):
+        names = ", ".join(row["arm"] for row in rows if row["here"] == here)
+        say_wrapped(f"{names}: {here}", indent="    ")
 
 
 def _row(name: str, gpus: int) -> dict[str, Any]:
