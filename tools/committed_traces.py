@@ -105,7 +105,7 @@ class Source:
         drawn |= {"a": heads, "g": groups, "h": heads * drawn["w"]}
         if "g" in self.member.dimensions:  # a Llama: the width of its heads is a number of its own
             drawn["h"] = heads * chance.randrange(9, 60)
-        names = committed.ADAPTED[self.config["model_type"]]
+        names = committed.DIMENSIONS[self.config["model_type"]]
         sizes = {name: drawn[letter] for letter, name in names.items() if letter != "layers"}
         config = self.config | sizes | {"pad_token_id": 0}
         if self.rank:  # not of the same chance: the other numbers stay those of the model without adapters
@@ -265,6 +265,8 @@ def sources() -> list[Source]:
         Source(llama | tied | same_heads, None, gpu),
     ]
     qwens = [config_of(name) | {"num_hidden_layers": MANY} for name in ("qwen2.5-7b", "qwen3-8b")]
+    qwens += [qwen | tied for qwen in qwens]  # those of up to 4 billion parameters
+    members += [Source(qwen, None, gpu) for qwen in qwens]
     for config in (llama, llama | same_heads, llama | tied, *qwens):
         members.append(Source(config, None, with_adapters(), rank=8))
     members.append(Source(gpt2, None, with_adapters((0,)), rank=8))

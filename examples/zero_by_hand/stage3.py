@@ -35,7 +35,7 @@ class Stage3:
         self.flat[weight] = flat
         self.part[weight] = nn.Parameter(flat.chunk(self.ranks)[self.rank].clone())
         flat.untyped_storage().resize_(0)  # frees the memory; whatever views the storage keeps its shape
-        weight.register_post_accumulate_grad_hook(self.reduce)
+        weight.register_post_accumulate_grad_hook(self.reduce)  # is called when weight.grad is complete
         return self.part[weight]
 
     def padded(self, tensor):  # [...] -> [N * part]
@@ -45,13 +45,13 @@ class Stage3:
 
     def forward_backward(self, *batch):
         loss = self.model(*batch)
-        (loss / self.micro_batches).backward()
+        (loss / self.micro_batches).backward()  # one whole gradient at a time; 4 P / N bytes stay
         return loss
 
     def reduce(self, weight):
         gradient, part = self.padded(weight.grad), self.part[weight]
         mine = torch.empty_like(part)
-        dist.reduce_scatter(mine, list(gradient.chunk(self.ranks)))
+        dist.reduce_scatter(mine, list(gradient.chunk(self.ranks)))  # a ring sends (N - 1) / N of its bytes
         mine /= self.ranks
         self.sent_bytes += gradient.nbytes * (self.ranks - 1) // self.ranks
         part.grad = mine if part.grad is None else part.grad + mine

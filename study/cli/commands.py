@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 
-from study.core.errors import Stop, exit_on_stop, nearest
+from study.core.errors import FULL_INSTALL, Stop, exit_on_stop, nearest
 from study.core.machine import put_programs_on_path, version
 from study.core.text import say, say_aside, say_wrapped
 
@@ -122,8 +122,7 @@ def naming_the_missing_package() -> Iterator[None]:
         package = str(error.name).partition(".")[0]
         if package == "study":
             raise
-        remedy = "pip install './zero-study[train,report]', or make setup in the checkout"
-        raise Stop(f"this needs {package}, which the light install does not have", remedy) from None
+        raise Stop(f"this needs {package}, which the light install does not have", FULL_INSTALL) from None
 
 
 def _answer(name: str, options: list[str]) -> object:

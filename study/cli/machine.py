@@ -1,6 +1,7 @@
 """`study arms` and `study doctor`: what this machine can run and what it lacks."""
 
 import contextlib
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,14 @@ def arms(names: tyro.conf.Positional[tuple[str, ...]] = (), /) -> list[dict]:
         say(f"{len(ready)} of {number_of(len(rows), 'arms')} can run on this machine.", "")
     _show_arms(rows)
     if is_of_study:
+        say("")
+        for name, path in all_paths().items():
+            if name in names:
+                say_wrapped(f"{name}: {_first_sentence(path)}", indent="    ")
         variants = len(all_paths()) - len(NAMES)
         say_wrapped(
-            f"{len(NAMES)} arms: accelerate_configs/NAME.yaml. {variants} variants: accelerate_configs/variants/."
+            "",
+            f"{len(NAMES)} arms: accelerate_configs/NAME.yaml. {variants} variants: accelerate_configs/variants/.",
         )
     return rows
 
@@ -70,13 +76,17 @@ def _tell_mistakes(name: str, mistakes: list[str]) -> None:
 
 
 def _show_table(rows: list[dict]) -> None:
-    """Print what the files of arms say, and below the table why some cannot run here."""
+    """Print what the files of arms say, and below the table each reason why some cannot run here, once."""
     columns = ("arm", "stage", "optimizer states", "weights", "here")
     show([{name: row[name] for name in columns} | {"here": row["here"].partition(":")[0]} for row in rows])
     say("")
-    for here in dict.fromkeys(row["here"] for row in rows if row["here"] != "yes"):
-        names = ", ".join(row["arm"] for row in rows if row["here"] == here)
-        say_wrapped(f"{names}: {here}", indent="    ")
+    alike: dict[str, list[str]] = {}
+    for row in rows:
+        alike.setdefault(row["here"], []).append(row["arm"])
+    alike.pop("yes", None)
+    for here, names in alike.items():
+        who = "all" if len(names) == len(rows) > 1 else ", ".join(names)
+        say_wrapped(f"{who}: {here}", indent="    ")
 
 
 def _row(name: str, gpus: int) -> dict[str, Any]:
@@ -95,6 +105,13 @@ def _row(name: str, gpus: int) -> dict[str, Any]:
         "weights": HOMES[arm.offload_param],
         "here": f"no: {stop.what}; {stop.remedy}" if stop else "yes",
     }
+
+
+def _first_sentence(path: Path) -> str:
+    """Return the first sentence of the comment with which an arm's file begins."""
+    lines = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(errors="replace").splitlines())
+    comment = " ".join(line.strip("# ") for line in lines)
+    return comment.partition(". ")[0].rstrip(".") + "."
 
 
 def _mistakes(name: str) -> list[str]:

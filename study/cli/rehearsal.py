@@ -57,6 +57,8 @@ class HowFar:
 
     steps: int = 2
     """Updates. One more shows what the peak consists of."""
+    tokens: int | None = None
+    """Lengthen each sequence to so many tokens. With --gpu the default is the data set's longest row."""
     evaluate: bool = False
     """Go on until the script has evaluated: at most four batches of a loader."""
     save: bool = False
@@ -66,6 +68,8 @@ class HowFar:
 
     def __post_init__(self) -> None:
         refuse_beyond("--steps", self.steps, 1000)
+        if self.tokens is not None:
+            refuse_beyond("--tokens", self.tokens, 10_000_000)
         refuse_beyond("--timeout", self.timeout, 86400)
 
 
@@ -76,7 +80,7 @@ class WhatIsThere:
     real: bool = False
     """On a machine with a GPU: with real values, and CUDA's own peak beside the count."""
     config_of: tuple[str, ...] = ()
-    """NAME=FOLDER: the folder with the config.json of a model that is not here."""
+    """NAME=FOLDER: the folder with the config.json, and the tokenizer, of a model that is not here."""
     value: tuple[str, ...] = ()
     """NAME=NUMBER: the value of a variable of the script that it decides by, such as loss=2.3."""
     skip: tuple[str, ...] = ()
@@ -153,6 +157,7 @@ def request_of(script: str, words: list[str], machines: Machines, how_far: HowFa
         ranks=ranks,
         ranks_per_machine=per_machine,
         steps=how_far.steps,
+        tokens=how_far.tokens,
         config_file=str(config) if config else None,
         configs_of=pairs("--config-of", there.config_of),
         values={name: number_in("--value", text) for name, text in pairs("--value", there.value).items()},

@@ -20,6 +20,7 @@ from study.report.rehearsals import Rehearsed
 from study.watch.about import about
 
 MOST_FAULTS = 3
+SEQUENCES = "row_tokens", "longest_row", "lengthened_to", "max_length"  # of an answer
 
 
 def failed(failure: Failure, request: Request) -> dict:
@@ -37,7 +38,7 @@ def failed(failure: Failure, request: Request) -> dict:
 def show_answer(request: Request, answer: Answer, record: Record, rows: list[Tried], folder: Path) -> dict:
     """Print the verdict, the parts of the peak, and what the script decided."""
     of = Rehearsed.of(request, answer, record)
-    say_wrapped(rehearsals.verdict(of))
+    say_wrapped(*rehearsals.short(of), rehearsals.verdict(of))
     findings = show_mistakes(folder)
     if answer.cuda_peaks:
         say_wrapped(f"CUDA's own peak, with real values, is {size(max(answer.cuda_peaks))}.")
@@ -48,7 +49,7 @@ def show_answer(request: Request, answer: Answer, record: Record, rows: list[Tri
     show(list(map(rehearsals.row_of, rows)))
     step = show_seconds(of, folder) if request.gpu else None
     say_wrapped(*rehearsals.parts_of_peak(of), *rehearsals.evaluation(of), *rehearsals.saving(of))
-    say_wrapped(rehearsals.decided(of))
+    say_wrapped(rehearsals.decided(of), *rehearsals.ran_with(of))
     if request.gpu:
         say_wrapped("Reserved and nvidia-smi are predicted: the count is replayed on PyTorch's allocator.")
     return in_json(of, findings, step)
@@ -59,6 +60,7 @@ def in_json(of: Rehearsed, findings: list[dict], step: StepTime | None) -> dict:
         "peak_bytes": of.device.peak,
         "all_bytes": max(of.answer.peaks),
         "peaks": of.answer.peaks,
+        "sequences": {each: getattr(of.answer, each) for each in SEQUENCES},
         "cuda_peaks": of.answer.cuda_peaks,
         "parts": of.peak.parts,
         "after_step": of.record.memory.components.per_rank[0].after_step,
@@ -70,6 +72,8 @@ def in_json(of: Rehearsed, findings: list[dict], step: StepTime | None) -> dict:
         "moments": [asdict(each) for each in of.answer.moments],
         "loading_peak_bytes": of.answer.loading_peak_bytes,
         "observed": of.record.observed.model_dump(mode="json", exclude_defaults=True),
+        "releases": of.answer.releases,
+        "loss_in_chunks": of.answer.loss_in_chunks,
         "error": None,
     }
 

@@ -138,7 +138,7 @@ def show_rank(record: Record, ranks: int) -> None:
     at_peak, after = rank.at_peak or {}, rank.after_step
     say_wrapped(f"Rank 0 of {ranks}, run alone (virtual), holds {size(rank.tracked_peak_bytes)} at the peak.", "")
     rows = []
-    for name in at_peak | after:
+    for name in at_peak | after | {"gradients": 0}:  # often there are none at either time
         sizes = {"at the peak": size(at_peak.get(name, 0)), "after a step": size(after.get(name, 0))}
         rows.append({"component": name} | sizes)
     show(rows)

@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 
 from study.core import files
-from study.core.errors import Stop, nearest
+from study.core.errors import FULL_INSTALL, Stop, nearest
 
 VOCABULARY = 2048
 MAX_CONFIG_BYTES = 8 * 2**20  # of a config.json: one with 20,000 labels has 1 MB
@@ -136,10 +136,10 @@ def is_offline() -> bool:
 
 def hub_config(model: str) -> Path:
     """Return the config.json of a model, from the Hub or an earlier download."""
-    from huggingface_hub import hf_hub_download
-
-    try_to_connect()
     try:
+        from huggingface_hub import hf_hub_download  # the light install lacks it
+
+        try_to_connect()
         return Path(hf_hub_download(model, "config.json"))
     except Exception as error:  # the library raises a dozen types; each means that it cannot be loaded
         raise not_found(model, error) from error
@@ -161,7 +161,10 @@ def not_found(model: str, error: Exception) -> Stop:
     if Path(model).is_file():
         return Stop(f"--model {model} is a file", "give a folder with a config.json, or --params")
     what = f"--model {model} is not a built-in shape, nor a folder with a config.json, nor available from the Hub"
-    remedy = nearest(model.rpartition("/")[2], models(), most=3, otherwise="give a folder, or --params")
+    otherwise = "give a folder, or --params"
+    if isinstance(error, ModuleNotFoundError):
+        otherwise += f"; or {FULL_INSTALL}"
+    remedy = nearest(model.rpartition("/")[2], models(), most=3, otherwise=otherwise)
     if (ours := shape_of(model)) in SHAPES:
         remedy = f"give {ours}, the built-in shape of that model"
     elif model_of_name(model):
@@ -171,6 +174,8 @@ def not_found(model: str, error: Exception) -> Stop:
 
 def why_not_loaded(name: str, error: Exception) -> str:
     """Return why a local folder or a name on the Hub cannot be loaded, as part of a sentence."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"{error.name}, which asks it, is not installed"
     if is_offline() and isinstance(error, OSError) and not is_local(name):
         return "the hub does not answer, and it was not downloaded before"
     if "trust_remote_code" in str(error):

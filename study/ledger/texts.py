@@ -173,7 +173,7 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
         for word in unknown:
             names = ids if len(word) < LEAST_LETTERS else [*ids, *sorted(said)]
             near += difflib.get_close_matches(word, names, 3, NEAR)
-        fewer = "give fewer words; study claims --all lists the documents"
+        fewer = ("give fewer words; " if len(words) > 1 else "") + "study claims --all lists the documents"
         raise Stop(what, f"did you mean {' or '.join(near)}?" if near else fewer)
     return matching
 

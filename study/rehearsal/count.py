@@ -5,6 +5,7 @@ import gc
 import sys
 import weakref
 from collections.abc import Mapping
+from importlib.metadata import version
 from math import prod
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from study.measure.memory import MemoryWatch
 from study.records import store
 from study.records.schema import Record
 from study.records.sections import Components, Memory, Observed, RankComponents, RankMemory
+from study.rehearsal.lengths import Lengths
 from study.rehearsal.mistakes import Mistakes
 from study.rehearsal.moments import COARSE, Moments
 from study.rehearsal.request import Answer, Request
@@ -29,6 +31,7 @@ from study.watch.session import new_record
 
 # What offloading keeps on the host, by role. Gradients go there as soon as they are reduced.
 WITH_OPTIMIZER = {"master", "moments", "gradients", "staging", "swap"}
+LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed")
 NO_OPTIMIZER = SimpleNamespace(state={})
 
 
@@ -41,6 +44,7 @@ class Count:
         self.request = request
         self.progress = progress  # the file that says where the script is
         self.answer = Answer()
+        self.lengths = Lengths(request, self.answer)
         self.record: Record | None = None
         device = "cuda" if request.real and torch.cuda.is_available() else "cpu"
         self.watch = MemoryWatch(device, self._roles, collect=False, counts=self._counts, log=self.answer.log)
@@ -53,6 +57,7 @@ class Count:
         self._modules: set[int] = set()  # of it, and others that were called
         self._others: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._on_host: dict[int, weakref.ref] = {}  # storages that were there before the training, such as a data set
+        self._calls = 0  # of the model that trains, which is known after the first update
         self._read: list[int] = []  # the shape of the update's largest batch
         self._parts: dict[str, int] | None = None
         self._after_step: dict[str, int] | None = None
@@ -97,7 +102,7 @@ class Count:
         trains = module.training and torch.is_grad_enabled()
         self.moments.called(trains)
         if self._model is not None and not self.moments.is_over:
-            self.answer.calls += module is self._model
+            self._calls += module is self._model
             if id(module) not in self._modules:
                 self._note_other(module)
         if trains and not self.shapes.has_begun:
@@ -167,10 +172,12 @@ class Count:
             torch.cuda.reset_peak_memory_stats()
         answer.batches_read.append(self._read)
         self._read = []
-        calls, answer.calls = answer.calls, 0
+        calls, self._calls = self._calls, 0
         if answer.updates == 1:
             self._describe()
             self.watch.sorts_every = COARSE
+        else:
+            answer.calls = calls
         if answer.updates < self.request.steps:
             self.watch.peak = self.watch.total
         elif answer.updates == self.request.steps:
@@ -180,7 +187,6 @@ class Count:
         else:
             self._parts = self.watch.at_peak or self._parts  # this update may have had shorter rows
             self._after_step = self.watch.by_role()
-            answer.calls = calls
             self.moments.end_if_seen()
 
     def _describe(self) -> None:
@@ -208,7 +214,7 @@ class Count:
             return answer
         on_host = host_roles(self.record.observed)
         answer.host = self.watch.numbers(on_host) if on_host else []
-        parts = self._parts or self.watch.at_peak
+        parts = self._parts or (self.watch.at_peak if answer.updates > 1 else None)
         after = self._after_step or self.watch.by_role()
         self.moments.close()
         answer.moments = self.moments.done
@@ -217,9 +223,11 @@ class Count:
         self.record.observed.steps = answer.updates
         self.record.observed.accumulation = self.mistakes.log.passes or self.record.observed.accumulation
         self.record.watched.rows_per_pass = answer.batch[0] if answer.batch else None
-        answer.longest_row = longest_row(self.mistakes.loader)
-        if hasattr(getattr(self._model, "config", None), "to_json_string"):
-            (folder / "config.json").write_text(self._model.config.to_json_string(use_diff=False))
+        answer.releases = {name: version(name) for name in LIBRARIES if name in sys.modules}
+        config: Any = getattr(self._model, "config", None)
+        answer.vocabulary = getattr(config, "vocab_size", None)
+        if hasattr(config, "to_json_string"):
+            (folder / "config.json").write_text(config.to_json_string(use_diff=False))
         self.record.status = "done"
         self.record.finished_utc = store.now_utc()
         store.write(folder, self.record)
@@ -256,13 +264,3 @@ def root_of(parameter: torch.Tensor) -> nn.Module | None:
     while id(owner) in parents:
         owner = parents[id(owner)]
     return owner
-
-
-def longest_row(loader: Any) -> int | None:
-    """Return the most tokens of a row of a data set of Hugging Face's, whose columns know it. None of others."""
-    table: Any = getattr(getattr(loader, "_dataset", None), "data", None)
-    if "input_ids" not in getattr(table, "column_names", ()):
-        return None
-    import pyarrow.compute
-
-    return pyarrow.compute.max(pyarrow.compute.list_value_length(table.column("input_ids"))).as_py()

@@ -37,6 +37,19 @@ def comm(rehearsal: Rehearsal, module) -> None:
     module.build_shm_op = lambda: None  # for neighbours on a CPU
 
 
+def copies_for_saving(rehearsal: Rehearsal, module) -> None:
+    """What DeepSpeed clones to be saved goes to the host, unless it is told another device."""
+    clone = module.clone_tensors_for_torch_save
+
+    def clone_to(item, device=None):
+        if device is not None:
+            return clone(item, device)
+        with rehearsal.count.moments.made_on_host():
+            return clone(item)
+
+    module.clone_tensors_for_torch_save = clone_to
+
+
 def coordinator(rehearsal: Rehearsal, module) -> None:
     module.assert_ints_same_as_other_ranks = lambda *_, **__: None
     rehearsal.shapes.wrap_all(module.PartitionedParameterCoordinator)
@@ -66,6 +79,7 @@ def without_values(class_name: str) -> Patch:
 
 
 PATCHES: dict[str, Patch] = {
+    "deepspeed.checkpoint.utils": copies_for_saving,
     "deepspeed.runtime.engine": engine,
     "deepspeed.runtime.zero.partitioned_param_coordinator": coordinator,
     "deepspeed.runtime.zero.partition_parameters": partition,

@@ -1,6 +1,9 @@
 """How Accelerate, transformers, PEFT, TRL and timm run as rank 0 of N without a GPU."""
 
+from pathlib import Path
+
 import torch
+from torch.nn import functional
 
 from study.core.errors import Stop
 from study.rehearsal.libraries import Patch, Rehearsal
@@ -37,12 +40,22 @@ def transformers_checks(rehearsal: Rehearsal, module) -> None:
 
 
 def transformers_models(rehearsal: Rehearsal, module) -> None:
+    watch = rehearsal.count.watch
+
     def from_pretrained(cls, name, *args, config=None, **kwargs):
-        return from_config(cls, name, config, kwargs)
+        made = watch.made
+        model = from_config(cls, name, config, kwargs)
+        if not module.is_deepspeed_zero3_enabled():  # which makes each weight on the GPU
+            rehearsal.count.answer.loaded.append((made, watch.made))
+        return model
 
     if not rehearsal.request.real:
         module.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
         module.PreTrainedModel.initialize_weights = lambda _: None
+        module.PreTrainedModel._flash_attn_can_dispatch = lambda *_, **__: True
+        module.lazy_import_flash_attention = lambda *_, **__: None
+        for version in FLASH:
+            module.ALL_ATTENTION_FUNCTIONS[version] = flash_attention
 
     def save_pretrained(model, folder, *_, **__) -> None:
         model.config.save_pretrained(folder)
@@ -65,6 +78,34 @@ def transformers_configs(rehearsal: Rehearsal, module) -> None:
         module.AutoConfig.from_pretrained = classmethod(from_pretrained)
 
 
+def transformers_tokenizers(rehearsal: Rehearsal, module, name: str = "AutoTokenizer") -> None:
+    """Read the tokenizer of a model from its --config-of folder, too. Without one transformers makes an empty one."""
+    folders = rehearsal.request.configs_of
+    reader = getattr(module, name)
+    read = reader.from_pretrained
+
+    def from_pretrained(cls, name, *args, **kwargs):
+        folder = folders.get(str(name), str(name))
+        if folder in folders.values() and not any((Path(folder) / file).is_file() for file in TOKENIZERS):
+            what = f"{folder} has no tokenizer, and without one all rows are of a token or none"
+            raise Stop(what, f"put the model's tokenizer there, beside config.json: {TOKENIZERS[0]}, or what it has")
+        return read(folder if folder in folders.values() else name, *args, **kwargs)
+
+    reader.from_pretrained = classmethod(from_pretrained)
+
+
+def transformers_processors(rehearsal: Rehearsal, module) -> None:
+    transformers_tokenizers(rehearsal, module, "AutoProcessor")
+
+
+# The files that a tokenizer, or a processor of images, is read from (transformers 5.23). tokenizer_config.json alone
+# has no words.
+TOKENIZERS = (
+    "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model",
+    "tekken.json", "preprocessor_config.json",
+)  # fmt: skip
+
+
 def transformers_generation(rehearsal: Rehearsal, module) -> None:
     def generate(*_, **__):
         raise Stop("`generate` chooses tokens by values, which do not exist here", "leave it out with --skip FUNCTION")
@@ -80,6 +121,16 @@ def transformers_deepspeed(rehearsal: Rehearsal, module) -> None:
 
 def trainer(rehearsal: Rehearsal, module) -> None:
     rehearsal.count.moments.wrap(module.Trainer, "save_model", "_save_checkpoint")
+    train = module.Trainer.train
+
+    def noted(this, *args, **kwargs):
+        lengths = (getattr(this.args, name, None) for name in ("max_length", "max_seq_length"))  # of new and old TRL
+        rehearsal.count.answer.max_length = next(filter(None, lengths), None)
+        # TRL 1.7 to 1.15 named it so. Of later ones `trl_kernels` notes it.
+        rehearsal.count.answer.loss_in_chunks = getattr(this.args, "loss_type", None) == "chunked_nll"
+        return train(this, *args, **kwargs)
+
+    module.Trainer.train = noted
 
 
 def trainer_callbacks(rehearsal: Rehearsal, module) -> None:
@@ -109,14 +160,31 @@ def peft_model(rehearsal: Rehearsal, module) -> None:
 
 
 def trl_kernels(rehearsal: Rehearsal, module) -> None:
-    if (
-        rehearsal.request.gpu and not rehearsal.request.real
-    ):  # there a Triton kernel works in place, where a CPU makes six copies of a tile
-        module._forward_tile = module._backward_tile = lambda *_, **__: None
+    compute = module._forward_tile
+    # A GPU's Triton kernel works in place, where a CPU makes six copies of a tile.
+    in_place = rehearsal.request.gpu and not rehearsal.request.real
+
+    def forward_tile(*args, **kwargs):
+        rehearsal.count.answer.loss_in_chunks = True
+        return None if in_place else compute(*args, **kwargs)
+
+    module._forward_tile = forward_tile
+    if in_place:
+        module._backward_tile = lambda *_, **__: None
 
 
 def safetensors(rehearsal: Rehearsal, module) -> None:
     module.save_file = rehearsal.saves_nothing("save_file")
+
+
+FLASH = ("flash_attention_2", "flash_attention_3")  # whose packages need a GPU to be installed
+
+
+def flash_attention(module, query, key, value, attention_mask, dropout=0.0, **_):
+    """Stand in for flash-attn: PyTorch's kernel without a mask keeps the same, and scores neither."""
+    shares_heads = query.shape[1] != key.shape[1]
+    out = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, enable_gqa=shares_heads)
+    return out.transpose(1, 2).contiguous(), None
 
 
 def from_config(cls, name, config, options: dict):
@@ -158,6 +226,8 @@ PATCHES: dict[str, Patch] = {
     "transformers.modeling_utils": transformers_models,
     "transformers.generation.utils": transformers_generation,
     "transformers.models.auto.configuration_auto": transformers_configs,
+    "transformers.models.auto.processing_auto": transformers_processors,
+    "transformers.models.auto.tokenization_auto": transformers_tokenizers,
     "transformers.integrations.deepspeed": transformers_deepspeed,
     "transformers.trainer": trainer,
     "transformers.trainer_callback": trainer_callbacks,

@@ -76,7 +76,7 @@ class Replay:
     """The allocator after a log, and what was held after each of its entries."""
 
     def __init__(self, answer: Answer, capacity_bytes: float):
-        on_host = set(answer.host)
+        on_host, never_there = set(answer.host), only_loaded(answer)
         self.allocator = Allocator(capacity_bytes)
         self.is_full = False  # a GPU of this size holds no more: its allocator is not followed further
         self.held: list[int] = []
@@ -89,7 +89,7 @@ class Replay:
             sizes[number] = size
             if number in on_host:
                 self.host += more
-            else:
+            elif number not in never_there:
                 held += more
                 self._move(blocks, number, size)
             self.held.append(held)
@@ -105,3 +105,13 @@ class Replay:
                 blocks[number] = self.allocator.take(size)
         except MemoryError:
             self.is_full = True
+
+
+def only_loaded(answer: Answer) -> set[int]:
+    """Return the numbers of weights that were loaded and replaced before the first step: a GPU sees the others alone.
+
+    They are loaded on the host. What they are cast to for the training is what goes to the GPU (DeepSpeed 0.19.8,
+    `_configure_distributed_model`).
+    """
+    sizes = dict(answer.log[: answer.first_step_at])
+    return {number for begin, end in answer.loaded for number in range(begin + 1, end + 1) if sizes.get(number) == 0}

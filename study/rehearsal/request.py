@@ -17,6 +17,7 @@ class Request:
     ranks: int
     ranks_per_machine: int
     steps: int  # updates, after which it ends
+    tokens: int | None = None  # of a sequence, to which batches are lengthened. None: to the data set's longest row
     module: str | None = None  # its name, if the script is one
     config_file: str | None = None  # Accelerate's YAML
     launch_words: list[str] = field(default_factory=list)  # of `accelerate launch`, without the config
@@ -48,7 +49,7 @@ class Failure:
     """How a script ended that did not reach its steps."""
 
     # "script": as it would on the rented machine; "hang": as well; "value": a value does not exist here; "missing": a
-    # package that it imports
+    # package that it imports, or that a setting needs
     kind: str
     message: str
     where: str | None = None  # the last line of the script's own code
@@ -81,12 +82,19 @@ class Answer:
     batch: list[int] = field(default_factory=list)  # the shape of a pass's first input
     batches_read: list[list[int]] = field(default_factory=list)  # of each update: the shape of the largest
     longest_row: int | None = None  # tokens of the data set's. None: it does not say
-    calls: int = 0  # of the model, in the last counted step
+    max_length: int | None = None  # of a sequence, as the script asks its trainer for
+    row_tokens: int = 0  # of the longest sequence in a batch that a loader gave
+    lengthened_to: int | None = None  # tokens of a sequence
+    calls: int | None = None  # of the model, in the last counted step. None: only the first was made
+    releases: dict[str, str] = field(default_factory=dict)  # of the libraries that the script imported
+    loss_in_chunks: bool = False  # TRL's: it makes no whole logits
+    vocabulary: int | None = None  # of the model. None: its config names none
     keeps_scores: bool = False  # attention drops some, and so a CPU keeps them
     has_other_models: bool = False  # that are called in a step, too
     lora_rank: int | None = None
     log: list[tuple[int, int]] = field(default_factory=list)  # of storages, by number: bytes, and 0 when freed
     host: list[int] = field(default_factory=list)  # numbers of those that offloading keeps on the host
+    loaded: list[tuple[int, int]] = field(default_factory=list)  # numbers before and after a model was loaded
     first_step_at: int = 0  # in that log: what comes before is loading
     moments: list[Moment] = field(default_factory=list)
     collectives: list[tuple[str, str | None]] = field(default_factory=list)  # each with its line of the script
@@ -100,6 +108,7 @@ class Answer:
     def read(cls, path: Path) -> "Answer":
         content = json.loads(path.read_text())
         failure = content.pop("failure")
+        content["loaded"] = [(first, last) for first, last in content["loaded"]]
         moments = [Moment(**each) for each in content.pop("moments")]
         content["collectives"] = [(name, where) for name, where in content["collectives"]]
         return cls(**content, moments=moments, failure=Failure(**failure) if failure else None)

@@ -71,10 +71,10 @@ def described(batch: list[int]) -> str:
 
 def refuse_other_calls(answer: Answer, passes: int) -> None:
     """Raise Stop if a step is not one call of the model for each micro-batch, and nothing else."""
-    if answer.calls != passes:
+    if answer.calls not in (None, passes):
         expected = f"a step of {number_of(passes, 'micro-batches')} should call the model {number_of(passes, 'times')}"
         remedy = f"check that the script calls the model itself and not a part of it, or {MEASURE}"
-        came = f"the last step called it {number_of(answer.calls, 'times')}"
+        came = f"the last step called it {number_of(answer.calls or 0, 'times')}"
         raise Stop(f"{expected}, and {came}", remedy, "unavailable")
     if answer.has_other_models:
         what = "a step should call one model, and it calls others beside it, such as a reference model"

@@ -55,7 +55,7 @@ def patch(rehearsal: Rehearsal) -> None:
         count.moments.begin_batch(loader)
         batch = take(loader)
         count.take_batch(batch)
-        return batch
+        return count.lengths.lengthen(loader, batch)
 
     TORCH.utils.data.dataloader._BaseDataLoaderIter.__next__ = next_batch
     patch_optimizers(rehearsal)

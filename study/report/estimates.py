@@ -117,7 +117,11 @@ def table(estimate: Estimate, in_ddp: bool) -> list[dict]:
         named["gradients"] = "gradients, and DDP's buckets"
     if estimate.peak_when == "update":
         named["temporaries"] = "temporaries of the update"
-    return [{"component": named.get(part, part), "per rank": size(part_bytes)} for part, part_bytes in parts.items()]
+    rows = [{"component": named.get(part, part), "per rank": size(part_bytes)} for part, part_bytes in parts.items()]
+    if not {"gradients", "on the host: gradients"} & parts.keys():
+        # The peak of one micro-batch is often at its loss, before the backward pass has made a gradient.
+        rows.insert(0, {"component": "gradients", "per rank": "none yet"})
+    return rows
 
 
 def moved(needs: Needs) -> list[str]:

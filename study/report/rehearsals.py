@@ -1,11 +1,13 @@
 """A rehearsal in words: the verdict, the parts of the peak, evaluation and saving, and what the script decided."""
 
+import re
 from dataclasses import dataclass
 from math import prod
 from typing import Self
 
 from study.core.gpus import GPUS
 from study.core.text import UNKNOWN, number_of, size
+from study.predict.front import reserve_bytes
 from study.records.schema import Record
 from study.records.sections import Observed
 from study.rehearsal.on_gpu import OnGpu, on_gpu
@@ -64,6 +66,27 @@ class Rehearsed:
         return cls(request, answer, record, device, peak, device.fits)
 
 
+# Packages that need a GPU to be installed, and how to rehearse without one.
+WITHOUT = {
+    "flash_?att": 'ask for attn_implementation="sdpa", which keeps as much',
+    "xformers": "ask for PyTorch's own attention, which keeps as much",
+    "bitsandbytes": 'ask for optim="adamw_torch", whose moments take 8 bytes of a parameter and not 2',
+    "apex": "ask for PyTorch's fused AdamW",
+    "transformer_?engine": "ask for bf16 in place of fp8",
+    "liger": "leave Liger out; the logits that it never makes are counted then",
+}
+
+
+def lacking(message: str, yours: str) -> str:
+    """Return that a package needs a GPU, and how to rehearse without. Empty for other packages."""
+    plain = message.lower().replace("-", "_")
+    remedy = next((remedy for name, remedy in WITHOUT.items() if re.search(name, plain)), None)
+    if remedy is None:
+        return ""
+    end = "" if message.endswith(".") else "."
+    return f"{end} It needs a GPU: it is not here, and {yours} may have it. To rehearse, {remedy}."
+
+
 def ending(failure: Failure, request: Request) -> str:
     """Return how a script ended that did not reach its steps."""
     place = f" at {failure.where}" if failure.where else ""
@@ -71,7 +94,8 @@ def ending(failure: Failure, request: Request) -> str:
     if failure.kind == "hang":
         return f"It hangs{place}, as it would on {gpus}: {failure.message}"
     if failure.kind != "script":
-        return f"A rehearsal cannot go on{place}: {failure.message}"
+        more = lacking(failure.message, f"the machine of the {gpus}") if failure.kind == "missing" else ""
+        return f"A rehearsal cannot go on{place}: {failure.message}{more}"
     if request.skips:  # what is left out may be what the script misses
         return f"It ends{place}, with --skip: {failure.message}"
     return f"It ends{place}, as it would on {gpus}: {failure.message}"
@@ -87,7 +111,12 @@ def verdict(of: Rehearsed) -> str:
     if device.driver is None:
         return f"{holds}, and needs more than {total}: {FITS[of.fits]}."
     shown = f"nvidia-smi would show {device.driver / GIB:.1f} of {total}"
-    return f"{holds}, and {shown}: {FITS[of.fits]}."
+    kept = "" if of.fits == "no" else f", with {reserve_bytes(GPUS[of.request.gpu]) / GIB:.1f} GiB {KEPT}"
+    return f"{holds}, and {shown}: {FITS[of.fits]}{kept}."
+
+
+# What no count of tensors has, as `advise` and `oom` keep it.
+KEPT = "kept for context, NCCL and fragmentation"
 
 
 def in_fp32(seen: Observed) -> list[str]:
@@ -98,12 +127,30 @@ def in_fp32(seen: Observed) -> list[str]:
     return [f"Your script trains in fp32: {remedy}."]
 
 
+def short(of: Rehearsed) -> list[str]:
+    """Return that the sequences of the peak are far shorter than the script asks for, and how to rehearse full ones."""
+    seen, most = of.answer.lengthened_to or of.answer.row_tokens, of.answer.max_length
+    if not (seen and most and seen < SHORT * most):
+        return []
+    what = f"This peak is of sequences of at most {seen:,} tokens, and the script's max_length is {most:,}."
+    return [f"{what} If you train on longer ones, --tokens {most} rehearses them."]
+
+
+SHORT = 0.5  # of the script's own max_length: a choice
+
+
 def longest_seen(of: Rehearsed) -> list[str]:
-    """Return the largest micro-batch of the updates, as longer ones hold more, and how long the data set's rows are."""
+    """Return the largest micro-batch of the updates, as longer ones hold more, and whether it was lengthened."""
     if not of.answer.batches_read:
         return []
     shape = " x ".join(f"{size:,}" for size in largest_of(of.answer.batches_read))
+    if of.answer.lengthened_to:
+        why = "--tokens" if of.request.tokens else "the data set's longest row"
+        so = f"from {of.answer.row_tokens:,} tokens to {of.answer.lengthened_to:,}, {why}"
+        return [f"The largest micro-batch is {shape}: its sequences were lengthened {so}."]
     line = f"The largest micro-batch that it saw is {shape}: a larger one holds more."
+    if of.answer.row_tokens < (of.request.tokens or 0):
+        line += " --tokens lengthened none: it needs batches of input_ids."
     longest = of.answer.longest_row
     if longest and longest > max(largest_of(of.answer.batches_read)):
         line += f" The data set has a row of {longest:,} tokens. Give more --steps."
@@ -112,6 +159,18 @@ def longest_seen(of: Rehearsed) -> list[str]:
 
 def largest_of(shapes: list[list[int]]) -> list[int]:
     return max(shapes, key=prod)
+
+
+def ran_with(of: Rehearsed) -> list[str]:
+    """Return which releases ran, and which default of theirs holds less than that of older ones."""
+    answer = of.answer
+    lines = [f"It ran {', '.join(f'{name} {release}' for name, release in answer.releases.items())}."]
+    if answer.loss_in_chunks:
+        older = "an older TRL, for SFT before 1.7, makes whole ones unless asked (huggingface/trl#5846)"
+        copies = prod(largest_of(answer.batches_read)) * (answer.vocabulary or 0) * 4
+        each = f": {size(copies)} for each copy in fp32" if copies else ""
+        lines.append(f"TRL computed the loss in chunks, and made no whole logits; {older}{each}.")
+    return lines
 
 
 def on_cpu(answer: Answer) -> str:
@@ -123,6 +182,9 @@ def on_cpu(answer: Answer) -> str:
 
 def parts_of_peak(of: Rehearsed) -> list[str]:
     parts = sorted(of.peak.parts.items(), key=lambda part: -part[1])
+    if not parts:
+        updates = number_of(of.answer.updates, "updates")
+        return [f"What the peak consists of was not seen: the script made {updates}, and another one shows it."]
     lines = ["At the peak: " + ", ".join(f"{name.replace('_', ' ')} {size(held)}" for name, held in parts) + "."]
     if of.device.host:
         lines.append(f"The host keeps {size(of.device.host)} of these for this rank.")
@@ -224,7 +286,8 @@ def training(seen: Observed) -> list[str]:
     if seen.checkpointing:
         words.append("activations are recomputed")
     if seen.attention:
-        words.append(f"attention {seen.attention}")
+        stand_in = ", by PyTorch's in its place" if seen.attention.startswith("flash") else ""
+        words.append(f"attention {seen.attention}{stand_in}")
     return words
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from study.core import arms
-from study.core.errors import Stop
+from study.core.errors import FULL_INSTALL, Stop
 from study.core.machine import DEVICE_LOCK, die_with_parent, oom_kills, version
 from study.core.settings import cache_home, flag
 from study.records import store
@@ -34,8 +34,7 @@ def lacking() -> Stop | None:
     """Return why nothing can be launched from this Python environment. None if it has the launcher."""
     if version("accelerate"):
         return None
-    remedy = "pip install './zero-study[train,report]', or make setup in the checkout"
-    return Stop("this needs accelerate, which the light install does not have", remedy, "unavailable")
+    return Stop("this needs accelerate, which the light install does not have", FULL_INSTALL, "unavailable")
 
 
 def command(cell: Cell, folder: Path, nvme_dir: Path | None) -> list[str]:

@@ -3,13 +3,16 @@
 import http.server
 import json
 import os
+import shlex
 import subprocess
+import sys
 import threading
 
 import huggingface_hub.constants
 import pytest
 
 from study.core import shapes
+from study.core.errors import FULL_INSTALL, Stop
 from study.predict.architecture import named
 from tests.conftest import python
 
@@ -65,6 +68,28 @@ def test_what_the_hub_has_not_is_a_sentence(hub_env):
     assert done.returncode == 2
     for words in ("not a built-in shape", "RepositoryNotFound", "gemma2-9b"):
         assert words in done.stderr
+
+
+TOO_MUCH = "CUDA out of memory. Tried to allocate 7.83 GiB"
+WITHOUT_PACKAGE = "import sys; sys.modules['huggingface_hub'] = None; from study.cli import main; main()"
+
+
+@pytest.mark.parametrize("without", [False, True], ids=["full", "light"])
+@pytest.mark.parametrize("command", ["advise --gpus 8 --gpu A100", "estimate", "virtual", f"oom '{TOO_MUCH}'"])
+def test_a_misspelt_model_is_asked_about_in_every_install(command, without):
+    """The names that are near are in the study itself."""
+    words = [*shlex.split(command), "--model", "lama3-8b"]
+    start = ["-c", WITHOUT_PACKAGE] if without else ["-m", "study.cli"]
+    done = python(*start, *words, env=os.environ | UNREACHABLE)
+    assert done.returncode == 2
+    assert "did you mean 'llama3-8b'" in done.stderr
+
+
+def test_another_name_says_what_would_ask_the_hub(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(Stop, match="huggingface_hub, which asks it, is not installed") as caught:
+        named("someone/else")
+    assert FULL_INSTALL in caught.value.remedy
 
 
 # --- whether it answers ----------------------------------------------------------------------------------------

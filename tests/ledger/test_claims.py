@@ -399,6 +399,9 @@ def test_a_card_is_as_wide_as_text(monkeypatch, capsys):
 def test_a_short_word_that_no_claim_has_is_not_taken_for_another():
     with pytest.raises(Stop) as stop:
         texts.named(("lora",))
+    assert stop.value.remedy == "study claims --all lists the documents"
+    with pytest.raises(Stop) as stop:
+        texts.named(("lora", "zero"))
     assert stop.value.remedy == "give fewer words; study claims --all lists the documents"
     with pytest.raises(Stop) as stop:
         texts.named(("gradeint",))

@@ -1,5 +1,7 @@
 """With --gpu a rehearsal counts what a GPU's kernels keep, not a CPU's."""
 
+import re
+
 import pytest
 
 from study.core.gpus import GPUS
@@ -78,10 +80,15 @@ KNOWN_ROWS = """
 """
 
 
-def test_longer_rows_of_a_data_set_that_knows_them_are_named(written):  # noqa: F811
+def test_batches_are_as_long_as_the_longest_row_of_a_data_set_that_knows_it(written):  # noqa: F811
     head, loop = GPT2.format(dropout=0, recomputes="").split("    loader = ")
-    words = " ".join(study_virtual(written(head + KNOWN_ROWS + loop.partition("\n")[2]), "--gpu=T4").stdout.split())
-    assert "The data set has a row of 79 tokens. Give more --steps." in words, words
+    script = written(head + KNOWN_ROWS + loop.partition("\n")[2])
+    words = " ".join(study_virtual(script, "--gpu=T4").stdout.split())
+    assert re.search(r"is 1 x 79: its sequences were lengthened from \d+ tokens to 79, the data set's", words), words
+    peak = rehearsed(script, "--gpu=T4")["peak_bytes"]
+    longer = rehearsed(script, "--gpu=T4", "--tokens=200")
+    assert (longer["sequences"]["lengthened_to"], longer["sequences"]["longest_row"]) == (200, 79)
+    assert longer["peak_bytes"] > peak
 
 
 def test_a_card_shows_no_more_than_it_has():

@@ -87,6 +87,23 @@ def test_evaluation_and_saving_have_peaks_and_no_file_changes(script):
     assert all(after[each] == before[each] for each in before)
 
 
+def test_what_is_cloned_to_be_saved_is_the_hosts(script):
+    """With stage 2 Accelerate lets DeepSpeed clone all weights. A rehearsal has one device, a GPU has none of it."""
+    answer = rehearsed(script(LOOP, SAVES), "--config_file=accelerate_configs/zero2.yaml", "--save")
+    weights = answer["after_step"]["weights"]
+    assert 0 <= answer["device"]["saving"] - sum(answer["after_step"].values()) < 0.5 * weights
+
+
+def test_a_script_that_ends_after_its_steps_has_calls_and_says_why_it_has_no_parts(script, tmp_path):
+    """Without another update the parts of the peak are not known. Its steps have called the model all the same."""
+    short = LOOP.replace("rows(64)", "rows(16)").replace("range(10)", "range(1)")
+    record = tmp_path / "record"
+    done = study_virtual(script(short, SAVES), "--save", "--gpu=H100", f"--run-dir={record}")
+    words = " ".join(done.stdout.split())
+    assert "What the peak consists of was not seen: the script made 2 updates, and another one shows it." in words
+    assert Answer.read(record / "answer.json").calls == 1
+
+
 def test_a_save_that_gathers_on_one_rank_alone_hangs(script):
     done = study_virtual(script(LOOP, SAVES_ALONE), "--config_file=accelerate_configs/zero3.yaml", "--save")
     assert done.returncode == 1, done.stdout + done.stderr

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import textwrap
+from importlib.metadata import version
 
 import pytest
 
@@ -154,6 +155,14 @@ def test_what_the_host_keeps_is_in_no_block_of_the_gpu():
     assert on_gpu(Answer(log=log), 8, 3).peak == 4000 + 2_000_000 + 1000
 
 
+def test_weights_that_are_cast_before_the_first_step_were_on_the_host_alone():
+    """As a model that was loaded in fp32 is with DeepSpeed's bf16: the GPU gets the cast ones."""
+    log = [(1, 40_000_000), (2, 40_000_000), (3, 20_000_000), (1, 0), (4, 1000)]
+    answer = Answer(log=log, first_step_at=4, loaded=[(0, 2)])
+    assert on_gpu(answer, 8, 2).reserved < 85_000_000 < on_gpu(Answer(log=log, first_step_at=4), 8, 2).reserved
+    assert on_gpu(answer, 8, 2).peak == 40_000_000 + 20_000_000 + 1000
+
+
 # --- with real values
 
 
@@ -253,7 +262,10 @@ TINY = """
 """
 REFUSED = {
     "import nosuch.part": "the script needs nosuch, which is not installed here",
+    "raise ImportError('You need to install `bitsandbytes`')": 'To rehearse, ask for optim="adamw_torch"',
     "AutoModelForCausalLM.from_pretrained('x', quantization_config={'load_in_4bit': True})": "no quantized weights",
+    "import transformers; transformers.AutoTokenizer.from_pretrained('x')": "put the model's tokenizer there",
+    "import transformers; transformers.AutoProcessor.from_pretrained('x')": "put the model's tokenizer there",
     "AutoModelForCausalLM.from_pretrained('no/model')": "give --config-of no/model=FOLDER",
     "LlamaForCausalLM(config).generate(torch.zeros(1, 4, dtype=torch.int64))": "`generate` chooses tokens by values",
 }
@@ -270,6 +282,42 @@ def test_what_cannot_be_rehearsed_is_refused_with_its_line(line, written, tmp_pa
     assert words.startswith("A rehearsal cannot go on at script.py:13: "), words
     assert REFUSED[line] in words
     assert line[:40] in words
+
+
+FLASH = """
+    from transformers import AutoModelForCausalLM, LlamaConfig
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64, "intermediate_size": 64}
+    config = LlamaConfig(vocab_size=64, num_hidden_layers=2, **sizes)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="ATTENTION", dtype=torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    rows = DataLoader(torch.randint(0, 64, (64, 128)), batch_size=4)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, rows)
+    for x in loader:
+        accelerator.backward(model(x, labels=x).loss)
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_flash_attention_that_is_not_installed_keeps_what_pytorchs_kernel_keeps(written):
+    peaks = {}
+    for attention in ("sdpa", "flash_attention_2"):
+        answer = rehearsed(written(FLASH.replace("ATTENTION", attention)), "--gpu=H100")
+        assert answer["observed"]["attention"] == attention
+        peaks[attention] = answer["peak_bytes"]
+    assert peaks["flash_attention_2"] == pytest.approx(peaks["sdpa"], rel=0.01)
+
+
+def test_releases_their_defaults_and_what_a_count_lacks_are_said():
+    """TRL before 1.7 makes whole logits by default: the same script may fit with one release alone."""
+    done = study_virtual("examples/trl_sft.py", "--gpu=H100", "--tokens=256")
+    words = " ".join(done.stdout.split())
+    assert "it fits, with " in words, done.stderr
+    assert "kept for context, NCCL and fragmentation." in words
+    assert f"trl {version('trl')}, " in words
+    assert "TRL computed the loss in chunks, and made no whole logits" in words
+    assert re.search("[0-9.]+ [kMG]B for each copy in fp32", words)
+    assert "were lengthened from" in words
 
 
 def test_a_module_or_a_program_is_a_script(tmp_path, monkeypatch):

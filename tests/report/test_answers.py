@@ -11,7 +11,7 @@ from study.predict.front import estimate, papers
 from study.records import runs as records
 from study.report import answers
 from study.report.of_record import training_of
-from study.report.topics import memory, traffic
+from study.report.topics import memory, stages, traffic
 from study.report.topics.arms import by_task, in_words
 from tests.report.test_figures import assert_drawn
 from tests.shaped import failed, finished, put
@@ -216,3 +216,11 @@ def test_what_cannot_be_compared_is_not(tmp_path):
     (group,) = by_task(records.load(put(tmp_path / "b", finished("a", "zero1"), failed("c", arm="zero3", seed=42))))
     (line,) = group["in_words"]
     assert line.startswith("zero3 did not run: ")
+
+
+def test_what_stage_2_divides_is_seen_at_the_peak():
+    """Of the kept runs that the notebook shows: beside stage 1, by hand a half on 2 ranks and an eighth on 8."""
+    for protocol, chosen, ranks in (("stages", stages.PASSES, 2), ("at_scale", stages.LARGE, 8)):
+        rows = stages.recorded(records.load(KEPT / protocol).select(**chosen), [stages.AT_PEAK]).set_index("arm")
+        share = rows.loc["zero2", stages.AT_PEAK] / rows.loc["zero1", stages.AT_PEAK]
+        assert 1 / ranks <= share < 1.2 / ranks

@@ -86,9 +86,54 @@ def test_adapters_and_offloading_are_decided_too():
         ("hang", [], "It hangs at a.py:3, as it would on 8 GPUs: m"),
         ("script", [], "It ends at a.py:3, as it would on 8 GPUs: m"),
         ("script", ["f"], "It ends at a.py:3, with --skip: m"),
+        ("missing", [], "A rehearsal cannot go on at a.py:3: m"),
         ("value", [], "A rehearsal cannot go on at a.py:3: m"),
     ],
 )
 def test_how_a_script_ended_is_said(kind, skips, said):
     request = Request("a.py", [], ranks=8, ranks_per_machine=8, steps=2, skips=skips)
     assert rehearsals.ending(Failure(kind, "m", "a.py:3"), request) == said
+
+
+@pytest.mark.parametrize(
+    ("message", "remedy"),
+    [
+        ("the package for FlashAttention2 doesn't seem to be installed.", 'attn_implementation="sdpa"'),
+        ("the script needs flash_attn, which is not installed here", 'attn_implementation="sdpa"'),
+        ("the script needs xformers.ops, which is not installed here", "PyTorch's own attention"),
+        ("You need to install `bitsandbytes` in order to use bitsandbytes optimizers", 'optim="adamw_torch"'),
+        ("Trainer tried to instantiate apex FusedAdam but apex is not installed!", "fused AdamW"),
+        ("Tried to train with `fp8` and TransformerEngine, which is not installed", "bf16 in place of fp8"),
+        ("You have set `use_liger_kernel` to `True` but liger-kernel >= 0.3.0 is not available.", "leave Liger out"),
+    ],
+)
+def test_a_package_that_needs_a_gpu_is_this_machines_lack_and_a_remedy_is_given(message, remedy):
+    request = Request("a.py", [], ranks=4, ranks_per_machine=4, steps=2)
+    said = rehearsals.ending(Failure("missing", message, "a.py:3"), request)
+    assert said.startswith(f"A rehearsal cannot go on at a.py:3: {message}")
+    assert "it is not here, and the machine of the 4 GPUs may have it. To rehearse, " in said
+    assert remedy in said
+    assert ".." not in said
+
+
+@pytest.mark.parametrize(
+    ("seen", "longest", "to", "most", "is_short"),
+    [(128, None, None, 4096, True), (128, 400, 400, 4096, True), (128, 4000, 4000, 4096, False),
+     (128, None, 4096, 4096, False), (2048, None, None, 4096, False), (128, None, None, None, False)],
+)  # fmt: skip
+def test_sequences_that_are_far_shorter_than_the_script_asks_for_are_said(seen, longest, to, most, is_short):
+    answer = Answer(row_tokens=seen, longest_row=longest, lengthened_to=to, max_length=most)
+    said = rehearsals.short(SimpleNamespace(answer=answer))
+    assert bool(said) == is_short
+    if said:
+        assert f"sequences of at most {to or seen} tokens, and the script's max_length is 4,096." in said[0]
+        assert "--tokens 4096 rehearses them" in said[0]
+
+
+def test_tokens_that_lengthened_no_batch_are_said():
+    def said(tokens: int | None) -> str:
+        request = SimpleNamespace(tokens=tokens)
+        return " ".join(rehearsals.longest_seen(SimpleNamespace(request=request, answer=Answer(batches_read=[[4, 8]]))))
+
+    assert "--tokens lengthened none" in said(64)
+    assert "--tokens" not in said(None)

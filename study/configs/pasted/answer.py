@@ -9,6 +9,7 @@ from packaging.version import Version
 
 from study.configs.oom.reading import OomError
 from study.configs.pasted import losses, matching, memory, tracebacks, watchdogs
+from study.configs.pasted.in_use import without_what_is_in_use
 from study.configs.pasted.memory import ByText
 from study.configs.pasted.ranking import FULL, OF_STEPS, explains, ordered
 from study.configs.pasted.read import Pasted, read
@@ -79,7 +80,7 @@ def answer(text: str, symptom: str = "", by_text: ByText = memory.without_model)
     unsaid = _unsaid(pasted, possible)
     questions = _to_be_surer(found, unsaid, seen) if found else _to_know(pasted, unsaid, seen)
     return PastedAnswer(
-        found=tuple(found[: 1 + MOST_ALSO]),
+        found=tuple(without_what_is_in_use(each, pasted) for each in found[: 1 + MOST_ALSO]),
         read=tuple(_read(pasted)),
         seen=tuple(sorted(seen)),
         notes=tuple(pasted.contradictions),
@@ -102,7 +103,7 @@ def _shown(pasted: Pasted, error: OomError | None, by_text: ByText) -> list[Seen
     errors = [_in_its_release(each, pasted) for each in tracebacks.errors(pasted.text)]
     of_memory = memory.of_error(pasted, error, by_text) if error else memory.of_words(pasted, by_text)
     waits = watchdogs.hangs(pasted.text, pasted.sentences)
-    signs = losses.signs(pasted.log, pasted.may_be_deepspeed)
+    signs = losses.signs(pasted.log, pasted.may_be_deepspeed, pasted.said.get("passes", losses.USUAL_PASSES))
     if not signs and len(pasted.log.lines) < losses.FEW:  # where a log has more, a person's words say less
         signs = losses.signs_in_words(pasted.text, pasted.sentences, pasted.may_be_deepspeed)
     return [*errors, *filter(None, [of_memory, waits]), *signs]
@@ -179,7 +180,8 @@ def _nothing(pasted: Pasted, applying: int) -> str:
     if pasted.is_strange:
         return "Nothing in this text is known here: no error, no library, no training"
     if pasted.last_error:
-        return f"This error is not known here: {pasted.last_error}"
+        where = f"; it failed {pasted.failed_at}" if pasted.failed_at else ""
+        return f"This error is not known here: {pasted.last_error}{where}"
     return "Nothing known applies to what you gave"
 
 
@@ -189,7 +191,8 @@ def _nothing(pasted: Pasted, applying: int) -> str:
 def _unsaid(pasted: Pasted, possible: list[matching.Match]) -> tuple[str, ...]:
     """Return what faults that may apply depend on, and the text does not say."""
     wanted = set().union(*(each.unknown for each in possible)) - {*pasted.said}
-    unsaid = [what for condition, what in ASKED.items() if condition in wanted]
+    asked = {} if pasted.is_of_another_framework else ASKED
+    unsaid = [what for condition, what in asked.items() if condition in wanted]
     return tuple(unsaid if pasted.is_released else [*unsaid, RELEASES])
 
 

@@ -34,6 +34,9 @@ MOST_LINES = 20_000
 FALLS = 0.9  # of the first losses
 SMALL_LOSS = 0.05  # lower ones may be rounded to 0
 MOST_OVERFLOWS = 20
+RANDOM = math.log(262_144)  # the loss of random weights with the largest vocabulary
+BROKEN = 3  # times that: no weights have such a loss
+USUAL_PASSES = 32  # of an update, where the text says none: some releases of the Trainer print their sum
 SHARE = 0.9  # of the steps: a rate that is 0 after them is as it should be
 
 
@@ -114,14 +117,15 @@ def _values(row: str) -> dict[str, float]:
     return {name: float(match[1]) for name, match in matches.items() if match}
 
 
-def signs(log: Log, has_marks: bool) -> list[Seen]:
+def signs(log: Log, has_marks: bool, passes: int = USUAL_PASSES) -> list[Seen]:
     """Return what the lines of a trainer show. A mark comes first: it says why a loss is 0.
 
-    `has_marks`: DeepSpeed may have written the norms.
+    `has_marks`: DeepSpeed may have written the norms. `passes`: those of an update.
     """
     mark = norm_is_a_mark(log.norms) if has_marks else None
     found = [
         mark,
+        forward_is_broken(log.losses, passes),
         loss_is_nan(log.losses),
         loss_is_zero(log.losses),
         loss_stands_still(log.losses),
@@ -159,6 +163,16 @@ def guesses_by_words(text: str, words: Sequence[Sentence]) -> list[Seen]:
 
 
 # --- Each check returns one sign of signs.toml, or None
+
+
+def forward_is_broken(losses: Series, passes: int) -> Seen | None:
+    """The first loss is far above that of random weights, and the next is 0 or NaN, with no usual norm beside it."""
+    first, second, *_ = [*losses.values, 0.0, 0.0]
+    if len(losses.values) < 2 or not BROKEN * RANDOM * passes < first < math.inf:
+        return None
+    if (math.isfinite(second) and second != 0) or _is_usual(losses.lines[1].values.get("norm", math.nan)):
+        return None
+    return losses.sign("forward-broken", 0, first=first, random=RANDOM)
 
 
 def loss_is_nan(losses: Series) -> Seen | None:

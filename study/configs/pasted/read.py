@@ -69,6 +69,14 @@ UNLIKE = {
 # As configs and logs name it, and lists of packages do not.
 DEEPSPEED = re.compile(r"(?i)deepspeed(?![\s=:<>~\"']*\d)|zero_optimization|\bzero[ _-]?(?:stage[ _:=-]*)?[0-3]\b")
 OTHER_ENGINE = re.compile(r"(?i)fsdp|fully_?shard|DistributedDataParallel|MULTI_GPU|\bDDP\b")
+# Frameworks that shard by themselves: a traceback of one says nothing of a stage.
+FRAMEWORK = re.compile(
+    r'(?i)File "[^"\n]*?(?<![a-z])(?:megatron|torchtitan|(?:pytorch_)?lightning|colossalai|nemo|torchtune|nanotron)'
+    r"[-_]?\w*[/\\]"
+)
+FRAME = re.compile(r'File "([^"\n]+)", line \d+, in ([^\s\u2502]+)')
+PACKAGE = re.compile(r"^.*?(?:site-packages|dist-packages|/src)/|^(?:.*/)?(?=(?:[^/]+/){3}[^/]+$)")
+ASSERTED = re.compile(r"(?m)^\W*assert (.+?)[,( ]*$")
 TITLE = re.compile(rf"(?!{NO_PROSE}|.*(?:(?:Error|Exception): |[{{}}\[\]|])).{{0,199}}")  # and no line of a log
 
 
@@ -124,8 +132,28 @@ class Pasted:
     @functools.cached_property
     def last_error(self) -> str:
         """The last line of an error, from its class on."""
-        lines = re.findall(r"^.{0,40}?\b(\w*(?:Error|Exception): .{1,120})", self.text, re.MULTILINE)
+        lines = re.findall(
+            r"^.{0,40}?\b(\w*(?:Error|Exception): .{1,120}|AssertionError(?=:?[ \t]*$))", self.text, re.MULTILINE
+        )
         return lines[-1] if lines else ""
+
+    @property
+    def failed_at(self) -> str:
+        """Where an assertion without words failed; empty, if the error has words, or no frame is shown."""
+        error = self.last_error
+        place = self.text.rfind(error)
+        frames = [*FRAME.finditer(self.text, 0, place)]
+        if not error.startswith("AssertionError") or re.search("[a-z]{2,} [a-z]{2,}", error) or not frames:
+            return ""
+        file, function = frames[-1].groups()
+        asserted = ASSERTED.search(self.text, frames[-1].end(), place)
+        what = f", which asserts `{asserted[1]}`" if asserted else ""
+        return f"in {function} of {PACKAGE.sub('', file)}{what}"
+
+    @property
+    def is_of_another_framework(self) -> bool:
+        """Whether the traceback is of a framework that shards by itself, and no engine of a stage is named."""
+        return bool(FRAMEWORK.search(self.text)) and not re.search(r"(?i)deepspeed|\bzero\b|fsdp", self.text)
 
     @property
     def is_stage_1_or_2(self) -> bool:
@@ -247,6 +275,9 @@ def said(text: str) -> dict[str, Any]:
     found = {condition: value for condition, value in values.items() if value is not None}
     if ranks := _ranks_of_batch(found):
         found.setdefault("ranks", ranks)
+    per_machine = found.pop("per_machine", None)
+    if per_machine and found.get("machines", 1) > 1 and found.get("ranks", per_machine) == per_machine:
+        found["ranks"] = per_machine * found["machines"]
     found.pop("total_batch", None)
     fsdp, ddp = found.pop("fsdp", None), found.pop("ddp", None)
     if "stage" in found:

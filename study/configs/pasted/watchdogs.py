@@ -156,6 +156,7 @@ class WaitCause(TypedDict):
     remedy: str
     text: NotRequired[Regex]
     words: NotRequired[list[str]]
+    tells: NotRequired[str]
 
 
 @functools.cache
@@ -170,18 +171,18 @@ def _usual(
     """Return which mistake it usually is, and what to do, by what the ranks waited for and did last."""
     if index is not None and index <= EARLY:
         return _row("waited-start")
+    is_small = elements is not None and elements <= SMALL
+    carried = "waited-small" if is_small else OF_KINDS.get(kind, "waited-unknown")
     for id, row in causes_of_waits().items():
         if meets(row.get("words", ()), said) or re.search(row.get("text", "(?!)"), text):
-            return _row(id)
-    if elements is not None and elements <= SMALL:
-        return _row("waited-small")
-    return _row(OF_KINDS.get(kind, "waited-unknown"))
+            return _row(id, causes_of_waits()[carried].get("tells", ""))
+    return _row(carried)
 
 
-def _row(id: str) -> dict[str, str]:
-    """Return a mistake and what to do, as signs take them."""
+def _row(id: str, tells: str = "") -> dict[str, str]:
+    """Return a mistake and what to do, as signs take them. `tells`: where the ranks are that wait."""
     row = causes_of_waits()[id]
-    return {"cause": row["cause"], "remedy": row["remedy"]}
+    return {"cause": row["cause"], "remedy": "; ".join(filter(None, [tells, row["remedy"]]))}
 
 
 def _named(match: re.Match) -> dict[str, str]:

@@ -7,7 +7,7 @@ A tape is cut into sections, what a layer does in a phase or what comes around t
 import functools
 import json
 import zipfile
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from math import prod
 from operator import itemgetter
@@ -31,9 +31,8 @@ _BERT |= {"v": "vocab_size", "p": "max_position_embeddings", "layers": "num_hidd
 DIMENSIONS = {
     "bert": _BERT,
     "gpt2": {"h": "n_embd", "f": "n_inner", "a": "n_head", "v": "vocab_size", "p": "n_positions", "layers": "n_layer"},
-    "llama": _BERT | {"g": "num_key_value_heads", "w": "head_dim"},
 }
-ADAPTED = DIMENSIONS | dict.fromkeys(("qwen2", "qwen3"), DIMENSIONS["llama"])  # families with adapters
+DIMENSIONS |= dict.fromkeys(("llama", "qwen2", "qwen3"), _BERT | {"g": "num_key_value_heads", "w": "head_dim"})
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")  # they change no size
 
 
@@ -51,12 +50,11 @@ UNKNOWN = Member("unknown", "", {}, None)
 
 def member(config: dict, dropout: float | None, rank: int | None = None, adapters: Sequence = ()) -> Member:
     """Return the member for a config, which the file may not have. `adapters`: what is said of them beside the rank."""
-    families = ADAPTED if rank else DIMENSIONS
-    plain = _plain(config, families)
+    plain = _plain(config)
     family, like = str(config.get("model_type")), str(plain.get("model_type"))
-    if like not in families:
+    if like not in DIMENSIONS:
         return UNKNOWN if rank else Member(f"{like}-{cache.fingerprint([plain, dropout])[:12]}", family, {}, None)
-    free = families[like]
+    free = DIMENSIONS[like]
     dimensions: dict[str, Any] = {letter: plain.get(name) for letter, name in free.items()}
     if not all(type(size) is int and size > 0 for size in dimensions.values()):
         return UNKNOWN
@@ -71,12 +69,12 @@ def member(config: dict, dropout: float | None, rank: int | None = None, adapter
     return Member(f"{like}-{cache.fingerprint(structure)[:12]}", family, dimensions, layers)
 
 
-def _plain(config: dict, families: Collection[str]) -> dict:
+def _plain(config: dict) -> dict:
     """Return the config with transformers' defaults of its dimensions. A Mistral without a window is as a Llama."""
     if config.get("model_type") == "mistral" and config.get("sliding_window", 0) is None:
         config = config | {"model_type": "llama"}
     family = str(config.get("model_type"))
-    if family not in families:
+    if family not in DIMENSIONS:
         return config
     said = {name: value for name, value in config.items() if value is not None}
     sizes = {name: value for name, value in said.items() if type(value) is int}  # anybody's config may say anything

@@ -13,12 +13,15 @@ from study.report import style
 
 ARMS = ("ddp", "zero1", "zero2", "zero3")
 STATES = ("weights", "master", "moments")  # what is there after each step; gradients come and go
+AT_PEAK = "gradients at the peak"
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
 TINY = {"task": "wikitext", "model": "gpt-tiny", "ranks": 2, "virtual": False, "precision": "fp32"}
 ALL_TRAIN = {"lora_rank": None, "train_only": None}  # states of adapters are few bytes of many parameters
 SMALL = TINY | ALL_TRAIN | {"accumulation": 1}
 DRAG = Path(__file__).parents[1] / "templates" / "drag.html"  # what each rank holds, by stage, ranks and model
-LARGE = ALL_TRAIN | {"model": "llama3-8b", "ranks": 8, "virtual": True, "precision": "bf16_cast"}
+# Gradients are there at the peak with a second micro-batch or with recomputing: otherwise it often is before the first.
+LARGE = ALL_TRAIN | {"model": "llama3-8b", "ranks": 8, "virtual": True, "precision": "bf16_cast", "checkpointing": True}
+PASSES = TINY | ALL_TRAIN | {"accumulation": 4}
 
 
 # Of the model states in 16 bits with Adam: the bytes of a parameter, the stage from which ranks divide them, and the
@@ -68,6 +71,7 @@ def recorded(runs: Runs, parts: Iterable[str]) -> pd.DataFrame:
         sizes = metrics.sent(run.record)
         for first_rank in run.record.memory.components.per_rank[:1]:
             sizes |= first_rank.after_step
+            sizes[AT_PEAK] = (first_rank.at_peak or {}).get("gradients", 0)
         row: dict[str, Any] = {"arm": run.record.arm}
         row |= {part: round(sizes.get(part, 0) / (observed.parameters or 1), 3) for part in parts}
         # Of repeats the first: they hold and send the same.

@@ -12,7 +12,17 @@ import pytest
 
 from study.cli import diagnosis, pasted
 from study.configs.oom.by_text import by_text
-from study.configs.pasted import condense, matching, memory, situations, tracebacks, two_releases, watchdogs, words
+from study.configs.pasted import (
+    condense,
+    in_use,
+    matching,
+    memory,
+    situations,
+    tracebacks,
+    two_releases,
+    watchdogs,
+    words,
+)
 from study.configs.pasted.answer import answer
 from study.configs.pasted.ranking import WAITED
 from study.configs.pasted.read import deepspeed_config, newest_tested, read
@@ -37,7 +47,7 @@ WELL |= {path.stem: path.read_text() for path in sorted((HERE / "healthy").iterd
 JUDGED = table("configs/pasted/judged.toml")
 ROWS = {
     row["name"]: row | {"folder": which}
-    for which in ("threads", "threads2", "threads3", "threads4", "threads5", "threads6", "threads7")
+    for which in ("threads", "threads2", "threads3", "threads4", "threads5", "threads6", "threads7", "threads8")
     for row in table(f"configs/pasted/{which}.toml")["thread"]
 }
 THREADS = {name: (HERE / row["folder"] / f"{name}.txt").read_text() for name, row in ROWS.items()}
@@ -54,6 +64,7 @@ UNSEEN = {
     "i": (7, 2),
     "j": (4, 4),
     "k": (14, 0),
+    "l": (13, 0),
 }
 
 
@@ -293,6 +304,49 @@ def test_nan_is_told_once(said, id):
     assert not {*ids[1:]} & {"loss-zero", "loss-nan", "norm-nan", "norm-sqrt2", "loss-zero-overlap"}
 
 
+def two_steps(first: float, second: float, norm: str) -> str:
+    rows = ((first, "nan"), (second, norm))
+    return "\n".join(f"{{'loss': {loss}, 'grad_norm': {n}, 'learning_rate': 1e-4}}" for loss, n in rows)
+
+
+@pytest.mark.parametrize(
+    ("log", "is_broken"),
+    [
+        (two_steps(344093.2, 0.0, "nan"), True),
+        (two_steps(60.5, 0.0, "nan") + "\ngradient_accumulation_steps: 1", True),
+        (two_steps(60.5, 0.0, "nan"), False),  # a sum over passes
+        (two_steps(60.5, 0.0, "nan") + "\ngradient_accumulation_steps: 8", False),
+        (two_steps(11.9, 0.0, "nan"), False),
+        (two_steps(344093.2, 8000.5, "nan"), False),
+        (two_steps(344093.2, 0.0, "0.7"), False),
+    ],
+)
+def test_a_first_loss_that_no_weights_have_is_the_forward_pass(log, is_broken):
+    ids = [each.id for each in answer(log).found]
+    assert ("forward-broken" in ids) == is_broken
+    if is_broken:
+        assert not {*ids[1:]} & {"loss-zero", "loss-nan", "norm-nan"}
+        assert "it is not the learning rate" in answer(log).found[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("kind", "elements", "tells"),
+    [
+        ("_REDUCE_SCATTER_BASE", 131072000, "gradients are reduced there, in a training step"),
+        ("ALLREDUCE", 131072000, "gradients are reduced there, in a training step"),
+        ("ALLREDUCE", 1, "one small value is waited for"),
+        ("BROADCAST", 1, "one small value is waited for"),
+        ("_ALLGATHER_BASE", 131072000, "weights or outputs are gathered there"),
+        ("BROADCAST", 131072000, "evaluate on all ranks"),
+    ],
+)
+def test_a_collective_tells_where_the_ranks_are_that_wait(kind, elements, tells):
+    line = WORK.format(rank=0, index=9314, kind=kind, elements=elements)
+    remedy = watchdogs.hangs(line, words.sentences("It hangs in the evaluation")).remedy
+    assert remedy.startswith(tells)
+    assert "evaluate on all ranks" in remedy
+
+
 OUT_OF_MEMORY = """Traceback (most recent call last):
   File "train.py", line 9, in <module>
     loss = model(ids, labels=ids).loss
@@ -388,6 +442,122 @@ def test_a_config_is_read_whatever_its_form():
         config = deepspeed_config(text).content
         assert config["zero_optimization"]["stage"] == 2
         assert read(text).said["stage"] == 2
+
+
+REMEDIES = {id: row.remedy for rows in (tracebacks.messages(), situations.situations()) for id, row in rows.items()}
+REMEDIES |= {id: row["remedy"] for id, row in (tracebacks.rows() | watchdogs.causes_of_waits()).items()}
+IN_USE = {
+    "bf16": "using bf16",
+    "checkpointing": "I already set gradient_checkpointing=True",
+    "lora": "LoRA",
+    "shards": "StateDictType.SHARDED_STATE_DICT",
+    "npu": "os & arch: ascend 910b, aarch64",
+    "rocm": "torch 2.6.0+rocm6.2.4",
+    "windows": "Platform: Windows-10-10.0.22631-SP0",
+}
+
+
+# Empty asides, marks that follow each other, and half a list at the beginning.
+ILL_FORMED = re.compile(r"(?<!\w)\( ?\)|[,;:] *[,;)]|:$|^(?:(?:or|and)\b|[,;(])|\x00")
+
+
+def advised(remedy: str, text: str) -> str:
+    seen = tracebacks.Seen("", "", remedy, "sure")
+    return in_use.without_what_is_in_use(seen, read(text)).remedy
+
+
+@pytest.mark.parametrize("id", in_use.rows())
+def test_what_a_text_says_is_in_use_is_advised_by_no_remedy(id):
+    row = in_use.rows()[id]
+    for name, remedy in REMEDIES.items():
+        assert advised(remedy, "hello") == remedy
+        left = advised(remedy, IN_USE[id])
+        assert left, name
+        assert left == remedy or not ILL_FORMED.search(left), f"{name}: {left}"
+        items = [match[0] for match in in_use.PART.finditer(left.removeprefix(row.instead)) if not match["between"]]
+        assert not [each for each in items if re.search(row.advice, each, in_use.FLAGS)], f"{name}: {left}"
+
+
+def test_a_setting_that_a_text_has_is_advised_by_no_remedy():
+    """Of each remedy, whatever its rule: a text that has all of its settings is not told to set one."""
+    for name, remedy in REMEDIES.items():
+        for setting in in_use.SETTING.finditer(remedy):
+            left = advised(remedy, f"I tried {setting[1]}={setting[2]}")
+            assert left == remedy or not ILL_FORMED.search(left), f"{name}: {left}"
+
+
+@pytest.mark.parametrize(
+    ("remedy", "text", "left"),
+    [
+        ("look at fp16 (take bf16), and sequences", "bf16: false", "look at fp16 (take bf16), and sequences"),
+        ("look at fp16 (take bf16), and sequences", "--bf16 True", "look at fp16, and sequences"),
+        ("try NCCL_P2P_DISABLE=1 and NCCL_NVLS_ENABLE=0", "- set NCCL_P2P_DISABLE=1", "NCCL_NVLS_ENABLE=0"),
+        ("set overlap_comm to false; if it stays, look", '"overlap_comm": false', "if it stays, look"),
+        ("set overlap_comm to false", '"overlap_comm": true', "set overlap_comm to false"),
+        ("set use_cache=False", "try setting use_cache=False to save memory", "set use_cache=False"),
+        ("take bf16", "Should I take bf16?", "take bf16"),
+        ("unset use_cache=True", "use_cache=True", "unset use_cache=True"),
+        ("set use_cache=False", "use_cache=False", in_use.NOTHING_LEFT),
+        (
+            "read the error (ninja, CUDA_HOME, gcc)",
+            "PyTorch NPU available: False",
+            "read the error (ninja, CUDA_HOME, gcc)",
+        ),
+        ("read the error (ninja, CUDA_HOME, gcc)", "PyTorch NPU available: True", "read the error (ninja, gcc)"),
+    ],
+)
+def test_the_rest_of_a_remedy_stays(remedy, text, left):
+    assert advised(remedy, text) == left
+
+
+def test_who_saves_shards_is_told_to_save_them():
+    told = answer(
+        f"{EXAMPLES['no-storage']['text']}\nwith FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):"
+    )
+    assert told.id == "no-storage"
+    assert "torch.distributed.checkpoint" in told.found[0].remedy
+    assert "full_state_dict" not in told.found[0].remedy
+    assert "FSDP1" in told.read
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [
+        ("on 2 nodes with 8 GPUs each", 16),
+        ("4 machines, 8 GPUs per node", 32),
+        ("torchrun --nnodes 2 --nproc_per_node 8", 16),
+        ("nnodes: 1\nnproc_per_node: 8", 8),
+        ("2 nodes, 16 GPUs", 16),
+        ("--nnodes 2 --nproc_per_node 8 with world_size: 16", 16),
+    ],
+)
+def test_ranks_are_nodes_times_gpus_of_each(text, ranks):
+    assert read(text).said.get("ranks") == ranks
+
+
+FRAME = (
+    'Traceback (most recent call last):\n  File "/x/site-packages/{path}", line 8, in {function}\n    {code}\n{error}\n'
+)
+
+
+@pytest.mark.parametrize("package", ["megatron/core", "torchtitan", "lightning/pytorch", "colossalai", "nemo/core"])
+@pytest.mark.parametrize(
+    "error", ["AssertionError", "AssertionError: (torch.Size([]), 0, 77856768)", "AssertionError: "]
+)
+def test_an_assertion_without_words_is_placed_and_no_stage_of_zero_is_asked_of_another_framework(package, error):
+    path = f"{package}/optimizer/sharded.py"
+    told = answer(FRAME.format(path=path, function="load_shards", code="assert a.shape == b.shape, (", error=error))
+    assert f"it failed in load_shards of {path}, which asserts `a.shape == b.shape`" in told.nothing
+    assert not any("stage" in each for each in (*told.questions, *told.unsaid))
+
+
+def test_an_assertion_that_says_why_is_quoted_alone_and_deepspeed_is_asked_for_its_stage():
+    text = FRAME.format(
+        path="deepspeed/x.py", function="f", code="assert a", error="AssertionError: the flux is inverted"
+    )
+    told = answer(f"{text}deepspeed==0.16.0")
+    assert "it failed" not in told.nothing
+    assert any("stage" in each for each in told.unsaid)
 
 
 # --- any text --------------------------------------------------------------------------------------------------------
