@@ -11,7 +11,7 @@ import pandas as pd
 
 from study.core.arms import ROOT
 from study.records.runs import Run
-from study.records.schema import Record
+from study.records.schema import MEASURE_VERSION, Record
 
 KEPT = [json.loads(path.read_text()) for path in (ROOT / "reports/cpu-2core/runs/smoke").glob("*/record.json")]
 OF_ARM = {fields["requested"]["arm"]: fields for fields in KEPT if fields["requested"]["task"] == "wikitext"}
@@ -32,6 +32,7 @@ def finished(
 ) -> dict:
     """A run of an arm that is done, as JSON. Its losses fall to `loss`; see `changed` for `changes`."""
     fields = changed(OF_ARM[arm], run_id=run_id, requested__seed=seed, requested__run_dir=f"runs/{run_id}")
+    fields["measure_version"] = MEASURE_VERSION
     number = zlib.crc32(run_id.encode()) % 10**6  # runs that start at once are copies of each other
     fields["started_utc"] = f"2026-01-02T03:04:05.{number:06}+00:00"
     observed, rows = fields["observed"], ranks * fields["requested"]["micro_batch"]

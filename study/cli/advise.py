@@ -50,18 +50,20 @@ def advise(
         training = replace(training, precision="bf16_cast")
     advice = advice_on(shape, training, place, step)
     first = [answer.enough(advice, step.batch)] if training.gpus is None else []
-    lines = [*first, *answer.in_words(advice), *instead(advice, training, place, step)]
+    lines = [*first, *answer.in_words(advice), *rows.widest(advice), *instead(advice, training, place, step)]
     detail = ""
     if advice.choice:
         given = vars(model) | vars(training) | vars(place)
         detail = in_detail(advice.choice, given | {"gpus": advice.question.gpus})
     say_wrapped(*lines, *answer.card_note(place), "")
     show(rows.table(advice))
-    say_wrapped("", *rows.below_table(advice), "", accuracy.resting_on(advice, step.batch is None, place.link is None))
+    say_wrapped("", rows.below_table(advice), *answer.shape_note(shape, model.params))
     if details:
-        show_details(advice, detail)
+        show_details(advice, detail, step.batch is None)
     else:
-        say_wrapped(*notes(advice, is_default))
+        given = {"--batch": step.batch, "--link": place.link, "--host-memory": step.host_memory}
+        unsaid = {option for option, value in given.items() if value is None}
+        say_wrapped(*accuracy.in_short(advice, unsaid | ({"--precision"} if is_default else set())))
     return answer.in_json(advice) | {
         "in_words": lines,
         "detail": detail,
@@ -90,20 +92,13 @@ def instead(advice: Advice, training: TrainingFlags, place: PlaceFlags, step: St
     return [finding("needs_other_parallelism").said]
 
 
-def show_details(advice: Advice, detail: str) -> None:
+def show_details(advice: Advice, detail: str, is_default_batch: bool) -> None:
+    say_wrapped(*rows.stage_3_holds_no_less(advice))
     if detail:
         say_wrapped("", f"In detail: {detail}", indent="  ")
     say("", "Predicted for:")
     say_wrapped(*accuracy.assumptions(advice.question), indent="  ", first="- ")
-    say_wrapped("", *accuracy.accuracy(), indent="  ")
-
-
-def notes(advice: Advice, is_default_precision: bool) -> list[str]:
-    """Return what a reader may not expect: the precision that was taken, and what FSDP2 keeps whole."""
-    said = ["", accuracy.precisions(advice.question)] if is_default_precision else []
-    if any(row.arm.startswith("fsdp2") and row.accumulation > 1 and not row.fits for row in advice.rows):
-        said.append(finding("fsdp2_whole_gradients").said)
-    return said
+    say_wrapped("", *accuracy.of_steps(advice, is_default_batch), "", *accuracy.accuracy(), indent="  ")
 
 
 def in_detail(choice: Row, options: dict) -> str:

@@ -16,6 +16,7 @@ from study.ledger.texts import Claim, Fault
 from study.records import runs as records
 from study.records.runs import Runs
 
+MOST_RUNS = 3  # records of a number that are named
 ASK = (
     "What to type:",
     "  study claims stage 3        a line for each claim about it",
@@ -38,7 +39,8 @@ def claims(
 ) -> list[dict]:
     """Count how many published claims hold, list some of them, or show everything about one.
 
-    With --json: the claims as the files of the ledger have them. Example: `study claims S002-25`
+    With --json: the claims as the files of the ledger have them; with --runs each number, with the folders of its runs.
+    Example: `study claims S002-25`
 
     Args:
         claim: Ids of claims, such as S000-20 (case does not matter); a document, such as S002; or words, such as
@@ -52,7 +54,7 @@ def claims(
     if undecided:
         chosen = show_undecided(chosen)
     elif runs:
-        compare_claims(chosen, records.load(runs, every_folder_has_runs=True), in_full=bool(claim))
+        return compare_claims(chosen, records.load(runs, every_folder_has_runs=True), in_full=bool(claim))
     elif every:
         show_all()
     elif not claim:
@@ -96,8 +98,9 @@ def show_counts(chosen: Sequence[Claim | Fault]) -> None:
     if not total:
         return
     say_wrapped(
-        f"Of {number_of(total, 'claims')} {number['holds']} hold, {number['does not hold']} do not, "
-        f"{number['holds only if']} hold under a condition, and {number['cannot be decided here']} cannot be decided."
+        f"{number_of(total, 'claims')}, by verdict: "
+        + ", ".join(f"{verdict} {of_verdict}" for verdict, of_verdict in number.items() if of_verdict)
+        + "."
     )
     if first := ", ".join(texts.to_read_first(chosen)):
         say(f"Read first: {first}.")
@@ -151,22 +154,28 @@ def show_evidence(claim: Claim) -> None:
         say(f"    From the records of a checkout: study claims {claim.id} --runs reports")
 
 
-def compare_claims(chosen: Sequence[Claim | Fault], loaded: Runs, in_full: bool) -> None:
+def compare_claims(chosen: Sequence[Claim | Fault], loaded: Runs, in_full: bool) -> list[dict]:
+    """Show the numbers that evidence takes from runs beside those of some runs, and return them with their folders."""
+    of_claims = [each for each in chosen if isinstance(each, Claim)]
     # Runs that have ended count, and no records of other people's scripts.
-    rows = texts.compared([each for each in chosen if isinstance(each, Claim)], loaded.counting)
+    rows = texts.compared(of_claims, loaded.counting)
     counts = Counter(row.answer for row in rows)
     agree, differ, lack = (counts[answer] for answer in texts.ANSWERS)
     yours = number_of(len(loaded), "runs")
     if not rows:
-        say_wrapped("No evidence of this is a run.", "")
-        return
-    say_wrapped(
-        f"Your {yours} give {number_of(agree, 'numbers')} of the claims' evidence again, and {differ} otherwise. "
-        f"Of {number_of(lack, 'numbers')} you have not run the experiments.",
-        "",
-    )
+        say("No evidence of this is a run.")
+    else:
+        say_wrapped(
+            f"Your {yours} give {number_of(agree, 'numbers')} of the claims' evidence again, and {differ} otherwise. "
+            f"Of {number_of(lack, 'numbers')} you have not run the experiments.",
+            "",
+        )
     # Of all claims hundreds of rows would agree, or say nothing: only the others are shown.
-    show([row_of(row) for row in rows if in_full or row.answer == texts.DIFFERS])
+    shown = [row for row in rows if in_full or row.answer == texts.DIFFERS]
+    show([row_of(row) for row in shown])
+    say_runs(shown)
+    say_others(of_claims)
+    return [row_of(row) | {"runs": row.runs} for row in rows]
 
 
 def row_of(row: texts.Compared) -> dict:
@@ -175,3 +184,25 @@ def row_of(row: texts.Compared) -> dict:
         kept = f"{kept} to {in_full(row.evidence.most)}"
     numbers = {"committed": kept, "yours": in_full(row.value)}
     return {"claim": row.claim, "evidence": row.evidence.what} | numbers | {"answer": row.answer}
+
+
+def say_runs(rows: Sequence[texts.Compared]) -> None:
+    """Say which records the numbers are of: their folders, each with a record.json."""
+    for row in rows:
+        if row.runs:
+            records_of = number_of(len(row.runs), "pairs of records" if row.evidence.over else "records")
+            more = f", {MOST_RUNS} of which are (--json has all)" if len(row.runs) > MOST_RUNS else ""
+            say("", f"{row.claim}: {in_full(row.value)} is of {records_of}{more}:")
+            say(*[f"  {of}" for of in row.runs[:MOST_RUNS]])
+
+
+def say_others(claims: Sequence[Claim]) -> None:
+    """Say how much of the evidence no run can give, and what computes it."""
+    kinds = Counter(each.kind for claim in claims for each in claim.evidence if not isinstance(each, OfRuns))
+    if kinds:
+        named = ", ".join(f"{kind} {number}" for kind, number in kinds.items())
+        test = "pytest tests/ledger" + (f" -k {claims[0].id}" if len(claims) == 1 else "")
+        pieces = number_of(kinds.total(), "pieces of evidence")
+        say_wrapped(
+            "", f"Not compared: {pieces} that are not of runs ({named}). What computes them: {test}", indent="  "
+        )

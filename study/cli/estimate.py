@@ -144,7 +144,7 @@ def estimate(
     unread = [*unread_of_arm(arm, training, buckets), *unread_of_place(arm, ours.placement.ranks, place)]
     notes = [f"Not read: {', '.join(unread)}."] if unread else []
     notes += [*answer.card_note(place), *answer.recompute_note(passes.checkpointing, ours.model, arm.stage)]
-    show_needs(needs, notes)
+    show_needs(needs, [*notes, *answer.shape_note(ours.model, model.params)])
     return in_json(needs)
 
 

@@ -42,8 +42,9 @@ def show_answer(request: Request, answer: Answer, record: Record, rows: list[Tri
     findings = show_mistakes(folder)
     if answer.cuda_peaks:
         say_wrapped(f"CUDA's own peak, with real values, is {size(max(answer.cuda_peaks))}.")
+    say_wrapped(*rehearsals.in_fp32(record.observed))
     if request.gpu:
-        say_wrapped(*rehearsals.in_fp32(record.observed), *rehearsals.longest_seen(of))
+        say_wrapped(*rehearsals.longest_seen(of))
     say_wrapped(*rehearsals.other_arm(of.fits, rows))
     show(list(map(rehearsals.row_of, rows)))
     step = show_seconds(of, folder) if request.gpu else None

@@ -16,7 +16,7 @@ from study.records import runs as records
 from study.records import store
 from study.records.runs import Run, Runs
 
-MOST_REASONS = 3  # components: the rest changes less
+MOST_REASONS = 5  # components: the rest changes less
 
 
 def _load(folders: tuple[Path, ...]) -> Runs:
@@ -146,14 +146,14 @@ def _compare_peaks(first: Run, second: Run) -> list[dict]:
 
 
 def report(
-    *, runs: tuple[Path, ...], out: Path = Path("reports/build"), address: str = "", paste: bool = False
+    *, runs: tuple[Path, ...] = (), out: Path = Path("reports/build"), address: str = "", paste: bool = False
 ) -> None:
     """Write the report about some runs: web pages that open from disk. This executes the notebooks.
 
     Example: `study report --runs reports/cpu-2core/runs`
 
     Args:
-        runs: Folders that contain runs, at any depth.
+        runs: Folders that contain runs, at any depth. Default: the kept records of reports/cpu-2core/runs.
         out: The folder for the pages. An earlier report in it is replaced.
         address: Where the pages will stand, so that links to them show a picture.
         paste: Fetch the Python with which a browser reads pasted texts, 14 MB, from npm and the package index.
@@ -162,4 +162,4 @@ def report(
     from study.report.site import build
 
     # It returns what failed, such as a notebook; the others are there all the same.
-    sys.exit(bool(build(list(runs), out, address.rstrip("/"), paste)))
+    sys.exit(bool(build(list(runs) or [records.KEPT], out, address.rstrip("/"), paste)))

@@ -197,7 +197,8 @@ def wrapped(text: str, indent: str, first: str, is_terminal: bool | None = None)
     columns = shutil.get_terminal_size().columns if is_terminal else int(said if COLUMNS.fullmatch(said) else WIDTH)
     width = min(WIDTH, columns)
     whole = BEFORE_UNIT.sub(GLUE, text)
-    lines = textwrap.wrap(whole, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
+    wrapper = textwrap.TextWrapper(width, first, indent, break_long_words=False, break_on_hyphens=False)
+    lines = wrapper.wrap(whole)
     return [line.replace(GLUE, " ") for line in lines] or [""]
 
 

@@ -5,6 +5,7 @@ A verdict is written by a person. Its evidence is computed by `study.ledger.evid
 
 import difflib
 import functools
+import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -173,7 +174,7 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
         for word in unknown:
             names = ids if len(word) < LEAST_LETTERS else [*ids, *sorted(said)]
             near += difflib.get_close_matches(word, names, 3, NEAR)
-        fewer = "give fewer words; study claims --all lists the documents"
+        fewer = ("give fewer words; " if len(words) > 1 else "") + "study claims --all lists the documents"
         raise Stop(what, f"did you mean {' or '.join(near)}?" if near else fewer)
     return matching
 
@@ -238,6 +239,7 @@ class Compared(NamedTuple):
     evidence: OfRuns
     value: Value
     answer: str
+    runs: list[str]  # the folders of each run, or of the two runs of a ratio
 
 
 def compared(claims: Iterable[Claim], runs: Sequence[Run]) -> list[Compared]:
@@ -246,7 +248,8 @@ def compared(claims: Iterable[Claim], runs: Sequence[Run]) -> list[Compared]:
     for claim in claims:
         for piece in claim.evidence:
             if isinstance(piece, OfRuns):
-                values = piece.values(runs)
-                answer = AGREES if all(map(piece.agrees, values)) else DIFFERS
-                rows.append(Compared(claim.id, piece, piece.computed(runs), answer if values else NO_RUNS))
+                found = piece.found(runs)
+                answer = AGREES if all(piece.agrees(value) for value, _ in found) else DIFFERS
+                of = [" over ".join(os.path.relpath(run.folder) for run in several) for _, several in found]
+                rows.append(Compared(claim.id, piece, piece.computed(runs), answer if found else NO_RUNS, of))
     return rows

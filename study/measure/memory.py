@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from study.core.machine import fields, text
 from study.measure.hardware import CUDA
-from study.measure.roles import before_each_update, claimed_storages
+from study.measure.roles import before_each_update, claimed_storages, within_each_update
 from study.records.sections import RankComponents, RankMemory
 
 
@@ -102,6 +102,7 @@ class MemoryWatch(TorchDispatchMode):
         self.sorts_every: float | None = None  # share of the peak by which it must rise, far from a known one
         self.gloo = dist.is_initialized() and dist.get_backend() == "gloo"
         self.failed: Exception | None = None
+        self.is_updating = False
         self._live: dict[int, Live] = {}
         self.made = 0
         self._sorted_bytes = 0
@@ -129,6 +130,15 @@ class MemoryWatch(TorchDispatchMode):
     def __exit__(self, *error):
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
         return super().__exit__(*error)
+
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        """What is made within is the optimizer step's: DeepSpeed flattens and copies gradients with autograd on."""
+        self.is_updating = True
+        try:
+            yield
+        finally:
+            self.is_updating = False
 
     def look_again(self) -> None:
         """From now on, sort storages at each new maximum that is close to the last step's peak."""
@@ -236,11 +246,18 @@ class MemoryWatch(TorchDispatchMode):
         if key in self._live:
             self._change(self._live[key], storage.nbytes())  # resized in place
             return
-        live = Live(weakref.ref(storage, lambda _: self._gone(key)), storage.nbytes(), phase or _phase())
+        live = Live(weakref.ref(storage, lambda _: self._gone(key)), storage.nbytes(), phase or self._phase())
         live.number = self.made = self.made + 1
         self._live[key] = live
         self.total += live.size
         self._note(live, live.size)
+
+    def _phase(self) -> str:
+        """Return the part of a step that the current operation belongs to, as autograd knows it."""
+        if torch._C._current_graph_task_id() != -1:  # within autograd's engine, also where checkpointing computes again
+            return "backward"
+        is_update = self.is_updating or not torch.is_grad_enabled()  # PyTorch's optimizers run under no_grad
+        return "update" if is_update else "forward"
 
     def _change(self, live: Live, size: int) -> None:
         if live.phase != "gloo":  # gloo's copies do not count
@@ -284,13 +301,6 @@ def _let_threads_finish() -> None:
 PHASE_ROLES = {"before": "other", "forward": "activations", "backward": "temporaries", "update": "temporaries"}
 
 
-def _phase() -> str:
-    """Return the part of a step that the current operation belongs to, as autograd knows it."""
-    if torch._C._current_graph_task_id() != -1:  # within autograd's engine, also where checkpointing computes again
-        return "backward"
-    return "forward" if torch.is_grad_enabled() else "update"  # optimizers run under no_grad
-
-
 class ComponentLook(contextlib.ExitStack):
     """Memory at the peak of a step and after it, by role, from STEPS untimed steps in a row under `MemoryWatch`.
 
@@ -310,6 +320,7 @@ class ComponentLook(contextlib.ExitStack):
     def __enter__(self) -> "ComponentLook":
         # At the update every gradient exists. DDP's buckets outlive the gradients in them.
         self.enter_context(before_each_update(self._optimizer, self._mark))
+        self.enter_context(within_each_update(self._optimizer, self.mode.updating))
         self.enter_context(self.mode)
         return self
 

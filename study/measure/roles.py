@@ -1,8 +1,10 @@
 """Finds the tensors that hold the training state: weights, gradients, master copies, moments, buckets and others."""
 
+import contextlib
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -125,6 +127,26 @@ def dtypes(model, optimizer) -> dict[str, str | None]:
 def before_each_update(optimizer, call) -> RemovableHandle:
     """Call `call` before each step of the optimizer that does the arithmetic, until the handle is removed or left."""
     return inner_optimizer(optimizer).register_step_pre_hook(lambda *_: call())
+
+
+@contextlib.contextmanager
+def within_each_update(optimizer, context: Callable[[], AbstractContextManager]) -> Iterator[None]:
+    """Enter `context` in each step of DeepSpeed's wrapper, which does more than the optimizer in it; none without."""
+    zero = zero_optimizer(optimizer)
+    if zero is None:
+        yield
+        return
+    take_step = zero.step
+
+    def step(*args, **kwargs):
+        with context():
+            return take_step(*args, **kwargs)
+
+    zero.step = step  # of this object, over that of its class
+    try:
+        yield
+    finally:
+        del zero.step
 
 
 # --- FSDP ------------------------------------------------------------------------------------------------------------

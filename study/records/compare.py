@@ -199,6 +199,7 @@ def paired(our_runs: Iterable[Run], their_runs: Iterable[Run], named: set[str]) 
 
 # --- the peaks of two runs ------------------------------------------------------------------------------------------
 
+OF_EITHER = "activations or temporaries"
 # By component, what decides how much of it a rank holds, from the sources of DeepSpeed 0.19.8.
 REASONS = {
     "weights": "stage 3 and FSDP keep a part on each rank, tensor parallelism a part of each layer; a dtype is wider",
@@ -211,6 +212,8 @@ REASONS = {
     "activations": "no stage partitions them: sequences or tokens differ, ranks share sequences, or peaks are at other"
     " moments",
     "temporaries": "single operations need them briefly: copies, norms, flattened gradients",
+    "activations or temporaries": "an older record does not tell the two apart. At a peak in DeepSpeed's update all are"
+    " its temporaries: gradients, flattened and in fp32",
     "other": "the data set on this rank, and what was allocated before training",
     "constants": "buffers of the model, such as masks and positions: no arm partitions them",
     "staging": "offloaded tensors pass through buffers",
@@ -231,8 +234,10 @@ def differences(first: Run, second: Run) -> str:
 
 def peaks(first: Run, second: Run) -> list[dict]:
     """Return the components of two peaks, that which changes most first."""
-    ours = _held(first)
-    theirs = _held(second)
+    ours, theirs = _held(first), _held(second)
+    if not (_tells_apart(first) and _tells_apart(second)):
+        for held in (ours, theirs):
+            held[OF_EITHER] = held.pop("activations", 0) + held.pop("temporaries", 0)
     rows = [{"component": name, "first": ours.get(name, 0), "second": theirs.get(name, 0)} for name in ours | theirs]
     return sorted(rows, key=lambda row: -abs(row["second"] - row["first"]))
 
@@ -248,4 +253,9 @@ def _held(run: Run) -> dict[str, int]:
     if not held:
         what = f"{run.record.run_id} ({run.record.arm}, {run.record.status}) has no memory by component"
         raise Stop(what, "run it again to its end, without --no-instruments")
-    return held
+    return dict(held)
+
+
+def _tells_apart(run: Run) -> bool:
+    """Return whether a record knows what DeepSpeed's update made from what the forward pass did."""
+    return run.record.measure_version >= 4 or not run.record.observed.deepspeed

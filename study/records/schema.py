@@ -33,7 +33,8 @@ SCHEMA = 3  # 2: also values that follow from others
 # Raise this number when the way of measuring changes: records of two versions are not pooled.
 # 2: the tracked memory of a stage 3 run no longer contains the copy that gloo makes for a reduce-scatter.
 # 3: rates divide by the wall time of the timed windows, not by the sum of the slowest rank's steps.
-MEASURE_VERSION = 3
+# 4: what DeepSpeed makes in the optimizer step is a temporary of the update, and no activation. Sums are the same.
+MEASURE_VERSION = 4
 
 # How a run ended. oom: of the device, or of its host. killed: by a signal. An error says why a run is not done.
 Status = Literal["running", "done", "failed", "oom", "killed", "timeout", "diverged"]

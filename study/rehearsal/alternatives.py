@@ -1,6 +1,5 @@
 """The same script under another arm: its config with another stage, or with FSDP2 or DDP instead. Needs no torch."""
 
-import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +9,16 @@ from study.core.arms import Arm
 from study.core.errors import Stop
 from study.core.files import load
 from study.records.sections import Observed
+from study.rehearsal.launchers import options_of
 from study.rehearsal.request import Request
 
 CONFIG_WORDS = ("--deepspeed", "--deepspeed_config", "--fsdp", "--fsdp_config")  # of Trainers and launchers
+# Options of `accelerate launch`, by how they begin, that say how a training is distributed: an arm says it in their
+# place. The precision is none of it, and goes into the arm's config.
+DISTRIBUTING = (
+    *("use_", "multi_gpu", "cpu", "deepspeed", "zero", "offload", "fsdp", "megatron_lm", "parallelism_config"),
+    "mixed_precision",
+)
 KEPT = ("gradient_accumulation_steps", "gradient_clipping")
 MOST_BYTES = 2**20
 
@@ -22,12 +28,14 @@ def under(arm: Arm, request: Request, folder: Path) -> Request:
     given = read(request.config_file) if request.config_file else {}
     words, json_file = without_config(request.words)
     section = given.get("deepspeed_config") or {}
-    json_file = json_file or section.get("deepspeed_config_file")
+    launch_options = options_of(request.launch_words)
+    of_launch = {option.name: option.value for option in launch_options}
+    json_file = json_file or of_launch.get("deepspeed_config_file") or section.get("deepspeed_config_file")
     zero = read(json_file) if json_file else None
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "num_machines": 1,
-        "mixed_precision": launched_precision(request.launch_words) or given.get("mixed_precision") or precision(zero),
+        "mixed_precision": of_launch.get("mixed_precision") or given.get("mixed_precision") or precision(zero),
         "distributed_type": arm.distributed_type,
     }
     if arm.deepspeed is None:
@@ -47,7 +55,9 @@ def under(arm: Arm, request: Request, folder: Path) -> Request:
         }
     path = folder / "config.yaml"
     path.write_text(json.dumps(config))  # which is YAML as well
-    return replace(request, words=words, config_file=str(path), launch_words=[])
+    others = [option for option in launch_options if not option.name.startswith(DISTRIBUTING)]
+    launch_words = [word for option in others for word in option.words]
+    return replace(request, words=words, config_file=str(path), launch_words=launch_words)
 
 
 def read(path: str | Path) -> dict:
@@ -78,15 +88,6 @@ def without_config(words: list[str]) -> tuple[list[str], str | None]:
         if "deepspeed" in name:
             json_file = value
     return kept, json_file
-
-
-def launched_precision(words: list[str]) -> str | None:
-    """Return the precision that the words of `accelerate launch` ask for."""
-    for word, following in itertools.pairwise([*words, ""]):
-        option, _, value = word.partition("=")
-        if option in ("--mixed_precision", "--mixed-precision"):
-            return value or following
-    return None
 
 
 def precision(zero: dict | None) -> str:

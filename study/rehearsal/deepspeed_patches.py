@@ -22,7 +22,8 @@ def engine(rehearsal: Rehearsal, module) -> None:
     def step(this, *args, **kwargs):
         before = this.global_steps
         rehearsal.count.engine = this
-        result = take_step(this, *args, **kwargs)
+        with rehearsal.count.watch.updating():
+            result = take_step(this, *args, **kwargs)
         if this.global_steps != before:
             rehearsal.count.end_update()
         return result

@@ -23,6 +23,33 @@ class StartedScript:
     group: Group = field(default_factory=Group)
 
 
+@dataclass(frozen=True)
+class Option:
+    """An option of a launcher."""
+
+    words: list[str]  # it and its value
+
+    @property
+    def name(self) -> str:
+        """As Accelerate has it: without dashes."""
+        return self.words[0].partition("=")[0].lstrip("-").replace("-", "_")
+
+    @property
+    def value(self) -> str:
+        return self.words[0].partition("=")[2] or " ".join(self.words[1:])
+
+
+def options_of(words: list[str]) -> list[Option]:
+    """Return the options among a launcher's words. What follows one and is none is its value."""
+    options: list[Option] = []
+    for word in words:
+        if word.startswith("-") or not options:
+            options.append(Option([word]))
+        else:
+            options[-1].words.append(word)
+    return options
+
+
 def launched(program: str, words: list[str]) -> StartedScript:
     """Return what a launcher with these words would start."""
     place = next((place for place, word in enumerate(words) if word.endswith(".py")), None)
@@ -38,9 +65,9 @@ def launched(program: str, words: list[str]) -> StartedScript:
     refuse_ours(program, words[:place])
     own = [word for word in words[:place] if word not in ("launch", "-m", "--module")]
     config_file = None
-    if "--config_file" in own[:-1]:
-        config_file = own[own.index("--config_file") + 1]
-        del own[own.index("--config_file") : own.index("--config_file") + 2]
+    if configs := [option for option in options_of(own) if option.name == "config_file"]:
+        config_file = configs[-1].value
+        own = [word for option in options_of(own) if option not in configs for word in option.words]
     script_words = words[place + 1 :]
     if program == "deepspeed":
         script_words = ["--local_rank=0", *script_words]  # which it gives each rank

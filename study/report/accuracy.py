@@ -35,6 +35,8 @@ def precisions(question: Question) -> str:
 
 
 def _links(question: Question) -> str:
+    if question.gpus == 1:
+        return "one GPU, which needs no link"
     if question.gpus == question.local:
         return f"{question.link or 'no link'} between {question.local} GPUs in a node"
     within = question.gpu.peer_link
@@ -42,20 +44,32 @@ def _links(question: Question) -> str:
     return f"{question.link} for each GPU between {nodes} nodes, and {within} between {question.local} GPUs in a node"
 
 
-def resting_on(advice: Advice, is_default_batch: bool, is_default_link: bool) -> str:
-    """Return how accurate its memory is, and which link, batch and host's memory are taken that nobody gave."""
-    said = " ".join(f"{line[0].upper()}{line[1:]}." for line in accuracy_of_memory())
-    if is_default_link and advice.question.gpus > 1:
-        said += f" Taken: {_links(advice.question)} (--link)."
-    if any(row.offloads for row in (advice.choice, advice.alternative) if row):
-        said += f" Host memory of a node taken as {amount(advice.question.host_memory_bytes)} (--host-memory)."
+def in_short(advice: Advice, unsaid: set[str]) -> list[str]:
+    """Return how accurate its memory is, and what was taken for the options that nobody gave."""
+    question = advice.question
+    taken_as = []
+    if "--batch" in unsaid and advice.choice:
+        taken_as.append(f"--batch {question.batch}")
+    if "--link" in unsaid and question.gpus > 1:
+        taken_as.append(f"--link {question.link or 'none'}")
+    if "--host-memory" in unsaid and any(row.offloads for row in (advice.choice, advice.alternative) if row):
+        taken_as.append(f"--host-memory {amount(question.host_memory_bytes)}")
+    if "--precision" in unsaid:
+        taken_as.append(f"--precision {question.precision or 'by arm'}")
+    accurate = f"{OUTSIDE_PEAKS[0].upper()}{OUTSIDE_PEAKS[1:]}."
+    return [accurate, f"Taken: {', '.join(taken_as) or 'what you gave'}; --details says more."]
+
+
+def of_steps(advice: Advice, is_default_batch: bool) -> list[str]:
+    """Return how many micro-batches a step has where nobody says it, and what would narrow its seconds."""
+    lines = []
     if advice.choice and is_default_batch:
         passes = number_of(advice.choice.accumulation, "micro-batches")
-        said += f" Without --batch a step has {advice.question.batch} sequences over all GPUs, here in {passes}; "
-        said += "`study estimate` takes 1 unless --accumulation says more."
+        batch = f"Without --batch a step has {advice.question.batch} sequences over all GPUs, here in {passes}"
+        lines.append(f"{batch}; `study estimate` takes 1 unless --accumulation says more.")
     if advice.choice and advice.question.pace is None:
-        said += " Seconds depend on the host: a minute of `study calibrate` there narrows them."
-    return said
+        lines.append("Seconds depend on the host: a minute of `study calibrate` there narrows them.")
+    return lines
 
 
 # Predictions by this code, on 28 November 2026, of measurements that nobody who writes it has read, and whose rows are
@@ -66,8 +80,9 @@ OUTSIDE_STEPS = (
 )
 OUTSIDE_PEAKS = (
     "memory, an outside check of 56 peaks of others' trainings that nobody here had read: half were off by 11% or "
-    "more, 20 were more than 10% too low; README counts tensors of our own trainer, which are predicted better"
+    "more, 20 were more than 10% too low"
 )
+BESIDE_README = "README counts tensors of our own trainer, which are predicted better"
 LIMITS = {"gpu": "the GPU is the limit", "host": "the host is the limit", "links": "links are the limit"}
 
 
@@ -93,7 +108,7 @@ def accuracy_of_memory() -> list[str]:
         f"memory, published peaks: half of first predictions were at most {percent(peak['median error'])} off, "
         f"{percent(peak['too low'])} were more than {scores.TOO_LOW:.0%} too low"
     )
-    return [OUTSIDE_PEAKS, published]
+    return [f"{OUTSIDE_PEAKS}; {BESIDE_README}", published]
 
 
 def first_of(quantity: str) -> list[scores.Number]:

@@ -118,6 +118,14 @@ def in_json(advice: Advice) -> dict:
     return said
 
 
+def shape_note(model: Transformer, params: float | None) -> list[str]:
+    """Return which shape was taken for a number of parameters: much of the memory is its vocabulary's."""
+    if params is None:
+        return []
+    vocabulary = f"with a vocabulary of {model.look.vocabulary:,} tokens"
+    return [f"Shape taken: {model.name}, {vocabulary}. Yours: --model and a folder with its config.json."]
+
+
 def card_note(place: PlaceFlags) -> list[str]:
     return [] if place.gpu is None or place.gpu_memory else taken(place.gpu)
 

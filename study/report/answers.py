@@ -130,7 +130,7 @@ def of_gpu() -> list[PageAnswer]:
     furthest = rows.sort_values(in_memory[1], key=lambda over: (over.astype(float) - 1).abs(), ascending=False)
     shown = ["line", "seed", "first_loss", "last_loss", "largest_difference"]
     return [
-        PageAnswer("memory", "", furthest[["model", "arm", *in_memory]], rows, on_gpu.memory_figure(rows)),
+        PageAnswer("memory", "", furthest[[*on_gpu.ABOUT, *in_memory]], rows, on_gpu.memory_figure(rows)),
         PageAnswer("time", "", over[["panel", "arm", "over"]], over, on_gpu.seconds_figure(over)),
         PageAnswer("losses", "", losses.parity(pair)[shown], pair, losses.figure(pair)),
         PageAnswer("runs", "", rows.drop(columns=in_memory)),

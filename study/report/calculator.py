@@ -33,6 +33,8 @@ ARMS = (  # the simplest first, as in `study arms`
     *("single", "ddp", "zero1", "zero2", "zero3", "zero1_cpu", "zero2_cpu", "zero3_cpu", "zero3_nvme"),
     *("fsdp2", "fsdp2_grad_op", "fsdp2_cpu"),
 )
+# Which keep whole gradients between the micro-batches of a step: FSDP2 as Accelerate steers it, and stage 1.
+GATHERING = ("zero1", "zero1_cpu", "fsdp2", "fsdp2_grad_op", "fsdp2_cpu")
 GPUS_TRIED = (1, 2, 4, 8, 16, 32, 64)
 PRECISION: Precision = "bf16_cast"  # of all arms, so that they compare
 SHOWN: dict[str, Any] = {"model": "llama3-8b", "gpus": 8, "gpu": "H100-80GB"}  # at first
@@ -45,15 +47,16 @@ def arms_of(gpus: int) -> list[str]:
     return [name for name in ARMS if name == "single" or load_arm(name).offload_optimizer != "none"]
 
 
-def needs(model: Transformer, arm: str, gpus: int) -> list[int]:
+def needs(model: Transformer, arm: str, gpus: int, passes: int | None = None) -> list[int]:
     """Return the bytes of a GPU at the peak, of a node's host memory, and on disk for each GPU.
 
-    A step has 128 rows, as `study advise` takes it, and a pass one row. Activations are recomputed.
+    A step has 128 rows, as `study advise` takes it, unless passes are given, and a pass one row. Activations are
+    recomputed.
     """
     flags = TrainingFlags(gpus=gpus, precision=PRECISION)
     question = Question.of(model, flags, PlaceFlags(gpu="H100"), StepFlags(checkpointing=True))
     settled = settled_arm(load_arm(arm), gpus, question.local, BUCKET_ELEMENTS)
-    whole = estimate(question.training(settled, 1, question.batch // gpus))
+    whole = estimate(question.training(settled, 1, passes or question.batch // gpus))
     host_bytes = 0
     if whole.host_bytes:
         host_bytes = question.local * (whole.host_bytes + int(HOST_PROCESS_BYTES))
@@ -86,6 +89,7 @@ def values() -> dict:
         },
         "shown": SHOWN,
         "arms": ARMS,
+        "gathering": GATHERING,
         "precision": PRECISION,
         "accuracy": "; ".join(accuracy_of_memory()),
         "miss": f"{MISS:.0%}",

@@ -103,23 +103,26 @@ def table(advice: Advice) -> list[dict]:
     ]
 
 
-def below_table(advice: Advice) -> list[str]:
-    """Return what a reader of the table may not expect: what stays free, and why an arm holds so much."""
+def below_table(advice: Advice) -> str:
+    """Return what stays free."""
     gpu = advice.question.gpu
     free = max(0, headroom_bytes(gpu, 0))
-    lines = [f"fits: up to {free / GIB:.1f} of {amount(gpu.memory_bytes)}; the rest is for context and fragmentation."]
+    return f"fits: up to {free / GIB:.1f} of {amount(gpu.memory_bytes)}; the rest is for context and fragmentation."
+
+
+def stage_3_holds_no_less(advice: Advice) -> list[str]:
     by_arm = {row.arm: row for row in advice.rows}
     zero2, zero3 = by_arm.get("zero2"), by_arm.get("zero3")
     if zero2 and zero3 and _differ_in_arm_alone(zero2, zero3) and zero2.peak_bytes <= zero3.peak_bytes:
-        lines.append(finding("stage_3_holds_no_less").said)
-    return lines + _widest(advice)
+        return [finding("stage_3_holds_no_less").said]
+    return []
 
 
 def _differ_in_arm_alone(one: Row, other: Row) -> bool:
     return all(getattr(one, name) == getattr(other, name) for name in ("precision", "checkpointing", "micro_batch"))
 
 
-def _widest(advice: Advice) -> list[str]:
+def widest(advice: Advice) -> list[str]:
     """Say so if DDP or one process lacks room only because its weights are in fp32."""
     simplest, question = advice.rows[0], advice.question
     if simplest.fits or simplest.precision != "bf16" or question.precision is not None:

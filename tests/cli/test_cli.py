@@ -160,10 +160,48 @@ def test_estimate_and_advise_say_how_many_micro_batches_were_taken(asked, capsys
     asked(f"{words} --json")
     passes = number_of(json.loads(capsys.readouterr().out)["choice"]["accumulation"], "micro-batches")
     line = f"Without --batch a step has 128 sequences over all GPUs, here in {passes}; `study estimate` takes 1"
-    asked(words)
+    asked(f"{words} --details")
     assert line in " ".join(capsys.readouterr().out.split())
-    asked(f"{words} --batch 128")
+    asked(f"{words} --batch 128 --details")
     assert "Without --batch" not in capsys.readouterr().out
+
+
+GIVEN = "--model gpt2 --gpus 8 --gpu H100 --batch 128 --link pcie4 --host-memory 1TB --precision bf16_cast"
+BELOW = ("fits: ", "Memory, an outside check", "Taken: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "taken"),
+    [
+        (GIVEN, "what you gave"),
+        ("--model gpt2 --gpus 8 --gpu H100", "--batch 128, --link nvswitch, --precision by arm"),
+        ("--model gpt2 --gpus 1 --gpu T4 --batch 200000", "--host-memory 60 GiB, --precision by arm"),
+        ("--model llama3-8b --gpus 2 --gpu RTX4090 --lora-rank 16", "--batch 128, --link pcie4, --precision bf16_cast"),
+    ],
+)
+def test_an_advice_ends_in_three_sentences_and_names_what_nobody_gave(words, taken, asked, capsys):
+    asked(f"advise {words}")
+    below = " ".join(capsys.readouterr().out.rpartition("\n\n")[2].split())
+    assert [below.count(begin) for begin in BELOW] == [1, 1, 1]
+    assert below.startswith(BELOW[0])
+    assert below.endswith(f"Taken: {taken}; --details says more.")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--params 1.3e9", "Shape taken: gpt3-1.3b, with a vocabulary of 50,257 tokens."),
+        ("--params 8e9", "Shape taken: llama3-8b, with a vocabulary of 128,256 tokens."),
+        ("--params 1.5e9 --layers 24 --hidden 2048", "Shape taken: 24 layers of width 2048"),
+        ("--model gpt2", None),
+    ],
+)
+@pytest.mark.parametrize("command", ["estimate", "advise --gpus 8 --gpu A100"])
+def test_a_number_of_parameters_has_its_shape_beside_the_answer(command, words, said, asked, capsys):
+    asked(f"{command} {words}")
+    out = " ".join(capsys.readouterr().out.split())
+    assert said is None or said in out
+    assert ("Shape taken" in out) == ("Yours: --model and a folder" in out) == bool(said)
 
 
 def test_an_estimate_has_its_peak_in_both_units(asked, capsys):

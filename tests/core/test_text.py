@@ -68,6 +68,12 @@ def test_lines_are_as_wide_as_the_terminal_and_units_stay_with_their_numbers(mon
     assert text.wrapped("", "", "") == [""]
 
 
+def test_a_name_that_is_longer_than_a_line_stays_whole():
+    """Such as a path, or a key of a config: in two pieces nobody can copy it."""
+    name = "library.runtime." + "part_" * 30
+    assert text.wrapped(f"The key {name} is true.", "", "") == ["The key", name, "is true."]
+
+
 @pytest.mark.parametrize(("columns", "most"), [("60", 60), ("5", 100), ("060", 100), ("300", 100), ("", 100)])
 def test_a_pipe_is_as_wide_as_a_shell_says(monkeypatch, columns, most):
     monkeypatch.setenv("COLUMNS", columns)

@@ -5,6 +5,7 @@ import json
 import re
 import textwrap
 from dataclasses import replace
+from pathlib import Path
 
 import keep_answers
 import pytest
@@ -271,7 +272,7 @@ def test_a_list_has_a_line_for_each_claim_below_its_verdict(words, capsys):
     assert len(printed.split()) < 25 * len(unwrapped.splitlines())
     first, *_ = unwrapped.split("\n\n")
     numbers = [sum(each["verdict"] == verdict for each in chosen) for verdict in texts.VERDICTS]
-    assert list(map(int, re.findall(r"(?<![\w-])\d+(?= )", first))) == [len(chosen), *numbers], (
+    assert list(map(int, re.findall(r"(?<![\w-])\d+\b", first))) == [len(chosen), *filter(None, numbers)], (
         "a list begins with its counts"
     )
     to_read = re.findall(r"\w+-\d+", first)
@@ -382,8 +383,21 @@ def test_a_card_ends_with_the_command_that_computes_its_evidence_again(capsys):
         command.claims((claim.id,))
         of_runs = any(isinstance(piece, OfRuns) for piece in claim.evidence)
         assert (f": study claims {claim.id} --runs reports\n" in capsys.readouterr().out) == of_runs
-    command.claims(("S000-01",), runs=(REPORTS,))
-    assert "1 number of the claims' evidence again, and 0 otherwise" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("id", "found", "others"), [("S000-01", [3], 2), ("S000-20", [23, 1, 1], 0), ("S000-06", [3, 3], 4)]
+)
+def test_a_number_leads_to_its_records_and_what_is_not_of_runs_is_named(id, found, others, capsys):
+    """Who checked a claim had to look for its records, and did not see that predictions were left out."""
+    rows = command.claims((id,), runs=(REPORTS,))
+    printed = capsys.readouterr().out
+    assert f"{len(found)} number{'s' * (len(found) > 1)} of the claims' evidence again, and 0 otherwise" in printed
+    assert [len(row["runs"]) for row in rows] == found
+    folders = [folder for row in rows for pair in row["runs"] for folder in pair.split(" over ")]
+    assert all(Path(folder, "record.json").is_file() for folder in folders)
+    assert all(f"  {pair}\n" in printed for row in rows for pair in row["runs"][: command.MOST_RUNS])
+    assert (f"Not compared: {others} pieces of evidence" in printed) == bool(others)
 
 
 def test_a_card_is_as_wide_as_text(monkeypatch, capsys):
@@ -399,6 +413,9 @@ def test_a_card_is_as_wide_as_text(monkeypatch, capsys):
 def test_a_short_word_that_no_claim_has_is_not_taken_for_another():
     with pytest.raises(Stop) as stop:
         texts.named(("lora",))
+    assert stop.value.remedy == "study claims --all lists the documents"
+    with pytest.raises(Stop) as stop:
+        texts.named(("lora", "zero"))
     assert stop.value.remedy == "give fewer words; study claims --all lists the documents"
     with pytest.raises(Stop) as stop:
         texts.named(("gradeint",))

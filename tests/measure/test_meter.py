@@ -4,6 +4,7 @@ import mmap
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from study.measure import memory
 from study.measure.clock import Clock
 from study.measure.hardware import CUDA
 from study.measure.memory import MemoryWatch
+from study.measure.roles import within_each_update
 
 KIB = 1024
 MIB = 2**20
@@ -49,6 +51,17 @@ def test_total_and_peak_by_hand():
         assert (watch.total - start, watch.peak - start) == (20 * KIB, 24 * KIB)
         del b, c
         assert watch.total == start
+
+
+class Wrapper:
+    """As DeepSpeed's around an optimizer: what it copies in a step is made with autograd on."""
+
+    __module__ = "deepspeed.by_hand"
+    optimizer = SimpleNamespace()
+
+    def step(self, kib: int) -> None:
+        assert torch.is_grad_enabled()
+        zeros(kib)
 
 
 def test_what_only_autograd_holds_is_counted():
@@ -125,11 +138,12 @@ def test_what_a_busy_thread_has_yet_to_let_go_is_not_at_the_peak(tmp_path):
         ("backward", "temporaries"),
         ("recomputation", "temporaries"),  # a forward pass within the backward pass
         ("update", "temporaries"),
+        ("engine", "temporaries"),  # DeepSpeed's step copies gradients with autograd on, around the optimizer's own
     ],
 )
 def test_what_has_no_role_is_named_by_its_phase(where, role):
     """A peak of 1 MiB planted in each phase, and asked for by what it is called there."""
-    training = Training()
+    training, engine = Training(), Wrapper()
 
     class Spike(torch.autograd.Function):
         @staticmethod
@@ -151,6 +165,9 @@ def test_what_has_no_role_is_named_by_its_phase(where, role):
             if where == "forward":
                 zeros(1024)
             loss.backward()
+            with within_each_update(engine, watch.updating):
+                engine.step(1024 if where == "engine" else 1)
+            assert "step" not in vars(engine), "it is as it was"
             with torch.no_grad():
                 if where == "update":
                     zeros(1024)

@@ -31,7 +31,7 @@ from study.predict.question import BUCKET_ELEMENTS, PlaceFlags, Question, StepFl
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Training
 from study.report.advice import enough, in_words
-from study.report.rows import below_table, table, why_tight
+from study.report.rows import below_table, stage_3_holds_no_less, table, why_tight, widest
 
 MISTRAL = Question(named("mistral-7b"), 8, GPUS["H100-80GB"], "nvswitch", 1e12, 6144, 24)
 BERT = Question(named("bert-base"), 2, GPUS["L4"], "pcie4", 64e9, 128, 24, precision="bf16_cast", checkpointing=False)
@@ -308,13 +308,14 @@ def test_the_fastest_says_whether_it_is_also_the_simplest():
     assert in_words(Advice(MISTRAL, (fast,), fast, None))[-2].endswith("it is the fastest and the simplest.")
 
 
-def test_below_the_table_stand_the_room_and_what_is_unexpected_of_its_rows():
+def test_the_room_is_said_and_what_is_unexpected_of_stage_3():
     zero2, zero3 = (replace(fitting(arm, 2.0, peak_gb), **ROW) for arm, peak_gb in (("zero2", 40), ("zero3", 41)))
-    lines = below_table(Advice(MISTRAL, (zero2, zero3), zero2, None))
-    assert lines[0] == "fits: up to 73.8 of 80 GiB; the rest is for context and fragmentation."
-    assert lines[1].endswith("[stage_3_holds_no_less]")
+    advice = Advice(MISTRAL, (zero2, zero3), zero2, None)
+    assert below_table(advice) == "fits: up to 73.8 of 80 GiB; the rest is for context and fragmentation."
+    (said,) = stage_3_holds_no_less(advice)
+    assert said.endswith("[stage_3_holds_no_less]")
     for other in ({"peak_bytes": 45e9}, {"checkpointing": True}, {"micro_batch": 8}, {"precision": "fp32"}):
-        assert len(below_table(Advice(MISTRAL, (zero3, replace(zero2, **other)), zero2, None))) == 1, other
+        assert not stage_3_holds_no_less(Advice(MISTRAL, (zero3, replace(zero2, **other)), zero2, None)), other
 
 
 def test_ddp_in_fp32_weights_is_said_to_fit_in_16_bits():
@@ -322,9 +323,9 @@ def test_ddp_in_fp32_weights_is_said_to_fit_in_16_bits():
     small = question_of(named("gpt2-large"), 4, "RTX3090")
     row = best(small, "ddp")
     unfit = replace(row, fits=False, limit="GPU memory", step_s=None)
-    last = below_table(Advice(small, (unfit,), None, None))[-1]
-    assert last.startswith("ddp is compared with fp32 weights and autocast: with --precision bf16_cast it fits, ")
-    assert len(below_table(Advice(replace(small, precision="bf16"), (unfit,), None, None))) == 1
+    (said,) = widest(Advice(small, (unfit,), None, None))
+    assert said.startswith("ddp is compared with fp32 weights and autocast: with --precision bf16_cast it fits, ")
+    assert not widest(Advice(replace(small, precision="bf16"), (unfit,), None, None))
 
 
 def test_why_an_arm_is_chosen_before_one_that_offloads_and_divides_less_or_is_faster():

@@ -167,6 +167,12 @@ def test_the_arms_start_from_a_copy_of_their_folder(tmp_path):
     assert [name for name in named if not (tmp_path / name).is_file()] == []
 
 
+def test_the_guide_names_the_page_of_pasted_texts_by_its_title():
+    page = (ROOT / "study/report/templates/paste.html").read_text()
+    (title,) = re.findall(r"{% block title %}(.+?){% endblock %}", page)
+    assert f'In the built report the page "{title}" reads what you paste' in GUIDE
+
+
 def test_the_guide_answers_its_example_of_advice_as_the_command_does(capsys):
     (command,) = {each for each in commands_in((ROOT / "GUIDE.md").read_text(), ".md") if "--params 1.1e9" in each}
     commands.start(shlex.split(command))

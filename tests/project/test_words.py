@@ -69,7 +69,7 @@ def said_in_toml(value: object) -> Iterator[str]:
 def said_in_python(path: Path) -> Iterator[str]:
     """Every text but docstrings, of which those of commands and of options are printed."""
     tree = ast.parse(path.read_text())
-    printed = "cli" in path.parts
+    printed = "cli" in path.relative_to(ROOT).parts
     for node in ast.walk(tree):
         of_class = isinstance(node, ast.ClassDef) and any("Flags" in ast.dump(base) for base in node.bases)
         if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):

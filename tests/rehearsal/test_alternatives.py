@@ -61,6 +61,34 @@ def test_the_precision_of_a_launcher_is_kept(words, tmp_path):
     assert from_yaml((tmp_path / "config.yaml").read_bytes())["mixed_precision"] == "bf16"
 
 
+# Groups of Accelerate's parser that say how a training is distributed, and what in them says something else.
+OF_ARMS = ("Hardware", "Training Paradigm", "DeepSpeed", "FSDP", "Megatron", "ParallelismConfig")
+OF_STEPS = ("gradient_accumulation_steps", "gradient_clipping")
+
+
+def test_another_arm_keeps_each_option_of_accelerate_that_does_not_say_how_to_distribute(tmp_path):
+    from accelerate.commands.launch import launch_command_parser
+
+    names = {}
+    for group in launch_command_parser()._action_groups[1:]:
+        for action in group._group_actions:
+            says_arm = f"{group.title}".startswith(OF_ARMS) and action.dest not in OF_STEPS
+            names[action.option_strings[-1]] = not says_arm and action.dest != "mixed_precision"
+    del names["--tpu"], names["--config-file"], names["--deepspeed-config-file"]  # which is read
+    words = [word for name in names for word in (name, "1")]
+    request = under(load_arm("zero2"), Request("train.py", [], 8, 8, 2, launch_words=words), tmp_path)
+    assert request.launch_words == [word for name, is_kept in names.items() if is_kept for word in (name, "1")]
+    assert {"--gradient-clipping", "--dynamo-backend", "--num-machines"} <= {*request.launch_words}
+
+
+def test_a_json_of_the_launchers_words_gets_another_stage(tmp_path):
+    (tmp_path / "ds.json").write_text(json.dumps(ZERO))
+    words = ["--use_deepspeed", f"--deepspeed-config-file={tmp_path}/ds.json"]
+    request = under(load_arm("zero2"), Request("train.py", [], 8, 8, 2, launch_words=words), tmp_path)
+    assert json.loads((tmp_path / "deepspeed.json").read_text())["gradient_clipping"] == 0.5
+    assert request.launch_words == []
+
+
 def test_fsdp_takes_the_precision_of_a_deepspeed_json(asked, tmp_path):
     request, config = asked("fsdp2", f"--deepspeed={tmp_path}/ds.json")
     assert (request.words, config["mixed_precision"], config["fsdp_config"]["fsdp_version"]) == ([], "bf16", 2)

@@ -24,6 +24,10 @@ from tests.rehearsal.warm import study
             "accelerate launch --config_file c.yaml --mixed_precision bf16 train.py --config_file own",
             StartedScript("train.py", ["--config_file", "own"], ["--mixed_precision", "bf16"], "c.yaml"),
         ),
+        (
+            "accelerate launch --debug --config-file=c.yaml train.py",
+            StartedScript("train.py", [], ["--debug"], "c.yaml"),
+        ),
     ],
 )
 def test_a_launchers_words_are_told_from_the_scripts(line, expected):

@@ -123,7 +123,9 @@ def test_fsdp1_answers(written, tmp_path):
     config = tmp_path / "fsdp1.yaml"
     config.write_text("{distributed_type: FSDP, fsdp_config: {fsdp_version: 1, fsdp_auto_wrap_policy: NO_WRAP}}")
     done = study_virtual(written(LOOP), f"--config_file={config}")
-    assert "Your script decided: FSDP1; weights in float32; AdamW" in " ".join(done.stdout.split()), done.stderr
+    words = " ".join(done.stdout.split())
+    assert "Your script decided: FSDP1; weights in float32; AdamW" in words, done.stderr
+    assert "Your script trains in fp32: " in words, "without --gpu as well"
 
 
 def test_a_model_of_ones_own_need_not_say_where_its_embeddings_are():

@@ -12,9 +12,11 @@ import nbformat
 import pytest
 
 from study.core.errors import Stop
+from study.ledger import texts
 from study.records import runs as records
 from study.report import notebook
 from study.report.notebook import Book
+from study.report.topics import documents
 from tests.cli.test_cli import in_this_process
 from tests.conftest import ROOT
 from tests.shaped import failed, finished, put
@@ -144,6 +146,14 @@ def test_over_nothing(name, execute, tmp_path, monkeypatch):
     text, _ = execute(name, runs=str(tmp_path), data="")
     assert "**0 runs**" in text
     assert name == "claims" or ("Not here yet" in text and "study sweep " in text), "that one needs no run"
+
+
+def test_each_claim_counts_once_by_its_evidence_and_predictions_decide_none():
+    for named in ("verdict", "certainty"):
+        counted = documents.by_evidence(named).set_index("strongest evidence")
+        assert counted.to_numpy().sum() == len(texts.claims())
+    alone = documents.by_evidence("verdict").set_index("strongest evidence").loc["predictions"]
+    assert (alone["holds"], alone["does not hold"]) == (0, 0), "as the notebook says"
 
 
 def test_runs_that_are_not_done_are_counted_too(tmp_path, monkeypatch):

@@ -103,7 +103,7 @@ class Stages1And2(Zero):
 
     def in_update(self) -> Iterator[dict]:
         part, whole = self.part, self.owned_whole_bytes
-        # Records of runs count these as activations, because DeepSpeed makes them outside autograd.
+        # Records of measure version 3 count these as activations, because DeepSpeed makes them with autograd on.
         yield {"gradients": whole, "temporaries": NORM_BYTES * max(self.owned.values())}
         # step() flattens the averaged gradients, converts the vector to the type of the master copy, and only then
         # deletes it: the whole gradients, the vector and its copy are there at once. A single tensor is its own vector.

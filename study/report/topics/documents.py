@@ -3,9 +3,11 @@
 from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from study.ledger import texts
 from study.records.runs import Runs
+from study.report import style
 from study.report.topics import memory
 
 # Document S000: Gemma2-9B on eight H100, 2048 tokens, bfloat16.
@@ -50,6 +52,49 @@ def script(runs: Runs) -> pd.DataFrame:
 
 
 # --- claims --------------------------------------------------------------------------------------------------------
+
+
+# From the strongest: with none of the first two nothing was run by us, or rank 0 alone.
+STRONGEST = {
+    "runs": "real runs",
+    "reproduction": "a script",
+    "virtual": "virtual ranks",
+    "prediction": "predictions",
+    "formula": "a formula",
+    "arithmetic": "arithmetic",
+    "source": "sources alone",
+}
+CERTAIN = {
+    "high": style.PARTS["weights"],
+    "moderate": style.PARTS["gathered weights"],
+    "low": style.PARTS["gradients"],
+    "very low": style.PARTS["activations, temporaries"],
+    "open": style.PARTS["other"],
+}
+BY_EVIDENCE = style.StackedBars("claims", CERTAIN, "{:.0f}".format, "claims, by the strongest kind of their evidence")
+
+
+def by_evidence(named: str) -> pd.DataFrame:
+    """Count claims by the strongest kind of their evidence, and by their `verdict` or `certainty`."""
+    rows = []
+    for claim in texts.claims():
+        kinds = {piece.kind for piece in claim.evidence}
+        strongest = next(words for kind, words in STRONGEST.items() if kind in kinds)
+        rows.append({"strongest evidence": strongest, named: getattr(claim, named) or "open"})
+    table = pd.DataFrame(rows)
+    counted = pd.crosstab(table["strongest evidence"], table[named])
+    columns = [*(texts.VERDICTS if named == "verdict" else CERTAIN)]
+    counted = counted.reindex(index=[*STRONGEST.values()], columns=columns, fill_value=0)
+    return counted.reset_index().rename_axis(columns=None)
+
+
+def evidence_figure(counted: pd.DataFrame) -> Figure:
+    """How certain the verdicts are, by the strongest kind of evidence that each has."""
+    rows = counted.melt(["group", "arm"], var_name="part", value_name="claims").query("claims > 0")
+    order = {words: place for place, words in enumerate(counted["arm"])}
+    rows = rows.sort_values("arm", key=lambda words: words.map(order), kind="stable")
+    rows = rows.assign(panel="", line=rows["arm"], kind="real", source="measured")
+    return style.stacks(rows, BY_EVIDENCE, "A claim counts once. Open: it cannot be decided here.")
 
 
 def claims() -> pd.DataFrame:
