@@ -47,15 +47,19 @@ PAGES.policies["json.dumps_kwargs"] = {}  # arms keep their order
 NOTEBOOKS = {"stages": "Stages", "compare": "Compare", "replicate": "Documents"}  # with what leads to their pages
 BY_HAND = ("one_process", "data_parallel", "stage1", "stage2", "stage3")  # each is the file before plus one idea
 BY_HAND_FOLDER = ROOT / "examples" / "zero_by_hand"
-BEFORE = {  # the notebooks, in navigation
+IN_NAVIGATION = {  # in navigation, by the doors of README: to understand ZeRO, the answers and tools, the claims
+    "by_hand": "ZeRO by hand",
+    "stages": NOTEBOOKS["stages"],
     "index": "Answers",
     "gpu": "On a GPU",
     "contributed": "Others' hours",
+    "calculator": "Calculator",
     "paste": "Read my log",
     "stack": "Is my stack right?",
-    "calculator": "Calculator",
-    "claims": "All claims",
     "sentences": "Sentences by id",
+    "compare": NOTEBOOKS["compare"],
+    "claims": "All claims",
+    "replicate": NOTEBOOKS["replicate"],
 }
 ANSWERS = ROOT / "reports" / "answers"
 PREVIEW = ROOT / "reports" / "h200" / "preview.png"  # that a link to the pages shows
@@ -196,8 +200,7 @@ PAGES.filters["as_code"] = as_code
 def write(site: Path, name: str, template: str = "", **values) -> None:
     """Fill in a template. Ids of claims in tables lead to their places."""
     filled = PAGES.get_template(f"{template or name}.html")
-    pages = BEFORE | NOTEBOOKS | {"by_hand": "ZeRO by hand"}
-    page = filled.render(values | {"pages": pages, "here": name})
+    page = filled.render(values | {"pages": IN_NAVIGATION, "here": name})
     # Only whole cells: an id inside a sentence, or of a run, is no link.
     known: list[Any] = [*texts.claims(), *texts.faults()]
     ids = "|".join(re.escape(each.id) for each in known)

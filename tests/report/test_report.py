@@ -69,6 +69,15 @@ def test_no_page_shows_a_backtick_outside_of_code_and_drawings(site):
         assert not re.search(r"`[^`]+`", plain), path.name
 
 
+def test_navigation_has_the_order_of_readmes_doors(tmp_path):
+    """To understand ZeRO, then the answers and tools, then the claims: and each notebook is in it."""
+    report.write(tmp_path, "sentences", sentences=[])
+    shown = re.findall(r'<a href="(\w+)\.html"', (tmp_path / "sentences.html").read_text())[: len(report.IN_NAVIGATION)]
+    assert shown[:3] == ["by_hand", "stages", "index"]
+    assert shown[-2:] == ["claims", "replicate"]
+    assert {*shown} > report.NOTEBOOKS.keys()
+
+
 def test_links_of_a_text_lead_to_pages_of_the_site_or_become_words():
     text = "[memory](../../reports/answers/memory.md), [book](notebooks/stages.ipynb), [guide](GUIDE.md#x), ![p](p.svg)"
     assert report.linked(text) == "[memory](answer-memory.html), [book](stages.html), guide, ![p](p.svg)"
