@@ -13,7 +13,7 @@ import pytest
 from study.cli import given
 from study.configs.oom import changes, reading
 from study.configs.oom.by_text import by_text
-from study.configs.oom.causes import Cause
+from study.configs.oom.causes import IN_PARTS, IN_PARTS_OF, Cause
 from study.configs.oom.causes import rows as cause_rows
 from study.configs.oom.explain import explain
 from study.configs.oom.recomputing import CLEARLY, with_recomputing
@@ -335,11 +335,23 @@ def test_a_loss_in_pieces_is_tried_with_its_predicted_peak(model):
     assert "--chunked-loss, as by Liger" not in {change.words for change in changes.single_changes(chunked)}
 
 
-def test_a_config_with_ligers_kernels_computes_the_loss_in_pieces(tmp_path):
+@pytest.mark.parametrize("key", ["use_liger_kernel", "enable_liger_kernel", "liger"])
+def test_a_config_or_a_text_with_ligers_kernels_computes_the_loss_in_pieces(key, tmp_path):
     config = tmp_path / "args.yaml"
     for written, taken in (("true", True), ("false", None)):
-        config.write_text(f"{{output_dir: x, learning_rate: 1, use_liger_kernel: {written}}}")
+        config.write_text(f"{{output_dir: x, learning_rate: 1, {key}: {written}}}")
         assert KnownTraining.of(Wanted(), Described(config=config)).described.chunked_loss is taken
+        assert known(f"{key}: {written}").described.chunked_loss is taken
+        assert known(f"{key}: true", given=Described(config=config)).described.chunked_loss is taken, "it wins"
+
+
+@pytest.mark.parametrize("id", [id for id, row in cause_rows().items() if IN_PARTS.split()[0] in row["remedy"]])
+@pytest.mark.parametrize("trainer", [None, *IN_PARTS_OF])
+def test_a_loss_in_parts_is_told_in_the_words_of_the_trainer(id, trainer):
+    row = cause_rows()[id]
+    remedy = Cause(id, row["sentence"], 5, (), row["remedy"], row["apart"]).remedy_for({"trainer": trainer})
+    assert f"compute the loss in parts ({IN_PARTS_OF.get(trainer, IN_PARTS)}), or" in remedy
+    assert trainer is None or read(remedy).said["chunked_loss"], "who does so is heard"
 
 
 FULL = (
@@ -626,7 +638,7 @@ def test_a_remedy_is_of_what_is_named(id):
     cause = Cause(id, row["sentence"], 5, (), row["remedy"], row["apart"])
     advises_fewer_rows = re.search(r"micro-batch(?! does not help)|shorter sequences", cause.remedy)
     assert not advises_fewer_rows or changes.TOKENS.intersection(cause.part_of)
-    assert "recompute" not in cause.remedy_for(True)
+    assert "recompute" not in cause.remedy_for({"checkpointing": True})
     assert "recompute" not in cause.remedy or "activations" in cause.part_of
 
 
@@ -771,6 +783,7 @@ def test_a_log_alone_says_what_filled_the_memory_and_what_fits(monkeypatch, caps
     assert "Predicted with 4 sequences of 8,192 tokens" in said
     for change in ("--chunked-loss, as by Liger (", "--micro-batch 2 and twice the accumulation ("):
         assert change in said.partition("Each of these would fit")[2]
+    assert "(`use_liger_kernel=True` in TrainingArguments)" in said
     assert "with --config ds_config.json its settings count" in said
 
 
