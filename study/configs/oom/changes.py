@@ -153,7 +153,7 @@ def _tried(card: Gpu, training: KnownTraining, cause: Cause, more_bytes: int) ->
             changed_bytes = more_bytes + predicted_memory(training.wanted, change.training).peak_bytes
         except Stop as stop:
             if stop.status == "unavailable":
-                untried += f" Not tried: {change.words}; {stop.sentence}"
+                untried += f" Not tried: {change.words}: {stop.what}."  # its remedy is of flags that nobody gave
             continue
         answer = fits_on(card, changed_bytes)
         if answer != "no":
