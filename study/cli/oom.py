@@ -76,6 +76,8 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     if contradiction and _contradiction(message, known, causes):  # else the first line has it
         say_wrapped("", contradiction)
     _ask(message, known, pasted.text, {path.name for path in paths})
+    if not which:  # one that fits is what failed
+        say_wrapped("`study advise` predicts which arms fit, and how long their steps take.")
     found = {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": known.used}
     return found | {"read": read_words, "predicted": which or None, "contradiction": contradiction}
 
@@ -161,4 +163,3 @@ def _ask(message: OomError, training: KnownTraining, text: str, files: set[str])
     missing = [flag(name) for name in training.missing]
     if missing and (message.total or training.gpu_bytes):
         say_wrapped(f"Give {' and '.join(missing)} to hear which change is predicted to fit.")
-    say_wrapped("`study advise` predicts which arms fit, and how long their steps take.")

@@ -867,6 +867,27 @@ def test_what_cannot_be_predicted_without_torch_is_said(monkeypatch):
         assert said.startswith("Not predicted: " if chunked else "Predicted with ")
 
 
+@pytest.mark.parametrize(
+    ("clue", "total", "allocated", "is_named"),
+    [
+        ("", 39.49, 38, False),  # the prediction fits, and the message failed
+        ("", 39.49, 16, False),
+        ("", 39.49, 80, False),  # nor would any change
+        ("", 20, 19, True),  # other changes fit
+        ("", 8, 7, True),  # none does alone
+        ("EVALUATION", 79.11, 62, False),  # what fits is the training
+        ("NO MODEL", 39.49, 38, True),  # nothing is predicted
+    ],
+)
+def test_advise_is_named_only_where_it_does_not_tell_what_failed(clue, total, allocated, is_named, monkeypatch, capsys):
+    size = FULL.format(asked="1.96 GiB", total=f"{total} GiB", allocated=f"{allocated}.00 GiB")
+    frames = "Traceback (most recent call last):\n" + EVALUATION if clue == "EVALUATION" else ""
+    model = "" if clue == "NO MODEL" else "--model llama3-8b --lora-rank 16"
+    monkeypatch.setattr(condense.sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{frames}{size}".encode())))
+    said = said_of("-", f"{model} --arm zero2 --ranks 4 --micro-batch 1 --sequence 2048", monkeypatch, capsys)
+    assert ("`study advise`" in said) == is_named, said
+
+
 def test_changes_are_tried_beside_what_was_not_predicted():
     text = SMALL_CARD.format(39.49) + " Of the allocated memory 38.00 GiB is allocated by PyTorch."
     given = Described(arm="zero2", ranks=4, micro_batch=1, sequence=2048)
