@@ -787,6 +787,24 @@ def test_a_log_alone_says_what_filled_the_memory_and_what_fits(monkeypatch, caps
     assert "with --config ds_config.json its settings count" in said
 
 
+NAMED = ("README.md", "GUIDE.md", "study/report/templates/index.html", "study/report/templates/paste.html")
+
+
+@pytest.mark.parametrize("page", NAMED)
+def test_the_command_that_a_page_names_says_which_change_fits(page, tmp_path, monkeypatch, capsys):
+    """A script and a config beside the log, and no flag."""
+    files = re.search(r"study oom (train\.log [\w. ]*\w)", (ROOT / page).read_text())
+    assert files
+    script, *_ = [case["text"] for case in MESSAGES["stated"] if "SFTTrainer(" in case["text"]]
+    size = FULL.format(asked="4.64 GiB", total="39.39 GiB", allocated="35.21 GiB")
+    texts = {"train.log": size, "train.py": script, "zero2.yaml": "zero_stage: 2\nnum_processes: 4\n"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    in_this_process(monkeypatch, f"oom {files[1]}")
+    assert "each of these would fit" in " ".join(capsys.readouterr().out.lower().split())
+
+
 def test_a_loss_in_pieces_that_is_asked_about_is_not_blamed_for_the_logits(monkeypatch, capsys):
     said = said_of(LOG, "--chunked-loss", monkeypatch, capsys)
     assert "That fits: a loss in pieces never makes the whole logits, of which the message is." in said
