@@ -18,7 +18,7 @@ from study.configs.oom.explain import explain, tokens_of_logits
 from study.configs.oom.longer import with_longer_sequences
 from study.configs.oom.reading import OomError
 from study.configs.oom.recomputing import with_recomputing
-from study.configs.oom.said import stated, typed
+from study.configs.oom.said import CHUNKING, stated, typed
 from study.configs.oom.training import Described, KnownTraining
 from study.configs.pasted.answer import answer
 from study.configs.pasted.memory import error_in
@@ -31,7 +31,7 @@ from study.known.findings import with_id
 from study.predict.front import Wanted
 
 DEEPSPEED_CONFIG = re.compile(r"\bdeepspeed(?:_config)?[\"']?\s*[:= ]\s*[\"']?([\w./-]{1,200}\.json)\b")
-SAID_AS = {"arm": "stage"}  # what a text says of a flag, if it is called otherwise
+SAID_AS = {"arm": "stage", "chunked_loss": CHUNKING}  # what a text says of a flag, if it is called otherwise
 
 
 def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, training: Described) -> dict:
@@ -67,7 +67,7 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     causes, known = with_longer_sequences(message, known, causes, _said_by(training, known))
     known = with_recomputing(message, known, causes)
     which = predicted(message, known, named(causes))
-    _show_causes(causes, known.described.checkpointing)
+    _show_causes(causes, pasted.said | {"checkpointing": known.described.checkpointing})
     say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.quoted}")
     read_words = _show_taken(pasted, known, vars(model) | vars(training))
     say_wrapped(*known.conflicts)
@@ -76,6 +76,8 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     if contradiction and _contradiction(message, known, causes):  # else the first line has it
         say_wrapped("", contradiction)
     _ask(message, known, pasted.text, {path.name for path in paths})
+    if not which:  # one that fits is what failed
+        say_wrapped("`study advise` predicts which arms fit, and how long their steps take.")
     found = {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": known.used}
     return found | {"read": read_words, "predicted": which or None, "contradiction": contradiction}
 
@@ -119,19 +121,19 @@ def _said_by(given: Described, training: KnownTraining) -> str:
     return "the text says" if "sequence" in training.from_text else "the config says"
 
 
-def _show_causes(causes: list[Cause], checkpointing: bool | None) -> None:
+def _show_causes(causes: list[Cause], said: dict[str, Any]) -> None:
     first, *others = causes
     how = "Likely" if first.is_likely else "Perhaps"
     say_wrapped(with_id(f"{how}: {first.what}", first.id), "")
     if not first.is_likely:
         say_indented("A memory snapshot of PyTorch would tell.")
-    say_indented(f"What to do: {first.remedy_for(checkpointing)}.", f"Tells it apart: {first.apart}.")
+    say_indented(f"What to do: {first.remedy_for(said)}.", f"Tells it apart: {first.apart}.")
     say_indented(f"It rests on: {'; '.join(first.reasons)}.")
     for number, cause in enumerate(others, 2):
         why = f"{'likely' if cause.is_likely else 'possible'}: {'; '.join(cause.reasons)}"
         what = with_id(f"{cause.what[0].upper()}{cause.what[1:]} ({why})", cause.id)
         say_wrapped("", what, indent="    ", first=f"{number:>2}. ")
-        say_indented(f"What to do: {cause.remedy_for(checkpointing)}.", f"Tells it apart: {cause.apart}.")
+        say_indented(f"What to do: {cause.remedy_for(said)}.", f"Tells it apart: {cause.apart}.")
 
 
 def _contradiction(message: OomError, training: KnownTraining, causes: list[Cause]) -> str | None:
@@ -161,4 +163,3 @@ def _ask(message: OomError, training: KnownTraining, text: str, files: set[str])
     missing = [flag(name) for name in training.missing]
     if missing and (message.total or training.gpu_bytes):
         say_wrapped(f"Give {' and '.join(missing)} to hear which change is predicted to fit.")
-    say_wrapped("`study advise` predicts which arms fit, and how long their steps take.")

@@ -13,7 +13,7 @@ import pytest
 from study.cli import given
 from study.configs.oom import changes, reading
 from study.configs.oom.by_text import by_text
-from study.configs.oom.causes import Cause
+from study.configs.oom.causes import IN_PARTS, IN_PARTS_OF, Cause
 from study.configs.oom.causes import rows as cause_rows
 from study.configs.oom.explain import explain
 from study.configs.oom.recomputing import CLEARLY, with_recomputing
@@ -335,11 +335,23 @@ def test_a_loss_in_pieces_is_tried_with_its_predicted_peak(model):
     assert "--chunked-loss, as by Liger" not in {change.words for change in changes.single_changes(chunked)}
 
 
-def test_a_config_with_ligers_kernels_computes_the_loss_in_pieces(tmp_path):
+@pytest.mark.parametrize("key", ["use_liger_kernel", "enable_liger_kernel", "liger"])
+def test_a_config_or_a_text_with_ligers_kernels_computes_the_loss_in_pieces(key, tmp_path):
     config = tmp_path / "args.yaml"
     for written, taken in (("true", True), ("false", None)):
-        config.write_text(f"{{output_dir: x, learning_rate: 1, use_liger_kernel: {written}}}")
+        config.write_text(f"{{output_dir: x, learning_rate: 1, {key}: {written}}}")
         assert KnownTraining.of(Wanted(), Described(config=config)).described.chunked_loss is taken
+        assert known(f"{key}: {written}").described.chunked_loss is taken
+        assert known(f"{key}: true", given=Described(config=config)).described.chunked_loss is taken, "it wins"
+
+
+@pytest.mark.parametrize("id", [id for id, row in cause_rows().items() if IN_PARTS.split()[0] in row["remedy"]])
+@pytest.mark.parametrize("trainer", [None, *IN_PARTS_OF])
+def test_a_loss_in_parts_is_told_in_the_words_of_the_trainer(id, trainer):
+    row = cause_rows()[id]
+    remedy = Cause(id, row["sentence"], 5, (), row["remedy"], row["apart"]).remedy_for({"trainer": trainer})
+    assert f"compute the loss in parts ({IN_PARTS_OF.get(trainer, IN_PARTS)}), or" in remedy
+    assert trainer is None or read(remedy).said["chunked_loss"], "who does so is heard"
 
 
 FULL = (
@@ -626,7 +638,7 @@ def test_a_remedy_is_of_what_is_named(id):
     cause = Cause(id, row["sentence"], 5, (), row["remedy"], row["apart"])
     advises_fewer_rows = re.search(r"micro-batch(?! does not help)|shorter sequences", cause.remedy)
     assert not advises_fewer_rows or changes.TOKENS.intersection(cause.part_of)
-    assert "recompute" not in cause.remedy_for(True)
+    assert "recompute" not in cause.remedy_for({"checkpointing": True})
     assert "recompute" not in cause.remedy or "activations" in cause.part_of
 
 
@@ -771,7 +783,26 @@ def test_a_log_alone_says_what_filled_the_memory_and_what_fits(monkeypatch, caps
     assert "Predicted with 4 sequences of 8,192 tokens" in said
     for change in ("--chunked-loss, as by Liger (", "--micro-batch 2 and twice the accumulation ("):
         assert change in said.partition("Each of these would fit")[2]
+    assert "(`use_liger_kernel=True` in TrainingArguments)" in said
     assert "with --config ds_config.json its settings count" in said
+
+
+NAMED = ("README.md", "GUIDE.md", "study/report/templates/index.html", "study/report/templates/paste.html")
+
+
+@pytest.mark.parametrize("page", NAMED)
+def test_the_command_that_a_page_names_says_which_change_fits(page, tmp_path, monkeypatch, capsys):
+    """A script and a config beside the log, and no flag."""
+    files = re.search(r"study oom (train\.log [\w. ]*\w)", (ROOT / page).read_text())
+    assert files
+    script, *_ = [case["text"] for case in MESSAGES["stated"] if "SFTTrainer(" in case["text"]]
+    size = FULL.format(asked="4.64 GiB", total="39.39 GiB", allocated="35.21 GiB")
+    texts = {"train.log": size, "train.py": script, "zero2.yaml": "zero_stage: 2\nnum_processes: 4\n"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    in_this_process(monkeypatch, f"oom {files[1]}")
+    assert "each of these would fit" in " ".join(capsys.readouterr().out.lower().split())
 
 
 def test_a_loss_in_pieces_that_is_asked_about_is_not_blamed_for_the_logits(monkeypatch, capsys):
@@ -849,8 +880,30 @@ def test_what_cannot_be_predicted_without_torch_is_said(monkeypatch):
         training = KnownTraining.of(Wanted(model="llama3-8b", lora_rank=16), given)
         causes, _ = explain(reading.find(new("7.90 GiB")), Wanted(), Described())
         said = changes.predicted(error, training, causes[0])
-        assert "torch is not installed. What to do: install PyTorch." in said
+        assert "torch is not installed." in said
+        assert ("What to do: install PyTorch." in said) == bool(chunked), "of a flag that nobody gave it tells nothing"
         assert said.startswith("Not predicted: " if chunked else "Predicted with ")
+
+
+@pytest.mark.parametrize(
+    ("clue", "total", "allocated", "is_named"),
+    [
+        ("", 39.49, 38, False),  # the prediction fits, and the message failed
+        ("", 39.49, 16, False),
+        ("", 39.49, 80, False),  # nor would any change
+        ("", 20, 19, True),  # other changes fit
+        ("", 8, 7, True),  # none does alone
+        ("EVALUATION", 79.11, 62, False),  # what fits is the training
+        ("NO MODEL", 39.49, 38, True),  # nothing is predicted
+    ],
+)
+def test_advise_is_named_only_where_it_does_not_tell_what_failed(clue, total, allocated, is_named, monkeypatch, capsys):
+    size = FULL.format(asked="1.96 GiB", total=f"{total} GiB", allocated=f"{allocated}.00 GiB")
+    frames = "Traceback (most recent call last):\n" + EVALUATION if clue == "EVALUATION" else ""
+    model = "" if clue == "NO MODEL" else "--model llama3-8b --lora-rank 16"
+    monkeypatch.setattr(condense.sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{frames}{size}".encode())))
+    said = said_of("-", f"{model} --arm zero2 --ranks 4 --micro-batch 1 --sequence 2048", monkeypatch, capsys)
+    assert ("`study advise`" in said) == is_named, said
 
 
 def test_changes_are_tried_beside_what_was_not_predicted():

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NotRequired
+from typing import Any, Literal, NotRequired
 
 from pydantic import with_config
 from typing_extensions import TypedDict
@@ -31,6 +31,15 @@ MANY_TIMES = 10  # so much more is unused than was asked for: nothing else says 
 UNUSED_SHARE = 0.1  # of the GPU: PyTorch holds no more without use (allocator.FRAGMENTATION is what is usual)
 FAR_BELOW = 0.7  # of the GPU: what is allocated and what is asked for together would fit without pieces
 EMPTY = 0.05  # of the GPU: no model is there
+# How causes.toml says that a loss is computed in parts, and how it is in a trainer's own words.
+IN_PARTS = "Liger's fused linear cross entropy, or a loss that the trainer computes in chunks"
+IN_PARTS_OF = {
+    "trl": "`use_liger_kernel=True` in SFTConfig; SFT of TRL from 1.7 on does it by default, huggingface/trl#5846",
+    "trainer": "`use_liger_kernel=True` in TrainingArguments",
+    "llamafactory": "`enable_liger_kernel: true`",
+    "axolotl": "`liger_fused_linear_cross_entropy: true` with axolotl.integrations.liger.LigerPlugin",
+    "ms-swift": "`--use_liger_kernel true`",
+}
 WIDTHS = (4, 2)  # bytes that an element of a tensor has, where its row does not say it
 
 
@@ -75,9 +84,10 @@ class Cause:
     remedy: str
     apart: str
 
-    def remedy_for(self, checkpointing: bool | None) -> str:
-        """What to do. Who recomputes activations already is not told to."""
-        return rows()[self.id].get("recomputed", self.remedy) if checkpointing else self.remedy
+    def remedy_for(self, said: dict[str, Any]) -> str:
+        """What to do, in the trainer's words if a text says it. Who recomputes activations already is not told to."""
+        remedy = rows()[self.id].get("recomputed", self.remedy) if said.get("checkpointing") else self.remedy
+        return remedy.replace(IN_PARTS, IN_PARTS_OF.get(said.get("trainer", ""), IN_PARTS))
 
     @property
     def part_of(self) -> list[str]:

@@ -134,14 +134,16 @@ def _steps_that_fit(card: Gpu, training: KnownTraining, model: Transformer) -> s
 def _which_fit(card: Gpu, training: KnownTraining, cause: Cause, more_bytes: int) -> str:
     """Return which changes would fit, those marked that shrink the part of memory that is named.
 
-    `more_bytes` are on the GPU beside what is predicted.
+    `more_bytes` are on the GPU beside what is predicted. `study advise` knows nothing of them.
     """
     fitting, untried = _tried(card, training, cause, more_bytes)
     if not fitting:
-        return f"No single change that helps with it would fit: `study advise` tries several.{untried}"
+        several = "" if more_bytes else ": `study advise` tries several"
+        return f"No single change that helps with it would fit{several}.{untried}"
+    times = "" if more_bytes else " `study advise` predicts how long their steps take."
     is_marked = any(words.endswith("*") for words in fitting)
     legend = f" (* shrinks the {' or '.join(cause.part_of)})" if is_marked else ""
-    return f"Each of these would fit, the mildest first{legend}: {'; '.join(fitting)}.{untried}"
+    return f"Each of these would fit, the mildest first{legend}: {'; '.join(fitting)}.{untried}{times}"
 
 
 def _tried(card: Gpu, training: KnownTraining, cause: Cause, more_bytes: int) -> tuple[list[str], str]:
@@ -153,7 +155,7 @@ def _tried(card: Gpu, training: KnownTraining, cause: Cause, more_bytes: int) ->
             changed_bytes = more_bytes + predicted_memory(training.wanted, change.training).peak_bytes
         except Stop as stop:
             if stop.status == "unavailable":
-                untried += f" Not tried: {change.words}; {stop.sentence}"
+                untried += f" Not tried: {change.words}: {stop.what}."  # its remedy is of flags that nobody gave
             continue
         answer = fits_on(card, changed_bytes)
         if answer != "no":

@@ -35,6 +35,7 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     said["stage"] = pasted.said.get("stage")
     if pasted.is_stage_1_or_2:
         said |= {"stage": 2, "assumed": STAGE_1_OR_2}
+    said[CHUNKING] = pasted.said.get("chunked_loss")
     about = told(pasted.text)
     said["model"] = about.model
     if about.model is None:  # of an unknown one at least the logits have their size

@@ -45,7 +45,7 @@ def of_error(pasted: Pasted, error: OomError, by_text: ByText) -> Seen | None:
     is_sized = bool(error.asked.high)
     if not is_sized and not first.is_likely and pasted.prose:
         return None
-    remedy = f"{first.remedy_for(pasted.said.get('checkpointing'))}. It is told apart so: {first.apart}"
+    remedy = f"{first.remedy_for(pasted.said)}. It is told apart so: {first.apart}"
     if others:
         remedy += f". Else: {others[0].what}"
     seen = _filled_by(first, pasted, error.line[:40], remedy, is_sized)
@@ -63,7 +63,7 @@ def of_words(pasted: Pasted, by_text: ByText) -> Seen | None:
     causes = by_text(pasted, None)
     if not causes:
         return None
-    remedy = causes[0].remedy_for(pasted.said.get("checkpointing"))
+    remedy = causes[0].remedy_for(pasted.said)
     return _filled_by(causes[0], pasted, sentence, remedy, is_sized=False)
 
 

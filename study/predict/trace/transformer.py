@@ -108,7 +108,7 @@ def _instead_of_tracing(model: Transformer, asked: tuple) -> str:
         if not isinstance(options, TraceOptions):
             continue
         if options.loss == "chunked":
-            return f"{remedy}; or leave --chunked-loss out: with it no more is needed"
+            return f"{remedy}; or give --no-chunked-loss: with it no less is needed"
         if committed.tape(model.member, options._replace(precision="bf16_cast"), 1):
             return f"{remedy}; or give --precision bf16_cast: its traces come with the package"
     if committed.has_usual_passes(model.member):
