@@ -57,7 +57,9 @@ def _sizes(error: OomError, training: KnownTraining) -> dict[str, str]:
         for element_bytes in rows()[each.cause].get("widths", WIDTHS):
             if error.asked.fits(each.elements * element_bytes):
                 sizes.setdefault(each.cause, f"{error.asked.text} = {each.words} x {element_bytes} bytes: ")
-    if len(sizes) > 1:  # the guess is for what nothing else explains
+    # The guess is for what nothing else explains. But 8,192 is a usual length, and twice the width of 7 billion parameters.
+    has_tokens = training.rows * training.sequence > 0
+    if {*sizes} - {"oom-padded", *(() if has_tokens else ("oom-embeddings",))}:
         sizes.pop("oom-padded", None)
     if other := ranks_that_share(error, training):
         alone = f"{'1 rank' if other == 1 else f'{other} ranks'}, and not by {training.ranks}"
@@ -172,6 +174,9 @@ def _of_words(training: KnownTraining, model: Transformer) -> Iterator[Allocatio
     if len(of_words) != 2:
         return
     elements = sum(tensor.elements for tensor in of_words)
+    # DDP and stages 1 and 2 reduce a bucket at a time, and a weight that is larger than one alone (stage_1_and_2.py).
+    if training.arm and not training.shards_weights and elements > training.buckets.get("reduce_bucket_size", 0):
+        return
     factors = f"2 x {_sides(of_words[0].shape)}"
     # Frozen ones have no gradient, and only who divides them gathers them.
     if not training.has_adapters:

@@ -131,9 +131,11 @@ class Pasted:
 
     @functools.cached_property
     def last_error(self) -> str:
-        """The last line of an error, from its class on."""
+        """The last line of an error, from its class on. What a launcher says of a process that failed is none."""
         lines = re.findall(
-            r"^.{0,40}?\b(\w*(?:Error|Exception): .{1,120}|AssertionError(?=:?[ \t]*$))", self.text, re.MULTILINE
+            r"^.{0,40}?\b((?!CalledProcess)\w*(?:Error|Exception): .{1,120}|AssertionError(?=:?[ \t]*$))",
+            self.text,
+            re.MULTILINE,
         )
         return lines[-1] if lines else ""
 

@@ -375,6 +375,23 @@ def test_a_launcher_that_saw_a_process_end_asks_for_its_error():
     assert "first Traceback" in question
 
 
+@pytest.mark.parametrize("rank", ["", "[rank0]: "])
+@pytest.mark.parametrize(
+    "error", ["KeyError: 'label'", "ValueError: too many values to unpack", "my.lib.OddError", "Exception: x"]
+)
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        EXAMPLES["child-failed"]["text"],
+        "subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 1.",
+    ],
+)
+def test_an_error_that_is_in_the_text_is_not_asked_for(launcher, error, rank):
+    told = answer(f'{rank}  File "train.py", line 4, in <module>\n{rank}{error}\n{launcher}')
+    assert "child-failed" not in [each.id for each in told.found]
+    assert "CalledProcess" not in told.nothing
+
+
 # --- releases, settings and faults -----------------------------------------------------------------------------------
 
 OVERWRITTEN = """The loss is 0 after a few hundred steps.
