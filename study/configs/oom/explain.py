@@ -57,7 +57,7 @@ def _sizes(error: OomError, training: KnownTraining) -> dict[str, str]:
         for element_bytes in rows()[each.cause].get("widths", WIDTHS):
             if error.asked.fits(each.elements * element_bytes):
                 sizes.setdefault(each.cause, f"{error.asked.text} = {each.words} x {element_bytes} bytes: ")
-    # The guess is for what nothing else explains. But 8,192 is a usual length, and twice the width of 7 billion parameters.
+    # The guess is for what nothing else explains. But 8,192 is a usual length, and twice the width of many 7B models.
     has_tokens = training.rows * training.sequence > 0
     if {*sizes} - {"oom-padded", *(() if has_tokens else ("oom-embeddings",))}:
         sizes.pop("oom-padded", None)
