@@ -8,7 +8,7 @@ from typing import Literal
 from packaging.version import Version
 
 from study.configs.oom.reading import OomError
-from study.configs.pasted import losses, matching, memory, tracebacks, watchdogs
+from study.configs.pasted import losses, matching, memory, tracebacks, two_logs, watchdogs
 from study.configs.pasted.in_use import without_what_is_in_use
 from study.configs.pasted.memory import ByText
 from study.configs.pasted.ranking import FULL, OF_STEPS, explains, ordered
@@ -106,7 +106,7 @@ def _shown(pasted: Pasted, error: OomError | None, by_text: ByText) -> list[Seen
     signs = losses.signs(pasted.log, pasted.may_be_deepspeed, pasted.said.get("passes", losses.USUAL_PASSES))
     if not signs and len(pasted.log.lines) < losses.FEW:  # where a log has more, a person's words say less
         signs = losses.signs_in_words(pasted.text, pasted.sentences, pasted.may_be_deepspeed)
-    return [*errors, *filter(None, [of_memory, waits]), *signs]
+    return [*errors, *filter(None, [of_memory, waits, two_logs.ratio_of_logs(pasted)]), *signs]
 
 
 def _in_its_release(seen: Seen, pasted: Pasted) -> Seen:

@@ -20,6 +20,8 @@ VALUES = {
     "loss": re.compile(rf"(?<![\w/.-])(?:train[_/ ])?loss{NUMBER}", re.IGNORECASE),
     "norm": re.compile(rf"(?<![\w.-])(?:train/|actor/)?(?:grad(?:ient)?[_ ]?norm|gnorm){NUMBER}", re.IGNORECASE),
     "rate": re.compile(rf"(?<![\w.-])(?:learning[_ ]rate|lr){NUMBER}", re.IGNORECASE),
+    "epoch": re.compile(rf"(?<![\w.-])epoch{NUMBER}", re.IGNORECASE),
+    "step": re.compile(rf"(?<![\w.-])(?:global[_ ])?(?:step|iter(?:ation)?){NUMBER}", re.IGNORECASE),
 }
 OVERFLOW = re.compile(r"OVERFLOW! Rank \d+ Skipping step\. Attempted loss scale: ([\d.e+]+)")
 SAVING = re.compile(r"[Ss]aving [^\n]{0,40}?to (\S{1,200}?\d{6})\b")

@@ -307,6 +307,12 @@ def _value(tried: list[tuple[re.Pattern, Any]], text: str) -> Any:
     return None
 
 
+def numbers(condition: str, text: str) -> set[int]:
+    """Return all numbers that a text has of a condition, also where two trainings differ in it."""
+    found = {each for pattern, value in levels()[condition] for each in _values(pattern, value, text)}
+    return {each for each in found if isinstance(each, int)}
+
+
 @with_config(NO_OTHER_KEYS)
 class Level(TypedDict):
     """A row of said.toml. The keys are explained there."""

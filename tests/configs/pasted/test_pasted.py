@@ -1042,3 +1042,77 @@ def test_words_alone_of_what_stands_still_have_a_possible_answer(text, ids):
 )
 def test_words_of_a_training_that_moves_are_no_standstill(text):
     assert {"norm-constant", "loss-stands-still"}.isdisjoint(each.id for each in answer(text).found)
+
+
+FALLING = [(2.31, 1.21), (2.02, 0.87), (1.74, 1.05), (1.69, 0.66), (1.52, 0.71)]
+
+
+def printed(name: str, rows: list, loss: float = 1, norm: float = 1) -> str:
+    """The lines of a trainer, with steps called so, and each loss and norm so many times as large."""
+    return "".join(
+        f"{{'loss': {loss * each:.5f}, 'grad_norm': {norm * other:.5f}, '{name}': {step}}}\n"
+        for step, (each, other) in enumerate(rows, 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "says"),
+    [
+        (8, 8, "each loss and each norm of the second log is 8.00 times that of the first: usually a sum over the 8 m"),
+        (1 / 8, 1 / 8, "each loss and each norm of the first log is 8.00 times that of the second: usually a sum over"),
+        (4, 4, "each loss and each norm of the second log is 4.00 times that of the first: usually a sum over the 4 r"),
+        (32, 32, "usually a sum over 8 micro-batches x 4 ranks, and not a mean"),
+        (
+            8,
+            1,
+            "each loss of the second log is 8.00 times that of the first, and norms agree: usually a sum over the 8",
+        ),
+        (1, 8, "each norm of the second log is 8.00 times that of the first, and losses agree: usually a sum over the"),
+        (1, 2, "each norm of the second log is 2.00 times that of the first, and losses agree: usually squares of the"),
+        (1, 65_536, "a loss scale of 65,536"),
+        (3, 3, "usually a sum where the other has a mean (give both configs"),
+        (1, 1, None),
+        (1.05, 1, None),
+    ],
+)
+@pytest.mark.parametrize("name", ["epoch", "step"])
+def test_two_logs_in_one_ratio_are_told_first_with_what_makes_it(loss, norm, says, name, monkeypatch, capsys, tmp_path):
+    (tmp_path / "ddp.log").write_text(printed(name, FALLING))
+    (tmp_path / "z3.log").write_text(printed(name, FALLING[:-1], loss, norm))
+    (tmp_path / "zero3.yaml").write_text(
+        "distributed_type: DEEPSPEED\ndeepspeed_config:\n  gradient_accumulation_steps: 8\n  zero_stage: 3\n"
+        "num_processes: 4\n"
+    )
+    assert not in_this_process(monkeypatch, f"diagnose {tmp_path}/ddp.log {tmp_path}/z3.log {tmp_path}/zero3.yaml")
+    first = " ".join(capsys.readouterr().out.split("\n\n")[0].split()).lower()
+    assert (says in first) if says else ("log" not in first)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        printed("epoch", FALLING) + printed("epoch", [(8 * loss, norm**2) for loss, norm in FALLING[::-1]]),
+        printed("epoch", FALLING) + 2 * printed("epoch", FALLING, 8, 8),
+        printed("epoch", FALLING[:2]) + printed("epoch", FALLING[:2], 8, 8),
+    ],
+    ids=["ratio that changes", "three logs", "two steps"],
+)
+def test_logs_in_no_one_ratio_are_not_compared(text):
+    assert "logs-apart" not in answer(text).id
+
+
+@pytest.mark.parametrize(
+    ("said", "factor", "named"),
+    [
+        ("", 8, {"passes-summed-by-own-losses", "passes-divided-twice-under-deepspeed"}),
+        ("", 4, {"classifier-loss-times-ranks", "loss-times-tensor-parallel"}),
+        ("zero_stage: 2\n", 65_536, {"autocast-norm"}),
+        ("", 3, set()),
+    ],
+)
+def test_faults_that_make_the_ratio_are_named(said, factor, named):
+    said += "transformers Trainer, gradient_accumulation_steps: 8, num_processes: 4\n"
+    (found, *_) = answer(said + printed("step", FALLING) + printed("step", FALLING, 1, factor)).found
+    of_factor = {each.id for each in faults().fault if each.symptom.endswith(("x g", "/ g", "x N", "x 65,536"))}
+    told = {id for id in of_factor if id in found.remedy}
+    assert (named <= told) if named else not told
