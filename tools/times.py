@@ -35,8 +35,8 @@ def table() -> pd.DataFrame:
             training = Training(named(MODEL), RECIPES["bf16_cast"], batch, placement)
             steps[arm] = step_time(training, Hardware(gpu=GPUS[GPU]))
         ddp = steps[BASELINE]
-        activations = {Recomputation.ALL: "recomputed", Recomputation.NONE: "activations kept"}[batch.recomputation]
-        setting = f"{batch.passes} x {batch.tokens} tokens, {activations}"
+        activations = {Recomputation.ALL: "recomputed", Recomputation.NONE: "kept"}[batch.recomputation]
+        setting = f"{batch.passes} x {batch.tokens}, {activations}"
         for arm, step in steps.items():
             about = {
                 "setting": setting,
