@@ -166,8 +166,8 @@ def compare_claims(chosen: Sequence[Claim | Fault], loaded: Runs, in_full: bool)
         say("No evidence of this is a run.")
     else:
         say_wrapped(
-            f"Your {yours} give {number_of(agree, 'numbers')} of the claims' evidence again, and {differ} otherwise. "
-            f"Of {number_of(lack, 'numbers')} you have not run the experiments.",
+            f"Of the numbers that the claims take from runs, {agree} agree with your {yours}, {differ} differ, "
+            f"and {lack} need a run that you do not have.",
             "",
         )
     # Of all claims hundreds of rows would agree, or say nothing: only the others are shown.
@@ -191,8 +191,8 @@ def say_runs(rows: Sequence[texts.Compared]) -> None:
     for row in rows:
         if row.runs:
             records_of = number_of(len(row.runs), "pairs of records" if row.evidence.over else "records")
-            more = f", {MOST_RUNS} of which are (--json has all)" if len(row.runs) > MOST_RUNS else ""
-            say("", f"{row.claim}: {in_full(row.value)} is of {records_of}{more}:")
+            more = f", of which {MOST_RUNS} follow; --json has all" if len(row.runs) > MOST_RUNS else ""
+            say("", f"{row.claim}: {in_full(row.value)} comes from {records_of}{more}:")
             say(*[f"  {of}" for of in row.runs[:MOST_RUNS]])
 
 

@@ -10,7 +10,7 @@ from study.cli.findings import say_indented, show_finding
 from study.configs.mistakes import mistakes
 from study.configs.oom.by_text import by_text
 from study.configs.pasted.answer import answer
-from study.configs.pasted.read import deepspeed_config
+from study.configs.pasted.config_in_text import deepspeed_config
 from study.configs.sources import DEEPSPEED, Source, plain
 from study.core.errors import Stop
 from study.core.text import number_of, say_wrapped

@@ -9,7 +9,7 @@ import psutil
 
 from study.core import machine
 from study.core.arms import Arm
-from study.core.errors import Stop
+from study.core.errors import FULL_INSTALL, Stop
 from study.core.gpus import gpus_here
 from study.core.machine import check_direct_io, usable_cores
 from study.core.operators import GET_COMPILER, GET_CUDA, GET_NINJA, compiler, missing, needed_by, nvcc, why_not_operator
@@ -17,7 +17,6 @@ from study.core.text import size
 
 SHARED_BYTES = 2 * 66 * 2**20  # what DeepSpeed 0.19 takes for two ranks without a GPU (csrc/cpu/comm/shm.cpp)
 RANK_BYTES = 300_000_000  # the least that a rank takes for itself: Python, PyTorch and a tiny model had 367 MB
-GET_PACKAGES = "make setup, or pip install './zero-study[train,report]'"
 GET_SHARED = "start the container with --shm-size=1g; outside a container: mount -o remount,size=1g /dev/shm, as root"
 
 
@@ -65,7 +64,7 @@ def examine(folder: Path) -> list[Examined]:
         _needed("ninja", shutil.which("ninja"), GET_NINJA, "no_ninja"),
         *cuda_toolkit,
         _needed("operators", operators, "study doctor --fix", "operators_not_compiled"),
-        *(_needed(name, found, GET_PACKAGES, "package_missing") for name, found in machine.versions().items()),
+        *(_needed(name, found, FULL_INSTALL, "package_missing") for name, found in machine.versions().items()),
     ]
 
 

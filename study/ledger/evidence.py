@@ -124,24 +124,24 @@ class OfRuns(Piece):
             text += f", over that of {words(self.over)}, in {number_of(self.n, 'pairs')}"
         return text
 
-    def found(self, runs: Sequence[Run]) -> list[tuple[Any, tuple[Run, ...]]]:
+    def values_with_runs(self, runs: Sequence[Run]) -> list[tuple[Any, tuple[Run, ...]]]:
         """The value of each run or pair, in its unit, with its runs: a median would hide those that differ."""
         ours = self._chosen(runs, self.where)
-        found: list[tuple[Any, tuple[Run, ...]]]
+        valued: list[tuple[Any, tuple[Run, ...]]]
         if self.over is None:
-            found = [(self._value(run, self.where), (run,)) for run in ours]
+            valued = [(self._value(run, self.where), (run,)) for run in ours]
         else:
             where = self.where | self.over
-            found = [
+            valued = [
                 (metrics.over(self._value(above, self.where), self._value(below, where)), (above, below))
                 for several, others in paired(ours, self._chosen(runs, where), {*self.over} - {TRAINING})
                 for above, below in itertools.product(several, others)
                 if "seed" in self.over or above.facts["seed"] == below.facts["seed"]
             ]
-        return [(value / UNITS[self.unit] if self.unit else value, of) for value, of in found if value is not None]
+        return [(value / UNITS[self.unit] if self.unit else value, of) for value, of in valued if value is not None]
 
     def values(self, runs: Sequence[Run]) -> list:
-        return [value for value, _ in self.found(runs)]
+        return [value for value, _ in self.values_with_runs(runs)]
 
     def computed(self, runs: Sequence[Run]) -> Value:
         """The median of the values; a text that all runs share, or "several". None without values."""

@@ -248,8 +248,8 @@ def compared(claims: Iterable[Claim], runs: Sequence[Run]) -> list[Compared]:
     for claim in claims:
         for piece in claim.evidence:
             if isinstance(piece, OfRuns):
-                found = piece.found(runs)
-                answer = AGREES if all(piece.agrees(value) for value, _ in found) else DIFFERS
-                of = [" over ".join(os.path.relpath(run.folder) for run in several) for _, several in found]
-                rows.append(Compared(claim.id, piece, piece.computed(runs), answer if found else NO_RUNS, of))
+                valued = piece.values_with_runs(runs)
+                answer = AGREES if all(piece.agrees(value) for value, _ in valued) else DIFFERS
+                of = [" over ".join(os.path.relpath(run.folder) for run in several) for _, several in valued]
+                rows.append(Compared(claim.id, piece, piece.computed(runs), answer if valued else NO_RUNS, of))
     return rows

@@ -43,10 +43,10 @@ def transformers_models(rehearsal: Rehearsal, module) -> None:
     watch = rehearsal.count.watch
 
     def from_pretrained(cls, name, *args, config=None, **kwargs):
-        made = watch.made
+        before = watch.made
         model = from_config(cls, name, config, kwargs)
         if not module.is_deepspeed_zero3_enabled():  # which makes each weight on the GPU
-            rehearsal.count.answer.loaded.append((made, watch.made))
+            rehearsal.count.answer.loaded.append((before, watch.made))
         return model
 
     if not rehearsal.request.real:
@@ -87,7 +87,7 @@ def transformers_tokenizers(rehearsal: Rehearsal, module, name: str = "AutoToken
     def from_pretrained(cls, name, *args, **kwargs):
         folder = folders.get(str(name), str(name))
         if folder in folders.values() and not any((Path(folder) / file).is_file() for file in TOKENIZERS):
-            what = f"{folder} has no tokenizer, and without one all rows are of a token or none"
+            what = f"{folder} has no tokenizer, so a sequence would have one token or none"
             raise Stop(what, f"put the model's tokenizer there, beside config.json: {TOKENIZERS[0]}, or what it has")
         return read(folder if folder in folders.values() else name, *args, **kwargs)
 

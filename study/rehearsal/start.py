@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from study.core.arms import Arm
-from study.core.errors import Stop
+from study.core.errors import FULL_INSTALL, Stop
 from study.core.gpus import GPUS
 from study.core.text import TICK_S, during, say_aside
 from study.records import store
@@ -57,7 +57,7 @@ def ran(request: Request, folder: Path, timeout_s: int) -> Answer:
     if importlib.util.find_spec("torch") is None:
         raise Stop(
             "this environment has no PyTorch",
-            "install study where you train: `pip install './zero-study[train]'` there",
+            f"install study where you train: {FULL_INSTALL}",
         )
     request.write(folder / REQUEST)
     log = folder / "log.txt"

@@ -75,12 +75,12 @@ def of_steps(advice: Advice, is_default_batch: bool) -> list[str]:
 # Predictions by this code, on 28 November 2026, of measurements that nobody who writes it has read, and whose rows are
 # not kept here. They are worse than those of published numbers, so they are said first.
 OUTSIDE_STEPS = (
-    "step time, an outside check of 31 steps that nobody here had read: half were off by 34% or more, 21 were more "
-    "than 10% too short, and the interval of that day, which was narrower, held 8"
+    "step time: of 31 steps of others, which nobody here had read, half were predicted 34% or more off, and 21 more "
+    "than 10% too short; the interval of that day, which was narrower, held 8"
 )
 OUTSIDE_PEAKS = (
-    "memory, an outside check of 56 peaks of others' trainings that nobody here had read: half were off by 11% or "
-    "more, 20 were more than 10% too low"
+    "memory: of 56 peaks of others' trainings, which nobody here had read, half were predicted 11% or more off, and 20 "
+    "more than 10% too low"
 )
 BESIDE_README = "README counts tensors of our own trainer, which are predicted better"
 LIMITS = {"gpu": "the GPU is the limit", "host": "the host is the limit", "links": "links are the limit"}

@@ -167,7 +167,7 @@ def test_estimate_and_advise_say_how_many_micro_batches_were_taken(asked, capsys
 
 
 GIVEN = "--model gpt2 --gpus 8 --gpu H100 --batch 128 --link pcie4 --host-memory 1TB --precision bf16_cast"
-BELOW = ("fits: ", "Memory, an outside check", "Taken: ")
+BELOW = ("fits: ", "Memory: of 56 peaks", "Taken: ")
 
 
 @pytest.mark.parametrize(

@@ -392,7 +392,7 @@ def test_a_number_leads_to_its_records_and_what_is_not_of_runs_is_named(id, foun
     """Who checked a claim had to look for its records, and did not see that predictions were left out."""
     rows = command.claims((id,), runs=(REPORTS,))
     printed = capsys.readouterr().out
-    assert f"{len(found)} number{'s' * (len(found) > 1)} of the claims' evidence again, and 0 otherwise" in printed
+    assert f"take from runs, {len(found)} agree with your " in printed
     assert [len(row["runs"]) for row in rows] == found
     folders = [folder for row in rows for pair in row["runs"] for folder in pair.split(" over ")]
     assert all(Path(folder, "record.json").is_file() for folder in folders)

@@ -100,7 +100,7 @@ def test_the_printed_accuracy_is_of_first_predictions_and_no_source_counts_more_
         errors = [abs(each.first / each.measured - 1) for each in itertools.chain(*thinned) if each.limit == limit]
         assert f"half of first predictions were at most {median(errors):.0%} off, " in line
         assert f"{fmean(each <= 0.35 for each in errors):.0%} of all at most 35%" in line
-    assert outside.startswith("step time, an outside check")
+    assert outside.startswith("step time: of 31 steps of others")
     assert of_peaks.startswith("memory, published peaks: ")
 
 

@@ -129,8 +129,8 @@ def _reasons(error: OomError, sizes: dict[str, str], shards_weights: bool, state
     if error.where != "GPU":  # nothing else counts
         return [Reason(error.where, PROOF, "the message says so")]
     reasons = [*clues(error), *_numbers(error)]
-    most = rows()["oom-padded"]["points"] if "oom-padded" in sizes else PROOF  # beside a guess nothing is sure
-    reasons += [Reason(cause, min(rows()[cause]["points"], most), SIZE_FITS) for cause in sizes]
+    most_points = rows()["oom-padded"]["points"] if "oom-padded" in sizes else PROOF  # beside a guess nothing is sure
+    reasons += [Reason(cause, min(rows()[cause]["points"], most_points), SIZE_FITS) for cause in sizes]
     # The last frame does not make tensors of these: their sizes and their names are there by chance.
     reasons = [each for each in reasons if not re.search(rows()[each.cause].get("elsewhere", "(?!)"), error.frames[-1])]
     # A rank holds only parts of weights, so a whole one has been gathered: this comes before `weights`.

@@ -191,8 +191,8 @@ def _nothing(pasted: Pasted, applying: int) -> str:
 def _unsaid(pasted: Pasted, possible: list[matching.Match]) -> tuple[str, ...]:
     """Return what faults that may apply depend on, and the text does not say."""
     wanted = set().union(*(each.unknown for each in possible)) - {*pasted.said}
-    asked = {} if pasted.is_of_another_framework else ASKED
-    unsaid = [what for condition, what in asked.items() if condition in wanted]
+    conditions = {} if pasted.is_of_another_framework else ASKED
+    unsaid = [what for condition, what in conditions.items() if condition in wanted]
     return tuple(unsaid if pasted.is_released else [*unsaid, RELEASES])
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from study.configs.pasted.read import Pasted, configs_with
+from study.configs.pasted.config_in_text import configs_with
+from study.configs.pasted.read import Pasted
 from study.configs.pasted.words import only
 from study.core.errors import Stop
 from study.core.gpus import GPUS, gpu_named

@@ -55,12 +55,12 @@ def _step(line: Line) -> tuple[float, float]:
 def _by_step(lines: Sequence[Line]) -> dict[tuple, Line]:
     """Return lines by their step, and by which of its lines they are: a rounded epoch has several."""
     times: Counter[tuple] = Counter()
-    found = {}
+    of_steps = {}
     for line in lines:
         step = _step(line)
-        found[step, times[step]] = line
+        of_steps[step, times[step]] = line
         times[step] += 1
-    return found
+    return of_steps
 
 
 def _ratio(name: str, first: dict[tuple, Line], second: dict[tuple, Line]) -> float | None:

@@ -6,7 +6,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from study.core import cache
-from study.core.errors import Stop
+from study.core.errors import FULL_INSTALL, Stop
 from study.core.settings import cache_home
 from study.core.shapes import SHAPES, config_of
 from study.core.text import bar
@@ -103,12 +103,12 @@ def _followed(model: Transformer, options: TraceOptions, counts: tuple[int, ...]
 
 def _instead_of_tracing(model: Transformer, asked: tuple) -> str:
     """Return what to do where nothing can be traced: install it, or ask for what the package has."""
-    remedy = "install PyTorch and transformers: pip install './zero-study[train]'"
+    remedy = f"install PyTorch and transformers: {FULL_INSTALL}"
     for options in asked:
         if not isinstance(options, TraceOptions):
             continue
         if options.loss == "chunked":
-            return f"{remedy}; or give --no-chunked-loss: with it no less is needed"
+            return f"{remedy}; or give --no-chunked-loss, which needs at least as much memory"
         if committed.tape(model.member, options._replace(precision="bf16_cast"), 1):
             return f"{remedy}; or give --precision bf16_cast: its traces come with the package"
     if committed.has_usual_passes(model.member):

@@ -24,8 +24,9 @@ from study.configs.pasted import (
     words,
 )
 from study.configs.pasted.answer import answer
+from study.configs.pasted.config_in_text import deepspeed_config
 from study.configs.pasted.ranking import WAITED
-from study.configs.pasted.read import deepspeed_config, newest_tested, read
+from study.configs.pasted.read import newest_tested, read
 from study.configs.pasted.read import said as said_of
 from study.configs.pasted.told import told as of_model
 from study.core.errors import Stop
