@@ -110,10 +110,10 @@ def test_the_outside_check_is_printed_first_as_its_page_has_it():
     steps, one, peaks, published = accuracy(["gpu"])
     assert accuracy([]) == [peaks, published], "without a step nothing is said of seconds"
     assert all("published" in line for line in (one, published))
-    of, off, _, held = re.search(r"of (\d+) steps .* by (\d+)% or more, (\d+) .* held (\d+)", steps).groups()
+    of, off, _, held = re.search(r"of (\d+) steps .* predicted (\d+)% or more off, and (\d+) .* held (\d+)", steps).groups()
     assert f"of {of} half were off by more than {off} %; two thirds were predicted more than 10 % too short" in page
     assert f"{held} of the {of}; it was narrower" in page
-    of, off = re.search(r"of (\d+) peaks .* by (\d+)% or more", peaks).groups()
+    of, off = re.search(r"of (\d+) peaks .* predicted (\d+)% or more off", peaks).groups()
     assert f"of {of} half were off by {off} % or more" in page
 
 
