@@ -112,7 +112,7 @@ def failed(error: BaseException, script: Script) -> Failure:
     elif isinstance(error, ModuleNotFoundError):  # which the rented machine may have
         kind = "missing"
         message = f"the script needs {error.name}, which is not installed here" if error.name else message
-    elif isinstance(error, ImportError):  # as libraries say it of a package that a setting needs
+    elif isinstance(error, ImportError) and error.name is None:  # as libraries say what a setting needs: not Python
         kind = "missing"
     elif not isinstance(error, NoValue):
         message = f"{type(error).__name__}: {message}"

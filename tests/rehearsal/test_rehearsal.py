@@ -284,6 +284,13 @@ def test_what_cannot_be_rehearsed_is_refused_with_its_line(line, written, tmp_pa
     assert line[:40] in words
 
 
+def test_a_name_that_a_package_lacks_fails_on_n_gpus_as_well(written):
+    ended = study_virtual(written(TINY, "from transformers import NoSuchName"))
+    words = " ".join(ended.stdout.split())
+    assert words.startswith("It ends at script.py:13, as it would on ")
+    assert "ImportError: cannot import name 'NoSuchName'" in words
+
+
 FLASH = """
     from transformers import AutoModelForCausalLM, LlamaConfig
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64, "intermediate_size": 64}
