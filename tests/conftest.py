@@ -248,13 +248,6 @@ def frozen():
     gc.unfreeze()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def plain_numbers():
-    """Tensors are of fp32 where a module begins. transformers changes that while it builds a model."""
-    if torch := sys.modules.get("torch"):
-        torch.set_default_dtype(torch.float32)
-
-
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory) -> Path:
     """A folder of this session, the same one for each of its workers."""

@@ -299,7 +299,8 @@ def test_writing_keeps_first_predictions_and_gives_a_new_set_its_own(tmp_path, m
     monkeypatch.setattr(published, "rows", lambda: (row, later))
     monkeypatch.setattr(scores, "FILE", tmp_path / "predictions.csv")
     monkeypatch.setattr(scores, "numbers", scores.functools.cache(lambda: kept))
-    monkeypatch.setattr(scores, "ProcessPoolExecutor", lambda **_: ThreadPoolExecutor())
+    # One thread: transformers sets the type of new tensors while it builds a model, and two leave that of the other.
+    monkeypatch.setattr(scores, "ProcessPoolExecutor", lambda **_: ThreadPoolExecutor(1))
     scored.store_predictions()
     again = published.read(scores.FILE, Number)
     assert [each.first for each in again if each.set == "lora_5"] == [each.first for each in kept]
