@@ -40,6 +40,6 @@ def step(trainer):
 
 def whole_weights(trainer):
     if type(trainer).__name__ == "Stage3":
-        for layer in trainer.model.modules():
-            trainer.gather(layer)
+        for weight in trainer.part:
+            trainer.gather(weight)
     return {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}

@@ -17,7 +17,7 @@ class Stage2:
 
     def __init__(self, model, optimizer, micro_batches=1):
         self.model = model
-        self.optimizer = optimizer  # 8 P / N bytes
+        self.optimizer = optimizer  # 8 P / N bytes: it knows only the parts of this rank
         self.micro_batches = micro_batches
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.sent_bytes = 0
@@ -62,7 +62,8 @@ class Stage2:
     @torch.no_grad()
     def gather(self, weight):
         flat = self.flat[weight]
-        dist.all_gather(list(flat.chunk(self.ranks)), self.part[weight].clone())
+        mine = self.part[weight].clone()
+        dist.all_gather(list(flat.chunk(self.ranks)), mine)  # a ring sends (N - 1) / N of its bytes
         self.sent_bytes += flat.nbytes * (self.ranks - 1) // self.ranks
 
 

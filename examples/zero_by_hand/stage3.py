@@ -17,16 +17,16 @@ class Stage3:
 
     def __init__(self, model, optimizer, micro_batches=1):
         self.model = model
-        self.optimizer = optimizer  # 8 P / N bytes
+        self.optimizer = optimizer  # 8 P / N bytes: it knows only the parts of this rank
         self.micro_batches = micro_batches
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.sent_bytes = 0
-        self.flat = {}  # weight: its elements and padding, [N * part], or no memory while it is freed
+        self.flat = {}  # weight: the same elements and padding, [N * part], or no memory while it is freed
         self.part = {}  # weight: this rank's part of them, [part]; 4 P / N bytes
         for group in optimizer.param_groups:
             group["params"] = [self.cut(weight) for weight in group["params"]]
         for layer in model.modules():
-            layer.register_forward_pre_hook(lambda layer, _: self.gather(layer))
+            layer.register_forward_pre_hook(self.before_use)
             layer.register_forward_hook(self.after_forward)
 
     def cut(self, weight):
@@ -63,18 +63,25 @@ class Stage3:
         self.optimizer.zero_grad()
 
     @torch.no_grad()
-    def gather(self, layer):
+    def gather(self, weight):
+        flat = self.flat[weight]
+        flat.untyped_storage().resize_(flat.nbytes)  # what autograd saved in the forward pass is this storage
+        mine = self.part[weight].clone()
+        dist.all_gather(list(flat.chunk(self.ranks)), mine)  # a ring sends (N - 1) / N of its bytes
+        self.sent_bytes += flat.nbytes * (self.ranks - 1) // self.ranks
+
+    # A weight may be freed and filled again between the two passes, because parts change in `step` alone: the backward
+    # pass finds the values of the forward pass. Autograd refuses a saved tensor whose version counter moved. Filling
+    # `flat` moves flat's counter: `weight.data = ...` has taken the storage, and left the weight a counter of its own.
+    def before_use(self, layer, *_):
         for weight in layer.parameters(recurse=False):
-            flat = self.flat[weight]
-            flat.untyped_storage().resize_(flat.nbytes)
-            dist.all_gather(list(flat.chunk(self.ranks)), self.part[weight].detach())
-            self.sent_bytes += flat.nbytes * (self.ranks - 1) // self.ranks
+            self.gather(weight)
 
     def after_forward(self, layer, _, output):
         for weight in layer.parameters(recurse=False):
             self.flat[weight].untyped_storage().resize_(0)
         if output.requires_grad:  # its gradient comes right before the layer's backward pass
-            output.register_hook(lambda _: self.gather(layer))
+            output.register_hook(lambda _: self.before_use(layer))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ import os
 import re
 import runpy
 import shutil
+import textwrap
+import tomllib
 from pathlib import Path
 
 import held
@@ -13,6 +15,7 @@ from study.conform.suite import PROPERTIES, Adapter
 from tests.conftest import ROOT, forked, python, ranks_of
 
 FOLDER = ROOT / "examples/zero_by_hand"
+FAULTS = ROOT / "study/known/faults.toml"
 NAMES = ("data_parallel", "stage1", "stage2", "stage3")
 BYTES = 4 * 4 * (256 * 256 + 256)  # of the weights in fp32
 LAYER = 1 / 4  # of the four layers; a bias is 1/257 of a layer
@@ -232,6 +235,7 @@ def test_a_deep_model_is_equal_to_one_process_as_well(name, tmp_path):
 
 
 SCALE = ("        mine /= self.ranks\n", "")
+LAST_ALONE = ("mine if part.grad is None else part.grad + mine", "mine")
 
 
 @pytest.mark.parametrize(
@@ -242,6 +246,7 @@ SCALE = ("        mine /= self.ranks\n", "")
         ("        weight.grad = None\n", "", ("--micro-batches", "4"), "NO, the losses differ by 2e-03"),
         (*SCALE, (), "yes, the losses differ by "),  # Adam hides it
         (*SCALE, ("--sgd",), "NO, the losses differ by 2e-02"),
+        (*LAST_ALONE, ("--micro-batches", "4"), "NO, the losses differ by 3e-02"),
     ],
 )
 def test_its_exercises_print_what_its_readme_says(old, new, words, verdict, tmp_path):
@@ -252,7 +257,25 @@ def test_its_exercises_print_what_its_readme_says(old, new, words, verdict, tmp_
     assert ("Adam hides a wrong scale of the gradients: try --sgd as well" in said) == hidden
 
 
-def test_the_last_exercise_of_its_readme(tmp_path):
+def test_the_fault_of_its_exercise_is_one_of_deepspeed():
+    fault = next(each for each in tomllib.loads(FAULTS.read_text())["fault"] if each["id"] == "last-pass-only")
+    readme = (FOLDER / "README.md").read_text()
+    assert f"as DeepSpeed {fault['since']} to {fault['until']} did" in readme
+    assert f"`study explain {fault['id']}`" in readme
+
+
+def test_a_reduce_scatter_in_stage_1_sends_what_its_readme_says(tmp_path):
+    """The solution stands there, in place of the body of `average`."""
+    readme, stage = ((FOLDER / name).read_text() for name in ("README.md", "stage1.py"))
+    (sent, solution) = re.search(r"6\. `(sent in .*?)`.*?\n\n(.*?)\n\n", readme, re.DOTALL).groups()
+    (body,) = re.findall(r"def average.*?\n(.*?)\n\n", stage, re.DOTALL)
+    copy = edited(tmp_path, "stage1", body, textwrap.indent(textwrap.dedent(solution), " " * 8))
+    said = launched(copy, "stage1", "--micro-batches", "4", made_in=tmp_path)
+    assert f"{sent}\n" in said
+    assert "equal to one process: yes, " in said
+
+
+def test_the_exercise_with_many_layers(tmp_path):
     """With many layers the peak is little more than what is held."""
     copy = edited(tmp_path, "one_process", "96, 256, 4, 5", "96, 256, 32, 2")
     held_line = re.search(r"held: .*", launched(copy, "stage3", made_in=tmp_path))[0]

@@ -181,10 +181,20 @@ def test_the_guide_answers_its_example_of_advice_as_the_command_does(capsys):
     assert quoted in said
 
 
-def test_the_guide_answers_its_example_of_a_padded_batch_as_the_command_does(capsys):
-    (command,) = {each for each in commands_in((ROOT / "GUIDE.md").read_text(), ".md") if "7.83 GiB" in each}
+@pytest.mark.parametrize(("size", "begins"), [("7.83 GiB", "Perhaps: "), ("3.91 GiB", "Likely: ")])
+def test_the_guide_answers_its_examples_of_logits_as_the_command_does(size, begins, capsys):
+    (command,) = {each for each in commands_in((ROOT / "GUIDE.md").read_text(), ".md") if size in each}
     commands.start(shlex.split(command))
     said = " ".join(capsys.readouterr().out.split())
-    (quoted,) = re.findall(r'"(Perhaps: .+?)"', GUIDE)
-    assert quoted in said
-    assert "--chunked-loss, as by Liger (67.5 GiB, only just)*; --micro-batch 4 and twice the accumulation (" in said
+    (quoted,) = re.findall(rf'"({begins}{size} .+?)"', GUIDE)
+    assert said.startswith(quoted)
+    assert "oom-embeddings" not in said
+    mildest = "--chunked-loss, as by Liger (67.5 GiB, only just)*; --micro-batch 4 and twice the accumulation ("
+    assert (mildest in said) == (size == "7.83 GiB")
+
+
+def test_the_guide_begins_with_a_list_of_its_sections():
+    text = (ROOT / "GUIDE.md").read_text()
+    listed = text.partition("\nAll sections:\n")[2].partition("\n\nThe words")[0]
+    linked = re.findall(r"\]\(#([^)]+)\)", listed)
+    assert sorted(linked) == sorted(anchors(text) - {"guide"})
