@@ -48,7 +48,7 @@ WELL |= {path.stem: path.read_text() for path in sorted((HERE / "healthy").iterd
 JUDGED = table("configs/pasted/judged.toml")
 ROWS = {
     row["name"]: row | {"folder": which}
-    for which in ("threads", "threads2", "threads3", "threads4", "threads5", "threads6", "threads7", "threads8")
+    for which in ("threads", "threads2", "threads3", "threads4", "threads5", "threads6", "threads7", "threads8", "threads9")
     for row in table(f"configs/pasted/{which}.toml")["thread"]
 }
 THREADS = {name: (HERE / row["folder"] / f"{name}.txt").read_text() for name, row in ROWS.items()}
@@ -66,6 +66,7 @@ UNSEEN = {
     "j": (4, 4),
     "k": (14, 0),
     "l": (13, 0),
+    "m": (7, 3),
 }
 
 
