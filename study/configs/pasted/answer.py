@@ -25,6 +25,7 @@ MOST_QUESTIONS = 3
 MOST_ALSO = 3
 RELEASES = "the releases"
 WHICH_RELEASES = "Which releases? Give the output of `pip freeze` as well"
+LAST_LINE = "What does the last line of the traceback say? Paste the rest of it"
 ASKED = {"stage": "the stage of ZeRO, or FSDP", "passes": "gradient accumulation", "ranks": "the number of GPUs"}
 
 
@@ -182,6 +183,8 @@ def _nothing(pasted: Pasted, applying: int) -> str:
     if pasted.last_error:
         where = f"; it failed {pasted.failed_at}" if pasted.failed_at else ""
         return f"This error is not known here: {pasted.last_error}{where}"
+    if pasted.is_cut:
+        return "The text ends before the last line of its traceback, which names the error"
     return "Nothing known applies to what you gave"
 
 
@@ -212,7 +215,8 @@ def _to_know(pasted: Pasted, unsaid: tuple[str, ...], seen: set[str]) -> list[st
     """Return what to ask where nothing was found: what is seen, releases, then what faults in question ask."""
     if pasted.is_strange:
         return []
-    asked = matching.asks(seen)
+    asked = [LAST_LINE] if pasted.is_cut else []
+    asked += matching.asks(seen)
     if RELEASES in unsaid:
         asked.append(WHICH_RELEASES)
     asked += [f"What is {what}? Paste the config or the launch command" for what in unsaid if what != RELEASES]

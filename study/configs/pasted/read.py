@@ -72,6 +72,8 @@ FRAMEWORK = re.compile(
     r"[-_]?\w*[/\\]"
 )
 FRAME = re.compile(r'File "([^"\n]+)", line \d+, in ([^\s\u2502]+)')
+# A frame at the end, with its source and the marks below it.
+CUT = re.compile(r'File "[^"\n]+", line \d+, in [^\n]+(?:\n(?:\[\w+\]:)?[ \t]{2,}[^\n]*){0,2}\s*\Z')
 PACKAGE = re.compile(r"^.*?(?:site-packages|dist-packages|/src)/|^(?:.*/)?(?=(?:[^/]+/){3}[^/]+$)")
 ASSERTED = re.compile(r"(?m)^\W*assert (.+?)[,( ]*$")
 TITLE = re.compile(rf"(?!{NO_PROSE}|.*(?:(?:Error|Exception): |[{{}}\[\]|])).{{0,199}}")  # and no line of a log
@@ -148,6 +150,11 @@ class Pasted:
         asserted = ASSERTED.search(self.text, frames[-1].end(), place)
         what = f", which asserts `{asserted[1]}`" if asserted else ""
         return f"in {function} of {PACKAGE.sub('', file)}{what}"
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it ends within a traceback, before the line that names the error."""
+        return "Traceback (most recent call last)" in self.text and bool(CUT.search(self.text))
 
     @property
     def is_of_another_framework(self) -> bool:

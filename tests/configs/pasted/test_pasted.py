@@ -48,7 +48,17 @@ WELL |= {path.stem: path.read_text() for path in sorted((HERE / "healthy").iterd
 JUDGED = table("configs/pasted/judged.toml")
 ROWS = {
     row["name"]: row | {"folder": which}
-    for which in ("threads", "threads2", "threads3", "threads4", "threads5", "threads6", "threads7", "threads8")
+    for which in (
+        "threads",
+        "threads2",
+        "threads3",
+        "threads4",
+        "threads5",
+        "threads6",
+        "threads7",
+        "threads8",
+        "threads9",
+    )
     for row in table(f"configs/pasted/{which}.toml")["thread"]
 }
 THREADS = {name: (HERE / row["folder"] / f"{name}.txt").read_text() for name, row in ROWS.items()}
@@ -66,6 +76,7 @@ UNSEEN = {
     "j": (4, 4),
     "k": (14, 0),
     "l": (13, 0),
+    "m": (7, 3),
 }
 
 
@@ -147,6 +158,16 @@ def test_an_answer_hedges_once(texts, capsys):
         ("{'loss': 0.0, 'grad_norm': 1.7320508, 'learning_rate': 1e-05, 'epoch': 0.3}", "norm-sqrt2"),
         ("the loss is nan with stage 3", "loss-nan"),
         ("exitcode : -9 Killed", "process-killed"),
+        ("SIGKILL, the process exits with return code -9", "process-killed"),
+        (
+            "使用 ZeRO3 时 batch 内有 image和video, 程序会挂起: Invalidate trace cache @ step 3: expected module 2",
+            "modalities-hang",
+        ),
+        (
+            "QLoRA: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cuda:1!\n"
+            "python -m axolotl.cli.train qlora.yml",
+            "two-devices",
+        ),
         ("loss 0.0 grad_norm 1.414213562373095 zero stage 2 deepspeed 0.17.3 overlap_comm true", "loss-zero-overlap"),
         (
             "LoRA r=16 of Llama-3-8B, DeepSpeed stage 3 on 8 A100 40GB, gradient checkpointing on: CUDA out of memory",
@@ -374,6 +395,23 @@ def test_who_waited_for_a_rank_that_was_out_of_memory_is_not_told(id):
 def test_a_launcher_that_saw_a_process_end_asks_for_its_error():
     (question, *_) = answer(EXAMPLES["child-failed"]["text"]).questions
     assert "first Traceback" in question
+
+
+CUT = """{rank}Traceback (most recent call last):
+{rank}  File "train.py", line 9, in main
+{rank}    trainer.train()
+{rank}    ^^^^^^^^^^^^^^^
+"""
+
+
+@pytest.mark.parametrize("rank", ["", "[rank0]: "])
+def test_a_traceback_that_is_cut_is_asked_for_its_last_line(rank):
+    told = answer(CUT.format(rank=rank))
+    assert "last line" in told.nothing
+    assert "last line" in told.questions[0]
+    for error in ("KeyError: 'label'", "my.lib.OddError", "KeyboardInterrupt"):
+        told = answer(f"{CUT.format(rank=rank)}{rank}{error}\n")
+        assert not any("last line" in each for each in (told.nothing, *told.questions))
 
 
 @pytest.mark.parametrize("rank", ["", "[rank0]: "])
