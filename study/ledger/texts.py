@@ -253,6 +253,12 @@ def in_words(claims: Sequence[Claim]) -> str:
     )
 
 
+def surest_first(claims: Iterable[Claim]) -> list[Claim]:
+    """Sort claims by verdict, and those of one verdict by certainty."""
+    certainties = [*CERTAINTIES, None]
+    return sorted(claims, key=lambda each: (VERDICTS.index(each.verdict), certainties.index(each.certainty)))
+
+
 def to_read_first(chosen: Sequence[Claim | Fault]) -> list[str]:
     """Return the ids of the three surest of those that their documents stand for."""
     central = [each for each in chosen if isinstance(each, Claim) and each.central]
