@@ -1,5 +1,6 @@
 """`study claims`: published claims, whether they hold, and what runs say of their evidence."""
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,12 +9,14 @@ from typing import Annotated
 import tyro
 
 from study.cli.findings import show_behind
+from study.core.errors import Stop
 from study.core.text import number_of, say, say_wrapped, show
 from study.known.explained import of_fault
 from study.ledger import texts
-from study.ledger.evidence import OfRuns, in_full
+from study.ledger.evidence import REPORTS, OfRuns, in_full
 from study.ledger.texts import Claim, Fault
 from study.records import runs as records
+from study.records import store
 from study.records.runs import Runs
 
 MOST_RUNS = 3  # records of a number that are named
@@ -22,6 +25,9 @@ ASK = (
     "  study claims stage 3        a line for each claim about it",
     "  study claims S002           a line for each claim of a document",
     "  study claims S002-25        one claim, its quote and its evidence",
+    "  study claims does not hold  those of a verdict",
+    "  study claims papers high    of papers, articles or posts, with high certainty",
+    "  study claims FOLDER         those that rest on the records in it",
     "  study claims faults         faults of libraries that a script shows",
     "  study claims --undecided    what would decide the open ones",
     "  study claims --runs runs    your runs beside their evidence",
@@ -43,15 +49,20 @@ def claims(
     Example: `study claims S002-25`
 
     Args:
-        claim: Ids of claims, such as S000-20 (case does not matter); a document, such as S002; or words, such as
-            stage 3: claims about this phrase, or if there are none, those that contain all the words. Words in quotes
-            are searched as one phrase, in the reasons too.
+        claim: Ids of claims, such as S000-20 (case does not matter); a document, such as S002; a verdict, a certainty,
+            papers, articles or posts; a folder of kept records; or words, such as stage 3: claims about this phrase,
+            or if there are none, those that contain all the words. Words in quotes are searched as one phrase, in the
+            reasons too.
         undecided: List the claims that cannot be decided here, each with what would decide it.
         every: Count the claims of each document, and list what it stands for.
         runs: Folders that contain runs, at any depth: compare what they give with the evidence of the claims.
     """
-    chosen: Sequence[Claim | Fault] = texts.named(claim) if claim else texts.claims()
-    if undecided:
+    folders = [Path(each) for each in claim if os.sep in each and Path(each).is_dir()]
+    chosen: Sequence[Claim | Fault] = texts.named(claim) if claim and not folders else texts.claims()
+    if folders:
+        chosen = resting_on(folders)
+        list_claims(chosen)
+    elif undecided:
         chosen = show_undecided(chosen)
     elif runs:
         return compare_claims(chosen, records.load(runs, every_folder_has_runs=True), in_full=bool(claim))
@@ -67,6 +78,17 @@ def claims(
             show_one(each)
     # By alias: as the ledger's files have it.
     return [each.model_dump(mode="json", by_alias=True) for each in chosen]
+
+
+def resting_on(folders: Sequence[Path]) -> list[Claim]:
+    """Return the claims with a number of these kept records."""
+    of = {os.path.relpath(each.resolve()) for folder in folders for each in store.run_folders(folder)}
+    rows = texts.compared(texts.claims(), records.load([REPORTS]).counting)
+    ids = {row.claim for row in rows if of & {each for several in row.runs for each in several.split(" over ")}}
+    if not ids:
+        what = f"no claim rests on the records in {', '.join(map(str, folders))}"
+        raise Stop(what, f"your own runs: study claims --runs {folders[0]}")
+    return [each for each in texts.claims() if each.id in ids]
 
 
 def show_undecided(chosen: Sequence[Claim | Fault]) -> list[Claim]:
@@ -151,7 +173,9 @@ def show_evidence(claim: Claim) -> None:
         first = f"    {each.shown:<{width}}  " if width else "    "
         say_wrapped(f"{each.kind}: {each.what}{note}", first=first, indent=" " * (len(first) + 2))
     if any(isinstance(each, OfRuns) for each in claim.evidence):
-        say(f"    From the records of a checkout: study claims {claim.id} --runs reports")
+        say_wrapped(
+            f"    Its records, and what makes them again: study claims {claim.id} --runs reports", indent="      "
+        )
 
 
 def compare_claims(chosen: Sequence[Claim | Fault], loaded: Runs, in_full: bool) -> list[dict]:
@@ -160,29 +184,31 @@ def compare_claims(chosen: Sequence[Claim | Fault], loaded: Runs, in_full: bool)
     # Runs that have ended count, and no records of other people's scripts.
     rows = texts.compared(of_claims, loaded.counting)
     counts = Counter(row.answer for row in rows)
-    agree, differ, lack = (counts[answer] for answer in texts.ANSWERS)
-    yours = number_of(len(loaded), "runs")
+    are_kept = all(folder.resolve().is_relative_to(REPORTS) for folder in loaded.folders)
+    of = f"the {number_of(len(loaded), 'kept records')}" if are_kept else f"your {number_of(len(loaded), 'runs')}"
+    said = []
+    for answer, number in sorted(counts.items()):  # agree, differ, need other runs
+        verb, *rest = answer.split(" ", 1)
+        said.append(" ".join([str(number), f"{verb}s" if number == 1 else verb, *rest]))
     if not rows:
         say("No evidence of this is a run.")
     else:
-        say_wrapped(
-            f"Of the numbers that the claims take from runs, {agree} agree with your {yours}, {differ} differ, "
-            f"and {lack} need a run that you do not have.",
-            "",
-        )
+        say_wrapped(f"{number_of(len(rows), 'numbers')} of runs, compared with {of}: {', '.join(said)}.", "")
     # Of all claims hundreds of rows would agree, or say nothing: only the others are shown.
     shown = [row for row in rows if in_full or row.answer == texts.DIFFERS]
-    show([row_of(row) for row in shown])
+    show([row_of(row, "counted again" if are_kept else "yours") for row in shown])
     say_runs(shown)
+    if in_full:
+        say_what_they_need(of_claims, [row.evidence for row in rows if row.answer == texts.NO_RUNS])
     say_others(of_claims)
-    return [row_of(row) | {"runs": row.runs} for row in rows]
+    return [row_of(row) | {"runs": row.runs, "again": row.again} for row in rows]
 
 
-def row_of(row: texts.Compared) -> dict:
+def row_of(row: texts.Compared, theirs: str = "yours") -> dict:
     kept = in_full(row.evidence.value)
     if row.evidence.most is not None:
         kept = f"{kept} to {in_full(row.evidence.most)}"
-    numbers = {"committed": kept, "yours": in_full(row.value)}
+    numbers = {"committed": kept, theirs: in_full(row.value)}
     return {"claim": row.claim, "evidence": row.evidence.what} | numbers | {"answer": row.answer}
 
 
@@ -194,6 +220,14 @@ def say_runs(rows: Sequence[texts.Compared]) -> None:
             more = f", of which {MOST_RUNS} follow; --json has all" if len(row.runs) > MOST_RUNS else ""
             say("", f"{row.claim}: {in_full(row.value)} comes from {records_of}{more}:")
             say(*[f"  {of}" for of in row.runs[:MOST_RUNS]])
+            say(*[f"  Again: {command}" for command in row.again])
+
+
+def say_what_they_need(chosen: Sequence[Claim], lacking: Sequence[OfRuns]) -> None:
+    """Say what makes the runs that some evidence of these claims needs, as far as the kept records tell."""
+    for row in texts.compared(chosen, records.load([REPORTS]).counting if lacking else []):
+        if row.evidence in lacking:
+            say("", f"{row.claim}: {in_full(row.evidence.value)} needs runs of:", *[f"  {each}" for each in row.again])
 
 
 def say_others(claims: Sequence[Claim]) -> None:
@@ -203,6 +237,4 @@ def say_others(claims: Sequence[Claim]) -> None:
         named = ", ".join(f"{kind} {number}" for kind, number in kinds.items())
         test = "pytest tests/ledger" + (f" -k {claims[0].id}" if len(claims) == 1 else "")
         pieces = number_of(kinds.total(), "pieces of evidence")
-        say_wrapped(
-            "", f"Not compared: {pieces} that are not of runs ({named}). What computes them: {test}", indent="  "
-        )
+        say_wrapped("", f"Not of runs: {pieces} ({named}). What computes them: {test}", indent="  ")

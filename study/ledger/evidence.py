@@ -42,6 +42,7 @@ TRAINING = "training"  # in a selection: which training of the script of documen
 # Every document trains all weights. Other runs count only if the selection names the setting. Optimizers are not here:
 # a sentence about losses is also one about Adafactor, of which ZeRO changes them.
 USUAL: dict[str, tuple] = {"lora_rank": (None,), "train_only": (None,)}
+OF_ESTIMATE = {"parameters": "--params", "ranks": "--gpus"}  # flags of `study estimate` with other names
 ABOUT_THE_VALUE = {"kind", "value", "unit", "tolerance", "note", "most", "n"}  # fields that do not say what it is of
 
 
@@ -266,6 +267,12 @@ def _value(node: ast.AST):
     raise TypeError("numbers, + - * / **, and states, weights, gradients or optimizer of a stage are allowed")
 
 
+def flags(given: dict[str, Any]) -> str:
+    """Settings of a prediction as flags of `study estimate`."""
+    named = {OF_ESTIMATE.get(name, f"--{name}").replace("_", "-"): value for name, value in given.items()}
+    return " ".join(flag if value is True else f"{flag} {in_full(value)}" for flag, value in named.items())
+
+
 class OfPrediction(Piece):
     """A quantity that our predictor gives for a training, or its ratio to that of another training."""
 
@@ -287,6 +294,17 @@ class OfPrediction(Piece):
     tf32: bool = True  # as our trainer has it for products in fp32; PyTorch's default is off
     quantity: str
     over: dict | None = None  # what differs in the other training
+
+    @property
+    def what(self) -> str:
+        """The command that predicts it."""
+        given = self.model_dump(exclude_defaults=True, exclude={*ABOUT_THE_VALUE, "quantity", "over", "tf32"})
+        # An estimate has other defaults.
+        given |= {"ranks": self.ranks, "sequence": self.sequence}
+        text = f"{self.quantity.rpartition('.')[2].replace('_', ' ')} by study estimate {flags(given)}"
+        if not self.tf32:
+            text += " (without TF32, which no flag sets)"
+        return f"{text}, over that with {flags(self.over)}" if self.over else text
 
     def raw(self) -> Value:
         value = self._predicted()

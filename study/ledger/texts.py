@@ -7,6 +7,7 @@ import difflib
 import functools
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, get_args
@@ -19,12 +20,17 @@ from study.core.text import is_number
 from study.known.faults import Fault, table
 from study.ledger.evidence import MAX_BYTES, STRICT, Evidence, OfRuns, Value
 from study.records.runs import Run
+from study.sweeps import protocol
 
 FOLDER = Path(__file__).with_name("texts")
 VerdictWord = Literal["holds", "does not hold", "holds only if", "cannot be decided here"]
 VERDICTS = get_args(VerdictWord)  # in the order of tables
 CertaintyWord = Literal["high", "moderate", "low", "very low"]
 CERTAINTIES = get_args(CertaintyWord)
+# Kinds of claims that `named` takes, as it takes documents; "certainty: high" as cards print it.
+KIND = re.compile(
+    rf"(?<!\w)(?:certainty:? )?({'|'.join((*VERDICTS[::-1], *CERTAINTIES[::-1], 'papers', 'articles', 'posts'))})(?!\w)"
+)
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 MOST_TO_READ = 3
 WORDS_OF_A_LINE = 8  # of a quote, in a list
@@ -61,6 +67,13 @@ class Claim(BaseModel):
     @property
     def said(self) -> str:
         return f"{self.question} {self.quote} {self.answer} {self.found}"
+
+    @property
+    def kinds(self) -> set[str]:
+        """The words of `KIND` that are true of it."""
+        of_paper = "posts" if self.in_post else "papers"
+        source = "articles" if self.document.startswith("S") else of_paper
+        return {self.verdict, source, self.certainty or ""}
 
     @property
     def head(self) -> str:
@@ -144,7 +157,7 @@ def faults() -> list[Fault]:
 
 
 def named(words: tuple[str, ...]) -> list[Claim | Fault]:
-    """The claims and faults with these ids, those of a document, or those that contain these words.
+    """The claims and faults with these ids, those of a document or of some kinds, or those that contain these words.
 
     Several words are a phrase where claims have them so, as in "stage 3". Otherwise each is looked for by itself.
     """
@@ -156,6 +169,10 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
     names = [word.lower() for word in words]
     if by_name.keys() >= set(names):
         return [each for name in names for each in by_name[name]]
+    kinds = KIND.findall(" ".join(names))
+    rest = KIND.sub(" ", " ".join(names)).replace(" certainty", " ").split()
+    if kinds and by_name.keys() >= set(rest):
+        return _of_kinds([each for name in rest for each in by_name[name]] or claims(), kinds)
     patterns = [_pattern(word) for word in words if word.strip()]
     if len(patterns) > 1:
         phrase = _pattern(" ".join(words))
@@ -177,6 +194,15 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
         fewer = ("give fewer words; " if len(words) > 1 else "") + "study claims --all lists the documents"
         raise Stop(what, f"did you mean {' or '.join(near)}?" if near else fewer)
     return matching
+
+
+def _of_kinds(chosen: Sequence[Claim | Fault], kinds: Sequence[str]) -> list[Claim | Fault]:
+    found: list[Claim | Fault] = [each for each in chosen if isinstance(each, Claim) and each.kinds >= set(kinds)]
+    if not found:
+        raise Stop(
+            f"no claim is all of these: {', '.join(kinds)}", "give fewer of them; study claims --all counts them"
+        )
+    return found
 
 
 def _pattern(words: str) -> re.Pattern:
@@ -227,6 +253,12 @@ def in_words(claims: Sequence[Claim]) -> str:
     )
 
 
+def surest_first(claims: Iterable[Claim]) -> list[Claim]:
+    """Sort claims by verdict, and those of one verdict by certainty."""
+    certainties = [*CERTAINTIES, None]
+    return sorted(claims, key=lambda each: (VERDICTS.index(each.verdict), certainties.index(each.certainty)))
+
+
 def to_read_first(chosen: Sequence[Claim | Fault]) -> list[str]:
     """Return the ids of the three surest of those that their documents stand for."""
     central = [each for each in chosen if isinstance(each, Claim) and each.central]
@@ -240,6 +272,7 @@ class Compared(NamedTuple):
     value: Value
     answer: str
     runs: list[str]  # the folders of each run, or of the two runs of a ratio
+    again: Sequence[str]  # the commands that make most of them again
 
 
 def compared(claims: Iterable[Claim], runs: Sequence[Run]) -> list[Compared]:
@@ -251,5 +284,10 @@ def compared(claims: Iterable[Claim], runs: Sequence[Run]) -> list[Compared]:
                 valued = piece.values_with_runs(runs)
                 answer = AGREES if all(piece.agrees(value) for value, _ in valued) else DIFFERS
                 of = [" over ".join(os.path.relpath(run.folder) for run in several) for _, several in valued]
-                rows.append(Compared(claim.id, piece, piece.computed(runs), answer if valued else NO_RUNS, of))
+                ways = Counter(tuple(dict.fromkeys(map(protocol.again, several))) for _, several in valued)
+                # A sweep makes what the other side of a ratio needs as well.
+                again = max(
+                    ways, key=lambda way: (all(each.startswith("study sweep") for each in way), ways[way]), default=()
+                )
+                rows.append(Compared(claim.id, piece, piece.computed(runs), answer if valued else NO_RUNS, of, again))
     return rows

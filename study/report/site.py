@@ -19,7 +19,6 @@ from typing import Any
 import IPython  # noqa: F401
 import jinja2
 import nbformat
-import pandas as pd
 import papermill
 from nbconvert import HTMLExporter
 from papermill.exceptions import PapermillExecutionError
@@ -38,6 +37,7 @@ from study.records.runs import Runs
 from study.report import answers, browser, calculator, contributed, stacks, style
 from study.report.answers import PageAnswer
 from study.report.tables import as_html, write_csv
+from study.report.topics import documents
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 PAGES = jinja2.Environment(
@@ -98,7 +98,7 @@ def build(folders: list[Path], out: Path, address: str = "", paste: bool = False
         parameters = {"runs": ",".join(map(str, folders)), "data": str(site / "data")}
         # The notebooks run while the other pages are written.
         problems = pool.map(lambda name: execute(name, Path(executed), parameters), NOTEBOOKS)
-        write(site, "claims", texts=texts.texts(), faults=texts.faults(), verdicts=texts.VERDICTS, count=headline())
+        write_claims(site)
         write(site, "sentences", sentences=sentences())
         (site / "faults.json").write_text(faults.table().model_dump_json(indent=1))
         (site / "osv.json").write_text(json.dumps(osv.records(datetime.now(UTC)), indent=1))
@@ -129,12 +129,26 @@ def headline() -> str:
     return texts.in_words(texts.claims())
 
 
+def write_claims(site: Path) -> None:
+    refuted = documents.claims().query("verdict == 'does not hold'")
+    write(
+        site,
+        "claims",
+        texts=texts.texts(),
+        faults=texts.faults(),
+        verdicts=texts.VERDICTS,
+        count=headline(),
+        refuted=as_html(refuted[["id", "answer", "ours", "theirs", "certainty"]]),
+        records=documents.kept_records(),
+    )
+
+
 def write_index(site: Path, runs: Runs, folders: list[Path], answered: dict[str, dict], failed: list[str]) -> None:
     # Records are named by their resolved paths: the page shows them below the folder that was given.
     set_aside = list(runs.set_aside)
     for folder in map(Path.resolve, folders):
         set_aside = [text.replace(f"{folder}/", f"{folder.name}/") for text in set_aside]
-    central = pd.DataFrame([vars(each) for each in texts.claims() if each.central])
+    central = documents.claims().query("central")
     write(
         site,
         "index",
@@ -143,7 +157,7 @@ def write_index(site: Path, runs: Runs, folders: list[Path], answered: dict[str,
         failed=failed,
         run_count=len(runs),
         ended=[run.record for run in runs if run.record.error],
-        central=as_html(central[["id", "verdict", "answer", "ours", "theirs"]]),
+        central=as_html(central[["id", "verdict", "certainty", "answer", "ours", "theirs"]]),
         headline=headline(),
         problems=redact(set_aside),
         built_utc=store.now_utc(),

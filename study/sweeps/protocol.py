@@ -10,8 +10,10 @@ have left before it starts a cell for the first time. `deepspeed` names another 
 
 import itertools
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import cache as once
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +24,7 @@ from study.core.errors import Stop, nearest
 from study.core.files import load, sentence
 from study.core.settings import Repair, Settings, build
 from study.records import sections, store
+from study.records.runs import Run
 from study.records.schema import Record
 
 FOLDER = Path(__file__).resolve().parent / "protocols"
@@ -155,6 +158,28 @@ def read(name: str) -> dict:
     except ValidationError as error:
         raise Stop(f"{path.name}: {sentence(error, Protocol.model_fields)}".rstrip("?"), EXAMPLE) from None
     return content | {"file": path.name, "name": path.stem}
+
+
+@once
+def parts(name: str) -> set[str]:
+    """Return the names of a protocol's parts; none if there is no such protocol."""
+    return {part["name"] for part in read(name)["part"]} if name in names() else set()
+
+
+def again(run: Run) -> str:
+    """Return the command that makes a run again: that of its part of a protocol, or its own launch."""
+    record, cell = run.record, run.record.cell
+    name = cell.protocol or run.folder.parent.name  # the first records name no protocol
+    scale = f" --scale {cell.scale}" if cell.scale not in (None, "tiny") else ""  # tiny is the default
+    sweep = f"study sweep {name} --only part={cell.part}{scale}"
+    if cell.part in parts(name):
+        return sweep
+    if record.requested.hosts or record.requested.checkpoint_every:  # of a protocol that went with these settings
+        return f"git checkout {record.commit} && {sweep}"
+    given = re.sub(r"--cache-dir \S+ ?", "", " ".join(record.argv[1:]))
+    given = re.sub(r"--run-dir (\S*/)?", "--run-dir runs/", given)
+    launch = f"accelerate launch --config_file {record.requested.config_file} --num_processes {record.observed.ranks}"
+    return f"{launch} study/{Path(record.argv[0]).name} {given}"
 
 
 def scales(protocol: dict) -> list[str]:

@@ -11,16 +11,18 @@ import keep_answers
 import pytest
 
 from study.cli import claims as command
+from study.cli import commands
 from study.cli.explain import explain
 from study.core.errors import Stop
 from study.core.files import load
 from study.core.gpus import GPUS
 from study.core.text import is_number, number_of
 from study.ledger import texts
-from study.ledger.evidence import REPORTS, OfRuns, calculated, kept_answers
+from study.ledger.evidence import REPORTS, UNITS, OfRuns, calculated, kept_answers
 from study.predict.front import MISS, reserve_bytes
 from study.predict.outside import published, scores
 from study.records import runs
+from study.sweeps import protocol
 from tests.conftest import ROOT
 
 SOURCES = ROOT.parent / "shared/sources"  # the four articles, where somebody has them
@@ -186,7 +188,32 @@ def test_claims_are_found_by_id_document_and_words():
         texts.named(("no such words",))
 
 
-@pytest.mark.parametrize("words", [*texts.VERDICTS, "does", "very low", "moderate", "certainty: high"])
+def ids_of(*words: str) -> set[str]:
+    return {each.id for each in texts.named(words)}
+
+
+@pytest.mark.parametrize("word", [*texts.VERDICTS, *LEVELS])
+def test_a_verdict_or_a_certainty_names_its_claims_alone(word):
+    """`study claims high` found what has this word anywhere, `certainty high` nothing."""
+    having = {claim.id for claim in CLAIMS if word in (claim.verdict, claim.certainty)}
+    assert ids_of(word) == ids_of(*word.split()) == having
+    if word in LEVELS:
+        assert ids_of("certainty", word) == ids_of(word, "certainty") == ids_of(f"certainty: {word}") == having
+
+
+def test_kinds_of_claims_narrow_each_other_and_a_document():
+    papers = {claim.id for claim in CLAIMS if claim.document.startswith("P") and not claim.in_post}
+    articles = {claim.id for claim in CLAIMS if claim.document.startswith("S")}
+    assert ids_of("papers") | ids_of("articles") | ids_of("posts") == {claim.id for claim in CLAIMS}
+    assert (ids_of("papers"), ids_of("articles")) == (papers, articles)
+    assert ids_of("papers", "high", "does", "not", "hold") == papers & ids_of("high") & ids_of("does not hold")
+    assert ids_of("S001", "does not hold") == ids_of("S001") & ids_of("does not hold")
+    assert ids_of("high", "bandwidth") - ids_of("high"), "beside other words it is a word"
+    with pytest.raises(Stop, match="no claim is all of these: high, moderate"):
+        texts.named(("high", "moderate"))
+
+
+@pytest.mark.parametrize("words", ["does", "all-reduces its gradients"])
 def test_words_of_the_verdict_and_of_its_certainty_are_searched_as_words(words):
     """As cards print them. Several words are a phrase of a claim's head, or each is found."""
     printed = {each.id: f"{each.said} {each.verdict} (certainty: {each.certainty})" for each in CLAIMS}
@@ -194,8 +221,6 @@ def test_words_of_the_verdict_and_of_its_certainty_are_searched_as_words(words):
     assert {each.id for each in texts.named((words,)) if each.id in printed} == having
     apart = {each.id for each in texts.named(tuple(words.split())) if each.id in printed}
     assert apart <= having, "without the phrases of the reasons"
-    of_verdict = {each.id for each in CLAIMS if words in (each.verdict, each.certainty)}
-    assert of_verdict <= apart
 
 
 def test_no_digit_of_a_value_is_cut(capsys):
@@ -378,6 +403,39 @@ def test_several_words_are_a_phrase_where_claims_have_them_so(capsys):
     assert len(re.findall(r"(?m)^  [A-Z]\d*-\d+ ", capsys.readouterr().out)) == len(about) < 30
 
 
+def estimated(words: str, quantity: str, capsys) -> float:
+    """Return a quantity by the command that a card shows."""
+    commands.start([*words.split()[1:], "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    estimate = answer["estimate"]
+    if quantity == "tokens per s":  # but for the batch, which both sides of a ratio may have of their own
+        given = dict(re.findall(r"--([a-z-]+) (\d+)", words))
+        rows = int(given.get("micro-batch", 1)) * int(given.get("accumulation", 1))
+        return int(given["gpus"]) * rows * int(given["sequence"]) / answer["step"]["seconds"]
+    known = {name.replace("_", " "): value for name, value in (estimate | estimate["at_peak"]).items()}
+    known["volume"] = sum(estimate["traffic"].values()) + estimate["traffic"].get("all_reduce", 0)
+    return known[quantity]
+
+
+# One of each set of flags.
+OF_FLAGS = {
+    (*sorted(piece.model_fields_set), piece.quantity, *(piece.over or ())): each
+    for each in EVIDENCE
+    if (piece := each.values[1]).kind == "prediction" and piece.tf32
+}
+
+
+@pytest.mark.parametrize(("claim", "piece"), [*OF_FLAGS.values()])
+def test_a_prediction_is_shown_as_the_command_that_gives_it(claim, piece, capsys):
+    """Its fields were no flags: parameters 1.309e+10, ranks 8."""
+    quantity, _, command_line = piece.what.partition(" by ")
+    first, _, other = command_line.partition(", over that with ")
+    value = estimated(first, quantity, capsys)
+    if other:
+        value /= estimated(f"{first} {other}", quantity, capsys)
+    assert piece.agrees(value / UNITS[piece.unit] if piece.unit else value)
+
+
 def test_a_card_ends_with_the_command_that_computes_its_evidence_again(capsys):
     for claim in CLAIMS:
         command.claims((claim.id,))
@@ -392,12 +450,45 @@ def test_a_number_leads_to_its_records_and_what_is_not_of_runs_is_named(id, foun
     """Who checked a claim had to look for its records, and did not see that predictions were left out."""
     rows = command.claims((id,), runs=(REPORTS,))
     printed = capsys.readouterr().out
-    assert f"take from runs, {len(found)} agree with your " in printed
+    agree = f"{len(found)} agree" if len(found) > 1 else "1 agrees"
+    assert f"of runs, compared with the {len(runs.load([REPORTS]))} kept records: {agree}.\n" in printed
     assert [len(row["runs"]) for row in rows] == found
     folders = [folder for row in rows for pair in row["runs"] for folder in pair.split(" over ")]
     assert all(Path(folder, "record.json").is_file() for folder in folders)
     assert all(f"  {pair}\n" in printed for row in rows for pair in row["runs"][: command.MOST_RUNS])
-    assert (f"Not compared: {others} pieces of evidence" in printed) == bool(others)
+    assert (f"Not of runs: {others} pieces of evidence" in printed) == bool(others)
+
+
+def test_a_record_leads_to_the_part_of_a_protocol_that_makes_it_again(records):
+    """No card named the protocol, and the records of the first days do not."""
+    pieces = [(claim, piece) for claim in CLAIMS for piece in claim.evidence if isinstance(piece, OfRuns)]
+    runs_of = {run: claim.id for claim, piece in pieces for _, of in piece.values_with_runs(records) for run in of}
+    for run in runs_of:
+        program, *words = protocol.again(run).split()
+        if program == "study":
+            _, name, _, part, *scale = words
+            cells = protocol.cells(protocol.read(name), scale[1] if scale else "tiny")
+            assert run.record.arm in {cell.arm for cell in cells if f"part={cell.part}" == part}, run.folder
+    without = {row.claim for row in texts.compared(CLAIMS, records) if not row.again[0].startswith("study sweep")}
+    assert without == {"P1-17", "P4-02"}, "of which one is launched by hand, and the other's protocol is gone"
+
+
+def test_other_peoples_runs_are_told_what_they_need(capsys):
+    command.claims(("P1-17",), runs=(REPORTS / "cpu-2core/runs/smoke",))
+    printed = capsys.readouterr().out
+    assert "kept records: 1 agrees, 1 needs other runs.\n" in printed
+    launches = re.findall(r"(?m)^  accelerate launch --config_file (\S+) .*study/train.py --run-dir runs/", printed)
+    assert launches
+    assert all((ROOT / each).is_file() for each in launches)
+    assert "Not of runs: 1 piece of evidence (" in printed
+
+
+def test_a_folder_of_records_leads_to_the_claims_that_rest_on_it(capsys):
+    chosen = command.claims((str(REPORTS / "cpu-2core/runs/algorithms/adamw-zero2_reduce"),))
+    assert [each["id"] for each in chosen] == ["P1-17"]
+    assert "P1-17 “So the total" in capsys.readouterr().out
+    with pytest.raises(Stop, match="no claim rests on"):
+        command.claims((str(REPORTS / "cpu-2core/hung"),))
 
 
 def test_a_card_is_as_wide_as_text(monkeypatch, capsys):

@@ -95,11 +95,12 @@ def test_readme_has_each_answer_with_one_number_and_its_page(each):
 def test_the_verdicts_and_their_counts():
     page = page_of("claims")
     printed = rows_of(page)
-    # Of each document the first central claim, whatever its verdict.
-    chosen = [next(claim for claim in text.claim if claim.central) for text in texts.texts()]
+    # All that hold or do not, and each first the surest.
+    held, false = ([each for each in texts.claims() if each.verdict == verdict] for verdict in texts.VERDICTS[:2])
+    chosen = [*texts.surest_first(false), *texts.surest_first(held)]
     assert [name for name in printed if re.fullmatch(r"(S\d+|P\d)-\d+", name)] == [claim.id for claim in chosen]
     for claim in chosen:
-        row = [claim.verdict, claim.certainty or "-", claim.answer, claim.ours, claim.theirs]
+        row = [claim.verdict, claim.certainty, claim.answer, claim.ours, claim.theirs]
         assert printed[claim.id] == row
     for text in texts.texts():
         counts = [text.sentences, text.judged, len(text.claim), *texts.counts(text.claim).values()]
@@ -126,7 +127,8 @@ def test_the_verdicts_and_their_counts():
     assert f"{number['does not hold']} do not, {len(false)} of them of articles;" in page
     assert f"[How {total} were judged](reports/answers/claims.md)" in README
     shares = [number["holds"] / total, number["does not hold"] / total]
-    assert [*shares, 1 - sum(shares)] == pytest.approx([1 / 6, 1 / 7, 7 / 10], abs=0.015)
+    assert shares == pytest.approx([1 / 6, 1 / 8], abs=0.015)
+    assert sum(shares) < 1 / 2, "most are conditional or open"
     decided = [claim for claim in texts.claims() if claim.certainty]
     sure = Counter(claim.certainty for claim in decided)
     low = sure["low"] + sure["very low"]

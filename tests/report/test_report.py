@@ -26,7 +26,7 @@ from study.report import site as report
 from study.report.notebook import Book
 from study.report.stacks import PACKAGES
 from study.report.tables import as_html, cell, heading, no_formula
-from tests.conftest import table
+from tests.conftest import ROOT, table
 from tests.shaped import failed, finished, put
 
 STRANGERS = table("report/strangers.toml")
@@ -121,6 +121,26 @@ def test_every_claim_has_a_place_with_its_quote_and_its_verdict(site):
         assert text.count(f'<li id="{each.id}"') == 1
         assert each.found in text
     assert all(claim.quote in text for claim in ledger.claims())
+
+
+def test_a_claim_of_runs_leads_to_its_records_and_to_what_makes_them_again(site):
+    text = html.unescape((site / "claims.html").read_text())
+    cards = re.findall(r'(?s)<li id="([SP]\d+-\d+)"(.*?)</details></li>', text)
+    assert len(cards) == len(ledger.claims())
+    for claim, (id, card) in zip(ledger.claims(), cards, strict=True):
+        of_runs = any(piece.kind in ("runs", "virtual") for piece in claim.evidence)
+        assert (f"<code>study claims {id} --runs reports</code>" in card) == of_runs
+        folders = re.findall(r"<code>(reports/.+?)</code>", card.partition("in a checkout. Records: ")[2])
+        assert bool(folders) == of_runs
+        assert all([*(ROOT / folder).glob("*/record.json")] for folder in folders)
+        assert (
+            bool(re.search(r"To make them again: <code>(study sweep|accelerate launch|git checkout) ", card)) == of_runs
+        )
+    listed = text.partition("Those that do not hold")[2].partition("</details>")[0]
+    ids = re.findall(r"<td><a [^>]+>(\S+)</a></td>", listed)
+    certainties = [each.certainty for id in ids for each in ledger.claims() if each.id == id]
+    assert {*ids} == {each.id for each in ledger.claims() if each.verdict == "does not hold"}
+    assert certainties == sorted(certainties, key=["high", "moderate", "low"].index)
 
 
 def test_every_sentence_has_its_id_as_a_place(site):

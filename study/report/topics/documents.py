@@ -1,11 +1,15 @@
 """What documents print, beside what was measured and predicted here; document S002's script; and the claims."""
 
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 
+from study.core.arms import ROOT
 from study.ledger import texts
+from study.ledger.evidence import REPORTS
+from study.records import runs as records
 from study.records.runs import Runs
 from study.report import style
 from study.report.topics import memory
@@ -98,5 +102,17 @@ def evidence_figure(counted: pd.DataFrame) -> Figure:
 
 
 def claims() -> pd.DataFrame:
+    """Return all claims, those of one verdict together, the surest first."""
     names = ("id", "document", "central", "question", "verdict", "certainty", "answer", "ours", "theirs")
-    return pd.DataFrame([{name: getattr(each, name) for name in names} for each in texts.claims()])
+    return pd.DataFrame([{name: getattr(each, name) for name in names} for each in texts.surest_first(texts.claims())])
+
+
+def kept_records() -> dict[str, dict[str, list[str]]]:
+    """Return by claim the folders with its records below reports/, and the commands that make them again."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for row in texts.compared(texts.claims(), records.load([REPORTS]).counting):
+        of = [Path(run).resolve().parent.relative_to(ROOT) for several in row.runs for run in several.split(" over ")]
+        known = found.setdefault(row.claim, {"folders": [], "again": []})
+        known["folders"] = sorted({*known["folders"], *map(str, of)})
+        known["again"] = [*dict.fromkeys([*known["again"], *row.again])]
+    return found
