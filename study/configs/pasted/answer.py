@@ -9,7 +9,7 @@ from packaging.version import Version
 
 from study.configs.oom.reading import OomError
 from study.configs.pasted import losses, matching, memory, tracebacks, two_logs, watchdogs
-from study.configs.pasted.in_use import without_what_is_in_use
+from study.configs.pasted.in_use import advised
 from study.configs.pasted.memory import ByText
 from study.configs.pasted.ranking import FULL, OF_STEPS, explains, ordered
 from study.configs.pasted.read import Pasted, read
@@ -80,7 +80,7 @@ def answer(text: str, symptom: str = "", by_text: ByText = memory.without_model)
     unsaid = _unsaid(pasted, possible)
     questions = _to_be_surer(found, unsaid, seen) if found else _to_know(pasted, unsaid, seen)
     return PastedAnswer(
-        found=tuple(without_what_is_in_use(each, pasted) for each in found[: 1 + MOST_ALSO]),
+        found=tuple(replace(each, remedy=advised(each.remedy, pasted)) for each in found[: 1 + MOST_ALSO]),
         read=tuple(_read(pasted)),
         seen=tuple(sorted(seen)),
         notes=tuple(pasted.contradictions),
