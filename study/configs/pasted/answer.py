@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from textwrap import shorten
 from typing import Literal
 
 from packaging.version import Version
@@ -21,11 +22,12 @@ from study.core.text import number_of
 from study.known.faults import named
 
 MOST_MAY = 5
+LONGEST_ERROR = 160  # characters
 MOST_QUESTIONS = 3
 MOST_ALSO = 3
 RELEASES = "the releases"
 WHICH_RELEASES = "Which releases? Give the output of `pip freeze` as well"
-ASKED = {"stage": "the stage of ZeRO, or FSDP", "passes": "gradient accumulation", "ranks": "the number of GPUs"}
+ASKED = {"stage": "the stage of ZeRO or FSDP", "passes": "gradient accumulation", "ranks": "the number of GPUs"}
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ def _unseen(faults: list[matching.Match], told: set[str]) -> tuple[list[matching
 def _shown(pasted: Pasted, error: OomError | None, by_text: ByText) -> list[Seen]:
     """Return what the text shows: messages, who waits for whom, and what the lines of a trainer say."""
     errors = [_in_its_release(each, pasted) for each in tracebacks.errors(pasted.text)]
+    if pasted.last_error:  # which the launcher does not know
+        errors = [each for each in errors if each.id != "child-failed"]
     of_memory = memory.of_error(pasted, error, by_text) if error else memory.of_words(pasted, by_text)
     waits = watchdogs.hangs(pasted.text, pasted.sentences)
     signs = losses.signs(pasted.log, pasted.may_be_deepspeed, pasted.said.get("passes", losses.USUAL_PASSES))
@@ -180,8 +184,8 @@ def _nothing(pasted: Pasted, applying: int) -> str:
     if pasted.is_strange:
         return "Nothing in this text is known here: no error, no library, no training"
     if pasted.last_error:
-        where = f"; it failed {pasted.failed_at}" if pasted.failed_at else ""
-        return f"This error is not known here: {pasted.last_error}{where}"
+        error = shorten(pasted.last_error.rstrip(".: "), LONGEST_ERROR, placeholder=" (...)")
+        return ". ".join(filter(None, [f"This error is not known here: {error}", pasted.raised_at]))
     return "Nothing known applies to what you gave"
 
 
@@ -215,7 +219,8 @@ def _to_know(pasted: Pasted, unsaid: tuple[str, ...], seen: set[str]) -> list[st
     asked = matching.asks(seen)
     if RELEASES in unsaid:
         asked.append(WHICH_RELEASES)
-    asked += [f"What is {what}? Paste the config or the launch command" for what in unsaid if what != RELEASES]
+    if what := [each for each in unsaid if each != RELEASES]:
+        asked.append(f"Paste the config or the launch command: nothing here says {', '.join(what)}")
     if not pasted.prose.strip():
         asked.append('What was seen? Say it with --symptom "..."')
     return asked
