@@ -1,4 +1,4 @@
-"""Leave out of a remedy what the text says is in use, was tried, or cannot be on its machine: in_use.toml.
+"""Fit a remedy to a text: without what is in use, was tried, or cannot be on its machine, of in_use.toml.
 
 A remedy is clauses between semicolons, of items between commas or "or": each item is kept or left out.
 """
@@ -12,8 +12,10 @@ from pathlib import Path
 from pydantic import with_config
 
 from study.configs.pasted.read import Pasted
+from study.configs.pasted.words import only
 from study.core.tables import NO_OTHER_KEYS, Regex, read_table
 
+TRAINERS = ("SFT", "DPO", "GRPO", "KTO", "PPO", "Reward", "RLOO", "ORPO", "CPO")  # of TRL
 IN_USE = Path(__file__).with_name("in_use.toml")
 FLAGS = re.IGNORECASE | re.ASCII
 JOINT = r"(?:, (?:or|and) |, |(?<!\d) (?:or|and) | (?:or|and) (?!\d))"  # not "stages 1 and 2"
@@ -59,7 +61,11 @@ def rows() -> dict[str, InUse]:
 
 
 def advised(remedy: str, pasted: Pasted) -> str:
-    """Return a remedy without that of which the text says that it is in use."""
+    """Return a remedy without that of which the text says that it is in use, with the config class of its trainer."""
+    trainer = only(
+        {each for each in TRAINERS if re.search(rf"(?i)\b(?:trl {each}|{each}_?(?:trainer|config))\b", pasted.text)}
+    )
+    remedy = remedy.replace("SFTConfig", f"{trainer or 'SFT'}Config")
     fitting = [row for row in rows().values() if row.fits(pasted)]
     left = _left(remedy, fitting, pasted.text)
     if left == remedy:

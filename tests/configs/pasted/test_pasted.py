@@ -546,6 +546,23 @@ def test_the_rest_of_a_remedy_stays(remedy, text, left):
     assert advised(remedy, text) == left
 
 
+@pytest.mark.parametrize("name", in_use.TRAINERS)
+def test_a_remedy_names_the_config_class_of_the_trainer_in_the_text(name):
+    remedies = [
+        "set `use_liger_kernel=True` in SFTConfig",
+        *(each for each in REMEDIES.values() if "SFTConfig" in each),
+    ]
+    assert len(remedies) > 1
+    for text in (
+        f"{name}Trainer(model)",
+        f"{name}Config(x)",
+        f"trl/trainer/{name.lower()}_trainer.py",
+        f"trl {name.lower()}",
+    ):
+        for remedy in remedies:
+            assert advised(remedy, text) == remedy.replace("SFTConfig", f"{name}Config")
+
+
 def test_who_saves_shards_is_told_to_save_them():
     told = answer(
         f"{EXAMPLES['no-storage']['text']}\nwith FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):"
