@@ -44,16 +44,16 @@ def diagnose(
     if not runs and not symptom:
         raise Stop("nothing is given", "name a log, a run, or paste an error; `-` reads a pipe")
     paths, text = given.split(tuple(map(str, runs)))
-    told = tell_text(paths, text, symptom, details) if text or not paths else []
+    told = tell_text(paths, text, symptom, details, given.scripts(runs)) if text or not paths else []
     if told and paths:
         say_wrapped("")
     return told + _runs(paths)
 
 
-def tell_text(paths: list[Path], text: str, symptom: str, details: bool) -> list[dict]:
+def tell_text(paths: list[Path], text: str, symptom: str, details: bool, scripts: dict[str, str]) -> list[dict]:
     """Tell what a text means, and what is wrong in a config that it has."""
     # A config beside a text says more of the training that the text is about.
-    told = answer(given.whole_text(paths, text), symptom, by_text)
+    told = answer(given.whole_text(paths, text), symptom, by_text, scripts)
     config = _config_in(text)
     if config is None:
         return [pasted.tell(told, details)]

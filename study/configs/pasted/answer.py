@@ -1,9 +1,10 @@
 """One answer to a pasted text: what it means, what to do, who is hit, what that rests on, and what would say more."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from textwrap import shorten
+from types import MappingProxyType
 from typing import Literal
 
 from packaging.version import Version
@@ -12,6 +13,7 @@ from study.configs.oom.reading import OomError
 from study.configs.pasted import losses, matching, memory, tracebacks, two_logs, watchdogs
 from study.configs.pasted.in_use import advised
 from study.configs.pasted.memory import ByText
+from study.configs.pasted.one_rank import on_one_rank
 from study.configs.pasted.ranking import FULL, OF_STEPS, explains, ordered
 from study.configs.pasted.read import Pasted, read
 from study.configs.pasted.situations import fitting
@@ -64,15 +66,22 @@ class PastedAnswer:
         return self.found[0].sure if self.found else "nothing"
 
 
-def answer(text: str, symptom: str = "", by_text: ByText = memory.without_model) -> PastedAnswer:
+def answer(
+    text: str,
+    symptom: str = "",
+    by_text: ByText = memory.without_model,
+    scripts: Mapping[str, str] = MappingProxyType({}),
+) -> PastedAnswer:
     """Return the answer to a text, and to what a person says was seen.
 
-    `by_text` matches an error about memory with the model that the text names.
+    `by_text` matches an error about memory with the model that the text names. `scripts` are in the text as well.
     """
     pasted = read(text, symptom)
     error = memory.error_in(pasted.text)
     shown = _shown(pasted, error, by_text)
     seen = _symptoms(pasted, shown)
+    if "hang" in seen and pasted.said.get("stage") != "DDP":  # which gathers nothing
+        shown += on_one_rank(scripts)
     faults = matching.matches(pasted, seen)
     likely = [each for each in faults if each.sure != "possible"]
     applying, possible = _unseen(faults[len(likely) :], told={each.fault for each in shown})
