@@ -25,7 +25,8 @@ def diagnose(
     """Say what is wrong or costly in a run, or what a log, an error or any pasted text means, and what to do about it.
 
     A text may be a log, a traceback, `pip freeze`, `transformers env`, `accelerate env`, `ds_report`, a config, a
-    command, your own sentences, or all of them: in files, through a pipe (`-`), or as words. Several make one answer.
+    script, a command, your own sentences, or all of them: in files, through a pipe (`-`), or as words. Several make one
+    answer: of a hang and its script it names lines that wait for all ranks, and that one rank alone runs.
 
     Of a folder with several runs it lists them, and tells each kind of finding once: name a run, and it tells all of
     its own. Of a watched run it also says what its steps show: waiting for data, slow ranks, memory that creeps, and

@@ -15,7 +15,7 @@ from study.configs.pasted.in_use import advised
 from study.configs.pasted.memory import ByText
 from study.configs.pasted.one_rank import on_one_rank
 from study.configs.pasted.ranking import FULL, OF_STEPS, explains, ordered
-from study.configs.pasted.read import Pasted, read
+from study.configs.pasted.read import ERROR, Pasted, read
 from study.configs.pasted.situations import fitting
 from study.configs.pasted.told import told
 from study.configs.pasted.tracebacks import Seen, sign
@@ -112,8 +112,8 @@ def _unseen(faults: list[matching.Match], told: set[str]) -> tuple[list[matching
 def _shown(pasted: Pasted, error: OomError | None, by_text: ByText) -> list[Seen]:
     """Return what the text shows: messages, who waits for whom, and what the lines of a trainer say."""
     errors = [_in_its_release(each, pasted) for each in tracebacks.errors(pasted.text)]
-    if pasted.last_error:  # which the launcher does not know
-        errors = [each for each in errors if each.id != "child-failed"]
+    if pasted.last_error:  # what follows, and is no error itself, says less
+        errors = [each for each in errors if not each.follows or ERROR.search(each.line)]
     of_memory = memory.of_error(pasted, error, by_text) if error else memory.of_words(pasted, by_text)
     waits = watchdogs.hangs(pasted.text, pasted.sentences)
     signs = losses.signs(pasted.log, pasted.may_be_deepspeed, pasted.said.get("passes", losses.USUAL_PASSES))

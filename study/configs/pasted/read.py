@@ -194,7 +194,8 @@ class Pasted:
     @property
     def is_strange(self) -> bool:
         """Whether nothing in it is of a training."""
-        return not self.words and not re.search(r"(?i)error|deepspeed|accelerate|torch|fsdp|loss", self.text)
+        is_said = bool(self.words or self.last_error)
+        return not is_said and not re.search(r"(?i)error|deepspeed|accelerate|torch|fsdp|loss", self.text)
 
 
 def _release(package: str, release: Release) -> str:

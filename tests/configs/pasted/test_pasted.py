@@ -392,7 +392,7 @@ def test_a_launcher_that_saw_a_process_end_asks_for_its_error():
 @pytest.mark.parametrize(
     "launcher",
     [
-        EXAMPLES["child-failed"]["text"],
+        *(EXAMPLES[id]["text"] for id in ("child-failed", "sigterm", "sigabrt", "exit-barrier", "srun-task-ended")),
         "subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 1.",
     ],
 )
