@@ -44,8 +44,9 @@ def diagnose(
     """
     if not runs and not symptom:
         raise Stop("nothing is given", "name a log, a run, or paste an error; `-` reads a pipe")
-    paths, text = given.split(tuple(map(str, runs)))
-    told = tell_text(paths, text, symptom, details, given.scripts(runs)) if text or not paths else []
+    words = tuple(map(str, runs))
+    paths, text = given.split(words)
+    told = tell_text(paths, text, symptom, details, given.scripts(words)) if text or not paths else []
     if told and paths:
         say_wrapped("")
     return told + _runs(paths)

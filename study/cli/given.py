@@ -35,7 +35,7 @@ def split(words: tuple[str, ...], command: str = "diagnose") -> tuple[list[Path]
 
 def scripts(words: tuple[str, ...]) -> dict[str, str]:
     """Return the texts of the Python files that words name."""
-    return {word: condense.content(Path(word)) for word in words if word.endswith(".py") and Path(word).is_file()}
+    return {word: condense.content(Path(word)) for word in words if word.endswith(".py") and os.path.isfile(word)}  # noqa: PTH113  as above
 
 
 def is_run_or_config(path: Path) -> bool:

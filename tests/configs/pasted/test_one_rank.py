@@ -2,6 +2,7 @@
 
 import pytest
 
+from study.cli import given
 from study.configs.pasted.answer import answer
 from study.configs.pasted.one_rank import on_one_rank
 from tests.cli.test_cli import in_this_process
@@ -76,3 +77,7 @@ def test_diagnose_names_the_line_of_a_script_beside_a_log(tmp_path, monkeypatch,
     said = " ".join(capsys.readouterr().out.split())
     assert said.startswith("Likely: Only rank 0 saves")
     assert f"In the text: {train}:5: accelerator.save_state('out')" in said
+
+
+def test_a_text_that_ends_with_the_name_of_a_script_is_no_file():
+    assert given.scripts(("hangs " * 4000 + "in train.py", "missing.py", "train.log")) == {}
