@@ -25,7 +25,8 @@ def diagnose(
     """Say what is wrong or costly in a run, or what a log, an error or any pasted text means, and what to do about it.
 
     A text may be a log, a traceback, `pip freeze`, `transformers env`, `accelerate env`, `ds_report`, a config, a
-    command, your own sentences, or all of them: in files, through a pipe (`-`), or as words. Several make one answer.
+    script, a command, your own sentences, or all of them: in files, through a pipe (`-`), or as words. Several make one
+    answer: of a hang and its script it names lines that wait for all ranks, and that one rank alone runs.
 
     Of a folder with several runs it lists them, and tells each kind of finding once: name a run, and it tells all of
     its own. Of a watched run it also says what its steps show: waiting for data, slow ranks, memory that creeps, and
@@ -43,17 +44,18 @@ def diagnose(
     """
     if not runs and not symptom:
         raise Stop("nothing is given", "name a log, a run, or paste an error; `-` reads a pipe")
-    paths, text = given.split(tuple(map(str, runs)))
-    told = tell_text(paths, text, symptom, details) if text or not paths else []
+    words = tuple(map(str, runs))
+    paths, text = given.split(words)
+    told = tell_text(paths, text, symptom, details, given.scripts(words)) if text or not paths else []
     if told and paths:
         say_wrapped("")
     return told + _runs(paths)
 
 
-def tell_text(paths: list[Path], text: str, symptom: str, details: bool) -> list[dict]:
+def tell_text(paths: list[Path], text: str, symptom: str, details: bool, scripts: dict[str, str]) -> list[dict]:
     """Tell what a text means, and what is wrong in a config that it has."""
     # A config beside a text says more of the training that the text is about.
-    told = answer(given.whole_text(paths, text), symptom, by_text)
+    told = answer(given.whole_text(paths, text), symptom, by_text, scripts)
     config = _config_in(text)
     if config is None:
         return [pasted.tell(told, details)]

@@ -1,7 +1,7 @@
 """`study oom`: what an error about memory means, and which change would fit."""
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from study.configs.oom.recomputing import with_recomputing
 from study.configs.oom.said import CHUNKING, stated, typed
 from study.configs.oom.training import Described, KnownTraining
 from study.configs.pasted.answer import answer
+from study.configs.pasted.in_use import advised
 from study.configs.pasted.memory import error_in
 from study.configs.pasted.read import Pasted, read
 from study.core.errors import Stop
@@ -67,7 +68,9 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     causes, known = with_longer_sequences(message, known, causes, _said_by(training, known))
     known = with_recomputing(message, known, causes)
     which = predicted(message, known, named(causes))
-    _show_causes(causes, pasted.said | {"checkpointing": known.described.checkpointing})
+    told = replace(pasted, said=pasted.said | {"checkpointing": known.described.checkpointing})
+    causes = [replace(cause, remedy=advised(cause.remedy_for(told.said), told)) for cause in causes]
+    _show_causes(causes)
     say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.quoted}")
     read_words = _show_taken(pasted, known, vars(model) | vars(training))
     say_wrapped(*known.conflicts)
@@ -121,19 +124,19 @@ def _said_by(given: Described, training: KnownTraining) -> str:
     return "the text says" if "sequence" in training.from_text else "the config says"
 
 
-def _show_causes(causes: list[Cause], said: dict[str, Any]) -> None:
+def _show_causes(causes: list[Cause]) -> None:
     first, *others = causes
     how = "Likely" if first.is_likely else "Perhaps"
     say_wrapped(with_id(f"{how}: {first.what}", first.id), "")
     if not first.is_likely:
         say_indented("A memory snapshot of PyTorch would tell.")
-    say_indented(f"What to do: {first.remedy_for(said)}.", f"Tells it apart: {first.apart}.")
+    say_indented(f"What to do: {first.remedy}.", f"Tells it apart: {first.apart}.")
     say_indented(f"It rests on: {'; '.join(first.reasons)}.")
     for number, cause in enumerate(others, 2):
         why = f"{'likely' if cause.is_likely else 'possible'}: {'; '.join(cause.reasons)}"
         what = with_id(f"{cause.what[0].upper()}{cause.what[1:]} ({why})", cause.id)
         say_wrapped("", what, indent="    ", first=f"{number:>2}. ")
-        say_indented(f"What to do: {cause.remedy_for(said)}.", f"Tells it apart: {cause.apart}.")
+        say_indented(f"What to do: {cause.remedy}.", f"Tells it apart: {cause.apart}.")
 
 
 def _contradiction(message: OomError, training: KnownTraining, causes: list[Cause]) -> str | None:

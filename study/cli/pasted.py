@@ -17,7 +17,7 @@ def tell(told: PastedAnswer, details: bool, says_nothing: bool = True) -> dict:
     if told.found:
         show_found(told)
     elif says_nothing:
-        say_wrapped(nothing(told))
+        say_wrapped(f"{told.nothing}.")
     if told.read:
         say_wrapped("", f"Read: {', '.join(told.read)}.")
     say_wrapped(*told.notes)
@@ -26,16 +26,10 @@ def tell(told: PastedAnswer, details: bool, says_nothing: bool = True) -> dict:
     if details:
         say_wrapped(*[f"Seen: {with_id(each.line, each.id)}" for each in told.found if each.line], indent="    ")
     if told.questions:
-        say_wrapped("", "To be surer:")
+        say_wrapped("", "To be surer:" if told.found else "What to give next:")
     for number, question in enumerate(told.questions, 1):
         say_wrapped(f"{question}.", indent="    ", first=f"{number:>2}. ")
     return in_json(told)
-
-
-def nothing(told: PastedAnswer) -> str:
-    if told.left and told.unsaid:
-        return f"{told.nothing}; say {', '.join(told.unsaid)} to check {told.left} more."
-    return f"{told.nothing}."
 
 
 def show_applying(told: PastedAnswer) -> None:

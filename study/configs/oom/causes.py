@@ -53,7 +53,6 @@ class CauseRow(TypedDict):
     part_of: NotRequired[list[Literal["activations", "logits", "optimizer", "gradients", "weights"]]]
     points: NotRequired[int]
     widths: NotRequired[list[int | float]]
-    recomputed: NotRequired[str]
     clue: NotRequired[Regex]
     last: NotRequired[int]
     elsewhere: NotRequired[Regex]
@@ -85,9 +84,8 @@ class Cause:
     apart: str
 
     def remedy_for(self, said: dict[str, Any]) -> str:
-        """What to do, in the trainer's words if a text says it. Who recomputes activations already is not told to."""
-        remedy = rows()[self.id].get("recomputed", self.remedy) if said.get("checkpointing") else self.remedy
-        return remedy.replace(IN_PARTS, IN_PARTS_OF.get(said.get("trainer", ""), IN_PARTS))
+        """What to do, in the trainer's words if a text says it."""
+        return self.remedy.replace(IN_PARTS, IN_PARTS_OF.get(said.get("trainer", ""), IN_PARTS))
 
     @property
     def part_of(self) -> list[str]:

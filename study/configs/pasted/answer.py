@@ -1,18 +1,21 @@
 """One answer to a pasted text: what it means, what to do, who is hit, what that rests on, and what would say more."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from textwrap import shorten
+from types import MappingProxyType
 from typing import Literal
 
 from packaging.version import Version
 
 from study.configs.oom.reading import OomError
 from study.configs.pasted import losses, matching, memory, tracebacks, two_logs, watchdogs
-from study.configs.pasted.in_use import without_what_is_in_use
+from study.configs.pasted.in_use import advised
 from study.configs.pasted.memory import ByText
+from study.configs.pasted.one_rank import on_one_rank
 from study.configs.pasted.ranking import FULL, OF_STEPS, explains, ordered
-from study.configs.pasted.read import Pasted, read
+from study.configs.pasted.read import ERROR, Pasted, read
 from study.configs.pasted.situations import fitting
 from study.configs.pasted.told import told
 from study.configs.pasted.tracebacks import Seen, sign
@@ -21,12 +24,13 @@ from study.core.text import number_of
 from study.known.faults import named
 
 MOST_MAY = 5
+LONGEST_ERROR = 160  # characters
 MOST_QUESTIONS = 3
 MOST_ALSO = 3
 RELEASES = "the releases"
 WHICH_RELEASES = "Which releases? Give the output of `pip freeze` as well"
 LAST_LINE = "What does the last line of the traceback say? Paste the rest of it"
-ASKED = {"stage": "the stage of ZeRO, or FSDP", "passes": "gradient accumulation", "ranks": "the number of GPUs"}
+ASKED = {"stage": "the stage of ZeRO or FSDP", "passes": "gradient accumulation", "ranks": "the number of GPUs"}
 
 
 @dataclass(frozen=True)
@@ -63,15 +67,22 @@ class PastedAnswer:
         return self.found[0].sure if self.found else "nothing"
 
 
-def answer(text: str, symptom: str = "", by_text: ByText = memory.without_model) -> PastedAnswer:
+def answer(
+    text: str,
+    symptom: str = "",
+    by_text: ByText = memory.without_model,
+    scripts: Mapping[str, str] = MappingProxyType({}),
+) -> PastedAnswer:
     """Return the answer to a text, and to what a person says was seen.
 
-    `by_text` matches an error about memory with the model that the text names.
+    `by_text` matches an error about memory with the model that the text names. `scripts` are in the text as well.
     """
     pasted = read(text, symptom)
     error = memory.error_in(pasted.text)
     shown = _shown(pasted, error, by_text)
     seen = _symptoms(pasted, shown)
+    if "hang" in seen and pasted.said.get("stage") != "DDP":  # which gathers nothing
+        shown += on_one_rank(scripts)
     faults = matching.matches(pasted, seen)
     likely = [each for each in faults if each.sure != "possible"]
     applying, possible = _unseen(faults[len(likely) :], told={each.fault for each in shown})
@@ -81,7 +92,7 @@ def answer(text: str, symptom: str = "", by_text: ByText = memory.without_model)
     unsaid = _unsaid(pasted, possible)
     questions = _to_be_surer(found, unsaid, seen) if found else _to_know(pasted, unsaid, seen)
     return PastedAnswer(
-        found=tuple(without_what_is_in_use(each, pasted) for each in found[: 1 + MOST_ALSO]),
+        found=tuple(replace(each, remedy=advised(each.remedy, pasted)) for each in found[: 1 + MOST_ALSO]),
         read=tuple(_read(pasted)),
         seen=tuple(sorted(seen)),
         notes=tuple(pasted.contradictions),
@@ -102,6 +113,8 @@ def _unseen(faults: list[matching.Match], told: set[str]) -> tuple[list[matching
 def _shown(pasted: Pasted, error: OomError | None, by_text: ByText) -> list[Seen]:
     """Return what the text shows: messages, who waits for whom, and what the lines of a trainer say."""
     errors = [_in_its_release(each, pasted) for each in tracebacks.errors(pasted.text)]
+    if pasted.last_error:  # what follows, and is no error itself, says less
+        errors = [each for each in errors if not each.follows or ERROR.search(each.line)]
     of_memory = memory.of_error(pasted, error, by_text) if error else memory.of_words(pasted, by_text)
     waits = watchdogs.hangs(pasted.text, pasted.sentences)
     signs = losses.signs(pasted.log, pasted.may_be_deepspeed, pasted.said.get("passes", losses.USUAL_PASSES))
@@ -181,8 +194,8 @@ def _nothing(pasted: Pasted, applying: int) -> str:
     if pasted.is_strange:
         return "Nothing in this text is known here: no error, no library, no training"
     if pasted.last_error:
-        where = f"; it failed {pasted.failed_at}" if pasted.failed_at else ""
-        return f"This error is not known here: {pasted.last_error}{where}"
+        error = shorten(pasted.last_error.rstrip(".: "), LONGEST_ERROR, placeholder=" (...)")
+        return ". ".join(filter(None, [f"This error is not known here: {error}", pasted.raised_at]))
     if pasted.is_cut:
         return "The text ends before the last line of its traceback, which names the error"
     return "Nothing known applies to what you gave"
@@ -219,7 +232,8 @@ def _to_know(pasted: Pasted, unsaid: tuple[str, ...], seen: set[str]) -> list[st
     asked += matching.asks(seen)
     if RELEASES in unsaid:
         asked.append(WHICH_RELEASES)
-    asked += [f"What is {what}? Paste the config or the launch command" for what in unsaid if what != RELEASES]
+    if what := [each for each in unsaid if each != RELEASES]:
+        asked.append(f"Paste the config or the launch command: nothing here says {', '.join(what)}")
     if not pasted.prose.strip():
         asked.append('What was seen? Say it with --symptom "..."')
     return asked

@@ -1,24 +1,31 @@
-"""Leave out of a remedy what the text says is in use, was tried, or cannot be on its machine: in_use.toml."""
+"""Fit a remedy to a text: without what is in use, was tried, or cannot be on its machine, of in_use.toml.
+
+A remedy is clauses between semicolons, of items between commas or "or": each item is kept or left out.
+"""
 
 import functools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import with_config
 
 from study.configs.pasted.read import Pasted
-from study.configs.pasted.tracebacks import Seen
+from study.configs.pasted.words import only
 from study.core.tables import NO_OTHER_KEYS, Regex, read_table
 
+TRAINERS = ("SFT", "DPO", "GRPO", "KTO", "PPO", "Reward", "RLOO", "ORPO", "CPO")  # of TRL
 IN_USE = Path(__file__).with_name("in_use.toml")
 FLAGS = re.IGNORECASE | re.ASCII
-# Between the items of a remedy. Commas of a call or a command separate none, nor does "stages 1 and 2".
-BETWEEN = r"; |, (?:or|and) |, | \(|\)|(?<!\d) (?:or|and) | (?:or|and) (?!\d)"
-JOINT = r"(?:, (?:or|and) |, | (?:or|and) )"  # within a clause
-ASIDE = r" \((?:[^()]|\([^()]*\))*\)"
-PART = re.compile(rf"(?P<between>{BETWEEN})|(?:`[^`]*`|-c '[^']*'|\w\((?:[^()]|\([^()]*\))*\)|(?!{BETWEEN})[\s\S])+")
+JOINT = r"(?:, (?:or|and) |, |(?<!\d) (?:or|and) | (?:or|and) (?!\d))"  # not "stages 1 and 2"
+BRACKETS = r"\((?:[^()]|\([^()]*\))*\)"
+ASIDE = re.compile(rf" {BRACKETS}")
+WHOLE = rf"`[^`]*`|-c '[^']*'|{BRACKETS}"  # whose commas separate nothing
+CLAUSE = re.compile(rf"(?:^|(?<=; ))(?:{WHOLE}|(?!; ).)+")
+ITEM = re.compile(rf"(?:{JOINT})?(?:{WHOLE}|(?!{JOINT}).)+")
+FIRST = re.compile(rf"(^|: ){JOINT}")  # before the first item of a list, where the one before it is left out
+NOTHING_BEHIND = re.compile(rf"(?:^|{JOINT})(?:(?!{JOINT}).)*: $|^(?:else )?if\b[^,:]*$")  # a colon or a condition
 SETTING = re.compile(r"(?<![\w.])(\w+_\w+)(?:=|: | to )[\"']?(\w+)")
 REFUSED = re.compile(r"\b(?:unset|not|leave|remove|without)\b")  # what is set is the mistake
 # Messages advise ("try setting ..."), and people ask; who tried it says so.
@@ -28,7 +35,6 @@ ADVICE = re.compile(
 )
 SENTENCE = re.compile(r"[.;!?]\s|\n\s*[-*>$\n]")
 NEAR = 100  # characters before
-HALF = re.compile(r"(?:else )?if\b[^,:]*|[^:,]*:")  # a clause of which the condition alone is left
 NOTHING_LEFT = "what usually helps is in use here already: paste the whole Traceback and the list of `pip freeze`"
 
 
@@ -54,28 +60,40 @@ def rows() -> dict[str, InUse]:
     return read_table(IN_USE, dict[str, InUse], InUse)
 
 
-def without_what_is_in_use(seen: Seen, pasted: Pasted) -> Seen:
-    """Return what a text shows, with a remedy that has nothing of which the text says that it is in use."""
+def advised(remedy: str, pasted: Pasted) -> str:
+    """Return a remedy without that of which the text says that it is in use, with the config class of its trainer."""
+    trainer = only(
+        {each for each in TRAINERS if re.search(rf"(?i)\b(?:trl {each}|{each}_?(?:trainer|config))\b", pasted.text)}
+    )
+    remedy = remedy.replace("SFTConfig", f"{trainer or 'SFT'}Config")
     fitting = [row for row in rows().values() if row.fits(pasted)]
-    items = [match[0] for match in PART.finditer(seen.remedy) if not match["between"]]
-    places = {item: place for item in items if (place := _place(item, fitting, pasted.text)) is not None}
-    if not places:
-        return seen
-    instead = [row.instead for row in fitting if any(re.search(row.advice, item, FLAGS) for item in places)]
-    remedy = "; ".join(filter(None, [*instead, _without(seen.remedy, places)]))
-    return replace(seen, remedy=remedy or NOTHING_LEFT)
+    left = _left(remedy, fitting, pasted.text)
+    if left == remedy:
+        return remedy
+    instead = [row.instead for row in fitting if row.instead and re.search(row.advice, remedy, FLAGS)]
+    return "; ".join(filter(None, [*instead, re.sub("^(?:else|or|and) ", "", left)])) or NOTHING_LEFT
 
 
-def _place(item: str, fitting: Sequence[InUse], text: str) -> int | None:
-    """Return where an item of a remedy advises what is in use. None: it does not."""
-    if REFUSED.search(item):
-        return None
-    for row in fitting:
-        if match := re.search(row.advice, item, FLAGS):
-            return match.start()
-    settings = [*SETTING.finditer(item)]
-    is_set = [_is_set(match[1], match[2], text) for match in settings]
-    return settings[0].start() if settings and all(is_set) else None
+def _left(remedy: str, fitting: Sequence[InUse], text: str) -> str:
+    """Return a remedy, or an aside of one, without the items that are in use."""
+    clauses = []
+    for clause in CLAUSE.findall(remedy):
+        kept = "".join(_kept(item, fitting, text) for item in ITEM.findall(clause))
+        clauses.append(kept if kept == clause else NOTHING_BEHIND.sub("", FIRST.sub(r"\1", kept)))
+    return "; ".join(filter(None, clauses))
+
+
+def _kept(item: str, fitting: Sequence[InUse], text: str) -> str:
+    """Return an item of a remedy, with the joint before it; of one that is in use, what stands before a colon."""
+    said = ASIDE.sub("", item)
+    used = [match for row in fitting if (match := re.search(row.advice, said, FLAGS))]
+    settings = [*SETTING.finditer(said)]
+    if all(_is_set(match[1], match[2], text) for match in settings):
+        used += settings
+    if not used or REFUSED.search(said):
+        return ASIDE.sub(lambda aside: f" ({_left(aside[0][2:-1], fitting, text)})", item).replace(" ()", "")
+    before, colon, _ = said[: used[0].start()].rpartition(": ")
+    return before + colon
 
 
 def _is_set(key: str, value: str, text: str) -> bool:
@@ -90,24 +108,3 @@ def _is_in_use(pattern: str, text: str) -> bool:
         if not ADVICE.search(sentence):
             return True
     return False
-
-
-def _without(remedy: str, places: dict[str, int]) -> str:
-    """Return a remedy without items from their places on, and without what stood between them and the next."""
-    kept = "".join(_kept(match[0], places) for match in PART.finditer(remedy))
-    kept = re.sub(rf"(?! )(?:(?!{BETWEEN})[^;()])*: \0(?=[;)]|$)", "\0", kept)
-    kept = re.sub(rf" \(\0(?:(?:; |{JOINT})\0)*\)", "", kept)
-    kept = re.sub(rf"\0{ASIDE}(?:(?!{BETWEEN}).)*", "\0", kept)
-    kept = re.sub(rf"(?<!: )(?:{JOINT}|; (?=\0[;)]))\0", "", kept)
-    kept = re.sub(rf"\0{JOINT}?", "", kept)
-    clauses = [clause.strip() for clause in kept.split("; ")]
-    whole = "; ".join(clause for clause in clauses if clause and not HALF.fullmatch(clause))
-    return re.sub("^(?:else|or|and) ", "", whole)
-
-
-def _kept(part: str, places: dict[str, int]) -> str:
-    """Return what is kept of a part of a remedy: of an item that is cut, what stands before a colon."""
-    if part not in places:
-        return part
-    before, colon, _ = part[: places[part]].rpartition(": ")
-    return f"{before}{colon}\0"

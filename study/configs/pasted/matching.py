@@ -56,8 +56,9 @@ class Match:
 
     @property
     def is_spoken_of(self) -> bool:
-        """Whether its symptom was seen, and one thing alone is open."""
-        return self.is_seen and self.applies.may_be_inside and len(self.applies.why) == 1
+        """Whether its symptom was seen, and one thing alone is open, which is a setting: a script is another one."""
+        is_open = len(self.applies.why) == 1 and "script" not in self.unknown
+        return self.is_seen and self.applies.may_be_inside and is_open
 
 
 def symptoms(said: Sequence[Sentence], signs: set[str]) -> set[str]:

@@ -71,10 +71,18 @@ FRAMEWORK = re.compile(
     r'(?i)File "[^"\n]*?(?<![a-z])(?:megatron|torchtitan|(?:pytorch_)?lightning|colossalai|nemo|torchtune|nanotron)'
     r"[-_]?\w*[/\\]"
 )
-FRAME = re.compile(r'File "([^"\n]+)", line \d+, in ([^\s\u2502]+)')
+FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<function>[^\s\u2502]+)')
+LIBRARY = re.compile(r"(?:site|dist)-packages|[/\\](?:lib[/\\]python\d|bin[/\\])|^<")
+PACKAGE = re.compile(r"^.*?(?:(?:site|dist)-packages|/src)/|^(?:.*/)?(?=(?:[^/]+/){3}[^/]+$)")
+# The last line of an error, from its class on. What a launcher says of a process that failed is none.
+ERROR = re.compile(r"(?m)^.{0,40}?\b((?!CalledProcess)\w*(?:Error|Exception): .+|AssertionError(?=:?[ \t]*$))")
+# Of a class with another name: what stands behind a frame, as far left as the Traceback.
+OTHER_ERROR = re.compile(
+    r'(?m)^(.*)  File "[^"\n]+", line \d+.*\n(?:\1    .*\n){0,2}'
+    r"\1((?!.*(?:CalledProcess|ChildFailed))(?:\w+\.)*[A-Z]\w+(?:: .+)?)$"
+)
 # A frame at the end, with its source and the marks below it.
 CUT = re.compile(r'File "[^"\n]+", line \d+, in [^\n]+(?:\n(?:\[\w+\]:)?[ \t]{2,}[^\n]*){0,2}\s*\Z')
-PACKAGE = re.compile(r"^.*?(?:site-packages|dist-packages|/src)/|^(?:.*/)?(?=(?:[^/]+/){3}[^/]+$)")
 ASSERTED = re.compile(r"(?m)^\W*assert (.+?)[,( ]*$")
 TITLE = re.compile(rf"(?!{NO_PROSE}|.*(?:(?:Error|Exception): |[{{}}\[\]|])).{{0,199}}")  # and no line of a log
 
@@ -130,26 +138,23 @@ class Pasted:
 
     @functools.cached_property
     def last_error(self) -> str:
-        """The last line of an error, from its class on. What a launcher says of a process that failed is none."""
-        lines = re.findall(
-            r"^.{0,40}?\b((?!CalledProcess)\w*(?:Error|Exception): .{1,120}|AssertionError(?=:?[ \t]*$))",
-            self.text,
-            re.MULTILINE,
-        )
+        """The last line of an error, from its class on."""
+        lines = ERROR.findall(self.text) or [error for _, error in OTHER_ERROR.findall(self.text)]
         return lines[-1] if lines else ""
 
     @property
-    def failed_at(self) -> str:
-        """Where an assertion without words failed; empty, if the error has words, or no frame is shown."""
-        error = self.last_error
-        place = self.text.rfind(error)
+    def raised_at(self) -> str:
+        """The user's own line of which the last error came, and of one without words what a library asserts."""
+        place = self.text.rfind(self.last_error)
         frames = [*FRAME.finditer(self.text, 0, place)]
-        if not error.startswith("AssertionError") or re.search("[a-z]{2,} [a-z]{2,}", error) or not frames:
+        if not frames:
             return ""
-        file, function = frames[-1].groups()
-        asserted = ASSERTED.search(self.text, frames[-1].end(), place)
-        what = f", which asserts `{asserted[1]}`" if asserted else ""
-        return f"in {function} of {PACKAGE.sub('', file)}{what}"
+        own = [frame for frame in frames if not LIBRARY.search(frame["file"])]
+        last = own[-1] if own else frames[-1]
+        where = f"It comes from line {last['line']} of {PACKAGE.sub('', last['file'])}"
+        is_told = not self.last_error.startswith("AssertionError") or re.search("[a-z]{2,} [a-z]{2,}", self.last_error)
+        asserted = None if is_told else ASSERTED.search(self.text, frames[-1].end(), place)
+        return f"{where}, where {frames[-1]['function']} asserts `{asserted[1]}`" if asserted else where
 
     @property
     def is_cut(self) -> bool:
@@ -196,7 +201,8 @@ class Pasted:
     @property
     def is_strange(self) -> bool:
         """Whether nothing in it is of a training."""
-        return not self.words and not re.search(r"(?i)error|deepspeed|accelerate|torch|fsdp|loss", self.text)
+        is_said = bool(self.words or self.last_error)
+        return not is_said and not re.search(r"(?i)error|deepspeed|accelerate|torch|fsdp|loss", self.text)
 
 
 def _release(package: str, release: Release) -> str:

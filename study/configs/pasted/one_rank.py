@@ -1,0 +1,45 @@
+"""What a given script calls on one rank alone, and waits for all: by its syntax, and the calls of known/hangs.toml."""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+
+from study.configs.pasted.tracebacks import Seen
+from study.known.findings import causes_of_hangs
+
+CAUSES = ("hang_saving", "hang_a_gather")
+# A condition that one rank meets. One with `or` may be met by all, as `is_deepspeed_zero3_enabled() or rank == 0`.
+ALONE = re.compile(
+    r"(?i)^(?!not |.* or )"
+    r".*(?:is_(?:local_|world_)?(?:main_process|process_zero)\b|rank\W{0,4} (?:==|in) \W?(?:-1, )?0\b)"
+)
+NOT_SHARDED = re.compile(r"(?i)(?:tokenizer|processor|config)\w*\.save_pretrained$")
+
+
+def on_one_rank(scripts: Mapping[str, str]) -> Iterator[Seen]:
+    """Yield each kind of such a call, with the lines that make it. `scripts` are texts by their names."""
+    calls = [(name, call) for name, script in scripts.items() for call in _calls_alone(script)]
+    for id in CAUSES:
+        row = causes_of_hangs()[id]
+        lines = [f"{name}:{call.lineno}: {ast.unparse(call)}" for name, call in calls if _is_of(call, row["calls"])]
+        if lines:
+            sentence, evidence = row["sentence"].format(ranks=0), row.get("evidence", "known/hangs.toml")
+            yield Seen(id, sentence, row["remedy"], "likely", evidence, line="; ".join(lines))
+
+
+def _calls_alone(script: str) -> list[ast.Call]:
+    """Return the calls below conditions that one rank meets, in their order. None of what is not Python."""
+    try:
+        tree = ast.parse(script)
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+    guards = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ALONE.search(ast.unparse(node.test))]
+    nodes = dict.fromkeys(node for guard in guards for part in guard.body for node in ast.walk(part))
+    return sorted((node for node in nodes if isinstance(node, ast.Call)), key=lambda call: call.lineno)
+
+
+def _is_of(call: ast.Call, pattern: str) -> bool:
+    """Whether a call is one of a pattern. What writes a state dict that it is given gathers none."""
+    function = f".{ast.unparse(call.func)}"
+    has_states = any(keyword.arg == "state_dict" for keyword in call.keywords)
+    return bool(re.search(pattern, function)) and not has_states and not NOT_SHARDED.search(function)
