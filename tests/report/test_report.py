@@ -106,7 +106,7 @@ def test_kept_records_are_labelled_where_they_are_shown(site):
     memory = index[index.index('<h2 id="memory">') : index.index('<h2 id="traffic">')]
     assert memory.count("Kept records.") == 1
     assert memory.index("Kept records.") < memory.index("<table"), "before the numbers"
-    assert "<th>synthetic, llama3-8b, bf16_cast (kept)</th>" in memory
+    assert "<th>llama3-8b, virtual ranks (kept)</th>" in memory
     assert answers.AT_SCALE in memory
     losses = index[index.index('<h2 id="losses">') : index.index('<h2 id="memory">')]
     assert "Kept records." not in losses
