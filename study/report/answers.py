@@ -114,9 +114,10 @@ def of_gpu() -> list[PageAnswer]:
     pair = losses.table(runs.select(protocol_part="loss"), "single")
     in_memory = [*on_gpu.OVER.values()][:2]  # the others are in the table of all runs, which has more room
     furthest = rows.sort_values(in_memory[1], key=lambda over: (over.astype(float) - 1).abs(), ascending=False)
+    furthest["training"] = furthest.apply(on_gpu.in_words, axis="columns")
     shown = ["line", "seed", "first_loss", "last_loss", "largest_difference"]
     return [
-        PageAnswer("memory", "", furthest[["model", "arm", *in_memory]], rows, on_gpu.memory_figure(rows)),
+        PageAnswer("memory", "", furthest[["arm", "training", *in_memory]], rows, on_gpu.memory_figure(rows)),
         PageAnswer("time", "", over[["panel", "arm", "over"]], over, on_gpu.seconds_figure(over)),
         PageAnswer("losses", "", losses.parity(pair)[shown], pair, losses.figure(pair)),
         PageAnswer("runs", "", rows.drop(columns=in_memory)),
