@@ -137,7 +137,8 @@ def write_index(site: Path, runs: Runs, folders: list[Path], answered: dict[str,
     set_aside = list(runs.set_aside)
     for folder in map(Path.resolve, folders):
         set_aside = [text.replace(f"{folder}/", f"{folder.name}/") for text in set_aside]
-    central = pd.DataFrame([vars(each) for each in texts.claims() if each.central])
+    claims = sorted(texts.claims(), key=lambda claim: texts.VERDICTS.index(claim.verdict))
+    central = pd.DataFrame([vars(each) for each in claims if each.central])
     write(
         site,
         "index",
@@ -146,7 +147,7 @@ def write_index(site: Path, runs: Runs, folders: list[Path], answered: dict[str,
         failed=failed,
         run_count=len(runs),
         ended=[run.record for run in runs if run.record.error],
-        central=as_html(central[["id", "verdict", "answer", "ours", "theirs"]]),
+        central=as_html(central[["id", "verdict", "certainty", "answer", "ours", "theirs"]]),
         headline=headline(),
         problems=redact(set_aside),
         built_utc=store.now_utc(),

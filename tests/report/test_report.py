@@ -88,6 +88,9 @@ def test_the_first_page_begins_with_what_a_stage_divides_and_has_each_answer_wit
     parts = ("stage 1 the optimizer states", "study oom train.log", 'id="drag"', 'id="answers"', "<table")
     begun = [index.index(words) for words in parts]
     assert begun == sorted(begun)
+    verdicts = re.findall(r'<td><a href="claims[^>]+>[^<]+</a></td>\s*<td>([^<]+)</td>', index)
+    assert len(verdicts) == sum(claim.central for claim in ledger.claims())
+    assert verdicts == sorted(verdicts, key=ledger.VERDICTS.index)
     for each in answers.questions():
         card = index[index.index(f"<dt>{each['question']}</dt>") :].partition("</div>")[0]
         said = card.replace("<code>", "`").replace("</code>", "`")
