@@ -7,10 +7,9 @@ import json
 import sys
 
 from study.core.shapes import SHAPES, config_of
-from study.predict.front import default_sequence
 from study.predict.trace import committed
 from study.predict.trace.transformer import Transformer
-from study.report.calculator import FILE, GPUS_TRIED, arms_of, needs
+from study.report.calculator import FILE, GPUS_TRIED, arms_of, needs, sequences
 
 KINDS = ("decoder", "encoder", "seq2seq")  # whose rows have tokens
 
@@ -21,8 +20,10 @@ def main() -> None:
         model = Transformer.of(config_of(name), name)
         if name.endswith(("-micro", "-tiny")) or committed.look(model.member) is None or model.look.kind not in KINDS:
             continue
-        of_gpus = {gpus: {arm: needs(model, arm, gpus) for arm in arms_of(gpus)} for gpus in GPUS_TRIED}
-        models[name] = {"tokens": default_sequence(model), "gpus": of_gpus}
+        models[name] = {
+            sequence: {gpus: {arm: needs(model, arm, gpus, sequence) for arm in arms_of(gpus)} for gpus in GPUS_TRIED}
+            for sequence in sequences(model)
+        }
         sys.stderr.write(f"{name}\n")
     FILE.write_text(json.dumps(models, separators=(",", ":")) + "\n")
 

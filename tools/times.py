@@ -2,7 +2,7 @@
 
 python tools/times.py > reports/times.csv
 
-No group of GPUs was measured here, and a CPU's times say nothing of one. The report's first page shows this table.
+No group of GPUs was measured here, and a CPU's times say nothing of one. `answers/time.md` has these numbers.
 """
 
 import sys
@@ -14,10 +14,11 @@ from study.core.gpus import GPUS
 from study.core.recipes import RECIPES
 from study.predict.front import Batch, Hardware, Placement, Recomputation, Training, named, step_time
 from study.predict.outside import published
-from study.report.answers import BASELINE, GPU, PREDICTED, PUBLISHED, RANKS
 from study.report.tables import stacked
 
-MODEL = "llama3-8b"
+MODEL, BASELINE = "llama3-8b", "ddp"
+RANKS, GPU = 8, "H100-80GB"
+PREDICTED, PUBLISHED = "predicted", "published by others"
 ARMS = (BASELINE, "zero1", "zero2", "zero3", "zero2_cpu", "zero3_cpu", "fsdp2", "fsdp2_grad_op")
 BATCHES = (
     Batch(rows=1, passes=1, tokens=2048, recomputation=Recomputation.ALL),  # as protocol at_scale has it

@@ -1,4 +1,4 @@
-"""The four answers of the index: does ZeRO change the losses, save memory, cost time, send more?
+"""The answers of the index that have tables: does ZeRO change the losses, save memory, send more?
 
 A person writes the sentence of each, in `templates/index.html`; here are the rows below it. Losses are of real ranks,
 memory and traffic also of virtual ones of the sizes that people train: on a tiny model ZeRO costs memory. Where the
@@ -12,23 +12,18 @@ from typing import NamedTuple
 import pandas as pd
 from matplotlib.figure import Figure
 
-from study.core.arms import ROOT
 from study.core.files import from_toml
 from study.core.text import nats
 from study.records import metrics
 from study.records.groups import groups
 from study.records.runs import Run, Runs, kept, load
-from study.report import style
 from study.report.topics import losses, memory, on_gpu, stages, traffic
 
 BASELINE = "ddp"
-RANKS, GPU = 8, "H100-80GB"
-PREDICTED, PUBLISHED = "predicted", "published by others"
+RANKS = 8
 SMOKE, AT_SCALE = "study sweep smoke --runs runs/smoke", "study sweep at_scale --runs runs/at_scale"
-SECONDS = style.StackedBars("seconds", {}, "{:.2g} s".format, "seconds of an optimizer step")
 MODEL = "llama3-8b"
 QUESTIONS = Path(__file__).with_name("answers.toml")
-TIMES = ROOT / "reports" / "times.csv"  # tools/times.py writes it
 
 
 class PageAnswer(NamedTuple):
@@ -53,7 +48,6 @@ def answers(runs: Runs) -> list[PageAnswer]:
     return [
         of_losses(here),
         of_topic("memory", memory, here, at_scale),
-        of_time(),
         of_topic("traffic", traffic, here, at_scale),
     ]
 
@@ -101,21 +95,11 @@ def of_topic(name: str, topic: ModuleType, here: list[Run], at_scale: list[Run])
     # --- a column for each model, of what was measured or counted: the first source
     first = rows[rows["source"] == rows["source"].iloc[0]]
     arms = first["line"].str.removesuffix(" (virtual)").rename("arm")
-    sums = first.groupby([arms, "group"], sort=False)[topic.BARS.value].sum().unstack("group", sort=False)
+    names = {run.kind: f"{run.facts['model']}, {run.kind} ranks{run.mark}" for run in (*at_scale, *several)}
+    models = first["kind"].map(names)
+    sums = first.groupby([arms, models], sort=False)[topic.BARS.value].sum().unstack("kind", sort=False)
     table = sums.map(topic.BARS.words, na_action="ignore").reset_index()
     return PageAnswer(name, _unless_own(at_scale, AT_SCALE), table, rows, topic.figure(rows))
-
-
-def of_time() -> PageAnswer:
-    """Return predicted and published times, as they are kept: they depend on no run."""
-    rows = pd.read_csv(TIMES)
-    over = rows[(rows["source"] == PREDICTED) & (rows["arm"] != BASELINE)]
-    # Whether activations are kept stands above the bars: the column beside them has no room for it.
-    over = over.assign(setting=over["setting"].str.partition(",")[0])
-    table = over[["setting", "arm", "over DDP", "at least", "at most"]].round(2)
-    note = "Bars: predicted; lines: their intervals. No group of GPUs was measured here. DDP would not fit into 80 GB."
-    note += " Others (tohtana/ds_verify_loss) do not say on which GPUs they measured."
-    return PageAnswer("time", "", table, rows, style.stacks(rows, SECONDS, note))
 
 
 # --- on a GPU: whatever runs the report is of, its kept records are there -------------------------------------------
@@ -130,9 +114,10 @@ def of_gpu() -> list[PageAnswer]:
     pair = losses.table(runs.select(protocol_part="loss"), "single")
     in_memory = [*on_gpu.OVER.values()][:2]  # the others are in the table of all runs, which has more room
     furthest = rows.sort_values(in_memory[1], key=lambda over: (over.astype(float) - 1).abs(), ascending=False)
+    furthest["training"] = furthest.apply(on_gpu.in_words, axis="columns")
     shown = ["line", "seed", "first_loss", "last_loss", "largest_difference"]
     return [
-        PageAnswer("memory", "", furthest[["model", "arm", *in_memory]], rows, on_gpu.memory_figure(rows)),
+        PageAnswer("memory", "", furthest[["arm", "training", *in_memory]], rows, on_gpu.memory_figure(rows)),
         PageAnswer("time", "", over[["panel", "arm", "over"]], over, on_gpu.seconds_figure(over)),
         PageAnswer("losses", "", losses.parity(pair)[shown], pair, losses.figure(pair)),
         PageAnswer("runs", "", rows.drop(columns=in_memory)),

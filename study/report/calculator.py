@@ -21,6 +21,7 @@ from study.predict.front import (
     StepFlags,
     TrainingFlags,
     Transformer,
+    default_sequence,
     estimate,
     named,
     reserve_bytes,
@@ -36,8 +37,9 @@ ARMS = (  # the simplest first, as in `study arms`
 # Which keep whole gradients between the micro-batches of a step: FSDP2 as Accelerate steers it, and stage 1.
 GATHERING = ("zero1", "zero1_cpu", "fsdp2", "fsdp2_grad_op", "fsdp2_cpu")
 GPUS_TRIED = (1, 2, 4, 8, 16, 32, 64)
+LONGER_TOKENS = (4096, 8192)  # than what `study advise` takes, for models that have as many positions
 PRECISION: Precision = "bf16_cast"  # of all arms, so that they compare
-SHOWN: dict[str, Any] = {"model": "llama3-8b", "gpus": 8, "gpu": "H100-80GB"}  # at first
+SHOWN: dict[str, Any] = {"model": "llama3-8b", "gpus": 8, "gpu": "H100-80GB", "sequence": 2048}  # at first
 
 
 def arms_of(gpus: int) -> list[str]:
@@ -47,13 +49,19 @@ def arms_of(gpus: int) -> list[str]:
     return [name for name in ARMS if name == "single" or load_arm(name).offload_optimizer != "none"]
 
 
-def needs(model: Transformer, arm: str, gpus: int, passes: int | None = None) -> list[int]:
+def sequences(model: Transformer) -> list[int]:
+    """Return the tokens of a sequence that can be chosen."""
+    shortest = default_sequence(model)
+    return [shortest, *(each for each in LONGER_TOKENS if shortest < each <= (model.positions or each))]
+
+
+def needs(model: Transformer, arm: str, gpus: int, sequence: int, passes: int | None = None) -> list[int]:
     """Return the bytes of a GPU at the peak, of a node's host memory, and on disk for each GPU.
 
     A step has 128 rows, as `study advise` takes it, unless passes are given, and a pass one row. Activations are
     recomputed.
     """
-    flags = TrainingFlags(gpus=gpus, precision=PRECISION)
+    flags = TrainingFlags(gpus=gpus, sequence=sequence, precision=PRECISION)
     question = Question.of(model, flags, PlaceFlags(gpu="H100"), StepFlags(checkpointing=True))
     settled = settled_arm(load_arm(arm), gpus, question.local, BUCKET_ELEMENTS)
     whole = estimate(question.training(settled, 1, passes or question.batch // gpus))
@@ -69,10 +77,12 @@ def _host_bytes(gpu: str, gpus: int) -> float:
 
 def values() -> dict:
     """Return what the page shows. Without JavaScript it names the command that answers."""
+    models = json.loads(FILE.read_text())
     by_size = sorted(GPUS.items(), key=lambda kind: -kind[1].memory_bytes)
     at_most = {name: gpu.memory_bytes - reserve_bytes(gpu) for name, gpu in by_size}
     return {
-        "models": json.loads(FILE.read_text()),
+        "models": models,
+        "sequences": models[SHOWN["model"]],
         "gpu_counts": GPUS_TRIED,
         "gpus": {
             name: f"{name} ({size(gpu.memory_bytes)}, {gpu.memory_bytes / 2**30:.3g} GiB)" for name, gpu in by_size

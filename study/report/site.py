@@ -54,13 +54,15 @@ IN_NAVIGATION = {  # in navigation, by the doors of README: to understand ZeRO, 
     "gpu": "On a GPU",
     "contributed": "Others' hours",
     "calculator": "Calculator",
-    "paste": "Read my log",
+    "paste": "Commands for a log",
     "stack": "Is my stack right?",
-    "sentences": "Sentences by id",
+    "sentences": "What commands say",
     "compare": NOTEBOOKS["compare"],
     "claims": "All claims",
     "replicate": NOTEBOOKS["replicate"],
 }
+WITH_A_FIELD = "Read my log"  # what the page of commands for a log is where one can paste into it
+PAGES.globals["pages"] = IN_NAVIGATION
 ANSWERS = ROOT / "reports" / "answers"
 PREVIEW = ROOT / "reports" / "h200" / "preview.png"  # that a link to the pages shows
 ADDED = {"injected-parameters", "papermill-error-cell-tag", "kept"}  # cells of papermill, and of `make outputs`
@@ -86,7 +88,8 @@ def build(folders: list[Path], out: Path, address: str = "", paste: bool = False
     """
     if not BY_HAND_FOLDER.exists():  # a wheel has neither examples nor records nor notebooks
         raise Stop("a report needs the checkout", "clone the repository, and run `make report` in it")
-    PAGES.globals["address"] = address  # of this build: each page has it, for the picture of a link
+    # Of this build, and on each page: the picture of a link needs the address, and with `paste` there is a field.
+    PAGES.globals |= {"address": address, "pages": IN_NAVIGATION | ({"paste": WITH_A_FIELD} if paste else {})}
     runs = records.load(folders, every_folder_has_runs=True, to_share=True)
     for folder in folders:
         if folder.resolve().is_relative_to(out.resolve()):
@@ -214,7 +217,7 @@ PAGES.filters["as_code"] = as_code
 def write(site: Path, name: str, template: str = "", **values) -> None:
     """Fill in a template. Ids of claims in tables lead to their places."""
     filled = PAGES.get_template(f"{template or name}.html")
-    page = filled.render(values | {"pages": IN_NAVIGATION, "here": name})
+    page = filled.render(values | {"here": name})
     # Only whole cells: an id inside a sentence, or of a run, is no link.
     known: list[Any] = [*texts.claims(), *texts.faults()]
     ids = "|".join(re.escape(each.id) for each in known)

@@ -1,6 +1,6 @@
 """What the page of `study stack` looks up: of each fault, in which releases it is and what else it needs.
 
-Ranges, locks, configs, TRL, and trainers that force settings are for the command.
+Ranges, locks and configs are for the command.
 """
 
 import functools
@@ -12,7 +12,7 @@ from packaging.version import Version
 from study.known.faults import ANY, Fault, named, table
 from study.known.which_apply import Flags, Stack, which_apply
 
-PACKAGES = ("deepspeed", "accelerate", "transformers", "torch", "PEFT")
+PACKAGES = ("deepspeed", "accelerate", "transformers", "torch", "PEFT", "trl")
 # What is asked, by condition: labels of check boxes by the words of the command.
 BOXES: dict[str, tuple[str, dict[str, str]]] = {
     "stage": (
@@ -36,7 +36,8 @@ BOXES: dict[str, tuple[str, dict[str, str]]] = {
     "trainer": (
         "Trained by",
         {"--trainer own": "a loop of one's own", "--trainer trainer": "transformers' Trainer"}
-        | {"--trainer axolotl": "axolotl"},
+        | {"--trainer trl": "TRL", "--trainer axolotl": "axolotl"}
+        | {"--trainer llamafactory": "LLaMA-Factory", "--trainer ms-swift": "ms-swift"},
     ),
     "offload": (
         "Optimizer states in",
@@ -46,6 +47,7 @@ BOXES: dict[str, tuple[str, dict[str, str]]] = {
     "cuda": ("Trains on", {"--cuda": "GPUs", "--no-cuda": "CPUs alone"}),
 }
 TAKEN = {"offload": "--offload none", "ranks": "--ranks 2", "cuda": "--cuda"}  # by the command, if nothing is said
+LISTED = {"trl": "--trainer trl"}  # who lists a trainer trains with it, unless another is said
 
 
 def flags_of(boxes: list[str]) -> Flags:
@@ -70,7 +72,9 @@ def releases(package: str) -> list[str]:
 def _fitting(name: str, box: str) -> set[str]:
     """Return the ids of the faults that a check box leaves possible, whatever else is so."""
     stack = Stack.of(dict.fromkeys(PACKAGES, ANY), flags_of([box]))
-    open_otherwise = replace(stack, said={**stack.said, **dict.fromkeys(TAKEN.keys() - {name})})
+    # What a trainer that is listed or checked says of other conditions stays open as well.
+    trained = {"trainer"}.union(*table().defaults.values())
+    open_otherwise = replace(stack, said={**stack.said, **dict.fromkeys((TAKEN.keys() | trained) - {name})})
     return {each.fault.id for each in which_apply(open_otherwise)}
 
 
@@ -86,6 +90,22 @@ def _needs(fault: Fault) -> dict[str, dict]:
             fits = [box for box in BOXES[name][1] if fault.id in _fitting(name, box)]
         needs[name] = {"ask": fault.asks[name], "fits": fits}
     return needs
+
+
+def _forced(fault: Fault) -> dict[str, list[str]]:
+    """Return by trainer the releases that make the training reentrant; with its others nobody knows what a no does."""
+    return {
+        f"--trainer {name}": [f"{name}=={each}" for each in releases(name) if each in SpecifierSet(wanted)]
+        for name, wanted in fault.forced.items()
+    }
+
+
+def implied() -> dict[str, dict[str, str]]:
+    """Return by trainer the check boxes that it means, unless another says something else."""
+    return {
+        f"--trainer {trainer}": {name: f"--{name}" for name in defaults}
+        for trainer, defaults in table().defaults.items()
+    }
 
 
 def _in_releases(fault: Fault) -> dict[str, str]:
@@ -114,6 +134,7 @@ def rows() -> list[dict]:
             "milder": _is_milder(fault),
             "in": _in_releases(fault),
             "needs": _needs(fault),
+            "forced": _forced(fault),
         }
         for fault in faults
     ]
@@ -130,4 +151,5 @@ def values() -> dict:
         "shown": shown,
         "boxes": BOXES,
         "taken": TAKEN,
+        "means": {"listed": LISTED, "implied": implied()},
     }

@@ -183,12 +183,16 @@ def test_the_calculator_names_the_simplest_arm_that_fits(show, monkeypatch, caps
         assert ("only just" in said) == (gpu == "GH200")
         assert ("no offloading" in said) == (gpu in ("H100-80GB", "GH200") and "_cpu" not in said)
         rows = [row.text.split() for row in page.find_elements("css selector", "#arms tbody tr") if row.is_displayed()]
-        cells = committed[model]["gpus"][str(gpus)]
+        cells = next(iter(committed[model].values()))[str(gpus)]
         assert [row[0] for row in rows] == [*cells]
         for arm, fits, peak_gb, *_ in rows:
             assert float(peak_gb) == pytest.approx(cells[arm][0] / 1e9, rel=0.005)
             has_host = cells[arm][1] <= cards[gpu]["host_bytes"][gpus]
             assert fits == (fits_on(GPUS[gpu], cells[arm][0]).removeprefix("only ") if has_host else "no"), (arm, gpu)
+    page.execute_script(CHOOSE, {"model": "llama3-8b", "sequence": 8192, "gpus": 8, "gpu": "A100-80GB"}, [])
+    longest = committed["llama3-8b"]["8192"]["8"]["zero1"][0]
+    assert f"Use zero1 on 8 x A100-80GB: {longest / 1e9:.3g} of " in page.find_element("id", "sentence").text
+    assert "--sequence 8192 " in page.find_element("id", "command").text
     page.execute_script(CHOOSE, {"model": "gpt2", "gpus": 8, "gpu": "T4"}, [])
     _, words = page.find_element("id", "command").text.split(maxsplit=1)
     assert in_this_process(monkeypatch, f"{words} --json") is None

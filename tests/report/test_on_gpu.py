@@ -238,6 +238,7 @@ def test_the_first_rows_are_those_that_were_predicted_worst():
     from study.report import answers
 
     (memory,) = [answer for answer in answers.of_gpu() if answer.name == "memory"]
+    assert not memory.table.duplicated(["arm", "training"]).any(), "each row says which run it is"
     off = (memory.table[OVER["reserved_bytes"]].astype(float) - 1).abs()
     assert off.is_monotonic_decreasing
 

@@ -88,6 +88,9 @@ def test_the_first_page_begins_with_what_a_stage_divides_and_has_each_answer_wit
     parts = ("stage 1 the optimizer states", "study oom train.log", 'id="drag"', 'id="answers"', "<table")
     begun = [index.index(words) for words in parts]
     assert begun == sorted(begun)
+    verdicts = re.findall(r'<td><a href="claims[^>]+>[^<]+</a></td>\s*<td>([^<]+)</td>', index)
+    assert len(verdicts) == sum(claim.central for claim in ledger.claims())
+    assert verdicts == sorted(verdicts, key=ledger.VERDICTS.index)
     for each in answers.questions():
         card = index[index.index(f"<dt>{each['question']}</dt>") :].partition("</div>")[0]
         said = card.replace("<code>", "`").replace("</code>", "`")
@@ -106,7 +109,7 @@ def test_kept_records_are_labelled_where_they_are_shown(site):
     memory = index[index.index('<h2 id="memory">') : index.index('<h2 id="traffic">')]
     assert memory.count("Kept records.") == 1
     assert memory.index("Kept records.") < memory.index("<table"), "before the numbers"
-    assert "<th>synthetic, llama3-8b, bf16_cast (kept)</th>" in memory
+    assert "<th>llama3-8b, virtual ranks (kept)</th>" in memory
     assert answers.AT_SCALE in memory
     losses = index[index.index('<h2 id="losses">') : index.index('<h2 id="memory">')]
     assert "Kept records." not in losses

@@ -11,9 +11,16 @@ function fits(peak, host, gpus, card) {
   return peak > card.roomy_bytes ? "just" : "yes";
 }
 
+// A model has no sequences that are longer than its positions.
+function offerSequences(model) {
+  const chosen = form.sequence.value;
+  form.sequence.replaceChildren(...Object.keys(models[model]).map((tokens) => new Option(tokens, tokens)));
+  if (chosen in models[model]) form.sequence.value = chosen;
+}
+
 // The arms of a row of the table, in the order of `study arms`.
-function answers(model, gpus, card) {
-  return Object.entries(models[model].gpus[gpus]).map(([name, [peak, host, disk]]) => (
+function answers(of_gpus, gpus, card) {
+  return Object.entries(of_gpus[gpus]).map(([name, [peak, host, disk]]) => (
     { name, peak, host, disk, fits: fits(peak, host, gpus, card) }));
 }
 
@@ -33,11 +40,12 @@ function sentence(found, machine, card) {
 }
 
 function show() {
-  const { model, gpus, gpu } = Object.fromEntries(new FormData(form));
-  const found = answers(model, gpus, cards[gpu]);
+  offerSequences(form.model.value);
+  const { model, sequence, gpus, gpu } = Object.fromEntries(new FormData(form));
+  const found = answers(models[model][sequence], gpus, cards[gpu]);
   say("sentence", sentence(found, `${gpus} x ${gpu}`, cards[gpu]));
-  say("tokens", models[model].tokens.toLocaleString("en"));
-  say("command", `study advise --model ${model} --gpus ${gpus} --gpu ${gpu} --precision bf16_cast --checkpointing`);
+  const words = `--model ${model} --sequence ${sequence} --gpus ${gpus} --gpu ${gpu}`;
+  say("command", `study advise ${words} --precision bf16_cast --checkpointing`);
   for (const row of document.querySelectorAll("#arms tbody tr")) {
     const arm = found.find((each) => each.name === row.dataset.arm);
     row.hidden = !arm;

@@ -1,7 +1,7 @@
 // Filters the faults that Python wrote into the page, by the releases and check boxes that are chosen.
 "use strict";
 
-const faults = JSON.parse(document.getElementById("table").textContent);
+const { faults, means } = JSON.parse(document.getElementById("table").textContent);
 const form = document.getElementById("stack");
 const [sure, maybe, others] = ["faults", "maybe", "others"].map((id) => document.getElementById(id));
 const say = (id, text) => (document.getElementById(id).textContent = text);
@@ -13,11 +13,30 @@ function chosen() {
   return said;
 }
 
+// With what a trainer means that is checked, or of which a release is.
+function withTrainer(said) {
+  const [listed] = Object.keys(means.listed).filter((name) => said[name]);
+  const trainer = said.trainer ?? (listed && [means.listed[listed]]);
+  const whole = { ...said, ...(trainer && { trainer }) };
+  for (const [name, word] of Object.entries(means.implied[trainer] ?? {})) whole[name] ??= [word];
+  return whole;
+}
+
+// With what a trainer forces, whatever is said.
+function forced(fault, said) {
+  const forcing = fault.forced[said.trainer];
+  if (!forcing) return said;
+  const yes = "--reentrant";
+  const isSo = Object.values(said).flat().some((word) => forcing.includes(word)) || said.reentrant?.includes(yes);
+  return { ...said, reentrant: isSo ? [yes] : undefined };
+}
+
 // Whether it depends on something that no field of this page says, such as what a script does.
 const depends = (fault, said) => Object.entries(fault.needs).some(([name, { fits }]) => !fits.length && !said[name]);
 
 // What is asked before a fault applies, which may be nothing; null if it does not.
-function questions(fault, said) {
+function questions(fault, given) {
+  const said = forced(fault, given);
   const tested = fault.in[said[fault.package]?.[0]];
   const needs = Object.entries(fault.needs);
   const misfits = ([name, { fits }]) => said[name] && !fits.some((each) => said[name].includes(each));
@@ -26,7 +45,8 @@ function questions(fault, said) {
 }
 
 function show() {
-  const said = chosen();
+  const chose = chosen();
+  const said = withTrainer(chose);
   const found = faults.map((fault) => ({ ...fault, asked: questions(fault, said) })).filter((each) => each.asked);
   found.sort((a, b) => a.milder - b.milder || a.asked.length - b.asked.length);
   for (const { id } of faults) document.getElementById(id).hidden = true;
@@ -42,7 +62,7 @@ function show() {
   say("sentence", `Known faults that apply: ${shown(sure) || "none"}. What you have not said decides ${shown(maybe)} more.`);
   say("number", shown(others));
   const taken = [...form.querySelectorAll("input[checked]")].map((box) => box.value); // if nothing is said
-  const words = Object.values(said).map((each) => each[0]).filter((word) => !taken.includes(word));
+  const words = Object.values(chose).map((each) => each[0]).filter((word) => !taken.includes(word));
   say("command", ["study stack", ...words].join(" "));
 }
 

@@ -41,6 +41,13 @@ def table(runs: Runs, folder: Path = FOLDER) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def in_words(run: pd.Series) -> str:
+    """Return what was trained, for a narrow column: the sequences of a micro-batch and their tokens stay on a line."""
+    words = f"{run['model']}, {run['micro_batch']}\u00a0x\u00a0{run['sequence']}, {run['precision']}"
+    passes = f", {run['accumulation']} micro-batches" if run["accumulation"] > 1 else ""
+    return words + passes + (", recomputed" if run["checkpointing"] else "")
+
+
 def later() -> pd.DataFrame:
     """Return the runs of the other machines, without adapters and with the allocator's defaults."""
     tables = []
