@@ -884,8 +884,8 @@ def test_what_cannot_be_predicted_without_torch_is_said(monkeypatch):
             raise Stop("this model has to be traced, and torch is not installed", "install PyTorch", "unavailable")
         return whole(wanted, given)
 
-    whole = changes.predicted_memory
-    monkeypatch.setattr(changes, "predicted_memory", unavailable)
+    whole = changes.prediction_of
+    monkeypatch.setattr(changes, "prediction_of", unavailable)
     error = reading.find(SMALL_CARD.format(39.49))
     for chunked in (None, True):
         given = Described(arm="zero2", ranks=4, micro_batch=2, sequence=2048, chunked_loss=chunked)
@@ -926,6 +926,64 @@ def test_changes_are_tried_beside_what_was_not_predicted():
     assert re.search(
         r"That fits, but this process had [\d.]+ GiB more in tensors: .* With these on top each of these", said
     )
+
+
+UPDATE = '  File "a.py", line 1, in train\n    optimizer.step()\n'
+AS_MUCH = {
+    "activations, if recomputing is not in effect": {"checkpointing": False},
+    "a row of 4,096 tokens": {"sequence": 4096},
+    "a row of 8,192 tokens": {"sequence": 8192},
+    "a model that was loaded in fp32": {},
+    "the cache of keys and values (`use_cache`)": {},
+}
+
+
+@pytest.mark.parametrize("what", AS_MUCH)
+@pytest.mark.parametrize(("model", "arm"), [("llama3-8b", "ddp"), ("qwen2.5-7b", "zero2")])
+def test_an_excess_names_what_would_take_about_as_much(what, model, arm):
+    """And not what takes a half more; what is less than the tensor that was asked for is no excess."""
+    wanted = Wanted(model=model)
+    given = Described(arm=arm, ranks=8, micro_batch=16, sequence=2048, checkpointing=True)
+    memory = changes.predicted_memory(wanted, given)
+    config = config_of(model)
+    heads = config["num_key_value_heads"] / config["num_attention_heads"] * config["hidden_size"]
+    excess = {
+        "a model that was loaded in fp32": memory.at_peak["weights"],
+        "the cache of keys and values (`use_cache`)": 4 * 16 * 2048 * heads * config["num_hidden_layers"],
+    }.get(what) or changes.predicted_memory(wanted, replace(given, **AS_MUCH[what])).peak_bytes - memory.peak_bytes
+
+    def said(factor: float, asked: float) -> str:
+        return said_beside(memory.peak_bytes / 2**30 - asked + factor * excess / 2**30, asked, wanted, given)
+
+    near = said(0.9, 0.5)
+    assert what in near.partition("; about as much is taken by ")[2].partition(" With these on top")[0]
+    assert near.count(", or ") <= changes.MOST_NEAR
+    assert "more in tensors" in said(1.5, 0.5)
+    assert what not in said(1.5, 0.5)
+    assert "more in tensors" not in said(0.9, excess / 2**30)
+
+
+def said_beside(allocated: float, asked: float, wanted: Wanted, given: Described, clue: str = "") -> str:
+    """What is said where a GPU that is large enough has so many GiB in tensors, and 1 GiB outside of PyTorch."""
+    message = FULL.format(asked=f"{asked:.2f} GiB", allocated=f"{allocated:.2f} GiB", total="900.00 GiB")
+    frames = f"Traceback (most recent call last):\n{clue}" if clue else ""
+    error = reading.find(frames + message.replace("1.00 GiB is free", f"{899 - allocated:.2f} GiB is free"))
+    causes, training = explain(error, wanted, given)
+    return changes.predicted(error, training, causes[0])
+
+
+@pytest.mark.parametrize("clue", [LOSS, UPDATE, ""])
+def test_an_excess_is_of_the_moment_that_the_traceback_names(clue):
+    """A pass of DDP has more than its update: what an update has beside that is no less."""
+    wanted, given = Wanted(model="llama3-8b"), Described(arm="ddp", ranks=8, micro_batch=1, sequence=2048)
+    prediction = changes.prediction_of(wanted, given)
+    peak = prediction.memory.peak_bytes
+    assert prediction.most_bytes("") == prediction.most_bytes("backward") == peak
+    more = (peak - prediction.most_bytes("update")) / 2**30
+    assert more > 2
+    said = said_beside(peak / 2**30, 0.5, wanted, given, clue)
+    excess = re.search(r"had ([\d.]+) GiB more in tensors", said)
+    assert (excess and float(excess[1])) == (pytest.approx(more + 0.5, abs=0.1) if clue == UPDATE else None)
 
 
 EVALUATION = """  File "transformers/trainer.py", line 4711, in evaluation_loop

@@ -1,10 +1,11 @@
 """Which single change of a training would make it fit: predicted for the GPU of which the error tells the size."""
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from study.configs.oom.causes import Cause
+from study.configs.oom.causes import Cause, clues
 from study.configs.oom.explain import ranks_that_share
 from study.configs.oom.reading import OomError
 from study.configs.oom.training import Described, KnownTraining
@@ -39,6 +40,15 @@ BETWEEN_STEPS = {
 }
 TOKENS = frozenset(("activations", "logits"))
 LEAST_TAKEN = 2**30  # bytes: less is within what a prediction leaves for context and fragmentation
+NEAR = 0.15  # of an excess: what takes about as much may be it
+MOST_NEAR = 3
+# When a tensor is made, by the cause that a traceback names: in a pass, which the predictor calls "backward", or later.
+MADE_IN = {
+    "oom-logits": "backward",
+    "oom-attention": "backward",
+    "oom-activations": "backward",
+    "oom-optimizer": "update",
+}
 STATES = frozenset(("optimizer", "gradients", "weights"))
 # Each arm holds less on a GPU than the one before it: what it divides, or takes to the host, besides.
 HOLD_LESS: dict[str, frozenset[str]] = {
@@ -79,7 +89,8 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> str:
     if error.where != "GPU" or not total_bytes or model is None or training.missing:
         return ""
     try:
-        needs_bytes = predicted_memory(training.wanted, given).peak_bytes
+        prediction = prediction_of(training.wanted, given)
+        needs_bytes = prediction.memory.peak_bytes
     except Stop as stop:  # an arm whose memory is not predicted, or what is traced where PyTorch is missing
         return f"Not predicted: {stop.sentence}"
     card = like(GPUS[gpu_named("H100")], total_bytes, None)  # memory depends on no more than its size
@@ -92,8 +103,9 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> str:
         return f"{text}. {_which_fit(card, training, cause, 0)}"
     if given.chunked_loss and "logits" in cause.part_of:  # the flag is of the next run
         return f"{text}. That fits: a loss in pieces never makes the whole logits, of which the message is."
-    rest = _Rest.of(error, needs_bytes)
-    text = f"{text}. That fits{_although_it_fits(error, training, rest)}"
+    made_in = next((MADE_IN[clue.cause] for clue in clues(error) if clue.cause in MADE_IN), "")
+    rest = _Rest.of(error, prediction.most_bytes(made_in))
+    text = f"{text}. That fits{_although_it_fits(error, training, model, rest)}"
     if rest.where != "tensors" or ranks_that_share(error, training):
         return text
     fitting = _which_fit(card, training, cause, rest.taken_bytes)
@@ -110,6 +122,8 @@ class _Rest:
     @classmethod
     def of(cls, error: OomError, needs_bytes: float) -> Self:
         not_predicted = round((error.allocated or 0) + error.asked.low - needs_bytes)
+        if not_predicted < error.asked.high:  # of logits there are several copies, and which is asked for is not known
+            not_predicted = 0
         taken_bytes = max(error.unallocated, error.outside, not_predicted)
         if taken_bytes < LEAST_TAKEN:
             return cls("nowhere", 0)
@@ -185,7 +199,7 @@ def _needs(training: KnownTraining, needs_bytes: float) -> str:
     return f"{needs} if activations are kept, and {other} if they are recomputed, which is not known"
 
 
-def _although_it_fits(error: OomError, training: KnownTraining, rest: _Rest) -> str:
+def _although_it_fits(error: OomError, training: KnownTraining, model: Transformer, rest: _Rest) -> str:
     """Return how a sentence goes on that says that a training fits: with what takes most of the rest."""
     if other := ranks_that_share(error, training):
         return f", but the size is that of states shared by {other}: did the launcher start {training.ranks}?"
@@ -197,10 +211,43 @@ def _although_it_fits(error: OomError, training: KnownTraining, rest: _Rest) -> 
             return f", but {taken} are reserved by PyTorch and not used."
         case "outside":
             return f", but {taken} are outside PyTorch: other processes, NCCL, a CUDA context."
-    return f", but this process had {taken} more in tensors: something that was not given takes them, or differs."
+    near = ", or ".join(_near(training, model, rest.taken_bytes))
+    as_much = f"; about as much is taken by {near}" if near else ""
+    return (
+        f", but this process had {taken} more in tensors: something that was not given takes them, or differs{as_much}."
+    )
+
+
+def _near(training: KnownTraining, model: Transformer, excess_bytes: int) -> list[str]:
+    """Return what would take about as many bytes as a rank had beside what is predicted."""
+    near = {size: words for words, size in _takers(training, model) if abs(size / excess_bytes - 1) <= NEAR}
+    return [near[size] for size in sorted(near, key=lambda size: abs(size - excess_bytes))[:MOST_NEAR]]
+
+
+def _takers(training: KnownTraining, model: Transformer) -> Iterator[tuple[str, int]]:
+    """Yield what often differs from what was given, with the bytes that it takes."""
+    given, sequence = training.described, training.sequence or default_sequence(model)
+    now = predicted_memory(training.wanted, given)
+    if given.checkpointing:
+        kept = predicted_memory(training.wanted, replace(given, checkpointing=False))
+        yield "activations, if recomputing is not in effect", kept.peak_bytes - now.peak_bytes
+    yield "a model that was loaded in fp32", now.at_peak.get("weights", 0)  # 4 bytes, and not 2
+    for times in (2, 4):
+        with contextlib.suppress(Stop):  # the model reads no more
+            longer = predicted_memory(training.wanted, replace(given, sequence=times * sequence))
+            yield f"a row of {times * sequence:,} tokens", longer.peak_bytes - now.peak_bytes
+    dimensions = model.dimensions
+    heads = dimensions.get("num_attention_heads") or 1
+    width = dimensions.get("hidden_size", 0) / heads * dimensions.get("num_key_value_heads", heads)
+    cached = 4 * training.rows * sequence * width * dimensions.get("num_hidden_layers", 0)  # two tensors of 2 bytes
+    yield "the cache of keys and values (`use_cache`)", round(cached)
 
 
 def predicted_memory(wanted: Wanted, given: Described) -> Estimate:
+    return prediction_of(wanted, given).memory
+
+
+def prediction_of(wanted: Wanted, given: Described) -> Prediction:
     training = TrainingFlags(gpus=given.ranks, sequence=given.sequence)
     # One node, as nobody has said how large nodes are; no time is asked for.
     chunked = bool(given.chunked_loss)
@@ -209,7 +256,7 @@ def predicted_memory(wanted: Wanted, given: Described) -> Estimate:
     step = StepFlags(batch=training.ranks, checkpointing=bool(given.checkpointing))
     question = Question.of(shape, training, place, step)
     arm = settled_arm(arms.load_arm(given.arm or ""), question.gpus, question.local)
-    return Prediction.of(question.training(arm, given.micro_batch or 1, 1)).memory
+    return Prediction.of(question.training(arm, given.micro_batch or 1, 1))
 
 
 def that_help(cause: Cause, given: Described) -> list[Change]:
