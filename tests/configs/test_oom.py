@@ -928,6 +928,30 @@ def test_changes_are_tried_beside_what_was_not_predicted():
     )
 
 
+@pytest.mark.parametrize(
+    ("allocated", "unused", "says"),
+    [
+        (
+            62.0,
+            13.0,
+            "the mildest first (* shrinks the logits): PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (65.9 ",
+        ),
+        (62.0, 3.9, None),  # it is not enough for the tensor
+        (71.0, 5.0, None),  # with it the GPU is full
+        (34.0, 13.0, "not used. Try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True first."),
+        (34.0, 3.9, None),
+    ],
+)
+def test_the_setting_that_costs_nothing_is_the_first_change_where_the_unused_part_is_enough(allocated, unused, says):
+    free = 79.11 - allocated - unused - 1.5
+    error = reading.find(UNUSED.format(asked=3.91, allocated=allocated, unused=unused, free=free))
+    given = Described(arm="zero2", ranks=8, micro_batch=1, sequence=8192, checkpointing=True)
+    causes, training = explain(error, Wanted(model="llama3-8b"), given)
+    said = changes.predicted(error, training, changes.named(causes))
+    assert (says or "That fits") in said
+    assert ("expandable_segments" in said) == bool(says)
+
+
 UPDATE = '  File "a.py", line 1, in train\n    optimizer.step()\n'
 AS_MUCH = {
     "activations, if recomputing is not in effect": {"checkpointing": False},

@@ -39,6 +39,7 @@ BETWEEN_STEPS = {
     "oom-generation": "generation",
 }
 TOKENS = frozenset(("activations", "logits"))
+IN_ONE_PIECE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 LEAST_TAKEN = 2**30  # bytes: less is within what a prediction leaves for context and fragmentation
 NEAR = 0.15  # of an excess: what takes about as much may be it
 MOST_NEAR = 3
@@ -74,6 +75,11 @@ class Change:
         return not self.shrinks.isdisjoint(cause.part_of)
 
 
+def unused_is_enough(error: OomError) -> bool:
+    """Whether what PyTorch holds without use would be enough for the tensor, if it were in one piece."""
+    return error.unallocated >= error.asked.high > 0
+
+
 def named(causes: list[Cause]) -> Cause:
     """Return the cause that a change has to shrink: the first that is of a tensor."""
     return next((cause for cause in causes if cause.id not in BESIDE), causes[0])
@@ -100,7 +106,7 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> str:
     has = f"this GPU has {gpu}, less {binary_size(reserve_bytes(card))} for context and fragmentation"
     text = f"{_assumed(training, model)}: {_needs(training, needs_bytes)}; {has}"
     if fits_on(card, needs_bytes) == "no":
-        return f"{text}. {_which_fit(card, training, cause, 0)}"
+        return f"{text}. {_which_fit(card, training, error, cause, 0)}"
     if given.chunked_loss and "logits" in cause.part_of:  # the flag is of the next run
         return f"{text}. That fits: a loss in pieces never makes the whole logits, of which the message is."
     made_in = next((MADE_IN[clue.cause] for clue in clues(error) if clue.cause in MADE_IN), "")
@@ -108,7 +114,7 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> str:
     text = f"{text}. That fits{_although_it_fits(error, training, model, rest)}"
     if rest.where != "tensors" or ranks_that_share(error, training):
         return text
-    fitting = _which_fit(card, training, cause, rest.taken_bytes)
+    fitting = _which_fit(card, training, error, cause, rest.taken_bytes)
     return f"{text} With these on top {fitting[0].lower()}{fitting[1:]}"
 
 
@@ -145,12 +151,15 @@ def _steps_that_fit(card: Gpu, training: KnownTraining, model: Transformer) -> s
     return ""
 
 
-def _which_fit(card: Gpu, training: KnownTraining, cause: Cause, more_bytes: int) -> str:
+def _which_fit(card: Gpu, training: KnownTraining, error: OomError, cause: Cause, more_bytes: int) -> str:
     """Return which changes would fit, those marked that shrink the part of memory that is named.
 
     `more_bytes` are on the GPU beside what is predicted. `study advise` knows nothing of them.
     """
-    fitting, untried = _tried(card, training, cause, more_bytes)
+    changes = that_help(cause, training.described)
+    if unused_is_enough(error):  # it costs nothing
+        changes = [Change(IN_ONE_PIECE, training.described, frozenset()), *changes]
+    fitting, untried = _tried(card, training, cause, changes, more_bytes)
     if not fitting:
         several = "" if more_bytes else ": `study advise` tries several"
         return f"No single change that helps with it would fit{several}.{untried}"
@@ -160,11 +169,13 @@ def _which_fit(card: Gpu, training: KnownTraining, cause: Cause, more_bytes: int
     return f"Each of these would fit, the mildest first{legend}: {'; '.join(fitting)}.{untried}{times}"
 
 
-def _tried(card: Gpu, training: KnownTraining, cause: Cause, more_bytes: int) -> tuple[list[str], str]:
+def _tried(
+    card: Gpu, training: KnownTraining, cause: Cause, changes: list[Change], more_bytes: int
+) -> tuple[list[str], str]:
     """Return the changes that are predicted to fit, each with what a rank needs then; and what could not be tried."""
     fitting = []
     untried = ""
-    for change in that_help(cause, training.described):
+    for change in changes:
         try:
             changed_bytes = more_bytes + predicted_memory(training.wanted, change.training).peak_bytes
         except Stop as stop:
@@ -208,7 +219,8 @@ def _although_it_fits(error: OomError, training: KnownTraining, model: Transform
         case "nowhere":
             return ": something that was not given takes the rest, or differs."
         case "unused":
-            return f", but {taken} are reserved by PyTorch and not used."
+            first = f" Try {IN_ONE_PIECE} first." if unused_is_enough(error) else ""
+            return f", but {taken} are reserved by PyTorch and not used.{first}"
         case "outside":
             return f", but {taken} are outside PyTorch: other processes, NCCL, a CUDA context."
     near = ", or ".join(_near(training, model, rest.taken_bytes))
