@@ -28,9 +28,10 @@ from study.core.settings import flag
 from study.core.text import say_wrapped
 from study.known.faults import ANY
 from study.known.findings import with_id
-from study.predict.front import Wanted
+from study.predict.front import Wanted, default_sequence
 
 DEEPSPEED_CONFIG = re.compile(r"\bdeepspeed(?:_config)?[\"']?\s*[:= ]\s*[\"']?([\w./-]{1,200}\.json)\b")
+OF_SEQUENCE = {"oom-padded", "oom-embeddings"}  # of one size: how long sequences are decides
 SAID_AS = {"arm": "stage", "chunked_loss": CHUNKING}  # what a text says of a flag, if it is called otherwise
 
 
@@ -69,13 +70,13 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     which = predicted(message, known, named(causes))
     _show_causes(causes, pasted.said | {"checkpointing": known.described.checkpointing})
     say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.quoted}")
-    read_words = _show_taken(pasted, known, vars(model) | vars(training))
+    read_words = _show_taken(pasted, known, vars(model) | vars(training), bool(which))
     say_wrapped(*known.conflicts)
     if which:
         say_wrapped("", which)
     if contradiction and _contradiction(message, known, causes):  # else the first line has it
         say_wrapped("", contradiction)
-    _ask(message, known, pasted.text, {path.name for path in paths})
+    _ask(message, known, causes, pasted.text, {path.name for path in paths})
     if not which:  # one that fits is what failed
         say_wrapped("`study advise` predicts which arms fit, and how long their steps take.")
     found = {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": known.used}
@@ -90,7 +91,7 @@ def _of_words(text: str) -> dict:
     return texts.tell(told, details=False)
 
 
-def _show_taken(pasted: Pasted, training: KnownTraining, given: dict[str, Any]) -> list[str]:
+def _show_taken(pasted: Pasted, training: KnownTraining, given: dict[str, Any], is_predicted: bool) -> list[str]:
     """Show what the training was taken for, and return what of it, and which releases, the text said."""
     # Configs and texts say more of it than the flags do. A wrong guess has to be seen.
     taken = [f"{name} {release}*" for name, release in pasted.releases.items() if release != ANY]
@@ -99,6 +100,8 @@ def _show_taken(pasted: Pasted, training: KnownTraining, given: dict[str, Any]) 
             continue
         is_read = given[name] is None and SAID_AS.get(name, name) in training.from_text
         taken.append(f"{_as_taken(training, name, value)}{'*' if is_read else ''}")
+    if is_predicted and not training.sequence and training.model:
+        taken.append(f"{typed('sequence', default_sequence(training.model))} (nobody says it)")
     words = [each.removesuffix("*") for each in taken if each.endswith("*")]
     if taken:
         say_wrapped(f"Taken as: {', '.join(taken)}{' (* read from the text; flags win)' if words else ''}.")
@@ -150,7 +153,7 @@ def _contradiction(message: OomError, training: KnownTraining, causes: list[Caus
     return f"{message.asked.text} {are} the fp32 logits of {tokens:,} tokens; {given}. {question}"
 
 
-def _ask(message: OomError, training: KnownTraining, text: str, files: set[str]) -> None:
+def _ask(message: OomError, training: KnownTraining, causes: list[Cause], text: str, files: set[str]) -> None:
     """Say which flags would tell more. `files` are the names of configs that were given beside the text."""
     named_config = DEEPSPEED_CONFIG.search(text)
     is_given = training.described.config is not None or (named_config and Path(named_config[1]).name in files)
@@ -160,6 +163,11 @@ def _ask(message: OomError, training: KnownTraining, text: str, files: set[str])
         say_wrapped("", "With --model and --arm or --config, the size is matched with this training's own tensors.")
     elif not training.has_adapters:
         say_wrapped("", "If only adapters train, give --lora-rank as well.")
-    missing = [flag(name) for name in training.missing]
-    if missing and (message.total or training.gpu_bytes):
-        say_wrapped(f"Give {' and '.join(missing)} to hear which change is predicted to fit.")
+    missing = [flag(name) for name in (*training.missing, *(() if training.sequence else ("sequence",)))]
+    heard = []
+    if not OF_SEQUENCE.isdisjoint(cause.id for cause in causes):
+        heard.append("whether the size is of the logits")
+    if message.total or training.gpu_bytes:
+        heard.append("which change is predicted to fit" if training.missing else "what is predicted with it")
+    if missing and heard:
+        say_wrapped(f"Give {' and '.join(missing)} to hear {' and '.join(heard)}.")

@@ -929,6 +929,26 @@ def test_changes_are_tried_beside_what_was_not_predicted():
 
 
 @pytest.mark.parametrize(
+    ("asked", "flags", "assumes", "asks"),
+    [
+        ("3.91", "", False, "Give --micro-batch and --sequence to hear whether the size is of the logits and which ch"),
+        ("3.91", "--micro-batch 1", True, "Give --sequence to hear whether the size is of the logits and what is pre"),
+        ("0.44", "", False, "Give --micro-batch and --sequence to hear which change is predicted to fit."),
+        ("0.44", "--micro-batch 1", True, "Give --sequence to hear what is predicted with it."),
+        ("3.91", "--micro-batch 1 --sequence 8192", False, None),
+        ("0.44", "--sequence 8192", False, "Give --micro-batch to hear which change is predicted to fit."),
+    ],
+)
+def test_a_length_that_nobody_says_is_told_and_asked_for(asked, flags, assumes, asks, tmp_path, monkeypatch, capsys):
+    log = tmp_path / "train.log"
+    log.write_text(FULL.format(asked=f"{asked} GiB", allocated="70.00 GiB", total="79.11 GiB"))
+    said = said_of(log, f"--model llama3-8b --arm zero2 --ranks 8 {flags}", monkeypatch, capsys)
+    assert ("--sequence 2048 (nobody says it)" in said) == ("with 1 sequence of 2,048 tokens" in said) == assumes
+    assert (asks or "Taken as") in said
+    assert (" to hear " in said) == bool(asks)
+
+
+@pytest.mark.parametrize(
     ("allocated", "unused", "says"),
     [
         (
