@@ -11,14 +11,13 @@ from study.cli import given
 from study.cli import pasted as texts
 from study.cli.findings import say_indented
 from study.configs.oom import reading
-from study.configs.oom.by_text import by_text
+from study.configs.oom.by_text import by_text, explained
 from study.configs.oom.causes import Cause
 from study.configs.oom.changes import named, predicted
-from study.configs.oom.explain import explain, tokens_of_logits
-from study.configs.oom.longer import with_longer_sequences
+from study.configs.oom.explain import tokens_of_logits
 from study.configs.oom.reading import OomError
 from study.configs.oom.recomputing import with_recomputing
-from study.configs.oom.said import CHUNKING, stated, typed
+from study.configs.oom.said import CHUNKING, typed
 from study.configs.oom.training import Described, KnownTraining
 from study.configs.pasted.answer import answer
 from study.configs.pasted.memory import error_in
@@ -63,9 +62,8 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     message = error_in(pasted.text)
     if message is None:
         return _of_words(pasted.text)
-    causes, known = explain(message, model, training, stated(pasted))
+    causes, known = explained(pasted, message, model, training)
     contradiction = _contradiction(message, known, causes)
-    causes, known = with_longer_sequences(message, known, causes, _said_by(training, known))
     known = with_recomputing(message, known, causes)
     which = predicted(message, known, named(causes))
     _show_causes(causes, pasted.said | {"checkpointing": known.described.checkpointing})
@@ -74,7 +72,7 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     say_wrapped(*known.conflicts)
     if which:
         say_wrapped("", which)
-    if contradiction and _contradiction(message, known, causes):  # else the first line has it
+    if contradiction:
         say_wrapped("", contradiction)
     _ask(message, known, causes, pasted.text, {path.name for path in paths})
     if not which:  # one that fits is what failed
@@ -115,13 +113,6 @@ def _as_taken(training: KnownTraining, name: str, value: Any) -> str:
     if name == "arm" and "stage" in training.from_text and (why := training.settings.get("assumed")):
         return f"{typed(name, value)} ({why})"
     return typed(name, value)
-
-
-def _said_by(given: Described, training: KnownTraining) -> str:
-    """Return who says how long sequences are."""
-    if given.sequence is not None:
-        return "you said"
-    return "the text says" if "sequence" in training.from_text else "the config says"
 
 
 def _show_causes(causes: list[Cause], said: dict[str, Any]) -> None:
