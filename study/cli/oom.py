@@ -17,7 +17,7 @@ from study.configs.oom.changes import named, predicted
 from study.configs.oom.explain import tokens_of_logits
 from study.configs.oom.reading import OomError
 from study.configs.oom.recomputing import with_recomputing
-from study.configs.oom.said import CHUNKING, typed
+from study.configs.oom.said import CHUNKING, advised, typed
 from study.configs.oom.training import Described, KnownTraining
 from study.configs.pasted.answer import answer
 from study.configs.pasted.memory import error_in
@@ -66,7 +66,8 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     contradiction = _contradiction(message, known, causes)
     known = with_recomputing(message, known, causes)
     which = predicted(message, known, named(causes))
-    _show_causes(causes, pasted.said | {"checkpointing": known.described.checkpointing})
+    said = pasted.said | {"checkpointing": known.described.checkpointing}
+    _show_causes(causes, [advised(cause.remedy_for(said), pasted) for cause in causes])
     say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.quoted}")
     read_words = _show_taken(pasted, known, vars(model) | vars(training), bool(which))
     say_wrapped(*known.conflicts)
@@ -115,19 +116,19 @@ def _as_taken(training: KnownTraining, name: str, value: Any) -> str:
     return typed(name, value)
 
 
-def _show_causes(causes: list[Cause], said: dict[str, Any]) -> None:
+def _show_causes(causes: list[Cause], remedies: list[str]) -> None:
     first, *others = causes
     how = "Likely" if first.is_likely else "Perhaps"
     say_wrapped(with_id(f"{how}: {first.what}", first.id), "")
     if not first.is_likely:
         say_indented("A memory snapshot of PyTorch would tell.")
-    say_indented(f"What to do: {first.remedy_for(said)}.", f"Tells it apart: {first.apart}.")
+    say_indented(f"What to do: {remedies[0]}.", f"Tells it apart: {first.apart}.")
     say_indented(f"It rests on: {'; '.join(first.reasons)}.")
     for number, cause in enumerate(others, 2):
         why = f"{'likely' if cause.is_likely else 'possible'}: {'; '.join(cause.reasons)}"
         what = with_id(f"{cause.what[0].upper()}{cause.what[1:]} ({why})", cause.id)
         say_wrapped("", what, indent="    ", first=f"{number:>2}. ")
-        say_indented(f"What to do: {cause.remedy_for(said)}.", f"Tells it apart: {cause.apart}.")
+        say_indented(f"What to do: {remedies[number - 1]}.", f"Tells it apart: {cause.apart}.")
 
 
 def _contradiction(message: OomError, training: KnownTraining, causes: list[Cause]) -> str | None:

@@ -972,6 +972,30 @@ def test_the_setting_that_costs_nothing_is_the_first_change_where_the_unused_par
     assert ("expandable_segments" in said) == bool(says)
 
 
+@pytest.mark.parametrize(
+    ("text", "line", "advice"),
+    [
+        ("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "x = self.down_proj(x)", "expandable_segments"),
+        ("gradient_checkpointing: true", "x = self.down_proj(x)", "recompute activations"),
+        (
+            "stage3_gather_16bit_weights_on_model_save: false",
+            "engine.save_checkpoint(x)",
+            "stage3_gather_16bit_weights_on_model_save",
+        ),
+    ],
+)
+def test_what_a_text_has_in_use_is_not_advised(text, line, advice, tmp_path, monkeypatch, capsys):
+    """PyTorch's own advice does not say so."""
+    error = UNUSED.format(asked=3.91, allocated=62, unused=13, free=2.6)
+    error += " If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    frames = LOSS.replace("logits = logits.float()", line)
+    log = tmp_path / "train.log"
+    for before, is_advised in (("", True), (f"{text}\n", False)):
+        log.write_text(f"{before}{frames}{error}\n")
+        flags = "--model llama3-8b --arm zero2 --ranks 8 --micro-batch 1 --sequence 8192"
+        assert (advice in said_of(log, flags, monkeypatch, capsys)) == is_advised
+
+
 UPDATE = '  File "a.py", line 1, in train\n    optimizer.step()\n'
 AS_MUCH = {
     "activations, if recomputing is not in effect": {"checkpointing": False},

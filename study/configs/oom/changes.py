@@ -8,6 +8,7 @@ from typing import Literal, Self
 from study.configs.oom.causes import Cause, clues
 from study.configs.oom.explain import ranks_that_share
 from study.configs.oom.reading import OomError
+from study.configs.oom.said import IN_ONE_PIECE
 from study.configs.oom.training import Described, KnownTraining
 from study.core import arms
 from study.core.errors import Stop
@@ -39,7 +40,6 @@ BETWEEN_STEPS = {
     "oom-generation": "generation",
 }
 TOKENS = frozenset(("activations", "logits"))
-IN_ONE_PIECE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 LEAST_TAKEN = 2**30  # bytes: less is within what a prediction leaves for context and fragmentation
 NEAR = 0.15  # of an excess: what takes about as much may be it
 MOST_NEAR = 3
@@ -75,9 +75,9 @@ class Change:
         return not self.shrinks.isdisjoint(cause.part_of)
 
 
-def unused_is_enough(error: OomError) -> bool:
-    """Whether what PyTorch holds without use would be enough for the tensor, if it were in one piece."""
-    return error.unallocated >= error.asked.high > 0
+def helps_in_one_piece(error: OomError, training: KnownTraining) -> bool:
+    """Whether what PyTorch holds without use would be enough for the tensor in one piece, which it is not yet."""
+    return error.unallocated >= error.asked.high > 0 and IN_ONE_PIECE not in training.settings
 
 
 def named(causes: list[Cause]) -> Cause:
@@ -157,7 +157,7 @@ def _which_fit(card: Gpu, training: KnownTraining, error: OomError, cause: Cause
     `more_bytes` are on the GPU beside what is predicted. `study advise` knows nothing of them.
     """
     changes = that_help(cause, training.described)
-    if unused_is_enough(error):  # it costs nothing
+    if helps_in_one_piece(error, training):  # it costs nothing
         changes = [Change(IN_ONE_PIECE, training.described, frozenset()), *changes]
     fitting, untried = _tried(card, training, cause, changes, more_bytes)
     if not fitting:
@@ -219,7 +219,7 @@ def _although_it_fits(error: OomError, training: KnownTraining, model: Transform
         case "nowhere":
             return ": something that was not given takes the rest, or differs."
         case "unused":
-            first = f" Try {IN_ONE_PIECE} first." if unused_is_enough(error) else ""
+            first = f" Try {IN_ONE_PIECE} first." if helps_in_one_piece(error, training) else ""
             return f", but {taken} are reserved by PyTorch and not used.{first}"
         case "outside":
             return f", but {taken} are outside PyTorch: other processes, NCCL, a CUDA context."
