@@ -924,7 +924,7 @@ def test_changes_are_tried_beside_what_was_not_predicted():
     causes, training = explain(reading.find(text), Wanted(model="llama3-8b", lora_rank=16), given)
     said = changes.predicted(reading.find(text), training, causes[0])
     assert re.search(
-        r"That fits, but this process had [\d.]+ GiB more in tensors: .* With these on top each of these", said
+        r"That fits, but this process had [\d.]+ GiB more in tensors: .* With that on top each of these", said
     )
 
 
@@ -1024,11 +1024,13 @@ def test_an_excess_names_what_would_take_about_as_much(what, model, arm):
         return said_beside(memory.peak_bytes / 2**30 - asked + factor * excess / 2**30, asked, wanted, given)
 
     near = said(0.9, 0.5)
-    assert what in near.partition("; about as much is taken by ")[2].partition(" With these on top")[0]
+    assert what in near.partition("; about as much is taken by ")[2].partition(" With that on top")[0]
     assert near.count(", or ") <= changes.MOST_NEAR
     assert "more in tensors" in said(1.5, 0.5)
     assert what not in said(1.5, 0.5)
-    assert "more in tensors" not in said(0.9, excess / 2**30)
+    less = said(0.9, excess / 2**30)
+    assert "more in tensors" not in less
+    assert "That fits: something that was not given takes the rest, or differs. With that on top each of these" in less
 
 
 def said_beside(allocated: float, asked: float, wanted: Wanted, given: Described, clue: str = "") -> str:

@@ -112,15 +112,15 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> str:
     made_in = next((MADE_IN[clue.cause] for clue in clues(error) if clue.cause in MADE_IN), "")
     rest = _Rest.of(error, prediction.most_bytes(made_in))
     text = f"{text}. That fits{_although_it_fits(error, training, model, rest)}"
-    if rest.where != "tensors" or ranks_that_share(error, training):
+    if rest.where in ("unused", "outside") or not rest.taken_bytes or ranks_that_share(error, training):
         return text
     fitting = _which_fit(card, training, error, cause, rest.taken_bytes)
-    return f"{text} With these on top {fitting[0].lower()}{fitting[1:]}"
+    return f"{text} With that on top {fitting[0].lower()}{fitting[1:]}"
 
 
 @dataclass(frozen=True)
 class _Rest:
-    """What took most of the memory that is predicted to be free."""
+    """What took most of the memory that is predicted to be free. Nowhere: less than what was asked for."""
 
     where: Literal["tensors", "unused", "outside", "nowhere"]
     taken_bytes: int
@@ -128,14 +128,15 @@ class _Rest:
     @classmethod
     def of(cls, error: OomError, needs_bytes: float) -> Self:
         not_predicted = round((error.allocated or 0) + error.asked.low - needs_bytes)
-        if not_predicted < error.asked.high:  # of logits there are several copies, and which is asked for is not known
-            not_predicted = 0
         taken_bytes = max(error.unallocated, error.outside, not_predicted)
         if taken_bytes < LEAST_TAKEN:
             return cls("nowhere", 0)
         if taken_bytes == error.unallocated:
             return cls("unused", taken_bytes)
-        return cls("outside" if taken_bytes == error.outside else "tensors", taken_bytes)
+        if taken_bytes == error.outside:
+            return cls("outside", taken_bytes)
+        # Of logits there are several copies, and which is asked for is not known.
+        return cls("tensors" if taken_bytes >= error.asked.high else "nowhere", taken_bytes)
 
 
 def _steps_that_fit(card: Gpu, training: KnownTraining, model: Transformer) -> str:
