@@ -11,14 +11,13 @@ from study.cli import given
 from study.cli import pasted as texts
 from study.cli.findings import say_indented
 from study.configs.oom import reading
-from study.configs.oom.by_text import by_text
+from study.configs.oom.by_text import by_text, explained
 from study.configs.oom.causes import Cause
 from study.configs.oom.changes import named, predicted
-from study.configs.oom.explain import explain, tokens_of_logits
-from study.configs.oom.longer import with_longer_sequences
+from study.configs.oom.explain import tokens_of_logits
 from study.configs.oom.reading import OomError
 from study.configs.oom.recomputing import with_recomputing
-from study.configs.oom.said import CHUNKING, stated, typed
+from study.configs.oom.said import CHUNKING, typed
 from study.configs.oom.training import Described, KnownTraining
 from study.configs.pasted.answer import answer
 from study.configs.pasted.in_use import advised
@@ -29,9 +28,10 @@ from study.core.settings import flag
 from study.core.text import say_wrapped
 from study.known.faults import ANY
 from study.known.findings import with_id
-from study.predict.front import Wanted
+from study.predict.front import Wanted, default_sequence
 
 DEEPSPEED_CONFIG = re.compile(r"\bdeepspeed(?:_config)?[\"']?\s*[:= ]\s*[\"']?([\w./-]{1,200}\.json)\b")
+OF_SEQUENCE = {"oom-padded", "oom-embeddings"}  # of one size: how long sequences are decides
 SAID_AS = {"arm": "stage", "chunked_loss": CHUNKING}  # what a text says of a flag, if it is called otherwise
 
 
@@ -63,22 +63,20 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     message = error_in(pasted.text)
     if message is None:
         return _of_words(pasted.text)
-    causes, known = explain(message, model, training, stated(pasted))
+    causes, known = explained(pasted, message, model, training)
     contradiction = _contradiction(message, known, causes)
-    causes, known = with_longer_sequences(message, known, causes, _said_by(training, known))
     known = with_recomputing(message, known, causes)
     which = predicted(message, known, named(causes))
     told = replace(pasted, said=pasted.said | {"checkpointing": known.described.checkpointing})
-    causes = [replace(cause, remedy=advised(cause.remedy_for(told.said), told)) for cause in causes]
-    _show_causes(causes)
+    _show_causes(causes, [advised(cause.remedy_for(told.said), told) for cause in causes])
     say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.quoted}")
-    read_words = _show_taken(pasted, known, vars(model) | vars(training))
+    read_words = _show_taken(pasted, known, vars(model) | vars(training), bool(which))
     say_wrapped(*known.conflicts)
     if which:
         say_wrapped("", which)
-    if contradiction and _contradiction(message, known, causes):  # else the first line has it
+    if contradiction:
         say_wrapped("", contradiction)
-    _ask(message, known, pasted.text, {path.name for path in paths})
+    _ask(message, known, causes, pasted.text, {path.name for path in paths})
     if not which:  # one that fits is what failed
         say_wrapped("`study advise` predicts which arms fit, and how long their steps take.")
     found = {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": known.used}
@@ -93,7 +91,7 @@ def _of_words(text: str) -> dict:
     return texts.tell(told, details=False)
 
 
-def _show_taken(pasted: Pasted, training: KnownTraining, given: dict[str, Any]) -> list[str]:
+def _show_taken(pasted: Pasted, training: KnownTraining, given: dict[str, Any], is_predicted: bool) -> list[str]:
     """Show what the training was taken for, and return what of it, and which releases, the text said."""
     # Configs and texts say more of it than the flags do. A wrong guess has to be seen.
     taken = [f"{name} {release}*" for name, release in pasted.releases.items() if release != ANY]
@@ -102,6 +100,8 @@ def _show_taken(pasted: Pasted, training: KnownTraining, given: dict[str, Any]) 
             continue
         is_read = given[name] is None and SAID_AS.get(name, name) in training.from_text
         taken.append(f"{_as_taken(training, name, value)}{'*' if is_read else ''}")
+    if is_predicted and not training.sequence and training.model:
+        taken.append(f"{typed('sequence', default_sequence(training.model))} (nobody says it)")
     words = [each.removesuffix("*") for each in taken if each.endswith("*")]
     if taken:
         say_wrapped(f"Taken as: {', '.join(taken)}{' (* read from the text; flags win)' if words else ''}.")
@@ -117,26 +117,19 @@ def _as_taken(training: KnownTraining, name: str, value: Any) -> str:
     return typed(name, value)
 
 
-def _said_by(given: Described, training: KnownTraining) -> str:
-    """Return who says how long sequences are."""
-    if given.sequence is not None:
-        return "you said"
-    return "the text says" if "sequence" in training.from_text else "the config says"
-
-
-def _show_causes(causes: list[Cause]) -> None:
+def _show_causes(causes: list[Cause], remedies: list[str]) -> None:
     first, *others = causes
     how = "Likely" if first.is_likely else "Perhaps"
     say_wrapped(with_id(f"{how}: {first.what}", first.id), "")
     if not first.is_likely:
         say_indented("A memory snapshot of PyTorch would tell.")
-    say_indented(f"What to do: {first.remedy}.", f"Tells it apart: {first.apart}.")
+    say_indented(f"What to do: {remedies[0]}.", f"Tells it apart: {first.apart}.")
     say_indented(f"It rests on: {'; '.join(first.reasons)}.")
     for number, cause in enumerate(others, 2):
         why = f"{'likely' if cause.is_likely else 'possible'}: {'; '.join(cause.reasons)}"
         what = with_id(f"{cause.what[0].upper()}{cause.what[1:]} ({why})", cause.id)
         say_wrapped("", what, indent="    ", first=f"{number:>2}. ")
-        say_indented(f"What to do: {cause.remedy}.", f"Tells it apart: {cause.apart}.")
+        say_indented(f"What to do: {remedies[number - 1]}.", f"Tells it apart: {cause.apart}.")
 
 
 def _contradiction(message: OomError, training: KnownTraining, causes: list[Cause]) -> str | None:
@@ -153,7 +146,7 @@ def _contradiction(message: OomError, training: KnownTraining, causes: list[Caus
     return f"{message.asked.text} {are} the fp32 logits of {tokens:,} tokens; {given}. {question}"
 
 
-def _ask(message: OomError, training: KnownTraining, text: str, files: set[str]) -> None:
+def _ask(message: OomError, training: KnownTraining, causes: list[Cause], text: str, files: set[str]) -> None:
     """Say which flags would tell more. `files` are the names of configs that were given beside the text."""
     named_config = DEEPSPEED_CONFIG.search(text)
     is_given = training.described.config is not None or (named_config and Path(named_config[1]).name in files)
@@ -163,6 +156,11 @@ def _ask(message: OomError, training: KnownTraining, text: str, files: set[str])
         say_wrapped("", "With --model and --arm or --config, the size is matched with this training's own tensors.")
     elif not training.has_adapters:
         say_wrapped("", "If only adapters train, give --lora-rank as well.")
-    missing = [flag(name) for name in training.missing]
-    if missing and (message.total or training.gpu_bytes):
-        say_wrapped(f"Give {' and '.join(missing)} to hear which change is predicted to fit.")
+    missing = [flag(name) for name in (*training.missing, *(() if training.sequence else ("sequence",)))]
+    heard = []
+    if not OF_SEQUENCE.isdisjoint(cause.id for cause in causes):
+        heard.append("whether the size is of the logits")
+    if message.total or training.gpu_bytes:
+        heard.append("which change is predicted to fit" if training.missing else "what is predicted with it")
+    if missing and heard:
+        say_wrapped(f"Give {' and '.join(missing)} to hear {' and '.join(heard)}.")

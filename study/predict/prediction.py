@@ -6,6 +6,7 @@ from study.core.gpus import Gpu
 from study.predict.allocator import MemoryKinds, kinds_of
 from study.predict.engines import engine_of
 from study.predict.estimate import Estimate, estimate_of
+from study.predict.estimate import memory as memory_of
 from study.predict.step_time import Hardware, StepTime, step_of
 from study.predict.training import Training
 
@@ -27,6 +28,13 @@ class Prediction:
     @functools.cached_property
     def memory(self) -> Estimate:
         return estimate_of(self.engine)
+
+    def most_bytes(self, when: str) -> int:
+        """The most that a rank holds in a pass ("backward") or in the update; at the peak, if there is no such time."""
+        _, instants, _ = memory_of(self.engine, self.training.profile)
+        sizes = [(moment, int(sum(held.values()))) for moment, held in instants]
+        most = max(size for _, size in sizes)
+        return self.memory.peak_bytes - most + max((size for moment, size in sizes if moment == when), default=most)
 
     def kinds(self, gpu: Gpu | None = None) -> MemoryKinds:
         """Memory as PyTorch and nvidia-smi show it. With a GPU, PyTorch gives back unused memory near its limit."""

@@ -91,7 +91,7 @@ def test_figures_follow_the_dark_page(show):
     for colours, is_light in (("light", True), ("dark", False)):
         look(opened, 1024, colours)
         figures = opened.find_elements("css selector", "figure svg")
-            assert len(figures) == 3, "losses, memory and traffic"
+        assert len(figures) == 3, "losses, memory and traffic"
         for figure in figures:
             pixels = matplotlib.image.imread(io.BytesIO(figure.screenshot_as_png))[..., :3].mean(axis=2)
             assert (numpy.median(pixels) > 0.5) == is_light, colours

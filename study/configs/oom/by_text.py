@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from study.configs.oom import causes
 from study.configs.oom.causes import CLUE, Cause, clues
 from study.configs.oom.explain import FILLING, STAGES, explain
+from study.configs.oom.longer import with_longer_sequences
 from study.configs.oom.reading import OomError
 from study.configs.oom.said import stated
-from study.configs.oom.training import Described
+from study.configs.oom.training import Described, KnownTraining
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.told import arm as arm_of
 from study.configs.pasted.told import told
@@ -39,26 +40,32 @@ class RoundTraining:
 
 
 def by_text(pasted: Pasted, error: OomError | None) -> list[Cause]:
-    """Return the causes of an error, matched with the model that the text names; or else what the states take.
+    """Return the causes of an error, as `study oom` names them; without one what fills a GPU that the text names."""
+    if error:
+        return explained(pasted, error, Wanted(), Described())[0]
+    training = _round(pasted)
+    return _beside_activations(training) if training else []
 
-    Without a line of an error only states that are too large are told.
+
+def explained(pasted: Pasted, error: OomError, wanted: Wanted, given: Described) -> tuple[list[Cause], KnownTraining]:
+    """Return the causes of an error, and what is known of its training. Raise Stop if a flag is wrong.
+
+    What its traceback names, and the tensors of a model, say more than a number of parameters in the text.
     """
+    causes, known = explain(error, wanted, given, stated(pasted))
+    training = _round(pasted)
+    if training and known.model is None and not any(clues(error)):
+        is_sized = error.where != "GPU" or error.asked.high
+        of_text = _states(training, error) if is_sized else _beside_activations(training)
+        ids = {cause.id for cause in of_text}
+        causes = [*of_text, *(cause for cause in causes if cause.id not in ids)]
+        causes.sort(key=lambda cause: -cause.points)
+    return with_longer_sequences(error, known, causes, given)
+
+
+def _round(pasted: Pasted) -> RoundTraining | None:
     about = told(pasted.text)
-    if error and any(clues(error)):  # what the traceback names says more than a size, as in `study oom`
-        return explain(error, Wanted(), Described(), stated(pasted))[0]
-    causes_of_model = _matched(pasted, error) if error else []
-    if causes_of_model or not about.parameters:
-        return causes_of_model
-    training = RoundTraining(about.parameters, about.gpu_bytes, pasted)
-    if error and (error.where != "GPU" or error.asked.high):
-        return _states(training, error)
-    return _beside_activations(training)
-
-
-def _matched(pasted: Pasted, error: OomError) -> list[Cause]:
-    """Return the causes by the tensors of a model that the text names, if it says the rank of adapters."""
-    matched, training = explain(error, Wanted(), Described(), stated(pasted))
-    return [] if training.model is None or (training.has_adapters and not training.wanted.lora_rank) else matched
+    return RoundTraining(about.parameters, about.gpu_bytes, pasted) if about.parameters else None
 
 
 def _states(training: RoundTraining, error: OomError) -> list[Cause]:

@@ -1,12 +1,14 @@
 """Which single change of a training would make it fit: predicted for the GPU of which the error tells the size."""
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from study.configs.oom.causes import Cause
+from study.configs.oom.causes import Cause, clues
 from study.configs.oom.explain import ranks_that_share
 from study.configs.oom.reading import OomError
+from study.configs.oom.said import IN_ONE_PIECE
 from study.configs.oom.training import Described, KnownTraining
 from study.core import arms
 from study.core.errors import Stop
@@ -39,6 +41,15 @@ BETWEEN_STEPS = {
 }
 TOKENS = frozenset(("activations", "logits"))
 LEAST_TAKEN = 2**30  # bytes: less is within what a prediction leaves for context and fragmentation
+NEAR = 0.15  # of an excess: what takes about as much may be it
+MOST_NEAR = 3
+# When a tensor is made, by the cause that a traceback names: in a pass, which the predictor calls "backward", or later.
+MADE_IN = {
+    "oom-logits": "backward",
+    "oom-attention": "backward",
+    "oom-activations": "backward",
+    "oom-optimizer": "update",
+}
 STATES = frozenset(("optimizer", "gradients", "weights"))
 # Each arm holds less on a GPU than the one before it: what it divides, or takes to the host, besides.
 HOLD_LESS: dict[str, frozenset[str]] = {
@@ -64,6 +75,11 @@ class Change:
         return not self.shrinks.isdisjoint(cause.part_of)
 
 
+def helps_in_one_piece(error: OomError, training: KnownTraining) -> bool:
+    """Whether what PyTorch holds without use would be enough for the tensor in one piece, which it is not yet."""
+    return error.unallocated >= error.asked.high > 0 and IN_ONE_PIECE not in training.settings
+
+
 def named(causes: list[Cause]) -> Cause:
     """Return the cause that a change has to shrink: the first that is of a tensor."""
     return next((cause for cause in causes if cause.id not in BESIDE), causes[0])
@@ -79,7 +95,8 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> str:
     if error.where != "GPU" or not total_bytes or model is None or training.missing:
         return ""
     try:
-        needs_bytes = predicted_memory(training.wanted, given).peak_bytes
+        prediction = prediction_of(training.wanted, given)
+        needs_bytes = prediction.memory.peak_bytes
     except Stop as stop:  # an arm whose memory is not predicted, or what is traced where PyTorch is missing
         return f"Not predicted: {stop.sentence}"
     card = like(GPUS[gpu_named("H100")], total_bytes, None)  # memory depends on no more than its size
@@ -89,20 +106,21 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> str:
     has = f"this GPU has {gpu}, less {binary_size(reserve_bytes(card))} for context and fragmentation"
     text = f"{_assumed(training, model)}: {_needs(training, needs_bytes)}; {has}"
     if fits_on(card, needs_bytes) == "no":
-        return f"{text}. {_which_fit(card, training, cause, 0)}"
+        return f"{text}. {_which_fit(card, training, error, cause, 0)}"
     if given.chunked_loss and "logits" in cause.part_of:  # the flag is of the next run
         return f"{text}. That fits: a loss in pieces never makes the whole logits, of which the message is."
-    rest = _Rest.of(error, needs_bytes)
-    text = f"{text}. That fits{_although_it_fits(error, training, rest)}"
-    if rest.where != "tensors" or ranks_that_share(error, training):
+    made_in = next((MADE_IN[clue.cause] for clue in clues(error) if clue.cause in MADE_IN), "")
+    rest = _Rest.of(error, prediction.most_bytes(made_in))
+    text = f"{text}. That fits{_although_it_fits(error, training, model, rest)}"
+    if rest.where in ("unused", "outside") or not rest.taken_bytes or ranks_that_share(error, training):
         return text
-    fitting = _which_fit(card, training, cause, rest.taken_bytes)
-    return f"{text} With these on top {fitting[0].lower()}{fitting[1:]}"
+    fitting = _which_fit(card, training, error, cause, rest.taken_bytes)
+    return f"{text} With that on top {fitting[0].lower()}{fitting[1:]}"
 
 
 @dataclass(frozen=True)
 class _Rest:
-    """What took most of the memory that is predicted to be free."""
+    """What took most of the memory that is predicted to be free. Nowhere: less than what was asked for."""
 
     where: Literal["tensors", "unused", "outside", "nowhere"]
     taken_bytes: int
@@ -115,7 +133,10 @@ class _Rest:
             return cls("nowhere", 0)
         if taken_bytes == error.unallocated:
             return cls("unused", taken_bytes)
-        return cls("outside" if taken_bytes == error.outside else "tensors", taken_bytes)
+        if taken_bytes == error.outside:
+            return cls("outside", taken_bytes)
+        # Of logits there are several copies, and which is asked for is not known.
+        return cls("tensors" if taken_bytes >= error.asked.high else "nowhere", taken_bytes)
 
 
 def _steps_that_fit(card: Gpu, training: KnownTraining, model: Transformer) -> str:
@@ -131,12 +152,15 @@ def _steps_that_fit(card: Gpu, training: KnownTraining, model: Transformer) -> s
     return ""
 
 
-def _which_fit(card: Gpu, training: KnownTraining, cause: Cause, more_bytes: int) -> str:
+def _which_fit(card: Gpu, training: KnownTraining, error: OomError, cause: Cause, more_bytes: int) -> str:
     """Return which changes would fit, those marked that shrink the part of memory that is named.
 
     `more_bytes` are on the GPU beside what is predicted. `study advise` knows nothing of them.
     """
-    fitting, untried = _tried(card, training, cause, more_bytes)
+    changes = that_help(cause, training.described)
+    if helps_in_one_piece(error, training):  # it costs nothing
+        changes = [Change(IN_ONE_PIECE, training.described, frozenset()), *changes]
+    fitting, untried = _tried(card, training, cause, changes, more_bytes)
     if not fitting:
         several = "" if more_bytes else ": `study advise` tries several"
         return f"No single change that helps with it would fit{several}.{untried}"
@@ -146,11 +170,13 @@ def _which_fit(card: Gpu, training: KnownTraining, cause: Cause, more_bytes: int
     return f"Each of these would fit, the mildest first{legend}: {'; '.join(fitting)}.{untried}{times}"
 
 
-def _tried(card: Gpu, training: KnownTraining, cause: Cause, more_bytes: int) -> tuple[list[str], str]:
+def _tried(
+    card: Gpu, training: KnownTraining, cause: Cause, changes: list[Change], more_bytes: int
+) -> tuple[list[str], str]:
     """Return the changes that are predicted to fit, each with what a rank needs then; and what could not be tried."""
     fitting = []
     untried = ""
-    for change in that_help(cause, training.described):
+    for change in changes:
         try:
             changed_bytes = more_bytes + predicted_memory(training.wanted, change.training).peak_bytes
         except Stop as stop:
@@ -185,7 +211,7 @@ def _needs(training: KnownTraining, needs_bytes: float) -> str:
     return f"{needs} if activations are kept, and {other} if they are recomputed, which is not known"
 
 
-def _although_it_fits(error: OomError, training: KnownTraining, rest: _Rest) -> str:
+def _although_it_fits(error: OomError, training: KnownTraining, model: Transformer, rest: _Rest) -> str:
     """Return how a sentence goes on that says that a training fits: with what takes most of the rest."""
     if other := ranks_that_share(error, training):
         return f", but the size is that of states shared by {other}: did the launcher start {training.ranks}?"
@@ -194,13 +220,47 @@ def _although_it_fits(error: OomError, training: KnownTraining, rest: _Rest) -> 
         case "nowhere":
             return ": something that was not given takes the rest, or differs."
         case "unused":
-            return f", but {taken} are reserved by PyTorch and not used."
+            first = f" Try {IN_ONE_PIECE} first." if helps_in_one_piece(error, training) else ""
+            return f", but {taken} are reserved by PyTorch and not used.{first}"
         case "outside":
             return f", but {taken} are outside PyTorch: other processes, NCCL, a CUDA context."
-    return f", but this process had {taken} more in tensors: something that was not given takes them, or differs."
+    near = ", or ".join(_near(training, model, rest.taken_bytes))
+    as_much = f"; about as much is taken by {near}" if near else ""
+    return (
+        f", but this process had {taken} more in tensors: something that was not given takes them, or differs{as_much}."
+    )
+
+
+def _near(training: KnownTraining, model: Transformer, excess_bytes: int) -> list[str]:
+    """Return what would take about as many bytes as a rank had beside what is predicted."""
+    near = {size: words for words, size in _takers(training, model) if abs(size / excess_bytes - 1) <= NEAR}
+    return [near[size] for size in sorted(near, key=lambda size: abs(size - excess_bytes))[:MOST_NEAR]]
+
+
+def _takers(training: KnownTraining, model: Transformer) -> Iterator[tuple[str, int]]:
+    """Yield what often differs from what was given, with the bytes that it takes."""
+    given, sequence = training.described, training.sequence or default_sequence(model)
+    now = predicted_memory(training.wanted, given)
+    if given.checkpointing:
+        kept = predicted_memory(training.wanted, replace(given, checkpointing=False))
+        yield "activations, if recomputing is not in effect", kept.peak_bytes - now.peak_bytes
+    yield "a model that was loaded in fp32", now.at_peak.get("weights", 0)  # 4 bytes, and not 2
+    for times in (2, 4):
+        with contextlib.suppress(Stop):  # the model reads no more
+            longer = predicted_memory(training.wanted, replace(given, sequence=times * sequence))
+            yield f"a row of {times * sequence:,} tokens", longer.peak_bytes - now.peak_bytes
+    dimensions = model.dimensions
+    heads = dimensions.get("num_attention_heads") or 1
+    width = dimensions.get("hidden_size", 0) / heads * dimensions.get("num_key_value_heads", heads)
+    cached = 4 * training.rows * sequence * width * dimensions.get("num_hidden_layers", 0)  # two tensors of 2 bytes
+    yield "the cache of keys and values (`use_cache`)", round(cached)
 
 
 def predicted_memory(wanted: Wanted, given: Described) -> Estimate:
+    return prediction_of(wanted, given).memory
+
+
+def prediction_of(wanted: Wanted, given: Described) -> Prediction:
     training = TrainingFlags(gpus=given.ranks, sequence=given.sequence)
     # One node, as nobody has said how large nodes are; no time is asked for.
     chunked = bool(given.chunked_loss)
@@ -209,7 +269,7 @@ def predicted_memory(wanted: Wanted, given: Described) -> Estimate:
     step = StepFlags(batch=training.ranks, checkpointing=bool(given.checkpointing))
     question = Question.of(shape, training, place, step)
     arm = settled_arm(arms.load_arm(given.arm or ""), question.gpus, question.local)
-    return Prediction.of(question.training(arm, given.micro_batch or 1, 1)).memory
+    return Prediction.of(question.training(arm, given.micro_batch or 1, 1))
 
 
 def that_help(cause: Cause, given: Described) -> list[Change]:

@@ -6,25 +6,24 @@ from study.configs.oom.causes import SIZE_FITS, Cause
 from study.configs.oom.changes import predicted_memory
 from study.configs.oom.explain import tokens_of_logits
 from study.configs.oom.reading import OomError
-from study.configs.oom.training import KnownTraining
+from study.configs.oom.training import Described, KnownTraining
 from study.core.errors import Stop
 from study.core.text import binary_size
 
 
 def with_longer_sequences(
-    error: OomError, training: KnownTraining, causes: list[Cause], said_by: str
+    error: OomError, training: KnownTraining, causes: list[Cause], flags: Described
 ) -> tuple[list[Cause], KnownTraining]:
     """Return causes and a training with the tokens that the size is of, where the text names the logits.
 
-    Both stay as they are if the tokens are those that were given, or make no whole sequences. `said_by` says who gave
-    the others, such as "you said".
+    Both stay as they are if the tokens are those that were given, or make no whole sequences.
     """
     longer = _length(error, training)
     of_logits = [cause for cause in causes if cause.id == "oom-logits"]
     if longer is None or not of_logits:
         return causes, training
     tokens = training.rows * longer
-    given = f"; {said_by} {training.sequence:,}" if training.sequence else ""
+    given = f"; {_said_by(flags, training)} {training.sequence:,}" if training.sequence else ""
     size = f"{error.asked.text} = {tokens:,} tokens x {training.vocabulary:,} x 4 bytes"
     what = f"the logits of a micro-batch of {training.rows} x {longer:,} tokens{given}: {size}"
     reasons = (*of_logits[0].reasons, SIZE_FITS, *_sum_of_the_message(error, training))
@@ -32,6 +31,13 @@ def with_longer_sequences(
     # The row of padded batches says the same of this size.
     changed = [named if cause.id == "oom-logits" else cause for cause in causes if cause.id != "oom-padded"]
     return changed, replace(training, described=replace(training.described, sequence=longer))
+
+
+def _said_by(flags: Described, training: KnownTraining) -> str:
+    """Return who says how long sequences are."""
+    if flags.sequence is not None:
+        return "you said"
+    return "the text says" if "sequence" in training.from_text else "the config says"
 
 
 def _length(error: OomError, training: KnownTraining) -> int | None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from study.configs.mistakes import recognised
+from study.configs.pasted.in_use import advised
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.told import printed_shapes, told
 from study.configs.pasted.words import only
@@ -17,6 +18,7 @@ NUMBERS = ("ranks", "micro_batch", "sequence", "vocabulary", "lora_rank")
 COMPARED = ("arm", "ranks", "micro_batch", "sequence", "checkpointing", "model", "lora_rank", "gpu")
 OUR_NAMES = {"sequences per micro-batch and rank": "micro_batch", "rank of the adapters": "lora_rank"}  # of settings
 RECOMPUTING = ("checkpointing", "the Trainer's FSDP recomputing")
+IN_ONE_PIECE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"  # of the allocator
 CHUNKING = "fused kernels (Liger)"  # with the Trainer's default kernels: one is the loss of chunks
 # DeepSpeed has one file for two stages. The second is more usual: examples of transformers and Accelerate have it.
 STAGE_1_OR_2 = "as the text names stage_1_and_2.py; stage 1 holds all gradients as well"
@@ -36,6 +38,7 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     if pasted.is_stage_1_or_2:
         said |= {"stage": 2, "assumed": STAGE_1_OR_2}
     said[CHUNKING] = pasted.said.get("chunked_loss")
+    said[IN_ONE_PIECE] = advised(IN_ONE_PIECE, pasted) != IN_ONE_PIECE or None
     about = told(pasted.text)
     said["model"] = about.model
     if about.model is None:  # of an unknown one at least the logits have their size

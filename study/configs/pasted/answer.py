@@ -14,7 +14,7 @@ from study.configs.pasted import losses, matching, memory, tracebacks, two_logs,
 from study.configs.pasted.in_use import advised
 from study.configs.pasted.memory import ByText
 from study.configs.pasted.one_rank import on_one_rank
-from study.configs.pasted.ranking import FULL, OF_STEPS, explains, ordered
+from study.configs.pasted.ranking import FULL, OF_STEPS, WAITED, explains, ordered
 from study.configs.pasted.read import ERROR, Pasted, read
 from study.configs.pasted.situations import fitting
 from study.configs.pasted.told import told
@@ -40,7 +40,7 @@ class PastedAnswer:
     found: tuple[Seen, ...]  # the first explains most
     read: tuple[str, ...]  # what was read, in words
     seen: tuple[str, ...]  # symptoms, as `study stack --symptom` takes them
-    notes: tuple[str, ...]  # releases that contradict each other, in sentences
+    notes: tuple[str, ...]  # releases that contradict each other, and a hang that is not told, in sentences
     applying: tuple[matching.Match, ...]  # faults that apply, whatever was seen
     possible: tuple[matching.Match, ...]  # faults that may apply
     questions: tuple[str, ...]
@@ -91,11 +91,12 @@ def answer(
     found = ordered(shown, silent, _situations(pasted, shown, seen)) or _otherwise(pasted, error)
     unsaid = _unsaid(pasted, possible)
     questions = _to_be_surer(found, unsaid, seen) if found else _to_know(pasted, unsaid, seen)
+    found = found[: 1 + MOST_ALSO]
     return PastedAnswer(
-        found=tuple(replace(each, remedy=advised(each.remedy, pasted)) for each in found[: 1 + MOST_ALSO]),
+        found=tuple(replace(each, remedy=advised(each.remedy, pasted)) for each in found),
         read=tuple(_read(pasted)),
         seen=tuple(sorted(seen)),
-        notes=tuple(pasted.contradictions),
+        notes=(*pasted.contradictions, *_waits_aside(shown, found)),
         applying=tuple(applying),
         possible=tuple(possible),
         questions=tuple(questions[:MOST_QUESTIONS]),
@@ -121,6 +122,14 @@ def _shown(pasted: Pasted, error: OomError | None, by_text: ByText) -> list[Seen
     if not signs and len(pasted.log.lines) < losses.FEW:  # where a log has more, a person's words say less
         signs = losses.signs_in_words(pasted.text, pasted.sentences, pasted.may_be_deepspeed)
     return [*errors, *filter(None, [of_memory, waits, two_logs.ratio_of_logs(pasted)]), *signs]
+
+
+def _waits_aside(shown: list[Seen], found: list[Seen]) -> Iterator[str]:
+    """Yield that ranks waited, where an error of memory explains it: it may be of another run."""
+    for wait in shown:
+        if wait.id in WAITED and wait not in found:
+            alone = "If that is of another run, give its log alone to `study diagnose`"
+            yield f"Also in the text: ranks that waited, as they do for one that failed [{wait.id}]. {alone}."
 
 
 def _in_its_release(seen: Seen, pasted: Pasted) -> Seen:
