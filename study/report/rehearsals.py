@@ -210,14 +210,13 @@ def evaluation(of: Rehearsed) -> list[str]:
     return []
 
 
-COMPARED = " Ranks 0 and 1 call the same collectives until its end: none waits there for another."
 LATER = "If it does later, give more --steps."
 
 
 def saving(of: Rehearsed) -> list[str]:
     """Return what saving holds, or that the script did not come there."""
     if of.device.saving is not None:
-        return [f"Saving peaks at {size(of.device.saving)}.{COMPARED if of.request.compares_ranks else ''}"]
+        return [f"Saving peaks at {size(of.device.saving)}."]
     if of.request.save:
         return [f"It did not save in its first {number_of(of.answer.updates, 'updates')}. {LATER}"]
     return []
