@@ -166,7 +166,9 @@ def test_estimate_and_advise_say_how_many_micro_batches_were_taken(asked, capsys
     assert "Without --batch" not in capsys.readouterr().out
 
 
-GIVEN = "--model gpt2 --sequence 1k --gpus 8 --gpu H100 --batch 128 --link pcie4 --host-memory 1TB --precision bf16_cast"
+GIVEN = (
+    "--model gpt2 --sequence 1k --gpus 8 --gpu H100 --batch 128 --link pcie4 --host-memory 1TB --precision bf16_cast"
+)
 BELOW = ("fits: ", "Memory: of 56 peaks", "Taken: ")
 
 
