@@ -61,7 +61,12 @@ def advise(
     if details:
         show_details(advice, detail, step.batch is None)
     else:
-        given = {"--batch": step.batch, "--link": place.link, "--host-memory": step.host_memory}
+        given = {
+            "--sequence": training.sequence,
+            "--batch": step.batch,
+            "--link": place.link,
+            "--host-memory": step.host_memory,
+        }
         unsaid = {option for option, value in given.items() if value is None}
         say_wrapped(*accuracy.in_short(advice, unsaid | ({"--precision"} if is_default else set())))
     return answer.in_json(advice) | {

@@ -2,8 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
+import tyro
+
+from study.configs.oom.said import config_settings, typed, understood
 from study.core import arms, optimizers
 from study.core.errors import Stop, refuse_beyond
 from study.core.settings import flag
@@ -33,8 +37,8 @@ Device = Literal["cuda", "cpu"]
 class PassFlags:
     """The arm, and the micro-batches of a step."""
 
-    arm: str = "zero3"
-    """Name of an arm, which `study arms` lists; or the .yaml file of another."""
+    arm: Annotated[str, tyro.conf.arg(aliases=("--config",))] = "zero3"
+    """Of `study arms`; or your .yaml or .json."""
     micro_batch: int = 1
     """Sequences of a micro-batch, on each GPU."""
     accumulation: int = 1
@@ -134,6 +138,12 @@ def estimate(
         buckets: Elements of DeepSpeed's buckets. Default: as the arm's file says.
         device: cpu: what a rank holds on a machine without a GPU, as `study virtual` measures it there.
     """
+    read = {}
+    config = passes.arm
+    if config.endswith(".json"):
+        read = read_from(Path(config), passes)
+        buckets = buckets or read.get("buckets")
+        passes = replace(passes, **{name: value for name, value in read.items() if name != "buckets"})
     arm = arms.load_arm(passes.arm)
     # The predictor would give numbers for what the library refuses to train.
     precision = training.precision or usual_precision(arm)
@@ -143,9 +153,22 @@ def estimate(
     needs = estimates.Needs.of(arm, precision, training.precision is None, ours, machine)
     unread = [*unread_of_arm(arm, training, buckets), *unread_of_place(arm, ours.placement.ranks, place)]
     notes = [f"Not read: {', '.join(unread)}."] if unread else []
+    if read:
+        notes.append(f"Read from {config}: {', '.join(typed(name, value) for name, value in read.items())}.")
     notes += [*answer.card_note(place), *answer.recompute_note(passes.checkpointing, ours.model, arm.stage)]
     show_needs(needs, [*notes, *answer.shape_note(ours.model, model.params)])
     return in_json(needs)
+
+
+def read_from(config: Path, passes: PassFlags) -> dict[str, Any]:
+    """Return what a config says of the options of an arm and its micro-batches. Those that were given count."""
+    settings = understood({name: each.value for name, each in config_settings(config).items()})
+    if settings["arm"] is None:
+        raise Stop(f"{config} names no stage of ZeRO, nor FSDP", "give --arm alone")
+    options = {name: settings.get(name) for name in ("micro_batch", "accumulation", "checkpointing")}
+    of_flags = {name: value for name, value in options.items() if getattr(passes, name) == getattr(PassFlags, name)}
+    numbers = of_flags | {"buckets": settings.get("reduce_bucket_size")}
+    return {"arm": settings["arm"]} | {name: value for name, value in numbers.items() if isinstance(value, int)}
 
 
 def show_needs(needs: estimates.Needs, notes: list[str]) -> None:

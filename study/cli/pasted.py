@@ -50,9 +50,7 @@ def show_open(told: PastedAnswer) -> None:
     if told.found and told.left and RELEASES not in told.unsaid:
         symptom = f" --symptom {told.seen[0]}" if len(told.seen) == 1 else ""
         lists = f"`study stack releases.txt{symptom} --details`, with the list of `pip freeze`, names all."
-        worth_a_look = [match.fault.id for match in told.possible if match.is_spoken_of][:MOST_MAY]
-        first = f" Worth a look: `study explain {' '.join(worth_a_look)}`." if worth_a_look else ""
-        say_wrapped("", f"{told.left} known faults may apply as well.{first} {lists}")
+        say_wrapped("", f"{told.left} known faults may apply as well. {lists}")
 
 
 def show_found(told: PastedAnswer) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from study.cli.rehearsed import failed, show_answer, show_known, show_not_rehearsed
+from study.cli.rehearsed import failed, show_answer, show_known, show_ranks
 from study.core.arms import Arm, load_arm
 from study.core.errors import Stop, refuse_beyond
 from study.core.gpus import gpu_named, num_gpus
@@ -136,7 +136,7 @@ def rehearsed(request: Request, folder: Path, arms: list[Arm], timeout_s: int) -
     rows = [tried(arm, request, folder / arm.name, timeout_s) for arm in arms]
     shown = show_answer(request, answer, store.read(folder / store.RECORD), rows, folder)
     faults = show_known(folder)
-    show_not_rehearsed(request)
+    show_ranks(request)
     return shown | {"faults": faults, "tried": [asdict(row) for row in rows]}
 
 

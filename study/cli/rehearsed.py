@@ -113,7 +113,9 @@ def show_known(folder: Path) -> list[str]:
     return [each.fault.id for each in applying]
 
 
-def show_not_rehearsed(request: Request) -> None:
-    """Say that nobody looked whether the ranks part, which would hang."""
-    if request.ranks > 1 and not request.compares_ranks:
+def show_ranks(request: Request) -> None:
+    """Say whether the ranks part, which would hang. Where they do, the answer ends with that."""
+    if request.compares_ranks:
+        say_wrapped("Ranks 0 and 1 call the same collectives, as far as rank 1 was followed: no hang was found.")
+    elif request.ranks > 1:
         say_wrapped("Rank 1 was not rehearsed: --evaluate compares its collectives, so that a hang is found.")

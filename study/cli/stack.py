@@ -104,8 +104,7 @@ def in_one_sentence(used: Stack, found: Ranked, said: str) -> str:
     if found.applying:
         worst = found.applying[0].fault.sentence.rstrip(".")
         count = len(found.applying)
-        several = f"{count} known faults apply; the worst" if count > 1 else "1 known fault applies"
-        first = f"{several}: {worst}."
+        first = f"{count} known faults apply; the worst: {worst}." if count > 1 else "1 known fault applies."
     else:
         known = sum(fault.when is not None for fault in table().fault)
         first = f"none of {known} known faults surely applies, and {worth_a_look(found)}."

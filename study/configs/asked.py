@@ -8,7 +8,7 @@ from typing import Any
 from study.configs.settings import ASKED, AUTO, at_paths, half_precision, zero_section
 from study.configs.sources import read
 from study.core import machine
-from study.core.arms import DEEPSPEED_NUMBERS, config_of_yaml
+from study.core.arms import config_of_yaml
 from study.core.errors import Stop
 from study.core.ignored_keys import OFFLOADS
 from study.core.recipes import AUTOCAST
@@ -60,10 +60,9 @@ def _asked_of_launcher() -> dict[str, Any]:
         return promised
     if path := launched.get("deepspeed_config_file"):  # Accelerate's precision is then the file's
         return promised | {"source": Path(path).name} | _asked_of_deepspeed(_content(path))
-    # `accelerate launch` also sets its own defaults. ACCELERATE_CONFIG_DS_FIELDS names the keys that the yaml has.
-    unwritten = {*DEEPSPEED_NUMBERS}.difference(launched.get("config_ds_fields", "").split(","))
+    # What neither the yaml nor an option such as --gradient_clipping says is not there, or none in older releases.
     section = {name.removeprefix("deepspeed_"): value for name, value in launched.items() if value != "none"}
-    return _asked_of_deepspeed(config_of_yaml(section | dict.fromkeys(unwritten))) | promised
+    return _asked_of_deepspeed(config_of_yaml(section)) | promised
 
 
 def _asked_of_deepspeed(config: dict) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from study.conform.suite import (
     libraries,
 )
 from study.core.errors import Stop, nearest
-from study.core.text import bar, say, say_wrapped, show
+from study.core.text import bar, number_of, say, say_wrapped, show
 
 ANSWERS = ("holds", "fails", "refused", "not applicable")
 
@@ -95,7 +95,7 @@ def _adapter(name: str) -> Adapter:
 
 def _hold(adapter: Adapter, properties: list[Property], out: Path | None) -> list[PropertyAnswer]:
     """Hold an adapter to properties, and show what came of it."""
-    asked = f"{adapter.name}: {len(properties)} of {len(PROPERTIES)} properties"
+    asked = f"asking {adapter.name} for {number_of(len(properties), 'properties')}"
     with tempfile.TemporaryDirectory() as logs, Ranks(Path(logs, "log.txt")) as ranks, bar(asked):
         results = [ranks.ask(adapter, each) for each in properties]
     if out:
@@ -105,11 +105,10 @@ def _hold(adapter: Adapter, properties: list[Property], out: Path | None) -> lis
 
 
 def _show_answers(name: str, results: list[PropertyAnswer]) -> None:
-    """Show how many properties hold, and each that does not. The first line is also the last: a terminal shows it."""
+    """Show how many properties hold, and each that does not."""
     of = {answer: [each for each in results if each.answer == answer] for answer in ANSWERS}
     applicable = len(results) - len(of["not applicable"])
-    summary = f"{name}: {len(of['holds'])} of {applicable} properties hold with {libraries(results[0])}."
-    say_wrapped(summary)
+    say_wrapped(f"{name}: {len(of['holds'])} of {applicable} properties hold with {libraries(results[0])}.")
     for each in of["fails"] + of["refused"]:
         say_wrapped(f"{each.property} {each.answer}: {each.words}", indent="  ", first="- ")
     _show_explanations(results)
@@ -119,8 +118,6 @@ def _show_answers(name: str, results: list[PropertyAnswer]) -> None:
         names_by_reason[each.words].append(each.property)
     for reason, names in names_by_reason.items():
         say_wrapped(f"Not applicable, {reason}: {', '.join(names)}", indent="  ", first="- ")
-    if len(of["holds"]) < len(results):
-        say_wrapped(summary)
 
 
 def _keep(adapter: Adapter, results: list[PropertyAnswer], out: Path) -> None:

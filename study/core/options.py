@@ -59,8 +59,8 @@ def _mistake(event: mistakes.ParseErrorEvent, words: list[str], known: set[str])
             return _unknown(event.prog, strange[0], [], known, remedy)
         case mistakes.MissingArgs(missing_arguments=[missing, *_]):
             return Stop(f"{event.prog} needs {_name(missing.arg)}", remedy)
-        case mistakes.InvalidChoice(argument=argument, choices=choices):
-            return Stop(f"{_name(argument)} must be one of {', '.join(sorted({*choices} - {'None'}))}", remedy)
+        case mistakes.InvalidChoice(argument=argument) | mistakes.BadValue(argument=argument) if _choices(argument):
+            return Stop(f"{_name(argument)} must be one of {', '.join(_choices(argument))}", remedy)
         case mistakes.BadValue(argument=argument) if strange and not _name(argument).startswith("-"):
             # Behind an unknown option tyro takes `--` for the first word.
             return _unknown(event.prog, strange[0], [], known, remedy)
@@ -123,6 +123,11 @@ def _joined(lines: list[str]) -> list[str]:
             paragraphs.append(line)
         before = line
     return paragraphs
+
+
+def _choices(argument) -> list[str]:
+    """Return the values that an option may have, sorted; none if it takes any."""
+    return sorted({*(argument.lowered.choices or ())} - {"None"})
 
 
 def _name(argument) -> str:

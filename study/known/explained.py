@@ -17,7 +17,7 @@ from study.known.rules import ROOT, comments_of_rule, conditions_of_rule, functi
 
 @dataclass(frozen=True)
 class Explained:
-    """A sentence that commands print. Names in braces are values of a training."""
+    """A sentence that commands print. Names in <> are values of a training."""
 
     id: str
     kind: str
@@ -66,9 +66,14 @@ def of_table(path: Path, kind: str, read_by: str) -> list[Explained]:
         if evidence.startswith("https://"):
             behind |= {"upstream": evidence, "evidence": ""}
         rests_on = ". ".join(filter(None, [behind["evidence"], comments.get(name)]))
-        about = (kind, behind["sentence"], behind["remedy"], rests_on, behind["upstream"])
+        sentence, remedy = (re.sub(r"\{(\w+)[^}]*\}", _value, behind[part]) for part in ("sentence", "remedy"))
+        about = (kind, sentence, remedy, rests_on, behind["upstream"])
         explained.append(Explained(behind["id"], *about, path, read_by, behind["is_not_filed"], row.get("clue", "")))
     return explained
+
+
+def _value(name: re.Match) -> str:
+    return f"<{name[1].replace('_', ' ')}>"
 
 
 def _comments(text: str) -> dict[str, str]:

@@ -1,11 +1,14 @@
 """How Accelerate, transformers, PEFT, TRL and timm run as rank 0 of N without a GPU."""
 
+import json
+import tempfile
 from pathlib import Path
 
 import torch
 from torch.nn import functional
 
 from study.core.errors import Stop
+from study.core.shapes import config_of, model_of_name, prepare_to_load
 from study.rehearsal.libraries import Patch, Rehearsal
 
 
@@ -68,9 +71,16 @@ def transformers_configs(rehearsal: Rehearsal, module) -> None:
     read = module.AutoConfig.from_pretrained
 
     def from_pretrained(cls, name, *args, **kwargs):
+        asked = rehearsal.request.configs_of.get(str(name), name)
+        prepare_to_load(str(asked))  # without a network transformers asks again for a minute
         try:
-            return read(rehearsal.request.configs_of.get(str(name), name), *args, **kwargs)
+            return read(asked, *args, **kwargs)
         except OSError as error:
+            if known := model_of_name(str(name)):
+                rehearsal.count.answer.built_in[str(name)] = known
+                with tempfile.TemporaryDirectory() as folder:
+                    Path(folder, "config.json").write_text(json.dumps(config_of(known)))
+                    return read(folder, *args, **kwargs)
             what = f"the config of {name} cannot be had ({str(error).splitlines()[0]})"
             raise Stop(what, f"give --config-of {name}=FOLDER, a folder with its config.json") from None
 

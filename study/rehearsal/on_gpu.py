@@ -1,6 +1,7 @@
 """What a GPU would show of a rehearsal: its tensors replayed on PyTorch's caching allocator. Needs no torch."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf
 
 from study.core.gpus import Gpu
@@ -76,7 +77,7 @@ class Replay:
     """The allocator after a log, and what was held after each of its entries."""
 
     def __init__(self, answer: Answer, capacity_bytes: float):
-        on_host, never_there = set(answer.host), only_loaded(answer)
+        on_host, never_there = set(answer.host), only_loaded(answer, capacity_bytes)
         self.allocator = Allocator(capacity_bytes)
         self.is_full = False  # a GPU of this size holds no more: its allocator is not followed further
         self.held: list[int] = []
@@ -91,7 +92,8 @@ class Replay:
                 self.host += more
             elif number not in never_there:
                 held += more
-                self._move(blocks, number, size)
+                if more:  # a storage is logged again with each new tensor that is made of it
+                    self._move(blocks, number, size)
             self.held.append(held)
 
     def _move(self, blocks: dict[int, Block], number: int, size: int) -> None:
@@ -107,11 +109,18 @@ class Replay:
             self.is_full = True
 
 
-def only_loaded(answer: Answer) -> set[int]:
-    """Return the numbers of weights that were loaded and replaced before the first step: a GPU sees the others alone.
+def only_loaded(answer: Answer, capacity_bytes: float) -> set[int]:
+    """Return the numbers of weights that were loaded and replaced before the first step, and that a GPU never sees.
 
     They are loaded on the host. What they are cast to for the training is what goes to the GPU (DeepSpeed 0.19.8,
-    `_configure_distributed_model`).
+    `_configure_distributed_model`). Those that need no cast go there themselves. Stages 1 and 2 flatten them there,
+    and the cache keeps their memory in pieces; or on the host, if both do not fit (stage_1_and_2.py,
+    flatten_on_accelerator).
     """
-    sizes = dict(answer.log[: answer.first_step_at])
-    return {number for begin, end in answer.loaded for number in range(begin + 1, end + 1) if sizes.get(number) == 0}
+    loading = answer.log[: answer.first_step_at]
+    first, last = dict(reversed(loading)), dict(loading)
+    replaced = {each for begin, end in answer.loaded for each in range(begin + 1, end + 1) if last.get(each) == 0}
+    # The copy of one weight is made just before that is given back. A flat vector is larger than each of its weights.
+    cast = {each for (new, size), (each, left) in pairwise(loading) if not left and new > each and size <= first[each]}
+    sent = replaced - cast
+    return replaced & cast if 2 * sum(first[each] for each in sent) <= capacity_bytes else replaced

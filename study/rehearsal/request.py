@@ -87,6 +87,7 @@ class Answer:
     lengthened_to: int | None = None  # tokens of a sequence
     calls: int | None = None  # of the model, in the last counted step. None: only the first was made
     releases: dict[str, str] = field(default_factory=dict)  # of the libraries that the script imported
+    built_in: dict[str, str] = field(default_factory=dict)  # by a name on the hub: the model whose config was taken
     loss_in_chunks: bool = False  # TRL's: it makes no whole logits
     vocabulary: int | None = None  # of the model. None: its config names none
     keeps_scores: bool = False  # attention drops some, and so a CPU keeps them

@@ -47,7 +47,7 @@ def _links(question: Question) -> str:
 def in_short(advice: Advice, unsaid: set[str]) -> list[str]:
     """Return how accurate its memory is, and what was taken for the options that nobody gave."""
     question = advice.question
-    taken_as = []
+    taken_as = [f"--sequence {question.sequence}"] if "--sequence" in unsaid else []
     if "--batch" in unsaid and advice.choice:
         taken_as.append(f"--batch {question.batch}")
     if "--link" in unsaid and question.gpus > 1:

@@ -1,5 +1,6 @@
 """An advice in words."""
 
+import json
 from dataclasses import asdict
 
 from study.core import arms
@@ -76,10 +77,22 @@ def start(choice: Row) -> str:
     precision = mixed_precision(choice)
     if precision != "no":
         of_fp32 = "Without --mixed_precision it trains in fp32."
-        return f"Start it: `{launch} --mixed_precision {precision} train.py`, with {batch} in your script. {of_fp32}"
+        words = f"Start it: `{launch} --mixed_precision {precision} train.py`, with {batch} in your script. {of_fp32}"
+        return words + of_trainer(choice, precision)
     if choice.precision != "fp32":
         batch += ", and weights in 16 bits"
     return f"Start it: `{launch} train.py`, with {batch} in your script."
+
+
+def of_trainer(choice: Row, precision: str) -> str:
+    """Return what the DeepSpeed JSON of a Trainer says of this arm; empty for an arm without DeepSpeed."""
+    arm = arms.load_arm(choice.arm)
+    if arm.deepspeed is None:
+        return ""
+    homes = {"offload_optimizer": arm.offload_optimizer, "offload_param": arm.offload_param}
+    zero = {"stage": arm.stage} | {part: {"device": home} for part, home in homes.items() if home in ("cpu", "nvme")}
+    config = json.dumps({"zero_optimization": zero, precision: {"enabled": True}})
+    return f" A Trainer's DeepSpeed JSON has `{config[1:-1]}` instead."
 
 
 def mixed_precision(row: Row) -> str:

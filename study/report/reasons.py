@@ -75,9 +75,10 @@ def by_precision(advice: Advice, choice: Row) -> str:
     if simplest.precision != quickest.precision:
         alike = advise(replace(advice.question, precision=quickest.precision)).choice
         if alike and alike.arm == simplest.arm:
+            fp16 = "" if alike.gpu.has_bf16 else f", which is fp16 on a {alike.gpu.kind},"
             return (
-                f" By default {alike.arm} runs in autocast and {quickest.arm} does not: with --precision "
-                f"{alike.precision} use {alike.arm}, {seconds(alike)}."
+                f" Precision decides that: by default {alike.arm} runs in autocast and "
+                f"{quickest.arm} does not. With --precision {alike.precision}{fp16} use {alike.arm}, {seconds(alike)}."
             )
     return ""
 

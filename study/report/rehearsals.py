@@ -165,6 +165,9 @@ def ran_with(of: Rehearsed) -> list[str]:
     """Return which releases ran, and which default of theirs holds less than that of older ones."""
     answer = of.answer
     lines = [f"It ran {', '.join(f'{name} {release}' for name, release in answer.releases.items())}."]
+    for name, known in answer.built_in.items():
+        what = f"The config of {name} could not be read here: it is that of the built-in {known}"
+        lines.append(f"{what}, in fp32 unless the script gives a dtype.")
     if answer.loss_in_chunks:
         older = "an older TRL, for SFT before 1.7, makes whole ones unless asked (huggingface/trl#5846)"
         copies = prod(largest_of(answer.batches_read)) * (answer.vocabulary or 0) * 4

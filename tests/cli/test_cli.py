@@ -166,7 +166,9 @@ def test_estimate_and_advise_say_how_many_micro_batches_were_taken(asked, capsys
     assert "Without --batch" not in capsys.readouterr().out
 
 
-GIVEN = "--model gpt2 --gpus 8 --gpu H100 --batch 128 --link pcie4 --host-memory 1TB --precision bf16_cast"
+GIVEN = (
+    "--model gpt2 --sequence 1k --gpus 8 --gpu H100 --batch 128 --link pcie4 --host-memory 1TB --precision bf16_cast"
+)
 BELOW = ("fits: ", "Memory: of 56 peaks", "Taken: ")
 
 
@@ -174,9 +176,12 @@ BELOW = ("fits: ", "Memory: of 56 peaks", "Taken: ")
     ("words", "taken"),
     [
         (GIVEN, "what you gave"),
-        ("--model gpt2 --gpus 8 --gpu H100", "--batch 128, --link nvswitch, --precision by arm"),
-        ("--model gpt2 --gpus 1 --gpu T4 --batch 200000", "--host-memory 60 GiB, --precision by arm"),
-        ("--model llama3-8b --gpus 2 --gpu RTX4090 --lora-rank 16", "--batch 128, --link pcie4, --precision bf16_cast"),
+        ("--model gpt2 --gpus 8 --gpu H100", "--sequence 1024, --batch 128, --link nvswitch, --precision by arm"),
+        ("--model gpt2 --gpus 1 --gpu T4 --batch 200000", "--sequence 1024, --host-memory 60 GiB, --precision by arm"),
+        (
+            "--model llama3-8b --gpus 2 --gpu RTX4090 --lora-rank 16",
+            "--sequence 2048, --batch 128, --link pcie4, --precision bf16_cast",
+        ),
     ],
 )
 def test_an_advice_ends_in_three_sentences_and_names_what_nobody_gave(words, taken, asked, capsys):

@@ -48,6 +48,14 @@ def test_ids_are_unique_and_each_has_a_sentence():
     assert [id for id, each in EXPLAINED.items() if not each.sentence] == []
 
 
+def test_no_text_has_a_brace_that_nothing_fills():
+    """A value that only a training has stands in <>."""
+    unfilled = re.compile(r"\{\w+[^\s\"{}]*\}")
+    shown = {id: f"{each.sentence} {each.remedy} {each.rests_on}" for id, each in EXPLAINED.items()}
+    assert {id: unfilled.findall(text) for id, text in shown.items() if unfilled.search(text)} == {}
+    assert "<half> weights" in shown["precision_by_default"]
+
+
 @pytest.mark.parametrize("id", EXPLAINED)
 def test_grep_for_an_id_finds_its_sentence_its_rule_and_its_test(id, capsys):
     (answer,) = explain((id,))

@@ -418,9 +418,7 @@ def test_a_config_answers_what_flags_would(tmp_path, monkeypatch):
     assert "one-rank-without-gradient" not in fsdp
     answer = asked("deepspeed==0.17.6 --config zero2.json")
     assert not answer["fine"]
-    assert answer["first"].startswith(
-        "deepspeed 0.17.6: 1 known fault applies: Stage 2 keeps only the last micro-batch"
-    )
+    assert answer["first"] == "deepspeed 0.17.6: 1 known fault applies."
 
 
 @pytest.mark.parametrize(
@@ -615,10 +613,11 @@ def test_each_flag_that_is_named_would_rule_out_a_fault(words, capsys, tmp_path)
         assert any(may - each for each in left), name
 
 
-def test_the_first_two_lines_say_the_worst_that_applies(capsys):
+def test_the_first_lines_say_the_worst_that_applies_and_one_fault_once(capsys):
     asked("deepspeed==0.18.2 --stage 2 --passes 4")
-    first = " ".join(capsys.readouterr().out.splitlines()[:2])
-    assert first.startswith("deepspeed 0.18.2: 1 known fault applies: Stage 2 keeps only the last micro-batch")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.startswith("deepspeed 0.18.2: 1 known fault applies. 1. Stage 2 keeps only the last micro-batch")
+    assert printed.count("Stage 2 keeps only the last micro-batch") == 1
 
 
 def test_ddp_and_fsdp1_can_be_asked():

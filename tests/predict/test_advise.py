@@ -31,6 +31,7 @@ from study.predict.question import BUCKET_ELEMENTS, PlaceFlags, Question, StepFl
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Training
 from study.report.advice import enough, in_words
+from study.report.reasons import by_precision
 from study.report.rows import below_table, stage_3_holds_no_less, table, why_tight, widest
 
 MISTRAL = Question(named("mistral-7b"), 8, GPUS["H100-80GB"], "nvswitch", 1e12, 6144, 24)
@@ -298,6 +299,18 @@ def test_the_command_that_starts_a_choice_has_its_precision_and_batch(arm, preci
     words = in_words(Advice(MISTRAL, (row,), row, None))[-1]
     assert words.startswith(f"Start it: `accelerate launch --config_file accelerate_configs/{said}"), words
     assert ("Without --mixed_precision it trains in fp32." in words) == ("--mixed_precision" in said)
+    stage = f'`"zero_optimization": {{"stage": {arm[4:]}}}, "{said.split()[2]}": {{"enabled": true}}`'
+    assert ("A Trainer's DeepSpeed JSON has" in words) == arm.startswith("zero") == (stage in words), words
+
+
+def test_a_choice_by_precision_says_so_and_what_it_is_on_a_gpu_without_bf16():
+    for gpu, meant in (("T4", ", which is fp16 on a T4,"), ("A100-80GB", "")):
+        advice = advise(replace(BERT, gpu=GPUS[gpu], precision=None))
+        choice, ddp = (replace(fitting(arm, 2.0), gpu=GPUS[gpu], precision=precision) for arm, precision in
+                       (("zero1", "bf16_cast"), ("ddp", "bf16")))  # fmt: skip
+        said = by_precision(replace(advice, rows=(ddp, choice), alternative=None), choice)
+        assert said.startswith(f" Precision decides that: by default ddp runs in autocast and zero1 does not. With "
+                               f"--precision bf16_cast{meant} use ddp, "), said  # fmt: skip
 
 
 def test_the_fastest_says_whether_it_is_also_the_simplest():

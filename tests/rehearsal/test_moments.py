@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from study.cli.rehearsed import show_not_rehearsed
+from study.cli.rehearsed import show_ranks
 from study.core.errors import Stop
 from study.rehearsal import start
 from study.rehearsal.alternatives import refuse_missing
@@ -201,12 +201,13 @@ def test_a_folder_whose_name_begins_alike_is_not_the_scripts():
 @pytest.mark.parametrize(
     ("ranks", "evaluate", "save"), [(8, False, False), (8, True, False), (8, False, True), (1, 0, 0)]
 )
-def test_that_rank_1_was_not_rehearsed_is_said(ranks, evaluate, save, capsys):
+def test_whether_rank_1_was_rehearsed_is_said(ranks, evaluate, save, capsys):
     """`it fits` is no answer to whether ranks wait for each other."""
     request = Request("a.py", [], ranks, ranks, 2, evaluate=bool(evaluate), save=save)
-    show_not_rehearsed(request)
+    show_ranks(request)
     printed = capsys.readouterr().out
     assert printed.startswith("Rank 1 was not rehearsed: --evaluate") == (ranks > 1 and not request.compares_ranks)
+    assert printed.startswith("Ranks 0 and 1 call the same collectives") == request.compares_ranks
 
 
 def test_a_config_whose_json_is_elsewhere_is_refused_with_a_remedy(tmp_path):

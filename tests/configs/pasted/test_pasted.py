@@ -757,20 +757,12 @@ def test_a_config_beside_a_log_says_more_of_it(monkeypatch, capsys, tmp_path):
     assert config["how"] == "DeepSpeed config"
 
 
-def test_of_tens_of_faults_that_may_apply_few_are_named_with_one_command_for_the_others(capsys):
+def test_of_tens_of_faults_that_may_apply_one_command_names_all(capsys):
     told = answer("loss is nan\ndeepspeed 0.19.8 with ZeRO stage 3")
     pasted.tell(told, details=False)
     printed = " ".join(capsys.readouterr().out.split())
-    said = re.search(
-        r"(\d+) known faults may apply as well\. Worth a look: `study explain (.+?)`\. (.+ names all\.)", printed
-    )
-    count, ids, rest = said.groups()
-    spoken_of = [match.fault.id for match in told.possible if match.is_spoken_of]
+    count, rest = re.search(r"(\d+) known faults may apply as well\. (.+ names all\.)", printed).groups()
     assert int(count) == len(told.possible) > 10
-    silent = [match.fault.id for match in told.possible if match.is_seen and "script" in match.unknown]
-    assert silent, "faults of whose script the text says nothing"
-    assert not {*silent} & {*spoken_of}
-    assert ids.split() == spoken_of[:5]
     assert rest.startswith("`study stack releases.txt --symptom loss --details`")
 
 
