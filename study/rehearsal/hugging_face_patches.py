@@ -78,9 +78,17 @@ def transformers_configs(rehearsal: Rehearsal, module) -> None:
         except OSError as error:
             if known := model_of_name(str(name)):
                 rehearsal.count.answer.built_in[str(name)] = known
+                from study.core.models.config import architectures  # it imports transformers, as the script has by now
+
+                config = config_of(known)
+                config["architectures"] = architectures(config["model_type"])
                 with tempfile.TemporaryDirectory() as folder:
-                    Path(folder, "config.json").write_text(json.dumps(config_of(known)))
-                    return read(folder, *args, **kwargs)
+                    Path(folder, "config.json").write_text(json.dumps(config))
+                    built_in = read(folder, *args, **kwargs)
+                for each in built_in if isinstance(built_in, tuple) else (built_in,):
+                    if not isinstance(each, dict):
+                        each.name_or_path = str(name)  # by which a trainer loads the tokenizer
+                return built_in
             what = f"the config of {name} cannot be had ({str(error).splitlines()[0]})"
             raise Stop(what, f"give --config-of {name}=FOLDER, a folder with its config.json") from None
 

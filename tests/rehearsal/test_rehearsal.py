@@ -189,6 +189,18 @@ HUB = """
 """
 
 
+def test_a_built_in_config_says_offline_what_trainers_ask_of_one(tmp_path):
+    """TRL takes the class of a model from `architectures`, and the tokenizer of its name."""
+    path = tmp_path / "script.py"
+    path.write_text(
+        "from transformers import AutoConfig\n"
+        "config = AutoConfig.from_pretrained('Qwen/Qwen2.5-7B')\n"
+        "raise ValueError(config.architectures, config.name_or_path)\n"
+    )
+    ended = study_virtual(path, "--gpu=A100", ranks=2)
+    assert "(['Qwen2ForCausalLM'], 'Qwen/Qwen2.5-7B')" in " ".join(ended.stdout.split())
+
+
 @pytest.mark.parametrize(
     ("named", "model", "most_apart"),
     [

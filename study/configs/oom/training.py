@@ -99,6 +99,8 @@ class KnownTraining:
         model = None
         if wanted != Wanted():  # a part of a model is refused
             model = asked_for(wanted, described.sequence or 1)
+            if not wanted.layers:  # of a number of parameters it says once which model it takes
+                wanted = replace(wanted, model=model.name, params=None)
         return cls(wanted, model, settings, described, from_text)
 
     @property

@@ -83,6 +83,7 @@ OTHER_ERROR = re.compile(
 )
 # A frame at the end, with its source and the marks below it.
 CUT = re.compile(r'File "[^"\n]+", line \d+, in [^\n]+(?:\n(?:\[\w+\]:)?[ \t]{2,}[^\n]*){0,2}\s*\Z')
+CONSTANT = re.compile(r"(?m)^(?:export )?([A-Z][A-Z0-9_]{2,39}) ?= ?(\d{1,9})[ \t]*(?:#.*)?$")
 ASSERTED = re.compile(r"(?m)^\W*assert (.+?)[,( ]*$")
 TITLE = re.compile(rf"(?!{NO_PROSE}|.*(?:(?:Error|Exception): |[{{}}\[\]|])).{{0,199}}")  # and no line of a log
 
@@ -283,6 +284,7 @@ def releases(text: str) -> dict[str, Release]:
 
 def said(text: str) -> dict[str, Any]:
     """Return what a text says, by conditions. One that shards decides what the training is."""
+    text = _with_constants(text)
     values = {condition: _value(tried, text) for condition, tried in levels().items()}
     found = {condition: value for condition, value in values.items() if value is not None}
     if ranks := _ranks_of_batch(found):
@@ -299,6 +301,13 @@ def said(text: str) -> dict[str, Any]:
     elif ddp and not re.search("(?i)deepspeed|fsdp", text):
         found["stage"] = "DDP"
     return found
+
+
+def _with_constants(text: str) -> str:
+    """Return a text with its numbers for their names: after `MAX_LEN = 4096` it may say `max_length=MAX_LEN`."""
+    for name, number in CONSTANT.findall(text):
+        text = re.sub(rf"(?<=[=:( ])(?:\$\{{?)?{name}\b\}}?", number, text)
+    return text
 
 
 def _ranks_of_batch(said: dict[str, Any]) -> int | None:

@@ -61,6 +61,11 @@ def of_dict(values: dict, attention: str | None = None, dropout: float | None = 
     return _for_training(config, attention, dropout)
 
 
+def architectures(model_type: str) -> list[str]:
+    """Return what a config.json of such a model says: the class of the published weights. TRL builds a model by it."""
+    return [str(table[model_type]) for table, _ in TABLES.values() if model_type in table][:1]
+
+
 def _for_training(config: PretrainedConfig, attention: str | None, dropout: float | None) -> PretrainedConfig:
     """Return a config as the trainer uses it. Without `attention` it is fused, if transformers has that."""
     config = _part_that_trains(config)

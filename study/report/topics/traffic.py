@@ -33,7 +33,7 @@ def table(runs: Runs) -> pd.DataFrame:
     for place, (run, *_), _ in lines_of(groups(sending)):  # repeats send the same
         times = {kind.replace("_", "-"): sent / _all_reduce_bytes(run) for kind, sent in sent_bytes(run).items()}
         sources = {COUNTED: {kind: number for kind, number in times.items() if number > LEAST}}
-        if not run.record.observed.fsdp:  # the paper is older
+        if not run.record.observed.fsdp and run.record.requested.accumulation == 1:  # of which the paper tells
             sources[PAPER] = OF_PAPER[run.record.observed.stage or 0]
         rows += stacked(place, "times", sources)
     return pd.DataFrame(rows)

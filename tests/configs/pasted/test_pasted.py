@@ -181,6 +181,18 @@ def test_one_line_of_a_person_is_understood(text, id):
     assert not any("--symptom" in question or "the stage" in question for question in told.questions)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "MAX_LEN = 4096  # tokens\ntokenizer(rows, truncation=True, max_length=MAX_LEN)",
+        "export CUTOFF=4096\nswift sft --max_length $CUTOFF",
+        "CUTOFF=4096\ntune run lora --max_seq_len ${CUTOFF}",
+    ],
+)
+def test_a_number_that_has_a_name_is_read(text):
+    assert read(text).said["sequence"] == 4096
+
+
 def test_a_usual_norm_beside_a_usual_loss_is_no_mark():
     assert answer("{'loss': 0.7, 'grad_norm': 1.7320508, 'learning_rate': 1e-05, 'epoch': 0.3}").found == ()
 
