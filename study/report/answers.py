@@ -84,7 +84,7 @@ def of_losses(here: list[Run]) -> PageAnswer:
         return PageAnswer("losses", SMOKE)
     table = losses.parity(rows).rename(columns={"line": "arm"})
     table["largest_difference"] = table["largest_difference"].map(nats, na_action="ignore")
-    shown = ["arm", "seed", "first_loss", "last_loss", "steps", "largest_difference"]
+    shown = ["arm", "largest_difference", "first_loss", "last_loss", "steps"]
     return PageAnswer("losses", _unless_own(here, SMOKE), table[shown], rows, losses.figure(rows))
 
 
@@ -92,6 +92,8 @@ def of_topic(name: str, topic: ModuleType, here: list[Run], at_scale: list[Run])
     """Return what a rank holds, or sends: of a model of usual size on virtual ranks, and of the one trained here."""
     several = [run for run in here if run.record.observed.ranks != 1]  # one process alone divides and sends nothing
     rows = topic.table(Runs((*at_scale, *several)))
+    # Beside a GPU's bytes a sum with the host's would say that offloading costs memory.
+    rows = rows[~rows["panel"].str.endswith(memory.ONE_MEMORY)]
     # --- a column for each model, of what was measured or counted: the first source
     first = rows[rows["source"] == rows["source"].iloc[0]]
     arms = first["line"].str.removesuffix(" (virtual)").rename("arm")
