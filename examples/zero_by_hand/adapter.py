@@ -21,7 +21,7 @@ def build(model, optimizer, options):
     if model.is_sparse:
         raise NotImplementedError("gradients are dense")
     if model.may_leave_some or not all(each.requires_grad for each in model.parameters()):
-        raise NotImplementedError("every parameter is trained in every pass")
+        raise NotImplementedError("every parameter is trained in every micro-batch")
     file = options.settings.get("file") or os.environ.get("ZERO_BY_HAND", "stage3")
     kind = getattr(importlib.import_module(file), file.title().replace("_", ""))
     return kind(model, optimizer, options.passes)

@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 2 examples/zero_by_hand/stage2.py
 
 The one idea: a rank needs the sum of its own part alone, so each gradient is reduce-scattered as soon as the backward
-pass has it, and then freed. One pass sends as much as data parallelism. But each pass of a step reduces again.
+pass has it, and then freed. One micro-batch sends as much as data parallelism. But each of a step reduces again.
 """
 
 import torch
