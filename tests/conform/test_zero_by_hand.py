@@ -30,6 +30,7 @@ EXPECTED = {
 }
 # With four passes stages 2 and 3 reduce each gradient in each of them, and stage 3 gathers in each of them.
 SENT_IN_FOUR_PASSES = {"data_parallel": 1, "stage1": 1.5, "stage2": 4 * 0.5 + 0.5, "stage3": 4 * 1.5}
+TIMES = {"2": lambda m: 2, "3": lambda m: 3, "m + 1": lambda m: m + 1, "3 m": lambda m: 3 * m}  # of README's words
 RUN_ALL = f"""
 import os, sys
 sys.path.insert(0, {str(FOLDER)!r})
@@ -156,6 +157,17 @@ def test_the_table_of_its_readme_is_what_the_files_print(printed):
         *holds, sent = printed[name, 1][1] + [0] * (name == "one_process")
         expected = [*holds, sent, *(printed[name, 4][1][-2:] if name in NAMES else (4, 0))]
         assert [*row] == pytest.approx([number * BYTES / 1e6 for number in expected], abs=0.006), name
+
+
+def test_what_is_sent_is_the_multiple_that_its_readme_has(printed, tmp_path):
+    """With two ranks an all-reduce sends P numbers: its factor of two is seen with three."""
+    row = re.search(r"^\| the files \| (.+) \|$", held.README.read_text(), re.MULTILINE).group(1).split(" | ")
+    launched = ranks_of(f"import sys; sys.argv[1:] = ['--micro-batches', '2']{RUN_ALL}", tmp_path, ranks=3)
+    of_three = [int(sent.replace(",", "")) for sent in re.findall(r"sent in a step: ([\d,]+)", launched.output)]
+    for name, words, sent_bytes in zip(NAMES, row, of_three, strict=True):
+        times = TIMES[words]
+        assert sent_bytes == pytest.approx(times(2) * BYTES * 2 / 3, rel=1e-4), name
+        assert [printed[name, m][1][-1] for m in (1, 4)] == pytest.approx([times(1) / 2, times(4) / 2]), name
 
 
 def test_each_stage_agrees_with_deepspeed(tmp_path):
