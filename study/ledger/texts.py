@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, Field
@@ -34,6 +35,7 @@ KIND = re.compile(
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 MOST_TO_READ = 3
 WORDS_OF_A_LINE = 8  # of a quote, in a list
+LETTERS_OF_A_CONDITION = 120  # in a list
 LEAST_LETTERS = 5  # of a word that may be misspelt: a shorter one like it is another word, as lora and load
 NEAR = 0.75  # similarity of a misspelt word to one that a claim has
 AGREES, DIFFERS, NO_RUNS = ANSWERS = "agree", "differ", "need other runs"
@@ -89,6 +91,11 @@ class Claim(BaseModel):
         """The first words of the quote: without them an answer such as "With larger micro-batches yes" says nothing."""
         first = " ".join(self.quote.split()[:WORDS_OF_A_LINE])
         return f"“{self.quote}”" if first == self.quote else f"“{first.removesuffix(' ...')} ...”"
+
+    @property
+    def in_a_list(self) -> str:
+        """The answer. Of one that holds only if something, this: without it such a verdict says nothing."""
+        return shorten(self.condition, LETTERS_OF_A_CONDITION, placeholder=" ...") or self.answer
 
     @property
     def numbers(self) -> str:

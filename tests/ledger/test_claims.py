@@ -280,7 +280,9 @@ def test_an_answer_is_read_in_ten_seconds_and_has_no_number_that_its_claim_lacks
     assert said <= {*NUMBER.findall(behind)}
 
 
-@pytest.mark.parametrize("words", [("stage", "3"), ("offloading",), ("stage", "3", "bytes"), ("000",)])
+@pytest.mark.parametrize(
+    "words", [("stage", "3"), ("offloading",), ("stage", "3", "bytes"), ("000",), ("holds", "only", "if", "low")]
+)
 def test_a_list_has_a_line_for_each_claim_below_its_verdict(words, capsys):
     chosen = [each for each in command.claims(words) if "verdict" in each]
     printed = capsys.readouterr().out
@@ -288,10 +290,14 @@ def test_a_list_has_a_line_for_each_claim_below_its_verdict(words, capsys):
     assert len(chosen) > 5
     for verdict in texts.VERDICTS:
         mine = [each for each in chosen if each["verdict"] == verdict]
-        assert (f"what the text says {verdict}: {number_of(len(mine), 'claims')}; we find:\n" in printed) == bool(mine)
+        below = "the condition" if verdict == "holds only if" else "we find"
+        assert (f"what the text says {verdict}: {number_of(len(mine), 'claims')}; {below}:\n" in printed) == bool(mine)
     for each in chosen:
-        quote, answer = re.search(rf"  {each['id']} “(.+?)”: (.+)\n", unwrapped).groups()
-        assert answer == each["answer"]
+        quote, said = re.search(rf"  {each['id']} “(.+?)”: (.+)\n", unwrapped).groups()
+        whole = each["condition"] or each["answer"]
+        begins = said.removesuffix(" ...")
+        assert f"{whole} ".startswith(f"{begins} "), "cut at a word"
+        assert said == whole or (each["condition"] and len(begins) > 100)
         assert each["quote"].startswith(quote.removesuffix(" ...")), "an answer alone does not say of what"
         assert len(quote.split()) >= min(5, len(each["quote"].split()))
     assert len(printed.split()) < 25 * len(unwrapped.splitlines())
