@@ -63,7 +63,7 @@ class Claim(BaseModel):
     changes: str  # what would change the verdict
     certainty: CertaintyWord | None = None  # None: it cannot be decided here
     because: str = ""
-    evidence: Annotated[tuple[Evidence, ...], Field(strict=False, max_length=12)]
+    evidence: Annotated[tuple[Evidence, ...], Field(strict=False, max_length=14)]
     document: str = Field(default_factory=lambda known: known["id"].partition("-")[0])
 
     @property
