@@ -32,6 +32,7 @@ CERTAINTIES = get_args(CertaintyWord)
 KIND = re.compile(
     rf"(?<!\w)(?:certainty:? )?({'|'.join((*VERDICTS[::-1], *CERTAINTIES[::-1], 'papers', 'articles', 'posts'))})(?!\w)"
 )
+ARM = re.compile(r"(?i)\bzero([123])\b")  # claims write stage 3 or ZeRO-3, where evidence has zero3
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 MOST_TO_READ = 3
 WORDS_OF_A_LINE = 8  # of a quote, in a list
@@ -213,7 +214,8 @@ def _of_kinds(chosen: Sequence[Claim | Fault], kinds: Sequence[str]) -> list[Cla
 
 
 def _pattern(words: str) -> re.Pattern:
-    return re.compile(rf"(?<!\w){re.escape(words)}(?!\w)", re.IGNORECASE)
+    either = ARM.sub(r"(?:stage|ZeRO)[ -]\1", re.escape(words))
+    return re.compile(rf"(?<!\w){either}(?!\w)", re.IGNORECASE)
 
 
 def text_of(each: Claim | Fault) -> str:

@@ -570,6 +570,18 @@ def test_a_card_is_as_wide_as_text(monkeypatch, capsys):
     assert [line for line in lines if len(line) > 80 and len(line.split()) > 1] == []
 
 
+def test_the_name_of_an_arm_is_that_of_its_stage():
+    """`study claims zero3 sends` found nothing: claims write stage 3 or ZeRO-3, and only evidence names arms."""
+    for stage in "123":
+        assert ids_of(f"zero{stage}") >= ids_of(f"stage {stage}") | ids_of(f"ZeRO-{stage}")
+    sending = ids_of("zero3", "sends")
+    assert sending >= ids_of("stage", "3", "sends")
+    assert "S002-04" in sending
+    assert not sending & {claim.id for claim in CLAIMS if "sends" not in texts.text_of(claim).lower()}
+    with pytest.raises(Stop):
+        texts.named(("zero33",))
+
+
 def test_a_short_word_that_no_claim_has_is_not_taken_for_another():
     with pytest.raises(Stop) as stop:
         texts.named(("lora",))
