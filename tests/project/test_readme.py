@@ -222,7 +222,7 @@ def test_the_times_and_the_traffic():
     one, two, three = (over_ddp[f"zero{stage}"] for stage in (1, 2, 3))
     assert [traffic[f"stage {stage}"][0] for stage in (1, 2, 3)] == [one, two, three]
     assert one == two == f"{sent[1]:g}"
-    assert number_of("traffic") == f"{one} times DDP's bytes with stages 1 and 2, {three} with stage 3"
+    assert number_of("traffic") == f"{three} to {one} times DDP's bytes"
 
 
 def test_why_stage_3_has_several_numbers():
