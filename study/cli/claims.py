@@ -133,8 +133,9 @@ def list_claims(chosen: Sequence[Claim | Fault]) -> None:
     show_counts(chosen)
     for verdict, found in texts.by_verdict(chosen).items():
         if found:
-            say(f"what the text says {verdict}: {number_of(len(found), 'claims')}; we find:")
-            say_wrapped(*[f"  {each.id} {each.begins}: {each.answer}" for each in found], indent="      ")
+            below = "the condition" if found[0].condition else "we find"
+            say(f"what the text says {verdict}: {number_of(len(found), 'claims')}; {below}:")
+            say_wrapped(*[f"  {each.id} {each.begins}: {each.in_a_list}" for each in found], indent="      ")
     if faults := [each for each in chosen if isinstance(each, Fault)]:
         say(f"faults of libraries: {len(faults)}")
         say_wrapped(*[f"  {each.id} {each.outcome}" for each in faults], indent="      ")

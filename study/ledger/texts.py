@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, Field
@@ -31,9 +32,11 @@ CERTAINTIES = get_args(CertaintyWord)
 KIND = re.compile(
     rf"(?<!\w)(?:certainty:? )?({'|'.join((*VERDICTS[::-1], *CERTAINTIES[::-1], 'papers', 'articles', 'posts'))})(?!\w)"
 )
+ARM = re.compile(r"(?i)\bzero([123])\b")  # claims write stage 3 or ZeRO-3, where evidence has zero3
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 MOST_TO_READ = 3
 WORDS_OF_A_LINE = 8  # of a quote, in a list
+LETTERS_OF_A_CONDITION = 120  # in a list
 LEAST_LETTERS = 5  # of a word that may be misspelt: a shorter one like it is another word, as lora and load
 NEAR = 0.75  # similarity of a misspelt word to one that a claim has
 AGREES, DIFFERS, NO_RUNS = ANSWERS = "agree", "differ", "need other runs"
@@ -61,7 +64,7 @@ class Claim(BaseModel):
     changes: str  # what would change the verdict
     certainty: CertaintyWord | None = None  # None: it cannot be decided here
     because: str = ""
-    evidence: Annotated[tuple[Evidence, ...], Field(strict=False, max_length=6)]
+    evidence: Annotated[tuple[Evidence, ...], Field(strict=False, max_length=14)]
     document: str = Field(default_factory=lambda known: known["id"].partition("-")[0])
 
     @property
@@ -89,6 +92,11 @@ class Claim(BaseModel):
         """The first words of the quote: without them an answer such as "With larger micro-batches yes" says nothing."""
         first = " ".join(self.quote.split()[:WORDS_OF_A_LINE])
         return f"“{self.quote}”" if first == self.quote else f"“{first.removesuffix(' ...')} ...”"
+
+    @property
+    def in_a_list(self) -> str:
+        """The answer. Of one that holds only if something, this: without it such a verdict says nothing."""
+        return shorten(self.condition, LETTERS_OF_A_CONDITION, placeholder=" ...") or self.answer
 
     @property
     def numbers(self) -> str:
@@ -206,7 +214,8 @@ def _of_kinds(chosen: Sequence[Claim | Fault], kinds: Sequence[str]) -> list[Cla
 
 
 def _pattern(words: str) -> re.Pattern:
-    return re.compile(rf"(?<!\w){re.escape(words)}(?!\w)", re.IGNORECASE)
+    either = ARM.sub(r"(?:stage|ZeRO)[ -]\1", re.escape(words))
+    return re.compile(rf"(?<!\w){either}(?!\w)", re.IGNORECASE)
 
 
 def text_of(each: Claim | Fault) -> str:

@@ -126,6 +126,14 @@ def test_every_claim_has_a_place_with_its_quote_and_its_verdict(site):
     assert all(claim.quote in text for claim in ledger.claims())
 
 
+def test_a_card_shows_the_condition_and_the_certainty_before_it_is_opened(site):
+    text = re.sub("</?code>", "`", html.unescape((site / "claims.html").read_text()))
+    closed = dict(re.findall(r'(?s)<li id="([SP]\d+-\d+)"(.*?)<details>', text))
+    for each in ledger.claims():
+        assert (f"certainty: {each.certainty}" in closed[each.id]) == bool(each.certainty)
+        assert (f"It holds only if {each.condition}." in closed[each.id]) == bool(each.condition)
+
+
 def test_a_claim_of_runs_leads_to_its_records_and_to_what_makes_them_again(site):
     text = html.unescape((site / "claims.html").read_text())
     cards = re.findall(r'(?s)<li id="([SP]\d+-\d+)"(.*?)</details></li>', text)
