@@ -46,6 +46,18 @@ def test_an_evaluation_that_is_not_extrapolated_says_what_it_does_not_count():
     assert "not counted" not in said(whole_evaluation=9)
 
 
+@pytest.mark.parametrize(
+    ("driver", "ends"), [(None, "needs more than 80 GiB: it does not fit."), (60 * 2**30, "would show 60.0 of 80 GiB: ")]
+)
+def test_a_verdict_about_a_gpu_has_the_peak_in_its_unit_too(driver, ends):
+    device = OnGpu(peak=71 * 10**9, training=71 * 10**9, reserved=0, driver=driver, host=0)
+    request = Request("train.py", [], 4, 4, 2, gpu="H100-80GB")
+    of = SimpleNamespace(request=request, device=device, peak=Peak("step 2", {}), fits="no" if not driver else "yes")
+    said = rehearsals.verdict(of)
+    assert "peaks at 71 GB (66.1 GiB) in step 2" in said
+    assert ends in said
+
+
 def test_the_least_arm_that_fits_is_named_if_the_scripts_own_does_not():
     rows = [
         Tried("zero2", 9, 9, "yes"),
