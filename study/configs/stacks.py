@@ -74,7 +74,7 @@ def _with_texts(words: tuple[str, ...], flags: Flags) -> tuple[tuple[str, ...], 
     """Return words and flags with what logs and other texts say of releases and of the training. Given flags win."""
     lists_of: list[str] = []
     notes = []
-    for word in words:
+    for word in sorted(words, key=lambda word: not word.endswith(".py")):  # what trains, before what is installed
         if word == "-":
             word = condense.standard_input("stack")
         pasted = _pasted(word)
