@@ -131,6 +131,9 @@ def _config_wins(given: Flags, flags: Flags, settings: EffectiveSettings) -> tup
         if not _is_named_so(text_has, settings[name].value):
             written = f"{name} {shown(settings[name], name)}"
             notes.append(f"The config's {written} counts, and not the text's {flag(condition)} {text_has}.")
+            # transformers/integrations/deepspeed.py (fill_match), as of the other numbers that TrainingArguments has.
+            if condition == "passes" and flags.trainer not in (None, "own") and settings["engine"].value == "DeepSpeed":
+                notes.append("The Trainer refuses two numbers: write one, or auto in the config. [config-mismatch]")
     return replace(flags, **dropped), notes
 
 

@@ -43,3 +43,12 @@ def test_a_trainer_is_what_a_script_constructs_and_not_what_it_imports_or_lists(
     stack, notes = described(tuple(words[::-1] if is_first else words), Flags())
     assert stack.said["trainer"] == trainer
     assert trainer == "trl" or "trainer trl" not in " ".join(notes)
+
+
+@pytest.mark.parametrize(("script", "refused"), [("Trainer(model)", True), ("accelerator.backward(loss)", False)])
+def test_a_trainer_that_refuses_two_numbers_is_not_said_to_take_one(script, refused, tmp_path):
+    (tmp_path / "train.py").write_text(f"import deepspeed\ngradient_accumulation_steps=2\n{script}\n")
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "gradient_accumulation_steps": 8}')
+    _, notes = described((str(tmp_path / "train.py"),), Flags(), tmp_path / "ds.json")
+    assert "counts, and not the text's --passes 2." in " ".join(notes)
+    assert ("The Trainer refuses two numbers" in " ".join(notes)) == refused
