@@ -150,7 +150,7 @@ def in_accord(remedy: str, cause: Cause, predicted: str, pasted: Pasted) -> str:
     if NONE_FITS in predicted:
         return "change several things at once: no single change would fit"
     if ")*" not in predicted:
-        return "one of the changes below: none of those that shrink this alone would fit"
+        return "one of the changes below: no change of this part alone would fit"
     too_little = {name: True for name, words in ADVISED.items() if words not in predicted}
     return advised(remedy, replace(pasted, said=pasted.said | too_little))
 
