@@ -13,14 +13,13 @@ from study.cli.findings import say_indented
 from study.configs.oom import reading
 from study.configs.oom.by_text import by_text, explained
 from study.configs.oom.causes import Cause
-from study.configs.oom.changes import named, predicted
+from study.configs.oom.changes import far_beyond, in_accord, named, predicted
 from study.configs.oom.explain import tokens_of_logits
 from study.configs.oom.reading import OomError
 from study.configs.oom.recomputing import with_recomputing
 from study.configs.oom.said import CHUNKING, typed
 from study.configs.oom.training import Described, KnownTraining
 from study.configs.pasted.answer import answer
-from study.configs.pasted.in_use import advised
 from study.configs.pasted.memory import error_in
 from study.configs.pasted.read import Pasted, read
 from study.core.errors import Stop
@@ -31,6 +30,7 @@ from study.known.findings import with_id
 from study.predict.front import Wanted, default_sequence
 
 DEEPSPEED_CONFIG = re.compile(r"\bdeepspeed(?:_config)?[\"']?\s*[:= ]\s*[\"']?([\w./-]{1,200}\.json)\b")
+RECOMPUTES = re.compile(r"(?i)checkpointing|utils\.checkpoint|checkpoint_wrapper|recomput")
 OF_SEQUENCE = {"oom-padded", "oom-embeddings"}  # of one size: how long sequences are decides
 SAID_AS = {"arm": "stage", "chunked_loss": CHUNKING}  # what a text says of a flag, if it is called otherwise
 
@@ -68,7 +68,12 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     known = with_recomputing(message, known, causes)
     which = predicted(message, known, named(causes))
     told = replace(pasted, said=pasted.said | {"checkpointing": known.described.checkpointing})
-    _show_causes(causes, [advised(cause.remedy_for(told.said), told) for cause in causes])
+    say_wrapped(*filter(None, [far_beyond(message, known), _not_in_script(error, known, told)]))
+    of_tensor = named(causes)
+    remedies = [
+        in_accord(each.remedy_for(told.said), each, which if each is of_tensor else "", told) for each in causes
+    ]
+    _show_causes(causes, remedies)
     say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.quoted}")
     read_words = _show_taken(pasted, known, vars(model) | vars(training), bool(which))
     say_wrapped(*known.conflicts)
@@ -81,6 +86,17 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
         say_wrapped("`study advise` predicts which arms fit, and how long their steps take.")
     found = {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": known.used}
     return found | {"read": read_words, "predicted": which or None, "contradiction": contradiction}
+
+
+def _not_in_script(words: tuple[str, ...], training: KnownTraining, told: Pasted) -> str:
+    """Return that a script recomputes nothing, and that the numbers of its log say otherwise. Empty: not so."""
+    script = next((Path(word).name for word in words if word.endswith(".py")), None)
+    if not script or not training.inferred or not training.described.checkpointing or RECOMPUTES.search(told.text):
+        return ""
+    return (
+        f"{script} and its log differ: it recomputes no activations, and the log's numbers say that they are "
+        "recomputed. --no-checkpointing predicts what the script says."
+    )
 
 
 def _of_words(text: str) -> dict:

@@ -142,8 +142,8 @@ def show_rank(record: Record, ranks: int) -> None:
         sizes = {"at the peak": size(at_peak.get(name, 0)), "after a step": size(after.get(name, 0))}
         rows.append({"component": name} | sizes)
     show(rows)
-    moved = ", ".join(f"{kind} {size(sent.bytes)}" for kind, sent in record.traffic.per_rank[0].items())
-    say_wrapped("", f"collectives of a step: {moved or 'none'}; sequences: {record.observed.data_source}")
+    moved = {kind: sent.bytes for kind, sent in record.traffic.per_rank[0].items()}
+    say_wrapped("", f"{estimates.collectives(moved)}; sequences: {record.observed.data_source}")
     if not record.hardware.devices:
         say_wrapped(
             "Kernels are a CPU's, which keep the scores of attention with dropout: study estimate counts a GPU's."

@@ -74,7 +74,7 @@ def _with_texts(words: tuple[str, ...], flags: Flags) -> tuple[tuple[str, ...], 
     """Return words and flags with what logs and other texts say of releases and of the training. Given flags win."""
     lists_of: list[str] = []
     notes = []
-    for word in words:
+    for word in sorted(words, key=lambda word: not word.endswith(".py")):  # what trains, before what is installed
         if word == "-":
             word = condense.standard_input("stack")
         pasted = _pasted(word)
@@ -131,6 +131,9 @@ def _config_wins(given: Flags, flags: Flags, settings: EffectiveSettings) -> tup
         if not _is_named_so(text_has, settings[name].value):
             written = f"{name} {shown(settings[name], name)}"
             notes.append(f"The config's {written} counts, and not the text's {flag(condition)} {text_has}.")
+            # transformers/integrations/deepspeed.py (fill_match), as of the other numbers that TrainingArguments has.
+            if condition == "passes" and flags.trainer not in (None, "own") and settings["engine"].value == "DeepSpeed":
+                notes.append("The Trainer refuses two numbers: write one, or auto in the config. [config-mismatch]")
     return replace(flags, **dropped), notes
 
 

@@ -109,7 +109,7 @@ def tried(arm: Arm, request: Request, folder: Path, timeout_s: int) -> Tried:
     try:
         answer = ran(under(arm, request, folder), folder, timeout_s)
         if answer.failure:
-            raise Stop(answer.failure.message, "")
+            return Tried(arm.name, error=answer.failure.message)
         seen = store.read(folder / store.RECORD).observed
         check_is(arm, seen)
     except Stop as stop:

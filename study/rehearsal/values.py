@@ -7,6 +7,7 @@ import contextlib
 import linecache
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,12 +37,16 @@ NEEDS_VALUES = "DynamicOutputShapeException", "DataDependentOutputException", "U
 HAS_NO_VALUES = ".numpy() is not supported for tensor subclasses", "assignment destination is read-only"
 
 
+# This package and Python's own modules: the folder of a script may be above them.
+INSTALLED = str(Path(__file__).parents[1]), sysconfig.get_path("stdlib")
+
+
 class NoValue(Exception):
     """The script needs a value that does not exist here: of a weight, or of what one has touched."""
 
 
 class Script:
-    """The user's own code: the folder of the script, outside of installed packages."""
+    """The user's own code: the folder of the script, without what is installed below it."""
 
     def __init__(self, path: Path, values: dict[str, float]):
         self.path = path
@@ -49,8 +54,10 @@ class Script:
         self.values = values
 
     def owns(self, file: str) -> bool:
+        if not file.startswith(f"{self.folder}/") or re.search("(site|dist)-packages", file.removeprefix(self.folder)):
+            return False
         # A module that is rehearsed may be installed itself.
-        return file.startswith(f"{self.folder}/") and "site-packages" not in file.removeprefix(self.folder)
+        return not any(file.startswith(f"{each}/") for each in INSTALLED if each.startswith(f"{self.folder}/"))
 
     def place_of(self, error: BaseException) -> tuple[str | None, str | None]:
         """Return the last line of the script's own code on the way to an error, and what stands there."""

@@ -1,5 +1,6 @@
 """An estimate in words and as a table."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -128,7 +129,6 @@ def table(estimate: Estimate, in_ddp: bool) -> list[dict]:
 def moved(needs: Needs) -> list[str]:
     """What is on the host, what moves in a step, and how long that takes."""
     whole = needs.estimate
-    sent = ", ".join(f"{kind} {size(sent_bytes)}" for kind, sent_bytes in whole.traffic.items())
     host = f"host memory: {size(whole.host_bytes)} a rank"
     if needs.ranks_of_node and needs.host_bytes_of_node:
         with_processes = needs.host_bytes_of_node + needs.ranks_of_node * HOST_PROCESS_BYTES
@@ -136,10 +136,17 @@ def moved(needs: Needs) -> list[str]:
         host += f"and {size(with_processes)} with {size(HOST_PROCESS_BYTES)} for each process"
     if whole.host_bytes:
         host += " (`study advise` says whether a node has so much)"
-    lines = [f"{host}; collectives of a step: {sent or 'none'}"]
+    lines = [f"{host}; {collectives(whole.traffic)}"]
     if needs.step:
         lines.append(time_line(needs.step))
     return lines
+
+
+def collectives(traffic: Mapping[str, int]) -> str:
+    """Return the bytes of each kind. An all-reduce moves its own twice: as a reduce-scatter, and as an all-gather."""
+    twice = {"all_reduce": " (sent twice)"}
+    sent = ", ".join(f"{kind} {size(sent_bytes)}{twice.get(kind, '')}" for kind, sent_bytes in traffic.items())
+    return f"collectives of a step: {sent or 'none'}"
 
 
 def time_line(step: StepTime) -> str:

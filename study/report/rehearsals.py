@@ -6,7 +6,7 @@ from math import prod
 from typing import Self
 
 from study.core.gpus import GPUS
-from study.core.text import UNKNOWN, number_of, size
+from study.core.text import UNKNOWN, binary_size, number_of, size
 from study.predict.front import reserve_bytes
 from study.records.schema import Record
 from study.records.sections import Observed
@@ -104,9 +104,10 @@ def ending(failure: Failure, request: Request) -> str:
 def verdict(of: Rehearsed) -> str:
     """Return what the rank holds at its peak, and whether that fits."""
     device, when = of.device, of.peak.when
-    holds = f"Rank 0 of {of.request.ranks}, run alone (virtual), peaks at {size(device.peak)} in {when}"
+    holds = f"Rank 0 of {of.request.ranks}, run alone (virtual), peaks at {size(device.peak)}"
     if of.request.gpu is None or of.fits is None:
-        return f"{holds}.{on_cpu(of.answer)}"
+        return f"{holds} in {when}.{on_cpu(of.answer)}"
+    holds += f" ({binary_size(device.peak)}) in {when}"  # the units of a GPU
     total = f"{GPUS[of.request.gpu].memory_bytes / GIB:.0f} GiB"
     if device.driver is None:
         return f"{holds}, and needs more than {total}: {FITS[of.fits]}."

@@ -521,6 +521,19 @@ def test_who_gives_a_config_hears_what_takes_it(name, option, asked, capsys):
     assert all(each in text for each in named_options)
 
 
+def test_what_a_rehearsal_alone_takes_is_no_misspelt_option_of_a_model(asked, capsys):
+    """`study virtual --model X --gpu Y` was asked whether --gpus was meant."""
+    taken = []
+    for form in ("virtual train.py", "virtual"):
+        asked(f"{form} --help")
+        taken.append({*re.findall(r"(?m)^ +(?:-h, )?(--[a-z][\w-]+)", capsys.readouterr().out)})
+    of_scripts = taken[0] - taken[1] - {"--config-file"}  # which --config means, too
+    assert "--gpu" in of_scripts
+    for option in of_scripts:
+        assert asked(f"virtual --model gpt2 {option} x") == 2
+        assert "did you mean '--" not in capsys.readouterr().err, option
+
+
 @pytest.mark.parametrize("name", ["diagnose", "oom"])
 def test_who_pipes_nothing_reads_the_command_that_was_typed(name, asked, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", Terminal())

@@ -818,6 +818,40 @@ def test_the_command_that_a_page_names_says_which_change_fits(page, tmp_path, mo
     assert "each of these would fit" in " ".join(capsys.readouterr().out.lower().split())
 
 
+@pytest.mark.parametrize("total", [16, 40, 80, 140])
+@pytest.mark.parametrize("rows", [2, 8])
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_the_first_remedy_names_no_change_that_would_not_fit(total, rows, checkpointing, monkeypatch, capsys):
+    """The logits came last, and a loss in parts was advised where its own list said that it would not fit."""
+    elements = rows * 4096 * 128256
+    message = FULL.format(
+        asked=f"{4 * elements / 2**30:.2f} GiB", allocated=f"{0.95 * total:.2f} GiB", total=f"{total:.2f} GiB"
+    )
+    flags = f"--arm zero3 --ranks 8 --micro-batch {rows} --sequence 4096"
+    flags += " --checkpointing" if checkpointing else " --no-checkpointing"
+    said = said_of(message, f"--model llama3-8b {flags}", monkeypatch, capsys)
+    needs = float(re.search(r"a rank needs ([\d.]+) GiB at the peak", said)[1])
+    assert said.startswith(f"The training as given needs {needs:g} GiB, predicted, on a GPU") == (needs > 1.2 * total)
+    first = re.search(r"\[(oom-[\w-]+)\].*?What to do: (.*?) Tells it apart", said)
+    assert first[1] == ("oom-states" if total == 16 else "oom-logits")
+    remedy = first[2]
+    if " would fit" in said and total > 16:
+        assert ("in parts" in remedy) == ("--chunked-loss, as by Liger (" in said)
+        assert ("fewer tokens" in remedy) <= (")*" in said)
+
+
+@pytest.mark.parametrize(
+    ("script", "differ"), [("model.train()\n", True), ("model.gradient_checkpointing_enable()\n", False), (None, False)]
+)
+def test_a_script_that_recomputes_nothing_and_a_log_that_does_differ(script, differ, tmp_path, monkeypatch, capsys):
+    (tmp_path / "train.log").write_text(FULL.format(asked="7.83 GiB", allocated="33.00 GiB", total="39.39 GiB"))
+    (tmp_path / "train.py").write_text(f"import torch\n{script}")
+    files = f"{tmp_path}/train.log {tmp_path}/train.py" if script else f"{tmp_path}/train.log"
+    words = f"oom {files} --model llama3-8b --arm zero3 --ranks 8 --micro-batch 4 --sequence 4096"
+    assert in_this_process(monkeypatch, words) in (None, 0)
+    assert ("train.py and its log differ: " in capsys.readouterr().out) == differ
+
+
 def test_a_loss_in_pieces_that_is_asked_about_is_not_blamed_for_the_logits(monkeypatch, capsys):
     said = said_of(LOG, "--chunked-loss", monkeypatch, capsys)
     assert "That fits: a loss in pieces never makes the whole logits, of which the message is." in said

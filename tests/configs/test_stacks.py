@@ -23,3 +23,32 @@ def test_a_script_in_place_of_a_config_is_called_one(name, tmp_path):
         recognised(tmp_path / name)
     assert stop.value.what.endswith(f"{name} is a script, and no config")
     assert stop.value.remedy.startswith("give it without --config, as a file")
+
+
+@pytest.mark.parametrize(
+    ("script", "trainer"),
+    [
+        ("from trl import SFTConfig\naccelerator.backward(loss)\n", "own"),
+        ("import trl\nmodel, loader = accelerator.prepare(model, loader)\n", "own"),
+        ("from trl import DPOTrainer\ntrainer = DPOTrainer(model)\n", "trl"),
+        ("from transformers import Trainer\ntrainer = Trainer(model)\n", "trainer"),
+        ("import torch\nmodel.train()\n", "trl"),  # it constructs nothing: the list alone says it
+    ],
+)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_trainer_is_what_a_script_constructs_and_not_what_it_imports_or_lists(script, trainer, is_first, tmp_path):
+    (tmp_path / "train.py").write_text(script)
+    (tmp_path / "requirements.txt").write_text("transformers==4.56.0\ntrl==0.23.0\n")
+    words = [str(tmp_path / "requirements.txt"), str(tmp_path / "train.py")]
+    stack, notes = described(tuple(words[::-1] if is_first else words), Flags())
+    assert stack.said["trainer"] == trainer
+    assert trainer == "trl" or "trainer trl" not in " ".join(notes)
+
+
+@pytest.mark.parametrize(("script", "refused"), [("Trainer(model)", True), ("accelerator.backward(loss)", False)])
+def test_a_trainer_that_refuses_two_numbers_is_not_said_to_take_one(script, refused, tmp_path):
+    (tmp_path / "train.py").write_text(f"import deepspeed\ngradient_accumulation_steps=2\n{script}\n")
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "gradient_accumulation_steps": 8}')
+    _, notes = described((str(tmp_path / "train.py"),), Flags(), tmp_path / "ds.json")
+    assert "counts, and not the text's --passes 2." in " ".join(notes)
+    assert ("The Trainer refuses two numbers" in " ".join(notes)) == refused

@@ -8,8 +8,9 @@ from study.core.arms import load_arm
 from study.core.errors import Stop
 from study.core.files import from_yaml
 from study.records.sections import Observed
+from study.rehearsal import start
 from study.rehearsal.alternatives import check_is, under
-from study.rehearsal.request import Request
+from study.rehearsal.request import Answer, Failure, Request
 from study.rehearsal.seconds import recipe_of
 from tests.rehearsal.test_rehearsal import rehearsed
 
@@ -98,6 +99,12 @@ def test_a_script_that_decides_by_itself_is_told():
     with pytest.raises(Stop, match="the script decides by itself, and trains with stage 3"):
         check_is(load_arm("zero2"), Observed(stage=3))
     check_is(load_arm("fsdp2"), Observed(fsdp={"units": 2}))
+
+
+def test_a_script_that_fails_with_another_arm_is_told_without_an_empty_remedy(tmp_path, monkeypatch):
+    monkeypatch.setattr(start, "ran", lambda *_: Answer(failure=Failure("value", "no value")))
+    given = Request("train.py", [], 2, 2, 2)
+    assert start.tried(load_arm("zero2"), given, tmp_path / "run", 9).error == "no value"
 
 
 @pytest.mark.parametrize(

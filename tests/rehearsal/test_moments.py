@@ -1,11 +1,14 @@
 """Evaluation and saving are rehearsed, ranks that part are found, and the user's files stay as they are."""
 
+import os
 import re
 import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
+import study.rehearsal.values
 from study.cli.rehearsed import show_ranks
 from study.core.errors import Stop
 from study.rehearsal import start
@@ -196,6 +199,15 @@ def test_a_folder_whose_name_begins_alike_is_not_the_scripts():
     script = Script(Path("/a/b/train.py"), {})
     assert script.owns("/a/b/models/own.py")
     assert not script.owns("/a/bc/other.py")
+
+
+def test_what_is_installed_below_a_script_is_not_the_users():
+    """Whoever clones a tool beside his train.py, or installs Python below it, wrote neither."""
+    installed = study.rehearsal.values.__file__, os.__file__, torch.__file__
+    for file in map(Path, installed):
+        for above in file.parents[2:]:
+            assert not Script(above / "train.py", {}).owns(str(file))
+        assert Script(file.with_name("train.py"), {}).owns(str(file))
 
 
 @pytest.mark.parametrize(

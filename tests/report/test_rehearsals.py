@@ -8,7 +8,7 @@ from study.records.sections import Observed
 from study.rehearsal.on_gpu import OnGpu
 from study.rehearsal.request import Answer, Failure, Moment, Request
 from study.rehearsal.start import Tried
-from study.report import rehearsals
+from study.report import estimates, rehearsals
 from study.report.rehearsals import Peak
 
 MOMENTS = [
@@ -44,6 +44,19 @@ def test_an_evaluation_that_is_not_extrapolated_says_what_it_does_not_count():
         "predictions that are kept over more batches are not counted."
     )
     assert "not counted" not in said(whole_evaluation=9)
+
+
+@pytest.mark.parametrize(
+    ("driver", "ends"),
+    [(None, "needs more than 80 GiB: it does not fit."), (60 * 2**30, "would show 60.0 of 80 GiB: ")],
+)
+def test_a_verdict_about_a_gpu_has_the_peak_in_its_unit_too(driver, ends):
+    device = OnGpu(peak=71 * 10**9, training=71 * 10**9, reserved=0, driver=driver, host=0)
+    request = Request("train.py", [], 4, 4, 2, gpu="H100-80GB")
+    of = SimpleNamespace(request=request, device=device, peak=Peak("step 2", {}), fits="no" if not driver else "yes")
+    said = rehearsals.verdict(of)
+    assert "peaks at 71 GB (66.1 GiB) in step 2" in said
+    assert ends in said
 
 
 def test_the_least_arm_that_fits_is_named_if_the_scripts_own_does_not():
@@ -137,3 +150,9 @@ def test_tokens_that_lengthened_no_batch_are_said():
 
     assert "--tokens lengthened none" in said(64)
     assert "--tokens" not in said(None)
+
+
+def test_what_each_collective_sends_is_said_as_the_papers_count_it():
+    assert estimates.collectives({}) == "collectives of a step: none"
+    said = estimates.collectives({"all_reduce": 2 * 10**9, "all_gather": 10**9, "reduce_scatter": 3})
+    assert said == "collectives of a step: all_reduce 2 GB (sent twice), all_gather 1 GB, reduce_scatter 3 bytes"

@@ -10,6 +10,8 @@ from study.configs.oom.explain import ranks_that_share
 from study.configs.oom.reading import OomError
 from study.configs.oom.said import IN_ONE_PIECE
 from study.configs.oom.training import Described, KnownTraining
+from study.configs.pasted.in_use import advised
+from study.configs.pasted.read import Pasted
 from study.core import arms
 from study.core.errors import Stop
 from study.core.gpus import GPUS, Gpu, gpu_named, like
@@ -40,7 +42,11 @@ BETWEEN_STEPS = {
     "oom-generation": "generation",
 }
 TOKENS = frozenset(("activations", "logits"))
+# By what a text may have in use: the change that a remedy may name.
+ADVISED = {"chunked_loss": "--chunked-loss, as by Liger", "checkpointing": "activations recomputed ("}
+NONE_FITS = "single change that helps with it would fit"
 LEAST_TAKEN = 2**30  # bytes: less is within what a prediction leaves for context and fragmentation
+FAR = 1.2  # times the GPU
 NEAR = 0.15  # of an excess: what takes about as much may be it
 MOST_NEAR = 3
 # When a tensor is made, by the cause that a traceback names: in a pass, which the predictor calls "backward", or later.
@@ -118,6 +124,37 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> str:
     return f"{text} With that on top {fitting[0].lower()}{fitting[1:]}"
 
 
+def far_beyond(error: OomError, training: KnownTraining) -> str:
+    """Return that a training needs far more than its GPU has: which tensor came last says little then. Empty: not so.
+
+    Where nobody says whether activations are recomputed, they are.
+    """
+    total_bytes = error.total or training.gpu_bytes
+    is_said = error.where == "GPU" and total_bytes and training.model and not training.missing
+    if not is_said or training.unfitting:
+        return ""
+    given = training.described
+    with contextlib.suppress(Stop):
+        least = replace(given, checkpointing=given.checkpointing is not False)
+        needs_bytes = predicted_memory(training.wanted, least).peak_bytes
+        if needs_bytes > FAR * total_bytes:
+            needs, gpu = binary_size(needs_bytes), binary_size(total_bytes, 4)
+            return f"The training as given needs {needs}, predicted, on a GPU of {gpu}."
+    return ""
+
+
+def in_accord(remedy: str, cause: Cause, predicted: str, pasted: Pasted) -> str:
+    """Return the remedy of the cause that is named, without what the list of changes says would not fit."""
+    if TOKENS.isdisjoint(cause.part_of) or "would fit" not in predicted:
+        return advised(remedy, pasted)
+    if NONE_FITS in predicted:
+        return "change several things at once: no single change would fit"
+    if ")*" not in predicted:
+        return "one of the changes below: no change of this part alone would fit"
+    too_little = {name: True for name, words in ADVISED.items() if words not in predicted}
+    return advised(remedy, replace(pasted, said=pasted.said | too_little))
+
+
 @dataclass(frozen=True)
 class _Rest:
     """What took most of the memory that is predicted to be free. Nowhere: less than what was asked for."""
@@ -163,7 +200,7 @@ def _which_fit(card: Gpu, training: KnownTraining, error: OomError, cause: Cause
     fitting, untried = _tried(card, training, cause, changes, more_bytes)
     if not fitting:
         several = "" if more_bytes else ": `study advise` tries several"
-        return f"No single change that helps with it would fit{several}.{untried}"
+        return f"No {NONE_FITS}{several}.{untried}"
     times = "" if more_bytes else " `study advise` predicts how long their steps take."
     is_marked = any(words.endswith("*") for words in fitting)
     legend = f" (* shrinks the {' or '.join(cause.part_of)})" if is_marked else ""
@@ -302,7 +339,7 @@ def single_changes(given: Described) -> Iterator[Change]:
 
 def _loss_in_pieces(given: Described) -> Iterator[Change]:
     if not given.chunked_loss:
-        yield Change("--chunked-loss, as by Liger", replace(given, chunked_loss=True), frozenset(("logits",)))
+        yield Change(ADVISED["chunked_loss"], replace(given, chunked_loss=True), frozenset(("logits",)))
 
 
 def _arms_that_hold_less(given: Described) -> Iterator[Change]:

@@ -22,7 +22,7 @@ from study.configs.pasted.two_releases import mentioned
 from study.configs.pasted.words import Sentence, meets
 from study.core.files import value_at
 from study.core.tables import NO_OTHER_KEYS, read_table
-from study.known.faults import ANY, Fault
+from study.known.faults import ANY, Fault, table
 from study.known.which_apply import Applies, Flags, Stack, which_apply
 
 SYMPTOMS = Path(__file__).with_name("symptoms.toml")
@@ -96,8 +96,9 @@ def flags_of(pasted: Pasted) -> Flags:
         flags[stage.lower()] = True  # FSDP1, FSDP2, DDP
     if pasted.said.get("precision") in AUTOCAST:
         flags["precision"] = AUTOCAST[pasted.said["precision"]]
-    if "transformers" in pasted.releases:
-        flags.setdefault("trainer", "trainer")  # who lists it for a question on a training mostly trains with it
+    # Who lists one for a question on a training mostly trains with it.
+    if listed := [each for each in ("transformers", *table().trainers) if each in pasted.releases]:
+        flags.setdefault("trainer", listed[-1].replace("transformers", "trainer"))
     return Flags(**flags)
 
 

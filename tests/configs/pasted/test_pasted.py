@@ -541,6 +541,7 @@ REMEDIES |= {id: row["remedy"] for id, row in (tracebacks.rows() | watchdogs.cau
 IN_USE = {
     "bf16": "using bf16",
     "checkpointing": "I already set gradient_checkpointing=True",
+    "chunked_loss": "use_liger_kernel=True",
     "lora": "LoRA",
     "shards": "StateDictType.SHARDED_STATE_DICT",
     "npu": "os & arch: ascend 910b, aarch64",
