@@ -170,10 +170,29 @@ def test_a_config_says_how_the_training_is_distributed_and_a_flag_wins(tmp_path)
     config.write_text(json.dumps({"zero_optimization": zero, "train_micro_batch_size_per_gpu": 4}))
     bucket = reading.find(new(f"{250_000_000 * 4 / 2**20:.2f} MiB"))
     causes, training = explain(bucket, Wanted(model="llama3-8b"), Described(config=config, ranks=4))
-    assert training.described == Described(arm="zero2_cpu", config=config, ranks=4, micro_batch=4)
+    here = {"arm": "zero2_cpu", "config": config, "buckets": 250_000_000}
+    assert training.described == Described(**here, ranks=4, micro_batch=4)
     assert causes[0].id == "oom-buckets"
     _, training = explain(bucket, Wanted(model="llama3-8b"), Described(config=config, micro_batch=2))
-    assert training.described == Described(arm="zero2_cpu", config=config, micro_batch=2)
+    assert training.described == Described(**here, micro_batch=2)
+
+
+@pytest.mark.parametrize("bucket", ["2e9", "2.0e9", "2000000000", "2000000000.0", '"2e9"'])
+def test_accumulation_and_buckets_of_a_config_are_predicted_as_estimate_does(bucket, tmp_path, monkeypatch, capsys):
+    """With a second micro-batch stage 2 holds its gradients beside the logits; a bucket is as large in any spelling."""
+    config = tmp_path / "ds.json"
+    config.write_text(
+        f'{{"bf16": {{"enabled": true}}, "zero_optimization": {{"stage": 2, "reduce_bucket_size": {bucket}}}, '
+        '"gradient_accumulation_steps": 8, "train_micro_batch_size_per_gpu": 2}'
+    )
+    log = tmp_path / "train.log"
+    log.write_text(new("3.74 GiB"))
+    shape = "--model llama3-8b --ranks 8 --sequence 2048 --checkpointing"
+    assert in_this_process(monkeypatch, f"estimate --config {config} {shape}") in (None, 0)
+    needs = re.search(r"needs [\d.]+ GB \(([\d.]+ GiB)\)", " ".join(capsys.readouterr().out.split()))[1]
+    for files in (f"{log} {config}", f"{log} --config {config}"):
+        assert in_this_process(monkeypatch, f"oom {files} --gpu A100-40GB {shape}") in (None, 0)
+        assert f"a rank needs {needs} at the peak" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_message_ends_after_a_word():
@@ -516,7 +535,7 @@ def test_a_flag_wins_over_the_text_and_so_does_what_a_config_writes(tmp_path):
     )
     of_config = known(text, given=Described(config=config))
     assert of_config.wanted.model == "llama3-8b"
-    assert of_config.described == Described(arm="zero3", config=config, ranks=8, micro_batch=2)
+    assert of_config.described == Described(arm="zero3", config=config, ranks=8, micro_batch=2, accumulation=1)
     assert of_config.from_text == {"stage", "ranks"}
     config.write_text("{output_dir: x, learning_rate: 1}")  # of which 8 sequences are the default
     assert known(text, given=Described(config=config)).described.micro_batch == 4
@@ -860,7 +879,7 @@ def test_a_loss_in_pieces_that_is_asked_about_is_not_blamed_for_the_logits(monke
 def test_sequences_that_are_longer_than_was_said_come_first_and_are_predicted(monkeypatch, capsys):
     said = said_of(LOG, "--sequence 4096", monkeypatch, capsys)
     assert said.startswith("Likely: the logits of a micro-batch of 4 x 8,192 tokens; you said 4,096: 15.66 GiB = ")
-    assert "63.02 GiB allocated + 15.66 GiB asked for = 78.7 GiB, and 54.2 GiB are predicted with 4,096" in said
+    assert "63.02 GiB allocated + 15.66 GiB asked for = 78.7 GiB, and 56.1 GiB are predicted with 4,096" in said
     assert "Predicted with 4 sequences of 8,192 tokens" in said
     # More than the model reads cannot be one sequence: then several are packed into one.
     said = said_of(LOG, "--micro-batch 1 --sequence 8192", monkeypatch, capsys)

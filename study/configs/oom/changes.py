@@ -305,8 +305,8 @@ def prediction_of(wanted: Wanted, given: Described) -> Prediction:
     shape = asked_for(wanted, given.sequence or 1)
     step = StepFlags(batch=training.ranks, checkpointing=bool(given.checkpointing))
     question = Question.of(shape, training, place, step)
-    arm = settled_arm(arms.load_arm(given.arm or ""), question.gpus, question.local)
-    return Prediction.of(question.training(arm, given.micro_batch or 1, 1))
+    arm = settled_arm(arms.load_arm(given.arm or ""), question.gpus, question.local, given.buckets)
+    return Prediction.of(question.training(arm, given.micro_batch or 1, given.accumulation or 1))
 
 
 def that_help(cause: Cause, given: Described) -> list[Change]:

@@ -14,7 +14,7 @@ from study.core.ignored_keys import OFFLOADS
 from study.core.settings import flag
 from study.core.shapes import model_of_name
 
-NUMBERS = ("ranks", "micro_batch", "sequence", "vocabulary", "lora_rank")
+NUMBERS = ("ranks", "micro_batch", "accumulation", "sequence", "vocabulary", "lora_rank", "reduce_bucket_size")
 COMPARED = ("arm", "ranks", "micro_batch", "sequence", "checkpointing", "model", "lora_rank", "gpu")
 OUR_NAMES = {"sequences per micro-batch and rank": "micro_batch", "rank of the adapters": "lora_rank"}  # of settings
 RECOMPUTING = ("checkpointing", "the Trainer's FSDP recomputing")
@@ -34,6 +34,9 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     if pasted.said.get("offload", "none") != "none":
         said["offload_optimizer"] = pasted.said["offload"]
     said["adapters"] = pasted.said.get("peft")
+    said["accumulation"] = pasted.said.get("passes")
+    zero = pasted.config.content["zero_optimization"] if pasted.config else None
+    said["reduce_bucket_size"] = _whole(zero.get("reduce_bucket_size")) if isinstance(zero, dict) else None
     said["stage"] = pasted.said.get("stage")
     if pasted.is_stage_1_or_2:
         said |= {"stage": 2, "assumed": STAGE_1_OR_2}
@@ -102,8 +105,10 @@ def understood(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _whole(value: Any) -> int | None:
-    """Return a whole number, which JSON and YAML may have in quotes."""
-    return int(value) if re.fullmatch("[1-9][0-9]{0,8}", str(value)) else None
+    """Return a whole number, which JSON and YAML may have in quotes, or as 5e8."""
+    if re.fullmatch(r"[1-9][0-9]?(?:\.[0-9]+)?e\+?[0-9]|[1-9][0-9]{0,9}\.0", str(value)):
+        value = round(float(value))
+    return int(value) if re.fullmatch("[1-9][0-9]{0,9}", str(value)) else None
 
 
 def _recomputes(values: dict[str, Any]) -> bool | None:

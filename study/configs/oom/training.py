@@ -22,7 +22,7 @@ from study.predict.front import BUCKETS, Transformer, Wanted, asked_for
 
 SHARD_WEIGHTS = ("zero3", "fsdp", "hsdp")  # the beginnings of the names of such arms
 USUAL_BUCKETS = {"reduce_bucket_size": 5e8}  # DeepSpeed's default, in elements (zero/config.py:113): 2.0 GB in fp32
-NUMBERS = ("ranks", "micro_batch", "sequence", "vocabulary")
+NUMBERS = ("ranks", "micro_batch", "accumulation", "sequence", "vocabulary", "buckets")
 NEEDED = ("arm", "ranks", "micro_batch")  # for a prediction
 
 
@@ -40,6 +40,8 @@ class Described:
     """Kind of GPU, such as A100-40GB, if the message does not say its size."""
     micro_batch: int | None = None
     """Sequences of a micro-batch, on each GPU."""
+    accumulation: int | None = None
+    """Micro-batches of a step."""
     sequence: int | None = None
     """Tokens per sequence."""
     checkpointing: bool | None = None
@@ -48,6 +50,8 @@ class Described:
     """The loss is computed in pieces, so that never all logits are held, as by Liger or torchtune."""
     vocabulary: int | None = None
     """Size of the vocabulary, if the model is not named or has another."""
+    buckets: int | None = None
+    """Elements of DeepSpeed's buckets. Default: as the config says, or the arm's file."""
 
     def __post_init__(self):
         for name in NUMBERS:
@@ -91,6 +95,7 @@ class KnownTraining:
     @classmethod
     def _of(cls, wanted: Wanted, described: Described, settings: dict[str, Any], from_text: frozenset[str]) -> Self:
         settings = understood(settings)
+        settings["buckets"] = settings.get("reduce_bucket_size")
         described = filled(described, settings)
         if wanted.model is None and wanted.params is None:
             wanted = replace(wanted, model=settings["model"])
