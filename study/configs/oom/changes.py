@@ -111,13 +111,15 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> str:
     gpu = f"{binary_size(total_bytes, 4)} ({size(total_bytes)})"  # with the digits of the message
     has = f"this GPU has {gpu}, less {binary_size(reserve_bytes(card))} for context and fragmentation"
     text = f"{_assumed(training, model)}: {_needs(training, needs_bytes)}; {has}"
-    if fits_on(card, needs_bytes) == "no":
+    fit = fits_on(card, needs_bytes)
+    if fit == "no":
         return f"{text}. {_which_fit(card, training, error, cause, 0)}"
     if given.chunked_loss and "logits" in cause.part_of:  # the flag is of the next run
         return f"{text}. That fits: a loss in pieces never makes the whole logits, of which the message is."
     made_in = next((MADE_IN[clue.cause] for clue in clues(error) if clue.cause in MADE_IN), "")
     rest = _Rest.of(error, prediction.most_bytes(made_in))
-    text = f"{text}. That fits{_although_it_fits(error, training, model, rest)}"
+    fits = "That only just fits" if fit == "only just" else "That fits"
+    text = f"{text}. {fits}{_although_it_fits(error, training, model, rest)}"
     if rest.where in ("unused", "outside") or not rest.taken_bytes or ranks_that_share(error, training):
         return text
     fitting = _which_fit(card, training, error, cause, rest.taken_bytes)
