@@ -625,7 +625,7 @@ def test_an_advised_change_shrinks_what_is_named(id):
     row = cause_rows()[id]
     cause = Cause(id, row["sentence"], 5, (), row["remedy"], row["apart"])
     for arm in ("ddp", "zero1", "zero2", "zero3", "fsdp2"):
-        given = Described(arm=arm, ranks=4, micro_batch=4, sequence=512)
+        given = Described(arm=arm, ranks=4, micro_batch=4, sequence=512, accumulation=2)
         for change in filter(lambda change: change.shrinks_part(cause), changes.that_help(cause, given)):
             before, after = as_changed(given, change)
             parts = change.shrinks.intersection(cause.part_of)
@@ -1053,8 +1053,8 @@ def test_what_a_text_has_in_use_is_not_advised(text, line, advice, tmp_path, mon
 UPDATE = '  File "a.py", line 1, in train\n    optimizer.step()\n'
 AS_MUCH = {
     "activations, if recomputing is not in effect": {"checkpointing": False},
-    "a row of 4,096 tokens": {"sequence": 4096},
-    "a row of 8,192 tokens": {"sequence": 8192},
+    "a sequence of 4,096 tokens": {"sequence": 4096},
+    "a sequence of 8,192 tokens": {"sequence": 8192},
     "a model that was loaded in fp32": {},
     "the cache of keys and values (`use_cache`)": {},
 }

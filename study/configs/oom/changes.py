@@ -287,7 +287,7 @@ def _takers(training: KnownTraining, model: Transformer) -> Iterator[tuple[str, 
     for times in (2, 4):
         with contextlib.suppress(Stop):  # the model reads no more
             longer = predicted_memory(training.wanted, replace(given, sequence=times * sequence))
-            yield f"a row of {times * sequence:,} tokens", longer.peak_bytes - now.peak_bytes
+            yield f"a sequence of {times * sequence:,} tokens", longer.peak_bytes - now.peak_bytes
     dimensions = model.dimensions
     heads = dimensions.get("num_attention_heads") or 1
     width = dimensions.get("hidden_size", 0) / heads * dimensions.get("num_key_value_heads", heads)
@@ -333,7 +333,8 @@ def single_changes(given: Described) -> Iterator[Change]:
         rows //= 2
         fold = (given.micro_batch or 1) // rows
         passes = "twice" if fold == 2 else f"{fold} times"
-        yield Change(f"--micro-batch {rows} and {passes} the accumulation", replace(given, micro_batch=rows), TOKENS)
+        fewer = replace(given, micro_batch=rows, accumulation=fold * (given.accumulation or 1))
+        yield Change(f"--micro-batch {rows} and {passes} the accumulation", fewer, TOKENS)
     if not given.checkpointing:
         yield Change("activations recomputed", replace(given, checkpointing=True), frozenset(("activations",)))
     yield from _arms_that_hold_less(given)
