@@ -1,6 +1,7 @@
-"""`study explain`: what is behind a sentence that a command printed, by the id in brackets."""
+"""`study explain`: what is behind a sentence that a command printed, by the id in brackets; and what a word means."""
 
 import functools
+from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -8,12 +9,18 @@ import tyro
 from study.cli.claims import claims
 from study.cli.findings import show_behind
 from study.configs.sentences import sentences
+from study.core.arms import all_paths, first_sentence, of_stage
 from study.core.errors import Stop, nearest
+from study.core.files import from_toml
 from study.core.text import say, say_wrapped
 from study.known.explained import Explained
 from study.ledger import texts
 
 SOME = 3  # ids of a group that are named
+MORE = {
+    "arm": "`study arms` lists all arms, and GUIDE.md says which to use.",
+    "word": "GUIDE.md has a table of all words.",
+}
 
 
 def explain(
@@ -24,12 +31,13 @@ def explain(
 ) -> list[dict]:
     """Explain sentences by their ids: rule, sentence, what it rests on, its test, and where it is discussed.
 
-    Commands print the id behind a sentence, in brackets. Without an id the kinds of sentences are counted.
+    Commands print the id behind a sentence, in brackets. Without an id the kinds of sentences are counted. It also says
+    what an arm is, and what a word of GUIDE means.
 
     With --json: the same; without an id all sentences. Example: `study explain second_bucket S000-20`
 
     Args:
-        ids: Ids, or claims.
+        ids: Ids, claims, arms or words.
         every: Without an id: list all sentences, one a line.
     """
     if every and not ids:
@@ -42,8 +50,13 @@ def explain(
         return rows
     answers = []
     for id in ids:
+        row = words().get(key(of_stage(id)))
+        if row:
+            say_wrapped(f"{row['id']}: {row['sentence'].rstrip('.')}.", MORE[row["kind"]], "")
         if key(id) in by_key():
             answers.append(show_behind(by_key()[key(id)]))
+        elif row:
+            answers.append(row)
         else:
             answers += claims((claim_named(id, all_rows()),))
     return answers
@@ -57,11 +70,23 @@ def by_key() -> dict[str, Explained]:
     return by_name | by_id
 
 
+@functools.cache
+def words() -> dict[str, dict[str, str]]:
+    """Return what arms are, and what words of the guide mean, by their names."""
+    rows = {key(name): row_of(name, "arm", first_sentence(path)) for name, path in all_paths().items()}
+    for several, meaning in from_toml(Path(__file__).with_name("words.toml").read_text()).items():
+        rows |= {key(word): row_of(several, "word", meaning) for word in several.split(", ")}
+    return rows
+
+
+def row_of(id: str, kind: str, sentence: str) -> dict[str, str]:
+    return {"id": id, "kind": kind, "sentence": sentence}
+
+
 def all_rows() -> list[dict]:
     """Return all that has an id: sentences, then published claims."""
-    rows = [{"id": each.id, "kind": each.kind, "sentence": each.sentence} for each in sentences()]
-    rows += [{"id": claim.id, "kind": "published claim", "sentence": claim.found} for claim in texts.claims()]
-    return rows
+    rows = [row_of(each.id, each.kind, each.sentence) for each in sentences()]
+    return rows + [row_of(claim.id, "published claim", claim.found) for claim in texts.claims()]
 
 
 def claim_named(id: str, rows: list[dict]) -> str:
@@ -70,7 +95,7 @@ def claim_named(id: str, rows: list[dict]) -> str:
     for each in ids:
         if key(each) == key(id):
             return each
-    raise Stop(f"no sentence has the id {id!r:.80}", nearest(id, ids, 3, "study explain --all lists them"))
+    raise Stop(f"no sentence has the id {id!r:.80}", nearest(id, [*ids, *words()], 3, "study explain --all lists them"))
 
 
 def count_kinds(rows: list[dict]) -> None:

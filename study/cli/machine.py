@@ -1,7 +1,6 @@
 """`study arms` and `study doctor`: what this machine can run and what it lacks."""
 
 import contextlib
-import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import tyro
 
 from study.core import doctor as examination
 from study.core import operators
-from study.core.arms import NAMES, all_paths, is_file_name, load_arm, mistakes_of
+from study.core.arms import NAMES, all_paths, first_sentence, is_file_name, load_arm, mistakes_of
 from study.core.doctor import Examined
 from study.core.errors import Stop
 from study.core.gpus import num_gpus
@@ -43,7 +42,7 @@ def arms(names: tyro.conf.Positional[tuple[str, ...]] = (), /) -> list[dict]:
         say("")
         for name, path in all_paths().items():
             if name in names:
-                say_wrapped(f"{name}: {_first_sentence(path)}", indent="    ")
+                say_wrapped(f"{name}: {first_sentence(path)}", indent="    ")
         variants = len(all_paths()) - len(NAMES)
         say_wrapped(
             "",
@@ -105,13 +104,6 @@ def _row(name: str, gpus: int) -> dict[str, Any]:
         "weights": HOMES[arm.offload_param],
         "here": f"no: {stop.what}; {stop.remedy}" if stop else "yes",
     }
-
-
-def _first_sentence(path: Path) -> str:
-    """Return the first sentence of the comment with which an arm's file begins."""
-    lines = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(errors="replace").splitlines())
-    comment = " ".join(line.strip("# ") for line in lines)
-    return comment.partition(". ")[0].rstrip(".") + "."
 
 
 def _mistakes(name: str) -> list[str]:

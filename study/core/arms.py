@@ -4,6 +4,7 @@ The trainer compares what a file promises with what the prepared objects really 
 """
 
 import functools
+import itertools
 import os
 import re
 import sys
@@ -239,6 +240,13 @@ def all_paths() -> dict[str, Path]:
     return {name: FOLDER / f"{name}.yaml" for name in NAMES} | {path.stem: path for path in variants}
 
 
+def first_sentence(path: Path) -> str:
+    """Return the first sentence of the comment with which an arm's file begins."""
+    lines = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(errors="replace").splitlines())
+    comment = " ".join(line.strip("# ") for line in lines)
+    return comment.partition(". ")[0].rstrip(".") + "."
+
+
 def launcher(config: Path) -> list[str]:
     """Return `accelerate launch` with a config file. This module imports no other commands, which saves 1.1 s."""
     return [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
@@ -282,7 +290,7 @@ def _of_name(name: str) -> Arm:
         if name.endswith(".json"):
             raise Stop(f"{name!r} is not an arm", "give the .yaml of Accelerate that names this file")
         remedy = nearest(
-            _of_stage(name), all_paths(), otherwise=f"choose one of {', '.join(all_paths())}, or give a .yaml file"
+            of_stage(name), all_paths(), otherwise=f"choose one of {', '.join(all_paths())}, or give a .yaml file"
         )
         # A name that is too long for a file makes pathlib raise.
         if here := [path for path in (Path(f"{name}.yaml"), FOLDER / f"{name}.yaml") if os.path.isfile(path)]:  # noqa: PTH113
@@ -291,7 +299,7 @@ def _of_name(name: str) -> Arm:
     return read(all_paths()[name])
 
 
-def _of_stage(name: str) -> str:
+def of_stage(name: str) -> str:
     """Return the name that the arm of a stage has here; another name as it is."""
     match = re.fullmatch(STAGE, name)
     if match is None:

@@ -98,7 +98,7 @@ COMPONENTS = [
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_each_component_of_memory_is_explained_by_its_name(name, asked, capsys):
     assert asked(f"explain {name}") is None
-    assert capsys.readouterr().out.startswith(f"{name}: a component of memory")
+    assert f"{name}: a component of memory\n" in capsys.readouterr().out
     assert {*ORDER} <= {*COMPONENTS}
 
 

@@ -10,17 +10,21 @@ from pathlib import Path
 import pytest
 
 from study.cli.differences import diff
-from study.cli.explain import explain, key
+from study.cli.explain import explain, key, words
 from study.configs import sources
 from study.configs.differences import compare
 from study.configs.oom.causes import rows
 from study.configs.sentences import sentences
+from study.core.arms import NAMES, all_paths
 from study.core.errors import Stop
+from study.core.gpus import GPUS
 from study.known import faults
 from study.known.explained import behind, comments_of_rule, function_at, makes, places
 from study.known.faults import named
 from study.known.findings import causes_of_hangs, texts
 from study.ledger.texts import claims
+from study.predict.advise import FULL, MISS
+from study.predict.allocator import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, headroom_bytes
 from study.records.collectives import RankLog
 from study.watch import hangs
 from tests.cli.test_cli import in_this_process
@@ -239,6 +243,34 @@ def is_code(place: str) -> bool:
 def test_a_component_and_a_setting_are_explained_by_the_names_that_commands_print():
     for name in ("activations", "gathered_weights", "stage3_max_live_parameters"):
         assert explain((name,))[0]["sentence"], name
+
+
+@pytest.mark.parametrize(("asked", "id"), [*((name, name) for name in all_paths()), ("stage 2", "zero2")])
+def test_an_arm_is_explained_by_its_name(asked, id, capsys):
+    (row,) = explain((asked,))
+    assert capsys.readouterr().out.startswith(f"{id}: {row['sentence'][:40]}")
+    assert (row["id"], row["kind"]) == (id, "arm")
+
+
+def test_the_words_of_the_guide_are_explained(capsys):
+    """Also those that are an id as well, such as a component of memory."""
+    table = (ROOT / "GUIDE.md").read_text().partition("| word | meaning |\n|---|---|\n")[2].partition("\n\n")[0]
+    written = dict(re.findall(r"^\| (.+?) \| (.+) \|$", re.sub(r"\[(.+?)\]\(.+?\)", r"\1", table), re.MULTILINE))
+    assert written == {row["id"]: row["sentence"] for row in words().values() if row["kind"] == "word"}
+    for row, meaning in written.items():
+        for word in row.split(", "):
+            explain((word,))
+            assert f"{row}: {meaning}"[:60] in " ".join(capsys.readouterr().out.split())
+    more = [name for name in all_paths() if re.search("_(hpz|qwz|qgz)$", name)]
+    assert {*re.findall("`(.+?)`", written["ZeRO++"])} == {*more}
+    offloading = [name for name in NAMES if re.fullmatch(r"zero\d_(cpu|nvme)", name)]
+    assert {*re.findall("`(.+?)`", written["offloading"])} == {*offloading}
+    card = GPUS["V100-32GB"]
+    assert OUTSIDE_AT_MOST_BYTES == 2e9
+    left = f"2 GB and {FRAGMENTATION:.0%}".replace("%", " %"), f"{headroom_bytes(card, 0) / 1e9:.1f}"
+    assert f"; {left[0]} of a card" in written["fits, only just, reserve"]
+    assert f"{left[1]} of {card.memory_bytes / 1e9:.1f} GB" in written["fits, only just, reserve"]
+    assert (MISS, FULL) == (0.1, 0.95), "a tenth larger, and 95 %"
 
 
 def test_an_unknown_id_is_refused_with_the_nearest():

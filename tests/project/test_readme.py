@@ -312,6 +312,13 @@ def test_the_sizes_and_the_advice():
         assert "one recomputed sequence of 2,048 tokens." in text.replace("One rec", "one rec")
 
 
+def test_the_guide_says_in_which_order_to_try_the_stages():
+    guide, held, sent = map(rows_of, ((ROOT / "GUIDE.md").read_text(), page_of("memory"), page_of("traffic")))
+    assert guide["DDP, no stage"][1:] == [held["DDP"][0], "1", "1"]
+    for stage in ("stage 1", "stage 2", "stage 3"):
+        assert guide[stage][1:] == [held[stage][0], *sent[stage]]
+
+
 def test_the_releases():
     """Each row of the table has the releases that get its property wrong with stage 2; the last row has the others."""
     page = page_of("releases")
