@@ -1,6 +1,6 @@
 """Writes `reports/calculator.json`: what the built-in shapes need on a GPU, as `study estimate` says.
 
-`python tools/calculator_tables.py` takes a minute.
+`python tools/calculator_tables.py` takes three minutes.
 """
 
 import json
@@ -9,7 +9,7 @@ import sys
 from study.core.shapes import SHAPES, config_of
 from study.predict.trace import committed
 from study.predict.trace.transformer import Transformer
-from study.report.calculator import FILE, GPUS_TRIED, arms_of, needs, sequences
+from study.report.calculator import ARMS, FILE, GPUS_TRIED, arms_of, needs, sequences
 
 KINDS = ("decoder", "encoder", "seq2seq")  # whose rows have tokens
 
@@ -21,7 +21,10 @@ def main() -> None:
         if name.endswith(("-micro", "-tiny")) or committed.look(model.member) is None or model.look.kind not in KINDS:
             continue
         models[name] = {
-            sequence: {gpus: {arm: needs(model, arm, gpus, sequence) for arm in arms_of(gpus)} for gpus in GPUS_TRIED}
+            sequence: {
+                arm: {gpus: needs(model, arm, gpus, sequence) for gpus in GPUS_TRIED if arm in arms_of(gpus)}
+                for arm in ARMS
+            }
             for sequence in sequences(model)
         }
         sys.stderr.write(f"{name}\n")

@@ -108,7 +108,7 @@ def accuracy_of_memory() -> list[str]:
         f"memory, published peaks: half of first predictions were at most {percent(peak['median error'])} off, "
         f"{percent(peak['too low'])} were more than {scores.TOO_LOW:.0%} too low"
     )
-    return [f"{OUTSIDE_PEAKS}; {BESIDE_README}", published]
+    return [f"{OUTSIDE_PEAKS}. {BESIDE_README}", published]
 
 
 def first_of(quantity: str) -> list[scores.Number]:

@@ -10,7 +10,6 @@ from study.core.arms import ROOT, load_arm
 from study.core.gpus import GPUS
 from study.core.text import size
 from study.predict.front import (
-    BUCKET_ELEMENTS,
     FRAGMENTATION,
     HOST_PROCESS_BYTES,
     MISS,
@@ -38,8 +37,17 @@ ARMS = (  # the simplest first, as in `study arms`
 GATHERING = ("zero1", "zero1_cpu", "fsdp2", "fsdp2_grad_op", "fsdp2_cpu")
 GPUS_TRIED = (1, 2, 4, 8, 16, 32, 64)
 LONGER_TOKENS = (4096, 8192)  # than what `study advise` takes, for models that have as many positions
+MICRO_BATCHES = (1, 2, 4, 8)  # sequences
+ACCUMULATIONS = (1, 8)  # micro-batches in a step: with three or more a GPU takes what it takes with eight, within 1 %
 PRECISION: Precision = "bf16_cast"  # of all arms, so that they compare
-SHOWN: dict[str, Any] = {"model": "llama3-8b", "gpus": 8, "gpu": "H100-80GB", "sequence": 2048}  # at first
+SHOWN: dict[str, Any] = {  # at first: README's training
+    "model": "llama3-8b",
+    "sequence": 2048,
+    "micro_batch": 1,
+    "accumulation": 1,
+    "gpus": 8,
+    "gpu": "H100-80GB",
+}
 
 
 def arms_of(gpus: int) -> list[str]:
@@ -55,20 +63,22 @@ def sequences(model: Transformer) -> list[int]:
     return [shortest, *(each for each in LONGER_TOKENS if shortest < each <= (model.positions or each))]
 
 
-def needs(model: Transformer, arm: str, gpus: int, sequence: int, passes: int | None = None) -> list[int]:
-    """Return the bytes of a GPU at the peak, of a node's host memory, and on disk for each GPU.
+def needs(model: Transformer, arm: str, gpus: int, sequence: int) -> list[list[int]]:
+    """Return for each number of micro-batches in a step the MB of a GPU at the peak, by the size of a micro-batch.
 
-    A step has 128 rows, as `study advise` takes it, unless passes are given, and a pass one row. Activations are
-    recomputed.
+    Then, with an arm that offloads, those of a node's host memory, and on disk for each GPU. Buckets are the arm's own.
     """
     flags = TrainingFlags(gpus=gpus, sequence=sequence, precision=PRECISION)
     question = Question.of(model, flags, PlaceFlags(gpu="H100"), StepFlags(checkpointing=True))
-    settled = settled_arm(load_arm(arm), gpus, question.local, BUCKET_ELEMENTS)
-    whole = estimate(question.training(settled, 1, passes or question.batch // gpus))
-    host_bytes = 0
-    if whole.host_bytes:
-        host_bytes = question.local * (whole.host_bytes + int(HOST_PROCESS_BYTES))
-    return [whole.peak_bytes, host_bytes, whole.swapped_bytes]
+    settled = settled_arm(load_arm(arm), gpus, question.local)
+    lines = []
+    for passes in ACCUMULATIONS:
+        found = [estimate(question.training(settled, rows, passes)) for rows in MICRO_BATCHES]
+        line = [each.peak_bytes for each in found]
+        if host_bytes := found[0].host_bytes:
+            line += [question.local * (host_bytes + int(HOST_PROCESS_BYTES)), found[0].swapped_bytes]
+        lines.append([round(each / 1e6) for each in line])
+    return lines
 
 
 def _host_bytes(gpu: str, gpus: int) -> float:
@@ -84,6 +94,8 @@ def values() -> dict:
         "models": models,
         "sequences": models[SHOWN["model"]],
         "gpu_counts": GPUS_TRIED,
+        "micro_batches": MICRO_BATCHES,
+        "accumulations": ACCUMULATIONS,
         "gpus": {
             name: f"{name} ({size(gpu.memory_bytes)}, {gpu.memory_bytes / 2**30:.3g} GiB)" for name, gpu in by_size
         },
@@ -101,7 +113,7 @@ def values() -> dict:
         "arms": ARMS,
         "gathering": GATHERING,
         "precision": PRECISION,
-        "accuracy": "; ".join(accuracy_of_memory()),
+        "accuracy": [f"{each[0].upper()}{each[1:]}." for each in accuracy_of_memory()],
         "miss": f"{MISS:.0%}",
         "reserve": f"{size(OUTSIDE_AT_MOST_BYTES)} and {FRAGMENTATION:.0%}",
     }

@@ -44,25 +44,22 @@ PAGES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True
 )
 PAGES.policies["json.dumps_kwargs"] = {}  # arms keep their order
-NOTEBOOKS = {"stages": "Stages", "compare": "Compare", "replicate": "Documents"}  # with what leads to their pages
+NOTEBOOKS = {"stages": "The stages", "compare": "Compare arms", "replicate": "By document"}  # with what leads to them
 BY_HAND = ("one_process", "data_parallel", "stage1", "stage2", "stage3")  # each is the file before plus one idea
 BY_HAND_FOLDER = ROOT / "examples" / "zero_by_hand"
-IN_NAVIGATION = {  # in navigation, by the doors of README: to understand ZeRO, the answers and tools, the claims
-    "by_hand": "ZeRO by hand",
-    "stages": NOTEBOOKS["stages"],
-    "index": "Answers",
-    "gpu": "On a GPU",
-    "contributed": "Others' hours",
-    "calculator": "Calculator",
-    "paste": "Commands for a log",
-    "stack": "Is my stack right?",
-    "sentences": "What commands say",
-    "compare": NOTEBOOKS["compare"],
-    "claims": "All claims",
-    "replicate": NOTEBOOKS["replicate"],
+IN_NAVIGATION = {  # the doors of README, around them the answers and what was measured
+    "": {"index": "Answers"},
+    "Understand ZeRO": {"by_hand": "ZeRO by hand", "stages": NOTEBOOKS["stages"]},
+    "Your training": {
+        "calculator": "Calculator",
+        "paste": "Read my log",
+        "stack": "Is my stack right?",
+        "sentences": "Messages explained",
+    },
+    "Published claims": {"claims": "All claims", "replicate": NOTEBOOKS["replicate"]},
+    "Our runs": {"compare": NOTEBOOKS["compare"], "gpu": "On a GPU"},
 }
-WITH_A_FIELD = "Read my log"  # what the page of commands for a log is where one can paste into it
-PAGES.globals["pages"] = IN_NAVIGATION
+PAGES.globals |= {"doors": IN_NAVIGATION, "paste": False}
 ANSWERS = ROOT / "reports" / "answers"
 PREVIEW = ROOT / "reports" / "h200" / "preview.png"  # that a link to the pages shows
 ADDED = {"injected-parameters", "papermill-error-cell-tag", "kept"}  # cells of papermill, and of `make outputs`
@@ -88,8 +85,8 @@ def build(folders: list[Path], out: Path, address: str = "", paste: bool = False
     """
     if not BY_HAND_FOLDER.exists():  # a wheel has neither examples nor records nor notebooks
         raise Stop("a report needs the checkout", "clone the repository, and run `make report` in it")
-    # Of this build, and on each page: the picture of a link needs the address, and with `paste` there is a field.
-    PAGES.globals |= {"address": address, "pages": IN_NAVIGATION | ({"paste": WITH_A_FIELD} if paste else {})}
+    # Of this build, and on each page: the picture of a link needs the address, and with `paste` there is one page more.
+    PAGES.globals |= {"address": address, "paste": paste}
     runs = records.load(folders, every_folder_has_runs=True, to_share=True)
     for folder in folders:
         if folder.resolve().is_relative_to(out.resolve()):
@@ -107,7 +104,8 @@ def build(folders: list[Path], out: Path, address: str = "", paste: bool = False
         (site / "osv.json").write_text(json.dumps(osv.records(datetime.now(UTC)), indent=1))
         write(site, "stack", **stacks.values())
         write(site, "faults", "stack", **stacks.values(), alone=True)
-        write(site, "paste", archives=browser.fetch(site / "python") if paste else [], program=READER)
+        if paste:
+            write(site, "paste", archives=browser.fetch(site / "python"), program=READER)
         answered = _answered(site, "index", answers.answers(runs))
         write(site, "calculator", **calculator.values())
         write_by_hand(site)

@@ -21,7 +21,7 @@ from study.core.errors import Stop
 from study.core.gpus import GPUS
 from study.known.faults import table
 from study.ledger import texts
-from study.predict.front import fits_on
+from study.predict.front import fits_on, named
 from study.report import answers, browser, calculator, stacks
 from study.report import site as report
 from tests.cli.test_cli import in_this_process
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason="apt-get instal
 AUDIT = (Path(__file__).parent / "audit.js").read_text()
 BACKGROUND = {"light": "rgb(251, 251, 250)", "dark": "rgb(22, 23, 26)"}
 ANSWERS = [f"answer-{each['name']}" for each in answers.questions()]
-PAGES = ("index", "gpu", "calculator", "stack", "paste", "claims", "sentences", "by_hand", *report.NOTEBOOKS)
+PAGES = ("index", "gpu", "calculator", "stack", "claims", "sentences", "by_hand", *report.NOTEBOOKS)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,11 @@ def test_claims_are_chosen(show):
 
 
 def test_a_stage_is_dragged(show):
-    """16 bytes a parameter under DDP; with eight ranks, stages 1 to 3 take 5.5, 3.75 and 2."""
+    """It opens with the numbers of the text. Eight ranks take 5.5, 3.75 and 2 of DDP's 16 bytes a parameter."""
+    opened = show("index")
+    begun = opened.find_element("css selector", "#drag .total").text
+    assert begun == "Model states of a rank: 128 GB, 16 bytes a parameter; with DDP 16."
+    assert f"{named('llama3-8b').parameters / 1e9:.3g} billion" in opened.find_element("name", "size-is").text
     opened = show("stages")
     script = """const form = document.getElementById("drag");
         form.stage.value = arguments[0];
@@ -160,43 +164,55 @@ CHOOSE = """const form = document.querySelector("form.calculator");
     for (const value of arguments[1]) form.querySelector(`[value="${value}"]`).click();
     form.dispatchEvent(new Event("input"));"""
 UNCHECK = "for (const box of document.querySelectorAll('input:checked')) box.checked = false"
-SIMPLEST = [  # model, GPUs, kind of GPU: what the page advises
-    ("gpt2", 1, "H100-80GB", "Use single on 1 x H100-80GB: 2.63 of 85.5 GB and no offloading."),
-    ("gpt2", 8, "H100-80GB", "Use ddp on 8 x H100-80GB: "),
-    ("llama3-8b", 8, "H100-80GB", "Use zero1 on "),
-    ("llama3-8b", 1, "H100-80GB", "Use zero1_cpu on "),
-    ("llama3-8b", 4, "A100-40GB", "Use zero2_cpu on "),  # as zero3 fits only just
-    ("gpt-neox-20b", 4, "GH200", "It fits only just."),
-    ("llama3-70b", 8, "A100-80GB", "It needs a disk: "),  # as the host has too little memory for zero3_cpu
-    ("llama3-70b", 1, "T4", "Nothing fits on 1 x T4: "),
+SIMPLEST = [  # model, GPUs, kind of GPU, sequences in a micro-batch, gradient accumulation: what the page advises
+    ("gpt2", 1, "H100-80GB", 1, 8, "Use single on 1 x H100-80GB: 2.63 of 85.5 GB and no offloading."),
+    ("gpt2", 8, "H100-80GB", 4, 8, "Use ddp on 8 x H100-80GB: "),
+    ("llama3-8b", 8, "H100-80GB", 1, 1, "Use zero1 on 8 x H100-80GB: 44.8 of 85.5 GB and no offloading."),
+    ("llama3-8b", 8, "H100-80GB", 8, 8, "Use zero2 on "),
+    ("llama3-8b", 1, "H100-80GB", 1, 8, "Use zero1_cpu on "),
+    ("llama3-8b", 4, "A100-40GB", 1, 8, "Use zero2_cpu on "),  # as zero3 fits only just
+    ("gpt-neox-20b", 4, "GH200", 1, 8, "It fits only just."),
+    ("llama3-70b", 8, "A100-80GB", 1, 8, "It needs a disk: "),  # as the host has too little memory for zero3_cpu
+    ("llama3-70b", 1, "T4", 2, 1, "Nothing fits on 1 x T4: "),
 ]
 
 
 def test_the_calculator_names_the_simplest_arm_that_fits(show, monkeypatch, capsys):
-    """What offloads only if nothing else fits with room. The command that the page names is one."""
+    """What offloads only if nothing else fits with room. The commands that the page names are some."""
     page = show("calculator")
     cards, committed = calculator.values()["cards"], json.loads(calculator.FILE.read_text())
-    for model, gpus, gpu, sentence in SIMPLEST:
-        page.execute_script(CHOOSE, {"model": model, "gpus": gpus, "gpu": gpu}, [])
+    for model, gpus, gpu, rows, accumulation, sentence in SIMPLEST:
+        step = {"micro_batch": rows, "accumulation": accumulation}
+        page.execute_script(CHOOSE, {"model": model, "gpus": gpus, "gpu": gpu} | step, [])
         said = page.find_element("id", "sentence").text
         assert sentence in said
         assert ("only just" in said) == (gpu == "GH200")
         assert ("no offloading" in said) == (gpu in ("H100-80GB", "GH200") and "_cpu" not in said)
-        rows = [row.text.split() for row in page.find_elements("css selector", "#arms tbody tr") if row.is_displayed()]
-        cells = next(iter(committed[model].values()))[str(gpus)]
-        assert [row[0] for row in rows] == [*cells]
-        for arm, fits, peak_gb, *_ in rows:
-            assert float(peak_gb) == pytest.approx(cells[arm][0] / 1e9, rel=0.005)
-            has_host = cells[arm][1] <= cards[gpu]["host_bytes"][gpus]
-            assert fits == (fits_on(GPUS[gpu], cells[arm][0]).removeprefix("only ") if has_host else "no"), (arm, gpu)
-    page.execute_script(CHOOSE, {"model": "llama3-8b", "sequence": 8192, "gpus": 8, "gpu": "A100-80GB"}, [])
-    longest = committed["llama3-8b"]["8192"]["8"]["zero1"][0]
-    assert f"Use zero1 on 8 x A100-80GB: {longest / 1e9:.3g} of " in page.find_element("id", "sentence").text
-    assert "--sequence 8192 " in page.find_element("id", "command").text
-    page.execute_script(CHOOSE, {"model": "gpt2", "gpus": 8, "gpu": "T4"}, [])
+        lines = [row.text.split() for row in page.find_elements("css selector", "#arms tbody tr") if row.is_displayed()]
+        assert [line[0] for line in lines] == calculator.arms_of(gpus)
+        for arm, fits, peak_gb, *_ in lines:
+            cell = next(iter(committed[model].values()))[arm][str(gpus)][calculator.ACCUMULATIONS.index(accumulation)]
+            peak_bytes = cell[calculator.MICRO_BATCHES.index(rows)] * 1e6
+            assert float(peak_gb) == pytest.approx(peak_bytes / 1e9, rel=0.005)
+            has_host = sum(cell[len(calculator.MICRO_BATCHES) :][:1]) * 1e6 <= cards[gpu]["host_bytes"][gpus]
+            assert fits == (fits_on(GPUS[gpu], peak_bytes).removeprefix("only ") if has_host else "no"), (arm, gpu)
+    training = {"model": "llama3-8b", "gpus": 8, "gpu": "A100-80GB", "micro_batch": 2, "accumulation": 8}
+    page.execute_script(CHOOSE, training, [])
+    page.execute_script(CHOOSE, {"sequence": 8192}, [])
+    said = page.find_element("id", "sentence").text
+    _, words = page.find_element("id", "same").text.split(maxsplit=1)
+    assert in_this_process(monkeypatch, words) is None
+    arm, _, peak = said.removeprefix("Use ").partition(" on 8 x A100-80GB: ")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"A rank of 8 with {arm} needs {peak.split()[0]} GB" in printed
+    assert "2 sequences of 8,192 tokens per micro-batch, 8 micro-batches in a step" in printed
+    step = {"micro_batch": 2, "accumulation": 1}
+    page.execute_script(CHOOSE, {"model": "gpt2", "gpus": 8, "gpu": "T4"} | step, [])
     _, words = page.find_element("id", "command").text.split(maxsplit=1)
     assert in_this_process(monkeypatch, f"{words} --json") is None
-    assert json.loads(capsys.readouterr().out)["choice"]["arm"] == "ddp"
+    advice = json.loads(capsys.readouterr().out)
+    assert advice["choice"]["arm"] == "ddp"
+    assert words.endswith("--batch 16")
 
 
 def test_drawn_choices_have_the_answers_of_the_table(show):
@@ -238,7 +254,7 @@ deepspeed==0.18.2, stage 3"""
 
 
 def test_a_text_is_read_in_the_browser_by_the_same_python(driver, tmp_path, monkeypatch, capsys):
-    """By the real runtime, over a web server that has nothing else. Where it cannot be fetched, the page says so."""
+    """By the real runtime, over a web server that has nothing else. Where it cannot be loaded, the page says so."""
     monkeypatch.chdir(tmp_path)
     try:
         archives = browser.fetch(tmp_path / "python")
@@ -246,14 +262,15 @@ def test_a_text_is_read_in_the_browser_by_the_same_python(driver, tmp_path, monk
         archives = []
     report.PAGES.globals["address"] = ""
     report.write(tmp_path, "paste", archives=archives, program=report.READER)
+    for name in ("site.css", "site.js"):
+        shutil.copyfile(report.TEMPLATES / name, tmp_path / name)
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         driver.get(f"http://127.0.0.1:{server.server_port}/paste.html")
-        if not archives:
-            assert "study diagnose - " in driver.page_source, "what to type instead"
-            assert driver.find_elements("css selector", ".error") == []
-            return
+        for width, colours in itertools.product((390, 1440), BACKGROUND):
+            look(driver, width, colours)
+            assert driver.execute_script(AUDIT) == [], (width, colours)
         told = driver.find_element("id", "told")
         before = told.text
         script = "const form = document.getElementById('paste'); form.text.value = arguments[0]; form.requestSubmit()"
@@ -262,6 +279,10 @@ def test_a_text_is_read_in_the_browser_by_the_same_python(driver, tmp_path, monk
         while told.text in (before, "Reading ...") and time.monotonic() < end:
             time.sleep(0.2)
         server.shutdown()
+    if not archives:
+        assert told.text.startswith("This browser cannot run it")
+        assert "study diagnose - " in driver.page_source, "what to type instead"
+        return
     capsys.readouterr()
     pasted.tell(answer(PASTED), False)
     assert told.text.split() == capsys.readouterr().out.split()

@@ -50,7 +50,6 @@ def test_every_link_leads_somewhere(site):
         "claims",
         "sentences",
         "by_hand",
-        "paste",
         *(f"answer-{each['name']}" for each in answers.questions()),
         *report.NOTEBOOKS,
     }
@@ -69,13 +68,21 @@ def test_no_page_shows_a_backtick_outside_of_code_and_drawings(site):
         assert not re.search(r"`[^`]+`", plain), path.name
 
 
-def test_navigation_has_the_order_of_readmes_doors(tmp_path):
-    """To understand ZeRO, then the answers and tools, then the claims: and each notebook is in it."""
-    report.write(tmp_path, "sentences", sentences=[])
-    shown = re.findall(r'<a href="(\w+)\.html"', (tmp_path / "sentences.html").read_text())[: len(report.IN_NAVIGATION)]
-    assert shown[:3] == ["by_hand", "stages", "index"]
-    assert shown[-2:] == ["claims", "replicate"]
-    assert {*shown} > report.NOTEBOOKS.keys()
+def test_navigation_has_the_order_of_readmes_doors(tmp_path, monkeypatch):
+    """Each notebook is in it, and the page that reads a log where there is one."""
+    readme = (ROOT / "README.md").read_text()
+    doors = [*report.IN_NAVIGATION][1:4]
+    starts = [readme.lower().index(door.lower().removeprefix("your ")) for door in doors]
+    assert starts == sorted(starts)
+    for paste in (False, True):
+        monkeypatch.setitem(report.PAGES.globals, "paste", paste)
+        report.write(tmp_path, "sentences", sentences=[])
+        nav = (tmp_path / "sentences.html").read_text().partition("</nav>")[0]
+        shown = re.findall(r'<a href="(\w+)\.html"', nav)
+        assert shown[:3] == ["index", "by_hand", "stages"]
+        assert shown.index("stack") < shown.index("claims")
+        assert {*shown} > report.NOTEBOOKS.keys()
+        assert ("paste" in shown) == paste
 
 
 def test_links_of_a_text_lead_to_pages_of_the_site_or_become_words():
@@ -85,7 +92,8 @@ def test_links_of_a_text_lead_to_pages_of_the_site_or_become_words():
 
 def test_the_first_page_begins_with_what_a_stage_divides_and_has_each_answer_with_its_page(site):
     index = html.unescape((site / "index.html").read_text())
-    parts = ("stage 1 the optimizer states", "study oom train.log", 'id="drag"', 'id="answers"', "<table")
+    doors = ("I want to understand ZeRO", "study oom train.log", 'href="claims.html">Each')
+    parts = ("stage 1 the optimizer states", *doors, 'id="drag"', 'id="answers"', "<table")
     begun = [index.index(words) for words in parts]
     assert begun == sorted(begun)
     verdicts = re.findall(r'<td><a href="claims[^>]+>[^<]+</a></td>\s*<td>([^<]+)</td>', index)
@@ -323,7 +331,7 @@ def test_a_report_tells_nothing_private_and_runs_and_writes_nothing_of_a_strange
     out = tmp_path / "below/out"
     quick(stranger, out)
     assert all(tmp_path / "below" in (path, *path.parents) for path in {*tmp_path.rglob("*")} - before)
-    own = 10  # index, gpu, contributed, claims, sentences, calculator, by hand, paste, stack, and that in one file
+    own = 9  # index, gpu, contributed, claims, sentences, calculator, by hand, stack, and that in one file
     assert len([*out.rglob("*.html")]) == own + len(answers.questions())
     assert "Ended early, and why: 1" in (out / "index.html").read_text()
     for path in filter(Path.is_file, out.rglob("*")):

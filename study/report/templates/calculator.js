@@ -18,10 +18,15 @@ function offerSequences(model) {
   if (chosen in models[model]) form.sequence.value = chosen;
 }
 
-// The arms of a row of the table, in the order of `study arms`.
-function answers(of_gpus, gpus, card) {
-  return Object.entries(of_gpus[gpus]).map(([name, [peak, host, disk]]) => (
-    { name, peak, host, disk, fits: fits(peak, host, gpus, card) }));
+// What each arm needs that makes sense on so many GPUs, in the order of `study arms`. The table is in MB.
+function answers(arms, gpus, card) {
+  const sizes = form.micro_batch.options.length;
+  return Object.entries(arms).filter(([, counts]) => gpus in counts).map(([name, counts]) => {
+    const needs = counts[gpus][form.accumulation.selectedIndex].map((mb) => mb * 1e6);
+    const peak = needs[form.micro_batch.selectedIndex];
+    const [host = 0, disk = 0] = needs.slice(sizes);
+    return { name, peak, host, disk, fits: fits(peak, host, gpus, card) };
+  });
 }
 
 // The first that fits: without a disk if it can be, with room rather than only just, and then without offloading.
@@ -41,11 +46,13 @@ function sentence(found, machine, card) {
 
 function show() {
   offerSequences(form.model.value);
-  const { model, sequence, gpus, gpu } = Object.fromEntries(new FormData(form));
+  const { model, sequence, micro_batch, accumulation, gpus, gpu } = Object.fromEntries(new FormData(form));
   const found = answers(models[model][sequence], gpus, cards[gpu]);
   say("sentence", sentence(found, `${gpus} x ${gpu}`, cards[gpu]));
-  const words = `--model ${model} --sequence ${sequence} --gpus ${gpus} --gpu ${gpu}`;
-  say("command", `study advise ${words} --precision bf16_cast --checkpointing`);
+  const words = `--model ${model} --sequence ${sequence} --gpus ${gpus} --gpu ${gpu} --precision bf16_cast --checkpointing`;
+  const step = `--micro-batch ${micro_batch} --accumulation ${accumulation}`;
+  say("same", `study estimate ${words} ${step} --arm ${(simplest(found) || found[0]).name}`);
+  say("command", `study advise ${words} --batch ${micro_batch * accumulation * gpus}`);
   for (const row of document.querySelectorAll("#arms tbody tr")) {
     const arm = found.find((each) => each.name === row.dataset.arm);
     row.hidden = !arm;
