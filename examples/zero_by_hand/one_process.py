@@ -9,6 +9,7 @@ Read on in this order: data_parallel.py, stage1.py, stage2.py, stage3.py. Each i
 
 import argparse
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -55,6 +56,7 @@ def held_bytes(training):
     weights = [*training.model.parameters(), *(each for group in optimizer.param_groups for each in group["params"])]
     gradients = [each.grad for each in weights if each.grad is not None]
     moments = [each for state in optimizer.state.values() for each in state.values() if each.dim()]
+    # A storage counts by its address in C++, `_cdata`: stage 3 frees the memory of some, and these have no other.
     storages = [{each.untyped_storage()._cdata: each for each in tensors} for tensors in (weights, gradients, moments)]
     return [sum(each.untyped_storage().nbytes() for each in unique.values()) for unique in storages]
 
@@ -92,7 +94,7 @@ def run(kind):
     asked = parser.parse_args()
     micro_batches = asked.micro_batches
     if kind is not OneProcess and "RANK" not in os.environ:
-        parser.error(f"start with torchrun --standalone --nproc-per-node 2 {parser.prog}")
+        parser.error(f"start with torchrun --standalone --nproc-per-node 2 {sys.argv[0]}")
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if micro_batches < 1 or SAMPLES % (ranks * micro_batches):
         if rank == 0:

@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 examples/zero_by_hand/stage1.py
 
-The one idea: a rank updates a part of each weight, and keeps the moments of this part alone. Then all ranks gather the
-parts. All-reduce and gather together send 1.5 times as much as data parallelism, as DeepSpeed's stages 1 and 2 do.
+The one idea: a rank updates a part of each weight, and keeps the moments of this part alone. So it needs the sum of
+this part's gradient: a reduce-scatter. Then all ranks gather the parts. Both send as much as data parallelism.
 """
 
 import torch
@@ -34,7 +34,7 @@ class Stage1:
         return self.part[weight]
 
     def padded(self, tensor):  # [...] -> [N * part]
-        flat = tensor.new_zeros(-(-tensor.numel() // self.ranks) * self.ranks)
+        flat = tensor.new_zeros(-(-tensor.numel() // self.ranks) * self.ranks)  # -(-n // N) is n / N, rounded up
         flat[: tensor.numel()] = tensor.flatten()
         return flat
 
@@ -43,21 +43,23 @@ class Stage1:
         (loss / self.micro_batches).backward()  # 4 P bytes: whole gradients
         return loss
 
+    def reduce(self, weight):
+        gradient, part = self.padded(weight.grad), self.part[weight]
+        mine = torch.empty_like(part)
+        dist.reduce_scatter(mine, list(gradient.chunk(self.ranks)))  # a ring sends (N - 1) / N of its bytes
+        mine /= self.ranks
+        self.sent_bytes += gradient.nbytes * (self.ranks - 1) // self.ranks
+        part.grad = mine
+        weight.grad = None
+
     def step(self):
-        for weight, part in self.part.items():
+        for weight in self.part:
             if weight.grad is not None:
-                part.grad = self.average(weight.grad)
-                weight.grad = None
+                self.reduce(weight)
         self.optimizer.step()
         self.optimizer.zero_grad()
         for weight in self.part:
             self.gather(weight)
-
-    def average(self, gradient):  # [...] -> this rank's part of the mean, [part]
-        dist.all_reduce(gradient)
-        gradient /= self.ranks
-        self.sent_bytes += 2 * gradient.nbytes * (self.ranks - 1) // self.ranks
-        return self.padded(gradient).chunk(self.ranks)[self.rank].clone()  # not a view: it would keep the whole
 
     @torch.no_grad()
     def gather(self, weight):

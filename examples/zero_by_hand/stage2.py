@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 examples/zero_by_hand/stage2.py
 
-The one idea: a rank needs the sum of its own part alone, so each gradient is reduce-scattered as soon as the backward
-pass has it, and then freed. One micro-batch sends as much as data parallelism. But each of a step reduces again.
+The one idea: each gradient is reduce-scattered as soon as the backward pass has it, and then freed. With one
+micro-batch in a step that sends as much as data parallelism. But each micro-batch of a step reduces again.
 """
 
 import torch
@@ -35,7 +35,7 @@ class Stage2:
         return self.part[weight]
 
     def padded(self, tensor):  # [...] -> [N * part]
-        flat = tensor.new_zeros(-(-tensor.numel() // self.ranks) * self.ranks)
+        flat = tensor.new_zeros(-(-tensor.numel() // self.ranks) * self.ranks)  # -(-n // N) is n / N, rounded up
         flat[: tensor.numel()] = tensor.flatten()
         return flat
 

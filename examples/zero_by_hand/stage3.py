@@ -39,7 +39,7 @@ class Stage3:
         return self.part[weight]
 
     def padded(self, tensor):  # [...] -> [N * part]
-        flat = tensor.new_zeros(-(-tensor.numel() // self.ranks) * self.ranks)
+        flat = tensor.new_zeros(-(-tensor.numel() // self.ranks) * self.ranks)  # -(-n // N) is n / N, rounded up
         flat[: tensor.numel()] = tensor.flatten()
         return flat
 

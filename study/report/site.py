@@ -4,6 +4,7 @@ Papermill executes the notebooks and nbconvert turns them into HTML. Templates, 
 `templates/`. Nothing is loaded from a network.
 """
 
+import difflib
 import html
 import json
 import os
@@ -12,6 +13,7 @@ import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -238,10 +240,14 @@ def linked(text: str) -> str:
 
 
 def write_by_hand(site: Path) -> None:
-    """Write the page of ZeRO by hand: its README, and then its files."""
+    """Write the page of ZeRO by hand: its README, and then its files, of the last two what they change."""
+    code = {name: (BY_HAND_FOLDER / f"{name}.py").read_text() for name in BY_HAND}
     cells = [linked((BY_HAND_FOLDER / "README.md").read_text())]
-    for name in BY_HAND:
-        cells.append(f"## {name}.py\n\n```python\n{(BY_HAND_FOLDER / f'{name}.py').read_text()}```")
+    cells += [f"## {name}.py\n\n```python\n{code[name]}```" for name in BY_HAND[:3]]
+    for before, name in pairwise(BY_HAND[2:]):
+        changed = difflib.unified_diff(code[before].splitlines(True), code[name].splitlines(True), n=2)
+        lines = "".join(line for line in changed if not line.startswith(("---", "+++")))
+        cells.append(f"## {name}.py, beside {before}.py\n\n```diff\n{lines}```")
     book = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_markdown_cell, cells)))
     write(site, "by_hand", "notebook", body=as_page(book), title="ZeRO by hand", source="examples/zero_by_hand")
     shutil.copyfile(BY_HAND_FOLDER / "held.svg", site / "held.svg")

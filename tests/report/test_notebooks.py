@@ -6,7 +6,9 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 
+import IPython.display
 import keep_outputs
 import nbformat
 import pytest
@@ -50,6 +52,21 @@ def execute(monkeypatch):
         return text, [about["metadata"]["study_name"] for _, about in shown if about]
 
     return run
+
+
+def test_the_sections_by_hand_need_no_study(monkeypatch):
+    """As in the environment of examples/zero_by_hand: the drawing says what is missing."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "study"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    said: list[str] = []
+    monkeypatch.setattr(IPython.display, "display", lambda content: said.append(content.data))
+    titles = [number for number, cell in enumerate(NOTEBOOKS["stages"]) if "## 5." in "".join(cell["source"])]
+    space: dict = {}
+    for cell in NOTEBOOKS["stages"][: titles[0]]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), space)
+    assert said[0].startswith("The drawing needs the study: ")
+    assert "times" in space, "the last of section 4"
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
