@@ -1,11 +1,12 @@
 """`study oom`: what an error about memory means, and which change would fit."""
 
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import tyro
+from packaging.version import Version
 
 from study.cli import given
 from study.cli import pasted as texts
@@ -13,10 +14,10 @@ from study.cli.findings import say_indented
 from study.configs.oom import reading
 from study.configs.oom.by_text import by_text, explained
 from study.configs.oom.causes import Cause
-from study.configs.oom.changes import far_beyond, in_accord, named, predicted
+from study.configs.oom.changes import far_beyond, named, predicted
 from study.configs.oom.explain import tokens_of_logits
 from study.configs.oom.reading import OomError
-from study.configs.oom.recomputing import with_recomputing
+from study.configs.oom.remedies import in_accord, with_known
 from study.configs.oom.said import CHUNKING, typed
 from study.configs.oom.training import Described, KnownTraining
 from study.configs.pasted.answer import answer
@@ -27,7 +28,7 @@ from study.core.settings import flag
 from study.core.text import say_wrapped
 from study.known.faults import ANY
 from study.known.findings import with_id
-from study.predict.front import Wanted, default_sequence
+from study.predict.front import FOLLOWED, Wanted, default_sequence
 
 DEEPSPEED_CONFIG = re.compile(r"\bdeepspeed(?:_config)?[\"']?\s*[:= ]\s*[\"']?([\w./-]{1,200}\.json)\b")
 RECOMPUTES = re.compile(r"(?i)checkpointing|utils\.checkpoint|checkpoint_wrapper|recomput")
@@ -65,27 +66,35 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
         return _of_words(pasted.text)
     causes, known = explained(pasted, message, model, training)
     contradiction = _contradiction(message, known, causes)
-    known = with_recomputing(message, known, causes)
-    which = predicted(message, known, named(causes))
-    told = replace(pasted, said=pasted.said | {"checkpointing": known.described.checkpointing})
-    say_wrapped(*filter(None, [far_beyond(message, known), _not_in_script(error, known, told)]))
     of_tensor = named(causes)
+    which = predicted(message, known, of_tensor)
+    told = with_known(pasted, known)
+    say_wrapped(*filter(None, [far_beyond(message, known), _not_in_script(error, known, told)]))
     remedies = [
-        in_accord(each.remedy_for(told.said), each, which if each is of_tensor else "", told) for each in causes
+        in_accord(each.remedy_for(told.said), each, which.may_fit if each is of_tensor else None, told)
+        for each in causes
     ]
     _show_causes(causes, remedies)
     say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.quoted}")
-    read_words = _show_taken(pasted, known, vars(model) | vars(training), bool(which))
+    read_words = _show_taken(pasted, known, vars(model) | vars(training), bool(which.words))
     say_wrapped(*known.conflicts)
-    if which:
-        say_wrapped("", which)
+    if which.words:
+        say_wrapped("", which.words, *_of_other_release(pasted, known))
     if contradiction:
         say_wrapped("", contradiction)
     _ask(message, known, causes, pasted.text, {path.name for path in paths})
-    if not which:  # one that fits is what failed
+    if not which.words:  # one that fits is what failed
         say_wrapped("`study advise` predicts which arms fit, and how long their steps take.")
     found = {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": known.used}
-    return found | {"read": read_words, "predicted": which or None, "contradiction": contradiction}
+    return found | {"read": read_words, "predicted": which.words or None, "contradiction": contradiction}
+
+
+def _of_other_release(pasted: Pasted, training: KnownTraining) -> list[str]:
+    """Say which release of DeepSpeed is predicted, if the text names another."""
+    release = pasted.releases.get("deepspeed", ANY)
+    if not training.arm.startswith("zero") or not isinstance(release, Version) or str(release) == FOLLOWED:
+        return []
+    return [f"Predicted is what deepspeed {FOLLOWED} allocates; {release} may allocate in another order."]
 
 
 def _not_in_script(words: tuple[str, ...], training: KnownTraining, told: Pasted) -> str:
@@ -117,7 +126,7 @@ def _show_taken(pasted: Pasted, training: KnownTraining, given: dict[str, Any], 
         is_read = given[name] is None and SAID_AS.get(name, name) in training.from_text
         taken.append(f"{_as_taken(training, name, value)}{'*' if is_read else ''}")
     if is_predicted and not training.sequence and training.model:
-        taken.append(f"{typed('sequence', default_sequence(training.model))} (nobody says it)")
+        taken.append(f"{typed('sequence', default_sequence(training.model))} (nobody says it; give yours)")
     words = [each.removesuffix("*") for each in taken if each.endswith("*")]
     if taken:
         say_wrapped(f"Taken as: {', '.join(taken)}{' (* read from the text; flags win)' if words else ''}.")
@@ -170,13 +179,13 @@ def _ask(message: OomError, training: KnownTraining, causes: list[Cause], text: 
         say_wrapped("", f"The text names {named_config[1]}: with --config {named_config[1]} its settings count.")
     if training.model is None:
         say_wrapped("", "With --model and --arm or --config, the size is matched with this training's own tensors.")
-    elif not training.has_adapters:
+    elif not training.has_adapters and not training.says_all_train:
         say_wrapped("", "If only adapters train, give --lora-rank as well.")
     missing = [flag(name) for name in (*training.missing, *(() if training.sequence else ("sequence",)))]
     heard = []
     if not OF_SEQUENCE.isdisjoint(cause.id for cause in causes):
         heard.append("whether the size is of the logits")
-    if message.total or training.gpu_bytes:
-        heard.append("which change is predicted to fit" if training.missing else "what is predicted with it")
+    if training.missing and (message.total or training.gpu_bytes):
+        heard.append("which change is predicted to fit")
     if missing and heard:
         say_wrapped(f"Give {' and '.join(missing)} to hear {' and '.join(heard)}.")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from study.cli import given
-from study.configs.oom import changes, reading
-from study.configs.oom.by_text import by_text
+from study.configs.oom import changes, reading, remedies
+from study.configs.oom.by_text import by_text, explained
 from study.configs.oom.causes import IN_PARTS, IN_PARTS_OF, Cause
 from study.configs.oom.causes import rows as cause_rows
 from study.configs.oom.explain import explain
@@ -24,7 +24,7 @@ from study.configs.pasted.in_use import advised
 from study.configs.pasted.read import read
 from study.core.errors import Stop
 from study.core.shapes import config_of
-from study.predict.front import Wanted, asked_for
+from study.predict.front import FOLLOWED, Wanted, asked_for
 from tests.cli.test_cli import in_this_process
 from tests.conftest import ROOT, table
 
@@ -45,6 +45,11 @@ def test_a_log_may_come_through_a_pipe(monkeypatch):
     text = b"half a letter \xc3"
     monkeypatch.setattr(condense.sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
     assert given.whole_text(*given.split(("-",))) == "half a letter "
+
+
+def cause_of(id: str) -> Cause:
+    row = cause_rows()[id]
+    return Cause(id, row["sentence"], 5, (), row["remedy"], row["apart"])
 
 
 def ids(text: str, model: str | None = None, **described) -> list[str]:
@@ -229,7 +234,7 @@ def test_a_state_that_other_ranks_share_is_said(asked, ranks, other):
     causes, training = explain(error, wanted, given)
     assert causes[0].id == "oom-optimizer"
     assert (f"and not by {ranks}" in causes[0].what) == (other is not None)
-    said = changes.predicted(error, training, causes[0])
+    said = changes.predicted(error, training, causes[0]).words
     assert (f"states shared by {other}: did the launcher start {ranks}?" in said) == (other is not None)
 
 
@@ -329,9 +334,9 @@ def test_the_changes_that_would_fit_are_those_of_the_predictor(total, settings, 
     training = KnownTraining.of(Wanted(model="llama3-8b", lora_rank=16), given)
     causes, _ = explain(reading.find(new("7.90 GiB")), Wanted(), Described())
     assert causes[0].id == "oom-activations"
-    assert says in changes.predicted(error, training, causes[0])
-    assert changes.predicted(error, KnownTraining.of(Wanted(), given), causes[0]) == ""
-    assert changes.predicted(reading.find("exit code 137"), training, causes[0]) == "", "no GPU"
+    assert says in changes.predicted(error, training, causes[0]).words
+    assert changes.predicted(error, KnownTraining.of(Wanted(), given), causes[0]).words == ""
+    assert changes.predicted(reading.find("exit code 137"), training, causes[0]).words == "", "no GPU"
 
 
 @pytest.mark.parametrize(
@@ -352,7 +357,7 @@ def test_who_takes_what_was_predicted_to_be_free_is_named_with_its_size(allocate
     given = Described(arm="zero2", ranks=4, micro_batch=1, sequence=2048, checkpointing=True)
     error = reading.find(text)
     causes, training = explain(error, Wanted(model="llama3-8b", lora_rank=16), given)
-    assert says in changes.predicted(error, training, causes[0])
+    assert says in changes.predicted(error, training, causes[0]).words
 
 
 @pytest.mark.parametrize("model", ["llama3-8b", "qwen2.5-7b", "opt-1.3b"])
@@ -380,8 +385,7 @@ def test_a_config_or_a_text_with_ligers_kernels_computes_the_loss_in_pieces(key,
 @pytest.mark.parametrize("id", [id for id, row in cause_rows().items() if IN_PARTS.split()[0] in row["remedy"]])
 @pytest.mark.parametrize("trainer", [None, *IN_PARTS_OF])
 def test_a_loss_in_parts_is_told_in_the_words_of_the_trainer(id, trainer):
-    row = cause_rows()[id]
-    remedy = Cause(id, row["sentence"], 5, (), row["remedy"], row["apart"]).remedy_for({"trainer": trainer})
+    remedy = cause_of(id).remedy_for({"trainer": trainer})
     assert f"compute the loss in parts ({IN_PARTS_OF.get(trainer, IN_PARTS)}), or" in remedy
     assert trainer is None or read(remedy).said["chunked_loss"], "who does so is heard"
 
@@ -417,7 +421,7 @@ def test_the_numbers_of_a_message_say_whether_activations_are_recomputed(asked, 
     assert answered.described.checkpointing is says
     is_inferred = says is not None and "checkpointing" not in settings
     assert answered.inferred.endswith(f"as the log's {float(allocated.split()[0]):g} GiB say") == is_inferred
-    said = changes.predicted(error, answered, causes[0])
+    said = changes.predicted(error, answered, causes[0]).words
     is_open = "if they are recomputed, which is not known" in said
     fits_neither = "with recomputed ones; the log's " in said
     assert is_open + fits_neither == (says is None and not answered.missing)
@@ -565,7 +569,7 @@ def test_adapters_of_unknown_rank_are_not_predicted_as_full_training():
     assert training.missing == ["lora_rank"]
     error = reading.find(ERROR)
     causes, _ = explain(error, training.wanted, training.described)
-    assert changes.predicted(error, training, causes[0]) == ""
+    assert changes.predicted(error, training, causes[0]).words == ""
 
 
 RECOMPUTES = MESSAGES["recomputing"]
@@ -595,7 +599,7 @@ def test_recomputing_of_a_config_is_taken(key, tmp_path):
     assert training.described.checkpointing is True
     error = reading.find(ERROR)
     causes, _ = explain(error, Wanted(), Described())
-    said = changes.predicted(error, training, causes[0])
+    said = changes.predicted(error, training, causes[0]).words
     assert "activations recomputed: a rank needs" in said
     assert "activations recomputed (" not in said
 
@@ -622,8 +626,7 @@ def as_changed(given: Described, change: changes.Change) -> tuple[Described, Des
 
 @pytest.mark.parametrize("id", cause_rows())
 def test_an_advised_change_shrinks_what_is_named(id):
-    row = cause_rows()[id]
-    cause = Cause(id, row["sentence"], 5, (), row["remedy"], row["apart"])
+    cause = cause_of(id)
     for arm in ("ddp", "zero1", "zero2", "zero3", "fsdp2"):
         given = Described(arm=arm, ranks=4, micro_batch=4, sequence=512, accumulation=2)
         for change in filter(lambda change: change.shrinks_part(cause), changes.that_help(cause, given)):
@@ -634,8 +637,7 @@ def test_an_advised_change_shrinks_what_is_named(id):
 
 @pytest.mark.parametrize("id", cause_rows())
 def test_of_states_only_changes_that_shrink_them_are_advised_and_else_all(id):
-    row = cause_rows()[id]
-    cause = Cause(id, row["sentence"], 5, (), row["remedy"], row["apart"])
+    cause = cause_of(id)
     given = Described(arm="zero2", ranks=4, micro_batch=4, sequence=512)
     advised = changes.that_help(cause, given)
     if changes.TOKENS.intersection(cause.part_of) or id in changes.BESIDE:
@@ -653,7 +655,7 @@ def test_every_change_that_fits_is_listed_whatever_is_named(clue, allocated, unu
     given = Described(arm="zero3", ranks=8, micro_batch=2, sequence=4096, checkpointing=False)
     causes, training = explain(error, Wanted(model="llama3-8b"), given)
     cause = changes.named(causes)
-    said = changes.predicted(error, training, cause)
+    said = changes.predicted(error, training, cause).words
     assert "--chunked-loss, as by Liger (67.5 GiB, only just)" in said
     assert "--micro-batch 1 and twice the accumulation (47.4 GiB)" in said
     assert "activations recomputed (30.9 GiB)" in said
@@ -666,9 +668,8 @@ def test_every_change_that_fits_is_listed_whatever_is_named(clue, allocated, unu
 @pytest.mark.parametrize("id", cause_rows())
 def test_a_remedy_is_of_what_is_named(id):
     """A smaller micro-batch is advised only for what grows with it, and recomputing to nobody who recomputes."""
-    row = cause_rows()[id]
-    cause = Cause(id, row["sentence"], 5, (), row["remedy"], row["apart"])
-    advises_fewer_rows = re.search(r"micro-batch(?! does not help)|shorter sequences", cause.remedy)
+    cause = cause_of(id)
+    advises_fewer_rows = re.search(r"micro-batch(?! does not help| makes none)|shorter sequences", cause.remedy)
     assert not advises_fewer_rows or changes.TOKENS.intersection(cause.part_of)
     assert "recompute" not in advised(cause.remedy, read("gradient_checkpointing: true"))
     assert "recompute" not in cause.remedy or "activations" in cause.part_of
@@ -682,7 +683,7 @@ def test_the_optimizers_states_do_not_shrink_with_the_micro_batch():
             Wanted(model="llama3-8b"), Described(arm=arm, ranks=4, micro_batch=4, sequence=4096)
         )
         causes, _ = explain(error, Wanted(), training.described)
-        said = changes.predicted(error, training, causes[0])
+        said = changes.predicted(error, training, causes[0]).words
         assert causes[0].id == "oom-optimizer"
         assert "--micro-batch" not in said
         assert "activations recomputed" not in said
@@ -699,7 +700,7 @@ def test_where_the_message_has_no_size_a_text_or_a_flag_names_the_gpu():
         ),
     ):
         causes, _ = explain(error, Wanted(), Described())
-        assert "this GPU has 40 GiB (42.9 GB)" in changes.predicted(error, training, causes[0])
+        assert "this GPU has 40 GiB (42.9 GB)" in changes.predicted(error, training, causes[0]).words
     assert stated(read("on A100s")).get("gpu") is None, "there are two sizes"
     with pytest.raises(Stop, match="A1000"):
         Described(gpu="A1000-x")
@@ -945,10 +946,14 @@ def test_what_cannot_be_predicted_without_torch_is_said(monkeypatch):
         given = Described(arm="zero2", ranks=4, micro_batch=2, sequence=2048, chunked_loss=chunked)
         training = KnownTraining.of(Wanted(model="llama3-8b", lora_rank=16), given)
         causes, _ = explain(reading.find(new("7.90 GiB")), Wanted(), Described())
-        said = changes.predicted(error, training, causes[0])
+        said = changes.predicted(error, training, causes[0]).words
         assert "torch is not installed." in said
         assert ("What to do: install PyTorch." in said) == bool(chunked), "of a flag that nobody gave it tells nothing"
         assert said.startswith("Not predicted: " if chunked else "Predicted with ")
+    # What could not be tried is not said to be too little.
+    logits = cause_of("oom-logits")
+    which = changes.predicted(error, replace(training, described=replace(given, chunked_loss=None)), logits)
+    assert "in parts" in remedies.in_accord(logits.remedy, logits, which.may_fit, read(""))
 
 
 @pytest.mark.parametrize(
@@ -976,7 +981,7 @@ def test_changes_are_tried_beside_what_was_not_predicted():
     text = SMALL_CARD.format(39.49) + " Of the allocated memory 38.00 GiB is allocated by PyTorch."
     given = Described(arm="zero2", ranks=4, micro_batch=1, sequence=2048)
     causes, training = explain(reading.find(text), Wanted(model="llama3-8b", lora_rank=16), given)
-    said = changes.predicted(reading.find(text), training, causes[0])
+    said = changes.predicted(reading.find(text), training, causes[0]).words
     assert re.search(
         r"That fits, but this process had [\d.]+ GiB more in tensors: .* With that on top each of these", said
     )
@@ -986,9 +991,9 @@ def test_changes_are_tried_beside_what_was_not_predicted():
     ("asked", "flags", "assumes", "asks"),
     [
         ("3.91", "", False, "Give --micro-batch and --sequence to hear whether the size is of the logits and which ch"),
-        ("3.91", "--micro-batch 1", True, "Give --sequence to hear whether the size is of the logits and what is pre"),
+        ("3.91", "--micro-batch 1", True, "Give --sequence to hear whether the size is of the logits."),
         ("0.44", "", False, "Give --micro-batch and --sequence to hear which change is predicted to fit."),
-        ("0.44", "--micro-batch 1", True, "Give --sequence to hear what is predicted with it."),
+        ("0.44", "--micro-batch 1", True, None),
         ("3.91", "--micro-batch 1 --sequence 8192", False, None),
         ("0.44", "--sequence 8192", False, "Give --micro-batch to hear which change is predicted to fit."),
     ],
@@ -997,33 +1002,49 @@ def test_a_length_that_nobody_says_is_told_and_asked_for(asked, flags, assumes, 
     log = tmp_path / "train.log"
     log.write_text(FULL.format(asked=f"{asked} GiB", allocated="70.00 GiB", total="79.11 GiB"))
     said = said_of(log, f"--model llama3-8b --arm zero2 --ranks 8 {flags}", monkeypatch, capsys)
-    assert ("--sequence 2048 (nobody says it)" in said) == ("with 1 sequence of 2,048 tokens" in said) == assumes
+    assert (
+        ("--sequence 2048 (nobody says it; give yours)" in said)
+        == ("with 1 sequence of 2,048 tokens" in said)
+        == assumes
+    )
     assert (asks or "Taken as") in said
     assert (" to hear " in said) == bool(asks)
 
 
 @pytest.mark.parametrize(
-    ("allocated", "unused", "says"),
+    ("allocated", "unused", "says", "is_first"),
     [
         (
             62.0,
             13.0,
             "the mildest first (* shrinks the logits): PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (65.9 ",
+            True,
         ),
-        (62.0, 3.9, None),  # it is not enough for the tensor
-        (71.0, 5.0, None),  # with it the GPU is full
-        (34.0, 13.0, "not used. Try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True first."),
-        (34.0, 3.9, None),
+        # As much is unused on most GPUs: what else is in tensors is named.
+        (62.0, 4.5, "logits): PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (65.9 ", False),
+        (62.0, 3.9, None, False),  # it is not enough for the tensor
+        (71.0, 5.0, None, False),  # with it the GPU is full
+        (34.0, 13.0, "not used. Try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True first.", True),
+        (34.0, 3.9, None, False),
     ],
 )
-def test_the_setting_that_costs_nothing_is_the_first_change_where_the_unused_part_is_enough(allocated, unused, says):
+def test_the_setting_that_costs_nothing_is_the_first_change_where_the_unused_part_is_enough(
+    allocated, unused, says, is_first
+):
+    """And the first cause, where little else explains the error."""
     free = 79.11 - allocated - unused - 1.5
     error = reading.find(UNUSED.format(asked=3.91, allocated=allocated, unused=unused, free=free))
     given = Described(arm="zero2", ranks=8, micro_batch=1, sequence=8192, checkpointing=True)
     causes, training = explain(error, Wanted(model="llama3-8b"), given)
-    said = changes.predicted(error, training, changes.named(causes))
+    said = changes.predicted(error, training, changes.named(causes)).words
     assert (says or "That fits") in said
     assert ("expandable_segments" in said) == bool(says)
+    ordered, _ = explained(read(LOSS + error.line), replace(error, context=LOSS), Wanted(model="llama3-8b"), given)
+    ids = [cause.id for cause in ordered]
+    assert ids.index("oom-logits") == is_first
+    assert (ids[0] == "oom-fragmentation") == is_first
+    assert len(ids) == len({*ids})
+    assert [cause.points for cause in ordered] == sorted((cause.points for cause in ordered), reverse=True)
 
 
 @pytest.mark.parametrize(
@@ -1048,6 +1069,109 @@ def test_what_a_text_has_in_use_is_not_advised(text, line, advice, tmp_path, mon
         log.write_text(f"{before}{frames}{error}\n")
         flags = "--model llama3-8b --arm zero2 --ranks 8 --micro-batch 1 --sequence 8192"
         assert (advice in said_of(log, flags, monkeypatch, capsys)) == is_advised
+
+
+def test_what_only_just_fits_names_the_change_that_leaves_room(monkeypatch, capsys):
+    message = UNUSED.replace("79.11", "39.39").format(asked=3.74, allocated=28.06, unused=7.42, free=2.61)
+    flags = "--model llama3-8b --arm zero2 --ranks 8 --micro-batch {} --sequence 2048 --checkpointing"
+    for rows in (1, 2):
+        said = said_of(message, flags.format(rows), monkeypatch, capsys)
+        assert said.startswith("Likely: fragmentation: ")
+        assert said.index("[oom-fragmentation]") < said.index("[oom-states]")
+        is_tight = "That only just fits" in said
+        assert ("If it fails again, each of these would fit" in said) == is_tight
+        assert ("--arm zero3 (" in said) == is_tight
+    assert is_tight
+
+
+MAKES_MOMENTS = """Traceback (most recent call last):
+  File "train.py", line 9, in {function}
+    self.optimizer.step()
+  File "deepspeed/ops/adam/fused_adam.py", line 127, in step
+    {line}
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "line", "is_first"),
+    [
+        ("step", "state['exp_avg_sq'] = torch.zeros_like(p.data)", True),
+        ("step", 'state["exp_avg"] = torch.zeros_like(', True),
+        ("step", "exp_avg_sq_sqrt = torch._foreach_sqrt(exp_avg_sqs)", False),
+        ("initialize_optimizer_states", "state['exp_avg_sq'] = torch.zeros_like(p.data)", False),
+    ],
+)
+def test_the_first_update_makes_what_later_steps_need_beside_all_else(function, line, is_first):
+    message = FULL.format(asked="3.74 GiB", allocated="28.00 GiB", total="79.11 GiB")
+    error = reading.find(MAKES_MOMENTS.format(function=function, line=line) + message)
+    wanted = Wanted(model="llama3-8b")
+    given = Described(arm="zero2", ranks=8, micro_batch=2, accumulation=8, sequence=2048, checkpointing=True)
+    causes, training = explain(error, wanted, given)
+    assert causes[0].id == "oom-optimizer"
+    assert ("the first update makes Adam's moments" in causes[0].what) == is_first
+    told = re.search(r"later steps, which need ([\d.]+) GiB more", changes.predicted(error, training, causes[0]).words)
+    more = changes.predicted_memory(wanted, given).peak_bytes / 2**30 - 28 - 3.74
+    assert (told and float(told[1])) == (pytest.approx(more, abs=0.02) if is_first else None)
+    unsaid = replace(training, described=replace(given, checkpointing=None))  # of two peaks none is the one
+    assert "later steps, which" not in changes.predicted(error, unsaid, causes[0]).words
+
+
+OF_OPTIMIZER = {"shard the states", "offload them", "train on more ranks", "`foreach=False`", "8 bits"}
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "left_out"),
+    [
+        ("", "", set()),
+        ("", "--arm ddp", set()),
+        ("", "--arm zero2", {"shard the states"}),
+        ("", "--arm fsdp2_cpu", {"shard the states", "offload them"}),
+        ("ZeRO stage 2\nDeepSpeed Basic Optimizer = FusedAdam", "", {"shard the states", "`foreach=False`"}),
+        ("optim: adamw_torch_fused, zero_stage: 3", "", {"shard the states", "`foreach=False`"}),
+        ("optim: adamw_bnb_8bit", "--arm zero1", {"shard the states", "8 bits"}),
+        ("offload_optimizer_device: cpu, zero_stage: 2", "", {"shard the states", "offload them"}),
+    ],
+)
+def test_the_remedy_of_the_optimizer_is_of_what_it_has_not(text, flags, left_out, monkeypatch, capsys):
+    error = MAKES_MOMENTS.format(function="step", line="state['exp_avg'] = 1").replace("fused_adam", "other")
+    monkeypatch.setattr(condense.sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{text}\n{error}{new()}".encode())))
+    remedy = said_of("-", flags, monkeypatch, capsys).partition("What to do: ")[2].partition("Tells it apart")[0]
+    assert {each for each in OF_OPTIMIZER if each not in remedy} == left_out
+
+
+@pytest.mark.parametrize(
+    ("text", "asks"),
+    [
+        ("", True),
+        ("Number of trainable parameters = 20,971,520", True),
+        ("Number of trainable parameters = 8,030,261,248", False),
+        ("finetuning_type: full", False),
+    ],
+)
+def test_who_says_that_all_train_is_not_asked_for_adapters(text, asks, monkeypatch, capsys):
+    monkeypatch.setattr(condense.sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{text}\n{new()}".encode())))
+    assert ("give --lora-rank" in said_of("-", "--model llama3-8b", monkeypatch, capsys)) == asks
+
+
+@pytest.mark.parametrize(
+    ("text", "arm", "is_told"),
+    [
+        ("deepspeed==0.16.4", "zero2", True),
+        (f"deepspeed=={FOLLOWED}", "zero2", False),
+        ("deepspeed==0.16.4", "fsdp2", False),
+        ("deepspeed", "zero2", False),
+    ],
+)
+def test_a_prediction_says_which_release_it_follows_if_the_text_names_another(text, arm, is_told, monkeypatch, capsys):
+    monkeypatch.setattr(condense.sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{text}\n{new()}".encode())))
+    flags = f"--model llama3-8b --arm {arm} --ranks 8 --micro-batch 1 --checkpointing"
+    said = said_of("-", flags, monkeypatch, capsys)
+    assert "Predicted with " in said
+    assert (f"deepspeed {FOLLOWED} allocates; 0.16.4 may" in said) == is_told
+
+
+def test_the_release_that_is_followed_is_the_one_that_the_study_runs():
+    assert f'"deepspeed=={FOLLOWED}"' in (ROOT / "pyproject.toml").read_text()
 
 
 UPDATE = '  File "a.py", line 1, in train\n    optimizer.step()\n'
@@ -1093,7 +1217,7 @@ def said_beside(allocated: float, asked: float, wanted: Wanted, given: Described
     frames = f"Traceback (most recent call last):\n{clue}" if clue else ""
     error = reading.find(frames + message.replace("1.00 GiB is free", f"{899 - allocated:.2f} GiB is free"))
     causes, training = explain(error, wanted, given)
-    return changes.predicted(error, training, causes[0])
+    return changes.predicted(error, training, causes[0]).words
 
 
 @pytest.mark.parametrize("clue", [LOSS, UPDATE, ""])
@@ -1167,7 +1291,7 @@ def test_what_fills_memory_between_steps_is_the_rest_of_a_training_that_fits(che
     text = "Traceback (most recent call last):\n" + EVALUATION
     error = reading.find(text + FULL.format(asked="27.83 GiB", allocated="62.18 GiB", total=total))
     causes, training = explain(error, Wanted(model="qwen2.5-7b"), given)
-    said = changes.predicted(error, with_recomputing(error, training, causes), changes.named(causes))
+    said = changes.predicted(error, with_recomputing(error, training, causes), changes.named(causes)).words
     assert says in said or (total == "39.39 GiB" and "would fit: `study advise`" in said)
     if "fits (" in said:
         assert said.endswith(" GiB); the rest is evaluation.")

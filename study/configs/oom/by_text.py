@@ -8,6 +8,8 @@ from study.configs.oom.causes import CLUE, Cause, clues
 from study.configs.oom.explain import FILLING, STAGES, explain
 from study.configs.oom.longer import with_longer_sequences
 from study.configs.oom.reading import OomError
+from study.configs.oom.recomputing import with_recomputing
+from study.configs.oom.remedies import first_tried_first
 from study.configs.oom.said import stated
 from study.configs.oom.training import Described, KnownTraining
 from study.configs.pasted.read import Pasted
@@ -60,7 +62,9 @@ def explained(pasted: Pasted, error: OomError, wanted: Wanted, given: Described)
         ids = {cause.id for cause in of_text}
         causes = [*of_text, *(cause for cause in causes if cause.id not in ids)]
         causes.sort(key=lambda cause: -cause.points)
-    return with_longer_sequences(error, known, causes, given)
+    causes, known = with_longer_sequences(error, known, causes, given)
+    known = with_recomputing(error, known, causes)
+    return first_tried_first(error, known, causes), known
 
 
 def _round(pasted: Pasted) -> RoundTraining | None:

@@ -40,6 +40,8 @@ IN_PARTS_OF = {
     "axolotl": "`liger_fused_linear_cross_entropy: true` with axolotl.integrations.liger.LigerPlugin",
     "ms-swift": "`--use_liger_kernel true`",
 }
+MOMENTS = re.compile(r"""\[["']exp_avg(?:_sq)?["']\] ?=""")
+BEFORE_UPDATES = re.compile("initialize_optimizer_states|_setup_for_real_optimizer")
 WIDTHS = (4, 2)  # bytes that an element of a tensor has, where its row does not say it
 
 
@@ -54,6 +56,7 @@ class CauseRow(TypedDict):
     points: NotRequired[int]
     widths: NotRequired[list[int | float]]
     clue: NotRequired[Regex]
+    first_update: NotRequired[str]
     last: NotRequired[int]
     elsewhere: NotRequired[Regex]
 
@@ -116,7 +119,8 @@ def causes(
         of_cause = [reason for reason in reasons if reason.cause == id]
         if not of_cause:
             continue
-        what = sizes.get(id, "") + row["sentence"].format(**values)
+        sentence = row["first_update"] if "first_update" in row and makes_moments(error) else row["sentence"]
+        what = sizes.get(id, "") + sentence.format(**values)
         points = sum(reason.points for reason in of_cause)
         ranked.append(Cause(id, what, points, tuple(reason.text for reason in of_cause), row["remedy"], row["apart"]))
     return sorted(ranked, key=lambda cause: -cause.points)[:MOST]
@@ -148,6 +152,11 @@ def clues(error: OomError) -> Iterator[Reason]:
     for id, row in rows().items():
         if named := re.findall(row.get("clue", "(?!)"), "".join(error.frames[-row.get("last", 0) :])):
             yield Reason(id, CLUE, f"the text names {named[-1].strip(' (=')}")
+
+
+def makes_moments(error: OomError) -> bool:
+    """Whether the last frame makes Adam's moments in an update, the first: stage 3 makes them before any."""
+    return bool(MOMENTS.search(error.frames[-1])) and not BEFORE_UPDATES.search("".join(error.frames))
 
 
 def _numbers(error: OomError) -> Iterator[Reason]:

@@ -5,13 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from study.configs.oom.causes import Cause, clues
+from study.configs.oom.causes import UNUSED_SHARE, Cause, clues, makes_moments
 from study.configs.oom.explain import ranks_that_share
 from study.configs.oom.reading import OomError
 from study.configs.oom.said import IN_ONE_PIECE
 from study.configs.oom.training import Described, KnownTraining
-from study.configs.pasted.in_use import advised
-from study.configs.pasted.read import Pasted
 from study.core import arms
 from study.core.errors import Stop
 from study.core.gpus import GPUS, Gpu, gpu_named, like
@@ -42,9 +40,9 @@ BETWEEN_STEPS = {
     "oom-generation": "generation",
 }
 TOKENS = frozenset(("activations", "logits"))
-# By what a text may have in use: the change that a remedy may name.
-ADVISED = {"chunked_loss": "--chunked-loss, as by Liger", "checkpointing": "activations recomputed ("}
-NONE_FITS = "single change that helps with it would fit"
+IN_PIECES = "--chunked-loss, as by Liger"  # the loss
+RECOMPUTED = "activations recomputed"
+ROUNDED = 2**27  # bytes: less is within a digit of what is printed
 LEAST_TAKEN = 2**30  # bytes: less is within what a prediction leaves for context and fragmentation
 FAR = 1.2  # times the GPU
 NEAR = 0.15  # of an excess: what takes about as much may be it
@@ -81,6 +79,15 @@ class Change:
         return not self.shrinks.isdisjoint(cause.part_of)
 
 
+@dataclass(frozen=True)
+class Predicted:
+    """What is predicted of a training, in words. Empty: too little is said."""
+
+    words: str = ""
+    may_fit: tuple[Change, ...] | None = None  # changes that fit, or could not be tried. None: none was looked at
+    is_in_pieces: bool = False  # it fits, and with all in one piece the tensor would have had room
+
+
 def helps_in_one_piece(error: OomError, training: KnownTraining) -> bool:
     """Whether what PyTorch holds without use would be enough for the tensor in one piece, which it is not yet."""
     return error.unallocated >= error.asked.high > 0 and IN_ONE_PIECE not in training.settings
@@ -91,39 +98,46 @@ def named(causes: list[Cause]) -> Cause:
     return next((cause for cause in causes if cause.id not in BESIDE), causes[0])
 
 
-def predicted(error: OomError, training: KnownTraining, cause: Cause) -> str:
-    """Return what a rank is predicted to need of this GPU, and which changes would fit.
-
-    Empty: too little is said.
-    """
+def predicted(error: OomError, training: KnownTraining, cause: Cause) -> Predicted:
+    """Return what a rank is predicted to need of this GPU, and which changes would fit."""
     model, given = training.model, training.described
     total_bytes = error.total or training.gpu_bytes
     if error.where != "GPU" or not total_bytes or model is None or training.missing:
-        return ""
+        return Predicted()
     try:
         prediction = prediction_of(training.wanted, given)
         needs_bytes = prediction.memory.peak_bytes
     except Stop as stop:  # an arm whose memory is not predicted, or what is traced where PyTorch is missing
-        return f"Not predicted: {stop.sentence}"
+        return Predicted(f"Not predicted: {stop.sentence}")
     card = like(GPUS[gpu_named("H100")], total_bytes, None)  # memory depends on no more than its size
     if cause.id in BETWEEN_STEPS and (fitting := _steps_that_fit(card, training, model)):
-        return f"{fitting}; the rest is {BETWEEN_STEPS[cause.id]}."
+        return Predicted(f"{fitting}; the rest is {BETWEEN_STEPS[cause.id]}.")
     gpu = f"{binary_size(total_bytes, 4)} ({size(total_bytes)})"  # with the digits of the message
     has = f"this GPU has {gpu}, less {binary_size(reserve_bytes(card))} for context and fragmentation"
-    text = f"{_assumed(training, model)}: {_needs(training, needs_bytes)}; {has}"
+    later = _later(error, training, needs_bytes)
+    needs = f"{_assumed(training, model)}: {_needs(training, needs_bytes)}; {has}.{later}"
     fit = fits_on(card, needs_bytes)
     if fit == "no":
-        return f"{text}. {_which_fit(card, training, error, cause, 0)}"
+        which, may_fit = _which_fit(card, training, error, cause, 0)
+        return Predicted(f"{needs} {which}", may_fit)
     if given.chunked_loss and "logits" in cause.part_of:  # the flag is of the next run
-        return f"{text}. That fits: a loss in pieces never makes the whole logits, of which the message is."
+        return Predicted(f"{needs} That fits: a loss in pieces never makes the whole logits, of which the message is.")
     made_in = next((MADE_IN[clue.cause] for clue in clues(error) if clue.cause in MADE_IN), "")
     rest = _Rest.of(error, prediction.most_bytes(made_in))
     fits = "That only just fits" if fit == "only just" else "That fits"
-    text = f"{text}. {fits}{_although_it_fits(error, training, model, rest)}"
-    if rest.where in ("unused", "outside") or not rest.taken_bytes or ranks_that_share(error, training):
-        return text
-    fitting = _which_fit(card, training, error, cause, rest.taken_bytes)
-    return f"{text} With that on top {fitting[0].lower()}{fitting[1:]}"
+    words = f"{needs} {fits}{_although_it_fits(error, training, model, rest)}"
+    if rest.where == "outside" or ranks_that_share(error, training):
+        return Predicted(words)
+    is_in_pieces = helps_in_one_piece(error, training)
+    is_of_tensors = rest.where != "unused" and rest.taken_bytes > 0
+    if not is_of_tensors and fit == "yes":
+        return Predicted(words, is_in_pieces=is_in_pieces and rest.where == "unused")
+    which, may_fit = _which_fit(card, training, error, cause, rest.taken_bytes if is_of_tensors else 0)
+    if is_of_tensors:  # beside them little that is unused explains nothing
+        is_much = error.unallocated >= UNUSED_SHARE * total_bytes
+        is_in_pieces &= is_much and any(change.words == IN_ONE_PIECE for change in may_fit)
+    then = "With that on top" if is_of_tensors else "If it fails again,"
+    return Predicted(f"{words} {then} {which[0].lower()}{which[1:]}", may_fit, is_in_pieces)
 
 
 def far_beyond(error: OomError, training: KnownTraining) -> str:
@@ -143,18 +157,6 @@ def far_beyond(error: OomError, training: KnownTraining) -> str:
             needs, gpu = binary_size(needs_bytes), binary_size(total_bytes, 4)
             return f"The training as given needs {needs}, predicted, on a GPU of {gpu}."
     return ""
-
-
-def in_accord(remedy: str, cause: Cause, predicted: str, pasted: Pasted) -> str:
-    """Return the remedy of the cause that is named, without what the list of changes says would not fit."""
-    if TOKENS.isdisjoint(cause.part_of) or "would fit" not in predicted:
-        return advised(remedy, pasted)
-    if NONE_FITS in predicted:
-        return "change several things at once: no single change would fit"
-    if ")*" not in predicted:
-        return "one of the changes below: no change of this part alone would fit"
-    too_little = {name: True for name, words in ADVISED.items() if words not in predicted}
-    return advised(remedy, replace(pasted, said=pasted.said | too_little))
 
 
 @dataclass(frozen=True)
@@ -191,29 +193,31 @@ def _steps_that_fit(card: Gpu, training: KnownTraining, model: Transformer) -> s
     return ""
 
 
-def _which_fit(card: Gpu, training: KnownTraining, error: OomError, cause: Cause, more_bytes: int) -> str:
-    """Return which changes would fit, those marked that shrink the part of memory that is named.
+def _which_fit(
+    card: Gpu, training: KnownTraining, error: OomError, cause: Cause, more_bytes: int
+) -> tuple[str, tuple[Change, ...]]:
+    """Return which changes would fit, in words that mark those that shrink what is named, and which may.
 
     `more_bytes` are on the GPU beside what is predicted. `study advise` knows nothing of them.
     """
     changes = that_help(cause, training.described)
-    if helps_in_one_piece(error, training):  # it costs nothing
+    if more_bytes and helps_in_one_piece(error, training):  # it costs nothing
         changes = [Change(IN_ONE_PIECE, training.described, frozenset()), *changes]
-    fitting, untried = _tried(card, training, cause, changes, more_bytes)
+    fitting, untried, may_fit = _tried(card, training, cause, changes, more_bytes)
     if not fitting:
         several = "" if more_bytes else ": `study advise` tries several"
-        return f"No {NONE_FITS}{several}.{untried}"
+        return f"No single change that helps with it would fit{several}.{untried}", may_fit
     times = "" if more_bytes else " `study advise` predicts how long their steps take."
     is_marked = any(words.endswith("*") for words in fitting)
     legend = f" (* shrinks the {' or '.join(cause.part_of)})" if is_marked else ""
-    return f"Each of these would fit, the mildest first{legend}: {'; '.join(fitting)}.{untried}{times}"
+    return f"Each of these would fit, the mildest first{legend}: {'; '.join(fitting)}.{untried}{times}", may_fit
 
 
 def _tried(
     card: Gpu, training: KnownTraining, cause: Cause, changes: list[Change], more_bytes: int
-) -> tuple[list[str], str]:
-    """Return the changes that are predicted to fit, each with what a rank needs then; and what could not be tried."""
-    fitting = []
+) -> tuple[list[str], str, tuple[Change, ...]]:
+    """Return in words which changes are predicted to fit, and which could not be tried; and all of these."""
+    fitting, may_fit = [], []
     untried = ""
     for change in changes:
         try:
@@ -221,13 +225,15 @@ def _tried(
         except Stop as stop:
             if stop.status == "unavailable":
                 untried += f" Not tried: {change.words}: {stop.what}."  # its remedy is of flags that nobody gave
+                may_fit.append(change)
             continue
         answer = fits_on(card, changed_bytes)
         if answer != "no":
             just = ", only just" if answer == "only just" else ""
             mark = "*" if change.shrinks_part(cause) else ""
             fitting.append(f"{change.words} ({binary_size(changed_bytes)}{just}){mark}")
-    return fitting, untried
+            may_fit.append(change)
+    return fitting, untried, tuple(may_fit)
 
 
 def _assumed(training: KnownTraining, model: Transformer) -> str:
@@ -248,6 +254,15 @@ def _needs(training: KnownTraining, needs_bytes: float) -> str:
     recomputing = replace(training.described, checkpointing=True)
     other = binary_size(predicted_memory(training.wanted, recomputing).peak_bytes)
     return f"{needs} if activations are kept, and {other} if they are recomputed, which is not known"
+
+
+def _later(error: OomError, training: KnownTraining, needs_bytes: int) -> str:
+    """Return how much more a later step needs than the first update had, if that made moments; else nothing."""
+    more_bytes = needs_bytes - (error.allocated or needs_bytes) - error.asked.low
+    is_known = training.described.checkpointing is not None and not ranks_that_share(error, training)
+    if more_bytes < ROUNDED or not is_known or not makes_moments(error):
+        return ""
+    return f" That is of later steps, which need {binary_size(more_bytes)} more than this first update had."
 
 
 def _although_it_fits(error: OomError, training: KnownTraining, model: Transformer, rest: _Rest) -> str:
@@ -336,13 +351,13 @@ def single_changes(given: Described) -> Iterator[Change]:
         fewer = replace(given, micro_batch=rows, accumulation=fold * (given.accumulation or 1))
         yield Change(f"--micro-batch {rows} and {passes} the accumulation", fewer, TOKENS)
     if not given.checkpointing:
-        yield Change("activations recomputed", replace(given, checkpointing=True), frozenset(("activations",)))
+        yield Change(RECOMPUTED, replace(given, checkpointing=True), frozenset(("activations",)))
     yield from _arms_that_hold_less(given)
 
 
 def _loss_in_pieces(given: Described) -> Iterator[Change]:
     if not given.chunked_loss:
-        yield Change(ADVISED["chunked_loss"], replace(given, chunked_loss=True), frozenset(("logits",)))
+        yield Change(IN_PIECES, replace(given, chunked_loss=True), frozenset(("logits",)))
 
 
 def _arms_that_hold_less(given: Described) -> Iterator[Change]:

@@ -20,6 +20,8 @@ OUR_NAMES = {"sequences per micro-batch and rank": "micro_batch", "rank of the a
 RECOMPUTING = ("checkpointing", "the Trainer's FSDP recomputing")
 IN_ONE_PIECE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"  # of the allocator
 CHUNKING = "fused kernels (Liger)"  # with the Trainer's default kernels: one is the loss of chunks
+# As the Trainer prints it: "Number of trainable parameters = 8,030,261,248".
+TRAINABLE = re.compile(r"(?i)\btrainable param(?:eter)?s ?[:=] ?(\d{1,3}(?:,\d{3})+|\d{4,12})\b")
 # DeepSpeed has one file for two stages. The second is more usual: examples of transformers and Accelerate have it.
 STAGE_1_OR_2 = "as the text names stage_1_and_2.py; stage 1 holds all gradients as well"
 OF_TEXT = ("ranks", "micro_batch", "sequence", "lora_rank")
@@ -40,6 +42,7 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     said["stage"] = pasted.said.get("stage")
     if pasted.is_stage_1_or_2:
         said |= {"stage": 2, "assumed": STAGE_1_OR_2}
+    said["trainable"] = only({int(each.replace(",", "")) for each in TRAINABLE.findall(pasted.text)})
     said[CHUNKING] = pasted.said.get("chunked_loss")
     said[IN_ONE_PIECE] = advised(IN_ONE_PIECE, pasted) != IN_ONE_PIECE or None
     about = told(pasted.text)

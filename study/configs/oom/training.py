@@ -156,6 +156,13 @@ class KnownTraining:
     def has_adapters(self) -> bool:
         return bool(self.wanted.lora_rank or self.settings.get("adapters"))
 
+    @property
+    def says_all_train(self) -> bool:
+        """Whether a text or a config says that no adapters train, or counts more weights than they would have."""
+        counted = self.settings.get("trainable", 0)
+        is_all = self.model is not None and counted > self.model.parameters / 2
+        return is_all or self.settings.get("adapters") is False
+
     @functools.cached_property
     def trained(self) -> int:
         """Parameters that train. Of adapters without their rank nothing is said."""

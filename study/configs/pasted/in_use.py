@@ -50,8 +50,8 @@ class InUse:
 
     def fits(self, pasted: Pasted) -> bool:
         """Whether a text says it."""
-        is_said = all(pasted.said.get(condition) in values for condition, values in self.said.items())
-        return is_said and _is_in_use(self.text, pasted.text)
+        is_said = any(pasted.said.get(condition) in values for condition, values in self.said.items())
+        return is_said or bool(self.text and _is_in_use(self.text, pasted.text))
 
 
 @functools.cache

@@ -6,6 +6,7 @@ from study.predict.engines.base import Engine
 from study.predict.trace.tape import Tensor
 from study.predict.training import Training
 
+FOLLOWED = "0.19.8"  # DeepSpeed's release, in whose order all is allocated
 OPTIMIZER_ROLES = ("master", "moments", "swap", "host_gradients", "host_staging")
 NORM_BYTES = 8  # DeepSpeed takes norms in fp64, one tensor at a time (zero/utils.py, get_norm_dtype)
 

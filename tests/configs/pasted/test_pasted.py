@@ -539,10 +539,15 @@ def test_a_config_is_read_whatever_its_form():
 REMEDIES = {id: row.remedy for rows in (tracebacks.messages(), situations.situations()) for id, row in rows.items()}
 REMEDIES |= {id: row["remedy"] for id, row in (tracebacks.rows() | watchdogs.causes_of_waits()).items()}
 IN_USE = {
+    "adam_of_8_bits": "optim: adamw_bnb_8bit",
     "bf16": "using bf16",
     "checkpointing": "I already set gradient_checkpointing=True",
     "chunked_loss": "use_liger_kernel=True",
+    "fused": "DeepSpeed Basic Optimizer = FusedAdam",
     "lora": "LoRA",
+    "offload": "offload_optimizer_device: cpu",
+    "sharded_states": "deepspeed/runtime/zero/stage_1_and_2.py",
+    "sharded_weights": "zero_stage: 3",
     "shards": "StateDictType.SHARDED_STATE_DICT",
     "npu": "os & arch: ascend 910b, aarch64",
     "rocm": "torch 2.6.0+rocm6.2.4",
