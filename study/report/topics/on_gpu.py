@@ -24,6 +24,7 @@ MEASURED = {
     "step_s": "step_s",
 }
 OVER = {name: f"{name.partition('_')[0]} p/m" for name in MEASURED}  # predicted over measured
+NEAR = 0.01
 TICKS_GB = (5, 10, 20, 50, 100)
 SECONDS = style.StackedBars("over", {}, "{:.3g}".format, "times the median step of one process alone")
 
@@ -39,6 +40,32 @@ def table(runs: Runs, folder: Path = FOLDER) -> pd.DataFrame:
             row[OVER[name]] = metrics.over(before[name].get(run.record.run_id), row[name])
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def at_first_sight() -> list[dict]:
+    """Return by set how many peaks of tensors were predicted within 1 %: of all runs, and of what no set before had.
+
+    Two runs are one training if all is the same that may change a peak. A seed changes none.
+    """
+    seen: set[tuple] = set()
+    lines = []
+    for folder in (FOLDER, *LATER):
+        done = load(folder / "runs")
+        near: list[bool] = []
+        new: list[bool] = []
+        for run, over in zip(done.done, table(done, folder)[OVER["allocated_bytes"]], strict=True):
+            if pd.isna(over):
+                continue  # not predicted, or its tensors were not counted
+            near.append(abs(over - 1) < NEAR)
+            asked, releases = run.facts, run.record.software
+            training = *map(asked.get, (*ABOUT, "lora_rank", "allocator")), releases["deepspeed"], releases["transformers"]
+            if training not in seen:
+                new.append(near[-1])
+            seen.add(training)
+        counted = {"runs": len(near), "within 1 %": sum(near), "new trainings": len(new), "of them within 1 %": sum(new)}
+        lines.append({"set": folder.name, **counted})
+    total = {name: sum(line[name] for line in lines) for name in counted}
+    return [*lines, {"set": "all", **total}]
 
 
 def in_words(run: pd.Series) -> str:
