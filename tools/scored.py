@@ -51,7 +51,7 @@ def refused() -> list[dict]:
 
 if __name__ == "__main__":
     if "--gpus" in sys.argv:
-        show(on_gpu.at_first_sight())
+        show(on_gpu.at_first_sight().to_dict("records"))
         sys.exit()
     if "--write" in sys.argv:
         store_predictions()

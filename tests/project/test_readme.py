@@ -80,6 +80,7 @@ def test_readme_says_how_many_arms_there_are_and_what_each_count_counts():
     assert f"compares {len(NAMES)} ways to train, its *arms*" in README
     assert "The losses of twelve ways to train coincide" in README
     assert len(trained) == 12
+    assert f"{len(trained) - 1} arms are within" in page_of("losses"), "those beside ddp"
 
 
 @pytest.mark.parametrize("each", QUESTIONS, ids=lambda each: each["name"])

@@ -42,30 +42,28 @@ def table(runs: Runs, folder: Path = FOLDER) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def at_first_sight() -> list[dict]:
+def at_first_sight() -> pd.DataFrame:
     """Return by set how many peaks of tensors were predicted within 1 %: of all runs, and of what no set before had.
 
     Two runs are one training if all is the same that may change a peak. A seed changes none.
     """
-    seen: set[tuple] = set()
-    lines = []
+    rows = []
     for folder in (FOLDER, *LATER):
         done = load(folder / "runs")
-        near: list[bool] = []
-        new: list[bool] = []
         for run, over in zip(done.done, table(done, folder)[OVER["allocated_bytes"]], strict=True):
             if pd.isna(over):
                 continue  # not predicted, or its tensors were not counted
-            near.append(abs(over - 1) < NEAR)
-            asked, releases = run.facts, run.record.software
-            training = *map(asked.get, (*ABOUT, "lora_rank", "allocator")), releases["deepspeed"], releases["transformers"]
-            if training not in seen:
-                new.append(near[-1])
-            seen.add(training)
-        counted = {"runs": len(near), "within 1 %": sum(near), "new trainings": len(new), "of them within 1 %": sum(new)}
-        lines.append({"set": folder.name, **counted})
-    total = {name: sum(line[name] for line in lines) for name in counted}
-    return [*lines, {"set": "all", **total}]
+            asked = [run.facts[name] for name in (*ABOUT, "lora_rank", "allocator")]
+            releases = [run.record.software[name] for name in ("deepspeed", "transformers")]
+            rows.append({"set": folder.name, "training": str(asked + releases), "near": abs(over - 1) < NEAR})
+    runs = pd.DataFrame(rows)
+    counted = {}
+    for what, chosen in {"runs": runs, "new trainings": runs.drop_duplicates("training")}.items():
+        counted[what] = chosen.groupby("set", sort=False)["near"].count()
+        counted[f"{what} within 1 %"] = chosen.groupby("set", sort=False)["near"].sum()
+    by_set = pd.DataFrame(counted)
+    by_set.loc["all"] = by_set.sum()
+    return by_set.reset_index()
 
 
 def in_words(run: pd.Series) -> str:
