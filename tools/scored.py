@@ -2,6 +2,7 @@
 
 `python tools/scored.py` shows it; `--write` predicts all rows again, and stores the result in
 reports/outside/predictions.csv. Most models are traced for that, which takes an hour where the cache is empty.
+`--gpus` counts instead how many peaks of our own runs on a GPU were predicted before, and how well.
 """
 
 import itertools
@@ -12,6 +13,7 @@ import pandas as pd
 
 from study.core.text import say, show
 from study.predict.outside import published, scores
+from study.report.topics import on_gpu
 
 DECIDES = ("config", "dtype", "n_gpus", "seq", "micro_batch", "gpu_name")  # without these nothing is predicted
 
@@ -48,6 +50,9 @@ def refused() -> list[dict]:
 
 
 if __name__ == "__main__":
+    if "--gpus" in sys.argv:
+        show(on_gpu.at_first_sight().to_dict("records"))
+        sys.exit()
     if "--write" in sys.argv:
         store_predictions()
     scores.show_lines(by_set())

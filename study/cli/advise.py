@@ -55,7 +55,7 @@ def advise(
     if advice.choice:
         given = vars(model) | vars(training) | vars(place)
         detail = in_detail(advice.choice, given | {"gpus": advice.question.gpus})
-    say_wrapped(*lines, *answer.card_note(place), "")
+    say_wrapped(*lines, "")
     show(rows.table(advice))
     say_wrapped("", rows.below_table(advice), *answer.shape_note(shape, model.params))
     if details:

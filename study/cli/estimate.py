@@ -27,8 +27,8 @@ from study.predict.front import (
     settled_arm,
     usual_precision,
 )
+from study.report import accuracy, estimates
 from study.report import advice as answer
-from study.report import estimates
 
 Device = Literal["cuda", "cpu"]
 
@@ -155,9 +155,13 @@ def estimate(
     notes = [f"Not read: {', '.join(unread)}."] if unread else []
     if read:
         notes.append(f"Read from {config}: {', '.join(typed(name, value) for name, value in read.items())}.")
-    notes += [*answer.card_note(place), *answer.recompute_note(passes.checkpointing, ours.model, arm.stage)]
-    show_needs(needs, [*notes, *answer.shape_note(ours.model, model.params)])
-    return in_json(needs)
+    notes += answer.recompute_note(passes.checkpointing, ours.model, arm.stage)
+    # A number of parameters is taken for a shape of about that size; their states need no shape.
+    parameters = ours.model.parameters if model.layers else model.params or ours.model.parameters
+    states = estimates.model_states(needs, parameters)
+    notes += answer.shape_note(ours.model, model.params)
+    show_needs(needs, notes, estimates.of_states(states, parameters))
+    return in_json(needs) | {"model_states": states}
 
 
 def read_from(config: Path, passes: PassFlags) -> dict[str, Any]:
@@ -171,12 +175,11 @@ def read_from(config: Path, passes: PassFlags) -> dict[str, Any]:
     return {"arm": settings["arm"]} | {name: value for name, value in numbers.items() if isinstance(value, int)}
 
 
-def show_needs(needs: estimates.Needs, notes: list[str]) -> None:
+def show_needs(needs: estimates.Needs, notes: list[str], states: list[str]) -> None:
     say_wrapped(*estimates.in_words(needs), *notes, "")
     say(f"at the peak ({needs.estimate.peak_when}), buffers and temporaries included:")
     show(estimates.table(needs.estimate, needs.training.placement.in_ddp))
-    say_wrapped("", *estimates.moved(needs))
-    say_wrapped("", *estimates.resting_on(needs))
+    say_wrapped("", *states, *estimates.moved(needs), accuracy.in_a_line(bool(needs.step)))
 
 
 def in_json(needs: estimates.Needs) -> dict:

@@ -94,11 +94,17 @@ def gpu_named(text: str) -> str:
     raise Stop(f"{text!r} is not a known GPU", remedy)
 
 
-def taken(text: str) -> list[str]:
-    """Return a sentence of which GPU a text is taken as, if such GPUs are sold in several sizes and it names none."""
-    sizes = {GPUS[name].memory_bytes for name in _meant(text.lower())}
-    name = gpu_named(text)
-    return [f"{text} taken as {name}."] if len(sizes) > 1 and text.lower() != name.lower() else []
+def taken(text: str) -> str:
+    """Return a sentence of which GPU a text is taken as; empty unless such GPUs are sold in several sizes."""
+    meant = _meant(text.lower())
+    if not meant or text.lower() == (name := gpu_named(text)).lower():
+        return ""
+    of_size = {GPUS[each].memory_bytes: each for each in reversed(meant) if each != name}
+    of_size.pop(GPUS[name].memory_bytes, None)
+    others = sorted(of_size.values(), key=meant.index)
+    if not others:
+        return ""
+    return f"{text} taken as {name} ({' and '.join(others)} {'are others' if len(others) > 1 else 'is another'})"
 
 
 def like(gpu: Gpu, memory_bytes: float, tflops: float | None) -> Gpu:

@@ -47,6 +47,6 @@ from study.predict.question import (
     settled_arm,
     usual_precision,
 )
-from study.predict.step_time import Hardware, StepTime, kind_of_interval
+from study.predict.step_time import Hardware, StepTime
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Batch, Recomputation, Training

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 from study.core.recipes import RECIPES, Recipe
 
+# By arm: the stage by which the formulas divide its states. Of groups of ranks and of offloading they say less.
+STAGES = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp2": 3}
 MOMENTS = {"sgd": 1, "muon": 1, "adafactor": 0}  # of a matrix; 2 of others
 # P2 table 4, on a DGX-2's host: CPU-Adam takes 0.22, 0.51, 1.03, 2.41 and 2.57 s for 1, 2, 4, 8 and 10 billion.
 CPU_ADAM_S_PER_BILLION = 0.26

@@ -4,14 +4,12 @@ import json
 from dataclasses import asdict
 
 from study.core import arms
-from study.core.gpus import taken
 from study.core.recipes import RECIPES
 from study.core.text import number_of, times
 from study.known.findings import finding
 from study.predict.front import (
     MORE_ROWS,
     Advice,
-    PlaceFlags,
     Question,
     Row,
     Transformer,
@@ -137,10 +135,6 @@ def shape_note(model: Transformer, params: float | None) -> list[str]:
         return []
     vocabulary = f"with a vocabulary of {model.look.vocabulary:,} tokens"
     return [f"Shape taken: {model.name}, {vocabulary}. Yours: --model and a folder with its config.json."]
-
-
-def card_note(place: PlaceFlags) -> list[str]:
-    return [] if place.gpu is None or place.gpu_memory else taken(place.gpu)
 
 
 def _smaller(question: Question) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Literal, Self
 from study.core.arms import Arm
 from study.core.errors import Stop
 from study.core.gpus import Gpu
-from study.core.text import binary_size, number_of, size
+from study.core.text import binary_size, count, number_of, size
 from study.known.findings import finding
 from study.predict.front import (
     HOST_PROCESS_BYTES,
@@ -19,10 +19,9 @@ from study.predict.front import (
     StepTime,
     Training,
     fits_on,
-    kind_of_interval,
+    papers,
     reserve_bytes,
 )
-from study.report.accuracy import accuracy
 from study.report.rows import of_card, of_others
 
 FITS = {"yes": "It fits on {}.", "only just": "It fits only just on {}.", "no": "It does not fit on {}."}
@@ -126,6 +125,21 @@ def table(estimate: Estimate, in_ddp: bool) -> list[dict]:
     return rows
 
 
+def model_states(needs: Needs, parameters: float) -> dict[str, float]:
+    """What of so many parameters a rank holds by the ZeRO paper, which has a formula for some ways to train."""
+    training, stage = needs.training, papers.STAGES.get(needs.arm)
+    if stage is None or training.model.is_partly_frozen:
+        return {}
+    return papers.states_bytes(parameters, stage, training.placement.ranks, needs.precision, training.optimizer)
+
+
+def of_states(held: Mapping[str, float], parameters: float) -> list[str]:
+    """Whatever activations take, these are known."""
+    parts = ", ".join(f"{states} {size(held_bytes)}" for states, held_bytes in held.items())
+    total = size(sum(held.values()))
+    return [f"model states alone, by the ZeRO paper, of {count(parameters)} parameters: {total} ({parts})"] * bool(held)
+
+
 def moved(needs: Needs) -> list[str]:
     """What is on the host, what moves in a step, and how long that takes."""
     whole = needs.estimate
@@ -152,7 +166,3 @@ def collectives(traffic: Mapping[str, int]) -> str:
 def time_line(step: StepTime) -> str:
     loops = of_others(step.seconds, step.low_s, step.high_s, step.is_known)
     return f"time, predicted: {step.seconds:.3g} s per step, limited by {step.limit}; {loops}"
-
-
-def resting_on(needs: Needs) -> list[str]:
-    return accuracy([kind_of_interval(needs.step.limit)] if needs.step else [])

@@ -30,7 +30,7 @@ from study.predict.pace import pace
 from study.predict.placement import Placement
 from study.predict.step_time import Hardware
 from study.predict.training import Batch, Training
-from study.report.accuracy import accuracy
+from study.report.accuracy import accuracy, in_a_line
 from tests.conftest import ROOT, table
 
 
@@ -107,15 +107,27 @@ def test_the_printed_accuracy_is_of_first_predictions_and_no_source_counts_more_
 def test_the_outside_check_is_printed_first_as_its_page_has_it():
     """The better sample was printed, and its name was not."""
     page = " ".join((ROOT / "reports/answers/fit.md").read_text().split())
-    steps, one, peaks, published = accuracy(["gpu"])
+    steps, *limits, peaks, published = accuracy()
+    one = limits[0]
     assert accuracy([]) == [peaks, published], "without a step nothing is said of seconds"
     assert all("published" in line for line in (one, published))
+    for line in limits:
+        limit, off, near = re.search(r"(where .*): .* most (\d+)% off, (\d+)% of all", line).groups()
+        assert f"{limit} half within {off} %, and {near} % of all within 35 %" in page
+    off, low = re.search(r"most ([\d.]+)% off, (\d+)% were", published).groups()
+    assert f"half within {off} %, {low} % were predicted more than 10 % too low" in page
+    assert float(low) / 100 == pytest.approx(1 / 3, abs=0.04)
+    assert "a third were more than 10% above" in in_a_line(has_seconds=False)
     said = r"of (\d+) steps .* predicted (\d+)% or more off, and \d+ .* held (\d+)"
     of, off, held = re.search(said, steps).groups()
     assert f"of {of} half were off by more than {off} %; two thirds were predicted more than 10 % too short" in page
     assert f"{held} of the {of}; it was narrower" in page
+    assert int(off) / 100 == pytest.approx(1 / 3, abs=0.01)
+    assert "in an outside check half of the steps a third or more off" in in_a_line(has_seconds=True)
     of, off = re.search(r"of (\d+) peaks .* predicted (\d+)% or more off", peaks).groups()
-    assert f"of {of} half were off by {off} % or more" in page
+    low = re.search(r" and (\d+) more than 10% too low", peaks)[1]
+    assert f"of {of} half were off by {off} % or more, and {low} predicted more than 10 % too low" in page
+    assert int(low) / int(of) == pytest.approx(1 / 3, abs=0.04)
 
 
 def test_the_interval_of_a_step_is_that_of_a_source_without_a_vote():

@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from study.cli import diagnosis
 from study.conform import releases
-from study.core.arms import NAMES, all_paths, load_arm
+from study.core.arms import NAMES, load_arm
 from study.core.recipes import RECIPES
 from study.core.text import size
 from study.ledger import texts
@@ -78,9 +78,9 @@ def test_readme_says_how_many_arms_there_are_and_what_each_count_counts():
     table = answers.of_losses(answers.trained_here(runs.load(KEPT / "runs/smoke"))).rows
     trained = {*table.dropna(subset="difference")["arm"]} | {"ddp"}
     assert f"compares {len(NAMES)} ways to train, its *arms*" in README
-    assert f"{len(trained)} of the {len(NAMES)} arms; `study arms` has ten variants too." in README
-    assert len(all_paths()) - len(NAMES) == 10
-    assert f"{len(trained) - 1} arms are within" in README, "those beside ddp"
+    assert "The losses of twelve ways to train coincide" in README
+    assert len(trained) == 12
+    assert f"{len(trained) - 1} arms are within" in page_of("losses"), "those beside ddp"
 
 
 @pytest.mark.parametrize("each", QUESTIONS, ids=lambda each: each["name"])
@@ -222,7 +222,8 @@ def test_the_times_and_the_traffic():
     one, two, three = (over_ddp[f"zero{stage}"] for stage in (1, 2, 3))
     assert [traffic[f"stage {stage}"][0] for stage in (1, 2, 3)] == [one, two, three]
     assert one == two == f"{sent[1]:g}"
-    assert number_of("traffic") == f"{three} to {one} times DDP's bytes"
+    assert float(three) < float(one)
+    assert number_of("traffic") == f"up to {one} times DDP's bytes"
 
 
 def test_why_stage_3_has_several_numbers():
@@ -288,9 +289,12 @@ def test_the_sizes_and_the_advice():
     ddp, *stages = (f"{held[arm] / 1e9:.0f}" for arm in arms.values())
     assert f"{ddp} GB a GPU with DDP, {stages[0]}, {stages[1]} and {stages[2]} GB with stages 1, 2 and 3" in README
     usual = f"{16 * front.named('llama3-8b').parameters / 1e9:.0f}"  # bytes a parameter
-    assert number_of("memory") == f"{stages[2]} GB of tensors instead of {ddp}"
-    assert f"Llama-3-8B takes {stages[2]} GB on each instead of {ddp}" in README.splitlines()[0]
-    assert f"the usual 16 are {usual} GB without activations." in README
+    assert number_of("memory") == f"{stages[2]} GB of tensors instead of {usual}"
+    # This study's own DDP keeps 20 bytes a parameter: of that the saving would look larger.
+    assert f"Llama-3-8B takes {stages[2]} GB on each instead of {usual}" in README.splitlines()[0]
+    assert f"The usual DDP takes {usual} GB, before activations." in README
+    assert round(float(usual) * 1e9 / held["zero3"]) == 6
+    assert "Stage 3 has a sixth of that at its peak." in page_of("memory")
     reserved = {"stage 2": "57.0", "stage 3": "30.7", "FSDP2": "28.0"}
     of_h200 = (ROOT / "reports/h200-3/README.md").read_text()
     for arm, name in {"zero2": "stage 2", "zero3": "stage 3", "fsdp2": "FSDP2"}.items():
@@ -299,6 +303,7 @@ def test_the_sizes_and_the_advice():
         )
         assert f"{float(row[2]) + 1e-9:.1f}" == reserved[name]
         assert reserved[name] in page_of("memory")
+        assert arm != "zero3" or f"PyTorch took {float(row[2]):.0f} GB for stage 3." in README
         assert page[name][0] == f"{float(row[1]) + 1e-9:.1f} GB"
     assert f"README has {ddp} GB for our DDP beside {usual}" in (ROOT / "notebooks/stages.ipynb").read_text()
     first_page = (ROOT / "study/report/templates/index.html").read_text()
@@ -308,8 +313,8 @@ def test_the_sizes_and_the_advice():
     asked = [run.record.requested for run in at_scale]
     taken = {(each.micro_batch, each.sequence, each.accumulation, each.checkpointing) for each in asked}
     assert taken == {(1, 2048, 1, True)}
-    for text in (README, page_of("memory")):
-        assert "one recomputed sequence of 2,048 tokens." in text.replace("One rec", "one rec")
+    assert "one recomputed sequence of 2,048 tokens." in page_of("memory")
+    assert "with one sequence of 2,048 tokens and activation checkpointing." in README
 
 
 def test_the_guide_says_in_which_order_to_try_the_stages():

@@ -199,6 +199,7 @@ def test_a_built_in_config_says_offline_what_trainers_ask_of_one(tmp_path):
     )
     ended = study_virtual(path, "--gpu=A100", ranks=2)
     assert "(['Qwen2ForCausalLM'], 'Qwen/Qwen2.5-7B')" in " ".join(ended.stdout.split())
+    assert "A100 taken as A100-80GB (A100-40GB is another)" in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from study.configs.oom import causes
 from study.configs.oom.causes import CLUE, Cause, clues
-from study.configs.oom.explain import FILLING, STAGES, explain
+from study.configs.oom.explain import FILLING, explain
 from study.configs.oom.longer import with_longer_sequences
 from study.configs.oom.reading import OomError
 from study.configs.oom.recomputing import with_recomputing
@@ -87,7 +87,7 @@ def _states(training: RoundTraining, error: OomError) -> list[Cause]:
     asked = (error.asked.low + error.asked.high) / 2
     shares = [(ranks, f" / {ranks} ranks")]
     arm, *_ = (arm_of(training.pasted) or "").partition("_cpu")
-    if STAGES.get(arm, 0) < 3:  # of stage 3 no rank has a whole state, nor all weights
+    if papers.STAGES.get(arm, 0) < 3:  # of stage 3 no rank has a whole state, nor all weights
         shares.append((1, ""))
     for parts, of_ranks in shares:
         for element_bytes in (4, 2):
@@ -115,7 +115,7 @@ def _held(training: RoundTraining, ranks: int) -> tuple[str, float, str]:
     """Return what a GPU holds of a model, its bytes, and the arm without its offloading."""
     # What nobody says is taken as what holds least.
     arm, offloads, _ = (arm_of(training.pasted) or "zero3").partition("_cpu")
-    parameters, stage = training.parameters, STAGES[arm]
+    parameters, stage = training.parameters, papers.STAGES[arm]
     parts = ranks if stage == 3 else 1  # of the weights
     if training.pasted.said.get("peft"):
         return f"the frozen {training.billions}", parameters * _frozen_bytes(training.pasted.text) / parts, arm

@@ -10,8 +10,6 @@ from study.configs.oom.training import Described, KnownTraining
 from study.core.text import binary_size
 from study.predict.front import Transformer, Wanted, papers
 
-# By arm: the stage by which the papers' formulas divide its states. Of groups of ranks and of offloading they say less.
-STAGES = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp2": 3}
 FILLING = 0.7  # of a GPU: activations, buckets and the CUDA context want the rest
 MOST_POWER = 11  # of two: 1,024 ranks
 
@@ -40,7 +38,7 @@ def explain(
 
 def _filling(error: OomError, training: KnownTraining) -> str:
     """Return what the model states of a rank take, if that is most of the GPU; empty if not, or if it is not known."""
-    stage = STAGES.get(training.arm)
+    stage = papers.STAGES.get(training.arm)
     if stage is None or not (error.total and training.ranks) or training.has_adapters:
         return ""
     held = sum(papers.states_bytes(training.trained, stage, training.ranks).values())

@@ -24,6 +24,7 @@ MEASURED = {
     "step_s": "step_s",
 }
 OVER = {name: f"{name.partition('_')[0]} p/m" for name in MEASURED}  # predicted over measured
+NEAR = 0.01
 TICKS_GB = (5, 10, 20, 50, 100)
 SECONDS = style.StackedBars("over", {}, "{:.3g}".format, "times the median step of one process alone")
 
@@ -39,6 +40,30 @@ def table(runs: Runs, folder: Path = FOLDER) -> pd.DataFrame:
             row[OVER[name]] = metrics.over(before[name].get(run.record.run_id), row[name])
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def at_first_sight() -> pd.DataFrame:
+    """Return by set how many peaks of tensors were predicted within 1 %: of all runs, and of what no set before had.
+
+    Two runs are one training if all is the same that may change a peak. A seed changes none.
+    """
+    rows = []
+    for folder in (FOLDER, *LATER):
+        done = load(folder / "runs")
+        for run, over in zip(done.done, table(done, folder)[OVER["allocated_bytes"]], strict=True):
+            if pd.isna(over):
+                continue  # not predicted, or its tensors were not counted
+            asked = [run.facts[name] for name in (*ABOUT, "lora_rank", "allocator")]
+            releases = [run.record.software[name] for name in ("deepspeed", "transformers")]
+            rows.append({"set": folder.name, "training": str(asked + releases), "near": abs(over - 1) < NEAR})
+    runs = pd.DataFrame(rows)
+    counted = {}
+    for what, chosen in {"runs": runs, "new trainings": runs.drop_duplicates("training")}.items():
+        counted[what] = chosen.groupby("set", sort=False)["near"].count()
+        counted[f"{what} within 1 %"] = chosen.groupby("set", sort=False)["near"].sum()
+    by_set = pd.DataFrame(counted)
+    by_set.loc["all"] = by_set.sum()
+    return by_set.reset_index()
 
 
 def in_words(run: pd.Series) -> str:
