@@ -108,11 +108,11 @@ def claims() -> pd.DataFrame:
 
 
 def kept_records() -> dict[str, dict[str, list[str]]]:
-    """Return by claim the folders with its records below reports/, and the commands that make them again."""
+    """Return by claim the folders with its records below reports/, and the commands that make runs like them."""
     found: dict[str, dict[str, list[str]]] = {}
     for row in texts.compared(texts.claims(), records.load([REPORTS]).counting):
         of = [Path(run).resolve().parent.relative_to(ROOT) for several in row.runs for run in several.split(" over ")]
-        known = found.setdefault(row.claim, {"folders": [], "again": []})
+        known = found.setdefault(row.claim, {"folders": [], "alike": []})
         known["folders"] = sorted({*known["folders"], *map(str, of)})
-        known["again"] = [*dict.fromkeys([*known["again"], *row.again])]
+        known["alike"] = [*dict.fromkeys([*known["alike"], *row.alike])]
     return found
