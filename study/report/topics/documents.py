@@ -7,6 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from study.core.arms import ROOT
+from study.core.text import short
 from study.ledger import texts
 from study.ledger.evidence import REPORTS
 from study.records import runs as records
@@ -105,6 +106,24 @@ def claims() -> pd.DataFrame:
     """Return all claims, those of one verdict together, the surest first."""
     names = ("id", "document", "central", "question", "verdict", "certainty", "answer", "ours", "theirs")
     return pd.DataFrame([{name: getattr(each, name) for name in names} for each in texts.surest_first(texts.claims())])
+
+
+def counted_again(*ids: str) -> pd.DataFrame:
+    """Return for each piece of evidence of these claims its value in the ledger, and the same computed now.
+
+    Of runs: from the kept records, on which the ledger rests. The least and the largest, if they differ as it says.
+    """
+    kept, rows = records.load([REPORTS]).counting, []
+    for claim in texts.named(ids):
+        text = f"“{claim.quote}”"
+        for piece in claim.evidence:
+            now, ledger = f"{short(piece.computed(kept))} {piece.unit}".rstrip(), piece.shown
+            if most := getattr(piece, "most", None):
+                now, ledger = " to ".join(short(end(piece.values(kept))) for end in (min, max)), f"{ledger} to {most:g}"
+            about = {"claim": claim.id, "the text": text, "evidence": piece.kind, "of": piece.what}
+            rows.append(about | {"in the ledger": ledger, "computed again": now})
+            text = ""  # once
+    return pd.DataFrame(rows)
 
 
 def kept_records() -> dict[str, dict[str, list[str]]]:
