@@ -8,7 +8,7 @@ import functools
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 from textwrap import shorten
 from typing import Annotated, Literal, NamedTuple, NoReturn, get_args
@@ -224,15 +224,15 @@ def _with(words: Sequence[str], known: Sequence[Claim | Fault]) -> list[Claim | 
 
 
 def _refuse_nearly_a_verdict(words: Sequence[str]) -> None:
-    for verdict in filter(lambda each: " " in each, VERDICTS):
-        for start in range(len(words)):
-            for end in range(start + 2, len(words) + 1):
-                typed = " ".join(words[start:end])
-                if typed not in VERDICTS and difflib.get_close_matches(typed, [verdict], 1, NEAR_A_VERDICT):
-                    raise Stop(f"no verdict is called {typed}", f"did you mean {verdict}?")
+    others = [verdict for verdict in VERDICTS if " " in verdict and f" {verdict} " not in f" {' '.join(words)} "]
+    for several in {len(verdict.split()) - lacking for verdict in others for lacking in (0, 1)}:
+        for start in range(len(words) - several + 1):
+            typed = " ".join(words[start : start + several])
+            if near := difflib.get_close_matches(typed, others, 1, NEAR_A_VERDICT):
+                raise Stop(f"no verdict is called {typed}", f"did you mean {near[0]}?")
 
 
-def _refuse_unknown(words: Sequence[str], known: Sequence[Claim | Fault], names: Collection[str]) -> NoReturn:
+def _refuse_unknown(words: Sequence[str], known: Sequence[Claim | Fault], names: Set[str]) -> NoReturn:
     what = f"no claim is named {' '.join(words):.80}, and none contains all of these words"
     said = {word.lower() for each in known for word in re.findall(r"[\w-]+", text_of(each))}
     # A word that some claim has is not misspelt.

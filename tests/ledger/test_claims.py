@@ -510,6 +510,11 @@ def test_a_verdict_with_a_wrong_letter_lists_no_claims(typed, meant):
     assert stop.value.remedy == f"did you mean {meant}?"
 
 
+def test_a_verdict_beside_words_is_no_wrong_letter():
+    assert ids_of("offloading", "holds", "only", "if")
+    assert ids_of("memory", "does", "not", "hold")
+
+
 def test_each_number_of_a_range_is_counted_again_and_shown(capsys):
     """Of 1.25 to 1.4 only 1.40 was shown, their median."""
     rows = command.claims(("P5-01",), runs=(REPORTS,))

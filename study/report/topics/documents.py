@@ -114,12 +114,13 @@ def counted_again(*ids: str) -> pd.DataFrame:
     Of runs: from the kept records, on which the ledger rests. The least and the largest, if they differ as it says.
     """
     kept, rows = records.load([REPORTS]).counting, []
-    for claim in texts.named(ids):
+    for claim in (each for id in ids for each in texts.claims() if each.id == id):
         text = f"“{claim.quote}”"
         for piece in claim.evidence:
             now, ledger = f"{short(piece.computed(kept))} {piece.unit}".rstrip(), piece.shown
-            if most := getattr(piece, "most", None):
-                now, ledger = " to ".join(short(end(piece.values(kept))) for end in (min, max)), f"{ledger} to {most:g}"
+            if isinstance(piece, texts.OfRuns) and piece.most is not None:
+                ledger = f"{ledger} to {short(piece.most)}"
+                now = " to ".join(short(end(piece.values(kept))) for end in (min, max))
             about = {"claim": claim.id, "the text": text, "evidence": piece.kind, "of": piece.what}
             rows.append(about | {"in the ledger": ledger, "computed again": now})
             text = ""  # once
