@@ -249,7 +249,7 @@ def test_why_stage_3_has_several_numbers():
     assert f"Gemma2-9B sends {gemma:g} times (`study claims S000-20`)" in page
     fsdp2 = [each.value for each in texts.named(("P5-01",))[0].evidence]
     assert f"FSDP2 sends {fsdp2[0]:g} times as much with a small BERT" in page
-    assert f"and {fsdp2[1]:g} to {fsdp2[0]:g} times with other models and ranks. A tensor with fewer rows" in page
+    assert f"and {fsdp2[1]:g} to {fsdp2[0]:g} times with other models and ranks. A tensor whose" in page
     assert f"on a virtual rank of 8 a small Mixtral with 4 experts sends {fsdp2[-1]:g} times" in page
     read_out = [front.named(name).reads_out_by_embeddings for name in ("llama3-8b", "gemma2-9b")]
     assert read_out == [False, True]
