@@ -26,6 +26,7 @@ ASK = (
     "  study claims S002           a line for each claim of a document",
     "  study claims S002-25        one claim, its quote and its evidence",
     "  study claims does not hold  those of a verdict",
+    "  study claims memory stage 1 those of a topic: memory, traffic, losses, time, settings",
     "  study claims papers high    of papers, articles or posts, with high certainty",
     "  study claims FOLDER         those that rest on the records in it",
     "  study claims faults         faults of libraries that a script shows",
@@ -50,9 +51,10 @@ def claims(
 
     Args:
         claim: Ids of claims, such as S000-20 (case does not matter); a document, such as S002; a verdict, a certainty,
-            papers, articles or posts; a folder of kept records; or words, such as stage 3: claims about this phrase,
-            or if there are none, those that contain all the words. Words in quotes are searched as one phrase, in the
-            reasons too.
+            a topic (memory, traffic, losses, time, settings), papers, articles or posts; a folder of kept records; or
+            words, such as stage 3: claims about this phrase, or if there are none, those that contain all the words.
+            Beside a topic, those of its claims. Words in quotes are searched as one phrase, in reasons and conditions
+            too.
         undecided: List the claims that cannot be decided here, each with what would decide it.
         every: Count the claims of each document, and list what it stands for.
         runs: Folders that contain runs, at any depth: compare what they give with the evidence of the claims.
@@ -153,14 +155,9 @@ def show_one(claim: Claim | Fault) -> None:
         "The text": f"“{claim.quote}” ({claim.where})",
         "It is of": text.cited,
         "Read of it": text.read,
-        "It holds only if": claim.condition,
-        "What would decide it": claim.would_decide,
-        "Because": claim.found,
-        "What we would sign": claim.instead,
-        "So certain because": claim.because,
-    }
+    } | claim.parts
     say_wrapped(claim.answer, f"{claim.numbers}.".removeprefix("."), first="  ", indent="  ")
-    say_wrapped(*[f"  {name}: {text}" for name, text in parts.items() if text], "", indent="    ")
+    say_wrapped(*[f"  {name}: {text}" for name, text in parts.items()], "", indent="    ")
     show_evidence(claim)
     say_wrapped(f"  What would change it: {claim.changes}", "", indent="    ")
 
@@ -175,7 +172,7 @@ def show_evidence(claim: Claim) -> None:
         say_wrapped(f"{each.kind}: {each.what}{note}", first=first, indent=" " * (len(first) + 2))
     if any(isinstance(each, OfRuns) for each in claim.evidence):
         say_wrapped(
-            f"    Its records, and what makes them again: study claims {claim.id} --runs reports", indent="      "
+            f"    Its records, and what makes such runs: study claims {claim.id} --runs reports", indent="      "
         )
 
 
@@ -202,33 +199,38 @@ def compare_claims(chosen: Sequence[Claim | Fault], loaded: Runs, in_full: bool)
     if in_full:
         say_what_they_need(of_claims, [row.evidence for row in rows if row.answer == texts.NO_RUNS])
     say_others(of_claims)
-    return [row_of(row) | {"runs": row.runs, "again": row.again} for row in rows]
+    return [row_of(row) | {"values": row.values, "runs": row.runs, "alike": row.alike} for row in rows]
 
 
 def row_of(row: texts.Compared, theirs: str = "yours") -> dict:
-    kept = in_full(row.evidence.value)
+    kept, of_runs = in_full(row.evidence.value), in_full(row.value)
     if row.evidence.most is not None:
         kept = f"{kept} to {in_full(row.evidence.most)}"
-    numbers = {"committed": kept, theirs: in_full(row.value)}
+        if row.values:
+            of_runs = f"{in_full(row.values[0])} to {in_full(row.values[-1])}"
+    numbers = {"committed": kept, theirs: of_runs}
     return {"claim": row.claim, "evidence": row.evidence.what} | numbers | {"answer": row.answer}
 
 
 def say_runs(rows: Sequence[texts.Compared]) -> None:
-    """Say which records the numbers are of: their folders, each with a record.json."""
+    """Say which records the numbers are of: their folders, each with a record.json and the number that it gives."""
     for row in rows:
         if row.runs:
             records_of = number_of(len(row.runs), "pairs of records" if row.evidence.over else "records")
             more = f", of which {MOST_RUNS} follow; --json has all" if len(row.runs) > MOST_RUNS else ""
             say("", f"{row.claim}: {in_full(row.value)} comes from {records_of}{more}:")
-            say(*[f"  {of}" for of in row.runs[:MOST_RUNS]])
-            say(*[f"  Again: {command}" for command in row.again])
+            valued = [f"  {in_full(value)}: {of}" for value, of in zip(row.values, row.runs, strict=True)]
+            say(*valued[: MOST_RUNS - 1], *valued[MOST_RUNS - 1 :][-1:])  # the least and the largest are among them
+            say(*[f"  More like them: {command}" for command in row.alike])
+    if any(row.runs for row in rows):
+        say_wrapped("", "More like them: of the same arm and model. A sweep does not make these records again.")
 
 
 def say_what_they_need(chosen: Sequence[Claim], lacking: Sequence[OfRuns]) -> None:
     """Say what makes the runs that some evidence of these claims needs, as far as the kept records tell."""
     for row in texts.compared(chosen, records.load([REPORTS]).counting if lacking else []):
         if row.evidence in lacking:
-            say("", f"{row.claim}: {in_full(row.evidence.value)} needs runs of:", *[f"  {each}" for each in row.again])
+            say("", f"{row.claim}: {in_full(row.evidence.value)} needs runs of:", *[f"  {each}" for each in row.alike])
 
 
 def say_others(claims: Sequence[Claim]) -> None:

@@ -145,14 +145,7 @@ class OfRuns(Piece):
         return [value for value, _ in self.values_with_runs(runs)]
 
     def computed(self, runs: Sequence[Run]) -> Value:
-        """The median of the values; a text that all runs share, or "several". None without values."""
-        values = self.values(runs)
-        if values and is_number(values[0]):
-            return median(values)
-        # Texts and truth values have no median.
-        if len(set(values)) > 1:
-            return "several"
-        return values[0] if values else None
+        return middle(self.values(runs))
 
     def agrees(self, value: Value) -> bool:
         if is_number(value) and is_number(self.value) and self.most is not None:
@@ -180,6 +173,16 @@ class OfRuns(Piece):
             value = metrics.moved(run.record, self.collectives, self.quantity, self.node_ranks)
         # A run that does not know by what to divide has no value.
         return value if self.per is None else metrics.over(value, metrics.value(run.record, self.per))
+
+
+def middle(values: Sequence) -> Value:
+    """The median of values; a text that all share, or "several". None without values."""
+    if values and is_number(values[0]):
+        return median(values)
+    # Texts and truth values have no median.
+    if len(set(values)) > 1:
+        return "several"
+    return values[0] if values else None
 
 
 class Reproduction(Piece):

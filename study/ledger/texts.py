@@ -8,10 +8,10 @@ import functools
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 from textwrap import shorten
-from typing import Annotated, Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple, NoReturn, get_args
 
 from pydantic import BaseModel, Field
 
@@ -19,7 +19,7 @@ from study.core.errors import Stop
 from study.core.files import load
 from study.core.text import is_number
 from study.known.faults import Fault, table
-from study.ledger.evidence import MAX_BYTES, STRICT, Evidence, OfRuns, Value
+from study.ledger.evidence import MAX_BYTES, STRICT, Evidence, OfRuns, Value, middle
 from study.records.runs import Run
 from study.sweeps import protocol
 
@@ -28,10 +28,11 @@ VerdictWord = Literal["holds", "does not hold", "holds only if", "cannot be deci
 VERDICTS = get_args(VerdictWord)  # in the order of tables
 CertaintyWord = Literal["high", "moderate", "low", "very low"]
 CERTAINTIES = get_args(CertaintyWord)
+TopicWord = Literal["memory", "traffic", "losses", "time", "settings"]
+TOPICS = get_args(TopicWord)
 # Kinds of claims that `named` takes, as it takes documents; "certainty: high" as cards print it.
-KIND = re.compile(
-    rf"(?<!\w)(?:certainty:? )?({'|'.join((*VERDICTS[::-1], *CERTAINTIES[::-1], 'papers', 'articles', 'posts'))})(?!\w)"
-)
+KINDS = (*VERDICTS[::-1], *CERTAINTIES[::-1], "papers", "articles", "posts", *TOPICS)
+KIND = re.compile(rf"(?<!\w)(?:certainty:? )?({'|'.join(KINDS)})(?!\w)")
 ARM = re.compile(r"(?i)\bzero([123])\b")  # claims write stage 3 or ZeRO-3, where evidence has zero3
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 MOST_TO_READ = 3
@@ -39,6 +40,7 @@ WORDS_OF_A_LINE = 8  # of a quote, in a list
 LETTERS_OF_A_CONDITION = 120  # in a list
 LEAST_LETTERS = 5  # of a word that may be misspelt: a shorter one like it is another word, as lora and load
 NEAR = 0.75  # similarity of a misspelt word to one that a claim has
+NEAR_A_VERDICT = 0.85  # the same of "does not holds", which is also three words that claims have
 AGREES, DIFFERS, NO_RUNS = ANSWERS = "agree", "differ", "need other runs"
 
 
@@ -49,6 +51,7 @@ class Claim(BaseModel):
 
     id: str
     question: str  # claims of one question stand together
+    topic: TopicWord
     central: bool = False  # one of the three to five that its text stands for
     in_post: bool = False  # of DeepSpeed's post or tutorial on a paper, and not of the paper
     quote: str  # at most 60 words
@@ -76,7 +79,7 @@ class Claim(BaseModel):
         """The words of `KIND` that are true of it."""
         of_paper = "posts" if self.in_post else "papers"
         source = "articles" if self.document.startswith("S") else of_paper
-        return {self.verdict, source, self.certainty or ""}
+        return {self.verdict, source, self.topic, self.certainty or ""}
 
     @property
     def head(self) -> str:
@@ -97,6 +100,18 @@ class Claim(BaseModel):
     def in_a_list(self) -> str:
         """The answer. Of one that holds only if something, this: without it such a verdict says nothing."""
         return shorten(self.condition, LETTERS_OF_A_CONDITION, placeholder=" ...") or self.answer
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """What a card has below the quote, by its name."""
+        named = {
+            "It holds only if": self.condition,
+            "What would decide it": self.would_decide,
+            "Because": self.found,
+            "What we would sign": self.instead,
+            "So certain because": self.because,
+        }
+        return {name: text for name, text in named.items() if text}
 
     @property
     def numbers(self) -> str:
@@ -168,6 +183,7 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
     """The claims and faults with these ids, those of a document or of some kinds, or those that contain these words.
 
     Several words are a phrase where claims have them so, as in "stage 3". Otherwise each is looked for by itself.
+    Beside a topic they are looked for in its claims.
     """
     known: list[Claim | Fault] = [*claims(), *faults()]
     by_name: dict[str, Sequence] = {each.id.lower(): [each] for each in known}
@@ -181,27 +197,53 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
     rest = KIND.sub(" ", " ".join(names)).replace(" certainty", " ").split()
     if kinds and by_name.keys() >= set(rest):
         return _of_kinds([each for name in rest for each in by_name[name]] or claims(), kinds)
+    _refuse_nearly_a_verdict(" ".join(names).split())
+    # --- a topic narrows what other words find, if they find something
+    if topics := {*names} & {*TOPICS}:
+        of_topics = [each for each in claims() if each.topic in topics]
+        others = [word for word in words if word.lower() not in TOPICS]
+        if narrowed := _containing([" ".join(others)], of_topics) or _containing(others, of_topics):
+            return narrowed
+    return _with(words, known) or _refuse_unknown(words, known, by_name.keys())
+
+
+def _containing(words: Sequence[str], known: Sequence[Claim | Fault]) -> list[Claim | Fault]:
     patterns = [_pattern(word) for word in words if word.strip()]
-    if len(patterns) > 1:
+    return [each for each in known if patterns and all(pattern.search(text_of(each)) for pattern in patterns)]
+
+
+def _with(words: Sequence[str], known: Sequence[Claim | Fault]) -> list[Claim | Fault]:
+    """Those about these words as a phrase; where no claim is, those that have each of them."""
+    if len([word for word in words if word.strip()]) > 1:
         phrase = _pattern(" ".join(words))
         # A phrase in the reasons does not make it a claim about that.
         about = [each for each in known if phrase.search(each.head if isinstance(each, Claim) else each.outcome)]
         if about:
             return about
-    matching = [each for each in known if patterns and all(pattern.search(text_of(each)) for pattern in patterns)]
-    if not matching:
-        what = f"no claim is named {' '.join(words):.80}, and none contains all of these words"
-        said = {word.lower() for each in known for word in re.findall(r"[\w-]+", text_of(each))}
-        # A word that some claim has is not misspelt.
-        unknown = [word for word in words if word.lower() not in said | by_name.keys()]
-        ids = [each.id for each in known]
-        near: list[str] = []
-        for word in unknown:
-            names = ids if len(word) < LEAST_LETTERS else [*ids, *sorted(said)]
-            near += difflib.get_close_matches(word, names, 3, NEAR)
-        fewer = ("give fewer words; " if len(words) > 1 else "") + "study claims --all lists the documents"
-        raise Stop(what, f"did you mean {' or '.join(near)}?" if near else fewer)
-    return matching
+    return _containing(words, known)
+
+
+def _refuse_nearly_a_verdict(words: Sequence[str]) -> None:
+    others = [verdict for verdict in VERDICTS if " " in verdict and f" {verdict} " not in f" {' '.join(words)} "]
+    for several in {len(verdict.split()) - lacking for verdict in others for lacking in (0, 1)}:
+        for start in range(len(words) - several + 1):
+            typed = " ".join(words[start : start + several])
+            if near := difflib.get_close_matches(typed, others, 1, NEAR_A_VERDICT):
+                raise Stop(f"no verdict is called {typed}", f"did you mean {near[0]}?")
+
+
+def _refuse_unknown(words: Sequence[str], known: Sequence[Claim | Fault], names: Set[str]) -> NoReturn:
+    what = f"no claim is named {' '.join(words):.80}, and none contains all of these words"
+    said = {word.lower() for each in known for word in re.findall(r"[\w-]+", text_of(each))}
+    # A word that some claim has is not misspelt.
+    unknown = [word for word in words if word.lower() not in said | names]
+    ids = [each.id for each in known]
+    near: list[str] = []
+    for word in unknown:
+        like = ids if len(word) < LEAST_LETTERS else [*ids, *sorted(said)]
+        near += difflib.get_close_matches(word, like, 3, NEAR)
+    fewer = ("give fewer words; " if len(words) > 1 else "") + "study claims --all lists the documents"
+    raise Stop(what, f"did you mean {' or '.join(near)}?" if near else fewer)
 
 
 def _of_kinds(chosen: Sequence[Claim | Fault], kinds: Sequence[str]) -> list[Claim | Fault]:
@@ -221,7 +263,7 @@ def _pattern(words: str) -> re.Pattern:
 def text_of(each: Claim | Fault) -> str:
     """Return what single words are looked for in. A word in the evidence does not make it a claim about that."""
     if isinstance(each, Claim):
-        return f"{each.head} {each.found}"
+        return f"{each.head} {each.where} {each.found} {each.condition} {each.would_decide}"
     return f"{each.said} (certainty: {each.certainty})"
 
 
@@ -278,10 +320,15 @@ def to_read_first(chosen: Sequence[Claim | Fault]) -> list[str]:
 class Compared(NamedTuple):
     claim: str
     evidence: OfRuns
-    value: Value
+    values: list[Value]  # of each run or pair, from the least
     answer: str
-    runs: list[str]  # the folders of each run, or of the two runs of a ratio
-    again: Sequence[str]  # the commands that make most of them again
+    runs: list[str]  # for each value the folder of its run, or of the two runs of a ratio
+    alike: Sequence[str]  # the commands that make runs like most of them
+
+    @property
+    def value(self) -> Value:
+        """Their median, or the text that all have."""
+        return middle(self.values)
 
 
 def compared(claims: Iterable[Claim], runs: Sequence[Run]) -> list[Compared]:
@@ -291,12 +338,15 @@ def compared(claims: Iterable[Claim], runs: Sequence[Run]) -> list[Compared]:
         for piece in claim.evidence:
             if isinstance(piece, OfRuns):
                 valued = piece.values_with_runs(runs)
-                answer = AGREES if all(piece.agrees(value) for value, _ in valued) else DIFFERS
+                if valued and is_number(valued[0][0]):
+                    valued.sort(key=lambda each: each[0])
+                values = [value for value, _ in valued]
+                answer = AGREES if all(map(piece.agrees, values)) else DIFFERS
                 of = [" over ".join(os.path.relpath(run.folder) for run in several) for _, several in valued]
-                ways = Counter(tuple(dict.fromkeys(map(protocol.again, several))) for _, several in valued)
+                ways = Counter(tuple(dict.fromkeys(map(protocol.alike, several))) for _, several in valued)
                 # A sweep makes what the other side of a ratio needs as well.
-                again = max(
+                alike = max(
                     ways, key=lambda way: (all(each.startswith("study sweep") for each in way), ways[way]), default=()
                 )
-                rows.append(Compared(claim.id, piece, piece.computed(runs), answer if valued else NO_RUNS, of, again))
+                rows.append(Compared(claim.id, piece, values, answer if valued else NO_RUNS, of, alike))
     return rows

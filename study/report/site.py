@@ -233,7 +233,8 @@ def linked(text: str) -> str:
 
     def on_the_site(link: re.Match) -> str:
         words, address = link.groups()
-        page = pages.get(address.rpartition("/")[2])
+        is_card = address.startswith("claims/")  # all cards stand on one page
+        page = f"claims.html#{words}" if is_card else pages.get(address.rpartition("/")[2])
         return f"[{words}]({page})" if page else words
 
     return re.sub(r"(?<!!)\[([^]]+)\]\((?!https://)([^)]+)\)", on_the_site, text)

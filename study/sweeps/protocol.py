@@ -166,8 +166,8 @@ def parts(name: str) -> set[str]:
     return {part["name"] for part in read(name)["part"]} if name in names() else set()
 
 
-def again(run: Run) -> str:
-    """Return the command that makes a run again: that of its part of a protocol, or its own launch."""
+def alike(run: Run) -> str:
+    """Return the command that makes runs like this: that of its part of a protocol, or its own launch."""
     record, cell = run.record, run.record.cell
     name = cell.protocol or run.folder.parent.name  # the first records name no protocol
     scale = f" --scale {cell.scale}" if cell.scale not in (None, "tiny") else ""  # tiny is the default

@@ -19,7 +19,16 @@ from study.core.settings import TrainerFlags
 
 FILES = sorted(
     path
-    for folder in (".", "examples", "reports", "reports/*", "reproductions", "examples/*", "study")
+    for folder in (
+        ".",
+        "examples",
+        "reports",
+        "reports/*",
+        "reports/answers/claims",
+        "reproductions",
+        "examples/*",
+        "study",
+    )
     for path in ROOT.glob(f"{folder}/*.md")
 )
 PLACE = re.compile(r"`((?:accelerate_configs|examples|notebooks|reports|study|tests)/[\w./-]+)`")

@@ -94,21 +94,34 @@ def test_readme_has_each_answer_with_one_number_and_its_page(each):
     assert len(re.findall(r"\d[\d.]*", each["answer"])) <= 2
 
 
+def to_card(claim) -> str:
+    return f"[{claim.id}](claims/{claim.document}.md#{claim.id.lower()})"
+
+
 def test_the_verdicts_and_their_counts():
     page = page_of("claims")
     printed = rows_of(page)
     # All of them, and of each verdict first the surest.
     held, false, conditional, undecided = texts.by_verdict(texts.surest_first(texts.claims())).values()
-    rows = {each.id: [each.verdict, each.certainty, each.answer, each.ours, each.theirs] for each in (*false, *held)}
-    rows |= {each.id: [each.certainty, f"“{each.quote}”", each.condition] for each in conditional}
-    rows |= {each.id: [f"“{each.quote}”", each.would_decide] for each in undecided}
-    of_claims = {name: row for name, row in printed.items() if re.fullmatch(r"(S\d+|P\d)-\d+", name)}
+    rows = {
+        to_card(each): [each.verdict, each.certainty, each.answer, each.ours, each.theirs] for each in (*false, *held)
+    }
+    rows |= {to_card(each): [each.certainty, f"“{each.quote}”", each.condition] for each in conditional}
+    rows |= {to_card(each): [f"“{each.quote}”", each.would_decide] for each in undecided}
+    of_claims = {name: row for name, row in printed.items() if re.match(r"\[(S\d+|P\d)-\d+", name)}
     assert of_claims == rows
     assert [*of_claims] == [*rows]
-    assert "`study claims ID` opens one" in page, "an id is no link"
+    assert all(all(row) for row in rows.values()), "an empty cell looks like a number that was lost"
     for text in texts.texts():
-        counts = [text.sentences, text.judged, len(text.claim), *texts.counts(text.claim).values()]
+        held_of_it = [claim for claim in text.claim if claim.verdict == "holds"]
+        of_posts = ", all of posts" if held_of_it and all(claim.in_post for claim in held_of_it) else ""
+        assert of_posts or not any(claim.in_post for claim in held_of_it), "then the cell says how many"
+        _, *others = texts.counts(text.claim).values()
+        counts = [text.sentences, text.judged, len(text.claim), f"{len(held_of_it)}{of_posts}", *others]
         assert printed[text.claim[0].id.partition("-")[0]] == [text.read, *map(str, counts)]
+    for topic in texts.TOPICS:
+        found = texts.by_verdict(texts.surest_first(each for each in texts.claims() if each.topic == topic))
+        assert printed[topic] == [", ".join(map(to_card, each)) or "none" for each in found.values()]
     sentences, judged = (sum(getattr(text, name) for text in texts.texts()) for name in ("sentences", "judged"))
     assert f"Of {sentences} sentences {judged} are judged" in page
     counted = rows_of((KEPT / "README.md").read_text())
@@ -235,6 +248,10 @@ def test_why_stage_3_has_several_numbers():
     assert f"is released after use it sends {released:g} times (`study claims P1-19`)" in page
     assert f"{tiny:.1f} times in a tiny model (`study claims S001-42`), {llama} in Llama-3-8B" in page
     assert f"Gemma2-9B sends {gemma:g} times (`study claims S000-20`)" in page
+    fsdp2 = [each.value for each in texts.named(("P5-01",))[0].evidence]
+    assert f"FSDP2 sends {fsdp2[0]:g} times as much with a small BERT" in page
+    assert f"and {fsdp2[1]:g} to {fsdp2[0]:g} times with other models and ranks. A tensor whose" in page
+    assert f"on a virtual rank of 8 a small Mixtral with 4 experts sends {fsdp2[-1]:g} times" in page
     read_out = [front.named(name).reads_out_by_embeddings for name in ("llama3-8b", "gemma2-9b")]
     assert read_out == [False, True]
 

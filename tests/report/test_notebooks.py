@@ -274,3 +274,14 @@ def test_colab_on_a_cpu(execute, tmp_path, monkeypatch):
 def test_papermill_gives_a_document_as_a_number(execute, tmp_path):
     _, names = execute("replicate", runs=str(tmp_path), document=2)
     assert {"002-central"} == {name for name in names if "central" in name}
+
+
+def test_the_papers_numbers_stand_beside_those_of_the_ledger(execute, tmp_path):
+    """Only articles had a section. Each piece of evidence is a row, and is computed when the notebook runs."""
+    text, names = execute("replicate", runs=str(tmp_path))
+    assert names[-2:] == ["papers-states", "papers-volumes"]
+    rows = re.split(r"<tr[^>]*>", text.replace("\\n", ""))
+    rows = [re.findall(r"<td>(.*?)</td>", row) for row in rows]
+    shown = [(row[0], *row[-2:]) for row in rows if len(row) == 6 and row[0].startswith("P")]
+    assert {"P1-03", "P1-19", "P4-04", "P4-01", "P5-03"} <= {claim for claim, _, _ in shown}
+    assert {("P5-01", "1.25 to 1.4", "1.251 to 1.4"), ("P1-03", "31.4 GB", "31.41 GB")} <= {*shown}

@@ -88,6 +88,8 @@ def test_navigation_has_the_order_of_readmes_doors(tmp_path, monkeypatch):
 def test_links_of_a_text_lead_to_pages_of_the_site_or_become_words():
     text = "[memory](../../reports/answers/memory.md), [book](notebooks/stages.ipynb), [guide](GUIDE.md#x), ![p](p.svg)"
     assert report.linked(text) == "[memory](answer-memory.html), [book](stages.html), guide, ![p](p.svg)"
+    card = "[P1-01](claims/P1.md#p1-01), [P1-03](claims/P1.md#p1-03)"
+    assert report.linked(card) == "[P1-01](claims.html#P1-01), [P1-03](claims.html#P1-03)"
 
 
 def test_the_first_page_begins_with_what_a_stage_divides_and_has_each_answer_with_its_page(site):
@@ -161,7 +163,8 @@ def test_a_claim_of_runs_leads_to_its_records_and_to_what_makes_them_again(site)
         assert bool(folders) == of_runs
         assert all([*(ROOT / folder).glob("*/record.json")] for folder in folders)
         assert (
-            bool(re.search(r"To make them again: <code>(study sweep|accelerate launch|git checkout) ", card)) == of_runs
+            bool(re.search(r"Runs like them, not these: <code>(study sweep|accelerate launch|git checkout) ", card))
+            == of_runs
         )
     listed = text.partition("Those that do not hold")[2].partition("</details>")[0]
     ids = re.findall(r"<td><a [^>]+>(\S+)</a></td>", listed)

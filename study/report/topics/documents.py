@@ -7,6 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from study.core.arms import ROOT
+from study.core.text import short
 from study.ledger import texts
 from study.ledger.evidence import REPORTS
 from study.records import runs as records
@@ -107,12 +108,31 @@ def claims() -> pd.DataFrame:
     return pd.DataFrame([{name: getattr(each, name) for name in names} for each in texts.surest_first(texts.claims())])
 
 
+def counted_again(*ids: str) -> pd.DataFrame:
+    """Return for each piece of evidence of these claims its value in the ledger, and the same computed now.
+
+    Of runs: from the kept records, on which the ledger rests. The least and the largest, if they differ as it says.
+    """
+    kept, rows = records.load([REPORTS]).counting, []
+    for claim in (each for id in ids for each in texts.claims() if each.id == id):
+        text = f"“{claim.quote}”"
+        for piece in claim.evidence:
+            now, ledger = f"{short(piece.computed(kept))} {piece.unit}".rstrip(), piece.shown
+            if isinstance(piece, texts.OfRuns) and piece.most is not None:
+                ledger = f"{ledger} to {short(piece.most)}"
+                now = " to ".join(short(end(piece.values(kept))) for end in (min, max))
+            about = {"claim": claim.id, "the text": text, "evidence": piece.kind, "of": piece.what}
+            rows.append(about | {"in the ledger": ledger, "computed again": now})
+            text = ""  # once
+    return pd.DataFrame(rows)
+
+
 def kept_records() -> dict[str, dict[str, list[str]]]:
-    """Return by claim the folders with its records below reports/, and the commands that make them again."""
+    """Return by claim the folders with its records below reports/, and the commands that make runs like them."""
     found: dict[str, dict[str, list[str]]] = {}
     for row in texts.compared(texts.claims(), records.load([REPORTS]).counting):
         of = [Path(run).resolve().parent.relative_to(ROOT) for several in row.runs for run in several.split(" over ")]
-        known = found.setdefault(row.claim, {"folders": [], "again": []})
+        known = found.setdefault(row.claim, {"folders": [], "alike": []})
         known["folders"] = sorted({*known["folders"], *map(str, of)})
-        known["again"] = [*dict.fromkeys([*known["again"], *row.again])]
+        known["alike"] = [*dict.fromkeys([*known["alike"], *row.alike])]
     return found

@@ -1,0 +1,32 @@
+"""The pages of cards, which readers on GitHub open from the page of claims, are made from the ledger."""
+
+import re
+
+import cards
+import pytest
+
+from study.ledger import texts
+from study.report.topics import documents
+
+
+@pytest.fixture(scope="module")
+def kept():
+    return documents.kept_records()
+
+
+@pytest.mark.parametrize("text", texts.texts(), ids=lambda text: text.document)
+def test_a_page_of_cards_is_that_of_its_document(text, kept):
+    page = (cards.FOLDER / f"{text.document}.md").read_text()
+    assert page == cards.page(text, kept), "python tools/cards.py"
+    assert re.findall(r"(?m)^## (.+)$", page) == [claim.id for claim in text.claim]
+
+
+def test_a_document_without_a_page_is_noticed():
+    assert {path.stem for path in cards.FOLDER.iterdir()} == {text.document for text in texts.texts()}
+
+
+def test_a_quote_is_no_markdown_and_an_expression_is_code():
+    (claim,) = texts.named(("P4-14",))
+    assert "“\\*hpZ\\* eliminates" in cards.card(claim, [])
+    (claim,) = texts.named(("P3-07",))
+    assert "arithmetic: `20 * 12 * 195 * 65536 ** 2 / 2 ** 40`" in cards.card(claim, [])

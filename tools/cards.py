@@ -1,0 +1,61 @@
+# /// script
+# dependencies = ["zero-study[report]"]
+# ///
+"""The cards of all claims, a page for each document, for readers on GitHub: python tools/cards.py
+
+They have what `study claims ID` prints. The pages of answers lead to them.
+"""
+
+import re
+
+from study.core.arms import ROOT
+from study.ledger import texts
+from study.ledger.evidence import Piece
+from study.ledger.texts import Claim, Text
+from study.report.topics import documents
+
+FOLDER = ROOT / "reports/answers/claims"
+MARKED = re.compile(r"[*<$|]")  # in a quote; GitHub would read it as Markdown
+
+
+def quoted(text: str) -> str:
+    return MARKED.sub(r"\\\g<0>", text)
+
+
+def line_of(piece: Piece) -> str:
+    of = quoted(piece.what) if piece.kind == "source" else f"`{piece.what}`"
+    return f"- **{piece.shown}** {piece.kind}: {of}".replace("** **", "") + (f" ({piece.note})" if piece.note else "")
+
+
+def card(claim: Claim, records: list[str]) -> str:
+    """Return the card of a claim, whose records are in these folders."""
+    lines = [
+        f"## {claim.id}",
+        f"**{claim.judged[0].upper()}{claim.judged[1:]}.** {claim.answer}",
+        f"*{claim.question}* ({claim.topic})",
+        f"> “{quoted(claim.quote)}” ({quoted(claim.where)})",
+        f"{claim.numbers}.".removeprefix("."),
+        *[f"{name}: {text}" for name, text in claim.parts.items()],
+        f"What would change it: {claim.changes}",
+        "\n".join(map(line_of, claim.evidence)),
+    ]
+    if records:
+        links = ", ".join(f"[{each.removeprefix('reports/')}](../../../{each})" for each in records)
+        lines.append(f"Counted again: `study claims {claim.id} --runs reports`. Records: {links}.")
+    return "\n\n".join(filter(None, lines))
+
+
+def page(text: Text, records: dict[str, dict[str, list[str]]]) -> str:
+    """Return the page of a document."""
+    ids = ", ".join(f"[{claim.id}](#{claim.id.lower()})" for claim in text.claim)
+    head = [f"# Claims of {text.document}", f"{text.cited}", f"Read of it: {text.read}.", ids, *text.findings]
+    cards = [card(claim, records.get(claim.id, {}).get("folders", [])) for claim in text.claim]
+    made = "Made from `study/ledger/texts/` by `python tools/cards.py`. [All claims](../claims.md)."
+    return "\n\n".join([*head, *cards, made]) + "\n"
+
+
+if __name__ == "__main__":
+    kept = documents.kept_records()
+    FOLDER.mkdir(exist_ok=True)
+    for each in texts.texts():
+        (FOLDER / f"{each.document}.md").write_text(page(each, kept))
