@@ -3,6 +3,7 @@
 `python tools/calculator_tables.py` takes a minute.
 """
 
+import argparse
 import json
 import sys
 
@@ -29,4 +30,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     main()

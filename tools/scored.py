@@ -4,8 +4,8 @@
 reports/outside/predictions.csv. Most models are traced for that, which takes an hour where the cache is empty.
 """
 
+import argparse
 import itertools
-import sys
 from collections import Counter
 
 import pandas as pd
@@ -48,7 +48,9 @@ def refused() -> list[dict]:
 
 
 if __name__ == "__main__":
-    if "--write" in sys.argv:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true")
+    if parser.parse_args().write:
         store_predictions()
     scores.show_lines(by_set())
     say("", "refused:")
