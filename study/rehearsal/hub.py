@@ -21,7 +21,7 @@ REMEDIES = {
     "data set": "load it before by `hf download --repo-type dataset {}`, or give the script a file",
 }
 
-NOT_HERE = "the hub does not answer, and the cache lacks it"
+NOT_HERE = "the hub does not answer, and it is not in the cache"
 
 
 def missing(what: str, name: str, reason: str, where: str | None = None) -> Stop:

@@ -7,6 +7,7 @@ request into the folder.
 import ast
 import contextlib
 import importlib
+import linecache
 import os
 import sys
 import traceback
@@ -111,7 +112,8 @@ def failed(error: BaseException, script: Script) -> Failure:
         kind = "value"
     if isinstance(error, Stop):
         kind, message = "hub" if error.status == "hub" else "value", error.sentence
-        where = where or error.where
+        if error.where:  # before the script ran
+            where, code = error.where, linecache.getline(str(script.path), int(error.where.rpartition(":")[2])).strip()
     elif isinstance(error, ModuleNotFoundError):  # which the rented machine may have
         kind = "missing"
         message = f"the script needs {error.name}, which is not installed here" if error.name else message
