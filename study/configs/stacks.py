@@ -113,7 +113,7 @@ def _list_in(pasted: Pasted) -> str:
     """Return the text if it lists releases, or else the packages that it names."""
     if {*lists.listed(pasted.text).values()} - {ANY}:
         return pasted.text
-    return "\n".join(mentioned(pasted.text))
+    return "\n".join(sorted(mentioned(pasted.text)))
 
 
 def filled(flags: Flags, pasted: Pasted) -> Flags:
