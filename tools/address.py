@@ -3,8 +3,8 @@
 python tools/address.py https://github.com/NAME/zero-study
 """
 
+import argparse
 import re
-import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,4 +44,6 @@ def main(address: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("address")
+    main(parser.parse_args().address)

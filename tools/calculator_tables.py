@@ -3,6 +3,7 @@
 `python tools/calculator_tables.py` takes three minutes.
 """
 
+import argparse
 import json
 import sys
 
@@ -32,4 +33,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     main()

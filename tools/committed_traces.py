@@ -8,6 +8,7 @@ and is traced when it is asked for. A model of a family with many layers repeats
 same.
 """
 
+import argparse
 import functools
 import itertools
 import json
@@ -300,4 +301,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    main(parser.parse_args().folder)

@@ -6,8 +6,8 @@ Every value is a number, a text or a truth value; nested values are JSON. Unknow
 meaning and the unit of each column.
 """
 
+import argparse
 import json
-import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -104,5 +104,7 @@ def _steps(record: Record) -> list[dict]:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, metavar="DIR")
     with exit_on_stop():
-        export(Path(sys.argv[1]))
+        export(parser.parse_args().folder)

@@ -15,9 +15,9 @@ interval of a constant holds it with 80 %, if sources are independent and their 
 derivatives with sources as clusters).
 """
 
+import argparse
 import contextlib
 import re
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -298,18 +298,18 @@ def figures(name: str, off: Sequence[float], held_sources: float | None = None) 
     }
 
 
-def main() -> None:
+def main(write: bool, intervals: bool) -> None:
     now = pace()
     start = changed(now, {name: entry(name)["start"] for name in names(now)})
     known = [each for each in timed() if each.set < newest()]
     members = capped(known)
-    fit = Fit(members, start, now, steps=0) if "--intervals" in sys.argv else Fit(members, start, start)
+    fit = Fit(members, start, now, steps=0) if intervals else Fit(members, start, start)
     best, spread = fit.constants(fit.logarithms), fit.spread()
     decisive = (numpy.abs(fit.slopes) > DECISIVE).sum(axis=0)
     for name, error, count in zip(fit.names, spread, decisive, strict=True):
         middle = value(best, name)
         width = float(numpy.exp(SPREAD * error))
-        store(*name, middle, (middle / width, middle * width), int(count))
+        store(*name, middle, (middle / width, middle * width), int(count), write)
     # --- the intervals, and how far a source is from what the others say of it
     off = fit.left_out()
     lines = [figures("all", [each for _, each, _ in off])]
@@ -318,7 +318,7 @@ def main() -> None:
         left_out = by_source((row.source, float(numpy.exp(-error))) for row, error, limit in off if limit == kind)
         ends = widened(next_source(first), left_out)
         middle = float(numpy.median([numpy.median(rows) for rows in first.values()]))
-        store("interval", kind, middle, ends, sum(map(len, first.values())))
+        store("interval", kind, middle, ends, sum(map(len, first.values())), write)
         of_kind = [error for _, error, limit in off if limit == kind]
         lines.append(figures(f"limited by {kind}", of_kind, held(left_out, ends)))
     known_off = [float(-numpy.log(over)) for rows in known_hosts().values() for over in rows]
@@ -340,15 +340,18 @@ def entry(name: Name) -> dict:
     return constants()["constant"][kind] if gpus is None else constants()[kind][gpus]
 
 
-def store(name: str, kind: str | None, best: float, ends: tuple[float, float], rows: int) -> None:
-    """Print a constant with its interval; with --write also replace both in the file, and the number of its rows."""
+def store(name: str, kind: str | None, best: float, ends: tuple[float, float], rows: int, write: bool) -> None:
+    """Print a constant with its interval, and if asked replace both in the file, and the number of its rows."""
     table = f"constant.{name}" if kind is None else f"{name}.{kind}"
     say(f"{table:32} {best:.4g}  ({ends[0]:.3g} to {ends[1]:.3g})")
-    if "--write" in sys.argv:
+    if write:
         old = rf"\[{re.escape(table)}\]\nvalue = .*\ninterval = .*\nrows = .*"
         new = f"[{table}]\nvalue = {best:.4g}\ninterval = [{ends[0]:.4g}, {ends[1]:.4g}]\nrows = {rows}"
         FILE.write_text(re.sub(old, new, FILE.read_text()))
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--intervals", action="store_true")
+    main(**vars(parser.parse_args()))

@@ -6,6 +6,7 @@ Without names it runs every script of which reports/cpu-2core/trials.json has an
 the versions of the libraries and with a digest of the code that gave it. A test refuses answers of older code.
 """
 
+import argparse
 import ast
 import hashlib
 import json
@@ -54,4 +55,8 @@ def main(folder: Path, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("scripts", nargs="*", metavar="SCRIPT")
+    options = parser.parse_args()
+    main(options.folder, options.scripts)

@@ -8,10 +8,10 @@ PNG, and a drawing with sliders as a still picture. A test compares `digest` wit
 somebody changes is noticed.
 """
 
+import argparse
 import hashlib
 import json
 import re
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -77,6 +77,9 @@ def keep(path: Path, runs: str, day: str) -> None:
 
 if __name__ == "__main__":
     today = f"{datetime.now(UTC):%d %B %Y}"
-    for name in sys.argv[1:] or RUNS:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default="all", choices=["all", *RUNS])
+    names = parser.parse_args().names
+    for name in RUNS if "all" in names else names:
         keep(ROOT / "notebooks" / f"{name}.ipynb", RUNS[name], today)
         print(f"notebooks/{name}.ipynb is kept with its outputs")

@@ -3,6 +3,7 @@
 python tools/library_defaults.py
 """
 
+import argparse
 import dataclasses
 import enum
 import json
@@ -154,4 +155,5 @@ def exported() -> dict:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     DEFAULTS_FILE.write_text(json.dumps(exported(), indent=1) + "\n")

@@ -6,6 +6,7 @@
 python tools/pictures.py
 """
 
+import argparse
 import functools
 from collections.abc import Callable
 
@@ -189,6 +190,7 @@ for each, (runs_of, shown, said) in TWICE.items():  # on a dark page
     PICTURES[f"{each}-dark"] = (runs_of, functools.partial(shown, ink=INK_AT_NIGHT), said)
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     reports = ROOT / "reports"
     for name, (machine, draw, caption) in PICTURES.items():
         (reports / f"answers/{name}.svg").write_text(style.svg(draw(load(reports / machine / "runs")), caption))

@@ -5,6 +5,7 @@ reports/outside/predictions.csv. Most models are traced for that, which takes an
 `--gpus` counts instead how many peaks of our own runs on a GPU were predicted before, and how well.
 """
 
+import argparse
 import itertools
 import sys
 from collections import Counter
@@ -50,10 +51,14 @@ def refused() -> list[dict]:
 
 
 if __name__ == "__main__":
-    if "--gpus" in sys.argv:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="store what is predicted now")
+    parser.add_argument("--gpus", action="store_true", help="our own runs on GPUs, at first sight")
+    asked = parser.parse_args()
+    if asked.gpus:
         show(on_gpu.at_first_sight().to_dict("records"))
         sys.exit()
-    if "--write" in sys.argv:
+    if asked.write:
         store_predictions()
     scores.show_lines(by_set())
     say("", "refused:")

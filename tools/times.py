@@ -5,6 +5,7 @@ python tools/times.py > reports/times.csv
 No group of GPUs was measured here, and a CPU's times say nothing of one. `answers/time.md` has these numbers.
 """
 
+import argparse
 import sys
 
 import pandas as pd
@@ -66,4 +67,5 @@ def others(batch: Batch) -> list[published.PublishedRow]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     table().to_csv(sys.stdout, index=False, float_format="%.6g")

@@ -101,9 +101,13 @@ def show_mistakes(folder: Path) -> list[dict]:
 def show_known(folder: Path) -> list[str]:
     """Show the known faults that apply to what was prepared. Nothing is asked. Return their ids."""
     asked, _ = described((), Flags(), folder / store.RECORD)
+    ran = [f"{name} {release}" for name, release in asked.releases.items()]
     applying = [each for each in which_apply(asked) if each.answer == "applies"]
     if not applying:
-        say_wrapped("No known fault surely applies here. `study stack` can check what a rehearsal cannot see.")
+        say_wrapped(
+            f"No known fault surely applies to the releases that ran here, {', '.join(ran)}. "
+            "If yours are others, or for what a rehearsal cannot see: `study stack requirements.txt`."
+        )
         return []
     count = "1 known fault applies" if len(applying) == 1 else f"{len(applying)} known faults apply"
     say_wrapped(f"{count} (seen, not asked):")

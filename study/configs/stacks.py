@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from study.configs import scripts
 from study.configs.mistakes import recognised
 from study.configs.pasted import condense
 from study.configs.pasted.matching import flags_of
@@ -26,6 +27,8 @@ from study.records.metrics import dig
 
 CONFIGS = (".json", ".yaml", ".yml", ".toml")  # of which the whole is a config or a lock
 OF_WAYS = {"stage", *WAYS}
+NO_LIBRARY = "No library is named: releases are this environment's. Give yours, such as deepspeed==0.19.8."
+ANSWERED = "What the script's own text answers is not asked; options of a launcher are not in it."
 
 
 def with_config(words: tuple[str, ...], config: Path | None) -> tuple[tuple[str, ...], Path | None]:
@@ -44,15 +47,20 @@ def described(words: tuple[str, ...], flags: Flags, config: Path | None = None) 
 
     Without words the releases are those of a record, or of this environment.
     """
-    given = flags
+    given, given_words = flags, words
     words, flags, notes = _with_texts(words, flags)
     settings, key, more = _of_config(config)
     flags, overruled = _config_wins(given, flags, settings)
     notes += overruled
     versions = {name: settings.get(f"version of {name}", UNSET).value for name in table().asked}
     words = words or tuple(f"{name} {version}" for name, version in versions.items() if version)
+    if given_words and not words:
+        notes.append(NO_LIBRARY)
     config_says = {name: None if each.is_open else each.value for name, each in settings.items()}
     stack = Stack.of(lists.releases(words), flags, config_says, key)
+    stack = replace(stack, shown=scripts.shown(given_words, config, stack))
+    if stack.shown and any(map(scripts.is_script, given_words)):
+        notes.append(ANSWERED)
     notes += [*more, *lists.notes(words, stack.releases), *_overruled(flags, settings)]
     return stack, [*notes, *_without_effect(flags, settings)]
 
@@ -78,11 +86,13 @@ def _with_texts(words: tuple[str, ...], flags: Flags) -> tuple[tuple[str, ...], 
         if word == "-":
             word = condense.standard_input("stack")
         pasted = _pasted(word)
-        if pasted is None or not pasted.said:
+        if pasted is None or not (pasted.said or scripts.is_script(word)):
             lists_of.append(word)
             continue
-        lists_of.append(_list_in(pasted) or word)
-        notes.append(f"Read from the text: {', '.join(pasted.words)}.")
+        if listed := _list_in(pasted):
+            lists_of.append(listed)
+        if pasted.said:
+            notes.append(f"Read from the text: {', '.join(pasted.words)}.")
         flags = filled(flags, pasted)
         if pasted.is_stage_1_or_2 and OF_WAYS.isdisjoint(_said(flags)):
             flags = replace(flags, stage=2)
@@ -94,7 +104,7 @@ def _pasted(word: str) -> Pasted | None:
     """Return what a text says, or the file that a word names. None: a word, a config or a lock."""
     is_file = os.path.isfile(word)  # noqa: PTH113  an error in quotes may be longer than a name, where pathlib raises
     text = condense.content(Path(word)) if is_file else word
-    if "\n" not in text.strip() or Path(word).suffix in CONFIGS:
+    if ("\n" not in text.strip() and not scripts.is_script(word)) or Path(word).suffix in CONFIGS:
         return None
     return read(text)
 
@@ -103,7 +113,7 @@ def _list_in(pasted: Pasted) -> str:
     """Return the text if it lists releases, or else the packages that it names."""
     if {*lists.listed(pasted.text).values()} - {ANY}:
         return pasted.text
-    return "\n".join(mentioned(pasted.text))
+    return "\n".join(sorted(mentioned(pasted.text)))
 
 
 def filled(flags: Flags, pasted: Pasted) -> Flags:

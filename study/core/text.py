@@ -58,7 +58,7 @@ def size(size_bytes: float) -> str:
 
 def binary_size(size_bytes: float, digits: int = 3) -> str:
     """Return bytes with some significant digits and the units in which PyTorch writes them: 39.4 GiB."""
-    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB")):
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if abs(size_bytes) >= 1024**power:
             return f"{_significant(size_bytes / 1024**power, digits)} {unit}"
     return number_of(round(size_bytes), "bytes")

@@ -1,7 +1,7 @@
 """Which known faults apply to these releases, in this training? Needs no torch."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self
 
 from packaging.specifiers import SpecifierSet
@@ -58,6 +58,7 @@ class Stack:
     releases: Mapping[str, Release]  # with those of packages that it must have
     said: Mapping[str, Any]  # by conditions, from flags and a config; None is open
     key: Callable[[str], Any] | None = None  # what the config has at a dotted path; None: another file may have it
+    shown: Mapping[str, bool] = field(default_factory=dict)  # what a script answers: by a condition, or its question
 
     @classmethod
     def of(
@@ -284,6 +285,8 @@ def _questions(fault: Fault, stack: Stack) -> list[OpenQuestion] | None:
     for condition, wanted in fault.when.items():
         is_so = _is_so(condition, wanted, known, stack.key)
         if is_so is None:
+            is_so = _is_shown(condition, wanted, stack.shown)
+        if is_so is None:
             questions.append(OpenQuestion(condition, _given_as(condition, wanted), fault.asks[condition]))
         elif not is_so:
             return None
@@ -321,6 +324,13 @@ def _is_so(condition: str, wanted: Any, known: dict[str, Any], key: Callable[[st
     if isinstance(seen, Version):
         return _is_in(seen, SpecifierSet(wanted, prereleases=True))
     return _fits(seen, wanted)
+
+
+def _is_shown(condition: str, wanted: Any, shown: Mapping[str, bool]) -> bool | None:
+    """Whether a script shows a condition to be what a fault wants. None: it is open."""
+    if condition == "script":
+        return shown.get(wanted)
+    return _fits(shown[condition], wanted) if condition in shown else None
 
 
 def _has_group(groups: list[dict[str, Any]], key: Callable[[str], Any] | None) -> bool | None:

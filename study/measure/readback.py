@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # a bare loop needs no Accelerate, and should not wait for it
     from accelerate import Accelerator
 
 OPTIMIZER_SETTINGS = ("betas", "eps", "weight_decay", "fused", "amsgrad", "momentum")
+# Of the transformers that have both, the second warns.
+RECOMPUTES = ("is_activation_checkpointing", "is_gradient_checkpointing")
 # DeepSpeed's flags, the strongest first. Stages 1 and 2 silently treat `nvme` as `cpu`: so they do, whatever is asked.
 HOMES = {"swap_optimizer": "nvme", "cpu_offload": "cpu", "offload_optimizer": "cpu"}
 CLASSES = {
@@ -47,7 +49,7 @@ def distribution(accelerator: "Accelerator | None", model, optimizer) -> Observe
         "offload_param": "none",
         "clipping": 0.0,
         "attention": getattr(getattr(plain, "config", None), "_attn_implementation", None),
-        "checkpointing": getattr(plain, "is_gradient_checkpointing", None),
+        "checkpointing": next((getattr(plain, name) for name in RECOMPUTES if hasattr(plain, name)), None),
         # DeepSpeed's engine compiles itself.
         "compiled": getattr(model, "is_compiled", False) or isinstance(model, torch._dynamo.OptimizedModule),
         "threads": torch.get_num_threads(),

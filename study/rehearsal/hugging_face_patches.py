@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from study.core.errors import Stop
 from study.core.shapes import config_of, model_of_name, prepare_to_load
+from study.rehearsal.hub import TOKENIZERS, loading, missing, told, why
 from study.rehearsal.libraries import Patch, Rehearsal
 
 
@@ -89,8 +90,7 @@ def transformers_configs(rehearsal: Rehearsal, module) -> None:
                     if not isinstance(each, dict):
                         each.name_or_path = str(name)  # by which a trainer loads the tokenizer
                 return built_in
-            what = f"the config of {name} cannot be had ({str(error).splitlines()[0]})"
-            raise Stop(what, f"give --config-of {name}=FOLDER, a folder with its config.json") from None
+            raise missing("config", str(name), why(error)) from None
 
     if not rehearsal.request.real:
         module.AutoConfig.from_pretrained = classmethod(from_pretrained)
@@ -107,21 +107,14 @@ def transformers_tokenizers(rehearsal: Rehearsal, module, name: str = "AutoToken
         if folder in folders.values() and not any((Path(folder) / file).is_file() for file in TOKENIZERS):
             what = f"{folder} has no tokenizer, so a sequence would have one token or none"
             raise Stop(what, f"put the model's tokenizer there, beside config.json: {TOKENIZERS[0]}, or what it has")
-        return read(folder if folder in folders.values() else name, *args, **kwargs)
+        with loading("tokenizer", folder):
+            return read(folder if folder in folders.values() else name, *args, **kwargs)
 
     reader.from_pretrained = classmethod(from_pretrained)
 
 
 def transformers_processors(rehearsal: Rehearsal, module) -> None:
     transformers_tokenizers(rehearsal, module, "AutoProcessor")
-
-
-# The files that a tokenizer, or a processor of images, is read from (transformers 5.23). tokenizer_config.json alone
-# has no words.
-TOKENIZERS = (
-    "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model",
-    "tekken.json", "preprocessor_config.json",
-)  # fmt: skip
 
 
 def transformers_generation(rehearsal: Rehearsal, module) -> None:
@@ -195,6 +188,14 @@ def safetensors(rehearsal: Rehearsal, module) -> None:
     module.save_file = rehearsal.saves_nothing("save_file")
 
 
+def datasets_load(rehearsal: Rehearsal, module) -> None:
+    module.load_dataset_builder = told("data set", module.load_dataset_builder)  # by which load_dataset begins
+
+
+def hub_files(rehearsal: Rehearsal, module) -> None:
+    module.snapshot_download = told("weights", module.snapshot_download)
+
+
 FLASH = ("flash_attention_2", "flash_attention_3")  # whose packages need a GPU to be installed
 
 
@@ -238,6 +239,8 @@ def watch(rehearsal: Rehearsal, module) -> None:
 
 PATCHES: dict[str, Patch] = {
     "accelerate.state": accelerate_state,
+    "datasets.load": datasets_load,
+    "huggingface_hub._snapshot_download": hub_files,
     "accelerate.accelerator": accelerator,
     "accelerate.launchers": accelerate_launchers,
     "accelerate.utils.dataclasses": accelerate_plugins,

@@ -7,6 +7,7 @@ request into the folder.
 import ast
 import contextlib
 import importlib
+import linecache
 import os
 import sys
 import traceback
@@ -21,6 +22,7 @@ from study.rehearsal import deepspeed_patches, hugging_face_patches, launch, ran
 from study.rehearsal.count import Count
 from study.rehearsal.files import Files
 from study.rehearsal.gpu import answer_as_a_gpu
+from study.rehearsal.hub import refuse_missing
 from study.rehearsal.kernels import kernels
 from study.rehearsal.launchers import refuse_others
 from study.rehearsal.libraries import Rehearsal, WhenImported
@@ -55,6 +57,7 @@ def main(folder: Path) -> None:
         os.environ |= launch.environment(request)
         sys.argv = [request.script, *request.words]
         sys.path[0] = str(path.parent)
+        refuse_missing(path, request.configs_of)
         Files(folder).guard()
         sys.addaudithook(refuse_others)
         one_device = contextlib.nullcontext() if request.real else OnOneDevice(count.moments)
@@ -108,7 +111,9 @@ def failed(error: BaseException, script: Script) -> Failure:
     if message.startswith(HAS_NO_VALUES):
         kind = "value"
     if isinstance(error, Stop):
-        kind, message = "value", error.sentence
+        kind, message = "hub" if error.status == "hub" else "value", error.sentence
+        if error.where:  # before the script ran
+            where, code = error.where, linecache.getline(str(script.path), int(error.where.rpartition(":")[2])).strip()
     elif isinstance(error, ModuleNotFoundError):  # which the rented machine may have
         kind = "missing"
         message = f"the script needs {error.name}, which is not installed here" if error.name else message

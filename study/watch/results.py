@@ -161,5 +161,5 @@ def summary(record: Record, folder: Path, tables: dict[int, Table]) -> Iterator[
     elif not record.watched.looked_at:
         yield f"  The loop ended before the instruments looked, after {AFTER} steps: watch more of them."
     if record.time.step_s:
-        yield f"  {in_words(tables[0][tables[0]['clean'] > 0])}"
+        yield f"  {in_words(tables[0][tables[0]['clean'] > 0], seen.device)}"
     yield f"  What is wrong or costly: study diagnose {folder}"

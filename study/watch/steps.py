@@ -119,9 +119,10 @@ class StepLog:
         return (*timed, *course, len(step.scheduled), *rates)
 
 
-def in_words(table: Table) -> str:
-    """Return what steps were: `0.031 s a step (52% backward, 30% forward, ...), loss 2.31, 812 MB`."""
+def in_words(table: Table, device: str | None) -> str:
+    """Return what steps were: `0.031 s a step (52% backward, 30% forward, ...), loss 2.31, GPU tensors 812 MB`."""
     largest = sorted(shares(table).items(), key=lambda part: -part[1])
     phases = ", ".join(f"{share:.0%} {phase}" for phase, share in largest if share >= 0.01)
-    last = f"loss {table['loss'][-1]:.4g}, {table['memory_bytes'][-1] / 1e6:,.0f} MB"
+    whose = "GPU tensors" if device == "cuda" else "whole host process"  # what `add` looked at
+    last = f"loss {table['loss'][-1]:.4g}, {whose} {table['memory_bytes'][-1] / 1e6:,.0f} MB"
     return f"{short(float(seconds(table).mean()))} s a step ({phases}), {last}"

@@ -16,6 +16,7 @@ from study.core import text
         (text.short, math.inf, "never"), (text.short, None, "-"), (text.short, True, "yes"), (text.short, False, "no"),
         (text.short, [1, None, "a"], "1, -, a"), (text.short, (2.5, True), "2.5, yes"), (text.short, 1200, "1200"),
         (text.size, 0, "0 bytes"), (text.size, 1, "1 byte"), (text.size, 999, "999 bytes"), (text.size, 1000, "1 kB"),
+        (text.binary_size, 1023, "1023 bytes"), (text.binary_size, 1536, "1.5 KiB"), (text.binary_size, 2**20, "1 MiB"),
         (text.size, 999_400, "999 kB"), (text.size, 999_500, "1 MB"), (text.size, 1.5e9, "1.5 GB"),
         (text.size, 2e12, "2 TB"), (text.size, -1.5e6, "-1.5 MB"),
         (text.count, 9.24e9, "9.24 billion"), (text.count, 1e12, "1 trillion"), (text.count, 12_000, "12,000"),

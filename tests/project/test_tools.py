@@ -1,6 +1,7 @@
 """The tools that make what the repository keeps: each begins, and gives what is kept."""
 
 import re
+import runpy
 import subprocess
 from pathlib import Path
 
@@ -29,6 +30,21 @@ def test_the_pictures_are_those_of_the_kept_runs(name):
 def test_the_kept_times_are_those_of_the_code():
     kept = pd.read_csv(ROOT / "reports/times.csv")
     pd.testing.assert_frame_equal(kept, times.table(), check_dtype=False, rtol=1e-5)
+
+
+RUN = [path for path in sorted((ROOT / "tools").glob("*.py")) if "__main__" in path.read_text()]
+
+
+@pytest.mark.parametrize("tool", RUN, ids=lambda tool: tool.stem)
+def test_each_tool_explains_itself_and_does_nothing(tool, monkeypatch, capsys):
+    text = tool.read_text()
+    assert ".parse_args()" in text, "or else it would run here"
+    monkeypatch.setattr("sys.argv", [tool.name, "--help"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(tool), run_name="__main__")
+    first = text.partition('"""')[2].split()[:3]
+    assert end.value.code == 0
+    assert " ".join(first) in " ".join(capsys.readouterr().out.split())
 
 
 def test_each_planted_fault_is_one_change(tmp_path):

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from study.cli import rehearsed
 from study.cli.rehearsed import failed
 from study.rehearsal.request import Failure, Request
-from tests.conftest import table
+from tests.conftest import ROOT, table
 from tests.rehearsal.test_rehearsal import study_virtual
 
 SCRIPTS = sorted(Path(__file__).with_name("mistakes").glob("*.py"))
@@ -46,3 +47,12 @@ def test_an_error_of_a_library_that_a_table_knows_has_its_cause_and_its_remedy(k
     failed(Failure(kind, known.strip().splitlines()[-1], "train.py:9", "prepare()", known), request)
     said = " ".join(capsys.readouterr().out.split())
     assert ("[fsdp2-embeddings-twice] What to do: name the layers alone" in said) == names
+
+
+def test_that_no_fault_applies_is_said_of_the_releases_that_ran(monkeypatch, capsys):
+    """Whose training machine has others may have one: the sentence says of which it is."""
+    record = next((ROOT / "reports/cpu-2core/runs/smoke").glob("*/record.json"))
+    monkeypatch.setattr(rehearsed, "which_apply", lambda stack: [])
+    assert rehearsed.show_known(record.parent) == []
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"to the releases that ran here, .*deepspeed \d[\d.]+.* `study stack requirements\.txt`\.$", said)

@@ -285,6 +285,34 @@ LOOP = """
 DECIDES = LOOP.replace("accelerator.backward(loss)", "accelerator.backward(loss)\n        if loss > 5: break")
 
 
+OF_HUB = {
+    "config": "from transformers import AutoConfig as A\nNAME = 'no/thing'\nx = A.from_pretrained(NAME)\n",
+    "tokenizer": "from transformers import AutoTokenizer\nNAME = 'no/thing'\nx = AutoTokenizer.from_pretrained(NAME)\n",
+    "weights": "from huggingface_hub import snapshot_download\nNAME = 'no/thing'\nx = snapshot_download(NAME)\n",
+    "data set": "from datasets import load_dataset\nNAME = 'no/thing'\nx = load_dataset(NAME, split='train')\n",
+}
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+@pytest.mark.parametrize("kind", OF_HUB)
+def test_what_the_hub_does_not_give_is_told_in_one_way_and_first(kind, is_early, tmp_path, monkeypatch):
+    """But weights: a rehearsal needs none, and what a script itself downloads is seen when it runs."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    lines = OF_HUB[kind]
+    if not is_early:
+        lines = f"def main():\n{textwrap.indent(lines, '    ')}\nmain()\n"
+    elif kind != "weights":
+        lines = lines.replace("\nx", "\nraise SystemExit('this took an hour')\nx")
+    (tmp_path / "script.py").write_text(lines)
+    ended = study_virtual(tmp_path / "script.py")
+    words = " ".join(ended.stdout.split())
+    assert ended.returncode == 1
+    what = f"the {kind}{'' if kind == 'data set' else ' of'} no/thing cannot be had"
+    shape = rf"A rehearsal cannot go on at script\.py:\d: {what} \([^()]+\)\. What to do: .*no/thing"
+    assert re.match(shape, words), words
+    assert "--skip" not in words
+
+
 @pytest.fixture
 def written(tmp_path):
     """Write a script of the head and more lines."""

@@ -1,7 +1,10 @@
 """The arms, trained for real: does each do what its file says, and do the meters agree with each other?"""
 
+import warnings
+
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from study.core import gpus
 from study.core.arms import NAMES, all_paths, read
@@ -191,3 +194,11 @@ def test_a_record_has_what_the_environment_sets_of_the_allocator(name, monkeypat
     model = torch.nn.Linear(1, 1)
     seen = readback.distribution(None, model, torch.optim.AdamW(model.parameters()))
     assert seen.allocator == "expandable_segments:True"
+
+
+def test_what_is_read_back_asks_transformers_for_nothing_that_it_deprecates():
+    model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1))
+    model.gradient_checkpointing_enable()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with warnings.catch_warnings(action="error", category=FutureWarning):
+        assert readback.distribution(None, model, optimizer).checkpointing is True

@@ -1,11 +1,13 @@
 """Every step of a watched loop: what is planted is found with its numbers, and the training is not touched."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from study.cli import diagnosis as command
+from study.known import findings
 from study.records.schema import Record
 from study.records.sections import RankMemory
 from study.watch import course, results, trends
@@ -195,3 +197,12 @@ def test_a_loader_that_waits_is_told_with_its_share(columns, share):
     shares = trends.shares(table(**columns))
     assert shares["data"] == pytest.approx(share)
     assert shares["forward"] == pytest.approx(shares["backward"] / 2)
+
+
+@pytest.mark.parametrize(("device", "whose"), [("cpu", "whole host process"), ("cuda", "GPU tensors")])
+def test_the_memory_of_a_step_is_said_to_be_of_tensors_or_of_the_process(device, whose):
+    record = Record(run_id="mine", started_utc="2026-01-02T03:04:05+00:00", observed={"device": device})
+    record.time.step_s = [0.03]
+    (line,) = [line for line in results.summary(record, Path("mine"), {0: table()}) if "MB" in line]
+    assert line.endswith(f"loss 2, {whose} 1,000 MB")
+    assert "{peak_bytes} of tensors" in findings.texts()["activations_dominate"]["sentence"]

@@ -17,12 +17,12 @@ from study.core.text import binary_size, number_of, size
 from study.predict.front import (
     Estimate,
     PlaceFlags,
-    Prediction,
     Question,
     StepFlags,
     TrainingFlags,
     Transformer,
     Wanted,
+    WhatFits,
     asked_for,
     default_sequence,
     fits_on,
@@ -80,7 +80,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Predicted:
+class WhatFits:
     """What is predicted of a training, in words. Empty: too little is said."""
 
     words: str = ""
@@ -98,20 +98,20 @@ def named(causes: list[Cause]) -> Cause:
     return next((cause for cause in causes if cause.id not in BESIDE), causes[0])
 
 
-def predicted(error: OomError, training: KnownTraining, cause: Cause) -> Predicted:
+def predicted(error: OomError, training: KnownTraining, cause: Cause) -> WhatFits:
     """Return what a rank is predicted to need of this GPU, and which changes would fit."""
     model, given = training.model, training.described
     total_bytes = error.total or training.gpu_bytes
     if error.where != "GPU" or not total_bytes or model is None or training.missing:
-        return Predicted()
+        return WhatFits()
     try:
         prediction = prediction_of(training.wanted, given)
         needs_bytes = prediction.memory.peak_bytes
     except Stop as stop:  # an arm whose memory is not predicted, or what is traced where PyTorch is missing
-        return Predicted(f"Not predicted: {stop.sentence}")
+        return WhatFits(f"Not predicted: {stop.sentence}")
     card = like(GPUS[gpu_named("H100")], total_bytes, None)  # memory depends on no more than its size
     if cause.id in BETWEEN_STEPS and (fitting := _steps_that_fit(card, training, model)):
-        return Predicted(f"{fitting}; the rest is {BETWEEN_STEPS[cause.id]}.")
+        return WhatFits(f"{fitting}; the rest is {BETWEEN_STEPS[cause.id]}.")
     gpu = f"{binary_size(total_bytes, 4)} ({size(total_bytes)})"  # with the digits of the message
     has = f"this GPU has {gpu}, less {binary_size(reserve_bytes(card))} for context and fragmentation"
     later = _later(error, training, needs_bytes)
@@ -119,25 +119,25 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> Predict
     fit = fits_on(card, needs_bytes)
     if fit == "no":
         which, may_fit = _which_fit(card, training, error, cause, 0)
-        return Predicted(f"{needs} {which}", may_fit)
+        return WhatFits(f"{needs} {which}", may_fit)
     if given.chunked_loss and "logits" in cause.part_of:  # the flag is of the next run
-        return Predicted(f"{needs} That fits: a loss in pieces never makes the whole logits, of which the message is.")
+        return WhatFits(f"{needs} That fits: a loss in pieces never makes the whole logits, of which the message is.")
     made_in = next((MADE_IN[clue.cause] for clue in clues(error) if clue.cause in MADE_IN), "")
     rest = _Rest.of(error, prediction.most_bytes(made_in))
     fits = "That only just fits" if fit == "only just" else "That fits"
     words = f"{needs} {fits}{_although_it_fits(error, training, model, rest)}"
     if rest.where == "outside" or ranks_that_share(error, training):
-        return Predicted(words)
+        return WhatFits(words)
     is_in_pieces = helps_in_one_piece(error, training)
     is_of_tensors = rest.where != "unused" and rest.taken_bytes > 0
     if not is_of_tensors and fit == "yes":
-        return Predicted(words, is_in_pieces=is_in_pieces and rest.where == "unused")
+        return WhatFits(words, is_in_pieces=is_in_pieces and rest.where == "unused")
     which, may_fit = _which_fit(card, training, error, cause, rest.taken_bytes if is_of_tensors else 0)
     if is_of_tensors:  # beside them little that is unused explains nothing
         is_much = error.unallocated >= UNUSED_SHARE * total_bytes
         is_in_pieces &= is_much and any(change.words == IN_ONE_PIECE for change in may_fit)
     then = "With that on top" if is_of_tensors else "If it fails again,"
-    return Predicted(f"{words} {then} {which[0].lower()}{which[1:]}", may_fit, is_in_pieces)
+    return WhatFits(f"{words} {then} {which[0].lower()}{which[1:]}", may_fit, is_in_pieces)
 
 
 def far_beyond(error: OomError, training: KnownTraining) -> str:
@@ -314,7 +314,7 @@ def predicted_memory(wanted: Wanted, given: Described) -> Estimate:
     return prediction_of(wanted, given).memory
 
 
-def prediction_of(wanted: Wanted, given: Described) -> Prediction:
+def prediction_of(wanted: Wanted, given: Described) -> WhatFits:
     training = TrainingFlags(gpus=given.ranks, sequence=given.sequence)
     # One node, as nobody has said how large nodes are; no time is asked for.
     chunked = bool(given.chunked_loss)
@@ -323,7 +323,7 @@ def prediction_of(wanted: Wanted, given: Described) -> Prediction:
     step = StepFlags(batch=training.ranks, checkpointing=bool(given.checkpointing))
     question = Question.of(shape, training, place, step)
     arm = settled_arm(arms.load_arm(given.arm or ""), question.gpus, question.local, given.buckets)
-    return Prediction.of(question.training(arm, given.micro_batch or 1, given.accumulation or 1))
+    return WhatFits.of(question.training(arm, given.micro_batch or 1, given.accumulation or 1))
 
 
 def that_help(cause: Cause, given: Described) -> list[Change]:

@@ -13,11 +13,11 @@ from study.configs.oom.changes import (
     named,
     predicted,
 )
-from study.configs.oom.explain import STAGES
 from study.configs.oom.reading import OomError
 from study.configs.oom.training import KnownTraining
 from study.configs.pasted.in_use import advised
 from study.configs.pasted.read import Pasted
+from study.predict import papers
 
 # By what a text may have in use: the change that a remedy may name.
 ADVISED = {"chunked_loss": IN_PIECES, "checkpointing": RECOMPUTED}
@@ -42,8 +42,8 @@ def with_known(pasted: Pasted, training: KnownTraining) -> Pasted:
     """Return a text that says what else is known of its training, as far as remedies depend on it."""
     arm, _, home = training.arm.partition("_")
     known: dict[str, Any] = {"checkpointing": training.described.checkpointing}
-    if arm in STAGES:
-        known |= {"stage": STAGES[arm], "offload": home or "none"}
+    if arm in papers.STAGES:
+        known |= {"stage": papers.STAGES[arm], "offload": home or "none"}
     return replace(pasted, said=pasted.said | known)
 
 

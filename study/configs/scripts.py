@@ -1,0 +1,94 @@
+"""What a script that is given shows of a training, by the patterns of scripts.toml: it is not asked then."""
+
+import ast
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+from pydantic import with_config
+
+from study.core.tables import NO_OTHER_KEYS, Regex, read_table
+from study.known import lists
+from study.known.which_apply import Stack
+
+TABLE = Path(__file__).with_name("scripts.toml")
+COMMENT = re.compile(r"(?m)(?:^|\s)#.*$")
+# Whoever reads these gives a trainer arguments that its script does not have.
+ELSEWHERE = re.compile(r"HfArgumentParser|TrlParser|OmegaConf|hydra|\byaml\b|json\.load|\*\*\w*(?:arg|conf|cfg)")
+
+
+@dataclass(frozen=True)
+@with_config(NO_OTHER_KEYS)
+class Answering:
+    """How a script answers a question. The keys are explained at the head of scripts.toml."""
+
+    needs: Regex = ""
+    no: Regex = ""
+    yes: Regex = ""
+    since: Mapping[str, str] = field(default_factory=dict)
+
+    def answer(self, code: str, given: str, is_whole: bool, stack: Stack) -> bool | None:
+        """Return the answer of a script's code beside all that is given. None: it is open."""
+        if self.yes and re.search(self.yes, code):
+            return True
+        if self.no and re.search(self.no, code):
+            return False
+        if self.since and stack.said.get("trainer") != "own":
+            is_whole = self._is_of_these_releases(stack)
+        lacks = self.needs and not re.search(self.needs, given)
+        return False if is_whole and lacks else None
+
+    def _is_of_these_releases(self, stack: Stack) -> bool:
+        """Whether a Trainer runs the loop, in the releases of `since`."""
+        used = {name: stack.releases.get(name) for name in self.since}
+        is_in = all(isinstance(each, Version) and each in SpecifierSet(self.since[name]) for name, each in used.items())
+        return is_in and stack.said.get("trainer") is not None
+
+
+@functools.cache
+def rows() -> dict[str, Answering]:
+    return read_table(TABLE, dict[str, Answering], Answering)
+
+
+def shown(words: Iterable[str], config: Path | None, stack: Stack) -> dict[str, bool]:
+    """Return the answers of the scripts among these words, and of releases, by the names of the table."""
+    scripts = {Path(word): lists.content(word) for word in words if is_script(word)}
+    given = "\n".join(map(lists.content, [*words, *([str(config)] if config else [])]))
+    code = COMMENT.sub("", "\n".join(scripts.values()))
+    is_whole = bool(scripts) and _is_whole(scripts)
+    answers = {name: row.answer(code, given, is_whole, stack) for name, row in rows().items()}
+    return {name: answer for name, answer in answers.items() if answer is not None}
+
+
+def is_script(word: str) -> bool:
+    return word.endswith(".py") and Path(word).is_file()
+
+
+def _is_whole(scripts: Mapping[Path, str]) -> bool:
+    """Whether scripts import no other file of their folders, and read their arguments from none."""
+    for path, text in scripts.items():
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError):
+            return False
+        for module in _imported(tree):
+            beside = path.parent / (module.replace(".", "/") or "__init__")
+            is_own = not module or beside.is_dir() or beside.with_suffix(".py").is_file()
+            if is_own and beside.with_suffix(".py") not in scripts:
+                return False
+        if ELSEWHERE.search(text):
+            return False
+    return True
+
+
+def _imported(tree: ast.Module) -> Iterable[str]:
+    """Yield the first names of modules that a script imports; an empty one for a relative import."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (each.name.partition(".")[0] for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "" if node.level else (node.module or "").partition(".")[0]
