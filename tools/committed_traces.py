@@ -18,14 +18,13 @@ import zipfile
 from collections.abc import Iterable
 from math import prod
 from pathlib import Path
-from unittest import mock
 
 import numpy
-from sections import MarkingRecorder, Section, cut
 
 from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, config_of
 from study.predict.trace import committed, tracing
 from study.predict.trace.asked import TraceOptions
+from study.predict.trace.sections import MarkingRecorder, Section, cut
 from study.predict.trace.tape import Tape
 from study.predict.trace.transformer import Transformer
 
@@ -147,9 +146,8 @@ class Source:
         Each of its numbers is fitted to all samples with these numbers of rows.
         """
         tapes: list[Tape] = []
-        with mock.patch.object(tracing, "Recorder", MarkingRecorder):
-            for model, drawn in self.samples:
-                tapes += tracing.followed(model, options._replace(sequence=drawn["t"]), rows)
+        for model, drawn in self.samples:
+            tapes += tracing.whole(model, options._replace(sequence=drawn["t"]), rows, MarkingRecorder)
         divided = [cut(tape) for tape in tapes]
         if any(len(sections) != len(divided[0]) for sections in divided):
             raise NoSum("the samples do other operations")

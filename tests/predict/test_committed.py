@@ -7,7 +7,6 @@ import zipfile
 
 import committed_traces
 import pytest
-import sections
 
 from study.core.arms import load_arm
 from study.core.shapes import SHAPES, of_size
@@ -15,7 +14,7 @@ from study.predict import PlaceFlags, Question, StepFlags, TrainingFlags, advise
 from study.predict.advise import _arms, fewest
 from study.predict.architecture import Wanted, asked_for
 from study.predict.prediction import Prediction
-from study.predict.trace import committed, tracing, transformer
+from study.predict.trace import committed, sections, tracing, transformer
 from study.predict.trace.asked import TraceOptions
 from study.predict.trace.tape import compact
 from study.predict.trace.transformer import Transformer
@@ -32,7 +31,7 @@ def compare(model: Transformer, options: TraceOptions, rows: int) -> None:
     known = committed.tape(model.member, options, rows)
     assert known is not None, (model.name, options, rows)
     assert json.loads(json.dumps(tracing.look(model))) == json.loads(json.dumps(model.look))
-    assert tracing.followed(model, options, (rows,)) == [compact(known)]
+    assert tracing.whole(model, options, (rows,)) == [compact(known)]
 
 
 def with_more_layers(model: Transformer, source: committed_traces.Source, more: int) -> Transformer:
@@ -84,12 +83,11 @@ def test_models_with_any_number_of_layers_repeat_the_one_in_the_middle(source):
 
 
 @pytest.mark.parametrize(("name", "changes", "precision", "checkpointing"), SMALL["layers"])
-def test_sections_make_the_tape_that_was_cut(monkeypatch, name, changes, precision, checkpointing):
+def test_sections_make_the_tape_that_was_cut(name, changes, precision, checkpointing):
     model = Transformer.of(config_of(name, **changes), name)
     options = TraceOptions(40, precision, "sdpa", checkpointing, cuda=True)
-    (whole,) = tracing.followed(model, options, (2,))
-    monkeypatch.setattr(tracing, "Recorder", sections.MarkingRecorder)
-    (marked,) = tracing.followed(model, options, (2,))
+    (whole,) = tracing.whole(model, options, (2,))
+    (marked,) = tracing.whole(model, options, (2,), sections.MarkingRecorder)
     cut = sections.cut(marked)
     plan = [(section.name, section.layer, number) for number, section in enumerate(cut)]
     assert compact(committed.joined(plan, {number: section.entries for number, section in enumerate(cut)})) == whole
@@ -98,7 +96,8 @@ def test_sections_make_the_tape_that_was_cut(monkeypatch, name, changes, precisi
     assert len(different) < 0.75 * len(cut)
 
 
-def test_layers_that_do_other_things_are_not_committed(monkeypatch):
+def different_fourth(monkeypatch) -> None:
+    """Plant a layer that does what no other does."""
     unplanted = tracing._built
 
     def built(*arguments):
@@ -107,8 +106,32 @@ def test_layers_that_do_other_things_are_not_committed(monkeypatch):
         return model
 
     monkeypatch.setattr(tracing, "_built", built)
+
+
+def test_layers_that_do_other_things_are_not_committed(monkeypatch):
+    different_fourth(monkeypatch)
     with pytest.raises(committed_traces.NoSum, match="two layers in the middle"):
         SOURCES[0]._pass(SOURCES[0].options[0], (1,))
+
+
+@pytest.mark.parametrize("loss", ["chunked", "in_place"])
+@pytest.mark.parametrize("source", [SOURCES[0], SOURCES[1], ADAPTED], ids=lambda source: source.name)
+def test_few_layers_of_a_known_family_tell_what_more_of_them_do(source, loss, monkeypatch):
+    """Neither loss is in the file."""
+    model = with_more_layers(source.sample(random.Random(5))[0], source, 2)
+    options = TraceOptions(40, "bf16", "sdpa", loss == "in_place", loss, cuda=True)
+    through_all = tracing.whole(model, options, (2,))
+    lengthened = []
+    monkeypatch.setattr(tracing, "lengthened", lambda *asked: lengthened.append(asked) or sections.lengthened(*asked))
+    assert tracing.followed(model, options, (2,)) == through_all
+    assert len(lengthened) == 1
+
+
+def test_a_layer_that_does_other_things_is_followed_itself(monkeypatch):
+    different_fourth(monkeypatch)
+    model = with_more_layers(SOURCES[0].sample(random.Random(5))[0], SOURCES[0], 2)
+    options = TraceOptions(40, "bf16", "sdpa", loss="chunked", cuda=True)
+    assert tracing.followed(model, options, (2,)) == tracing.whole(model, options, (2,))
 
 
 CODE = """

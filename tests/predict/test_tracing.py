@@ -64,7 +64,7 @@ def test_stage_3_keeps_no_copies_of_lower_precision(monkeypatch):
 
 
 def fresh(model: Transformer, options: TraceOptions, rows: int) -> Pass:
-    (tape,) = tracing.followed(model, options, (rows,))
+    (tape,) = tracing.whole(model, options, (rows,))
     return read(tape, model.tensors)
 
 

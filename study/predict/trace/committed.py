@@ -150,7 +150,7 @@ def tape(member: Member, options: Any, rows: int) -> Tape | None:
     if content is None or unusual or key(options, rows) not in content["passes"]:
         return None
     values = _values(content, dimensions | {"r": max(0, rows - 2)})
-    plan = _longer(content["passes"][key(options, rows)], max(0, (member.layers or 0) - MANY_LAYERS))
+    plan = longer(content["passes"][key(options, rows)], max(0, (member.layers or 0) - MANY_LAYERS))
     sections = {number: _section(content, number, values) for number in {number for _, _, number in plan}}
     return joined(plan, sections)
 
@@ -160,7 +160,12 @@ def _values(content: dict, dimensions: dict[str, int]) -> list[int]:
     return [sum(n * terms[term] for n, term in zip(each[::2], each[1::2], strict=True)) for each in content["sums"]]
 
 
-def _longer(plan: Plan, more_layers: int) -> Plan:
+def shorter(config: dict) -> dict:
+    """Return the config of a family's model with as many layers as tell what more of them do."""
+    return config | {DIMENSIONS[_plain(config)["model_type"]]["layers"]: MANY_LAYERS}
+
+
+def longer(plan: Plan, more_layers: int) -> Plan:
     """Repeat the sections of the layer in the middle. The backward pass begins with the last layer."""
     longer = []
     for name, layer, number in plan:

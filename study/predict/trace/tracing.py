@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -21,9 +22,11 @@ from study.core.models.build import Adapted, build, freeze, quantize
 from study.core.models.on_cuda import AsOnCuda
 from study.core.models.step import inputs, logits_and_losses
 from study.core.models.values import WithoutValues
+from study.predict.trace import committed
 from study.predict.trace.asked import Look, Recomputation, TraceOptions
 from study.predict.trace.kernels import in_place, without_logits, zero3_linear
 from study.predict.trace.recorder import Recorder
+from study.predict.trace.sections import MarkingRecorder, cut, lengthened, repeats
 from study.predict.trace.tape import Tape, compact
 from study.predict.trace.transformer import Transformer
 
@@ -142,7 +145,7 @@ def _loss(config, model: PreTrainedModel, batch: dict, options: TraceOptions) ->
         return logits_and_losses(config, model, batch, dtype, options.logits == "fp32")[1].mean()
 
 
-def _pass(model: Transformer, options: TraceOptions, rows: int) -> Tape:
+def _pass(model: Transformer, options: TraceOptions, rows: int, kind: type[Recorder] = Recorder) -> Tape:
     config = _config(model, options.attention)
     dtype = torch.bfloat16 if options.precision in ("bf16_cast", "bf16_gathered") else torch.float32
     built = _built(model, config, dtype)
@@ -164,7 +167,7 @@ def _pass(model: Transformer, options: TraceOptions, rows: int) -> Tape:
         built._apply(lambda tensor: torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype))
         built.tie_weights()
         batch = inputs(config, rows, options.sequence)
-        recorder = Recorder([*built.parameters(), *built.buffers(), *batch.values()], model.is_partly_frozen)
+        recorder = kind([*built.parameters(), *built.buffers(), *batch.values()], model.is_partly_frozen)
         recorder.tape.append(("inputs", sum(tensor.untyped_storage().nbytes() for tensor in batch.values())))
         recorder.follow(built)
         kept: list[torch.Tensor] = []  # the logits, until the backward pass has ended
@@ -190,6 +193,18 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
+def whole(model: Transformer, options: TraceOptions, rows: tuple[int, ...], kind=Recorder) -> list[Tape]:
+    """Return the tape of a pass over each number of rows, through every layer."""
+    return [compact(_pass(model, options, count, kind)) for count in rows]
+
+
 def followed(model: Transformer, options: TraceOptions, rows: tuple[int, ...]) -> list[Tape]:
-    """Return the tape of a pass over each number of rows."""
-    return [compact(_pass(model, options, count)) for count in rows]
+    """Return the same tapes. Of a family that the package knows, few layers tell what more of them do."""
+    layers = model.member.layers or 0
+    if layers <= committed.MANY_LAYERS or committed.look(model.member) is None:
+        return whole(model, options, rows)
+    short = replace(model, config=json.dumps(committed.shorter(model.dimensions)))
+    plans = [cut(tape) for tape in whole(short, options, rows, MarkingRecorder)]
+    if not all(map(repeats, plans)):
+        return whole(model, options, rows)
+    return [compact(lengthened(sections, layers)) for sections in plans]

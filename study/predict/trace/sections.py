@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from torch import nn
 
+from study.predict.trace.committed import MANY_LAYERS, MIDDLE, joined, longer
 from study.predict.trace.recorder import Recorder, in_backward, tensors_in
 from study.predict.trace.tape import Tape
 
@@ -97,6 +98,19 @@ def cut(tape: Tape) -> list[Section]:
             raise ValueError(f"{name.format(section.layer)} comes twice")
         sections.append(section)
     return sections
+
+
+def repeats(sections: list[Section]) -> bool:
+    """Return whether the layer in the middle does the same as the next one."""
+    third, fourth = ([each[::2] for each in sections if each.layer == layer] for layer in (MIDDLE, MIDDLE + 1))
+    return third == fourth
+
+
+def lengthened(sections: list[Section], layers: int) -> Tape:
+    """Return the tape of a model with more layers: they repeat the one in the middle."""
+    plan = [(section.name, section.layer, number) for number, section in enumerate(sections)]
+    entries = {number: section.entries for number, section in enumerate(sections)}
+    return joined(longer(plan, layers - MANY_LAYERS), entries)
 
 
 def _placed(tape: Tape) -> Iterator[tuple[Place, tuple]]:
