@@ -6,6 +6,7 @@
 They have what `study claims ID` prints. The pages of answers lead to them.
 """
 
+import argparse
 import re
 
 from study.core.arms import ROOT
@@ -55,6 +56,7 @@ def page(text: Text, records: dict[str, dict[str, list[str]]]) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     kept = documents.kept_records()
     FOLDER.mkdir(exist_ok=True)
     for each in texts.texts():

@@ -24,7 +24,7 @@ import numpy
 from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, config_of
 from study.predict.trace import committed, tracing
 from study.predict.trace.asked import TraceOptions
-from study.predict.trace.sections import MarkingRecorder, Section, cut
+from study.predict.trace.sections import MarkingRecorder, TapeSection, cut
 from study.predict.trace.tape import Tape
 from study.predict.trace.transformer import Transformer
 
@@ -157,7 +157,7 @@ class Source:
             raise NoSum("two layers in the middle do other operations")
         return plan
 
-    def _section(self, same: tuple[Section, ...]) -> int:
+    def _section(self, same: tuple[TapeSection, ...]) -> int:
         """Return the number of a section that all samples have."""
         skeletons, sizes = zip(*(zip(*map(_without_sizes, each.entries), strict=True) for each in same), strict=True)
         if any(skeleton != skeletons[0] for skeleton in skeletons):

@@ -309,7 +309,7 @@ def test_the_sizes_and_the_advice():
     assert number_of("memory") == f"{stages[2]} GB of tensors instead of {usual}"
     # This study's own DDP keeps 20 bytes a parameter: of that the saving would look larger.
     assert f"Llama-3-8B takes {stages[2]} GB on each instead of {usual}" in README.splitlines()[0]
-    assert f"The usual DDP takes {usual} GB, before activations." in README
+    assert f"The usual DDP takes {usual} GB before activations" in README
     assert round(float(usual) * 1e9 / held["zero3"]) == 6
     assert "Stage 3 has a sixth of that at its peak." in page_of("memory")
     reserved = {"stage 2": "57.0", "stage 3": "30.7", "FSDP2": "28.0"}

@@ -17,12 +17,12 @@ from study.core.text import binary_size, number_of, size
 from study.predict.front import (
     Estimate,
     PlaceFlags,
+    Prediction,
     Question,
     StepFlags,
     TrainingFlags,
     Transformer,
     Wanted,
-    WhatFits,
     asked_for,
     default_sequence,
     fits_on,
@@ -314,7 +314,7 @@ def predicted_memory(wanted: Wanted, given: Described) -> Estimate:
     return prediction_of(wanted, given).memory
 
 
-def prediction_of(wanted: Wanted, given: Described) -> WhatFits:
+def prediction_of(wanted: Wanted, given: Described) -> Prediction:
     training = TrainingFlags(gpus=given.ranks, sequence=given.sequence)
     # One node, as nobody has said how large nodes are; no time is asked for.
     chunked = bool(given.chunked_loss)
@@ -323,7 +323,7 @@ def prediction_of(wanted: Wanted, given: Described) -> WhatFits:
     step = StepFlags(batch=training.ranks, checkpointing=bool(given.checkpointing))
     question = Question.of(shape, training, place, step)
     arm = settled_arm(arms.load_arm(given.arm or ""), question.gpus, question.local, given.buckets)
-    return WhatFits.of(question.training(arm, given.micro_batch or 1, given.accumulation or 1))
+    return Prediction.of(question.training(arm, given.micro_batch or 1, given.accumulation or 1))
 
 
 def that_help(cause: Cause, given: Described) -> list[Change]:

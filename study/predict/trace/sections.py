@@ -60,7 +60,7 @@ class Place(NamedTuple):
     layer: int
 
 
-class Section(NamedTuple):
+class TapeSection(NamedTuple):
     """Consecutive entries. Sections that are around the layers, and make tensors, have names of their own."""
 
     name: str  # with {} for the number of its layer
@@ -71,15 +71,15 @@ class Section(NamedTuple):
 AROUND = "around"
 
 
-def cut(tape: Tape) -> list[Section]:
+def cut(tape: Tape) -> list[TapeSection]:
     """Return the sections of a tape with marks."""
-    sections: list[Section] = []
-    origins: list[tuple[Section, int]] = []  # of each tensor: the section that makes it, and its number there
+    sections: list[TapeSection] = []
+    origins: list[tuple[TapeSection, int]] = []  # of each tensor: the section that makes it, and its number there
     for place, placed in groupby(_placed(tape), key=itemgetter(0)):
         name = f"{place.phase} {place.stack}.{{}}"
         if place.phase == AROUND:
             name = f"{AROUND} {len(sections)}"
-        section = Section(name, place.layer, [])
+        section = TapeSection(name, place.layer, [])
         made = 0
         for _, (kind, what, *rest) in placed:
             if kind == "made":
@@ -100,13 +100,13 @@ def cut(tape: Tape) -> list[Section]:
     return sections
 
 
-def repeats(sections: list[Section]) -> bool:
+def repeats(sections: list[TapeSection]) -> bool:
     """Return whether the layer in the middle does the same as the next one."""
     third, fourth = ([each[::2] for each in sections if each.layer == layer] for layer in (MIDDLE, MIDDLE + 1))
     return third == fourth
 
 
-def lengthened(sections: list[Section], layers: int) -> Tape:
+def lengthened(sections: list[TapeSection], layers: int) -> Tape:
     """Return the tape of a model with more layers: they repeat the one in the middle."""
     plan = [(section.name, section.layer, number) for number, section in enumerate(sections)]
     entries = {number: section.entries for number, section in enumerate(sections)}
