@@ -320,7 +320,7 @@ def test_the_sizes_and_the_advice():
         )
         assert f"{float(row[2]) + 1e-9:.1f}" == reserved[name]
         assert reserved[name] in page_of("memory")
-        assert arm != "zero3" or f"PyTorch took {float(row[2]):.0f} GB for stage 3." in README
+        assert arm != "zero3" or f"PyTorch reserved {float(row[2]):.0f} GB for stage 3." in README
         assert page[name][0] == f"{float(row[1]) + 1e-9:.1f} GB"
     assert f"README has {ddp} GB for our DDP beside {usual}" in (ROOT / "notebooks/stages.ipynb").read_text()
     first_page = (ROOT / "study/report/templates/index.html").read_text()
