@@ -19,7 +19,7 @@ from study.core.files import safe_join
 from study.core.text import number_of
 from study.records import runs as records
 from study.records.compare import compare
-from study.records.runs import Runs
+from study.records.runs import Run, Runs
 from study.report.style import png, svg
 from study.report.tables import as_html, write_csv
 
@@ -36,10 +36,14 @@ ENDS = {"oom": "out of memory", "timeout": "out of time"}  # of a run that is no
 DEFAULT = "runs"  # of the parameter; a newcomer has no such folder
 
 
+def protocol_of(run: Run) -> str:
+    return run.record.cell.protocol or run.folder.parent.name
+
+
 class Book:
     """One notebook over some runs."""
 
-    def __init__(self, name: str, runs: str | list, data: str = ""):
+    def __init__(self, name: str, runs: str | list, data: str = "", counted: bool = True):
         remedy = "give folders with runs, as text; study sweep smoke makes some"
         several: list[object] = [*runs] if isinstance(runs, list) else [runs]
         if not all(isinstance(each, (str, Path)) for each in several):
@@ -60,16 +64,18 @@ class Book:
         said += f"{len(self.runs.done)} ended as planned{', '.join(ended)}."
         if self.runs.set_aside:
             said += f" {number_of(len(self.runs.set_aside), 'records')} set aside: something is wrong with them."
-        say(said)
+        if counted or self.runs.set_aside:
+            say(said)
 
     def of(self, *protocols: str) -> Runs:
         """Return the runs of some protocols; before records named theirs, by the folder that `study sweep` made."""
-        chosen = [run for run in self.runs if (run.record.cell.protocol or run.folder.parent.name) in protocols]
+        chosen = [run for run in self.runs if protocol_of(run) in protocols]
         return self._or_kept(replace(self.runs, runs=tuple(chosen)), records.kept(*protocols))
 
     def select(self, protocol: str, **wanted) -> Runs:
-        """Return the runs that have all of these; if there are none, those of a protocol that the repository keeps."""
-        return self._or_kept(self.runs.select(**wanted), records.kept(protocol).select(**wanted))
+        """Return the runs that have all of these, the protocol's first; if there are none, those kept of it."""
+        ordered = tuple(sorted(self.runs, key=lambda run: protocol_of(run) != protocol))
+        return self._or_kept(replace(self.runs, runs=ordered).select(**wanted), records.kept(protocol).select(**wanted))
 
     def _or_kept(self, mine: Runs, kept: Runs) -> Runs:
         if mine.done or not kept.done:

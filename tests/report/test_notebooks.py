@@ -161,7 +161,7 @@ def test_over_nothing(name, execute, tmp_path, monkeypatch):
     """What is missing is named, with the command that makes it."""
     monkeypatch.setattr(records, "KEPT", tmp_path)  # as in an installed wheel
     text, _ = execute(name, runs=str(tmp_path), data="")
-    assert "**0 runs**" in text
+    assert ("**0 runs**" in text) == (name != "stages"), "a lesson counts no runs"
     assert name == "claims" or ("Not here yet" in text and "study sweep " in text), "that one needs no run"
 
 
@@ -179,6 +179,14 @@ def test_runs_that_are_not_done_are_counted_too(tmp_path, monkeypatch):
     put(tmp_path, finished("good"), finished("other"), failed("full"))
     Book("stages", str(tmp_path))
     assert shown == ["Shown here: **3 runs**, each a recorded training. 2 ended as planned, 1 out of memory."]
+    Book("stages", str(tmp_path), counted=False)
+    assert len(shown) == 1, "a lesson needs no count"
+
+
+def test_the_runs_in_the_lesson_are_those_of_the_command_beside_them(execute):
+    """The kept records have such runs of other protocols as well, with names that come earlier."""
+    text, _ = execute("stages", runs=keep_outputs.RECORDS)
+    assert re.findall(r"<td[^>]*>([\w-]+)-(?:ddp|zero\d)-[\w.-]+<", text)[:4] == ["arms"] * 4
 
 
 @pytest.mark.parametrize("name", ["stages", "compare", "replicate"])
