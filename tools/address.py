@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 UNKNOWN = "https://github.com/OWNER/zero-study"  # until somebody publishes it: the notebook for Colab has none then
-HINT = "    # OWNER is its account"  # in README, as long as nobody has published it
+HINT = " OWNER is this repository's account:"  # in README, as long as nobody has published it
 COLAB = "https://colab.research.google.com"
 # By file: the line that has the address, as a pattern around it.
 PLACES = {

@@ -17,9 +17,9 @@ from study.known.explained import Explained
 from study.ledger import texts
 
 SOME = 3  # ids of a group that are named
-MORE = {
-    "arm": "`study arms` lists all arms, and GUIDE.md says which to use.",
-    "word": "GUIDE.md has a table of all words.",
+NEXT = {
+    "arm": "To read next: `study arms` lists all arms, and GUIDE.md says which to use.",
+    "word": "To read next: examples/zero_by_hand/README.md shows what ZeRO does. GUIDE.md has all words.",
 }
 
 
@@ -29,10 +29,10 @@ def explain(
     *,
     every: Annotated[bool, tyro.conf.arg(name="all")] = False,
 ) -> list[dict]:
-    """Explain sentences by their ids: rule, sentence, what it rests on, its test, and where it is discussed.
+    """Explain sentences by their ids: when they are said, what they rest on, where they are discussed, rule and test.
 
     Commands print the id behind a sentence, in brackets. Without an id the kinds of sentences are counted. It also says
-    what an arm is, and what a word of GUIDE means.
+    what an arm is, and what a word of GUIDE means. If an id is a word as well, its brackets ask for the sentence.
 
     With --json: the same; without an id all sentences. Example: `study explain second_bucket S000-20`
 
@@ -49,17 +49,27 @@ def explain(
         count_kinds(rows)
         return rows
     answers = []
-    for id in ids:
+    for id in asked(ids):
         row = words().get(key(of_stage(id)))
-        if row:
-            say_wrapped(f"{row['id']}: {row['sentence'].rstrip('.')}.", MORE[row["kind"]], "")
-        if key(id) in by_key():
-            answers.append(show_behind(by_key()[key(id)]))
-        elif row:
+        of_id = by_key().get(key(id))
+        if row and not (of_id and id.startswith("[")):
+            also = [f"A sentence has this name as well: study explain '[{of_id.id}]'"] if of_id else []
+            say_wrapped(f"{row['id']}: {row['sentence'].rstrip('.')}.", NEXT[row["kind"]], *also, "")
             answers.append(row)
+        elif of_id:
+            answers.append(show_behind(of_id))
         else:
             answers += claims((claim_named(id, all_rows()),))
     return answers
+
+
+def asked(ids: tuple[str, ...]) -> list[str]:
+    """Return what is asked for: arguments that together are a word or an arm, such as `optimizer states`, are one."""
+    for length in range(len(ids), 1, -1):
+        together = " ".join(ids[:length])
+        if key(of_stage(together)) in words():
+            return [together, *asked(ids[length:])]
+    return [ids[0], *asked(ids[1:])] if ids else []
 
 
 @functools.cache
@@ -110,4 +120,4 @@ def count_kinds(rows: list[dict]) -> None:
 
 
 def key(id: str) -> str:
-    return id.strip("[]").lower().replace("_", "-")
+    return id.strip("[]").lower().replace("_", "-").replace(" ", "-")

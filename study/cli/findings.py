@@ -32,12 +32,12 @@ def show_behind(each: Explained) -> dict:
         f"{each.id}: a {each.kind}",
         f"Sentence: {ended(each.sentence)}",
         f"What to do: {each.remedy or 'the sentence says it'}.",
-        f"Written: {of.written}",
-        f"Rule: {', '.join(of.rules) or f'that table, which {each.read_by} reads'}",
         *when,
-        *also,
         f"Rests on: {of.rests_on.rstrip('.') or 'its test'}.",
         f"{thread}: {each.upstream or 'no thread'}",
+        f"Written: {of.written}",  # from here on: places in the sources
+        f"Rule: {', '.join(of.rules) or f'that table, which {each.read_by} reads'}",
+        *also,
         indent="    ",
     )
     tests = of.tests[:MOST_TESTS] or ["in tests/ of the repository, which an installed package does not have"]

@@ -14,6 +14,8 @@ from study.core.files import from_toml
 from study.known.faults import TABLE, Fault, named, table
 from study.known.rules import ROOT, comments_of_rule, conditions_of_rule, function_at, makes
 
+ANY = ("test_explained.py", "words.toml")  # the one asks for any id; the other's words may be ids, but mean no sentence
+
 
 @dataclass(frozen=True)
 class Explained:
@@ -102,7 +104,7 @@ def _texts() -> dict[str, str]:
     # Beside an installed package, tests/ would be another's.
     for folder in ("study", "tests") if IS_CHECKOUT else ("study",):
         for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in (".py", ".toml") and path.name != "test_explained.py":  # which asks for any
+            if path.suffix in (".py", ".toml") and path.name not in ANY:
                 texts[str(path.relative_to(ROOT))] = path.read_text()
     return texts
 

@@ -97,7 +97,8 @@ COMPONENTS = [
 
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_each_component_of_memory_is_explained_by_its_name(name, asked, capsys):
-    assert asked(f"explain {name}") is None
+    """In brackets: some are words of GUIDE as well."""
+    assert asked(f"explain [{name}]") is None
     assert f"{name}: a component of memory\n" in capsys.readouterr().out
     assert {*ORDER} <= {*COMPONENTS}
 

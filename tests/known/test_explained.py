@@ -62,14 +62,16 @@ def test_no_text_has_a_brace_that_nothing_fills():
 
 @pytest.mark.parametrize("id", EXPLAINED)
 def test_grep_for_an_id_finds_its_sentence_its_rule_and_its_test(id, capsys):
-    (answer,) = explain((id,))
+    (answer,) = explain((f"[{id}]",))
     assert answer["table"].startswith("study/")
     assert answer["tests"], "a case for it belongs into a table of tests, as told.toml"
     # A rule is code that names the id, or what stands in the table beside the sentence.
     is_table = EXPLAINED[id].kind != "finding" or "configs" in texts()[id]
     assert answer["rules"] or (is_table and (ROOT / EXPLAINED[id].read_by).is_file())
     said = capsys.readouterr().out
-    assert all(f"{word}: " in said for word in ("Sentence", "Rule", "Rests on", "Test"))
+    places = [said.index(f"\n{word}: ") for word in ("Sentence", "Rests on", "Written", "Rule", "Test")]
+    assert places == sorted(places), "what a reader asks comes first, places in the sources last"
+    assert "\nCondition: " not in said[places[1] :]
     thread = "Nearest thread, not filed by us" if EXPLAINED[id].is_not_filed else "Upstream"
     assert f"\n{thread}: {EXPLAINED[id].upstream or 'no thread'}" in said
 
@@ -231,7 +233,7 @@ def test_a_finding_rests_on_what_its_rule_says_of_it(capsys):
     assert "Measured with four passes on two ranks" in row["rests_on"]
     assert "Measured with four passes on two ranks" in " ".join(capsys.readouterr().out.split())
     for id in [each.id for each in EXPLAINED.values() if not each.rests_on]:
-        (row,) = explain((id,))
+        (row,) = explain((f"[{id}]",))
         said = [each for each in map(comments_of_rule, filter(is_code, row["rules"])) if each]
         assert all(each in row["rests_on"] for each in said), id
 
@@ -253,24 +255,42 @@ def test_an_arm_is_explained_by_its_name(asked, id, capsys):
 
 
 def test_the_words_of_the_guide_are_explained(capsys):
-    """Also those that are an id as well, such as a component of memory."""
+    """Of those that are an id as well, such as a component of memory, one line says how to see its sentence."""
     table = (ROOT / "GUIDE.md").read_text().partition("| word | meaning |\n|---|---|\n")[2].partition("\n\n")[0]
     written = dict(re.findall(r"^\| (.+?) \| (.+) \|$", re.sub(r"\[(.+?)\]\(.+?\)", r"\1", table), re.MULTILINE))
     assert written == {row["id"]: row["sentence"] for row in words().values() if row["kind"] == "word"}
-    for row, meaning in written.items():
-        for word in row.split(", "):
-            explain((word,))
-            assert f"{row}: {meaning}"[:60] in " ".join(capsys.readouterr().out.split())
+    asked = {word: f"{row}: {meaning}." for row, meaning in written.items() for word in row.split(", ")}
+    assert {"all-reduce", "all-gather", "gather", "reduce-scatter", "activations", "stage"} <= {*asked}
+    for word, answer in asked.items():
+        explain(tuple(word.split()))  # without quotes
+        said = " ".join(capsys.readouterr().out.split())
+        assert said.startswith(f"{answer} To read next: ")
+        assert not re.search(r"\.toml:|\.py:", said), "no places in our sources"
+        if " A sentence has this name as well: " in said:
+            explain((said.rpartition("study explain ")[2].strip("'"),))
+            assert "\nSentence: " in capsys.readouterr().out
+    explain(("stage",))
+    assert "A sentence has this name as well: study explain '[differs-stage]'" in capsys.readouterr().out
     more = [name for name in all_paths() if re.search("_(hpz|qwz|qgz)$", name)]
-    assert {*re.findall("`(.+?)`", written["ZeRO++"])} == {*more}
+    assert {*re.findall("`(.+?)`", asked["ZeRO++"])} == {*more}
     offloading = [name for name in NAMES if re.fullmatch(r"zero\d_(cpu|nvme)", name)]
-    assert {*re.findall("`(.+?)`", written["offloading"])} == {*offloading}
+    assert {*re.findall("`(.+?)`", asked["offloading"])} == {*offloading}
     card = GPUS["V100-32GB"]
     assert OUTSIDE_AT_MOST_BYTES == 2e9
-    left = f"2 GB and {FRAGMENTATION:.0%}".replace("%", " %"), f"{headroom_bytes(card, 0) / 1e9:.1f}"
-    assert f"; {left[0]} of a card" in written["fits, only just, reserve"]
-    assert f"{left[1]} of {card.memory_bytes / 1e9:.1f} GB" in written["fits, only just, reserve"]
-    assert (MISS, FULL) == (0.1, 0.95), "a tenth larger, and 95 %"
+    reserve = f"2 GB and {FRAGMENTATION:.0%}".replace("%", " %")
+    left = f"{card.memory_bytes / 1e9:.1f} GB, of which {headroom_bytes(card, 0) / 1e9:.1f} are left for a peak"
+    assert f": {reserve} of the card. A V100 of 32 GB has {left}" in written["reserve"]
+    assert "a tenth larger" in written["only just"]
+    assert "95 %" in written["only just"]
+    assert (MISS, FULL) == (0.1, 0.95)
+    notebook = (ROOT / "notebooks/stages.ipynb").read_text()
+    assert "### What no stage divides" in notebook, "which the row of activations names"
+
+
+def test_arguments_that_together_are_a_word_are_one():
+    """Also with other words beside them, and an arm."""
+    asked_for = explain(("optimizer", "states", "reduce", "scatter", "stage", "2", "second_bucket"))
+    assert [row["id"] for row in asked_for] == ["optimizer states", "reduce-scatter", "zero2", "second_bucket"]
 
 
 def test_an_unknown_id_is_refused_with_the_nearest():

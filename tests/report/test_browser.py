@@ -142,10 +142,10 @@ def test_claims_are_chosen(show):
 
 
 def test_a_stage_is_dragged(show):
-    """It opens with the numbers of the text. Eight ranks take 5.5, 3.75 and 2 of DDP's 16 bytes a parameter."""
+    """It opens with stage 1, for a still page. Eight ranks take 5.5, 3.75 and 2 of DDP's 16 bytes a parameter."""
     opened = show("index")
     begun = opened.find_element("css selector", "#drag .total").text
-    assert begun == "Model states of a rank: 128 GB, 16 bytes a parameter; with DDP 16."
+    assert begun == "Model states of a rank: 44.2 GB, 5.5 bytes a parameter; with DDP 16."
     assert f"{named('llama3-8b').parameters / 1e9:.3g} billion" in opened.find_element("name", "size-is").text
     opened = show("stages")
     script = """const form = document.getElementById("drag");
