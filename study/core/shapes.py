@@ -46,17 +46,24 @@ def models() -> dict[str, dict]:
     return SHAPES | json.loads(Path(__file__).with_name("models.json").read_text())
 
 
+@functools.cache
+def _by_letters() -> dict[str, str]:
+    """Return models by the letters of their names and hub names; of two that share them, the first."""
+    found: dict[str, str] = {}
+    for known, config in models().items():
+        found.setdefault(letters(known), known)
+        found.setdefault(letters(Path(config.get("hub") or known).name), known)
+    return found
+
+
 def model_of_name(name: str) -> str | None:
     """Return the model of `models` that a name or a hub name means, in any spelling. None if it means none."""
     # Variants for chats have the dimensions of their base.
     last = Path(name).name
     base = VARIANT.sub("", last)
     # Meta-Llama-3-8B and Llama-3-8B are one: Meta has renamed its models.
-    for spelling in (letters(last), letters(base), letters(base).removeprefix("meta")):
-        for known, config in models().items():
-            if spelling in (letters(known), letters(Path(config.get("hub") or known).name)):
-                return known
-    return None
+    spellings = (letters(last), letters(base), letters(base).removeprefix("meta"))
+    return next((_by_letters()[each] for each in spellings if each in _by_letters()), None)
 
 
 def of_size(params: float) -> list[str]:

@@ -1,5 +1,6 @@
 """The model of a prediction: a built-in shape, a transformers config, or a few numbers."""
 
+import functools
 import math
 import re
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ def named(model: str, **which: Any) -> Transformer:
     model = model.removesuffix("/config.json")
     # A folder goes before a built-in shape of the same name: it is what the user sees.
     if not is_local(model) and (known := model_of_name(model)):
-        return Transformer.of(config_of(known), known, **which)
+        return _known(known, **which)
     shapes.refuse_code(model)
     folder = Path(model)
     path = folder / "config.json" if folder.is_dir() else shapes.hub_config(model)
@@ -47,6 +48,11 @@ def named(model: str, **which: Any) -> Transformer:
     config = files.load(path, dict, **about, most_bytes=MAX_CONFIG_BYTES, links=True)  # the Hub's cache has links
     check_config(config, str(path))
     return Transformer.of(config, model, **which)
+
+
+@functools.lru_cache(maxsize=16)  # what such a model has shown of itself is kept with it
+def _known(name: str, **which: Any) -> Transformer:
+    return Transformer.of(config_of(name), name, **which)
 
 
 def check_config(config: dict, where: str) -> None:

@@ -187,8 +187,10 @@ def _of_weights(training: KnownTraining, model: Transformer) -> Iterator[Allocat
     frozen = model.parameters - training.trained
     yield Allocation("oom-frozen", frozen, f"{frozen:,} frozen parameters")
     cause = "oom-frozen-weight" if training.has_adapters else "oom-weights"
+    seen: set[int] = set()  # of one size the first tensor is named: further layers have the same
     for tensor in model.tensors:
-        if len(tensor.shape) > 1:
+        if len(tensor.shape) > 1 and tensor.elements not in seen:
+            seen.add(tensor.elements)
             yield Allocation(cause, tensor.elements, f"{_sides(tensor.shape)} of {tensor.name}")
 
 

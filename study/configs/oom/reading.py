@@ -78,7 +78,7 @@ class OomError:
             return 0
         return self.total - self.free - self.allocated - self.unallocated
 
-    @property
+    @functools.cached_property
     def frames(self) -> list[str]:
         """The frames of the error's traceback, the last with the message. Without one the whole context, as one."""
         _, *frames = re.split(FRAME, re.sub(messages()["no_frame"], r"\1", self.context))

@@ -91,10 +91,10 @@ def _alarming(text: str, counts: dict[str, int]) -> str:
             counts[word] += 1
             kept.append((place - BEFORE, place + AFTER))
             place = text.find(word, place + AFTER)
-    for begin in range(0, len(text), APART):
-        place = text.find("loss", begin)
-        if place >= 0:
-            kept.append((text.rfind("\n", 0, place), place + 300))
+    begin = 0
+    while (place := text.find("loss", begin)) >= 0:
+        kept.append((text.rfind("\n", 0, place), place + 300))
+        begin = (place // APART + 1) * APART
     # --- in their order, and no part twice
     parts = []
     end = 0
