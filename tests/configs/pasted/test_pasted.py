@@ -563,12 +563,17 @@ def advised(remedy: str, text: str) -> str:
     return in_use.advised(remedy, read(text))
 
 
+def test_a_remedy_is_whole_where_nothing_is_in_use():
+    hello = read("hello")
+    for remedy in REMEDIES.values():
+        assert in_use.advised(remedy, hello) == remedy
+
+
 @pytest.mark.parametrize("id", in_use.rows())
 def test_what_a_text_says_is_in_use_is_advised_by_no_remedy(id):
-    row = in_use.rows()[id]
+    row, pasted = in_use.rows()[id], read(IN_USE[id])
     for name, remedy in REMEDIES.items():
-        assert advised(remedy, "hello") == remedy
-        left = advised(remedy, IN_USE[id])
+        left = in_use.advised(remedy, pasted)
         assert left, name
         assert left == remedy or not ILL_FORMED.search(left), f"{name}: {left}"
         for item in in_use.ITEM.findall(left.removeprefix(row.instead)):
