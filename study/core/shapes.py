@@ -80,6 +80,7 @@ def of_size(params: float) -> list[str]:
     return sorted(near, key=order)
 
 
+@functools.lru_cache(2**12)  # a name is compared with those of all models
 def letters(name: str) -> str:
     """Return a name without signs and capitals."""
     return re.sub(r"[^a-z0-9.]", "", name.lower())

@@ -4,6 +4,7 @@ import os
 import re
 import runpy
 import shutil
+import sys
 import textwrap
 import tomllib
 from pathlib import Path
@@ -92,6 +93,18 @@ for stage, kind in enumerate((Stage1, Stage2, Stage3), 1):
         print("stage", stage, "agrees", flush=True)
 """
 
+EACH_ALONE = f"""
+import os, runpy, sys
+sys.path.insert(0, {str(FOLDER)!r})
+import torch  # once, and not in each
+
+for name in {NAMES!r}:
+    if not (child := os.fork()):
+        runpy.run_path({str(FOLDER)!r} + f"/{{name}}.py", run_name="__main__")
+        sys.exit()
+    print(name, "ends with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
 IN_THE_UPDATE = f"""
 import sys
 sys.path.insert(0, {str(FOLDER)!r})
@@ -111,10 +124,17 @@ training.step()
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory) -> dict[tuple[str, int], tuple[list[float], list[float]]]:
+def said_alone(tmp_path_factory) -> str:
+    """What one_process.py prints."""
+    folder = tmp_path_factory.mktemp("alone")
+    return forked(folder, config=None, script=str(FOLDER / "one_process.py"), flags=()).output
+
+
+@pytest.fixture(scope="module")
+def printed(said_alone, tmp_path_factory) -> dict[tuple[str, int], tuple[list[float], list[float]]]:
     """What each file prints, by its name and the passes of a step: its losses, and five sizes in BYTES."""
     folder = tmp_path_factory.mktemp("by-hand")
-    output = forked(folder, config=None, script=str(FOLDER / "one_process.py"), flags=()).output
+    output = said_alone
     for passes in (1, 4):
         code = f"import sys; sys.argv[1:] = ['--micro-batches', '{passes}']{RUN_ALL}"
         launched = ranks_of(code, folder)
@@ -268,27 +288,31 @@ def test_without_torchrun_a_stage_says_how_it_is_started():
 
 
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(5, 1), (2, 5), (2, 0), (1, -1)])
-def test_what_cannot_be_equal_is_refused_in_one_sentence(ranks, micro_batches):
+def test_what_cannot_be_equal_is_refused_in_one_sentence(ranks, micro_batches, monkeypatch, capsys):
     """Every rank ends with 0: with another exit code torchrun writes a traceback below the sentence."""
+    monkeypatch.setattr(sys, "argv", [str(FOLDER / "stage2.py"), "--micro-batches", str(micro_batches)])
+    monkeypatch.setenv("WORLD_SIZE", str(ranks))
     said = f"96 samples do not divide by {ranks} ranks x {micro_batches} micro-batches: take others\n"
     for rank, expected in enumerate((said, "")[:ranks]):
-        environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
-        ended = python(FOLDER / "stage2.py", "--micro-batches", str(micro_batches), env=environment)
-        assert (ended.returncode, ended.stdout, ended.stderr) == (0, expected, "")
+        monkeypatch.setenv("RANK", str(rank))
+        runpy.run_path(sys.argv[0], run_name="__main__")  # it ends as usual: a process would with 0
+        assert capsys.readouterr() == (expected, "")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_one_rank_that_torchrun_starts_is_one_process(name, tmp_path):
+def test_one_rank_that_torchrun_starts_is_one_process():
     address = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    ended = python(FOLDER / f"{name}.py", env=os.environ | address)
+    ended = python("-c", EACH_ALONE, env=os.environ | address)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert ", 1 rank: " in ended.stdout
-    assert "equal to one process: yes, " in ended.stdout
+    *said, behind = re.split(r"(?<=ends with 0\n)", ended.stdout)
+    assert behind == ""
+    for name, each in zip(NAMES, said, strict=True):
+        assert ", 1 rank: " in each, name
+        assert "equal to one process: yes, " in each, name
 
 
-def test_one_process_says_nothing_of_a_comparison():
-    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    assert "Adam hides" not in python(FOLDER / "one_process.py", env=environment).stdout
+def test_one_process_says_nothing_of_a_comparison(said_alone):
+    assert "OneProcess, 1 rank: " in said_alone
+    assert "Adam hides" not in said_alone
 
 
 def test_the_samples_divide_by_usual_numbers_of_ranks():

@@ -77,8 +77,9 @@ def _named(text: str) -> dict[str, set[Version]]:
     for name, several in lists.named(text).items():
         named[name] |= {release for release in several if isinstance(release, Version) and len(release.release) > 2}
     for line in text.splitlines():
-        if package := _package_of(line):
-            named[package] |= {*map(Version, BARE.findall(line))}
+        bare = BARE.findall(line)
+        if bare and (package := _package_of(line)):
+            named[package] |= {*map(Version, bare)}
     return named
 
 

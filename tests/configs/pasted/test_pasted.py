@@ -1,5 +1,6 @@
 """A pasted text gets one answer, and nothing is taken for something else."""
 
+import functools
 import json
 import re
 import subprocess
@@ -83,6 +84,9 @@ UNSEEN = {
 # --- the tables ------------------------------------------------------------------------------------------------------
 
 
+answered = functools.cache(answer)  # several tests look at the answer to one example
+
+
 def example(id: str) -> str:
     place = "tests/configs/pasted/examples.toml"
     assert "text" in EXAMPLES.get(id, {}), (
@@ -125,12 +129,12 @@ def test_a_message_is_known_as_it_is_quoted_wrapped_and_printed_by_a_rank():
 
 @pytest.mark.parametrize("id", [*tracebacks.rows(), *situations.situations()])
 def test_each_sign_and_each_situation_is_seen_in_its_text(id):
-    assert id in [each.id for each in answer(example(id)).found]
+    assert id in [each.id for each in answered(example(id)).found]
 
 
 def test_an_answer_is_in_its_first_two_lines_at_80_columns():
     for id in EXAMPLES:
-        found = answer(example(id)).found
+        found = answered(example(id)).found
         assert found, f"nothing is found in the example of {id}: its row is missing, or its `pattern` does not fit"
         first = found[0]
         assert len(f"{pasted.HOW_SURE[first.sure]}{first.sentence}") <= 2 * 78, id
@@ -145,7 +149,7 @@ def test_an_answer_hedges_once(texts, capsys):
     """Not “Likely: memory was full: perhaps ...”, where a reader does not know which of both counts."""
     hedge = re.compile(r"\b(likely|perhaps|possibl[ey]|maybe|probably|usually|mostly|most often)\b", re.IGNORECASE)
     for name, text in texts.items():
-        pasted.tell(answer(text), details=False)
+        pasted.tell(answered(text), details=False)
         said, *also = re.findall(r"(?s)\A(.+?)(?:\n\n|\Z)|(?<=Also seen: )(.+?)(?=What to do)", capsys.readouterr().out)
         assert [each for each in map("".join, (said, *also)) if len(hedge.findall(each)) > 1] == [], name
 
@@ -563,12 +567,17 @@ def advised(remedy: str, text: str) -> str:
     return in_use.advised(remedy, read(text))
 
 
+def test_a_remedy_is_whole_where_nothing_is_in_use():
+    hello = read("hello")
+    for remedy in REMEDIES.values():
+        assert in_use.advised(remedy, hello) == remedy
+
+
 @pytest.mark.parametrize("id", in_use.rows())
 def test_what_a_text_says_is_in_use_is_advised_by_no_remedy(id):
-    row = in_use.rows()[id]
+    row, pasted = in_use.rows()[id], read(IN_USE[id])
     for name, remedy in REMEDIES.items():
-        assert advised(remedy, "hello") == remedy
-        left = advised(remedy, IN_USE[id])
+        left = in_use.advised(remedy, pasted)
         assert left, name
         assert left == remedy or not ILL_FORMED.search(left), f"{name}: {left}"
         for item in in_use.ITEM.findall(left.removeprefix(row.instead)):
