@@ -307,8 +307,9 @@ def in_words(claims: Sequence[Claim]) -> str:
         holds, not_, only_if, undecided = counts(chosen).values()
         posts = counts(claim for claim in chosen if claim.in_post)["holds"]
         of_posts = f" ({posts} of DeepSpeed's posts on them)" if posts else ""
+        do = "does" if not_ == 1 else "do"
         said.append(
-            f"Of {len(chosen)} claims of {documents} {holds} hold{of_posts}, {not_} {'does' if not_ == 1 else 'do'} not, "
+            f"Of {len(chosen)} claims of {documents} {holds} hold{of_posts}, {not_} {do} not, "
             f"{only_if} hold under a condition, and {undecided} cannot be decided here."
         )
     return " ".join(said)
