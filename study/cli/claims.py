@@ -25,7 +25,7 @@ ASK = (
     "  study claims stage 3        a line for each claim about it",
     "  study claims S002           a line for each claim of a document",
     "  study claims S002-25        one claim, its quote and its evidence",
-    "  study claims does not hold  those of a verdict",
+    "  study claims open           those of a verdict: holds, does not hold, holds only if, open",
     "  study claims memory stage 1 those of a topic: memory, traffic, losses, time, settings",
     "  study claims papers high    of papers, articles or posts, with high certainty",
     "  study claims FOLDER         those that rest on the records in it",
@@ -53,8 +53,8 @@ def claims(
         claim: Ids of claims, such as S000-20 (case does not matter); a document, such as S002; a verdict, a certainty,
             a topic (memory, traffic, losses, time, settings), papers, articles or posts; a folder of kept records; or
             words, such as stage 3: claims about this phrase, or if there are none, those that contain all the words.
-            Beside a topic, those of its claims. Words in quotes are searched as one phrase, in reasons and conditions
-            too.
+            Beside a topic, papers, articles, posts or open, those of these claims. Words in quotes are searched as one
+            phrase, in reasons and conditions too.
         undecided: List the claims that cannot be decided here, each with what would decide it.
         every: Count the claims of each document, and list what it stands for.
         runs: Folders that contain runs, at any depth: compare what they give with the evidence of the claims.
@@ -194,7 +194,12 @@ def compare_claims(chosen: Sequence[Claim | Fault], loaded: Runs, in_full: bool)
         say_wrapped(f"{number_of(len(rows), 'numbers')} of runs, compared with {of}: {', '.join(said)}.", "")
     # Of all claims hundreds of rows would agree, or say nothing: only the others are shown.
     shown = [row for row in rows if in_full or row.answer == texts.DIFFERS]
-    show([row_of(row, "counted again" if are_kept else "yours") for row in shown])
+    if shown:
+        show([row_of(row, "counted again" if are_kept else "yours") for row in shown])
+    if counts[texts.NO_RUNS] and not in_full:  # some agree, and it is not seen which
+        agreeing = Counter(row.claim for row in rows if row.answer == texts.AGREES)
+        named = ", ".join(f"{id} ({number})" if number > 1 else id for id, number in agreeing.items())
+        say_wrapped(f"Agree: {named or 'none'}. The numbers: study claims ID --runs and these folders.", indent="  ")
     say_runs(shown)
     if in_full:
         say_what_they_need(of_claims, [row.evidence for row in rows if row.answer == texts.NO_RUNS])

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 
 from study.core.errors import Stop
 from study.core.files import load
-from study.core.text import is_number
+from study.core.text import is_number, number_of
 from study.known.faults import Fault, table
 from study.ledger.evidence import MAX_BYTES, STRICT, Evidence, OfRuns, Value, middle
 from study.records.runs import Run
@@ -32,7 +32,16 @@ TopicWord = Literal["memory", "traffic", "losses", "time", "settings"]
 TOPICS = get_args(TopicWord)
 # Kinds of claims that `named` takes, as it takes documents; "certainty: high" as cards print it.
 KINDS = (*VERDICTS[::-1], *CERTAINTIES[::-1], "papers", "articles", "posts", *TOPICS)
-KIND = re.compile(rf"(?<!\w)(?:certainty:? )?({'|'.join(KINDS)})(?!\w)")
+# Words by which we count, for a verdict's own.
+ALSO = {
+    "open": "cannot be decided here",
+    "undecided": "cannot be decided here",
+    "refuted": "does not hold",
+    "conditional": "holds only if",
+}
+KIND = re.compile(rf"(?<!\w)(?:certainty:? )?({'|'.join((*KINDS, *ALSO))})(?!\w)")
+# Beside other words these narrow what they find; "high bandwidth" is no certainty.
+NARROWING = {*TOPICS, *ALSO, "papers", "articles", "posts"}
 ARM = re.compile(r"(?i)\bzero([123])\b")  # claims write stage 3 or ZeRO-3, where evidence has zero3
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 MOST_TO_READ = 3
@@ -183,7 +192,7 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
     """The claims and faults with these ids, those of a document or of some kinds, or those that contain these words.
 
     Several words are a phrase where claims have them so, as in "stage 3". Otherwise each is looked for by itself.
-    Beside a topic they are looked for in its claims.
+    Beside a topic, papers, articles, posts or open they are looked for in these.
     """
     known: list[Claim | Fault] = [*claims(), *faults()]
     by_name: dict[str, Sequence] = {each.id.lower(): [each] for each in known}
@@ -193,16 +202,16 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
     names = [word.lower() for word in words]
     if by_name.keys() >= set(names):
         return [each for name in names for each in by_name[name]]
-    kinds = KIND.findall(" ".join(names))
+    kinds = [ALSO.get(kind, kind) for kind in KIND.findall(" ".join(names))]
     rest = KIND.sub(" ", " ".join(names)).replace(" certainty", " ").split()
     if kinds and by_name.keys() >= set(rest):
         return _of_kinds([each for name in rest for each in by_name[name]] or claims(), kinds)
     _refuse_nearly_a_verdict(" ".join(names).split())
-    # --- a topic narrows what other words find, if they find something
-    if topics := {*names} & {*TOPICS}:
-        of_topics = [each for each in claims() if each.topic in topics]
-        others = [word for word in words if word.lower() not in TOPICS]
-        if narrowed := _containing([" ".join(others)], of_topics) or _containing(others, of_topics):
+    # --- kinds narrow what other words find, if they find something
+    if narrow := {ALSO.get(name, name) for name in names if name in NARROWING}:
+        of_kinds = [each for each in claims() if each.kinds >= narrow]
+        others = [word for word in words if word.lower() not in NARROWING]
+        if narrowed := _containing([" ".join(others)], of_kinds) or _containing(others, of_kinds):
             return narrowed
     return _with(words, known) or _refuse_unknown(words, known, by_name.keys())
 
@@ -240,7 +249,7 @@ def _refuse_unknown(words: Sequence[str], known: Sequence[Claim | Fault], names:
     ids = [each.id for each in known]
     near: list[str] = []
     for word in unknown:
-        like = ids if len(word) < LEAST_LETTERS else [*ids, *sorted(said)]
+        like = ids if len(word) < LEAST_LETTERS else [*ids, *sorted(said - names)]
         near += difflib.get_close_matches(word, like, 3, NEAR)
     fewer = ("give fewer words; " if len(words) > 1 else "") + "study claims --all lists the documents"
     raise Stop(what, f"did you mean {' or '.join(near)}?" if near else fewer)
@@ -290,18 +299,20 @@ def by_document() -> list[dict]:
 
 
 def in_words(claims: Sequence[Claim]) -> str:
-    """How many hold and do not: most that hold are of papers, and most that do not of articles."""
-    number = counts(claims)
-    of_articles = counts(claim for claim in claims if claim.document.startswith("S"))
-    of_posts = counts(claim for claim in claims if claim.in_post)
-    of_papers = number["holds"] - of_articles["holds"] - of_posts["holds"]
-    return (
-        f"Of {sum(number.values())} published claims {number['holds']} hold, {of_papers} of them of papers "
-        f"and {of_posts['holds']} of DeepSpeed's posts; "
-        f"{number['does not hold']} do not, {of_articles['does not hold']} of them of articles; "
-        f"{number['holds only if']} hold under a condition, "
-        f"and {number['cannot be decided here']} cannot be decided here."
-    )
+    """How many hold, of papers and of articles apart: most that do not hold are of articles."""
+    said = []
+    for source in ("papers", "articles"):
+        chosen = [claim for claim in claims if claim.document.startswith("S") == (source == "articles")]
+        documents = number_of(len({claim.document for claim in chosen}), source)
+        holds, not_, only_if, undecided = counts(chosen).values()
+        posts = counts(claim for claim in chosen if claim.in_post)["holds"]
+        of_posts = f" ({posts} of DeepSpeed's posts on them)" if posts else ""
+        do = "does" if not_ == 1 else "do"
+        said.append(
+            f"Of {len(chosen)} claims of {documents} {holds} hold{of_posts}, {not_} {do} not, "
+            f"{only_if} hold under a condition, and {undecided} cannot be decided here."
+        )
+    return " ".join(said)
 
 
 def surest_first(claims: Iterable[Claim]) -> list[Claim]:

@@ -140,6 +140,7 @@ def write_claims(site: Path) -> None:
         texts=texts.texts(),
         faults=texts.faults(),
         verdicts=texts.VERDICTS,
+        topics=texts.TOPICS,
         count=headline(),
         refuted=as_html(refuted[["id", "answer", "ours", "theirs", "certainty"]]),
         records=documents.kept_records(),

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import textwrap
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -261,6 +262,47 @@ def test_a_verdict_or_a_certainty_names_its_claims_alone(word):
     assert ids_of(word) == ids_of(*word.split()) == having
     if word in LEVELS:
         assert ids_of("certainty", word) == ids_of(word, "certainty") == ids_of(f"certainty: {word}") == having
+
+
+# How the table of `study claims --all` and the answers' page call a verdict.
+COUNTED = {"open": "cannot be decided here", "undecided": "cannot be decided here"} | {
+    "refuted": "does not hold",
+    "conditional": "holds only if",
+}
+
+
+@pytest.mark.parametrize("word", [*texts.KINDS, *COUNTED])
+def test_each_word_by_which_claims_are_counted_filters_and_narrows(word):
+    """`study claims open` searched the word, and gave 3 of 34."""
+    having = {claim.id for claim in CLAIMS if COUNTED.get(word, word) in claim.kinds}
+    assert ids_of(*word.split()) == ids_of(word) == having
+    for source in ("papers", "articles"):
+        if both := having & ids_of(source):
+            assert ids_of(source, *word.split()) == ids_of(*word.split(), source) == both
+        else:
+            with pytest.raises(Stop, match=f"no claim is all of these: {source}"):
+                texts.named((source, word))
+
+
+def test_the_columns_of_the_table_are_such_words(capsys):
+    command.claims(every=True)
+    header = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("document "))
+    words = [word for word in re.split(r" {2,}", header.strip()) if word not in ("document", "sentences", "claims")]
+    assert words == ["holds", "does not hold", "holds only if", "open"]
+    assert {*words} <= {*texts.KINDS, *COUNTED}
+
+
+@pytest.mark.parametrize("word", ["open", "papers", "traffic"])
+def test_a_kind_beside_words_narrows_what_they_find(word):
+    found = ids_of(word, "stage", "3")
+    assert ids_of("stage", "3") & ids_of(word) <= found == ids_of("stage", "3", word) < ids_of(word)
+
+
+def test_no_name_is_suggested_twice():
+    with pytest.raises(Stop) as stop:
+        texts.named(("S000-200",))
+    near = stop.value.remedy.removeprefix("did you mean ").removesuffix("?").lower().split(" or ")
+    assert len(near) == len({*near}) > 1
 
 
 def test_kinds_of_claims_narrow_each_other_and_a_document():
@@ -627,6 +669,18 @@ def test_other_peoples_runs_are_told_what_they_need(capsys):
     assert launches
     assert all((ROOT / each).is_file() for each in launches)
     assert "Not of runs: 1 piece of evidence (" in printed
+
+
+def test_what_agrees_is_named_where_most_needs_other_runs(capsys):
+    folder = REPORTS / "cpu-2core/runs/algorithms"
+    command.claims(runs=(folder,))
+    printed = capsys.readouterr().out
+    rows = texts.compared(CLAIMS, runs.load([folder]).counting)
+    agreeing = Counter(row.claim for row in rows if row.answer == texts.AGREES)
+    said = re.search(r"(?s)\nAgree: (.+?)\. The numbers: ", printed).group(1)
+    assert {id: int(number or 1) for id, number in re.findall(r"([SP]\d+-\d+)(?: \((\d+)\))?", said)} == agreeing
+    assert f": {agreeing.total()} agree, " in printed
+    assert "\n\n\n" not in printed, "of an empty table"
 
 
 def test_a_folder_of_records_leads_to_the_claims_that_rest_on_it(capsys):

@@ -136,7 +136,9 @@ def test_claims_are_chosen(show):
     assert opened.execute_script(script, wanted) == chosen
     said = opened.find_element("id", "shown").text
     assert said == f"{len(chosen)} of {len(claims)} claims"
-    assert opened.execute_script(script, {"document": "", "verdict": "", "word": "adafactor"}) != []
+    of_topic = [claim.id for claim in claims if claim.document == "P1" and claim.topic == "traffic"]
+    assert opened.execute_script(script, {"document": "P1", "verdict": "", "topic": "traffic"}) == of_topic
+    assert opened.execute_script(script, {"document": "", "topic": "", "word": "adafactor"}) != []
     opened.execute_script("location.hash = 'S000-20'")
     assert opened.find_element("id", "S000-20").is_displayed()
 
