@@ -335,7 +335,13 @@ def test_ratios_of_time_are_the_least_and_the_most_of_the_arms_that_are_named(ta
     assert len(stage_2) == len(stage_3) == 2, "README says two pairs"
     least, most = ([f"{end(pair):.1f}" for pair in (stage_2, stage_3)] for end in (min, max))
     assert f"So stage 3's {least[1]} to {most[1]} times DDP's seconds say nothing of eight GPUs." in time
-    assert f"took {least[0]} to {most[0]} times DDP's seconds, and stage 3 {least[1]} to {most[1]}" in time
+    stage_1 = ratios(tables[:3], "ddp", ["zero1"])
+    words = f"stage 1 took {min(stage_1):.1f} to {max(stage_1):.1f} times DDP's seconds"
+    assert f"{words}, stage 2 {least[0]} to {most[0]}, and stage 3 {least[1]} to {most[1]}." in time
+    (known,) = [each["known"] for each in answers.questions() if each["name"] == "time"]
+    assert known == "GPT-2 medium on H200, two pairs, busy hosts; more on H100"
+    of_h100 = (ratios(tables[3:], "ddp", [arm])[0] for arm in ("zero2", "zero3"))
+    assert all(ratio > max(pair) for ratio, pair in zip(of_h100, (stage_2, stage_3), strict=True))
     bert = [table.query("model == 'bert-large' and precision == 'fp32' and micro_batch == 8") for table in tables[:3]]
     alone, divided = ([rows[rows["arm"] == arm]["step_s"] for rows in bert] for arm in ("single", "zero2"))
     least = min(b.min() / a.max() for a, b in zip(alone, divided, strict=True))
@@ -433,6 +439,16 @@ def test_first_predictions_of_others_steps():
     (near, far), (short, shorter) = percents.values()
     assert f"half were first predicted within {near} %, and {short} % more than 10 % too short |" in page_of("fit")
     assert f"| all {len(first)} of these | half within {far} %, and {shorter} % too short |" in page_of("fit")
+
+
+def test_first_predictions_of_others_peaks():
+    """At most twelve numbers of a source, and all."""
+    first = [each for each in scores.numbers() if each.first and each.quantity == "memory"]
+    capped, every = (scores.score(chosen, "first") for chosen in (scores.capped(first), first))
+    words = "half within {:.1f} %, {:.0f} % were predicted more than 10 % too low"
+    near, far = (words.format(100 * each["median error"], 100 * each["too low"]) for each in (capped, every))
+    assert f"| published peaks | {near} |" in page_of("fit")
+    assert f"| all {len(first)} of these | {far} |" in page_of("fit")
 
 
 def test_each_run_is_a_dot_and_each_arm_a_bar(table):
