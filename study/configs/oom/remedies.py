@@ -17,7 +17,7 @@ from study.configs.oom.reading import OomError
 from study.configs.oom.training import KnownTraining
 from study.configs.pasted.in_use import advised
 from study.configs.pasted.read import Pasted
-from study.predict import papers
+from study.predict.front import papers
 
 # By what a text may have in use: the change that a remedy may name.
 ADVISED = {"chunked_loss": IN_PIECES, "checkpointing": RECOMPUTED}
