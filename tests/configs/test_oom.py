@@ -1321,8 +1321,8 @@ MAKES_ONE = {
     'judge = AutoModelForCausalLM.from_pretrained("x/y").to("cuda")': '.to("cuda")`',
     "ema = copy.deepcopy(model)": "`ema = copy.deepcopy(model)`",
     "trainer = T(model, ref_model=reference)": "ref_model=reference",
-    "# ema = deepcopy(model)\nref_model = None\npipe = pipeline(model)": "look for a reference, a pipeline or",
-    "tokenizer = AutoTokenizer.from_pretrained(M)": "look for a reference, a pipeline or",
+    "# ema = deepcopy(model)\nref_model = None\npipe = pipeline(model)": "such as a reference, a pipeline or",
+    "tokenizer = AutoTokenizer.from_pretrained(M)": "such as a reference, a pipeline or",
 }
 
 
@@ -1337,7 +1337,7 @@ def test_as_much_as_a_whole_model_is_one_and_the_line_that_makes_it_is_named(scr
         allocated = (prediction.memory.peak_bytes + factor * whole) / 2**30 - 0.5
         return said_beside(allocated, 0.5, wanted, given, stated_by=script)
 
-    assert f"as much as a second, whole model, 7,615,616,512 parameters x {width} bytes; " in said(1)
+    assert f"as much as a second, whole model, 7,615,616,512 parameters x {width} bytes, such as " in said(1)
     assert MAKES_ONE[script] in said(1)
     assert "second, whole model" not in said(1.03)
 
