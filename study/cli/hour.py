@@ -18,7 +18,7 @@ from study.cli import preparing
 from study.cli.progress import Progress, counted, exit_code, stoppable
 from study.core import files
 from study.core.arms import ROOT
-from study.core.errors import Stop
+from study.core.errors import FULL_INSTALL, Stop
 from study.core.gpus import GPUS, Gpu, gpu_named, gpus_here
 from study.core.machine import DEVICE_LOCK
 from study.core.text import number_of, say, say_wrapped, show
@@ -246,7 +246,7 @@ class Hour:
 
             say(f"the page: {site.write_contributed(self.runs / 'page', [self.runs])}")
         except ModuleNotFoundError as error:
-            say(f"no page is written without {error.name}: pip install './zero-study[report]', and run this again")
+            say(f"no page is written without {error.name}: {FULL_INSTALL}, and run this again")
 
 
 class Keeping(Progress):

@@ -1,5 +1,6 @@
 """`study oom`: what an error about memory means, and which change would fit."""
 
+import os
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -23,11 +24,13 @@ from study.configs.oom.training import Described, KnownTraining
 from study.configs.pasted.answer import answer
 from study.configs.pasted.memory import error_in
 from study.configs.pasted.read import Pasted, read
+from study.configs.scripts import shown
 from study.core.errors import Stop
 from study.core.settings import flag
 from study.core.text import say_wrapped
 from study.known.faults import ANY
 from study.known.findings import with_id
+from study.known.which_apply import Stack
 from study.predict.front import FOLLOWED, Wanted, default_sequence
 
 DEEPSPEED_CONFIG = re.compile(r"\bdeepspeed(?:_config)?[\"']?\s*[:= ]\s*[\"']?([\w./-]{1,200}\.json)\b")
@@ -82,7 +85,7 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
         say_wrapped("", which.words, *_of_other_release(pasted, known))
     if contradiction:
         say_wrapped("", contradiction)
-    _ask(message, known, causes, pasted.text, {path.name for path in paths})
+    _ask(message, known, causes, pasted.text, {path.name for path in paths}, _says_no_adapters(error))
     if not which.words:  # one that fits is what failed
         say_wrapped("`study advise` predicts which arms fit, and how long their steps take.")
     found = {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": known.used}
@@ -171,15 +174,23 @@ def _contradiction(message: OomError, training: KnownTraining, causes: list[Caus
     return f"{message.asked.text} {are} the fp32 logits of {tokens:,} tokens; {given}. {question}"
 
 
-def _ask(message: OomError, training: KnownTraining, causes: list[Cause], text: str, files: set[str]) -> None:
-    """Say which flags would tell more. `files` are the names of configs that were given beside the text."""
+def _says_no_adapters(words: tuple[str, ...]) -> bool:
+    """Whether a whole script is given, and nothing in it or beside it names adapters."""
+    files = [word for word in words if os.path.isfile(word)]  # noqa: PTH113  an error in quotes may be longer than a name
+    return shown(files, None, Stack.of({})).get("peft") is False
+
+
+def _ask(
+    message: OomError, training: KnownTraining, causes: list[Cause], text: str, files: set[str], has_none: bool
+) -> None:
+    """Say which flags would tell more. `files` are the configs beside the text; `has_none`: no adapters are in it."""
     named_config = DEEPSPEED_CONFIG.search(text)
     is_given = training.described.config is not None or (named_config and Path(named_config[1]).name in files)
     if named_config and not is_given:
         say_wrapped("", f"The text names {named_config[1]}: with --config {named_config[1]} its settings count.")
     if training.model is None:
         say_wrapped("", "With --model and --arm or --config, the size is matched with this training's own tensors.")
-    elif not training.has_adapters and not training.says_all_train:
+    elif not (training.has_adapters or training.says_all_train or has_none):
         say_wrapped("", "If only adapters train, give --lora-rank as well.")
     missing = [flag(name) for name in (*training.missing, *(() if training.sequence else ("sequence",)))]
     heard = []

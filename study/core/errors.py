@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from study.core.text import say_aside
 
 LONGEST_NAME = 80  # names and values in a file may have any length
-FULL_INSTALL = "pip install './zero-study[train,report]', or make setup in the checkout"  # the light one is . alone
+FULL_INSTALL = 'pip install ".[train,report]" in the clone, or make setup there'  # the light one is . alone
 
 
 class Stop(Exception):

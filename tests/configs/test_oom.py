@@ -546,6 +546,14 @@ def test_a_flag_wins_over_the_text_and_so_does_what_a_config_writes(tmp_path):
     assert KnownTraining.of(Wanted(), Described(config=config)).described.micro_batch == 8
 
 
+@pytest.mark.parametrize("text", ["--num_processes 4", "zero_stage: 2", 'dtype = "bfloat16"'])
+def test_a_text_that_says_nothing_of_offloading_is_in_no_conflict_with_a_config_that_does(text, tmp_path):
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}))
+    training = known(text, given=Described(config=path))
+    assert (training.arm, training.conflicts) == ("zero2_cpu", ())
+
+
 def test_what_cannot_be_of_a_training_is_not_taken_from_a_text():
     """Nor is a number of a node taken for all ranks, a method of quantization for full training, or 0 for a number."""
     assert known("--model_name_or_path facebook/opt-1.3b max_length=100000").wanted == Wanted()
@@ -1211,12 +1219,14 @@ def test_an_excess_names_what_would_take_about_as_much(what, model, arm):
     assert "That fits: something that was not given takes the rest, or differs. With that on top each of these" in less
 
 
-def said_beside(allocated: float, asked: float, wanted: Wanted, given: Described, clue: str = "") -> str:
+def said_beside(
+    allocated: float, asked: float, wanted: Wanted, given: Described, clue: str = "", stated_by: str = ""
+) -> str:
     """What is said where a GPU that is large enough has so many GiB in tensors, and 1 GiB outside of PyTorch."""
     message = FULL.format(asked=f"{asked:.2f} GiB", allocated=f"{allocated:.2f} GiB", total="900.00 GiB")
     frames = f"Traceback (most recent call last):\n{clue}" if clue else ""
     error = reading.find(frames + message.replace("1.00 GiB is free", f"{899 - allocated:.2f} GiB is free"))
-    causes, training = explain(error, wanted, given)
+    causes, training = explain(error, wanted, given, stated(read(stated_by)))
     return changes.predicted(error, training, causes[0]).words
 
 
@@ -1304,3 +1314,129 @@ def test_a_config_that_was_given_beside_a_log_is_not_asked_for(tmp_path, monkeyp
         assert (
             "with --config ds_config.json its settings count" in said_of(files, "", monkeypatch, capsys)
         ) == is_asked
+
+
+MAKES_ONE = {
+    'base = pipeline(\n    "text-generation", model=M, device=int(os.environ["LOCAL_RANK"])\n)': "`base = pipeline(`",
+    'judge = AutoModelForCausalLM.from_pretrained("x/y").to("cuda")': '.to("cuda")`',
+    "ema = copy.deepcopy(model)": "`ema = copy.deepcopy(model)`",
+    "trainer = T(model, ref_model=reference)": "ref_model=reference",
+    "# ema = deepcopy(model)\nref_model = None\npipe = pipeline(model)": "such as a reference, a pipeline or",
+    "tokenizer = AutoTokenizer.from_pretrained(M)": "such as a reference, a pipeline or",
+}
+
+
+@pytest.mark.parametrize("script", MAKES_ONE)
+@pytest.mark.parametrize("width", [2, 4])
+def test_as_much_as_a_whole_model_is_one_and_the_line_that_makes_it_is_named(script, width):
+    wanted, given = Wanted(model="qwen2.5-7b"), Described(arm="zero3", ranks=8, micro_batch=1, sequence=2048)
+    prediction = changes.prediction_of(wanted, given)
+    whole = width * asked_for(wanted, 1).parameters
+
+    def said(factor: float) -> str:
+        allocated = (prediction.memory.peak_bytes + factor * whole) / 2**30 - 0.5
+        return said_beside(allocated, 0.5, wanted, given, stated_by=script)
+
+    assert f"as much as a second, whole model, 7,615,616,512 parameters x {width} bytes, such as " in said(1)
+    assert MAKES_ONE[script] in said(1)
+    assert "second, whole model" not in said(1.03)
+
+
+FIXES = {
+    "a model that was loaded in fp32": 'torch_dtype="bfloat16"',
+    "activations, if recomputing is not in effect": 'File "torch/utils/checkpoint.py", line 1, in checkpoint',
+    "the cache of keys and values (`use_cache`)": "model.config.use_cache = False",
+}
+
+
+@pytest.mark.parametrize("what", AS_MUCH)
+def test_what_a_text_or_a_size_has_fixed_is_no_guess_for_an_excess(what):
+    wanted = Wanted(model="llama3-8b")
+    given = Described(arm="ddp", ranks=8, micro_batch=16, sequence=2048, checkpointing=True)
+    size = dict(changes._takers(*known_of(wanted, given)), **dict(changes._longer(*known_of(wanted, given))))[what]
+    logits = 16 * 2048 * 128_256 * 4 / 2**30
+    allocated = (changes.predicted_memory(wanted, given).peak_bytes + size) / 2**30
+    if what in FIXES:
+        is_said = [
+            what in said_beside(allocated - 0.5, 0.5, wanted, given, stated_by=each) for each in ("", FIXES[what])
+        ]
+    else:  # the size of the logits
+        is_said = [what in said_beside(allocated - each, each, wanted, given) for each in (0.5, logits)]
+    assert is_said == [True, False]
+
+
+def known_of(wanted: Wanted, given: Described) -> tuple:
+    training = KnownTraining.of(wanted, given)
+    return training, training.model
+
+
+BACKWARD = """Traceback (most recent call last):
+  File "/opt/torch/autograd/graph.py", line 824, in _engine_run_backward
+    return Variable._execution_engine.run_backward(  # Calls into the C++ engine to run the backward pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "cause", "likely", "says"),
+    [
+        ("num_elems = 7.62B\n", "9.28 GiB", "oom-logits", True, "= 16,384 tokens x 152,064 x 4 bytes, with the voc"),
+        ("num_elems = 7.62B\n", "9.20 GiB", "oom-activations", False, "most messages"),
+        ("num_elems = 5.62B\n", "9.28 GiB", "oom-activations", False, "most messages"),
+        ("", "9.28 GiB", "oom-activations", False, "most messages"),
+    ],
+)
+def test_where_the_backward_pass_begins_a_number_of_parameters_says_whose_logits_have_the_size(
+    text, asked, cause, likely, says
+):
+    text = f"{text}{BACKWARD}{new(asked)}"
+    (first, *_), _ = explained(read(text), reading.find(text), Wanted(), Described())
+    assert (first.id, first.is_likely) == (cause, likely)
+    assert says in str(first)
+    recomputed = text.replace("  File", '  File "torch/utils/checkpoint.py", line 3, in backward\n    x()\n  File')
+    (first, *_), _ = explained(read(recomputed), reading.find(recomputed), Wanted(), Described())
+    assert first.id == "oom-activations"
+
+
+@pytest.mark.parametrize(
+    ("named", "says", "leaves"),
+    [
+        (
+            "Process 7 has 33.90 GiB memory in use. Including non-PyTorch memory, this process has 41.96 GiB",
+            "33.9",
+            None,
+        ),
+        (
+            "Process 7 has 20.00 GiB memory in use. Including non-PyTorch memory, this process has 41.96 GiB",
+            "20",
+            "15.57",
+        ),
+        # In a container this process is one of them.
+        ("Process 7 has 33.90 GiB memory in use. Process 9 has 41.96 GiB", "33.9", None),
+        ("Process 9 has 41.96 GiB", "", "35.57"),
+    ],
+)
+def test_processes_that_a_message_names_are_told_with_what_they_have(named, says, leaves):
+    message = (
+        "CUDA out of memory. Tried to allocate 9.28 GiB. GPU 0 has a total capacity of 79.11 GiB of which 3.25 GiB is "
+        f"free. {named} memory in use. Of the allocated memory 38.19 GiB is allocated by PyTorch, and 2.10 GiB is "
+        "reserved by PyTorch but unallocated."
+    )
+    error = reading.find(message)
+    given = Described(arm="zero3", ranks=8, micro_batch=1, sequence=16384, checkpointing=True)
+    (first, *_), training = explain(error, Wanted(model="qwen2.5-7b"), given)
+    assert first.id == "oom-other-process"
+    found = re.search(r"process 7 has ([\d.]+) GiB", str(first.reasons))
+    assert (found[1] if found else "") == says
+    left = re.search(r"leave ([\d.]+) GiB of the GPU unexplained", str(first.reasons))
+    assert (left[1] if left else None) == leaves
+    outside = changes.predicted(error, training, first).words.partition(" are outside PyTorch: ")[2]
+    assert outside.startswith(f"process 7 has {says} GiB, and" if says else "other processes")
+
+
+def test_who_gives_a_script_without_adapters_is_not_asked_for_them(tmp_path, monkeypatch, capsys):
+    log, script = tmp_path / "train.log", tmp_path / "train.py"
+    log.write_text(new())
+    for text, asks in (("trainer = SFTTrainer(model)\n", False), ("weight.requires_grad = False\n", True)):
+        script.write_text(text)
+        said = said_of(f"{log} {script}", "--model llama3-8b --ranks 8", monkeypatch, capsys)
+        assert ("give --lora-rank" in said) == asks

@@ -1,10 +1,10 @@
 """Explain an error about memory by what its own text says of the training: model, stage, GPUs, rows and tokens."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from study.configs.oom import causes
-from study.configs.oom.causes import CLUE, Cause, clues
+from study.configs.oom.causes import CLUE, SIZE_FITS, Cause, backward_begins, clues
 from study.configs.oom.explain import FILLING, explain
 from study.configs.oom.longer import with_longer_sequences
 from study.configs.oom.reading import OomError
@@ -15,6 +15,7 @@ from study.configs.oom.training import Described, KnownTraining
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.told import arm as arm_of
 from study.configs.pasted.told import told
+from study.core.shapes import models, of_size
 from study.core.text import binary_size, number_of
 from study.predict.front import Wanted, papers
 
@@ -58,7 +59,7 @@ def explained(pasted: Pasted, error: OomError, wanted: Wanted, given: Described)
     training = _round(pasted)
     if training and known.model is None and not any(clues(error)):
         is_sized = error.where != "GPU" or error.asked.high
-        of_text = _states(training, error) if is_sized else _beside_activations(training)
+        of_text = _states(training, error) or _logits(training, error) if is_sized else _beside_activations(training)
         ids = {cause.id for cause in of_text}
         causes = [*of_text, *(cause for cause in causes if cause.id not in ids)]
         causes.sort(key=lambda cause: -cause.points)
@@ -94,6 +95,23 @@ def _states(training: RoundTraining, error: OomError) -> list[Cause]:
             if abs(asked / (training.parameters / parts * element_bytes) - 1) < NEAR:
                 factors = f"{error.asked.text} = about {training.billions}{of_ranks} x {element_bytes} bytes"
                 return [_cause("oom-optimizer", f"{factors}: {causes.rows()['oom-optimizer']['sentence']}")]
+    return []
+
+
+def _logits(training: RoundTraining, error: OomError) -> list[Cause]:
+    """Return the logits of a model of so many parameters, if they have the asked size as the backward pass begins."""
+    if error.where != "GPU" or not backward_begins(error):
+        return []
+    for name in of_size(training.parameters):
+        if abs(models()[name].get("parameters", 0) / training.parameters - 1) > NEAR:
+            continue
+        of_model, _ = explain(error, Wanted(model=name), Described())
+        for guess in of_model:
+            if guess.id == "oom-padded":
+                size, *_ = guess.what.partition(": ")
+                what = f"{size}, with the vocabulary of {name}: {causes.rows()['oom-logits']['sentence']}"
+                reasons = (SIZE_FITS, "the backward pass begins", f"{name} has the parameters that the text names")
+                return [replace(_cause("oom-logits", what), reasons=reasons)]
     return []
 
 

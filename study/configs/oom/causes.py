@@ -13,7 +13,7 @@ from typing import Any, Literal, NotRequired
 from pydantic import with_config
 from typing_extensions import TypedDict
 
-from study.configs.oom.reading import OomError
+from study.configs.oom.reading import CONTEXT_BYTES, OomError
 from study.core.tables import NO_OTHER_KEYS, Regex, read_table
 from study.core.text import binary_size
 
@@ -24,7 +24,6 @@ LIKELY = 4
 SIZE_FITS = "the size fits"
 HINT = 2  # of numbers that other causes could have, too
 MOST = 4  # causes that are shown
-CONTEXT_BYTES = 2.5 * 2**30  # more than a CUDA context and NCCL take
 OUTSIDE_SHARE = 0.1  # of the GPU: no more is outside PyTorch's numbers without another process
 FIRST = 10  # more than a clue and a size together
 MANY_TIMES = 10  # so much more is unused than was asked for: nothing else says as much
@@ -41,6 +40,9 @@ IN_PARTS_OF = {
     "ms-swift": "`--use_liger_kernel true`",
 }
 MOMENTS = re.compile(r"""\[["']exp_avg(?:_sq)?["']\] ?=""")
+# Where no layer's own pass, which recomputing would name, is the last frame.
+BACKWARD_BEGINS = re.compile(r"\brun_backward\(")
+RECOMPUTING = re.compile(r"\bcheckpoint\.py\b")
 BEFORE_UPDATES = re.compile("initialize_optimizer_states|_setup_for_real_optimizer")
 WIDTHS = (4, 2)  # bytes that an element of a tensor has, where its row does not say it
 
@@ -154,6 +156,11 @@ def clues(error: OomError) -> Iterator[Reason]:
             yield Reason(id, CLUE, f"the text names {named[-1].strip(' (=')}")
 
 
+def backward_begins(error: OomError) -> bool:
+    """Whether the traceback ends where the backward pass begins, and no layer is computed again."""
+    return bool(BACKWARD_BEGINS.search(error.frames[-1])) and not RECOMPUTING.search("".join(error.frames))
+
+
 def makes_moments(error: OomError) -> bool:
     """Whether the last frame makes Adam's moments in an update, the first: stage 3 makes them before any."""
     return bool(MOMENTS.search(error.frames[-1])) and not BEFORE_UPDATES.search("".join(error.frames))
@@ -184,8 +191,10 @@ def _outside(error: OomError, total: int) -> Iterator[Reason]:
     """Yield what speaks for memory that PyTorch does not hold, and that would be enough."""
     is_other = error.outside > max(OUTSIDE_SHARE * total, CONTEXT_BYTES)
     if is_other and (error.free or 0) + error.outside >= error.asked.low:
-        unexplained = f"{error.outside / 2**30:.2f} GiB of the GPU unexplained"
-        yield Reason("oom-other-process", PROOF, f"PyTorch's numbers leave {unexplained}")
+        said = [f"the message says that {error.told_others}"] if error.others else []
+        if not said or error.unexplained > CONTEXT_BYTES:
+            said.append(f"PyTorch's numbers leave {error.unexplained / 2**30:.2f} GiB of the GPU unexplained")
+        yield Reason("oom-other-process", PROOF, ", and ".join(said))
 
 
 def _whole(error: OomError, total: int) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from study.core.errors import Stop
 from study.core.files import from_toml
+from study.core.text import binary_size
 
 LONGEST_LINE = 600  # characters that are shown: PyTorch's message up to what is reserved but unallocated
 LONGEST_QUOTE = 200  # characters of it in an answer
@@ -25,6 +26,8 @@ UNITS = {f"{prefix}{end}": 2 ** (10 * power) for power, prefix in enumerate("KMG
 UNITS["bytes"] = 1
 SIZE = r"(\d{1,15}(?:\.\d{1,3})?) ?(bytes|[KMGT]iB|[KMGT]B)\b"
 IMPOSSIBLE = 2**50  # bytes: an unsigned number below zero, under WSL
+
+CONTEXT_BYTES = 2.5 * 2**30  # more than a CUDA context and NCCL take
 
 # CUDACachingAllocator.cpp asks the driver for 2 MiB, 20 MiB (for 1 to 10 MiB) or multiples of 2 MiB, and says that.
 MIB = 2**20
@@ -64,6 +67,7 @@ class OomError:
     free: int | None
     allocated: int | None
     unallocated: int  # reserved by PyTorch and not in use, as far as the message says
+    others: tuple[tuple[str, int], ...]  # other processes on this GPU, with what they have
 
     @property
     def quoted(self) -> str:
@@ -77,6 +81,16 @@ class OomError:
         if self.total is None or self.free is None or self.allocated is None:
             return 0
         return self.total - self.free - self.allocated - self.unallocated
+
+    @property
+    def unexplained(self) -> int:
+        """Bytes outside PyTorch that the message gives to no other process."""
+        return max(0, self.outside - sum(has for _, has in self.others))
+
+    @property
+    def told_others(self) -> str:
+        """What other processes have, in words. Empty: the message names none."""
+        return " and ".join(f"process {id} has {binary_size(has)}" for id, has in self.others)
 
     @functools.cached_property
     def frames(self) -> list[str]:
@@ -139,8 +153,21 @@ def _error(where: str, text: str, first: int) -> OomError:
         context=text[max(0, begin - ABOVE) : first] + rest[: MESSAGE // 3],
         asked=_asked(where, message),
         unallocated=unallocated,
+        others=tuple(_others(message, (sizes["allocated"] or 0) + unallocated)),
         **sizes,
     )
+
+
+def _others(message: str, held_bytes: int) -> Iterator[tuple[str, int]]:
+    """Yield the other processes that a message names. `held_bytes` are PyTorch's in this one."""
+    # In a container the driver's number of this process is not its own, so PyTorch writes it as another's.
+    is_own_open = re.search(messages()["own"], message) is None
+    for id, number, unit in re.findall(messages()["other"], message):
+        has = int(float(number) * UNITS[unit])
+        if is_own_open and held_bytes and held_bytes <= has <= held_bytes + CONTEXT_BYTES:
+            is_own_open = False
+        else:
+            yield id, has
 
 
 def _size(pattern: str, message: str) -> int | None:

@@ -20,6 +20,21 @@ OUR_NAMES = {"sequences per micro-batch and rank": "micro_batch", "rank of the a
 RECOMPUTING = ("checkpointing", "the Trainer's FSDP recomputing")
 IN_ONE_PIECE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"  # of the allocator
 CHUNKING = "fused kernels (Liger)"  # with the Trainer's default kernels: one is the loss of chunks
+# What is often another than was given, and the words of a text by which it is not.
+NOT_RECOMPUTED = "activations, if recomputing is not in effect"
+IN_FP32 = "a model that was loaded in fp32"
+CACHE = "the cache of keys and values (`use_cache`)"
+RULED_OUT = {
+    NOT_RECOMPUTED: r"torch/utils/checkpoint\.py",
+    IN_FP32: r"(?i)(?<!\w)(?:torch_)?dtype[\"']?\s*[=:]\s*[\"']?(?:torch\.)?(?:bfloat16|float16|bf16|fp16)\b",
+    CACHE: r"(?i)\buse_cache[\"']?\s*[=:]\s*[\"']?false\b",
+}
+# A line of a script that makes another model, or puts a whole one on a GPU.
+SECOND_MODEL = re.compile(
+    r"(?m)^[ \t]*(?![ \t#])([^#\n]*(?:\bpipeline\((?=(?:[^()]|\((?:[^()]|\([^()]*\))*\)){0,400}?\bdevice)|\bdeepcopy\("
+    r"|\bref(?:erence)?_model *=(?! *None)|\b(?:AveragedModel|EMAModel)\("
+    r"|Model\w*\.from_pretrained\([^#\n]*(?:device_map|\)\.(?:to|cuda)\())[^#\n]*)"
+)
 # As the Trainer prints it: "Number of trainable parameters = 8,030,261,248".
 TRAINABLE = re.compile(r"(?i)\btrainable param(?:eter)?s ?[:=] ?(\d{1,3}(?:,\d{3})+|\d{4,12})\b")
 # DeepSpeed has one file for two stages. The second is more usual: examples of transformers and Accelerate have it.
@@ -45,6 +60,9 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     said["trainable"] = only({int(each.replace(",", "")) for each in TRAINABLE.findall(pasted.text)})
     said[CHUNKING] = pasted.said.get("chunked_loss")
     said[IN_ONE_PIECE] = advised(IN_ONE_PIECE, pasted) != IN_ONE_PIECE or None
+    said["ruled_out"] = {name for name, words in RULED_OUT.items() if re.search(words, pasted.text)} or None
+    second = SECOND_MODEL.search(pasted.text)
+    said["second_model"] = second[1].strip() if second else None
     about = told(pasted.text)
     said["model"] = about.model
     if about.model is None:  # of an unknown one at least the logits have their size
@@ -58,8 +76,8 @@ def conflicts(given: dict[str, Any], written: dict[str, Any], stated: dict[str, 
     of_config = understood(written)
     if "assumed" in stated:
         stated = {name: value for name, value in stated.items() if name != "stage"}
-    # What a text says of offloading alone is of the config's stage.
-    of_text = understood({name: written.get(name) for name in ("engine", "stage")} | stated)
+    # What a text says of offloading alone is of the config's stage, and of a stage alone with the config's offloading.
+    of_text = understood({name: written.get(name) for name in ("engine", "stage", *OFFLOADS)} | stated)
     sentences = []
     for name in COMPARED:
         whose, counts = ("", given.get(name)) if given.get(name) is not None else ("The config's ", of_config.get(name))

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NotRequired
+from typing import Any, NamedTuple, NotRequired
 
 from packaging.version import Version
 from pydantic import with_config
@@ -23,6 +23,8 @@ from study.known.faults import ANY, Release, table
 
 SAID = Path(__file__).with_name("said.toml")
 TRUTH = {"true": True, "false": False}
+# As Python, Rich and IPython name the file of a frame, and warnings theirs.
+FRAMES_FILE = re.compile(r'File "[^"\n]+"|(?a:(?<![\w.~/\\-])[\w.~/\\-]{1,300}\.py:\d+)')
 # Behind a word: a value that turns it off. `no` and 0 may begin something else, if they do not end a line or a value.
 OFF = re.compile(
     r"""(?im)["']?(?:\s*(?:[:=]|\.{2,})\s*(?:\{\s*["']?enabled["']?\s*:\s*)?|[ \t]+(?:(?:is|was|are)[ \t]+)?)"""
@@ -318,17 +320,23 @@ def _ranks_of_batch(said: dict[str, Any]) -> int | None:
     return total // (rows * passes)
 
 
-def _value(tried: list[tuple[re.Pattern, Any]], text: str) -> Any:
+def _value(tried: list["Tried"], text: str) -> Any:
     """Return the value of the first level that says one. None: none does, or it says two."""
-    for pattern, value in tried:
-        if values := {*_values(pattern, value, text)}:
+    for each in tried:
+        if values := {*_values(each, text)}:
             return only(values)
     return None
 
 
+@functools.lru_cache(maxsize=1)
+def _without_paths(text: str) -> str:
+    """Return a text without the files of tracebacks: they say which code ran, and no setting."""
+    return FRAMES_FILE.sub("File", text)
+
+
 def numbers(condition: str, text: str) -> set[int]:
     """Return all numbers that a text has of a condition, also where two trainings differ in it."""
-    found = {each for pattern, value in levels()[condition] for each in _values(pattern, value, text)}
+    found = {value for each in levels()[condition] for value in _values(each, text)}
     return {each for each in found if isinstance(each, int)}
 
 
@@ -338,18 +346,31 @@ class Level(TypedDict):
 
     pattern: Regex
     value: NotRequired[Any]
+    paths: NotRequired[bool]
+
+
+class Tried(NamedTuple):
+    pattern: re.Pattern
+    value: Any
+    reads_paths: bool  # of the files of tracebacks
 
 
 @functools.cache
-def levels() -> dict[str, list[tuple[re.Pattern, Any]]]:
+def levels() -> dict[str, list[Tried]]:
     """Return the patterns of said.toml with their values, by conditions."""
     rows = read_table(SAID, dict[str, list[Level]], Level)
     flags = re.IGNORECASE | re.MULTILINE | re.ASCII  # a Chinese character beside a word ends it
-    return {name: [(re.compile(row["pattern"], flags), row.get("value")) for row in of] for name, of in rows.items()}
+    return {
+        name: [Tried(re.compile(row["pattern"], flags), row.get("value"), row.get("paths", False)) for row in of]
+        for name, of in rows.items()
+    }
 
 
-def _values(pattern: re.Pattern, value: Any, text: str) -> Iterator[Any]:
+def _values(tried: Tried, text: str) -> Iterator[Any]:
     """Yield what a pattern finds and no value turns off, or the pattern's own value where it has one."""
+    pattern, value, reads_paths = tried
+    if not reads_paths:
+        text = _without_paths(text)
     for match in pattern.finditer(text):
         if OFF.match(text, match.end()):
             continue

@@ -1226,3 +1226,32 @@ def test_faults_that_make_the_ratio_are_named(said, factor, named):
     of_factor = {each.id for each in faults().fault if each.symptom.endswith(("x g", "/ g", "x N", "x 65,536"))}
     told = {id for id in of_factor if id in found.remedy}
     assert (named <= told) if named else not told
+
+
+SAYS_IN_A_PATH = {
+    "precision": "deepspeed/runtime/fp16/loss_scaler.py",
+    "peft": "home/me/lora/train.py",
+    "stage": "home/me/zero2/train.py",
+    "optimizer": "torch/optim/muon.py",
+    "ranks": "runs/8xA100/train.py",
+}
+CODE_RAN = {
+    ("stage", 3): "deepspeed/runtime/zero/stage3.py",
+    ("stage", "FSDP1"): "torch/distributed/fsdp/_runtime_utils.py",
+    ("stage", "FSDP2"): "torch/distributed/fsdp/_fully_shard/_fsdp_state.py",
+    ("stage", "DDP"): "torch/nn/parallel/distributed.py",
+    ("checkpointing", True): "torch/utils/checkpoint.py",
+    ("peft", True): "peft/tuners/linear.py",
+    ("trainer", "axolotl"): "axolotl/train.py",
+    ("trainer", "trainer"): "transformers/trainer.py",
+}
+FRAMES = ('File "/{}", line 65, in backward', "/{}:65 in backward", "/{}:65: UserWarning: x")
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+def test_the_files_of_a_traceback_say_which_code_ran_and_no_setting(frame):
+    for condition, path in SAYS_IN_A_PATH.items():
+        assert condition not in said_of(frame.format(path)), path
+    for (condition, value), path in CODE_RAN.items():
+        assert said_of(frame.format(path))[condition] == value, path
+    assert said_of(f"{frame.format(SAYS_IN_A_PATH['precision'])}\nbf16 is on")["precision"] == "bf16"
