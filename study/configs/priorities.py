@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from packaging.version import Version
 
+from study.configs import scripts
 from study.configs.pasted import losses, matching
 from study.configs.pasted.words import sentences
 from study.core.errors import Stop, nearest
@@ -33,6 +34,7 @@ class AskedStack:
     seen: set[str]  # symptoms
     text: str = ""  # of the files and words, and what was seen
     has_no_deepspeed: bool = False  # a whole list is given, without it
+    has_script: bool = False
 
     @classmethod
     def of(
@@ -44,7 +46,8 @@ class AskedStack:
         texts = [lists.content(word) for word in words]
         is_left_out = "deepspeed" not in stack.releases and any(map(lists.is_whole_list, texts))
         seen = symptoms(symptom) if symptom else set()
-        return cls(stack, config is not None, said, seen, "\n".join([*texts, symptom or ""]), is_left_out)
+        has_script = any(map(scripts.is_script, words))
+        return cls(stack, config is not None, said, seen, "\n".join([*texts, symptom or ""]), is_left_out, has_script)
 
     @property
     def says_no_stage(self) -> bool:
@@ -74,6 +77,16 @@ class AskedStack:
         """Return how many conditions of a fault are said and so, without those of almost all trainings."""
         open_ones = {question.condition for question in each.why}
         return len(({*(each.fault.when or {})} - USUAL - open_ones) & self.said)
+
+    def is_left_open_once(self, each: Applies) -> bool:
+        """Whether a script and the releases leave one question open, and none of the release itself."""
+        is_of_release = isinstance(each.release, Version) and each.may_be_inside and each.is_tested
+        return self.has_script and is_of_release and len(each.why) == 1
+
+    def order(self, each: Applies) -> tuple:
+        """What was seen comes first, then what has the least open."""
+        is_open = not self.is_left_open_once(each)
+        return (not self.is_seen(each), not is_nearly_decided(each), is_open, -self.weight(each))
 
     def weight(self, each: Applies) -> int:
         """Return how much of what is special in a fault is said."""
@@ -115,9 +128,9 @@ def spoken_of(asked: AskedStack, may: list[Applies]) -> list[Applies]:
         if asked.is_of_other_method(each):
             continue
         is_special = each.may_be_inside and asked.weight(each)
-        if asked.is_seen(each) or is_special or is_nearly_decided(each):
+        if asked.is_seen(each) or is_special or is_nearly_decided(each) or asked.is_left_open_once(each):
             spoken.append(each)
-    spoken.sort(key=lambda each: (not asked.is_seen(each), not is_nearly_decided(each), -asked.weight(each)))
+    spoken.sort(key=asked.order)
     return spoken[:MOST_MAY]
 
 

@@ -36,7 +36,7 @@ class Answering:
         if self.yes and re.search(self.yes, code):
             return True
         if self.no and re.search(self.no, code):
-            return False
+            return False if not self.since or self._is_of_these_releases(stack) else None
         if self.since and stack.said.get("trainer") != "own":
             is_whole = self._is_of_these_releases(stack)
         lacks = self.needs and not re.search(self.needs, given)

@@ -7,6 +7,7 @@ from packaging.version import Version
 
 from study.cli.stack import stack
 from study.configs import scripts
+from study.configs.priorities import AskedStack, ranked
 from study.configs.stacks import described
 from study.known.faults import ANY, table
 from study.known.which_apply import Flags, Stack, applies
@@ -15,6 +16,13 @@ RELEASES = "torch==2.6.0\ntransformers==4.49.0\naccelerate==1.4.0\ndeepspeed==0.
 FLAGS = Flags(stage=2, passes=8)
 PLAIN = "import torch\nfor rows in loader:\n    loss = model(rows)\n"
 TRAINER = "from transformers import Trainer\ntrainer = Trainer(model)\ntrainer.train()\n"
+OWN_LOSS = next(name for name in scripts.rows() if name.startswith("Has the trainer a loss of its own"))
+SFT = """from transformers import AutoModelForCausalLM
+from trl import SFTTrainer
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B")
+SFTTrainer(model=model).train()
+print(generated_text)
+"""
 # What has a pattern that cannot be typed as it stands.
 SAID = {
     "(?i)schedule_?free": "ScheduleFreeAdamW",
@@ -27,6 +35,8 @@ SAID = {
     r"dtype\s*=\s*\W?(?:torch\.)?float32\b": "dtype=torch.float32",
     r"max_grad_norm\W?\s*[=:]\s*1(?:\.0*)?\b": "max_grad_norm=1.0",
     r"activation_offloading\s*=\s*False": "activation_offloading=False",
+    r"average_tokens_across_devices\s*=\s*True": "average_tokens_across_devices=True",
+    scripts.rows()[OWN_LOSS].no: "AutoModelForCausalLM; SFTTrainer(",
 }
 PATTERNS = [
     (name, key, pattern)
@@ -93,6 +103,34 @@ def test_each_question_is_one_of_the_table_and_its_answer_decides(name):
 def test_a_trainer_of_a_known_release_answers_for_its_loop(releases, text, is_asked, tmp_path):
     (fault,) = [fault for fault in table().fault if fault.id == "no-sync-refused"]
     assert (applies(fault, seen(text, tmp_path, releases)) is not None) is is_asked
+
+
+@pytest.mark.parametrize(
+    ("trl", "added", "answer"),
+    [
+        ("0.19.0", "", False),
+        ("0.13.0", "", None),
+        ("0.19.0", "ORPOTrainer(model=model)", None),
+        ("0.19.0", "class Mine(SFTTrainer): compute_loss = mine\n", None),
+    ],
+)
+def test_a_trainer_of_trl_answers_for_its_loss_and_for_other_methods(trl, added, answer, tmp_path):
+    shown = seen(f"{SFT}{added}", tmp_path, f"{RELEASES}trl=={trl}\n").shown
+    assert shown.get(OWN_LOSS) is answer
+    methods = [name for name in scripts.rows() if re.search("GRPO|DPO|KTO|GKD|reference that", name)]
+    assert len(methods) > 5
+    assert all(shown[name] is False for name in methods if "ORPO" not in name)
+
+
+def test_what_a_script_and_releases_leave_open_once_comes_before_what_more_leave_open(tmp_path):
+    (tmp_path / "train.py").write_text(SFT)
+    listed = "torch==2.7.1\ndeepspeed==0.17.2\ntransformers==4.53.0\ntrl==0.19.0\naccelerate==1.8.1\n"
+    (tmp_path / "requirements.txt").write_text(listed)
+    words = (str(tmp_path / "requirements.txt"), str(tmp_path / "train.py"))
+    used, _ = described(words, flags := Flags(stage=3, passes=16))
+    spoken = ranked(AskedStack.of(used, flags, None, None, words)).spoken
+    first_two = {"ranks-with-few-tokens-count-as-much", "stage-3-bucket-of-one"}
+    assert {each.fault.id for each in spoken[:2]} == first_two
 
 
 @pytest.mark.parametrize("text", ["import numpy\n", "x = 1\n", "from mine import train\ntrain(stage=2)\n"])

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from study.core import cache
 from study.core.machine import version
+from study.predict.trace.pieces import in_pieces
 from study.predict.trace.tape import Tape
 
 PATH = Path(__file__).with_name("committed.zip")
@@ -33,6 +34,7 @@ DIMENSIONS = {
     "gpt2": {"h": "n_embd", "f": "n_inner", "a": "n_head", "v": "vocab_size", "p": "n_positions", "layers": "n_layer"},
 }
 DIMENSIONS |= dict.fromkeys(("llama", "qwen2", "qwen3"), _BERT | {"g": "num_key_value_heads", "w": "head_dim"})
+DECODERS = {*DIMENSIONS, "mistral"} - {"bert"}  # their heads have no bias, which the chunked loss would leave out
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")  # they change no size
 
 
@@ -144,6 +146,11 @@ def look(member: Member) -> list | None:
 
 def tape(member: Member, options: Any, rows: int) -> Tape | None:
     """Return the tape of a pass; None if the file has no such pass."""
+    if options.loss == "chunked":
+        if member.family not in DECODERS:
+            return None
+        whole = tape(member, options._replace(loss="whole", logits="fp32", keeps_logits=False), rows)
+        return whole and in_pieces(whole, rows)
     content = _content(member.name)
     dimensions = member.dimensions | {"t": options.sequence}
     unusual = any(size < 2 for letter, size in dimensions.items() if letter != "g")  # a size of 1: other kernels
