@@ -17,6 +17,7 @@ from study.known.explained import Explained
 from study.ledger import texts
 
 SOME = 3  # ids of a group that are named
+LONGEST = 3  # arguments that are one word, such as `stage 3 cpu`
 NEXT = {
     "arm": "To read next: `study arms` lists all arms, and GUIDE.md says which to use.",
     "word": "To read next: examples/zero_by_hand/README.md shows what ZeRO does. GUIDE.md has all words.",
@@ -65,11 +66,14 @@ def explain(
 
 def asked(ids: tuple[str, ...]) -> list[str]:
     """Return what is asked for: arguments that together are a word or an arm, such as `optimizer states`, are one."""
-    for length in range(len(ids), 1, -1):
-        together = " ".join(ids[:length])
-        if key(of_stage(together)) in words():
-            return [together, *asked(ids[length:])]
-    return [ids[0], *asked(ids[1:])] if ids else []
+    answers = []
+    while ids:
+        length = min(LONGEST, len(ids))
+        while length > 1 and key(of_stage(" ".join(ids[:length]))) not in words():
+            length -= 1
+        answers.append(" ".join(ids[:length]))
+        ids = ids[length:]
+    return answers
 
 
 @functools.cache

@@ -115,7 +115,7 @@ def test_the_first_page_begins_with_what_a_stage_divides_and_has_each_answer_wit
 
 def test_zero_by_hand_shows_of_the_last_two_files_what_they_change(site):
     page = html.unescape(re.sub("<.*?>", "", (site / "by_hand.html").read_text()))
-    shown = {name: page.partition(f"\n{name}.py")[2] for name in report.BY_HAND}
+    shown = {name: page.rpartition(f"\n{name}.py")[2] for name in report.BY_HAND}
     assert shown["stage2"].startswith(", beside stage1.py\n@@")
     assert "\n+        weight.register_post_accumulate_grad_hook(self.reduce)" in shown["stage2"]
     assert page.count("def padded(self, tensor)") == 1, "once, in stage1.py"

@@ -320,7 +320,7 @@ def _ranks_of_batch(said: dict[str, Any]) -> int | None:
     return total // (rows * passes)
 
 
-def _value(tried: list["Tried"], text: str) -> Any:
+def _value(tried: list["SaidPattern"], text: str) -> Any:
     """Return the value of the first level that says one. None: none does, or it says two."""
     for each in tried:
         if values := {*_values(each, text)}:
@@ -349,24 +349,24 @@ class Level(TypedDict):
     paths: NotRequired[bool]
 
 
-class Tried(NamedTuple):
+class SaidPattern(NamedTuple):
     pattern: re.Pattern
     value: Any
     reads_paths: bool  # of the files of tracebacks
 
 
 @functools.cache
-def levels() -> dict[str, list[Tried]]:
+def levels() -> dict[str, list[SaidPattern]]:
     """Return the patterns of said.toml with their values, by conditions."""
     rows = read_table(SAID, dict[str, list[Level]], Level)
     flags = re.IGNORECASE | re.MULTILINE | re.ASCII  # a Chinese character beside a word ends it
     return {
-        name: [Tried(re.compile(row["pattern"], flags), row.get("value"), row.get("paths", False)) for row in of]
+        name: [SaidPattern(re.compile(row["pattern"], flags), row.get("value"), row.get("paths", False)) for row in of]
         for name, of in rows.items()
     }
 
 
-def _values(tried: Tried, text: str) -> Iterator[Any]:
+def _values(tried: SaidPattern, text: str) -> Iterator[Any]:
     """Yield what a pattern finds and no value turns off, or the pattern's own value where it has one."""
     pattern, value, reads_paths = tried
     if not reads_paths:
