@@ -165,7 +165,7 @@ def of_losses(runs: Runs) -> Figure:
 
 
 def of_traffic(runs: Runs) -> Figure:
-    return traffic.figure(traffic.table(Runs(tuple(answers.of_scale(runs)))))
+    return traffic.figure(answers.titled(traffic.table(Runs(tuple(answers.of_scale(runs))))))
 
 
 def of_time(runs: Runs) -> Figure:

@@ -15,7 +15,7 @@ from study.report import style
 
 CAPTION = "What rank 0 of 2 holds and sends, by file of ZeRO by hand"
 README = ROOT / "examples" / "zero_by_hand" / "README.md"
-HELD = ("weights", "gradients", "optimizer")
+HELD = {"weights": "weights", "gradients": "gradients", "moments": "optimizer"}  # by their names in style.PARTS
 SENT = {"1 micro-batch in a step": "#9a9aa2", "4 micro-batches": "#3b6fb6"}
 
 
@@ -35,8 +35,8 @@ def picture(rows: pd.DataFrame) -> Figure:
     drawing = Figure(figsize=(4.6, 5.6), layout="constrained")  # a phone shows it at its own size
     left, right = drawing.subplots(2, 1)
     begin = rows["weights"] * 0
-    for part in HELD:
-        left.barh(range(len(rows)), rows[part], left=begin, label=part, color=style.PARTS[part], **style.EDGE)
+    for part, coloured in HELD.items():
+        left.barh(range(len(rows)), rows[part], left=begin, label=part, color=style.PARTS[coloured], **style.EDGE)
         begin += rows[part]
     left.plot(rows["peak"], range(len(rows)), "k|", markersize=14, markeredgewidth=2, label="peak")
     style.name_bars(left, rows.index)

@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 2 examples/zero_by_hand/stage1.py
 
 The one idea: a rank updates a part of each weight, and keeps the moments of this part alone. So it needs the sum of
-this part's gradient: a reduce-scatter. Then all ranks gather the parts. Both send as much as data parallelism.
+this part's gradient: a reduce-scatter. Then all ranks gather the parts. Together they send as much as data parallelism.
 """
 
 import torch

@@ -43,10 +43,11 @@ def arms(names: tyro.conf.Positional[tuple[str, ...]] = (), /) -> list[dict]:
         for name, path in all_paths().items():
             if name in names:
                 say_wrapped(f"{name}: {first_sentence(path)}", indent="    ")
-        variants = len(all_paths()) - len(NAMES)
+        variants = [name for name in all_paths() if name not in NAMES]
         say_wrapped(
             "",
-            f"{len(NAMES)} arms: accelerate_configs/NAME.yaml. {variants} variants: accelerate_configs/variants/.",
+            f"{len(NAMES)} arms: accelerate_configs/NAME.yaml. {len(variants)} variants of them, in "
+            f"accelerate_configs/variants/: {', '.join(variants)}.",
         )
     return rows
 

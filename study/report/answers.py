@@ -23,6 +23,8 @@ BASELINE = "ddp"
 RANKS = 8
 SMOKE, AT_SCALE = "study sweep smoke --runs runs/smoke", "study sweep at_scale --runs runs/at_scale"
 MODEL = "llama3-8b"
+LABEL, TITLE = f"synthetic, {MODEL}, bf16_cast", f"Llama-3-8B on {RANKS} virtual ranks"  # of a panel, and in words
+VIRTUAL = " (virtual)"
 QUESTIONS = Path(__file__).with_name("answers.toml")
 
 
@@ -96,12 +98,21 @@ def of_topic(name: str, topic: ModuleType, here: list[Run], at_scale: list[Run])
     rows = rows[~rows["panel"].str.endswith(memory.ONE_MEMORY)]
     # --- a column for each model, of what was measured or counted: the first source
     first = rows[rows["source"] == rows["source"].iloc[0]]
-    arms = first["line"].str.removesuffix(" (virtual)").rename("arm")
+    arms = first["line"].str.removesuffix(VIRTUAL).rename("arm")
     names = {run.kind: f"{run.facts['model']}, {run.kind} ranks{run.mark}" for run in (*at_scale, *several)}
     models = first["kind"].map(names)
     sums = first.groupby([arms, models], sort=False)[topic.BARS.value].sum().unstack("kind", sort=False)
     table = sums.map(topic.BARS.words, na_action="ignore").reset_index()
-    return PageAnswer(name, _unless_own(at_scale, AT_SCALE), table, rows, topic.figure(rows))
+    return PageAnswer(name, _unless_own(at_scale, AT_SCALE), table, rows, topic.figure(titled(rows)))
+
+
+def titled(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows whose panel says once, and in words, that its ranks are virtual."""
+    of_label = rows["panel"].str.startswith(LABEL)
+    return rows.assign(
+        panel=rows["panel"].str.replace(LABEL, TITLE, regex=False),
+        line=rows["line"].mask(of_label, rows["line"].str.removesuffix(VIRTUAL)),
+    )
 
 
 # --- on a GPU: whatever runs the report is of, its kept records are there -------------------------------------------

@@ -228,6 +228,18 @@ def test_the_peaks_with_copies_are_those_of_kept_runs(arm, ranks, formula, pages
         assert f"not {formula * run.record.observed.parameters / 1e9:.1f}" in text
 
 
+def test_recomputing_gathers_no_third_time():
+    """As its README says: the all-gathers of stage 3 have the same bytes with recomputed activations and without."""
+    at_scale = load([ROOT / "reports/cpu-2core/runs/at_scale"]).select(arm="zero3", model="llama3-8b", ranks=8)
+    gathered = [
+        {run.record.traffic.per_rank[0]["all_gather"].bytes for run in at_scale.select(checkpointing=recomputed).done}
+        for recomputed in (True, False)
+    ]
+    assert gathered[0] == gathered[1], "or correct the sentence in its README"
+    (twice,) = gathered[0]
+    assert 1.8 < twice / (2 * 8_030_261_248) < 2, "of each bf16 weight"
+
+
 COPIES = r"^\| stage {} \|.* \| (\d) P / N = ([\d.]+) GB(?:, about (\d) GB at most)? \|$"
 
 

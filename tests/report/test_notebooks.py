@@ -67,6 +67,10 @@ def test_the_sections_by_hand_need_no_study(monkeypatch):
             exec("".join(cell["source"]), space)
     assert said[0].startswith("The drawing needs the study: ")
     assert "times" in space, "the last of section 4"
+    following = next(cell for cell in NOTEBOOKS["stages"][titles[0] :] if cell["cell_type"] == "code")
+    with pytest.raises(Exception, match="needs the study, which `make notebook` installs") as stopped:
+        exec("".join(following["source"]), space)
+    assert stopped.value._render_traceback_() == [str(stopped.value)], "a sentence, and no traceback"
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
