@@ -127,6 +127,15 @@ def test_a_message_is_known_as_it_is_quoted_wrapped_and_printed_by_a_rank():
             assert id in [each.id for each in tracebacks.errors(text)], text
 
 
+def test_a_difference_that_a_library_accepts_is_no_error():
+    differ = "Installed CUDA version 12.2 does not match the version torch was compiled with 12.4"
+    accepted = f"{differ} but since the APIs are compatible, accepting this combination"
+    for text in (accepted, textwrap.fill(accepted, 50), textwrap.indent(accepted, "[rank0]: ")):
+        assert tracebacks.errors(text) == []
+    for text in (f"{accepted}\n{example('cuda-mismatch')}", f"{example('cuda-mismatch')}\n{accepted}"):
+        assert [each.id for each in tracebacks.errors(text)] == ["cuda-mismatch"]
+
+
 @pytest.mark.parametrize("id", [*tracebacks.rows(), *situations.situations()])
 def test_each_sign_and_each_situation_is_seen_in_its_text(id):
     assert id in [each.id for each in answered(example(id)).found]
