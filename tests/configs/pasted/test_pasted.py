@@ -206,6 +206,21 @@ def test_a_number_that_has_a_name_is_read(text):
     assert read(text).said["sequence"] == 4096
 
 
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("MICRO_BATCH = 4", 4),
+        ("ROWS = 4\nloader = DataLoader(Packed(data), shuffle=True, batch_size=ROWS)", 4),
+        ("loader = DataLoader(\n    data,\n    collate_fn=pad(tokenizer),\n    batch_size=4,\n)", 4),
+        ("DataLoader(data, batch_size=4)\nDataLoader(other, batch_size=8)", None),
+        ("DataLoader(data, batch_size=16)\nargs = TrainingArguments(per_device_train_batch_size=4)", 4),
+        ("index(data, batch_size=4)", None),  # of no micro-batch
+    ],
+)
+def test_the_rows_of_a_loop_are_those_of_its_loader(text, rows):
+    assert read(text).said.get("micro_batch") == rows
+
+
 def test_a_usual_norm_beside_a_usual_loss_is_no_mark():
     assert answer("{'loss': 0.7, 'grad_norm': 1.7320508, 'learning_rate': 1e-05, 'epoch': 0.3}").found == ()
 
