@@ -427,6 +427,42 @@ def test_the_numbers_of_a_message_say_whether_activations_are_recomputed(asked, 
     assert is_open + fits_neither == (says is None and not answered.missing)
 
 
+FORWARD = """Traceback (most recent call last):
+  File "modeling_llama.py", line 334, in forward
+    hidden_states = self.mlp(hidden_states)
+  File "modeling_llama.py", line 172, in forward
+    down_proj = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+"""
+BEFORE_LAYER = "last):\n  File "
+
+
+@pytest.mark.parametrize(
+    ("traceback", "allocated", "says"),
+    [
+        (FORWARD, "77.73 GiB", False),
+        (FORWARD, "45.00 GiB", None),  # so much a rank may have that recomputes
+        (
+            FORWARD.replace(BEFORE_LAYER, 'last):\n  File "torch/utils/checkpoint.py", line 9, in g\n  File '),
+            "77.73 GiB",
+            None,
+        ),
+        (
+            FORWARD.replace(BEFORE_LAYER, 'last):\n  File "t.py", line 9, in g\n    loss.backward()\n  File '),
+            "77.73 GiB",
+            None,
+        ),
+        ("", "77.73 GiB", None),  # the pass may be anywhere
+    ],
+    ids=["forward", "little", "recomputed", "backward", "anywhere"],
+)
+def test_what_is_in_use_in_the_forward_pass_of_a_layer_may_be_too_much_for_recomputing(traceback, allocated, says):
+    given = Described(arm="zero2_cpu", ranks=4, micro_batch=4, sequence=8192)
+    total = "79.25 GiB" if allocated == "77.73 GiB" else "47.50 GiB"
+    error = reading.find(traceback + FULL.format(asked="896.00 MiB", allocated=allocated, total=total))
+    causes, training = explain(error, Wanted(model="llama-3.1-8b"), given)
+    assert with_recomputing(error, training, causes).described.checkpointing is says
+
+
 UNUSED = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked} GiB. GPU 0 has a total capacity of "
     "79.11 GiB of which {free:.2f} GiB is free. Of the allocated memory {allocated} GiB is allocated by PyTorch, and "
