@@ -931,6 +931,38 @@ def test_sequences_that_are_longer_than_was_said_come_first_and_are_predicted(mo
     assert "Is the micro-batch 4, are sequences longer, or are several packed into one?" in said
 
 
+@pytest.mark.parametrize(
+    ("asked", "flags", "precision", "rows"),
+    [
+        ("896.00 MiB", "--micro-batch 1 --sequence 8192", "bf16", 4),
+        ("896.00 MiB", "--micro-batch 1 --sequence 8192", "", 4),
+        ("896.00 MiB", "--micro-batch 2 --sequence 8192", "bf16", 4),  # of 4 bytes it would be what was given
+        ("896.00 MiB", "--micro-batch 2 --sequence 8192", "", None),
+        ("896.00 MiB", "--micro-batch 4 --sequence 8192", "bf16", None),  # as many as were given
+        ("896.00 MiB", "--micro-batch 8 --sequence 8192", "bf16", None),  # a batch whose rows are shorter
+        ("900.00 MiB", "--micro-batch 1 --sequence 8192", "bf16", None),  # no whole sequences
+        ("896.00 MiB", "--micro-batch 1 --sequence 512", "bf16", None),
+    ],
+)
+def test_a_size_of_more_sequences_than_were_given_is_said_and_predicted(
+    asked, flags, precision, rows, tmp_path, monkeypatch, capsys
+):
+    log = tmp_path / "train.log"
+    log.write_text(
+        f"MICRO_BATCH = 4\n{precision}\n{FORWARD}{FULL.format(asked=asked, allocated='77.73 GiB', total='79.25 GiB')}"
+    )
+    said = said_of(log, f"--model llama-3.1-8b --arm zero2_cpu --ranks 4 {flags}", monkeypatch, capsys)
+    given = int(flags.split()[1])
+    assert (f"tokens, not {8192 * given:,}, x 14,336 x 2 bytes" in said) == bool(rows)
+    if rows:
+        of_rows = f"Likely: activations of a micro-batch of {rows} x 8,192 tokens; you said {given}: {asked} = "
+        assert of_rows in said
+        assert "counts, and not the text's" not in said
+        assert f"Predicted with {rows} sequences of 8,192 tokens per micro-batch and activations kept" in said
+    else:
+        assert "you said" not in said
+
+
 CONFIGS = {
     "nothing": {},
     "cpu": {"offload_optimizer": {"device": "cpu"}},
