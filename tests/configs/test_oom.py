@@ -427,6 +427,42 @@ def test_the_numbers_of_a_message_say_whether_activations_are_recomputed(asked, 
     assert is_open + fits_neither == (says is None and not answered.missing)
 
 
+FORWARD = """Traceback (most recent call last):
+  File "modeling_llama.py", line 334, in forward
+    hidden_states = self.mlp(hidden_states)
+  File "modeling_llama.py", line 172, in forward
+    down_proj = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+"""
+BEFORE_LAYER = "last):\n  File "
+
+
+@pytest.mark.parametrize(
+    ("traceback", "allocated", "says"),
+    [
+        (FORWARD, "77.73 GiB", False),
+        (FORWARD, "45.00 GiB", None),  # so much a rank may have that recomputes
+        (
+            FORWARD.replace(BEFORE_LAYER, 'last):\n  File "torch/utils/checkpoint.py", line 9, in g\n  File '),
+            "77.73 GiB",
+            None,
+        ),
+        (
+            FORWARD.replace(BEFORE_LAYER, 'last):\n  File "t.py", line 9, in g\n    loss.backward()\n  File '),
+            "77.73 GiB",
+            None,
+        ),
+        ("", "77.73 GiB", None),  # the pass may be anywhere
+    ],
+    ids=["forward", "little", "recomputed", "backward", "anywhere"],
+)
+def test_what_is_in_use_in_the_forward_pass_of_a_layer_may_be_too_much_for_recomputing(traceback, allocated, says):
+    given = Described(arm="zero2_cpu", ranks=4, micro_batch=4, sequence=8192)
+    total = "79.25 GiB" if allocated == "77.73 GiB" else "47.50 GiB"
+    error = reading.find(traceback + FULL.format(asked="896.00 MiB", allocated=allocated, total=total))
+    causes, training = explain(error, Wanted(model="llama-3.1-8b"), given)
+    assert with_recomputing(error, training, causes).described.checkpointing is says
+
+
 UNUSED = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked} GiB. GPU 0 has a total capacity of "
     "79.11 GiB of which {free:.2f} GiB is free. Of the allocated memory {allocated} GiB is allocated by PyTorch, and "
@@ -893,6 +929,38 @@ def test_sequences_that_are_longer_than_was_said_come_first_and_are_predicted(mo
     # More than the model reads cannot be one sequence: then several are packed into one.
     said = said_of(LOG, "--micro-batch 1 --sequence 8192", monkeypatch, capsys)
     assert "Is the micro-batch 4, are sequences longer, or are several packed into one?" in said
+
+
+@pytest.mark.parametrize(
+    ("asked", "flags", "precision", "rows"),
+    [
+        ("896.00 MiB", "--micro-batch 1 --sequence 8192", "bf16", 4),
+        ("896.00 MiB", "--micro-batch 1 --sequence 8192", "", 4),
+        ("896.00 MiB", "--micro-batch 2 --sequence 8192", "bf16", 4),  # of 4 bytes it would be what was given
+        ("896.00 MiB", "--micro-batch 2 --sequence 8192", "", None),
+        ("896.00 MiB", "--micro-batch 4 --sequence 8192", "bf16", None),  # as many as were given
+        ("896.00 MiB", "--micro-batch 8 --sequence 8192", "bf16", None),  # a batch whose rows are shorter
+        ("900.00 MiB", "--micro-batch 1 --sequence 8192", "bf16", None),  # no whole sequences
+        ("896.00 MiB", "--micro-batch 1 --sequence 512", "bf16", None),
+    ],
+)
+def test_a_size_of_more_sequences_than_were_given_is_said_and_predicted(
+    asked, flags, precision, rows, tmp_path, monkeypatch, capsys
+):
+    log = tmp_path / "train.log"
+    log.write_text(
+        f"MICRO_BATCH = 4\n{precision}\n{FORWARD}{FULL.format(asked=asked, allocated='77.73 GiB', total='79.25 GiB')}"
+    )
+    said = said_of(log, f"--model llama-3.1-8b --arm zero2_cpu --ranks 4 {flags}", monkeypatch, capsys)
+    given = int(flags.split()[1])
+    assert (f"tokens, not {8192 * given:,}, x 14,336 x 2 bytes" in said) == bool(rows)
+    if rows:
+        of_rows = f"Likely: activations of a micro-batch of {rows} x 8,192 tokens; you said {given}: {asked} = "
+        assert of_rows in said
+        assert "counts, and not the text's" not in said
+        assert f"Predicted with {rows} sequences of 8,192 tokens per micro-batch and activations kept" in said
+    else:
+        assert "you said" not in said
 
 
 CONFIGS = {

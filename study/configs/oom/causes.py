@@ -161,6 +161,12 @@ def backward_begins(error: OomError) -> bool:
     return bool(BACKWARD_BEGINS.search(error.frames[-1])) and not RECOMPUTING.search("".join(error.frames))
 
 
+def in_a_layers_forward(error: OomError) -> bool:
+    """Whether the traceback ends in a layer's MLP in the forward pass, which nothing computes again."""
+    is_of_layer = error.frames != [error.context] and "oom-activations" in {clue.cause for clue in clues(error)}
+    return is_of_layer and not re.search(r"backward|\bcheckpoint\.py\b", "".join(error.frames))
+
+
 def makes_moments(error: OomError) -> bool:
     """Whether the last frame makes Adam's moments in an update, the first: stage 3 makes them before any."""
     return bool(MOMENTS.search(error.frames[-1])) and not BEFORE_UPDATES.search("".join(error.frames))

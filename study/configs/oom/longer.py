@@ -1,14 +1,20 @@
-"""Logits of more tokens than were given, or than anybody said: the size of the error says how long sequences were."""
+"""Tensors of more tokens than were given, or than anybody said.
+
+The size of the error says how long sequences were, or how many a micro-batch had.
+"""
 
 from dataclasses import replace
 
-from study.configs.oom.causes import SIZE_FITS, Cause
+from study.configs.oom.causes import SIZE_FITS, Cause, clues
 from study.configs.oom.changes import predicted_memory
 from study.configs.oom.explain import tokens_of_logits
 from study.configs.oom.reading import OomError
 from study.configs.oom.training import Described, KnownTraining
 from study.core.errors import Stop
 from study.core.text import binary_size
+
+HALF = ("bf16", "fp16")
+LEAST = 1024  # tokens of a sequence: of shorter ones almost any size is some number
 
 
 def with_longer_sequences(
@@ -23,7 +29,7 @@ def with_longer_sequences(
     if longer is None or not of_logits:
         return causes, training
     tokens = training.rows * longer
-    given = f"; {_said_by(flags, training)} {training.sequence:,}" if training.sequence else ""
+    given = f"; {_said_by('sequence', flags, training)} {training.sequence:,}" if training.sequence else ""
     size = f"{error.asked.text} = {tokens:,} tokens x {training.vocabulary:,} x 4 bytes"
     what = f"the logits of a micro-batch of {training.rows} x {longer:,} tokens{given}: {size}"
     reasons = (*of_logits[0].reasons, SIZE_FITS, *_sum_of_the_message(error, training))
@@ -33,11 +39,49 @@ def with_longer_sequences(
     return changed, replace(training, described=replace(training.described, sequence=longer))
 
 
-def _said_by(flags: Described, training: KnownTraining) -> str:
-    """Return who says how long sequences are."""
-    if flags.sequence is not None:
+def with_more_sequences(
+    error: OomError, training: KnownTraining, causes: list[Cause], flags: Described, precision: str
+) -> tuple[list[Cause], KnownTraining]:
+    """Return causes and a training with the sequences that the size is of, where the text names an MLP's layer.
+
+    Both stay as they are if the tokens are those that were given, or make no whole sequences.
+    """
+    dimensions = training.model.dimensions if training.model else {}
+    width, element_bytes = dimensions.get("intermediate_size") or 0, 4 if precision == "fp32" else 2
+    token_bytes = width * element_bytes
+    given = training.rows * training.sequence
+    if not given or not token_bytes or training.sequence < LEAST or _is_explained(error, training, causes, precision):
+        return causes, training
+    rows = round((error.asked.low + error.asked.high) / 2 / token_bytes / training.sequence)
+    tokens = rows * training.sequence
+    if rows <= training.rows or not error.asked.fits(tokens * token_bytes):
+        return causes, training
+    length = f"{training.sequence:,} tokens; {_said_by('micro_batch', flags, training)} {training.rows}"
+    size = f"{error.asked.text} = {tokens:,} tokens, not {given:,}, x {width:,} x {element_bytes} bytes"
+    what = f"activations of a micro-batch of {rows} x {length}: {size}"
+    changed = [
+        replace(cause, what=what, reasons=(*(each for each in cause.reasons if each != SIZE_FITS), SIZE_FITS))
+        if cause.id == "oom-activations"
+        else cause
+        for cause in causes
+    ]
+    conflicts = tuple(each for each in training.conflicts if "--micro-batch" not in each)  # neither of them counts
+    return changed, replace(training, described=replace(training.described, micro_batch=rows), conflicts=conflicts)
+
+
+def _is_explained(error: OomError, training: KnownTraining, causes: list[Cause], precision: str) -> bool:
+    """Whether the text names no MLP, or its size is that of what was given; 4 bytes are none of bf16 and fp16."""
+    of_layers = [cause for cause in causes if cause.id == "oom-activations"]
+    if not of_layers or "oom-activations" not in {clue.cause for clue in clues(error)}:
+        return True
+    return SIZE_FITS in of_layers[0].reasons and not (precision in HALF and " x 4 bytes" in of_layers[0].what)
+
+
+def _said_by(name: str, flags: Described, training: KnownTraining) -> str:
+    """Return who says how long sequences are, or how many."""
+    if getattr(flags, name) is not None:
         return "you said"
-    return "the text says" if "sequence" in training.from_text else "the config says"
+    return "the text says" if name in training.from_text else "the config says"
 
 
 def _length(error: OomError, training: KnownTraining) -> int | None:

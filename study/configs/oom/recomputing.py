@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from study.configs.oom.causes import Cause
+from study.configs.oom.causes import Cause, in_a_layers_forward
 from study.configs.oom.changes import BESIDE, predicted_memory
 from study.configs.oom.reading import OomError
 from study.configs.oom.training import KnownTraining
@@ -48,6 +48,9 @@ def _decided(
     allocated = binary_size(error.allocated or 0, 4)
     fits_kept = _kept(error, kept, recomputed, is_of_logits).fits(error)
     fits_recomputed = Expected(_first_states(recomputed), recomputed.peak_bytes).fits(error)
+    if fits_kept and in_a_layers_forward(error) and recomputed.peak_when == "backward":  # the logits come later
+        of_layers_bytes = recomputed.peak_bytes - recomputed.at_peak.get("temporaries", 0)
+        fits_recomputed &= Expected(0, of_layers_bytes).fits(error)
     if not fits_kept and not fits_recomputed:
         kept_peak, recomputed_peak = binary_size(kept.peak_bytes), binary_size(recomputed.peak_bytes)
         needs = (

@@ -15,6 +15,8 @@ TRACEBACKS = Path(__file__).with_name("tracebacks.toml")
 SIGNS = Path(__file__).with_name("signs.toml")
 LONGEST = 200  # characters of a line that are quoted
 BEFORE = re.compile(r"(?m)^(?:[ \t]*(?:>|\u2502|\[(?:rank|default)\d+\]:|\(\w+ pid=\d+[^)\n]*\)))+|\u2502[ \t]*$")
+# How a library goes on that lets two releases differ, as they are compatible (deepspeed/ops/op_builder/builder.py:117).
+ACCEPTED = re.compile(r"[\s\d.]*\bbut\s+since\b[^\n]*\n?[^\n]*\baccepting\b")
 CLASS = re.compile(r"(\[\^?\]?(?:\\.|[^\]\\])*\])")  # of characters, in a regular expression
 Sure = Literal["sure", "likely", "possible"]
 ORDER: tuple[Sure, ...] = ("sure", "likely", "possible")
@@ -99,7 +101,8 @@ def errors(text: str) -> list[Seen]:
     text = BEFORE.sub(lambda match: " " * len(match[0]), text)
     found = {}
     for id, message in messages().items():
-        match = _over_lines(message.pattern).search(text)
+        matches = _over_lines(message.pattern).finditer(text)
+        match = next((each for each in matches if not ACCEPTED.match(text, each.end())), None)
         if match is None or not re.search(message.also, text) or re.search(message.without, text):
             continue
         found[id] = Seen(

@@ -127,6 +127,15 @@ def test_a_message_is_known_as_it_is_quoted_wrapped_and_printed_by_a_rank():
             assert id in [each.id for each in tracebacks.errors(text)], text
 
 
+def test_a_difference_that_a_library_accepts_is_no_error():
+    differ = "Installed CUDA version 12.2 does not match the version torch was compiled with 12.4"
+    accepted = f"{differ} but since the APIs are compatible, accepting this combination"
+    for text in (accepted, textwrap.fill(accepted, 50), textwrap.indent(accepted, "[rank0]: ")):
+        assert tracebacks.errors(text) == []
+    for text in (f"{accepted}\n{example('cuda-mismatch')}", f"{example('cuda-mismatch')}\n{accepted}"):
+        assert [each.id for each in tracebacks.errors(text)] == ["cuda-mismatch"]
+
+
 @pytest.mark.parametrize("id", [*tracebacks.rows(), *situations.situations()])
 def test_each_sign_and_each_situation_is_seen_in_its_text(id):
     assert id in [each.id for each in answered(example(id)).found]
@@ -195,6 +204,21 @@ def test_one_line_of_a_person_is_understood(text, id):
 )
 def test_a_number_that_has_a_name_is_read(text):
     assert read(text).said["sequence"] == 4096
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("MICRO_BATCH = 4", 4),
+        ("ROWS = 4\nloader = DataLoader(Packed(data), shuffle=True, batch_size=ROWS)", 4),
+        ("loader = DataLoader(\n    data,\n    collate_fn=pad(tokenizer),\n    batch_size=4,\n)", 4),
+        ("DataLoader(data, batch_size=4)\nDataLoader(other, batch_size=8)", None),
+        ("DataLoader(data, batch_size=16)\nargs = TrainingArguments(per_device_train_batch_size=4)", 4),
+        ("index(data, batch_size=4)", None),  # of no micro-batch
+    ],
+)
+def test_the_rows_of_a_loop_are_those_of_its_loader(text, rows):
+    assert read(text).said.get("micro_batch") == rows
 
 
 def test_a_usual_norm_beside_a_usual_loss_is_no_mark():
