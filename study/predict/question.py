@@ -38,8 +38,8 @@ class TrainingFlags:
     sequence: Tokens | None = None
     """Tokens per sequence. Default: 2048, or as many as the model reads."""
     precision: Precision | None = None
-    """bf16, fp16: autocast over fp32 weights. bf16_cast: bf16 weights, fp32 master copy. bf16_pure: all bf16.
-    Default: 16 bits, in the usual way of the arm."""
+    """bf16_cast: with fp32 master copies, DeepSpeed's default.
+    bf16: autocast over fp32 weights, else the default."""
     optimizer: Optimizer = "adamw"
     """As in the trainer. adamw: PyTorch's fused AdamW."""
 
