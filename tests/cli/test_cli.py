@@ -255,6 +255,37 @@ def test_an_estimate_has_its_peak_in_both_units(asked, capsys):
     assert f"needs {size(peak_bytes)} ({peak_bytes / 2**30:.3g} GiB) of GPU memory" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("kind", "word", "precision"),
+    [
+        ("DEEPSPEED", "bf16", "bf16_cast"),
+        ("DEEPSPEED", "fp16", "bf16_cast"),  # as many bytes
+        ("DEEPSPEED", "'no'", "fp32"),
+        ("MULTI_GPU", "bf16", "bf16"),
+        ("MULTI_GPU", "fp16", "fp16"),
+    ],
+)
+def test_an_estimate_takes_a_yaml_as_accelerate_config_writes_it(kind, word, precision, asked, capsys, tmp_path):
+    section = "deepspeed_config: {zero_stage: 2, gradient_accumulation_steps: 3}\n" if kind == "DEEPSPEED" else ""
+    bare, mine = tmp_path / "bare.yaml", tmp_path / "mine.yaml"
+    bare.write_text(f"distributed_type: {kind}\n{section.replace('3', 'auto')}")
+    mine.write_text(f"distributed_type: {kind}\nmixed_precision: {word}\nnum_processes: 5\n{section}")
+    of_yaml = f"estimate --model gpt2 --config {mine}"
+    passes = 3 if section else 1
+    answers = []
+    for words in (
+        of_yaml,
+        f"estimate --model gpt2 --arm {bare} --gpus 5 --accumulation {passes} --precision {precision}",
+    ):
+        asked(f"{words} --json")
+        answers.append(json.loads(capsys.readouterr().out) | {"arm": ""})
+    assert answers[0] == answers[1]
+    asked(of_yaml)
+    assert f"mine.yaml: --gpus 5, --precision {precision}" in " ".join(capsys.readouterr().out.split())
+    asked(f"{of_yaml} --gpus 4 --json")
+    assert json.loads(capsys.readouterr().out)["ranks"] == 4, "an option that was given counts"
+
+
 OWN_MISTAKES = """
 distributed_type: DEEPSPEED
 mixed_precision: bf16
