@@ -38,7 +38,7 @@ class TrainingFlags:
     sequence: Tokens | None = None
     """Tokens per sequence. Default: 2048, or as many as the model reads."""
     precision: Precision | None = None
-    """As in the trainer. Default: 16 bits, in the usual way of the arm."""
+    """As in the trainer. Default: 16 bits, in the usual way of the arm. With DeepSpeed a config's bf16 is bf16_cast."""
     optimizer: Optimizer = "adamw"
     """As in the trainer. adamw: PyTorch's fused AdamW."""
 
