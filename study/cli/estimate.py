@@ -7,9 +7,12 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from study.configs.mistakes import recognised
 from study.configs.oom.said import config_settings, typed, understood
+from study.configs.settings import UNSET, effective_settings
 from study.core import arms, optimizers
 from study.core.errors import Stop, refuse_beyond
+from study.core.recipes import Precision
 from study.core.settings import flag
 from study.core.text import say, say_wrapped, show
 from study.predict.front import (
@@ -31,6 +34,14 @@ from study.report import accuracy, estimates
 from study.report import advice as answer
 
 Device = Literal["cuda", "cpu"]
+# Of a config, in its words. A cast to fp16 takes as many bytes as one to bf16.
+PRECISIONS: dict[str, Precision] = {
+    "fp32": "fp32",
+    "cast to bfloat16": "bf16_cast",
+    "cast to float16": "bf16_cast",
+    "autocast to bfloat16": "bf16",
+    "autocast to float16": "fp16",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +73,7 @@ def training_of(
     """Return the training under an arm, and the machine; None if its kind of GPU is not given."""
     if device == "cpu" and place.gpu:
         raise Stop(f"--device cpu has no --gpu (got {place.gpu})", "leave one of them out")
-    arm = arms.load_arm(passes.arm)
+    arm = arms.load_arm(passes.arm, of_a_run=True)
     if arm.distributed_type == "NO":
         training = replace(training, gpus=1)  # whatever --gpus says: this arm uses one
     has_gpu = names_gpu(place)
@@ -138,13 +149,12 @@ def estimate(
         buckets: Elements of DeepSpeed's buckets. Default: as the arm's file says.
         device: cpu: what a rank holds on a machine without a GPU, as `study virtual` measures it there.
     """
-    read = {}
     config = passes.arm
-    if config.endswith(".json"):
-        read = read_from(Path(config), passes)
-        buckets = buckets or read.get("buckets")
-        passes = replace(passes, **{name: value for name, value in read.items() if name != "buckets"})
-    arm = arms.load_arm(passes.arm)
+    read = read_from(config, training, passes)
+    buckets = read.get("buckets") if buckets is None else buckets
+    training = replace(training, **{name: value for name, value in read.items() if name in vars(training)})
+    passes = replace(passes, **{name: value for name, value in read.items() if name in vars(passes)})
+    arm = arms.load_arm(passes.arm, of_a_run=True)
     # The predictor would give numbers for what the library refuses to train.
     precision = training.precision or usual_precision(arm)
     if stop := optimizers.refusal(arm, training.optimizer, precision):
@@ -164,15 +174,34 @@ def estimate(
     return in_json(needs) | {"model_states": states}
 
 
-def read_from(config: Path, passes: PassFlags) -> dict[str, Any]:
-    """Return what a config says of the options of an arm and its micro-batches. Those that were given count."""
-    settings = understood({name: each.value for name, each in config_settings(config).items()})
-    if settings["arm"] is None:
-        raise Stop(f"{config} names no stage of ZeRO, nor FSDP", "give --arm alone")
-    options = {name: settings.get(name) for name in ("micro_batch", "accumulation", "checkpointing")}
-    of_flags = {name: value for name, value in options.items() if getattr(passes, name) == getattr(PassFlags, name)}
-    numbers = of_flags | {"buckets": settings.get("reduce_bucket_size")}
-    return {"arm": settings["arm"]} | {name: value for name, value in numbers.items() if isinstance(value, int)}
+def read_from(config: str, training: TrainingFlags, passes: PassFlags) -> dict[str, Any]:
+    """Return what a config says of a training, its arm and its micro-batches. Options that were given count.
+
+    A yaml is the arm itself, with its buckets; of a json the nearest arm is taken.
+    """
+    if arms.is_file_name(config):
+        arms.load_arm(config, of_a_run=True)  # its mistakes are told first
+    elif not config.endswith(".json"):
+        return {}
+    written = {name: each.value for name, each in config_settings(Path(config)).items()}
+    settings = understood(written) | {"gpus": understood(written)["ranks"], "precision": precision_of(Path(config))}
+    read = {}
+    if config.endswith(".json"):
+        if settings["arm"] is None:
+            raise Stop(f"{config} names no stage of ZeRO, nor FSDP", "give --arm alone")
+        read = {"arm": settings["arm"], "buckets": settings.get("reduce_bucket_size")}
+    for flags, names in ((training, ("gpus", "precision")), (passes, ("micro_batch", "accumulation", "checkpointing"))):
+        read |= {name: settings.get(name) for name in names if getattr(flags, name) == getattr(type(flags), name)}
+    return {name: value for name, value in read.items() if value is not None}
+
+
+def precision_of(config: Path) -> Precision | None:
+    """Return the precision that a config writes. None: it leaves that open, or it is none of the trainer's."""
+    source = recognised(config)
+    written = str(effective_settings(source).get("precision", UNSET).value)
+    if written == "fp32" and "mixed_precision" not in source.content:
+        return None  # where nothing is written, a flag of the launcher may say it
+    return PRECISIONS.get(written)
 
 
 def show_needs(needs: estimates.Needs, notes: list[str], states: list[str]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from study.core.arm_mistakes import SHARDS, kind_of, mistakes_in_deepspeed, mistakes_in_yaml
+from study.core.arm_mistakes import OF_THE_RUN, SHARDS, kind_of, mistakes_in_deepspeed, mistakes_in_yaml
 from study.core.cache import fingerprint
 from study.core.errors import Stop, nearest
 from study.core.files import load, section_at, section_of
@@ -131,10 +131,13 @@ class ArmFiles:
         return of_yaml + [Mistake(file, said) for said in mistakes_in_deepspeed(deepspeed)]
 
 
-def read(path: Path) -> Arm:
-    """Return the arm that a yaml file describes. Raise Stop for settings that Accelerate silently ignores."""
+def read(path: Path, *, of_a_run: bool = False) -> Arm:
+    """Return the arm that a yaml file describes. Raise Stop for settings that Accelerate silently ignores.
+
+    `of_a_run`: the file is that of somebody's trainer, which may set the precision.
+    """
     files = files_of(path)
-    if mistakes := files.mistakes:
+    if mistakes := [each for each in files.mistakes if not (of_a_run and each.said.endswith(OF_THE_RUN))]:
         said = "; ".join(each.said for each in mistakes)
         json_name = f" or {files.json_path.name}" if files.json_path else ""
         lines = f"; `study arms {path}` tells each in a line" if len(mistakes) > 1 else ""
@@ -271,9 +274,9 @@ def is_file_name(name: str) -> bool:
     return name.endswith((".yaml", ".yml"))
 
 
-def load_arm(name: str) -> Arm:
-    """Read the arm of this name in `accelerate_configs/`, or a file of somebody else."""
-    return read(Path(name)) if is_file_name(name) else _of_name(name)
+def load_arm(name: str, *, of_a_run: bool = False) -> Arm:
+    """Read the arm of this name in `accelerate_configs/`, or a file of somebody else, which may be of their run."""
+    return read(Path(name), of_a_run=of_a_run) if is_file_name(name) else _of_name(name)
 
 
 def mistakes_of(name: str) -> list[Mistake]:

@@ -155,6 +155,11 @@ class Text(BaseModel):
     claim: Annotated[tuple[Claim, ...], Field(strict=False)]
 
     @property
+    def name(self) -> str:
+        """What a paper is called: the words before the colon of its title. Articles have no such name."""
+        return self.title.partition(":")[0] if self.document.startswith("P") else ""
+
+    @property
     def cited(self) -> str:
         if self.address.startswith("https:"):
             return f"{self.title}, {self.address}"
@@ -180,7 +185,7 @@ def claims() -> list[Claim]:
 
 def of(claim: Claim) -> Text:
     """Return the text that a claim is of."""
-    return next(text for text in texts() if claim in text.claim)
+    return next(text for text in texts() if text.document == claim.document)
 
 
 def faults() -> list[Fault]:
@@ -272,7 +277,7 @@ def _pattern(words: str) -> re.Pattern:
 def text_of(each: Claim | Fault) -> str:
     """Return what single words are looked for in. A word in the evidence does not make it a claim about that."""
     if isinstance(each, Claim):
-        return f"{each.head} {each.where} {each.found} {each.condition} {each.would_decide}"
+        return f"{each.head} {each.where} {each.found} {each.condition} {each.would_decide} {of(each).name}"
     return f"{each.said} (certainty: {each.certainty})"
 
 

@@ -106,6 +106,8 @@ def _taken(needs: Needs) -> str:
         text += f" A {needs.on_gpu.gpu.kind} has no bf16: fp16 is meant."
     if needs.on_gpu and precision == "fp32":
         text += f" {finding('fp32_is_tf32').said}"
+    if precision == "bf16" and needs.training.placement.deepspeed:
+        text += f" {finding('bf16_keeps_fp32_weights').said}"
     return text
 
 

@@ -246,6 +246,21 @@ def test_an_estimate_has_the_model_states_alone_by_the_paper(words, said, asked,
     assert re.findall(r"model states alone.*?\)", out) == expected
 
 
+@pytest.mark.parametrize(
+    ("words", "is_said"),
+    [
+        ("estimate --model gpt2 --arm zero2 --precision bf16", True),
+        ("estimate --model gpt2 --arm zero2", False),
+        ("estimate --model gpt2 --arm ddp --precision bf16", False),  # of DDP it is the yaml's
+        ("advise --model gpt2 --gpus 2 --gpu H100 --precision bf16", True),
+        ("advise --model gpt2 --gpus 2 --gpu H100 --precision bf16_cast", False),
+    ],
+)
+def test_the_bf16_of_a_yaml_is_told_from_that_of_the_flag(words, is_said, asked, capsys):
+    asked(words)
+    assert ("[bf16_keeps_fp32_weights]" in capsys.readouterr().out) is is_said
+
+
 def test_an_estimate_has_its_peak_in_both_units(asked, capsys):
     """Cards, nvidia-smi, `advise` and PyTorch's errors mean GiB."""
     words = "estimate --model llama3-8b --arm zero3"
@@ -253,6 +268,37 @@ def test_an_estimate_has_its_peak_in_both_units(asked, capsys):
     peak_bytes = json.loads(capsys.readouterr().out)["estimate"]["peak_bytes"]
     asked(words)
     assert f"needs {size(peak_bytes)} ({peak_bytes / 2**30:.3g} GiB) of GPU memory" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("kind", "word", "precision"),
+    [
+        ("DEEPSPEED", "bf16", "bf16_cast"),
+        ("DEEPSPEED", "fp16", "bf16_cast"),  # as many bytes
+        ("DEEPSPEED", "'no'", "fp32"),
+        ("MULTI_GPU", "bf16", "bf16"),
+        ("MULTI_GPU", "fp16", "fp16"),
+    ],
+)
+def test_an_estimate_takes_a_yaml_as_accelerate_config_writes_it(kind, word, precision, asked, capsys, tmp_path):
+    section = "deepspeed_config: {zero_stage: 2, gradient_accumulation_steps: 3}\n" if kind == "DEEPSPEED" else ""
+    bare, mine = tmp_path / "bare.yaml", tmp_path / "mine.yaml"
+    bare.write_text(f"distributed_type: {kind}\n{section.replace('3', 'auto')}")
+    mine.write_text(f"distributed_type: {kind}\nmixed_precision: {word}\nnum_processes: 5\n{section}")
+    of_yaml = f"estimate --model gpt2 --config {mine}"
+    passes = 3 if section else 1
+    answers = []
+    for words in (
+        of_yaml,
+        f"estimate --model gpt2 --arm {bare} --gpus 5 --accumulation {passes} --precision {precision}",
+    ):
+        asked(f"{words} --json")
+        answers.append(json.loads(capsys.readouterr().out) | {"arm": ""})
+    assert answers[0] == answers[1]
+    asked(of_yaml)
+    assert f"mine.yaml: --gpus 5, --precision {precision}" in " ".join(capsys.readouterr().out.split())
+    asked(f"{of_yaml} --gpus 4 --json")
+    assert json.loads(capsys.readouterr().out)["ranks"] == 4, "an option that was given counts"
 
 
 OWN_MISTAKES = """

@@ -36,6 +36,7 @@ SAID = {
     r"max_grad_norm\W?\s*[=:]\s*1(?:\.0*)?\b": "max_grad_norm=1.0",
     r"activation_offloading\s*=\s*False": "activation_offloading=False",
     r"average_tokens_across_devices\s*=\s*True": "average_tokens_across_devices=True",
+    r"\baccelerator\.(?:accumulate|no_sync)\(": "with accelerator.accumulate(model):",
     scripts.rows()[OWN_LOSS].no: "AutoModelForCausalLM; SFTTrainer(",
 }
 PATTERNS = [
@@ -103,6 +104,28 @@ def test_each_question_is_one_of_the_table_and_its_answer_decides(name):
 def test_a_trainer_of_a_known_release_answers_for_its_loop(releases, text, is_asked, tmp_path):
     (fault,) = [fault for fault in table().fault if fault.id == "no-sync-refused"]
     assert (applies(fault, seen(text, tmp_path, releases)) is not None) is is_asked
+
+
+@pytest.mark.parametrize(
+    "text", ["with accelerator.accumulate(model):\n    pass\n", "with self.accelerator.no_sync(model): pass\n"]
+)
+def test_a_loop_that_accumulates_by_accelerate_surely_has_its_fault(text, tmp_path, capsys):
+    (fault,) = [fault for fault in table().fault if fault.id == "no-sync-refused"]
+    loop = f"from accelerate import Accelerator\naccelerator = Accelerator()\n{text}"
+    found = applies(fault, seen(loop, tmp_path))
+    assert found
+    assert not found.why, "nothing is asked"
+    stack((str(tmp_path / "requirements.txt"), str(tmp_path / "train.py")), flags=FLAGS)
+    assert re.search(r"1\. Accumulation calls DeepSpeed's no_sync", " ".join(capsys.readouterr().out.split()))
+
+
+@pytest.mark.parametrize(
+    "call", ["torch.optim.AdamW(model.parameters())", "optim.SGD(groups)", "AdamW(groups, lr=1e-5)"]
+)
+def test_a_script_that_makes_its_optimizer_is_not_asked_for_it(call, tmp_path):
+    stack_of = seen(f"import accelerate\nfrom torch import optim\noptimizer = {call}\n", tmp_path, flags=Flags(stage=2))
+    assert stack_of.said["optimizer"] == call.removeprefix("torch.").removeprefix("optim.").partition("(")[0].lower()
+    assert stack_of.said["optimizer"] in table().optimizers
 
 
 @pytest.mark.parametrize(

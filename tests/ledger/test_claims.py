@@ -507,6 +507,15 @@ def test_words_are_searched_as_words_and_in_quotes_as_a_phrase():
     assert all({"60", "GB"} <= {*re.findall(r"\w+", texts.text_of(each))} for each in several)
 
 
+@pytest.mark.parametrize(
+    ("word", "paper"), [("offload", "P2"), ("ZeRO-Offload", "P2"), ("infinity", "P3"), ("ZeRO++", "P4"), ("fsdp", "P5")]
+)
+def test_the_name_of_a_paper_finds_all_its_claims(word, paper):
+    """`study claims offload` showed none of the paper ZeRO-Offload."""
+    found = ids_of(word)
+    assert ids_of(paper) <= found < {each.id for each in CLAIMS} | {each.id for each in texts.faults()}
+
+
 @pytest.mark.parametrize("words", ["small share", "mixture of experts"])
 def test_words_of_a_condition_and_of_the_reasons_are_found(words):
     assert ids_of(words) == {"P5-01"}
