@@ -17,7 +17,7 @@ from study.known.explained import Explained
 from study.ledger import texts
 
 SOME = 3  # ids of a group that are named
-LONGEST = 3  # arguments that are one word, such as `stage 3 cpu`
+LONGEST = 4  # arguments that are one word, such as `cannot be decided here`
 NEXT = {
     "arm": "To read next: `study arms` lists all arms, and GUIDE.md says which to use.",
     "word": "To read next: examples/zero_by_hand/README.md shows what ZeRO does. GUIDE.md has all words.",

@@ -137,7 +137,7 @@ def write_claims(site: Path) -> None:
     write(
         site,
         "claims",
-        texts=texts.texts(),
+        texts=sorted(texts.texts(), key=lambda text: text.document.startswith("S")),  # papers first
         faults=texts.faults(),
         verdicts=texts.VERDICTS,
         topics=texts.TOPICS,

@@ -22,7 +22,7 @@ from study.known import faults
 from study.known.explained import behind, comments_of_rule, function_at, makes, places
 from study.known.faults import named
 from study.known.findings import causes_of_hangs, texts
-from study.ledger.texts import claims
+from study.ledger.texts import CERTAINTIES, VERDICTS, claims
 from study.predict.advise import FULL, MISS
 from study.predict.allocator import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, headroom_bytes
 from study.records.collectives import RankLog
@@ -256,11 +256,14 @@ def test_an_arm_is_explained_by_its_name(asked, id, capsys):
 
 def test_the_words_of_the_guide_are_explained(capsys):
     """Of those that are an id as well, such as a component of memory, one line says how to see its sentence."""
-    table = (ROOT / "GUIDE.md").read_text().partition("| word | meaning |\n|---|---|\n")[2].partition("\n\n")[0]
-    written = dict(re.findall(r"^\| (.+?) \| (.+) \|$", re.sub(r"\[(.+?)\]\(.+?\)", r"\1", table), re.MULTILINE))
+    guide = re.sub(r"\[(.+?)\]\(.+?\)", r"\1", (ROOT / "GUIDE.md").read_text())
+    heads = ("| word | meaning |\n|---|---|\n", "| verdict or certainty | what it means |\n|---|---|\n")
+    tables = "\n".join(guide.partition(head)[2].partition("\n\n")[0] for head in heads)
+    written = dict(re.findall(r"^\| (.+?) \| (.+) \|$", tables, re.MULTILINE))
     assert written == {row["id"]: row["sentence"] for row in words().values() if row["kind"] == "word"}
     asked = {word: f"{row}: {meaning}." for row, meaning in written.items() for word in row.split(", ")}
     assert {"all-reduce", "all-gather", "gather", "reduce-scatter", "activations", "stage"} <= {*asked}
+    assert {*VERDICTS, *CERTAINTIES, "certainty"} <= {*asked}
     for word, answer in asked.items():
         explain(tuple(word.split()))  # without quotes
         said = " ".join(capsys.readouterr().out.split())

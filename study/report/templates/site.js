@@ -75,7 +75,7 @@ function chooseClaims() {
   for (const section of document.querySelectorAll("section[data-document]")) {
     const claims = [...section.querySelectorAll("[data-verdict]")];
     for (const claim of claims) {
-      const fits = (!chosen.document || chosen.document === section.dataset.document)
+      const fits = section.dataset.document.startsWith(chosen.document)
         && ["verdict", "topic"].every((name) => !chosen[name] || chosen[name] === claim.dataset[name])
         && claim.textContent.toLowerCase().includes(word);
       claim.hidden = !fits;
