@@ -38,7 +38,7 @@ class TrainingFlags:
     sequence: Tokens | None = None
     """Tokens per sequence. Default: 2048, or as many as the model reads."""
     precision: Precision | None = None
-    """bf16_cast: with fp32 master copies, what a config's bf16 means with DeepSpeed, and its default.
+    """bf16_cast: with fp32 master copies, DeepSpeed's default.
     bf16: autocast over fp32 weights, else the default."""
     optimizer: Optimizer = "adamw"
     """As in the trainer. adamw: PyTorch's fused AdamW."""
