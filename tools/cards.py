@@ -51,8 +51,8 @@ def page(text: Text, records: dict[str, dict[str, list[str]]]) -> str:
     ids = ", ".join(f"[{claim.id}](#{claim.id.lower()})" for claim in text.claim)
     head = [f"# Claims of {text.document}", f"{text.cited}", f"Read of it: {text.read}.", ids, *text.findings]
     cards = [card(claim, records.get(claim.id, {}).get("folders", [])) for claim in text.claim]
-    made = "Made from `study/ledger/texts/` by `python tools/cards.py`. [All claims](../claims.md)."
-    return "\n\n".join([*head, *cards, made]) + "\n"
+    source = "Made from `study/ledger/texts/` by `python tools/cards.py`. [All claims](../claims.md)."
+    return "\n\n".join([*head, *cards, source]) + "\n"
 
 
 if __name__ == "__main__":

@@ -54,11 +54,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="store what is predicted now")
     parser.add_argument("--gpus", action="store_true", help="our own runs on GPUs, at first sight")
-    asked = parser.parse_args()
-    if asked.gpus:
+    options = parser.parse_args()
+    if options.gpus:
         show(on_gpu.at_first_sight().to_dict("records"))
         sys.exit()
-    if asked.write:
+    if options.write:
         store_predictions()
     scores.show_lines(by_set())
     say("", "refused:")

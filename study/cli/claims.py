@@ -228,7 +228,7 @@ def say_runs(rows: Sequence[texts.Compared]) -> None:
             say(*valued[: MOST_RUNS - 1], *valued[MOST_RUNS - 1 :][-1:])  # the least and the largest are among them
             say(*[f"  More like them: {command}" for command in row.alike])
     if any(row.runs for row in rows):
-        say_wrapped("", "More like them: of the same arm and model. A sweep does not make these records again.")
+        say_wrapped("", "`More like them` makes runs of the same arm and model, and not these records again.")
 
 
 def say_what_they_need(chosen: Sequence[Claim], lacking: Sequence[OfRuns]) -> None:

@@ -184,7 +184,8 @@ def read_from(config: str, training: TrainingFlags, passes: PassFlags) -> dict[s
     elif not config.endswith(".json"):
         return {}
     written = {name: each.value for name, each in config_settings(Path(config)).items()}
-    settings = understood(written) | {"gpus": understood(written)["ranks"], "precision": precision_of(Path(config))}
+    settings = understood(written) | {"precision": precision_of(Path(config))}
+    settings["gpus"] = settings["ranks"]
     read = {}
     if config.endswith(".json"):
         if settings["arm"] is None:

@@ -1,7 +1,6 @@
 """`study explain`: what is behind a sentence that a command printed, by the id in brackets; and what a word means."""
 
 import functools
-from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -9,9 +8,9 @@ import tyro
 from study.cli.claims import claims
 from study.cli.findings import show_behind
 from study.configs.sentences import sentences
-from study.core.arms import all_paths, first_sentence, of_stage
+from study.core.arms import of_stage
 from study.core.errors import Stop, nearest
-from study.core.files import from_toml
+from study.core.glossary import meanings, of_arms
 from study.core.text import say, say_wrapped
 from study.known.explained import Explained
 from study.ledger import texts
@@ -33,7 +32,7 @@ def explain(
     """Explain sentences by their ids: when they are said, what they rest on, where they are discussed, rule and test.
 
     Commands print the id behind a sentence, in brackets. Without an id the kinds of sentences are counted. It also says
-    what an arm is, and what a word of GUIDE means. If an id is a word as well, its brackets ask for the sentence.
+    what an arm is, and what a word of GUIDE means. If an id is also a word, type its brackets too to get the sentence.
 
     With --json: the same; without an id all sentences. Example: `study explain second_bucket S000-20`
 
@@ -87,8 +86,8 @@ def by_key() -> dict[str, Explained]:
 @functools.cache
 def words() -> dict[str, dict[str, str]]:
     """Return what arms are, and what words of the guide mean, by their names."""
-    rows = {key(name): row_of(name, "arm", first_sentence(path)) for name, path in all_paths().items()}
-    for several, meaning in from_toml(Path(__file__).with_name("words.toml").read_text()).items():
+    rows = {key(name): row_of(name, "arm", sentence) for name, sentence in of_arms().items()}
+    for several, meaning in meanings().items():
         rows |= {key(word): row_of(several, "word", meaning) for word in several.split(", ")}
     return rows
 

@@ -17,7 +17,7 @@ from study.known.which_apply import Stack
 
 TABLE = Path(__file__).with_name("scripts.toml")
 COMMENT = re.compile(r"(?m)(?:^|\s)#.*$")
-# Whoever reads these gives a trainer arguments that its script does not have.
+# A script that reads these takes a trainer's arguments from elsewhere.
 ELSEWHERE = re.compile(r"HfArgumentParser|TrlParser|OmegaConf|hydra|\byaml\b|json\.load|\*\*\w*(?:arg|conf|cfg)")
 
 
@@ -37,7 +37,7 @@ class Answering:
             return True
         if self.no and re.search(self.no, code):
             return False if not self.since or self._is_of_these_releases(stack) else None
-        if self.since and stack.said.get("trainer") != "own":
+        if self.since and stack.said.get("trainer") != "own":  # the loop is that of a release, and not in the script
             is_whole = self._is_of_these_releases(stack)
         lacks = self.needs and not re.search(self.needs, given)
         return False if is_whole and lacks else None

@@ -49,11 +49,11 @@ def models() -> dict[str, dict]:
 @functools.cache
 def _by_letters() -> dict[str, str]:
     """Return models by the letters of their names and hub names; of two that share them, the first."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for known, config in models().items():
-        found.setdefault(letters(known), known)
-        found.setdefault(letters(Path(config.get("hub") or known).name), known)
-    return found
+        names.setdefault(letters(known), known)
+        names.setdefault(letters(Path(config.get("hub") or known).name), known)
+    return names
 
 
 def model_of_name(name: str) -> str | None:

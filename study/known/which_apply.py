@@ -327,7 +327,7 @@ def _is_so(condition: str, wanted: Any, known: dict[str, Any], key: Callable[[st
 
 
 def _is_shown(condition: str, wanted: Any, shown: Mapping[str, bool]) -> bool | None:
-    """Whether a script shows a condition to be what a fault wants. None: it is open."""
+    """Whether a script shows that a condition of a fault is met. None: it is open."""
     if condition == "script":
         return shown.get(wanted)
     return _fits(shown[condition], wanted) if condition in shown else None

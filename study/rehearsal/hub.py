@@ -46,7 +46,7 @@ def why(error: Exception) -> str:
     return NOT_HERE if is_offline() else str(error).splitlines()[0].rstrip(".")
 
 
-def told(what: str, load: Callable) -> Callable:
+def telling(what: str, load: Callable) -> Callable:
     """Return a function that loads something by its first argument, and tells so if it cannot be had."""
 
     def loaded(*args, **kwargs):

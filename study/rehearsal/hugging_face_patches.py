@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from study.core.errors import Stop
 from study.core.shapes import config_of, model_of_name, prepare_to_load
-from study.rehearsal.hub import TOKENIZERS, loading, missing, told, why
+from study.rehearsal.hub import TOKENIZERS, loading, missing, telling, why
 from study.rehearsal.libraries import Patch, Rehearsal
 
 
@@ -189,11 +189,11 @@ def safetensors(rehearsal: Rehearsal, module) -> None:
 
 
 def datasets_load(rehearsal: Rehearsal, module) -> None:
-    module.load_dataset_builder = told("data set", module.load_dataset_builder)  # by which load_dataset begins
+    module.load_dataset_builder = telling("data set", module.load_dataset_builder)  # by which load_dataset begins
 
 
 def hub_files(rehearsal: Rehearsal, module) -> None:
-    module.snapshot_download = told("weights", module.snapshot_download)
+    module.snapshot_download = telling("weights", module.snapshot_download)
 
 
 FLASH = ("flash_attention_2", "flash_attention_3")  # whose packages need a GPU to be installed

@@ -73,10 +73,10 @@ def needs(model: Transformer, arm: str, gpus: int, sequence: int) -> list[list[i
     settled = settled_arm(load_arm(arm), gpus, question.local)
     lines = []
     for passes in ACCUMULATIONS:
-        found = [estimate(question.training(settled, rows, passes)) for rows in MICRO_BATCHES]
-        line = [each.peak_bytes for each in found]
-        if host_bytes := found[0].host_bytes:
-            line += [question.local * (host_bytes + int(HOST_PROCESS_BYTES)), found[0].swapped_bytes]
+        estimates = [estimate(question.training(settled, rows, passes)) for rows in MICRO_BATCHES]
+        line = [each.peak_bytes for each in estimates]
+        if host_bytes := estimates[0].host_bytes:
+            line += [question.local * (host_bytes + int(HOST_PROCESS_BYTES)), estimates[0].swapped_bytes]
         lines.append([round(each / 1e6) for each in line])
     return lines
 

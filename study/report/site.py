@@ -26,7 +26,7 @@ from nbconvert import HTMLExporter
 from papermill.exceptions import PapermillExecutionError
 
 from study.configs.sentences import sentences
-from study.core import files
+from study.core import arms, files, glossary
 from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.text import say
@@ -157,6 +157,8 @@ def write_index(site: Path, runs: Runs, folders: list[Path], answered: dict[str,
         site,
         "index",
         questions=answers.questions(),
+        words=glossary.meanings(),
+        arms={name: glossary.of_arms()[name] for name in arms.NAMES},
         answers=answered,
         failed=failed,
         run_count=len(runs),

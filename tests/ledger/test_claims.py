@@ -576,7 +576,7 @@ def test_each_number_of_a_range_is_counted_again_and_shown(capsys):
     assert row["committed"] == "1.25 to 1.4"
     assert re.fullmatch(r"1\.25\d* to 1\.40\d*", row["yours"])
     assert all(f"  {value:.12g}: {of}\n" in printed for value, of in zip(row["values"], row["runs"], strict=True))
-    assert printed.count("A sweep does not make these records again.") == 1
+    assert printed.count("and not these records again.") == 1
 
 
 def test_evidence_of_records_names_them():

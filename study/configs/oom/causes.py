@@ -40,8 +40,9 @@ IN_PARTS_OF = {
     "ms-swift": "`--use_liger_kernel true`",
 }
 MOMENTS = re.compile(r"""\[["']exp_avg(?:_sq)?["']\] ?=""")
-# Where no layer's own pass, which recomputing would name, is the last frame.
+# The last frame is autograd's own: no layer has begun its backward pass, or is computed again.
 BACKWARD_BEGINS = re.compile(r"\brun_backward\(")
+BACKWARD = re.compile("backward")
 RECOMPUTING = re.compile(r"\bcheckpoint\.py\b")
 BEFORE_UPDATES = re.compile("initialize_optimizer_states|_setup_for_real_optimizer")
 WIDTHS = (4, 2)  # bytes that an element of a tensor has, where its row does not say it
@@ -164,7 +165,7 @@ def backward_begins(error: OomError) -> bool:
 def in_a_layers_forward(error: OomError) -> bool:
     """Whether the traceback ends in a layer's MLP in the forward pass, which nothing computes again."""
     is_of_layer = error.frames != [error.context] and "oom-activations" in {clue.cause for clue in clues(error)}
-    return is_of_layer and not re.search(r"backward|\bcheckpoint\.py\b", "".join(error.frames))
+    return is_of_layer and not any(each.search("".join(error.frames)) for each in (BACKWARD, RECOMPUTING))
 
 
 def makes_moments(error: OomError) -> bool:

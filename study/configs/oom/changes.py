@@ -298,8 +298,8 @@ def _second_model(training: KnownTraining, model: Transformer, excess_bytes: int
         if abs(model.parameters * width / excess_bytes - 1) <= SAME:
             copy = f"as much as a second, whole model, {model.parameters:,} parameters x {width} bytes"
             line = training.settings.get("second_model")
-            made = f"`{shorten(line, 80)}`" if line else "a reference, a pipeline or an average of weights"
-            return f"{copy}, such as {made}"
+            maker = f"`{shorten(line, 80)}`" if line else "a reference, a pipeline or an average of weights"
+            return f"{copy}, such as {maker}"
     return ""
 
 

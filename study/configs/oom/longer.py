@@ -42,15 +42,18 @@ def with_longer_sequences(
 def with_more_sequences(
     error: OomError, training: KnownTraining, causes: list[Cause], flags: Described, precision: str
 ) -> tuple[list[Cause], KnownTraining]:
-    """Return causes and a training with the sequences that the size is of, where the text names an MLP's layer.
+    """Return causes and a training with as many sequences as make the asked size, if the error is in an MLP.
 
-    Both stay as they are if the tokens are those that were given, or make no whole sequences.
+    Both stay as they are if the sequences that were given make it, or no whole number of sequences does.
     """
     dimensions = training.model.dimensions if training.model else {}
     width, element_bytes = dimensions.get("intermediate_size") or 0, 4 if precision == "fp32" else 2
     token_bytes = width * element_bytes
     given = training.rows * training.sequence
-    if not given or not token_bytes or training.sequence < LEAST or _is_explained(error, training, causes, precision):
+    if not given or not token_bytes or training.sequence < LEAST:
+        return causes, training
+    is_of_fp32 = precision in HALF and error.asked.fits(given * width * 4)  # which no activation of an MLP is
+    if not _names_an_mlp(error, causes) or (_has_the_size(causes) and not is_of_fp32):
         return causes, training
     rows = round((error.asked.low + error.asked.high) / 2 / token_bytes / training.sequence)
     tokens = rows * training.sequence
@@ -69,12 +72,15 @@ def with_more_sequences(
     return changed, replace(training, described=replace(training.described, micro_batch=rows), conflicts=conflicts)
 
 
-def _is_explained(error: OomError, training: KnownTraining, causes: list[Cause], precision: str) -> bool:
-    """Whether the text names no MLP, or its size is that of what was given; 4 bytes are none of bf16 and fp16."""
-    of_layers = [cause for cause in causes if cause.id == "oom-activations"]
-    if not of_layers or "oom-activations" not in {clue.cause for clue in clues(error)}:
-        return True
-    return SIZE_FITS in of_layers[0].reasons and not (precision in HALF and " x 4 bytes" in of_layers[0].what)
+def _names_an_mlp(error: OomError, causes: list[Cause]) -> bool:
+    return any(cause.id == "oom-activations" for cause in causes) and any(
+        clue.cause == "oom-activations" for clue in clues(error)
+    )
+
+
+def _has_the_size(causes: list[Cause]) -> bool:
+    """Whether the sequences that were given make the asked size."""
+    return any(cause.id == "oom-activations" and SIZE_FITS in cause.reasons for cause in causes)
 
 
 def _said_by(name: str, flags: Described, training: KnownTraining) -> str:

@@ -20,7 +20,7 @@ OUR_NAMES = {"sequences per micro-batch and rank": "micro_batch", "rank of the a
 RECOMPUTING = ("checkpointing", "the Trainer's FSDP recomputing")
 IN_ONE_PIECE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"  # of the allocator
 CHUNKING = "fused kernels (Liger)"  # with the Trainer's default kernels: one is the loss of chunks
-# What is often another than was given, and the words of a text by which it is not.
+# Guesses at what took more than was predicted, and the words of a text that rule each out.
 NOT_RECOMPUTED = "activations, if recomputing is not in effect"
 IN_FP32 = "a model that was loaded in fp32"
 CACHE = "the cache of keys and values (`use_cache`)"

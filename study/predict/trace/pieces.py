@@ -1,7 +1,7 @@
 """The tape of a pass with a chunked loss, from the kept tape of the same pass with a whole one. It needs no torch.
 
-Both differ from the product that makes the logits to the gradients of its factors. What comes in its place does the
-same for each piece of the tokens: here is what a trace of `kernels._Chunked` shows.
+The two tapes differ only between the product that makes the logits and the gradients of its two factors. This part is
+written anew, a piece of the tokens at a time, as a trace of `kernels._Chunked` shows it.
 """
 
 import itertools

@@ -53,9 +53,9 @@ def at_first_sight() -> pd.DataFrame:
         for run, over in zip(done.done, table(done, folder)[OVER["allocated_bytes"]], strict=True):
             if pd.isna(over):
                 continue  # not predicted, or its tensors were not counted
-            asked = [run.facts[name] for name in (*ABOUT, "lora_rank", "allocator")]
+            settings = [run.facts[name] for name in (*ABOUT, "lora_rank", "allocator")]
             releases = [run.record.software[name] for name in ("deepspeed", "transformers")]
-            rows.append({"set": folder.name, "training": str(asked + releases), "near": abs(over - 1) < NEAR})
+            rows.append({"set": folder.name, "training": str(settings + releases), "near": abs(over - 1) < NEAR})
     runs = pd.DataFrame(rows)
     counted = {}
     for what, chosen in {"runs": runs, "new trainings": runs.drop_duplicates("training")}.items():
