@@ -155,10 +155,11 @@ def environment_of_the_server() -> dict[str, str]:
 
 
 @functools.cache
-def fork_server() -> str:
-    """The address of a process that forks launches, see forkserver.py. The first of a session's workers starts it."""
+def fork_server(script: str = "tests/forkserver.py") -> str:
+    """The address of a process that forks what it has imported, see these scripts. The first worker starts it."""
     session = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
-    address = f"\0zero-study-tests-{session}"  # not a file: gone when nobody has it open
+    name = f"zero-study-{Path(script).stem}-{session}"
+    address = f"\0{name}"  # not a file: gone when nobody has it open
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         try:
             listener.bind(address)
@@ -167,9 +168,9 @@ def fork_server() -> str:
             return address
         listener.listen()
         listener.set_inheritable(True)
-        words = [sys.executable, str(ROOT / "tests/forkserver.py"), str(listener.fileno()), str(session)]
+        words = [sys.executable, str(ROOT / script), str(listener.fileno()), str(session)]
         # None of ours: who reads what this session prints would wait for the server. At its end that removes the file.
-        errors = Path(tempfile.gettempdir(), f"zero-study-tests-{session}.txt")
+        errors = Path(tempfile.gettempdir(), f"{name}.txt")
         streams = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1)]
         streams.append((os.POSIX_SPAWN_OPEN, 2, str(errors), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
         os.posix_spawn(sys.executable, words, environment_of_the_server(), file_actions=streams)

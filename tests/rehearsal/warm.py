@@ -1,7 +1,8 @@
 """Rehearsals without their imports: a process that has imported PyTorch, data sets and the study, and forks each.
 
 A rehearsal of a tiny script is almost all imports. What a patch waits for (Accelerate, transformers, PEFT, TRL,
-DeepSpeed) is imported by the forked process, as by a fresh one. `test_launchers.py` has fresh processes.
+DeepSpeed) is imported by the forked process, as by a fresh one. `test_launchers.py` has fresh processes. All workers of
+a session share this process, as they share forkserver.py.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import gc
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,28 +20,28 @@ import traceback
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@functools.cache
-def server() -> subprocess.Popen:
-    """This worker's process. It ends with the worker, whose end of the pipe is closed then."""
-    alone = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}  # no thread may be forked
-    alone["TORCHDYNAMO_DISABLE"] = "1"  # which a rehearsal sets, and PyTorch reads once
-    alone["HF_HUB_OFFLINE"] = "1"  # the hub's library reads it once; a name that it lacks is asked for 50 s
-    words = [sys.executable, "-m", "tests.rehearsal.warm"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    return subprocess.Popen(words, cwd=ROOT, env=os.environ | alone, text=True, **pipes)
+# No thread may be forked. PyTorch and the hub's library read their variables once: a rehearsal turns compiling off, and
+# a name that the hub lacks is asked for 50 s.
+ALONE = {
+    "OMP_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    "TORCHDYNAMO_DISABLE": "1",
+    "HF_HUB_OFFLINE": "1",
+}
 
 
 def study(*words: str | Path, folder: Path = ROOT) -> subprocess.CompletedProcess:
     """Run `study` with these words in a folder, and return what it printed and how it ended."""
+    from tests.conftest import fork_server  # not where the process is: it needs nothing of pytest
+
     with tempfile.NamedTemporaryFile("r+") as out, tempfile.NamedTemporaryFile("r+") as err:
         request = {"words": list(map(str, words)), "out": out.name, "err": err.name, "environment": dict(os.environ)}
         request["folder"] = str(folder)
-        process = server()
-        process.stdin.write(f"{json.dumps(request)}\n")
-        process.stdin.flush()
-        code = int(process.stdout.readline())
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+            server.settimeout(600)  # longer than a rehearsal may take
+            server.connect(fork_server("tests/rehearsal/warm.py"))
+            server.send(json.dumps(request).encode())
+            code = int(server.recv(100))
         return subprocess.CompletedProcess(words, code, out.read(), err.read())
 
 
@@ -67,12 +69,16 @@ def forked(function, environment: dict[str, str], out: str, err: str) -> int:
     os._exit(code)
 
 
-def main() -> None:
+def main(descriptor: int, session: int) -> None:
+    os.environ |= ALONE
+    os.chdir(ROOT)
+    sys.path[0] = str(ROOT)
     import datasets  # noqa: F401
     import torch._dynamo
     import torch.distributed.fsdp  # noqa: F401
 
     from study.cli import commands, rehearsal  # noqa: F401
+    from study.core import machine
     from study.rehearsal import run, start
 
     def apart(folder: Path, log: Path, environment: dict[str, str], timeout_s: int) -> int | None:
@@ -88,16 +94,31 @@ def main() -> None:
 
     start.run_apart = apart
     gc.freeze()  # a rehearsal looks at all objects
-    for line in sys.stdin:
-        request = json.loads(line)
-        sys.argv = ["study", *request["words"]]
-        os.chdir(request["folder"])
-        pid = forked(commands.main, request["environment"], request["out"], request["err"])
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        with contextlib.suppress(BrokenPipeError):
-            sys.stdout.write(f"{code}\n")
-            sys.stdout.flush()
+    listener = socket.socket(fileno=descriptor)
+    listener.settimeout(1)
+    while machine.is_alive(session):
+        with contextlib.suppress(TimeoutError):
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                answer(connection, commands.main)
+            connection.close()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)
+    Path("/proc/self/fd/2").readlink().unlink(missing_ok=True)
+
+
+def answer(connection: socket.socket, command) -> None:
+    """Run a request's command in a process of its own, send how it ended, and end."""
+    request = json.loads(connection.recv(2**20))
+    sys.argv = ["study", *request["words"]]
+    os.chdir(request["folder"])
+    pid = forked(command, request["environment"], request["out"], request["err"])
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with contextlib.suppress(BrokenPipeError):
+        connection.send(str(code).encode())
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:]))
