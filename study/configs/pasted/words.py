@@ -47,9 +47,12 @@ def meets(conditions: Sequence[str], said: Iterable[Sentence]) -> str | None:
     """Return the first sentence that meets one of the conditions."""
     asked = [*map(_patterns, conditions)]
     for sentence in said:
-        for words in _near(sentence.words):
-            if any(all(part.search(words) for part in parts) for parts in asked):
-                return sentence.text
+        whole = " ".join(sentence.words)  # has what words near each other have
+        possible = [parts for parts in asked if all(part.search(whole) for part in parts)]
+        if possible and any(
+            all(part.search(near) for part in parts) for near in _near(sentence.words) for parts in possible
+        ):
+            return sentence.text
     return None
 
 
