@@ -133,6 +133,13 @@ def test_the_verdicts_and_their_counts():
         assert each["claims"] == sum(each[verdict] for verdict in texts.VERDICTS) <= each["sentences"]
     for text in (page, (KEPT / "README.md").read_text()):
         assert texts.in_words(texts.claims()) in " ".join(text.split())
+    by_source = [
+        texts.counts(claim for claim in texts.claims() if source in claim.kinds) for source in ("papers", "articles")
+    ]
+    papers, of_the_others = ([*map(str, each.values())] for each in by_source)
+    shown = "of papers {} hold, {} does not, {} under a condition, {} are open; of articles ".format(*papers)
+    shown += "{}, {}, {} and {}".format(*of_the_others)
+    assert f'<img alt="Published claims by verdict: {shown}"' in page
     number = texts.counts(texts.claims())
     total = sum(number.values())
     articles = [text for text in texts.texts() if text.document.startswith("S")]
@@ -150,7 +157,7 @@ def test_the_verdicts_and_their_counts():
         text.document for text in texts.texts() if re.search("in translation only|body.*not be", text.read)
     ]
     assert in_translation == ["P2", "P3", "P4"]
-    assert "Of the papers P2, P3 and P4 nobody here read an English body in full" in page
+    assert "The English bodies of the papers P2, P3 and P4 were not read:" in page
     assert "Three papers' English bodies were not read." in README
     assert f"[How {total} were judged](reports/answers/claims.md)" in README
     assert number["holds"] / total == pytest.approx(1 / 6, abs=0.015)
