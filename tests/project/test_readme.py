@@ -170,7 +170,7 @@ def test_the_verdicts_and_their_counts():
     said = f"{sure['high']} are of high certainty, {sure['moderate']} of moderate, and {low} of low or very low."
     assert f"Of the {len(decided)} decided claims {said}" in page
     without = [claim for claim in decided if not {piece.kind for piece in claim.evidence} & {"runs", "reproduction"}]
-    assert f"{len(without)} rest on no run of ours" in page
+    assert f"{len(without)} rest on no real run of ours" in page
     records = len(runs.load(KEPT / "runs"))
     assert f"From {records} runs" in (KEPT / "README.md").read_text()
 
