@@ -154,10 +154,7 @@ def test_the_verdicts_and_their_counts():
     assert number_of("claims") == f"{words} articles: {len(held)} and {len(false)} of {of_articles}"
     words = f"{len(others)} hold ({len(posts)} of DeepSpeed's posts on them), "
     assert f"Of {total - of_articles} claims of 5 papers {words}" in page
-    in_translation = [
-        text.document for text in texts.texts() if re.search("in translation only|body.*not be", text.read)
-    ]
-    assert in_translation == ["P2", "P3", "P4"]
+    assert [text.document for text in texts.texts() if "was not read" in text.read] == ["P2", "P3", "P4"]
     assert "The English bodies of the papers P2, P3 and P4 were not read:" in page
     assert "Three papers' English bodies were not read." in README
     assert f"[How {total} were judged](reports/answers/claims.md)" in README
