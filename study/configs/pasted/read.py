@@ -30,10 +30,14 @@ OFF = re.compile(
     r"""(?im)["']?(?:\s*(?:[:=]|\.{2,})\s*(?:\{\s*["']?enabled["']?\s*:\s*)?|[ \t]+(?:(?:is|was|are)[ \t]+)?)"""
     r"""["']?(?:(?:false|none|null|disabled)\b|(?:no|off|0)(?=["']?[ \t]*(?:[,;)}\]\r\n]|$)))"""
 )
-# A line of a person has words, and little else.
+# A line of a person has words, and little else. What libraries always print may have them, too.
 NO_PROSE = (
     r"(?:File |at |\[|[-*] [`A-Z][\w` ]+:|\d{4}-|INFO|WARNING|import |from \S+ import|def |class |pip |export |--"
-    r"|\$|>>>|return |raise |\s*\d+%|(?i:step|epoch|iter\w*)\W{0,3}\d)"
+    r"|\$|>>>|return |raise |\s*\d+%|(?i:step|epoch|iter\w*)\W{0,3}\d|(?:\S+: )?\w*Warning: |huggingface/tokenizers: "
+    r"|The current process just got forked|Detected kernel version|Token indices sequence length|No label_names prov"
+    r"|Overriding (?:torch_)?dtype|Exception ignored in|You are attempting to use Flash|- Avoid using `tokenizers`"
+    r"|Removed shared tensor|Gradient accumulation steps mismatch|Sliding Window Attention is enabled"
+    r"|The attention mask and the pad token id)"
 )
 WORD = re.compile(r"[A-Za-z][A-Za-z'-]*[.,;:!?)]*$|[\u4e00-\u9fff]")
 NAME = re.compile(

@@ -34,6 +34,7 @@ class Seen:
     who: str = ""
     fault: str = ""  # of known/faults.toml
     follows: bool = False  # something else happened first
+    note: bool = False  # trainings that are well print it, too
     place: int = 0  # in the text
     line: str = ""  # of the text, that shows it
 
@@ -54,6 +55,7 @@ class Message:
     fault: str = ""
     hides: tuple[str, ...] = ()
     follows: bool = False
+    note: bool = False
 
 
 @with_config(NO_OTHER_KEYS)
@@ -114,6 +116,7 @@ def errors(text: str) -> list[Seen]:
             who=message.who,
             fault=message.fault,
             follows=message.follows,
+            note=message.note,
             place=match.start(),
             line=line_at(text, match.start()),
         )

@@ -46,6 +46,7 @@ HERE = ROOT / "tests/configs/pasted"
 EXAMPLES = table("configs/pasted/examples.toml")
 WELL = {id: row["text"] for id, row in table("configs/pasted/well.toml").items()}
 WELL |= {path.stem: path.read_text() for path in sorted((HERE / "healthy").iterdir())}
+HARMLESS = (HERE / "harmless.txt").read_text().splitlines()  # which libraries print in trainings that are well
 JUDGED = table("configs/pasted/judged.toml")
 ROWS = {
     row["name"]: row | {"folder": which}
@@ -270,6 +271,31 @@ def test_a_config_in_a_text_has_its_mistakes_named_and_an_empty_text_no_question
 def test_nothing_is_found_in_a_training_that_is_well(name):
     assert len(WELL) > 50
     assert answer(WELL[name]).found == ()
+
+
+OF_STEP = "{'loss': 1.5, 'grad_norm': 0.61, 'learning_rate': 0.0001, 'epoch': 0.1}"
+ERRORS = [example(id) for id in ("column-missing", "dp-world-size")] + [
+    WORK.format(rank=1, index=1580, kind="ALLREDUCE", elements=1),
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+]
+
+
+@pytest.mark.parametrize("line", HARMLESS)
+def test_a_line_that_is_always_printed_is_no_symptom_and_is_not_told_beside_an_error(line):
+    alone = answer(line)
+    assert not {*alone.seen} & {"hang", "slow", "memory", "loss", "no-update"}
+    assert all(each.note or each.id == "no-input-requires-grad" for each in alone.found)
+    assert answer(f"{line}\n{OF_STEP}").found == ()
+    error = ERRORS[-1]
+    assert [each.id for each in answer(f"{line}\n{error}").found] == [each.id for each in answered(error).found]
+
+
+@pytest.mark.parametrize("error", ERRORS[:-1])
+def test_all_lines_that_are_always_printed_say_nothing_beside_an_error(error):
+    lines = "\n".join(HARMLESS)
+    for text in (f"{lines}\n{error}", f"{error}\n{lines}"):
+        assert answer(text).id == answered(error).id
+    assert answer(f"{lines}\n{OF_STEP}").found == ()
 
 
 @pytest.mark.parametrize("name", THREADS)
