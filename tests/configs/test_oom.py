@@ -681,14 +681,14 @@ def test_an_advised_change_shrinks_what_is_named(id):
 
 
 @pytest.mark.parametrize("id", cause_rows())
-def test_of_states_only_changes_that_shrink_them_are_advised_and_else_all(id):
+def test_of_states_only_changes_that_shrink_some_are_advised_and_else_all(id):
     cause = cause_of(id)
     given = Described(arm="zero2", ranks=4, micro_batch=4, sequence=512)
     advised = changes.that_help(cause, given)
     if not cause.part_of or changes.TOKENS.intersection(cause.part_of):
         assert advised == [*changes.single_changes(given)]
     else:
-        assert all(change.shrinks_part(cause) for change in advised)
+        assert [change.words for change in advised] == ["--arm zero3", "--arm zero3_cpu"]
 
 
 @pytest.mark.parametrize("clue", [LOSS, "", LOSS.replace("logits = logits.float()", "x = self.down_proj(x)")])

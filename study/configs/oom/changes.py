@@ -40,12 +40,12 @@ def that_help(cause: Cause, given: Described) -> list[Change]:
     """Return the single changes that help against a cause.
 
     Tokens share the GPU with all else, and so does what is there for a moment: any change leaves them room. States may
-    be made before any token is seen.
+    be made before any token is seen, beside all other states.
     """
     changes = [*single_changes(given)]
     if not cause.part_of or not TOKENS.isdisjoint(cause.part_of):
         return changes
-    return [change for change in changes if change.shrinks_part(cause)]
+    return [change for change in changes if not change.shrinks <= TOKENS]
 
 
 def single_changes(given: Described) -> Iterator[Change]:
