@@ -41,6 +41,7 @@ WORK = (
     "timeout: WorkNCCL(SeqNum={index}, OpType={kind}, NumelIn={elements}, NumelOut={elements}, Timeout(ms)=600000) ran "
     "for 600060 milliseconds before timing out.\n"
 )
+OF_STEP = "{'loss': 1.5, 'grad_norm': 0.61, 'learning_rate': 0.0001, 'epoch': 0.1}"
 WHOLE_WORDS: dict[str, bool] = {"break_long_words": False, "break_on_hyphens": False}
 HERE = ROOT / "tests/configs/pasted"
 EXAMPLES = table("configs/pasted/examples.toml")
@@ -273,7 +274,6 @@ def test_nothing_is_found_in_a_training_that_is_well(name):
     assert answer(WELL[name]).found == ()
 
 
-OF_STEP = "{'loss': 1.5, 'grad_norm': 0.61, 'learning_rate': 0.0001, 'epoch': 0.1}"
 ERRORS = [example(id) for id in ("column-missing", "dp-world-size")] + [
     WORK.format(rank=1, index=1580, kind="ALLREDUCE", elements=1),
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
@@ -329,6 +329,17 @@ def test_a_rank_that_is_behind_is_named():
     other = WORK.format(rank=3, index=1580, kind="BROADCAST", elements=1)
     seen = watchdogs.hangs("".join([*same, other]))
     assert seen.id == "ranks-call-differently"
+
+
+SAVES = "Saving model checkpoint to out/checkpoint-500\n"
+
+
+@pytest.mark.parametrize("kinds", [("ALLREDUCE",) * 3, ("_ALLGATHER_BASE", "ALLREDUCE", "ALLREDUCE")])
+def test_what_a_log_did_last_is_after_its_last_step(kinds):
+    waits = "".join(WORK.format(rank=rank, index=1580, kind=kind, elements=1) for rank, kind in enumerate(kinds))
+    for before, is_told in ((SAVES, True), (f"{OF_STEP}\n{SAVES}", True), (f"{SAVES}{OF_STEP}\n", False)):
+        seen = watchdogs.hangs(before + waits)
+        assert ("call saving on all ranks" in seen.remedy) == is_told
 
 
 def test_out_of_memory_comes_before_who_waited_for_that_rank():
