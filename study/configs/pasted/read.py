@@ -136,7 +136,8 @@ class Pasted:
 
     def place(self, sentence: str) -> int:
         """Return where a sentence of a person, or a line, stands."""
-        return max(self.text.find(sentence), 0)
+        found = re.search(r"\s+".join(map(re.escape, sentence.split())), self.text)
+        return found.start() if found else 0
 
     @functools.cached_property
     def log(self) -> Log:

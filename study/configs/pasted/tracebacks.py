@@ -1,6 +1,7 @@
 """What a text shows, in types; and errors whose meaning is known, by their messages: tracebacks.toml."""
 
 import functools
+import itertools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from study.core.tables import NO_OTHER_KEYS, Evidence, Regex, read_table
 
 TRACEBACKS = Path(__file__).with_name("tracebacks.toml")
 SIGNS = Path(__file__).with_name("signs.toml")
+MOST_MATCHES = 9  # of a message that are looked at
 LONGEST = 200  # characters of a line that are quoted
 BEFORE = re.compile(r"(?m)^(?:[ \t]*(?:>|\u2502|\[(?:rank|default)\d+\]:|\(\w+ pid=\d+[^)\n]*\)))+|\u2502[ \t]*$")
 # How a library goes on that lets two releases differ, as they are compatible (deepspeed/ops/op_builder/builder.py:117).
@@ -103,8 +105,9 @@ def errors(text: str) -> list[Seen]:
     text = BEFORE.sub(lambda match: " " * len(match[0]), text)
     found = {}
     for id, message in messages().items():
-        matches = _over_lines(message.pattern).finditer(text)
-        match = next((each for each in matches if not ACCEPTED.match(text, each.end())), None)
+        first = itertools.islice(_over_lines(message.pattern).finditer(text), MOST_MATCHES)
+        matches = [each for each in first if not ACCEPTED.match(text, each.end())]
+        match = next(iter(matches), None)
         if match is None or not re.search(message.also, text) or re.search(message.without, text):
             continue
         found[id] = Seen(
@@ -118,13 +121,19 @@ def errors(text: str) -> list[Seen]:
             follows=message.follows,
             note=message.note,
             place=match.start(),
-            line=line_at(text, match.start()),
+            line=_printed(text, matches),
         )
     hidden: set[str] = set()
     for id in found:
         hidden |= {*messages()[id].hides}
     told = [seen for id, seen in found.items() if id not in hidden]
     return sorted(told, key=lambda seen: (seen.follows, seen.place))
+
+
+def _printed(text: str, matches: list[re.Match]) -> str:
+    """Return the first line of a message that is no source, which a traceback shows before it."""
+    lines = [line_at(text, match.start()) for match in matches]
+    return next((line for line in lines if not line.startswith(("raise ", "assert "))), lines[0])
 
 
 def _filled(sentence: str, match: re.Match) -> str:

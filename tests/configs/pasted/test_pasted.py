@@ -522,6 +522,24 @@ def test_an_error_that_is_in_the_text_is_not_asked_for(launcher, error, rank):
     assert told.nothing == f"This error is not known here: {error}. It comes from line 4 of train.py"
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            'Traceback (most recent call last):\n  File "builder.py", line 126, in assert_no_cuda_mismatch\n'
+            f"    raise CUDAMismatchException(\n{EXAMPLES['cuda-mismatch']['text']}",
+            EXAMPLES["cuda-mismatch"]["text"][:60],
+        ),
+        (
+            "  0%|   | 0/9 [00:00<?, ?it/s]\n  State: Terminated\n    Reason:    OOMKilled\n    Exit Code: 137",
+            "OOMKilled",
+        ),
+    ],
+)
+def test_the_line_that_is_quoted_is_what_was_printed(text, line):
+    assert line in answer(text).found[0].line
+
+
 @pytest.mark.parametrize("is_mixed", [False, True])
 def test_an_error_of_two_ranks_is_named_once(is_mixed):
     lines = 'Traceback (most recent call last):\n  File "train.py", line 4, in f\n    a[k]\nKeyError: 5'.splitlines()
