@@ -123,8 +123,15 @@ def _shown(pasted: Pasted, error: OomError | None, by_text: ByText) -> list[Seen
     if not signs and len(pasted.log.lines) < losses.FEW:  # where a log has more, a person's words say less
         signs = losses.signs_in_words(pasted.text, pasted.sentences, pasted.may_be_deepspeed)
     shown = [*errors, *filter(None, [of_memory, waits, two_logs.ratio_of_logs(pasted)]), *signs]
+    return _without_notes(pasted, shown)
+
+
+def _without_notes(pasted: Pasted, shown: list[Seen]) -> list[Seen]:
+    """Return what a text shows without lines of trainings that are well, if it shows more than these."""
+    ids = {each.id for each in shown}
+    notes = [each for each in shown if each.note and ids.isdisjoint(tracebacks.messages()[each.id].hides)]
     goes_on = pasted.last_error or GOES_ON.search(pasted.text)  # or ends with an error that is not known
-    return [each for each in shown if not each.note or not (goes_on or any(not other.note for other in shown))]
+    return [each for each in shown if each not in notes] if goes_on or len(notes) < len(shown) else shown
 
 
 def _waits_aside(shown: list[Seen], found: list[Seen]) -> Iterator[str]:

@@ -3,7 +3,8 @@
 import functools
 import itertools
 import re
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NotRequired
 
@@ -126,8 +127,13 @@ def errors(text: str) -> list[Seen]:
     hidden: set[str] = set()
     for id in found:
         hidden |= {*messages()[id].hides}
-    told = [seen for id, seen in found.items() if id not in hidden]
+    told = [_as_cause(seen, found) for id, seen in found.items() if id not in hidden]
     return sorted(told, key=lambda seen: (seen.follows, seen.place))
+
+
+def _as_cause(seen: Seen, found: Collection[str]) -> Seen:
+    """Return a line of trainings that are well as a cause, beside a message that it explains."""
+    return replace(seen, note=seen.note and {*found}.isdisjoint(messages()[seen.id].hides))
 
 
 def _printed(text: str, matches: list[re.Match]) -> str:
