@@ -710,6 +710,27 @@ def test_every_change_that_fits_is_listed_whatever_is_named(clue, allocated, unu
     assert ("30.9 GiB)*" in said) == ("activations" in cause.part_of)
 
 
+# By hand: a rank's part of 13,015,864,320 weights in bf16 is 3.25 GB, which the arm has on the host.
+@pytest.mark.parametrize(
+    ("offload_param", "more_bytes"), [("", 2 * 13_015_864_320 / 8), (', "offload_param": {"device": "cpu"}', 0)]
+)
+@pytest.mark.parametrize("is_pasted", [True, False])
+def test_weights_that_are_not_offloaded_are_on_the_gpu(offload_param, more_bytes, is_pasted, tmp_path):
+    zero = f'{{"zero_optimization": {{"stage": 3, "offload_optimizer": {{"device": "cpu"}}{offload_param}}}}}'
+    given = Described(ranks=8, micro_batch=1, sequence=4096, checkpointing=True, buckets=6_553_600)
+    (tmp_path / "ds.json").write_text(zero)
+    config = {} if is_pasted else {"config": tmp_path / "ds.json"}
+    text = zero if is_pasted else ""
+    wanted = Wanted(model="llama-2-13b")
+    training = KnownTraining.of(wanted, replace(given, **config), stated(read(text)))
+    assert training.described.arm == "zero3_cpu"
+    peaks = [
+        trainings.predicted_memory(wanted, each).peak_bytes
+        for each in (training.described, replace(given, arm="zero3_cpu"))
+    ]
+    assert peaks[0] - peaks[1] == pytest.approx(more_bytes, rel=0.001)
+
+
 GATHERED = """\
 Traceback (most recent call last):
   File "torch/autograd/graph.py", line 823, in _engine_run_backward

@@ -78,5 +78,5 @@ def _arms_that_hold_less(given: Described) -> Iterator[Change]:
     for arm, divides in order.items():
         if is_later:
             shrinks |= divides
-            yield Change(f"--arm {arm}", replace(given, arm=arm), shrinks)
+            yield Change(f"--arm {arm}", replace(given, arm=arm, homes=None), shrinks)
         is_later = is_later or arm == given.arm
