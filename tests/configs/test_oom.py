@@ -559,7 +559,7 @@ def known(text: str, wanted: Wanted | None = None, given: Described | None = Non
 @pytest.mark.parametrize("case", MESSAGES["stated"], ids=lambda case: case["text"][:30].strip())
 def test_what_a_text_says_of_its_training_is_taken(case):
     training = known(case["text"])
-    used = {name: value for name, value in (vars(training.wanted) | vars(training.described)).items() if value}
+    used = {name: value for name, value in training.used.items() if value}
     assert used == case["taken"]
     assert training.from_text >= used.keys() - {"arm"}
     assert training.has_adapters == case.get("adapters", "lora_rank" in used)
