@@ -153,10 +153,10 @@ def _nearest_arm(values: dict[str, Any]) -> str | None:
         return None
     if stage not in ("1", "2", "3") or engine == "DDP":
         return "single" if values["ranks"] == 1 else "ddp"
-    homes = {values.get(part) for part in OFFLOADS} - {None, "none"}
+    is_offloaded = any(values.get(part) not in (None, "none") for part in OFFLOADS)
     if stage == "3" and values.get("offload_optimizer") == "nvme":
         return "zero3_nvme"
-    return f"zero{stage}_cpu" if homes else f"zero{stage}"
+    return f"zero{stage}_cpu" if is_offloaded else f"zero{stage}"
 
 
 def _homes(values: dict[str, Any]) -> tuple[str, str] | None:
