@@ -12,6 +12,7 @@ from study.configs.oom.said import config_settings, typed, understood
 from study.configs.settings import UNSET, effective_settings
 from study.core import arms, optimizers
 from study.core.errors import Stop, refuse_beyond
+from study.core.fsdp_keys import version_of
 from study.core.recipes import Precision
 from study.core.settings import flag
 from study.core.text import say, say_wrapped, show
@@ -165,6 +166,8 @@ def estimate(
     notes = [f"Not read: {', '.join(unread)}."] if unread else []
     if read:
         notes.append(f"Read from {config}: {', '.join(typed(name, value) for name, value in read.items())}.")
+    if arm.fsdp and version_of(arm.fsdp) == "1":
+        notes.append("Predicted as FSDP2: FSDP1 was not run. It also holds the whole embedding while layers run.")
     notes += answer.recompute_note(passes.checkpointing, ours.model, arm.stage)
     # A number of parameters is taken for a shape of about that size; their states need no shape.
     parameters = ours.model.parameters if model.layers else model.params or ours.model.parameters

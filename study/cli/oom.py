@@ -1,8 +1,9 @@
 """`study oom`: what an error about memory means, and which change would fit."""
 
+import contextlib
 import os
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from packaging.version import Version
 from study.cli import given
 from study.cli import pasted as texts
 from study.cli.findings import say_indented
+from study.configs import sources
 from study.configs.oom import reading
 from study.configs.oom.by_text import by_text, explained
 from study.configs.oom.causes import Cause
@@ -67,6 +69,8 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     message = error_in(pasted.text)
     if message is None:
         return _of_words(pasted.text)
+    if training.config is None:
+        training = replace(training, config=_config_among(paths))
     causes, known = explained(pasted, message, model, training)
     contradiction = _contradiction(message, known, causes)
     of_tensor = named(causes)
@@ -90,6 +94,18 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
         say_wrapped("`study advise` predicts which arms fit, and how long their steps take.")
     found = {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": known.used}
     return found | {"read": read_words, "predicted": which.words or None, "contradiction": contradiction}
+
+
+def _config_among(paths: list[Path]) -> Path | None:
+    """Return the config that stands beside a text. Of Accelerate's and the one that this names, Accelerate's."""
+    kinds: dict[str, list[Path]] = {}
+    for path in paths:
+        with contextlib.suppress(Stop):  # what is no config is a text
+            kinds.setdefault(sources.read(path).kind, []).append(path)
+    for kind in (sources.ACCELERATE, sources.TRAINER, sources.DEEPSPEED):
+        if kind in kinds:
+            return kinds[kind][0] if len(kinds[kind]) == 1 else None
+    return None
 
 
 def _of_other_release(pasted: Pasted, training: KnownTraining) -> list[str]:

@@ -11,6 +11,7 @@ from pydantic import with_config
 
 from study.configs.sources import ACCELERATE, DEEPSPEED, OTHER, RECORD, TRAINER, Source, flat
 from study.core.files import from_toml, section_at
+from study.core.fsdp_keys import POLICY
 from study.core.ignored_keys import OFFLOADS
 from study.core.library_defaults import library_defaults
 from study.core.recipes import AUTOCAST
@@ -210,6 +211,7 @@ def _of_accelerate(source: Source) -> EffectiveSettings:
             "fsdp_config.fsdp_cpu_ram_efficient_loading": True,
             "fsdp_config.fsdp_sharding_strategy": "FULL_SHARD",
             "fsdp_config.fsdp_reshard_after_forward": True,
+            f"fsdp_config.{POLICY}": "NO_WRAP",
         }
     settings = at_paths("accelerate", config, default)
     # Each version of FSDP reads one of the last two (utils/dataclasses.py:1845).

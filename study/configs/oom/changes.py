@@ -65,7 +65,8 @@ HOLD_LESS: dict[str, frozenset[str]] = {
     "zero3": frozenset(("weights",)),
     "zero3_cpu": STATES,
 }
-HOLD_LESS_OF_FSDP = {"fsdp2": STATES, "fsdp2_cpu": STATES}
+HOLD_LESS_OF_FSDP = {"fsdp2_grad_op": frozenset[str](), "fsdp2": frozenset(("weights",)), "fsdp2_cpu": STATES}
+HOLD_LESS_OF_HSDP = {"hsdp": frozenset[str](), "fsdp2": STATES, "fsdp2_cpu": STATES}
 
 
 @dataclass(frozen=True)
@@ -321,7 +322,8 @@ def _takers(training: KnownTraining, model: Transformer) -> Iterator[tuple[str, 
     if given.checkpointing:
         kept = predicted_memory(training.wanted, replace(given, checkpointing=False))
         yield NOT_RECOMPUTED, kept.peak_bytes - now.peak_bytes
-    yield IN_FP32, now.at_peak.get("weights", 0)  # 4 bytes, and not 2
+    if training.arm.startswith("zero"):  # elsewhere they are predicted in fp32
+        yield IN_FP32, now.at_peak.get("weights", 0)  # 4 bytes, and not 2
     dimensions = model.dimensions
     heads = dimensions.get("num_attention_heads") or 1
     width = dimensions.get("hidden_size", 0) / heads * dimensions.get("num_key_value_heads", heads)
@@ -390,7 +392,7 @@ def _loss_in_pieces(given: Described) -> Iterator[Change]:
 
 
 def _arms_that_hold_less(given: Described) -> Iterator[Change]:
-    order = HOLD_LESS_OF_FSDP if given.arm in HOLD_LESS_OF_FSDP else HOLD_LESS
+    order = next((each for each in (HOLD_LESS_OF_FSDP, HOLD_LESS_OF_HSDP) if given.arm in each), HOLD_LESS)
     shrinks: frozenset[str] = frozenset()
     is_later = False
     for arm, divides in order.items():

@@ -10,6 +10,7 @@ from study.configs.pasted.read import Pasted
 from study.configs.pasted.told import printed_shapes, told
 from study.configs.pasted.words import only
 from study.configs.settings import AUTO, OFF, UNKNOWN, EffectiveSettings, effective_settings
+from study.core.fsdp_keys import LAYERS, POLICY, nearest_arm
 from study.core.ignored_keys import OFFLOADS
 from study.core.settings import flag
 from study.core.shapes import model_of_name
@@ -50,6 +51,7 @@ def stated(pasted: Pasted) -> dict[str, Any]:
         said["ranks"] = None  # it may be the number of a node
     if pasted.said.get("offload", "none") != "none":
         said["offload_optimizer"] = pasted.said["offload"]
+    said["FSDP1's sharding"], said["machines"] = pasted.said.get("sharding"), pasted.said.get("machines")
     said["adapters"] = pasted.said.get("peft")
     said["accumulation"] = pasted.said.get("passes")
     zero = pasted.config.content["zero_optimization"] if pasted.config else None
@@ -143,7 +145,7 @@ def _recomputes(values: dict[str, Any]) -> bool | None:
 def _nearest_arm(values: dict[str, Any]) -> str | None:
     engine, stage = values.get("engine"), str(values.get("stage"))
     if engine == "FSDP" or stage.startswith("FSDP"):
-        return "fsdp2"
+        return _nearest_of_fsdp(values)
     if engine in (None, "DeepSpeed") and stage == "None":  # a file that is not here says it
         return None
     if stage not in ("1", "2", "3") or engine == "DDP":
@@ -151,3 +153,20 @@ def _nearest_arm(values: dict[str, Any]) -> str | None:
     # A disk holds it as well as the host does: the GPU's part is the same.
     is_offloaded = any(values.get(part) not in (None, "none") for part in OFFLOADS)
     return f"zero{stage}_cpu" if is_offloaded else f"zero{stage}"
+
+
+def _nearest_of_fsdp(values: dict[str, Any]) -> str | None:
+    of_trainer = str(values.get("the Trainer's fsdp"))
+    is_one_unit = "shard" in of_trainer and "auto_wrap" not in of_trainer
+    if is_one_unit or str(values.get(POLICY, LAYERS)).upper() != LAYERS:
+        return None
+    sharding = " ".join((str(values.get("FSDP1's sharding")), of_trainer))
+    if str(values.get("sharding")).lower() in ("false", "0"):  # of FSDP2
+        sharding = "SHARD_GRAD_OP"
+    places = ("FSDP's offloading", *OFFLOADS)
+    return nearest_arm(
+        sharding,
+        groups=_whole(values.get("groups of ranks")),
+        machines=_whole(values.get("machines")),
+        offloads=any(str(values.get(each)).lower() not in OFF for each in places),
+    )

@@ -10,6 +10,7 @@ from study.configs.pasted.config_in_text import configs_with
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.words import only
 from study.core.errors import Stop
+from study.core.fsdp_keys import nearest_arm
 from study.core.gpus import GPUS, gpu_named
 from study.core.shapes import letters, model_of_name, models
 
@@ -39,7 +40,7 @@ GPU = re.compile(
 )
 BEFORE = re.compile(r"(?ia)\b(\d{2,3}) ?G(?:i?B)? ?(?:(?:A|H|V)\d{2,3}|GPUs?|\u663e\u5b58|VRAM)")
 USUAL_RANK = 16  # of LoRA, where nobody says it
-ARMS = {"DDP": "ddp", "FSDP1": "fsdp2", "FSDP2": "fsdp2", 0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
+ARMS = {"DDP": "ddp", 0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 
 
 @dataclass(frozen=True)
@@ -127,10 +128,12 @@ def _gpu_bytes(text: str, gpus: set[str]) -> int | None:
 
 def arm(pasted: Pasted) -> str | None:
     """Return the arm that is most like the training of a text, if it says how that is divided."""
-    name = ARMS.get(pasted.said.get("stage", ""))
-    if name in (None, "ddp") or pasted.said.get("offload", "none") == "none":
-        return name
-    return f"{name}_cpu"
+    stage, is_offloaded = pasted.said.get("stage", ""), pasted.said.get("offload", "none") != "none"
+    if str(stage).startswith("FSDP"):
+        machines = pasted.said.get("machines")
+        return nearest_arm(pasted.said.get("sharding", ""), machines=machines, offloads=is_offloaded)
+    name = ARMS.get(stage)
+    return name if name in (None, "ddp") or not is_offloaded else f"{name}_cpu"
 
 
 def flags(pasted: Pasted) -> str:
