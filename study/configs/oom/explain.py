@@ -1,5 +1,6 @@
 """Explain an error about memory: match its size with what a training allocates, and rank the causes."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +91,7 @@ def _allocations(training: KnownTraining, asked: Asked) -> Iterator[Allocation]:
     if training.model:
         yield from _of_optimizer(training)
         yield from _of_words(training, training.model)
+        yield from _of_units(training, training.model)
         yield from _of_weights(training, training.model)
 
 
@@ -181,6 +183,17 @@ def _of_words(training: KnownTraining, model: Transformer) -> Iterator[Allocatio
         yield Allocation("oom-embeddings", elements, factors)
     elif training.shards_weights:
         yield Allocation("oom-gather", elements, factors)
+
+
+def _of_units(training: KnownTraining, model: Transformer) -> Iterator[Allocation]:
+    """Yield the layers of FSDP: all weights of one are gathered, and all their gradients reduced, in one piece."""
+    if not training.arm.startswith(("fsdp", "hsdp")):
+        return
+    layers = Counter[str]()
+    for tensor in model.tensors:
+        layers[tensor.block] += tensor.elements if tensor.block.startswith("layer") else 0
+    for elements in {*layers.values()} - {0}:
+        yield Allocation("oom-unit", elements, f"{elements:,} parameters of a layer")
 
 
 def _of_weights(training: KnownTraining, model: Transformer) -> Iterator[Allocation]:
