@@ -38,7 +38,11 @@ from study.predict.front import FOLLOWED, Wanted, default_sequence
 DEEPSPEED_CONFIG = re.compile(r"\bdeepspeed(?:_config)?[\"']?\s*[:= ]\s*[\"']?([\w./-]{1,200}\.json)\b")
 RECOMPUTES = re.compile(r"(?i)checkpointing|utils\.checkpoint|checkpoint_wrapper|recomput")
 OF_SEQUENCE = {"oom-padded", "oom-embeddings"}  # of one size: how long sequences are decides
-SAID_AS = {"arm": "stage", "chunked_loss": CHUNKING}  # what a text says of a flag, if it is called otherwise
+SAID_AS = {
+    "arm": "stage",
+    "precision": "loaded",
+    "chunked_loss": CHUNKING,
+}  # what a text says of a flag, if it is called otherwise
 
 
 def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, training: Described) -> dict:

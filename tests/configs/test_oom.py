@@ -561,7 +561,7 @@ def test_what_a_text_says_of_its_training_is_taken(case):
     training = known(case["text"])
     used = {name: value for name, value in (vars(training.wanted) | vars(training.described)).items() if value}
     assert used == case["taken"]
-    assert training.from_text >= used.keys() - {"arm"}
+    assert training.from_text >= used.keys() - {"arm", "precision"}
     assert training.has_adapters == case.get("adapters", "lora_rank" in used)
 
 
@@ -581,6 +581,49 @@ def test_a_flag_wins_over_the_text_and_so_does_what_a_config_writes(tmp_path):
     config.write_text("{output_dir: x, learning_rate: 1}")  # of which 8 sequences are the default
     assert known(text, given=Described(config=config)).described.micro_batch == 4
     assert KnownTraining.of(Wanted(), Described(config=config)).described.micro_batch == 8
+
+
+IN_16 = 'model = AutoModel.from_pretrained(name_of("x"), torch_dtype=torch.bfloat16)'
+# What the yaml writes, what a script does, and which precision is predicted. None: the arm's usual one.
+PRECISION_OF = [
+    ("FSDP", "bf16", "", None),
+    ("FSDP", "'no'", "", "fp32"),
+    ("FSDP", "'no'", IN_16, "bf16_pure"),
+    ("FSDP", "'no'", 'Accelerator(mixed_precision="bf16")', None),  # a script's own argument wins
+    ("FSDP", "bf16", IN_16, None),  # Accelerate makes them fp32 again
+    ("FSDP", "'no'", 'torch.autocast("cuda", dtype=torch.bfloat16)', "fp32"),  # loads nothing
+    ("MULTI_GPU", "bf16", IN_16, "bf16_pure"),
+    ("MULTI_GPU", "bf16", IN_16 + "\npeft_config = LoraConfig(r=8)", None),
+    ("MULTI_GPU", "fp16", "", "fp16"),
+    ("MULTI_GPU", None, "", None),  # a flag of the launcher may say it
+    ("DEEPSPEED", "bf16", IN_16, None),
+    ("DEEPSPEED", "'no'", "", "fp32"),
+]
+
+
+@pytest.mark.parametrize(("kind", "mixed", "script", "precision"), PRECISION_OF)
+def test_the_precision_of_a_config_and_of_loaded_weights_is_predicted(kind, mixed, script, precision, tmp_path):
+    config = tmp_path / "a.yaml"
+    section = {"FSDP": "fsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP}"}
+    section |= {"DEEPSPEED": "deepspeed_config: {zero_stage: 3}"}
+    lines = [f"distributed_type: {kind}", "num_processes: 4", section.get(kind, "")]
+    config.write_text("\n".join([*lines, f"mixed_precision: {mixed}" if mixed else ""]))
+    training = known(script, Wanted(model="llama3-8b"), Described(config=config, micro_batch=1))
+    assert training.described.precision == precision
+    usual = trainings.predicted_memory(training.wanted, replace(training.described, precision=None)).peak_bytes
+    predicted = trainings.predicted_memory(training.wanted, training.described).peak_bytes
+    order = {"fp32": predicted > usual, "bf16_pure": predicted < usual}
+    assert order.get(str(precision), predicted == usual)
+
+
+def test_an_mlp_of_a_config_in_fp32_has_four_bytes(tmp_path):
+    """With --config, which no text repeats, as with a text that says it."""
+    config = tmp_path / "a.yaml"
+    config.write_text("distributed_type: MULTI_GPU\nnum_processes: 4\nmixed_precision: 'no'\n")
+    text = f"x = self.down_proj(x)\n{new('896.00 MiB')}"  # 4 x 4,096 x 14,336 x 4 bytes
+    given = Described(config=config, micro_batch=2, sequence=4096)
+    causes, _ = explained(read(text), reading.find(text), Wanted(model="llama3-8b"), given)
+    assert "16,384 tokens, not 8,192, x 14,336 x 4 bytes" in causes[0].what
 
 
 @pytest.mark.parametrize("text", ["--num_processes 4", "zero_stage: 2", 'dtype = "bfloat16"'])

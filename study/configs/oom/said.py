@@ -12,12 +12,27 @@ from study.configs.pasted.words import only
 from study.configs.settings import AUTO, OFF, UNKNOWN, EffectiveSettings, effective_settings
 from study.core.fsdp_keys import LAYERS, POLICY, nearest_arm
 from study.core.ignored_keys import OFFLOADS
+from study.core.recipes import Precision
 from study.core.settings import flag
 from study.core.shapes import model_of_name
 
 NUMBERS = ("ranks", "micro_batch", "accumulation", "sequence", "vocabulary", "lora_rank", "reduce_bucket_size")
 COMPARED = ("arm", "ranks", "micro_batch", "sequence", "checkpointing", "model", "lora_rank", "gpu")
 OUR_NAMES = {"sequences per micro-batch and rank": "micro_batch", "rank of the adapters": "lora_rank"}  # of settings
+# Of a config, in its words. A cast to fp16 takes as many bytes as one to bf16.
+PRECISIONS: dict[str, Precision] = {
+    "fp32": "fp32",
+    "cast to bfloat16": "bf16_cast",
+    "cast to float16": "bf16_cast",
+    "autocast to bfloat16": "bf16",
+    "autocast to float16": "fp16",
+}
+HALF = ("bf16", "fp16")  # as a text says it
+# A model whose weights are loaded in 16 bits. An argument of autocast has the same name.
+LOADED = re.compile(
+    r"\bfrom_(?:pretrained|config)\((?:[^()]|\((?:[^()]|\([^()]*\))*\)){0,600}?\b(?:torch_)?dtype\s*=\s*[\"']?"
+    r"(?:torch\.)?b(?:float16|f16)\b|--(?:torch_)?dtype[= ]b(?:float16|f16)\b"
+)
 RECOMPUTING = ("checkpointing", "the Trainer's FSDP recomputing")
 IN_ONE_PIECE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"  # of the allocator
 CHUNKING = "fused kernels (Liger)"  # with the Trainer's default kernels: one is the loss of chunks
@@ -52,6 +67,8 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     if pasted.said.get("offload", "none") != "none":
         said["offload_optimizer"] = pasted.said["offload"]
     said["FSDP1's sharding"], said["machines"] = pasted.said.get("sharding"), pasted.said.get("machines")
+    said["mixed"], said["loaded"] = pasted.said.get("precision"), bool(LOADED.search(pasted.text)) or None
+    said["plain"] = ("fully_shard(" in pasted.text and "accelerat" not in pasted.text) or None
     said["adapters"] = pasted.said.get("peft")
     said["accumulation"] = pasted.said.get("passes")
     zero = pasted.config.content["zero_optimization"] if pasted.config else None
@@ -108,7 +125,10 @@ def config_settings(path: Path | None) -> EffectiveSettings:
     A script may recompute activations where the config has no such key.
     """
     known = {}
-    for name, setting in (effective_settings(recognised(path)) if path else {}).items():
+    source = recognised(path) if path else None
+    for name, setting in (effective_settings(source) if source else {}).items():
+        if name == "precision" and setting.value == "fp32" and source and "mixed_precision" not in source.content:
+            continue  # a flag of the launcher may say it
         is_unsaid = name in RECOMPUTING and setting.is_default and str(setting.value).lower() in OFF
         if setting.value not in (AUTO, UNKNOWN) and not is_unsaid:
             known[OUR_NAMES.get(name, name)] = setting
@@ -124,6 +144,8 @@ def understood(settings: dict[str, Any]) -> dict[str, Any]:
     values["chunked_loss"] = str(values.get(CHUNKING)).lower() not in OFF or None
     values["model"] = model_of_name(str(values.get("model")))
     values["arm"] = _nearest_arm(values)
+    values["products"] = PRECISIONS.get(str(values.get("precision")))
+    values["precision"] = _unusual_precision(values)
     return values
 
 
@@ -170,3 +192,18 @@ def _nearest_of_fsdp(values: dict[str, Any]) -> str | None:
         machines=_whole(values.get("machines")),
         offloads=any(str(values.get(each)).lower() not in OFF for each in places),
     )
+
+
+def _unusual_precision(values: dict[str, Any]) -> Precision | None:
+    """Return the precision of weights and states. None: it is the arm's usual one, or nobody says it."""
+    written, arm = PRECISIONS.get(str(values.get("precision"))), str(values["arm"])
+    is_mixed = written in HALF or values.get("mixed") in HALF
+    if written == "fp32" and is_mixed:  # an argument in a script wins
+        written = None
+    if arm.startswith("zero"):
+        return written if written != "bf16_cast" else None
+    # With mixed precision Accelerate makes them fp32 again for FSDP, and not for DDP.
+    stays = arm in ("ddp", "single") or (not is_mixed and (written == "fp32" or values.get("plain")))
+    if values.get("loaded") and stays and not values.get("adapters"):
+        return "bf16_pure"
+    return written if written != "bf16" else None

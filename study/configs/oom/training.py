@@ -16,6 +16,7 @@ from study.core import arms
 from study.core.errors import Stop
 from study.core.gpus import GPUS, gpu_named
 from study.core.ignored_keys import OFFLOADS
+from study.core.recipes import Precision
 from study.core.settings import flag
 from study.core.text import is_number
 from study.predict.front import (
@@ -56,6 +57,8 @@ class Described:
     """Micro-batches of a step."""
     sequence: int | None = None
     """Tokens per sequence."""
+    precision: Precision | None = None
+    """As `study estimate` takes it. Default: what a config or a text says, or the arm's usual one."""
     checkpointing: bool | None = None
     """Activations are recomputed in the backward pass."""
     chunked_loss: bool | None = None
@@ -202,7 +205,7 @@ def predicted_memory(wanted: Wanted, given: Described) -> Estimate:
 
 
 def prediction_of(wanted: Wanted, given: Described) -> Prediction:
-    training = TrainingFlags(gpus=given.ranks, sequence=given.sequence)
+    training = TrainingFlags(gpus=given.ranks, sequence=given.sequence, precision=given.precision)
     # One node, as nobody has said how large nodes are; no time is asked for.
     chunked = bool(given.chunked_loss)
     place = PlaceFlags(gpu="H100", gpus_per_node=training.ranks, machine=None, chunked_loss=chunked)
