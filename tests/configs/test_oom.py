@@ -692,6 +692,14 @@ def test_recomputing_of_a_config_is_taken(key, tmp_path):
     assert "activations recomputed (" not in said
 
 
+def test_a_script_recomputes_what_fsdps_own_key_does_not(tmp_path):
+    config = tmp_path / "a.yaml"
+    config.write_text("distributed_type: FSDP\nnum_processes: 4\nfsdp_config: {fsdp_activation_checkpointing: false}")
+    given = Described(config=config)
+    assert known("", given=given).described.checkpointing is False
+    assert known("model.gradient_checkpointing_enable()", given=given).described.checkpointing is True
+
+
 # What a rank holds, by the predictor's roles, of each part of memory.
 WEIGHTS = ("weights", "gathered_weights")
 ROLES = {"optimizer": ("moments", "master"), "weights": WEIGHTS, "gradients": ("gradients", "buckets")}
