@@ -52,3 +52,35 @@ def test_a_trainer_that_refuses_two_numbers_is_not_said_to_take_one(script, refu
     _, notes = described((str(tmp_path / "train.py"),), Flags(), tmp_path / "ds.json")
     assert "counts, and not the text's --passes 2." in " ".join(notes)
     assert ("The Trainer refuses two numbers" in " ".join(notes)) == refused
+
+
+@pytest.mark.parametrize(
+    ("config", "script", "recomputes"),
+    [
+        (
+            "distributed_type: FSDP\nfsdp_config: {fsdp_activation_checkpointing: WORD}",
+            "",
+            {"false": None, "true": True},
+        ),
+        (
+            "distributed_type: FSDP\nfsdp_config: {fsdp_activation_checkpointing: WORD}",
+            "model.gradient_checkpointing_enable()\n",
+            {"false": True, "true": True},
+        ),
+        (
+            "output_dir: x\nlearning_rate: 1\nfsdp: full_shard auto_wrap\ngradient_checkpointing: true\n"
+            "fsdp_config: {activation_checkpointing: WORD}",
+            "",
+            {"false": True, "true": True},
+        ),
+    ],
+)
+def test_fsdps_own_recomputing_that_is_off_says_nothing_of_the_other(config, script, recomputes, tmp_path):
+    """A script, or the Trainer's own key, may recompute all the same: no sentence says that the config counts."""
+    file, code = tmp_path / "a.yaml", tmp_path / "t.py"
+    code.write_text(f"import torch\n{script}")
+    for word, expected in recomputes.items():
+        file.write_text(config.replace("WORD", word))
+        stack, notes = described((str(code),), Flags(), file)
+        assert stack.said.get("checkpointing") is expected
+        assert not [note for note in notes if "counts" in note]

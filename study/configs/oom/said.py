@@ -1,7 +1,6 @@
 """What a config and a text say of a training whose memory was full, by our names of settings."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,7 @@ from study.configs.pasted.in_use import advised
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.told import printed_shapes, told
 from study.configs.pasted.words import only
-from study.configs.settings import AUTO, OFF, UNKNOWN, EffectiveSettings, effective_settings
-from study.configs.sources import ACCELERATE
+from study.configs.settings import AUTO, OF_FSDP, OFF, UNKNOWN, EffectiveSettings, effective_settings
 from study.core.fsdp_keys import LAYERS, POLICY, nearest_arm
 from study.core.ignored_keys import OFFLOADS
 from study.core.recipes import Precision
@@ -35,7 +33,6 @@ LOADED = re.compile(
     r"\bfrom_(?:pretrained|config)\((?:[^()]|\((?:[^()]|\([^()]*\))*\)){0,600}?\b(?:torch_)?dtype\s*=\s*[\"']?"
     r"(?:torch\.)?b(?:float16|f16)\b|--(?:torch_)?dtype[= ]b(?:float16|f16)\b"
 )
-OF_FSDP = "the Trainer's FSDP recomputing"
 RECOMPUTING = ("checkpointing", OF_FSDP)
 IN_ONE_PIECE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"  # of the allocator
 CHUNKING = "fused kernels (Liger)"  # with the Trainer's default kernels: one is the loss of chunks
@@ -125,17 +122,14 @@ def typed(name: str, value: Any) -> str:
 def config_settings(path: Path | None) -> EffectiveSettings:
     """Return the settings of a config by our names, without those that something else decides.
 
-    A script may recompute activations where the config has no such key, or FSDP's own is off.
+    A script may recompute activations where the config has no such key.
     """
     known = {}
     source = recognised(path) if path else None
     for name, setting in (effective_settings(source) if source else {}).items():
         if name == "precision" and setting.value == "fp32" and source and "mixed_precision" not in source.content:
             continue  # a flag of the launcher may say it
-        is_off = name in RECOMPUTING and str(setting.value).lower() in OFF
-        is_unsaid = is_off and setting.is_default
-        if is_off and source and (name == OF_FSDP or source.kind == ACCELERATE):  # a script or the Trainer may do it
-            setting = replace(setting, is_default=True)
+        is_unsaid = name in RECOMPUTING and setting.is_default and str(setting.value).lower() in OFF
         if setting.value not in (AUTO, UNKNOWN) and not is_unsaid:
             known[OUR_NAMES.get(name, name)] = setting
     return known
