@@ -616,6 +616,22 @@ def test_the_precision_of_a_config_and_of_loaded_weights_is_predicted(kind, mixe
     assert order.get(str(precision), predicted == usual)
 
 
+def test_a_plain_loop_of_fsdp2_reduces_each_micro_batch():
+    """Accelerate keeps whole gradients until the last one, as who calls set_requires_gradient_sync does."""
+    given = Described(arm="fsdp2", ranks=8, micro_batch=1, sequence=2048, checkpointing=True, accumulation=4)
+    wanted = Wanted(model="llama3-8b")
+    plain = "for layer in model.layers: fully_shard(layer)"
+    peaks = {}
+    for text in (plain, f"{plain}\nmodel.set_requires_gradient_sync(False)", f"accelerate==1.15.0\n{plain}"):
+        training = known(text, wanted, given)
+        peaks[text] = trainings.predicted_memory(wanted, training.described).peak_bytes
+    first, *others = peaks.values()
+    whole = 2 * asked_for(wanted, 1).parameters
+    parts = whole * 2 / 8
+    assert others[0] == others[1]
+    assert first + whole - 2 * parts < others[0] < first + whole, "all gradients in 16 bits, for a rank's part in 32"
+
+
 def test_an_mlp_of_a_config_in_fp32_has_four_bytes(tmp_path):
     """With --config, which no text repeats, as with a text that says it."""
     config = tmp_path / "a.yaml"

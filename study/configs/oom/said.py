@@ -28,6 +28,8 @@ PRECISIONS: dict[str, Precision] = {
     "autocast to float16": "fp16",
 }
 HALF = ("bf16", "fp16")  # as a text says it
+# A loop of PyTorch's own with FSDP2, in which each micro-batch is reduced.
+PLAIN = re.compile(r"\A(?![\s\S]*(?:accelerat|Trainer\b|set_requires_gradient_sync))[\s\S]*\bfully_shard\(")
 # A model whose weights are loaded in 16 bits. An argument of autocast has the same name.
 LOADED = re.compile(
     r"\bfrom_(?:pretrained|config)\((?:[^()]|\((?:[^()]|\([^()]*\))*\)){0,600}?\b(?:torch_)?dtype\s*=\s*[\"']?"
@@ -68,7 +70,7 @@ def stated(pasted: Pasted) -> dict[str, Any]:
         said["offload_optimizer"] = pasted.said["offload"]
     said["FSDP1's sharding"], said["machines"] = pasted.said.get("sharding"), pasted.said.get("machines")
     said["mixed"], said["loaded"] = pasted.said.get("precision"), bool(LOADED.search(pasted.text)) or None
-    said["plain"] = ("fully_shard(" in pasted.text and "accelerat" not in pasted.text) or None
+    said["plain"] = bool(PLAIN.search(pasted.text)) or None
     said["adapters"] = pasted.said.get("peft")
     said["accumulation"] = pasted.said.get("passes")
     zero = pasted.config.content["zero_optimization"] if pasted.config else None

@@ -59,6 +59,8 @@ class Described:
     """Tokens per sequence."""
     precision: Precision | None = None
     """As `study estimate` takes it. Default: what a config or a text says, or the arm's usual one."""
+    plain: Annotated[bool | None, tyro.conf.Suppress] = None
+    """A loop of PyTorch's own calls fully_shard: layers and the rest are units, and each micro-batch is reduced."""
     checkpointing: bool | None = None
     """Activations are recomputed in the backward pass."""
     chunked_loss: bool | None = None
@@ -213,4 +215,7 @@ def prediction_of(wanted: Wanted, given: Described) -> Prediction:
     step = StepFlags(batch=training.ranks, checkpointing=bool(given.checkpointing))
     question = Question.of(shape, training, place, step)
     arm = settled_arm(arms.load_arm(given.arm or ""), question.gpus, question.local, given.buckets)
-    return Prediction.of(question.training(arm, given.micro_batch or 1, given.accumulation or 1))
+    asked = question.training(arm, given.micro_batch or 1, given.accumulation or 1)
+    if given.plain and (fsdp := asked.placement.fsdp):
+        asked = replace(asked, placement=replace(asked.placement, fsdp=fsdp._replace(by_accelerate=False)))
+    return Prediction.of(asked)
