@@ -3,7 +3,7 @@
 import ast
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from packaging.version import Version
 from pydantic import with_config
 
 from study.core.tables import NO_OTHER_KEYS, Regex, read_table
+from study.core.text import comparable, is_number
 from study.known import lists
 from study.known.which_apply import Stack
 
@@ -29,10 +30,14 @@ class Answering:
     needs: Regex = ""
     no: Regex = ""
     yes: Regex = ""
+    number: Regex = ""
+    keys: Sequence[str] = ()
     since: Mapping[str, str] = field(default_factory=dict)
 
     def answer(self, code: str, given: str, is_whole: bool, stack: Stack) -> bool | None:
-        """Return the answer of a script's code beside all that is given. None: it is open."""
+        """Return the answer of scripts' code and their config beside all that is given. None: it is open."""
+        if (is_another := self._is_another(code, stack)) is not None:
+            return is_another
         if self.yes and re.search(self.yes, code):
             return True
         if self.no and re.search(self.no, code):
@@ -41,6 +46,13 @@ class Answering:
             is_whole = self._is_of_these_releases(stack)
         lacks = self.needs and not re.search(self.needs, given)
         return False if is_whole and lacks else None
+
+    def _is_another(self, code: str, stack: Stack) -> bool | None:
+        """Whether the script writes another number than the config. None: one of them writes none."""
+        numbers = {float(each) for each in re.findall(self.number, code)} if self.number else set()
+        written = [comparable(stack.key(path)) for path in self.keys] if stack.key else []
+        of_config = next(filter(is_number, written), None)
+        return numbers != {of_config} if numbers and of_config is not None else None
 
     def _is_of_these_releases(self, stack: Stack) -> bool:
         """Whether a Trainer runs the loop, in the releases of `since`."""
@@ -57,8 +69,9 @@ def rows() -> dict[str, Answering]:
 def shown(words: Iterable[str], config: Path | None, stack: Stack) -> dict[str, bool]:
     """Return the answers of the scripts among these words, and of releases, by the names of the table."""
     scripts = {Path(word): lists.content(word) for word in words if is_script(word)}
-    given = "\n".join(map(lists.content, [*words, *([str(config)] if config else [])]))
-    code = COMMENT.sub("", "\n".join(scripts.values()))
+    of_config = [str(config)] if config and scripts else []
+    given = "\n".join(map(lists.content, [*words, *of_config]))
+    code = COMMENT.sub("", "\n".join([*scripts.values(), *map(lists.content, of_config)]))
     is_whole = bool(scripts) and _is_whole(scripts)
     answers = {name: row.answer(code, given, is_whole, stack) for name, row in rows().items()}
     return {name: answer for name, answer in answers.items() if answer is not None}

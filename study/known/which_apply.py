@@ -22,6 +22,8 @@ PRECISIONS = {
     "autocast to bfloat16": "bf16_autocast",
     "autocast to float16": "fp16_autocast",
 }
+# Who surely has this one has one micro-batch in an update, and so none of the faults of several.
+ONE_MICRO_BATCH = "each-micro-batch-updates"
 # Keys of ranks that have the same rows.
 SHARE_ROWS = ("tensor_parallel", "sequence_parallel_size", "pipeline", "parallelism_config")
 
@@ -219,7 +221,10 @@ class Applies:
 
 def which_apply(stack: Stack) -> list[Applies]:
     """Return the faults that apply to a stack, or may, in the order in which people want to read them."""
-    return sorted(_applying(stack), key=lambda each: each.order)
+    found = [*_applying(stack)]
+    if any(each.fault.id == ONE_MICRO_BATCH and each.answer == "applies" for each in found):
+        found = [each for each in found if each.fault.id == ONE_MICRO_BATCH or "passes" not in each.fault.conditions]
+    return sorted(found, key=lambda each: each.order)
 
 
 def stack(*releases: str, flags: Flags = Flags()) -> list[Applies]:

@@ -17,6 +17,11 @@ FLAGS = Flags(stage=2, passes=8)
 PLAIN = "import torch\nfor rows in loader:\n    loss = model(rows)\n"
 TRAINER = "from transformers import Trainer\ntrainer = Trainer(model)\ntrainer.train()\n"
 OWN_LOSS = next(name for name in scripts.rows() if name.startswith("Has the trainer a loss of its own"))
+EACH_UPDATES = next(name for name in scripts.rows() if name.startswith("Does the loop call accelerator.backward"))
+SCHEDULED = next(name for name in scripts.rows() if name.startswith("Is a prepared scheduler stepped"))
+ACCUMULATES = next(row for name, row in scripts.rows().items() if name.startswith("Does the loop use accelerator.acc"))
+CLIPPED = next(row for name, row in scripts.rows().items() if name.startswith("Does the script call clip_grad_norm_"))
+ACCUMULATION = next(row for name, row in scripts.rows().items() if "the DeepSpeed config another or none" in name)
 SFT = """from transformers import AutoModelForCausalLM
 from trl import SFTTrainer
 model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B")
@@ -36,7 +41,12 @@ SAID = {
     r"max_grad_norm\W?\s*[=:]\s*1(?:\.0*)?\b": "max_grad_norm=1.0",
     r"activation_offloading\s*=\s*False": "activation_offloading=False",
     r"average_tokens_across_devices\s*=\s*True": "average_tokens_across_devices=True",
-    r"\baccelerator\.(?:accumulate|no_sync)\(": "with accelerator.accumulate(model):",
+    ACCUMULATES.yes: "with accelerator.no_sync(model):",
+    scripts.rows()[EACH_UPDATES].yes: "model = accelerator.prepare(model)\naccelerator.backward(loss)",
+    scripts.rows()[SCHEDULED].no: "Accelerator(gradient_accumulation_steps=2).accumulate(model)",
+    scripts.rows()[SCHEDULED].yes: "accelerator.prepare(model, sched)\naccelerator.backward(loss)\nsched.step()",
+    CLIPPED.needs: "accelerator.clip_grad_norm_(parameters, limit)",
+    ACCUMULATION.needs: "Accelerator(gradient_accumulation_steps=steps)",
     scripts.rows()[OWN_LOSS].no: "AutoModelForCausalLM; SFTTrainer(",
 }
 PATTERNS = [
@@ -111,7 +121,7 @@ def test_a_trainer_of_a_known_release_answers_for_its_loop(releases, text, is_as
 )
 def test_a_loop_that_accumulates_by_accelerate_surely_has_its_fault(text, tmp_path, capsys):
     (fault,) = [fault for fault in table().fault if fault.id == "no-sync-refused"]
-    loop = f"from accelerate import Accelerator\naccelerator = Accelerator()\n{text}"
+    loop = f"from accelerate import Accelerator\naccelerator = Accelerator(gradient_accumulation_steps=8)\n{text}"
     found = applies(fault, seen(loop, tmp_path))
     assert found
     assert not found.why, "nothing is asked"
@@ -164,3 +174,55 @@ def test_a_script_that_names_no_library_is_answered_with_what_is_missing(text, t
     assert "No library is named: releases are this environment's. Give yours, such as deepspeed==0.19.8." in printed
     stack((str(tmp_path / "train.py"), "deepspeed==0.17.6"), flags=Flags())
     assert "No library is named" not in capsys.readouterr().out
+
+
+LOOP = """from accelerate import Accelerator
+accelerator = Accelerator({})
+model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+for batch in loader:
+    loss = model(batch)
+    accelerator.backward(loss)
+    accelerator.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+    scheduler.step()
+    optimizer.zero_grad()
+"""
+ACCUMULATED = LOOP.replace("    loss =", "    with accelerator.accumulate(model):\n        loss =")
+BY_HAND = LOOP.replace("    scheduler.step()", "    if step % 4 == 0: scheduler.step()")
+YAML = """distributed_type: DEEPSPEED
+num_processes: 8
+deepspeed_config: {gradient_accumulation_steps: 4, gradient_clipping: 0.5, zero_stage: 2}
+"""
+JSON = '{"zero_optimization": {"stage": 2}, "gradient_accumulation_steps": 4, "gradient_clipping": 1.0}'
+NEW, OLD = "accelerate==1.15.0 deepspeed==0.17.6", "accelerate==1.6.0 deepspeed==0.17.6"
+
+
+@pytest.mark.parametrize(
+    ("releases", "script", "config", "expected"),
+    [
+        # Each micro-batch is an update then, so none is lost: last-pass-only is no fault of it.
+        (NEW, LOOP, YAML, {"each-micro-batch-updates": "applies", "last-pass-only": None, "L-56": None}),
+        (NEW, ACCUMULATED, YAML, {"each-micro-batch-updates": None, "last-pass-only": "applies"}),
+        (NEW, LOOP, JSON, {"each-micro-batch-updates": "applies", "L-56": "applies"}),
+        (NEW, LOOP.replace("0.5)", "args.clip)"), JSON, {"L-56": "applies if"}),
+        (NEW, LOOP.replace("loader:", "loader:\n    if accelerator.sync_gradients: pass"), YAML,
+            {"each-micro-batch-updates": "applies if", "last-pass-only": "applies"}),
+        (OLD, LOOP, YAML, {"each-micro-batch-updates": None, "schedule-in-each-micro-batch": "applies"}),
+        (OLD, BY_HAND, YAML, {"schedule-in-each-micro-batch": "applies if"}),
+        # Accelerate counts what its yaml or the script says, and before 1.8.0 not what a json of DeepSpeed does.
+        (OLD, ACCUMULATED, YAML, {"schedule-in-each-micro-batch": None, "no-sync-refused": "applies"}),
+        (OLD, ACCUMULATED, JSON, {"schedule-in-each-micro-batch": "applies if", "no-sync-refused": "applies if"}),
+        (OLD, ACCUMULATED.replace("{}", "gradient_accumulation_steps=4"), JSON,
+            {"no-sync-refused": "applies", "accumulation-of-the-config": None}),
+        (NEW, ACCUMULATED.replace("{}", "gradient_accumulation_steps=2"), JSON,
+            {"accumulation-of-the-config": "applies"}),
+        (NEW, ACCUMULATED.replace("{}", ""), JSON, {"accumulation-of-the-config": None}),
+    ],
+)  # fmt: skip
+def test_a_loop_of_accelerate_and_its_config_answer_together(releases, script, config, expected, tmp_path):
+    (tmp_path / "train.py").write_text(script.replace("{}", ""))
+    (tmp_path / "config.yaml").write_text(config)
+    words = (*releases.split(), str(tmp_path / "train.py"))
+    faults = stack(words, config=tmp_path / "config.yaml", flags=Flags())["faults"]
+    answers = {row["id"]: row["answer"] for row in faults}
+    assert {id: answers.get(id) for id in expected} == expected
