@@ -32,9 +32,10 @@ class Answering:
     yes: Regex = ""
     number: Regex = ""
     keys: Sequence[str] = ()
+    otherwise: str = ""
     since: Mapping[str, str] = field(default_factory=dict)
 
-    def answer(self, code: str, given: str, is_whole: bool, stack: Stack) -> bool | None:
+    def answer(self, code: str, given: str, is_whole: bool, stack: Stack) -> bool | str | None:
         """Return the answer of scripts' code and their config beside all that is given. None: it is open."""
         if (is_another := self._is_another(code, stack)) is not None:
             return is_another
@@ -45,7 +46,7 @@ class Answering:
         if self.since and stack.said.get("trainer") != "own":  # the loop is that of a release, and not in the script
             is_whole = self._is_of_these_releases(stack)
         lacks = self.needs and not re.search(self.needs, given)
-        return False if is_whole and lacks else None
+        return self.otherwise or False if is_whole and lacks else None
 
     def _is_another(self, code: str, stack: Stack) -> bool | None:
         """Whether the script writes another number than the config. None: one of them writes none."""
@@ -66,7 +67,7 @@ def rows() -> dict[str, Answering]:
     return read_table(TABLE, dict[str, Answering], Answering)
 
 
-def shown(words: Iterable[str], config: Path | None, stack: Stack) -> dict[str, bool]:
+def shown(words: Iterable[str], config: Path | None, stack: Stack) -> dict[str, bool | str]:
     """Return the answers of the scripts among these words, and of releases, by the names of the table."""
     scripts = {Path(word): lists.content(word) for word in words if is_script(word)}
     of_config = [str(config)] if config and scripts else []
@@ -75,6 +76,13 @@ def shown(words: Iterable[str], config: Path | None, stack: Stack) -> dict[str, 
     is_whole = bool(scripts) and _is_whole(scripts)
     answers = {name: row.answer(code, given, is_whole, stack) for name, row in rows().items()}
     return {name: answer for name, answer in answers.items() if answer is not None}
+
+
+def goes_past_accelerate(words: Iterable[str], stack: Stack) -> bool:
+    """Whether a loop of one's own trains without Accelerate, which a list has as well: transformers asks for it."""
+    scripts = {Path(word): lists.content(word) for word in words if is_script(word)}
+    is_own = bool(scripts) and stack.said.get("trainer") == "own" and _is_whole(scripts)
+    return is_own and "accelerate" in stack.releases and "accelerat" not in COMMENT.sub("", "\n".join(scripts.values()))
 
 
 def is_script(word: str) -> bool:

@@ -60,7 +60,9 @@ class Stack:
     releases: Mapping[str, Release]  # with those of packages that it must have
     said: Mapping[str, Any]  # by conditions, from flags and a config; None is open
     key: Callable[[str], Any] | None = None  # what the config has at a dotted path; None: another file may have it
-    shown: Mapping[str, bool] = field(default_factory=dict)  # what a script answers: by a condition, or its question
+    shown: Mapping[str, bool | str] = field(
+        default_factory=dict
+    )  # what a script answers: by a condition, or its question
 
     @classmethod
     def of(
@@ -331,7 +333,7 @@ def _is_so(condition: str, wanted: Any, known: dict[str, Any], key: Callable[[st
     return _fits(seen, wanted)
 
 
-def _is_shown(condition: str, wanted: Any, shown: Mapping[str, bool]) -> bool | None:
+def _is_shown(condition: str, wanted: Any, shown: Mapping[str, Any]) -> bool | None:
     """Whether a script shows that a condition of a fault is met. None: it is open."""
     if condition == "script":
         return shown.get(wanted)

@@ -18,7 +18,7 @@ PLAIN = "import torch\nfor rows in loader:\n    loss = model(rows)\n"
 TRAINER = "from transformers import Trainer\ntrainer = Trainer(model)\ntrainer.train()\n"
 OWN_LOSS = next(name for name in scripts.rows() if name.startswith("Has the trainer a loss of its own"))
 EACH_UPDATES = next(name for name in scripts.rows() if name.startswith("Does the loop call accelerator.backward"))
-SCHEDULED = next(name for name in scripts.rows() if name.startswith("Is a prepared scheduler stepped"))
+SCHEDULED = next(name for name in scripts.rows() if name.startswith("Is a prepared scheduler"))
 ACCUMULATES = next(row for name, row in scripts.rows().items() if name.startswith("Does the loop use accelerator.acc"))
 CLIPPED = next(row for name, row in scripts.rows().items() if name.startswith("Does the script call clip_grad_norm_"))
 ACCUMULATION = next(row for name, row in scripts.rows().items() if "the DeepSpeed config another or none" in name)
@@ -44,7 +44,6 @@ SAID = {
     ACCUMULATES.yes: "with accelerator.no_sync(model):",
     scripts.rows()[EACH_UPDATES].yes: "model = accelerator.prepare(model)\naccelerator.backward(loss)",
     scripts.rows()[SCHEDULED].no: "Accelerator(gradient_accumulation_steps=2).accumulate(model)",
-    scripts.rows()[SCHEDULED].yes: "accelerator.prepare(model, sched)\naccelerator.backward(loss)\nsched.step()",
     CLIPPED.needs: "accelerator.clip_grad_norm_(parameters, limit)",
     ACCUMULATION.needs: "Accelerator(gradient_accumulation_steps=steps)",
     scripts.rows()[OWN_LOSS].no: "AutoModelForCausalLM; SFTTrainer(",
@@ -73,13 +72,14 @@ def seen(text: str, folder, releases: str = RELEASES, flags: Flags = FLAGS) -> S
 def test_each_answer_is_that_of_a_script_and_no_other(name, key, pattern, tmp_path):
     """Without what it needs the answer is no, unless it may be elsewhere; with it nothing is said, or what it says."""
     has = typed(pattern)
+    without = scripts.rows()[name].otherwise or False
     assert re.search(pattern, has)
     said = {"needs": None, "no": False, "yes": True}[key]
     if not scripts.rows()[name].since:
         assert seen(f"{PLAIN}{has}\n", tmp_path).shown.get(name) is said
         assert seen(f"{PLAIN}# {has}\n", tmp_path).shown.get(name) is not True, "a comment is no code"
     if key == "needs" and not scripts.rows()[name].since:
-        assert seen(PLAIN, tmp_path).shown[name] is False
+        assert seen(PLAIN, tmp_path).shown[name] == without
         (tmp_path / "mine.py").touch()
         assert name not in seen(f"import mine\n{PLAIN}", tmp_path).shown
         assert name not in seen(f"from transformers import HfArgumentParser\n{PLAIN}", tmp_path).shown
@@ -188,7 +188,6 @@ for batch in loader:
     optimizer.zero_grad()
 """
 ACCUMULATED = LOOP.replace("    loss =", "    with accelerator.accumulate(model):\n        loss =")
-BY_HAND = LOOP.replace("    scheduler.step()", "    if step % 4 == 0: scheduler.step()")
 YAML = """distributed_type: DEEPSPEED
 num_processes: 8
 deepspeed_config: {gradient_accumulation_steps: 4, gradient_clipping: 0.5, zero_stage: 2}
@@ -207,8 +206,8 @@ NEW, OLD = "accelerate==1.15.0 deepspeed==0.17.6", "accelerate==1.6.0 deepspeed=
         (NEW, LOOP.replace("0.5)", "args.clip)"), JSON, {"L-56": "applies if"}),
         (NEW, LOOP.replace("loader:", "loader:\n    if accelerator.sync_gradients: pass"), YAML,
             {"each-micro-batch-updates": "applies if", "last-pass-only": "applies"}),
-        (OLD, LOOP, YAML, {"each-micro-batch-updates": None, "schedule-in-each-micro-batch": "applies"}),
-        (OLD, BY_HAND, YAML, {"schedule-in-each-micro-batch": "applies if"}),
+        (OLD, LOOP, YAML, {"each-micro-batch-updates": None, "schedule-in-each-micro-batch": "applies if"}),
+        (OLD, LOOP.replace("scheduler", "other"), YAML, {"schedule-in-each-micro-batch": None}),
         # Accelerate counts what its yaml or the script says, and before 1.8.0 not what a json of DeepSpeed does.
         (OLD, ACCUMULATED, YAML, {"schedule-in-each-micro-batch": None, "no-sync-refused": "applies"}),
         (OLD, ACCUMULATED, JSON, {"schedule-in-each-micro-batch": "applies if", "no-sync-refused": "applies if"}),
@@ -226,3 +225,64 @@ def test_a_loop_of_accelerate_and_its_config_answer_together(releases, script, c
     faults = stack(words, config=tmp_path / "config.yaml", flags=Flags())["faults"]
     answers = {row["id"]: row["answer"] for row in faults}
     assert {id: answers.get(id) for id in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("trainer", "optimizer"),
+    [("Trainer(model)", "adamw"), ("Trainer(model, TrainingArguments(optim=name))", None), ("loss.backward()", None)],
+)
+def test_a_trainer_that_names_no_optimizer_has_the_default(trainer, optimizer, tmp_path):
+    shown = seen(f"from transformers import Trainer, TrainingArguments\n{trainer}\n", tmp_path).shown
+    assert shown.get("optimizer") == optimizer
+
+
+RAW = "import torch\nfor rows in loader:\n    loss = model(rows)\n    loss.backward()\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_past"),
+    [(RAW, True), (f"import accelerate\n{RAW}", False), (f"import mine\n{RAW}", False), (TRAINER, False)],
+)
+def test_a_loop_without_accelerate_has_none_of_its_faults(text, is_past, tmp_path, capsys):
+    """pip freeze lists it, because transformers asks for it."""
+    (tmp_path / "mine.py").touch()
+    used = seen(text, tmp_path, "torch==2.13.0\ntransformers==5.23.0\naccelerate==1.15.0\n", Flags(fsdp2=True))
+    assert ("accelerate" not in used.releases) is is_past
+    assert used.said["trainer"] == ("trainer" if "Trainer" in text else "own")
+    stack((str(tmp_path / "requirements.txt"), str(tmp_path / "train.py")), flags=Flags(fsdp2=True))
+    assert ("The script trains without accelerate: none of its faults" in capsys.readouterr().out) is is_past
+
+
+LIGHTNING = """from lightning import Trainer
+trainer = Trainer(devices=8, strategy={}, precision="bf16-mixed", accumulate_grad_batches=4)
+"""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "stage", "offload"),
+    [
+        ('"deepspeed_stage_2"', 2, "none"),
+        ('"deepspeed_stage_3_offload"', 3, "cpu"),
+        ("DeepSpeedStrategy(stage=2)", 2, "none"),
+    ],
+)
+def test_lightning_says_its_stage_and_passes(strategy, stage, offload, tmp_path):
+    used = seen(LIGHTNING.replace("{}", strategy), tmp_path, "deepspeed==0.18.2\n", Flags())
+    assert (used.said["stage"], used.said["passes"], used.said["offload"]) == (stage, 4, offload)
+    assert used.said["trainer"] is None, "it is not that of transformers"
+
+
+ENVIRONMENT = """- `Accelerate` version: 1.11.0
+- `Accelerate` default config:
+        - distributed_type: DEEPSPEED
+        - deepspeed_config: {'gradient_clipping': 1.0, 'offload_optimizer_device': 'none', 'zero_stage': 2}
+"""
+
+
+@pytest.mark.parametrize(
+    "text", [ENVIRONMENT, 'My ds.json:\n{"zero_optimization": {"stage": 2}, "gradient_clipping": 1}\n']
+)
+def test_a_config_in_a_text_answers_what_is_asked_of_a_config(text, tmp_path):
+    (tmp_path / "issue.txt").write_text(f"deepspeed==0.19.8\n{text}")
+    answer = stack((str(tmp_path / "issue.txt"),), flags=Flags())
+    assert {"clips-by-default", "L-01", "L-46", "L-47"}.isdisjoint(row["id"] for row in answer["faults"])
