@@ -32,6 +32,7 @@ class Answering:
     yes: Regex = ""
     number: Regex = ""
     keys: Sequence[str] = ()
+    auto: float | None = None
     otherwise: str = ""
     since: Mapping[str, str] = field(default_factory=dict)
 
@@ -52,8 +53,12 @@ class Answering:
         """Whether the script writes another number than the config. None: one of them writes none."""
         numbers = {float(each) for each in re.findall(self.number, code)} if self.number else set()
         written = [comparable(stack.key(path)) for path in self.keys] if stack.key else []
-        of_config = next(filter(is_number, written), None)
-        return numbers != {of_config} if numbers and of_config is not None else None
+        of_config = next((each for each in written if is_number(each) or each == "auto"), None)
+        if not numbers or of_config is None:
+            return None
+        if of_config == "auto":
+            return self.auto is not None and numbers != {self.auto}
+        return numbers != {of_config}
 
     def _is_of_these_releases(self, stack: Stack) -> bool:
         """Whether a Trainer runs the loop, in the releases of `since`."""

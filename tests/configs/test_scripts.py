@@ -216,6 +216,12 @@ NEW, OLD = "accelerate==1.15.0 deepspeed==0.17.6", "accelerate==1.6.0 deepspeed=
         (NEW, ACCUMULATED.replace("{}", "gradient_accumulation_steps=2"), JSON,
             {"accumulation-of-the-config": "applies"}),
         (NEW, ACCUMULATED.replace("{}", ""), JSON, {"accumulation-of-the-config": None}),
+        (NEW, LOOP, JSON.replace("1.0", '"auto"'), {"L-56": "applies"}),
+        (NEW, LOOP.replace("0.5)", "1.0)"), JSON.replace("1.0", '"auto"'), {"L-56": None}),
+        # What a yaml lacks is the Accelerator's number of passes, and a clipping of 1.0 in all releases.
+        (NEW, ACCUMULATED.replace("{}", "gradient_accumulation_steps=4"), "{distributed_type: DEEPSPEED}",
+            {"last-pass-only": "applies", "accumulation-of-the-config": None, "L-56": "applies",
+             "clips-by-default": None}),
     ],
 )  # fmt: skip
 def test_a_loop_of_accelerate_and_its_config_answer_together(releases, script, config, expected, tmp_path):
