@@ -15,8 +15,8 @@ from study.cli.findings import say_indented
 from study.configs.oom import reading
 from study.configs.oom.by_text import by_text, explained
 from study.configs.oom.causes import Cause
-from study.configs.oom.changes import far_beyond, named, predicted
 from study.configs.oom.explain import tokens_of_logits
+from study.configs.oom.fitting import far_beyond, named, predicted
 from study.configs.oom.reading import OomError
 from study.configs.oom.remedies import in_accord, with_known
 from study.configs.oom.said import CHUNKING, typed

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from study.cli import given
-from study.configs.oom import changes, reading, remedies
+from study.configs.oom import changes, excess, fitting, reading, remedies
+from study.configs.oom import training as trainings
 from study.configs.oom.by_text import by_text, explained
 from study.configs.oom.causes import IN_PARTS, IN_PARTS_OF, Cause
 from study.configs.oom.causes import rows as cause_rows
@@ -234,7 +235,7 @@ def test_a_state_that_other_ranks_share_is_said(asked, ranks, other):
     causes, training = explain(error, wanted, given)
     assert causes[0].id == "oom-optimizer"
     assert (f"and not by {ranks}" in causes[0].what) == (other is not None)
-    said = changes.predicted(error, training, causes[0]).words
+    said = fitting.predicted(error, training, causes[0]).words
     assert (f"states shared by {other}: did the launcher start {ranks}?" in said) == (other is not None)
 
 
@@ -334,9 +335,9 @@ def test_the_changes_that_would_fit_are_those_of_the_predictor(total, settings, 
     training = KnownTraining.of(Wanted(model="llama3-8b", lora_rank=16), given)
     causes, _ = explain(reading.find(new("7.90 GiB")), Wanted(), Described())
     assert causes[0].id == "oom-activations"
-    assert says in changes.predicted(error, training, causes[0]).words
-    assert changes.predicted(error, KnownTraining.of(Wanted(), given), causes[0]).words == ""
-    assert changes.predicted(reading.find("exit code 137"), training, causes[0]).words == "", "no GPU"
+    assert says in fitting.predicted(error, training, causes[0]).words
+    assert fitting.predicted(error, KnownTraining.of(Wanted(), given), causes[0]).words == ""
+    assert fitting.predicted(reading.find("exit code 137"), training, causes[0]).words == "", "no GPU"
 
 
 @pytest.mark.parametrize(
@@ -357,7 +358,7 @@ def test_who_takes_what_was_predicted_to_be_free_is_named_with_its_size(allocate
     given = Described(arm="zero2", ranks=4, micro_batch=1, sequence=2048, checkpointing=True)
     error = reading.find(text)
     causes, training = explain(error, Wanted(model="llama3-8b", lora_rank=16), given)
-    assert says in changes.predicted(error, training, causes[0]).words
+    assert says in fitting.predicted(error, training, causes[0]).words
 
 
 @pytest.mark.parametrize("model", ["llama3-8b", "qwen2.5-7b", "opt-1.3b"])
@@ -368,7 +369,7 @@ def test_a_loss_in_pieces_is_tried_with_its_predicted_peak(model):
     words = {change.words: change.training for change in changes.single_changes(given)}
     chunked = words["--chunked-loss, as by Liger"]
     assert chunked == replace(given, chunked_loss=True)
-    assert changes.predicted_memory(wanted, chunked).peak_bytes < changes.predicted_memory(wanted, given).peak_bytes
+    assert trainings.predicted_memory(wanted, chunked).peak_bytes < trainings.predicted_memory(wanted, given).peak_bytes
     assert "--chunked-loss, as by Liger" not in {change.words for change in changes.single_changes(chunked)}
 
 
@@ -421,7 +422,7 @@ def test_the_numbers_of_a_message_say_whether_activations_are_recomputed(asked, 
     assert answered.described.checkpointing is says
     is_inferred = says is not None and "checkpointing" not in settings
     assert answered.inferred.endswith(f"as the log's {float(allocated.split()[0]):g} GiB say") == is_inferred
-    said = changes.predicted(error, answered, causes[0]).words
+    said = fitting.predicted(error, answered, causes[0]).words
     is_open = "if they are recomputed, which is not known" in said
     fits_neither = "with recomputed ones; the log's " in said
     assert is_open + fits_neither == (says is None and not answered.missing)
@@ -489,7 +490,7 @@ def test_predicted_numbers_of_either_kind_are_told_apart_and_others_are_of_neith
     wanted = Wanted(model=model)
     given = Described(arm=arm, ranks=8, micro_batch=rows, sequence=sequence)
     peaks = {
-        kind: changes.predicted_memory(wanted, replace(given, checkpointing=kind)).peak_bytes / 2**30
+        kind: trainings.predicted_memory(wanted, replace(given, checkpointing=kind)).peak_bytes / 2**30
         for kind in (True, False)
     }
     logits = rows * sequence * asked_for(wanted, sequence).look.vocabulary * 4 / 2**30
@@ -539,9 +540,9 @@ def test_each_change_that_is_tried_holds_no_more():
     wanted = Wanted(model="llama3-8b")
     for arm in ("ddp", "zero1", "zero2", "zero3", "fsdp2"):
         given = Described(arm=arm, ranks=4, micro_batch=4, sequence=2048)
-        least = changes.predicted_memory(wanted, given).peak_bytes
+        least = trainings.predicted_memory(wanted, given).peak_bytes
         for change in changes.single_changes(given):
-            assert changes.predicted_memory(wanted, change.training).peak_bytes <= least, (arm, change.words)
+            assert trainings.predicted_memory(wanted, change.training).peak_bytes <= least, (arm, change.words)
 
 
 ERROR = (
@@ -613,7 +614,7 @@ def test_adapters_of_unknown_rank_are_not_predicted_as_full_training():
     assert training.missing == ["lora_rank"]
     error = reading.find(ERROR)
     causes, _ = explain(error, training.wanted, training.described)
-    assert changes.predicted(error, training, causes[0]).words == ""
+    assert fitting.predicted(error, training, causes[0]).words == ""
 
 
 RECOMPUTES = MESSAGES["recomputing"]
@@ -643,7 +644,7 @@ def test_recomputing_of_a_config_is_taken(key, tmp_path):
     assert training.described.checkpointing is True
     error = reading.find(ERROR)
     causes, _ = explain(error, Wanted(), Described())
-    said = changes.predicted(error, training, causes[0]).words
+    said = fitting.predicted(error, training, causes[0]).words
     assert "activations recomputed: a rank needs" in said
     assert "activations recomputed (" not in said
 
@@ -654,7 +655,7 @@ ROLES = {"optimizer": ("moments", "master"), "weights": ("weights",), "gradients
 
 def held(training: Described, part: str) -> float:
     """Bytes of a part: what stays between steps of states, and what a pass makes of tokens."""
-    memory = changes.predicted_memory(Wanted(model="llama3-8b"), training)
+    memory = trainings.predicted_memory(Wanted(model="llama3-8b"), training)
     if part in changes.TOKENS:
         return memory.peak_bytes
     return sum(memory.at_peak.get(role, 0) for role in ROLES[part])
@@ -698,8 +699,8 @@ def test_every_change_that_fits_is_listed_whatever_is_named(clue, allocated, unu
     error = reading.find(clue + UNUSED.format(asked=7.83, allocated=allocated, unused=unused, free=free))
     given = Described(arm="zero3", ranks=8, micro_batch=2, sequence=4096, checkpointing=False)
     causes, training = explain(error, Wanted(model="llama3-8b"), given)
-    cause = changes.named(causes)
-    said = changes.predicted(error, training, cause).words
+    cause = fitting.named(causes)
+    said = fitting.predicted(error, training, cause).words
     assert "--chunked-loss, as by Liger (67.5 GiB, only just)" in said
     assert "--micro-batch 1 and twice the accumulation (47.4 GiB)" in said
     assert "activations recomputed (30.9 GiB)" in said
@@ -727,7 +728,7 @@ def test_the_optimizers_states_do_not_shrink_with_the_micro_batch():
             Wanted(model="llama3-8b"), Described(arm=arm, ranks=4, micro_batch=4, sequence=4096)
         )
         causes, _ = explain(error, Wanted(), training.described)
-        said = changes.predicted(error, training, causes[0]).words
+        said = fitting.predicted(error, training, causes[0]).words
         assert causes[0].id == "oom-optimizer"
         assert "--micro-batch" not in said
         assert "activations recomputed" not in said
@@ -744,7 +745,7 @@ def test_where_the_message_has_no_size_a_text_or_a_flag_names_the_gpu():
         ),
     ):
         causes, _ = explain(error, Wanted(), Described())
-        assert "this GPU has 40 GiB (42.9 GB)" in changes.predicted(error, training, causes[0]).words
+        assert "this GPU has 40 GiB (42.9 GB)" in fitting.predicted(error, training, causes[0]).words
     assert stated(read("on A100s")).get("gpu") is None, "there are two sizes"
     with pytest.raises(Stop, match="A1000"):
         Described(gpu="A1000-x")
@@ -1015,20 +1016,21 @@ def test_what_cannot_be_predicted_without_torch_is_said(monkeypatch):
             raise Stop("this model has to be traced, and torch is not installed", "install PyTorch", "unavailable")
         return whole(wanted, given)
 
-    whole = changes.prediction_of
-    monkeypatch.setattr(changes, "prediction_of", unavailable)
+    whole = trainings.prediction_of
+    for module in (fitting, trainings):
+        monkeypatch.setattr(module, "prediction_of", unavailable)
     error = reading.find(SMALL_CARD.format(39.49))
     for chunked in (None, True):
         given = Described(arm="zero2", ranks=4, micro_batch=2, sequence=2048, chunked_loss=chunked)
         training = KnownTraining.of(Wanted(model="llama3-8b", lora_rank=16), given)
         causes, _ = explain(reading.find(new("7.90 GiB")), Wanted(), Described())
-        said = changes.predicted(error, training, causes[0]).words
+        said = fitting.predicted(error, training, causes[0]).words
         assert "torch is not installed." in said
         assert ("What to do: install PyTorch." in said) == bool(chunked), "of a flag that nobody gave it tells nothing"
         assert said.startswith("Not predicted: " if chunked else "Predicted with ")
     # What could not be tried is not said to be too little.
     logits = cause_of("oom-logits")
-    which = changes.predicted(error, replace(training, described=replace(given, chunked_loss=None)), logits)
+    which = fitting.predicted(error, replace(training, described=replace(given, chunked_loss=None)), logits)
     assert "in parts" in remedies.in_accord(logits.remedy, logits, which.may_fit, read(""))
 
 
@@ -1057,7 +1059,7 @@ def test_changes_are_tried_beside_what_was_not_predicted():
     text = SMALL_CARD.format(39.49) + " Of the allocated memory 38.00 GiB is allocated by PyTorch."
     given = Described(arm="zero2", ranks=4, micro_batch=1, sequence=2048)
     causes, training = explain(reading.find(text), Wanted(model="llama3-8b", lora_rank=16), given)
-    said = changes.predicted(reading.find(text), training, causes[0]).words
+    said = fitting.predicted(reading.find(text), training, causes[0]).words
     assert re.search(
         r"That fits, but this process had [\d.]+ GiB more in tensors: .* With that on top each of these", said
     )
@@ -1112,7 +1114,7 @@ def test_the_setting_that_costs_nothing_is_the_first_change_where_the_unused_par
     error = reading.find(UNUSED.format(asked=3.91, allocated=allocated, unused=unused, free=free))
     given = Described(arm="zero2", ranks=8, micro_batch=1, sequence=8192, checkpointing=True)
     causes, training = explain(error, Wanted(model="llama3-8b"), given)
-    said = changes.predicted(error, training, changes.named(causes)).words
+    said = fitting.predicted(error, training, fitting.named(causes)).words
     assert (says or "That fits") in said
     assert ("expandable_segments" in said) == bool(says)
     ordered, _ = explained(read(LOSS + error.line), replace(error, context=LOSS), Wanted(model="llama3-8b"), given)
@@ -1185,11 +1187,11 @@ def test_the_first_update_makes_what_later_steps_need_beside_all_else(function, 
     causes, training = explain(error, wanted, given)
     assert causes[0].id == "oom-optimizer"
     assert ("the first update makes Adam's moments" in causes[0].what) == is_first
-    told = re.search(r"later steps, which need ([\d.]+) GiB more", changes.predicted(error, training, causes[0]).words)
-    more = changes.predicted_memory(wanted, given).peak_bytes / 2**30 - 28 - 3.74
+    told = re.search(r"later steps, which need ([\d.]+) GiB more", fitting.predicted(error, training, causes[0]).words)
+    more = trainings.predicted_memory(wanted, given).peak_bytes / 2**30 - 28 - 3.74
     assert (told and float(told[1])) == (pytest.approx(more, abs=0.02) if is_first else None)
     unsaid = replace(training, described=replace(given, checkpointing=None))  # of two peaks none is the one
-    assert "later steps, which" not in changes.predicted(error, unsaid, causes[0]).words
+    assert "later steps, which" not in fitting.predicted(error, unsaid, causes[0]).words
 
 
 OF_OPTIMIZER = {"shard the states", "offload them", "train on more ranks", "`foreach=False`", "8 bits"}
@@ -1266,23 +1268,23 @@ def test_an_excess_names_what_would_take_about_as_much(what, model, arm):
     """And not what takes a half more; what is less than the tensor that was asked for is no excess."""
     wanted = Wanted(model=model)
     given = Described(arm=arm, ranks=8, micro_batch=16, sequence=2048, checkpointing=True)
-    memory = changes.predicted_memory(wanted, given)
+    memory = trainings.predicted_memory(wanted, given)
     config = config_of(model)
     heads = config["num_key_value_heads"] / config["num_attention_heads"] * config["hidden_size"]
-    excess = {
+    excess_bytes = {
         "a model that was loaded in fp32": memory.at_peak["weights"],
         "the cache of keys and values (`use_cache`)": 4 * 16 * 2048 * heads * config["num_hidden_layers"],
-    }.get(what) or changes.predicted_memory(wanted, replace(given, **AS_MUCH[what])).peak_bytes - memory.peak_bytes
+    }.get(what) or trainings.predicted_memory(wanted, replace(given, **AS_MUCH[what])).peak_bytes - memory.peak_bytes
 
     def said(factor: float, asked: float) -> str:
-        return said_beside(memory.peak_bytes / 2**30 - asked + factor * excess / 2**30, asked, wanted, given)
+        return said_beside(memory.peak_bytes / 2**30 - asked + factor * excess_bytes / 2**30, asked, wanted, given)
 
     near = said(0.9, 0.5)
     assert what in near.partition("; about as much is taken by ")[2].partition(" With that on top")[0]
-    assert near.count(", or ") <= changes.MOST_NEAR
+    assert near.count(", or ") <= excess.MOST_NEAR
     assert "more in tensors" in said(1.5, 0.5)
     assert what not in said(1.5, 0.5)
-    less = said(0.9, excess / 2**30)
+    less = said(0.9, excess_bytes / 2**30)
     assert "more in tensors" not in less
     assert "That fits: something that was not given takes the rest, or differs. With that on top each of these" in less
 
@@ -1295,14 +1297,14 @@ def said_beside(
     frames = f"Traceback (most recent call last):\n{clue}" if clue else ""
     error = reading.find(frames + message.replace("1.00 GiB is free", f"{899 - allocated:.2f} GiB is free"))
     causes, training = explain(error, wanted, given, stated(read(stated_by)))
-    return changes.predicted(error, training, causes[0]).words
+    return fitting.predicted(error, training, causes[0]).words
 
 
 @pytest.mark.parametrize("clue", [LOSS, UPDATE, ""])
 def test_an_excess_is_of_the_moment_that_the_traceback_names(clue):
     """A pass of DDP has more than its update: what an update has beside that is no less."""
     wanted, given = Wanted(model="llama3-8b"), Described(arm="ddp", ranks=8, micro_batch=1, sequence=2048)
-    prediction = changes.prediction_of(wanted, given)
+    prediction = trainings.prediction_of(wanted, given)
     peak = prediction.memory.peak_bytes
     assert prediction.most_bytes("") == prediction.most_bytes("backward") == peak
     more = (peak - prediction.most_bytes("update")) / 2**30
@@ -1369,7 +1371,7 @@ def test_what_fills_memory_between_steps_is_the_rest_of_a_training_that_fits(che
     text = "Traceback (most recent call last):\n" + EVALUATION
     error = reading.find(text + FULL.format(asked="27.83 GiB", allocated="62.18 GiB", total=total))
     causes, training = explain(error, Wanted(model="qwen2.5-7b"), given)
-    said = changes.predicted(error, with_recomputing(error, training, causes), changes.named(causes)).words
+    said = fitting.predicted(error, with_recomputing(error, training, causes), fitting.named(causes)).words
     assert says in said or (total == "39.39 GiB" and "would fit: `study advise`" in said)
     if "fits (" in said:
         assert said.endswith(" GiB); the rest is evaluation.")
@@ -1398,7 +1400,7 @@ MAKES_ONE = {
 @pytest.mark.parametrize("width", [2, 4])
 def test_as_much_as_a_whole_model_is_one_and_the_line_that_makes_it_is_named(script, width):
     wanted, given = Wanted(model="qwen2.5-7b"), Described(arm="zero3", ranks=8, micro_batch=1, sequence=2048)
-    prediction = changes.prediction_of(wanted, given)
+    prediction = trainings.prediction_of(wanted, given)
     whole = width * asked_for(wanted, 1).parameters
 
     def said(factor: float) -> str:
@@ -1421,9 +1423,9 @@ FIXES = {
 def test_what_a_text_or_a_size_has_fixed_is_no_guess_for_an_excess(what):
     wanted = Wanted(model="llama3-8b")
     given = Described(arm="ddp", ranks=8, micro_batch=16, sequence=2048, checkpointing=True)
-    size = dict(changes._takers(*known_of(wanted, given)), **dict(changes._longer(*known_of(wanted, given))))[what]
+    size = dict(excess._takers(*known_of(wanted, given)), **dict(excess._longer(*known_of(wanted, given))))[what]
     logits = 16 * 2048 * 128_256 * 4 / 2**30
-    allocated = (changes.predicted_memory(wanted, given).peak_bytes + size) / 2**30
+    allocated = (trainings.predicted_memory(wanted, given).peak_bytes + size) / 2**30
     if what in FIXES:
         is_said = [
             what in said_beside(allocated - 0.5, 0.5, wanted, given, stated_by=each) for each in ("", FIXES[what])
@@ -1497,7 +1499,7 @@ def test_processes_that_a_message_names_are_told_with_what_they_have(named, says
     assert (found[1] if found else "") == says
     left = re.search(r"leave ([\d.]+) GiB of the GPU unexplained", str(first.reasons))
     assert (left[1] if left else None) == leaves
-    outside = changes.predicted(error, training, first).words.partition(" are outside PyTorch: ")[2]
+    outside = fitting.predicted(error, training, first).words.partition(" are outside PyTorch: ")[2]
     assert outside.startswith(f"process 7 has {says} GiB, and" if says else "other processes")
 
 

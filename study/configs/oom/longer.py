@@ -6,10 +6,9 @@ The size of the error says how long sequences were, or how many a micro-batch ha
 from dataclasses import replace
 
 from study.configs.oom.causes import SIZE_FITS, Cause, clues
-from study.configs.oom.changes import predicted_memory
 from study.configs.oom.explain import tokens_of_logits
 from study.configs.oom.reading import OomError
-from study.configs.oom.training import Described, KnownTraining
+from study.configs.oom.training import Described, KnownTraining, predicted_memory
 from study.core.errors import Stop
 from study.core.text import binary_size
 

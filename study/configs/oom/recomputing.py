@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 
 from study.configs.oom.causes import Cause, in_a_layers_forward
-from study.configs.oom.changes import BESIDE, predicted_memory
+from study.configs.oom.changes import BESIDE
 from study.configs.oom.reading import OomError
-from study.configs.oom.training import KnownTraining
+from study.configs.oom.training import KnownTraining, predicted_memory
 from study.core.errors import Stop
 from study.core.text import binary_size
 from study.predict.front import Estimate

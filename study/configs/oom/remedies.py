@@ -9,10 +9,9 @@ from study.configs.oom.changes import (
     RECOMPUTED,
     TOKENS,
     Change,
-    helps_in_one_piece,
-    named,
-    predicted,
 )
+from study.configs.oom.excess import helps_in_one_piece
+from study.configs.oom.fitting import named, predicted
 from study.configs.oom.reading import OomError
 from study.configs.oom.training import KnownTraining
 from study.configs.pasted.in_use import advised

@@ -1,4 +1,4 @@
-"""What is known of a training whose memory was full: by flags, its config, the text of the error, and its model.
+"""What is known of a training whose memory was full, by flags, its config, the error's text, its model; and predicted.
 
 Flags win, then what the config writes, then what the text says, and last what programs do where nothing is written.
 """
@@ -18,7 +18,19 @@ from study.core.gpus import GPUS, gpu_named
 from study.core.ignored_keys import OFFLOADS
 from study.core.settings import flag
 from study.core.text import is_number
-from study.predict.front import BUCKETS, Transformer, Wanted, asked_for
+from study.predict.front import (
+    BUCKETS,
+    Estimate,
+    PlaceFlags,
+    Prediction,
+    Question,
+    StepFlags,
+    TrainingFlags,
+    Transformer,
+    Wanted,
+    asked_for,
+    settled_arm,
+)
 
 SHARD_WEIGHTS = ("zero3", "fsdp", "hsdp")  # the beginnings of the names of such arms
 USUAL_BUCKETS = {"reduce_bucket_size": 5e8}  # DeepSpeed's default, in elements (zero/config.py:113): 2.0 GB in fp32
@@ -183,3 +195,19 @@ def filled(described: Described, settings: dict[str, Any]) -> Described:
     """Return flags with what settings say where nothing is given."""
     unsaid = [name for name, value in vars(described).items() if value is None]
     return replace(described, **{name: settings.get(name) for name in unsaid})
+
+
+def predicted_memory(wanted: Wanted, given: Described) -> Estimate:
+    return prediction_of(wanted, given).memory
+
+
+def prediction_of(wanted: Wanted, given: Described) -> Prediction:
+    training = TrainingFlags(gpus=given.ranks, sequence=given.sequence)
+    # One node, as nobody has said how large nodes are; no time is asked for.
+    chunked = bool(given.chunked_loss)
+    place = PlaceFlags(gpu="H100", gpus_per_node=training.ranks, machine=None, chunked_loss=chunked)
+    shape = asked_for(wanted, given.sequence or 1)
+    step = StepFlags(batch=training.ranks, checkpointing=bool(given.checkpointing))
+    question = Question.of(shape, training, place, step)
+    arm = settled_arm(arms.load_arm(given.arm or ""), question.gpus, question.local, given.buckets)
+    return Prediction.of(question.training(arm, given.micro_batch or 1, given.accumulation or 1))

@@ -1,0 +1,119 @@
+"""What a rank had on its GPU beside what is predicted, and what would take about as much."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from textwrap import shorten
+from typing import Literal, Self
+
+from study.configs.oom.causes import WIDTHS
+from study.configs.oom.explain import ranks_that_share
+from study.configs.oom.reading import OomError
+from study.configs.oom.said import CACHE, IN_FP32, IN_ONE_PIECE, NOT_RECOMPUTED
+from study.configs.oom.training import KnownTraining, predicted_memory
+from study.core.errors import Stop
+from study.core.text import binary_size
+from study.predict.front import Transformer, default_sequence
+
+LEAST_TAKEN = 2**30  # bytes: less is within what a prediction leaves for context and fragmentation
+NEAR = 0.15  # of an excess: what takes about as much may be it
+MOST_NEAR = 3
+SAME = 0.01  # of an excess: what is exactly as much
+
+
+@dataclass(frozen=True)
+class Excess:
+    """What took most of the memory that is predicted to be free. Nowhere: less than what was asked for."""
+
+    where: Literal["tensors", "unused", "outside", "nowhere"]
+    taken_bytes: int
+
+    @classmethod
+    def of(cls, error: OomError, needs_bytes: float) -> Self:
+        not_predicted = round((error.allocated or 0) + error.asked.low - needs_bytes)
+        taken_bytes = max(error.unallocated, error.outside, not_predicted)
+        if taken_bytes < LEAST_TAKEN:
+            return cls("nowhere", 0)
+        if taken_bytes == error.unallocated:
+            return cls("unused", taken_bytes)
+        if taken_bytes == error.outside:
+            return cls("outside", taken_bytes)
+        # Of logits there are several copies, and which is asked for is not known.
+        return cls("tensors" if taken_bytes >= error.asked.high else "nowhere", taken_bytes)
+
+
+def helps_in_one_piece(error: OomError, training: KnownTraining) -> bool:
+    """Whether what PyTorch holds without use would be enough for the tensor in one piece, which it is not yet."""
+    return error.unallocated >= error.asked.high > 0 and IN_ONE_PIECE not in training.settings
+
+
+def although_it_fits(error: OomError, training: KnownTraining, model: Transformer, rest: Excess) -> str:
+    """Return how a sentence goes on that says that a training fits: with what takes most of the rest."""
+    if other := ranks_that_share(error, training):
+        return f", but the size is that of states shared by {other}: did the launcher start {training.ranks}?"
+    taken = binary_size(rest.taken_bytes)
+    match rest.where:
+        case "nowhere":
+            return ": something that was not given takes the rest, or differs."
+        case "unused":
+            first = f" Try {IN_ONE_PIECE} first." if helps_in_one_piece(error, training) else ""
+            return f", but {taken} are reserved by PyTorch and not used.{first}"
+        case "outside":
+            return f", but {taken} are outside PyTorch: {_outside(error)}."
+    copy = _second_model(training, model, rest.taken_bytes)
+    near = ", or ".join(_near(error, training, model, rest.taken_bytes))
+    by = copy or "something that was not given takes them, or differs"
+    by += f"; about as much is taken by {near}" if near else ""
+    return f", but this process had {taken} more in tensors: {by}."
+
+
+def _outside(error: OomError) -> str:
+    named = f"{error.told_others}, and the rest is of " if error.others else "other processes, "
+    return f"{named}NCCL, a CUDA context"
+
+
+def _second_model(training: KnownTraining, model: Transformer, excess_bytes: int) -> str:
+    """Return that a rank had as much more as a second, whole model takes, and what makes one. Empty: it had not."""
+    for width in WIDTHS:
+        if abs(model.parameters * width / excess_bytes - 1) <= SAME:
+            copy = f"as much as a second, whole model, {model.parameters:,} parameters x {width} bytes"
+            line = training.settings.get("second_model")
+            maker = f"`{shorten(line, 80)}`" if line else "a reference, a pipeline or an average of weights"
+            return f"{copy}, such as {maker}"
+    return ""
+
+
+def _near(error: OomError, training: KnownTraining, model: Transformer, excess_bytes: int) -> list[str]:
+    """Return what would take about as many bytes as a rank had beside what is predicted, and no text rules out."""
+    ruled_out = {*training.settings.get("ruled_out", ()), *([NOT_RECOMPUTED] if training.inferred else ())}
+    takers = [each for each in _takers(training, model) if each[0] not in ruled_out]
+    logits = training.rows * training.sequence * training.vocabulary
+    if not any(error.asked.fits(width * logits) for width in WIDTHS):  # else the size says how long sequences were
+        takers += _longer(training, model)
+    near = {size: words for words, size in takers if abs(size / excess_bytes - 1) <= NEAR}
+    return [near[size] for size in sorted(near, key=lambda size: abs(size - excess_bytes))[:MOST_NEAR]]
+
+
+def _takers(training: KnownTraining, model: Transformer) -> Iterator[tuple[str, int]]:
+    """Yield what often differs from what was given, with the bytes that it takes."""
+    given, sequence = training.described, training.sequence or default_sequence(model)
+    now = predicted_memory(training.wanted, given)
+    if given.checkpointing:
+        kept = predicted_memory(training.wanted, replace(given, checkpointing=False))
+        yield NOT_RECOMPUTED, kept.peak_bytes - now.peak_bytes
+    yield IN_FP32, now.at_peak.get("weights", 0)  # 4 bytes, and not 2
+    dimensions = model.dimensions
+    heads = dimensions.get("num_attention_heads") or 1
+    width = dimensions.get("hidden_size", 0) / heads * dimensions.get("num_key_value_heads", heads)
+    cached = 4 * training.rows * sequence * width * dimensions.get("num_hidden_layers", 0)  # two tensors of 2 bytes
+    yield CACHE, round(cached)
+
+
+def _longer(training: KnownTraining, model: Transformer) -> Iterator[tuple[str, int]]:
+    """Yield longer sequences, with the bytes that they take more."""
+    sequence = training.sequence or default_sequence(model)
+    now_bytes = predicted_memory(training.wanted, training.described).peak_bytes
+    for times in (2, 4):
+        with contextlib.suppress(Stop):  # the model reads no more
+            longer = predicted_memory(training.wanted, replace(training.described, sequence=times * sequence))
+            yield f"a sequence of {times * sequence:,} tokens", longer.peak_bytes - now_bytes

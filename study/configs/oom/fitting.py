@@ -1,0 +1,193 @@
+"""Whether a training is predicted to fit the GPU of which the error tells the size, and which single change would."""
+
+import contextlib
+from dataclasses import dataclass, replace
+
+from study.configs.oom.causes import UNUSED_SHARE, Cause, clues, makes_moments
+from study.configs.oom.changes import BESIDE, Change, that_help
+from study.configs.oom.excess import Excess, although_it_fits, helps_in_one_piece
+from study.configs.oom.explain import ranks_that_share
+from study.configs.oom.reading import OomError
+from study.configs.oom.said import IN_ONE_PIECE
+from study.configs.oom.training import KnownTraining, predicted_memory, prediction_of
+from study.core.errors import Stop
+from study.core.gpus import GPUS, Gpu, gpu_named, like
+from study.core.text import binary_size, number_of, size
+from study.predict.front import Transformer, default_sequence, fits_on, reserve_bytes
+
+# Causes that fill memory between the steps of a training, which may fit.
+BETWEEN_STEPS = {
+    "oom-evaluation": "evaluation",
+    "oom-saving": "saving",
+    "oom-loading": "loading",
+    "oom-generation": "generation",
+}
+ROUNDED = 2**27  # bytes: less is within a digit of what is printed
+FAR = 1.2  # times the GPU
+# When a tensor is made, by the cause that a traceback names: in a pass, which the predictor calls "backward", or later.
+MADE_IN = {
+    "oom-logits": "backward",
+    "oom-attention": "backward",
+    "oom-activations": "backward",
+    "oom-optimizer": "update",
+}
+
+
+@dataclass(frozen=True)
+class WhatFits:
+    """What is predicted of a training, in words. Empty: too little is said."""
+
+    words: str = ""
+    may_fit: tuple[Change, ...] | None = None  # changes that fit, or could not be tried. None: none was looked at
+    is_in_pieces: bool = False  # it fits, and with all in one piece the tensor would have had room
+
+
+def named(causes: list[Cause]) -> Cause:
+    """Return the cause that a change has to shrink: the first that is of a tensor."""
+    return next((cause for cause in causes if cause.id not in BESIDE), causes[0])
+
+
+def predicted(error: OomError, training: KnownTraining, cause: Cause) -> WhatFits:
+    """Return what a rank is predicted to need of this GPU, and which changes would fit."""
+    model, given = training.model, training.described
+    total_bytes = error.total or training.gpu_bytes
+    if error.where != "GPU" or not total_bytes or model is None or training.missing:
+        return WhatFits()
+    try:
+        prediction = prediction_of(training.wanted, given)
+        needs_bytes = prediction.memory.peak_bytes
+    except Stop as stop:  # an arm whose memory is not predicted, or what is traced where PyTorch is missing
+        return WhatFits(f"Not predicted: {stop.sentence}")
+    card = like(GPUS[gpu_named("H100")], total_bytes, None)  # memory depends on no more than its size
+    if cause.id in BETWEEN_STEPS and (fitting := _steps_that_fit(card, training, model)):
+        return WhatFits(f"{fitting}; the rest is {BETWEEN_STEPS[cause.id]}.")
+    gpu = f"{binary_size(total_bytes, 4)} ({size(total_bytes)})"  # with the digits of the message
+    has = f"this GPU has {gpu}, less {binary_size(reserve_bytes(card))} for context and fragmentation"
+    later = _later(error, training, needs_bytes)
+    needs = f"{_assumed(training, model)}: {_needs(training, needs_bytes)}; {has}.{later}"
+    fit = fits_on(card, needs_bytes)
+    if fit == "no":
+        which, may_fit = _which_fit(card, training, error, cause, 0)
+        return WhatFits(f"{needs} {which}", may_fit)
+    if given.chunked_loss and "logits" in cause.part_of:  # the flag is of the next run
+        return WhatFits(f"{needs} That fits: a loss in pieces never makes the whole logits, of which the message is.")
+    made_in = next((MADE_IN[clue.cause] for clue in clues(error) if clue.cause in MADE_IN), "")
+    excess = Excess.of(error, prediction.most_bytes(made_in))
+    fits = "That only just fits" if fit == "only just" else "That fits"
+    words = f"{needs} {fits}{although_it_fits(error, training, model, excess)}"
+    if excess.where == "outside" or ranks_that_share(error, training):
+        return WhatFits(words)
+    is_in_pieces = helps_in_one_piece(error, training)
+    is_of_tensors = excess.where != "unused" and excess.taken_bytes > 0
+    if not is_of_tensors and fit == "yes":
+        return WhatFits(words, is_in_pieces=is_in_pieces and excess.where == "unused")
+    which, may_fit = _which_fit(card, training, error, cause, excess.taken_bytes if is_of_tensors else 0)
+    if is_of_tensors:  # beside them little that is unused explains nothing
+        is_much = error.unallocated >= UNUSED_SHARE * total_bytes
+        is_in_pieces &= is_much and any(change.words == IN_ONE_PIECE for change in may_fit)
+    then = "With that on top" if is_of_tensors else "If it fails again,"
+    return WhatFits(f"{words} {then} {which[0].lower()}{which[1:]}", may_fit, is_in_pieces)
+
+
+def far_beyond(error: OomError, training: KnownTraining) -> str:
+    """Return that a training needs far more than its GPU has: which tensor came last says little then. Empty: not so.
+
+    Where nobody says whether activations are recomputed, they are.
+    """
+    total_bytes = error.total or training.gpu_bytes
+    is_said = error.where == "GPU" and total_bytes and training.model and not training.missing
+    if not is_said or training.unfitting:
+        return ""
+    given = training.described
+    with contextlib.suppress(Stop):
+        least = replace(given, checkpointing=given.checkpointing is not False)
+        needs_bytes = predicted_memory(training.wanted, least).peak_bytes
+        if needs_bytes > FAR * total_bytes:
+            needs, gpu = binary_size(needs_bytes), binary_size(total_bytes, 4)
+            return f"The training as given needs {needs}, predicted, on a GPU of {gpu}."
+    return ""
+
+
+def _steps_that_fit(card: Gpu, training: KnownTraining, model: Transformer) -> str:
+    """Return that the steps of a training fit, with activations kept if nobody says it. Empty: they do not."""
+    said = training.described.checkpointing
+    room_bytes = card.memory_bytes - reserve_bytes(card)
+    for checkpointing in (False, True) if said is None else (said,):
+        described = replace(training.described, checkpointing=checkpointing)
+        needs_bytes = predicted_memory(training.wanted, described).peak_bytes
+        if fits_on(card, needs_bytes) != "no":
+            needs = f"{needs_bytes / 2**30:.1f} of {room_bytes / 2**30:.1f} GiB"
+            return f"{_assumed(replace(training, described=described), model)}: the training fits ({needs})"
+    return ""
+
+
+def _which_fit(
+    card: Gpu, training: KnownTraining, error: OomError, cause: Cause, more_bytes: int
+) -> tuple[str, tuple[Change, ...]]:
+    """Return which changes would fit, in words that mark those that shrink what is named, and which may.
+
+    `more_bytes` are on the GPU beside what is predicted. `study advise` knows nothing of them.
+    """
+    changes = that_help(cause, training.described)
+    if more_bytes and helps_in_one_piece(error, training):  # it costs nothing
+        changes = [Change(IN_ONE_PIECE, training.described, frozenset()), *changes]
+    fitting, untried, may_fit = _tried(card, training, cause, changes, more_bytes)
+    if not fitting:
+        several = "" if more_bytes else ": `study advise` tries several"
+        return f"No single change that helps with it would fit{several}.{untried}", may_fit
+    times = "" if more_bytes else " `study advise` predicts how long their steps take."
+    is_marked = any(words.endswith("*") for words in fitting)
+    legend = f" (* shrinks the {' or '.join(cause.part_of)})" if is_marked else ""
+    return f"Each of these would fit, the mildest first{legend}: {'; '.join(fitting)}.{untried}{times}", may_fit
+
+
+def _tried(
+    card: Gpu, training: KnownTraining, cause: Cause, changes: list[Change], more_bytes: int
+) -> tuple[list[str], str, tuple[Change, ...]]:
+    """Return in words which changes are predicted to fit, and which could not be tried; and all of these."""
+    fitting, may_fit = [], []
+    untried = ""
+    for change in changes:
+        try:
+            changed_bytes = more_bytes + predicted_memory(training.wanted, change.training).peak_bytes
+        except Stop as stop:
+            if stop.status == "unavailable":
+                untried += f" Not tried: {change.words}: {stop.what}."  # its remedy is of flags that nobody gave
+                may_fit.append(change)
+            continue
+        answer = fits_on(card, changed_bytes)
+        if answer != "no":
+            just = ", only just" if answer == "only just" else ""
+            mark = "*" if change.shrinks_part(cause) else ""
+            fitting.append(f"{change.words} ({binary_size(changed_bytes)}{just}){mark}")
+            may_fit.append(change)
+    return fitting, untried, tuple(may_fit)
+
+
+def _assumed(training: KnownTraining, model: Transformer) -> str:
+    rows = number_of(training.rows, f"sequences of {training.sequence or default_sequence(model):,} tokens")
+    assumed = f"Predicted with {rows} per micro-batch"
+    if training.described.checkpointing is None:
+        return assumed
+    return f"{assumed} and activations {'recomputed' if training.described.checkpointing else 'kept'}"
+
+
+def _needs(training: KnownTraining, needs_bytes: float) -> str:
+    """Return what a rank needs. Where nobody says whether activations are recomputed, both are told."""
+    if training.unfitting:
+        return training.unfitting
+    needs = f"a rank needs {binary_size(needs_bytes)} at the peak"
+    if training.described.checkpointing is not None:
+        return needs
+    recomputing = replace(training.described, checkpointing=True)
+    other = binary_size(predicted_memory(training.wanted, recomputing).peak_bytes)
+    return f"{needs} if activations are kept, and {other} if they are recomputed, which is not known"
+
+
+def _later(error: OomError, training: KnownTraining, needs_bytes: int) -> str:
+    """Return how much more a later step needs than the first update had, if that made moments; else nothing."""
+    more_bytes = needs_bytes - (error.allocated or needs_bytes) - error.asked.low
+    is_known = training.described.checkpointing is not None and not ranks_that_share(error, training)
+    if more_bytes < ROUNDED or not is_known or not makes_moments(error):
+        return ""
+    return f" That is of later steps, which need {binary_size(more_bytes)} more than this first update had."
