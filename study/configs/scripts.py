@@ -19,7 +19,8 @@ from study.known.which_apply import Stack
 TABLE = Path(__file__).with_name("scripts.toml")
 COMMENT = re.compile(r"(?m)(?:^|\s)#.*$")
 # A script that reads these takes a trainer's arguments from elsewhere.
-ELSEWHERE = re.compile(r"HfArgumentParser|TrlParser|OmegaConf|hydra|\byaml\b|json\.load|\*\*\w*(?:arg|conf|cfg)")
+ELSEWHERE = re.compile(r"HfArgumentParser|TrlParser|OmegaConf|hydra|\byaml\b|json\.load")
+ARGUMENTS = re.compile("arg|conf|cfg")  # that a call unpacks: a reward of GRPO has **kwargs of its own
 
 
 @dataclass(frozen=True)
@@ -106,9 +107,16 @@ def _is_whole(scripts: Mapping[Path, str]) -> bool:
             is_own = not module or beside.is_dir() or beside.with_suffix(".py").is_file()
             if is_own and beside.with_suffix(".py") not in scripts:
                 return False
-        if ELSEWHERE.search(text):
+        if ELSEWHERE.search(text) or any(map(ARGUMENTS.search, _unpacked(tree))):
             return False
     return True
+
+
+def _unpacked(tree: ast.Module) -> Iterable[str]:
+    """Yield what calls unpack as their arguments."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield from (ast.unparse(each.value) for each in node.keywords if each.arg is None)
 
 
 def _imported(tree: ast.Module) -> Iterable[str]:

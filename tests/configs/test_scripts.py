@@ -22,6 +22,7 @@ SCHEDULED = next(name for name in scripts.rows() if name.startswith("Is a prepar
 ACCUMULATES = next(row for name, row in scripts.rows().items() if name.startswith("Does the loop use accelerator.acc"))
 CLIPPED = next(row for name, row in scripts.rows().items() if name.startswith("Does the script call clip_grad_norm_"))
 ACCUMULATION = next(row for name, row in scripts.rows().items() if "the DeepSpeed config another or none" in name)
+PRECOMPUTED = scripts.rows()["Is it DPO or KTO with precompute_ref_log_probs"]
 SFT = """from transformers import AutoModelForCausalLM
 from trl import SFTTrainer
 model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B")
@@ -40,6 +41,14 @@ SAID = {
     r"dtype\s*=\s*\W?(?:torch\.)?float32\b": "dtype=torch.float32",
     r"max_grad_norm\W?\s*[=:]\s*1(?:\.0*)?\b": "max_grad_norm=1.0",
     r"activation_offloading\s*=\s*False": "activation_offloading=False",
+    r"activation_offloading\s*=\s*True": "activation_offloading=True",
+    r"use_liger_kernel\s*=\s*False": "use_liger_kernel=False",
+    r"(?s)\A(?=.*\b(?:DPO|KTO)Trainer\().*\buse_liger_kernel\s*=\s*True": "DPOTrainer(use_liger_kernel=True)",
+    r"precompute_ref_log_probs\s*=\s*False": "precompute_ref_log_probs=False",
+    PRECOMPUTED.yes: "KTOTrainer(precompute_ref_log_probs=True)",
+    r"\b(?:ORPO|CPO)Trainer\(": "CPOTrainer(",
+    r"use_vllm\s*=\s*True": "use_vllm=True",
+    r"(?s)\A(?!.*use_vllm).*\b(?:GRPO|RLOO)Trainer\(": "GRPOTrainer(",
     r"average_tokens_across_devices\s*=\s*True": "average_tokens_across_devices=True",
     ACCUMULATES.yes: "with accelerator.no_sync(model):",
     scripts.rows()[EACH_UPDATES].yes: "model = accelerator.prepare(model)\naccelerator.backward(loss)",
@@ -292,3 +301,19 @@ def test_a_config_in_a_text_answers_what_is_asked_of_a_config(text, tmp_path):
     (tmp_path / "issue.txt").write_text(f"deepspeed==0.19.8\n{text}")
     answer = stack((str(tmp_path / "issue.txt"),), flags=Flags())
     assert {"clips-by-default", "L-01", "L-46", "L-47"}.isdisjoint(row["id"] for row in answer["faults"])
+
+
+@pytest.mark.parametrize(("call", "is_whole"), [("GRPOConfig(beta=0.1)", True), ("GRPOConfig(**kwargs)", False)])
+def test_a_reward_with_arguments_of_its_own_leaves_a_script_whole(call, is_whole, tmp_path):
+    reward = "def reward(completions, **kwargs):\n    return [0.0 for _ in completions]\n"
+    text = f"from trl import GRPOConfig, GRPOTrainer\n{reward}GRPOTrainer(model, reward, {call}).train()\n"
+    shown = seen(text, tmp_path, "trl==1.0.0\n", Flags()).shown
+    assert (shown.get("Is it DPO or KTO with use_liger_kernel") is False) is is_whole
+
+
+@pytest.mark.parametrize("trainer", ["trl", "trainer", "axolotl"])
+def test_a_trainer_is_not_asked_for_an_accelerator_of_ones_own(trainer):
+    answer = stack(("accelerate==1.15.0", "deepspeed==0.19.8"), flags=Flags(stage=2, passes=4, trainer=trainer))
+    assert {"L-56", "accumulation-of-the-config", "each-micro-batch-updates"}.isdisjoint(
+        row["id"] for row in answer["faults"]
+    )
