@@ -317,3 +317,13 @@ def test_a_trainer_is_not_asked_for_an_accelerator_of_ones_own(trainer):
     assert {"L-56", "accumulation-of-the-config", "each-micro-batch-updates"}.isdisjoint(
         row["id"] for row in answer["faults"]
     )
+
+
+def test_a_method_and_its_argument_in_a_script_are_an_answer(tmp_path, capsys):
+    """Of TRL no list of releases is kept, so none is named as right."""
+    (tmp_path / "train.py").write_text(
+        "from trl import DPOConfig, DPOTrainer\nDPOTrainer(DPOConfig(use_liger_kernel=True))\n"
+    )
+    answer = stack(("trl==1.10.0", str(tmp_path / "train.py")), flags=Flags(ddp=True))
+    assert [row["id"] for row in answer["faults"] if row["answer"] == "applies"] == ["trl-liger-past-ddp"]
+    assert "no known fault of trl" not in capsys.readouterr().out
