@@ -10,6 +10,7 @@ from typing import Any
 from study.configs import scripts
 from study.configs.mistakes import recognised
 from study.configs.pasted import condense
+from study.configs.pasted.config_in_text import configs_with
 from study.configs.pasted.matching import flags_of
 from study.configs.pasted.read import Pasted, read
 from study.configs.pasted.two_releases import mentioned
@@ -28,6 +29,7 @@ from study.records.metrics import dig
 CONFIGS = (".json", ".yaml", ".yml", ".toml")  # of which the whole is a config or a lock
 OF_WAYS = {"stage", *WAYS}
 NO_LIBRARY = "No library is named: releases are this environment's. Give yours, such as deepspeed==0.19.8."
+PAST_ACCELERATE = "The script trains without accelerate: none of its faults is told."
 ANSWERED = "What the script's own text answers is not asked; options of a launcher are not in it."
 
 
@@ -58,10 +60,15 @@ def described(words: tuple[str, ...], flags: Flags, config: Path | None = None) 
         notes.append(NO_LIBRARY)
     config_says = {name: None if each.is_open else each.value for name, each in settings.items()}
     stack = Stack.of(lists.releases(words), flags, config_says, key)
+    if config is None:
+        stack = replace(stack, key=_key_in_texts(given_words))
     stack = replace(stack, shown=scripts.shown(given_words, config, stack))
     if stack.shown and any(map(scripts.is_script, given_words)):
         notes.append(ANSWERED)
     notes += [*more, *lists.notes(words, stack.releases), *_overruled(flags, settings)]
+    if scripts.goes_past_accelerate(given_words, stack):
+        stack = replace(stack, releases={name: of for name, of in stack.releases.items() if name != "accelerate"})
+        notes.append(PAST_ACCELERATE)
     return stack, [*notes, *_without_effect(flags, settings)]
 
 
@@ -98,6 +105,17 @@ def _with_texts(words: tuple[str, ...], flags: Flags) -> tuple[tuple[str, ...], 
             flags = replace(flags, stage=2)
             notes.append("The text names stage_1_and_2.py: taken as stage 2. With stage 1 give --stage 1.")
     return tuple(lists_of), flags, notes
+
+
+def _key_in_texts(words: tuple[str, ...]) -> Callable[[str], Any] | None:
+    """Return what the first config in a text has at a dotted path: DeepSpeed's, or that of `accelerate env`."""
+    for word in words:
+        pasted = _pasted(word)
+        if pasted and pasted.config:
+            return partial(dig, pasted.config.content)
+        for of_env in configs_with("zero_stage", pasted.text if pasted else ""):
+            return partial(dig, {"deepspeed_config": of_env.content})
+    return None
 
 
 def _pasted(word: str) -> Pasted | None:
