@@ -20,6 +20,8 @@ COMMENT = re.compile(r"(?m)(?:^|\s)#.*$")
 # A script that reads these takes a trainer's arguments from elsewhere.
 ELSEWHERE = re.compile(r"HfArgumentParser|TrlParser|OmegaConf|hydra|\byaml\b|json\.load|\*\*\w*(?:arg|conf|cfg)")
 
+SIGNATURE = re.compile(r"\bdef \w+\([^()]*\)")  # which only names what others may pass
+
 
 @dataclass(frozen=True)
 @with_config(NO_OTHER_KEYS)
@@ -80,7 +82,7 @@ def _is_whole(scripts: Mapping[Path, str]) -> bool:
             is_own = not module or beside.is_dir() or beside.with_suffix(".py").is_file()
             if is_own and beside.with_suffix(".py") not in scripts:
                 return False
-        if ELSEWHERE.search(text):
+        if ELSEWHERE.search(SIGNATURE.sub("", text)):
             return False
     return True
 

@@ -138,7 +138,8 @@ def _config_wins(given: Flags, flags: Flags, settings: EffectiveSettings) -> tup
             continue
         dropped[condition] = None
         text_has = getattr(flags, condition)
-        if not _is_named_so(text_has, settings[name].value):
+        cast = f"cast to {AUTOCAST.get(str(text_has))}"  # a text's bf16 may be of weights or of autocast
+        if not _is_named_so(text_has, settings[name].value) and not str(settings[name].value).endswith(cast):
             written = f"{name} {shown(settings[name], name)}"
             notes.append(f"The config's {written} counts, and not the text's {flag(condition)} {text_has}.")
             # transformers/integrations/deepspeed.py (fill_match), as of the other numbers that TrainingArguments has.

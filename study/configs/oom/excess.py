@@ -62,7 +62,9 @@ def although_it_fits(error: OomError, training: KnownTraining, model: Transforme
             return f", but {taken} are outside PyTorch: {_outside(error)}."
     copy = _second_model(training, model, rest.taken_bytes)
     near = ", or ".join(_near(error, training, model, rest.taken_bytes))
-    by = copy or "something that was not given takes them, or differs"
+    line = training.settings.get("second_model")
+    unpredicted = f"`{shorten(line, 80)}` takes a part of them, which is not predicted" if line else ""
+    by = copy or unpredicted or "something that was not given takes them, or differs"
     by += f"; about as much is taken by {near}" if near else ""
     return f", but this process had {taken} more in tensors: {by}."
 

@@ -30,6 +30,7 @@ OFF = re.compile(
     r"""(?im)["']?(?:\s*(?:[:=]|\.{2,})\s*(?:\{\s*["']?enabled["']?\s*:\s*)?|[ \t]+(?:(?:is|was|are)[ \t]+)?)"""
     r"""["']?(?:(?:false|none|null|disabled)\b|(?:no|off|0)(?=["']?[ \t]*(?:[,;)}\]\r\n]|$)))"""
 )
+OF_PAIRS = re.compile(r"(?<![A-Za-z])(?:DPO|CPO|ORPO|Reward)Trainer\(")  # TRL's, whose rows are pairs
 # A line of a person has words, and little else.
 NO_PROSE = (
     r"(?:File |at |\[|[-*] [`A-Z][\w` ]+:|\d{4}-|INFO|WARNING|import |from \S+ import|def |class |pip |export |--"
@@ -158,6 +159,17 @@ class Pasted:
         is_told = not self.last_error.startswith("AssertionError") or re.search("[a-z]{2,} [a-z]{2,}", self.last_error)
         asserted = None if is_told else ASSERTED.search(self.text, frames[-1].end(), place)
         return f"{where}, where {frames[-1]['function']} asserts `{asserted[1]}`" if asserted else where
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether a row of a micro-batch is a pair of answers."""
+        return bool(OF_PAIRS.search(self.text))
+
+    @property
+    def sequences(self) -> int | None:
+        """The sequences of a micro-batch. None: nobody says it."""
+        rows = self.said.get("micro_batch")
+        return 2 * rows if rows and self.has_pairs else rows
 
     @property
     def is_cut(self) -> bool:
@@ -295,6 +307,9 @@ def said(text: str) -> dict[str, Any]:
     if per_machine and found.get("machines", 1) > 1 and found.get("ranks", per_machine) == per_machine:
         found["ranks"] = per_machine * found["machines"]
     found.pop("total_batch", None)
+    prompt, completion = found.pop("prompt", 0), found.pop("completion", 0)
+    if prompt and completion:
+        found.setdefault("sequence", prompt + completion)
     fsdp, ddp = found.pop("fsdp", None), found.pop("ddp", None)
     if "stage" in found:
         return found
