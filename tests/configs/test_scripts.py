@@ -164,3 +164,11 @@ def test_a_script_that_names_no_library_is_answered_with_what_is_missing(text, t
     assert "No library is named: releases are this environment's. Give yours, such as deepspeed==0.19.8." in printed
     stack((str(tmp_path / "train.py"), "deepspeed==0.17.6"), flags=Flags())
     assert "No library is named" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "is_whole"),
+    [("def reward(completions, **kwargs): ...", True), ("args = GRPOConfig(**kwargs)", False)],
+)
+def test_a_signature_that_takes_any_arguments_reads_none_from_elsewhere(line, is_whole, tmp_path):
+    assert ("peft" in seen(f"{PLAIN}{line}\n", tmp_path).shown) is is_whole

@@ -52,3 +52,13 @@ def test_a_trainer_that_refuses_two_numbers_is_not_said_to_take_one(script, refu
     _, notes = described((str(tmp_path / "train.py"),), Flags(), tmp_path / "ds.json")
     assert "counts, and not the text's --passes 2." in " ".join(notes)
     assert ("The Trainer refuses two numbers" in " ".join(notes)) == refused
+
+
+@pytest.mark.parametrize(("text", "differs"), [("bf16=True", False), ("fp16=True", True)])
+@pytest.mark.parametrize("kind", ["FSDP", "MULTI_GPU"])
+def test_a_scripts_bf16_is_that_of_its_config(text, differs, kind, tmp_path):
+    """It may be of weights or of autocast: the config says which."""
+    (tmp_path / "train.py").write_text(f"from trl import SFTConfig\nargs = SFTConfig({text})\n")
+    (tmp_path / "accelerate.yaml").write_text(f"distributed_type: {kind}\nmixed_precision: bf16\nnum_processes: 4\n")
+    _, notes = described((str(tmp_path / "train.py"),), Flags(), tmp_path / "accelerate.yaml")
+    assert ("counts, and not the text's --precision" in " ".join(notes)) == differs
