@@ -15,6 +15,7 @@ from study.configs.pasted.read import Pasted, read
 from study.configs.pasted.two_releases import mentioned
 from study.configs.settings import UNSET, EffectiveSettings, effective_settings, same
 from study.configs.shown import shown
+from study.configs.sources import SCRIPTS
 from study.core.errors import Stop
 from study.core.ignored_keys import OFFLOADS
 from study.core.recipes import AUTOCAST
@@ -104,7 +105,8 @@ def _pasted(word: str) -> Pasted | None:
     """Return what a text says, or the file that a word names. None: a word, a config or a lock."""
     is_file = os.path.isfile(word)  # noqa: PTH113  an error in quotes may be longer than a name, where pathlib raises
     text = condense.content(Path(word)) if is_file else word
-    if ("\n" not in text.strip() and not scripts.is_script(word)) or Path(word).suffix in CONFIGS:
+    is_word = "\n" not in text.strip() and not (is_file and Path(word).suffix in SCRIPTS)
+    if is_word or Path(word).suffix in CONFIGS:
         return None
     return read(text)
 

@@ -62,3 +62,11 @@ def test_a_scripts_bf16_is_that_of_its_config(text, differs, kind, tmp_path):
     (tmp_path / "accelerate.yaml").write_text(f"distributed_type: {kind}\nmixed_precision: bf16\nnum_processes: 4\n")
     _, notes = described((str(tmp_path / "train.py"),), Flags(), tmp_path / "accelerate.yaml")
     assert ("counts, and not the text's --precision" in " ".join(notes)) == differs
+
+
+def test_a_launch_command_in_a_file_of_one_line_is_read(tmp_path):
+    (tmp_path / "run.sh").write_text(
+        "trl sft --per_device_train_batch_size 4 --gradient_accumulation_steps 8 --bf16 true"
+    )
+    stack, _ = described((str(tmp_path / "run.sh"),), Flags())
+    assert (stack.said["passes"], stack.said["precision"]) == (8, "bf16")

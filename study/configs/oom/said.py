@@ -48,7 +48,7 @@ DOUBLE = re.compile(
 TRAINABLE = re.compile(r"(?i)\btrainable param(?:eter)?s ?[:=] ?(\d{1,3}(?:,\d{3})+|\d{4,12})\b")
 # DeepSpeed has one file for two stages. The second is more usual: examples of transformers and Accelerate have it.
 STAGE_1_OR_2 = "as the text names stage_1_and_2.py; stage 1 holds all gradients as well"
-OF_TEXT = ("ranks", "micro_batch", "sequence", "lora_rank")
+OF_TEXT = ("sequence", "lora_rank")
 
 
 def stated(pasted: Pasted) -> dict[str, Any]:
@@ -56,8 +56,7 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     said = {name: pasted.said.get(name) or None for name in OF_TEXT}
     said |= {"micro_batch": pasted.sequences, "pairs": pasted.has_pairs or None, "quantized": quantized(pasted.text)}
     said["checkpointing"] = pasted.said.get("checkpointing")
-    if pasted.said.get("machines", 1) > 1:
-        said["ranks"] = None  # it may be the number of a node
+    said["ranks"] = pasted.ranks
     if pasted.said.get("offload", "none") != "none":
         said["offload_optimizer"] = pasted.said["offload"]
     said["adapters"] = pasted.said.get("peft")
