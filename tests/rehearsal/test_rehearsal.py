@@ -466,6 +466,8 @@ def test_a_module_or_a_program_is_a_script(tmp_path, monkeypatch):
     assert rehearsed("own.train")["observed"]["ranks"] == 2
     with pytest.raises(Stop, match="is no program in Python"):
         found("bash")
+    with pytest.raises(Stop, match="give the launch command in it"):
+        found("run.sh")
     with pytest.raises(Stop, match="there is no script nosuch"):
         found("nosuch")
 
