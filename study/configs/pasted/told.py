@@ -137,7 +137,7 @@ def arm(pasted: Pasted) -> str | None:
 def flags(pasted: Pasted) -> str:
     """Return the flags of `study advise` that a text says; "" if it does not name a model and its GPUs."""
     about, said = told(pasted.text), pasted.said
-    ranks = said.get("ranks") if said.get("machines", 1) == 1 else None  # of several nodes `advise` asks for a link
+    ranks = said.get("ranks") if said.get("machines", 1) == 1 else None  # of several nodes it may be those of one
     if not about.size or not (ranks or about.gpu):
         return ""
     rank = said.get("lora_rank", USUAL_RANK) if said.get("peft") and about.model else None
