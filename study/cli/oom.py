@@ -164,7 +164,8 @@ def _as_taken(training: KnownTraining, name: str, value: Any) -> str:
         return training.inferred
     if name == "arm" and "stage" in training.from_text and (why := training.settings.get("assumed")):
         return f"{typed(name, value)} ({why})"
-    return typed(name, value)
+    pairs = value // 2 if name == "micro_batch" else 0
+    return f"{typed(name, value)} ({pairs} pairs)" if pairs and training.settings.get("pairs") else typed(name, value)
 
 
 def _show_causes(causes: list[Cause], remedies: list[str]) -> None:

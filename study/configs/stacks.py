@@ -16,6 +16,7 @@ from study.configs.pasted.read import Pasted, read
 from study.configs.pasted.two_releases import mentioned
 from study.configs.settings import UNSET, EffectiveSettings, effective_settings, same
 from study.configs.shown import shown
+from study.configs.sources import SCRIPTS
 from study.core.errors import Stop
 from study.core.ignored_keys import OFFLOADS
 from study.core.recipes import AUTOCAST
@@ -122,7 +123,8 @@ def _pasted(word: str) -> Pasted | None:
     """Return what a text says, or the file that a word names. None: a word, a config or a lock."""
     is_file = os.path.isfile(word)  # noqa: PTH113  an error in quotes may be longer than a name, where pathlib raises
     text = condense.content(Path(word)) if is_file else word
-    if ("\n" not in text.strip() and not scripts.is_script(word)) or Path(word).suffix in CONFIGS:
+    is_word = "\n" not in text.strip() and not (is_file and Path(word).suffix in SCRIPTS)
+    if is_word or Path(word).suffix in CONFIGS:
         return None
     return read(text)
 
@@ -156,7 +158,8 @@ def _config_wins(given: Flags, flags: Flags, settings: EffectiveSettings) -> tup
             continue
         dropped[condition] = None
         text_has = getattr(flags, condition)
-        if not _is_named_so(text_has, settings[name].value):
+        cast = f"cast to {AUTOCAST.get(str(text_has))}"  # a text's bf16 may be of weights or of autocast
+        if not _is_named_so(text_has, settings[name].value) and not str(settings[name].value).endswith(cast):
             written = f"{name} {shown(settings[name], name)}"
             notes.append(f"The config's {written} counts, and not the text's {flag(condition)} {text_has}.")
             # transformers/integrations/deepspeed.py (fill_match), as of the other numbers that TrainingArguments has.

@@ -653,7 +653,8 @@ def test_a_text_that_says_nothing_of_offloading_is_in_no_conflict_with_a_config_
 def test_what_cannot_be_of_a_training_is_not_taken_from_a_text():
     """Nor is a number of a node taken for all ranks, a method of quantization for full training, or 0 for a number."""
     assert known("--model_name_or_path facebook/opt-1.3b max_length=100000").wanted == Wanted()
-    assert known("torchrun --nnodes 2 --nproc_per_node 8").described.ranks is None
+    assert known("torchrun --nnodes 2 --nproc_per_node 8").described.ranks == 16
+    assert known("torchrun --nnodes 2 num_gpus=8").described.ranks is None
     assert known("num_processes: 0, zero_stage: 2").described == Described(arm="zero2")
     assert known("base_model: meta-llama/Llama-3-8B, lora_r: 8, finetuning_type: full").wanted.lora_rank is None
     assert known("compares Qwen2.5-7B and Llama-3-8B").wanted.model is None
@@ -1591,3 +1592,100 @@ def test_who_gives_a_script_without_adapters_is_not_asked_for_them(tmp_path, mon
         script.write_text(text)
         said = said_of(f"{log} {script}", "--model llama3-8b --ranks 8", monkeypatch, capsys)
         assert ("give --lora-rank" in said) == asks
+
+
+QLORA = """
+model = AutoModelForCausalLM.from_pretrained("meta-llama/Meta-Llama-3-70B", quantization_config=bnb)
+peft_config = LoraConfig(r=16)
+args = SFTConfig(max_length=2048, per_device_train_batch_size=2, gradient_checkpointing=True)
+fsdp_version: 2
+num_processes: 4
+"""
+
+
+@pytest.mark.parametrize(
+    ("bits", "linear_bytes", "scales_bytes"),
+    [("", 2, 0), ("load_in_8bit=True", 1, 0), ("load_in_4bit=True", 0.5, 1 / 16)],
+)
+def test_quantized_weights_are_predicted_as_they_are_kept(bits, linear_bytes, scales_bytes):
+    """By hand: embedding and head stay in 16 bits, adapters in fp32; each rank holds all scales."""
+    training = known(f"{QLORA}BitsAndBytesConfig({bits})")
+    words, adapters = 2 * 128256 * 8192, 207.1e6
+    linear = 70.55e9 - words
+    held = (linear * linear_bytes + words * 2 + adapters * 4) / 4 + linear * scales_bytes
+    memory = trainings.predicted_memory(training.wanted, training.described)
+    assert memory.at_peak["weights"] == pytest.approx(held, rel=0.01)
+
+
+IN_LOSS = """Traceback (most recent call last):
+  File "/opt/transformers/loss/loss_utils.py", line 55, in ForCausalLMLoss
+    LINE
+"""
+
+
+@pytest.mark.parametrize("line", ["logits = logits.float()", "loss = nn.functional.cross_entropy(source, target)"])
+@pytest.mark.parametrize("model", ["llama3-70b", "llama3-8b"])
+@pytest.mark.parametrize("lora_rank", [None, 16])
+@pytest.mark.parametrize("arm", ["fsdp2", "zero3"])
+def test_the_logits_are_not_a_weight_of_their_size(line, model, lora_rank, arm):
+    """With as many tokens as half the width, logits in fp32 are as large as the embedding in bf16."""
+    tokens = asked_for(Wanted(model=model), 1).dimensions["hidden_size"] // 2
+    error = reading.find(IN_LOSS.replace("LINE", line) + new(f"{tokens * 128256 * 4 / 2**30:.2f} GiB"))
+    given = Described(arm=arm, ranks=4, micro_batch=1, sequence=tokens)
+    causes, _ = explain(error, Wanted(model=model, lora_rank=lora_rank), given)
+    assert causes[0].id == "oom-logits"
+    assert {"oom-gather", "oom-weights", "oom-frozen-weight"}.isdisjoint(cause.id for cause in causes)
+
+
+def test_embeddings_are_of_16_bits_or_32():
+    """Nobody quantizes them, so that one byte of each element is no size of theirs."""
+    error = reading.find(new("1.96 GiB"))
+    causes, _ = explain(error, Wanted(model="llama3-70b", lora_rank=16), Described(arm="fsdp2", ranks=4))
+    assert causes
+    assert not any("x 1 bytes" in cause.what for cause in causes)
+
+
+@pytest.mark.parametrize(
+    "line", ["ref_model = AutoModelForCausalLM.from_pretrained(name)", "vllm_gpu_memory_utilization=0.6,"]
+)
+def test_what_a_script_puts_on_a_gpu_besides_is_named(line):
+    wanted, given = Wanted(model="qwen2.5-7b"), Described(arm="zero3", ranks=8, micro_batch=1, sequence=2048)
+    allocated = trainings.prediction_of(wanted, given).memory.peak_bytes / 2**30 + 20
+    said = said_beside(allocated, 0.5, wanted, given, stated_by=f"args(\n    {line}\n)")
+    assert f"more in tensors: `{line.strip(',')}`, which is not predicted, or something" in said
+
+
+MARKED = """[rank0]: Traceback (most recent call last):
+[rank0]:   File "/opt/transformers/models/mistral/modeling_mistral.py", line 46, in forward
+[rank0]:     down_proj = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+MARKS[rank0]: """
+
+
+@pytest.mark.parametrize(
+    ("marks", "named"),
+    [
+        ("", "up_proj"),
+        (f"[rank0]: {' ' * 43}{'^' * 17}\n", "`self.gate_proj(x)`"),
+        (f"[rank0]: {' ' * 31}{'~' * 31}^{'~' * 16}\n", "`self.act_fn(self.gate_proj(x)) * self.up_proj(x)`"),
+    ],
+)
+def test_what_carets_mark_is_named_and_not_what_stands_beside_it(marks, named):
+    error = reading.find(MARKED.replace("MARKS", marks) + new("224.00 MiB"))
+    causes, _ = explain(error, Wanted(), Described())
+    assert f"the text names {named}" in causes[0].reasons
+
+
+@pytest.mark.parametrize("trainer", ["DPO", "SFT"])
+def test_a_config_counts_pairs_as_its_script_does(trainer, tmp_path):
+    config = tmp_path / "ds.json"
+    config.write_text('{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 4}')
+    script = f"trainer = {trainer}Trainer(model, args=Config(per_device_train_batch_size=4))"
+    training = known(script, given=Described(config=config))
+    assert training.rows == (8 if trainer == "DPO" else 4)
+    assert not training.conflicts
+
+
+def test_a_rank_of_adapters_is_not_asked_for_if_a_script_says_it():
+    training = known("trainer = SFTTrainer(peft_config=LoraConfig(r=16))")
+    assert training.has_adapters
+    assert "lora_rank" not in training.missing

@@ -327,3 +327,11 @@ def test_a_method_and_its_argument_in_a_script_are_an_answer(tmp_path, capsys):
     answer = stack(("trl==1.10.0", str(tmp_path / "train.py")), flags=Flags(ddp=True))
     assert [row["id"] for row in answer["faults"] if row["answer"] == "applies"] == ["trl-liger-past-ddp"]
     assert "no known fault of trl" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "is_whole"),
+    [("def reward(completions, **kwargs): ...", True), ("args = GRPOConfig(**kwargs)", False)],
+)
+def test_a_signature_that_takes_any_arguments_reads_none_from_elsewhere(line, is_whole, tmp_path):
+    assert ("peft" in seen(f"{PLAIN}{line}\n", tmp_path).shown) is is_whole

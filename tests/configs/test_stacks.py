@@ -84,3 +84,21 @@ def test_fsdps_own_recomputing_that_is_off_says_nothing_of_the_other(config, scr
         stack, notes = described((str(code),), Flags(), file)
         assert stack.said.get("checkpointing") is expected
         assert not [note for note in notes if "counts" in note]
+
+
+@pytest.mark.parametrize(("text", "differs"), [("bf16=True", False), ("fp16=True", True)])
+@pytest.mark.parametrize("kind", ["FSDP", "MULTI_GPU"])
+def test_a_scripts_bf16_is_that_of_its_config(text, differs, kind, tmp_path):
+    """It may be of weights or of autocast: the config says which."""
+    (tmp_path / "train.py").write_text(f"from trl import SFTConfig\nargs = SFTConfig({text})\n")
+    (tmp_path / "accelerate.yaml").write_text(f"distributed_type: {kind}\nmixed_precision: bf16\nnum_processes: 4\n")
+    _, notes = described((str(tmp_path / "train.py"),), Flags(), tmp_path / "accelerate.yaml")
+    assert ("counts, and not the text's --precision" in " ".join(notes)) == differs
+
+
+def test_a_launch_command_in_a_file_of_one_line_is_read(tmp_path):
+    (tmp_path / "run.sh").write_text(
+        "trl sft --per_device_train_batch_size 4 --gradient_accumulation_steps 8 --bf16 true"
+    )
+    stack, _ = described((str(tmp_path / "run.sh"),), Flags())
+    assert (stack.said["passes"], stack.said["precision"]) == (8, "bf16")

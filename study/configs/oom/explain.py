@@ -1,7 +1,7 @@
 """Explain an error about memory: match its size with what a training allocates, and rank the causes."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ class Allocation:
     cause: str  # that it means
     elements: float
     words: str  # the elements, as a person writes them
+    widths: Sequence[float] = ()  # bytes that an element may have, if the cause does not say it
 
 
 def explain(
@@ -53,7 +54,7 @@ def _sizes(error: OomError, training: KnownTraining) -> dict[str, str]:
     """Return by cause what has the asked size, as a sentence begins."""
     sizes: dict[str, str] = {}
     for each in _allocations(training, error.asked):
-        for element_bytes in rows()[each.cause].get("widths", WIDTHS):
+        for element_bytes in each.widths or rows()[each.cause].get("widths", WIDTHS):
             if error.asked.fits(each.elements * element_bytes):
                 sizes.setdefault(each.cause, f"{error.asked.text} = {each.words} x {element_bytes} bytes: ")
     # The guess is for what nothing else explains. But 8,192 is a usual length, and twice the width of many 7B models.
@@ -182,7 +183,7 @@ def _of_words(training: KnownTraining, model: Transformer) -> Iterator[Allocatio
     if not training.has_adapters:
         yield Allocation("oom-embeddings", elements, factors)
     elif training.shards_weights:
-        yield Allocation("oom-gather", elements, factors)
+        yield Allocation("oom-gather", elements, factors, WIDTHS)
 
 
 def _of_units(training: KnownTraining, model: Transformer) -> Iterator[Allocation]:
@@ -204,7 +205,8 @@ def _of_weights(training: KnownTraining, model: Transformer) -> Iterator[Allocat
     for tensor in model.tensors:
         if len(tensor.shape) > 1 and tensor.elements not in seen:
             seen.add(tensor.elements)
-            yield Allocation(cause, tensor.elements, f"{_sides(tensor.shape)} of {tensor.name}")
+            widths = WIDTHS if model.look.vocabulary in tensor.shape else ()  # nobody quantizes these
+            yield Allocation(cause, tensor.elements, f"{_sides(tensor.shape)} of {tensor.name}", widths)
 
 
 def _sides(shape: tuple[int, ...]) -> str:

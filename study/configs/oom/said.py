@@ -50,22 +50,31 @@ RULED_OUT = {
 # A line of a script that makes another model, or puts a whole one on a GPU.
 SECOND_MODEL = re.compile(
     r"(?m)^[ \t]*(?![ \t#])([^#\n]*(?:\bpipeline\((?=(?:[^()]|\((?:[^()]|\([^()]*\))*\)){0,400}?\bdevice)|\bdeepcopy\("
-    r"|\bref(?:erence)?_model *=(?! *None)|\b(?:AveragedModel|EMAModel)\("
+    r"|\bref(?:erence)?_model *=(?! *None)|\b(?:AveragedModel|EMAModel)\(|\bvllm_gpu_memory_utilization *="
     r"|Model\w*\.from_pretrained\([^#\n]*(?:device_map|\)\.(?:to|cuda)\())[^#\n]*)"
+)
+# How bitsandbytes keeps frozen layers. LLaMA-Factory and axolotl quantize the scales as well where nobody says it.
+QUANTIZED = {
+    "int8": r"(?i)\b(?:load_in_8bit[\"']?\s*[:= ]\s*[\"']?true|quantization_bit[\"']?\s*[:= ]\s*[\"']?8)\b",
+    "nf4": r"(?i)\b(?:load_in_4bit[\"']?\s*[:= ]\s*[\"']?true|quantization_bit[\"']?\s*[:= ]\s*[\"']?4)\b"
+    r"|(?<![\w./-])qlora\b(?!\.\w)",
+}
+DOUBLE = re.compile(
+    r"(?i)double_quant(?:ization)?[\"']?\s*[:= ]\s*[\"']?true\b|\bquantization_bit\b|\badapter: *qlora\b"
 )
 # As the Trainer prints it: "Number of trainable parameters = 8,030,261,248".
 TRAINABLE = re.compile(r"(?i)\btrainable param(?:eter)?s ?[:=] ?(\d{1,3}(?:,\d{3})+|\d{4,12})\b")
 # DeepSpeed has one file for two stages. The second is more usual: examples of transformers and Accelerate have it.
 STAGE_1_OR_2 = "as the text names stage_1_and_2.py; stage 1 holds all gradients as well"
-OF_TEXT = ("ranks", "micro_batch", "sequence", "lora_rank")
+OF_TEXT = ("sequence", "lora_rank")
 
 
 def stated(pasted: Pasted) -> dict[str, Any]:
     """Return what a text says of its training, by our names of settings."""
     said = {name: pasted.said.get(name) or None for name in OF_TEXT}
+    said |= {"micro_batch": pasted.sequences, "pairs": pasted.has_pairs or None, "quantized": quantized(pasted.text)}
     said["checkpointing"] = pasted.said.get("checkpointing")
-    if pasted.said.get("machines", 1) > 1:
-        said["ranks"] = None  # it may be the number of a node
+    said["ranks"] = pasted.ranks
     if pasted.said.get("offload", "none") != "none":
         said["offload_optimizer"] = pasted.said["offload"]
     said["FSDP1's sharding"], said["machines"] = pasted.said.get("sharding"), pasted.said.get("machines")
@@ -83,13 +92,19 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     said[IN_ONE_PIECE] = advised(IN_ONE_PIECE, pasted) != IN_ONE_PIECE or None
     said["ruled_out"] = {name for name, words in RULED_OUT.items() if re.search(words, pasted.text)} or None
     second = SECOND_MODEL.search(pasted.text)
-    said["second_model"] = second[1].strip() if second else None
+    said["second_model"] = second[1].strip(" \t,") if second else None
     about = told(pasted.text)
     said["model"] = about.model
     if about.model is None:  # of an unknown one at least the logits have their size
         said["vocabulary"] = only({shape.get("vocab_size") for shape in printed_shapes(pasted.text)})
     said["gpu"] = about.gpu if about.gpu_bytes else None  # of which there is one size
     return {name: value for name, value in said.items() if value is not None}
+
+
+def quantized(text: str) -> str | None:
+    """Return how a text says that frozen layers are quantized. None: it does not, or says two ways."""
+    kind = only({kind for kind, words in QUANTIZED.items() if re.search(words, text)})
+    return "nf4_double" if kind == "nf4" and DOUBLE.search(text) else kind
 
 
 def conflicts(given: dict[str, Any], written: dict[str, Any], stated: dict[str, Any]) -> list[str]:

@@ -24,6 +24,7 @@ from study.predict.front import (
     Estimate,
     PlaceFlags,
     Prediction,
+    Quantized,
     Question,
     StepFlags,
     TrainingFlags,
@@ -65,6 +66,8 @@ class Described:
     """Activations are recomputed in the backward pass."""
     chunked_loss: bool | None = None
     """The loss is computed in pieces, so that never all logits are held, as by Liger or torchtune."""
+    quantized: Quantized | None = None
+    """With --lora-rank: how the frozen linear layers are kept, as in QLoRA."""
     vocabulary: int | None = None
     """Size of the vocabulary, if the model is not named or has another."""
     buckets: int | None = None
@@ -100,6 +103,8 @@ class KnownTraining:
         settings = {name: each.value for name, each in config.items()}
         if stated:
             written = {name: each.value for name, each in config.items() if not (each.is_default or each.is_open)}
+            if stated.get("pairs") and str(written.get("micro_batch")).isdigit():
+                written["micro_batch"] = 2 * int(written["micro_batch"])
             if "stage" in written:  # whoever writes it, and no offloading, has none
                 written |= {name: settings[name] for name in OFFLOADS if name in settings}
             differ = conflicts(vars(wanted) | vars(described), written, stated)
@@ -154,7 +159,8 @@ class KnownTraining:
     def missing(self) -> list[str]:
         """What a prediction needs and nobody said."""
         missing = [name for name in NEEDED if getattr(self.described, name) is None]
-        return [*missing, "lora_rank"] if self.has_adapters and not self.wanted.lora_rank else missing
+        has_rank = self.wanted.lora_rank or self.settings.get("lora_rank")
+        return [*missing, "lora_rank"] if self.has_adapters and not has_rank else missing
 
     @property
     def shards_states(self) -> bool:
@@ -210,7 +216,10 @@ def prediction_of(wanted: Wanted, given: Described) -> Prediction:
     training = TrainingFlags(gpus=given.ranks, sequence=given.sequence, precision=given.precision)
     # One node, as nobody has said how large nodes are; no time is asked for.
     chunked = bool(given.chunked_loss)
-    place = PlaceFlags(gpu="H100", gpus_per_node=training.ranks, machine=None, chunked_loss=chunked)
+    quantized = given.quantized if wanted.lora_rank else None
+    place = PlaceFlags(
+        gpu="H100", gpus_per_node=training.ranks, machine=None, chunked_loss=chunked, quantized=quantized
+    )
     shape = asked_for(wanted, given.sequence or 1)
     step = StepFlags(batch=training.ranks, checkpointing=bool(given.checkpointing))
     question = Question.of(shape, training, place, step)

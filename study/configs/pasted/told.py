@@ -20,7 +20,8 @@ FAMILIES = (
 MODEL = re.compile(rf"(?ia)(?<![a-z])[\w./-]{{0,80}}(?:{FAMILIES}|starcoder|granite|smollm|t5)[\w./-]{{0,60}}")
 # Where a launch command or a config names the model. A text may name others, which do not train.
 MODEL_KEY = re.compile(
-    r"(?i)(?:model_name_or_path|base_model|model_id|from_pretrained|--model)[\"']?\s*[:= (]\s*[\"']?([^\s\"',)]+)"
+    r"(?i)(?:model_name_or_path|base_model|model_id|from_pretrained|--model|\bmodel(?= *= *[\"']))[\"']?\s*[:= (]\s*"
+    r"[\"']?([^\s\"',)]+)"
 )
 # As the cache of the hub names the folder of a model.
 CACHED = re.compile(r"\bmodels--[\w.-]+?--([\w.-]+)")
@@ -149,7 +150,7 @@ def flags(pasted: Pasted) -> str:
 
 def flags_of_arm(pasted: Pasted) -> str:
     """Return the flags that `study estimate` and `study oom` take besides."""
-    flags = _typed({"--arm": arm(pasted), "--micro-batch": pasted.said.get("micro_batch")})
+    flags = _typed({"--arm": arm(pasted), "--micro-batch": pasted.sequences})
     return f"{flags} --checkpointing".strip() if pasted.said.get("checkpointing") else flags
 
 
