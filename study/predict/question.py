@@ -114,7 +114,7 @@ def settled_arm(
     """An arm with groups as large as nodes, and with such buckets and homes of states and weights. None: its own."""
     if bucket_elements is not None and bucket_elements < 1:
         raise Stop(f"buckets must have at least 1 element (got {bucket_elements})", "give 1 or more")
-    if arm.replicas > 1:
+    if arm.replicas > 1 and arm.shards == "auto":
         arm = replace(arm, replicas=max(2, gpus // local))
     elif arm.divides_ranks and gpus > local:
         arm = replace(arm, second_copy_ranks=local)

@@ -20,7 +20,8 @@ HOLD_LESS: dict[str, frozenset[str]] = {
     "zero3": frozenset(("weights",)),
     "zero3_cpu": STATES,
 }
-HOLD_LESS_OF_FSDP = {"fsdp2": STATES, "fsdp2_cpu": STATES}
+HOLD_LESS_OF_FSDP = {"fsdp2_grad_op": frozenset[str](), "fsdp2": frozenset(("weights",)), "fsdp2_cpu": STATES}
+HOLD_LESS_OF_HSDP = {"hsdp": frozenset[str](), "fsdp2": STATES, "fsdp2_cpu": STATES}
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def _loss_in_pieces(given: Described) -> Iterator[Change]:
 
 
 def _arms_that_hold_less(given: Described) -> Iterator[Change]:
-    order = HOLD_LESS_OF_FSDP if given.arm in HOLD_LESS_OF_FSDP else HOLD_LESS
+    order = next((each for each in (HOLD_LESS_OF_FSDP, HOLD_LESS_OF_HSDP) if given.arm in each), HOLD_LESS)
     shrinks: frozenset[str] = frozenset()
     is_later = False
     for arm, divides in order.items():
