@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from study.configs.oom import causes
 from study.configs.oom.causes import CLUE, SIZE_FITS, Cause, backward_begins, clues
 from study.configs.oom.explain import FILLING, explain
+from study.configs.oom.fitting import with_activations_first
 from study.configs.oom.longer import with_longer_sequences, with_more_sequences
 from study.configs.oom.reading import OomError
 from study.configs.oom.recomputing import with_recomputing
@@ -64,9 +65,16 @@ def explained(pasted: Pasted, error: OomError, wanted: Wanted, given: Described)
         causes = [*of_text, *(cause for cause in causes if cause.id not in ids)]
         causes.sort(key=lambda cause: -cause.points)
     causes, known = with_longer_sequences(error, known, causes, given)
-    causes, known = with_more_sequences(error, known, causes, given, pasted.said.get("precision", ""))
+    causes, known = with_more_sequences(error, known, causes, given, _precision(known, pasted))
     known = with_recomputing(error, known, causes)
+    causes = with_activations_first(error, known, causes)
     return first_tried_first(error, known, causes), known
+
+
+def _precision(known: KnownTraining, pasted: Pasted) -> str:
+    """Return the precision of products: fp32, bf16 or fp16. Empty: nobody says it."""
+    said = known.described.precision or known.settings["products"] or pasted.said.get("precision", "")
+    return said.partition("_")[0]
 
 
 def _round(pasted: Pasted) -> RoundTraining | None:

@@ -20,7 +20,8 @@ HOLD_LESS: dict[str, frozenset[str]] = {
     "zero3": frozenset(("weights",)),
     "zero3_cpu": STATES,
 }
-HOLD_LESS_OF_FSDP = {"fsdp2": STATES, "fsdp2_cpu": STATES}
+HOLD_LESS_OF_FSDP = {"fsdp2_grad_op": frozenset[str](), "fsdp2": frozenset(("weights",)), "fsdp2_cpu": STATES}
+HOLD_LESS_OF_HSDP = {"hsdp": frozenset[str](), "fsdp2": STATES, "fsdp2_cpu": STATES}
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,13 @@ class Change:
 def that_help(cause: Cause, given: Described) -> list[Change]:
     """Return the single changes that help against a cause.
 
-    Tokens share the GPU with all else: any change leaves them room. States may be made before any token is seen.
+    Tokens share the GPU with all else, and so does what is there for a moment: any change leaves them room. States may
+    be made before any token is seen, beside all other states.
     """
     changes = [*single_changes(given)]
-    if cause.id in BESIDE or not TOKENS.isdisjoint(cause.part_of):
+    if not cause.part_of or not TOKENS.isdisjoint(cause.part_of):
         return changes
-    return [change for change in changes if change.shrinks_part(cause)]
+    return [change for change in changes if not change.shrinks <= TOKENS]
 
 
 def single_changes(given: Described) -> Iterator[Change]:
@@ -71,11 +73,11 @@ def _loss_in_pieces(given: Described) -> Iterator[Change]:
 
 
 def _arms_that_hold_less(given: Described) -> Iterator[Change]:
-    order = HOLD_LESS_OF_FSDP if given.arm in HOLD_LESS_OF_FSDP else HOLD_LESS
+    order = next((each for each in (HOLD_LESS_OF_FSDP, HOLD_LESS_OF_HSDP) if given.arm in each), HOLD_LESS)
     shrinks: frozenset[str] = frozenset()
     is_later = False
     for arm, divides in order.items():
         if is_later:
             shrinks |= divides
-            yield Change(f"--arm {arm}", replace(given, arm=arm), shrinks)
+            yield Change(f"--arm {arm}", replace(given, arm=arm, homes=None), shrinks)
         is_later = is_later or arm == given.arm

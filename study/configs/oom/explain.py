@@ -1,6 +1,7 @@
 """Explain an error about memory: match its size with what a training allocates, and rank the causes."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ class Allocation:
     cause: str  # that it means
     elements: float
     words: str  # the elements, as a person writes them
+    widths: Sequence[float] = ()  # bytes that an element may have, if the cause does not say it
 
 
 def explain(
@@ -52,7 +54,7 @@ def _sizes(error: OomError, training: KnownTraining) -> dict[str, str]:
     """Return by cause what has the asked size, as a sentence begins."""
     sizes: dict[str, str] = {}
     for each in _allocations(training, error.asked):
-        for element_bytes in rows()[each.cause].get("widths", WIDTHS):
+        for element_bytes in each.widths or rows()[each.cause].get("widths", WIDTHS):
             if error.asked.fits(each.elements * element_bytes):
                 sizes.setdefault(each.cause, f"{error.asked.text} = {each.words} x {element_bytes} bytes: ")
     # The guess is for what nothing else explains. But 8,192 is a usual length, and twice the width of many 7B models.
@@ -90,6 +92,7 @@ def _allocations(training: KnownTraining, asked: Asked) -> Iterator[Allocation]:
     if training.model:
         yield from _of_optimizer(training)
         yield from _of_words(training, training.model)
+        yield from _of_units(training, training.model)
         yield from _of_weights(training, training.model)
 
 
@@ -180,7 +183,18 @@ def _of_words(training: KnownTraining, model: Transformer) -> Iterator[Allocatio
     if not training.has_adapters:
         yield Allocation("oom-embeddings", elements, factors)
     elif training.shards_weights:
-        yield Allocation("oom-gather", elements, factors)
+        yield Allocation("oom-gather", elements, factors, WIDTHS)
+
+
+def _of_units(training: KnownTraining, model: Transformer) -> Iterator[Allocation]:
+    """Yield the layers of FSDP: all weights of one are gathered, and all their gradients reduced, in one piece."""
+    if not training.arm.startswith(("fsdp", "hsdp")):
+        return
+    layers = Counter[str]()
+    for tensor in model.tensors:
+        layers[tensor.block] += tensor.elements if tensor.block.startswith("layer") else 0
+    for elements in {*layers.values()} - {0}:
+        yield Allocation("oom-unit", elements, f"{elements:,} parameters of a layer")
 
 
 def _of_weights(training: KnownTraining, model: Transformer) -> Iterator[Allocation]:
@@ -191,7 +205,8 @@ def _of_weights(training: KnownTraining, model: Transformer) -> Iterator[Allocat
     for tensor in model.tensors:
         if len(tensor.shape) > 1 and tensor.elements not in seen:
             seen.add(tensor.elements)
-            yield Allocation(cause, tensor.elements, f"{_sides(tensor.shape)} of {tensor.name}")
+            widths = WIDTHS if model.look.vocabulary in tensor.shape else ()  # nobody quantizes these
+            yield Allocation(cause, tensor.elements, f"{_sides(tensor.shape)} of {tensor.name}", widths)
 
 
 def _sides(shape: tuple[int, ...]) -> str:

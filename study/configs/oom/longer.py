@@ -8,11 +8,11 @@ from dataclasses import replace
 from study.configs.oom.causes import SIZE_FITS, Cause, clues
 from study.configs.oom.explain import tokens_of_logits
 from study.configs.oom.reading import OomError
+from study.configs.oom.said import HALF
 from study.configs.oom.training import Described, KnownTraining, predicted_memory
 from study.core.errors import Stop
 from study.core.text import binary_size
 
-HALF = ("bf16", "fp16")
 LEAST = 1024  # tokens of a sequence: of shorter ones almost any size is some number
 
 

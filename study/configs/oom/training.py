@@ -16,6 +16,7 @@ from study.core import arms
 from study.core.errors import Stop
 from study.core.gpus import GPUS, gpu_named
 from study.core.ignored_keys import OFFLOADS
+from study.core.recipes import Precision
 from study.core.settings import flag
 from study.core.text import is_number
 from study.predict.front import (
@@ -23,6 +24,7 @@ from study.predict.front import (
     Estimate,
     PlaceFlags,
     Prediction,
+    Quantized,
     Question,
     StepFlags,
     TrainingFlags,
@@ -56,14 +58,22 @@ class Described:
     """Micro-batches of a step."""
     sequence: int | None = None
     """Tokens per sequence."""
+    precision: Precision | None = None
+    """As `study estimate` takes it. Default: what a config or a text says, or the arm's usual one."""
+    plain: Annotated[bool | None, tyro.conf.Suppress] = None
+    """A loop of PyTorch's own calls fully_shard: layers and the rest are units, and each micro-batch is reduced."""
     checkpointing: bool | None = None
     """Activations are recomputed in the backward pass."""
     chunked_loss: bool | None = None
     """The loss is computed in pieces, so that never all logits are held, as by Liger or torchtune."""
+    quantized: Quantized | None = None
+    """With --lora-rank: how the frozen linear layers are kept, as in QLoRA."""
     vocabulary: int | None = None
     """Size of the vocabulary, if the model is not named or has another."""
     buckets: int | None = None
     """Elements of DeepSpeed's buckets. Default: as the config says, or the arm's file."""
+    homes: Annotated[tuple[str, str] | None, tyro.conf.Suppress] = None
+    """Where the optimizer's states and the weights are, if the config writes both."""
 
     def __post_init__(self):
         for name in NUMBERS:
@@ -95,6 +105,8 @@ class KnownTraining:
         settings = {name: each.value for name, each in config.items()}
         if stated:
             written = {name: each.value for name, each in config.items() if not (each.is_default or each.is_open)}
+            if stated.get("pairs") and str(written.get("micro_batch")).isdigit():
+                written["micro_batch"] = 2 * int(written["micro_batch"])
             if "stage" in written:  # whoever writes it, and no offloading, has none
                 written |= {name: settings[name] for name in OFFLOADS if name in settings}
             differ = conflicts(vars(wanted) | vars(described), written, stated)
@@ -108,6 +120,8 @@ class KnownTraining:
     def _of(cls, wanted: Wanted, described: Described, settings: dict[str, Any], from_text: frozenset[str]) -> Self:
         settings = understood(settings)
         settings["buckets"] = settings.get("reduce_bucket_size")
+        if described.arm:  # which says it
+            settings["homes"] = None
         described = filled(described, settings)
         if wanted.model is None and wanted.params is None:
             wanted = replace(wanted, model=settings["model"])
@@ -123,7 +137,7 @@ class KnownTraining:
     @property
     def used(self) -> dict[str, Any]:
         """What it is taken for, by names of flags."""
-        return vars(self.wanted) | vars(self.described)
+        return {name: value for name, value in (vars(self.wanted) | vars(self.described)).items() if name != "homes"}
 
     @property
     def arm(self) -> str:
@@ -149,7 +163,8 @@ class KnownTraining:
     def missing(self) -> list[str]:
         """What a prediction needs and nobody said."""
         missing = [name for name in NEEDED if getattr(self.described, name) is None]
-        return [*missing, "lora_rank"] if self.has_adapters and not self.wanted.lora_rank else missing
+        has_rank = self.wanted.lora_rank or self.settings.get("lora_rank")
+        return [*missing, "lora_rank"] if self.has_adapters and not has_rank else missing
 
     @property
     def shards_states(self) -> bool:
@@ -202,12 +217,18 @@ def predicted_memory(wanted: Wanted, given: Described) -> Estimate:
 
 
 def prediction_of(wanted: Wanted, given: Described) -> Prediction:
-    training = TrainingFlags(gpus=given.ranks, sequence=given.sequence)
+    training = TrainingFlags(gpus=given.ranks, sequence=given.sequence, precision=given.precision)
     # One node, as nobody has said how large nodes are; no time is asked for.
     chunked = bool(given.chunked_loss)
-    place = PlaceFlags(gpu="H100", gpus_per_node=training.ranks, machine=None, chunked_loss=chunked)
+    quantized = given.quantized if wanted.lora_rank else None
+    place = PlaceFlags(
+        gpu="H100", gpus_per_node=training.ranks, machine=None, chunked_loss=chunked, quantized=quantized
+    )
     shape = asked_for(wanted, given.sequence or 1)
     step = StepFlags(batch=training.ranks, checkpointing=bool(given.checkpointing))
     question = Question.of(shape, training, place, step)
-    arm = settled_arm(arms.load_arm(given.arm or ""), question.gpus, question.local, given.buckets)
-    return Prediction.of(question.training(arm, given.micro_batch or 1, given.accumulation or 1))
+    arm = settled_arm(arms.load_arm(given.arm or ""), question.gpus, question.local, given.buckets, given.homes)
+    asked = question.training(arm, given.micro_batch or 1, given.accumulation or 1)
+    if given.plain and (fsdp := asked.placement.fsdp):
+        asked = replace(asked, placement=replace(asked.placement, fsdp=fsdp._replace(by_accelerate=False)))
+    return Prediction.of(asked)
