@@ -64,7 +64,7 @@ def explained(pasted: Pasted, error: OomError, wanted: Wanted, given: Described)
         causes = [*of_text, *(cause for cause in causes if cause.id not in ids)]
         causes.sort(key=lambda cause: -cause.points)
     causes, known = with_longer_sequences(error, known, causes, given)
-    causes, known = with_more_sequences(error, known, causes, given, pasted.said.get("precision", ""))
+    causes, known = with_more_sequences(error, known, causes, given)
     known = with_recomputing(error, known, causes)
     return first_tried_first(error, known, causes), known
 

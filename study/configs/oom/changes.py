@@ -39,10 +39,11 @@ class Change:
 def that_help(cause: Cause, given: Described) -> list[Change]:
     """Return the single changes that help against a cause.
 
-    Tokens share the GPU with all else: any change leaves them room. States may be made before any token is seen.
+    Tokens share the GPU with all else, and so does what is of no part: any change leaves them room. States may be made
+    before any token is seen.
     """
     changes = [*single_changes(given)]
-    if cause.id in BESIDE or not TOKENS.isdisjoint(cause.part_of):
+    if not cause.part_of or not TOKENS.isdisjoint(cause.part_of):
         return changes
     return [change for change in changes if change.shrinks_part(cause)]
 

@@ -57,6 +57,7 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     said["stage"] = pasted.said.get("stage")
     if pasted.is_stage_1_or_2:
         said |= {"stage": 2, "assumed": STAGE_1_OR_2}
+    said["precision"] = pasted.said.get("precision")
     said["trainable"] = only({int(each.replace(",", "")) for each in TRAINABLE.findall(pasted.text)})
     said[CHUNKING] = pasted.said.get("chunked_loss")
     said[IN_ONE_PIECE] = advised(IN_ONE_PIECE, pasted) != IN_ONE_PIECE or None

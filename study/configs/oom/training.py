@@ -5,6 +5,7 @@ Flags win, then what the config writes, then what the text says, and last what p
 
 import contextlib
 import functools
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -163,6 +164,24 @@ class KnownTraining:
     def vocabulary(self) -> int:
         of_model = self.model.look.vocabulary if self.model else None
         return self.described.vocabulary or of_model or 0
+
+    def side(self, *names: str) -> int:
+        """A side of the model's tensors, by its names in configs. 0: none is known."""
+        dimensions = self.model.dimensions if self.model else {}
+        return next((dimensions[name] for name in names if dimensions.get(name)), 0)
+
+    @property
+    def hidden(self) -> int:
+        return self.side("hidden_size", "n_embd")
+
+    @property
+    def intermediate(self) -> int:
+        return self.side("intermediate_size", "n_inner") or 4 * self.side("n_embd")  # as GPT-2 has it
+
+    @property
+    def in_half(self) -> bool:
+        """Whether a text or a config says that products are of 16 bits."""
+        return bool(re.search("bf16|fp16|float16", str(self.settings.get("precision"))))
 
     @property
     def has_adapters(self) -> bool:
