@@ -85,6 +85,13 @@ def test_every_size_of_a_message_is_read():
     assert (old.unallocated, old.asked.high) == (1.5 * 2**30, 10 * 2**20)  # 20 MiB are asked for 1 to 10
 
 
+@pytest.mark.parametrize("eighths", [9, 11, 13, 15, 37])
+def test_a_size_in_the_middle_between_two_digits_is_read(eighths):
+    """4.625 GiB are printed as 4.62: the tokens of powers of two make many such sizes."""
+    size_bytes = eighths * 2**27
+    assert reading.find(new(f"{size_bytes / 2**30:.2f} GiB")).asked.fits(size_bytes)
+
+
 def message_of_contributing() -> list[dict]:
     """What CONTRIBUTING.md shows to who was told a wrong cause."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
@@ -732,7 +739,7 @@ def test_the_optimizers_states_do_not_shrink_with_the_micro_batch():
         assert causes[0].id == "oom-optimizer"
         assert "--micro-batch" not in said
         assert "activations recomputed" not in said
-        assert other in said or "would fit: `study advise`" in said
+        assert other in said or "No single change that helps with it would fit" in said
 
 
 def test_where_the_message_has_no_size_a_text_or_a_flag_names_the_gpu():

@@ -59,7 +59,11 @@ def _sizes(error: OomError, training: KnownTraining) -> dict[str, str]:
     for each in _allocations(training, error):
         for element_bytes in widths(each.cause, error, training):
             if error.asked.fits(each.elements * element_bytes):
-                sizes.setdefault(each.cause, f"{error.asked.text} = {each.words} x {element_bytes} bytes: ")
+                is_open = (
+                    element_bytes == 4 and _is_in_an_mlp(each.cause, error) and "precision" not in training.settings
+                )
+                half = ", or twice as many tokens in 16 bits" if is_open else ""
+                sizes.setdefault(each.cause, f"{error.asked.text} = {each.words} x {element_bytes} bytes{half}: ")
     # The guess is for what nothing else explains. But 8,192 is a usual length, and twice the width of many 7B models.
     has_tokens = training.rows * training.sequence > 0
     if {*sizes} - {"oom-padded", *(() if has_tokens else ("oom-embeddings",))}:
@@ -74,7 +78,7 @@ def _sizes(error: OomError, training: KnownTraining) -> dict[str, str]:
 def widths(cause: str, error: OomError, training: KnownTraining) -> Sequence[float]:
     """Return the bytes that an element may have: fewer where the text says how they are computed."""
     frames = "".join(error.frames)
-    if training.in_half and (cause == "oom-activations" and IN_AN_MLP.search(frames)):
+    if training.in_half and _is_in_an_mlp(cause, error):
         return (2,)
     if cause in ("oom-logits", "oom-padded"):
         if FROM_THE_HEAD.search(frames) and training.settings.get("precision") != "fp32":
@@ -82,6 +86,10 @@ def widths(cause: str, error: OomError, training: KnownTraining) -> Sequence[flo
         if IN_FP32.search(frames):
             return (4,)
     return rows()[cause].get("widths", WIDTHS)
+
+
+def _is_in_an_mlp(cause: str, error: OomError) -> bool:
+    return cause == "oom-activations" and bool(IN_AN_MLP.search("".join(error.frames)))
 
 
 def ranks_that_share(error: OomError, training: KnownTraining) -> int | None:

@@ -155,7 +155,11 @@ def _which_fit(
     fitting, untried, may_fit = _tried(card, training, cause, changes, more_bytes)
     if not fitting:
         several = "" if more_bytes else ": `study advise` tries several"
-        return f"No single change that helps with it would fit{several}.{untried}", may_fit
+        is_open = training.described.checkpointing is None  # recomputed ones may leave room
+        kept = " if activations are kept" if is_open else ""
+        return f"No single change that helps with it would fit{kept}{several}.{untried}", may_fit or (
+            None if is_open else ()
+        )
     times = "" if more_bytes else " `study advise` predicts how long their steps take."
     is_marked = any(words.endswith("*") for words in fitting)
     legend = f" (* shrinks the {' or '.join(cause.part_of)})" if is_marked else ""
