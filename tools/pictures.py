@@ -150,13 +150,18 @@ def of_releases(_: Runs, ink: str = INK) -> Figure:
 
 @style.figure
 def of_claims(_: Runs, ink: str = INK) -> Figure:
-    """How many claims have each verdict."""
-    drawing, ax = plain(2.7, CLAIMS, "Four articles that were given, five papers that we chose.", ink)
-    for place, (verdict, number) in enumerate(texts.counts(texts.claims()).items()):
-        ax.text(0, place - 0.36, verdict, color=ink, fontsize=10.5)
-        ax.barh(place, number, 0.4, color=style.PARTS["weights"], **style.EDGE)
-        ax.text(number + 0.5, place, str(number), color=ink, fontsize=12, fontweight="bold", va="center")
-    ax.set(xlim=(0, 40), ylim=(len(texts.VERDICTS) - 0.6, -0.8))
+    """How many claims of papers and how many of articles have each verdict."""
+    drawing, ax = plain(3.7, CLAIMS, "Four articles that were given, five papers that we chose.", ink)
+    for row, (source, part) in enumerate({"papers": "weights", "articles": "other"}.items()):
+        of_source = texts.counts(claim for claim in texts.claims() if source in claim.kinds)
+        for place, (verdict, number) in enumerate(of_source.items()):
+            y = place + 0.3 * row
+            ax.barh(y, number, 0.3, color=style.PARTS[part], label=f"of {source}" if place == 0 else "", **style.EDGE)
+            ax.text(number + 0.3, y, str(number), color=ink, fontsize=11, fontweight="bold", va="center")
+            if not row:
+                ax.text(0, y - 0.28, verdict, color=ink, fontsize=10.5)
+    ax.set(xlim=(0, 27), ylim=(len(texts.VERDICTS) - 0.4, -0.7))
+    ax.legend(loc="upper right", labelcolor=ink)
     return drawing
 
 

@@ -6,7 +6,7 @@ The one idea: before the update, gradients become their mean over all ranks. So 
 """
 
 import torch.distributed as dist
-from one_process import run
+from harness import run
 
 
 class DataParallel:

@@ -8,7 +8,7 @@ this part's gradient: a reduce-scatter. Then all ranks gather the parts. Togethe
 
 import torch
 import torch.distributed as dist
-from one_process import run
+from harness import run
 from torch import nn
 
 

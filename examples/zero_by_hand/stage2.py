@@ -8,7 +8,7 @@ micro-batch in a step that sends as much as data parallelism. But each micro-bat
 
 import torch
 import torch.distributed as dist
-from one_process import run
+from harness import run
 from torch import nn
 
 

@@ -8,7 +8,7 @@ gathers and a reduce-scatter send 1.5 times as much as data parallelism. Nothing
 
 import torch
 import torch.distributed as dist
-from one_process import run
+from harness import run
 from torch import nn
 
 

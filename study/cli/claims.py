@@ -27,7 +27,7 @@ ASK = (
     "  study claims S002-25        one claim, its quote and its evidence",
     "  study claims open           those of a verdict: holds, does not hold, holds only if, open",
     "  study claims memory stage 1 those of a topic: memory, traffic, losses, time, settings",
-    "  study claims papers high    of papers, articles or posts, with high certainty",
+    "  study claims papers high    of papers, DeepSpeed's posts or articles, with high certainty",
     "  study claims FOLDER         those that rest on the records in it",
     "  study claims faults         faults of libraries that a script shows",
     "  study claims --undecided    what would decide the open ones",
@@ -126,6 +126,9 @@ def show_counts(chosen: Sequence[Claim | Fault]) -> None:
         + ", ".join(f"{verdict} {of_verdict}" for verdict, of_verdict in number.items() if of_verdict)
         + "."
     )
+    posts = sum(isinstance(each, Claim) and each.in_post for each in chosen)
+    if 0 < posts < total:
+        say(f"{posts} of them are of DeepSpeed's posts on papers: study claims posts.")
     if first := ", ".join(texts.to_read_first(chosen)):
         say(f"Read first: {first}.")
     say("")
@@ -151,15 +154,12 @@ def show_one(claim: Claim | Fault) -> None:
         return
     say(f"{claim.id} {claim.judged}")
     text = texts.of(claim)
-    parts = {
-        "The text": f"“{claim.quote}” ({claim.where})",
-        "It is of": text.cited,
-        "Read of it": text.read,
-    } | claim.parts
+    parts = {"The text": f"“{claim.quote}” ({claim.where})"} | claim.parts
     say_wrapped(claim.answer, f"{claim.numbers}.".removeprefix("."), first="  ", indent="  ")
     say_wrapped(*[f"  {name}: {text}" for name, text in parts.items()], "", indent="    ")
     show_evidence(claim)
-    say_wrapped(f"  What would change it: {claim.changes}", "", indent="    ")
+    last = {"What would change it": claim.changes, "It is of": text.cited, "Read of it": text.read}
+    say_wrapped(*[f"  {name}: {text}" for name, text in last.items()], "", indent="    ")
 
 
 def show_evidence(claim: Claim) -> None:

@@ -11,7 +11,7 @@ from study.core.arms import Arm
 from study.core.errors import Stop
 from study.core.settings import TrainerFlags, check
 from study.core.shapes import SHAPES, is_local
-from study.core.text import during, say_wrapped, show, size
+from study.core.text import bar, say_wrapped, show, size
 from study.predict.front import (
     PlaceFlags,
     Precision,
@@ -59,8 +59,8 @@ def virtual(
     refuse(arm, passes, settings, training.ranks)
     if run_dir and run_dir.exists():
         raise Stop(f"--run-dir {run_dir} exists", "give a new folder")
-    during(f"running rank 0 of {training.ranks} with {arm.name}")
-    record = run_alone(Cell("", "virtual", "tiny", arm.name, None, settings), run_dir)
+    with bar(f"running rank 0 of {training.ranks} with {arm.name}"):
+        record = run_alone(Cell("", "virtual", "tiny", arm.name, None, settings), run_dir)
     refuse_failed(record, model)
     show_rank(record, training.ranks)
     if path := machine or calibration.from_environment():

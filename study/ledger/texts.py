@@ -86,9 +86,9 @@ class Claim(BaseModel):
     @property
     def kinds(self) -> set[str]:
         """The words of `KIND` that are true of it."""
-        of_paper = "posts" if self.in_post else "papers"
-        source = "articles" if self.document.startswith("S") else of_paper
-        return {self.verdict, source, self.topic, self.certainty or ""}
+        source = "articles" if self.document.startswith("S") else "papers"
+        posts = {"posts"} if self.in_post else set()
+        return {self.verdict, source, self.topic, self.certainty or "", *posts}
 
     @property
     def head(self) -> str:

@@ -246,12 +246,14 @@ def linked(text: str) -> str:
 def write_by_hand(site: Path) -> None:
     """Write the page of ZeRO by hand: its README, and then its files, of the last two what they change."""
     code = {name: (BY_HAND_FOLDER / f"{name}.py").read_text() for name in BY_HAND}
-    cells = [linked((BY_HAND_FOLDER / "README.md").read_text())]
-    cells += [f"## {name}.py\n\n```python\n{code[name]}```" for name in BY_HAND[:3]]
+    readme = linked((BY_HAND_FOLDER / "README.md").read_text())
+    cells = [re.sub(rf"`({'|'.join(BY_HAND)})\.py`", r"[`\1.py`](#\1.py)", readme)]
+    heading = '<h2 id="{0}.py">{0}.py</h2>'.format  # of Markdown's own headings pages have no ids
+    cells += [f"{heading(name)}\n\n```python\n{code[name]}```" for name in BY_HAND[:3]]
     for before, name in pairwise(BY_HAND[2:]):
         changed = difflib.unified_diff(code[before].splitlines(True), code[name].splitlines(True), n=2)
         lines = "".join(line for line in changed if not line.startswith(("---", "+++")))
-        cells.append(f"## {name}.py, beside {before}.py\n\n```diff\n{lines}```")
+        cells.append(f"{heading(name)}\n\nBeside {before}.py:\n\n```diff\n{lines}```")
     book = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_markdown_cell, cells)))
     write(site, "by_hand", "notebook", body=as_page(book), title="ZeRO by hand", source="examples/zero_by_hand")
     shutil.copyfile(BY_HAND_FOLDER / "held.svg", site / "held.svg")

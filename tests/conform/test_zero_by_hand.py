@@ -14,7 +14,7 @@ import pytest
 
 from study.conform.suite import PROPERTIES, Adapter
 from study.records.runs import load
-from tests.conftest import ROOT, forked, python, ranks_of
+from tests.conftest import ROOT, python, ranks_of
 
 FOLDER = ROOT / "examples/zero_by_hand"
 FAULTS = ROOT / "study/known/faults.toml"
@@ -43,7 +43,7 @@ RUN_ALL = f"""
 import os, sys
 sys.path.insert(0, {str(FOLDER)!r})
 import torch.distributed as dist
-from one_process import run
+from harness import run
 from data_parallel import DataParallel
 from stage1 import Stage1
 from stage2 import Stage2
@@ -110,7 +110,8 @@ import sys
 sys.path.insert(0, {str(FOLDER)!r})
 import torch
 import torch.distributed as dist
-from one_process import Residual, held_bytes
+from harness import held_bytes
+from one_process import Residual
 from stage1 import Stage1
 
 dist.init_process_group("gloo")
@@ -124,10 +125,9 @@ training.step()
 
 
 @pytest.fixture(scope="module")
-def said_alone(tmp_path_factory) -> str:
+def said_alone() -> str:
     """What one_process.py prints."""
-    folder = tmp_path_factory.mktemp("alone")
-    return forked(folder, config=None, script=str(FOLDER / "one_process.py"), flags=()).output
+    return python(FOLDER / "one_process.py").stdout
 
 
 @pytest.fixture(scope="module")

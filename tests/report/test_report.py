@@ -116,9 +116,11 @@ def test_the_first_page_begins_with_what_a_stage_divides_and_has_each_answer_wit
 def test_zero_by_hand_shows_of_the_last_two_files_what_they_change(site):
     page = html.unescape(re.sub("<.*?>", "", (site / "by_hand.html").read_text()))
     shown = {name: page.rpartition(f"\n{name}.py")[2] for name in report.BY_HAND}
-    assert shown["stage2"].startswith(", beside stage1.py\n@@")
+    assert shown["stage2"].startswith("\nBeside stage1.py:\n@@")
     assert "\n+        weight.register_post_accumulate_grad_hook(self.reduce)" in shown["stage2"]
     assert page.count("def padded(self, tensor)") == 1, "once, in stage1.py"
+    whole = (site / "by_hand.html").read_text()
+    assert all(f'href="#{name}.py"' in whole and f'id="{name}.py"' in whole for name in report.BY_HAND)
 
 
 def test_kept_records_are_labelled_where_they_are_shown(site):
