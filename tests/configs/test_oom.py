@@ -471,6 +471,21 @@ def test_what_is_in_use_in_the_forward_pass_of_a_layer_may_be_too_much_for_recom
     assert with_recomputing(error, training, causes).described.checkpointing is says
 
 
+@pytest.mark.parametrize(("frames", "is_named"), [("BACKWARD", False), ("", True)])
+def test_nothing_is_gathered_in_the_last_frame_of_autograd(frames, is_named):
+    text = (BACKWARD if frames else "") + new("224.00 MiB")
+    found = ids(text, "mistral-7b", arm="fsdp2", ranks=2, micro_batch=1, sequence=1024)
+    assert ("oom-gather" in found) == is_named
+
+
+def test_states_that_fill_a_gpu_say_nothing_of_activations():
+    """Weights were moved to it, and no pass had begun."""
+    error = reading.find(FULL.format(asked="100.00 MiB", allocated="22.50 GiB", total="23.99 GiB"))
+    given = Described(arm="ddp", ranks=16, micro_batch=4, sequence=512)
+    causes, training = explain(error, Wanted(model="llama-2-13b"), given)
+    assert with_recomputing(error, training, causes).described.checkpointing is None
+
+
 UNUSED = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked} GiB. GPU 0 has a total capacity of "
     "79.11 GiB of which {free:.2f} GiB is free. Of the allocated memory {allocated} GiB is allocated by PyTorch, and "

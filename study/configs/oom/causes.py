@@ -136,13 +136,13 @@ def _reasons(error: OomError, sizes: dict[str, str], shards_weights: bool, state
     reasons = [*clues(error), *_numbers(error)]
     most_points = _most_of_size(sizes)
     reasons += [Reason(cause, min(rows()[cause]["points"], most_points), SIZE_FITS) for cause in sizes]
-    # The last frame does not make tensors of these: their sizes and their names are there by chance.
-    reasons = [each for each in reasons if not re.search(rows()[each.cause].get("elsewhere", "(?!)"), error.frames[-1])]
     # A rank holds only parts of weights, so a whole one has been gathered: this comes before `weights`.
     if shards_weights and not {"oom-weights", "oom-frozen-weight"}.isdisjoint(sizes):
         reasons.append(
             Reason("oom-gather", min(most_points, LIKELY), "the size is that of a weight, of which a rank holds a part")
         )
+    # The last frame does not make tensors of these: their sizes and their names are there by chance.
+    reasons = [each for each in reasons if not re.search(rows()[each.cause].get("elsewhere", "(?!)"), error.frames[-1])]
     if states:
         reasons.append(Reason("oom-states", FIRST, "they are most of this GPU, or more than it has"))
     if max((reason.points for reason in reasons), default=0) < HINT:

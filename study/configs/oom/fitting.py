@@ -144,7 +144,7 @@ def _steps_that_fit(card: Gpu, training: KnownTraining, model: Transformer) -> s
 
 def _which_fit(
     card: Gpu, training: KnownTraining, error: OomError, cause: Cause, more_bytes: int
-) -> tuple[str, tuple[Change, ...]]:
+) -> tuple[str, tuple[Change, ...] | None]:
     """Return which changes would fit, in words that mark those that shrink what is named, and which may.
 
     `more_bytes` are on the GPU beside what is predicted. `study advise` knows nothing of them.
@@ -157,9 +157,8 @@ def _which_fit(
         several = "" if more_bytes else ": `study advise` tries several"
         is_open = training.described.checkpointing is None  # recomputed ones may leave room
         kept = " if activations are kept" if is_open else ""
-        return f"No single change that helps with it would fit{kept}{several}.{untried}", may_fit or (
-            None if is_open else ()
-        )
+        words = f"No single change that helps with it would fit{kept}{several}.{untried}"
+        return words, None if is_open and not may_fit else may_fit
     times = "" if more_bytes else " `study advise` predicts how long their steps take."
     is_marked = any(words.endswith("*") for words in fitting)
     legend = f" (* shrinks the {' or '.join(cause.part_of)})" if is_marked else ""

@@ -58,7 +58,8 @@ def _decided(
 ) -> KnownTraining:
     allocated = binary_size(error.allocated or 0, 4)
     fits_kept = _kept(error, kept, recomputed, is_of_logits).fits(error)
-    fits_recomputed = Expected(_first_states(recomputed), recomputed.peak_bytes).fits(error)
+    first_bytes = min(_first_states(recomputed), error.total or recomputed.peak_bytes)
+    fits_recomputed = Expected(first_bytes, recomputed.peak_bytes).fits(error)
     if fits_kept and in_a_layers_forward(error) and recomputed.peak_when == "backward":  # the logits come later
         of_layers_bytes = recomputed.peak_bytes - recomputed.at_peak.get("temporaries", 0)
         fits_recomputed &= Expected(0, of_layers_bytes).fits(error)
