@@ -49,9 +49,15 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
 
 
 def read_config(path: Path) -> Source:
-    side = read(path)
-    if side.kind == OTHER and side.path.suffix not in CONFIGS:  # a line of a log may be YAML
-        raise Stop(f"{side.path} is no config", "name a .json or .yaml file; study diagnose reads logs")
+    is_config = path.suffix in CONFIGS or not path.is_file()  # a record is a folder
+    try:
+        side = read(path)
+    except Stop:
+        if is_config:
+            raise
+        side = None
+    if side is None or (side.kind == OTHER and not is_config):  # a line of a log may be YAML
+        raise Stop(f"{path} is no config", "name a .json or .yaml file; study diagnose reads logs")
     return side
 
 

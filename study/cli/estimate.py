@@ -7,12 +7,10 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from study.configs.mistakes import recognised
-from study.configs.oom.said import config_settings, typed, understood
-from study.configs.settings import UNSET, effective_settings
+from study.configs.oom.said import PRECISIONS, config_settings, typed, understood
 from study.core import arms, optimizers
 from study.core.errors import Stop, refuse_beyond
-from study.core.recipes import Precision
+from study.core.fsdp_keys import version_of
 from study.core.settings import flag
 from study.core.text import say, say_wrapped, show
 from study.predict.front import (
@@ -34,14 +32,6 @@ from study.report import accuracy, estimates
 from study.report import advice as answer
 
 Device = Literal["cuda", "cpu"]
-# Of a config, in its words. A cast to fp16 takes as many bytes as one to bf16.
-PRECISIONS: dict[str, Precision] = {
-    "fp32": "fp32",
-    "cast to bfloat16": "bf16_cast",
-    "cast to float16": "bf16_cast",
-    "autocast to bfloat16": "bf16",
-    "autocast to float16": "fp16",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +155,8 @@ def estimate(
     notes = [f"Not read: {', '.join(unread)}."] if unread else []
     if read:
         notes.append(f"Read from {config}: {', '.join(typed(name, value) for name, value in read.items())}.")
+    if arm.fsdp and version_of(arm.fsdp) == "1":
+        notes.append("Predicted as FSDP2: FSDP1 was not run. It also holds the whole embedding while layers run.")
     notes += answer.recompute_note(passes.checkpointing, ours.model, arm.stage)
     # A number of parameters is taken for a shape of about that size; their states need no shape.
     parameters = ours.model.parameters if model.layers else model.params or ours.model.parameters
@@ -184,7 +176,7 @@ def read_from(config: str, training: TrainingFlags, passes: PassFlags) -> dict[s
     elif not config.endswith(".json"):
         return {}
     written = {name: each.value for name, each in config_settings(Path(config)).items()}
-    settings = understood(written) | {"precision": precision_of(Path(config))}
+    settings = understood(written) | {"precision": PRECISIONS.get(str(written.get("precision")))}
     settings["gpus"] = settings["ranks"]
     read = {}
     if config.endswith(".json"):
@@ -194,15 +186,6 @@ def read_from(config: str, training: TrainingFlags, passes: PassFlags) -> dict[s
     for flags, names in ((training, ("gpus", "precision")), (passes, ("micro_batch", "accumulation", "checkpointing"))):
         read |= {name: settings.get(name) for name in names if getattr(flags, name) == getattr(type(flags), name)}
     return {name: value for name, value in read.items() if value is not None}
-
-
-def precision_of(config: Path) -> Precision | None:
-    """Return the precision that a config writes. None: it leaves that open, or it is none of the trainer's."""
-    source = recognised(config)
-    written = str(effective_settings(source).get("precision", UNSET).value)
-    if written == "fp32" and "mixed_precision" not in source.content:
-        return None  # where nothing is written, a flag of the launcher may say it
-    return PRECISIONS.get(written)
 
 
 def show_needs(needs: estimates.Needs, notes: list[str], states: list[str]) -> None:

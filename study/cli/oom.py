@@ -1,8 +1,9 @@
 """`study oom`: what an error about memory means, and which change would fit."""
 
+import contextlib
 import os
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from packaging.version import Version
 from study.cli import given
 from study.cli import pasted as texts
 from study.cli.findings import say_indented
+from study.configs import sources
 from study.configs.oom import reading
 from study.configs.oom.by_text import by_text, explained
 from study.configs.oom.causes import Cause
@@ -36,7 +38,11 @@ from study.predict.front import FOLLOWED, Wanted, default_sequence
 DEEPSPEED_CONFIG = re.compile(r"\bdeepspeed(?:_config)?[\"']?\s*[:= ]\s*[\"']?([\w./-]{1,200}\.json)\b")
 RECOMPUTES = re.compile(r"(?i)checkpointing|utils\.checkpoint|checkpoint_wrapper|recomput")
 OF_SEQUENCE = {"oom-padded", "oom-embeddings"}  # of one size: how long sequences are decides
-SAID_AS = {"arm": "stage", "chunked_loss": CHUNKING}  # what a text says of a flag, if it is called otherwise
+SAID_AS = {
+    "arm": "stage",
+    "precision": "loaded",
+    "chunked_loss": CHUNKING,
+}  # what a text says of a flag, if it is called otherwise
 
 
 def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, training: Described) -> dict:
@@ -67,6 +73,8 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     message = error_in(pasted.text)
     if message is None:
         return _of_words(pasted.text)
+    if training.config is None:
+        training = replace(training, config=_config_among(paths))
     causes, known = explained(pasted, message, model, training)
     contradiction = _contradiction(message, known, causes)
     of_tensor = named(causes)
@@ -90,6 +98,18 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
         say_wrapped("`study advise` predicts which arms fit, and how long their steps take.")
     found = {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": known.used}
     return found | {"read": read_words, "predicted": which.words or None, "contradiction": contradiction}
+
+
+def _config_among(paths: list[Path]) -> Path | None:
+    """Return the config that stands beside a text. Of Accelerate's and the one that this names, Accelerate's."""
+    kinds: dict[str, list[Path]] = {}
+    for path in paths:
+        with contextlib.suppress(Stop):  # what is no config is a text
+            kinds.setdefault(sources.read(path).kind, []).append(path)
+    for kind in (sources.ACCELERATE, sources.TRAINER, sources.DEEPSPEED):
+        if kind in kinds:
+            return kinds[kind][0] if len(kinds[kind]) == 1 else None
+    return None
 
 
 def _of_other_release(pasted: Pasted, training: KnownTraining) -> list[str]:
@@ -138,11 +158,14 @@ def _show_taken(pasted: Pasted, training: KnownTraining, given: dict[str, Any], 
 
 def _as_taken(training: KnownTraining, name: str, value: Any) -> str:
     """Return a setting as its flag, with why it is assumed if nobody says it."""
+    if name == "plain":
+        return "a loop of PyTorch's own"
     if name == "checkpointing" and training.inferred:
         return training.inferred
     if name == "arm" and "stage" in training.from_text and (why := training.settings.get("assumed")):
         return f"{typed(name, value)} ({why})"
-    return typed(name, value)
+    pairs = value // 2 if name == "micro_batch" else 0
+    return f"{typed(name, value)} ({pairs} pairs)" if pairs and training.settings.get("pairs") else typed(name, value)
 
 
 def _show_causes(causes: list[Cause], remedies: list[str]) -> None:

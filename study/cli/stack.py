@@ -85,7 +85,7 @@ def in_words(asked: AskedStack, found: Ranked, said: str) -> dict:
     `said` is what was said before the sentence: if that names the releases, the sentence does not.
     """
     used = asked.stack
-    packages = dict.fromkeys(each.fault.package for each in found.applying)
+    packages = dict.fromkeys(each.fault.package for each in found.applying if each.fault.package in table().asked)
     return {
         "fine": not found.applying,
         "first": in_one_sentence(used, found, said),

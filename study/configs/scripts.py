@@ -3,7 +3,7 @@
 import ast
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,13 +12,15 @@ from packaging.version import Version
 from pydantic import with_config
 
 from study.core.tables import NO_OTHER_KEYS, Regex, read_table
+from study.core.text import comparable, is_number
 from study.known import lists
 from study.known.which_apply import Stack
 
 TABLE = Path(__file__).with_name("scripts.toml")
 COMMENT = re.compile(r"(?m)(?:^|\s)#.*$")
 # A script that reads these takes a trainer's arguments from elsewhere.
-ELSEWHERE = re.compile(r"HfArgumentParser|TrlParser|OmegaConf|hydra|\byaml\b|json\.load|\*\*\w*(?:arg|conf|cfg)")
+ELSEWHERE = re.compile(r"HfArgumentParser|TrlParser|OmegaConf|hydra|\byaml\b|json\.load")
+ARGUMENTS = re.compile("arg|conf|cfg")  # that a call unpacks: a reward of GRPO has **kwargs of its own
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,16 @@ class Answering:
     needs: Regex = ""
     no: Regex = ""
     yes: Regex = ""
+    number: Regex = ""
+    keys: Sequence[str] = ()
+    auto: float | None = None
+    otherwise: str = ""
     since: Mapping[str, str] = field(default_factory=dict)
 
-    def answer(self, code: str, given: str, is_whole: bool, stack: Stack) -> bool | None:
-        """Return the answer of a script's code beside all that is given. None: it is open."""
+    def answer(self, code: str, given: str, is_whole: bool, stack: Stack) -> bool | str | None:
+        """Return the answer of scripts' code and their config beside all that is given. None: it is open."""
+        if (is_another := self._is_another(code, stack)) is not None:
+            return is_another
         if self.yes and re.search(self.yes, code):
             return True
         if self.no and re.search(self.no, code):
@@ -40,7 +48,18 @@ class Answering:
         if self.since and stack.said.get("trainer") != "own":  # the loop is that of a release, and not in the script
             is_whole = self._is_of_these_releases(stack)
         lacks = self.needs and not re.search(self.needs, given)
-        return False if is_whole and lacks else None
+        return self.otherwise or False if is_whole and lacks else None
+
+    def _is_another(self, code: str, stack: Stack) -> bool | None:
+        """Whether the script writes another number than the config. None: one of them writes none."""
+        numbers = {float(each) for each in re.findall(self.number, code)} if self.number else set()
+        written = [comparable(stack.key(path)) for path in self.keys] if stack.key else []
+        of_config = next((each for each in written if is_number(each) or each == "auto"), None)
+        if not numbers or of_config is None:
+            return None
+        if of_config == "auto":
+            return self.auto is not None and numbers != {self.auto}
+        return numbers != {of_config}
 
     def _is_of_these_releases(self, stack: Stack) -> bool:
         """Whether a Trainer runs the loop, in the releases of `since`."""
@@ -54,14 +73,22 @@ def rows() -> dict[str, Answering]:
     return read_table(TABLE, dict[str, Answering], Answering)
 
 
-def shown(words: Iterable[str], config: Path | None, stack: Stack) -> dict[str, bool]:
+def shown(words: Iterable[str], config: Path | None, stack: Stack) -> dict[str, bool | str]:
     """Return the answers of the scripts among these words, and of releases, by the names of the table."""
     scripts = {Path(word): lists.content(word) for word in words if is_script(word)}
-    given = "\n".join(map(lists.content, [*words, *([str(config)] if config else [])]))
-    code = COMMENT.sub("", "\n".join(scripts.values()))
+    of_config = [str(config)] if config and scripts else []
+    given = "\n".join(map(lists.content, [*words, *of_config]))
+    code = COMMENT.sub("", "\n".join([*scripts.values(), *map(lists.content, of_config)]))
     is_whole = bool(scripts) and _is_whole(scripts)
     answers = {name: row.answer(code, given, is_whole, stack) for name, row in rows().items()}
     return {name: answer for name, answer in answers.items() if answer is not None}
+
+
+def goes_past_accelerate(words: Iterable[str], stack: Stack) -> bool:
+    """Whether a loop of one's own trains without Accelerate, which a list has as well: transformers asks for it."""
+    scripts = {Path(word): lists.content(word) for word in words if is_script(word)}
+    is_own = bool(scripts) and stack.said.get("trainer") == "own" and _is_whole(scripts)
+    return is_own and "accelerate" in stack.releases and "accelerat" not in COMMENT.sub("", "\n".join(scripts.values()))
 
 
 def is_script(word: str) -> bool:
@@ -80,9 +107,16 @@ def _is_whole(scripts: Mapping[Path, str]) -> bool:
             is_own = not module or beside.is_dir() or beside.with_suffix(".py").is_file()
             if is_own and beside.with_suffix(".py") not in scripts:
                 return False
-        if ELSEWHERE.search(text):
+        if ELSEWHERE.search(text) or any(map(ARGUMENTS.search, _unpacked(tree))):
             return False
     return True
+
+
+def _unpacked(tree: ast.Module) -> Iterable[str]:
+    """Yield what calls unpack as their arguments."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield from (ast.unparse(each.value) for each in node.keywords if each.arg is None)
 
 
 def _imported(tree: ast.Module) -> Iterable[str]:

@@ -3,7 +3,7 @@
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from pydantic import with_config
 
 from study.configs.sources import ACCELERATE, DEEPSPEED, OTHER, RECORD, TRAINER, Source, flat
 from study.core.files import from_toml, section_at
+from study.core.fsdp_keys import POLICY
 from study.core.ignored_keys import OFFLOADS
 from study.core.library_defaults import library_defaults
 from study.core.recipes import AUTOCAST
@@ -28,6 +29,7 @@ HALVES = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16"}  # the second is D
 # As DeepSpeed's typed sections read truth values: by pydantic.
 ON = ("true", "1", "1.0", "on", "t", "y", "yes")
 OFF = ("none", "false", "0", "0.0", "off", "f", "n", "no")
+OF_FSDP = "the Trainer's FSDP recomputing"
 ASKED = ("stage", *OFFLOADS, "clipping", "accumulation")  # of DeepSpeed
 # The fields of Description, and the libraries of the first three.
 FIELDS = {ACCELERATE: "accelerate", DEEPSPEED: "deepspeed", TRAINER: "trainer", OTHER: "trainer", RECORD: "record"}
@@ -210,11 +212,15 @@ def _of_accelerate(source: Source) -> EffectiveSettings:
             "fsdp_config.fsdp_cpu_ram_efficient_loading": True,
             "fsdp_config.fsdp_sharding_strategy": "FULL_SHARD",
             "fsdp_config.fsdp_reshard_after_forward": True,
+            f"fsdp_config.{POLICY}": "NO_WRAP",
         }
     settings = at_paths("accelerate", config, default)
     # Each version of FSDP reads one of the last two (utils/dataclasses.py:1845).
     unread = "FSDP1's sharding" if str(dig(config, "fsdp_config.fsdp_version")) == "2" else "sharding"
     settings.pop(unread, None)
+    recomputing = settings.get("checkpointing", UNSET)
+    if str(recomputing.value).lower() in OFF and recomputing.value is not None:  # FSDP's own: a script may do it
+        settings["checkpointing"] = replace(recomputing, is_open=True)
     settings["engine"] = Setting(ENGINES.get(kind, kind)) if "distributed_type" in config else LAUNCHED
     if source.unread is not None:
         return OF_DEEPSPEED | settings | {"precision": UNREAD}
@@ -237,6 +243,8 @@ def _of_trainer(source: Source) -> EffectiveSettings:
     if source.kind != TRAINER:
         return _mixed(half, at_paths("trainer", content, {}))
     settings = {"precision": FP32} | at_paths("trainer", content, defaults)
+    if str(settings.get(OF_FSDP, UNSET).value).lower() in OFF:  # the Trainer's own key may recompute all the same
+        settings.pop(OF_FSDP, None)
     if source.named:
         settings = _with_engine(settings, _of_deepspeed(source.named.content))
     elif source.unread is not None:

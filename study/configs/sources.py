@@ -20,6 +20,9 @@ ACCELERATE = "Accelerate config"
 DEEPSPEED = "DeepSpeed config"
 TRAINER = "Trainer arguments"
 OTHER = "settings"
+# Accelerate 1.0.0 to 1.15.0 writes auto for what its yaml lacks (utils/dataclasses.py:1234), and fills in 1.0
+# (accelerator.py:2224), or the Trainer's max_grad_norm, 1.0 by default; and the Accelerator's own number of passes.
+UNWRITTEN = {"gradient_clipping": 1.0, "gradient_accumulation_steps": "auto"}
 NAMES_ANOTHER = {TRAINER: "deepspeed", ACCELERATE: "deepspeed_config.deepspeed_config_file"}  # where it names one
 # A file has the kind with the most of its keys.
 KEYS = {
@@ -64,7 +67,9 @@ def read(path: Path) -> Source:
     _unify_fsdp(content, path)
     section = dig(content, NAMES_ANOTHER.get(kind, "no other"))  # the DeepSpeed config in it, or the file that it names
     if section is None and content.get("distributed_type") == "DEEPSPEED":
-        section = config_of_yaml(section_at(content, "deepspeed_config"))
+        written = section_at(content, "deepspeed_config")
+        section = {name: number for name, number in UNWRITTEN.items() if written.get(name) is None}
+        section |= config_of_yaml(written)
     if isinstance(section, dict):
         content.pop("deepspeed", None)
         return Source(path, kind, content, named=Source(path, DEEPSPEED, section))

@@ -10,11 +10,13 @@ from typing import Any
 from study.configs import scripts
 from study.configs.mistakes import recognised
 from study.configs.pasted import condense
+from study.configs.pasted.config_in_text import configs_with
 from study.configs.pasted.matching import flags_of
 from study.configs.pasted.read import Pasted, read
 from study.configs.pasted.two_releases import mentioned
 from study.configs.settings import UNSET, EffectiveSettings, effective_settings, same
 from study.configs.shown import shown
+from study.configs.sources import SCRIPTS
 from study.core.errors import Stop
 from study.core.ignored_keys import OFFLOADS
 from study.core.recipes import AUTOCAST
@@ -28,6 +30,7 @@ from study.records.metrics import dig
 CONFIGS = (".json", ".yaml", ".yml", ".toml")  # of which the whole is a config or a lock
 OF_WAYS = {"stage", *WAYS}
 NO_LIBRARY = "No library is named: releases are this environment's. Give yours, such as deepspeed==0.19.8."
+PAST_ACCELERATE = "The script trains without accelerate: none of its faults is told."
 ANSWERED = "What the script's own text answers is not asked; options of a launcher are not in it."
 
 
@@ -58,10 +61,15 @@ def described(words: tuple[str, ...], flags: Flags, config: Path | None = None) 
         notes.append(NO_LIBRARY)
     config_says = {name: None if each.is_open else each.value for name, each in settings.items()}
     stack = Stack.of(lists.releases(words), flags, config_says, key)
+    if config is None:
+        stack = replace(stack, key=_key_in_texts(given_words))
     stack = replace(stack, shown=scripts.shown(given_words, config, stack))
     if stack.shown and any(map(scripts.is_script, given_words)):
         notes.append(ANSWERED)
     notes += [*more, *lists.notes(words, stack.releases), *_overruled(flags, settings)]
+    if scripts.goes_past_accelerate(given_words, stack):
+        stack = replace(stack, releases={name: of for name, of in stack.releases.items() if name != "accelerate"})
+        notes.append(PAST_ACCELERATE)
     return stack, [*notes, *_without_effect(flags, settings)]
 
 
@@ -100,11 +108,23 @@ def _with_texts(words: tuple[str, ...], flags: Flags) -> tuple[tuple[str, ...], 
     return tuple(lists_of), flags, notes
 
 
+def _key_in_texts(words: tuple[str, ...]) -> Callable[[str], Any] | None:
+    """Return what the first config in a text has at a dotted path: DeepSpeed's, or that of `accelerate env`."""
+    for word in words:
+        pasted = _pasted(word)
+        if pasted and pasted.config:
+            return partial(dig, pasted.config.content)
+        for of_env in configs_with("zero_stage", pasted.text if pasted else ""):
+            return partial(dig, {"deepspeed_config": of_env.content})
+    return None
+
+
 def _pasted(word: str) -> Pasted | None:
     """Return what a text says, or the file that a word names. None: a word, a config or a lock."""
     is_file = os.path.isfile(word)  # noqa: PTH113  an error in quotes may be longer than a name, where pathlib raises
     text = condense.content(Path(word)) if is_file else word
-    if ("\n" not in text.strip() and not scripts.is_script(word)) or Path(word).suffix in CONFIGS:
+    is_word = "\n" not in text.strip() and not (is_file and Path(word).suffix in SCRIPTS)
+    if is_word or Path(word).suffix in CONFIGS:
         return None
     return read(text)
 
@@ -138,7 +158,8 @@ def _config_wins(given: Flags, flags: Flags, settings: EffectiveSettings) -> tup
             continue
         dropped[condition] = None
         text_has = getattr(flags, condition)
-        if not _is_named_so(text_has, settings[name].value):
+        cast = f"cast to {AUTOCAST.get(str(text_has))}"  # a text's bf16 may be of weights or of autocast
+        if not _is_named_so(text_has, settings[name].value) and not str(settings[name].value).endswith(cast):
             written = f"{name} {shown(settings[name], name)}"
             notes.append(f"The config's {written} counts, and not the text's {flag(condition)} {text_has}.")
             # transformers/integrations/deepspeed.py (fill_match), as of the other numbers that TrainingArguments has.

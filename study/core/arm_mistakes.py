@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from study.core.files import section_at, value_at
-from study.core.fsdp_keys import KEYS, of_fsdp1, refused_in_fsdp
+from study.core.fsdp_keys import KEYS, not_predicted, of_fsdp1, refused_in_fsdp, with_prefix
 from study.core.ignored_keys import (
     OFFLOADS,
     accelerate_ignores,
@@ -62,8 +62,11 @@ def kind_of(config: dict) -> str:
     return "NO"
 
 
-def mistakes_in_yaml(config: dict, stage: int | None) -> Iterator[str]:
-    """Yield what is wrong in Accelerate's yaml. `stage` is that of its DeepSpeed config; None if it is not known."""
+def mistakes_in_yaml(config: dict, stage: int | None, *, of_a_run: bool = False) -> Iterator[str]:
+    """Yield what is wrong in Accelerate's yaml. `stage` is that of its DeepSpeed config; None if it is not known.
+
+    `of_a_run`: it is of somebody's trainer, and may have all that Accelerate takes and that changes no memory.
+    """
     kind = kind_of(config)
     if config.get("distributed_type") != kind:  # yaml reads a bare NO as false
         got = f"{config.get('distributed_type')!s:.80}"
@@ -83,7 +86,7 @@ def mistakes_in_yaml(config: dict, stage: int | None) -> Iterator[str]:
     if kind == "DEEPSPEED":
         yield from _mistakes_around_deepspeed(section_at(config, "deepspeed_config"), stage)
     if kind == "FSDP":
-        yield from _mistakes_in_fsdp(section_at(config, "fsdp_config"))
+        yield from (_mistakes_in_run_of_fsdp if of_a_run else _mistakes_in_fsdp)(section_at(config, "fsdp_config"))
 
 
 def _mistakes_in_groups(groups: dict, kind: str) -> Iterator[str]:
@@ -140,6 +143,14 @@ def _mistakes_in_fsdp(fsdp: dict) -> Iterator[str]:
             yield f"{key} is right, but this study did not measure it: remove it from an arm"
         elif f"fsdp_{key}" in KEYS:
             yield _without_prefix(key)
+
+
+def _mistakes_in_run_of_fsdp(fsdp: dict) -> Iterator[str]:
+    """Yield with what Accelerate starts no rank, and what is not predicted."""
+    fsdp = with_prefix(fsdp)
+    for _, problem in refused_in_fsdp(fsdp):
+        yield f"accelerate does not take this: {problem}"
+    yield from not_predicted(fsdp)
 
 
 def _in_an_arm(key: str) -> str:

@@ -16,6 +16,7 @@ from study.core.arm_mistakes import OF_THE_RUN, SHARDS, kind_of, mistakes_in_dee
 from study.core.cache import fingerprint
 from study.core.errors import Stop, nearest
 from study.core.files import load, section_at, section_of
+from study.core.fsdp_keys import as_fsdp2, strategy_of, version_of, with_prefix
 from study.core.ignored_keys import OFFLOADS, stage_meant
 from study.core.library_defaults import library_defaults
 from study.core.shapes import is_local
@@ -118,17 +119,19 @@ class ArmFiles:
     json_path: Path | None = None
     deepspeed: dict | None = None  # None: there is none, or it is not known
     unread: str = ""  # why the json cannot be read
+    of_a_run: bool = False  # it is that of somebody's trainer, which may set the precision
 
     @property
     def mistakes(self) -> list[Mistake]:
         """All mistakes of both files."""
         deepspeed = self.deepspeed or {}
         stage = None if self.deepspeed is None else section_at(deepspeed, "zero_optimization").get("stage", 0)
-        in_yaml = [*mistakes_in_yaml(self.config, stage_meant(stage))]
+        in_yaml = [*mistakes_in_yaml(self.config, stage_meant(stage), of_a_run=self.of_a_run)]
         of_yaml = [Mistake(self.path, said) for said in [self.unread, *in_yaml] if said]
         # Without its json, what is known of the config is what the yaml says.
         file = self.path if self.unread or self.json_path is None else self.json_path
-        return of_yaml + [Mistake(file, said) for said in mistakes_in_deepspeed(deepspeed)]
+        mistakes = of_yaml + [Mistake(file, said) for said in mistakes_in_deepspeed(deepspeed)]
+        return [each for each in mistakes if not (self.of_a_run and each.said.endswith(OF_THE_RUN))]
 
 
 def read(path: Path, *, of_a_run: bool = False) -> Arm:
@@ -136,8 +139,8 @@ def read(path: Path, *, of_a_run: bool = False) -> Arm:
 
     `of_a_run`: the file is that of somebody's trainer, which may set the precision.
     """
-    files = files_of(path)
-    if mistakes := [each for each in files.mistakes if not (of_a_run and each.said.endswith(OF_THE_RUN))]:
+    files = replace(files_of(path), of_a_run=of_a_run)
+    if mistakes := files.mistakes:
         said = "; ".join(each.said for each in mistakes)
         json_name = f" or {files.json_path.name}" if files.json_path else ""
         lines = f"; `study arms {path}` tells each in a line" if len(mistakes) > 1 else ""
@@ -150,7 +153,7 @@ def _arm(files: ArmFiles) -> Arm:
     groups = section_of(files.config, "parallelism_config")
     arm = Arm(files.path.stem, files.path, kind, files.config.get("num_processes", 1))
     if kind == "FSDP":
-        return replace(arm, **_of_fsdp(section_of(files.config, "fsdp_config"), groups))
+        return replace(arm, **_of_fsdp(files, section_of(files.config, "fsdp_config"), groups))
     if files.deepspeed is not None:
         return replace(arm, **_of_deepspeed(files.deepspeed, groups))
     return arm
@@ -179,15 +182,22 @@ def files_of(path: Path) -> ArmFiles:
         return ArmFiles(path, config, json_path, of_yaml, f"{stop.what}: {stop.remedy}")
 
 
-def _of_fsdp(fsdp: dict, groups: dict) -> dict[str, Any]:
+def _of_fsdp(files: ArmFiles, fsdp: dict, groups: dict) -> dict[str, Any]:
+    meant = as_fsdp2(fsdp)
     # Its offload is one switch: states and weights go to the host together.
-    home = "cpu" if fsdp["fsdp_offload_params"] else "none"
+    home = "cpu" if meant["fsdp_offload_params"] else "none"
+    replicas = max(1, int(groups.get("parallelism_config_dp_replicate_size", 1)))
+    shards = groups.get(SHARDS, "auto")
+    written = with_prefix(fsdp)
+    if version_of(written) == "1" and strategy_of(written).startswith("HYBRID"):  # its groups are nodes
+        replicas = int(files.config.get("num_machines", 1))
+        shards = int(files.config.get("num_processes", replicas)) // replicas
     return {
-        "fsdp": fsdp,
+        "fsdp": written | meant if files.of_a_run else fsdp,
         "offload_optimizer": home,
         "offload_param": home,
-        "replicas": max(1, int(groups.get("parallelism_config_dp_replicate_size", 1))),
-        "shards": groups.get(SHARDS, "auto"),
+        "replicas": replicas,
+        "shards": shards,
     }
 
 

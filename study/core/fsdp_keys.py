@@ -11,9 +11,14 @@ from typing import Any
 TRUE = ("true", "yes", "y", "t", "on", "1")
 FALSE = ("false", "no", "n", "f", "off", "0")
 VERSIONS = ("1", "2")
-POLICY = "fsdp_auto_wrap_policy"
+POLICY, LAYERS = "fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"  # which makes each layer a unit
 LOADING, BROADCAST = "fsdp_cpu_ram_efficient_loading", "fsdp_sync_module_states"
 CHECKPOINTING = "fsdp_activation_checkpointing"
+
+
+# By what FSDP1 calls it, and the Trainer in small letters: the arm of FSDP2 that divides the same. None: no arm does.
+# The longer names come first.
+NEAREST = {"HYBRID_SHARD_ZERO2": None, "HYBRID_SHARD": "hsdp", "NO_SHARD": None, "SHARD_GRAD_OP": "fsdp2_grad_op"}
 
 
 @dataclass(frozen=True)
@@ -65,8 +70,8 @@ KEYS = {
     # FSDP1 never looks at it: the launcher sets fsdp_sharding_strategy in any case.
     "fsdp_reshard_after_forward": FsdpKey(is_flag=True, versions=("2",), instead="write fsdp_sharding_strategy"),
     "fsdp_offload_params": FsdpKey(is_flag=True),
-    POLICY: FsdpKey(("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"), takes_null=True),
-    "fsdp_transformer_layer_cls_to_wrap": FsdpKey(policy="TRANSFORMER_BASED_WRAP"),
+    POLICY: FsdpKey((LAYERS, "SIZE_BASED_WRAP", "NO_WRAP"), takes_null=True),
+    "fsdp_transformer_layer_cls_to_wrap": FsdpKey(policy=LAYERS),
     "fsdp_min_num_params": FsdpKey(is_whole=True, policy="SIZE_BASED_WRAP"),
     "fsdp_backward_prefetch": FsdpKey(
         ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"),
@@ -135,6 +140,52 @@ def _is_read(key: FsdpKey, fsdp: dict, version: str) -> bool:
 def policy_of(fsdp: dict) -> str:
     """Return the auto_wrap_policy. Without one the whole model is a unit."""
     return str(fsdp.get(POLICY) or "NO_WRAP").upper()
+
+
+def nearest_arm(
+    sharding: str, *, groups: int | None = None, machines: int | None = None, offloads: bool = False
+) -> str | None:
+    """Return the arm that holds as much as such a sharding. None: there is none, or it is not known.
+
+    `groups`: how many groups of ranks each hold all states. An arm has two of them.
+    """
+    name = next((NEAREST[word] for word in NEAREST if word in sharding.upper()), "fsdp2")
+    if name == "hsdp" and groups is None:  # FSDP1's groups are nodes
+        groups = machines
+        name = "fsdp2" if groups == 1 else name
+    if name == "hsdp" or (groups or 1) > 1:
+        name = "hsdp" if groups == 2 and name in ("fsdp2", "hsdp") else None
+    if not offloads:
+        return name
+    return "fsdp2_cpu" if name == "fsdp2" else None
+
+
+def as_fsdp2(fsdp: dict) -> dict[str, Any]:
+    """Return how a section of either version divides and offloads, by FSDP2's keys and Accelerate's defaults."""
+    fsdp = with_prefix(fsdp)
+    reshards = _is_on(fsdp.get("fsdp_reshard_after_forward", True))
+    if version_of(fsdp) == "1":
+        reshards = strategy_of(fsdp) not in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2")
+    return {"fsdp_reshard_after_forward": reshards, "fsdp_offload_params": _is_on(fsdp.get("fsdp_offload_params"))}
+
+
+def _is_on(value: Any) -> bool:
+    return str(value).lower() in TRUE
+
+
+def strategy_of(fsdp: dict) -> str:
+    """Return what FSDP1 divides, by its name. The keys have their prefix."""
+    key = KEYS["fsdp_sharding_strategy"]
+    written = str(fsdp.get("fsdp_sharding_strategy", "FULL_SHARD")).upper()
+    return dict(zip(key.numbers, key.names, strict=True)).get(written, written)
+
+
+def not_predicted(fsdp: dict) -> Iterator[str]:
+    """Yield why what a section holds is not predicted. The keys have their prefix."""
+    if policy_of(fsdp) != LAYERS:
+        yield f"units of {POLICY} {policy_of(fsdp)} are not predicted: write {LAYERS}, or give the nearest --arm fsdp2"
+    if version_of(fsdp) == "1" and strategy_of(fsdp) == "NO_SHARD":
+        yield "what FSDP holds with NO_SHARD is not predicted: the nearest is --arm ddp"
 
 
 def of_fsdp1(fsdp: dict) -> Iterator[tuple[str, str]]:

@@ -22,6 +22,8 @@ PRECISIONS = {
     "autocast to bfloat16": "bf16_autocast",
     "autocast to float16": "fp16_autocast",
 }
+# Who surely has this one has one micro-batch in an update, and so none of the faults of several.
+ONE_MICRO_BATCH = "each-micro-batch-updates"
 # Keys of ranks that have the same rows.
 SHARE_ROWS = ("tensor_parallel", "sequence_parallel_size", "pipeline", "parallelism_config")
 
@@ -58,7 +60,9 @@ class Stack:
     releases: Mapping[str, Release]  # with those of packages that it must have
     said: Mapping[str, Any]  # by conditions, from flags and a config; None is open
     key: Callable[[str], Any] | None = None  # what the config has at a dotted path; None: another file may have it
-    shown: Mapping[str, bool] = field(default_factory=dict)  # what a script answers: by a condition, or its question
+    shown: Mapping[str, bool | str] = field(
+        default_factory=dict
+    )  # what a script answers: by a condition, or its question
 
     @classmethod
     def of(
@@ -219,7 +223,10 @@ class Applies:
 
 def which_apply(stack: Stack) -> list[Applies]:
     """Return the faults that apply to a stack, or may, in the order in which people want to read them."""
-    return sorted(_applying(stack), key=lambda each: each.order)
+    found = [*_applying(stack)]
+    if any(each.fault.id == ONE_MICRO_BATCH and each.answer == "applies" for each in found):
+        found = [each for each in found if each.fault.id == ONE_MICRO_BATCH or "passes" not in each.fault.conditions]
+    return sorted(found, key=lambda each: each.order)
 
 
 def stack(*releases: str, flags: Flags = Flags()) -> list[Applies]:
@@ -326,7 +333,7 @@ def _is_so(condition: str, wanted: Any, known: dict[str, Any], key: Callable[[st
     return _fits(seen, wanted)
 
 
-def _is_shown(condition: str, wanted: Any, shown: Mapping[str, bool]) -> bool | None:
+def _is_shown(condition: str, wanted: Any, shown: Mapping[str, Any]) -> bool | None:
     """Whether a script shows that a condition of a fault is met. None: it is open."""
     if condition == "script":
         return shown.get(wanted)

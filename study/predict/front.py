@@ -49,4 +49,4 @@ from study.predict.question import (
 )
 from study.predict.step_time import Hardware, StepTime
 from study.predict.trace.transformer import Transformer
-from study.predict.training import Batch, Recomputation, Training
+from study.predict.training import Batch, Quantized, Recomputation, Training

@@ -108,10 +108,10 @@ def zero_of(arm: Arm) -> dict:
 
 
 def settled_arm(arm: Arm, gpus: int, local: int, bucket_elements: int | None = None) -> Arm:
-    """An arm with groups as large as nodes, and with such buckets. None: its own."""
+    """An arm with such buckets, and with groups as large as nodes if it says no size. None: its own buckets."""
     if bucket_elements is not None and bucket_elements < 1:
         raise Stop(f"buckets must have at least 1 element (got {bucket_elements})", "give 1 or more")
-    if arm.replicas > 1:
+    if arm.replicas > 1 and arm.shards == "auto":
         arm = replace(arm, replicas=max(2, gpus // local))
     elif arm.divides_ranks and gpus > local:
         arm = replace(arm, second_copy_ranks=local)

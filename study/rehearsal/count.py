@@ -3,6 +3,7 @@
 import functools
 import gc
 import sys
+import time
 import weakref
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -32,6 +33,7 @@ from study.watch.session import new_record
 # What offloading keeps on the host, by role. Gradients go there as soon as they are reduced.
 WITH_OPTIMIZER = {"master", "moments", "gradients", "staging", "swap"}
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed")
+PROGRESS_S = 1.0  # between two signs of it
 NO_OPTIMIZER = SimpleNamespace(state={})
 
 
@@ -43,6 +45,7 @@ class Count:
     def __init__(self, request: Request, progress: Path):
         self.request = request
         self.progress = progress  # the file that says where the script is
+        self._doing, self._told_s = "importing and building", time.monotonic()
         self.answer = Answer()
         self.lengths = Lengths(request, self.answer)
         self.record: Record | None = None
@@ -69,6 +72,8 @@ class Count:
 
     def _counts(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is the GPU's: it has no values, or it was made in a pass, as masks are."""
+        if time.monotonic() > self._told_s + PROGRESS_S:
+            self._tell()
         # Of real tensors, data sets are the host's, and batches take their bytes on a GPU once they are moved there.
         if self.moments.on_host or tensor.device.type == "meta":
             return False
@@ -91,11 +96,18 @@ class Count:
         """Note what a loader gives."""
         self.answer.batches += 1
         doing = "after its updates" if self.moments.is_over else f"step {self.answer.updates + 1}"
-        self.progress.write_text(f"{doing}, batch {self.answer.batches}")
+        self._doing = f"{doing}, batch {self.answer.batches}"
+        self._tell()
         leaves = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim]
         if tensors and not self.moments.is_over:
             self.answer.batch = list(max(tensors, key=torch.Tensor.numel).shape)
+
+    def _tell(self) -> None:
+        """Say where the script is, and what shows that it goes on within a long micro-batch."""
+        made = f", {len(self.answer.log):,} tensors made or freed" if self.answer.log else ""
+        self.progress.write_text(f"{self._doing}{made}")
+        self._told_s = time.monotonic()
 
     def _before_forward(self, module, inputs) -> None:
         self._note_read(inputs)

@@ -12,6 +12,8 @@ from study.core.shapes import config_of, model_of_name, prepare_to_load
 from study.rehearsal.hub import TOKENIZERS, loading, missing, telling, why
 from study.rehearsal.libraries import Patch, Rehearsal
 
+TRAINS = {"backward", "train"}  # names in a function without which nothing trains
+
 
 def accelerate_state(rehearsal: Rehearsal, module) -> None:
     def backend(state, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None):
@@ -119,7 +121,11 @@ def transformers_processors(rehearsal: Rehearsal, module) -> None:
 
 def transformers_generation(rehearsal: Rehearsal, module) -> None:
     def generate(*_, **__):
-        raise Stop("`generate` chooses tokens by values, which do not exist here", "leave it out with --skip FUNCTION")
+        caller = rehearsal.shapes.values.script.reader()
+        remedy = "a function that calls it can be left out with --skip; where a trainer does, `study estimate` predicts"
+        if caller and caller.f_code.co_name.isidentifier() and TRAINS.isdisjoint(caller.f_code.co_names):
+            remedy = f"leave out the function that calls it: --skip {caller.f_code.co_name}"
+        raise Stop("`generate` chooses tokens by values, which do not exist here", remedy)
 
     if not rehearsal.request.real:
         module.GenerationMixin.generate = generate

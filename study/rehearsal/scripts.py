@@ -13,6 +13,9 @@ def found(script: str) -> tuple[Path, str | None]:
     """Return the file of a script, a program or a module, and the module's name."""
     if Path(script).suffix in CONFIGS:
         raise Stop(f"{script} is a config, not a script", "name a Python file; --config_file takes a config")
+    if Path(script).suffix == ".sh":
+        remedy = "give the launch command in it: `study virtual torchrun --nproc-per-node 4 train.py --its-words`"
+        raise Stop(f"{script} is a script of a shell, and not of Python", remedy)
     if Path(script).is_file():
         return Path(script), None
     if program := shutil.which(script):

@@ -46,10 +46,12 @@ class ProgressOfSteps:
     def __init__(self, folder: Path):
         self.path = folder / PROGRESS
         self.begun = time.monotonic()
+        self.where = "importing and building"
 
     def say(self) -> None:
-        where = self.path.read_text() if self.path.exists() else "importing and building"
-        say_aside(f"{where} ({time.monotonic() - self.begun:.0f} s so far) ...")
+        if self.path.exists():
+            self.where = self.path.read_text() or self.where  # it may be written at this moment
+        say_aside(f"{self.where} ({time.monotonic() - self.begun:.0f} s so far) ...")
 
 
 def ran(request: Request, folder: Path, timeout_s: int) -> Answer:

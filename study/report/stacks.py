@@ -4,14 +4,17 @@ Ranges, locks and configs are for the command.
 """
 
 import functools
+from collections.abc import Mapping
 from dataclasses import replace
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from study.known.faults import ANY, Fault, named, table
+from study.known.faults import ANY, Fault, Release, named, table
 from study.known.which_apply import Flags, Stack, which_apply
 
+# What a script answers to the command, which has no flag for it.
+ACCUMULATES = "Does the loop use accelerator.accumulate or no_sync, as one's own and old Trainers do"
 PACKAGES = ("deepspeed", "accelerate", "transformers", "torch", "PEFT", "trl")
 # What is asked, by condition: labels of check boxes by the words of the command.
 BOXES: dict[str, tuple[str, dict[str, str]]] = {
@@ -43,6 +46,10 @@ BOXES: dict[str, tuple[str, dict[str, str]]] = {
         "Optimizer states in",
         {"--offload none": "GPUs", "--offload cpu": "host memory", "--offload nvme": "NVMe"},
     ),
+    "accumulates": (
+        "The loop uses accelerator.accumulate or no_sync, as old Trainers do",
+        {"accumulates": "yes", "accumulates not": "no"},
+    ),
     "ranks": ("Ranks", {"--ranks 2": "several", "--ranks 1": "one"}),
     "cuda": ("Trains on", {"--cuda": "GPUs", "--no-cuda": "CPUs alone"}),
 }
@@ -50,8 +57,15 @@ TAKEN = {"offload": "--offload none", "ranks": "--ranks 2", "cuda": "--cuda"}  #
 LISTED = {"trl": "--trainer trl"}  # who lists a trainer trains with it, unless another is said
 
 
-def flags_of(boxes: list[str]) -> Flags:
-    """Return what check boxes say."""
+def stack_of(releases: Mapping[str, Release], boxes: list[str]) -> Stack:
+    """Return the stack of these releases in a training of which check boxes say something."""
+    of_script = BOXES["accumulates"][1]
+    answers = [of_script[box] == "yes" for box in boxes if box in of_script]
+    flags = _flags_of([box for box in boxes if box not in of_script])
+    return replace(Stack.of(releases, flags), shown={ACCUMULATES: answers[0]} if answers else {})
+
+
+def _flags_of(boxes: list[str]) -> Flags:
     said: dict = {}
     for box in boxes:
         name, _, value = box.removeprefix("--").partition(" ")
@@ -71,7 +85,7 @@ def releases(package: str) -> list[str]:
 @functools.cache
 def _fitting(name: str, box: str) -> set[str]:
     """Return the ids of the faults that a check box leaves possible, whatever else is so."""
-    stack = Stack.of(dict.fromkeys(PACKAGES, ANY), flags_of([box]))
+    stack = stack_of(dict.fromkeys(PACKAGES, ANY), [box])
     # What a trainer that is listed or checked says of other conditions stays open as well.
     trained = {"trainer"}.union(*table().defaults.values())
     open_otherwise = replace(stack, said={**stack.said, **dict.fromkeys((TAKEN.keys() | trained) - {name})})
@@ -81,14 +95,15 @@ def _fitting(name: str, box: str) -> set[str]:
 def _needs(fault: Fault) -> dict[str, dict]:
     """Return by condition what is asked, and the words that fit. Without words the page cannot say it."""
     needs = {}
-    for name, wanted in (fault.when or {}).items():
+    for condition, wanted in (fault.when or {}).items():
+        name = "accumulates" if wanted == ACCUMULATES else condition
         fits = []
         if name in PACKAGES:
             inside = SpecifierSet(str(wanted))
             fits = [f"{name}=={release}" for release in releases(name) if release in inside]
         elif name in BOXES:
             fits = [box for box in BOXES[name][1] if fault.id in _fitting(name, box)]
-        needs[name] = {"ask": fault.asks[name], "fits": fits}
+        needs[name] = {"ask": fault.asks[condition], "fits": fits}
     return needs
 
 

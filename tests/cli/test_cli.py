@@ -301,6 +301,83 @@ def test_an_estimate_takes_a_yaml_as_accelerate_config_writes_it(kind, word, pre
     assert json.loads(capsys.readouterr().out)["ranks"] == 4, "an option that was given counts"
 
 
+# As `accelerate config` of 1.15 writes it, and before it wrote a version.
+WRITTEN_FSDP = """
+distributed_type: FSDP
+downcast_bf16: 'no'
+fsdp_config:
+  fsdp_activation_checkpointing: {checkpointing}
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_cpu_ram_efficient_loading: true
+  fsdp_offload_params: {offload}
+  fsdp_state_dict_type: SHARDED_STATE_DICT
+  {version}
+machine_rank: 0
+mixed_precision: bf16
+num_machines: 2
+num_processes: 16
+rdzv_backend: static
+"""
+FSDP1 = """fsdp_backward_prefetch: BACKWARD_PRE
+  fsdp_forward_prefetch: false
+  fsdp_sync_module_states: true
+  fsdp_transformer_layer_cls_to_wrap: GPT2Block
+  fsdp_use_orig_params: true
+  fsdp_sharding_strategy: {}"""
+FSDP2 = "fsdp_version: 2\n  fsdp_reshard_after_forward: {}"
+AS_ARMS = [
+    (FSDP1.format("FULL_SHARD"), "false", "fsdp2"),
+    (FSDP1.format("SHARD_GRAD_OP"), "false", "fsdp2_grad_op"),
+    (FSDP1.format("2"), "false", "fsdp2_grad_op"),
+    (FSDP1.format("HYBRID_SHARD"), "false", "hsdp"),
+    (FSDP1.format("FULL_SHARD"), "true", "fsdp2_cpu"),
+    (FSDP2.format("true"), "false", "fsdp2"),
+    (FSDP2.format("false"), "false", "fsdp2_grad_op"),
+    (FSDP2.format("true"), "true", "fsdp2_cpu"),
+    (FSDP2.format("true\nparallelism_config: {parallelism_config_dp_replicate_size: 2}"), "false", "hsdp"),
+]
+
+
+@pytest.mark.parametrize(("version", "offload", "arm"), AS_ARMS)
+def test_a_yaml_of_fsdp_is_predicted_as_the_arm_that_divides_the_same(version, offload, arm, asked, capsys, tmp_path):
+    """By `study estimate`, and by `study oom`, which takes it with or without --config."""
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(WRITTEN_FSDP.format(version=version, offload=offload, checkpointing="true"))
+    answers = []
+    for words in (f"--config {mine}", f"--arm {arm} --gpus 16 --precision bf16 --checkpointing"):
+        assert asked(f"estimate --model gpt2 {words} --json") is None
+        answers.append(json.loads(capsys.readouterr().out) | {"arm": "", "model_states": ""})
+    assert answers[0] == answers[1]
+    asked(f"estimate --model gpt2 --config {mine}")
+    assert ("FSDP1 was not run" in " ".join(capsys.readouterr().out.split())) == (version in FSDP1_FILES)
+    error = "'CUDA out of memory. Tried to allocate 3.91 GiB'"
+    for words in (f"{error} {mine}", f"{error} --config {mine}"):
+        asked(f"oom {words} --json")
+        taken = json.loads(capsys.readouterr().out)["taken_as"]
+        assert (taken["arm"], taken["ranks"], taken["checkpointing"]) == (arm, 16, True)
+
+
+FSDP1_FILES = {version for version, *_ in AS_ARMS if "fsdp_use_orig_params" in version}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("TRANSFORMER_BASED_WRAP", "NO_WRAP", "--arm fsdp2"),
+        ("FULL_SHARD", "NO_SHARD", "--arm ddp"),
+        ("FULL_SHARD", "HALF_SHARD", "one of FULL_SHARD"),
+    ],
+)
+def test_a_sharding_that_no_arm_has_is_not_predicted(old, new, said, asked, capsys, tmp_path):
+    mine = tmp_path / "mine.yaml"
+    written = WRITTEN_FSDP.format(version=FSDP1.format("FULL_SHARD"), offload="false", checkpointing="false")
+    mine.write_text(written.replace(old, new))
+    assert asked(f"estimate --model gpt2 --config {mine}") == 2
+    assert said in capsys.readouterr().err
+    asked(f"oom 'CUDA out of memory. Tried to allocate 3.91 GiB' {mine} --json")
+    assert json.loads(capsys.readouterr().out)["taken_as"]["arm"] in (None, *(["fsdp2"] if "HALF" in new else ()))
+
+
 OWN_MISTAKES = """
 distributed_type: DEEPSPEED
 mixed_precision: bf16

@@ -583,7 +583,7 @@ def test_what_a_text_says_of_its_training_is_taken(case):
     training = known(case["text"])
     used = {name: value for name, value in (vars(training.wanted) | vars(training.described)).items() if value}
     assert used == case["taken"]
-    assert training.from_text >= used.keys() - {"arm"}
+    assert training.from_text >= used.keys() - {"arm", "precision"}
     assert training.has_adapters == case.get("adapters", "lora_rank" in used)
 
 
@@ -605,6 +605,65 @@ def test_a_flag_wins_over_the_text_and_so_does_what_a_config_writes(tmp_path):
     assert KnownTraining.of(Wanted(), Described(config=config)).described.micro_batch == 8
 
 
+IN_16 = 'model = AutoModel.from_pretrained(name_of("x"), torch_dtype=torch.bfloat16)'
+# What the yaml writes, what a script does, and which precision is predicted. None: the arm's usual one.
+PRECISION_OF = [
+    ("FSDP", "bf16", "", None),
+    ("FSDP", "'no'", "", "fp32"),
+    ("FSDP", "'no'", IN_16, "bf16_pure"),
+    ("FSDP", "'no'", 'Accelerator(mixed_precision="bf16")', None),  # a script's own argument wins
+    ("FSDP", "bf16", IN_16, None),  # Accelerate makes them fp32 again
+    ("FSDP", "'no'", 'torch.autocast("cuda", dtype=torch.bfloat16)', "fp32"),  # loads nothing
+    ("MULTI_GPU", "bf16", IN_16, "bf16_pure"),
+    ("MULTI_GPU", "bf16", IN_16 + "\npeft_config = LoraConfig(r=8)", None),
+    ("MULTI_GPU", "fp16", "", "fp16"),
+    ("MULTI_GPU", None, "", None),  # a flag of the launcher may say it
+    ("DEEPSPEED", "bf16", IN_16, None),
+    ("DEEPSPEED", "'no'", "", "fp32"),
+]
+
+
+@pytest.mark.parametrize(("kind", "mixed", "script", "precision"), PRECISION_OF)
+def test_the_precision_of_a_config_and_of_loaded_weights_is_predicted(kind, mixed, script, precision, tmp_path):
+    config = tmp_path / "a.yaml"
+    section = {"FSDP": "fsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP}"}
+    section |= {"DEEPSPEED": "deepspeed_config: {zero_stage: 3}"}
+    lines = [f"distributed_type: {kind}", "num_processes: 4", section.get(kind, "")]
+    config.write_text("\n".join([*lines, f"mixed_precision: {mixed}" if mixed else ""]))
+    training = known(script, Wanted(model="llama3-8b"), Described(config=config, micro_batch=1))
+    assert training.described.precision == precision
+    usual = trainings.predicted_memory(training.wanted, replace(training.described, precision=None)).peak_bytes
+    predicted = trainings.predicted_memory(training.wanted, training.described).peak_bytes
+    order = {"fp32": predicted > usual, "bf16_pure": predicted < usual}
+    assert order.get(str(precision), predicted == usual)
+
+
+def test_a_plain_loop_of_fsdp2_reduces_each_micro_batch():
+    """Accelerate keeps whole gradients until the last one, as who calls set_requires_gradient_sync does."""
+    given = Described(arm="fsdp2", ranks=8, micro_batch=1, sequence=2048, checkpointing=True, accumulation=4)
+    wanted = Wanted(model="llama3-8b")
+    plain = "for layer in model.layers: fully_shard(layer)"
+    peaks = {}
+    for text in (plain, f"{plain}\nmodel.set_requires_gradient_sync(False)", f"accelerate==1.15.0\n{plain}"):
+        training = known(text, wanted, given)
+        peaks[text] = trainings.predicted_memory(wanted, training.described).peak_bytes
+    first, *others = peaks.values()
+    whole = 2 * asked_for(wanted, 1).parameters
+    parts = whole * 2 / 8
+    assert others[0] == others[1]
+    assert first + whole - 2 * parts < others[0] < first + whole, "all gradients in 16 bits, for a rank's part in 32"
+
+
+def test_an_mlp_of_a_config_in_fp32_has_four_bytes(tmp_path):
+    """With --config, which no text repeats, as with a text that says it."""
+    config = tmp_path / "a.yaml"
+    config.write_text("distributed_type: MULTI_GPU\nnum_processes: 4\nmixed_precision: 'no'\n")
+    text = f"x = self.down_proj(x)\n{new('896.00 MiB')}"  # 4 x 4,096 x 14,336 x 4 bytes
+    given = Described(config=config, micro_batch=2, sequence=4096)
+    causes, _ = explained(read(text), reading.find(text), Wanted(model="llama3-8b"), given)
+    assert "16,384 tokens, not 8,192, x 14,336 x 4 bytes" in causes[0].what
+
+
 @pytest.mark.parametrize("text", ["--num_processes 4", "zero_stage: 2", 'dtype = "bfloat16"'])
 def test_a_text_that_says_nothing_of_offloading_is_in_no_conflict_with_a_config_that_does(text, tmp_path):
     path = tmp_path / "ds.json"
@@ -616,7 +675,8 @@ def test_a_text_that_says_nothing_of_offloading_is_in_no_conflict_with_a_config_
 def test_what_cannot_be_of_a_training_is_not_taken_from_a_text():
     """Nor is a number of a node taken for all ranks, a method of quantization for full training, or 0 for a number."""
     assert known("--model_name_or_path facebook/opt-1.3b max_length=100000").wanted == Wanted()
-    assert known("torchrun --nnodes 2 --nproc_per_node 8").described.ranks is None
+    assert known("torchrun --nnodes 2 --nproc_per_node 8").described.ranks == 16
+    assert known("torchrun --nnodes 2 num_gpus=8").described.ranks is None
     assert known("num_processes: 0, zero_stage: 2").described == Described(arm="zero2")
     assert known("base_model: meta-llama/Llama-3-8B, lora_r: 8, finetuning_type: full").wanted.lora_rank is None
     assert known("compares Qwen2.5-7B and Llama-3-8B").wanted.model is None
@@ -671,8 +731,17 @@ def test_recomputing_of_a_config_is_taken(key, tmp_path):
     assert "activations recomputed (" not in said
 
 
+def test_a_script_recomputes_what_fsdps_own_key_does_not(tmp_path):
+    config = tmp_path / "a.yaml"
+    config.write_text("distributed_type: FSDP\nnum_processes: 4\nfsdp_config: {fsdp_activation_checkpointing: false}")
+    given = Described(config=config)
+    assert known("", given=given).described.checkpointing is False
+    assert known("model.gradient_checkpointing_enable()", given=given).described.checkpointing is True
+
+
 # What a rank holds, by the predictor's roles, of each part of memory.
-ROLES = {"optimizer": ("moments", "master"), "weights": ("weights",), "gradients": ("gradients", "buckets")}
+WEIGHTS = ("weights", "gathered_weights")
+ROLES = {"optimizer": ("moments", "master"), "weights": WEIGHTS, "gradients": ("gradients", "buckets")}
 
 
 def held(training: Described, part: str) -> float:
@@ -694,7 +763,7 @@ def as_changed(given: Described, change: changes.Change) -> tuple[Described, Des
 @pytest.mark.parametrize("id", cause_rows())
 def test_an_advised_change_shrinks_what_is_named(id):
     cause = cause_of(id)
-    for arm in ("ddp", "zero1", "zero2", "zero3", "fsdp2"):
+    for arm in ("ddp", "zero1", "zero2", "zero3", "fsdp2", "fsdp2_grad_op", "hsdp"):
         given = Described(arm=arm, ranks=4, micro_batch=4, sequence=512, accumulation=2)
         for change in filter(lambda change: change.shrinks_part(cause), changes.that_help(cause, given)):
             before, after = as_changed(given, change)
@@ -707,7 +776,7 @@ def test_of_states_only_changes_that_shrink_them_are_advised_and_else_all(id):
     cause = cause_of(id)
     given = Described(arm="zero2", ranks=4, micro_batch=4, sequence=512)
     advised = changes.that_help(cause, given)
-    if changes.TOKENS.intersection(cause.part_of) or not cause.part_of:
+    if changes.TOKENS.intersection(cause.part_of) or not cause.part_of or id == changes.OF_UNITS:
         assert advised == [*changes.single_changes(given)]
     else:
         assert all(change.shrinks_part(cause) for change in advised)
@@ -745,7 +814,13 @@ def test_a_remedy_is_of_what_is_named(id):
 def test_the_optimizers_states_do_not_shrink_with_the_micro_batch():
     clue = 'Traceback (most recent call last):\n  File "torch/optim/adam.py", line 4, in _init_group\n    exp_avg = 1\n'
     error = reading.find(clue + SMALL_CARD.format(70))
-    for arm, other in (("zero1", "--arm zero3_cpu"), ("zero3", "--arm zero3_cpu"), ("fsdp2", "--arm fsdp2_cpu")):
+    for arm, other in (
+        ("zero1", "--arm zero3_cpu"),
+        ("zero3", "--arm zero3_cpu"),
+        ("fsdp2", "--arm fsdp2_cpu"),
+        ("fsdp2_grad_op", "--arm fsdp2_cpu"),
+        ("hsdp", "--arm fsdp2_cpu"),
+    ):
         training = KnownTraining.of(
             Wanted(model="llama3-8b"), Described(arm=arm, ranks=4, micro_batch=4, sequence=4096)
         )
@@ -1286,8 +1361,15 @@ AS_MUCH = {
 }
 
 
+@pytest.mark.parametrize("arm", ["ddp", "fsdp2", "hsdp"])
+def test_weights_that_are_predicted_in_fp32_are_no_excess(arm):
+    training = KnownTraining.of(Wanted(model="llama3-8b"), Described(arm=arm, ranks=8, micro_batch=1, sequence=2048))
+    weights = trainings.predicted_memory(training.wanted, training.described).at_peak["weights"]
+    assert excess.IN_FP32 not in excess._near(reading.find(ERROR), training, training.model, weights)
+
+
 @pytest.mark.parametrize("what", AS_MUCH)
-@pytest.mark.parametrize(("model", "arm"), [("llama3-8b", "ddp"), ("qwen2.5-7b", "zero2")])
+@pytest.mark.parametrize(("model", "arm"), [("llama3-8b", "zero1"), ("qwen2.5-7b", "zero2")])
 def test_an_excess_names_what_would_take_about_as_much(what, model, arm):
     """And not what takes a half more. No change is said to fit beside it."""
     wanted = Wanted(model=model)
@@ -1444,7 +1526,7 @@ FIXES = {
 @pytest.mark.parametrize("what", AS_MUCH)
 def test_what_a_text_or_a_size_has_fixed_is_no_guess_for_an_excess(what):
     wanted = Wanted(model="llama3-8b")
-    given = Described(arm="ddp", ranks=8, micro_batch=16, sequence=2048, checkpointing=True)
+    given = Described(arm="zero1", ranks=8, micro_batch=16, sequence=2048, checkpointing=True)
     size = dict(excess._takers(*known_of(wanted, given)), **dict(excess._longer(*known_of(wanted, given))))[what]
     logits = 16 * 2048 * 128_256 * 4 / 2**30
     allocated = (trainings.predicted_memory(wanted, given).peak_bytes + size) / 2**30
@@ -1532,3 +1614,100 @@ def test_who_gives_a_script_without_adapters_is_not_asked_for_them(tmp_path, mon
         script.write_text(text)
         said = said_of(f"{log} {script}", "--model llama3-8b --ranks 8", monkeypatch, capsys)
         assert ("give --lora-rank" in said) == asks
+
+
+QLORA = """
+model = AutoModelForCausalLM.from_pretrained("meta-llama/Meta-Llama-3-70B", quantization_config=bnb)
+peft_config = LoraConfig(r=16)
+args = SFTConfig(max_length=2048, per_device_train_batch_size=2, gradient_checkpointing=True)
+fsdp_version: 2
+num_processes: 4
+"""
+
+
+@pytest.mark.parametrize(
+    ("bits", "linear_bytes", "scales_bytes"),
+    [("", 2, 0), ("load_in_8bit=True", 1, 0), ("load_in_4bit=True", 0.5, 1 / 16)],
+)
+def test_quantized_weights_are_predicted_as_they_are_kept(bits, linear_bytes, scales_bytes):
+    """By hand: embedding and head stay in 16 bits, adapters in fp32; each rank holds all scales."""
+    training = known(f"{QLORA}BitsAndBytesConfig({bits})")
+    words, adapters = 2 * 128256 * 8192, 207.1e6
+    linear = 70.55e9 - words
+    held = (linear * linear_bytes + words * 2 + adapters * 4) / 4 + linear * scales_bytes
+    memory = trainings.predicted_memory(training.wanted, training.described)
+    assert memory.at_peak["weights"] == pytest.approx(held, rel=0.01)
+
+
+IN_LOSS = """Traceback (most recent call last):
+  File "/opt/transformers/loss/loss_utils.py", line 55, in ForCausalLMLoss
+    LINE
+"""
+
+
+@pytest.mark.parametrize("line", ["logits = logits.float()", "loss = nn.functional.cross_entropy(source, target)"])
+@pytest.mark.parametrize("model", ["llama3-70b", "llama3-8b"])
+@pytest.mark.parametrize("lora_rank", [None, 16])
+@pytest.mark.parametrize("arm", ["fsdp2", "zero3"])
+def test_the_logits_are_not_a_weight_of_their_size(line, model, lora_rank, arm):
+    """With as many tokens as half the width, logits in fp32 are as large as the embedding in bf16."""
+    tokens = asked_for(Wanted(model=model), 1).dimensions["hidden_size"] // 2
+    error = reading.find(IN_LOSS.replace("LINE", line) + new(f"{tokens * 128256 * 4 / 2**30:.2f} GiB"))
+    given = Described(arm=arm, ranks=4, micro_batch=1, sequence=tokens)
+    causes, _ = explain(error, Wanted(model=model, lora_rank=lora_rank), given)
+    assert causes[0].id == "oom-logits"
+    assert {"oom-gather", "oom-weights", "oom-frozen-weight"}.isdisjoint(cause.id for cause in causes)
+
+
+def test_embeddings_are_of_16_bits_or_32():
+    """Nobody quantizes them, so that one byte of each element is no size of theirs."""
+    error = reading.find(new("1.96 GiB"))
+    causes, _ = explain(error, Wanted(model="llama3-70b", lora_rank=16), Described(arm="fsdp2", ranks=4))
+    assert causes
+    assert not any("x 1 bytes" in cause.what for cause in causes)
+
+
+@pytest.mark.parametrize(
+    "line", ["ref_model = AutoModelForCausalLM.from_pretrained(name)", "vllm_gpu_memory_utilization=0.6,"]
+)
+def test_what_a_script_puts_on_a_gpu_besides_is_named(line):
+    wanted, given = Wanted(model="qwen2.5-7b"), Described(arm="zero3", ranks=8, micro_batch=1, sequence=2048)
+    allocated = trainings.prediction_of(wanted, given).memory.peak_bytes / 2**30 + 20
+    said = said_beside(allocated, 0.5, wanted, given, stated_by=f"args(\n    {line}\n)")
+    assert f"more in tensors: `{line.strip(',')}`, which is not predicted, or something" in said
+
+
+MARKED = """[rank0]: Traceback (most recent call last):
+[rank0]:   File "/opt/transformers/models/mistral/modeling_mistral.py", line 46, in forward
+[rank0]:     down_proj = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+MARKS[rank0]: """
+
+
+@pytest.mark.parametrize(
+    ("marks", "named"),
+    [
+        ("", "up_proj"),
+        (f"[rank0]: {' ' * 43}{'^' * 17}\n", "`self.gate_proj(x)`"),
+        (f"[rank0]: {' ' * 31}{'~' * 31}^{'~' * 16}\n", "`self.act_fn(self.gate_proj(x)) * self.up_proj(x)`"),
+    ],
+)
+def test_what_carets_mark_is_named_and_not_what_stands_beside_it(marks, named):
+    error = reading.find(MARKED.replace("MARKS", marks) + new("224.00 MiB"))
+    causes, _ = explain(error, Wanted(), Described())
+    assert f"the text names {named}" in causes[0].reasons
+
+
+@pytest.mark.parametrize("trainer", ["DPO", "SFT"])
+def test_a_config_counts_pairs_as_its_script_does(trainer, tmp_path):
+    config = tmp_path / "ds.json"
+    config.write_text('{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 4}')
+    script = f"trainer = {trainer}Trainer(model, args=Config(per_device_train_batch_size=4))"
+    training = known(script, given=Described(config=config))
+    assert training.rows == (8 if trainer == "DPO" else 4)
+    assert not training.conflicts
+
+
+def test_a_rank_of_adapters_is_not_asked_for_if_a_script_says_it():
+    training = known("trainer = SFTTrainer(peft_config=LoraConfig(r=16))")
+    assert training.has_adapters
+    assert "lora_rank" not in training.missing

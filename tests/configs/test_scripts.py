@@ -17,6 +17,12 @@ FLAGS = Flags(stage=2, passes=8)
 PLAIN = "import torch\nfor rows in loader:\n    loss = model(rows)\n"
 TRAINER = "from transformers import Trainer\ntrainer = Trainer(model)\ntrainer.train()\n"
 OWN_LOSS = next(name for name in scripts.rows() if name.startswith("Has the trainer a loss of its own"))
+EACH_UPDATES = next(name for name in scripts.rows() if name.startswith("Does the loop call accelerator.backward"))
+SCHEDULED = next(name for name in scripts.rows() if name.startswith("Is a prepared scheduler"))
+ACCUMULATES = next(row for name, row in scripts.rows().items() if name.startswith("Does the loop use accelerator.acc"))
+CLIPPED = next(row for name, row in scripts.rows().items() if name.startswith("Does the script call clip_grad_norm_"))
+ACCUMULATION = next(row for name, row in scripts.rows().items() if "the DeepSpeed config another or none" in name)
+PRECOMPUTED = scripts.rows()["Is it DPO or KTO with precompute_ref_log_probs"]
 SFT = """from transformers import AutoModelForCausalLM
 from trl import SFTTrainer
 model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B")
@@ -35,8 +41,20 @@ SAID = {
     r"dtype\s*=\s*\W?(?:torch\.)?float32\b": "dtype=torch.float32",
     r"max_grad_norm\W?\s*[=:]\s*1(?:\.0*)?\b": "max_grad_norm=1.0",
     r"activation_offloading\s*=\s*False": "activation_offloading=False",
+    r"activation_offloading\s*=\s*True": "activation_offloading=True",
+    r"use_liger_kernel\s*=\s*False": "use_liger_kernel=False",
+    r"(?s)\A(?=.*\b(?:DPO|KTO)Trainer\().*\buse_liger_kernel\s*=\s*True": "DPOTrainer(use_liger_kernel=True)",
+    r"precompute_ref_log_probs\s*=\s*False": "precompute_ref_log_probs=False",
+    PRECOMPUTED.yes: "KTOTrainer(precompute_ref_log_probs=True)",
+    r"\b(?:ORPO|CPO)Trainer\(": "CPOTrainer(",
+    r"use_vllm\s*=\s*True": "use_vllm=True",
+    r"(?s)\A(?!.*use_vllm).*\b(?:GRPO|RLOO)Trainer\(": "GRPOTrainer(",
     r"average_tokens_across_devices\s*=\s*True": "average_tokens_across_devices=True",
-    r"\baccelerator\.(?:accumulate|no_sync)\(": "with accelerator.accumulate(model):",
+    ACCUMULATES.yes: "with accelerator.no_sync(model):",
+    scripts.rows()[EACH_UPDATES].yes: "model = accelerator.prepare(model)\naccelerator.backward(loss)",
+    scripts.rows()[SCHEDULED].no: "Accelerator(gradient_accumulation_steps=2).accumulate(model)",
+    CLIPPED.needs: "accelerator.clip_grad_norm_(parameters, limit)",
+    ACCUMULATION.needs: "Accelerator(gradient_accumulation_steps=steps)",
     scripts.rows()[OWN_LOSS].no: "AutoModelForCausalLM; SFTTrainer(",
 }
 PATTERNS = [
@@ -63,13 +81,14 @@ def seen(text: str, folder, releases: str = RELEASES, flags: Flags = FLAGS) -> S
 def test_each_answer_is_that_of_a_script_and_no_other(name, key, pattern, tmp_path):
     """Without what it needs the answer is no, unless it may be elsewhere; with it nothing is said, or what it says."""
     has = typed(pattern)
+    without = scripts.rows()[name].otherwise or False
     assert re.search(pattern, has)
     said = {"needs": None, "no": False, "yes": True}[key]
     if not scripts.rows()[name].since:
         assert seen(f"{PLAIN}{has}\n", tmp_path).shown.get(name) is said
         assert seen(f"{PLAIN}# {has}\n", tmp_path).shown.get(name) is not True, "a comment is no code"
     if key == "needs" and not scripts.rows()[name].since:
-        assert seen(PLAIN, tmp_path).shown[name] is False
+        assert seen(PLAIN, tmp_path).shown[name] == without
         (tmp_path / "mine.py").touch()
         assert name not in seen(f"import mine\n{PLAIN}", tmp_path).shown
         assert name not in seen(f"from transformers import HfArgumentParser\n{PLAIN}", tmp_path).shown
@@ -111,7 +130,7 @@ def test_a_trainer_of_a_known_release_answers_for_its_loop(releases, text, is_as
 )
 def test_a_loop_that_accumulates_by_accelerate_surely_has_its_fault(text, tmp_path, capsys):
     (fault,) = [fault for fault in table().fault if fault.id == "no-sync-refused"]
-    loop = f"from accelerate import Accelerator\naccelerator = Accelerator()\n{text}"
+    loop = f"from accelerate import Accelerator\naccelerator = Accelerator(gradient_accumulation_steps=8)\n{text}"
     found = applies(fault, seen(loop, tmp_path))
     assert found
     assert not found.why, "nothing is asked"
@@ -164,3 +183,155 @@ def test_a_script_that_names_no_library_is_answered_with_what_is_missing(text, t
     assert "No library is named: releases are this environment's. Give yours, such as deepspeed==0.19.8." in printed
     stack((str(tmp_path / "train.py"), "deepspeed==0.17.6"), flags=Flags())
     assert "No library is named" not in capsys.readouterr().out
+
+
+LOOP = """from accelerate import Accelerator
+accelerator = Accelerator({})
+model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+for batch in loader:
+    loss = model(batch)
+    accelerator.backward(loss)
+    accelerator.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+    scheduler.step()
+    optimizer.zero_grad()
+"""
+ACCUMULATED = LOOP.replace("    loss =", "    with accelerator.accumulate(model):\n        loss =")
+YAML = """distributed_type: DEEPSPEED
+num_processes: 8
+deepspeed_config: {gradient_accumulation_steps: 4, gradient_clipping: 0.5, zero_stage: 2}
+"""
+JSON = '{"zero_optimization": {"stage": 2}, "gradient_accumulation_steps": 4, "gradient_clipping": 1.0}'
+NEW, OLD = "accelerate==1.15.0 deepspeed==0.17.6", "accelerate==1.6.0 deepspeed==0.17.6"
+
+
+@pytest.mark.parametrize(
+    ("releases", "script", "config", "expected"),
+    [
+        # Each micro-batch is an update then, so none is lost: last-pass-only is no fault of it.
+        (NEW, LOOP, YAML, {"each-micro-batch-updates": "applies", "last-pass-only": None, "L-56": None}),
+        (NEW, ACCUMULATED, YAML, {"each-micro-batch-updates": None, "last-pass-only": "applies"}),
+        (NEW, LOOP, JSON, {"each-micro-batch-updates": "applies", "L-56": "applies"}),
+        (NEW, LOOP.replace("0.5)", "args.clip)"), JSON, {"L-56": "applies if"}),
+        (NEW, LOOP.replace("loader:", "loader:\n    if accelerator.sync_gradients: pass"), YAML,
+            {"each-micro-batch-updates": "applies if", "last-pass-only": "applies"}),
+        (OLD, LOOP, YAML, {"each-micro-batch-updates": None, "schedule-in-each-micro-batch": "applies if"}),
+        (OLD, LOOP.replace("scheduler", "other"), YAML, {"schedule-in-each-micro-batch": None}),
+        # Accelerate counts what its yaml or the script says, and before 1.8.0 not what a json of DeepSpeed does.
+        (OLD, ACCUMULATED, YAML, {"schedule-in-each-micro-batch": None, "no-sync-refused": "applies"}),
+        (OLD, ACCUMULATED, JSON, {"schedule-in-each-micro-batch": "applies if", "no-sync-refused": "applies if"}),
+        (OLD, ACCUMULATED.replace("{}", "gradient_accumulation_steps=4"), JSON,
+            {"no-sync-refused": "applies", "accumulation-of-the-config": None}),
+        (NEW, ACCUMULATED.replace("{}", "gradient_accumulation_steps=2"), JSON,
+            {"accumulation-of-the-config": "applies"}),
+        (NEW, ACCUMULATED.replace("{}", ""), JSON, {"accumulation-of-the-config": None}),
+        (NEW, LOOP, JSON.replace("1.0", '"auto"'), {"L-56": "applies"}),
+        (NEW, LOOP.replace("0.5)", "1.0)"), JSON.replace("1.0", '"auto"'), {"L-56": None}),
+        # What a yaml lacks is the Accelerator's number of passes, and a clipping of 1.0 in all releases.
+        (NEW, ACCUMULATED.replace("{}", "gradient_accumulation_steps=4"), "{distributed_type: DEEPSPEED}",
+            {"last-pass-only": "applies", "accumulation-of-the-config": None, "L-56": "applies",
+             "clips-by-default": None}),
+    ],
+)  # fmt: skip
+def test_a_loop_of_accelerate_and_its_config_answer_together(releases, script, config, expected, tmp_path):
+    (tmp_path / "train.py").write_text(script.replace("{}", ""))
+    (tmp_path / "config.yaml").write_text(config)
+    words = (*releases.split(), str(tmp_path / "train.py"))
+    faults = stack(words, config=tmp_path / "config.yaml", flags=Flags())["faults"]
+    answers = {row["id"]: row["answer"] for row in faults}
+    assert {id: answers.get(id) for id in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("trainer", "optimizer"),
+    [("Trainer(model)", "adamw"), ("Trainer(model, TrainingArguments(optim=name))", None), ("loss.backward()", None)],
+)
+def test_a_trainer_that_names_no_optimizer_has_the_default(trainer, optimizer, tmp_path):
+    shown = seen(f"from transformers import Trainer, TrainingArguments\n{trainer}\n", tmp_path).shown
+    assert shown.get("optimizer") == optimizer
+
+
+RAW = "import torch\nfor rows in loader:\n    loss = model(rows)\n    loss.backward()\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_past"),
+    [(RAW, True), (f"import accelerate\n{RAW}", False), (f"import mine\n{RAW}", False), (TRAINER, False)],
+)
+def test_a_loop_without_accelerate_has_none_of_its_faults(text, is_past, tmp_path, capsys):
+    """pip freeze lists it, because transformers asks for it."""
+    (tmp_path / "mine.py").touch()
+    used = seen(text, tmp_path, "torch==2.13.0\ntransformers==5.23.0\naccelerate==1.15.0\n", Flags(fsdp2=True))
+    assert ("accelerate" not in used.releases) is is_past
+    assert used.said["trainer"] == ("trainer" if "Trainer" in text else "own")
+    stack((str(tmp_path / "requirements.txt"), str(tmp_path / "train.py")), flags=Flags(fsdp2=True))
+    assert ("The script trains without accelerate: none of its faults" in capsys.readouterr().out) is is_past
+
+
+LIGHTNING = """from lightning import Trainer
+trainer = Trainer(devices=8, strategy={}, precision="bf16-mixed", accumulate_grad_batches=4)
+"""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "stage", "offload"),
+    [
+        ('"deepspeed_stage_2"', 2, "none"),
+        ('"deepspeed_stage_3_offload"', 3, "cpu"),
+        ("DeepSpeedStrategy(stage=2)", 2, "none"),
+    ],
+)
+def test_lightning_says_its_stage_and_passes(strategy, stage, offload, tmp_path):
+    used = seen(LIGHTNING.replace("{}", strategy), tmp_path, "deepspeed==0.18.2\n", Flags())
+    assert (used.said["stage"], used.said["passes"], used.said["offload"]) == (stage, 4, offload)
+    assert used.said["trainer"] is None, "it is not that of transformers"
+
+
+ENVIRONMENT = """- `Accelerate` version: 1.11.0
+- `Accelerate` default config:
+        - distributed_type: DEEPSPEED
+        - deepspeed_config: {'gradient_clipping': 1.0, 'offload_optimizer_device': 'none', 'zero_stage': 2}
+"""
+
+
+@pytest.mark.parametrize(
+    "text", [ENVIRONMENT, 'My ds.json:\n{"zero_optimization": {"stage": 2}, "gradient_clipping": 1}\n']
+)
+def test_a_config_in_a_text_answers_what_is_asked_of_a_config(text, tmp_path):
+    (tmp_path / "issue.txt").write_text(f"deepspeed==0.19.8\n{text}")
+    answer = stack((str(tmp_path / "issue.txt"),), flags=Flags())
+    assert {"clips-by-default", "L-01", "L-46", "L-47"}.isdisjoint(row["id"] for row in answer["faults"])
+
+
+@pytest.mark.parametrize(("call", "is_whole"), [("GRPOConfig(beta=0.1)", True), ("GRPOConfig(**kwargs)", False)])
+def test_a_reward_with_arguments_of_its_own_leaves_a_script_whole(call, is_whole, tmp_path):
+    reward = "def reward(completions, **kwargs):\n    return [0.0 for _ in completions]\n"
+    text = f"from trl import GRPOConfig, GRPOTrainer\n{reward}GRPOTrainer(model, reward, {call}).train()\n"
+    shown = seen(text, tmp_path, "trl==1.0.0\n", Flags()).shown
+    assert (shown.get("Is it DPO or KTO with use_liger_kernel") is False) is is_whole
+
+
+@pytest.mark.parametrize("trainer", ["trl", "trainer", "axolotl"])
+def test_a_trainer_is_not_asked_for_an_accelerator_of_ones_own(trainer):
+    answer = stack(("accelerate==1.15.0", "deepspeed==0.19.8"), flags=Flags(stage=2, passes=4, trainer=trainer))
+    assert {"L-56", "accumulation-of-the-config", "each-micro-batch-updates"}.isdisjoint(
+        row["id"] for row in answer["faults"]
+    )
+
+
+def test_a_method_and_its_argument_in_a_script_are_an_answer(tmp_path, capsys):
+    """Of TRL no list of releases is kept, so none is named as right."""
+    (tmp_path / "train.py").write_text(
+        "from trl import DPOConfig, DPOTrainer\nDPOTrainer(DPOConfig(use_liger_kernel=True))\n"
+    )
+    answer = stack(("trl==1.10.0", str(tmp_path / "train.py")), flags=Flags(ddp=True))
+    assert [row["id"] for row in answer["faults"] if row["answer"] == "applies"] == ["trl-liger-past-ddp"]
+    assert "no known fault of trl" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "is_whole"),
+    [("def reward(completions, **kwargs): ...", True), ("args = GRPOConfig(**kwargs)", False)],
+)
+def test_a_signature_that_takes_any_arguments_reads_none_from_elsewhere(line, is_whole, tmp_path):
+    assert ("peft" in seen(f"{PLAIN}{line}\n", tmp_path).shown) is is_whole

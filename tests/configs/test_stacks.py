@@ -52,3 +52,53 @@ def test_a_trainer_that_refuses_two_numbers_is_not_said_to_take_one(script, refu
     _, notes = described((str(tmp_path / "train.py"),), Flags(), tmp_path / "ds.json")
     assert "counts, and not the text's --passes 2." in " ".join(notes)
     assert ("The Trainer refuses two numbers" in " ".join(notes)) == refused
+
+
+@pytest.mark.parametrize(
+    ("config", "script", "recomputes"),
+    [
+        (
+            "distributed_type: FSDP\nfsdp_config: {fsdp_activation_checkpointing: WORD}",
+            "",
+            {"false": None, "true": True},
+        ),
+        (
+            "distributed_type: FSDP\nfsdp_config: {fsdp_activation_checkpointing: WORD}",
+            "model.gradient_checkpointing_enable()\n",
+            {"false": True, "true": True},
+        ),
+        (
+            "output_dir: x\nlearning_rate: 1\nfsdp: full_shard auto_wrap\ngradient_checkpointing: true\n"
+            "fsdp_config: {activation_checkpointing: WORD}",
+            "",
+            {"false": True, "true": True},
+        ),
+    ],
+)
+def test_fsdps_own_recomputing_that_is_off_says_nothing_of_the_other(config, script, recomputes, tmp_path):
+    """A script, or the Trainer's own key, may recompute all the same: no sentence says that the config counts."""
+    file, code = tmp_path / "a.yaml", tmp_path / "t.py"
+    code.write_text(f"import torch\n{script}")
+    for word, expected in recomputes.items():
+        file.write_text(config.replace("WORD", word))
+        stack, notes = described((str(code),), Flags(), file)
+        assert stack.said.get("checkpointing") is expected
+        assert not [note for note in notes if "counts" in note]
+
+
+@pytest.mark.parametrize(("text", "differs"), [("bf16=True", False), ("fp16=True", True)])
+@pytest.mark.parametrize("kind", ["FSDP", "MULTI_GPU"])
+def test_a_scripts_bf16_is_that_of_its_config(text, differs, kind, tmp_path):
+    """It may be of weights or of autocast: the config says which."""
+    (tmp_path / "train.py").write_text(f"from trl import SFTConfig\nargs = SFTConfig({text})\n")
+    (tmp_path / "accelerate.yaml").write_text(f"distributed_type: {kind}\nmixed_precision: bf16\nnum_processes: 4\n")
+    _, notes = described((str(tmp_path / "train.py"),), Flags(), tmp_path / "accelerate.yaml")
+    assert ("counts, and not the text's --precision" in " ".join(notes)) == differs
+
+
+def test_a_launch_command_in_a_file_of_one_line_is_read(tmp_path):
+    (tmp_path / "run.sh").write_text(
+        "trl sft --per_device_train_batch_size 4 --gradient_accumulation_steps 8 --bf16 true"
+    )
+    stack, _ = described((str(tmp_path / "run.sh"),), Flags())
+    assert (stack.said["passes"], stack.said["precision"]) == (8, "bf16")

@@ -11,7 +11,7 @@ import pytest
 from study.core.errors import Stop
 from study.core.gpus import GPUS, num_gpus
 from study.rehearsal.on_gpu import on_gpu
-from study.rehearsal.request import Answer, Request
+from study.rehearsal.request import PROGRESS, Answer, Request
 from study.rehearsal.scripts import found
 from study.rehearsal.start import ProgressOfSteps, ran
 from tests.conftest import python
@@ -259,7 +259,26 @@ def test_where_a_long_rehearsal_is_can_be_read(written, tmp_path, capsys):
     progress.say()
     first, *_, last = capsys.readouterr().err.splitlines()  # between them every ten seconds another, on a busy machine
     assert first.startswith("importing and building (")
-    assert last.startswith("step 3, batch ")
+    assert re.match(r"step 3, batch \d+, [\d,]+ tensors made or freed \(", last)
+
+
+def test_a_long_micro_batch_shows_that_it_goes_on(written, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    waits = f"""
+    import time
+    from pathlib import Path
+    progress = Path({str(folder / PROGRESS)!r})
+    x, _ = next(iter(loader))
+    before = progress.read_text()
+    time.sleep(1.1)
+    model(x.cuda())
+    raise SystemExit(f"{{before}} | {{progress.read_text()}}")
+    """
+    answer = ran(Request(str(written(LOOP.partition("for ")[0], waits)), [], 2, 2, 2), folder, 300)
+    made = [int(each) for each in re.findall(r"batch \d+, (\d+) tensors made or freed", answer.failure.message)]
+    assert len(made) == 2, answer.failure.message
+    assert made[0] < made[1]
 
 
 # --- how scripts fail
@@ -375,6 +394,24 @@ def test_what_cannot_be_rehearsed_is_refused_with_its_line(line, written, tmp_pa
     assert line[:40] in words
 
 
+GENERATES = """
+    def sample(model):
+        return model.generate(torch.zeros(1, 4, dtype=torch.int64))
+    def main(model):
+        loss = model(torch.zeros(1, 4, dtype=torch.int64)).logits.sum()
+        loss.backward()
+        model.generate(torch.zeros(1, 4, dtype=torch.int64))
+"""
+
+
+@pytest.mark.parametrize(("call", "remedy"), [("sample", "--skip sample."), ("main", "can be left out with --skip;")])
+def test_the_function_that_generates_is_named_unless_it_trains(call, remedy, written):
+    ended = study_virtual(written(TINY, GENERATES, f"{call}(LlamaForCausalLM(config))"))
+    words = " ".join(ended.stdout.split())
+    assert "`generate` chooses tokens by values" in words
+    assert remedy in words
+
+
 def test_a_name_that_a_package_lacks_fails_on_n_gpus_as_well(written):
     ended = study_virtual(written(TINY, "from transformers import NoSuchName"))
     words = " ".join(ended.stdout.split())
@@ -429,6 +466,8 @@ def test_a_module_or_a_program_is_a_script(tmp_path, monkeypatch):
     assert rehearsed("own.train")["observed"]["ranks"] == 2
     with pytest.raises(Stop, match="is no program in Python"):
         found("bash")
+    with pytest.raises(Stop, match="give the launch command in it"):
+        found("run.sh")
     with pytest.raises(Stop, match="there is no script nosuch"):
         found("nosuch")
 

@@ -10,7 +10,7 @@ from study.cli.estimate import PassFlags, training_of
 from study.cli.stack import row_of
 from study.core.arms import NAMES, ROOT
 from study.known.faults import Release, table
-from study.known.which_apply import Stack, which_apply
+from study.known.which_apply import which_apply
 from study.predict.front import HOST_PROCESS_BYTES, PlaceFlags, TrainingFlags, estimate, named
 from study.report import calculator, stacks
 
@@ -48,12 +48,29 @@ def test_drawn_stacks_have_the_answers_of_study_stack():
         boxes = stacks.TAKEN | {name: draw.choice([*stacks.BOXES[name][1]]) for name in names}
         theirs = looked_up({package: f"{package}=={release}" for package, release in used.items()} | boxes)
         versions: dict[str, Release] = {package: Version(release) for package, release in used.items()}
-        stack = Stack.of(versions, stacks.flags_of([*boxes.values()]))
+        stack = stacks.stack_of(versions, [*boxes.values()])
         ours = [row_of(each) for each in which_apply(stack)]
         assert theirs == {row["id"]: row["question"] for row in ours}, (used, boxes)
         seen.update((name, not question) for name, question in theirs.items())
     assert len(seen) > 100, "most faults, of which some apply"
     assert {is_sure for _, is_sure in seen} == {True, False}
+
+
+def test_a_box_says_whether_the_loop_accumulates_by_accelerate():
+    """The fault of no_sync applies with yes, is gone with no, and is asked otherwise."""
+    said = {"deepspeed": "deepspeed==0.16.4", "accelerate": "accelerate==1.8.1"}
+    said |= {"stage": "--stage 2", "passes": "--passes 2"}
+    told = [
+        looked_up(said | box).get("no-sync-refused")
+        for box in (
+            {"accumulates": "accumulates"},
+            {"accumulates": "accumulates not"},
+            {},
+        )
+    ]
+    assert told == ["", None, f"{stacks.ACCUMULATES}?"]
+    questions = {fault.when.get("script") for fault in table().fault if fault.when}
+    assert stacks.ACCUMULATES in questions, "as the table asks it"
 
 
 def test_the_page_of_stacks_has_all_faults_of_its_packages_the_worst_first():

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Literal, NotRequired
 
 from pydantic import with_config
@@ -33,7 +34,8 @@ EMPTY = 0.05  # of the GPU: no model is there
 # How causes.toml says that a loss is computed in parts, and how it is in a trainer's own words.
 IN_PARTS = "Liger's fused linear cross entropy, or a loss that the trainer computes in chunks"
 IN_PARTS_OF = {
-    "trl": "`use_liger_kernel=True` in SFTConfig; SFT of TRL from 1.7 on does it by default, huggingface/trl#5846",
+    "trl": "`use_liger_kernel=True` in SFTConfig; SFT of TRL from 1.7 on does it by default, huggingface/trl#5846; "
+    "DPO and GRPO before 0.25 call it `use_liger_loss`, huggingface/trl#4364",
     "trainer": "`use_liger_kernel=True` in TrainingArguments",
     "llamafactory": "`enable_liger_kernel: true`",
     "axolotl": "`liger_fused_linear_cross_entropy: true` with axolotl.integrations.liger.LigerPlugin",
@@ -43,6 +45,8 @@ MOMENTS = re.compile(r"""\[["']exp_avg(?:_sq)?["']\] ?=""")
 # The last frame is autograd's own: no layer has begun its backward pass, or is computed again.
 BACKWARD_BEGINS = re.compile(r"\brun_backward\(")
 BACKWARD = re.compile("backward")
+CARETS = re.compile(r"(?:\[\w+\]:)?\s*([~^]+)\s*")  # as Python 3.11 and later print them below a line
+LONGEST_MARKED = 60  # characters
 RECOMPUTING = re.compile(r"\bcheckpoint\.py\b")
 BEFORE_UPDATES = re.compile("initialize_optimizer_states|_setup_for_real_optimizer")
 WIDTHS = (4, 2)  # bytes that an element of a tensor has, where its row does not say it
@@ -166,8 +170,19 @@ def clues(error: OomError) -> Iterator[Reason]:
     """Yield what the traceback names, or the lines above the error: functions, or what a log says of its phase."""
     # `last`: so many frames are searched; 0: all.
     for id, row in rows().items():
-        if named := re.findall(row.get("clue", "(?!)"), "".join(error.frames[-row.get("last", 0) :])):
-            yield Reason(id, CLUE, f"the text names {named[-1].strip(' (=')}")
+        text = "".join(error.frames[-row.get("last", 0) :])
+        if named := [*re.finditer(row.get("clue", "(?!)"), text)]:
+            yield Reason(id, CLUE, f"the text names {_marked(named[-1], error.context)}")
+
+
+def _marked(clue: re.Match[str], context: str) -> str:
+    """Return what a traceback's carets mark in the line of a clue: the line may name more. Without carets the clue."""
+    frames, end = clue.string, clue.end(clue.re.groups)
+    line, *_ = frames[frames.rfind("\n", 0, end) + 1 :].split("\n", 1)
+    marks, *_ = context.rpartition(f"{line}\n")[2].split("\n", 1)  # which frames are without
+    if marked := CARETS.fullmatch(marks):
+        return f"`{shorten(line[slice(*marked.span(1))], LONGEST_MARKED, placeholder=' ...')}`"
+    return clue[clue.re.groups].strip(" (=")
 
 
 def backward_begins(error: OomError) -> bool:

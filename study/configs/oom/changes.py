@@ -8,6 +8,7 @@ from study.configs.oom.training import Described
 
 # Causes that stand beside the tensor that was asked for: any change leaves more room.
 BESIDE = ("oom-fragmentation", "oom-other-process")
+OF_UNITS = "oom-unit"
 TOKENS = frozenset(("activations", "logits"))
 IN_PIECES = "--chunked-loss, as by Liger"  # the loss
 RECOMPUTED = "activations recomputed"
@@ -20,7 +21,8 @@ HOLD_LESS: dict[str, frozenset[str]] = {
     "zero3": frozenset(("weights",)),
     "zero3_cpu": STATES,
 }
-HOLD_LESS_OF_FSDP = {"fsdp2": STATES, "fsdp2_cpu": STATES}
+HOLD_LESS_OF_FSDP = {"fsdp2_grad_op": frozenset[str](), "fsdp2": frozenset(("weights",)), "fsdp2_cpu": STATES}
+HOLD_LESS_OF_HSDP = {"hsdp": frozenset[str](), "fsdp2": STATES, "fsdp2_cpu": STATES}
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,11 @@ class Change:
 def that_help(cause: Cause, given: Described) -> list[Change]:
     """Return the single changes that help against a cause.
 
-    Tokens share the GPU with all else, and so does what is of no part: any change leaves them room. States may be made
-    before any token is seen.
+    Tokens, units that are whole for a moment, and what is of no part share the GPU with all else: any change leaves
+    them room. States may be made before any token is seen.
     """
     changes = [*single_changes(given)]
-    if not cause.part_of or not TOKENS.isdisjoint(cause.part_of):
+    if not cause.part_of or cause.id == OF_UNITS or not TOKENS.isdisjoint(cause.part_of):
         return changes
     return [change for change in changes if change.shrinks_part(cause)]
 
@@ -72,7 +74,7 @@ def _loss_in_pieces(given: Described) -> Iterator[Change]:
 
 
 def _arms_that_hold_less(given: Described) -> Iterator[Change]:
-    order = HOLD_LESS_OF_FSDP if given.arm in HOLD_LESS_OF_FSDP else HOLD_LESS
+    order = next((each for each in (HOLD_LESS_OF_FSDP, HOLD_LESS_OF_HSDP) if given.arm in each), HOLD_LESS)
     shrinks: frozenset[str] = frozenset()
     is_later = False
     for arm, divides in order.items():

@@ -62,9 +62,11 @@ def although_it_fits(error: OomError, training: KnownTraining, model: Transforme
     if other := ranks_that_share(error, training):
         return f", but the size is that of states shared by {other}: did the launcher start {training.ranks}?"
     taken = binary_size(rest.taken_bytes)
+    line = training.settings.get("second_model")
+    besides = f"`{shorten(line, 80)}`, which is not predicted, or " if line else ""
     match rest.where:
         case "nowhere":
-            return ": something that was not given takes the rest, or differs."
+            return f": {besides}something that was not given takes the rest, or differs."
         case "unused":
             first = f" Try {IN_ONE_PIECE} first." if helps_in_one_piece(error, training) else ""
             return f", but {taken} are reserved by PyTorch and not used.{first}"
@@ -72,7 +74,7 @@ def although_it_fits(error: OomError, training: KnownTraining, model: Transforme
             return f", but {taken} are outside PyTorch: {_outside(error)}."
     copy = as_a_second_model(training, rest.taken_bytes)
     near = ", or ".join(_near(error, training, model, rest.taken_bytes))
-    by = copy or "something that was not given takes them, or differs"
+    by = copy or f"{besides}something that was not given takes them, or differs"
     by += f"; about as much is taken by {near}" if near else ""
     return f", but this process had {taken} more in tensors: {by}."
 
@@ -112,7 +114,8 @@ def _takers(training: KnownTraining, model: Transformer) -> Iterator[tuple[str, 
     if given.checkpointing:
         kept = predicted_memory(training.wanted, replace(given, checkpointing=False))
         yield NOT_RECOMPUTED, kept.peak_bytes - now.peak_bytes
-    yield IN_FP32, now.at_peak.get("weights", 0)  # 4 bytes, and not 2
+    if training.arm.startswith("zero"):  # elsewhere they are predicted in fp32
+        yield IN_FP32, now.at_peak.get("weights", 0)  # 4 bytes, and not 2
     dimensions = model.dimensions
     heads = dimensions.get("num_attention_heads") or 1
     width = dimensions.get("hidden_size", 0) / heads * dimensions.get("num_key_value_heads", heads)

@@ -1,12 +1,14 @@
 """Explain an error about memory: match its size with what a training allocates, and rank the causes."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from study.configs.oom.causes import WIDTHS, Cause, causes, clues, rows
 from study.configs.oom.reading import Asked, OomError
+from study.configs.oom.said import HALF
 from study.configs.oom.training import Described, KnownTraining
 from study.core.text import binary_size
 from study.predict.front import Transformer, Wanted, papers
@@ -26,6 +28,7 @@ class Allocation:
     cause: str  # that it means
     elements: float
     words: str  # the elements, as a person writes them
+    widths: Sequence[float] = ()  # bytes that an element may have, if the cause does not say it
 
 
 def explain(
@@ -57,11 +60,9 @@ def _sizes(error: OomError, training: KnownTraining) -> dict[str, str]:
     """Return by cause what has the asked size, as a sentence begins."""
     sizes: dict[str, str] = {}
     for each in _allocations(training, error):
-        for element_bytes in widths(each.cause, error, training):
+        for element_bytes in each.widths or widths(each.cause, error, training):
             if error.asked.fits(each.elements * element_bytes):
-                is_open = (
-                    element_bytes == 4 and _is_in_an_mlp(each.cause, error) and "precision" not in training.settings
-                )
+                is_open = element_bytes == 4 and _is_in_an_mlp(each.cause, error) and not training.products
                 half = ", or twice as many tokens in 16 bits" if is_open else ""
                 sizes.setdefault(each.cause, f"{error.asked.text} = {each.words} x {element_bytes} bytes{half}: ")
     # The guess is for what nothing else explains. But 8,192 is a usual length, and twice the width of many 7B models.
@@ -78,10 +79,10 @@ def _sizes(error: OomError, training: KnownTraining) -> dict[str, str]:
 def widths(cause: str, error: OomError, training: KnownTraining) -> Sequence[float]:
     """Return the bytes that an element may have: fewer where the text says how they are computed."""
     frames = "".join(error.frames)
-    if training.in_half and _is_in_an_mlp(cause, error):
+    if training.products in HALF and _is_in_an_mlp(cause, error):
         return (2,)
     if cause in ("oom-logits", "oom-padded"):
-        if FROM_THE_HEAD.search(frames) and training.settings.get("precision") != "fp32":
+        if FROM_THE_HEAD.search(frames) and training.products != "fp32":
             return (2,)
         if IN_FP32.search(frames):
             return (4,)
@@ -116,6 +117,7 @@ def _allocations(training: KnownTraining, error: OomError) -> Iterator[Allocatio
     if training.model:
         yield from _of_optimizer(training)
         yield from _of_words(training, training.model)
+        yield from _of_units(training, training.model)
         yield from _of_weights(training, training.model)
 
 
@@ -208,7 +210,18 @@ def _of_words(training: KnownTraining, model: Transformer) -> Iterator[Allocatio
     if not training.has_adapters:
         yield Allocation("oom-embeddings", elements, factors)
     elif training.shards_weights:
-        yield Allocation("oom-gather", elements, factors)
+        yield Allocation("oom-gather", elements, factors, WIDTHS)
+
+
+def _of_units(training: KnownTraining, model: Transformer) -> Iterator[Allocation]:
+    """Yield the layers of FSDP: all weights of one are gathered, and all their gradients reduced, in one piece."""
+    if not training.arm.startswith(("fsdp", "hsdp")):
+        return
+    layers = Counter[str]()
+    for tensor in model.tensors:
+        layers[tensor.block] += tensor.elements if tensor.block.startswith("layer") else 0
+    for elements in {*layers.values()} - {0}:
+        yield Allocation("oom-unit", elements, f"{elements:,} parameters of a layer")
 
 
 def _of_weights(training: KnownTraining, model: Transformer) -> Iterator[Allocation]:
@@ -219,7 +232,8 @@ def _of_weights(training: KnownTraining, model: Transformer) -> Iterator[Allocat
     for tensor in model.tensors:
         if len(tensor.shape) > 1 and tensor.elements not in seen:
             seen.add(tensor.elements)
-            yield Allocation(cause, tensor.elements, f"{_sides(tensor.shape)} of {tensor.name}")
+            widths = WIDTHS if model.look.vocabulary in tensor.shape else ()  # nobody quantizes these
+            yield Allocation(cause, tensor.elements, f"{_sides(tensor.shape)} of {tensor.name}", widths)
 
 
 def _sides(shape: tuple[int, ...]) -> str:

@@ -45,7 +45,7 @@ def with_more_sequences(
 
     Both stay as they are if the sequences that were given make it, or no whole number of sequences does.
     """
-    width, element_bytes = training.intermediate, 4 if training.settings.get("precision") == "fp32" else 2
+    width, element_bytes = training.intermediate, 4 if training.products == "fp32" else 2
     token_bytes = width * element_bytes
     given = training.rows * training.sequence
     if not given or not token_bytes or training.sequence < LEAST:

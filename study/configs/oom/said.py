@@ -9,15 +9,33 @@ from study.configs.pasted.in_use import advised
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.told import printed_shapes, told
 from study.configs.pasted.words import only
-from study.configs.settings import AUTO, OFF, UNKNOWN, EffectiveSettings, effective_settings
+from study.configs.settings import AUTO, OF_FSDP, OFF, UNKNOWN, EffectiveSettings, effective_settings
+from study.core.fsdp_keys import LAYERS, POLICY, nearest_arm
 from study.core.ignored_keys import OFFLOADS
+from study.core.recipes import Precision
 from study.core.settings import flag
 from study.core.shapes import model_of_name
 
 NUMBERS = ("ranks", "micro_batch", "accumulation", "sequence", "vocabulary", "lora_rank", "reduce_bucket_size")
 COMPARED = ("arm", "ranks", "micro_batch", "sequence", "checkpointing", "model", "lora_rank", "gpu")
 OUR_NAMES = {"sequences per micro-batch and rank": "micro_batch", "rank of the adapters": "lora_rank"}  # of settings
-RECOMPUTING = ("checkpointing", "the Trainer's FSDP recomputing")
+# Of a config, in its words. A cast to fp16 takes as many bytes as one to bf16.
+PRECISIONS: dict[str, Precision] = {
+    "fp32": "fp32",
+    "cast to bfloat16": "bf16_cast",
+    "cast to float16": "bf16_cast",
+    "autocast to bfloat16": "bf16",
+    "autocast to float16": "fp16",
+}
+HALF = ("bf16", "fp16")  # as a text says it
+# A loop of PyTorch's own with FSDP2, in which each micro-batch is reduced.
+PLAIN = re.compile(r"\A(?![\s\S]*(?:accelerat|Trainer\b|set_requires_gradient_sync))[\s\S]*\bfully_shard\(")
+# A model whose weights are loaded in 16 bits. An argument of autocast has the same name.
+LOADED = re.compile(
+    r"\bfrom_(?:pretrained|config)\((?:[^()]|\((?:[^()]|\([^()]*\))*\)){0,600}?\b(?:torch_)?dtype\s*=\s*[\"']?"
+    r"(?:torch\.)?b(?:float16|f16)\b|--(?:torch_)?dtype[= ]b(?:float16|f16)\b"
+)
+RECOMPUTING = ("checkpointing", OF_FSDP)
 IN_ONE_PIECE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"  # of the allocator
 CHUNKING = "fused kernels (Liger)"  # with the Trainer's default kernels: one is the loss of chunks
 # Guesses at what took more than was predicted, and the words of a text that rule each out.
@@ -32,24 +50,36 @@ RULED_OUT = {
 # A line of a script that makes another model, or puts a whole one on a GPU.
 SECOND_MODEL = re.compile(
     r"(?m)^[ \t]*(?![ \t#])([^#\n]*(?:\bpipeline\((?=(?:[^()]|\((?:[^()]|\([^()]*\))*\)){0,400}?\bdevice)|\bdeepcopy\("
-    r"|\bref(?:erence)?_model *=(?! *None)|\b(?:AveragedModel|EMAModel)\("
+    r"|\bref(?:erence)?_model *=(?! *None)|\b(?:AveragedModel|EMAModel)\(|\bvllm_gpu_memory_utilization *="
     r"|Model\w*\.from_pretrained\([^#\n]*(?:device_map|\)\.(?:to|cuda)\())[^#\n]*)"
+)
+# How bitsandbytes keeps frozen layers. LLaMA-Factory and axolotl quantize the scales as well where nobody says it.
+QUANTIZED = {
+    "int8": r"(?i)\b(?:load_in_8bit[\"']?\s*[:= ]\s*[\"']?true|quantization_bit[\"']?\s*[:= ]\s*[\"']?8)\b",
+    "nf4": r"(?i)\b(?:load_in_4bit[\"']?\s*[:= ]\s*[\"']?true|quantization_bit[\"']?\s*[:= ]\s*[\"']?4)\b"
+    r"|(?<![\w./-])qlora\b(?!\.\w)",
+}
+DOUBLE = re.compile(
+    r"(?i)double_quant(?:ization)?[\"']?\s*[:= ]\s*[\"']?true\b|\bquantization_bit\b|\badapter: *qlora\b"
 )
 # As the Trainer prints it: "Number of trainable parameters = 8,030,261,248".
 TRAINABLE = re.compile(r"(?i)\btrainable param(?:eter)?s ?[:=] ?(\d{1,3}(?:,\d{3})+|\d{4,12})\b")
 # DeepSpeed has one file for two stages. The second is more usual: examples of transformers and Accelerate have it.
 STAGE_1_OR_2 = "as the text names stage_1_and_2.py; stage 1 holds all gradients as well"
-OF_TEXT = ("ranks", "micro_batch", "sequence", "lora_rank")
+OF_TEXT = ("sequence", "lora_rank")
 
 
 def stated(pasted: Pasted) -> dict[str, Any]:
     """Return what a text says of its training, by our names of settings."""
     said = {name: pasted.said.get(name) or None for name in OF_TEXT}
+    said |= {"micro_batch": pasted.sequences, "pairs": pasted.has_pairs or None, "quantized": quantized(pasted.text)}
     said["checkpointing"] = pasted.said.get("checkpointing")
-    if pasted.said.get("machines", 1) > 1:
-        said["ranks"] = None  # it may be the number of a node
+    said["ranks"] = pasted.ranks
     if pasted.said.get("offload", "none") != "none":
         said["offload_optimizer"] = pasted.said["offload"]
+    said["FSDP1's sharding"], said["machines"] = pasted.said.get("sharding"), pasted.said.get("machines")
+    said["mixed"], said["loaded"] = pasted.said.get("precision"), bool(LOADED.search(pasted.text)) or None
+    said["plain"] = bool(PLAIN.search(pasted.text)) or None
     said["adapters"] = pasted.said.get("peft")
     said["accumulation"] = pasted.said.get("passes")
     zero = pasted.config.content["zero_optimization"] if pasted.config else None
@@ -57,19 +87,24 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     said["stage"] = pasted.said.get("stage")
     if pasted.is_stage_1_or_2:
         said |= {"stage": 2, "assumed": STAGE_1_OR_2}
-    said["precision"] = pasted.said.get("precision")
     said["trainable"] = only({int(each.replace(",", "")) for each in TRAINABLE.findall(pasted.text)})
     said[CHUNKING] = pasted.said.get("chunked_loss")
     said[IN_ONE_PIECE] = advised(IN_ONE_PIECE, pasted) != IN_ONE_PIECE or None
     said["ruled_out"] = {name for name, words in RULED_OUT.items() if re.search(words, pasted.text)} or None
     second = SECOND_MODEL.search(pasted.text)
-    said["second_model"] = second[1].strip() if second else None
+    said["second_model"] = second[1].strip(" \t,") if second else None
     about = told(pasted.text)
     said["model"] = about.model
     if about.model is None:  # of an unknown one at least the logits have their size
         said["vocabulary"] = only({shape.get("vocab_size") for shape in printed_shapes(pasted.text)})
     said["gpu"] = about.gpu if about.gpu_bytes else None  # of which there is one size
     return {name: value for name, value in said.items() if value is not None}
+
+
+def quantized(text: str) -> str | None:
+    """Return how a text says that frozen layers are quantized. None: it does not, or says two ways."""
+    kind = only({kind for kind, words in QUANTIZED.items() if re.search(words, text)})
+    return "nf4_double" if kind == "nf4" and DOUBLE.search(text) else kind
 
 
 def conflicts(given: dict[str, Any], written: dict[str, Any], stated: dict[str, Any]) -> list[str]:
@@ -107,7 +142,10 @@ def config_settings(path: Path | None) -> EffectiveSettings:
     A script may recompute activations where the config has no such key.
     """
     known = {}
-    for name, setting in (effective_settings(recognised(path)) if path else {}).items():
+    source = recognised(path) if path else None
+    for name, setting in (effective_settings(source) if source else {}).items():
+        if name == "precision" and setting.value == "fp32" and source and "mixed_precision" not in source.content:
+            continue  # a flag of the launcher may say it
         is_unsaid = name in RECOMPUTING and setting.is_default and str(setting.value).lower() in OFF
         if setting.value not in (AUTO, UNKNOWN) and not is_unsaid:
             known[OUR_NAMES.get(name, name)] = setting
@@ -123,6 +161,8 @@ def understood(settings: dict[str, Any]) -> dict[str, Any]:
     values["chunked_loss"] = str(values.get(CHUNKING)).lower() not in OFF or None
     values["model"] = model_of_name(str(values.get("model")))
     values["arm"] = _nearest_arm(values)
+    values["products"] = PRECISIONS.get(str(values.get("precision")))
+    values["precision"] = _unusual_precision(values)
     return values
 
 
@@ -144,7 +184,7 @@ def _recomputes(values: dict[str, Any]) -> bool | None:
 def _nearest_arm(values: dict[str, Any]) -> str | None:
     engine, stage = values.get("engine"), str(values.get("stage"))
     if engine == "FSDP" or stage.startswith("FSDP"):
-        return "fsdp2"
+        return _nearest_of_fsdp(values)
     if engine in (None, "DeepSpeed") and stage == "None":  # a file that is not here says it
         return None
     if stage not in ("1", "2", "3") or engine == "DDP":
@@ -152,3 +192,35 @@ def _nearest_arm(values: dict[str, Any]) -> str | None:
     # A disk holds it as well as the host does: the GPU's part is the same.
     is_offloaded = any(values.get(part) not in (None, "none") for part in OFFLOADS)
     return f"zero{stage}_cpu" if is_offloaded else f"zero{stage}"
+
+
+def _nearest_of_fsdp(values: dict[str, Any]) -> str | None:
+    of_trainer = str(values.get("the Trainer's fsdp"))
+    is_one_unit = "shard" in of_trainer and "auto_wrap" not in of_trainer
+    if is_one_unit or str(values.get(POLICY, LAYERS)).upper() != LAYERS:
+        return None
+    sharding = " ".join((str(values.get("FSDP1's sharding")), of_trainer))
+    if str(values.get("sharding")).lower() in ("false", "0"):  # of FSDP2
+        sharding = "SHARD_GRAD_OP"
+    places = ("FSDP's offloading", *OFFLOADS)
+    return nearest_arm(
+        sharding,
+        groups=_whole(values.get("groups of ranks")),
+        machines=_whole(values.get("machines")),
+        offloads=any(str(values.get(each)).lower() not in OFF for each in places),
+    )
+
+
+def _unusual_precision(values: dict[str, Any]) -> Precision | None:
+    """Return the precision of weights and states. None: it is the arm's usual one, or nobody says it."""
+    written, arm = PRECISIONS.get(str(values.get("precision"))), str(values["arm"])
+    is_mixed = written in HALF or values.get("mixed") in HALF
+    if written == "fp32" and is_mixed:  # an argument in a script wins
+        written = None
+    if arm.startswith("zero"):
+        return written if written != "bf16_cast" else None
+    # With mixed precision Accelerate makes them fp32 again for FSDP, and not for DDP.
+    stays = arm in ("ddp", "single") or (not is_mixed and (written == "fp32" or values.get("plain")))
+    if values.get("loaded") and stays and not values.get("adapters"):
+        return "bf16_pure"
+    return written if written != "bf16" else None

@@ -5,7 +5,6 @@ Flags win, then what the config writes, then what the text says, and last what p
 
 import contextlib
 import functools
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -17,6 +16,7 @@ from study.core import arms
 from study.core.errors import Stop
 from study.core.gpus import GPUS, gpu_named
 from study.core.ignored_keys import OFFLOADS
+from study.core.recipes import Precision
 from study.core.settings import flag
 from study.core.text import is_number
 from study.predict.front import (
@@ -24,6 +24,7 @@ from study.predict.front import (
     Estimate,
     PlaceFlags,
     Prediction,
+    Quantized,
     Question,
     StepFlags,
     TrainingFlags,
@@ -57,10 +58,16 @@ class Described:
     """Micro-batches of a step."""
     sequence: int | None = None
     """Tokens per sequence."""
+    precision: Precision | None = None
+    """As `study estimate` takes it. Default: what a config or a text says, or the arm's usual one."""
+    plain: Annotated[bool | None, tyro.conf.Suppress] = None
+    """A loop of PyTorch's own calls fully_shard: layers and the rest are units, and each micro-batch is reduced."""
     checkpointing: bool | None = None
     """Activations are recomputed in the backward pass."""
     chunked_loss: bool | None = None
     """The loss is computed in pieces, so that never all logits are held, as by Liger or torchtune."""
+    quantized: Quantized | None = None
+    """With --lora-rank: how the frozen linear layers are kept, as in QLoRA."""
     vocabulary: int | None = None
     """Size of the vocabulary, if the model is not named or has another."""
     buckets: int | None = None
@@ -96,6 +103,8 @@ class KnownTraining:
         settings = {name: each.value for name, each in config.items()}
         if stated:
             written = {name: each.value for name, each in config.items() if not (each.is_default or each.is_open)}
+            if stated.get("pairs") and str(written.get("micro_batch")).isdigit():
+                written["micro_batch"] = 2 * int(written["micro_batch"])
             if "stage" in written:  # whoever writes it, and no offloading, has none
                 written |= {name: settings[name] for name in OFFLOADS if name in settings}
             differ = conflicts(vars(wanted) | vars(described), written, stated)
@@ -150,7 +159,8 @@ class KnownTraining:
     def missing(self) -> list[str]:
         """What a prediction needs and nobody said."""
         missing = [name for name in NEEDED if getattr(self.described, name) is None]
-        return [*missing, "lora_rank"] if self.has_adapters and not self.wanted.lora_rank else missing
+        has_rank = self.wanted.lora_rank or self.settings.get("lora_rank")
+        return [*missing, "lora_rank"] if self.has_adapters and not has_rank else missing
 
     @property
     def shards_states(self) -> bool:
@@ -179,9 +189,10 @@ class KnownTraining:
         return self.side("intermediate_size", "n_inner") or 4 * self.side("n_embd")  # as GPT-2 has it
 
     @property
-    def in_half(self) -> bool:
-        """Whether a text or a config says that products are of 16 bits."""
-        return bool(re.search("bf16|fp16|float16", str(self.settings.get("precision"))))
+    def products(self) -> str:
+        """The precision of products: fp32, bf16 or fp16. Empty: nobody says it."""
+        said = self.described.precision or self.settings.get("products") or self.settings.get("mixed") or ""
+        return said.partition("_")[0]
 
     @property
     def has_adapters(self) -> bool:
@@ -221,12 +232,18 @@ def predicted_memory(wanted: Wanted, given: Described) -> Estimate:
 
 
 def prediction_of(wanted: Wanted, given: Described) -> Prediction:
-    training = TrainingFlags(gpus=given.ranks, sequence=given.sequence)
+    training = TrainingFlags(gpus=given.ranks, sequence=given.sequence, precision=given.precision)
     # One node, as nobody has said how large nodes are; no time is asked for.
     chunked = bool(given.chunked_loss)
-    place = PlaceFlags(gpu="H100", gpus_per_node=training.ranks, machine=None, chunked_loss=chunked)
+    quantized = given.quantized if wanted.lora_rank else None
+    place = PlaceFlags(
+        gpu="H100", gpus_per_node=training.ranks, machine=None, chunked_loss=chunked, quantized=quantized
+    )
     shape = asked_for(wanted, given.sequence or 1)
     step = StepFlags(batch=training.ranks, checkpointing=bool(given.checkpointing))
     question = Question.of(shape, training, place, step)
     arm = settled_arm(arms.load_arm(given.arm or ""), question.gpus, question.local, given.buckets)
-    return Prediction.of(question.training(arm, given.micro_batch or 1, given.accumulation or 1))
+    asked = question.training(arm, given.micro_batch or 1, given.accumulation or 1)
+    if given.plain and (fsdp := asked.placement.fsdp):
+        asked = replace(asked, placement=replace(asked.placement, fsdp=fsdp._replace(by_accelerate=False)))
+    return Prediction.of(asked)

@@ -30,6 +30,12 @@ OFF = re.compile(
     r"""(?im)["']?(?:\s*(?:[:=]|\.{2,})\s*(?:\{\s*["']?enabled["']?\s*:\s*)?|[ \t]+(?:(?:is|was|are)[ \t]+)?)"""
     r"""["']?(?:(?:false|none|null|disabled)\b|(?:no|off|0)(?=["']?[ \t]*(?:[,;)}\]\r\n]|$)))"""
 )
+# Trainers whose rows are pairs: of TRL, and of what calls it or collates as it does.
+OF_PAIRS = re.compile(
+    r"(?m)(?<![A-Za-z])(?:DPO|CPO|ORPO|Reward)Trainer\(|\btrl (?:dpo|reward)\b|\btrl[./]scripts[./](?:dpo|reward)\b"
+    r"|^[ \t]*(?:stage|rl|rlhf_type): *(?:dpo|orpo|simpo|rm)\b|--(?:stage|rlhf_type)[ =](?:dpo|orpo|simpo|rm)\b"
+)
+DASHED = re.compile(r"(?<=--)(?:per|gradient|max|model|lora|load|use)-[a-z-]+(?=[ =])")  # as argparse takes them, too
 # A line of a person has words, and little else.
 NO_PROSE = (
     r"(?:File |at |\[|[-*] [`A-Z][\w` ]+:|\d{4}-|INFO|WARNING|import |from \S+ import|def |class |pip |export |--"
@@ -160,6 +166,24 @@ class Pasted:
         return f"{where}, where {frames[-1]['function']} asserts `{asserted[1]}`" if asserted else where
 
     @property
+    def has_pairs(self) -> bool:
+        """Whether a row of a micro-batch is a pair of answers."""
+        return bool(OF_PAIRS.search(self.text))
+
+    @property
+    def sequences(self) -> int | None:
+        """The sequences of a micro-batch. None: nobody says it."""
+        rows = self.said.get("micro_batch")
+        return 2 * rows if rows and self.has_pairs else rows
+
+    @property
+    def ranks(self) -> int | None:
+        """The ranks of all machines. None: nobody says it, or it may be those of one of several."""
+        machines, ranks = self.said.get("machines", 1), self.said.get("ranks")
+        of_all = {machines * each for each in numbers("per_machine", self.text)}
+        return ranks if machines == 1 or ranks in of_all else None
+
+    @property
     def is_cut(self) -> bool:
         """Whether it ends within a traceback, before the line that names the error."""
         return "Traceback (most recent call last)" in self.text and bool(CUT.search(self.text))
@@ -286,7 +310,7 @@ def releases(text: str) -> dict[str, Release]:
 
 def said(text: str) -> dict[str, Any]:
     """Return what a text says, by conditions. One that shards decides what the training is."""
-    text = _with_constants(text)
+    text = DASHED.sub(lambda flag: flag[0].replace("-", "_"), _with_constants(text))
     values = {condition: _value(tried, text) for condition, tried in levels().items()}
     found = {condition: value for condition, value in values.items() if value is not None}
     if ranks := _ranks_of_batch(found):
@@ -295,6 +319,9 @@ def said(text: str) -> dict[str, Any]:
     if per_machine and found.get("machines", 1) > 1 and found.get("ranks", per_machine) == per_machine:
         found["ranks"] = per_machine * found["machines"]
     found.pop("total_batch", None)
+    prompt, completion = found.pop("prompt", 0), found.pop("completion", 0)
+    if prompt and completion:
+        found.setdefault("sequence", prompt + completion)
     fsdp, ddp = found.pop("fsdp", None), found.pop("ddp", None)
     if "stage" in found:
         return found
@@ -308,7 +335,7 @@ def said(text: str) -> dict[str, Any]:
 def _with_constants(text: str) -> str:
     """Return a text with its numbers for their names: after `MAX_LEN = 4096` it may say `max_length=MAX_LEN`."""
     for name, number in CONSTANT.findall(text):
-        text = re.sub(rf"(?<=[=:( ])(?:\$\{{?)?{name}\b\}}?", number, text)
+        text = re.sub(rf"(?<=[=:( ])(?:\$\{{?)?{name}\b\}}?|(?<=[\"'])\$\{{?{name}\b\}}?", number, text)
     return text
 
 

@@ -10,6 +10,7 @@ from study.configs.pasted.config_in_text import configs_with
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.words import only
 from study.core.errors import Stop
+from study.core.fsdp_keys import nearest_arm
 from study.core.gpus import GPUS, gpu_named
 from study.core.shapes import letters, model_of_name, models
 
@@ -19,7 +20,8 @@ FAMILIES = (
 MODEL = re.compile(rf"(?ia)(?<![a-z])[\w./-]{{0,80}}(?:{FAMILIES}|starcoder|granite|smollm|t5)[\w./-]{{0,60}}")
 # Where a launch command or a config names the model. A text may name others, which do not train.
 MODEL_KEY = re.compile(
-    r"(?i)(?:model_name_or_path|base_model|model_id|from_pretrained|--model)[\"']?\s*[:= (]\s*[\"']?([^\s\"',)]+)"
+    r"(?i)(?:model_name_or_path|base_model|model_id|from_pretrained|--model|\bmodel(?= *= *[\"']))[\"']?\s*[:= (]\s*"
+    r"[\"']?([^\s\"',)]+)"
 )
 # As the cache of the hub names the folder of a model.
 CACHED = re.compile(r"\bmodels--[\w.-]+?--([\w.-]+)")
@@ -39,7 +41,7 @@ GPU = re.compile(
 )
 BEFORE = re.compile(r"(?ia)\b(\d{2,3}) ?G(?:i?B)? ?(?:(?:A|H|V)\d{2,3}|GPUs?|\u663e\u5b58|VRAM)")
 USUAL_RANK = 16  # of LoRA, where nobody says it
-ARMS = {"DDP": "ddp", "FSDP1": "fsdp2", "FSDP2": "fsdp2", 0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
+ARMS = {"DDP": "ddp", 0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 
 
 @dataclass(frozen=True)
@@ -127,10 +129,12 @@ def _gpu_bytes(text: str, gpus: set[str]) -> int | None:
 
 def arm(pasted: Pasted) -> str | None:
     """Return the arm that is most like the training of a text, if it says how that is divided."""
-    name = ARMS.get(pasted.said.get("stage", ""))
-    if name in (None, "ddp") or pasted.said.get("offload", "none") == "none":
-        return name
-    return f"{name}_cpu"
+    stage, is_offloaded = pasted.said.get("stage", ""), pasted.said.get("offload", "none") != "none"
+    if str(stage).startswith("FSDP"):
+        machines = pasted.said.get("machines")
+        return nearest_arm(pasted.said.get("sharding", ""), machines=machines, offloads=is_offloaded)
+    name = ARMS.get(stage)
+    return name if name in (None, "ddp") or not is_offloaded else f"{name}_cpu"
 
 
 def flags(pasted: Pasted) -> str:
@@ -146,7 +150,7 @@ def flags(pasted: Pasted) -> str:
 
 def flags_of_arm(pasted: Pasted) -> str:
     """Return the flags that `study estimate` and `study oom` take besides."""
-    flags = _typed({"--arm": arm(pasted), "--micro-batch": pasted.said.get("micro_batch")})
+    flags = _typed({"--arm": arm(pasted), "--micro-batch": pasted.sequences})
     return f"{flags} --checkpointing".strip() if pasted.said.get("checkpointing") else flags
 
 

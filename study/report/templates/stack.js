@@ -63,7 +63,8 @@ function show() {
   say("number", shown(others));
   const taken = [...form.querySelectorAll("input[checked]")].map((box) => box.value); // if nothing is said
   const words = Object.values(chose).map((each) => each[0]).filter((word) => !taken.includes(word));
-  say("command", ["study stack", ...words].join(" "));
+  const typed = words.filter((word) => /--|==/.test(word)); // what a script says has no flag
+  say("command", ["study stack", ...typed].join(" "));
 }
 
 // A pasted list chooses releases that are known here.
