@@ -27,6 +27,7 @@ from study.predict.front import (
     calibration,
     settled_arm,
     usual_precision,
+    with_homes,
 )
 from study.report import accuracy, estimates
 from study.report import advice as answer
@@ -59,6 +60,7 @@ def training_of(
     passes: PassFlags,
     buckets: int | None,
     device: Device = "cuda",
+    homes: tuple[str, str] | None = None,
 ) -> tuple[Training, Hardware | None]:
     """Return the training under an arm, and the machine; None if its kind of GPU is not given."""
     if device == "cpu" and place.gpu:
@@ -69,7 +71,7 @@ def training_of(
     has_gpu = names_gpu(place)
     known = place if has_gpu else anywhere(place, training.ranks)
     question = Question.of(model, training, known, StepFlags(checkpointing=passes.checkpointing))
-    arm = settled_arm(arm, question.gpus, question.local, buckets)
+    arm = settled_arm(arm, question.gpus, question.local, buckets, homes)
     ours = question.training(arm, passes.micro_batch, passes.accumulation)
     if device == "cpu":
         return in_host_memory(ours, passes), calibration.on_cpu(place.machine, ours.placement.ranks)
@@ -144,17 +146,21 @@ def estimate(
     buckets = read.get("buckets") if buckets is None else buckets
     training = replace(training, **{name: value for name, value in read.items() if name in vars(training)})
     passes = replace(passes, **{name: value for name, value in read.items() if name in vars(passes)})
-    arm = arms.load_arm(passes.arm, of_a_run=True)
+    homes = read.get("homes")
+    arm = with_homes(arms.load_arm(passes.arm, of_a_run=True), homes)
     # The predictor would give numbers for what the library refuses to train.
     precision = training.precision or usual_precision(arm)
     if stop := optimizers.refusal(arm, training.optimizer, precision):
         raise stop
-    ours, machine = training_of(asked_for(model, training.sequence or 1), training, place, passes, buckets, device)
+    shape = asked_for(model, training.sequence or 1)
+    ours, machine = training_of(shape, training, place, passes, buckets, device, homes)
     needs = estimates.Needs.of(arm, precision, training.precision is None, ours, machine)
     unread = [*unread_of_arm(arm, training, buckets), *unread_of_place(arm, ours.placement.ranks, place)]
     notes = [f"Not read: {', '.join(unread)}."] if unread else []
     if read:
-        notes.append(f"Read from {config}: {', '.join(typed(name, value) for name, value in read.items())}.")
+        words = [typed(name, value) for name, value in read.items() if name != "homes"]
+        notes.append(f"Read from {config}: {', '.join(words)}.")
+        notes += of_homes(homes)
     if arm.fsdp and version_of(arm.fsdp) == "1":
         notes.append("Predicted as FSDP2: FSDP1 was not run. It also holds the whole embedding while layers run.")
     notes += answer.recompute_note(passes.checkpointing, ours.model, arm.stage)
@@ -164,6 +170,14 @@ def estimate(
     notes += answer.shape_note(ours.model, model.params)
     show_needs(needs, notes, estimates.of_states(states, parameters))
     return in_json(needs) | {"model_states": states}
+
+
+def of_homes(homes: tuple[str, str] | None) -> list[str]:
+    """Say where a config keeps the optimizer's states and the weights."""
+    if homes is None:
+        return []
+    states, weights = ({"none": "on the GPUs", "cpu": "on the host", "nvme": "on the disk"}[home] for home in homes)
+    return [f"As the config writes: the optimizer's states {states}, the weights {weights}."]
 
 
 def read_from(config: str, training: TrainingFlags, passes: PassFlags) -> dict[str, Any]:
@@ -182,7 +196,7 @@ def read_from(config: str, training: TrainingFlags, passes: PassFlags) -> dict[s
     if config.endswith(".json"):
         if settings["arm"] is None:
             raise Stop(f"{config} names no stage of ZeRO, nor FSDP", "give --arm alone")
-        read = {"arm": settings["arm"], "buckets": settings.get("reduce_bucket_size")}
+        read = {name: settings[name] for name in ("arm", "homes")} | {"buckets": settings.get("reduce_bucket_size")}
     for flags, names in ((training, ("gpus", "precision")), (passes, ("micro_batch", "accumulation", "checkpointing"))):
         read |= {name: settings.get(name) for name in names if getattr(flags, name) == getattr(type(flags), name)}
     return {name: value for name, value in read.items() if value is not None}

@@ -12,6 +12,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from study.core.arms import Arm
 from study.core.errors import Stop, nearest, refuse_beyond
 from study.core.gpus import GPUS, LINKS, Gpu, gpu_named, like
+from study.core.ignored_keys import OFFLOADS
 from study.core.recipes import RECIPES, Precision
 from study.core.settings import Optimizer, Tokens
 from study.core.text import say_aside
@@ -107,15 +108,27 @@ def zero_of(arm: Arm) -> dict:
     return (arm.deepspeed or {}).get("zero_optimization", {})
 
 
-def settled_arm(arm: Arm, gpus: int, local: int, bucket_elements: int | None = None) -> Arm:
-    """An arm with such buckets, and with groups as large as nodes if it says no size. None: its own buckets."""
+def settled_arm(
+    arm: Arm, gpus: int, local: int, bucket_elements: int | None = None, homes: tuple[str, str] | None = None
+) -> Arm:
+    """An arm with groups as large as nodes, and with such buckets and homes of states and weights. None: its own."""
     if bucket_elements is not None and bucket_elements < 1:
         raise Stop(f"buckets must have at least 1 element (got {bucket_elements})", "give 1 or more")
     if arm.replicas > 1 and arm.shards == "auto":
         arm = replace(arm, replicas=max(2, gpus // local))
     elif arm.divides_ranks and gpus > local:
         arm = replace(arm, second_copy_ranks=local)
-    return with_buckets(arm, bucket_elements)
+    return with_homes(with_buckets(arm, bucket_elements), homes)
+
+
+def with_homes(arm: Arm, homes: tuple[str, str] | None) -> Arm:
+    """An arm that keeps the optimizer's states, and the weights, where a config says. None: its own."""
+    if homes is None:
+        return arm
+    written = dict(zip(OFFLOADS, homes, strict=True))
+    sections = {part: zero_of(arm).get(part, {}) | {"device": home} for part, home in written.items()}
+    content = (arm.deepspeed or {}) | {"zero_optimization": zero_of(arm) | sections}
+    return replace(arm, deepspeed=content, offload_optimizer=homes[0], offload_param=homes[1])
 
 
 def with_buckets(arm: Arm, elements: int | None = BUCKET_ELEMENTS) -> Arm:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from study.configs.oom import causes
 from study.configs.oom.causes import CLUE, SIZE_FITS, Cause, backward_begins, clues
 from study.configs.oom.explain import FILLING, explain
+from study.configs.oom.fitting import with_activations_first
 from study.configs.oom.longer import with_longer_sequences, with_more_sequences
 from study.configs.oom.reading import OomError
 from study.configs.oom.recomputing import with_recomputing
@@ -66,6 +67,7 @@ def explained(pasted: Pasted, error: OomError, wanted: Wanted, given: Described)
     causes, known = with_longer_sequences(error, known, causes, given)
     causes, known = with_more_sequences(error, known, causes, given)
     known = with_recomputing(error, known, causes)
+    causes = with_activations_first(error, known, causes)
     return first_tried_first(error, known, causes), known
 
 

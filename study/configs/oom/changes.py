@@ -8,7 +8,6 @@ from study.configs.oom.training import Described
 
 # Causes that stand beside the tensor that was asked for: any change leaves more room.
 BESIDE = ("oom-fragmentation", "oom-other-process")
-OF_UNITS = "oom-unit"
 TOKENS = frozenset(("activations", "logits"))
 IN_PIECES = "--chunked-loss, as by Liger"  # the loss
 RECOMPUTED = "activations recomputed"
@@ -41,13 +40,13 @@ class Change:
 def that_help(cause: Cause, given: Described) -> list[Change]:
     """Return the single changes that help against a cause.
 
-    Tokens, units that are whole for a moment, and what is of no part share the GPU with all else: any change leaves
-    them room. States may be made before any token is seen.
+    Tokens share the GPU with all else, and so does what is there for a moment: any change leaves them room. States may
+    be made before any token is seen, beside all other states.
     """
     changes = [*single_changes(given)]
-    if not cause.part_of or cause.id == OF_UNITS or not TOKENS.isdisjoint(cause.part_of):
+    if not cause.part_of or not TOKENS.isdisjoint(cause.part_of):
         return changes
-    return [change for change in changes if change.shrinks_part(cause)]
+    return [change for change in changes if not change.shrinks <= TOKENS]
 
 
 def single_changes(given: Described) -> Iterator[Change]:
@@ -80,5 +79,5 @@ def _arms_that_hold_less(given: Described) -> Iterator[Change]:
     for arm, divides in order.items():
         if is_later:
             shrinks |= divides
-            yield Change(f"--arm {arm}", replace(given, arm=arm), shrinks)
+            yield Change(f"--arm {arm}", replace(given, arm=arm, homes=None), shrinks)
         is_later = is_later or arm == given.arm

@@ -3,10 +3,10 @@
 import contextlib
 from dataclasses import dataclass, replace
 
-from study.configs.oom.causes import UNUSED_SHARE, Cause, clues, makes_moments
+from study.configs.oom.causes import FIRST, UNUSED_SHARE, Cause, clues, makes_moments, rows
 from study.configs.oom.changes import BESIDE, Change, that_help
 from study.configs.oom.excess import Excess, although_it_fits, as_a_second_model, helps_in_one_piece
-from study.configs.oom.explain import ranks_that_share
+from study.configs.oom.explain import FILLING, ranks_that_share
 from study.configs.oom.reading import OomError
 from study.configs.oom.said import IN_ONE_PIECE
 from study.configs.oom.training import KnownTraining, predicted_memory, prediction_of
@@ -22,6 +22,7 @@ BETWEEN_STEPS = {
     "oom-loading": "loading",
     "oom-generation": "generation",
 }
+PASSING = ("oom-gather", "oom-buckets", "oom-embeddings")  # causes that fill memory for a moment of a pass
 ROUNDED = 2**27  # bytes: less is within a digit of what is printed
 FAR = 1.2  # times the GPU
 # When a tensor is made, by the cause that a traceback names: in a pass, which the predictor calls "backward", or later.
@@ -108,6 +109,24 @@ def _with_excess(
         return WhatFits(f"{words} {UNKNOWN}", None, is_in_pieces, excess.differs(error))
     which, may_fit = _which_fit(card, training, error, cause, excess.taken_bytes)
     return WhatFits(f"{words} With that on top {which[0].lower()}{which[1:]}", may_fit, is_in_pieces)
+
+
+def with_activations_first(error: OomError, training: KnownTraining, causes: list[Cause]) -> list[Cause]:
+    """Return causes with the activations first, if they fill the GPU where a passing tensor was asked for last."""
+    total_bytes = error.total or training.gpu_bytes
+    is_said = total_bytes and training.model and not training.missing and training.described.checkpointing is not None
+    if not is_said or named(causes).id not in PASSING:
+        return causes
+    with contextlib.suppress(Stop):
+        memory = predicted_memory(training.wanted, training.described)
+        taken_bytes = memory.at_peak.get("activations", 0)
+        card = like(GPUS[gpu_named("H100")], total_bytes, None)
+        if taken_bytes > FILLING * total_bytes and fits_on(card, memory.peak_bytes) == "no":
+            row = rows()["oom-activations"]
+            reasons = (f"they are predicted to take {binary_size(taken_bytes)} of {binary_size(total_bytes, 4)}",)
+            first = Cause("oom-activations", row["sentence"], FIRST, reasons, row["remedy"], row["apart"])
+            return [first, *(cause for cause in causes if cause.id != first.id)]
+    return causes
 
 
 def far_beyond(error: OomError, training: KnownTraining) -> str:

@@ -10,6 +10,7 @@ from study.configs.pasted.read import Pasted
 from study.configs.pasted.told import printed_shapes, told
 from study.configs.pasted.words import only
 from study.configs.settings import AUTO, OF_FSDP, OFF, UNKNOWN, EffectiveSettings, effective_settings
+from study.core.files import value_at
 from study.core.fsdp_keys import LAYERS, POLICY, nearest_arm
 from study.core.ignored_keys import OFFLOADS
 from study.core.recipes import Precision
@@ -83,7 +84,10 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     said["adapters"] = pasted.said.get("peft")
     said["accumulation"] = pasted.said.get("passes")
     zero = pasted.config.content["zero_optimization"] if pasted.config else None
-    said["reduce_bucket_size"] = _whole(zero.get("reduce_bucket_size")) if isinstance(zero, dict) else None
+    if isinstance(zero, dict):
+        said["reduce_bucket_size"] = _whole(zero.get("reduce_bucket_size"))
+        if "offload_optimizer" in said:
+            said |= {part: str(value_at(zero, f"{part}.device") or "none") for part in OFFLOADS}
     said["stage"] = pasted.said.get("stage")
     if pasted.is_stage_1_or_2:
         said |= {"stage": 2, "assumed": STAGE_1_OR_2}
@@ -161,6 +165,7 @@ def understood(settings: dict[str, Any]) -> dict[str, Any]:
     values["chunked_loss"] = str(values.get(CHUNKING)).lower() not in OFF or None
     values["model"] = model_of_name(str(values.get("model")))
     values["arm"] = _nearest_arm(values)
+    values["homes"] = _homes(values)
     values["products"] = PRECISIONS.get(str(values.get("precision")))
     values["precision"] = _unusual_precision(values)
     return values
@@ -189,9 +194,21 @@ def _nearest_arm(values: dict[str, Any]) -> str | None:
         return None
     if stage not in ("1", "2", "3") or engine == "DDP":
         return "single" if values["ranks"] == 1 else "ddp"
-    # A disk holds it as well as the host does: the GPU's part is the same.
     is_offloaded = any(values.get(part) not in (None, "none") for part in OFFLOADS)
+    if stage == "3" and values.get("offload_optimizer") == "nvme":
+        return "zero3_nvme"
     return f"zero{stage}_cpu" if is_offloaded else f"zero{stage}"
+
+
+def _homes(values: dict[str, Any]) -> tuple[str, str] | None:
+    """Return where stage 3 keeps the optimizer's states and the weights, if a config writes both. Else the arm says it.
+
+    Weights on a disk are counted on the host, through which they go.
+    """
+    optimizer, weights = (values.get(part) for part in OFFLOADS)
+    if values["arm"] not in ("zero3_cpu", "zero3_nvme") or optimizer not in ("cpu", "nvme") or weights is None:
+        return None
+    return optimizer, "none" if weights == "none" else "cpu"
 
 
 def _nearest_of_fsdp(values: dict[str, Any]) -> str | None:

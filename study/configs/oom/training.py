@@ -72,6 +72,8 @@ class Described:
     """Size of the vocabulary, if the model is not named or has another."""
     buckets: int | None = None
     """Elements of DeepSpeed's buckets. Default: as the config says, or the arm's file."""
+    homes: Annotated[tuple[str, str] | None, tyro.conf.Suppress] = None
+    """Where the optimizer's states and the weights are, if the config writes both."""
 
     def __post_init__(self):
         for name in NUMBERS:
@@ -118,6 +120,8 @@ class KnownTraining:
     def _of(cls, wanted: Wanted, described: Described, settings: dict[str, Any], from_text: frozenset[str]) -> Self:
         settings = understood(settings)
         settings["buckets"] = settings.get("reduce_bucket_size")
+        if described.arm:  # which says it
+            settings["homes"] = None
         described = filled(described, settings)
         if wanted.model is None and wanted.params is None:
             wanted = replace(wanted, model=settings["model"])
@@ -133,7 +137,7 @@ class KnownTraining:
     @property
     def used(self) -> dict[str, Any]:
         """What it is taken for, by names of flags."""
-        return vars(self.wanted) | vars(self.described)
+        return {name: value for name, value in (vars(self.wanted) | vars(self.described)).items() if name != "homes"}
 
     @property
     def arm(self) -> str:
@@ -242,7 +246,7 @@ def prediction_of(wanted: Wanted, given: Described) -> Prediction:
     shape = asked_for(wanted, given.sequence or 1)
     step = StepFlags(batch=training.ranks, checkpointing=bool(given.checkpointing))
     question = Question.of(shape, training, place, step)
-    arm = settled_arm(arms.load_arm(given.arm or ""), question.gpus, question.local, given.buckets)
+    arm = settled_arm(arms.load_arm(given.arm or ""), question.gpus, question.local, given.buckets, given.homes)
     asked = question.training(arm, given.micro_batch or 1, given.accumulation or 1)
     if given.plain and (fsdp := asked.placement.fsdp):
         asked = replace(asked, placement=replace(asked.placement, fsdp=fsdp._replace(by_accelerate=False)))

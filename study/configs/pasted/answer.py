@@ -30,6 +30,7 @@ MOST_ALSO = 3
 RELEASES = "the releases"
 WHICH_RELEASES = "Which releases? Give the output of `pip freeze` as well"
 LAST_LINE = "What does the last line of the traceback say? Paste the rest of it"
+GOES_ON = re.compile(r"it/s|s/it|'loss'")  # a training
 ASKED = {"stage": "the stage of ZeRO or FSDP", "passes": "gradient accumulation", "ranks": "the number of GPUs"}
 
 
@@ -121,7 +122,16 @@ def _shown(pasted: Pasted, error: OomError | None, by_text: ByText) -> list[Seen
     signs = losses.signs(pasted.log, pasted.may_be_deepspeed, pasted.said.get("passes", losses.USUAL_PASSES))
     if not signs and len(pasted.log.lines) < losses.FEW:  # where a log has more, a person's words say less
         signs = losses.signs_in_words(pasted.text, pasted.sentences, pasted.may_be_deepspeed)
-    return [*errors, *filter(None, [of_memory, waits, two_logs.ratio_of_logs(pasted)]), *signs]
+    shown = [*errors, *filter(None, [of_memory, waits, two_logs.ratio_of_logs(pasted)]), *signs]
+    return _without_notes(pasted, shown)
+
+
+def _without_notes(pasted: Pasted, shown: list[Seen]) -> list[Seen]:
+    """Return what a text shows without lines of trainings that are well, if it shows more than these."""
+    ids = {each.id for each in shown}
+    notes = [each for each in shown if each.note and ids.isdisjoint(tracebacks.messages()[each.id].hides)]
+    goes_on = pasted.last_error or GOES_ON.search(pasted.text)  # or ends with an error that is not known
+    return [each for each in shown if each not in notes] if goes_on or len(notes) < len(shown) else shown
 
 
 def _waits_aside(shown: list[Seen], found: list[Seen]) -> Iterator[str]:

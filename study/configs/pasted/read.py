@@ -36,10 +36,14 @@ OF_PAIRS = re.compile(
     r"|^[ \t]*(?:stage|rl|rlhf_type): *(?:dpo|orpo|simpo|rm)\b|--(?:stage|rlhf_type)[ =](?:dpo|orpo|simpo|rm)\b"
 )
 DASHED = re.compile(r"(?<=--)(?:per|gradient|max|model|lora|load|use)-[a-z-]+(?=[ =])")  # as argparse takes them, too
-# A line of a person has words, and little else.
+# A line of a person has words, and little else. What libraries always print may have them, too.
 NO_PROSE = (
     r"(?:File |at |\[|[-*] [`A-Z][\w` ]+:|\d{4}-|INFO|WARNING|import |from \S+ import|def |class |pip |export |--"
-    r"|\$|>>>|return |raise |\s*\d+%|(?i:step|epoch|iter\w*)\W{0,3}\d)"
+    r"|\$|>>>|return |raise |\s*\d+%|(?i:step|epoch|iter\w*)\W{0,3}\d|(?:\S+: )?\w*Warning: |huggingface/tokenizers: "
+    r"|The current process just got forked|Detected kernel version|Token indices sequence length|No label_names prov"
+    r"|Overriding (?:torch_)?dtype|Exception ignored in|You are attempting to use Flash|- Avoid using `tokenizers`"
+    r"|Removed shared tensor|Gradient accumulation steps mismatch|Sliding Window Attention is enabled"
+    r"|The attention mask and the pad token id)"
 )
 WORD = re.compile(r"[A-Za-z][A-Za-z'-]*[.,;:!?)]*$|[\u4e00-\u9fff]")
 NAME = re.compile(
@@ -138,7 +142,8 @@ class Pasted:
 
     def place(self, sentence: str) -> int:
         """Return where a sentence of a person, or a line, stands."""
-        return max(self.text.find(sentence), 0)
+        found = re.search(r"\s+".join(map(re.escape, sentence.split())), self.text)
+        return found.start() if found else 0
 
     @functools.cached_property
     def log(self) -> Log:

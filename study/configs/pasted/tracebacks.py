@@ -1,8 +1,10 @@
 """What a text shows, in types; and errors whose meaning is known, by their messages: tracebacks.toml."""
 
 import functools
+import itertools
 import re
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NotRequired
 
@@ -13,6 +15,7 @@ from study.core.tables import NO_OTHER_KEYS, Evidence, Regex, read_table
 
 TRACEBACKS = Path(__file__).with_name("tracebacks.toml")
 SIGNS = Path(__file__).with_name("signs.toml")
+MOST_MATCHES = 9  # of a message that are looked at
 LONGEST = 200  # characters of a line that are quoted
 BEFORE = re.compile(r"(?m)^(?:[ \t]*(?:>|\u2502|\[(?:rank|default)\d+\]:|\(\w+ pid=\d+[^)\n]*\)))+|\u2502[ \t]*$")
 # How a library goes on that lets two releases differ, as they are compatible (deepspeed/ops/op_builder/builder.py:117).
@@ -34,6 +37,7 @@ class Seen:
     who: str = ""
     fault: str = ""  # of known/faults.toml
     follows: bool = False  # something else happened first
+    note: bool = False  # trainings that are well print it, too
     place: int = 0  # in the text
     line: str = ""  # of the text, that shows it
 
@@ -54,6 +58,7 @@ class Message:
     fault: str = ""
     hides: tuple[str, ...] = ()
     follows: bool = False
+    note: bool = False
 
 
 @with_config(NO_OTHER_KEYS)
@@ -101,8 +106,9 @@ def errors(text: str) -> list[Seen]:
     text = BEFORE.sub(lambda match: " " * len(match[0]), text)
     found = {}
     for id, message in messages().items():
-        matches = _over_lines(message.pattern).finditer(text)
-        match = next((each for each in matches if not ACCEPTED.match(text, each.end())), None)
+        first = itertools.islice(_over_lines(message.pattern).finditer(text), MOST_MATCHES)
+        matches = [each for each in first if not ACCEPTED.match(text, each.end())]
+        match = next(iter(matches), None)
         if match is None or not re.search(message.also, text) or re.search(message.without, text):
             continue
         found[id] = Seen(
@@ -114,14 +120,26 @@ def errors(text: str) -> list[Seen]:
             who=message.who,
             fault=message.fault,
             follows=message.follows,
+            note=message.note,
             place=match.start(),
-            line=line_at(text, match.start()),
+            line=_printed(text, matches),
         )
     hidden: set[str] = set()
     for id in found:
         hidden |= {*messages()[id].hides}
-    told = [seen for id, seen in found.items() if id not in hidden]
+    told = [_as_cause(seen, found) for id, seen in found.items() if id not in hidden]
     return sorted(told, key=lambda seen: (seen.follows, seen.place))
+
+
+def _as_cause(seen: Seen, found: Collection[str]) -> Seen:
+    """Return a line of trainings that are well as a cause, beside a message that it explains."""
+    return replace(seen, note=seen.note and {*found}.isdisjoint(messages()[seen.id].hides))
+
+
+def _printed(text: str, matches: list[re.Match]) -> str:
+    """Return the first line of a message that is no source, which a traceback shows before it."""
+    lines = [line_at(text, match.start()) for match in matches]
+    return next((line for line in lines if not line.startswith(("raise ", "assert "))), lines[0])
 
 
 def _filled(sentence: str, match: re.Match) -> str:

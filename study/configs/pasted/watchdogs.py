@@ -37,6 +37,7 @@ LAGGING = re.compile(
 BARRIER = re.compile(r"Ranks? (?P<ranks>[\d, ]+) failed to pass monitoredBarrier")
 FIRST = re.compile(r"due to a collective timeout from\s+rank (?P<ranks>\d+)")
 GLOO = re.compile(r"Timed out waiting (?P<limit_ms>\d+)ms for (?:recv|send) operation")
+STEP = re.compile(r"\b(?:eval_)?loss['\"]?\s*[:=]\s*['\"]?\d")  # of a trainer: what it did before has ended
 STUCK = re.compile(r"watchdog got stuck for \d+ seconds|Heartbeat monitor timed out")
 # What a collective carries, by its kind: what the rank that is missing does instead.
 OF_WEIGHTS = ("_ALLGATHER_BASE", "ALLGATHER", "ALLGATHER_BASE", "COALESCED", "_ALLGATHER_BASE_COALESCED")
@@ -118,7 +119,9 @@ def _compared(text: str, said: Sequence[Sentence], waits: list[Wait]) -> Seen:
     calls = {(wait.kind, wait.elements): f"rank {wait.rank} {wait.call}" for wait in same}  # one rank of each
     if len(calls) > 1:
         two = ", ".join([*calls.values()][:2])
-        return sign("ranks-call-differently", text, first.place, index=first.index, calls=two)
+        id = _did_last(text, said)
+        last = f"{causes_of_waits()[id]['remedy']}. Else " if id else ""
+        return sign("ranks-call-differently", text, first.place, index=first.index, calls=two, last=last)
     cause = _usual(text, said, first.index, first.elements, first.kind)
     return _waiting(text, waits, same, {"call": first.call, "limit_s": first.limit_s, **cause})
 
@@ -173,10 +176,18 @@ def _usual(
         return _row("waited-start")
     is_small = elements is not None and elements <= SMALL
     carried = "waited-small" if is_small else OF_KINDS.get(kind, "waited-unknown")
-    for id, row in causes_of_waits().items():
-        if meets(row.get("words", ()), said) or re.search(row.get("text", "(?!)"), text):
-            return _row(id, causes_of_waits()[carried].get("tells", ""))
+    if id := _did_last(text, said):
+        return _row(id, causes_of_waits()[carried].get("tells", ""))
     return _row(carried)
+
+
+def _did_last(text: str, said: Sequence[Sentence]) -> str:
+    """Return the mistake of which a person's words speak, or what a log has after its last step. Empty: neither."""
+    *_, begin = (0, *(match.end() for match in STEP.finditer(text)))
+    for id, row in causes_of_waits().items():
+        if meets(row.get("words", ()), said) or re.search(row.get("text", "(?!)"), text[begin:]):
+            return id
+    return ""
 
 
 def _row(id: str, tells: str = "") -> dict[str, str]:

@@ -41,11 +41,13 @@ WORK = (
     "timeout: WorkNCCL(SeqNum={index}, OpType={kind}, NumelIn={elements}, NumelOut={elements}, Timeout(ms)=600000) ran "
     "for 600060 milliseconds before timing out.\n"
 )
+OF_STEP = "{'loss': 1.5, 'grad_norm': 0.61, 'learning_rate': 0.0001, 'epoch': 0.1}"
 WHOLE_WORDS: dict[str, bool] = {"break_long_words": False, "break_on_hyphens": False}
 HERE = ROOT / "tests/configs/pasted"
 EXAMPLES = table("configs/pasted/examples.toml")
 WELL = {id: row["text"] for id, row in table("configs/pasted/well.toml").items()}
 WELL |= {path.stem: path.read_text() for path in sorted((HERE / "healthy").iterdir())}
+HARMLESS = (HERE / "harmless.txt").read_text().splitlines()  # which libraries print in trainings that are well
 JUDGED = table("configs/pasted/judged.toml")
 ROWS = {
     row["name"]: row | {"folder": which}
@@ -109,7 +111,8 @@ def test_each_message_is_explained_by_its_row_and_by_no_other(id):
     assert found == [id], (
         f"the example of {id} meets {found}: correct its `pattern`, or name rows that say less in `hides`"
     )
-    assert {*message.hides} <= {*tracebacks.messages()}, f"{id}: `hides` names no row of tracebacks.toml"
+    explained = {*tracebacks.messages(), *(tracebacks.rows() if message.note else ())}  # a note explains signs, too
+    assert {*message.hides} <= explained, f"{id}: `hides` names no row of tracebacks.toml"
     known = {fault.id for fault in faults().fault}
     assert not message.fault or message.fault in known, f"{id}: `fault` names none of study/known/faults.toml"
 
@@ -272,6 +275,32 @@ def test_nothing_is_found_in_a_training_that_is_well(name):
     assert answer(WELL[name]).found == ()
 
 
+ERRORS = [example(id) for id in ("column-missing", "dp-world-size")] + [
+    WORK.format(rank=1, index=1580, kind="ALLREDUCE", elements=1),
+    *(example(id) for id in ("segfault", "gcc-too-new", "watchdog-stuck", "child-failed")),
+    "AssertionError: of another program",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+]
+
+
+@pytest.mark.parametrize("line", HARMLESS)
+def test_a_line_that_is_always_printed_is_no_symptom_and_is_not_told_beside_an_error(line):
+    alone = answer(line)
+    assert not {*alone.seen} & {"hang", "slow", "memory", "loss", "no-update"}
+    assert all(each.note for each in alone.found)
+    assert answer(f"{line}\n{OF_STEP}").found == ()
+    error = ERRORS[-1]
+    assert [each.id for each in answer(f"{line}\n{error}").found] == [each.id for each in answered(error).found]
+
+
+@pytest.mark.parametrize("error", ERRORS[:-1])
+def test_all_lines_that_are_always_printed_say_nothing_beside_an_error(error):
+    lines = "\n".join(HARMLESS)
+    for text in (f"{lines}\n{error}", f"{error}\n{lines}"):
+        assert answer(text).id == answered(error).id
+    assert answer(f"{lines}\n{OF_STEP}").found == ()
+
+
 @pytest.mark.parametrize("name", THREADS)
 def test_a_public_thread_has_the_answer_that_was_judged(name):
     assert answer(THREADS[name], by_text=by_text).id == JUDGED[name]["id"]
@@ -303,6 +332,17 @@ def test_a_rank_that_is_behind_is_named():
     other = WORK.format(rank=3, index=1580, kind="BROADCAST", elements=1)
     seen = watchdogs.hangs("".join([*same, other]))
     assert seen.id == "ranks-call-differently"
+
+
+SAVES = "Saving model checkpoint to out/checkpoint-500\n"
+
+
+@pytest.mark.parametrize("kinds", [("ALLREDUCE",) * 3, ("_ALLGATHER_BASE", "ALLREDUCE", "ALLREDUCE")])
+def test_what_a_log_did_last_is_after_its_last_step(kinds):
+    waits = "".join(WORK.format(rank=rank, index=1580, kind=kind, elements=1) for rank, kind in enumerate(kinds))
+    for before, is_told in ((SAVES, True), (f"{OF_STEP}\n{SAVES}", True), (f"{SAVES}{OF_STEP}\n", False)):
+        seen = watchdogs.hangs(before + waits)
+        assert ("call saving on all ranks" in seen.remedy) == is_told
 
 
 def test_out_of_memory_comes_before_who_waited_for_that_rank():
@@ -483,6 +523,24 @@ def test_an_error_that_is_in_the_text_is_not_asked_for(launcher, error, rank):
     told = answer(f'{rank}  File "train.py", line 4, in <module>\n{rank}    train()\n{rank}{error}\n{launcher}')
     assert told.found == ()
     assert told.nothing == f"This error is not known here: {error}. It comes from line 4 of train.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            'Traceback (most recent call last):\n  File "builder.py", line 126, in assert_no_cuda_mismatch\n'
+            f"    raise CUDAMismatchException(\n{EXAMPLES['cuda-mismatch']['text']}",
+            EXAMPLES["cuda-mismatch"]["text"][:60],
+        ),
+        (
+            "  0%|   | 0/9 [00:00<?, ?it/s]\n  State: Terminated\n    Reason:    OOMKilled\n    Exit Code: 137",
+            "OOMKilled",
+        ),
+    ],
+)
+def test_the_line_that_is_quoted_is_what_was_printed(text, line):
+    assert line in answer(text).found[0].line
 
 
 @pytest.mark.parametrize("is_mixed", [False, True])
