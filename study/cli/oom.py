@@ -17,7 +17,7 @@ from study.configs import sources
 from study.configs.oom import reading
 from study.configs.oom.by_text import by_text, explained
 from study.configs.oom.causes import Cause
-from study.configs.oom.explain import tokens_of_logits
+from study.configs.oom.explain import tokens_of_logits, widths
 from study.configs.oom.fitting import far_beyond, named, predicted
 from study.configs.oom.reading import OomError
 from study.configs.oom.remedies import in_accord, with_known
@@ -80,7 +80,7 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     of_tensor = named(causes)
     which = predicted(message, known, of_tensor)
     told = with_known(pasted, known)
-    say_wrapped(*filter(None, [far_beyond(message, known), _not_in_script(error, known, told)]))
+    say_wrapped(*filter(None, [which.differs, far_beyond(message, known), _not_in_script(error, known, told)]))
     remedies = [
         in_accord(each.remedy_for(told.said), each, which.may_fit if each is of_tensor else None, told)
         for each in causes
@@ -186,15 +186,16 @@ def _show_causes(causes: list[Cause], remedies: list[str]) -> None:
 def _contradiction(message: OomError, training: KnownTraining, causes: list[Cause]) -> str | None:
     """Return that the logits are of more tokens than were given. None: they are not."""
     ids = {cause.id for cause in causes}
-    tokens = tokens_of_logits(message.asked, training)
+    tokens = tokens_of_logits(message, training)
     if tokens is None or not training.sequence or ids.isdisjoint(("oom-logits", "oom-padded")):
         return None
     are = "are" if "oom-logits" in ids else "would be"  # the text names them, or the size alone does
+    kind = "fp32" if max(widths("oom-logits", message, training)) == 4 else "16-bit"
     given = f"you gave {training.rows * training.sequence:,} (micro-batch {training.rows} x {training.sequence:,})"
     question = (
         f"Is the micro-batch {tokens / training.sequence:g}, are sequences longer, or are several packed into one?"
     )
-    return f"{message.asked.text} {are} the fp32 logits of {tokens:,} tokens; {given}. {question}"
+    return f"{message.asked.text} {are} the {kind} logits of {tokens:,} tokens; {given}. {question}"
 
 
 def _says_no_adapters(words: tuple[str, ...]) -> bool:

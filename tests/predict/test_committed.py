@@ -110,6 +110,18 @@ def test_a_loss_in_chunks_of_as_many_tokens_as_words_is_traced():
     assert committed.tape(encoder.member, options._replace(sequence=128), 1) is None
 
 
+@pytest.mark.parametrize("precision", ["bf16", "bf16_cast"])
+@pytest.mark.parametrize(("times", "zero3_linear"), [(2, False), (0.5, True)])
+def test_factors_of_a_chunked_loss_whose_sizes_in_two_types_are_equal_are_told_apart(times, zero3_linear, precision):
+    """As with Mistral-7B in 16 sequences of 4,096 tokens, and with stage 3 in 4."""
+    model = Transformer.of(shapes.config_of("mistral-7b"), "mistral-7b")
+    tokens = int(times * model.look.vocabulary)
+    options = TraceOptions(tokens, precision, "sdpa", True, "chunked", zero3_linear=zero3_linear, cuda=True)
+    here, near = (committed.tape(model.member, options._replace(sequence=each), 1) for each in (tokens, tokens - 1))
+    kept, nearly = (sum(read(tape, model.tensors).profile.most) for tape in (here, near))
+    assert kept == pytest.approx(nearly, rel=1e-4)
+
+
 # Of each family, with copies of all weights that are freed after the last layer.
 @pytest.mark.parametrize("source", SOURCES[:3], ids=lambda source: source.name)
 def test_models_with_any_number_of_layers_repeat_the_one_in_the_middle(source):

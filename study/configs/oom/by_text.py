@@ -65,16 +65,10 @@ def explained(pasted: Pasted, error: OomError, wanted: Wanted, given: Described)
         causes = [*of_text, *(cause for cause in causes if cause.id not in ids)]
         causes.sort(key=lambda cause: -cause.points)
     causes, known = with_longer_sequences(error, known, causes, given)
-    causes, known = with_more_sequences(error, known, causes, given, _precision(known, pasted))
+    causes, known = with_more_sequences(error, known, causes, given)
     known = with_recomputing(error, known, causes)
     causes = with_activations_first(error, known, causes)
     return first_tried_first(error, known, causes), known
-
-
-def _precision(known: KnownTraining, pasted: Pasted) -> str:
-    """Return the precision of products: fp32, bf16 or fp16. Empty: nobody says it."""
-    said = known.described.precision or known.settings["products"] or pasted.said.get("precision", "")
-    return said.partition("_")[0]
 
 
 def _round(pasted: Pasted) -> RoundTraining | None:

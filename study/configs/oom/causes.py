@@ -138,11 +138,13 @@ def _reasons(error: OomError, sizes: dict[str, str], shards_weights: bool, state
     if error.where != "GPU":  # nothing else counts
         return [Reason(error.where, PROOF, "the message says so")]
     reasons = [*clues(error), *_numbers(error)]
-    most_points = rows()["oom-padded"]["points"] if "oom-padded" in sizes else PROOF  # beside a guess nothing is sure
+    most_points = _most_of_size(sizes)
     reasons += [Reason(cause, min(rows()[cause]["points"], most_points), SIZE_FITS) for cause in sizes]
     # A rank holds only parts of weights, so a whole one has been gathered: this comes before `weights`.
     if shards_weights and not {"oom-weights", "oom-frozen-weight"}.isdisjoint(sizes):
-        reasons.append(Reason("oom-gather", LIKELY, "the size is that of a weight, of which a rank holds a part"))
+        reasons.append(
+            Reason("oom-gather", min(most_points, LIKELY), "the size is that of a weight, of which a rank holds a part")
+        )
     # The last frame does not make tensors of these: their sizes and their names are there by chance.
     reasons = [each for each in reasons if not re.search(rows()[each.cause].get("elsewhere", "(?!)"), error.frames[-1])]
     if states:
@@ -151,6 +153,17 @@ def _reasons(error: OomError, sizes: dict[str, str], shards_weights: bool, state
         usual = "most messages without another sign end with smaller micro-batches"
         reasons.append(Reason("oom-activations", 1, usual))
     return reasons
+
+
+def _most_of_size(sizes: dict[str, str]) -> int:
+    """Return the points that a size gives a cause at most: beside a guess nothing is sure.
+
+    Nor is it where tokens and something else have the size. Widths and lengths are powers of two.
+    """
+    if "oom-padded" in sizes:
+        return rows()["oom-padded"]["points"]
+    has_tokens = any({"activations", "logits"} & {*rows()[cause].get("part_of", ())} for cause in sizes)
+    return LIKELY - 1 if has_tokens and len(sizes) > 1 else PROOF
 
 
 def clues(error: OomError) -> Iterator[Reason]:

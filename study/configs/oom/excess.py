@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from textwrap import shorten
 from typing import Literal, Self
 
-from study.configs.oom.causes import WIDTHS
+from study.configs.oom.causes import UNUSED_SHARE, WIDTHS
 from study.configs.oom.explain import ranks_that_share
 from study.configs.oom.reading import OomError
 from study.configs.oom.said import CACHE, IN_FP32, IN_ONE_PIECE, NOT_RECOMPUTED
@@ -30,16 +30,26 @@ class Excess:
 
     @classmethod
     def of(cls, error: OomError, needs_bytes: float) -> Self:
+        """Return what it was. `needs_bytes`: the most that is predicted of tensors, with what was asked for."""
         not_predicted = round((error.allocated or 0) + error.asked.low - needs_bytes)
-        taken_bytes = max(error.unallocated, error.outside, not_predicted)
+        taken_bytes = max(error.unallocated, error.outside)
+        is_usual = taken_bytes < UNUSED_SHARE * (error.total or 0)
+        if not_predicted >= LEAST_TAKEN and (is_usual or not_predicted >= taken_bytes):
+            return cls("tensors", not_predicted)
         if taken_bytes < LEAST_TAKEN:
             return cls("nowhere", 0)
-        if taken_bytes == error.unallocated:
-            return cls("unused", taken_bytes)
-        if taken_bytes == error.outside:
-            return cls("outside", taken_bytes)
-        # Of logits there are several copies, and which is asked for is not known.
-        return cls("tensors" if taken_bytes >= error.asked.high else "nowhere", taken_bytes)
+        return cls("unused" if taken_bytes == error.unallocated else "outside", taken_bytes)
+
+    def differs(self, error: OomError) -> str:
+        """Return that a training is not as it was given: a rank had more in tensors than that makes."""
+        allocated_bytes = error.allocated or 0
+        had_bytes = allocated_bytes + error.asked.low
+        sum_of = f"{binary_size(allocated_bytes, 4)} in use and {error.asked.text} asked for"
+        return (
+            f"The log has {sum_of}, {binary_size(had_bytes)}; what was given makes at most "
+            f"{binary_size(had_bytes - self.taken_bytes)} then, predicted. Micro-batch, sequence, recomputing or arm "
+            "differ, or this process holds something else."
+        )
 
 
 def helps_in_one_piece(error: OomError, training: KnownTraining) -> bool:
@@ -48,7 +58,7 @@ def helps_in_one_piece(error: OomError, training: KnownTraining) -> bool:
 
 
 def although_it_fits(error: OomError, training: KnownTraining, model: Transformer, rest: Excess) -> str:
-    """Return how a sentence goes on that says that a training fits: with what takes most of the rest."""
+    """Return how a sentence goes on that says whether a training fits: with what takes most of the rest."""
     if other := ranks_that_share(error, training):
         return f", but the size is that of states shared by {other}: did the launcher start {training.ranks}?"
     taken = binary_size(rest.taken_bytes)
@@ -62,7 +72,7 @@ def although_it_fits(error: OomError, training: KnownTraining, model: Transforme
             return f", but {taken} are reserved by PyTorch and not used.{first}"
         case "outside":
             return f", but {taken} are outside PyTorch: {_outside(error)}."
-    copy = _second_model(training, model, rest.taken_bytes)
+    copy = as_a_second_model(training, rest.taken_bytes)
     near = ", or ".join(_near(error, training, model, rest.taken_bytes))
     by = copy or f"{besides}something that was not given takes them, or differs"
     by += f"; about as much is taken by {near}" if near else ""
@@ -74,11 +84,12 @@ def _outside(error: OomError) -> str:
     return f"{named}NCCL, a CUDA context"
 
 
-def _second_model(training: KnownTraining, model: Transformer, excess_bytes: int) -> str:
+def as_a_second_model(training: KnownTraining, excess_bytes: int) -> str:
     """Return that a rank had as much more as a second, whole model takes, and what makes one. Empty: it had not."""
+    parameters = training.model.parameters if training.model else 0
     for width in WIDTHS:
-        if abs(model.parameters * width / excess_bytes - 1) <= SAME:
-            copy = f"as much as a second, whole model, {model.parameters:,} parameters x {width} bytes"
+        if abs(parameters * width / excess_bytes - 1) <= SAME:
+            copy = f"as much as a second, whole model, {parameters:,} parameters x {width} bytes"
             line = training.settings.get("second_model")
             maker = f"`{shorten(line, 80)}`" if line else "a reference, a pipeline or an average of weights"
             return f"{copy}, such as {maker}"

@@ -1,5 +1,6 @@
 """Explain an error about memory: match its size with what a training allocates, and rank the causes."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,12 +8,17 @@ from typing import Any
 
 from study.configs.oom.causes import WIDTHS, Cause, causes, clues, rows
 from study.configs.oom.reading import Asked, OomError
+from study.configs.oom.said import HALF
 from study.configs.oom.training import Described, KnownTraining
 from study.core.text import binary_size
 from study.predict.front import Transformer, Wanted, papers
 
 FILLING = 0.7  # of a GPU: activations, buckets and the CUDA context want the rest
 MOST_POWER = 11  # of two: 1,024 ranks
+# Frames that tell how wide an element is: the head makes logits in the type of its weights, and losses cast them.
+FROM_THE_HEAD = re.compile(r"\blm_head\(")
+IN_FP32 = re.compile(r"logits\.float\(\)")
+IN_AN_MLP = re.compile(r"mlp\.|down_proj|up_proj|act_fn|F\.gelu|F\.silu")
 
 
 @dataclass(frozen=True)
@@ -53,10 +59,12 @@ def _filling(error: OomError, training: KnownTraining) -> str:
 def _sizes(error: OomError, training: KnownTraining) -> dict[str, str]:
     """Return by cause what has the asked size, as a sentence begins."""
     sizes: dict[str, str] = {}
-    for each in _allocations(training, error.asked):
-        for element_bytes in each.widths or rows()[each.cause].get("widths", WIDTHS):
+    for each in _allocations(training, error):
+        for element_bytes in each.widths or widths(each.cause, error, training):
             if error.asked.fits(each.elements * element_bytes):
-                sizes.setdefault(each.cause, f"{error.asked.text} = {each.words} x {element_bytes} bytes: ")
+                is_open = element_bytes == 4 and _is_in_an_mlp(each.cause, error) and not training.products
+                half = ", or twice as many tokens in 16 bits" if is_open else ""
+                sizes.setdefault(each.cause, f"{error.asked.text} = {each.words} x {element_bytes} bytes{half}: ")
     # The guess is for what nothing else explains. But 8,192 is a usual length, and twice the width of many 7B models.
     has_tokens = training.rows * training.sequence > 0
     if {*sizes} - {"oom-padded", *(() if has_tokens else ("oom-embeddings",))}:
@@ -66,6 +74,23 @@ def _sizes(error: OomError, training: KnownTraining) -> dict[str, str]:
         factors = f"{training.trained:,} parameters x 4 bytes, shared by {alone}"
         sizes.setdefault("oom-optimizer", f"{error.asked.text} = {factors}: ")
     return sizes
+
+
+def widths(cause: str, error: OomError, training: KnownTraining) -> Sequence[float]:
+    """Return the bytes that an element may have: fewer where the text says how they are computed."""
+    frames = "".join(error.frames)
+    if training.products in HALF and _is_in_an_mlp(cause, error):
+        return (2,)
+    if cause in ("oom-logits", "oom-padded"):
+        if FROM_THE_HEAD.search(frames) and training.products != "fp32":
+            return (2,)
+        if IN_FP32.search(frames):
+            return (4,)
+    return rows()[cause].get("widths", WIDTHS)
+
+
+def _is_in_an_mlp(cause: str, error: OomError) -> bool:
+    return cause == "oom-activations" and bool(IN_AN_MLP.search("".join(error.frames)))
 
 
 def ranks_that_share(error: OomError, training: KnownTraining) -> int | None:
@@ -84,9 +109,9 @@ def ranks_that_share(error: OomError, training: KnownTraining) -> int | None:
     return None
 
 
-def _allocations(training: KnownTraining, asked: Asked) -> Iterator[Allocation]:
+def _allocations(training: KnownTraining, error: OomError) -> Iterator[Allocation]:
     yield from _of_tokens(training)
-    yield from _of_other_tokens(training, asked)
+    yield from _of_other_tokens(training, error)
     for name, elements in training.buckets.items():
         yield Allocation("oom-buckets", elements, f"{elements:,.0f} elements of {name}")
     if training.model:
@@ -98,58 +123,60 @@ def _allocations(training: KnownTraining, asked: Asked) -> Iterator[Allocation]:
 
 def _of_tokens(training: KnownTraining) -> Iterator[Allocation]:
     tokens = training.rows * training.sequence
-    dimensions = training.model.dimensions if training.model else {}
-    intermediate = dimensions.get("intermediate_size") or 0
     yield Allocation("oom-logits", tokens * training.vocabulary, f"{tokens:,} tokens x {training.vocabulary:,}")
-    yield Allocation("oom-activations", tokens * intermediate, f"{tokens:,} tokens x {intermediate:,}")
-    for heads in (dimensions.get("num_attention_heads", 1), 1):  # a mask has no heads
+    for width in (training.intermediate, training.hidden):
+        yield Allocation("oom-activations", tokens * width, f"{tokens:,} tokens x {width:,}")
+    for heads in (training.side("num_attention_heads", "n_head"), 1):  # a mask has no heads
         factors = f"{training.rows} sequences x {heads} heads x {training.sequence:,} x {training.sequence:,} tokens"
         yield Allocation("oom-attention", tokens * heads * training.sequence, factors)
 
 
-def tokens_of_logits(asked: Asked, training: KnownTraining) -> int | None:
-    """Return the number of tokens whose fp32 logits have the asked size, if it is more than were given.
+def tokens_of_logits(error: OomError, training: KnownTraining) -> int | None:
+    """Return the number of tokens whose logits have the asked size, if it is more than were given.
+
+    They are in fp32 unless the head's own product makes them.
 
     Only thousands count, as almost any size is some number of tokens. None: there is no such number, or nobody gave
     the micro-batch.
     """
     given = training.rows * training.sequence
-    tokens = _thousands(asked, 4 * training.vocabulary) if training.rows and training.vocabulary else 0
-    return tokens if tokens > given and asked.fits(4 * tokens * training.vocabulary) else None
+    token_bytes = max(widths("oom-logits", error, training)) * training.vocabulary
+    tokens = _thousands(error.asked, token_bytes) if training.rows and token_bytes else 0
+    return tokens if tokens > given and error.asked.fits(tokens * token_bytes) else None
 
 
-def _thousands(asked: Asked, token_bytes: int) -> int:
+def _thousands(asked: Asked, token_bytes: float) -> int:
     return 1024 * round((asked.low + asked.high) / 2 / token_bytes / 1024)
 
 
-def _of_other_tokens(training: KnownTraining, asked: Asked) -> Iterator[Allocation]:
+def _of_other_tokens(training: KnownTraining, error: OomError) -> Iterator[Allocation]:
     """Yield logits of as many tokens as the asked size would be of, if a batch may have so many."""
     if not training.vocabulary:
         return
     if training.rows * training.sequence:
-        yield from _of_more_tokens(training, asked)
-        yield from _of_shorter_rows(training, asked)
+        yield from _of_more_tokens(training, error)
+        yield from _of_shorter_rows(training, error)
         return
     # Almost any size is some number of tokens, but few are thousands: with the two digits of a message and a
     # vocabulary of 128,256 one in 25.
     for element_bytes in WIDTHS:
-        thousands = _thousands(asked, element_bytes * training.vocabulary)
+        thousands = _thousands(error.asked, element_bytes * training.vocabulary)
         words = f"{thousands:,} tokens x {training.vocabulary:,}"
         yield Allocation("oom-padded", thousands * training.vocabulary, words)
 
 
-def _of_more_tokens(training: KnownTraining, asked: Asked) -> Iterator[Allocation]:
-    if tokens := tokens_of_logits(asked, training):
+def _of_more_tokens(training: KnownTraining, error: OomError) -> Iterator[Allocation]:
+    if tokens := tokens_of_logits(error, training):
         words = f"{tokens:,} tokens, not {training.rows * training.sequence:,}, x {training.vocabulary:,}"
         yield Allocation("oom-padded", tokens * training.vocabulary, words)
 
 
-def _of_shorter_rows(training: KnownTraining, asked: Asked) -> Iterator[Allocation]:
+def _of_shorter_rows(training: KnownTraining, error: OomError) -> Iterator[Allocation]:
     # A batch is padded to its longest row. With 4 and 2 bytes, any size from a quarter of the full logits up is
     # some such length. Little else in a pass is as large: a vocabulary is several times as wide as an MLP.
     rows, sequence, vocabulary = training.rows, training.sequence, training.vocabulary
-    for element_bytes in WIDTHS:
-        longest = round((asked.low + asked.high) / 2 / vocabulary / element_bytes / rows)
+    for element_bytes in widths("oom-padded", error, training):
+        longest = round((error.asked.low + error.asked.high) / 2 / vocabulary / element_bytes / rows)
         if sequence / 2 < longest < sequence:
             words = f"{rows} sequences x about {longest:,} of {sequence:,} tokens x {vocabulary:,}"
             yield Allocation("oom-padded", rows * longest * vocabulary, words)

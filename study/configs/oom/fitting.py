@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from study.configs.oom.causes import FIRST, UNUSED_SHARE, Cause, clues, makes_moments, rows
 from study.configs.oom.changes import BESIDE, Change, that_help
-from study.configs.oom.excess import Excess, although_it_fits, helps_in_one_piece
+from study.configs.oom.excess import Excess, although_it_fits, as_a_second_model, helps_in_one_piece
 from study.configs.oom.explain import FILLING, ranks_that_share
 from study.configs.oom.reading import OomError
 from study.configs.oom.said import IN_ONE_PIECE
@@ -32,6 +32,8 @@ MADE_IN = {
     "oom-activations": "backward",
     "oom-optimizer": "update",
 }
+FITS = {"yes": "That fits", "only just": "That only just fits", "no": "That does not fit"}
+UNKNOWN = "No change can be said to fit before that is known."
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class WhatFits:
     words: str = ""
     may_fit: tuple[Change, ...] | None = None  # changes that fit, or could not be tried. None: none was looked at
     is_in_pieces: bool = False  # it fits, and with all in one piece the tensor would have had room
+    differs: str = ""  # that the log has more in use than what was given makes
 
 
 def named(causes: list[Cause]) -> Cause:
@@ -67,27 +70,45 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> WhatFit
     later = _later(error, training, needs_bytes)
     needs = f"{_assumed(training, model)}: {_needs(training, needs_bytes)}; {has}.{later}"
     fit = fits_on(card, needs_bytes)
-    if fit == "no":
-        which, may_fit = _which_fit(card, training, error, cause, 0)
-        return WhatFits(f"{needs} {which}", may_fit)
-    if given.chunked_loss and "logits" in cause.part_of:  # the flag is of the next run
-        return WhatFits(f"{needs} That fits: a loss in pieces never makes the whole logits, of which the message is.")
     made_in = next((MADE_IN[clue.cause] for clue in clues(error) if clue.cause in MADE_IN), "")
     excess = Excess.of(error, prediction.most_bytes(made_in))
-    fits = "That only just fits" if fit == "only just" else "That fits"
-    words = f"{needs} {fits}{although_it_fits(error, training, model, excess)}"
-    if excess.where == "outside" or ranks_that_share(error, training):
-        return WhatFits(words)
+    is_of_next_run = given.chunked_loss and "logits" in cause.part_of  # which would not fail so
+    is_of_step = BETWEEN_STEPS.keys().isdisjoint(clue.cause for clue in clues(error))
+    is_beside = excess.where == "tensors" and is_of_step
+    is_as_given = not (is_beside or ranks_that_share(error, training))
+    if fit == "no" and (is_as_given or is_of_next_run):
+        which, may_fit = _which_fit(card, training, error, cause, 0)
+        return WhatFits(f"{needs} {which}", may_fit)
+    if is_of_next_run:
+        return WhatFits(f"{needs} That fits: a loss in pieces never makes the whole logits, of which the message is.")
+    words = f"{needs} {FITS[fit]}{although_it_fits(error, training, model, excess)}"
+    if is_beside and not ranks_that_share(error, training):
+        return _with_excess(error, training, cause, card, excess, words)
+    if fit == "yes" or excess.where == "outside" or not is_as_given:
+        is_in_pieces = excess.where == "unused" and is_as_given and helps_in_one_piece(error, training)
+        return WhatFits(words, is_in_pieces=is_in_pieces)
+    which, may_fit = _which_fit(card, training, error, cause, 0)
     is_in_pieces = helps_in_one_piece(error, training)
-    is_of_tensors = excess.where != "unused" and excess.taken_bytes > 0
-    if not is_of_tensors and fit == "yes":
-        return WhatFits(words, is_in_pieces=is_in_pieces and excess.where == "unused")
-    which, may_fit = _which_fit(card, training, error, cause, excess.taken_bytes if is_of_tensors else 0)
-    if is_of_tensors:  # beside them little that is unused explains nothing
-        is_much = error.unallocated >= UNUSED_SHARE * total_bytes
-        is_in_pieces &= is_much and any(change.words == IN_ONE_PIECE for change in may_fit)
-    then = "With that on top" if is_of_tensors else "If it fails again,"
-    return WhatFits(f"{words} {then} {which[0].lower()}{which[1:]}", may_fit, is_in_pieces)
+    return WhatFits(f"{words} If it fails again, {which[0].lower()}{which[1:]}", may_fit, is_in_pieces)
+
+
+def _with_excess(
+    error: OomError, training: KnownTraining, cause: Cause, card: Gpu, excess: Excess, words: str
+) -> WhatFits:
+    """Return what is said where a rank had more than what was given makes: then no change can be said to fit.
+
+    What is as much as a second model is known, and stays with any change.
+    """
+    peak_bytes = predicted_memory(training.wanted, training.described).peak_bytes
+    is_much = error.unallocated >= UNUSED_SHARE * card.memory_bytes  # beside them less explains nothing
+    is_whole = fits_on(card, peak_bytes + excess.taken_bytes) != "no"  # if nothing were in pieces
+    is_in_pieces = is_much and is_whole and helps_in_one_piece(error, training)
+    if not as_a_second_model(training, excess.taken_bytes):
+        if is_whole and helps_in_one_piece(error, training):
+            words += f" {IN_ONE_PIECE} leaves room for them ({binary_size(peak_bytes + excess.taken_bytes)})."
+        return WhatFits(f"{words} {UNKNOWN}", None, is_in_pieces, excess.differs(error))
+    which, may_fit = _which_fit(card, training, error, cause, excess.taken_bytes)
+    return WhatFits(f"{words} With that on top {which[0].lower()}{which[1:]}", may_fit, is_in_pieces)
 
 
 def with_activations_first(error: OomError, training: KnownTraining, causes: list[Cause]) -> list[Cause]:
@@ -142,7 +163,7 @@ def _steps_that_fit(card: Gpu, training: KnownTraining, model: Transformer) -> s
 
 def _which_fit(
     card: Gpu, training: KnownTraining, error: OomError, cause: Cause, more_bytes: int
-) -> tuple[str, tuple[Change, ...]]:
+) -> tuple[str, tuple[Change, ...] | None]:
     """Return which changes would fit, in words that mark those that shrink what is named, and which may.
 
     `more_bytes` are on the GPU beside what is predicted. `study advise` knows nothing of them.
@@ -153,7 +174,10 @@ def _which_fit(
     fitting, untried, may_fit = _tried(card, training, cause, changes, more_bytes)
     if not fitting:
         several = "" if more_bytes else ": `study advise` tries several"
-        return f"No single change that helps with it would fit{several}.{untried}", may_fit
+        is_open = training.described.checkpointing is None  # recomputed ones may leave room
+        kept = " if activations are kept" if is_open else ""
+        words = f"No single change that helps with it would fit{kept}{several}.{untried}"
+        return words, None if is_open and not may_fit else may_fit
     times = "" if more_bytes else " `study advise` predicts how long their steps take."
     is_marked = any(words.endswith("*") for words in fitting)
     legend = f" (* shrinks the {' or '.join(cause.part_of)})" if is_marked else ""

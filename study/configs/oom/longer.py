@@ -6,9 +6,8 @@ The size of the error says how long sequences were, or how many a micro-batch ha
 from dataclasses import replace
 
 from study.configs.oom.causes import SIZE_FITS, Cause, clues
-from study.configs.oom.explain import tokens_of_logits
+from study.configs.oom.explain import tokens_of_logits, widths
 from study.configs.oom.reading import OomError
-from study.configs.oom.said import HALF
 from study.configs.oom.training import Described, KnownTraining, predicted_memory
 from study.core.errors import Stop
 from study.core.text import binary_size
@@ -29,7 +28,8 @@ def with_longer_sequences(
         return causes, training
     tokens = training.rows * longer
     given = f"; {_said_by('sequence', flags, training)} {training.sequence:,}" if training.sequence else ""
-    size = f"{error.asked.text} = {tokens:,} tokens x {training.vocabulary:,} x 4 bytes"
+    element_bytes = max(widths("oom-logits", error, training))
+    size = f"{error.asked.text} = {tokens:,} tokens x {training.vocabulary:,} x {element_bytes} bytes"
     what = f"the logits of a micro-batch of {training.rows} x {longer:,} tokens{given}: {size}"
     reasons = (*of_logits[0].reasons, SIZE_FITS, *_sum_of_the_message(error, training))
     named = replace(of_logits[0], what=what, reasons=reasons)
@@ -39,20 +39,18 @@ def with_longer_sequences(
 
 
 def with_more_sequences(
-    error: OomError, training: KnownTraining, causes: list[Cause], flags: Described, precision: str
+    error: OomError, training: KnownTraining, causes: list[Cause], flags: Described
 ) -> tuple[list[Cause], KnownTraining]:
     """Return causes and a training with as many sequences as make the asked size, if the error is in an MLP.
 
     Both stay as they are if the sequences that were given make it, or no whole number of sequences does.
     """
-    dimensions = training.model.dimensions if training.model else {}
-    width, element_bytes = dimensions.get("intermediate_size") or 0, 4 if precision == "fp32" else 2
+    width, element_bytes = training.intermediate, 4 if training.products == "fp32" else 2
     token_bytes = width * element_bytes
     given = training.rows * training.sequence
     if not given or not token_bytes or training.sequence < LEAST:
         return causes, training
-    is_of_fp32 = precision in HALF and error.asked.fits(given * width * 4)  # which no activation of an MLP is
-    if not _names_an_mlp(error, causes) or (_has_the_size(causes) and not is_of_fp32):
+    if not _names_an_mlp(error, causes) or _has_the_size(causes):
         return causes, training
     rows = round((error.asked.low + error.asked.high) / 2 / token_bytes / training.sequence)
     tokens = rows * training.sequence
@@ -91,7 +89,7 @@ def _said_by(name: str, flags: Described, training: KnownTraining) -> str:
 
 def _length(error: OomError, training: KnownTraining) -> int | None:
     """Return how long sequences are whose logits have the asked size. None: they are no whole ones, or as was given."""
-    tokens = tokens_of_logits(error.asked, training)
+    tokens = tokens_of_logits(error, training)
     if tokens is None or tokens % training.rows:
         return None
     longer = tokens // training.rows

@@ -185,7 +185,7 @@ def _asked(where: str, message: str) -> Asked:
         return Asked("a tensor", 0, 0)
     number, unit = match.groups()
     text = f"{number} {unit}"
-    size = int(float(number) * UNITS[unit])
+    size = float(number) * UNITS[unit]
     # Up to 1 MiB tensors share blocks of 2 MiB; from 1 to 10 MiB they share segments of 20 MiB, unless the setting
     # `large_segment_size_mb` is another (c10/core/AllocatorConfig.h:18 to 25, and 340).
     if where == "GPU" and size in SEGMENTS:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from study.configs.oom.causes import Cause, in_a_layers_forward
 from study.configs.oom.changes import BESIDE
 from study.configs.oom.reading import OomError
+from study.configs.oom.said import typed
 from study.configs.oom.training import KnownTraining, predicted_memory
 from study.core.errors import Stop
 from study.core.text import binary_size
@@ -29,17 +30,27 @@ class Expected:
 
 
 def with_recomputing(error: OomError, training: KnownTraining, causes: list[Cause]) -> KnownTraining:
-    """Return a training with what the numbers of its error say of activations, if they say one thing clearly."""
+    """Return a training with what the numbers of its error say of activations, if they say one thing clearly.
+
+    What was given counts, and that they say otherwise is told.
+    """
     given = training.described
     is_said_enough = training.model is not None and not training.missing and given.sequence
-    if given.checkpointing is not None or not is_said_enough or error.where != "GPU" or not error.allocated:
+    if not is_said_enough or error.where != "GPU" or not error.allocated:
         return training
     try:
         kept = predicted_memory(training.wanted, replace(given, checkpointing=False))
         recomputed = predicted_memory(training.wanted, replace(given, checkpointing=True))
     except Stop:  # an arm whose memory is not predicted
         return training
-    return _decided(error, training, kept, recomputed, _is_of_logits(causes))
+    decided = _decided(error, training, kept, recomputed, _is_of_logits(causes))
+    if given.checkpointing is None:
+        return decided
+    if not decided.inferred or decided.described.checkpointing == given.checkpointing:
+        return training
+    counts = typed("checkpointing", given.checkpointing)
+    conflict = f"{counts} counts. If all else is as it was given, it is false: {decided.inferred}."
+    return replace(training, conflicts=(*training.conflicts, conflict))
 
 
 def _decided(
@@ -47,7 +58,8 @@ def _decided(
 ) -> KnownTraining:
     allocated = binary_size(error.allocated or 0, 4)
     fits_kept = _kept(error, kept, recomputed, is_of_logits).fits(error)
-    fits_recomputed = Expected(_first_states(recomputed), recomputed.peak_bytes).fits(error)
+    first_bytes = min(_first_states(recomputed), error.total or recomputed.peak_bytes)
+    fits_recomputed = Expected(first_bytes, recomputed.peak_bytes).fits(error)
     if fits_kept and in_a_layers_forward(error) and recomputed.peak_when == "backward":  # the logits come later
         of_layers_bytes = recomputed.peak_bytes - recomputed.at_peak.get("temporaries", 0)
         fits_recomputed &= Expected(0, of_layers_bytes).fits(error)

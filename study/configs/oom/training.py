@@ -179,6 +179,25 @@ class KnownTraining:
         of_model = self.model.look.vocabulary if self.model else None
         return self.described.vocabulary or of_model or 0
 
+    def side(self, *names: str) -> int:
+        """A side of the model's tensors, by its names in configs. 0: none is known."""
+        dimensions = self.model.dimensions if self.model else {}
+        return next((dimensions[name] for name in names if dimensions.get(name)), 0)
+
+    @property
+    def hidden(self) -> int:
+        return self.side("hidden_size", "n_embd")
+
+    @property
+    def intermediate(self) -> int:
+        return self.side("intermediate_size", "n_inner") or 4 * self.side("n_embd")  # as GPT-2 has it
+
+    @property
+    def products(self) -> str:
+        """The precision of products: fp32, bf16 or fp16. Empty: nobody says it."""
+        said = self.described.precision or self.settings.get("products") or self.settings.get("mixed") or ""
+        return said.partition("_")[0]
+
     @property
     def has_adapters(self) -> bool:
         return bool(self.wanted.lora_rank or self.settings.get("adapters"))

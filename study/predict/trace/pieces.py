@@ -38,6 +38,10 @@ class Head(NamedTuple):
         """Tokens of a piece, as in `kernels._Chunked`."""
         return 1 << (ceil(self.tokens / ceil(self.vocabulary / self.width)) - 1).bit_length()
 
+    def held_bytes(self, factor: int) -> int:
+        """Bytes of a factor in the type of the model, as of its gradient. `factor`: its elements."""
+        return factor * (4 if factor in self.copied else self.size)
+
 
 class Rewritten:
     """A tape that is written from another one, in which tensors have other numbers."""
@@ -81,10 +85,10 @@ def in_pieces(whole: Tape, rows: int) -> Tape | None:
     """Return the tape with a chunked loss. None: the copies of weights and of hidden states cannot be told apart."""
     end = whole.index(END)
     start, head = _head(whole, end)
-    if head.tokens == head.vocabulary:
+    hidden_bytes = head.held_bytes(head.hidden)
+    if head.tokens == head.vocabulary or hidden_bytes == head.held_bytes(head.weight):
         return None
     before = [size for kind, size, *_ in whole[:start] if kind == "made"]
-    hidden_bytes = head.hidden * (4 if head.hidden in head.copied else head.size)
     hidden = max(number for number, size in enumerate(before) if size == hidden_bytes)
     stop = _stop(whole, end, head)
 
@@ -215,7 +219,7 @@ def _of_factors(new: Rewritten, head: Head, gradients: list[int], whole: Tape, f
         if head.weight in head.copied:
             number = new.make(4 * head.weight, 6 * head.weight, in_backward=True)
             new.free(*of_weight)
-        new.numbers[_last(made, head.weight) + first] = number
+        new.numbers[_last(made, head.held_bytes(head.weight)) + first] = number
     taken = [place for place, entry in enumerate(whole) if entry[0] == "event" and place]
     for place in taken:
         new.follow(whole[place : place + 3], 0)
@@ -223,8 +227,8 @@ def _of_factors(new: Rewritten, head: Head, gradients: list[int], whole: Tape, f
     if head.hidden in head.copied:
         number = new.make(4 * head.hidden, 6 * head.hidden, in_backward=True)
         new.free(of_hidden)
-    new.numbers[_last(made, head.hidden) + first] = number
+    new.numbers[_last(made, head.held_bytes(head.hidden)) + first] = number
 
 
-def _last(sizes: list[int], elements: int) -> int:
-    return max(number for number, size in enumerate(sizes) if size in (2 * elements, 4 * elements))
+def _last(sizes: list[int], size: int) -> int:
+    return max(number for number, each in enumerate(sizes) if each == size)
