@@ -806,18 +806,19 @@ def test_every_change_that_fits_is_listed_whatever_is_named(clue, allocated, unu
     ("offload_param", "more_bytes"), [("", 2 * 13_015_864_320 / 8), (', "offload_param": {"device": "cpu"}', 0)]
 )
 @pytest.mark.parametrize("is_pasted", [True, False])
-def test_weights_that_are_not_offloaded_are_on_the_gpu(offload_param, more_bytes, is_pasted, tmp_path):
-    zero = f'{{"zero_optimization": {{"stage": 3, "offload_optimizer": {{"device": "cpu"}}{offload_param}}}}}'
+@pytest.mark.parametrize("device", ["cpu", "nvme"])
+def test_weights_that_are_not_offloaded_are_on_the_gpu(offload_param, more_bytes, device, is_pasted, tmp_path):
+    zero = f'{{"zero_optimization": {{"stage": 3, "offload_optimizer": {{"device": "{device}"}}{offload_param}}}}}'
     given = Described(ranks=8, micro_batch=1, sequence=4096, checkpointing=True, buckets=6_553_600)
     (tmp_path / "ds.json").write_text(zero)
     config = {} if is_pasted else {"config": tmp_path / "ds.json"}
     text = zero if is_pasted else ""
     wanted = Wanted(model="llama-2-13b")
     training = KnownTraining.of(wanted, replace(given, **config), stated(read(text)))
-    assert training.described.arm == "zero3_cpu"
+    assert training.described.arm == f"zero3_{device}"
     peaks = [
         trainings.predicted_memory(wanted, each).peak_bytes
-        for each in (training.described, replace(given, arm="zero3_cpu"))
+        for each in (training.described, replace(given, arm=f"zero3_{device}"))
     ]
     assert peaks[0] - peaks[1] == pytest.approx(more_bytes, rel=0.001)
 
