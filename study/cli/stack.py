@@ -7,9 +7,8 @@ import tyro
 from study.cli.findings import say_indented, show_finding
 from study.configs import priorities
 from study.configs.deciding import deciding
-from study.configs.pasted.read import read
 from study.configs.priorities import AskedStack, Ranked
-from study.configs.stacks import described, filled, with_config
+from study.configs.stacks import described, with_config
 from study.core.errors import Stop
 from study.core.settings import flag
 from study.core.text import say_wrapped
@@ -48,8 +47,6 @@ def stack(
     """
     refuse_contradictions(flags)
     releases, config = with_config(releases, config)
-    if symptom:
-        flags = filled(flags, read(symptom))
     used, notes = described(releases, flags, config)
     return told(AskedStack.of(used, flags, config, symptom, releases), notes, details)
 

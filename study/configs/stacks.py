@@ -101,7 +101,7 @@ def _with_texts(words: tuple[str, ...], flags: Flags) -> tuple[tuple[str, ...], 
             lists_of.append(listed)
         if pasted.said:
             notes.append(f"Read from the text: {', '.join(pasted.words)}.")
-        flags = filled(flags, pasted)
+        flags = _filled(flags, pasted)
         if pasted.is_stage_1_or_2 and OF_WAYS.isdisjoint(_said(flags)):
             flags = replace(flags, stage=2)
             notes.append("The text names stage_1_and_2.py: taken as stage 2. With stage 1 give --stage 1.")
@@ -136,7 +136,7 @@ def _list_in(pasted: Pasted) -> str:
     return "\n".join(sorted(mentioned(pasted.text)))
 
 
-def filled(flags: Flags, pasted: Pasted) -> Flags:
+def _filled(flags: Flags, pasted: Pasted) -> Flags:
     """Return flags with what a text says besides. Given flags win."""
     given = _said(flags)
     said = _said(flags_of(pasted))

@@ -1,8 +1,12 @@
 """The stack that words describe: of any length, in any script."""
 
+from pathlib import Path
+
 import pytest
 
+from study.cli.stack import stack
 from study.configs.mistakes import recognised
+from study.configs.pasted.read import read
 from study.configs.stacks import described
 from study.core.errors import Stop
 from study.known.which_apply import Flags
@@ -12,8 +16,8 @@ from study.known.which_apply import Flags
 @pytest.mark.parametrize("length", [85, 199, 200, 4000])
 def test_a_text_in_quotes_may_be_longer_than_the_name_of_a_file(letter, length):
     """A name has 255 bytes at most, and a letter has up to four of them."""
-    stack, _ = described((f"deepspeed==0.18.2 zero stage 3\n{letter * length}\n",), Flags())
-    assert (str(stack.releases["deepspeed"]), stack.said["stage"]) == ("0.18.2", 3)
+    used, _ = described((f"deepspeed==0.18.2 zero stage 3\n{letter * length}\n",), Flags())
+    assert (str(used.releases["deepspeed"]), used.said["stage"]) == ("0.18.2", 3)
 
 
 @pytest.mark.parametrize("name", ["train.py", "run.sh", "train.ipynb"])
@@ -40,8 +44,8 @@ def test_a_trainer_is_what_a_script_constructs_and_not_what_it_imports_or_lists(
     (tmp_path / "train.py").write_text(script)
     (tmp_path / "requirements.txt").write_text("transformers==4.56.0\ntrl==0.23.0\n")
     words = [str(tmp_path / "requirements.txt"), str(tmp_path / "train.py")]
-    stack, notes = described(tuple(words[::-1] if is_first else words), Flags())
-    assert stack.said["trainer"] == trainer
+    used, notes = described(tuple(words[::-1] if is_first else words), Flags())
+    assert used.said["trainer"] == trainer
     assert trainer == "trl" or "trainer trl" not in " ".join(notes)
 
 
@@ -81,8 +85,8 @@ def test_fsdps_own_recomputing_that_is_off_says_nothing_of_the_other(config, scr
     code.write_text(f"import torch\n{script}")
     for word, expected in recomputes.items():
         file.write_text(config.replace("WORD", word))
-        stack, notes = described((str(code),), Flags(), file)
-        assert stack.said.get("checkpointing") is expected
+        used, notes = described((str(code),), Flags(), file)
+        assert used.said.get("checkpointing") is expected
         assert not [note for note in notes if "counts" in note]
 
 
@@ -100,5 +104,39 @@ def test_a_launch_command_in_a_file_of_one_line_is_read(tmp_path):
     (tmp_path / "run.sh").write_text(
         "trl sft --per_device_train_batch_size 4 --gradient_accumulation_steps 8 --bf16 true"
     )
-    stack, _ = described((str(tmp_path / "run.sh"),), Flags())
-    assert (stack.said["passes"], stack.said["precision"]) == (8, "bf16")
+    used, _ = described((str(tmp_path / "run.sh"),), Flags())
+    assert (used.said["passes"], used.said["precision"]) == (8, "bf16")
+
+
+SEEN_BESIDE = (
+    "grad_norm is four times smaller than with DDP",
+    "slower than DDP on 16 GPUs",
+    "the norm differs from ZeRO-1",
+    "the norm is wrong with stage 2, as with FSDP2",
+    "the loss is higher than in fp32",
+    "the loss is nan in fp16, and not in bf16",
+    "the loss differs from one GPU with gradient_accumulation_steps=8",
+    "the memory is higher than with LoRA and sgd",
+    "the step is slower than with cpu offload and without gradient checkpointing",
+    "grad_norm is smaller than with transformers 4.46.1 and TRL's SFTTrainer",
+)
+
+
+@pytest.mark.parametrize("seen", SEEN_BESIDE)
+def test_what_was_seen_says_nothing_of_the_training(seen, tmp_path, monkeypatch):
+    """It names what it is compared with: a config, a flag and a script alone say what trains."""
+    monkeypatch.chdir(tmp_path)
+    Path("ds.json").write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}')
+    Path("requirements.txt").write_text("torch==2.5.1\ntransformers==4.48.3\naccelerate==1.3.0\ndeepspeed==0.16.3\n")
+    script = "trainer = Trainer(model, TrainingArguments(deepspeed='ds.json', gradient_accumulation_steps=4))\n"
+    Path("train.py").write_text(script)
+
+    def told(symptom: str | None) -> dict[str, str]:
+        words = ("requirements.txt", "train.py")
+        answer = stack(words, flags=Flags(ranks=8), config=Path("ds.json"), symptom=symptom)
+        return {row["id"]: row["answer"] for row in answer["faults"]}
+
+    assert told(seen) == told(None)
+    text = "\n".join(Path(name).read_text() for name in ("requirements.txt", "train.py", "ds.json"))
+    beside, alone = read(text, seen), read(text)
+    assert (beside.said, beside.releases, beside.contradictions) == (alone.said, alone.releases, [])

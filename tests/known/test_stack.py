@@ -637,9 +637,8 @@ def test_a_symptom_may_be_a_sentence_with_numbers():
         asked("deepspeed==0.17.2 --symptom purple")
 
 
-def test_a_symptom_in_words_answers_what_flags_would(capsys):
-    """Who writes LoRA is not asked for --peft, and what LoRA meets comes first."""
-    words = ["deepspeed==0.19.5", "--symptom", "out of memory, LoRA with ZeRO stage 3"]
+def test_of_what_was_seen_that_comes_first_of_which_most_is_said(capsys):
+    words = ["deepspeed==0.19.5", "--stage", "3", "--peft", "--symptom", "out of memory"]
     answer = parsed(stack, tyro.conf.OmitArgPrefixes, prog="study stack", args=words)
     assert answer["faults"][0]["id"].startswith("frozen-weights-stay")
     first = capsys.readouterr().out.partition("May apply: ")[2]

@@ -106,7 +106,7 @@ def stack_of(pasted: Pasted) -> Stack:
     """Return the releases and the training that a text describes. A package that is only mentioned has any release."""
     config = {CONFIG[name]: pasted.said[name] for name in CONFIG if name in pasted.said}
     key = functools.partial(value_at, pasted.config.content) if pasted.config else None
-    stack = Stack.of(dict.fromkeys(mentioned(pasted.text), ANY) | pasted.releases, flags_of(pasted), config, key)
+    stack = Stack.of(dict.fromkeys(mentioned(pasted.given), ANY) | pasted.releases, flags_of(pasted), config, key)
     return replace(stack, key=key)
 
 

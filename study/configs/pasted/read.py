@@ -97,6 +97,8 @@ OTHER_ERROR = re.compile(
 CUT = re.compile(r'File "[^"\n]+", line \d+, in [^\n]+(?:\n(?:\[\w+\]:)?[ \t]{2,}[^\n]*){0,2}\s*\Z')
 CONSTANT = re.compile(r"(?m)^(?:export )?([A-Z][A-Z0-9_]{2,39}) ?= ?(\d{1,9})[ \t]*(?:#.*)?$")
 ASSERTED = re.compile(r"(?m)^\W*assert (.+?)[,( ]*$")
+# With what a person compares a training.
+COMPARED = re.compile(r"(?i)\b(?:than|from|unlike|versus|vs|against|(?:compared|relative) (?:with|to)|as)\b(?:\.\b|[^.,;!?\n])*")
 TITLE = re.compile(rf"(?!{NO_PROSE}|.*(?:(?:Error|Exception): |[{{}}\[\]|])).{{0,199}}")  # and no line of a log
 
 
@@ -124,6 +126,11 @@ class Pasted:
     def prose(self) -> str:
         """The lines that a person wrote, as far as they can be told from logs."""
         return prose(self.text)
+
+    @property
+    def given(self) -> str:
+        """The text without what a person says was seen, if there is more than that."""
+        return self.text.removesuffix(self.symptom).strip() or self.symptom
 
     @property
     def written(self) -> str:
@@ -214,7 +221,7 @@ class Pasted:
     def contradictions(self) -> list[str]:
         """A sentence for each package of which several releases are named, and no upgrade is told."""
         sentences = []
-        for name, several in lists.named(self.text).items():
+        for name, several in lists.named(self.given).items():
             versions = {each for each in several if isinstance(each, Version) and len(each.release) > 1}
             if name not in self.apart and lists.differ(versions):
                 sentences.append(lists.contradiction(name, versions, self.releases.get(name, ANY)))
@@ -287,11 +294,13 @@ def _is_prose(line: str) -> bool:
 
 def read(text: str, symptom: str = "") -> Pasted:
     """Take a text apart, and what a person says beside it."""
-    text = f"{text}\n{symptom}"
-    apart = two_releases(text)
+    whole = f"{text}\n{symptom}"
+    apart = two_releases(whole)
     broken = {name: each.broken for name, each in apart.items()}
-    named: dict[str, Release] = {**releases(text), **broken}
-    return Pasted(text, named, apart, _asked(text), deepspeed_config(text), symptom)
+    seen = COMPARED.sub("", symptom)
+    pinned = {name: release for name, release in releases(text).items() if release != ANY}
+    named: dict[str, Release] = {**releases(text), **releases(seen), **pinned, **broken}
+    return Pasted(whole, named, apart, _asked(seen) | _asked(text), deepspeed_config(whole), symptom)
 
 
 def _asked(text: str) -> dict[str, Any]:
