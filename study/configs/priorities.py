@@ -178,13 +178,11 @@ def meets_one(wanted: Any, usual: set[str]) -> bool:
 
 def symptoms(words: str) -> set[str]:
     """Return what was seen as the table has it, of one word or of a person's sentence."""
-    by_word = {other: symptom for symptom, others in table().symptoms.items() for other in [symptom, *others.split()]}
-    name = words.lower().replace("_", "-")
-    if name in by_word:
-        return {by_word[name]}
+    if seen := matching.symptom_of_word(words):
+        return seen
     said = sentences(words)
     if seen := matching.symptoms(said, {each.id for each in losses.signs_in_words("", said)}):
         return seen
     what = f"--symptom {words!r:.80} names nothing that faults are known by"
     listed = f"say what was seen: {', '.join(sorted(table().symptoms))}, or a sentence with the numbers"
-    raise Stop(what, nearest(name, by_word, otherwise=listed))
+    raise Stop(what, nearest(words.lower().replace("_", "-"), matching.symptoms_by_word(), otherwise=listed))

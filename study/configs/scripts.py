@@ -11,6 +11,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from pydantic import with_config
 
+from study.configs import model_losses
 from study.core.tables import NO_OTHER_KEYS, Regex, read_table
 from study.core.text import comparable, is_number
 from study.known import lists
@@ -73,20 +74,22 @@ def rows() -> dict[str, Answering]:
     return read_table(TABLE, dict[str, Answering], Answering)
 
 
-def shown(words: Iterable[str], config: Path | None, stack: Stack) -> dict[str, bool | str]:
-    """Return the answers of the scripts among these words, and of releases, by the names of the table."""
-    scripts = {Path(word): lists.content(word) for word in words if is_script(word)}
-    of_config = [str(config)] if config and scripts else []
-    given = "\n".join(map(lists.content, [*words, *of_config]))
-    code = COMMENT.sub("", "\n".join([*scripts.values(), *map(lists.content, of_config)]))
+def among(words: Iterable[str]) -> dict[Path, str]:
+    """Return the texts of the scripts among words."""
+    return {Path(word): lists.content(word) for word in words if is_script(word)}
+
+
+def shown(scripts: Mapping[Path, str], config: str, given: str, stack: Stack) -> dict[str, bool | str]:
+    """Return the answers of scripts, of their config and of releases, by what is asked. `given` has all texts."""
+    code = COMMENT.sub("", "\n".join([*scripts.values(), config if scripts else ""]))
     is_whole = bool(scripts) and _is_whole(scripts)
     answers = {name: row.answer(code, given, is_whole, stack) for name, row in rows().items()}
-    return {name: answer for name, answer in answers.items() if answer is not None}
+    of_table = {name: answer for name, answer in answers.items() if answer is not None}
+    return (model_losses.answers(code, given, stack) if is_whole else {}) | of_table
 
 
-def goes_past_accelerate(words: Iterable[str], stack: Stack) -> bool:
+def goes_past_accelerate(scripts: Mapping[Path, str], stack: Stack) -> bool:
     """Whether a loop of one's own trains without Accelerate, which a list has as well: transformers asks for it."""
-    scripts = {Path(word): lists.content(word) for word in words if is_script(word)}
     is_own = bool(scripts) and stack.said.get("trainer") == "own" and _is_whole(scripts)
     return is_own and "accelerate" in stack.releases and "accelerat" not in COMMENT.sub("", "\n".join(scripts.values()))
 

@@ -63,11 +63,14 @@ def described(words: tuple[str, ...], flags: Flags, config: Path | None = None) 
     stack = Stack.of(lists.releases(words), flags, config_says, key)
     if config is None:
         stack = replace(stack, key=_key_in_texts(given_words))
-    stack = replace(stack, shown=scripts.shown(given_words, config, stack))
-    if stack.shown and any(map(scripts.is_script, given_words)):
+    of_config = lists.content(str(config)) if config else ""
+    given_text = "\n".join([*map(lists.content, given_words), of_config])
+    of_scripts = scripts.among(given_words)
+    stack = replace(stack, shown=scripts.shown(of_scripts, of_config, given_text, stack))
+    if stack.shown and of_scripts:
         notes.append(ANSWERED)
     notes += [*more, *lists.notes(words, stack.releases), *_overruled(flags, settings)]
-    if scripts.goes_past_accelerate(given_words, stack):
+    if scripts.goes_past_accelerate(of_scripts, stack):
         stack = replace(stack, releases={name: of for name, of in stack.releases.items() if name != "accelerate"})
         notes.append(PAST_ACCELERATE)
     return stack, [*notes, *_without_effect(flags, settings)]

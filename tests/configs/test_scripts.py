@@ -1,12 +1,14 @@
 """What a script that is given answers is not asked of who gives it, and nothing stops because it names no library."""
 
 import re
+from pathlib import Path
 
 import pytest
 from packaging.version import Version
 
+from study.cli.diagnosis import diagnose
 from study.cli.stack import stack
-from study.configs import scripts
+from study.configs import model_losses, scripts
 from study.configs.priorities import AskedStack, ranked
 from study.configs.stacks import described
 from study.known.faults import ANY, table
@@ -335,3 +337,55 @@ def test_a_method_and_its_argument_in_a_script_are_an_answer(tmp_path, capsys):
 )
 def test_a_signature_that_takes_any_arguments_reads_none_from_elsewhere(line, is_whole, tmp_path):
     assert ("peft" in seen(f"{PLAIN}{line}\n", tmp_path).shown) is is_whole
+
+
+CAUSAL = """from transformers import AutoModelForCausalLM, DataCollatorForSeq2Seq, Trainer, TrainingArguments
+MODEL = "{model}"
+model = AutoModelForCausalLM.from_pretrained(MODEL)
+trainer = Trainer(model=model, args=TrainingArguments(deepspeed="ds.json"), data_collator=DataCollatorForSeq2Seq())
+trainer.train()
+"""
+TWICE, SUMMED = "passes-divided-twice-under-deepspeed", "passes-summed-by-own-losses"
+
+
+@pytest.mark.parametrize(
+    ("model", "release", "replaced", "twice", "summed"),
+    [
+        ("Qwen/Qwen2.5-14B", "4.48.3", "", "applies", None),
+        ("meta-llama/Llama-3.1-8B-Instruct", "4.46.2", "", "applies", None),
+        ("mistralai/Mistral-7B-v0.1", "4.48.3", "", "applies", None),
+        ("mistralai/Mistral-7B-v0.1", "4.47.1", "", None, None),
+        ("gpt2", "4.48.1", "", "applies if", "applies if"),  # which release began it was not read
+        ("gpt2", "4.47.1", "", None, None),
+        ("Qwen/Qwen2.5-14B", "4.49.0", "", None, None),
+        ("mine/of-my-own", "4.48.3", "", "applies if", "applies if"),
+        ("Qwen/Qwen2.5-14B", "4.48.3", "trainer.compute_loss = mine", "applies if", "applies if"),
+        ("Qwen/Qwen2.5-14B", "4.48.3", "from trl import DPOTrainer", "applies if", "applies if"),
+        ("Qwen/Qwen2.5-14B", "4.48.3", "from transformers import AutoModelForTokenClassification", *2 * ["applies if"]),
+    ],
+)
+def test_the_model_that_a_script_names_answers_what_is_asked_of_it(model, release, replaced, twice, summed, tmp_path):
+    used = seen(f"{CAUSAL.format(model=model)}{replaced}\n", tmp_path, RELEASES.replace("4.49.0", release))
+    found = {fault.id: applies(fault, used) for fault in table().fault if fault.id in (TWICE, SUMMED)}
+    assert [each and each.answer for each in (found[TWICE], found[SUMMED])] == [twice, summed]
+
+
+def test_what_a_model_answers_is_asked_by_a_fault():
+    asked = {fault.conditions.get("script") for fault in table().fault}
+    assert {model_losses.HANDED, model_losses.OWN_LOSS} <= asked
+
+
+@pytest.mark.parametrize("symptom", ["norm", "grad_norm is four times too small", "grad_norm is smaller than with DDP"])
+def test_diagnose_names_the_faults_with_a_symptom_that_stack_names_of_the_same_files(symptom, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("requirements.txt").write_text(RELEASES.replace("4.49.0", "4.48.3"))
+    Path("ds.json").write_text('{"zero_optimization": {"stage": 3}, "gradient_accumulation_steps": 4}')
+    for model in ("Qwen/Qwen2.5-14B", "mine/of-my-own"):
+        Path("train.py").write_text(CAUSAL.format(model=model))
+        words = ("requirements.txt", "train.py", "ds.json")
+        told = diagnose(words, symptom=symptom)[0]
+        named = {row["id"]: row["answer"] for row in stack(words, flags=Flags(), symptom=symptom)["faults"]}
+        assert named[TWICE] == ("applies" if model.startswith("Qwen") else "applies if")
+        assert (told["sure"] == "sure") == (named[TWICE] == "applies")
+        assert TWICE in (told["id"], *told["may"])
+        assert "What was seen" not in " ".join(told["questions"])

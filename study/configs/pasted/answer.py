@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from textwrap import shorten
 from types import MappingProxyType
 from typing import Literal
@@ -50,8 +51,12 @@ class PastedAnswer:
 
     @property
     def may(self) -> tuple[matching.Match, ...]:
-        """Faults of which the text speaks, where nothing was found."""
-        return () if self.found else tuple(each for each in self.possible if each.is_spoken_of)[:MOST_MAY]
+        """Faults of which the text speaks, where nothing was found; and beside a guess those that a script leaves."""
+        if self.sure in ("sure", "likely"):
+            return ()
+        return tuple(each for each in self.possible if each.is_spoken_of and (each.has_script or not self.found))[
+            :MOST_MAY
+        ]
 
     @property
     def left(self) -> int:
@@ -84,7 +89,7 @@ def answer(
     seen = _symptoms(pasted, shown)
     if "hang" in seen and pasted.said.get("stage") != "DDP":  # which gathers nothing
         shown += on_one_rank(scripts)
-    faults = matching.matches(pasted, seen)
+    faults = matching.matches(pasted, seen, {Path(name): script for name, script in scripts.items()})
     likely = [each for each in faults if each.sure != "possible"]
     applying, possible = _unseen(faults[len(likely) :], told={each.fault for each in shown})
     told = {each.fault for each in shown}
@@ -155,7 +160,7 @@ def _in_its_release(seen: Seen, pasted: Pasted) -> Seen:
 def _symptoms(pasted: Pasted, shown: list[Seen]) -> set[str]:
     """Return the symptoms of which a person, or a sign, speaks."""
     signs = {each.id for each in shown}
-    seen = matching.symptoms(pasted.sentences, signs)
+    seen = matching.symptoms(pasted.sentences, signs) | matching.symptom_of_word(pasted.symptom)
     if pasted.log.falls:
         seen -= {"no-update"}  # a log that shows the contrary counts more than words
     if "loss" in seen and not any(id.startswith(OF_STEPS) for id in signs):
@@ -253,6 +258,6 @@ def _to_know(pasted: Pasted, unsaid: tuple[str, ...], seen: set[str]) -> list[st
         asked.append(WHICH_RELEASES)
     if what := [each for each in unsaid if each != RELEASES]:
         asked.append(f"Paste the config or the launch command: nothing here says {', '.join(what)}")
-    if not pasted.prose.strip():
+    if not pasted.written.strip():
         asked.append('What was seen? Say it with --symptom "..."')
     return asked

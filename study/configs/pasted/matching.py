@@ -6,16 +6,19 @@ setting alone is open that most trainings have. All else is only possible.
 """
 
 import functools
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import NotRequired
 
 from packaging.version import Version
 from pydantic import with_config
 from typing_extensions import TypedDict
 
+from study.configs import scripts
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.tracebacks import ORDER, Sure
 from study.configs.pasted.two_releases import mentioned
@@ -44,6 +47,7 @@ class Match:
     sure: Sure
     is_seen: bool  # its symptom
     is_certain: bool = False  # it applies, whatever was seen
+    has_script: bool = False  # which is given
 
     @property
     def fault(self) -> Fault:
@@ -56,9 +60,19 @@ class Match:
 
     @property
     def is_spoken_of(self) -> bool:
-        """Whether its symptom was seen, and one thing alone is open, which is a setting: a script is another one."""
-        is_open = len(self.applies.why) == 1 and "script" not in self.unknown
+        """Whether its symptom was seen, and one thing alone is open: a setting, or what a script that is given does."""
+        is_open = len(self.applies.why) == 1 and (self.has_script or "script" not in self.unknown)
         return self.is_seen and self.applies.may_be_inside and is_open
+
+
+def symptoms_by_word() -> dict[str, str]:
+    """Return the symptoms of the table by all their words."""
+    return {other: symptom for symptom, others in table().symptoms.items() for other in [symptom, *others.split()]}
+
+
+def symptom_of_word(words: str) -> set[str]:
+    """Return the symptom that one word is, in the table's words."""
+    return {*filter(None, [symptoms_by_word().get(words.strip().lower().replace("_", "-"))])}
 
 
 def symptoms(said: Sequence[Sentence], signs: set[str]) -> set[str]:
@@ -102,22 +116,25 @@ def flags_of(pasted: Pasted) -> Flags:
     return Flags(**flags)
 
 
-def stack_of(pasted: Pasted) -> Stack:
+def stack_of(pasted: Pasted, of_scripts: Mapping[Path, str]) -> Stack:
     """Return the releases and the training that a text describes. A package that is only mentioned has any release."""
     config = {CONFIG[name]: pasted.said[name] for name in CONFIG if name in pasted.said}
     key = functools.partial(value_at, pasted.config.content) if pasted.config else None
     stack = Stack.of(dict.fromkeys(mentioned(pasted.given), ANY) | pasted.releases, flags_of(pasted), config, key)
-    return replace(stack, key=key)
+    stack = replace(stack, key=key)
+    of_config = json.dumps(pasted.config.content) if pasted.config else ""
+    return replace(stack, shown=scripts.shown(of_scripts, of_config, pasted.text, stack)) if of_scripts else stack
 
 
-def matches(pasted: Pasted, seen: set[str]) -> list[Match]:
+def matches(pasted: Pasted, seen: set[str], of_scripts: Mapping[Path, str] = MappingProxyType({})) -> list[Match]:
     """Return the faults of which a text may speak, the surest first. `seen` are symptoms."""
     found = []
     stages = _stages(pasted)
     for stage in stages:
-        found += [_match(applies, pasted, seen) for applies in which_apply(stack_of(stage))]
+        found += [_match(applies, pasted, seen) for applies in which_apply(stack_of(stage, of_scripts))]
     if len(stages) == 1:
         found = [replace(match, is_certain=match.applies.answer == "applies") for match in found]
+    found = [replace(match, has_script=bool(of_scripts)) for match in found]
     surest: dict[str, Match] = {}  # of several stages
     for match in sorted(found, key=lambda each: (ORDER.index(each.sure), not each.is_seen)):
         surest.setdefault(match.fault.id, match)

@@ -98,7 +98,9 @@ CUT = re.compile(r'File "[^"\n]+", line \d+, in [^\n]+(?:\n(?:\[\w+\]:)?[ \t]{2,
 CONSTANT = re.compile(r"(?m)^(?:export )?([A-Z][A-Z0-9_]{2,39}) ?= ?(\d{1,9})[ \t]*(?:#.*)?$")
 ASSERTED = re.compile(r"(?m)^\W*assert (.+?)[,( ]*$")
 # With what a person compares a training.
-COMPARED = re.compile(r"(?i)\b(?:than|from|unlike|versus|vs|against|(?:compared|relative) (?:with|to)|as)\b(?:\.\b|[^.,;!?\n])*")
+COMPARED = re.compile(
+    r"(?i)\b(?:than|from|unlike|versus|vs|against|(?:compared|relative) (?:with|to)|as)\b(?:\.\b|[^.,;!?\n])*"
+)
 TITLE = re.compile(rf"(?!{NO_PROSE}|.*(?:(?:Error|Exception): |[{{}}\[\]|])).{{0,199}}")  # and no line of a log
 
 
