@@ -248,7 +248,15 @@ def test_the_one_file_answers_alone(driver, site, tmp_path):
         driver.find_element("css selector", f"[value='{box}']").click()
     assert driver.find_element("css selector", "#faults #last-pass-only").is_displayed()
     assert "torch==2.99.0" in driver.find_element("id", "unread").text
-    assert "study stack deepspeed==0.17.6 --stage 2 --passes 2" in driver.find_element("id", "command").text
+    command = "study stack torch==2.99.0 deepspeed==0.17.6 --stage 2 --passes 2"
+    assert command in driver.find_element("id", "command").text
+    driver.find_element("name", "list").clear()
+    driver.find_element("name", "list").send_keys("deepspeed==0.1.0 torch==1.0.0")
+    assert "apply: not known." in driver.find_element("id", "sentence").text, "none would be an answer"
+    driver.find_element("name", "list").clear()
+    driver.find_element("name", "list").send_keys(" ")
+    assert "apply: none." in driver.find_element("id", "sentence").text
+    assert driver.find_element("id", "unread").text == ""
     assert driver.execute_script(AUDIT) == driver.get_log("browser") == []
 
 

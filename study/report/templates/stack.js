@@ -59,24 +59,29 @@ function show() {
   }
   const shown = (list) => list.querySelectorAll("li:not([hidden])").length;
   for (const list of [sure, maybe, others]) list.parentElement.hidden = !shown(list);
-  say("sentence", `Known faults that apply: ${shown(sure) || "none"}. What you have not said decides ${shown(maybe)} more.`);
+  const unknown = notHere();
+  const none = unknown.length ? "not known" : "none";
+  say("sentence", `Known faults that apply: ${shown(sure) || none}. What you have not said decides ${shown(maybe)} more.`);
+  say("unread", unknown.length ? `Not known here, but the command judges: ${unknown.join(", ")}.` : "");
   say("number", shown(others));
   const taken = [...form.querySelectorAll("input[checked]")].map((box) => box.value); // if nothing is said
   const words = Object.values(chose).map((each) => each[0]).filter((word) => !taken.includes(word));
   const typed = words.filter((word) => /--|==/.test(word)); // what a script says has no flag
-  say("command", ["study stack", ...typed].join(" "));
+  say("command", ["study stack", ...unknown, ...typed].join(" "));
 }
+
+const pasted = () => form.elements.list.value.toLowerCase().split(/[\s+;]+/);
+
+// Pasted releases that this page does not have, of packages for which none is chosen.
+const notHere = () =>
+  [...form.querySelectorAll("select")]
+    .filter((select) => !select.value)
+    .flatMap(({ name }) => pasted().filter((word) => word.startsWith(`${name.toLowerCase()}==`)));
 
 // A pasted list chooses releases that are known here.
 function read() {
-  const words = form.elements.list.value.toLowerCase().split(/[\s+;]+/);
-  const unknown = [];
-  for (const select of form.querySelectorAll("select")) {
-    const known = [...select.options].find((option) => words.includes(option.value.toLowerCase()));
-    select.value = known?.value ?? "";
-    if (!known) unknown.push(...words.filter((word) => word.startsWith(`${select.name.toLowerCase()}==`)));
-  }
-  say("unread", unknown.length ? `Not known here, but the command judges: ${unknown.join(", ")}.` : "");
+  for (const select of form.querySelectorAll("select"))
+    select.value = [...select.options].find(({ value }) => pasted().includes(value.toLowerCase()))?.value ?? "";
 }
 
 form.addEventListener("input", (event) => {
