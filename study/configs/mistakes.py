@@ -28,6 +28,7 @@ from study.records.metrics import dig
 
 NEAR = 0.85  # similarity of a misspelled key to the right one, where a program may keep keys of its own
 SIMILAR = 0.6  # where it may not
+OF_STAGE_3 = "stage3_"
 # A training with one of these does not start, or is not the one that its config describes.
 UNUSABLE = ("key_mistyped", "key_refused", "key_ignored", "value_refused", "auto_not_filled", "value_no_count")
 
@@ -180,9 +181,15 @@ def _name(each: UnknownKey) -> str:
 
 def _near(each: UnknownKey, similarity: float) -> str:
     """Return the key that one is a misspelling of. A key that is written as well is not meant. Empty: none."""
-    not_written = each.known.keys() - each.written.keys()
+    # DeepSpeed takes max_live_parameters as well (runtime/zero/config.py), and documents stage3_max_live_parameters.
+    written = {str(key).removeprefix(OF_STAGE_3) for key in each.written}
+    not_written = [key for key in each.known if key.removeprefix(OF_STAGE_3) not in written]
+    nearest = difflib.get_close_matches(each.key, each.known, n=1, cutoff=NEAR)
+    if nearest and nearest[0] not in not_written:
+        return ""
     close = difflib.get_close_matches(each.key, not_written, n=1, cutoff=similarity)
-    return close[0] if close else ""
+    documented = [name for key in close for name in (f"{OF_STAGE_3}{key}", key) if name in each.known]
+    return documented[0] if documented else ""
 
 
 def _instead(each: UnknownKey) -> str:

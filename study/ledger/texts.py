@@ -47,8 +47,8 @@ NUMBER = re.compile(r"\d+(?:\.\d+)?")
 MOST_TO_READ = 3
 WORDS_OF_A_LINE = 8  # of a quote, in a list
 LETTERS_OF_A_CONDITION = 120  # in a list
-LEAST_LETTERS = 5  # of a word that may be misspelt: a shorter one like it is another word, as lora and load
-NEAR = 0.75  # similarity of a misspelt word to one that a claim has
+LEAST_LETTERS = 5  # of a word that may be misspelt, and of what is meant: shorter ones are others, as lora and load; nosuch and such
+NEAR = 0.8  # similarity of a misspelt word to one that a claim has
 NEAR_A_VERDICT = 0.85  # the same of "does not holds", which is also three words that claims have
 AGREES, DIFFERS, NO_RUNS = ANSWERS = "agree", "differ", "need other runs"
 
@@ -250,11 +250,12 @@ def _refuse_unknown(words: Sequence[str], known: Sequence[Claim | Fault], names:
     what = f"no claim is named {' '.join(words):.80}, and none contains all of these words"
     said = {word.lower() for each in known for word in re.findall(r"[\w-]+", text_of(each))}
     # A word that some claim has is not misspelt.
-    unknown = [word for word in words if word.lower() not in said | names]
+    unknown = [word for word in words if word.strip() and word.lower() not in said | names]
     ids = [each.id for each in known]
     near: list[str] = []
     for word in unknown:
-        like = ids if len(word) < LEAST_LETTERS else [*ids, *sorted(said - names)]
+        alike = [each for each in sorted(said - names) if len(each) >= LEAST_LETTERS and each[0] == word[0].lower()]
+        like = ids if len(word) < LEAST_LETTERS else [*ids, *alike]
         near += difflib.get_close_matches(word, like, 3, NEAR)
     fewer = ("give fewer words; " if len(words) > 1 else "") + "study claims --all lists the documents"
     raise Stop(what, f"did you mean {' or '.join(near)}?" if near else fewer)

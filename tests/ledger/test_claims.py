@@ -359,6 +359,17 @@ def test_no_word_names_no_claim(words):
         texts.named(words)
 
 
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("gradeint", "gradient"), ("memroy", "memory"), ("offlod", "offload"), ("partitoining", "partitioning")]
+    + [(word, None) for word in ("nosuch", "something", "whatever", "testing", "banana", "mistake")],
+)
+def test_a_misspelt_word_gets_the_one_that_is_meant_and_another_word_none(word, meant):
+    with pytest.raises(Stop, match="no claim is named") as stop:
+        texts.named((word,))
+    assert stop.value.remedy.startswith(f"did you mean {meant}" if meant else "study claims --all")
+
+
 def test_other_runs_agree_differ_or_decide_nothing(records):
     answers = {row.answer for row in texts.compared(CLAIMS, records)}
     assert answers == {texts.AGREES}
