@@ -5,6 +5,7 @@ from pathlib import Path
 
 from study.configs.pasted import tracebacks
 from study.configs.stacks import described
+from study.core import machine
 from study.core.errors import Stop
 from study.core.text import say, say_wrapped, show, size
 from study.known.findings import COSTS, with_id
@@ -30,6 +31,10 @@ def failed(failure: Failure, request: Request) -> dict:
         say("", f"    {failure.code}")
     for known in tracebacks.errors(failure.trace)[:1] if failure.kind == "script" else ():
         say_wrapped("", f"Known: {with_id(known.sentence, known.id)} What to do: {known.remedy}.", indent="  ")
+        installed = {
+            name: machine.version(name) for name in ("transformers", "trl", "accelerate", "deepspeed", "torch")
+        }
+        say_wrapped(f"Installed here: {', '.join(f'{name} {each}' for name, each in installed.items() if each)}.")
     if failure.kind == "value":
         say_wrapped("", "--value NAME=NUMBER gives a variable of the script a value; --skip FUNCTION leaves one out.")
     return {"fine": False, "peak_bytes": None, "parts": None, "fits": None, "error": asdict(failure)}

@@ -147,7 +147,8 @@ def _not_known(word: str, text: str, used: Mapping[str, Release]) -> Iterator[st
     for name, question in close.items():
         yield f"Of {name} the table has no fault: {question}"
     if "==" in word and not (close or listed(word)):
-        yield f"Of {word} the table has no fault: it knows no such package."
+        known = ", ".join(sorted({*table().packages.values()}, key=str.lower))
+        yield f"Of {word} the table has no fault: it is about {known} alone."
 
 
 def _contradictions(said: dict[str, set[Release]], used: Mapping[str, Release]) -> Iterator[str]:

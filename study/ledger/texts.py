@@ -47,7 +47,7 @@ NUMBER = re.compile(r"\d+(?:\.\d+)?")
 MOST_TO_READ = 3
 WORDS_OF_A_LINE = 8  # of a quote, in a list
 LETTERS_OF_A_CONDITION = 120  # in a list
-LEAST_LETTERS = 5  # of a word that may be misspelt, and of what is meant: shorter ones are others, as lora and load; nosuch and such
+LEAST_LETTERS = 5  # of a misspelt word and of what is meant: with fewer it is another, as load is not lora
 NEAR = 0.8  # similarity of a misspelt word to one that a claim has
 NEAR_A_VERDICT = 0.85  # the same of "does not holds", which is also three words that claims have
 AGREES, DIFFERS, NO_RUNS = ANSWERS = "agree", "differ", "need other runs"

@@ -3,8 +3,8 @@
 import functools
 import itertools
 import re
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NotRequired
 
@@ -59,6 +59,7 @@ class Message:
     hides: tuple[str, ...] = ()
     follows: bool = False
     note: bool = False
+    instead: Mapping[str, str] = field(default_factory=dict)
 
 
 @with_config(NO_OTHER_KEYS)
@@ -117,7 +118,7 @@ def errors(text: str) -> list[Seen]:
         found[id] = Seen(
             id=id,
             sentence=_filled(message.sentence, match),
-            remedy=_filled(message.remedy, match),
+            remedy=_filled(message.instead.get(match.groupdict().get("word", ""), message.remedy), match),
             sure=message.sure,
             evidence=message.evidence,
             who=message.who,

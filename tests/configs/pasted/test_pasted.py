@@ -1,6 +1,7 @@
 """A pasted text gets one answer, and nothing is taken for something else."""
 
 import functools
+import importlib.util
 import json
 import re
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -1337,3 +1339,19 @@ def test_the_files_of_a_traceback_say_which_code_ran_and_no_setting(frame):
     for (condition, value), path in CODE_RAN.items():
         assert said_of(frame.format(path))[condition] == value, path
     assert said_of(f"{frame.format(SAYS_IN_A_PATH['precision'])}\nbf16 is on")["precision"] == "bf16"
+
+
+REPLACED = tracebacks.messages()["evaluation-strategy"].instead
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_an_argument_that_is_gone_has_one_in_its_place_that_the_installed_release_has(name):
+    """Of warmup_ratio it said what became of tokenizer."""
+    (seen,) = tracebacks.errors(f"TypeError: TrainingArguments.__init__() got an unexpected keyword argument '{name}'")
+    assert seen.remedy == REPLACED[name]
+    source = Path(next(iter(importlib.util.find_spec("transformers").submodule_search_locations)))
+    texts = [(source / f"{each}.py").read_text() for each in ("training_args", "trainer")]
+    known = re.findall(r"(?m)^ {4,8}(\w+): ", "".join(texts))
+    new = re.search(r"into (\w+)$", seen.remedy) or re.match(r"write (\w+)", seen.remedy)
+    assert new[1] in known
+    assert name not in known
