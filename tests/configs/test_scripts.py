@@ -18,6 +18,8 @@ RELEASES = "torch==2.6.0\ntransformers==4.49.0\naccelerate==1.4.0\ndeepspeed==0.
 FLAGS = Flags(stage=2, passes=8)
 PLAIN = "import torch\nfor rows in loader:\n    loss = model(rows)\n"
 TRAINER = "from transformers import Trainer\ntrainer = Trainer(model)\ntrainer.train()\n"
+SCHEDULE = scripts.rows()["Does lr_scheduler_type name another schedule than the config's scheduler"]
+OPTIMIZER = scripts.rows()["Does optim name another optimizer than the config's"]
 OWN_LOSS = next(name for name in scripts.rows() if name.startswith("Has the trainer a loss of its own"))
 EACH_UPDATES = next(name for name in scripts.rows() if name.startswith("Does the loop call accelerator.backward"))
 SCHEDULED = next(name for name in scripts.rows() if name.startswith("Is a prepared scheduler"))
@@ -52,6 +54,11 @@ SAID = {
     r"use_vllm\s*=\s*True": "use_vllm=True",
     r"(?s)\A(?!.*use_vllm).*\b(?:GRPO|RLOO)Trainer\(": "GRPOTrainer(",
     r"average_tokens_across_devices\s*=\s*True": "average_tokens_across_devices=True",
+    SCHEDULE.no: "lr_scheduler_type='linear'; 'WarmupDecayLR'".replace("'", '"'),
+    SCHEDULE.yes: "lr_scheduler_type='cosine'",
+    OPTIMIZER.needs: "TrainingArguments(optim=mine)",
+    OPTIMIZER.no: """optim='adamw_torch'; "AdamW\"""",
+    OPTIMIZER.yes: "optim='paged_adamw_8bit'",
     ACCUMULATES.yes: "with accelerator.no_sync(model):",
     scripts.rows()[EACH_UPDATES].yes: "model = accelerator.prepare(model)\naccelerator.backward(loss)",
     scripts.rows()[SCHEDULED].no: "Accelerator(gradient_accumulation_steps=2).accumulate(model)",
@@ -389,3 +396,30 @@ def test_diagnose_names_the_faults_with_a_symptom_that_stack_names_of_the_same_f
         assert (told["sure"] == "sure") == (named[TWICE] == "applies")
         assert TWICE in (told["id"], *told["may"])
         assert "What was seen" not in " ".join(told["questions"])
+
+
+@pytest.mark.parametrize(
+    ("written", "config", "ignored"),
+    [
+        ('lr_scheduler_type="cosine"', '"scheduler": {"type": "WarmupLR"}', "schedule"),
+        ('lr_scheduler_type="cosine"', '"scheduler": {"type": "WarmupCosineLR"}', ""),
+        ('lr_scheduler_type="linear"', '"scheduler": {"type": "WarmupDecayLR"}', ""),
+        ('lr_scheduler_type="cosine"', '"optimizer": {"type": "AdamW"}', ""),
+        ("learning_rate=1e-5", '"scheduler": {"type": "WarmupLR"}', ""),
+        ('optim="paged_adamw_8bit"', '"optimizer": {"type": "AdamW"}', "optimizer"),
+        ('optim="adafactor"', '"optimizer": {"type": "AdamW"}', "optimizer"),
+        ('optim="adamw_torch"', '"optimizer": {"type": "AdamW"}', ""),
+        ('optim="paged_adamw_8bit"', '"scheduler": {"type": "WarmupLR"}', ""),
+    ],
+)
+def test_what_deepspeeds_config_silently_replaces_is_told(written, config, ignored, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("requirements.txt").write_text(RELEASES.replace("4.49.0", "4.48.3"))
+    Path("ds.json").write_text(f'{{"zero_optimization": {{"stage": 3}}, {config}}}')
+    Path("train.py").write_text(CAUSAL.format(model="gpt2").replace('"ds.json"', f'"ds.json", {written}'))
+    words = ("requirements.txt", "train.py", "ds.json")
+    rows = {row["id"]: row["answer"] for row in stack(words, flags=Flags())["faults"]}
+    told = {id for id in rows if id.startswith("trainers-")}
+    assert told == ({f"trainers-{ignored}-not-used"} if ignored else set())
+    assert all(rows[id] == "applies" for id in told)
+    assert {id for id in diagnose(words)[0]["applies"] if id.startswith("trainers-")} == told
