@@ -287,7 +287,7 @@ def test_the_words_of_the_guide_are_explained(capsys):
     assert "95 %" in written["only just"]
     assert (MISS, FULL) == (0.1, 0.95)
     notebook = (ROOT / "notebooks/stages.ipynb").read_text()
-    assert "### What no stage divides" in notebook, "which the row of activations names"
+    assert "## 7. What no stage divides" in notebook, "which the row of activations names"
 
 
 def test_arguments_that_together_are_a_word_are_one():
