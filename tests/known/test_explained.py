@@ -263,6 +263,7 @@ def test_the_words_of_the_guide_are_explained(capsys):
     assert written == {row["id"]: row["sentence"] for row in words().values() if row["kind"] == "word"}
     asked = {word: f"{row}: {meaning}." for row, meaning in written.items() for word in row.split(", ")}
     assert {"all-reduce", "all-gather", "gather", "reduce-scatter", "activations", "stage"} <= {*asked}
+    assert {"model states", "P_os", "P_os+g", "P_os+g+p", "ZeRO-DP", "Ψ"} <= {*asked}, "which papers and outputs say"
     assert {*VERDICTS, *CERTAINTIES, "certainty"} <= {*asked}
     for word, answer in asked.items():
         explain(tuple(word.split()))  # without quotes
