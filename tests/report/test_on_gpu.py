@@ -334,7 +334,7 @@ def test_ratios_of_time_are_the_least_and_the_most_of_the_arms_that_are_named(ta
     assert number == f"its engine alone: {words}", "one GPU divides nothing, and says nothing of eight"
     assert len(stage_2) == len(stage_3) == 2, "README says two pairs"
     least, most = ([f"{end(pair):.1f}" for pair in (stage_2, stage_3)] for end in (min, max))
-    assert f"So stage 3's {least[1]} to {most[1]} times DDP's seconds say nothing of eight GPUs." in time
+    assert f"So stage 3's {least[1]} to {most[1]} times DDP's seconds on H200 say nothing of eight GPUs." in time
     stage_1 = ratios(tables[:3], "ddp", ["zero1"])
     words = f"stage 1 took {min(stage_1):.1f} to {max(stage_1):.1f} times DDP's seconds"
     assert f"{words}, stage 2 {least[0]} to {most[0]}, and stage 3 {least[1]} to {most[1]}." in time
