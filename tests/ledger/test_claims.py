@@ -423,9 +423,7 @@ def test_a_list_has_a_line_for_each_claim_below_its_verdict(words, capsys):
         begins = said.removesuffix(" ...")
         assert f"{whole} ".startswith(f"{begins} "), "cut at a word"
         assert said == whole or (each["condition"] and len(begins) > 100)
-        assert each["quote"].startswith(quote.removesuffix(" ...")), "an answer alone does not say of what"
-        assert len(quote.split()) >= min(5, len(each["quote"].split()))
-    assert len(printed.split()) < 25 * len(unwrapped.splitlines())
+        assert quote == " ".join(each["quote"].split()), "an answer alone does not say of what"
     first, *_ = unwrapped.split("\n\n")
     numbers = [sum(each["verdict"] == verdict for each in chosen) for verdict in texts.VERDICTS]
     of_posts = sum(each["in_post"] for each in chosen)

@@ -381,7 +381,7 @@ def test_the_sizes_and_the_advice():
     assert f"{ddp} GB a GPU with DDP, {stages[0]}, {stages[1]} and {stages[2]} GB with stages 1, 2 and 3" in README
     usual = f"{16 * front.named('llama3-8b').parameters / 1e9:.0f}"  # bytes a parameter
     assert number_of("memory") == f"{stages[2]} GB of tensors instead of {ddp}"
-    assert f"has 20 bytes a parameter, the usual one 16: {usual} GB before activations." in README
+    assert f"needs less than ours, {usual} GB before activations. Stage 3's peak is a sixth of that." in README
     # The title is true whichever two are compared: our DDP or the usual one, the peak or the states by formula.
     states_gb = (16 / 8) * front.named("llama3-8b").parameters / 1e9
     compared = [(held["zero3"] / 1e9, float(usual)), (held["zero3"] / 1e9, float(ddp)), (states_gb, float(usual))]
@@ -412,7 +412,6 @@ def test_the_sizes_and_the_advice():
         )
         assert f"{float(row[2]) + 1e-9:.1f}" == reserved[name]
         assert reserved[name] in page_of("memory")
-        assert arm != "zero3" or f"PyTorch reserved {float(row[2]):.0f} GB with stage 3." in README
         assert page[name][0] == f"{float(row[1]) + 1e-9:.1f} GB"
     assert f"README has {ddp} GB for our DDP beside {usual}" in (ROOT / "notebooks/stages.ipynb").read_text()
     first_page = (ROOT / "study/report/templates/index.html").read_text()
