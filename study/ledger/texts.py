@@ -45,7 +45,6 @@ NARROWING = {*TOPICS, *ALSO, "papers", "articles", "posts"}
 ARM = re.compile(r"(?i)\bzero([123])\b")  # claims write stage 3 or ZeRO-3, where evidence has zero3
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 MOST_TO_READ = 3
-WORDS_OF_A_LINE = 8  # of a quote, in a list
 LETTERS_OF_A_CONDITION = 120  # in a list
 LEAST_LETTERS = 5  # of a misspelt word and of what is meant: with fewer it is another, as load is not lora
 NEAR = 0.8  # similarity of a misspelt word to one that a claim has
@@ -98,12 +97,6 @@ class Claim(BaseModel):
     @property
     def judged(self) -> str:
         return f"{self.verdict} (certainty: {self.certainty})" if self.certainty else self.verdict
-
-    @property
-    def begins(self) -> str:
-        """The first words of the quote: without them an answer such as "With larger micro-batches yes" says nothing."""
-        first = " ".join(self.quote.split()[:WORDS_OF_A_LINE])
-        return f"“{self.quote}”" if first == self.quote else f"“{first.removesuffix(' ...')} ...”"
 
     @property
     def in_a_list(self) -> str:
@@ -164,6 +157,11 @@ class Text(BaseModel):
         if self.address.startswith("https:"):
             return f"{self.title}, {self.address}"
         return f"{self.title}. Its text is not in the repository, so nobody can check the quote there."
+
+    @property
+    def is_read_in_part(self) -> bool:
+        """Whether its running text was not read: then its abstract, tables, figures and posts alone are judged."""
+        return "was not read" in self.read
 
     @property
     def judged(self) -> int:
@@ -317,6 +315,24 @@ def in_words(claims: Sequence[Claim]) -> str:
         said.append(
             f"Of {len(chosen)} claims of {documents} {holds} hold{of_posts}, {not_} {do} not, "
             f"{only_if} hold under a condition, and {undecided} cannot be decided here."
+        )
+    return " ".join(said)
+
+
+def by_reading() -> str:
+    """What holds of the papers whose bodies were not read, apart from the others."""
+    said = []
+    for in_part, words in (
+        (False, "whose text was read"),
+        (True, "of which we read abstract, tables, figures or posts only"),
+    ):
+        chosen = [text for text in texts() if text.document.startswith("P") and text.is_read_in_part == in_part]
+        *others, last = [text.document for text in chosen]
+        holds, not_, only_if, undecided = counts(claim for text in chosen for claim in text.claim).values()
+        number = sum(len(text.claim) for text in chosen)
+        said.append(
+            f"{', '.join(others)} and {last}, {words}: of {number} claims {holds} hold, {not_} not, "
+            f"{only_if} under a condition, {undecided} are open."
         )
     return " ".join(said)
 
