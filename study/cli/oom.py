@@ -26,10 +26,11 @@ from study.configs.oom.training import Described, KnownTraining
 from study.configs.pasted.answer import answer
 from study.configs.pasted.memory import error_in
 from study.configs.pasted.read import Pasted, read
-from study.configs.scripts import shown
+from study.configs.scripts import among, shown
 from study.core.errors import Stop
 from study.core.settings import flag
 from study.core.text import say_wrapped
+from study.known import lists
 from study.known.faults import ANY
 from study.known.findings import with_id
 from study.known.which_apply import Stack
@@ -201,7 +202,8 @@ def _contradiction(message: OomError, training: KnownTraining, causes: list[Caus
 def _says_no_adapters(words: tuple[str, ...]) -> bool:
     """Whether a whole script is given, and nothing in it or beside it names adapters."""
     files = [word for word in words if os.path.isfile(word)]  # noqa: PTH113  an error in quotes may be longer than a name
-    return shown(files, None, Stack.of({})).get("peft") is False
+    given_text = "\n".join(map(lists.content, files))
+    return shown(among(files), "", given_text, Stack.of({})).get("peft") is False
 
 
 def _ask(
