@@ -33,7 +33,7 @@ from study.core.text import say_wrapped
 from study.known.faults import ANY
 from study.known.findings import with_id
 from study.known.which_apply import Stack
-from study.predict.front import FOLLOWED, Wanted, default_sequence
+from study.predict.front import FOLLOWED, Wanted, deepspeed_keys, default_sequence, papers
 
 DEEPSPEED_CONFIG = re.compile(r"\bdeepspeed(?:_config)?[\"']?\s*[:= ]\s*[\"']?([\w./-]{1,200}\.json)\b")
 RECOMPUTES = re.compile(r"(?i)checkpointing|utils\.checkpoint|checkpoint_wrapper|recomput")
@@ -88,7 +88,7 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     _show_causes(causes, remedies)
     say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.quoted}")
     read_words = _show_taken(pasted, known, vars(model) | vars(training), bool(which.words))
-    say_wrapped(*known.conflicts)
+    say_wrapped(*known.conflicts, *_of_keys(known))
     if which.words:
         say_wrapped("", which.words, *_of_other_release(pasted, known))
     if contradiction:
@@ -110,6 +110,12 @@ def _config_among(paths: list[Path]) -> Path | None:
         if kind in kinds:
             return kinds[kind][0] if len(kinds[kind]) == 1 else None
     return None
+
+
+def _of_keys(training: KnownTraining) -> list[str]:
+    """Say what of the config of DeepSpeed is counted, and what is not."""
+    arm = training.arm.partition("_")[0]
+    return deepspeed_keys.in_words(training.settings.get("deepspeed") or {}, papers.STAGES.get(arm), is_arm=False)
 
 
 def _of_other_release(pasted: Pasted, training: KnownTraining) -> list[str]:
