@@ -29,6 +29,8 @@ OTHER = {
     "zero_optimization.stage3_max_reuse_distance": 0,
     "zero_optimization.use_multi_rank_bucket_allreduce": False,
 }
+# They peak at different moments.
+TRAININGS = (("gpt-j-6b", "zero1", 2, 2048), ("gpt-j-6b", "zero3", 2, 8), ("gpt2-xl", "zero3", 8, 8))
 
 
 def section(path: str, value) -> dict:
@@ -47,11 +49,11 @@ def changed(path: str):
 @pytest.mark.parametrize("path", keys.COUNTED)
 def test_a_counted_key_changes_a_prediction(path):
     differ = []
-    for model, name, tokens in (("gpt-j-6b", "zero1", 2048), ("gpt-j-6b", "zero3", 8), ("gpt2-xl", "zero3", 8)):
+    for model, name, ranks, tokens in TRAININGS:
         arm = load_arm(name)
-        usual = training_of(named(model), precision="bf16_cast", ranks=2, accumulation=2, sequence=tokens)
+        usual = training_of(named(model), precision="bf16_cast", ranks=ranks, accumulation=2, sequence=tokens)
         both = (arm, keys.with_keys(arm, keys.counted(section(path, changed(path)))))
-        told = [estimate(placed(usual, **vars(Placement.of(each, 2, "cuda")))) for each in both]
+        told = [estimate(placed(usual, **vars(Placement.of(each, ranks, "cuda")))) for each in both]
         differ.append(told[0] != told[1])
     assert any(differ)
 
