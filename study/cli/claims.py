@@ -128,7 +128,7 @@ def show_counts(chosen: Sequence[Claim | Fault]) -> None:
     )
     posts = sum(isinstance(each, Claim) and each.in_post for each in chosen)
     if 0 < posts < total:
-        say(f"{posts} of them are of DeepSpeed's posts on papers: study claims posts.")
+        say(f"Of DeepSpeed's posts on papers: {posts} (study claims posts).")
     if first := ", ".join(texts.to_read_first(chosen)):
         say(f"Read first: {first}.")
     say("")
@@ -140,7 +140,7 @@ def list_claims(chosen: Sequence[Claim | Fault]) -> None:
         if found:
             below = "the condition" if found[0].condition else "we find"
             say(f"what the text says {verdict}: {number_of(len(found), 'claims')}; {below}:")
-            say_wrapped(*[f"  {each.id} {each.begins}: {each.in_a_list}" for each in found], indent="      ")
+            say_wrapped(*[f"  {each.id} “{each.quote}”: {each.in_a_list}" for each in found], indent="      ")
     if faults := [each for each in chosen if isinstance(each, Fault)]:
         say(f"faults of libraries: {len(faults)}")
         say_wrapped(*[f"  {each.id} {each.outcome}" for each in faults], indent="      ")

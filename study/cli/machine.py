@@ -76,10 +76,15 @@ def _tell_mistakes(name: str, mistakes: list[str]) -> None:
 
 
 def _show_table(rows: list[dict]) -> None:
-    """Print what the files of arms say, and below the table each reason why some cannot run here, once."""
-    columns = ("arm", "stage", "optimizer states", "weights", "here")
-    show([{name: row[name] for name in columns} | {"here": row["here"].partition(":")[0]} for row in rows])
-    say("")
+    """Print what the files of arms say, then of variants, and below each reason why some cannot run here, once."""
+    tables: dict[str, list[dict]] = {}
+    for row in rows:
+        kind = "variant" if row["arm"] in all_paths().keys() - {*NAMES} else "arm"
+        shown = {kind: row["arm"]} | {name: row[name] for name in ("stage", "optimizer states", "weights")}
+        tables.setdefault(kind, []).append(shown | {"here": row["here"].partition(":")[0]})
+    for table in tables.values():
+        show(table)
+        say("")
     alike: dict[str, list[str]] = {}
     for row in rows:
         alike.setdefault(row["here"], []).append(row["arm"])

@@ -27,6 +27,7 @@ from study.predict.front import (
     estimate,
     papers,
     step_time,
+    with_buckets,
 )
 from study.records import metrics
 from study.records.compare import paired
@@ -290,6 +291,7 @@ class OfPrediction(Piece):
     optimizer: Optimizer = "adamw"
     micro_batch: int = 1
     accumulation: int = 1
+    buckets: int | None = None  # elements; else as the arm's file says
     sequence: int = 1024
     checkpointing: bool = False
     gpu: str = ""  # of a peak: that on which it has to fit, where this decides the verdict
@@ -320,7 +322,7 @@ class OfPrediction(Piece):
         wanted = Wanted(model=self.model, params=self.parameters, layers=self.layers, hidden=self.hidden)
         model = asked_for(wanted, self.sequence)
         batch = Batch(self.micro_batch, self.accumulation, self.sequence, Recomputation(self.checkpointing))
-        placement = Placement.of(load_arm(self.arm), self.ranks, "cuda")
+        placement = Placement.of(with_buckets(load_arm(self.arm), self.buckets), self.ranks, "cuda")
         training = Training(model, RECIPES[self.precision], batch, placement, self.optimizer)
         if self.quantity == "tokens_per_s":
             tokens = self.ranks * self.micro_batch * self.accumulation * self.sequence

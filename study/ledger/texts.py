@@ -45,7 +45,6 @@ NARROWING = {*TOPICS, *ALSO, "papers", "articles", "posts"}
 ARM = re.compile(r"(?i)\bzero([123])\b")  # claims write stage 3 or ZeRO-3, where evidence has zero3
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 MOST_TO_READ = 3
-WORDS_OF_A_LINE = 8  # of a quote, in a list
 LETTERS_OF_A_CONDITION = 120  # in a list
 LEAST_LETTERS = 5  # of a word that may be misspelt: a shorter one like it is another word, as lora and load
 NEAR = 0.75  # similarity of a misspelt word to one that a claim has
@@ -98,12 +97,6 @@ class Claim(BaseModel):
     @property
     def judged(self) -> str:
         return f"{self.verdict} (certainty: {self.certainty})" if self.certainty else self.verdict
-
-    @property
-    def begins(self) -> str:
-        """The first words of the quote: without them an answer such as "With larger micro-batches yes" says nothing."""
-        first = " ".join(self.quote.split()[:WORDS_OF_A_LINE])
-        return f"“{self.quote}”" if first == self.quote else f"“{first.removesuffix(' ...')} ...”"
 
     @property
     def in_a_list(self) -> str:

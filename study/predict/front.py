@@ -47,6 +47,7 @@ from study.predict.question import (
     default_sequence,
     settled_arm,
     usual_precision,
+    with_buckets,
     with_homes,
 )
 from study.predict.step_time import Hardware, StepTime

@@ -204,7 +204,8 @@ OF_EITHER = "activations or temporaries"
 REASONS = {
     "weights": "stage 3 and FSDP keep a part on each rank, tensor parallelism a part of each layer; a dtype is wider",
     "master": "DeepSpeed keeps an fp32 copy of the weights that a rank updates, even of fp32 weights",
-    "gradients": "from stage 2 on a rank keeps those of its partition; several microbatches and updates need copies",
+    "gradients": "from stage 2 on a rank keeps those of its partition, stage 3 also between steps; several microbatches"
+    " and updates need copies; 0 bytes: none were there at the moment of this peak",
     "moments": "from stage 1 on a rank holds the optimizer states of its partition only; offloaded, none",
     "buckets": "their size is reduce_bucket_size, however small the model is and however many ranks share it",
     "gathered_weights": "stage 3 and FSDP gather whole weights to use them; stage 3 releases only what is not"

@@ -218,13 +218,14 @@ PAGES.filters["as_code"] = as_code
 
 
 def write(site: Path, name: str, template: str = "", **values) -> None:
-    """Fill in a template. Ids of claims in tables lead to their places."""
+    """Fill in a template. Ids of claims in tables, and commands that show one, lead to their places."""
     filled = PAGES.get_template(f"{template or name}.html")
     page = filled.render(values | {"here": name})
     # Only whole cells: an id inside a sentence, or of a run, is no link.
     known: list[Any] = [*texts.claims(), *texts.faults()]
     ids = "|".join(re.escape(each.id) for each in known)
     page = re.sub(rf"<td>({ids})</td>", r'<td><a href="claims.html#\1">\1</a></td>', page)
+    page = re.sub(rf"(<code>study claims ({ids})</code>)", r'<a href="claims.html#\2">\1</a>', page)
     # Half of a surrogate pair, as JSON may hold, cannot be encoded.
     (site / f"{name}.html").write_text(page, errors="replace")
 

@@ -14,7 +14,10 @@ from study.known.faults import ANY, Fault, Release, named, table
 from study.known.which_apply import Flags, Stack, which_apply
 
 # What a script answers to the command, which has no flag for it.
-ACCUMULATES = "Does the loop use accelerator.accumulate or no_sync, as one's own and old Trainers do"
+ACCUMULATES = (
+    "Does the loop use accelerator.accumulate, with micro-batches that the Accelerator, its yaml or its launcher "
+    "counts, or no_sync, as one's own and old Trainers do"
+)
 PACKAGES = ("deepspeed", "accelerate", "transformers", "torch", "PEFT", "trl")
 # What is asked, by condition: labels of check boxes by the words of the command.
 BOXES: dict[str, tuple[str, dict[str, str]]] = {
@@ -47,7 +50,7 @@ BOXES: dict[str, tuple[str, dict[str, str]]] = {
         {"--offload none": "GPUs", "--offload cpu": "host memory", "--offload nvme": "NVMe"},
     ),
     "accumulates": (
-        "The loop uses accelerator.accumulate or no_sync, as old Trainers do",
+        "The loop uses accelerator.accumulate, and the Accelerator or its launcher counts; or no_sync",
         {"accumulates": "yes", "accumulates not": "no"},
     ),
     "ranks": ("Ranks", {"--ranks 2": "several", "--ranks 1": "one"}),

@@ -139,6 +139,14 @@ def test_an_arm_that_is_refused_stops_no_other(asked, monkeypatch, tmp_path, cap
     assert f"of {len(every)} arms can run on this machine." in printed
 
 
+def test_the_arms_stand_apart_from_their_variants(asked, capsys):
+    """README counts the first. A row is one line."""
+    asked("arms")
+    tables = [block.splitlines() for block in capsys.readouterr().out.split("\n\n")]
+    rows = {lines[0].split()[0]: [line.split()[0] for line in lines[1:]] for lines in tables if "stage " in lines[0]}
+    assert rows == {"arm": [*arms.NAMES], "variant": [name for name in arms.all_paths() if name not in arms.NAMES]}
+
+
 @pytest.mark.parametrize(("gpus", "of_node"), [(2, 2), (8, 8), (16, 8)])
 def test_the_host_memory_of_a_node_is_that_of_its_ranks(asked, gpus, of_node, capsys):
     words = f"estimate --model gpt2 --arm zero3_cpu --gpus {gpus}"

@@ -186,6 +186,14 @@ def test_the_table_of_its_readme_is_what_the_files_print(printed):
         assert [*row] == pytest.approx([number * BYTES / 1e6 for number in expected], abs=0.006), name
 
 
+def test_its_readme_shows_what_the_third_command_prints(printed):
+    shown = held.README.read_text().partition("The third command prints:\n\n")[2].partition("\n\n")[0]
+    losses, *sizes, _, _ = shown.splitlines()
+    assert [float(loss) for loss in losses.split(": ")[1].split()] == pytest.approx(printed["stage2", 1][0], rel=2e-7)
+    numbers = [int(number.replace(",", "")) / BYTES for number in re.findall(r"[\d,]{5,}", " ".join(sizes))]
+    assert numbers == printed["stage2", 1][1]
+
+
 def test_what_is_sent_is_the_multiple_that_its_readme_has(printed, tmp_path):
     """With two ranks an all-reduce sends P numbers: its factor of two is seen with three."""
     row = re.search(r"^\| the files \| (.+) \|$", held.README.read_text(), re.MULTILINE).group(1).split(" | ")
@@ -398,6 +406,18 @@ def test_an_all_reduce_in_stage_1_sends_what_its_readme_says(tmp_path):
     said = launched(copy, "stage1", "--micro-batches", "4", made_in=tmp_path)
     assert f"{sent}\n" in said
     assert "equal to one process: yes, " in said
+
+
+def test_weights_that_stay_until_the_backward_pass_print_what_its_readme_says(tmp_path):
+    """The exercise that changes stage3.py. Without the edit the peak is the other number."""
+    head = "    def after_forward(self, layer, _, output):\n"
+    said = launched(edited(tmp_path, "stage3", head, f"{head}        return\n"), "stage3", made_in=tmp_path)
+    peak, before, sent = re.search(
+        r"7\. `(peak .*?)` instead of ([\d,]+),.*?`(sent in .*?)`", (FOLDER / "README.md").read_text(), re.DOTALL
+    ).groups()
+    for words in (f"; {peak}\n", f"{sent}\n", "held: weights 526,336,", "equal to one process: yes, "):
+        assert words in said
+    assert f"; peak {before}\n" in launched(FOLDER, "stage3", made_in=tmp_path)
 
 
 def test_the_exercise_with_many_layers(tmp_path):

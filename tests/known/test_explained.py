@@ -263,6 +263,7 @@ def test_the_words_of_the_guide_are_explained(capsys):
     assert written == {row["id"]: row["sentence"] for row in words().values() if row["kind"] == "word"}
     asked = {word: f"{row}: {meaning}." for row, meaning in written.items() for word in row.split(", ")}
     assert {"all-reduce", "all-gather", "gather", "reduce-scatter", "activations", "stage"} <= {*asked}
+    assert {"model states", "P_os", "P_os+g", "P_os+g+p", "ZeRO-DP", "Ψ"} <= {*asked}, "which papers and outputs say"
     assert {*VERDICTS, *CERTAINTIES, "certainty"} <= {*asked}
     for word, answer in asked.items():
         explain(tuple(word.split()))  # without quotes
@@ -287,7 +288,7 @@ def test_the_words_of_the_guide_are_explained(capsys):
     assert "95 %" in written["only just"]
     assert (MISS, FULL) == (0.1, 0.95)
     notebook = (ROOT / "notebooks/stages.ipynb").read_text()
-    assert "### What no stage divides" in notebook, "which the row of activations names"
+    assert "## 7. What no stage divides" in notebook, "which the row of activations names"
 
 
 def test_arguments_that_together_are_a_word_are_one():

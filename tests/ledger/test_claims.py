@@ -112,7 +112,6 @@ WITHOUT = [
     "S002-12",
     "S002-14",
     "S002-19",
-    "S002-43",
 ]
 
 
@@ -144,7 +143,7 @@ def test_claims_with_a_number_that_no_evidence_gives_only_get_fewer():
 def test_a_number_without_evidence_is_seen():
     (claim,) = texts.named(("P1-11",))
     assert without_evidence(claim) == []
-    changed = claim.model_copy(update={"found": claim.found.replace("39.3 GB", "49.3 GB")})
+    changed = claim.model_copy(update={"found": claim.found.replace("30.8 GB", "49.3 GB")})
     assert without_evidence(changed) == ["49.3 GB"]
 
 
@@ -165,6 +164,24 @@ def test_a_margin_costs_certainty_and_leaves_no_claim_open(claim):
             margins.append(abs(piece.raw() / (gpu.memory_bytes - reserve_bytes(gpu)) - 1))
     assert claim.verdict != "cannot be decided here"
     assert (claim.certainty == "very low") == (min(margins) < MISS)
+
+
+def what_fits(piece, gpu: str) -> bool:
+    return piece.raw() <= GPUS[gpu].memory_bytes - reserve_bytes(GPUS[gpu])
+
+
+@pytest.mark.parametrize(
+    "claim", [each for each in NAMES_A_GPU if "data parallelism" in each.question], ids=lambda c: c.id
+)
+def test_a_number_of_sequences_is_the_first_that_does_not_fit(claim):
+    """Some were the first that exceed the whole card, or one more than the first: one sequence was called two."""
+    (gpu,) = {piece.gpu for piece in claim.evidence if decides_if_it_fits(piece)}
+    # The one that names the GPU exceeds it by more than the prediction may miss.
+    peaks = [piece for piece in claim.evidence if getattr(piece, "quantity", "") == "peak_bytes" and not piece.gpu]
+    too_large = [piece for piece in peaks if not what_fits(piece, gpu)]
+    several = [piece for piece in too_large if piece.micro_batch > 1]
+    fewer = [piece.model_copy(update={"micro_batch": piece.micro_batch - 1}) for piece in several]
+    assert [piece.what for piece in fewer if not what_fits(piece, gpu)] == []
 
 
 def test_the_rule_for_margins_decides_claims_of_one_kind():
@@ -406,9 +423,7 @@ def test_a_list_has_a_line_for_each_claim_below_its_verdict(words, capsys):
         begins = said.removesuffix(" ...")
         assert f"{whole} ".startswith(f"{begins} "), "cut at a word"
         assert said == whole or (each["condition"] and len(begins) > 100)
-        assert each["quote"].startswith(quote.removesuffix(" ...")), "an answer alone does not say of what"
-        assert len(quote.split()) >= min(5, len(each["quote"].split()))
-    assert len(printed.split()) < 25 * len(unwrapped.splitlines())
+        assert quote == " ".join(each["quote"].split()), "an answer alone does not say of what"
     first, *_ = unwrapped.split("\n\n")
     numbers = [sum(each["verdict"] == verdict for each in chosen) for verdict in texts.VERDICTS]
     of_posts = sum(each["in_post"] for each in chosen)

@@ -5,9 +5,10 @@ import pytest
 from study.core.errors import Stop
 from study.records import metrics
 from study.records.compare import REASONS, differences, peaks, reasons
-from study.records.runs import Run
+from study.records.runs import Run, load
 from study.records.schema import MEASURE_VERSION
 from tests import shaped
+from tests.conftest import ROOT
 
 MB = 1_000_000
 DDP = {"weights": 18 * MB, "gradients": 18 * MB, "moments": 35 * MB, "activations": 25 * MB, "other": MB}
@@ -63,6 +64,17 @@ def test_a_record_without_components_is_a_stop():
     with pytest.raises(Stop, match="has no memory by component") as stop:
         peaks(run("ddp", DDP), run("zero2"))
     assert "--no-instruments" in stop.value.remedy
+
+
+def test_between_steps_stage_3_keeps_gradients_and_stages_1_and_2_do_not():
+    """As `REASONS` says. So stage 1 may have none at a peak before the first gradient, where stage 3 has its part."""
+    smoke = load([ROOT / "reports/cpu-2core/runs/smoke"])
+    kept = {arm: {has_gradients(run) for run in smoke.select(arm=arm).done} for arm in ("zero1", "zero2", "zero3")}
+    assert kept == {"zero1": {False}, "zero2": {False}, "zero3": {True}}
+
+
+def has_gradients(run: Run) -> bool:
+    return any(rank.after_step.get("gradients", 0) > 0 for rank in run.record.memory.components.per_rank)
 
 
 EITHER = "activations or temporaries"

@@ -210,6 +210,8 @@ def test_what_cannot_be_compared_is_not(tmp_path):
     furthest = {row["arm"]: row["furthest nats"] for row in group["rows"]}
     assert furthest == {"ddp": None, "zero1": None, "zero2": pytest.approx(0.75), "zero3": None}
     assert "The losses of zero1 are not compared: another seed, data or steps." in group["in_words"]
+    in_place = "The losses of zero3 are not compared: each run draws its own first weights, in place."
+    assert in_place in group["in_words"], "their seed is DDP's"
     (group,) = by_task(records.load(put(tmp_path / "b", finished("a", "zero1"), failed("c", arm="zero3", seed=42))))
     (line,) = group["in_words"]
     assert line.startswith("zero3 did not run: ")

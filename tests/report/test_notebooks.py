@@ -15,6 +15,7 @@ import pytest
 
 from study.core.errors import Stop
 from study.ledger import texts
+from study.predict.estimate import HOST_PROCESS_BYTES
 from study.records import runs as records
 from study.report import notebook
 from study.report.notebook import Book
@@ -261,6 +262,22 @@ def test_colab_keeps_the_runtime_s_own_packages(execute, monkeypatch, tmp_path):
     assert (tmp_path / "kept.txt").read_text() == "torch==2.99\nipykernel==6.1\n"
 
 
+def test_the_predictions_that_colab_names_are_of_its_one_gpu(monkeypatch, capsys):
+    """Without --gpus a rank is one of eight, and without --host-memory a node has more than this runtime."""
+    text = " ".join("".join(cell["source"]) for cell in NOTEBOOKS["colab"] if cell["cell_type"] == "markdown")
+    (runtime,) = re.findall(r"has ([\d.]+) GB of host memory, and offloading takes nearly all of it", text)
+    predicted = {}
+    for command in re.findall(r"`study ((?:estimate|advise|oom|virtual) [^`]+)`", text):
+        assert " --gpus 1 --gpu T4" in command
+        assert in_this_process(monkeypatch, f"{command} --json") in (0, None)
+        predicted[command.split()[0]] = json.loads(capsys.readouterr().out)
+        assert not command.startswith("advise") or f" --host-memory {runtime}GB" in command
+    assert predicted.keys() == {"estimate", "advise"}
+    assert predicted["estimate"]["ranks"] == 1
+    of_node = predicted["estimate"]["host_bytes_of_node"] + HOST_PROCESS_BYTES
+    assert 0.9 < of_node / (float(runtime) * 1e9) < 1
+
+
 @pytest.mark.usefixtures("forked_cells")
 def test_colab_on_a_cpu(execute, tmp_path, monkeypatch):
     """The same notebook, with a small model: compiled what is needed, three launches, figures, verdicts.
@@ -269,14 +286,19 @@ def test_colab_on_a_cpu(execute, tmp_path, monkeypatch):
     """
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # which a command changes
+    printed: list[str] = []
 
     def shell(line: str) -> int | None:
         words = shlex.split(line.removesuffix(" | cat"))
         if "sweep" not in words:
-            return subprocess.run(words, cwd=ROOT, check=False).returncode
+            ended = subprocess.run(words, cwd=ROOT, check=False, capture_output=True, text=True)
+            printed.append(ended.stdout)
+            return ended.returncode
         return in_this_process(monkeypatch, " ".join(words[words.index("sweep") :]))
 
     text, names = execute("colab", shell, scale="tiny", runs=str(tmp_path / "runs"))
+    assert ["OneProcess, 1 rank: " in each for each in printed] == [False, True, False]
+    assert "Stage2, 2 ranks: " in printed[-1]
     # Two cores teach nothing about GPUs.
     for words in ("**3 runs**, each a recorded training. 3 ended as planned.", "S002-13", "the table “seconds”"):
         assert words in text, words

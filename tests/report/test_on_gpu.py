@@ -334,7 +334,7 @@ def test_ratios_of_time_are_the_least_and_the_most_of_the_arms_that_are_named(ta
     assert number == f"its engine alone: {words}", "one GPU divides nothing, and says nothing of eight"
     assert len(stage_2) == len(stage_3) == 2, "README says two pairs"
     least, most = ([f"{end(pair):.1f}" for pair in (stage_2, stage_3)] for end in (min, max))
-    assert f"So stage 3's {least[1]} to {most[1]} times DDP's seconds say nothing of eight GPUs." in time
+    assert f"So stage 3's {least[1]} to {most[1]} times DDP's seconds on H200 say nothing of eight GPUs." in time
     stage_1 = ratios(tables[:3], "ddp", ["zero1"])
     words = f"stage 1 took {min(stage_1):.1f} to {max(stage_1):.1f} times DDP's seconds"
     assert f"{words}, stage 2 {least[0]} to {most[0]}, and stage 3 {least[1]} to {most[1]}." in time
@@ -408,13 +408,37 @@ def test_what_the_pages_of_answers_say(kept, tables):
     assert short > len(seconds) / 2
     words = f"of {len(seconds)} half were off by more than a third: {short} were predicted more than 10 % too short"
     assert f"{words}, {long} more than 10 % too long" in fit
-    assert numbers["lora"] == "17.2 GB instead of 7.9"
+    assert numbers["lora"] == "17.2 GB of tensors instead of 7.9"
     assert "| 0.19.8 | 5.17.0 | True | 17.2 GB |" in lora
+    of_adapters = runs.load([on_gpu.FOLDER.parent / "h200-2/runs"]).select(lora_rank=16).done
+    recomputed = [run.record for run in of_adapters if run.record.requested.checkpointing]
+    assert len(recomputed) == 5
+    held = sorted(
+        tuple(metrics.value(record, name) / 1e9 for name in ("tracked_peak_bytes", on_gpu.MEASURED["reserved_bytes"]))
+        for record in recomputed
+    )
+    assert [f"{tensors:.1f}" for tensors, _ in held] == ["7.9"] * 4 + ["17.2"]
+    reserved = [f"{each:.1f}" for _, each in held]
+    assert f"PyTorch reserved {reserved[-1]} GB beside the 17.2 GB, and {min(reserved)} to {max(reserved[:-1])}" in lora
     assert "DDP took 13 % more, FSDP2 with autocast 14 % less" in fit
     over = pd.concat(tables)[OVER["reserved_bytes"]].astype(float).dropna()
     near, low = over.sub(1).abs().le(0.1).sum(), (over < 0.9).sum()
     words = f"of {len(over)} runs {near} within 10 %, {low} more than 10 % too low"
     assert f"{words}: {over.min():.2f} to {over.max():.2f} times what was measured" in fit
+
+
+def test_losses_of_weights_that_were_drawn_on_a_gpu(kept, later):
+    """They are systematically others with stage 3: the page says so, and compares none."""
+    drawn = [run for each in (kept, *later) for run in each.select(model="gpt2-medium", precision="bf16").done]
+    drawn = [run for run in drawn if run.record.requested.micro_batch == 4 and len(run.record.loss.train) > 1]
+    assert {run.record.requested.init for run in drawn} == {"in_place"}
+    second = {with_3: [] for with_3 in (True, False)}
+    for run in drawn:
+        second[run.record.arm.startswith("zero3")].append(run.record.loss.train[1])
+    assert len(second[True]) == 6
+    (least, most), (low, high) = ((min(each), max(each)) for each in second.values())
+    words = f"the six have {least:.2f} to {most:.2f} at the second step, where all others have {low:.2f} to {high:.2f}"
+    assert words in page_of("losses")
 
 
 def test_the_intervals_that_were_predicted_before(kept, later):

@@ -113,6 +113,16 @@ def test_the_first_page_begins_with_what_a_stage_divides_and_has_each_answer_wit
         assert "study " in page, "its commands"
 
 
+def test_a_command_that_shows_a_claim_leads_to_it(site):
+    page = (site / "answer-traffic.html").read_text()
+    commands = re.findall(r"<code>study claims (\w+-\d+)</code>", page)
+    assert {"P1-17", "L-06"} <= {*commands}
+    claims = (site / "claims.html").read_text()
+    for id in commands:
+        assert page.count(f"<code>study claims {id}</code>") == page.count(f'<a href="claims.html#{id}"><code>study')
+        assert f'id="{id}"' in claims
+
+
 def test_zero_by_hand_shows_of_the_last_two_files_what_they_change(site):
     page = html.unescape(re.sub("<.*?>", "", (site / "by_hand.html").read_text()))
     shown = {name: page.rpartition(f"\n{name}.py")[2] for name in report.BY_HAND}

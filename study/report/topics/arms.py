@@ -63,6 +63,7 @@ def _row(repeats: list[Run], members: list[Run], seed: int, ranks: int) -> dict:
         "one memory": has_one_memory(run),
         "ranks": run.record.observed.ranks,
         "seed": run.facts["seed"],
+        "init": run.record.requested.init,
         "last loss": metrics.dig(run.record, "loss.train.-1"),
         "from": next((against for against, _ in compared if against), None),
         "furthest nats": max((distance for _, distances in compared for distance in distances), default=None),
@@ -117,7 +118,10 @@ def in_words(rows: list[dict]) -> list[str]:
     if "ddp" in done.index:
         lines += _time(done.reindex(STAGES[1:]))
         alike = done[(done["ranks"] == done.loc["ddp", "ranks"]) & done["furthest nats"].isna() & (done.index != "ddp")]
-        lines += [f"The losses of {arm} are not compared: another seed, data or steps." for arm in alike.index]
+        for arm, init in alike["init"].items():
+            drawn = "in_place" in (init, done.loc["ddp", "init"])
+            why = "each run draws its own first weights, in place" if drawn else "another seed, data or steps"
+            lines.append(f"The losses of {arm} are not compared: {why}.")
         others = done[done["ranks"] != done.loc["ddp", "ranks"]]
         ranks = [f"{arm} has {number_of(int(ranks), 'ranks')}" for arm, ranks in others["ranks"].items()]
         lines += [f"{sentence}, so its losses are of other sequences." for sentence in ranks]
