@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from study.core.arms import Arm
 from study.core.files import value_at
 from study.core.library_defaults import library_defaults
-from study.core.text import comparable, short
+from study.core.text import comparable, is_number, short
 from study.predict.placement import FP32, GRADIENTS_KEPT_IN
 
 Keys = tuple[tuple[str, Any], ...]  # dotted paths with their values
@@ -15,10 +16,10 @@ Keys = tuple[tuple[str, Any], ...]  # dotted paths with their values
 ZERO = "zero_optimization"
 PREFETCHED = f"{ZERO}.stage3_prefetch_bucket_size"
 # The engines read these. Where states are, and the stage, are the arm's.
+SWITCHES = (f"{ZERO}.overlap_comm", f"{ZERO}.use_multi_rank_bucket_allreduce")
 COUNTED = (
-    GRADIENTS_KEPT_IN, f"{ZERO}.overlap_comm", f"{ZERO}.sub_group_size", PREFETCHED,
-    f"{ZERO}.stage3_param_persistence_threshold", f"{ZERO}.stage3_max_live_parameters",
-    f"{ZERO}.stage3_max_reuse_distance", f"{ZERO}.use_multi_rank_bucket_allreduce",
+    GRADIENTS_KEPT_IN, *SWITCHES, PREFETCHED, f"{ZERO}.sub_group_size", f"{ZERO}.stage3_param_persistence_threshold",
+    f"{ZERO}.stage3_max_live_parameters", f"{ZERO}.stage3_max_reuse_distance",
 )  # fmt: skip
 OPTIMIZER, ADAM = "optimizer.type", ("adam", "adamw")  # an option says the others
 NOT_COUNTED = (
@@ -73,8 +74,17 @@ def in_words(config: dict, stage: int | None, *, is_arm: bool) -> list[str]:
 def _written(config: dict, paths: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
     for path in paths:
         value = value_at(config, path)
-        if value not in (None, "auto"):
+        if value not in (None, "auto") and (path not in COUNTED or _is_taken(path, value)):
             yield path, value if isinstance(value, bool) else comparable(value)
+
+
+def _is_taken(path: str, value: Any) -> bool:
+    """Whether DeepSpeed takes such a value; the mistake is told elsewhere, and the default is predicted."""
+    if path == GRADIENTS_KEPT_IN:
+        return value in FP32  # other types are that of 16-bit weights
+    if path in SWITCHES or isinstance(value, bool):
+        return path in SWITCHES and isinstance(value, bool)
+    return is_number(number := comparable(value)) and 0 <= number < inf
 
 
 def _changed(config: dict, paths: tuple[str, ...]) -> Iterator[tuple[str, Any]]:

@@ -58,6 +58,13 @@ def test_a_counted_key_changes_a_prediction(path):
     assert any(differ)
 
 
+@pytest.mark.parametrize("value", ["x", [1], -1, float("inf"), float("nan"), "perhaps", {"a": 1}, "1e400"])
+@pytest.mark.parametrize("path", keys.COUNTED)
+def test_what_deepspeed_does_not_take_is_not_counted(path, value):
+    config = section(path, value)
+    assert (keys.counted(config), keys.in_words(config, 3, is_arm=False)) == ((), [])
+
+
 @pytest.mark.parametrize("path", keys.NOT_COUNTED + keys.OF_AN_ARM)
 def test_any_other_key_is_said_not_to_be_counted(path):
     of_section, _, key = path.rpartition(".")
