@@ -159,6 +159,11 @@ class Text(BaseModel):
         return f"{self.title}. Its text is not in the repository, so nobody can check the quote there."
 
     @property
+    def is_read_in_part(self) -> bool:
+        """Whether its running text was not read: then its abstract, tables, figures and posts alone are judged."""
+        return "was not read" in self.read
+
+    @property
     def judged(self) -> int:
         return self.sentences - sum(self.unjudged.values())
 
@@ -309,6 +314,24 @@ def in_words(claims: Sequence[Claim]) -> str:
         said.append(
             f"Of {len(chosen)} claims of {documents} {holds} hold{of_posts}, {not_} {do} not, "
             f"{only_if} hold under a condition, and {undecided} cannot be decided here."
+        )
+    return " ".join(said)
+
+
+def by_reading() -> str:
+    """What holds of the papers whose bodies were not read, apart from the others."""
+    said = []
+    for in_part, words in (
+        (False, "whose text was read"),
+        (True, "of which we read abstract, tables, figures or posts only"),
+    ):
+        chosen = [text for text in texts() if text.document.startswith("P") and text.is_read_in_part == in_part]
+        *others, last = [text.document for text in chosen]
+        holds, not_, only_if, undecided = counts(claim for text in chosen for claim in text.claim).values()
+        number = sum(len(text.claim) for text in chosen)
+        said.append(
+            f"{', '.join(others)} and {last}, {words}: of {number} claims {holds} hold, {not_} not, "
+            f"{only_if} under a condition, {undecided} are open."
         )
     return " ".join(said)
 

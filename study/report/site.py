@@ -137,7 +137,9 @@ def write_claims(site: Path) -> None:
     write(
         site,
         "claims",
-        texts=sorted(texts.texts(), key=lambda text: text.document.startswith("S")),  # papers first
+        by_reading=texts.by_reading(),
+        # Papers first, and of these the ones that were read.
+        texts=sorted(texts.texts(), key=lambda text: (text.document.startswith("S"), text.is_read_in_part)),
         faults=texts.faults(),
         verdicts=texts.VERDICTS,
         topics=texts.TOPICS,

@@ -161,7 +161,9 @@ def test_a_margin_costs_certainty_and_leaves_no_claim_open(claim):
     for piece in claim.evidence:
         if decides_if_it_fits(piece):
             gpu = GPUS[piece.gpu]
-            margins.append(abs(piece.raw() / (gpu.memory_bytes - reserve_bytes(gpu)) - 1))
+            left_bytes = gpu.memory_bytes - reserve_bytes(gpu)
+            assert not left_bytes < piece.raw() < gpu.memory_bytes, "our reserve alone decides nothing"
+            margins.append(abs(piece.raw() / left_bytes - 1))
     assert claim.verdict != "cannot be decided here"
     assert (claim.certainty == "very low") == (min(margins) < MISS)
 

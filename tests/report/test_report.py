@@ -167,9 +167,11 @@ def test_a_card_shows_the_condition_and_the_certainty_before_it_is_opened(site):
 def test_a_claim_of_runs_leads_to_its_records_and_to_what_makes_them_again(site):
     text = html.unescape((site / "claims.html").read_text())
     cards = re.findall(r'(?s)<li id="([SP]\d+-\d+)"(.*?)</details></li>', text)
-    papers_first = sorted(ledger.claims(), key=lambda claim: claim.id.startswith("S"))
-    assert [id for id, _ in cards] == [claim.id for claim in papers_first]
-    for claim, (id, card) in zip(papers_first, cards, strict=True):
+    papers_first = sorted(ledger.texts(), key=lambda text: (text.document.startswith("S"), text.is_read_in_part))
+    claims = [claim for text in papers_first for claim in text.claim]
+    assert [id for id, _ in cards] == [claim.id for claim in claims]
+    assert (ledger.by_reading() in text, text.count(">body not read<")) == (True, 3)
+    for claim, (id, card) in zip(claims, cards, strict=True):
         of_runs = any(piece.kind in ("runs", "virtual") for piece in claim.evidence)
         assert (f"<code>study claims {id} --runs reports</code>" in card) == of_runs
         folders = re.findall(r"<code>(reports/.+?)</code>", card.partition("in a checkout. Records: ")[2])
