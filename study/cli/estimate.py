@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from study.configs.oom.said import PRECISIONS, config_settings, typed, understood
+from study.configs.oom.said import PRECISIONS, config_settings, of_deepspeed, typed, understood
 from study.core import arms, optimizers
 from study.core.errors import Stop, refuse_beyond
 from study.core.fsdp_keys import version_of
@@ -16,6 +16,7 @@ from study.core.text import say, say_wrapped, show
 from study.predict.front import (
     MOST_ROWS,
     Hardware,
+    Keys,
     PlaceFlags,
     Question,
     StepFlags,
@@ -25,6 +26,7 @@ from study.predict.front import (
     Wanted,
     asked_for,
     calibration,
+    deepspeed_keys,
     settled_arm,
     usual_precision,
     with_homes,
@@ -61,6 +63,7 @@ def training_of(
     buckets: int | None,
     device: Device = "cuda",
     homes: tuple[str, str] | None = None,
+    keys: Keys = (),
 ) -> tuple[Training, Hardware | None]:
     """Return the training under an arm, and the machine; None if its kind of GPU is not given."""
     if device == "cpu" and place.gpu:
@@ -71,7 +74,7 @@ def training_of(
     has_gpu = names_gpu(place)
     known = place if has_gpu else anywhere(place, training.ranks)
     question = Question.of(model, training, known, StepFlags(checkpointing=passes.checkpointing))
-    arm = settled_arm(arm, question.gpus, question.local, buckets, homes)
+    arm = settled_arm(arm, question.gpus, question.local, buckets, homes, keys)
     ours = question.training(arm, passes.micro_batch, passes.accumulation)
     if device == "cpu":
         return in_host_memory(ours, passes), calibration.on_cpu(place.machine, ours.placement.ranks)
@@ -143,6 +146,7 @@ def estimate(
     """
     config = passes.arm
     read = read_from(config, training, passes)
+    keys = deepspeed_keys.counted(read.get("deepspeed", {}), buckets=buckets)
     buckets = read.get("buckets") if buckets is None else buckets
     training = replace(training, **{name: value for name, value in read.items() if name in vars(training)})
     passes = replace(passes, **{name: value for name, value in read.items() if name in vars(passes)})
@@ -153,14 +157,16 @@ def estimate(
     if stop := optimizers.refusal(arm, training.optimizer, precision):
         raise stop
     shape = asked_for(model, training.sequence or 1)
-    ours, machine = training_of(shape, training, place, passes, buckets, device, homes)
+    ours, machine = training_of(shape, training, place, passes, buckets, device, homes, keys)
     needs = estimates.Needs.of(arm, precision, training.precision is None, ours, machine)
     unread = [*unread_of_arm(arm, training, buckets), *unread_of_place(arm, ours.placement.ranks, place)]
     notes = [f"Not read: {', '.join(unread)}."] if unread else []
     if read:
-        words = [typed(name, value) for name, value in read.items() if name != "homes"]
+        words = [typed(name, value) for name, value in read.items() if name not in ("homes", "deepspeed")]
         notes.append(f"Read from {config}: {', '.join(words)}.")
         notes += of_homes(homes)
+    of_engine = read.get("deepspeed") or arm.deepspeed or {}
+    notes += deepspeed_keys.in_words(of_engine, arm.stage, is_arm="deepspeed" not in read)
     if arm.fsdp and version_of(arm.fsdp) == "1":
         notes.append("Predicted as FSDP2: FSDP1 was not run. It also holds the whole embedding while layers run.")
     notes += answer.recompute_note(passes.checkpointing, ours.model, arm.stage)
@@ -197,6 +203,7 @@ def read_from(config: str, training: TrainingFlags, passes: PassFlags) -> dict[s
         if settings["arm"] is None:
             raise Stop(f"{config} names no stage of ZeRO, nor FSDP", "give --arm alone")
         read = {name: settings[name] for name in ("arm", "homes")} | {"buckets": settings.get("reduce_bucket_size")}
+        read["deepspeed"] = of_deepspeed(Path(config)) or None
     for flags, names in ((training, ("gpus", "precision")), (passes, ("micro_batch", "accumulation", "checkpointing"))):
         read |= {name: settings.get(name) for name in names if getattr(flags, name) == getattr(type(flags), name)}
     return {name: value for name, value in read.items() if value is not None}

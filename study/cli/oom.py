@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from packaging.version import Version
 
 from study.cli import given
 from study.cli import pasted as texts
@@ -20,7 +19,8 @@ from study.configs.oom.causes import Cause
 from study.configs.oom.explain import tokens_of_logits, widths
 from study.configs.oom.fitting import far_beyond, named, predicted
 from study.configs.oom.reading import OomError
-from study.configs.oom.remedies import in_accord, with_known
+from study.configs.oom.releases import of_other_releases
+from study.configs.oom.remedies import in_accord, in_one_piece_first, with_known
 from study.configs.oom.said import CHUNKING, typed
 from study.configs.oom.training import Described, KnownTraining
 from study.configs.pasted.answer import answer
@@ -34,7 +34,7 @@ from study.known import lists
 from study.known.faults import ANY
 from study.known.findings import with_id
 from study.known.which_apply import Stack
-from study.predict.front import FOLLOWED, Wanted, default_sequence
+from study.predict.front import Wanted, deepspeed_keys, default_sequence, papers
 
 DEEPSPEED_CONFIG = re.compile(r"\bdeepspeed(?:_config)?[\"']?\s*[:= ]\s*[\"']?([\w./-]{1,200}\.json)\b")
 RECOMPUTES = re.compile(r"(?i)checkpointing|utils\.checkpoint|checkpoint_wrapper|recomput")
@@ -86,12 +86,13 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
         in_accord(each.remedy_for(told.said), each, which.may_fit if each is of_tensor else None, told)
         for each in causes
     ]
+    remedies[0] = in_one_piece_first(message, known, causes, which) + remedies[0]
     _show_causes(causes, remedies)
     say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.quoted}")
     read_words = _show_taken(pasted, known, vars(model) | vars(training), bool(which.words))
-    say_wrapped(*known.conflicts)
+    say_wrapped(*known.conflicts, *_of_keys(known))
     if which.words:
-        say_wrapped("", which.words, *_of_other_release(pasted, known))
+        say_wrapped("", which.words, *of_other_releases(pasted, known))
     if contradiction:
         say_wrapped("", contradiction)
     _ask(message, known, causes, pasted.text, {path.name for path in paths}, _says_no_adapters(error))
@@ -113,12 +114,10 @@ def _config_among(paths: list[Path]) -> Path | None:
     return None
 
 
-def _of_other_release(pasted: Pasted, training: KnownTraining) -> list[str]:
-    """Say which release of DeepSpeed is predicted, if the text names another."""
-    release = pasted.releases.get("deepspeed", ANY)
-    if not training.arm.startswith("zero") or not isinstance(release, Version) or str(release) == FOLLOWED:
-        return []
-    return [f"Predicted is what deepspeed {FOLLOWED} allocates; {release} may allocate in another order."]
+def _of_keys(training: KnownTraining) -> list[str]:
+    """Say what of the config of DeepSpeed is counted, and what is not."""
+    arm = training.arm.partition("_")[0]
+    return deepspeed_keys.in_words(training.settings.get("deepspeed") or {}, papers.STAGES.get(arm), is_arm=False)
 
 
 def _not_in_script(words: tuple[str, ...], training: KnownTraining, told: Pasted) -> str:

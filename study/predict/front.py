@@ -1,7 +1,7 @@
 # ruff: noqa: F401
 """All that others may use of the predictor: `estimate()`, `step_time()`, `advise()`, and what they take and return."""
 
-from study.predict import calibration, papers
+from study.predict import calibration, deepspeed_keys, papers
 from study.predict.advise import (
     FASTER,
     MISS,
@@ -28,6 +28,7 @@ from study.predict.allocator import (
 )
 from study.predict.architecture import Wanted, asked_for, named
 from study.predict.calibration import CalibratedMachine, Known, MeasuredStep
+from study.predict.deepspeed_keys import Keys
 from study.predict.engines.zero import FOLLOWED
 from study.predict.estimate import HOST_PROCESS_BYTES, Estimate, loading_bytes
 from study.predict.outside import scores

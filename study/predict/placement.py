@@ -5,6 +5,10 @@ from typing import NamedTuple
 
 from study.core.arms import Arm, feature_for_cuda_alone, zero_optimization
 from study.core.errors import Stop
+from study.core.files import value_at
+
+GRADIENTS_KEPT_IN = "data_types.grad_accum_dtype"
+FP32 = ("fp32", "float32", "float", "torch.float32")  # DeepSpeed's words for it (runtime/config.py, DtypeEnum)
 
 
 class Fsdp(NamedTuple):
@@ -69,6 +73,11 @@ class Placement:
     @property
     def stage(self) -> int:
         return self.zero["stage"]
+
+    @property
+    def keeps_gradients_in_fp32(self) -> bool:
+        """Whether DeepSpeed's config says so. Its optimizer of stage 1 then is another one, which is not predicted."""
+        return self.stage in (2, 3) and value_at(self.deepspeed, GRADIENTS_KEPT_IN) in FP32
 
     @property
     def has_own_linear(self) -> bool:

@@ -17,6 +17,7 @@ from study.core.recipes import RECIPES, Precision
 from study.core.settings import Optimizer, Tokens
 from study.core.text import say_aside
 from study.predict import calibration
+from study.predict.deepspeed_keys import Keys, with_keys
 from study.predict.pace import Pace
 from study.predict.placement import Placement
 from study.predict.step_time import AttentionKernel, Hardware
@@ -109,16 +110,24 @@ def zero_of(arm: Arm) -> dict:
 
 
 def settled_arm(
-    arm: Arm, gpus: int, local: int, bucket_elements: int | None = None, homes: tuple[str, str] | None = None
+    arm: Arm,
+    gpus: int,
+    local: int,
+    bucket_elements: int | None = None,
+    homes: tuple[str, str] | None = None,
+    keys: Keys = (),
 ) -> Arm:
-    """An arm with groups as large as nodes, and with such buckets and homes of states and weights. None: its own."""
+    """An arm with groups as large as nodes, and with such buckets and homes of states and weights. None: its own.
+
+    `keys` are what a config of DeepSpeed says besides.
+    """
     if bucket_elements is not None and bucket_elements < 1:
         raise Stop(f"buckets must have at least 1 element (got {bucket_elements})", "give 1 or more")
     if arm.replicas > 1 and arm.shards == "auto":
         arm = replace(arm, replicas=max(2, gpus // local))
     elif arm.divides_ranks and gpus > local:
         arm = replace(arm, second_copy_ranks=local)
-    return with_homes(with_buckets(arm, bucket_elements), homes)
+    return with_keys(with_homes(with_buckets(arm, bucket_elements), homes), keys)
 
 
 def with_homes(arm: Arm, homes: tuple[str, str] | None) -> Arm:

@@ -8,6 +8,7 @@ from typing import Any
 
 from study.core.arms import ROOT, load_arm
 from study.core.gpus import GPUS
+from study.core.shapes import models as known_models
 from study.core.text import size
 from study.predict.front import (
     FRAGMENTATION,
@@ -92,6 +93,7 @@ def values() -> dict:
     at_most = {name: gpu.memory_bytes - reserve_bytes(gpu) for name, gpu in by_size}
     return {
         "models": models,
+        "known": len(known_models()),  # by the command
         "sequences": models[SHOWN["model"]],
         "gpu_counts": GPUS_TRIED,
         "micro_batches": MICRO_BATCHES,

@@ -6,6 +6,7 @@ import re
 import textwrap
 import tomllib
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from study.configs.oom.causes import IN_PARTS, IN_PARTS_OF, Cause
 from study.configs.oom.causes import rows as cause_rows
 from study.configs.oom.explain import explain
 from study.configs.oom.recomputing import CLEARLY, with_recomputing
+from study.configs.oom.releases import TRANSFORMERS
 from study.configs.oom.said import stated
 from study.configs.oom.training import Described, KnownTraining
 from study.configs.pasted import condense, memory
@@ -1008,7 +1010,7 @@ def test_a_log_alone_says_what_filled_the_memory_and_what_fits(monkeypatch, caps
     assert "Predicted with 4 sequences of 8,192 tokens" in said
     for change in ("--chunked-loss, as by Liger (", "--micro-batch 2 and twice the accumulation ("):
         assert change in said.partition("Each of these would fit")[2]
-    assert "(`use_liger_kernel=True` in TrainingArguments)" in said
+    assert "(`use_liger_kernel=True` in TrainingArguments after `pip install liger-kernel`)" in said
     assert "with --config ds_config.json its settings count" in said
 
 
@@ -1381,24 +1383,87 @@ def test_who_says_that_all_train_is_not_asked_for_adapters(text, asks, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("text", "arm", "is_told"),
+    ("text", "arm", "told"),
     [
-        ("deepspeed==0.16.4", "zero2", True),
-        (f"deepspeed=={FOLLOWED}", "zero2", False),
-        ("deepspeed==0.16.4", "fsdp2", False),
-        ("deepspeed", "zero2", False),
+        ("deepspeed==0.16.4", "zero2", "yours has deepspeed 0.16.4."),
+        (f"deepspeed=={FOLLOWED} transformers=={TRANSFORMERS}", "zero2", ""),
+        ("deepspeed==0.16.4", "fsdp2", ""),
+        ("deepspeed", "zero2", ""),
+        ("transformers==4.55.0", "fsdp2", "yours has transformers 4.55.0."),
+        ("deepspeed==0.16.4 transformers==4.55.0", "zero2", "yours has deepspeed 0.16.4 and transformers 4.55.0."),
     ],
 )
-def test_a_prediction_says_which_release_it_follows_if_the_text_names_another(text, arm, is_told, monkeypatch, capsys):
+def test_a_prediction_says_which_release_it_follows_if_the_text_names_another(text, arm, told, monkeypatch, capsys):
     monkeypatch.setattr(condense.sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{text}\n{new()}".encode())))
     flags = f"--model llama3-8b --arm {arm} --ranks 8 --micro-batch 1 --checkpointing"
     said = said_of("-", flags, monkeypatch, capsys)
     assert "Predicted with " in said
-    assert (f"deepspeed {FOLLOWED} allocates; 0.16.4 may" in said) == is_told
+    assert (f"transformers {TRANSFORMERS} allocate; {told}" in said) if told else "Predicted is what" not in said
 
 
-def test_the_release_that_is_followed_is_the_one_that_the_study_runs():
+@pytest.mark.parametrize(
+    ("text", "flags", "is_told"),
+    [
+        ("transformers==4.48.3", "", True),
+        ("transformers==4.49.0", "", False),
+        ("    loss = fixed_cross_entropy(shift_logits, shift_labels)", "", True),
+        ("", "", False),
+        ("transformers==4.48.3", "--chunked-loss", False),
+        ("transformers==4.48.3", "--precision fp32", False),
+        ("transformers==4.48.3", "--micro-batch 1", False),  # one sequence without its last token needs no copy
+    ],
+)
+def test_what_older_losses_make_more_is_told(text, flags, is_told, monkeypatch, capsys):
+    monkeypatch.setattr(condense.sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{text}\n{new()}".encode())))
+    usual = "" if "--micro-batch" in flags else "--micro-batch 4"
+    arm = f"--model llama3-8b --arm zero2 --ranks 8 --sequence 4096 --checkpointing {usual} {flags}"
+    said = said_of("-", arm, monkeypatch, capsys)
+    assert "Predicted with " in said
+    assert ("up to 3.91 GiB more (16,384 tokens x 128,256 x 2 bytes)" in said) == is_told
+
+
+def test_the_releases_that_are_followed_are_those_that_the_study_runs():
     assert f'"deepspeed=={FOLLOWED}"' in (ROOT / "pyproject.toml").read_text()
+    assert version("transformers") == TRANSFORMERS
+
+
+@pytest.mark.parametrize(
+    ("free", "unused", "allocated", "is_first"),
+    [
+        ("7.50 GiB", "1.36 GiB", "69.00 GiB", True),
+        ("7.50 GiB", "0.40 GiB", "70.00 GiB", False),
+        ("4.11 GiB", "4.50 GiB", "69.00 GiB", False),
+    ],
+)
+def test_what_costs_nothing_is_tried_first_where_little_was_missing(
+    free, unused, allocated, is_first, monkeypatch, capsys
+):
+    """The tensor had nearly room beside the pieces."""
+    text = new(free=free, allocated=allocated, unused=unused)
+    monkeypatch.setattr(condense.sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    said = said_of("-", "--vocabulary 128256 --sequence 8192 --micro-batch 2", monkeypatch, capsys)
+    assert said.startswith("Likely: 7.83 GiB")
+    assert ("What to do: first set PYTORCH_CUDA_ALLOC_CONF" in said) == is_first
+
+
+def test_a_key_of_the_config_is_counted_as_estimate_counts_it(tmp_path, monkeypatch, capsys):
+    """Whatever fits only just there is said to do so here, too."""
+    zero = {"stage": 3, "overlap_comm": True, "contiguous_gradients": False}
+    (tmp_path / "ds.json").write_text(
+        json.dumps({"zero_optimization": zero, "data_types": {"grad_accum_dtype": "fp32"}, "bf16": {"enabled": True}})
+    )
+    monkeypatch.setattr(condense.sys, "stdin", io.TextIOWrapper(io.BytesIO(new().encode())))
+    flags = f"--model qwen2.5-14b --config {tmp_path}/ds.json --ranks 8 --sequence 4096 --micro-batch 4 --checkpointing"
+    said = said_of("-", flags, monkeypatch, capsys)
+    in_this_process(monkeypatch, f"estimate {flags} --gpu A100-80GB")
+    of_estimate = " ".join(capsys.readouterr().out.split())
+    for each in (said, of_estimate):
+        assert "Counted of the config: data_types.grad_accum_dtype fp32." in each
+        assert "Not counted, though memory depends on it: zero_optimization.contiguous_gradients." in each
+    assert "That only just fits" in said
+    assert "fits only just" in of_estimate
+    needs = re.search(r"a rank needs ([\d.]+ GiB)", said)[1]
+    assert f"({needs}) of GPU memory at the peak" in of_estimate
 
 
 UPDATE = '  File "a.py", line 1, in train\n    optimizer.step()\n'

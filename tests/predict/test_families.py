@@ -24,22 +24,35 @@ def test_memory_of_a_family_is_predicted(tmp_path, cache, monkeypatch, cell):
     assert of_record.predicted(run.record).peak_bytes == pytest.approx(measured, rel=0.001)
 
 
-@pytest.mark.parametrize(("bucket_elements", "passes"), [(2**18, "1"), (2**21, "3")])
-def test_stage_1_without_overlap_comm_reduces_after_the_pass(tmp_path, cache, monkeypatch, bucket_elements, passes):
-    """DeepSpeed's default. All gradients are there at once, beside the buckets, and some are larger than a bucket."""
+IN_FP32 = {"data_types": {"grad_accum_dtype": "fp32"}}
+NARROW = {"reduce_bucket_size": 2**18}
+
+
+@pytest.mark.parametrize(
+    ("zero", "more", "flags"),
+    [
+        # DeepSpeed's default. All gradients are there at once, beside the buckets, and some are larger than a bucket.
+        ({"stage": 1, "overlap_comm": False} | NARROW, {}, "--accumulation 1"),
+        ({"stage": 1, "overlap_comm": False, "reduce_bucket_size": 2**21}, {}, "--accumulation 3"),
+        # Gradients that are kept in fp32.
+        ({"stage": 2} | NARROW, IN_FP32, "--precision bf16_cast --accumulation 1"),
+        ({"stage": 2} | NARROW, IN_FP32, "--precision bf16_cast --accumulation 3"),
+        ({"stage": 3} | NARROW, IN_FP32, "--precision bf16_cast --accumulation 3"),
+    ],
+)
+def test_what_a_config_of_deepspeed_changes(tmp_path, cache, monkeypatch, zero, more, flags):
     config = config_of("llama", hidden_size=256, intermediate_size=1024)
-    zero = {"stage": 1, "reduce_bucket_size": bucket_elements, "overlap_comm": False}
     sizes = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
     arm = yaml.safe_load((ROOT / "accelerate_configs/zero1.yaml").read_text())
     arm["deepspeed_config"]["deepspeed_config_file"] = str(tmp_path / "zero.json")
     for name, content in {
         "config.json": config,
-        "zero.json": sizes | {"zero_optimization": zero},
+        "zero.json": sizes | {"zero_optimization": zero} | more,
         "arm.yaml": arm,
     }.items():
         (tmp_path / name).write_text(json.dumps(content))  # JSON is YAML, too
-    flags = f"--model {tmp_path} --init none --steps 2 --warmup-steps 1 --virtual-ranks 4 --micro-batch 1 --sequence 8"
-    run = launch(tmp_path / "arm.yaml", tmp_path / "run", *flags.split(), "--accumulation", passes, cache=cache)
+    small = f"--model {tmp_path} --init none --steps 2 --warmup-steps 1 --virtual-ranks 4 --micro-batch 1 --sequence 8"
+    run = launch(tmp_path / "arm.yaml", tmp_path / "run", *small.split(), *flags.split(), cache=cache)
     assert run.code == 0, run.output
     monkeypatch.setattr(of_record, "architecture", lambda _: named(str(tmp_path)))
     measured = run.record.memory.components.per_rank[0].tracked_peak_bytes

@@ -10,7 +10,7 @@ from study.predict.engines import engine_of
 from study.predict.estimate import Estimate
 from study.predict.prediction import estimate
 from tests.conftest import DECODERS_ALONE, table
-from tests.predict.trainings import training_of
+from tests.predict.trainings import placed, training_of
 
 FOR_BERT = [name for name in arms.NAMES if name not in DECODERS_ALONE]
 TABLES = table("predict/by_hand.toml")
@@ -131,6 +131,18 @@ def test_stage_3_updates_a_sub_group_at_a_time():
     update = estimate(training_of(named("gpt-j-6b"), "zero3", ranks=2, **how))
     assert update.peak_when == "update"
     assert update.peak_bytes == pytest.approx(54.5e9, rel=0.005)
+
+
+@pytest.mark.parametrize("passes", [1, 4])
+@pytest.mark.parametrize("zero", [{"stage": 2}, {"stage": 3}, {"stage": 2, "offload_optimizer": {"device": "cpu"}}])
+def test_gradients_that_deepspeed_keeps_in_fp32(zero, passes):
+    """Four bytes of each element of a rank's part, once."""
+    ours = training_of(named("gpt2"), zero=zero, precision="bf16_cast", ranks=2, accumulation=passes, device="cuda")
+    config = ours.placement.deepspeed | {"data_types": {"grad_accum_dtype": "fp32"}}
+    engine = engine_of(placed(ours, deepspeed=config))
+    most = max(now.get("gradients", 0) for when, now in engine.instants(ours.profile) if when == "backward")
+    assert most + engine.standing.get("gradients", 0) == 4 * engine.part
+    assert engine_of(ours).sum_bytes == 2
 
 
 def test_what_pytorchs_linear_layers_keep_under_stage_3_is_not_predicted():

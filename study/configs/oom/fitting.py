@@ -2,6 +2,7 @@
 
 import contextlib
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from study.configs.oom.causes import FIRST, UNUSED_SHARE, Cause, clues, makes_moments, rows
 from study.configs.oom.changes import BESIDE, Change, that_help
@@ -13,7 +14,7 @@ from study.configs.oom.training import KnownTraining, predicted_memory, predicti
 from study.core.errors import Stop
 from study.core.gpus import GPUS, Gpu, gpu_named, like
 from study.core.text import binary_size, number_of, size
-from study.predict.front import Transformer, default_sequence, fits_on, reserve_bytes
+from study.predict.front import Prediction, Transformer, default_sequence, fits_on, reserve_bytes
 
 # Causes that fill memory between the steps of a training, which may fit.
 BETWEEN_STEPS = {
@@ -44,6 +45,7 @@ class WhatFits:
     words: str = ""
     may_fit: tuple[Change, ...] | None = None  # changes that fit, or could not be tried. None: none was looked at
     is_in_pieces: bool = False  # it fits, and with all in one piece the tensor would have had room
+    is_too_large: bool = False  # it is predicted not to fit, whatever is in pieces
     differs: str = ""  # that the log has more in use than what was given makes
 
 
@@ -70,7 +72,7 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> WhatFit
     has = f"this GPU has {gpu}, less {binary_size(reserve_bytes(card))} for context and fragmentation"
     later = _later(error, training, needs_bytes)
     needs = f"{_assumed(training, model)}: {_needs(training, needs_bytes)}; {has}.{later}"
-    fit = fits_on(card, needs_bytes)
+    fit = _fits(card, prediction)
     made_in = next((MADE_IN[clue.cause] for clue in clues(error) if clue.cause in MADE_IN), "")
     excess = Excess.of(error, prediction.most_bytes(made_in))
     is_of_next_run = given.chunked_loss and "logits" in cause.part_of  # which would not fail so
@@ -79,7 +81,7 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> WhatFit
     is_as_given = not (is_beside or ranks_that_share(error, training))
     if fit == "no" and (is_as_given or is_of_next_run):
         which, may_fit = _which_fit(card, training, error, cause, 0)
-        return WhatFits(f"{needs} {which}", may_fit)
+        return WhatFits(f"{needs} {which}", may_fit, is_too_large=True)
     if is_of_next_run:
         return WhatFits(f"{needs} That fits: a loss in pieces never makes the whole logits, of which the message is.")
     words = f"{needs} {FITS[fit]}{although_it_fits(error, training, model, excess)}"
@@ -108,7 +110,7 @@ def _with_excess(
     if not (is_missed or as_a_second_model(training, excess.taken_bytes)):
         if is_whole and helps_in_one_piece(error, training):
             words += f" {IN_ONE_PIECE} leaves room for them ({binary_size(peak_bytes + excess.taken_bytes)})."
-        return WhatFits(f"{words} {UNKNOWN}", None, is_in_pieces, excess.differs(error))
+        return WhatFits(f"{words} {UNKNOWN}", None, is_in_pieces, differs=excess.differs(error))
     which, may_fit = _which_fit(card, training, error, cause, excess.taken_bytes)
     return WhatFits(f"{words} With that on top {which[0].lower()}{which[1:]}", may_fit, is_in_pieces)
 
@@ -194,19 +196,28 @@ def _tried(
     untried = ""
     for change in changes:
         try:
-            changed_bytes = more_bytes + predicted_memory(training.wanted, change.training).peak_bytes
+            changed = prediction_of(training.wanted, change.training)
+            changed_bytes = more_bytes + changed.memory.peak_bytes
         except Stop as stop:
             if stop.status == "unavailable":
                 untried += f" Not tried: {change.words}: {stop.what}."  # its remedy is of flags that nobody gave
                 may_fit.append(change)
             continue
-        answer = fits_on(card, changed_bytes)
+        answer = _fits(card, changed, more_bytes)
         if answer != "no":
             just = ", only just" if answer == "only just" else ""
             mark = "*" if change.shrinks_part(cause) else ""
             fitting.append(f"{change.words} ({binary_size(changed_bytes)}{just}){mark}")
             may_fit.append(change)
     return fitting, untried, tuple(may_fit)
+
+
+def _fits(card: Gpu, prediction: Prediction, more_bytes: int = 0) -> Literal["yes", "only just", "no"]:
+    """Say if a training fits, as `study estimate` does, beside as much more."""
+    needs_bytes = prediction.memory.peak_bytes + more_bytes
+    if (answer := fits_on(card, needs_bytes)) != "yes":
+        return answer
+    return fits_on(card, needs_bytes, prediction.kinds(card).driver + more_bytes)
 
 
 def _assumed(training: KnownTraining, model: Transformer) -> str:

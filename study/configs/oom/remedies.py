@@ -11,13 +11,16 @@ from study.configs.oom.changes import (
     Change,
 )
 from study.configs.oom.excess import helps_in_one_piece
-from study.configs.oom.fitting import named, predicted
+from study.configs.oom.fitting import WhatFits, named, predicted
 from study.configs.oom.reading import OomError
+from study.configs.oom.said import IN_ONE_PIECE
 from study.configs.oom.training import KnownTraining
 from study.configs.pasted.in_use import advised
 from study.configs.pasted.read import Pasted
+from study.core.text import binary_size
 from study.predict.front import papers
 
+ENOUGH = 0.5  # of what is unused, in pieces: so much of it may come together
 # By what a text may have in use: the change that a remedy may name.
 ADVISED = {"chunked_loss": IN_PIECES, "checkpointing": RECOMPUTED}
 
@@ -35,6 +38,17 @@ def first_tried_first(error: OomError, training: KnownTraining, causes: list[Cau
     reasons = (*pieces[0].reasons, "the training is predicted to fit without such pieces")
     first = replace(pieces[0], points=max(causes[0].points, pieces[0].points) + HINT, reasons=reasons)
     return [first, *(cause for cause in causes if cause.id != first.id)]
+
+
+def in_one_piece_first(error: OomError, training: KnownTraining, causes: list[Cause], which: WhatFits) -> str:
+    """Return how a remedy begins where pieces are not named first, and a small part of them would have been enough."""
+    missing_bytes = error.asked.high - (error.free or 0)
+    is_enough = 0 < missing_bytes <= ENOUGH * error.unallocated
+    is_hopeless = which.is_too_large or causes[0].id in ("oom-fragmentation", "oom-states", "oom-other-process")
+    if error.where != "GPU" or not is_enough or is_hopeless or IN_ONE_PIECE in training.settings:
+        return ""
+    missing, unused = binary_size(missing_bytes), binary_size(error.unallocated)
+    return f"first set {IN_ONE_PIECE}, which costs nothing: {missing} were missing, and {unused} are unused; then "
 
 
 def with_known(pasted: Pasted, training: KnownTraining) -> Pasted:

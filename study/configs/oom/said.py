@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from study.configs import sources
 from study.configs.mistakes import recognised
 from study.configs.pasted.in_use import advised
 from study.configs.pasted.read import Pasted
@@ -83,6 +84,7 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     said["plain"] = bool(PLAIN.search(pasted.text)) or None
     said["adapters"] = pasted.said.get("peft")
     said["accumulation"] = pasted.said.get("passes")
+    said["deepspeed"] = pasted.config.content if pasted.config else None
     zero = pasted.config.content["zero_optimization"] if pasted.config else None
     if isinstance(zero, dict):
         said["reduce_bucket_size"] = _whole(zero.get("reduce_bucket_size"))
@@ -154,6 +156,14 @@ def config_settings(path: Path | None) -> EffectiveSettings:
         if setting.value not in (AUTO, UNKNOWN) and not is_unsaid:
             known[OUR_NAMES.get(name, name)] = setting
     return known
+
+
+def of_deepspeed(path: Path | None) -> dict[str, Any]:
+    """Return the DeepSpeed config that a file is, or that it names. Empty: there is none."""
+    source = sources.read(path) if path else None
+    if source and source.kind != sources.DEEPSPEED:
+        source = source.named
+    return source.content if source else {}
 
 
 def understood(settings: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self
 
 import tyro
 
-from study.configs.oom.said import config_settings, conflicts, understood
+from study.configs.oom.said import config_settings, conflicts, of_deepspeed, understood
 from study.core import arms
 from study.core.errors import Stop
 from study.core.gpus import GPUS, gpu_named
@@ -22,6 +22,7 @@ from study.core.text import is_number
 from study.predict.front import (
     BUCKETS,
     Estimate,
+    Keys,
     PlaceFlags,
     Prediction,
     Quantized,
@@ -31,6 +32,7 @@ from study.predict.front import (
     Transformer,
     Wanted,
     asked_for,
+    deepspeed_keys,
     settled_arm,
 )
 
@@ -74,6 +76,8 @@ class Described:
     """Elements of DeepSpeed's buckets. Default: as the config says, or the arm's file."""
     homes: Annotated[tuple[str, str] | None, tyro.conf.Suppress] = None
     """Where the optimizer's states and the weights are, if the config writes both."""
+    keys: Annotated[Keys | None, tyro.conf.Suppress] = None
+    """What the config of DeepSpeed says besides."""
 
     def __post_init__(self):
         for name in NUMBERS:
@@ -102,9 +106,11 @@ class KnownTraining:
     def of(cls, wanted: Wanted, described: Described, stated: dict[str, Any] | None = None) -> Self:
         """Return what is known of a training. Raise Stop if a flag is wrong. `stated` is what a text says."""
         config = config_settings(described.config)
-        settings = {name: each.value for name, each in config.items()}
+        of_engine = {"deepspeed": content} if (content := of_deepspeed(described.config)) else {}
+        settings = of_engine | {name: each.value for name, each in config.items()}
         if stated:
             written = {name: each.value for name, each in config.items() if not (each.is_default or each.is_open)}
+            written |= of_engine
             if stated.get("pairs") and str(written.get("micro_batch")).isdigit():
                 written["micro_batch"] = 2 * int(written["micro_batch"])
             if "stage" in written:  # whoever writes it, and no offloading, has none
@@ -120,6 +126,7 @@ class KnownTraining:
     def _of(cls, wanted: Wanted, described: Described, settings: dict[str, Any], from_text: frozenset[str]) -> Self:
         settings = understood(settings)
         settings["buckets"] = settings.get("reduce_bucket_size")
+        settings["keys"] = deepspeed_keys.counted(settings.get("deepspeed") or {}, buckets=described.buckets) or None
         if described.arm:  # which says it
             settings["homes"] = None
         described = filled(described, settings)
@@ -137,7 +144,8 @@ class KnownTraining:
     @property
     def used(self) -> dict[str, Any]:
         """What it is taken for, by names of flags."""
-        return {name: value for name, value in (vars(self.wanted) | vars(self.described)).items() if name != "homes"}
+        flags = vars(self.wanted) | vars(self.described)
+        return {name: value for name, value in flags.items() if name not in ("homes", "keys")}
 
     @property
     def arm(self) -> str:
@@ -246,7 +254,9 @@ def prediction_of(wanted: Wanted, given: Described) -> Prediction:
     shape = asked_for(wanted, given.sequence or 1)
     step = StepFlags(batch=training.ranks, checkpointing=bool(given.checkpointing))
     question = Question.of(shape, training, place, step)
-    arm = settled_arm(arms.load_arm(given.arm or ""), question.gpus, question.local, given.buckets, given.homes)
+    arm = settled_arm(
+        arms.load_arm(given.arm or ""), question.gpus, question.local, given.buckets, given.homes, given.keys or ()
+    )
     asked = question.training(arm, given.micro_batch or 1, given.accumulation or 1)
     if given.plain and (fsdp := asked.placement.fsdp):
         asked = replace(asked, placement=replace(asked.placement, fsdp=fsdp._replace(by_accelerate=False)))

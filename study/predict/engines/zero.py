@@ -24,8 +24,12 @@ class Zero(Engine):
         # weights in fp32 the copy is redundant: on one process with a model of 27.8M parameters it is a part of 28
         # bytes a parameter at the peak of stages 1 and 2, where plain PyTorch has 16.6 (measured on a CPU).
         self.state_bytes = self.recipe.moment_bytes
+        # Of an element of the gradients that are kept: that of the weights, unless the config says fp32 (engine.py,
+        # get_data_types).
+        self.kept_in_fp32 = self.placement.keeps_gradients_in_fp32 and self.weight_bytes == 2
+        self.sum_bytes = 4 if self.kept_in_fp32 else self.weight_bytes
         # Of an element of a gradient that is copied to the type of the states. 0: it has that type.
-        self.copied_bytes = 0 if self.weight_bytes == self.state_bytes else self.state_bytes
+        self.copied_bytes = 0 if self.sum_bytes == self.state_bytes else self.state_bytes
         self.bucket_elements = int(zero["reduce_bucket_size"])
         self.optimizer_home, self.weights_home = map(self.home, (zero["offload_optimizer"], zero["offload_param"]))
         self.offloads = self.optimizer_home != "none"

@@ -36,6 +36,9 @@ class Stages1And2(Zero):
             start = end
         # copy_grads_in_partition adds the elements of each tensor in the part, also of one that continues in the next.
         self.owned_whole_bytes = elements_of(self.tensors[: len(self.owned)]) * self.weight_bytes
+        # Gradients in fp32 have one vector, also of what is offloaded (_build_compact_grad_partition_buffer).
+        self.kept_bytes = self.part * self.sum_bytes if self.kept_in_fp32 else self.owned_whole_bytes
+        self.keeps_here = self.kept_in_fp32 or not self.offloads
         self.largest_bytes = max(tensor.elements for tensor in self.tensors) * self.weight_bytes
 
     def home(self, offload: dict | None) -> str:
@@ -54,7 +57,9 @@ class Stages1And2(Zero):
         states["weights"] += (self.part * self.ranks - self.elements) * self.weight_bytes
         if self.offloads:
             collected = self.master_bytes  # on the host: gradients in the type of the states
-            if self.passes > 1 and self.stage == 2:  # whole tensors (async_accumulate_grad_in_cpu_via_gpu)
+            if (
+                self.passes > 1 and self.stage == 2 and not self.kept_in_fp32
+            ):  # whole tensors (async_accumulate_grad_in_cpu_via_gpu)
                 collected += self.owned_whole_bytes
             # temp_grad_buffer_for_cpu_offload and temp_grad_buffer_for_gpu_offload: one for the largest tensor on each
             # side. On the host also the updated weights on their way up.
@@ -77,12 +82,13 @@ class Stages1And2(Zero):
         # the type of the master copy or goes to the host (stage_1_and_2.py, __init__). The master copy's first gradient
         # (initialize_optimizer_states) is left out: with it five of seven trainings on an H200 come out worse.
         once = [tensor.elements * self.weight_bytes for tensor in self.tensors]
-        if self.offloads or self.copied_bytes:
+        if self.offloads or self.weight_bytes != self.state_bytes:
             once.append(flat_bytes)
         in_pass = [self.bucket_elements * self.reduced_bytes]
-        kept = update = []
-        if not self.offloads:
-            kept, update = [self.owned_whole_bytes], [flat_bytes, self.part * self.copied_bytes]
+        kept = [self.kept_bytes] if self.keeps_here else []
+        update = []
+        if not (self.offloads or self.kept_in_fp32):
+            update = [flat_bytes, self.part * self.copied_bytes]
         standing = [*states.values()]
         if self.stage == 1:  # it has its own part of the gradients from the last pass on
             return Blocks(standing, moments, in_pass + kept, kept + update, made_once=once)
@@ -102,12 +108,13 @@ class Stages1And2(Zero):
         return Buckets(self).instants(profile)
 
     def in_update(self) -> Iterator[dict]:
-        part, whole = self.part, self.owned_whole_bytes
+        part, whole = self.part, self.kept_bytes
         # Records of measure version 3 count these as activations, because DeepSpeed makes them with autograd on.
         yield {"gradients": whole, "temporaries": NORM_BYTES * max(self.owned.values())}
         # step() flattens the averaged gradients, converts the vector to the type of the master copy, and only then
         # deletes it: the whole gradients, the vector and its copy are there at once. A single tensor is its own vector.
-        flat = part * self.weight_bytes if len(self.owned) > 1 else 0
+        # In fp32 they are one vector of that type already.
+        flat = part * self.weight_bytes if len(self.owned) > 1 and not self.kept_in_fp32 else 0
         yield {"gradients": whole, "temporaries": flat + self.copied_bytes * part}
         yield {"temporaries": self.state_bytes * part + self.made_bytes}  # the whole gradients are freed by now
 
@@ -122,17 +129,18 @@ class Buckets(Bucket):
         super().__init__(engine)
         self.engine = engine
         self.waiting = self.kept = 0
-        self.most_kept = engine.owned_whole_bytes
+        self.most_kept = engine.kept_bytes
         # With one pass nothing is there before its first gradient. With several, the stages differ: only stage 2
         # reduces in each pass (engine.py, allreduce_gradients).
         if engine.passes > 1 and engine.stage == 1:
             # Stage 1 collects whole gradients until the last microbatch. Its buckets stay until the step ends.
             self.waiting = engine.elements * self.w
-        elif engine.passes > 1 and not engine.offloads:
+        elif engine.passes > 1 and engine.keeps_here:
             # Stage 2 has a list of the sums so far (all_grad_tensors), and copies what a pass brings into a new buffer
-            # (grads_in_partition) before it adds that to the list. So owned gradients are there twice.
+            # (grads_in_partition) before it adds that to the list. So owned gradients are there twice, but for those in
+            # fp32: a pass adds to their vector.
             self.kept = self.most_kept
-            self.most_kept *= 2
+            self.most_kept *= 1 if engine.kept_in_fp32 else 2
         # setup_buckets allocates whole buckets, however small the model is. With DeepSpeed's default of 5e8 elements, a
         # model of 27.8M parameters in fp32 on two ranks had peaks of 86 to 90 bytes a parameter where DDP had 20.6, and
         # 158 with overlap_comm (measured on a CPU, DeepSpeed 0.19.8).
@@ -196,9 +204,11 @@ class Buckets(Bucket):
         if owned and engine.offloads:
             yield self.instant(complete, next_bytes + NORM_BYTES * owned)
         # The first owned gradient allocates the buffer for all of them (copy_grads_in_partition).
-        elif owned and self.kept < self.most_kept:
-            self.kept += engine.owned_whole_bytes
+        if owned and engine.keeps_here and self.kept < self.most_kept:
+            self.kept += engine.kept_bytes
             yield self.instant(complete, next_bytes)
+        if owned and engine.kept_in_fp32:  # each slice is converted, and added to the vector
+            yield self.instant(complete, flattened + next_bytes + 4 * owned)
         # Stage 1 clears no gradient that others own. One that this rank owns has just been copied, so its first memory
         # is free in both stages (reduce_ipg_grads). A large one is alone in its bucket.
         if self.filled > self.most_elements and (engine.stage == 2 or owned):

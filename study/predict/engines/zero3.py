@@ -117,7 +117,7 @@ class Stage3(Zero):
         # It allocates its part of the gradients and its bucket once, before the first step, and keeps both: they are
         # there in forward passes, too (grad_partitions_flat_buffer; ipg_buckets).
         gradients = "host_gradients" if self.offloads else "gradients"
-        states[gradients] = self.part * self.weight_bytes
+        states[gradients] = self.part * self.sum_bytes
         states["buckets"] = self.bucket_elements * self.reduced_bytes
         if self.optimizer_home == "cpu":
             # Beside the part that passes add to, each sub-group has a gradient in the type of the states
@@ -187,7 +187,7 @@ class Stage3(Zero):
         yield stay | {"temporaries": NORM_BYTES * max(map(self.share, self.tensors))}
         # Gradients are flattened, then copied to fp32, one group at a time (_prepare_fp32_grad_for_sub_group).
         group = max(self.sub_groups)
-        yield stay | {"temporaries": group * (self.weight_bytes + self.copied_bytes)}
+        yield stay | {"temporaries": group * (self.sum_bytes + self.copied_bytes)}
         made_bytes = self.made_bytes * group // self.part
         yield stay | {"temporaries": self.state_bytes * group + made_bytes}  # _release_sub_group frees them
 
