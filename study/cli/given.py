@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from study.configs.oom.reading import BETWEEN_TEXTS
 from study.configs.pasted import condense
 from study.configs.stacks import CONFIGS
 from study.core.errors import Stop
@@ -30,7 +31,7 @@ def split(words: tuple[str, ...], command: str = "diagnose") -> tuple[list[Path]
     refuse_missing([word for word in loose if len(word.split()) == 1])
     if loose:
         texts.append(" ".join(loose))
-    return paths, "\n\n".join(texts)
+    return paths, BETWEEN_TEXTS.join(texts)
 
 
 def scripts(words: tuple[str, ...]) -> dict[str, str]:
@@ -51,4 +52,4 @@ def refuse_missing(words: list[str]) -> None:
 
 def whole_text(paths: list[Path], text: str) -> str:
     """Return a text with that of the configs and records beside it."""
-    return "\n\n".join([text, *(condense.content(path) for path in paths if path.is_file())])
+    return BETWEEN_TEXTS.join([text, *(condense.content(path) for path in paths if path.is_file())])

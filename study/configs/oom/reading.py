@@ -17,6 +17,7 @@ LONGEST_LINE = 600  # characters that are shown: PyTorch's message up to what is
 LONGEST_QUOTE = 200  # characters of it in an answer
 MESSAGE = 1500  # characters after its first word in which a message ends: PyTorch's have 700
 ABOVE = 6000  # characters of traceback above it
+BETWEEN_TEXTS = "\n\n\f\n"  # where one file ends, and another begins: no line above an error is of another file
 NEAR = 1500  # characters of the last frame of a traceback with the message, and of what a scheduler says above a kill
 MOST = 1000  # messages of one kind that are looked at
 # Where it begins, or a frame of it, as Python, IPython and Rich print them.
@@ -150,7 +151,7 @@ def _error(where: str, text: str, first: int) -> OomError:
     return OomError(
         where=where,
         line=textwrap.shorten(message, LONGEST_LINE, placeholder=" ..."),
-        context=text[max(0, begin - ABOVE) : first] + rest[: MESSAGE // 3],
+        context=text[max(0, begin - ABOVE) : first].rpartition(BETWEEN_TEXTS)[2] + rest[: MESSAGE // 3],
         asked=_asked(where, message),
         unallocated=unallocated,
         others=tuple(_others(message, (sizes["allocated"] or 0) + unallocated)),
