@@ -160,6 +160,8 @@ def _as_taken(training: KnownTraining, name: str, value: Any) -> str:
     """Return a setting as its flag, with why it is assumed if nobody says it."""
     if name == "plain":
         return "a loop of PyTorch's own"
+    if name == "sync_each_batch":
+        return "sync_each_batch=True"
     if name == "checkpointing" and training.inferred:
         return training.inferred
     if name == "arm" and "stage" in training.from_text and (why := training.settings.get("assumed")):

@@ -17,6 +17,7 @@ class Fsdp(NamedTuple):
     reshards: bool = True  # full_shard: weights are released after the forward pass. shard_grad_op keeps them
     by_accelerate: bool = False  # more units, as in the arms; else each layer and the root are units
     offloads: bool = False  # weights, gradients and optimizer states are on the host
+    sync_each_batch: bool = False  # by Accelerate, which else reduces in the last pass of a step alone
 
 
 @dataclass(frozen=True, kw_only=True)

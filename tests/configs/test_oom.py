@@ -656,6 +656,24 @@ def test_a_plain_loop_of_fsdp2_reduces_each_micro_batch():
     assert first + whole - 2 * parts < others[0] < first + whole, "all gradients in 16 bits, for a rank's part in 32"
 
 
+def test_sync_each_batch_leaves_no_whole_gradients():
+    """With the reduced ones of earlier micro-batches a rank holds more than with one micro-batch."""
+    wanted = Wanted(model="llama3-8b")
+    given = Described(arm="fsdp2", ranks=8, micro_batch=1, sequence=2048, checkpointing=True)
+    plugin = "GradientAccumulationPlugin(num_steps=4, sync_each_batch={})"
+    peaks = {}
+    of_trainer = 'gradient_accumulation_steps: 4, "sync_each_batch": true'
+    for text in ("", plugin.format(True), plugin.format(False), of_trainer):
+        training = known(text, wanted, given)
+        peaks[text] = trainings.predicted_memory(wanted, training.described).peak_bytes
+    once, synced, unsynced, also_synced = peaks.values()
+    whole = 2 * asked_for(wanted, 1).parameters
+    parts = whole * 2 / 8
+    assert once <= synced <= once + parts < unsynced
+    assert unsynced - synced > whole - 2 * parts
+    assert also_synced == synced
+
+
 def test_an_mlp_of_a_config_in_fp32_has_four_bytes(tmp_path):
     """With --config, which no text repeats, as with a text that says it."""
     config = tmp_path / "a.yaml"

@@ -32,6 +32,8 @@ PRECISIONS: dict[str, Precision] = {
 HALF = ("bf16", "fp16")  # as a text says it
 # A loop of PyTorch's own with FSDP2, in which each micro-batch is reduced.
 PLAIN = re.compile(r"\A(?![\s\S]*(?:accelerat|Trainer\b|set_requires_gradient_sync))[\s\S]*\bfully_shard\(")
+# Accelerate reduces in each micro-batch: of its GradientAccumulationPlugin, or of the Trainer's accelerator_config.
+SYNCED = re.compile(r"\bsync_each_batch[\"']?\s*[=:]\s*[Tt]rue\b")
 # A model whose weights are loaded in 16 bits. An argument of autocast has the same name.
 LOADED = re.compile(
     r"\bfrom_(?:pretrained|config)\((?:[^()]|\((?:[^()]|\([^()]*\))*\)){0,600}?\b(?:torch_)?dtype\s*=\s*[\"']?"
@@ -82,6 +84,7 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     said["FSDP1's sharding"], said["machines"] = pasted.said.get("sharding"), pasted.said.get("machines")
     said["mixed"], said["loaded"] = pasted.said.get("precision"), bool(LOADED.search(pasted.text)) or None
     said["plain"] = bool(PLAIN.search(pasted.text)) or None
+    said["sync_each_batch"] = bool(SYNCED.search(pasted.text)) or None
     said["adapters"] = pasted.said.get("peft")
     said["accumulation"] = pasted.said.get("passes")
     said["deepspeed"] = pasted.config.content if pasted.config else None

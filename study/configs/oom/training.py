@@ -64,6 +64,8 @@ class Described:
     """As `study estimate` takes it. Default: what a config or a text says, or the arm's usual one."""
     plain: Annotated[bool | None, tyro.conf.Suppress] = None
     """A loop of PyTorch's own calls fully_shard: layers and the rest are units, and each micro-batch is reduced."""
+    sync_each_batch: Annotated[bool | None, tyro.conf.Suppress] = None
+    """Accelerate reduces the gradients of each micro-batch, and not only in the last of a step."""
     checkpointing: bool | None = None
     """Activations are recomputed in the backward pass."""
     chunked_loss: bool | None = None
@@ -258,6 +260,7 @@ def prediction_of(wanted: Wanted, given: Described) -> Prediction:
         arms.load_arm(given.arm or ""), question.gpus, question.local, given.buckets, given.homes, given.keys or ()
     )
     asked = question.training(arm, given.micro_batch or 1, given.accumulation or 1)
-    if given.plain and (fsdp := asked.placement.fsdp):
-        asked = replace(asked, placement=replace(asked.placement, fsdp=fsdp._replace(by_accelerate=False)))
+    if fsdp := asked.placement.fsdp:
+        fsdp = fsdp._replace(by_accelerate=not given.plain, sync_each_batch=bool(given.sync_each_batch))
+        asked = replace(asked, placement=replace(asked.placement, fsdp=fsdp))
     return Prediction.of(asked)

@@ -59,7 +59,7 @@ class FullySharded(Engine):
         # Whether a rank's parts of gradients stay on the device, and the update is done there.
         self.updates_here = not (self.fsdp.offloads and self.placement.on_gpu)
         # A pass begins with the whole gradients of the passes before it.
-        self.keeps_whole_gradients = self.fsdp.by_accelerate and self.passes > 1
+        self.keeps_whole_gradients = self.reduces_once and self.passes > 1
         self.units = self._units()
         self.unit_of = {tensor.name: unit for unit in self.units for tensor in unit.tensors}
         self.late = [unit for unit in self.units if unit.is_late]
@@ -70,6 +70,10 @@ class FullySharded(Engine):
         self.pieces = [replace(tensor, shape=self.shape(tensor)) for tensor in self.tensors]
         if self.fsdp.offloads:
             self.on_host = ["weights", "master", "moments"]
+
+    @property
+    def reduces_once(self) -> bool:
+        return self.fsdp.by_accelerate and not self.fsdp.sync_each_batch
 
     @functools.cached_property
     def first(self) -> str:
@@ -190,7 +194,7 @@ class FullySharded(Engine):
         return 2 * (starts[-1] - starts[0])
 
     def sent(self) -> Iterator[Sent]:
-        reductions = 1 if self.fsdp.by_accelerate else self.passes
+        reductions = 1 if self.reduces_once else self.passes
         reduced_bytes = reductions * sum(unit.gradient for unit in self.units)
         whole_bytes = self.passes * sum(unit.whole for unit in self.units)
         # Units that do not stay are gathered again in the backward pass.
