@@ -26,6 +26,8 @@ SCHEDULED = next(name for name in scripts.rows() if name.startswith("Is a prepar
 ACCUMULATES = next(row for name, row in scripts.rows().items() if name.startswith("Does the loop use accelerator.acc"))
 CLIPPED = next(row for name, row in scripts.rows().items() if name.startswith("Does the script call clip_grad_norm_"))
 ACCUMULATION = next(row for name, row in scripts.rows().items() if "the DeepSpeed config another or none" in name)
+CLIPS_OWN = scripts.rows()["Does the script clip by torch.nn.utils.clip_grad_norm_"]
+PER_PROCESS = next(row for name, row in scripts.rows().items() if "divided by the number of processes" in name)
 PRECOMPUTED = scripts.rows()["Is it DPO or KTO with precompute_ref_log_probs"]
 SFT = """from transformers import AutoModelForCausalLM
 from trl import SFTTrainer
@@ -64,6 +66,10 @@ SAID = {
     scripts.rows()[SCHEDULED].no: "Accelerator(gradient_accumulation_steps=2).accumulate(model)",
     CLIPPED.needs: "accelerator.clip_grad_norm_(parameters, limit)",
     ACCUMULATION.needs: "Accelerator(gradient_accumulation_steps=steps)",
+    CLIPS_OWN.yes: "torch.nn.utils.clip_grad_norm_(parameters, 1.0)",
+    PER_PROCESS.needs: "accelerator.prepare(model, scheduler)",
+    PER_PROCESS.no: "Accelerator(split_batches=True)",
+    PER_PROCESS.yes: "n = steps / a.num_processes\na.prepare(model, scheduler)\nscheduler.step()",
     scripts.rows()[OWN_LOSS].no: "AutoModelForCausalLM; SFTTrainer(",
 }
 PATTERNS = [
@@ -249,6 +255,40 @@ def test_a_loop_of_accelerate_and_its_config_answer_together(releases, script, c
     faults = stack(words, config=tmp_path / "config.yaml", flags=Flags())["faults"]
     answers = {row["id"]: row["answer"] for row in faults}
     assert {id: answers.get(id) for id in expected} == expected
+
+
+FSDP = "distributed_type: FSDP\nnum_processes: 4\nfsdp_config: {fsdp_version: VERSION}\n"
+CLIPPING = LOOP.replace("accelerator.clip", "torch.nn.utils.clip")
+LENGTH = "scheduler = cosine(optimizer, len(loader) / accelerator.num_processes)\n"
+SCHEDULING = LOOP.replace("model, optimizer, loader, scheduler = ", LENGTH + "model, optimizer, loader, scheduler = ")
+BARE = CLIPPING.replace("torch.nn.utils.", "").replace("from", "from torch.nn.utils import clip_grad_norm_\nfrom", 1)
+OWN_SHARD, TOO_SOON = "fsdp1-clips-by-own-shard", "schedule-steps-per-process"
+
+
+@pytest.mark.parametrize(
+    ("script", "version", "fault", "answer"),
+    [
+        (CLIPPING, 1, OWN_SHARD, "applies"),
+        (BARE, 1, OWN_SHARD, "applies"),
+        (CLIPPING, 2, OWN_SHARD, None),
+        (LOOP, 1, OWN_SHARD, "applies if"),
+        (CLIPPING + "model.clip_grad_norm_(0.5)", 1, OWN_SHARD, "applies if"),
+        (CLIPPING + "ShardingStrategy.NO_SHARD", 1, OWN_SHARD, None),
+        (CLIPPING.replace("clip_grad_norm_", "clip_grad_value_"), 1, OWN_SHARD, None),
+        (SCHEDULING, 1, TOO_SOON, "applies"),
+        (SCHEDULING, 2, TOO_SOON, "applies"),
+        (LOOP, 1, TOO_SOON, "applies if"),
+        (SCHEDULING.replace("scheduler)", ")"), 1, TOO_SOON, None),
+        (SCHEDULING.replace("{}", "split_batches=True"), 1, TOO_SOON, None),
+        (SCHEDULING.replace("/ accelerator", "* accelerator"), 1, TOO_SOON, "applies if"),
+    ],
+)
+def test_a_loop_shows_what_takes_a_rank_for_all_or_all_for_a_rank(script, version, fault, answer, tmp_path):
+    (tmp_path / "train.py").write_text(script.replace("{}", ""))
+    (tmp_path / "config.yaml").write_text(FSDP.replace("VERSION", str(version)))
+    words = ("accelerate==1.5.2", "torch==2.6.0", str(tmp_path / "train.py"))
+    faults = stack(words, config=tmp_path / "config.yaml", flags=Flags())["faults"]
+    assert {row["id"]: row["answer"] for row in faults}.get(fault) == answer
 
 
 @pytest.mark.parametrize(
