@@ -16,6 +16,7 @@ from study.configs import sources
 from study.configs.oom import reading
 from study.configs.oom.by_text import by_text, explained
 from study.configs.oom.causes import Cause
+from study.configs.oom.changes import may_hold_whole_gradients
 from study.configs.oom.explain import tokens_of_logits, widths
 from study.configs.oom.fitting import far_beyond, named, predicted
 from study.configs.oom.reading import OomError
@@ -150,6 +151,8 @@ def _show_taken(pasted: Pasted, training: KnownTraining, given: dict[str, Any], 
         taken.append(f"{_as_taken(training, name, value)}{'*' if is_read else ''}")
     if is_predicted and not training.sequence and training.model:
         taken.append(f"{typed('sequence', default_sequence(training.model))} (nobody says it; give yours)")
+    if is_predicted and training.described.accumulation is None and may_hold_whole_gradients(training.described):
+        taken.append("--accumulation 1 (nobody says it; with more, Accelerate's FSDP holds whole gradients)")
     words = [each.removesuffix("*") for each in taken if each.endswith("*")]
     if taken:
         say_wrapped(f"Taken as: {', '.join(taken)}{' (* read from the text; flags win)' if words else ''}.")

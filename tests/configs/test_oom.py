@@ -674,6 +674,38 @@ def test_sync_each_batch_leaves_no_whole_gradients():
     assert also_synced == synced
 
 
+# With three micro-batches, with as many as nobody says, with each reduced at once, and of DeepSpeed.
+@pytest.mark.parametrize(
+    ("flags", "script", "is_assumed", "is_advised"),
+    [
+        ("--arm fsdp2", "gradient_accumulation_steps=3", False, True),
+        ("--arm fsdp2", "", True, False),
+        ("--arm fsdp2", "sync_each_batch=True", False, False),
+        ("--arm zero3", "gradient_accumulation_steps=3", False, False),
+        ("--arm zero3", "", False, False),
+    ],
+)
+def test_who_accumulates_with_fsdp_is_told_of_whole_gradients(
+    flags, script, is_assumed, is_advised, tmp_path, monkeypatch, capsys
+):
+    """Where that alone is not enough, with recomputing; and which number was taken where nobody says one."""
+    (tmp_path / "train.py").write_text(f"from accelerate import Accelerator\naccelerator = Accelerator({script})\n")
+    log, script_path = tmp_path / "train.log", tmp_path / "train.py"
+    log.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 224.00 MiB.")
+    shape = "--model mistral-7b --ranks 4 --sequence 2048 --micro-batch 4 --gpu A100-40GB"
+    words = {}
+    for recomputing in ("", "no-"):
+        command = f"oom {log} {script_path} {shape} {flags} --{recomputing}checkpointing"
+        assert in_this_process(monkeypatch, command) in (None, 0)
+        said = " ".join(capsys.readouterr().out.split())
+        assert ("--accumulation 1 (nobody says it; with more" in said) == is_assumed
+        words[recomputing] = said
+    plugin = "GradientAccumulationPlugin(sync_each_batch=True) ("
+    assert (f"; {plugin}" in words[""].partition("the mildest first")[2]) == is_advised
+    together = f"would fit, but these together would: activations recomputed and {plugin}"
+    assert (together in words["no-"]) == is_advised
+
+
 def test_an_mlp_of_a_config_in_fp32_has_four_bytes(tmp_path):
     """With --config, which no text repeats, as with a text that says it."""
     config = tmp_path / "a.yaml"

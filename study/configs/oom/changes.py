@@ -11,6 +11,7 @@ BESIDE = ("oom-fragmentation", "oom-other-process")
 TOKENS = frozenset(("activations", "logits"))
 IN_PIECES = "--chunked-loss, as by Liger"  # the loss
 RECOMPUTED = "activations recomputed"
+SYNCED = "GradientAccumulationPlugin(sync_each_batch=True)"  # of Accelerate
 STATES = frozenset(("optimizer", "gradients", "weights"))
 # Each arm holds less on a GPU than the one before it: what it divides, or takes to the host, besides.
 HOLD_LESS: dict[str, frozenset[str]] = {
@@ -52,7 +53,7 @@ def that_help(cause: Cause, given: Described) -> list[Change]:
 def single_changes(given: Described) -> Iterator[Change]:
     """Yield changes of one thing each, the mildest first.
 
-    A loss in pieces, fewer sequences, recomputation, an arm that holds less.
+    A loss in pieces, fewer sequences, recomputation, gradients reduced at once, an arm that holds less.
     """
     yield from _loss_in_pieces(given)
     rows = given.micro_batch or 1
@@ -64,7 +65,26 @@ def single_changes(given: Described) -> Iterator[Change]:
         yield Change(f"--micro-batch {rows} and {passes} the accumulation", fewer, TOKENS)
     if not given.checkpointing:
         yield Change(RECOMPUTED, replace(given, checkpointing=True), frozenset(("activations",)))
+    if holds_whole_gradients(given):
+        yield Change(SYNCED, replace(given, sync_each_batch=True), frozenset(("gradients",)))
     yield from _arms_that_hold_less(given)
+
+
+def several_changes(given: Described) -> Iterator[Change]:
+    """Yield changes of two things, for where no single one is enough."""
+    if holds_whole_gradients(given) and not given.checkpointing:
+        both = replace(given, checkpointing=True, sync_each_batch=True)
+        yield Change(f"{RECOMPUTED} and {SYNCED}", both, frozenset(("activations", "gradients")))
+
+
+def holds_whole_gradients(given: Described) -> bool:
+    """Whether a rank of FSDP holds all gradients between the micro-batches of a step, as Accelerate reduces once."""
+    return (given.accumulation or 1) > 1 and may_hold_whole_gradients(given)
+
+
+def may_hold_whole_gradients(given: Described) -> bool:
+    is_fsdp = (given.arm or "").startswith(("fsdp", "hsdp"))
+    return is_fsdp and not (given.plain or given.sync_each_batch)
 
 
 def _loss_in_pieces(given: Described) -> Iterator[Change]:

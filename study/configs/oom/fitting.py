@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from study.configs.oom.causes import FIRST, UNUSED_SHARE, Cause, clues, makes_moments, rows
-from study.configs.oom.changes import BESIDE, Change, that_help
+from study.configs.oom.changes import BESIDE, Change, several_changes, that_help
 from study.configs.oom.excess import Excess, although_it_fits, as_a_second_model, helps_in_one_piece
 from study.configs.oom.explain import FILLING, ranks_that_share
 from study.configs.oom.reading import OomError
@@ -180,6 +180,9 @@ def _which_fit(
         several = "" if more_bytes else ": `study advise` tries several"
         is_open = training.described.checkpointing is None  # recomputed ones may leave room
         kept = " if activations are kept" if is_open else ""
+        together, *_ = _tried(card, training, cause, [*several_changes(training.described)], more_bytes)
+        if together:
+            several = f", but these together would: {together[0].removesuffix('*')}"
         words = f"No single change that helps with it would fit{kept}{several}.{untried}"
         return words, None if is_open and not may_fit else may_fit
     times = "" if more_bytes else " `study advise` predicts how long their steps take."
