@@ -678,11 +678,12 @@ def test_sync_each_batch_leaves_no_whole_gradients():
 @pytest.mark.parametrize(
     ("flags", "script", "is_assumed", "is_advised"),
     [
-        ("--arm fsdp2", "gradient_accumulation_steps=3", False, True),
-        ("--arm fsdp2", "", True, False),
-        ("--arm fsdp2", "sync_each_batch=True", False, False),
-        ("--arm zero3", "gradient_accumulation_steps=3", False, False),
-        ("--arm zero3", "", False, False),
+        ("--arm fsdp2 --ranks 4", "gradient_accumulation_steps=3", False, True),
+        ("--arm fsdp2 --ranks 4", "", True, False),
+        ("--arm fsdp2 --ranks 2", "gradient_accumulation_steps=3", False, False),
+        ("--arm fsdp2 --ranks 4", "sync_each_batch=True", False, False),
+        ("--arm zero3 --ranks 4", "gradient_accumulation_steps=3", False, False),
+        ("--arm zero3 --ranks 4", "", False, False),
     ],
 )
 def test_who_accumulates_with_fsdp_is_told_of_whole_gradients(
@@ -692,7 +693,7 @@ def test_who_accumulates_with_fsdp_is_told_of_whole_gradients(
     (tmp_path / "train.py").write_text(f"from accelerate import Accelerator\naccelerator = Accelerator({script})\n")
     log, script_path = tmp_path / "train.log", tmp_path / "train.py"
     log.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 224.00 MiB.")
-    shape = "--model mistral-7b --ranks 4 --sequence 2048 --micro-batch 4 --gpu A100-40GB"
+    shape = "--model mistral-7b --sequence 2048 --micro-batch 4 --gpu A100-40GB"
     words = {}
     for recomputing in ("", "no-"):
         command = f"oom {log} {script_path} {shape} {flags} --{recomputing}checkpointing"

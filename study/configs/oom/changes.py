@@ -83,8 +83,9 @@ def holds_whole_gradients(given: Described) -> bool:
 
 
 def may_hold_whole_gradients(given: Described) -> bool:
-    is_fsdp = (given.arm or "").startswith(("fsdp", "hsdp"))
-    return is_fsdp and not (given.plain or given.sync_each_batch)
+    """With two ranks, as in small groups of hsdp, parts in fp32 are as large as whole ones in 16 bits."""
+    divides = (given.arm or "").startswith("fsdp") and (given.ranks or 1) > 2
+    return divides and not (given.plain or given.sync_each_batch)
 
 
 def _loss_in_pieces(given: Described) -> Iterator[Change]:
