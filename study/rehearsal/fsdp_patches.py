@@ -49,6 +49,8 @@ def patch_fsdp1(rehearsal: Rehearsal) -> None:
         setattr(owner, name, rehearsal.shapes.wrap(getattr(owner, name)))
     flat: Any = _flat_param
     rehearsal.shapes.wrap_all(flat.FlatParamHandle)
+    # What stays gathered, as with SHARD_GRAD_OP, must have memory: without values it has no address.
+    flat._data_ptr_allocated = lambda tensor: tensor.untyped_storage().size() > 0
     if rehearsal.count.watch.device_type == "cuda":
         return
 
