@@ -158,13 +158,13 @@ def fsdp_version(model) -> int | None:
         return None
     if any(hasattr(module, "_get_fsdp_state") for module in model.modules()):
         return 2
-    return 1 if list(_flat_parameters(model)) else None
+    return 1 if list(flat_parameters(model)) else None
 
 
 def fsdp_tensors(model) -> Iterator[tuple[str, object]]:
     """Return the tensors that FSDP holds of a model, by role."""
     # FSDP1 has one flat parameter for each of its units, and keeps what belongs to it in that tensor's attributes.
-    for parameter in _flat_parameters(model):
+    for parameter in flat_parameters(model):
         yield "weights", getattr(parameter, "_local_shard", parameter.data)  # from the first pass on
         yield "gathered_weights", getattr(parameter, "_full_param_padded", None)
         yield "gradients", getattr(parameter, "_saved_grad_shard", None)
@@ -197,7 +197,7 @@ def _listed(holder, name: str) -> list:
 
 def fsdp_sizes(model) -> dict[str, int]:
     """Return the number of parameters of a model in FSDP1, and of those that this rank holds."""
-    flat = list(_flat_parameters(model))
+    flat = list(flat_parameters(model))
     whole = sum(parameter._unpadded_unsharded_size.numel() for parameter in flat)
     held_parameters = sum(getattr(parameter, "_local_shard", parameter).numel() for parameter in flat)
     return {"parameters": whole, "held_parameters": held_parameters}
@@ -222,7 +222,7 @@ def describe_fsdp(model) -> dict:
     }
 
 
-def _flat_parameters(model) -> Iterator:
+def flat_parameters(model) -> Iterator:
     """Return the flat parameters of FSDP1."""
     for module in model.modules():
         handle: Any = getattr(module, "_handle", None)

@@ -164,6 +164,7 @@ class Watched(Section):
     usual_norm: Float = None  # of what is clipped: the median
     largest_decay: Float = None  # weight decay times learning rate
     clipped_scaled: Flag = None  # gradients were clipped that a GradScaler had scaled
+    clipped_part: Flag = None  # FSDP1's parts of gradients were clipped by the norm of this rank's alone
     loss_unscaled: Flag = None  # in fp16, without a scale
     has_schedule: Flag = None
     schedule_steps: int = 0

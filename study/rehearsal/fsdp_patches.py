@@ -4,6 +4,7 @@ import contextlib
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from study.rehearsal import gpu
 from study.rehearsal.libraries import Rehearsal
@@ -12,11 +13,19 @@ from study.rehearsal.libraries import Rehearsal
 def patch_fsdp2(rehearsal: Rehearsal) -> None:
     from torch.distributed import device_mesh, fsdp
     from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group, _fsdp_state, _fully_shard
+    from torch.distributed.tensor import _sharding_prop
 
     begin_mesh = device_mesh.DeviceMesh.__init__
 
     def begin_on_one_device(mesh, device_type: str, *args, **kwargs) -> None:
         begin_mesh(mesh, gpu.on_cpu(device_type), *args, **kwargs)
+
+    find = _sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached
+
+    def find_shapes(propagator, op_schema):
+        # A new operation runs once on fake tensors of whole weights, which take no memory and are not counted.
+        with _disable_current_modes():
+            return find(propagator, op_schema)
 
     if rehearsal.count.watch.device_type == "cpu":
         device_mesh.DeviceMesh.__init__ = begin_on_one_device  # type: ignore[method-assign, assignment]
@@ -34,6 +43,7 @@ def patch_fsdp2(rehearsal: Rehearsal) -> None:
     fsdp.fully_shard = _fully_shard.fully_shard = fully_shard
     for owner in (_fsdp_param.FSDPParam, _fsdp_param_group.FSDPParamGroup, _fsdp_state.FSDPState):
         rehearsal.shapes.wrap_all(owner)
+    _sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached = find_shapes  # type: ignore[method-assign]
 
 
 def patch_fsdp1(rehearsal: Rehearsal) -> None:
@@ -49,6 +59,8 @@ def patch_fsdp1(rehearsal: Rehearsal) -> None:
         setattr(owner, name, rehearsal.shapes.wrap(getattr(owner, name)))
     flat: Any = _flat_param
     rehearsal.shapes.wrap_all(flat.FlatParamHandle)
+    # What stays gathered, as with SHARD_GRAD_OP, must have memory: without values it has no address.
+    flat._data_ptr_allocated = lambda tensor: tensor.untyped_storage().size() > 0
     if rehearsal.count.watch.device_type == "cuda":
         return
 

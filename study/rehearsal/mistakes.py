@@ -68,11 +68,15 @@ class Mistakes:
     def begin(self, module: nn.Module) -> None:
         """Follow the gradients of the model that trains."""
         self.outermost = module
+        # FSDP1's parameters are views of a flat one, which alone gets a gradient: that of its whole unit.
+        units = {id(each): flat for flat in roles.flat_parameters(module) for each in flat._params or ()}
         for name, tensor in module.named_parameters():
-            # FSDP's own hooks take gradients of tensors that exist only within a pass.
-            if tensor.requires_grad and type(tensor).__name__ not in ("DTensor", "FlatParameter"):
-                self._trained.append((name, tensor))
-                tensor.register_post_accumulate_grad_hook(lambda tensor: self._with_gradient.add(id(tensor)))
+            held = units.get(id(tensor), tensor)
+            # FSDP2's own hooks take gradients of tensors that exist only within a pass.
+            if tensor.requires_grad and held.requires_grad and type(held).__name__ != "DTensor":
+                self._trained.append((name.replace("_fsdp_wrapped_module.", ""), held))
+        for held in {id(held): held for _, held in self._trained}.values():
+            held.register_post_accumulate_grad_hook(lambda held: self._with_gradient.add(id(held)))
 
     def look(self, record: Record, model, optimizer, accelerator) -> None:
         """After the first update: note what was prepared, and follow the loop as the watch does."""

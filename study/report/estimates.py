@@ -139,7 +139,9 @@ def of_states(held: Mapping[str, float], parameters: float) -> list[str]:
     """Whatever activations take, these are known."""
     parts = ", ".join(f"{states} {size(held_bytes)}" for states, held_bytes in held.items())
     total = size(sum(held.values()))
-    return [f"model states alone, by the ZeRO paper, of {count(parameters)} parameters: {total} ({parts})"] * bool(held)
+    return [
+        f"model states alone, divided as in the ZeRO paper, of {count(parameters)} parameters: {total} ({parts})"
+    ] * bool(held)
 
 
 def moved(needs: Needs) -> list[str]:

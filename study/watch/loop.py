@@ -107,6 +107,8 @@ class WatchedLoop:
         self._cleared = ClearedGradients(self._trained, self._updated, self.record.watched)
         self._shared = updated
         self._ours = {id(tensor) for tensor in self.model.parameters()}
+        sizes = roles.fsdp_sizes(self.model)
+        self._is_part = sizes["held_parameters"] < sizes["parameters"]  # what FSDP1 leaves to this rank
         self._undo = contextlib.ExitStack()
 
     def attach(self) -> None:
@@ -202,17 +204,19 @@ class WatchedLoop:
     def _clip(self, original, parameters, max_norm, total_norm, *args, **kwargs):
         self.record.observed.clipping = limit = _limit(max_norm)
         if limit != 0:
-            self._note_clipping(total_norm)
+            self._note_clipping(parameters, total_norm)
         return original(parameters, max_norm, total_norm, *args, **kwargs)
 
     @guarded
-    def _note_clipping(self, total_norm) -> None:
+    def _note_clipping(self, parameters, total_norm) -> None:
         step = self.step
         step.clipped_in = min(step.backwards, step.clipped_in if step.clipped_in >= 0 else step.backwards)
         if type(total_norm) is torch.Tensor:  # of FSDP2 it is a part of the norm
             step.norm = total_norm.detach()
         if step.scaled and not step.unscaled:
             self.record.watched.clipped_scaled = True
+        if self._is_part and any(id(each) in self._ours for each in parameters):
+            self.record.watched.clipped_part = True
 
     def _schedule(self, original, schedule, *args, **kwargs):
         self._note_schedule(getattr(schedule, "optimizer", None))

@@ -148,6 +148,8 @@ def updates(facts: Facts) -> Results:
         yield "loss_unscaled", {}
     if watched.clipped_scaled:
         yield "clipped_scaled", {}
+    if watched.clipped_part:
+        yield "clipped_part", {}
     if (watched.largest_decay or 0.0) >= DECAYED:
         yield "decay_too_large", {}
     # Adam divides by the size of gradients, so it makes the same updates of smaller ones.

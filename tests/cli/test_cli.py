@@ -250,7 +250,7 @@ def test_every_command_says_which_size_of_gpu_it_takes(command, asked, capsys):
 def test_an_estimate_has_the_model_states_alone_by_the_paper(words, said, asked, capsys):
     asked(f"estimate --params 7.5e9 --gpus 64 --checkpointing --arm {words}")
     out = " ".join(capsys.readouterr().out.split())
-    expected = [f"model states alone, by the ZeRO paper, of 7.5 billion parameters: {said}"] if said else []
+    expected = [f"model states alone, divided as in the ZeRO paper, of 7.5 billion parameters: {said}"] if said else []
     assert re.findall(r"model states alone.*?\)", out) == expected
 
 

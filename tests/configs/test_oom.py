@@ -1879,3 +1879,16 @@ def test_a_rank_of_adapters_is_not_asked_for_if_a_script_says_it():
     training = known("trainer = SFTTrainer(peft_config=LoraConfig(r=16))")
     assert training.has_adapters
     assert "lora_rank" not in training.missing
+
+
+@pytest.mark.parametrize("kind", ["pasted", "file"])
+def test_a_script_beside_an_error_is_no_traceback(kind, tmp_path, monkeypatch, capsys):
+    """Nor are its words those of the lines above the message."""
+    script, log = tmp_path / "train.py", tmp_path / "train.log"
+    script.write_text("model, optimizer = accelerator.prepare(model, optimizer)\noptimizer.step()\n")
+    log.write_text(new("500.00 MiB"))
+    words = {"pasted": f"{new('500.00 MiB')} {script}", "file": f"{script} {log}"}[kind]
+    assert not in_this_process(monkeypatch, f"oom {words}")
+    said = capsys.readouterr().out
+    assert "It rests on: " in said
+    assert "the text names" not in said

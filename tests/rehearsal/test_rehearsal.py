@@ -119,13 +119,29 @@ def test_what_scripts_often_do_goes_on_and_another_model_has_a_part(written):
     assert answer["observed"]["accumulation"] == 2
 
 
-def test_fsdp1_answers(written, tmp_path):
+WIDE = """
+    model = torch.nn.Sequential(torch.nn.Linear(8, 1024), torch.nn.Linear(1024, 1024), torch.nn.Linear(1024, 2))
+"""
+
+
+def test_shapes_that_fsdp2_looks_for_once_take_no_memory(written, tmp_path):
+    """The first update finds the shapes of its results with tensors of whole weights, which exist nowhere."""
+    config = tmp_path / "fsdp2.yaml"
+    config.write_text("{distributed_type: FSDP, fsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy: NO_WRAP}}")
+    first, second, *_ = rehearsed(written(WIDE, LOOP), f"--config_file={config}", ranks=8)["peaks"]
+    assert first <= second, "which begins with the moments as well"
+
+
+@pytest.mark.parametrize("divides", ["FULL_SHARD", "SHARD_GRAD_OP"])
+def test_fsdp1_answers(divides, written, tmp_path):
     config = tmp_path / "fsdp1.yaml"
-    config.write_text("{distributed_type: FSDP, fsdp_config: {fsdp_version: 1, fsdp_auto_wrap_policy: NO_WRAP}}")
+    keys = f"fsdp_version: 1, fsdp_auto_wrap_policy: NO_WRAP, fsdp_sharding_strategy: {divides}"
+    config.write_text(f"{{distributed_type: FSDP, fsdp_config: {{{keys}, fsdp_use_orig_params: true}}}}")
     done = study_virtual(written(LOOP), f"--config_file={config}")
     words = " ".join(done.stdout.split())
     assert "Your script decided: FSDP1; weights in float32; AdamW" in words, done.stderr
     assert "Your script trains in fp32: " in words, "without --gpu as well"
+    assert "get no gradient" not in words
 
 
 def test_a_model_of_ones_own_need_not_say_where_its_embeddings_are():
