@@ -183,7 +183,7 @@ def of_homes(homes: tuple[str, str] | None) -> list[str]:
     if homes is None:
         return []
     states, weights = ({"none": "on the GPUs", "cpu": "on the host", "nvme": "on the disk"}[home] for home in homes)
-    return [f"Counted by the config: the optimizer's states {states}, the weights {weights}."]
+    return [f"The optimizer's states are counted {states}, the weights {weights}."]
 
 
 def read_from(config: str, training: TrainingFlags, passes: PassFlags) -> dict[str, Any]:

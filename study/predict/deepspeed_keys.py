@@ -58,14 +58,14 @@ def with_keys(arm: Arm, keys: Keys) -> Arm:
 
 def in_words(config: dict, stage: int | None, *, is_arm: bool) -> list[str]:
     """Say which keys change a rank's memory: those that are counted, and those that are not."""
-    there = dict(_changed(config, COUNTED))
+    seen = dict(_changed(config, COUNTED))
     uncounted = [path for path, _ in _changed(config, NOT_COUNTED if is_arm else NOT_COUNTED + OF_AN_ARM)]
-    if stage == 1 and there.get(GRADIENTS_KEPT_IN) in FP32:  # bf16_optimizer.py, fp32_groups_gradients_flat
-        del there[GRADIENTS_KEPT_IN]
+    if stage == 1 and seen.get(GRADIENTS_KEPT_IN) in FP32:  # bf16_optimizer.py, fp32_groups_gradients_flat
+        del seen[GRADIENTS_KEPT_IN]
         uncounted.insert(0, f"{GRADIENTS_KEPT_IN} (with stage 1 each rank then keeps all gradients in fp32)")
     words = []
-    if there and not is_arm:
-        words.append(f"Counted of the config: {', '.join(f'{path} {short(value)}' for path, value in there.items())}.")
+    if seen and not is_arm:
+        words.append(f"Counted of the config: {', '.join(f'{path} {short(value)}' for path, value in seen.items())}.")
     if uncounted:
         words.append(f"Not counted, though memory depends on it: {', '.join(uncounted)}.")
     return words

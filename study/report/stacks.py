@@ -14,10 +14,7 @@ from study.known.faults import ANY, Fault, Release, named, table
 from study.known.which_apply import Flags, Stack, which_apply
 
 # What a script answers to the command, which has no flag for it.
-ACCUMULATES = (
-    "Does the loop use accelerator.accumulate, with micro-batches that the Accelerator, its yaml or its launcher "
-    "counts, or no_sync, as one's own and old Trainers do"
-)
+ACCUMULATES = str((named("no-sync-refused").when or {})["script"])
 PACKAGES = ("deepspeed", "accelerate", "transformers", "torch", "PEFT", "trl")
 # What is asked, by condition: labels of check boxes by the words of the command.
 BOXES: dict[str, tuple[str, dict[str, str]]] = {

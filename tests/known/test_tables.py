@@ -10,7 +10,7 @@ import pytest
 
 from study.configs import settings
 from study.configs.oom import causes
-from study.configs.pasted import matching, read, situations, tracebacks, watchdogs, words
+from study.configs.pasted import matching, said, situations, tracebacks, watchdogs, words
 from study.conform import suite
 from study.core.errors import Stop
 from study.core.files import from_toml
@@ -28,7 +28,7 @@ READERS = {  # by the name of a table's path: the module that has it, and what r
     "WAITS": (watchdogs, watchdogs.causes_of_waits),
     "SITUATIONS": (situations, situations.situations),
     "SYMPTOMS": (matching, matching.symptoms_table),
-    "SAID": (read, read.levels),
+    "SAID": (said, said.levels),
     "PROPERTIES_TABLE": (suite, suite.properties),
     "ADAPTERS_TABLE": (suite, suite.adapters),
 }

@@ -259,8 +259,8 @@ def prediction_of(wanted: Wanted, given: Described) -> Prediction:
     arm = settled_arm(
         arms.load_arm(given.arm or ""), question.gpus, question.local, given.buckets, given.homes, given.keys or ()
     )
-    asked = question.training(arm, given.micro_batch or 1, given.accumulation or 1)
-    if fsdp := asked.placement.fsdp:
+    trained = question.training(arm, given.micro_batch or 1, given.accumulation or 1)
+    if fsdp := trained.placement.fsdp:
         fsdp = fsdp._replace(by_accelerate=not given.plain, sync_each_batch=bool(given.sync_each_batch))
-        asked = replace(asked, placement=replace(asked.placement, fsdp=fsdp))
-    return Prediction.of(asked)
+        trained = replace(trained, placement=replace(trained.placement, fsdp=fsdp))
+    return Prediction.of(trained)

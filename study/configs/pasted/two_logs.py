@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from study.configs.pasted import matching
 from study.configs.pasted.losses import FEW, SCALE, Line
-from study.configs.pasted.read import Pasted, numbers
+from study.configs.pasted.read import Pasted
+from study.configs.pasted.said import numbers
 from study.configs.pasted.tracebacks import Seen, sign
 
 CLOSE = 0.01  # of the ratio: so far steps may differ

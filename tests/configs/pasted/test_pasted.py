@@ -30,7 +30,7 @@ from study.configs.pasted.answer import answer
 from study.configs.pasted.config_in_text import deepspeed_config
 from study.configs.pasted.ranking import WAITED
 from study.configs.pasted.read import newest_tested, read
-from study.configs.pasted.read import said as said_of
+from study.configs.pasted.said import said as said_of
 from study.configs.pasted.told import told as of_model
 from study.core.errors import Stop
 from study.core.gpus import GPUS
