@@ -89,11 +89,9 @@ def _sizes(model) -> dict[str, int]:
         return roles.fsdp_sizes(model)  # how many of them train is not kept there
     whole = held = trained = 0
     for parameter in model.parameters():
-        # Under stage 3 the parameter itself is empty, and FSDP2's is a DTensor.
-        part = getattr(parameter, "ds_tensor", getattr(parameter, "_local_tensor", parameter))
         size = getattr(parameter, "ds_numel", _shape(parameter).numel())
         whole += size
-        held += part.numel()
+        held += roles.part_of(parameter).numel()
         trained += size * parameter.requires_grad
     return {"parameters": whole, "held_parameters": held, "trained_parameters": trained}
 

@@ -58,6 +58,11 @@ def base_model(model) -> torch.nn.Module:
     return plain.get_base_model() if hasattr(plain, "peft_config") and hasattr(plain, "get_base_model") else plain
 
 
+def part_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this rank holds of a tensor: with stage 3 the tensor itself is empty, and FSDP2's is a DTensor."""
+    return getattr(tensor, "ds_tensor", getattr(tensor, "_local_tensor", tensor))
+
+
 def tensors_in(value, depth: int = 0) -> list[torch.Tensor]:
     """Return every tensor in nested lists, tuples and dicts, and in DeepSpeed's buckets and swap buffers."""
     if isinstance(value, torch.Tensor):

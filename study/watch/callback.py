@@ -3,19 +3,14 @@
 import atexit
 import sys
 import traceback
-from pathlib import Path
 
 import transformers
 
-from study.watch.session import Watch
+from study.watch.session import WatchedTraining
 
 
-class WatchCallback(transformers.TrainerCallback):
+class WatchCallback(WatchedTraining, transformers.TrainerCallback):
     """Records the training of a Trainer: `Trainer(callbacks=[WatchCallback("runs/mine")])`."""
-
-    def __init__(self, run_dir: str | Path = "runs/watched"):
-        self.run_dir = Path(run_dir)
-        self.watch: Watch | None = None
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Begin a watch, once the Trainer has prepared its model and optimizer."""
@@ -27,36 +22,22 @@ class WatchCallback(transformers.TrainerCallback):
         # The Trainer that calls it has both.
         callers = (frame.f_locals.get("self") for frame, _ in traceback.walk_stack(None))
         trainer = next(caller for caller in callers if isinstance(caller, transformers.Trainer))
-        self.watch = Watch(
-            trainer.accelerator,
-            trainer.model_wrapped,
-            trainer.optimizer,
-            run_dir=self.run_dir,
-            arguments=args,
-        )
-        self.watch.__enter__()
-        if self.watch.session:  # a processor of images has no such token
-            unknown = getattr(kwargs.get("processing_class"), "unk_token_id", None)
-            self.watch.session.loop.special.unknown = unknown
-            self.watch.session.loop.resumed(state.global_step)
+        loop = self._begin(trainer.accelerator, trainer.model_wrapped, trainer.optimizer, arguments=args)
+        if loop:  # a processor of images has no such token
+            loop.special.unknown = getattr(kwargs.get("processing_class"), "unk_token_id", None)
+            loop.resumed(state.global_step)
         atexit.register(self._end_at_exit)
 
     def on_train_end(self, args, state, control, **kwargs):
         """Complete the record. The Trainer does not call this after an error."""
         self._end(None)
 
-    def _leave_out(self, *_, **__) -> None:
-        # Evaluations are seen by the model's mode as well, but the writing of a checkpoint is not.
-        if self.watch is not None:
-            self.watch.leave_out()
-
-    on_evaluate = on_predict = on_save = _leave_out
+    # Evaluations are seen by the model's mode as well, but the writing of a checkpoint is not.
+    on_evaluate = on_predict = on_save = WatchedTraining._leave_out
 
     def _end(self, error: BaseException | None) -> None:
         atexit.unregister(self._end_at_exit)
-        if self.watch is not None:
-            self.watch.end(error)
-            self.watch = None
+        super()._end(error)
 
     def _end_at_exit(self) -> None:
         """Python exits before the training has ended. `sys` still has an exception that nobody caught."""

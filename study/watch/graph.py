@@ -88,27 +88,28 @@ def targets_of(node: Any) -> tuple[torch.Tensor, int] | None:
     return node._saved_target, ignored - 2**64 if ignored >= 2**63 else ignored  # torch shows it without its sign
 
 
+def _log_softmax(node: Any) -> Any:
+    """Return the logarithm of probabilities in a cross-entropy, which takes logits. None in another loss."""
+    if not kind_of(node).startswith("NllLoss"):
+        return None
+    below = _below(node)
+    return below if kind_of(below) == "LogSoftmax" else None
+
+
 def probabilities_into(node: Any) -> str | None:
     """Return the function that made probabilities of what a loss takes for logits: its loss has a floor above 0."""
-    name = kind_of(node)
-    if name.startswith("NllLoss"):
-        node = _below(node)
-        if kind_of(node) != "LogSoftmax":
-            return None
-    elif name != "BinaryCrossEntropyWithLogits":
-        return None
+    if kind_of(node) != "BinaryCrossEntropyWithLogits":
+        node = _log_softmax(node)
     name = kind_of(_below(node))
     return name.lower() if name in ("Softmax", "Sigmoid") else None
 
 
 def is_mixed(node: Any) -> bool:
     """Return whether a cross-entropy gets its classes by a view that exchanges sizes: it does not move the values."""
-    if not kind_of(node).startswith("NllLoss"):
+    node = _log_softmax(node)
+    if node is None:
         return False
     with contextlib.suppress(AttributeError, IndexError):  # of a node in Python, or an older torch
-        node = _below(node)
-        if kind_of(node) != "LogSoftmax":
-            return False
         for _ in range(DEEPEST):
             node = node.next_functions[0][0]
             name = kind_of(node)

@@ -2,12 +2,11 @@
 
 import importlib
 import importlib.util
-from pathlib import Path
 from typing import Any
 
 from study.core.errors import Stop
 from study.watch.loop import is_engine
-from study.watch.session import Watch
+from study.watch.session import WatchedTraining
 
 # Two names of one library; a Trainer takes callbacks of its own alone.
 NAMES = [name for name in ("lightning", "pytorch_lightning") if importlib.util.find_spec(name)]
@@ -16,19 +15,14 @@ if not NAMES:
 pytorch: Any = importlib.import_module("lightning.pytorch" if NAMES[0] == "lightning" else NAMES[0])
 
 
-class LightningCallback(pytorch.Callback):
+class LightningCallback(WatchedTraining, pytorch.Callback):
     """Records the training of a Trainer: `Trainer(callbacks=[LightningCallback("runs/mine")])`."""
-
-    def __init__(self, run_dir: str | Path = "runs/watched"):
-        self.run_dir = Path(run_dir)
-        self.watch: Watch | None = None
 
     def on_train_start(self, trainer, pl_module) -> None:
         """Begin a watch, once the strategy has prepared the model and the optimizer. Of several it is the first."""
         model = trainer.strategy.model
         optimizer = None if is_engine(model) else trainer.optimizers[0]
-        self.watch = Watch(model=model, optimizer=optimizer, run_dir=self.run_dir)
-        self.watch.__enter__()
+        self._begin(None, model, optimizer)
 
     def on_train_end(self, trainer, pl_module) -> None:
         """Complete the record."""
@@ -40,25 +34,13 @@ class LightningCallback(pytorch.Callback):
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
         """Note the inputs: on one rank Lightning calls `training_step`, and not the model that a watch follows."""
-        if self.watch is not None and self.watch.session:
-            self.watch.session.loop.note_inputs(batch)
+        if self._loop:
+            self._loop.note_inputs(batch)
 
     def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0) -> None:
         """Note that this batch is evaluated."""
-        if self.watch is not None and self.watch.session:
-            self.watch.session.loop.loaders.ran(trains=False, has_gradients=False)
+        if self._loop:
+            self._loop.loaders.ran(trains=False, has_gradients=False)
 
-    def on_validation_start(self, trainer, pl_module) -> None:
-        """Leave the step out of the times, as it evaluates as well."""
-        if self.watch is not None:
-            self.watch.leave_out()
-
-    def on_save_checkpoint(self, trainer, pl_module, checkpoint) -> None:
-        """Leave the step out of the times, as it saves as well."""
-        if self.watch is not None:
-            self.watch.leave_out()
-
-    def _end(self, error: BaseException | None) -> None:
-        if self.watch is not None:
-            self.watch.end(error)
-            self.watch = None
+    # A step that evaluates or saves as well does not count for the times.
+    on_validation_start = on_save_checkpoint = WatchedTraining._leave_out

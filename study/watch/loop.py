@@ -86,6 +86,7 @@ class WatchedLoop:
     decay: float = 0.0  # the largest product with the weight decay
 
     def __post_init__(self) -> None:
+        self._watched = self.record.watched
         self._inner = roles.inner_optimizer(self.optimizer)
         self._is_engine = is_engine(self.model)
         is_plain = not self._is_engine and roles.fsdp_version(self.model) is None  # others keep gradients elsewhere
@@ -101,10 +102,10 @@ class WatchedLoop:
         self._passes = 0
         self.special = targets.special_of(self.model)
         self._evaluated = 0  # forward passes without gradients since the last with them, in training mode
-        self.record.watched.has_schedule = hasattr(self._inner.step, "_wrapped_by_lr_sched")
+        self._watched.has_schedule = hasattr(self._inner.step, "_wrapped_by_lr_sched")
         self._device = device_of(self.model).type
-        self.between = BetweenUpdates(self._updated, self.record.watched, self._device)
-        self._cleared = ClearedGradients(self._trained, self._updated, self.record.watched)
+        self.between = BetweenUpdates(self._updated, self._watched, self._device)
+        self._cleared = ClearedGradients(self._trained, self._updated, self._watched)
         self._shared = updated
         self._ours = {id(tensor) for tensor in self.model.parameters()}
         sizes = roles.fsdp_sizes(self.model)
@@ -198,7 +199,7 @@ class WatchedLoop:
         return result
 
     def _ask_to_clip(self, original, parameters, max_norm, *args, **kwargs):
-        self.record.watched.clip_grad_norm = _limit(max_norm)
+        self._watched.clip_grad_norm = _limit(max_norm)
         return original(parameters, max_norm, *args, **kwargs)
 
     def _clip(self, original, parameters, max_norm, total_norm, *args, **kwargs):
@@ -214,9 +215,9 @@ class WatchedLoop:
         if type(total_norm) is torch.Tensor:  # of FSDP2 it is a part of the norm
             step.norm = total_norm.detach()
         if step.scaled and not step.unscaled:
-            self.record.watched.clipped_scaled = True
+            self._watched.clipped_scaled = True
         if self._is_part and any(id(each) in self._ours for each in parameters):
-            self.record.watched.clipped_part = True
+            self._watched.clipped_part = True
 
     def _schedule(self, original, schedule, *args, **kwargs):
         self._note_schedule(getattr(schedule, "optimizer", None))
@@ -225,10 +226,10 @@ class WatchedLoop:
     @guarded
     def _note_schedule(self, optimizer) -> None:
         if optimizer is not None and roles.inner_optimizer(optimizer) is self._inner:
-            self.record.watched.schedule_steps += 1
+            self._watched.schedule_steps += 1
             self.step.scheduled.add(self.step.backwards)
         else:
-            self.record.watched.other_schedule_steps += 1
+            self._watched.other_schedule_steps += 1
 
     def _scale(self, original, scaler, *args, **kwargs):
         self.step.scaled = scaler.is_enabled()
@@ -245,7 +246,7 @@ class WatchedLoop:
     @guarded
     def resumed(self, step: int) -> None:
         """Note that the training goes on from this step of a checkpoint; 0: it begins."""
-        self.record.watched.resumed_in = step or None
+        self._watched.resumed_in = step or None
         self._resumed_without_states = step > 0 and not self._is_engine and not self._inner.state
 
     @property
@@ -263,29 +264,30 @@ class WatchedLoop:
     def _forward(self, module, args, kwargs) -> None:
         if module is not self.model:
             return
-        if not torch.is_grad_enabled():
+        step = self.step
+        has_gradients = torch.is_grad_enabled()
+        trains = self._plain.training and has_gradients
+        if has_gradients:
+            self._evaluated = 0
+        else:
             self._evaluated += self._plain.training
             if self._evaluated == EVALUATION and self._dropouts:
-                self.record.watched.evaluations_in_training += 1
-        else:
-            self._evaluated = 0
-        trains = self._plain.training and torch.is_grad_enabled()
-        self.loaders.ran(trains, torch.is_grad_enabled())
+                self._watched.evaluations_in_training += 1
+        self.loaders.ran(trains, has_gradients)
         if not trains:
-            self.step.evaluated = True
+            step.evaluated = True
             return
         self.log.mark("outside")
-        step = self.step
         self.between.forward(self.log.count, step.forwards == 0, step.evaluated, self._dropouts)
         # What a row and a token is goes by shapes alone: a value on a GPU would have to be waited for.
         inputs = _inputs([args, kwargs])
         tokens = [tensor for tensor in inputs if tensor.ndim == 2 and tensor.dtype in (torch.int64, torch.int32)]
-        self.step.forwards += 1
+        step.forwards += 1
         self.batch = targets.tokens_in(args, kwargs, inputs)
         if inputs:
             rows = (tokens or inputs)[0].shape[0]
-            self.step.rows += rows
-            self.record.watched.rows_per_pass = self.record.watched.rows_per_pass or rows
+            step.rows += rows
+            self._watched.rows_per_pass = self._watched.rows_per_pass or rows
         if len(self.inputs) < READ_PASSES:
             self.inputs.append(digest(inputs))
             if torch.is_autocast_enabled(self._device):
@@ -296,10 +298,11 @@ class WatchedLoop:
         """Mark the forward pass, and keep the loss as a part of the step's."""
         self.log.mark("forward")
         self.between.backward()
-        self._cleared.begin_backward(self.log.count, self.step)
-        self.step.backwards += 1
-        self.step.training = min(self._plain.training, self.step.training >= 1 or self.step.backwards == 1)
-        self.step.dropouts_off = sum(not each.training for each in self._dropouts)
+        step, watched = self.step, self._watched
+        self._cleared.begin_backward(self.log.count, step)
+        step.backwards += 1
+        step.training = min(self._plain.training, step.training >= 1 or step.backwards == 1)
+        step.dropouts_off = sum(not each.training for each in self._dropouts)
         # The library divides the loss of each pass by this, so that their sum is the loss of the step.
         parts = 1
         if self._is_engine:
@@ -310,25 +313,25 @@ class WatchedLoop:
             # The same in Accelerator.backward (accelerator.py:2851). Without both, a plain loop has to divide by
             # itself.
             parts = self.accelerator.gradient_accumulation_steps
-        elif self.step.scaled:
+        elif step.scaled:
             return  # by a GradScaler, with an unknown scale
         if torch.is_tensor(loss) and loss.numel() == 1:
             # In the first pass: the mode of a look cannot read a Python number.
-            if self.record.watched.loss_parts is None:
-                self.record.watched.loss_parts = parts
+            if watched.loss_parts is None:
+                watched.loss_parts = parts
                 division = division_of(loss)
-                self.record.watched.loss_divisors = division.divisors
-                self.record.watched.loss_base = division.base
-                self.record.watched.loss_negated = division.is_negated
-                self.record.watched.loss_divisor = next(iter(division.divisors), None)
-            self.step.losses.append(loss.detach() / parts)
+                watched.loss_divisors = division.divisors
+                watched.loss_base = division.base
+                watched.loss_negated = division.is_negated
+                watched.loss_divisor = next(iter(division.divisors), None)
+            step.losses.append(loss.detach() / parts)
             self._read_targets(loss)
 
     def _read_targets(self, loss: torch.Tensor) -> None:
         self._passes += 1
         if targets.is_due(self._passes) and not self.instruments.is_looking and loss.grad_fn is not None:
             with contextlib.suppress(RuntimeError):  # a value that was changed in place, or that a hook has taken away
-                targets.read(self.record.watched.targets, loss, self.batch, self.special)
+                targets.read(self._watched.targets, loss, self.batch, self.special)
         self.batch = targets.TokensIn()
 
     @guarded
@@ -340,32 +343,33 @@ class WatchedLoop:
 
     @guarded
     def _end_step(self) -> None:
-        self._cleared.update(self.log.count, self.step)
-        rates = [group["lr"] for group in self._inner.param_groups]
-        self.step.rates = [rate if is_number(rate) else math.nan for rate in rates]  # one in a tensor is not read
+        step, groups = self.step, self._inner.param_groups
+        self._cleared.update(self.log.count, step)
+        rates = [group["lr"] for group in groups]
+        step.rates = [rate if is_number(rate) else math.nan for rate in rates]  # one in a tensor is not read
         self.rate = max([self.rate, *filter(is_number, rates)])
-        decays = [(group.get("weight_decay"), group["lr"]) for group in self._inner.param_groups]
+        decays = [(group.get("weight_decay"), group["lr"]) for group in groups]
         products = [decay * rate for decay, rate in decays if is_number(decay) and is_number(rate)]
         self.decay = max([self.decay, *products])
-        self.step.trained = self.record.watched.trained_share = self.weights.trained_share
+        step.trained = self._watched.trained_share = self.weights.trained_share
         if self._is_engine:
-            self.step.norm = _number(getattr(self.model, "_global_grad_norm", None))
-        elif self.record.observed.autocast == "fp16" and not self.step.scaled:
-            self.record.watched.loss_unscaled = True
+            step.norm = _number(getattr(self.model, "_global_grad_norm", None))
+        elif self.record.observed.autocast == "fp16" and not step.scaled:
+            self._watched.loss_unscaled = True
         number = self.log.count + 1
         self.between.gradients(self.log.count, at_update=True)
-        self.instruments.step_ended(number, self.step.evaluated)
-        self.between.update(self.step.forwards, self._cleared.has_gradients, self.instruments.is_looking)
+        self.instruments.step_ended(number, step.evaluated)
+        self.between.update(step.forwards, self._cleared.has_gradients, self.instruments.is_looking)
         looked_at = self.instruments.looked_at  # the step after a look is slower, too
-        self.step.clean = not (self.step.evaluated or number in looked_at or number - 1 in looked_at)
-        self.log.add(self.step)
+        step.clean = not (step.evaluated or number in looked_at or number - 1 in looked_at)
+        self.log.add(step)
         self.step = Step()
 
     @guarded
     def _note_update(self, optimizer) -> None:
         if optimizer is not self._inner and optimizer is not self.optimizer:
             tensors = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
-            self.record.watched.updates_by_another += not tensors.isdisjoint(self._shared)
+            self._watched.updates_by_another += not tensors.isdisjoint(self._shared)
             self.step.other_updated |= tensors.isdisjoint(self._ours)
 
 

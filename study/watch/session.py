@@ -140,6 +140,33 @@ class Watch:
         loop.attach()
 
 
+class WatchedTraining:
+    """What the callbacks of trainers have in common: a watch, from where a training begins to where it ends."""
+
+    def __init__(self, run_dir: str | Path = "runs/watched"):
+        self.run_dir = Path(run_dir)
+        self.watch: Watch | None = None
+
+    def _begin(self, *prepared, arguments=None) -> WatchedLoop | None:
+        """Begin a watch of what a trainer has prepared. Return the loop that it follows, if it can."""
+        self.watch = Watch(*prepared, run_dir=self.run_dir, arguments=arguments)
+        self.watch.__enter__()
+        return self._loop
+
+    @property
+    def _loop(self) -> WatchedLoop | None:
+        return self.watch.session.loop if self.watch and self.watch.session else None
+
+    def _leave_out(self, *_, **__) -> None:
+        if self.watch is not None:
+            self.watch.leave_out()
+
+    def _end(self, error: BaseException | None) -> None:
+        if self.watch is not None:
+            self.watch.end(error)
+            self.watch = None
+
+
 def new_record(name: str, accelerator, model, optimizer, arguments=None) -> Record:
     """Return a record of the machine, of what was asked for, and of what was prepared."""
     record = store.new(name, sys.argv)

@@ -141,7 +141,7 @@ def read(seen: Targets, loss: torch.Tensor, batch: TokensIn, special: Special) -
         return
     padding = _padding(ids, runs, batch.mask)
     is_end = torch.isin(ids, torch.tensor(sorted(special.ends) or [-1])) & ~padding.padding
-    _compare(seen, answers.targets, answers.counted, ids, padding.padding, is_end)
+    _compare(seen, answers, ids, padding.padding, is_end)
     _count_padding(seen, padding, special)
     if special.begin is not None and special.begin != special.pad:
         start = torch.argmax((~padding.padding).long(), 1, keepdim=True).clamp(max=ids.shape[1] - 2)
@@ -218,15 +218,9 @@ def padding_by_runs(ids: torch.Tensor, special: Special) -> torch.Tensor:
     return runs & is_known
 
 
-def _compare(
-    seen: Targets,
-    targets: torch.Tensor,
-    counted: torch.Tensor,
-    ids: torch.Tensor,
-    padding: torch.Tensor,
-    is_end: torch.Tensor,
-) -> None:
+def _compare(seen: Targets, answers: Answers, ids: torch.Tensor, padding: torch.Tensor, is_end: torch.Tensor) -> None:
     """Count the targets that are inputs at each offset, that are padding, and the ends that are not learned."""
+    targets, counted = answers.targets, answers.counted
     equal, compared, pads, ends, learned = [], [], [], [], []
     for offset in OFFSETS:
         width = min(targets.shape[1], ids.shape[1] - offset)

@@ -1,6 +1,7 @@
 """Which weights a training may change, and which it has changed: each tensor's sum at the beginning and at the end."""
 
 import math
+from typing import Any
 
 import torch
 
@@ -72,7 +73,7 @@ class Weights:
         """Return the sum of this rank's part of each parameter. NaN if it is frozen, or elsewhere."""
         sums = []
         for parameter in self._parameters:
-            part = getattr(parameter, "ds_tensor", getattr(parameter, "_local_tensor", parameter))
+            part = roles.part_of(parameter)
             value = math.nan
             # Frozen weights may be in 4 bits, of which torch has no sum, and mps has no float64.
             is_here = not str(getattr(part, "status", "")).endswith("NOT_AVAILABLE")  # on stage 3's disk
@@ -94,13 +95,19 @@ def adapters_train(model) -> bool | None:
     return any(trains) if trains else None
 
 
+def embeddings_of(plain) -> tuple[Any, Any]:
+    """Return the first and the last layer of a language model of transformers. None without one."""
+    first, last = (getattr(plain, f"get_{side}_embeddings", lambda: None)() for side in ("input", "output"))
+    return first, last
+
+
 def tie_is_lost(model) -> bool:
     """Return whether a model of transformers should share its first and last weights, and has two of them."""
     plain = roles.plain_model(model)
     if not getattr(getattr(plain, "config", None), "tie_word_embeddings", False):
         return False
     try:
-        first, last = (getattr(plain, f"get_{side}_embeddings", lambda: None)() for side in ("input", "output"))
+        first, last = embeddings_of(plain)
     except NotImplementedError:  # a model of one's own does not say which they are
         return False
     if first is None or last is None or not plain._tied_weights_keys:
@@ -114,7 +121,7 @@ def head_of(model) -> tuple[str, list[torch.nn.Parameter]] | None:
         return None  # its weights are one flat tensor
     plain = roles.base_model(model)
     layers = {name: each for name, each in plain.named_modules() if list(each.parameters(recurse=False))}
-    outputs, inputs = (getattr(plain, f"get_{side}_embeddings", lambda: None)() for side in ("output", "input"))
+    inputs, outputs = embeddings_of(plain)
     if outputs is not None and inputs is not None and not inputs.weight.requires_grad:
         return None  # whoever freezes the words freezes them at both ends
     for name, layer in reversed(layers.items()):
@@ -126,7 +133,7 @@ def head_of(model) -> tuple[str, list[torch.nn.Parameter]] | None:
 @torch.no_grad()
 def looks_untrained(frozen: list[torch.nn.Parameter]) -> bool:
     """Return whether weights are as they were made: biases and norms of one number, or as torch's layers begin."""
-    parts = [getattr(each, "ds_tensor", getattr(each, "_local_tensor", each)) for each in frozen]
+    parts = [*map(roles.part_of, frozen)]
     vectors = [part for each, part in zip(frozen, parts, strict=True) if each.ndim == 1 and part.numel()]
     if vectors and all(bool((part == part[0]).all()) for part in vectors):
         return True
