@@ -28,7 +28,7 @@ class FsdpKey:
     names: tuple[str, ...] = ()  # its values; empty: any, or true and false
     is_flag: bool = False
     is_whole: bool = False
-    numbers: tuple[str, ...] = ()  # that stand for names
+    numbered: int = 0  # the first so many names have a number, from 1 on, that stands for them
     versions: tuple[str, ...] = VERSIONS  # that read it
     is_always_checked: bool = False  # also by a version that then does not use it
     takes_null: bool = False  # the launcher leaves it out
@@ -44,14 +44,17 @@ class FsdpKey:
             return text.strip().lstrip("+-").isdecimal()
         if self.is_flag:
             return text.lower() in TRUE + FALSE
-        return not self.names or text.upper() in self.names_of(version) or text in self.numbers_of(version)
+        return not self.names or self.named(text) in self.names_of(version)
 
     def names_of(self, version: str) -> tuple[str, ...]:
         return tuple(name for name in self.names if version == "1" or name != "LOCAL_STATE_DICT")
 
-    def numbers_of(self, version: str) -> tuple[str, ...]:
-        names = self.names_of(version)
-        return tuple(number for number, name in zip(self.numbers, self.names, strict=False) if name in names)
+    def named(self, value: str) -> str:
+        """Return the name that a value is, or for which it stands."""
+        for number, name in enumerate(self.names[: self.numbered], 1):
+            if value == str(number):
+                return name
+        return value.upper()
 
     def expected(self, version: str) -> str:
         if self.is_whole:
@@ -63,7 +66,7 @@ KEYS = {
     "fsdp_version": FsdpKey(),  # its type in library_defaults.json refuses others than 1 and 2
     "fsdp_sharding_strategy": FsdpKey(
         ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"),
-        numbers=("1", "2", "3", "4", "5"),
+        numbered=5,
         versions=("1",),
         instead="write fsdp_reshard_after_forward: true for FULL_SHARD, and false for SHARD_GRAD_OP",
     ),
@@ -75,13 +78,13 @@ KEYS = {
     "fsdp_min_num_params": FsdpKey(is_whole=True, policy="SIZE_BASED_WRAP"),
     "fsdp_backward_prefetch": FsdpKey(
         ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"),
-        numbers=("1", "2"),
+        numbered=2,
         versions=("1",),
         is_always_checked=True,
         takes_null=True,
     ),
     "fsdp_state_dict_type": FsdpKey(
-        ("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"), numbers=("1", "2", "3"), takes_null=True
+        ("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"), numbered=3, takes_null=True
     ),
     "fsdp_forward_prefetch": FsdpKey(is_flag=True, versions=("1",)),
     "fsdp_use_orig_params": FsdpKey(
@@ -175,9 +178,7 @@ def _is_on(value: Any) -> bool:
 
 def strategy_of(fsdp: dict) -> str:
     """Return what FSDP1 divides, by its name. The keys have their prefix."""
-    key = KEYS["fsdp_sharding_strategy"]
-    written = str(fsdp.get("fsdp_sharding_strategy", "FULL_SHARD")).upper()
-    return dict(zip(key.numbers, key.names, strict=True)).get(written, written)
+    return KEYS["fsdp_sharding_strategy"].named(str(fsdp.get("fsdp_sharding_strategy", "FULL_SHARD")))
 
 
 def not_predicted(fsdp: dict) -> Iterator[str]:

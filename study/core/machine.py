@@ -15,6 +15,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -197,9 +198,16 @@ def make_swap_folder(folder: Path, needed_bytes: int) -> None:
 
 def check_direct_io(folder: Path) -> None:
     """Raise OSError for a folder whose files refuse direct I/O, as on tmpfs before Linux 6.6."""
-    with tempfile.TemporaryFile(dir=folder) as file:  # without a name, so nothing is left behind
+    with _direct_file(folder) as file:
+        os.pwrite(file, mmap.mmap(-1, mmap.PAGESIZE), 0)  # direct I/O demands whole pages
+
+
+@contextlib.contextmanager
+def _direct_file(folder: Path) -> Iterator[int]:
+    """Yield an open file with direct I/O. It has no name, so nothing is left behind."""
+    with tempfile.TemporaryFile(dir=folder) as file:
         fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_DIRECT)
-        os.pwrite(file.fileno(), mmap.mmap(-1, mmap.PAGESIZE), 0)  # direct I/O demands whole pages
+        yield file.fileno()
 
 
 REQUEST_BYTES = 2**20  # of direct I/O, DeepSpeed's default
@@ -212,9 +220,7 @@ def disk_bytes_per_s(folder: Path) -> float:
     request.write(os.urandom(REQUEST_BYTES))
     starts = range(0, MEASURED_BYTES, REQUEST_BYTES)
     try:
-        with tempfile.TemporaryFile(dir=folder) as open_file:
-            file = open_file.fileno()
-            fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_DIRECT)
+        with _direct_file(folder) as file:
             started = time.perf_counter()
             for start in starts:
                 os.pwrite(file, request, start)
