@@ -11,6 +11,7 @@ from study.configs.mistakes import mistakes
 from study.configs.oom.by_text import by_text
 from study.configs.pasted.answer import answer
 from study.configs.pasted.config_in_text import deepspeed_config
+from study.configs.scripts import among
 from study.configs.sources import DEEPSPEED, Source, plain
 from study.core.errors import Stop
 from study.core.text import number_of, say_wrapped
@@ -46,13 +47,13 @@ def diagnose(
         raise Stop("nothing is given", "name a log, a run, or paste an error; `-` reads a pipe")
     words = tuple(map(str, runs))
     paths, text = given.split(words)
-    told = tell_text(paths, text, symptom, details, given.scripts(words)) if text or not paths else []
+    told = tell_text(paths, text, symptom, details, among(words)) if text or not paths else []
     if told and paths:
         say_wrapped("")
     return told + _runs(paths)
 
 
-def tell_text(paths: list[Path], text: str, symptom: str, details: bool, scripts: dict[str, str]) -> list[dict]:
+def tell_text(paths: list[Path], text: str, symptom: str, details: bool, scripts: dict[Path, str]) -> list[dict]:
     """Tell what a text means, and what is wrong in a config that it has."""
     # A config beside a text says more of the training that the text is about.
     told = answer(given.whole_text(paths, text), symptom, by_text, scripts)

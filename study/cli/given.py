@@ -34,11 +34,6 @@ def split(words: tuple[str, ...], command: str = "diagnose") -> tuple[list[Path]
     return paths, BETWEEN_TEXTS.join(texts)
 
 
-def scripts(words: tuple[str, ...]) -> dict[str, str]:
-    """Return the texts of the Python files that words name."""
-    return {word: condense.content(Path(word)) for word in words if word.endswith(".py") and os.path.isfile(word)}  # noqa: PTH113  as above
-
-
 def is_run_or_config(path: Path) -> bool:
     return path.is_dir() or path.name == store.RECORD or path.suffix in CONFIGS
 

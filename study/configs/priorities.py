@@ -75,8 +75,7 @@ class AskedStack:
 
     def met(self, each: Applies) -> int:
         """Return how many conditions of a fault are said and so, without those of almost all trainings."""
-        open_ones = {question.condition for question in each.why}
-        return len(({*(each.fault.when or {})} - USUAL - open_ones) & self.said)
+        return len(({*each.fault.conditions} - USUAL - each.unknown) & self.said)
 
     def is_left_open_once(self, each: Applies) -> bool:
         """Whether a script and the releases leave one question open, and none of the release itself."""
@@ -157,7 +156,7 @@ def likely(asked: AskedStack, may: list[Applies]) -> list[Applies]:
     has_peft = "PEFT" in asked.stack.releases
 
     def place(each: Applies) -> tuple:
-        when = each.fault.when or {}
+        when = each.fault.conditions
         has_adapters = has_peft and when.get("peft") is True
         is_silent = each.fault.symptom.startswith(table().silent)
         # Most train in bf16 with AdamW: faults of fp16, or of another optimizer, are for few.

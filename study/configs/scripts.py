@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -95,7 +96,7 @@ def goes_past_accelerate(scripts: Mapping[Path, str], stack: Stack) -> bool:
 
 
 def is_script(word: str) -> bool:
-    return word.endswith(".py") and Path(word).is_file()
+    return word.endswith(".py") and os.path.isfile(word)  # noqa: PTH113  of a longer word than a name can be pathlib raises
 
 
 def _is_whole(scripts: Mapping[Path, str]) -> bool:

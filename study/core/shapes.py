@@ -19,7 +19,7 @@ from study.core.errors import FULL_INSTALL, Stop, nearest
 VOCABULARY = 2048
 MAX_CONFIG_BYTES = 8 * 2**20  # of a config.json: one with 20,000 labels has 1 MB
 SHAPES: dict[str, dict] = json.loads(Path(__file__).with_suffix(".json").read_text())
-VARIANT = re.compile(r"(?i)[-_ ](chat|instruct|it|hf|base)(?=[-_ ]|$)")
+VARIANT = re.compile(r"(?i)[-_ ](chat|instruct|it|hf|base|bnb-4bit)(?=[-_ ]|$)")
 NO_FUSED_ATTENTION = ("gptj", "gemma2", "deberta-v2")  # model types for which transformers 5 has eager attention only
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from study.core.errors import Stop
-from study.known.faults import Fault, Release, table
+from study.known.faults import Fault, Release, of_package, table
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Between:
 
 def between(package: str, asked_old: Version, asked_new: Version) -> Between:
     """Compare two releases. Raise Stop where no test tells them apart."""
-    faults = [fault for fault in table().fault if fault.package == package and fault.when]
+    faults = [fault for fault in of_package(package) if fault.when]
     tested = sorted({Version(each) for fault in faults for each in fault.asked or table().asked[package]})
     old, new = nearest_tested(asked_old, tested), nearest_tested(asked_new, tested)
     if old == new:

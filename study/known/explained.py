@@ -54,29 +54,24 @@ def of_table(path: Path, kind: str, read_by: str) -> list[Explained]:
     for name, row in from_toml(text).items():
         if "sentence" not in row:
             continue
-        of_fault = {}
+        evidence, remedy, upstream, is_not_filed = "", "", "", False
         if "fault" in row:
             fault = named(row["fault"])
             evidence = f"fault {fault.id}, which study explain {fault.id} shows"
-            of_fault = {
-                "evidence": evidence,
-                "remedy": fault.do,
-                "upstream": fault.upstream,
-                "is_not_filed": fault.is_not_filed,
-            }
-        behind = {"id": name, "evidence": "", "remedy": "", "upstream": "", "is_not_filed": False} | of_fault | row
-        evidence = behind["evidence"]
+            remedy, upstream, is_not_filed = fault.do, fault.upstream, fault.is_not_filed
+        evidence = row.get("evidence", evidence)
         if evidence.startswith("https://"):
-            behind |= {"upstream": evidence, "evidence": ""}
-        rests_on = ". ".join(filter(None, [behind["evidence"], comments.get(name)]))
-        sentence, remedy = (re.sub(r"\{(\w+)[^}]*\}", _value, behind[part]) for part in ("sentence", "remedy"))
-        about = (kind, sentence, remedy, rests_on, behind["upstream"])
-        explained.append(Explained(behind["id"], *about, path, read_by, behind["is_not_filed"], row.get("clue", "")))
+            evidence, upstream = "", evidence
+        rests_on = ". ".join(filter(None, [evidence, comments.get(name)]))
+        about = (_with_names(row["sentence"]), _with_names(row.get("remedy", remedy)), rests_on, upstream)
+        id, clue = row.get("id", name), row.get("clue", "")
+        explained.append(Explained(id, kind, *about, path, read_by, is_not_filed, clue))
     return explained
 
 
-def _value(name: re.Match) -> str:
-    return f"<{name[1].replace('_', ' ')}>"
+def _with_names(text: str) -> str:
+    """Return a text with the names of its values in <>."""
+    return re.sub(r"\{(\w+)[^}]*\}", lambda name: f"<{name[1].replace('_', ' ')}>", text)
 
 
 def _comments(text: str) -> dict[str, str]:

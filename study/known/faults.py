@@ -316,5 +316,18 @@ def table() -> Table:
     )
 
 
+def of_package(package: str) -> list[Fault]:
+    return [fault for fault in table().fault if fault.package == package]
+
+
+@functools.cache
+def releases_of(package: str) -> list[Version]:
+    """Return the releases of a package that were tested, or that a fault names, from the oldest on."""
+    releases = {*table().asked.get(package, ())}
+    for fault in of_package(package):
+        releases |= {*fault.asked, fault.since, fault.until}
+    return sorted(map(version, releases))
+
+
 def named(id: str) -> Fault:
     return {each.id: each for each in table().fault}[id]

@@ -153,14 +153,11 @@ def _not_known(word: str, text: str, used: Mapping[str, Release]) -> Iterator[st
 
 def _contradictions(said: dict[str, set[Release]], used: Mapping[str, Release]) -> Iterator[str]:
     for name, several in said.items():
-        if differ(several):
+        is_open = used[name] == ANY and several
+        if is_open and len(several) == 1:
+            yield f"Of {name} {next(iter(several))} is written: no release is in it. Correct it."
+        elif is_open or differ(several):
             yield contradiction(name, several, used[name])
-        elif used[name] == ANY and several:
-            shown = " and ".join(sorted(map(str, several)))
-            if len(several) == 1:
-                yield f"Of {name} {shown} is written: no release is in it. Correct it."
-            else:
-                yield f"Of {name} {shown} are named: which one is used is not known. Give that one alone."
 
 
 def contradiction(name: str, several: Iterable[Release], used: Release) -> str:

@@ -1,6 +1,6 @@
 """Which known faults apply to these releases, in this training? Needs no torch."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self
 
@@ -11,7 +11,7 @@ from study.core.errors import Stop
 from study.core.settings import flag
 from study.core.text import comparable, is_number
 from study.known import lists
-from study.known.faults import ANY, Fault, Release, table
+from study.known.faults import ANY, Fault, Release, of_package, table
 
 WAYS = ("fsdp1", "fsdp2", "ddp")  # to train without ZeRO, by the names of flags
 UNSAID = {"offload": "none", "ranks": 2, "trainer": None}  # what is taken where nobody says another
@@ -205,6 +205,11 @@ class Applies:
     do: str  # the remedy, in the trainer that is used
 
     @property
+    def unknown(self) -> set[str]:
+        """The conditions of which nobody says anything."""
+        return {question.condition for question in self.why}
+
+    @property
     def may_be_inside(self) -> bool:
         """Whether the release is in the fault's range, or may be."""
         return isinstance(self.release, SpecifierSet) or self.fault.contains(self.release)
@@ -223,7 +228,7 @@ class Applies:
 
 def which_apply(stack: Stack) -> list[Applies]:
     """Return the faults that apply to a stack, or may, in the order in which people want to read them."""
-    found = [*_applying(stack)]
+    found = [each for fault in table().fault if (each := applies(fault, stack))]
     if any(each.fault.id == ONE_MICRO_BATCH and each.answer == "applies" for each in found):
         found = [each for each in found if each.fault.id == ONE_MICRO_BATCH or "passes" not in each.fault.conditions]
     return sorted(found, key=lambda each: each.order)
@@ -235,12 +240,6 @@ def stack(*releases: str, flags: Flags = Flags()) -> list[Applies]:
     `releases` are words such as deepspeed==0.19.8, or files that list them. Without any: those of this environment.
     """
     return which_apply(Stack.of(lists.releases(releases), flags))
-
-
-def _applying(stack: Stack) -> Iterator[Applies]:
-    for fault in table().fault:
-        if each := applies(fault, stack):
-            yield each
 
 
 def applies(fault: Fault, stack: Stack) -> Applies | None:
@@ -268,7 +267,7 @@ def free(stack: Stack, package: str) -> list[str]:
 
     A remedy of one fault may have another.
     """
-    met = [fault for fault in table().fault if fault.package == package and _questions(fault, stack) == []]
+    met = [fault for fault in of_package(package) if _questions(fault, stack) == []]
     tested = reversed(table().asked[package])
     return [release for release in tested if all(fault.has(Version(release)) is False for fault in met)]
 

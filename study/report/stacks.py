@@ -10,7 +10,7 @@ from dataclasses import replace
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from study.known.faults import ANY, Fault, Release, named, table
+from study.known.faults import ANY, Fault, Release, named, releases_of, table
 from study.known.which_apply import Flags, Stack, which_apply
 
 # What a script answers to the command, which has no flag for it.
@@ -77,9 +77,7 @@ def _flags_of(boxes: list[str]) -> Flags:
 
 def releases(package: str) -> list[str]:
     """Return those that somebody tested, or that a fault names, from the newest on."""
-    of_faults = [(*each.asked, each.since, each.until) for each in table().fault if each.package == package]
-    every = {*table().asked.get(package, ()), *(release for three in of_faults for release in three)}
-    return sorted(every, key=Version, reverse=True)
+    return [*map(str, reversed(releases_of(package)))]
 
 
 @functools.cache

@@ -77,7 +77,7 @@ def answer(
     text: str,
     symptom: str = "",
     by_text: ByText = memory.without_model,
-    scripts: Mapping[str, str] = MappingProxyType({}),
+    scripts: Mapping[Path, str] = MappingProxyType({}),
 ) -> PastedAnswer:
     """Return the answer to a text, and to what a person says was seen.
 
@@ -89,11 +89,13 @@ def answer(
     seen = _symptoms(pasted, shown)
     if "hang" in seen and pasted.said.get("stage") != "DDP":  # which gathers nothing
         shown += on_one_rank(scripts)
-    faults = matching.matches(pasted, seen, {Path(name): script for name, script in scripts.items()})
+    faults = matching.matches(pasted, seen, scripts)
     likely = [each for each in faults if each.sure != "possible"]
-    applying, possible = _unseen(faults[len(likely) :], told={each.fault for each in shown})
+    others = faults[len(likely) :]
+    possible = [each for each in others if not each.is_certain]
     told = {each.fault for each in shown}
     silent = [each for each in likely if each.fault.id not in told]
+    applying = [each for each in others if each.is_certain and each.fault.id not in told]
     found = ordered(shown, silent, _situations(pasted, shown, seen)) or _otherwise(pasted, error)
     unsaid = _unsaid(pasted, possible)
     questions = _to_be_surer(found, unsaid, seen) if found else _to_know(pasted, unsaid, seen)
@@ -109,12 +111,6 @@ def answer(
         unsaid=unsaid,
         nothing=_nothing(pasted, len(applying)),
     )
-
-
-def _unseen(faults: list[matching.Match], told: set[str]) -> tuple[list[matching.Match], list[matching.Match]]:
-    """Return the faults that apply, whatever was seen, and are not told; and those that may."""
-    applying = [each for each in faults if each.is_certain and each.fault.id not in told]
-    return applying, [each for each in faults if not each.is_certain]
 
 
 def _shown(pasted: Pasted, error: OomError | None, by_text: ByText) -> list[Seen]:
@@ -230,7 +226,7 @@ def _nothing(pasted: Pasted, applying: int) -> str:
 
 def _unsaid(pasted: Pasted, possible: list[matching.Match]) -> tuple[str, ...]:
     """Return what faults that may apply depend on, and the text does not say."""
-    wanted = set().union(*(each.unknown for each in possible)) - {*pasted.said}
+    wanted = set().union(*(each.applies.unknown for each in possible)) - {*pasted.said}
     conditions = {} if pasted.is_of_another_framework else ASKED
     unsaid = [what for condition, what in conditions.items() if condition in wanted]
     return tuple(unsaid if pasted.is_released else [*unsaid, RELEASES])

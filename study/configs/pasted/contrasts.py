@@ -23,15 +23,13 @@ MOST = 20_000  # characters that are read: what a person compares stands at the 
 
 def works(prose: str) -> frozenset[str]:
     """Return the ways of which it is said that they work."""
-    ways = set()
-    for part in working(prose):
-        ways |= {way for way, pattern in WAYS.items() if re.search(pattern, part, re.IGNORECASE | re.ASCII)}
-    return frozenset(ways)
+    ways: frozenset[str] = frozenset()
+    return ways.union(*map(_ways, working(prose)))
 
 
 def working(prose: str) -> list[str]:
     """Return the sentences, or else their clauses, that say of a way that it works."""
-    return [part for part in _parts(prose[:MOST]) if _is_of_a_way(part) and _works(part)]
+    return [part for part in _parts(prose[:MOST]) if _ways(part) and _works(part)]
 
 
 def _parts(prose: str) -> Iterator[str]:
@@ -43,8 +41,8 @@ def _parts(prose: str) -> Iterator[str]:
             yield line
 
 
-def _is_of_a_way(part: str) -> bool:
-    return any(re.search(pattern, part, re.IGNORECASE | re.ASCII) for pattern in WAYS.values())
+def _ways(part: str) -> set[str]:
+    return {way for way, pattern in WAYS.items() if re.search(pattern, part, re.IGNORECASE | re.ASCII)}
 
 
 def _works(part: str) -> bool:

@@ -81,6 +81,7 @@ class Log:
 
     text: str
     lines: list[Line]  # with a loss or a norm
+    usual: list[Line]  # of these: a loss of 0 is none of a training that is well
     losses: Series
     norms: Series
     rates: Series
@@ -91,7 +92,7 @@ class Log:
         lines = [*itertools.islice(_lines(text), MOST_LINES)]
         usual = [line for line in lines if not line.is_reinforced]
         losses, norms = Series.of("loss", text, usual), Series.of("norm", text, usual)
-        return cls(text, lines, losses, norms, Series.of("rate", text, lines))
+        return cls(text, lines, usual, losses, norms, Series.of("rate", text, lines))
 
     @property
     def falls(self) -> bool:
@@ -149,7 +150,7 @@ def signs_in_words(text: str, words: Sequence[Sentence], has_marks: bool = True)
     for id, row in rows().items():
         if id == "norm-sqrt2" and not has_marks:
             continue
-        if sentence := meets(row.get("said", ()), words):
+        if sentence := meets(row.said, words):
             found.append(sign(id, text, max(text.find(sentence), 0), since="", beside="", norm=2**0.5, count=2))
     return sorted(found, key=lambda each: each.id != "norm-sqrt2")
 
@@ -158,7 +159,7 @@ def guesses_by_words(text: str, words: Sequence[Sentence]) -> list[Seen]:
     """Return what a person's words alone may mean, where nothing else was found."""
     found = []
     for id, row in rows().items():
-        if sentence := meets(row.get("alone", ()), words):
+        if sentence := meets(row.alone, words):
             seen = sign(id, text, max(text.find(sentence), 0), beside="")
             found.append(replace(seen, sure="possible"))
     return found

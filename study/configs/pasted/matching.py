@@ -12,11 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import NotRequired
 
 from packaging.version import Version
 from pydantic import with_config
-from typing_extensions import TypedDict
 
 from study.configs import scripts
 from study.configs.pasted.read import Pasted
@@ -46,22 +44,17 @@ class Match:
     applies: Applies
     sure: Sure
     is_seen: bool  # its symptom
-    is_certain: bool = False  # it applies, whatever was seen
-    has_script: bool = False  # which is given
+    is_certain: bool  # it applies, whatever was seen
+    has_script: bool  # which is given
 
     @property
     def fault(self) -> Fault:
         return self.applies.fault
 
     @property
-    def unknown(self) -> set[str]:
-        """The conditions of which the text says nothing."""
-        return {question.condition for question in self.applies.why}
-
-    @property
     def is_spoken_of(self) -> bool:
         """Whether its symptom was seen, and one thing alone is open: a setting, or what a script that is given does."""
-        is_open = len(self.applies.why) == 1 and (self.has_script or "script" not in self.unknown)
+        is_open = len(self.applies.why) == 1 and (self.has_script or "script" not in self.applies.unknown)
         return self.is_seen and self.applies.may_be_inside and is_open
 
 
@@ -77,21 +70,22 @@ def symptom_of_word(words: str) -> set[str]:
 
 def symptoms(said: Sequence[Sentence], signs: set[str]) -> set[str]:
     """Return the symptoms that a person's words, or signs in a log, speak of."""
-    return {name for name, row in symptoms_table().items() if meets(row["words"], said) or signs & {*row["signs"]}}
+    return {name for name, row in symptoms_table().items() if meets(row.words, said) or signs & {*row.signs}}
 
 
 def asks(seen: set[str]) -> list[str]:
     """Return what would tell more of symptoms."""
-    return [row["ask"] for name, row in symptoms_table().items() if name in seen and "ask" in row]
+    return [row.ask for name, row in symptoms_table().items() if name in seen and row.ask]
 
 
+@dataclass(frozen=True)
 @with_config(NO_OTHER_KEYS)
-class Symptom(TypedDict):
-    """A row of symptoms.toml. The keys are explained there."""
+class Symptom:
+    """A row of symptoms.toml. The fields are explained there."""
 
-    words: list[str]
-    signs: list[str]
-    ask: NotRequired[str]
+    words: tuple[str, ...]
+    signs: tuple[str, ...]
+    ask: str = ""
 
 
 @functools.cache
@@ -131,10 +125,11 @@ def matches(pasted: Pasted, seen: set[str], of_scripts: Mapping[Path, str] = Map
     found = []
     stages = _stages(pasted)
     for stage in stages:
-        found += [_match(applies, pasted, seen) for applies in which_apply(stack_of(stage, of_scripts))]
-    if len(stages) == 1:
-        found = [replace(match, is_certain=match.applies.answer == "applies") for match in found]
-    found = [replace(match, has_script=bool(of_scripts)) for match in found]
+        for applies in which_apply(stack_of(stage, of_scripts)):
+            is_seen = _is_seen(applies.fault.symptom, seen, pasted.written)
+            sure = _how_sure(applies, pasted) if is_seen else "possible"
+            is_certain = applies.answer == "applies" and len(stages) == 1
+            found.append(Match(applies, sure, is_seen, is_certain, has_script=bool(of_scripts)))
     surest: dict[str, Match] = {}  # of several stages
     for match in sorted(found, key=lambda each: (ORDER.index(each.sure), not each.is_seen)):
         surest.setdefault(match.fault.id, match)
@@ -150,27 +145,24 @@ def _stages(pasted: Pasted) -> list[Pasted]:
     return [replace(pasted, said=pasted.said | {"stage": stage}) for stage in stages]
 
 
-def _match(applies: Applies, pasted: Pasted, seen: set[str]) -> Match:
-    """Return how sure a fault is."""
-    symptom = applies.fault.symptom
-    is_seen = any(name in symptom for name in seen) and not _is_opposite(symptom, pasted.written)
-    match = Match(applies, "possible", is_seen)
-    return replace(match, sure=_how_sure(match, pasted)) if is_seen else match
-
-
-def _how_sure(match: Match, pasted: Pasted) -> Sure:
+def _how_sure(applies: Applies, pasted: Pasted) -> Sure:
     """Return how sure a fault is whose symptom was seen."""
-    release = match.applies.release
-    if match.applies.answer == "applies":
+    fault, unknown = applies.fault, applies.unknown
+    if applies.answer == "applies":
         return "sure"
-    if not isinstance(release, Version) or not match.fault.contains(release):
+    if not isinstance(applies.release, Version) or not fault.contains(applies.release):
         return "possible"
-    # The script of what is slow is asked whether time matters: who writes of it has answered.
-    unknown = match.unknown - {"script"} if match.fault.symptom == "slow" else match.unknown
+    if fault.symptom == "slow":  # its script is asked whether time matters: who writes of it has answered
+        unknown -= {"script"}
     if not unknown:
         return "sure"
-    is_new = "script" not in unknown and _is_new(match.fault, pasted)
+    is_new = "script" not in unknown and _is_new(fault, pasted)
     return "likely" if is_new or unknown in USUAL else "possible"
+
+
+def _is_seen(symptom: str, seen: set[str], words: str) -> bool:
+    """Whether a symptom was seen, and a person does not speak of the opposite."""
+    return any(name in symptom for name in seen) and not _is_opposite(symptom, words)
 
 
 def _is_opposite(symptom: str, words: str) -> bool:

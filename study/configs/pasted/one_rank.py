@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from study.configs.pasted.tracebacks import Seen
 from study.known.findings import causes_of_hangs
@@ -16,12 +17,12 @@ ALONE = re.compile(
 NOT_SHARDED = re.compile(r"(?i)(?:tokenizer|processor|config)\w*\.save_pretrained$")
 
 
-def on_one_rank(scripts: Mapping[str, str]) -> Iterator[Seen]:
-    """Yield each kind of such a call, with the lines that make it. `scripts` are texts by their names."""
-    calls = [(name, call) for name, script in scripts.items() for call in _calls_alone(script)]
+def on_one_rank(scripts: Mapping[Path, str]) -> Iterator[Seen]:
+    """Yield each kind of such a call, with the lines that make it. `scripts` are texts by their files."""
+    calls = [(path, call) for path, script in scripts.items() for call in _calls_alone(script)]
     for id in CAUSES:
         row = causes_of_hangs()[id]
-        lines = [f"{name}:{call.lineno}: {ast.unparse(call)}" for name, call in calls if _is_of(call, row["calls"])]
+        lines = [f"{path}:{call.lineno}: {ast.unparse(call)}" for path, call in calls if _is_of(call, row["calls"])]
         if lines:
             sentence, evidence = row["sentence"].format(ranks=0), row.get("evidence", "known/hangs.toml")
             yield Seen(id, sentence, row["remedy"], "likely", evidence, line="; ".join(lines))

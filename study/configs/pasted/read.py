@@ -15,7 +15,7 @@ from study.configs.pasted.two_releases import Apart, two_releases
 from study.configs.pasted.words import Sentence, sentences
 from study.core.text import number_of
 from study.known import lists
-from study.known.faults import ANY, Release, table
+from study.known.faults import ANY, Release, releases_of
 
 # Trainers whose rows are pairs: of TRL, and of what calls it or collates as it does.
 OF_PAIRS = re.compile(
@@ -233,20 +233,10 @@ class Pasted:
 
 def _release(package: str, release: Release) -> str:
     """Return a release as it is told: one that is newer than all that were tested is said to be so."""
-    newest = newest_tested(package)
+    newest = max(releases_of(package), default=None)
     if not newest or not isinstance(release, Version) or release <= newest:
         return f"{package} {release}"
     return f"{package} {release} (newer than {newest}, the newest that was tested)"
-
-
-@functools.cache
-def newest_tested(package: str) -> Version | None:
-    """Return the newest release of a package that any row of the table rests on."""
-    tested = {*map(Version, table().asked.get(package, ()))}
-    for fault in table().fault:
-        if fault.package == package:
-            tested |= {*map(Version, (fault.until, *fault.asked))}
-    return max(tested, default=None)
 
 
 def _in_words(condition: str, value: Any) -> str:

@@ -3,11 +3,11 @@
 import functools
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, NotRequired
+from typing import Any
 
 from pydantic import with_config
-from typing_extensions import TypedDict
 
 from study.configs.pasted.words import only
 from study.core.tables import NO_OTHER_KEYS, Regex, read_table
@@ -64,7 +64,7 @@ def _ranks_of_batch(said: dict[str, Any]) -> int | None:
     return total // (rows * passes)
 
 
-def _value(tried: list["SaidPattern"], text: str) -> Any:
+def _value(tried: list["Level"], text: str) -> Any:
     """Return the value of the first level that says one. None: none does, or it says two."""
     for each in tried:
         if values := {*_values(each, text)}:
@@ -84,42 +84,35 @@ def numbers(condition: str, text: str) -> set[int]:
     return {each for each in found if isinstance(each, int)}
 
 
+@dataclass(frozen=True)
 @with_config(NO_OTHER_KEYS)
-class Level(TypedDict):
-    """A row of said.toml. The keys are explained there."""
+class Level:
+    """A row of said.toml. The fields are explained there."""
 
     pattern: Regex
-    value: NotRequired[Any]
-    paths: NotRequired[bool]
+    value: Any = None
+    paths: bool = False
 
-
-class SaidPattern(NamedTuple):
-    pattern: re.Pattern
-    value: Any
-    reads_paths: bool  # of the files of tracebacks
+    @functools.cached_property
+    def compiled(self) -> re.Pattern:
+        return re.compile(self.pattern, re.IGNORECASE | re.MULTILINE | re.ASCII)  # a Chinese character ends a word
 
 
 @functools.cache
-def levels() -> dict[str, list[SaidPattern]]:
-    """Return the patterns of said.toml with their values, by conditions."""
-    rows = read_table(SAID, dict[str, list[Level]], Level)
-    flags = re.IGNORECASE | re.MULTILINE | re.ASCII  # a Chinese character beside a word ends it
-    return {
-        name: [SaidPattern(re.compile(row["pattern"], flags), row.get("value"), row.get("paths", False)) for row in of]
-        for name, of in rows.items()
-    }
+def levels() -> dict[str, list[Level]]:
+    """Return the rows of said.toml, by conditions."""
+    return read_table(SAID, dict[str, list[Level]], Level)
 
 
-def _values(tried: SaidPattern, text: str) -> Iterator[Any]:
+def _values(tried: Level, text: str) -> Iterator[Any]:
     """Yield what a pattern finds and no value turns off, or the pattern's own value where it has one."""
-    pattern, value, reads_paths = tried
-    if not reads_paths:
+    if not tried.paths:
         text = _without_paths(text)
-    for match in pattern.finditer(text):
+    for match in tried.compiled.finditer(text):
         if OFF.match(text, match.end()):
             continue
-        if value is not None:
-            yield value
+        if tried.value is not None:
+            yield tried.value
             return
         if word := next(filter(None, match.groups()), "").lower().replace(",", ""):
             yield int(word) if word.isdigit() else TRUTH.get(word, word)

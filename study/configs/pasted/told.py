@@ -3,7 +3,6 @@
 import contextlib
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from study.configs.pasted.config_in_text import configs_with
@@ -12,7 +11,7 @@ from study.configs.pasted.words import only
 from study.core.errors import Stop
 from study.core.fsdp_keys import nearest_arm
 from study.core.gpus import GPUS, gpu_named
-from study.core.shapes import letters, model_of_name, models
+from study.core.shapes import model_of_name, models
 
 FAMILIES = (
     "llama|qwen|mistral|mixtral|gemma|phi|bert|gpt|opt|bloom|falcon|pythia|deepseek|yi|internlm|baichuan|olmo|glm"
@@ -75,8 +74,7 @@ def _model(text: str) -> str | None:
             return model
     if model := only({*filter(None, map(_of_shape, printed_shapes(text)))}):
         return model
-    names = {letters(name): name for name in models()}
-    return only({names[each] for each in map(_spelled, MODEL.findall(text)) if each in names})
+    return only({*filter(None, (model_of_name(name.strip("./-")) for name in {*MODEL.findall(text)}))})
 
 
 def printed_shapes(text: str) -> list[dict[str, Any]]:
@@ -100,12 +98,6 @@ def _parameters(text: str) -> float | None:
     if counted and not QUANTIZED.search(text):  # of which several are in one element
         return max(counted)  # of all, beside those that train
     return only({1e9 * float(each) for each in BILLIONS.findall(text)})
-
-
-def _spelled(name: str) -> str:
-    """Return a model's name without its folder, its maker and the words of a variant."""
-    last = letters(re.sub(r"(?i)[-_](?:chat|instruct|it|hf|base|bnb-4bit)(?=[-_]|$)", "", Path(name.strip("./-")).name))
-    return last.removeprefix("meta")
 
 
 def _gpus(text: str) -> set[str]:
@@ -148,16 +140,14 @@ def flags(pasted: Pasted) -> str:
     return f"{about.size} {_typed(values)}"
 
 
-def flags_of_arm(pasted: Pasted) -> str:
-    """Return the flags that `study estimate` and `study oom` take besides."""
-    flags = _typed({"--arm": arm(pasted), "--micro-batch": pasted.sequences})
-    return f"{flags} --checkpointing".strip() if pasted.said.get("checkpointing") else flags
-
-
 def all_flags(pasted: Pasted) -> str:
-    """Return both; "" if the text does not name a model and its GPUs."""
+    """Return these, and those that `study estimate` and `study oom` take besides."""
     first = flags(pasted)
-    return f"{first} {flags_of_arm(pasted)}".strip() if first else ""
+    if not first:
+        return ""
+    besides = _typed({"--arm": arm(pasted), "--micro-batch": pasted.sequences})
+    checkpointing = "--checkpointing" if pasted.said.get("checkpointing") else ""
+    return " ".join(filter(None, [first, besides, checkpointing]))
 
 
 def _typed(flags: dict[str, Any]) -> str:

@@ -6,10 +6,9 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NotRequired
+from typing import Any, Literal
 
 from pydantic import with_config
-from typing_extensions import TypedDict
 
 from study.core.tables import NO_OTHER_KEYS, Evidence, Regex, read_table
 
@@ -62,15 +61,16 @@ class Message:
     instead: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
 @with_config(NO_OTHER_KEYS)
-class Sign(TypedDict):
-    """A row of signs.toml. The keys are explained there."""
+class Sign:
+    """A row of signs.toml. The fields are explained there."""
 
     sentence: str
     remedy: str
     sure: Sure
-    said: NotRequired[list[str]]
-    alone: NotRequired[list[str]]
+    said: tuple[str, ...] = ()
+    alone: tuple[str, ...] = ()
 
 
 @functools.cache
@@ -96,9 +96,9 @@ def rows() -> dict[str, Sign]:
 def sign(id: str, text: str, place: int, **values: Any) -> Seen:
     """Return what signs.toml says of something that a rule found at a place of a text."""
     row = rows()[id]
-    sentence, remedy = (row[part].format(**values) for part in ("sentence", "remedy"))
+    sentence, remedy = row.sentence.format(**values), row.remedy.format(**values)
     line = line_at(text, place)
-    return Seen(id, sentence, remedy, row["sure"], "the line in the text", place=place, line=line)
+    return Seen(id, sentence, remedy, row.sure, "the line in the text", place=place, line=line)
 
 
 def errors(text: str) -> list[Seen]:

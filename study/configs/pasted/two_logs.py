@@ -19,8 +19,7 @@ MOST_FAULTS = 5
 
 def ratio_of_logs(pasted: Pasted) -> Seen | None:
     """Return that all losses or norms of one of two logs are as many times those of the other, and what makes that."""
-    usual = [line for line in pasted.log.lines if not line.is_reinforced]
-    logs = _logs(usual)
+    logs = _logs(pasted.log.usual)
     if len(logs) != 2:
         return None
     ratios = {name: _ratio(name, *map(_by_step, logs)) for name in ("loss", "norm")}

@@ -11,7 +11,7 @@ from packaging.version import InvalidVersion, Version
 
 from study.configs.pasted.words import meets, only, sentences
 from study.known import lists
-from study.known.faults import Fault, table
+from study.known.faults import Fault, of_package, table
 
 FROM_TO = r"\b{}\b[^\n]{{0,40}}?\bfrom v?(\d[\w.]*\w)\s*(?:to|->|\u2192)\s*v?(\d[\w.]*\w)"
 # "The loss rises from 0.9 to 1.4" names no releases: of two parts they are ones beside such a word alone.
@@ -136,5 +136,5 @@ def _clauses(text: str, release: str) -> Iterator[str]:
 
 def came_between(package: str, apart: Apart) -> list[Fault]:
     """Return the known faults that the release which does not work has, and the other has not."""
-    of_package = [fault for fault in table().fault if fault.package == package]
-    return [fault for fault in of_package if (fault.has(apart.works), fault.has(apart.broken)) == (False, True)]
+    faults = of_package(package)
+    return [fault for fault in faults if (fault.has(apart.works), fault.has(apart.broken)) == (False, True)]

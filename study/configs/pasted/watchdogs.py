@@ -9,10 +9,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NotRequired, Self
+from typing import Any, Self
 
 from pydantic import with_config
-from typing_extensions import TypedDict
 
 from study.configs.pasted.tracebacks import Seen, sign
 from study.configs.pasted.words import Sentence, meets, only
@@ -120,7 +119,7 @@ def _compared(text: str, said: Sequence[Sentence], waits: list[Wait]) -> Seen:
     if len(calls) > 1:
         two = ", ".join([*calls.values()][:2])
         id = _did_last(text, said)
-        last = f"{causes_of_waits()[id]['remedy']}. Else " if id else ""
+        last = f"{causes_of_waits()[id].remedy}. Else " if id else ""
         return sign("ranks-call-differently", text, first.place, index=first.index, calls=two, last=last)
     cause = _usual(text, said, first.index, first.elements, first.kind)
     return _waiting(text, waits, same, {"call": first.call, "limit_s": first.limit_s, **cause})
@@ -151,15 +150,16 @@ def _missing(text: str, ranks: set[int]) -> list[int]:
     return missing if len(ranks) > 2 and len(missing) < len(ranks) else []
 
 
+@dataclass(frozen=True)
 @with_config(NO_OTHER_KEYS)
-class WaitCause(TypedDict):
-    """A row of waits.toml. The keys are explained there."""
+class WaitCause:
+    """A row of waits.toml. The fields are explained there."""
 
     cause: str
     remedy: str
-    text: NotRequired[Regex]
-    words: NotRequired[list[str]]
-    tells: NotRequired[str]
+    text: Regex = "(?!)"
+    words: tuple[str, ...] = ()
+    tells: str = ""
 
 
 @functools.cache
@@ -177,7 +177,7 @@ def _usual(
     is_small = elements is not None and elements <= SMALL
     carried = "waited-small" if is_small else OF_KINDS.get(kind, "waited-unknown")
     if id := _did_last(text, said):
-        return _row(id, causes_of_waits()[carried].get("tells", ""))
+        return _row(id, causes_of_waits()[carried].tells)
     return _row(carried)
 
 
@@ -185,7 +185,7 @@ def _did_last(text: str, said: Sequence[Sentence]) -> str:
     """Return the mistake of which a person's words speak, or what a log has after its last step. Empty: neither."""
     *_, begin = (0, *(match.end() for match in STEP.finditer(text)))
     for id, row in causes_of_waits().items():
-        if meets(row.get("words", ()), said) or re.search(row.get("text", "(?!)"), text[begin:]):
+        if meets(row.words, said) or re.search(row.text, text[begin:]):
             return id
     return ""
 
@@ -193,7 +193,7 @@ def _did_last(text: str, said: Sequence[Sentence]) -> str:
 def _row(id: str, tells: str = "") -> dict[str, str]:
     """Return a mistake and what to do, as signs take them. `tells`: where the ranks are that wait."""
     row = causes_of_waits()[id]
-    return {"cause": row["cause"], "remedy": "; ".join(filter(None, [tells, row["remedy"]]))}
+    return {"cause": row.cause, "remedy": "; ".join(filter(None, [tells, row.remedy]))}
 
 
 def _named(match: re.Match) -> dict[str, str]:

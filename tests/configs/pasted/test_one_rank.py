@@ -1,8 +1,10 @@
 """A line of a given script that one rank alone runs, and that waits for all, is named where a training hangs."""
 
+from pathlib import Path
+
 import pytest
 
-from study.cli import given
+from study.configs import scripts
 from study.configs.pasted.answer import answer
 from study.configs.pasted.one_rank import on_one_rank
 from tests.cli.test_cli import in_this_process
@@ -38,7 +40,7 @@ def script(guard: str, call: str) -> str:
 @pytest.mark.parametrize("guard", GUARDS)
 @pytest.mark.parametrize("call", CALLS)
 def test_the_line_that_one_rank_runs_alone_is_the_answer_to_a_hang(guard, call):
-    told = answer(HANG, scripts={"train.py": script(guard, call)})
+    told = answer(HANG, scripts={Path("train.py"): script(guard, call)})
     assert told.id == CALLS[call]
     assert told.found[0].line.startswith("train.py:5: ")
     assert told.found[0].line.removeprefix("train.py:5: ") in call
@@ -65,7 +67,7 @@ def test_what_all_ranks_run_or_waits_for_none_is_not_named(guard, call):
     "text", ["The loss is nan with ZeRO stage 3", HANG.replace("zero_stage: 3", "distributed_type: MULTI_GPU")]
 )
 def test_without_a_hang_or_shards_no_line_is_named(text):
-    told = answer(text, scripts={"train.py": script(GUARDS[0], "trainer.save_model('out')")})
+    told = answer(text, scripts={Path("train.py"): script(GUARDS[0], "trainer.save_model('out')")})
     assert "hang_saving" not in [each.id for each in told.found]
 
 
@@ -80,4 +82,4 @@ def test_diagnose_names_the_line_of_a_script_beside_a_log(tmp_path, monkeypatch,
 
 
 def test_a_text_that_ends_with_the_name_of_a_script_is_no_file():
-    assert given.scripts(("hangs " * 4000 + "in train.py", "missing.py", "train.log")) == {}
+    assert scripts.among(("hangs " * 4000 + "in train.py", "missing.py", "train.log")) == {}

@@ -29,11 +29,12 @@ from study.configs.pasted import (
 from study.configs.pasted.answer import answer
 from study.configs.pasted.config_in_text import deepspeed_config
 from study.configs.pasted.ranking import WAITED
-from study.configs.pasted.read import newest_tested, read
+from study.configs.pasted.read import read
 from study.configs.pasted.said import said as said_of
 from study.configs.pasted.told import told as of_model
 from study.core.errors import Stop
 from study.core.gpus import GPUS
+from study.known.faults import releases_of
 from study.known.faults import table as faults
 from tests.cli.test_cli import in_this_process
 from tests.conftest import ROOT, python, table
@@ -587,7 +588,7 @@ def test_a_release_that_is_right_is_not_blamed():
     "text", ["torch {}", "PyTorch {}+cu130", "- PyTorch version (GPU?): {}", "torch-{}", "torch{} hangs", "torch=={}"]
 )
 def test_a_release_that_nobody_tested_is_read_and_said_to_be_newer(text):
-    newest = newest_tested("torch")
+    newest = releases_of("torch")[-1]
     newer = f"{newest.major}.{newest.minor + 2}.0"
     for release, told in (
         (newer, f"torch {newer} (newer than {newest}, the newest that was tested)"),
@@ -625,7 +626,7 @@ def test_a_config_is_read_whatever_its_form():
 
 
 REMEDIES = {id: row.remedy for rows in (tracebacks.messages(), situations.situations()) for id, row in rows.items()}
-REMEDIES |= {id: row["remedy"] for id, row in (tracebacks.rows() | watchdogs.causes_of_waits()).items()}
+REMEDIES |= {id: row.remedy for id, row in (tracebacks.rows() | watchdogs.causes_of_waits()).items()}
 IN_USE = {
     "adam_of_8_bits": "optim: adamw_bnb_8bit",
     "bf16": "using bf16",
@@ -1094,9 +1095,9 @@ def test_each_word_of_a_condition_is_one_that_texts_can_have():
     """A condition with another word is never met: "generate" was read as "evaluate"."""
     conditions = [*two_releases.WORKS, *two_releases.BROKEN, *memory.OUT_OF_MEMORY, *memory.OF_SIZES, *memory.HANGS]
     conditions += [each for row in situations.situations().values() for each in row.words]
-    conditions += [each for row in matching.symptoms_table().values() for each in row["words"]]
-    conditions += [each for row in tracebacks.rows().values() for each in row.get("said", ())]
-    conditions += [each for row in watchdogs.causes_of_waits().values() for each in row.get("words", ())]
+    conditions += [each for row in matching.symptoms_table().values() for each in row.words]
+    conditions += [each for row in tracebacks.rows().values() for each in row.said]
+    conditions += [each for row in watchdogs.causes_of_waits().values() for each in row.words]
     for word in {word for each in conditions for word in re.split(r"[\s/+]+", each) if word}:
         (sentence,) = words.sentences(word)
         assert sentence.words == (word,)
