@@ -1,7 +1,6 @@
 """`study calibrate`: how fast this machine is, by a few steps of its own."""
 
 import json
-import math
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -82,7 +81,7 @@ def _timed(arm: str, ranks: int, gpus: int) -> MeasuredStep | None:
         return None
     cell = Cell("", "calibrate", "one_gpu" if gpus else "tiny", arm, ranks, settings)
     with tempfile.TemporaryDirectory() as folder:
-        record = launches.run(cell, Path(folder, "run"), 300, math.inf, None, lambda *_: None)
+        record = launches.run(cell, Path(folder, "run"), 300)
     seconds = record.time.step_s
     if record.error or not seconds:
         why = record.error.message if record.error else "no step was timed"

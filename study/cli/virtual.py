@@ -1,6 +1,5 @@
 """`study virtual`: one rank of N, which runs alone, and so measures what `study estimate` predicts."""
 
-import math
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -73,7 +72,7 @@ def run_alone(cell: Cell, run_dir: Path | None) -> Record:
     with tempfile.TemporaryDirectory() as temporary:
         folder = run_dir or Path(temporary, "run")
         folder.parent.mkdir(parents=True, exist_ok=True)
-        return launches.run(cell, folder, math.inf, math.inf, None, lambda *_: None)
+        return launches.run(cell, folder)
 
 
 def refuse_failed(record: Record, model: Wanted) -> None:

@@ -1,6 +1,7 @@
 """Runs one cell in one launch: starts it, watches it, ends it with all its processes, and completes its record."""
 
 import contextlib
+import math
 import os
 import re
 import shutil
@@ -95,7 +96,14 @@ def options(values: dict) -> list[str]:
     return words
 
 
-def run(cell: Cell, folder: Path, timeout_s: float, over: float, nvme_dir: Path | None, watch: Watch) -> Record:
+def run(
+    cell: Cell,
+    folder: Path,
+    timeout_s: float = math.inf,
+    over: float = math.inf,
+    nvme_dir: Path | None = None,
+    watch: Watch = lambda *_: None,
+) -> Record:
     """Run one cell in a fresh launch, and return its record, however it ended. `over` is when the sweep's time ends."""
     folder.mkdir()
     kills_before = oom_kills()
