@@ -538,13 +538,75 @@ def test_words_are_searched_as_words_and_in_quotes_as_a_phrase():
     assert all({"60", "GB"} <= {*re.findall(r"\w+", texts.text_of(each))} for each in several)
 
 
+FIELDS = [
+    (text.document, words)
+    for text in texts.texts()
+    for words in (
+        text.document,
+        text.document.lower(),
+        text.title,
+        text.title.partition(":")[0],
+        *re.findall(r"\b(?:19|20)\d\d\b", text.title),
+        *filter(None, re.split(", | and ", text.authors)),
+        *(name.split()[-1] for name in filter(None, re.split(", | and ", text.authors))),
+        *(form.format(number) for number in texts.ARXIV.findall(text.address) for form in ("{}", "arXiv:{}", "arxiv {}v1")),
+        *([text.address] if text.address.startswith("https:") else []),
+    )
+]
+
+
+@pytest.mark.parametrize(("document", "words"), FIELDS)
+def test_what_a_catalogue_has_of_a_document_finds_all_its_claims(document, words):
+    """`study claims 1910.02054` and `study claims Rajbhandari` found nothing, `offload` none of ZeRO-Offload's paper."""
+    mine = {claim.id for claim in CLAIMS if claim.document == document}
+    for typed in ((words,), words.split()):
+        assert mine <= ids_of(*typed) < {each.id for each in CLAIMS} | {each.id for each in texts.faults()}
+
+
+@pytest.mark.parametrize("word", ["offload", "ZeRO-Offload", "infinity", "ZeRO++", "fsdp"])
+def test_one_word_of_a_title_finds_its_claims_and_those_that_have_it(word):
+    titled = {claim.id for claim in CLAIMS if word.lower() in texts.of(claim).title.lower()}
+    assert titled
+    assert titled <= ids_of(word)
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)
+def test_the_fields_of_a_claim_narrow_its_document_to_it_and_others_like_it(claim):
+    for field in filter(None, (claim.topic, claim.verdict, claim.certainty)):
+        like_it = {each.id for each in CLAIMS if each.document == claim.document and field in each.kinds}
+        assert ids_of(claim.document, *field.split()) == ids_of(*field.split(), claim.document) == like_it
+    if claim.certainty:
+        word = max(re.findall(r"\w+", claim.question), key=len)
+        narrowed = ids_of(word, claim.topic, claim.document, "certainty", *claim.certainty.split())
+        assert claim.id in narrowed
+        assert narrowed <= ids_of(claim.document, claim.topic, claim.certainty)
+    number = int(claim.id.partition("-")[2])
+    assert ids_of(f"{claim.document}-{number}") == ids_of(f"{claim.document.lower()}-{number:03}") == {claim.id}
+
+
+@pytest.mark.parametrize(("typed", "topic"), [("speed", "time"), ("speed open papers", "time")])
+def test_a_usual_word_for_a_topic_is_the_topic(typed, topic):
+    """`study claims speed open papers` gave 5 claims that say so, of 12."""
+    having = [each for each in CLAIMS if each.topic == topic]
+    if "open" in typed:
+        having = [each for each in having if each.document.startswith("P") and not each.certainty]
+    assert ids_of(*typed.split()) == {each.id for each in having}
+
+
 @pytest.mark.parametrize(
-    ("word", "paper"), [("offload", "P2"), ("ZeRO-Offload", "P2"), ("infinity", "P3"), ("ZeRO++", "P4"), ("fsdp", "P5")]
+    ("typed", "near"), [("P1-2", "P1-01 or P1-03 or P1-07"), ("P1-200", "P1-41 or P1-42 or P1-43"), ("0-19", None)]
 )
-def test_the_name_of_a_paper_finds_all_its_claims(word, paper):
-    """`study claims offload` showed none of the paper ZeRO-Offload."""
-    found = ids_of(word)
-    assert ids_of(paper) <= found < {each.id for each in CLAIMS} | {each.id for each in texts.faults()}
+def test_an_id_that_no_claim_has_gets_the_nearest_of_its_document(typed, near):
+    with pytest.raises(Stop) as stop:
+        texts.named((typed,))
+    assert stop.value.remedy == f"did you mean {near}?" if near else "S000-18 or S000-20" in stop.value.remedy
+
+
+def test_words_beside_a_document_are_looked_for_in_it():
+    """P1 was a word, which other documents' claims have that refer to P1-19."""
+    found = ids_of("P1", "stage", "3")
+    assert found == {id for id in ids_of("stage 3") | ids_of("stage", "3") if id.startswith("P1-")}
+    assert "P1-19" in found
 
 
 @pytest.mark.parametrize("words", ["small share", "mixture of experts"])
