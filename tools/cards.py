@@ -53,7 +53,7 @@ def page(text: Text, records: dict[str, dict[str, list[str]]]) -> str:
     quotes = f"Its quotes are from {text.quotes}." if text.quotes else ""
     head = [f"# Claims of {text.document}", text.cited, quotes, f"Read of it: {text.read}.", ids, *text.findings]
     if text.not_judged:
-        head.append("\n".join(["Central, and judged by no claim of ours:", "", *[f"- {each}" for each in text.not_judged]]))
+        head += ["Central, and judged by no claim of ours:", "\n".join(f"- {each}" for each in text.not_judged)]
     cards = [card(claim, records.get(claim.id, {}).get("folders", [])) for claim in text.claim]
     source = "Made from `study/ledger/texts/` by `python tools/cards.py`. [All claims](../claims.md)."
     return "\n\n".join(filter(None, [*head, *cards, source])) + "\n"

@@ -23,7 +23,7 @@ MOST_RUNS = 3  # records of a number that are named
 ASK = (
     "What to type:",
     "  study claims stage 3        a line for each claim about it",
-    "  study claims S002           a line for each claim of a document, which an arXiv id, an author or a title finds too",
+    "  study claims S002           those of a document; an arXiv id, an author or a title finds them too",
     "  study claims S002-25        one claim, its quote and its evidence",
     "  study claims open           those of a verdict: holds, does not hold, holds only if, open",
     "  study claims memory stage 1 those of a topic: memory, traffic, losses, time, settings",

@@ -227,7 +227,8 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
     # --- so many words of a title are no words of a claim
     if len(" ".join(names).split()) >= WORDS_OF_A_TITLE:
         title = _pattern(" ".join(names))
-        if titled := [each for text in texts() if title.search(text.about) for each in text.claim]:
+        titled: list[Claim | Fault] = [each for text in texts() if title.search(text.about) for each in text.claim]
+        if titled:
             return titled
     # --- documents and kinds narrow what other words find, if they find something
     narrow = NARROWING.findall(" ".join(names))

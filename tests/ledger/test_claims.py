@@ -456,6 +456,45 @@ def test_each_undecided_claim_says_what_would_decide_it(capsys):
     assert all(f"What would decide it: {' '.join(each['would_decide'].split())}" in printed for each in shown)
 
 
+SEEN = r"tokens (?:a second|of)|FLOP/s|seconds|losses|bytes|operations|parameters (?:fit|run)|must fit|logs|sizes|shape"
+WHERE = r"GPUs?\b|[VAH]100|DGX|cores|logs|engine|authors"
+
+
+@pytest.mark.parametrize("claim", [each for each in CLAIMS if each.would_decide], ids=lambda claim: claim.id)
+def test_what_would_decide_names_a_number_and_where_it_comes_from(claim):
+    """Of one claim "A run on 512 V100" would have decided: of which model, and what should be read off?"""
+    assert re.search(SEEN, claim.would_decide)
+    assert re.search(WHERE, claim.would_decide)
+    assert not re.match(r"(?:A|Another group's) run\b", claim.would_decide)
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)
+def test_a_card_says_how_an_all_reduce_counts(claim, capsys):
+    """A ratio to DDP is another where it counts once: 1.5 times is 2 times. One card in two did not say so."""
+    command.claims((claim.id,))
+    printed = " ".join(capsys.readouterr().out.split())
+    volumes = [piece for piece in claim.evidence if getattr(piece, "quantity", "") == "volume"]
+    assert printed.count("volume (an all-reduce counts twice)") == len(volumes)
+
+
+LINKED = {text.document for text in texts.texts() if text.address.startswith("https:")}
+
+
+@pytest.mark.parametrize("claim", [each for each in CLAIMS if each.document in LINKED], ids=lambda claim: claim.id)
+def test_a_quote_beside_a_link_says_which_version_it_is_from(claim, capsys):
+    """P1-20 is of SC20's version, and stood beside a link to arXiv's, which lacks it."""
+    command.claims((claim.id,))
+    printed = " ".join(capsys.readouterr().out.split())
+    said = claim.quoted_from or texts.of(claim).quotes
+    assert f"The quote is from: {said}" in printed
+    is_elsewhere = claim.in_post or re.search("SC20|tutorial|^Post", claim.where)
+    assert bool(claim.quoted_from) == bool(is_elsewhere)
+    if claim.quoted_from:
+        assert re.search(r"https://\S+, and not (?:in|from) ", claim.quoted_from)
+        page = ROOT / f"reports/answers/claims/{claim.document}.md"
+        assert claim.quoted_from in page.read_text()
+
+
 def test_a_card_begins_with_the_verdict_the_answer_and_both_numbers(capsys):
     command.claims(("S000-20",))
     (claim,) = texts.named(("S000-20",))
@@ -549,7 +588,8 @@ FIELDS = [
         *re.findall(r"\b(?:19|20)\d\d\b", text.title),
         *filter(None, re.split(", | and ", text.authors)),
         *(name.split()[-1] for name in filter(None, re.split(", | and ", text.authors))),
-        *(form.format(number) for number in texts.ARXIV.findall(text.address) for form in ("{}", "arXiv:{}", "arxiv {}v1")),
+        *(f"{before}{each}" for each in texts.ARXIV.findall(text.address) for before in ("", "arXiv:", "arxiv ")),
+        *(f"arxiv.org/pdf/{each}v1" for each in texts.ARXIV.findall(text.address)),
         *([text.address] if text.address.startswith("https:") else []),
     )
 ]
@@ -557,7 +597,7 @@ FIELDS = [
 
 @pytest.mark.parametrize(("document", "words"), FIELDS)
 def test_what_a_catalogue_has_of_a_document_finds_all_its_claims(document, words):
-    """`study claims 1910.02054` and `study claims Rajbhandari` found nothing, `offload` none of ZeRO-Offload's paper."""
+    """`study claims 1910.02054` and `Rajbhandari` found nothing, `offload` none of ZeRO-Offload's paper."""
     mine = {claim.id for claim in CLAIMS if claim.document == document}
     for typed in ((words,), words.split()):
         assert mine <= ids_of(*typed) < {each.id for each in CLAIMS} | {each.id for each in texts.faults()}
@@ -719,6 +759,7 @@ def test_a_prediction_is_shown_as_the_command_that_gives_it(claim, piece, capsys
     """Its fields were no flags: parameters 1.309e+10, ranks 8."""
     quantity, _, command_line = piece.what.partition(" by ")
     first, _, other = command_line.partition(", over that with ")
+    quantity = quantity.removesuffix(" (an all-reduce counts twice)")
     value = estimated(first, quantity, capsys)
     if other:
         value /= estimated(f"{first} {other}", quantity, capsys)
