@@ -106,7 +106,9 @@ def _needs(fault: Fault) -> dict[str, dict]:
     """
     needs = {}
     for condition, wanted in (fault.when or {}).items():
-        name, fits, still = condition, [], []
+        name = condition
+        fits: list[str] = []
+        still: list[str] = []
         if wanted == ACCUMULATES:
             name = "accumulates"
         elif str(wanted) in table().families:
