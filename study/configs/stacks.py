@@ -66,8 +66,9 @@ def described(words: tuple[str, ...], flags: Flags, config: Path | None = None) 
     of_config = lists.content(str(config)) if config else ""
     given_text = "\n".join([*map(lists.content, given_words), of_config])
     of_scripts = scripts.among(given_words)
-    stack = replace(stack, shown=scripts.shown(of_scripts, of_config, given_text, stack))
-    if stack.shown and of_scripts:
+    answered = scripts.shown(of_scripts, of_config, given_text, stack)
+    stack = replace(stack, shown={**answered, **stack.shown})
+    if answered and of_scripts:
         notes.append(ANSWERED)
     notes += [*more, *lists.notes(words, stack.releases), *_overruled(flags, settings)]
     if scripts.goes_past_accelerate(of_scripts, stack):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console  # rich takes longer to import than most answers
 
 UNKNOWN = "-"
+HALF_UP = 1 + 1e-12  # lifts a half, also one like 1.865, of which binary has 1.8649999
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -53,7 +54,9 @@ def short(value) -> str:
 
 def size(size_bytes: float) -> str:
     """Return bytes with three significant digits and a unit."""
-    return _scaled(size_bytes, {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}) or number_of(round(size_bytes), "bytes")
+    return _scaled(size_bytes, {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}) or number_of(
+        int(rounded(size_bytes, ".0f")), "bytes"
+    )
 
 
 def binary_size(size_bytes: float, digits: int = 3) -> str:
@@ -61,12 +64,17 @@ def binary_size(size_bytes: float, digits: int = 3) -> str:
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if abs(size_bytes) >= 1024**power:
             return f"{_significant(size_bytes / 1024**power, digits)} {unit}"
-    return number_of(round(size_bytes), "bytes")
+    return number_of(int(rounded(size_bytes, ".0f")), "bytes")
 
 
 def count(number: float) -> str:
     """Return a large number in words: 9.24 billion."""
-    return _scaled(number, {"trillion": 1e12, "billion": 1e9, "million": 1e6}) or f"{number:,.0f}"
+    return _scaled(number, {"trillion": 1e12, "billion": 1e9, "million": 1e6}) or rounded(number, ",.0f")
+
+
+def rounded(value: float, form: str) -> str:
+    """Return a number in a format such as .2f. A half is rounded up, as people and browsers do: 2.125 is 2.13."""
+    return format(value * HALF_UP, form)
 
 
 def _scaled(value: float, units: dict[str, float]) -> str | None:
@@ -79,7 +87,7 @@ def _scaled(value: float, units: dict[str, float]) -> str | None:
 
 def nats(difference: float) -> str:
     """Return a difference between losses with one digit: 4e-7 nats."""
-    return f"{difference:.1g} nats".replace("e-0", "e-")
+    return f"{rounded(difference, '.1g')} nats".replace("e-0", "e-")
 
 
 def number_of(number: int, things: str) -> str:
@@ -96,39 +104,39 @@ def lasting(time_s: float) -> str:
     """Return a time in the unit in which people would say it: 40 s, 12 minutes, 27 hours, 3 days."""
     for unit, unit_s in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if time_s >= 2 * unit_s:
-            return f"{time_s / unit_s:.0f} {unit}"
-    return f"{time_s:.0f} s"
+            return f"{rounded(time_s / unit_s, '.0f')} {unit}"
+    return f"{rounded(time_s, '.0f')} s"
 
 
 def times(ratio: float) -> str:
     """Return a ratio with two digits: 2.5 times, 1.0 times."""
-    text = short(float(f"{ratio:.2g}"))
+    text = short(float(rounded(ratio, ".2g")))
     return "1.0 times" if text == "1" else f"{text} times"
 
 
 def percent(share: float) -> str:
     """Return a share: 3.4%, or 12%."""
-    return f"{share:.1%}" if abs(share) < 0.1 else f"{share:.0%}"
+    return rounded(share, ".1%" if abs(share) < 0.1 else ".0%")
 
 
 def _significant(value: float, digits: int) -> str:
     """Return a number with so many significant digits, without an exponent unless it is tiny or huge."""
     # Between these bounds g, too, would write an exponent: 12345 with four digits would be 1.234e+04.
     if value and not 1e-4 <= abs(value) < 1e7:
-        return f"{value:.{digits}g}"
+        return rounded(value, f".{digits}g")
     before_point = math.floor(math.log10(abs(value or 1))) + 1
-    text = f"{value:.{max(0, digits - before_point)}f}"
+    text = rounded(value, f".{max(0, digits - before_point)}f")
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-# --- Print rows as a table with rich: as wide as the terminal, or uncut if the output is not a terminal
+# --- Print rows as a table with rich: as wide as the terminal, or as COLUMNS says, or else uncut
 
 WIDTH = 100  # characters of a line of text at most
 GAP = 2  # characters between two columns
 BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:bytes|[TGMk]i?B|s|min|h)\b)")  # where no line ends
 GLUE = "\x1f"
 COLUMNS = re.compile(r"[1-9]\d{1,3}")  # as a shell has them, of which a pipe does not tell
-UNCUT = 400  # characters of a line if the output is not a terminal
+UNCUT = 400  # characters of a line of a table if the output is not a terminal
 
 
 def show(rows: list[dict]) -> None:
@@ -159,7 +167,9 @@ def show(rows: list[dict]) -> None:
     if rows:
         console().print(table)
     if hidden:
-        console().print(f"No room for: {', '.join(hidden)}. A wider terminal shows them, or a file or a pipe.")
+        console().print(
+            f"No room for: {', '.join(hidden)}. A wider terminal shows them, or a file or a pipe without COLUMNS."
+        )
 
 
 def _widths(columns: dict[str, list[str]], least: dict[str, int], room: int) -> dict[str, int]:
@@ -179,8 +189,15 @@ def _widths(columns: dict[str, list[str]], least: dict[str, int], room: int) -> 
 def console() -> "Console":
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else UNCUT
-    return Console(width=width, highlight=False, markup=False, emoji=False)
+    return Console(width=_columns(sys.stdout.isatty(), UNCUT), highlight=False, markup=False, emoji=False)
+
+
+def _columns(is_terminal: bool, without: int) -> int:
+    """Return the characters of a line: the terminal's, or those of COLUMNS; if nothing says it, `without`."""
+    said = os.environ.get("COLUMNS", "")
+    if is_terminal:
+        return shutil.get_terminal_size().columns
+    return int(said) if COLUMNS.fullmatch(said) else without
 
 
 def say(*lines: str) -> None:
@@ -193,9 +210,7 @@ def wrapped(text: str, indent: str, first: str, is_terminal: bool | None = None)
     """Return the lines of a text. The first begins with `first`, the others with `indent`."""
     if is_terminal is None:
         is_terminal = sys.stdout.isatty()
-    said = os.environ.get("COLUMNS", "")
-    columns = shutil.get_terminal_size().columns if is_terminal else int(said if COLUMNS.fullmatch(said) else WIDTH)
-    width = min(WIDTH, columns)
+    width = min(WIDTH, _columns(is_terminal, WIDTH))
     whole = BEFORE_UNIT.sub(GLUE, text)
     wrapper = textwrap.TextWrapper(width, first, indent, break_long_words=False, break_on_hyphens=False)
     lines = wrapper.wrap(whole)

@@ -169,6 +169,7 @@ class Table(BaseModel):
     silent: tuple[str, ...]  # symptoms that begin so make a training wrong without a message
     optimizers: tuple[str, ...]  # a name that contains one is this one
     packages: dict[str, str]  # by the names that lists give them
+    families: dict[str, dict[Literal["yes", "no"], tuple[str, ...]]]  # of models, by the question that they answer
     fault: tuple[Fault, ...]
 
     @model_validator(mode="after")

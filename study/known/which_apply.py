@@ -47,6 +47,8 @@ class Flags:
     offload: Literal["none", "cpu", "nvme"] | None = None  # of the optimizer's states; none if nothing says it
     trainer: Literal["trl", "trainer", "axolotl", "llamafactory", "ms-swift", "own"] | None = None
     """Which program trains: some force settings."""
+    family: Literal["bert", "gpt2", "llama", "qwen2", "qwen3", "qwen3-next", "gemma", "mistral"] | None = None
+    """Of which family the model is: it answers for a script."""
 
 
 # What a user can give to answer a question about a condition.
@@ -82,7 +84,7 @@ class Stack:
         said = _of_rows(key, said) | said
         said = UNSAID | table().defaults.get(said.get("trainer", ""), {}) | said
         said["optimizer"] = _plain_optimizer(said.get("optimizer"))
-        return cls(_with_needed(releases, said), said, key_of_stage)
+        return cls(_with_needed(releases, said), said, key_of_stage, answers_of(flags.family))
 
     def answered(self, condition: str, value: Any) -> Self:
         """Return the stack of a training of which a condition is said as well."""
@@ -98,6 +100,12 @@ class Stack:
     def without_keys(self) -> Self:
         """Return the stack with a config that has none of the keys of faults."""
         return replace(self, key=lambda path: None)
+
+
+def answers_of(family: str | None) -> dict[str, bool]:
+    """Return what a family of models answers, by the questions about a script."""
+    families = table().families.items()
+    return {asked: answer == "yes" for asked, answers in families for answer in answers if family in answers[answer]}
 
 
 def _of_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -212,9 +212,9 @@ REASONS = {
     " used again within stage3_max_reuse_distance, a billion elements by default",
     "activations": "no stage partitions them: sequences or tokens differ, ranks share sequences, or peaks are at other"
     " moments",
-    "temporaries": "single operations need them briefly: copies, norms, flattened gradients",
+    "temporaries": "single operations need them briefly: the update's copies of gradients, norms",
     "activations or temporaries": "an older record does not tell the two apart. At a peak in DeepSpeed's update all are"
-    " its temporaries: gradients, flattened and in fp32",
+    " the update's copies: gradients, flat and in fp32",
     "other": "the data set on this rank, and what was allocated before training",
     "constants": "buffers of the model, such as masks and positions: no arm partitions them",
     "staging": "offloaded tensors pass through buffers",

@@ -119,7 +119,7 @@ def table(estimate: Estimate, in_ddp: bool) -> list[dict]:
     if in_ddp:
         named["gradients"] = "gradients, and DDP's buckets"
     if estimate.peak_when == "update":
-        named["temporaries"] = "temporaries of the update"
+        named["temporaries"] = "update's copies"
     rows = [{"component": named.get(part, part), "per rank": size(part_bytes)} for part, part_bytes in parts.items()]
     if not {"gradients", "on the host: gradients"} & parts.keys():
         # The peak of one micro-batch is often at its loss, before the backward pass has made a gradient.

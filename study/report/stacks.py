@@ -11,7 +11,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from study.known.faults import ANY, Fault, Release, named, releases_of, table
-from study.known.which_apply import Flags, Stack, which_apply
+from study.known.which_apply import Flags, Stack, answers_of, which_apply
 
 # What a script answers to the command, which has no flag for it.
 ACCUMULATES = str((named("no-sync-refused").when or {})["script"])
@@ -20,8 +20,14 @@ PACKAGES = ("deepspeed", "accelerate", "transformers", "torch", "PEFT", "trl")
 BOXES: dict[str, tuple[str, dict[str, str]]] = {
     "stage": (
         "Sharding",
-        {"--stage 1": "ZeRO 1", "--stage 2": "ZeRO 2", "--stage 3": "ZeRO 3", "--fsdp2": "FSDP2"}
-        | {"--stage 0": "DeepSpeed, stage 0"},
+        {"--stage 1": "ZeRO 1", "--stage 2": "ZeRO 2", "--stage 3": "ZeRO 3", "--fsdp2": "FSDP2", "--fsdp1": "FSDP1"}
+        | {"--ddp": "DDP", "--stage 0": "DeepSpeed, stage 0"},
+    ),
+    "family": (
+        "The model is a",
+        {"--family bert": "BERT", "--family gpt2": "GPT-2", "--family llama": "Llama", "--family qwen2": "Qwen2"}
+        | {"--family qwen3": "Qwen3", "--family qwen3-next": "Qwen3-Next", "--family gemma": "Gemma"}
+        | {"--family mistral": "Mistral"},
     ),
     "passes": ("Micro-batches of a step", {"--passes 1": "one", "--passes 2": "several"}),
     "precision": (
@@ -47,8 +53,8 @@ BOXES: dict[str, tuple[str, dict[str, str]]] = {
         {"--offload none": "GPUs", "--offload cpu": "host memory", "--offload nvme": "NVMe"},
     ),
     "accumulates": (
-        "The loop uses accelerator.accumulate, and the Accelerator or its launcher counts; or no_sync",
-        {"accumulates": "yes", "accumulates not": "no"},
+        "Uses accelerator.accumulate",
+        {"accumulates": "yes, and Accelerate counts; or no_sync", "accumulates not": "no"},
     ),
     "ranks": ("Ranks", {"--ranks 2": "several", "--ranks 1": "one"}),
     "cuda": ("Trains on", {"--cuda": "GPUs", "--no-cuda": "CPUs alone"}),
@@ -60,9 +66,10 @@ LISTED = {"trl": "--trainer trl"}  # who lists a trainer trains with it, unless 
 def stack_of(releases: Mapping[str, Release], boxes: list[str]) -> Stack:
     """Return the stack of these releases in a training of which check boxes say something."""
     of_script = BOXES["accumulates"][1]
-    answers = [of_script[box] == "yes" for box in boxes if box in of_script]
+    answers = [box == "accumulates" for box in boxes if box in of_script]
     flags = _flags_of([box for box in boxes if box not in of_script])
-    return replace(Stack.of(releases, flags), shown={ACCUMULATES: answers[0]} if answers else {})
+    stack = Stack.of(releases, flags)
+    return replace(stack, shown={**stack.shown, ACCUMULATES: answers[0]}) if answers else stack
 
 
 def _flags_of(boxes: list[str]) -> Flags:
@@ -91,17 +98,26 @@ def _fitting(name: str, box: str) -> set[str]:
 
 
 def _needs(fault: Fault) -> dict[str, dict]:
-    """Return by condition what is asked, and the words that fit. Without words the page cannot say it."""
+    """Return by condition what is asked, the words that fit, and those with which it is still asked.
+
+    Without words that fit the page cannot say it.
+    """
     needs = {}
     for condition, wanted in (fault.when or {}).items():
-        name = "accumulates" if wanted == ACCUMULATES else condition
-        fits = []
+        name = condition
+        fits: list[str] = []
+        still: list[str] = []
+        if wanted == ACCUMULATES:
+            name = "accumulates"
+        elif str(wanted) in table().families:
+            name = "family"
+            still = [box for box in BOXES[name][1] if wanted not in answers_of(box.removeprefix("--family "))]
         if name in PACKAGES:
             inside = SpecifierSet(str(wanted))
             fits = [f"{name}=={release}" for release in releases(name) if release in inside]
         elif name in BOXES:
             fits = [box for box in BOXES[name][1] if fault.id in _fitting(name, box)]
-        needs[name] = {"ask": fault.asks[condition], "fits": fits}
+        needs[name] = {"ask": fault.asks[condition], "fits": fits, "still": still}
     return needs
 
 

@@ -105,6 +105,18 @@ def test_a_first_column_wider_than_the_terminal_is_folded(monkeypatch, capsys):
     assert "No room for: seconds" in text
 
 
+@pytest.mark.parametrize(("columns", "widest"), [("60", 60), ("80", 80), ("", 181)])
+def test_a_table_in_a_pipe_is_as_wide_as_columns_say(columns, widest, monkeypatch, capsys):
+    """It was uncut, beside texts that were wrapped."""
+    monkeypatch.setenv("COLUMNS", columns)
+    show([{"arm": "zero3", **{f"column_{number}": "a word " * 2 for number in range(10)}}])
+    text = capsys.readouterr().out
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= widest
+    unseen = [f"column_{number}" for number in range(10) if f"column_{number}" not in " ".join(text.split())]
+    assert ("No room for" in text) == bool(columns)
+    assert unseen == []
+
+
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_list_of_commands_is_wrapped_below_its_purposes(width, monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)

@@ -1,5 +1,6 @@
 """The five files of examples/zero_by_hand/ agree with each other, with `study conform`, and with DeepSpeed's stages."""
 
+import itertools
 import os
 import re
 import runpy
@@ -234,6 +235,20 @@ def test_the_peaks_with_copies_are_those_of_kept_runs(arm, ranks, formula, pages
         text = (FOLDER / "README.md" if page == "README.md" else ROOT / "notebooks" / page).read_text()
         assert f"{peak / 1e9:.1f}" in text
         assert f"not {formula * run.record.observed.parameters / 1e9:.1f}" in text
+
+
+def test_stages_1_and_2_peak_alike_on_two_ranks_and_not_on_eight():
+    """To the byte, as the page of memory says."""
+    at_scale = load([ROOT / "reports/cpu-2core/runs/at_scale"]).select(model="llama3-8b", checkpointing=True)
+    peaks = {}
+    for arm, ranks in itertools.product(("zero1", "zero2"), (2, 8)):
+        (run,) = at_scale.select(arm=arm, ranks=ranks, precision="bf16_cast").done
+        (rank,) = run.record.memory.components.per_rank
+        peaks[arm, ranks] = rank.tracked_peak_bytes
+    assert peaks["zero1", 2] == peaks["zero2", 2]
+    assert peaks["zero1", 8] > 1.2 * peaks["zero2", 8]
+    page = (ROOT / "reports/answers/memory.md").read_text()
+    assert f"A virtual rank of two holds {peaks['zero1', 2] / 1e9:.1f} GB" in page
 
 
 def test_recomputing_gathers_no_third_time():

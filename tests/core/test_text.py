@@ -27,6 +27,13 @@ from study.core import text
         (text.times, 1.0, "1.0 times"), (text.times, 2.54, "2.5 times"), (text.times, 0.97, "0.97 times"),
         (text.percent, 0.034, "3.4%"), (text.percent, 0.1, "10%"), (text.percent, -0.034, "-3.4%"),
         (text.percent, 0.12, "12%"),
+        # A half is rounded up, also where binary has a little less.
+        (text.size, 2.125e9, "2.13 GB"), (text.size, 1.875e9, "1.88 GB"), (text.size, 1.865e9, "1.87 GB"),
+        (text.size, -2.125e9, "-2.13 GB"), (text.size, 0.5, "1 byte"), (text.size, 2.5, "3 bytes"),
+        (text.binary_size, 2.125 * 2**30, "2.13 GiB"), (text.count, 2.125e9, "2.13 billion"), (text.count, 2.5, "3"),
+        (text.short, 1.0625, "1.063"), (text.times, 2.25, "2.3 times"), (text.percent, 0.125, "13%"),
+        (text.percent, 0.0625, "6.3%"), (text.lasting, 150, "3 minutes"), (text.lasting, 2.5, "3 s"),
+        (text.nats, 2.5e-7, "3e-7 nats"),
     ],
 )  # fmt: skip
 def test_a_value_is_said_as_people_say_it(of, value, said):

@@ -1,7 +1,9 @@
 """What the pages look up: made by Python, and equal to what `study stack` and `study estimate` say."""
 
+import dataclasses
 import json
 import random
+import typing
 
 import pytest
 from packaging.version import Version
@@ -10,7 +12,7 @@ from study.cli.estimate import PassFlags, training_of
 from study.cli.stack import row_of
 from study.core.arms import NAMES, ROOT
 from study.known.faults import Release, table
-from study.known.which_apply import which_apply
+from study.known.which_apply import WAYS, Flags, which_apply
 from study.predict.front import HOST_PROCESS_BYTES, PlaceFlags, TrainingFlags, estimate, named
 from study.report import calculator, stacks
 
@@ -33,7 +35,7 @@ def looked_up(said: dict[str, str]) -> dict[str, str]:
         tested = row["in"].get(said.get(row["package"], ""))
         needs = row["needs"].items()
         if tested is not None and all(said[name] in need["fits"] for name, need in needs if name in said):
-            asked = [tested, *(need["ask"] for name, need in needs if name not in said)]
+            asked = [tested, *(need["ask"] for name, need in needs if said.get(name) in (None, *need["still"]))]
             found[row["id"]] = " ".join(filter(None, asked))
     return found
 
@@ -54,6 +56,42 @@ def test_drawn_stacks_have_the_answers_of_study_stack():
         seen.update((name, not question) for name, question in theirs.items())
     assert len(seen) > 100, "most faults, of which some apply"
     assert {is_sure for _, is_sure in seen} == {True, False}
+    assert ("fsdp1-clips-by-own-shard", False) in seen
+
+
+def test_the_page_asks_what_the_command_does():
+    """Each flag has a box with each of its values, and a family one for each that the table knows."""
+    ways = {each.removeprefix("--") for each in stacks.BOXES["stage"][1]}
+    assert ways == {f"stage {stage}" for stage in range(4)} | {*WAYS}
+    asked = {each.name for each in dataclasses.fields(Flags)} - {*WAYS}
+    assert {*stacks.BOXES} - {"accumulates"} == asked
+    of_table = {name for answers in table().families.values() for names in answers.values() for name in names}
+    assert {box.removeprefix("--family ") for box in stacks.BOXES["family"][1]} == of_table
+    assert of_table == {*typing.get_args(typing.get_args(typing.get_type_hints(Flags)["family"])[0])}
+    assert {*table().families} <= {(fault.when or {}).get("script") for fault in table().fault}
+    assert all(
+        sum((name in names) for names in answers.values()) < 2
+        for answers in table().families.values()
+        for name in of_table
+    )
+
+
+def test_a_family_answers_for_a_script():
+    """GPT-2 has the embeddings that Muon takes, Llama has not, and of BERT's tied ones nobody knows."""
+    said = {"deepspeed": "deepspeed==0.19.8", "stage": "--stage 2", "optimizer": "--optimizer muon"}
+    (question,) = (fault.asks["script"] for fault in table().fault if fault.id == "O-07")
+    told = [
+        looked_up(said | box).get("O-07") for box in ({}, {"family": "--family gpt2"}, {"family": "--family llama"})
+    ]
+    assert told == [question, "", None]
+    tied = {"accelerate": "accelerate==1.14.0", "torch": "torch==2.13.0", "stage": "--fsdp2"}
+    assert looked_up(tied | {"family": "--family bert"})["fsdp2-tied-embeddings"].startswith("Has the model tied")
+    for box in stacks.BOXES["family"][1]:
+        versions: dict[str, Release] = {"accelerate": Version("1.14.0"), "torch": Version("2.13.0")}
+        ours = which_apply(stacks.stack_of(versions, ["--fsdp2", box]))
+        assert looked_up(tied | stacks.TAKEN | {"family": box}) == {
+            each.fault.id: row_of(each)["question"] for each in ours
+        }
 
 
 def test_a_box_says_whether_the_loop_accumulates_by_accelerate():

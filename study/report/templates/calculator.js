@@ -4,7 +4,7 @@
 const { models, cards } = JSON.parse(document.getElementById("table").textContent);
 const form = document.getElementById("calculator");
 const say = (id, text) => (document.getElementById(id).textContent = text);
-const gb = (bytes) => Number((bytes / 1e9).toPrecision(3));
+const gb = (bytes) => Number(((bytes / 1e9) * (1 + 1e-12)).toPrecision(3)); // a half is rounded up, as in study/core/text.py
 
 function fits(peak, host, gpus, card) {
   if (peak > card.most_bytes || host > card.host_bytes[gpus]) return "no";

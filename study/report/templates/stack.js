@@ -41,7 +41,8 @@ function questions(fault, given) {
   const needs = Object.entries(fault.needs);
   const misfits = ([name, { fits }]) => said[name] && !fits.some((each) => said[name].includes(each));
   if (tested === undefined || needs.some(misfits)) return null;
-  return [tested, ...needs.map(([name, { ask }]) => (said[name] ? "" : ask))].filter(Boolean);
+  const open = ([name, { still }]) => !said[name] || said[name].some((each) => still.includes(each));
+  return [tested, ...needs.filter(open).map(([, { ask }]) => ask)].filter(Boolean);
 }
 
 function show() {
