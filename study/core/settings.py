@@ -177,13 +177,6 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def typed(name: str, value: object) -> list[str]:
-    """Return the words by which a setting is given on a command line."""
-    if isinstance(value, bool):
-        return [flag(name if value else f"no_{name}")]
-    return [flag(name), str(value)]
-
-
 def check(settings: TrainerFlags) -> None:
     """Raise Stop for an impossible value. It names the flag, what was expected, and the value."""
     # --- each for itself: the bounds are in the types of the fields

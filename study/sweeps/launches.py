@@ -16,7 +16,7 @@ import psutil
 from study.core import arms
 from study.core.errors import FULL_INSTALL, Stop
 from study.core.machine import DEVICE_LOCK, die_with_parent, oom_kills, version
-from study.core.settings import cache_home, typed
+from study.core.settings import cache_home, flag
 from study.records import store
 from study.records.schema import Record
 from study.sweeps import outcomes
@@ -84,7 +84,15 @@ def get_release(release: str) -> None:
 
 def options(values: dict) -> list[str]:
     """Return the words of a command line for some settings."""
-    return [word for name, value in values.items() for word in typed(name, value)]
+    words = []
+    for name, value in values.items():
+        if value is True:
+            words.append(flag(name))
+        elif value is False:
+            words.append(flag(f"no_{name}"))
+        else:
+            words += [flag(name), str(value)]
+    return words
 
 
 def run(cell: Cell, folder: Path, timeout_s: float, over: float, nvme_dir: Path | None, watch: Watch) -> Record:

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from study.configs.oom.causes import Cause, in_a_layers_forward
 from study.configs.oom.changes import BESIDE
 from study.configs.oom.reading import OomError
+from study.configs.oom.said import typed
 from study.configs.oom.training import KnownTraining, predicted_memory
 from study.core.errors import Stop
-from study.core.settings import typed
 from study.core.text import binary_size
 from study.predict.front import Estimate
 
@@ -48,7 +48,7 @@ def with_recomputing(error: OomError, training: KnownTraining, causes: list[Caus
         return decided
     if not decided.inferred or decided.described.checkpointing == given.checkpointing:
         return training
-    counts = " ".join(typed("checkpointing", given.checkpointing))
+    counts = typed("checkpointing", given.checkpointing)
     conflict = f"{counts} counts. If all else is as it was given, it is false: {decided.inferred}."
     return replace(training, conflicts=(*training.conflicts, conflict))
 

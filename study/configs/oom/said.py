@@ -15,7 +15,7 @@ from study.core.files import value_at
 from study.core.fsdp_keys import LAYERS, POLICY, nearest_arm
 from study.core.ignored_keys import OFFLOADS
 from study.core.recipes import Precision
-from study.core.settings import typed
+from study.core.settings import flag
 from study.core.shapes import model_of_name
 
 NUMBERS = ("ranks", "micro_batch", "accumulation", "sequence", "vocabulary", "lora_rank", "reduce_bucket_size")
@@ -129,14 +129,20 @@ def conflicts(given: dict[str, Any], written: dict[str, Any], stated: dict[str, 
         text_has = of_text.get(name)
         if counts is None or text_has is None or counts == text_has or is_fsdp(counts, text_has):
             continue
-        ours, theirs = " ".join(typed(name, counts)), " ".join(typed(name, text_has))
-        sentences.append(f"{whose}{ours} counts, and not the text's {theirs}.")
+        sentences.append(f"{whose}{typed(name, counts)} counts, and not the text's {typed(name, text_has)}.")
     return sentences
 
 
 def is_fsdp(*arms: Any) -> bool:
     """Whether all are arms of FSDP: no text says which."""
     return all("sdp" in str(arm) for arm in arms)
+
+
+def typed(name: str, value: Any) -> str:
+    """Return a setting as its flag is typed."""
+    if isinstance(value, bool):
+        return flag(name if value else f"no_{name}")
+    return f"{flag(name)} {value}"
 
 
 def config_settings(path: Path | None) -> EffectiveSettings:
