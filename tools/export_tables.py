@@ -80,10 +80,10 @@ def _run(run: Run) -> dict:
     row = run.facts | {name: metrics.value(record, name) for name in metrics.QUANTITIES}
     row |= dict(record) | dict(record.cell) | dict(record.hardware) | record.software
     return row | {
-        "first_loss": metrics.dig(record, "loss.train.0"),
+        "first_loss": files.value_at(record, "loss.train.0"),
         "final_loss": metrics.final_train_loss(record),
         "collectives_bytes": sum(metrics.sent(record).values()) or None,
-        "error": metrics.dig(record, "error.kind"),
+        "error": files.value_at(record, "error.kind"),
         "gpus": record.hardware.gpus_line,
     }
 

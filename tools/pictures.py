@@ -56,9 +56,7 @@ def of_memory(runs: Runs, ink: str = INK, page: str = "none") -> Figure:
     held = memory.table(Runs(tuple(answers.of_scale(runs)))).query("source == 'measured'")
     held["part"] = held["part"].where(held["part"].isin(SHOWN), "other")
     sizes: dict = held.groupby(["arm", "part"])["bytes"].sum().div(1e9).to_dict()
-    drawing = Figure(figsize=(style.WIDTH, 3.85), layout="constrained", facecolor=page)
-    ax = drawing.subplots()
-    ax.set_axis_off()
+    drawing, ax = plain(3.85, TITLE, NOTE, ink, page)
     for place, (arm, name) in enumerate(STAGES.items()):
         ax.text(0, place - 0.34, name, color=ink, fontsize=10.5)
         end_gb = 0
@@ -71,14 +69,12 @@ def of_memory(runs: Runs, ink: str = INK, page: str = "none") -> Figure:
     keys, names = ax.get_legend_handles_labels()
     parts = dict(zip(names, keys, strict=True))
     ax.legend(parts.values(), parts, loc="lower right", labelcolor=ink)
-    ax.set_title(TITLE, color=ink, fontsize=11, fontweight="bold")
-    drawing.supxlabel(NOTE, x=0.01, ha="left", fontsize=9, color=ink)
     return drawing
 
 
-def plain(height: float, title: str, note: str, ink: str) -> tuple[Figure, Axes]:
+def plain(height: float, title: str, note: str, ink: str, page: str = "none") -> tuple[Figure, Axes]:
     """Return a figure without axes, in an ink that its page shows."""
-    drawing = Figure(figsize=(style.WIDTH, height), layout="constrained", facecolor="none")
+    drawing = Figure(figsize=(style.WIDTH, height), layout="constrained", facecolor=page)
     ax = drawing.subplots()
     ax.set_axis_off()
     ax.set_title(title, color=ink, fontsize=11, fontweight="bold")

@@ -1,11 +1,16 @@
 """Plant faults into a copy of the study, one at a time, and count how many the fast tests catch.
 
 python tools/planted_faults.py --root . --seed 1 --count 60 --out faults.json study/training
+python tools/planted_faults.py --seed 1 --count 100 records
+python tools/planted_faults.py --seed 1 --count 100 texts
 
-Each fault is one change of one expression: a comparison or branch turned round, a constant or operator changed, a
+In code a fault is one change of one expression: a comparison or branch turned round, a constant or operator changed, a
 return value lost. It is caught if one of the test files that are nearest to its module by imports fails, and passes
 without the fault. With --room these are all test files of the room's own folder, the nearest first. The share of two
 commits is compared by running this file with --root on each.
+
+`records`: a number of a kept record becomes 5 % larger. `texts`: a digit of README, a page or a claim becomes another
+one, or a claim gets another verdict. The tests of numbers have to notice it.
 """
 
 import argparse
@@ -14,6 +19,7 @@ import importlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -41,6 +47,12 @@ TURNED = {
 SWAPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult}
 # Plain asserts: pytest warns that it cannot rewrite libraries that are imported already.
 OPTIONS = ("-q", "-x", "-p", "no:cacheprovider", "-m", "not slow and not gpu", "--assert=plain")
+NUMBER = re.compile(rb'(?<![\w."-])\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w."-])')  # no part of a name, a date or a version
+VERDICT = re.compile(rb'(?<=^verdict = ")[^"]+', re.MULTILINE)
+VERDICTS = ("holds", "does not hold", "holds only if", "cannot be decided here")
+RECORDS = ("reports/**/*.json", "reports/**/*.jsonl", "reports/**/*.csv")
+TEXTS = ("README.md", "GUIDE.md", "study/report/templates/*.html", "study/ledger/texts/*.toml", "notebooks/*.ipynb")
+TESTS_OF_NUMBERS = ("tests/project/test_numbers.py", "tests/project/test_readme.py", "tests/ledger/test_claims.py")
 IGNORED = (".venv", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", "*.egg-info")
 
 
@@ -92,6 +104,46 @@ def faults_in(root: Path, file: Path) -> Iterator[Fault]:
             end = starts[old.end_lineno - 1] + old.end_col_offset
             before = content[start:end].decode()
             yield Fault(str(file.relative_to(root)), old.lineno, kind, before, f"({ast.unparse(new)})", start, end)
+
+
+def in_record(content: bytes, chance: random.Random) -> tuple[re.Match[bytes], str] | None:
+    """Return a number of a record, and what it becomes. None without a number."""
+    found = [each for each in NUMBER.finditer(content) if float(each[0])]
+    if not found:
+        return None
+    number = chance.choice(found)
+    larger = float(number[0]) * 1.05
+    if number[0].isdigit():
+        return number, str(max(round(larger), int(number[0]) + 1))
+    return number, f"{larger:.17g}"
+
+
+def in_text(content: bytes, chance: random.Random) -> tuple[re.Match[bytes], str] | None:
+    """Return a digit or a verdict of a text, and what it becomes. None without a digit."""
+    verdicts = list(VERDICT.finditer(content))
+    if verdicts and chance.random() < 0.5:
+        verdict = chance.choice(verdicts)
+        return verdict, chance.choice([each for each in VERDICTS if each != verdict[0].decode()])
+    digits = list(re.finditer(rb"\d", content))
+    if not digits:
+        return None
+    digit = chance.choice(digits)
+    return digit, str((int(digit[0]) + chance.randint(1, 9)) % 10)
+
+
+def drawn_in_files(root: Path, what: str, chance: random.Random) -> Fault:
+    """Return a change of a kept record, or of a text."""
+    patterns, change = (RECORDS, in_record) if what == "records" else (TEXTS, in_text)
+    files = sorted({path for pattern in patterns for path in root.glob(pattern)})
+    made = None
+    while made is None:
+        path = chance.choice(files)
+        content = path.read_bytes()
+        made = change(content, chance)
+    found, after = made
+    line = content.count(b"\n", 0, found.start()) + 1
+    name = str(path.relative_to(root))
+    return Fault(name, line, what, found[0].decode(), after, *found.span(), tests=TESTS_OF_NUMBERS)
 
 
 def imports_of(file: Path, modules: Collection[str]) -> set[str]:
@@ -163,24 +215,35 @@ def passes(root: Path, test: str, limit_s: float) -> bool:
     return False
 
 
-def judged(fault: Fault, copy: Path, tests: tuple[str, ...], sound: dict[str, bool], limit_s: float) -> Fault:
-    """Plant a fault and run the tests, file by file, until one fails. Remove the fault again."""
+def judged(fault: Fault, copy: Path, sound: dict[str, bool], limit_s: float) -> Fault:
+    """Plant a fault and run its tests, file by file, until one fails. Remove the fault again."""
     path = copy / fault.file
     content = path.read_bytes()
-    for test in tests:
+    for test in fault.tests:
         path.write_bytes(content[: fault.start] + fault.after.encode() + content[fault.end :])
         caught = sound.get(test, True) and not passes(copy, test, limit_s)
         path.write_bytes(content)
         if caught and test not in sound:
             sound[test] = passes(copy, test, limit_s)
         if caught and sound[test]:
-            return replace(fault, tests=tests, caught_by=test)
-    return replace(fault, tests=tests)
+            return replace(fault, caught_by=test)
+    return fault
+
+
+def every_fault(copy: Path, options: argparse.Namespace) -> list[Fault]:
+    """Return all faults of the packages, each with its tests."""
+    most_tests = None if options.room else options.most_tests
+    tests = nearest_tests(copy, most_tests, {f"tests/{name}" for name in options.without})
+    if options.room:
+        tests = {file: tests_of_room(copy, file, nearest) for file, nearest in tests.items()}
+    paths = [copy / name for name in options.packages]
+    files = [file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])]
+    return [replace(fault, tests=tests[fault.file]) for file in sorted(files) for fault in faults_in(copy, file)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("packages", nargs="+", help="folders or files, relative to the root")
+    parser.add_argument("packages", nargs="+", help="folders or files, relative to the root; or records, or texts")
     parser.add_argument("--root", type=Path, default=Path())
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=60)
@@ -193,27 +256,23 @@ def main() -> None:
     options = parser.parse_args()
     for library in LIBRARIES:
         importlib.import_module(library)
+    chance = random.Random(options.seed)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "study"
         shutil.copytree(options.root, copy, ignore=shutil.ignore_patterns(*IGNORED))
-        most_tests = None if options.room else options.most_tests
-        nearest = nearest_tests(copy, most_tests, {f"tests/{name}" for name in options.without})
-        if options.room:
-            nearest = {file: tests_of_room(copy, file, tests) for file, tests in nearest.items()}
-        paths = [copy / name for name in options.packages]
-        files = [file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])]
-        every = [fault for file in sorted(files) for fault in faults_in(copy, file)]
-        drawn = random.Random(options.seed).sample(every, options.count)
+        if options.packages in (["records"], ["texts"]):
+            drawn = [drawn_in_files(copy, options.packages[0], chance) for _ in range(options.count)]
+        else:
+            drawn = chance.sample(every_fault(copy, options), options.count)
         part, parts = map(int, options.part.split("/"))
         sound: dict[str, bool] = {}
         results = []
         for fault in drawn[part - 1 :: parts]:
-            results.append(judged(fault, copy, nearest[fault.file], sound, options.limit_s))
+            results.append(judged(fault, copy, sound, options.limit_s))
             sys.stderr.write(f"{results[-1]}\n")
     tested = [each.caught_by is not None for each in results if each.tests]  # without tests: neither caught nor missed
     content = {
         "seed": options.seed,
-        "drawn_from": len(every),
         "planted": len(tested),
         "caught_share": sum(tested) / len(tested) if tested else None,
         "tests_that_fail_without_a_fault": [test for test, passed in sound.items() if not passed],

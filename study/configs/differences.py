@@ -14,7 +14,8 @@ from study.configs.settings import (
     effective_settings,
     same,
 )
-from study.configs.sources import Source, flat
+from study.configs.sources import Source
+from study.core.files import flat
 
 
 @dataclass(frozen=True)

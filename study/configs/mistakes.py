@@ -7,9 +7,9 @@ from pathlib import Path
 
 from study.configs.settings import AUTO, COUNT, FIELDS, Setting, descriptions, same, zero_section
 from study.configs.shown import printable, shown
-from study.configs.sources import ACCELERATE, OTHER, TRAINER, Source, flat, read
+from study.configs.sources import ACCELERATE, OTHER, TRAINER, Source, read
 from study.core.errors import Stop
-from study.core.files import section_at
+from study.core.files import flat, section_at, value_at
 from study.core.fsdp_keys import of_fsdp1, refused_in_fsdp, version_of, without_its_policy
 from study.core.ignored_keys import (
     UnknownKey,
@@ -24,7 +24,6 @@ from study.core.library_defaults import known_libraries
 from study.core.refused_values import refused_values
 from study.core.text import comparable, say_aside
 from study.known.findings import Finding, finding, texts
-from study.records.metrics import dig
 
 NEAR = 0.85  # similarity of a misspelled key to the right one, where a program may keep keys of its own
 SIMILAR = 0.6  # where it may not
@@ -136,7 +135,7 @@ def _contradicted(arguments: dict, config: dict) -> Iterator[Finding]:
     for pair in texts()["arguments_contradicted"]["pairs"]:
         if arguments.get(pair.get("unless")):
             continue
-        a, b = dig(arguments, pair["trainer"]), dig(config, pair["deepspeed"])
+        a, b = value_at(arguments, pair["trainer"]), value_at(config, pair["deepspeed"])
         if all(each not in (None, AUTO) for each in (a, b)) and not same(a, b):
             yield finding("arguments_contradicted", values=[shown(Setting(a)), shown(Setting(b))], **pair)
 
@@ -238,7 +237,7 @@ def _without_effect(config: dict) -> Iterator[Finding]:
 
 def _text_at(config: dict, path: str) -> str:
     """Return the value at a dotted path, as a text. Of a section its keys."""
-    value = dig(config, path)
+    value = value_at(config, path)
     return f"section of {', '.join(value)}" if isinstance(value, dict) else str(comparable(value))
 
 

@@ -9,15 +9,14 @@ from typing import Any
 
 from pydantic import with_config
 
-from study.configs.sources import ACCELERATE, DEEPSPEED, OTHER, RECORD, TRAINER, Source, flat
-from study.core.files import from_toml, section_at
+from study.configs.sources import ACCELERATE, DEEPSPEED, OTHER, RECORD, TRAINER, Source
+from study.core.files import flat, from_toml, section_at, value_at
 from study.core.fsdp_keys import POLICY
 from study.core.ignored_keys import OFFLOADS
 from study.core.library_defaults import library_defaults
 from study.core.recipes import AUTOCAST
 from study.core.tables import NO_OTHER_KEYS, read_table
 from study.core.text import comparable
-from study.records.metrics import dig
 from study.records.schema import Record
 
 SETTINGS = Path(__file__).with_name("settings.toml")
@@ -123,7 +122,7 @@ def at_paths(kind: str, content: dict, defaults: dict[str, Any]) -> EffectiveSet
 
 def _written(description: Description, content: dict, path: str) -> Setting:
     """Return what a file writes. YAML and Accelerate write nothing as null or as the word None."""
-    value = dig(content, path)
+    value = value_at(content, path)
     for key in description.keys:  # as other programs call it
         value = content.get(key, value)
     value = description.words.get(str(value), value)
@@ -168,7 +167,7 @@ def _of_deepspeed(config: dict) -> EffectiveSettings:
 def half_precision(config: dict, path: str = "{}") -> str | None:
     """Return the precision of 16 bits that a config switches on. AUTO if it is open, or not understood."""
     for key, name in HALVES.items():
-        word = str(dig(config, path.format(key))).lower()
+        word = str(value_at(config, path.format(key))).lower()
         if word not in OFF:
             return name if word in ON else AUTO
     return None
@@ -180,8 +179,8 @@ def _cast_of(config: dict) -> Setting:
     half = half_precision(config, "{}.enabled")
     if half in AUTOCAST:
         return Setting(f"cast to {AUTOCAST[half]}")
-    if dig(config, "torch_autocast.enabled"):
-        dtype = str(dig(config, "torch_autocast.dtype") or "PyTorch's default").removeprefix("torch.")
+    if value_at(config, "torch_autocast.enabled"):
+        dtype = str(value_at(config, "torch_autocast.dtype") or "PyTorch's default").removeprefix("torch.")
         dtype = AUTOCAST.get(dtype, dtype)
         return Setting(f"autocast to {dtype}", is_open=dtype not in AUTOCAST.values())
     return OPEN if half else FP32
@@ -216,7 +215,7 @@ def _of_accelerate(source: Source) -> EffectiveSettings:
         }
     settings = at_paths("accelerate", config, default)
     # Each version of FSDP reads one of the last two (utils/dataclasses.py:1845).
-    unread = "FSDP1's sharding" if str(dig(config, "fsdp_config.fsdp_version")) == "2" else "sharding"
+    unread = "FSDP1's sharding" if str(value_at(config, "fsdp_config.fsdp_version")) == "2" else "sharding"
     settings.pop(unread, None)
     recomputing = settings.get("checkpointing", UNSET)
     if str(recomputing.value).lower() in OFF and recomputing.value is not None:  # FSDP's own: a script may do it

@@ -8,9 +8,8 @@ from typing import Any
 from study.core import files
 from study.core.arms import config_of_yaml
 from study.core.errors import Stop
-from study.core.files import section_at
+from study.core.files import section_at, value_at
 from study.records import store
-from study.records.metrics import dig
 from study.records.schema import Record
 
 MAX_BYTES = 2**16  # of a config: DeepSpeed's longest examples have 4 kB
@@ -65,7 +64,8 @@ def read(path: Path) -> Source:
     content = _mapping(path)
     kind = max(KEYS, key=lambda kind: len(content.keys() & KEYS[kind].split()))
     _unify_fsdp(content, path)
-    section = dig(content, NAMES_ANOTHER.get(kind, "no other"))  # the DeepSpeed config in it, or the file that it names
+    # The DeepSpeed config in it, or the file that it names.
+    section = value_at(content, NAMES_ANOTHER.get(kind, "no other"))
     if section is None and content.get("distributed_type") == "DEEPSPEED":
         written = section_at(content, "deepspeed_config")
         section = {name: number for name, number in UNWRITTEN.items() if written.get(name) is None}
@@ -122,16 +122,3 @@ def plain(value: Any) -> Any:
         return {str(name): plain(each) for name, each in value.items()}
     word = str(value).lower()
     return word == "true" if word in ("true", "false") else value
-
-
-def flat(content: dict, prefix: str = "") -> dict[str, Any]:
-    """Return every value by its dotted path. Lists without sections, and empty sections, are values."""
-    values: dict[str, Any] = {}
-    for name, value in content.items():
-        if isinstance(value, list) and any(isinstance(each, dict) for each in value):
-            value = dict(enumerate(value))
-        if isinstance(value, dict) and value:
-            values |= flat(value, f"{prefix}{name}.")
-        else:
-            values[f"{prefix}{name}"] = value
-    return values

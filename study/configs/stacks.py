@@ -18,6 +18,7 @@ from study.configs.settings import UNSET, EffectiveSettings, effective_settings,
 from study.configs.shown import shown
 from study.configs.sources import SCRIPTS
 from study.core.errors import Stop
+from study.core.files import value_at
 from study.core.ignored_keys import OFFLOADS
 from study.core.recipes import AUTOCAST
 from study.core.settings import flag
@@ -25,7 +26,6 @@ from study.core.text import is_number
 from study.known import lists
 from study.known.faults import ANY, table
 from study.known.which_apply import WAYS, Flags, Stack
-from study.records.metrics import dig
 
 CONFIGS = (".json", ".yaml", ".yml", ".toml")  # of which the whole is a config or a lock
 OF_WAYS = {"stage", *WAYS}
@@ -87,7 +87,7 @@ def _of_config(path: Path | None) -> tuple[EffectiveSettings, Callable[[str], An
         del settings["ranks"]  # auto is no number: 2 are taken, as where nothing says how many
     if source.unread:
         return settings, None, [f"{source.unread}."]
-    return settings, partial(dig, (source.named or source).content | source.content), []
+    return settings, partial(value_at, (source.named or source).content | source.content), []
 
 
 def _with_texts(words: tuple[str, ...], flags: Flags) -> tuple[tuple[str, ...], Flags, list[str]]:
@@ -117,9 +117,9 @@ def _key_in_texts(words: tuple[str, ...]) -> Callable[[str], Any] | None:
     for word in words:
         pasted = _pasted(word)
         if pasted and pasted.config:
-            return partial(dig, pasted.config.content)
+            return partial(value_at, pasted.config.content)
         for of_env in configs_with("zero_stage", pasted.text if pasted else ""):
-            return partial(dig, {"deepspeed_config": of_env.content})
+            return partial(value_at, {"deepspeed_config": of_env.content})
     return None
 
 

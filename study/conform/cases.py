@@ -127,6 +127,11 @@ def microbatch(case: Case, update: int, passed: int, rank: int) -> tuple[Tensor,
     return inputs, targets
 
 
+def rows_between(case: Case, update: int) -> tuple[Tensor, Tensor]:
+    """Return rows of this rank that no update has."""
+    return microbatch(case, update + 20, 0, dist.get_rank())
+
+
 def first_weights(case: Case) -> Weights:
     return copies(new_model(case).named_parameters())
 
@@ -168,6 +173,10 @@ class Reference(CaseTraining):
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         with torch.autocast("cpu", BF16, enabled=self.case.precision == "autocast"):
             return self.model(inputs, targets)
+
+    def evaluated(self, batch: tuple[Tensor, Tensor]) -> float:
+        with torch.no_grad():
+            return self.loss(*batch).item()
 
     def update(self, update: int) -> None:
         losses = []
@@ -249,6 +258,11 @@ def chain(case: Case) -> int:
     if case.precision == "fp32":
         return layers * (2 * (case.width + FEATURES + 6) + 2 * max(case.lengths))
     return round(math.sqrt(3 * layers))
+
+
+def bound_of_a_pass(case: Case) -> float:
+    """Return how far losses of a forward pass may differ, as a share: no update. `bound` has the reasons."""
+    return 2 * chain(case) * PRECISIONS[case.precision][-1]
 
 
 def bound(case: Case, ranks: int, updates: int) -> float:

@@ -8,19 +8,19 @@ import torch
 import torch.distributed as dist
 
 from study.conform.cases import (
-    PRECISIONS,
     Build,
     Case,
     Reference,
     Unequal,
     Weights,
-    chain,
+    bound_of_a_pass,
     first_weights,
     hold,
     hold_numbers,
     hold_weights,
     microbatch,
     new_model,
+    rows_between,
 )
 
 
@@ -93,10 +93,9 @@ def passes_between(build: Build, case: Case, mode: str) -> None:
     between = []
     expected = []
     for update in range(case.updates):
-        batch = microbatch(case, update + 20, 0, dist.get_rank())  # rows that no update has
+        batch = rows_between(case, update)
         between.append(training.one_pass(batch, mode=mode))
-        with torch.no_grad():
-            expected.append(reference.loss(*batch).item())
+        expected.append(reference.evaluated(batch))
         training.update(update)
         reference.update(update)
     # The losses of the passes between are held to the same bounds as those of updates.
@@ -199,17 +198,14 @@ def mode_between(build: Build, case: Case) -> None:
     """Evaluations between the updates leave them in training mode."""
     training, reference = build(case), Reference(case)
     for update in range(case.updates):
-        batch = microbatch(case, update + 20, 0, dist.get_rank())  # rows that no update has
+        batch = rows_between(case, update)
         loss = training.one_pass(batch, mode="evaluate")
         expected = []
         for is_training in (False, True):  # an adapter may leave the mode to its library
             reference.model.train(is_training)
-            with torch.no_grad():
-                expected.append(reference.loss(*batch).item())
+            expected.append(reference.evaluated(batch))
         nearest = min(expected, key=lambda each: abs(each - loss))
-        hold_numbers(
-            [loss], [nearest], lambda _: 2 * chain(case) * PRECISIONS[case.precision][-1] * 8, "an evaluation's loss"
-        )
+        hold_numbers([loss], [nearest], lambda _: 8 * bound_of_a_pass(case), "an evaluation's loss")
         training.update(update)
         reference.update(update)
     hold(training, reference, case)
@@ -222,7 +218,7 @@ def random_numbers(build: Build, case: Case) -> None:
     for update in range(case.updates):
         training.update(update)
         drawn.append(torch.rand(()).item())
-        training.one_pass(microbatch(case, update + 20, 0, dist.get_rank()), mode="evaluate")
+        training.one_pass(rows_between(case, update), mode="evaluate")
         drawn.append(torch.rand(()).item())
     if len({*drawn}) < len(drawn):
         raise Unequal(f"random numbers that were drawn between updates and evaluations come again: {drawn}")
@@ -235,12 +231,8 @@ def weights_in_use(build: Build, case: Case) -> None:
     reference = Reference(case)  # one process with these weights: each rank holds its own loss to it
     batch = microbatch(case, case.updates, 0, dist.get_rank())
     reference.use(weights)
-    with torch.no_grad():
-        expected = reference.loss(*batch).item()
-    share = 2 * chain(case) * PRECISIONS[case.precision][-1]  # of a forward pass, no update: `bound` has the reasons
-    hold_numbers(
-        [training.one_pass(batch, mode="evaluate")], [expected], lambda update: share, "the loss with these weights"
-    )
+    seen = training.one_pass(batch, mode="evaluate")
+    hold_numbers([seen], [reference.evaluated(batch)], lambda _: bound_of_a_pass(case), "the loss with these weights")
 
 
 def unwritten_memory(build: Build, case: Case) -> None:

@@ -98,32 +98,27 @@ class Scalars(Plain):  # parameters with one element each: fewer elements than r
         return super().body(hidden)
 
 
-# A layer is used only for microbatches whose first input is positive: the data decides, rank by rank.
-class OneRank(Plain):
-    may_leave_some = True
-
-    def change(self, width):
-        self.sometimes = nn.Linear(FEATURES, width)
-
-    def enter(self, inputs):
-        hidden = super().enter(inputs)
-        # `microbatch` makes it positive on even ranks only: on the others the layer gets no gradient.
-        if inputs.flatten()[0] > 0:
-            hidden = hidden + self.sometimes(inputs.to(self.sometimes.weight.dtype))
-        return hidden
-
-
 class UsedThenUnused(Plain):  # a layer that passes over sequences of even length do not use
     may_leave_some = True
 
     def change(self, width):
         self.sometimes = nn.Linear(FEATURES, width)
 
+    def uses(self, inputs):
+        return inputs.shape[1] % 2 == 1
+
     def enter(self, inputs):
         hidden = super().enter(inputs)
-        if inputs.shape[1] % 2:
+        if self.uses(inputs):
             hidden = hidden + self.sometimes(inputs.to(self.sometimes.weight.dtype))
         return hidden
+
+
+# The layer is used only for microbatches whose first input is positive: the data decides, rank by rank.
+class OneRank(UsedThenUnused):
+    def uses(self, inputs):
+        # `microbatch` makes it positive on even ranks only: on the others the layer gets no gradient.
+        return inputs.flatten()[0] > 0
 
 
 class Sparse(Plain):  # words, whose gradient has the rows of those that a pass uses and no others

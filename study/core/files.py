@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from study.core.errors import LONGEST_NAME, Stop, nearest
 
@@ -292,11 +292,30 @@ def _names(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in paths}
 
 
-def value_at(config: Any, path: str) -> Any:
-    """Return the value at a dotted path of sections. None if there is none."""
+def value_at(content: Any, path: str) -> Any:
+    """Return the value at a dotted path of names and places in lists. None if there is none."""
+    # The empty path is the content. An older record lacks a newer field, and a run of two ranks has no third.
     for name in filter(None, path.split(".")):
-        config = config.get(name) if isinstance(config, dict) else None
-    return config
+        try:
+            if isinstance(content, BaseModel):
+                content = dict(content)
+            content = content[int(name) if isinstance(content, list) else name]
+        except (LookupError, ValueError, TypeError):
+            return None
+    return content
+
+
+def flat(content: dict, prefix: str = "") -> dict[str, Any]:
+    """Return every value by its dotted path. Lists without sections, and empty sections, are values."""
+    values: dict[str, Any] = {}
+    for name, value in content.items():
+        if isinstance(value, list) and any(isinstance(each, dict) for each in value):
+            value = dict(enumerate(value))
+        if isinstance(value, dict) and value:
+            values |= flat(value, f"{prefix}{name}.")
+        else:
+            values[f"{prefix}{name}"] = value
+    return values
 
 
 def section_at(config: Any, path: str) -> dict:

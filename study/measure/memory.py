@@ -157,9 +157,8 @@ class MemoryWatch(TorchDispatchMode):
     def mark(self) -> None:
         """Remember the current roles, for storages that outlive the tensors that give them a role."""
         roles = self.roles()
-        for live in list(self._live.values()):  # a copy: storages may be freed meanwhile
-            storage = live.ref()
-            if storage is not None and storage.nbytes():
+        for live, storage in self._alive():
+            if storage.nbytes():
                 live.role = roles.get(storage._cdata, live.role)
 
     def follow(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -177,21 +176,20 @@ class MemoryWatch(TorchDispatchMode):
     def numbers(self, wanted: set[str]) -> list[int]:
         """Return the numbers of live storages with one of these roles."""
         roles = self.roles()
-        found = []
-        for live in list(self._live.values()):
-            storage = live.ref()
-            if storage is not None and roles.get(storage._cdata, live.role) in wanted:
-                found.append(live.number)
-        return found
+        return [live.number for live, storage in self._alive() if roles.get(storage._cdata, live.role) in wanted]
+
+    def _alive(self) -> list[tuple[Live, torch.UntypedStorage]]:
+        # They are held while they are sorted: if gloo's threads freed one, the parts would not add up.
+        storages = [(live, live.ref()) for live in list(self._live.values())]
+        return [(live, storage) for live, storage in storages if storage is not None]
 
     def by_role(self) -> dict[str, int]:
         """Return live bytes by role. A storage without a role is named by the phase that allocated it."""
-        # Hold the storages while they are sorted: if gloo's threads freed one, the parts would not add up.
-        alive = [(live, live.ref()) for live in list(self._live.values())]
+        alive = self._alive()
         roles = self.roles()
         sums: Counter[str] = Counter()
         for live, storage in alive:
-            if storage is not None and live.size:
+            if live.size:
                 sums[roles.get(storage._cdata) or live.role or PHASE_ROLES[live.phase]] += live.size
         return dict(sorted(sums.items()))  # in the order of names: the collector's has no meaning
 

@@ -68,18 +68,16 @@ def labels(cells: list[dict]) -> list[str]:
     names = [", ".join(str(cell[name]) for name in ALWAYS_NAMED if name in cell) for cell in cells]
     in_order = [*LABELS, *sorted(set().union(*cells) - LABELS.keys())]
     # Twice: a setting that is rarely named gets its turn where the others leave two cells with one name.
-    # Accumulation gets one whenever it is not 1: traffic and time are of all micro-batches of a step.
-    for quiet, accumulated in ((RARELY_NAMED, {"accumulation"}), (set[str](), set[str]())):
+    for quiet in (RARELY_NAMED, set[str]()):
         alike = grouped(zip(names, cells, strict=True), lambda pair: pair[0])
-        shown = {name: {*differing([cell for _, cell in pairs])} - quiet for name, pairs in alike.items()}
-        chosen = [
-            shown[name] | (accumulated if cell.get("accumulation", 1) != 1 else set())
-            for name, cell in zip(names, cells, strict=True)
-        ]
-        names = [
-            name + "".join(_setting(each, cell.get(each)) for each in in_order if each in named)
-            for name, cell, named in zip(names, cells, chosen, strict=True)
-        ]
+        differ = {name: {*differing([cell for _, cell in pairs])} - quiet for name, pairs in alike.items()}
+        longer = []
+        for name, cell in zip(names, cells, strict=True):
+            shown = differ[name]
+            if quiet and cell.get("accumulation", 1) != 1:  # always: traffic and time are of all passes of a step
+                shown = shown | {"accumulation"}
+            longer.append(name + "".join(_setting(each, cell.get(each)) for each in in_order if each in shown))
+        names = longer
     # A setting that is off is not shown, so even now two may have one name. They get numbers.
     return [name if names.count(name) == 1 else f"{name} ({names[:i].count(name) + 1})" for i, name in enumerate(names)]
 

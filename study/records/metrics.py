@@ -4,9 +4,8 @@ import statistics
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from pydantic import BaseModel
-
 from study.core import gpus
+from study.core.files import value_at
 from study.records.schema import Record
 
 STATES = ("weights", "gradients", "master", "moments", "swap")
@@ -68,7 +67,7 @@ def peak_flops_per_s(record: Record) -> float | None:
     requested = record.requested
     if requested.precision is None:
         return None
-    name = dig(record, "hardware.devices.0.name")
+    name = value_at(record, "hardware.devices.0.name")
     return gpus.peak_flops(name, requested.precision, requested.tf32 is not False)
 
 
@@ -80,7 +79,7 @@ def final_train_loss(record: Record) -> float | None:
     # A user's own script may stop saying its losses before it stops training.
     if record.is_watched and len(losses) != record.observed.steps:
         return None
-    return dig(losses, "-1")
+    return value_at(losses, "-1")
 
 
 # --- sizes ---------------------------------------------------------------------------------------------------------
@@ -168,24 +167,11 @@ OF_A_TRAINING = {  # quantities of a training of the published script, as paths 
 def value(record: Record, quantity: str, training: int | None = None) -> Any:
     """Return a quantity of a record by its name or dotted path; with `training`, of one that the script ran."""
     if training is not None:
-        return dig(record, f"observed.runs.{training}.{OF_A_TRAINING[quantity]}")
+        return value_at(record, f"observed.runs.{training}.{OF_A_TRAINING[quantity]}")
     # Those of a run that was resumed cover only the part after an interruption, so they are not comparable.
     if quantity in OF_THE_WHOLE and record.checkpoints.get("resumes"):
         return None
     if quantity.startswith("component."):
         return _at_peak(record, quantity.removeprefix("component."))
     how = QUANTITIES.get(quantity, quantity)
-    return how(record) if callable(how) else dig(record, how)
-
-
-def dig(content: Any, path: str) -> Any:
-    """Return the value at a dotted path with list indices, or None if there is none. The empty path is the content."""
-    # An older record lacks a newer field, and a run of two ranks has no third.
-    for name in filter(None, path.split(".")):
-        try:
-            if isinstance(content, BaseModel):
-                content = dict(content)
-            content = content[int(name) if isinstance(content, list) else name]
-        except (LookupError, ValueError, TypeError):
-            return None
-    return content
+    return how(record) if callable(how) else value_at(record, how)

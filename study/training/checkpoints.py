@@ -10,6 +10,7 @@ from shutil import rmtree
 
 from study.core import digests
 from study.core.errors import Stop
+from study.core.files import flat
 from study.core.settings import PATHS
 from study.core.text import number_of
 from study.records import store
@@ -90,19 +91,7 @@ def refuse_another(before: Record, record: Record) -> None:
 def _decides(record: Record) -> dict[str, object]:
     """Return by name what decides the losses of a run."""
     values = record.software | record.requested.model_dump(exclude=FREE) | record.observed.model_dump(include=SEEN)
-    for name in CONFIGS:
-        values |= _by_path(getattr(record.observed, name), name)
-    return values
-
-
-def _by_path(value: object, path: str) -> dict[str, object]:
-    """Return every value of a config by its dotted path."""
-    if not isinstance(value, dict):
-        return {path: value}
-    values: dict[str, object] = {}
-    for name, inner in value.items():
-        values |= _by_path(inner, f"{path}.{name}")
-    return values
+    return values | flat({name: getattr(record.observed, name) for name in CONFIGS})
 
 
 def refuse_damaged(folders: list[Path]) -> None:

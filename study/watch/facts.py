@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
+from study.core.files import value_at
 from study.records import metrics
 from study.records.metrics import ELEMENT_BYTES
 from study.records.schema import Record
@@ -92,5 +93,5 @@ class Facts:
     def requested_home(self, part: str) -> str:
         """Return where the optimizer states or the weights should be offloaded to."""
         # A run of this study's own has no promises: what the engine resolved is then what was asked for.
-        resolved = metrics.dig(self.seen.deepspeed, f"zero_optimization.{part}.device")
+        resolved = value_at(self.seen.deepspeed, f"zero_optimization.{part}.device")
         return getattr(self.promised, part) or resolved or "none"

@@ -5,6 +5,7 @@ from statistics import median
 
 import pandas as pd
 
+from study.core.files import value_at
 from study.core.text import nats, number_of, times
 from study.records import metrics
 from study.records.compare import FEWEST_RUNS, has_one_memory, loss_distances, paired
@@ -64,14 +65,14 @@ def _row(repeats: list[Run], members: list[Run], seed: int, ranks: int) -> dict:
         "ranks": run.record.observed.ranks,
         "seed": run.facts["seed"],
         "init": run.record.requested.init,
-        "last loss": metrics.dig(run.record, "loss.train.-1"),
+        "last loss": value_at(run.record, "loss.train.-1"),
         "from": next((against for against, _ in compared if against), None),
         "furthest nats": max((distance for _, distances in compared for distance in distances), default=None),
         "peak bytes": metrics.value(run.record, "peak_bytes"),
         "sent bytes": sum(sent_bytes(run).values()) or None,
         "s/step": metrics.value(run.record, "step_s"),
         "times DDP's": _over_ddp(repeats, members),
-        "why not": metrics.dig(run.record, "error.message"),
+        "why not": value_at(run.record, "error.message"),
     }
 
 
