@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import ctypes
-import fcntl
 import importlib.metadata
 import mmap
 import os
@@ -24,7 +23,7 @@ from study.core.text import size
 if TYPE_CHECKING:
     import psutil
 
-# psutil and resource are imported where they are used: a browser, where pasted texts are read as well, has neither.
+# psutil, resource and fcntl are imported where they are used: a browser lacks the first two, and Windows the last two.
 PR_SET_PDEATHSIG = 1
 MORE_MEMORY = "give fewer ranks, a smaller model, or a machine with more memory"  # what a user can do after a kill
 
@@ -32,7 +31,7 @@ MORE_MEMORY = "give fewer ranks, a smaller model, or a machine with more memory"
 def text(path: str) -> str:
     """Return the content of a file of the kernel; empty if it does not exist or may not be read."""
     try:
-        return Path(path).read_text().strip()
+        return Path(path).read_text(encoding="utf-8").strip()
     except OSError:
         return ""
 
@@ -43,6 +42,8 @@ def fields(path: str) -> dict[str, str]:
 
 
 def usable_cores() -> int:
+    if not hasattr(os, "sched_getaffinity"):  # macOS and Windows
+        return os.cpu_count() or 1
     return len(os.sched_getaffinity(0))
 
 
@@ -107,6 +108,8 @@ DEVICE_LOCK = "STUDY_DEVICE_LOCK"  # names a file: trainings that name the same 
 
 def take_device(lock: str) -> None:
     """Wait until no other training has the device. Then this process has it until it ends."""
+    import fcntl
+
     # The file is never closed: the kernel releases the lock when the process, and what it held of the device, is gone.
     fcntl.flock(os.open(lock, os.O_RDWR | os.O_CREAT), fcntl.LOCK_EX)
 
@@ -197,6 +200,8 @@ def make_swap_folder(folder: Path, needed_bytes: int) -> None:
 
 def check_direct_io(folder: Path) -> None:
     """Raise OSError for a folder whose files refuse direct I/O, as on tmpfs before Linux 6.6."""
+    import fcntl
+
     with tempfile.TemporaryFile(dir=folder) as file:  # without a name, so nothing is left behind
         fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_DIRECT)
         os.pwrite(file.fileno(), mmap.mmap(-1, mmap.PAGESIZE), 0)  # direct I/O demands whole pages
@@ -208,6 +213,8 @@ MEASURED_BYTES = 2**30
 
 def disk_bytes_per_s(folder: Path) -> float:
     """Return bytes per second of the slower of writing and reading a file, request by request, as DeepSpeed does it."""
+    import fcntl
+
     request = mmap.mmap(-1, REQUEST_BYTES)
     request.write(os.urandom(REQUEST_BYTES))
     starts = range(0, MEASURED_BYTES, REQUEST_BYTES)
