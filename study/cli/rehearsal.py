@@ -138,7 +138,7 @@ def rehearsed(request: Request, folder: Path, arms: list[Arm], timeout_s: int) -
     shown = show_answer(request, answer, store.read(folder / store.RECORD), rows, folder)
     faults = show_known(folder)
     show_ranks(request)
-    fine = not (shown["findings"] or faults)
+    fine = not (faults or any(not each["may_be"] for each in shown["findings"]))
     return shown | {"fine": fine, "faults": faults, "tried": [asdict(row) for row in rows]}
 
 

@@ -29,7 +29,7 @@ class Finding:
     lost_s: float | None = None  # what it costs in a step
     memory_bytes: int | None = None  # what it costs at the peak of a rank
     traffic_bytes: int | None = None  # what it costs in a step
-    may_be: bool = False  # the sentence says that it may be so
+    may_be: bool = False  # it may be so, or be meant so
 
     @property
     def costs(self) -> bool:
@@ -63,7 +63,7 @@ class FindingRow(TypedDict):
     remedy: NotRequired[str]
     evidence: NotRequired[Evidence]  # a claim, or a script of reproductions/; else a comment here, or at the rule
     fault: NotRequired[str]  # of faults.toml, whose range, remedy and script are told
-    may_be: NotRequired[bool]  # the sentence says that it may be so
+    may_be: NotRequired[bool]  # it may be so, or be meant so
     configs: NotRequired[list[dict[str, Any]]]  # in which it is found: `when`, and values of the sentence
     # --- of one finding each, where they are explained
     defaults: NotRequired[dict[str, str]]
