@@ -1,6 +1,5 @@
 """`study diagnose`: what is wrong with a run, or what a text means."""
 
-from dataclasses import asdict
 from pathlib import Path
 
 import tyro
@@ -34,7 +33,7 @@ def diagnose(
     more. If it is not finished, it says which rank waits for which. This works while the run hangs and after it was
     ended. It also reads a folder of Flight Recorder dumps in JSON, one of each rank.
 
-    With --json: all findings of each run, and the answer to the text.
+    With --json: all findings of each run, and the answer to the text. The exit code is 1 if one is surely wrong.
 
     Example: `study diagnose train.log`
 
@@ -67,7 +66,7 @@ def tell_text(paths: list[Path], text: str, symptom: str, details: bool, scripts
     else:
         _show(config, config.findings)
         first = pasted.tell(told, details, says_nothing=False)
-    return [first, asdict(config)]
+    return [first, config.in_json()]
 
 
 def _config_in(text: str) -> About | None:
@@ -87,7 +86,7 @@ def _runs(paths: list[Path]) -> list[dict]:
     answers = []
     for folder in folders:
         answer = about(folder)
-        answers.append(asdict(answer))
+        answers.append(answer.in_json())
         _show(answer, answer.findings)
         if answer.not_known:
             say_indented("", f"Not in this record: {', '.join(answer.not_known)}.")
@@ -101,7 +100,7 @@ def _list(folders: list[Path]) -> list[dict]:
     shown_ids: set[str] = set()
     for folder in folders:
         answer = _answer(folder)
-        answers.append(asdict(answer))
+        answers.append(answer.in_json())
         if not answer.findings and answer.how.endswith("done"):
             quiet.append(answer.run)
         else:

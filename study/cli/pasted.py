@@ -74,7 +74,16 @@ def _said(seen: Seen) -> str:
 
 
 def in_json(told: PastedAnswer) -> dict:
-    row: dict = {"answer": told.nothing, "id": told.id, "sure": told.sure, "do": "", "who": "", "rests_on": ""}
+    fine = not told.applying and told.sure != "sure"
+    row: dict = {
+        "fine": fine,
+        "answer": told.nothing,
+        "id": told.id,
+        "sure": told.sure,
+        "do": "",
+        "who": "",
+        "rests_on": "",
+    }
     if told.found:
         first = told.found[0]
         row |= {"answer": first.sentence, "do": first.remedy, "who": first.who, "rests_on": first.evidence}

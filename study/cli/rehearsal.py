@@ -101,8 +101,9 @@ def rehearse(
     """Run a training script as rank 0 of N without a GPU, and say what the rank would hold and whether it would run.
 
     The script's libraries, data and tokenizer are real. Other ranks do not exist; weights have shapes but no values.
-    The script runs with your rights, as when you start it yourself. An exception of the script is the answer, and the
-    exit code is 1 then. With --evaluate or --save rank 1 runs as well: where it calls other collectives, all wait.
+    The script runs with your rights, as when you start it yourself. An exception of the script is the answer. The exit
+    code is 1 then, and if a mistake or a known fault is named. With --evaluate or --save rank 1 runs as well: where it
+    calls other collectives, all wait.
 
     With --json: the same. Example: `study virtual examples/trainer_glue.py --ranks 8 -- --steps 4`
 
@@ -137,7 +138,8 @@ def rehearsed(request: Request, folder: Path, arms: list[Arm], timeout_s: int) -
     shown = show_answer(request, answer, store.read(folder / store.RECORD), rows, folder)
     faults = show_known(folder)
     show_ranks(request)
-    return shown | {"faults": faults, "tried": [asdict(row) for row in rows]}
+    fine = not (faults or any(not each["may_be"] for each in shown["findings"]))
+    return shown | {"fine": fine, "faults": faults, "tried": [asdict(row) for row in rows]}
 
 
 def request_of(script: str, words: list[str], machines: Machines, how_far: HowFar, there: WhatIsThere) -> Request:

@@ -8,7 +8,7 @@ from study.configs.stacks import described
 from study.core import machine
 from study.core.errors import Stop
 from study.core.text import say, say_wrapped, show, size
-from study.known.findings import COSTS, with_id
+from study.known.findings import with_id
 from study.known.which_apply import Flags, which_apply
 from study.predict.front import StepTime
 from study.records import store
@@ -97,7 +97,7 @@ def show_seconds(of: Rehearsed, folder: Path) -> StepTime | None:
 
 def show_mistakes(folder: Path) -> list[dict]:
     """Show and return the mistakes that the prepared objects and the steps tell of."""
-    mistakes = [each for each in about(folder).findings if all(getattr(each, cost) is None for cost in COSTS)]
+    mistakes = [each for each in about(folder).findings if not each.costs]
     for each in mistakes:
         say_wrapped(f"{each.said} What to do: {each.remedy}.", indent="  ", first="- ")
     return list(map(asdict, mistakes))

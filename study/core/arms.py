@@ -255,7 +255,7 @@ def all_paths() -> dict[str, Path]:
 
 def first_sentence(path: Path) -> str:
     """Return the first sentence of the comment with which an arm's file begins."""
-    lines = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(errors="replace").splitlines())
+    lines = itertools.takewhile(lambda line: line.startswith("#"), path.read_text("utf-8", "replace").splitlines())
     comment = " ".join(line.strip("# ") for line in lines)
     return comment.partition(". ")[0].rstrip(".") + "."
 

@@ -24,8 +24,12 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from study.core.errors import LONGEST_NAME, Stop, nearest
 
-# NONBLOCK: a pipe is opened and refused without waiting. NOCTTY: no terminal becomes the controlling one.
-READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+# NONBLOCK: a pipe is opened and refused without waiting. NOCTTY: no terminal becomes the controlling one. Windows has
+# none of these.
+NONBLOCK, NOCTTY, CLOEXEC, NOFOLLOW = (
+    getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_NOFOLLOW")
+)
+READ = os.O_RDONLY | NONBLOCK | NOCTTY | CLOEXEC
 LONGEST_REASON = 200
 LONGEST_NAME_BYTES = 200  # file systems take 255, and the report adds a suffix
 
@@ -61,7 +65,7 @@ def read(path: Path, most_bytes: int, flags: int = READ) -> bytes:
 
 def read_below(root: Path, name: str, most_bytes: int) -> bytes:
     """Return the content of a file in a folder that may be a stranger's. Links are not followed."""
-    return read(safe_join(root, name), most_bytes, READ | os.O_NOFOLLOW)
+    return read(safe_join(root, name), most_bytes, READ | NOFOLLOW)
 
 
 def write_below(root: Path, name: str, content: bytes, to_disk: bool = True) -> None:
@@ -174,7 +178,7 @@ def _refuse_constant(name: str) -> None:
 
 SHOWN = reprlib.Repr()
 SHOWN.maxstring = SHOWN.maxother = 80
-PLAINER = from_toml(Path(__file__).with_name("plainer.toml").read_text())
+PLAINER = from_toml(Path(__file__).with_name("plainer.toml").read_text(encoding="utf-8"))
 
 
 def sentence(error: ValidationError, known: Iterable[str] = (), name=".".join) -> str:
@@ -222,7 +226,7 @@ def load(
     parse = PARSERS.get(path.suffix, from_yaml)
     content = None
     try:
-        content = parse(read(path, most_bytes, READ if links else READ | os.O_NOFOLLOW))
+        content = parse(read(path, most_bytes, READ if links else READ | NOFOLLOW))
         return TypeAdapter(model).validate_python(content)
     except ValidationError as error:
         where = functools.partial(_with_ids, content)
@@ -278,7 +282,7 @@ def refuse_foreign(out: Path) -> None:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     try:
-        known = json.loads((out / MANIFEST).read_text())["files"]
+        known = json.loads((out / MANIFEST).read_text(encoding="utf-8"))["files"]
     except (OSError, ValueError, KeyError, TypeError):
         raise Stop(f"{out} was not made by this command", "give another --out, or remove it yourself") from None
     if foreign := _names(out).difference(known, [MANIFEST]):

@@ -12,7 +12,7 @@ TABLE = Path(__file__).with_name("glossary.toml")
 @functools.cache
 def meanings() -> dict[str, str]:
     """Return what each row of glossary.toml means. A row names one word, or several after commas."""
-    return from_toml(TABLE.read_text())
+    return from_toml(TABLE.read_text(encoding="utf-8"))
 
 
 @functools.cache

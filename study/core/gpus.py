@@ -60,9 +60,9 @@ class Link:
 
 
 FOLDER = Path(__file__).parent
-LINKS = {name: Link(**link) for name, link in json.loads((FOLDER / "links.json").read_text()).items()}
+LINKS = {name: Link(**link) for name, link in json.loads((FOLDER / "links.json").read_text(encoding="utf-8")).items()}
 # If a text fits several GPUs, it means the first: `H100` is an H100 SXM.
-GPUS = {name: Gpu(name, **gpu) for name, gpu in json.loads((FOLDER / "gpus.json").read_text()).items()}
+GPUS = {name: Gpu(name, **gpu) for name, gpu in json.loads((FOLDER / "gpus.json").read_text(encoding="utf-8")).items()}
 # A thread of a CPU as if it were a GPU, roughly: its own steps say how fast it is (`study calibrate`).
 CPU = Gpu("CPU", "CPU", 0, 2.5e10, {"fp32": 1.5e11, "fp16": 1.5e11}, "gloo", "gloo", "gloo", "a guess, on two cores")
 

@@ -17,7 +17,7 @@ def known_libraries() -> dict[str, dict[str, Any]]:
 
     In the sections that are `closed` the library refuses other keys, and it refuses values that are `exclusive`.
     """
-    return json.loads(DEFAULTS_FILE.read_text())
+    return json.loads(DEFAULTS_FILE.read_text(encoding="utf-8"))
 
 
 def library_defaults(library: str) -> dict[str, dict[str, Any]]:

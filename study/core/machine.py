@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import ctypes
-import fcntl
 import importlib.metadata
 import mmap
 import os
@@ -25,7 +24,7 @@ from study.core.text import size
 if TYPE_CHECKING:
     import psutil
 
-# psutil and resource are imported where they are used: a browser, where pasted texts are read as well, has neither.
+# psutil, resource and fcntl are imported where they are used: a browser lacks the first two, and Windows the last two.
 PR_SET_PDEATHSIG = 1
 MORE_MEMORY = "give fewer ranks, a smaller model, or a machine with more memory"  # what a user can do after a kill
 
@@ -33,7 +32,7 @@ MORE_MEMORY = "give fewer ranks, a smaller model, or a machine with more memory"
 def text(path: str) -> str:
     """Return the content of a file of the kernel; empty if it does not exist or may not be read."""
     try:
-        return Path(path).read_text().strip()
+        return Path(path).read_text(encoding="utf-8").strip()
     except OSError:
         return ""
 
@@ -44,6 +43,8 @@ def fields(path: str) -> dict[str, str]:
 
 
 def usable_cores() -> int:
+    if not hasattr(os, "sched_getaffinity"):  # macOS and Windows
+        return os.cpu_count() or 1
     return len(os.sched_getaffinity(0))
 
 
@@ -108,6 +109,8 @@ DEVICE_LOCK = "STUDY_DEVICE_LOCK"  # names a file: trainings that name the same 
 
 def take_device(lock: str) -> None:
     """Wait until no other training has the device. Then this process has it until it ends."""
+    import fcntl
+
     # The file is never closed: the kernel releases the lock when the process, and what it held of the device, is gone.
     fcntl.flock(os.open(lock, os.O_RDWR | os.O_CREAT), fcntl.LOCK_EX)
 
@@ -205,6 +208,8 @@ def check_direct_io(folder: Path) -> None:
 @contextlib.contextmanager
 def _direct_file(folder: Path) -> Iterator[int]:
     """Yield an open file with direct I/O. It has no name, so nothing is left behind."""
+    import fcntl
+
     with tempfile.TemporaryFile(dir=folder) as file:
         fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_DIRECT)
         yield file.fileno()
@@ -216,6 +221,7 @@ MEASURED_BYTES = 2**30
 
 def disk_bytes_per_s(folder: Path) -> float:
     """Return bytes per second of the slower of writing and reading a file, request by request, as DeepSpeed does it."""
+
     request = mmap.mmap(-1, REQUEST_BYTES)
     request.write(os.urandom(REQUEST_BYTES))
     starts = range(0, MEASURED_BYTES, REQUEST_BYTES)

@@ -4,7 +4,6 @@ python -m study.core.operators cpu_adam       # compile one; `study doctor --fix
 """
 
 import contextlib
-import fcntl
 import functools
 import os
 import shutil
@@ -171,7 +170,9 @@ def _join(folder: Path, builder) -> None:
     sources = [Path(builder.deepspeed_src_path(source)) for source in builder.sources()]
     for source in sources:
         for path in source.parent.glob("*.[ch]*"):
-            (folder / path.name).write_text(f"#pragma once\n{path.read_text()}")  # not every header says it
+            (folder / path.name).write_text(
+                f"#pragma once\n{path.read_text(encoding='utf-8')}"
+            )  # not every header says it
     whole = folder / "joined.cpp"
     whole.write_text("".join(f'#include "{source.name}"\n' for source in sources if source.name not in APART))
     files = [str(whole), *(str(source) for source in sources if source.name in APART)]
@@ -193,6 +194,8 @@ def _guarded(name: str, tell: Callable[[str], None]) -> Iterator[None]:
 
     PyTorch's own lock is a file, which stays; only this study compiles here, so whoever holds the guard may remove it.
     """
+    import fcntl
+
     build = operator_folder(name)
     try:
         build.mkdir(parents=True, exist_ok=True)

@@ -165,7 +165,7 @@ class Settings(TrainerFlags):
     lr: PositiveFloat = field()
 
 
-OF_TASK = from_toml(Path(__file__).with_name("tasks.toml").read_text())
+OF_TASK = from_toml(Path(__file__).with_name("tasks.toml").read_text(encoding="utf-8"))
 TINY = ("bert-tiny", "gpt-tiny")
 # By type of model. Of another type only transformers knows what it can.
 ATTENTION: dict[str | None, str] = {shape["model_type"]: "sdpa" for shape in SHAPES.values()}

@@ -18,7 +18,7 @@ from study.core.errors import FULL_INSTALL, Stop, nearest
 
 VOCABULARY = 2048
 MAX_CONFIG_BYTES = 8 * 2**20  # of a config.json: one with 20,000 labels has 1 MB
-SHAPES: dict[str, dict] = json.loads(Path(__file__).with_suffix(".json").read_text())
+SHAPES: dict[str, dict] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 VARIANT = re.compile(r"(?i)[-_ ](chat|instruct|it|hf|base|bnb-4bit)(?=[-_ ]|$)")
 NO_FUSED_ATTENTION = ("gptj", "gemma2", "deberta-v2")  # model types for which transformers 5 has eager attention only
 
@@ -43,7 +43,7 @@ def shape_of(model: str) -> str:
 @functools.cache
 def models() -> dict[str, dict]:
     """Return the configs of all models that have a name: the built-in shapes, and those that are only predicted."""
-    return SHAPES | json.loads(Path(__file__).with_name("models.json").read_text())
+    return SHAPES | json.loads(Path(__file__).with_name("models.json").read_text(encoding="utf-8"))
 
 
 @functools.cache

@@ -48,7 +48,7 @@ def of_fault(fault: Fault) -> Explained:
 
 def of_table(path: Path, kind: str, read_by: str) -> list[Explained]:
     """Return the sentences of a file whose tables have `sentence`, and perhaps `id`, `remedy`, `evidence`, `fault`."""
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     comments = _comments(text)
     explained = []
     for name, row in from_toml(text).items():
@@ -101,7 +101,7 @@ def _texts() -> dict[str, str]:
     for folder in ("study", "tests") if IS_CHECKOUT else ("study",):
         for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix in (".py", ".toml") and path.name not in ANY:
-                texts[str(path.relative_to(ROOT))] = path.read_text()
+                texts[str(path.relative_to(ROOT))] = path.read_text(encoding="utf-8")
     return texts
 
 
@@ -128,7 +128,7 @@ def _left_out(file: str) -> set[tuple[str, str]]:
     if not (file.startswith("tests/") and file.endswith(".py")):
         return set()
     left_out = set()
-    for each in _taken_away(ast.parse((ROOT / file).read_text())):
+    for each in _taken_away(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
         for node in ast.walk(each):
             if isinstance(node, ast.Constant):
                 left_out.add((str(node.lineno), str(node.value)))
@@ -190,7 +190,7 @@ def behind(each: Explained) -> Behind:
 
 def _place_of_clue(each: Explained) -> str:
     """Return where the table of a sentence has its clue."""
-    lines = each.table.read_text().splitlines()
+    lines = each.table.read_text(encoding="utf-8").splitlines()
     header = lines.index(f"[{each.id}]")
     number = next(number for number in range(header, len(lines)) if lines[number].startswith("clue = "))
     return f"{each.table.relative_to(ROOT)}:{number + 1}"

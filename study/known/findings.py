@@ -29,6 +29,16 @@ class Finding:
     lost_s: float | None = None  # what it costs in a step
     memory_bytes: int | None = None  # what it costs at the peak of a rank
     traffic_bytes: int | None = None  # what it costs in a step
+    may_be: bool = False  # it may be so, or be meant so
+
+    @property
+    def costs(self) -> bool:
+        """Whether it is right, and takes more than it could."""
+        return any(getattr(self, name) is not None for name in COSTS)
+
+    @property
+    def is_surely_wrong(self) -> bool:
+        return not (self.costs or self.may_be)
 
     @property
     def said(self) -> str:
@@ -53,6 +63,7 @@ class FindingRow(TypedDict):
     remedy: NotRequired[str]
     evidence: NotRequired[Evidence]  # a claim, or a script of reproductions/; else a comment here, or at the rule
     fault: NotRequired[str]  # of faults.toml, whose range, remedy and script are told
+    may_be: NotRequired[bool]  # it may be so, or be meant so
     configs: NotRequired[list[dict[str, Any]]]  # in which it is found: `when`, and values of the sentence
     # --- of one finding each, where they are explained
     defaults: NotRequired[dict[str, str]]
@@ -94,7 +105,7 @@ def finding(id: str, **values: Any) -> Finding:
     shown = {name: size(value) if name.endswith("_bytes") else value for name, value in values.items()}
     sentence, remedy = (text.get(part, "").format(**shown) for part in ("sentence", "remedy"))
     costs = {name: values.get(name) for name in COSTS}
-    return Finding(id, sentence, remedy or None, text.get("evidence"), **costs)
+    return Finding(id, sentence, remedy or None, text.get("evidence"), **costs, may_be=text.get("may_be", False))
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:

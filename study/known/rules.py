@@ -12,7 +12,7 @@ RULE = ast.Yield | ast.Return  # what a function says of a training
 
 @functools.cache
 def _module(file: str) -> tuple[ast.Module, list[str]]:
-    text = (ROOT / file).read_text()
+    text = (ROOT / file).read_text(encoding="utf-8")
     return ast.parse(text), text.splitlines()
 
 

@@ -38,7 +38,7 @@ class Pace:
 @functools.cache
 def constants() -> dict:
     """The content of `pace.toml`."""
-    return from_toml(FILE.read_text())
+    return from_toml(FILE.read_text(encoding="utf-8"))
 
 
 @functools.cache

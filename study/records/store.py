@@ -8,7 +8,6 @@ recognisable.
 import contextlib
 import datetime
 import errno
-import fcntl
 import json
 import os
 import subprocess
@@ -172,6 +171,8 @@ def explain_what_failed(folder: Path, name: str, reason: str) -> str:
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Lock a run folder against the other ranks."""
+    import fcntl
+
     # The folder, because each write puts another file in the place of record.json: a lock on that would be of the old
     # one.
     file = os.open(folder, os.O_RDONLY)
@@ -191,7 +192,7 @@ def commit_of_this_tree() -> tuple[str | None, bool | None]:
     # Git refuses a tree of another owner otherwise, as in a container that runs as root.
     command = ["git", "-c", "safe.directory=*", "status", "--porcelain=v2", "--branch"]
     try:
-        status = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=10, check=True).stdout
+        status = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None, None
     first, *others = status.splitlines()

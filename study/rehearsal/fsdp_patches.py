@@ -59,6 +59,14 @@ def patch_fsdp1(rehearsal: Rehearsal) -> None:
         setattr(owner, name, rehearsal.shapes.wrap(getattr(owner, name)))
     flat: Any = _flat_param
     rehearsal.shapes.wrap_all(flat.FlatParamHandle)
+    use_views = flat.FlatParamHandle._use_unsharded_views
+
+    def use_and_follow(handle, as_params: bool) -> None:
+        use_views(handle, as_params)
+        if not as_params:
+            rehearsal.count.mistakes.follow_views(handle)
+
+    flat.FlatParamHandle._use_unsharded_views = use_and_follow
     # What stays gathered, as with SHARD_GRAD_OP, must have memory: without values it has no address.
     flat._data_ptr_allocated = lambda tensor: tensor.untyped_storage().size() > 0
     if rehearsal.count.watch.device_type == "cuda":

@@ -4,6 +4,7 @@ The rules that judge by it are those of `study diagnose`.
 """
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -52,8 +53,8 @@ class Mistakes:
         self.outermost: nn.Module | None = None  # that was called first
         self.log = NoLog()
         self.loader: Any = None  # the iterator whose batches train
-        self._trained: list[tuple[str, torch.Tensor]] = []
-        self._with_gradient: set[int] = set()
+        self._trained: dict[str, torch.Tensor] = {}
+        self._with_gradient: set[str] = set()
         self._scheduled: dict[int, int] = {}  # steps of each scheduler since the last update
         self._schedulers: dict[int, Any] = {}
         take_step = torch.optim.lr_scheduler.LRScheduler.step
@@ -68,21 +69,42 @@ class Mistakes:
     def begin(self, module: nn.Module) -> None:
         """Follow the gradients of the model that trains."""
         self.outermost = module
-        # FSDP1's parameters are views of a flat one, which alone gets a gradient: that of its whole unit.
-        units = {id(each): flat for flat in roles.flat_parameters(module) for each in flat._params or ()}
-        for name, tensor in module.named_parameters():
-            held = units.get(id(tensor), tensor)
-            # FSDP2's own hooks take gradients of tensors that exist only within a pass.
-            if tensor.requires_grad and held.requires_grad and type(held).__name__ != "DTensor":
-                self._trained.append((name.replace("_fsdp_wrapped_module.", ""), held))
-        for held in {id(held): held for _, held in self._trained}.values():
-            held.register_post_accumulate_grad_hook(lambda held: self._with_gradient.add(id(held)))
+        in_units = set()
+        for flat, fqns in units_of(module):
+            tensors = flat._params or [flat] * len(fqns)
+            in_units |= set(map(id, tensors))
+            self._trained |= {name: each for name, each in zip(fqns, tensors, strict=True) if each.requires_grad}
+        for name_in_wrappers, tensor in module.named_parameters():
+            name = plain(name_in_wrappers)
+            if tensor.requires_grad and id(tensor) not in in_units:
+                self._trained[name] = tensor
+                # FSDP2 gives its own a gradient itself, which stays until the update.
+                if type(tensor).__name__ != "DTensor":
+                    tensor.register_post_accumulate_grad_hook(lambda _, name=name: self._with_gradient.add(name))
+
+    def follow_views(self, handle) -> None:
+        """Follow the gradients of an FSDP1 unit's tensors: views of a flat one, whose gradient is that of all."""
+        for flat, fqns in units_of(self.outermost or nn.Module()):
+            if flat is not handle.flat_param:
+                continue
+            for name, (attribute, owner, _) in zip(fqns, flat._param_infos, strict=True):
+                view = getattr(owner, attribute)
+                if view.requires_grad:
+                    view.register_hook(lambda gradient, name=name: self._note(name, gradient))
+
+    def _note(self, name: str, gradient: torch.Tensor | None) -> None:
+        if gradient is not None:
+            self._with_gradient.add(name)
 
     def look(self, record: Record, model, optimizer, accelerator) -> None:
         """After the first update: note what was prepared, and follow the loop as the watch does."""
         watched = record.watched
-        without = [name for name, tensor in self._trained if id(tensor) not in self._with_gradient]
-        watched.without_gradient = [name.removeprefix("module.") for name in without[:3]]
+        without = [
+            name
+            for name, tensor in self._trained.items()
+            if name not in self._with_gradient and (type(tensor).__name__ != "DTensor" or tensor.grad is None)
+        ]
+        watched.without_gradient = without[:3]
         watched.without_gradient_tensors = len(without)
         waits = isinstance(model, DistributedDataParallel) and not (model.find_unused_parameters or model.static_graph)
         if without and waits:  # in C++, which does not happen in the fake group
@@ -114,6 +136,19 @@ class Mistakes:
         with contextlib.suppress(TypeError, AttributeError):  # a stream of rows has no length
             watched.passes_in_epoch = len(self.loader._index_sampler)
             watched.data_rows = len(self.loader._dataset)
+
+
+def units_of(model: nn.Module) -> Iterator[tuple[Any, list[str]]]:
+    """Return the flat parameter of each unit of FSDP1, and the names of what it consists of."""
+    for prefix, module in model.named_modules():
+        flat = getattr(getattr(module, "_handle", None), "flat_param", None)
+        if flat is not None:
+            yield flat, [plain(f"{prefix}.{name}") for name in flat._fqns]
+
+
+def plain(name: str) -> str:
+    """Return a tensor's name without the wrappers around its model."""
+    return name.replace("_fsdp_wrapped_module.", "").removeprefix(".").removeprefix("module.")
 
 
 def length_of(scheduler) -> int | None:

@@ -40,7 +40,7 @@ class PageAnswer(NamedTuple):
 
 def questions() -> list[dict[str, str]]:
     """Return what the first page and README say first: a question, its answer, one number and how that is known."""
-    return from_toml(QUESTIONS.read_text())["answer"]
+    return from_toml(QUESTIONS.read_text(encoding="utf-8"))["answer"]
 
 
 def answers(runs: Runs) -> list[PageAnswer]:

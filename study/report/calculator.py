@@ -88,7 +88,7 @@ def _host_bytes(gpu: str, gpus: int) -> float:
 
 def values() -> dict:
     """Return what the page shows. Without JavaScript it names the command that answers."""
-    models = json.loads(FILE.read_text())
+    models = json.loads(FILE.read_text(encoding="utf-8"))
     by_size = sorted(GPUS.items(), key=lambda kind: -kind[1].memory_bytes)
     at_most = {name: gpu.memory_bytes - reserve_bytes(gpu) for name, gpu in by_size}
     return {

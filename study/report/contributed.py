@@ -67,7 +67,7 @@ def machine_of(hardware: HardwareOfRun) -> str:
 def contributor(folder: Path) -> str:
     """Return the name in a contribution's form."""
     try:
-        line = re.search(r"(?m)^\| entity \| (.*?) *\|$", (folder / "README.md").read_text())
+        line = re.search(r"(?m)^\| entity \| (.*?) *\|$", (folder / "README.md").read_text(encoding="utf-8"))
     except OSError:
         return "you"
     return line[1] if line else "unknown"

@@ -122,7 +122,9 @@ KEPT = "kept for context, NCCL and fragmentation"
 
 def in_fp32(seen: Observed) -> list[str]:
     """Say so if no part of a step has 16 bits: most people do not mean it."""
-    if seen.dtypes.get("weights") != "float32" or seen.autocast:
+    # FSDP computes in the type that it gathers: FSDP2's is in the record, FSDP1's is not.
+    by_fsdp = (seen.fsdp or {}).get("gather_dtype") or "FullySharded" in (seen.wrapper or "")
+    if seen.dtypes.get("weights") != "float32" or seen.autocast or by_fsdp:
         return []
     remedy = "`accelerate launch --mixed_precision bf16`, or bf16=True of a Trainer, asks for 16 bits"
     return [f"Your script trains in fp32: {remedy}."]
@@ -278,6 +280,8 @@ def arithmetic(seen: Observed) -> list[str]:
     words = [", ".join(kinds)]
     if seen.autocast:
         words.append(f"autocast {seen.autocast}")
+    if gathered := (seen.fsdp or {}).get("gather_dtype"):
+        words.append(f"gathered in {gathered}")
     fused = ", fused" if (seen.optimizer_settings or {}).get("fused") else ""
     return [*words, f"{seen.optimizer}{fused}"]
 

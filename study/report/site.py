@@ -249,8 +249,8 @@ def linked(text: str) -> str:
 
 def write_by_hand(site: Path) -> None:
     """Write the page of ZeRO by hand: its README, and then its files, of the last two what they change."""
-    code = {name: (BY_HAND_FOLDER / f"{name}.py").read_text() for name in BY_HAND}
-    readme = linked((BY_HAND_FOLDER / "README.md").read_text())
+    code = {name: (BY_HAND_FOLDER / f"{name}.py").read_text(encoding="utf-8") for name in BY_HAND}
+    readme = linked((BY_HAND_FOLDER / "README.md").read_text(encoding="utf-8"))
     cells = [re.sub(rf"`({'|'.join(BY_HAND)})\.py`", r"[`\1.py`](#\1.py)", readme)]
     heading = '<h2 id="{0}.py">{0}.py</h2>'.format  # of Markdown's own headings pages have no ids
     cells += [f"{heading(name)}\n\n```python\n{code[name]}```" for name in BY_HAND[:3]]
@@ -266,7 +266,7 @@ def write_by_hand(site: Path) -> None:
 def write_answers(site: Path) -> None:
     """Write the page of each answer, from the text on GitHub."""
     for each in answers.questions():
-        text = (ANSWERS / f"{each['name']}.md").read_text()
+        text = (ANSWERS / f"{each['name']}.md").read_text(encoding="utf-8")
         # A figure of runs has small words: on a phone it keeps its size, and scrolls.
         text = re.sub(
             r"^!\[.+\]\(\w+\.svg\)$", '<div class="scroll" tabindex="0">\n\n\\g<0>\n\n</div>', text, flags=re.MULTILINE

@@ -35,7 +35,7 @@ LINE = 0.16  # inches: the height of a line of text
 FAINT, CARD = "#5c5c63", "#ffffff"  # as in figures.mplstyle
 EDGE: dict[str, Any] = {"edgecolor": FAINT, "linewidth": 0.6}  # of a part of a bar
 
-COLOURS = from_toml(Path(__file__).with_name("colours.toml").read_text())
+COLOURS = from_toml(Path(__file__).with_name("colours.toml").read_text(encoding="utf-8"))
 ARMS, PARTS, COLLECTIVES, MARKS = (COLOURS[name] for name in ("arms", "parts", "collectives", "marks"))
 STYLE = Path(__file__).with_name("templates") / "figures.mplstyle"
 

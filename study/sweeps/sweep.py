@@ -5,7 +5,6 @@ The same command continues an interrupted sweep. A sweep with a time limit start
 
 import contextlib
 import errno
-import fcntl
 import fnmatch
 import glob
 import math
@@ -156,6 +155,8 @@ def refused(cell: Cell, runs: Path, stop: Stop) -> Outcome:
 @contextlib.contextmanager
 def lock_runs_folder(runs: Path, lane: tuple[int, int] = (1, 1)) -> Iterator[None]:
     """Lock a folder for one sweep, or for that of a lane. The kernel releases the lock when its holder dies."""
+    import fcntl
+
     number, lanes = lane
     try:
         runs.mkdir(parents=True, exist_ok=True)

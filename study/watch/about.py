@@ -1,6 +1,6 @@
 """What is known of a run by all that it left: its record, its steps and the ranks' logs of collectives."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from study.configs import sources
@@ -25,6 +25,10 @@ class About:
     ranks: str | None = None  # when they last wrote, if they may still wait for each other
     config: str | None = None  # its path, if it is one
     not_known: list[str] = field(default_factory=list)  # rules that need more than the record has
+
+    def in_json(self) -> dict:
+        wrong = self.error or any(finding.is_surely_wrong for finding in self.findings)
+        return asdict(self) | {"fine": not wrong}
 
 
 def about(path: Path) -> About:

@@ -73,11 +73,25 @@ def asked(monkeypatch, tmp_path):
 def test_an_ordinary_question_is_answered_in_the_first_line(words, first, asked, monkeypatch, capsys):
     if words.startswith("ADVISE"):
         monkeypatch.setattr(arms, "NAMES", ("ddp", "zero3_ulysses", "zero1_tp"))
-    assert asked(words) in (None, 0)
+    assert asked(words) in (None, 0, 1)  # see test_the_exit_code_is_one_rule
     lines = capsys.readouterr().out.splitlines()
     assert first in lines[0]
     if words.startswith(("arms", "advise", "ADVISE", "compare SMOKE --arms")):
         assert max(len(line.rstrip()) for line in lines) <= 100, "as wide as a screen"
+
+
+EXIT_CODES = [(words, code) for code, each in QUESTIONS["exit_codes"].items() for words in each]
+
+
+@pytest.mark.parametrize(("words", "code"), EXIT_CODES)
+def test_the_exit_code_is_one_rule(words, code, asked, capsys):
+    """0: nothing is surely wrong; 1: something is; 2: the question cannot be answered."""
+    assert str(asked(words) or 0) == code
+
+
+def test_the_rule_is_tested_for_each_command():
+    """But for those that take minutes: their own tests look at their exit codes."""
+    assert {words.split()[0] for words, _ in EXIT_CODES} == {*COMMANDS} - {"calibrate", "hour", "report", "conform"}
 
 
 @pytest.mark.parametrize("command", QUESTIONS["printed"])

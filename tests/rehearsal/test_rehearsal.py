@@ -27,8 +27,15 @@ def study_virtual(script, *options, ranks: int = 2) -> subprocess.CompletedProce
 def rehearsed(script, *options, ranks: int = 2) -> dict:
     """Return the answer of a script that reaches its steps."""
     done = study_virtual(script, "--json", *options, ranks=ranks)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["error"] is None, done.stdout + done.stderr
+    assert (
+        answer["fine"]
+        == (done.returncode == 0)
+        == (not answer["faults"] and all(each["may_be"] for each in answer["findings"]))
+    )
+    return answer
 
 
 # --- equal to real ranks

@@ -86,6 +86,20 @@ def test_what_the_script_decided_begins_with_how_it_shards(seen, how):
     assert rehearsals.sharding(Observed(**seen)) == how
 
 
+@pytest.mark.parametrize(
+    ("seen", "says"),
+    [
+        ({}, True),
+        ({"autocast": "bfloat16"}, False),
+        ({"fsdp": {"gather_dtype": None}}, True),
+        ({"fsdp": {"gather_dtype": "bfloat16"}}, False),
+        ({"wrapper": "FullyShardedDataParallel"}, False),  # whose policy is not in the record
+    ],
+)
+def test_that_a_script_trains_in_fp32_is_not_said_where_fsdp_gathers_in_16_bits(seen, says):
+    assert bool(rehearsals.in_fp32(Observed(dtypes={"weights": "float32"}, **seen))) == says
+
+
 def test_adapters_and_offloading_are_decided_too():
     seen = Observed(parameters=1000, trained_parameters=10, offload_optimizer="cpu", offload_param="none")
     assert rehearsals.training(seen) == ["10 of 1,000 parameters train"]

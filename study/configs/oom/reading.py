@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from study.configs import exit_codes
 from study.core.errors import Stop
 from study.core.files import from_toml
 from study.core.text import binary_size
@@ -40,7 +41,10 @@ SEGMENTS = {ROUND: (1, MIB), 20 * MIB: (MIB, SMALL)}
 @functools.cache
 def messages() -> dict[str, Any]:
     """Return the patterns of messages, and of the sizes in them."""
-    return from_toml(Path(__file__).with_name("messages.toml").read_text().replace("SIZE", SIZE))
+    table = from_toml(Path(__file__).with_name("messages.toml").read_text(encoding="utf-8").replace("SIZE", SIZE))
+    for kind in table["kind"]:
+        kind["pattern"] = exit_codes.filled(kind["pattern"])
+    return table
 
 
 @dataclass(frozen=True)

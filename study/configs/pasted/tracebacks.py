@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import with_config
 
+from study.configs import exit_codes
 from study.core.tables import NO_OTHER_KEYS, Evidence, Regex, read_table
 
 TRACEBACKS = Path(__file__).with_name("tracebacks.toml")
@@ -76,7 +77,8 @@ class Sign:
 @functools.cache
 def messages() -> dict[str, Message]:
     """Return the rows of tracebacks.toml."""
-    return read_table(TRACEBACKS, dict[str, Message], Message)
+    table = read_table(TRACEBACKS, dict[str, Message], Message)
+    return {id: replace(row, pattern=exit_codes.filled(row.pattern)) for id, row in table.items()}
 
 
 @functools.cache

@@ -180,7 +180,9 @@ def model_of(name: str) -> Transformer:
         if len(parts) > 1:
             raise Stop(f"config is of several models ({', '.join(parts)}), and which of them trains is unsaid", remedy)
         return Transformer.of(config, "a config of the row")
-    configs = json.loads((FOLDER / "configs.json").read_text())  # published dimensions: nothing is downloaded
+    configs = json.loads(
+        (FOLDER / "configs.json").read_text(encoding="utf-8")
+    )  # published dimensions: nothing is downloaded
     if name in configs:
         dropout = configs[name].pop("dropout", None)
         return Transformer.of(configs[name], name, dropout=dropout)

@@ -38,7 +38,11 @@ RANKS = 4  # that are drawn
 def drag() -> dict[str, str]:
     """Return the drawing with sliders, with a picture for readers that run no script."""
     still = style.png(held())
-    return {"text/html": DRAG.read_text(), "image/png": still, "text/plain": "What each of four ranks holds, by stage"}
+    return {
+        "text/html": DRAG.read_text(encoding="utf-8"),
+        "image/png": still,
+        "text/plain": "What each of four ranks holds, by stage",
+    }
 
 
 @style.figure

@@ -863,7 +863,7 @@ def test_texts_are_files_a_pipe_or_words(monkeypatch, capsys, tmp_path):
 def test_a_config_beside_a_log_says_more_of_it(monkeypatch, capsys, tmp_path):
     (tmp_path / "train.log").write_text("deepspeed==0.17.2\nThe loss is 0 after a few hundred steps. 8 GPUs\n")
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2, "overlap_comm": true}}')
-    assert not in_this_process(monkeypatch, f"diagnose {tmp_path}/train.log {tmp_path}/ds.json --json")
+    assert in_this_process(monkeypatch, f"diagnose {tmp_path}/train.log {tmp_path}/ds.json --json") == 1
     told, config = json.loads(capsys.readouterr().out)
     assert told["id"] == "overlap-buffer-overwritten"
     assert config["how"] == "DeepSpeed config"
