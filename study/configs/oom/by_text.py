@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from study.configs.oom import causes
 from study.configs.oom.causes import CLUE, SIZE_FITS, Cause, backward_begins, clues
 from study.configs.oom.explain import FILLING, explain
-from study.configs.oom.fitting import named, predicted, with_activations_first
+from study.configs.oom.fitting import WhatFits, named, predicted, with_activations_first
 from study.configs.oom.longer import with_longer_sequences, with_more_sequences
 from study.configs.oom.reading import OomError
 from study.configs.oom.recomputing import with_recomputing
@@ -47,7 +47,9 @@ def by_text(pasted: Pasted, error: OomError | None) -> list[Cause]:
     """Return the causes of an error, as `study oom` names them; without one what fills a GPU that the text names."""
     if error:
         causes, known = explained(pasted, error, Wanted(), Described())
-        return with_remedies(error, known, causes, predicted(error, known, named(causes)), pasted)
+        is_quick = known.model is not None and known.model.comes_traced  # who pastes a text does not wait for a trace
+        which = predicted(error, known, named(causes)) if is_quick else WhatFits()
+        return with_remedies(error, known, causes, which, pasted)
     training = _round(pasted)
     if training is None:
         return []
