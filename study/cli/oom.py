@@ -21,7 +21,7 @@ from study.configs.oom.explain import tokens_of_logits, widths
 from study.configs.oom.fitting import far_beyond, named, predicted
 from study.configs.oom.reading import OomError
 from study.configs.oom.releases import of_other_releases
-from study.configs.oom.remedies import in_accord, in_one_piece_first, with_known
+from study.configs.oom.remedies import with_known, with_remedies
 from study.configs.oom.said import CHUNKING, typed
 from study.configs.oom.training import Described, KnownTraining
 from study.configs.pasted.answer import answer
@@ -79,16 +79,11 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
         training = replace(training, config=_config_among(paths))
     causes, known = explained(pasted, message, model, training)
     contradiction = _contradiction(message, known, causes)
-    of_tensor = named(causes)
-    which = predicted(message, known, of_tensor)
+    which = predicted(message, known, named(causes))
     told = with_known(pasted, known)
     say_wrapped(*filter(None, [which.differs, far_beyond(message, known), _not_in_script(error, known, told)]))
-    remedies = [
-        in_accord(each.remedy_for(told.said), each, which.may_fit if each is of_tensor else None, told)
-        for each in causes
-    ]
-    remedies[0] = in_one_piece_first(message, known, causes, which) + remedies[0]
-    _show_causes(causes, remedies)
+    causes = with_remedies(message, known, causes, which, pasted)
+    _show_causes(causes)
     say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.quoted}")
     read_words = _show_taken(pasted, known, vars(model) | vars(training), bool(which.words))
     say_wrapped(*known.conflicts, *_of_keys(known))
@@ -173,19 +168,19 @@ def _as_taken(training: KnownTraining, name: str, value: Any) -> str:
     return f"{typed(name, value)} ({pairs} pairs)" if pairs and training.settings.get("pairs") else typed(name, value)
 
 
-def _show_causes(causes: list[Cause], remedies: list[str]) -> None:
+def _show_causes(causes: list[Cause]) -> None:
     first, *others = causes
     how = "Likely" if first.is_likely else "Perhaps"
     say_wrapped(with_id(f"{how}: {first.what}", first.id), "")
     if not first.is_likely:
         say_indented("A memory snapshot of PyTorch would tell.")
-    say_indented(f"What to do: {remedies[0]}.", f"Tells it apart: {first.apart}.")
+    say_indented(f"What to do: {first.remedy}.", f"Tells it apart: {first.apart}.")
     say_indented(f"It rests on: {'; '.join(first.reasons)}.")
     for number, cause in enumerate(others, 2):
         why = f"{'likely' if cause.is_likely else 'possible'}: {'; '.join(cause.reasons)}"
         what = with_id(f"{cause.what[0].upper()}{cause.what[1:]} ({why})", cause.id)
         say_wrapped("", what, indent="    ", first=f"{number:>2}. ")
-        say_indented(f"What to do: {remedies[number - 1]}.", f"Tells it apart: {cause.apart}.")
+        say_indented(f"What to do: {cause.remedy}.", f"Tells it apart: {cause.apart}.")
 
 
 def _contradiction(message: OomError, training: KnownTraining, causes: list[Cause]) -> str | None:

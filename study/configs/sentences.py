@@ -1,9 +1,11 @@
 """All sentences that commands print of libraries and trainings, by id, besides claims."""
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 
-from study.configs.oom.causes import CAUSES
+from study.configs.oom.causes import CAUSES, rows
+from study.configs.oom.means import in_its_words
 from study.configs.pasted.situations import SITUATIONS
 from study.configs.pasted.tracebacks import SIGNS, TRACEBACKS
 from study.configs.settings import SETTINGS
@@ -24,7 +26,11 @@ TABLES = (  # what their sentences are, and the module that applies a rule which
 
 @functools.cache
 def sentences() -> list[Explained]:
-    return of_faults() + [each for table in TABLES for each in of_table(*table)] + of_components()
+    of_tables = [each for table in TABLES for each in of_table(*table)]
+    for number, each in enumerate(of_tables):
+        if each.table == CAUSES:
+            of_tables[number] = replace(each, remedy=in_its_words(rows()[each.id]["remedy"], {}))
+    return of_faults() + of_tables + of_components()
 
 
 def of_components() -> list[Explained]:

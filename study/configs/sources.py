@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from study.core import files
+from study.core import files, fsdp_keys
 from study.core.arms import config_of_yaml
 from study.core.errors import Stop
 from study.core.files import section_at, value_at
@@ -23,6 +23,10 @@ OTHER = "settings"
 # (accelerator.py:2224), or the Trainer's max_grad_norm, 1.0 by default; and the Accelerator's own number of passes.
 UNWRITTEN = {"gradient_clipping": 1.0, "gradient_accumulation_steps": "auto"}
 NAMES_ANOTHER = {TRAINER: "deepspeed", ACCELERATE: "deepspeed_config.deepspeed_config_file"}  # where it names one
+# What the Trainer reads in a file of its fsdp_config (training_args.py:2785 of transformers 5.23.0).
+OF_FSDP_FILE = {name.removeprefix("fsdp_") for name in fsdp_keys.KEYS} | {
+    *("xla", "xla_fsdp_v2", "xla_fsdp_settings", "xla_fsdp_grad_ckpt", "limit_all_gathers")
+}
 # A file has the kind with the most of its keys.
 KEYS = {
     OTHER: "",
@@ -62,6 +66,8 @@ def read(path: Path) -> Source:
         record = store.read(path)
         return Source(path, RECORD, record.model_dump(mode="json", by_alias=True), record)
     content = _mapping(path)
+    if content and {name.removeprefix("fsdp_") for name in content} <= OF_FSDP_FILE:
+        content = {"fsdp": "full_shard auto_wrap", "fsdp_config": content}  # as the Trainer that names it has both
     kind = max(KEYS, key=lambda kind: len(content.keys() & KEYS[kind].split()))
     _unify_fsdp(content, path)
     # The DeepSpeed config in it, or the file that it names.

@@ -15,9 +15,10 @@ from study.cli import given
 from study.configs.oom import changes, excess, fitting, reading, remedies
 from study.configs.oom import training as trainings
 from study.configs.oom.by_text import by_text, explained
-from study.configs.oom.causes import IN_PARTS, IN_PARTS_OF, Cause
+from study.configs.oom.causes import Cause
 from study.configs.oom.causes import rows as cause_rows
 from study.configs.oom.explain import explain
+from study.configs.oom.means import framework, in_its_words, means
 from study.configs.oom.recomputing import CLEARLY, with_recomputing
 from study.configs.oom.releases import TRANSFORMERS
 from study.configs.oom.said import stated
@@ -25,7 +26,10 @@ from study.configs.oom.training import Described, KnownTraining
 from study.configs.pasted import condense, memory
 from study.configs.pasted.in_use import advised
 from study.configs.pasted.read import read
+from study.configs.pasted.said import levels
 from study.core.errors import Stop
+from study.core.fsdp_keys import KEYS as FSDP_KEYS
+from study.core.library_defaults import known_libraries
 from study.core.shapes import config_of
 from study.predict.front import FOLLOWED, Wanted, asked_for
 from tests.cli.test_cli import in_this_process
@@ -52,7 +56,7 @@ def test_a_log_may_come_through_a_pipe(monkeypatch):
 
 def cause_of(id: str) -> Cause:
     row = cause_rows()[id]
-    return Cause(id, row["sentence"], 5, (), row["remedy"], row["apart"])
+    return Cause(id, row["sentence"], 5, (), in_its_words(row["remedy"], {}), row["apart"])
 
 
 def ids(text: str, model: str | None = None, **described) -> list[str]:
@@ -392,12 +396,85 @@ def test_a_config_or_a_text_with_ligers_kernels_computes_the_loss_in_pieces(key,
         assert known(f"{key}: true", given=Described(config=config)).described.chunked_loss is taken, "it wins"
 
 
-@pytest.mark.parametrize("id", [id for id, row in cause_rows().items() if IN_PARTS.split()[0] in row["remedy"]])
-@pytest.mark.parametrize("trainer", [None, *IN_PARTS_OF])
+@pytest.mark.parametrize("id", [id for id, row in cause_rows().items() if "{in_parts}" in row["remedy"]])
+@pytest.mark.parametrize("trainer", means()["in_parts"])
 def test_a_loss_in_parts_is_told_in_the_words_of_the_trainer(id, trainer):
-    remedy = cause_of(id).remedy_for({"trainer": trainer})
-    assert f"compute the loss in parts ({IN_PARTS_OF.get(trainer, IN_PARTS)}), or" in remedy
-    assert trainer is None or read(remedy).said["chunked_loss"], "who does so is heard"
+    remedy = in_its_words(cause_rows()[id]["remedy"], {"trainer": trainer, "stage": 3})
+    assert f"compute the loss in parts{means()['in_parts'][trainer]}, or" in remedy
+    assert trainer == "otherwise" or read(remedy).said["chunked_loss"], "who does so is heard"
+
+
+OF_TORCH_AS_WELL = {"cpu_offload", "pin_memory"}
+DEEPSPEEDS = {name for names in known_libraries()["deepspeed"]["sections"].values() for name in names if "_" in name}
+# What each framework alone has, and whose words are no other's advice.
+KEYS_OF = {
+    "DeepSpeed": "|".join(DEEPSPEEDS - OF_TORCH_AS_WELL)
+    + r"|zero_to_fp32|zero\.Init|GatheredParameters|nvme_path|stage3_\w+",
+    "FSDP1": "|".join(
+        [
+            *(name for name, key in FSDP_KEYS.items() if key.versions == ("1",)),
+            r"ShardingStrategy|StateDictType|FullStateDictConfig|summon_full_params|CPUOffload\b|param_init_fn",
+        ]
+    ),
+    "FSDP2": "(?:fsdp_)?reshard_after_forward|fully_shard|CPUOffloadPolicy|StateDictOptions|full_tensor",
+    "DDP": "bucket_cap_mb|gradient_as_bucket_view",
+}
+OF_ANY_FSDP = "|".join(FSDP_KEYS)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3, "FSDP1", "FSDP2", "DDP"])
+@pytest.mark.parametrize("id", cause_rows())
+def test_a_remedy_names_keys_of_the_framework_that_is_in_use_alone(id, stage, plain):
+    said = {"stage": stage, "plain": plain, "trainer": "own" if plain else "trainer"}
+    remedy = in_its_words(cause_rows()[id]["remedy"], said)
+    assert len(remedy) > 10
+    assert "{" not in remedy, "all means are said"
+    used = framework(said)
+    for other, keys in KEYS_OF.items():
+        assert other == used or not re.search(rf"\b(?:{keys})\b", remedy)
+    if "FSDP" not in used or plain:
+        assert not re.search(rf"\b(?:{OF_ANY_FSDP})\b", remedy)
+
+
+GATHER = (
+    '  File "torch/x.py", line 1, in unshard\n    unsharded_flat_param = self._alloc_padded_unsharded_flat_param()\n'
+)
+REDUCER = '  File "nn/parallel/distributed.py", line 1300, in _ddp_init_helper\n    self.reducer = dist.Reducer(\n'
+
+
+@pytest.mark.parametrize(
+    ("before", "frame", "config", "flags", "says"),
+    [
+        ("", GATHER, "", {"arm": "zero3"}, "lower `stage3_max_reuse_distance`"),
+        ("", GATHER, "", {"arm": "fsdp2"}, "(`fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP`);"),
+        ("", GATHER, "", {"arm": "hsdp"}, "(`fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP`);"),
+        ("", GATHER, '{"version": 2, "xla": false}', {}, "(`fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP`);"),
+        ("", GATHER, '{"version": 1}', {}, "`fsdp_backward_prefetch: NO_PREFETCH`"),
+        ("FullyShardedDataParallel(model)\n", GATHER, "", {}, "(`auto_wrap_policy`)"),
+        ("fully_shard(model)\n", GATHER, "", {}, "call `fully_shard` on each layer"),
+        ("--deepspeed ds.json\n", GATHER, "", {}, "lower `stage3_max_reuse_distance`"),
+        ("", REDUCER, "", {}, "`gradient_as_bucket_view=True`"),
+    ],
+)
+def test_what_is_known_says_whose_keys_a_remedy_names(before, frame, config, flags, says, tmp_path):
+    if config:
+        (tmp_path / "fsdp.json").write_text(config)
+        flags = {"config": tmp_path / "fsdp.json"}
+    pasted = read(f"{before}Traceback (most recent call last):\n{frame}{new('9.88 GiB')}")
+    error = reading.find(pasted.text)
+    causes, training = explained(pasted, error, Wanted(), Described(**flags))
+    (first, *_) = remedies.with_remedies(error, training, causes, fitting.WhatFits(), pasted)
+    assert says in first.remedy
+
+
+@pytest.mark.parametrize("name", means())
+def test_what_a_remedy_has_in_braces_is_said_of_all_frameworks(name):
+    row = means()[name]
+    plain = {f"{each} plain" for each in KEYS_OF}
+    assert row.keys() <= {"otherwise", *KEYS_OF, *plain, *(each.value for each in levels()["trainer"])}
+    used = " ".join(each["remedy"] for each in cause_rows().values())
+    assert f"{{{name}}}" in used
 
 
 FULL = (
@@ -1231,7 +1308,7 @@ def test_what_cannot_be_predicted_without_torch_is_said(monkeypatch):
     # What could not be tried is not said to be too little.
     logits = cause_of("oom-logits")
     which = fitting.predicted(error, replace(training, described=replace(given, chunked_loss=None)), logits)
-    assert "in parts" in remedies.in_accord(logits.remedy, logits, which.may_fit, read(""))
+    assert "in parts" in remedies.in_accord(logits, which.may_fit, read(""))
 
 
 @pytest.mark.parametrize(
@@ -1426,6 +1503,13 @@ def test_the_remedy_of_the_optimizer_is_of_what_it_has_not(text, flags, left_out
         ("Number of trainable parameters = 20,971,520", True),
         ("Number of trainable parameters = 8,030,261,248", False),
         ("finetuning_type: full", False),
+        ("python train.py --full_finetune --bf16", False),
+        ("python train.py --full_finetune False --bf16", True),
+        ("torchrun train.py --use_peft False", False),
+        ("torchrun train.py --use_lora false", False),
+        ("torchrun -m trl.scripts.dpo --max_length 2048", False),
+        ("torchrun -m trl.scripts.dpo --max_length 2048 --adapter x", True),
+        ("torchrun examples/run_clm.py --bf16", False),
     ],
 )
 def test_who_says_that_all_train_is_not_asked_for_adapters(text, asks, monkeypatch, capsys):
@@ -1627,6 +1711,21 @@ def test_diagnose_and_oom_name_one_first_cause(number, said, monkeypatch, capsys
     told = memory.of_error(pasted, reading.find(pasted.text), by_text)
     is_killed = first["id"] == "oom-host" and told and told.id == "process-killed"  # which has its own sentence
     assert told is None or is_killed or first["what"] in told.sentence
+    assert told is None or is_killed or told.remedy.startswith(first["remedy"])
+
+
+LOGS = sorted((ROOT / "tests/configs/oom_logs").glob("*.log"))
+
+
+@pytest.mark.parametrize("log", LOGS, ids=[log.stem for log in LOGS])
+def test_of_a_whole_log_both_commands_say_one_first_cause_and_one_first_remedy(log, monkeypatch, capsys):
+    in_this_process(monkeypatch, f"oom {log} --json")
+    (first, *_) = json.loads(capsys.readouterr().out)["causes"]
+    in_this_process(monkeypatch, f"diagnose {log} --json")
+    (answer,) = json.loads(capsys.readouterr().out)
+    told = answer["found"][0]
+    assert first["what"] in told["sentence"]
+    assert told["remedy"].startswith(first["remedy"])
 
 
 @pytest.mark.parametrize(

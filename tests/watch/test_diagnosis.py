@@ -1,9 +1,12 @@
 """Findings: each planted mistake is named with its numbers, and a record without it does not have the finding."""
 
+import re
+
 import pytest
 
 from study.cli import diagnosis as command
 from study.core.arms import ROOT
+from study.core.library_defaults import known_libraries
 from study.known.findings import Finding, ordered, texts
 from study.records import store
 from study.records.schema import Record
@@ -20,6 +23,21 @@ EVERYDAY = TABLES["everyday"]
 
 def found(run: Record) -> list[str]:
     return [finding.id for finding in judge(run)[0]]
+
+
+DEEPSPEEDS = {name for names in known_libraries()["deepspeed"]["sections"].values() for name in names if "_" in name}
+OF_DEEPSPEED = re.compile(rf"(?<![\w.])(?:{'|'.join(DEEPSPEEDS - {'gradient_accumulation_steps'})}|stage3_\w+)\b")
+
+
+@pytest.mark.parametrize("wrapper", ["DistributedDataParallel", "FullyShardedDataParallel"])
+@pytest.mark.parametrize("case", PLANTED, ids=[case["finding"] for case in PLANTED])
+def test_no_remedy_names_a_key_of_deepspeed_where_it_does_not_train(case, wrapper):
+    """Whatever else is wrong: what only says that DeepSpeed trains, or should, is left as it is."""
+    ddp = store.load(RUNS / RECORDS["ddp"]).model_dump(mode="json", by_alias=True)
+    others = ("observed__stage", "observed__deepspeed", "observed__wrapper")
+    changes = {path: value for path, value in case.get("changes", {}).items() if path not in others}
+    judged, _ = judge(Record.model_validate(changed(ddp, **changes | {"observed__wrapper": wrapper})))
+    assert [each.id for each in judged if OF_DEEPSPEED.search(each.remedy or "")] == []
 
 
 @pytest.mark.parametrize("case", PLANTED, ids=[case["finding"] for case in PLANTED])

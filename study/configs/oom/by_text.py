@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from study.configs.oom import causes
 from study.configs.oom.causes import CLUE, SIZE_FITS, Cause, backward_begins, clues
 from study.configs.oom.explain import FILLING, explain
-from study.configs.oom.fitting import with_activations_first
+from study.configs.oom.fitting import WhatFits, named, predicted, with_activations_first
 from study.configs.oom.longer import with_longer_sequences, with_more_sequences
 from study.configs.oom.reading import OomError
 from study.configs.oom.recomputing import with_recomputing
-from study.configs.oom.remedies import first_tried_first
+from study.configs.oom.remedies import first_tried_first, in_accord, with_remedies
 from study.configs.oom.said import stated
 from study.configs.oom.training import Described, KnownTraining
 from study.configs.pasted.read import Pasted
@@ -46,9 +46,14 @@ class RoundTraining:
 def by_text(pasted: Pasted, error: OomError | None) -> list[Cause]:
     """Return the causes of an error, as `study oom` names them; without one what fills a GPU that the text names."""
     if error:
-        return explained(pasted, error, Wanted(), Described())[0]
+        causes, known = explained(pasted, error, Wanted(), Described())
+        is_quick = known.model is not None and known.model.comes_traced  # who pastes a text does not wait for a trace
+        which = predicted(error, known, named(causes)) if is_quick else WhatFits()
+        return with_remedies(error, known, causes, which, pasted)
     training = _round(pasted)
-    return _beside_activations(training) if training else []
+    if training is None:
+        return []
+    return [replace(cause, remedy=in_accord(cause, None, pasted)) for cause in _beside_activations(training)]
 
 
 def explained(pasted: Pasted, error: OomError, wanted: Wanted, given: Described) -> tuple[list[Cause], KnownTraining]:

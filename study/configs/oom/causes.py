@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, Literal, NotRequired
+from typing import Literal, NotRequired
 
 from pydantic import with_config
 from typing_extensions import TypedDict
@@ -31,17 +31,6 @@ MANY_TIMES = 10  # so much more is unused than was asked for: nothing else says 
 UNUSED_SHARE = 0.1  # of the GPU: PyTorch holds no more without use (allocator.FRAGMENTATION is what is usual)
 FAR_BELOW = 0.7  # of the GPU: what is allocated and what is asked for together would fit without pieces
 EMPTY = 0.05  # of the GPU: no model is there
-LIGER = "after `pip install liger-kernel`"
-# How causes.toml says that a loss is computed in parts, and how it is in a trainer's own words.
-IN_PARTS = "Liger's fused linear cross entropy, or a loss that the trainer computes in chunks"
-IN_PARTS_OF = {
-    "trl": f"`use_liger_kernel=True` in SFTConfig {LIGER}; SFT of TRL from 1.7 on does it by default, "
-    "huggingface/trl#5846; DPO and GRPO before 0.25 call it `use_liger_loss`, huggingface/trl#4364",
-    "trainer": f"`use_liger_kernel=True` in TrainingArguments {LIGER}",
-    "llamafactory": f"`enable_liger_kernel: true` {LIGER}",
-    "axolotl": "`liger_fused_linear_cross_entropy: true` with axolotl.integrations.liger.LigerPlugin",
-    "ms-swift": f"`--use_liger_kernel true` {LIGER}",
-}
 MOMENTS = re.compile(r"""\[["']exp_avg(?:_sq)?["']\] ?=""")
 # The last frame is autograd's own: no layer has begun its backward pass, or is computed again.
 BACKWARD_BEGINS = re.compile(r"\brun_backward\(")
@@ -85,7 +74,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class Cause:
-    """A cause with its reasons. `what` is a sentence without its end."""
+    """A cause with its reasons. `what` is a sentence without its end. remedies.py fits `remedy`, the table's."""
 
     id: str
     what: str
@@ -93,10 +82,6 @@ class Cause:
     reasons: tuple[str, ...]
     remedy: str
     apart: str
-
-    def remedy_for(self, said: dict[str, Any]) -> str:
-        """What to do, in the trainer's words if a text says it."""
-        return self.remedy.replace(IN_PARTS, IN_PARTS_OF.get(said.get("trainer", ""), IN_PARTS))
 
     @property
     def part_of(self) -> list[str]:

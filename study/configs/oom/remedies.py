@@ -1,25 +1,23 @@
 """What to try first, and what each cause advises, in accord with what is predicted and with what is known."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
 from study.configs.oom.causes import HINT, Cause
-from study.configs.oom.changes import (
-    IN_PIECES,
-    RECOMPUTED,
-    TOKENS,
-    Change,
-)
+from study.configs.oom.changes import IN_PIECES, RECOMPUTED, TOKENS, Change
 from study.configs.oom.excess import helps_in_one_piece
 from study.configs.oom.fitting import WhatFits, named, predicted
+from study.configs.oom.means import in_its_words
 from study.configs.oom.reading import OomError
-from study.configs.oom.said import IN_ONE_PIECE
+from study.configs.oom.said import IN_ONE_PIECE, is_fsdp
 from study.configs.oom.training import KnownTraining
 from study.configs.pasted.in_use import advised
 from study.configs.pasted.read import Pasted
 from study.core.text import binary_size
-from study.predict.front import papers
 
+MOST_NAMED = 3  # changes
+OF_DEEPSPEED = re.compile(r"\bdeepspeed/runtime/|\bdeepspeed\.initialize\(|--deepspeed\b|\bzero_optimization\b")
 ENOUGH = 0.5  # of what is unused, in pieces: so much of it may come together
 # By what a text may have in use: the change that a remedy may name.
 ADVISED = {"chunked_loss": IN_PIECES, "checkpointing": RECOMPUTED}
@@ -40,7 +38,21 @@ def first_tried_first(error: OomError, training: KnownTraining, causes: list[Cau
     return [first, *(cause for cause in causes if cause.id != first.id)]
 
 
-def in_one_piece_first(error: OomError, training: KnownTraining, causes: list[Cause], which: WhatFits) -> str:
+def with_remedies(
+    error: OomError, training: KnownTraining, causes: list[Cause], which: WhatFits, pasted: Pasted
+) -> list[Cause]:
+    """Return causes with what each advises here: of the framework that is in use, and in accord with what fits."""
+    told, of_tensor = with_known(pasted, training), named(causes)
+    fitted = []
+    for cause in causes:
+        remedy = in_accord(cause, which.may_fit if cause is of_tensor else None, told)
+        if cause is causes[0]:
+            remedy = _in_one_piece_first(error, training, causes, which) + remedy
+        fitted.append(replace(cause, remedy=remedy))
+    return fitted
+
+
+def _in_one_piece_first(error: OomError, training: KnownTraining, causes: list[Cause], which: WhatFits) -> str:
     """Return how a remedy begins where pieces are not named first, and a small part of them would have been enough."""
     missing_bytes = error.asked.high - (error.free or 0)
     is_enough = 0 < missing_bytes <= ENOUGH * error.unallocated
@@ -53,21 +65,35 @@ def in_one_piece_first(error: OomError, training: KnownTraining, causes: list[Ca
 
 def with_known(pasted: Pasted, training: KnownTraining) -> Pasted:
     """Return a text that says what else is known of its training, as far as remedies depend on it."""
-    arm, _, home = training.arm.partition("_")
+    arm, version = training.arm, str(training.settings.get("fsdp_version", ""))
     known: dict[str, Any] = {"checkpointing": training.described.checkpointing}
-    if arm in papers.STAGES:
-        known |= {"stage": papers.STAGES[arm], "offload": home or "none"}
+    if "_cpu" in arm or "_nvme" in arm:
+        known["offload"] = "cpu"
+    elif arm:
+        known["offload"] = "none"
+    if arm.startswith("zero"):
+        known["stage"] = int(arm[len("zero")])
+    elif is_fsdp(arm):
+        known["sharding"] = "shard_grad_op" if arm == "fsdp2_grad_op" else "full_shard"
+        if not str(pasted.said.get("stage")).startswith("FSDP"):
+            known["stage"] = "FSDP1" if version.startswith("1") else "FSDP2"
+    elif arm:
+        known["stage"] = "DDP"
+    elif "stage" not in pasted.said and OF_DEEPSPEED.search(pasted.text):
+        known["stage"] = "DeepSpeed"
     return replace(pasted, said=pasted.said | known)
 
 
-def in_accord(remedy: str, cause: Cause, may_fit: tuple[Change, ...] | None, pasted: Pasted) -> str:
-    """Return the remedy of the cause that is named, without changes that were tried and do not fit."""
+def in_accord(cause: Cause, may_fit: tuple[Change, ...] | None, pasted: Pasted) -> str:
+    """Return the remedy of a cause, without changes that were tried and do not fit."""
+    remedy = in_its_words(cause.remedy, pasted.said)
     if TOKENS.isdisjoint(cause.part_of) or may_fit is None:
         return advised(remedy, pasted)
     if not may_fit:
         return "change several things at once: no single change would fit"
     if not any(change.shrinks_part(cause) for change in may_fit):
-        return "one of the changes below: no change of this part alone would fit"
+        changes = [change.words for change in may_fit[:MOST_NAMED]]
+        return f"take {', or '.join(changes)}: no change of this part alone would fit"
     words = {change.words for change in may_fit}
     too_little = {name: True for name, change in ADVISED.items() if change not in words}
     return advised(remedy, replace(pasted, said=pasted.said | too_little))

@@ -30,8 +30,6 @@ PRECISIONS: dict[str, Precision] = {
     "autocast to float16": "fp16",
 }
 HALF = ("bf16", "fp16")  # as a text says it
-# A loop of PyTorch's own with FSDP2, in which each micro-batch is reduced.
-PLAIN = re.compile(r"\A(?![\s\S]*(?:accelerat|Trainer\b|set_requires_gradient_sync))[\s\S]*\bfully_shard\(")
 # Accelerate reduces in each micro-batch: of its GradientAccumulationPlugin, or of the Trainer's accelerator_config.
 SYNCED = re.compile(r"\bsync_each_batch[\"']?\s*[=:]\s*[Tt]rue\b")
 # A model whose weights are loaded in 16 bits. An argument of autocast has the same name.
@@ -83,7 +81,7 @@ def stated(pasted: Pasted) -> dict[str, Any]:
         said["offload_optimizer"] = pasted.said["offload"]
     said["FSDP1's sharding"], said["machines"] = pasted.said.get("sharding"), pasted.said.get("machines")
     said["mixed"], said["loaded"] = pasted.said.get("precision"), bool(LOADED.search(pasted.text)) or None
-    said["plain"] = bool(PLAIN.search(pasted.text)) or None
+    said["plain"] = (pasted.said.get("stage") == "FSDP2" and pasted.said.get("plain")) or None
     said["sync_each_batch"] = bool(SYNCED.search(pasted.text)) or None
     said["adapters"] = pasted.said.get("peft")
     said["accumulation"] = pasted.said.get("passes")

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from study.configs.oom import reading
 from study.configs.oom.causes import Cause, causes
+from study.configs.oom.means import in_its_words
 from study.configs.oom.reading import OomError
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.told import all_flags, flags
@@ -39,13 +40,13 @@ def error_in(text: str) -> OomError | None:
 
 def of_error(pasted: Pasted, error: OomError, by_text: ByText) -> Seen | None:
     """Return what an error about memory means, as `study oom` says. None: a person's words beside it tell more."""
-    first, *others = by_text(pasted, error) or causes(error, {}, False, "")
+    first, *others = by_text(pasted, error) or _by_error(pasted, error)
     if error.where != "GPU":
         return _elsewhere(pasted, error, first)
     is_sized = bool(error.asked.high)
     if not is_sized and not first.is_likely and pasted.prose:
         return None
-    remedy = f"{first.remedy_for(pasted.said)}. It is told apart so: {first.apart}"
+    remedy = f"{first.remedy}. It is told apart so: {first.apart}"
     if others:
         remedy += f". Else: {others[0].what}"
     seen = _filled_by(first, pasted, error.line[:40], remedy, is_sized)
@@ -63,8 +64,12 @@ def of_words(pasted: Pasted, by_text: ByText) -> Seen | None:
     causes = by_text(pasted, None)
     if not causes:
         return None
-    remedy = causes[0].remedy_for(pasted.said)
-    return _filled_by(causes[0], pasted, sentence, remedy, is_sized=False)
+    return _filled_by(causes[0], pasted, sentence, causes[0].remedy, is_sized=False)
+
+
+def _by_error(pasted: Pasted, error: OomError) -> list[Cause]:
+    """Return the causes of an error where no model is matched with it."""
+    return [replace(each, remedy=in_its_words(each.remedy, pasted.said)) for each in causes(error, {}, False, "")]
 
 
 def _elsewhere(pasted: Pasted, error: OomError, cause: Cause) -> Seen:

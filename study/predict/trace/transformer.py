@@ -52,6 +52,11 @@ class Transformer:
         adapters = (self.lora_targets, self.dora, self.adapter_dropout)
         return committed.member(self.dimensions, self.dropout, self.lora_rank, adapters)
 
+    @property
+    def comes_traced(self) -> bool:
+        """Whether its usual passes come with the package: to trace others takes minutes."""
+        return committed.has_usual_passes(self.member)
+
     @functools.cached_property
     def dimensions(self) -> dict:
         return json.loads(self.config)
