@@ -43,13 +43,21 @@ $(VENV)/.ready-to-compile: pyproject.toml constraints.txt
 	@start=$$(date +%s); wheels=; if ! command -v nvidia-smi >/dev/null \
 			&& $(PYTHON) -c '$(ANSWERS)' $(CPU_WHEELS)/torch/ 2>/dev/null; then \
 		echo "There is no NVIDIA GPU: PyTorch for CPUs."; wheels="--extra-index-url $(CPU_WHEELS)"; fi; \
-	$(INSTALL) $(CONSTRAIN) $$wheels torch deepspeed ninja setuptools --editable . \
+	$(INSTALL) $(CONSTRAIN) $$wheels torch deepspeed ninja 'setuptools>=77' --editable . \
 		&& echo "PyTorch and DeepSpeed are installed, after $$(($$(date +%s) - start)) s."
 	@touch $@
 
-$(VENV)/.ready-to-test: $(VENV)/.ready
-	@echo "Step 3: what tests and the checks of style need."
+# Of a new environment this is step 2 as well: each time pip looks at all packages again, 13 s of a processor.
+$(VENV)/.ready-to-test: $(VENV)/.ready-to-compile
+	@echo "Step 3: what tests and the checks of style need, beside what trains and reports."
 	@$(INSTALL) $(CONSTRAIN) --editable '.[train,report,test]'
+	@touch $(VENV)/.ready $@
+
+# Twenty-five seconds of a processor, which each of pytest's workers would need for itself: they all import at once.
+# What keeps a file of tests from being imported is told by the tests themselves.
+$(VENV)/.ready-with-bytecode: $(VENV)/.ready-to-test
+	@echo "Step 4: bytecode of what tests import."
+	@-$(BIN)/python -m pytest --collect-only -qq >/dev/null
 	@touch $@
 
 # A sweep compiles an operator before the first cell that needs it. The first answers need one of the four operators.
@@ -78,7 +86,7 @@ notebook: $(VENV)/.ready-for-notebooks  ## open the notebooks in a browser, with
 outputs: $(VENV)/.ready-for-notebooks  ## run the notebooks over the kept records, and keep what they show, for readers on GitHub
 	JUPYTER_PREFER_ENV_PATH=1 $(BIN)/python tools/keep_outputs.py
 
-test: setup $(VENV)/.ready-to-test  ## every test that needs no GPU, except the slow ones
+test: setup $(VENV)/.ready-with-bytecode  ## every test that needs no GPU, except the slow ones
 	pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m "not slow and not gpu"
 
 style: $(VENV)/.ready-to-test  ## the form of the code, and its layers

@@ -42,8 +42,7 @@ class Block(NamedTuple):
 
     small: bool  # small blocks and large ones never share a segment
     size: int
-    segment: int
-    place: int
+    place: int  # of its first byte. Segments lie in the order in which they are requested
 
 
 class Allocator:
@@ -52,24 +51,24 @@ class Allocator:
     def __init__(self, capacity_bytes: float = inf):
         self.capacity_bytes = capacity_bytes
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
-        self._segments: list[int] = []  # bytes of each
+        self._segments: dict[int, int] = {}  # bytes of each, by its place
+        self._next_place = 0
         self.free: list[Block] = []  # sorted
-        # By segment and place of each end. Free neighbours are joined at once, so no two of them share an end.
-        self._ending: dict[tuple[int, int], Block] = {}
+        self._ending: dict[int, Block] = {}  # by each end. Free neighbours are joined at once: no two share an end
 
     def take(self, size: int) -> Block:
         """Return the smallest free block that is large enough, or one of a new segment."""
         size = rounded(size)
         small = size <= SMALL
-        place = bisect_left(self.free, (small, size))
-        if place < len(self.free) and self.free[place].small == small:
-            block = self._out(self.free[place])
+        index = bisect_left(self.free, (small, size))
+        if index < len(self.free) and self.free[index].small == small:
+            block = self._out(index)
         else:
             block = self._new_segment(small, size)
         left = block.size - size
         if left >= 512 if small else left > SMALL:  # what is left of a large block is not split off to be a small one
-            self._in(Block(small, left, block.segment, block.place + size))
-            block = Block(small, size, block.segment, block.place)
+            self._in(Block(small, left, block.place + size))
+            block = Block(small, size, block.place)
         self.allocated += block.size
         self.peak_allocated = max(self.peak_allocated, self.allocated)
         return block
@@ -78,10 +77,10 @@ class Allocator:
         """Free a block and join it with free neighbours."""
         self.allocated -= block.size
         for end in (block.place, block.place + block.size):
-            if neighbour := self._ending.get((block.segment, end)):
-                self._out(neighbour)
+            if neighbour := self._ending.get(end):
+                self._out(bisect_left(self.free, neighbour))
                 place = min(block.place, neighbour.place)
-                block = Block(block.small, block.size + neighbour.size, block.segment, place)
+                block = Block(block.small, block.size + neighbour.size, place)
         self._in(block)
 
     def take_all(self, sizes: Sequence[int]) -> list[Block]:
@@ -94,25 +93,26 @@ class Allocator:
     def _new_segment(self, small: bool, size: int) -> Block:
         size = segment_bytes(size)
         if self.reserved + size > self.capacity_bytes:  # what is free is given back
-            for block in [each for each in self.free if each.size == self._segments[each.segment]]:
-                self._out(block)
+            for block in [each for each in self.free if each.size == self._segments.get(each.place)]:
+                self._out(bisect_left(self.free, block))
                 self.reserved -= block.size
         if self.reserved + size > self.capacity_bytes:
             raise MemoryError
         self.reserved += size
         self.peak_reserved = max(self.peak_reserved, self.reserved)
-        self._segments.append(size)
-        return Block(small, size, len(self._segments) - 1, 0)
+        place = self._next_place
+        self._segments[place] = size
+        self._next_place += size + 1  # segments do not touch: blocks of two are never joined
+        return Block(small, size, place)
 
     def _in(self, block: Block) -> None:
         insort(self.free, block)
-        for end in (block.place, block.place + block.size):
-            self._ending[block.segment, end] = block
+        self._ending[block.place] = self._ending[block.place + block.size] = block
 
-    def _out(self, block: Block) -> Block:
-        del self.free[bisect_left(self.free, block)]
-        for end in (block.place, block.place + block.size):
-            del self._ending[block.segment, end]
+    def _out(self, index: int) -> Block:
+        """Take a block from those that are free, by its index among them."""
+        block = self.free.pop(index)
+        del self._ending[block.place], self._ending[block.place + block.size]
         return block
 
 

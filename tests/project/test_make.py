@@ -79,3 +79,10 @@ def test_make_says_what_it_installs_before_it_does(tmp_path, last):
     if last.startswith(("-to-test", "-for")):
         assert [line for line in said if line.startswith("Step 3: what ")]
     assert "pip install" in told.read_text()
+
+
+def test_bytecode_is_made_by_one_process_before_workers_import_the_same(tmp_path):
+    words = ["make", "--no-print-directory", "--dry-run", f"VENV={tmp_path}", "test"]
+    lines = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    ours = [line for line in lines if "pytest " in line]
+    assert [("--collect-only" in line, " -n " in line) for line in ours] == [(True, False), (False, True)], ours

@@ -89,7 +89,9 @@ UNSEEN = {
 # --- the tables ------------------------------------------------------------------------------------------------------
 
 
-answered = functools.cache(answer)  # several tests look at the answer to one example
+# Several tests look at the answer to one text.
+answered = functools.cache(answer)
+diagnosed = functools.cache(functools.partial(answer, by_text=by_text))  # as `study diagnose` answers
 
 
 def example(id: str) -> str:
@@ -144,12 +146,12 @@ def test_a_difference_that_a_library_accepts_is_no_error():
 
 @pytest.mark.parametrize("id", [*tracebacks.rows(), *situations.situations()])
 def test_each_sign_and_each_situation_is_seen_in_its_text(id):
-    assert id in [each.id for each in answered(example(id)).found]
+    assert id in [each.id for each in diagnosed(example(id)).found]
 
 
 def test_an_answer_is_in_its_first_two_lines_at_80_columns():
     for id in EXAMPLES:
-        found = answered(example(id)).found
+        found = diagnosed(example(id)).found
         assert found, f"nothing is found in the example of {id}: its row is missing, or its `pattern` does not fit"
         first = found[0]
         assert len(f"{pasted.HOW_SURE[first.sure]}{first.sentence}") <= 2 * 78, id
@@ -164,7 +166,7 @@ def test_an_answer_hedges_once(texts, capsys):
     """Not “Likely: memory was full: perhaps ...”, where a reader does not know which of both counts."""
     hedge = re.compile(r"\b(likely|perhaps|possibl[ey]|maybe|probably|usually|mostly|most often)\b", re.IGNORECASE)
     for name, text in texts.items():
-        pasted.tell(answered(text), details=False)
+        pasted.tell(diagnosed(text), details=False)
         said, *also = re.findall(r"(?s)\A(.+?)(?:\n\n|\Z)|(?<=Also seen: )(.+?)(?=What to do)", capsys.readouterr().out)
         assert [each for each in map("".join, (said, *also)) if len(hedge.findall(each)) > 1] == [], name
 
@@ -301,12 +303,12 @@ def test_all_lines_that_are_always_printed_say_nothing_beside_an_error(error):
     lines = "\n".join(HARMLESS)
     for text in (f"{lines}\n{error}", f"{error}\n{lines}"):
         assert answer(text).id == answered(error).id
-    assert answer(f"{lines}\n{OF_STEP}").found == ()
+    assert answered(f"{lines}\n{OF_STEP}").found == ()
 
 
 @pytest.mark.parametrize("name", THREADS)
 def test_a_public_thread_has_the_answer_that_was_judged(name):
-    assert answer(THREADS[name], by_text=by_text).id == JUDGED[name]["id"]
+    assert diagnosed(THREADS[name]).id == JUDGED[name]["id"]
 
 
 def test_threads_that_were_read_stay_answered_and_the_first_figures_are_kept():
