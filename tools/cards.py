@@ -35,6 +35,7 @@ def card(claim: Claim, records: list[str]) -> str:
         f"**{claim.judged[0].upper()}{claim.judged[1:]}.** {claim.answer}",
         f"*{claim.question}* ({claim.topic})",
         f"> “{quoted(claim.quote)}” ({quoted(claim.where)})",
+        f"This quote is from {claim.quoted_from}." if claim.quoted_from else "",
         f"{claim.numbers}.".removeprefix("."),
         *[f"{name}: {text}" for name, text in claim.parts.items()],
         f"What would change it: {claim.changes}",
@@ -49,10 +50,13 @@ def card(claim: Claim, records: list[str]) -> str:
 def page(text: Text, records: dict[str, dict[str, list[str]]]) -> str:
     """Return the page of a document."""
     ids = ", ".join(f"[{claim.id}](#{claim.id.lower()})" for claim in text.claim)
-    head = [f"# Claims of {text.document}", f"{text.cited}", f"Read of it: {text.read}.", ids, *text.findings]
+    quotes = f"Its quotes are from {text.quotes}." if text.quotes else ""
+    head = [f"# Claims of {text.document}", text.cited, quotes, f"Read of it: {text.read}.", ids, *text.findings]
+    if text.not_judged:
+        head += ["Central, and judged by no claim of ours:", "\n".join(f"- {each}" for each in text.not_judged)]
     cards = [card(claim, records.get(claim.id, {}).get("folders", [])) for claim in text.claim]
     source = "Made from `study/ledger/texts/` by `python tools/cards.py`. [All claims](../claims.md)."
-    return "\n\n".join([*head, *cards, source]) + "\n"
+    return "\n\n".join(filter(None, [*head, *cards, source])) + "\n"
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ MOST_RUNS = 3  # records of a number that are named
 ASK = (
     "What to type:",
     "  study claims stage 3        a line for each claim about it",
-    "  study claims S002           a line for each claim of a document",
+    "  study claims S002           those of a document; an arXiv id, an author or a title finds them too",
     "  study claims S002-25        one claim, its quote and its evidence",
     "  study claims open           those of a verdict: holds, does not hold, holds only if, open",
     "  study claims memory stage 1 those of a topic: memory, traffic, losses, time, settings",
@@ -50,11 +50,11 @@ def claims(
     Example: `study claims S002-25`
 
     Args:
-        claim: Ids of claims, such as S000-20 (case does not matter); a document, such as S002; a verdict, a certainty,
-            a topic (memory, traffic, losses, time, settings), papers, articles or posts; a folder of kept records; or
-            words, such as stage 3: claims about this phrase, or if there are none, those that contain all the words.
-            Beside a topic, papers, articles, posts or open, those of these claims. Words in quotes are searched as one
-            phrase, in reasons and conditions too.
+        claim: Ids of claims, such as S000-20 (case does not matter); a document, such as S002, its arXiv id, authors,
+            year or title; a verdict, a certainty, a topic (memory, traffic, losses, time, settings), papers, articles
+            or posts; a folder of kept records; or words, such as stage 3: claims about this phrase, or if there are
+            none, those that contain all the words. Beside a document, a topic, `certainty high`, papers, articles,
+            posts or open, those of these claims. Words in quotes are one phrase, in reasons and conditions too.
         undecided: List the claims that cannot be decided here, each with what would decide it.
         every: Count the claims of each document, and list what it stands for.
         runs: Folders that contain runs, at any depth: compare what they give with the evidence of the claims.
@@ -155,11 +155,12 @@ def show_one(claim: Claim | Fault) -> None:
     say(f"{claim.id} {claim.judged}")
     text = texts.of(claim)
     parts = {"The text": f"“{claim.quote}” ({claim.where})"} | claim.parts
+    versions = {"The quote is from": claim.quoted_from or text.quotes}
     say_wrapped(claim.answer, f"{claim.numbers}.".removeprefix("."), first="  ", indent="  ")
     say_wrapped(*[f"  {name}: {text}" for name, text in parts.items()], "", indent="    ")
     show_evidence(claim)
-    last = {"What would change it": claim.changes, "It is of": text.cited, "Read of it": text.read}
-    say_wrapped(*[f"  {name}: {text}" for name, text in last.items()], "", indent="    ")
+    last = {"What would change it": claim.changes, "It is of": text.cited} | versions | {"Read of it": text.read}
+    say_wrapped(*[f"  {name}: {said}" for name, said in last.items() if said], "", indent="    ")
 
 
 def show_evidence(claim: Claim) -> None:

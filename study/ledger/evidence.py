@@ -99,6 +99,12 @@ def words(value: object) -> str:
     return short(value)
 
 
+def in_words(quantity: str) -> str:
+    """A quantity as cards name it. A ratio to DDP is another one where an all-reduce counts once."""
+    named = quantity.rpartition(".")[2].replace("_", " ")
+    return f"{named} (an all-reduce counts twice)" if quantity == "volume" else named
+
+
 class OfRuns(Piece):
     """Measured: a quantity of each run that has some facts, or its ratio to that of another run of the same seed."""
 
@@ -114,7 +120,7 @@ class OfRuns(Piece):
 
     @property
     def what(self) -> str:
-        text = self.quantity.rpartition(".")[2].replace("_", " ")
+        text = in_words(self.quantity)
         if self.collectives:
             text += f" by {words(self.collectives)}"
         if self.node_ranks:
@@ -306,7 +312,7 @@ class OfPrediction(Piece):
         given = self.model_dump(exclude_defaults=True, exclude={*ABOUT_THE_VALUE, "quantity", "over", "tf32"})
         # An estimate has other defaults.
         given |= {"ranks": self.ranks, "sequence": self.sequence}
-        text = f"{self.quantity.rpartition('.')[2].replace('_', ' ')} by study estimate {flags(given)}"
+        text = f"{in_words(self.quantity)} by study estimate {flags(given)}"
         if not self.tf32:
             text += " (without TF32, which no flag sets)"
         return f"{text}, over that with {flags(self.over)}" if self.over else text

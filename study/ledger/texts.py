@@ -32,19 +32,27 @@ TopicWord = Literal["memory", "traffic", "losses", "time", "settings"]
 TOPICS = get_args(TopicWord)
 # Kinds of claims that `named` takes, as it takes documents; "certainty: high" as cards print it.
 KINDS = (*VERDICTS[::-1], *CERTAINTIES[::-1], "papers", "articles", "posts", *TOPICS)
-# Words by which we count, for a verdict's own.
+# Words by which we count, for a verdict's own, and the usual one for a topic.
 ALSO = {
     "open": "cannot be decided here",
     "undecided": "cannot be decided here",
     "refuted": "does not hold",
     "conditional": "holds only if",
+    "speed": "time",
 }
 KIND = re.compile(rf"(?<!\w)(?:certainty:? )?({'|'.join((*KINDS, *ALSO))})(?!\w)")
+LEVEL = "|".join(CERTAINTIES[::-1])
 # Beside other words these narrow what they find; "high bandwidth" is no certainty.
-NARROWING = {*TOPICS, *ALSO, "papers", "articles", "posts"}
+NARROWING = re.compile(
+    rf"(?<!\w)(certainty:? (?:{LEVEL})|(?:{LEVEL}) certainty|papers|articles|posts|{'|'.join((*TOPICS, *ALSO))})(?!\w)"
+)
+ID = re.compile(r"(?i)(?:S?0*(\d{1,3})|(P\d))-0*(\d+)")  # S000-20 and P1-01, or as people type them: 0-20, p1-1
+ARXIV = re.compile(r"\d{4}\.\d{5}")  # a paper's number; typed with its version, or within an address
 ARM = re.compile(r"(?i)\bzero([123])\b")  # claims write stage 3 or ZeRO-3, where evidence has zero3
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 MOST_TO_READ = 3
+WORDS_OF_A_TITLE = 3  # with fewer it is another: "trillion parameter" is of claims, and of the title of one paper
+MOST_NEAR = 3  # names that are suggested for one that nothing has
 LETTERS_OF_A_CONDITION = 120  # in a list
 LEAST_LETTERS = 5  # of a misspelt word and of what is meant: with fewer it is another, as load is not lora
 NEAR = 0.8  # similarity of a misspelt word to one that a claim has
@@ -64,6 +72,7 @@ class Claim(BaseModel):
     in_post: bool = False  # of DeepSpeed's post or tutorial on a paper, and not of the paper
     quote: str  # at most 60 words
     where: str
+    quoted_from: str = ""  # if the quote does not stand in what `address` of its text leads to
     verdict: VerdictWord
     answer: str  # one sentence of at most 25 words; everything else is behind it
     ours: str = ""  # one number of the answer, and the same of the text
@@ -140,17 +149,22 @@ class Text(BaseModel):
 
     document: str
     title: str
+    authors: str = ""  # all of them, where a text names persons
     address: str
+    quotes: str = ""  # of a paper: which version its quotes are from, and whether `address` leads to it
     read: str  # how much of it was read
     sentences: Annotated[int, Field(gt=0)]  # list items and rows as well: those that could turn out false
     unjudged: dict[str, int]  # how many of them are not judged, by a word that says why
+    # What is central to it and no claim is about, with the reason.
+    not_judged: tuple[str, ...] = Field(default=(), strict=False)
     findings: tuple[str, ...] = Field(default=(), strict=False)  # where it contradicts itself in a number that matters
     claim: Annotated[tuple[Claim, ...], Field(strict=False)]
 
     @property
-    def name(self) -> str:
-        """What a paper is called: the words before the colon of its title. Articles have no such name."""
-        return self.title.partition(":")[0] if self.document.startswith("P") else ""
+    def about(self) -> str:
+        """What a library's catalogue has of it."""
+        papers = " ".join(f"arXiv {number}" for number in ARXIV.findall(self.address))
+        return f"{self.document} {self.title} {self.authors} {papers}"
 
     @property
     def cited(self) -> str:
@@ -195,28 +209,47 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
     """The claims and faults with these ids, those of a document or of some kinds, or those that contain these words.
 
     Several words are a phrase where claims have them so, as in "stage 3". Otherwise each is looked for by itself.
-    Beside a topic, papers, articles, posts or open they are looked for in these.
+    Beside a document, a topic, a certainty, papers, articles, posts or open they are looked for in these.
     """
     known: list[Claim | Fault] = [*claims(), *faults()]
-    by_name: dict[str, Sequence] = {each.id.lower(): [each] for each in known}
-    by_name |= {"faults": faults()} | {text.document.lower(): text.claim for text in texts()}
-    by_name |= {text.document.removeprefix("S").lower(): text.claim for text in texts()}  # 002 as well as S002
+    by_document: dict[str, Sequence] = {text.document.lower(): text.claim for text in texts()}
+    by_document |= {text.document.removeprefix("S").lower(): text.claim for text in texts()}  # 002 as well as S002
+    by_name: dict[str, Sequence] = {each.id.lower(): [each] for each in known} | {"faults": faults()} | by_document
     # --- each word is a name, or all of them are words of a claim
-    names = [word.lower() for word in words]
+    names = [_as_written(word).lower() for word in words]
     if by_name.keys() >= set(names):
         return [each for name in names for each in by_name[name]]
     kinds = [ALSO.get(kind, kind) for kind in KIND.findall(" ".join(names))]
     rest = KIND.sub(" ", " ".join(names)).replace(" certainty", " ").split()
     if kinds and by_name.keys() >= set(rest):
-        return _of_kinds([each for name in rest for each in by_name[name]] or claims(), kinds)
+        return _of_kinds([each for name in rest for each in by_name[name]] or claims(), kinds, rest)
     _refuse_nearly_a_verdict(" ".join(names).split())
-    # --- kinds narrow what other words find, if they find something
-    if narrow := {ALSO.get(name, name) for name in names if name in NARROWING}:
-        of_kinds = [each for each in claims() if each.kinds >= narrow]
-        others = [word for word in words if word.lower() not in NARROWING]
+    # --- so many words of a title are no words of a claim
+    if len(" ".join(names).split()) >= WORDS_OF_A_TITLE:
+        title = _pattern(" ".join(names))
+        titled: list[Claim | Fault] = [each for text in texts() if title.search(text.about) for each in text.claim]
+        if titled:
+            return titled
+    # --- documents and kinds narrow what other words find, if they find something
+    narrow = NARROWING.findall(" ".join(names))
+    documents = [name for name in names if name in by_document]
+    if narrow or documents:
+        wanted = {ALSO.get(each, re.sub("certainty:?", "", each).strip()) for each in narrow}
+        of_documents = [each for name in documents for each in by_document[name]] or claims()
+        of_kinds = [each for each in of_documents if each.kinds >= wanted]
+        taken = {*" ".join(narrow).split(), *documents}
+        others = [word for word in words if word.lower() not in taken]
         if narrowed := _containing([" ".join(others)], of_kinds) or _containing(others, of_kinds):
             return narrowed
     return _with(words, known) or _refuse_unknown(words, known, by_name.keys())
+
+
+def _as_written(word: str) -> str:
+    """An id of a claim as the ledger has it."""
+    if (found := ID.fullmatch(word.strip())) is None:
+        return word
+    article, paper, number = found.groups()
+    return f"{paper or f'S{article:0>3}'}-{number:0>2}"
 
 
 def _containing(words: Sequence[str], known: Sequence[Claim | Fault]) -> list[Claim | Fault]:
@@ -251,24 +284,31 @@ def _refuse_unknown(words: Sequence[str], known: Sequence[Claim | Fault], names:
     unknown = [word for word in words if word.strip() and word.lower() not in said | names]
     ids = [each.id for each in known]
     near: list[str] = []
-    for word in unknown:
+    for word in map(_as_written, unknown):
+        document, _, number = word.upper().rpartition("-")
+        if of_document := [each.id for each in claims() if each.document == document and number.isdecimal()]:
+            nearest = sorted(of_document, key=lambda id: abs(int(id.partition("-")[2]) - int(number)))
+            near += sorted(nearest[:MOST_NEAR])
+            continue
         alike = [each for each in sorted(said - names) if len(each) >= LEAST_LETTERS and each[0] == word[0].lower()]
         like = ids if len(word) < LEAST_LETTERS else [*ids, *alike]
-        near += difflib.get_close_matches(word, like, 3, NEAR)
+        near += difflib.get_close_matches(word, like, MOST_NEAR, NEAR)
     fewer = ("give fewer words; " if len(words) > 1 else "") + "study claims --all lists the documents"
     raise Stop(what, f"did you mean {' or '.join(near)}?" if near else fewer)
 
 
-def _of_kinds(chosen: Sequence[Claim | Fault], kinds: Sequence[str]) -> list[Claim | Fault]:
+def _of_kinds(chosen: Sequence[Claim | Fault], kinds: Sequence[str], names: Sequence[str]) -> list[Claim | Fault]:
     found: list[Claim | Fault] = [each for each in chosen if isinstance(each, Claim) and each.kinds >= set(kinds)]
     if not found:
-        raise Stop(
-            f"no claim is all of these: {', '.join(kinds)}", "give fewer of them; study claims --all counts them"
-        )
+        of = f" of {', '.join(names).upper()}" if names else ""
+        what = f"no claim{of} is all of these: {', '.join(kinds)}"
+        raise Stop(what, "give fewer of them; study claims --all counts them")
     return found
 
 
 def _pattern(words: str) -> re.Pattern:
+    if paper := ARXIV.search(words):
+        words = paper[0]
     either = ARM.sub(r"(?:stage|ZeRO)[ -]\1", re.escape(words))
     return re.compile(rf"(?<!\w){either}(?!\w)", re.IGNORECASE)
 
@@ -276,7 +316,8 @@ def _pattern(words: str) -> re.Pattern:
 def text_of(each: Claim | Fault) -> str:
     """Return what single words are looked for in. A word in the evidence does not make it a claim about that."""
     if isinstance(each, Claim):
-        return f"{each.head} {each.where} {each.found} {each.condition} {each.would_decide} {of(each).name}"
+        parts = (each.id, each.head, each.where, each.found, each.condition, each.would_decide, of(each).about)
+        return " ".join(parts)
     return f"{each.said} (certainty: {each.certainty})"
 
 

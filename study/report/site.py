@@ -142,6 +142,7 @@ def write_claims(site: Path) -> None:
         texts=sorted(texts.texts(), key=lambda text: (text.document.startswith("S"), text.is_read_in_part)),
         faults=texts.faults(),
         verdicts=texts.VERDICTS,
+        certainties=texts.CERTAINTIES,
         topics=texts.TOPICS,
         count=headline(),
         refuted=as_html(refuted[["id", "answer", "ours", "theirs", "certainty"]]),

@@ -456,6 +456,45 @@ def test_each_undecided_claim_says_what_would_decide_it(capsys):
     assert all(f"What would decide it: {' '.join(each['would_decide'].split())}" in printed for each in shown)
 
 
+SEEN = r"tokens (?:a second|of)|FLOP/s|seconds|losses|bytes|operations|parameters (?:fit|run)|must fit|logs|sizes|shape"
+WHERE = r"GPUs?\b|[VAH]100|DGX|cores|logs|engine|authors"
+
+
+@pytest.mark.parametrize("claim", [each for each in CLAIMS if each.would_decide], ids=lambda claim: claim.id)
+def test_what_would_decide_names_a_number_and_where_it_comes_from(claim):
+    """Of one claim "A run on 512 V100" would have decided: of which model, and what should be read off?"""
+    assert re.search(SEEN, claim.would_decide)
+    assert re.search(WHERE, claim.would_decide)
+    assert not re.match(r"(?:A|Another group's) run\b", claim.would_decide)
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)
+def test_a_card_says_how_an_all_reduce_counts(claim, capsys):
+    """A ratio to DDP is another where it counts once: 1.5 times is 2 times. One card in two did not say so."""
+    command.claims((claim.id,))
+    printed = " ".join(capsys.readouterr().out.split())
+    volumes = [piece for piece in claim.evidence if getattr(piece, "quantity", "") == "volume"]
+    assert printed.count("volume (an all-reduce counts twice)") == len(volumes)
+
+
+LINKED = {text.document for text in texts.texts() if text.address.startswith("https:")}
+
+
+@pytest.mark.parametrize("claim", [each for each in CLAIMS if each.document in LINKED], ids=lambda claim: claim.id)
+def test_a_quote_beside_a_link_says_which_version_it_is_from(claim, capsys):
+    """P1-20 is of SC20's version, and stood beside a link to arXiv's, which lacks it."""
+    command.claims((claim.id,))
+    printed = " ".join(capsys.readouterr().out.split())
+    said = claim.quoted_from or texts.of(claim).quotes
+    assert f"The quote is from: {said}" in printed
+    is_elsewhere = claim.in_post or re.search("SC20|tutorial|^Post", claim.where)
+    assert bool(claim.quoted_from) == bool(is_elsewhere)
+    if claim.quoted_from:
+        assert re.search(r"https://\S+, and not (?:in|from) ", claim.quoted_from)
+        page = ROOT / f"reports/answers/claims/{claim.document}.md"
+        assert claim.quoted_from in page.read_text()
+
+
 def test_a_card_begins_with_the_verdict_the_answer_and_both_numbers(capsys):
     command.claims(("S000-20",))
     (claim,) = texts.named(("S000-20",))
@@ -538,13 +577,76 @@ def test_words_are_searched_as_words_and_in_quotes_as_a_phrase():
     assert all({"60", "GB"} <= {*re.findall(r"\w+", texts.text_of(each))} for each in several)
 
 
+FIELDS = [
+    (text.document, words)
+    for text in texts.texts()
+    for words in (
+        text.document,
+        text.document.lower(),
+        text.title,
+        text.title.partition(":")[0],
+        *re.findall(r"\b(?:19|20)\d\d\b", text.title),
+        *filter(None, re.split(", | and ", text.authors)),
+        *(name.split()[-1] for name in filter(None, re.split(", | and ", text.authors))),
+        *(f"{before}{each}" for each in texts.ARXIV.findall(text.address) for before in ("", "arXiv:", "arxiv ")),
+        *(f"arxiv.org/pdf/{each}v1" for each in texts.ARXIV.findall(text.address)),
+        *([text.address] if text.address.startswith("https:") else []),
+    )
+]
+
+
+@pytest.mark.parametrize(("document", "words"), FIELDS)
+def test_what_a_catalogue_has_of_a_document_finds_all_its_claims(document, words):
+    """`study claims 1910.02054` and `Rajbhandari` found nothing, `offload` none of ZeRO-Offload's paper."""
+    mine = {claim.id for claim in CLAIMS if claim.document == document}
+    for typed in ((words,), words.split()):
+        assert mine <= ids_of(*typed) < {each.id for each in CLAIMS} | {each.id for each in texts.faults()}
+
+
+@pytest.mark.parametrize("word", ["offload", "ZeRO-Offload", "infinity", "ZeRO++", "fsdp"])
+def test_one_word_of_a_title_finds_its_claims_and_those_that_have_it(word):
+    titled = {claim.id for claim in CLAIMS if word.lower() in texts.of(claim).title.lower()}
+    assert titled
+    assert titled <= ids_of(word)
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)
+def test_the_fields_of_a_claim_narrow_its_document_to_it_and_others_like_it(claim):
+    for field in filter(None, (claim.topic, claim.verdict, claim.certainty)):
+        like_it = {each.id for each in CLAIMS if each.document == claim.document and field in each.kinds}
+        assert ids_of(claim.document, *field.split()) == ids_of(*field.split(), claim.document) == like_it
+    if claim.certainty:
+        word = max(re.findall(r"\w+", claim.question), key=len)
+        narrowed = ids_of(word, claim.topic, claim.document, "certainty", *claim.certainty.split())
+        assert claim.id in narrowed
+        assert narrowed <= ids_of(claim.document, claim.topic, claim.certainty)
+    number = int(claim.id.partition("-")[2])
+    assert ids_of(f"{claim.document}-{number}") == ids_of(f"{claim.document.lower()}-{number:03}") == {claim.id}
+
+
+@pytest.mark.parametrize(("typed", "topic"), [("speed", "time"), ("speed open papers", "time")])
+def test_a_usual_word_for_a_topic_is_the_topic(typed, topic):
+    """`study claims speed open papers` gave 5 claims that say so, of 12."""
+    having = [each for each in CLAIMS if each.topic == topic]
+    if "open" in typed:
+        having = [each for each in having if each.document.startswith("P") and not each.certainty]
+    assert ids_of(*typed.split()) == {each.id for each in having}
+
+
 @pytest.mark.parametrize(
-    ("word", "paper"), [("offload", "P2"), ("ZeRO-Offload", "P2"), ("infinity", "P3"), ("ZeRO++", "P4"), ("fsdp", "P5")]
+    ("typed", "near"), [("P1-2", "P1-01 or P1-03 or P1-07"), ("P1-200", "P1-41 or P1-42 or P1-43"), ("0-19", None)]
 )
-def test_the_name_of_a_paper_finds_all_its_claims(word, paper):
-    """`study claims offload` showed none of the paper ZeRO-Offload."""
-    found = ids_of(word)
-    assert ids_of(paper) <= found < {each.id for each in CLAIMS} | {each.id for each in texts.faults()}
+def test_an_id_that_no_claim_has_gets_the_nearest_of_its_document(typed, near):
+    with pytest.raises(Stop) as stop:
+        texts.named((typed,))
+    assert stop.value.remedy == f"did you mean {near}?" if near else "S000-18 or S000-20" in stop.value.remedy
+
+
+def test_words_beside_a_document_are_looked_for_in_it():
+    """P1 was a word, which other documents' claims have that refer to P1-19."""
+    found = ids_of("P1", "stage", "3")
+    assert found == {id for id in ids_of("stage 3") | ids_of("stage", "3") if id.startswith("P1-")}
+    assert "P1-19" in found
 
 
 @pytest.mark.parametrize("words", ["small share", "mixture of experts"])
@@ -657,6 +759,7 @@ def test_a_prediction_is_shown_as_the_command_that_gives_it(claim, piece, capsys
     """Its fields were no flags: parameters 1.309e+10, ranks 8."""
     quantity, _, command_line = piece.what.partition(" by ")
     first, _, other = command_line.partition(", over that with ")
+    quantity = quantity.removesuffix(" (an all-reduce counts twice)")
     value = estimated(first, quantity, capsys)
     if other:
         value /= estimated(f"{first} {other}", quantity, capsys)

@@ -142,6 +142,9 @@ def test_claims_are_chosen(show):
     assert said == f"{len(chosen)} of {len(claims)} claims"
     of_topic = [claim.id for claim in claims if claim.document == "P1" and claim.topic == "traffic"]
     assert opened.execute_script(script, {"document": "P1", "verdict": "", "topic": "traffic"}) == of_topic
+    low = [claim.id for claim in claims if claim.document == "P1" and claim.certainty == "low"]
+    assert opened.execute_script(script, {"topic": "", "certainty": "low"}) == low, "and none of very low certainty"
+    assert opened.execute_script(script, {"certainty": ""}) != low
     assert sorted(opened.execute_script(script, {"document": "P", "topic": ""})) == sorted(papers)
     assert opened.execute_script(script, {"document": "", "topic": "", "word": "adafactor"}) != []
     opened.execute_script("location.hash = 'S000-20'")

@@ -305,15 +305,41 @@ def test_colab_on_a_cpu(execute, tmp_path, monkeypatch):
     assert names == ["losses-1", "parity", "memory-1", "peaks", "claims"]
 
 
-def test_papermill_gives_a_document_as_a_number(execute, tmp_path):
-    _, names = execute("replicate", runs=str(tmp_path), document=2)
-    assert {"002-central"} == {name for name in names if "central" in name}
+PAPERS = {"P1": ["states", "volumes"], "P2": ["states"], "P3": ["states"], "P4": ["volumes"], "P5": ["volumes"]}
+
+
+@pytest.mark.parametrize("document", [2, *PAPERS])
+def test_each_document_of_the_ledger_is_shown_alone(document, execute, tmp_path):
+    """`-p document P1` was refused. papermill gives 002 as 2."""
+    text, names = execute("replicate", runs=str(tmp_path), document=document)
+    name = documents.named(document)
+    central = {claim.id for claim in texts.claims() if claim.central and claim.document == name}
+    assert central <= {*re.findall(r"<td>([SP]\d+-\d+)</td>", text)}
+    if name in PAPERS:
+        assert names == ["papers-central", *(f"papers-{each}" for each in PAPERS[name])]
+        assert {id.partition("-")[0] for id in re.findall(r"<td>([SP]\d+-\d+)</td>", text)} == {name}
+    else:
+        assert {f"{name[1:]}-central"} == {each for each in names if "central" in each}
+
+
+@pytest.mark.parametrize("text", texts.texts(), ids=lambda text: text.document)
+def test_a_document_is_named_as_by_study_claims(text):
+    for typed in (text.document, text.document.lower(), text.document.removeprefix("S")):
+        assert documents.named(typed) == text.document
+    assert {*PAPERS} == {each.document for each in texts.texts() if each.document.startswith("P")}
+
+
+@pytest.mark.parametrize("document", ["P6", "S4", 9, "zero"])
+def test_an_unknown_document_is_told_which_exist(document):
+    with pytest.raises(Stop) as stop:
+        documents.named(document)
+    assert all(text.document in stop.value.remedy for text in texts.texts())
 
 
 def test_the_papers_numbers_stand_beside_those_of_the_ledger(execute, tmp_path):
     """Only articles had a section. Each piece of evidence is a row, and is computed when the notebook runs."""
     text, names = execute("replicate", runs=str(tmp_path))
-    assert names[:2] == ["papers-states", "papers-volumes"]
+    assert names[:3] == ["papers-central", "papers-states", "papers-volumes"]
     rows = re.split(r"<tr[^>]*>", text.replace("\\n", ""))
     rows = [re.findall(r"<td>(.*?)</td>", row) for row in rows]
     shown = [(row[0], *row[-2:]) for row in rows if len(row) == 6 and row[0].startswith("P")]

@@ -66,7 +66,7 @@ addEventListener("beforeprint", () => {
   for (const fold of document.querySelectorAll("details")) fold.open = true;
 });
 
-// Claims: only those of a document, with a verdict, of a topic, with a word.
+// Claims: only those of a document, with a verdict, with a certainty, of a topic, with a word.
 const filter = document.getElementById("filter");
 function chooseClaims() {
   const chosen = Object.fromEntries(new FormData(filter));
@@ -76,7 +76,7 @@ function chooseClaims() {
     const claims = [...section.querySelectorAll("[data-verdict]")];
     for (const claim of claims) {
       const fits = section.dataset.document.startsWith(chosen.document)
-        && ["verdict", "topic"].every((name) => !chosen[name] || chosen[name] === claim.dataset[name])
+        && ["verdict", "certainty", "topic"].every((name) => !chosen[name] || chosen[name] === claim.dataset[name])
         && claim.textContent.toLowerCase().includes(word);
       claim.hidden = !fits;
       shown += fits;

@@ -7,6 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from study.core.arms import ROOT
+from study.core.errors import Stop
 from study.core.text import short
 from study.ledger import texts
 from study.ledger.evidence import REPORTS
@@ -14,6 +15,18 @@ from study.records import runs as records
 from study.records.runs import Runs
 from study.report import style
 from study.report.topics import memory
+
+
+def named(document: object) -> str:
+    """The document that a notebook's parameter names; papermill reads 002 as 2. Empty: all."""
+    known = [text.document for text in texts.texts()]
+    wanted = str(document).strip().upper()
+    if wanted.isdecimal():
+        wanted = f"S{int(wanted):03}"
+    if wanted not in ("", *known):
+        raise Stop(f"no document is called {document!r:.80}", f"choose one of {', '.join(known)}; empty: all")
+    return wanted
+
 
 # Document S000: Gemma2-9B on eight H100, 2048 tokens, bfloat16.
 SETTING_000: dict[str, Any] = {"ranks": 8, "sequence": 2048, "precision": "bf16_cast", "micro_batch": 1}
