@@ -109,6 +109,6 @@ def show_details(advice: Advice, detail: str, is_default_batch: bool) -> None:
 def in_detail(choice: Row, options: dict) -> str:
     """Return the command that shows a choice in detail, without options that have their defaults."""
     options |= {name: getattr(choice, name) for name in OF_ROW} | {"buckets": choice.bucket_elements}
-    usual = (None, False, TrainingFlags.optimizer, PlaceFlags.attention_kernel)
+    usual = (None, False, PlaceFlags.attention_kernel)
     chosen = {name: value for name, value in options.items() if value not in usual}
     return shlex.join(["study", "estimate", *launches.options(chosen)])

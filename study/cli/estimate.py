@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from study.configs.oom.optimizers import UNSAID, optimizer_of
 from study.configs.oom.said import PRECISIONS, config_settings, of_deepspeed, typed, understood
 from study.core import arms, optimizers
 from study.core.errors import Stop, refuse_beyond
@@ -146,24 +147,27 @@ def estimate(
     """
     config = passes.arm
     read = read_from(config, training, passes)
-    keys = deepspeed_keys.counted(read.get("deepspeed", {}), buckets=buckets)
-    buckets = read.get("buckets") if buckets is None else buckets
     training = replace(training, **{name: value for name, value in read.items() if name in vars(training)})
     passes = replace(passes, **{name: value for name, value in read.items() if name in vars(passes)})
     homes = read.get("homes")
     arm = with_homes(arms.load_arm(passes.arm, of_a_run=True), homes)
     # The predictor would give numbers for what the library refuses to train.
     precision = training.precision or usual_precision(arm)
-    if stop := optimizers.refusal(arm, training.optimizer, precision):
+    if stop := optimizers.refusal(arm, training.optimizer or "adamw", precision):
         raise stop
     shape = asked_for(model, training.sequence or 1)
+    keys = deepspeed_keys.counted(read.get("deepspeed") or arm.deepspeed, shape.hidden, buckets=buckets)
+    if arm.deepspeed and "deepspeed" in read and buckets is None:
+        read["buckets"] = int(dict(keys)[deepspeed_keys.REDUCED])
     ours, machine = training_of(shape, training, place, passes, buckets, device, homes, keys)
     needs = estimates.Needs.of(arm, precision, training.precision is None, ours, machine)
     unread = [*unread_of_arm(arm, training, buckets), *unread_of_place(arm, ours.placement.ranks, place)]
     notes = [f"Not read: {', '.join(unread)}."] if unread else []
     if read:
-        words = [typed(name, value) for name, value in read.items() if name not in ("homes", "deepspeed")]
-        notes.append(f"Read from {config}: {', '.join(words)}.")
+        words = [typed(name, value) for name, value in read.items() if name not in ("homes", "deepspeed", "why")]
+        why = f", the optimizer by {read['why']}" if "why" in read else ""
+        notes.append(f"Read from {config}: {', '.join(words)}{why}.")
+        notes += [f"Taken: {UNSAID}."] if training.optimizer is None and arm.offload_optimizer == "none" else []
         notes += of_homes(homes)
     of_engine = read.get("deepspeed") or arm.deepspeed or {}
     notes += deepspeed_keys.in_words(of_engine, arm.stage, is_arm="deepspeed" not in read)
@@ -198,14 +202,21 @@ def read_from(config: str, training: TrainingFlags, passes: PassFlags) -> dict[s
     written = {name: each.value for name, each in config_settings(Path(config)).items()}
     settings = understood(written) | {"precision": PRECISIONS.get(str(written.get("precision")))}
     settings["gpus"] = settings["ranks"]
-    read = {}
+    settings["deepspeed"] = of_deepspeed(Path(config)) or None
+    taken = optimizer_of(settings)
+    settings["optimizer"], why = taken or (None, "")
+    read: dict[str, Any] = {}
     if config.endswith(".json"):
         if settings["arm"] is None:
             raise Stop(f"{config} names no stage of ZeRO, nor FSDP", "give --arm alone")
-        read = {name: settings[name] for name in ("arm", "homes")} | {"buckets": settings.get("reduce_bucket_size")}
-        read["deepspeed"] = of_deepspeed(Path(config)) or None
-    for flags, names in ((training, ("gpus", "precision")), (passes, ("micro_batch", "accumulation", "checkpointing"))):
+        read = {name: settings[name] for name in ("arm", "homes")}
+        read["deepspeed"] = settings["deepspeed"]
+    for flags, names in (
+        (training, ("gpus", "precision", "optimizer")),
+        (passes, ("micro_batch", "accumulation", "checkpointing")),
+    ):
         read |= {name: settings.get(name) for name in names if getattr(flags, name) == getattr(type(flags), name)}
+    read["why"] = why if read.get("optimizer") else None
     return {name: value for name, value in read.items() if value is not None}
 
 

@@ -19,6 +19,7 @@ from study.configs.oom.causes import Cause
 from study.configs.oom.changes import may_hold_whole_gradients
 from study.configs.oom.explain import tokens_of_logits, widths
 from study.configs.oom.fitting import far_beyond, named, predicted
+from study.configs.oom.optimizers import UNSAID
 from study.configs.oom.reading import OomError
 from study.configs.oom.releases import of_other_releases
 from study.configs.oom.remedies import with_known, with_remedies
@@ -148,6 +149,8 @@ def _show_taken(pasted: Pasted, training: KnownTraining, given: dict[str, Any], 
         taken.append(f"{typed('sequence', default_sequence(training.model))} (nobody says it; give yours)")
     if is_predicted and training.described.accumulation is None and may_hold_whole_gradients(training.described):
         taken.append("--accumulation 1 (nobody says it; with more, Accelerate's FSDP holds whole gradients)")
+    if is_predicted and training.described.optimizer is None and not training.arm.endswith(("_cpu", "_nvme")):
+        taken.append(UNSAID)
     words = [each.removesuffix("*") for each in taken if each.endswith("*")]
     if taken:
         say_wrapped(f"Taken as: {', '.join(taken)}{' (* read from the text; flags win)' if words else ''}.")
@@ -156,6 +159,8 @@ def _show_taken(pasted: Pasted, training: KnownTraining, given: dict[str, Any], 
 
 def _as_taken(training: KnownTraining, name: str, value: Any) -> str:
     """Return a setting as its flag, with why it is assumed if nobody says it."""
+    if name == "optimizer" and training.settings["optimizer"] == value:
+        return f"{typed(name, value)} ({training.settings['optimizer by']})"
     if name == "plain":
         return "a loop of PyTorch's own"
     if name == "sync_each_batch":

@@ -346,4 +346,6 @@ def feature_for_cuda_alone(config: dict | None) -> str | None:
 
 def zero_optimization(config: dict | None) -> dict[str, Any]:
     """Return the section `zero_optimization` of a DeepSpeed config, with the defaults of keys that it does not have."""
-    return library_defaults("deepspeed")["zero_optimization"] | ((config or {}).get("zero_optimization") or {})
+    zero = library_defaults("deepspeed")["zero_optimization"] | ((config or {}).get("zero_optimization") or {})
+    # Left open, it is set by the stage (zero/config.py, overlap_comm_valid).
+    return zero | ({"overlap_comm": zero["stage"] == 3} if zero["overlap_comm"] is None else {})

@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from study.core.arms import Arm
+from study.core.arms import Arm, zero_optimization
 from study.core.files import value_at
 from study.core.library_defaults import library_defaults
 from study.core.text import comparable, is_number, short
@@ -14,11 +14,14 @@ from study.predict.placement import FP32, GRADIENTS_KEPT_IN
 Keys = tuple[tuple[str, Any], ...]  # dotted paths with their values
 
 ZERO = "zero_optimization"
-PREFETCHED = f"{ZERO}.stage3_prefetch_bucket_size"
+STAGE = f"{ZERO}.stage"
+REDUCED, PREFETCHED = (f"{ZERO}.{name}" for name in ("reduce_bucket_size", "stage3_prefetch_bucket_size"))
+PERSISTENT = f"{ZERO}.stage3_param_persistence_threshold"
+AUTO = "auto"
 # The engines read these. Where states are, and the stage, are the arm's.
-SWITCHES = (f"{ZERO}.overlap_comm", f"{ZERO}.use_multi_rank_bucket_allreduce")
+SWITCHES = (f"{ZERO}.overlap_comm", f"{ZERO}.use_multi_rank_bucket_allreduce", f"{ZERO}.offload_param.pin_memory")
 COUNTED = (
-    GRADIENTS_KEPT_IN, *SWITCHES, PREFETCHED, f"{ZERO}.sub_group_size", f"{ZERO}.stage3_param_persistence_threshold",
+    GRADIENTS_KEPT_IN, *SWITCHES, REDUCED, PREFETCHED, PERSISTENT, f"{ZERO}.sub_group_size",
     f"{ZERO}.stage3_max_live_parameters", f"{ZERO}.stage3_max_reuse_distance",
 )  # fmt: skip
 OPTIMIZER, ADAM = "optimizer.type", ("adam", "adamw")  # an option says the others
@@ -40,25 +43,49 @@ OF_AN_ARM = (
 )  # fmt: skip
 
 
-def counted(config: dict, *, buckets: int | None = None) -> Keys:
-    """Return what a config writes of the keys that are predicted. `buckets` that are given replace its own."""
-    return tuple(each for each in _written(config, COUNTED) if not (buckets and each[0] == PREFETCHED))
+def counted(config: dict | None, hidden: int, *, buckets: int | None = None) -> Keys:
+    """Return all keys that are predicted, as a config has them: what it leaves out is DeepSpeed's default.
+
+    `hidden` is the model's, by which Accelerate and the Trainer fill in what is auto. `buckets` that are given replace
+    those of the config. Without a config nothing is said.
+    """
+    if not config:
+        return ()
+    keys = _defaults() | _filled(config, hidden) | dict(_written(config, COUNTED))
+    return tuple((path, value) for path, value in keys.items() if not (buckets and path in (REDUCED, PREFETCHED)))
+
+
+def _defaults() -> dict[str, Any]:
+    """Return DeepSpeed's own values of the keys that are predicted. None: the stage decides."""
+    known = library_defaults("deepspeed")
+    at = {path: path.rpartition(".") for path in COUNTED}
+    return {path: known[section][key] for path, (section, _, key) in at.items()}
+
+
+def _filled(config: dict, hidden: int) -> dict[str, Any]:
+    """Return what Accelerate (accelerator.py, _prepare_deepspeed) and the Trainer (deepspeed.py) make of auto."""
+    sizes = {REDUCED: hidden**2, PREFETCHED: int(0.9 * hidden**2), PERSISTENT: 10 * hidden}
+    return {path: size for path, size in sizes.items() if size and value_at(config, path) == AUTO}
 
 
 def with_keys(arm: Arm, keys: Keys) -> Arm:
     """Return an arm of DeepSpeed with such keys; others have none."""
-    content = arm.deepspeed
-    if content is None:
+    if arm.deepspeed is None:
         return arm
+    content = arm.deepspeed
     for path, value in keys:
-        section, _, key = path.partition(".")
-        content = content | {section: content.get(section, {}) | {key: value}}
+        content = _with_value(content, path.split("."), value)
     return replace(arm, deepspeed=content)
+
+
+def _with_value(content: dict, path: list[str], value: Any) -> dict:
+    name, *rest = path
+    return content | {name: _with_value(content.get(name) or {}, rest, value) if rest else value}
 
 
 def in_words(config: dict, stage: int | None, *, is_arm: bool) -> list[str]:
     """Say which keys change a rank's memory: those that are counted, and those that are not."""
-    seen = dict(_changed(config, COUNTED))
+    seen = {path: value for path, value in _changed(config, COUNTED) if path != REDUCED}  # it is told as --buckets
     uncounted = [path for path, _ in _changed(config, NOT_COUNTED if is_arm else NOT_COUNTED + OF_AN_ARM)]
     if stage == 1 and seen.get(GRADIENTS_KEPT_IN) in FP32:  # bf16_optimizer.py, fp32_groups_gradients_flat
         del seen[GRADIENTS_KEPT_IN]
@@ -74,7 +101,7 @@ def in_words(config: dict, stage: int | None, *, is_arm: bool) -> list[str]:
 def _written(config: dict, paths: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
     for path in paths:
         value = value_at(config, path)
-        if value not in (None, "auto") and (path not in COUNTED or _is_taken(path, value)):
+        if value not in (None, AUTO) and (path not in COUNTED or _is_taken(path, value)):
             yield path, value if isinstance(value, bool) else comparable(value)
 
 
@@ -89,11 +116,7 @@ def _is_taken(path: str, value: Any) -> bool:
 
 def _changed(config: dict, paths: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
     """Yield what is not DeepSpeed's default."""
-    known = library_defaults("deepspeed")
-    of_zero = known[ZERO] | {
-        "overlap_comm": value_at(config, f"{ZERO}.stage") == 3
-    }  # of DeepSpeedZeroConfig's validator
-    defaults = known | {ZERO: of_zero}
+    defaults = library_defaults("deepspeed") | {ZERO: zero_optimization({ZERO: {"stage": value_at(config, STAGE)}})}
     for path, value in _written(config, paths):
         section, _, key = path.rpartition(".")
         is_usual = path == OPTIMIZER and str(value).lower() in ADAM

@@ -28,9 +28,10 @@ from study.predict.allocator import (
 )
 from study.predict.architecture import Wanted, asked_for, named
 from study.predict.calibration import CalibratedMachine, Known, MeasuredStep
-from study.predict.deepspeed_keys import Keys
+from study.predict.deepspeed_keys import ADAM, Keys
 from study.predict.engines.zero import FOLLOWED
 from study.predict.estimate import HOST_PROCESS_BYTES, Estimate, loading_bytes
+from study.predict.optimizer_states import Optimizer
 from study.predict.outside import scores
 from study.predict.pace import Pace, pace, peak_flops_per_s
 from study.predict.placement import Fsdp, Placement

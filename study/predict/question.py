@@ -14,10 +14,11 @@ from study.core.errors import Stop, nearest, refuse_beyond
 from study.core.gpus import GPUS, LINKS, Gpu, gpu_named, like
 from study.core.ignored_keys import OFFLOADS
 from study.core.recipes import RECIPES, Precision
-from study.core.settings import Optimizer, Tokens
+from study.core.settings import Tokens
 from study.core.text import say_aside
 from study.predict import calibration
 from study.predict.deepspeed_keys import Keys, with_keys
+from study.predict.optimizer_states import Optimizer
 from study.predict.pace import Pace
 from study.predict.placement import Placement
 from study.predict.step_time import AttentionKernel, Hardware
@@ -42,8 +43,8 @@ class TrainingFlags:
     precision: Precision | None = None
     """bf16_cast: with fp32 master copies, DeepSpeed's default.
     bf16: autocast over fp32 weights, else the default."""
-    optimizer: Optimizer = "adamw"
-    """As in the trainer. adamw: PyTorch's fused AdamW."""
+    optimizer: Optimizer | None = None
+    """adamw: fused. foreach: PyTorch's AdamW by default."""
 
     def __post_init__(self) -> None:
         refuse_beyond("--gpus", self.gpus, GPUS_AT_MOST)
@@ -263,7 +264,7 @@ class Question:
             checkpointing=step.checkpointing,
             disk_bytes_per_s=disk_bytes_per_s,
             gpus_per_node=per_node,
-            optimizer=training.optimizer,
+            optimizer=training.optimizer or "adamw",
             quantized=place.quantized,
             attention_kernel=place.attention_kernel,
             chunked_loss=place.chunked_loss,

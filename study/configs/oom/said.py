@@ -6,6 +6,7 @@ from typing import Any
 
 from study.configs import sources
 from study.configs.mistakes import recognised
+from study.configs.oom.optimizers import OPTIM, said_of_optimizer
 from study.configs.pasted.in_use import advised
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.told import printed_shapes, told
@@ -91,6 +92,7 @@ def stated(pasted: Pasted) -> dict[str, Any]:
         said["reduce_bucket_size"] = _whole(zero.get("reduce_bucket_size"))
         if "offload_optimizer" in said:
             said |= {part: str(value_at(zero, f"{part}.device") or "none") for part in OFFLOADS}
+    said |= said_of_optimizer(pasted)
     said["stage"] = pasted.said.get("stage")
     if pasted.is_stage_1_or_2:
         said |= {"stage": 2, "assumed": STAGE_1_OR_2}
@@ -154,6 +156,7 @@ def config_settings(path: Path | None) -> EffectiveSettings:
         if name == "precision" and setting.value == "fp32" and source and "mixed_precision" not in source.content:
             continue  # a flag of the launcher may say it
         is_unsaid = name in RECOMPUTING and setting.is_default and str(setting.value).lower() in OFF
+        is_unsaid = is_unsaid or (name == OPTIM and setting.is_default)  # it changed with releases
         if setting.value not in (AUTO, UNKNOWN) and not is_unsaid:
             known[OUR_NAMES.get(name, name)] = setting
     return known

@@ -5,12 +5,13 @@ Flags win, then what the config writes, then what the text says, and last what p
 
 import contextlib
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 import tyro
 
+from study.configs.oom.optimizers import optimizer_of
 from study.configs.oom.said import config_settings, conflicts, of_deepspeed, understood
 from study.core import arms
 from study.core.errors import Stop
@@ -23,6 +24,7 @@ from study.predict.front import (
     BUCKETS,
     Estimate,
     Keys,
+    Optimizer,
     PlaceFlags,
     Prediction,
     Quantized,
@@ -62,6 +64,8 @@ class Described:
     """Tokens per sequence."""
     precision: Precision | None = None
     """As `study estimate` takes it. Default: what a config or a text says, or the arm's usual one."""
+    optimizer: Optimizer | None = None
+    """As `study estimate` takes it. Default: what a config or a text says, or AdamW in one kernel."""
     plain: Annotated[bool | None, tyro.conf.Suppress] = None
     """A loop of PyTorch's own calls fully_shard: layers and the rest are units, and each micro-batch is reduced."""
     sync_each_batch: Annotated[bool | None, tyro.conf.Suppress] = None
@@ -78,8 +82,8 @@ class Described:
     """Elements of DeepSpeed's buckets. Default: as the config says, or the arm's file."""
     homes: Annotated[tuple[str, str] | None, tyro.conf.Suppress] = None
     """Where the optimizer's states and the weights are, if the config writes both."""
-    keys: Annotated[Keys | None, tyro.conf.Suppress] = None
-    """What the config of DeepSpeed says besides."""
+    keys: Annotated[Keys, tyro.conf.Suppress] = field(default=(), compare=False)
+    """What the config of DeepSpeed says besides, with its defaults. Empty: nobody gave one."""
 
     def __post_init__(self):
         for name in NUMBERS:
@@ -127,10 +131,11 @@ class KnownTraining:
     @classmethod
     def _of(cls, wanted: Wanted, described: Described, settings: dict[str, Any], from_text: frozenset[str]) -> Self:
         settings = understood(settings)
-        settings["buckets"] = settings.get("reduce_bucket_size")
-        settings["keys"] = deepspeed_keys.counted(settings.get("deepspeed") or {}, buckets=described.buckets) or None
         if described.arm:  # which says it
             settings["homes"] = None
+            settings |= {"arm": described.arm, OFFLOADS[0]: None}
+        taken = optimizer_of(settings)
+        settings["optimizer"], settings["optimizer by"] = taken or (None, "")
         described = filled(described, settings)
         if wanted.model is None and wanted.params is None:
             wanted = replace(wanted, model=settings["model"])
@@ -141,6 +146,11 @@ class KnownTraining:
             model = asked_for(wanted, described.sequence or 1)
             if not wanted.layers:  # of a number of parameters it says once which model it takes
                 wanted = replace(wanted, model=model.name, params=None)
+        if str(described.arm).startswith("zero"):
+            config = settings.get("deepspeed")
+            keys = deepspeed_keys.counted(config, model.hidden if model else 0, buckets=described.buckets)
+            reduced = dict(keys).get(deepspeed_keys.REDUCED)
+            described = replace(described, keys=keys, buckets=described.buckets or (reduced and int(reduced)))
         return cls(wanted, model, settings, described, from_text)
 
     @property
@@ -196,7 +206,7 @@ class KnownTraining:
 
     @property
     def hidden(self) -> int:
-        return self.side("hidden_size", "n_embd")
+        return self.model.hidden if self.model else 0
 
     @property
     def intermediate(self) -> int:
@@ -232,13 +242,15 @@ class KnownTraining:
         if self.arm and not self.arm.startswith("zero"):
             return {}
         written = {name: self.settings[name] for name in BUCKETS if is_number(self.settings.get(name))}
-        return USUAL_BUCKETS | written
+        reduced = {"reduce_bucket_size": self.described.buckets} if self.described.buckets else {}
+        return USUAL_BUCKETS | written | reduced
 
 
 def filled(described: Described, settings: dict[str, Any]) -> Described:
     """Return flags with what settings say where nothing is given."""
     unsaid = [name for name, value in vars(described).items() if value is None]
-    return replace(described, **{name: settings.get(name) for name in unsaid})
+    said: dict[str, Any] = {name: settings.get(name) for name in unsaid}
+    return replace(described, **said)
 
 
 def predicted_memory(wanted: Wanted, given: Described) -> Estimate:
@@ -246,7 +258,9 @@ def predicted_memory(wanted: Wanted, given: Described) -> Estimate:
 
 
 def prediction_of(wanted: Wanted, given: Described) -> Prediction:
-    training = TrainingFlags(gpus=given.ranks, sequence=given.sequence, precision=given.precision)
+    training = TrainingFlags(
+        gpus=given.ranks, sequence=given.sequence, precision=given.precision, optimizer=given.optimizer
+    )
     # One node, as nobody has said how large nodes are; no time is asked for.
     chunked = bool(given.chunked_loss)
     quantized = given.quantized if wanted.lora_rank else None
@@ -257,7 +271,7 @@ def prediction_of(wanted: Wanted, given: Described) -> Prediction:
     step = StepFlags(batch=training.ranks, checkpointing=bool(given.checkpointing))
     question = Question.of(shape, training, place, step)
     arm = settled_arm(
-        arms.load_arm(given.arm or ""), question.gpus, question.local, given.buckets, given.homes, given.keys or ()
+        arms.load_arm(given.arm or ""), question.gpus, question.local, given.buckets, given.homes, given.keys
     )
     trained = question.training(arm, given.micro_batch or 1, given.accumulation or 1)
     if fsdp := trained.placement.fsdp:

@@ -62,6 +62,13 @@ class Transformer:
         return json.loads(self.config)
 
     @property
+    def hidden(self) -> int:
+        """The width of a layer. 0: its config has none of the usual names for it."""
+        return next(
+            (self.dimensions[name] for name in ("hidden_size", "n_embd", "d_model") if name in self.dimensions), 0
+        )
+
+    @property
     def family(self) -> str:
         return self.look.family
 
