@@ -1,13 +1,14 @@
 """Rehearsals without their imports: a process that has imported PyTorch, data sets and the study, and forks each.
 
-A rehearsal of a tiny script is almost all imports. What a patch waits for (Accelerate, transformers, PEFT, TRL,
-DeepSpeed) is imported by the forked process, as by a fresh one. `test_launchers.py` has fresh processes. All workers of
-a session share this process, as they share forkserver.py.
+A rehearsal of a tiny script is almost all imports. What a patch waits for (Accelerate, models and trainers of
+transformers, PEFT, TRL, DeepSpeed) is imported by the forked process, as by a fresh one. `test_launchers.py` has fresh
+processes. All workers of a session share this process, as they share forkserver.py.
 """
 
 import contextlib
 import functools
 import gc
+import importlib
 import json
 import os
 import signal
@@ -76,6 +77,12 @@ def main(descriptor: int, session: int) -> None:
     import datasets  # noqa: F401
     import torch._dynamo
     import torch.distributed.fsdp  # noqa: F401
+    import transformers
+
+    # Its utils keep what each of its files has, which takes 0.6 s to read. A script imports the rest, or does not.
+    del transformers, sys.modules["transformers"]
+    for name in ("jinja2.sandbox", "PIL.Image", "psutil", "regex", "tokenizers"):  # which it imports with any model
+        importlib.import_module(name)
 
     from study.cli import commands, rehearsal  # noqa: F401
     from study.core import machine
