@@ -115,7 +115,7 @@ def settings_of(model: Wanted, training: TrainingFlags, passes: PassFlags, usual
         # The trainer's own defaults are for its tiny models: the answers of `estimate` would be of other rows.
         "sequence": training.sequence or default_sequence(shape),
         "precision": training.precision or usual,
-        "optimizer": training.optimizer,
+        "optimizer": training.optimizer or "adamw",
         "micro_batch": passes.micro_batch,
         "accumulation": passes.accumulation,
         "checkpointing": passes.checkpointing,

@@ -802,7 +802,7 @@ def test_a_record_leads_to_the_part_of_a_protocol_that_makes_runs_like_it(record
             cells = protocol.cells(protocol.read(name), scale[1] if scale else "tiny")
             assert run.record.arm in {cell.arm for cell in cells if f"part={cell.part}" == part}, run.folder
     without = {row.claim for row in texts.compared(CLAIMS, records) if not row.alike[0].startswith("study sweep")}
-    assert without == {"P1-17", "P4-02"}, "of which one is launched by hand, and the other's protocol is gone"
+    assert without == {"P1-17", "P1-42", "P4-02"}, "of which two are launched by hand, and the other's protocol is gone"
 
 
 def test_other_peoples_runs_are_told_what_they_need(capsys):
@@ -829,7 +829,7 @@ def test_what_agrees_is_named_where_most_needs_other_runs(capsys):
 
 def test_a_folder_of_records_leads_to_the_claims_that_rest_on_it(capsys):
     chosen = command.claims((str(REPORTS / "cpu-2core/runs/algorithms/adamw-zero2_reduce"),))
-    assert [each["id"] for each in chosen] == ["P1-17"]
+    assert [each["id"] for each in chosen] == ["P1-42", "P1-17"]
     assert "P1-17 “So the total" in capsys.readouterr().out
     with pytest.raises(Stop, match="no claim rests on"):
         command.claims((str(REPORTS / "cpu-2core/hung"),))
