@@ -58,7 +58,7 @@ def read_and_redact(path: Path) -> None:
 
 def read_arm_and_config(path: Path) -> None:
     is_valid_or_a_sentence(arms.read, path)
-    configs.flat(configs.read(path).content)
+    files.flat(configs.read(path).content)
 
 
 def is_valid_or_a_sentence(parse: Callable, *given: Any) -> None:

@@ -621,7 +621,7 @@ def test_the_command_shows_what_the_numbers_say_and_one_unit(monkeypatch, capsys
     shape = "--model llama3-8b --arm zero3 --ranks 8 --micro-batch 4 --sequence 4096"
     assert in_this_process(monkeypatch, f"oom {log} {shape}") in (None, 0)
     said = " ".join(capsys.readouterr().out.split())
-    assert "--sequence 4096, activations recomputed, as the log's 33 GiB say." in said
+    assert "--sequence 4096, activations recomputed (as the log's 33 GiB say)" in said
     assert "The message (GPU): CUDA out of memory. Tried to allocate 7.83 GiB. Taken as" in said
     assert "this GPU has 39.39 GiB (42.3 GB)" in said
     assert "--chunked-loss, as by Liger (" in said

@@ -181,4 +181,4 @@ def assert_logits_tell_recomputing(failure: Failure, given: Described, training:
         predicted_memory(failure.wanted, replace(given, checkpointing=each)).peak_bytes for each in (False, True)
     )
     if kept - recomputed > 2 * failure.held_bytes and not training.unfitting:
-        assert "it is false: activations recomputed, as the log's" in str(training.conflicts), failure
+        assert "it is false: activations recomputed (as the log's" in str(training.conflicts), failure

@@ -74,7 +74,7 @@ def _decided(
         return training
     how = "recomputed" if fits_recomputed else "kept"
     described = replace(training.described, checkpointing=fits_recomputed)
-    return replace(training, described=described, inferred=f"activations {how}, as the log's {allocated} say")
+    return replace(training, described=described, inferred=f"activations {how} (as the log's {allocated} say)")
 
 
 def _kept(error: OomError, kept: Estimate, recomputed: Estimate, is_of_logits: bool) -> Expected:
