@@ -1,6 +1,6 @@
 """The form of the ledger's files, and how they are read: texts with their claims, and faults of libraries.
 
-A verdict is written by somebody who read the sentence. Its evidence is computed by `study.ledger.evidence`, and a test compares the two.
+Somebody reads a sentence and writes the verdict. `study.ledger.evidence` computes its evidence, and a test compares the two.
 """
 
 import difflib
