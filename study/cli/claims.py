@@ -208,8 +208,7 @@ def compare_claims(chosen: Sequence[Claim | Fault], loaded: Runs, in_full: bool)
     say_others(of_claims)
     # Beside the evidence a number that differs is surely wrong, in the runs or in the ledger: the exit code is 1.
     return [
-        row_of(row)
-        | {"fine": row.answer != texts.DIFFERS, "values": row.values, "runs": row.runs, "alike": row.alike}
+        row_of(row) | {"fine": row.answer != texts.DIFFERS, "values": row.values, "runs": row.runs, "alike": row.alike}
         for row in rows
     ]
 

@@ -1,6 +1,6 @@
 """The form of the ledger's files, and how they are read: texts with their claims, and faults of libraries.
 
-Somebody reads a sentence and writes the verdict. `study.ledger.evidence` computes its evidence, and a test compares the two.
+Somebody reads a sentence and writes the verdict. `study.ledger.evidence` computes its evidence; a test compares them.
 """
 
 import difflib
