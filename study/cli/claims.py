@@ -47,6 +47,7 @@ def claims(
     """Count how many published claims hold, list some of them, or show everything about one.
 
     With --json: the claims as the files of the ledger have them; with --runs each number, with the folders of its runs.
+    The exit code is 1 if a number of --runs differs from the evidence.
     Example: `study claims S002-25`
 
     Args:
@@ -205,7 +206,11 @@ def compare_claims(chosen: Sequence[Claim | Fault], loaded: Runs, in_full: bool)
     if in_full:
         say_what_they_need(of_claims, [row.evidence for row in rows if row.answer == texts.NO_RUNS])
     say_others(of_claims)
-    return [row_of(row) | {"values": row.values, "runs": row.runs, "alike": row.alike} for row in rows]
+    # Beside the evidence a number that differs is surely wrong, in the runs or in the ledger: the exit code is 1.
+    return [
+        row_of(row) | {"fine": row.answer != texts.DIFFERS, "values": row.values, "runs": row.runs, "alike": row.alike}
+        for row in rows
+    ]
 
 
 def row_of(row: texts.Compared, theirs: str = "yours") -> dict:

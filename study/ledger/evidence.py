@@ -39,6 +39,7 @@ MAX_BYTES = 4 * 2**20
 UNITS = {"GB": 1e9, "%": 0.01}
 Value = float | int | str | bool | None
 MOVED = ("volume", "tensors")  # quantities of a record's collectives
+SENT = (*MOVED, "socket_bytes")  # a rank alone sends nothing
 TRAINING = "training"  # in a selection: which training of the script of document S002
 # Every document trains all weights. Other runs count only if the selection names the setting. Optimizers are not here:
 # a sentence about losses is also one about Adafactor, of which ZeRO changes them.
@@ -166,7 +167,7 @@ class OfRuns(Piece):
         for run in Runs(tuple(runs)).select(**(USUAL | wanted)).done:
             # A rank that runs alone, or weights without values, are evidence of another kind.
             is_virtual = run.record.is_virtual or run.record.requested.init == "none"
-            sends_nothing = self.quantity in MOVED and run.record.observed.ranks == 1 and "ranks" not in self.where
+            sends_nothing = self.quantity in SENT and run.record.observed.ranks == 1 and "ranks" not in self.where
             if is_virtual == (self.kind == "virtual") and not sends_nothing:
                 chosen.append(run)
         if "device" in where:

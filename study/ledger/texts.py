@@ -1,6 +1,6 @@
 """The form of the ledger's files, and how they are read: texts with their claims, and faults of libraries.
 
-A verdict is written by a person. Its evidence is computed by `study.ledger.evidence`, and a test compares the two.
+Somebody reads a sentence and writes the verdict. `study.ledger.evidence` computes its evidence; a test compares them.
 """
 
 import difflib
@@ -19,7 +19,7 @@ from study.core.errors import Stop
 from study.core.files import load
 from study.core.text import is_number, number_of
 from study.known.faults import Fault, table
-from study.ledger.evidence import MAX_BYTES, STRICT, Evidence, OfRuns, Value, middle
+from study.ledger.evidence import MAX_BYTES, MOVED, STRICT, Evidence, OfRuns, Value, middle
 from study.records.runs import Run
 from study.sweeps import protocol
 
@@ -57,6 +57,10 @@ LETTERS_OF_A_CONDITION = 120  # in a list
 LEAST_LETTERS = 5  # of a misspelt word and of what is meant: with fewer it is another, as load is not lora
 NEAR = 0.8  # similarity of a misspelt word to one that a claim has
 NEAR_A_VERDICT = 0.85  # the same of "does not holds", which is also three words that claims have
+COUNTED = (
+    "Volume is the size of the tensors that ranks hand to collectives, as the papers count. What gloo writes to its "
+    "sockets is more where it reduces or reduce-scatters (`study explain socket bytes`)."
+)
 AGREES, DIFFERS, NO_RUNS = ANSWERS = "agree", "differ", "need other runs"
 
 
@@ -121,6 +125,7 @@ class Claim(BaseModel):
             "Because": self.found,
             "What we would sign": self.instead,
             "So certain because": self.because,
+            "How bytes count": COUNTED if any(getattr(each, "quantity", "") in MOVED for each in self.evidence) else "",
         }
         return {name: text for name, text in named.items() if text}
 

@@ -147,6 +147,8 @@ QUANTITIES: dict[str, Quantity] = {
     "tracked_peak_bytes": lambda record: most(rank.tracked_peak_bytes for rank in record.memory.components.per_rank),
     "peak_allocated_bytes": lambda record: most(rank.peak_allocated_bytes for rank in record.memory.per_rank),
     "host_peak_bytes": lambda record: most(rank.host_peak_bytes for rank in record.memory.per_rank),
+    # What the kernel counted that a rank wrote in a step, nearly all of it to gloo's sockets.
+    "socket_bytes": lambda record: most(record.traffic.kernel_bytes_written),
     "states_bytes": lambda record: _at_peak(record, *STATES),
     "parameters": "observed.parameters",
     # Of all weights, in their observed dtype.

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from study.cli import commands, results, virtual
 from study.cli.commands import COMMANDS
+from study.conform.suite import PropertyAnswer
 from study.core import arms
 from study.core.arms import NAMES
 from study.core.doctor import Examined
@@ -58,6 +59,12 @@ def asked(monkeypatch, tmp_path):
     os.truncate(tmp_path / "huge.txt", 2**40)
     odd = changed(finished("odd"), memory__components=[3])
     put(tmp_path / "some", finished("good"), finished("other"), odd, failed("full"))
+    for folder in (SMOKE / "arms-zero2-5228df76-r1.1", SMOKE / "arms-zero2-72420bc1-r1.1", *SMOKE.glob("arms-ddp-*")):
+        record = json.loads((folder / "record.json").read_text())
+        for sent in record["traffic"]["per_rank"]:
+            if "all_gather" in sent:
+                sent["all_gather"]["bytes"] *= 2
+        put(tmp_path / "tampered", record)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
@@ -90,8 +97,21 @@ def test_the_exit_code_is_one_rule(words, code, asked, capsys):
 
 
 def test_the_rule_is_tested_for_each_command():
-    """But for those that take minutes: their own tests look at their exit codes."""
-    assert {words.split()[0] for words, _ in EXIT_CODES} == {*COMMANDS} - {"calibrate", "hour", "report", "conform"}
+    """Those that take minutes too: what is surely wrong with them has a test of its own."""
+    assert {words.split()[0] for words, _ in EXIT_CODES} == {*COMMANDS}
+
+
+@pytest.mark.parametrize(("answer", "code"), [("holds", 0), ("refused", 0), ("fails", 1)])
+def test_a_property_that_fails_is_surely_wrong(answer, code, monkeypatch, capsys):
+    answers = [PropertyAnswer("zero2", "one-update", "2.13.0", "0.19.8", "1.15.0", answer)]
+    monkeypatch.setattr("study.conform.command._hold", lambda *_: answers)
+    assert (in_this_process(monkeypatch, "conform zero2") or 0) == code
+
+
+@pytest.mark.parametrize(("notebooks", "code"), [([], 0), (["stages"], 1)])
+def test_a_notebook_that_fails_is_surely_wrong(notebooks, code, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("study.report.site.build", lambda *_: notebooks)
+    assert (in_this_process(monkeypatch, f"report --out {tmp_path}/site") or 0) == code
 
 
 @pytest.mark.parametrize("command", QUESTIONS["printed"])

@@ -474,6 +474,8 @@ def test_a_card_says_how_an_all_reduce_counts(claim, capsys):
     printed = " ".join(capsys.readouterr().out.split())
     volumes = [piece for piece in claim.evidence if getattr(piece, "quantity", "") == "volume"]
     assert printed.count("volume (an all-reduce counts twice)") == len(volumes)
+    moved = any(getattr(piece, "quantity", "") in ("volume", "tensors") for piece in claim.evidence)
+    assert printed.count("What gloo writes to its sockets is more") == moved
 
 
 LINKED = {text.document for text in texts.texts() if text.address.startswith("https:")}
@@ -807,7 +809,7 @@ def test_a_record_leads_to_the_part_of_a_protocol_that_makes_runs_like_it(record
 def test_other_peoples_runs_are_told_what_they_need(capsys):
     command.claims(("P1-17",), runs=(REPORTS / "cpu-2core/runs/smoke",))
     printed = capsys.readouterr().out
-    assert "kept records: 1 agrees, 1 needs other runs.\n" in printed
+    assert "kept records: 1 agrees, 2 need other runs.\n" in printed
     launches = re.findall(r"(?m)^  accelerate launch --config_file (\S+) .*study/train.py --run-dir runs/", printed)
     assert launches
     assert all((ROOT / each).is_file() for each in launches)
