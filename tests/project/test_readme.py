@@ -204,7 +204,10 @@ def test_the_losses():
     of_stages = "DDP's to the last bit with stages 1 to 3 and FSDP2"
     assert number_of("losses") == f"{of_stages}; within {most} with DeepSpeed's offloading"
     words = "seven ways to train have DDP's loss to the last bit at each step, FSDP2's offloading among them. Four stay"
-    assert f"two ranks, {steps} steps | {words} within {most} nats of it: {', '.join(f'`{arm}`' for arm in offloading)}" in page
+    assert (
+        f"two ranks, {steps} steps | {words} within {most} nats of it: {', '.join(f'`{arm}`' for arm in offloading)}"
+        in page
+    )
     precise, coarse = texts.named(("S003-14",))[0].evidence
     kept = runs.load(KEPT / "runs/stages").counting
     digits = [-math.log10(max(abs(value - 1) for value in piece.values(kept))) for piece in (precise, coarse)]
