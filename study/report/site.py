@@ -267,16 +267,14 @@ def write_answers(site: Path) -> None:
     """Write the page of each answer, from the text on GitHub."""
     for each in answers.questions():
         text = (ANSWERS / f"{each['name']}.md").read_text(encoding="utf-8")
-        # A figure of runs has small words: on a phone it keeps its size, and scrolls.
-        text = re.sub(
-            r"^!\[.+\]\(\w+\.svg\)$", '<div class="scroll" tabindex="0">\n\n\\g<0>\n\n</div>', text, flags=re.MULTILINE
-        )
         text = re.sub(
             r'<picture>.*?<img alt="(.+?)" src="(.+?)".*</picture>', r"![\1](\2)", text
         )  # site.css darkens it
         for image in re.findall(r"\]\((\w+\.svg)\)", text):
             shutil.copyfile(ANSWERS / image, site / image)
-        book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(linked(text))])
+        # A phone shows all of a figure, with small words; alone it can be made larger.
+        text = re.sub(r"^!\[.+\]\((\w+\.svg)\)$", r"[\g<0>](\1)", linked(text), flags=re.MULTILINE)
+        book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)])
         source = f"reports/answers/{each['name']}.md"
         write(site, f"answer-{each['name']}", "notebook", body=as_page(book), title=each["question"], source=source)
 

@@ -210,12 +210,18 @@ def test_what_deepspeed_sends_is_what_the_page_of_traffic_has():
     row = re.search(r"^\| DeepSpeed 0.19.8 by default \| (.+) \|$", held.README.read_text(), re.MULTILINE).group(1)
     traffic = (ROOT / "reports/answers/traffic.md").read_text()
     ddp, *stages = row.split(" | ")
-    for stage, words in enumerate(stages, 1):
-        (counted,) = re.findall(rf"^\| stage {stage} \| ([\d.]+) \| ([\d.]+) \|$", traffic, re.MULTILINE)
-        times = TIMES[words.removeprefix("less than ")]
-        ours = [times(m) / TIMES[ddp](m) for m in (1, 8)]
-        less = [most - float(number) for most, number in zip(ours, counted, strict=True)]
-        assert all(0 < each < 1 for each in less) if "less" in words else less == [0, 0], stage
+    of_stage = {
+        stage: [
+            float(number) for number in re.findall(rf"^\| stage {stage} \| ([\d.]+) \| ([\d.]+) \|$", traffic, re.M)[0]
+        ]
+        for stage in (1, 2, 3)
+    }
+    for stage, words in enumerate(stages[:2], 1):
+        assert of_stage[stage] == [TIMES[words](m) / TIMES[ddp](m) for m in (1, 8)], stage
+    least, most = re.search(r"stage 3 ([\d.]+) to ([\d.]+) times", traffic).groups()  # of DDP's 2, one micro-batch
+    assert stages[2] == f"{2 * float(least):g} m to {2 * float(most):g} m"
+    assert all(2 * float(least) * m <= 2 * sent < 3 * m for sent, m in zip(of_stage[3], (1, 8), strict=True))
+    assert f"{2 * float(most):g} of Gemma2-9B with one micro-batch" in held.README.read_text()
 
 
 @pytest.mark.parametrize(

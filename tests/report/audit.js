@@ -15,6 +15,11 @@ for (const button of document.querySelectorAll("button")) if (!button.textConten
 for (const node of document.querySelectorAll("pre, .scroll"))
   if (node.scrollWidth > node.clientWidth + 1 && node.tabIndex < 0) problems.push(`${name(node)} scrolls, and a keyboard cannot reach it`);
 
+// What is cut off at the side says so: by a shadow, or in words.
+for (const node of document.querySelectorAll("pre, .scroll, .text_cell_render table, .output_html, figure"))
+  if (node.scrollWidth > node.clientWidth + 1 && getComputedStyle(node).backgroundImage === "none" && getComputedStyle(node, "::before").content === "none")
+    problems.push(`${name(node)} scrolls to the side, and nothing shows it`);
+
 // Figures: whole, apart from each other, and with no text cut off, upon another, or too small to read.
 const channels = (colour) => (colour.match(/[\d.]+/g) || []).map(Number);
 const figures = [...document.querySelectorAll("figure svg")].filter((svg) => svg.getBoundingClientRect().width);
