@@ -180,7 +180,7 @@ def _otherwise(pasted: Pasted, error: OomError | None) -> list[Seen]:
     told = [*_two_releases(pasted)] or memory.was_full(pasted, error) or memory.sizes_asked(pasted)
     if told or pasted.last_error or pasted.is_document or len(pasted.log.lines) >= losses.FEW:
         return told
-    return losses.guesses_by_words(pasted.text, pasted.sentences)
+    return losses.guesses_by_words(pasted.text, pasted.question)
 
 
 def _two_releases(pasted: Pasted) -> Iterator[Seen]:
