@@ -103,16 +103,17 @@ def answer(
     unsaid = _unsaid(pasted, possible)
     questions = _to_be_surer(found, unsaid, seen) if found else _to_know(pasted, unsaid, seen)
     found = found[: 1 + MOST_ALSO]
+    hanging = [*_will_hang(pasted, shown, scripts)]
     return PastedAnswer(
         found=tuple(replace(each, remedy=advised(each.remedy, pasted)) for each in found),
         read=tuple(_read(pasted)),
         seen=tuple(sorted(seen)),
-        notes=(*pasted.contradictions, *_waits_aside(shown, found), *_will_hang(pasted, shown, scripts)),
+        notes=(*pasted.contradictions, *_waits_aside(shown, found), *hanging),
         applying=tuple(applying),
         possible=tuple(possible),
         questions=tuple(questions[:MOST_QUESTIONS]),
         unsaid=unsaid,
-        nothing=_nothing(pasted, len(applying)),
+        nothing=_nothing(pasted, len(applying), bool(hanging)),
     )
 
 
@@ -224,7 +225,7 @@ def _read(pasted: Pasted) -> Iterator[str]:
         yield number_of(len(lines), "lines of a trainer")
 
 
-def _nothing(pasted: Pasted, applying: int) -> str:
+def _nothing(pasted: Pasted, applying: int, will_hang: bool) -> str:
     """Return what to say where nothing was found, beside the faults that apply."""
     if applying:
         return f"Nothing that was seen is known here, but {number_of(applying, 'known faults')} can be named"
@@ -237,7 +238,7 @@ def _nothing(pasted: Pasted, applying: int) -> str:
         return ". ".join(filter(None, [f"This error is not known here: {error}", pasted.raised_at]))
     if pasted.is_cut:
         return "The text ends before the last line of its traceback, which names the error"
-    return "Nothing known applies to what you gave"
+    return "Nothing was seen yet, but the script will hang" if will_hang else "Nothing known applies to what you gave"
 
 
 # --- what would say more
