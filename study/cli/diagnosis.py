@@ -46,7 +46,7 @@ def diagnose(
         raise Stop("nothing is given", "name a log, a run, or paste an error; `-` reads a pipe")
     words = tuple(map(str, runs))
     paths, text = given.split(words)
-    told = tell_text(paths, text, symptom, details, among(words)) if text or not paths else []
+    told = tell_text(paths, text, symptom, details, among(words)) if text or symptom or not paths else []
     if told and paths:
         say_wrapped("")
     return told + _runs(paths)

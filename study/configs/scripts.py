@@ -44,7 +44,7 @@ class Answering:
         if (is_another := self._is_another(code, stack)) is not None:
             return is_another
         if self.yes and re.search(self.yes, code):
-            return True
+            return True if not self.since or self.needs or self._is_of_these_releases(stack) else None
         if self.no and re.search(self.no, code):
             return False if not self.since or self._is_of_these_releases(stack) else None
         if self.since and stack.said.get("trainer") != "own":  # the loop is that of a release, and not in the script

@@ -70,6 +70,7 @@ SAID = {
     PER_PROCESS.needs: "accelerator.prepare(model, scheduler)",
     PER_PROCESS.no: "Accelerator(split_batches=True)",
     PER_PROCESS.yes: "n = steps / a.num_processes\na.prepare(model, scheduler)\nscheduler.step()",
+    scripts.rows()["reentrant"].yes: "SFTTrainer(peft_config=lora)",
     scripts.rows()[OWN_LOSS].no: "AutoModelForCausalLM; SFTTrainer(",
 }
 PATTERNS = [
@@ -463,3 +464,10 @@ def test_what_deepspeeds_config_silently_replaces_is_told(written, config, ignor
     assert told == ({ignored} if ignored else set())
     assert all(rows[id] == "applies" for id in told)
     assert {id for id in diagnose(words)[0]["applies"] if id.startswith("trainers-")} == told
+
+
+@pytest.mark.parametrize(("trl", "answer"), [("0.27.0", None), ("0.28.0", True), ("1.8.0", True), ("1.17.0", None)])
+def test_an_sft_trainer_of_adapters_recomputes_as_its_release_forces_it(trl, answer):
+    code = {Path("train.py"): "trainer = SFTTrainer(model, args=config, peft_config=LoraConfig(r=16))\n"}
+    stack = Stack.of({"trl": Version(trl)}, Flags(stage=3, trainer="trl"))
+    assert scripts.shown(code, "", "", stack).get("reentrant") is answer

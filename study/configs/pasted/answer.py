@@ -32,6 +32,9 @@ RELEASES = "the releases"
 WHICH_RELEASES = "Which releases? Give the output of `pip freeze` as well"
 LAST_LINE = "What does the last line of the traceback say? Paste the rest of it"
 GOES_ON = re.compile(r"it/s|s/it|'loss'")  # a training
+BAR = re.compile(r"(\d+)/(\d+) \[")  # of steps
+AT_A_STEP = re.compile(r"(?i)\b(?:step|iteration)s?\W{0,2}\d")
+SHARDED = (3, "FSDP1", "FSDP2")
 ASKED = {"stage": "the stage of ZeRO or FSDP", "passes": "gradient accumulation", "ranks": "the number of GPUs"}
 
 
@@ -88,7 +91,7 @@ def answer(
     shown = _shown(pasted, error, by_text)
     seen = _symptoms(pasted, shown)
     if "hang" in seen and pasted.said.get("stage") != "DDP":  # which gathers nothing
-        shown += on_one_rank(scripts)
+        shown += on_one_rank(scripts, is_after=False if _is_in_training(pasted) else None)
     faults = matching.matches(pasted, seen, scripts)
     likely = [each for each in faults if each.sure != "possible"]
     others = faults[len(likely) :]
@@ -100,16 +103,17 @@ def answer(
     unsaid = _unsaid(pasted, possible)
     questions = _to_be_surer(found, unsaid, seen) if found else _to_know(pasted, unsaid, seen)
     found = found[: 1 + MOST_ALSO]
+    hanging = [*_will_hang(pasted, shown, scripts)]
     return PastedAnswer(
         found=tuple(replace(each, remedy=advised(each.remedy, pasted)) for each in found),
         read=tuple(_read(pasted)),
         seen=tuple(sorted(seen)),
-        notes=(*pasted.contradictions, *_waits_aside(shown, found)),
+        notes=(*pasted.contradictions, *_waits_aside(shown, found), *hanging),
         applying=tuple(applying),
         possible=tuple(possible),
         questions=tuple(questions[:MOST_QUESTIONS]),
         unsaid=unsaid,
-        nothing=_nothing(pasted, len(applying)),
+        nothing=_nothing(pasted, len(applying), bool(hanging)),
     )
 
 
@@ -141,6 +145,22 @@ def _waits_aside(shown: list[Seen], found: list[Seen]) -> Iterator[str]:
         if wait.id in WAITED and wait not in found:
             alone = "If that is of another run, give its log alone to `study diagnose`"
             yield f"Also in the text: ranks that waited, as they do for one that failed [{wait.id}]. {alone}."
+
+
+def _is_in_training(pasted: Pasted) -> bool:
+    """Whether steps were made and the training has not ended: what stands after it in the script was not reached."""
+    bars = [(int(last), int(step)) for step, last in BAR.findall(pasted.text)]
+    if "train_runtime" in pasted.text or (bars and max(bars)[0] == max(bars)[1]):  # that of the longest bar
+        return False
+    return bool(bars or pasted.log.lines or AT_A_STEP.search(pasted.written))
+
+
+def _will_hang(pasted: Pasted, shown: list[Seen], scripts: Mapping[Path, str]) -> Iterator[str]:
+    """Yield the lines that hang when they are reached: one rank alone gathers there what is sharded."""
+    ids = {each.id for each in shown}
+    for seen in on_one_rank(scripts) if pasted.said.get("stage") in SHARDED else ():
+        if seen.id not in ids:
+            yield f"This line hangs when it is reached: {seen.line}. {seen.sentence} [{seen.id}]. To do: {seen.remedy}."
 
 
 def _in_its_release(seen: Seen, pasted: Pasted) -> Seen:
@@ -180,7 +200,7 @@ def _otherwise(pasted: Pasted, error: OomError | None) -> list[Seen]:
     told = [*_two_releases(pasted)] or memory.was_full(pasted, error) or memory.sizes_asked(pasted)
     if told or pasted.last_error or pasted.is_document or len(pasted.log.lines) >= losses.FEW:
         return told
-    return losses.guesses_by_words(pasted.text, pasted.sentences)
+    return losses.guesses_by_words(pasted.text, pasted.question)
 
 
 def _two_releases(pasted: Pasted) -> Iterator[Seen]:
@@ -205,7 +225,7 @@ def _read(pasted: Pasted) -> Iterator[str]:
         yield number_of(len(lines), "lines of a trainer")
 
 
-def _nothing(pasted: Pasted, applying: int) -> str:
+def _nothing(pasted: Pasted, applying: int, will_hang: bool) -> str:
     """Return what to say where nothing was found, beside the faults that apply."""
     if applying:
         return f"Nothing that was seen is known here, but {number_of(applying, 'known faults')} can be named"
@@ -218,7 +238,7 @@ def _nothing(pasted: Pasted, applying: int) -> str:
         return ". ".join(filter(None, [f"This error is not known here: {error}", pasted.raised_at]))
     if pasted.is_cut:
         return "The text ends before the last line of its traceback, which names the error"
-    return "Nothing known applies to what you gave"
+    return "Nothing was seen yet, but the script will hang" if will_hang else "Nothing known applies to what you gave"
 
 
 # --- what would say more

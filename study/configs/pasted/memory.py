@@ -58,7 +58,7 @@ def of_words(pasted: Pasted, by_text: ByText) -> Seen | None:
     """Return what filled a GPU, of which a person tells without an error."""
     if pasted.is_document:
         return None  # there the model, the GPUs and the word memory stand in sentences of other things
-    sentence = meets(OUT_OF_MEMORY, pasted.sentences)
+    sentence = meets(OUT_OF_MEMORY, pasted.question)
     if not sentence:
         return None
     causes = by_text(pasted, None)

@@ -1,6 +1,7 @@
 """What a given script calls on one rank alone, and waits for all: by its syntax, and the calls of known/hangs.toml."""
 
 import ast
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,18 +15,35 @@ ALONE = re.compile(
     r"(?i)^(?!not |.* or )"
     r".*(?:is_(?:local_|world_)?(?:main_process|process_zero)\b|rank\W{0,4} (?:==|in) \W?(?:-1, )?0\b)"
 )
+TRAINS = re.compile(r"(?i)trainer\w*(?:\(.*\))?\.train$")  # and not model.train(), which only sets a mode
 NOT_SHARDED = re.compile(r"(?i)(?:tokenizer|processor|config)\w*\.save_pretrained$")
 
 
-def on_one_rank(scripts: Mapping[Path, str]) -> Iterator[Seen]:
-    """Yield each kind of such a call, with the lines that make it. `scripts` are texts by their files."""
-    calls = [(path, call) for path, script in scripts.items() for call in _calls_alone(script)]
+def on_one_rank(scripts: Mapping[Path, str], is_after: bool | None = None) -> Iterator[Seen]:
+    """Yield each kind of such a call, with the lines that make it. `scripts` are texts by their files.
+
+    `is_after`: only those that stand after trainer.train(), or only the others; None: all.
+    """
+    calls = []
+    for path, script in scripts.items():
+        end = _end_of_training(script)
+        calls += [(path, each) for each in _calls_alone(script) if is_after in (None, each.lineno > end)]
     for id in CAUSES:
         row = causes_of_hangs()[id]
         lines = [f"{path}:{call.lineno}: {ast.unparse(call)}" for path, call in calls if _is_of(call, row["calls"])]
         if lines:
             sentence, evidence = row["sentence"].format(ranks=0), row.get("evidence", "known/hangs.toml")
             yield Seen(id, sentence, row["remedy"], "likely", evidence, line="; ".join(lines))
+
+
+def _end_of_training(script: str) -> float:
+    """Return the line of the last trainer.train(). Infinite: there is none, or it is no Python."""
+    try:
+        nodes = [*ast.walk(ast.parse(script))]
+    except (SyntaxError, ValueError, RecursionError):
+        return math.inf
+    calls = [node for node in nodes if isinstance(node, ast.Call) and TRAINS.search(ast.unparse(node.func))]
+    return max((call.lineno for call in calls), default=math.inf)
 
 
 def _calls_alone(script: str) -> list[ast.Call]:

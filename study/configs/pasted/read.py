@@ -7,6 +7,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from study.configs.oom.reading import BETWEEN_TEXTS
 from study.configs.pasted import contrasts
 from study.configs.pasted.config_in_text import Config, deepspeed_config
 from study.configs.pasted.losses import Log
@@ -111,8 +112,8 @@ class Pasted:
 
     @functools.cached_property
     def prose(self) -> str:
-        """The lines that a person wrote, as far as they can be told from logs."""
-        return prose(self.text)
+        """The lines that a person wrote, as far as they can be told from logs. A file of one line may be a title."""
+        return "\n".join(map(prose, self.text.split(BETWEEN_TEXTS)))
 
     @property
     def given(self) -> str:
@@ -133,6 +134,14 @@ class Pasted:
     def sentences(self) -> tuple[Sentence, ...]:
         """What a person says, word by word."""
         return sentences(self.written)
+
+    @functools.cached_property
+    def question(self) -> tuple[Sentence, ...]:
+        """What a person says of this training: not what a file says that is too long for a question."""
+        if self.last_error:
+            return self.sentences
+        short = [part for part in self.text.split(BETWEEN_TEXTS) if part.count("\n") <= MOST_LINES]
+        return sentences("\n".join([*map(prose, short), self.symptom]))
 
     def place(self, sentence: str) -> int:
         """Return where a sentence of a person, or a line, stands."""
@@ -221,8 +230,8 @@ class Pasted:
 
     @property
     def is_document(self) -> bool:
-        """Whether it is too long for a question, and shows no error."""
-        return self.text.count("\n") > MOST_LINES and not self.last_error
+        """Whether it is too long for a question, and shows no error. What is given beside a question makes it none."""
+        return self.text.count("\n") > MOST_LINES and not self.last_error and not self.question
 
     @property
     def is_strange(self) -> bool:
@@ -271,7 +280,7 @@ def _is_prose(line: str) -> bool:
 
 def read(text: str, symptom: str = "") -> Pasted:
     """Take a text apart, and what a person says beside it."""
-    whole = f"{text}\n{symptom}"
+    whole = BETWEEN_TEXTS.join(filter(None, [text, symptom]))
     apart = two_releases(whole)
     broken = {name: each.broken for name, each in apart.items()}
     seen = COMPARED.sub("", symptom)

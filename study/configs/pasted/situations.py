@@ -78,5 +78,5 @@ def _line(situation: Situation, pasted: Pasted) -> str | None:
     if needed is None or re.search(situation.without, pasted.text, flags):
         return None
     if situation.words:
-        return meets(situation.words, pasted.sentences)
+        return meets(situation.words, pasted.question)
     return line_at(pasted.text, needed.start()) if situation.needs else ""

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from pydantic import with_config
 
+from study.configs.oom.reading import BETWEEN_TEXTS
 from study.configs.pasted.tracebacks import Seen, sign
 from study.configs.pasted.words import Sentence, meets, only
 from study.core.tables import NO_OTHER_KEYS, Regex, read_table
@@ -184,8 +185,10 @@ def _usual(
 def _did_last(text: str, said: Sequence[Sentence]) -> str:
     """Return the mistake of which a person's words speak, or what a log has after its last step. Empty: neither."""
     *_, begin = (0, *(match.end() for match in STEP.finditer(text)))
+    # A script that is given beside the log has all calls: what was done last is in the file of the last step.
+    last = text[begin:].partition(BETWEEN_TEXTS)[0] if begin else text
     for id, row in causes_of_waits().items():
-        if meets(row.words, said) or re.search(row.text, text[begin:]):
+        if meets(row.words, said) or re.search(row.text, last):
             return id
     return ""
 

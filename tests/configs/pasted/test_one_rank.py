@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from study.configs import scripts
+from study.configs.oom.reading import BETWEEN_TEXTS
 from study.configs.pasted.answer import answer
 from study.configs.pasted.one_rank import on_one_rank
 from tests.cli.test_cli import in_this_process
@@ -69,6 +70,34 @@ def test_what_all_ranks_run_or_waits_for_none_is_not_named(guard, call):
 def test_without_a_hang_or_shards_no_line_is_named(text):
     told = answer(text, scripts={Path("train.py"): script(GUARDS[0], "trainer.save_model('out')")})
     assert "hang_saving" not in [each.id for each in told.found]
+
+
+AFTER = "trainer.train()\nif trainer.accelerator.is_main_process:\n    trainer.save_model('out')\n"
+BAR = "zero_stage: 3\n  4%|#  | {step}/1250 [28:22<11:20:45, 34.04s/it]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "symptom", "is_blamed"),
+    [
+        (BAR.format(step=50) + HANG, "", False),
+        (BAR.format(step=1250) + HANG, "", True),
+        (BAR.format(step=1250) + "{'train_runtime': 9.1}\n" + HANG, "", True),
+        ("zero_stage: 3", "it hangs after step 50", False),
+        ("zero_stage: 3", "it hangs when it saves", True),
+        ("zero_stage: 3", "", False),
+    ],
+)
+def test_a_line_after_the_training_is_blamed_only_where_the_training_ended(text, symptom, is_blamed):
+    told = answer(text, symptom, scripts={Path("train.py"): AFTER})
+    assert ("hang_saving" in [each.id for each in told.found]) is is_blamed
+    assert any("hangs when it is reached: train.py:3:" in note for note in told.notes) is not is_blamed
+    assert "the script will hang" in told.nothing or "hang" in symptom or HANG in text
+
+
+def test_a_script_beside_a_log_says_nothing_of_what_was_done_last():
+    log = "zero_stage: 3\n{'loss': 1.4, 'grad_norm': 3.1, 'epoch': 0.04}\n" + HANG
+    alone, beside = answer(log), answer(log + BETWEEN_TEXTS + AFTER, scripts={Path("train.py"): AFTER})
+    assert beside.found[0].remedy == alone.found[0].remedy
 
 
 def test_diagnose_names_the_line_of_a_script_beside_a_log(tmp_path, monkeypatch, capsys):
