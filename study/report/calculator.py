@@ -40,12 +40,14 @@ GPUS_TRIED = (1, 2, 4, 8, 16, 32, 64)
 LONGER_TOKENS = (4096, 8192)  # than what `study advise` takes, for models that have as many positions
 MICRO_BATCHES = (1, 2, 4, 8)  # sequences
 ACCUMULATIONS = (1, 8)  # micro-batches in a step: with three or more a GPU takes what it takes with eight, within 1 %
+ACTIVATIONS = ("recomputed", "kept")
 PRECISION: Precision = "bf16_cast"  # of all arms, so that they compare
 SHOWN: dict[str, Any] = {  # at first: README's training
     "model": "llama3-8b",
     "sequence": 2048,
     "micro_batch": 1,
     "accumulation": 1,
+    "activations": "recomputed",
     "gpus": 8,
     "gpu": "H100-80GB",
 }
@@ -64,13 +66,17 @@ def sequences(model: Transformer) -> list[int]:
     return [shortest, *(each for each in LONGER_TOKENS if shortest < each <= (model.positions or each))]
 
 
-def needs(model: Transformer, arm: str, gpus: int, sequence: int) -> list[list[int]]:
-    """Return for each number of micro-batches in a step the MB of a GPU at the peak, by the size of a micro-batch.
+def needs(model: Transformer, arm: str, gpus: int, sequence: int) -> list[list[list[int]]]:
+    """Return by activations, then by micro-batches in a step, the MB of a GPU at the peak by the size of a micro-batch.
 
     Then, with an arm that offloads, those of a node's host memory, and on disk for each GPU. Buckets are the arm's own.
     """
+    return [_lines(model, arm, gpus, sequence, activations == "recomputed") for activations in ACTIVATIONS]
+
+
+def _lines(model: Transformer, arm: str, gpus: int, sequence: int, checkpointing: bool) -> list[list[int]]:
     flags = TrainingFlags(gpus=gpus, sequence=sequence, precision=PRECISION)
-    question = Question.of(model, flags, PlaceFlags(gpu="H100"), StepFlags(checkpointing=True))
+    question = Question.of(model, flags, PlaceFlags(gpu="H100"), StepFlags(checkpointing=checkpointing))
     settled = settled_arm(load_arm(arm), gpus, question.local)
     lines = []
     for passes in ACCUMULATIONS:
@@ -98,6 +104,7 @@ def values() -> dict:
         "gpu_counts": GPUS_TRIED,
         "micro_batches": MICRO_BATCHES,
         "accumulations": ACCUMULATIONS,
+        "activations": ACTIVATIONS,
         "gpus": {
             name: f"{name} ({size(gpu.memory_bytes)}, {gpu.memory_bytes / 2**30:.3g} GiB)" for name, gpu in by_size
         },

@@ -193,29 +193,38 @@ def test_the_calculator_names_the_simplest_arm_that_fits(show, monkeypatch, caps
     cards, committed = calculator.values()["cards"], json.loads(calculator.FILE.read_text())
     for model, gpus, gpu, rows, accumulation, sentence in SIMPLEST:
         step = {"micro_batch": rows, "accumulation": accumulation}
-        page.execute_script(CHOOSE, {"model": model, "gpus": gpus, "gpu": gpu} | step, [])
+        chosen = {"model": model, "gpus": gpus, "gpu": gpu, "activations": "recomputed"}
+        page.execute_script(CHOOSE, chosen | step, [])
         said = page.find_element("id", "sentence").text
         assert sentence in said
         assert ("only just" in said) == (gpu == "GH200")
         assert ("no offloading" in said) == (gpu in ("H100-80GB", "GH200") and "_cpu" not in said)
-        lines = [row.text.split() for row in page.find_elements("css selector", "#arms tbody tr") if row.is_displayed()]
-        assert [line[0] for line in lines] == calculator.arms_of(gpus)
-        for arm, fits, peak_gb, *_ in lines:
-            cell = next(iter(committed[model].values()))[arm][str(gpus)][calculator.ACCUMULATIONS.index(accumulation)]
-            peak_bytes = cell[calculator.MICRO_BATCHES.index(rows)] * 1e6
-            assert float(peak_gb) == pytest.approx(peak_bytes / 1e9, rel=0.005)
-            has_host = sum(cell[len(calculator.MICRO_BATCHES) :][:1]) * 1e6 <= cards[gpu]["host_bytes"][gpus]
-            assert fits == (fits_on(GPUS[gpu], peak_bytes).removeprefix("only ") if has_host else "no"), (arm, gpu)
+        for setting, activations in enumerate(calculator.ACTIVATIONS):
+            page.execute_script(CHOOSE, {"activations": activations}, [])
+            shown = [row for row in page.find_elements("css selector", "#arms tbody tr") if row.is_displayed()]
+            lines = [row.text.split() for row in shown]
+            assert [line[0] for line in lines] == calculator.arms_of(gpus)
+            for arm, fits, peak_gb, *_ in lines:
+                settings = next(iter(committed[model].values()))[arm][str(gpus)]
+                cell = settings[setting][calculator.ACCUMULATIONS.index(accumulation)]
+                peak_bytes = cell[calculator.MICRO_BATCHES.index(rows)] * 1e6
+                assert float(peak_gb) == pytest.approx(peak_bytes / 1e9, rel=0.005)
+                has_host = sum(cell[len(calculator.MICRO_BATCHES) :][:1]) * 1e6 <= cards[gpu]["host_bytes"][gpus]
+                assert fits == (fits_on(GPUS[gpu], peak_bytes).removeprefix("only ") if has_host else "no"), (arm, gpu)
     training = {"model": "llama3-8b", "gpus": 8, "gpu": "A100-80GB", "micro_batch": 2, "accumulation": 8}
     page.execute_script(CHOOSE, training, [])
-    page.execute_script(CHOOSE, {"sequence": 8192}, [])
-    said = page.find_element("id", "sentence").text
-    _, words = page.find_element("id", "same").text.split(maxsplit=1)
-    assert in_this_process(monkeypatch, words) is None
-    arm, _, peak = said.removeprefix("Use ").partition(" on 8 x A100-80GB: ")
-    printed = " ".join(capsys.readouterr().out.split())
-    assert f"A rank of 8 with {arm} needs {peak.split()[0]} GB" in printed
-    assert "2 sequences of 8,192 tokens per micro-batch, 8 micro-batches in a step" in printed
+    for activations in calculator.ACTIVATIONS:
+        page.execute_script(CHOOSE, {"sequence": 8192 if activations == "recomputed" else 2048}, [])
+        page.execute_script(CHOOSE, {"activations": activations}, [])
+        said = page.find_element("id", "sentence").text
+        _, words = page.find_element("id", "same").text.split(maxsplit=1)
+        assert in_this_process(monkeypatch, words) is None
+        arm, _, peak = said.removeprefix("Use ").partition(" on 8 x A100-80GB: ")
+        printed = " ".join(capsys.readouterr().out.split())
+        assert f"A rank of 8 with {arm} needs {peak.split()[0]} GB" in printed
+        tokens = "8,192" if activations == "recomputed" else "2,048"
+        assert f"2 sequences of {tokens} tokens per micro-batch, 8 micro-batches in a step" in printed
+        assert f"activations {activations}" in printed
     step = {"micro_batch": 2, "accumulation": 1}
     page.execute_script(CHOOSE, {"model": "gpt2", "gpus": 8, "gpu": "T4"} | step, [])
     _, words = page.find_element("id", "command").text.split(maxsplit=1)

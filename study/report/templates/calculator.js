@@ -4,7 +4,7 @@
 const { models, cards } = JSON.parse(document.getElementById("table").textContent);
 const form = document.getElementById("calculator");
 const say = (id, text) => (document.getElementById(id).textContent = text);
-const gb = (bytes) => Number(((bytes / 1e9) * (1 + 1e-12)).toPrecision(3)); // a half is rounded up, as in study/core/text.py
+const gb = (bytes) => Number(((bytes / 1e9) * (1 + 1e-12)).toPrecision(3)); // a half is rounded up, as study/core/text.py does
 
 function fits(peak, host, gpus, card) {
   if (peak > card.most_bytes || host > card.host_bytes[gpus]) return "no";
@@ -22,7 +22,8 @@ function offerSequences(model) {
 function answers(arms, gpus, card) {
   const sizes = form.micro_batch.options.length;
   return Object.entries(arms).filter(([, counts]) => gpus in counts).map(([name, counts]) => {
-    const needs = counts[gpus][form.accumulation.selectedIndex].map((mb) => mb * 1e6);
+    const lines = counts[gpus][form.activations.selectedIndex];
+    const needs = lines[form.accumulation.selectedIndex].map((mb) => mb * 1e6);
     const peak = needs[form.micro_batch.selectedIndex];
     const [host = 0, disk = 0] = needs.slice(sizes);
     return { name, peak, host, disk, fits: fits(peak, host, gpus, card) };
@@ -46,10 +47,11 @@ function sentence(found, machine, card) {
 
 function show() {
   offerSequences(form.model.value);
-  const { model, sequence, micro_batch, accumulation, gpus, gpu } = Object.fromEntries(new FormData(form));
+  const { model, sequence, micro_batch, accumulation, activations, gpus, gpu } = Object.fromEntries(new FormData(form));
   const found = answers(models[model][sequence], gpus, cards[gpu]);
   say("sentence", sentence(found, `${gpus} x ${gpu}`, cards[gpu]));
-  const words = `--model ${model} --sequence ${sequence} --gpus ${gpus} --gpu ${gpu} --precision bf16_cast --checkpointing`;
+  const recomputes = activations === "recomputed" ? "--checkpointing" : "--no-checkpointing";
+  const words = `--model ${model} --sequence ${sequence} --gpus ${gpus} --gpu ${gpu} --precision bf16_cast ${recomputes}`;
   const step = `--micro-batch ${micro_batch} --accumulation ${accumulation}`;
   say("same", `study estimate ${words} ${step} --arm ${(simplest(found) || found[0]).name}`);
   say("command", `study advise ${words} --batch ${micro_batch * accumulation * gpus}`);
