@@ -962,6 +962,7 @@ def test_every_change_that_fits_is_listed_whatever_is_named(clue, allocated, unu
     cause = fitting.named(causes)
     said = fitting.predicted(error, training, cause).words
     assert "--chunked-loss, as by Liger (67.5 GiB, only just)" in said
+    assert "Only just: less than 10% of the peak would be left, or nvidia-smi" in said
     assert "--micro-batch 1 and twice the accumulation (47.4 GiB)" in said
     assert "activations recomputed (30.9 GiB)" in said
     assert said.index("--chunked-loss") < said.index("--micro-batch 1") < said.index("activations recomputed (")
