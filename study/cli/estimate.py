@@ -14,6 +14,7 @@ from study.core.errors import Stop, refuse_beyond
 from study.core.fsdp_keys import version_of
 from study.core.settings import flag
 from study.core.text import say, say_wrapped, show
+from study.known.findings import finding
 from study.predict.front import (
     MOST_ROWS,
     Hardware,
@@ -176,6 +177,8 @@ def estimate(
     if arm.fsdp and version_of(arm.fsdp) == "1":
         notes.append("Predicted as FSDP2: FSDP1 was not run. It also holds the whole embedding while layers run.")
     notes += answer.recompute_note(passes.checkpointing, ours.model, arm.stage)
+    if ours.placement.fsdp and ours.batch.passes > 1:
+        notes.append(finding("fsdp2_whole_gradients").said)
     notes += answer.attention_note(ours.model, place.attention_kernel)
     # A number of parameters is taken for a shape of about that size; their states need no shape.
     parameters = ours.model.parameters if model.layers else model.params or ours.model.parameters
