@@ -57,7 +57,8 @@ def advise(
         detail = in_detail(advice.choice, given | {"gpus": advice.question.gpus})
     say_wrapped(*lines, "")
     show(rows.table(advice))
-    say_wrapped("", rows.below_table(advice), *answer.shape_note(shape, model.params))
+    of_attention = answer.attention_note(shape, place.attention_kernel)
+    say_wrapped("", rows.below_table(advice), *answer.shape_note(shape, model.params), *of_attention)
     if details:
         show_details(advice, detail, step.batch is None)
     else:

@@ -14,6 +14,7 @@ from study.core.errors import Stop, refuse_beyond
 from study.core.fsdp_keys import version_of
 from study.core.settings import flag
 from study.core.text import say, say_wrapped, show
+from study.known.findings import finding
 from study.predict.front import (
     MOST_ROWS,
     Hardware,
@@ -111,13 +112,15 @@ def unread_of_arm(arm: arms.Arm, given: TrainingFlags, buckets: int | None) -> I
         yield f"--buckets ({arm.name} has none of DeepSpeed)"
 
 
-def unread_of_place(arm: arms.Arm, ranks: int, place: PlaceFlags) -> Iterator[str]:
+def unread_of_place(arm: arms.Arm, ranks: int, place: PlaceFlags, model: Transformer) -> Iterator[str]:
     """Yield the options of a machine that change nothing here, each with the reason."""
     if place.link and ranks == 1:
         yield "--link (a GPU alone has none)"
     if place.disk and not arm.uses_nvme:
         yield f"--disk ({arm.name} keeps nothing there)"
-    if place.attention_kernel != PlaceFlags.attention_kernel and place.gpu is None:
+    kernel, usual = place.attention_kernel, PlaceFlags.attention_kernel
+    is_as_large = model.attention_taken(kernel) == model.attention_taken(usual)
+    if kernel not in (usual, "eager") and place.gpu is None and is_as_large:
         yield "--attention-kernel (it changes the time, which needs --gpu)"
 
 
@@ -161,7 +164,7 @@ def estimate(
         read["buckets"] = int(dict(keys)[deepspeed_keys.REDUCED])
     ours, machine = training_of(shape, training, place, passes, buckets, device, homes, keys)
     needs = estimates.Needs.of(arm, precision, training.precision is None, ours, machine)
-    unread = [*unread_of_arm(arm, training, buckets), *unread_of_place(arm, ours.placement.ranks, place)]
+    unread = [*unread_of_arm(arm, training, buckets), *unread_of_place(arm, ours.placement.ranks, place, ours.model)]
     notes = [f"Not read: {', '.join(unread)}."] if unread else []
     if read:
         words = [typed(name, value) for name, value in read.items() if name not in ("homes", "deepspeed", "why")]
@@ -174,6 +177,9 @@ def estimate(
     if arm.fsdp and version_of(arm.fsdp) == "1":
         notes.append("Predicted as FSDP2: FSDP1 was not run. It also holds the whole embedding while layers run.")
     notes += answer.recompute_note(passes.checkpointing, ours.model, arm.stage)
+    if ours.placement.fsdp and ours.batch.passes > 1:
+        notes.append(finding("fsdp2_whole_gradients").said)
+    notes += answer.attention_note(ours.model, place.attention_kernel)
     # A number of parameters is taken for a shape of about that size; their states need no shape.
     parameters = ours.model.parameters if model.layers else model.params or ours.model.parameters
     states = estimates.model_states(needs, parameters)

@@ -17,7 +17,7 @@ from study.configs.oom import reading
 from study.configs.oom.by_text import by_text, explained
 from study.configs.oom.causes import Cause
 from study.configs.oom.changes import may_hold_whole_gradients
-from study.configs.oom.explain import tokens_of_logits, widths
+from study.configs.oom.explain import IN_FP32, tokens_of_logits, widths
 from study.configs.oom.fitting import far_beyond, named, predicted
 from study.configs.oom.optimizers import UNSAID
 from study.configs.oom.reading import OomError
@@ -39,12 +39,14 @@ from study.known.which_apply import Stack
 from study.predict.front import Wanted, deepspeed_keys, default_sequence, papers
 
 DEEPSPEED_CONFIG = re.compile(r"\bdeepspeed(?:_config)?[\"']?\s*[:= ]\s*[\"']?([\w./-]{1,200}\.json)\b")
+INSTALLED = re.compile(r"(?m)^[\w.-]+==\S+$")  # a line of pip freeze
 RECOMPUTES = re.compile(r"(?i)checkpointing|utils\.checkpoint|checkpoint_wrapper|recomput")
 OF_SEQUENCE = {"oom-padded", "oom-embeddings"}  # of one size: how long sequences are decides
 SAID_AS = {
     "arm": "stage",
     "precision": "loaded",
     "chunked_loss": CHUNKING,
+    "attention_kernel": "attention",
 }  # what a text says of a flag, if it is called otherwise
 
 
@@ -151,6 +153,9 @@ def _show_taken(pasted: Pasted, training: KnownTraining, given: dict[str, Any], 
         taken.append("--accumulation 1 (nobody says it; with more, Accelerate's FSDP holds whole gradients)")
     if is_predicted and training.described.optimizer is None and not training.arm.endswith(("_cpu", "_nvme")):
         taken.append(UNSAID)
+    kernel = training.described.attention_kernel or "sdpa"
+    if is_predicted and training.model and (note := training.model.attention_note(kernel)):
+        taken.append(f"--attention-kernel eager ({note})")
     words = [each.removesuffix("*") for each in taken if each.endswith("*")]
     if taken:
         say_wrapped(f"Taken as: {', '.join(taken)}{' (* read from the text; flags win)' if words else ''}.")
@@ -189,24 +194,31 @@ def _show_causes(causes: list[Cause]) -> None:
 
 
 def _contradiction(message: OomError, training: KnownTraining, causes: list[Cause]) -> str | None:
-    """Return that the logits are of more tokens than were given. None: they are not."""
+    """Return that the logits are of other tokens than were given. None: they are not.
+
+    Of fewer only where the text names the logits, and the tokens make whole sequences.
+    """
     ids = {cause.id for cause in causes}
-    tokens = tokens_of_logits(message, training)
+    tokens, given_tokens = tokens_of_logits(message, training), training.rows * training.sequence
     if tokens is None or not training.sequence or ids.isdisjoint(("oom-logits", "oom-padded")):
+        return None
+    is_named = bool(IN_FP32.search("".join(message.frames)))
+    if tokens < given_tokens and (tokens % training.sequence or not is_named):
         return None
     are = "are" if "oom-logits" in ids else "would be"  # the text names them, or the size alone does
     kind = "fp32" if max(widths("oom-logits", message, training)) == 4 else "16-bit"
-    given = f"you gave {training.rows * training.sequence:,} (micro-batch {training.rows} x {training.sequence:,})"
-    question = (
-        f"Is the micro-batch {tokens / training.sequence:g}, are sequences longer, or are several packed into one?"
-    )
+    given = f"you gave {given_tokens:,} (micro-batch {training.rows} x {training.sequence:,})"
+    others = "are sequences longer, or are several packed into one?"
+    if tokens < given_tokens:
+        others = f"is its longest row {tokens / training.rows:,g}, or is the text of another run?"
+    question = f"Is the micro-batch {tokens / training.sequence:g}, {others}"
     return f"{message.asked.text} {are} the {kind} logits of {tokens:,} tokens; {given}. {question}"
 
 
 def _says_no_adapters(words: tuple[str, ...]) -> bool:
-    """Whether a whole script is given, and nothing in it or beside it names adapters."""
+    """Whether a whole script is given, and nothing in it or beside it names adapters, but for what is installed."""
     files = [word for word in words if os.path.isfile(word)]  # noqa: PTH113  an error in quotes may be longer than a name
-    given_text = "\n".join(map(lists.content, files))
+    given_text = INSTALLED.sub("", "\n".join(map(lists.content, files)))
     return shown(among(files), "", given_text, Stack.of({})).get("peft") is False
 
 

@@ -20,7 +20,10 @@ VOCABULARY = 2048
 MAX_CONFIG_BYTES = 8 * 2**20  # of a config.json: one with 20,000 labels has 1 MB
 SHAPES: dict[str, dict] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 VARIANT = re.compile(r"(?i)[-_ ](chat|instruct|it|hf|base|bnb-4bit)(?=[-_ ]|$)")
-NO_FUSED_ATTENTION = ("gptj", "gemma2", "deberta-v2")  # model types for which transformers 5 has eager attention only
+# Model types for which transformers 5 has no sdpa, and those of them that FlashAttention computes, which has Gemma-2's
+# cap of scores (modeling_gemma2.py:351 of 5.23).
+NO_FUSED_ATTENTION = ("gptj", "gemma2", "deberta-v2")
+FUSED_BY_FLASH = ("gemma2",)
 
 
 def config_of(name: str, vocabulary: int = VOCABULARY) -> dict:

@@ -51,6 +51,6 @@ from study.predict.question import (
     with_buckets,
     with_homes,
 )
-from study.predict.step_time import Hardware, StepTime
+from study.predict.step_time import AttentionKernel, Hardware, StepTime
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Batch, Quantized, Recomputation, Training

@@ -78,7 +78,8 @@ class PlaceFlags:
     quantized: Quantized | None = None
     """With --lora-rank: how the frozen linear layers are kept, as in QLoRA."""
     attention_kernel: AttentionKernel = "sdpa"
-    """sdpa: PyTorch's own. flash3 and cudnn are faster from Hopper on."""
+    """sdpa: PyTorch's own. flash3 and cudnn are faster from Hopper on. eager keeps all scores, and is taken where
+    transformers has no other."""
     chunked_loss: bool = False
     """The loss is computed in pieces, so that never all logits are held, as by Liger or torchtune."""
     compiled: bool = False
@@ -228,6 +229,7 @@ class Question:
             Batch(rows, passes, self.sequence, Recomputation(self.checkpointing or False)),
             Placement.of(arm, self.gpus, "cuda"),
             optimizer=self.optimizer,
+            attention=self.attention_kernel,
             frozen="bf16",
             quantized=self.quantized,
             loss="chunked" if self.chunked_loss else "whole",

@@ -16,7 +16,7 @@ from study.predict.training import QUANTIZED_BYTES, Training
 
 PHASES = ("forward", "backward")
 # Fused attention: that of PyTorch, which is FlashAttention-2; FlashAttention-3; that of cuDNN and Transformer Engine.
-AttentionKernel = Literal["sdpa", "flash2", "flash3", "cudnn"]
+AttentionKernel = Literal["eager", "sdpa", "flash2", "flash3", "cudnn"]
 NEWER = ("flash3", "cudnn")  # faster than FlashAttention-2, from Hopper on
 # The class of its pace. new: only outside/ and tools say so. none: CUDA graphs or a compiler launch for it.
 Host = Literal["unsaid", "new", "none"]

@@ -44,7 +44,7 @@ class Training:
     batch: Batch = field(default_factory=Batch)
     placement: Placement = field(default_factory=Placement)
     optimizer: Optimizer = "adamw"  # the trainer's, which is PyTorch's fused one
-    attention: str = "sdpa"
+    attention: str = "sdpa"  # or eager, flash2, flash3, cudnn
     # The type of frozen weights: that of the others; bf16 under autocast; bf16, and each product in its weight's type;
     # bf16 under autocast except norms, which TRL keeps in fp32 beside a base in few bits.
     frozen: Frozen = "as_weights"
@@ -113,7 +113,7 @@ class Training:
         return TraceOptions(
             sequence=self.row_tokens,
             precision=precision,
-            attention=self.attention if self.model.look.has_fused_attention else "eager",
+            attention=self.model.attention_taken(self.attention),
             checkpointing=self.batch.recomputation.value,
             zero3_linear=self.placement.has_own_linear,
             cuda=self.placement.on_gpu,

@@ -151,6 +151,12 @@ def recompute_note(checkpointing: object, model: Transformer, stage: int | None)
     return [finding("recompute_frozen_stage_3" if stage == 3 else "recompute_frozen").said]
 
 
+def attention_note(model: Transformer, kernel: str) -> list[str]:
+    """Return that eager attention is taken, if somebody may expect another."""
+    note = model.attention_note(kernel)
+    return [f"Taken: --attention-kernel eager ({note})."] if note else []
+
+
 def _lacks(advice: Advice) -> str:
     """Return the arm that comes closest to fitting, and the memory that it lacks."""
     # Arms that fit on the GPUs lack host memory alone: the one with the least comes closest.

@@ -538,6 +538,12 @@ def test_an_option_that_changes_nothing_is_said_to_be_unread(options, said, monk
     assert re.findall(r"Not read: .*?\)\.", shown) == ([said] if said else [])
 
 
+def test_whole_gradients_of_fsdp2_are_explained_where_micro_batches_accumulate(monkeypatch, capsys):
+    for options, is_said in (("fsdp2 --accumulation 4", True), ("fsdp2", False), ("zero3 --accumulation 4", False)):
+        in_this_process(monkeypatch, f"estimate --model gpt2 --gpus 4 --arm {options}")
+        assert ("sync_each_batch=True" in capsys.readouterr().out.replace("\n", " ")) == is_said
+
+
 @pytest.mark.parametrize("again", ["--gpus 4", "--gpus=4", "--ranks 4"])
 def test_an_option_that_is_given_twice_is_said(again, monkeypatch, capsys):
     assert in_this_process(monkeypatch, f"estimate --model gpt2 --gpus 2 {again}") is None

@@ -667,6 +667,44 @@ def test_what_a_text_says_of_its_training_is_taken(case):
     assert training.has_adapters == case.get("adapters", "lora_rank" in used)
 
 
+@pytest.mark.parametrize(
+    ("text", "kernel"),
+    [
+        ('from_pretrained(MODEL, attn_implementation="flash_attention_2")', "flash2"),
+        ("--attn_implementation eager", "eager"),
+        ("attn_impl: flash_attn", "flash2"),
+        ("flash_attn: fa2", "flash2"),
+        ("attn_implementation=args.attention", None),
+        ("flash_attn==2.7.4.post1", None),
+        ("flash_attn 2.7.4", None),
+        ('attn_implementation="eager"\nattn_implementation="sdpa"', None),
+    ],
+)
+def test_the_attention_of_a_text_or_a_config_is_taken(text, kernel, tmp_path):
+    assert known(text).described.attention_kernel == kernel
+    if ": " in text:
+        config = tmp_path / "args.yaml"
+        config.write_text(f"output_dir: x\nlearning_rate: 1\n{text}\n")
+        assert known("", given=Described(config=config)).described.attention_kernel == kernel
+
+
+def test_eager_attention_is_predicted_with_its_scores_and_who_pastes_a_text_waits_for_no_trace():
+    given = Described(arm="ddp", ranks=2, micro_batch=2, sequence=512)
+    wanted = Wanted(model="llama-micro")
+    peaks = {}
+    for kernel in ("eager", "sdpa", "flash_attention_2"):
+        training = known(f"attn_implementation: {kernel}", wanted, given)
+        peaks[kernel] = trainings.predicted_memory(wanted, training.described).peak_bytes
+    assert peaks["eager"] > 1.5 * peaks["sdpa"] == 1.5 * peaks["flash_attention_2"]
+    for model, words, is_traced in (
+        ("llama3-8b", "sdpa", True),
+        ("llama3-8b", "eager", False),
+        ("gemma2-9b", "eager", True),
+        ("gemma2-9b", "flash_attention_2", False),
+    ):
+        assert known(f"attn_implementation={words}", Wanted(model=model)).comes_traced == is_traced
+
+
 def test_a_flag_wins_over_the_text_and_so_does_what_a_config_writes(tmp_path):
     text = "torchrun --nproc_per_node 8 t.py --model Qwen/Qwen2.5-7B --per_device_train_batch_size 4 zero_stage: 3"
     assert known(text).described == Described(arm="zero3", ranks=8, micro_batch=4)
@@ -924,6 +962,7 @@ def test_every_change_that_fits_is_listed_whatever_is_named(clue, allocated, unu
     cause = fitting.named(causes)
     said = fitting.predicted(error, training, cause).words
     assert "--chunked-loss, as by Liger (67.5 GiB, only just)" in said
+    assert "Only just: less than 10% of the peak would be left, or nvidia-smi" in said
     assert "--micro-batch 1 and twice the accumulation (47.4 GiB)" in said
     assert "activations recomputed (30.9 GiB)" in said
     assert said.index("--chunked-loss") < said.index("--micro-batch 1") < said.index("activations recomputed (")
@@ -1079,7 +1118,7 @@ def test_fragmentation_comes_first_where_all_would_fit_without_pieces(asked, all
         ("5.87 GiB", 2, 4096, 12_288),
         ("11.74 GiB", 1, 8192, 24_576),
         ("7.83 GiB", 4, 4096, None),  # as many as were given
-        ("3.91 GiB", 4, 4096, None),  # a batch whose longest row is shorter
+        ("3.42 GiB", 4, 4096, None),  # a batch whose longest row is shorter
         ("7.90 GiB", 2, 4096, None),  # no thousands
         ("7.83 GiB", 2, None, None),
     ],
@@ -1198,6 +1237,35 @@ def test_a_script_that_recomputes_nothing_and_a_log_that_does_differ(script, dif
 def test_a_loss_in_pieces_that_is_asked_about_is_not_blamed_for_the_logits(monkeypatch, capsys):
     said = said_of(LOG, "--chunked-loss", monkeypatch, capsys)
     assert "That fits: a loss in pieces never makes the whole logits, of which the message is." in said
+
+
+def test_logits_of_fewer_tokens_than_were_given_are_said(tmp_path, monkeypatch, capsys):
+    log = tmp_path / "train.log"
+    shape = "--model llama3-8b --arm zero3 --ranks 8 --micro-batch 4 --sequence 4096"
+    says = (
+        "3.91 GiB are the fp32 logits of 8,192 tokens; you gave 16,384 (micro-batch 4 x 4,096). Is the micro-batch 2,"
+    )
+    for clue, is_said in ((LOSS, True), ("", False)):  # by its size alone it may be anything
+        log.write_text(clue + FULL.format(asked="3.91 GiB", allocated="70.00 GiB", total="79.11 GiB"))
+        said = said_of(log, shape, monkeypatch, capsys)
+        assert (f"{says} is its longest row 2,048, or is the text of another run?" in said) == is_said
+
+
+def test_whole_logits_beside_a_script_with_the_loss_in_pieces_mean_that_it_was_not_at_work(
+    tmp_path, monkeypatch, capsys
+):
+    log = tmp_path / "train.log"
+    log.write_text(LOSS + FULL.format(asked="7.83 GiB", allocated="70.00 GiB", total="79.11 GiB"))
+    shape = "--model llama3-8b --arm zero3 --ranks 8 --micro-batch 4 --sequence 4096"
+    not_at_work = "What to do: find out why the loss in pieces was not at work in that run"
+    for script, flags, is_said in (
+        ("SFTConfig(use_liger_kernel=True)", "", True),
+        ("SFTConfig()", "", False),
+        ("SFTConfig()", "--chunked-loss", False),  # asks about a next run
+    ):
+        (tmp_path / "train.py").write_text(script)
+        said = said_of(f"{log} {tmp_path}/train.py", f"{shape} {flags}", monkeypatch, capsys)
+        assert (not_at_work in said) == is_said
 
 
 def test_sequences_that_are_longer_than_was_said_come_first_and_are_predicted(monkeypatch, capsys):
@@ -1876,11 +1944,12 @@ def test_processes_that_a_message_names_are_told_with_what_they_have(named, says
 
 
 def test_who_gives_a_script_without_adapters_is_not_asked_for_them(tmp_path, monkeypatch, capsys):
-    log, script = tmp_path / "train.log", tmp_path / "train.py"
+    log, script, installed = tmp_path / "train.log", tmp_path / "train.py", tmp_path / "freeze.txt"
     log.write_text(new())
+    installed.write_text("numpy==2.1.3\npeft==0.15.2\n")
     for text, asks in (("trainer = SFTTrainer(model)\n", False), ("weight.requires_grad = False\n", True)):
         script.write_text(text)
-        said = said_of(f"{log} {script}", "--model llama3-8b --ranks 8", monkeypatch, capsys)
+        said = said_of(f"{log} {script} {installed}", "--model llama3-8b --ranks 8", monkeypatch, capsys)
         assert ("give --lora-rank" in said) == asks
 
 

@@ -9,6 +9,8 @@ from torch.nn import functional
 from study.core.errors import Stop
 from study.core.models import config as configs
 from study.core.models.build import build
+from study.core.recipes import RECIPES
+from study.predict.architecture import named
 from study.predict.engines import engine_of
 from study.predict.prediction import estimate
 from study.predict.step_time import work
@@ -16,7 +18,7 @@ from study.predict.trace import tracing
 from study.predict.trace.asked import TraceOptions
 from study.predict.trace.tape import Pass, read
 from study.predict.trace.transformer import Transformer
-from study.predict.training import Recomputation, Training
+from study.predict.training import Batch, Recomputation, Training
 from tests.predict.families import SMALL, config_of, held_by
 from tests.predict.trainings import placed, training_of
 
@@ -66,6 +68,19 @@ def test_stage_3_keeps_no_copies_of_lower_precision(monkeypatch):
 def fresh(model: Transformer, options: TraceOptions, rows: int) -> Pass:
     (tape,) = tracing.whole(model, options, (rows,))
     return read(tape, model.tensors)
+
+
+def test_flash_attention_of_gemma_2_keeps_no_scores_and_what_is_taken_is_said():
+    """By hand: a layer keeps softmax's fp32 output, its copy in the type of the weights and capped scores' tanh."""
+    peaks = {}
+    for kernel in ("eager", "sdpa", "flash2", "cudnn"):
+        ours = Training(named("gemma2-micro"), RECIPES["fp32"], Batch(2, 1, 256), attention=kernel)
+        peaks[kernel] = estimate(ours).peak_bytes
+    scores_bytes = 4 * 2 * 8 * 256**2
+    assert peaks["flash2"] + 4 * 2 * scores_bytes < peaks["sdpa"] == peaks["eager"] == peaks["cudnn"]
+    assert "flash2 keeps none" in named("gemma2-micro").attention_note("sdpa")
+    assert named("gemma2-micro").attention_note("flash2") == named("llama-micro").attention_note("flash2") == ""
+    assert named("gpt-j-6b").attention_note("flash2").startswith("no flash2 is predicted for gptj")
 
 
 def test_a_search_over_rows_needs_no_other_look():

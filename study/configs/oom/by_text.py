@@ -47,8 +47,8 @@ def by_text(pasted: Pasted, error: OomError | None) -> list[Cause]:
     """Return the causes of an error, as `study oom` names them; without one what fills a GPU that the text names."""
     if error:
         causes, known = explained(pasted, error, Wanted(), Described())
-        is_quick = known.model is not None and known.model.comes_traced  # who pastes a text does not wait for a trace
-        which = predicted(error, known, named(causes)) if is_quick else WhatFits()
+        # Who pastes a text does not wait for a trace.
+        which = predicted(error, known, named(causes)) if known.comes_traced else WhatFits()
         return with_remedies(error, known, causes, which, pasted)
     training = _round(pasted)
     if training is None:

@@ -132,7 +132,7 @@ def _of_tokens(training: KnownTraining) -> Iterator[Allocation]:
 
 
 def tokens_of_logits(error: OomError, training: KnownTraining) -> int | None:
-    """Return the number of tokens whose logits have the asked size, if it is more than were given.
+    """Return the number of tokens whose logits have the asked size, if it is another than was given.
 
     They are in fp32 unless the head's own product makes them.
 
@@ -142,7 +142,7 @@ def tokens_of_logits(error: OomError, training: KnownTraining) -> int | None:
     given = training.rows * training.sequence
     token_bytes = max(widths("oom-logits", error, training)) * training.vocabulary
     tokens = _thousands(error.asked, token_bytes) if training.rows and token_bytes else 0
-    return tokens if tokens > given and error.asked.fits(tokens * token_bytes) else None
+    return tokens if tokens not in (0, given) and error.asked.fits(tokens * token_bytes) else None
 
 
 def _thousands(asked: Asked, token_bytes: float) -> int:
@@ -166,7 +166,8 @@ def _of_other_tokens(training: KnownTraining, error: OomError) -> Iterator[Alloc
 
 
 def _of_more_tokens(training: KnownTraining, error: OomError) -> Iterator[Allocation]:
-    if tokens := tokens_of_logits(error, training):
+    tokens = tokens_of_logits(error, training) or 0
+    if tokens > training.rows * training.sequence:
         words = f"{tokens:,} tokens, not {training.rows * training.sequence:,}, x {training.vocabulary:,}"
         yield Allocation("oom-padded", tokens * training.vocabulary, words)
 

@@ -35,6 +35,7 @@ MADE_IN = {
     "oom-optimizer": "update",
 }
 FITS = {"yes": "That fits", "only just": "That only just fits", "no": "That does not fit"}
+JUST = f"Only just: less than {MISSED:.0%} of the peak would be left, or nvidia-smi would show the GPU as full."
 UNKNOWN = "No change can be said to fit before that is known."
 
 
@@ -188,7 +189,8 @@ def _which_fit(
     times = "" if more_bytes else " `study advise` predicts how long their steps take."
     is_marked = any(words.endswith("*") for words in fitting)
     legend = f" (* shrinks the {' or '.join(cause.part_of)})" if is_marked else ""
-    return f"Each of these would fit, the mildest first{legend}: {'; '.join(fitting)}.{untried}{times}", may_fit
+    why = f" {JUST}" if any("only just)" in words for words in fitting) else ""
+    return f"Each of these would fit, the mildest first{legend}: {'; '.join(fitting)}.{why}{untried}{times}", may_fit
 
 
 def _tried(

@@ -90,7 +90,7 @@ def _said_by(name: str, flags: Described, training: KnownTraining) -> str:
 def _length(error: OomError, training: KnownTraining) -> int | None:
     """Return how long sequences are whose logits have the asked size. None: they are no whole ones, or as was given."""
     tokens = tokens_of_logits(error, training)
-    if tokens is None or tokens % training.rows:
+    if tokens is None or tokens < training.rows * training.sequence or tokens % training.rows:
         return None
     longer = tokens // training.rows
     most = training.model.positions if training.model else None

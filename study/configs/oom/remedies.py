@@ -4,9 +4,10 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from study.configs.oom.causes import HINT, Cause
+from study.configs.oom.causes import HINT, SIZE_FITS, Cause
 from study.configs.oom.changes import IN_PIECES, RECOMPUTED, TOKENS, Change
 from study.configs.oom.excess import helps_in_one_piece
+from study.configs.oom.explain import IN_FP32
 from study.configs.oom.fitting import WhatFits, named, predicted
 from study.configs.oom.means import in_its_words
 from study.configs.oom.reading import OomError
@@ -18,6 +19,10 @@ from study.core.text import binary_size
 
 MOST_NAMED = 3  # changes
 OF_DEEPSPEED = re.compile(r"\bdeepspeed/runtime/|\bdeepspeed\.initialize\(|--deepspeed\b|\bzero_optimization\b")
+NOT_AT_WORK = (
+    "find out why the loss in pieces was not at work in that run, which made whole logits: its kernel was not there or "
+    "not applied to this model, or the log is older than what switches it on"
+)
 ENOUGH = 0.5  # of what is unused, in pieces: so much of it may come together
 # By what a text may have in use: the change that a remedy may name.
 ADVISED = {"chunked_loss": IN_PIECES, "checkpointing": RECOMPUTED}
@@ -46,10 +51,18 @@ def with_remedies(
     fitted = []
     for cause in causes:
         remedy = in_accord(cause, which.may_fit if cause is of_tensor else None, told)
+        if _lacked_pieces(error, training, cause):
+            remedy = NOT_AT_WORK
         if cause is causes[0]:
             remedy = _in_one_piece_first(error, training, causes, which) + remedy
         fitted.append(replace(cause, remedy=remedy))
     return fitted
+
+
+def _lacked_pieces(error: OomError, training: KnownTraining, cause: Cause) -> bool:
+    """Whether whole logits were made though a script or a config has the loss in pieces. A flag is of a next run."""
+    is_whole = SIZE_FITS in cause.reasons or bool(IN_FP32.search("".join(error.frames)))
+    return cause.id == "oom-logits" and is_whole and bool(training.settings.get("chunked_loss"))
 
 
 def _in_one_piece_first(error: OomError, training: KnownTraining, causes: list[Cause], which: WhatFits) -> str:

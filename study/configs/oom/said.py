@@ -18,6 +18,7 @@ from study.core.ignored_keys import OFFLOADS
 from study.core.recipes import Precision
 from study.core.settings import flag
 from study.core.shapes import model_of_name
+from study.predict.front import AttentionKernel
 
 NUMBERS = ("ranks", "micro_batch", "accumulation", "sequence", "vocabulary", "lora_rank", "reduce_bucket_size")
 COMPARED = ("arm", "ranks", "micro_batch", "sequence", "checkpointing", "model", "lora_rank", "gpu")
@@ -40,6 +41,17 @@ LOADED = re.compile(
 )
 RECOMPUTING = ("checkpointing", OF_FSDP)
 IN_ONE_PIECE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"  # of the allocator
+# By the words of transformers, LLaMA-Factory (flash_attn) and ms-swift (attn_impl).
+ATTENTION = re.compile(r"(?<!\w)_?(?:attn_impl(?:ementation)?|flash_attn)[\"']?\s*[=: ]\s*[\"']?(\w+)\b")
+KERNELS: dict[str, AttentionKernel] = {
+    "eager": "eager",
+    "sdpa": "sdpa",
+    "fa2": "flash2",
+    "flash_attn": "flash2",
+    "flash_attention_2": "flash2",
+    "fa3": "flash3",
+    "flash_attention_3": "flash3",
+}
 CHUNKING = "fused kernels (Liger)"  # with the Trainer's default kernels: one is the loss of chunks
 # Guesses at what took more than was predicted, and the words of a text that rule each out.
 NOT_RECOMPUTED = "activations, if recomputing is not in effect"
@@ -86,6 +98,7 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     said["sync_each_batch"] = bool(SYNCED.search(pasted.text)) or None
     said["adapters"] = pasted.said.get("peft")
     said["accumulation"] = pasted.said.get("passes")
+    said["attention"] = only({*ATTENTION.findall(pasted.text)} & KERNELS.keys())
     said["deepspeed"] = pasted.config.content if pasted.config else None
     zero = pasted.config.content["zero_optimization"] if pasted.config else None
     if isinstance(zero, dict):
@@ -177,6 +190,7 @@ def understood(settings: dict[str, Any]) -> dict[str, Any]:
         values[name] = _whole(values.get(name))
     values["checkpointing"] = _recomputes(values)
     values["chunked_loss"] = str(values.get(CHUNKING)).lower() not in OFF or None
+    values["attention_kernel"] = KERNELS.get(str(values.get("attention")))
     values["model"] = model_of_name(str(values.get("model")))
     values["arm"] = _nearest_arm(values)
     values["homes"] = _homes(values)

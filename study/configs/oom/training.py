@@ -22,6 +22,7 @@ from study.core.settings import flag
 from study.core.text import is_number
 from study.predict.front import (
     BUCKETS,
+    AttentionKernel,
     Estimate,
     Keys,
     Optimizer,
@@ -74,6 +75,8 @@ class Described:
     """Activations are recomputed in the backward pass."""
     chunked_loss: bool | None = None
     """The loss is computed in pieces, so that never all logits are held, as by Liger or torchtune."""
+    attention_kernel: AttentionKernel | None = None
+    """As `study estimate` takes it. Default: what a config or a text says, or sdpa."""
     quantized: Quantized | None = None
     """With --lora-rank: how the frozen linear layers are kept, as in QLoRA."""
     vocabulary: int | None = None
@@ -158,6 +161,15 @@ class KnownTraining:
         """What it is taken for, by names of flags."""
         flags = vars(self.wanted) | vars(self.described)
         return {name: value for name, value in flags.items() if name not in ("homes", "keys")}
+
+    @property
+    def comes_traced(self) -> bool:
+        """Whether its passes come with the package, and not only the usual ones of its model."""
+        asked = self.described.attention_kernel or "sdpa"
+        model = self.model
+        return (
+            model is not None and model.comes_traced and model.attention_taken(asked) == model.attention_taken("sdpa")
+        )
 
     @property
     def arm(self) -> str:
@@ -262,10 +274,13 @@ def prediction_of(wanted: Wanted, given: Described) -> Prediction:
         gpus=given.ranks, sequence=given.sequence, precision=given.precision, optimizer=given.optimizer
     )
     # One node, as nobody has said how large nodes are; no time is asked for.
-    chunked = bool(given.chunked_loss)
-    quantized = given.quantized if wanted.lora_rank else None
     place = PlaceFlags(
-        gpu="H100", gpus_per_node=training.ranks, machine=None, chunked_loss=chunked, quantized=quantized
+        gpu="H100",
+        gpus_per_node=training.ranks,
+        machine=None,
+        chunked_loss=bool(given.chunked_loss),
+        quantized=given.quantized if wanted.lora_rank else None,
+        attention_kernel=given.attention_kernel or "sdpa",
     )
     shape = asked_for(wanted, given.sequence or 1)
     step = StepFlags(batch=training.ranks, checkpointing=bool(given.checkpointing))

@@ -14,7 +14,9 @@ from study.core.shapes import SHAPES, VOCABULARY, config_of
 
 Kind = Literal["decoder", "encoder", "seq2seq", "vision", "speech"]
 OWN_ATTENTION = ("falcon",)  # model types that know no attention but transformers' own names
-CAUSAL = "causal_sdpa"  # transformers' fused attention under a name for which it builds no mask
+# transformers' fused attention under names for which it builds no mask. The second is refused by no model: for a trace
+# it stands for FlashAttention, which keeps as much.
+CAUSAL = {"sdpa": "causal_sdpa", "flash": "causal_fused"}
 # Each kind with transformers' table of its model types, and its Auto class. The first matching table decides.
 TABLES: dict[Kind, tuple[Mapping[str, object], type]] = {
     "speech": (names.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES, transformers.AutoModelForSpeechSeq2Seq),
@@ -76,16 +78,21 @@ def _for_training(config: PretrainedConfig, attention: str | None, dropout: floa
         raise Stop(f"transformers has no fused attention for {config.model_type}", "give --attention eager")
     config._attn_implementation = attention
     is_causal = kind_of(config) in ("decoder", "seq2seq", "speech")
-    if attention == "sdpa" and is_causal and config.model_type not in OWN_ATTENTION:
+    if attention in CAUSAL and is_causal and config.model_type not in OWN_ATTENTION:
         # Under this name transformers builds no mask and uses the causal kernel. That is right, as no row is padded.
-        transformers.AttentionInterface.register(CAUSAL, sdpa_attention_forward)
-        config._attn_implementation = CAUSAL
+        config._attn_implementation = CAUSAL[attention]
+        transformers.AttentionInterface.register(CAUSAL[attention], _uncapped)
     if dropout is not None:
         # By name: hidden_dropout_prob, attn_pdrop, resid_pdrop, classifier_dropout, embd_pdrop and others.
         for name, value in config.to_dict().items():
             if "drop" in name and type(value) in (int, float):
                 setattr(config, name, dropout)
     return config
+
+
+def _uncapped(*args, softcap: float | None = None, **more):
+    """Fused attention. Only for a trace it is asked for a cap of scores, which changes no size."""
+    return sdpa_attention_forward(*args, **more)
 
 
 def _part_that_trains(config: PretrainedConfig) -> PretrainedConfig:

@@ -8,7 +8,7 @@ from typing import Any
 from study.core import cache
 from study.core.errors import FULL_INSTALL, Stop
 from study.core.settings import cache_home
-from study.core.shapes import SHAPES, config_of
+from study.core.shapes import FUSED_BY_FLASH, SHAPES, config_of
 from study.core.text import bar
 from study.predict.trace import committed
 from study.predict.trace.asked import Look, TraceOptions
@@ -91,6 +91,20 @@ class Transformer:
     def positions(self) -> int | None:
         """The most tokens of a row; None if the config says nothing."""
         return self.look.limit
+
+    def attention_taken(self, kernel: str) -> str:
+        """Return the attention whose memory is predicted: fused ones keep as much as sdpa."""
+        if kernel != "eager" and self.look.has_fused_attention:
+            return "sdpa"
+        return "flash" if kernel.startswith("flash") and self.family in FUSED_BY_FLASH else "eager"
+
+    def attention_note(self, kernel: str) -> str:
+        """Return that eager attention is taken though another was asked for. Empty: it is not."""
+        has_heads = not self.dimensions.keys().isdisjoint(("num_attention_heads", "n_head"))
+        if kernel == "eager" or self.attention_taken(kernel) != "eager" or not has_heads:
+            return ""
+        other = "; flash2 keeps none" if self.family in FUSED_BY_FLASH else ""
+        return f"no {kernel} is predicted for {self.family}, and eager keeps all scores{other}"
 
     def tape(self, options: TraceOptions, rows: int) -> Tape:
         """Return the tape of a pass, from the package, the cache folder, or a new trace."""
