@@ -78,8 +78,7 @@ class PlaceFlags:
     quantized: Quantized | None = None
     """With --lora-rank: how the frozen linear layers are kept, as in QLoRA."""
     attention_kernel: AttentionKernel = "sdpa"
-    """sdpa: PyTorch's own. flash3 and cudnn are faster from Hopper on. eager keeps all scores, and is taken where
-    transformers has no other."""
+    """sdpa: PyTorch's own. flash3, cudnn: faster from Hopper on. eager keeps all scores."""
     chunked_loss: bool = False
     """The loss is computed in pieces, so that never all logits are held, as by Liger or torchtune."""
     compiled: bool = False

@@ -153,7 +153,8 @@ class KnownTraining:
             config = settings.get("deepspeed")
             keys = deepspeed_keys.counted(config, model.hidden if model else 0, buckets=described.buckets)
             reduced = dict(keys).get(deepspeed_keys.REDUCED)
-            described = replace(described, keys=keys, buckets=described.buckets or (reduced and int(reduced)))
+            given = int(reduced) if reduced else None  # 0 is a mistake of its own (mistakes.py)
+            described = replace(described, keys=keys, buckets=described.buckets or given)
         return cls(wanted, model, settings, described, from_text)
 
     @property
