@@ -164,7 +164,7 @@ def test_the_verdicts_and_their_counts():
     assert "The English bodies of the papers P2, P3 and P4 were not read, so" in page
     assert "Three papers' English bodies were not read." in README
     assert f"[How {total} were judged](reports/answers/claims.md)" in README
-    assert len(others) / (total - of_articles) == pytest.approx(1 / 4, abs=0.015)
+    assert 0.26 <= len(others) / (total - of_articles) <= 0.3, "over a quarter"
     assert len(held) / of_articles == pytest.approx(1 / 10, abs=0.015)
     assert (number["holds"] + number["does not hold"]) / total < 1 / 2, "most are conditional or open"
     decided = [claim for claim in texts.claims() if claim.certainty]
