@@ -28,6 +28,7 @@ CLIPPED = next(row for name, row in scripts.rows().items() if name.startswith("D
 ACCUMULATION = next(row for name, row in scripts.rows().items() if "the DeepSpeed config another or none" in name)
 CLIPS_OWN = scripts.rows()["Does the script clip by torch.nn.utils.clip_grad_norm_"]
 PER_PROCESS = next(row for name, row in scripts.rows().items() if "divided by the number of processes" in name)
+GEMMA_2 = scripts.rows()["Is the model Gemma-2, without eager or FlashAttention"]
 PRECOMPUTED = scripts.rows()["Is it DPO or KTO with precompute_ref_log_probs"]
 SFT = """from transformers import AutoModelForCausalLM
 from trl import SFTTrainer
@@ -70,6 +71,8 @@ SAID = {
     PER_PROCESS.needs: "accelerator.prepare(model, scheduler)",
     PER_PROCESS.no: "Accelerator(split_batches=True)",
     PER_PROCESS.yes: "n = steps / a.num_processes\na.prepare(model, scheduler)\nscheduler.step()",
+    GEMMA_2.yes: 'from_pretrained("google/gemma-2-9b")',
+    GEMMA_2.no: 'from_pretrained("google/gemma-2-9b", attn_implementation="eager")',
     scripts.rows()["reentrant"].yes: "SFTTrainer(peft_config=lora)",
     scripts.rows()[OWN_LOSS].no: "AutoModelForCausalLM; SFTTrainer(",
 }
