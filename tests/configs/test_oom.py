@@ -507,7 +507,7 @@ def test_the_numbers_of_a_message_say_whether_activations_are_recomputed(asked, 
     answered = with_recomputing(error, training, causes)
     assert answered.described.checkpointing is says
     is_inferred = says is not None and "checkpointing" not in settings
-    assert answered.inferred.endswith(f"as the log's {float(allocated.split()[0]):g} GiB say") == is_inferred
+    assert answered.inferred.endswith(f"(as the log's {float(allocated.split()[0]):g} GiB say)") == is_inferred
     said = fitting.predicted(error, answered, causes[0]).words
     is_open = "if they are recomputed, which is not known" in said
     fits_neither = "with recomputed ones; the log's " in said
