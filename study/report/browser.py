@@ -31,7 +31,9 @@ def fetch(into: Path) -> list[str]:
         _run("npm", "pack", "--silent", "--fetch-retries=1", "--pack-destination", temporary, RUNTIME)
         (packed,) = Path(temporary).glob("*.tgz")
         with tarfile.open(packed) as archive:
-            archive.extractall(temporary, filter="data")
+            # `filter` is an argument since Python 3.11.4: Debian 12 has 3.11.2.
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)
+            archive.extractall(temporary)
         for name in FILES:
             shutil.copyfile(Path(temporary, "package", name), into / name)
     pip = (sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--implementation", "cp")
