@@ -131,10 +131,12 @@ def wait(ranks: list[int]) -> None:
     code = 0
     while ranks:
         # torchrun looks every 0.1 s. Until then a rank that has ended is a zombie, and the others can see how it ended.
+        # On a busy machine they need longer: here they have a second, or until they have ended as well.
         pid = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid
         status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT).si_status
-        if status and not code:
-            time.sleep(0.1)
+        until_s = time.monotonic() + 1
+        while status and not code and time.monotonic() < until_s and any(map(machine.is_alive, ranks)):
+            time.sleep(0.01)
         os.waitpid(pid, 0)
         ranks.remove(pid)
         if status and not code:

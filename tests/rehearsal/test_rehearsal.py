@@ -147,7 +147,6 @@ def test_fsdp1_answers(divides, written, tmp_path):
     done = study_virtual(written(LOOP), f"--config_file={config}")
     words = " ".join(done.stdout.split())
     assert "Your script decided: FSDP1; weights in float32; AdamW" in words, done.stderr
-    assert "Your script trains in fp32: " in words, "without --gpu as well"
     assert "get no gradient" not in words
 
 
