@@ -18,7 +18,7 @@ FIRST, LAST = 2**17, 2**18  # characters that are kept whole
 BEFORE, AFTER = 2000, 4000  # characters around a word of alarm
 MOST_ODD = 0.1  # of the characters of a text
 MOST_ALARMS = 12  # of each word the first few: an error that repeats says nothing new
-APART = 200_000  # characters between lines of losses that are kept
+APART = 1_000_000  # characters between lines of losses that are kept
 ALARMS = ("Traceback (most", "Error: ", "atchdog", "ut of memory", "Killed", "CANCELLED", "return code =", "OVERFLOW")
 COLOR = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 

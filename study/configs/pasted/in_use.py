@@ -62,10 +62,11 @@ def rows() -> dict[str, InUse]:
 
 def advised(remedy: str, pasted: Pasted) -> str:
     """Return a remedy without that of which the text says that it is in use, with the config class of its trainer."""
-    trainer = only(
-        {each for each in TRAINERS if re.search(rf"(?i)\b(?:trl {each}|{each}_?(?:trainer|config))\b", pasted.text)}
-    )
-    remedy = remedy.replace("SFTConfig", f"{trainer or 'SFT'}Config")
+    if "SFTConfig" in remedy:
+        trainer = only(
+            {each for each in TRAINERS if re.search(rf"(?i)\b(?:trl {each}|{each}_?(?:trainer|config))\b", pasted.text)}
+        )
+        remedy = remedy.replace("SFTConfig", f"{trainer or 'SFT'}Config")
     fitting = [row for row in rows().values() if row.fits(pasted)]
     left = _left(remedy, fitting, pasted.text)
     if left == remedy:
