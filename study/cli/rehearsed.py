@@ -1,5 +1,6 @@
 """What `study virtual train.py` prints: the verdict, the parts of the peak, and what the script decided."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from study.report import rehearsals
 from study.report.rehearsals import Rehearsed
 from study.watch.about import about
 
-MOST_FAULTS = 3
+MOST_FAULTS = MOST_DECISIONS = 3
 SEQUENCES = "row_tokens", "longest_row", "lengthened_to", "max_length"  # of an answer
 
 
@@ -103,9 +104,11 @@ def show_mistakes(folder: Path) -> list[dict]:
     return list(map(asdict, mistakes))
 
 
-def show_known(folder: Path) -> list[str]:
-    """Show the known faults that apply to what was prepared. Nothing is asked. Return their ids."""
-    asked, _ = described((), Flags(), folder / store.RECORD)
+def show_known(folder: Path, releases: Mapping[str, str]) -> list[str]:
+    """Show the known faults that apply to what was prepared, of the releases that ran. Nothing is asked. Return ids."""
+    asked, _ = described(
+        tuple(f"{name} {release}" for name, release in releases.items()), Flags(), folder / store.RECORD
+    )
     ran = [f"{name} {release}" for name, release in asked.releases.items()]
     applying = [each for each in which_apply(asked) if each.answer == "applies"]
     if not applying:
@@ -122,8 +125,12 @@ def show_known(folder: Path) -> list[str]:
     return [each.fault.id for each in applying]
 
 
-def show_ranks(request: Request) -> None:
+def show_ranks(request: Request, decides: Mapping[str, str]) -> None:
     """Say whether the ranks part, which would hang. Where they do, the answer ends with that."""
+    for where, line in list(decides.items())[:MOST_DECISIONS]:
+        what = f"{where} decides by a number that does not exist here, and is 0: `{line}`."
+        hangs = " If it differs between ranks, they may part there and wait for ever." if request.ranks > 1 else ""
+        say_wrapped(f"{what}{hangs} --value gives it another.")
     if request.compares_ranks:
         say_wrapped("Ranks 0 and 1 call the same collectives, as far as rank 1 was followed: no hang was found.")
     elif request.ranks > 1:

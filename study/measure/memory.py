@@ -148,6 +148,11 @@ class MemoryWatch(TorchDispatchMode):
         self.at_peak = None
         self._rise()
 
+    def sort_again(self) -> None:
+        """Sort once more if the peak is here: what was made last may have got a role since."""
+        if self.at_peak is not None and self.total == self.peak:
+            self.at_peak = self.by_role()
+
     def sort_from_here(self, every: float) -> None:
         """From now on, find a peak of its own, and sort storages whenever it has risen by this share."""
         self.sorts_every, self._sorted_bytes = every, 0

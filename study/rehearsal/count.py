@@ -61,6 +61,7 @@ class Count:
         self._others: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._on_host: dict[int, weakref.ref] = {}  # storages that were there before the training, such as a data set
         self._calls = 0  # of the model that trains, which is known after the first update
+        self._given: list[int] = []  # the shape of the last batch of a loader
         self._read: list[int] = []  # the shape of the update's largest batch
         self._parts: dict[str, int] | None = None
         self._after_step: dict[str, int] | None = None
@@ -101,7 +102,7 @@ class Count:
         leaves = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim]
         if tensors and not self.moments.is_over:
-            self.answer.batch = list(max(tensors, key=torch.Tensor.numel).shape)
+            self._given = list(max(tensors, key=torch.Tensor.numel).shape)
 
     def _tell(self) -> None:
         """Say where the script is, and what shows that it goes on within a long micro-batch."""
@@ -110,11 +111,14 @@ class Count:
         self._told_s = time.monotonic()
 
     def _before_forward(self, module, inputs) -> None:
-        self._note_read(inputs)
         trains = module.training and torch.is_grad_enabled()
         self.moments.called(trains)
+        if torch.is_grad_enabled():  # an evaluation between two updates is no part of them
+            self._note_read(inputs)
+            self.answer.batch = self._given
         if self._model is not None and not self.moments.is_over:
-            self._calls += module is self._model
+            # Without adapters a model is its own reference: it is called without gradients, and as it trains.
+            self._calls += module is self._model and (module.training or torch.is_grad_enabled())
             if id(module) not in self._modules:
                 self._note_other(module)
         if trains and not self.shapes.has_begun:
@@ -172,7 +176,9 @@ class Count:
     def end_update(self) -> None:
         """Note an update's peak. After the last one that is asked for, one more shows what the peak consists of."""
         answer = self.answer
-        self.mistakes.loader = self.moments.updated() or self.mistakes.loader
+        if (loader := self.moments.updated()) is not None:  # of a stream, it is neither true nor false
+            self.mistakes.loader = loader
+            self.lengths.trained(loader)
         self.mistakes.updated(self.record.watched if self.record else None)
         if self.moments.is_over:
             self.moments.end_if_seen()
@@ -216,6 +222,9 @@ class Count:
         self.mistakes.look(self.record, self.model, self.optimizer, accelerator)
         self._model = model = roles.plain_model(self.model)
         self._modules = set(map(id, model.modules()))
+        for module in gc.get_objects():  # a copy with averaged weights is called in no step
+            if issubclass(type(module), nn.Module) and module._parameters and id(module) not in self._modules:
+                self._others.add(module)
         adapters = getattr(model, "peft_config", {})
         self.answer.lora_rank = next((getattr(each, "r", None) for each in adapters.values()), None)
 

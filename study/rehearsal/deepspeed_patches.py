@@ -74,6 +74,19 @@ def builder_without_cpu(rehearsal: Rehearsal, module) -> None:
         module.NotImplementedBuilder.load = lambda *_, **__: Nothing()
 
 
+def stages_1_and_2(rehearsal: Rehearsal, module) -> None:
+    owner = module.DeepSpeedZeroOptimizer
+    rehearsal.shapes.wrap_all(owner)
+    make = getattr(owner, "setup_buckets", None)  # of old releases: None
+
+    def make_and_sort(this) -> None:
+        make(this)
+        rehearsal.count.watch.sort_again()  # a bucket is often the peak, and is in its list only now
+
+    if make:
+        owner.setup_buckets = make_and_sort
+
+
 def without_values(class_name: str) -> Patch:
     """Return a patch by which new tensors of every method of a class have no values."""
     return lambda rehearsal, module: rehearsal.shapes.wrap_all(getattr(module, class_name))
@@ -84,7 +97,7 @@ PATCHES: dict[str, Patch] = {
     "deepspeed.runtime.engine": engine,
     "deepspeed.runtime.zero.partitioned_param_coordinator": coordinator,
     "deepspeed.runtime.zero.partition_parameters": partition,
-    "deepspeed.runtime.zero.stage_1_and_2": without_values("DeepSpeedZeroOptimizer"),
+    "deepspeed.runtime.zero.stage_1_and_2": stages_1_and_2,
     "deepspeed.runtime.zero.stage3": without_values("DeepSpeedZeroOptimizer_Stage3"),
     "deepspeed.runtime.zero.parameter_offload": without_values("DeepSpeedZeRoOffload"),
     "deepspeed.runtime.bf16_optimizer": without_values("BF16_Optimizer"),

@@ -98,6 +98,7 @@ def stay_on_cpu() -> None:
         begin(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
 
     TORCH.autocast.__init__ = autocast
+    TORCH.cuda.amp.common.amp_definitely_not_available = lambda: False  # otherwise a GradScaler turns itself off
     TORCH.nn.Module.cuda = lambda module, *_, **__: module
     move = torch.nn.Module.to
 

@@ -19,6 +19,8 @@ class Lengths:
         self.request = request
         self.answer = answer
         self._targets: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
+        # Of each loader, by names of the answer: what an evaluation reads is no part of an update.
+        self._seen: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
 
     def lengthen(self, loader: Any, batch: Any) -> Any:
         """Note the tokens of a batch's sequences, and repeat them until these are as long as wanted."""
@@ -31,21 +33,31 @@ class Lengths:
         rows = getattr(loader._index_sampler, "batch_size", None) or len(ids)
         joined = rows if len(ids) == 1 else 1  # a collator without padding puts all rows into one
         tokens = -(-ids.shape[1] // joined)
-        self.answer.row_tokens = max(self.answer.row_tokens, tokens)
+        self._note(loader, "row_tokens", tokens)
         wanted = self._target(loader) or 0
         if wanted <= tokens:
             return batch
-        self.answer.lengthened_to = max(self.answer.lengthened_to or 0, wanted)
+        self._note(loader, "lengthened_to", wanted)
         length = wanted * joined
         for name, value in columns.items():
             if isinstance(value, torch.Tensor) and value.shape == ids.shape:
                 columns[name] = value.repeat(1, -(-length // ids.shape[1]))[:, :length]
         return batch if columns is batch else columns["input_ids"]
 
+    def _note(self, loader: Any, name: str, tokens: int | None) -> None:
+        seen = self._seen.setdefault(loader, {})
+        if tokens is not None:
+            seen[name] = max(tokens, seen.get(name, 0))
+
+    def trained(self, loader: Any) -> None:
+        """Note that the batches of this loader train."""
+        for name, tokens in self._seen.get(loader, {}).items():
+            setattr(self.answer, name, max(tokens, getattr(self.answer, name) or 0))
+
     def _target(self, loader: Any) -> int | None:
         if loader not in self._targets:
             longest, most = longest_row(loader), self.answer.max_length
-            self.answer.longest_row = max(filter(None, (longest, self.answer.longest_row)), default=None)
+            self._note(loader, "longest_row", longest)
             known = min(longest, most or longest) if longest and self.request.gpu else None
             self._targets[loader] = self.request.tokens or known
         return self._targets[loader]

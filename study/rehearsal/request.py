@@ -99,6 +99,7 @@ class Answer:
     first_step_at: int = 0  # in that log: what comes before is loading
     moments: list[Moment] = field(default_factory=list)
     collectives: list[tuple[str, str | None]] = field(default_factory=list)  # each with its line of the script
+    decides: dict[str, str] = field(default_factory=dict)  # by lines' places: those that compare what is 0 here
     is_cut: bool = False  # the script would have gone on
     failure: Failure | None = None
 

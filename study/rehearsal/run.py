@@ -60,7 +60,7 @@ def main(folder: Path) -> None:
         refuse_missing(path, request.configs_of)
         Files(folder).guard()
         sys.addaudithook(refuse_others)
-        one_device = contextlib.nullcontext() if request.real else OnOneDevice(count.moments)
+        one_device = contextlib.nullcontext() if request.real else OnOneDevice(count.moments, script)
         with values, count.watch, one_device, kernels(request, count.answer):
             run_script(path, request.skips, request.module)
     except Enough:
@@ -71,6 +71,7 @@ def main(folder: Path) -> None:
     answer = count.finish(folder)
     answer.failure = failure
     answer.collectives = values.collectives
+    answer.decides = script.decides
     if failure is None and not answer.updates:
         why = "" if answer.batches else ": no loader gave a batch, as its data set has too few samples or none"
         answer.failure = Failure("script", f"the script ended without an update of an optimizer{why}")

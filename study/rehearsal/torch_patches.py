@@ -35,6 +35,9 @@ def patch(rehearsal: Rehearsal) -> None:
     parallel.DistributedDataParallel.__init__ = wrap_in_ddp
     if not rehearsal.request.real:
         TORCH.Tensor.data_ptr = address
+        # It keeps what the plain one keeps, and has kernels for a GPU alone.
+        TORCH.nn.SyncBatchNorm.forward = torch.nn.modules.batchnorm._BatchNorm.forward
+        parallel.DistributedDataParallel._passing_sync_batchnorm_handle = lambda *_: None
         FakeTensor.__deepcopy__ = copied  # type: ignore[method-assign, assignment]
         for name in filter(re.compile("[a-z].*_$").match, dir(torch.nn.init)):
             setattr(torch.nn.init, name, initializing(getattr(torch.nn.init, name)))

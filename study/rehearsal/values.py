@@ -31,7 +31,6 @@ MASKED = {aten.index.Tensor, aten.masked_select.default}
 # Data decides by masks, labels and lengths. A larger tensor, such as labels beside each word of a vocabulary, would
 # fill the host.
 LARGE_BYTES = 2**26
-BACKWARD = torch.Tensor.backward
 NEEDS_VALUES = "DynamicOutputShapeException", "DataDependentOutputException", "UnsupportedFakeTensorException"
 # Said by PyTorch of tensors without values, and by NumPy of the zeros in place of large ones.
 HAS_NO_VALUES = ".numpy() is not supported for tensor subclasses", "assignment destination is read-only"
@@ -45,11 +44,27 @@ class NoValue(Exception):
     """The script needs a value that does not exist here: of a weight, or of what one has touched."""
 
 
+class Unknown(float):
+    """A number of a tensor without values, as a script gets it. Where the script compares it, it decides by it."""
+
+    note: Callable[[], None]  # that it is compared
+
+    def _compared(name: str) -> Any:  # type: ignore[misc]
+        def compare(self, other):
+            self.note()
+            return getattr(float, name)(self, other)
+
+        return compare
+
+    __lt__, __le__, __gt__, __ge__ = map(_compared, ("__lt__", "__le__", "__gt__", "__ge__"))
+
+
 class Script:
     """The user's own code: the folder of the script, without what is installed below it."""
 
     def __init__(self, path: Path, values: dict[str, float]):
         self.path = path
+        self.decides: dict[str, str] = {}  # by each place: the line that compares a number that does not exist here
         self.folder = str(path.parent)
         self.values = values
 
@@ -96,6 +111,17 @@ class Script:
             if re.search(rf"\b{re.escape(name)}\b", line):
                 return value
         return None
+
+    def unknown(self, value: float) -> Unknown:
+        """Return a number that was read, and note where the script itself compares it."""
+        number = Unknown(value)
+        number.note = self._decide
+        return number
+
+    def _decide(self) -> None:
+        if (frame := self.reader()) is not None:
+            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+            self.decides[self.place() or ""] = line
 
     def value_of(self, tensor: torch.Tensor) -> float:
         """Return the value that a read gives: what --value says of the variable, or 0 for a number that is shown."""
@@ -207,9 +233,10 @@ def _changed(function, args, kwargs) -> torch.Tensor | None:
 class OnOneDevice(TorchFunctionMode):
     """The GPU is this process's memory: `cuda` names it, and a tensor without values can be read as zeros."""
 
-    def __init__(self, moments: Moments):
+    def __init__(self, moments: Moments, script: Script):
         super().__init__()
         self.moments = moments
+        self.script = script
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -217,10 +244,12 @@ class OnOneDevice(TorchFunctionMode):
         if name in ("numpy", "tolist", "__array__") and args and isinstance(args[0], FakeTensor):
             with self.moments.made_on_host():
                 return zeros_instead(args[0], name)
+        if name == "item" and isinstance(args[0], FakeTensor) and args[0].is_floating_point():
+            is_given = self.script.named_value() is not None
+            value = function(*args, **kwargs)
+            return value if is_given else self.script.unknown(value)
         if name == "cuda":
             return args[0]
-        if function is torch.Tensor.backward:  # what hooks itself around it has been called already
-            function = BACKWARD
         # Other names of the host are also those of this process's GPU, such as `.to(accelerator.device)`.
         goes_to_host = name == "cpu" or (
             name == "to" and len(args) > 1 and isinstance(args[1], str) and args[1] == "cpu"
@@ -260,7 +289,8 @@ def on_cpu(device):
     """Return this process's memory for any name of a GPU. Other values stay."""
     if isinstance(device, torch.device):
         return torch.device("cpu") if device.type == "cuda" else device
-    if isinstance(device, str) and device.partition(":")[0] == "cuda":
+    is_number = isinstance(device, int) and not isinstance(device, bool)  # as in `x.to(local_rank)`
+    if is_number or (isinstance(device, str) and device.partition(":")[0] == "cuda"):
         return "cpu"
     return device
 

@@ -100,6 +100,7 @@ class WatchedLoop:
         self.loaders = Loaders()
         self.batch = targets.TokensIn()
         self._passes = 0
+        self._in_backward = False
         self.special = targets.special_of(self.model)
         self._evaluated = 0  # forward passes without gradients since the last with them, in training mode
         self._watched.has_schedule = hasattr(self._inner.step, "_wrapped_by_lr_sched")
@@ -184,8 +185,15 @@ class WatchedLoop:
         self.loaders.fetched(iterator, batch, self._plain.training and torch.is_grad_enabled())
 
     def _backward(self, original, *args, **kwargs):
+        # A mode of functions, as `torch.set_default_device` is one, calls `torch.Tensor.backward` once more within it.
+        if self._in_backward:
+            return original(*args, **kwargs)
         self._begin_backward(*args, **kwargs)
-        result = original(*args, **kwargs)
+        self._in_backward = True
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            self._in_backward = False
         self._end_backward()
         return result
 

@@ -182,6 +182,22 @@ def test_what_has_no_role_is_named_by_its_phase(where, role):
     assert all(watch.at_peak.get(other, 0) < 1 * MIB for other in others)
 
 
+def test_what_gets_its_role_after_it_was_made_has_it_at_the_peak():
+    """As a bucket of DeepSpeed, which is a list's once it exists. It may be the peak itself."""
+    shown: dict[int, str] = {}
+    with watching(lambda: shown) as watch:
+        zeros(48)
+        watch.look_again()
+        bucket = zeros(48)
+        shown |= addresses(buckets=bucket)
+        assert "buckets" not in watch.at_peak
+        watch.sort_again()
+        assert watch.at_peak["buckets"] == 48 * KIB
+        del bucket
+        watch.sort_again()
+    assert watch.at_peak["buckets"] == 48 * KIB, "it is no more where the peak was"
+
+
 def test_a_mark_outlives_the_tensor_that_showed_it():
     """As DDP's buckets outlive the gradients that are views of them. Without a mark the role goes with the tensor."""
     shown: dict[int, str] = {}

@@ -216,8 +216,10 @@ def test_what_is_installed_below_a_script_is_not_the_users():
 def test_whether_rank_1_was_rehearsed_is_said(ranks, evaluate, save, capsys):
     """`it fits` is no answer to whether ranks wait for each other."""
     request = Request("a.py", [], ranks, ranks, 2, evaluate=bool(evaluate), save=save)
-    show_ranks(request)
-    printed = capsys.readouterr().out
+    show_ranks(request, {"a.py:7": "if loss.item() < 2:"})
+    decides, _, printed = " ".join(capsys.readouterr().out.split()).partition("--value gives it another. ")
+    assert decides.startswith("a.py:7 decides by a number that does not exist here, and is 0: `if loss.item() < 2:`.")
+    assert ("wait for ever" in decides) == (ranks > 1)
     assert printed.startswith("Rank 1 was not rehearsed: --evaluate") == (ranks > 1 and not request.compares_ranks)
     assert printed.startswith("Ranks 0 and 1 call the same collectives") == request.compares_ranks
 

@@ -10,10 +10,12 @@ import pytest
 
 from study.core.errors import Stop
 from study.core.gpus import GPUS, num_gpus
+from study.records import store
 from study.rehearsal.on_gpu import on_gpu
 from study.rehearsal.request import PROGRESS, Answer, Request
 from study.rehearsal.scripts import found
 from study.rehearsal.start import ProgressOfSteps, ran
+from study.watch.about import about
 from tests.conftest import python
 from tests.rehearsal.warm import study
 
@@ -124,6 +126,56 @@ def test_what_scripts_often_do_goes_on_and_another_model_has_a_part(written):
     answer = rehearsed(written(OFTEN))
     assert answer["parts"]["other_models"] == (8 * 8 + 8 + 8 * 2 + 2) * 4
     assert answer["observed"]["accumulation"] == 2
+
+
+PLAIN = """
+    import copy
+    import os
+    import torch
+    from torch.utils.data import DataLoader, IterableDataset
+    local_rank = int(os.environ["LOCAL_RANK"])
+    torch.distributed.init_process_group("nccl")
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return ((torch.randn(8), 1) for _ in range(64))
+
+    model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 2))
+    model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model).to(local_rank)
+    average = copy.deepcopy(model)
+    parallel = torch.nn.parallel.DistributedDataParallel(model, device_ids=[local_rank])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    scaler = torch.amp.GradScaler("cuda")
+    losses = torch.zeros(1, device=local_rank)
+    for x, y in DataLoader(Stream(), batch_size=4):
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = torch.nn.functional.cross_entropy(parallel(x.to(local_rank)), y.to(local_rank))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        model.eval()
+        with torch.no_grad():
+            for x in DataLoader(torch.randn(64, 8), batch_size=16):
+                model(x)
+        model.train()
+"""
+
+
+def test_a_loop_of_pytorch_alone_is_seen_as_it_is(tmp_path):
+    """A stream without a length, a device by its number, a GradScaler, averaged weights, an evaluation in between."""
+    script, folder = tmp_path / "plain.py", tmp_path / "run"
+    script.write_text(textwrap.dedent(PLAIN))
+    folder.mkdir()
+    answer = ran(Request(str(script), [], 2, 2, 2, gpu="H100"), folder, 300)
+    assert answer.failure is None, answer.failure.trace
+    assert (answer.batch, answer.batches_read[-1], answer.calls) == ([4, 8], [4, 8], 1)
+    record = store.read(folder / store.RECORD)
+    assert (record.observed.accumulation, record.observed.autocast) == (1, "fp16")
+    held = record.memory.components.per_rank[0].at_peak
+    statistics = 2 * 64 * 4 + 8
+    assert held["other_models"] == (8 * 64 + 64 + 2 * 64 + 64 * 2 + 2) * 4 + statistics, "the averaged weights"
+    assert {each.id for each in about(folder).findings if not each.costs} == set()
 
 
 WIDE = """

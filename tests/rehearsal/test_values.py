@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from study.core.models.values import WithoutValues
 from study.rehearsal.moments import Moments
 from study.rehearsal.run import failed
-from study.rehearsal.values import LARGE_BYTES, NoValue, OnOneDevice, Script, Shapes, Values
+from study.rehearsal.values import LARGE_BYTES, NoValue, OnOneDevice, Script, Shapes, Values, on_cpu
 
 MASK = torch.tensor([[True, False, True], [False, True, False]])
 
@@ -48,11 +48,34 @@ def test_what_has_no_values_is_read_as_zeros_however_large_it_is(rows, dtype):
     shapes.has_begun = True
     with shapes.only():
         logits = torch.empty(rows, 50, dtype=dtype)
-    with values, OnOneDevice(Moments(None, None)):
+    with values, OnOneDevice(Moments(None, None), Script(Path(__file__), {})):
         predictions = logits.numpy()
         assert np.asarray(logits).shape == predictions.shape == (rows, 50)
     assert predictions.dtype == np.float32
     assert not predictions[-1].any()
+
+
+def test_a_number_is_a_gpu():
+    """`local_rank` stands where a device may."""
+    with OnOneDevice(Moments(None, None), Script(Path(__file__), {})):
+        made = torch.zeros(2, device=3).to(3, torch.float64).to(device=0)
+    assert (made.device.type, made.dtype) == ("cpu", torch.float64)
+    assert on_cpu(True) is True, "non_blocking, of `.to`"
+
+
+@pytest.mark.parametrize(("given", "decides"), [({}, True), ({"loss": 2.3}, False)])
+def test_a_line_that_compares_what_does_not_exist_is_noted(given, decides):
+    script = Script(Path(__file__), given)
+    values = Values(script)
+    shapes = Shapes(values, WithoutValues())
+    with shapes.only():
+        loss = torch.empty(())
+    with values, OnOneDevice(Moments(None, None), script):
+        number = loss.item()
+        assert f"{number:.1f}" == ("2.3" if given else "0.0")
+        assert not script.decides, "it was only shown"
+        assert (number < 2.0) == (not given)  # this line
+    assert [line.rpartition("# ")[2] for line in script.decides.values()] == ["this line"] * decides
 
 
 @pytest.mark.parametrize("read", [lambda logits: logits.numpy().__setitem__(0, 1.0), torch.Tensor.tolist])
@@ -63,6 +86,10 @@ def test_what_a_script_cannot_do_without_values_is_not_its_mistake(read):
     shapes.has_begun = True
     with shapes.only():
         logits = torch.empty(LARGE_BYTES, 50)
-    with values, OnOneDevice(Moments(None, None)), pytest.raises((NoValue, ValueError)) as caught:
+    with (
+        values,
+        OnOneDevice(Moments(None, None), Script(Path(__file__), {})),
+        pytest.raises((NoValue, ValueError)) as caught,
+    ):
         read(logits)
     assert failed(caught.value, script).kind == "value"

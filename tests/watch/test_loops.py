@@ -106,6 +106,12 @@ def unfrozen_on_the_way(folder: Path) -> None:
     train(folder, model, unfreeze)
 
 
+def healthy_default_device(folder: Path) -> None:
+    """It is a mode of functions, which calls what takes the place of `Tensor.backward` a second time."""
+    with torch.device("cpu"):
+        train(folder, layers(), lambda *_: None)
+
+
 def half_without_a_scale(folder: Path) -> None:
     train(folder, layers(), lambda *_: None, dtype=torch.float16)
 
@@ -295,6 +301,7 @@ LOOPS = {
     looks_ahead: ["cleared_on_purpose"],
     looks_ahead_with_zeros: ["cleared_on_purpose"],
     unfrozen_on_the_way: [],
+    healthy_default_device: [],
     half_without_a_scale: ["loss_unscaled"],
 }
 
