@@ -137,8 +137,8 @@ def rehearsed(request: Request, folder: Path, arms: list[Arm], timeout_s: int) -
     rows = [tried(arm, request, folder / arm.name, timeout_s) for arm in arms]
     shown = show_answer(request, answer, store.read(folder / store.RECORD), rows, folder)
     faults = show_known(folder, answer.releases)
-    show_ranks(request, answer.decides)
-    fine = not (faults or any(not each["may_be"] for each in shown["findings"]))
+    may_hang = show_ranks(request, answer, folder)
+    fine = not (may_hang or faults or any(not each["may_be"] for each in shown["findings"]))
     return shown | {"fine": fine, "faults": faults, "tried": [asdict(row) for row in rows]}
 
 

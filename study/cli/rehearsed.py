@@ -106,9 +106,8 @@ def show_mistakes(folder: Path) -> list[dict]:
 
 def show_known(folder: Path, releases: Mapping[str, str]) -> list[str]:
     """Show the known faults that apply to what was prepared, of the releases that ran. Nothing is asked. Return ids."""
-    asked, _ = described(
-        tuple(f"{name} {release}" for name, release in releases.items()), Flags(), folder / store.RECORD
-    )
+    words = tuple(f"{name} {release}" for name, release in releases.items())
+    asked, _ = described(words, Flags(), folder / store.RECORD)
     ran = [f"{name} {release}" for name, release in asked.releases.items()]
     applying = [each for each in which_apply(asked) if each.answer == "applies"]
     if not applying:
@@ -125,13 +124,22 @@ def show_known(folder: Path, releases: Mapping[str, str]) -> list[str]:
     return [each.fault.id for each in applying]
 
 
-def show_ranks(request: Request, decides: Mapping[str, str]) -> None:
-    """Say whether the ranks part, which would hang. Where they do, the answer ends with that."""
-    for where, line in list(decides.items())[:MOST_DECISIONS]:
+def show_ranks(request: Request, answer: Answer, folder: Path) -> bool:
+    """Say whether the ranks part, which would hang. Where they do, the answer ends with that. Return if they may."""
+    for where, line in list(answer.decides.items())[:MOST_DECISIONS]:
         what = f"{where} decides by a number that does not exist here, and is 0: `{line}`."
         hangs = " If it differs between ranks, they may part there and wait for ever." if request.ranks > 1 else ""
         say_wrapped(f"{what}{hangs} --value gives it another.")
+    records = [each / store.RECORD for each in (folder, folder / "rank-1")]
+    passes = [store.read(each).watched.passes_in_epoch for each in records if each.exists()]
+    if None not in passes and len(set(passes)) == 2:
+        what = (
+            f"At {answer.batch_at} the loader of rank 0 has {passes[0]} micro-batches, and that of rank 1 {passes[1]}:"
+        )
+        say_wrapped(f"{what} unless the loop runs under `join`, one rank ends it, and the other waits for ever.")
+        return True
     if request.compares_ranks:
         say_wrapped("Ranks 0 and 1 call the same collectives, as far as rank 1 was followed: no hang was found.")
     elif request.ranks > 1:
         say_wrapped("Rank 1 was not rehearsed: --evaluate compares its collectives, so that a hang is found.")
+    return False

@@ -62,6 +62,7 @@ class Count:
         self._on_host: dict[int, weakref.ref] = {}  # storages that were there before the training, such as a data set
         self._calls = 0  # of the model that trains, which is known after the first update
         self._given: list[int] = []  # the shape of the last batch of a loader
+        self._given_at: str | None = None
         self._read: list[int] = []  # the shape of the update's largest batch
         self._parts: dict[str, int] | None = None
         self._after_step: dict[str, int] | None = None
@@ -103,6 +104,7 @@ class Count:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim]
         if tensors and not self.moments.is_over:
             self._given = list(max(tensors, key=torch.Tensor.numel).shape)
+            self._given_at = self.shapes.values.script.place()
 
     def _tell(self) -> None:
         """Say where the script is, and what shows that it goes on within a long micro-batch."""
@@ -115,7 +117,7 @@ class Count:
         self.moments.called(trains)
         if torch.is_grad_enabled():  # an evaluation between two updates is no part of them
             self._note_read(inputs)
-            self.answer.batch = self._given
+            self.answer.batch, self.answer.batch_at = self._given, self._given_at
         if self._model is not None and not self.moments.is_over:
             # Without adapters a model is its own reference: it is called without gradients, and as it trains.
             self._calls += module is self._model and (module.training or torch.is_grad_enabled())

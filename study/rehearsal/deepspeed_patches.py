@@ -77,14 +77,15 @@ def builder_without_cpu(rehearsal: Rehearsal, module) -> None:
 def stages_1_and_2(rehearsal: Rehearsal, module) -> None:
     owner = module.DeepSpeedZeroOptimizer
     rehearsal.shapes.wrap_all(owner)
-    make = getattr(owner, "setup_buckets", None)  # of old releases: None
+    if not hasattr(owner, "setup_buckets"):  # an old release
+        return
+    make = owner.setup_buckets
 
     def make_and_sort(this) -> None:
         make(this)
         rehearsal.count.watch.sort_again()  # a bucket is often the peak, and is in its list only now
 
-    if make:
-        owner.setup_buckets = make_and_sort
+    owner.setup_buckets = make_and_sort
 
 
 def without_values(class_name: str) -> Patch:

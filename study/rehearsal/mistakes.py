@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import RandomSampler, SequentialSampler
 
 from study.measure import roles
 from study.records.schema import Record
@@ -135,7 +136,13 @@ class Mistakes:
         watched.schedule_length = max(filter(None, map(length_of, self._schedulers.values())), default=None)
         with contextlib.suppress(TypeError, AttributeError):  # a stream of rows has no length
             watched.passes_in_epoch = len(self.loader._index_sampler)
-            watched.data_rows = len(self.loader._dataset)
+            if not reads_all(self.loader._index_sampler):  # otherwise the rows may be this rank's alone
+                watched.data_rows = len(self.loader._dataset)
+
+
+def reads_all(sampler) -> bool:
+    """Whether a rank takes all rows of its data set: nobody divides them among ranks."""
+    return type(getattr(sampler, "sampler", None)) in (SequentialSampler, RandomSampler)
 
 
 def units_of(model: nn.Module) -> Iterator[tuple[Any, list[str]]]:

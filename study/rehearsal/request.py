@@ -80,6 +80,7 @@ class Answer:
     loading_peak_bytes: int | None = None  # before the first pass
     batches: int = 0  # that loaders gave
     batch: list[int] = field(default_factory=list)  # the shape of a pass's first input
+    batch_at: str | None = None  # the line of the script that takes it from a loader
     batches_read: list[list[int]] = field(default_factory=list)  # of each update: the shape of the largest
     longest_row: int | None = None  # tokens of the data set's. None: it does not say
     max_length: int | None = None  # of a sequence, as the script asks its trainer for

@@ -61,5 +61,5 @@ def test_that_no_fault_applies_is_said_of_the_releases_that_ran(monkeypatch, cap
     monkeypatch.setattr(rehearsed, "which_apply", lambda stack: [])
     assert rehearsed.show_known(record.parent, {"torch": "2.13.0+cpu", "peft": "0.21.2"}) == []
     said = " ".join(capsys.readouterr().out.split())
-    assert "to the releases that ran here, torch 2.13.0, peft 0.21.2. If" in said
+    assert "to the releases that ran here, torch 2.13.0, PEFT 0.21.2. If" in said
     assert said.endswith("`study stack requirements.txt`.")

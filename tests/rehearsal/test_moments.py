@@ -11,12 +11,14 @@ import torch
 import study.rehearsal.values
 from study.cli.rehearsed import show_ranks
 from study.core.errors import Stop
+from study.records import store
 from study.rehearsal import start
 from study.rehearsal.alternatives import refuse_missing
 from study.rehearsal.on_gpu import on_gpu
 from study.rehearsal.request import Answer, Moment, Request
 from study.rehearsal.together import apart
 from study.rehearsal.values import Script
+from tests.conftest import ROOT
 from tests.rehearsal.test_rehearsal import rehearsed, study_virtual
 
 LOOP = """
@@ -213,15 +215,29 @@ def test_what_is_installed_below_a_script_is_not_the_users():
 @pytest.mark.parametrize(
     ("ranks", "evaluate", "save"), [(8, False, False), (8, True, False), (8, False, True), (1, 0, 0)]
 )
-def test_whether_rank_1_was_rehearsed_is_said(ranks, evaluate, save, capsys):
+def test_whether_rank_1_was_rehearsed_is_said(ranks, evaluate, save, tmp_path, capsys):
     """`it fits` is no answer to whether ranks wait for each other."""
     request = Request("a.py", [], ranks, ranks, 2, evaluate=bool(evaluate), save=save)
-    show_ranks(request, {"a.py:7": "if loss.item() < 2:"})
+    assert not show_ranks(request, Answer(decides={"a.py:7": "if loss.item() < 2:"}), tmp_path)
     decides, _, printed = " ".join(capsys.readouterr().out.split()).partition("--value gives it another. ")
     assert decides.startswith("a.py:7 decides by a number that does not exist here, and is 0: `if loss.item() < 2:`.")
     assert ("wait for ever" in decides) == (ranks > 1)
     assert printed.startswith("Rank 1 was not rehearsed: --evaluate") == (ranks > 1 and not request.compares_ranks)
     assert printed.startswith("Ranks 0 and 1 call the same collectives") == request.compares_ranks
+
+
+@pytest.mark.parametrize(("second", "hangs"), [(4, True), (5, False), (None, False)])
+def test_ranks_whose_loaders_have_unequal_batches_may_wait_for_ever(second, hangs, tmp_path, capsys):
+    """The few updates of a rehearsal do not come to the end of an epoch."""
+    record = store.read(next((ROOT / "reports/cpu-2core/runs/smoke").glob("*/record.json")))
+    for folder, passes in ((tmp_path, 5), (tmp_path / "rank-1", second)):
+        folder.mkdir(exist_ok=True)
+        record.watched.passes_in_epoch = passes
+        store.write(folder, record)
+    assert show_ranks(Request("a.py", [], 8, 8, 2, save=True), Answer(batch_at="a.py:7"), tmp_path) == hangs
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("At a.py:7 the loader of rank 0 has 5 micro-batches, and that of rank 1 4:" in said) == hangs
+    assert ("no hang was found" in said) != hangs
 
 
 def test_a_config_whose_json_is_elsewhere_is_refused_with_a_remedy(tmp_path):

@@ -12,6 +12,11 @@ from study.rehearsal.moments import Moments
 from study.rehearsal.run import failed
 from study.rehearsal.values import LARGE_BYTES, NoValue, OnOneDevice, Script, Shapes, Values, on_cpu
 
+
+def on_one_device() -> OnOneDevice:
+    return OnOneDevice(Moments(None, None), Script(Path(__file__), {}))
+
+
 MASK = torch.tensor([[True, False, True], [False, True, False]])
 
 
@@ -48,7 +53,7 @@ def test_what_has_no_values_is_read_as_zeros_however_large_it_is(rows, dtype):
     shapes.has_begun = True
     with shapes.only():
         logits = torch.empty(rows, 50, dtype=dtype)
-    with values, OnOneDevice(Moments(None, None), Script(Path(__file__), {})):
+    with values, on_one_device():
         predictions = logits.numpy()
         assert np.asarray(logits).shape == predictions.shape == (rows, 50)
     assert predictions.dtype == np.float32
@@ -57,7 +62,7 @@ def test_what_has_no_values_is_read_as_zeros_however_large_it_is(rows, dtype):
 
 def test_a_number_is_a_gpu():
     """`local_rank` stands where a device may."""
-    with OnOneDevice(Moments(None, None), Script(Path(__file__), {})):
+    with on_one_device():
         made = torch.zeros(2, device=3).to(3, torch.float64).to(device=0)
     assert (made.device.type, made.dtype) == ("cpu", torch.float64)
     assert on_cpu(True) is True, "non_blocking, of `.to`"
@@ -88,7 +93,7 @@ def test_what_a_script_cannot_do_without_values_is_not_its_mistake(read):
         logits = torch.empty(LARGE_BYTES, 50)
     with (
         values,
-        OnOneDevice(Moments(None, None), Script(Path(__file__), {})),
+        on_one_device(),
         pytest.raises((NoValue, ValueError)) as caught,
     ):
         read(logits)
