@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CONSTRAIN ?= --constraint constraints.txt  # empty for whatever is newest, or for a Python other than 3.11
 RUNS ?= runs/smoke
-WORKERS ?= 6  # of pytest, on two cores: many tests wait for processes
+WORKERS ?= 4  # of pytest, on two cores: many tests wait for processes, and each worker collects and imports for itself
 # pip would turn every module into bytecode, two thirds of its time; Python does so for those that are imported.
 # pip says nothing but errors: what it installs is in constraints.txt, and three hundred lines hide our ten.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile

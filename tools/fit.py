@@ -211,12 +211,24 @@ def by_source(pairs: Iterable[tuple[str, float]]) -> BySource:
     return found
 
 
+def in_order(sources: Iterable[list[float]]) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
+    """Return all rows in order, with their votes and the numbers of their sources. A source has one vote."""
+    rows = sorted((over, 1 / len(mine), number) for number, mine in enumerate(sources) for over in mine)
+    overs, votes, numbers = numpy.array(rows).T
+    return overs, votes, numbers
+
+
+def middle(overs: numpy.ndarray, votes: numpy.ndarray, level: float) -> tuple[float, float]:
+    """Return the ends of the middle share of votes, of rows in order."""
+    place = numpy.cumsum(votes)
+    first, last = numpy.searchsorted(place / place[-1], ((1 - level) / 2, (1 + level) / 2))
+    return float(overs[first]), float(overs[min(len(overs) - 1, last)])
+
+
 def ends_of(sources: Iterable[list[float]], level: float) -> tuple[float, float]:
     """Return the ends of the middle share of votes. A source has one, which its rows share."""
-    votes = sorted((over, 1 / len(rows)) for rows in sources for over in rows)
-    place = numpy.cumsum([vote for _, vote in votes]) / sum(vote for _, vote in votes)
-    first, last = (int(numpy.searchsorted(place, end)) for end in ((1 - level) / 2, (1 + level) / 2))
-    return votes[first][0], votes[min(len(votes) - 1, last)][0]
+    overs, votes, _ = in_order(sources)
+    return middle(overs, votes, level)
 
 
 def held(sources: BySource, ends: tuple[float, float]) -> float:
@@ -226,11 +238,12 @@ def held(sources: BySource, ends: tuple[float, float]) -> float:
 
 def next_source(sources: BySource) -> tuple[float, float]:
     """Return the ends that hold a source which has no vote with 80 %, as each in its turn shows it."""
+    overs, votes, numbers = in_order(sources.values())  # once, and not for each source that is left out
     for level in numpy.arange(COVERAGE, 1, 0.01):
         shares = []
-        for source, mine in sources.items():
-            others = [each for name, each in sources.items() if name != source]
-            shares.append(held({source: mine}, ends_of(others, level)))
+        for number, (source, mine) in enumerate(sources.items()):
+            others = numbers != number
+            shares.append(held({source: mine}, middle(overs[others], votes[others], level)))
         if numpy.mean(shares) >= COVERAGE:
             break
     return ends_of(sources.values(), level)

@@ -86,7 +86,7 @@ def claims(
 def resting_on(folders: Sequence[Path]) -> list[Claim]:
     """Return the claims with a number of these kept records."""
     of = {os.path.relpath(each.resolve()) for folder in folders for each in store.run_folders(folder)}
-    rows = texts.compared(texts.claims(), records.load([REPORTS]).counting)
+    rows = texts.compared(texts.claims(), records.kept_as_evidence())
     ids = {row.claim for row in rows if of & {each for several in row.runs for each in several.split(" over ")}}
     if not ids:
         what = f"no claim rests on the records in {', '.join(map(str, folders))}"
@@ -239,7 +239,7 @@ def say_runs(rows: Sequence[texts.Compared]) -> None:
 
 def say_what_they_need(chosen: Sequence[Claim], lacking: Sequence[OfRuns]) -> None:
     """Say what makes the runs that some evidence of these claims needs, as far as the kept records tell."""
-    for row in texts.compared(chosen, records.load([REPORTS]).counting if lacking else []):
+    for row in texts.compared(chosen, records.kept_as_evidence() if lacking else []):
         if row.evidence in lacking:
             say("", f"{row.claim}: {in_full(row.evidence.value)} needs runs of:", *[f"  {each}" for each in row.alike])
 

@@ -8,7 +8,6 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
 
 from study.core.gpus import Gpu
 from study.predict.engines.base import Blocks, Engine
@@ -25,7 +24,7 @@ MIDDLE = 10 * MIB
 def rounded(size: int) -> int:
     """The bytes of the block that a tensor of `size` bytes gets."""
     # kMinBlockSize (c10/core/AllocatorConfig.h).
-    return max(512, -(-size // 512) * 512)
+    return -(-size // 512) * 512 if size > 512 else 512
 
 
 def segment_bytes(size: int) -> int:
@@ -37,12 +36,10 @@ def segment_bytes(size: int) -> int:
     return 20 * MIB if size < MIDDLE else -(-size // (2 * MIB)) * 2 * MIB
 
 
-class Block(NamedTuple):
-    """A piece of a segment. Free ones are searched in this order: the smallest first, then the one requested first."""
-
-    small: bool  # small blocks and large ones never share a segment
-    size: int
-    place: int  # of its first byte. Segments lie in the order in which they are requested
+# A piece of a segment: whether it is small, its size, and the place of its first byte. Small blocks and large ones
+# share no segment, and segments lie in the order in which they are requested. Free blocks are searched in the order of
+# tuples: the smallest first, then the one requested first. An answer makes a million: those of a class take longer.
+Block = tuple[bool, int, int]
 
 
 class Allocator:
@@ -61,27 +58,30 @@ class Allocator:
         size = rounded(size)
         small = size <= SMALL
         index = bisect_left(self.free, (small, size))
-        if index < len(self.free) and self.free[index].small == small:
+        if index < len(self.free) and self.free[index][0] == small:
             block = self._out(index)
         else:
             block = self._new_segment(small, size)
-        left = block.size - size
+        _, whole, place = block
+        left = whole - size
         if left >= 512 if small else left > SMALL:  # what is left of a large block is not split off to be a small one
-            self._in(Block(small, left, block.place + size))
-            block = Block(small, size, block.place)
-        self.allocated += block.size
-        self.peak_allocated = max(self.peak_allocated, self.allocated)
+            self._in((small, left, place + size))
+            block, whole = (small, size, place), size
+        self.allocated += whole
+        if self.allocated > self.peak_allocated:
+            self.peak_allocated = self.allocated
         return block
 
     def give(self, block: Block) -> None:
         """Free a block and join it with free neighbours."""
-        self.allocated -= block.size
-        for end in (block.place, block.place + block.size):
-            if neighbour := self._ending.get(end):
+        small, size, place = block
+        self.allocated -= size
+        before, after = self._ending.get(place), self._ending.get(place + size)
+        for neighbour in (before, after):
+            if neighbour:
                 self._out(bisect_left(self.free, neighbour))
-                place = min(block.place, neighbour.place)
-                block = Block(block.small, block.size + neighbour.size, place)
-        self._in(block)
+                size += neighbour[1]
+        self._in((small, size, before[2] if before else place) if before or after else block)
 
     def take_all(self, sizes: Sequence[int]) -> list[Block]:
         return [self.take(size) for size in sizes if size]
@@ -93,9 +93,9 @@ class Allocator:
     def _new_segment(self, small: bool, size: int) -> Block:
         size = segment_bytes(size)
         if self.reserved + size > self.capacity_bytes:  # what is free is given back
-            for block in [each for each in self.free if each.size == self._segments.get(each.place)]:
+            for block in [each for each in self.free if each[1] == self._segments.get(each[2])]:
                 self._out(bisect_left(self.free, block))
-                self.reserved -= block.size
+                self.reserved -= block[1]
         if self.reserved + size > self.capacity_bytes:
             raise MemoryError
         self.reserved += size
@@ -103,16 +103,18 @@ class Allocator:
         place = self._next_place
         self._segments[place] = size
         self._next_place += size + 1  # segments do not touch: blocks of two are never joined
-        return Block(small, size, place)
+        return small, size, place
 
     def _in(self, block: Block) -> None:
         insort(self.free, block)
-        self._ending[block.place] = self._ending[block.place + block.size] = block
+        _, size, place = block
+        self._ending[place] = self._ending[place + size] = block
 
     def _out(self, index: int) -> Block:
         """Take a block from those that are free, by its index among them."""
         block = self.free.pop(index)
-        del self._ending[block.place], self._ending[block.place + block.size]
+        _, size, place = block
+        del self._ending[place], self._ending[place + size]
         return block
 
 

@@ -3,11 +3,11 @@
 A record that cannot be read is listed in `set_aside`, and never ends a report.
 """
 
+import functools
 import json
 import string
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ class Run:
             return "capped"  # a smaller device is emulated
         return "emulated" if requested.hosts else "real"  # a network between hosts
 
-    @cached_property
+    @functools.cached_property
     def facts(self) -> dict[str, Any]:
         """Return what runs are chosen and grouped by: every setting, and some of what was observed."""
         record = self.record
@@ -64,7 +64,7 @@ class Run:
             **observed.model_dump(include={"ranks", "stage", "device", "allocator", "parameters", "rows_per_step"}),
         }
 
-    @cached_property
+    @functools.cached_property
     def cell(self) -> dict[str, Any]:
         """Return all settings that can change a number, with the arm and the number of ranks."""
         record = self.record
@@ -83,7 +83,7 @@ class Run:
         """Return the only definition of the same cell: equal keys mean equal cells, except for what is left out."""
         return json.dumps({name: self.cell[name] for name in sorted(self.cell.keys() - set(without))}, default=str)
 
-    @cached_property
+    @functools.cached_property
     def machine(self) -> dict[str, Any]:
         """Return the only definition of the same machine: hardware, versions and commit, which may change a number."""
         record = self.record
@@ -193,8 +193,19 @@ def load(
 
 def kept(*protocols: str) -> Runs:
     """Return the records of protocols that this repository keeps of a machine with two CPU cores."""
-    found = load([KEPT / protocol for protocol in protocols], to_share=True)
+    return _kept(*(KEPT / protocol for protocol in protocols))
+
+
+@functools.cache
+def _kept(*folders: Path) -> Runs:
+    found = load(folders, to_share=True)
     return replace(found, runs=tuple(replace(run, mark=" (kept)") for run in found))
+
+
+@functools.cache
+def kept_as_evidence() -> tuple[Run, ...]:
+    """Return all records that this repository keeps and that count as evidence. They are read once."""
+    return tuple(load([ROOT / "reports"]).counting)
 
 
 def _run_folders(tops: Iterable[Path], every_folder_has_runs: bool) -> Iterable[Path]:

@@ -129,7 +129,7 @@ class Record(BaseModel):
     @property
     def is_watched(self) -> bool:
         """Return whether this is a run of a user's own script."""
-        return self.watched != Watched()
+        return self.watched != Record.model_fields["watched"].default
 
     @property
     def arm(self) -> str:

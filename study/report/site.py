@@ -5,6 +5,7 @@ Papermill executes the notebooks and nbconvert turns them into HTML. Templates, 
 """
 
 import difflib
+import functools
 import html
 import json
 import os
@@ -293,11 +294,17 @@ def write_notebook(site: Path, path: Path, problem: str) -> None:
     write(site, path.stem, "notebook", **values)
 
 
-def as_page(book: nbformat.NotebookNode) -> str:
-    """Return HTML without nbconvert's own page around it: style and navigation are ours."""
+@functools.cache
+def _exporter() -> HTMLExporter:
+    """Return what turns all notebooks into HTML: a new one compiles its templates again."""
     exporter = HTMLExporter(template_name="basic", exclude_anchor_links=True)
     exporter.exclude_input_prompt = exporter.exclude_output_prompt = True
-    body, _ = exporter.from_notebook_node(book)
+    return exporter
+
+
+def as_page(book: nbformat.NotebookNode) -> str:
+    """Return HTML without nbconvert's own page around it: style and navigation are ours."""
+    body, _ = _exporter().from_notebook_node(book)
     # A long line scrolls, also by keyboard; an empty head of a column is no head.
     body = body.replace("<pre>", '<pre tabindex="0">').replace("<th></th>", "<td></td>")
     return redact(body)

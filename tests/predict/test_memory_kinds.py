@@ -38,7 +38,7 @@ def test_blocks_are_split_joined_and_given_back():
     first, second = allocator.take(8 * MIB), allocator.take(8 * MIB)  # of one segment of 20 MiB, with 4 MiB left
     assert allocator.reserved == 20 * MIB
     allocator.give(first)
-    assert allocator.take(6 * MIB).place == 0, "the smallest piece that is large enough"
+    assert allocator.take(6 * MIB)[-1] == 0, "the smallest piece that is large enough"
     allocator.take(9 * MIB)
     assert allocator.reserved == 40 * MIB, "nothing free is large enough: 2 and 4 MiB lie apart"
     allocator.give(second)

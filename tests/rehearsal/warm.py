@@ -79,7 +79,9 @@ def main(descriptor: int, session: int) -> None:
     import torch.distributed.fsdp  # noqa: F401
     import transformers
 
-    # Its utils keep what each of its files has, which takes 0.6 s to read. A script imports the rest, or does not.
+    # Its utils keep what each of its files has, which takes a second to read. A script imports the rest, or does not.
+    models = Path(transformers.__file__).parent / "models/__init__.py"
+    transformers.utils.import_utils.define_import_structure(str(models))  # as transformers.models asks for them
     del transformers, sys.modules["transformers"]
     for name in ("jinja2.sandbox", "PIL.Image", "psutil", "regex", "tokenizers"):  # which it imports with any model
         importlib.import_module(name)

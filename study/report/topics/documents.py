@@ -10,9 +10,7 @@ from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.text import short
 from study.ledger import texts
-from study.ledger.evidence import REPORTS
-from study.records import runs as records
-from study.records.runs import Runs
+from study.records.runs import Runs, kept_as_evidence
 from study.report import style
 from study.report.topics import memory
 
@@ -126,7 +124,7 @@ def counted_again(*ids: str) -> pd.DataFrame:
 
     Of runs: from the kept records, on which the ledger rests. The least and the largest, if they differ as it says.
     """
-    kept, rows = records.load([REPORTS]).counting, []
+    kept, rows = kept_as_evidence(), []
     for claim in (each for id in ids for each in texts.claims() if each.id == id):
         text = f"“{claim.quote}”"
         for piece in claim.evidence:
@@ -143,7 +141,7 @@ def counted_again(*ids: str) -> pd.DataFrame:
 def kept_records() -> dict[str, dict[str, list[str]]]:
     """Return by claim the folders with its records below reports/, and the commands that make runs like them."""
     found: dict[str, dict[str, list[str]]] = {}
-    for row in texts.compared(texts.claims(), records.load([REPORTS]).counting):
+    for row in texts.compared(texts.claims(), kept_as_evidence()):
         of = [Path(run).resolve().parent.relative_to(ROOT) for several in row.runs for run in several.split(" over ")]
         known = found.setdefault(row.claim, {"folders": [], "alike": []})
         known["folders"] = sorted({*known["folders"], *map(str, of)})
