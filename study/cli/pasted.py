@@ -3,10 +3,12 @@
 import re
 from dataclasses import asdict
 
+from study.cli.findings import in_one_line
 from study.configs.pasted.answer import MOST_MAY, RELEASES, PastedAnswer
 from study.configs.pasted.tracebacks import Seen
 from study.core.text import number_of, say_wrapped
 from study.known.findings import with_id
+from study.known.which_apply import ANSWERS
 
 HOW_SURE = {"sure": "", "likely": "Likely: ", "possible": "Is it this? "}
 HEDGES = re.compile(r"\b(likely|perhaps|usually|mostly|most often)\b", re.IGNORECASE)
@@ -14,6 +16,8 @@ HEDGES = re.compile(r"\b(likely|perhaps|usually|mostly|most often)\b", re.IGNORE
 
 def tell(told: PastedAnswer, details: bool, says_nothing: bool = True) -> dict:
     """Print and return an answer to a text. `says_nothing`: say it also if nothing was found."""
+    if told.unknown and (told.found or not says_nothing):
+        say_wrapped(f"{told.unknown}.", "")
     if told.found:
         show_found(told)
     elif says_nothing:
@@ -33,20 +37,19 @@ def tell(told: PastedAnswer, details: bool, says_nothing: bool = True) -> dict:
 
 
 def show_applying(told: PastedAnswer) -> None:
-    """Show the faults that apply to the releases and settings of a text, whatever was seen."""
+    """Show the faults that apply to the releases and settings of a text, or likely do, whatever was seen."""
     for match in told.applying[:MOST_MAY]:
-        fault = match.fault
-        say_wrapped("", f"Applies here: {with_id(fault.in_releases, fault.id)}", indent="    ")
+        say_wrapped("", in_one_line(match.applies), indent="    ")
         say_wrapped(f"    What to do: {match.applies.do}.", indent="    ")
     if more := told.applying[MOST_MAY:]:
-        say_wrapped("", f"So do {number_of(len(more), 'others')}: {', '.join(match.fault.id for match in more)}.")
+        ids = ", ".join(f"{match.fault.id} ({ANSWERS[match.applies.answer].lower()})" for match in more)
+        say_wrapped("", f"{number_of(len(more), 'others')}: {ids}.")
 
 
 def show_open(told: PastedAnswer) -> None:
     """Show the faults that may apply, and name the command that lists the others."""
     for match in told.may:
-        asked = " ".join(question.text for question in match.applies.why)
-        say_wrapped("", f"May apply: {with_id(match.fault.in_releases, match.fault.id)} {asked}", indent="    ")
+        say_wrapped("", in_one_line(match.applies), indent="    ")
     if told.found and told.left and RELEASES not in told.unsaid:
         symptom = f" --symptom {told.seen[0]}" if len(told.seen) == 1 else ""
         lists = f"`study stack releases.txt{symptom} --details`, with the list of `pip freeze`, names all."
@@ -74,7 +77,8 @@ def _said(seen: Seen) -> str:
 
 
 def in_json(told: PastedAnswer) -> dict:
-    fine = not told.applying and told.sure != "sure"
+    applies = [match.fault.id for match in told.applying if match.applies.answer == "applies"]
+    fine = not applies and told.sure != "sure"
     row: dict = {
         "fine": fine,
         "answer": told.nothing,
@@ -91,7 +95,8 @@ def in_json(told: PastedAnswer) -> dict:
         "found": [asdict(each) for each in told.found],
         "read": told.read,
         "notes": list(told.notes),
-        "applies": [match.fault.id for match in told.applying],
+        "applies": applies,
+        "likely": [match.fault.id for match in told.applying if match.fault.id not in applies],
         "may": [match.fault.id for match in told.may],
         "questions": told.questions,
     }

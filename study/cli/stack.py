@@ -4,7 +4,7 @@ from pathlib import Path
 
 import tyro
 
-from study.cli.findings import say_indented, show_finding
+from study.cli.findings import in_one_line, say_indented, show_finding
 from study.configs import priorities
 from study.configs.deciding import deciding
 from study.configs.priorities import AskedStack, Ranked
@@ -13,7 +13,7 @@ from study.core.errors import Stop
 from study.core.settings import flag
 from study.core.text import say_wrapped
 from study.known.faults import Fault, table
-from study.known.findings import Finding, with_id
+from study.known.findings import Finding
 from study.known.which_apply import WAYS, Applies, Flags, Stack, free, untested
 
 MOST_FREE = 4  # releases
@@ -30,8 +30,9 @@ def stack(
 ) -> dict:
     """Which known faults of libraries apply to these releases, in this training?
 
-    A fault applies, or it does if something is so that neither a config nor a flag says. More than half were run, on
-    CPUs, and there are others that nobody knows. The exit code is 1 if one applies.
+    A fault applies; it likely does, where tested releases before and after yours have it; or it does if something is so
+    that neither a config nor a flag says. More than half were run, on CPUs, and there are others that nobody knows. The
+    exit code is 1 if one applies.
 
     With --json: the faults. Example: `study stack deepspeed==0.19.8 --stage 2`
 
@@ -61,7 +62,7 @@ def told(asked: AskedStack, notes: list[str], details: bool) -> dict:
         show_applying(number, each)
     show_free(answer["free"])
     shown = found.may if details else found.spoken
-    for each in shown:
+    for each in [*found.likely, *shown]:
         show_open(each, details)
     show_rest(asked, found, [each for each in found.may if each not in shown])
     return answer
@@ -98,13 +99,16 @@ def release_of(used: Stack, package: str) -> str:
 
 def in_one_sentence(used: Stack, found: Ranked, said: str) -> str:
     """Return what applies, the worst of it first."""
+    likely = f"{len(found.likely)} likely {'do' if len(found.likely) > 1 else 'does'}" if found.likely else ""
     if found.applying:
         worst = found.applying[0].fault.sentence.rstrip(".")
         count = len(found.applying)
-        first = f"{count} known faults apply; the worst: {worst}." if count > 1 else "1 known fault applies."
+        first = f"{count} known faults apply; the worst: {worst}" if count > 1 else "1 known fault applies"
+        first = f"{first}. {likely}".rstrip(". ") + "."
     else:
         known = sum(fault.when is not None for fault in table().fault)
-        first = f"none of {known} known faults surely applies, and {worth_a_look(found)}."
+        surely = ", ".join(filter(None, ["surely applies", likely]))
+        first = f"none of {known} known faults {surely}, and {worth_a_look(found)}."
     named = [release_of(used, package) for package in used.releases]
     if all(release in said for release in named):
         return f"{first[0].upper()}{first[1:]}"
@@ -132,19 +136,11 @@ def row_of(each: Applies) -> dict:
         "answer": each.answer,
         "asked": each.is_tested,
         "inside": each.may_be_inside,
-        "question": questions(each),
+        "question": each.asks,
         "sentence": fault.in_releases,
         "do": each.do,
         "shown": shown_by(fault),
     }
-
-
-def questions(each: Applies) -> str:
-    """Return what would decide whether a fault applies."""
-    texts = [question.text for question in each.why]
-    if not each.is_tested:
-        texts.insert(0, each.fault.untested(each.release))
-    return " ".join(texts)
 
 
 def show_not_said(asked: AskedStack, found: Ranked) -> None:
@@ -164,10 +160,9 @@ def show_applying(number: int, each: Applies) -> None:
 
 
 def show_open(each: Applies, details: bool) -> None:
-    fault = each.fault
-    say_wrapped("", f"May apply: {with_id(fault.in_releases, fault.id)} {questions(each)}", indent="    ")
-    if details:
-        say_indented(f"What to do: {each.do}.", f"Shown by: {shown_by(fault)}")
+    say_wrapped("", in_one_line(each), indent="    ")
+    if details or each.answer == "likely":
+        say_indented(f"What to do: {each.do}.", f"Shown by: {shown_by(each.fault)}")
 
 
 def show_free(right: dict[str, list[str]]) -> None:

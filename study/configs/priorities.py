@@ -1,7 +1,7 @@
 """Which known faults a reader hears of first: what applies, what was seen, and what is said of the training."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -46,15 +46,13 @@ class AskedStack:
         texts = [lists.content(word) for word in words]
         is_left_out = "deepspeed" not in stack.releases and any(map(lists.is_whole_list, texts))
         seen = symptoms(symptom) if symptom else set()
+        stack = replace(stack, seen=matching.symptoms_of_faults(seen, symptom or ""))
         has_script = any(map(scripts.is_script, words))
         return cls(stack, config is not None, said, seen, "\n".join([*texts, symptom or ""]), is_left_out, has_script)
 
     @property
     def says_no_stage(self) -> bool:
         return not self.has_config and "stage" not in self.stack.said
-
-    def is_seen(self, each: Applies) -> bool:
-        return any(symptom in each.fault.symptom for symptom in self.seen)
 
     def is_of_other_method(self, each: Applies) -> bool:
         """Whether a fault is asked of a method, such as GRPO, that nothing names. Few train by one."""
@@ -85,7 +83,7 @@ class AskedStack:
     def order(self, each: Applies) -> tuple:
         """What was seen comes first, then what has the least open."""
         is_open = not self.is_left_open_once(each)
-        return (not self.is_seen(each), not is_nearly_decided(each), is_open, -self.weight(each))
+        return (not each.is_seen, not is_nearly_decided(each), is_open, -self.weight(each))
 
     def weight(self, each: Applies) -> int:
         """Return how much of what is special in a fault is said."""
@@ -99,25 +97,27 @@ class Ranked:
     """Faults in the order in which people want to read them."""
 
     applying: list[Applies]
+    likely: list[Applies]
     may: list[Applies]
     spoken: list[Applies]  # of those that may: what was seen or is spoken of, and else the likeliest
 
     @property
     def every(self) -> list[Applies]:
-        return [*self.applying, *self.may]
+        return [*self.applying, *self.likely, *self.may]
 
 
 def ranked(asked: AskedStack) -> Ranked:
     """Return the faults that apply, or may. What was seen comes first, and of that what meets most of what is said."""
     faults = [each for each in which_apply(asked.stack) if not asked.lacks(each.fault)]
-    faults.sort(key=lambda each: -1 - asked.met(each) if asked.is_seen(each) else 0)
+    faults.sort(key=lambda each: -1 - asked.met(each) if each.is_seen else 0)
     applying = [each for each in faults if each.answer == "applies"]
-    may = [each for each in faults if each.answer != "applies"]
+    of_likely = [each for each in faults if each.answer == "likely"]
+    may = [each for each in faults if each.answer == "applies if"]
     spoken = spoken_of(asked, may)
     if not asked.seen and not applying and (asked.says_no_stage or not spoken):
         guessed = likely(asked, may)
         spoken = [*guessed, *(each for each in spoken if each not in guessed)][:MOST_MAY]
-    return Ranked(applying, may, spoken)
+    return Ranked(applying, of_likely, may, spoken)
 
 
 def spoken_of(asked: AskedStack, may: list[Applies]) -> list[Applies]:
@@ -127,7 +127,7 @@ def spoken_of(asked: AskedStack, may: list[Applies]) -> list[Applies]:
         if asked.is_of_other_method(each):
             continue
         is_special = each.may_be_inside and asked.weight(each)
-        if asked.is_seen(each) or is_special or is_nearly_decided(each) or asked.is_left_open_once(each):
+        if each.is_seen or is_special or is_nearly_decided(each) or asked.is_left_open_once(each):
             spoken.append(each)
     spoken.sort(key=asked.order)
     return spoken[:MOST_MAY]

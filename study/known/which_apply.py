@@ -24,6 +24,7 @@ PRECISIONS = {
 }
 # Who surely has this one has one micro-batch in an update, and so none of the faults of several.
 ONE_MICRO_BATCH = "each-micro-batch-updates"
+USUAL = {"passes"}  # what most trainings with several GPUs have
 # Keys of ranks that have the same rows.
 SHARE_ROWS = ("tensor_parallel", "sequence_parallel_size", "pipeline", "parallelism_config")
 
@@ -62,9 +63,10 @@ class Stack:
     releases: Mapping[str, Release]  # with those of packages that it must have
     said: Mapping[str, Any]  # by conditions, from flags and a config; None is open
     key: Callable[[str], Any] | None = None  # what the config has at a dotted path; None: another file may have it
-    shown: Mapping[str, bool | str] = field(
-        default_factory=dict
-    )  # what a script answers: by a condition, or its question
+    # What a script answers: by a condition, or its question.
+    shown: Mapping[str, bool | str] = field(default_factory=dict)
+    seen: frozenset[str] = frozenset()  # symptoms, as faults have them
+    worked: Mapping[str, Version] = field(default_factory=dict)  # releases before an upgrade, with which all was well
 
     @classmethod
     def of(
@@ -189,7 +191,10 @@ def _with_needed(releases: Mapping[str, Release], said: dict[str, Any]) -> dict[
     return used
 
 
-Answer = Literal["applies", "applies if"]
+# Applies: nothing is open, and the release was tested. Likely: nothing is open, and the tested releases before and
+# after this one have it; or its symptom was seen, and an upgrade brought it, or only a usual condition is open.
+Answer = Literal["applies", "likely", "applies if"]
+ANSWERS: dict[Answer, str] = {"applies": "Applies here", "likely": "Likely", "applies if": "May apply"}  # as it is told
 
 
 @dataclass(frozen=True)
@@ -203,7 +208,7 @@ class OpenQuestion:
 
 @dataclass(frozen=True)
 class Applies:
-    """A fault that applies to a stack, or does if all questions are answered with yes."""
+    """A fault that applies to a stack, likely does, or does if all questions are answered with yes."""
 
     fault: Fault
     answer: Answer
@@ -211,11 +216,18 @@ class Applies:
     release: Release
     is_tested: bool  # not: it lies between releases that were, or beyond them
     do: str  # the remedy, in the trainer that is used
+    is_seen: bool  # its symptom
 
     @property
     def unknown(self) -> set[str]:
         """The conditions of which nobody says anything."""
         return {question.condition for question in self.why}
+
+    @property
+    def asks(self) -> str:
+        """What would decide whether it applies; empty: nothing is open."""
+        untested = [] if self.is_tested else [self.fault.untested(self.release)]
+        return " ".join([*untested, *(question.text for question in self.why)])
 
     @property
     def may_be_inside(self) -> bool:
@@ -231,7 +243,13 @@ class Applies:
         is_open = len(self.why)
         is_said = len(self.fault.conditions) - is_open
         is_silent = self.fault.symptom.startswith(table().silent)
-        return (self.answer, not self.may_be_inside, not (is_silent and is_said >= is_open), -is_said, is_open)
+        return (
+            [*ANSWERS].index(self.answer),
+            not self.may_be_inside,
+            not (is_silent and is_said >= is_open),
+            -is_said,
+            is_open,
+        )
 
 
 def which_apply(stack: Stack) -> list[Applies]:
@@ -266,8 +284,24 @@ def applies(fault: Fault, stack: Stack) -> Applies | None:
         text = table().which_release.format(fault.package)
         questions = [OpenQuestion(fault.package, f"the release of {fault.package}", text), *questions]
     do = fault.do_with.get(stack.said["trainer"], fault.do)
-    answer: Answer = "applies" if has and not questions else "applies if"
-    return Applies(fault, answer, tuple(questions), release, is_tested, do)
+    is_seen = fault.symptom in stack.seen
+    if is_seen and fault.symptom == "slow":  # its script is asked whether time matters: who writes of it has answered
+        questions = [each for each in questions if each.condition != "script"]
+    answer = _how_sure(fault, {each.condition for each in questions}, is_seen, stack)
+    return Applies(fault, answer, tuple(questions), release, is_tested, do, is_seen)
+
+
+def _how_sure(fault: Fault, unknown: set[str], is_seen: bool, stack: Stack) -> Answer:
+    """Return how sure it is that a fault applies where these conditions are open, for all commands."""
+    release = stack.releases[fault.package]
+    if not unknown and fault.has(release):
+        return "applies"
+    if not isinstance(release, Version) or not fault.contains(release):
+        return "applies if"
+    worked = stack.worked.get(fault.package)
+    is_new = worked is not None and not fault.contains(worked) and "script" not in unknown
+    is_explained = is_seen and (is_new or unknown == USUAL)
+    return "likely" if not unknown or is_explained else "applies if"
 
 
 def free(stack: Stack, package: str) -> list[str]:

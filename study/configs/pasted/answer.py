@@ -11,7 +11,7 @@ from typing import Literal
 from packaging.version import Version
 
 from study.configs.oom.reading import OomError
-from study.configs.pasted import losses, matching, memory, tracebacks, two_logs, watchdogs
+from study.configs.pasted import losses, matching, memory, resumed, tracebacks, two_logs, watchdogs
 from study.configs.pasted.in_use import advised
 from study.configs.pasted.memory import ByText
 from study.configs.pasted.one_rank import on_one_rank
@@ -21,6 +21,7 @@ from study.configs.pasted.situations import fitting
 from study.configs.pasted.told import told
 from study.configs.pasted.tracebacks import Seen, sign
 from study.configs.pasted.two_releases import came_between
+from study.configs.pasted.words import sentences
 from study.core.text import number_of
 from study.known.faults import named
 
@@ -50,6 +51,7 @@ class PastedAnswer:
     possible: tuple[matching.Match, ...]  # faults that may apply
     questions: tuple[str, ...]
     unsaid: tuple[str, ...]  # what faults depend on, and the text does not say
+    unknown: str  # that what a person saw is not known here; empty, if it is
     nothing: str  # what to say if nothing was found
 
     @property
@@ -104,6 +106,8 @@ def answer(
     questions = _to_be_surer(found, unsaid, seen) if found else _to_know(pasted, unsaid, seen)
     found = found[: 1 + MOST_ALSO]
     hanging = [*_will_hang(pasted, shown, scripts)]
+    is_known = _is_known(pasted, found)
+    unknown = "" if is_known else f"The symptom {shorten(repr(symptom), LONGEST_ERROR)} is not known here"
     return PastedAnswer(
         found=tuple(replace(each, remedy=advised(each.remedy, pasted)) for each in found),
         read=tuple(_read(pasted)),
@@ -113,7 +117,8 @@ def answer(
         possible=tuple(possible),
         questions=tuple(questions[:MOST_QUESTIONS]),
         unsaid=unsaid,
-        nothing=_nothing(pasted, len(applying), bool(hanging)),
+        unknown=unknown,
+        nothing=". ".join(filter(None, [unknown, _nothing(pasted, unknown, len(applying), bool(hanging))])),
     )
 
 
@@ -125,6 +130,7 @@ def _shown(pasted: Pasted, error: OomError | None, by_text: ByText) -> list[Seen
     of_memory = memory.of_error(pasted, error, by_text) if error else memory.of_words(pasted, by_text)
     waits = watchdogs.hangs(pasted.text, pasted.sentences)
     signs = losses.signs(pasted.log, pasted.may_be_deepspeed, pasted.said.get("passes", losses.USUAL_PASSES))
+    signs += resumed.signs(pasted.log)
     if not signs and len(pasted.log.lines) < losses.FEW:  # where a log has more, a person's words say less
         signs = losses.signs_in_words(pasted.text, pasted.sentences, pasted.may_be_deepspeed)
     shown = [*errors, *filter(None, [of_memory, waits, two_logs.ratio_of_logs(pasted)]), *signs]
@@ -225,10 +231,22 @@ def _read(pasted: Pasted) -> Iterator[str]:
         yield number_of(len(lines), "lines of a trainer")
 
 
-def _nothing(pasted: Pasted, applying: int, will_hang: bool) -> str:
+def _is_known(pasted: Pasted, found: list[Seen]) -> bool:
+    """Whether a person's words, apart from the text, say something that is known here. Without any: yes."""
+    if not pasted.symptom.strip():
+        return True
+    if pasted.last_error and pasted.last_error in pasted.symptom:
+        return True  # an error that is not known is said to be so
+    begins = len(pasted.text) - len(pasted.symptom)
+    is_symptom = matching.symptoms(sentences(pasted.symptom), set()) | matching.symptom_of_word(pasted.symptom)
+    return bool(is_symptom or pasted.apart or any(each.place >= begins for each in found))
+
+
+def _nothing(pasted: Pasted, unknown: str, applying: int, will_hang: bool) -> str:
     """Return what to say where nothing was found, beside the faults that apply."""
     if applying:
-        return f"Nothing that was seen is known here, but {number_of(applying, 'known faults')} can be named"
+        named = f"{number_of(applying, 'known faults')} can be named"
+        return named if unknown else f"Nothing that was seen is known here, but {named}"
     if not pasted.text.strip():
         return "The text is empty"
     if pasted.is_strange:
@@ -238,7 +256,9 @@ def _nothing(pasted: Pasted, applying: int, will_hang: bool) -> str:
         return ". ".join(filter(None, [f"This error is not known here: {error}", pasted.raised_at]))
     if pasted.is_cut:
         return "The text ends before the last line of its traceback, which names the error"
-    return "Nothing was seen yet, but the script will hang" if will_hang else "Nothing known applies to what you gave"
+    if will_hang:
+        return "A line of the script hangs when it is reached"
+    return "" if unknown else "Nothing known applies to what you gave"
 
 
 # --- what would say more

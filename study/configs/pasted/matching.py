@@ -1,8 +1,7 @@
 """Which known faults does a text speak of? By its releases and settings, and by what was seen.
 
-A wrong guess is worse than none. Sure: all that the fault asks for is said, its release was tested, and what was seen
-is its symptom. Likely: the release is in its range, and an upgrade of which the text tells brought the fault, or one
-setting alone is open that most trainings have. All else is only possible.
+A wrong guess is worse than none. How sure it is that a fault applies, study/known/which_apply.py says to all commands.
+As the answer to what was seen, a fault whose symptom was not seen is only possible.
 """
 
 import functools
@@ -13,7 +12,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from packaging.version import Version
 from pydantic import with_config
 
 from study.configs import scripts
@@ -24,13 +22,13 @@ from study.configs.pasted.words import Sentence, meets
 from study.core.files import value_at
 from study.core.tables import NO_OTHER_KEYS, read_table
 from study.known.faults import ANY, Fault, table
-from study.known.which_apply import Applies, Flags, Stack, which_apply
+from study.known.which_apply import Answer, Applies, Flags, Stack, which_apply
 
 SYMPTOMS = Path(__file__).with_name("symptoms.toml")
 FLAGS = {each.name for each in fields(Flags)}
 AUTOCAST = {"bfloat16": "bf16_autocast", "float16": "fp16_autocast"}  # of torch_autocast
 CONFIG = {"machines": "machines", "lean_loading": "fsdp_cpu_ram_efficient_loading"}  # what `study diff` calls it
-USUAL = ({"passes"}, {"ranks"})  # conditions that most trainings with several GPUs have
+SURE: dict[Answer, Sure] = {"applies": "sure", "likely": "likely", "applies if": "possible"}
 SMALLER = re.compile(r"(?i)\b(?:smaller|lower|too small|tiny|shrinks?|divided|1/[\dgN])\b")
 LARGER = re.compile(
     r"(?i)\b(?:larger|higher|bigger|huge|too large|explod\w+|multipl\w+|\d+ ?x|times (?:too )?(?:large|high)\w*)\b"
@@ -42,9 +40,8 @@ class Match:
     """A known fault of which a text may speak."""
 
     applies: Applies
-    sure: Sure
-    is_seen: bool  # its symptom
-    is_certain: bool  # it applies, whatever was seen
+    sure: Sure  # that it is what was seen
+    is_certain: bool  # it applies, or likely does, whatever was seen
     has_script: bool  # which is given
 
     @property
@@ -55,7 +52,7 @@ class Match:
     def is_spoken_of(self) -> bool:
         """Whether its symptom was seen, and one thing alone is open: a setting, or what a script that is given does."""
         is_open = len(self.applies.why) == 1 and (self.has_script or "script" not in self.applies.unknown)
-        return self.is_seen and self.applies.may_be_inside and is_open
+        return self.applies.is_seen and self.applies.may_be_inside and is_open
 
 
 def symptoms_by_word() -> dict[str, str]:
@@ -110,12 +107,16 @@ def flags_of(pasted: Pasted) -> Flags:
     return Flags(**flags)
 
 
-def stack_of(pasted: Pasted, of_scripts: Mapping[Path, str]) -> Stack:
-    """Return the releases and the training that a text describes. A package that is only mentioned has any release."""
+def stack_of(pasted: Pasted, seen: set[str], of_scripts: Mapping[Path, str]) -> Stack:
+    """Return the releases and the training that a text describes. A package that is only mentioned has any release.
+
+    `seen` are symptoms.
+    """
     config = {CONFIG[name]: pasted.said[name] for name in CONFIG if name in pasted.said}
     key = functools.partial(value_at, pasted.config.content) if pasted.config else None
     stack = Stack.of(dict.fromkeys(mentioned(pasted.given), ANY) | pasted.releases, flags_of(pasted), config, key)
-    stack = replace(stack, key=key)
+    worked = {package: apart.works for package, apart in pasted.apart.items()}
+    stack = replace(stack, key=key, worked=worked, seen=symptoms_of_faults(seen, pasted.written))
     of_config = json.dumps(pasted.config.content) if pasted.config else ""
     return replace(stack, shown=scripts.shown(of_scripts, of_config, pasted.text, stack)) if of_scripts else stack
 
@@ -125,13 +126,12 @@ def matches(pasted: Pasted, seen: set[str], of_scripts: Mapping[Path, str] = Map
     found = []
     stages = _stages(pasted)
     for stage in stages:
-        for applies in which_apply(stack_of(stage, of_scripts)):
-            is_seen = _is_seen(applies.fault.symptom, seen, pasted.written)
-            sure = _how_sure(applies, pasted) if is_seen else "possible"
-            is_certain = applies.answer == "applies" and len(stages) == 1
-            found.append(Match(applies, sure, is_seen, is_certain, has_script=bool(of_scripts)))
+        for applies in which_apply(stack_of(stage, seen, of_scripts)):
+            sure = SURE[applies.answer] if applies.is_seen else "possible"
+            is_certain = applies.answer != "applies if" and len(stages) == 1
+            found.append(Match(applies, sure, is_certain, has_script=bool(of_scripts)))
     surest: dict[str, Match] = {}  # of several stages
-    for match in sorted(found, key=lambda each: (ORDER.index(each.sure), not each.is_seen)):
+    for match in sorted(found, key=lambda each: (ORDER.index(each.sure), not each.applies.is_seen)):
         surest.setdefault(match.fault.id, match)
     return [*surest.values()]
 
@@ -145,24 +145,11 @@ def _stages(pasted: Pasted) -> list[Pasted]:
     return [replace(pasted, said=pasted.said | {"stage": stage}) for stage in stages]
 
 
-def _how_sure(applies: Applies, pasted: Pasted) -> Sure:
-    """Return how sure a fault is whose symptom was seen."""
-    fault, unknown = applies.fault, applies.unknown
-    if applies.answer == "applies":
-        return "sure"
-    if not isinstance(applies.release, Version) or not fault.contains(applies.release):
-        return "possible"
-    if fault.symptom == "slow":  # its script is asked whether time matters: who writes of it has answered
-        unknown -= {"script"}
-    if not unknown:
-        return "sure"
-    is_new = "script" not in unknown and _is_new(fault, pasted)
-    return "likely" if is_new or unknown in USUAL else "possible"
-
-
-def _is_seen(symptom: str, seen: set[str], words: str) -> bool:
-    """Whether a symptom was seen, and a person does not speak of the opposite."""
-    return any(name in symptom for name in seen) and not _is_opposite(symptom, words)
+def symptoms_of_faults(seen: set[str], words: str) -> frozenset[str]:
+    """Return the symptoms, as faults have them, that were seen and of whose opposite a person does not speak."""
+    of_faults = {fault.symptom for fault in table().fault}
+    spoken = {symptom for symptom in of_faults if any(name in symptom for name in seen)}
+    return frozenset(symptom for symptom in spoken if not _is_opposite(symptom, words))
 
 
 def _is_opposite(symptom: str, words: str) -> bool:
@@ -171,9 +158,3 @@ def _is_opposite(symptom: str, words: str) -> bool:
     if smaller == larger:
         return False
     return (" x " if smaller else " / ") in symptom
-
-
-def _is_new(fault: Fault, pasted: Pasted) -> bool:
-    """Whether a fault came with an upgrade of which a text tells."""
-    apart = pasted.apart.get(fault.package)
-    return apart is not None and not fault.contains(apart.works)

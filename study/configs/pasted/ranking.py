@@ -110,7 +110,7 @@ def _of_fault(match: Match) -> Seen:
     fault = match.fault
     script = fault.script and f"reproductions/{fault.script}.py"
     evidence = " ".join(filter(None, [fault.rests_on, script, fault.upstream]))
-    if match.applies.why:
-        evidence += f". If: {' '.join(question.text for question in match.applies.why)}"
+    if match.applies.asks:
+        evidence += f". {match.applies.asks}"
     who = f"{fault.package} {fault.releases}"
-    return Seen(fault.id, fault.sentence, fault.do, match.sure, evidence, who=who, fault=fault.id)
+    return Seen(fault.id, fault.sentence, match.applies.do, match.sure, evidence, who=who, fault=fault.id)

@@ -1158,7 +1158,8 @@ def test_a_fault_that_surely_applies_is_named_whatever_was_seen(seen, monkeypatc
     log = tmp_path / "train.log"
     log.write_text(f"{seen}\n{OVERLAP}{STACK_OF_LOG}world_size: 8\n")
     told = answer(log.read_text())
-    assert [match.fault.id for match in told.applying] == ["overlap-buffer-overwritten"]
+    surely = [match.fault.id for match in told.applying if match.applies.answer == "applies"]
+    assert surely == ["overlap-buffer-overwritten"]
     assert "overlap-buffer-overwritten" not in {match.fault.id for match in told.possible}
     in_this_process(monkeypatch, f"diagnose {log}")
     said = " ".join(capsys.readouterr().out.split())
@@ -1358,3 +1359,38 @@ def test_an_argument_that_is_gone_has_one_in_its_place_that_the_installed_releas
     new = re.search(r"into (\w+)$", seen.remedy) or re.match(r"write (\w+)", seen.remedy)
     assert new[1] in known
     assert name not in known
+
+
+HANGS_LATER = """from accelerate import Accelerator
+accelerator = Accelerator()
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for batch in loader:
+    accelerator.backward(model(**batch).loss)
+    optimizer.step()
+if accelerator.is_main_process:
+    accelerator.save_state("out")
+"""
+
+
+@pytest.mark.parametrize("beside", ["", "hangs", "error", "faults"])
+@pytest.mark.parametrize("symptom", ["the moon is green", "throughput wobbles", "since stage 3 it is odd"])
+def test_a_symptom_that_is_not_known_is_said_to_be_so_first_and_no_more_than_files_decide(
+    symptom, beside, capsys, tmp_path
+):
+    script, config, log = tmp_path / "train.py", tmp_path / "ds.json", tmp_path / "train.log"
+    script.write_text(HANGS_LATER)
+    config.write_text('{"zero_optimization": {"stage": 3}}')
+    log.write_text(EXAMPLES["memory-was-full"]["text"] if beside == "error" else OVERLAP + STACK_OF_LOG)
+    files = {"": (), "hangs": (script, config), "error": (log,), "faults": (log,)}[beside]
+    diagnosis.diagnose(tuple(map(str, files)), symptom=symptom)
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith(f"The symptom '{symptom}' is not known here."), said
+    assert "Nothing was seen" not in said
+    assert ("A line of the script hangs when it is reached." in said) == (beside == "hangs")
+    assert ("Memory was full" in said) == (beside == "error")
+    assert ("Applies here: With overlap_comm" in said) == (beside == "faults")
+
+
+@pytest.mark.parametrize("symptom", ["norm", "it hangs", "the loss is nan", "grad_norm 1.414", "KeyError: 5", ""])
+def test_a_symptom_that_is_known_is_not_said_to_be_unknown(symptom):
+    assert answer("A training.", symptom).unknown == ""
