@@ -41,9 +41,8 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
     Beside a document, a topic, a certainty, papers, articles, posts or open they are looked for in these.
     """
     known: list[Claim | Fault] = [*claims(), *faults()]
-    by_document: dict[str, Sequence] = {text.document.lower(): text.claim for text in texts()}
-    by_document |= {text.document.removeprefix("S").lower(): text.claim for text in texts()}  # 002 as well as S002
-    by_name: dict[str, Sequence] = {each.id.lower(): [each] for each in known} | {"faults": faults()} | by_document
+    by_document = _by_document()
+    by_name = _by_name()
     # --- each word is a name, or all of them are words of a claim
     names = [_as_written(word).lower() for word in words]
     if by_name.keys() >= set(names):
@@ -71,6 +70,21 @@ def named(words: tuple[str, ...]) -> list[Claim | Fault]:
         if narrowed := _containing([" ".join(others)], of_kinds) or _containing(others, of_kinds):
             return narrowed
     return _with(words, known) or _refuse_unknown(words, known, by_name.keys())
+
+
+def is_name(word: str) -> bool:
+    """Whether a word is the id of a claim, or the name of a document or of a kind of claims."""
+    return _as_written(word).lower() in _by_name() or bool(KIND.fullmatch(word.lower()))
+
+
+def _by_document() -> dict[str, Sequence[Claim]]:
+    by_document: dict[str, Sequence[Claim]] = {text.document.lower(): text.claim for text in texts()}
+    return by_document | {text.document.removeprefix("S").lower(): text.claim for text in texts()}  # 002 is S002
+
+
+def _by_name() -> dict[str, Sequence[Claim | Fault]]:
+    known: list[Claim | Fault] = [*claims(), *faults()]
+    return {**{each.id.lower(): [each] for each in known}, "faults": faults(), **_by_document()}
 
 
 def _as_written(word: str) -> str:
