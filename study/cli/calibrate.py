@@ -32,7 +32,8 @@ def calibrate(*, out: Path = Path("machine.json"), disk: Path | None = None) -> 
 
     A plain step, and the same with ZeRO-2, with FSDP2, and with the optimizer on the host; with several GPUs ZeRO-2
     on all of them. `advise`, `estimate`, `virtual` and `sweep --dry-run` take the file with --machine, or from the
-    variable ZERO_STUDY_MACHINE, and records of runs then carry it.
+    variable ZERO_STUDY_MACHINE, and records of runs then carry it. It judges nothing: the exit code is 0, or 2 if no
+    step of ZeRO-2 can be timed.
 
     With --json: the content of the file. Example: `study calibrate --out machine.json`
 

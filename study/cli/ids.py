@@ -1,7 +1,9 @@
 """What has a name: sentences, arms, words, keys of configs, claims and symptoms; and the command that answers it."""
 
 import functools
+import itertools
 from collections.abc import Sequence
+from typing import Any
 
 from study.configs.pasted.matching import symptom_of_word
 from study.configs.sentences import sentences
@@ -55,7 +57,8 @@ def keys() -> dict[str, dict[str, str]]:
             by_default = f"by default {short(default)}" if default is not None else "without a default"
             rows[key(path)] = row_of(path, "key", f"{of}, {by_default}")
     for fault in table().fault:
-        for path in [path for group in fault.conditions.get("keys", []) for path in group]:
+        groups: Any = fault.conditions.get("keys", [])
+        for path in itertools.chain(*groups):
             rows.setdefault(
                 key(path), row_of(path, "key", f"a key that the fault {fault.id} of {fault.package} asks for")
             )
