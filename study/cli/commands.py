@@ -128,7 +128,7 @@ def naming_the_missing_package() -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming_who_answers(name: str, options: list[str]) -> Iterator[None]:
-    """Name the command that answers, where one of those that take ids cannot."""
+    """Name the command that answers an id, where the one that was typed cannot."""
     try:
         yield
     except Stop as stop:

@@ -11,7 +11,7 @@ import numpy as np
 
 from study.core.arms import NAMES
 from study.core.errors import Stop
-from study.core.text import number_of, short, times
+from study.core.text import nats, number_of, short, times
 from study.records import metrics
 from study.records.groups import LABELS, differing, grouped
 from study.records.runs import FIRST_OPTIMIZER, Run, Runs
@@ -198,7 +198,7 @@ def unequal_losses(runs: Iterable[Run]) -> list[str]:
             if distance > FAR:
                 of = " and ".join(f"{run.record.run_id} ({run.record.arm})" for run in (first, other))
                 sentences.append(
-                    f"The losses of {of} differ by {short(distance)} nats in the first {EARLY} steps. Weights, data "
+                    f"The losses of {of} differ by {nats(distance)} in the first {EARLY} steps. Weights, data "
                     "and settings are equal, so that is no rounding: one of the two trains wrongly."
                 )
     return sentences
