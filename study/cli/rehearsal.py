@@ -11,7 +11,7 @@ from study.cli.rehearsed import failed, show_answer, show_known, show_ranks
 from study.core.arms import Arm, load_arm
 from study.core.errors import Stop, refuse_beyond
 from study.core.gpus import gpu_named, num_gpus
-from study.core.text import during
+from study.core.text import during, one_by_one
 from study.records import store
 from study.rehearsal import alternatives
 from study.rehearsal.group import Group, group_of_config
@@ -134,7 +134,7 @@ def rehearsed(request: Request, folder: Path, arms: list[Arm], timeout_s: int) -
         return failed(answer.failure or Failure("script", "it made no update of an optimizer"), request)
     if parted := parts_from_rank_1(request, answer, folder, timeout_s):
         return failed(parted, request)
-    rows = [tried(arm, request, folder / arm.name, timeout_s) for arm in arms]
+    rows = [tried(arm, request, folder / arm.name, timeout_s) for arm in one_by_one(arms, "arm")]
     shown = show_answer(request, answer, store.read(folder / store.RECORD), rows, folder)
     faults = show_known(folder)
     show_ranks(request)
