@@ -18,7 +18,7 @@ from packaging.version import Version
 
 from study.conform import releases
 from study.core.arms import ROOT
-from study.ledger import texts
+from study.ledger import texts, verdicts
 from study.records import metrics
 from study.records.runs import Runs, load
 from study.report import answers, style
@@ -150,7 +150,7 @@ def of_claims(_: Runs, ink: str = INK) -> Figure:
     """How many claims of papers and how many of articles have each verdict."""
     drawing, ax = plain(3.7, CLAIMS, "Four articles that were given, five papers that we chose.", ink)
     for row, (source, part) in enumerate({"papers": "weights", "articles": "other"}.items()):
-        of_source = texts.counts(claim for claim in texts.claims() if source in claim.kinds)
+        of_source = verdicts.counts(claim for claim in texts.claims() if source in claim.kinds)
         for place, (verdict, number) in enumerate(of_source.items()):
             y = place + 0.3 * row
             ax.barh(y, number, 0.3, color=style.PARTS[part], label=f"of {source}" if place == 0 else "", **style.EDGE)

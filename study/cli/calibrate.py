@@ -13,7 +13,7 @@ from study.core.arms import load_arm
 from study.core.errors import Stop
 from study.core.gpus import gpu_named, gpus_here
 from study.core.settings import MACHINE
-from study.core.text import during, say, say_wrapped, show
+from study.core.text import during, rounded, say, say_wrapped, show
 from study.predict.front import CalibratedMachine, MeasuredStep, calibration, step_time
 from study.records.store import now_utc
 from study.sweeps import launches
@@ -32,7 +32,8 @@ def calibrate(*, out: Path = Path("machine.json"), disk: Path | None = None) -> 
 
     A plain step, and the same with ZeRO-2, with FSDP2, and with the optimizer on the host; with several GPUs ZeRO-2
     on all of them. `advise`, `estimate`, `virtual` and `sweep --dry-run` take the file with --machine, or from the
-    variable ZERO_STUDY_MACHINE, and records of runs then carry it.
+    variable ZERO_STUDY_MACHINE, and records of runs then carry it. It judges nothing: the exit code is 0, or 2 if no
+    step of ZeRO-2 can be timed.
 
     With --json: the content of the file. Example: `study calibrate --out machine.json`
 
@@ -100,13 +101,14 @@ def _show(here: CalibratedMachine, out: Path) -> None:
         hardware = calibration.hardware(known, step.ranks)
         before = step_time(timed.training, replace(hardware, pace=None)).seconds
         after = step_time(timed.training, hardware).seconds
+        ends = f"{rounded(step.low_s, '.2g')} to {rounded(step.high_s, '.2g')}"
         rows.append(
             {
                 "arm": step.arm,
                 "ranks": step.ranks,
-                "a step": f"{step.step_s:.3g} s ({step.low_s:.2g} to {step.high_s:.2g})",
-                "predicted before": f"{before:.3g} s",
-                "with its constants": f"{after:.3g} s",
+                "a step": f"{rounded(step.step_s, '.3g')} s ({ends})",
+                "predicted before": f"{rounded(before, '.3g')} s",
+                "with its constants": f"{rounded(after, '.3g')} s",
             }
         )
     say(f"{here.gpu or 'This CPU'}: {len(rows)} trainings timed; written to {out}.", "")

@@ -12,7 +12,7 @@ from study.cli.findings import show_behind
 from study.core.errors import Stop
 from study.core.text import number_of, say, say_wrapped, show
 from study.known.explained import of_fault
-from study.ledger import texts
+from study.ledger import comparison, search, texts, verdicts
 from study.ledger.evidence import REPORTS, OfRuns, in_full
 from study.ledger.texts import Claim, Fault
 from study.records import runs as records
@@ -61,7 +61,7 @@ def claims(
         runs: Folders that contain runs, at any depth: compare what they give with the evidence of the claims.
     """
     folders = [Path(each) for each in claim if os.sep in each and Path(each).is_dir()]
-    chosen: Sequence[Claim | Fault] = texts.named(claim) if claim and not folders else texts.claims()
+    chosen: Sequence[Claim | Fault] = search.named(claim) if claim and not folders else texts.claims()
     if folders:
         chosen = resting_on(folders)
         list_claims(chosen)
@@ -72,7 +72,7 @@ def claims(
     elif every:
         show_all()
     elif not claim:
-        say_wrapped(texts.in_words(texts.claims()), "")
+        say_wrapped(verdicts.in_words(texts.claims()), "")
         say_wrapped(*ASK, indent=" " * 30)
     elif len(chosen) > len(claim):  # a document, or words that many claims contain: a line of each
         list_claims(chosen)
@@ -86,7 +86,7 @@ def claims(
 def resting_on(folders: Sequence[Path]) -> list[Claim]:
     """Return the claims with a number of these kept records."""
     of = {os.path.relpath(each.resolve()) for folder in folders for each in store.run_folders(folder)}
-    rows = texts.compared(texts.claims(), records.kept_as_evidence())
+    rows = comparison.compared(texts.claims(), records.kept_as_evidence())
     ids = {row.claim for row in rows if of & {each for several in row.runs for each in several.split(" over ")}}
     if not ids:
         what = f"no claim rests on the records in {', '.join(map(str, folders))}"
@@ -103,8 +103,8 @@ def show_undecided(chosen: Sequence[Claim | Fault]) -> list[Claim]:
 
 
 def show_all() -> None:
-    say_wrapped(texts.in_words(texts.claims()), "")
-    rows = texts.by_document()
+    say_wrapped(verdicts.in_words(texts.claims()), "")
+    rows = verdicts.by_document()
     for row in rows:
         row["open"] = row.pop("cannot be decided here")  # a table of 80 characters
     show(rows)
@@ -118,7 +118,7 @@ def show_all() -> None:
 
 
 def show_counts(chosen: Sequence[Claim | Fault]) -> None:
-    number = texts.counts(chosen)
+    number = verdicts.counts(chosen)
     total = sum(number.values())
     if not total:
         return
@@ -130,14 +130,14 @@ def show_counts(chosen: Sequence[Claim | Fault]) -> None:
     posts = sum(isinstance(each, Claim) and each.in_post for each in chosen)
     if 0 < posts < total:
         say(f"Of DeepSpeed's posts on papers: {posts} (study claims posts).")
-    if first := ", ".join(texts.to_read_first(chosen)):
+    if first := ", ".join(verdicts.to_read_first(chosen)):
         say(f"Read first: {first}.")
     say("")
 
 
 def list_claims(chosen: Sequence[Claim | Fault]) -> None:
     show_counts(chosen)
-    for verdict, found in texts.by_verdict(chosen).items():
+    for verdict, found in verdicts.by_verdict(chosen).items():
         if found:
             below = "the condition" if found[0].condition else "we find"
             say(f"what the text says {verdict}: {number_of(len(found), 'claims')}; {below}:")
@@ -182,7 +182,7 @@ def compare_claims(chosen: Sequence[Claim | Fault], loaded: Runs, in_full: bool)
     """Show the numbers that evidence takes from runs beside those of some runs, and return them with their folders."""
     of_claims = [each for each in chosen if isinstance(each, Claim)]
     # Runs that have ended count, and no records of other people's scripts.
-    rows = texts.compared(of_claims, loaded.counting)
+    rows = comparison.compared(of_claims, loaded.counting)
     counts = Counter(row.answer for row in rows)
     are_kept = all(folder.resolve().is_relative_to(REPORTS) for folder in loaded.folders)
     of = f"the {number_of(len(loaded), 'kept records')}" if are_kept else f"your {number_of(len(loaded), 'runs')}"
@@ -195,25 +195,26 @@ def compare_claims(chosen: Sequence[Claim | Fault], loaded: Runs, in_full: bool)
     else:
         say_wrapped(f"{number_of(len(rows), 'numbers')} of runs, compared with {of}: {', '.join(said)}.", "")
     # Of all claims hundreds of rows would agree, or say nothing: only the others are shown.
-    shown = [row for row in rows if in_full or row.answer == texts.DIFFERS]
+    shown = [row for row in rows if in_full or row.answer == comparison.DIFFERS]
     if shown:
         show([row_of(row, "counted again" if are_kept else "yours") for row in shown])
-    if counts[texts.NO_RUNS] and not in_full:  # some agree, and it is not seen which
-        agreeing = Counter(row.claim for row in rows if row.answer == texts.AGREES)
+    if counts[comparison.NO_RUNS] and not in_full:  # some agree, and it is not seen which
+        agreeing = Counter(row.claim for row in rows if row.answer == comparison.AGREES)
         named = ", ".join(f"{id} ({number})" if number > 1 else id for id, number in agreeing.items())
         say_wrapped(f"Agree: {named or 'none'}. The numbers: study claims ID --runs and these folders.", indent="  ")
     say_runs(shown)
     if in_full:
-        say_what_they_need(of_claims, [row.evidence for row in rows if row.answer == texts.NO_RUNS])
+        say_what_they_need(of_claims, [row.evidence for row in rows if row.answer == comparison.NO_RUNS])
     say_others(of_claims)
     # Beside the evidence a number that differs is surely wrong, in the runs or in the ledger: the exit code is 1.
     return [
-        row_of(row) | {"fine": row.answer != texts.DIFFERS, "values": row.values, "runs": row.runs, "alike": row.alike}
+        row_of(row)
+        | {"fine": row.answer != comparison.DIFFERS, "values": row.values, "runs": row.runs, "alike": row.alike}
         for row in rows
     ]
 
 
-def row_of(row: texts.Compared, theirs: str = "yours") -> dict:
+def row_of(row: comparison.Compared, theirs: str = "yours") -> dict:
     kept, of_runs = in_full(row.evidence.value), in_full(row.value)
     if row.evidence.most is not None:
         kept = f"{kept} to {in_full(row.evidence.most)}"
@@ -223,7 +224,7 @@ def row_of(row: texts.Compared, theirs: str = "yours") -> dict:
     return {"claim": row.claim, "evidence": row.evidence.what} | numbers | {"answer": row.answer}
 
 
-def say_runs(rows: Sequence[texts.Compared]) -> None:
+def say_runs(rows: Sequence[comparison.Compared]) -> None:
     """Say which records the numbers are of: their folders, each with a record.json and the number that it gives."""
     for row in rows:
         if row.runs:
@@ -239,7 +240,7 @@ def say_runs(rows: Sequence[texts.Compared]) -> None:
 
 def say_what_they_need(chosen: Sequence[Claim], lacking: Sequence[OfRuns]) -> None:
     """Say what makes the runs that some evidence of these claims needs, as far as the kept records tell."""
-    for row in texts.compared(chosen, records.kept_as_evidence() if lacking else []):
+    for row in comparison.compared(chosen, records.kept_as_evidence() if lacking else []):
         if row.evidence in lacking:
             say("", f"{row.claim}: {in_full(row.evidence.value)} needs runs of:", *[f"  {each}" for each in row.alike])
 

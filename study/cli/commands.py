@@ -45,6 +45,7 @@ GROUPS = {
         "conform": ("study.conform.command", "is a sharded training equal to one process? for any library"),
     },
 }
+OF_IDS = ("explain", "claims", "stack")  # `diagnose` says it below its answer
 SAME = {"--ranks": "--gpus"}  # two names of an option
 LISTS = ("--runs", "--only")  # options with one value or several
 COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
@@ -92,7 +93,7 @@ def start(words: list[str]) -> None:
         return say_version()
     if name not in COMMANDS:
         raise Stop(f"there is no command {name}", meant_by(name))
-    with naming_the_missing_package():
+    with naming_the_missing_package(), naming_who_answers(name, options):
         answer = _answer(name, options)
     # `study doctor` has to answer before it ends with its exit code, and `study arms` for each arm.
     for row in answer if isinstance(answer, list) else [answer]:
@@ -123,6 +124,20 @@ def naming_the_missing_package() -> Iterator[None]:
         if package == "study":
             raise
         raise Stop(f"this needs {package}, which the light install does not have", FULL_INSTALL) from None
+
+
+@contextlib.contextmanager
+def naming_who_answers(name: str, options: list[str]) -> Iterator[None]:
+    """Name the command that answers an id, where the one that was typed cannot."""
+    try:
+        yield
+    except Stop as stop:
+        if name in OF_IDS:
+            from study.cli.ids import answering  # it reads all that has an id
+
+            if remedy := answering([word for word in options if not word.startswith("-")]):
+                raise Stop(stop.what, remedy) from None
+        raise
 
 
 def _answer(name: str, options: list[str]) -> object:

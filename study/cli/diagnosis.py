@@ -6,6 +6,7 @@ import tyro
 
 from study.cli import given, pasted
 from study.cli.findings import say_indented, show_finding
+from study.cli.ids import answering
 from study.configs.mistakes import mistakes
 from study.configs.oom.by_text import by_text
 from study.configs.pasted.answer import answer
@@ -47,6 +48,8 @@ def diagnose(
     words = tuple(map(str, runs))
     paths, text = given.split(words)
     told = tell_text(paths, text, symptom, details, among(words)) if text or symptom or not paths else []
+    if text == " ".join(words) and (remedy := answering(words)):
+        say_wrapped("", f"If you mean what has this id here: {remedy}.")
     if told and paths:
         say_wrapped("")
     return told + _runs(paths)

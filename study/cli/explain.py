@@ -1,24 +1,23 @@
 """`study explain`: what is behind a sentence that a command printed, by the id in brackets; and what a word means."""
 
-import functools
 from typing import Annotated
 
 import tyro
 
 from study.cli.claims import claims
 from study.cli.findings import show_behind
+from study.cli.ids import by_key, key, keys, row_of, words
 from study.configs.sentences import sentences
 from study.core.arms import of_stage
 from study.core.errors import Stop, nearest
-from study.core.glossary import meanings, of_arms
 from study.core.text import say, say_wrapped
-from study.known.explained import Explained
-from study.ledger import texts
+from study.ledger import search, texts
 
 SOME = 3  # ids of a group that are named
 LONGEST = 4  # arguments that are one word, such as `cannot be decided here`
 NEXT = {
     "arm": "To read next: `study arms` lists all arms, and GUIDE.md says which to use.",
+    "key": "To read next: `study stack --config FILE` names known faults that a config's keys meet.",
     "word": "To read next: examples/zero_by_hand/README.md shows what ZeRO does. GUIDE.md has all words.",
 }
 
@@ -32,12 +31,13 @@ def explain(
     """Explain sentences by their ids: when they are said, what they rest on, where they are discussed, rule and test.
 
     Commands print the id behind a sentence, in brackets. Without an id the kinds of sentences are counted. It also says
-    what an arm is, and what a word of GUIDE means. If an id is also a word, type its brackets too to get the sentence.
+    what an arm is, whose a key of a config is, and what a word of GUIDE means. If an id is also a word, type its
+    brackets too to get the sentence.
 
     With --json: the same; without an id all sentences. Example: `study explain second_bucket S000-20`
 
     Args:
-        ids: Ids, claims, arms or words.
+        ids: Ids, claims, arms, keys or words.
         every: Without an id: list all sentences, one a line.
     """
     if every and not ids:
@@ -52,6 +52,8 @@ def explain(
     for id in asked(ids):
         row = words().get(key(of_stage(id)))
         of_id = by_key().get(key(id))
+        if not of_id:
+            row = row or keys().get(key(id))
         if row and not (of_id and id.startswith("[")):
             also = [f"A sentence has this name as well: study explain '[{of_id.id}]'"] if of_id else []
             say_wrapped(f"{row['id']}: {row['sentence'].rstrip('.')}.", NEXT[row["kind"]], *also, "")
@@ -59,7 +61,7 @@ def explain(
         elif of_id:
             answers.append(show_behind(of_id))
         else:
-            answers += claims((claim_named(id, all_rows()),))
+            answers += claims((claim_named(id),))
     return answers
 
 
@@ -75,40 +77,19 @@ def asked(ids: tuple[str, ...]) -> list[str]:
     return answers
 
 
-@functools.cache
-def by_key() -> dict[str, Explained]:
-    """Return sentences by their ids; those of a setting of DeepSpeed also by its name."""
-    by_id = {key(each.id): each for each in sentences()}
-    by_name = {id.removeprefix("differs-"): each for id, each in by_id.items()}
-    return by_name | by_id
-
-
-@functools.cache
-def words() -> dict[str, dict[str, str]]:
-    """Return what arms are, and what words of the guide mean, by their names."""
-    rows = {key(name): row_of(name, "arm", sentence) for name, sentence in of_arms().items()}
-    for several, meaning in meanings().items():
-        rows |= {key(word): row_of(several, "word", meaning) for word in several.split(", ")}
-    return rows
-
-
-def row_of(id: str, kind: str, sentence: str) -> dict[str, str]:
-    return {"id": id, "kind": kind, "sentence": sentence}
-
-
 def all_rows() -> list[dict]:
     """Return all that has an id: sentences, then published claims."""
     rows = [row_of(each.id, each.kind, each.sentence) for each in sentences()]
     return rows + [row_of(claim.id, "published claim", claim.found) for claim in texts.claims()]
 
 
-def claim_named(id: str, rows: list[dict]) -> str:
-    """Return the id of a claim as it is written. Raise Stop if nothing has it."""
-    ids = [row["id"] for row in rows]
-    for each in ids:
-        if key(each) == key(id):
-            return each
-    raise Stop(f"no sentence has the id {id!r:.80}", nearest(id, [*ids, *words()], 3, "study explain --all lists them"))
+def claim_named(id: str) -> str:
+    """Return the id of a claim, or the name of a document. Raise Stop if nothing is called so."""
+    name = id.strip("[]")
+    if not search.is_name(name):
+        known = [*(row["id"] for row in all_rows()), *words()]
+        raise Stop(f"no sentence has the id {id!r:.80}", nearest(id, known, 3, "study explain --all lists them"))
+    return name
 
 
 def count_kinds(rows: list[dict]) -> None:
@@ -120,7 +101,3 @@ def count_kinds(rows: list[dict]) -> None:
     for kind, ids in kinds.items():
         say_wrapped(f"{len(ids):>4} of the kind “{kind}”, such as {', '.join(ids[:SOME])}", indent="       ")
     say("", "study explain --all lists all; `study explain --all | grep clip` finds those about clipping.")
-
-
-def key(id: str) -> str:
-    return id.strip("[]").lower().replace("_", "-").replace(" ", "-")

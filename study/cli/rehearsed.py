@@ -8,7 +8,7 @@ from study.configs.pasted import tracebacks
 from study.configs.stacks import described
 from study.core import machine
 from study.core.errors import Stop
-from study.core.text import say, say_wrapped, show, size
+from study.core.text import rounded, say, say_wrapped, show, size
 from study.known.findings import with_id
 from study.known.which_apply import Flags, which_apply
 from study.predict.front import StepTime
@@ -91,8 +91,8 @@ def show_seconds(of: Rehearsed, folder: Path) -> StepTime | None:
     except Stop as stop:
         say_wrapped(f"The seconds of a step are not predicted: {stop.sentence}")
         return None
-    interval = f"{step.low_s:.2g} to {step.high_s:.2g}"
-    say_wrapped(f"A step is predicted to take {step.seconds:.2g} s ({interval}).")
+    interval = f"{rounded(step.low_s, '.2g')} to {rounded(step.high_s, '.2g')}"
+    say_wrapped(f"A step is predicted to take {rounded(step.seconds, '.2g')} s ({interval}).")
     return step
 
 

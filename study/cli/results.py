@@ -31,7 +31,7 @@ def _with_sizes(row: dict, *names: str) -> dict:
 
 
 def runs(folders: tyro.conf.Positional[tuple[Path, ...]], /, *, keep: Path | None = None) -> list[dict]:
-    """List the runs below folders.
+    """List the runs below folders. The exit code is 1 if one failed.
 
     With --json: the rows. Example: `study runs reports/cpu-2core/runs/smoke`
 
@@ -50,7 +50,7 @@ def runs(folders: tyro.conf.Positional[tuple[Path, ...]], /, *, keep: Path | Non
         if error := run.record.error:
             say(f"{run.record.run_id}: {error.message}. What to do: {error.what_to_do}.")
     say_set_aside(loaded)
-    return loaded.rows()
+    return [row | {"fine": not run.record.error} for row, run in zip(loaded.rows(), loaded, strict=True)]
 
 
 def say_set_aside(loaded: Runs) -> None:
@@ -69,7 +69,8 @@ def compare(
 ) -> dict | list[dict]:
     """Compare time and memory of equal cells, over folders and machines. Unequal cells are never pooled.
 
-    Of two runs, it says what each holds at its peak, component by component, and why, if only their arms differ.
+    Of two runs, it says what each holds at its peak, component by component, and why, if only their arms differ. The
+    exit code is 1 if losses of equal trainings differ by more than rounding (AdamW in fp32, all but the arm equal).
 
     With --json: the rows, and what was left out. Example: `study compare reports/cpu-2core/runs/smoke --arms`
 
@@ -81,15 +82,24 @@ def compare(
     # Two folders that are runs themselves, and not folders of runs.
     if len(folders) == 2 and all((folder / store.RECORD).is_file() for folder in folders):
         first, second = (Run(folder, store.load(folder)) for folder in folders)
-        return _compare_peaks(first, second)
+        rows = _compare_peaks(first, second)
+        return _with_losses(rows, [first, second])
     loaded = _load(folders)
     if arms:
-        return _compare_arms(loaded, every)
+        return _with_losses(_compare_arms(loaded, every), loaded.done)
     comparison = comparing.compare(loaded)
     say_wrapped(comparing.answer(comparison), "")
     show(comparison.rows)
     say_wrapped("", *comparing.notes(comparison), indent="  ")
-    return dataclasses.asdict(comparison)
+    return _with_losses([dataclasses.asdict(comparison)], loaded.done)[0]
+
+
+def _with_losses(rows: list[dict], of: Iterable[Run]) -> list[dict]:
+    """Say which losses differ that should be equal, and return the rows with whether none does."""
+    wrong = comparing.unequal_losses(of)
+    if wrong:
+        say_wrapped("", *wrong, indent="  ")
+    return [row | {"fine": not wrong} for row in rows]
 
 
 def _compare_arms(loaded: Runs, every: bool) -> list[dict]:

@@ -5,6 +5,7 @@ Types are schemas of pydantic_core, which DeepSpeed's own classes check with. He
 
 import functools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,13 @@ def known_libraries() -> dict[str, dict[str, Any]]:
 def library_defaults(library: str) -> dict[str, dict[str, Any]]:
     """Return the defaults by key, for each section of a library's config by its dotted path. The top is ""."""
     return known_libraries()[library]["sections"]
+
+
+def paths(library: str) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted path of each key, and its default."""
+    for section, defaults in library_defaults(library).items():
+        for name, default in defaults.items():
+            yield f"{section}.{name}".lstrip("."), default
 
 
 def releases_of_defaults() -> str:

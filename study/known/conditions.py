@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import CoreSchema, SchemaValidator, core_schema
 
 from study.core.errors import nearest
-from study.core.library_defaults import known_libraries
+from study.core.library_defaults import known_libraries, paths
 
 Values = list[int | str] | Literal["true or false", "a number"]  # that a condition can have
 NOTHING = ("none", "auto")  # texts for a key that is not there, or that something else fills in
@@ -72,14 +72,11 @@ def wrong_keys(groups: Any, others: Container[str]) -> Iterator[str]:
 
 def _unknown(path: str) -> str:
     """Return what is said of a key that no library has, with the nearest that one has."""
-    paths = []
-    for library in known_libraries().values():
-        for section, names in library["sections"].items():
-            paths += [f"{section}.{name}".lstrip(".") for name in names]
-    if whole := [each for each in paths if each.endswith(f".{path}")]:
+    known = [each for library in known_libraries() for each, _ in paths(library)]
+    if whole := [each for each in known if each.endswith(f".{path}")]:
         meant = f"write its whole path: {' or '.join(whole)}."
     else:
-        meant = nearest(path, paths, otherwise="write its whole path, such as zero_optimization.overlap_comm")
+        meant = nearest(path, known, otherwise="write its whole path, such as zero_optimization.overlap_comm")
     others = "One of another program belongs into `other_keys` of faults.toml"
     return f"`{path}` is no key of DeepSpeed, Accelerate or the Trainer; {meant} {others}"
 

@@ -8,6 +8,7 @@ import pandas as pd
 
 from study.core import files
 from study.core.arms import ROOT
+from study.core.text import rounded
 from study.records import metrics
 from study.records.keeping import redact
 from study.records.runs import load
@@ -40,7 +41,7 @@ def form(runs: Path, entity: str) -> str:
     links = "unknown"
     if (runs / "links.json").exists():
         speeds = files.from_json(files.read_below(runs, "links.json", 10_000))["all_reduce_bytes_per_s"]
-        links = f"{max(speeds.values()) / 1e9:.3g} GB/s in an all-reduce of all"
+        links = f"{rounded(max(speeds.values()) / 1e9, '.3g')} GB/s in an all-reduce of all"
     software = {name: version for name, version in first.software.items() if version} if first else {}
     ended = pd.Series([record.status for record in records], dtype=str).value_counts()
     values = {

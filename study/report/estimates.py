@@ -7,7 +7,7 @@ from typing import Literal, Self
 from study.core.arms import Arm
 from study.core.errors import Stop
 from study.core.gpus import Gpu
-from study.core.text import binary_size, count, number_of, size
+from study.core.text import binary_size, count, number_of, rounded, size
 from study.known.findings import finding
 from study.predict.front import (
     HOST_PROCESS_BYTES,
@@ -169,4 +169,4 @@ def collectives(traffic: Mapping[str, int]) -> str:
 
 def time_line(step: StepTime) -> str:
     loops = of_others(step.seconds, step.low_s, step.high_s, step.is_known)
-    return f"time, predicted: {step.seconds:.3g} s per step, limited by {step.limit}; {loops}"
+    return f"time, predicted: {rounded(step.seconds, '.3g')} s per step, limited by {step.limit}; {loops}"

@@ -11,7 +11,7 @@ from study.core.gpus import Gpu
 from study.core.recipes import RECIPES
 from study.core.settings import TrainerFlags, resolve
 from study.core.shapes import config_of, shape_of
-from study.core.text import short, size
+from study.core.text import rounded, short, size
 from study.predict.front import (
     Batch,
     Estimate,
@@ -68,7 +68,7 @@ class Planned:
             "arm": cell.arm,
             "ranks": self.ranks,
             "rows": cell.value("micro_batch"),
-            "steps s": None if step is None else f"{step.seconds * _steps(cell):.3g}",
+            "steps s": None if step is None else rounded(step.seconds * _steps(cell), ".3g"),
             "start s": START_S,
             "memory": size(predicted.kinds.driver or predicted.whole.peak_bytes) if predicted else None,
             "decides": " ".join(cell.decides),
@@ -231,5 +231,5 @@ def registered(cells: Sequence[Cell], gpu: Gpu, gpus: int, of: Pace | None = Non
         if known := predicted(cell, gpu, gpus, of):
             kinds, step = known.kinds, known.step
             seconds = (step.seconds, step.low_s, step.high_s) if step else ()
-            times = [f"{each:.4g}" for each in seconds] or [""] * 3
+            times = [rounded(each, ".4g") for each in seconds] or [""] * 3
             yield [gpu.kind, gpus, cell.name, kinds.allocated, kinds.reserved, kinds.driver, *times]

@@ -5,7 +5,7 @@ A row is an arm on the GPUs that were asked for, with its memory and the time of
 
 from study.core.gpus import Gpu
 from study.core.recipes import RECIPES
-from study.core.text import UNKNOWN, count, number_of, short
+from study.core.text import UNKNOWN, count, number_of, rounded, short
 from study.known.findings import finding
 from study.predict.front import MISS, Advice, Question, Row, headroom_bytes, with_precision
 
@@ -49,7 +49,7 @@ def why_tight(row: Row) -> str:
 def _number(size_bytes: float) -> str:
     """Return a size in GiB, as nvidia-smi means them."""
     number = size_bytes / 2**30
-    return f"{number:.0f}" if number >= 10 else f"{number:.2g}"
+    return rounded(number, ".0f" if number >= 10 else ".2g")
 
 
 def amount(size_bytes: float) -> str:
@@ -71,7 +71,7 @@ def seconds(row: Row) -> str:
 def duration(step_s: float, *ends_s: float) -> str:
     # The largest number decides the unit, so that all have the same.
     factor, unit = _unit(max(step_s, *ends_s, 0))
-    step, *ends = (short(float(f"{value / factor:.2g}")) for value in (step_s, *ends_s))
+    step, *ends = (short(float(rounded(value / factor, ".2g"))) for value in (step_s, *ends_s))
     return f"{step} {unit} ({' to '.join(ends)})" if ends else f"{step} {unit}"
 
 
@@ -145,7 +145,7 @@ def _narrow(row: Row, factor: float, unit: str) -> str:
     """Return a step with its interval in few characters: 5.4 s (4.6-6.3), or 71 ms (57-140)."""
     if row.step_s is None or row.step_interval_s is None:
         return UNKNOWN
-    step, low, high = (f"{float(f'{value / factor:.2g}'):g}" for value in (row.step_s, *row.step_interval_s))
+    step, low, high = (f"{float(rounded(value / factor, '.2g')):g}" for value in (row.step_s, *row.step_interval_s))
     return f"{step} {unit} ({low}-{high})"
 
 

@@ -32,7 +32,7 @@ from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.text import say
 from study.known import faults, osv
-from study.ledger import texts
+from study.ledger import texts, verdicts
 from study.records import runs as records
 from study.records import store
 from study.records.keeping import redact
@@ -130,7 +130,7 @@ def build(folders: list[Path], out: Path, address: str = "", paste: bool = False
 
 
 def headline() -> str:
-    return texts.in_words(texts.claims())
+    return verdicts.in_words(texts.claims())
 
 
 def write_claims(site: Path) -> None:
@@ -138,7 +138,7 @@ def write_claims(site: Path) -> None:
     write(
         site,
         "claims",
-        by_reading=texts.by_reading(),
+        by_reading=verdicts.by_reading(),
         # Papers first, and of these the ones that were read.
         texts=sorted(texts.texts(), key=lambda text: (text.document.startswith("S"), text.is_read_in_part)),
         faults=texts.faults(),

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import torch
 
-from study.core.text import short
+from study.core.text import rounded, short
 from study.measure.clock import now, seconds_between
 from study.measure.hardware import CUDA
 from study.watch.trends import COLUMNS, FILE, GROUPS, PHASES, Table, seconds, shares
@@ -124,5 +124,5 @@ def in_words(table: Table, device: str | None) -> str:
     largest = sorted(shares(table).items(), key=lambda part: -part[1])
     phases = ", ".join(f"{share:.0%} {phase}" for phase, share in largest if share >= 0.01)
     whose = "GPU tensors" if device == "cuda" else "whole host process"  # what `add` looked at
-    last = f"loss {table['loss'][-1]:.4g}, {whose} {table['memory_bytes'][-1] / 1e6:,.0f} MB"
+    last = f"loss {rounded(table['loss'][-1], '.4g')}, {whose} {table['memory_bytes'][-1] / 1e6:,.0f} MB"
     return f"{short(float(seconds(table).mean()))} s a step ({phases}), {last}"

@@ -58,6 +58,7 @@ def asked(monkeypatch, tmp_path):
     (tmp_path / "huge.txt").touch()
     os.truncate(tmp_path / "huge.txt", 2**40)
     odd = changed(finished("odd"), memory__components=[3])
+    put(tmp_path / "other-losses", finished("ddp", "ddp"), finished("zero2", loss=2.1))
     put(tmp_path / "some", finished("good"), finished("other"), odd, failed("full"))
     for folder in (SMOKE / "arms-zero2-5228df76-r1.1", SMOKE / "arms-zero2-72420bc1-r1.1", *SMOKE.glob("arms-ddp-*")):
         record = json.loads((folder / "record.json").read_text())

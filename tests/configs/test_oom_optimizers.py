@@ -32,6 +32,7 @@ ASKED = {
     "trainer = Trainer(model)\ntransformers==4.54.0": "adamw",
     "trainer = Trainer(model)\ntransformers==4.57.0\ntorch==2.6.0": "foreach",
     "trainer = Trainer(model)\ntransformers==4.31.0": "single_tensor",
+    "trainer = Trainer(model)\ntransformers==4.32.0": "foreach",
 }
 NOBODY = (
     "", "# opt = torch.optim.AdamW(model.parameters())", "transformers==4.40.0",

@@ -269,7 +269,7 @@ def test_recomputing_gathers_no_third_time():
     assert 1.8 < twice / (2 * 8_030_261_248) < 2, "of each bf16 weight"
 
 
-COPIES = r"once in fp32: (\d) P / N, which are ([\d.]+) GB in the last column"  # of a billion parameters, 8 ranks
+COPIES = r"once in fp32: (\d) P / N, which are ([\d.]+) GB in the last row"  # of a billion parameters, 8 ranks
 MOST = r"with stage 3 they stop at about (\d) GB"
 
 

@@ -1,11 +1,13 @@
 """What people read is written as they would say it: numbers, units, counts and lines."""
 
 import math
+import re
 import sys
 
 import pytest
 
 from study.core import text
+from tests.conftest import ROOT
 
 
 @pytest.mark.parametrize(
@@ -106,3 +108,16 @@ def test_what_takes_long_is_said_once(capsys):
         with text.bar("tests count to two"):
             pass
     assert capsys.readouterr().err == "tests count to two ...\n"
+
+
+# Sizes of models and cards, which have so many digits, numbers that are quoted, and distances of an error.
+NOT_ROUNDED = {"core/gpus.py", "report/calculator.py", "configs/oom/by_text.py", "configs/pasted/losses.py"}
+NOT_ROUNDED |= {"conform/cases.py"}
+
+
+def test_what_is_measured_or_predicted_is_rounded_by_one_rule():
+    """Python's own format rounds a half to the even digit, and binary may have a little less than a half."""
+    of_python = re.compile(r"\{[^{}\n]*:,?\.\dg\}")
+    study = ROOT / "study"
+    found = {str(path.relative_to(study)) for path in study.rglob("*.py") if of_python.search(path.read_text())}
+    assert found == NOT_ROUNDED

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from study.cli.differences import diff
-from study.cli.explain import explain, key, words
+from study.cli.explain import explain
+from study.cli.ids import answering, key, words
 from study.configs import sources
 from study.configs.differences import compare
 from study.configs.oom.causes import rows
@@ -303,6 +304,30 @@ def test_an_unknown_id_is_refused_with_the_nearest():
     assert "did you mean 'second_bucket'" in stop.value.remedy
     with pytest.raises(Stop, match="no sentence has the id ''"):
         explain(("",))
+
+
+def test_all_that_has_an_id_has_a_command():
+    ids = [*EXPLAINED, *(claim.id for claim in claims()), *all_paths(), *faults.table().symptoms]
+    ids += [path for each in faults.table().fault for group in each.conditions.get("keys", []) for path in group]
+    assert len(ids) > 700
+    assert [id for id in ids if not answering([id])] == []
+    assert answering(["P1-1", "nothing"]) == ""
+
+
+IDS = ["P1-1", "0-20", "L-69", "last-pass-only", "second_bucket", "zero2", "slow", "norm"]
+IDS += ["gradient_clipping", "zero_optimization.overlap_comm", "zero_optimization.zenflow"]
+
+
+@pytest.mark.parametrize("command", ["explain", "claims", "stack", "diagnose"])
+@pytest.mark.parametrize("id", IDS)
+def test_each_command_answers_an_id_or_names_the_one_that_does(command, id, monkeypatch, capsys):
+    code = in_this_process(monkeypatch, f"{command} {id}")
+    said = capsys.readouterr()
+    if code == 2 or command == "diagnose":
+        (other,) = re.findall("ask `study (.+?)`", " ".join((said.out + said.err).split()))
+        assert other.split()[0] != command or "--symptom" in other
+        assert in_this_process(monkeypatch, other) in (None, 0, 1)
+        assert capsys.readouterr().out
 
 
 def test_without_an_id_the_kinds_are_counted(capsys):

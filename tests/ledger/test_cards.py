@@ -5,7 +5,7 @@ import re
 import cards
 import pytest
 
-from study.ledger import texts
+from study.ledger import search, texts
 from study.report.topics import documents
 
 
@@ -26,7 +26,7 @@ def test_a_document_without_a_page_is_noticed():
 
 
 def test_a_quote_is_no_markdown_and_an_expression_is_code():
-    (claim,) = texts.named(("P4-14",))
+    (claim,) = search.named(("P4-14",))
     assert "“\\*hpZ\\* eliminates" in cards.card(claim, [])
-    (claim,) = texts.named(("P3-07",))
+    (claim,) = search.named(("P3-07",))
     assert "arithmetic: `20 * 12 * 195 * 65536 ** 2 / 2 ** 40`" in cards.card(claim, [])

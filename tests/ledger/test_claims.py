@@ -18,7 +18,7 @@ from study.core.errors import Stop
 from study.core.files import load
 from study.core.gpus import GPUS
 from study.core.text import is_number, number_of
-from study.ledger import texts
+from study.ledger import comparison, search, texts
 from study.ledger.evidence import REPORTS, UNITS, OfRuns, calculated, kept_answers
 from study.predict.front import MISS, reserve_bytes
 from study.predict.outside import published, scores
@@ -140,7 +140,7 @@ def test_claims_with_a_number_that_no_evidence_gives_only_get_fewer():
 
 
 def test_a_number_without_evidence_is_seen():
-    (claim,) = texts.named(("P1-11",))
+    (claim,) = search.named(("P1-11",))
     assert without_evidence(claim) == []
     changed = claim.model_copy(update={"found": claim.found.replace("30.8 GB", "49.3 GB")})
     assert without_evidence(changed) == ["49.3 GB"]
@@ -263,14 +263,14 @@ def test_nothing_else_is_computed(expression):
 
 def test_claims_are_found_by_id_document_and_words():
     first = CLAIMS[0]
-    assert texts.named((first.id.lower(),)) == [first]
-    assert texts.named((first.document,)) == [each for each in CLAIMS if each.document == first.document]
+    assert search.named((first.id.lower(),)) == [first]
+    assert search.named((first.document,)) == [each for each in CLAIMS if each.document == first.document]
     with pytest.raises(Stop):
-        texts.named(("no such words",))
+        search.named(("no such words",))
 
 
 def ids_of(*words: str) -> set[str]:
-    return {each.id for each in texts.named(words)}
+    return {each.id for each in search.named(words)}
 
 
 @pytest.mark.parametrize("word", [*texts.VERDICTS, *LEVELS])
@@ -289,7 +289,7 @@ COUNTED = {"open": "cannot be decided here", "undecided": "cannot be decided her
 }
 
 
-@pytest.mark.parametrize("word", [*texts.KINDS, *COUNTED])
+@pytest.mark.parametrize("word", [*search.KINDS, *COUNTED])
 def test_each_word_by_which_claims_are_counted_filters_and_narrows(word):
     """`study claims open` searched the word, and gave 3 of 34."""
     having = {claim.id for claim in CLAIMS if COUNTED.get(word, word) in claim.kinds}
@@ -299,7 +299,7 @@ def test_each_word_by_which_claims_are_counted_filters_and_narrows(word):
             assert ids_of(source, *word.split()) == ids_of(*word.split(), source) == both
         else:
             with pytest.raises(Stop, match=f"no claim is all of these: {source}"):
-                texts.named((source, word))
+                search.named((source, word))
 
 
 def test_the_columns_of_the_table_are_such_words(capsys):
@@ -307,7 +307,7 @@ def test_the_columns_of_the_table_are_such_words(capsys):
     header = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("document "))
     words = [word for word in re.split(r" {2,}", header.strip()) if word not in ("document", "sentences", "claims")]
     assert words == ["holds", "does not hold", "holds only if", "open"]
-    assert {*words} <= {*texts.KINDS, *COUNTED}
+    assert {*words} <= {*search.KINDS, *COUNTED}
 
 
 @pytest.mark.parametrize("word", ["open", "papers", "traffic"])
@@ -318,7 +318,7 @@ def test_a_kind_beside_words_narrows_what_they_find(word):
 
 def test_no_name_is_suggested_twice():
     with pytest.raises(Stop) as stop:
-        texts.named(("S000-200",))
+        search.named(("S000-200",))
     near = stop.value.remedy.removeprefix("did you mean ").removesuffix("?").lower().split(" or ")
     assert len(near) == len({*near}) > 1
 
@@ -332,7 +332,7 @@ def test_kinds_of_claims_narrow_each_other_and_a_document():
     assert ids_of("S001", "does not hold") == ids_of("S001") & ids_of("does not hold")
     assert ids_of("high", "bandwidth") - ids_of("high"), "beside other words it is a word"
     with pytest.raises(Stop, match="no claim is all of these: high, moderate"):
-        texts.named(("high", "moderate"))
+        search.named(("high", "moderate"))
 
 
 @pytest.mark.parametrize("words", ["does", "all-reduces its gradients"])
@@ -344,8 +344,8 @@ def test_words_of_the_verdict_and_of_its_certainty_are_searched_as_words(words):
         for each in CLAIMS
     }
     having = {id for id, text in printed.items() if re.search(rf"(?i)(?<!\w){words}(?!\w)", text)}
-    assert {each.id for each in texts.named((words,)) if each.id in printed} == having
-    apart = {each.id for each in texts.named(tuple(words.split())) if each.id in printed}
+    assert {each.id for each in search.named((words,)) if each.id in printed} == having
+    apart = {each.id for each in search.named(tuple(words.split())) if each.id in printed}
     assert apart <= having, "without the phrases of the reasons"
 
 
@@ -374,7 +374,7 @@ def test_a_fault_reads_as_study_explain_shows_it(fault, capsys):
 def test_no_word_names_no_claim(words):
     """An empty phrase is in every sentence."""
     with pytest.raises(Stop, match="no claim is named"):
-        texts.named(words)
+        search.named(words)
 
 
 @pytest.mark.parametrize(
@@ -384,13 +384,13 @@ def test_no_word_names_no_claim(words):
 )
 def test_a_misspelt_word_gets_the_one_that_is_meant_and_another_word_none(word, meant):
     with pytest.raises(Stop, match="no claim is named") as stop:
-        texts.named((word,))
+        search.named((word,))
     assert stop.value.remedy.startswith(f"did you mean {meant}" if meant else "study claims --all")
 
 
 def test_other_runs_agree_differ_or_decide_nothing(records):
-    answers = {row.answer for row in texts.compared(CLAIMS, records)}
-    assert answers == {texts.AGREES}
+    answers = {row.answer for row in comparison.compared(CLAIMS, records)}
+    assert answers == {comparison.AGREES}
     # One run of many that is off is a difference.
     odd = next(run for run in records if run.record.arm == "zero2" and run.record.traffic.per_rank)
     record = odd.record.model_copy(deep=True)
@@ -398,9 +398,9 @@ def test_other_runs_agree_differ_or_decide_nothing(records):
         count.bytes *= 2
     changed = replace(odd, record=record)
     others = [changed if run is odd else run for run in records]
-    assert {row.answer for row in texts.compared(CLAIMS, others)} == {texts.AGREES, texts.DIFFERS}
+    assert {row.answer for row in comparison.compared(CLAIMS, others)} == {comparison.AGREES, comparison.DIFFERS}
     without = [run for run in records if run.record.arm != "zero2"]
-    assert {row.answer for row in texts.compared(CLAIMS, without)} >= {texts.AGREES, texts.NO_RUNS}
+    assert {row.answer for row in comparison.compared(CLAIMS, without)} >= {comparison.AGREES, comparison.NO_RUNS}
 
 
 NUMBER = re.compile(r"\d[\d.,]*\d|\d")
@@ -498,7 +498,7 @@ def test_a_quote_beside_a_link_says_which_version_it_is_from(claim, capsys):
 
 def test_a_card_begins_with_the_verdict_the_answer_and_both_numbers(capsys):
     command.claims(("S000-20",))
-    (claim,) = texts.named(("S000-20",))
+    (claim,) = search.named(("S000-20",))
     verdict, *below = capsys.readouterr().out.splitlines()
     assert verdict == "S000-20 does not hold (certainty: moderate)"
     ours = "2.0 and 3.1 (virtual) times, or 1.5 and 1.55 if an all-reduce counts twice"
@@ -539,13 +539,13 @@ def test_what_virtual_ranks_alone_gave_is_called_virtual(claim):
 )
 def test_who_gives_a_number(id, lead):
     """Of P5-05 the first number is that of a formula, beside predictions."""
-    (claim,) = texts.named((id,))
+    (claim,) = search.named((id,))
     assert claim.numbers.startswith(lead)
 
 
 def test_what_was_read_of_a_document_stands_on_its_cards_and_in_the_list(capsys):
     for text in texts.texts():
-        assert texts.named((text.document,)) == texts.named((text.document.removeprefix("S"),)) == [*text.claim]
+        assert search.named((text.document,)) == search.named((text.document.removeprefix("S"),)) == [*text.claim]
         assert text.claim[0].id.startswith(f"{text.document}-"), "a document has one name"
         command.claims((text.claim[0].id,))
         assert f"Read of it: {text.read}" in " ".join(capsys.readouterr().out.split())
@@ -573,9 +573,9 @@ def test_a_card_names_its_text_and_a_list_its_faults(capsys):
 
 
 def test_words_are_searched_as_words_and_in_quotes_as_a_phrase():
-    several = texts.named(("GB", "60"))
-    assert set(map(id, texts.named(("60 GB",)))) < set(map(id, several))
-    assert all({"60", "GB"} <= {*re.findall(r"\w+", texts.text_of(each))} for each in several)
+    several = search.named(("GB", "60"))
+    assert set(map(id, search.named(("60 GB",)))) < set(map(id, several))
+    assert all({"60", "GB"} <= {*re.findall(r"\w+", search.text_of(each))} for each in several)
 
 
 FIELDS = [
@@ -639,7 +639,7 @@ def test_a_usual_word_for_a_topic_is_the_topic(typed, topic):
 )
 def test_an_id_that_no_claim_has_gets_the_nearest_of_its_document(typed, near):
     with pytest.raises(Stop) as stop:
-        texts.named((typed,))
+        search.named((typed,))
     assert stop.value.remedy == f"did you mean {near}?" if near else "S000-18 or S000-20" in stop.value.remedy
 
 
@@ -692,7 +692,7 @@ def test_a_topic_beside_words_leaves_other_topics_out():
 def test_a_verdict_with_a_wrong_letter_lists_no_claims(typed, meant):
     """Each of these words is in claims of another verdict, and those were listed."""
     with pytest.raises(Stop, match="no verdict is called") as stop:
-        texts.named(tuple(typed.split()))
+        search.named(tuple(typed.split()))
     assert stop.value.remedy == f"did you mean {meant}?"
 
 
@@ -715,7 +715,7 @@ def test_each_number_of_a_range_is_counted_again_and_shown(capsys):
 
 def test_evidence_of_records_names_them():
     """Two numbers of records were typed as arithmetic: no command led to them."""
-    (claim,) = texts.named(("P5-01",))
+    (claim,) = search.named(("P5-01",))
     chosen = command.resting_on([REPORTS / "cpu-2core/runs/scoreboard/fsdp2-micro-fsdp2-b6ed71af-r1.1"])
     assert chosen == [claim]
     expressions = [each.expression for one in CLAIMS for each in one.evidence if each.kind == "arithmetic"]
@@ -724,11 +724,11 @@ def test_evidence_of_records_names_them():
 
 def test_several_words_are_a_phrase_where_claims_have_them_so(capsys):
     """`study claims stage 3` printed claims with a stage and a 3 somewhere: 70 lines."""
-    about = texts.named(("STAGE", "3"))
+    about = search.named(("STAGE", "3"))
     assert all("stage 3" in (each.head if isinstance(each, texts.Claim) else each.outcome).lower() for each in about)
-    apart = texts.named(("3", "stage"))
+    apart = search.named(("3", "stage"))
     assert set(map(id, about)) < set(map(id, apart)), "no claim has these as a phrase, so each is a word"
-    assert set(map(id, about)) < set(map(id, texts.named(("stage 3",)))), "in quotes also in the reasons"
+    assert set(map(id, about)) < set(map(id, search.named(("stage 3",)))), "in quotes also in the reasons"
     command.claims(("stage", "3"))
     assert len(re.findall(r"(?m)^  [A-Z]\d*-\d+ ", capsys.readouterr().out)) == len(about) < 30
 
@@ -802,7 +802,7 @@ def test_a_record_leads_to_the_part_of_a_protocol_that_makes_runs_like_it(record
             _, name, _, part, *scale = words
             cells = protocol.cells(protocol.read(name), scale[1] if scale else "tiny")
             assert run.record.arm in {cell.arm for cell in cells if f"part={cell.part}" == part}, run.folder
-    without = {row.claim for row in texts.compared(CLAIMS, records) if not row.alike[0].startswith("study sweep")}
+    without = {row.claim for row in comparison.compared(CLAIMS, records) if not row.alike[0].startswith("study sweep")}
     assert without == {"P1-17", "P1-42", "P4-02"}, "of which two are launched by hand, and the other's protocol is gone"
 
 
@@ -820,8 +820,8 @@ def test_what_agrees_is_named_where_most_needs_other_runs(capsys):
     folder = REPORTS / "cpu-2core/runs/algorithms"
     command.claims(runs=(folder,))
     printed = capsys.readouterr().out
-    rows = texts.compared(CLAIMS, runs.load([folder]).counting)
-    agreeing = Counter(row.claim for row in rows if row.answer == texts.AGREES)
+    rows = comparison.compared(CLAIMS, runs.load([folder]).counting)
+    agreeing = Counter(row.claim for row in rows if row.answer == comparison.AGREES)
     said = re.search(r"(?s)\nAgree: (.+?)\. The numbers: ", printed).group(1)
     assert {id: int(number or 1) for id, number in re.findall(r"([SP]\d+-\d+)(?: \((\d+)\))?", said)} == agreeing
     assert f": {agreeing.total()} agree, " in printed
@@ -853,18 +853,18 @@ def test_the_name_of_an_arm_is_that_of_its_stage():
     sending = ids_of("zero3", "sends")
     assert sending >= ids_of("stage", "3", "sends")
     assert "S002-04" in sending
-    assert not sending & {claim.id for claim in CLAIMS if "sends" not in texts.text_of(claim).lower()}
+    assert not sending & {claim.id for claim in CLAIMS if "sends" not in search.text_of(claim).lower()}
     with pytest.raises(Stop):
-        texts.named(("zero33",))
+        search.named(("zero33",))
 
 
 def test_a_short_word_that_no_claim_has_is_not_taken_for_another():
     with pytest.raises(Stop) as stop:
-        texts.named(("lora",))
+        search.named(("lora",))
     assert stop.value.remedy == "study claims --all lists the documents"
     with pytest.raises(Stop) as stop:
-        texts.named(("lora", "zero"))
+        search.named(("lora", "zero"))
     assert stop.value.remedy == "give fewer words; study claims --all lists the documents"
     with pytest.raises(Stop) as stop:
-        texts.named(("gradeint",))
+        search.named(("gradeint",))
     assert "gradient" in stop.value.remedy

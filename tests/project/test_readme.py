@@ -15,7 +15,7 @@ from study.conform import releases
 from study.core.arms import NAMES, load_arm
 from study.core.recipes import RECIPES
 from study.core.text import size
-from study.ledger import texts
+from study.ledger import search, texts, verdicts
 from study.ledger.evidence import OfRuns
 from study.predict import front
 from study.predict.front import Batch, Placement, Training, papers
@@ -105,13 +105,13 @@ def test_the_verdicts_and_their_counts():
     page = page_of("claims")
     printed = rows_of(page)
     # All of them, and of each verdict first the surest.
-    held, false, conditional, undecided = texts.by_verdict(texts.surest_first(texts.claims())).values()
+    held, false, conditional, undecided = verdicts.by_verdict(verdicts.surest_first(texts.claims())).values()
     rows = {to_card(each): [each.certainty, each.answer, each.ours, each.theirs] for each in (*false, *held)}
     rows |= {to_card(each): [each.certainty, f"“{each.quote}”", each.condition] for each in conditional}
     rows |= {to_card(each): [f"“{each.quote}”", each.would_decide] for each in undecided}
     of_claims = {name: row for name, row in printed.items() if re.match(r"\[(S\d+|P\d)-\d+", name)}
     assert of_claims == rows
-    for verdict, found in texts.by_verdict(texts.surest_first(texts.claims())).items():
+    for verdict, found in verdicts.by_verdict(verdicts.surest_first(texts.claims())).items():
         for source, letter in (("papers", "P"), ("articles", "S")):
             below = page.partition(f"\n### {verdict[0].upper()}{verdict[1:]}: {source}\n")[2].partition("\n#")[0]
             mine = [to_card(each) for each in found if each.document.startswith(letter)]
@@ -121,28 +121,28 @@ def test_the_verdicts_and_their_counts():
         held_of_it = [claim for claim in text.claim if claim.verdict == "holds"]
         of_posts = ", all of posts" if held_of_it and all(claim.in_post for claim in held_of_it) else ""
         assert of_posts or not any(claim.in_post for claim in held_of_it), "then the cell says how many"
-        _, *others = texts.counts(text.claim).values()
+        _, *others = verdicts.counts(text.claim).values()
         counts = [text.sentences, text.judged, len(text.claim), f"{len(held_of_it)}{of_posts}", *others]
         assert printed[text.claim[0].id.partition("-")[0]] == [text.read, *map(str, counts)]
     for topic in texts.TOPICS:
-        found = texts.counts(each for each in texts.claims() if each.topic == topic)
+        found = verdicts.counts(each for each in texts.claims() if each.topic == topic)
         assert printed[topic] == [*map(str, found.values())]
     sentences, judged = (sum(getattr(text, name) for text in texts.texts()) for name in ("sentences", "judged"))
     assert f"Of {sentences} sentences {judged} are judged" in page
     counted = rows_of((KEPT / "README.md").read_text())
-    for each in texts.by_document():
+    for each in verdicts.by_document():
         assert counted[each.pop("document")] == list(map(str, each.values()))
         assert each["claims"] == sum(each[verdict] for verdict in texts.VERDICTS) <= each["sentences"]
     for text in (page, (KEPT / "README.md").read_text()):
-        assert texts.in_words(texts.claims()) in " ".join(text.split())
+        assert verdicts.in_words(texts.claims()) in " ".join(text.split())
     by_source = [
-        texts.counts(claim for claim in texts.claims() if source in claim.kinds) for source in ("papers", "articles")
+        verdicts.counts(claim for claim in texts.claims() if source in claim.kinds) for source in ("papers", "articles")
     ]
     papers, of_the_others = ([*map(str, each.values())] for each in by_source)
     shown = "of papers {} hold, {} does not, {} under a condition, {} are open; of articles ".format(*papers)
     shown += "{}, {}, {} and {}".format(*of_the_others)
     assert f'<img alt="Published claims by verdict: {shown}"' in page
-    number = texts.counts(texts.claims())
+    number = verdicts.counts(texts.claims())
     total = sum(number.values())
     articles = [text for text in texts.texts() if text.document.startswith("S")]
     assert len(articles) == DIGITS["four"]
@@ -158,7 +158,7 @@ def test_the_verdicts_and_their_counts():
     words = f"{len(others)} hold ({len(posts)} of DeepSpeed's posts on them), "
     assert f"Of {total - of_articles} claims of 5 papers {words}" in page
     assert [text.document for text in texts.texts() if text.is_read_in_part] == ["P2", "P3", "P4"]
-    assert texts.by_reading() in " ".join(page.split())
+    assert verdicts.by_reading() in " ".join(page.split())
     apart = page.partition("\nOf these three we read abstract,")[2].partition("\n#")[0]
     assert {"P2", "P3", "P4"} == {name for name in rows_of(apart) if re.fullmatch(r"[PS]\d+", name)}
     assert "The English bodies of the papers P2, P3 and P4 were not read, so" in page
@@ -213,12 +213,12 @@ def test_the_losses():
         f"two ranks, {steps} steps | {words} within {most} nats of it: {', '.join(f'`{arm}`' for arm in offloading)}"
         in page
     )
-    precise, coarse = texts.named(("S003-14",))[0].evidence
+    precise, coarse = search.named(("S003-14",))[0].evidence
     kept = runs.load(KEPT / "runs/stages").counting
     digits = [-math.log10(max(abs(value - 1) for value in piece.values(kept))) for piece in (precise, coarse)]
     said = re.search(r"agree with DDP to (\w+) digits in fp32, and to (\w+) in bf16", page).groups()
     assert [DIGITS[word] for word in said] == [min(6, int(digits[0])), int(digits[1])], "a loss is printed with six"
-    adafactor = texts.named(("P1-37",))[0].evidence[1]
+    adafactor = search.named(("P1-37",))[0].evidence[1]
     assert f"the last loss is {adafactor.value:g} times DDP's" in page
     assert len(adafactor.values(runs.load(KEPT / "runs").counting)) == 1, "one pair"
 
@@ -270,7 +270,7 @@ def test_the_times_and_the_traffic():
     stages = [rows.loc["4 x 512, kept", f"zero{stage}", PUBLISHED]["seconds"] for stage in (1, 2, 3)]
     words = "{:.3f}, {:.3f} and {:.3f} s".format(*stages)
     assert f"{words}: stage 3 took {stages[2] / stages[0]:.1f} times stage 1's" in time
-    sent = [piece.value for piece in texts.named(("P1-17",))[0].evidence]
+    sent = [piece.value for piece in search.named(("P1-17",))[0].evidence]
     traffic = rows_of(page_of("traffic"))
     assert traffic["stage 2"] == [f"{sent[1]:g}", f"{sent[2]:g}"]
     of_libraries = [volume("zero2", "bf16_cast", passes) / volume("ddp", "bf16", passes) for passes in (1, 8)]
@@ -374,7 +374,7 @@ def test_which_optimizer_differs_from_ddps_and_by_how_much_in_any_kept_record():
 
 def test_why_stage_3_has_several_numbers():
     released, tiny, gemma = (
-        texts.named((id,))[0].evidence[place].value for id, place in (("P1-19", 0), ("S001-42", 0), ("S000-20", 1))
+        search.named((id,))[0].evidence[place].value for id, place in (("P1-19", 0), ("S001-42", 0), ("S000-20", 1))
     )
     page = " ".join(page_of("traffic").split())
     llama = rows_of(page_of("traffic"))["stage 3"][0]
@@ -382,7 +382,7 @@ def test_why_stage_3_has_several_numbers():
     assert f"{tiny:.1f} times in a tiny model (`study claims S001-42`) and up to BERT-large" in page
     assert f"in GPT-2 XL, {llama} in Llama-3-8B" in page
     assert f"Gemma2-9B sends {gemma:g} times (`study claims S000-20`)" in page
-    fsdp2 = [each.value for each in texts.named(("P5-01",))[0].evidence]
+    fsdp2 = [each.value for each in search.named(("P5-01",))[0].evidence]
     assert f"FSDP2 sends {fsdp2[0]:g} times as much with a small BERT" in page
     assert f"and {fsdp2[1]:g} to {fsdp2[0]:g} times with other models and ranks. A tensor whose" in page
     assert f"on a virtual rank of 8 a small Mixtral with 4 experts sends {fsdp2[-1]:g} times" in page

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from study.records import runs
-from study.records.compare import Comparison, median_with_interval, notes
+from study.records.compare import Comparison, median_with_interval, notes, unequal_losses
 from study.records.compare import compare as compare_runs
 from tests import shaped
 
@@ -169,3 +169,32 @@ def test_the_interval_is_that_of_the_resamples_drawn_one_by_one():
 def test_fsdp_with_several_passes_keeps_whole_gradients(fsdp, passes, is_said, compared_of):
     compared = compared_of({"observed__fsdp": fsdp, "observed__accumulation": passes})
     assert any("whole gradients" in note for note in notes(compared)) == is_said
+
+
+@pytest.mark.parametrize(
+    ("change", "is_told"),
+    [
+        ({"loss": 2.002}, True),
+        ({"loss": 2.0000001}, False),
+        ({"loss": 2.1, "seed": 43}, False),
+        ({"loss": 2.1, "requested__precision": "bf16"}, False),
+        ({"loss": 2.1, "requested__optimizer": "adafactor"}, False),
+        ({"loss": 2.1, "requested__lr": 0.002}, False),
+        ({"loss": 2.1, "observed__tf32": True}, False),
+        ({"loss": 2.1, "observed__clipping": 1.0}, False),
+        ({"loss": 2.1, "observed__data_checksum": "0"}, False),
+        ({"loss": 2.1, "observed__weights_checksum": None}, False),
+    ],
+)
+def test_losses_of_equal_trainings_differ_by_rounding_alone(change, is_told, tmp_path):
+    """What is not equal, or not known to be exact, is no fault."""
+    shaped.put(tmp_path, shaped.finished("a", "ddp"), shaped.finished("b", "zero2", **change))
+    told = unequal_losses(runs.load([tmp_path]).done)
+    assert len(told) == is_told
+    assert not is_told or "The losses of a (ddp) and b (zero2) differ by 0.003 nats" in told[0]
+
+
+def test_no_losses_of_kept_records_differ_by_more_than_rounding():
+    kept = runs.load([shaped.ROOT / "reports"]).done
+    assert len(kept) > 700
+    assert unequal_losses(kept) == []

@@ -85,6 +85,13 @@ def test_a_page_is_whole_and_readable(page, show):
     assert opened.get_log("browser") == []
 
 
+def test_a_phone_shows_the_tables_of_zero_by_hand_whole(show):
+    tables = show("by_hand", 390).find_elements("css selector", "table")
+    assert len(tables) > 3
+    wide = [each.text for each in tables if each.get_property("scrollWidth") > each.get_property("clientWidth")]
+    assert wide == []
+
+
 def test_figures_follow_the_dark_page(show):
     """What the screen shows: a white box on a dark page is seen in its pixels alone."""
     opened = show("index", 1024)

@@ -19,6 +19,7 @@ from study.configs.sentences import sentences
 from study.core.errors import Stop
 from study.known.faults import table as table_of_faults
 from study.ledger import texts as ledger
+from study.ledger import verdicts
 from study.records.keeping import redact
 from study.records.schema import Record
 from study.report import answers
@@ -170,7 +171,7 @@ def test_a_claim_of_runs_leads_to_its_records_and_to_what_makes_them_again(site)
     papers_first = sorted(ledger.texts(), key=lambda text: (text.document.startswith("S"), text.is_read_in_part))
     claims = [claim for text in papers_first for claim in text.claim]
     assert [id for id, _ in cards] == [claim.id for claim in claims]
-    assert (ledger.by_reading() in text, text.count(">body not read<")) == (True, 3)
+    assert (verdicts.by_reading() in text, text.count(">body not read<")) == (True, 3)
     for claim, (id, card) in zip(claims, cards, strict=True):
         of_runs = any(piece.kind in ("runs", "virtual") for piece in claim.evidence)
         assert (f"<code>study claims {id} --runs reports</code>" in card) == of_runs

@@ -44,8 +44,8 @@ MADE = re.compile(
 )
 OWN_OF_TRANSFORMERS = re.compile(r"\bfrom transformers(?:\.optimization)? import [^\n]*\bAdamW\b")
 BY_DEEPSPEED = re.compile(r"DeepSpeed Basic Optimizer = (?:FusedAdam|DeepSpeedCPUAdam)\b")
-# training_args.py of transformers: fused is the default in 4.54.0 and later, with torch 2.8 and later. 4.53.3 has
-# adamw_torch, as 4.35.2 has; 4.31.0 still had adamw_hf.
+# `default_optim` in training_args.py of transformers: adamw_hf in 4.31.0, adamw_torch in 4.32.0 and 4.53.3 (its pull
+# request 25109), and from 4.54.0 on adamw_torch_fused with torch 2.8 or later (37358).
 FUSED_SINCE, FUSED_WITH_TORCH, TORCH_SINCE = Version("4.54.0"), Version("2.8"), Version("4.32.0")
 UNSAID = "--optimizer adamw (nobody says it; PyTorch's AdamW without fused=True is foreach)"
 TRAINERS = ("trainer", "trl", "llamafactory")  # whose default is the Trainer's

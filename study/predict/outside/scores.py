@@ -23,7 +23,7 @@ from pydantic import BaseModel, ValidationError
 from study.core.errors import Stop, exit_on_stop, nearest
 from study.core.files import sentence, why
 from study.core.options import parsed
-from study.core.text import UNKNOWN, percent, say, show, size
+from study.core.text import UNKNOWN, percent, rounded, say, show, size
 from study.predict.outside import predicting, published
 from study.predict.outside.predicting import Predicted
 from study.predict.outside.published import FOLDER, Measured, PublishedRow, Quantity, Text
@@ -163,7 +163,7 @@ def told(row: PublishedRow, mine: Sequence[Number]) -> str:
     parts = []
     for each in mine:
         measured, ours = (
-            UNKNOWN if value is None else size(value) if each.quantity == "memory" else f"{value:.3g} s"
+            UNKNOWN if value is None else size(value) if each.quantity == "memory" else f"{rounded(value, '.3g')} s"
             for value in (each.measured, each.ours)
         )
         part = f"{each.quantity} {measured} measured, {ours} predicted"

@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 from study.core.arms import ROOT
 from study.core.errors import Stop
 from study.core.text import short
-from study.ledger import texts
+from study.ledger import comparison, texts, verdicts
+from study.ledger.evidence import OfRuns
 from study.records.runs import Runs, kept_as_evidence
 from study.report import style
 from study.report.topics import memory
@@ -116,7 +117,9 @@ def evidence_figure(counted: pd.DataFrame) -> Figure:
 def claims() -> pd.DataFrame:
     """Return all claims, those of one verdict together, the surest first."""
     names = ("id", "document", "central", "question", "verdict", "certainty", "answer", "ours", "theirs")
-    return pd.DataFrame([{name: getattr(each, name) for name in names} for each in texts.surest_first(texts.claims())])
+    return pd.DataFrame(
+        [{name: getattr(each, name) for name in names} for each in verdicts.surest_first(texts.claims())]
+    )
 
 
 def counted_again(*ids: str) -> pd.DataFrame:
@@ -129,7 +132,7 @@ def counted_again(*ids: str) -> pd.DataFrame:
         text = f"“{claim.quote}”"
         for piece in claim.evidence:
             now, ledger = f"{short(piece.computed(kept))} {piece.unit}".rstrip(), piece.shown
-            if isinstance(piece, texts.OfRuns) and piece.most is not None:
+            if isinstance(piece, OfRuns) and piece.most is not None:
                 ledger = f"{ledger} to {short(piece.most)}"
                 now = " to ".join(short(end(piece.values(kept))) for end in (min, max))
             about = {"claim": claim.id, "the text": text, "evidence": piece.kind, "of": piece.what}
@@ -141,7 +144,7 @@ def counted_again(*ids: str) -> pd.DataFrame:
 def kept_records() -> dict[str, dict[str, list[str]]]:
     """Return by claim the folders with its records below reports/, and the commands that make runs like them."""
     found: dict[str, dict[str, list[str]]] = {}
-    for row in texts.compared(texts.claims(), kept_as_evidence()):
+    for row in comparison.compared(texts.claims(), kept_as_evidence()):
         of = [Path(run).resolve().parent.relative_to(ROOT) for several in row.runs for run in several.split(" over ")]
         known = found.setdefault(row.claim, {"folders": [], "alike": []})
         known["folders"] = sorted({*known["folders"], *map(str, of)})

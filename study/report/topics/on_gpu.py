@@ -1,5 +1,6 @@
 """On a GPU: what each kept run of a machine with one measured, and what was predicted of it before."""
 
+import functools
 from itertools import islice
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from study.core.arms import ROOT
+from study.core.text import rounded
 from study.records import metrics
 from study.records.runs import Runs, load
 from study.report import style
@@ -26,7 +28,9 @@ MEASURED = {
 OVER = {name: f"{name.partition('_')[0]} p/m" for name in MEASURED}  # predicted over measured
 NEAR = 0.01
 TICKS_GB = (5, 10, 20, 50, 100)
-SECONDS = style.StackedBars("over", {}, "{:.3g}".format, "times the median step of one process alone")
+SECONDS = style.StackedBars(
+    "over", {}, functools.partial(rounded, form=".3g"), "times the median step of one process alone"
+)
 
 
 def table(runs: Runs, folder: Path = FOLDER) -> pd.DataFrame:

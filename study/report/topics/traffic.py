@@ -1,9 +1,12 @@
 """Bytes that a rank sends in a step: by collective, and inside and between nodes."""
 
+import functools
+
 import pandas as pd
 from matplotlib.figure import Figure
 
 from study.core.recipes import RECIPES
+from study.core.text import rounded
 from study.records import metrics
 from study.records.groups import groups
 from study.records.runs import Run, Runs
@@ -21,7 +24,10 @@ OF_PAPER = (
     {"reduce-scatter": 0.5, "all-gather": 1.0},
 )
 BARS = style.StackedBars(
-    "times", style.COLLECTIVES, "{:.3g}".format, "bytes sent in a step (1 = one all-reduce of the gradients)"
+    "times",
+    style.COLLECTIVES,
+    functools.partial(rounded, form=".3g"),
+    "bytes sent in a step (1 = one all-reduce of the gradients)",
 )
 LEAST = 1e-4  # of an all-reduce of the gradients: averaging a loss is too small for a bar
 

@@ -1,0 +1,80 @@
+"""What has a name: sentences, arms, words, keys of configs, claims and symptoms; and the command that answers it."""
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from study.configs.pasted.matching import symptom_of_word
+from study.configs.sentences import sentences
+from study.configs.settings import descriptions
+from study.core.arms import of_stage
+from study.core.glossary import meanings, of_arms
+from study.core.library_defaults import known_libraries, paths
+from study.core.text import short
+from study.known.explained import Explained
+from study.known.faults import table
+from study.ledger import search
+
+
+def key(id: str) -> str:
+    return id.strip("[]").lower().replace("_", "-").replace(" ", "-")
+
+
+def row_of(id: str, kind: str, sentence: str) -> dict[str, str]:
+    return {"id": id, "kind": kind, "sentence": sentence}
+
+
+@functools.cache
+def by_key() -> dict[str, Explained]:
+    """Return sentences by their ids; those of a setting also by its name, and by the keys that files have for it."""
+    by_id = {key(each.id): each for each in sentences()}
+    by_name = {id.removeprefix("differs-"): each for id, each in by_id.items()}
+    by_path: dict[str, Explained] = {}
+    for of in descriptions().values():
+        if of.sentence:
+            of_files = (of.deepspeed, of.accelerate, of.trainer, *of.keys)
+            by_path |= {key(path): by_id[key(of.id)] for path in of_files if path}
+    return by_path | by_name | by_id
+
+
+@functools.cache
+def words() -> dict[str, dict[str, str]]:
+    """Return what arms are, and what words of the guide mean, by their names."""
+    rows = {key(name): row_of(name, "arm", sentence) for name, sentence in of_arms().items()}
+    for several, meaning in meanings().items():
+        rows |= {key(word): row_of(several, "word", meaning) for word in several.split(", ")}
+    return rows
+
+
+@functools.cache
+def keys() -> dict[str, dict[str, str]]:
+    """Return of keys of configs, by their dotted paths, whose they are."""
+    rows = {key(path): row_of(path, "key", "a key of another program's config") for path in table().other_keys}
+    for library, known in known_libraries().items():
+        for path, default in paths(library):
+            of = f"a key of {library} {known['version']}".replace("trainer", "transformers' Trainer,")
+            by_default = f"by default {short(default)}" if default is not None else "without a default"
+            rows[key(path)] = row_of(path, "key", f"{of}, {by_default}")
+    for fault in table().fault:
+        groups: Any = fault.conditions.get("keys", [])
+        for path in itertools.chain(*groups):
+            rows.setdefault(
+                key(path), row_of(path, "key", f"a key that the fault {fault.id} of {fault.package} asks for")
+            )
+    return rows
+
+
+def answering(asked: Sequence[str]) -> str:
+    """Return the commands that answer these ids, as a remedy; empty if one of them names nothing."""
+    commands = []
+    for id in asked:
+        if search.is_name(id.strip("[]")):
+            commands.append(f"`study claims {id.strip('[]')}`")
+        elif key(of_stage(id)) in words() or key(id) in by_key() | keys():
+            commands.append(f"`study explain {id}`")
+        elif symptom_of_word(id):
+            commands.append(f"`study stack --symptom {id}`")
+        else:
+            return ""
+    return f"ask {' and '.join(commands)}" if commands else ""

@@ -1,0 +1,49 @@
+"""The numbers that claims take from runs, beside the same of other runs."""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from study.core.text import is_number
+from study.ledger.evidence import OfRuns, Value, middle
+from study.ledger.texts import Claim
+from study.records.runs import Run
+from study.sweeps import protocol
+
+AGREES, DIFFERS, NO_RUNS = ANSWERS = "agree", "differ", "need other runs"
+
+
+class Compared(NamedTuple):
+    claim: str
+    evidence: OfRuns
+    values: list[Value]  # of each run or pair, from the least
+    answer: str
+    runs: list[str]  # for each value the folder of its run, or of the two runs of a ratio
+    alike: Sequence[str]  # the commands that make runs like most of them
+
+    @property
+    def value(self) -> Value:
+        """Their median, or the text that all have."""
+        return middle(self.values)
+
+
+def compared(claims: Iterable[Claim], runs: Sequence[Run]) -> list[Compared]:
+    """Each number that claims take from runs, beside the same of other runs, if there are such runs."""
+    rows = []
+    for claim in claims:
+        for piece in claim.evidence:
+            if isinstance(piece, OfRuns):
+                valued = piece.values_with_runs(runs)
+                if valued and is_number(valued[0][0]):
+                    valued.sort(key=lambda each: each[0])
+                values = [value for value, _ in valued]
+                answer = AGREES if all(map(piece.agrees, values)) else DIFFERS
+                of = [" over ".join(os.path.relpath(run.folder) for run in several) for _, several in valued]
+                ways = Counter(tuple(dict.fromkeys(map(protocol.alike, several))) for _, several in valued)
+                # A sweep makes what the other side of a ratio needs as well.
+                alike = max(
+                    ways, key=lambda way: (all(each.startswith("study sweep") for each in way), ways[way]), default=()
+                )
+                rows.append(Compared(claim.id, piece, values, answer if valued else NO_RUNS, of, alike))
+    return rows
