@@ -53,18 +53,18 @@ def diagnose(
         say_wrapped("")
     told = []
     if text or symptom or not paths:
-        told = tell_text(paths, text, symptom, details, among(words), says_nothing=not together.findings)
+        told = tell_text(paths, text, symptom, details, words, says_nothing=not together.findings)
     if told and paths:
         say_wrapped("")
     return [*([together.in_json()] if together.findings else []), *told, *_runs(paths)]
 
 
 def tell_text(
-    paths: list[Path], text: str, symptom: str, details: bool, scripts: dict[Path, str], says_nothing: bool = True
+    paths: list[Path], text: str, symptom: str, details: bool, words: tuple[str, ...], says_nothing: bool = True
 ) -> list[dict]:
     """Tell what a text means, and what is wrong in a config that it has."""
     # A config beside a text says more of the training that the text is about.
-    told = answer(given.whole_text(paths, text), symptom, by_text, scripts)
+    told = answer(given.whole_text(paths, text, words), symptom, by_text, among(words))
     config = _config_in(text)
     if config is None:
         return [pasted.tell(told, details, says_nothing)]

@@ -74,7 +74,7 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
         raise Stop(
             f"{what!r:.80} has no text of an error", "name the log of the training, or paste the error in quotes"
         )
-    pasted = read(given.whole_text(paths, text))
+    pasted = read(given.whole_text(paths, text, error))
     message = error_in(pasted.text)
     if message is None:
         return _of_words(pasted.text)

@@ -51,7 +51,7 @@ def stack(
     releases, config = with_config(releases, config)
     used, notes = described(releases, launched_ranks(words, flags), config)
     differ = [*engines.contradictions(engines.texts_of(words))]
-    say_wrapped(*map(engines.in_a_sentence, differ))
+    say_wrapped(*map(engines.in_a_sentence, differ), *engines.not_here(engines.texts_of(words), config))
     answer = told(AskedStack.of(used, flags, config, symptom, releases), notes, details)
     is_wrong = any(each.is_surely_wrong for each in differ)
     return answer | {"contradictions": list(map(asdict, differ)), "fine": answer["fine"] and not is_wrong}

@@ -39,6 +39,7 @@ OF_PLUGIN = {
     ),
     "FSDP": re.compile(r"(?P<said>\bFullyShardedDataParallelPlugin)\("),
 }
+OF_FSDP = re.compile(r"(?m)^[ \t]*[\"']?(?:distributed_type|fsdp_\w+)[\"']?\s*:.*$")
 RECOMPUTED_BY_FSDP = re.compile(
     r"(?m)^[ \t]*[\"']?(?:fsdp_)?(?P<said>activation_checkpointing[\"']?\s*:\s*[\"']?true)\b", re.IGNORECASE
 )
@@ -107,6 +108,22 @@ def engines(texts: Mapping[str, str]) -> list[Said]:
     return found
 
 
+def not_here(texts: Mapping[str, str], config: Path | None) -> Iterator[str]:
+    """Yield that the config of DeepSpeed that a script names is not read, where no other is."""
+    named = engines(texts)
+    if config is None and named and named[0].names and named[0].by != "launcher":
+        yield f"{named[0].names:.100} is not here: with it its stage and its keys count."
+
+
+def of_what_trains(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return texts without what a launcher's config says of an engine that does not train: its ranks remain."""
+    named = engines(texts)
+    if not named or named[0].by == "launcher" or named[0].what != "DeepSpeed":
+        return dict(texts)
+    unused = {said.place.rpartition(":")[0] for said in named if said.by == "launcher" and said.what != "DeepSpeed"}
+    return {name: OF_FSDP.sub("", text) if name in unused else text for name, text in texts.items()}
+
+
 def contradictions(texts: Mapping[str, str]) -> Iterator[Finding]:
     """Yield which engine trains where texts name two, and that activations are recomputed twice."""
     found = engines(texts)
@@ -116,6 +133,8 @@ def contradictions(texts: Mapping[str, str]) -> Iterator[Finding]:
         yield finding("fsdp_beside_deepspeed", fsdp=refused[0].told, deepspeed=counts[0].told)
     elif others:
         id = "engine_of_script" if counts[0].by != "launcher" else "engine_of_launcher"
+        if {said.what for said in others} == {"DDP"}:
+            id = "engine_beside_ddp"
         unused = " and ".join(said.told for said in others)
         yield finding(id, engine=counts[0].what, counts=counts[0].told, unused=unused)
     elif len({said.by == "launcher" for said in found}) == 2:

@@ -38,22 +38,25 @@ SCRIPTS = {
 # What trains with each script under each yaml, and what is said.
 DECIDED = [
     ("deepspeed=", "FSDP", "DeepSpeed", "engine_of_script"),
-    ("deepspeed=", "DDP", "DeepSpeed", "engine_of_script"),
+    ("deepspeed=", "DDP", "DeepSpeed", "engine_beside_ddp"),
     ("deepspeed=", "DeepSpeed", "DeepSpeed", "two_configs_of_deepspeed"),
     ("fsdp=", "FSDP", "FSDP", "plugin_before_yaml"),
-    ("fsdp=", "DDP", "FSDP", "engine_of_script"),
+    ("fsdp=", "DDP", "FSDP", "engine_beside_ddp"),
     ("fsdp=", "DeepSpeed", "DeepSpeed", "fsdp_beside_deepspeed"),
     ("both", "DDP", "DeepSpeed", "fsdp_beside_deepspeed"),
     ("none", "FSDP", "FSDP", None),
     ("none", "DDP", "DDP", None),
     ("none", "DeepSpeed", "DeepSpeed", None),
     ("DeepSpeedPlugin", "FSDP", "DeepSpeed", "engine_of_script"),
-    ("DeepSpeedPlugin", "DDP", "DeepSpeed", "engine_of_script"),
+    ("DeepSpeedPlugin", "DDP", "DeepSpeed", "engine_beside_ddp"),
     ("DeepSpeedPlugin", "DeepSpeed", "DeepSpeed", "two_configs_of_deepspeed"),
     ("FSDPPlugin", "FSDP", "FSDP", "plugin_before_yaml"),
-    ("FSDPPlugin", "DDP", "FSDP", "engine_of_script"),
+    ("FSDPPlugin", "DDP", "FSDP", "engine_beside_ddp"),
     ("FSDPPlugin", "DeepSpeed", "DeepSpeed", "engine_of_launcher"),
 ]
+
+
+RECOMPUTES = YAML["FSDP"] + "  fsdp_activation_checkpointing: true\n"
 
 
 def job(
@@ -108,6 +111,16 @@ def test_the_config_of_the_engine_that_trains_is_read_and_no_other(is_given, tmp
     assert "[engine_of_script]" in capsys.readouterr().out
 
 
+def test_what_does_not_train_is_not_read(tmp_path, capsys):
+    """Not the FSDP of the launcher's yaml, nor that it recomputes; its ranks are started whatever trains."""
+    words = job(tmp_path, SCRIPTS["deepspeed="], RECOMPUTES)
+    read = _of_diagnose(words, capsys).partition("Read: ")[2]
+    assert "8 ranks" in read
+    assert "FSDP2" not in read
+    assert "checkpointing" not in read
+    assert "ds.json is not here" in _of_stack(words, capsys)
+
+
 def test_a_flag_of_the_launch_command_is_read_and_torchrun_reads_no_yaml(tmp_path):
     def said(command: str, script: str = "none", yaml: str = YAML["FSDP"]) -> list[str]:
         return [each.id for each in contradictions(texts_of(job(tmp_path, SCRIPTS[script], yaml, command)))]
@@ -118,9 +131,6 @@ def test_a_flag_of_the_launch_command_is_read_and_torchrun_reads_no_yaml(tmp_pat
     assert said("torchrun --nproc-per-node 8 train.py --deepspeed ds.json") == []
     assert said("torchrun --nproc-per-node 8 train.py", "deepspeed=") == []
     assert said("accelerate launch train.py --deepspeed_config ds.json  # --deepspeed ds.json") == []
-
-
-RECOMPUTES = YAML["FSDP"] + "  fsdp_activation_checkpointing: true\n"
 
 
 @pytest.mark.parametrize(
