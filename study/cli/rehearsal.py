@@ -12,7 +12,7 @@ from study.configs import engines
 from study.core.arms import Arm, load_arm
 from study.core.errors import Stop, refuse_beyond
 from study.core.gpus import gpu_named, num_gpus
-from study.core.text import during, say_wrapped
+from study.core.text import during, one_by_one, say_wrapped
 from study.records import store
 from study.rehearsal import alternatives
 from study.rehearsal.group import Group, group_of_config
@@ -135,7 +135,7 @@ def rehearsed(request: Request, folder: Path, arms: list[Arm], timeout_s: int) -
         return failed(answer.failure or Failure("script", "it made no update of an optimizer"), request)
     if parted := parts_from_rank_1(request, answer, folder, timeout_s):
         return failed(parted, request)
-    rows = [tried(arm, request, folder / arm.name, timeout_s) for arm in arms]
+    rows = [tried(arm, request, folder / arm.name, timeout_s) for arm in one_by_one(arms, "arm")]
     shown = show_answer(request, answer, store.read(folder / store.RECORD), rows, folder)
     files = engines.texts_of(filter(None, [request.script, request.config_file]))
     command = " ".join(["accelerate launch", *request.launch_words, request.script, *request.words])

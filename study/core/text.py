@@ -11,8 +11,9 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, TypeGuard
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Literal, TypeGuard, TypeVar
 
 if TYPE_CHECKING:
     from rich.console import Console  # rich takes longer to import than most answers
@@ -233,12 +234,28 @@ def say_aside(text: str) -> None:
 # --- Show on stderr what a slow command is doing
 
 TICK_S = 10.0
+Way = TypeVar("Way")
+_place: ContextVar[str] = ContextVar("place", default="")  # among the ways that are gone through, as ` (arm 3 of 8)`
+
+
+def one_by_one(ways: Sequence[Way], what: str) -> Iterator[Way]:
+    """Yield each. What takes long says meanwhile which of how many it is: `arm 3 of 8`."""
+    try:
+        for number, way in enumerate(ways, 1):
+            _place.set(f" ({what} {number} of {len(ways)})")
+            yield way
+    finally:
+        _place.set("")
+
+
+def during(text: str) -> None:
+    """Say what takes long, once in a process for each way."""
+    _say_once(f"{text}{_place.get()} ...")
 
 
 @functools.cache
-def during(text: str) -> None:
-    """Say what takes long, once in a process."""
-    say_aside(f"{text} ...")
+def _say_once(text: str) -> None:
+    say_aside(text)
 
 
 @functools.cache
@@ -261,7 +278,7 @@ def bar(text: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         during(text)
         ended = threading.Event()
-        threading.Thread(target=_say_seconds, args=(text, _begun(text), ended), daemon=True).start()
+        threading.Thread(target=_say_seconds, args=(f"{text}{_place.get()}", _begun(text), ended), daemon=True).start()
         try:
             yield
         finally:
@@ -272,5 +289,5 @@ def bar(text: str) -> Iterator[None]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        progress.add_task(text, total=None)
+        progress.add_task(f"{text}{_place.get()}", total=None)
         yield

@@ -15,6 +15,7 @@ from study.core import arms
 from study.core.arms import Arm
 from study.core.gpus import Gpu
 from study.core.optimizers import refusal
+from study.core.text import one_by_one
 from study.predict.allocator import headroom_bytes
 from study.predict.estimate import HOST_PROCESS_BYTES
 from study.predict.prediction import Prediction
@@ -93,7 +94,7 @@ class Advice:
 
 def advise(question: Question) -> Advice:
     """Every arm that makes sense here as a row, and the choice."""
-    rows = [best_of_arm(question, arm) for arm in _arms(question)]
+    rows = [best_of_arm(question, arm) for arm in one_by_one(_arms(question), "arm")]
     while True:
         choice, alternative = _chosen(rows)
         unknown = [row for row in (choice, alternative) if row and row.driver_bytes is None]
@@ -161,7 +162,7 @@ def fewest(
     while least <= (1 if place.optimizer_in_backward else MOST_GPUS):
         rows = None if step.batch is None else ceil(step.batch / least) * least
         question = Question.of(model, replace(training, gpus=least), place, replace(step, batch=rows))
-        fitting = [arm for arm in _arms(question) if _fits_somehow(question, arm)]
+        fitting = [arm for arm in one_by_one(_arms(question), "arm") if _fits_somehow(question, arm)]
         if fitting:
             first = first or question
             if any(arm.offload_optimizer == "none" for arm in fitting):

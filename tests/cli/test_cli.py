@@ -22,7 +22,7 @@ from study.conform.suite import PropertyAnswer
 from study.core import arms
 from study.core.arms import NAMES
 from study.core.doctor import Examined
-from study.core.text import bar, during, number_of, show, size
+from study.core.text import bar, during, number_of, one_by_one, show, size
 from study.measure.roles import ORDER
 from study.predict.architecture import named
 from study.predict.prediction import estimate
@@ -454,6 +454,27 @@ def test_what_takes_long_is_said_once(capsys):
     assert capsys.readouterr() == ("", "what takes long ...\n")
 
 
+def test_what_takes_long_says_which_of_how_many_it_is(capsys):
+    for way in one_by_one(["a", "b"], "way"):
+        during("what each way takes")
+        during("what each way takes")
+        with bar(f"a trace of {way}"):
+            pass
+    during("what comes after all ways")
+    said = "what each way takes (way {0} of 2) ...\na trace of {1} (way {0} of 2) ...\n"
+    assert capsys.readouterr() == ("", said.format(1, "a") + said.format(2, "b") + "what comes after all ways ...\n")
+
+
+@pytest.mark.usefixtures("without_traces")
+def test_an_advice_says_how_many_arms_it_tries(monkeypatch, capsys):
+    words = "advise --model llama-micro --attention-kernel eager --gpus 1 --gpu H100 --batch 2 --sequence 8"
+    assert in_this_process(monkeypatch, words) is None
+    answer = capsys.readouterr()
+    tried = len(re.findall(r"(?m)^(?:single|zero|fsdp)\w*  ", answer.out))
+    assert re.findall(r"once \(arm (\d) of (\d)\) \.\.\.\n", answer.err)[0] == ("1", str(tried))
+    assert "(arm" not in answer.out
+
+
 def test_what_takes_long_shows_that_it_goes_on(monkeypatch, capsys):
     """Many short blocks count as one: `advise` traces a model some twenty times."""
     monkeypatch.setattr("study.core.text.TICK_S", 0.2)
@@ -514,7 +535,7 @@ def test_what_is_wrong_is_one_sentence(words, said, asked, monkeypatch, capsys):
     assert asked(words) == 2
     # ADVISE has options that a question gives again.
     message = re.sub(r"--\S+ is given more than once: .*\n", "", capsys.readouterr().err).removeprefix(TRACING)
-    message = re.sub(rf"{TRACING[:-5]} \(\d+ s so far\) \.\.\.\n", "", message)
+    message = re.sub(rf"{TRACING[:-5]}(?: \(arm \d+ of \d+\))?(?: \(\d+ s so far\))? \.\.\.\n", "", message)
     assert re.fullmatch(r"[^\n]+\. What to do: [^\n]+[.?]\n", message), message
     assert len(message) < 1500
     assert said in message

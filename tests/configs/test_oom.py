@@ -31,6 +31,7 @@ from study.core.errors import Stop
 from study.core.fsdp_keys import KEYS as FSDP_KEYS
 from study.core.library_defaults import known_libraries
 from study.core.shapes import config_of
+from study.core.text import binary_size
 from study.predict.front import FOLLOWED, Wanted, asked_for
 from tests.cli.test_cli import in_this_process
 from tests.conftest import ROOT, table
@@ -384,6 +385,62 @@ def test_a_loss_in_pieces_is_tried_with_its_predicted_peak(model):
     assert chunked == replace(given, chunked_loss=True)
     assert trainings.predicted_memory(wanted, chunked).peak_bytes < trainings.predicted_memory(wanted, given).peak_bytes
     assert "--chunked-loss, as by Liger" not in {change.words for change in changes.single_changes(chunked)}
+
+
+SDPA = "`attn_implementation`: sdpa"
+
+
+@pytest.mark.parametrize("arm", ["ddp", "zero1", "zero2", "zero3", "fsdp2"])
+@pytest.mark.parametrize("optimizer", ["foreach", "single_tensor"])
+def test_kernels_that_make_less_are_tried_with_the_number_of_an_estimate(arm, optimizer, monkeypatch, capsys):
+    given = Described(arm=arm, ranks=4, micro_batch=2, sequence=256, optimizer=optimizer, attention_kernel="eager")
+    wanted = Wanted(model="llama-micro")
+    words = {change.words: change for change in changes.single_changes(given, asked_for(wanted, 256))}
+    flags = f"estimate --model llama-micro --arm {arm} --gpus 4 --micro-batch 2 --sequence 256 --gpu H100 --json"
+    peaks = []
+    for change, changed in (
+        (words[SDPA], f"--optimizer {optimizer}"),
+        (words[changes.FUSED], "--attention-kernel eager"),
+    ):
+        assert in_this_process(monkeypatch, f"{flags} {changed}") is None
+        peaks.append(json.loads(capsys.readouterr().out)["estimate"]["peak_bytes"])
+        assert trainings.predicted_memory(wanted, change.training).peak_bytes == peaks[-1]
+    assert peaks[0] < trainings.predicted_memory(wanted, given).peak_bytes, "the scores are most of it"
+    assert peaks[0] != peaks[1]
+
+
+@pytest.mark.parametrize("arm", ["ddp", "zero3", "fsdp2"])
+def test_a_fused_update_is_named_where_only_the_roots_of_all_moments_are_too_much(arm):
+    given = Described(arm=arm, ranks=4, micro_batch=1, sequence=16, checkpointing=True, optimizer="foreach")
+    wanted = Wanted(model="llama3.2-1b")
+    needs = trainings.predicted_memory(wanted, given).peak_bytes
+    total = f"{(needs / 2**30 + 1.87) / 0.95:.2f} GiB"
+    error = reading.find(f"CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of {total}.")
+    causes, training = explain(error, wanted, given)
+    words = fitting.predicted(error, training, causes[0]).words
+    fused = trainings.predicted_memory(wanted, replace(given, optimizer="adamw")).peak_bytes
+    assert f"{changes.FUSED} ({binary_size(fused)}" in words
+
+
+@pytest.mark.parametrize(
+    ("model", "given"),
+    [
+        ("llama-micro", Described(arm="zero3")),
+        ("llama-micro", Described(arm="zero3", optimizer="adamw", attention_kernel="flash2")),
+        ("llama-micro", Described(arm="zero2_cpu", optimizer="single_tensor")),
+        ("llama-micro", Described(arm="zero3", homes=("cpu", "none"), optimizer="foreach")),
+        ("deberta-v2-xlarge", Described(arm="ddp", attention_kernel="eager")),
+    ],
+)
+def test_no_kernel_is_named_that_is_in_use_or_that_nobody_has(model, given):
+    told = {change.words for change in changes.single_changes(given, asked_for(Wanted(model=model), 16))}
+    assert told.isdisjoint({SDPA, "`attn_implementation`: flash_attention_2", changes.FUSED})
+
+
+def test_gemma_2_is_told_the_one_fused_attention_that_it_has():
+    given = Described(arm="ddp", attention_kernel="sdpa")
+    first, *_ = changes.single_changes(given, asked_for(Wanted(model="gemma2-9b"), 16))
+    assert (first.words, first.training.attention_kernel) == ("`attn_implementation`: flash_attention_2", "flash2")
 
 
 @pytest.mark.parametrize("key", ["use_liger_kernel", "enable_liger_kernel", "liger"])

@@ -248,6 +248,40 @@ def test_a_model_of_the_hub_is_the_built_in_one_offline_and_holds_what_estimate_
     assert shown_gib == pytest.approx(predicted["driver"] / 2**30, rel=most_apart)
 
 
+UPDATES = """
+import torch
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from transformers import AutoConfig, AutoModelForCausalLM
+
+as_the_arm = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
+accelerator = Accelerator(mixed_precision="bf16", kwargs_handlers=[as_the_arm])
+model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained("FOLDER"))
+model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+for _ in range(4):
+    rows = torch.zeros(1, 16, dtype=torch.long, device=accelerator.device)
+    accelerator.backward(model(input_ids=rows, labels=rows).loss)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("arm", "ranks"), [("ddp", 2), ("fsdp2", 2), ("fsdp2", 4)])
+def test_an_update_of_pytorchs_adamw_holds_what_estimate_says(arm, ranks, tmp_path):
+    """On a GPU it is foreach by default, which makes a root of every second moment at once."""
+    sizes = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "vocab_size": 4096}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **sizes, **heads}))
+    script = tmp_path / "script.py"
+    script.write_text(UPDATES.replace("FOLDER", str(tmp_path)))
+    parts = rehearsed(script, f"--config-file=accelerate_configs/{arm}.yaml", "--gpu=A100", ranks=ranks)["parts"]
+    flags = f"--model={tmp_path} --arm={arm} --ranks={ranks} --precision=bf16 --sequence=16 --optimizer=foreach --json"
+    predicted = json.loads(study("estimate", *flags.split()).stdout)["estimate"]
+    assert predicted["peak_when"] == "update"
+    assert sum(parts.values()) == pytest.approx(predicted["peak_bytes"], rel=1e-4)
+    roots = predicted["at_peak"]["moments"] // 2
+    assert parts["temporaries"] == pytest.approx(roots, rel=1e-4)
+
+
 # --- with real values
 
 

@@ -5,12 +5,16 @@ from dataclasses import dataclass, replace
 
 from study.configs.oom.causes import Cause
 from study.configs.oom.training import Described
+from study.predict.front import AttentionKernel, Transformer
 
 # Causes that stand beside the tensor that was asked for: any change leaves more room.
 BESIDE = ("oom-fragmentation", "oom-other-process")
 TOKENS = frozenset(("activations", "logits"))
 IN_PIECES = "--chunked-loss, as by Liger"  # the loss
 RECOMPUTED = "activations recomputed"
+FUSED = "`fused=True` in AdamW (the Trainer's `optim: adamw_torch_fused`; `torch_adam` of DeepSpeed has the same key)"
+# What takes as little in both, where a model has both: PyTorch's own is everywhere.
+ATTENTIONS: dict[AttentionKernel, str] = {"sdpa": "sdpa", "flash2": "flash_attention_2"}  # in transformers' words
 SYNCED = "GradientAccumulationPlugin(sync_each_batch=True)"  # of Accelerate
 STATES = frozenset(("optimizer", "gradients", "weights"))
 # Each arm holds less on a GPU than the one before it: what it divides, or takes to the host, besides.
@@ -38,23 +42,25 @@ class Change:
         return not self.shrinks.isdisjoint(cause.part_of)
 
 
-def that_help(cause: Cause, given: Described) -> list[Change]:
+def that_help(cause: Cause, given: Described, model: Transformer | None = None) -> list[Change]:
     """Return the single changes that help against a cause.
 
     Tokens share the GPU with all else, and so does what is there for a moment: any change leaves them room. States may
     be made before any token is seen, beside all other states.
     """
-    changes = [*single_changes(given)]
+    changes = [*single_changes(given, model)]
     if not cause.part_of or not TOKENS.isdisjoint(cause.part_of):
         return changes
     return [change for change in changes if not change.shrinks <= TOKENS]
 
 
-def single_changes(given: Described) -> Iterator[Change]:
+def single_changes(given: Described, model: Transformer | None = None) -> Iterator[Change]:
     """Yield changes of one thing each, the mildest first.
 
-    A loss in pieces, fewer sequences, recomputation, gradients reduced at once, an arm that holds less.
+    Other kernels for attention and for the update, a loss in pieces, fewer sequences, recomputation, gradients reduced
+    at once, an arm that holds less.
     """
+    yield from _fused_kernels(given, model)
     yield from _loss_in_pieces(given)
     rows = given.micro_batch or 1
     while rows > 1:
@@ -86,6 +92,19 @@ def may_hold_whole_gradients(given: Described) -> bool:
     """With two ranks, as in small groups of hsdp, parts in fp32 are as large as whole ones in 16 bits."""
     divides = (given.arm or "").startswith("fsdp") and (given.ranks or 1) > 2
     return divides and not (given.plain or given.sync_each_batch)
+
+
+def _fused_kernels(given: Described, model: Transformer | None) -> Iterator[Change]:
+    """Yield kernels that make no scores of attention, if the model has such, and no roots of all second moments."""
+    if model and model.attention_taken(given.attention_kernel or "sdpa") == "eager":
+        for kernel, name in ATTENTIONS.items():
+            if model.attention_taken(kernel) != "eager":
+                fused = replace(given, attention_kernel=kernel)
+                yield Change(f"`attn_implementation`: {name}", fused, frozenset(("activations",)))
+                break
+    on_host = (given.arm or "").endswith(("_cpu", "_nvme")) or (given.homes or ("none",))[0] != "none"
+    if given.optimizer in ("foreach", "single_tensor") and not on_host:
+        yield Change(FUSED, replace(given, optimizer="adamw"), frozenset(("optimizer",)))
 
 
 def _loss_in_pieces(given: Described) -> Iterator[Change]:

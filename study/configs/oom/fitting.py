@@ -13,7 +13,7 @@ from study.configs.oom.said import IN_ONE_PIECE
 from study.configs.oom.training import KnownTraining, predicted_memory, prediction_of
 from study.core.errors import Stop
 from study.core.gpus import GPUS, Gpu, gpu_named, like
-from study.core.text import binary_size, number_of, size
+from study.core.text import binary_size, number_of, one_by_one, size
 from study.predict.front import Prediction, Transformer, default_sequence, fits_on, reserve_bytes
 
 # Causes that fill memory between the steps of a training, which may fit.
@@ -173,7 +173,7 @@ def _which_fit(
 
     `more_bytes` are on the GPU beside what is predicted. `study advise` knows nothing of them.
     """
-    changes = that_help(cause, training.described)
+    changes = that_help(cause, training.described, training.model)
     if more_bytes and helps_in_one_piece(error, training):  # it costs nothing
         changes = [Change(IN_ONE_PIECE, training.described, frozenset()), *changes]
     fitting, untried, may_fit = _tried(card, training, cause, changes, more_bytes)
@@ -199,7 +199,7 @@ def _tried(
     """Return in words which changes are predicted to fit, and which could not be tried; and all of these."""
     fitting, may_fit = [], []
     untried = ""
-    for change in changes:
+    for change in one_by_one(changes, "change"):
         try:
             changed = prediction_of(training.wanted, change.training)
             changed_bytes = more_bytes + changed.memory.peak_bytes
