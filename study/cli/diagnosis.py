@@ -7,6 +7,7 @@ import tyro
 from study.cli import given, pasted
 from study.cli.findings import say_indented, show_finding
 from study.cli.ids import answering
+from study.configs import engines
 from study.configs.mistakes import mistakes
 from study.configs.oom.by_text import by_text
 from study.configs.pasted.answer import answer
@@ -47,21 +48,29 @@ def diagnose(
         raise Stop("nothing is given", "name a log, a run, or paste an error; `-` reads a pipe")
     words = tuple(map(str, runs))
     paths, text = given.split(words)
-    told = tell_text(paths, text, symptom, details, among(words)) if text or symptom or not paths else []
+    together = About("These files", "read together", [*engines.contradictions(engines.texts_of(words))])
+    if together.findings:
+        _show(together, together.findings)
+        say_wrapped("")
+    told = []
+    if text or symptom or not paths:
+        told = tell_text(paths, text, symptom, details, words, says_nothing=not together.findings)
     if text == " ".join(words) and (remedy := answering(words)):
         say_wrapped("", f"If you mean what has this id here: {remedy}.")
     if told and paths:
         say_wrapped("")
-    return told + _runs(paths)
+    return [*([together.in_json()] if together.findings else []), *told, *_runs(paths)]
 
 
-def tell_text(paths: list[Path], text: str, symptom: str, details: bool, scripts: dict[Path, str]) -> list[dict]:
+def tell_text(
+    paths: list[Path], text: str, symptom: str, details: bool, words: tuple[str, ...], says_nothing: bool = True
+) -> list[dict]:
     """Tell what a text means, and what is wrong in a config that it has."""
     # A config beside a text says more of the training that the text is about.
-    told = answer(given.whole_text(paths, text), symptom, by_text, scripts)
+    told = answer(given.whole_text(paths, text, words), symptom, by_text, among(words))
     config = _config_in(text)
     if config is None:
-        return [pasted.tell(told, details)]
+        return [pasted.tell(told, details, says_nothing)]
     if told.found:
         first = pasted.tell(told, details)
         say_wrapped("")

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from study.configs import engines
 from study.configs.oom.reading import BETWEEN_TEXTS
 from study.configs.pasted import condense
 from study.configs.stacks import CONFIGS
@@ -45,6 +46,8 @@ def refuse_missing(words: list[str]) -> None:
         raise Stop(f"{missing:.300} cannot be read: not there", "name a log, a config, or the folder of a run")
 
 
-def whole_text(paths: list[Path], text: str) -> str:
-    """Return a text with that of the configs and records beside it."""
-    return BETWEEN_TEXTS.join([text, *(condense.content(path) for path in paths if path.is_file())])
+def whole_text(paths: list[Path], text: str, words: tuple[str, ...] = ()) -> str:
+    """Return a text with that of the configs and records beside it, of the engine that trains by all words."""
+    of_engine = engines.of_what_trains(engines.texts_of(words))
+    beside = [of_engine.get(path.name) or condense.content(path) for path in paths if path.is_file()]
+    return BETWEEN_TEXTS.join([text, *beside])

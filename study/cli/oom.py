@@ -12,7 +12,7 @@ import tyro
 from study.cli import given
 from study.cli import pasted as texts
 from study.cli.findings import say_indented
-from study.configs import sources
+from study.configs import engines, sources
 from study.configs.oom import reading
 from study.configs.oom.by_text import by_text, explained
 from study.configs.oom.causes import Cause
@@ -74,12 +74,12 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
         raise Stop(
             f"{what!r:.80} has no text of an error", "name the log of the training, or paste the error in quotes"
         )
-    pasted = read(given.whole_text(paths, text))
+    pasted = read(given.whole_text(paths, text, error))
     message = error_in(pasted.text)
     if message is None:
         return _of_words(pasted.text)
     if training.config is None:
-        training = replace(training, config=_config_among(paths))
+        training = replace(training, config=_config_among(paths, engines.texts_of(error)))
     causes, known = explained(pasted, message, model, training)
     contradiction = _contradiction(message, known, causes)
     which = predicted(message, known, named(causes))
@@ -89,7 +89,7 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     _show_causes(causes)
     say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.quoted}")
     read_words = _show_taken(pasted, known, vars(model) | vars(training), bool(which.words))
-    say_wrapped(*known.conflicts, *_of_keys(known))
+    say_wrapped(*engines.in_words(engines.texts_of(error)), *known.conflicts, *_of_keys(known))
     if which.words:
         say_wrapped("", which.words, *of_other_releases(pasted, known))
     if contradiction:
@@ -101,10 +101,10 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     return found | {"read": read_words, "predicted": which.words or None, "contradiction": contradiction}
 
 
-def _config_among(paths: list[Path]) -> Path | None:
+def _config_among(paths: list[Path], texts: dict[str, str]) -> Path | None:
     """Return the config that stands beside a text. Of Accelerate's and the one that this names, Accelerate's."""
     kinds: dict[str, list[Path]] = {}
-    for path in paths:
+    for path in engines.that_may_count(paths, texts):
         with contextlib.suppress(Stop):  # what is no config is a text
             kinds.setdefault(sources.read(path).kind, []).append(path)
     for kind in (sources.ACCELERATE, sources.TRAINER, sources.DEEPSPEED):

@@ -8,10 +8,11 @@ from typing import Annotated
 import tyro
 
 from study.cli.rehearsed import failed, show_answer, show_known, show_ranks
+from study.configs import engines
 from study.core.arms import Arm, load_arm
 from study.core.errors import Stop, refuse_beyond
 from study.core.gpus import gpu_named, num_gpus
-from study.core.text import during, one_by_one
+from study.core.text import during, one_by_one, say_wrapped
 from study.records import store
 from study.rehearsal import alternatives
 from study.rehearsal.group import Group, group_of_config
@@ -136,6 +137,9 @@ def rehearsed(request: Request, folder: Path, arms: list[Arm], timeout_s: int) -
         return failed(parted, request)
     rows = [tried(arm, request, folder / arm.name, timeout_s) for arm in one_by_one(arms, "arm")]
     shown = show_answer(request, answer, store.read(folder / store.RECORD), rows, folder)
+    files = engines.texts_of(filter(None, [request.script, request.config_file]))
+    command = " ".join(["accelerate launch", *request.launch_words, request.script, *request.words])
+    say_wrapped(*engines.in_words(files | {"the command": command}))
     faults = show_known(folder, answer.releases)
     may_hang = show_ranks(request, answer, folder)
     fine = not (may_hang or faults or any(not each["may_be"] for each in shown["findings"]))

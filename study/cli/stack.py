@@ -1,14 +1,15 @@
 """`study stack`: which known faults of libraries apply to some releases, in some training."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import tyro
 
 from study.cli.findings import in_one_line, say_indented, show_finding
-from study.configs import priorities
+from study.configs import engines, priorities
 from study.configs.deciding import deciding
 from study.configs.priorities import AskedStack, Ranked
-from study.configs.stacks import described, with_config
+from study.configs.stacks import described, launched_ranks, with_config
 from study.core.errors import Stop
 from study.core.settings import flag
 from study.core.text import say_wrapped
@@ -47,9 +48,14 @@ def stack(
         details: All faults that may apply, what would decide that, what to do, and what shows them.
     """
     refuse_contradictions(flags)
+    words = (*releases, *([str(config)] if config else []))
     releases, config = with_config(releases, config)
-    used, notes = described(releases, flags, config)
-    return told(AskedStack.of(used, flags, config, symptom, releases), notes, details)
+    used, notes = described(releases, launched_ranks(words, flags), config)
+    differ = [*engines.contradictions(engines.texts_of(words))]
+    say_wrapped(*map(engines.in_a_sentence, differ), *engines.not_here(engines.texts_of(words), config))
+    answer = told(AskedStack.of(used, flags, config, symptom, releases), notes, details)
+    is_wrong = any(each.is_surely_wrong for each in differ)
+    return answer | {"contradictions": list(map(asdict, differ)), "fine": answer["fine"] and not is_wrong}
 
 
 def told(asked: AskedStack, notes: list[str], details: bool) -> dict:

@@ -35,12 +35,15 @@ class Answering:
     yes: Regex = ""
     number: Regex = ""
     keys: Sequence[str] = ()
+    written: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
     auto: float | None = None
     otherwise: str = ""
     since: Mapping[str, str] = field(default_factory=dict)
 
     def answer(self, code: str, given: str, is_whole: bool, stack: Stack) -> bool | str | None:
         """Return the answer of scripts' code and their config beside all that is given. None: it is open."""
+        if (is_written := self._is_written(stack)) is not None:
+            return is_written
         if (is_another := self._is_another(code, stack)) is not None:
             return is_another
         if self.yes and re.search(self.yes, code):
@@ -51,6 +54,15 @@ class Answering:
             is_whole = self._is_of_these_releases(stack)
         lacks = self.needs and not re.search(self.needs, given)
         return self.otherwise or False if is_whole and lacks else None
+
+    def _is_written(self, stack: Stack) -> bool | None:
+        """Return what the config's own keys answer. None: they are not there, or have no value that decides."""
+        for path, answers in self.written.items():
+            value = stack.key(path) if stack.key else None
+            for pattern, answer in answers.items():
+                if value is not None and re.fullmatch(pattern, str(value), re.IGNORECASE):
+                    return answer
+        return None
 
     def _is_another(self, code: str, stack: Stack) -> bool | None:
         """Whether the script writes another number than the config. None: one of them writes none."""

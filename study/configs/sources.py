@@ -81,7 +81,7 @@ def read(path: Path) -> Source:
         return Source(path, kind, content, named=Source(path, DEEPSPEED, section))
     if not isinstance(section, str):
         return Source(path, kind, content)
-    if file := _allowed(section, path):
+    if file := allowed(section, path):
         return Source(path, kind, content, named=Source(file, DEEPSPEED, _mapping(file)))
     unread = f"{section!r:.100}, which {path.name} names, is not here (nor in its folder and two above)"
     return Source(path, kind, content, unread=f"{unread}: what it sets is not known")
@@ -90,7 +90,7 @@ def read(path: Path) -> Source:
 def _unify_fsdp(content: dict, config: Path) -> None:
     """Write the settings of FSDP into one section, in the words of Accelerate."""
     fsdp_file = content.get("fsdp_config")  # of the Trainer it may be a file
-    if isinstance(fsdp_file, str) and (file := _allowed(fsdp_file, config)):
+    if isinstance(fsdp_file, str) and (file := allowed(fsdp_file, config)):
         content["fsdp_config"] = _mapping(file)
     if "offload" in str(content.get("fsdp")):  # of the Trainer
         content["fsdp_config"] = section_at(content, "fsdp_config") | {"fsdp_offload_params": True}
@@ -99,7 +99,7 @@ def _unify_fsdp(content: dict, config: Path) -> None:
         content["fsdp_config"] = {f"fsdp_{name.removeprefix('fsdp_')}": value for name, value in fsdp.items()}
 
 
-def _allowed(name: str, config: Path) -> Path | None:
+def allowed(name: str, config: Path) -> Path | None:
     """Return the file that a config names, if it is in the current folder, its own, or one of the two above that."""
     # A stranger's config may name any file of this machine, and its content would be shown.
     for folder in (Path.cwd(), *config.resolve().parents[:3]):

@@ -2,21 +2,21 @@
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from study.configs import scripts
+from study.configs import engines, scripts, sources
 from study.configs.mistakes import recognised
 from study.configs.pasted import condense
 from study.configs.pasted.config_in_text import configs_with
 from study.configs.pasted.matching import flags_of
-from study.configs.pasted.read import Pasted, read
+from study.configs.pasted.read import LONGEST_LINE, Pasted, read
+from study.configs.pasted.said import said
 from study.configs.pasted.two_releases import mentioned
 from study.configs.settings import UNSET, EffectiveSettings, effective_settings, same
 from study.configs.shown import shown
-from study.configs.sources import SCRIPTS
 from study.core.errors import Stop
 from study.core.files import value_at
 from study.core.ignored_keys import OFFLOADS
@@ -35,14 +35,23 @@ ANSWERED = "What the script's own text answers is not asked; options of a launch
 
 
 def with_config(words: tuple[str, ...], config: Path | None) -> tuple[tuple[str, ...], Path | None]:
-    """Return words without a config among them, and that config. Raise Stop if several are given."""
+    """Return words without configs, and the config that counts. Raise Stop if several may."""
     configs = [word for word in words if Path(word).suffix in CONFIGS and lists.is_config(lists.content(word))]
-    if not configs:
-        return words, config
-    if config or len(configs) > 1:
-        several = " and ".join([*configs, *([str(config)] if config else [])])
+    given = [*map(Path, configs), *([config] if config else [])]
+    left = engines.that_may_count(given, engines.texts_of((*words, *given)))
+    if len(left) > 1:
+        several = " and ".join(map(str, left))
         raise Stop(f"several configs are given: {several:.200}", "give one: that of DeepSpeed decides most")
-    return tuple(word for word in words if word != configs[0]), Path(configs[0])
+    return tuple(word for word in words if word not in configs), left[0] if left else None
+
+
+def launched_ranks(words: tuple[str, ...], flags: Flags) -> Flags:
+    """Return flags with the ranks that a config of the launcher starts, whichever config counts."""
+    for word in words:
+        if flags.ranks is None and Path(word).suffix in CONFIGS and lists.is_config(lists.content(word)):
+            started = value_at(sources.read(Path(word)).content, "num_processes")
+            flags = replace(flags, ranks=started if type(started) is int and started > 0 else None)
+    return flags
 
 
 def described(words: tuple[str, ...], flags: Flags, config: Path | None = None) -> tuple[Stack, list[str]]:
@@ -53,7 +62,8 @@ def described(words: tuple[str, ...], flags: Flags, config: Path | None = None) 
     given, given_words = flags, words
     words, flags, notes = _with_texts(words, flags)
     settings, key, more = _of_config(config)
-    flags, overruled = _config_wins(given, flags, settings)
+    told = Told(given, given_words)
+    flags, overruled = _config_wins(told, flags, settings)
     notes += overruled
     versions = {name: settings.get(f"version of {name}", UNSET).value for name in table().asked}
     words = words or tuple(f"{name} {version}" for name, version in versions.items() if version)
@@ -70,11 +80,11 @@ def described(words: tuple[str, ...], flags: Flags, config: Path | None = None) 
     stack = replace(stack, shown={**answered, **stack.shown})
     if answered and of_scripts:
         notes.append(ANSWERED)
-    notes += [*more, *lists.notes(words, stack.releases), *_overruled(flags, settings)]
+    notes += [*more, *lists.notes(words, stack.releases), *_overruled(told, flags, settings)]
     if scripts.goes_past_accelerate(of_scripts, stack):
         stack = replace(stack, releases={name: of for name, of in stack.releases.items() if name != "accelerate"})
         notes.append(PAST_ACCELERATE)
-    return stack, [*notes, *_without_effect(flags, settings)]
+    return stack, [*notes, *_without_effect(told, flags, settings)]
 
 
 def _of_config(path: Path | None) -> tuple[EffectiveSettings, Callable[[str], Any] | None, list[str]]:
@@ -98,7 +108,7 @@ def _with_texts(words: tuple[str, ...], flags: Flags) -> tuple[tuple[str, ...], 
         if word == "-":
             word = condense.standard_input("stack")
         pasted = _pasted(word)
-        if pasted is None or not (pasted.said or scripts.is_script(word)):
+        if pasted is None or not (pasted.said or Path(word).suffix in sources.SCRIPTS):
             lists_of.append(word)
             continue
         if listed := _list_in(pasted):
@@ -127,7 +137,7 @@ def _pasted(word: str) -> Pasted | None:
     """Return what a text says, or the file that a word names. None: a word, a config or a lock."""
     is_file = os.path.isfile(word)  # noqa: PTH113  an error in quotes may be longer than a name, where pathlib raises
     text = condense.content(Path(word)) if is_file else word
-    is_word = "\n" not in text.strip() and not (is_file and Path(word).suffix in SCRIPTS)
+    is_word = "\n" not in text.strip() and not (is_file and Path(word).suffix in sources.SCRIPTS)
     if is_word or Path(word).suffix in CONFIGS:
         return None
     return read(text)
@@ -143,16 +153,39 @@ def _list_in(pasted: Pasted) -> str:
 def _filled(flags: Flags, pasted: Pasted) -> Flags:
     """Return flags with what a text says besides. Given flags win."""
     given = _said(flags)
-    said = _said(flags_of(pasted))
+    of_text = _said(flags_of(pasted))
     if not OF_WAYS.isdisjoint(given):  # one way counts
         for way in OF_WAYS:
-            said.pop(way, None)
-    return replace(flags, **said | given)
+            of_text.pop(way, None)
+    return replace(flags, **of_text | given)
 
 
-def _config_wins(given: Flags, flags: Flags, settings: EffectiveSettings) -> tuple[Flags, list[str]]:
+@dataclass(frozen=True)
+class Told:
+    """Who says a setting: a flag that was given, or a text."""
+
+    flags: Flags
+    words: tuple[str, ...]
+
+    def of(self, condition: str, value: Any) -> str:
+        """Return a setting as it was said: as its flag, or with the file and line that say it."""
+        if condition in _said(self.flags):
+            return flag(condition) if value is True else f"{flag(condition)} {value}"
+        way = {"fsdp1": "FSDP1", "fsdp2": "FSDP2", "ddp": "DDP"}.get(condition)
+        name, wanted = ("stage", way) if way else (condition, value)
+        as_said = way or f"{condition.replace('passes', 'gradient accumulation')} {value}"
+        for word in self.words:
+            is_file = os.path.isfile(word)  # noqa: PTH113  as in `_pasted`
+            lines = (condense.content(Path(word)) if is_file else word).splitlines()
+            for number, line in enumerate(lines, 1):
+                if len(line) < LONGEST_LINE and said(line).get(name) == wanted:
+                    return f"{as_said} of {Path(word).name}:{number}" if is_file else f"the text's {as_said}"
+        return f"the text's {as_said}"
+
+
+def _config_wins(told: Told, flags: Flags, settings: EffectiveSettings) -> tuple[Flags, list[str]]:
     """Return flags without what texts say of settings that a config writes, and a sentence for each that differs."""
-    of_texts = _said(flags).keys() - _said(given).keys()
+    of_texts = _said(flags).keys() - _said(told.flags).keys()
     dropped: dict[str, Any] = {}
     if _is_written("stage", settings):
         dropped = dict.fromkeys(of_texts & OF_WAYS)
@@ -165,7 +198,7 @@ def _config_wins(given: Flags, flags: Flags, settings: EffectiveSettings) -> tup
         cast = f"cast to {AUTOCAST.get(str(text_has))}"  # a text's bf16 may be of weights or of autocast
         if not _is_named_so(text_has, settings[name].value) and not str(settings[name].value).endswith(cast):
             written = f"{name} {shown(settings[name], name)}"
-            notes.append(f"The config's {written} counts, and not the text's {flag(condition)} {text_has}.")
+            notes.append(f"The config's {written} counts, and not {told.of(condition, text_has)}.")
             # transformers/integrations/deepspeed.py (fill_match), as of the other numbers that TrainingArguments has.
             if condition == "passes" and flags.trainer not in (None, "own") and settings["engine"].value == "DeepSpeed":
                 notes.append("The Trainer refuses two numbers: write one, or auto in the config. [config-mismatch]")
@@ -184,7 +217,7 @@ def _said(flags: Flags) -> dict[str, Any]:
     return {name: value for name, value in vars(flags).items() if value is not None}
 
 
-def _overruled(flags: Flags, settings: EffectiveSettings) -> Iterator[str]:
+def _overruled(told: Told, flags: Flags, settings: EffectiveSettings) -> Iterator[str]:
     """Yield a sentence for each flag that says otherwise than the config."""
     given = _said(flags)
     for name, condition in table().settings.items():
@@ -192,20 +225,22 @@ def _overruled(flags: Flags, settings: EffectiveSettings) -> Iterator[str]:
         if condition not in given or written.value is None or written.is_open or written.is_default:
             continue
         if not _is_named_so(given[condition], written.value):
-            yield f"{flag(condition)} {given[condition]} counts, and not the config's {shown(written, name)}."
+            counts = told.of(condition, given[condition])
+            yield f"{counts} counts, and not the config's {shown(written, name)}."
 
 
-def _without_effect(flags: Flags, settings: EffectiveSettings) -> Iterator[str]:
+def _without_effect(told: Told, flags: Flags, settings: EffectiveSettings) -> Iterator[str]:
     """Yield a sentence for each flag that replaces the config's engine, or that names what the table does not know."""
     known = table().optimizers
     if flags.optimizer is not None and not any(name in flags.optimizer.lower() for name in known):
-        yield f"--optimizer {flags.optimizer!r:.80} is none of {', '.join(known)}: no fault of these is told."
+        what = told.of("optimizer", repr(flags.optimizer))
+        yield f"{what:.200} is none of {', '.join(known)}: no fault of these is told."
     engine = settings.get("engine", UNSET).value
     for way in WAYS:
         if getattr(flags, way) and engine == "DeepSpeed":
-            yield f"{flag(way)} counts, and not the config's DeepSpeed."
+            yield f"{told.of(way, True)} counts, and not the config's DeepSpeed."
     if flags.stage is not None and engine == "FSDP":
-        yield f"--stage {flags.stage} counts, and not the config's FSDP."
+        yield f"{told.of('stage', flags.stage)} counts, and not the config's FSDP."
 
 
 def _is_named_so(given: Any, value: Any) -> bool:

@@ -80,7 +80,8 @@ def states(facts: Facts) -> Results:
         saved = sharable - sharable // facts.ranks
         if saved < LARGE * facts.peak_bytes:  # few weights train
             return
-        yield "states_replicated", {"states_bytes": facts.states_bytes, "memory_bytes": saved}
+        id = "states_replicated" if facts.seen.stage is None else "stage_0_replicates"
+        yield id, {"states_bytes": facts.states_bytes, "memory_bytes": saved}
 
 
 # --- costs in traffic, by the collectives that were counted in one step --------------------------------------------

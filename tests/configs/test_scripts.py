@@ -47,6 +47,7 @@ SAID = {
     r"dtype\s*=\s*\W?(?:torch\.)?(?:float32|float16)\b": 'torch_dtype="float16"',
     r"dtype\s*=\s*\W?(?:torch\.)?float32\b": "dtype=torch.float32",
     r"max_grad_norm\W?\s*[=:]\s*1(?:\.0*)?\b": "max_grad_norm=1.0",
+    r"state_dict_type\s*=\s*\W?(?:\w+\.)?FULL_STATE_DICT": "state_dict_type='FULL_STATE_DICT'",
     r"activation_offloading\s*=\s*False": "activation_offloading=False",
     r"activation_offloading\s*=\s*True": "activation_offloading=True",
     r"use_liger_kernel\s*=\s*False": "use_liger_kernel=False",

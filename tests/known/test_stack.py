@@ -831,8 +831,8 @@ def test_a_config_wins_over_a_log_and_that_is_said(tmp_path, capsys):
     log.write_text("deepspeed==0.17.2\nCPU Offload: True\nzero_stage: 3\n")
     asked(f"{log} --config {config}")
     said = " ".join(capsys.readouterr().out.split())
-    assert "The config's offload_optimizer none counts, and not the text's --offload cpu." in said
-    assert "The config's stage 2 counts, and not the text's --stage 3." in said
+    assert "The config's offload_optimizer none counts, and not offload cpu of train.log:2." in said
+    assert "The config's stage 2 counts, and not stage 3 of train.log:3." in said
 
 
 def test_a_log_that_names_the_file_of_two_stages_is_taken_as_the_second(tmp_path, capsys):

@@ -78,6 +78,8 @@ OF_RECORDS = [
     ("states_replicated", costs.states,
      {"peak": {"weights": 400, "master": 200, "activations": 400}},
      {"seen": STAGE_2}),
+    ("stage_0_replicates", costs.states,
+     {"seen": DDP | {"stage": 0}, "peak": {"moments": 500, "activations": 500}}, {"seen": DDP}),
     ("reductions_repeated", costs.traffic,
      {"seen": STAGE_2 | {"accumulation": 2}, "moved": {"all_reduce": 6000}}, {"moved": {"all_reduce": 5999}}),
     ("gathers_repeated", costs.traffic,
