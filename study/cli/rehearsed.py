@@ -139,7 +139,8 @@ def show_ranks(request: Request, answer: Answer, folder: Path) -> bool:
         say_wrapped(f"{what} unless the loop runs under `join`, one rank ends it, and the other waits for ever.")
         return True
     if request.compares_ranks:
-        say_wrapped("Ranks 0 and 1 call the same collectives, as far as rank 1 was followed: no hang was found.")
+        ranks = "With the values of this rehearsal ranks" if answer.decides else "Ranks"
+        say_wrapped(f"{ranks} 0 and 1 call the same collectives, as far as rank 1 was followed: no hang was found.")
     elif request.ranks > 1:
         say_wrapped("Rank 1 was not rehearsed: --evaluate compares its collectives, so that a hang is found.")
     return False

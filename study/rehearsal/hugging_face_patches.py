@@ -38,6 +38,19 @@ def accelerate_plugins(rehearsal: Rehearsal, module) -> None:
 
 def accelerator(rehearsal: Rehearsal, module) -> None:
     rehearsal.count.moments.wrap(module.Accelerator, "save_state", "save_model", "get_state_dict")
+    begin = module.Accelerator.__init__
+
+    def init(accelerator, *args, **kwargs) -> None:
+        begin(accelerator, *args, **kwargs)
+        engine = accelerator.distributed_type in (module.DistributedType.DEEPSPEED, module.DistributedType.MEGATRON_LM)
+        if accelerator.mixed_precision == "fp16" and not engine:
+            asked = accelerator.scaler_handler.to_kwargs() if accelerator.scaler_handler else {}
+            accelerator.native_amp = True
+            accelerator.scaler = torch.amp.GradScaler("cpu", **asked)
+
+    # On a CPU Accelerate 1.15.0 has neither autocast nor a scale for fp16 (accelerator.py:566).
+    if rehearsal.count.watch.device_type == "cpu":
+        module.Accelerator.__init__ = init
 
 
 def transformers_checks(rehearsal: Rehearsal, module) -> None:

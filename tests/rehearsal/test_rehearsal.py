@@ -221,6 +221,18 @@ def test_a_copy_of_weights_in_16_bits_is_in_32(written, tmp_path):
     assert (dtypes["weights"], dtypes["master"], dtypes["moments"]) == ("bfloat16", "float32", "float32")
 
 
+def test_fp16_computes_in_16_bits_and_scales_the_loss_as_on_a_gpu(written, tmp_path):
+    """On a CPU Accelerate would do neither."""
+    config = tmp_path / "fp16.yaml"
+    config.write_text("{distributed_type: MULTI_GPU, mixed_precision: fp16}")
+    asks = "assert model(x).dtype == torch.float32 and accelerator.optimizer_step_was_skipped is False"
+    inside = "assert torch.nn.functional.linear(x, x).dtype == torch.float16"
+    loop = LOOP.replace("optimizer.step()", f"optimizer.step()\n        {asks}", 1)
+    loop = loop.replace("loss =", f"with accelerator.autocast(): {inside}\n        loss =")
+    answer = rehearsed(written(loop), f"--config_file={config}")
+    assert "loss_unscaled" not in [each["id"] for each in answer["findings"]]
+
+
 def test_what_the_host_keeps_is_in_no_block_of_the_gpu():
     log = [(1, 4000), (2, 2_000_000), (3, 1000), (3, 0), (4, 500)]
     answer = Answer(log=log, host=[2], first_step_at=2)
