@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 
-from study.core.errors import FULL_INSTALL, Stop, exit_on_stop, nearest
+from study.core.errors import FULL_INSTALL, BadOption, Stop, exit_on_stop, nearest
 from study.core.machine import put_programs_on_path, version
 from study.core.text import say, say_aside, say_wrapped
 
@@ -131,6 +131,8 @@ def naming_who_answers(name: str, options: list[str]) -> Iterator[None]:
     """Name the command that answers an id, where the one that was typed cannot."""
     try:
         yield
+    except BadOption:
+        raise
     except Stop as stop:
         if name in OF_IDS:
             from study.cli.ids import answering  # it reads all that has an id

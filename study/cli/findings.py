@@ -4,8 +4,7 @@ from dataclasses import asdict
 
 from study.core.text import say, say_wrapped
 from study.known.explained import Explained, behind
-from study.known.findings import Finding, ended, with_id
-from study.known.which_apply import ANSWERS, Applies
+from study.known.findings import Finding, ended
 
 MOST_TESTS = 4  # that are shown
 
@@ -21,11 +20,6 @@ def show_finding(first: str, finding: Finding) -> None:
         say_indented(f"What to do: {finding.remedy}.")
     if finding.evidence:
         say(f"    Shown by: {finding.evidence}")  # a path to copy: it is not wrapped
-
-
-def in_one_line(each: Applies) -> str:
-    """Return how sure it is that a fault applies, its sentence, and what would decide more."""
-    return f"{ANSWERS[each.answer]}: {with_id(each.fault.in_releases, each.fault.id)} {each.asks}".rstrip()
 
 
 def show_behind(each: Explained) -> dict:

@@ -3,7 +3,6 @@
 import re
 from dataclasses import asdict
 
-from study.cli.findings import in_one_line
 from study.configs.pasted.answer import MOST_MAY, RELEASES, PastedAnswer
 from study.configs.pasted.tracebacks import Seen
 from study.core.text import number_of, say_wrapped
@@ -39,7 +38,7 @@ def tell(told: PastedAnswer, details: bool, says_nothing: bool = True) -> dict:
 def show_applying(told: PastedAnswer) -> None:
     """Show the faults that apply to the releases and settings of a text, or likely do, whatever was seen."""
     for match in told.applying[:MOST_MAY]:
-        say_wrapped("", in_one_line(match.applies), indent="    ")
+        say_wrapped("", match.applies.in_one_line, indent="    ")
         say_wrapped(f"    What to do: {match.applies.do}.", indent="    ")
     if more := told.applying[MOST_MAY:]:
         ids = ", ".join(f"{match.fault.id} ({ANSWERS[match.applies.answer].lower()})" for match in more)
@@ -49,7 +48,7 @@ def show_applying(told: PastedAnswer) -> None:
 def show_open(told: PastedAnswer) -> None:
     """Show the faults that may apply, and name the command that lists the others."""
     for match in told.may:
-        say_wrapped("", in_one_line(match.applies), indent="    ")
+        say_wrapped("", match.applies.in_one_line, indent="    ")
     if told.found and told.left and RELEASES not in told.unsaid:
         symptom = f" --symptom {told.seen[0]}" if len(told.seen) == 1 else ""
         lists = f"`study stack releases.txt{symptom} --details`, with the list of `pip freeze`, names all."

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import tyro
 
-from study.cli.findings import in_one_line, say_indented, show_finding
+from study.cli.findings import say_indented, show_finding
 from study.configs import engines, priorities
 from study.configs.deciding import deciding
 from study.configs.priorities import AskedStack, Ranked
@@ -166,7 +166,7 @@ def show_applying(number: int, each: Applies) -> None:
 
 
 def show_open(each: Applies, details: bool) -> None:
-    say_wrapped("", in_one_line(each), indent="    ")
+    say_wrapped("", each.in_one_line, indent="    ")
     if details or each.answer == "likely":
         say_indented(f"What to do: {each.do}.", f"Shown by: {shown_by(each.fault)}")
 

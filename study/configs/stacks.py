@@ -62,8 +62,8 @@ def described(words: tuple[str, ...], flags: Flags, config: Path | None = None) 
     given, given_words = flags, words
     words, flags, notes = _with_texts(words, flags)
     settings, key, more = _of_config(config)
-    told = Told(given, given_words)
-    flags, overruled = _config_wins(told, flags, settings)
+    who = WhoSaid(given, given_words)
+    flags, overruled = _config_wins(who, flags, settings)
     notes += overruled
     versions = {name: settings.get(f"version of {name}", UNSET).value for name in table().asked}
     words = words or tuple(f"{name} {version}" for name, version in versions.items() if version)
@@ -80,11 +80,11 @@ def described(words: tuple[str, ...], flags: Flags, config: Path | None = None) 
     stack = replace(stack, shown={**answered, **stack.shown})
     if answered and of_scripts:
         notes.append(ANSWERED)
-    notes += [*more, *lists.notes(words, stack.releases), *_overruled(told, flags, settings)]
+    notes += [*more, *lists.notes(words, stack.releases), *_overruled(who, flags, settings)]
     if scripts.goes_past_accelerate(of_scripts, stack):
         stack = replace(stack, releases={name: of for name, of in stack.releases.items() if name != "accelerate"})
         notes.append(PAST_ACCELERATE)
-    return stack, [*notes, *_without_effect(told, flags, settings)]
+    return stack, [*notes, *_without_effect(who, flags, settings)]
 
 
 def _of_config(path: Path | None) -> tuple[EffectiveSettings, Callable[[str], Any] | None, list[str]]:
@@ -161,7 +161,7 @@ def _filled(flags: Flags, pasted: Pasted) -> Flags:
 
 
 @dataclass(frozen=True)
-class Told:
+class WhoSaid:
     """Who says a setting: a flag that was given, or a text."""
 
     flags: Flags
@@ -183,9 +183,9 @@ class Told:
         return f"the text's {as_said}"
 
 
-def _config_wins(told: Told, flags: Flags, settings: EffectiveSettings) -> tuple[Flags, list[str]]:
+def _config_wins(who: WhoSaid, flags: Flags, settings: EffectiveSettings) -> tuple[Flags, list[str]]:
     """Return flags without what texts say of settings that a config writes, and a sentence for each that differs."""
-    of_texts = _said(flags).keys() - _said(told.flags).keys()
+    of_texts = _said(flags).keys() - _said(who.flags).keys()
     dropped: dict[str, Any] = {}
     if _is_written("stage", settings):
         dropped = dict.fromkeys(of_texts & OF_WAYS)
@@ -198,7 +198,7 @@ def _config_wins(told: Told, flags: Flags, settings: EffectiveSettings) -> tuple
         cast = f"cast to {AUTOCAST.get(str(text_has))}"  # a text's bf16 may be of weights or of autocast
         if not _is_named_so(text_has, settings[name].value) and not str(settings[name].value).endswith(cast):
             written = f"{name} {shown(settings[name], name)}"
-            notes.append(f"The config's {written} counts, and not {told.of(condition, text_has)}.")
+            notes.append(f"The config's {written} counts, and not {who.of(condition, text_has)}.")
             # transformers/integrations/deepspeed.py (fill_match), as of the other numbers that TrainingArguments has.
             if condition == "passes" and flags.trainer not in (None, "own") and settings["engine"].value == "DeepSpeed":
                 notes.append("The Trainer refuses two numbers: write one, or auto in the config. [config-mismatch]")
@@ -217,7 +217,7 @@ def _said(flags: Flags) -> dict[str, Any]:
     return {name: value for name, value in vars(flags).items() if value is not None}
 
 
-def _overruled(told: Told, flags: Flags, settings: EffectiveSettings) -> Iterator[str]:
+def _overruled(who: WhoSaid, flags: Flags, settings: EffectiveSettings) -> Iterator[str]:
     """Yield a sentence for each flag that says otherwise than the config."""
     given = _said(flags)
     for name, condition in table().settings.items():
@@ -225,22 +225,22 @@ def _overruled(told: Told, flags: Flags, settings: EffectiveSettings) -> Iterato
         if condition not in given or written.value is None or written.is_open or written.is_default:
             continue
         if not _is_named_so(given[condition], written.value):
-            counts = told.of(condition, given[condition])
+            counts = who.of(condition, given[condition])
             yield f"{counts} counts, and not the config's {shown(written, name)}."
 
 
-def _without_effect(told: Told, flags: Flags, settings: EffectiveSettings) -> Iterator[str]:
+def _without_effect(who: WhoSaid, flags: Flags, settings: EffectiveSettings) -> Iterator[str]:
     """Yield a sentence for each flag that replaces the config's engine, or that names what the table does not know."""
     known = table().optimizers
     if flags.optimizer is not None and not any(name in flags.optimizer.lower() for name in known):
-        what = told.of("optimizer", repr(flags.optimizer))
+        what = who.of("optimizer", repr(flags.optimizer))
         yield f"{what:.200} is none of {', '.join(known)}: no fault of these is told."
     engine = settings.get("engine", UNSET).value
     for way in WAYS:
         if getattr(flags, way) and engine == "DeepSpeed":
-            yield f"{told.of(way, True)} counts, and not the config's DeepSpeed."
+            yield f"{who.of(way, True)} counts, and not the config's DeepSpeed."
     if flags.stage is not None and engine == "FSDP":
-        yield f"{told.of('stage', flags.stage)} counts, and not the config's FSDP."
+        yield f"{who.of('stage', flags.stage)} counts, and not the config's FSDP."
 
 
 def _is_named_so(given: Any, value: Any) -> bool:

@@ -42,6 +42,10 @@ class Stop(Exception):
         return [self.sentence]
 
 
+class BadOption(Stop):
+    """A mistake in an option of the command line: the command itself was not asked."""
+
+
 class NotFollowed(Stop):
     """A pass over a model ended in an error of its own code or of its inputs, so nothing of it can be predicted."""
 

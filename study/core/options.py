@@ -12,7 +12,7 @@ from tyro import _errors as mistakes  # private, as below: pyproject.toml says w
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from study.core.arms import all_paths
-from study.core.errors import LONGEST_NAME, Stop
+from study.core.errors import LONGEST_NAME, BadOption, Stop
 from study.core.files import from_toml
 from study.core.text import say, wrapped
 
@@ -37,7 +37,7 @@ def parsed(command: Callable, *config, **options):
     def refuse(event: mistakes.ParseErrorEvent) -> None:
         usage = tyro.extras.get_parser(command, registry=OPTIONS, config=config).format_help()
         if stop := _mistake(event, words, {*re.findall(OPTION, usage)}):
-            raise stop
+            raise BadOption(stop.what, stop.remedy)
 
     if {"-h", "--help"} & {*words}:
         explained = {key: options[key] for key in ("prog",) if key in options}

@@ -12,6 +12,7 @@ from study.core.settings import flag
 from study.core.text import comparable, is_number
 from study.known import lists
 from study.known.faults import ANY, Fault, Release, of_package, table
+from study.known.findings import with_id
 
 WAYS = ("fsdp1", "fsdp2", "ddp")  # to train without ZeRO, by the names of flags
 UNSAID = {"offload": "none", "ranks": 2, "trainer": None}  # what is taken where nobody says another
@@ -228,6 +229,11 @@ class Applies:
         """What would decide whether it applies; empty: nothing is open."""
         untested = [] if self.is_tested else [self.fault.untested(self.release)]
         return " ".join([*untested, *(question.text for question in self.why)])
+
+    @property
+    def in_one_line(self) -> str:
+        """How sure it is that the fault applies, its sentence, and what would decide more."""
+        return f"{ANSWERS[self.answer]}: {with_id(self.fault.in_releases, self.fault.id)} {self.asks}".rstrip()
 
     @property
     def may_be_inside(self) -> bool:

@@ -44,7 +44,7 @@ class NoValue(Exception):
     """The script needs a value that does not exist here: of a weight, or of what one has touched."""
 
 
-class Unknown(float):
+class UnknownNumber(float):
     """A number of a tensor without values, as a script gets it. Where the script compares it, it decides by it."""
 
     note: Callable[[], None]  # that it is compared
@@ -112,9 +112,9 @@ class Script:
                 return value
         return None
 
-    def unknown(self, value: float) -> Unknown:
+    def unknown(self, value: float) -> UnknownNumber:
         """Return a number that was read, and note where the script itself compares it."""
-        number = Unknown(value)
+        number = UnknownNumber(value)
         number.note = self._decide
         return number
 
