@@ -154,7 +154,10 @@ def test_the_verdicts_and_their_counts():
     words = f"papers: {len(others)} of {total - of_articles} hold ({len(posts)} of posts), "
     open_ones = [each["cannot be decided here"] for each in by_source]
     words += f"{number['does not hold'] - len(false)} does not, {open_ones[0]} are open;"
-    assert number_of("claims") == f"{words} articles: {len(held)} of {of_articles} hold, {len(false)} do not, {open_ones[1]} are open"
+    assert (
+        number_of("claims")
+        == f"{words} articles: {len(held)} of {of_articles} hold, {len(false)} do not, {open_ones[1]} are open"
+    )
     words = f"{len(others)} hold ({len(posts)} of DeepSpeed's posts on them), "
     assert f"Of {total - of_articles} claims of 5 papers {words}" in page
     assert [text.document for text in texts.texts() if text.is_read_in_part] == ["P2", "P3", "P4"]
