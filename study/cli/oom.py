@@ -34,7 +34,7 @@ from study.core.settings import flag
 from study.core.text import say_wrapped
 from study.known import lists
 from study.known.faults import ANY
-from study.known.findings import with_id
+from study.known.findings import finding, with_id
 from study.known.which_apply import Stack
 from study.predict.front import Wanted, deepspeed_keys, default_sequence, papers
 
@@ -89,7 +89,10 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     _show_causes(causes)
     say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.quoted}")
     read_words = _show_taken(pasted, known, vars(model) | vars(training), bool(which.words))
-    say_wrapped(*engines.in_words(engines.texts_of(error)), *known.conflicts, *_of_keys(known))
+    notes = [*engines.in_words(engines.texts_of(error)), *known.conflicts, *_of_keys(known)]
+    if told.said.get("stage") == "FSDP":
+        notes.append(engines.in_a_sentence(finding("fsdp_of_trainer")))
+    say_wrapped(*notes)
     if which.words:
         say_wrapped("", which.words, *of_other_releases(pasted, known))
     if contradiction:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from packaging.version import Version
 
+from study.configs.engines import in_a_sentence
 from study.configs.oom.reading import OomError
 from study.configs.pasted import losses, matching, memory, resumed, tracebacks, two_logs, watchdogs
 from study.configs.pasted.in_use import advised
@@ -24,6 +25,7 @@ from study.configs.pasted.two_releases import came_between
 from study.configs.pasted.words import sentences
 from study.core.text import number_of
 from study.known.faults import named
+from study.known.findings import finding
 
 MOST_MAY = 5
 LONGEST_ERROR = 160  # characters
@@ -35,7 +37,7 @@ LAST_LINE = "What does the last line of the traceback say? Paste the rest of it"
 GOES_ON = re.compile(r"it/s|s/it|'loss'")  # a training
 BAR = re.compile(r"(\d+)/(\d+) \[")  # of steps
 AT_A_STEP = re.compile(r"(?i)\b(?:step|iteration)s?\W{0,2}\d")
-SHARDED = (3, "FSDP1", "FSDP2")
+SHARDED = (3, "FSDP", "FSDP1", "FSDP2")
 ASKED = {"stage": "the stage of ZeRO or FSDP", "passes": "gradient accumulation", "ranks": "the number of GPUs"}
 
 
@@ -112,7 +114,7 @@ def answer(
         found=tuple(replace(each, remedy=advised(each.remedy, pasted)) for each in found),
         read=tuple(_read(pasted)),
         seen=tuple(sorted(seen)),
-        notes=(*pasted.contradictions, *_waits_aside(shown, found), *hanging),
+        notes=(*pasted.contradictions, *_of_fsdp(pasted), *_waits_aside(shown, found), *hanging),
         applying=tuple(applying),
         possible=tuple(possible),
         questions=tuple(questions[:MOST_QUESTIONS]),
@@ -151,6 +153,12 @@ def _waits_aside(shown: list[Seen], found: list[Seen]) -> Iterator[str]:
         if wait.id in WAITED and wait not in found:
             alone = "If that is of another run, give its log alone to `study diagnose`"
             yield f"Also in the text: ranks that waited, as they do for one that failed [{wait.id}]. {alone}."
+
+
+def _of_fsdp(pasted: Pasted) -> Iterator[str]:
+    """Yield what decides which FSDP it is, where the text leaves that to the Trainer."""
+    if pasted.said.get("stage") == "FSDP":
+        yield in_a_sentence(finding("fsdp_of_trainer"))
 
 
 def _is_in_training(pasted: Pasted) -> bool:

@@ -97,7 +97,7 @@ def flags_of(pasted: Pasted) -> Flags:
     stage = flags.pop("stage", None)
     if isinstance(stage, int):
         flags["stage"] = stage
-    elif stage:
+    elif stage and stage != "FSDP":
         flags[stage.lower()] = True  # FSDP1, FSDP2, DDP
     if pasted.said.get("precision") in AUTOCAST:
         flags["precision"] = AUTOCAST[pasted.said["precision"]]
@@ -113,6 +113,8 @@ def stack_of(pasted: Pasted, seen: set[str], of_scripts: Mapping[Path, str]) -> 
     `seen` are symptoms.
     """
     config = {CONFIG[name]: pasted.said[name] for name in CONFIG if name in pasted.said}
+    if pasted.said.get("stage") == "FSDP":
+        config["engine"] = "FSDP"
     key = functools.partial(value_at, pasted.config.content) if pasted.config else None
     stack = Stack.of(dict.fromkeys(mentioned(pasted.given), ANY) | pasted.releases, flags_of(pasted), config, key)
     worked = {package: apart.works for package, apart in pasted.apart.items()}

@@ -42,7 +42,7 @@ def said(text: str) -> dict[str, Any]:
     fsdp, ddp = found.pop("fsdp", None), found.pop("ddp", None)
     if "stage" in found:
         return found
-    if fsdp:
+    if fsdp is not None:
         found["stage"] = f"FSDP{fsdp}"
     elif ddp and not re.search("(?i)deepspeed|fsdp", text):
         found["stage"] = "DDP"
