@@ -34,7 +34,7 @@ from study.core.settings import flag
 from study.core.text import say_wrapped
 from study.known import lists
 from study.known.faults import ANY
-from study.known.findings import finding, with_id
+from study.known.findings import with_id
 from study.known.which_apply import Stack
 from study.predict.front import Wanted, deepspeed_keys, default_sequence, papers
 
@@ -90,8 +90,8 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.quoted}")
     read_words = _show_taken(pasted, known, vars(model) | vars(training), bool(which.words))
     notes = [*engines.in_words(engines.texts_of(error)), *known.conflicts, *_of_keys(known)]
-    if told.said.get("stage") == "FSDP":
-        notes.append(engines.in_a_sentence(finding("fsdp_of_trainer")))
+    of_name = pasted.said.get("stage_by") if "stage" in known.from_text and training.arm is None else None
+    notes += engines.left_open({"stage": told.said.get("stage"), "stage_by": of_name})
     say_wrapped(*notes)
     if which.words:
         say_wrapped("", which.words, *of_other_releases(pasted, known))

@@ -70,6 +70,7 @@ class Stack:
     # What a script answers: by a condition, or its question.
     shown: Mapping[str, bool | str] = field(default_factory=dict)
     seen: frozenset[str] = frozenset()  # symptoms, as faults have them
+    guessed: frozenset[str] = frozenset()  # conditions of `said` that the name of a file alone says
     worked: Mapping[str, Version] = field(default_factory=dict)  # releases before an upgrade, with which all was well
 
     @classmethod
@@ -204,7 +205,8 @@ def _with_needed(releases: Mapping[str, Release], said: dict[str, Any]) -> dict[
 
 
 # Applies: nothing is open, and the release was tested. Likely: nothing is open, and the tested releases before and
-# after this one have it; or its symptom was seen, and an upgrade brought it, or only a usual condition is open.
+# after this one have it, or a file's name alone says a condition; or its symptom was seen, and an upgrade brought it,
+# or only a usual condition is open.
 Answer = Literal["applies", "likely", "applies if"]
 ANSWERS: dict[Answer, str] = {"applies": "Applies here", "likely": "Likely", "applies if": "May apply"}  # as it is told
 
@@ -312,7 +314,7 @@ def _how_sure(fault: Fault, unknown: set[str], is_seen: bool, stack: Stack) -> A
     """Return how sure it is that a fault applies where these conditions are open, for all commands."""
     release = stack.releases[fault.package]
     if not unknown and fault.has(release):
-        return "applies"
+        return "likely" if stack.guessed & fault.conditions.keys() else "applies"
     if not isinstance(release, Version) or not fault.contains(release):
         return "applies if"
     worked = stack.worked.get(fault.package)

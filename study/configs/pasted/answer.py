@@ -10,7 +10,7 @@ from typing import Literal
 
 from packaging.version import Version
 
-from study.configs.engines import in_a_sentence
+from study.configs.engines import left_open
 from study.configs.oom.reading import OomError
 from study.configs.pasted import losses, matching, memory, resumed, tracebacks, two_logs, watchdogs
 from study.configs.pasted.in_use import advised
@@ -25,7 +25,6 @@ from study.configs.pasted.two_releases import came_between
 from study.configs.pasted.words import sentences
 from study.core.text import number_of
 from study.known.faults import named
-from study.known.findings import finding
 
 MOST_MAY = 5
 LONGEST_ERROR = 160  # characters
@@ -114,7 +113,7 @@ def answer(
         found=tuple(replace(each, remedy=advised(each.remedy, pasted)) for each in found),
         read=tuple(_read(pasted)),
         seen=tuple(sorted(seen)),
-        notes=(*pasted.contradictions, *_of_fsdp(pasted), *_waits_aside(shown, found), *hanging),
+        notes=(*pasted.contradictions, *left_open(pasted.said), *_waits_aside(shown, found), *hanging),
         applying=tuple(applying),
         possible=tuple(possible),
         questions=tuple(questions[:MOST_QUESTIONS]),
@@ -153,12 +152,6 @@ def _waits_aside(shown: list[Seen], found: list[Seen]) -> Iterator[str]:
         if wait.id in WAITED and wait not in found:
             alone = "If that is of another run, give its log alone to `study diagnose`"
             yield f"Also in the text: ranks that waited, as they do for one that failed [{wait.id}]. {alone}."
-
-
-def _of_fsdp(pasted: Pasted) -> Iterator[str]:
-    """Yield what decides which FSDP it is, where the text leaves that to the Trainer."""
-    if pasted.said.get("stage") == "FSDP":
-        yield in_a_sentence(finding("fsdp_of_trainer"))
 
 
 def _is_in_training(pasted: Pasted) -> bool:

@@ -111,6 +111,7 @@ class Pasted:
         words = [_release(name, release) for name, release in self.releases.items() if release != ANY]
         words += [f"{name} {each.works} works" for name, each in self.apart.items()]
         words += [_in_words(name, self.said[name]) for name in TOLD if name in self.said]
+        words += [f"{self.said['stage_by']} by its name alone"] if "stage_by" in self.said else []
         words += [self.config.name] if self.config else []
         return [*filter(None, words)]
 
@@ -304,6 +305,7 @@ def _asked(text: str) -> dict[str, Any]:
         text = text.replace(part, "")
     if working and "stage" in (of_rest := said(text)):
         found["stage"] = of_rest["stage"]
+        found.pop("stage_by", None)
     return found
 
 
