@@ -289,12 +289,12 @@ def test_an_open_version_asks_for_it_in_faults_of_fsdp_alone():
     assert not [id for id, ways in stages.items() if ways and not {"fsdp1", "fsdp2"} & {*map(str, ways)}]
 
 
-NAMES = {"ddp.yaml": "DDP", "cfg/fsdp2.yaml": "FSDP2", "zero1.json": 1, "ds_z3.json": 3}
+NAMES = {"ddp.yaml": "DDP", "cfg/fsdp2.yaml": "FSDP2", "zero1.json": 1, "ds_zero3.json": 3}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_name_of_a_file_is_a_hint_and_its_content_a_fact(name, tmp_path, capsys):
-    command = f"accelerate launch --config_file {name} train.py --deepspeed {name}"
+    command = f"accelerate launch --config_file {name} train.py"
     hinted = read(command)
     assert (hinted.said["stage"], hinted.said["stage_by"]) == (NAMES[name], name)
     content = read(f"{command}\ndistributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 2")
@@ -310,6 +310,9 @@ def test_the_name_of_a_file_is_a_hint_and_its_content_a_fact(name, tmp_path, cap
     answers = {each.fault.id: each.answer for each in which_apply(hinted_stack)}
     assert answers.get("L-69") == ("likely" if name.endswith(".json") else None)
     assert {each.fault.id: each.answer for each in which_apply(flagged)}["L-69"] == "applies"
-    for ask in (lambda: diagnose((command,)), lambda: oom((f"{command}\n{FULL}",))):
+    for ask in (
+        lambda: diagnose((command,)),
+        lambda: oom((f"{command}\n{FULL}",), model=Wanted(), training=Described()),
+    ):
         ask()
         assert "[engine_by_name]" in capsys.readouterr().out

@@ -45,22 +45,24 @@ def said(text: str) -> dict[str, Any]:
     prompt, completion = found.pop("prompt", 0), found.pop("completion", 0)
     if prompt and completion:
         found.setdefault("sequence", prompt + completion)
-    stage = _stage(FILE_NAME.sub("", text))
-    if stage is None and (stage := _stage(text)) is not None:
-        names = [name for name in FILE_NAME.findall(text) if _stage(f"--deepspeed {name} ") == stage]
+    stage = _stage(FILE_NAME.sub("", text), text)
+    if stage is None and (stage := _stage(text, text)) is not None:
+        names = [name for name in FILE_NAME.findall(text) if _stage(f"--deepspeed {name} ", name) == stage]
         found["stage_by"] = names[0] if names else "a file"
-    other_engine = stage == "DDP" and re.search("(?i)deepspeed|fsdp", text)
-    return found if stage is None or other_engine else {**found, "stage": stage}
+    return found if stage is None else {**found, "stage": stage}
 
 
-def _stage(text: str) -> int | str | None:
-    """Return what divides a training: a stage of ZeRO, FSDP1, FSDP2, FSDP of one or the other version, or DDP."""
+def _stage(text: str, whole: str) -> int | str | None:
+    """Return what divides a training: a stage of ZeRO, FSDP1, FSDP2, FSDP of one or the other version, or DDP.
+
+    `whole` is the text with the names of files: where one is of another engine, it is not DDP.
+    """
     stage, fsdp, ddp = (_value(levels()[condition], text) for condition in OF_STAGE)
     if stage is not None:
         return stage
     if fsdp is not None:
         return f"FSDP{fsdp}"
-    return "DDP" if ddp else None
+    return "DDP" if ddp and not re.search("(?i)deepspeed|fsdp", whole) else None
 
 
 def _with_constants(text: str) -> str:
