@@ -10,7 +10,7 @@ import tyro
 
 from study.cli.findings import show_behind
 from study.core.errors import Stop
-from study.core.text import number_of, say, say_wrapped, show
+from study.core.text import is_number, number_of, say, say_wrapped, show
 from study.known.explained import of_fault
 from study.ledger import comparison, search, texts, verdicts
 from study.ledger.evidence import REPORTS, OfRuns, in_full
@@ -218,8 +218,9 @@ def row_of(row: comparison.Compared, theirs: str = "yours") -> dict:
     kept, of_runs = in_full(row.evidence.value), in_full(row.value)
     if row.evidence.most is not None:
         kept = f"{kept} to {in_full(row.evidence.most)}"
-        if row.values:
-            of_runs = f"{in_full(row.values[0])} to {in_full(row.values[-1])}"
+    has_range = row.evidence.most is not None or row.answer == comparison.DIFFERS
+    if has_range and row.values and is_number(row.values[0]):  # a median would hide the one that differs
+        of_runs = " to ".join(dict.fromkeys(map(in_full, (row.values[0], row.values[-1]))))
     numbers = {"committed": kept, theirs: of_runs}
     return {"claim": row.claim, "evidence": row.evidence.what} | numbers | {"answer": row.answer}
 

@@ -2,7 +2,7 @@
 
 from study.configs.priorities import AskedStack
 from study.known.faults import Fault, table
-from study.known.which_apply import Applies, OpenQuestion, Stack, applies
+from study.known.which_apply import Applies, OpenQuestion, Stack, is_ruled_out
 
 MOST_ASKED = 3  # flags
 NUMBERS = [1, 8]  # of ranks or passes: alone, or more than any fault needs
@@ -55,5 +55,5 @@ def _ruled_out(stacks: list[Stack], may: list[Applies]) -> float:
     """Return how many faults an answer rules out on average, if all answers are as likely."""
     total = 0.0
     for stack in stacks:
-        total += sum(applies(each.fault, stack) is None for each in may)
+        total += sum(is_ruled_out(each.fault, stack) for each in may)
     return total / max(1, len(stacks))

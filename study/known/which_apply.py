@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -211,8 +211,7 @@ Answer = Literal["applies", "likely", "applies if"]
 ANSWERS: dict[Answer, str] = {"applies": "Applies here", "likely": "Likely", "applies if": "May apply"}  # as it is told
 
 
-@dataclass(frozen=True)
-class OpenQuestion:
+class OpenQuestion(NamedTuple):  # an answer makes thousands
     """What has to be so for a fault to apply, and nobody has said."""
 
     condition: str
@@ -308,6 +307,11 @@ def applies(fault: Fault, stack: Stack) -> Applies | None:
         questions = [each for each in questions if each.condition != "script"]
     answer = _how_sure(fault, {each.condition for each in questions}, is_seen, stack)
     return Applies(fault, answer, tuple(questions), release, is_tested, do, is_seen)
+
+
+def is_ruled_out(fault: Fault, stack: Stack) -> bool:
+    """Whether a fault does not apply to a stack: what `applies` answers with None, without the rest of its answer."""
+    return _questions(fault, stack) is None or fault.has(stack.releases[fault.package]) is False
 
 
 def _how_sure(fault: Fault, unknown: set[str], is_seen: bool, stack: Stack) -> Answer:

@@ -43,7 +43,8 @@ SENT = (*MOVED, "socket_bytes")  # a rank alone sends nothing
 TRAINING = "training"  # in a selection: which training of the script of document S002
 # Every document trains all weights. Other runs count only if the selection names the setting. Optimizers are not here:
 # a sentence about losses is also one about Adafactor, of which ZeRO changes them.
-USUAL: dict[str, tuple] = {"lora_rank": (None,), "train_only": (None,)}
+# A number of a CPU and one of a GPU are never one: evidence of GPUs names them. An article's script records no device.
+USUAL: dict[str, tuple] = {"lora_rank": (None,), "train_only": (None,), "device": ("cpu", None)}
 OF_ESTIMATE = {"parameters": "--params", "ranks": "--gpus"}  # flags of `study estimate` with other names
 ABOUT_THE_VALUE = {"kind", "value", "unit", "tolerance", "note", "most", "n"}  # fields that do not say what it is of
 
@@ -170,10 +171,7 @@ class OfRuns(Piece):
             sends_nothing = self.quantity in SENT and run.record.observed.ranks == 1 and "ranks" not in self.where
             if is_virtual == (self.kind == "virtual") and not sends_nothing:
                 chosen.append(run)
-        if "device" in where:
-            return chosen
-        # A number of a CPU and one of a GPU are never one. The sentences are of CPUs, where they name no device.
-        return [run for run in chosen if run.record.observed.device == "cpu"] or chosen
+        return chosen
 
     def _value(self, run: Run, where: dict) -> Any:
         value = metrics.value(run.record, self.quantity, where.get(TRAINING))

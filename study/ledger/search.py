@@ -136,6 +136,11 @@ def _refuse_unknown(words: Sequence[str], known: Sequence[Claim | Fault], names:
         alike = [each for each in sorted(said - names) if len(each) >= LEAST_LETTERS and each[0] == word[0].lower()]
         like = ids if len(word) < LEAST_LETTERS else [*ids, *alike]
         near += difflib.get_close_matches(word, like, MOST_NEAR, NEAR)
+    for text in texts():
+        for each in text.not_judged:
+            if any(word.strip() for word in words) and all(_pattern(word).search(each) for word in words):
+                what = f"no claim of ours is of this. Of {text.document} it is not judged: {each.rstrip('.')}"
+                raise Stop(what, f"study claims {text.document} lists what is judged of it")
     fewer = ("give fewer words; " if len(words) > 1 else "") + "study claims --all lists the documents"
     raise Stop(what, f"did you mean {' or '.join(near)}?" if near else fewer)
 

@@ -468,7 +468,7 @@ def test_what_takes_long_says_which_of_how_many_it_is(capsys):
 
 @pytest.mark.usefixtures("without_traces")
 def test_an_advice_says_how_many_arms_it_tries(monkeypatch, capsys):
-    words = "advise --model llama-micro --attention-kernel eager --gpus 1 --gpu H100 --batch 2 --sequence 8"
+    words = "advise --model llama-micro --attention-kernel eager --gpus 1 --gpu H100 --batch 1 --sequence 8"
     assert in_this_process(monkeypatch, words) is None
     answer = capsys.readouterr()
     tried = len(re.findall(r"(?m)^(?:single|zero|fsdp)\w*  ", answer.out))

@@ -97,7 +97,7 @@ for stage, kind in enumerate((Stage1, Stage2, Stage3), 1):
 EACH_ALONE = f"""
 import os, runpy, sys
 sys.path.insert(0, {str(FOLDER)!r})
-import torch  # once, and not in each
+import torch._dynamo  # once, and not in each: an optimizer imports it
 
 for name in {NAMES!r}:
     if not (child := os.fork()):

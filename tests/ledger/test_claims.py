@@ -792,6 +792,37 @@ def test_a_number_leads_to_its_records_and_what_is_not_of_runs_is_named(id, foun
     assert (f"Not of runs: {others} pieces of evidence" in printed) == bool(others)
 
 
+def test_conditions_that_were_fitted_are_named_together():
+    fitted = r"that we chose (?:to come near|as they give)|looked for the settings until"
+    ids = [each.id for each in CLAIMS if re.search(fitted, each.because)]
+    page = (ROOT / "reports/answers/claims.md").read_text()
+    (said,) = re.findall(r"\*\*Four conditions were fitted\*\*.*?\((.*?)\)", page)
+    assert sorted(re.findall(r"[PS]\d+-\d+", said)) == sorted(ids)
+    assert {each.certainty for each in CLAIMS if each.id in ids} == {"very low"}
+
+
+def test_no_folder_of_records_alone_contradicts_what_all_of_them_show():
+    """A number of a CPU and one of a GPU are never one: three folders of a GPU's runs had another number of P3-07."""
+    folders = {run.folder.parents[1] for run in runs.kept_as_evidence()}
+    assert len(folders) == 5
+    for folder in folders:
+        rows = comparison.compared(CLAIMS, runs.load([folder]).counting)
+        assert [(row.claim, row.evidence.what) for row in rows if row.answer == comparison.DIFFERS] == [], folder
+
+
+def test_what_differs_is_shown_from_the_least_to_the_most(records):
+    """A median would hide the record that differs."""
+    (row, *_) = [each for each in comparison.compared(CLAIMS, records) if len(each.values) > 2]
+    other = row._replace(answer=comparison.DIFFERS, values=[1, *row.values[1:-1], 14])
+    assert command.row_of(other)["yours"] == "1 to 14"
+
+
+@pytest.mark.parametrize("words", [("backward", "prefetch"), ("delayed", "update"), ("perplexity",)])
+def test_what_is_not_judged_is_said_where_no_claim_is_of_it(words):
+    with pytest.raises(Stop, match=r"Of P\d it is not judged: .*"):
+        command.claims(words)
+
+
 def test_a_record_leads_to_the_part_of_a_protocol_that_makes_runs_like_it(records):
     """No card named the protocol, and the records of the first days do not."""
     pieces = [(claim, piece) for claim in CLAIMS for piece in claim.evidence if isinstance(piece, OfRuns)]
