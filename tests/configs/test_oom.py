@@ -847,6 +847,30 @@ def test_sync_each_batch_leaves_no_whole_gradients():
     assert also_synced == synced
 
 
+@pytest.mark.parametrize(
+    ("release", "arm", "version", "is_reduced"),
+    [
+        ("1.6.0", "fsdp2", 2, True),
+        ("1.10.1", "fsdp2", 2, True),
+        ("1.10.1", "hsdp", 2, True),
+        ("1.10.1", "fsdp2", 1, None),  # its no_sync works
+        ("1.10.1", "zero3", 2, None),
+        ("1.11.0", "fsdp2", 2, None),
+    ],
+)
+def test_releases_of_accelerate_that_reduce_each_micro_batch_hold_no_whole_gradients(
+    release, arm, version, is_reduced, tmp_path
+):
+    config = tmp_path / "a.yaml"
+    config.write_text(f"distributed_type: FSDP\nnum_processes: 8\nfsdp_config: {{fsdp_version: {version}}}\n")
+    given = Described(arm=arm, ranks=8, config=config, micro_batch=1, sequence=2048, accumulation=4)
+    training = known(f"accelerate=={release}", Wanted(model="llama3-8b"), given).described
+    assert training.sync_each_batch == is_reduced
+    synced = replace(given, sync_each_batch=True)
+    peaks = [trainings.predicted_memory(Wanted(model="llama3-8b"), each).peak_bytes for each in (training, synced)]
+    assert (peaks[0] == peaks[1]) == (is_reduced is True or arm == "zero3")
+
+
 # With three micro-batches, with as many as nobody says, with each reduced at once, and of DeepSpeed.
 @pytest.mark.parametrize(
     ("flags", "script", "is_assumed", "is_advised"),

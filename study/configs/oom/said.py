@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from study.configs import sources
 from study.configs.mistakes import recognised
 from study.configs.oom.optimizers import OPTIM, said_of_optimizer
@@ -18,6 +20,7 @@ from study.core.ignored_keys import OFFLOADS
 from study.core.recipes import Precision
 from study.core.settings import flag
 from study.core.shapes import model_of_name
+from study.known.faults import named
 from study.predict.front import AttentionKernel
 
 NUMBERS = ("ranks", "micro_batch", "accumulation", "sequence", "vocabulary", "lora_rank", "reduce_bucket_size")
@@ -34,6 +37,7 @@ PRECISIONS: dict[str, Precision] = {
 HALF = ("bf16", "fp16")  # as a text says it
 # Accelerate reduces in each micro-batch: of its GradientAccumulationPlugin, or of the Trainer's accelerator_config.
 SYNCED = re.compile(r"\bsync_each_batch[\"']?\s*[=:]\s*[Tt]rue\b")
+REDUCES_EACH = "the release that reduces in each micro-batch with FSDP2"
 # A model whose weights are loaded in 16 bits. An argument of autocast has the same name.
 LOADED = re.compile(
     r"\bfrom_(?:pretrained|config)\((?:[^()]|\((?:[^()]|\([^()]*\))*\)){0,600}?\b(?:torch_)?dtype\s*=\s*[\"']?"
@@ -96,6 +100,9 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     said["mixed"], said["loaded"] = pasted.said.get("precision"), bool(LOADED.search(pasted.text)) or None
     said["plain"] = (pasted.said.get("stage") == "FSDP2" and pasted.said.get("plain")) or None
     said["sync_each_batch"] = bool(SYNCED.search(pasted.text)) or None
+    accelerate = pasted.releases.get("accelerate")
+    is_early = isinstance(accelerate, Version) and named("fsdp2-no-sync-syncs").contains(accelerate)
+    said[REDUCES_EACH] = f"accelerate {accelerate}" if is_early else None
     said["adapters"] = pasted.said.get("peft")
     said["accumulation"] = pasted.said.get("passes")
     said["attention"] = only({*ATTENTION.findall(pasted.text)} & KERNELS.keys())
