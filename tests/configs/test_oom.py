@@ -1907,6 +1907,43 @@ def test_a_config_that_was_given_beside_a_log_is_not_asked_for(tmp_path, monkeyp
         ) == is_asked
 
 
+BAR = "  3%|▎         | {}/2000 [1:21:11<42:00:00, 78s/it]\n"
+# What a log has before its error, and whether steps ran: their peak had room.
+RAN = [
+    (BAR.format(61), True),
+    (BAR.format(4), False),  # it may count micro-batches
+    ("".join(f"{{'loss': 2.{each}, 'learning_rate': 1e-5, 'epoch': 0.1}}\n" for each in range(5)), True),
+    ("Loading checkpoint shards: " + BAR.format(61).strip(), False),
+    ("Resuming training from out/checkpoint-60\n" + BAR.format(61), False),
+    ("", False),
+]
+
+
+@pytest.mark.parametrize("unused", ["4.40 GiB", "812.10 MiB"])
+@pytest.mark.parametrize(("log", "has_run"), RAN)
+def test_steps_that_ran_refute_a_peak_that_does_not_fit(log, has_run, unused, tmp_path, monkeypatch, capsys):
+    text = f"{log}{LOSS}{new('3.91 GiB', '2.51 GiB', '24.10 GiB', unused)}".replace("79.25 GiB", "31.73 GiB")
+    (tmp_path / "train.log").write_text(text)
+    flags = "--model llama3-8b --arm fsdp2 --ranks 8 --micro-batch 2 --accumulation 4 --sequence 4096 --checkpointing"
+    said = said_of(tmp_path / "train.log", flags, monkeypatch, capsys)
+    assert ("The training as given needs" in said) != has_run
+    assert ("no single change" in said.lower()) != has_run
+    assert ("That does not fit, but steps ran here" in said) == has_run
+    assert ("Likely: fragmentation" in said) == (has_run and unused == "4.40 GiB")
+
+
+def test_no_setting_of_the_allocator_comes_first_where_the_training_does_not_fit_with_an_excess(
+    tmp_path, monkeypatch, capsys
+):
+    moments = '  File "torch/optim/adamw.py", line 172, in _init_group\n    state["exp_avg_sq"] = torch.zeros_like(\n'
+    text = f"Traceback (most recent call last):\n{moments}{new('250.00 MiB', '120.31 MiB', '21.87 GiB', '812.10 MiB')}"
+    (tmp_path / "train.log").write_text(text.replace("79.25 GiB", "23.64 GiB"))
+    flags = "--model llama3-8b --arm fsdp2 --ranks 8 --micro-batch 2 --accumulation 4 --sequence 4096 --checkpointing"
+    said = said_of(tmp_path / "train.log", flags, monkeypatch, capsys)
+    assert "That does not fit, but this process had" in said
+    assert "which costs nothing" not in said
+
+
 MAKES_ONE = {
     'base = pipeline(\n    "text-generation", model=M, device=int(os.environ["LOCAL_RANK"])\n)': "`base = pipeline(`",
     'judge = AutoModelForCausalLM.from_pretrained("x/y").to("cuda")': '.to("cuda")`',

@@ -8,7 +8,7 @@ from study.configs.oom.causes import HINT, SIZE_FITS, Cause
 from study.configs.oom.changes import IN_PIECES, RECOMPUTED, TOKENS, Change
 from study.configs.oom.excess import helps_in_one_piece
 from study.configs.oom.explain import IN_FP32
-from study.configs.oom.fitting import WhatFits, named, predicted
+from study.configs.oom.fitting import WhatFits, named, predicted, steps_ran
 from study.configs.oom.means import in_its_words
 from study.configs.oom.reading import OomError
 from study.configs.oom.said import IN_ONE_PIECE, is_fsdp
@@ -38,7 +38,8 @@ def first_tried_first(error: OomError, training: KnownTraining, causes: list[Cau
         return causes
     if not predicted(error, training, named(causes)).is_in_pieces:
         return causes
-    reasons = (*pieces[0].reasons, "the training is predicted to fit without such pieces")
+    why = "steps ran" if steps_ran(error, training) else "the training is predicted to fit without such pieces"
+    reasons = (*pieces[0].reasons, why)
     first = replace(pieces[0], points=max(causes[0].points, pieces[0].points) + HINT, reasons=reasons)
     return [first, *(cause for cause in causes if cause.id != first.id)]
 

@@ -11,6 +11,7 @@ from study.configs.mistakes import recognised
 from study.configs.oom.optimizers import OPTIM, said_of_optimizer
 from study.configs.pasted.in_use import advised
 from study.configs.pasted.read import Pasted
+from study.configs.pasted.resumed import counted
 from study.configs.pasted.told import printed_shapes, told
 from study.configs.pasted.words import only
 from study.configs.settings import AUTO, OF_FSDP, OFF, UNKNOWN, EffectiveSettings, effective_settings
@@ -126,6 +127,7 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     said["model"] = about.model
     if about.model is None:  # of an unknown one at least the logits have their size
         said["vocabulary"] = only({shape.get("vocab_size") for shape in printed_shapes(pasted.text)})
+    said["counted"] = counted(pasted.log) or None
     said["gpu"] = about.gpu if about.gpu_bytes else None  # of which there is one size
     return {name: value for name, value in said.items() if value is not None}
 
