@@ -1932,6 +1932,29 @@ def test_steps_that_ran_refute_a_peak_that_does_not_fit(log, has_run, unused, tm
     assert ("Likely: fragmentation" in said) == (has_run and unused == "4.40 GiB")
 
 
+@pytest.mark.parametrize(
+    ("total", "free", "others", "says", "is_first"),
+    [
+        # The training fits without the other process, which is what to end first.
+        (48.0, 0.5, "Process 7 has 20.00 GiB memory in use. ", "but 21 GiB are outside PyTorch: process 7 has", True),
+        (48.0, 0.5, "", "but 21 GiB are outside PyTorch: other processes", True),
+        # It does not: a change helps only without that.
+        (39.39, 0.5, "Process 7 has 11.00 GiB memory in use. ", "Without the 12.4 GiB outside PyTorch, each of", False),
+        (39.39, 0.5, "", "Without the 12.4 GiB outside PyTorch, each of these would fit", False),
+        (39.39, 11.9, "", "context and fragmentation. Each of these would fit", False),
+    ],
+)
+def test_what_others_have_on_the_gpu_is_first_told_of_what_would_fit(
+    total, free, others, says, is_first, tmp_path, monkeypatch, capsys
+):
+    text = f"{LOSS}{new('3.91 GiB', f'{free} GiB', '25.90 GiB', '612.10 MiB')}".replace("79.25 GiB", f"{total} GiB")
+    (tmp_path / "train.log").write_text(text.replace("Including", f"{others}Including"))
+    flags = "--model llama3-8b --arm fsdp2 --ranks 8 --micro-batch 2 --accumulation 4 --sequence 4096 --checkpointing"
+    said = said_of(tmp_path / "train.log", flags, monkeypatch, capsys)
+    assert says in said
+    assert said.startswith("Likely: something else holds a part of this GPU") == is_first
+
+
 def test_no_setting_of_the_allocator_comes_first_where_the_training_does_not_fit_with_an_excess(
     tmp_path, monkeypatch, capsys
 ):

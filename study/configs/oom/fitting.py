@@ -4,7 +4,7 @@ import contextlib
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from study.configs.oom.causes import FIRST, UNUSED_SHARE, Cause, clues, makes_moments, rows
+from study.configs.oom.causes import FIRST, UNUSED_SHARE, Cause, clues, makes_moments, others_hold_a_part, rows
 from study.configs.oom.changes import BESIDE, Change, several_changes, that_help
 from study.configs.oom.excess import Excess, although_it_fits, as_a_second_model, helps_in_one_piece
 from study.configs.oom.explain import FILLING, ranks_that_share
@@ -47,6 +47,7 @@ class WhatFits:
     words: str = ""
     may_fit: tuple[Change, ...] | None = None  # changes that fit, or could not be tried. None: none was looked at
     is_in_pieces: bool = False  # it fits, and with all in one piece the tensor would have had room
+    lacks_others: bool = False  # it fits, and with what is outside PyTorch the tensor would have had room
     is_too_large: bool = False  # it is predicted not to fit, whatever is in pieces
     differs: str = ""  # that the log has more in use than what was given makes
 
@@ -94,7 +95,8 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> WhatFit
         return _with_excess(error, training, cause, card, excess, words)
     if fit == "yes" or excess.where == "outside" or not is_as_given:
         is_in_pieces = excess.where == "unused" and is_as_given and helps_in_one_piece(error, training)
-        return WhatFits(words, is_in_pieces=is_in_pieces)
+        lacks_others = excess.where == "outside" and is_as_given and others_hold_a_part(error, total_bytes)
+        return WhatFits(words, is_in_pieces=is_in_pieces, lacks_others=lacks_others)
     which, may_fit = _which_fit(card, training, error, cause, 0)
     is_in_pieces = helps_in_one_piece(error, training)
     return WhatFits(f"{words} If it fails again, {which[0].lower()}{which[1:]}", may_fit, is_in_pieces)
@@ -116,9 +118,12 @@ def _with_excess(
     if not (is_missed or as_a_second_model(training, excess.taken_bytes)):
         if is_whole and helps_in_one_piece(error, training):
             words += f" {IN_ONE_PIECE} leaves room for them ({binary_size(peak_bytes + excess.taken_bytes)})."
-        return WhatFits(f"{words} {UNKNOWN}", None, is_in_pieces, is_too_large, excess.differs(error))
+        differs = excess.differs(error)
+        return WhatFits(f"{words} {UNKNOWN}", None, is_in_pieces, is_too_large=is_too_large, differs=differs)
     which, may_fit = _which_fit(card, training, error, cause, excess.taken_bytes)
-    return WhatFits(f"{words} With that on top {which[0].lower()}{which[1:]}", may_fit, is_in_pieces, is_too_large)
+    return WhatFits(
+        f"{words} With that on top {which[0].lower()}{which[1:]}", may_fit, is_in_pieces, is_too_large=is_too_large
+    )
 
 
 def steps_ran(error: OomError, training: KnownTraining) -> bool:
@@ -201,7 +206,10 @@ def _which_fit(
     is_marked = any(words.endswith("*") for words in fitting)
     legend = f" (* shrinks the {' or '.join(cause.part_of)})" if is_marked else ""
     why = f" {JUST}" if any("only just)" in words for words in fitting) else ""
-    return f"Each of these would fit, the mildest first{legend}: {'; '.join(fitting)}.{why}{untried}{times}", may_fit
+    each = "Each"
+    if others_hold_a_part(error, card.memory_bytes):
+        each = f"Without the {binary_size(error.outside)} outside PyTorch, each"
+    return f"{each} of these would fit, the mildest first{legend}: {'; '.join(fitting)}.{why}{untried}{times}", may_fit
 
 
 def _tried(
