@@ -1988,9 +1988,32 @@ def test_as_much_as_a_whole_model_is_one_and_the_line_that_makes_it_is_named(scr
         allocated = (prediction.memory.peak_bytes + factor * whole) / 2**30 - 0.5
         return said_beside(allocated, 0.5, wanted, given, stated_by=script)
 
-    assert f"as much as a second, whole model, 7,615,616,512 parameters x {width} bytes, such as " in said(1)
+    assert f"it may be a second, whole model (7,615,616,512 parameters x {width} bytes), such as " in said(1)
     assert MAKES_ONE[script] in said(1)
     assert "second, whole model" not in said(1.03)
+
+
+TRAINED = 'model = GPT2LMHeadModel.from_pretrained("gpt2-xl").cuda()'
+JUDGE = 'judge = AutoModelForCausalLM.from_pretrained("x/y", device_map={"": 0})'
+
+
+@pytest.mark.parametrize(
+    ("arm", "script", "names"),
+    [
+        ("ddp", TRAINED, "a reference"),  # of the one that is trained no rank has a second
+        ("zero2", TRAINED, "a reference"),
+        ("ddp", f"{TRAINED}\n{JUDGE}", f"`{JUDGE}`"),
+        ("ddp", f"{TRAINED}\nema = deepcopy(model)", "`ema = deepcopy(model)`"),
+        ("zero3", TRAINED, f"`{TRAINED}`"),  # of which a rank should have a part
+    ],
+)
+def test_the_only_model_of_a_script_is_no_second_one(arm, script, names):
+    wanted, given = Wanted(model="qwen2.5-7b"), Described(arm=arm, ranks=8, micro_batch=1, sequence=2048)
+    had = trainings.predicted_memory(wanted, given).peak_bytes + 2 * asked_for(wanted, 1).parameters
+    for more in (0, 2**31):  # as much as a model, and something else
+        said = said_beside((had + more) / 2**30 - 0.5, 0.5, wanted, given, stated_by=script)
+        assert (f"such as {names}" in said) == (more == 0)
+        assert (TRAINED in said) == (TRAINED in names)
 
 
 FIXES = {

@@ -73,6 +73,8 @@ SECOND_MODEL = re.compile(
     r"|\bref(?:erence)?_model *=(?! *None)|\b(?:AveragedModel|EMAModel)\(|\bvllm_gpu_memory_utilization *="
     r"|Model\w*\.from_pretrained\([^#\n]*(?:device_map|\)\.(?:to|cuda)\())[^#\n]*)"
 )
+# The first that a script loads, as most load the one that they train.
+TRAINED_MODEL = re.compile(r"(?m)^[ \t]*(?!ref|[ \t#])([^#\n]*Model\w*\.from_pretrained\([^#\n]*)")
 # How bitsandbytes keeps frozen layers. LLaMA-Factory and axolotl quantize the scales as well where nobody says it.
 QUANTIZED = {
     "int8": r"(?i)\b(?:load_in_8bit[\"']?\s*[:= ]\s*[\"']?true|quantization_bit[\"']?\s*[:= ]\s*[\"']?8)\b",
@@ -121,8 +123,9 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     said[CHUNKING] = pasted.said.get("chunked_loss")
     said[IN_ONE_PIECE] = advised(IN_ONE_PIECE, pasted) != IN_ONE_PIECE or None
     said["ruled_out"] = {name for name, words in RULED_OUT.items() if re.search(words, pasted.text)} or None
-    second = SECOND_MODEL.search(pasted.text)
-    said["second_model"] = second[1].strip(" \t,") if second else None
+    trained = TRAINED_MODEL.search(pasted.text)
+    said["trained_model"] = trained[1].strip(" \t,") if trained else None
+    said["other_models"] = [each[1].strip(" \t,") for each in SECOND_MODEL.finditer(pasted.text)] or None
     about = told(pasted.text)
     said["model"] = about.model
     if about.model is None:  # of an unknown one at least the logits have their size
