@@ -1993,6 +1993,29 @@ def test_as_much_as_a_whole_model_is_one_and_the_line_that_makes_it_is_named(scr
     assert "second, whole model" not in said(1.03)
 
 
+@pytest.mark.parametrize(
+    ("arm", "asked", "frame", "is_whole"),
+    [
+        ("fsdp2", "224.00 MiB", "state['exp_avg_sq'] = torch.zeros_like(", True),  # 14,336 x 4,096 x 4 bytes
+        ("fsdp2_grad_op", "224.00 MiB", "state['exp_avg'] = torch.zeros_like(", True),
+        ("fsdp2", "250.50 MiB", "state['exp_avg_sq'] = torch.zeros_like(", False),  # an eighth of the embedding
+        ("fsdp2", "16.00 MiB", "state['exp_avg_sq'] = torch.zeros_like(", False),  # FSDP1 may hold 1,024 x 4,096 whole
+        ("fsdp2", "224.00 MiB", "torch._foreach_sqrt(exp_avg_sqs)", False),  # makes other tensors
+        ("zero3", "224.00 MiB", "state['exp_avg_sq'] = torch.zeros_like(", False),  # whose states are flat
+    ],
+)
+def test_a_moment_of_a_whole_weight_says_that_fsdp_does_not_divide_it(arm, asked, frame, is_whole):
+    text = (
+        f'Traceback (most recent call last):\n  File "torch/optim/adamw.py", line 172, in f\n    {frame}\n{new(asked)}'
+    )
+    given = Described(arm=arm, ranks=8, micro_batch=2, sequence=4096)
+    causes, _ = explained(read(text), reading.find(text), Wanted(model="llama3-8b"), given)
+    assert (causes[0].id == "oom-not-divided") == is_whole
+    if is_whole:
+        assert "14,336 x 4,096 of model.layers.0.mlp" in causes[0].what
+        assert {"oom-gather", "oom-weights"}.isdisjoint(cause.id for cause in causes)
+
+
 TRAINED = 'model = GPT2LMHeadModel.from_pretrained("gpt2-xl").cuda()'
 JUDGE = 'judge = AutoModelForCausalLM.from_pretrained("x/y", device_map={"": 0})'
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from study.configs.oom.causes import HINT, SIZE_FITS, Cause
 from study.configs.oom.changes import BESIDE, IN_PIECES, RECOMPUTED, TOKENS, Change
-from study.configs.oom.excess import helps_in_one_piece
 from study.configs.oom.explain import IN_FP32
 from study.configs.oom.fitting import WhatFits, named, predicted, steps_ran
 from study.configs.oom.means import in_its_words

@@ -31,7 +31,7 @@ def signs(log: Log) -> Iterator[Seen]:
 
 
 def counted(log: Log) -> int:
-    """Return how many steps a log has at least, or micro-batches. After a resume its bar counts those of another run."""
+    """Return how many steps a log counts, or micro-batches. After a resume its bar counts those of another run."""
     if RESUMED.search(log.text):
         return 0
     return max(
