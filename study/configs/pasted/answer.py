@@ -173,10 +173,10 @@ def _will_hang(pasted: Pasted, shown: list[Seen], scripts: Mapping[Path, str]) -
 
 
 def _compares(pasted: Pasted, seen: set[str], shown: list[Seen], scripts: Mapping[Path, str]) -> Iterator[str]:
-    """Yield what finds a hang of a script, if no line of it is named."""
+    """Yield what finds the hang of a script, if no line of it explains that."""
     if "hang" in seen and scripts and not any(each.id in (*OF_SHARDS, *OF_ALL) for each in shown):
         command = f"study virtual {next(iter(scripts))} --ranks {pasted.ranks or 2} --evaluate"
-        yield f"The script shows no collective that some ranks call alone. `{command}` compares what the ranks call."
+        yield f"No collective that some ranks call alone explains the hang. `{command}` compares what the ranks call."
 
 
 def _in_its_release(seen: Seen, pasted: Pasted) -> Seen:
