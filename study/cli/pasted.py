@@ -10,6 +10,7 @@ from study.known.findings import with_id
 from study.known.which_apply import ANSWERS
 
 HOW_SURE = {"sure": "", "likely": "Likely: ", "possible": "Is it this? "}
+OF_A_SCRIPT = re.compile(r".+\.py:\d+: ")
 HEDGES = re.compile(r"\b(likely|perhaps|usually|mostly|most often)\b", re.IGNORECASE)
 
 
@@ -67,6 +68,8 @@ def show_found(told: PastedAnswer) -> None:
     for each in others:
         say_wrapped("", f"Also seen: {_said(each)}", indent="    ")
         say_wrapped(f"    What to do: {each.remedy}.", indent="    ")
+        if OF_A_SCRIPT.match(each.line):
+            say_wrapped(f"    In the text: {each.line}", indent="    ")
 
 
 def _said(seen: Seen) -> str:

@@ -80,6 +80,7 @@ class Hang(TypedDict):
     evidence: NotRequired[Evidence]
     ranks: Literal["some", "all"]
     calls: Regex
+    script: NotRequired[Regex]
     ways: list[str]
     without_all: NotRequired[bool]
 

@@ -15,9 +15,10 @@ from study.configs.oom.reading import OomError
 from study.configs.pasted import losses, matching, memory, resumed, tracebacks, two_logs, watchdogs
 from study.configs.pasted.in_use import advised
 from study.configs.pasted.memory import ByText
-from study.configs.pasted.one_rank import on_one_rank
+from study.configs.pasted.one_rank import OF_ALL, OF_SHARDS, on_one_rank
 from study.configs.pasted.ranking import FULL, OF_STEPS, WAITED, explains, ordered
 from study.configs.pasted.read import ERROR, Pasted, read
+from study.configs.pasted.said import numbers
 from study.configs.pasted.situations import fitting
 from study.configs.pasted.told import told
 from study.configs.pasted.tracebacks import Seen, sign
@@ -93,8 +94,9 @@ def answer(
     error = memory.error_in(pasted.text)
     shown = _shown(pasted, error, by_text)
     seen = _symptoms(pasted, shown)
-    if "hang" in seen and pasted.said.get("stage") != "DDP":  # which gathers nothing
-        shown += on_one_rank(scripts, is_after=False if _is_in_training(pasted) else None)
+    if "hang" in seen:
+        causes = OF_ALL if pasted.said.get("stage") == "DDP" else (*OF_SHARDS, *OF_ALL)  # DDP gathers nothing
+        shown += on_one_rank(scripts, causes, is_after=False if _is_in_training(pasted) else None)
     faults = matching.matches(pasted, seen, scripts)
     likely = [each for each in faults if each.sure != "possible"]
     others = faults[len(likely) :]
@@ -113,7 +115,13 @@ def answer(
         found=tuple(replace(each, remedy=advised(each.remedy, pasted)) for each in found),
         read=tuple(_read(pasted)),
         seen=tuple(sorted(seen)),
-        notes=(*pasted.contradictions, *left_open(pasted.said), *_waits_aside(shown, found), *hanging),
+        notes=(
+            *pasted.contradictions,
+            *left_open(pasted.said),
+            *_waits_aside(shown, found),
+            *hanging,
+            *_compares(pasted, seen, shown, scripts),
+        ),
         applying=tuple(applying),
         possible=tuple(possible),
         questions=tuple(questions[:MOST_QUESTIONS]),
@@ -163,11 +171,19 @@ def _is_in_training(pasted: Pasted) -> bool:
 
 
 def _will_hang(pasted: Pasted, shown: list[Seen], scripts: Mapping[Path, str]) -> Iterator[str]:
-    """Yield the lines that hang when they are reached: one rank alone gathers there what is sharded."""
+    """Yield the lines that may hang when they are reached: some ranks alone call there what waits for all."""
     ids = {each.id for each in shown}
-    for seen in on_one_rank(scripts) if pasted.said.get("stage") in SHARDED else ():
+    for seen in on_one_rank(scripts, (*OF_SHARDS, *OF_ALL) if pasted.said.get("stage") in SHARDED else OF_ALL):
         if seen.id not in ids:
-            yield f"This line hangs when it is reached: {seen.line}. {seen.sentence} [{seen.id}]. To do: {seen.remedy}."
+            what = f"{seen.sentence} [{seen.id}]. To do: {seen.remedy}."
+            yield f"This line may hang when it is reached: {seen.line}. {what}"
+
+
+def _compares(pasted: Pasted, seen: set[str], shown: list[Seen], scripts: Mapping[Path, str]) -> Iterator[str]:
+    """Yield what finds the hang of a script, if no line of it explains that."""
+    if "hang" in seen and scripts and not any(each.id in (*OF_SHARDS, *OF_ALL) for each in shown):
+        command = f"study virtual {next(iter(scripts))} --ranks {pasted.ranks or 2} --evaluate"
+        yield f"No collective that some ranks call alone explains the hang. `{command}` compares what the ranks call."
 
 
 def _in_its_release(seen: Seen, pasted: Pasted) -> Seen:
@@ -258,7 +274,7 @@ def _nothing(pasted: Pasted, unknown: str, applying: int, will_hang: bool) -> st
     if pasted.is_cut:
         return "The text ends before the last line of its traceback, which names the error"
     if will_hang:
-        return "A line of the script hangs when it is reached"
+        return "A line of the script may hang when it is reached"
     return "" if unknown else "Nothing known applies to what you gave"
 
 
@@ -293,8 +309,13 @@ def _to_know(pasted: Pasted, unsaid: tuple[str, ...], seen: set[str]) -> list[st
     asked += matching.asks(seen)
     if RELEASES in unsaid:
         asked.append(WHICH_RELEASES)
-    if what := [each for each in unsaid if each != RELEASES]:
-        asked.append(f"Paste the config or the launch command: nothing here says {', '.join(what)}")
+    several = {what: numbers(condition, pasted.text) for condition, what in ASKED.items() if what in unsaid}
+    for what in [what for what, values in several.items() if len(values) > 1]:
+        asked.append(
+            f"Which counts? You gave several values of {what}: {', '.join(map(str, sorted(several.pop(what))))}"
+        )
+    if several:
+        asked.append(f"Paste the config or the launch command: nothing here says {', '.join(several)}")
     if not pasted.written.strip():
         asked.append('What was seen? Say it with --symptom "..."')
     return asked

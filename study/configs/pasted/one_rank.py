@@ -1,64 +1,186 @@
-"""What a given script calls on one rank alone, and waits for all: by its syntax, and the calls of known/hangs.toml."""
+"""What a script calls on some ranks alone, and waits for all: by its syntax, and the calls of known/hangs.toml."""
 
 import ast
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from study.configs.pasted.tracebacks import Seen
 from study.known.findings import causes_of_hangs
 
-CAUSES = ("hang_saving", "hang_a_gather")
-# A condition that one rank meets. One with `or` may be met by all, as `is_deepspeed_zero3_enabled() or rank == 0`.
-ALONE = re.compile(
-    r"(?i)^(?!not |.* or )"
-    r".*(?:is_(?:local_|world_)?(?:main_process|process_zero)\b|rank\W{0,4} (?:==|in) \W?(?:-1, )?0\b)"
+OF_ALL = ("hang_a_branch",)  # whatever is sharded
+OF_SHARDS = ("hang_saving", "hang_a_gather")
+FIRST, OTHERS = "0", "1 or above"  # ranks, as the sentences have them
+# What a condition on the rank reads: rank, args.local_rank, dist.get_rank(), int(os.environ.get("RANK", 0)).
+RANK = re.compile(
+    r"""(?i)^(?:int\()?(?:[\w.]|(?:environ\[|environ\.get\(|getenv\()['"])*(?<!lora_)(?:rank|process_index)\b"""
+    r"""['"]?(?:, ?['"]?-?\d['"]?)?\W{0,4}$"""
 )
+NUMBER = re.compile(r"^[\w.]*(?:get_rank\(\)|process_index)$")  # and no text or None, which are not false at 0
+IS_FIRST = re.compile(r"is_(?:local_|world_)?(?:main_process|process_zero)(?:\(\))?$")
+LEAVES = re.compile(r"^(?:return|continue|break)\b|^(?:sys\.|os\.)?_?exit\(")
 TRAINS = re.compile(r"(?i)trainer\w*(?:\(.*\))?\.train$")  # and not model.train(), which only sets a mode
-NOT_SHARDED = re.compile(r"(?i)(?:tokenizer|processor|config)\w*\.save_pretrained$")
+NOT_SHARDED = re.compile(r"(?i)(?:tokenizer|process(?:or|ing_class)|config)\w*\.save_pretrained$")
+OF_MODEL = re.compile(r"(?i)model\w*\.state_dict$")  # FSDP1 gathers it from all ranks; other engines do not
+OF_A_GROUP = re.compile(r"(?i)^[^'\"]*(?:group|mesh)(?!=None)")  # which may have these ranks alone
+BARRIER = re.compile(r"(?:\w*_)?barrier$|wait_for_everyone$")
 
 
-def on_one_rank(scripts: Mapping[Path, str], is_after: bool | None = None) -> Iterator[Seen]:
+@dataclass(frozen=True)
+class Alone:
+    """A call that some ranks make alone."""
+
+    ranks: str
+    call: ast.Call
+    function: str  # with the module that it is imported from
+
+    @property
+    def kind(self) -> str:
+        """What the call is, on whatever object: all barriers are one kind."""
+        name = self.function.rpartition(".")[2]
+        return "barrier" if BARRIER.match(name) else name
+
+
+def on_one_rank(
+    scripts: Mapping[Path, str], causes: Iterable[str] = (*OF_SHARDS, *OF_ALL), is_after: bool | None = None
+) -> Iterator[Seen]:
     """Yield each kind of such a call, with the lines that make it. `scripts` are texts by their files.
 
     `is_after`: only those that stand after trainer.train(), or only the others; None: all.
     """
     calls = []
     for path, script in scripts.items():
-        end = _end_of_training(script)
-        calls += [(path, each) for each in _calls_alone(script) if is_after in (None, each.lineno > end)]
-    for id in CAUSES:
+        try:
+            tree = ast.parse(script)
+            alone = Reading(tree).alone()
+        except (SyntaxError, ValueError, RecursionError):
+            continue
+        end = _end_of_training(tree)
+        calls += [(path, each) for each in alone if is_after in (None, each.call.lineno > end)]
+    for id in causes:
         row = causes_of_hangs()[id]
-        lines = [f"{path}:{call.lineno}: {ast.unparse(call)}" for path, call in calls if _is_of(call, row["calls"])]
-        if lines:
-            sentence, evidence = row["sentence"].format(ranks=0), row.get("evidence", "known/hangs.toml")
-            yield Seen(id, sentence, row["remedy"], "likely", evidence, line="; ".join(lines))
+        pattern = row.get("script", row["calls"])
+        for ranks in (FIRST, OTHERS):
+            of_ranks = [(path, each) for path, each in calls if each.ranks == ranks and _is_of(each, pattern)]
+            lines = [f"{path}:{each.call.lineno}: {ast.unparse(each.call)}" for path, each in of_ranks]
+            if lines:
+                sentence, evidence = row["sentence"].format(ranks=ranks), row.get("evidence", "known/hangs.toml")
+                yield Seen(id, sentence, row["remedy"], "likely", evidence, line="; ".join(lines))
 
 
-def _end_of_training(script: str) -> float:
-    """Return the line of the last trainer.train(). Infinite: there is none, or it is no Python."""
-    try:
-        nodes = [*ast.walk(ast.parse(script))]
-    except (SyntaxError, ValueError, RecursionError):
-        return math.inf
-    calls = [node for node in nodes if isinstance(node, ast.Call) and TRAINS.search(ast.unparse(node.func))]
+def _end_of_training(tree: ast.Module) -> float:
+    """Return the line of the last trainer.train(). Infinite: there is none."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and TRAINS.search(ast.unparse(node.func))]
     return max((call.lineno for call in calls), default=math.inf)
 
 
-def _calls_alone(script: str) -> list[ast.Call]:
-    """Return the calls below conditions that one rank meets, in their order. None of what is not Python."""
-    try:
-        tree = ast.parse(script)
-    except (SyntaxError, ValueError, RecursionError):
-        return []
-    guards = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ALONE.search(ast.unparse(node.test))]
-    nodes = dict.fromkeys(node for guard in guards for part in guard.body for node in ast.walk(part))
-    return sorted((node for node in nodes if isinstance(node, ast.Call)), key=lambda call: call.lineno)
-
-
-def _is_of(call: ast.Call, pattern: str) -> bool:
+def _is_of(alone: Alone, pattern: str) -> bool:
     """Whether a call is one of a pattern. What writes a state dict that it is given gathers none."""
-    function = f".{ast.unparse(call.func)}"
+    function, call = f".{alone.function}", alone.call
     has_states = any(keyword.arg == "state_dict" for keyword in call.keywords)
-    return bool(re.search(pattern, function)) and not has_states and not NOT_SHARDED.search(function)
+    given = [*map(ast.unparse, call.args), *(f"{each.arg}={ast.unparse(each.value)}" for each in call.keywords)]
+    if has_states or NOT_SHARDED.search(function) or any(map(OF_A_GROUP.search, given)):
+        return False
+    return bool(re.search(pattern, function))
+
+
+class Reading:
+    """A script, with the names that it imports and assigns."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.tree = tree
+        nodes = [*ast.walk(tree)]
+        self.imported: dict[str, str] = {}
+        for node in nodes:
+            if isinstance(node, ast.ImportFrom):
+                self.imported |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
+            elif isinstance(node, ast.Import):
+                self.imported |= {each.asname: each.name for each in node.names if each.asname}
+        self.is_fsdp1 = any(each.endswith(".FullyShardedDataParallel") for each in self.imported.values())
+        self.functions = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
+        self.assigned: dict[str, list[ast.expr]] = {}
+        for node in nodes:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                values = self.assigned.setdefault(node.targets[0].id, [])
+                values += [] if isinstance(node.value, ast.Constant) else [node.value]
+
+    def alone(self) -> list[Alone]:
+        """Return the calls that some ranks make, and that the others and the functions they call do not, by lines."""
+        calls = [*self._below(self.tree.body, None)]
+        called = {ranks: self._kinds(each for each in calls if each.ranks == ranks) for ranks in (FIRST, OTHERS)}
+        found = [each for each in calls if each.kind not in called[OTHERS if each.ranks == FIRST else FIRST]]
+        return sorted(found, key=lambda each: each.call.lineno)
+
+    def _kinds(self, calls: Iterable[Alone]) -> set[str]:
+        """Return the kinds of calls, and those of the functions of the script that they call."""
+        kinds = {each.kind for each in calls}
+        bodies = [self.functions[kind].body for kind in kinds if kind in self.functions]
+        return kinds | {each.kind for body in bodies for each in self._calls(body, FIRST)}
+
+    def _calls(self, nodes: Iterable[ast.AST], ranks: str) -> Iterator[Alone]:
+        for node in nodes:
+            for each in ast.walk(node):
+                if isinstance(each, ast.Call):
+                    first, dot, rest = ast.unparse(each.func).partition(".")
+                    function = f"{self.imported.get(first, first)}{dot}{rest}"
+                    is_gathered = self.is_fsdp1 and OF_MODEL.search(function)
+                    yield Alone(ranks, each, "fsdp.get_state_dict" if is_gathered else function)
+
+    def _below(self, block: list[ast.stmt], ranks: str | None) -> Iterator[Alone]:
+        """Yield the calls of a block that `ranks` run. None: all do, until a condition on the rank."""
+        for statement in block:
+            if ranks:
+                yield from self._calls([statement], ranks)
+                continue
+            if not isinstance(statement, ast.If):
+                for part in ("body", "orelse", "finalbody"):
+                    yield from self._below(getattr(statement, part, []), None)
+                for other in [*getattr(statement, "handlers", []), *getattr(statement, "cases", [])]:
+                    yield from self._below(other.body, None)
+                continue
+            met, not_met = self._who(statement.test, True), self._who(statement.test, False)
+            yield from self._below(statement.body, met)
+            yield from self._below(statement.orelse, not_met)
+            if LEAVES.match(ast.unparse(statement.body[-1])):
+                ranks = not_met
+            elif statement.orelse and LEAVES.match(ast.unparse(statement.orelse[-1])):
+                ranks = met
+
+    def _who(self, test: ast.expr, is_met: bool, depth: int = 0) -> str | None:
+        """Return the ranks for which alone a condition is met, or is not. None: it may be so for all."""
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            return self._who(test.operand, not is_met, depth)
+        if isinstance(test, ast.BoolOp):
+            sides = [self._who(each, is_met, depth) for each in test.values]
+            if isinstance(test.op, ast.And) == is_met:  # each part is so
+                return next(filter(None, sides), None)
+            return sides[0] if len({*sides}) == 1 else None
+        if isinstance(test, ast.Compare):
+            is_first = self._is_zero(test)
+        elif IS_FIRST.search(ast.unparse(test)):
+            is_first = True
+        elif self._is_rank(test, NUMBER):  # 0 is false
+            is_first = False
+        elif isinstance(test, ast.Name) and len(values := self.assigned.get(test.id, [])) == 1 and depth < 3:
+            return self._who(values[0], is_met, depth + 1)
+        else:
+            return None
+        return None if is_first is None else FIRST if is_first == is_met else OTHERS
+
+    def _is_zero(self, test: ast.Compare) -> bool | None:
+        """Whether a comparison is met by rank 0, and by no other. False: by all others. None: it is another one."""
+        if len(test.ops) > 1 or not self._is_rank(test.left):
+            return None
+        operator, right = type(test.ops[0]), ast.unparse(test.comparators[0])
+        if operator in (ast.Eq, ast.NotEq, ast.Gt) and right.strip("'\"") == "0":
+            return operator is ast.Eq
+        if operator in (ast.In, ast.NotIn) and {*re.findall(r"-?\w+", right)} in ({"0"}, {"-1", "0"}):
+            return operator is ast.In
+        return None
+
+    def _is_rank(self, value: ast.expr, pattern: re.Pattern = RANK) -> bool:
+        """Whether a value is the number of a rank, or a name that has it."""
+        values = self.assigned.get(value.id, []) if isinstance(value, ast.Name) else []
+        return any(pattern.search(ast.unparse(each)) for each in (value, *values))

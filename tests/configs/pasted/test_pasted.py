@@ -1386,7 +1386,7 @@ def test_a_symptom_that_is_not_known_is_said_to_be_so_first_and_no_more_than_fil
     said = " ".join(capsys.readouterr().out.split())
     assert said.startswith(f"The symptom '{symptom}' is not known here."), said
     assert "Nothing was seen" not in said
-    assert ("A line of the script hangs when it is reached." in said) == (beside == "hangs")
+    assert ("A line of the script may hang when it is reached." in said) == (beside == "hangs")
     assert ("Memory was full" in said) == (beside == "error")
     assert ("Applies here: With overlap_comm" in said) == (beside == "faults")
 
