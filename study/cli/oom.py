@@ -170,6 +170,8 @@ def _as_taken(training: KnownTraining, name: str, value: Any) -> str:
         return "a loop of PyTorch's own"
     if name == "sync_each_batch":
         return "sync_each_batch=True"
+    if name == "bucket_view":
+        return "gradient_as_bucket_view=True"
     if name == "checkpointing" and training.inferred:
         return training.inferred
     if name == "arm" and "stage" in training.from_text and (why := training.settings.get("assumed")):

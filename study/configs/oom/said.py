@@ -34,6 +34,8 @@ PRECISIONS: dict[str, Precision] = {
 HALF = ("bf16", "fp16")  # as a text says it
 # Accelerate reduces in each micro-batch: of its GradientAccumulationPlugin, or of the Trainer's accelerator_config.
 SYNCED = re.compile(r"\bsync_each_batch[\"']?\s*[=:]\s*[Tt]rue\b")
+# DDP's own argument, which Accelerate's DistributedDataParallelKwargs has as well.
+IN_BUCKETS = re.compile(r"\bgradient_as_bucket_view[\"']?\s*[=:]\s*[Tt]rue\b")
 # A model whose weights are loaded in 16 bits. An argument of autocast has the same name.
 LOADED = re.compile(
     r"\bfrom_(?:pretrained|config)\((?:[^()]|\((?:[^()]|\([^()]*\))*\)){0,600}?\b(?:torch_)?dtype\s*=\s*[\"']?"
@@ -96,6 +98,7 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     said["mixed"], said["loaded"] = pasted.said.get("precision"), bool(LOADED.search(pasted.text)) or None
     said["plain"] = (pasted.said.get("stage") == "FSDP2" and pasted.said.get("plain")) or None
     said["sync_each_batch"] = bool(SYNCED.search(pasted.text)) or None
+    said["bucket_view"] = bool(IN_BUCKETS.search(pasted.text)) or None
     said["adapters"] = pasted.said.get("peft")
     said["accumulation"] = pasted.said.get("passes")
     said["attention"] = only({*ATTENTION.findall(pasted.text)} & KERNELS.keys())
