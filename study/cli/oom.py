@@ -89,7 +89,10 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     _show_causes(causes)
     say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.quoted}")
     read_words = _show_taken(pasted, known, vars(model) | vars(training), bool(which.words))
-    say_wrapped(*engines.in_words(engines.texts_of(error)), *known.conflicts, *_of_keys(known))
+    notes = [*engines.in_words(engines.texts_of(error)), *known.conflicts, *_of_keys(known)]
+    of_name = pasted.said.get("stage_by") if "stage" in known.from_text and training.arm is None else None
+    notes += engines.left_open({"stage": told.said.get("stage"), "stage_by": of_name})
+    say_wrapped(*notes)
     if which.words:
         say_wrapped("", which.words, *of_other_releases(pasted, known))
     if contradiction:

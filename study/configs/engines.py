@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from study.configs import sources
 from study.configs.pasted import condense
@@ -142,6 +143,14 @@ def contradictions(texts: Mapping[str, str]) -> Iterator[Finding]:
         yield finding(id, counts=counts[0].told, yaml=found[-1].told)
     if counts and counts[0].what == "FSDP":
         yield from _recomputed_twice(texts)
+
+
+def left_open(said: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what decides the engine, or its version, where what is said leaves that open."""
+    if said.get("stage") == "FSDP":
+        yield in_a_sentence(finding("fsdp_of_trainer"))
+    if name := said.get("stage_by"):
+        yield in_a_sentence(finding("engine_by_name", name=f"{name:.100}"))
 
 
 def in_words(texts: Mapping[str, str]) -> list[str]:

@@ -60,7 +60,7 @@ def described(words: tuple[str, ...], flags: Flags, config: Path | None = None) 
     Without words the releases are those of a record, or of this environment.
     """
     given, given_words = flags, words
-    words, flags, notes = _with_texts(words, flags)
+    words, flags, notes, left = _with_texts(words, flags)
     settings, key, more = _of_config(config)
     who = WhoSaid(given, given_words)
     flags, overruled = _config_wins(who, flags, settings)
@@ -70,7 +70,14 @@ def described(words: tuple[str, ...], flags: Flags, config: Path | None = None) 
     if given_words and not words:
         notes.append(NO_LIBRARY)
     config_says = {name: None if each.is_open else each.value for name, each in settings.items()}
+    if config_says.get("engine") is not None:
+        left = {}
+    if left.get("stage") == "FSDP":
+        config_says |= {"engine": "FSDP", "the Trainer's fsdp": True}
     stack = Stack.of(lists.releases(words), flags, config_says, key)
+    if "stage_by" in left:
+        stack = replace(stack, guessed=frozenset({"stage"}))
+    notes += engines.left_open({**left, "stage": stack.said.get("stage")})
     if config is None:
         stack = replace(stack, key=_key_in_texts(given_words))
     of_config = lists.content(str(config)) if config else ""
@@ -100,10 +107,14 @@ def _of_config(path: Path | None) -> tuple[EffectiveSettings, Callable[[str], An
     return settings, partial(value_at, (source.named or source).content | source.content), []
 
 
-def _with_texts(words: tuple[str, ...], flags: Flags) -> tuple[tuple[str, ...], Flags, list[str]]:
-    """Return words and flags with what logs and other texts say of releases and of the training. Given flags win."""
+def _with_texts(words: tuple[str, ...], flags: Flags) -> tuple[tuple[str, ...], Flags, list[str], dict[str, Any]]:
+    """Return words and flags with what logs and other texts say of releases and of the training. Given flags win.
+
+    The last is what a text says of the stage, and by which file's name, if no flag does.
+    """
     lists_of: list[str] = []
     notes = []
+    left: dict[str, Any] = {}
     for word in sorted(words, key=lambda word: not word.endswith(".py")):  # what trains, before what is installed
         if word == "-":
             word = condense.standard_input("stack")
@@ -115,11 +126,13 @@ def _with_texts(words: tuple[str, ...], flags: Flags) -> tuple[tuple[str, ...], 
             lists_of.append(listed)
         if pasted.said:
             notes.append(f"Read from the text: {', '.join(pasted.words)}.")
+        if OF_WAYS.isdisjoint(_said(flags)):
+            left |= {name: pasted.said[name] for name in ("stage", "stage_by") if name in pasted.said}
         flags = _filled(flags, pasted)
         if pasted.is_stage_1_or_2 and OF_WAYS.isdisjoint(_said(flags)):
             flags = replace(flags, stage=2)
             notes.append("The text names stage_1_and_2.py: taken as stage 2. With stage 1 give --stage 1.")
-    return tuple(lists_of), flags, notes
+    return tuple(lists_of), flags, notes, left
 
 
 def _key_in_texts(words: tuple[str, ...]) -> Callable[[str], Any] | None:

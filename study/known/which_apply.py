@@ -25,6 +25,9 @@ PRECISIONS = {
 }
 # Who surely has this one has one micro-batch in an update, and so none of the faults of several.
 ONE_MICRO_BATCH = "each-micro-batch-updates"
+# From here on the Trainer's `fsdp` is FSDP2 where its fsdp_config has no version (training_args.py:2736 of transformers
+# 5.10.1). Before it is FSDP1 (training_args.py:2812 of 5.9.0). 4.51.0 and 4.57.6 take the launcher's, 1 by default.
+FSDP2_OF_TRAINER = SpecifierSet(">=5.10", prereleases=True)
 USUAL = {"passes"}  # what most trainings with several GPUs have
 # Keys of ranks that have the same rows.
 SHARE_ROWS = ("tensor_parallel", "sequence_parallel_size", "pipeline", "parallelism_config")
@@ -67,6 +70,7 @@ class Stack:
     # What a script answers: by a condition, or its question.
     shown: Mapping[str, bool | str] = field(default_factory=dict)
     seen: frozenset[str] = frozenset()  # symptoms, as faults have them
+    guessed: frozenset[str] = frozenset()  # conditions of `said` that the name of a file alone says
     worked: Mapping[str, Version] = field(default_factory=dict)  # releases before an upgrade, with which all was well
 
     @classmethod
@@ -81,7 +85,7 @@ class Stack:
 
         `config` has what the config says by names of `study diff`, None for what it leaves open.
         """
-        said = _of_config(config or {})
+        said = _of_config(config or {}, releases)
         key_of_stage = key if "stage" in said else None
         said |= _of_releases(releases) | _of_flags(flags)
         said = _of_rows(key, said) | said
@@ -111,7 +115,13 @@ def answers_of(family: str | None) -> dict[str, bool]:
     return {asked: answer == "yes" for asked, answers in families for answer in answers if family in answers[answer]}
 
 
-def _of_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def fsdp_of_trainer(release: Release | None) -> str:
+    """Return which FSDP the Trainer's `fsdp` is in a release of transformers. FSDP: one of the two."""
+    is_second = _is_in(release, FSDP2_OF_TRAINER) if isinstance(release, Version) else None
+    return {True: "FSDP2", False: "FSDP1", None: "FSDP"}[is_second]
+
+
+def _of_config(config: Mapping[str, Any], releases: Mapping[str, Release]) -> dict[str, Any]:
     """Return what a config says by conditions."""
     said = {condition: config[name] for name, condition in table().settings.items() if name in config}
     precision = said.get("precision")
@@ -121,7 +131,9 @@ def _of_config(config: Mapping[str, Any]) -> dict[str, Any]:
     if engine not in (None, "DeepSpeed"):
         said["stage"] = engine
     if engine == "FSDP":
-        said["stage"] = f"FSDP{said['version']}" if said.get("version") else None
+        said["stage"] = f"FSDP{said.get('version') or ''}"
+        if said["stage"] == "FSDP" and config.get("the Trainer's fsdp"):
+            said["stage"] = fsdp_of_trainer(releases.get("transformers"))
     return said
 
 
@@ -193,7 +205,8 @@ def _with_needed(releases: Mapping[str, Release], said: dict[str, Any]) -> dict[
 
 
 # Applies: nothing is open, and the release was tested. Likely: nothing is open, and the tested releases before and
-# after this one have it; or its symptom was seen, and an upgrade brought it, or only a usual condition is open.
+# after this one have it, or a file's name alone says a condition; or its symptom was seen, and an upgrade brought it,
+# or only a usual condition is open.
 Answer = Literal["applies", "likely", "applies if"]
 ANSWERS: dict[Answer, str] = {"applies": "Applies here", "likely": "Likely", "applies if": "May apply"}  # as it is told
 
@@ -305,7 +318,7 @@ def _how_sure(fault: Fault, unknown: set[str], is_seen: bool, stack: Stack) -> A
     """Return how sure it is that a fault applies where these conditions are open, for all commands."""
     release = stack.releases[fault.package]
     if not unknown and fault.has(release):
-        return "applies"
+        return "likely" if stack.guessed & fault.conditions.keys() else "applies"
     if not isinstance(release, Version) or not fault.contains(release):
         return "applies if"
     worked = stack.worked.get(fault.package)
@@ -381,6 +394,9 @@ def _is_so(condition: str, wanted: Any, known: dict[str, Any], key: Callable[[st
         return None
     if isinstance(seen, Version):
         return _is_in(seen, SpecifierSet(wanted, prereleases=True))
+    if seen == "FSDP":  # which of the two is open
+        of_fsdp = {"fsdp1", "fsdp2"} & {*map(str, wanted)}
+        return None if len(of_fsdp) == 1 else bool(of_fsdp)
     return _fits(seen, wanted)
 
 

@@ -147,6 +147,12 @@ def _in_releases(fault: Fault) -> dict[str, str]:
     return questions
 
 
+def _between(fault: Fault) -> list[str]:
+    """Return the releases that nobody tested, between two that have a fault: they likely have it."""
+    here = [each for each in map(Version, releases(fault.package)) if fault.contains(each) and not fault.has(each)]
+    return [f"{fault.package}=={release}" for release in here]
+
+
 def _is_milder(fault: Fault) -> bool:
     return not (fault.symptom.startswith(table().silent) or fault.who)
 
@@ -162,6 +168,7 @@ def rows() -> list[dict]:
             "package": fault.package,
             "milder": _is_milder(fault),
             "in": _in_releases(fault),
+            "between": _between(fault),
             "needs": _needs(fault),
             "forced": _forced(fault),
         }

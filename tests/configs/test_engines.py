@@ -6,6 +6,7 @@ from pathlib import Path
 import accelerate
 import pytest
 import transformers
+from packaging.version import Version
 
 from study.cli.diagnosis import diagnose
 from study.cli.oom import oom
@@ -13,9 +14,10 @@ from study.cli.stack import stack
 from study.configs import scripts
 from study.configs.engines import contradictions, engines, texts_of
 from study.configs.oom.training import Described
+from study.configs.pasted.read import read
 from study.configs.stacks import described
 from study.known.faults import table
-from study.known.which_apply import Flags
+from study.known.which_apply import Flags, Stack, which_apply
 from study.predict.front import Wanted
 
 ZERO = '{"zero_optimization": {"stage": 3}, "gradient_accumulation_steps": "auto"}'
@@ -236,3 +238,81 @@ def test_a_question_about_a_script_is_answered_by_a_key_or_listed_as_one_that_no
     asked = {fault.conditions["script"] for fault in table().fault if "script" in fault.conditions}
     answered = {name for name, row in scripts.rows().items() if row.written or row.number}
     assert asked - answered == open_questions
+
+
+# --- the version of FSDP, which a release of transformers decides; and a file of which the name alone is given
+
+FSDP_OF_TRAINER = [
+    'args = TrainingArguments(output_dir="o", fsdp="full_shard auto_wrap")',
+    'args = SFTConfig(output_dir="o", fsdp=["shard_grad_op"])',
+    "args = TrainingArguments(fsdp=True)",
+    "# torchrun train.py --fsdp 'full_shard offload'",
+]
+BY_RELEASE = {"4.57.6": "FSDP1", "5.9.0": "FSDP1", "5.10.1": "FSDP2", "5.23.0": "FSDP2", "5.10.0.dev0": "FSDP"}
+OPEN_VERSION = "[fsdp_of_trainer]"
+NEWEST = {name: Version(releases[-1]) for name, releases in table().asked.items()}
+FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 7.83 GiB. GPU 0 has 79.15 GiB."
+
+
+@pytest.mark.parametrize("release", [*BY_RELEASE, ""])
+@pytest.mark.parametrize("asks", FSDP_OF_TRAINER)
+def test_the_release_of_transformers_decides_which_fsdp_the_trainer_makes(asks, release, tmp_path):
+    listed = f"torch==2.13.0\ntransformers=={release}" if release else "torch==2.13.0"
+    expected = BY_RELEASE.get(release, "FSDP")
+    assert read(f"{asks}\n{listed}").said["stage"] == expected
+    (tmp_path / "train.py").write_text(asks)
+    (tmp_path / "list.txt").write_text(listed)
+    (tmp_path / "args.yaml").write_text("{output_dir: o, learning_rate: 1, fsdp: full_shard}")
+    given = [((f"{tmp_path}/list.txt", f"{tmp_path}/train.py"), None), ((f"{tmp_path}/list.txt",), "args.yaml")]
+    for words, config in given:
+        stack, notes = described(words, Flags(), tmp_path / config if config else None)
+        assert stack.said["stage"] == expected
+        assert (OPEN_VERSION in " ".join(notes)) == (expected == "FSDP"), notes
+
+
+@pytest.mark.parametrize(("version", "stage"), [("1", "FSDP1"), ("2", "FSDP2")])
+@pytest.mark.parametrize("form", ["fsdp_config={{'version': {}}}", "fsdp_config=dict(\n    fsdp_version={})"])
+def test_a_version_that_is_written_counts_and_not_the_release(version, stage, form):
+    for release in ("5.9.0", "5.23.0"):
+        text = f'TrainingArguments(fsdp="full_shard", {form.format(version)})\ntransformers=={release}'
+        assert read(text).said["stage"] == stage
+
+
+def test_a_file_of_the_trainers_fsdp_that_is_not_here_leaves_the_version_open():
+    assert read("train.py --fsdp full_shard --fsdp_config fsdp.json\ntransformers==5.23.0").said["stage"] == "FSDP"
+
+
+def test_an_open_version_asks_for_it_in_faults_of_fsdp_alone():
+    stack = Stack.of(NEWEST, config={"engine": "FSDP"})
+    stages = {each.fault.id: each.fault.conditions.get("stage", []) for each in which_apply(stack)}
+    assert any("stage" in each.unknown for each in which_apply(stack))
+    assert not [id for id, ways in stages.items() if ways and not {"fsdp1", "fsdp2"} & {*map(str, ways)}]
+
+
+NAMES = {"ddp.yaml": "DDP", "cfg/fsdp2.yaml": "FSDP2", "zero1.json": 1, "ds_zero3.json": 3}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_name_of_a_file_is_a_hint_and_its_content_a_fact(name, tmp_path, capsys):
+    command = f"accelerate launch --config_file {name} train.py"
+    hinted = read(command)
+    assert (hinted.said["stage"], hinted.said["stage_by"]) == (NAMES[name], name)
+    content = read(f"{command}\ndistributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 2")
+    assert content.said["stage"] == 2
+    assert "stage_by" not in content.said
+    (tmp_path / "launch.sh").write_text(command)
+    said = Flags(stage=3, optimizer="adafactor")
+    words = ("deepspeed==0.19.8", f"{tmp_path}/launch.sh")
+    hinted_stack, notes = described(words, Flags(optimizer="adafactor"))
+    assert "[engine_by_name]" in " ".join(notes)
+    flagged, notes = described(words, said)
+    assert "[engine_by_name]" not in " ".join(notes), "a flag is a fact"
+    answers = {each.fault.id: each.answer for each in which_apply(hinted_stack)}
+    assert answers.get("L-69") == ("likely" if name.endswith(".json") else None)
+    assert {each.fault.id: each.answer for each in which_apply(flagged)}["L-69"] == "applies"
+    for ask in (
+        lambda: diagnose((command,)),
+        lambda: oom((f"{command}\n{FULL}",), model=Wanted(), training=Described()),
+    ):
+        ask()
+        assert "[engine_by_name]" in capsys.readouterr().out

@@ -9,6 +9,7 @@ import random
 import shutil
 import threading
 import time
+import typing
 from pathlib import Path
 
 import matplotlib.image
@@ -20,12 +21,13 @@ from study.configs.pasted.answer import answer
 from study.core.errors import Stop
 from study.core.gpus import GPUS
 from study.known.faults import table
+from study.known.which_apply import Answer
 from study.ledger import texts
 from study.predict.front import fits_on, named
 from study.report import answers, browser, calculator, stacks
 from study.report import site as report
 from tests.cli.test_cli import in_this_process
-from tests.report.test_lookups import looked_up
+from tests.report.test_lookups import between_tested_releases, looked_up
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
@@ -246,15 +248,23 @@ def test_drawn_choices_have_the_answers_of_the_table(show):
     page = show("stack")
     draw = random.Random(67)
     shown = """const found = {};
-        for (const card of document.querySelectorAll("#faults li, #maybe li, #others li"))
-          if (!card.hidden) found[card.id] = card.querySelector("em").textContent;
+        const answers = {faults: "applies", likely: "likely", maybe: "applies if", others: "applies if"};
+        for (const [list, answer] of Object.entries(answers))
+          for (const card of document.querySelectorAll(`#${list} li`))
+            if (!card.hidden) found[card.id] = [answer, card.querySelector("em").textContent];
         return found;"""
-    for _ in range(12):
+    levels = set()
+    for likely in (*between_tested_releases()[:1], *[{}] * 12):
         said = {name: f"{name}=={draw.choice(stacks.releases(name))}" for name in stacks.PACKAGES}
         boxes = {name: draw.choice([*stacks.BOXES[name][1]]) for name in draw.sample([*stacks.BOXES], 5)}
+        said = {name: likely.get(name, said[name]) for name in said}
+        boxes |= {name: word for name, word in likely.items() if name not in said}
         page.execute_script(UNCHECK)
         page.execute_script(CHOOSE, said, [*boxes.values()])
-        assert page.execute_script(shown) == looked_up(said | boxes)
+        found = {id: tuple(each) for id, each in page.execute_script(shown).items()}
+        assert found == looked_up(said | boxes)
+        levels.update(answer for answer, _ in found.values())
+    assert levels == {*typing.get_args(Answer)}
     words = [*said.values(), *(boxes[name] for name in stacks.BOXES if name in boxes)]
     words = [word for word in words if word not in stacks.TAKEN.values() and "accumulates" not in word]
     assert page.find_element("id", "command").text == f"study stack {' '.join(words)}"

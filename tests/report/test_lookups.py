@@ -12,16 +12,16 @@ from study.cli.estimate import PassFlags, training_of
 from study.cli.stack import row_of
 from study.core.arms import NAMES, ROOT
 from study.known.faults import Release, table
-from study.known.which_apply import WAYS, Flags, which_apply
+from study.known.which_apply import WAYS, Answer, Flags, which_apply
 from study.predict.front import HOST_PROCESS_BYTES, PlaceFlags, TrainingFlags, estimate, named
 from study.report import calculator, stacks
 
 MODELS = json.loads(calculator.FILE.read_text())
 
 
-def looked_up(said: dict[str, str]) -> dict[str, str]:
-    """The faults that the page of stacks shows where fields say this, each with what it asks."""
-    found = {}
+def looked_up(said: dict[str, str]) -> dict[str, tuple[Answer, str]]:
+    """The faults that the page of stacks shows where fields say this: how sure it is, and what it asks."""
+    found: dict[str, tuple[Answer, str]] = {}
     given = dict(said)
     for name in stacks.LISTED.keys() & said.keys():
         given.setdefault("trainer", stacks.LISTED[name])
@@ -35,9 +35,35 @@ def looked_up(said: dict[str, str]) -> dict[str, str]:
         tested = row["in"].get(said.get(row["package"], ""))
         needs = row["needs"].items()
         if tested is not None and all(said[name] in need["fits"] for name, need in needs if name in said):
-            asked = [tested, *(need["ask"] for name, need in needs if said.get(name) in (None, *need["still"]))]
-            found[row["id"]] = " ".join(filter(None, asked))
+            asked = [need["ask"] for name, need in needs if said.get(name) in (None, *need["still"])]
+            answer: Answer = "applies if"
+            if not asked and (not tested or said[row["package"]] in row["between"]):
+                answer = "likely" if tested else "applies"
+            found[row["id"]] = answer, " ".join(filter(None, [tested, *asked]))
     return found
+
+
+def between_tested_releases() -> list[dict[str, str]]:
+    """What a user chooses for a fault to likely apply: a release between two that have it, and all that it needs."""
+    rows = [
+        row
+        for row in stacks.rows()
+        if row["between"] and all(need["fits"] and not need["still"] for need in row["needs"].values())
+    ]
+    fits = [{name: need["fits"][0] for name, need in row["needs"].items()} for row in rows]
+    return [chosen | {row["package"]: row["between"][0]} for row, chosen in zip(rows, fits, strict=True)]
+
+
+def test_a_release_between_two_tested_ones_likely_has_their_faults():
+    assert len(between_tested_releases()) > 5
+    for chosen in between_tested_releases():
+        theirs = looked_up(stacks.TAKEN | chosen)
+        releases = {name: Version(chosen[name].partition("==")[2]) for name in stacks.PACKAGES if name in chosen}
+        boxes = [word for name, word in (stacks.TAKEN | chosen).items() if name not in releases]
+        ours = {each.fault.id: (each.answer, each.asks) for each in which_apply(stacks.stack_of(releases, boxes))}
+        packages = {fault.id: fault.package for fault in table().fault}
+        assert theirs == {id: each for id, each in ours.items() if packages[id] in releases}, chosen
+        assert "likely" in {answer for answer, _ in theirs.values()}, chosen
 
 
 def test_drawn_stacks_have_the_answers_of_study_stack():
@@ -52,11 +78,11 @@ def test_drawn_stacks_have_the_answers_of_study_stack():
         versions: dict[str, Release] = {package: Version(release) for package, release in used.items()}
         stack = stacks.stack_of(versions, [*boxes.values()])
         ours = [row_of(each) for each in which_apply(stack)]
-        assert theirs == {row["id"]: row["question"] for row in ours}, (used, boxes)
-        seen.update((name, not question) for name, question in theirs.items())
+        assert theirs == {row["id"]: (row["answer"], row["question"]) for row in ours}, (used, boxes)
+        seen.update((name, answer) for name, (answer, _) in theirs.items())
     assert len(seen) > 100, "most faults, of which some apply"
-    assert {is_sure for _, is_sure in seen} == {True, False}
-    assert ("fsdp1-clips-by-own-shard", False) in seen
+    assert {answer for _, answer in seen} >= {"applies", "applies if"}
+    assert ("fsdp1-clips-by-own-shard", "applies if") in seen
 
 
 def test_the_page_asks_what_the_command_does():
@@ -83,14 +109,14 @@ def test_a_family_answers_for_a_script():
     told = [
         looked_up(said | box).get("O-07") for box in ({}, {"family": "--family gpt2"}, {"family": "--family llama"})
     ]
-    assert told == [question, "", None]
+    assert told == [("applies if", question), ("applies", ""), None]
     tied = {"accelerate": "accelerate==1.14.0", "torch": "torch==2.13.0", "stage": "--fsdp2"}
-    assert looked_up(tied | {"family": "--family bert"})["fsdp2-tied-embeddings"].startswith("Has the model tied")
+    assert looked_up(tied | {"family": "--family bert"})["fsdp2-tied-embeddings"][1].startswith("Has the model tied")
     for box in stacks.BOXES["family"][1]:
         versions: dict[str, Release] = {"accelerate": Version("1.14.0"), "torch": Version("2.13.0")}
         ours = which_apply(stacks.stack_of(versions, ["--fsdp2", box]))
         assert looked_up(tied | stacks.TAKEN | {"family": box}) == {
-            each.fault.id: row_of(each)["question"] for each in ours
+            each.fault.id: (each.answer, each.asks) for each in ours
         }
 
 
@@ -106,7 +132,7 @@ def test_a_box_says_whether_the_loop_accumulates_by_accelerate():
             {},
         )
     ]
-    assert told == ["", None, f"{stacks.ACCUMULATES}?"]
+    assert told == [("applies", ""), None, ("applies if", f"{stacks.ACCUMULATES}?")]
     questions = {fault.when.get("script") for fault in table().fault if fault.when}
     assert stacks.ACCUMULATES in questions, "as the table asks it"
 

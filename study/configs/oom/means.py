@@ -18,6 +18,8 @@ def means() -> dict[str, dict[str, str]]:
 def framework(said: dict[str, Any]) -> str:
     """Return what divides the training: DeepSpeed, FSDP1, FSDP2 or DDP. Empty: nobody says it."""
     stage = said.get("stage", "")
+    if stage == "FSDP":  # as the newest releases do where none is said: commands say so
+        return "FSDP2"
     return stage if isinstance(stage, str) else "DeepSpeed"
 
 

@@ -16,6 +16,7 @@ from study.configs.oom.training import KnownTraining
 from study.configs.pasted.in_use import advised
 from study.configs.pasted.read import Pasted
 from study.core.text import binary_size
+from study.known.which_apply import fsdp_of_trainer
 
 MOST_NAMED = 3  # changes
 OF_DEEPSPEED = re.compile(r"\bdeepspeed/runtime/|\bdeepspeed\.initialize\(|--deepspeed\b|\bzero_optimization\b")
@@ -88,8 +89,10 @@ def with_known(pasted: Pasted, training: KnownTraining) -> Pasted:
         known["stage"] = int(arm[len("zero")])
     elif is_fsdp(arm):
         known["sharding"] = "shard_grad_op" if arm == "fsdp2_grad_op" else "full_shard"
-        if not str(pasted.said.get("stage")).startswith("FSDP"):
+        if pasted.said.get("stage") not in ("FSDP1", "FSDP2"):
             known["stage"] = "FSDP1" if version.startswith("1") else "FSDP2"
+            if not version and (pasted.said.get("stage") == "FSDP" or "the Trainer's fsdp" in training.settings):
+                known["stage"] = fsdp_of_trainer(pasted.releases.get("transformers"))
     elif arm:
         known["stage"] = "DDP"
     elif "stage" not in pasted.said and OF_DEEPSPEED.search(pasted.text):

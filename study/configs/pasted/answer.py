@@ -10,6 +10,7 @@ from typing import Literal
 
 from packaging.version import Version
 
+from study.configs.engines import left_open
 from study.configs.oom.reading import OomError
 from study.configs.pasted import losses, matching, memory, resumed, tracebacks, two_logs, watchdogs
 from study.configs.pasted.in_use import advised
@@ -35,7 +36,7 @@ LAST_LINE = "What does the last line of the traceback say? Paste the rest of it"
 GOES_ON = re.compile(r"it/s|s/it|'loss'")  # a training
 BAR = re.compile(r"(\d+)/(\d+) \[")  # of steps
 AT_A_STEP = re.compile(r"(?i)\b(?:step|iteration)s?\W{0,2}\d")
-SHARDED = (3, "FSDP1", "FSDP2")
+SHARDED = (3, "FSDP", "FSDP1", "FSDP2")
 ASKED = {"stage": "the stage of ZeRO or FSDP", "passes": "gradient accumulation", "ranks": "the number of GPUs"}
 
 
@@ -112,7 +113,7 @@ def answer(
         found=tuple(replace(each, remedy=advised(each.remedy, pasted)) for each in found),
         read=tuple(_read(pasted)),
         seen=tuple(sorted(seen)),
-        notes=(*pasted.contradictions, *_waits_aside(shown, found), *hanging),
+        notes=(*pasted.contradictions, *left_open(pasted.said), *_waits_aside(shown, found), *hanging),
         applying=tuple(applying),
         possible=tuple(possible),
         questions=tuple(questions[:MOST_QUESTIONS]),

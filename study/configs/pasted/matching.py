@@ -97,7 +97,7 @@ def flags_of(pasted: Pasted) -> Flags:
     stage = flags.pop("stage", None)
     if isinstance(stage, int):
         flags["stage"] = stage
-    elif stage:
+    elif stage and stage != "FSDP":
         flags[stage.lower()] = True  # FSDP1, FSDP2, DDP
     if pasted.said.get("precision") in AUTOCAST:
         flags["precision"] = AUTOCAST[pasted.said["precision"]]
@@ -113,10 +113,13 @@ def stack_of(pasted: Pasted, seen: set[str], of_scripts: Mapping[Path, str]) -> 
     `seen` are symptoms.
     """
     config = {CONFIG[name]: pasted.said[name] for name in CONFIG if name in pasted.said}
+    if pasted.said.get("stage") == "FSDP":
+        config["engine"] = "FSDP"
     key = functools.partial(value_at, pasted.config.content) if pasted.config else None
     stack = Stack.of(dict.fromkeys(mentioned(pasted.given), ANY) | pasted.releases, flags_of(pasted), config, key)
     worked = {package: apart.works for package, apart in pasted.apart.items()}
-    stack = replace(stack, key=key, worked=worked, seen=symptoms_of_faults(seen, pasted.written))
+    guessed = frozenset({"stage"} if "stage_by" in pasted.said else ())
+    stack = replace(stack, key=key, worked=worked, guessed=guessed, seen=symptoms_of_faults(seen, pasted.written))
     of_config = json.dumps(pasted.config.content) if pasted.config else ""
     return replace(stack, shown=scripts.shown(of_scripts, of_config, pasted.text, stack)) if of_scripts else stack
 

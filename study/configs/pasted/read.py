@@ -17,6 +17,7 @@ from study.configs.pasted.words import Sentence, sentences
 from study.core.text import number_of
 from study.known import lists
 from study.known.faults import ANY, Release, releases_of
+from study.known.which_apply import fsdp_of_trainer
 
 # Trainers whose rows are pairs: of TRL, and of what calls it or collates as it does.
 OF_PAIRS = re.compile(
@@ -55,6 +56,7 @@ TOLD = {
     "trainer": "trainer {}",
 }
 UNLIKE = {
+    ("stage", "FSDP"): "FSDP1 or FSDP2",
     ("stage", "FSDP1"): "FSDP1",
     ("stage", "FSDP2"): "FSDP2",
     ("stage", "DDP"): "DDP",
@@ -82,6 +84,8 @@ OTHER_ERROR = re.compile(
 )
 # A frame at the end, with its source and the marks below it.
 CUT = re.compile(r'File "[^"\n]+", line \d+, in [^\n]+(?:\n(?:\[\w+\]:)?[ \t]{2,}[^\n]*){0,2}\s*\Z')
+# Which may have a version.
+FSDP_FILE = re.compile(r"\bfsdp_config[\"']?\s*[:= ]\s*[\"']?[\w./-]{1,200}\.json\b")
 ASSERTED = re.compile(r"(?m)^\W*assert (.+?)[,( ]*$")
 # With what a person compares a training.
 COMPARED = re.compile(
@@ -107,6 +111,7 @@ class Pasted:
         words = [_release(name, release) for name, release in self.releases.items() if release != ANY]
         words += [f"{name} {each.works} works" for name, each in self.apart.items()]
         words += [_in_words(name, self.said[name]) for name in TOLD if name in self.said]
+        words += [f"{self.said['stage_by']} by its name alone"] if "stage_by" in self.said else []
         words += [self.config.name] if self.config else []
         return [*filter(None, words)]
 
@@ -286,7 +291,10 @@ def read(text: str, symptom: str = "") -> Pasted:
     seen = COMPARED.sub("", symptom)
     pinned = {name: release for name, release in releases(text).items() if release != ANY}
     named: dict[str, Release] = {**releases(text), **releases(seen), **pinned, **broken}
-    return Pasted(whole, named, apart, _asked(seen) | _asked(text), deepspeed_config(whole), symptom)
+    asked = _asked(seen) | _asked(text)
+    if asked.get("stage") == "FSDP" and not FSDP_FILE.search(text):
+        asked["stage"] = fsdp_of_trainer(named.get("transformers"))
+    return Pasted(whole, named, apart, asked, deepspeed_config(whole), symptom)
 
 
 def _asked(text: str) -> dict[str, Any]:
@@ -297,6 +305,7 @@ def _asked(text: str) -> dict[str, Any]:
         text = text.replace(part, "")
     if working and "stage" in (of_rest := said(text)):
         found["stage"] = of_rest["stage"]
+        found.pop("stage_by", None)
     return found
 
 

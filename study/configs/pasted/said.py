@@ -21,14 +21,20 @@ OFF = re.compile(
     r"""(?im)["']?(?:\s*(?:[:=]|\.{2,})\s*(?:\{\s*["']?enabled["']?\s*:\s*)?|[ \t]+(?:(?:is|was|are)[ \t]+)?)"""
     r"""["']?(?:(?:false|none|null|disabled)\b|(?:no|off|0)(?=["']?[ \t]*(?:[,;)}\]\r\n]|$)))"""
 )
+# Of a config. It is a hint at what the file has.
+FILE_NAME = re.compile(r"(?<![\w./-])[\w./-]{1,200}\.(?:json|ya?ml)\b")
+OF_STAGE = ("stage", "fsdp", "ddp")
 DASHED = re.compile(r"(?<=--)(?:per|gradient|max|model|lora|load|use)-[a-z-]+(?=[ =])")  # as argparse takes them, too
 CONSTANT = re.compile(r"(?m)^(?:export )?([A-Z][A-Z0-9_]{2,39}) ?= ?(\d{1,9})[ \t]*(?:#.*)?$")
 
 
 def said(text: str) -> dict[str, Any]:
-    """Return what a text says, by conditions. One that shards decides what the training is."""
+    """Return what a text says, by conditions. One that shards decides what the training is.
+
+    `stage_by` is the file whose name alone says the stage: it is no condition.
+    """
     text = DASHED.sub(lambda flag: flag[0].replace("-", "_"), _with_constants(text))
-    values = {condition: _value(tried, text) for condition, tried in levels().items()}
+    values = {condition: _value(tried, text) for condition, tried in levels().items() if condition not in OF_STAGE}
     found = {condition: value for condition, value in values.items() if value is not None}
     if ranks := _ranks_of_batch(found):
         found.setdefault("ranks", ranks)
@@ -39,14 +45,24 @@ def said(text: str) -> dict[str, Any]:
     prompt, completion = found.pop("prompt", 0), found.pop("completion", 0)
     if prompt and completion:
         found.setdefault("sequence", prompt + completion)
-    fsdp, ddp = found.pop("fsdp", None), found.pop("ddp", None)
-    if "stage" in found:
-        return found
-    if fsdp:
-        found["stage"] = f"FSDP{fsdp}"
-    elif ddp and not re.search("(?i)deepspeed|fsdp", text):
-        found["stage"] = "DDP"
-    return found
+    stage = _stage(FILE_NAME.sub("", text), text)
+    if stage is None and (stage := _stage(text, text)) is not None:
+        names = [name for name in FILE_NAME.findall(text) if _stage(f"--deepspeed {name} ", name) == stage]
+        found["stage_by"] = names[0] if names else "a file"
+    return found if stage is None else {**found, "stage": stage}
+
+
+def _stage(text: str, whole: str) -> int | str | None:
+    """Return what divides a training: a stage of ZeRO, FSDP1, FSDP2, FSDP of one or the other version, or DDP.
+
+    `whole` is the text with the names of files: where one is of another engine, it is not DDP.
+    """
+    stage, fsdp, ddp = (_value(levels()[condition], text) for condition in OF_STAGE)
+    if stage is not None:
+        return stage
+    if fsdp is not None:
+        return f"FSDP{fsdp}"
+    return "DDP" if ddp and not re.search("(?i)deepspeed|fsdp", whole) else None
 
 
 def _with_constants(text: str) -> str:

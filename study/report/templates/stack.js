@@ -3,7 +3,7 @@
 
 const { faults, means } = JSON.parse(document.getElementById("table").textContent);
 const form = document.getElementById("stack");
-const [sure, maybe, others] = ["faults", "maybe", "others"].map((id) => document.getElementById(id));
+const [sure, likely, maybe, others] = ["faults", "likely", "maybe", "others"].map((id) => document.getElementById(id));
 const say = (id, text) => (document.getElementById(id).textContent = text);
 
 // What is chosen, by the names of fields: words of the command.
@@ -34,35 +34,39 @@ function forced(fault, said) {
 // Whether it depends on something that no field of this page says, such as what a script does.
 const depends = (fault, said) => Object.entries(fault.needs).some(([name, { fits }]) => !fits.length && !said[name]);
 
-// What is asked before a fault applies, which may be nothing; null if it does not.
-function questions(fault, given) {
+// What is asked before a fault applies, which may be nothing, and the list in which it is; null if it does not.
+function answer(fault, given) {
   const said = forced(fault, given);
-  const tested = fault.in[said[fault.package]?.[0]];
+  const release = said[fault.package]?.[0];
+  const tested = fault.in[release];
   const needs = Object.entries(fault.needs);
   const misfits = ([name, { fits }]) => said[name] && !fits.some((each) => said[name].includes(each));
   if (tested === undefined || needs.some(misfits)) return null;
   const open = ([name, { still }]) => !said[name] || said[name].some((each) => still.includes(each));
-  return [tested, ...needs.filter(open).map(([, { ask }]) => ask)].filter(Boolean);
+  const asked = [tested, ...needs.filter(open).map(([, { ask }]) => ask)].filter(Boolean);
+  if (!asked.length) return { asked, list: sure };
+  if (!needs.some(open) && fault.between.includes(release)) return { asked, list: likely };
+  return { asked, list: depends(fault, said) ? others : maybe };
 }
 
 function show() {
   const chose = chosen();
   const said = withTrainer(chose);
-  const found = faults.map((fault) => ({ ...fault, asked: questions(fault, said) })).filter((each) => each.asked);
+  const found = faults.map((fault) => ({ ...fault, ...answer(fault, said) })).filter((each) => each.asked);
   found.sort((a, b) => a.milder - b.milder || a.asked.length - b.asked.length);
   for (const { id } of faults) document.getElementById(id).hidden = true;
   for (const fault of found) {
     const card = document.getElementById(fault.id);
     card.hidden = false;
     card.querySelector("em").textContent = fault.asked.join(" ");
-    if (!fault.asked.length) sure.append(card);
-    else (depends(fault, said) ? others : maybe).append(card);
+    fault.list.append(card);
   }
   const shown = (list) => list.querySelectorAll("li:not([hidden])").length;
-  for (const list of [sure, maybe, others]) list.parentElement.hidden = !shown(list);
+  for (const list of [sure, likely, maybe, others]) list.parentElement.hidden = !shown(list);
   const unknown = notHere();
   const none = unknown.length ? "not known" : "none";
-  say("sentence", `Known faults that apply: ${shown(sure) || none}. What you have not said decides ${shown(maybe)} more.`);
+  const between = shown(likely) ? ` ${shown(likely)} more likely do.` : "";
+  say("sentence", `Known faults that apply: ${shown(sure) || none}.${between} What you have not said decides ${shown(maybe)} more.`);
   say("unread", unknown.length ? `Not known here, but the command judges: ${unknown.join(", ")}.` : "");
   say("number", shown(others));
   const taken = [...form.querySelectorAll("input[checked]")].map((box) => box.value); // if nothing is said
