@@ -23,7 +23,7 @@ from study.configs.oom.optimizers import UNSAID
 from study.configs.oom.reading import OomError
 from study.configs.oom.releases import of_other_releases
 from study.configs.oom.remedies import with_known, with_remedies
-from study.configs.oom.said import CHUNKING, typed
+from study.configs.oom.said import CHUNKING, REDUCES_EACH, typed
 from study.configs.oom.training import Described, KnownTraining
 from study.configs.pasted.answer import answer
 from study.configs.pasted.memory import error_in
@@ -172,7 +172,8 @@ def _as_taken(training: KnownTraining, name: str, value: Any) -> str:
     if name == "plain":
         return "a loop of PyTorch's own"
     if name == "sync_each_batch":
-        return "sync_each_batch=True"
+        release = training.settings.get(REDUCES_EACH)
+        return f"gradients reduced in each micro-batch (by {release})" if release else "sync_each_batch=True"
     if name == "bucket_view":
         return "gradient_as_bucket_view=True"
     if name == "checkpointing" and training.inferred:

@@ -234,16 +234,19 @@ def write(site: Path, name: str, template: str = "", **values) -> None:
     (site / f"{name}.html").write_text(page, errors="replace")
 
 
-def linked(text: str) -> str:
-    """Let the links of a Markdown file lead to pages of the site. Those to other files of the checkout become text."""
+def linked(text: str, folder: Path) -> str:
+    """Let the links of a Markdown file lead to pages of the site. Those to other files become words and a path."""
     pages = {f"{each['name']}.md": f"answer-{each['name']}.html" for each in answers.questions()}
     pages |= {f"{name}.ipynb": f"{name}.html" for name in NOTEBOOKS}
 
     def on_the_site(link: re.Match) -> str:
         words, address = link.groups()
-        is_card = address.startswith("claims/")  # all cards stand on one page
-        page = f"claims.html#{words}" if is_card else pages.get(address.rpartition("/")[2])
-        return f"[{words}]({page})" if page else words
+        path = os.path.relpath(folder / address.partition("#")[0], ROOT)
+        is_card = path.startswith("reports/answers/claims/")  # all cards stand on one page
+        page = f"claims.html#{words}" if is_card else pages.get(path.rpartition("/")[2])
+        if page:
+            return f"[{words}]({page})"
+        return words if Path(path).name in words else f"{words} (`{path}`)"
 
     return re.sub(r"(?<!!)\[([^]]+)\]\((?!https://)([^)]+)\)", on_the_site, text)
 
@@ -251,7 +254,7 @@ def linked(text: str) -> str:
 def write_by_hand(site: Path) -> None:
     """Write the page of ZeRO by hand: its README, and then its files, of the last two what they change."""
     code = {name: (BY_HAND_FOLDER / f"{name}.py").read_text(encoding="utf-8") for name in BY_HAND}
-    readme = linked((BY_HAND_FOLDER / "README.md").read_text(encoding="utf-8"))
+    readme = linked((BY_HAND_FOLDER / "README.md").read_text(encoding="utf-8"), BY_HAND_FOLDER)
     cells = [re.sub(rf"`({'|'.join(BY_HAND)})\.py`", r"[`\1.py`](#\1.py)", readme)]
     heading = '<h2 id="{0}.py">{0}.py</h2>'.format  # of Markdown's own headings pages have no ids
     cells += [f"{heading(name)}\n\n```python\n{code[name]}```" for name in BY_HAND[:3]]
@@ -274,7 +277,7 @@ def write_answers(site: Path) -> None:
         for image in re.findall(r"\]\((\w+\.svg)\)", text):
             shutil.copyfile(ANSWERS / image, site / image)
         # A phone shows all of a figure, with small words; alone it can be made larger.
-        text = re.sub(r"^!\[.+\]\((\w+\.svg)\)$", r"[\g<0>](\1)", linked(text), flags=re.MULTILINE)
+        text = re.sub(r"^!\[.+\]\((\w+\.svg)\)$", r"[\g<0>](\1)", linked(text, ANSWERS), flags=re.MULTILINE)
         book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)])
         source = f"reports/answers/{each['name']}.md"
         write(site, f"answer-{each['name']}", "notebook", body=as_page(book), title=each["question"], source=source)

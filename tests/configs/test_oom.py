@@ -864,6 +864,30 @@ def test_plain_ddp_keeps_its_buckets_beside_the_gradients():
     assert beside == pytest.approx(6 * whole, rel=0.01), "weights, two moments, gradients, buckets and roots"
 
 
+@pytest.mark.parametrize(
+    ("release", "arm", "version", "is_reduced"),
+    [
+        ("1.6.0", "fsdp2", 2, True),
+        ("1.10.1", "fsdp2", 2, True),
+        ("1.10.1", "hsdp", 2, True),
+        ("1.10.1", "fsdp2", 1, None),  # its no_sync works
+        ("1.10.1", "zero3", 2, None),
+        ("1.11.0", "fsdp2", 2, None),
+    ],
+)
+def test_releases_of_accelerate_that_reduce_each_micro_batch_hold_no_whole_gradients(
+    release, arm, version, is_reduced, tmp_path
+):
+    config = tmp_path / "a.yaml"
+    config.write_text(f"distributed_type: FSDP\nnum_processes: 8\nfsdp_config: {{fsdp_version: {version}}}\n")
+    given = Described(arm=arm, ranks=8, config=config, micro_batch=1, sequence=2048, accumulation=4)
+    training = known(f"accelerate=={release}", Wanted(model="llama3-8b"), given).described
+    assert training.sync_each_batch == is_reduced
+    synced = replace(given, sync_each_batch=True)
+    peaks = [trainings.predicted_memory(Wanted(model="llama3-8b"), each).peak_bytes for each in (training, synced)]
+    assert (peaks[0] == peaks[1]) == (is_reduced is True or arm == "zero3")
+
+
 # With three micro-batches, with as many as nobody says, with each reduced at once, and of DeepSpeed.
 @pytest.mark.parametrize(
     ("flags", "script", "is_assumed", "is_advised"),
@@ -1901,6 +1925,66 @@ def test_a_config_that_was_given_beside_a_log_is_not_asked_for(tmp_path, monkeyp
         ) == is_asked
 
 
+BAR = "  3%|▎         | {}/2000 [1:21:11<42:00:00, 78s/it]\n"
+# What a log has before its error, and whether steps ran: their peak had room.
+RAN = [
+    (BAR.format(61), True),
+    (BAR.format(4), False),  # it may count micro-batches
+    ("".join(f"{{'loss': 2.{each}, 'learning_rate': 1e-5, 'epoch': 0.1}}\n" for each in range(5)), True),
+    ("Loading checkpoint shards: " + BAR.format(61).strip(), False),
+    ("Resuming training from out/checkpoint-60\n" + BAR.format(61), False),
+    ("", False),
+]
+
+
+@pytest.mark.parametrize("unused", ["4.40 GiB", "812.10 MiB"])
+@pytest.mark.parametrize(("log", "has_run"), RAN)
+def test_steps_that_ran_refute_a_peak_that_does_not_fit(log, has_run, unused, tmp_path, monkeypatch, capsys):
+    text = f"{log}{LOSS}{new('3.91 GiB', '2.51 GiB', '24.10 GiB', unused)}".replace("79.25 GiB", "31.73 GiB")
+    (tmp_path / "train.log").write_text(text)
+    flags = "--model llama3-8b --arm fsdp2 --ranks 8 --micro-batch 2 --accumulation 4 --sequence 4096 --checkpointing"
+    said = said_of(tmp_path / "train.log", flags, monkeypatch, capsys)
+    assert ("The training as given needs" in said) != has_run
+    assert ("no single change" in said.lower()) != has_run
+    assert ("That does not fit, but steps ran here" in said) == has_run
+    assert ("Likely: fragmentation" in said) == (has_run and unused == "4.40 GiB")
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "others", "says", "is_first"),
+    [
+        # The training fits without the other process, which is what to end first.
+        (48.0, 0.5, "Process 7 has 20.00 GiB memory in use. ", "but 21 GiB are outside PyTorch: process 7 has", True),
+        (48.0, 0.5, "", "but 21 GiB are outside PyTorch: other processes", True),
+        # It does not: a change helps only without that.
+        (39.39, 0.5, "Process 7 has 11.00 GiB memory in use. ", "Without the 12.4 GiB outside PyTorch, each of", False),
+        (39.39, 0.5, "", "Without the 12.4 GiB outside PyTorch, each of these would fit", False),
+        (39.39, 11.9, "", "context and fragmentation. Each of these would fit", False),
+    ],
+)
+def test_what_others_have_on_the_gpu_is_first_told_of_what_would_fit(
+    total, free, others, says, is_first, tmp_path, monkeypatch, capsys
+):
+    text = f"{LOSS}{new('3.91 GiB', f'{free} GiB', '25.90 GiB', '612.10 MiB')}".replace("79.25 GiB", f"{total} GiB")
+    (tmp_path / "train.log").write_text(text.replace("Including", f"{others}Including"))
+    flags = "--model llama3-8b --arm fsdp2 --ranks 8 --micro-batch 2 --accumulation 4 --sequence 4096 --checkpointing"
+    said = said_of(tmp_path / "train.log", flags, monkeypatch, capsys)
+    assert says in said
+    assert said.startswith("Likely: something else holds a part of this GPU") == is_first
+
+
+def test_no_setting_of_the_allocator_comes_first_where_the_training_does_not_fit_with_an_excess(
+    tmp_path, monkeypatch, capsys
+):
+    moments = '  File "torch/optim/adamw.py", line 172, in _init_group\n    state["exp_avg_sq"] = torch.zeros_like(\n'
+    text = f"Traceback (most recent call last):\n{moments}{new('250.00 MiB', '120.31 MiB', '21.87 GiB', '812.10 MiB')}"
+    (tmp_path / "train.log").write_text(text.replace("79.25 GiB", "23.64 GiB"))
+    flags = "--model llama3-8b --arm fsdp2 --ranks 8 --micro-batch 2 --accumulation 4 --sequence 4096 --checkpointing"
+    said = said_of(tmp_path / "train.log", flags, monkeypatch, capsys)
+    assert "That does not fit, but this process had" in said
+    assert "which costs nothing" not in said
+
+
 MAKES_ONE = {
     'base = pipeline(\n    "text-generation", model=M, device=int(os.environ["LOCAL_RANK"])\n)': "`base = pipeline(`",
     'judge = AutoModelForCausalLM.from_pretrained("x/y").to("cuda")': '.to("cuda")`',
@@ -1922,9 +2006,55 @@ def test_as_much_as_a_whole_model_is_one_and_the_line_that_makes_it_is_named(scr
         allocated = (prediction.memory.peak_bytes + factor * whole) / 2**30 - 0.5
         return said_beside(allocated, 0.5, wanted, given, stated_by=script)
 
-    assert f"as much as a second, whole model, 7,615,616,512 parameters x {width} bytes, such as " in said(1)
+    assert f"it may be a second, whole model (7,615,616,512 parameters x {width} bytes), such as " in said(1)
     assert MAKES_ONE[script] in said(1)
     assert "second, whole model" not in said(1.03)
+
+
+@pytest.mark.parametrize(
+    ("arm", "asked", "frame", "is_whole"),
+    [
+        ("fsdp2", "224.00 MiB", "state['exp_avg_sq'] = torch.zeros_like(", True),  # 14,336 x 4,096 x 4 bytes
+        ("fsdp2_grad_op", "224.00 MiB", "state['exp_avg'] = torch.zeros_like(", True),
+        ("fsdp2", "250.50 MiB", "state['exp_avg_sq'] = torch.zeros_like(", False),  # an eighth of the embedding
+        ("fsdp2", "16.00 MiB", "state['exp_avg_sq'] = torch.zeros_like(", False),  # FSDP1 may hold 1,024 x 4,096 whole
+        ("fsdp2", "224.00 MiB", "torch._foreach_sqrt(exp_avg_sqs)", False),  # makes other tensors
+        ("zero3", "224.00 MiB", "state['exp_avg_sq'] = torch.zeros_like(", False),  # whose states are flat
+    ],
+)
+def test_a_moment_of_a_whole_weight_says_that_fsdp_does_not_divide_it(arm, asked, frame, is_whole):
+    text = (
+        f'Traceback (most recent call last):\n  File "torch/optim/adamw.py", line 172, in f\n    {frame}\n{new(asked)}'
+    )
+    given = Described(arm=arm, ranks=8, micro_batch=2, sequence=4096)
+    causes, _ = explained(read(text), reading.find(text), Wanted(model="llama3-8b"), given)
+    assert (causes[0].id == "oom-not-divided") == is_whole
+    if is_whole:
+        assert "14,336 x 4,096 of model.layers.0.mlp" in causes[0].what
+        assert {"oom-gather", "oom-weights"}.isdisjoint(cause.id for cause in causes)
+
+
+TRAINED = 'model = GPT2LMHeadModel.from_pretrained("gpt2-xl").cuda()'
+JUDGE = 'judge = AutoModelForCausalLM.from_pretrained("x/y", device_map={"": 0})'
+
+
+@pytest.mark.parametrize(
+    ("arm", "script", "names"),
+    [
+        ("ddp", TRAINED, "a reference"),  # of the one that is trained no rank has a second
+        ("zero2", TRAINED, "a reference"),
+        ("ddp", f"{TRAINED}\n{JUDGE}", f"`{JUDGE}`"),
+        ("ddp", f"{TRAINED}\nema = deepcopy(model)", "`ema = deepcopy(model)`"),
+        ("zero3", TRAINED, f"`{TRAINED}`"),  # of which a rank should have a part
+    ],
+)
+def test_the_only_model_of_a_script_is_no_second_one(arm, script, names):
+    wanted, given = Wanted(model="qwen2.5-7b"), Described(arm=arm, ranks=8, micro_batch=1, sequence=2048)
+    had = trainings.predicted_memory(wanted, given).peak_bytes + 2 * asked_for(wanted, 1).parameters
+    for more in (0, 2**31):  # as much as a model, and something else
+        said = said_beside((had + more) / 2**30 - 0.5, 0.5, wanted, given, stated_by=script)
+        assert (f"such as {names}" in said) == (more == 0)
+        assert (TRAINED in said) == (TRAINED in names)
 
 
 FIXES = {

@@ -14,6 +14,8 @@ import held
 import pytest
 
 from study.conform.suite import PROPERTIES, Adapter
+from study.core.arms import load_arm
+from study.predict import PlaceFlags, Question, StepFlags, TrainingFlags, estimate, named
 from study.records.runs import load
 from tests.conftest import ROOT, python, ranks_of
 
@@ -255,6 +257,21 @@ def test_stages_1_and_2_peak_alike_on_two_ranks_and_not_on_eight():
     assert peaks["zero1", 8] > 1.2 * peaks["zero2", 8]
     page = (ROOT / "reports/answers/memory.md").read_text()
     assert f"A virtual rank of two holds {peaks['zero1', 2] / 1e9:.1f} GB" in page
+
+
+def test_stage_2_saves_nothing_on_three_ranks_and_nearly_nothing_on_four():
+    """With few activations, by prediction, as the page of memory says."""
+
+    def peak_gb(arm: str, ranks: int) -> str:
+        flags = TrainingFlags(gpus=ranks, sequence=2048, precision="bf16_cast"), PlaceFlags(gpu="H100")
+        question = Question.of(named("llama3-8b"), *flags, StepFlags(checkpointing=True))
+        return f"{estimate(question.training(load_arm(arm), rows=1, passes=1)).peak_bytes / 1e9:.1f}"
+
+    page = " ".join((ROOT / "reports/answers/memory.md").read_text().split())
+    assert peak_gb("zero1", 3) == peak_gb("zero2", 3)
+    assert f"{peak_gb('zero1', 3)} GB with either on three" in page
+    assert f"{peak_gb('zero1', 4)} and {peak_gb('zero2', 4)} GB on four" in page
+    assert float(peak_gb("zero1", 4)) < 1.02 * float(peak_gb("zero2", 4))
 
 
 def test_recomputing_gathers_no_third_time():

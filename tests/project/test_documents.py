@@ -189,6 +189,19 @@ def test_the_guide_answers_its_example_of_advice_as_the_command_does(capsys):
     assert quoted in said
 
 
+@pytest.mark.parametrize(("arm", "begins"), [("zero1", "a peak of"), ("zero2", "With stage 2 it predicts")])
+def test_the_notebook_answers_its_question_of_memory_as_the_command_does(arm, begins, capsys):
+    cells = json.loads((ROOT / "notebooks/stages.ipynb").read_text())["cells"]
+    text = " ".join(" ".join("".join(cell["source"]) for cell in cells).split())
+    (command,) = re.findall(r"`study (estimate --params .+?)`", text)
+    commands.start(shlex.split(command.replace("zero1", arm)))
+    said = capsys.readouterr().out
+    (peak,) = re.findall(rf"{begins} ([\d.]+) GB", text)
+    assert f" needs {peak} GB " in said
+    assert "It fits only\njust on" in said
+    assert ("update's copies  4.5 GB" in said) == (arm == "zero2")
+
+
 @pytest.mark.parametrize(("size", "begins"), [("7.83 GiB", "Perhaps: "), ("3.91 GiB", "Likely: ")])
 def test_the_guide_answers_its_examples_of_logits_as_the_command_does(size, begins, capsys):
     (command,) = {each for each in commands_in((ROOT / "GUIDE.md").read_text(), ".md") if size in each}

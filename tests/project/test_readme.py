@@ -464,7 +464,9 @@ def test_the_sizes_and_the_advice():
     copies = "the [update's copies](../../GUIDE.md) of gradients"
     assert f"with stage 3 6.0 of the {size(held['zero3'])} are {copies}" in page_of("memory")
     assert f"{held['zero3'] / 1e9 - states_gb:.1f}" == "6.0", "most of what the formula has not, under the slider"
-    assert f"Llama-3-8B's peak with stage 3, {size(held['zero3'])}, has 6.0 GB of the update's copies" in drag
+    peaks = f"peak is {size(held['zero2'])} with stage 2 and {size(held['zero3'])} with stage 3, in the update"
+    assert f"{peaks}: each has 6.0 GB of the update's copies. With stage 1 it is {size(held['zero1'])}," in drag
+    assert f"{6 / 8 * front.named('llama3-8b').parameters / 1e9:.1f}" == "6.0", "6 bytes a parameter, as it says"
     share = f"{held['zero3'] / 1e9 / float(usual):.0%}".replace("%", " %")
     assert f"Stage 3 has less than a fifth of that at its peak: {share}." in page_of("memory")
     reserved = {"stage 2": "57.0", "stage 3": "30.7", "FSDP2": "28.0"}

@@ -86,11 +86,15 @@ def test_navigation_has_the_order_of_readmes_doors(tmp_path, monkeypatch):
         assert ("paste" in shown) == paste
 
 
-def test_links_of_a_text_lead_to_pages_of_the_site_or_become_words():
-    text = "[memory](../../reports/answers/memory.md), [book](notebooks/stages.ipynb), [guide](GUIDE.md#x), ![p](p.svg)"
-    assert report.linked(text) == "[memory](answer-memory.html), [book](stages.html), guide, ![p](p.svg)"
-    card = "[P1-01](claims/P1.md#p1-01), [P1-03](claims/P1.md#p1-03)"
-    assert report.linked(card) == "[P1-01](claims.html#P1-01), [P1-03](claims.html#P1-03)"
+def test_links_of_a_text_lead_to_pages_of_the_site_or_name_the_file():
+    text = "[memory](../../reports/answers/memory.md), [book](../../notebooks/stages.ipynb), ![p](p.svg)"
+    assert report.linked(text, report.ANSWERS) == "[memory](answer-memory.html), [book](stages.html), ![p](p.svg)"
+    files = "[guide](../../GUIDE.md#x), [one run](../h200-3/README.md), [the `site.py`](../../study/report/site.py)"
+    named = "guide (`GUIDE.md`), one run (`reports/h200-3/README.md`), the `site.py`"
+    assert report.linked(files, report.ANSWERS) == named
+    cards = {report.ANSWERS: "claims/P1.md", report.BY_HAND_FOLDER: "../../reports/answers/claims/P1.md"}
+    for folder, path in cards.items():
+        assert report.linked(f"[P1-03]({path}#p1-03)", folder) == "[P1-03](claims.html#P1-03)"
 
 
 def test_the_first_page_begins_with_what_a_stage_divides_and_has_each_answer_with_its_page(site):

@@ -208,10 +208,14 @@ def _too_large(error: OomError, total: int) -> Iterator[Reason]:
         yield Reason("oom-attention", HINT + 1, reason)
 
 
+def others_hold_a_part(error: OomError, total: int) -> bool:
+    """Whether more is outside PyTorch's numbers than a CUDA context and NCCL take."""
+    return error.outside > max(OUTSIDE_SHARE * total, CONTEXT_BYTES)
+
+
 def _outside(error: OomError, total: int) -> Iterator[Reason]:
     """Yield what speaks for memory that PyTorch does not hold, and that would be enough."""
-    is_other = error.outside > max(OUTSIDE_SHARE * total, CONTEXT_BYTES)
-    if is_other and (error.free or 0) + error.outside >= error.asked.low:
+    if others_hold_a_part(error, total) and (error.free or 0) + error.outside >= error.asked.low:
         said = [f"the message says that {error.told_others}"] if error.others else []
         if not said or error.unexplained > CONTEXT_BYTES:
             said.append(f"PyTorch's numbers leave {error.unexplained / 2**30:.2f} GiB of the GPU unexplained")

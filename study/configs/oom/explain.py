@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from study.configs.oom.causes import WIDTHS, Cause, causes, clues, rows
+from study.configs.oom.causes import WIDTHS, Cause, causes, clues, makes_moments, rows
 from study.configs.oom.reading import Asked, OomError
 from study.configs.oom.said import HALF
 from study.configs.oom.training import Described, KnownTraining
@@ -59,6 +59,8 @@ def _filling(error: OomError, training: KnownTraining) -> str:
 def _sizes(error: OomError, training: KnownTraining) -> dict[str, str]:
     """Return by cause what has the asked size, as a sentence begins."""
     sizes: dict[str, str] = {}
+    if whole := _whole_moment(error, training):
+        return {"oom-not-divided": f"{error.asked.text} = {whole}: "}
     for each in _allocations(training, error):
         for element_bytes in each.widths or widths(each.cause, error, training):
             if error.asked.fits(each.elements * element_bytes):
@@ -74,6 +76,30 @@ def _sizes(error: OomError, training: KnownTraining) -> dict[str, str]:
         factors = f"{training.trained:,} parameters x 4 bytes, shared by {alone}"
         sizes.setdefault("oom-optimizer", f"{error.asked.text} = {factors}: ")
     return sizes
+
+
+def _whole_moment(error: OomError, training: KnownTraining) -> str:
+    """Return which whole weight a moment of the first update is of, where FSDP should divide it. Empty: of none."""
+    if not training.arm.startswith("fsdp") or training.model is None or training.ranks < 2 or not makes_moments(error):
+        return ""
+    trained = [tensor for tensor in training.model.tensors if tensor.trains]
+    elements = [
+        *(tensor.elements for tensor in trained),
+        *(unit.elements for unit in _of_units(training, training.model)),
+    ]
+    if any(error.asked.fits(each * width / training.ranks) for each in elements for width in WIDTHS):
+        return ""
+    blocks = Counter[str]()
+    for tensor in trained:
+        blocks[tensor.block] += tensor.elements
+    for tensor in trained:
+        # FSDP1 divides a unit as one vector: a rank's part of it may hold a small weight whole.
+        if tensor.elements * training.ranks <= blocks[tensor.block]:
+            continue
+        for width in WIDTHS:
+            if error.asked.fits(tensor.elements * width):
+                return f"{_sides(tensor.shape)} of {tensor.name} x {width} bytes, and not divided by {training.ranks}"
+    return ""
 
 
 def widths(cause: str, error: OomError, training: KnownTraining) -> Sequence[float]:

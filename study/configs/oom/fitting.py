@@ -4,7 +4,7 @@ import contextlib
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from study.configs.oom.causes import FIRST, UNUSED_SHARE, Cause, clues, makes_moments, rows
+from study.configs.oom.causes import FIRST, UNUSED_SHARE, Cause, clues, makes_moments, others_hold_a_part, rows
 from study.configs.oom.changes import BESIDE, Change, several_changes, that_help
 from study.configs.oom.excess import Excess, although_it_fits, as_a_second_model, helps_in_one_piece
 from study.configs.oom.explain import FILLING, ranks_that_share
@@ -36,6 +36,7 @@ MADE_IN = {
 }
 FITS = {"yes": "That fits", "only just": "That only just fits", "no": "That does not fit"}
 JUST = f"Only just: less than {MISSED:.0%} of the peak would be left, or nvidia-smi would show the GPU as full."
+RAN = "That does not fit, but steps ran here: they needed less, or this batch is larger."
 UNKNOWN = "No change can be said to fit before that is known."
 
 
@@ -46,6 +47,7 @@ class WhatFits:
     words: str = ""
     may_fit: tuple[Change, ...] | None = None  # changes that fit, or could not be tried. None: none was looked at
     is_in_pieces: bool = False  # it fits, and with all in one piece the tensor would have had room
+    lacks_others: bool = False  # it fits, and with what is outside PyTorch the tensor would have had room
     is_too_large: bool = False  # it is predicted not to fit, whatever is in pieces
     differs: str = ""  # that the log has more in use than what was given makes
 
@@ -82,6 +84,9 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> WhatFit
     is_as_given = not (is_beside or ranks_that_share(error, training))
     if fit == "no" and (is_as_given or is_of_next_run):
         which, may_fit = _which_fit(card, training, error, cause, 0)
+        if steps_ran(error, training):
+            which = f"{RAN} {which if may_fit else UNKNOWN}"
+            return WhatFits(f"{needs} {which}", may_fit or None, helps_in_one_piece(error, training))
         return WhatFits(f"{needs} {which}", may_fit, is_too_large=True)
     if is_of_next_run:
         return WhatFits(f"{needs} That fits: a loss in pieces never makes the whole logits, of which the message is.")
@@ -90,7 +95,8 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> WhatFit
         return _with_excess(error, training, cause, card, excess, words)
     if fit == "yes" or excess.where == "outside" or not is_as_given:
         is_in_pieces = excess.where == "unused" and is_as_given and helps_in_one_piece(error, training)
-        return WhatFits(words, is_in_pieces=is_in_pieces)
+        lacks_others = excess.where == "outside" and is_as_given and others_hold_a_part(error, total_bytes)
+        return WhatFits(words, is_in_pieces=is_in_pieces, lacks_others=lacks_others)
     which, may_fit = _which_fit(card, training, error, cause, 0)
     is_in_pieces = helps_in_one_piece(error, training)
     return WhatFits(f"{words} If it fails again, {which[0].lower()}{which[1:]}", may_fit, is_in_pieces)
@@ -107,13 +113,23 @@ def _with_excess(
     is_much = error.unallocated >= UNUSED_SHARE * card.memory_bytes  # beside them less explains nothing
     is_whole = fits_on(card, peak_bytes + excess.taken_bytes) != "no"  # if nothing were in pieces
     is_in_pieces = is_much and is_whole and helps_in_one_piece(error, training)
+    is_too_large = fits_on(card, peak_bytes) == "no" and not steps_ran(error, training)
     is_missed = excess.taken_bytes <= MISSED * peak_bytes
     if not (is_missed or as_a_second_model(training, excess.taken_bytes)):
         if is_whole and helps_in_one_piece(error, training):
             words += f" {IN_ONE_PIECE} leaves room for them ({binary_size(peak_bytes + excess.taken_bytes)})."
-        return WhatFits(f"{words} {UNKNOWN}", None, is_in_pieces, differs=excess.differs(error))
+        differs = excess.differs(error)
+        return WhatFits(f"{words} {UNKNOWN}", None, is_in_pieces, is_too_large=is_too_large, differs=differs)
     which, may_fit = _which_fit(card, training, error, cause, excess.taken_bytes)
-    return WhatFits(f"{words} With that on top {which[0].lower()}{which[1:]}", may_fit, is_in_pieces)
+    return WhatFits(
+        f"{words} With that on top {which[0].lower()}{which[1:]}", may_fit, is_in_pieces, is_too_large=is_too_large
+    )
+
+
+def steps_ran(error: OomError, training: KnownTraining) -> bool:
+    """Whether the log counts more than the micro-batches of one step, so that the peak of a step had room."""
+    passes = training.described.accumulation or 1
+    return training.settings.get("counted", 0) > passes and not makes_moments(error)
 
 
 def with_activations_first(error: OomError, training: KnownTraining, causes: list[Cause]) -> list[Cause]:
@@ -141,7 +157,7 @@ def far_beyond(error: OomError, training: KnownTraining) -> str:
     """
     total_bytes = error.total or training.gpu_bytes
     is_said = error.where == "GPU" and total_bytes and training.model and not training.missing
-    if not is_said or training.unfitting:
+    if not is_said or training.unfitting or steps_ran(error, training):
         return ""
     given = training.described
     with contextlib.suppress(Stop):
@@ -190,7 +206,10 @@ def _which_fit(
     is_marked = any(words.endswith("*") for words in fitting)
     legend = f" (* shrinks the {' or '.join(cause.part_of)})" if is_marked else ""
     why = f" {JUST}" if any("only just)" in words for words in fitting) else ""
-    return f"Each of these would fit, the mildest first{legend}: {'; '.join(fitting)}.{why}{untried}{times}", may_fit
+    each = "Each"
+    if others_hold_a_part(error, card.memory_bytes):
+        each = f"Without the {binary_size(error.outside)} outside PyTorch, each"
+    return f"{each} of these would fit, the mildest first{legend}: {'; '.join(fitting)}.{why}{untried}{times}", may_fit
 
 
 def _tried(

@@ -5,10 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from study.configs.oom.causes import HINT, SIZE_FITS, Cause
-from study.configs.oom.changes import IN_PIECES, RECOMPUTED, TOKENS, Change
-from study.configs.oom.excess import helps_in_one_piece
+from study.configs.oom.changes import BESIDE, IN_PIECES, RECOMPUTED, TOKENS, Change
 from study.configs.oom.explain import IN_FP32
-from study.configs.oom.fitting import WhatFits, named, predicted
+from study.configs.oom.fitting import WhatFits, named, predicted, steps_ran
 from study.configs.oom.means import in_its_words
 from study.configs.oom.reading import OomError
 from study.configs.oom.said import IN_ONE_PIECE, is_fsdp
@@ -30,17 +29,22 @@ ADVISED = {"chunked_loss": IN_PIECES, "checkpointing": RECOMPUTED}
 
 
 def first_tried_first(error: OomError, training: KnownTraining, causes: list[Cause]) -> list[Cause]:
-    """Return causes with that of pieces first, where a rank is predicted to have room without them.
+    """Return causes with that of pieces, or of other processes, first, where a rank has room without them.
 
-    Its setting costs nothing, and is what to try before any change.
+    To end these costs nothing, and is what to try before any change.
     """
-    pieces = [cause for cause in causes if cause.id == "oom-fragmentation"]
-    if not pieces or not helps_in_one_piece(error, training):
+    beside = {cause.id: cause for cause in causes if cause.id in BESIDE}
+    if not beside:
         return causes
-    if not predicted(error, training, named(causes)).is_in_pieces:
+    which = predicted(error, training, named(causes))
+    if which.is_in_pieces and "oom-fragmentation" in beside:
+        first = beside["oom-fragmentation"]
+        why = "steps ran" if steps_ran(error, training) else "the training is predicted to fit without such pieces"
+    elif which.lacks_others and "oom-other-process" in beside:
+        first, why = beside["oom-other-process"], "the training is predicted to fit without it"
+    else:
         return causes
-    reasons = (*pieces[0].reasons, "the training is predicted to fit without such pieces")
-    first = replace(pieces[0], points=max(causes[0].points, pieces[0].points) + HINT, reasons=reasons)
+    first = replace(first, points=max(causes[0].points, first.points) + HINT, reasons=(*first.reasons, why))
     return [first, *(cause for cause in causes if cause.id != first.id)]
 
 

@@ -4,11 +4,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from study.configs import sources
 from study.configs.mistakes import recognised
 from study.configs.oom.optimizers import OPTIM, said_of_optimizer
 from study.configs.pasted.in_use import advised
 from study.configs.pasted.read import Pasted
+from study.configs.pasted.resumed import counted
 from study.configs.pasted.told import printed_shapes, told
 from study.configs.pasted.words import only
 from study.configs.settings import AUTO, OF_FSDP, OFF, UNKNOWN, EffectiveSettings, effective_settings
@@ -18,6 +21,7 @@ from study.core.ignored_keys import OFFLOADS
 from study.core.recipes import Precision
 from study.core.settings import flag
 from study.core.shapes import model_of_name
+from study.known.faults import named
 from study.predict.front import AttentionKernel
 
 NUMBERS = ("ranks", "micro_batch", "accumulation", "sequence", "vocabulary", "lora_rank", "reduce_bucket_size")
@@ -36,6 +40,7 @@ HALF = ("bf16", "fp16")  # as a text says it
 SYNCED = re.compile(r"\bsync_each_batch[\"']?\s*[=:]\s*[Tt]rue\b")
 # DDP's own argument, which Accelerate's DistributedDataParallelKwargs has as well.
 IN_BUCKETS = re.compile(r"\bgradient_as_bucket_view[\"']?\s*[=:]\s*[Tt]rue\b")
+REDUCES_EACH = "the release that reduces in each micro-batch with FSDP2"
 # A model whose weights are loaded in 16 bits. An argument of autocast has the same name.
 LOADED = re.compile(
     r"\bfrom_(?:pretrained|config)\((?:[^()]|\((?:[^()]|\([^()]*\))*\)){0,600}?\b(?:torch_)?dtype\s*=\s*[\"']?"
@@ -70,6 +75,8 @@ SECOND_MODEL = re.compile(
     r"|\bref(?:erence)?_model *=(?! *None)|\b(?:AveragedModel|EMAModel)\(|\bvllm_gpu_memory_utilization *="
     r"|Model\w*\.from_pretrained\([^#\n]*(?:device_map|\)\.(?:to|cuda)\())[^#\n]*)"
 )
+# The first that a script loads, as most load the one that they train.
+TRAINED_MODEL = re.compile(r"(?m)^[ \t]*(?!ref|[ \t#])([^#\n]*Model\w*\.from_pretrained\([^#\n]*)")
 # How bitsandbytes keeps frozen layers. LLaMA-Factory and axolotl quantize the scales as well where nobody says it.
 QUANTIZED = {
     "int8": r"(?i)\b(?:load_in_8bit[\"']?\s*[:= ]\s*[\"']?true|quantization_bit[\"']?\s*[:= ]\s*[\"']?8)\b",
@@ -99,6 +106,9 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     said["plain"] = (pasted.said.get("stage") == "FSDP2" and pasted.said.get("plain")) or None
     said["sync_each_batch"] = bool(SYNCED.search(pasted.text)) or None
     said["bucket_view"] = bool(IN_BUCKETS.search(pasted.text)) or None
+    accelerate = pasted.releases.get("accelerate")
+    is_early = isinstance(accelerate, Version) and named("fsdp2-no-sync-syncs").contains(accelerate)
+    said[REDUCES_EACH] = f"accelerate {accelerate}" if is_early else None
     said["adapters"] = pasted.said.get("peft")
     said["accumulation"] = pasted.said.get("passes")
     said["attention"] = only({*ATTENTION.findall(pasted.text)} & KERNELS.keys())
@@ -116,12 +126,14 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     said[CHUNKING] = pasted.said.get("chunked_loss")
     said[IN_ONE_PIECE] = advised(IN_ONE_PIECE, pasted) != IN_ONE_PIECE or None
     said["ruled_out"] = {name for name, words in RULED_OUT.items() if re.search(words, pasted.text)} or None
-    second = SECOND_MODEL.search(pasted.text)
-    said["second_model"] = second[1].strip(" \t,") if second else None
+    trained = TRAINED_MODEL.search(pasted.text)
+    said["trained_model"] = trained[1].strip(" \t,") if trained else None
+    said["other_models"] = [each[1].strip(" \t,") for each in SECOND_MODEL.finditer(pasted.text)] or None
     about = told(pasted.text)
     said["model"] = about.model
     if about.model is None:  # of an unknown one at least the logits have their size
         said["vocabulary"] = only({shape.get("vocab_size") for shape in printed_shapes(pasted.text)})
+    said["counted"] = counted(pasted.log) or None
     said["gpu"] = about.gpu if about.gpu_bytes else None  # of which there is one size
     return {name: value for name, value in said.items() if value is not None}
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Self
 import tyro
 
 from study.configs.oom.optimizers import optimizer_of
-from study.configs.oom.said import config_settings, conflicts, of_deepspeed, understood
+from study.configs.oom.said import REDUCES_EACH, config_settings, conflicts, is_fsdp, of_deepspeed, understood
 from study.core import arms
 from study.core.errors import Stop
 from study.core.gpus import GPUS, gpu_named
@@ -139,6 +139,9 @@ class KnownTraining:
         if described.arm:  # which says it
             settings["homes"] = None
             settings |= {"arm": described.arm, OFFLOADS[0]: None}
+        is_fsdp2 = is_fsdp(settings["arm"]) and str(settings.get("fsdp_version", 2)) == "2"
+        if REDUCES_EACH in settings and is_fsdp2 and not settings.get("plain"):
+            settings["sync_each_batch"] = True
         taken = optimizer_of(settings)
         settings["optimizer"], settings["optimizer by"] = taken or (None, "")
         described = filled(described, settings)

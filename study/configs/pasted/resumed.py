@@ -6,11 +6,12 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from study.configs.pasted.losses import FEW, MANY, Line, Log
+from study.configs.pasted.losses import BAR, FEW, MANY, Line, Log
 from study.configs.pasted.tracebacks import Seen, sign
 
 # Of transformers ("Continuing training from global step 500"), LLaMA-Factory, Accelerate's examples and others.
 RESUMED = re.compile(r"(?i)\bresum(?:ed|ing)\b[^\n]{0,40}(?:from|checkpoint)|\bcontinuing training from\b")
+OF_STEPS = re.compile(rf"(?m)(?:^|\r)[ \t]*\d+%\|[^|\n]*{BAR.pattern}")  # bars of loading and of data have a name
 HALF = 0.5  # a rate below that share of what was to come does not go on
 JUMP = 1.25  # times the losses before
 AS_AT_FIRST = 0.8  # of the first loss
@@ -27,6 +28,15 @@ def signs(log: Log) -> Iterator[Seen]:
         if len(before) >= FEW and len(after) >= FEW:
             yield from filter(None, (_rate(log, before, after), _loss(log, before, after)))
             return
+
+
+def counted(log: Log) -> int:
+    """Return how many steps a log counts, or micro-batches. After a resume its bar counts those of another run."""
+    if RESUMED.search(log.text):
+        return 0
+    return max(
+        sum("loss" in line.values for line in log.lines), *(int(bar[1]) for bar in OF_STEPS.finditer(log.text)), 0
+    )
 
 
 def _until(after: list[Line], before: list[Line]) -> list[Line]:
