@@ -174,6 +174,8 @@ def _as_taken(training: KnownTraining, name: str, value: Any) -> str:
     if name == "sync_each_batch":
         release = training.settings.get(REDUCES_EACH)
         return f"gradients reduced in each micro-batch (by {release})" if release else "sync_each_batch=True"
+    if name == "bucket_view":
+        return "gradient_as_bucket_view=True"
     if name == "checkpointing" and training.inferred:
         return training.inferred
     if name == "arm" and "stage" in training.from_text and (why := training.settings.get("assumed")):

@@ -144,6 +144,7 @@ class Watched(Section):
     not_optimized_tensors: Int = None  # that train, and that the optimizer lacks
     without_gradient_tensors: Int = None  # that train, and got no gradient by the first update
     without_gradient: list[str] = []  # the names of three of them
+    layers_in_evaluation: int = 0  # of dropout and batch norm, at a rehearsal's first update
     schedule_steps_in_update: Int = None  # of the scheduler
     schedule_length: Int = None  # its steps until it ends
     passes_in_epoch: Int = None

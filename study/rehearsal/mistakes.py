@@ -20,6 +20,9 @@ from study.watch.loop import WatchedLoop
 # The length of a schedule, by the names that schedulers of PyTorch give it.
 LENGTHS = ("T_max", "total_steps", "total_iters")
 
+# Layers that compute otherwise in evaluation mode.
+CHANGED = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
+
 
 class NoLog:
     """What a loop's hooks write to. Losses have no values here, and seconds are not a GPU's."""
@@ -117,6 +120,7 @@ class Mistakes:
             updated = {id(tensor) for group in groups for tensor in group["params"]}
             trained = [tensor for tensor in model.parameters() if tensor.requires_grad]
             watched.not_optimized_tensors = sum(id(tensor) not in updated for tensor in trained)
+        note_modes(record, model)
         log: Any = self.log
         instruments: Any = NoInstruments()
         weights: Any = NoWeights()
@@ -138,6 +142,17 @@ class Mistakes:
             watched.passes_in_epoch = len(self.loader._index_sampler)
             if not reads_all(self.loader._index_sampler):  # otherwise the rows may be this rank's alone
                 watched.data_rows = len(self.loader._dataset)
+
+
+def note_modes(record: Record, model: nn.Module) -> None:
+    """Note the layers that evaluation mode changes, and whether those that should recompute are in training mode."""
+    layers = [*model.modules()]
+    changed = [each for each in layers if isinstance(each, CHANGED) and getattr(each, "p", 1.0) > 0]
+    record.watched.layers_in_evaluation = sum(not each.training for each in changed)
+    # transformers' layers recompute `if self.gradient_checkpointing and self.training` (modeling_layers.py).
+    asked = [each for each in layers if getattr(each, "gradient_checkpointing", False)]
+    if record.observed.checkpointing and asked and not any(each.training for each in asked):
+        record.promised.checkpointing, record.observed.checkpointing = True, False
 
 
 def reads_all(sampler) -> bool:

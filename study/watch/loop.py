@@ -100,6 +100,7 @@ class WatchedLoop:
         self.loaders = Loaders()
         self.batch = targets.TokensIn()
         self._passes = 0
+        self._autocast: str | None = None  # of the last forward pass with gradients
         self._in_backward = False
         self.special = targets.special_of(self.model)
         self._evaluated = 0  # forward passes without gradients since the last with them, in training mode
@@ -277,6 +278,8 @@ class WatchedLoop:
         trains = self._plain.training and has_gradients
         if has_gradients:
             self._evaluated = 0
+            is_autocast = torch.is_autocast_enabled(self._device)
+            self._autocast = NAMES.get(torch.get_autocast_dtype(self._device)) if is_autocast else None
         else:
             self._evaluated += self._plain.training
             if self._evaluated == EVALUATION and self._dropouts:
@@ -298,8 +301,6 @@ class WatchedLoop:
             self._watched.rows_per_pass = self._watched.rows_per_pass or rows
         if len(self.inputs) < READ_PASSES:
             self.inputs.append(digest(inputs))
-            if torch.is_autocast_enabled(self._device):
-                self.record.observed.autocast = NAMES.get(torch.get_autocast_dtype(self._device))
 
     @guarded
     def _begin_backward(self, loss=None, *_, scale_wrt_gas: bool = True, **__) -> None:
@@ -309,6 +310,8 @@ class WatchedLoop:
         step, watched = self.step, self._watched
         self._cleared.begin_backward(self.log.count, step)
         step.backwards += 1
+        seen = self.record.observed
+        seen.autocast = self._autocast or seen.autocast  # also of a model that trains in evaluation mode
         step.training = min(self._plain.training, step.training >= 1 or step.backwards == 1)
         step.dropouts_off = sum(not each.training for each in self._dropouts)
         # The library divides the loss of each pass by this, so that their sum is the loss of the step.

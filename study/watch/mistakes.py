@@ -162,6 +162,8 @@ def model(facts: Facts) -> Results:
     """Name a model that is hardly trained, or not the one of its config."""
     if facts.watched.tie_lost:
         yield "tie_lost", {}
+    if facts.watched.layers_in_evaluation:
+        yield "layers_in_evaluation", {}
     trained = required(facts.seen.trained_parameters)
     # A new head above a body that was trained before is no mistake.
     is_head = facts.watched.head_alone_trains and facts.watched.frozen_untrained is False

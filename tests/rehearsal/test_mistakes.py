@@ -8,10 +8,15 @@ import re
 from pathlib import Path
 
 import pytest
+import transformers
 
 from study.cli import rehearsed
 from study.cli.rehearsed import failed
+from study.records.schema import Record
+from study.rehearsal.mistakes import note_modes
 from study.rehearsal.request import Failure, Request
+from study.report import rehearsals
+from study.watch.diagnosis import judge
 from tests.conftest import ROOT, table
 from tests.rehearsal.test_rehearsal import study_virtual
 
@@ -63,3 +68,22 @@ def test_that_no_fault_applies_is_said_of_the_releases_that_ran(monkeypatch, cap
     said = " ".join(capsys.readouterr().out.split())
     assert "to the releases that ran here, torch 2.13.0, PEFT 0.21.2. If" in said
     assert said.endswith("`study stack requirements.txt`.")
+
+
+@pytest.mark.parametrize("recomputes", [True, False])
+@pytest.mark.parametrize(("trains", "dropout"), [(True, 0.1), (False, 0.1), (False, 0.0)])
+def test_a_model_in_evaluation_mode_recomputes_nothing_and_has_no_dropout(trains, dropout, recomputes):
+    """`from_pretrained` leaves it so. What the step held decides each sentence, and not what was asked for."""
+    drops = dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), dropout)
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64, **drops)
+    )
+    if recomputes:
+        model.gradient_checkpointing_enable()
+    record = Record(run_id="mine", started_utc="2026-01-02T03:04:05+00:00")
+    record.observed.checkpointing = recomputes
+    note_modes(record, model.train(trains))
+    assert rehearsals.training(record.observed) == ["activations are recomputed"] * (recomputes and trains)
+    told = {each.id for each in judge(record)[0]}
+    assert ("checkpointing_off" in told) == (recomputes and not trains)
+    assert ("layers_in_evaluation" in told) == (dropout > 0 and not trains)

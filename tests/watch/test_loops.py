@@ -74,7 +74,7 @@ def looks_ahead_with_zeros(folder: Path) -> None:
     looks_ahead(folder, to_none=False)
 
 
-def train(folder: Path, model, each=lambda step: None, **half) -> None:
+def train(folder: Path, model, each=lambda *_: None, **half) -> None:
     """Train, and call `each` after each update, with the optimizer."""
     optimizer = torch.optim.AdamW((each for each in model.parameters() if each.requires_grad), 1e-3)
     with watched(folder, model, optimizer):
@@ -324,3 +324,22 @@ def test_losses_are_read_in_fp16_without_a_scale(tmp_path):
     run = store.load(tmp_path / "run")
     assert len(run.loss.train) == STEPS
     assert run.watched.targets.read > 0
+
+
+def test_autocast_is_seen_also_where_a_model_trains_in_evaluation_mode(tmp_path):
+    train(tmp_path / "run", layers().eval(), dtype=torch.bfloat16)
+    run = store.load(tmp_path / "run")
+    assert run.observed.autocast == "bf16"
+    assert "eval_while_training" in {each.id for each in about(tmp_path / "run").findings}
+
+
+def test_autocast_of_an_evaluation_with_gradients_is_not_that_of_the_training(tmp_path):
+    model = layers()
+
+    def evaluate(step: int, _) -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            model.eval()(rows(step)[0])
+        model.train()
+
+    train(tmp_path / "run", model, evaluate)
+    assert store.load(tmp_path / "run").observed.autocast is None

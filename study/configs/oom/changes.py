@@ -16,6 +16,7 @@ FUSED = "`fused=True` in AdamW (the Trainer's `optim: adamw_torch_fused`; `torch
 # What takes as little in both, where a model has both: PyTorch's own is everywhere.
 ATTENTIONS: dict[AttentionKernel, str] = {"sdpa": "sdpa", "flash2": "flash_attention_2"}  # in transformers' words
 SYNCED = "GradientAccumulationPlugin(sync_each_batch=True)"  # of Accelerate
+IN_BUCKETS = "gradient_as_bucket_view=True"  # of DDP
 STATES = frozenset(("optimizer", "gradients", "weights"))
 # Each arm holds less on a GPU than the one before it: what it divides, or takes to the host, besides.
 HOLD_LESS: dict[str, frozenset[str]] = {
@@ -58,7 +59,7 @@ def single_changes(given: Described, model: Transformer | None = None) -> Iterat
     """Yield changes of one thing each, the mildest first.
 
     Other kernels for attention and for the update, a loss in pieces, fewer sequences, recomputation, gradients reduced
-    at once, an arm that holds less.
+    at once or in DDP's buckets, an arm that holds less.
     """
     yield from _fused_kernels(given, model)
     yield from _loss_in_pieces(given)
@@ -73,6 +74,9 @@ def single_changes(given: Described, model: Transformer | None = None) -> Iterat
         yield Change(RECOMPUTED, replace(given, checkpointing=True), frozenset(("activations",)))
     if holds_whole_gradients(given):
         yield Change(SYNCED, replace(given, sync_each_batch=True), frozenset(("gradients",)))
+    # With several micro-batches the gradients of the first ones lie beside the buckets all the same.
+    if given.arm == "ddp" and (given.accumulation or 1) == 1 and not given.bucket_view:
+        yield Change(IN_BUCKETS, replace(given, bucket_view=True), frozenset(("gradients",)))
     yield from _arms_that_hold_less(given)
 
 

@@ -38,6 +38,8 @@ PRECISIONS: dict[str, Precision] = {
 HALF = ("bf16", "fp16")  # as a text says it
 # Accelerate reduces in each micro-batch: of its GradientAccumulationPlugin, or of the Trainer's accelerator_config.
 SYNCED = re.compile(r"\bsync_each_batch[\"']?\s*[=:]\s*[Tt]rue\b")
+# DDP's own argument, which Accelerate's DistributedDataParallelKwargs has as well.
+IN_BUCKETS = re.compile(r"\bgradient_as_bucket_view[\"']?\s*[=:]\s*[Tt]rue\b")
 REDUCES_EACH = "the release that reduces in each micro-batch with FSDP2"
 # A model whose weights are loaded in 16 bits. An argument of autocast has the same name.
 LOADED = re.compile(
@@ -103,6 +105,7 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     said["mixed"], said["loaded"] = pasted.said.get("precision"), bool(LOADED.search(pasted.text)) or None
     said["plain"] = (pasted.said.get("stage") == "FSDP2" and pasted.said.get("plain")) or None
     said["sync_each_batch"] = bool(SYNCED.search(pasted.text)) or None
+    said["bucket_view"] = bool(IN_BUCKETS.search(pasted.text)) or None
     accelerate = pasted.releases.get("accelerate")
     is_early = isinstance(accelerate, Version) and named("fsdp2-no-sync-syncs").contains(accelerate)
     said[REDUCES_EACH] = f"accelerate {accelerate}" if is_early else None

@@ -71,6 +71,8 @@ class Described:
     """A loop of PyTorch's own calls fully_shard: layers and the rest are units, and each micro-batch is reduced."""
     sync_each_batch: Annotated[bool | None, tyro.conf.Suppress] = None
     """Accelerate reduces the gradients of each micro-batch, and not only in the last of a step."""
+    bucket_view: Annotated[bool | None, tyro.conf.Suppress] = None
+    """DDP's gradients lie in its buckets, and not beside them as by default."""
     checkpointing: bool | None = None
     """Activations are recomputed in the backward pass."""
     chunked_loss: bool | None = None
@@ -296,4 +298,6 @@ def prediction_of(wanted: Wanted, given: Described) -> Prediction:
     if fsdp := trained.placement.fsdp:
         fsdp = fsdp._replace(by_accelerate=not given.plain, sync_each_batch=bool(given.sync_each_batch))
         trained = replace(trained, placement=replace(trained.placement, fsdp=fsdp))
+    if given.arm == "ddp":
+        trained = replace(trained, loop=replace(trained.loop, bucket_view=bool(given.bucket_view)))
     return Prediction.of(trained)
