@@ -54,7 +54,7 @@ def on_one_rank(
     for path, script in scripts.items():
         try:
             tree = ast.parse(script)
-            alone = Reading(tree).alone()
+            alone = Branches(tree).alone()
         except (SyntaxError, ValueError, RecursionError):
             continue
         end = _end_of_training(tree)
@@ -86,7 +86,7 @@ def _is_of(alone: Alone, pattern: str) -> bool:
     return bool(re.search(pattern, function))
 
 
-class Reading:
+class Branches:
     """A script, with the names that it imports and assigns."""
 
     def __init__(self, tree: ast.Module) -> None:
