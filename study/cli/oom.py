@@ -28,6 +28,7 @@ from study.configs.oom.training import Described, KnownTraining
 from study.configs.pasted.answer import answer
 from study.configs.pasted.memory import error_in
 from study.configs.pasted.read import Pasted, read
+from study.configs.pasted.said import left_open
 from study.configs.scripts import among, shown
 from study.core.errors import Stop
 from study.core.settings import flag
@@ -91,7 +92,7 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     read_words = _show_taken(pasted, known, vars(model) | vars(training), bool(which.words))
     notes = [*engines.in_words(engines.texts_of(error)), *known.conflicts, *_of_keys(known)]
     of_name = pasted.said.get("stage_by") if "stage" in known.from_text and training.arm is None else None
-    notes += engines.left_open({"stage": told.said.get("stage"), "stage_by": of_name})
+    notes += left_open({"stage": told.said.get("stage"), "stage_by": of_name})
     say_wrapped(*notes)
     if which.words:
         say_wrapped("", which.words, *of_other_releases(pasted, known))

@@ -14,7 +14,7 @@ from study.core.errors import Stop
 from study.core.settings import flag
 from study.core.text import say_wrapped
 from study.known.faults import Fault, table
-from study.known.findings import Finding
+from study.known.findings import Finding, in_a_sentence
 from study.known.which_apply import WAYS, Applies, Flags, Stack, free, untested
 
 MOST_FREE = 4  # releases
@@ -52,7 +52,7 @@ def stack(
     releases, config = with_config(releases, config)
     used, notes = described(releases, launched_ranks(words, flags), config)
     differ = [*engines.contradictions(engines.texts_of(words))]
-    say_wrapped(*map(engines.in_a_sentence, differ), *engines.not_here(engines.texts_of(words), config))
+    say_wrapped(*map(in_a_sentence, differ), *engines.not_here(engines.texts_of(words), config))
     answer = told(AskedStack.of(used, flags, config, symptom, releases), notes, details)
     is_wrong = any(each.is_surely_wrong for each in differ)
     return answer | {"contradictions": list(map(asdict, differ)), "fine": answer["fine"] and not is_wrong}

@@ -10,12 +10,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from study.configs import sources
 from study.configs.pasted import condense
 from study.core.errors import Stop
-from study.known.findings import Finding, finding
+from study.known.findings import Finding, finding, in_a_sentence
 
 ENGINES = {"DEEPSPEED": "DeepSpeed", "FSDP": "FSDP", "MULTI_GPU": "DDP"}
 COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")  # what stands before it keeps its line
@@ -145,20 +144,8 @@ def contradictions(texts: Mapping[str, str]) -> Iterator[Finding]:
         yield from _recomputed_twice(texts)
 
 
-def left_open(said: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what decides the engine, or its version, where what is said leaves that open."""
-    if said.get("stage") == "FSDP":
-        yield in_a_sentence(finding("fsdp_of_trainer"))
-    if name := said.get("stage_by"):
-        yield in_a_sentence(finding("engine_by_name", name=f"{name:.100}"))
-
-
 def in_words(texts: Mapping[str, str]) -> list[str]:
     return [*map(in_a_sentence, contradictions(texts))]
-
-
-def in_a_sentence(each: Finding) -> str:
-    return f"{each.said} What to do: {each.remedy}."
 
 
 def _recomputed_twice(texts: Mapping[str, str]) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from study.configs.pasted import condense
 from study.configs.pasted.config_in_text import configs_with
 from study.configs.pasted.matching import flags_of
 from study.configs.pasted.read import LONGEST_LINE, Pasted, read
-from study.configs.pasted.said import said
+from study.configs.pasted.said import left_open, said
 from study.configs.pasted.two_releases import mentioned
 from study.configs.settings import UNSET, EffectiveSettings, effective_settings, same
 from study.configs.shown import shown
@@ -77,7 +77,7 @@ def described(words: tuple[str, ...], flags: Flags, config: Path | None = None) 
     stack = Stack.of(lists.releases(words), flags, config_says, key)
     if "stage_by" in left:
         stack = replace(stack, guessed=frozenset({"stage"}))
-    notes += engines.left_open({**left, "stage": stack.said.get("stage")})
+    notes += left_open({**left, "stage": stack.said.get("stage")})
     if config is None:
         stack = replace(stack, key=_key_in_texts(given_words))
     of_config = lists.content(str(config)) if config else ""

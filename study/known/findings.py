@@ -51,6 +51,10 @@ def with_id(sentence: str, id: str) -> str:
     return f"{ended(sentence)} [{id}]"
 
 
+def in_a_sentence(each: Finding) -> str:
+    return f"{each.said} What to do: {each.remedy}."
+
+
 def ended(sentence: str) -> str:
     return sentence if sentence.endswith((".", "?")) else f"{sentence}."
 

@@ -10,7 +10,6 @@ from typing import Literal
 
 from packaging.version import Version
 
-from study.configs.engines import left_open
 from study.configs.oom.reading import OomError
 from study.configs.pasted import losses, matching, memory, resumed, tracebacks, two_logs, watchdogs
 from study.configs.pasted.in_use import advised
@@ -18,7 +17,7 @@ from study.configs.pasted.memory import ByText
 from study.configs.pasted.one_rank import OF_ALL, OF_SHARDS, on_one_rank
 from study.configs.pasted.ranking import FULL, OF_STEPS, WAITED, explains, ordered
 from study.configs.pasted.read import ERROR, Pasted, read
-from study.configs.pasted.said import numbers
+from study.configs.pasted.said import left_open, numbers
 from study.configs.pasted.situations import fitting
 from study.configs.pasted.told import told
 from study.configs.pasted.tracebacks import Seen, sign

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from pydantic import with_config
 
 from study.configs.pasted.words import only
 from study.core.tables import NO_OTHER_KEYS, Regex, read_table
+from study.known.findings import finding, in_a_sentence
 
 SAID = Path(__file__).with_name("said.toml")
 TRUTH = {"true": True, "false": False}
@@ -63,6 +64,14 @@ def _stage(text: str, whole: str) -> int | str | None:
     if fsdp is not None:
         return f"FSDP{fsdp}"
     return "DDP" if ddp and not re.search("(?i)deepspeed|fsdp", whole) else None
+
+
+def left_open(said: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what decides the engine, or its version, where what is said leaves that open."""
+    if said.get("stage") == "FSDP":
+        yield in_a_sentence(finding("fsdp_of_trainer"))
+    if name := said.get("stage_by"):
+        yield in_a_sentence(finding("engine_by_name", name=f"{name:.100}"))
 
 
 def _with_constants(text: str) -> str:
