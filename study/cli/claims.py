@@ -220,7 +220,8 @@ def row_of(row: comparison.Compared, theirs: str = "yours") -> dict:
         kept = f"{kept} to {in_full(row.evidence.most)}"
     has_range = row.evidence.most is not None or row.answer == comparison.DIFFERS
     if has_range and row.values and is_number(row.values[0]):  # a median would hide the one that differs
-        of_runs = " to ".join(dict.fromkeys(map(in_full, (row.values[0], row.values[-1]))))
+        least, most = in_full(row.values[0]), in_full(row.values[-1])
+        of_runs = least if least == most else f"{least} to {most}"
     numbers = {"committed": kept, theirs: of_runs}
     return {"claim": row.claim, "evidence": row.evidence.what} | numbers | {"answer": row.answer}
 

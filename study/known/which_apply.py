@@ -118,7 +118,9 @@ def answers_of(family: str | None) -> dict[str, bool]:
 def fsdp_of_trainer(release: Release | None) -> str:
     """Return which FSDP the Trainer's `fsdp` is in a release of transformers. FSDP: one of the two."""
     is_second = _is_in(release, FSDP2_OF_TRAINER) if isinstance(release, Version) else None
-    return {True: "FSDP2", False: "FSDP1", None: "FSDP"}[is_second]
+    if is_second is None:
+        return "FSDP"
+    return "FSDP2" if is_second else "FSDP1"
 
 
 def _of_config(config: Mapping[str, Any], releases: Mapping[str, Release]) -> dict[str, Any]:

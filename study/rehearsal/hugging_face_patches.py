@@ -42,8 +42,11 @@ def accelerator(rehearsal: Rehearsal, module) -> None:
 
     def init(accelerator, *args, **kwargs) -> None:
         begin(accelerator, *args, **kwargs)
-        engine = accelerator.distributed_type in (module.DistributedType.DEEPSPEED, module.DistributedType.MEGATRON_LM)
-        if accelerator.mixed_precision == "fp16" and not engine:
+        has_engine = accelerator.distributed_type in (
+            module.DistributedType.DEEPSPEED,
+            module.DistributedType.MEGATRON_LM,
+        )
+        if accelerator.mixed_precision == "fp16" and not has_engine:
             asked = accelerator.scaler_handler.to_kwargs() if accelerator.scaler_handler else {}
             accelerator.native_amp = True
             accelerator.scaler = torch.amp.GradScaler("cpu", **asked)

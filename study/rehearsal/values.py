@@ -49,14 +49,21 @@ class UnknownNumber(float):
 
     note: Callable[[], None]  # that it is compared
 
-    def _compared(name: str) -> Any:  # type: ignore[misc]
-        def compare(self, other):
-            self.note()
-            return getattr(float, name)(self, other)
+    def __lt__(self, other: float) -> bool:
+        self.note()
+        return super().__lt__(other)
 
-        return compare
+    def __le__(self, other: float) -> bool:
+        self.note()
+        return super().__le__(other)
 
-    __lt__, __le__, __gt__, __ge__ = map(_compared, ("__lt__", "__le__", "__gt__", "__ge__"))
+    def __gt__(self, other: float) -> bool:
+        self.note()
+        return super().__gt__(other)
+
+    def __ge__(self, other: float) -> bool:
+        self.note()
+        return super().__ge__(other)
 
 
 class Script:

@@ -804,7 +804,7 @@ def test_conditions_that_were_fitted_are_named_together():
 def test_no_folder_of_records_alone_contradicts_what_all_of_them_show():
     """A number of a CPU and one of a GPU are never one: three folders of a GPU's runs had another number of P3-07."""
     folders = {run.folder.parents[1] for run in runs.kept_as_evidence()}
-    assert len(folders) == 5
+    assert len(folders) >= 5
     for folder in folders:
         rows = comparison.compared(CLAIMS, runs.load([folder]).counting)
         assert [(row.claim, row.evidence.what) for row in rows if row.answer == comparison.DIFFERS] == [], folder
