@@ -128,10 +128,10 @@ def _with_a_slip(token: str) -> str:
     """Return the word of the first form that is one letter away; else the token."""
     known = forms()
     for form, word in known.whole.items():
-        if len(form) >= SHORTEST and _one_slip(form, token):
+        if form[0] == token[0] and len(form) >= SHORTEST and _one_slip(form, token):
             return word
     for form, word in known.begins.items():
-        if len(form) >= SHORTEST and _begins_with_a_slip(form, token):
+        if form[0] == token[0] and len(form) >= SHORTEST and _begins_with_a_slip(form, token):
             return word
     return token
 
@@ -143,11 +143,11 @@ def _begins_with_a_slip(form: str, token: str) -> bool:
 
 
 def _one_slip(right: str, typed: str) -> bool:
-    """Whether one letter behind the first is missing, too many, or changed places with the next.
+    """Whether one letter behind the first, which both have, is missing, too many, or changed places with the next.
 
     Another letter in its place mostly makes another word: convert is no converge, and instance no instability.
     """
-    if right[0] != typed[:1] or abs(len(right) - len(typed)) > 1 or right == typed:
+    if abs(len(right) - len(typed)) > 1 or right == typed:
         return False
     same = 1
     while right[same : same + 1] == typed[same : same + 1]:
