@@ -129,6 +129,7 @@ def signs(log: Log, has_marks: bool, passes: int = USUAL_PASSES) -> list[Seen]:
     found = [
         mark,
         forward_is_broken(log.losses, passes),
+        gradients_are_nan_first(log),
         loss_is_nan(log.losses),
         loss_is_zero(log.losses),
         loss_stands_still(log.losses),
@@ -176,6 +177,27 @@ def forward_is_broken(losses: Series, passes: int) -> Seen | None:
     if (math.isfinite(second) and second != 0) or _is_usual(losses.lines[1].values.get("norm", math.nan)):
         return None
     return losses.sign("forward-broken", 0, first=first, random=RANDOM)
+
+
+def gradients_are_nan_first(log: Log) -> Seen | None:
+    """A norm is not finite in the steps right before the first loss that is not, or that the Trainer prints as 0."""
+    of_loss = next((number for number, line in enumerate(log.usual) if _has_no_loss(line.values)), 0)
+    before = [line for line in log.usual[:of_loss] if "norm" in line.values]
+    is_finite = [math.isfinite(line.values["norm"]) for line in before]
+    if not before or is_finite[-1]:
+        return None
+    step = log.usual[of_loss].values.get("step")
+    if "loss" not in before[-1].values and before[-1].values.get("step") == step:  # its own norm, in a line above
+        return None
+    first = before[len(is_finite) - is_finite[::-1].index(True) if True in is_finite else 0]
+    at = next((f" at {name} {first.values[name]:g}" for name in ("step", "epoch") if name in first.values), "")
+    return sign("norm-nan-first", log.text, first.place, at=at)
+
+
+def _has_no_loss(values: dict[str, float]) -> bool:
+    """Whether a loss is not a number, or is printed as 0 beside a norm that is none."""
+    loss = values.get("loss", 1)
+    return not math.isfinite(loss) or (loss == 0 and not math.isfinite(values.get("norm", 1)))
 
 
 def loss_is_nan(losses: Series) -> Seen | None:

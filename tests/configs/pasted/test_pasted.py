@@ -28,7 +28,7 @@ from study.configs.pasted import (
 )
 from study.configs.pasted.answer import answer
 from study.configs.pasted.config_in_text import deepspeed_config
-from study.configs.pasted.ranking import WAITED
+from study.configs.pasted.ranking import OF_NAN, WAITED
 from study.configs.pasted.read import read
 from study.configs.pasted.said import said as said_of
 from study.configs.pasted.told import told as of_model
@@ -169,6 +169,36 @@ def test_an_answer_hedges_once(texts, capsys):
         pasted.tell(diagnosed(text), details=False)
         said, *also = re.findall(r"(?s)\A(.+?)(?:\n\n|\Z)|(?<=Also seen: )(.+?)(?=What to do)", capsys.readouterr().out)
         assert [each for each in map("".join, (said, *also)) if len(hedge.findall(each)) > 1] == [], name
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("step 1 loss 10.2 grad_norm nan\nstep 2 loss nan", "norm-nan-first at step 1"),
+        ("step 7 loss 2.1 grad_norm 3.0\nstep 8 loss 2.1 grad_norm inf\nstep 9 loss nan", "norm-nan-first at step 8"),
+        (
+            "step 1 loss 9 grad_norm inf\nstep 2 loss 9 grad_norm 2.5\nstep 3 loss 9 grad_norm nan\n"
+            "step 4 loss 9 grad_norm nan\nstep 5 loss nan grad_norm nan",
+            "norm-nan-first at step 3",
+        ),
+        ("step 1 loss 10.2\nstep 1 grad_norm nan\nstep 2 loss nan", "norm-nan-first at step 1"),
+        (
+            "{'loss': 9.1, 'grad_norm': nan, 'epoch': 0.1}\n{'loss': 0.0, 'grad_norm': nan, 'epoch': 0.2}",
+            "norm-nan-first at epoch 0.1",
+        ),
+        ("loss: 9.1 grad_norm: nan\nloss: nan grad_norm: nan", "norm-nan-first"),
+        ("step 1 loss 10.2 grad_norm inf\nstep 2 loss 9.8 grad_norm 2.0\nstep 3 loss nan", "loss-nan"),
+        ("step 1 loss 10.2 grad_norm 2.0\nstep 2 grad_norm nan\nstep 2 loss nan", "loss-nan"),
+        ("step 1 loss 10.2 grad_norm 2.0\nstep 2 loss nan grad_norm nan", "loss-nan"),
+        ("step 1 loss nan grad_norm nan\nstep 2 loss nan grad_norm nan", "loss-nan"),
+    ],
+)
+def test_gradients_that_were_not_finite_before_the_loss_are_the_answer(text, said):
+    id, _, step = said.partition(" ")
+    found = answer(text).found
+    assert [each.id for each in found if each.id in OF_NAN] == [id]
+    assert step in found[0].sentence
+    assert ("rows of that step" in found[0].remedy) == (id == "loss-nan")
 
 
 @pytest.mark.parametrize(
