@@ -118,7 +118,7 @@ def answers_of(family: str | None) -> dict[str, bool]:
 
 
 def fsdp_of_trainer(release: Release | None, own: Any = None, launched: Any = None) -> str:
-    """Return which FSDP the Trainer's `fsdp` is, by transformers, its fsdp_config and the launcher. FSDP: one of the two."""
+    """Return which FSDP the Trainer's `fsdp` is, by its release, its own version and the launcher's. FSDP: either."""
     if not isinstance(release, Version):
         return f"FSDP{own}" if own and str(own) == str(launched) else "FSDP"
     reads_own, is_second = (_is_in(release, each) for each in (READS_VERSION, FSDP2_OF_TRAINER))

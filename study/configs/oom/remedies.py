@@ -97,7 +97,8 @@ def with_known(pasted: Pasted, training: KnownTraining) -> Pasted:
             known["stage"] = "FSDP1" if version.startswith("1") else "FSDP2"
             if pasted.said.get("stage") == "FSDP" or "the Trainer's fsdp" in training.settings:
                 own = training.settings.get("the Trainer's fsdp_version", pasted.said.get("fsdp_own"))
-                known["stage"] = fsdp_of_trainer(pasted.releases.get("transformers"), own, version)
+                by_release = fsdp_of_trainer(pasted.releases.get("transformers"), own, version)
+                known["stage"] = f"FSDP{own}" if own and by_release == "FSDP" else by_release
     elif arm:
         known["stage"] = "DDP"
     elif "stage" not in pasted.said and OF_DEEPSPEED.search(pasted.text):

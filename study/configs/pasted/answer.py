@@ -138,10 +138,12 @@ def _shown(pasted: Pasted, error: OomError | None, by_text: ByText) -> list[Seen
     of_memory = memory.of_error(pasted, error, by_text) if error else memory.of_words(pasted, by_text)
     waits = watchdogs.hangs(pasted.text, pasted.sentences)
     signs = losses.signs(pasted.log, pasted.may_be_deepspeed, pasted.said.get("passes", losses.USUAL_PASSES))
-    signs += resumed.signs(pasted.log)
+    apart = two_logs.factor_apart(pasted)
+    # A state that was not loaded makes no such factor.
+    signs += [each for each in resumed.signs(pasted.log) if not (apart and each.id == "loss-jumps-on-resume")]
     if not signs and len(pasted.log.lines) < losses.FEW:  # where a log has more, a person's words say less
         signs = losses.signs_in_words(pasted.text, pasted.sentences, pasted.may_be_deepspeed)
-    shown = [*errors, *filter(None, [of_memory, waits, two_logs.ratio_of_logs(pasted)]), *signs]
+    shown = [*errors, *filter(None, [of_memory, waits, apart]), *signs]
     return _without_notes(pasted, shown)
 
 

@@ -180,8 +180,12 @@ def forward_is_broken(losses: Series, passes: int) -> Seen | None:
 
 
 def gradients_are_nan_first(log: Log) -> Seen | None:
-    """A norm is not finite in the steps right before the first loss that is not, or that the Trainer prints as 0."""
-    of_loss = next((number for number, line in enumerate(log.usual) if _has_no_loss(line.values)), 0)
+    """A norm is not finite in the steps right before the first loss that is not.
+
+    A loss of 0 shows no such order: the Trainer leaves NaN out of a mean over steps.
+    """
+    is_nan = [not math.isfinite(line.values.get("loss", 0)) for line in log.usual]
+    of_loss = is_nan.index(True) if any(is_nan) else 0
     before = [line for line in log.usual[:of_loss] if "norm" in line.values]
     is_finite = [math.isfinite(line.values["norm"]) for line in before]
     if not before or is_finite[-1]:
@@ -192,12 +196,6 @@ def gradients_are_nan_first(log: Log) -> Seen | None:
     first = before[len(is_finite) - is_finite[::-1].index(True) if True in is_finite else 0]
     at = next((f" at {name} {first.values[name]:g}" for name in ("step", "epoch") if name in first.values), "")
     return sign("norm-nan-first", log.text, first.place, at=at)
-
-
-def _has_no_loss(values: dict[str, float]) -> bool:
-    """Whether a loss is not a number, or is printed as 0 beside a norm that is none."""
-    loss = values.get("loss", 1)
-    return not math.isfinite(loss) or (loss == 0 and not math.isfinite(values.get("norm", 1)))
 
 
 def loss_is_nan(losses: Series) -> Seen | None:
