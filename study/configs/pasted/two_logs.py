@@ -89,7 +89,7 @@ def factor_in_words(pasted: Pasted) -> Seen | None:
             if what is None or NOT_OF_LOSS.search(near):
                 continue
             said = [each.lower() for each in match.groups() if each]
-            factor = float(NUMBERS.get(said[0], said[0])) / (float(said[1]) if len(said) > 1 else 1)
+            factor = float(NUMBERS.get(said[0], said[0])) / (float(said[1]) or math.inf if len(said) > 1 else 1)
             name = "norm" if "norm" in what[0] else "loss"
             makes, letters = _makers(pasted, factor, name, NEAR)
             if factor > APART and letters:
