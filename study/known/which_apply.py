@@ -126,7 +126,9 @@ def fsdp_of_trainer(release: Release | None, own: Any = None, launched: Any = No
         return f"FSDP{launched or 1}"
     if own and reads_own:
         return f"FSDP{own}"
-    return "FSDP" if None in (reads_own, is_second) else f"FSDP{1 + is_second}"
+    if reads_own is None or is_second is None:
+        return "FSDP"
+    return "FSDP2" if is_second else "FSDP1"
 
 
 def _of_config(config: Mapping[str, Any], releases: Mapping[str, Release]) -> dict[str, Any]:
