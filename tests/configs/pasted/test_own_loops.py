@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from study.configs.pasted import own_loops
 from study.configs.pasted.answer import answer
+from study.configs.pasted.read import read
 from study.known.rules import ROOT
 
 SCALED = """scaler = torch.amp.GradScaler({given})
@@ -92,12 +94,8 @@ def test_it_stands_beside_what_explains_more():
 
 
 def test_scripts_that_are_right_have_none():
-    wrong = {"clipped_scaled", "not_divided"}
-    paths = [
-        path
-        for room in ("examples", "tests/rehearsal", "reproductions", "study")
-        for path in (ROOT / room).rglob("*.py")
-    ]
+    rooms = ("examples", "tests/rehearsal", "reproductions", "study")
+    paths = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
     assert len(paths) > 100
     for path in paths:
-        assert wrong.isdisjoint(ids(path.read_text())), path
+        assert [*own_loops.mistakes(read(""), {path: path.read_text()})] == [], path
