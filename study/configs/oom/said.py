@@ -1,6 +1,7 @@
 """What a config and a text say of a training whose memory was full, by our names of settings."""
 
 import re
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from study.core.files import value_at
 from study.core.fsdp_keys import LAYERS, POLICY, nearest_arm
 from study.core.ignored_keys import OFFLOADS
 from study.core.recipes import Precision
+from study.core.refused_values import SHARE_ROWS
 from study.core.settings import flag
 from study.core.shapes import model_of_name
 from study.known.faults import named
@@ -173,13 +175,13 @@ def typed(name: str, value: Any) -> str:
     return f"{flag(name)} {value}"
 
 
-def config_settings(path: Path | None) -> EffectiveSettings:
+def config_settings(path: Path | None, ranks: int | None = None) -> EffectiveSettings:
     """Return the settings of a config by our names, without those that something else decides.
 
-    A script may recompute activations where the config has no such key.
+    A script may recompute activations where the config has no such key. `ranks` are those that train, if they are known.
     """
     known = {}
-    source = recognised(path) if path else None
+    source = recognised(path, ranks) if path else None
     for name, setting in (effective_settings(source) if source else {}).items():
         if name == "precision" and setting.value == "fp32" and source and "mixed_precision" not in source.content:
             continue  # a flag of the launcher may say it
@@ -203,6 +205,7 @@ def understood(settings: dict[str, Any]) -> dict[str, Any]:
     values = dict(settings)
     for name in NUMBERS:
         values[name] = _whole(values.get(name))
+    values |= _of_rows(values)
     values["checkpointing"] = _recomputes(values)
     values["chunked_loss"] = str(values.get(CHUNKING)).lower() not in OFF or None
     values["attention_kernel"] = KERNELS.get(str(values.get("attention")))
@@ -212,6 +215,18 @@ def understood(settings: dict[str, Any]) -> dict[str, Any]:
     values["products"] = PRECISIONS.get(str(values.get("precision")))
     values["precision"] = _unusual_precision(values)
     return values
+
+
+def _of_rows(values: dict[str, Any]) -> dict[str, int]:
+    """Return what DeepSpeed derives from the rows of a step that its config has (runtime/config.py:620)."""
+    rows, parts = _whole(values.get("sequences per step")), ("micro_batch", "accumulation", "ranks")
+    unsaid = [name for name in parts if values[name] is None]
+    factors = prod(values[name] for name in parts if values[name])
+    if not rows or rows % factors or values.get("pairs") or any(key in SHARE_ROWS for key in values.get("deepspeed") or ()):
+        return {}
+    if unsaid == ["micro_batch", "accumulation"]:
+        return {"micro_batch": rows // factors, "accumulation": 1}
+    return {unsaid[0]: rows // factors} if len(unsaid) == 1 else {}
 
 
 def _whole(value: Any) -> int | None:
