@@ -182,6 +182,7 @@ def estimate(
     notes += answer.recompute_note(passes.checkpointing, ours.model, arm.stage)
     if ours.placement.fsdp and ours.batch.passes > 1:
         notes.append(finding("fsdp2_whole_gradients").said)
+    notes += [*answer.bucket_note(ours), *answer.stages_note(ours)]
     notes += answer.attention_note(ours.model, place.attention_kernel)
     # A number of parameters is taken for a shape of about that size; their states need no shape.
     parameters = ours.model.parameters if model.layers else model.params or ours.model.parameters

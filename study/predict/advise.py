@@ -32,6 +32,7 @@ from study.predict.question import (
     zero_of,
 )
 from study.predict.trace.transformer import Transformer
+from study.predict.training import Training
 
 SEPARABLE = 1.1  # recomputation has to be so many times as fast: both times of an arm err alike
 # An arm is preferred to one before it in arms.NAMES if it is predicted so many times as fast, and named if it fits only
@@ -139,9 +140,7 @@ def _without_offloading(question: Question, choice: Row | None) -> tuple[tuple[s
 
 def _with_room(question: Question, row: Row) -> Row:
     """The row with what nvidia-smi will show. If that fills the card: the arm with fewer rows, if these leave room."""
-    settled = replace(question, precision=row.precision, checkpointing=row.checkpointing)
-    arm = settled_arm(arms.load_arm(row.arm), question.gpus, question.local, row.bucket_elements)
-    driver_bytes = _predicted(settled, arm, row.micro_batch).kinds(question.gpu).driver
+    driver_bytes = Prediction.of(training_of(question, row)).kinds(question.gpu).driver
     shown = replace(row, driver_bytes=driver_bytes)
     if row.is_tight or not shown.is_tight or row.micro_batch == 1 or question.optimizer_in_backward:
         return shown
@@ -149,6 +148,12 @@ def _with_room(question: Question, row: Row) -> Row:
     if fewer.fits:
         fewer = _with_room(question, fewer)
     return shown if fewer.is_tight or not fewer.fits else fewer
+
+
+def training_of(question: Question, row: Row) -> Training:
+    settled = replace(question, precision=row.precision, checkpointing=row.checkpointing)
+    arm = settled_arm(arms.load_arm(row.arm), question.gpus, question.local, row.bucket_elements)
+    return settled.training(arm, row.micro_batch, row.accumulation)
 
 
 def fewest(

@@ -12,6 +12,7 @@ from study.predict.advise import (
     advise,
     fewest,
     fits_on,
+    training_of,
     with_more_rows,
     with_precision,
 )

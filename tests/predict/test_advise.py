@@ -30,7 +30,7 @@ from study.predict.prediction import estimate
 from study.predict.question import BUCKET_ELEMENTS, PlaceFlags, Question, StepFlags, TrainingFlags, bytes_of
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Training
-from study.report.advice import enough, in_words
+from study.report.advice import enough, in_words, stages_note
 from study.report.reasons import by_precision
 from study.report.rows import below_table, stage_3_holds_no_less, table, why_tight, widest
 
@@ -329,6 +329,15 @@ def test_the_room_is_said_and_what_is_unexpected_of_stage_3():
     assert said.endswith("[stage_3_holds_no_less]")
     for other in ({"peak_bytes": 45e9}, {"checkpointing": True}, {"micro_batch": 8}, {"precision": "fp32"}):
         assert not stage_3_holds_no_less(Advice(MISTRAL, (zero3, replace(zero2, **other)), zero2, None)), other
+
+
+@pytest.mark.parametrize("arm", ["zero1", "zero2", "zero3"])
+def test_stages_1_and_2_are_said_to_need_as_much_only_where_the_update_decides(arm):
+    other = {"zero1": "Stage 2", "zero2": "Stage 1"}.get(arm)
+    for gpus, sequence, is_said in ((2, 64, True), (4, 64, True), (8, 64, False), (4, 1024, False), (1, 64, False)):
+        question = question_of(named("gpt2-xl"), gpus, "H100", sequence=sequence, batch=gpus)
+        said = stages_note(training(question, arm, 1))
+        assert [each.partition(" needs about as much here, ")[0] for each in said] == [other] * bool(is_said and other)
 
 
 def test_ddp_in_fp32_weights_is_said_to_fit_in_16_bits():

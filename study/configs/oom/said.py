@@ -73,9 +73,9 @@ RULED_OUT = {
 }
 # A line of a script that makes another model, or puts a whole one on a GPU.
 SECOND_MODEL = re.compile(
-    r"(?m)^[ \t]*(?![ \t#])([^#\n]*(?:\bpipeline\((?=(?:[^()]|\((?:[^()]|\([^()]*\))*\)){0,400}?\bdevice)|\bdeepcopy\("
-    r"|\bref(?:erence)?_model *=(?! *None)|\b(?:AveragedModel|EMAModel)\(|\bvllm_gpu_memory_utilization *="
-    r"|Model\w*\.from_pretrained\([^#\n]*(?:device_map|\)\.(?:to|cuda)\())[^#\n]*)"
+    r"(?m)^[ \t]*(?![ \t#])([^#\n]*(?:\bpipeline\((?=(?:[^()]|\((?:[^()]|\([^()]*\))*\)){0,400}?\bdevice)"
+    r"|\bdeepcopy\([^()\n]*(?:model|net|module)|\bref(?:erence)?_model *=(?! *None)|\b(?:AveragedModel|EMAModel)\("
+    r"|\bvllm_gpu_memory_utilization *=|Model\w*\.from_pretrained\([^#\n]*(?:device_map|\)\.(?:to|cuda)\())[^#\n]*)"
 )
 # The first that a script loads, as most load the one that they train.
 TRAINED_MODEL = re.compile(r"(?m)^[ \t]*(?!ref|[ \t#])([^#\n]*Model\w*\.from_pretrained\([^#\n]*)")
