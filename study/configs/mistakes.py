@@ -29,7 +29,15 @@ NEAR = 0.85  # similarity of a misspelled key to the right one, where a program 
 SIMILAR = 0.6  # where it may not
 OF_STAGE_3 = "stage3_"
 # A training with one of these does not start, or is not the one that its config describes.
-UNUSABLE = ("kind_unknown", "key_mistyped", "key_refused", "key_ignored", "value_refused", "auto_not_filled", "value_no_count")
+UNUSABLE = (
+    "kind_unknown",
+    "key_mistyped",
+    "key_refused",
+    "key_ignored",
+    "value_refused",
+    "auto_not_filled",
+    "value_no_count",
+)
 
 
 def recognised(path: Path, ranks: int | None = None) -> Source:

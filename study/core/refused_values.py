@@ -46,9 +46,7 @@ def refused_values(library: str, config: dict, ranks: int | None = None) -> Iter
         yield RefusedValue(problem)
 
 
-def refused_rows(
-    rows: float | None, micro_batch: float | None, passes: float | None, ranks: float | None
-) -> str:
+def refused_rows(rows: float | None, micro_batch: float | None, passes: float | None, ranks: float | None) -> str:
     """Return that DeepSpeed does not take the rows of a step, which are the product of the others. None: not known."""
     of = {"sequences": micro_batch, "ranks": ranks, "micro-batches": passes}
     known = {what: number for what, number in of.items() if number}

@@ -167,9 +167,9 @@ def bucket_note(training: Training) -> list[str]:
 
 
 def stages_note(training: Training) -> list[str]:
-    """Return that stages 1 and 2 need about as much, if both hold the same where stage 2 has its peak: in the update."""
+    """Return that stages 1 and 2 need about as much: if the update decides, where both hold the same."""
     placement = training.placement
-    if placement.stage not in (1, 2) or placement.ranks == 1:
+    if placement.stage not in (1, 2) or placement.ranks == 1 or placement.deepspeed is None:
         return []
     estimates = {}
     for stage in (1, 2):

@@ -208,7 +208,8 @@ def test_accumulation_and_buckets_of_a_config_are_predicted_as_estimate_does(buc
     log = tmp_path / "train.log"
     log.write_text(new("3.74 GiB"))
     shape = "--model llama3-8b --ranks 8 --sequence 2048 --checkpointing"
-    assert in_this_process(monkeypatch, f"estimate --config {config} {shape}") in (None, 0)
+    is_text = bucket.startswith('"')  # which DeepSpeed refuses
+    assert in_this_process(monkeypatch, f"estimate --config {config} {shape}") == (1 if is_text else None)
     needs = re.search(r"needs [\d.]+ GB \(([\d.]+ GiB)\)", " ".join(capsys.readouterr().out.split()))[1]
     for files in (f"{log} {config}", f"{log} --config {config}"):
         assert in_this_process(monkeypatch, f"oom {files} --gpu A100-40GB {shape}") in (None, 0)
@@ -864,6 +865,34 @@ def test_plain_ddp_keeps_its_buckets_beside_the_gradients():
     assert beside == pytest.approx(6 * whole, rel=0.01), "weights, two moments, gradients, buckets and roots"
 
 
+LOOP = "for batch in loader:\n    {}\n    {}.backward()\n    optimizer.step()\n    optimizer.zero_grad()"
+KEEPS = [
+    (LOOP.format("out = model(**batch)", "out.loss"), True),
+    (LOOP.format("outputs = self.model(input_ids=x, labels=x)\n    loss = outputs.loss", "loss"), True),
+    (LOOP.format("loss = model(**batch).loss", "loss"), False),
+    (LOOP.format("loss = model(**batch)", "loss"), False),
+    (LOOP.format("out = model(**batch)\n    loss = out.loss\n    del out", "loss"), False),
+    (f"def f(batch):\n    out = model(**batch)\n    return out.loss\n{LOOP.format('loss = f(batch)', 'loss')}", False),
+    (f"for batch in tests:\n    out = model(**batch)\n{LOOP.format('loss = f(batch)', 'loss')}", False),
+]
+
+
+@pytest.mark.parametrize(("script", "is_kept"), KEEPS)
+def test_logits_that_a_loop_keeps_are_counted(script, is_kept):
+    """A rehearsal of such a loop, GPT-2 in DDP on 8 ranks, peaks at 3.73 GB in fp32 with recomputation."""
+    given = Described(arm="ddp", ranks=8, micro_batch=8, sequence=256, precision="fp32", checkpointing=True)
+    error = reading.find(new("2.00 GiB"))
+    training = known(script, Wanted(model="gpt2"), given)
+    causes, _ = explain(error, Wanted(), Described())
+    logits = 4 * 8 * 256 * 50257
+    assert fitting.kept_bytes(training, training.described) == (logits if is_kept else 0)
+    words = fitting.predicted(error, training, causes[0]).words
+    assert ("a rank needs 3.47 GiB" in words) == (f"{binary_size(logits)} of it the logits that `" in words) == is_kept
+    assert binary_size(3.73e9) == "3.47 GiB"
+    half = replace(training.described, micro_batch=4)
+    assert fitting.kept_bytes(training, half) == (logits // 2 if is_kept else 0)
+
+
 OF_DDP = [
     ("DDP(model, device_ids=[0])", "", False),
     ("torch.nn.parallel.DistributedDataParallel(model)", "--precision fp32", False),
@@ -885,7 +914,9 @@ def test_an_estimate_names_the_number_of_oom_for_a_script_of_ddp(
     micro_batch = "" if "--micro-batch" in flags else "--micro-batch 1"
     error = f"{script}\nCUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 39.39 GiB"
     (tmp_path / "train.log").write_text(error)
-    assert in_this_process(monkeypatch, f"oom {tmp_path}/train.log {flags} {checkpointing} {micro_batch} --json") is None
+    assert (
+        in_this_process(monkeypatch, f"oom {tmp_path}/train.log {flags} {checkpointing} {micro_batch} --json") is None
+    )
     (needs,) = re.findall(r"a rank needs ([\d.]+ [GM]iB)", json.loads(capsys.readouterr().out)["predicted"])
     assert needs == (first if is_in_buckets or not notes else notes[0])
     assert first not in notes
@@ -2016,8 +2047,8 @@ def test_no_setting_of_the_allocator_comes_first_where_the_training_does_not_fit
 
 MAKES_ONE = {
     'base = pipeline(\n    "text-generation", model=M, device=int(os.environ["LOCAL_RANK"])\n)': "`base = pipeline(`",
-    'model = AutoModel.from_pretrained(N)\njudge = AutoModel.from_pretrained("x/y").to("cuda")': '`judge = AutoModel.from',
-    'model = AutoModel.from_pretrained(N).cuda()\nref_model = make()': "`ref_model = make()`",
+    "model = AutoModel.from_pretrained(N)\njudge = AutoModel.from_pretrained(X).to(0)": "`judge = AutoModel.from",
+    "model = AutoModel.from_pretrained(N).cuda()\nref_model = make()": "`ref_model = make()`",
     "best = deepcopy(optimizer.state_dict())": "such as a reference, a pipeline or",
     "ema = copy.deepcopy(model)": "`ema = copy.deepcopy(model)`",
     "trainer = T(model, ref_model=reference)": "ref_model=reference",

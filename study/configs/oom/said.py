@@ -79,6 +79,11 @@ SECOND_MODEL = re.compile(
 )
 # The first that a script loads, as most load the one that they train.
 TRAINED_MODEL = re.compile(r"(?m)^[ \t]*(?!ref|[ \t#])([^#\n]*Model\w*\.from_pretrained\([^#\n]*)")
+# A line after which a name holds the logits. A loss alone holds none.
+OUTPUT = re.compile(
+    r"(?m)^([ \t]*)((?!loss\b)(\w+) *= *(?:self\.)?(?:model|ddp_model|model_engine|engine|net)\([^\n#]*\))[ \t]*$"
+)
+LONGEST_LOOP = 4000  # characters
 # How bitsandbytes keeps frozen layers. LLaMA-Factory and axolotl quantize the scales as well where nobody says it.
 QUANTIZED = {
     "int8": r"(?i)\b(?:load_in_8bit[\"']?\s*[:= ]\s*[\"']?true|quantization_bit[\"']?\s*[:= ]\s*[\"']?8)\b",
@@ -131,6 +136,7 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     trained = TRAINED_MODEL.search(pasted.text)
     said["trained_model"] = trained[1].strip(" \t,") if trained else None
     said["other_models"] = [each[1].strip(" \t,") for each in SECOND_MODEL.finditer(pasted.text)] or None
+    said["output"] = _kept_output(pasted.text)
     about = told(pasted.text)
     said["model"] = about.model
     if about.model is None:  # of an unknown one at least the logits have their size
@@ -138,6 +144,17 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     said["counted"] = counted(pasted.log) or None
     said["gpu"] = about.gpu if about.gpu_bytes else None  # of which there is one size
     return {name: value for name, value in said.items() if value is not None}
+
+
+def _kept_output(text: str) -> str | None:
+    """Return the line of a loop whose output is there in its backward pass. None: there is none, or it is deleted."""
+    for match in OUTPUT.finditer(text):
+        indent, line, name = match.groups()
+        below, *_ = re.split(rf"(?m)^(?!{indent}|[ \t]*$)", text[match.end() : match.end() + LONGEST_LOOP])
+        before, backward, _ = below.partition(".backward(")
+        if backward and not re.search(rf"\bdel {name}\b|\b{name} *= *None\b", before):
+            return line
+    return None
 
 
 def quantized(text: str) -> str | None:
@@ -178,7 +195,7 @@ def typed(name: str, value: Any) -> str:
 def config_settings(path: Path | None, ranks: int | None = None) -> EffectiveSettings:
     """Return the settings of a config by our names, without those that something else decides.
 
-    A script may recompute activations where the config has no such key. `ranks` are those that train, if they are known.
+    A script may recompute activations where the config has no such key. `ranks` are those that train, if known.
     """
     known = {}
     source = recognised(path, ranks) if path else None
@@ -222,7 +239,8 @@ def _of_rows(values: dict[str, Any]) -> dict[str, int]:
     rows, parts = _whole(values.get("sequences per step")), ("micro_batch", "accumulation", "ranks")
     unsaid = [name for name in parts if values[name] is None]
     factors = prod(values[name] for name in parts if values[name])
-    if not rows or rows % factors or values.get("pairs") or any(key in SHARE_ROWS for key in values.get("deepspeed") or ()):
+    is_shared = any(key in SHARE_ROWS for key in values.get("deepspeed") or ())
+    if not rows or rows % factors or is_shared or values.get("pairs"):
         return {}
     if unsaid == ["micro_batch", "accumulation"]:
         return {"micro_batch": rows // factors, "accumulation": 1}
