@@ -29,6 +29,7 @@ from study.predict.question import (
     settled_arm,
     usual_precision,
     with_buckets,
+    with_homes,
     zero_of,
 )
 from study.predict.trace.transformer import Transformer
@@ -136,6 +137,15 @@ def _without_offloading(question: Question, choice: Row | None) -> tuple[tuple[s
         if row.fits:
             found.append((option, _with_room(asked, row)))
     return tuple(found[:2])
+
+
+def with_weights_here(advice: Advice) -> Row | None:
+    """Stage 3 that keeps only the optimizer on the host, if it fits where the choice offloads or nothing fits."""
+    is_kept = advice.choice is not None and not advice.choice.offloads
+    if is_kept or all(row.arm != "zero3_cpu" for row in advice.rows):
+        return None
+    row = best_of_arm(advice.question, with_homes(arms.load_arm("zero3_cpu"), ("cpu", "none")))
+    return row if row.fits else None
 
 
 def _with_room(question: Question, row: Row) -> Row:

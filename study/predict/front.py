@@ -15,6 +15,7 @@ from study.predict.advise import (
     training_of,
     with_more_rows,
     with_precision,
+    with_weights_here,
 )
 from study.predict.allocator import (
     CONTEXT_BYTES,

@@ -18,6 +18,7 @@ from study.predict.front import (
     loading_bytes,
     training_of,
     with_more_rows,
+    with_weights_here,
 )
 from study.report.reasons import by_precision, reason_for, why_second
 from study.report.rows import amount, of_card, seconds, use, why_tight
@@ -118,8 +119,11 @@ PRICES = {
 
 
 def spared(advice: Advice) -> list[str]:
-    """What keeps all on a single card, and the price."""
+    """What offloads only the optimizer; what keeps all on a single card, and the price."""
     lines = []
+    if row := with_weights_here(advice):
+        just = f"; only just ({why_tight(row)})" if row.is_tight else ""
+        lines.append(f"With the weights on the GPUs, without its offload_param: {use(row, advice.question)}{just}.")
     for option, row in advice.without_offloading:
         price = "; ".join(words for name, words in PRICES.items() if name in option)
         just = f", only just ({why_tight(row)})" if row.is_tight else ""

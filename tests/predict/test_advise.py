@@ -21,13 +21,14 @@ from study.predict.advise import (
     fewest,
     fits_on,
     with_more_rows,
+    with_weights_here,
 )
 from study.predict.allocator import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, outside_bytes, reserve_bytes
 from study.predict.architecture import named
 from study.predict.estimate import HOST_PROCESS_BYTES, loading_bytes
 from study.predict.pace import class_of
 from study.predict.prediction import estimate
-from study.predict.question import BUCKET_ELEMENTS, PlaceFlags, Question, StepFlags, TrainingFlags, bytes_of
+from study.predict.question import BUCKET_ELEMENTS, PlaceFlags, Question, StepFlags, TrainingFlags, bytes_of, with_homes
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Training
 from study.report.advice import enough, in_words, stages_note
@@ -338,6 +339,20 @@ def test_stages_1_and_2_are_said_to_need_as_much_only_where_the_update_decides(a
         question = question_of(named("gpt2-xl"), gpus, "H100", sequence=sequence, batch=gpus)
         said = stages_note(training(question, arm, 1))
         assert [each.partition(" needs about as much here, ")[0] for each in said] == [other] * bool(is_said and other)
+
+
+def test_the_optimizer_alone_is_tried_on_the_host_where_the_choice_offloads(mistral):
+    advice = advise(question_of(named("llama3-8b"), 4, "A100-40GB"))
+    here = with_weights_here(advice)
+    assert (advice.choice.arm, here.arm, here.fits) == ("zero3_cpu", "zero3_cpu", True)
+    assert here.host_bytes < advice.choice.host_bytes, "the weights are not there"
+    (said,) = (line for line in in_words(advice) if line.startswith("With the weights on the GPUs"))
+    assert f"{here.peak_bytes / 2**30:.0f} of 40 GiB and {here.host_bytes / 2**30:.0f} GiB of a node's host" in said
+    arm = with_homes(arms.load_arm("zero3_cpu"), ("cpu", "none"))
+    question = replace(advice.question, checkpointing=here.checkpointing)
+    assert estimate(question.training(arm, here.micro_batch, here.accumulation)).on_host.keys() >= {"moments"}
+    assert "weights" not in estimate(question.training(arm, here.micro_batch, here.accumulation)).on_host
+    assert with_weights_here(mistral) is None, "its choice keeps all on the GPUs"
 
 
 def test_ddp_in_fp32_weights_is_said_to_fit_in_16_bits():
