@@ -142,7 +142,7 @@ def _without_offloading(question: Question, choice: Row | None) -> tuple[tuple[s
 def with_weights_here(advice: Advice) -> Row | None:
     """Stage 3 that keeps only the optimizer on the host, if it fits where the choice offloads or nothing fits."""
     is_kept = advice.choice is not None and not advice.choice.offloads
-    if is_kept or all(row.arm != "zero3_cpu" for row in advice.rows):
+    if is_kept or advice.question.model.is_partly_frozen or all(row.arm != "zero3_cpu" for row in advice.rows):
         return None
     row = best_of_arm(advice.question, with_homes(arms.load_arm("zero3_cpu"), ("cpu", "none")))
     return row if row.fits else None
