@@ -9,12 +9,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 UNKNOWN = "https://github.com/OWNER/zero-study"  # until somebody publishes it: the notebook for Colab has none then
-HINT = " OWNER is this repository's account:"  # in README, as long as nobody has published it
+HINT = "    # OWNER is this repository's account"  # in GUIDE, until somebody publishes it
 COLAB = "https://colab.research.google.com"
 # By file: the line that has the address, as a pattern around it.
 PLACES = {
     "pyproject.toml": r'(Source = ")[^"]+',
-    "README.md": r"(git clone )\S+",
+    "GUIDE.md": r"(git clone )\S+",
     "examples/kubernetes.yaml": r"(git clone )\S+",
     ".pre-commit-hooks.yaml": r"(repo: )[^\s,]+",
     "CITATION.cff": r"(repository-code: )\S+",
@@ -35,12 +35,12 @@ def main(address: str) -> None:
         raise SystemExit(f"{address} is not an address like {UNKNOWN}")
     for name, pattern in PLACES.items():
         path = ROOT / name
-        path.write_text(re.sub(pattern, rf"\g<1>{address}", path.read_text()))
+        path.write_text(re.sub(pattern, rf"\g<1>{address}", path.read_text()).replace(HINT, ""))
     readme = ROOT / "README.md"
     title, _, rest = readme.read_text().partition("\n\n")
     if rest.startswith("[![tests]"):
         rest = rest.partition("\n\n")[2]
-    readme.write_text(f"{title}\n\n{badges(address)}\n\n{rest.replace(HINT, '')}")
+    readme.write_text(f"{title}\n\n{badges(address)}\n\n{rest}")
 
 
 if __name__ == "__main__":
