@@ -9,7 +9,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 UNKNOWN = "https://github.com/OWNER/zero-study"  # until somebody publishes it: the notebook for Colab has none then
-HINT = "    # OWNER is this repository's account"  # in GUIDE, until somebody publishes it
 COLAB = "https://colab.research.google.com"
 # By file: the line that has the address, as a pattern around it.
 PLACES = {
@@ -35,7 +34,7 @@ def main(address: str) -> None:
         raise SystemExit(f"{address} is not an address like {UNKNOWN}")
     for name, pattern in PLACES.items():
         path = ROOT / name
-        path.write_text(re.sub(pattern, rf"\g<1>{address}", path.read_text()).replace(HINT, ""))
+        path.write_text(re.sub(pattern, rf"\g<1>{address}", path.read_text()))
     readme = ROOT / "README.md"
     title, _, rest = readme.read_text().partition("\n\n")
     if rest.startswith("[![tests]"):
