@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from study.core.text import size
+from study.known import faults
 from study.predict.front import estimate, named
 from study.predict.outside import scores
 from study.records import metrics, runs
@@ -118,6 +119,15 @@ def test_what_adapters_hold(later):
     gathered, whole = max(peak["gathered_weights"] for peak in peaks), 8 * peaks[0]["weights"]
     words = f"At the peak of {kept} GB {gathered / 1e9:.1f} of the {whole / 1e9:.1f} GB of weights are gathered."
     assert words in page_of("lora")
+
+
+def test_the_page_of_adapters_names_the_releases_in_which_the_script_was_run():
+    (fault,) = [each for each in faults.table().fault if each.id == "frozen-weights-stay"]
+    page = " ".join(page_of("lora").split())
+    having = fault.asked[fault.asked.index(fault.since) :]
+    assert having == (fault.since, "0.19.5", "0.19.6", "0.19.7", fault.until)
+    assert f"{fault.since} and 0.19.5 to {fault.until} keep it by the same script on CPUs" in page
+    assert f'0.19.4 was not run. `study stack` says "{fault.since} to {fault.until}"' in page
 
 
 def test_adapters_of_a_small_model_hide_the_fault(later):
