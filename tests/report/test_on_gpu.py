@@ -126,8 +126,8 @@ def test_the_page_of_adapters_names_the_releases_in_which_the_script_was_run():
     page = " ".join(page_of("lora").split())
     having = fault.asked[fault.asked.index(fault.since) :]
     assert having == (fault.since, "0.19.5", "0.19.6", "0.19.7", fault.until)
-    assert f"{fault.since} and 0.19.5 to {fault.until} keep it by the same script on CPUs" in page
-    assert f'0.19.4 was not run. `study stack` says "{fault.since} to {fault.until}"' in page
+    assert f"{fault.since} and 0.19.5 to {fault.until} keep it by [a script]" in page
+    assert f'0.19.4 was not run.** `study stack` says "{fault.since} to {fault.until}"' in page
 
 
 def test_adapters_of_a_small_model_hide_the_fault(later):
