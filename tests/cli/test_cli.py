@@ -132,7 +132,7 @@ COMPONENTS = [
 
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_each_component_of_memory_is_explained_by_its_name(name, asked, capsys):
-    """In brackets: some are words of GUIDE as well."""
+    """In brackets: some are words of WORDS.md as well."""
     assert asked(f"explain [{name}]") is None
     assert f"{name}: a component of memory\n" in capsys.readouterr().out
     assert {*ORDER} <= {*COMPONENTS}
