@@ -31,6 +31,7 @@ LONGEST_ERROR = 160  # characters
 MOST_QUESTIONS = 3
 MOST_ALSO = 3
 RELEASES = "the releases"
+NOT_OF_LOOP = {"hang", "memory", "slow", "error"}  # symptoms that no mistake of own_loops.py makes
 WHICH_RELEASES = "Which releases? Give the output of `pip freeze` as well"
 LAST_LINE = "What does the last line of the traceback say? Paste the rest of it"
 GOES_ON = re.compile(r"it/s|s/it|'loss'")  # a training
@@ -107,7 +108,8 @@ def answer(
     of_loop = sorted(own_loops.mistakes(pasted, scripts), key=lambda each: -each.place)
     beside = [f"In the script: {each.line}. {each.sentence} [{each.id}]. To do: {each.remedy}." for each in of_loop]
     if not found:
-        found, beside = of_loop or _otherwise(pasted, error), []
+        of_loop = [] if seen & NOT_OF_LOOP else of_loop
+        found, beside = of_loop or _otherwise(pasted, error), [] if of_loop else beside
     unsaid = _unsaid(pasted, possible)
     questions = _to_be_surer(found, unsaid, seen) if found else _to_know(pasted, unsaid, seen)
     found = found[: 1 + MOST_ALSO]

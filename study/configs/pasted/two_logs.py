@@ -74,7 +74,7 @@ def jump_in_log(pasted: Pasted) -> Seen | None:
         statistics.median(each[at : at + MANY]) / statistics.median(each[:at][-MANY:]) for each in (losses, norms)
     ]
     makes, letters = _makers(pasted, factors[0], "loss", NEAR)
-    if not letters or not all(letters == _makers(pasted, each, "loss", NEAR)[1] for each in factors):
+    if not any(letters) or not all(letters == _makers(pasted, each, "loss", NEAR)[1] for each in factors):
         return None
     values = {"factor": f"{factors[0]:,.2f}", "makes": makes, "faults": _faults(pasted, letters, "jump-by-a-factor")}
     return sign("jump-by-a-factor", pasted.text, lines[at].place, **values)
@@ -92,7 +92,7 @@ def factor_in_words(pasted: Pasted) -> Seen | None:
             factor = float(NUMBERS.get(said[0], said[0])) / (float(said[1]) or math.inf if len(said) > 1 else 1)
             name = "norm" if "norm" in what[0] else "loss"
             makes, letters = _makers(pasted, factor, name, NEAR)
-            if factor > APART and letters:
+            if factor > APART and any(letters):  # a number of rows is often the same by chance
                 faults = _faults(pasted, letters, "times-in-words")
                 values = {"what": what[0], "factor": f"{factor:g}", "makes": makes, "faults": faults}
                 return sign("times-in-words", pasted.text, pasted.place(sentence.text), **values)

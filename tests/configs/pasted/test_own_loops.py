@@ -86,6 +86,13 @@ def test_a_loader_that_ddp_does_not_divide_is_told(loader):
     assert "not_divided" not in ids(script.replace("DDP(", "wrapped(").replace("nn.parallel", "nn.mine"))
 
 
+def test_it_answers_no_hang():
+    script = OWN.format(loader=LOADER)
+    told = answer(script, "it hangs after step 100", scripts={Path("train.py"): script})
+    assert "not_divided" not in [each.id for each in told.found]
+    assert any("[not_divided]" in note for note in told.notes)
+
+
 def test_it_stands_beside_what_explains_more():
     script = OWN.format(loader=LOADER)
     told = answer(f"step 1 loss 9 grad_norm nan\nstep 2 loss nan\n{script}", scripts={Path("train.py"): script})

@@ -1346,6 +1346,7 @@ def test_losses_and_norms_that_jump_by_a_number_of_the_training_are_told(loss, n
         ("loss is 8 times lower after the upgrade", ""),
         ("loss fell from 20.1 to 2.51", ""),
         ("loss 1.4 instead of 0", ""),
+        ("the loss tripled after the upgrade", ""),
         ("memory is 8 times as high", ""),
         ("loss is nan on 8 x H100 with 8 times the data", ""),
         ("loss is bad with an 8 times larger batch", ""),
