@@ -197,9 +197,13 @@ def test_on_a_phone_code_wraps_and_only_a_table_of_many_columns_with_sentences_b
     assert found == {(False, False), (True, False), (True, True)}
     names = """return [...document.querySelectorAll("td:last-child")]
         .filter((cell) => /^\\S+-r1\\.1$/.test(cell.innerText)).map((cell) => cell.offsetHeight);"""
-    heights = show("stages", 390).execute_script(names)
+    opened = show("stages", 390)
+    heights = opened.execute_script(names)
     assert heights
     assert max(heights) < 40, "a run's name stays on its line"
+    heads = [head for head in opened.find_elements("css selector", "th") if head.text == "master"]
+    assert len(heads) > 1
+    assert heads[1].rect["x"] + heads[1].rect["width"] < 390, "of two ranks, all that is measured is in view"
 
 
 def test_a_stage_is_dragged(show):
