@@ -314,7 +314,13 @@ RAW = "import torch\nfor rows in loader:\n    loss = model(rows)\n    loss.backw
 
 @pytest.mark.parametrize(
     ("text", "is_past"),
-    [(RAW, True), (f"import accelerate\n{RAW}", False), (f"import mine\n{RAW}", False), (TRAINER, False)],
+    [
+        (RAW, True),
+        (RAW.replace("loss.b", "scaler.scale(loss / 4).b"), True),
+        (f"import accelerate\n{RAW}", False),
+        (f"import mine\n{RAW}", False),
+        (TRAINER, False),
+    ],
 )
 def test_a_loop_without_accelerate_has_none_of_its_faults(text, is_past, tmp_path, capsys):
     """pip freeze lists it, because transformers asks for it."""
