@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from study.records.sections import Watched
-
 READ_ELEMENTS = 4096  # of each input
 BEGINNING = 4  # batches: few rows may begin alike by chance
 
@@ -25,9 +23,9 @@ def digest(tensors: list[torch.Tensor]) -> str:
 class Loaders:
     """What the loaders of PyTorch gave to a loop. Accelerate's and the Trainer's are made of them."""
 
-    def __init__(self, watched: Watched) -> None:
-        self._watched = watched
-        watched.evaluated_on_trained = False
+    def __init__(self) -> None:
+        self.orders_repeated = 0  # epochs that began with the batches of an earlier one
+        self.evaluated_on_trained = False
         self._trained: set[Any] = set()  # data sets
         self._kept: dict[Any, Any] = {}  # so that no other data set gets the id
         self._last: tuple[Any, bool] | None = None  # data set of the last batch, and whether the loop trained then
@@ -49,7 +47,7 @@ class Loaders:
         self._beginning.append(digest(tensors[:1]))
         if number == len(self._beginning) == BEGINNING and tensors:
             order = key, *self._beginning
-            self._watched.orders_repeated += order in self._orders
+            self.orders_repeated += order in self._orders
             self._orders.add(order)
 
     def ran(self, trains: bool, has_gradients: bool) -> None:
@@ -59,5 +57,5 @@ class Loaders:
         key, was_training = self._last
         if trains and was_training:
             self._trained.add(key)
-        elif not has_gradients and not was_training and key in self._trained:
-            self._watched.evaluated_on_trained = True
+        elif not has_gradients and not was_training:
+            self.evaluated_on_trained |= key in self._trained

@@ -83,6 +83,7 @@ class WatchedLoop:
     step: Step = field(default_factory=Step)
     inputs: list[str] = field(default_factory=list)  # shapes and digests, of the first passes
     rate: float = 0.0  # the largest
+    decay: float = 0.0  # the largest product with the weight decay
 
     def __post_init__(self) -> None:
         self._watched = self.record.watched
@@ -96,7 +97,7 @@ class WatchedLoop:
         self._plain = roles.plain_model(self.model)  # whose mode counts: a script may change it without the wrapper's
         dropouts = [each for each in self._plain.modules() if isinstance(each, torch.nn.modules.dropout._DropoutNd)]
         self._dropouts = [each for each in dropouts if each.p > 0]
-        self.loaders = Loaders(self._watched)
+        self.loaders = Loaders()
         self.batch = targets.TokensIn()
         self._passes = 0
         self._autocast: str | None = None  # of the last forward pass with gradients
@@ -360,7 +361,7 @@ class WatchedLoop:
         self.rate = max([self.rate, *filter(is_number, rates)])
         decays = [(group.get("weight_decay"), group["lr"]) for group in groups]
         products = [decay * rate for decay, rate in decays if is_number(decay) and is_number(rate)]
-        self._watched.largest_decay = max([self._watched.largest_decay or 0.0, *products])
+        self.decay = max([self.decay, *products])
         step.trained = self._watched.trained_share = self.weights.trained_share
         if self._is_engine:
             step.norm = _number(getattr(self.model, "_global_grad_norm", None))

@@ -216,6 +216,9 @@ class Session:
         watched = self.loop.record.watched
         watched.moments_lost = self.loop.moments_lost
         watched.passes_without_update = self.loop.step.backwards
+        watched.largest_decay = self.loop.decay
+        watched.orders_repeated = self.loop.loaders.orders_repeated
+        watched.evaluated_on_trained = self.loop.loaders.evaluated_on_trained
         if error is None:
             opened.close()
             self.weights_sum = self.loop.weights.describe_end(watched)
