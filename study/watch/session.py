@@ -182,12 +182,10 @@ def new_record(name: str, accelerator, model, optimizer, arguments=None) -> Reco
     record.watched.has_adapters = any(re.search(ADAPTERS, name) for name in names)
     if not is_engine(model):
         groups = roles.inner_optimizer(optimizer).param_groups
-        updated = {id(tensor) for group in groups for tensor in group["params"]}
-        # Who shards by hand gives the optimizer a part of each weight: another tensor, and the same memory.
-        stored = {tensor.untyped_storage()._cdata for group in groups for tensor in group["params"]}
-        record.watched.optimized_tensors = sum(
-            id(tensor) in updated or tensor.untyped_storage()._cdata in stored for tensor in model.parameters()
-        )
+        # By their memory: who shards by hand gives the optimizer another tensor for a part of each weight.
+        updated = {tensor.untyped_storage()._cdata for group in groups for tensor in group["params"]}
+        storages = [tensor.untyped_storage()._cdata for tensor in model.parameters()]
+        record.watched.optimized_tensors = sum(storage in updated for storage in storages)
     record.observed = readback.distribution(accelerator, model, optimizer)
     record.observed.arm = results.arm_of(record.observed)
     if roles.fsdp_version(model) == 1:
