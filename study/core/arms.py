@@ -5,7 +5,6 @@ The trainer compares what a file promises with what the prepared objects really 
 
 import functools
 import itertools
-import os
 import re
 import sys
 from dataclasses import dataclass, replace
@@ -305,8 +304,7 @@ def _of_name(name: str) -> Arm:
         remedy = nearest(
             of_stage(name), all_paths(), otherwise=f"choose one of {', '.join(all_paths())}, or give a .yaml file"
         )
-        # A name that is too long for a file makes pathlib raise.
-        if here := [path for path in (Path(f"{name}.yaml"), FOLDER / f"{name}.yaml") if os.path.isfile(path)]:  # noqa: PTH113
+        if here := [path for path in (Path(f"{name}.yaml"), FOLDER / f"{name}.yaml") if is_local(str(path))]:
             remedy = f"to give a file, write its path: {here[0]}"
         raise Stop(f"{name!r} is not an arm", remedy)
     return read(all_paths()[name])

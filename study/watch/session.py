@@ -206,7 +206,6 @@ class Session:
     ranks: "WatchedRanks"
     folder: Path
     loop: WatchedLoop
-    weights_sum: float | None = None  # at the end
 
     def complete(self, error: BaseException | None, opened: contextlib.ExitStack) -> None:
         """Complete the record. `error` ended the loop. `opened` holds what works until then."""
@@ -217,15 +216,16 @@ class Session:
         watched.largest_decay = self.loop.decay
         watched.orders_repeated = self.loop.loaders.orders_repeated
         watched.evaluated_on_trained = self.loop.loaders.evaluated_on_trained
+        weights_sum = None
         if error is None:
             opened.close()
-            self.weights_sum = self.loop.weights.describe_end(watched)
+            weights_sum = self.loop.weights.describe_end(watched)
             watched.units_alike = self.loop.weights.alike()
         else:  # the reason first, in case the rest fails as well
             where = f"rank {rank}, step {self.loop.log.count + 1}"
             store.end_badly(self.folder, results.reason(error, where), type(error).__name__)
             opened.__exit__(type(error), error, None)  # the log of collectives stays then, and says where
-        mine = self._measurements()
+        mine = self._measurements(weights_sum)
         if rank != 0:
             self.ranks.send(f"measurements/{rank}", mine.model_dump_json())
             return
@@ -251,7 +251,7 @@ class Session:
         store.keep(self.folder, record)
         say(*results.summary(store.load(self.folder), self.folder, trends.load(self.folder)))
 
-    def _measurements(self) -> RankMeasurements:
+    def _measurements(self, weights_sum: float | None) -> RankMeasurements:
         loop = self.loop
         divided = getattr(loop.accelerator, "parallelism_config", None)
         has_own_rows = getattr(divided, "non_data_parallel_size", 1) == 1  # others share a model or a sequence
@@ -262,7 +262,7 @@ class Session:
             inputs=loop.inputs if has_own_rows else None,
             gradient=loop.between.gradient if has_own_rows else None,
             rate=loop.rate,
-            weights_sum=self.weights_sum,
+            weights_sum=weights_sum,
             knows_losses=loop.log.knows_losses,
         )
 
