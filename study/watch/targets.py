@@ -74,22 +74,24 @@ class TokensIn:
 
 
 def tokens_in(args: Any, kwargs: dict[str, Any], given: list[torch.Tensor]) -> TokensIn:
-    """Return the tokens among the inputs of a model, by their names or by shapes. `given`: all tensors of both."""
+    """Return the tokens among the inputs of a model, by their names or by shapes. `given`: all tensors of both.
+
+    It reads no value, for which a GPU would have to be waited for.
+    """
     named = dict(kwargs)
     for each in args:
         named |= each if isinstance(each, dict) else {}
     named = {name: each for name, each in named.items() if torch.is_tensor(each) and each.ndim}
+    tokens = [each for each in given if each.ndim == 2 and each.dtype in (torch.int64, torch.int32)]
     ids = named.get("input_ids")
     if ids is None:
-        tokens = [each for each in given if each.ndim == 2 and each.dtype in (torch.int64, torch.int32)]
         ids = tokens[0] if len(tokens) == 1 else None
     elif ids.ndim != 2 or "decoder_input_ids" in named:
         ids = None
     mask = named.get("attention_mask")
-    rows = ids if ids is not None else next(iter(given), None)
-    count = 0 if rows is None else len(rows)
     mask = mask if mask is not None and mask.ndim == 2 else None
-    return TokensIn(ids, mask, named.get("labels"), named.get("position_ids"), count)
+    rows = len((tokens or given)[0]) if given else 0
+    return TokensIn(ids, mask, named.get("labels"), named.get("position_ids"), rows)
 
 
 @dataclass
