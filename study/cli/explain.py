@@ -18,7 +18,7 @@ LONGEST = 4  # arguments that are one word, such as `cannot be decided here`
 NEXT = {
     "arm": "To read next: `study arms` lists all arms, and GUIDE.md says which to use.",
     "key": "To read next: `study stack --config FILE` names known faults that a config's keys meet.",
-    "word": "To read next: examples/zero_by_hand/README.md shows what ZeRO does. GUIDE.md has all words.",
+    "word": "To read next: examples/zero_by_hand/README.md shows what ZeRO does. WORDS.md has all words.",
 }
 
 
@@ -31,8 +31,8 @@ def explain(
     """Explain sentences by their ids: when they are said, what they rest on, where they are discussed, rule and test.
 
     Commands print the id behind a sentence, in brackets. Without an id the kinds of sentences are counted. It also says
-    what an arm is, whose a key of a config is, and what a word of GUIDE means. If an id is also a word, type its
-    brackets too to get the sentence.
+    what an arm is, whose a key of a config is, and what a word means. If an id is also a word, type its brackets too to
+    get the sentence.
 
     With --json: the same; without an id all sentences. Example: `study explain second_bucket S000-20`
 

@@ -8,6 +8,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from study.core.errors import Stop
+from study.core.refused_values import SHARE_ROWS, refused_rows
 from study.core.settings import flag
 from study.core.text import comparable, is_number
 from study.known import lists
@@ -29,8 +30,6 @@ ONE_MICRO_BATCH = "each-micro-batch-updates"
 # 5.10.1). Before it is FSDP1 (training_args.py:2812 of 5.9.0). 4.51.0 and 4.57.6 take the launcher's, 1 by default.
 FSDP2_OF_TRAINER = SpecifierSet(">=5.10", prereleases=True)
 USUAL = {"passes"}  # what most trainings with several GPUs have
-# Keys of ranks that have the same rows.
-SHARE_ROWS = ("tensor_parallel", "sequence_parallel_size", "pipeline", "parallelism_config")
 
 
 @dataclass(frozen=True)
@@ -172,14 +171,10 @@ def _of_rows(key: Callable[[str], Any] | None, said: dict[str, Any]) -> dict[str
     passes = comparable(said.get("passes"))
     if not all(map(is_number, (rows, micro_batch, ranks))) or micro_batch <= 0:
         return {}
-    factors = f"{micro_batch:g} sequences x {ranks:g} ranks"
-    remedy = "correct the config, or give the --ranks and --passes of this training"
-    if rows % (micro_batch * ranks):
-        raise Stop(f"the config's train_batch_size of {rows:g} is no multiple of {factors}", remedy)
-    derived = int(rows / micro_batch / ranks)
-    if is_number(passes) and passes != derived:
-        raise Stop(f"the config's train_batch_size of {rows:g} is not {factors} x {passes:g} micro-batches", remedy)
-    return {"passes": derived}
+    if problem := refused_rows(rows, micro_batch, passes if is_number(passes) else None, ranks):
+        remedy = "correct the config, or give the --ranks and --passes of this training"
+        raise Stop(f"the config's {problem}", remedy)
+    return {"passes": int(rows / micro_batch / ranks)}
 
 
 def _plain_optimizer(name: Any) -> Any:

@@ -255,11 +255,11 @@ def test_an_arm_is_explained_by_its_name(asked, id, capsys):
     assert (row["id"], row["kind"]) == (id, "arm")
 
 
-def test_the_words_of_the_guide_are_explained(capsys):
+def test_the_words_of_their_page_are_explained(capsys):
     """Of those that are an id as well, such as a component of memory, one line says how to see its sentence."""
-    guide = re.sub(r"\[(.+?)\]\(.+?\)", r"\1", (ROOT / "GUIDE.md").read_text())
+    page = re.sub(r"\[(.+?)\]\(.+?\)", r"\1", (ROOT / "WORDS.md").read_text())
     heads = ("| word | meaning |\n|---|---|\n", "| verdict or certainty | what it means |\n|---|---|\n")
-    tables = "\n".join(guide.partition(head)[2].partition("\n\n")[0] for head in heads)
+    tables = "\n".join(page.partition(head)[2].partition("\n\n")[0] for head in heads)
     written = dict(re.findall(r"^\| (.+?) \| (.+) \|$", tables, re.MULTILINE))
     assert written == {row["id"]: row["sentence"] for row in words().values() if row["kind"] == "word"}
     asked = {word: f"{row}: {meaning}." for row, meaning in written.items() for word in row.split(", ")}
