@@ -251,6 +251,7 @@ class Observed(Section):
     trained_parameters: Int = None  # None in records before weights could be frozen
     held_parameters_per_rank: list[int] = []
     second_partition_ranks: Int = None  # ranks that share a second copy of the weights; None without hpZ
+    second_partition_parameters: Int = None  # elements of that copy on this rank at the update
     sequence_ranks: Int = None  # ranks that share rows, each with a part of the tokens; None without Ulysses
     tensor_ranks: Int = None  # ranks that divide each layer among themselves; None without AutoTP
     built_in_parts: Flag = None  # stage 3: no rank ever held the whole model
