@@ -6,9 +6,8 @@ import tyro
 
 from study.cli.claims import claims
 from study.cli.findings import show_behind
-from study.cli.ids import by_key, key, keys, row_of, words
+from study.cli.ids import by_key, key, keys, row_of, word, words
 from study.configs.sentences import sentences
-from study.core.arms import of_stage
 from study.core.errors import Stop, nearest
 from study.core.text import say, say_wrapped
 from study.ledger import search, texts
@@ -50,7 +49,7 @@ def explain(
         return rows
     answers = []
     for id in asked(ids):
-        row = words().get(key(of_stage(id)))
+        row = word(id)
         of_id = by_key().get(key(id))
         if not of_id:
             row = row or keys().get(key(id))
@@ -70,7 +69,7 @@ def asked(ids: tuple[str, ...]) -> list[str]:
     answers = []
     while ids:
         length = min(LONGEST, len(ids))
-        while length > 1 and key(of_stage(" ".join(ids[:length]))) not in words():
+        while length > 1 and not word(" ".join(ids[:length])):
             length -= 1
         answers.append(" ".join(ids[:length]))
         ids = ids[length:]

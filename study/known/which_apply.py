@@ -27,8 +27,10 @@ PRECISIONS = {
 # Who surely has this one has one micro-batch in an update, and so none of the faults of several.
 ONE_MICRO_BATCH = "each-micro-batch-updates"
 # From here on the Trainer's `fsdp` is FSDP2 where its fsdp_config has no version (training_args.py:2736 of transformers
-# 5.10.1). Before it is FSDP1 (training_args.py:2812 of 5.9.0). 4.51.0 and 4.57.6 take the launcher's, 1 by default.
+# 5.10.1). Before it is FSDP1 (training_args.py:2812 of 5.9.0, 2753 of 5.0.0). Their plugin has a version, so that the
+# launcher's does not count. 4.51.0, 4.51.3 and 4.57.6 read no version there, and take the launcher's, 1 by default.
 FSDP2_OF_TRAINER = SpecifierSet(">=5.10", prereleases=True)
+READS_VERSION = SpecifierSet(">=5", prereleases=True)
 USUAL = {"passes"}  # what most trainings with several GPUs have
 
 
@@ -114,10 +116,16 @@ def answers_of(family: str | None) -> dict[str, bool]:
     return {asked: answer == "yes" for asked, answers in families for answer in answers if family in answers[answer]}
 
 
-def fsdp_of_trainer(release: Release | None) -> str:
-    """Return which FSDP the Trainer's `fsdp` is in a release of transformers. FSDP: one of the two."""
-    is_second = _is_in(release, FSDP2_OF_TRAINER) if isinstance(release, Version) else None
-    if is_second is None:
+def fsdp_of_trainer(release: Release | None, own: Any = None, launched: Any = None) -> str:
+    """Return which FSDP the Trainer's `fsdp` is, by its release, its own version and the launcher's. FSDP: either."""
+    if not isinstance(release, Version):
+        return f"FSDP{own}" if own and str(own) == str(launched) else "FSDP"
+    reads_own, is_second = (_is_in(release, each) for each in (READS_VERSION, FSDP2_OF_TRAINER))
+    if reads_own is False:
+        return f"FSDP{launched or 1}"
+    if own and reads_own:
+        return f"FSDP{own}"
+    if reads_own is None or is_second is None:
         return "FSDP"
     return "FSDP2" if is_second else "FSDP1"
 
@@ -132,9 +140,11 @@ def _of_config(config: Mapping[str, Any], releases: Mapping[str, Release]) -> di
     if engine not in (None, "DeepSpeed"):
         said["stage"] = engine
     if engine == "FSDP":
-        said["stage"] = f"FSDP{said.get('version') or ''}"
-        if said["stage"] == "FSDP" and config.get("the Trainer's fsdp"):
-            said["stage"] = fsdp_of_trainer(releases.get("transformers"))
+        launched = said.get("version")
+        said["stage"] = f"FSDP{launched or ''}"
+        if config.get("the Trainer's fsdp"):
+            own = config.get("the Trainer's fsdp_version")
+            said["stage"] = fsdp_of_trainer(releases.get("transformers"), own, launched)
     return said
 
 
