@@ -341,7 +341,7 @@ def test_each_stage_agrees_with_deepspeed(tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_stage_is_held_to_one_process(name, ranks):
-    adapter = Adapter(name, FOLDER / "adapter.py", "mine", settings={"file": name})
+    adapter = Adapter(str(FOLDER / "adapter.py"), "mine", {"file": name}, name=name)
     for wanted in ("adamw", "accumulation-4", "four-ranks"):
         answer = ranks.ask(adapter, PROPERTIES[wanted])
         assert answer.answer == "holds", (wanted, answer.words)
