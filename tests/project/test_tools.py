@@ -9,6 +9,7 @@ import address
 import export_tables
 import pandas as pd
 import pictures
+import planted_faults
 import pytest
 import times
 
@@ -44,6 +45,23 @@ def test_each_tool_explains_itself_and_does_nothing(tool, monkeypatch, capsys):
     first = text.partition('"""')[2].split()[:3]
     assert end.value.code == 0
     assert " ".join(first) in " ".join(capsys.readouterr().out.split())
+
+
+def test_each_planted_fault_is_one_change(tmp_path):
+    file = tmp_path / "share.py"
+    file.write_text("def share(part, whole):\n    if whole == 0:\n        return 1\n    return part / whole\n")
+    content, changed = file.read_bytes(), set()
+    for fault in planted_faults.faults_in(tmp_path, file):
+        text = content[: fault.start] + fault.after.encode() + content[fault.end :]
+        changed.add(f"{fault.kind}: {text.decode().splitlines()[fault.line - 1].strip()}")
+    assert changed == {
+        "branch: if (not whole == 0):",
+        "comparison: if (whole != 0):",
+        "constant: if whole == (1):",
+        "constant: return (2)",
+        "return: return (None)",
+        "operator: return (part * whole)",
+    }
 
 
 def test_each_reproduction_has_its_line():
