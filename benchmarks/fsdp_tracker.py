@@ -43,31 +43,27 @@ def follow(
     checkpointing: bool = False,
     gather_in: torch.dtype | None = None,
     reshard: bool | None = None,
-    ends: bool = False,
-    waits: bool = False,
 ) -> int:
     """Return the peak of two steps, with each layer as a unit that is gathered again in the backward pass.
 
-    `gather_in` is the dtype of gathered weights if it is not that of the weights. With `ends`, embeddings and output
-    are units, too. With `waits`, whole gradients are summed in fp32 and reduced in a step's last pass.
+    `gather_in` is the dtype of gathered weights if it is not that of the weights.
     """
     cast = torch.bfloat16 if precision == "bf16_cast" else gather_in
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
         mesh = init_device_mesh("cpu", (ranks,))
-        policy = MixedPrecisionPolicy(cast, torch.float32 if waits else cast)
+        policy = MixedPrecisionPolicy(cast, cast)
         with FakeTensorMode(allow_non_fake_inputs=True), WithoutValues():
             dtype = torch.bfloat16 if precision == "bf16_pure" else torch.float32
             model = build(config, "cpu", dtype)
             if checkpointing:
                 model.gradient_checkpointing_enable({"use_reentrant": False})
-            of_ends = [model.get_input_embeddings(), model.get_output_embeddings()] if ends else []
-            for layer in [*_layers(model), *of_ends]:
+            for layer in _layers(model):
                 fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
             fully_shard(model, mesh=mesh, mp_policy=policy)
             optimizer = torch.optim.AdamW(model.parameters(), fused=True)  # others read their step, which has no value
             batch = inputs(config, micro_batch, sequence)
-            how = {"autocast": precision == "bf16", "logits": cast or dtype, "waits": waits}
+            how = {"autocast": precision == "bf16", "logits": cast or dtype}
             # One step without the tracker: when DTensor first meets an operation, it tries it on tensors of whole
             # size, which the tracker would count as optimizer states.
             _step(model, optimizer, config, batch, 1, how)
@@ -83,9 +79,7 @@ def follow(
 
 
 def _step(model, optimizer, config, batch, passes: int, how: dict, tracker: FSDPMemTracker | None = None) -> None:
-    for number in range(passes):
-        if how["waits"]:
-            model.set_requires_gradient_sync(number == passes - 1)
+    for _ in range(passes):
         with torch.autocast("cpu", torch.bfloat16, enabled=how["autocast"]):
             losses = logits_and_losses(config, model, batch, how["logits"])[1]
         losses.mean().backward()

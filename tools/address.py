@@ -9,12 +9,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 UNKNOWN = "https://github.com/OWNER/zero-study"  # until somebody publishes it: the notebook for Colab has none then
-HINT = " OWNER is this repository's account:"  # in README, as long as nobody has published it
 COLAB = "https://colab.research.google.com"
 # By file: the line that has the address, as a pattern around it.
 PLACES = {
     "pyproject.toml": r'(Source = ")[^"]+',
-    "README.md": r"(git clone )\S+",
+    "GUIDE.md": r"(git clone )\S+",
     "examples/kubernetes.yaml": r"(git clone )\S+",
     ".pre-commit-hooks.yaml": r"(repo: )[^\s,]+",
     "CITATION.cff": r"(repository-code: )\S+",
@@ -40,7 +39,7 @@ def main(address: str) -> None:
     title, _, rest = readme.read_text().partition("\n\n")
     if rest.startswith("[![tests]"):
         rest = rest.partition("\n\n")[2]
-    readme.write_text(f"{title}\n\n{badges(address)}\n\n{rest.replace(HINT, '')}")
+    readme.write_text(f"{title}\n\n{badges(address)}\n\n{rest}")
 
 
 if __name__ == "__main__":

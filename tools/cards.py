@@ -34,11 +34,11 @@ def card(claim: Claim, records: list[str]) -> str:
         f"## {claim.id}",
         f"**{claim.judged[0].upper()}{claim.judged[1:]}.** {claim.answer}",
         f"*{claim.question}* ({claim.topic})",
-        f"> “{quoted(claim.quote)}” ({quoted(claim.where)})",
-        f"This quote is from {claim.quoted_from}." if claim.quoted_from else "",
         f"{claim.numbers}.".removeprefix("."),
-        *[f"{name}: {text}" for name, text in claim.parts.items()],
+        *[f"> {quoted(text)}" if name == "The text" else f"{name}: {text}" for name, text in claim.parts.items()],
+        f"This quote is from {claim.quoted_from}." if claim.quoted_from else "",
         f"What would change it: {claim.changes}",
+        f"How bytes count: {claim.how_bytes_count}" if claim.how_bytes_count else "",
         "\n".join(map(line_of, claim.evidence)),
     ]
     if records:

@@ -43,6 +43,15 @@ def counted(kind, micro_batches, rank, ranks, sgd):
     return training, losses.tolist(), max(held)
 
 
+def refusal(is_first, ranks, micro_batches):
+    """Return why this cannot be trained, if it cannot."""
+    if is_first and ranks > 1:
+        return f"one_process.py is one process, not {ranks}: start it with python, or data_parallel.py with torchrun"
+    if micro_batches < 1 or SAMPLES % (ranks * micro_batches):
+        return f"{SAMPLES} samples do not divide by {ranks} ranks x {micro_batches} micro-batches: take others"
+    return ""
+
+
 def run(kind):
     """Train with one of the five classes, and print its losses, what it holds and sends, and how the losses compare."""
     parser = argparse.ArgumentParser()
@@ -54,9 +63,9 @@ def run(kind):
     if not is_first and "RANK" not in os.environ:
         parser.error(f"start with torchrun --standalone --nproc-per-node 2 {sys.argv[0]}")
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    if micro_batches < 1 or SAMPLES % (ranks * micro_batches):
+    if refused := refusal(is_first, ranks, micro_batches):
         if rank == 0:
-            print(f"{SAMPLES} samples do not divide by {ranks} ranks x {micro_batches} micro-batches: take others")
+            print(refused)
         return  # with exit code 0: with another, torchrun writes forty lines below the sentence
     if "RANK" in os.environ:
         dist.init_process_group("gloo")

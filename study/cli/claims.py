@@ -13,13 +13,14 @@ from study.core.errors import Stop
 from study.core.text import is_number, number_of, say, say_wrapped, show
 from study.known.explained import of_fault
 from study.ledger import comparison, search, texts, verdicts
-from study.ledger.evidence import REPORTS, OfRuns, in_full
+from study.ledger.evidence import REPORTS, OfRuns, Piece, in_full
 from study.ledger.texts import Claim, Fault
 from study.records import runs as records
 from study.records import store
 from study.records.runs import Runs
 
 MOST_RUNS = 3  # records of a number that are named
+MOST_PIECES = 5  # of evidence on a card without --all
 ASK = (
     "What to type:",
     "  study claims stage 3        a line for each claim about it",
@@ -30,7 +31,9 @@ ASK = (
     "  study claims papers high    of papers, DeepSpeed's posts or articles, with high certainty",
     "  study claims FOLDER         those that rest on the records in it",
     "  study claims faults         faults of libraries that a script shows",
+    "  study claims S002-25 --all  with all of its evidence, and where the quote is from",
     "  study claims --undecided    what would decide the open ones",
+    "  study claims --shared       which claims rest on the same evidence",
     "  study claims --runs runs    your runs beside their evidence",
     "  study claims --all          each document, and what it stands for",
 )
@@ -41,6 +44,7 @@ def claims(
     /,
     *,
     undecided: bool = False,
+    shared: bool = False,
     every: Annotated[bool, tyro.conf.arg(name="all")] = False,
     runs: tuple[Path, ...] = (),
 ) -> list[dict]:
@@ -57,7 +61,8 @@ def claims(
             none, those that contain all the words. Beside a document, a topic, `certainty high`, papers, articles,
             posts or open, those of these claims. Words in quotes are one phrase, in reasons and conditions too.
         undecided: List the claims that cannot be decided here, each with what would decide it.
-        every: Count the claims of each document, and list what it stands for.
+        shared: List the evidence that decides several claims. So many facts they are not.
+        every: Count the claims of each document, and list what it stands for. Of a claim: show all that a card has.
         runs: Folders that contain runs, at any depth: compare what they give with the evidence of the claims.
     """
     folders = [Path(each) for each in claim if os.sep in each and Path(each).is_dir()]
@@ -67,18 +72,20 @@ def claims(
         list_claims(chosen)
     elif undecided:
         chosen = show_undecided(chosen)
+    elif shared:
+        chosen = show_shared(chosen)
     elif runs:
         return compare_claims(chosen, records.load(runs, every_folder_has_runs=True), in_full=bool(claim))
-    elif every:
+    elif every and not claim:
         show_all()
     elif not claim:
         say_wrapped(verdicts.in_words(texts.claims()), "")
         say_wrapped(*ASK, indent=" " * 30)
-    elif len(chosen) > len(claim):  # a document, or words that many claims contain: a line of each
+    elif len(chosen) > len(claim) and not every:  # a document, or words that many claims contain: a line of each
         list_claims(chosen)
     else:
         for each in chosen:
-            show_one(each)
+            show_one(each, whole=every)
     # By alias: as the ledger's files have it.
     return [each.model_dump(mode="json", by_alias=True) for each in chosen]
 
@@ -148,34 +155,57 @@ def list_claims(chosen: Sequence[Claim | Fault]) -> None:
     say("", "study claims ID shows one with its quote and its evidence.")
 
 
-def show_one(claim: Claim | Fault) -> None:
-    """Print the answer, and below it what it rests on."""
+def show_one(claim: Claim | Fault, whole: bool) -> None:
+    """Print the answer, and below it what it rests on: what decides is in the first lines."""
     if isinstance(claim, Fault):
         show_behind(of_fault(claim))
         return
     say(f"{claim.id} {claim.judged}")
     text = texts.of(claim)
-    parts = {"The text": f"“{claim.quote}” ({claim.where})"} | claim.parts
-    versions = {"The quote is from": claim.quoted_from or text.quotes}
     say_wrapped(claim.answer, f"{claim.numbers}.".removeprefix("."), first="  ", indent="  ")
-    say_wrapped(*[f"  {name}: {text}" for name, text in parts.items()], "", indent="    ")
-    show_evidence(claim)
-    last = {"What would change it": claim.changes, "It is of": text.cited} | versions | {"Read of it": text.read}
+    say_wrapped(*[f"  {name}: {text}" for name, text in claim.parts.items()], "", indent="    ")
+    evidence = claim.evidence if whole else claim.evidence[:MOST_PIECES]
+    show_evidence(claim, evidence)
+    last = {"What would change it": claim.changes, "It is of": text.cited, "The quote is from": claim.quoted_from}
+    if whole:
+        last["The quote is from"] = claim.quoted_from or text.quotes
+        last |= {"Read of it": text.read, "How bytes count": claim.how_bytes_count}
+    else:
+        left_out = len(claim.evidence) - len(evidence)
+        more = f"{left_out} more of its evidence, what" if left_out else "What"
+        last[f"{more} was read, and of which version"] = f"study claims {claim.id} --all"
     say_wrapped(*[f"  {name}: {said}" for name, said in last.items() if said], "", indent="    ")
 
 
-def show_evidence(claim: Claim) -> None:
+def show_evidence(claim: Claim, evidence: Sequence[Piece]) -> None:
     """Print a line for each value, and below it of what it is: as wide as text, also in a pipe."""
-    say("  Evidence:")
-    width = max((len(each.shown) for each in claim.evidence), default=0)
-    for each in claim.evidence:
+    of_runs = [each for each in claim.evidence if isinstance(each, OfRuns)]
+    setting = " (a setting: model, batch, precision, ranks)" if any(each.n > 1 for each in of_runs) else ""
+    say(f"  Evidence{setting}:")
+    width = max((len(each.shown) for each in evidence), default=0)
+    for each in evidence:
         note = f" ({each.note})" if each.note else ""
         first = f"    {each.shown:<{width}}  " if width else "    "
         say_wrapped(f"{each.kind}: {each.what}{note}", first=first, indent=" " * (len(first) + 2))
-    if any(isinstance(each, OfRuns) for each in claim.evidence):
+    if of_runs:
         say_wrapped(
             f"    Its records, and what makes such runs: study claims {claim.id} --runs reports", indent="      "
         )
+
+
+def show_shared(chosen: Sequence[Claim | Fault]) -> list[Claim]:
+    """Show the evidence that several of these claims rest on, and return these."""
+    of_claims = [each for each in chosen if isinstance(each, Claim)]
+    found = comparison.shared(of_claims, records.kept_as_evidence())
+    ids = {id for several in found.values() for id in several}
+    say_wrapped(
+        f"{len(ids)} of {number_of(len(of_claims), 'claims')} share evidence with another: {len(found)} facts that "
+        "each decide several, or a part of them. Of runs: the same ones or some of them, whatever is counted in them.",
+        "",
+        *[f"  {', '.join(several)}: {what}" for what, several in found.items()],
+        indent="    ",
+    )
+    return [each for each in of_claims if each.id in ids]
 
 
 def compare_claims(chosen: Sequence[Claim | Fault], loaded: Runs, in_full: bool) -> list[dict]:
@@ -232,7 +262,7 @@ def say_runs(rows: Sequence[comparison.Compared]) -> None:
         if row.runs:
             records_of = number_of(len(row.runs), "pairs of records" if row.evidence.over else "records")
             more = f", of which {MOST_RUNS} follow; --json has all" if len(row.runs) > MOST_RUNS else ""
-            say("", f"{row.claim}: {in_full(row.value)} comes from {records_of}{more}:")
+            say("", f"{row.claim}: {in_full(row.value)} comes from {records_of} ({row.distinct}){more}:")
             valued = [f"  {in_full(value)}: {of}" for value, of in zip(row.values, row.runs, strict=True)]
             say(*valued[: MOST_RUNS - 1], *valued[MOST_RUNS - 1 :][-1:])  # the least and the largest are among them
             say(*[f"  More like them: {command}" for command in row.alike])

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from study.configs import sources
+from study.configs.mistakes import unusable
 from study.configs.oom.optimizers import UNSAID, optimizer_of
 from study.configs.oom.said import PRECISIONS, config_settings, of_deepspeed, typed, understood
 from study.core import arms, optimizers
@@ -150,6 +152,7 @@ def estimate(
     """
     config = passes.arm
     read = read_from(config, training, passes)
+    is_fine = read.pop("fine", True)
     training = replace(training, **{name: value for name, value in read.items() if name in vars(training)})
     passes = replace(passes, **{name: value for name, value in read.items() if name in vars(passes)})
     homes = read.get("homes")
@@ -179,13 +182,14 @@ def estimate(
     notes += answer.recompute_note(passes.checkpointing, ours.model, arm.stage)
     if ours.placement.fsdp and ours.batch.passes > 1:
         notes.append(finding("fsdp2_whole_gradients").said)
+    notes += [*answer.bucket_note(ours), *answer.stages_note(ours)]
     notes += answer.attention_note(ours.model, place.attention_kernel)
     # A number of parameters is taken for a shape of about that size; their states need no shape.
     parameters = ours.model.parameters if model.layers else model.params or ours.model.parameters
     states = estimates.model_states(needs, parameters)
     notes += answer.shape_note(ours.model, model.params)
     show_needs(needs, notes, estimates.of_states(states, parameters))
-    return in_json(needs) | {"model_states": states}
+    return in_json(needs) | {"model_states": states, "fine": is_fine}
 
 
 def of_homes(homes: tuple[str, str] | None) -> list[str]:
@@ -205,10 +209,12 @@ def read_from(config: str, training: TrainingFlags, passes: PassFlags) -> dict[s
         arms.load_arm(config, of_a_run=True)  # its mistakes are told first
     elif not config.endswith(".json"):
         return {}
-    written = {name: each.value for name, each in config_settings(Path(config)).items()}
-    settings = understood(written) | {"precision": PRECISIONS.get(str(written.get("precision")))}
-    settings["gpus"] = settings["ranks"]
-    settings["deepspeed"] = of_deepspeed(Path(config)) or None
+    written = {name: each.value for name, each in config_settings(Path(config), training.gpus).items()}
+    written["deepspeed"] = of_deepspeed(Path(config)) or None
+    said = understood(written)["ranks"]
+    settings = understood(written | {"ranks": training.gpus or said or training.ranks})
+    settings |= {"precision": PRECISIONS.get(str(written.get("precision"))), "gpus": said}
+    refused = unusable(sources.read(Path(config)), training.gpus)
     taken = optimizer_of(settings)
     settings["optimizer"], why = taken or (None, "")
     read: dict[str, Any] = {}
@@ -222,7 +228,7 @@ def read_from(config: str, training: TrainingFlags, passes: PassFlags) -> dict[s
         (passes, ("micro_batch", "accumulation", "checkpointing")),
     ):
         read |= {name: settings.get(name) for name in names if getattr(flags, name) == getattr(type(flags), name)}
-    read["why"] = why if read.get("optimizer") else None
+    read |= {"why": why if read.get("optimizer") else None, "fine": False if any(refused) else None}
     return {name: value for name, value in read.items() if value is not None}
 
 

@@ -6,9 +6,8 @@ import tyro
 
 from study.cli.claims import claims
 from study.cli.findings import show_behind
-from study.cli.ids import by_key, key, keys, row_of, words
+from study.cli.ids import by_key, key, keys, row_of, word, words
 from study.configs.sentences import sentences
-from study.core.arms import of_stage
 from study.core.errors import Stop, nearest
 from study.core.text import say, say_wrapped
 from study.ledger import search, texts
@@ -18,7 +17,7 @@ LONGEST = 4  # arguments that are one word, such as `cannot be decided here`
 NEXT = {
     "arm": "To read next: `study arms` lists all arms, and GUIDE.md says which to use.",
     "key": "To read next: `study stack --config FILE` names known faults that a config's keys meet.",
-    "word": "To read next: examples/zero_by_hand/README.md shows what ZeRO does. GUIDE.md has all words.",
+    "word": "To read next: examples/zero_by_hand/README.md shows what ZeRO does. WORDS.md has all words.",
 }
 
 
@@ -31,8 +30,8 @@ def explain(
     """Explain sentences by their ids: when they are said, what they rest on, where they are discussed, rule and test.
 
     Commands print the id behind a sentence, in brackets. Without an id the kinds of sentences are counted. It also says
-    what an arm is, whose a key of a config is, and what a word of GUIDE means. If an id is also a word, type its
-    brackets too to get the sentence.
+    what an arm is, whose a key of a config is, and what a word means. If an id is also a word, type its brackets too to
+    get the sentence.
 
     With --json: the same; without an id all sentences. Example: `study explain second_bucket S000-20`
 
@@ -50,7 +49,7 @@ def explain(
         return rows
     answers = []
     for id in asked(ids):
-        row = words().get(key(of_stage(id)))
+        row = word(id)
         of_id = by_key().get(key(id))
         if not of_id:
             row = row or keys().get(key(id))
@@ -70,7 +69,7 @@ def asked(ids: tuple[str, ...]) -> list[str]:
     answers = []
     while ids:
         length = min(LONGEST, len(ids))
-        while length > 1 and key(of_stage(" ".join(ids[:length]))) not in words():
+        while length > 1 and not word(" ".join(ids[:length])):
             length -= 1
         answers.append(" ".join(ids[:length]))
         ids = ids[length:]

@@ -47,6 +47,13 @@ def words() -> dict[str, dict[str, str]]:
     return rows
 
 
+def word(id: str) -> dict[str, str] | None:
+    """Return the word or the arm that is called so, in the plural, the singular or the past: gradient, partitioned."""
+    names = (key(id), key(of_stage(id)))
+    forms = (*names, f"{names[0]}s", *(names[0].removesuffix(end) for end in ("s", "d", "ed")))
+    return next((words()[each] for each in forms if each in words()), None)
+
+
 @functools.cache
 def keys() -> dict[str, dict[str, str]]:
     """Return of keys of configs, by their dotted paths, whose they are."""
@@ -71,7 +78,7 @@ def answering(asked: Sequence[str]) -> str:
     for id in asked:
         if search.is_name(id.strip("[]")):
             commands.append(f"`study claims {id.strip('[]')}`")
-        elif key(of_stage(id)) in words() or key(id) in by_key() | keys():
+        elif word(id) or key(id) in by_key() | keys():
             commands.append(f"`study explain {id}`")
         elif symptom_of_word(id):
             commands.append(f"`study stack --symptom {id}`")

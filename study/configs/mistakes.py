@@ -23,31 +23,46 @@ from study.core.ignored_keys import (
 from study.core.library_defaults import known_libraries
 from study.core.refused_values import refused_values
 from study.core.text import comparable, say_aside
-from study.known.findings import Finding, finding, texts
+from study.known.findings import Finding, finding, in_a_sentence, texts
 
 NEAR = 0.85  # similarity of a misspelled key to the right one, where a program may keep keys of its own
 SIMILAR = 0.6  # where it may not
 OF_STAGE_3 = "stage3_"
 # A training with one of these does not start, or is not the one that its config describes.
-UNUSABLE = ("key_mistyped", "key_refused", "key_ignored", "value_refused", "auto_not_filled", "value_no_count")
+UNUSABLE = (
+    "kind_unknown",
+    "key_mistyped",
+    "key_refused",
+    "key_ignored",
+    "value_refused",
+    "auto_not_filled",
+    "value_no_count",
+)
 
 
-def recognised(path: Path) -> Source:
+def recognised(path: Path, ranks: int | None = None) -> Source:
     """Read a config from which a training is to be known, and say what no library takes in it: the rest counts.
 
     Raise Stop if it is of no known kind.
     """
     source = read(path)
-    for mistake in mistakes(source):
+    for mistake in unusable(source, ranks):
         if mistake.id == "kind_unknown":
             raise Stop(f"{path}: {mistake.said}", f"{mistake.remedy}")
-        if mistake.id in UNUSABLE:
-            say_aside(f"{path}: {mistake.said} What to do: {mistake.remedy}.")
+        say_aside(f"{path}: {in_a_sentence(mistake)}")
     return source
 
 
-def mistakes(source: Source) -> Iterator[Finding]:
-    """Yield what a library ignores or refuses in a config; of a record, the keys that DeepSpeed ignored."""
+def unusable(source: Source, ranks: int | None) -> Iterator[Finding]:
+    """Yield what no library takes in a config."""
+    return (mistake for mistake in mistakes(source, ranks) if mistake.id in UNUSABLE)
+
+
+def mistakes(source: Source, ranks: int | None = None) -> Iterator[Finding]:
+    """Yield what a library ignores or refuses in a config; of a record, the keys that DeepSpeed ignored.
+
+    `ranks` are those that train, if they are known.
+    """
     content = source.content
     if source.record is not None:
         yield from _mistyped("deepspeed", source.record.observed.deepspeed or {})
@@ -55,7 +70,7 @@ def mistakes(source: Source) -> Iterator[Finding]:
     if source.kind == OTHER:
         yield from _of_no_kind(content)
     else:
-        yield from _refused(FIELDS[source.kind], content)
+        yield from _refused(FIELDS[source.kind], content, ranks)
     if source.kind == ACCELERATE:
         yield from _not_arriving(source)
     yield from _without_effect(content)
@@ -65,7 +80,7 @@ def mistakes(source: Source) -> Iterator[Finding]:
     if source.kind == TRAINER:
         yield from _of_trainer(source)
     if source.named:
-        yield from mistakes(source.named)
+        yield from mistakes(source.named, ranks)
     if source.named and source.kind == TRAINER:
         yield from _contradicted(content, source.named.content)
 
@@ -203,7 +218,7 @@ def _instead(each: UnknownKey) -> str:
     return ""
 
 
-def _refused(library: str, config: dict) -> Iterator[Finding]:
+def _refused(library: str, config: dict, ranks: int | None) -> Iterator[Finding]:
     """Yield the keys and values with which a library does not start."""
     known = known_libraries()[library]
     if known["closed"]:
@@ -213,7 +228,7 @@ def _refused(library: str, config: dict) -> Iterator[Finding]:
     if library == "deepspeed":
         yield from _left_open(config)
     release = f"{library} {known['version']}"
-    for each in refused_values(library, config):
+    for each in refused_values(library, config, ranks):
         id = "key_removed" if each.was_removed else "value_refused"
         yield finding(id, library=release, problem=each.problem)
 

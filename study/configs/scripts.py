@@ -95,15 +95,15 @@ def among(words: Iterable[str]) -> dict[Path, str]:
 def shown(scripts: Mapping[Path, str], config: str, given: str, stack: Stack) -> dict[str, bool | str]:
     """Return the answers of scripts, of their config and of releases, by what is asked. `given` has all texts."""
     code = COMMENT.sub("", "\n".join([*scripts.values(), config if scripts else ""]))
-    is_whole = bool(scripts) and _is_whole(scripts)
-    answers = {name: row.answer(code, given, is_whole, stack) for name, row in rows().items()}
+    is_all = bool(scripts) and is_whole(scripts)
+    answers = {name: row.answer(code, given, is_all, stack) for name, row in rows().items()}
     of_table = {name: answer for name, answer in answers.items() if answer is not None}
-    return (model_losses.answers(code, given, stack) if is_whole else {}) | of_table
+    return (model_losses.answers(code, given, stack) if is_all else {}) | of_table
 
 
 def goes_past_accelerate(scripts: Mapping[Path, str], stack: Stack) -> bool:
     """Whether a loop of one's own trains without Accelerate, which a list has as well: transformers asks for it."""
-    is_own = bool(scripts) and stack.said.get("trainer") == "own" and _is_whole(scripts)
+    is_own = bool(scripts) and stack.said.get("trainer") == "own" and is_whole(scripts)
     return is_own and "accelerate" in stack.releases and "accelerat" not in COMMENT.sub("", "\n".join(scripts.values()))
 
 
@@ -111,7 +111,7 @@ def is_script(word: str) -> bool:
     return word.endswith(".py") and os.path.isfile(word)  # noqa: PTH113  of a longer word than a name can be pathlib raises
 
 
-def _is_whole(scripts: Mapping[Path, str]) -> bool:
+def is_whole(scripts: Mapping[Path, str]) -> bool:
     """Whether scripts import no other file of their folders, and read their arguments from none."""
     for path, text in scripts.items():
         try:

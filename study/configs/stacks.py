@@ -70,10 +70,13 @@ def described(words: tuple[str, ...], flags: Flags, config: Path | None = None) 
     if given_words and not words:
         notes.append(NO_LIBRARY)
     config_says = {name: None if each.is_open else each.value for name, each in settings.items()}
-    if config_says.get("engine") is not None:
+    if config_says.get("engine") == "FSDP":
+        left.pop("stage_by", None)
+    elif config_says.get("engine") is not None:
         left = {}
+    own = left.setdefault("fsdp_own", config_says.get("the Trainer's fsdp_version"))
     if left.get("stage") == "FSDP":
-        config_says |= {"engine": "FSDP", "the Trainer's fsdp": True}
+        config_says |= {"engine": "FSDP", "the Trainer's fsdp": True, "the Trainer's fsdp_version": own}
     stack = Stack.of(lists.releases(words), flags, config_says, key)
     if "stage_by" in left:
         stack = replace(stack, guessed=frozenset({"stage"}))
@@ -127,7 +130,7 @@ def _with_texts(words: tuple[str, ...], flags: Flags) -> tuple[tuple[str, ...], 
         if pasted.said:
             notes.append(f"Read from the text: {', '.join(pasted.words)}.")
         if OF_WAYS.isdisjoint(_said(flags)):
-            left |= {name: pasted.said[name] for name in ("stage", "stage_by") if name in pasted.said}
+            left |= {name: pasted.said[name] for name in ("stage", "stage_by", "fsdp_own") if name in pasted.said}
         flags = _filled(flags, pasted)
         if pasted.is_stage_1_or_2 and OF_WAYS.isdisjoint(_said(flags)):
             flags = replace(flags, stage=2)

@@ -87,7 +87,7 @@ def _adapter(name: str) -> Adapter:
             ast.parse(text)
         except (SyntaxError, ValueError) as error:
             raise Stop(f"{path} is no Python ({error})", "fix it, or name another file") from None
-        return Adapter(path.stem, path.resolve(), name)
+        return Adapter(str(path.resolve()), name, name=path.stem)
     if name not in ADAPTERS:
         raise Stop(f"{name!r} is neither an adapter nor a file", nearest(name, ADAPTERS))
     return ADAPTERS[name]

@@ -8,11 +8,9 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NotRequired
 
 from packaging.version import Version
 from pydantic import with_config
-from typing_extensions import TypedDict
 
 from study.core.errors import Stop
 from study.core.tables import NO_OTHER_KEYS, read_table
@@ -42,26 +40,21 @@ class Property:
     name: str = ""  # of its row
 
 
-@with_config(NO_OTHER_KEYS)
-class AdapterRow(TypedDict):
-    """A row of adapters.toml. The keys are explained there."""
-
-    file: str
-    about: str
-    settings: NotRequired[dict]
-    ranks: NotRequired[int]
-
-
 @dataclass(frozen=True)
+@with_config(NO_OTHER_KEYS)
 class Adapter:
-    """A file with the functions of an adapter, and the settings that it gets."""
+    """A file with the functions of an adapter, and the settings that it gets: a row of adapters.toml, or a user's."""
 
-    name: str
-    path: Path
+    file: str  # of the folder adapters/, or with its whole path
     about: str
-    package: str = ""  # the library whose releases change the answers
     settings: dict = field(default_factory=dict)
     ranks: int = 2  # another number: the only one with which it can run
+    name: str = ""  # of its row
+    package: str = ""  # of its table: the library whose releases change the answers
+
+    @property
+    def path(self) -> Path:
+        return HERE / "adapters" / self.file
 
     def ranks_for(self, each: Property) -> Sequence[int]:
         """Return the ranks of each launch of a property; empty if the adapter cannot have so many."""
@@ -98,13 +91,10 @@ def properties() -> dict[str, Property]:
 
 
 def adapters() -> dict[str, Adapter]:
-    groups = read_table(ADAPTERS_TABLE, dict[str, dict[str, AdapterRow]], AdapterRow)
-    made = {}
-    for package, rows in groups.items():
-        for name, row in rows.items():
-            path = HERE / "adapters" / f"{row['file']}.py"
-            made[name] = Adapter(name, path, row["about"], package, row.get("settings", {}), row.get("ranks", 2))
-    return made
+    tables = read_table(ADAPTERS_TABLE, dict[str, dict[str, Adapter]], Adapter)
+    return {
+        name: replace(row, name=name, package=package) for package, rows in tables.items() for name, row in rows.items()
+    }
 
 
 PROPERTIES = properties()

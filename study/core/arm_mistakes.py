@@ -171,6 +171,8 @@ def mistakes_in_deepspeed(config: dict) -> Iterator[str]:
     # What is left out is as in DeepSpeed: see library_defaults.json.
     zero = section_at(config, "zero_optimization")
     stage = zero.get("stage", 0)
+    if config.get("zero_optimization") is True:  # read_zero_config_deprecated of DeepSpeed 0.19.8, zero/config.py:60
+        yield 'zero_optimization is true, the old form of stage 1: write {"stage": 1} there'
     if stage not in STAGES:
         yield f"stage must be 0, 1, 2 or 3 (got {stage!r:.80})"
     for part in OFFLOADS:

@@ -5,7 +5,6 @@ The trainer compares what a file promises with what the prepared objects really 
 
 import functools
 import itertools
-import os
 import re
 import sys
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from typing import Any, Literal
 from study.core.arm_mistakes import OF_THE_RUN, SHARDS, kind_of, mistakes_in_deepspeed, mistakes_in_yaml
 from study.core.cache import fingerprint
 from study.core.errors import Stop, nearest
-from study.core.files import load, section_at, section_of
+from study.core.files import load, section_at
 from study.core.fsdp_keys import as_fsdp2, strategy_of, version_of, with_prefix
 from study.core.ignored_keys import OFFLOADS, stage_meant
 from study.core.library_defaults import library_defaults
@@ -150,10 +149,10 @@ def read(path: Path, *, of_a_run: bool = False) -> Arm:
 
 def _arm(files: ArmFiles) -> Arm:
     kind = files.config["distributed_type"]
-    groups = section_of(files.config, "parallelism_config")
+    groups = section_at(files.config, "parallelism_config")
     arm = Arm(files.path.stem, files.path, kind, files.config.get("num_processes", 1))
     if kind == "FSDP":
-        return replace(arm, **_of_fsdp(files, section_of(files.config, "fsdp_config"), groups))
+        return replace(arm, **_of_fsdp(files, section_at(files.config, "fsdp_config"), groups))
     if files.deepspeed is not None:
         return replace(arm, **_of_deepspeed(files.deepspeed, groups))
     return arm
@@ -202,9 +201,9 @@ def _of_fsdp(files: ArmFiles, fsdp: dict, groups: dict) -> dict[str, Any]:
 
 
 def _of_deepspeed(content: dict, groups: dict) -> dict[str, Any]:
-    zero = section_of(content, "zero_optimization")
+    zero = section_at(content, "zero_optimization")
     stage = zero.get("stage", 0)
-    homes = {part: section_of(zero, part).get("device", "none") for part in OFFLOADS}
+    homes = {part: section_at(zero, part).get("device", "none") for part in OFFLOADS}
     clipping = content.get("gradient_clipping", "auto")
     if clipping == "auto":  # Accelerate fills in the value that is DeepSpeed's default, too
         clipping = 1.0
@@ -213,7 +212,7 @@ def _of_deepspeed(content: dict, groups: dict) -> dict[str, Any]:
         "stage": stage,
         "clipping": float(clipping),
         "sequence_ranks": max(1, int(groups.get("parallelism_config_sp_size", 1))),
-        "tensor_ranks": max(1, int(section_of(content, "tensor_parallel").get("autotp_size", 0))),  # 0: off
+        "tensor_ranks": max(1, int(section_at(content, "tensor_parallel").get("autotp_size", 0))),  # 0: off
         "second_copy_ranks": int(zero.get("zero_hpz_partition_size", 1)),  # 1: no second copy
     }
 
@@ -305,8 +304,7 @@ def _of_name(name: str) -> Arm:
         remedy = nearest(
             of_stage(name), all_paths(), otherwise=f"choose one of {', '.join(all_paths())}, or give a .yaml file"
         )
-        # A name that is too long for a file makes pathlib raise.
-        if here := [path for path in (Path(f"{name}.yaml"), FOLDER / f"{name}.yaml") if os.path.isfile(path)]:  # noqa: PTH113
+        if here := [path for path in (Path(f"{name}.yaml"), FOLDER / f"{name}.yaml") if is_local(str(path))]:
             remedy = f"to give a file, write its path: {here[0]}"
         raise Stop(f"{name!r} is not an arm", remedy)
     return read(all_paths()[name])

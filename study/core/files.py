@@ -326,11 +326,3 @@ def section_at(config: Any, path: str) -> dict:
     """Return the section at a dotted path. Empty if there is none, or another value."""
     section = value_at(config, path)
     return section if isinstance(section, dict) else {}
-
-
-def section_of(config: dict, name: str) -> dict:
-    """Return a section, empty if there is none. Raise TypeError for another value."""
-    section = config.get(name) or {}
-    if not isinstance(section, dict):
-        raise TypeError(f"{name} must be a table (got {section!r:.80})")
-    return section

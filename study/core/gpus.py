@@ -10,7 +10,6 @@ This module needs no torch, so it is fast.
 import json
 import os
 import re
-from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -167,19 +166,3 @@ def num_gpus() -> int:
         return len(gpus_here())
     except Stop:
         return 0
-
-
-# --- Which bytes of a step go between nodes. Ranks fill one node after another
-
-# By collective: bytes of the whole tensor, by the ranks that take part.
-Groups = dict[str, dict[tuple[int, ...], float]]
-
-
-def between_nodes(moved: Groups, node_ranks: int) -> dict[str, float]:
-    """Return the bytes by collective of groups that have ranks in several nodes. As in papers, all of them count."""
-    between: dict[str, float] = defaultdict(float)
-    for kind, groups in moved.items():
-        for ranks, size in groups.items():
-            if size and min(ranks) // node_ranks < max(ranks) // node_ranks:
-                between[kind] += size
-    return between

@@ -84,7 +84,7 @@ def as_meant(library: str, config: dict) -> dict:
     for each in unknown_keys(library, config):
         if not each.is_note:
             for name in close_names(each.key, each.known):
-                section = section_at(meant, each.section) if each.section else meant
+                section = section_at(meant, each.section)
                 section.setdefault(name, section.pop(each.key, None))
     return meant
 

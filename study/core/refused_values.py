@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from pydantic import ValidationError
@@ -21,8 +22,12 @@ class RefusedValue:
     was_removed: bool = False  # its key is one that an older release may take
 
 
-def refused_values(library: str, config: dict) -> Iterator[RefusedValue]:
-    """Yield each value with which a library does not start."""
+# Keys of ranks that have the same rows.
+SHARE_ROWS = ("tensor_parallel", "sequence_parallel_size", "pipeline", "parallelism_config")
+
+
+def refused_values(library: str, config: dict, ranks: int | None = None) -> Iterator[RefusedValue]:
+    """Yield each value with which a library does not start, on so many ranks if they are known."""
     known = known_libraries()[library]
     values: dict[str, Any] = {}
     for section, defaults in known["sections"].items():
@@ -32,8 +37,24 @@ def refused_values(library: str, config: dict) -> Iterator[RefusedValue]:
             values[path] = SchemaValidator(kind).validate_python(value)
         except ValidationError as error:
             yield RefusedValue(f"{path} {sentence(error)}", path, error.errors()[0]["type"] == "removed")
-    for problem in _impossible(values, known["exclusive"]):
+    for together in known["exclusive"]:
+        if together.items() <= values.items():
+            yield RefusedValue(f"{json.dumps(together)[1:-1]} exclude each other")
+    parts = (values.get("train_micro_batch_size_per_gpu"), values.get("gradient_accumulation_steps"))
+    share = any(key in config for key in SHARE_ROWS)
+    if problem := refused_rows(values.get("train_batch_size"), *parts, None if share else ranks):
         yield RefusedValue(problem)
+
+
+def refused_rows(rows: float | None, micro_batch: float | None, passes: float | None, ranks: float | None) -> str:
+    """Return that DeepSpeed does not take the rows of a step, which are the product of the others. None: not known."""
+    of = {"sequences": micro_batch, "ranks": ranks, "micro-batches": passes}
+    known = {what: number for what, number in of.items() if number}
+    factors = " x ".join(f"{number:g} {what}" for what, number in known.items())
+    product = prod(known.values())
+    if not rows or rows == product or (rows % product == 0 and len(known) < len(of)):
+        return ""
+    return f"train_batch_size of {rows:g} is {'not' if len(known) == len(of) else 'no multiple of'} {factors}"
 
 
 def truths_for_numbers(library: str, config: dict) -> Iterator[str]:
@@ -49,15 +70,3 @@ def _typed(types: dict[str, dict], config: dict) -> Iterator[tuple[str, Any, Any
         for key, value in section_at(config, path).items():
             if key in of_section and value != "auto":  # Accelerate or the Trainer fills it in
                 yield f"{path}.{key}".lstrip("."), of_section[key], value
-
-
-def _impossible(values: dict[str, Any], exclusive: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield the values with which a library does not start together, by their dotted paths."""
-    for together in exclusive:
-        if together.items() <= values.items():
-            yield f"{json.dumps(together)[1:-1]} exclude each other"
-    # DeepSpeed wants train_batch_size = micro-batch x gradient accumulation x ranks.
-    rows = values.get("train_batch_size") or 0
-    parts = (values.get("train_micro_batch_size_per_gpu") or 1) * (values.get("gradient_accumulation_steps") or 1)
-    if rows % parts:
-        yield f"no number of ranks gives a train_batch_size of {rows:g}, with {parts:g} sequences on each"

@@ -8,6 +8,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from study.core.errors import Stop
+from study.core.refused_values import SHARE_ROWS, refused_rows
 from study.core.settings import flag
 from study.core.text import comparable, is_number
 from study.known import lists
@@ -26,11 +27,11 @@ PRECISIONS = {
 # Who surely has this one has one micro-batch in an update, and so none of the faults of several.
 ONE_MICRO_BATCH = "each-micro-batch-updates"
 # From here on the Trainer's `fsdp` is FSDP2 where its fsdp_config has no version (training_args.py:2736 of transformers
-# 5.10.1). Before it is FSDP1 (training_args.py:2812 of 5.9.0). 4.51.0 and 4.57.6 take the launcher's, 1 by default.
+# 5.10.1). Before it is FSDP1 (training_args.py:2812 of 5.9.0, 2753 of 5.0.0). Their plugin has a version, so that the
+# launcher's does not count. 4.51.0, 4.51.3 and 4.57.6 read no version there, and take the launcher's, 1 by default.
 FSDP2_OF_TRAINER = SpecifierSet(">=5.10", prereleases=True)
+READS_VERSION = SpecifierSet(">=5", prereleases=True)
 USUAL = {"passes"}  # what most trainings with several GPUs have
-# Keys of ranks that have the same rows.
-SHARE_ROWS = ("tensor_parallel", "sequence_parallel_size", "pipeline", "parallelism_config")
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,16 @@ def answers_of(family: str | None) -> dict[str, bool]:
     return {asked: answer == "yes" for asked, answers in families for answer in answers if family in answers[answer]}
 
 
-def fsdp_of_trainer(release: Release | None) -> str:
-    """Return which FSDP the Trainer's `fsdp` is in a release of transformers. FSDP: one of the two."""
-    is_second = _is_in(release, FSDP2_OF_TRAINER) if isinstance(release, Version) else None
-    if is_second is None:
+def fsdp_of_trainer(release: Release | None, own: Any = None, launched: Any = None) -> str:
+    """Return which FSDP the Trainer's `fsdp` is, by its release, its own version and the launcher's. FSDP: either."""
+    if not isinstance(release, Version):
+        return f"FSDP{own}" if own and str(own) == str(launched) else "FSDP"
+    reads_own, is_second = (_is_in(release, each) for each in (READS_VERSION, FSDP2_OF_TRAINER))
+    if reads_own is False:
+        return f"FSDP{launched or 1}"
+    if own and reads_own:
+        return f"FSDP{own}"
+    if reads_own is None or is_second is None:
         return "FSDP"
     return "FSDP2" if is_second else "FSDP1"
 
@@ -133,9 +140,11 @@ def _of_config(config: Mapping[str, Any], releases: Mapping[str, Release]) -> di
     if engine not in (None, "DeepSpeed"):
         said["stage"] = engine
     if engine == "FSDP":
-        said["stage"] = f"FSDP{said.get('version') or ''}"
-        if said["stage"] == "FSDP" and config.get("the Trainer's fsdp"):
-            said["stage"] = fsdp_of_trainer(releases.get("transformers"))
+        launched = said.get("version")
+        said["stage"] = f"FSDP{launched or ''}"
+        if config.get("the Trainer's fsdp"):
+            own = config.get("the Trainer's fsdp_version")
+            said["stage"] = fsdp_of_trainer(releases.get("transformers"), own, launched)
     return said
 
 
@@ -172,14 +181,10 @@ def _of_rows(key: Callable[[str], Any] | None, said: dict[str, Any]) -> dict[str
     passes = comparable(said.get("passes"))
     if not all(map(is_number, (rows, micro_batch, ranks))) or micro_batch <= 0:
         return {}
-    factors = f"{micro_batch:g} sequences x {ranks:g} ranks"
-    remedy = "correct the config, or give the --ranks and --passes of this training"
-    if rows % (micro_batch * ranks):
-        raise Stop(f"the config's train_batch_size of {rows:g} is no multiple of {factors}", remedy)
-    derived = int(rows / micro_batch / ranks)
-    if is_number(passes) and passes != derived:
-        raise Stop(f"the config's train_batch_size of {rows:g} is not {factors} x {passes:g} micro-batches", remedy)
-    return {"passes": derived}
+    if problem := refused_rows(rows, micro_batch, passes if is_number(passes) else None, ranks):
+        remedy = "correct the config, or give the --ranks and --passes of this training"
+        raise Stop(f"the config's {problem}", remedy)
+    return {"passes": int(rows / micro_batch / ranks)}
 
 
 def _plain_optimizer(name: Any) -> Any:

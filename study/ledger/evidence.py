@@ -46,7 +46,8 @@ TRAINING = "training"  # in a selection: which training of the script of documen
 # A number of a CPU and one of a GPU are never one: evidence of GPUs names them. An article's script records no device.
 USUAL: dict[str, tuple] = {"lora_rank": (None,), "train_only": (None,), "device": ("cpu", None)}
 OF_ESTIMATE = {"parameters": "--params", "ranks": "--gpus"}  # flags of `study estimate` with other names
-ABOUT_THE_VALUE = {"kind", "value", "unit", "tolerance", "note", "most", "n"}  # fields that do not say what it is of
+ABOUT_THE_VALUE = {"kind", "value", "unit", "tolerance", "note", "most"}  # fields that do not say what it is of
+SETTING = ("model", "micro_batch", "accumulation", "sequence", "precision", "ranks")  # of a run, as cards count them
 
 
 class Piece(BaseModel):
@@ -114,6 +115,8 @@ class OfRuns(Piece):
     where: dict
     quantity: str
     n: Annotated[int, Field(gt=0)]  # runs, or pairs of runs, that give a value
+    settings: Annotated[int, Field(gt=0)] = 1  # different ones of them: byte counts repeat, and are no sample
+    models: Annotated[int, Field(gt=0)] = 1
     most: float | None = None  # the largest of their values, if they differ; `value` is the least then
     over: dict | None = None  # what differs on the other side of a ratio
     per: str | None = None  # divides within each run
@@ -131,8 +134,13 @@ class OfRuns(Piece):
             text += f" per {self.per.rpartition('.')[2]}"
         text += f" of {words(self.where)}"
         if self.over:
-            text += f", over that of {words(self.over)}, in {number_of(self.n, 'pairs')}"
-        return text
+            text += f", over that of {words(self.over)}"
+        return f"{text}, in {self.counted}"
+
+    @property
+    def counted(self) -> str:
+        runs = number_of(self.n, "pairs" if self.over else "runs")
+        return runs if self.n == 1 else f"{runs}: {distinct(self.settings, self.models)}"
 
     def values_with_runs(self, runs: Sequence[Run]) -> list[tuple[Any, tuple[Run, ...]]]:
         """The value of each run or pair, in its unit, with its runs: a median would hide those that differ."""
@@ -179,6 +187,16 @@ class OfRuns(Piece):
             value = metrics.moved(run.record, self.collectives, self.quantity, self.node_ranks)
         # A run that does not know by what to divide has no value.
         return value if self.per is None else metrics.over(value, metrics.value(run.record, self.per))
+
+
+def settings_and_models(valued: Sequence[tuple[Any, tuple[Run, ...]]]) -> tuple[int, int]:
+    """How many settings and models the runs of some values have; of a pair the first counts."""
+    facts = [of[0].facts for _, of in valued]
+    return len({tuple(each[name] for name in SETTING) for each in facts}), len({each["model"] for each in facts})
+
+
+def distinct(settings: int, models: int) -> str:
+    return number_of(settings, "settings") + (f" of {models} models" if models > 1 else "")
 
 
 def middle(values: Sequence) -> Value:
@@ -247,6 +265,11 @@ class Arithmetic(Piece):
     @property
     def what(self) -> str:
         return self.expression
+
+    @property
+    def is_of_states(self) -> bool:
+        """Whether it computes with the ZeRO paper's formula."""
+        return any(isinstance(each, ast.Call) for each in ast.walk(ast.parse(self.expression)))
 
     def raw(self) -> Value:
         return calculated(self.expression)

@@ -86,16 +86,20 @@ class Claim(BaseModel):
 
     @property
     def parts(self) -> dict[str, str]:
-        """What a card has below the quote, by its name."""
+        """What a card has below its answer, by its name: what decides comes first."""
         named = {
             "It holds only if": self.condition,
             "What would decide it": self.would_decide,
-            "Because": self.found,
             "What we would sign": self.instead,
+            "The text": f"“{self.quote}” ({self.where})",
             "So certain because": self.because,
-            "How bytes count": COUNTED if any(getattr(each, "quantity", "") in MOVED for each in self.evidence) else "",
+            "Because": self.found,
         }
         return {name: text for name, text in named.items() if text}
+
+    @property
+    def how_bytes_count(self) -> str:
+        return COUNTED if any(getattr(each, "quantity", "") in MOVED for each in self.evidence) else ""
 
     @property
     def numbers(self) -> str:

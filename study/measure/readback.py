@@ -109,10 +109,7 @@ def _engine(engine, zero) -> dict:
         "autocast": None,  # DeepSpeed's own: Accelerate's is off in its arms
         "deepspeed": _plain(engine._config._param_dict),
     }
-    for flag, home in HOMES.items():
-        if getattr(zero, flag, False):
-            values["offload_optimizer"] = home
-            break
+    values["offload_optimizer"] = next((home for flag, home in HOMES.items() if getattr(zero, flag, False)), "none")
     if getattr(zero, "offload_param", False):
         device = engine.zero_offload_param().device
         values["offload_param"] = getattr(device, "value", device)

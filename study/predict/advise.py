@@ -29,9 +29,11 @@ from study.predict.question import (
     settled_arm,
     usual_precision,
     with_buckets,
+    with_homes,
     zero_of,
 )
 from study.predict.trace.transformer import Transformer
+from study.predict.training import Training
 
 SEPARABLE = 1.1  # recomputation has to be so many times as fast: both times of an arm err alike
 # An arm is preferred to one before it in arms.NAMES if it is predicted so many times as fast, and named if it fits only
@@ -137,11 +139,18 @@ def _without_offloading(question: Question, choice: Row | None) -> tuple[tuple[s
     return tuple(found[:2])
 
 
+def with_weights_here(advice: Advice) -> Row | None:
+    """Stage 3 that keeps only the optimizer on the host, if it fits where the choice offloads or nothing fits."""
+    is_kept = advice.choice is not None and not advice.choice.offloads
+    if is_kept or advice.question.model.is_partly_frozen or all(row.arm != "zero3_cpu" for row in advice.rows):
+        return None
+    row = best_of_arm(advice.question, with_homes(arms.load_arm("zero3_cpu"), ("cpu", "none")))
+    return row if row.fits else None
+
+
 def _with_room(question: Question, row: Row) -> Row:
     """The row with what nvidia-smi will show. If that fills the card: the arm with fewer rows, if these leave room."""
-    settled = replace(question, precision=row.precision, checkpointing=row.checkpointing)
-    arm = settled_arm(arms.load_arm(row.arm), question.gpus, question.local, row.bucket_elements)
-    driver_bytes = _predicted(settled, arm, row.micro_batch).kinds(question.gpu).driver
+    driver_bytes = Prediction.of(training_of(question, row)).kinds(question.gpu).driver
     shown = replace(row, driver_bytes=driver_bytes)
     if row.is_tight or not shown.is_tight or row.micro_batch == 1 or question.optimizer_in_backward:
         return shown
@@ -149,6 +158,12 @@ def _with_room(question: Question, row: Row) -> Row:
     if fewer.fits:
         fewer = _with_room(question, fewer)
     return shown if fewer.is_tight or not fewer.fits else fewer
+
+
+def training_of(question: Question, row: Row) -> Training:
+    settled = replace(question, precision=row.precision, checkpointing=row.checkpointing)
+    arm = settled_arm(arms.load_arm(row.arm), question.gpus, question.local, row.bucket_elements)
+    return settled.training(arm, row.micro_batch, row.accumulation)
 
 
 def fewest(

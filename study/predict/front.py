@@ -12,8 +12,10 @@ from study.predict.advise import (
     advise,
     fewest,
     fits_on,
+    training_of,
     with_more_rows,
     with_precision,
+    with_weights_here,
 )
 from study.predict.allocator import (
     CONTEXT_BYTES,

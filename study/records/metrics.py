@@ -106,6 +106,14 @@ def sent(record: Record) -> dict[str, int]:
     return {kind: count.bytes for counts in record.traffic.per_rank[:1] for kind, count in counts.items()}
 
 
+def between_nodes(groups: dict[tuple[int, ...], int], node_ranks: int) -> int:
+    """Return the bytes of groups that have ranks in several nodes, which ranks fill one after another.
+
+    As in papers, all bytes of such a group count.
+    """
+    return sum(size for ranks, size in groups.items() if min(ranks) // node_ranks < max(ranks) // node_ranks)
+
+
 def moved(record: Record, collectives: list[str] | None, unit: str, node_ranks: int | None = None) -> float | None:
     """Return the bytes that collectives moved in a step, on the rank that moved most.
 
@@ -116,10 +124,8 @@ def moved(record: Record, collectives: list[str] | None, unit: str, node_ranks: 
         chosen = {kind: counts[kind] for kind in collectives or counts if kind in counts}
         sizes_bytes: dict[str, float] = {kind: count.bytes for kind, count in chosen.items()}
         if node_ranks:
-            groups: dict[str, Any] = {
-                kind: count.by_ranks(record.observed.ranks or 1) for kind, count in chosen.items()
-            }
-            sizes_bytes = gpus.between_nodes(groups, node_ranks)
+            ranks = record.observed.ranks or 1
+            sizes_bytes = {kind: between_nodes(count.by_ranks(ranks), node_ranks) for kind, count in chosen.items()}
         # As the papers count volume: an all-reduce is a reduce-scatter and an all-gather, so its tensor moves twice.
         # What gloo sends is no measure of that: its reduce-scatter is an all-reduce, so stage 3 with two gathers sends
         # 4.0 times the weights where a ring would send 3, measured.

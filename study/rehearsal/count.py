@@ -45,7 +45,9 @@ class Count:
     def __init__(self, request: Request, progress: Path):
         self.request = request
         self.progress = progress  # the file that says where the script is
-        self._doing, self._told_s = "importing and building", time.monotonic()
+        self._told_s = time.monotonic()
+        self._layers: dict[int, str] = {}  # of the model, by the ids of its modules
+        self._layer = ""  # that was called last
         self.answer = Answer()
         self.lengths = Lengths(request, self.answer)
         self.record: Record | None = None
@@ -97,8 +99,6 @@ class Count:
     def take_batch(self, batch) -> None:
         """Note what a loader gives."""
         self.answer.batches += 1
-        doing = "after its updates" if self.moments.is_over else f"step {self.answer.updates + 1}"
-        self._doing = f"{doing}, batch {self.answer.batches}"
         self._tell()
         leaves = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim]
@@ -108,13 +108,20 @@ class Count:
 
     def _tell(self) -> None:
         """Say where the script is, and what shows that it goes on within a long micro-batch."""
+        doing = "importing and building"
+        if self.shapes.has_begun or self.answer.batches:
+            doing = f"step {self.answer.updates + 1} of {self.request.steps + 1}"  # one more shows the peak's parts
+        if self.moments.is_over:
+            doing = "after its updates"
+        batch = f", batch {self.answer.batches}" if self.answer.batches else ""
         made = f", {len(self.answer.log):,} tensors made or freed" if self.answer.log else ""
-        self.progress.write_text(f"{self._doing}{made}")
+        self.progress.write_text(f"{doing}{batch}{self._layer}{made}")
         self._told_s = time.monotonic()
 
     def _before_forward(self, module, inputs) -> None:
         trains = module.training and torch.is_grad_enabled()
         self.moments.called(trains)
+        self._layer = self._layers.get(id(module), self._layer)
         if torch.is_grad_enabled():  # an evaluation between two updates is no part of them
             self._note_read(inputs)
             self.answer.batch, self.answer.batch_at = self._given, self._given_at
@@ -126,6 +133,10 @@ class Count:
         if trains and not self.shapes.has_begun:
             self._leave_out_data()
             self.mistakes.begin(module)
+            for name, each in module.named_modules():
+                if isinstance(each, nn.ModuleList):
+                    for number, layer in enumerate(each):
+                        self._layers[id(layer)] = f", {name}.{number} ({number + 1} of {len(each)})"
             self.answer.loading_peak_bytes = self.watch.peak
             self.answer.first_step_at = len(self.answer.log)
             self.watch.peak = self.watch.total

@@ -1,23 +1,29 @@
 """An advice in words."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from study.core import arms
 from study.core.recipes import RECIPES
-from study.core.text import number_of, times
+from study.core.text import binary_size, number_of, size, times
 from study.known.findings import finding
 from study.predict.front import (
     MORE_ROWS,
     Advice,
+    Prediction,
     Question,
     Row,
+    Training,
     Transformer,
     loading_bytes,
+    training_of,
     with_more_rows,
+    with_weights_here,
 )
 from study.report.reasons import by_precision, reason_for, why_second
 from study.report.rows import amount, of_card, seconds, use, why_tight
+
+ALIKE = 0.05  # of a peak: less apart is less than predictions can tell
 
 
 def enough(advice: Advice, batch: int | None) -> str:
@@ -47,6 +53,8 @@ def in_words(advice: Advice) -> list[str]:
         lines.append(finding("fits_only_just", why=why_tight(choice)).said)
     if other := advice.alternative:
         lines.append(f"Alternative: {use(other, question)}; {why_second(other, choice)}.")
+    in_ddp = [row for row in (choice, advice.alternative) if row and row.arm == "ddp"]
+    lines += [note for row in in_ddp for note in bucket_note(training_of(question, row))]
     lines += spared(advice)
     # --- why, how to train so, what would need less, and what comes before the first step
     lines += [
@@ -111,8 +119,11 @@ PRICES = {
 
 
 def spared(advice: Advice) -> list[str]:
-    """What keeps all on a single card, and the price."""
+    """What offloads only the optimizer; what keeps all on a single card, and the price."""
     lines = []
+    if row := with_weights_here(advice):
+        just = f"; only just ({why_tight(row)})" if row.is_tight else ""
+        lines.append(f"With the weights on the GPUs, without its offload_param: {use(row, advice.question)}{just}.")
     for option, row in advice.without_offloading:
         price = "; ".join(words for name, words in PRICES.items() if name in option)
         just = f", only just ({why_tight(row)})" if row.is_tight else ""
@@ -149,6 +160,31 @@ def recompute_note(checkpointing: object, model: Transformer, stage: int | None)
     if not checkpointing or not model.is_partly_frozen:
         return []
     return [finding("recompute_frozen_stage_3" if stage == 3 else "recompute_frozen").said]
+
+
+def bucket_note(training: Training) -> list[str]:
+    """Return what a script of its own needs, whose DDP keeps gradients beside its buckets. Empty: no more."""
+    beside = Prediction.of(replace(training, loop=replace(training.loop, bucket_view=False))).memory.peak_bytes
+    if not training.placement.in_ddp or beside == Prediction.of(training).memory.peak_bytes:
+        return []
+    return [finding("ddp_keeps_gradients_twice", needs=f"{size(beside)} ({binary_size(beside)})").said]
+
+
+def stages_note(training: Training) -> list[str]:
+    """Return that stages 1 and 2 need about as much: if the update decides, where both hold the same."""
+    placement = training.placement
+    if placement.stage not in (1, 2) or placement.ranks == 1 or placement.deepspeed is None:
+        return []
+    estimates = {}
+    for stage in (1, 2):
+        config = placement.deepspeed | {"zero_optimization": placement.zero | {"stage": stage}}
+        of_stage = replace(training, placement=replace(placement, deepspeed=config))
+        estimates[stage] = Prediction.of(of_stage).memory
+    one, two = estimates[1].peak_bytes, estimates[2].peak_bytes
+    if estimates[2].peak_when != "update" or abs(one / two - 1) > ALIKE:
+        return []
+    other = 3 - placement.stage
+    return [finding("stages_1_and_2_alike", other=other, needs=size(estimates[other].peak_bytes)).said]
 
 
 def attention_note(model: Transformer, kernel: str) -> list[str]:

@@ -32,7 +32,7 @@ class PageAnswer(NamedTuple):
     """The answer to one question. Without rows it has no figure. Without runs of the reader it has a command."""
 
     name: str
-    command: str  # what makes runs that are missing here
+    command: str  # what makes runs, unless these are the reader's own
     table: pd.DataFrame = pd.DataFrame()
     rows: pd.DataFrame = pd.DataFrame()  # that the figure draws
     figure: Figure | None = None
@@ -70,11 +70,6 @@ def of_scale(runs: Runs) -> list[Run]:
     return mine if _has_baseline(mine) else []
 
 
-def _unless_own(members: list[Run], command: str) -> str:
-    """Return a command that makes runs, unless these are the reader's own."""
-    return command if members[0].mark else ""
-
-
 def _has_baseline(members: list[Run]) -> bool:
     return any(run.record.arm == BASELINE for run in members)
 
@@ -87,7 +82,7 @@ def of_losses(here: list[Run]) -> PageAnswer:
     table = losses.parity(rows).rename(columns={"line": "arm"})
     table["largest_difference"] = table["largest_difference"].map(nats, na_action="ignore")
     shown = ["arm", "largest_difference", "first_loss", "last_loss", "steps"]
-    return PageAnswer("losses", _unless_own(here, SMOKE), table[shown], rows, losses.figure(rows))
+    return PageAnswer("losses", SMOKE if here[0].mark else "", table[shown], rows, losses.figure(rows))
 
 
 def of_topic(name: str, topic: ModuleType, here: list[Run], at_scale: list[Run]) -> PageAnswer:
@@ -103,7 +98,7 @@ def of_topic(name: str, topic: ModuleType, here: list[Run], at_scale: list[Run])
     models = first["kind"].map(names)
     sums = first.groupby([arms, models], sort=False)[topic.BARS.value].sum().unstack("kind", sort=False)
     table = sums.map(topic.BARS.words, na_action="ignore").reset_index()
-    return PageAnswer(name, _unless_own(at_scale, AT_SCALE), table, rows, topic.figure(titled(rows)))
+    return PageAnswer(name, AT_SCALE if at_scale[0].mark else "", table, rows, topic.figure(titled(rows)))
 
 
 def titled(rows: pd.DataFrame) -> pd.DataFrame:
@@ -124,6 +119,7 @@ def of_gpu() -> list[PageAnswer]:
     rows = on_gpu.table(runs)
     later = on_gpu.later()
     over = on_gpu.seconds(rows)
+    times = over[["panel", "arm", "over"]].set_axis(["training", "arm", "times single"], axis="columns")
     pair = losses.table(runs.select(protocol_part="loss"), "single")
     in_memory = [*on_gpu.OVER.values()][:2]  # the others are in the table of all runs, which has more room
     furthest = rows.sort_values(in_memory[1], key=lambda over: (over.astype(float) - 1).abs(), ascending=False)
@@ -131,7 +127,7 @@ def of_gpu() -> list[PageAnswer]:
     shown = ["line", "seed", "first_loss", "last_loss", "largest_difference"]
     return [
         PageAnswer("memory", "", furthest[["arm", "training", *in_memory]], rows, on_gpu.memory_figure(rows)),
-        PageAnswer("time", "", over[["panel", "arm", "over"]], over, on_gpu.seconds_figure(over)),
+        PageAnswer("time", "", times, over, on_gpu.seconds_figure(over)),
         PageAnswer("losses", "", losses.parity(pair)[shown], pair, losses.figure(pair)),
         PageAnswer("runs", "", rows.drop(columns=in_memory)),
         PageAnswer("later", "", later.drop(columns=[in_memory[0], "driver_bytes", on_gpu.OVER["driver_bytes"]])),

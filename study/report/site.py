@@ -58,12 +58,14 @@ IN_NAVIGATION = {  # the doors of README, around them the answers and what was m
         "paste": "Read my log",
         "stack": "Is my stack right?",
         "sentences": "Messages explained",
+        "guide": "Guide",
     },
     "Published claims": {"claims": "All claims", "replicate": NOTEBOOKS["replicate"]},
     "Our runs": {"compare": NOTEBOOKS["compare"], "gpu": "On a GPU"},
 }
 PAGES.globals |= {"doors": IN_NAVIGATION, "paste": False}
 ANSWERS = ROOT / "reports" / "answers"
+GUIDE = ROOT / "GUIDE.md"
 PREVIEW = ROOT / "reports" / "h200" / "preview.png"  # that a link to the pages shows
 ADDED = {"injected-parameters", "papermill-error-cell-tag", "kept"}  # cells of papermill, and of `make outputs`
 # In the browser: a function that gives for a text what `study diagnose` prints.
@@ -101,18 +103,21 @@ def build(folders: list[Path], out: Path, address: str = "", paste: bool = False
         parameters = {"runs": ",".join(map(str, folders)), "data": str(site / "data")}
         # The notebooks run while the other pages are written.
         problems = pool.map(lambda name: execute(name, Path(executed), parameters), NOTEBOOKS)
-        write_claims(site)
+        # Papers first, and of these the ones that were read.
+        in_order = sorted(texts.texts(), key=lambda text: (text.document.startswith("S"), text.is_read_in_part))
+        write(site, "claims", texts=in_order, ledger=texts, verdicts=verdicts, records=documents.kept_records())
         write(site, "sentences", sentences=sentences())
         (site / "faults.json").write_text(faults.table().model_dump_json(indent=1))
         (site / "osv.json").write_text(json.dumps(osv.records(datetime.now(UTC)), indent=1))
-        write(site, "stack", **stacks.values())
-        write(site, "faults", "stack", **stacks.values(), alone=True)
+        write(site, "stack", stacks=stacks)
+        write(site, "faults", "stack", stacks=stacks, alone=True)
         if paste:
             write(site, "paste", archives=browser.fetch(site / "python"), program=READER)
         answered = _answered(site, "index", answers.answers(runs))
         write(site, "calculator", **calculator.values())
         write_by_hand(site)
         write_answers(site)
+        write_texts(site, "guide", [linked(GUIDE.read_text(encoding="utf-8"), GUIDE.parent)], "Guide", GUIDE.name)
         write(site, "contributed", **contributions([]))
         write(site, "gpu", answers=_answered(site, "gpu", answers.of_gpu()))
         shutil.copyfile(PREVIEW, site / PREVIEW.name)
@@ -123,32 +128,11 @@ def build(folders: list[Path], out: Path, address: str = "", paste: bool = False
         failed = list(filter(ended.get, ended))
         # The first page names the notebooks that failed, so it is the last that is written.
         write_index(site, runs, folders, answered, failed)
+        link_ids(site)
         for name in ("site.css", "site.js", "calculator.js", "stack.js"):
             shutil.copyfile(TEMPLATES / name, site / name)
     say(str(out / "index.html"))
     return failed if len(runs) else [*failed, "records"]
-
-
-def headline() -> str:
-    return verdicts.in_words(texts.claims())
-
-
-def write_claims(site: Path) -> None:
-    refuted = documents.claims().query("verdict == 'does not hold'")
-    write(
-        site,
-        "claims",
-        by_reading=verdicts.by_reading(),
-        # Papers first, and of these the ones that were read.
-        texts=sorted(texts.texts(), key=lambda text: (text.document.startswith("S"), text.is_read_in_part)),
-        faults=texts.faults(),
-        verdicts=texts.VERDICTS,
-        certainties=texts.CERTAINTIES,
-        topics=texts.TOPICS,
-        count=headline(),
-        refuted=as_html(refuted[["id", "answer", "ours", "theirs", "certainty"]]),
-        records=documents.kept_records(),
-    )
 
 
 def write_index(site: Path, runs: Runs, folders: list[Path], answered: dict[str, dict], failed: list[str]) -> None:
@@ -156,7 +140,6 @@ def write_index(site: Path, runs: Runs, folders: list[Path], answered: dict[str,
     set_aside = list(runs.set_aside)
     for folder in map(Path.resolve, folders):
         set_aside = [text.replace(f"{folder}/", f"{folder.name}/") for text in set_aside]
-    central = documents.claims().query("central")
     write(
         site,
         "index",
@@ -167,8 +150,6 @@ def write_index(site: Path, runs: Runs, folders: list[Path], answered: dict[str,
         failed=failed,
         run_count=len(runs),
         ended=[run.record for run in runs if run.record.error],
-        central=as_html(central[["id", "verdict", "certainty", "answer", "ours", "theirs"]]),
-        headline=headline(),
         problems=redact(set_aside),
         built_utc=store.now_utc(),
     )
@@ -222,33 +203,53 @@ PAGES.filters["as_code"] = as_code
 
 
 def write(site: Path, name: str, template: str = "", **values) -> None:
-    """Fill in a template. Ids of claims in tables, and commands that show one, lead to their places."""
-    filled = PAGES.get_template(f"{template or name}.html")
-    page = filled.render(values | {"here": name})
-    # Only whole cells: an id inside a sentence, or of a run, is no link.
-    known: list[Any] = [*texts.claims(), *texts.faults()]
-    ids = "|".join(re.escape(each.id) for each in known)
-    page = re.sub(rf"<td>({ids})</td>", r'<td><a href="claims.html#\1">\1</a></td>', page)
-    page = re.sub(rf"(<code>study claims ({ids})</code>)", r'<a href="claims.html#\2">\1</a>', page)
+    """Fill in a template."""
+    page = PAGES.get_template(f"{template or name}.html").render(values | {"here": name})
     # Half of a surrogate pair, as JSON may hold, cannot be encoded.
     (site / f"{name}.html").write_text(page, errors="replace")
 
 
+def link_ids(site: Path) -> None:
+    """Let each id of a claim, a fault or a sentence that is not yet a link lead to its place."""
+    places: dict[str, str] = {}
+    for page in ("sentences.html", "claims.html"):
+        places |= dict.fromkeys(re.findall(r'<li id="(\w+[-_][\w-]+)"', (site / page).read_text()), page)
+    places.pop("data-parallel", None)  # an ordinary word as well
+
+    def link(found: re.Match) -> str:
+        id = found[3]
+        return f'<a href="{places[id]}#{id}">{id}</a>' if id in places else found[0]
+
+    # A tag, or all of an element whose text stays as it is; or else a word.
+    parts = re.compile(r"(?s)(<(a|script|style|svg|title|option)\b.*?</\2>|<[^>]+>)|(?<![\w-])(\w[\w-]+)")
+    for path in site.glob("*.html"):
+        if path.stem != "faults":  # which works without the others
+            path.write_text(parts.sub(link, path.read_text()))
+
+
 def linked(text: str, folder: Path) -> str:
     """Let the links of a Markdown file lead to pages of the site. Those to other files become words and a path."""
-    pages = {f"{each['name']}.md": f"answer-{each['name']}.html" for each in answers.questions()}
-    pages |= {f"{name}.ipynb": f"{name}.html" for name in NOTEBOOKS}
+    pages = {"README.md": "index.html", "GUIDE.md": "guide.html", "examples/zero_by_hand/README.md": "by_hand.html"}
+    pages |= {f"reports/answers/{each['name']}.md": f"answer-{each['name']}.html" for each in answers.questions()}
+    pages |= {f"notebooks/{name}.ipynb": f"{name}.html" for name in NOTEBOOKS}
 
     def on_the_site(link: re.Match) -> str:
         words, address = link.groups()
-        path = os.path.relpath(folder / address.partition("#")[0], ROOT)
-        is_card = path.startswith("reports/answers/claims/")  # all cards stand on one page
-        page = f"claims.html#{words}" if is_card else pages.get(path.rpartition("/")[2])
-        if page:
-            return f"[{words}]({page})"
+        file, _, heading = address.partition("#")
+        path = os.path.relpath(folder / file, ROOT)
+        if path.startswith("reports/answers/claims/"):  # all cards stand on one page
+            return f"[{words}](claims.html#{words})"
+        if path in pages:
+            return f"[{words}]({pages[path]}{heading and '#' + heading})"
         return words if Path(path).name in words else f"{words} (`{path}`)"
 
-    return re.sub(r"(?<!!)\[([^]]+)\]\((?!https://)([^)]+)\)", on_the_site, text)
+    return re.sub(r"(?<!!)\[([^]]+)\]\((?!https://|#)([^)]+)\)", on_the_site, text)
+
+
+def write_texts(site: Path, name: str, cells: list[str], title: str, source: str) -> None:
+    """Write a page of Markdown."""
+    book = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_markdown_cell, cells)))
+    write(site, name, "notebook", body=as_page(book), title=title, source=source)
 
 
 def write_by_hand(site: Path) -> None:
@@ -256,14 +257,13 @@ def write_by_hand(site: Path) -> None:
     code = {name: (BY_HAND_FOLDER / f"{name}.py").read_text(encoding="utf-8") for name in BY_HAND}
     readme = linked((BY_HAND_FOLDER / "README.md").read_text(encoding="utf-8"), BY_HAND_FOLDER)
     cells = [re.sub(rf"`({'|'.join(BY_HAND)})\.py`", r"[`\1.py`](#\1.py)", readme)]
-    heading = '<h2 id="{0}.py">{0}.py</h2>'.format  # of Markdown's own headings pages have no ids
+    heading = '<h2 id="{0}.py">{0}.py</h2>'.format
     cells += [f"{heading(name)}\n\n```python\n{code[name]}```" for name in BY_HAND[:3]]
     for before, name in pairwise(BY_HAND[2:]):
         changed = difflib.unified_diff(code[before].splitlines(True), code[name].splitlines(True), n=2)
         lines = "".join(line for line in changed if not line.startswith(("---", "+++")))
         cells.append(f"{heading(name)}\n\nBeside {before}.py:\n\n```diff\n{lines}```")
-    book = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_markdown_cell, cells)))
-    write(site, "by_hand", "notebook", body=as_page(book), title="ZeRO by hand", source="examples/zero_by_hand")
+    write_texts(site, "by_hand", cells, "ZeRO by hand", "examples/zero_by_hand")
     shutil.copyfile(BY_HAND_FOLDER / "held.svg", site / "held.svg")
 
 
@@ -278,9 +278,7 @@ def write_answers(site: Path) -> None:
             shutil.copyfile(ANSWERS / image, site / image)
         # A phone shows all of a figure, with small words; alone it can be made larger.
         text = re.sub(r"^!\[.+\]\((\w+\.svg)\)$", r"[\g<0>](\1)", linked(text, ANSWERS), flags=re.MULTILINE)
-        book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)])
-        source = f"reports/answers/{each['name']}.md"
-        write(site, f"answer-{each['name']}", "notebook", body=as_page(book), title=each["question"], source=source)
+        write_texts(site, f"answer-{each['name']}", [text], each["question"], f"reports/answers/{each['name']}.md")
 
 
 def write_notebook(site: Path, path: Path, problem: str) -> None:
@@ -310,4 +308,11 @@ def as_page(book: nbformat.NotebookNode) -> str:
     body, _ = _exporter().from_notebook_node(book)
     # A long line scrolls, also by keyboard; an empty head of a column is no head.
     body = body.replace("<pre>", '<pre tabindex="0">').replace("<th></th>", "<td></td>")
-    return redact(body)
+    return redact(re.sub(r"<h(\d)>(.+?)</h\1>", _with_its_name, body))
+
+
+def _with_its_name(heading: re.Match) -> str:
+    """Return a heading as a place, with the name that GitHub gives it."""
+    level, words = heading.groups()
+    name = re.sub(r"[^\w -]", "", re.sub("<.*?>", "", html.unescape(words)).lower()).replace(" ", "-")
+    return f'<h{level} id="{name}">{words}</h{level}>'

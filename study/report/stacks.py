@@ -174,18 +174,3 @@ def rows() -> list[dict]:
         }
         for fault in faults
     ]
-
-
-def values() -> dict:
-    """Return what the page shows. Without JavaScript it shows all faults."""
-    shown = ("deepspeed", "accelerate", "transformers", "torch")  # chosen at first
-    return {
-        "rows": rows(),
-        "named": named,
-        "packages": PACKAGES,
-        "releases": releases,
-        "shown": shown,
-        "boxes": BOXES,
-        "taken": TAKEN,
-        "means": {"listed": LISTED, "implied": implied()},
-    }

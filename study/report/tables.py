@@ -42,9 +42,10 @@ def cell(value: Any, name: str) -> str:
 
 
 def as_html(rows: pd.DataFrame) -> str:
-    # pandas escapes what it writes.
+    """Return a table without the columns of which nothing is known. pandas escapes what it writes."""
     cells = {heading(str(name)): [cell(each, str(name)) for each in rows[name]] for name in rows}
-    return pd.DataFrame(cells).to_html(index=False, border=0)
+    known = {name: column for name, column in cells.items() if not column or {*column} - {UNKNOWN, ""}}
+    return pd.DataFrame(known).to_html(index=False, border=0)
 
 
 def write_csv(path: Path, rows: pd.DataFrame) -> None:

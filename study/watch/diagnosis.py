@@ -19,7 +19,8 @@ def judge(record: Record) -> tuple[list[Finding], list[str]]:
     unknown = []
     for rule in (*ENTERED, *MISTAKES, *COSTS):
         try:
-            for id, values in rule(facts):  # a rule may find something before it needs what the record lacks
+            for found in rule(facts):  # a rule may find something before it needs what the record lacks
+                id, values = (found, {}) if isinstance(found, str) else found
                 findings.append(finding(id, **values, **about))
         except Unknown:
             unknown.append(rule.__name__.replace("_", " "))

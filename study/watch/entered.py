@@ -24,11 +24,11 @@ def function(facts: Facts) -> Results:
     if seen.probabilities:
         yield "probabilities_as_logits", {"function": seen.probabilities}
     if seen.no_logarithms > MOST * seen.read:
-        yield "no_logarithms", {}
+        yield "no_logarithms"
     if seen.mixed > MOST * seen.read:
-        yield "view_for_transpose", {}
+        yield "view_for_transpose"
     if seen.broadcast > MOST * seen.read:
-        yield "loss_broadcasts", {}
+        yield "loss_broadcasts"
 
 
 def targets(facts: Facts) -> Results:
@@ -71,7 +71,7 @@ def padding(facts: Facts) -> Results:
     if seen.counted and seen.padding >= LITTLE * seen.counted:
         yield "padding_in_loss", {"share": seen.padding / seen.counted}
     if seen.read and seen.unmasked >= MOST * seen.read:
-        yield "padding_unmasked", {}
+        yield "padding_unmasked"
     if seen.tokens and seen.hidden >= MOST * seen.tokens:
         yield "tokens_hidden", {"share": seen.hidden / seen.tokens}
 
@@ -84,7 +84,7 @@ def special_tokens(facts: Facts) -> Results:
     if seen.ends >= FEW_ENDS and not seen.ends_learned:
         yield "ends_not_learned", {"ends": seen.ends}
     if seen.positions_alike and seen.positions_alike >= MOST * seen.read:
-        yield "positions_alike", {}
+        yield "positions_alike"
     if seen.tokens >= ENOUGH and seen.unknown >= UNKNOWN * seen.tokens:
         yield "tokens_unknown", {"share": seen.unknown / seen.tokens}
 
@@ -102,9 +102,9 @@ def head(facts: Facts) -> Results:
 def adapters(facts: Facts) -> Results:
     """Name adapters beside which all other weights train as well, or that do not train."""
     if facts.watched.has_adapters and required(facts.seen.trained_parameters) == facts.parameters:
-        yield "adapters_and_all", {}
+        yield "adapters_and_all"
     if facts.watched.adapters_train is False:
-        yield "adapters_frozen", {}
+        yield "adapters_frozen"
 
 
 def units(facts: Facts) -> Results:
@@ -114,7 +114,7 @@ def units(facts: Facts) -> Results:
 
 def data_sets(facts: Facts) -> Results:
     if facts.watched.evaluated_on_trained:
-        yield "evaluated_on_trained", {}
+        yield "evaluated_on_trained"
 
 
 ENTERED = (function, targets, classes, places, padding, special_tokens, head, adapters, units, data_sets)

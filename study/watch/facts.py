@@ -12,7 +12,7 @@ REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 STATES = ("weights", "gradients", "master", "moments")
 KEPT = {None, "none"}  # where what is not offloaded is
 
-Results = Iterator[tuple[str, dict[str, Any]]]
+Results = Iterator[str | tuple[str, dict[str, Any]]]  # ids of findings, alone or with their values
 
 
 T = TypeVar("T")

@@ -131,17 +131,17 @@ class WatchedLoop:
             self._replace(self.accelerator or torch.Tensor, "backward", self._backward)
         # --- what the loop does besides
         if self.accelerator is not None:
-            self._replace(self.accelerator, "clip_grad_norm_", self._ask_to_clip)  # whether that clips or not
+            self._before(self.accelerator, "clip_grad_norm_", self._ask_to_clip)  # whether that clips or not
         # Torch's clip_grad_norm_ ends in it (clip_grad.py:231), and Accelerate's ends in torch's (accelerator.py:2960).
         # DeepSpeed does not call this function.
-        self._replace(clip_grad, "_clip_grads_with_norm_", self._clip)
+        self._before(clip_grad, "_clip_grads_with_norm_", self._clip)
         # Accelerate fetches one batch ahead, to know which is the last (data_loader.py:588): the wait within a step is
         # for the next step's rows.
         self._replace(_BaseDataLoaderIter, "__next__", self._next_batch)
         for kind in SCHEDULES:
-            self._replace(kind, "step", self._schedule)
-        self._replace(torch.amp.GradScaler, "scale", self._scale)
-        self._replace(torch.amp.GradScaler, "unscale_", self._unscale)
+            self._before(kind, "step", self._schedule)
+        self._before(torch.amp.GradScaler, "scale", self._scale)
+        self._before(torch.amp.GradScaler, "unscale_", self._unscale)
         # DDP waits for its collectives in C++, after the last gradient, which is that of the first parameter. Without
         # this mark the waiting would count as a rank's own work.
         if isinstance(self.model, DistributedDataParallel):
@@ -166,6 +166,15 @@ class WatchedLoop:
             return wrapper(original, *args, **kwargs)
 
         self._undo.enter_context(mock.patch.object(owner, name, replacement))
+
+    def _before(self, owner, name: str, hook: Callable) -> None:
+        """Until `detach`, `hook` is called before `owner.name`, with what that gets."""
+
+        def wrapper(original, *args, **kwargs):
+            hook(*args, **kwargs)
+            return original(*args, **kwargs)
+
+        self._replace(owner, name, wrapper)
 
     # --- what happens in a step
 
@@ -207,18 +216,15 @@ class WatchedLoop:
             self._end_step()
         return result
 
-    def _ask_to_clip(self, original, parameters, max_norm, *args, **kwargs):
+    @guarded
+    def _ask_to_clip(self, parameters, max_norm, *_, **__) -> None:
         self._watched.clip_grad_norm = _limit(max_norm)
-        return original(parameters, max_norm, *args, **kwargs)
-
-    def _clip(self, original, parameters, max_norm, total_norm, *args, **kwargs):
-        self.record.observed.clipping = limit = _limit(max_norm)
-        if limit != 0:
-            self._note_clipping(parameters, total_norm)
-        return original(parameters, max_norm, total_norm, *args, **kwargs)
 
     @guarded
-    def _note_clipping(self, parameters, total_norm) -> None:
+    def _clip(self, parameters, max_norm, total_norm, *_, **__) -> None:
+        self.record.observed.clipping = limit = _limit(max_norm)
+        if limit == 0:
+            return
         step = self.step
         step.clipped_in = min(step.backwards, step.clipped_in if step.clipped_in >= 0 else step.backwards)
         if type(total_norm) is torch.Tensor:  # of FSDP2 it is a part of the norm
@@ -228,25 +234,22 @@ class WatchedLoop:
         if self._is_part and any(id(each) in self._ours for each in parameters):
             self._watched.clipped_part = True
 
-    def _schedule(self, original, schedule, *args, **kwargs):
-        self._note_schedule(getattr(schedule, "optimizer", None))
-        return original(schedule, *args, **kwargs)
-
     @guarded
-    def _note_schedule(self, optimizer) -> None:
+    def _schedule(self, schedule, *_, **__) -> None:
+        optimizer = getattr(schedule, "optimizer", None)
         if optimizer is not None and roles.inner_optimizer(optimizer) is self._inner:
             self._watched.schedule_steps += 1
             self.step.scheduled.add(self.step.backwards)
         else:
             self._watched.other_schedule_steps += 1
 
-    def _scale(self, original, scaler, *args, **kwargs):
+    @guarded
+    def _scale(self, scaler, *_, **__) -> None:
         self.step.scaled = scaler.is_enabled()
-        return original(scaler, *args, **kwargs)
 
-    def _unscale(self, original, *args, **kwargs):
+    @guarded
+    def _unscale(self, *_, **__) -> None:
         self.step.unscaled = True
-        return original(*args, **kwargs)
 
     @guarded
     def _mark(self, phase: str) -> None:
@@ -290,15 +293,11 @@ class WatchedLoop:
             return
         self.log.mark("outside")
         self.between.forward(self.log.count, step.forwards == 0, step.evaluated, self._dropouts)
-        # What a row and a token is goes by shapes alone: a value on a GPU would have to be waited for.
         inputs = _inputs([args, kwargs])
-        tokens = [tensor for tensor in inputs if tensor.ndim == 2 and tensor.dtype in (torch.int64, torch.int32)]
         step.forwards += 1
         self.batch = targets.tokens_in(args, kwargs, inputs)
-        if inputs:
-            rows = (tokens or inputs)[0].shape[0]
-            step.rows += rows
-            self._watched.rows_per_pass = self._watched.rows_per_pass or rows
+        step.rows += self.batch.rows
+        self._watched.rows_per_pass = self._watched.rows_per_pass or self.batch.rows or None
         if len(self.inputs) < READ_PASSES:
             self.inputs.append(digest(inputs))
 

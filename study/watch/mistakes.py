@@ -31,7 +31,7 @@ LOST_RANK = "another rank died"  # how a rank's record says that its connection 
 
 def memory(facts: Facts) -> Results:
     if facts.record.status == "oom":
-        yield "memory_full", {}
+        yield "memory_full"
 
 
 def deepspeed(facts: Facts) -> Results:
@@ -40,9 +40,9 @@ def deepspeed(facts: Facts) -> Results:
     # shown, and the Trainer trains without DeepSpeed (reproductions/deepspeed_set_later.py).
     if required(facts.promised.deepspeed) and facts.wrapper:
         if facts.seen.stage is None:
-            yield "deepspeed_off", {}
+            yield "deepspeed_off"
         elif facts.promised.stage not in (None, facts.stage):
-            yield "other_stage", {}
+            yield "other_stage"
 
 
 def fsdp(facts: Facts) -> Results:
@@ -50,14 +50,14 @@ def fsdp(facts: Facts) -> Results:
     wrapper = facts.wrapper
     # Without a GPU Accelerate makes DDP of an FSDP config, or nothing at all (state.py:769), and prints nothing.
     if required(facts.promised.fsdp) and (wrapper == "DistributedDataParallel" or not facts.sharded):
-        yield "fsdp_off_on_a_cpu" if facts.device == "cpu" else "fsdp_off", {}
+        yield "fsdp_off_on_a_cpu" if facts.device == "cpu" else "fsdp_off"
 
 
 def ranks(facts: Facts) -> Results:
     """Name ranks that do not train together. Each of them prints losses that look right."""
     # gloo ends the process in C++ if it receives more than it expects: Python sees no exception there, and prints none.
     if facts.record.error and facts.record.error.message == LOST_RANK:
-        yield "rank_without_a_word", {}
+        yield "rank_without_a_word"
     rates = facts.watched.largest_rates
     if len({*rates}) > 1:
         yield "unequal_rates", {"least": min(rates), "most": max(rates), "rank": rates.index(max(rates))}
@@ -88,7 +88,7 @@ def optimizer(facts: Facts) -> Results:
     is_changed = unchanged is not None and unchanged < UNCHANGED * (facts.seen.trained_parameters or 0)
     if watched.optimized_tensors == 0:
         if not is_changed:
-            yield "optimizer_of_other_tensors", {}
+            yield "optimizer_of_other_tensors"
     elif (facts.seen.steps or 0) >= LEAST_STEPS and facts.seen.trained_parameters:
         unchanged = unchanged or 0
         if unchanged >= UNCHANGED * facts.seen.trained_parameters or watched.head_unchanged:
@@ -97,14 +97,14 @@ def optimizer(facts: Facts) -> Results:
     # A rank's part is one flat vector, so the optimizer sees no rows and columns (zero/stage_1_and_2.py:560). Measured:
     # a last loss of 7.65795 under DDP, and of 7.64581 under stage 1, with PyTorch's Adafactor.
     if required(facts.seen.stage) and re.search(MATRIX_WISE, facts.optimizer):
-        yield "matrices_in_pieces", {}
+        yield "matrices_in_pieces"
 
 
 def tensors(facts: Facts) -> Results:
     """Name tensors that should train, and do not."""
     watched = facts.watched
     if watched.not_optimized_tensors and watched.optimized_tensors:
-        yield "tensors_not_optimized", {}
+        yield "tensors_not_optimized"
     if watched.without_gradient_tensors:
         yield "tensors_without_gradient", {"names": ", ".join(watched.without_gradient)}
 
@@ -115,7 +115,7 @@ def schedule(facts: Facts) -> Results:
     if steps == 1:
         return
     if steps != facts.ranks:
-        yield "schedule_too_fast", {}
+        yield "schedule_too_fast"
         return
     # Accelerate's scheduler takes a step for each rank (scheduler.py:70): right for a length that counts the batches of
     # all ranks, as a loader has them before it is prepared, and wrong for one that counts this rank's.
@@ -137,21 +137,21 @@ def updates(facts: Facts) -> Results:
     watched = facts.watched
     usual = facts.seen.accumulation or 1
     if (watched.passes_without_update or 0) > max(2 * LEAST_STEPS, 4 * usual):
-        yield "optimizer_made_anew" if watched.updates_by_another else "no_update", {}
+        yield "optimizer_made_anew" if watched.updates_by_another else "no_update"
     if 2 * watched.gradients_kept > READ_STEPS:
         yield "gradients_not_cleared", {"read": READ_STEPS}
     if 2 * watched.without_gradients > READ_STEPS:
         yield "gradients_are_zero", {"read": READ_STEPS}
     if watched.moments_lost:
-        yield "moments_lost", {}
+        yield "moments_lost"
     if watched.loss_unscaled:
-        yield "loss_unscaled", {}
+        yield "loss_unscaled"
     if watched.clipped_scaled:
-        yield "clipped_scaled", {}
+        yield "clipped_scaled"
     if watched.clipped_part:
-        yield "clipped_part", {}
+        yield "clipped_part"
     if (watched.largest_decay or 0.0) >= DECAYED:
-        yield "decay_too_large", {}
+        yield "decay_too_large"
     # Adam divides by the size of gradients, so it makes the same updates of smaller ones.
     limit, norm = facts.seen.clipping, watched.usual_norm
     if limit and norm and facts.seen.optimizer == "SGD" and norm >= CLIPPED * limit:
@@ -161,9 +161,9 @@ def updates(facts: Facts) -> Results:
 def model(facts: Facts) -> Results:
     """Name a model that is hardly trained, or not the one of its config."""
     if facts.watched.tie_lost:
-        yield "tie_lost", {}
+        yield "tie_lost"
     if facts.watched.layers_in_evaluation:
-        yield "layers_in_evaluation", {}
+        yield "layers_in_evaluation"
     trained = required(facts.seen.trained_parameters)
     # A new head above a body that was trained before is no mistake.
     is_head = facts.watched.head_alone_trains and facts.watched.frozen_untrained is False
@@ -178,9 +178,9 @@ def idle_schedule(facts: Facts) -> Results:
     watched = facts.watched
     is_idle = watched.schedule_steps == 0 and len(set(required(facts.seen.learning_rates))) == 1
     if is_idle and watched.other_schedule_steps and not watched.has_schedule:
-        yield "schedule_of_another_optimizer", {}
+        yield "schedule_of_another_optimizer"
     elif is_idle and watched.has_schedule and facts.steps >= LEAST_STEPS:
-        yield "schedule_unused", {}
+        yield "schedule_unused"
 
 
 def clipping(facts: Facts) -> Results:
@@ -190,16 +190,16 @@ def clipping(facts: Facts) -> Results:
     is_zero = facts.seen.stage is not None
     # Under DeepSpeed, Accelerate's clip_grad_norm_ returns a norm and does not read its max_norm (accelerator.py:3023).
     if is_zero and facts.watched.clip_grad_norm not in (None, seen):
-        yield "clip_grad_norm_ignored", {}
+        yield "clip_grad_norm_ignored"
     elif requested is None:
         # That default is new: DeepSpeed's pull request 8068, June 2026. For "auto" Accelerate fills in 1.0 as well
         # (accelerator.py:2224), so equal losses under DDP need clipping at 1.0, or none on both sides.
         if is_zero and seen > 0:  # 1.0 by default (runtime/constants.py:203)
-            yield "clipping_by_default", {}
+            yield "clipping_by_default"
     elif max(requested, 0) != max(seen, 0):  # all values up to 0 mean off
         # A yaml with `gradient_clipping: 0.0` comes here: Accelerate drops the zero, and DeepSpeed then clips at 1.0.
         # Measured: -1.0 in the yaml switches clipping off, and so does 0.0 in a DeepSpeed json.
-        yield "clipping_differs" if is_zero else "clipping_missing", {}
+        yield "clipping_differs" if is_zero else "clipping_missing"
 
 
 def accumulation(facts: Facts) -> Results:
@@ -209,16 +209,16 @@ def accumulation(facts: Facts) -> Results:
     # If the two disagree, DeepSpeed's number replaces the Accelerator's, with no more than a warning
     # (accelerator.py:2214).
     if facts.promised.accumulation not in (None, passes):
-        yield "accumulation_set_twice", {}
+        yield "accumulation_set_twice"
     # Who divides: Accelerate under DDP and FSDP (accelerator.py:2851), the engine under DeepSpeed
     # (runtime/engine.py:3413). Measured: with 2 and with 4 passes a step, DDP and stages 0 to 3 have equal losses.
     if parts not in (1, passes):
-        yield "accumulate_unused" if passes == 1 else "passes_differ", {}
+        yield "accumulate_unused" if passes == 1 else "passes_differ"
     yield from _divisions(facts, passes, parts)
     # A zero_grad in each pass does harm in plain loops only. Accelerate's optimizer skips it within a step
     # (optimizer.py:113), and under DeepSpeed always (utils/deepspeed.py:308).
     if facts.watched.passes_cleared:
-        yield "cleared_on_purpose" if _clears_on_purpose(facts, passes) else "gradients_cleared", {}
+        yield "cleared_on_purpose" if _clears_on_purpose(facts, passes) else "gradients_cleared"
 
 
 def _clears_on_purpose(facts: Facts, passes: int) -> bool:
@@ -237,7 +237,7 @@ def _divisions(facts: Facts, passes: int, parts: int) -> Results:
     ranks = facts.seen.ranks or 1
     # The script's own division may be for something else, but not if it is by the same number.
     if parts > 1 and watched.loss_divisor == parts:
-        yield "loss_divided_twice", {}
+        yield "loss_divided_twice"
     # The Trainer and Lightning divide before backward, as a script does. The Trainer's items are those of a step
     # (transformers 5.23.0, trainer.py:2106).
     by_items = watched.loss_base == "items" and bool(watched.is_trainer)
@@ -253,15 +253,15 @@ def _divisions(facts: Facts, passes: int, parts: int) -> Results:
         elif (summed := passes - (watched.passes_cleared or 0)) > 1 and not divisors:
             yield "gradients_summed", {"summed": summed}
     if watched.loss_negated:
-        yield "loss_negated", {}
+        yield "loss_negated"
     # An all-reduce of one's own sums.
     if watched.gradient_factor is not None and abs(watched.gradient_factor - 1) < NEAR:
         if is_undivided and not divisors and _reads_apart(facts):
-            yield "gradients_summed_over_ranks", {}
+            yield "gradients_summed_over_ranks"
         return
     # DDP, ZeRO and FSDP average over ranks by themselves.
     if ranks > 1 and watched.loss_base in ("mean", "items") and ranks in divisors and ranks not in (passes, parts):
-        yield "loss_divided_by_ranks", {}
+        yield "loss_divided_by_ranks"
 
 
 def _reads_apart(facts: Facts) -> bool:
@@ -274,11 +274,11 @@ def between(facts: Facts) -> Results:
     """Name what happens to a model between its updates."""
     watched = facts.watched
     if watched.updates_without_model >= MANY:
-        yield "model_not_run", {}
+        yield "model_not_run"
     # Who moves weights in every few steps, as Lookahead does, or keeps them within limits, means it.
     moved = watched.moved_in_evaluation
     if moved > 1 and not watched.moved_besides and moved >= MOST * watched.evaluations:
-        yield "moved_in_evaluation", {}
+        yield "moved_in_evaluation"
     states = watched.random_states
     alike = max(map(states.count, states), default=0)  # whoever seeds after an update has another first one
     if alike >= READ_STEPS - 1 and all(len(set(each)) > 1 for each in watched.inputs_per_rank):
@@ -294,12 +294,12 @@ def rows(facts: Facts) -> Results:
     if len(set(rows)) > 1:
         yield "unequal_rows", {"least": min(rows), "most": max(rows), "rank": rows.index(min(rows))}
     if facts.watched.evaluations_in_training:
-        yield "evaluation_in_training", {}
+        yield "evaluation_in_training"
     inputs = required(facts.watched.inputs_per_rank)
     if len(inputs[0]) >= READ_STEPS and all(len(set(each)) == 1 for each in inputs):
         yield "rows_repeated", {"count": len(inputs[0])}
     elif facts.watched.orders_repeated:
-        yield "order_repeated", {}
+        yield "order_repeated"
     alike = [str(rank) for rank, each in enumerate(inputs) if inputs.count(each) > 1 and len(set(each)) > 1]
     if alike and not (facts.seen.tensor_ranks or facts.seen.sequence_ranks):  # these share rows on purpose
         yield "same_rows", {"ranks": ", ".join(alike), "count": len(inputs[0])}
@@ -317,7 +317,7 @@ def precision(facts: Facts) -> Results:
     if dtype in weights.split() and seen.autocast is None and seen.stage is not None:
         yield "cast_instead_of_autocast", {"dtype": dtype}
     if weights == "float32" and dtype and seen.autocast != requested:
-        yield "no_autocast", {}
+        yield "no_autocast"
     # In bfloat16, an update below a 512th of its weight changes nothing.
     # It has 8 significant bits, so half the distance to the next number is a 512th to a 256th of a number.
     if weights in HALVES and seen.dtypes.get("moments") == weights and not seen.dtypes.get("master"):
@@ -327,7 +327,7 @@ def precision(facts: Facts) -> Results:
     # fits also stays at 2^16 for 2000 steps (torch/amp/grad_scaler.py:129): so the remedy is to look whether weights
     # change.
     if seen.autocast == "fp16" and seen.stage and seen.loss_scale == FIRST_SCALE and not lowered:
-        yield "loss_scale_stuck", {}
+        yield "loss_scale_stuck"
 
 
 def offloading(facts: Facts) -> Results:
@@ -337,7 +337,7 @@ def offloading(facts: Facts) -> Results:
     home = facts.requested_home("offload_optimizer")
     # Measured: stages 1 and 2 with nvme exit with 0, and no file is written.
     if (home, states) == ("nvme", "cpu") and stage < 3:  # it only asks for "not none" (zero/stage_1_and_2.py:220)
-        yield "nvme_is_cpu", {}
+        yield "nvme_is_cpu"
     elif states not in (None, home):
         yield "states_not_offloaded", {"home": home}
     home = facts.requested_home("offload_param")
@@ -350,7 +350,7 @@ def checkpointing(facts: Facts) -> Results:
     """Name recomputation that was asked for and is off."""
     # Only a model of transformers says whether it recomputes.
     if required(facts.promised.checkpointing) and not facts.checkpointing:
-        yield "checkpointing_off", {}
+        yield "checkpointing_off"
 
 
 MISTAKES = (

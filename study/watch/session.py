@@ -182,12 +182,10 @@ def new_record(name: str, accelerator, model, optimizer, arguments=None) -> Reco
     record.watched.has_adapters = any(re.search(ADAPTERS, name) for name in names)
     if not is_engine(model):
         groups = roles.inner_optimizer(optimizer).param_groups
-        updated = {id(tensor) for group in groups for tensor in group["params"]}
-        # Who shards by hand gives the optimizer a part of each weight: another tensor, and the same memory.
-        stored = {tensor.untyped_storage()._cdata for group in groups for tensor in group["params"]}
-        record.watched.optimized_tensors = sum(
-            id(tensor) in updated or tensor.untyped_storage()._cdata in stored for tensor in model.parameters()
-        )
+        # By their memory: who shards by hand gives the optimizer another tensor for a part of each weight.
+        updated = {tensor.untyped_storage()._cdata for group in groups for tensor in group["params"]}
+        storages = [tensor.untyped_storage()._cdata for tensor in model.parameters()]
+        record.watched.optimized_tensors = sum(storage in updated for storage in storages)
     record.observed = readback.distribution(accelerator, model, optimizer)
     record.observed.arm = results.arm_of(record.observed)
     if roles.fsdp_version(model) == 1:
@@ -208,7 +206,6 @@ class Session:
     ranks: "WatchedRanks"
     folder: Path
     loop: WatchedLoop
-    weights_sum: float | None = None  # at the end
 
     def complete(self, error: BaseException | None, opened: contextlib.ExitStack) -> None:
         """Complete the record. `error` ended the loop. `opened` holds what works until then."""
@@ -219,15 +216,16 @@ class Session:
         watched.largest_decay = self.loop.decay
         watched.orders_repeated = self.loop.loaders.orders_repeated
         watched.evaluated_on_trained = self.loop.loaders.evaluated_on_trained
+        weights_sum = None
         if error is None:
             opened.close()
-            self.weights_sum = self.loop.weights.describe_end(watched)
+            weights_sum = self.loop.weights.describe_end(watched)
             watched.units_alike = self.loop.weights.alike()
         else:  # the reason first, in case the rest fails as well
             where = f"rank {rank}, step {self.loop.log.count + 1}"
             store.end_badly(self.folder, results.reason(error, where), type(error).__name__)
             opened.__exit__(type(error), error, None)  # the log of collectives stays then, and says where
-        mine = self._measurements()
+        mine = self._measurements(weights_sum)
         if rank != 0:
             self.ranks.send(f"measurements/{rank}", mine.model_dump_json())
             return
@@ -253,7 +251,7 @@ class Session:
         store.keep(self.folder, record)
         say(*results.summary(store.load(self.folder), self.folder, trends.load(self.folder)))
 
-    def _measurements(self) -> RankMeasurements:
+    def _measurements(self, weights_sum: float | None) -> RankMeasurements:
         loop = self.loop
         divided = getattr(loop.accelerator, "parallelism_config", None)
         has_own_rows = getattr(divided, "non_data_parallel_size", 1) == 1  # others share a model or a sequence
@@ -264,7 +262,7 @@ class Session:
             inputs=loop.inputs if has_own_rows else None,
             gradient=loop.between.gradient if has_own_rows else None,
             rate=loop.rate,
-            weights_sum=self.weights_sum,
+            weights_sum=weights_sum,
             knows_losses=loop.log.knows_losses,
         )
 

@@ -74,22 +74,24 @@ class TokensIn:
 
 
 def tokens_in(args: Any, kwargs: dict[str, Any], given: list[torch.Tensor]) -> TokensIn:
-    """Return the tokens among the inputs of a model, by their names or by shapes. `given`: all tensors of both."""
+    """Return the tokens among the inputs of a model, by their names or by shapes. `given`: all tensors of both.
+
+    It reads no value, for which a GPU would have to be waited for.
+    """
     named = dict(kwargs)
     for each in args:
         named |= each if isinstance(each, dict) else {}
     named = {name: each for name, each in named.items() if torch.is_tensor(each) and each.ndim}
+    tokens = [each for each in given if each.ndim == 2 and each.dtype in (torch.int64, torch.int32)]
     ids = named.get("input_ids")
     if ids is None:
-        tokens = [each for each in given if each.ndim == 2 and each.dtype in (torch.int64, torch.int32)]
         ids = tokens[0] if len(tokens) == 1 else None
     elif ids.ndim != 2 or "decoder_input_ids" in named:
         ids = None
     mask = named.get("attention_mask")
-    rows = ids if ids is not None else next(iter(given), None)
-    count = 0 if rows is None else len(rows)
     mask = mask if mask is not None and mask.ndim == 2 else None
-    return TokensIn(ids, mask, named.get("labels"), named.get("position_ids"), count)
+    rows = len((tokens or given)[0]) if given else 0
+    return TokensIn(ids, mask, named.get("labels"), named.get("position_ids"), rows)
 
 
 @dataclass
@@ -107,16 +109,6 @@ class Answers:
         first = int(self.is_shifted)
         targets = self.targets.reshape(rows, -1)[:, first:]
         return Answers(targets, self.counted.reshape(rows, -1)[:, first:], self.is_shifted)
-
-
-@dataclass
-class Padding:
-    """Which tokens of a micro-batch are padding: by repeats at the ends of its rows, and by its mask."""
-
-    runs: torch.Tensor
-    hidden: torch.Tensor  # nothing, without a mask
-    hides_words: bool
-    padding: torch.Tensor
 
 
 def read(seen: Targets, loss: torch.Tensor, batch: TokensIn, special: Special) -> None:
@@ -139,12 +131,11 @@ def read(seen: Targets, loss: torch.Tensor, batch: TokensIn, special: Special) -
     answers = answers.by_row(*ids.shape)
     if answers is None:
         return
-    padding = _padding(ids, runs, batch.mask)
-    is_end = torch.isin(ids, torch.tensor(sorted(special.ends) or [-1])) & ~padding.padding
-    _compare(seen, answers, ids, padding.padding, is_end)
-    _count_padding(seen, padding, special)
+    padding = _count_padding(seen, ids, runs, batch.mask, special)
+    is_end = torch.isin(ids, torch.tensor(sorted(special.ends) or [-1])) & ~padding
+    _compare(seen, answers, ids, padding, is_end)
     if special.begin is not None and special.begin != special.pad:
-        start = torch.argmax((~padding.padding).long(), 1, keepdim=True).clamp(max=ids.shape[1] - 2)
+        start = torch.argmax((~padding).long(), 1, keepdim=True).clamp(max=ids.shape[1] - 2)
         first, second = (ids.gather(1, start + place) == special.begin for place in (0, 1))
         seen.two_starts += int((first & second).sum())
 
@@ -183,23 +174,24 @@ def _count_tokens(
         seen.unknown += int(ids.eq(special.unknown).sum())
 
 
-def _padding(ids: torch.Tensor, runs: torch.Tensor, mask: torch.Tensor | None) -> Padding:
-    if mask is None or mask.shape != ids.shape:
-        return Padding(runs, torch.zeros_like(runs), False, runs)
-    hidden = mask.cpu() == 0
-    hides_words = len(ids[hidden].unique()) > FEW_KINDS  # padding is of one kind, whatever the config says
-    return Padding(runs, hidden, hides_words, runs if hides_words else hidden)
-
-
-def _count_padding(seen: Targets, padding: Padding, special: Special) -> None:
-    seen.rows += len(padding.padding)
-    seen.padded += int(padding.padding.sum())
+def _count_padding(
+    seen: Targets, ids: torch.Tensor, runs: torch.Tensor, mask: torch.Tensor | None, special: Special
+) -> torch.Tensor:
+    """Return which tokens are padding: those that the mask hides, or repeats at the ends of rows if it hides words."""
+    padding, hidden = runs, torch.zeros_like(runs)
+    if mask is not None and mask.shape == ids.shape:
+        hidden = mask.cpu() == 0
+        if len(ids[hidden].unique()) > FEW_KINDS:  # padding is of one kind, whatever the config says
+            seen.hidden += int((hidden & ~runs).sum())
+        else:
+            padding = hidden
+    seen.rows += len(padding)
+    seen.padded += int(padding.sum())
     # Tokens before padding do not see it in a causal model.
-    seen_padding = padding.runs & ~padding.hidden
-    sees = seen_padding[:, 0].any() if special.is_causal else 2 * seen_padding.sum() > padding.runs.sum()
+    seen_padding = runs & ~hidden
+    sees = seen_padding[:, 0].any() if special.is_causal else 2 * seen_padding.sum() > runs.sum()
     seen.unmasked += bool(sees and special.takes_mask and special.pad is not None)
-    if padding.hides_words:
-        seen.hidden += int((padding.hidden & ~padding.runs).sum())
+    return padding
 
 
 def padding_by_runs(ids: torch.Tensor, special: Special) -> torch.Tensor:
@@ -221,16 +213,16 @@ def padding_by_runs(ids: torch.Tensor, special: Special) -> torch.Tensor:
 def _compare(seen: Targets, answers: Answers, ids: torch.Tensor, padding: torch.Tensor, is_end: torch.Tensor) -> None:
     """Count the targets that are inputs at each offset, that are padding, and the ends that are not learned."""
     targets, counted = answers.targets, answers.counted
-    equal, compared, pads, ends, learned = [], [], [], [], []
+    counts = []
     for offset in OFFSETS:
         width = min(targets.shape[1], ids.shape[1] - offset)
         of_ids = slice(offset, offset + width)
-        real = counted[:, :width] & ~padding[:, of_ids]
-        equal.append(int((real & (targets[:, :width] == ids[:, of_ids])).sum()))
-        compared.append(int(real.sum()))
-        pads.append(int((counted[:, :width] & padding[:, of_ids]).sum()))
-        ends.append(int(is_end[:, of_ids].sum()))
-        learned.append(int((is_end[:, of_ids] & counted[:, :width]).sum()))
+        counts_too, of_padding, of_end = counted[:, :width], padding[:, of_ids], is_end[:, of_ids]
+        real = counts_too & ~of_padding
+        same = real & (targets[:, :width] == ids[:, of_ids])
+        found = (same, real, counts_too & of_padding, of_end, of_end & counts_too)
+        counts.append([int(each.sum()) for each in found])
+    equal, compared, pads, ends, learned = zip(*counts, strict=True)
     seen.equal = [before + now for before, now in zip(seen.equal, equal, strict=True)]
     seen.compared = [before + now for before, now in zip(seen.compared, compared, strict=True)]
     shares = [now / most if most else 0.0 for now, most in zip(equal, compared, strict=True)]

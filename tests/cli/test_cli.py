@@ -132,7 +132,7 @@ COMPONENTS = [
 
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_each_component_of_memory_is_explained_by_its_name(name, asked, capsys):
-    """In brackets: some are words of GUIDE as well."""
+    """In brackets: some are words of WORDS.md as well."""
     assert asked(f"explain [{name}]") is None
     assert f"{name}: a component of memory\n" in capsys.readouterr().out
     assert {*ORDER} <= {*COMPONENTS}
@@ -342,6 +342,38 @@ def test_an_estimate_takes_a_yaml_as_accelerate_config_writes_it(kind, word, pre
     assert f"mine.yaml: --gpus 5, --precision {precision}" in " ".join(capsys.readouterr().out.split())
     asked(f"{of_yaml} --gpus 4 --json")
     assert json.loads(capsys.readouterr().out)["ranks"] == 4, "an option that was given counts"
+
+
+ROWS = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2}
+
+
+@pytest.mark.parametrize(
+    ("written", "gpus", "said"),
+    [
+        (ROWS, 8, "--micro-batch 2, --accumulation 4"),
+        (ROWS, None, "--micro-batch 2, --accumulation 4"),
+        (ROWS | {"gradient_accumulation_steps": 2}, None, "--gpus 16, --precision bf16_cast, --micro-batch 2"),
+        (ROWS | {"gradient_accumulation_steps": 2}, 16, "--micro-batch 2, --accumulation 2"),
+        ({"train_batch_size": 64}, 16, "--micro-batch 4, --accumulation 1"),
+        (ROWS, 3, "train_batch_size of 64 is no multiple of 2 sequences x 3 ranks"),
+        (ROWS | {"gradient_accumulation_steps": 2}, 8, "64 is not 2 sequences x 8 ranks x 2 micro-batches"),
+        (ROWS | {"zero_optimization": {"stage": 2, "bogus": 1}}, 8, "zero_optimization.bogus is no key of deepspeed"),
+    ],
+)
+def test_an_estimate_derives_rows_as_deepspeed_does_and_its_exit_code_says_what_is_refused(
+    written, gpus, said, asked, capsys, tmp_path
+):
+    config = tmp_path / "ds.json"
+    config.write_text(json.dumps({"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}} | written))
+    code = asked(f"estimate --model gpt2 --config {config}{f' --gpus {gpus}' if gpus else ''}")
+    told = capsys.readouterr()
+    assert said in " ".join((told.err + told.out).split())
+    is_refused = "--" not in said
+    assert code == (1 if is_refused else None)
+    assert is_refused == ("deepspeed 0.19.8" in told.err or "refuses" in told.err)
+    if "ranks" in said:  # the same sentence as others' of the same rows
+        assert asked(f"stack deepspeed==0.19.8 --config {config} --ranks {gpus}") == 2
+        assert said in capsys.readouterr().err
 
 
 # As `accelerate config` of 1.15 writes it, and before it wrote a version.

@@ -270,12 +270,47 @@ def test_the_release_of_transformers_decides_which_fsdp_the_trainer_makes(asks, 
         assert (OPEN_VERSION in " ".join(notes)) == (expected == "FSDP"), notes
 
 
-@pytest.mark.parametrize(("version", "stage"), [("1", "FSDP1"), ("2", "FSDP2")])
-@pytest.mark.parametrize("form", ["fsdp_config={{'version': {}}}", "fsdp_config=dict(\n    fsdp_version={})"])
-def test_a_version_that_is_written_counts_and_not_the_release(version, stage, form):
-    for release in ("5.9.0", "5.23.0"):
-        text = f'TrainingArguments(fsdp="full_shard", {form.format(version)})\ntransformers=={release}'
-        assert read(text).said["stage"] == stage
+# What trains, by the release, the version in the Trainer's fsdp_config, and that of the launcher.
+BY_VERSIONS = {
+    ("4.57.6", "1", "2"): "FSDP2",
+    ("4.57.6", "2", "1"): "FSDP1",
+    ("4.57.6", "2", ""): "FSDP1",
+    ("4.57.6", "", "2"): "FSDP2",
+    ("5.9.0", "1", "2"): "FSDP1",
+    ("5.9.0", "2", ""): "FSDP2",
+    ("5.9.0", "", "2"): "FSDP1",
+    ("5.23.0", "1", ""): "FSDP1",
+    ("5.23.0", "2", "1"): "FSDP2",
+    ("5.23.0", "", "1"): "FSDP2",
+    ("5.0.0.dev0", "2", "1"): "FSDP",
+    ("", "2", ""): "FSDP",
+    ("", "", "2"): "FSDP",
+    ("", "2", "2"): "FSDP2",
+}
+
+
+@pytest.mark.parametrize("form", ["{{'version': {}}}", "dict(\n    fsdp_version={})", "a file of arguments"])
+@pytest.mark.parametrize(("release", "own", "launched"), BY_VERSIONS)
+def test_the_release_decides_whose_version_of_fsdp_counts(release, own, launched, form, tmp_path):
+    expected = BY_VERSIONS[release, own, launched]
+    (tmp_path / "list.txt").write_text(f"transformers=={release}" if release else "torch==2.13.0")
+    in_call = f", fsdp_config={form.format(own)}" if own else ""
+    (tmp_path / "train.py").write_text(f'TrainingArguments(fsdp="full_shard"{in_call})')
+    (tmp_path / "f.yaml").write_text(YAML["FSDP"].replace("2", launched or "''"))
+    words = [f"{tmp_path}/list.txt", f"{tmp_path}/train.py"]
+    config = tmp_path / "f.yaml" if launched else None
+    if form == "a file of arguments":
+        if launched:
+            return  # of two configs one counts
+        config, words = tmp_path / "args.json", words[:1]
+        arguments = {"output_dir": "o", "learning_rate": 1, "fsdp": "full_shard"}
+        config.write_text(json.dumps(arguments | ({"fsdp_config": {"version": int(own)}} if own else {})))
+    stack, notes = described(tuple(words), Flags(), config)
+    assert stack.said["stage"] == expected
+    unread = expected != "FSDP" and own and expected != f"FSDP{own}"
+    assert ("[fsdp_version_unread]" in " ".join(notes)) == bool(unread), notes
+    text = "\n".join(Path(each).read_text() for each in [*words, *([config] if config else [])])
+    assert read(text).said["stage"] == expected
 
 
 def test_a_file_of_the_trainers_fsdp_that_is_not_here_leaves_the_version_open():

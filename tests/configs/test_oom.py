@@ -208,7 +208,8 @@ def test_accumulation_and_buckets_of_a_config_are_predicted_as_estimate_does(buc
     log = tmp_path / "train.log"
     log.write_text(new("3.74 GiB"))
     shape = "--model llama3-8b --ranks 8 --sequence 2048 --checkpointing"
-    assert in_this_process(monkeypatch, f"estimate --config {config} {shape}") in (None, 0)
+    is_text = bucket.startswith('"')  # which DeepSpeed refuses
+    assert in_this_process(monkeypatch, f"estimate --config {config} {shape}") == (1 if is_text else None)
     needs = re.search(r"needs [\d.]+ GB \(([\d.]+ GiB)\)", " ".join(capsys.readouterr().out.split()))[1]
     for files in (f"{log} {config}", f"{log} --config {config}"):
         assert in_this_process(monkeypatch, f"oom {files} --gpu A100-40GB {shape}") in (None, 0)
@@ -862,6 +863,65 @@ def test_plain_ddp_keeps_its_buckets_beside_the_gradients():
     beside, within = held.values()
     assert beside - within == whole
     assert beside == pytest.approx(6 * whole, rel=0.01), "weights, two moments, gradients, buckets and roots"
+
+
+LOOP = "for batch in loader:\n    {}\n    {}.backward()\n    optimizer.step()\n    optimizer.zero_grad()"
+KEEPS = [
+    (LOOP.format("out = model(**batch)", "out.loss"), True),
+    (LOOP.format("outputs = self.model(input_ids=x, labels=x)\n    loss = outputs.loss", "loss"), True),
+    (LOOP.format("loss = model(**batch).loss", "loss"), False),
+    (LOOP.format("loss = model(**batch)", "loss"), False),
+    (LOOP.format("out = model(**batch)\n    loss = out.loss\n    del out", "loss"), False),
+    (f"def f(batch):\n    out = model(**batch)\n    return out.loss\n{LOOP.format('loss = f(batch)', 'loss')}", False),
+    (f"for batch in tests:\n    out = model(**batch)\n{LOOP.format('loss = f(batch)', 'loss')}", False),
+]
+
+
+@pytest.mark.parametrize(("script", "is_kept"), KEEPS)
+def test_logits_that_a_loop_keeps_are_counted(script, is_kept):
+    """A rehearsal of such a loop, GPT-2 in DDP on 8 ranks, peaks at 3.73 GB in fp32 with recomputation."""
+    given = Described(arm="ddp", ranks=8, micro_batch=8, sequence=256, precision="fp32", checkpointing=True)
+    error = reading.find(new("2.00 GiB"))
+    training = known(script, Wanted(model="gpt2"), given)
+    causes, _ = explain(error, Wanted(), Described())
+    logits = 4 * 8 * 256 * 50257
+    assert fitting.kept_bytes(training, training.described) == (logits if is_kept else 0)
+    words = fitting.predicted(error, training, causes[0]).words
+    assert ("a rank needs 3.47 GiB" in words) == (f"{binary_size(logits)} of it the logits that `" in words) == is_kept
+    assert binary_size(3.73e9) == "3.47 GiB"
+    half = replace(training.described, micro_batch=4)
+    assert fitting.kept_bytes(training, half) == (logits // 2 if is_kept else 0)
+
+
+OF_DDP = [
+    ("DDP(model, device_ids=[0])", "", False),
+    ("torch.nn.parallel.DistributedDataParallel(model)", "--precision fp32", False),
+    ("DDP(model, gradient_as_bucket_view=True)", "--precision fp32 --optimizer foreach", True),
+    ("accelerate.prepare(model)  # distributed_type: MULTI_GPU", "--checkpointing --accumulation 4", False),
+    ("DistributedDataParallelKwargs(gradient_as_bucket_view=True)", "--checkpointing --micro-batch 2", True),
+]
+
+
+@pytest.mark.parametrize(("script", "flags", "is_in_buckets"), OF_DDP)
+def test_an_estimate_names_the_number_of_oom_for_a_script_of_ddp(
+    script, flags, is_in_buckets, monkeypatch, capsys, tmp_path
+):
+    flags = f"--model gpt2 --arm ddp --gpus 8 --sequence 128 {flags}"
+    assert in_this_process(monkeypatch, f"estimate {flags}") is None
+    said = " ".join(capsys.readouterr().out.split())
+    first, *notes = re.findall(r"needs [\d.]+ [GM]B \(([\d.]+ [GM]iB)\)", said)
+    checkpointing = "" if "--checkpointing" in flags else "--no-checkpointing"
+    micro_batch = "" if "--micro-batch" in flags else "--micro-batch 1"
+    error = f"{script}\nCUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 39.39 GiB"
+    (tmp_path / "train.log").write_text(error)
+    assert (
+        in_this_process(monkeypatch, f"oom {tmp_path}/train.log {flags} {checkpointing} {micro_batch} --json") is None
+    )
+    (needs,) = re.findall(r"a rank needs ([\d.]+ [GM]iB)", json.loads(capsys.readouterr().out)["predicted"])
+    assert needs == (first if is_in_buckets or not notes else notes[0])
+    assert first not in notes
+    # With several micro-batches the gradients of the first ones lie beside the buckets in both.
+    assert bool(notes) == ("[ddp_keeps_gradients_twice]" in said) == ("--accumulation" not in flags)
 
 
 @pytest.mark.parametrize(
@@ -1987,7 +2047,9 @@ def test_no_setting_of_the_allocator_comes_first_where_the_training_does_not_fit
 
 MAKES_ONE = {
     'base = pipeline(\n    "text-generation", model=M, device=int(os.environ["LOCAL_RANK"])\n)': "`base = pipeline(`",
-    'judge = AutoModelForCausalLM.from_pretrained("x/y").to("cuda")': '.to("cuda")`',
+    "model = AutoModel.from_pretrained(N)\njudge = AutoModel.from_pretrained(X).to(0)": "`judge = AutoModel.from",
+    "model = AutoModel.from_pretrained(N).cuda()\nref_model = make()": "`ref_model = make()`",
+    "best = deepcopy(optimizer.state_dict())": "such as a reference, a pipeline or",
     "ema = copy.deepcopy(model)": "`ema = copy.deepcopy(model)`",
     "trainer = T(model, ref_model=reference)": "ref_model=reference",
     "# ema = deepcopy(model)\nref_model = None\npipe = pipeline(model)": "such as a reference, a pipeline or",
@@ -2035,6 +2097,7 @@ def test_a_moment_of_a_whole_weight_says_that_fsdp_does_not_divide_it(arm, asked
 
 
 TRAINED = 'model = GPT2LMHeadModel.from_pretrained("gpt2-xl").cuda()'
+BRANCHES = f"if half:\n    {TRAINED.replace('.cuda', '.half().cuda')}\nelse:\n    {TRAINED}"
 JUDGE = 'judge = AutoModelForCausalLM.from_pretrained("x/y", device_map={"": 0})'
 
 
@@ -2043,6 +2106,7 @@ JUDGE = 'judge = AutoModelForCausalLM.from_pretrained("x/y", device_map={"": 0})
     [
         ("ddp", TRAINED, "a reference"),  # of the one that is trained no rank has a second
         ("zero2", TRAINED, "a reference"),
+        ("ddp", BRANCHES, "a reference"),
         ("ddp", f"{TRAINED}\n{JUDGE}", f"`{JUDGE}`"),
         ("ddp", f"{TRAINED}\nema = deepcopy(model)", "`ema = deepcopy(model)`"),
         ("zero3", TRAINED, f"`{TRAINED}`"),  # of which a rank should have a part
@@ -2055,6 +2119,8 @@ def test_the_only_model_of_a_script_is_no_second_one(arm, script, names):
         said = said_beside((had + more) / 2**30 - 0.5, 0.5, wanted, given, stated_by=script)
         assert (f"such as {names}" in said) == (more == 0)
         assert (TRAINED in said) == (TRAINED in names)
+        assert ("second, whole model" in said) == (more == 0 and arm != "zero3")
+        assert ("the whole model beside this rank's part of it" in said) == (more == 0 and arm == "zero3")
 
 
 FIXES = {

@@ -29,6 +29,8 @@ ACCUMULATION = next(row for name, row in scripts.rows().items() if "the DeepSpee
 CLIPS_OWN = scripts.rows()["Does the script clip by torch.nn.utils.clip_grad_norm_"]
 PER_PROCESS = next(row for name, row in scripts.rows().items() if "divided by the number of processes" in name)
 GEMMA_2 = scripts.rows()["Is the model Gemma-2, without eager or FlashAttention"]
+FROM_SCRATCH = scripts.rows()["Is the model built by from_config, to train from scratch"]
+CHILDREN = next(row for name, row in scripts.rows().items() if "whose modules draw their children's weights" in name)
 PRECOMPUTED = scripts.rows()["Is it DPO or KTO with precompute_ref_log_probs"]
 SFT = """from transformers import AutoModelForCausalLM
 from trl import SFTTrainer
@@ -72,6 +74,8 @@ SAID = {
     PER_PROCESS.needs: "accelerator.prepare(model, scheduler)",
     PER_PROCESS.no: "Accelerator(split_batches=True)",
     PER_PROCESS.yes: "n = steps / a.num_processes\na.prepare(model, scheduler)\nscheduler.step()",
+    FROM_SCRATCH.yes: "TrainingArguments()\nAutoModel.from_config(config)",
+    CHILDREN.yes: "TrainingArguments()\nGPT2LMHeadModel._from_config(GPT2Config())",
     GEMMA_2.yes: 'from_pretrained("google/gemma-2-9b")',
     GEMMA_2.no: 'from_pretrained("google/gemma-2-9b", attn_implementation="eager")',
     scripts.rows()["reentrant"].yes: "SFTTrainer(peft_config=lora)",
@@ -310,7 +314,13 @@ RAW = "import torch\nfor rows in loader:\n    loss = model(rows)\n    loss.backw
 
 @pytest.mark.parametrize(
     ("text", "is_past"),
-    [(RAW, True), (f"import accelerate\n{RAW}", False), (f"import mine\n{RAW}", False), (TRAINER, False)],
+    [
+        (RAW, True),
+        (RAW.replace("loss.b", "scaler.scale(loss / 4).b"), True),
+        (f"import accelerate\n{RAW}", False),
+        (f"import mine\n{RAW}", False),
+        (TRAINER, False),
+    ],
 )
 def test_a_loop_without_accelerate_has_none_of_its_faults(text, is_past, tmp_path, capsys):
     """pip freeze lists it, because transformers asks for it."""
@@ -475,3 +485,30 @@ def test_an_sft_trainer_of_adapters_recomputes_as_its_release_forces_it(trl, ans
     code = {Path("train.py"): "trainer = SFTTrainer(model, args=config, peft_config=LoraConfig(r=16))\n"}
     stack = Stack.of({"trl": Version(trl)}, Flags(stage=3, trainer="trl"))
     assert scripts.shown(code, "", "", stack).get("reentrant") is answer
+
+
+SCRATCH = """from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Trainer, TrainingArguments
+args = TrainingArguments(deepspeed="ds.json")
+tokenizer = AutoTokenizer.from_pretrained("gpt2")
+model = AutoModelForCausalLM.from_config(GPT2Config())
+Trainer(model=model, args=args).train()
+"""
+FROM_CONFIG = ("stage-3-from-config-not-initialized", "stage-3-children-not-drawn")
+FINE_TUNED = SCRATCH.replace("from_config(GPT2Config())", 'from_pretrained("gpt2")')
+
+
+@pytest.mark.parametrize(
+    ("release", "code", "said"),
+    [
+        ("5.21.0", SCRATCH, ("", "applies")),
+        ("5.2.0", SCRATCH, ("applies", "applies")),
+        ("5.23.0", SCRATCH, ("", "")),
+        ("5.2.0", FINE_TUNED, ("", "")),
+        ("5.2.0", SCRATCH.replace("GPT2Config()", "LlamaConfig()"), ("applies", "applies if")),
+        ("5.2.0", SCRATCH + FINE_TUNED, ("applies if", "applies if")),  # as run_clm.py: which of them ran?
+    ],
+)
+def test_first_weights_of_stage_3_concern_who_trains_from_scratch(release, code, said, tmp_path):
+    stack = seen(code, tmp_path, f"transformers=={release}\n", Flags(stage=3))
+    found = [applies(fault, stack) for fault in table().fault if fault.id in FROM_CONFIG]
+    assert tuple("" if each is None else "applies if" if each.why else "applies" for each in found) == said

@@ -23,7 +23,7 @@ PYTORCH = ADAPTERS["ddp"].path.read_text()
 
 def own(path: Path, text: str, **settings) -> Adapter:
     path.write_text(text)
-    return Adapter(path.stem, path, "mine", settings=settings)
+    return Adapter(str(path), "mine", settings, name=path.stem)
 
 
 # --- the suite finds faults ----------------------------------------------------------------------------------------

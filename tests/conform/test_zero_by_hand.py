@@ -22,6 +22,7 @@ from tests.conftest import ROOT, python, ranks_of
 FOLDER = ROOT / "examples/zero_by_hand"
 FAULTS = ROOT / "study/known/faults.toml"
 NAMES = ("data_parallel", "stage1", "stage2", "stage3")
+OF = {2: "two", 8: "eight"}
 BYTES = 4 * 4 * (256 * 256 + 256)  # of the weights in fp32
 LAYER = 1 / 4  # of the four layers; a bias is 1/257 of a layer
 MATRIX = LAYER * 256 / 257
@@ -189,8 +190,8 @@ def test_the_table_of_its_readme_is_what_the_files_print(printed):
         assert [*row] == pytest.approx([number * BYTES / 1e6 for number in expected], abs=0.006), name
 
 
-def test_its_readme_shows_what_the_third_command_prints(printed):
-    shown = held.README.read_text().partition("The third command prints:\n\n")[2].partition("\n\n")[0]
+def test_its_readme_shows_what_stage_2_prints(printed):
+    shown = held.README.read_text().partition("`stage2.py` prints:\n\n")[2].partition("\n\n")[0]
     losses, *sizes, _, _ = shown.splitlines()
     assert [float(loss) for loss in losses.split(": ")[1].split()] == pytest.approx(printed["stage2", 1][0], rel=2e-7)
     numbers = [int(number.replace(",", "")) / BYTES for number in re.findall(r"[\d,]{5,}", " ".join(sizes))]
@@ -241,8 +242,9 @@ def test_the_peaks_with_copies_are_those_of_kept_runs(arm, ranks, formula, pages
     (peak,) = (rank.tracked_peak_bytes for rank in run.record.memory.components.per_rank)
     for page in pages:
         text = (FOLDER / "README.md" if page == "README.md" else ROOT / "notebooks" / page).read_text()
-        assert f"{peak / 1e9:.1f}" in text
-        assert f"not {formula * run.record.observed.parameters / 1e9:.1f}" in text
+        held_gb, peak_gb = f"{formula * run.record.observed.parameters / 1e9:.1f}", f"{peak / 1e9:.1f}"
+        said = f"| stage {arm[-1]}, of {OF[ranks]} | {held_gb} GB | {peak_gb} GB |"
+        assert (said if page == "README.md" else f"{peak_gb} GB with stage 2 and not {held_gb}") in text
 
 
 def test_stages_1_and_2_peak_alike_on_two_ranks_and_not_on_eight():
@@ -260,7 +262,7 @@ def test_stages_1_and_2_peak_alike_on_two_ranks_and_not_on_eight():
 
 
 def test_stage_2_saves_nothing_on_three_ranks_and_nearly_nothing_on_four():
-    """With few activations, by prediction, as the page of memory says."""
+    """With few activations, by prediction, as the page of memory says, and each page that names it."""
 
     def peak_gb(arm: str, ranks: int) -> str:
         flags = TrainingFlags(gpus=ranks, sequence=2048, precision="bf16_cast"), PlaceFlags(gpu="H100")
@@ -272,6 +274,13 @@ def test_stage_2_saves_nothing_on_three_ranks_and_nearly_nothing_on_four():
     assert f"{peak_gb('zero1', 3)} GB with either on three" in page
     assert f"{peak_gb('zero1', 4)} and {peak_gb('zero2', 4)} GB on four" in page
     assert float(peak_gb("zero1", 4)) < 1.02 * float(peak_gb("zero2", 4))
+    for arm in ("zero1", "zero2"):
+        row = " | ".join(f"{peak_gb(arm, ranks)} GB" for ranks in (2, 3, 4, 8))
+        assert f"| `{arm}` | {row} |" in (ROOT / "GUIDE.md").read_text()
+    pages = ("GUIDE.md", "reports/answers/memory.md", "examples/zero_by_hand/README.md", "notebooks/stages.ipynb")
+    for name in (*pages, "study/report/templates/drag.html"):
+        text = " ".join((ROOT / name).read_text().replace('\\n",', "").replace('"', "").split())
+        assert re.search("saves nothing on up to three (GPUs|ranks), and nearly nothing on four", text), name
 
 
 def test_recomputing_gathers_no_third_time():
@@ -332,7 +341,7 @@ def test_each_stage_agrees_with_deepspeed(tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_stage_is_held_to_one_process(name, ranks):
-    adapter = Adapter(name, FOLDER / "adapter.py", "mine", settings={"file": name})
+    adapter = Adapter(str(FOLDER / "adapter.py"), "mine", {"file": name}, name=name)
     for wanted in ("adamw", "accumulation-4", "four-ranks"):
         answer = ranks.ask(adapter, PROPERTIES[wanted])
         assert answer.answer == "holds", (wanted, answer.words)
@@ -357,6 +366,17 @@ def test_what_cannot_be_equal_is_refused_in_one_sentence(ranks, micro_batches, m
         monkeypatch.setenv("RANK", str(rank))
         runpy.run_path(sys.argv[0], run_name="__main__")  # it ends as usual: a process would with 0
         assert capsys.readouterr() == (expected, "")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_process_is_not_started_several_times(rank, monkeypatch, capsys):
+    """Each would train alone, and say nothing of it."""
+    monkeypatch.setattr(sys, "argv", [str(FOLDER / "one_process.py")])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", str(rank))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+    said = "one_process.py is one process, not 2: start it with python, or data_parallel.py with torchrun\n"
+    assert capsys.readouterr() == ("" if rank else said, "")
 
 
 def test_one_rank_that_torchrun_starts_is_one_process():

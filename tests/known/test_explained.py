@@ -248,18 +248,18 @@ def test_a_component_and_a_setting_are_explained_by_the_names_that_commands_prin
         assert explain((name,))[0]["sentence"], name
 
 
-@pytest.mark.parametrize(("asked", "id"), [*((name, name) for name in all_paths()), ("stage 2", "zero2")])
+@pytest.mark.parametrize(("asked", "id"), [*((name, name) for name in all_paths()), ("stage 2 cpu", "zero2_cpu")])
 def test_an_arm_is_explained_by_its_name(asked, id, capsys):
     (row,) = explain((asked,))
     assert capsys.readouterr().out.startswith(f"{id}: {row['sentence'][:40]}")
     assert (row["id"], row["kind"]) == (id, "arm")
 
 
-def test_the_words_of_the_guide_are_explained(capsys):
+def test_the_words_of_their_page_are_explained(capsys):
     """Of those that are an id as well, such as a component of memory, one line says how to see its sentence."""
-    guide = re.sub(r"\[(.+?)\]\(.+?\)", r"\1", (ROOT / "GUIDE.md").read_text())
+    page = re.sub(r"\[(.+?)\]\(.+?\)", r"\1", (ROOT / "WORDS.md").read_text())
     heads = ("| word | meaning |\n|---|---|\n", "| verdict or certainty | what it means |\n|---|---|\n")
-    tables = "\n".join(guide.partition(head)[2].partition("\n\n")[0] for head in heads)
+    tables = "\n".join(page.partition(head)[2].partition("\n\n")[0] for head in heads)
     written = dict(re.findall(r"^\| (.+?) \| (.+) \|$", tables, re.MULTILINE))
     assert written == {row["id"]: row["sentence"] for row in words().values() if row["kind"] == "word"}
     asked = {word: f"{row}: {meaning}." for row, meaning in written.items() for word in row.split(", ")}
@@ -292,10 +292,35 @@ def test_the_words_of_the_guide_are_explained(capsys):
     assert "## 7. What no stage divides" in notebook, "which the row of activations names"
 
 
+@pytest.mark.parametrize(
+    ("asked", "row"),
+    [
+        ("gradient", "gradients"),
+        ("partition", "divide, partition, shard"),
+        ("partitioned", "divide, partition, shard"),
+        ("sharded", "divide, partition, shard"),
+        ("all-reduced", "all-reduce"),
+        ("gathers", "all-gather, gather"),
+        ("weight", "weights, parameters"),
+        ("buckets", "bucket"),
+        ("optimizer state", "optimizer states"),
+        ("psi", "Ψ, psi, N_d, K"),
+        ("communication volume", "volume, communication, communication volume"),
+        ("stages", "ZeRO, stage"),
+        *((f"stage {stage}", f"stage {stage}") for stage in (1, 2, 3)),
+    ],
+)
+def test_a_word_is_found_in_each_of_its_forms(asked, row, capsys):
+    (told,) = explain(tuple(asked.split()))
+    assert (told["id"], told["kind"]) == (row, "word")
+    assert "examples/zero_by_hand/" in capsys.readouterr().out
+    assert not asked[-1].isdigit() or (ROOT / re.search(r"examples/\S+\.py", told["sentence"])[0]).is_file()
+
+
 def test_arguments_that_together_are_a_word_are_one():
     """Also with other words beside them, and an arm."""
     asked_for = explain(("optimizer", "states", "reduce", "scatter", "stage", "2", "second_bucket"))
-    assert [row["id"] for row in asked_for] == ["optimizer states", "reduce-scatter", "zero2", "second_bucket"]
+    assert [row["id"] for row in asked_for] == ["optimizer states", "reduce-scatter", "stage 2", "second_bucket"]
 
 
 def test_an_unknown_id_is_refused_with_the_nearest():

@@ -19,7 +19,7 @@ from study.core.files import load
 from study.core.gpus import GPUS
 from study.core.text import is_number, number_of
 from study.ledger import comparison, search, texts
-from study.ledger.evidence import REPORTS, UNITS, OfRuns, calculated, kept_answers
+from study.ledger.evidence import REPORTS, UNITS, OfRuns, calculated, kept_answers, settings_and_models
 from study.predict.front import MISS, reserve_bytes
 from study.predict.outside import published, scores
 from study.records import runs
@@ -53,8 +53,11 @@ def test_evidence_gives_the_number_of_the_sentence(claim, piece, records):
         return
     # Over all machines: runs on a GPU are evidence where a selection says so, and where nothing else is there.
     # Each run agrees, and not a median, which hides most of them. There are as many as are written.
-    values = piece.values(records)
+    valued = piece.values_with_runs(records)
+    values = [value for value, _ in valued]
     assert len(values) == piece.n
+    # Pairs are no sample size: byte counts of the same setting repeat.
+    assert settings_and_models(valued) == (piece.settings, piece.models)
     assert all(map(piece.agrees, values)), f"written {piece.value}, computed {values}"
     if is_number(piece.value):
         ends = piece.value, piece.value if piece.most is None else piece.most
@@ -352,8 +355,8 @@ def test_words_of_the_verdict_and_of_its_certainty_are_searched_as_words(words):
 def test_no_digit_of_a_value_is_cut(capsys):
     """0.99998 was printed as 1."""
     for claim in CLAIMS:
-        command.claims((claim.id,))
-        table = capsys.readouterr().out.partition("\n  Evidence:\n")[2]
+        command.claims((claim.id,), every=True)
+        table = capsys.readouterr().out.partition("\n  Evidence")[2]
         for piece in claim.evidence:
             if isinstance(piece.value, float):
                 numbers = [float(word) for word in re.findall(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?", table)]
@@ -470,7 +473,7 @@ def test_what_would_decide_names_a_number_and_where_it_comes_from(claim):
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)
 def test_a_card_says_how_an_all_reduce_counts(claim, capsys):
     """A ratio to DDP is another where it counts once: 1.5 times is 2 times. One card in two did not say so."""
-    command.claims((claim.id,))
+    command.claims((claim.id,), every=True)
     printed = " ".join(capsys.readouterr().out.split())
     volumes = [piece for piece in claim.evidence if getattr(piece, "quantity", "") == "volume"]
     assert printed.count("volume (an all-reduce counts twice)") == len(volumes)
@@ -486,8 +489,10 @@ def test_a_quote_beside_a_link_says_which_version_it_is_from(claim, capsys):
     """P1-20 is of SC20's version, and stood beside a link to arXiv's, which lacks it."""
     command.claims((claim.id,))
     printed = " ".join(capsys.readouterr().out.split())
+    command.claims((claim.id,), every=True)
     said = claim.quoted_from or texts.of(claim).quotes
-    assert f"The quote is from: {said}" in printed
+    assert f"The quote is from: {said}" in " ".join(capsys.readouterr().out.split())
+    assert (f"The quote is from: {claim.quoted_from}" in printed) == bool(claim.quoted_from), "what all have is behind"
     is_elsewhere = claim.in_post or re.search("SC20|tutorial|^Post", claim.where)
     assert bool(claim.quoted_from) == bool(is_elsewhere)
     if claim.quoted_from:
@@ -503,7 +508,7 @@ def test_a_card_begins_with_the_verdict_the_answer_and_both_numbers(capsys):
     assert verdict == "S000-20 does not hold (certainty: moderate)"
     ours = "2.0 and 3.1 (virtual) times, or 1.5 and 1.55 if an all-reduce counts twice"
     numbers = f"We find: {ours}. The text says: 2 and 4 times."
-    assert " ".join(" ".join(below).split()).startswith(f"{claim.answer} {numbers} The text: ")
+    assert " ".join(" ".join(below).split()).startswith(f"{claim.answer} {numbers} What we would sign: ")
 
 
 @pytest.mark.parametrize("claim", [each for each in CLAIMS if each.ours], ids=lambda claim: claim.id)
@@ -547,7 +552,7 @@ def test_what_was_read_of_a_document_stands_on_its_cards_and_in_the_list(capsys)
     for text in texts.texts():
         assert search.named((text.document,)) == search.named((text.document.removeprefix("S"),)) == [*text.claim]
         assert text.claim[0].id.startswith(f"{text.document}-"), "a document has one name"
-        command.claims((text.claim[0].id,))
+        command.claims((text.claim[0].id,), every=True)
         assert f"Read of it: {text.read}" in " ".join(capsys.readouterr().out.split())
     command.claims(every=True)
     printed = " ".join(capsys.readouterr().out.split())
@@ -557,7 +562,7 @@ def test_what_was_read_of_a_document_stands_on_its_cards_and_in_the_list(capsys)
 def test_a_card_names_its_text_and_a_list_its_faults(capsys):
     command.claims(("S000-20", "P1-01"))
     printed = " ".join(capsys.readouterr().out.split())
-    assert printed.index("Evidence:") < printed.index("It is of: "), "what it rests on comes first"
+    assert printed.index("Evidence (a setting: ") < printed.index("It is of: "), "what it rests on comes first"
     assert "It is of: ZeRO Optimization Strategies for Large-Scale Model Training" in printed
     assert "(Rajbhandari et al., 2020), https://arxiv.org/abs/1910.02054v3" in printed
     assert ".txt" not in printed, "a name of a file leads nobody anywhere"
@@ -810,6 +815,52 @@ def test_no_folder_of_records_alone_contradicts_what_all_of_them_show():
         assert [(row.claim, row.evidence.what) for row in rows if row.answer == comparison.DIFFERS] == [], folder
 
 
+def test_runs_of_one_setting_are_counted_once(records):
+    """23 pairs of six tiny architectures were read as a sample of 23."""
+    (claim,) = search.named(("P1-17",))
+    piece = claim.evidence[1]
+    assert "in 23 pairs: 14 settings of 6 models" in piece.what
+    (one, *_) = valued = piece.values_with_runs(records)
+    assert settings_and_models([*valued, one]) == settings_and_models(valued) == (14, 6)
+    other = replace(one[1][0], record=one[1][0].record.model_copy(deep=True))
+    other.record.requested.micro_batch += 100
+    assert settings_and_models([*valued, (one[0], (other,))]) == (15, 6)
+    assert all(re.search(r", in \d+ (pair|run)", each.what) for _, each in of_runs()), "with a ratio or without"
+
+
+def of_runs():
+    return [(claim, piece) for claim in CLAIMS for piece in claim.evidence if isinstance(piece, OfRuns)]
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)
+def test_the_first_ten_lines_of_a_card_are_enough(claim, capsys):
+    command.claims((claim.id,))
+    printed = capsys.readouterr().out
+    first = " ".join(" ".join(printed.splitlines()[:10]).split())
+    for said in (claim.judged, claim.answer, claim.theirs, claim.condition, claim.would_decide, claim.instead):
+        assert said in first
+    assert "The text: “" in first
+    command.claims((claim.id,), every=True)
+    whole = capsys.readouterr().out
+    assert len(printed.splitlines()) <= len(whole.splitlines())
+    assert whole.count(" prediction: ") + whole.count(" formula: ") >= sum(
+        piece.kind in ("prediction", "formula") for piece in claim.evidence
+    )
+
+
+def test_claims_that_share_evidence_are_one_list(records, capsys):
+    found = comparison.shared(CLAIMS, records)
+    textbook = next(ids for what, ids in found.items() if "zero3_textbook, accumulation 1, precision fp32" in what)
+    assert {"P1-19", "P4-04"} <= {*textbook}, "the same three pairs"
+    assert {"P1-03", "P1-07", "P1-42"} <= {*found[comparison.FORMULA]}
+    assert "P1-28" not in {id for ids in found.values() for id in ids}, "a multiplication of its own numbers"
+    chosen = command.claims(shared=True)
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{len(chosen)} of {len(CLAIMS)} claims share evidence with another: {len(found)} facts")
+    page = (ROOT / "reports/answers/claims.md").read_text()
+    assert f"{len(chosen)} of the {len(CLAIMS)} share evidence with another, {len(found)} facts in all" in page
+
+
 def test_what_differs_is_shown_from_the_least_to_the_most(records):
     """A median would hide the record that differs."""
     (row, *_) = [each for each in comparison.compared(CLAIMS, records) if len(each.values) > 2]
@@ -873,6 +924,7 @@ def test_a_card_is_as_wide_as_text(monkeypatch, capsys):
     command.claims(every=True)
     for claim in CLAIMS:
         command.claims((claim.id,))
+        command.claims((claim.id,), every=True)
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if len(line) > 80 and len(line.split()) > 1] == []
 

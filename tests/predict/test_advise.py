@@ -21,16 +21,17 @@ from study.predict.advise import (
     fewest,
     fits_on,
     with_more_rows,
+    with_weights_here,
 )
 from study.predict.allocator import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, outside_bytes, reserve_bytes
 from study.predict.architecture import named
 from study.predict.estimate import HOST_PROCESS_BYTES, loading_bytes
 from study.predict.pace import class_of
 from study.predict.prediction import estimate
-from study.predict.question import BUCKET_ELEMENTS, PlaceFlags, Question, StepFlags, TrainingFlags, bytes_of
+from study.predict.question import BUCKET_ELEMENTS, PlaceFlags, Question, StepFlags, TrainingFlags, bytes_of, with_homes
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Training
-from study.report.advice import enough, in_words
+from study.report.advice import enough, in_words, stages_note
 from study.report.reasons import by_precision
 from study.report.rows import below_table, stage_3_holds_no_less, table, why_tight, widest
 
@@ -329,6 +330,29 @@ def test_the_room_is_said_and_what_is_unexpected_of_stage_3():
     assert said.endswith("[stage_3_holds_no_less]")
     for other in ({"peak_bytes": 45e9}, {"checkpointing": True}, {"micro_batch": 8}, {"precision": "fp32"}):
         assert not stage_3_holds_no_less(Advice(MISTRAL, (zero3, replace(zero2, **other)), zero2, None)), other
+
+
+@pytest.mark.parametrize("arm", ["zero1", "zero2", "zero3"])
+def test_stages_1_and_2_are_said_to_need_as_much_only_where_the_update_decides(arm):
+    other = {"zero1": "Stage 2", "zero2": "Stage 1"}.get(arm)
+    for gpus, sequence, is_said in ((2, 64, True), (4, 64, True), (8, 64, False), (4, 1024, False), (1, 64, False)):
+        question = question_of(named("gpt2-xl"), gpus, "H100", sequence=sequence, batch=gpus)
+        said = stages_note(training(question, arm, 1))
+        assert [each.partition(" needs about as much here, ")[0] for each in said] == [other] * bool(is_said and other)
+
+
+def test_the_optimizer_alone_is_tried_on_the_host_where_the_choice_offloads(mistral):
+    advice = advise(question_of(named("llama3-8b"), 4, "A100-40GB"))
+    here = with_weights_here(advice)
+    assert (advice.choice.arm, here.arm, here.fits) == ("zero3_cpu", "zero3_cpu", True)
+    assert here.host_bytes < advice.choice.host_bytes, "the weights are not there"
+    (said,) = (line for line in in_words(advice) if line.startswith("With the weights on the GPUs"))
+    assert f"{here.peak_bytes / 2**30:.0f} of 40 GiB and {here.host_bytes / 2**30:.0f} GiB of a node's host" in said
+    arm = with_homes(arms.load_arm("zero3_cpu"), ("cpu", "none"))
+    question = replace(advice.question, checkpointing=here.checkpointing)
+    assert estimate(question.training(arm, here.micro_batch, here.accumulation)).on_host.keys() >= {"moments"}
+    assert "weights" not in estimate(question.training(arm, here.micro_batch, here.accumulation)).on_host
+    assert with_weights_here(mistral) is None, "its choice keeps all on the GPUs"
 
 
 def test_ddp_in_fp32_weights_is_said_to_fit_in_16_bits():

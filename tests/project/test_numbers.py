@@ -16,6 +16,7 @@ TEXTS = ROOT / "study/ledger/texts"
 PAGES = (
     "README.md",
     "GUIDE.md",
+    "WORDS.md",
     "reports/answers/*.md",
     "study/report/answers.toml",
     "SECURITY.md",

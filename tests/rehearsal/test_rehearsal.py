@@ -379,7 +379,7 @@ def test_where_a_long_rehearsal_is_can_be_read(written, tmp_path, capsys):
     progress.say()
     first, *_, last = capsys.readouterr().err.splitlines()  # between them every ten seconds another, on a busy machine
     assert first.startswith("importing and building (")
-    assert re.match(r"step 3, batch \d+, [\d,]+ tensors made or freed \(", last)
+    assert re.match(r"step 3 of 3, batch \d+, [\d,]+ tensors made or freed \(", last)
 
 
 def test_a_long_micro_batch_shows_that_it_goes_on(written, tmp_path):
@@ -399,6 +399,27 @@ def test_a_long_micro_batch_shows_that_it_goes_on(written, tmp_path):
     made = [int(each) for each in re.findall(r"batch \d+, (\d+) tensors made or freed", answer.failure.message)]
     assert len(made) == 2, answer.failure.message
     assert made[0] < made[1]
+
+
+def test_without_a_loader_the_step_and_the_layer_can_be_read(written, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    waits = f"""
+    import time
+    from pathlib import Path
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3))
+        def forward(self, x):
+            x = self.layers[1](self.layers[0](x))
+            time.sleep(1.1)
+            x + 1
+            raise SystemExit(Path({str(folder / PROGRESS)!r}).read_text())
+    Net()(torch.randn(2, 8).cuda())
+    """
+    answer = ran(Request(str(written(waits)), [], 2, 2, 2), folder, 300)
+    assert "step 1 of 3, layers.1 (2 of 3)," in answer.failure.message
 
 
 # --- how scripts fail

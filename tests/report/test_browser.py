@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason="apt-get instal
 AUDIT = (Path(__file__).parent / "audit.js").read_text()
 BACKGROUND = {"light": "rgb(251, 251, 250)", "dark": "rgb(22, 23, 26)"}
 ANSWERS = [f"answer-{each['name']}" for each in answers.questions()]
-PAGES = ("index", "gpu", "calculator", "stack", "claims", "sentences", "by_hand", *report.NOTEBOOKS)
+PAGES = ("index", "gpu", "calculator", "stack", "claims", "sentences", "by_hand", "guide", *report.NOTEBOOKS)
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +119,9 @@ def test_the_audit_sees_what_is_planted(show):
 def test_what_a_reader_does_on_a_page(show):
     """Tables sort both ways, and a link to a claim leads to its place."""
     opened = show("index")
-    script = """const table = document.querySelector("#documents ~ .scroll table");
-        table.tHead.rows[0].cells[1].querySelector("button").click();
-        return [...table.tBodies[0].rows].map((row) => row.cells[1].textContent);"""
+    script = """const table = document.querySelector(".answer table");
+        table.tHead.rows[0].cells[0].querySelector("button").click();
+        return [...table.tBodies[0].rows].map((row) => row.cells[0].textContent);"""
     up, down = opened.execute_script(script), opened.execute_script(script)
     assert len(set(up)) > 2
     assert sorted(up) == sorted(down)
@@ -148,7 +148,7 @@ def test_claims_are_chosen(show):
     chosen = [claim.id for claim in claims if claim.document == "P1" and claim.verdict == "holds"]
     assert opened.execute_script(script, wanted) == chosen
     said = opened.find_element("id", "shown").text
-    assert said == f"{len(chosen)} of {len(claims)} claims"
+    assert said == f"{len(chosen)} of {len(claims)}"
     of_topic = [claim.id for claim in claims if claim.document == "P1" and claim.topic == "traffic"]
     assert opened.execute_script(script, {"document": "P1", "verdict": "", "topic": "traffic"}) == of_topic
     low = [claim.id for claim in claims if claim.document == "P1" and claim.certainty == "low"]
@@ -158,6 +158,52 @@ def test_claims_are_chosen(show):
     assert opened.execute_script(script, {"document": "", "topic": "", "word": "adafactor"}) != []
     opened.execute_script("location.hash = 'S000-20'")
     assert opened.find_element("id", "S000-20").is_displayed()
+
+
+def test_a_phone_shows_a_claim_on_its_first_screen_and_an_address_opens_folds(show, site):
+    opened = show("claims", 390)
+    assert opened.execute_script("return document.querySelector('.claims li').getBoundingClientRect().top") < 844
+    is_open = "return document.getElementById(arguments[0]).querySelector('details').open"
+    assert [opened.execute_script(is_open, id) for id in ("P1-28", "P1-17")] == [False, False]
+    opened.execute_script("location.hash = 'P1-28'; dispatchEvent(new Event('hashchange'))")
+    assert [opened.execute_script(is_open, id) for id in ("P1-28", "P1-17")] == [True, False]
+    opened.execute_script("dispatchEvent(new Event('beforeprint'))")
+    assert opened.execute_script(is_open, "P1-17")
+    for page, place in (("claims", "P1-17"), ("sentences", "loads-empty"), ("index", "words")):
+        opened.get("about:blank")
+        opened.get(f"{(site / f'{page}.html').as_uri()}#{place}")
+        folds = "return [...document.querySelectorAll('details[open]')].length"
+        assert opened.execute_script(folds) == 1
+        assert opened.find_element("id", place).is_displayed()
+
+
+def test_a_word_finds_a_sentence(show):
+    opened = show("sentences", 390)
+    assert not opened.find_element("id", "loads-empty").is_displayed()
+    opened.find_element("name", "word").send_keys("loads-empty")
+    assert opened.find_element("id", "loads-empty").is_displayed()
+    assert int(opened.find_element("id", "shown").text.split()[0]) < 9
+
+
+def test_on_a_phone_code_wraps_and_only_a_table_of_many_columns_with_sentences_becomes_cards(show):
+    wide = "return [...document.querySelectorAll('pre')].filter((each) => each.scrollWidth > each.clientWidth).length"
+    tables = """return [...document.querySelectorAll("table")]
+        .map((table) => [table.rows[0].cells.length > 3, table.matches(".wordy")]);"""
+    found = set()
+    for page in (*PAGES, *ANSWERS):
+        opened = show(page, 390)
+        assert opened.execute_script(wide) == 0, page
+        found |= {tuple(each) for each in opened.execute_script(tables)}
+    assert found == {(False, False), (True, False), (True, True)}
+    names = """return [...document.querySelectorAll("td:last-child")]
+        .filter((cell) => /^\\S+-r1\\.1$/.test(cell.innerText)).map((cell) => cell.offsetHeight);"""
+    opened = show("stages", 390)
+    heights = opened.execute_script(names)
+    assert heights
+    assert max(heights) < 40, "a run's name stays on its line"
+    heads = [head for head in opened.find_elements("css selector", "th") if head.text == "master"]
+    assert len(heads) > 1
+    assert heads[1].rect["x"] + heads[1].rect["width"] < 390, "of two ranks, all that is measured is in view"
 
 
 def test_a_stage_is_dragged(show):

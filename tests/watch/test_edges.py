@@ -25,8 +25,8 @@ def named(rule, seen: dict, peak: dict, kept: int, moved: dict, watched: dict) -
     record |= {"traffic": {"per_rank": [collectives] * seen["ranks"]}}
     found = []
     with contextlib.suppress(Unknown):
-        for id, _ in rule(Facts(Record.model_validate(record))):
-            found.append(id)  # what comes before something unknown counts
+        for each in rule(Facts(Record.model_validate(record))):
+            found.append(each if isinstance(each, str) else each[0])  # what comes before something unknown counts
     return found
 
 

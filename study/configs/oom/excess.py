@@ -62,7 +62,7 @@ def although_it_fits(error: OomError, training: KnownTraining, model: Transforme
     if other := ranks_that_share(error, training):
         return f", but the size is that of states shared by {other}: did the launcher start {training.ranks}?"
     taken = binary_size(rest.taken_bytes)
-    line = _second_model(training)
+    line, _ = _made_besides(training)
     besides = f"`{shorten(line, 80)}`, which is not predicted, or " if line else ""
     match rest.where:
         case "nowhere":
@@ -89,18 +89,20 @@ def as_a_second_model(training: KnownTraining, excess_bytes: int) -> str:
     parameters = training.model.parameters if training.model else 0
     for width in WIDTHS:
         if abs(parameters * width / excess_bytes - 1) <= SAME:
-            copy = f"it may be a second, whole model ({parameters:,} parameters x {width} bytes)"
-            line = _second_model(training)
+            line, what = _made_besides(training)
             maker = f"`{shorten(line, 80)}`" if line else "a reference, a pipeline or an average of weights"
-            return f"{copy}, such as {maker}"
+            return f"it may be {what} ({parameters:,} parameters x {width} bytes), such as {maker}"
     return ""
 
 
-def _second_model(training: KnownTraining) -> str:
-    """Return the line that makes another model than is trained, or a whole one where a rank trains a part."""
+def _made_besides(training: KnownTraining) -> tuple[str, str]:
+    """Return the line that makes another model than is trained, or a whole one where a rank trains a part; and what."""
     lines = training.settings.get("other_models", ())
-    trained = training.settings.get("trained_model", "")
-    return next((line for line in lines if training.shards_weights or line != trained), "")
+    name, *_ = training.settings.get("trained_model", "").partition("=")
+    others = [line for line in lines if line.partition("=")[0] != name]  # the other branch of an `if` has its name
+    if others or not (lines and training.shards_weights):
+        return next(iter(others), ""), "a second, whole model"
+    return lines[0], "the whole model beside this rank's part of it"
 
 
 def _near(error: OomError, training: KnownTraining, model: Transformer, excess_bytes: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 import contextlib
 from dataclasses import dataclass, replace
+from textwrap import shorten
 from typing import Literal
 
 from study.configs.oom.causes import FIRST, UNUSED_SHARE, Cause, clues, makes_moments, others_hold_a_part, rows
@@ -10,7 +11,7 @@ from study.configs.oom.excess import Excess, although_it_fits, as_a_second_model
 from study.configs.oom.explain import FILLING, ranks_that_share
 from study.configs.oom.reading import OomError
 from study.configs.oom.said import IN_ONE_PIECE
-from study.configs.oom.training import KnownTraining, predicted_memory, prediction_of
+from study.configs.oom.training import Described, KnownTraining, predicted_memory, prediction_of
 from study.core.errors import Stop
 from study.core.gpus import GPUS, Gpu, gpu_named, like
 from study.core.text import binary_size, number_of, one_by_one, size
@@ -65,7 +66,8 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> WhatFit
         return WhatFits()
     try:
         prediction = prediction_of(training.wanted, given)
-        needs_bytes = prediction.memory.peak_bytes
+        kept = kept_bytes(training, given)
+        needs_bytes = prediction.memory.peak_bytes + kept
     except Stop as stop:  # an arm whose memory is not predicted, or what is traced where PyTorch is missing
         return WhatFits(f"Not predicted: {stop.sentence}")
     card = like(GPUS[gpu_named("H100")], total_bytes, None)  # memory depends on no more than its size
@@ -75,9 +77,9 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> WhatFit
     has = f"this GPU has {gpu}, less {binary_size(reserve_bytes(card))} for context and fragmentation"
     later = _later(error, training, needs_bytes)
     needs = f"{_assumed(training, model)}: {_needs(training, needs_bytes)}; {has}.{later}"
-    fit = _fits(card, prediction)
+    fit = _fits(card, prediction, kept)
     made_in = next((MADE_IN[clue.cause] for clue in clues(error) if clue.cause in MADE_IN), "")
-    excess = Excess.of(error, prediction.most_bytes(made_in))
+    excess = Excess.of(error, prediction.most_bytes(made_in) + kept)
     is_of_next_run = given.chunked_loss and "logits" in cause.part_of  # which would not fail so
     is_of_step = BETWEEN_STEPS.keys().isdisjoint(clue.cause for clue in clues(error))
     is_beside = excess.where == "tensors" and is_of_step
@@ -109,7 +111,8 @@ def _with_excess(
 
     What is as much as a second model is known, and stays with any change. So does what a prediction may miss.
     """
-    peak_bytes = predicted_memory(training.wanted, training.described).peak_bytes
+    given = training.described
+    peak_bytes = predicted_memory(training.wanted, given).peak_bytes + kept_bytes(training, given)
     is_much = error.unallocated >= UNUSED_SHARE * card.memory_bytes  # beside them less explains nothing
     is_whole = fits_on(card, peak_bytes + excess.taken_bytes) != "no"  # if nothing were in pieces
     is_in_pieces = is_much and is_whole and helps_in_one_piece(error, training)
@@ -221,13 +224,14 @@ def _tried(
     for change in one_by_one(changes, "change"):
         try:
             changed = prediction_of(training.wanted, change.training)
-            changed_bytes = more_bytes + changed.memory.peak_bytes
+            beside_bytes = more_bytes + kept_bytes(training, change.training)
+            changed_bytes = beside_bytes + changed.memory.peak_bytes
         except Stop as stop:
             if stop.status == "unavailable":
                 untried += f" Not tried: {change.words}: {stop.what}."  # its remedy is of flags that nobody gave
                 may_fit.append(change)
             continue
-        answer = _fits(card, changed, more_bytes)
+        answer = _fits(card, changed, beside_bytes)
         if answer != "no":
             just = ", only just" if answer == "only just" else ""
             mark = "*" if change.shrinks_part(cause) else ""
@@ -257,10 +261,13 @@ def _needs(training: KnownTraining, needs_bytes: float) -> str:
     if training.unfitting:
         return training.unfitting
     needs = f"a rank needs {binary_size(needs_bytes)} at the peak"
+    if kept := kept_bytes(training, training.described):
+        line = shorten(training.settings["output"], 80)
+        needs += f" ({binary_size(kept)} of it the logits that `{line}` keeps)"
     if training.described.checkpointing is not None:
         return needs
     recomputing = replace(training.described, checkpointing=True)
-    other = binary_size(predicted_memory(training.wanted, recomputing).peak_bytes)
+    other = binary_size(predicted_memory(training.wanted, recomputing).peak_bytes + kept)
     return f"{needs} if activations are kept, and {other} if they are recomputed, which is not known"
 
 
@@ -271,3 +278,11 @@ def _later(error: OomError, training: KnownTraining, needs_bytes: int) -> str:
     if more_bytes < ROUNDED or not is_known or not makes_moments(error):
         return ""
     return f" That is of later steps, which need {binary_size(more_bytes)} more than this first update had."
+
+
+def kept_bytes(training: KnownTraining, given: Described) -> int:
+    """Return the logits that a script's loop holds until it makes the next ones, beside all that is predicted."""
+    if "output" not in training.settings or given.chunked_loss:
+        return 0
+    width = 4 if training.products == "fp32" else 2
+    return width * (given.micro_batch or 0) * training.sequence * training.vocabulary

@@ -95,8 +95,10 @@ def with_known(pasted: Pasted, training: KnownTraining) -> Pasted:
         known["sharding"] = "shard_grad_op" if arm == "fsdp2_grad_op" else "full_shard"
         if pasted.said.get("stage") not in ("FSDP1", "FSDP2"):
             known["stage"] = "FSDP1" if version.startswith("1") else "FSDP2"
-            if not version and (pasted.said.get("stage") == "FSDP" or "the Trainer's fsdp" in training.settings):
-                known["stage"] = fsdp_of_trainer(pasted.releases.get("transformers"))
+            if pasted.said.get("stage") == "FSDP" or "the Trainer's fsdp" in training.settings:
+                own = training.settings.get("the Trainer's fsdp_version", pasted.said.get("fsdp_own"))
+                by_release = fsdp_of_trainer(pasted.releases.get("transformers"), own, version)
+                known["stage"] = f"FSDP{own}" if own and by_release == "FSDP" else by_release
     elif arm:
         known["stage"] = "DDP"
     elif "stage" not in pasted.said and OF_DEEPSPEED.search(pasted.text):

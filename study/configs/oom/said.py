@@ -1,6 +1,7 @@
 """What a config and a text say of a training whose memory was full, by our names of settings."""
 
 import re
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from study.core.files import value_at
 from study.core.fsdp_keys import LAYERS, POLICY, nearest_arm
 from study.core.ignored_keys import OFFLOADS
 from study.core.recipes import Precision
+from study.core.refused_values import SHARE_ROWS
 from study.core.settings import flag
 from study.core.shapes import model_of_name
 from study.known.faults import named
@@ -71,12 +73,17 @@ RULED_OUT = {
 }
 # A line of a script that makes another model, or puts a whole one on a GPU.
 SECOND_MODEL = re.compile(
-    r"(?m)^[ \t]*(?![ \t#])([^#\n]*(?:\bpipeline\((?=(?:[^()]|\((?:[^()]|\([^()]*\))*\)){0,400}?\bdevice)|\bdeepcopy\("
-    r"|\bref(?:erence)?_model *=(?! *None)|\b(?:AveragedModel|EMAModel)\(|\bvllm_gpu_memory_utilization *="
-    r"|Model\w*\.from_pretrained\([^#\n]*(?:device_map|\)\.(?:to|cuda)\())[^#\n]*)"
+    r"(?m)^[ \t]*(?![ \t#])([^#\n]*(?:\bpipeline\((?=(?:[^()]|\((?:[^()]|\([^()]*\))*\)){0,400}?\bdevice)"
+    r"|\bdeepcopy\([^()\n]*(?:model|net|module)|\bref(?:erence)?_model *=(?! *None)|\b(?:AveragedModel|EMAModel)\("
+    r"|\bvllm_gpu_memory_utilization *=|Model\w*\.from_pretrained\([^#\n]*(?:device_map|\)\.(?:to|cuda)\())[^#\n]*)"
 )
 # The first that a script loads, as most load the one that they train.
 TRAINED_MODEL = re.compile(r"(?m)^[ \t]*(?!ref|[ \t#])([^#\n]*Model\w*\.from_pretrained\([^#\n]*)")
+# A line after which a name holds the logits. A loss alone holds none.
+OUTPUT = re.compile(
+    r"(?m)^([ \t]*)((?!loss\b)(\w+) *= *(?:self\.)?(?:model|ddp_model|model_engine|engine|net)\([^\n#]*\))[ \t]*$"
+)
+LONGEST_LOOP = 4000  # characters
 # How bitsandbytes keeps frozen layers. LLaMA-Factory and axolotl quantize the scales as well where nobody says it.
 QUANTIZED = {
     "int8": r"(?i)\b(?:load_in_8bit[\"']?\s*[:= ]\s*[\"']?true|quantization_bit[\"']?\s*[:= ]\s*[\"']?8)\b",
@@ -129,6 +136,7 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     trained = TRAINED_MODEL.search(pasted.text)
     said["trained_model"] = trained[1].strip(" \t,") if trained else None
     said["other_models"] = [each[1].strip(" \t,") for each in SECOND_MODEL.finditer(pasted.text)] or None
+    said["output"] = _kept_output(pasted.text)
     about = told(pasted.text)
     said["model"] = about.model
     if about.model is None:  # of an unknown one at least the logits have their size
@@ -136,6 +144,17 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     said["counted"] = counted(pasted.log) or None
     said["gpu"] = about.gpu if about.gpu_bytes else None  # of which there is one size
     return {name: value for name, value in said.items() if value is not None}
+
+
+def _kept_output(text: str) -> str | None:
+    """Return the line of a loop whose output is there in its backward pass. None: there is none, or it is deleted."""
+    for match in OUTPUT.finditer(text):
+        indent, line, name = match.groups()
+        below, *_ = re.split(rf"(?m)^(?!{indent}|[ \t]*$)", text[match.end() : match.end() + LONGEST_LOOP])
+        before, backward, _ = below.partition(".backward(")
+        if backward and not re.search(rf"\bdel {name}\b|\b{name} *= *None\b", before):
+            return line
+    return None
 
 
 def quantized(text: str) -> str | None:
@@ -173,13 +192,13 @@ def typed(name: str, value: Any) -> str:
     return f"{flag(name)} {value}"
 
 
-def config_settings(path: Path | None) -> EffectiveSettings:
+def config_settings(path: Path | None, ranks: int | None = None) -> EffectiveSettings:
     """Return the settings of a config by our names, without those that something else decides.
 
-    A script may recompute activations where the config has no such key.
+    A script may recompute activations where the config has no such key. `ranks` are those that train, if known.
     """
     known = {}
-    source = recognised(path) if path else None
+    source = recognised(path, ranks) if path else None
     for name, setting in (effective_settings(source) if source else {}).items():
         if name == "precision" and setting.value == "fp32" and source and "mixed_precision" not in source.content:
             continue  # a flag of the launcher may say it
@@ -203,6 +222,7 @@ def understood(settings: dict[str, Any]) -> dict[str, Any]:
     values = dict(settings)
     for name in NUMBERS:
         values[name] = _whole(values.get(name))
+    values |= _of_rows(values)
     values["checkpointing"] = _recomputes(values)
     values["chunked_loss"] = str(values.get(CHUNKING)).lower() not in OFF or None
     values["attention_kernel"] = KERNELS.get(str(values.get("attention")))
@@ -212,6 +232,19 @@ def understood(settings: dict[str, Any]) -> dict[str, Any]:
     values["products"] = PRECISIONS.get(str(values.get("precision")))
     values["precision"] = _unusual_precision(values)
     return values
+
+
+def _of_rows(values: dict[str, Any]) -> dict[str, int]:
+    """Return what DeepSpeed derives from the rows of a step that its config has (runtime/config.py:620)."""
+    rows, parts = _whole(values.get("sequences per step")), ("micro_batch", "accumulation", "ranks")
+    unsaid = [name for name in parts if values[name] is None]
+    factors = prod(values[name] for name in parts if values[name])
+    is_shared = any(key in SHARE_ROWS for key in values.get("deepspeed") or ())
+    if not rows or rows % factors or is_shared or values.get("pairs"):
+        return {}
+    if unsaid == ["micro_batch", "accumulation"]:
+        return {"micro_batch": rows // factors, "accumulation": 1}
+    return {unsaid[0]: rows // factors} if len(unsaid) == 1 else {}
 
 
 def _whole(value: Any) -> int | None:

@@ -116,7 +116,7 @@ class KnownTraining:
     @classmethod
     def of(cls, wanted: Wanted, described: Described, stated: dict[str, Any] | None = None) -> Self:
         """Return what is known of a training. Raise Stop if a flag is wrong. `stated` is what a text says."""
-        config = config_settings(described.config)
+        config = config_settings(described.config, described.ranks)
         of_engine = {"deepspeed": content} if (content := of_deepspeed(described.config)) else {}
         settings = of_engine | {name: each.value for name, each in config.items()}
         if stated:
@@ -135,7 +135,7 @@ class KnownTraining:
 
     @classmethod
     def _of(cls, wanted: Wanted, described: Described, settings: dict[str, Any], from_text: frozenset[str]) -> Self:
-        settings = understood(settings)
+        settings = understood(settings | ({"ranks": described.ranks} if described.ranks else {}))
         if described.arm:  # which says it
             settings["homes"] = None
             settings |= {"arm": described.arm, OFFLOADS[0]: None}

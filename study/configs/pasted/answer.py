@@ -11,7 +11,7 @@ from typing import Literal
 from packaging.version import Version
 
 from study.configs.oom.reading import OomError
-from study.configs.pasted import losses, matching, memory, resumed, tracebacks, two_logs, watchdogs
+from study.configs.pasted import losses, matching, memory, own_loops, resumed, tracebacks, two_logs, watchdogs
 from study.configs.pasted.in_use import advised
 from study.configs.pasted.memory import ByText
 from study.configs.pasted.one_rank import OF_ALL, OF_SHARDS, on_one_rank
@@ -31,6 +31,7 @@ LONGEST_ERROR = 160  # characters
 MOST_QUESTIONS = 3
 MOST_ALSO = 3
 RELEASES = "the releases"
+NOT_OF_LOOP = {"hang", "memory", "slow", "error"}  # symptoms that no mistake of own_loops.py makes
 WHICH_RELEASES = "Which releases? Give the output of `pip freeze` as well"
 LAST_LINE = "What does the last line of the traceback say? Paste the rest of it"
 GOES_ON = re.compile(r"it/s|s/it|'loss'")  # a training
@@ -103,7 +104,12 @@ def answer(
     told = {each.fault for each in shown}
     silent = [each for each in likely if each.fault.id not in told]
     applying = [each for each in others if each.is_certain and each.fault.id not in told]
-    found = ordered(shown, silent, _situations(pasted, shown, seen)) or _otherwise(pasted, error)
+    found = ordered(shown, silent, _situations(pasted, shown, seen))
+    of_loop = sorted(own_loops.mistakes(pasted, scripts), key=lambda each: -each.place)
+    beside = [f"In the script: {each.line}. {each.sentence} [{each.id}]. To do: {each.remedy}." for each in of_loop]
+    if not found:
+        of_loop = [] if seen & NOT_OF_LOOP else of_loop
+        found, beside = of_loop or _otherwise(pasted, error), [] if of_loop else beside
     unsaid = _unsaid(pasted, possible)
     questions = _to_be_surer(found, unsaid, seen) if found else _to_know(pasted, unsaid, seen)
     found = found[: 1 + MOST_ALSO]
@@ -119,6 +125,7 @@ def answer(
             *left_open(pasted.said),
             *_waits_aside(shown, found),
             *hanging,
+            *beside,
             *_compares(pasted, seen, shown, scripts),
         ),
         applying=tuple(applying),
@@ -138,10 +145,12 @@ def _shown(pasted: Pasted, error: OomError | None, by_text: ByText) -> list[Seen
     of_memory = memory.of_error(pasted, error, by_text) if error else memory.of_words(pasted, by_text)
     waits = watchdogs.hangs(pasted.text, pasted.sentences)
     signs = losses.signs(pasted.log, pasted.may_be_deepspeed, pasted.said.get("passes", losses.USUAL_PASSES))
-    signs += resumed.signs(pasted.log)
+    apart = two_logs.factor_apart(pasted)
+    # A state that was not loaded makes no such factor.
+    signs += [each for each in resumed.signs(pasted.log) if not (apart and each.id == "loss-jumps-on-resume")]
     if not signs and len(pasted.log.lines) < losses.FEW:  # where a log has more, a person's words say less
         signs = losses.signs_in_words(pasted.text, pasted.sentences, pasted.may_be_deepspeed)
-    shown = [*errors, *filter(None, [of_memory, waits, two_logs.ratio_of_logs(pasted)]), *signs]
+    shown = [*errors, *filter(None, [of_memory, waits, apart]), *signs]
     return _without_notes(pasted, shown)
 
 

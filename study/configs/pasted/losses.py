@@ -129,6 +129,7 @@ def signs(log: Log, has_marks: bool, passes: int = USUAL_PASSES) -> list[Seen]:
     found = [
         mark,
         forward_is_broken(log.losses, passes),
+        gradients_are_nan_first(log),
         loss_is_nan(log.losses),
         loss_is_zero(log.losses),
         loss_stands_still(log.losses),
@@ -176,6 +177,25 @@ def forward_is_broken(losses: Series, passes: int) -> Seen | None:
     if (math.isfinite(second) and second != 0) or _is_usual(losses.lines[1].values.get("norm", math.nan)):
         return None
     return losses.sign("forward-broken", 0, first=first, random=RANDOM)
+
+
+def gradients_are_nan_first(log: Log) -> Seen | None:
+    """A norm is not finite in the steps right before the first loss that is not.
+
+    A loss of 0 shows no such order: the Trainer leaves NaN out of a mean over steps.
+    """
+    is_nan = [not math.isfinite(line.values.get("loss", 0)) for line in log.usual]
+    of_loss = is_nan.index(True) if any(is_nan) else 0
+    before = [line for line in log.usual[:of_loss] if "norm" in line.values]
+    is_finite = [math.isfinite(line.values["norm"]) for line in before]
+    if not before or is_finite[-1]:
+        return None
+    step = log.usual[of_loss].values.get("step")
+    if "loss" not in before[-1].values and before[-1].values.get("step") == step:  # its own norm, in a line above
+        return None
+    first = before[len(is_finite) - is_finite[::-1].index(True) if True in is_finite else 0]
+    at = next((f" at {name} {first.values[name]:g}" for name in ("step", "epoch") if name in first.values), "")
+    return sign("norm-nan-first", log.text, first.place, at=at)
 
 
 def loss_is_nan(losses: Series) -> Seen | None:

@@ -3,6 +3,7 @@
 import ast
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from study.known.findings import causes_of_hangs
 OF_ALL = ("hang_a_branch",)  # whatever is sharded
 OF_SHARDS = ("hang_saving", "hang_a_gather")
 FIRST, OTHERS = "0", "1 or above"  # ranks, as the sentences have them
+BUT = "other than "
+ANOTHER = re.compile(r"[1-9]\d*$|[\w.()]*(?:world_size|num_processes)(?:\(\))? - 1$")  # as a condition has a rank
 # What a condition on the rank reads: rank, args.local_rank, dist.get_rank(), int(os.environ.get("RANK", 0)).
 RANK = re.compile(
     r"""(?i)^(?:int\()?(?:[\w.]|(?:environ\[|environ\.get\(|getenv\()['"])*(?<!lora_)(?:rank|process_index)\b"""
@@ -20,6 +23,10 @@ RANK = re.compile(
 )
 NUMBER = re.compile(r"^[\w.]*(?:get_rank\(\)|process_index)$")  # and no text or None, which are not false at 0
 IS_FIRST = re.compile(r"is_(?:local_|world_)?(?:main_process|process_zero)(?:\(\))?$")
+MET_BY: dict[tuple[type[ast.cmpop], str], str] = {
+    **dict.fromkeys([(ast.Eq, "0"), (ast.In, "0"), (ast.Lt, "1"), (ast.LtE, "0")], FIRST),
+    **dict.fromkeys([(ast.NotEq, "0"), (ast.NotIn, "0"), (ast.Gt, "0"), (ast.GtE, "1")], OTHERS),
+}
 LEAVES = re.compile(r"^(?:return|continue|break)\b|^(?:sys\.|os\.)?_?exit\(")
 TRAINS = re.compile(r"(?i)trainer\w*(?:\(.*\))?\.train$")  # and not model.train(), which only sets a mode
 NOT_SHARDED = re.compile(r"(?i)(?:tokenizer|process(?:or|ing_class)|config)\w*\.save_pretrained$")
@@ -62,7 +69,7 @@ def on_one_rank(
     for id in causes:
         row = causes_of_hangs()[id]
         pattern = row.get("script", row["calls"])
-        for ranks in (FIRST, OTHERS):
+        for ranks in dict.fromkeys(each.ranks for _, each in calls):
             of_ranks = [(path, each) for path, each in calls if each.ranks == ranks and _is_of(each, pattern)]
             lines = [f"{path}:{each.call.lineno}: {ast.unparse(each.call)}" for path, each in of_ranks]
             if lines:
@@ -81,9 +88,16 @@ def _is_of(alone: Alone, pattern: str) -> bool:
     function, call = f".{alone.function}", alone.call
     has_states = any(keyword.arg == "state_dict" for keyword in call.keywords)
     given = [*map(ast.unparse, call.args), *(f"{each.arg}={ast.unparse(each.value)}" for each in call.keywords)]
-    if has_states or NOT_SHARDED.search(function) or any(map(OF_A_GROUP.search, given)):
+    if has_states or "no_dist=True" in given or NOT_SHARDED.search(function) or any(map(OF_A_GROUP.search, given)):
         return False
     return bool(re.search(pattern, function))
+
+
+def _others(ranks: str) -> str:
+    """Return all ranks but these."""
+    if ranks in (FIRST, OTHERS):
+        return OTHERS if ranks == FIRST else FIRST
+    return ranks.removeprefix(BUT) if ranks.startswith(BUT) else BUT + ranks
 
 
 class Branches:
@@ -100,6 +114,10 @@ class Branches:
                 self.imported |= {each.asname: each.name for each in node.names if each.asname}
         self.is_fsdp1 = any(each.endswith(".FullyShardedDataParallel") for each in self.imported.values())
         self.functions = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
+        # Functions of which each call is surely of them, and the calls: whoever names one may call it elsewhere.
+        named = Counter(each.name for each in nodes if isinstance(each, ast.FunctionDef))
+        self.own = {name: self.functions[name] for name, times in named.items() if times == 1}
+        self.mentions = Counter(getattr(each, "id", getattr(each, "attr", "")) for each in nodes)
         self.assigned: dict[str, list[ast.expr]] = {}
         for node in nodes:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -109,9 +127,30 @@ class Branches:
     def alone(self) -> list[Alone]:
         """Return the calls that some ranks make, and that the others and the functions they call do not, by lines."""
         calls = [*self._below(self.tree.body, None)]
-        called = {ranks: self._kinds(each for each in calls if each.ranks == ranks) for ranks in (FIRST, OTHERS)}
-        found = [each for each in calls if each.kind not in called[OTHERS if each.ranks == FIRST else FIRST]]
+        labelled = Counter((each.function.removeprefix("self."), each.ranks) for each in calls)
+        calls += [
+            each
+            for call in calls
+            if self.mentions[name := call.function.removeprefix("self.")] == labelled[name, call.ranks]
+            for each in self._inside(call)
+        ]
+        of_others: dict[str, set[str]] = {}
+        for ranks in {each.ranks for each in calls}:
+            of_others[ranks] = self._kinds(each for each in calls if each.ranks != ranks)
+        found = [each for each in calls if each.kind not in of_others[each.ranks]]
         return sorted(found, key=lambda each: each.call.lineno)
+
+    def _inside(self, alone: Alone, seen: tuple[str, ...] = ()) -> Iterator[Alone]:
+        """Yield the calls of the script's own function that some ranks call alone, and of those that it calls."""
+        name = alone.function.removeprefix("self.")
+        if name not in self.own or name in seen:
+            return
+        body = self.own[name].body
+        not_these = {each.call for each in self._below(body, None) if each.ranks != alone.ranks}
+        for each in self._calls(body, alone.ranks):
+            if each.call not in not_these:
+                yield each
+                yield from self._inside(each, (*seen, name))
 
     def _kinds(self, calls: Iterable[Alone]) -> set[str]:
         """Return the kinds of calls, and those of the functions of the script that they call."""
@@ -134,6 +173,7 @@ class Branches:
             if ranks:
                 yield from self._calls([statement], ranks)
                 continue
+            yield from self._in_expressions(statement)
             if not isinstance(statement, ast.If):
                 for part in ("body", "orelse", "finalbody"):
                     yield from self._below(getattr(statement, part, []), None)
@@ -148,6 +188,22 @@ class Branches:
             elif statement.orelse and LEAVES.match(ast.unparse(statement.orelse[-1])):
                 ranks = met
 
+    def _in_expressions(self, statement: ast.stmt) -> Iterator[Alone]:
+        """Yield the calls of `x if rank == 0 else y`, and of `rank == 0 and x`, in a statement without its blocks."""
+        blocks = (ast.stmt, ast.excepthandler, ast.match_case)
+        for part in ast.iter_child_nodes(statement):
+            for node in () if isinstance(part, blocks) else ast.walk(part):
+                if isinstance(node, ast.IfExp):
+                    sides = [(self._who(node.test, True), node.body), (self._who(node.test, False), node.orelse)]
+                elif isinstance(node, ast.BoolOp):
+                    is_and = isinstance(node.op, ast.And)
+                    sides = [(self._who(each, is_and), node.values[-1]) for each in node.values[:-1]]
+                else:
+                    continue
+                for ranks, value in sides:
+                    if ranks:
+                        yield from self._calls([value], ranks)
+
     def _who(self, test: ast.expr, is_met: bool, depth: int = 0) -> str | None:
         """Return the ranks for which alone a condition is met, or is not. None: it may be so for all."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
@@ -158,8 +214,9 @@ class Branches:
                 return next(filter(None, sides), None)
             return sides[0] if len({*sides}) == 1 else None
         if isinstance(test, ast.Compare):
-            is_first = self._is_zero(test)
-        elif IS_FIRST.search(ast.unparse(test)):
+            rank = self._rank_of(test)
+            return rank if rank is None or is_met else _others(rank)
+        if IS_FIRST.search(ast.unparse(test)):
             is_first = True
         elif self._is_rank(test, NUMBER):  # 0 is false
             is_first = False
@@ -167,18 +224,21 @@ class Branches:
             return self._who(values[0], is_met, depth + 1)
         else:
             return None
-        return None if is_first is None else FIRST if is_first == is_met else OTHERS
+        return FIRST if is_first == is_met else OTHERS
 
-    def _is_zero(self, test: ast.Compare) -> bool | None:
-        """Whether a comparison is met by rank 0, and by no other. False: by all others. None: it is another one."""
-        if len(test.ops) > 1 or not self._is_rank(test.left):
+    def _rank_of(self, test: ast.Compare) -> str | None:
+        """Return the ranks that meet a comparison alone, of which one is no other's. None: it is another comparison."""
+        left, right, operator = test.left, test.comparators[0], type(test.ops[0])
+        if operator in (ast.Eq, ast.NotEq) and not self._is_rank(left):
+            left, right = right, left
+        if len(test.ops) > 1 or not self._is_rank(left):
             return None
-        operator, right = type(test.ops[0]), ast.unparse(test.comparators[0])
-        if operator in (ast.Eq, ast.NotEq, ast.Gt) and right.strip("'\"") == "0":
-            return operator is ast.Eq
-        if operator in (ast.In, ast.NotIn) and {*re.findall(r"-?\w+", right)} in ({"0"}, {"-1", "0"}):
-            return operator is ast.In
-        return None
+        value = ast.unparse(right).strip("'\"")
+        if operator in (ast.Eq, ast.NotEq) and ANOTHER.match(value):
+            return value if operator is ast.Eq else BUT + value
+        if operator in (ast.In, ast.NotIn) and {*re.findall(r"-?\w+", value)} in ({"0"}, {"-1", "0"}):
+            value = "0"
+        return MET_BY.get((operator, value))
 
     def _is_rank(self, value: ast.expr, pattern: re.Pattern = RANK) -> bool:
         """Whether a value is the number of a rank, or a name that has it."""

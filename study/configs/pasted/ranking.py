@@ -11,7 +11,7 @@ from study.known.faults import Fault, named
 
 OF_STEPS = ("loss-", "norm-", "rate-", "steps-", "overflow-")  # the beginnings of signs in the lines of a trainer
 FULL = ("memory-was-full", "memory-elsewhere")
-OF_NAN = {"forward-broken", "loss-zero", "loss-nan", "norm-sqrt2", "norm-nan"}
+OF_NAN = {"forward-broken", "norm-nan-first", "loss-zero", "loss-nan", "norm-sqrt2", "norm-nan"}
 # What a rank that waited for a failed one wrote says less than that one's error.
 WAITED = ("rank-behind", "rank-missing", "rank-timed-out-first", "nccl-watchdog", "watchdog-stuck", "gloo-timeout")
 

@@ -292,8 +292,11 @@ def read(text: str, symptom: str = "") -> Pasted:
     pinned = {name: release for name, release in releases(text).items() if release != ANY}
     named: dict[str, Release] = {**releases(text), **releases(seen), **pinned, **broken}
     asked = _asked(seen) | _asked(text)
-    if asked.get("stage") == "FSDP" and not FSDP_FILE.search(text):
-        asked["stage"] = fsdp_of_trainer(named.get("transformers"))
+    of_trainer = asked.keys() & {"fsdp_own", "fsdp_argument"}
+    if of_trainer and "fsdp_ran" not in asked and str(asked.get("stage")).startswith("FSDP"):
+        own, launched = asked.get("fsdp_own"), asked.get("fsdp_launched")
+        is_open = own is None and FSDP_FILE.search(text)
+        asked["stage"] = "FSDP" if is_open else fsdp_of_trainer(named.get("transformers"), own, launched)
     return Pasted(whole, named, apart, asked, deepspeed_config(whole), symptom)
 
 

@@ -36,6 +36,9 @@ def said(text: str) -> dict[str, Any]:
     """
     text = DASHED.sub(lambda flag: flag[0].replace("-", "_"), _with_constants(text))
     values = {condition: _value(tried, text) for condition, tried in levels().items() if condition not in OF_STAGE}
+    if values["fsdp_own"]:
+        beside = levels()["fsdp_own"][0].compiled.sub("", text)
+        values["fsdp_launched"] = _value(levels()["fsdp_launched"], beside)
     found = {condition: value for condition, value in values.items() if value is not None}
     if ranks := _ranks_of_batch(found):
         found.setdefault("ranks", ranks)
@@ -46,30 +49,37 @@ def said(text: str) -> dict[str, Any]:
     prompt, completion = found.pop("prompt", 0), found.pop("completion", 0)
     if prompt and completion:
         found.setdefault("sequence", prompt + completion)
-    stage = _stage(FILE_NAME.sub("", text), text)
-    if stage is None and (stage := _stage(text, text)) is not None:
-        names = [name for name in FILE_NAME.findall(text) if _stage(f"--deepspeed {name} ", name) == stage]
+    stage = _stage(FILE_NAME.sub("", text), text, found)
+    if stage is None and (stage := _stage(text, text, found)) is not None:
+        names = [name for name in FILE_NAME.findall(text) if _stage(f"--deepspeed {name} ", name, {}) == stage]
         found["stage_by"] = names[0] if names else "a file"
     return found if stage is None else {**found, "stage": stage}
 
 
-def _stage(text: str, whole: str) -> int | str | None:
+def _stage(text: str, whole: str, found: Mapping[str, Any]) -> int | str | None:
     """Return what divides a training: a stage of ZeRO, FSDP1, FSDP2, FSDP of one or the other version, or DDP.
 
-    `whole` is the text with the names of files: where one is of another engine, it is not DDP.
+    `whole` is the text with the names of files: where one is of another engine, it is not DDP. `found` is what a text
+    says besides: of the Trainer's FSDP a release decides (`fsdp_of_trainer` of study/known/which_apply.py).
     """
     stage, fsdp, ddp = (_value(levels()[condition], text) for condition in OF_STAGE)
     if stage is not None:
         return stage
-    if fsdp is not None:
-        return f"FSDP{fsdp}"
+    for each in ("fsdp_launched", "fsdp_own", "fsdp_ran"):
+        if each in found:
+            return f"FSDP{found[each]}"
+    if fsdp is not None or "fsdp_argument" in found:
+        return f"FSDP{fsdp or ''}"
     return "DDP" if ddp and not re.search("(?i)deepspeed|fsdp", whole) else None
 
 
 def left_open(said: Mapping[str, Any]) -> Iterator[str]:
     """Yield what decides the engine, or its version, where what is said leaves that open."""
-    if said.get("stage") == "FSDP":
+    stage, own = said.get("stage"), said.get("fsdp_own")
+    if stage == "FSDP":
         yield in_a_sentence(finding("fsdp_of_trainer"))
+    elif own and stage in ("FSDP1", "FSDP2") and stage != f"FSDP{own}":
+        yield in_a_sentence(finding("fsdp_version_unread", version=own, engine=stage))
     if name := said.get("stage_by"):
         yield in_a_sentence(finding("engine_by_name", name=f"{name:.100}"))
 

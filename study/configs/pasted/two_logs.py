@@ -1,12 +1,13 @@
-"""Two logs in one text: does each loss, or norm, of one stand in one ratio to that of the same step of the other?"""
+"""Two logs in one text, or one log that jumps: are losses, or norms, a factor apart that a number explains?"""
 
 import math
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from study.configs.pasted import matching
-from study.configs.pasted.losses import FEW, SCALE, Line
+from study.configs.pasted.losses import FEW, MANY, SCALE, Line
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.said import numbers
 from study.configs.pasted.tracebacks import Seen, sign
@@ -15,6 +16,24 @@ CLOSE = 0.01  # of the ratio: so far steps may differ
 APART = 1.2  # times: by less two seeds, or other data, may differ as well
 SUMMED = "a sum over {}, and not a mean"
 MOST_FAULTS = 5
+NEAR = 0.05  # of the ratio: so far medians of other steps, and numbers that a person rounds, may be from it
+# What a person says that the loss or the norm is, and of which numbers: near it, and of nothing else.
+OF_WHAT = re.compile(r"(?i)\b(?:loss(?:es)?|grad(?:ient)?[ _]?norms?)\b|损失")
+COUNT = r"(\d{1,5}(?:\.\d+)?|two|three|four|eight)"
+TIMES = re.compile(
+    rf"(?i)(?<![\w.])(?:{COUNT} ?(?:x|\u00d7|times|-?fold) "
+    r"(?:as (?:high|large|big|much)|too|higher|larger|bigger|greater|what|that of)\b"
+    rf"|by a factor of {COUNT}\b|{COUNT}-fold\b|{COUNT} ?\u500d|(doubled|twice as|tripled|quadrupled)\b)"
+)
+NUMBERS = {"two": 2, "three": 3, "four": 4, "eight": 8, "doubled": 2, "twice as": 2, "tripled": 3, "quadrupled": 4}
+INSTEAD = re.compile(
+    r"(?i)(?<![\w.])(\d+\.?\d*) (?:instead of|rather than|vs\.?|versus|compared (?:to|with)) (\d+\.?\d*)"
+)
+NOT_OF_LOSS = re.compile(
+    r"(?i)\b(?:smaller|lower|less|small|low|divided|nan|batch\w*|data\w*|gpus?|cards?|ranks?|nodes?|memory|rates?|lr"
+    r"|lengths?|models?|slow\w*|time)\b"
+)
+AROUND = 40  # characters
 
 
 def ratio_of_logs(pasted: Pasted) -> Seen | None:
@@ -31,11 +50,53 @@ def ratio_of_logs(pasted: Pasted) -> Seen | None:
     other = "norm" if name == "loss" else "loss"
     larger, smaller = ("second", "first") if ratio > 1 else ("first", "second")
     factor = max(ratio, 1 / ratio)
-    makes, letters = _makers(pasted, factor, name)
+    makes, letters = _makers(pasted, factor, name, CLOSE)
+    makes = makes or "a sum where the other has a mean (give both configs: no number that was read fits)"
     id = "logs-apart" if both else f"logs-apart-{name}"
     values = {"larger": larger, "smaller": smaller, "factor": f"{factor:,.2f}", "makes": makes}
     values |= {"other": _other(ratios[other]), "faults": _faults(pasted, letters, id)}
     return sign(id, pasted.text, logs[1][0].place, **values)
+
+
+def factor_apart(pasted: Pasted) -> Seen | None:
+    """Return what makes a factor between two logs, within one, or of which a person tells."""
+    return ratio_of_logs(pasted) or jump_in_log(pasted) or factor_in_words(pasted)
+
+
+def jump_in_log(pasted: Pasted) -> Seen | None:
+    """Return that from one line on losses and norms are as many times as high as a number of the training is."""
+    lines = [line for line in pasted.log.usual if min(line.values.get(name, 0) for name in ("loss", "norm")) > 0]
+    if len(lines) < 2 * FEW or len(_logs(lines)) != 1:
+        return None
+    losses, norms = ([line.values[name] for line in lines] for name in ("loss", "norm"))
+    at = max(range(FEW, len(lines) - FEW + 1), key=lambda number: losses[number] / losses[number - 1])
+    factors = [
+        statistics.median(each[at : at + MANY]) / statistics.median(each[:at][-MANY:]) for each in (losses, norms)
+    ]
+    makes, letters = _makers(pasted, factors[0], "loss", NEAR)
+    if not any(letters) or not all(letters == _makers(pasted, each, "loss", NEAR)[1] for each in factors):
+        return None
+    values = {"factor": f"{factors[0]:,.2f}", "makes": makes, "faults": _faults(pasted, letters, "jump-by-a-factor")}
+    return sign("jump-by-a-factor", pasted.text, lines[at].place, **values)
+
+
+def factor_in_words(pasted: Pasted) -> Seen | None:
+    """Return that the loss is as many times too high as a number of the training is, where a person says so."""
+    for sentence in pasted.question:
+        for match in [*TIMES.finditer(sentence.text), *INSTEAD.finditer(sentence.text)]:
+            near = sentence.text[max(0, match.start() - AROUND) : match.end() + AROUND // 2]
+            what = OF_WHAT.search(near)
+            if what is None or NOT_OF_LOSS.search(near):
+                continue
+            said = [each.lower() for each in match.groups() if each]
+            factor = float(NUMBERS.get(said[0], said[0])) / (float(said[1]) or math.inf if len(said) > 1 else 1)
+            name = "norm" if "norm" in what[0] else "loss"
+            makes, letters = _makers(pasted, factor, name, NEAR)
+            if factor > APART and any(letters):  # a number of rows is often the same by chance
+                faults = _faults(pasted, letters, "times-in-words")
+                values = {"what": what[0], "factor": f"{factor:g}", "makes": makes, "faults": faults}
+                return sign("times-in-words", pasted.text, pasted.place(sentence.text), **values)
+    return None
 
 
 def _logs(lines: Sequence[Line]) -> list[list[Line]]:
@@ -83,12 +144,10 @@ def _other(ratio: float | None) -> str:
     return "agree" if abs(ratio - 1) <= CLOSE else f"are {max(ratio, 1 / ratio):,.2f} times apart"
 
 
-def _makers(pasted: Pasted, factor: float, name: str) -> tuple[str, set[str]]:
+def _makers(pasted: Pasted, factor: float, name: str, close: float) -> tuple[str, set[str]]:
     """Return what makes such a factor, of the numbers that were read, and by which letters faults have it."""
-    fitting = [each for each in _known(pasted, name) if abs(factor / each[0] - 1) <= CLOSE]
-    if fitting:
-        return " or ".join(dict.fromkeys(words for _, words, _ in fitting)), {letter for *_, letter in fitting}
-    return "a sum where the other has a mean (give both configs: no number that was read fits)", set()
+    fitting = [each for each in _known(pasted, name) if abs(factor / each[0] - 1) <= close]
+    return " or ".join(dict.fromkeys(words for _, words, _ in fitting)), {letter for *_, letter in fitting}
 
 
 def _known(pasted: Pasted, name: str) -> Iterator[tuple[float, str, str]]:

@@ -3,6 +3,7 @@
 
 const UNITS = { bytes: 1, kB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12 };
 const LONG = 60; // characters from which a text may wrap
+const FEW = 3; // columns that stay a table on a phone, whatever they say
 
 // The value of a cell: a number where it is one, with or without a unit; null where it is not known.
 function value(cell) {
@@ -39,6 +40,7 @@ for (const table of document.querySelectorAll("table")) {
     for (const cell of [head, ...cells]) cell.classList.toggle("number", numeric);
     for (const cell of cells) {
       cell.classList.toggle("text", cell.textContent.length > LONG);
+      cell.classList.toggle("name", !/\s/.test(cell.textContent.trim()));
       cell.classList.toggle("unknown", ["-", ""].includes(cell.textContent.trim()));
       cell.dataset.label = head.textContent;
       const content = document.createElement("div"); // beside its label, where a row is a card
@@ -51,44 +53,46 @@ for (const table of document.querySelectorAll("table")) {
     head.append(button);
     button.addEventListener("click", () => sortBy(table, head));
   }
-  table.classList.toggle("wordy", table.querySelector("td.text") !== null);
+  table.classList.toggle("wordy", table.tHead.rows[0].cells.length > FEW && table.querySelector("td.text") !== null);
 }
 
-// A link into a fold opens it.
+// A link into folds opens them, or the one of a card.
 function openTarget() {
-  const fold = document.getElementById(decodeURIComponent(location.hash.slice(1)));
-  if (fold && fold.tagName === "DETAILS") fold.open = true;
+  const place = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  for (let fold = place?.querySelector("details") ?? place; fold; fold = fold.parentElement.closest("details")) fold.open = true;
+  place?.scrollIntoView();
 }
 addEventListener("hashchange", openTarget);
-openTarget();
 
 addEventListener("beforeprint", () => {
   for (const fold of document.querySelectorAll("details")) fold.open = true;
 });
 
-// Claims: only those of a document, with a verdict, with a certainty, of a topic, with a word.
+// Cards: only those of a document, with a verdict, with a certainty, of a topic, with a word.
 const filter = document.getElementById("filter");
-function chooseClaims() {
+function chooseCards() {
   const chosen = Object.fromEntries(new FormData(filter));
   const word = chosen.word.trim().toLowerCase();
   let [shown, all] = [0, 0];
-  for (const section of document.querySelectorAll("section[data-document]")) {
-    const claims = [...section.querySelectorAll("[data-verdict]")];
-    for (const claim of claims) {
-      const fits = section.dataset.document.startsWith(chosen.document)
-        && ["verdict", "certainty", "topic"].every((name) => !chosen[name] || chosen[name] === claim.dataset[name])
-        && claim.textContent.toLowerCase().includes(word);
-      claim.hidden = !fits;
+  for (const section of document.querySelectorAll("[data-document]")) {
+    const cards = [...section.querySelectorAll(".claims > li")];
+    for (const card of cards) {
+      const fits = section.dataset.document.startsWith(chosen.document ?? "")
+        && ["verdict", "certainty", "topic"].every((name) => !chosen[name] || chosen[name] === card.dataset[name])
+        && card.textContent.toLowerCase().includes(word);
+      card.hidden = !fits;
       shown += fits;
     }
-    all += claims.length;
-    section.hidden = claims.every((claim) => claim.hidden);
+    all += cards.length;
+    section.hidden = cards.every((card) => card.hidden);
+    if (word) section.open = true;
   }
-  document.getElementById("shown").textContent = `${shown} of ${all} claims`;
+  document.getElementById("shown").textContent = `${shown} of ${all}`;
 }
 if (filter) {
-  filter.addEventListener("input", chooseClaims);
-  filter.addEventListener("reset", () => setTimeout(chooseClaims)); // once the fields are empty
-  addEventListener("hashchange", () => filter.reset()); // a link leads to its claim in any case
-  chooseClaims();
+  filter.addEventListener("input", chooseCards);
+  filter.addEventListener("reset", () => setTimeout(chooseCards)); // once the fields are empty
+  addEventListener("hashchange", () => filter.reset()); // a link leads to its card in any case
+  chooseCards();
 }
+openTarget();

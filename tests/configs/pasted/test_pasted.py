@@ -28,7 +28,7 @@ from study.configs.pasted import (
 )
 from study.configs.pasted.answer import answer
 from study.configs.pasted.config_in_text import deepspeed_config
-from study.configs.pasted.ranking import WAITED
+from study.configs.pasted.ranking import OF_NAN, WAITED
 from study.configs.pasted.read import read
 from study.configs.pasted.said import said as said_of
 from study.configs.pasted.told import told as of_model
@@ -169,6 +169,37 @@ def test_an_answer_hedges_once(texts, capsys):
         pasted.tell(diagnosed(text), details=False)
         said, *also = re.findall(r"(?s)\A(.+?)(?:\n\n|\Z)|(?<=Also seen: )(.+?)(?=What to do)", capsys.readouterr().out)
         assert [each for each in map("".join, (said, *also)) if len(hedge.findall(each)) > 1] == [], name
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("step 1 loss 10.2 grad_norm nan\nstep 2 loss nan", "norm-nan-first at step 1"),
+        ("step 7 loss 2.1 grad_norm 3.0\nstep 8 loss 2.1 grad_norm inf\nstep 9 loss nan", "norm-nan-first at step 8"),
+        (
+            "step 1 loss 9 grad_norm inf\nstep 2 loss 9 grad_norm 2.5\nstep 3 loss 9 grad_norm nan\n"
+            "step 4 loss 9 grad_norm nan\nstep 5 loss nan grad_norm nan",
+            "norm-nan-first at step 3",
+        ),
+        ("step 1 loss 10.2\nstep 1 grad_norm nan\nstep 2 loss nan", "norm-nan-first at step 1"),
+        (
+            "{'loss': 9.1, 'grad_norm': nan, 'epoch': 0.1}\n{'loss': nan, 'grad_norm': nan, 'epoch': 0.2}",
+            "norm-nan-first at epoch 0.1",
+        ),
+        ("loss: 9.1 grad_norm: nan\nloss: nan grad_norm: nan", "norm-nan-first"),
+        ("step 1 loss 10.2 grad_norm inf\nstep 2 loss 9.8 grad_norm 2.0\nstep 3 loss nan", "loss-nan"),
+        ("step 1 loss 10.2 grad_norm 2.0\nstep 2 grad_norm nan\nstep 2 loss nan", "loss-nan"),
+        ("step 1 loss 10.2 grad_norm 2.0\nstep 2 loss nan grad_norm nan", "loss-nan"),
+        ("step 1 loss 9.1 grad_norm nan\nstep 2 loss 0.0 grad_norm nan", "loss-zero"),
+        ("step 1 loss nan grad_norm nan\nstep 2 loss nan grad_norm nan", "loss-nan"),
+    ],
+)
+def test_gradients_that_were_not_finite_before_the_loss_are_the_answer(text, said):
+    id, _, step = said.partition(" ")
+    found = answer(text).found
+    assert [each.id for each in found if each.id in OF_NAN] == [id]
+    assert step in found[0].sentence
+    assert ("rows of later ones" in found[0].remedy) == (id == "norm-nan-first")
 
 
 @pytest.mark.parametrize(
@@ -1284,6 +1315,49 @@ def test_two_logs_in_one_ratio_are_told_first_with_what_makes_it(loss, norm, say
     assert not in_this_process(monkeypatch, f"diagnose {tmp_path}/ddp.log {tmp_path}/z3.log {tmp_path}/zero3.yaml")
     first = " ".join(capsys.readouterr().out.split("\n\n")[0].split()).lower()
     assert (says in first) if says else ("log" not in first)
+
+
+SETTINGS = "\nTrainingArguments(gradient_accumulation_steps=8, per_device_train_batch_size=3)\nnum_processes: 4\n"
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "is_told"),
+    [(8, 8, True), (8.2, 7.9, True), (4, 4, True), (8, 1, False), (8, 4, False), (5, 5, False)],
+)
+def test_losses_and_norms_that_jump_by_a_number_of_the_training_are_told(loss, norm, is_told):
+    rows = [*FALLING, *((loss * each, norm * other) for each, other in FALLING)]
+    told = answer("resumed from checkpoint-5\n" + printed("step", rows) + SETTINGS)
+    assert (told.id == "jump-by-a-factor") is is_told
+    if is_told:
+        assert f"a sum over the {round(loss)} " in told.found[0].sentence
+        assert "loss-jumps-on-resume" not in [each.id for each in told.found]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("loss is 8 times as high after the upgrade", "a sum over the 8 micro-batches of an update"),
+        ("since the new version the loss is 8x larger", "a sum over the 8 micro-batches of an update"),
+        ("the loss quadrupled when I upgraded", "a sum over the 4 ranks"),
+        ("grad_norm is four times what it was", "a sum over the 4 ranks"),
+        ("the loss is too high by a factor of 32", "8 micro-batches x 4 ranks"),
+        ("loss 20.1 instead of 2.51", "a sum over the 8 micro-batches of an update"),
+        ("loss is 5 times as high after the upgrade", ""),
+        ("loss is 8 times lower after the upgrade", ""),
+        ("loss fell from 20.1 to 2.51", ""),
+        ("loss 1.4 instead of 0", ""),
+        ("the loss tripled after the upgrade", ""),
+        ("memory is 8 times as high", ""),
+        ("loss is nan on 8 x H100 with 8 times the data", ""),
+        ("loss is bad with an 8 times larger batch", ""),
+        ("with 8 times as much memory the loss is the same", ""),
+        ("the loss is fine", ""),
+    ],
+)
+def test_a_factor_that_a_person_says_is_explained_by_the_numbers_of_the_training(words, says):
+    told = answer(SETTINGS, words)
+    assert ("times-in-words" in [each.id for each in told.found]) is bool(says), told.found
+    assert not says or says in told.found[0].sentence
 
 
 @pytest.mark.parametrize(
