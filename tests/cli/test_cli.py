@@ -337,7 +337,7 @@ def test_an_estimate_takes_a_yaml_as_accelerate_config_writes_it(kind, word, pre
         f"estimate --model gpt2 --arm {bare} --gpus 5 --accumulation {passes} --precision {precision}",
     ):
         asked(f"{words} --json")
-        answers.append(json.loads(capsys.readouterr().out) | {"arm": ""})
+        answers.append(json.loads(capsys.readouterr().out) | {"arm": "", "notes": ""})
     assert answers[0] == answers[1]
     asked(of_yaml)
     assert f"mine.yaml: --gpus 5, --precision {precision}" in " ".join(capsys.readouterr().out.split())
