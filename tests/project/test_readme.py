@@ -441,7 +441,7 @@ def test_the_sizes_and_the_advice():
     assert f"{ddp} GB a GPU with DDP, {stages[0]}, {stages[1]} and {stages[2]} GB with stages 1, 2 and 3" in README
     usual = f"{16 * front.named('llama3-8b').parameters / 1e9:.0f}"  # bytes a parameter
     assert number_of("memory") == f"{stages[2]} GB of tensors instead of {ddp}"
-    assert f"needs less than ours, {usual} GB before activations." in README
+    assert f"of DDP is {usual} GB before activations." in README
     # The title is true whichever two are compared: our DDP or the usual one, the peak or the states by formula.
     states_gb = (16 / 8) * front.named("llama3-8b").parameters / 1e9
     compared = [(held["zero3"] / 1e9, float(usual)), (held["zero3"] / 1e9, float(ddp)), (states_gb, float(usual))]

@@ -96,16 +96,12 @@ class Forms:
                 else:
                     whole[form] = word
         ends = dict.fromkeys(whole, r"\b") | dict.fromkeys(begins, r"\w*")
-        patterns = [_pattern(form, ends[form]) for form in sorted(ends, reverse=True)]
-        return cls(re.compile("|".join(filter(None, patterns))), whole, begins)
-
-
-def _pattern(form: str, end: str) -> str:
-    """Return the pattern of a form that is not one token; empty, of one that is."""
-    if CHINESE.search(form):
-        return re.escape(form)
-    escaped = re.escape(form).replace(r"\ ", r"\s+")
-    return "" if form.isidentifier() or form.isdigit() else rf"\b{escaped}{end}"
+        longest = sorted(ends, reverse=True)  # before those that it begins with
+        chinese = [re.escape(form) for form in longest if CHINESE.search(form)]
+        several = [form for form in longest if not (CHINESE.search(form) or form.isidentifier() or form.isdigit())]
+        others = [re.escape(form).replace(r"\ ", r"\s+") + ends[form] for form in several]
+        # With one \b before all of them, only those are tried that begin with the letter at a place: ten times as fast.
+        return cls(re.compile("|".join([rf"\b(?:{'|'.join(others)})", *chinese])), whole, begins)
 
 
 @functools.cache
@@ -132,10 +128,10 @@ def _with_a_slip(token: str) -> str:
     """Return the word of the first form that is one letter away; else the token."""
     known = forms()
     for form, word in known.whole.items():
-        if len(form) >= SHORTEST and _one_slip(form, token):
+        if form[0] == token[0] and len(form) >= SHORTEST and _one_slip(form, token):
             return word
     for form, word in known.begins.items():
-        if len(form) >= SHORTEST and _begins_with_a_slip(form, token):
+        if form[0] == token[0] and len(form) >= SHORTEST and _begins_with_a_slip(form, token):
             return word
     return token
 
@@ -147,11 +143,11 @@ def _begins_with_a_slip(form: str, token: str) -> bool:
 
 
 def _one_slip(right: str, typed: str) -> bool:
-    """Whether one letter behind the first is missing, too many, or changed places with the next.
+    """Whether one letter behind the first, which both have, is missing, too many, or changed places with the next.
 
     Another letter in its place mostly makes another word: convert is no converge, and instance no instability.
     """
-    if right[0] != typed[:1] or abs(len(right) - len(typed)) > 1 or right == typed:
+    if abs(len(right) - len(typed)) > 1 or right == typed:
         return False
     same = 1
     while right[same : same + 1] == typed[same : same + 1]:
