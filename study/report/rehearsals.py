@@ -184,7 +184,7 @@ def on_cpu(answer: Answer) -> str:
     """Return what a CPU holds and a GPU does not, where no kind of GPU is named."""
     if not answer.keeps_scores:
         return ""
-    return " That is of a CPU's kernels; its attention has dropout, and a CPU keeps the scores: --gpu leaves them out."
+    return " A CPU's kernels give that; its attention has dropout, and a CPU keeps the scores: --gpu leaves them out."
 
 
 def parts_of_peak(of: Rehearsed) -> list[str]:
