@@ -41,7 +41,8 @@ BROKEN = 3  # times that: no weights have such a loss
 USUAL_PASSES = 32  # of an update, where the text says none: some releases of the Trainer print their sum
 SHARE = 0.9  # of the steps: a rate that is 0 after them is as it should be
 COURSE = 20  # lines that show where a loss goes
-HIGHER, HIGHER_BY = 1.5, 0.5  # times the lowest, and more than it: where a loss ends that is lost
+HIGHER, HIGHER_BY = 1.8, 0.5  # times the lowest, and more than it: where a loss ends that is lost
+NEAR_LOWEST = 0.1  # of the way from the lowest to the end: a loss that is not lost yet
 PLATEAU, SPREAD = 0.005, 0.015  # of the loss: so little it goes on, and so little its lines differ
 SMALLEST_VOCABULARY = 8_000
 VANISHED, LANGUAGE = 0.005, 2.0  # a loss that has nothing to learn any more, and one with which a language model begins
@@ -350,10 +351,10 @@ def course(log: Log, passes: int = USUAL_PASSES) -> Seen | None:
         return None
     middles = [statistics.median(losses[at : at + MANY]) for at in range(len(losses) - MANY + 1)]
     low, end = min(middles), middles[-1]
-    lowest = middles.index(low)
-    is_apart = sorted(losses[-MANY:])[1] > sorted(losses[lowest : lowest + MANY])[-2]
+    lowest = losses[middles.index(low) :][:MANY]
+    is_apart = middles.index(low) + 2 * MANY <= len(losses) and sorted(losses[-MANY:])[1] > sorted(lowest)[-2]
     if is_apart and end > HIGHER * low > 0 and end - low > HIGHER_BY:
-        return _is_lost(log, lowest + MANY // 2, low, end)
+        return _is_lost(log, low, end)
     values: dict[str, Any] = {"first": losses[0], "end": end, "lines": len(losses), "random": RANDOM}
     if any(line.is_of_pairs for line in lines):
         return None
@@ -381,23 +382,23 @@ def _warms_up(rates: Series) -> bool:
     return len(rates.values) > 1 and rates.values[-1] > rates.values[-2]
 
 
-def _is_lost(log: Log, begin: int, low: float, end: float) -> Seen:
+def _is_lost(log: Log, low: float, end: float) -> Seen:
     """Return from where on the losses are above the lowest, and whether at once or by and by."""
-    losses = log.losses.values
-    high = (low + end) / 2
-    at = next(
-        number
-        for number in range(begin, len(losses))
-        if losses[number] > high and statistics.median(losses[number : number + MANY]) > high
-    )
-    before, after = statistics.median(losses[at - FEW : at]), max(losses[at : at + FEW])
-    rate = log.losses.lines[at].values.get("rate")
-    norm = max((line.values.get("norm", 0) for line in log.losses.lines[at - 1 : at + FEW]), default=0)
-    beside = f", grad_norm up to {norm:,.4g} there" if norm else ""
-    values = {"at": _moment(log.losses, at), "low": low, "end": end, "high": max(after, end), "beside": beside}
-    values["rate"] = f"a lower learning rate than {rate:.3g}" if rate else "a lower learning rate"
-    id = "loss-jumps-and-stays" if after > before + (end - low) / 2 else "loss-rises"
-    return log.losses.sign(id, at, **values)
+    losses, lines = log.losses.values, log.losses.lines
+    at = 1 + max(number for number, loss in enumerate(losses[:-MANY]) if loss <= low + NEAR_LOWEST * (end - low))
+    high = max(losses[at : at + FEW])
+    is_jump = high > (low + end) / 2
+    norm = max((line.values.get("norm", 0) for line in lines[at - 1 : at + FEW if is_jump else None]), default=0)
+    rate = lines[at].values.get("rate")
+    values = {
+        "at": _moment(log.losses, at),
+        "low": low,
+        "high": high,
+        "end": end,
+        "beside": f", grad_norm up to {norm:,.4g}" if norm else "",
+        "rate": f"a lower learning rate than {rate:.3g}" if rate else "a lower learning rate",
+    }
+    return log.losses.sign("loss-jumps-and-stays" if is_jump else "loss-rises", at, **values)
 
 
 def _moment(losses: Series, number: int) -> str:

@@ -101,7 +101,7 @@ def _of_other_tensors(tree: ast.Module, code: str) -> Iterator[ast.Call]:
         wrong: list[ast.Call] = []
         for call in (each for each in _calls(scope) if each in inside):
             name = ast.unparse(call.func)
-            given = " ".join(map(ast.unparse, call.args))
+            given = " ".join(map(ast.unparse, [*call.args, *(each.value for each in call.keywords)]))
             if OPTIMIZES.search(name) and (match := re.search(r"([\w.]+)\.(?:named_)?parameters\(", given)):
                 made, model, wrong = call, match[1], []
             elif made and (SHARDS.search(name) or name in shards) and call.args and ast.unparse(call.args[0]) == model:

@@ -63,6 +63,7 @@ WELL = {
         for step in range(1, 31)
     ),
     "a little higher at the end": log([*falling(60), *[1.3 + 0.01 * step for step in range(30)]]),
+    "other rows, somewhat harder": log(30 * [0.9] + 30 * [1.4]),
     "small losses": log(40 * [0.1] + 40 * [0.3]),
     "DPO": log(falling(60, 0.693, 0.001)).replace("'epoch'", "'rewards/chosen': 0.2, 'rewards/margins': 0.4, 'epoch'"),
     "GRPO": log(falling(40, 0.01, 0.01) + 30 * [2.0]).replace("'epoch'", "'reward': 0.2, 'reward_std': 0.1, 'epoch'"),

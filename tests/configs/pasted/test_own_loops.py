@@ -128,6 +128,7 @@ OWN_LOOPS = {
     ],
     f"def wrap(model):\n    fully_shard(model)\n{ADAM}\nwrap(model)\n{TRAIN}": ["optimizer_of_other_tensors"],
     f"{ADAM}\nif args.fsdp:\n    fully_shard(model)\n{TRAIN}": ["optimizer_of_other_tensors"],
+    f"{ADAM.replace('model.p', 'params=model.p')}\n{SHARD}\n{TRAIN}": ["optimizer_of_other_tensors"],
     f"{SHARD}\n{ADAM}\n{TRAIN}": [],
     f"{ADAM}\n{SHARD}\n{ADAM}\n{TRAIN}": [],
     f"{ADAM}\nmodel = DDP(model)\n{TRAIN}": [],
