@@ -398,7 +398,7 @@ def _is_lost(log: Log, low: float, end: float) -> Seen:
         "beside": f", grad_norm up to {norm:,.4g}" if norm else "",
         "rate": f"a lower learning rate than {rate:.3g}" if rate else "a lower learning rate",
     }
-    return log.losses.sign("loss-jumps-and-stays" if is_jump else "loss-rises", at, **values)
+    return log.losses.sign("loss-jumps-and-stays" if is_jump else "loss-goes-up", at, **values)
 
 
 def _moment(losses: Series, number: int) -> str:

@@ -41,9 +41,9 @@ STANDS = {"no-update", "loss-stands-still", "norm-constant", "loss-plateau"}
 # What may come of each mistake: symptoms of symptoms.toml, and signs. Beside others it is told as a note.
 MAKES: dict[str, set[str]] = {
     "optimizer_of_other_tensors": STANDS,
-    "never_cleared": {"no-update", "loss", "norm", "loss-jumps-and-stays", "loss-rises"},
+    "never_cleared": {"no-update", "loss", "norm", "loss-jumps-and-stays", "loss-goes-up"},
     "divided_again": {"no-update", "loss", "norm"},
-    "accumulate_unused": {"no-update", "loss", "norm", "loss-rises"},
+    "accumulate_unused": {"no-update", "loss", "norm", "loss-goes-up"},
     "labels_not_moved": {"loss", "norm", "loss-vanishes"},
     "norm-is-partial": set(),  # who speaks of the norm is answered by the situation
     "clipped_scaled": {"no-update", "loss", "norm"},

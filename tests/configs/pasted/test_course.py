@@ -31,7 +31,7 @@ LOST = {
         (falling(30, 10.9, 3.1) + 25 * [6.9], PLAIN),
         (falling(120, 3, 0.9) + [14.0, 11.0] + 20 * [10.6], PLAIN),
     ],
-    "loss-rises": [
+    "loss-goes-up": [
         (20 * [1.9] + [1.9 + 0.15 * step for step in range(50)], TRAINER),
         (falling(40, 4, 2) + [2 * 1.04**step for step in range(40)], PLAIN),
     ],
