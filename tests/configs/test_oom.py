@@ -2051,7 +2051,7 @@ MAKES_ONE = {
     "model = AutoModel.from_pretrained(N).cuda()\nref_model = make()": "`ref_model = make()`",
     "best = deepcopy(optimizer.state_dict())": "such as a reference, a pipeline or",
     "ema = copy.deepcopy(model)": "`ema = copy.deepcopy(model)`",
-    "trainer = T(model, ref_model=reference)": "ref_model=reference",
+    "trainer = MyTrainer(model, ref_model=reference)": "ref_model=reference",
     "# ema = deepcopy(model)\nref_model = None\npipe = pipeline(model)": "such as a reference, a pipeline or",
     "tokenizer = AutoTokenizer.from_pretrained(M)": "such as a reference, a pipeline or",
 }

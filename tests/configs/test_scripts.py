@@ -422,8 +422,9 @@ TWICE, SUMMED = "passes-divided-twice-under-deepspeed", "passes-summed-by-own-lo
         ("Qwen/Qwen2.5-14B", "4.49.0", "", None, None),
         ("mine/of-my-own", "4.48.3", "", "applies if", "applies if"),
         ("Qwen/Qwen2.5-14B", "4.48.3", "trainer.compute_loss = mine", "applies if", "applies if"),
-        ("Qwen/Qwen2.5-14B", "4.48.3", "from trl import DPOTrainer", "applies if", "applies if"),
-        ("Qwen/Qwen2.5-14B", "4.48.3", "from transformers import AutoModelForTokenClassification", *2 * ["applies if"]),
+        ("Qwen/Qwen2.5-14B", "4.48.3", "from trl import DPOTrainer\nDPOTrainer", "applies if", "applies if"),
+        ("Qwen/Qwen2.5-14B", "4.48.3", "head = AutoModelForTokenClassification", *2 * ["applies if"]),
+        ("Qwen/Qwen2.5-14B", "4.48.3", "from trl import DPOTrainer", "applies", None),  # which is used nowhere
     ],
 )
 def test_the_model_that_a_script_names_answers_what_is_asked_of_it(model, release, replaced, twice, summed, tmp_path):

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from study.configs import scripts as scripts_of
+from study.configs.code import is_whole, parsed
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.tracebacks import Seen
 from study.configs.pasted.words import meets
@@ -30,13 +30,11 @@ SAME_DATA = ("same + data/batch/example/examples", "data/batch + duplicate/dupli
 def mistakes(pasted: Pasted, scripts: Mapping[Path, str]) -> Iterator[Seen]:
     """Yield what scripts do wrong in a loop of their own, with the line. `scripts` are in the text as well."""
     for path, script in scripts.items():
-        try:
-            tree = ast.parse(script)
-        except (SyntaxError, ValueError, RecursionError):
+        if (tree := parsed(script)) is None:
             continue
         code = ast.unparse(tree)  # without comments
         found = [("clipped_scaled", call) for call in _clipped_scaled(tree, code)]
-        if scripts_of.is_whole(scripts):
+        if is_whole(scripts):
             found += [("not_divided", call) for call in _not_divided(tree, code)]
         said = meets(SAME_DATA, pasted.question)
         for id, call in found:
