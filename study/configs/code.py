@@ -1,8 +1,10 @@
-"""What counts of a script's text, by its syntax: a name where it is used, and a keyword in the call whose keyword it is."""
+"""What counts of a script's text, by its syntax: a name where it is used, a keyword in the call whose it is."""
 
 import ast
 import functools
+import io
 import re
+import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -17,10 +19,12 @@ SETS = re.compile(
     r"|from_(?:pretrained|config)|get_peft_model|gradient_checkpointing_enable|apply_liger_\w+|clip_grad_\w+"
     r"|dict|partial|replace|set_defaults|\w*launcher|init_process_group|\w*(?i:tok|tokenizer|adam\w*|sgd|lion|muon))$"
 )
+# A comment that tells how a training is launched, with which releases, or a setting.
+LAUNCHED = re.compile(r"launch\b|torchrun|--\w|==|\w_\w+\s*[:=]")
 
 
 def that_counts(text: str) -> str:
-    """Return a text in which what a script only imports, or gives to a call that trains nothing, is no word.
+    """Return a text in which what a script only imports or remarks, or gives to a call that trains nothing, is no word.
 
     Every line stays in its place. What is no Python stays as it is.
     """
@@ -28,8 +32,36 @@ def that_counts(text: str) -> str:
     if tree is None:
         return text
     lines = [bytearray(line) for line in text.encode(errors="surrogatepass").split(b"\n")]
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    if any(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.walk(tree)):  # and no question
+        _leave_out_remarks(lines, text, tree)
+    named = _leave_out_imports(lines, tree)
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    for node in ast.walk(tree):
+        name = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+        if isinstance(node, ast.Call) and not (name in own or SETS.search(named.get(name, name))):
+            for keyword in filter(lambda each: each.arg, node.keywords):
+                begin, width = keyword.col_offset, len(str(keyword.arg).encode())
+                lines[keyword.lineno - 1][begin : begin + width] = b"_" * width
+                if isinstance(keyword.value, ast.Constant) and isinstance(keyword.value.value, str):
+                    _replace(lines, keyword.value, b'""')
+    return b"\n".join(lines).decode(errors="surrogatepass")
+
+
+def _leave_out_remarks(lines: list[bytearray], text: str, tree: ast.Module) -> None:
+    """Leave out comments, and what modules, functions and classes say that they do."""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT and not LAUNCHED.search(token.string):
+            del lines[token.start[0] - 1][len(token.line[: token.start[1]].encode(errors="surrogatepass")) :]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef):
+            remark = ast.get_docstring(node)
+            if remark and not LAUNCHED.search(remark):
+                _replace(lines, node.body[0], b"pass")
+
+
+def _leave_out_imports(lines: list[bytearray], tree: ast.Module) -> dict[str, str]:
+    """Leave out the names that are imported and not used, and return what others are called where they come from."""
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     named: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):  # `import peft` alone at least needs it
@@ -37,17 +69,10 @@ def that_counts(text: str) -> str:
             unused = [each for each in node.names if (each.asname or each.name) not in used | {"*"}]
             for part in [node] if len(unused) == len(node.names) else unused:
                 _replace(lines, part, b"pass" if part is node else b"_")
-        elif isinstance(node, ast.Call):
-            name = ast.unparse(node.func).rpartition(".")[2]
-            if not (name in own or SETS.search(named.get(name, name))):
-                for keyword in node.keywords:
-                    if keyword.arg:
-                        begin = keyword.col_offset
-                        lines[keyword.lineno - 1][begin : begin + len(keyword.arg.encode())] = b"_" * len(keyword.arg)
-    return b"\n".join(lines).decode(errors="surrogatepass")
+    return named
 
 
-def _replace(lines: list[bytearray], node: ast.stmt | ast.alias, word: bytes) -> None:
+def _replace(lines: list[bytearray], node: ast.stmt | ast.alias | ast.expr, word: bytes) -> None:
     """Write a word over a part of a text, and spaces over the rest."""
     for number in range(node.lineno - 1, node.end_lineno or node.lineno):
         line = lines[number]

@@ -95,7 +95,8 @@ def shown(scripts: Mapping[Path, str], config: str, given: str, stack: Stack) ->
     is_all = bool(scripts) and is_whole(scripts)
     answers = {name: row.answer(code, given, is_all, stack) for name, row in rows().items()}
     of_table = {name: answer for name, answer in answers.items() if answer is not None}
-    return (model_losses.answers(code, given, stack) if is_all else {}) | of_table
+    script = "\n".join(scripts.values())
+    return (model_losses.answers(script, code, given, stack) if is_all else {}) | of_table
 
 
 def goes_past_accelerate(scripts: Mapping[Path, str], stack: Stack) -> bool:

@@ -67,7 +67,7 @@ OWN = {
 def test_what_a_rehearsal_itself_breaks_is_not_said_of_the_users_gpus(line, is_own, folder, tmp_path):
     file = str(folder / "patches.py")
     linecache.cache[file] = (len(line), None, [line], file)
-    with pytest.raises(Exception) as caught:  # noqa: PT011
+    with pytest.raises(Exception) as caught:
         exec(compile(line, file, "exec"), {})
     failure = run.failed(caught.value, Script(tmp_path / "train.py", {}))
     request = Request(script="train.py", words=[], ranks=4, ranks_per_machine=8, steps=2)

@@ -36,6 +36,8 @@ PRECISIONS: dict[str, Precision] = {
     "cast to float16": "bf16_cast",
     "autocast to bfloat16": "bf16",
     "autocast to float16": "fp16",
+    "cast in passes to bfloat16": "bf16",
+    "cast in passes to float16": "fp16",
 }
 HALF = ("bf16", "fp16")  # as a text says it
 # Accelerate reduces in each micro-batch: of its GradientAccumulationPlugin, or of the Trainer's accelerator_config.
@@ -77,9 +79,10 @@ SECOND_MODEL = re.compile(
     r"|\bdeepcopy\([^()\n]*(?:model|net|module)|\bref(?:erence)?_model *=(?! *None)|\b(?:AveragedModel|EMAModel)\("
     r"|\bvllm_gpu_memory_utilization *=|Model\w*\.from_pretrained\([^#\n]*(?:device_map|\)\.(?:to|cuda)\())[^#\n]*)"
 )
-# Trainers of preferences load a reference model, which is not trained: trl 1.16.0, dpo_trainer.py:908, kto_trainer.py:919.
+# Trainers of preferences load a reference model (trl 1.16.0, dpo_trainer.py:908, kto_trainer.py:919).
 REFERENCE = re.compile(
-    r"(?m)(?<![A-Za-z])(?:DPO|KTO)Trainer\(|\btrl (?:dpo|kto)\b|\btrl[./](?:scripts|trainer)[./](?:dpo|kto)(?:_trainer)?\b"
+    r"(?m)(?<![A-Za-z])(?:DPO|KTO)Trainer\(|\btrl (?:dpo|kto)\b"
+    r"|\btrl[./](?:scripts|trainer)[./](?:dpo|kto)(?:_trainer)?\b"
     r"|^[ \t]*(?:stage|rl|rlhf_type): *(?:dpo|kto)\b|--(?:stage|rlhf_type)[ =](?:dpo|kto)\b"
 )
 NO_REFERENCE = re.compile(r"\bprecompute_ref_log_probs[\"']?\s*[=: ]\s*[Tt]rue\b")  # a given one stays
