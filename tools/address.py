@@ -8,15 +8,16 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-UNKNOWN = "https://github.com/OWNER/zero-study"  # until somebody publishes it: the notebook for Colab has none then
+UNKNOWN = "https://github.com/OWNER/zero-study"  # until somebody publishes it: notebooks have none then
 COLAB = "https://colab.research.google.com"
 # By file: the line that has the address, as a pattern around it.
 PLACES = {
     "pyproject.toml": r'(Source = ")[^"]+',
-    "GUIDE.md": r"(git clone )\S+",
+    "GUIDE.md": r"(ADDRESS=)\S+",
     "examples/kubernetes.yaml": r"(git clone )\S+",
     ".pre-commit-hooks.yaml": r"(repo: )[^\s,]+",
     "CITATION.cff": r"(repository-code: )\S+",
+    "notebooks/by_hand.ipynb": r'("source = \\")[^"\\]*',
     "notebooks/colab.ipynb": r'("source = \\")[^"\\]*',
 }
 
@@ -25,7 +26,7 @@ def badges(address: str) -> str:
     """Return the line of badges of a published repository."""
     name = address.removeprefix("https://github.com/")
     tests = f"[![tests]({address}/actions/workflows/tests.yml/badge.svg)]({address}/actions)"
-    link = f"{COLAB}/github/{name}/blob/main/notebooks/colab.ipynb"
+    link = f"{COLAB}/github/{name}/blob/main/notebooks/by_hand.ipynb"
     return f"{tests} [![Open in Colab]({COLAB}/assets/colab-badge.svg)]({link})"
 
 

@@ -24,9 +24,10 @@ from study.core.arms import ROOT
 RECORDS = "reports/cpu-2core/runs"
 # Colab's needs a GPU.
 RUNS = {"stages": RECORDS, "compare": f"{RECORDS}/smoke", "replicate": RECORDS, "claims": RECORDS}
+RUNS["by_hand"] = "examples/zero_by_hand"
 ABOUT = (
-    "*The tables and figures below were made on {day} by `make outputs`, which ran this notebook over the records in\n"
-    "`{runs}`: small models on two CPU cores, and virtual ranks without a GPU. To run it yourself: `make notebook`.*"
+    "*The tables and figures below were made on {day} by `make outputs`, which ran this notebook over\n"
+    "`{runs}`: small models on two CPU cores, or virtual ranks without a GPU. To run it yourself: `make notebook`.*"
 )
 QUIET = ["--log-level=CRITICAL"]  # a kernel warns that it talks over TCP
 MOVES = "A drawing with sliders, which moves in Jupyter (make notebook) and on the page of this notebook (make report)."
@@ -41,6 +42,8 @@ def digest(book: NotebookNode) -> str:
 
 def as_kept(output: NotebookNode) -> NotebookNode:
     """Return an output in the forms that GitHub shows, with a text for readers that show neither HTML nor pictures."""
+    if output.output_type == "stream" and output.name == "stdout":  # of a command
+        return nbformat.v4.new_output("display_data", {"text/plain": output.text.replace("\r\n", "\n")})
     if output.output_type not in ("display_data", "execute_result"):
         raise SystemExit(f"a cell has an output of another kind, which is not kept: {output}")
     forms = output.data
@@ -59,7 +62,7 @@ def as_kept(output: NotebookNode) -> NotebookNode:
 def keep(path: Path, runs: str, day: str) -> None:
     """Run a notebook, and write what its cells show into it."""
     quietly = {"progress_bar": False, "kernel_name": "python3", "extra_arguments": QUIET}
-    executed = papermill.execute_notebook(path, None, {"runs": runs}, cwd=ROOT, **quietly)
+    executed = papermill.execute_notebook(path, None, {"runs": runs}, cwd=ROOT, coalesce_streams=True, **quietly)
     shown = {cell.id: cell for cell in executed.cells if cell.cell_type == "code"}
     book = nbformat.read(path, 4)
     book.cells = [cell for cell in book.cells if "kept" not in cell.metadata.get("tags", [])]

@@ -71,21 +71,23 @@ def run(kind):
         dist.init_process_group("gloo")
     training, losses, peak = counted(kind, micro_batches, rank, ranks, asked.sgd)
     if rank == 0:
-        print(f"{kind.__name__}, {ranks} rank{'s' if ranks > 1 else ''}: " + " ".join(f"{loss:.7f}" for loss in losses))
+        name = f"{kind.__name__}, {ranks} rank{'s' if ranks > 1 else ''}"
+        said = [f"{name}: " + " ".join(f"{loss:.7f}" for loss in losses)]
         weights, gradients, moments = training.held
-        print(f"held: weights {weights:,}, gradients {gradients:,}, moments {moments:,} bytes; peak {peak:,}")
-        print(f"sent in a step: {training.sent_bytes // STEPS:,} bytes")
+        said += [f"held: weights {weights:,}, gradients {gradients:,}, moments {moments:,} bytes; peak {peak:,}"]
+        said += [f"sent in a step: {training.sent_bytes // STEPS:,} bytes"]
         _, alone, _ = counted(OneProcess, 1, 0, 1, asked.sgd)  # DDP's losses, but for the last digit
         apart = max(abs(ours / theirs - 1) for ours, theirs in zip(losses, alone, strict=True))
         equal = "yes" if apart < 1e-6 else "NO"  # fp32 has seven digits, whatever the size of a loss
         if is_first:
-            print("the other files are compared with these losses", flush=True)
+            said += ["the other files are compared with these losses"]
         else:
-            print(f"equal to one process: {equal}, the losses differ by {apart:.0e} of their size at most", flush=True)
+            said += [f"equal to one process: {equal}, the losses differ by {apart:.0e} of their size at most"]
         if asked.sgd:
-            print("with SGD", flush=True)
+            said += ["with SGD"]
         elif not is_first and equal == "yes":
-            print("Adam hides a wrong scale of the gradients: try --sgd as well", flush=True)
+            said += ["Adam hides a wrong scale of the gradients: try --sgd as well"]
+        print("\n".join(said) + "\n", end="", flush=True)  # in one write, as `| head -1` reads no second one
     if "RANK" in os.environ:
         dist.destroy_process_group()
         os._exit(0)  # gloo's threads abort some processes that end as usual (pytorch/pytorch#179291)

@@ -70,9 +70,9 @@ class Stage3:
         dist.all_gather(list(flat.chunk(self.ranks)), mine)  # a ring sends (N - 1) / N of its bytes
         self.sent_bytes += flat.nbytes * (self.ranks - 1) // self.ranks
 
-    # A weight may be freed and filled again between the two passes, because parts change in `step` alone: the backward
-    # pass finds the values of the forward pass. Autograd refuses a saved tensor whose version counter moved. Filling
-    # `flat` moves flat's counter: `weight.data = ...` has taken the storage, and left the weight a counter of its own.
+    # A weight is freed and filled again between the two passes. Only `step` changes parts, so its values are the same.
+    # Autograd does not notice: it counts changes in place, and `weight.data = ...` gave the weight flat's storage, but
+    # not flat's count. Exercise 8 of README shows what happens otherwise.
     def before_use(self, layer, *_):
         for weight in layer.parameters(recurse=False):
             self.gather(weight)

@@ -1,10 +1,12 @@
 """The five files of examples/zero_by_hand/ agree with each other, with `study conform`, and with DeepSpeed's stages."""
 
 import itertools
+import json
 import os
 import re
 import runpy
 import shutil
+import subprocess
 import sys
 import textwrap
 import tomllib
@@ -22,7 +24,7 @@ from tests.conftest import ROOT, python, ranks_of
 FOLDER = ROOT / "examples/zero_by_hand"
 FAULTS = ROOT / "study/known/faults.toml"
 NAMES = ("data_parallel", "stage1", "stage2", "stage3")
-OF = {2: "two", 8: "eight"}
+OF = {2: "two", 3: "three", 8: "eight"}
 BYTES = 4 * 4 * (256 * 256 + 256)  # of the weights in fp32
 LAYER = 1 / 4  # of the four layers; a bias is 1/257 of a layer
 MATRIX = LAYER * 256 / 257
@@ -146,6 +148,12 @@ def printed(said_alone, tmp_path_factory) -> dict[tuple[str, int], tuple[list[fl
         output += launched.output
     assert output.count("equal to one process: yes, the losses differ by ") == 8, "each says it itself"
     assert output.count("the other files are compared with these losses") == 1, "the first has nothing before it"
+    named = [("one_process", 1), *((name, passes) for passes in (1, 4) for name in NAMES)]
+    return dict(zip(named, numbers_in(output), strict=True))
+
+
+def numbers_in(output: str) -> list[tuple[list[float], list[float]]]:
+    """The losses of each run that is printed, and its sizes in BYTES."""
     runs = []
     # A message of another rank may stand before a name, in the same line.
     for block in re.split(r"(?=(?:OneProcess|DataParallel|Stage\d), \d ranks?: )", output)[1:]:
@@ -155,13 +163,23 @@ def printed(said_alone, tmp_path_factory) -> dict[tuple[str, int], tuple[list[fl
             [float(loss) for loss in losses.split(": ")[1].split()],
             [int(number.replace(",", "")) / BYTES for number in numbers],
         ))  # fmt: skip
-    named = [("one_process", 1), *((name, passes) for passes in (1, 4) for name in NAMES)]
-    return dict(zip(named, runs, strict=True))
+    return runs
+
+
+def test_its_notebook_shows_what_the_files_print(printed):
+    cells = json.loads((ROOT / "notebooks/by_hand.ipynb").read_text())["cells"]
+    *each, broken = ["".join(shown["data"]["text/plain"]) for cell in cells for shown in cell.get("outputs", [])]
+    for name, (losses, sizes) in zip(("one_process", *NAMES), numbers_in("".join(each)), strict=True):
+        assert losses == pytest.approx(printed[name, 1][0], rel=2e-7)
+        assert sizes == printed[name, 1][1]
+    assert "equal to one process: NO, the losses differ by 3e-02" in broken
 
 
 def test_the_losses_are_those_of_the_file_before(printed):
     alone, parallel = printed["one_process", 1][0], printed["data_parallel", 1][0]
     assert parallel == pytest.approx(alone, rel=1e-6)  # two halves of the rows are added in another order
+    said = "With one micro-batch `data_parallel.py` and the three stages print the same digits"
+    assert said in held.README.read_text()
     for passes in (1, 4):
         assert printed["data_parallel", passes][0] == pytest.approx(alone, rel=1e-6)
         for name in NAMES:
@@ -280,7 +298,8 @@ def test_stage_2_saves_nothing_on_three_ranks_and_nearly_nothing_on_four():
     pages = ("GUIDE.md", "reports/answers/memory.md", "examples/zero_by_hand/README.md", "notebooks/stages.ipynb")
     for name in (*pages, "study/report/templates/drag.html"):
         text = " ".join((ROOT / name).read_text().replace('\\n",', "").replace('"', "").split())
-        assert re.search("saves nothing on up to three (GPUs|ranks), and nearly nothing on four", text), name
+        said = "saves nothing over stage 1 on up to three (GPUs|ranks), and nearly nothing on four"
+        assert re.search(said, text), name
 
 
 def test_recomputing_gathers_no_third_time():
@@ -390,6 +409,16 @@ def test_one_rank_that_torchrun_starts_is_one_process():
         assert "equal to one process: yes, " in each, name
 
 
+def test_a_reader_of_one_line_may_leave():
+    """As `| head -1` does: all is printed in one write, also without a buffer."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": os.environ | {"PYTHONUNBUFFERED": "1"}}
+    with subprocess.Popen([sys.executable, FOLDER / "one_process.py"], **pipes) as started:
+        assert started.stdout.read(10) == b"OneProcess"
+        started.stdout.close()
+        assert started.stderr.read() == b""
+    assert started.returncode == 0
+
+
 def test_one_process_says_nothing_of_a_comparison(said_alone):
     assert "OneProcess, 1 rank: " in said_alone
     assert "Adam hides" not in said_alone
@@ -410,11 +439,12 @@ def edited(folder: Path, name: str, old: str, new: str) -> Path:
     return copy
 
 
-def launched(folder: Path, name: str, *words: str, made_in: Path) -> str:
-    """Return what a file prints on two ranks."""
-    path = str(folder / f"{name}.py")
-    code = f"import runpy, sys; sys.path.insert(0, {str(folder)!r}); runpy.run_path({path!r}, run_name='__main__')"
-    ended = ranks_of(code, made_in, *words)
+IMPORTED = "import runpy, sys; sys.path.insert(0, '{folder}'); runpy.run_path('{path}', run_name='__main__')"
+
+
+def launched(folder: Path, name: str, *words: str, made_in: Path, ranks: int = 2) -> str:
+    """Return what a file prints on some ranks."""
+    ended = ranks_of(IMPORTED.format(folder=folder, path=folder / f"{name}.py"), made_in, *words, ranks=ranks)
     assert ended.code == 0, ended.output
     return ended.output
 
@@ -478,6 +508,26 @@ def test_weights_that_stay_until_the_backward_pass_print_what_its_readme_says(tm
     for words in (f"; {peak}\n", f"{sent}\n", "held: weights 526,336,", "equal to one process: yes, "):
         assert words in said
     assert f"; peak {before}\n" in launched(FOLDER, "stage3", made_in=tmp_path)
+
+
+@pytest.mark.parametrize(("whole", "refused"), [("weight", True), ("flat", False)])
+def test_autograd_counts_the_changes_of_a_weight_and_not_of_its_storage(whole, refused, tmp_path):
+    last = "dist.all_gather(list(flat.chunk(self.ranks)), mine)  # a ring sends (N - 1) / N of its bytes\n"
+    copy = edited(tmp_path, "stage3", last, f"{last}        {whole}.mul_(1)\n")
+    ended = ranks_of(IMPORTED.format(folder=copy, path=copy / "stage3.py"), tmp_path)
+    said = "modified by an inplace operation"
+    assert f"8. `{said}`" in (FOLDER / "README.md").read_text()
+    assert (ended.code != 0, said in ended.output) == (refused, refused)
+
+
+@pytest.mark.parametrize("ranks", [3, 8])
+def test_what_more_ranks_hold_and_send_is_what_its_readme_says(ranks, tmp_path):
+    said = launched(FOLDER, "stage3", made_in=tmp_path, ranks=ranks)
+    weights, sent = re.search(r"held: weights ([\d,]+),.*\n(sent in a step: .*)\n", said).groups()
+    solution = (FOLDER / "README.md").read_text().partition("\n9. Stage 3 holds")[2]
+    assert f"`{sent}` with {OF[ranks]}" in solution
+    assert re.search(rf"\b{weights} (bytes of weights )?with {OF[ranks]}\b", " ".join(solution.split()))
+    assert int(sent[16:-6].replace(",", "")) < 3 * BYTES
 
 
 def test_the_exercise_with_many_layers(tmp_path):

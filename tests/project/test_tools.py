@@ -118,7 +118,8 @@ def test_the_tool_knows_each_file_with_the_address():
 
 def test_one_address_stands_everywhere(tmp_path, monkeypatch):
     known = addresses(ROOT)
-    assert known["notebooks/colab.ipynb"] == [""], "no dead address is the first thing that a visitor runs"
+    for name in ("by_hand", "colab"):
+        assert known[f"notebooks/{name}.ipynb"] == [""], "no dead address is the first thing that a visitor runs"
     (only,) = {each for several in known.values() for each in several} - {""}
     assert all(known.values()), known
     for name in (*address.PLACES, "README.md"):

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -157,11 +158,13 @@ def test_what_github_cannot_show_is_left_out():
     still = kept(text_html="<script>", image_png="aGk=", text_plain="a drawing")
     assert still == {"image/png": "aGk=", "text/plain": keep_outputs.MOVES}
     assert kept(text_markdown="**3 runs**", text_plain="<IPython>")["text/plain"] == "**3 runs**"
+    printed = nbformat.v4.new_output("stream", name="stdout", text="Stage1\r\nheld\r\n")
+    assert keep_outputs.as_kept(printed).data == {"text/plain": "Stage1\nheld\n"}
     with pytest.raises(SystemExit, match="another kind"):
         keep_outputs.as_kept(nbformat.v4.new_output("stream", name="stderr", text="a warning names a folder"))
 
 
-@pytest.mark.parametrize("name", sorted(NOTEBOOKS.keys() - {"colab"}))
+@pytest.mark.parametrize("name", sorted(NOTEBOOKS.keys() - {"colab", "by_hand"}))
 def test_over_nothing(name, execute, tmp_path, monkeypatch):
     """What is missing is named, with the command that makes it."""
     monkeypatch.setattr(records, "KEPT", tmp_path)  # as in an installed wheel
@@ -176,6 +179,13 @@ def test_each_claim_counts_once_by_its_evidence_and_predictions_decide_none():
         assert counted.to_numpy().sum() == len(texts.claims())
     alone = documents.by_evidence("verdict").set_index("strongest evidence").loc["predictions"]
     assert (alone["holds"], alone["does not hold"]) == (0, 0), "as the notebook says"
+
+
+def test_the_claims_that_a_reader_names_are_counted_again(execute, tmp_path):
+    text, names = execute("claims", runs=str(tmp_path), about="P4 S000-20")
+    assert "counted-again" in names
+    rows = re.findall(r"<td>([SP]\d+-\d+)</td>", text.rpartition("computed again")[2])
+    assert {*rows} == {each.id for each in texts.claims() if each.document == "P4"} | {"S000-20"}
 
 
 def test_runs_that_are_not_done_are_counted_too(tmp_path, monkeypatch):
@@ -241,6 +251,41 @@ def test_runs_that_name_no_folder_are_one_sentence(runs):
 
 
 # --- Colab ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "pasted",
+    [
+        "https://github.com/some/zero-study",
+        "https://github.com/some/zero-study/blob/main/notebooks/by_hand.ipynb",
+        "https://colab.research.google.com/github/some/zero-study/blob/main/notebooks/by_hand.ipynb",
+    ],
+)
+def test_the_notebook_by_hand_needs_an_address_alone(pasted, execute, monkeypatch, tmp_path):
+    """On a phone: no study, no checkout, and the address of a page in the browser."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "study"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    lines = []
+
+    def shell(line: str) -> None:
+        lines.append(line)
+        if line.startswith("git clone"):
+            shutil.copytree(ROOT / "examples/zero_by_hand", tmp_path / "zero-study/examples/zero_by_hand")
+
+    with pytest.raises(AssertionError, match="Paste the address of this page"):
+        execute("by_hand", shell)
+    with pytest.raises(AssertionError, match="nowhere could not be cloned"):
+        execute("by_hand", lambda _: None, source="nowhere")
+    execute("by_hand", shell, source=pasted)
+    clone, alone, *on_ranks = lines
+    assert clone == "git clone --quiet --depth 1 https://github.com/some/zero-study zero-study"
+    folder = "zero-study/examples/zero_by_hand"
+    assert alone == f"{sys.executable} {folder}/one_process.py"
+    files = ["data_parallel.py", "stage1.py", "stage2.py", "stage3.py", "broken.py --micro-batches 4"]
+    two_ranks = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 2"
+    assert on_ranks == [f"{two_ranks} {folder}/{file}" for file in files]
 
 
 def test_colab_keeps_the_runtime_s_own_packages(execute, monkeypatch, tmp_path):
