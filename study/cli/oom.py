@@ -13,6 +13,7 @@ from study.cli import given
 from study.cli import pasted as texts
 from study.cli.findings import say_indented
 from study.configs import engines, sources
+from study.configs.code import that_counts
 from study.configs.oom import reading
 from study.configs.oom.by_text import by_text, explained
 from study.configs.oom.causes import Cause
@@ -175,6 +176,8 @@ def _as_taken(training: KnownTraining, name: str, value: Any) -> str:
     if name == "sync_each_batch":
         release = training.settings.get(REDUCES_EACH)
         return f"gradients reduced in each micro-batch (by {release})" if release else "sync_each_batch=True"
+    if name == "reference":
+        return f"a reference model of {value} bytes a weight"
     if name == "bucket_view":
         return "gradient_as_bucket_view=True"
     if name == "checkpointing" and training.inferred:
@@ -227,7 +230,7 @@ def _contradiction(message: OomError, training: KnownTraining, causes: list[Caus
 def _says_no_adapters(words: tuple[str, ...]) -> bool:
     """Whether a whole script is given, and nothing in it or beside it names adapters, but for what is installed."""
     files = [word for word in words if os.path.isfile(word)]  # noqa: PTH113  an error in quotes may be longer than a name
-    given_text = INSTALLED.sub("", "\n".join(map(lists.content, files)))
+    given_text = INSTALLED.sub("", "\n".join(map(that_counts, map(lists.content, files))))
     return shown(among(files), "", given_text, Stack.of({})).get("peft") is False
 
 

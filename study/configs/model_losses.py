@@ -1,9 +1,11 @@
 """Whether the loss of the model that a script names is divided by the labels of all micro-batches of an update."""
 
+import ast
 import re
 
 from packaging.version import Version
 
+from study.configs.code import parsed
 from study.configs.pasted.told import told
 from study.core.shapes import models
 from study.known.which_apply import Stack
@@ -21,17 +23,18 @@ HAND = {
     "gpt2 gpt_neo gptj gpt_bigcode opt falcon stablelm": ("4.48.0", "4.48.3"),
 }
 CAUSAL = re.compile(r"ForCausalLM|LMHeadModel|\bSFTTrainer\b")
-# Another loss than the model's, another head, or a trainer that computes its own.
-OTHER = re.compile(
-    r"compute_loss|label_smooth|liger|trust_remote_code|nn\.Module|(?<!Collator)For(?!CausalLM\b)[A-Z]"
-    r"|\b(?!(?:SFT|Seq2Seq)?Trainer\b)\w+Trainer\b"
-)
+# Another model or head, and another loss than the model's, or a trainer that computes its own.
+OTHER_MODEL = re.compile(r"trust_remote_code|nn\.Module|(?<!Collator)For(?!CausalLM\b)[A-Z]")
+OTHER_LOSS = re.compile(r"compute_loss|label_smooth|liger|\b(?!(?:SFT|Seq2Seq)?Trainer\b)\w+Trainer\b")
+COUNTS = "num_items_in_batch"
 
 
-def answers(code: str, given: str, stack: Stack) -> dict[str, bool]:
-    """Return the answers to what is asked of a model, of a whole script and all that is given beside it."""
+def answers(script: str, code: str, given: str, stack: Stack) -> dict[str, bool]:
+    """Return the answers to what is asked of a model, of a whole script, of its code, and of all that is given."""
     trainer = stack.said.get("trainer")
-    if trainer not in ("trainer", "trl") or OTHER.search(code) or not CAUSAL.search(code):
+    own = _own_loss(script)
+    is_other = OTHER_MODEL.search(code) or (own is None and OTHER_LOSS.search(code))
+    if trainer not in ("trainer", "trl") or is_other or not CAUSAL.search(code):
         return {}
     model, release = told(given).model, stack.releases.get("transformers")
     if model is None or not isinstance(release, Version):
@@ -39,8 +42,20 @@ def answers(code: str, given: str, stack: Stack) -> dict[str, bool]:
     for types, (last_without, first) in HAND.items():
         if models()[model].get("model_type") not in types.split():
             continue
+        if release >= Version(first) and own is not None:
+            return {OWN_LOSS: own}
         if release >= Version(first):
             return {HANDED: True} | ({OWN_LOSS: False} if trainer == "trainer" else {})  # trl's: scripts.toml
-        if last_without and release <= Version(last_without):
+        if own is None and last_without and release <= Version(last_without):
             return {HANDED: False}
     return {}
+
+
+def _own_loss(script: str) -> bool | None:
+    """Whether a Trainer's compute_loss leaves out what the loss is to be divided by. None: it has none, or calls on."""
+    tree = None if "model_accepts_loss_kwargs" in script else parsed(script)
+    for node in ast.walk(tree) if tree else ():
+        if isinstance(node, ast.FunctionDef) and node.name == "compute_loss":
+            body = "\n".join(map(ast.unparse, node.body))
+            return None if "super()" in body else COUNTS not in body
+    return None

@@ -1,6 +1,5 @@
 """What a script that is given shows of a training, by the patterns of scripts.toml: it is not asked then."""
 
-import ast
 import functools
 import os
 import re
@@ -13,6 +12,7 @@ from packaging.version import Version
 from pydantic import with_config
 
 from study.configs import model_losses
+from study.configs.code import is_whole, that_counts
 from study.core.tables import NO_OTHER_KEYS, Regex, read_table
 from study.core.text import comparable, is_number
 from study.known import lists
@@ -20,9 +20,6 @@ from study.known.which_apply import Stack
 
 TABLE = Path(__file__).with_name("scripts.toml")
 COMMENT = re.compile(r"(?m)(?:^|\s)#.*$")
-# A script that reads these takes a trainer's arguments from elsewhere.
-ELSEWHERE = re.compile(r"HfArgumentParser|TrlParser|OmegaConf|hydra|\byaml\b|json\.load")
-ARGUMENTS = re.compile("arg|conf|cfg")  # that a call unpacks: a reward of GRPO has **kwargs of its own
 
 
 @dataclass(frozen=True)
@@ -94,11 +91,12 @@ def among(words: Iterable[str]) -> dict[Path, str]:
 
 def shown(scripts: Mapping[Path, str], config: str, given: str, stack: Stack) -> dict[str, bool | str]:
     """Return the answers of scripts, of their config and of releases, by what is asked. `given` has all texts."""
-    code = COMMENT.sub("", "\n".join([*scripts.values(), config if scripts else ""]))
+    code = COMMENT.sub("", "\n".join([*map(that_counts, scripts.values()), config if scripts else ""]))
     is_all = bool(scripts) and is_whole(scripts)
     answers = {name: row.answer(code, given, is_all, stack) for name, row in rows().items()}
     of_table = {name: answer for name, answer in answers.items() if answer is not None}
-    return (model_losses.answers(code, given, stack) if is_all else {}) | of_table
+    script = "\n".join(scripts.values())
+    return (model_losses.answers(script, code, given, stack) if is_all else {}) | of_table
 
 
 def goes_past_accelerate(scripts: Mapping[Path, str], stack: Stack) -> bool:
@@ -109,36 +107,3 @@ def goes_past_accelerate(scripts: Mapping[Path, str], stack: Stack) -> bool:
 
 def is_script(word: str) -> bool:
     return word.endswith(".py") and os.path.isfile(word)  # noqa: PTH113  of a longer word than a name can be pathlib raises
-
-
-def is_whole(scripts: Mapping[Path, str]) -> bool:
-    """Whether scripts import no other file of their folders, and read their arguments from none."""
-    for path, text in scripts.items():
-        try:
-            tree = ast.parse(text)
-        except (SyntaxError, ValueError, RecursionError):
-            return False
-        for module in _imported(tree):
-            beside = path.parent / (module.replace(".", "/") or "__init__")
-            is_own = not module or beside.is_dir() or beside.with_suffix(".py").is_file()
-            if is_own and beside.with_suffix(".py") not in scripts:
-                return False
-        if ELSEWHERE.search(text) or any(map(ARGUMENTS.search, _unpacked(tree))):
-            return False
-    return True
-
-
-def _unpacked(tree: ast.Module) -> Iterable[str]:
-    """Yield what calls unpack as their arguments."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            yield from (ast.unparse(each.value) for each in node.keywords if each.arg is None)
-
-
-def _imported(tree: ast.Module) -> Iterable[str]:
-    """Yield the first names of modules that a script imports; an empty one for a relative import."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (each.name.partition(".")[0] for each in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield "" if node.level else (node.module or "").partition(".")[0]

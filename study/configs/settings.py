@@ -195,6 +195,9 @@ def _mixed(half: str | None, settings: EffectiveSettings) -> EffectiveSettings:
     how = "cast or autocast" if engine.is_open else "autocast"
     if engine.value == "DeepSpeed":
         how = "cast"
+    versions = (settings.get(name, UNSET).value for name in ("fsdp_version", "the Trainer's fsdp_version"))
+    if engine.value == "FSDP" and "2" in map(str, versions):  # and no autocast (_prepare_fsdp2 of Accelerate 1.15.0)
+        how = "cast in passes"
     precision = Setting(f"{how} to {AUTOCAST.get(half, half)}", is_open=engine.is_open)
     return settings | {"precision": OPEN if half == AUTO else precision}
 

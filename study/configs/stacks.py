@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from study.configs import engines, scripts, sources
+from study.configs.code import that_counts
 from study.configs.mistakes import recognised
 from study.configs.pasted import condense
 from study.configs.pasted.config_in_text import configs_with
@@ -84,7 +85,7 @@ def described(words: tuple[str, ...], flags: Flags, config: Path | None = None) 
     if config is None:
         stack = replace(stack, key=_key_in_texts(given_words))
     of_config = lists.content(str(config)) if config else ""
-    given_text = "\n".join([*map(lists.content, given_words), of_config])
+    given_text = "\n".join([*map(that_counts, map(lists.content, given_words)), of_config])
     of_scripts = scripts.among(given_words)
     answered = scripts.shown(of_scripts, of_config, given_text, stack)
     stack = replace(stack, shown={**answered, **stack.shown})

@@ -23,6 +23,8 @@ PRECISIONS = {
     "cast to float16": "fp16",
     "autocast to bfloat16": "bf16_autocast",
     "autocast to float16": "fp16_autocast",
+    "cast in passes to bfloat16": "bf16_autocast",  # with FSDP2: the table has Accelerate's mixed_precision so
+    "cast in passes to float16": "fp16_autocast",
 }
 # Who surely has this one has one micro-batch in an update, and so none of the faults of several.
 ONE_MICRO_BATCH = "each-micro-batch-updates"

@@ -123,6 +123,7 @@ class Count:
         self.moments.called(trains)
         self._layer = self._layers.get(id(module), self._layer)
         if torch.is_grad_enabled():  # an evaluation between two updates is no part of them
+            self.mistakes.outermost = self.mistakes.outermost or module  # which may train in evaluation mode
             self._note_read(inputs)
             self.answer.batch, self.answer.batch_at = self._given, self._given_at
         if self._model is not None and not self.moments.is_over:

@@ -49,7 +49,7 @@ class Failure:
     """How a script ended that did not reach its steps."""
 
     # "script": as it would on the rented machine; "hang": as well; "value": a value does not exist here; "missing": a
-    # package that it imports, or that a setting needs; "hub": what it loads from there
+    # package that it imports, or that a setting needs; "hub": what it loads from there; "own": the rehearsal failed
     kind: str
     message: str
     where: str | None = None  # the last line of the script's own code

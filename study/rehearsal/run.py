@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+import study
 from study.core.errors import Stop
 from study.measure.virtual_rank import become_virtual_rank
 from study.rehearsal import deepspeed_patches, hugging_face_patches, launch, ranks, torch_patches
@@ -122,8 +123,18 @@ def failed(error: BaseException, script: Script) -> Failure:
         kind = "missing"
     elif not isinstance(error, NoValue):
         message = f"{type(error).__name__}: {message}"
+        if is_own(error):
+            kind, message = "own", f"it failed itself, which says nothing of your training ({message})"
     trace = "".join(traceback.format_exception(error))
     return Failure(kind, message, where, code, trace)
+
+
+def is_own(error: BaseException) -> bool:
+    """Whether a line of this package failed, and does not raise what libraries raise on the rented machine."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    is_here = Path(last.filename).is_relative_to(Path(study.__file__).parent)
+    is_mistake = isinstance(error, AttributeError | NameError | KeyError | AssertionError)
+    return is_here and is_mistake and not (last.line or "").startswith("raise")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from study.configs.oom.means import framework, in_its_words, means
 from study.configs.oom.recomputing import CLEARLY, with_recomputing
 from study.configs.oom.releases import TRANSFORMERS
 from study.configs.oom.said import stated
-from study.configs.oom.training import Described, KnownTraining
+from study.configs.oom.training import Described, KnownTraining, predicted_memory
 from study.configs.pasted import condense, memory
 from study.configs.pasted.in_use import advised
 from study.configs.pasted.read import read
@@ -2051,7 +2051,7 @@ MAKES_ONE = {
     "model = AutoModel.from_pretrained(N).cuda()\nref_model = make()": "`ref_model = make()`",
     "best = deepcopy(optimizer.state_dict())": "such as a reference, a pipeline or",
     "ema = copy.deepcopy(model)": "`ema = copy.deepcopy(model)`",
-    "trainer = T(model, ref_model=reference)": "ref_model=reference",
+    "trainer = MyTrainer(model, ref_model=reference)": "ref_model=reference",
     "# ema = deepcopy(model)\nref_model = None\npipe = pipeline(model)": "such as a reference, a pipeline or",
     "tokenizer = AutoTokenizer.from_pretrained(M)": "such as a reference, a pipeline or",
 }
@@ -2313,6 +2313,36 @@ def test_a_config_counts_pairs_as_its_script_does(trainer, tmp_path):
     training = known(script, given=Described(config=config))
     assert training.rows == (8 if trainer == "DPO" else 4)
     assert not training.conflicts
+
+
+REFERENCES = [
+    ("DPOTrainer(model, args=args)", "zero2", 1, 2),
+    ("KTOTrainer(model, ref_model=ref)", "zero1", 1, 2),
+    ("DPOTrainer(model, ref_model=ref)", "zero3", 4, 2),
+    ("DPOTrainer(model, args=args)", "zero3_cpu", None, 2),
+    ("DPOTrainer(model, args=args)", "ddp", 1, 4),
+    ("m = AutoModelForCausalLM.from_pretrained(n, dtype=torch.bfloat16)\nDPOTrainer(m)", "ddp", 1, 2),
+    ("DPOTrainer(model, args=DPOConfig(precompute_ref_log_probs=True))", "zero2", None, 2),
+    ("DPOTrainer(model, ref_model=ref, args=DPOConfig(precompute_ref_log_probs=True))", "zero2", 1, 2),
+    ("DPOTrainer(model, peft_config=LoraConfig(r=8))", "zero2", None, 2),
+    ("SFTTrainer(model)", "zero2", None, 2),
+    ("CPOTrainer(model)", "zero2", None, 2),
+]
+
+
+@pytest.mark.parametrize(("script", "arm", "parts", "width"), REFERENCES)
+def test_the_reference_model_of_preferences_is_counted_and_said(script, arm, parts, width):
+    given = Described(arm=arm, ranks=4, micro_batch=2, sequence=512, checkpointing=True)
+    training = known(script, Wanted(model="gpt2"), given)
+    wanted = training.model.parameters * width // parts if parts else 0
+    assert training.described.reference in (None, width)
+    error = reading.find(new("200.00 GiB"))
+    causes, _ = explain(error, Wanted(), Described())
+    words = fitting.predicted(error, training, causes[0]).words
+    assert ("of it the reference model, which is frozen" in words) == bool(wanted)
+    assert fitting.kept_bytes(training, training.described) == wanted
+    alone = predicted_memory(training.wanted, replace(training.described, reference=None))
+    assert predicted_memory(training.wanted, training.described).peak_bytes == alone.peak_bytes + wanted
 
 
 def test_a_rank_of_adapters_is_not_asked_for_if_a_script_says_it():

@@ -9,6 +9,9 @@ from packaging.version import Version
 from study.cli.diagnosis import diagnose
 from study.cli.stack import stack
 from study.configs import model_losses, scripts
+from study.configs.code import that_counts
+from study.configs.oom.said import stated
+from study.configs.pasted.read import read
 from study.configs.priorities import AskedStack, ranked
 from study.configs.stacks import described
 from study.known.faults import ANY, table
@@ -407,6 +410,10 @@ model = AutoModelForCausalLM.from_pretrained(MODEL)
 trainer = Trainer(model=model, args=TrainingArguments(deepspeed="ds.json"), data_collator=DataCollatorForSeq2Seq())
 trainer.train()
 """
+OWN = """class Mine(Trainer):
+    def compute_loss(self, model, inputs, **kw):
+        return {loss}
+"""
 TWICE, SUMMED = "passes-divided-twice-under-deepspeed", "passes-summed-by-own-losses"
 
 
@@ -422,8 +429,12 @@ TWICE, SUMMED = "passes-divided-twice-under-deepspeed", "passes-summed-by-own-lo
         ("Qwen/Qwen2.5-14B", "4.49.0", "", None, None),
         ("mine/of-my-own", "4.48.3", "", "applies if", "applies if"),
         ("Qwen/Qwen2.5-14B", "4.48.3", "trainer.compute_loss = mine", "applies if", "applies if"),
-        ("Qwen/Qwen2.5-14B", "4.48.3", "from trl import DPOTrainer", "applies if", "applies if"),
-        ("Qwen/Qwen2.5-14B", "4.48.3", "from transformers import AutoModelForTokenClassification", *2 * ["applies if"]),
+        ("Qwen/Qwen2.5-14B", "4.48.3", "from trl import DPOTrainer\nDPOTrainer", "applies if", "applies if"),
+        ("Qwen/Qwen2.5-14B", "4.48.3", "head = AutoModelForTokenClassification", *2 * ["applies if"]),
+        ("Qwen/Qwen2.5-14B", "4.48.3", "from trl import DPOTrainer", "applies", None),  # which is used nowhere
+        ("Qwen/Qwen2.5-14B", "4.48.3", OWN.format(loss="model(**inputs).loss"), "applies if", "applies"),
+        ("Qwen/Qwen2.5-14B", "4.48.3", OWN.format(loss='f(model, kw["num_items_in_batch"])'), "applies if", None),
+        ("Qwen/Qwen2.5-14B", "4.48.3", OWN.format(loss="super().compute_loss(model, inputs)"), *2 * ["applies if"]),
     ],
 )
 def test_the_model_that_a_script_names_answers_what_is_asked_of_it(model, release, replaced, twice, summed, tmp_path):
@@ -512,3 +523,43 @@ def test_first_weights_of_stage_3_concern_who_trains_from_scratch(release, code,
     stack = seen(code, tmp_path, f"transformers=={release}\n", Flags(stage=3))
     found = [applies(fault, stack) for fault in table().fault if fault.id in FROM_CONFIG]
     assert tuple("" if each is None else "applies if" if each.why else "applies" for each in found) == said
+
+
+# Each keyword of a training that is read from a script, with its value.
+KEYWORDS = """cpu_offload=True, offload_params=True, offload_optimizer_device="cpu", gradient_accumulation_steps=4,
+accumulate_grad_batches=4, num_processes=8, world_size=8, num_gpus=8, per_device_train_batch_size=2, micro_batch_size=2,
+train_micro_batch_size_per_gpu=2, max_length=512, max_seq_length=512,
+lora_rank=8, lora_r=8, num_machines=2, nnodes=2, bf16=True, fp16=True, mixed_precision="bf16", optim="adamw_torch",
+gradient_checkpointing=True, activation_checkpointing=True, use_liger_kernel=True, use_reentrant=True, use_peft=True,
+cpu_ram_efficient_loading=True, fsdp="full_shard", fsdp_version=2, sharding_strategy="full_shard", zero_stage=3,
+sync_each_batch=True, gradient_as_bucket_view=True, load_in_4bit=True, peft_config=config, ref_model=other,
+vllm_gpu_memory_utilization=0.6, attn_implementation="eager", finetuning_type="full", deepspeed="ds_zero3.json"
+"""
+FOREIGN = ["StateDictOptions({})", "save.options({})", "wandb.init({})", "GenerationConfig({})"]
+SCRIPT = "import library\nlibrary.{}\n"
+
+
+@pytest.mark.parametrize("call", FOREIGN)
+@pytest.mark.parametrize("keyword", KEYWORDS.replace("\n", " ").strip().split(", "))
+def test_a_keyword_counts_in_the_call_whose_keyword_it_is(keyword, call):
+    of_training, elsewhere = (read(SCRIPT.format(each.format(keyword))) for each in ("ModelConfig({})", call))
+    assert of_training.said or stated(of_training)
+    assert (elsewhere.said, stated(elsewhere)) == ({}, {})
+
+
+UNUSED = [
+    "from peft import LoraConfig",
+    "from trl import DPOTrainer as Preferences, SFTTrainer",
+    "from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard",
+    "# no LoRA here, and no DPOTrainer( either",
+    '"""All weights train: no LoRA."""',
+]
+
+
+@pytest.mark.parametrize("line", UNUSED)
+def test_a_name_counts_where_it_is_used_and_not_where_it_is_imported_or_remarked(line):
+    script = f"{line}\nimport os\nfrom transformers import Trainer\nTrainer(model).train()\n"
+    assert read(script).said == read(script.replace(f"{line}\n", "")).said == {"trainer": "trainer"}
+    assert that_counts(script).count("\n") == script.count("\n")
+    name = line.removesuffix(" either").split()[-1].strip('."')
+    assert read(f"{script}{name}(model, lora_r=8)\n").said != {"trainer": "trainer"}

@@ -4,6 +4,7 @@ Each script of mistakes/ has one. Its first lines have options, and what the ans
 """
 
 import itertools
+import linecache
 import re
 from pathlib import Path
 
@@ -13,8 +14,10 @@ import transformers
 from study.cli import rehearsed
 from study.cli.rehearsed import failed
 from study.records.schema import Record
+from study.rehearsal import run
 from study.rehearsal.mistakes import note_modes
 from study.rehearsal.request import Failure, Request
+from study.rehearsal.values import Script
 from study.report import rehearsals
 from study.watch.diagnosis import judge
 from tests.conftest import ROOT, table
@@ -49,6 +52,27 @@ def test_a_mistake_is_named_in_the_first_lines(script, options, expected):
     words = " ".join(" ".join(done.stdout.splitlines()[:FIRST_LINES]).split())
     assert re.search(expected, words), words + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+
+
+OWN = {
+    "None.named_parameters()": True,
+    'raise AttributeError("as a library says it")': False,
+    'raise RuntimeError("as DDP says it")': False,
+    "1 / 0": False,  # what the script gave may be wrong
+}
+
+
+@pytest.mark.parametrize(("line", "is_own"), OWN.items())
+@pytest.mark.parametrize("folder", [Path(rehearsed.__file__).parent, Path("/somebodys")])
+def test_what_a_rehearsal_itself_breaks_is_not_said_of_the_users_gpus(line, is_own, folder, tmp_path):
+    file = str(folder / "patches.py")
+    linecache.cache[file] = (len(line), None, [line], file)
+    with pytest.raises(Exception) as caught:
+        exec(compile(line, file, "exec"), {})
+    failure = run.failed(caught.value, Script(tmp_path / "train.py", {}))
+    request = Request(script="train.py", words=[], ranks=4, ranks_per_machine=8, steps=2)
+    is_said = "as it would on 4 GPUs" in rehearsals.ending(failure, request)
+    assert is_said != (is_own and folder != Path("/somebodys"))
 
 
 @pytest.mark.parametrize(("kind", "names"), [("script", True), ("value", False)])

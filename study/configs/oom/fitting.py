@@ -11,7 +11,7 @@ from study.configs.oom.excess import Excess, although_it_fits, as_a_second_model
 from study.configs.oom.explain import FILLING, ranks_that_share
 from study.configs.oom.reading import OomError
 from study.configs.oom.said import IN_ONE_PIECE
-from study.configs.oom.training import Described, KnownTraining, predicted_memory, prediction_of
+from study.configs.oom.training import Described, KnownTraining, predicted_memory, prediction_of, reference_bytes
 from study.core.errors import Stop
 from study.core.gpus import GPUS, Gpu, gpu_named, like
 from study.core.text import binary_size, number_of, one_by_one, size
@@ -112,7 +112,7 @@ def _with_excess(
     What is as much as a second model is known, and stays with any change. So does what a prediction may miss.
     """
     given = training.described
-    peak_bytes = predicted_memory(training.wanted, given).peak_bytes + kept_bytes(training, given)
+    peak_bytes = prediction_of(training.wanted, given).memory.peak_bytes + kept_bytes(training, given)
     is_much = error.unallocated >= UNUSED_SHARE * card.memory_bytes  # beside them less explains nothing
     is_whole = fits_on(card, peak_bytes + excess.taken_bytes) != "no"  # if nothing were in pieces
     is_in_pieces = is_much and is_whole and helps_in_one_piece(error, training)
@@ -261,9 +261,12 @@ def _needs(training: KnownTraining, needs_bytes: float) -> str:
     if training.unfitting:
         return training.unfitting
     needs = f"a rank needs {binary_size(needs_bytes)} at the peak"
-    if kept := kept_bytes(training, training.described):
+    reference = reference_bytes(training.wanted, training.described)
+    if kept := kept_bytes(training, training.described) - reference:
         line = shorten(training.settings["output"], 80)
         needs += f" ({binary_size(kept)} of it the logits that `{line}` keeps)"
+    if reference:
+        needs += f" ({binary_size(reference)} of it the reference model, which is frozen)"
     if training.described.checkpointing is not None:
         return needs
     recomputing = replace(training.described, checkpointing=True)
@@ -281,8 +284,12 @@ def _later(error: OomError, training: KnownTraining, needs_bytes: int) -> str:
 
 
 def kept_bytes(training: KnownTraining, given: Described) -> int:
-    """Return the logits that a script's loop holds until it makes the next ones, beside all that is predicted."""
+    """Return what a rank holds beside all that a prediction has: a reference model, and logits.
+
+    A script's loop may hold these until it makes the next ones.
+    """
+    reference = reference_bytes(training.wanted, given)
     if "output" not in training.settings or given.chunked_loss:
-        return 0
+        return reference
     width = 4 if training.products == "fp32" else 2
-    return width * (given.micro_batch or 0) * training.sequence * training.vocabulary
+    return reference + width * (given.micro_batch or 0) * training.sequence * training.vocabulary

@@ -36,6 +36,8 @@ PRECISIONS: dict[str, Precision] = {
     "cast to float16": "bf16_cast",
     "autocast to bfloat16": "bf16",
     "autocast to float16": "fp16",
+    "cast in passes to bfloat16": "bf16",
+    "cast in passes to float16": "fp16",
 }
 HALF = ("bf16", "fp16")  # as a text says it
 # Accelerate reduces in each micro-batch: of its GradientAccumulationPlugin, or of the Trainer's accelerator_config.
@@ -77,6 +79,14 @@ SECOND_MODEL = re.compile(
     r"|\bdeepcopy\([^()\n]*(?:model|net|module)|\bref(?:erence)?_model *=(?! *None)|\b(?:AveragedModel|EMAModel)\("
     r"|\bvllm_gpu_memory_utilization *=|Model\w*\.from_pretrained\([^#\n]*(?:device_map|\)\.(?:to|cuda)\())[^#\n]*)"
 )
+# Trainers of preferences load a reference model (trl 1.16.0, dpo_trainer.py:908, kto_trainer.py:919).
+REFERENCE = re.compile(
+    r"(?m)(?<![A-Za-z])(?:DPO|KTO)Trainer\(|\btrl (?:dpo|kto)\b"
+    r"|\btrl[./](?:scripts|trainer)[./](?:dpo|kto)(?:_trainer)?\b"
+    r"|^[ \t]*(?:stage|rl|rlhf_type): *(?:dpo|kto)\b|--(?:stage|rlhf_type)[ =](?:dpo|kto)\b"
+)
+NO_REFERENCE = re.compile(r"\bprecompute_ref_log_probs[\"']?\s*[=: ]\s*[Tt]rue\b")  # a given one stays
+GIVEN_REFERENCE = re.compile(r"[(,]\s*ref_model\s*=\s*(?!None\b)\w")
 # The first that a script loads, as most load the one that they train.
 TRAINED_MODEL = re.compile(r"(?m)^[ \t]*(?!ref|[ \t#])([^#\n]*Model\w*\.from_pretrained\([^#\n]*)")
 # A line after which a name holds the logits. A loss alone holds none.
@@ -133,6 +143,8 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     said[CHUNKING] = pasted.said.get("chunked_loss")
     said[IN_ONE_PIECE] = advised(IN_ONE_PIECE, pasted) != IN_ONE_PIECE or None
     said["ruled_out"] = {name for name, words in RULED_OUT.items() if re.search(words, pasted.text)} or None
+    is_precomputed = NO_REFERENCE.search(pasted.text) and not GIVEN_REFERENCE.search(pasted.text)
+    said["reference"] = (bool(REFERENCE.search(pasted.text)) and not is_precomputed) or None
     trained = TRAINED_MODEL.search(pasted.text)
     said["trained_model"] = trained[1].strip(" \t,") if trained else None
     said["other_models"] = [each[1].strip(" \t,") for each in SECOND_MODEL.finditer(pasted.text)] or None

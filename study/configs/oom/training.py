@@ -85,6 +85,8 @@ class Described:
     """Size of the vocabulary, if the model is not named or has another."""
     buckets: int | None = None
     """Elements of DeepSpeed's buckets. Default: as the config says, or the arm's file."""
+    reference: Annotated[int | None, tyro.conf.Suppress] = None
+    """Bytes of a weight of the reference model that a trainer of preferences holds, which is not trained."""
     homes: Annotated[tuple[str, str] | None, tyro.conf.Suppress] = None
     """Where the optimizer's states and the weights are, if the config writes both."""
     keys: Annotated[Keys, tyro.conf.Suppress] = field(default=(), compare=False)
@@ -144,6 +146,9 @@ class KnownTraining:
             settings["sync_each_batch"] = True
         taken = optimizer_of(settings)
         settings["optimizer"], settings["optimizer by"] = taken or (None, "")
+        if settings.pop("reference", None) and not (wanted.lora_rank or settings.get("adapters")):
+            is_cast = str(settings["arm"]).startswith("zero") and settings["precision"] in (None, "bf16_cast")
+            settings["reference"] = 2 if is_cast or settings.get("loaded") else 4  # DeepSpeed casts it as well
         described = filled(described, settings)
         if wanted.model is None and wanted.params is None:
             wanted = replace(wanted, model=settings["model"])
@@ -272,7 +277,26 @@ def filled(described: Described, settings: dict[str, Any]) -> Described:
 
 
 def predicted_memory(wanted: Wanted, given: Described) -> Estimate:
-    return prediction_of(wanted, given).memory
+    """Return what a rank holds, with the reference model."""
+    memory, reference = prediction_of(wanted, given).memory, reference_bytes(wanted, given)
+    at_peak = memory.at_peak | {"weights": memory.at_peak.get("weights", 0) + reference}
+    return replace(memory, peak_bytes=memory.peak_bytes + reference, at_peak=at_peak)
+
+
+def reference_bytes(wanted: Wanted, given: Described) -> int:
+    """Return the most that a rank holds of a reference model: it is whole, except with stage 3.
+
+    TRL 1.16.0 gives DeepSpeed its config without the optimizer, and another stage than 3 as 0 (models/utils.py:246).
+    FSDP2 divides it as one unit, which its pass gathers whole (models/utils.py:292); older releases divide nothing.
+    """
+    if not given.reference:
+        return 0
+    whole_bytes = given.reference * asked_for(wanted, given.sequence or 1).parameters
+    arm = given.arm or ""
+    if not arm.startswith("zero3"):
+        return whole_bytes
+    is_on_host = given.homes[1] != "none" if given.homes else arm in ("zero3_cpu", "zero3_nvme")
+    return 0 if is_on_host else whole_bytes // (given.ranks or 1)
 
 
 def prediction_of(wanted: Wanted, given: Described) -> Prediction:

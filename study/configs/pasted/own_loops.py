@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
-from study.configs import scripts as scripts_of
+from study.configs.code import is_whole, parsed
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.situations import situations
 from study.configs.pasted.tracebacks import Seen
@@ -54,9 +54,7 @@ MAKES: dict[str, set[str]] = {
 def mistakes(pasted: Pasted, scripts: Mapping[Path, str]) -> Iterator[Seen]:
     """Yield what scripts do wrong in a loop of their own, with the line. `scripts` are in the text as well."""
     for path, script in scripts.items():
-        try:
-            tree = ast.parse(script)
-        except (SyntaxError, ValueError, RecursionError):
+        if (tree := parsed(script)) is None:
             continue
         code = ast.unparse(tree)  # without comments
         found: list[tuple[str, ast.Call, dict]] = []
@@ -64,7 +62,7 @@ def mistakes(pasted: Pasted, scripts: Mapping[Path, str]) -> Iterator[Seen]:
         found += [*_accumulates_otherwise(tree, code)]
         found += [("labels_not_moved", call, {}) for call in _labels_not_moved(tree, code)]
         found += [("clipped_scaled", call, {}) for call in _clipped_scaled(tree, code)]
-        if scripts_of.is_whole(scripts):
+        if is_whole(scripts):
             found += [("never_cleared", call, {}) for call in _never_cleared(tree, code)]
             found += [("not_divided", call, {}) for call in _not_divided(tree, code)]
         found += [("norm-is-partial", call, {}) for call in _norm_of_a_part(tree, code)]

@@ -7,6 +7,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from study.configs.code import that_counts
 from study.configs.oom.reading import BETWEEN_TEXTS
 from study.configs.pasted import contrasts
 from study.configs.pasted.config_in_text import Config, deepspeed_config
@@ -285,6 +286,7 @@ def _is_prose(line: str) -> bool:
 
 def read(text: str, symptom: str = "") -> Pasted:
     """Take a text apart, and what a person says beside it."""
+    text = BETWEEN_TEXTS.join(map(that_counts, text.split(BETWEEN_TEXTS)))
     whole = BETWEEN_TEXTS.join(filter(None, [text, symptom]))
     apart = two_releases(whole)
     broken = {name: each.broken for name, each in apart.items()}

@@ -1,4 +1,7 @@
 # The optimizer updates no tensor of the model
+# -- eval :: The optimizer updates no tensor of the model
+import sys
+
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
@@ -6,6 +9,8 @@ from torch.distributed.fsdp import fully_shard
 dist.init_process_group("nccl")
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2)).cuda()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+if "eval" in sys.argv:  # as from_pretrained leaves it
+    model.eval()
 for layer in model:
     fully_shard(layer)
 fully_shard(model)
