@@ -19,6 +19,7 @@ from packaging.version import Version
 from study.conform import releases
 from study.core.arms import ROOT
 from study.ledger import texts, verdicts
+from study.predict.front import named, papers
 from study.records import metrics
 from study.records.runs import Runs, load
 from study.report import answers, style
@@ -57,8 +58,11 @@ def of_memory(runs: Runs, ink: str = INK, page: str = "none") -> Figure:
     held = memory.table(Runs(tuple(answers.of_scale(runs)))).query("source == 'measured'")
     held["part"] = held["part"].where(held["part"].isin(SHOWN), "other")
     sizes: dict = held.groupby(["arm", "part"])["bytes"].sum().div(1e9).to_dict()
-    drawing, ax = plain(3.85, TITLE, NOTE, ink, page)
-    for place, (arm, name) in enumerate(STAGES.items()):
+    drawing, ax = plain(4.1, TITLE, NOTE, ink, page)
+    usual_gb = sum(papers.states_bytes(named("llama3-8b").parameters, 0, 1, "bf16_cast").values()) / 1e9
+    ax.plot([usual_gb, usual_gb], [-0.25, 0.4], color=ink, linewidth=2)
+    ax.text(usual_gb, 0.58, f"{usual_gb:.0f} GB by the usual count, before activations", color=ink, ha="center")
+    for place, (arm, name) in zip((0, 1.3, 2.3, 3.3), STAGES.items(), strict=True):
         ax.text(0, place - 0.34, name, color=ink, fontsize=10.5)
         end_gb = 0
         for part, label in SHOWN.items():
@@ -66,7 +70,7 @@ def of_memory(runs: Runs, ink: str = INK, page: str = "none") -> Figure:
             ax.barh(place, size_gb, 0.5, end_gb, color=style.PARTS[part], label=label, **style.EDGE)
             end_gb += size_gb
         ax.text(end_gb + 2, place, f"{end_gb:.0f} GB", color=ink, fontsize=13, fontweight="bold", va="center")
-    ax.set(xlim=(0, 190), ylim=(len(STAGES) - 0.5, -0.8))
+    ax.set(xlim=(0, 190), ylim=(len(STAGES) - 0.2, -0.8))
     keys, names = ax.get_legend_handles_labels()
     parts = dict(zip(names, keys, strict=True))
     ax.legend(parts.values(), parts, loc="lower right", labelcolor=ink)
@@ -75,7 +79,7 @@ def of_memory(runs: Runs, ink: str = INK, page: str = "none") -> Figure:
 
 def plain(height: float, title: str, note: str, ink: str, page: str = "none") -> tuple[Figure, Axes]:
     """Return a figure without axes, in an ink that its page shows."""
-    drawing = Figure(figsize=(style.WIDTH, height), layout="constrained", facecolor=page)
+    drawing = Figure(figsize=(5.4, height), layout="constrained", facecolor=page)
     ax = drawing.subplots()
     ax.set_axis_off()
     ax.set_title(title, color=ink, fontsize=11, fontweight="bold")

@@ -14,7 +14,8 @@ from study.core.text import is_number, number_of, say, say_wrapped, show
 from study.known.explained import of_fault
 from study.ledger import comparison, search, texts, verdicts
 from study.ledger.evidence import REPORTS, OfRuns, Piece, in_full
-from study.ledger.texts import Claim, Fault
+from study.ledger.search import Found
+from study.ledger.texts import Claim, Contradiction, Fault
 from study.records import runs as records
 from study.records import store
 from study.records.runs import Runs
@@ -31,6 +32,7 @@ ASK = (
     "  study claims papers high    of papers, DeepSpeed's posts or articles, with high certainty",
     "  study claims FOLDER         those that rest on the records in it",
     "  study claims faults         faults of libraries that a script shows",
+    "  study claims contradictions where texts contradict themselves: no claims",
     "  study claims S002-25 --all  with all of its evidence, and where the quote is from",
     "  study claims --undecided    what would decide the open ones",
     "  study claims --shared       which claims rest on the same evidence",
@@ -58,15 +60,15 @@ def claims(
         claim: Ids of claims, such as S000-20 (case does not matter); a document, such as S002, its arXiv id, authors,
             year or title; a verdict, a certainty, a topic (memory, traffic, losses, time, settings), papers, articles
             or posts; a folder of kept records; or words, such as stage 3: claims about this phrase, or if there are
-            none, those that contain all the words. Beside a document, a topic, `certainty high`, papers, articles,
-            posts or open, those of these claims. Words in quotes are one phrase, in reasons and conditions too.
+            none, those that contain all the words. Beside ids, documents, topics and other kinds, those of these
+            claims. Words in quotes are one phrase, in reasons and conditions too.
         undecided: List the claims that cannot be decided here, each with what would decide it.
         shared: List the evidence that decides several claims. So many facts they are not.
         every: Count the claims of each document, and list what it stands for. Of a claim: show all that a card has.
         runs: Folders that contain runs, at any depth: compare what they give with the evidence of the claims.
     """
     folders = [Path(each) for each in claim if os.sep in each and Path(each).is_dir()]
-    chosen: Sequence[Claim | Fault] = search.named(claim) if claim and not folders else texts.claims()
+    chosen: Sequence[Found] = search.named(claim) if claim and not folders else texts.claims()
     if folders:
         chosen = resting_on(folders)
         list_claims(chosen)
@@ -86,6 +88,8 @@ def claims(
     else:
         for each in chosen:
             show_one(each, whole=every)
+    for id in search.missing(claim):
+        say(f"No claim is named {id}.")
     # By alias: as the ledger's files have it.
     return [each.model_dump(mode="json", by_alias=True) for each in chosen]
 
@@ -101,7 +105,7 @@ def resting_on(folders: Sequence[Path]) -> list[Claim]:
     return [each for each in texts.claims() if each.id in ids]
 
 
-def show_undecided(chosen: Sequence[Claim | Fault]) -> list[Claim]:
+def show_undecided(chosen: Sequence[Found]) -> list[Claim]:
     """Show the claims that cannot be decided here, and return them."""
     are_open = [each for each in chosen if isinstance(each, Claim) and each.would_decide]
     for each in are_open:
@@ -124,7 +128,7 @@ def show_all() -> None:
     say_wrapped("", f"Apart from these: {faults}.")
 
 
-def show_counts(chosen: Sequence[Claim | Fault]) -> None:
+def show_counts(chosen: Sequence[Found]) -> None:
     number = verdicts.counts(chosen)
     total = sum(number.values())
     if not total:
@@ -142,7 +146,7 @@ def show_counts(chosen: Sequence[Claim | Fault]) -> None:
     say("")
 
 
-def list_claims(chosen: Sequence[Claim | Fault]) -> None:
+def list_claims(chosen: Sequence[Found]) -> None:
     show_counts(chosen)
     for verdict, found in verdicts.by_verdict(chosen).items():
         if found:
@@ -152,13 +156,23 @@ def list_claims(chosen: Sequence[Claim | Fault]) -> None:
     if faults := [each for each in chosen if isinstance(each, Fault)]:
         say(f"faults of libraries: {len(faults)}")
         say_wrapped(*[f"  {each.id} {each.outcome}" for each in faults], indent="      ")
+    if contradicted := [each for each in chosen if isinstance(each, Contradiction)]:
+        say(f"where texts contradict themselves, which are no claims: {len(contradicted)}")
+        say_wrapped(*[f"  {each.document} {each.said}" for each in contradicted], indent="      ")
+    for text in texts.texts():
+        if text.findings and [*text.claim] == chosen:
+            times = number_of(len(text.findings), "times")
+            say_wrapped("", f"It contradicts itself {times}: study claims {text.document} contradictions.")
     say("", "study claims ID shows one with its quote and its evidence.")
 
 
-def show_one(claim: Claim | Fault, whole: bool) -> None:
+def show_one(claim: Found, whole: bool) -> None:
     """Print the answer, and below it what it rests on: what decides is in the first lines."""
     if isinstance(claim, Fault):
         show_behind(of_fault(claim))
+        return
+    if isinstance(claim, Contradiction):
+        say_wrapped(f"{claim.document} contradicts itself, which is no claim: {claim.said}", indent="  ")
         return
     say(f"{claim.id} {claim.judged}")
     text = texts.of(claim)
@@ -166,7 +180,7 @@ def show_one(claim: Claim | Fault, whole: bool) -> None:
     say_wrapped(*[f"  {name}: {text}" for name, text in claim.parts.items()], "", indent="    ")
     evidence = claim.evidence if whole else claim.evidence[:MOST_PIECES]
     show_evidence(claim, evidence)
-    last = {"What would change it": claim.changes, "It is of": text.cited, "The quote is from": claim.quoted_from}
+    last = {"What would change it": claim.changes, "Source": text.cited, "The quote is from": claim.quoted_from}
     if whole:
         last["The quote is from"] = claim.quoted_from or text.quotes
         last |= {"Read of it": text.read, "How bytes count": claim.how_bytes_count}
@@ -193,7 +207,7 @@ def show_evidence(claim: Claim, evidence: Sequence[Piece]) -> None:
         )
 
 
-def show_shared(chosen: Sequence[Claim | Fault]) -> list[Claim]:
+def show_shared(chosen: Sequence[Found]) -> list[Claim]:
     """Show the evidence that several of these claims rest on, and return these."""
     of_claims = [each for each in chosen if isinstance(each, Claim)]
     found = comparison.shared(of_claims, records.kept_as_evidence())
@@ -208,7 +222,7 @@ def show_shared(chosen: Sequence[Claim | Fault]) -> list[Claim]:
     return [each for each in of_claims if each.id in ids]
 
 
-def compare_claims(chosen: Sequence[Claim | Fault], loaded: Runs, in_full: bool) -> list[dict]:
+def compare_claims(chosen: Sequence[Found], loaded: Runs, in_full: bool) -> list[dict]:
     """Show the numbers that evidence takes from runs beside those of some runs, and return them with their folders."""
     of_claims = [each for each in chosen if isinstance(each, Claim)]
     # Runs that have ended count, and no records of other people's scripts.

@@ -189,7 +189,7 @@ def estimate(
     states = estimates.model_states(needs, parameters)
     notes += answer.shape_note(ours.model, model.params)
     show_needs(needs, notes, estimates.of_states(states, parameters))
-    return in_json(needs) | {"model_states": states, "fine": is_fine}
+    return in_json(needs) | {"model_states": states, "notes": notes, "fine": is_fine}
 
 
 def of_homes(homes: tuple[str, str] | None) -> list[str]:

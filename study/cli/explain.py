@@ -1,5 +1,6 @@
 """`study explain`: what is behind a sentence that a command printed, by the id in brackets; and what a word means."""
 
+import re
 from typing import Annotated
 
 import tyro
@@ -14,6 +15,11 @@ from study.ledger import search, texts
 
 SOME = 3  # ids of a group that are named
 LONGEST = 4  # arguments that are one word, such as `cannot be decided here`
+# Words that ask, and mean nothing by themselves.
+OF_QUESTIONS = re.compile(
+    "(?i)an?|and|are|between|by|can|do|does|for|how|i|if|in|is|it|its|my|not|of|on|or|so|than|that|the|to|what|when|"
+    "where|which|why|with"
+)
 NEXT = {
     "arm": "To read next: `study arms` lists all arms, and GUIDE.md says which to use.",
     "key": "To read next: `study stack --config FILE` names known faults that a config's keys meet.",
@@ -65,15 +71,27 @@ def explain(
 
 
 def asked(ids: tuple[str, ...]) -> list[str]:
-    """Return what is asked for: arguments that together are a word or an arm, such as `optimizer states`, are one."""
+    """Return what is asked for: words that together have a meaning, such as `optimizer states`, are one.
+
+    Of a question, such as `why is stage 2 smaller than stage 1`, what is known is asked for: both stages.
+    """
     answers = []
-    while ids:
-        length = min(LONGEST, len(ids))
-        while length > 1 and not word(" ".join(ids[:length])):
+    typed = " ".join(ids).split()
+    while typed:
+        length = min(LONGEST, len(typed))
+        while length > 1 and not is_known(" ".join(typed[:length])):
             length -= 1
-        answers.append(" ".join(ids[:length]))
-        ids = ids[length:]
-    return answers
+        answers.append(" ".join(typed[:length]))
+        typed = typed[length:]
+    content = [each.rstrip("?") for each in answers if not OF_QUESTIONS.fullmatch(each)]
+    known = [*dict.fromkeys(filter(is_known, content))]
+    if not known:
+        return [" ".join(content or answers)]
+    return known if len(content) < len(answers) else answers
+
+
+def is_known(id: str) -> bool:
+    return bool(word(id)) or key(id) in by_key() or key(id) in keys() or search.is_name(id.strip("[]"))
 
 
 def all_rows() -> list[dict]:
@@ -86,8 +104,13 @@ def claim_named(id: str) -> str:
     """Return the id of a claim, or the name of a document. Raise Stop if nothing is called so."""
     name = id.strip("[]")
     if not search.is_name(name):
-        known = [*(row["id"] for row in all_rows()), *words()]
-        raise Stop(f"no sentence has the id {id!r:.80}", nearest(id, known, 3, "study explain --all lists them"))
+        rows = all_rows()
+        with_all = [row["id"] for row in rows if all(each in row["sentence"].lower() for each in id.lower().split())]
+        known = [*(row["id"] for row in rows), *words()]
+        remedy = nearest(id, known, SOME, "study explain --all lists them")
+        if with_all and not remedy.startswith("did"):
+            remedy = f"these sentences have it: {', '.join(with_all[:SOME])}; {remedy}"
+        raise Stop(f"no sentence has the id {id!r:.80}, and no word", remedy)
     return name
 
 

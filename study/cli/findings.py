@@ -26,12 +26,13 @@ def show_behind(each: Explained) -> dict:
     """Print what is behind a sentence, and return it."""
     of = behind(each)
     when = [f"Condition: {'; '.join(of.conditions)}"] if of.conditions else []
+    to_do = [f"What to do: {each.remedy}."] if each.remedy else []
     thread = "Nearest thread, not filed by us" if each.is_not_filed else "Upstream"
     also = [f"Also named in: {', '.join(of.readers)}"] if of.readers else []
     say_wrapped(
         f"{each.id}: a {each.kind}",
         f"Sentence: {ended(each.sentence)}",
-        f"What to do: {each.remedy or 'the sentence says it'}.",
+        *to_do,
         *when,
         f"Rests on: {of.rests_on.rstrip('.') or 'its test'}.",
         f"{thread}: {each.upstream or 'no thread'}",

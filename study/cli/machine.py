@@ -35,8 +35,11 @@ def arms(names: tyro.conf.Positional[tuple[str, ...]] = (), /) -> list[dict]:
     rows = [_row(name, gpus) for name in names]
     is_of_study = not all(map(is_file_name, names))
     if is_of_study:
-        ready = [row for row in rows if row["here"] == "yes"]
-        say(f"{len(ready)} of {number_of(len(rows), 'arms')} can run on this machine.", "")
+        counts = []
+        for kind in ("arm", "variant"):
+            here = [row["here"] == "yes" for row in rows if _kind(row) == kind]
+            counts += [f"{sum(here)} of {number_of(len(here), f'{kind}s')}"] if here else []
+        say(f"{' and '.join(counts)} can run on this machine.", "")
     _show_arms(rows)
     if is_of_study:
         say("")
@@ -75,11 +78,15 @@ def _tell_mistakes(name: str, mistakes: list[str]) -> None:
     say("")
 
 
+def _kind(row: dict) -> str:
+    return "variant" if row["arm"] in all_paths().keys() - {*NAMES} else "arm"
+
+
 def _show_table(rows: list[dict]) -> None:
     """Print what the files of arms say, then of variants, and below each reason why some cannot run here, once."""
     tables: dict[str, list[dict]] = {}
     for row in rows:
-        kind = "variant" if row["arm"] in all_paths().keys() - {*NAMES} else "arm"
+        kind = _kind(row)
         shown = {kind: row["arm"]} | {name: row[name] for name in ("stage", "optimizer states", "weights")}
         tables.setdefault(kind, []).append(shown | {"here": row["here"].partition(":")[0]})
     for table in tables.values():

@@ -196,7 +196,9 @@ def _show_causes(causes: list[Cause]) -> None:
         say_indented("A memory snapshot of PyTorch would tell.")
     say_indented(f"What to do: {first.remedy}.", f"Tells it apart: {first.apart}.")
     say_indented(f"It rests on: {'; '.join(first.reasons)}.")
-    for number, cause in enumerate(others, 2):
+    if others:
+        say_wrapped("", "If it is not that:")
+    for number, cause in enumerate(others, 1):
         why = f"{'likely' if cause.is_likely else 'possible'}: {'; '.join(cause.reasons)}"
         what = with_id(f"{cause.what[0].upper()}{cause.what[1:]} ({why})", cause.id)
         say_wrapped("", what, indent="    ", first=f"{number:>2}. ")

@@ -2,14 +2,26 @@
 
 import difflib
 import re
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import NoReturn
 
 from study.core.errors import Stop
 from study.known.faults import Fault
-from study.ledger.texts import ARXIV, CERTAINTIES, TOPICS, VERDICTS, Claim, claims, faults, of, texts
+from study.ledger.texts import (
+    ARXIV,
+    CERTAINTIES,
+    TOPICS,
+    VERDICTS,
+    Claim,
+    Contradiction,
+    claims,
+    contradictions,
+    faults,
+    of,
+    texts,
+)
 
-# Kinds of claims that `named` takes, as it takes documents; "certainty: high" as cards print it.
+# Kinds of claims that `named` takes, as it takes documents.
 KINDS = (*VERDICTS[::-1], *CERTAINTIES[::-1], "papers", "articles", "posts", *TOPICS)
 # Words by which we count, for a verdict's own, and the usual one for a topic.
 ALSO = {
@@ -19,72 +31,160 @@ ALSO = {
     "conditional": "holds only if",
     "speed": "time",
 }
-KIND = re.compile(rf"(?<!\w)(?:certainty:? )?({'|'.join((*KINDS, *ALSO))})(?!\w)")
-LEVEL = "|".join(CERTAINTIES[::-1])
-# Beside other words these narrow what they find; "high bandwidth" is no certainty.
-NARROWING = re.compile(
-    rf"(?<!\w)(certainty:? (?:{LEVEL})|(?:{LEVEL}) certainty|papers|articles|posts|{'|'.join((*TOPICS, *ALSO))})(?!\w)"
+# Each kind by all that names it: "certainty: high" as cards print it.
+FILTERS = (
+    {kind: kind for kind in KINDS}
+    | ALSO
+    | {
+        typed: level
+        for level in CERTAINTIES
+        for typed in (f"certainty {level}", f"certainty: {level}", f"{level} certainty")
+    }
 )
+MOST_WORDS = max(len(typed.split()) for typed in FILTERS)
+ALSO_WORDS = {*CERTAINTIES, "holds"}  # beside a word that claims have next to it: "high bandwidth" is no certainty
 ID = re.compile(r"(?i)(?:S?0*(\d{1,3})|(P\d))-0*(\d+)")  # S000-20 and P1-01, or as people type them: 0-20, p1-1
-ARM = re.compile(r"(?i)\bzero([123])\b")  # claims write stage 3 or ZeRO-3, where evidence has zero3
+ANY_ID = re.compile(r"(?i)[a-z]?\d*-\d+")  # of a claim or a fault, whether or not there is one
+# What people type, and what claims write for it. Claims write stage 3 or ZeRO-3, where evidence has zero3.
+MEANT = (
+    (re.compile(r"(?i)\bzero([123])\b"), r"(?:stage|ZeRO)[ -]\1"),
+    (
+        re.compile(r"(?i)\b(?:(?:activation|gradient)[ -])?(?:checkpointing|recomputing|recomputation)\b"),
+        "(?:checkpoint|recomput)[a-z]*",
+    ),
+)
+LETTER = r"[^\W\d_]"
+# Where a hyphen or a space may be: super-linear, super linear and superlinear are one word. "1-2" is not 12.
+BETWEEN_LETTERS = re.compile(rf"(?<={LETTER})(?:\\[ -])+|(?:\\[ -])+(?={LETTER})|(?<={LETTER})(?={LETTER})")
 WORDS_OF_A_TITLE = 3  # with fewer it is another: "trillion parameter" is of claims, and of the title of one paper
 MOST_NEAR = 3  # names that are suggested for one that nothing has
 LEAST_LETTERS = 5  # of a misspelt word and of what is meant: with fewer it is another, as load is not lora
 NEAR = 0.8  # similarity of a misspelt word to one that a claim has
 NEAR_A_VERDICT = 0.85  # the same of "does not holds", which is also three words that claims have
 
+Found = Claim | Fault | Contradiction
+POOLS: dict[str, Callable[[], Sequence[Found]]] = {"faults": faults, "contradictions": contradictions}  # of no claims
 
-def named(words: tuple[str, ...]) -> list[Claim | Fault]:
+
+def named(words: tuple[str, ...]) -> list[Found]:
     """The claims and faults with these ids, those of a document or of some kinds, or those that contain these words.
 
-    Several words are a phrase where claims have them so, as in "stage 3". Otherwise each is looked for by itself.
-    Beside a document, a topic, a certainty, papers, articles, posts or open they are looked for in these.
+    Each word is used: a document and kinds narrow what ids and other words find. Several other words are a phrase
+    where claims have them so, as in "stage 3"; else each is looked for. A contradiction is found where no claim is.
     """
-    known: list[Claim | Fault] = [*claims(), *faults()]
-    by_document = _by_document()
+    tokens = _tokens(words)
     by_name = _by_name()
-    # --- each word is a name, or all of them are words of a claim
-    names = [_as_written(word).lower() for word in words]
-    if by_name.keys() >= set(names):
-        return [each for name in names for each in by_name[name]]
-    kinds = [ALSO.get(kind, kind) for kind in KIND.findall(" ".join(names))]
-    rest = KIND.sub(" ", " ".join(names)).replace(" certainty", " ").split()
-    if kinds and by_name.keys() >= set(rest):
-        return _of_kinds([each for name in rest for each in by_name[name]] or claims(), kinds, rest)
-    _refuse_nearly_a_verdict(" ".join(names).split())
-    # --- so many words of a title are no words of a claim
-    if len(" ".join(names).split()) >= WORDS_OF_A_TITLE:
-        title = _pattern(" ".join(names))
-        titled: list[Claim | Fault] = [each for text in texts() if title.search(text.about) for each in text.claim]
-        if titled:
-            return titled
-    # --- documents and kinds narrow what other words find, if they find something
-    narrow = NARROWING.findall(" ".join(names))
-    documents = [name for name in names if name in by_document]
-    if narrow or documents:
-        wanted = {ALSO.get(each, re.sub("certainty:?", "", each).strip()) for each in narrow}
-        of_documents = [each for name in documents for each in by_document[name]] or claims()
-        of_kinds = [each for each in of_documents if each.kinds >= wanted]
-        taken = {*" ".join(narrow).split(), *documents}
-        others = [word for word in words if word.lower() not in taken]
-        if narrowed := _containing([" ".join(others)], of_kinds) or _containing(others, of_kinds):
-            return narrowed
-    return _with(words, known) or _refuse_unknown(words, known, by_name.keys())
+    # --- so many words of a title are no words of a claim, and no kinds
+    if titled := _titled(" ".join(tokens)):
+        return [each for each in claims() if each.document in titled]
+    kinds, others = _filters(tokens)
+    pools = [each for each in others if each.lower() in POOLS]
+    names = [each for each in others if each.lower() in by_name]
+    rest = [each for each in others if each not in {*pools, *names, *missing(words)}]
+    if rest or not (names or kinds or pools):
+        _refuse_nearly_a_verdict(" ".join(tokens).lower().split())
+    # --- ids, documents and kinds
+    chosen: list[Found] = [each for name in names for each in by_name[name.lower()]]
+    documents = {_document(each) for each in chosen}
+    if pools:
+        chosen = [each for pool in pools for each in POOLS[pool.lower()]() if not names or _document(each) in documents]
+    within = [each for each in (chosen if names or pools else claims()) if _kinds(each) >= {*kinds.values()}]
+    narrows = bool(names or kinds or pools)
+    if narrows and not rest:
+        return within or _refuse_kinds([*kinds.values()], [*names, *pools])
+    if titled := _titled(" ".join(rest)):
+        within = [each for each in within if _document(each) in titled]
+        return within or _refuse_kinds([*kinds.values()], sorted(titled))
+    # --- other words, in what these leave
+    phrase = " ".join(rest)
+    found = _containing([phrase], within) or _containing(rest, within) if narrows else _with(rest, _judged())
+    if not found and len(kinds) == 1 and not names and not pools and {*kinds.values()} <= {*TOPICS}:
+        found = _with(tokens, claims())  # a topic is a word of claims as well
+    if not found:
+        texts_of = [each for each in contradictions() if not names or each.document in documents]
+        of_kinds = [each for each in texts_of if each.kinds >= {*kinds.values()}]
+        found = _containing([phrase], of_kinds) or _containing(rest, of_kinds)
+    return found or _refuse_unknown(words, by_name.keys())
+
+
+def missing(words: Sequence[str]) -> list[str]:
+    """The ids among these words that nothing has, beside others that something has."""
+    by_name = _by_name()
+    tokens = [each.lower() for each in _tokens(words)]
+    if not any(each in by_name for each in tokens):
+        return []
+    return [each.upper() for each in tokens if ANY_ID.fullmatch(each) and each not in by_name]
 
 
 def is_name(word: str) -> bool:
     """Whether a word is the id of a claim, or the name of a document or of a kind of claims."""
-    return _as_written(word).lower() in _by_name() or bool(KIND.fullmatch(word.lower()))
+    name = _as_written(word).lower()
+    return name in _by_name() or name in FILTERS or name in POOLS
 
 
-def _by_document() -> dict[str, Sequence[Claim]]:
-    by_document: dict[str, Sequence[Claim]] = {text.document.lower(): text.claim for text in texts()}
-    return by_document | {text.document.removeprefix("S").lower(): text.claim for text in texts()}  # 002 is S002
+def _tokens(words: Sequence[str]) -> list[str]:
+    """The words, with the ledger's name of each id and of each paper's address; a phrase in quotes is one."""
+    by_number = {number: text.document for text in texts() for number in ARXIV.findall(text.address)}
+    tokens: list[str] = []
+    for word in words:
+        for each in word.split() if ARXIV.search(word) else [word]:
+            paper = ARXIV.search(each)
+            if paper and paper[0] in by_number:
+                if tokens and tokens[-1].lower().rstrip(":") == "arxiv":
+                    tokens.pop()
+                each = by_number[paper[0]]
+            tokens.append(_as_written(each))
+    return [each for each in tokens if each.strip()]
+
+
+def _filters(tokens: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The kinds among words, by what was typed for each, and the other words."""
+    kinds: dict[str, str] = {}
+    others: list[str] = []
+    place = 0
+    while place < len(tokens):
+        for several in range(min(MOST_WORDS, len(tokens) - place), 0, -1):
+            typed = " ".join(tokens[place : place + several]).lower()
+            after = tokens[place + several : place + several + 1]
+            beside = [*(f"{other} {typed}" for other in others[-1:]), *(f"{typed} {other}" for other in after)]
+            is_word = typed in ALSO_WORDS and any(
+                each.lower() not in FILTERS and _containing([each], _judged()) for each in beside
+            )
+            if typed in FILTERS and not is_word:
+                kinds[typed] = FILTERS[typed]
+                place += several
+                break
+        else:
+            others.append(tokens[place])
+            place += 1
+    return kinds, others
+
+
+def _titled(phrase: str) -> set[str]:
+    """The documents that have these words in what a catalogue has of them, if they are enough for a title."""
+    title = _pattern(phrase) if len(phrase.split()) >= WORDS_OF_A_TITLE else None
+    return {text.document for text in texts() if title and title.search(text.about)}
+
+
+def _document(each: Found) -> str:
+    return "" if isinstance(each, Fault) else each.document
+
+
+def _kinds(each: Found) -> set[str]:
+    return set() if isinstance(each, Fault) else each.kinds
 
 
 def _by_name() -> dict[str, Sequence[Claim | Fault]]:
-    known: list[Claim | Fault] = [*claims(), *faults()]
-    return {**{each.id.lower(): [each] for each in known}, "faults": faults(), **_by_document()}
+    by_name: dict[str, Sequence[Claim | Fault]] = {each.id.lower(): [each] for each in _judged()}
+    for text in texts():
+        by_name |= {
+            name.lower(): text.claim for name in (text.document, text.document.removeprefix("S"))
+        }  # 002 is S002
+    return by_name
+
+
+def _judged() -> list[Claim | Fault]:
+    return [*claims(), *faults()]
 
 
 def _as_written(word: str) -> str:
@@ -95,19 +195,21 @@ def _as_written(word: str) -> str:
     return f"{paper or f'S{article:0>3}'}-{number:0>2}"
 
 
-def _containing(words: Sequence[str], known: Sequence[Claim | Fault]) -> list[Claim | Fault]:
+def _containing(words: Sequence[str], known: Sequence[Found]) -> list[Found]:
     patterns = [_pattern(word) for word in words if word.strip()]
     return [each for each in known if patterns and all(pattern.search(text_of(each)) for pattern in patterns)]
 
 
-def _with(words: Sequence[str], known: Sequence[Claim | Fault]) -> list[Claim | Fault]:
+def _with(words: Sequence[str], known: Sequence[Claim | Fault]) -> list[Found]:
     """Those about these words as a phrase; where no claim is, those that have each of them."""
-    if len([word for word in words if word.strip()]) > 1:
+    if len(words) > 1:
         phrase = _pattern(" ".join(words))
         # A phrase in the reasons does not make it a claim about that.
         about = [each for each in known if phrase.search(each.head if isinstance(each, Claim) else each.outcome)]
-        if about:
-            return about
+        if any(isinstance(each, Claim) for each in about):
+            return [*about]
+        if having := _containing([" ".join(words)], known):
+            return having
     return _containing(words, known)
 
 
@@ -120,7 +222,8 @@ def _refuse_nearly_a_verdict(words: Sequence[str]) -> None:
                 raise Stop(f"no verdict is called {typed}", f"did you mean {near[0]}?")
 
 
-def _refuse_unknown(words: Sequence[str], known: Sequence[Claim | Fault], names: Set[str]) -> NoReturn:
+def _refuse_unknown(words: Sequence[str], names: Set[str]) -> NoReturn:
+    known = _judged()
     what = f"no claim is named {' '.join(words):.80}, and none contains all of these words"
     said = {word.lower() for each in known for word in re.findall(r"[\w-]+", text_of(each))}
     # A word that some claim has is not misspelt.
@@ -145,25 +248,29 @@ def _refuse_unknown(words: Sequence[str], known: Sequence[Claim | Fault], names:
     raise Stop(what, f"did you mean {' or '.join(near)}?" if near else fewer)
 
 
-def _of_kinds(chosen: Sequence[Claim | Fault], kinds: Sequence[str], names: Sequence[str]) -> list[Claim | Fault]:
-    found: list[Claim | Fault] = [each for each in chosen if isinstance(each, Claim) and each.kinds >= set(kinds)]
-    if not found:
-        of = f" of {', '.join(names).upper()}" if names else ""
-        what = f"no claim{of} is all of these: {', '.join(kinds)}"
-        raise Stop(what, "give fewer of them; study claims --all counts them")
-    return found
+def _refuse_kinds(kinds: Sequence[str], names: Sequence[str]) -> NoReturn:
+    of = f" of {', '.join(names).upper()}" if names else ""
+    what = f"no claim{of} is all of these: {', '.join(kinds)}"
+    raise Stop(what, "give fewer of them; study claims --all counts them")
 
 
 def _pattern(words: str) -> re.Pattern:
-    if paper := ARXIV.search(words):
-        words = paper[0]
-    either = ARM.sub(r"(?:stage|ZeRO)[ -]\1", re.escape(words))
-    return re.compile(rf"(?<!\w){either}(?!\w)", re.IGNORECASE)
+    return re.compile(rf"(?<!\w){_alike(words)}(?!\w)", re.IGNORECASE)
 
 
-def text_of(each: Claim | Fault) -> str:
+def _alike(words: str) -> str:
+    """The pattern of words and of other spellings of them."""
+    for typed, meant in MEANT:
+        if found := typed.search(words):
+            return _alike(words[: found.start()]) + found.expand(meant) + _alike(words[found.end() :])
+    return BETWEEN_LETTERS.sub("[ -]*", re.escape(words))
+
+
+def text_of(each: Found) -> str:
     """Return what single words are looked for in. A word in the evidence does not make it a claim about that."""
     if isinstance(each, Claim):
         parts = (each.id, each.head, each.where, each.found, each.condition, each.would_decide, of(each).about)
         return " ".join(parts)
+    if isinstance(each, Contradiction):
+        return each.said
     return f"{each.said} (certainty: {each.certainty})"

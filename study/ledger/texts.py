@@ -32,6 +32,10 @@ COUNTED = (
 )
 
 
+def source_of(document: str) -> str:
+    return "articles" if document.startswith("S") else "papers"
+
+
 class Claim(BaseModel):
     """A published statement, what was found, and the evidence."""
 
@@ -50,6 +54,7 @@ class Claim(BaseModel):
     ours: str = ""  # one number of the answer, and the same of the text
     theirs: str = ""
     condition: str = ""  # under which it holds
+    is_fitted: bool = False  # we looked for settings that give the text's number
     would_decide: str = ""  # one that cannot be decided here
     found: str  # why the answer is so, with all conditions
     instead: str = ""  # for one that does not hold: the nearest sentence that the evidence carries
@@ -66,9 +71,8 @@ class Claim(BaseModel):
     @property
     def kinds(self) -> set[str]:
         """The words of `KIND` that are true of it."""
-        source = "articles" if self.document.startswith("S") else "papers"
         posts = {"posts"} if self.in_post else set()
-        return {self.verdict, source, self.topic, self.certainty or "", *posts}
+        return {self.verdict, source_of(self.document), self.topic, self.certainty or "", *posts}
 
     @property
     def head(self) -> str:
@@ -90,7 +94,7 @@ class Claim(BaseModel):
         named = {
             "It holds only if": self.condition,
             "What would decide it": self.would_decide,
-            "What we would sign": self.instead,
+            "What holds instead": self.instead,
             "The text": f"“{self.quote}” ({self.where})",
             "So certain because": self.because,
             "Because": self.found,
@@ -119,6 +123,19 @@ class Claim(BaseModel):
         if kinds & {"runs", "virtual", "reproduction", "prediction"}:
             return "We find"
         return "By arithmetic" if kinds & {"arithmetic", "formula"} else "Others report"
+
+
+class Contradiction(BaseModel):
+    """Where a text contradicts itself in a number that matters. It is no claim, and is counted apart."""
+
+    model_config = STRICT
+
+    document: str
+    said: str
+
+    @property
+    def kinds(self) -> set[str]:
+        return {source_of(self.document)}
 
 
 class Text(BaseModel):
@@ -180,3 +197,8 @@ def of(claim: Claim) -> Text:
 def faults() -> list[Fault]:
     """Return the known faults that a script shows, with what it finds."""
     return [each for each in table().fault if each.found]
+
+
+def contradictions() -> list[Contradiction]:
+    """Return where texts contradict themselves, in the order of the documents."""
+    return [Contradiction(document=text.document, said=said) for text in texts() for said in text.findings]

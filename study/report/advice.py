@@ -171,8 +171,10 @@ def bucket_note(training: Training) -> list[str]:
 
 
 def stages_note(training: Training) -> list[str]:
-    """Return that stages 1 and 2 need about as much: if the update decides, where both hold the same."""
+    """Return that one rank divides nothing; or that stages 1 and 2 need about as much: if the update decides."""
     placement = training.placement
+    if placement.ranks == 1 and (placement.deepspeed or placement.fsdp):
+        return [finding("one_rank_divides_nothing").said]
     if placement.stage not in (1, 2) or placement.ranks == 1 or placement.deepspeed is None:
         return []
     estimates = {}

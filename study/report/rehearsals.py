@@ -16,6 +16,7 @@ from study.rehearsal.start import Tried
 
 FITS = {"yes": "it fits", "only just": "it fits only just", "no": "it does not fit"}
 GIB = 2**30
+OUTPUTS = 0.05  # of a peak: what a script keeps from a step is told from there on
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ def on_cpu(answer: Answer) -> str:
     """Return what a CPU holds and a GPU does not, where no kind of GPU is named."""
     if not answer.keeps_scores:
         return ""
-    return " That is of a CPU's kernels; its attention has dropout, and a CPU keeps the scores: --gpu leaves them out."
+    return " A CPU's kernels give that; its attention has dropout, and a CPU keeps the scores: --gpu leaves them out."
 
 
 def parts_of_peak(of: Rehearsed) -> list[str]:
@@ -194,6 +195,12 @@ def parts_of_peak(of: Rehearsed) -> list[str]:
     lines = ["At the peak: " + ", ".join(f"{name.replace('_', ' ')} {size(held)}" for name, held in parts) + "."]
     if of.device.host:
         lines.append(f"The host keeps {size(of.device.host)} of these for this rank.")
+    kept = of.record.memory.components.per_rank[0].after_step.get("activations", 0)
+    if kept > OUTPUTS * of.device.peak:
+        lines.append(
+            f"When the optimizer steps, {size(kept)} of activations are still held, such as a model's outputs. Unless "
+            "the script deletes them, the next forward pass holds them too. `study estimate` does not count them."
+        )
     return lines
 
 

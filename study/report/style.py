@@ -27,9 +27,10 @@ from PIL import Image
 from study.core.files import from_toml
 from study.report.tables import parts
 
-WIDTH = 5.4  # inches: on a phone it scrolls, as site.css says; a desk shows it at full size and a fifth more
-TITLE_LETTERS, NOTE_LETTERS = 52, 72  # of a line: browsers set the same font up to an eighth wider than matplotlib
-COLUMNS = 3  # of a legend
+WIDTH = 4.0  # inches: a phone of 390 px shows all of it, with letters of 11 px or more; a desk shows it larger
+# Letters of a line: browsers set the same font up to an eighth wider than matplotlib.
+NAME_LETTERS, TITLE_LETTERS, NOTE_LETTERS = 17, 32, 50
+COLUMNS = 2  # of a legend
 COLOURS_OF_PNG, DPI_OF_PNG = 64, 144
 LINE = 0.16  # inches: the height of a line of text
 FAINT, CARD = "#5c5c63", "#ffffff"  # as in figures.mplstyle
@@ -68,7 +69,7 @@ def finished(drawing: Figure, entries: list, note: str) -> Figure:
     rows = note.count("\n") + 1 + 1.2 * math.ceil(len(entries) / COLUMNS)
     if entries:
         drawing.legend(handles=entries, loc="outside upper left", ncols=COLUMNS, columnspacing=1.2, handletextpad=0.5)
-    drawing.supxlabel(note, x=0.01, ha="left", fontsize=8.5, color=FAINT)
+    drawing.supxlabel(note, x=0.01, ha="left", fontsize=9, color=FAINT)
     for axes in drawing.axes:
         title = "\n".join(textwrap.fill(line, TITLE_LETTERS) for line in axes.get_title("left").splitlines())
         axes.set_title(title)
@@ -95,8 +96,9 @@ class StackedBars(NamedTuple):
 @figure
 def stacks(rows: pd.DataFrame, stack: StackedBars, note: str) -> Figure:
     """Draw a bar of parts for each line; each `panel` has axes of its own."""
-    below = parts(rows, "panel")
-    drawing, axes = panels([0.8 + 0.25 * mine["line"].nunique() for mine in below.values()])
+    below = parts(rows.assign(line=[textwrap.fill(name, NAME_LETTERS) for name in rows["line"]]), "panel")
+    # --- a name may take several lines
+    drawing, axes = panels([0.8 + 0.25 * len("\n".join(parts(mine, "line")).split("\n")) for mine in below.values()])
     for ax, title in zip(axes, below, strict=True):
         draw_stacks(ax, below[title], stack)
         ax.set_title(title)
@@ -141,12 +143,12 @@ def draw_stacks(ax: Axes, rows: pd.DataFrame, stack: StackedBars) -> None:
     name_bars(ax, lines)
     ax.margins(x=0.2, y=0.02)  # the numbers need room
     ax.set_xlim(left=0)
-    ax.xaxis.set_major_locator(MaxNLocator(5))
+    ax.xaxis.set_major_locator(MaxNLocator(4))
     ax.xaxis.set_major_formatter(lambda value, _: stack.words(value) if value else "0")
 
 
 def annotate(axes: Axes, text: str, x: float, y: float) -> None:
-    axes.annotate(text, (x, y), (7, 0), textcoords="offset points", va="center", fontsize=8.5)
+    axes.annotate(text, (x, y), (7, 0), textcoords="offset points", va="center", fontsize=9)
 
 
 def svg(drawing: Figure, name: str, label: str | None = None) -> str:

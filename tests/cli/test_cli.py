@@ -171,7 +171,8 @@ def test_an_arm_that_is_refused_stops_no_other(asked, monkeypatch, tmp_path, cap
     assert asked("arms") == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert refused.partition("; fix")[0] in printed
-    assert f"of {len(every)} arms can run on this machine." in printed
+    variants = len(every) - len(NAMES)
+    assert re.search(rf"^\d+ of {len(NAMES)} arms and \d+ of {variants} variants can run on this machine\.", printed)
 
 
 def test_the_arms_stand_apart_from_their_variants(asked, capsys):
@@ -336,7 +337,7 @@ def test_an_estimate_takes_a_yaml_as_accelerate_config_writes_it(kind, word, pre
         f"estimate --model gpt2 --arm {bare} --gpus 5 --accumulation {passes} --precision {precision}",
     ):
         asked(f"{words} --json")
-        answers.append(json.loads(capsys.readouterr().out) | {"arm": ""})
+        answers.append(json.loads(capsys.readouterr().out) | {"arm": "", "notes": ""})
     assert answers[0] == answers[1]
     asked(of_yaml)
     assert f"mine.yaml: --gpus 5, --precision {precision}" in " ".join(capsys.readouterr().out.split())
@@ -421,7 +422,7 @@ def test_a_yaml_of_fsdp_is_predicted_as_the_arm_that_divides_the_same(version, o
     answers = []
     for words in (f"--config {mine}", f"--arm {arm} --gpus 16 --precision bf16 --checkpointing"):
         assert asked(f"estimate --model gpt2 {words} --json") is None
-        answers.append(json.loads(capsys.readouterr().out) | {"arm": "", "model_states": ""})
+        answers.append(json.loads(capsys.readouterr().out) | {"arm": "", "model_states": "", "notes": ""})
     assert answers[0] == answers[1]
     asked(f"estimate --model gpt2 --config {mine}")
     assert ("FSDP1 was not run" in " ".join(capsys.readouterr().out.split())) == (version in FSDP1_FILES)

@@ -255,6 +255,35 @@ def test_an_arm_is_explained_by_its_name(asked, id, capsys):
     assert (row["id"], row["kind"]) == (id, "arm")
 
 
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("tensor parallelism", ["tensor parallelism"]),
+        ("pipeline parallelism", ["pipeline parallelism"]),
+        ("Adam", ["Adam, AdamW"]),
+        ("batch size", ["batch, batch size"]),
+        ("bucket_size", ["bucket, bucket size"]),
+        ("mixed precision", ["mixed precision"]),
+        ("offload", ["offloading, offload, ZeRO-Offload, ZeRO-Infinity"]),
+        ("why is stage 2 smaller than stage 1", ["stage 2", "stage 1"]),
+        ("What does an all-reduce do?", ["all-reduce"]),
+        ("why is my loss nan?", ["loss-nan"]),
+        ("second bucket", ["second_bucket"]),
+    ],
+)
+def test_what_a_student_asks_is_answered_by_words(asked, words, capsys):
+    """In the arguments of a shell, and in quotes."""
+    assert [row["id"] for row in explain(tuple(asked.split()))] == words
+    assert [row["id"] for row in explain((asked,))] == words
+
+
+def test_what_nothing_explains_is_told_whole():
+    with pytest.raises(Stop, match="no sentence has the id 'tensor slicing', and no word"):
+        explain(("tensor", "slicing"))
+    with pytest.raises(Stop, match=r"(?s)no sentence has the id 'secondbucket'.* did you mean 'second_bucket'"):
+        explain(("why", "secondbucket"))
+
+
 def test_the_words_of_their_page_are_explained(capsys):
     """Of those that are an id as well, such as a component of memory, one line says how to see its sentence."""
     page = re.sub(r"\[(.+?)\]\(.+?\)", r"\1", (ROOT / "WORDS.md").read_text())

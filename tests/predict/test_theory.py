@@ -48,6 +48,12 @@ def test_parts():
     assert owned == {"bert.embeddings.word_embeddings.weight": 2193090}, "half the model is the first half of the words"
 
 
+@pytest.mark.parametrize("arm", [name for name in FOR_BERT if name != "hsdp"])  # which needs two ranks
+def test_a_rank_alone_sends_nothing(arm):
+    """DeepSpeed and FSDP call collectives there too, which copy at most. In none is a tensor for another rank."""
+    assert estimate(training_of(named("gpt2"), arm)).traffic == {}
+
+
 def test_what_stage_3_keeps_gathered():
     """With DeepSpeed's defaults, all of a small model; in the textbook arm, small weights and one fetch ahead."""
     everything = named("bert-base").parameters

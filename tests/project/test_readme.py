@@ -140,7 +140,7 @@ def test_the_verdicts_and_their_counts():
         verdicts.counts(claim for claim in texts.claims() if source in claim.kinds) for source in ("papers", "articles")
     ]
     papers, of_the_others = ([*map(str, each.values())] for each in by_source)
-    shown = "of papers {} hold, {} does not, {} under a condition, {} are open; of articles ".format(*papers)
+    shown = "of papers {} hold, {} do not, {} under a condition, {} are open; of articles ".format(*papers)
     shown += "{}, {}, {} and {}".format(*of_the_others)
     assert f'<img alt="Published claims by verdict: {shown}"' in page
     number = verdicts.counts(texts.claims())

@@ -44,6 +44,9 @@ STRANGE = {
     "kept back": r"\bkept back\b",
     "of those that": r"\bof those that\b",
     "hold to": r"\bh[eo]lds? (?:each|every|a|the) [\w ]{0,25}? to (?:one|DDP)",
+    # reads as translated
+    "it is of": r"\b(?:[Ii]t|[Tt]hat|[Tt]hey|numbers|GB) (?:is|are) of (?:an?|the|any|this|one|two|our)\b",
+    "so it is with": r"\bSo it is with\b|\bit holds: |\bwould sign\b",
     "lose": r"\blos(?:es|t) (?:what|a|the) (?:one|parameter|small)",
     # micro-batch
     "pass": r"\b(?:g|\d|two|four|six|several|all|more|fewer|many|unequal) passes\b",

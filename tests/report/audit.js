@@ -57,6 +57,20 @@ for (const figure of width > 1000 ? document.querySelectorAll(".output > :has(fi
 for (const scroll of width > 1000 ? document.querySelectorAll(".scroll") : [])
   if (scroll.scrollWidth > scroll.clientWidth + 1) problems.push(`a table of ${scroll.scrollWidth} in ${scroll.clientWidth}: ${name(scroll)}`);
 
+// Tables: no column is narrower than a word. Code and links, such as the name of a run, may take several lines.
+for (const cell of document.querySelectorAll("td, th")) {
+  const words = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+  while (words.nextNode()) {
+    if (words.currentNode.parentElement.closest("code, a")) continue;
+    for (const found of words.currentNode.textContent.matchAll(/(?<=^|\s)\p{L}{3,}(?=[\s,.;:]|$)/gu)) {
+      const range = document.createRange();
+      range.setStart(words.currentNode, found.index);
+      range.setEnd(words.currentNode, found.index + found[0].length);
+      if (new Set([...range.getClientRects()].map((box) => box.top)).size > 1) problems.push(`“${found[0]}” is broken in ${name(cell)}`);
+    }
+  }
+}
+
 // Contrast: every text against what is behind it.
 const luminance = (rgb) => rgb.slice(0, 3).map((c) => c / 255).map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)).reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
 const behind = (node) => {

@@ -87,8 +87,9 @@ def test_a_page_is_whole_and_readable(page, show):
     assert opened.get_log("browser") == []
 
 
-def test_a_phone_shows_the_tables_of_zero_by_hand_whole(show):
-    tables = show("by_hand", 390).find_elements("css selector", "table")
+@pytest.mark.parametrize("page", ["by_hand", "guide"])
+def test_a_phone_shows_tables_of_texts_whole(page, show):
+    tables = show(page, 390).find_elements("css selector", "table")
     assert len(tables) > 3
     wide = [each.text for each in tables if each.get_property("scrollWidth") > each.get_property("clientWidth")]
     assert wide == []

@@ -32,6 +32,15 @@ def test_the_peak_is_of_an_update_unless_another_moment_holds_more(held, when, p
     assert Peak.of(answer, OnGpu(reserved=0, driver=0, host=0, **held), {"gradients": 7}) == Peak(when, parts)
 
 
+@pytest.mark.parametrize(("kept", "is_told"), [(6, True), (4, False)])
+def test_outputs_that_a_script_keeps_after_a_step_are_told(kept, is_told):
+    rank = SimpleNamespace(after_step={"activations": kept * 10**6})
+    record = SimpleNamespace(memory=SimpleNamespace(components=SimpleNamespace(per_rank=[rank])))
+    device = OnGpu(peak=10**8, reserved=0, driver=0, host=0)
+    said = rehearsals.parts_of_peak(SimpleNamespace(record=record, device=device, peak=Peak("step 2", {"weights": 1})))
+    assert (f"When the optimizer steps, {kept} MB of activations are still held" in " ".join(said)) == is_told
+
+
 def test_an_evaluation_that_is_not_extrapolated_says_what_it_does_not_count():
     answer = Answer(moments=[Moment("evaluation", 0, 1, batches_left=6)])
 

@@ -31,7 +31,6 @@ LONGEST_ERROR = 160  # characters
 MOST_QUESTIONS = 3
 MOST_ALSO = 3
 RELEASES = "the releases"
-NOT_OF_LOOP = {"hang", "memory", "slow", "error"}  # symptoms that no mistake of own_loops.py makes
 WHICH_RELEASES = "Which releases? Give the output of `pip freeze` as well"
 LAST_LINE = "What does the last line of the traceback say? Paste the rest of it"
 GOES_ON = re.compile(r"it/s|s/it|'loss'")  # a training
@@ -96,7 +95,8 @@ def answer(
     seen = _symptoms(pasted, shown)
     if "hang" in seen:
         causes = OF_ALL if pasted.said.get("stage") == "DDP" else (*OF_SHARDS, *OF_ALL)  # DDP gathers nothing
-        shown += on_one_rank(scripts, causes, is_after=False if _is_in_training(pasted) else None)
+        is_after = False if _is_in_training(pasted) else None
+        shown += on_one_rank(scripts, causes, is_after, watchdogs.that_differ(pasted.text))
     faults = matching.matches(pasted, seen, scripts)
     likely = [each for each in faults if each.sure != "possible"]
     others = faults[len(likely) :]
@@ -106,10 +106,12 @@ def answer(
     applying = [each for each in others if each.is_certain and each.fault.id not in told]
     found = ordered(shown, silent, _situations(pasted, shown, seen))
     of_loop = sorted(own_loops.mistakes(pasted, scripts), key=lambda each: -each.place)
-    beside = [f"In the script: {each.line}. {each.sentence} [{each.id}]. To do: {each.remedy}." for each in of_loop]
-    if not found:
-        of_loop = [] if seen & NOT_OF_LOOP else of_loop
-        found, beside = of_loop or _otherwise(pasted, error), [] if of_loop else beside
+    found = [*_of_loop(of_loop, shown, found, seen), *found] or _otherwise(pasted, error)
+    beside = [
+        f"In the script: {each.line}. {each.sentence} [{each.id}]. To do: {each.remedy}."
+        for each in of_loop
+        if each not in found
+    ]
     unsaid = _unsaid(pasted, possible)
     questions = _to_be_surer(found, unsaid, seen) if found else _to_know(pasted, unsaid, seen)
     found = found[: 1 + MOST_ALSO]
@@ -144,10 +146,13 @@ def _shown(pasted: Pasted, error: OomError | None, by_text: ByText) -> list[Seen
         errors = [each for each in errors if not each.follows or ERROR.search(each.line)]
     of_memory = memory.of_error(pasted, error, by_text) if error else memory.of_words(pasted, by_text)
     waits = watchdogs.hangs(pasted.text, pasted.sentences)
-    signs = losses.signs(pasted.log, pasted.may_be_deepspeed, pasted.said.get("passes", losses.USUAL_PASSES))
+    passes = pasted.said.get("passes", losses.USUAL_PASSES)
+    signs = losses.signs(pasted.log, pasted.may_be_deepspeed, passes)
     apart = two_logs.factor_apart(pasted)
     # A state that was not loaded makes no such factor.
     signs += [each for each in resumed.signs(pasted.log) if not (apart and each.id == "loss-jumps-on-resume")]
+    if not signs and not apart and (course := losses.course(pasted.log, passes)):
+        signs = [course]
     if not signs and len(pasted.log.lines) < losses.FEW:  # where a log has more, a person's words say less
         signs = losses.signs_in_words(pasted.text, pasted.sentences, pasted.may_be_deepspeed)
     shown = [*errors, *filter(None, [of_memory, waits, apart]), *signs]
@@ -160,6 +165,14 @@ def _without_notes(pasted: Pasted, shown: list[Seen]) -> list[Seen]:
     notes = [each for each in shown if each.note and ids.isdisjoint(tracebacks.messages()[each.id].hides)]
     goes_on = pasted.last_error or GOES_ON.search(pasted.text)  # or ends with an error that is not known
     return [each for each in shown if each not in notes] if goes_on or len(notes) < len(shown) else shown
+
+
+def _of_loop(of_loop: list[Seen], shown: list[Seen], found: list[Seen], seen: set[str]) -> list[Seen]:
+    """Return the mistakes of a loop that may be what was seen; all, if nothing was. The others are told beside it."""
+    ids = {each.id for each in shown}
+    if not seen and not ids:
+        return [] if found else of_loop
+    return [each for each in of_loop if (makes := own_loops.MAKES[each.id]) & (seen | ids) and ids <= makes]
 
 
 def _waits_aside(shown: list[Seen], found: list[Seen]) -> Iterator[str]:
@@ -314,7 +327,7 @@ def _to_know(pasted: Pasted, unsaid: tuple[str, ...], seen: set[str]) -> list[st
     if pasted.is_strange:
         return []
     asked = [LAST_LINE] if pasted.is_cut else []
-    asked += matching.asks(seen)
+    asked += matching.asks(seen - {"loss"} if len(pasted.log.lines) >= losses.MANY else seen)
     if RELEASES in unsaid:
         asked.append(WHICH_RELEASES)
     several = {what: numbers(condition, pasted.text) for condition, what in ASKED.items() if what in unsaid}

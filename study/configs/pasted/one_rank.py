@@ -4,11 +4,11 @@ import ast
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from study.configs.pasted.tracebacks import Seen
+from study.configs.pasted.tracebacks import Seen, Sure
 from study.known.findings import causes_of_hangs
 
 OF_ALL = ("hang_a_branch",)  # whatever is sharded
@@ -51,11 +51,15 @@ class Alone:
 
 
 def on_one_rank(
-    scripts: Mapping[Path, str], causes: Iterable[str] = (*OF_SHARDS, *OF_ALL), is_after: bool | None = None
+    scripts: Mapping[Path, str],
+    causes: Iterable[str] = (*OF_SHARDS, *OF_ALL),
+    is_after: bool | None = None,
+    differ: Collection[int] = (),
 ) -> Iterator[Seen]:
     """Yield each kind of such a call, with the lines that make it. `scripts` are texts by their files.
 
-    `is_after`: only those that stand after trainer.train(), or only the others; None: all.
+    `is_after`: only those that stand after trainer.train(), or only the others; None: all. `differ`: the ranks that
+    alone make another call than most, by the log. A line of others is only possible. The first line hangs first.
     """
     calls = []
     for path, script in scripts.items():
@@ -74,7 +78,18 @@ def on_one_rank(
             lines = [f"{path}:{each.call.lineno}: {ast.unparse(each.call)}" for path, each in of_ranks]
             if lines:
                 sentence, evidence = row["sentence"].format(ranks=ranks), row.get("evidence", "known/hangs.toml")
-                yield Seen(id, sentence, row["remedy"], "likely", evidence, line="; ".join(lines))
+                fits = not differ or not (apart := _apart(ranks)) or apart[0] in differ
+                if not fits:
+                    sentence += f". In the log another rank differs: {', '.join(map(str, sorted(differ)))}"
+                place = [each for _, each in calls].index(of_ranks[0][1])
+                sure: Sure = "likely" if fits else "possible"
+                yield Seen(id, sentence, row["remedy"], sure, evidence, place=place, line="; ".join(lines))
+
+
+def _apart(ranks: str) -> list[int]:
+    """Return the one rank that `ranks` or all others are; nothing, if its number is not known."""
+    number = FIRST if ranks in (FIRST, OTHERS) else ranks.removeprefix(BUT)
+    return [int(number)] if number.isdigit() else []
 
 
 def _end_of_training(tree: ast.Module) -> float:

@@ -1,12 +1,14 @@
-"""What a loop of one's own does, by its syntax: it clips scaled gradients, or DDP's ranks each read all rows."""
+"""What a loop of one's own does wrong, by its syntax: its optimizer, gradients and losses, and who reads which rows."""
 
 import ast
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 from study.configs.code import is_whole, parsed
 from study.configs.pasted.read import Pasted
+from study.configs.pasted.situations import situations
 from study.configs.pasted.tracebacks import Seen
 from study.configs.pasted.words import meets
 from study.known.findings import finding
@@ -24,7 +26,29 @@ DIVIDES = re.compile(
     r"|webdataset|\bwds\b|(?:rank|replica|process_index)\w*(?:\(\))?::|% ?\w*world_size"
 )
 RANKS = re.compile(r"(?i)rank|world_size|replica|process_index")
+PASSES = "gradient_accumulation_steps"
 SAME_DATA = ("same + data/batch/example/examples", "data/batch + duplicate/duplicated")
+
+
+SHARDS = re.compile(r"(?:^|\.)(?:fully_shard|FSDP|FullyShardedDataParallel)$")
+KEEPS_TENSORS = re.compile(r"use_orig_params=True")  # of FSDP1
+OPTIMIZES = re.compile(r"(?:^|\.)(?!lr_scheduler)\w*(?:Adam|SGD|Lion|LAMB|Lamb|Muon|RMSprop|Adagrad|Adafactor)\w*$")
+CLEARS = re.compile(r"zero_grad|\.grad\b|set_to_none|deepspeed|Trainer\b|\bclosure\b|functional|swap_tensors")
+ACCUMULATES = re.compile(r"\.accumulate\(|no_sync|sync_gradients|deepspeed|DeepSpeed")
+# Labels that are moved by one, somewhere: by a slice, by torch.roll, or by the data.
+SHIFTS = re.compile(r"(?i)shift|roll\(|:-1\]|1:\]|next_token|targets?\b")
+STANDS = {"no-update", "loss-stands-still", "norm-constant", "loss-plateau"}
+# What may come of each mistake: symptoms of symptoms.toml, and signs. Beside others it is told as a note.
+MAKES: dict[str, set[str]] = {
+    "optimizer_of_other_tensors": STANDS,
+    "never_cleared": {"no-update", "loss", "norm", "loss-jumps-and-stays", "loss-goes-up"},
+    "divided_again": {"no-update", "loss", "norm"},
+    "accumulate_unused": {"no-update", "loss", "norm", "loss-goes-up"},
+    "labels_not_moved": {"loss", "norm", "loss-vanishes"},
+    "norm-is-partial": set(),  # who speaks of the norm is answered by the situation
+    "clipped_scaled": {"no-update", "loss", "norm"},
+    "not_divided": {"loss", "norm"},
+}
 
 
 def mistakes(pasted: Pasted, scripts: Mapping[Path, str]) -> Iterator[Seen]:
@@ -33,15 +57,165 @@ def mistakes(pasted: Pasted, scripts: Mapping[Path, str]) -> Iterator[Seen]:
         if (tree := parsed(script)) is None:
             continue
         code = ast.unparse(tree)  # without comments
-        found = [("clipped_scaled", call) for call in _clipped_scaled(tree, code)]
+        found: list[tuple[str, ast.Call, dict]] = []
+        found += [("optimizer_of_other_tensors", call, {}) for call in _of_other_tensors(tree, code)]
+        found += [*_accumulates_otherwise(tree, code)]
+        found += [("labels_not_moved", call, {}) for call in _labels_not_moved(tree, code)]
+        found += [("clipped_scaled", call, {}) for call in _clipped_scaled(tree, code)]
         if is_whole(scripts):
-            found += [("not_divided", call) for call in _not_divided(tree, code)]
+            found += [("never_cleared", call, {}) for call in _never_cleared(tree, code)]
+            found += [("not_divided", call, {}) for call in _not_divided(tree, code)]
+        found += [("norm-is-partial", call, {}) for call in _norm_of_a_part(tree, code)]
         said = meets(SAME_DATA, pasted.question)
-        for id, call in found:
-            told = finding(id)
+        for id, call, values in found:
+            told = situations()[id] if id == "norm-is-partial" else finding(id, **values)
             place = pasted.place(said) if said and id == "not_divided" else 0
             line = f"{path}:{call.lineno}: {ast.unparse(call)}"
             yield Seen(id, told.sentence, told.remedy or "", "likely", "the line of the script", place=place, line=line)
+
+
+def _calls(tree: ast.AST) -> list[ast.Call]:
+    """Return the calls of a scope and of those in it, by lines."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return sorted(calls, key=lambda each: (each.lineno, each.col_offset))
+
+
+def _of_other_tensors(tree: ast.Module, code: str) -> Iterator[ast.Call]:
+    """Yield an optimizer of a model's parameters that sharding then replaces, where no other is made afterwards.
+
+    DDP keeps the parameters, as does FSDP1 with use_orig_params. Accelerate gives an optimizer the new ones.
+    """
+    if KEEPS_TENSORS.search(code) or ".prepare(" in code:
+        return
+    shards = {
+        each.name
+        for each in ast.walk(tree)
+        if isinstance(each, ast.FunctionDef) and any(SHARDS.search(ast.unparse(call.func)) for call in _calls(each))
+    }
+    for scope in (tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))):
+        inside = {*_inside(scope)}
+        branches = [each for each in inside if isinstance(each, ast.If)]
+        made: ast.Call | None = None
+        wrong: list[ast.Call] = []
+        for call in (each for each in _calls(scope) if each in inside):
+            name = ast.unparse(call.func)
+            given = " ".join(map(ast.unparse, [*call.args, *(each.value for each in call.keywords)]))
+            if OPTIMIZES.search(name) and (match := re.search(r"([\w.]+)\.(?:named_)?parameters\(", given)):
+                made, model, wrong = call, match[1], []
+            elif made and (SHARDS.search(name) or name in shards) and call.args and ast.unparse(call.args[0]) == model:
+                if all(_side(each, made) in ("", _side(each, call)) for each in branches):
+                    wrong.append(made)
+                made = None
+        yield from wrong
+
+
+def _side(branch: ast.If, call: ast.Call) -> str:
+    """Return in which side of a branch a call is. Empty: in none."""
+    if any(call is each for part in branch.body for each in ast.walk(part)):
+        return "body"
+    return "else" if any(call is each for part in branch.orelse for each in ast.walk(part)) else ""
+
+
+def _never_cleared(tree: ast.Module, code: str) -> Iterator[ast.Call]:
+    """Yield a step of an optimizer in a loop with a backward pass, in a script that clears gradients nowhere."""
+    if CLEARS.search(code):
+        return
+    made = _assigned(tree, OPTIMIZES)
+    for loop in (node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.While))):
+        calls = _calls(loop)
+        given = {ast.unparse(each) for call in calls for each in call.args if not _is_of_scaler(call)}
+        if not any(ast.unparse(call.func).endswith("backward") for call in calls) or _assigned(loop, OPTIMIZES):
+            continue
+        for call in calls:
+            name, _, method = ast.unparse(call.func).rpartition(".")
+            steps = ast.unparse(call.args[0]) if _is_of_scaler(call) and call.args else name
+            if method == "step" and steps in made and steps not in given:
+                yield call
+                return
+
+
+def _is_of_scaler(call: ast.Call) -> bool:
+    return bool(re.search(r"(?i)scaler\w*\.\w+$", ast.unparse(call.func)))
+
+
+def _assigned(tree: ast.AST, made_by: re.Pattern) -> dict[str, ast.Call]:
+    """Return what is assigned from such calls, by names."""
+    return {
+        ast.unparse(target): node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and made_by.search(ast.unparse(node.value.func))
+        for target in node.targets
+    }
+
+
+def _accumulates_otherwise(tree: ast.Module, code: str) -> Iterator[tuple[str, ast.Call, dict]]:
+    """Yield a loss that the script divides before Accelerate does, and an update in each of Accelerate's micro-batches.
+
+    `Accelerator.backward` divides by gradient_accumulation_steps, also without accumulate() (accelerator.py:2851).
+    """
+    for name, made in _assigned(tree, re.compile(r"(?:^|\.)Accelerator$")).items():
+        steps = next((ast.unparse(each.value) for each in made.keywords if each.arg == PASSES), "1")
+        if steps == "1":
+            continue
+        backward = [call for call in _calls(tree) if ast.unparse(call.func) == f"{name}.backward" and call.args]
+        by = re.compile(rf"(?:{re.escape(steps)}|\w*\.?{PASSES}|(?i:[\w.]*accum\w*))$")
+        for call in backward:
+            if divisor := next((each for each in _divisors(tree, call) if by.match(each)), ""):
+                yield "divided_again", call, {"by": divisor, "steps": steps}
+                break
+        if backward and not ACCUMULATES.search(code) and (step := _step_in_each(tree, backward)):
+            yield "accumulate_unused", step, {"watched": SimpleNamespace(loss_parts=steps)}
+
+
+def _divisors(tree: ast.Module, call: ast.Call) -> Iterator[str]:
+    """Yield by what the loss of a backward pass is divided, there or in the lines before it."""
+    values: list[ast.AST] = [call.args[0]]
+    for node in ast.walk(tree):
+        is_before = getattr(node, "lineno", call.lineno) < call.lineno
+        if isinstance(node, ast.Assign) and is_before and ast.unparse(node.targets[0]) == ast.unparse(call.args[0]):
+            values.append(node.value)
+        elif isinstance(node, ast.AugAssign) and is_before and ast.unparse(node.target) == ast.unparse(call.args[0]):
+            values.append(node)
+    for value in values:
+        if isinstance(value, (ast.BinOp, ast.AugAssign)) and isinstance(value.op, ast.Div):
+            yield ast.unparse(value.right if isinstance(value, ast.BinOp) else value.value)
+
+
+def _step_in_each(tree: ast.Module, backward: list[ast.Call]) -> ast.Call | None:
+    """Return a step that follows each of these backward passes in their block, with no condition on the count."""
+    for block in (getattr(node, "body", None) for node in ast.walk(tree)):
+        if not isinstance(block, list):
+            continue
+        calls = [each.value for each in block if isinstance(each, ast.Expr) and isinstance(each.value, ast.Call)]
+        for at in (at for at, call in enumerate(calls) if call in backward):
+            for call in calls[at + 1 :]:
+                name = ast.unparse(call.func)
+                if name.endswith(".step") and name.removesuffix(".step") in _assigned(tree, OPTIMIZES):
+                    return call
+    return None
+
+
+def _labels_not_moved(tree: ast.Module, code: str) -> Iterator[ast.Call]:
+    """Yield a loss of a causal model's logits with the labels of the same places: a model's own loss moves them."""
+    if "CausalLM" not in code or SHIFTS.search(code):
+        return
+    for call in _calls(tree):
+        given = [ast.unparse(each) for each in (*call.args, *(each.value for each in call.keywords))]
+        is_loss = ast.unparse(call.func).endswith("cross_entropy") and len(given) > 1
+        if is_loss and "logits" in given[0] and re.search("labels|input_ids", given[1]):
+            yield call
+
+
+def _norm_of_a_part(tree: ast.Module, code: str) -> Iterator[ast.Call]:
+    """Yield where FSDP2's norm is used that clipping returns: a DTensor, of which each rank has its part."""
+    if "fully_shard" not in code or "full_tensor" in code:
+        return
+    unused = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for call in _calls(tree):
+        if re.search(r"(?:^|\butils\.(?:clip_grad\.)?)clip_grad_norm_$", ast.unparse(call.func)) and call not in unused:
+            yield call
 
 
 def _clipped_scaled(tree: ast.Module, code: str) -> Iterator[ast.Call]:

@@ -6,6 +6,7 @@ writes nothing, or another one.
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +93,15 @@ def hangs(text: str, said: Sequence[Sentence] = ()) -> Seen | None:
     if match := STUCK.search(text):
         return sign("watchdog-stuck", text, match.start())
     return None
+
+
+def that_differ(text: str) -> set[int]:
+    """Return the ranks that, at one collective, make another call than most do. Empty: none, or there is no most."""
+    waits = _timed_out(text)
+    index = min((wait.index for wait in waits), default=0)
+    calls = {wait.rank: (wait.kind, wait.elements) for wait in waits if wait.index == index}
+    usual = [call for call, times in Counter(calls.values()).items() if 2 * times > len(calls)]
+    return {rank for rank, call in calls.items() if usual and call != usual[0]}
 
 
 def _timed_out(text: str) -> list[Wait]:
@@ -185,8 +195,9 @@ def _usual(
 def _did_last(text: str, said: Sequence[Sentence]) -> str:
     """Return the mistake of which a person's words speak, or what a log has after its last step. Empty: neither."""
     *_, begin = (0, *(match.end() for match in STEP.finditer(text)))
-    # A script that is given beside the log has all calls: what was done last is in the file of the last step.
-    last = text[begin:].partition(BETWEEN_TEXTS)[0] if begin else text
+    # A script that is given beside the log has all calls: what was done last is in the file of the last step, or wait.
+    parts = [text[begin:].partition(BETWEEN_TEXTS)[0]] if begin else text.split(BETWEEN_TEXTS)
+    last = next(filter(WORK.search, parts), text if len(parts) > 1 else parts[0])
     for id, row in causes_of_waits().items():
         if meets(row.words, said) or re.search(row.text, last):
             return id

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import SymmetricalLogLocator
 
 from study.records.compare import loss_distances
 from study.records.groups import groups
@@ -127,5 +128,8 @@ def _draw_distances(ax: Axes, rows_of: dict[str, pd.DataFrame]) -> None:
         furthest = mine.groupby("step")["difference"].max()  # of all seeds
         ax.plot(furthest, [place] * len(furthest), **look(arm), linestyle="none", markersize=4, alpha=0.6)
     style.name_bars(ax, rows_of)
+    few = SymmetricalLogLocator(base=10, linthresh=EXACT)
+    few.set_params(numticks=6)
+    ax.xaxis.set_major_locator(few)
     ax.xaxis.set_major_formatter("{x:g}")
     ax.set(xlabel=f"difference from {against}'s loss at each step (nats)", xlim=(-EXACT / 4, None))

@@ -252,3 +252,43 @@ def test_two_values_of_a_setting_are_not_taken_for_none(second, is_asked):
     )
     assert not any("nothing here says" in each and "accumulation" in each for each in told.questions)
     assert any("gradient accumulation: 2, 4" in each for each in told.questions) is bool(is_asked)
+
+
+TWO_LINES = """for epoch in range(3):
+    train()
+    if accelerator.is_main_process:
+        metrics = accelerator.gather_for_metrics(metrics)
+        accelerator.save_state("out")
+"""
+
+
+def of_ranks(odd: int) -> str:
+    """A hang of four ranks, of which one makes another call."""
+    calls = {rank: ("ALLREDUCE", 1) if rank == odd else ("_ALLGATHER_BASE", 27264) for rank in range(4)}
+    return "\n".join(
+        WORK.format(rank=rank, index=812, kind=kind, elements=size) for rank, (kind, size) in calls.items()
+    )
+
+
+def test_of_two_lines_in_one_branch_the_first_that_runs_is_the_cause():
+    told = answer(of_ranks(0), scripts={Path("train.py"): TWO_LINES})
+    assert [each.id for each in told.found] == ["hang_a_branch", "hang_saving", "ranks-call-differently"]
+    assert told.found[0].line.startswith("train.py:4: ")
+
+
+@pytest.mark.parametrize(
+    ("odd", "guard", "is_likely"),
+    [
+        (0, "rank == 0", True),
+        (0, "rank != 0", True),
+        (1, "rank == 0", False),
+        (2, "rank != 0", False),
+        (2, "rank == 2", True),
+        (3, "rank == 2", False),
+    ],
+)
+def test_a_line_of_another_rank_than_differs_in_the_log_is_only_possible(odd, guard, is_likely):
+    told = answer(of_ranks(odd), scripts={Path("train.py"): script(guard, "dist.barrier()")})
+    of_line = next(each for each in told.found if each.id == "hang_a_branch")
+    assert (of_line.sure == "likely") is (told.id == "hang_a_branch") is is_likely
+    assert (f"another rank differs: {odd}" in of_line.sentence) is not is_likely

@@ -1,4 +1,4 @@
-"""A loop of one's own that clips scaled gradients, or gives all rows to each rank of DDP, is told by its script."""
+"""What a loop of one's own does wrong is told by its script, and a loop that is right has no alarm."""
 
 from pathlib import Path
 
@@ -100,9 +100,95 @@ def test_it_stands_beside_what_explains_more():
     assert any("train.py:4: DataLoader(data, batch_size=4, shuffle=True). " in note for note in told.notes)
 
 
+SHARD = "for block in model.layers:\n    fully_shard(block)\nfully_shard(model)"
+ADAM = "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)"
+TRAIN = """for rows in loader:
+    loss = model(**rows).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+ACCELERATE = """accelerator = Accelerator(gradient_accumulation_steps={steps})
+model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters()), loader)
+for step, rows in enumerate(loader):
+"""
+ACC = ACCELERATE.replace(
+    "model, optimizer", "optimizer = torch.optim.AdamW(model.parameters())\nmodel, optimizer", 1
+).replace("torch.optim.AdamW(model.parameters()), loader", "optimizer, loader")
+UPDATE = "optimizer.step()\n{0}optimizer.zero_grad()\n"
+CROSS = "loss = F.cross_entropy"
+FOUR, EIGHT = " " * 4, " " * 8
+WITHIN = f"{FOUR}with accelerator.accumulate(model):\n"
+BACKWARD_4 = f"{EIGHT}accelerator.backward(loss)\n{EIGHT}" + UPDATE.format(EIGHT)
+# Loops, and the mistakes of each: none, if it is right.
+OWN_LOOPS = {
+    f"{ADAM}\n{SHARD}\n{TRAIN}": ["optimizer_of_other_tensors"],
+    f"{ADAM.replace('AdamW', 'SGD')}\nmodel = FSDP(model, auto_wrap_policy=policy)\n{TRAIN}": [
+        "optimizer_of_other_tensors"
+    ],
+    f"def wrap(model):\n    fully_shard(model)\n{ADAM}\nwrap(model)\n{TRAIN}": ["optimizer_of_other_tensors"],
+    f"{ADAM}\nif args.fsdp:\n    fully_shard(model)\n{TRAIN}": ["optimizer_of_other_tensors"],
+    f"{ADAM.replace('model.p', 'params=model.p')}\n{SHARD}\n{TRAIN}": ["optimizer_of_other_tensors"],
+    f"{SHARD}\n{ADAM}\n{TRAIN}": [],
+    f"{ADAM}\n{SHARD}\n{ADAM}\n{TRAIN}": [],
+    f"{ADAM}\nmodel = DDP(model)\n{TRAIN}": [],
+    f"{ADAM}\nmodel = FSDP(model, use_orig_params=True)\n{TRAIN}": [],
+    f"{ADAM}\nfully_shard(teacher)\n{TRAIN}": [],
+    f"if args.ddp:\n    {ADAM}\nelse:\n    fully_shard(model)\n    {ADAM}\n{TRAIN}": [],
+    f"{ADAM}\nmodel, optimizer = accelerator.prepare(model, optimizer)\n{TRAIN}": [],
+    f"{ADAM}\n{TRAIN}".replace("    optimizer.zero_grad()\n", ""): ["never_cleared"],
+    f"{ADAM}\n{TRAIN}".replace("optimizer.zero_grad()", "scheduler.step()"): ["never_cleared"],
+    f"{ADAM}\nscaler = GradScaler()\n{TRAIN}".replace("loss.backward", "scaler.scale(loss).backward")
+    .replace("optimizer.step()", "scaler.step(optimizer)")
+    .replace("    optimizer.zero_grad()\n", ""): ["never_cleared"],
+    f"{ADAM}\n{TRAIN}".replace("optimizer.zero_grad()", "model.zero_grad()"): [],
+    f"{ADAM}\n{TRAIN}".replace("optimizer.zero_grad()", "for each in model.parameters(): each.grad = None"): [],
+    f"{ADAM}\n{TRAIN}".replace("optimizer.zero_grad()", "clear(optimizer)"): [],
+    f"{ADAM}\n{TRAIN.replace('loss.backward()', 'engine.backward(loss)')}\nimport deepspeed".replace(
+        "    optimizer.zero_grad()\n", ""
+    ): [],
+    f"for rows in loader:\n    {ADAM}\n    model(rows).loss.backward()\n    optimizer.step()\n": [],
+    f"{ACC.format(steps=4)}{WITHIN}{EIGHT}loss = model(**rows).loss / 4\n{BACKWARD_4}": ["divided_again"],
+    f"{ACC.format(steps=16)}{WITHIN}{EIGHT}loss = loss_of(rows)\n{EIGHT}loss /= 16\n{BACKWARD_4}": ["divided_again"],
+    f"{ACC.format(steps='args.accum')}{WITHIN}{EIGHT}loss = f(rows) / args.accum\n{BACKWARD_4}": ["divided_again"],
+    f"{ACC.format(steps=4)}{WITHIN}{EIGHT}loss = model(**rows).loss\n{BACKWARD_4}": [],
+    f"{ACC.format(steps=4)}{WITHIN}{EIGHT}loss = model(**rows).loss / rows.tokens\n{BACKWARD_4}": [],
+    f"{ACC.format(steps=4)}{WITHIN}{EIGHT}loss = model(**rows).loss\n{BACKWARD_4}    print(loss / 4)\n": [],
+    f"{ACC.format(steps=1)}{FOUR}loss = model(**rows).loss / 4\n{BACKWARD_4}".replace(EIGHT, FOUR): [],
+    f"{ACC.format(steps=4)}{FOUR}loss = model(**rows).loss\n{BACKWARD_4}".replace(EIGHT, FOUR): ["accumulate_unused"],
+    f"{ACC.format(steps=4)}{FOUR}loss = model(**rows).loss\n{FOUR}accelerator.backward(loss)\n"
+    f"{FOUR}if step % 4 == 3:\n{EIGHT}{UPDATE.format(EIGHT)}": [],
+    f"AutoModelForCausalLM\n{CROSS}(out.logits.flatten(0, 1), rows['labels'].flatten())": ["labels_not_moved"],
+    f"AutoModelForCausalLM\n{CROSS}(out.logits[:, :-1].flatten(0, 1), rows['labels'][:, 1:].flatten())": [],
+    f"BertForMaskedLM\n{CROSS}(out.logits.flatten(0, 1), rows['labels'].flatten())": [],
+    f"{SHARD}\nnorm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\nprint(norm)": ["norm-is-partial"],
+    f"{SHARD}\nprint(clip_grad_norm_(model.parameters(), 1.0).item())": ["norm-is-partial"],
+    f"{SHARD}\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)": [],
+    f"{SHARD}\nnorm = clip_grad_norm_(model.parameters(), 1.0).full_tensor()": [],
+}
+
+
+@pytest.mark.parametrize("script", OWN_LOOPS)
+def test_a_loop_has_the_mistakes_that_it_makes_and_no_other(script):
+    found = answer(script, scripts={Path("train.py"): script}).found
+    assert [each.id for each in found] == OWN_LOOPS[script]
+    assert all(each.line.startswith("train.py:") for each in found)
+
+
+def test_what_cannot_make_what_was_seen_is_told_beside_it():
+    clipped = "norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
+    script = f"{ADAM}\n{SHARD}\n{TRAIN}    {clipped}\n"
+    told = answer(script, "loss does not go down", scripts={Path("train.py"): script})
+    assert told.id == "optimizer_of_other_tensors"
+    assert "norm-is-partial" not in [each.id for each in told.found]
+    assert any("[norm-is-partial]" in note for note in told.notes)
+
+
 def test_scripts_that_are_right_have_none():
     rooms = ("examples", "tests/rehearsal", "reproductions", "study")
     paths = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
+    wrong = ROOT / "tests/rehearsal/mistakes/optimizer_before_fsdp.py"
     assert len(paths) > 100
     for path in paths:
-        assert [*own_loops.mistakes(read(""), {path: path.read_text()})] == [], path
+        found = [each.id for each in own_loops.mistakes(read(""), {path: path.read_text()})]
+        assert found == (["optimizer_of_other_tensors"] if path == wrong else []), path

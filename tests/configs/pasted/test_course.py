@@ -1,0 +1,106 @@
+"""Where the losses of a log go: a jump that stays, a rise, a plateau, one that vanishes or begins too high."""
+
+import math
+import random
+
+import pytest
+
+from study.configs.pasted.answer import answer
+
+TRAINER = "{{'loss': {loss:.4f}, 'grad_norm': {norm:.3f}, 'learning_rate': {rate:.3g}, 'epoch': {epoch:.3f}}}"
+PLAIN = "step {step} | loss {loss:.4f} | gnorm {norm:.3f}"
+
+
+def log(values: list[float], noise: float = 0.01, form: str = TRAINER, epochs: float = 0.9) -> str:
+    """Return the lines of a log with these losses, each by a share of noise apart."""
+    draw = random.Random(len(values))
+    rows = [value * draw.gauss(1, noise) for value in values]
+    return "\n".join(
+        form.format(step=10 * step, loss=row, norm=draw.uniform(0.8, 2), rate=2e-5, epoch=epochs * step / len(rows))
+        for step, row in enumerate(rows, 1)
+    )
+
+
+def falling(count: int, first: float = 2.4, last: float = 1.3) -> list[float]:
+    return [last + (first - last) * math.exp(-step / count * 5) for step in range(count)]
+
+
+LOST = {
+    "loss-jumps-and-stays": [
+        (falling(50) + [9.8] + 29 * [7.4], TRAINER),
+        (falling(30, 10.9, 3.1) + 25 * [6.9], PLAIN),
+        (falling(120, 3, 0.9) + [14.0, 11.0] + 20 * [10.6], PLAIN),
+    ],
+    "loss-goes-up": [
+        (20 * [1.9] + [1.9 + 0.15 * step for step in range(50)], TRAINER),
+        (falling(40, 4, 2) + [2 * 1.04**step for step in range(40)], PLAIN),
+    ],
+    "loss-plateau": [(80 * [math.log(128256)], TRAINER), (30 * [math.log(50257)], PLAIN), (25 * [10.37], TRAINER)],
+    "loss-vanishes": [
+        ([max(7.2 * 0.8**step, 0.0004) for step in range(79)], TRAINER),
+        ([max(3.1 * 0.6**step, 0.001) for step in range(40)], PLAIN),
+    ],
+    "loss-begins-high": [
+        (falling(59, 15.7, 9.6), TRAINER),
+        (falling(40, 44.0, 21.0), PLAIN),
+    ],
+}
+CASES = [(id, *case) for id, cases in LOST.items() for case in cases]
+WELL = {
+    "falls": log(falling(80)),
+    "falls from untrained": log(falling(80, 10.9, 3.2)),
+    "flat, as a trained model": log(80 * [1.21], 0.05),
+    "of single rows": log(200 * [1.2], 0.45),
+    "one high line": log([*falling(40), 9.8, *falling(40, 1.4, 1.2)]),
+    "a jump that heals": log(falling(40) + [5.0 * 0.7**step + 1.3 for step in range(30)]),
+    "several epochs, to nothing": log([max(7.2 * 0.8**step, 0.0004) for step in range(79)], epochs=9),
+    "labels with few values": log([max(0.69 * 0.8**step, 0.0004) for step in range(79)]),
+    "another run below": log(falling(60, 6, 1)) + "\n" + log(falling(12, 6, 4)),
+    "untrained, few lines": log(12 * [10.85]),
+    "slowly, from untrained": log(falling(60, 10.84, 10.5), 0.002),
+    "warms up": "\n".join(
+        TRAINER.format(loss=10.85 + step % 3 / 50, norm=1.1 + step / 99, rate=1e-7 * step, epoch=step / 99)
+        for step in range(1, 31)
+    ),
+    "a little higher at the end": log([*falling(60), *[1.3 + 0.01 * step for step in range(30)]]),
+    "other rows, somewhat harder": log(30 * [0.9] + 30 * [1.4]),
+    "small losses": log(40 * [0.1] + 40 * [0.3]),
+    "DPO": log(falling(60, 0.693, 0.001)).replace("'epoch'", "'rewards/chosen': 0.2, 'rewards/margins': 0.4, 'epoch'"),
+    "GRPO": log(falling(40, 0.01, 0.01) + 30 * [2.0]).replace("'epoch'", "'reward': 0.2, 'reward_std': 0.1, 'epoch'"),
+}
+
+
+@pytest.mark.parametrize(("id", "values", "form"), CASES)
+def test_a_log_whose_loss_goes_wrong_is_described_and_never_surely_explained(id, values, form):
+    told = answer(log(values, 0.002, form))
+    assert (told.id, told.sure) == (id, "possible")
+    assert [each.id for each in told.found] == [id]
+
+
+@pytest.mark.parametrize("case", WELL)
+def test_a_log_that_is_well_has_none(case):
+    assert answer(WELL[case]).found == ()
+
+
+def test_the_line_and_the_numbers_are_those_of_the_log():
+    told = answer(log(falling(50) + [9.8] + 29 * [7.4], 0))
+    assert "at epoch 0.574 from 1.3" in told.found[0].sentence
+    assert "to 9.8 and stays high (7.4 at the end" in told.found[0].sentence
+    assert told.found[0].line.startswith("{'loss': 9.8000")
+    assert "lower learning rate than 2e-05" in told.found[0].remedy
+    plateau = answer(log([math.log(128256) + step % 3 / 1000 - 0.001 for step in range(80)], 0)).found[0]
+    assert "stays at 11.76 in all 80 lines: it is the logarithm of 128,300" in plateau.sentence
+
+
+def test_a_log_that_was_given_is_not_asked_for():
+    told = answer(log(falling(79)), "loss spikes and then stays high")
+    assert not any("ten lines of the log" in question for question in told.questions)
+
+
+@pytest.mark.parametrize("loss", [0.6931, 0.5, 1.0])
+@pytest.mark.parametrize("keys", ["", "'rewards/chosen': 0.0, 'rewards/margins': 0.0, ", "'rewards/rejected': '0', "])
+def test_a_loss_of_pairs_that_stands_still_is_told(loss, keys):
+    line = f"{{'loss': {loss}, 'grad_norm': 0.0, 'learning_rate': 5e-06, {keys}'epoch': 0.0}}"
+    told = answer("\n".join(line.replace("'epoch': 0.0", f"'epoch': {step / 99:.2f}") for step in range(59)))
+    assert told.id == "loss-stands-still"
+    assert "norm-zero" in [each.id for each in told.found]
