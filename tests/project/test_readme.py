@@ -147,14 +147,15 @@ def test_the_verdicts_and_their_counts():
     total = sum(number.values())
     articles = [text for text in texts.texts() if text.document.startswith("S")]
     assert len(articles) == DIGITS["four"]
-    held = [claim for text in articles for claim in text.claim if claim.verdict == "holds"]
-    of_articles = sum(len(text.claim) for text in articles)
-    others = [claim for claim in texts.claims() if claim.verdict == "holds" and claim.document.startswith("P")]
+    written = [claim for text in articles for claim in text.claim]
+    of_papers = [claim for claim in texts.claims() if claim.document.startswith("P")]
+    held = [claim for claim in written if claim.verdict == "holds"]
+    of_articles = len(written)
+    others = [claim for claim in of_papers if claim.verdict == "holds"]
     posts = [claim for claim in others if re.match("Post|DeepSpeed's tutorial", claim.where)]
-    words = (
-        f"{len(others)} of {total - of_articles} claims of papers hold, and {len(held)} of {of_articles} of articles"
-    )
-    assert number_of("claims") == words
+    false = [len([each for each in part if each.verdict == "does not hold"]) for part in (of_papers, written)]
+    words = f"of papers {len(others)} of {total - of_articles} hold and {false[0]} do not, "
+    assert number_of("claims") == words + f"of articles {len(held)} and {false[1]} of {of_articles}"
     words = f"{len(others)} hold ({len(posts)} of DeepSpeed's posts on them), "
     assert f"Of {total - of_articles} claims of 5 papers {words}" in page
     assert [text.document for text in texts.texts() if text.is_read_in_part] == ["P2", "P3", "P4"]
@@ -164,8 +165,7 @@ def test_the_verdicts_and_their_counts():
     assert "The English bodies of the papers P2, P3 and P4 were not read, so" in page
     assert "Three papers' English bodies were not read." in README
     assert f"[How {total} were judged](reports/answers/claims.md)" in README
-    assert 0.26 <= len(others) / (total - of_articles) <= 0.3, "a quarter, rounded down"
-    assert len(held) / of_articles == pytest.approx(1 / 10, abs=0.015)
+    assert number["holds"] / total < 1 / 4, "few hold as they stand"
     assert (number["holds"] + number["does not hold"]) / total < 1 / 2, "most are conditional or open"
     decided = [claim for claim in texts.claims() if claim.certainty]
     sure = Counter(claim.certainty for claim in decided)
