@@ -23,7 +23,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy
-import pandas as pd
 
 from study.core.arms import ROOT
 from study.core.errors import Stop
@@ -202,49 +201,66 @@ class Fit:
         return numpy.sqrt(numpy.diag(inverse @ sum(numpy.outer(each, each) for each in by_source.values()) @ inverse))
 
 
-# --- rows as a table: `source`, and `over`, which is measured over predicted seconds
+BySource = dict[str, list[float]]  # for each row of a source measured over predicted seconds
 
 
-def over_of(pairs: Iterable[tuple[str, float]]) -> pd.DataFrame:
-    return pd.DataFrame(pairs, columns=["source", "over"]).sort_values("over")
+def by_source(pairs: Iterable[tuple[str, float]]) -> BySource:
+    found: BySource = {}
+    for source, over in pairs:
+        found.setdefault(source, []).append(over)
+    return found
 
 
-def ends_of(rows: pd.DataFrame, level: float) -> tuple[float, float]:
+def in_order(sources: Iterable[list[float]]) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
+    """Return all rows in order, with their votes and the numbers of their sources. A source has one vote."""
+    rows = sorted((over, 1 / len(mine), number) for number, mine in enumerate(sources) for over in mine)
+    overs, votes, numbers = numpy.array(rows).T
+    return overs, votes, numbers
+
+
+def middle(overs: numpy.ndarray, votes: numpy.ndarray, level: float) -> tuple[float, float]:
+    """Return the ends of the middle share of votes, of rows in order."""
+    place = numpy.cumsum(votes)
+    first, last = numpy.searchsorted(place / place[-1], ((1 - level) / 2, (1 + level) / 2))
+    return float(overs[first]), float(overs[min(len(overs) - 1, last)])
+
+
+def ends_of(sources: Iterable[list[float]], level: float) -> tuple[float, float]:
     """Return the ends of the middle share of votes. A source has one, which its rows share."""
-    votes = (1 / rows.groupby("source")["over"].transform("size")).cumsum()
-    first, last = numpy.searchsorted(votes / votes.iloc[-1], ((1 - level) / 2, (1 + level) / 2))
-    return float(rows["over"].iloc[first]), float(rows["over"].iloc[min(len(rows) - 1, last)])
+    overs, votes, _ = in_order(sources)
+    return middle(overs, votes, level)
 
 
-def held(rows: pd.DataFrame, ends: tuple[float, float]) -> float:
+def held(sources: BySource, ends: tuple[float, float]) -> float:
     """Return the share of sources that ends hold. Of a source that they hold in part, this part counts."""
-    return float(rows["over"].between(*ends).groupby(rows["source"]).mean().mean())
+    return float(numpy.mean([numpy.mean([ends[0] <= over <= ends[1] for over in rows]) for rows in sources.values()]))
 
 
-def next_source(rows: pd.DataFrame) -> tuple[float, float]:
+def next_source(sources: BySource) -> tuple[float, float]:
     """Return the ends that hold a source which has no vote with 80 %, as each in its turn shows it."""
+    overs, votes, numbers = in_order(sources.values())  # once, and not for each source that is left out
     for level in numpy.arange(COVERAGE, 1, 0.01):
         shares = []
-        for source in rows["source"].unique():
-            mine = rows["source"] == source
-            shares.append(held(rows[mine], ends_of(rows[~mine], level)))
+        for number, (source, mine) in enumerate(sources.items()):
+            others = numbers != number
+            shares.append(held({source: mine}, middle(overs[others], votes[others], level)))
         if numpy.mean(shares) >= COVERAGE:
             break
-    return ends_of(rows, level)
+    return ends_of(sources.values(), level)
 
 
-def widened(ends: tuple[float, float], rows: pd.DataFrame) -> tuple[float, float]:
+def widened(ends: tuple[float, float], sources: BySource) -> tuple[float, float]:
     """Return ends that hold 80 % of sources, in both directions by the same factor."""
     low, high = ends
-    while held(rows, (low, high)) < COVERAGE:
+    while held(sources, (low, high)) < COVERAGE:
         low, high = low / WIDER, high * WIDER
     return low, high
 
 
-def first_of(limit: str) -> pd.DataFrame:
+def first_of(limit: str) -> BySource:
     """Return the first predictions of the sources of frozen sets, of steps that are limited so."""
     times = [each for each in scores.numbers() if each.quantity == "time" and each.limit == limit]
-    return over_of((each.source, each.measured / each.first) for each in times if each.first)
+    return by_source((each.source, each.measured / each.first) for each in times if each.first)
 
 
 # --- machines whose own steps are known
@@ -272,9 +288,9 @@ def on_machine(name: str) -> tuple[Known, list[calibration.Timed], list[calibrat
     return calibration.fitted(gpu, references), references, others
 
 
-def known_hosts() -> pd.DataFrame:
+def known_hosts() -> BySource:
     """Return measured over predicted seconds of the steps of each machine that are no references."""
-    return over_of(
+    return by_source(
         (name, each.seconds / step_time(each.training, calibration.hardware(known, 1)).seconds)
         for name in MACHINES
         for known, _, others in [on_machine(name)]
@@ -312,15 +328,15 @@ def main(write: bool, intervals: bool) -> None:
     lines = [figures("all", [each for _, each, _ in off])]
     for kind in now.interval:
         first = first_of(kind)
-        of_kind = [(row.source, error) for row, error, limit in off if limit == kind]
-        left_out = over_of((source, float(numpy.exp(-error))) for source, error in of_kind)
+        left_out = by_source((row.source, float(numpy.exp(-error))) for row, error, limit in off if limit == kind)
         ends = widened(next_source(first), left_out)
-        middle = float(first.groupby("source")["over"].median().median())
-        store("interval", kind, middle, ends, len(first), write)
-        lines.append(figures(f"limited by {kind}", [error for _, error in of_kind], held(left_out, ends)))
-    hosts = known_hosts()
-    say(f"known hosts: {next_source(hosts)} (study/predict/calibration.py)")
-    lines.append(figures("known hosts", list(-numpy.log(hosts["over"])), held(hosts, calibration.INTERVAL)))
+        middle = float(numpy.median([numpy.median(rows) for rows in first.values()]))
+        store("interval", kind, middle, ends, sum(map(len, first.values())), write)
+        of_kind = [error for _, error, limit in off if limit == kind]
+        lines.append(figures(f"limited by {kind}", of_kind, held(left_out, ends)))
+    known_off = [float(-numpy.log(over)) for rows in known_hosts().values() for over in rows]
+    say(f"known hosts: {next_source(known_hosts())} (study/predict/calibration.py)")
+    lines.append(figures("known hosts", known_off, held(known_hosts(), calibration.INTERVAL)))
     lines.append(figures("stage 3", [each for row, each, _ in off if row.training.placement.stage == 3]))
     without = fit.constants(fit.without(numpy.array([each.source != H200 for each in members])))
     lines.append(figures(f"{H200}, all cells", list(errors([each for each in known if each.source == H200], without))))
