@@ -39,16 +39,16 @@ def in_words(claims: Sequence[Claim]) -> str:
         documents = number_of(len({claim.document for claim in chosen}), source)
         holds, not_, only_if, undecided = counts(chosen).values()
         posts = counts(claim for claim in chosen if claim.in_post)["holds"]
-        of_posts = f" ({posts} of DeepSpeed's posts on them)" if posts else ""
+        of_posts = f" ({posts} of DeepSpeed's posts)" if posts else ""
         do = "does" if not_ == 1 else "do"
         fitted = sum(claim.is_fitted for claim in chosen)
         said.append(
             f"Of {len(chosen)} claims of {documents} {holds} hold{of_posts}, {not_} {do} not, "
-            f"{only_if} hold under a condition ({fitted} of these fitted to the number), "
+            f"{only_if} hold under a condition ({fitted} fitted to the number), "
             f"and {undecided} cannot be decided here."
         )
     times = [sum(source in each.kinds for each in contradictions()) for source in ("papers", "articles")]
-    said.append("Papers contradict themselves {} times and articles {} times, which are no claims.".format(*times))
+    said.append("Beside these, papers contradict themselves {} times, articles {}.".format(*times))
     return " ".join(said)
 
 

@@ -1,7 +1,7 @@
 """An estimate in words and as a table."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from study.core.arms import Arm
@@ -63,7 +63,10 @@ class Needs:
             on_gpu = FitsGpu(machine.gpu, fits_on(machine.gpu, prediction.memory.peak_bytes, kinds.driver))
         step = prediction.step(machine) if machine else None
         ranks_of_node = machine.gpus_per_node if machine else None
-        return cls(arm.name, precision, is_usual, training, prediction.memory, kinds, on_gpu, step, ranks_of_node)
+        needs = prediction.memory
+        if training.placement.ranks == 1:  # records count collectives that libraries call there too, and send nothing
+            needs = replace(needs, traffic={})
+        return cls(arm.name, precision, is_usual, training, needs, kinds, on_gpu, step, ranks_of_node)
 
     @property
     def host_bytes_of_node(self) -> int | None:

@@ -331,7 +331,7 @@ def test_the_words_of_their_page_are_explained(capsys):
         ("all-reduced", "all-reduce"),
         ("gathers", "all-gather, gather"),
         ("weight", "weights, parameters"),
-        ("buckets", "bucket"),
+        ("buckets", "bucket, bucket size"),
         ("optimizer state", "optimizer states"),
         ("psi", "Ψ, psi, N_d, K"),
         ("communication volume", "volume, communication, communication volume"),

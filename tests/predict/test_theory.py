@@ -9,6 +9,7 @@ from study.predict.architecture import named
 from study.predict.engines import engine_of
 from study.predict.estimate import Estimate
 from study.predict.prediction import estimate
+from study.report.estimates import Needs
 from tests.conftest import DECODERS_ALONE, table
 from tests.predict.trainings import placed, training_of
 
@@ -51,7 +52,8 @@ def test_parts():
 @pytest.mark.parametrize("arm", [name for name in FOR_BERT if name != "hsdp"])  # which needs two ranks
 def test_a_rank_alone_sends_nothing(arm):
     """DeepSpeed and FSDP call collectives there too, which copy at most. In none is a tensor for another rank."""
-    assert estimate(training_of(named("gpt2"), arm)).traffic == {}
+    needs = Needs.of(arms.load_arm(arm), "bf16", True, training_of(named("gpt2"), arm), None)
+    assert needs.estimate.traffic == {}
 
 
 def test_what_stage_3_keeps_gathered():

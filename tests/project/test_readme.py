@@ -156,7 +156,7 @@ def test_the_verdicts_and_their_counts():
     false = [len([each for each in part if each.verdict == "does not hold"]) for part in (of_papers, written)]
     words = f"of papers {len(others)} of {total - of_articles} hold and {false[0]} do not, "
     assert number_of("claims") == words + f"of articles {len(held)} and {false[1]} of {of_articles}"
-    words = f"{len(others)} hold ({len(posts)} of DeepSpeed's posts on them), "
+    words = f"{len(others)} hold ({len(posts)} of DeepSpeed's posts), "
     assert f"Of {total - of_articles} claims of 5 papers {words}" in page
     assert [text.document for text in texts.texts() if text.is_read_in_part] == ["P2", "P3", "P4"]
     assert verdicts.by_reading() in " ".join(page.split())

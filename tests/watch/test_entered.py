@@ -10,7 +10,7 @@ from study.watch import entered
 
 def said(rule, **counts) -> list[tuple[str, dict]]:
     facts = SimpleNamespace(watched=SimpleNamespace(targets=Targets(**counts)))
-    return list(rule(facts))
+    return [(each, {}) if isinstance(each, str) else each for each in rule(facts)]  # without values: the id alone
 
 
 # rule, counts at which it names something, one of them that is a step too small, its finding, and what it says

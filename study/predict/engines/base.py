@@ -166,12 +166,9 @@ class Engine:
 
     @property
     def traffic(self) -> dict[str, int]:
-        """Bytes by collective of an optimizer step. As in records, each collective counts its whole tensor.
-
-        A rank alone sends nothing, though some libraries call their collectives.
-        """
+        """Bytes by collective of an optimizer step. As in records, each collective counts its whole tensor."""
         moved: Counter[str] = Counter()
         for each in self.sent():
-            if each.kind != "host" and self.training.placement.ranks > 1:
+            if each.kind != "host":
                 moved[each.kind] += int(each.size_bytes)
         return moved
