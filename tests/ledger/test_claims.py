@@ -396,7 +396,7 @@ def test_a_contradiction_is_found_by_its_words_and_counted_apart(capsys):
     command.claims()
     of = [sum(each.document.startswith(letter) for each in known) for letter in "PS"]
     printed = " ".join(capsys.readouterr().out.split())
-    assert "papers contradict themselves {} times, articles {}".format(*of) in printed
+    assert "Papers contradict themselves {} times, articles {}".format(*of) in printed
 
 
 def test_the_columns_of_the_table_are_such_words(capsys):
