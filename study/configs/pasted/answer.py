@@ -10,11 +10,12 @@ from typing import Literal
 
 from packaging.version import Version
 
+from study.configs.code import parsed
 from study.configs.oom.reading import OomError
 from study.configs.pasted import losses, matching, memory, own_loops, resumed, tracebacks, two_logs, watchdogs
 from study.configs.pasted.in_use import advised
 from study.configs.pasted.memory import ByText
-from study.configs.pasted.one_rank import OF_ALL, OF_SHARDS, on_one_rank
+from study.configs.pasted.one_rank import OF_ALL, OF_SHARDS, OF_WEIGHTS, on_one_rank
 from study.configs.pasted.ranking import FULL, OF_STEPS, WAITED, explains, ordered
 from study.configs.pasted.read import ERROR, Pasted, read
 from study.configs.pasted.said import left_open, numbers
@@ -94,7 +95,9 @@ def answer(
     shown = _shown(pasted, error, by_text)
     seen = _symptoms(pasted, shown)
     if "hang" in seen:
-        causes = OF_ALL if pasted.said.get("stage") == "DDP" else (*OF_SHARDS, *OF_ALL)  # DDP gathers nothing
+        stage = pasted.said.get("stage")
+        of_weights = OF_WEIGHTS if stage in SHARDED else ()
+        causes = OF_ALL if stage == "DDP" else (*OF_SHARDS, *of_weights, *OF_ALL)  # DDP gathers nothing
         is_after = False if _is_in_training(pasted) else None
         shown += on_one_rank(scripts, causes, is_after, watchdogs.that_differ(pasted.text))
     faults = matching.matches(pasted, seen, scripts)
@@ -194,7 +197,8 @@ def _is_in_training(pasted: Pasted) -> bool:
 def _will_hang(pasted: Pasted, shown: list[Seen], scripts: Mapping[Path, str]) -> Iterator[str]:
     """Yield the lines that may hang when they are reached: some ranks alone call there what waits for all."""
     ids = {each.id for each in shown}
-    for seen in on_one_rank(scripts, (*OF_SHARDS, *OF_ALL) if pasted.said.get("stage") in SHARDED else OF_ALL):
+    is_sharded = pasted.said.get("stage") in SHARDED
+    for seen in on_one_rank(scripts, (*OF_SHARDS, *OF_WEIGHTS, *OF_ALL) if is_sharded else OF_ALL):
         if seen.id not in ids:
             what = f"{seen.sentence} [{seen.id}]. To do: {seen.remedy}."
             yield f"This line may hang when it is reached: {seen.line}. {what}"
@@ -202,9 +206,17 @@ def _will_hang(pasted: Pasted, shown: list[Seen], scripts: Mapping[Path, str]) -
 
 def _compares(pasted: Pasted, seen: set[str], shown: list[Seen], scripts: Mapping[Path, str]) -> Iterator[str]:
     """Yield what finds the hang of a script, if no line of it explains that."""
-    if "hang" in seen and scripts and not any(each.id in (*OF_SHARDS, *OF_ALL) for each in shown):
+    if "hang" in seen and scripts and not any(each.id in (*OF_SHARDS, *OF_WEIGHTS, *OF_ALL) for each in shown):
+        stage = pasted.said.get("stage")
+        looked = "collectives" if stage == "DDP" else "collectives, saving, gathered weights"
+        looked += ", forward passes" if stage in SHARDED else ""
+        for path, script in scripts.items():
+            found = f"nothing was found in {path}" if parsed(script) else f"{path} is no Python, and was not read"
+            yield f"Looked for what some ranks call alone ({looked}): {found}."
+        if stage is None:
+            yield "Forward passes were not looked at: they wait for all ranks with stage 3 or FSDP. Nothing says which."
         command = f"study virtual {next(iter(scripts))} --ranks {pasted.ranks or 2} --evaluate"
-        yield f"No collective that some ranks call alone explains the hang. `{command}` compares what the ranks call."
+        yield f"`{command}` compares what the ranks call."
 
 
 def _in_its_release(seen: Seen, pasted: Pasted) -> Seen:

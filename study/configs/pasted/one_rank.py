@@ -13,6 +13,7 @@ from study.known.findings import causes_of_hangs
 
 OF_ALL = ("hang_a_branch",)  # whatever is sharded
 OF_SHARDS = ("hang_saving", "hang_a_gather")
+OF_WEIGHTS = ("hang_evaluation",)  # where a forward pass gathers them
 FIRST, OTHERS = "0", "1 or above"  # ranks, as the sentences have them
 BUT = "other than "
 ANOTHER = re.compile(r"[1-9]\d*$|[\w.()]*(?:world_size|num_processes)(?:\(\))? - 1$")  # as a condition has a rank
@@ -32,6 +33,7 @@ TRAINS = re.compile(r"(?i)trainer\w*(?:\(.*\))?\.train$")  # and not model.train
 NOT_SHARDED = re.compile(r"(?i)(?:tokenizer|process(?:or|ing_class)|config)\w*\.save_pretrained$")
 OF_MODEL = re.compile(r"(?i)model\w*\.state_dict$")  # FSDP1 gathers it from all ranks; other engines do not
 OF_A_GROUP = re.compile(r"(?i)^[^'\"]*(?:group|mesh)(?!=None)")  # which may have these ranks alone
+MODEL = re.compile(r"(?:^|[\s(=,]|self\.|trainer\.)(?:\w+_)?(?:model|engine)\b(?!=)")  # and not args.model, model=name
 BARRIER = re.compile(r"(?:\w*_)?barrier$|wait_for_everyone$")
 
 
@@ -52,7 +54,7 @@ class Alone:
 
 def on_one_rank(
     scripts: Mapping[Path, str],
-    causes: Iterable[str] = (*OF_SHARDS, *OF_ALL),
+    causes: Iterable[str] = (*OF_SHARDS, *OF_WEIGHTS, *OF_ALL),
     is_after: bool | None = None,
     differ: Collection[int] = (),
 ) -> Iterator[Seen]:
@@ -133,6 +135,8 @@ class Branches:
         named = Counter(each.name for each in nodes if isinstance(each, ast.FunctionDef))
         self.own = {name: self.functions[name] for name, times in named.items() if times == 1}
         self.mentions = Counter(getattr(each, "id", getattr(each, "attr", "")) for each in nodes)
+        items = [item for node in nodes if isinstance(node, ast.With) for item in node.items]
+        self.held = {ast.unparse(each.optional_vars) for each in items if each.optional_vars}
         self.assigned: dict[str, list[ast.expr]] = {}
         for node in nodes:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -174,20 +178,25 @@ class Branches:
         return kinds | {each.kind for body in bodies for each in self._calls(body, FIRST)}
 
     def _calls(self, nodes: Iterable[ast.AST], ranks: str) -> Iterator[Alone]:
-        for node in nodes:
-            for each in ast.walk(node):
-                if isinstance(each, ast.Call):
-                    first, dot, rest = ast.unparse(each.func).partition(".")
-                    function = f"{self.imported.get(first, first)}{dot}{rest}"
-                    is_gathered = self.is_fsdp1 and OF_MODEL.search(function)
-                    yield Alone(ranks, each, "fsdp.get_state_dict" if is_gathered else function)
+        inside = [each for node in nodes for each in ast.walk(node)]
+        made = [each for each in inside if isinstance(each, ast.Assign) and not MODEL.search(ast.unparse(each.value))]
+        # A model that these ranks make needs no others, nor one whose weights a `with` has gathered.
+        of_these = {*self.held, *(name for each in made for name in re.findall(r"\w+", ast.unparse(each.targets[0])))}
+        for each in inside:
+            if isinstance(each, ast.Call):
+                first, dot, rest = ast.unparse(each.func).partition(".")
+                if MODEL.match(first) and first in of_these:
+                    continue
+                function = f"{self.imported.get(first, first)}{dot}{rest}"
+                is_gathered = self.is_fsdp1 and OF_MODEL.search(function)
+                yield Alone(ranks, each, "fsdp.get_state_dict" if is_gathered else function)
 
     def _below(self, block: list[ast.stmt], ranks: str | None) -> Iterator[Alone]:
         """Yield the calls of a block that `ranks` run. None: all do, until a condition on the rank."""
-        for statement in block:
+        for number, statement in enumerate(block):
             if ranks:
-                yield from self._calls([statement], ranks)
-                continue
+                yield from self._calls(block[number:], ranks)
+                return
             yield from self._in_expressions(statement)
             if not isinstance(statement, ast.If):
                 for part in ("body", "orelse", "finalbody"):

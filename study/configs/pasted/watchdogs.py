@@ -38,6 +38,10 @@ LAGGING = re.compile(
 BARRIER = re.compile(r"Ranks? (?P<ranks>[\d, ]+) failed to pass monitoredBarrier")
 FIRST = re.compile(r"due to a collective timeout from\s+rank (?P<ranks>\d+)")
 GLOO = re.compile(r"Timed out waiting (?P<limit_ms>\d+)ms for (?:recv|send) operation")
+# What a rank had begun when another ended, by its own line (ProcessGroupNCCL.cpp).
+ENQUEUED = re.compile(
+    r"(?i)PG (?:ID )?\d+\b[^\n\]]*? Rank (?P<rank>\d+)\][^\n]*?last enqueued (?:NCCL )?work: (?P<last>\d+)"
+)
 STEP = re.compile(r"\b(?:eval_)?loss['\"]?\s*[:=]\s*['\"]?\d")  # of a trainer: what it did before has ended
 STUCK = re.compile(r"watchdog got stuck for \d+ seconds|Heartbeat monitor timed out")
 # What a collective carries, by its kind: what the rank that is missing does instead.
@@ -139,12 +143,16 @@ def _compared(text: str, said: Sequence[Sentence], waits: list[Wait]) -> Seen:
 def _waiting(text: str, waits: list[Wait], same: list[Wait], values: dict[str, Any]) -> Seen:
     """Return who waits for whom, of ranks that make the same calls. Those of `same` are furthest behind."""
     place = min(same, key=lambda wait: wait.rank).place
+    ranks = {wait.rank for wait in waits}
+    begun = {int(match["rank"]): match for match in ENQUEUED.finditer(text)}
+    never = [rank for rank, match in begun.items() if rank not in ranks and int(match["last"]) < same[0].index]
+    if never and only({*re.findall(r"PG (?:ID )?(\d+)\b", text)}):  # groups count for themselves
+        return sign("rank-missing", text, begun[never[0]].start(), ranks=_ranks(never), **values)
     behind = _ranks([wait.rank for wait in same])
     ahead = [wait for wait in waits if wait not in same]
     if 0 < len(ahead) >= len(same):
         values |= {"ahead": _ranks([wait.rank for wait in ahead]).lower(), "further": ahead[0].index}
         return sign("rank-behind", text, place, ranks=behind, **values)
-    ranks = {wait.rank for wait in waits}
     if missing := _missing(text, ranks):
         return sign("rank-missing", text, place, ranks=_ranks(missing), **values)
     match = FIRST.search(text)

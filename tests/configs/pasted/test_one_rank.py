@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import accelerate
 import pytest
 
 from study.configs import scripts
@@ -44,6 +45,13 @@ CALLS = {
     "losses.append(accelerator.gather(loss))": "hang_a_branch",
     "acc.gather_for_metrics(loss)": "hang_a_branch",
     "accelerator.reduce(loss)": "hang_a_branch",
+    "engine(batch)": "hang_evaluation",
+    "loss = self.model(**batch).loss.item()": "hang_evaluation",
+    "sum(engine(b).item() for b in batches)": "hang_evaluation",
+    "model.module(batch)": "hang_evaluation",
+    "model.generate(**prompt)": "hang_evaluation",
+    "accelerator.unwrap_model(model).generate(**prompt)": "hang_evaluation",
+    "trainer.evaluate()": "hang_evaluation",
 }
 
 
@@ -84,6 +92,26 @@ def test_what_all_ranks_run_or_waits_for_none_is_not_named(guard, call):
 def test_without_a_hang_or_shards_no_line_is_named(text):
     told = answer(text, scripts={Path("train.py"): script(GUARDS[0], "trainer.save_model('out')")})
     assert "hang_saving" not in [each.id for each in told.found]
+
+
+@pytest.mark.parametrize(("stage", "looked"), [("3", True), ("2", False), ("1", False), ("", None)])
+def test_a_forward_pass_on_one_rank_is_named_where_it_gathers_and_said_to_be_unread_where_nothing_says(stage, looked):
+    told = answer(f"zero_stage: {stage}\nit hangs", scripts={Path("train.py"): script("rank == 0", "model(batch)")})
+    assert ([each.id for each in told.found] == ["hang_evaluation"]) is bool(looked)
+    assert any("nothing was found in train.py" in note for note in told.notes) is not looked or looked is None
+    assert any("Forward passes were not looked at" in note for note in told.notes) is (looked is None)
+
+
+def test_a_script_that_is_no_python_is_said_to_be_unread():
+    told = answer("zero_stage: 3\nit hangs", scripts={Path("train.py"): "this is no Python"})
+    assert "train.py is no Python, and was not read" in told.notes[0]
+
+
+def test_no_forward_pass_of_a_library_is_taken_for_that_of_one_rank():
+    library = Path(accelerate.__file__).parent
+    files = {path: path.read_text() for path in library.rglob("*.py") if "is_main_process" in path.read_text()}
+    assert len(files) > 3
+    assert [*on_one_rank(files, ("hang_evaluation",))] == []
 
 
 AFTER = "trainer.train()\nif trainer.accelerator.is_main_process:\n    trainer.save_model('out')\n"
@@ -203,6 +231,14 @@ SCRIPTS = {
     "if rank == 0:\n    dist.barrier(": 0,
     "for x in y:\n    if step == 0:\n        continue\n    dist.barrier()": 0,
     "if rank == 0:\n    model.state_dict()": 0,
+    "def test():\n    for b in bs:\n        model(b)\nif rank == 0:\n    test()": 3,
+    "if rank == 0:\n    model.eval()\n    model = accelerator.unwrap_model(model)\n    model(b)": 4,
+    "if rank == 0:\n    model = AutoModel.from_pretrained('out')\n    model.generate(b)": 0,
+    "if rank == 0:\n    model, tokens = load(args.model, model=name)\n    model.generate(b)": 0,
+    "with unwrap_model_for_generation(model) as model:\n    if rank == 0:\n        model.generate(b)": 0,
+    "if rank == 0:\n    create_engine()\n    llm.generate(b)\n    reward_model(b)\n    model.eval()": 0,
+    "if rank == 0:\n    model(b)\nelse:\n    model(b)": 0,
+    "if rank == 0:\n    print()\nmodel(b)": 0,
 }
 STATES = (
     "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nif rank == 0:\n    s = model.state_dict()\n"

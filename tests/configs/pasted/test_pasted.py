@@ -370,6 +370,28 @@ def test_a_rank_that_is_behind_is_named():
     assert seen.id == "ranks-call-differently"
 
 
+@pytest.mark.parametrize(
+    ("group", "last", "who"),
+    [
+        ("PG ID 0 PG GUID 0(default_pg)", "Last enqueued NCCL work: 900, last completed NCCL work: 900.", "Rank 3 did"),
+        ("PG 0", "PG status: last enqueued work: 899, last completed work: 899", "Rank 3 did"),
+        (
+            "PG ID 0 PG GUID 0(default_pg)",
+            "Last enqueued NCCL work: 901, last completed NCCL work: 900",
+            "Ranks 0, 1, 2",
+        ),
+        ("PG ID 1 PG GUID 3", "Last enqueued NCCL work: 12, last completed NCCL work: 12.", "Ranks 0, 1, 2"),
+    ],
+)
+def test_a_rank_whose_own_line_ends_before_what_others_wait_for_is_named(group, last, who):
+    waits = [WORK.format(rank=rank, index=901, kind="ALLREDUCE", elements=5) for rank in (0, 1, 2)]
+    waits.append("[PG ID 0 PG GUID 0(default_pg) Rank 1] failure detected by watchdog. last enqueued work: 903\n")
+    if group == "PG 0":
+        waits.pop()
+    line = f"[rank3]:[E1 ProcessGroupNCCL.cpp:1785] [{group} Rank 3] Received a dump signal due to rank 1. {last}\n"
+    assert watchdogs.hangs("".join([*waits, line])).sentence.startswith(who)
+
+
 SAVES = "Saving model checkpoint to out/checkpoint-500\n"
 
 
