@@ -44,11 +44,11 @@ def in_words(claims: Sequence[Claim]) -> str:
         fitted = sum(claim.is_fitted for claim in chosen)
         said.append(
             f"Of {len(chosen)} claims of {documents} {holds} hold{of_posts}, {not_} {do} not, "
-            f"{only_if} hold under a condition ({fitted} fitted to the number), "
+            f"{only_if} hold under a condition ({fitted} fitted), "
             f"and {undecided} cannot be decided here."
         )
     times = [sum(source in each.kinds for each in contradictions()) for source in ("papers", "articles")]
-    said.append("Beside these, papers contradict themselves {} times, articles {}.".format(*times))
+    said.append("Papers contradict themselves {} times, articles {}.".format(*times))
     return " ".join(said)
 
 

@@ -72,8 +72,8 @@ def in_words(advice: Advice) -> list[str]:
     if needed_bytes > question.host_memory_bytes:
         has = amount(question.host_memory_bytes)
         lines.append(finding("loading_fills_the_host", needed=amount(needed_bytes), has=has).said)
-    if question.precision == "bf16":
-        lines.append(finding("bf16_keeps_fp32_weights").said)
+    if question.precision and RECIPES[question.precision].autocast:
+        lines.append(finding("autocast_keeps_fp32_weights", precision=question.precision).said)
     return lines
 
 

@@ -7,6 +7,7 @@ from typing import Literal, Self
 from study.core.arms import Arm
 from study.core.errors import Stop
 from study.core.gpus import Gpu
+from study.core.recipes import RECIPES
 from study.core.text import binary_size, count, number_of, rounded, size
 from study.known.findings import finding
 from study.predict.front import (
@@ -109,8 +110,8 @@ def _taken(needs: Needs) -> str:
         text += f" A {needs.on_gpu.gpu.kind} has no bf16: fp16 is meant."
     if needs.on_gpu and precision == "fp32":
         text += f" {finding('fp32_is_tf32').said}"
-    if precision == "bf16" and needs.training.placement.deepspeed:
-        text += f" {finding('bf16_keeps_fp32_weights').said}"
+    if RECIPES[precision].autocast and needs.training.placement.deepspeed:
+        text += f" {finding('autocast_keeps_fp32_weights', precision=precision).said}"
     return text
 
 

@@ -294,15 +294,16 @@ def test_an_estimate_has_the_model_states_alone_by_the_paper(words, said, asked,
     ("words", "is_said"),
     [
         ("estimate --model gpt2 --arm zero2 --precision bf16", True),
+        ("estimate --model gpt2 --arm zero2 --precision fp16", True),
         ("estimate --model gpt2 --arm zero2", False),
         ("estimate --model gpt2 --arm ddp --precision bf16", False),  # of DDP it is the yaml's
         ("advise --model gpt2 --gpus 2 --gpu H100 --precision bf16", True),
         ("advise --model gpt2 --gpus 2 --gpu H100 --precision bf16_cast", False),
     ],
 )
-def test_the_bf16_of_a_yaml_is_told_from_that_of_the_flag(words, is_said, asked, capsys):
+def test_the_16_bits_of_a_yaml_are_told_from_that_of_the_flag(words, is_said, asked, capsys):
     asked(words)
-    assert ("[bf16_keeps_fp32_weights]" in capsys.readouterr().out) is is_said
+    assert ("[autocast_keeps_fp32_weights]" in capsys.readouterr().out) is is_said
 
 
 def test_an_estimate_has_its_peak_in_both_units(asked, capsys):
