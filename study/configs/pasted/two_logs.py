@@ -121,7 +121,7 @@ def factor_in_words(pasted: Pasted) -> Seen | None:
             makes, letters = _makers(pasted, factor, name, NEAR)
             is_open = not any(letters) and not numbers("passes", pasted.text) and factor == round(factor) >= FEW
             if is_open and PASSES.search(sentence.text):  # nobody says how many there are
-                makes, letters = SUMMED.format(f"the micro-batches of an update, if it has {factor:g},"), {"g"}
+                makes, letters = SUMMED.format(f"the micro-batches of an update, if it has {factor:g}"), {"g"}
             if factor > APART and any(letters):  # a number of rows is often the same by chance
                 faults = _faults(pasted, letters, "times-in-words")
                 values = {"what": what[0], "factor": f"{factor:g}", "makes": makes, "faults": faults}
