@@ -1364,9 +1364,9 @@ def test_a_factor_that_a_person_says_is_explained_by_the_numbers_of_the_training
     ("words", "says"),
     [
         ("train loss is 8 times the eval loss with gradient accumulation 8", "a sum over the 8 micro-batches"),
-        ("loss is 8 times too large since I use gradient accumulation", "micro-batches of an update, if it has 8, and not a mean"),
-        ("my training loss is ten times the eval loss", "micro-batches of an update, if it has 10, and not a mean"),
-        ("training loss is 4x the validation loss", "micro-batches of an update, if it has 4, and not a mean"),
+        ("loss is 8 times too large since I use gradient accumulation", "an update, if it has 8, and not a mean"),
+        ("my training loss is ten times the eval loss", "an update, if it has 10, and not a mean"),
+        ("training loss is 4x the validation loss", "an update, if it has 4, and not a mean"),
         ("eval loss is 8 times lower than the training loss", ""),
         ("the train loss is twice the eval loss", ""),
         ("the loss is 8 times too large", ""),
