@@ -25,7 +25,7 @@ def quoted(text: str) -> str:
 
 def line_of(piece: Piece) -> str:
     of = quoted(piece.what) if piece.kind == "source" else f"`{piece.what}`"
-    return f"- **{piece.shown}** {piece.kind}: {of}".replace("** **", "") + (f" ({piece.note})" if piece.note else "")
+    return f"- **{piece.shown}** {piece.kind}: {of}".replace("**** ", "") + (f" ({piece.note})" if piece.note else "")
 
 
 def card(claim: Claim, records: list[str]) -> str:
