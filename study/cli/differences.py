@@ -14,6 +14,7 @@ from study.configs.settings import Setting, effective_settings, same
 from study.configs.shown import is_secret, printable, shown
 from study.configs.sources import OTHER, Source, read
 from study.configs.stacks import CONFIGS
+from study.core.arms import all_paths, of_stage
 from study.core.errors import Stop
 from study.core.library_defaults import releases_of_defaults
 from study.core.text import say, say_wrapped
@@ -32,7 +33,7 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
     With --json: the rows. Example: `study diff accelerate_configs/ddp.yaml accelerate_configs/zero2.yaml`
 
     Args:
-        first: A config file, a folder with a record.json, a release, or a list of releases: A in the answer.
+        first: A config file, an arm, a folder with a record.json, a release, or a list of releases: A in the answer.
         second: The other one: B.
     """
     if two := re.fullmatch(r"([\w-]+)==(\S+) \1==(\S+)", f"{first} {second}"):
@@ -49,6 +50,9 @@ def diff(first: tyro.conf.Positional[Path], second: tyro.conf.Positional[Path], 
 
 
 def read_config(path: Path) -> Source:
+    """Read one side. A name of an arm is its file, unless something here is called so."""
+    if not path.exists():
+        path = all_paths().get(of_stage(str(path)), path)
     is_config = path.suffix in CONFIGS or not path.is_file()  # a record is a folder
     try:
         side = read(path)

@@ -7,7 +7,7 @@ import tyro
 
 from study.cli.claims import claims
 from study.cli.findings import show_behind
-from study.cli.ids import by_key, key, keys, row_of, word, words
+from study.cli.ids import by_key, key, keys, row_of, word, words, words_with
 from study.configs.sentences import sentences
 from study.core.errors import Stop, nearest
 from study.core.text import say, say_wrapped
@@ -53,16 +53,21 @@ def explain(
         rows = all_rows()
         count_kinds(rows)
         return rows
-    answers = []
+    answers: list[dict] = []
     for id in asked(ids):
         row = word(id)
         of_id = by_key().get(key(id))
+        of_key = keys().get(key(id))
+        rows = [row] if row else []
         if not of_id:
-            row = row or keys().get(key(id))
-        if row and not (of_id and id.startswith("[")):
+            rows = rows or words_with(id) or ([of_key] if of_key else [])
+        if rows and not (of_id and id.startswith("[")):
             also = [f"A sentence has this name as well: study explain '[{of_id.id}]'"] if of_id else []
-            say_wrapped(f"{row['id']}: {row['sentence'].rstrip('.')}.", NEXT[row["kind"]], *also, "")
-            answers.append(row)
+            if of_key and not row and of_key not in rows:
+                also = [f"A key of a config has this name as well: study explain '[{of_key['id']}]'"]
+            for each in rows:
+                say_wrapped(f"{each['id']}: {each['sentence'].rstrip('.')}.", NEXT[each["kind"]], *also, "")
+            answers += rows
         elif of_id:
             answers.append(show_behind(of_id))
         else:

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,10 +49,18 @@ def words() -> dict[str, dict[str, str]]:
 
 
 def word(id: str) -> dict[str, str] | None:
-    """Return the word or the arm that is called so, in the plural, the singular or the past: gradient, partitioned."""
+    """Return the word or the arm that is called so, in any form, or without hyphens: gradient, sharding, allreduce."""
     names = (key(id), key(of_stage(id)))
-    forms = (*names, f"{names[0]}s", *(names[0].removesuffix(end) for end in ("s", "d", "ed")))
-    return next((words()[each] for each in forms if each in words()), None)
+    forms = (*names, f"{names[0]}s", *(names[0].removesuffix(end) for end in ("s", "d", "ed", "ing")))
+    known = {name.replace("-", ""): row for name, row in words().items()} | words()
+    return next((known[each] for each in forms if each in known), None)
+
+
+def words_with(part: str) -> list[dict[str, str]]:
+    """Return the words that have others as a part: pipeline parallelism of pipeline. None of an id in brackets."""
+    asked = re.compile(rf"\b{re.escape(part.lower().replace('_', '-').replace(' ', '-'))}(ism)?\b")
+    rows = [row for name, row in words().items() if row["kind"] == "word" and part and asked.search(name)]
+    return list({row["id"]: row for row in rows}.values())
 
 
 @functools.cache

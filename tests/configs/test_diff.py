@@ -60,6 +60,16 @@ def test_silence_is_the_librarys_default(file, case):
     assert case["known"].items() <= {name: each.value for name, each in read.items()}.items()
 
 
+def test_an_arm_is_named_without_its_file_unless_something_here_is_called_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for names in (("zero2", "zero3"), ("stage2", "zero3")):
+        assert diff(*map(Path, names)) == diff(ARMS / "zero2.yaml", ARMS / "zero3.yaml")
+    assert diff(Path("ddp"), Path("ddp"))["known"] == []
+    (tmp_path / "zero2").write_text("a log\n")
+    with pytest.raises(Stop, match="zero2 is no config"):
+        diff(Path("zero2"), Path("zero3"))
+
+
 def test_what_the_command_prints(file, tmp_path, capsys, monkeypatch, golden):
     """Clipping comes first, with its history; secrets and control characters are not shown, long keys whole; a json
     that a yaml names is read, or named if it is not here."""

@@ -178,7 +178,7 @@ def test_its_notebook_shows_what_the_files_print(printed):
 def test_the_losses_are_those_of_the_file_before(printed):
     alone, parallel = printed["one_process", 1][0], printed["data_parallel", 1][0]
     assert parallel == pytest.approx(alone, rel=1e-6)  # two halves of the rows are added in another order
-    said = "With one micro-batch `data_parallel.py` and the three stages print the same digits"
+    said = "With one micro-batch on two ranks `data_parallel.py` and the three stages print the same digits"
     assert said in held.README.read_text()
     for passes in (1, 4):
         assert printed["data_parallel", passes][0] == pytest.approx(alone, rel=1e-6)
@@ -221,6 +221,9 @@ def test_what_is_sent_is_the_multiple_that_its_readme_has(printed, tmp_path):
     row = re.search(r"^\| the files \| (.+) \|$", held.README.read_text(), re.MULTILINE).group(1).split(" | ")
     launched = ranks_of(f"import sys; sys.argv[1:] = ['--micro-batches', '2']{RUN_ALL}", tmp_path, ranks=3)
     of_three = [int(sent.replace(",", "")) for sent in re.findall(r"sent in a step: ([\d,]+)", launched.output)]
+    assert "From three ranks on the order of a sum may differ" in " ".join(held.README.read_text().split())
+    (parallel, _), *stages = numbers_in(launched.output)
+    assert all(losses == pytest.approx(parallel, rel=2e-7) for losses, _ in stages), "but for a last digit"
     for name, words, sent_bytes in zip(NAMES, row, of_three, strict=True):
         times = TIMES[words]
         assert sent_bytes == pytest.approx(times(2) * BYTES * 2 / 3, rel=1e-4), name

@@ -331,6 +331,10 @@ def test_the_words_of_their_page_are_explained(capsys):
         ("all-reduced", "all-reduce"),
         ("gathers", "all-gather, gather"),
         ("weight", "weights, parameters"),
+        ("sharding", "divide, partition, shard"),
+        ("allreduce", "all-reduce"),
+        ("tensor parallel", "tensor parallelism"),
+        ("pipeline", "pipeline parallelism"),
         ("buckets", "bucket, bucket size"),
         ("optimizer state", "optimizer states"),
         ("psi", "Ψ, psi, N_d, K"),
@@ -344,6 +348,14 @@ def test_a_word_is_found_in_each_of_its_forms(asked, row, capsys):
     assert (told["id"], told["kind"]) == (row, "word")
     assert "examples/zero_by_hand/" in capsys.readouterr().out
     assert not asked[-1].isdigit() or (ROOT / re.search(r"examples/\S+\.py", told["sentence"])[0]).is_file()
+
+
+def test_a_part_of_a_word_names_all_that_have_it_and_the_key_that_is_called_so(capsys):
+    assert [row["id"] for row in explain(("reduce",))] == ["all-reduce", "reduce-scatter"]
+    capsys.readouterr()
+    explain(("pipeline",))
+    assert "A key of a config has this name as well: study explain '[pipeline]'" in capsys.readouterr().out
+    assert explain(("[pipeline]",))[0]["kind"] == "key"
 
 
 def test_arguments_that_together_are_a_word_are_one():

@@ -30,6 +30,7 @@ FIRST = 10  # more than a clue and a size together
 MANY_TIMES = 10  # so much more is unused than was asked for: nothing else says as much
 UNUSED_SHARE = 0.1  # of the GPU: PyTorch holds no more without use (allocator.FRAGMENTATION is what is usual)
 FAR_BELOW = 0.7  # of the GPU: what is allocated and what is asked for together would fit without pieces
+PRIVATE_SHARE = 0.5  # of what is allocated: a training's own CUDA graphs take less beside its states
 EMPTY = 0.05  # of the GPU: no model is there
 MOMENTS = re.compile(r"""\[["']exp_avg(?:_sq)?["']\] ?=""")
 # The last frame is autograd's own: no layer has begun its backward pass, or is computed again.
@@ -191,6 +192,9 @@ def _numbers(error: OomError) -> Iterator[Reason]:
     """Yield what the sizes in the message show by themselves."""
     if "CUDA error: out of memory" in error.line:
         yield Reason("oom-other-process", HINT, "the driver says it, and not PyTorch's allocator")
+    if error.allocated and error.private and error.private >= PRIVATE_SHARE * error.allocated:
+        private, allocated = (binary_size(each, 4) for each in (error.private, error.allocated))
+        yield Reason("oom-private-pool", PROOF, f"{private} of {allocated} allocated are in private pools")
     if error.asked.high and error.total is not None:
         yield from _too_large(error, error.total)
         yield from _outside(error, error.total)

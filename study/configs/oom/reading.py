@@ -71,6 +71,7 @@ class OomError:
     total: int | None
     free: int | None
     allocated: int | None
+    private: int | None  # of what is allocated, in pools of CUDA graphs or of an inference engine
     unallocated: int  # reserved by PyTorch and not in use, as far as the message says
     others: tuple[tuple[str, int], ...]  # other processes on this GPU, with what they have
 

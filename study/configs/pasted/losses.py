@@ -41,6 +41,7 @@ BROKEN = 3  # times that: no weights have such a loss
 USUAL_PASSES = 32  # of an update, where the text says none: some releases of the Trainer print their sum
 SHARE = 0.9  # of the steps: a rate that is 0 after them is as it should be
 COURSE = 20  # lines that show where a loss goes
+MUCH_HIGHER = 3  # times the lowest, where there are fewer lines
 HIGHER, HIGHER_BY = 1.8, 0.5  # times the lowest, and more than it: where a loss ends that is lost
 NEAR_LOWEST = 0.1  # of the way from the lowest to the end: a loss that is not lost yet
 PLATEAU, SPREAD = 0.005, 0.015  # of the loss: so little it goes on, and so little its lines differ
@@ -345,16 +346,23 @@ def course(log: Log, passes: int = USUAL_PASSES) -> Seen | None:
     """Where the losses of one run go, if that is not where a training goes. Why, the log alone does not show.
 
     By medians of MANY lines, and without one of them: single rows are high, and a Trainer's last line is a mean of all.
+    In a short log FEW lines show a loss that is lost, and nothing else.
     """
     losses, lines = log.losses.values, log.losses.lines
-    if len(losses) < COURSE or not all(map(math.isfinite, losses)) or _begins_again(lines):
+    if len(losses) < 2 * FEW or not all(map(math.isfinite, losses)) or _begins_again(lines):
         return None
-    middles = [statistics.median(losses[at : at + MANY]) for at in range(len(losses) - MANY + 1)]
+    is_short = len(losses) < COURSE
+    part, spared, higher = (FEW, 0, MUCH_HIGHER) if is_short else (MANY, 1, HIGHER)
+    middles = [statistics.median(losses[at : at + part]) for at in range(len(losses) - part + 1)]
     low, end = min(middles), middles[-1]
-    lowest = losses[middles.index(low) :][:MANY]
-    is_apart = middles.index(low) + 2 * MANY <= len(losses) and sorted(losses[-MANY:])[1] > sorted(lowest)[-2]
-    if is_apart and end > HIGHER * low > 0 and end - low > HIGHER_BY:
-        return _is_lost(log, low, end)
+    lowest = losses[middles.index(low) :][:part]
+    is_apart = (
+        middles.index(low) + 2 * part <= len(losses) and sorted(losses[-part:])[spared] > sorted(lowest)[-1 - spared]
+    )
+    if is_apart and end > higher * low > 0 and end - low > HIGHER_BY:
+        return _is_lost(log, low, end, part)
+    if is_short:
+        return None
     values: dict[str, Any] = {"first": losses[0], "end": end, "lines": len(losses), "random": RANDOM}
     if any(line.is_of_pairs for line in lines):
         return None
@@ -382,10 +390,10 @@ def _warms_up(rates: Series) -> bool:
     return len(rates.values) > 1 and rates.values[-1] > rates.values[-2]
 
 
-def _is_lost(log: Log, low: float, end: float) -> Seen:
+def _is_lost(log: Log, low: float, end: float, part: int) -> Seen:
     """Return from where on the losses are above the lowest, and whether at once or by and by."""
     losses, lines = log.losses.values, log.losses.lines
-    at = 1 + max(number for number, loss in enumerate(losses[:-MANY]) if loss <= low + NEAR_LOWEST * (end - low))
+    at = 1 + max(number for number, loss in enumerate(losses[:-part]) if loss <= low + NEAR_LOWEST * (end - low))
     high = max(losses[at : at + FEW])
     is_jump = high > (low + end) / 2
     norm = max((line.values.get("norm", 0) for line in lines[at - 1 : at + FEW if is_jump else None]), default=0)

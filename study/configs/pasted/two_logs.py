@@ -5,9 +5,10 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from study.configs.pasted import matching
-from study.configs.pasted.losses import FEW, MANY, SCALE, Line
+from study.configs.pasted.losses import FEW, MANY, NUMBER, SCALE, Line
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.said import numbers
 from study.configs.pasted.tracebacks import Seen, sign
@@ -19,13 +20,15 @@ MOST_FAULTS = 5
 NEAR = 0.05  # of the ratio: so far medians of other steps, and numbers that a person rounds, may be from it
 # What a person says that the loss or the norm is, and of which numbers: near it, and of nothing else.
 OF_WHAT = re.compile(r"(?i)\b(?:loss(?:es)?|grad(?:ient)?[ _]?norms?)\b|损失")
-COUNT = r"(\d{1,5}(?:\.\d+)?|two|three|four|eight)"
+COUNT = r"(\d{1,5}(?:\.\d+)?|two|three|four|five|six|eight|ten|sixteen)"
+OF_EVALUATION = r"(?:(?:the|my|our|its) )?(?:eval|valid)\w*[ _]?loss"
 TIMES = re.compile(
     rf"(?i)(?<![\w.])(?:{COUNT} ?(?:x|\u00d7|times|-?fold) "
-    r"(?:as (?:high|large|big|much)|too|higher|larger|bigger|greater|what|that of)\b"
+    rf"(?:as (?:high|large|big|much)|too|higher|larger|bigger|greater|what|that of|{OF_EVALUATION})\b"
     rf"|by a factor of {COUNT}\b|{COUNT}-fold\b|{COUNT} ?\u500d|(doubled|twice as|tripled|quadrupled)\b)"
 )
-NUMBERS = {"two": 2, "three": 3, "four": 4, "eight": 8, "doubled": 2, "twice as": 2, "tripled": 3, "quadrupled": 4}
+NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "eight": 8, "ten": 10, "sixteen": 16}
+NUMBERS |= {"doubled": 2, "twice as": 2, "tripled": 3, "quadrupled": 4}
 INSTEAD = re.compile(
     r"(?i)(?<![\w.])(\d+\.?\d*) (?:instead of|rather than|vs\.?|versus|compared (?:to|with)) (\d+\.?\d*)"
 )
@@ -34,6 +37,10 @@ NOT_OF_LOSS = re.compile(
     r"|lengths?|models?|slow\w*|time)\b"
 )
 AROUND = 40  # characters
+# An evaluation adds no micro-batches, so its loss is what a mean would be.
+EVALUATED = re.compile(rf"(?<![\w.-])(?:eval(?:uation)?|val(?:idation)?)[_/ ]loss{NUMBER}", re.IGNORECASE)
+AS_EVALUATED = 0.2  # of the ratio: so far a mean of training may be from the evaluation beside it
+PASSES = re.compile(rf"(?i)accumul|梯度累积|{OF_EVALUATION}")
 
 
 def ratio_of_logs(pasted: Pasted) -> Seen | None:
@@ -60,7 +67,27 @@ def ratio_of_logs(pasted: Pasted) -> Seen | None:
 
 def factor_apart(pasted: Pasted) -> Seen | None:
     """Return what makes a factor between two logs, within one, or of which a person tells."""
-    return ratio_of_logs(pasted) or jump_in_log(pasted) or factor_in_words(pasted)
+    return ratio_of_logs(pasted) or jump_in_log(pasted) or above_evaluation(pasted) or factor_in_words(pasted)
+
+
+def above_evaluation(pasted: Pasted) -> Seen | None:
+    """Return that training's losses are as many times those of each evaluation as an update has micro-batches.
+
+    Twice is not told: other data, or dropout, may make that.
+    """
+    ratios, place = [], 0
+    for match in EVALUATED.finditer(pasted.text):
+        before = [line.values["loss"] for line in pasted.log.losses.lines if place <= line.place < match.start()]
+        if before and float(match[1]) > 0:
+            ratios.append(statistics.median(before[-FEW:]) / float(match[1]))
+        place = match.start()
+    for passes in numbers("passes", pasted.text):
+        if ratios and passes >= FEW and all(abs(ratio / passes - 1) <= AS_EVALUATED for ratio in ratios):
+            makes, letters = _makers(pasted, passes, "loss", CLOSE)
+            values = {"factor": f"{ratios[-1]:.3g}", "makes": makes}
+            values["faults"] = _faults(pasted, letters, "train-above-evaluation")
+            return sign("train-above-evaluation", pasted.text, place, **values)
+    return None
 
 
 def jump_in_log(pasted: Pasted) -> Seen | None:
@@ -92,10 +119,14 @@ def factor_in_words(pasted: Pasted) -> Seen | None:
             factor = float(NUMBERS.get(said[0], said[0])) / (float(said[1]) or math.inf if len(said) > 1 else 1)
             name = "norm" if "norm" in what[0] else "loss"
             makes, letters = _makers(pasted, factor, name, NEAR)
+            is_open = not any(letters) and not numbers("passes", pasted.text) and factor == round(factor) >= FEW
+            if is_open and PASSES.search(sentence.text):  # nobody says how many there are
+                makes, letters = SUMMED.format(f"the micro-batches of an update, if it has {factor:g}"), {"g"}
             if factor > APART and any(letters):  # a number of rows is often the same by chance
                 faults = _faults(pasted, letters, "times-in-words")
                 values = {"what": what[0], "factor": f"{factor:g}", "makes": makes, "faults": faults}
-                return sign("times-in-words", pasted.text, pasted.place(sentence.text), **values)
+                seen = sign("times-in-words", pasted.text, pasted.place(sentence.text), **values)
+                return replace(seen, sure="possible") if is_open else seen
     return None
 
 

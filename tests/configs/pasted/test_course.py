@@ -30,6 +30,7 @@ LOST = {
         (falling(50) + [9.8] + 29 * [7.4], TRAINER),
         (falling(30, 10.9, 3.1) + 25 * [6.9], PLAIN),
         (falling(120, 3, 0.9) + [14.0, 11.0] + 20 * [10.6], PLAIN),
+        ([1.61, 1.52, 1.49, 7.91, 8.33, 7.95], TRAINER),
     ],
     "loss-goes-up": [
         (20 * [1.9] + [1.9 + 0.15 * step for step in range(50)], TRAINER),
@@ -65,6 +66,9 @@ WELL = {
     "a little higher at the end": log([*falling(60), *[1.3 + 0.01 * step for step in range(30)]]),
     "other rows, somewhat harder": log(30 * [0.9] + 30 * [1.4]),
     "small losses": log(40 * [0.1] + 40 * [0.3]),
+    "few lines, a jump that heals": log([1.6, 1.5, 1.5, 7.9, 6.3, 1.6]),
+    "few lines, somewhat harder rows": log([1.0, 0.9, 0.9, 1.9, 1.8, 1.9]),
+    "two lines that are high": log([1.6, 1.5, 1.5, 7.9, 8.3]),
     "DPO": log(falling(60, 0.693, 0.001)).replace("'epoch'", "'rewards/chosen': 0.2, 'rewards/margins': 0.4, 'epoch'"),
     "GRPO": log(falling(40, 0.01, 0.01) + 30 * [2.0]).replace("'epoch'", "'reward': 0.2, 'reward_std': 0.1, 'epoch'"),
 }

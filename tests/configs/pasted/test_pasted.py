@@ -1383,6 +1383,38 @@ def test_a_factor_that_a_person_says_is_explained_by_the_numbers_of_the_training
 
 
 @pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("train loss is 8 times the eval loss with gradient accumulation 8", "a sum over the 8 micro-batches"),
+        ("loss is 8 times too large since I use gradient accumulation", "an update, if it has 8, and not a mean"),
+        ("my training loss is ten times the eval loss", "an update, if it has 10, and not a mean"),
+        ("training loss is 4x the validation loss", "an update, if it has 4, and not a mean"),
+        ("eval loss is 8 times lower than the training loss", ""),
+        ("the train loss is twice the eval loss", ""),
+        ("the loss is 8 times too large", ""),
+        ("train loss equals the eval loss", ""),
+    ],
+)
+def test_a_factor_above_evaluation_or_with_accumulation_may_be_the_passes(words, says):
+    told = answer("", words)
+    assert ("times-in-words" in [each.id for each in told.found]) is bool(says), told.found
+    assert not says or says in told.found[0].sentence
+
+
+@pytest.mark.parametrize(
+    ("factor", "evaluated", "is_told"),
+    [(8, (1.0, 1.0), True), (9, (1.0, 1.0), True), (8, (1.0, 8.0), False), (1, (1.0, 1.0), False), (5, (1,), False)],
+)
+def test_losses_that_are_as_many_times_the_evaluations_as_an_update_has_passes_are_a_sum(factor, evaluated, is_told):
+    rows = "".join(printed("step", FALLING, factor, 1) + f"\n{{'eval_loss': {1.9 * each}}}\n" for each in evaluated)
+    told = answer(f"transformers==4.46.0\ntransformers Trainer\n{rows}{SETTINGS}")
+    assert ("train-above-evaluation" in [each.id for each in told.found]) is is_told
+    if is_told:
+        assert (told.id, told.sure) == ("train-above-evaluation", "likely")
+        assert "passes-summed-without-num-items" in told.found[0].remedy
+
+
+@pytest.mark.parametrize(
     "text",
     [
         printed("epoch", FALLING) + printed("epoch", [(8 * loss, norm**2) for loss, norm in FALLING[::-1]]),
