@@ -12,6 +12,7 @@ from study.configs.pasted.losses import FEW, MANY, NUMBER, SCALE, Line
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.said import numbers
 from study.configs.pasted.tracebacks import Seen, sign
+from study.core.text import rounded
 
 CLOSE = 0.01  # of the ratio: so far steps may differ
 APART = 1.2  # times: by less two seeds, or other data, may differ as well
@@ -84,7 +85,7 @@ def above_evaluation(pasted: Pasted) -> Seen | None:
     for passes in numbers("passes", pasted.text):
         if ratios and passes >= FEW and all(abs(ratio / passes - 1) <= AS_EVALUATED for ratio in ratios):
             makes, letters = _makers(pasted, passes, "loss", CLOSE)
-            values = {"factor": f"{ratios[-1]:.3g}", "makes": makes}
+            values = {"factor": rounded(ratios[-1], ".3g"), "makes": makes}
             values["faults"] = _faults(pasted, letters, "train-above-evaluation")
             return sign("train-above-evaluation", pasted.text, place, **values)
     return None
