@@ -28,8 +28,6 @@ DIVIDES = re.compile(
 RANKS = re.compile(r"(?i)rank|world_size|replica|process_index")
 PASSES = "gradient_accumulation_steps"
 SAME_DATA = ("same + data/batch/example/examples", "data/batch + duplicate/duplicated")
-
-
 SHARDS = re.compile(r"(?:^|\.)(?:fully_shard|FSDP|FullyShardedDataParallel)$")
 KEEPS_TENSORS = re.compile(r"use_orig_params=True")  # of FSDP1
 OPTIMIZES = re.compile(r"(?:^|\.)(?!lr_scheduler)\w*(?:Adam|SGD|Lion|LAMB|Lamb|Muon|RMSprop|Adagrad|Adafactor)\w*$")
@@ -223,15 +221,16 @@ def _clipped_scaled(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     if "GradScaler" not in code or NO_SCALER.search(code):
         return
     scopes = [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))]
-    for nodes in ([*_inside(scope)] for scope in scopes):
-        calls = sorted(
-            (node for node in nodes if isinstance(node, ast.Call)), key=lambda each: (each.lineno, each.col_offset)
-        )
+    for scope in scopes:
+        inside = {*_inside(scope)}
+        calls = [each for each in _calls(scope) if each in inside]
         names = [ast.unparse(call.func) for call in calls]
         if "unscale_" in code and not any(name.endswith("unscale_") for name in names):
             continue  # another function may do it before
         guards = [
-            {*ast.walk(each)} for each in nodes if isinstance(each, ast.If) and OF_SCALER.search(ast.unparse(each.test))
+            {*ast.walk(each)}
+            for each in inside
+            if isinstance(each, ast.If) and OF_SCALER.search(ast.unparse(each.test))
         ]
         scaled: ast.Call | None = None
         clipped: list[ast.Call] = []
