@@ -227,11 +227,8 @@ def _clipped_scaled(tree: ast.Module, code: str) -> Iterator[ast.Call]:
         names = [ast.unparse(call.func) for call in calls]
         if "unscale_" in code and not any(name.endswith("unscale_") for name in names):
             continue  # another function may do it before
-        guards = [
-            {*ast.walk(each)}
-            for each in inside
-            if isinstance(each, ast.If) and OF_SCALER.search(ast.unparse(each.test))
-        ]
+        branches = [each for each in inside if isinstance(each, ast.If)]
+        guards = [{*ast.walk(each)} for each in branches if OF_SCALER.search(ast.unparse(each.test))]
         scaled: ast.Call | None = None
         clipped: list[ast.Call] = []
         for call, name in zip(calls, names, strict=True):
