@@ -58,9 +58,9 @@ def explain(
         row = word(id)
         of_id = by_key().get(key(id))
         of_key = keys().get(key(id))
-        rows = [row] if row else []
-        if not of_id:
-            rows = rows or words_with(id) or ([of_key] if of_key else [])
+        rows = [row] if row else words_with(id) or ([of_key] if of_key and not of_id else [])
+        if of_id and id == of_id.id and key(id) not in words():  # as commands print it: it is no form of a word
+            rows = []
         if rows and not (of_id and id.startswith("[")):
             also = [f"A sentence has this name as well: study explain '[{of_id.id}]'"] if of_id else []
             if of_key and not row and of_key not in rows:
