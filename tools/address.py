@@ -20,22 +20,29 @@ PLACES = {
     "notebooks/by_hand.ipynb": r'("source = \\")[^"\\]*',
     "notebooks/colab.ipynb": r'("source = \\")[^"\\]*',
 }
+# By file: the link that opens the notebook by hand in Colab, and until then its page on GitHub.
+LINKS = dict.fromkeys(
+    ("README.md", "examples/zero_by_hand/README.md", "notebooks/by_hand.ipynb"), r"((?<!!)\[[\w ]*in Colab\]\()[^)]+"
+)
+
+
+def in_colab(address: str) -> str:
+    return f"{COLAB}/github/{address.removeprefix('https://github.com/')}/blob/main/notebooks/by_hand.ipynb"
 
 
 def badges(address: str) -> str:
     """Return the line of badges of a published repository."""
-    name = address.removeprefix("https://github.com/")
     tests = f"[![tests]({address}/actions/workflows/tests.yml/badge.svg)]({address}/actions)"
-    link = f"{COLAB}/github/{name}/blob/main/notebooks/by_hand.ipynb"
-    return f"{tests} [![Open in Colab]({COLAB}/assets/colab-badge.svg)]({link})"
+    return f"{tests} [![Open in Colab]({COLAB}/assets/colab-badge.svg)]({in_colab(address)})"
 
 
 def main(address: str) -> None:
     if not re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+", address):
         raise SystemExit(f"{address} is not an address like {UNKNOWN}")
-    for name, pattern in PLACES.items():
-        path = ROOT / name
-        path.write_text(re.sub(pattern, rf"\g<1>{address}", path.read_text()))
+    for places, new in ((PLACES, address), (LINKS, in_colab(address))):
+        for name, pattern in places.items():
+            path = ROOT / name
+            path.write_text(re.sub(pattern, rf"\g<1>{new}", path.read_text()))
     readme = ROOT / "README.md"
     title, _, rest = readme.read_text().partition("\n\n")
     if rest.startswith("[![tests]"):
