@@ -13,6 +13,7 @@ COLAB = "https://colab.research.google.com"
 # By file: the line that has the address, as a pattern around it.
 PLACES = {
     "pyproject.toml": r'(Source = ")[^"]+',
+    "README.md": r"(git clone )\S+",
     "GUIDE.md": r"(ADDRESS=)\S+",
     "examples/kubernetes.yaml": r"(git clone )\S+",
     ".pre-commit-hooks.yaml": r"(repo: )[^\s,]+",
