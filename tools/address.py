@@ -9,7 +9,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 UNKNOWN = "https://github.com/OWNER/zero-study"  # until somebody publishes it: notebooks have none then
-COLAB = "https://colab.research.google.com"
 # By file: the line that has the address, as a pattern around it.
 PLACES = {
     "pyproject.toml": r'(Source = ")[^"]+',
@@ -23,24 +22,15 @@ PLACES = {
 }
 # By file: the link that opens the notebook by hand in Colab, and until then its page on GitHub.
 LINKS = dict.fromkeys(
-    ("README.md", "examples/zero_by_hand/README.md", "notebooks/by_hand.ipynb"), r"((?<!!)\[[\w ]*in Colab\]\()[^)]+"
+    ("README.md", "examples/zero_by_hand/README.md", "notebooks/by_hand.ipynb"), r"(\[[\w ]*in Colab\]\()[^)]+"
 )
-
-
-def in_colab(address: str) -> str:
-    return f"{COLAB}/github/{address.removeprefix('https://github.com/')}/blob/main/notebooks/by_hand.ipynb"
-
-
-def badges(address: str) -> str:
-    """Return the line of badges of a published repository."""
-    tests = f"[![tests]({address}/actions/workflows/tests.yml/badge.svg)]({address}/actions)"
-    return f"{tests} [![Open in Colab]({COLAB}/assets/colab-badge.svg)]({in_colab(address)})"
 
 
 def main(address: str) -> None:
     if not re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+", address):
         raise SystemExit(f"{address} is not an address like {UNKNOWN}")
-    for places, new in ((PLACES, address), (LINKS, in_colab(address))):
+    in_colab = address.replace("github.com", "colab.research.google.com/github")
+    for places, new in ((PLACES, address), (LINKS, f"{in_colab}/blob/main/notebooks/by_hand.ipynb")):
         for name, pattern in places.items():
             path = ROOT / name
             path.write_text(re.sub(pattern, rf"\g<1>{new}", path.read_text()))
@@ -48,7 +38,8 @@ def main(address: str) -> None:
     title, _, rest = readme.read_text().partition("\n\n")
     if rest.startswith("[![tests]"):
         rest = rest.partition("\n\n")[2]
-    readme.write_text(f"{title}\n\n{badges(address)}\n\n{rest}")
+    badge = f"[![tests]({address}/actions/workflows/tests.yml/badge.svg)]({address}/actions)"
+    readme.write_text(f"{title}\n\n{badge}\n\n{rest}")
 
 
 if __name__ == "__main__":

@@ -63,9 +63,9 @@ def word(id: str) -> dict[str, str] | None:
 
 
 def words_with(part: str) -> list[dict[str, str]]:
-    """Return the words that have others as a part, in any form: gradient accumulation of accumulate. None of an id in
-    brackets."""
-    asked = re.compile(rf"\b(?:{'|'.join(map(re.escape, forms(part.lower().replace('_', '-').replace(' ', '-'))))})\b")
+    """Return the words with a part in any form: gradient accumulation of accumulate. None of an id in brackets."""
+    typed = part.lower().replace("_", "-").replace(" ", "-")
+    asked = re.compile(rf"\b(?:{'|'.join(map(re.escape, forms(typed)))})\b")
     rows = [row for name, row in words().items() if row["kind"] == "word" and part and asked.search(name)]
     return list({row["id"]: row for row in rows}.values())
 

@@ -26,10 +26,9 @@ def _load(folders: tuple[Path, ...]) -> Runs:
         raise Stop("no folder is given", "name one or several folders with runs")
     arms = [folder for folder in folders if not folder.exists() and of_stage(str(folder)) in all_paths()]
     if arms:
-        two = " ".join(map(str, arms[:2])) if len(arms) > 1 else f"{arms[0]} OTHER"
+        two = " ".join(map(str, [*arms, "OTHER"][:2]))
         remedy = f"name folders with runs. `study diff {two}` says in which settings arms differ, "
-        remedy += f"`study estimate --model llama3-8b --arm {arms[0]} --gpus 8` predicts what one holds"
-        raise Stop(f"{arms[0]} is an arm, and no folder with runs", remedy)
+        raise Stop(f"{arms[0]} is an arm, and no folder with runs", f"{remedy}`study estimate` what each needs")
     return records.load(folders, every_folder_has_runs=True)
 
 

@@ -130,7 +130,7 @@ def test_one_address_stands_everywhere(tmp_path, monkeypatch):
         address.main(new)
         assert {each for several in addresses(tmp_path).values() for each in several} == {new}
         in_colab = new.replace("github.com", "colab.research.google.com/github") + "/blob/main/notebooks/by_hand.ipynb"
-        assert addresses(tmp_path, address.LINKS) == dict.fromkeys(address.LINKS, [in_colab])
+        assert addresses(tmp_path, address.LINKS) == {name: [in_colab] for name in address.LINKS}
     assert (tmp_path / "README.md").read_text().count("[![tests]") == 1
     with pytest.raises(SystemExit, match="is not an address like"):
         address.main("somewhere")
