@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from study.configs.code import parsed
 from study.configs.oom.reading import OomError
-from study.configs.pasted import losses, matching, memory, own_loops, resumed, tracebacks, two_logs, watchdogs
+from study.configs.pasted import course, losses, matching, memory, own_loops, resumed, tracebacks, two_logs, watchdogs
 from study.configs.pasted.in_use import advised
 from study.configs.pasted.memory import ByText
 from study.configs.pasted.one_rank import OF_ALL, OF_SHARDS, OF_WEIGHTS, on_one_rank
@@ -154,8 +154,8 @@ def _shown(pasted: Pasted, error: OomError | None, by_text: ByText) -> list[Seen
     apart = two_logs.factor_apart(pasted)
     # A state that was not loaded makes no such factor.
     signs += [each for each in resumed.signs(pasted.log) if not (apart and each.id == "loss-jumps-on-resume")]
-    if not signs and not apart and (course := losses.course(pasted.log, passes)):
-        signs = [course]
+    if not signs and not apart and (astray := course.astray(pasted.log, passes)):
+        signs = [astray]
     if not signs and len(pasted.log.lines) < losses.FEW:  # where a log has more, a person's words say less
         signs = losses.signs_in_words(pasted.text, pasted.sentences, pasted.may_be_deepspeed)
     shown = [*errors, *filter(None, [of_memory, waits, apart]), *signs]
