@@ -22,6 +22,7 @@ SUMMED, DIVIDED = "a sum over {}, and not a mean", "one division too many by {}"
 ROUNDED = 2**-8  # of a loss: bf16 rounds a number by up to as much
 GROWN = 0.02  # of a loss: the study's own rounding grew to 1.4 % in a hundred steps
 ONE_SIDED = 0.9  # of the lines: rounding makes a loss higher as often as lower
+OPEN = SUMMED.format("the micro-batches of an update, if it has {:g}")
 MOST_FAULTS = 5
 NEAR = 0.05  # of the ratio: so far medians of other steps, and numbers that a person rounds, may be from it
 # What a person says that the loss or the norm is, and of which numbers: near it, and of nothing else.
@@ -106,18 +107,23 @@ def above_evaluation(pasted: Pasted) -> Seen | None:
 
     Or that many times below them, where it is of ranks as well. Twice is not told: other data, or dropout, may make it.
     """
-    ratios, place = [], 0
+    ratios: list[float] = []
+    place, is_level = 0, True
     for end, loss in pasted.log.evaluations:
         before = [line.values["loss"] for line in pasted.log.losses.lines if place <= line.place < end]
         if before and float(loss) > 0:
             ratios.append(statistics.median(before[-FEW:]) / float(loss))
+            is_level = is_level and max(before[-FEW:]) <= (1 + AS_BEFORE) * min(before[-FEW:])
         place = end
-    for passes in numbers("passes", pasted.text):
+    known = numbers("passes", pasted.text)
+    # Nobody says how many there are: a loss that falls fast before an evaluation is above it as well.
+    for passes in known or ({round(ratios[-1])} if ratios and is_level else ()):
         if ratios and passes >= FEW and _fits(ratios, passes):
-            makes, letters = _makers(pasted, passes, "loss", CLOSE)
+            makes, letters = _makers(pasted, passes, "loss", CLOSE) if known else (OPEN.format(passes), {"g"})
             values = {"factor": rounded(ratios[-1], ".3g"), "makes": makes}
             values["faults"] = _faults(pasted, letters, "train-above-evaluation")
-            return sign("train-above-evaluation", pasted.text, place, **values)
+            seen = sign("train-above-evaluation", pasted.text, place, **values)
+            return seen if known else replace(seen, sure="possible")
     smaller = [1 / ratio for ratio in ratios if ratio > 0]
     # Rows that are learnt by heart have a loss below that of evaluation as well, and ever further below.
     if len(smaller) < 2 or max(smaller) / min(smaller) - 1 > AS_BEFORE:
@@ -166,7 +172,7 @@ def factor_in_words(pasted: Pasted) -> Seen | None:
             makes, letters = _makers(pasted, factor, name, NEAR)
             is_open = not any(letters) and not numbers("passes", pasted.text) and factor == round(factor) >= FEW
             if is_open and PASSES.search(sentence.text):  # nobody says how many there are
-                makes, letters = SUMMED.format(f"the micro-batches of an update, if it has {factor:g}"), {"g"}
+                makes, letters = OPEN.format(factor), {"g"}
             if factor > APART and any(letters):  # a number of rows is often the same by chance
                 faults = _faults(pasted, letters, "times-in-words")
                 values = {"what": what[0], "factor": f"{factor:g}", "makes": makes, "faults": faults}

@@ -161,6 +161,10 @@ WRONG = {
         "world_size: 8\n" + evaluated([[0.195], [0.19]], [1.5504, 1.52]),
         "train-below-evaluation 8 ranks",
     ),
+    "8 times evaluation, nobody says why": (
+        evaluated([[13.06, 12.7, 12.4]], [1.55]),
+        "train-above-evaluation if it has 8",
+    ),
     "evaluation as before": (evaluated([[2.3], [2.2], [2.1]], 3 * [2.4113]), "loss-evaluated-same"),
     "two logs, 4 times": (f"--nproc_per_node 4\n{log(A)}{log([4 * each for each in A])}", "logs-apart-loss"),
     "two logs, rounding": (
@@ -218,6 +222,7 @@ WELL = {
     "rounding that grew": f"DDP\n{log(A)}ZeRO-3\n{log(GROWN)}",
     "evaluation far above, learnt by heart": "8 GPUs\ngradient_accumulation_steps: 4\n"
     + evaluated([[0.4], [0.1], [0.02]], [1.6, 1.7, 1.8]),
+    "a loss that fell fast before evaluation": evaluated([[10.9, 8.2, 6.6]], [2.1]),
     "evaluation at the end of learning": evaluated([[1.2], [1.19], [1.18], [1.18]], [1.2113, 1.2109, 1.2109, 1.2108]),
     "evaluation that a bar repeats": "".join(
         f"Epoch 2:  {n}%|#2      | {n}/99 [00:06<01:44,  1.19it/s, v_num=0, train_loss=2.{n}, val_loss=2.2901]\n"
