@@ -44,7 +44,7 @@ def in_words(claims: Sequence[Claim]) -> str:
         fitted = sum(claim.is_fitted for claim in chosen)
         said.append(
             f"Of {len(chosen)} claims of {documents} {holds} hold{of_posts}, {not_} {do} not, "
-            f"{only_if} hold under a condition ({fitted} fitted), "
+            f"{only_if} hold under a condition{f' ({fitted} fitted)' if fitted else ''}, "
             f"and {undecided} cannot be decided here."
         )
     times = [

@@ -199,7 +199,8 @@ def test_the_page_finds_what_the_command_finds(show):
     script = """const form = document.getElementById("filter");
         form.elements.word.value = arguments[0];
         form.dispatchEvent(new Event("input"));
-        const shown = [...document.querySelectorAll("[data-document] .claims > li")].filter((card) => card.offsetParent);
+        const all = [...document.querySelectorAll("[data-document] .claims > li")];
+        const shown = all.filter((card) => card.offsetParent);
         const told = arguments[0] ? found([...document.querySelectorAll(".asides > li")], arguments[0], false) : [];
         return [shown.map((card) => card.id), told.map((aside) => aside.textContent)];"""
     for words in WORDS:
@@ -216,6 +217,11 @@ def test_the_page_finds_what_the_command_finds(show):
 def test_a_phone_shows_a_claim_on_its_first_screen_and_an_address_opens_folds(show, site):
     opened = show("claims", 390)
     assert opened.execute_script("return document.querySelector('.claims li').getBoundingClientRect().top") < 844
+    assert opened.execute_script("return document.documentElement.scrollHeight") < 150 * len(texts.claims()), "29,000"
+    shown = (
+        "return [...document.querySelectorAll('[data-verdict] > .verdict')].filter((each) => each.offsetParent).length"
+    )
+    assert opened.execute_script(shown) == len(texts.claims()), "no verdict is hidden"
     is_open = "return document.getElementById(arguments[0]).querySelector('details').open"
     assert [opened.execute_script(is_open, id) for id in ("P1-28", "P1-17")] == [False, False]
     opened.execute_script("location.hash = 'P1-28'; dispatchEvent(new Event('hashchange'))")
