@@ -65,10 +65,6 @@ class Claim(BaseModel):
     document: str = Field(default_factory=lambda known: known["id"].partition("-")[0])
 
     @property
-    def said(self) -> str:
-        return f"{self.question} {self.quote} {self.answer} {self.found}"
-
-    @property
     def kinds(self) -> set[str]:
         """The words of `KIND` that are true of it."""
         posts = {"posts"} if self.in_post else set()

@@ -437,8 +437,8 @@ def test_kinds_of_claims_narrow_each_other_and_a_document():
 def test_words_of_the_verdict_and_of_its_certainty_are_searched_as_words(words):
     """As cards print them. Several words are a phrase of a claim's head, or each is found."""
     printed = {
-        each.id: f"{each.said} {each.where} {each.condition} {each.would_decide} {each.verdict} "
-        f"(certainty: {each.certainty})"
+        each.id: f"{each.question} {each.quote} {each.answer} {each.found} {each.where} {each.condition} "
+        f"{each.would_decide} {each.verdict} (certainty: {each.certainty})"
         for each in CLAIMS
     }
     having = {id for id, text in printed.items() if re.search(rf"(?i)(?<!\w){words}(?!\w)", text)}
