@@ -35,7 +35,8 @@ def test_the_peak_is_of_an_update_unless_another_moment_holds_more(held, when, p
 @pytest.mark.parametrize(("kept", "is_told"), [(6, True), (4, False)])
 def test_outputs_that_a_script_keeps_after_a_step_are_told(kept, is_told):
     rank = SimpleNamespace(after_step={"activations": kept * 10**6})
-    record = SimpleNamespace(memory=SimpleNamespace(components=SimpleNamespace(per_rank=[rank])))
+    memory = SimpleNamespace(components=SimpleNamespace(per_rank=[rank]))
+    record = SimpleNamespace(memory=memory, observed=SimpleNamespace(wrapper=None))
     device = OnGpu(peak=10**8, reserved=0, driver=0, host=0)
     said = rehearsals.parts_of_peak(SimpleNamespace(record=record, device=device, peak=Peak("step 2", {"weights": 1})))
     assert (f"When the optimizer steps, {kept} MB of activations are still held" in " ".join(said)) == is_told
