@@ -21,7 +21,7 @@ SETS = re.compile(
     r"|from_(?:pretrained|config)|get_peft_model|gradient_checkpointing_enable|apply_liger_\w+|clip_grad_\w+"
     r"|dict|partial|replace|set_defaults|\w*launcher|init_process_group|\w*(?i:tok|tokenizer|adam\w*|sgd|lion|muon))$"
 )
-OPEN = "**"  # stands for what may be in a dictionary as well: it is no JSON then
+MAIN = "__name__ =="
 CONFIG = "zero_optimization"  # a key that each DeepSpeed config has
 # A comment that tells how a training is launched, with which releases, or a setting.
 LAUNCHED = re.compile(r"launch\b|torchrun|--\w|==|\w_\w+\s*[:=]")
@@ -94,7 +94,7 @@ class _Configs:
         """Write each DeepSpeed config where it is made, as JSON. What is not known stays as Python has it."""
         nodes = [*ast.walk(self.tree)]
         unsure = [node for node in nodes if isinstance(node, ast.If | ast.For | ast.While | ast.Try)]
-        inside = {each for node in unsure for each in ast.walk(node)}
+        inside = {each for node in unsure if MAIN not in ast.unparse(node) for each in ast.walk(node)}
         statements = [node for node in nodes if isinstance(node, ast.Assign | ast.Expr)]
         changed = [(node, self._changed(node, is_sure=node not in inside)) for node in statements]
         named = [(values[0], self._content(ast.Name(name))) for name, values in self.values.items()]
@@ -126,7 +126,7 @@ class _Configs:
         content = self._content(written)
         if not isinstance(content, dict) or any(part is content for part in _parts(more)):
             return None
-        content |= more if is_sure else {OPEN: ast.Name("changed")}
+        content |= more if is_sure else dict.fromkeys(more, ast.Constant(...))
         return content if is_sure else None
 
     def _content(self, node: ast.expr) -> Any:

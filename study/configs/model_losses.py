@@ -23,7 +23,9 @@ HAND = {
     "gpt2 gpt_neo gptj gpt_bigcode opt falcon stablelm": ("4.48.0", "4.48.3"),
 }
 # Each pass uses each parameter of these models of text, and none is empty.
-DENSE = "llama qwen2 qwen3 mistral gemma gemma2 phi phi3 glm olmo olmo2 starcoder2 granite gpt2 gpt_neo gptj gpt_neox opt"
+DENSE = (
+    "llama qwen2 qwen3 mistral gemma gemma2 phi phi3 glm olmo olmo2 starcoder2 granite gpt2 gpt_neo gptj gpt_neox opt"
+)
 OF_PARTS = (
     "Do ranks use different parameters in a pass, as experts or images in some rows only",
     "Has the model a parameter without elements",

@@ -64,8 +64,16 @@ def test_each_collective_is_named_at_the_line_of_the_script(kind):
 DUMPS = {
     "apart": ({"p88": BARRIER, "p71": GATHERS}, "dumps-apart", "train.py:71 (in a gather of stage 3's weights)"),
     "saves": ({"p88": SAVES, "p71": BACKWARD}, "dumps-apart", "train.py:88 (saves, in a barrier)"),
-    "loads": ({"p5": LOADS, "p71": BACKWARD}, "dumps-late", "process 5 at train.py:5 (waits for its data loader); proc"),
-    "prints": ({"p71": BACKWARD, "p5": PRINTS}, "dumps-late", ": process 5 at /home/me/project/report.py:9 (in no coll"),
+    "loads": (
+        {"p5": LOADS, "p71": BACKWARD},
+        "dumps-late",
+        "process 5 at train.py:5 (waits for its data loader); proc",
+    ),
+    "prints": (
+        {"p71": BACKWARD, "p5": PRINTS},
+        "dumps-late",
+        ": process 5 at /home/me/project/report.py:9 (in no coll",
+    ),
     "alike": ({"p7": GATHERS}, "dumps-alike", "process 7 at train.py:7"),
     "workers": ({"p7": GATHERS, "p9": WORKER}, "dumps-alike", "process 7 at train.py:7"),
     "none": ({"p7": PRINTS, "p8": PRINTS}, "", ""),
