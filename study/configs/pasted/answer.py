@@ -119,7 +119,8 @@ def answer(
         if each not in found
     ]
     unsaid = _unsaid(pasted, possible)
-    asks_releases = RELEASES in unsaid and any(each.applies.is_seen or not (found or seen) for each in possible)
+    is_open = "stage" in pasted.said and not (found or seen)  # any fault of it may be there
+    asks_releases = RELEASES in unsaid and any(each.applies.is_seen or is_open for each in possible)
     questions = _to_be_surer(found, asks_releases, seen) if found else _to_know(pasted, unsaid, asks_releases, seen)
     found = found[: 1 + MOST_ALSO]
     hanging = [*_will_hang(pasted, shown, scripts)]

@@ -31,7 +31,7 @@ MET_BY: dict[tuple[type[ast.cmpop], str], str] = {
 }
 LEAVES = re.compile(r"^(?:return|continue|break)\b|^(?:sys\.|os\.)?_?exit\(")
 TRAINS = re.compile(r"(?i)trainer\w*(?:\(.*\))?\.train$")  # and not model.train(), which only sets a mode
-NOT_SHARDED = re.compile(r"(?i)(?:tokenizer|process(?:or|ing_class)|config)\w*\.save_pretrained$")
+NOT_SHARDED = re.compile(r"(?i)(?:\btok|tokenizer|process(?:or|ing_class)|config)\w*\.save_pretrained$")
 OF_MODEL = re.compile(r"(?i)model\w*\.state_dict$")  # FSDP1 gathers it from all ranks; other engines do not
 OF_A_GROUP = re.compile(r"(?i)^[^'\"]*(?:group|mesh)(?!=None)")  # which may have these ranks alone
 MODEL = re.compile(r"(?:^|[\s(=,]|self\.|trainer\.)(?:\w+_)?(?:model|engine)\b(?!=)")  # and not args.model, model=name

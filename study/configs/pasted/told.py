@@ -22,7 +22,7 @@ MODEL_KEY = re.compile(
     r"(?i)(?:model_name_or_path|base_model|model_id|from_pretrained|--model|\bmodel(?= *= *[\"']))[\"']?\s*[:= (]\s*"
     r"[\"']?([^\s\"',)]+)"
 )
-LAYERS = re.compile(r"transformer_layer_cls_to_wrap[\"']?[ \t]*[:=][ \t]*\[?[\"']?([\w,\"' ]+)")
+LAYERS = re.compile(r"transformer_layer_cls_to_wrap[\"']?[ \t]*[:= ][ \t]*\[?[\"']?([\w,\"' ]+)")
 # As the cache of the hub names the folder of a model.
 CACHED = re.compile(r"\bmodels--[\w.-]+?--([\w.-]+)")
 # The width, by which a config is known to be that of a model.

@@ -75,6 +75,7 @@ def test_the_line_that_one_rank_runs_alone_is_the_answer_to_a_hang(guard, call):
         ("not is_compiled", "trainer.save_model('out')"),
         ("is_deepspeed_zero3_enabled() or trainer.is_world_process_zero()", "trainer.save_model('out')"),
         ("rank == 0", "tokenizer.save_pretrained('out')"),
+        ("rank == 0", "tok.save_pretrained('out')"),
         ("rank == 0", "self.processing_class.save_pretrained('out')"),
         ("rank == 0", "model.config.save_pretrained('out')"),
         ("rank == 0", "model.save_pretrained('out', state_dict=states)"),
