@@ -98,7 +98,8 @@ class _Configs:
         statements = [node for node in nodes if isinstance(node, ast.Assign | ast.Expr)]
         changed = [(node, self._changed(node, is_sure=node not in inside)) for node in statements]
         named = [(values[0], self._content(ast.Name(name))) for name, values in self.values.items()]
-        others = {node for node in nodes if isinstance(node, ast.Dict | ast.Call)} - {node for node, _ in named}
+        alone = {node.value for node in nodes if isinstance(node, ast.Expr)}  # a config, and no script
+        others = {node for node in nodes if isinstance(node, ast.Dict | ast.Call)} - {node for node, _ in named} - alone
         made = [(node, each) for node, each in named if isinstance(each, dict)]
         configs = [*made, *((node, self._content(node)) for node in others if _is_dict(node))]
         configs = [(node, each) for node, each in configs if CONFIG in each]
