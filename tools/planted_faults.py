@@ -5,9 +5,8 @@ python tools/planted_faults.py --seed 1 --count 100 records
 python tools/planted_faults.py --seed 1 --count 100 texts
 
 In code a fault is one change of one expression: a comparison or branch turned round, a constant or operator changed, a
-return value lost. It is caught if one of the test files that are nearest to its module by imports fails, and passes
-without the fault. With --room these are all test files of the room's own folder, the nearest first. The share of two
-commits is compared by running this file with --root on each.
+return value lost. It is caught if a test file in the folder of its room fails, and passes without the fault. The share
+of two commits is compared by running this file with --root on each.
 
 `records`: a number of a kept record becomes 5 % larger. `texts`: a digit of README, a page or a claim becomes another
 one, or a claim gets another verdict. The tests of numbers have to notice it.
@@ -25,7 +24,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -146,41 +145,12 @@ def drawn_in_files(root: Path, what: str, chance: random.Random) -> Fault:
     return Fault(name, line, what, found[0].decode(), after, *found.span(), tests=TESTS_OF_NUMBERS)
 
 
-def imports_of(file: Path, modules: Collection[str]) -> set[str]:
-    """Return the modules of the study that a file imports, anywhere in it."""
-    names = set()
-    for node in ast.walk(ast.parse(file.read_bytes())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return names.intersection(modules)
-
-
-def nearest_tests(root: Path, most: int | None, without: set[str]) -> dict[str, tuple[str, ...]]:
-    """Return the test files for each file of the study: those with the fewest imports between the two."""
-    paths = {str(path.relative_to(root)): path for path in sorted((root / "study").rglob("*.py"))}
-    files = {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in paths}
-    graph = {module: imports_of(paths[name], files.keys()) for module, name in files.items()}
-    found: dict[str, list[tuple[int, str]]] = {name: [] for name in paths}
-    for test in sorted((root / "tests").rglob("test_*.py")):
-        distance, seen, level = 0, set(), imports_of(test, files.keys())
-        while level:
-            for module in level:
-                found[files[module]].append((distance, str(test.relative_to(root))))
-            seen |= level
-            level = {each for module in level for each in graph[module]} - seen
-            distance += 1
-    chosen = {name: [test for _, test in sorted(tests) if test not in without] for name, tests in found.items()}
-    return {name: tuple(tests[:most]) for name, tests in chosen.items()}
-
-
-def tests_of_room(root: Path, file: str, nearest: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the test files in the folder of a file's room, the nearest first. The loop's room is training."""
-    room = Path(file).parts[1]
+def tests_of_room(root: Path, file: Path) -> tuple[str, ...]:
+    """Return the test files of a file's room: those named after the file come first. The loop's room is training."""
+    room = file.relative_to(root).parts[1]
     folder = root / "tests" / ("training" if room == "train.py" else room)
-    every = [str(test.relative_to(root)) for test in sorted(folder.rglob("test_*.py"))]
-    return tuple([test for test in nearest if test in every] + [test for test in every if test not in nearest])
+    tests = sorted(folder.rglob("test_*.py"), key=lambda test: (file.stem not in test.stem, test))
+    return tuple(str(test.relative_to(root)) for test in tests)
 
 
 def run_tests(root: Path, test: str) -> None:
@@ -230,15 +200,12 @@ def judged(fault: Fault, copy: Path, sound: dict[str, bool], limit_s: float) -> 
     return fault
 
 
-def every_fault(copy: Path, options: argparse.Namespace) -> list[Fault]:
+def every_fault(copy: Path, packages: list[str]) -> list[Fault]:
     """Return all faults of the packages, each with its tests."""
-    most_tests = None if options.room else options.most_tests
-    tests = nearest_tests(copy, most_tests, {f"tests/{name}" for name in options.without})
-    if options.room:
-        tests = {file: tests_of_room(copy, file, nearest) for file, nearest in tests.items()}
-    paths = [copy / name for name in options.packages]
-    files = [file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])]
-    return [replace(fault, tests=tests[fault.file]) for file in sorted(files) for fault in faults_in(copy, file)]
+    files = [file for name in packages for file in ([*(copy / name).rglob("*.py")] or [copy / name])]
+    return [
+        replace(fault, tests=tests_of_room(copy, file)) for file in sorted(files) for fault in faults_in(copy, file)
+    ]
 
 
 def main() -> None:
@@ -247,10 +214,6 @@ def main() -> None:
     parser.add_argument("--root", type=Path, default=Path())
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=60)
-    parser.add_argument("--part", default="1/1", help="of the faults that are drawn: 2/3 is the second third")
-    parser.add_argument("--most-tests", type=int, default=6, help="test files that are run for a fault")
-    parser.add_argument("--room", action="store_true", help="all tests in the folder of the room, and no others")
-    parser.add_argument("--without", nargs="*", default=(), help="names of test files that are not run")
     parser.add_argument("--limit-s", type=float, default=300, help="seconds for the tests of a fault")
     parser.add_argument("--out", type=Path, default=Path("faults.json"))
     options = parser.parse_args()
@@ -263,11 +226,10 @@ def main() -> None:
         if options.packages in (["records"], ["texts"]):
             drawn = [drawn_in_files(copy, options.packages[0], chance) for _ in range(options.count)]
         else:
-            drawn = chance.sample(every_fault(copy, options), options.count)
-        part, parts = map(int, options.part.split("/"))
+            drawn = chance.sample(every_fault(copy, options.packages), options.count)
         sound: dict[str, bool] = {}
         results = []
-        for fault in drawn[part - 1 :: parts]:
+        for fault in drawn:
             results.append(judged(fault, copy, sound, options.limit_s))
             sys.stderr.write(f"{results[-1]}\n")
     tested = [each.caught_by is not None for each in results if each.tests]  # without tests: neither caught nor missed
