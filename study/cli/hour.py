@@ -188,8 +188,8 @@ class Hour:
     # --- cells
 
     def run(self, turns: list[Cell], minutes: float, lane: tuple[int, int] = (1, 1)) -> None:
-        """Run cells one after the other, and write the archive after each."""
-        progress = Keeping(len(turns), self if lane == (1, 1) else None)
+        """Run cells one after the other, and write the archive after each: of several lanes, who started them does."""
+        progress = Progress(len(turns), self.keep) if lane == (1, 1) else Progress(len(turns))
         self.outcomes += sweeping.sweep(turns, self.runs, TIMEOUT_S, self.nvme_dir, progress, minutes, lane)
         progress.say_done_before()
 
@@ -247,16 +247,3 @@ class Hour:
             say(f"the page: {site.write_contributed(self.runs / 'page', [self.runs])}")
         except ModuleNotFoundError as error:
             say(f"no page is written without {error.name}: {FULL_INSTALL}, and run this again")
-
-
-class Keeping(Progress):
-    """The progress of an hour: after each cell the archive is written."""
-
-    def __init__(self, turns: int, work: Hour | None):
-        super().__init__(turns)
-        self.work = work
-
-    def end(self, turn: Cell, outcome: Outcome) -> None:
-        super().end(turn, outcome)
-        if self.work and outcome.ran:
-            self.work.keep()
