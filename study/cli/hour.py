@@ -9,10 +9,8 @@ import time
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Literal
 
 import psutil
-import tyro
 
 from study.cli import preparing
 from study.cli.progress import Progress, counted, exit_code, stoppable
@@ -27,7 +25,7 @@ from study.report import plan as planning
 from study.report.plan import Planned
 from study.sweeps import archive, launches, protocol
 from study.sweeps import sweep as sweeping
-from study.sweeps.protocol import Cell
+from study.sweeps.protocol import Cell, Scale
 from study.sweeps.sweep import Outcome
 
 NAME = "STUDY_NAME"  # the environment variable with the contributor's name
@@ -40,7 +38,7 @@ LOOK_S = 5.0  # how often the records of other lanes are looked for
 class HourFlags:
     """Where its cells run, and what they take and leave."""
 
-    scale: Literal["paper", "one_gpu", "tiny"] | None = None
+    scale: Scale | None = None
     """As of `study sweep`. Default: paper with several GPUs, one_gpu with one, tiny without."""
     runs: Path | None = None
     """The folder for the run folders. Default: runs/NAME."""
@@ -55,7 +53,7 @@ class HourFlags:
     """Used by the command itself: the cells for one GPU that this process runs, as one of several."""
 
 
-def hour(name: tyro.conf.Positional[str] = "eight", /, *, minutes: float = 55, place: HourFlags) -> None:
+def hour(name: str = "eight", /, *, minutes: float = 55, place: HourFlags) -> None:
     """Spend an hour of a machine on a protocol. Run the same command again to continue, also on another machine.
 
     It checks the machine, compiles, predicts, runs the cells in the order of what they decide, and writes one archive

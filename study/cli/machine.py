@@ -5,8 +5,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 from study.core import doctor as examination
 from study.core import operators
 from study.core.arms import NAMES, all_paths, first_sentence, is_file_name, load_arm, mistakes_of
@@ -22,7 +20,7 @@ from study.sweeps import launches
 HOMES = {"none": "device", "cpu": "host", "nvme": "disk"}
 
 
-def arms(names: tyro.conf.Positional[tuple[str, ...]] = (), /) -> list[dict]:
+def arms(names: tuple[str, ...] = (), /) -> list[dict]:
     """List the arms, what their files say, and whether this machine can run them. With --json: the rows.
 
     The exit code is 1 if a file cannot be an arm. Example: `study arms`

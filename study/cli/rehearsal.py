@@ -89,8 +89,8 @@ class WhatIsThere:
 
 
 def rehearse(
-    script: tyro.conf.Positional[str],
-    words: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
+    script: str,
+    words: tuple[str, ...] = (),
     /,
     *,
     machines: Machines,

@@ -29,7 +29,7 @@ def _with_sizes(row: dict, *names: str) -> dict:
     return row | {name: size(row[name]) for name in names if row[name] is not None}
 
 
-def runs(folders: tyro.conf.Positional[tuple[Path, ...]], /, *, keep: Path | None = None) -> list[dict]:
+def runs(folders: tuple[Path, ...], /, *, keep: Path | None = None) -> list[dict]:
     """List the runs below folders. The exit code is 1 if one failed.
 
     With --json: the rows. Example: `study runs reports/cpu-2core/runs/smoke`
