@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -83,13 +82,21 @@ def table(folders: list[Path]) -> pd.DataFrame:
         for run in load([folder]).done:
             record = run.record
             cell = run.folder.name.rpartition("-r")[0]
-            row: dict[str, Any] = {"contributor": who, "machine": machine_of(record.hardware)}
-            row |= {"part": record.cell.part, "arm": record.arm, "rows": run.facts["micro_batch"]}
-            row |= {"passes": run.facts["accumulation"], "step s": metrics.value(record, "step_s")}
-            row |= {"predicted s": before["step_s"].get(cell), "with machine.json s": here["step_s"].get(cell)}
-            row["peak_bytes"] = metrics.value(record, "tracked_peak_bytes")
-            row["predicted_bytes"] = before["allocated_bytes"].get(cell)
-            rows.append(row)
+            rows.append(
+                {
+                    "contributor": who,
+                    "machine": machine_of(record.hardware),
+                    "part": record.cell.part,
+                    "arm": record.arm,
+                    "rows": run.facts["micro_batch"],
+                    "passes": run.facts["accumulation"],
+                    "step s": metrics.value(record, "step_s"),
+                    "predicted s": before["step_s"].get(cell),
+                    "with machine.json s": here["step_s"].get(cell),
+                    "peak_bytes": metrics.value(record, "tracked_peak_bytes"),
+                    "predicted_bytes": before["allocated_bytes"].get(cell),
+                }
+            )
     return pd.DataFrame(rows, columns=[*SHOWN, "peak_bytes", "predicted_bytes"])
 
 
