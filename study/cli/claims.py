@@ -42,7 +42,7 @@ ASK = (
 
 
 def claims(
-    claim: tyro.conf.Positional[tuple[str, ...]] = (),
+    claim: tuple[str, ...] = (),
     /,
     *,
     undecided: bool = False,

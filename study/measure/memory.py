@@ -172,11 +172,11 @@ class MemoryWatch(TorchDispatchMode):
             self._add(tensor, "before")
         self._rise()
 
-    def reassign(self, since: int, phase: str) -> None:
-        """Give storages that were made after the one of this number another phase."""
+    def of_the_backward_pass(self, since: int) -> None:
+        """Take storages that were made after the one of this number for those of the backward pass."""
         for live in list(self._live.values()):
             if live.number > since:
-                live.phase = phase
+                live.phase = "backward"
 
     def was_made_after(self, number: int, tensor: torch.Tensor) -> bool:
         live = self._live.get(id(tensor.untyped_storage()))

@@ -6,6 +6,7 @@ The rules that judge by it are those of `study diagnose`.
 import contextlib
 import gc
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -36,18 +37,6 @@ class NoLog:
 
     def add(self, step) -> None:
         self.passes = step.backwards or step.forwards
-
-
-class NoInstruments:
-    looked_at: tuple[int, ...] = ()
-    is_looking = True  # so that no weights are read
-
-    def step_ended(self, number: int, evaluated: bool) -> None:
-        pass
-
-
-class NoWeights:
-    trained_share = 1.0
 
 
 class Mistakes:
@@ -131,14 +120,13 @@ class Mistakes:
             watched.not_optimized_tensors = sum(id(tensor) not in updated for tensor in trained)
         note_modes(record, model)
         log: Any = self.log
-        instruments: Any = NoInstruments()
-        weights: Any = NoWeights()
-        loop = WatchedLoop(model, optimizer, accelerator, record, log, instruments, weights, self._gave_up)
+        # Always looking, so that no weights are read.
+        instruments: Any = SimpleNamespace(looked_at=(), is_looking=True, step_ended=lambda *_: None)
+        weights: Any = SimpleNamespace(trained_share=1.0)
+        # A mistake of a hook of ours does not end the script.
+        loop = WatchedLoop(model, optimizer, accelerator, record, log, instruments, weights, lambda _: None)
         loop._updated.clear()  # their gradients have no values to read
         loop.attach()
-
-    def _gave_up(self, error: Exception) -> None:
-        """A mistake of a hook of ours does not end the script."""
 
     def updated(self, watched: Watched | None) -> None:
         """Note an update."""

@@ -61,18 +61,17 @@ def of_card(size_bytes: float, gpu: Gpu) -> str:
     return f"{_number(size_bytes)} of {amount(gpu.memory_bytes)}"
 
 
-def seconds(row: Row) -> str:
+def seconds(row: Row, unit: tuple[float, str] | None = None) -> str:
     """Return a step with its interval, to two digits: 5.4 s (4.6 to 6.3), or 2.6 min (2.2 to 3)."""
-    if row.step_s is None or row.step_interval_s is None:
-        return UNKNOWN
-    return duration(row.step_s, *row.step_interval_s)
+    return UNKNOWN if row.step_s is None else duration(row.step_s, *(row.step_interval_s or ()), unit=unit)
 
 
-def duration(step_s: float, *ends_s: float) -> str:
+def duration(step_s: float, *ends_s: float, unit: tuple[float, str] | None = None) -> str:
+    """Return a step with its ends. In a given unit, that of a column, in few characters: 71 ms (57-140)."""
     # The largest number decides the unit, so that all have the same.
-    factor, unit = _unit(max(step_s, *ends_s, 0))
+    factor, name = unit or _unit(max(step_s, *ends_s, 0))
     step, *ends = (short(float(rounded(value / factor, ".2g"))) for value in (step_s, *ends_s))
-    return f"{step} {unit} ({' to '.join(ends)})" if ends else f"{step} {unit}"
+    return f"{step} {name}" + (f" ({('-' if unit else ' to ').join(ends)})" if ends else "")
 
 
 def _unit(step_s: float) -> tuple[float, str]:
@@ -96,7 +95,7 @@ def table(advice: Advice) -> list[dict]:
             "batch": f"{row.micro_batch} x {row.accumulation}",
             "GiB": _of_row(row),
             "host GiB": _number(row.host_bytes),
-            "per step": _narrow(row, *unit),
+            "per step": seconds(row, unit),
             "limit": row.limit.removesuffix(" memory"),
         }
         for row in advice.rows
@@ -139,14 +138,6 @@ def _of_row(row: Row) -> str:
     if row.is_tight and row.driver_bytes:
         return f"{_number(row.peak_bytes)}-{_number(row.driver_bytes)}"
     return _number(row.peak_bytes)
-
-
-def _narrow(row: Row, factor: float, unit: str) -> str:
-    """Return a step with its interval in few characters: 5.4 s (4.6-6.3), or 71 ms (57-140)."""
-    if row.step_s is None or row.step_interval_s is None:
-        return UNKNOWN
-    step, low, high = (f"{float(rounded(value / factor, '.2g')):g}" for value in (row.step_s, *row.step_interval_s))
-    return f"{step} {unit} ({low}-{high})"
 
 
 def _place(row: Row, advice: Advice) -> str:

@@ -81,7 +81,8 @@ def told(text):
 told
 """
 AT_ONCE = 2  # notebooks: a kernel is one process
-QUIET = ["--log-level=CRITICAL"]  # a kernel warns that it talks over TCP, and says that it was told to end
+# A kernel warns that it talks over TCP, and says that it was told to end
+QUIETLY = {"progress_bar": False, "kernel_name": "python3", "extra_arguments": ["--log-level=CRITICAL"]}
 
 
 def build(folders: list[Path], out: Path, address: str = "", paste: bool = False) -> list[str]:
@@ -195,9 +196,8 @@ def _answered(site: Path, page: str, page_answers: list[PageAnswer]) -> dict[str
 def execute(name: str, into: Path, parameters: dict[str, str]) -> str:
     """Execute a notebook. Return what went wrong, which is nothing if it went well."""
     source, path = ROOT / "notebooks" / f"{name}.ipynb", into / f"{name}.ipynb"
-    quietly = {"progress_bar": False, "kernel_name": "python3", "extra_arguments": QUIET}
     try:
-        papermill.execute_notebook(source, path, parameters, **quietly)
+        papermill.execute_notebook(source, path, parameters, **QUIETLY)
     except PapermillExecutionError as error:
         return f"FAILED: {error.ename}: {error.evalue}"
     return ""
