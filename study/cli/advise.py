@@ -25,7 +25,7 @@ from study.report import accuracy, rows
 from study.report import advice as answer
 from study.sweeps import launches
 
-OF_ROW = ("arm", "precision", "micro_batch", "accumulation", "checkpointing")  # options that an advice chooses
+OF_ROW = ("arm", "precision", "micro_batch", "accumulation", "checkpointing", "sync_each_batch")  # options that an advice chooses
 
 
 def advise(
@@ -58,7 +58,7 @@ def advise(
     say_wrapped(*lines, "")
     show(rows.table(advice))
     of_attention = answer.attention_note(shape, place.attention_kernel)
-    say_wrapped("", rows.below_table(advice), *answer.shape_note(shape, model.params), *of_attention)
+    say_wrapped("", rows.below_table(advice), *rows.synced(advice), *answer.shape_note(shape, model.params), *of_attention)
     if details:
         show_details(advice, detail, step.batch is None)
     else:

@@ -68,6 +68,7 @@ def training_of(
     device: Device = "cuda",
     homes: tuple[str, str] | None = None,
     keys: Keys = (),
+    sync_each_batch: bool = False,
 ) -> tuple[Training, Hardware | None]:
     """Return the training under an arm, and the machine; None if its kind of GPU is not given."""
     if device == "cpu" and place.gpu:
@@ -77,7 +78,8 @@ def training_of(
         training = replace(training, gpus=1)  # whatever --gpus says: this arm uses one
     has_gpu = names_gpu(place)
     known = place if has_gpu else anywhere(place, training.ranks)
-    question = Question.of(model, training, known, StepFlags(checkpointing=passes.checkpointing))
+    step = StepFlags(checkpointing=passes.checkpointing, sync_each_batch=sync_each_batch)
+    question = Question.of(model, training, known, step)
     arm = settled_arm(arm, question.gpus, question.local, buckets, homes, keys)
     ours = question.training(arm, passes.micro_batch, passes.accumulation)
     if device == "cpu":
@@ -106,12 +108,16 @@ def in_host_memory(ours: Training, passes: PassFlags) -> Training:
     return replace(ours, placement=placement, data_bytes=(2 * passes.accumulation - 1) * ours.traced.inputs_bytes)
 
 
-def unread_of_arm(arm: arms.Arm, given: TrainingFlags, buckets: int | None) -> Iterator[str]:
+def unread_of_arm(
+    arm: arms.Arm, given: TrainingFlags, buckets: int | None, sync_each_batch: bool
+) -> Iterator[str]:
     """Yield the options of a training that this arm does not read, each with the reason."""
     if arm.distributed_type == "NO" and given.gpus not in (None, 1):
         yield f"--gpus {given.gpus} ({arm.name} uses one)"
     if buckets is not None and arm.deepspeed is None:
         yield f"--buckets ({arm.name} has none of DeepSpeed)"
+    if sync_each_batch and not arm.fsdp:
+        yield f"--sync-each-batch ({arm.name} is not FSDP2)"
 
 
 def unread_of_place(arm: arms.Arm, ranks: int, place: PlaceFlags, model: Transformer) -> Iterator[str]:
@@ -133,6 +139,7 @@ def estimate(
     passes: PassFlags,
     *,
     buckets: int | None = None,
+    sync_each_batch: bool = False,
     device: Device = "cuda",
 ) -> dict:
     """Predict the memory of one rank and the bytes that it moves in a step. Nothing is run.
@@ -148,6 +155,7 @@ def estimate(
         place: The machine.
         passes: The arm and its micro-batches.
         buckets: Elements of DeepSpeed's buckets. Default: as the arm's file says.
+        sync_each_batch: With FSDP2, Accelerate reduces gradients in each micro-batch, and not in the last alone.
         device: cpu: what a rank holds on a machine without a GPU, as `study virtual` measures it there.
     """
     config = passes.arm
@@ -165,9 +173,9 @@ def estimate(
     keys = deepspeed_keys.counted(read.get("deepspeed") or arm.deepspeed, shape.hidden, buckets=buckets)
     if arm.deepspeed and "deepspeed" in read and buckets is None:
         read["buckets"] = int(dict(keys)[deepspeed_keys.REDUCED])
-    ours, machine = training_of(shape, training, place, passes, buckets, device, homes, keys)
+    ours, machine = training_of(shape, training, place, passes, buckets, device, homes, keys, sync_each_batch)
     needs = estimates.Needs.of(arm, precision, training.precision is None, ours, machine)
-    unread = [*unread_of_arm(arm, training, buckets), *unread_of_place(arm, ours.placement.ranks, place, ours.model)]
+    unread = [*unread_of_arm(arm, training, buckets, sync_each_batch), *unread_of_place(arm, ours.placement.ranks, place, ours.model)]
     notes = [f"Not read: {', '.join(unread)}."] if unread else []
     if read:
         words = [typed(name, value) for name, value in read.items() if name not in ("homes", "deepspeed", "why")]
@@ -180,9 +188,7 @@ def estimate(
     if arm.fsdp and version_of(arm.fsdp) == "1":
         notes.append("Predicted as FSDP2: FSDP1 was not run. It also holds the whole embedding while layers run.")
     notes += answer.recompute_note(passes.checkpointing, ours.model, arm.stage)
-    if ours.placement.fsdp and ours.batch.passes > 1:
-        notes.append(finding("fsdp2_whole_gradients").said)
-    notes += [*answer.bucket_note(ours), *answer.stages_note(ours)]
+    notes += [*answer.gradients_note(ours), *answer.bucket_note(ours), *answer.stages_note(ours)]
     notes += answer.attention_note(ours.model, place.attention_kernel)
     # A number of parameters is taken for a shape of about that size; their states need no shape.
     parameters = ours.model.parameters if model.layers else model.params or ours.model.parameters

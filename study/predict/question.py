@@ -95,6 +95,8 @@ class StepFlags:
     """Sequences per optimizer step, over all GPUs. Default: 128, or the next multiple of the GPUs."""
     checkpointing: bool | None = None
     """Recompute activations in the backward pass. Default: only if it helps."""
+    sync_each_batch: tyro.conf.Suppress[bool] = False
+    """FSDP2: gradients are reduced in each micro-batch."""
     host_memory: str | None = None
     """Host memory of a node, such as 512GiB or 1TB. Default: twice that of its GPUs that train, and at least 64 GB."""
 
@@ -179,6 +181,7 @@ class Question:
     batch: int
     precision: Precision | None = None  # None: the usual one of each arm
     checkpointing: bool | None = None  # None: both are tried
+    sync_each_batch: bool = False  # FSDP2: Accelerate reduces gradients in each micro-batch, and not in the last alone
     disk_bytes_per_s: float | None = None  # of a node; None: nothing is offloaded to disk
     gpus_per_node: int = 8
     optimizer: Optimizer = "adamw"
@@ -222,11 +225,15 @@ class Question:
         return replace(machine, link=self.link)
 
     def training(self, arm: Arm, rows: int, passes: int) -> Training:
+        placement = Placement.of(arm, self.gpus, "cuda")
+        if placement.fsdp:
+            fsdp = placement.fsdp._replace(sync_each_batch=self.sync_each_batch)
+            placement = replace(placement, fsdp=fsdp)
         return Training(
             self.model,
             RECIPES[self.precision or usual_precision(arm)],
             Batch(rows, passes, self.sequence, Recomputation(self.checkpointing or False)),
-            Placement.of(arm, self.gpus, "cuda"),
+            placement,
             optimizer=self.optimizer,
             attention=self.attention_kernel,
             frozen="bf16",
@@ -263,6 +270,7 @@ class Question:
             batch=ceil(BATCH / gpus) * gpus if step.batch is None else step.batch,
             precision=training.precision,
             checkpointing=step.checkpointing,
+            sync_each_batch=step.sync_each_batch,
             disk_bytes_per_s=disk_bytes_per_s,
             gpus_per_node=per_node,
             optimizer=training.optimizer or "adamw",

@@ -21,7 +21,7 @@ from study.predict.front import (
     with_weights_here,
 )
 from study.report.reasons import by_precision, reason_for, why_second
-from study.report.rows import amount, of_card, seconds, use, why_tight
+from study.report.rows import amount, of_card, seconds, use, way, why_tight
 
 ALIKE = 0.05  # of a peak: less apart is less than predictions can tell
 
@@ -113,22 +113,23 @@ def mixed_precision(row: Row) -> str:
 
 
 PRICES = {
+    "chunked_loss": "it takes a kernel such as Liger's",
     "adamw_8bit": "moments of 8 bits, by bitsandbytes, are coarser",
     "bf16_pure": "weights in bf16 throughout round small updates away",
 }
 
 
 def spared(advice: Advice) -> list[str]:
-    """What offloads only the optimizer; what keeps all on a single card, and the price."""
+    """What offloads only the optimizer; what keeps all on the GPUs, and the price."""
     lines = []
     if row := with_weights_here(advice):
         just = f"; only just ({why_tight(row)})" if row.is_tight else ""
         lines.append(f"With the weights on the GPUs, without its offload_param: {use(row, advice.question)}{just}.")
     for option, row in advice.without_offloading:
-        price = "; ".join(words for name, words in PRICES.items() if name in option)
+        price = "; ".join(words for name, words in PRICES.items() if name in option.replace("-", "_"))
         just = f", only just ({why_tight(row)})" if row.is_tight else ""
         memory = of_card(row.peak_bytes, row.gpu)
-        lines.append(f"Without offloading: {option}, {memory}{just}, {seconds(row)} per step; {price}.")
+        lines.append(f"Without offloading: {option}, {way(row)}, {memory}{just}, {seconds(row)} per step; {price}.")
     return lines
 
 
@@ -168,6 +169,17 @@ def bucket_note(training: Training) -> list[str]:
     if not training.placement.in_ddp or beside == Prediction.of(training).memory.peak_bytes:
         return []
     return [finding("ddp_keeps_gradients_twice", needs=f"{size(beside)} ({binary_size(beside)})").said]
+
+
+def gradients_note(training: Training) -> list[str]:
+    """Return that whole gradients of FSDP2 stay between micro-batches, and what is needed if they do not."""
+    fsdp = training.placement.fsdp
+    if fsdp is None or fsdp.sync_each_batch or training.batch.passes == 1:
+        return []
+    placement = replace(training.placement, fsdp=fsdp._replace(sync_each_batch=True))
+    synced_bytes = Prediction.of(replace(training, placement=placement)).memory.peak_bytes
+    with_it = f" With --sync-each-batch it needs {size(synced_bytes)} ({binary_size(synced_bytes)})."
+    return [finding("fsdp2_whole_gradients").said + with_it]
 
 
 def stages_note(training: Training) -> list[str]:

@@ -14,9 +14,7 @@ GIB = 2**30
 
 def use(row: Row, question: Question) -> str:
     """`zero2, 3 sequences of 2,048 tokens per micro-batch, 6 of them; 55 of 80 GiB (nvidia-smi shows 61); 7 s`."""
-    name, memory = row.arm, of_card(row.peak_bytes, question.gpu)
-    if row.checkpointing:
-        name += " with activation checkpointing"
+    name, memory = way(row), of_card(row.peak_bytes, question.gpu)
     # The recipes are named after bf16. On a GPU without it they are meant in fp16: bf16_cast as DeepSpeed's own.
     if row.precision != "fp32" and not question.gpu.has_bf16:
         name += " in DeepSpeed's fp16" if RECIPES[row.precision].master_bytes else " in fp16 autocast"
@@ -29,6 +27,12 @@ def use(row: Row, question: Question) -> str:
     low_s, high_s = row.step_interval_s or (0, 0)
     loops = of_others(row.step_s or 0, low_s, high_s, question.pace is not None)
     return f"{name}, {rows}, {number_of(row.accumulation, 'micro-batches')}; {memory}; {step}, and {loops}"
+
+
+def way(row: Row) -> str:
+    """`fsdp2 with activation checkpointing and sync_each_batch=True`."""
+    besides = {"activation checkpointing": row.checkpointing, "sync_each_batch=True": row.sync_each_batch}
+    return " with ".join(filter(None, [row.arm, " and ".join(name for name, is_on in besides.items() if is_on)]))
 
 
 def of_others(step_s: float, low_s: float, high_s: float, is_known: bool) -> str:
@@ -108,6 +112,12 @@ def below_table(advice: Advice) -> str:
     gpu = advice.question.gpu
     free = max(0, headroom_bytes(gpu, 0))
     return f"fits: up to {free / GIB:.1f} of {amount(gpu.memory_bytes)}; the rest is for context and fragmentation."
+
+
+def synced(advice: Advice) -> list[str]:
+    """Return which arms are compared with gradients reduced in each micro-batch."""
+    names = [row.arm for row in advice.rows if row.sync_each_batch]
+    return [finding("fsdp2_synced", arms=" and ".join(names)).said] if names else []
 
 
 def stage_3_holds_no_less(advice: Advice) -> list[str]:

@@ -148,7 +148,7 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     trained = TRAINED_MODEL.search(pasted.text)
     said["trained_model"] = trained[1].strip(" \t,") if trained else None
     said["other_models"] = [each[1].strip(" \t,") for each in SECOND_MODEL.finditer(pasted.text)] or None
-    said["output"] = _kept_output(pasted.text)
+    said["output"] = kept_output(pasted.text)
     about = told(pasted.text)
     said["model"] = about.model
     if about.model is None:  # of an unknown one at least the logits have their size
@@ -158,7 +158,7 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     return {name: value for name, value in said.items() if value is not None}
 
 
-def _kept_output(text: str) -> str | None:
+def kept_output(text: str) -> str | None:
     """Return the line of a loop whose output is there in its backward pass. None: there is none, or it is deleted."""
     for match in OUTPUT.finditer(text):
         indent, line, name = match.groups()
