@@ -16,7 +16,6 @@ from study.core.errors import Stop, refuse_beyond
 from study.core.fsdp_keys import version_of
 from study.core.settings import flag
 from study.core.text import say, say_wrapped, show
-from study.known.findings import finding
 from study.predict.front import (
     MOST_ROWS,
     Hardware,
@@ -108,9 +107,7 @@ def in_host_memory(ours: Training, passes: PassFlags) -> Training:
     return replace(ours, placement=placement, data_bytes=(2 * passes.accumulation - 1) * ours.traced.inputs_bytes)
 
 
-def unread_of_arm(
-    arm: arms.Arm, given: TrainingFlags, buckets: int | None, sync_each_batch: bool
-) -> Iterator[str]:
+def unread_of_arm(arm: arms.Arm, given: TrainingFlags, buckets: int | None, sync_each_batch: bool) -> Iterator[str]:
     """Yield the options of a training that this arm does not read, each with the reason."""
     if arm.distributed_type == "NO" and given.gpus not in (None, 1):
         yield f"--gpus {given.gpus} ({arm.name} uses one)"
@@ -175,7 +172,8 @@ def estimate(
         read["buckets"] = int(dict(keys)[deepspeed_keys.REDUCED])
     ours, machine = training_of(shape, training, place, passes, buckets, device, homes, keys, sync_each_batch)
     needs = estimates.Needs.of(arm, precision, training.precision is None, ours, machine)
-    unread = [*unread_of_arm(arm, training, buckets, sync_each_batch), *unread_of_place(arm, ours.placement.ranks, place, ours.model)]
+    unread = [*unread_of_arm(arm, training, buckets, sync_each_batch)]
+    unread += unread_of_place(arm, ours.placement.ranks, place, ours.model)
     notes = [f"Not read: {', '.join(unread)}."] if unread else []
     if read:
         words = [typed(name, value) for name, value in read.items() if name not in ("homes", "deepspeed", "why")]

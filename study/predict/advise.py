@@ -168,7 +168,8 @@ def _with_room(question: Question, row: Row) -> Row:
 
 
 def training_of(question: Question, row: Row) -> Training:
-    settled = replace(question, precision=row.precision, checkpointing=row.checkpointing, sync_each_batch=row.sync_each_batch)
+    chosen = {name: getattr(row, name) for name in ("precision", "checkpointing", "sync_each_batch")}
+    settled = replace(question, **chosen)
     arm = settled_arm(arms.load_arm(row.arm), question.gpus, question.local, row.bucket_elements)
     return settled.training(arm, row.micro_batch, row.accumulation)
 
