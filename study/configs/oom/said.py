@@ -1,6 +1,7 @@
 """What a config and a text say of a training whose memory was full, by our names of settings."""
 
 import re
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from packaging.version import Version
 
 from study.configs import sources
 from study.configs.mistakes import recognised
-from study.configs.oom.optimizers import OPTIM, said_of_optimizer
+from study.configs.oom.optimizers import BY_DEFAULT, OPTIM, of_trainer, said_of_optimizer
 from study.configs.pasted.in_use import advised
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.resumed import counted
@@ -215,7 +216,8 @@ def config_settings(path: Path | None, ranks: int | None = None) -> EffectiveSet
         if name == "precision" and setting.value == "fp32" and source and "mixed_precision" not in source.content:
             continue  # a flag of the launcher may say it
         is_unsaid = name in RECOMPUTING and setting.is_default and str(setting.value).lower() in OFF
-        is_unsaid = is_unsaid or (name == OPTIM and setting.is_default)  # it changed with releases
+        if name == OPTIM and setting.is_default:  # it changed with releases
+            name, setting = BY_DEFAULT, replace(setting, value=of_trainer())
         if setting.value not in (AUTO, UNKNOWN) and not is_unsaid:
             known[OUR_NAMES.get(name, name)] = setting
     return known
