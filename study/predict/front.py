@@ -32,7 +32,7 @@ from study.predict.architecture import Wanted, asked_for, named
 from study.predict.calibration import CalibratedMachine, Known, MeasuredStep
 from study.predict.deepspeed_keys import ADAM, Keys
 from study.predict.engines.zero import FOLLOWED
-from study.predict.estimate import HOST_PROCESS_BYTES, Estimate, loading_bytes
+from study.predict.estimate import HOST_PROCESS_BYTES, PUBLISHED_BYTES, Estimate, loading_bytes
 from study.predict.optimizer_states import Optimizer
 from study.predict.outside import scores
 from study.predict.pace import Pace, pace, peak_flops_per_s

@@ -117,7 +117,7 @@ def below_table(advice: Advice) -> str:
 def synced(advice: Advice) -> list[str]:
     """Return which arms are compared with gradients reduced in each micro-batch."""
     names = [row.arm for row in advice.rows if row.sync_each_batch]
-    return [finding("fsdp2_synced", arms=" and ".join(names)).said] if names else []
+    return [finding("fsdp2_synced", arms=", ".join(names)).said] if names else []
 
 
 def stage_3_holds_no_less(advice: Advice) -> list[str]:

@@ -2362,3 +2362,26 @@ def test_a_script_beside_an_error_is_no_traceback(kind, tmp_path, monkeypatch, c
     said = capsys.readouterr().out
     assert "It rests on: " in said
     assert "the text names" not in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "decides"),
+    [
+        ("--model llama3-8b --arm zero3_cpu --ranks 2", "The offloaded states decide."),
+        ("--model llama3-8b --arm fsdp2_cpu --ranks 8", "The offloaded states decide, unless each rank loads so."),
+        ("--model llama3-8b --arm zero2 --ranks 8", "Loading decides."),
+    ],
+)
+def test_of_a_full_host_it_is_said_what_a_node_needs_and_what_decides(flags, decides, tmp_path, monkeypatch, capsys):
+    log = tmp_path / "host.log"
+    log.write_text("['/usr/bin/python', 'train.py'] exits with return code = -9\n")
+    said = said_of(log, flags, monkeypatch, capsys)
+    in_this_process(monkeypatch, f"estimate {flags} --json")
+    on_host = json.loads(capsys.readouterr().out)["estimate"]["host_bytes"]
+    ranks = int(flags[-1])
+    assert f"{binary_size(ranks * (on_host + 4e9))} from the start of training on" in said
+    whole = 4 * 8_030_261_248
+    assert f"{binary_size(ranks * 4e9)}, and {binary_size(ranks * (whole + 4e9))} if each rank" in said
+    assert decides in said
+    unsaid = flags.partition(" --ranks")[0]
+    assert "from the start" not in said_of(log, unsaid, monkeypatch, capsys)

@@ -477,7 +477,7 @@ def test_fsdp2_reduces_each_micro_batch_where_whole_gradients_have_no_room():
     whole = estimate(training_of(asked, replace(rows["fsdp2"], sync_each_batch=False)))
     kept = 2 * asked.model.parameters * (1 - 2 / 8)  # in 16 bits, and not a rank's part in fp32
     assert whole.peak_bytes - rows["fsdp2"].peak_bytes == pytest.approx(kept, rel=0.01)
-    assert "fsdp2 and fsdp2_grad_op: compared with Grad" in synced(answer)[0]
+    assert "fsdp2, fsdp2_grad_op: compared with Grad" in synced(answer)[0]
     roomy = advise(question_of(named("gpt2"), 8, "H100"))
     assert not synced(roomy)
     assert not any(row.sync_each_batch for row in roomy.rows)
