@@ -74,6 +74,7 @@ def advise(
     return answer.in_json(advice) | {
         "in_words": lines,
         "detail": detail,
+        "parameters_asked": model.params,
         "assumed": accuracy.assumptions(advice.question),
         "accuracy": accuracy.accuracy(),
     }

@@ -192,8 +192,9 @@ def estimate(
     parameters = ours.model.parameters if model.layers else model.params or ours.model.parameters
     states = estimates.model_states(needs, parameters)
     notes += answer.shape_note(ours.model, model.params)
-    show_needs(needs, notes, estimates.of_states(states, parameters))
-    return in_json(needs) | {"model_states": states, "notes": notes, "fine": is_fine}
+    show_needs(needs, notes, estimates.of_states(states, parameters, precision))
+    asked = {"parameters_asked": model.params, "shape": ours.model.name}
+    return in_json(needs) | asked | {"model_states": states, "notes": notes, "fine": is_fine}
 
 
 def of_homes(homes: tuple[str, str] | None) -> list[str]:

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 
 from study.core import arms
 from study.core.recipes import RECIPES
-from study.core.text import binary_size, number_of, size, times
+from study.core.text import binary_size, count, number_of, size, times
 from study.known.findings import finding
 from study.predict.front import (
     MORE_ROWS,
@@ -20,8 +20,9 @@ from study.predict.front import (
     with_more_rows,
     with_weights_here,
 )
+from study.predict.front import advise as recommend
 from study.report.reasons import by_precision, reason_for, why_second
-from study.report.rows import amount, of_card, seconds, use, way, why_tight
+from study.report.rows import amount, of_card, only_just, seconds, use, way, why_tight
 
 ALIKE = 0.05  # of a peak: less apart is less than predictions can tell
 
@@ -46,11 +47,11 @@ def in_words(advice: Advice) -> list[str]:
     choice = advice.choice
     if choice is None:
         nothing = f"Nothing fits on {question.gpus} x {question.gpu.kind}: {_lacks(advice)}."
-        return [nothing, *spared(advice), *_smaller(question)]
+        return [nothing, *_cast(question), *spared(advice), *_smaller(question)]
     # --- what to use
     lines = [f"Use {use(choice, question)}."]
     if choice.is_tight:
-        lines.append(finding("fits_only_just", why=why_tight(choice)).said)
+        lines.append(only_just(choice.gpu, choice.peak_bytes, choice.driver_bytes or 0))
     if other := advice.alternative:
         lines.append(f"Alternative: {use(other, question)}; {why_second(other, choice)}.")
     in_ddp = [row for row in (choice, advice.alternative) if row and row.arm == "ddp"]
@@ -72,9 +73,17 @@ def in_words(advice: Advice) -> list[str]:
     if needed_bytes > question.host_memory_bytes:
         has = amount(question.host_memory_bytes)
         lines.append(finding("loading_fills_the_host", needed=amount(needed_bytes), has=has).said)
-    if question.precision and RECIPES[question.precision].autocast:
-        lines.append(finding("autocast_keeps_fp32_weights", precision=question.precision).said)
-    return lines
+    return [*lines, *_cast(question)]
+
+
+def _cast(question: Question) -> list[str]:
+    """Return what to use with the 16-bit weights that DeepSpeed usually has, if autocast was asked for."""
+    if question.precision is None or not RECIPES[question.precision].autocast:
+        return []
+    asked = replace(question, precision="bf16_cast")
+    choice = recommend(asked).choice
+    then = f"Use {use(choice, asked)}." if choice else "Nothing fits with it either."
+    return [f"{finding('autocast_keeps_fp32_weights', precision=question.precision).said} {then}"]
 
 
 def start(choice: Row) -> str:
@@ -87,6 +96,10 @@ def start(choice: Row) -> str:
         of_fp32 = "Without --mixed_precision it trains in fp32."
         words = f"Start it: `{launch} --mixed_precision {precision} train.py`, with {batch} in your script. {of_fp32}"
         return words + of_trainer(choice, precision)
+    if autocast := RECIPES[choice.precision].autocast:
+        dtype = autocast if choice.gpu.has_bf16 else "float16"
+        section = json.dumps({"torch_autocast": {"enabled": True, "dtype": dtype}})[1:-1]
+        return f"Start it: `{launch} train.py`, with {batch} in your script and `{section}` in its DeepSpeed JSON."
     if choice.precision != "fp32":
         batch += ", and weights in 16 bits"
     return f"Start it: `{launch} train.py`, with {batch} in your script."
@@ -107,8 +120,9 @@ def mixed_precision(row: Row) -> str:
     """Return the precision of a row as Accelerate names it."""
     arm = arms.load_arm(row.arm)
     casts = arm.deepspeed is not None or arm.fsdp is not None  # others get bf16 weights from the script alone
-    if row.precision == "bf16" or (row.precision == "bf16_cast" and casts):
-        return "bf16" if row.gpu.has_bf16 else "fp16"
+    is_autocast = RECIPES[row.precision].autocast and not arm.deepspeed  # with DeepSpeed it casts the weights
+    if is_autocast or (row.precision == "bf16_cast" and casts):
+        return "bf16" if row.gpu.has_bf16 and row.precision != "fp16" else "fp16"
     return "no"
 
 
@@ -148,7 +162,9 @@ def shape_note(model: Transformer, params: float | None) -> list[str]:
     if params is None:
         return []
     vocabulary = f"with a vocabulary of {model.look.vocabulary:,} tokens"
-    return [f"Shape taken: {model.name}, {vocabulary}. Yours: --model and a folder with its config.json."]
+    shape = f"{model.name} ({count(model.parameters)})"
+    asked = f"Shape taken for {count(params)} parameters: {shape}, {vocabulary}"
+    return [f"{asked}. Yours: --model and a folder with its config.json."]
 
 
 def _smaller(question: Question) -> list[str]:

@@ -44,10 +44,25 @@ def of_others(step_s: float, low_s: float, high_s: float, is_known: bool) -> str
 
 def why_tight(row: Row) -> str:
     """The number that makes a row fit only just."""
-    free_bytes = headroom_bytes(row.gpu, row.peak_bytes)
-    if free_bytes < MISS * row.peak_bytes:
-        return f"{of_card(row.peak_bytes, row.gpu)}, and {amount(free_bytes)} beside the reserve"
-    return f"nvidia-smi shows {of_card(row.driver_bytes or 0, row.gpu)}"
+    if reserved_decides(row.gpu, row.peak_bytes):
+        return f"nvidia-smi shows {of_card(row.driver_bytes or 0, row.gpu)}"
+    return _beside(row.gpu, row.peak_bytes)
+
+
+def reserved_decides(gpu: Gpu, peak_bytes: int) -> bool:
+    """Whether tensors leave room, so that what fits only just does so because of what PyTorch reserves."""
+    return headroom_bytes(gpu, peak_bytes) >= MISS * peak_bytes
+
+
+def _beside(gpu: Gpu, peak_bytes: int) -> str:
+    return f"{of_card(peak_bytes, gpu)}, and {amount(headroom_bytes(gpu, peak_bytes))} beside the reserve"
+
+
+def only_just(gpu: Gpu, peak_bytes: int, driver_bytes: int) -> str:
+    """Return what decides that something fits only just, and what to do."""
+    if reserved_decides(gpu, peak_bytes):
+        return finding("reserved_decides", shown=of_card(driver_bytes, gpu)).said
+    return finding("fits_only_just", why=_beside(gpu, peak_bytes)).said
 
 
 def _number(size_bytes: float) -> str:

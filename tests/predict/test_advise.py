@@ -290,6 +290,11 @@ ROW = {"fits": True, "host_bytes": 1e9, "precision": "bf16_cast", "micro_batch":
         ("ddp", "bf16", "A100-80GB", "ddp.yaml --mixed_precision bf16 train.py`"),
         ("zero2", "bf16_cast", "V100-16GB", "zero2.yaml --mixed_precision fp16 train.py`"),
         ("fsdp2", "bf16_cast", "A100-80GB", "fsdp2.yaml --mixed_precision bf16 train.py`"),
+        ("fsdp2", "fp16", "A100-80GB", "fsdp2.yaml --mixed_precision fp16 train.py`"),
+        ("ddp", "fp16", "V100-16GB", "ddp.yaml --mixed_precision fp16 train.py`"),
+        ("zero2", "fp16", "A100-80GB", "zero2.yaml train.py`, with a batch of 4 sequences and "
+         "gradient_accumulation_steps=8 in your script and `\"torch_autocast\": {\"enabled\": true, \"dtype\": "
+         "\"float16\"}` in its DeepSpeed JSON."),
         ("single", "bf16_cast", "A100-80GB", "single.yaml train.py`, with a batch of 4 sequences and "
          "gradient_accumulation_steps=8, and weights in 16 bits in your script."),
         ("ddp", "fp32", "A100-80GB", "ddp.yaml train.py`, with a batch of 4 sequences and "
@@ -302,7 +307,8 @@ def test_the_command_that_starts_a_choice_has_its_precision_and_batch(arm, preci
     assert words.startswith(f"Start it: `accelerate launch --config_file accelerate_configs/{said}"), words
     assert ("Without --mixed_precision it trains in fp32." in words) == ("--mixed_precision" in said)
     stage = f'`"zero_optimization": {{"stage": {arm[4:]}}}, "{said.split()[2]}": {{"enabled": true}}`'
-    assert ("A Trainer's DeepSpeed JSON has" in words) == arm.startswith("zero") == (stage in words), words
+    is_cast = arm.startswith("zero") and precision == "bf16_cast"
+    assert ("A Trainer's DeepSpeed JSON has" in words) == is_cast == (stage in words), words
 
 
 def test_a_choice_by_precision_says_so_and_what_it_is_on_a_gpu_without_bf16():
