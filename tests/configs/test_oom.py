@@ -2364,6 +2364,46 @@ def test_a_script_beside_an_error_is_no_traceback(kind, tmp_path, monkeypatch, c
     assert "the text names" not in said
 
 
+OLDER_SIZES = "(GPU 0; 7.93 GiB total capacity; 6.71 GiB already allocated; {}399.36 MiB {}"
+NEWER_SIZES = (
+    "GPU 0 has a total {} of 7.93 GiB of which 512.00 MiB is free. {}Of the allocated memory 6.71 GiB is allocated by "
+    "PyTorch, {}and 399.36 MiB is reserved by PyTorch but unallocated."
+)
+OF_PROCESS = "Including non-PyTorch memory, this process has 7.40 GiB memory in use. "
+IN_POOLS = "with 1.00 GiB allocated in private pools (e.g., CUDA Graphs), "
+HALF_FREE = "512.00 MiB free; "
+# As CUDACachingAllocator.cpp has written it: 1.0, 1.4, 1.8 with a limit, 2.1, 2.2 to 2.9, with a limit, on ROCm.
+BY_RELEASE = {
+    "CUDA out of memory. Tried to allocate 2.00 GiB " + OLDER_SIZES.format(HALF_FREE, "cached)"): 7.93,
+    "CUDA out of memory. Tried to allocate 2.00 GiB "
+    + OLDER_SIZES.format(HALF_FREE, "x").replace("399.36 MiB x", "7.10 GiB reserved in total by PyTorch)"): 7.93,
+    "CUDA out of memory. Tried to allocate 2.00 GiB "
+    + OLDER_SIZES.format(f"{HALF_FREE}7.20 GiB allowed; ", "x").replace(
+        "399.36 MiB x", "7.10 GiB reserved in total by PyTorch)"
+    ): 7.2,
+    "CUDA out of memory. Tried to allocate 2.00 GiB. " + NEWER_SIZES.format("capacty", OF_PROCESS, ""): 7.93,
+    "CUDA out of memory. Tried to allocate 2.00 GiB. " + NEWER_SIZES.format("capacity", OF_PROCESS, IN_POOLS): 7.93,
+    "CUDA out of memory. Tried to allocate 2.00 GiB. " + NEWER_SIZES.format("capacity", "7.20 GiB allowed; ", ""): 7.2,
+    "HIP out of memory. Tried to allocate 2.00 GiB. " + NEWER_SIZES.format("capacity", "", ""): 7.93,
+}
+
+
+@pytest.mark.parametrize("text", BY_RELEASE)
+def test_the_message_of_each_release_has_the_same_sizes(text):
+    """A limit that the process has set is its GPU: a training was said to fit the whole one."""
+    error = reading.find(f"RuntimeError: {text}")
+    total, gib = BY_RELEASE[text], 2**30
+    sizes = [each / gib for each in (error.total, error.allocated, error.unallocated, error.asked.high)]
+    assert sizes == pytest.approx([total, 6.71, 0.39, 2.0], abs=0.01)
+    assert error.free / gib == pytest.approx(0.5 if total == 7.93 else 0.1, abs=0.01)
+    assert error.outside >= 0
+
+
+def test_the_message_of_the_runtime_before_the_allocator_had_one():
+    text = "RuntimeError: cuda runtime error (2) : out of memory at /pytorch/aten/src/THC/generic/THCStorage.cu:58"
+    assert reading.find(text).where == "GPU"
+
+
 @pytest.mark.parametrize(
     ("flags", "decides"),
     [
