@@ -17,6 +17,7 @@ from study.core.fsdp_keys import version_of
 from study.core.settings import flag
 from study.core.text import say, say_wrapped, show
 from study.predict.front import (
+    ANY_GPU,
     MOST_ROWS,
     Hardware,
     Keys,
@@ -76,7 +77,7 @@ def training_of(
     if arm.distributed_type == "NO":
         training = replace(training, gpus=1)  # whatever --gpus says: this arm uses one
     has_gpu = names_gpu(place)
-    known = place if has_gpu else anywhere(place, training.ranks)
+    known = place if has_gpu else anywhere(place)
     step = StepFlags(checkpointing=passes.checkpointing, sync_each_batch=sync_each_batch)
     question = Question.of(model, training, known, step)
     arm = settled_arm(arm, question.gpus, question.local, buckets, homes, keys)
@@ -91,14 +92,14 @@ def names_gpu(place: PlaceFlags) -> bool:
     return bool(place.gpu or (place.machine and calibration.read(place.machine).gpu))
 
 
-def anywhere(place: PlaceFlags, ranks: int) -> PlaceFlags:
-    """Return one node: without a kind of GPU nobody has said how large its nodes are.
+def anywhere(place: PlaceFlags) -> PlaceFlags:
+    """Return nodes as most are: without a kind of GPU nobody has said how large they are.
 
     The kind that is taken changes no number, as no time is asked for.
     """
     if place.link or place.gpus_per_node or place.disk or place.gpu_memory:
         raise Stop("options of a machine need its kind of GPU", "give --gpu")
-    return replace(place, gpu="H100", gpus_per_node=ranks, machine=None)
+    return replace(place, gpu=ANY_GPU, machine=None)
 
 
 def in_host_memory(ours: Training, passes: PassFlags) -> Training:
@@ -188,6 +189,7 @@ def estimate(
     notes += answer.recompute_note(passes.checkpointing, ours.model, arm.stage)
     notes += [*answer.gradients_note(ours), *answer.bucket_note(ours), *answer.stages_note(ours)]
     notes += answer.attention_note(ours.model, place.attention_kernel)
+    notes += answer.nodes_note(arm, ours.placement.ranks) if machine is None else []
     # A number of parameters is taken for a shape of about that size; their states need no shape.
     parameters = ours.model.parameters if model.layers else model.params or ours.model.parameters
     states = estimates.model_states(needs, parameters)

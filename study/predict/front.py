@@ -39,6 +39,7 @@ from study.predict.pace import Pace, pace, peak_flops_per_s
 from study.predict.placement import Fsdp, Placement
 from study.predict.prediction import Prediction, estimate, memory_kinds, step_time
 from study.predict.question import (
+    ANY_GPU,
     BUCKET_ELEMENTS,
     BUCKETS,
     MOST_ROWS,
@@ -48,6 +49,7 @@ from study.predict.question import (
     StepFlags,
     TrainingFlags,
     default_sequence,
+    node_size,
     settled_arm,
     usual_precision,
     with_buckets,

@@ -4,10 +4,12 @@ import json
 from dataclasses import asdict, replace
 
 from study.core import arms
+from study.core.gpus import GPUS, gpu_named
 from study.core.recipes import RECIPES
 from study.core.text import binary_size, count, number_of, size, times
 from study.known.findings import finding
 from study.predict.front import (
+    ANY_GPU,
     MORE_ROWS,
     Advice,
     Prediction,
@@ -16,6 +18,7 @@ from study.predict.front import (
     Training,
     Transformer,
     loading_bytes,
+    node_size,
     training_of,
     with_more_rows,
     with_weights_here,
@@ -221,6 +224,14 @@ def attention_note(model: Transformer, kernel: str) -> list[str]:
     """Return that eager attention is taken, if somebody may expect another."""
     note = model.attention_note(kernel)
     return [f"Taken: --attention-kernel eager ({note})."] if note else []
+
+
+def nodes_note(arm: arms.Arm, ranks: int) -> list[str]:
+    """Return how large nodes are taken, if an arm's groups are nodes and nobody says it."""
+    per_node = node_size(ranks, GPUS[gpu_named(ANY_GPU)], None)
+    if not arm.divides_ranks or ranks == per_node:
+        return []
+    return [f"Taken: nodes of {per_node} GPUs (study estimate takes others with --gpu and --gpus-per-node)."]
 
 
 def _lacks(advice: Advice) -> str:

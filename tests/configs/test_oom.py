@@ -33,6 +33,7 @@ from study.core.library_defaults import known_libraries
 from study.core.shapes import config_of
 from study.core.text import binary_size
 from study.predict.front import FOLLOWED, Wanted, asked_for
+from study.sweeps.launches import options
 from tests.cli.test_cli import in_this_process
 from tests.conftest import ROOT, table
 
@@ -2425,3 +2426,21 @@ def test_of_a_full_host_it_is_said_what_a_node_needs_and_what_decides(flags, dec
     assert decides in said
     unsaid = flags.partition(" --ranks")[0]
     assert "from the start" not in said_of(log, unsaid, monkeypatch, capsys)
+
+
+def test_advise_estimate_and_oom_predict_the_same_of_every_arm(monkeypatch, capsys):
+    """Of groups of ranks, which are nodes, oom took one node of all."""
+    in_this_process(monkeypatch, "advise --model llama3.2-1b --gpus 16 --gpu V100-16GB --json")
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {"ddp", "zero3", "fsdp2_cpu", "hsdp", "zero3_hpz"} < {row["arm"] for row in rows}
+    for row in rows:
+        names = ("arm", "micro_batch", "accumulation", "precision", "checkpointing", "sync_each_batch")
+        chosen = {name: row[name] for name in names} | {"ranks": 16, "sequence": 2048}
+        given = Described(**chosen, buckets=row["bucket_elements"], bucket_view=True)
+        assert predicted_memory(Wanted(model="llama3.2-1b"), given).peak_bytes == row["peak_bytes"], row["arm"]
+        asked = chosen | {"buckets": row["bucket_elements"]}
+        flags = options({name: value for name, value in asked.items() if value})
+        for gpu in ("", "--gpu V100-16GB"):
+            in_this_process(monkeypatch, f"estimate --model llama3.2-1b {' '.join(flags)} {gpu} --json")
+            predicted = json.loads(capsys.readouterr().out)["estimate"]
+            assert predicted["peak_bytes"] == row["peak_bytes"], (row["arm"], gpu)

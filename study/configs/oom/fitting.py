@@ -16,6 +16,7 @@ from study.core.errors import Stop
 from study.core.gpus import GPUS, Gpu, gpu_named, like
 from study.core.text import binary_size, number_of, one_by_one, size
 from study.predict.front import (
+    ANY_GPU,
     HOST_PROCESS_BYTES,
     PUBLISHED_BYTES,
     Prediction,
@@ -23,6 +24,7 @@ from study.predict.front import (
     default_sequence,
     fits_on,
     loading_bytes,
+    node_size,
     reserve_bytes,
 )
 
@@ -123,8 +125,7 @@ def _of_host(training: KnownTraining, model: Transformer) -> str:
         on_host = prediction_of(training.wanted, training.described).memory.on_host
     except Stop as stop:
         return f"Not predicted: {stop.sentence}"
-    machines = training.settings.get("machines")
-    ranks = training.ranks // machines if isinstance(machines, int) and machines > 0 else training.ranks
+    ranks = node_size(training.ranks, GPUS[gpu_named(ANY_GPU)], None)
     parts = {role: ranks * held for role, held in on_host.items() if held}
     states_bytes = sum(parts.values()) + ranks * HOST_PROCESS_BYTES
     whole_bytes = loading_bytes(model, ranks, WHOLE_BYTES)

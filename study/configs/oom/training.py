@@ -21,6 +21,7 @@ from study.core.recipes import Precision
 from study.core.settings import flag
 from study.core.text import is_number
 from study.predict.front import (
+    ANY_GPU,
     BUCKETS,
     AttentionKernel,
     Estimate,
@@ -303,10 +304,9 @@ def prediction_of(wanted: Wanted, given: Described) -> Prediction:
     training = TrainingFlags(
         gpus=given.ranks, sequence=given.sequence, precision=given.precision, optimizer=given.optimizer
     )
-    # One node, as nobody has said how large nodes are; no time is asked for.
+    # Nodes as most are, as nobody has said how large they are; no time is asked for.
     place = PlaceFlags(
-        gpu="H100",
-        gpus_per_node=training.ranks,
+        gpu=ANY_GPU,
         machine=None,
         chunked_loss=bool(given.chunked_loss),
         quantized=given.quantized if wanted.lora_rank else None,
