@@ -142,7 +142,7 @@ def estimate(
 ) -> dict:
     """Predict the memory of one rank and the bytes that it moves in a step. Nothing is run.
 
-    With --gpu the answer says whether it fits, and the time of a step; with --machine the time on that machine.
+    With --gpu it also says whether that fits, and the time of a step; with --machine the time there.
 
     With --json: the same, busy seconds by resource, and the time of each phase.
     Example: `study estimate --model llama3-8b --gpu H100`
@@ -153,7 +153,7 @@ def estimate(
         place: The machine.
         passes: The arm and its micro-batches.
         buckets: Elements of DeepSpeed's buckets. Default: as the arm's file says.
-        sync_each_batch: With FSDP2, Accelerate reduces gradients in each micro-batch, and not in the last alone.
+        sync_each_batch: FSDP2 reduces gradients in each micro-batch.
         device: cpu: what a rank holds on a machine without a GPU, as `study virtual` measures it there.
     """
     config = passes.arm

@@ -62,9 +62,9 @@ class PlaceFlags:
     """The machine, and what other loops than this study's can do."""
 
     gpu: str | None = None
-    """Kind of GPU: H100, A100-40GB, RTX3090 or just 3090. An unknown name lists all."""
+    """Kind of GPU: H100, A100-40GB or 3090. An unknown name lists all."""
     gpu_memory: str | None = None
-    """Memory of a card that is not in the list, or of a slice: 12GB is 12 GiB, as on labels. --gpu is most like it."""
+    """Memory of a card that is not listed, or of a slice: 12GB is 12 GiB. --gpu is most like it."""
     gpu_tflops: float | None = None
     """With --gpu-memory: its TFLOP/s in 16 bits. Its memory is then as much slower or faster than that of --gpu."""
     link: str | None = None
@@ -72,16 +72,15 @@ class PlaceFlags:
     gpus_per_node: int | None = None
     """GPUs that share a host. Default: mostly 8."""
     machine: Path | None = field(default_factory=calibration.from_environment)
-    """The machine.json that `study calibrate` wrote there: seconds are then those of a known host. Default: the one
-    that ZERO_STUDY_MACHINE names."""
+    """The machine.json of `study calibrate`: seconds of a known host. Default: ZERO_STUDY_MACHINE names it."""
     disk: str | None = None
     """Read and write speed of a node's disk, such as 6GB/s. Default: no disk."""
     quantized: Quantized | None = None
-    """With --lora-rank: how the frozen linear layers are kept, as in QLoRA."""
+    """With --lora-rank: how frozen layers are kept, as in QLoRA."""
     attention_kernel: AttentionKernel = "sdpa"
     """sdpa: PyTorch's own. flash3, cudnn: faster from Hopper on. eager keeps all scores."""
     chunked_loss: bool = False
-    """The loss is computed in pieces, so that never all logits are held, as by Liger or torchtune."""
+    """The loss is computed in pieces, without all logits, as by Liger."""
     compiled: bool = False
     """The model is compiled: fewer kernels, and none that the host launches. What it keeps is not known."""
     optimizer_in_backward: bool = False
