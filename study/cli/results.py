@@ -9,6 +9,7 @@ from typing import Annotated
 
 import tyro
 
+from study.core.arms import all_paths, of_stage
 from study.core.errors import Stop
 from study.core.text import number_of, say, say_wrapped, show, size
 from study.records import compare as comparing
@@ -23,6 +24,11 @@ def _load(folders: tuple[Path, ...]) -> Runs:
     # tyro has no list of one or more words, only of any number.
     if not folders:
         raise Stop("no folder is given", "name one or several folders with runs")
+    arms = [folder for folder in folders if not folder.exists() and of_stage(str(folder)) in all_paths()]
+    if arms:
+        two = " ".join(map(str, [*arms, "OTHER"][:2]))
+        remedy = f"name folders with runs. `study diff {two}` says in which settings arms differ, "
+        raise Stop(f"{arms[0]} is an arm, and no folder with runs", f"{remedy}`study estimate` what each needs")
     return records.load(folders, every_folder_has_runs=True)
 
 

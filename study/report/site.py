@@ -33,6 +33,7 @@ from study.core.errors import Stop
 from study.core.text import say
 from study.known import faults, osv
 from study.ledger import texts, verdicts
+from study.ledger.search import MEANT
 from study.records import runs as records
 from study.records import store
 from study.records.keeping import redact
@@ -105,7 +106,15 @@ def build(folders: list[Path], out: Path, address: str = "", paste: bool = False
         problems = pool.map(lambda name: execute(name, Path(executed), parameters), NOTEBOOKS)
         # Papers first, and of these the ones that were read.
         in_order = sorted(texts.texts(), key=lambda text: (text.document.startswith("S"), text.is_read_in_part))
-        write(site, "claims", texts=in_order, ledger=texts, verdicts=verdicts, records=documents.kept_records())
+        write(
+            site,
+            "claims",
+            texts=in_order,
+            ledger=texts,
+            verdicts=verdicts,
+            meant=MEANT,
+            records=documents.kept_records(),
+        )
         write(site, "sentences", sentences=sentences())
         (site / "faults.json").write_text(faults.table().model_dump_json(indent=1))
         (site / "osv.json").write_text(json.dumps(osv.records(datetime.now(UTC)), indent=1))

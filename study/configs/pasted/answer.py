@@ -12,18 +12,20 @@ from packaging.version import Version
 
 from study.configs.code import parsed
 from study.configs.oom.reading import OomError
-from study.configs.pasted import losses, matching, memory, own_loops, resumed, tracebacks, two_logs, watchdogs
+from study.configs.pasted import course, losses, matching, memory, own_loops, resumed, tracebacks, two_logs, watchdogs
 from study.configs.pasted.in_use import advised
+from study.configs.pasted.lines import FEW, MANY
 from study.configs.pasted.memory import ByText
 from study.configs.pasted.one_rank import OF_ALL, OF_SHARDS, OF_WEIGHTS, on_one_rank
 from study.configs.pasted.ranking import FULL, OF_STEPS, WAITED, explains, ordered
 from study.configs.pasted.read import ERROR, Pasted, read
 from study.configs.pasted.said import left_open, numbers
 from study.configs.pasted.situations import fitting
-from study.configs.pasted.told import told
+from study.configs.pasted.told import printed_shapes, told
 from study.configs.pasted.tracebacks import Seen, sign
 from study.configs.pasted.two_releases import came_between
-from study.configs.pasted.words import sentences
+from study.configs.pasted.words import only, sentences
+from study.core.shapes import models
 from study.core.text import number_of
 from study.known.faults import named
 
@@ -150,16 +152,22 @@ def _shown(pasted: Pasted, error: OomError | None, by_text: ByText) -> list[Seen
     of_memory = memory.of_error(pasted, error, by_text) if error else memory.of_words(pasted, by_text)
     waits = watchdogs.hangs(pasted.text, pasted.sentences)
     passes = pasted.said.get("passes", losses.USUAL_PASSES)
-    signs = losses.signs(pasted.log, pasted.may_be_deepspeed, passes)
+    signs = losses.signs(pasted.log, pasted.may_be_deepspeed, passes, _vocabulary(pasted))
     apart = two_logs.factor_apart(pasted)
     # A state that was not loaded makes no such factor.
     signs += [each for each in resumed.signs(pasted.log) if not (apart and each.id == "loss-jumps-on-resume")]
-    if not signs and not apart and (course := losses.course(pasted.log, passes)):
-        signs = [course]
-    if not signs and len(pasted.log.lines) < losses.FEW:  # where a log has more, a person's words say less
+    if not signs and not apart and (astray := course.astray(pasted.log, passes, _vocabulary(pasted))):
+        signs = [astray]
+    if not signs and len(pasted.log.lines) < FEW:  # where a log has more, a person's words say less
         signs = losses.signs_in_words(pasted.text, pasted.sentences, pasted.may_be_deepspeed)
     shown = [*errors, *filter(None, [of_memory, waits, apart]), *signs]
     return _without_notes(pasted, shown)
+
+
+def _vocabulary(pasted: Pasted) -> int | None:
+    """Return the words that the model of a text has. None: it names no model that is known, and shows no config."""
+    printed = only({shape.get("vocab_size") for shape in printed_shapes(pasted.text)})
+    return printed or models().get(told(pasted.text).model or "", {}).get("vocab_size")
 
 
 def _without_notes(pasted: Pasted, shown: list[Seen]) -> list[Seen]:
@@ -254,7 +262,7 @@ def _situations(pasted: Pasted, shown: list[Seen], seen: set[str]) -> list[Seen]
 def _otherwise(pasted: Pasted, error: OomError | None) -> list[Seen]:
     """Return what is said where nothing explains the text."""
     told = [*_two_releases(pasted)] or memory.was_full(pasted, error) or memory.sizes_asked(pasted)
-    if told or pasted.last_error or pasted.is_document or len(pasted.log.lines) >= losses.FEW:
+    if told or pasted.last_error or pasted.is_document or len(pasted.log.lines) >= FEW:
         return told
     return losses.guesses_by_words(pasted.text, pasted.question)
 
@@ -339,7 +347,7 @@ def _to_know(pasted: Pasted, unsaid: tuple[str, ...], seen: set[str]) -> list[st
     if pasted.is_strange:
         return []
     asked = [LAST_LINE] if pasted.is_cut else []
-    asked += matching.asks(seen - {"loss"} if len(pasted.log.lines) >= losses.MANY else seen)
+    asked += matching.asks(seen - {"loss"} if len(pasted.log.lines) >= MANY else seen)
     if RELEASES in unsaid:
         asked.append(WHICH_RELEASES)
     several = {what: numbers(condition, pasted.text) for condition, what in ASKED.items() if what in unsaid}

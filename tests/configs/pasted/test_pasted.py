@@ -1151,7 +1151,7 @@ def test_each_word_of_a_condition_is_one_that_texts_can_have():
     conditions = [*two_releases.WORKS, *two_releases.BROKEN, *memory.OUT_OF_MEMORY, *memory.OF_SIZES, *memory.HANGS]
     conditions += [each for row in situations.situations().values() for each in row.words]
     conditions += [each for row in matching.symptoms_table().values() for each in row.words]
-    conditions += [each for row in tracebacks.rows().values() for each in row.said]
+    conditions += [each for row in tracebacks.rows().values() for each in (*row.said, *row.alone)]
     conditions += [each for row in watchdogs.causes_of_waits().values() for each in row.words]
     for word in {word for each in conditions for word in re.split(r"[\s/+]+", each) if word}:
         (sentence,) = words.sentences(word)
