@@ -179,6 +179,10 @@ class MemoryWatch(TorchDispatchMode):
             if live.number > since:
                 live.phase = phase
 
+    def was_made_after(self, number: int, tensor: torch.Tensor) -> bool:
+        live = self._live.get(id(tensor.untyped_storage()))
+        return live is not None and live.number > number
+
     def numbers(self, wanted: set[str]) -> list[int]:
         """Return the numbers of live storages with one of these roles."""
         roles = self.roles()
