@@ -103,6 +103,7 @@ class MemoryWatch(TorchDispatchMode):
         self.gloo = dist.is_initialized() and dist.get_backend() == "gloo"
         self.failed: Exception | None = None
         self.is_updating = False
+        self.in_ddp = False  # what the backward pass all-reduces are DDP's buckets
         self._live: dict[int, Live] = {}
         self.made = 0
         self._sorted_bytes = 0
@@ -221,6 +222,10 @@ class MemoryWatch(TorchDispatchMode):
         for leaf in (out,) if isinstance(out, torch.Tensor) else tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
                 self._add(leaf)
+        if self.in_ddp and function is torch.ops.c10d.allreduce_.default and self._phase() == "backward":
+            for bucket in tree_leaves(args[0]):
+                if (live := self._live.get(id(bucket.untyped_storage()))) is not None:
+                    live.role = live.role or "buckets"
         self._rise()
 
     def _rise(self) -> None:

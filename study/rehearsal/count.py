@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as torch_optimizer
 from torch.utils._pytree import tree_leaves
 
@@ -251,6 +252,7 @@ class Count:
             self.model, self.optimizer = self.engine, self.engine.optimizer
         else:
             self.model = model_of(self.optimizer) or self.mistakes.outermost
+        self.watch.in_ddp = isinstance(self.model, DistributedDataParallel)
         name = f"{Path(self.request.script).stem}-virtual"
         accelerator = alive("accelerate.accelerator", "Accelerator")
         trainer = alive("transformers.trainer", "Trainer")

@@ -3,10 +3,13 @@
 import re
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import Self
 
+from study.configs.oom.said import kept_output
 from study.core.gpus import GPUS
 from study.core.text import UNKNOWN, binary_size, number_of, size
+from study.known.findings import finding
 from study.predict.front import reserve_bytes
 from study.records.schema import Record
 from study.records.sections import Observed
@@ -210,14 +213,16 @@ def parts_of_peak(of: Rehearsed) -> list[str]:
     if not parts:
         return []
     lines = ["At the peak: " + ", ".join(f"{name.replace('_', ' ')} {size(held)}" for name, held in parts) + "."]
-    if of.record.observed.wrapper == "DistributedDataParallel" and of.request.ranks > 1:
-        lines.append("DDP's buckets are temporaries: as large as the gradients, unless gradient_as_bucket_view=True.")
     if of.device.host:
         lines.append(f"The host keeps {size(of.device.host)} of these for this rank.")
+    if of.record.observed.wrapper == "DistributedDataParallel" and of.peak.parts.get("buckets"):
+        lines.append(finding("ddp_buckets_beside").said)
     kept = of.record.memory.components.per_rank[0].after_step.get("activations", 0)
     if kept > OUTPUTS * of.device.peak:
+        line = kept_output(Path(of.request.script).read_text(encoding="utf-8", errors="replace"))
+        what = f"what `{line.strip()}` gives" if line else "a model's outputs"
         lines.append(
-            f"When the optimizer steps, {size(kept)} of activations are still held, such as a model's outputs. Unless "
+            f"When the optimizer steps, {size(kept)} of activations are still held, such as {what}. Unless "
             "the script deletes them, the next forward pass holds them too. `study estimate` does not count them."
         )
     return lines

@@ -347,6 +347,27 @@ def test_an_update_of_pytorchs_adamw_holds_what_estimate_says(arm, ranks, tmp_pa
     assert parts["temporaries"] == pytest.approx(roots, rel=1e-4)
 
 
+OF_DDP = """
+import torch
+from torch.nn.parallel import DistributedDataParallel
+torch.distributed.init_process_group("gloo")
+layers = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(8)])
+model = DistributedDataParallel(layers, gradient_as_bucket_view=VIEW)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(5):
+    model(torch.randn(8, 256)).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("is_view", [False, True])
+def test_ddps_buckets_are_a_part_of_their_own_unless_gradients_lie_in_them(is_view, written):
+    parts = rehearsed(written(OF_DDP.replace("VIEW", str(is_view))), ranks=4)["parts"]
+    whole = 4 * 8 * (256 * 256 + 256)
+    assert (parts["gradients"], parts.get("buckets")) == (whole, None if is_view else whole)
+
+
 # --- with real values
 
 
