@@ -12,7 +12,7 @@ import tyro
 from study.cli import given
 from study.cli import pasted as texts
 from study.cli.findings import say_indented
-from study.configs import engines, sources
+from study.configs import code, engines, sources
 from study.configs.code import that_counts
 from study.configs.oom import reading
 from study.configs.oom.by_text import by_text, explained
@@ -78,6 +78,7 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
         raise Stop(
             f"{what!r:.80} has no text of an error", "name the log of the training, or paste the error in quotes"
         )
+    text, defaults = with_defaults(text)
     pasted = read(given.whole_text(paths, text, error))
     message = error_in(pasted.text)
     if message is None:
@@ -93,7 +94,11 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     _show_causes(causes)
     say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.quoted}")
     read_words = _show_taken(pasted, known, vars(model) | vars(training), bool(which.words))
-    notes = [*engines.in_words(engines.texts_of(error)), *known.conflicts, *_of_keys(known)]
+    if defaults:
+        say_wrapped(
+            f"Where the script reads {', '.join(defaults)}, their defaults count: the launch command may give others."
+        )
+    notes = [*engines.in_words(engines.texts_of(error)), *(each.sentence for each in known.conflicts), *_of_keys(known)]
     of_name = pasted.said.get("stage_by") if "stage" in known.from_text and training.arm is None else None
     notes += left_open({"stage": told.said.get("stage"), "stage_by": of_name})
     if which.words:
@@ -108,6 +113,13 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
         say_wrapped("`study advise` predicts which arms fit, and how long their steps take.")
     found = {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": known.used}
     return found | {"read": read_words, "predicted": which.words or None, "contradiction": contradiction}
+
+
+def with_defaults(text: str) -> tuple[str, list[str]]:
+    """Return a text with the defaults of its scripts' own arguments for their names, and which these are."""
+    parts = text.split(reading.BETWEEN_TEXTS)
+    written = [code.with_defaults(part, text) for part in parts]
+    return reading.BETWEEN_TEXTS.join(part for part, _ in written), [each for _, taken in written for each in taken]
 
 
 def _config_among(paths: list[Path], texts: dict[str, str]) -> Path | None:
@@ -184,6 +196,8 @@ def _as_taken(training: KnownTraining, name: str, value: Any) -> str:
         return f"a reference model of {value} bytes a weight"
     if name == "bucket_view":
         return "gradient_as_bucket_view=True"
+    if name in training.by_size:
+        return f"{typed(name, value)} (as the size says)"
     if name == "checkpointing" and training.inferred:
         return training.inferred
     if name == "arm" and "stage" in training.from_text and (why := training.settings.get("assumed")):

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, replace
 
-from study.configs.oom.causes import Cause, in_a_layers_forward
+from study.configs.oom.causes import Cause, clues, in_a_layers_forward
 from study.configs.oom.changes import BESIDE
 from study.configs.oom.reading import OomError
-from study.configs.oom.said import typed
+from study.configs.oom.said import Conflict, typed
 from study.configs.oom.training import KnownTraining, predicted_memory
 from study.core.errors import Stop
 from study.core.text import binary_size
@@ -36,7 +36,8 @@ def with_recomputing(error: OomError, training: KnownTraining, causes: list[Caus
     """
     given = training.described
     is_said_enough = training.model is not None and not training.missing and given.sequence
-    if not is_said_enough or error.where != "GPU" or not error.allocated:
+    is_in_update = "oom-optimizer" in {clue.cause for clue in clues(error)}  # when no pass has any
+    if not is_said_enough or error.where != "GPU" or not error.allocated or is_in_update:
         return training
     try:
         kept = predicted_memory(training.wanted, replace(given, checkpointing=False))
@@ -49,7 +50,8 @@ def with_recomputing(error: OomError, training: KnownTraining, causes: list[Caus
     if not decided.inferred or decided.described.checkpointing == given.checkpointing:
         return training
     counts = typed("checkpointing", given.checkpointing)
-    conflict = f"{counts} counts. If all else is as it was given, it is false: {decided.inferred}."
+    sentence = f"{counts} counts. If all else is as it was given, it is false: {decided.inferred}."
+    conflict = Conflict("checkpointing", decided.described.checkpointing, sentence, by_numbers=True)
     return replace(training, conflicts=(*training.conflicts, conflict))
 
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from packaging.version import Version
 
@@ -176,21 +176,31 @@ def quantized(text: str) -> str | None:
     return "nf4_double" if kind == "nf4" and DOUBLE.search(text) else kind
 
 
-def conflicts(given: dict[str, Any], written: dict[str, Any], stated: dict[str, Any]) -> list[str]:
-    """Return a sentence for each setting of which a text says something else than a flag, or than the config."""
+class Conflict(NamedTuple):
+    """A setting of which a text, or the numbers of its error, say something else than what counts."""
+
+    name: str
+    at_work: Any  # as the text has it
+    sentence: str
+    by_numbers: bool = False  # what counts cannot be so, if all else is
+
+
+def conflicts(given: dict[str, Any], written: dict[str, Any], stated: dict[str, Any]) -> tuple[Conflict, ...]:
+    """Return the settings of which a text says something else than a flag, or than the config."""
     of_config = understood(written)
     if "assumed" in stated:
         stated = {name: value for name, value in stated.items() if name != "stage"}
     # What a text says of offloading alone is of the config's stage, and of a stage alone with the config's offloading.
     of_text = understood({name: written.get(name) for name in ("engine", "stage", *OFFLOADS)} | stated)
-    sentences = []
+    found = []
     for name in COMPARED:
         whose, counts = ("", given.get(name)) if given.get(name) is not None else ("The config's ", of_config.get(name))
         text_has = of_text.get(name)
         if counts is None or text_has is None or counts == text_has or is_fsdp(counts, text_has):
             continue
-        sentences.append(f"{whose}{typed(name, counts)} counts, and not the text's {typed(name, text_has)}.")
-    return sentences
+        sentence = f"{whose}{typed(name, counts)} counts, and not the text's {typed(name, text_has)}."
+        found.append(Conflict(name, text_has, sentence))
+    return tuple(found)
 
 
 def is_fsdp(*arms: Any) -> bool:
