@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,7 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     notes = [*engines.in_words(engines.texts_of(error)), *(each.sentence for each in known.conflicts), *_of_keys(known)]
     of_name = pasted.said.get("stage_by") if "stage" in known.from_text and training.arm is None else None
     notes += left_open({"stage": told.said.get("stage"), "stage_by": of_name})
+    notes += of_unknown_kind(paths)
     if which.words:
         notes += nodes_note(arms.load_arm(known.arm), known.ranks)
     say_wrapped(*notes)
@@ -122,13 +124,21 @@ def with_defaults(text: str) -> tuple[str, list[str]]:
     return reading.BETWEEN_TEXTS.join(part for part, _ in written), [each for _, taken in written for each in taken]
 
 
+def of_unknown_kind(paths: list[Path]) -> Iterator[str]:
+    """Yield that a config beside a text is of no known kind. What lists packages is none."""
+    for path in paths:
+        with contextlib.suppress(Stop):
+            if sources.read(path).kind == sources.OTHER and not lists.listed(lists.content(str(path))):
+                yield f"{path.name} is of no kind that is known here: what looks like a setting was read, and no more."
+
+
 def _config_among(paths: list[Path], texts: dict[str, str]) -> Path | None:
     """Return the config that stands beside a text. Of Accelerate's and the one that this names, Accelerate's."""
     kinds: dict[str, list[Path]] = {}
     for path in engines.that_may_count(paths, texts):
         with contextlib.suppress(Stop):  # what is no config is a text
             kinds.setdefault(sources.read(path).kind, []).append(path)
-    for kind in (sources.ACCELERATE, sources.TRAINER, sources.DEEPSPEED):
+    for kind in (sources.TORCHTITAN, sources.ACCELERATE, sources.TRAINER, sources.DEEPSPEED):
         if kind in kinds:
             return kinds[kind][0] if len(kinds[kind]) == 1 else None
     return None
@@ -168,6 +178,8 @@ def _show_taken(pasted: Pasted, training: KnownTraining, given: dict[str, Any], 
             continue
         is_read = given[name] is None and SAID_AS.get(name, name) in training.from_text
         taken.append(f"{_as_taken(training, name, value)}{'*' if is_read else ''}")
+    if training.settings.get("selective recomputing") and training.described.checkpointing is None:
+        taken.append("selective recomputing, which takes more than recomputing all activations and less than none")
     if is_predicted and not training.sequence and training.model:
         taken.append(f"{typed('sequence', default_sequence(training.model))} (nobody says it; give yours)")
     if is_predicted and training.described.accumulation is None and may_hold_whole_gradients(training.described):

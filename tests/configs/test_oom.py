@@ -2509,3 +2509,65 @@ def test_where_the_numbers_of_a_log_refute_what_counts_no_change_is_said_to_fit(
         for each, known in ((causes, training), recomputed)
     )
     assert remedy == other
+
+
+TITAN = {
+    "new": '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 2\nseq_len = 8192\n[parallelism]\n'
+    'data_parallel_shard_degree = 8\n[activation_checkpoint]\nmode = "full"\n[optimizer]\nimplementation = "foreach"\n',
+    "old": '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nbatch_size = 2\nseq_len = 8192\n'
+    "data_parallel_shard_degree = 8\n[activation_checkpoint]\nmode = 'full'\n[optimizer]\nimplementation = 'foreach'\n",
+}
+
+
+@pytest.mark.parametrize("age", TITAN)
+@pytest.mark.parametrize(
+    ("was", "written", "expected"),
+    [
+        ("", "", {}),
+        ('"full"', '"selective"', {"checkpointing": None}),
+        ('"full"', '"none"', {"checkpointing": False}),
+        ('"foreach"', '"fused"', {"optimizer": "adamw"}),
+        ("degree = 8", "degree = -1", {"ranks": None}),
+        ("degree = 8", "degree = 8\ndata_parallel_replicate_degree = 2", {"ranks": 16, "arm": "hsdp"}),
+        ("degree = 8", "degree = 1\ndata_parallel_replicate_degree = 4", {"ranks": 4, "arm": "ddp"}),
+        ("degree = 8", "degree = 8\ntensor_parallel_degree = 2", {"ranks": None, "arm": None}),
+        ("degree = 8", 'degree = 8\nfsdp_reshard_after_forward = "never"', {"arm": "fsdp2_grad_op"}),
+        ("8192\n", "8192\nenable_cpu_offload = true\n", {"arm": "fsdp2_cpu", "optimizer": "single_tensor"}),
+        ("8192\n", '8192\ndtype = "bfloat16"\n', {"precision": "bf16_pure"}),
+    ],
+)
+def test_a_config_of_torchtitan_is_read(age, was, written, expected, tmp_path):
+    config = tmp_path / "titan.toml"
+    config.write_text(TITAN[age].replace("'", '"').replace(was, written))
+    used = KnownTraining.of(Wanted(), Described(config=config)).used
+    usual = {"model": "llama3-8b", "arm": "fsdp2", "ranks": 8, "micro_batch": 2, "sequence": 8192, "plain": True}
+    usual |= {"checkpointing": True, "optimizer": "foreach", "precision": None} | expected
+    if usual["arm"] in ("ddp", None):
+        usual["plain"] = None
+    assert {name: used[name] for name in usual} == usual
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "is_told"),
+    [
+        ("mine.yaml", "trainer: {devices: 8}\nmodel: {micro_batch_size: 2}\n", True),
+        ("ds.json", '{"zero_optimization": {"stage": 2}}', False),
+        ("titan.toml", TITAN["new"], False),
+        ("uv.lock.toml", '[[package]]\nname = "deepspeed"\nversion = "0.19.8"\n', False),
+    ],
+)
+def test_a_config_of_an_unknown_kind_is_said_to_be_one(name, content, is_told, tmp_path, monkeypatch, capsys):
+    (tmp_path / name).write_text(content)
+    (tmp_path / "train.log").write_text(new())
+    monkeypatch.chdir(tmp_path)
+    in_this_process(monkeypatch, f"oom train.log {name}")
+    assert (f"{name} is of no kind that is known here" in " ".join(capsys.readouterr().out.split())) == is_told
+
+
+def test_a_setting_by_the_size_is_not_marked_as_one_of_the_text(monkeypatch, capsys, tmp_path):
+    (tmp_path / "train.py").write_text("SFTConfig(max_length=4096, per_device_train_batch_size=2)")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.log").write_text(LOSS + new("9.28 GiB"))
+    in_this_process(monkeypatch, "oom train.log train.py --model qwen2.5-7b --arm zero2")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "--micro-batch 2*, --sequence 8192 (as the size says)" in printed
