@@ -25,7 +25,7 @@ from study.configs.oom.optimizers import UNSAID
 from study.configs.oom.reading import OomError
 from study.configs.oom.releases import of_other_releases
 from study.configs.oom.remedies import with_known, with_remedies
-from study.configs.oom.said import CHUNKING, REDUCES_EACH, typed
+from study.configs.oom.said import CHUNKING, LAYERS_DIVIDED, REDUCES_EACH, typed
 from study.configs.oom.training import Described, KnownTraining
 from study.configs.pasted.answer import answer
 from study.configs.pasted.memory import error_in
@@ -103,6 +103,8 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     of_name = pasted.said.get("stage_by") if "stage" in known.from_text and training.arm is None else None
     notes += left_open({"stage": told.said.get("stage"), "stage_by": of_name})
     notes += of_unknown_kind(paths)
+    if LAYERS_DIVIDED in known.settings:
+        notes.append("Layers, tokens or experts are divided among ranks: no size of theirs is known here.")
     if which.words:
         notes += nodes_note(arms.load_arm(known.arm), known.ranks)
     say_wrapped(*notes)
@@ -282,5 +284,5 @@ def _ask(
         heard.append("whether the size is of the logits")
     if training.missing and (message.total or training.gpu_bytes):
         heard.append("which change is predicted to fit")
-    if missing and heard:
+    if missing and heard and LAYERS_DIVIDED not in training.settings:
         say_wrapped(f"Give {' and '.join(missing)} to hear {' and '.join(heard)}.")

@@ -318,7 +318,7 @@ def _of_torchtitan(content: dict) -> EffectiveSettings:
         settings["loaded"] = settings.pop("precision")
     shards, copies = (setting(default, f"data_parallel_{name}_degree").value for name, default in OF_DATA.items())
     if any(setting(1, f"{name}_parallel_degree").value > 1 for name in ("tensor", "pipeline", "context", "expert")):
-        return settings
+        return settings | {"layers or tokens divided": Setting(True)}
     if shards > 0:
         settings["ranks"] = Setting(shards * copies)
     if shards == 1:

@@ -2547,6 +2547,26 @@ def test_a_config_of_torchtitan_is_read(age, was, written, expected, tmp_path):
     assert {name: used[name] for name in usual} == usual
 
 
+DIVIDING = {
+    "titan.toml": TITAN["new"].replace("degree = 8", "degree = 8\ntensor_parallel_degree = 2"),
+    "run.sh": "torchrun pretrain_gpt.py --model llama3-8b --seq-length 8192 --micro-batch-size 2 "
+    "--tensor-model-parallel-size 2",
+}
+
+
+@pytest.mark.parametrize("name", DIVIDING)
+def test_where_ranks_share_layers_no_size_is_of_a_whole_tensor(name, tmp_path, monkeypatch, capsys):
+    """7.83 GiB are the logits of this micro-batch, and of no rank that has a half of the vocabulary."""
+    (tmp_path / "train.log").write_text(new("7.83 GiB"))
+    (tmp_path / name).write_text(DIVIDING[name])
+    monkeypatch.chdir(tmp_path)
+    in_this_process(monkeypatch, f"oom train.log {name}")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Layers, tokens or experts are divided among ranks" in printed
+    assert "Likely" not in printed
+    assert "to hear" not in printed
+
+
 @pytest.mark.parametrize(
     ("name", "content", "is_told"),
     [

@@ -9,7 +9,7 @@ from typing import Any
 
 from study.configs.oom.causes import WIDTHS, Cause, causes, clues, makes_moments, rows
 from study.configs.oom.reading import Asked, OomError
-from study.configs.oom.said import HALF
+from study.configs.oom.said import HALF, LAYERS_DIVIDED
 from study.configs.oom.training import Described, KnownTraining
 from study.core.text import binary_size, number_of
 from study.predict.front import Transformer, Wanted, papers
@@ -61,6 +61,8 @@ def _filling(error: OomError, training: KnownTraining) -> str:
 def _sizes(error: OomError, training: KnownTraining) -> dict[str, str]:
     """Return by cause what has the asked size, as a sentence begins."""
     sizes: dict[str, str] = {}
+    if LAYERS_DIVIDED in training.settings:  # no size is that of a whole tensor
+        return sizes
     if moment := _moment(error, training):
         return {moment.cause: f"{error.asked.text} = {moment.words}: "}
     for each in _allocations(training, error):
@@ -84,7 +86,8 @@ def _moment(error: OomError, training: KnownTraining) -> Allocation | None:
     """Return what PyTorch's optimizer makes for one weight, of this rank's part of it. None: the size is no such."""
     ranks = training.ranks if training.arm.startswith("fsdp") else 1
     is_in_update = "oom-optimizer" in {clue.cause for clue in clues(error)}
-    if not is_in_update or training.model is None or not training.ranks or training.arm.startswith(("zero", "hsdp")):
+    is_of_one = training.arm in ("ddp", "single") or training.arm.startswith("fsdp")
+    if not (is_in_update and is_of_one and training.model and training.ranks):
         return None
     of_ranks = f" / {ranks} ranks" if ranks > 1 else ""
     # FSDP2 divides the rows of each weight, and FSDP1 a unit as one vector.
@@ -94,8 +97,8 @@ def _moment(error: OomError, training: KnownTraining) -> Allocation | None:
         if each.trains
     ]
     parts += [(ceil(each.elements / ranks), each.words) for each in _of_units(training, training.model)]
-    for elements, words in parts:
-        for width in WIDTHS:
+    for width in WIDTHS:
+        for elements, words in parts:
             if error.asked.fits(elements * width):
                 return Allocation("oom-optimizer", elements, f"{words} x {width} bytes{of_ranks}")
     return _whole_moment(error, training.model, ranks) if ranks > 1 and makes_moments(error) else None

@@ -13,6 +13,8 @@ from study.predict.front import Estimate
 
 # Causes that say what stands beside, and not which tensor was asked for.
 ASIDE = ("oom-states", *BESIDE)
+# Causes that a traceback names where no activation is held.
+OUTSIDE_PASSES = {"oom-optimizer", "oom-evaluation", "oom-saving", "oom-loading", "oom-generation"}
 CLEARLY = 1.25  # times: most published peaks were within a tenth of the predicted one (MISS of predict/advise.py)
 
 
@@ -36,8 +38,8 @@ def with_recomputing(error: OomError, training: KnownTraining, causes: list[Caus
     """
     given = training.described
     is_said_enough = training.model is not None and not training.missing and given.sequence
-    is_in_update = "oom-optimizer" in {clue.cause for clue in clues(error)}  # when no pass has any
-    if not is_said_enough or error.where != "GPU" or not error.allocated or is_in_update:
+    is_in_pass = OUTSIDE_PASSES.isdisjoint(clue.cause for clue in clues(error))
+    if not is_said_enough or error.where != "GPU" or not error.allocated or not is_in_pass:
         return training
     try:
         kept = predicted_memory(training.wanted, replace(given, checkpointing=False))

@@ -109,6 +109,12 @@ TRAINABLE = re.compile(r"(?i)\btrainable param(?:eter)?s ?[:=] ?(\d{1,3}(?:,\d{3
 # DeepSpeed has one file for two stages. The second is more usual: examples of transformers and Accelerate have it.
 STAGE_1_OR_2 = "as the text names stage_1_and_2.py; stage 1 holds all gradients as well"
 OF_TEXT = ("sequence", "lora_rank")
+# Of Megatron, and NeMo. An inference engine divides its tensors among its own ranks.
+DIVIDED = re.compile(
+    r"(?<!\w)(?:(?:tensor|pipeline|expert)[-_]model|context)[-_]parallel[-_]size[\"']?\s*[:= ]\s*[\"']?"
+    r"(?:[2-9]|[1-9]\d)\b"
+)
+LAYERS_DIVIDED = "layers or tokens divided"
 
 
 def stated(pasted: Pasted) -> dict[str, Any]:
@@ -155,6 +161,7 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     if about.model is None:  # of an unknown one at least the logits have their size
         said["vocabulary"] = only({shape.get("vocab_size") for shape in printed_shapes(pasted.text)})
     said["counted"] = counted(pasted.log) or None
+    said[LAYERS_DIVIDED] = bool(DIVIDED.search(pasted.text)) or None
     said["gpu"] = about.gpu if about.gpu_bytes else None  # of which there is one size
     return {name: value for name, value in said.items() if value is not None}
 
