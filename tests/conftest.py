@@ -22,6 +22,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+import tyro
+from tyro._parsers import ParserSpecification
 
 from study.core import machine
 from study.core.gpus import num_gpus
@@ -41,6 +43,20 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # tests press Ctrl-C; 
 os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")  # those of other packages take a second of each worker's start
 # jsonschema does without this grammar of addresses, for checks of formats that nothing here asks for: another second.
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+
+
+def read_once(command, **about) -> ParserSpecification:
+    """Return what tyro reads of a command. Thousands of tests call one, and half of `study stack` was this reading."""
+    if about["default_instance"] is not tyro.MISSING_NONPROP or about["parent_classes"] or about["intern_prefix"]:
+        return read(command, **about)  # a part of a command
+    if command not in READ:
+        READ[command] = read(command, **about)
+    return READ[command]
+
+
+READ: dict = {}
+read = ParserSpecification.from_callable_or_type
+ParserSpecification.from_callable_or_type = staticmethod(read_once)  # type: ignore[method-assign, assignment]
 
 
 # One worker takes a whole file, since the tests of a file share fixtures. Some files share the report's pages and all
