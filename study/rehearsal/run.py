@@ -6,6 +6,7 @@ request into the folder.
 
 import ast
 import contextlib
+import gc
 import importlib
 import linecache
 import os
@@ -53,6 +54,7 @@ def main(folder: Path) -> None:
     rehearsal = Rehearsal(request, shapes, count)
     torch_patches.patch(rehearsal)
     WhenImported(rehearsal, hugging_face_patches.PATCHES | deepspeed_patches.PATCHES).attach()
+    gc.freeze()  # the searches for models and tensors pass by what is imported so far
     failure = None
     try:
         os.environ |= launch.environment(request)
