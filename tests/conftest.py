@@ -64,7 +64,7 @@ ParserSpecification.from_callable_or_type = staticmethod(read_once)  # type: ign
 # APART share only trained runs, which the workers share too (`trained`), and take longest.
 SHARING = dict.fromkeys(("test_browser", "test_report", "test_notebooks"), "pages")
 SHARING |= dict.fromkeys(("test_conform", "test_zero_by_hand"), "conform")  # the process `ranks`
-APART = ("test_failures", "test_sweep", "test_virtual", "test_cli", "test_train", "test_parity", "test_rehearsal")
+APART = ("test_failures", "test_sweep", "test_virtual", "test_train", "test_parity", "test_rehearsal")
 # Seconds of each group of tests, or of a test that is apart, in a run of all: `pytest --refresh-seconds` writes them.
 # Workers take the longest first. By itself xdist begins with the groups of most tests, and one worker had the last two
 # and a half minutes of a run for itself.
