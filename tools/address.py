@@ -9,10 +9,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 UNKNOWN = "https://github.com/OWNER/zero-study"  # until somebody publishes it: notebooks have none then
-COLAB = "https://colab.research.google.com"
 # By file: the line that has the address, as a pattern around it.
 PLACES = {
     "pyproject.toml": r'(Source = ")[^"]+',
+    "README.md": r"(git clone )\S+",
     "GUIDE.md": r"(ADDRESS=)\S+",
     "examples/kubernetes.yaml": r"(git clone )\S+",
     ".pre-commit-hooks.yaml": r"(repo: )[^\s,]+",
@@ -20,27 +20,26 @@ PLACES = {
     "notebooks/by_hand.ipynb": r'("source = \\")[^"\\]*',
     "notebooks/colab.ipynb": r'("source = \\")[^"\\]*',
 }
-
-
-def badges(address: str) -> str:
-    """Return the line of badges of a published repository."""
-    name = address.removeprefix("https://github.com/")
-    tests = f"[![tests]({address}/actions/workflows/tests.yml/badge.svg)]({address}/actions)"
-    link = f"{COLAB}/github/{name}/blob/main/notebooks/by_hand.ipynb"
-    return f"{tests} [![Open in Colab]({COLAB}/assets/colab-badge.svg)]({link})"
+# By file: the link that opens the notebook by hand in Colab, and until then its page on GitHub.
+LINKS = dict.fromkeys(
+    ("README.md", "examples/zero_by_hand/README.md", "notebooks/by_hand.ipynb"), r"(\[[\w ]*in Colab\]\()[^)]+"
+)
 
 
 def main(address: str) -> None:
     if not re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+", address):
         raise SystemExit(f"{address} is not an address like {UNKNOWN}")
-    for name, pattern in PLACES.items():
-        path = ROOT / name
-        path.write_text(re.sub(pattern, rf"\g<1>{address}", path.read_text()))
+    in_colab = address.replace("github.com", "colab.research.google.com/github")
+    for places, new in ((PLACES, address), (LINKS, f"{in_colab}/blob/main/notebooks/by_hand.ipynb")):
+        for name, pattern in places.items():
+            path = ROOT / name
+            path.write_text(re.sub(pattern, rf"\g<1>{new}", path.read_text()))
     readme = ROOT / "README.md"
     title, _, rest = readme.read_text().partition("\n\n")
     if rest.startswith("[![tests]"):
         rest = rest.partition("\n\n")[2]
-    readme.write_text(f"{title}\n\n{badges(address)}\n\n{rest}")
+    badge = f"[![tests]({address}/actions/workflows/tests.yml/badge.svg)]({address}/actions)"
+    readme.write_text(f"{title}\n\n{badge}\n\n{rest}")
 
 
 if __name__ == "__main__":

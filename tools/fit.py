@@ -334,9 +334,10 @@ def main(write: bool, intervals: bool) -> None:
         store("interval", kind, middle, ends, sum(map(len, first.values())), write)
         of_kind = [error for _, error, limit in off if limit == kind]
         lines.append(figures(f"limited by {kind}", of_kind, held(left_out, ends)))
-    known_off = [float(-numpy.log(over)) for rows in known_hosts().values() for over in rows]
-    say(f"known hosts: {next_source(known_hosts())} (study/predict/calibration.py)")
-    lines.append(figures("known hosts", known_off, held(known_hosts(), calibration.INTERVAL)))
+    hosts = known_hosts()
+    known_off = [float(-numpy.log(over)) for rows in hosts.values() for over in rows]
+    say(f"known hosts: {next_source(hosts)} (study/predict/calibration.py)")
+    lines.append(figures("known hosts", known_off, held(hosts, calibration.INTERVAL)))
     lines.append(figures("stage 3", [each for row, each, _ in off if row.training.placement.stage == 3]))
     without = fit.constants(fit.without(numpy.array([each.source != H200 for each in members])))
     lines.append(figures(f"{H200}, all cells", list(errors([each for each in known if each.source == H200], without))))

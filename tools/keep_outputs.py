@@ -20,6 +20,7 @@ import papermill
 from nbformat import NotebookNode
 
 from study.core.arms import ROOT
+from study.report.site import QUIETLY
 
 RECORDS = "reports/cpu-2core/runs"
 # Colab's needs a GPU.
@@ -29,7 +30,6 @@ ABOUT = (
     "*The tables and figures below were made on {day} by `make outputs`, which ran this notebook over\n"
     "`{runs}`: small models on two CPU cores, or virtual ranks without a GPU. To run it yourself: `make notebook`.*"
 )
-QUIET = ["--log-level=CRITICAL"]  # a kernel warns that it talks over TCP
 MOVES = "A drawing with sliders, which moves in Jupyter (make notebook) and on the page of this notebook (make report)."
 AROUND = re.compile(r'<div class="scroll" tabindex="0">|</div><p class="links"></p>')  # of a table, for our own pages
 
@@ -61,8 +61,7 @@ def as_kept(output: NotebookNode) -> NotebookNode:
 
 def keep(path: Path, runs: str, day: str) -> None:
     """Run a notebook, and write what its cells show into it."""
-    quietly = {"progress_bar": False, "kernel_name": "python3", "extra_arguments": QUIET}
-    executed = papermill.execute_notebook(path, None, {"runs": runs}, cwd=ROOT, coalesce_streams=True, **quietly)
+    executed = papermill.execute_notebook(path, None, {"runs": runs}, cwd=ROOT, coalesce_streams=True, **QUIETLY)
     shown = {cell.id: cell for cell in executed.cells if cell.cell_type == "code"}
     book = nbformat.read(path, 4)
     book.cells = [cell for cell in book.cells if "kept" not in cell.metadata.get("tags", [])]

@@ -43,9 +43,11 @@ def counted(kind, micro_batches, rank, ranks, sgd):
     return training, losses.tolist(), max(held)
 
 
-def refusal(is_first, ranks, micro_batches):
+def refusal(name, ranks, micro_batches):
     """Return why this cannot be trained, if it cannot."""
-    if is_first and ranks > 1:
+    if name.startswith("Stage") and torch.__version__ < (2, 8):  # pytorch/pytorch#149869
+        return f"PyTorch {torch.__version__} has no reduce_scatter on gloo: take 2.8 or later, or the notebook in Colab"
+    if name == "OneProcess" and ranks > 1:
         return f"one_process.py is one process, not {ranks}: start it with python, or data_parallel.py with torchrun"
     if micro_batches < 1 or SAMPLES % (ranks * micro_batches):
         return f"{SAMPLES} samples do not divide by {ranks} ranks x {micro_batches} micro-batches: take others"
@@ -63,7 +65,7 @@ def run(kind):
     if not is_first and "RANK" not in os.environ:
         parser.error(f"start with torchrun --standalone --nproc-per-node 2 {sys.argv[0]}")
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    if refused := refusal(is_first, ranks, micro_batches):
+    if refused := refusal(kind.__name__, ranks, micro_batches):
         if rank == 0:
             print(refused)
         return  # with exit code 0: with another, torchrun writes forty lines below the sentence

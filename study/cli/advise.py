@@ -25,7 +25,8 @@ from study.report import accuracy, rows
 from study.report import advice as answer
 from study.sweeps import launches
 
-OF_ROW = ("arm", "precision", "micro_batch", "accumulation", "checkpointing")  # options that an advice chooses
+# Options that an advice chooses.
+OF_ROW = ("arm", "precision", "micro_batch", "accumulation", "checkpointing", "sync_each_batch")
 
 
 def advise(
@@ -57,8 +58,8 @@ def advise(
         detail = in_detail(advice.choice, given | {"gpus": advice.question.gpus})
     say_wrapped(*lines, "")
     show(rows.table(advice))
-    of_attention = answer.attention_note(shape, place.attention_kernel)
-    say_wrapped("", rows.below_table(advice), *answer.shape_note(shape, model.params), *of_attention)
+    notes = [*answer.shape_note(shape, model.params), *answer.attention_note(shape, place.attention_kernel)]
+    say_wrapped("", rows.below_table(advice), *rows.synced(advice), *notes)
     if details:
         show_details(advice, detail, step.batch is None)
     else:
@@ -73,6 +74,7 @@ def advise(
     return answer.in_json(advice) | {
         "in_words": lines,
         "detail": detail,
+        "parameters_asked": model.params,
         "assumed": accuracy.assumptions(advice.question),
         "accuracy": accuracy.accuracy(),
     }

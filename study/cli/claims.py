@@ -15,7 +15,7 @@ from study.known.explained import of_fault
 from study.ledger import comparison, search, texts, verdicts
 from study.ledger.evidence import REPORTS, OfRuns, Piece, in_full
 from study.ledger.search import Found
-from study.ledger.texts import Claim, Contradiction, Fault
+from study.ledger.texts import Aside, Claim, Fault
 from study.records import runs as records
 from study.records import store
 from study.records.runs import Runs
@@ -42,7 +42,7 @@ ASK = (
 
 
 def claims(
-    claim: tyro.conf.Positional[tuple[str, ...]] = (),
+    claim: tuple[str, ...] = (),
     /,
     *,
     undecided: bool = False,
@@ -156,9 +156,11 @@ def list_claims(chosen: Sequence[Found]) -> None:
     if faults := [each for each in chosen if isinstance(each, Fault)]:
         say(f"faults of libraries: {len(faults)}")
         say_wrapped(*[f"  {each.id} {each.outcome}" for each in faults], indent="      ")
-    if contradicted := [each for each in chosen if isinstance(each, Contradiction)]:
-        say(f"where texts contradict themselves, which are no claims: {len(contradicted)}")
-        say_wrapped(*[f"  {each.document} {each.said}" for each in contradicted], indent="      ")
+    asides = [each for each in chosen if isinstance(each, Aside)]
+    for is_contradiction, what in ((True, "where texts contradict themselves"), (False, "central, and not judged")):
+        if told := [each for each in asides if each.is_contradiction == is_contradiction]:
+            say(f"{what}, which are no claims: {len(told)}")
+            say_wrapped(*[f"  {each.document} {each.said}" for each in told], indent="      ")
     for text in texts.texts():
         if text.findings and [*text.claim] == chosen:
             times = number_of(len(text.findings), "times")
@@ -171,8 +173,9 @@ def show_one(claim: Found, whole: bool) -> None:
     if isinstance(claim, Fault):
         show_behind(of_fault(claim))
         return
-    if isinstance(claim, Contradiction):
-        say_wrapped(f"{claim.document} contradicts itself, which is no claim: {claim.said}", indent="  ")
+    if isinstance(claim, Aside):
+        what = " contradicts itself, which is no claim" if claim.is_contradiction else ", central and not judged by us"
+        say_wrapped(f"{claim.document}{what}: {claim.said}", indent="  ")
         return
     say(f"{claim.id} {claim.judged}")
     text = texts.of(claim)

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import tyro
-
 from study.cli import given, pasted
 from study.cli.findings import say_indented, show_finding
 from study.cli.ids import answering
@@ -21,9 +19,7 @@ from study.records import store
 from study.watch.about import About, about
 
 
-def diagnose(
-    runs: tyro.conf.Positional[tuple[str, ...]] = (), /, *, symptom: str = "", details: bool = False
-) -> list[dict]:
+def diagnose(runs: tuple[str, ...] = (), /, *, symptom: str = "", details: bool = False) -> list[dict]:
     """Say what is wrong or costly in a run, or what a log, an error or any pasted text means, and what to do about it.
 
     A text may be a log, a traceback, `pip freeze`, `transformers env`, `accelerate env`, `ds_report`, a config, a

@@ -16,8 +16,8 @@ from study.core.errors import Stop, refuse_beyond
 from study.core.fsdp_keys import version_of
 from study.core.settings import flag
 from study.core.text import say, say_wrapped, show
-from study.known.findings import finding
 from study.predict.front import (
+    ANY_GPU,
     MOST_ROWS,
     Hardware,
     Keys,
@@ -68,6 +68,7 @@ def training_of(
     device: Device = "cuda",
     homes: tuple[str, str] | None = None,
     keys: Keys = (),
+    sync_each_batch: bool = False,
 ) -> tuple[Training, Hardware | None]:
     """Return the training under an arm, and the machine; None if its kind of GPU is not given."""
     if device == "cpu" and place.gpu:
@@ -76,8 +77,9 @@ def training_of(
     if arm.distributed_type == "NO":
         training = replace(training, gpus=1)  # whatever --gpus says: this arm uses one
     has_gpu = names_gpu(place)
-    known = place if has_gpu else anywhere(place, training.ranks)
-    question = Question.of(model, training, known, StepFlags(checkpointing=passes.checkpointing))
+    known = place if has_gpu else anywhere(place)
+    step = StepFlags(checkpointing=passes.checkpointing, sync_each_batch=sync_each_batch)
+    question = Question.of(model, training, known, step)
     arm = settled_arm(arm, question.gpus, question.local, buckets, homes, keys)
     ours = question.training(arm, passes.micro_batch, passes.accumulation)
     if device == "cpu":
@@ -90,14 +92,14 @@ def names_gpu(place: PlaceFlags) -> bool:
     return bool(place.gpu or (place.machine and calibration.read(place.machine).gpu))
 
 
-def anywhere(place: PlaceFlags, ranks: int) -> PlaceFlags:
-    """Return one node: without a kind of GPU nobody has said how large its nodes are.
+def anywhere(place: PlaceFlags) -> PlaceFlags:
+    """Return nodes as most are: without a kind of GPU nobody has said how large they are.
 
     The kind that is taken changes no number, as no time is asked for.
     """
     if place.link or place.gpus_per_node or place.disk or place.gpu_memory:
         raise Stop("options of a machine need its kind of GPU", "give --gpu")
-    return replace(place, gpu="H100", gpus_per_node=ranks, machine=None)
+    return replace(place, gpu=ANY_GPU, machine=None)
 
 
 def in_host_memory(ours: Training, passes: PassFlags) -> Training:
@@ -106,12 +108,14 @@ def in_host_memory(ours: Training, passes: PassFlags) -> Training:
     return replace(ours, placement=placement, data_bytes=(2 * passes.accumulation - 1) * ours.traced.inputs_bytes)
 
 
-def unread_of_arm(arm: arms.Arm, given: TrainingFlags, buckets: int | None) -> Iterator[str]:
+def unread_of_arm(arm: arms.Arm, given: TrainingFlags, buckets: int | None, sync_each_batch: bool) -> Iterator[str]:
     """Yield the options of a training that this arm does not read, each with the reason."""
     if arm.distributed_type == "NO" and given.gpus not in (None, 1):
         yield f"--gpus {given.gpus} ({arm.name} uses one)"
     if buckets is not None and arm.deepspeed is None:
         yield f"--buckets ({arm.name} has none of DeepSpeed)"
+    if sync_each_batch and not arm.fsdp:
+        yield f"--sync-each-batch ({arm.name} is not FSDP2)"
 
 
 def unread_of_place(arm: arms.Arm, ranks: int, place: PlaceFlags, model: Transformer) -> Iterator[str]:
@@ -133,11 +137,12 @@ def estimate(
     passes: PassFlags,
     *,
     buckets: int | None = None,
+    sync_each_batch: bool = False,
     device: Device = "cuda",
 ) -> dict:
     """Predict the memory of one rank and the bytes that it moves in a step. Nothing is run.
 
-    With --gpu the answer says whether it fits, and the time of a step; with --machine the time on that machine.
+    With --gpu it also says whether that fits, and the time of a step; with --machine the time there.
 
     With --json: the same, busy seconds by resource, and the time of each phase.
     Example: `study estimate --model llama3-8b --gpu H100`
@@ -148,6 +153,7 @@ def estimate(
         place: The machine.
         passes: The arm and its micro-batches.
         buckets: Elements of DeepSpeed's buckets. Default: as the arm's file says.
+        sync_each_batch: FSDP2 reduces gradients in each micro-batch.
         device: cpu: what a rank holds on a machine without a GPU, as `study virtual` measures it there.
     """
     config = passes.arm
@@ -165,9 +171,10 @@ def estimate(
     keys = deepspeed_keys.counted(read.get("deepspeed") or arm.deepspeed, shape.hidden, buckets=buckets)
     if arm.deepspeed and "deepspeed" in read and buckets is None:
         read["buckets"] = int(dict(keys)[deepspeed_keys.REDUCED])
-    ours, machine = training_of(shape, training, place, passes, buckets, device, homes, keys)
+    ours, machine = training_of(shape, training, place, passes, buckets, device, homes, keys, sync_each_batch)
     needs = estimates.Needs.of(arm, precision, training.precision is None, ours, machine)
-    unread = [*unread_of_arm(arm, training, buckets), *unread_of_place(arm, ours.placement.ranks, place, ours.model)]
+    unread = [*unread_of_arm(arm, training, buckets, sync_each_batch)]
+    unread += unread_of_place(arm, ours.placement.ranks, place, ours.model)
     notes = [f"Not read: {', '.join(unread)}."] if unread else []
     if read:
         words = [typed(name, value) for name, value in read.items() if name not in ("homes", "deepspeed", "why")]
@@ -180,16 +187,16 @@ def estimate(
     if arm.fsdp and version_of(arm.fsdp) == "1":
         notes.append("Predicted as FSDP2: FSDP1 was not run. It also holds the whole embedding while layers run.")
     notes += answer.recompute_note(passes.checkpointing, ours.model, arm.stage)
-    if ours.placement.fsdp and ours.batch.passes > 1:
-        notes.append(finding("fsdp2_whole_gradients").said)
-    notes += [*answer.bucket_note(ours), *answer.stages_note(ours)]
+    notes += [*answer.gradients_note(ours), *answer.bucket_note(ours), *answer.stages_note(ours)]
     notes += answer.attention_note(ours.model, place.attention_kernel)
+    notes += answer.nodes_note(arm, ours.placement.ranks) if machine is None else []
     # A number of parameters is taken for a shape of about that size; their states need no shape.
     parameters = ours.model.parameters if model.layers else model.params or ours.model.parameters
     states = estimates.model_states(needs, parameters)
     notes += answer.shape_note(ours.model, model.params)
-    show_needs(needs, notes, estimates.of_states(states, parameters))
-    return in_json(needs) | {"model_states": states, "notes": notes, "fine": is_fine}
+    show_needs(needs, notes, estimates.of_states(states, parameters, precision))
+    asked = {"parameters_asked": model.params, "shape": ours.model.name}
+    return in_json(needs) | asked | {"model_states": states, "notes": notes, "fine": is_fine}
 
 
 def of_homes(homes: tuple[str, str] | None) -> list[str]:

@@ -4,9 +4,7 @@ import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn
-
-import tyro
+from typing import TYPE_CHECKING, NoReturn
 
 from study.cli.progress import Progress, counted, exit_code, stoppable
 from study.core.errors import Stop, refuse_beyond
@@ -16,7 +14,7 @@ from study.core.text import number_of, say, say_wrapped, show
 from study.records.groups import differing
 from study.sweeps import launches, protocol
 from study.sweeps import sweep as sweeping
-from study.sweeps.protocol import Cell
+from study.sweeps.protocol import Cell, Scale
 
 if TYPE_CHECKING:
     from study.predict.front import Pace  # the predictor, which other sweeps do not need
@@ -66,10 +64,10 @@ class PlanFlags:
 
 
 def sweep(
-    name: tyro.conf.Positional[str] = "",
+    name: str = "",
     /,
     *,
-    scale: Literal["paper", "one_gpu", "tiny"] | None = None,
+    scale: Scale | None = None,
     only: tuple[str, ...] = (),
     dry_run: bool = False,
     running: RunFlags,

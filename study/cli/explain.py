@@ -45,23 +45,22 @@ def explain(
         ids: Ids, claims, arms, keys or words.
         every: Without an id: list all sentences, one a line.
     """
-    if every and not ids:
-        rows = all_rows()
-        say(*[f"{row['id']}: {row['sentence']}" for row in rows])
-        return rows
     if not ids:
         rows = all_rows()
-        count_kinds(rows)
+        if every:
+            say(*[f"{row['id']}: {row['sentence']}" for row in rows])
+        else:
+            count_kinds(rows)
         return rows
     answers: list[dict] = []
     for id in asked(ids):
         row = word(id)
         of_id = by_key().get(key(id))
         of_key = keys().get(key(id))
-        rows = [row] if row else []
-        if not of_id:
-            rows = rows or words_with(id) or ([of_key] if of_key else [])
-        if rows and not (of_id and id.startswith("[")):
+        rows = [row] if row else words_with(id) or ([of_key] if of_key and not of_id else [])
+        # As commands print it, an id is no form of a word.
+        is_id = of_id and (id.startswith("[") or (id == of_id.id and key(id) not in words()))
+        if rows and not is_id:
             also = [f"A sentence has this name as well: study explain '[{of_id.id}]'"] if of_id else []
             if of_key and not row and of_key not in rows:
                 also = [f"A key of a config has this name as well: study explain '[{of_key['id']}]'"]

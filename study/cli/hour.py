@@ -9,10 +9,8 @@ import time
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Literal
 
 import psutil
-import tyro
 
 from study.cli import preparing
 from study.cli.progress import Progress, counted, exit_code, stoppable
@@ -27,7 +25,7 @@ from study.report import plan as planning
 from study.report.plan import Planned
 from study.sweeps import archive, launches, protocol
 from study.sweeps import sweep as sweeping
-from study.sweeps.protocol import Cell
+from study.sweeps.protocol import Cell, Scale
 from study.sweeps.sweep import Outcome
 
 NAME = "STUDY_NAME"  # the environment variable with the contributor's name
@@ -40,7 +38,7 @@ LOOK_S = 5.0  # how often the records of other lanes are looked for
 class HourFlags:
     """Where its cells run, and what they take and leave."""
 
-    scale: Literal["paper", "one_gpu", "tiny"] | None = None
+    scale: Scale | None = None
     """As of `study sweep`. Default: paper with several GPUs, one_gpu with one, tiny without."""
     runs: Path | None = None
     """The folder for the run folders. Default: runs/NAME."""
@@ -55,7 +53,7 @@ class HourFlags:
     """Used by the command itself: the cells for one GPU that this process runs, as one of several."""
 
 
-def hour(name: tyro.conf.Positional[str] = "eight", /, *, minutes: float = 55, place: HourFlags) -> None:
+def hour(name: str = "eight", /, *, minutes: float = 55, place: HourFlags) -> None:
     """Spend an hour of a machine on a protocol. Run the same command again to continue, also on another machine.
 
     It checks the machine, compiles, predicts, runs the cells in the order of what they decide, and writes one archive
@@ -188,8 +186,8 @@ class Hour:
     # --- cells
 
     def run(self, turns: list[Cell], minutes: float, lane: tuple[int, int] = (1, 1)) -> None:
-        """Run cells one after the other, and write the archive after each."""
-        progress = Keeping(len(turns), self if lane == (1, 1) else None)
+        """Run cells one after the other, and write the archive after each: of several lanes, who started them does."""
+        progress = Progress(len(turns), self.keep) if lane == (1, 1) else Progress(len(turns))
         self.outcomes += sweeping.sweep(turns, self.runs, TIMEOUT_S, self.nvme_dir, progress, minutes, lane)
         progress.say_done_before()
 
@@ -247,16 +245,3 @@ class Hour:
             say(f"the page: {site.write_contributed(self.runs / 'page', [self.runs])}")
         except ModuleNotFoundError as error:
             say(f"no page is written without {error.name}: {FULL_INSTALL}, and run this again")
-
-
-class Keeping(Progress):
-    """The progress of an hour: after each cell the archive is written."""
-
-    def __init__(self, turns: int, work: Hour | None):
-        super().__init__(turns)
-        self.work = work
-
-    def end(self, turn: Cell, outcome: Outcome) -> None:
-        super().end(turn, outcome)
-        if self.work and outcome.ran:
-            self.work.keep()

@@ -17,6 +17,8 @@ from study.known.explained import Explained
 from study.known.faults import table
 from study.ledger import search
 
+ENDS = ("", "s", "e", "d", "ed", "ing", "ion", "ism")  # in which forms of a word differ
+
 
 def key(id: str) -> str:
     return id.strip("[]").lower().replace("_", "-").replace(" ", "-")
@@ -48,17 +50,22 @@ def words() -> dict[str, dict[str, str]]:
     return rows
 
 
+def forms(typed: str) -> list[str]:
+    """Return how a word may be written in the glossary: sharded and sharding as shard, recompute as recomputed."""
+    return list(dict.fromkeys(typed.removesuffix(end) + other for end in ENDS for other in ENDS))
+
+
 def word(id: str) -> dict[str, str] | None:
     """Return the word or the arm that is called so, in any form, or without hyphens: gradient, sharding, allreduce."""
-    names = (key(id), key(of_stage(id)))
-    forms = (*names, f"{names[0]}s", *(names[0].removesuffix(end) for end in ("s", "d", "ed", "ing")))
     known = {name.replace("-", ""): row for name, row in words().items()} | words()
-    return next((known[each] for each in forms if each in known), None)
+    names = (key(id), key(of_stage(id)), *forms(key(id)))
+    return next((known[each] for each in names if each in known), None)
 
 
 def words_with(part: str) -> list[dict[str, str]]:
-    """Return the words that have others as a part: pipeline parallelism of pipeline. None of an id in brackets."""
-    asked = re.compile(rf"\b{re.escape(part.lower().replace('_', '-').replace(' ', '-'))}(ism)?\b")
+    """Return the words with a part in any form: gradient accumulation of accumulate. None of an id in brackets."""
+    typed = part.lower().replace("_", "-").replace(" ", "-")
+    asked = re.compile(rf"\b(?:{'|'.join(map(re.escape, forms(typed)))})\b")
     rows = [row for name, row in words().items() if row["kind"] == "word" and part and asked.search(name)]
     return list({row["id"]: row for row in rows}.values())
 

@@ -5,8 +5,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 from study.core import doctor as examination
 from study.core import operators
 from study.core.arms import NAMES, all_paths, first_sentence, is_file_name, load_arm, mistakes_of
@@ -22,7 +20,7 @@ from study.sweeps import launches
 HOMES = {"none": "device", "cpu": "host", "nvme": "disk"}
 
 
-def arms(names: tyro.conf.Positional[tuple[str, ...]] = (), /) -> list[dict]:
+def arms(names: tuple[str, ...] = (), /) -> list[dict]:
     """List the arms, what their files say, and whether this machine can run them. With --json: the rows.
 
     The exit code is 1 if a file cannot be an arm. Example: `study arms`
@@ -107,8 +105,10 @@ def _row(name: str, gpus: int) -> dict[str, Any]:
         arm = load_arm(name)
     except Stop as refused:
         what = refused.what.removeprefix(f"{name}: ")  # its row begins with the name
-        here = f"no: {what}; {refused.remedy}"
-        return {"arm": name, "here": here, "fine": False, "mistakes": _mistakes(name) or [f"{what}: {refused.remedy}"]}
+        mistakes = [f"{what}: {refused.remedy}"]  # if they cannot be read at all
+        with contextlib.suppress(Stop):
+            mistakes = [f"{each.file.name}: {each.said}" for each in mistakes_of(name)] or mistakes
+        return {"arm": name, "here": f"no: {what}; {refused.remedy}", "fine": False, "mistakes": mistakes}
     stop = launches.lacking() or examination.why_not(arm, gpus)
     return {
         "arm": arm.name,
@@ -117,13 +117,6 @@ def _row(name: str, gpus: int) -> dict[str, Any]:
         "weights": HOMES[arm.offload_param],
         "here": f"no: {stop.what}; {stop.remedy}" if stop else "yes",
     }
-
-
-def _mistakes(name: str) -> list[str]:
-    """Return each mistake of an arm's files, with the file. Empty: they cannot be read at all."""
-    with contextlib.suppress(Stop):
-        return [f"{each.file.name}: {each.said}" for each in mistakes_of(name)]
-    return []
 
 
 def doctor(*, fix: tuple[str, ...] | None = None) -> dict:

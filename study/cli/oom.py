@@ -31,6 +31,7 @@ from study.configs.pasted.memory import error_in
 from study.configs.pasted.read import Pasted, read
 from study.configs.pasted.said import left_open
 from study.configs.scripts import among, shown
+from study.core import arms
 from study.core.errors import Stop
 from study.core.settings import flag
 from study.core.text import say_wrapped
@@ -39,6 +40,7 @@ from study.known.faults import ANY
 from study.known.findings import with_id
 from study.known.which_apply import Stack
 from study.predict.front import Wanted, deepspeed_keys, default_sequence, papers
+from study.report.advice import nodes_note
 
 DEEPSPEED_CONFIG = re.compile(r"\bdeepspeed(?:_config)?[\"']?\s*[:= ]\s*[\"']?([\w./-]{1,200}\.json)\b")
 INSTALLED = re.compile(r"(?m)^[\w.-]+==\S+$")  # a line of pip freeze
@@ -94,6 +96,8 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     notes = [*engines.in_words(engines.texts_of(error)), *known.conflicts, *_of_keys(known)]
     of_name = pasted.said.get("stage_by") if "stage" in known.from_text and training.arm is None else None
     notes += left_open({"stage": told.said.get("stage"), "stage_by": of_name})
+    if which.words:
+        notes += nodes_note(arms.load_arm(known.arm), known.ranks)
     say_wrapped(*notes)
     if which.words:
         say_wrapped("", which.words, *of_other_releases(pasted, known))

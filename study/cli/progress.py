@@ -47,8 +47,9 @@ CLEAR = "\r\x1b[K"  # the line of a terminal
 class Progress:
     """What a sweep calls at each start, step and end of a turn. On a terminal its last line moves at each step."""
 
-    def __init__(self, turns: int):
+    def __init__(self, turns: int, after: Callable[[], object] = lambda: None):
         self.turns = turns
+        self.after = after  # each turn that was run
         self.ended = 0
         self.done_before = 0  # since the last line: cells that an earlier sweep ran share one
         self.is_terminal = sys.stdout.isatty()  # a file gets no line for each step
@@ -85,6 +86,8 @@ class Progress:
             self.say_done_before()
             self.say(f"{self._position(turn)}  {outcome.status}{reason}")
         self.ended += 1
+        if outcome.ran:
+            self.after()
 
     def _position(self, turn: Cell) -> str:
         what = filter(None, map(turn.value, ("arm", "task", "model")))

@@ -89,8 +89,8 @@ class WhatIsThere:
 
 
 def rehearse(
-    script: tyro.conf.Positional[str],
-    words: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
+    script: str,
+    words: tuple[str, ...] = (),
     /,
     *,
     machines: Machines,
@@ -166,7 +166,7 @@ def request_of(script: str, words: list[str], machines: Machines, how_far: HowFa
         tokens=how_far.tokens,
         config_file=str(config) if config else None,
         configs_of=pairs("--config-of", there.config_of),
-        values={name: number_in("--value", text) for name, text in pairs("--value", there.value).items()},
+        values={name: number_in(text) for name, text in pairs("--value", there.value).items()},
         skips=list(there.skip),
         gpu=gpu_named(machines.gpu) if machines.gpu else None,
         evaluate=how_far.evaluate,
@@ -195,8 +195,8 @@ def pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
     return dict(text.split("=", 1) for text in texts)
 
 
-def number_in(option: str, text: str) -> float:
+def number_in(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise Stop(f"{option} takes NAME=NUMBER (got {text!r:.80})", "give a number") from None
+        raise Stop(f"--value takes NAME=NUMBER (got {text!r:.80})", "give a number") from None

@@ -36,7 +36,7 @@ def failed(failure: Failure, request: Request) -> dict:
             name: machine.version(name) for name in ("transformers", "trl", "accelerate", "deepspeed", "torch")
         }
         say_wrapped(f"Installed here: {', '.join(f'{name} {each}' for name, each in installed.items() if each)}.")
-    if failure.kind == "value":
+    if failure.kind == "value" and "What to do: " not in failure.message:
         say_wrapped("", "--value NAME=NUMBER gives a variable of the script a value; --skip FUNCTION leaves one out.")
     return {"fine": False, "peak_bytes": None, "parts": None, "fits": None, "error": asdict(failure)}
 
@@ -44,8 +44,8 @@ def failed(failure: Failure, request: Request) -> dict:
 def show_answer(request: Request, answer: Answer, record: Record, rows: list[Tried], folder: Path) -> dict:
     """Print the verdict, the parts of the peak, and what the script decided."""
     of = Rehearsed.of(request, answer, record)
-    say_wrapped(*rehearsals.short(of), rehearsals.verdict(of))
-    findings = show_mistakes(folder)
+    say_wrapped(*rehearsals.short(of), rehearsals.verdict(of), *rehearsals.one_update(of))
+    findings = show_mistakes(folder) if answer.updates > 1 else []  # a step is followed from the first update on
     if answer.cuda_peaks:
         say_wrapped(f"CUDA's own peak, with real values, is {size(max(answer.cuda_peaks))}.")
     say_wrapped(*rehearsals.in_fp32(record.observed))

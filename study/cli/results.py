@@ -1,7 +1,6 @@
 """`study runs`, `compare` and `report`: what runs hold, and how they differ."""
 
 import dataclasses
-import itertools
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from study.core.arms import all_paths, of_stage
 from study.core.errors import Stop
 from study.core.text import number_of, say, say_wrapped, show, size
 from study.records import compare as comparing
@@ -23,6 +23,11 @@ def _load(folders: tuple[Path, ...]) -> Runs:
     # tyro has no list of one or more words, only of any number.
     if not folders:
         raise Stop("no folder is given", "name one or several folders with runs")
+    arms = [folder for folder in folders if not folder.exists() and of_stage(str(folder)) in all_paths()]
+    if arms:
+        two = " ".join(map(str, [*arms, "OTHER"][:2]))
+        remedy = f"name folders with runs. `study diff {two}` says in which settings arms differ, "
+        raise Stop(f"{arms[0]} is an arm, and no folder with runs", f"{remedy}`study estimate` what each needs")
     return records.load(folders, every_folder_has_runs=True)
 
 
@@ -30,7 +35,7 @@ def _with_sizes(row: dict, *names: str) -> dict:
     return row | {name: size(row[name]) for name in names if row[name] is not None}
 
 
-def runs(folders: tyro.conf.Positional[tuple[Path, ...]], /, *, keep: Path | None = None) -> list[dict]:
+def runs(folders: tuple[Path, ...], /, *, keep: Path | None = None) -> list[dict]:
     """List the runs below folders. The exit code is 1 if one failed.
 
     With --json: the rows. Example: `study runs reports/cpu-2core/runs/smoke`
@@ -113,16 +118,13 @@ def _compare_arms(loaded: Runs, every: bool) -> list[dict]:
             _show_arms(each["rows"])
     if len(compared) > len(shown):
         say(f"--all shows the tables of the other {number_of(len(compared) - len(shown), 'tasks')} as well.")
-    say_one_memory(itertools.chain(*[each["rows"] for each in shown]))
+    one_memory = {row["arm"] for each in shown for row in each["rows"] if row["one memory"]}
+    say_wrapped(*comparing.in_one_memory(sorted(one_memory)))
     say_set_aside(loaded)
     # After the reasons: a record that was set aside may be the arm that is missing.
     if not compared:
         raise Stop("no task has runs of two arms to compare", "name folders that hold them")
     return compared
-
-
-def say_one_memory(rows: Iterable[dict]) -> None:
-    say_wrapped(*comparing.in_one_memory(sorted({row["arm"] for row in rows if row["one memory"]})))
 
 
 def _show_arms(rows: list[dict]) -> None:

@@ -3,8 +3,6 @@
 from dataclasses import asdict
 from pathlib import Path
 
-import tyro
-
 from study.cli.findings import say_indented, show_finding
 from study.configs import engines, priorities
 from study.configs.deciding import deciding
@@ -21,7 +19,7 @@ MOST_FREE = 4  # releases
 
 
 def stack(
-    releases: tyro.conf.Positional[tuple[str, ...]] = (),
+    releases: tuple[str, ...] = (),
     /,
     *,
     flags: Flags,

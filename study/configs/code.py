@@ -3,10 +3,12 @@
 import ast
 import functools
 import io
+import json
 import re
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 # A script that reads these takes a trainer's arguments from elsewhere.
 ELSEWHERE = re.compile(r"HfArgumentParser|TrlParser|OmegaConf|hydra|\byaml\b|json\.load")
@@ -19,6 +21,8 @@ SETS = re.compile(
     r"|from_(?:pretrained|config)|get_peft_model|gradient_checkpointing_enable|apply_liger_\w+|clip_grad_\w+"
     r"|dict|partial|replace|set_defaults|\w*launcher|init_process_group|\w*(?i:tok|tokenizer|adam\w*|sgd|lion|muon))$"
 )
+MAIN = "__name__ =="
+CONFIG = "zero_optimization"  # a key that each DeepSpeed config has
 # A comment that tells how a training is launched, with which releases, or a setting.
 LAUNCHED = re.compile(r"launch\b|torchrun|--\w|==|\w_\w+\s*[:=]")
 
@@ -26,7 +30,8 @@ LAUNCHED = re.compile(r"launch\b|torchrun|--\w|==|\w_\w+\s*[:=]")
 def that_counts(text: str) -> str:
     """Return a text in which what a script only imports or remarks, or gives to a call that trains nothing, is no word.
 
-    Every line stays in its place. What is no Python stays as it is.
+    A DeepSpeed config that is made in several places is written out. Every line stays in its place. What is no Python
+    stays as it is.
     """
     tree = parsed(text)
     if tree is None:
@@ -44,6 +49,8 @@ def that_counts(text: str) -> str:
                 lines[keyword.lineno - 1][begin : begin + width] = b"_" * width
                 if isinstance(keyword.value, ast.Constant) and isinstance(keyword.value.value, str):
                     _replace(lines, keyword.value, b'""')
+    if CONFIG in text:
+        _Configs(tree).write_out(lines)
     return b"\n".join(lines).decode(errors="surrogatepass")
 
 
@@ -70,6 +77,102 @@ def _leave_out_imports(lines: list[bytearray], tree: ast.Module) -> dict[str, st
             for part in [node] if len(unused) == len(node.names) else unused:
                 _replace(lines, part, b"pass" if part is node else b"_")
     return named
+
+
+class _Configs:
+    """The dictionaries of a script, with what is written into them after they were made."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.tree = tree
+        self.values: dict[str, list[ast.expr]] = {}  # by names
+        self.contents: dict[str, Any] = {}  # of names that have one value
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                self.values.setdefault(node.targets[0].id, []).append(node.value)
+
+    def write_out(self, lines: list[bytearray]) -> None:
+        """Write each DeepSpeed config where it is made, as JSON. What is not known stays as Python has it."""
+        nodes = [*ast.walk(self.tree)]
+        unsure = [node for node in nodes if isinstance(node, ast.If | ast.For | ast.While | ast.Try)]
+        inside = {each for node in unsure if MAIN not in ast.unparse(node) for each in ast.walk(node)}
+        statements = [node for node in nodes if isinstance(node, ast.Assign | ast.Expr)]
+        changed = [(node, self._changed(node, is_sure=node not in inside)) for node in statements]
+        named = [(values[0], self._content(ast.Name(name))) for name, values in self.values.items()]
+        alone = {node.value for node in nodes if isinstance(node, ast.Expr)}  # a config, and no script
+        others = {node for node in nodes if isinstance(node, ast.Dict | ast.Call)} - {node for node, _ in named} - alone
+        made = [(node, each) for node, each in named if isinstance(each, dict)]
+        configs = [*made, *((node, self._content(node)) for node in others if _is_dict(node))]
+        configs = [(node, each) for node, each in configs if CONFIG in each]
+        parts = {id(part) for _, config in configs for part in _parts(config)}
+        words: dict[ast.stmt | ast.expr, str] = {node: "pass" for node, each in changed if id(each) in parts}
+        words |= {node: "{}" for node, each in made if id(each) in parts}
+        words |= {node: _as_json(each) for node, each in configs}
+        for node in sorted(words, key=lambda each: (each.lineno, each.col_offset), reverse=True):
+            _replace(lines, node, words[node].encode())
+
+    def _changed(self, node: ast.Assign | ast.Expr, is_sure: bool) -> dict | None:
+        """Return the dictionary into which a statement writes, with what it writes. None: it may not be reached."""
+        if isinstance(node, ast.Assign):
+            target = node.targets[0]
+            if not isinstance(target, ast.Subscript) or not isinstance(target.slice, ast.Constant):
+                return None
+            written, more = target.value, {target.slice.value: self._content(node.value)}
+        else:
+            call = node.value
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != "update":
+                return None
+            written = call.func.value
+            more = {each.arg: self._content(each.value) for each in call.keywords}
+            more |= self._content(call.args[0]) if call.args and _is_dict(call.args[0]) else {}
+        content = self._content(written)
+        if not isinstance(content, dict) or any(part is content for part in _parts(more)):
+            return None
+        content |= more if is_sure else dict.fromkeys(more, ast.Constant(...))
+        return content if is_sure else None
+
+    def _content(self, node: ast.expr) -> Any:
+        """Return the dictionary that an expression is, or the expression."""
+        if isinstance(node, ast.Name):
+            values = self.values.get(node.id, [])
+            if len(values) == 1 and node.id not in self.contents:
+                self.contents[node.id] = node  # if it refers to itself
+                self.contents[node.id] = self._content(values[0])
+            return self.contents.get(node.id, node)
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            content = self._content(node.value)
+            return content.get(node.slice.value, node) if isinstance(content, dict) else node
+        if not _is_dict(node):
+            return node
+        pairs = zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else ()
+        made = {}
+        for key, value in pairs:
+            if isinstance(key, ast.Constant):
+                made[key.value] = self._content(value)
+            elif key is None and isinstance(base := self._content(value), dict):
+                made |= base
+        return made | {each.arg: self._content(each.value) for each in getattr(node, "keywords", ()) if each.arg}
+
+
+def _parts(content: dict) -> Iterator[dict]:
+    """Yield a dictionary and those in it."""
+    yield content
+    for each in content.values():
+        if isinstance(each, dict):
+            yield from _parts(each)
+
+
+def _is_dict(node: ast.AST) -> bool:
+    return isinstance(node, ast.Dict) or (isinstance(node, ast.Call) and ast.unparse(node.func) == "dict")
+
+
+def _as_json(content: Any) -> str:
+    """Return what a dictionary has as JSON; what is no value, as Python has it."""
+    if isinstance(content, dict):
+        return f"{{{', '.join(f'{json.dumps(str(key))}: {_as_json(value)}' for key, value in content.items())}}}"
+    try:
+        return json.dumps(ast.literal_eval(content))
+    except (ValueError, TypeError, RecursionError):
+        return ast.unparse(content)
 
 
 def _replace(lines: list[bytearray], node: ast.stmt | ast.alias | ast.expr, word: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Whether the loss of the model that a script names is divided by the labels of all micro-batches of an update."""
+"""What the model that a script names answers: how its loss is divided, and whether each pass uses all of it."""
 
 import ast
 import re
@@ -22,7 +22,17 @@ HAND = {
     "mistral granite": ("4.47.1", "4.48.0"),
     "gpt2 gpt_neo gptj gpt_bigcode opt falcon stablelm": ("4.48.0", "4.48.3"),
 }
-CAUSAL = re.compile(r"ForCausalLM|LMHeadModel|\bSFTTrainer\b")
+# Each pass uses each parameter of these models of text, and none is empty.
+DENSE = (
+    "llama qwen2 qwen3 mistral gemma gemma2 phi phi3 glm olmo olmo2 starcoder2 granite gpt2 gpt_neo gptj gpt_neox opt"
+)
+OF_PARTS = (
+    "Do ranks use different parameters in a pass, as experts or images in some rows only",
+    "Has the model a parameter without elements",
+    "Has the model layers that some updates use, and others do not",
+    "Has the model trained weights that no pass uses, and the optimizer a weight decay",
+)
+CAUSAL = re.compile(r"ForCausalLM|LMHeadModel|\b(?:SFT|DPO|KTO|GRPO|RLOO)Trainer\b")
 # Another model or head, and another loss than the model's, or a trainer that computes its own.
 OTHER_MODEL = re.compile(r"trust_remote_code|nn\.Module|(?<!Collator)For(?!CausalLM\b)[A-Z]")
 OTHER_LOSS = re.compile(r"compute_loss|label_smooth|liger|\b(?!(?:SFT|Seq2Seq)?Trainer\b)\w+Trainer\b")
@@ -33,12 +43,18 @@ def answers(script: str, code: str, given: str, stack: Stack) -> dict[str, bool]
     """Return the answers to what is asked of a model, of a whole script, of its code, and of all that is given."""
     trainer = stack.said.get("trainer")
     own = _own_loss(script)
-    is_other = OTHER_MODEL.search(code) or (own is None and OTHER_LOSS.search(code))
-    if trainer not in ("trainer", "trl") or is_other or not CAUSAL.search(code):
-        return {}
     model, release = told(given).model, stack.releases.get("transformers")
-    if model is None or not isinstance(release, Version):
+    if model is None or OTHER_MODEL.search(code) or not CAUSAL.search(code):
         return {}
+    of_parts = dict.fromkeys(OF_PARTS if models()[model].get("model_type") in DENSE.split() else (), False)
+    is_other = own is None and OTHER_LOSS.search(code)
+    if trainer not in ("trainer", "trl") or is_other or not isinstance(release, Version):
+        return of_parts
+    return of_parts | _of_loss(model, release, trainer, own)
+
+
+def _of_loss(model: str, release: Version, trainer: str, own: bool | None) -> dict[str, bool]:
+    """Return the answers to what is asked of a model's loss. `own`: whether a Trainer's leaves out what divides it."""
     for types, (last_without, first) in HAND.items():
         if models()[model].get("model_type") not in types.split():
             continue

@@ -7,8 +7,6 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 from study.conform import releases, script
 from study.conform.suite import (
     ADAPTERS,
@@ -28,7 +26,7 @@ ANSWERS = ("holds", "fails", "refused", "not applicable")
 
 
 def conform(
-    names: tyro.conf.Positional[tuple[str, ...]] = (), /, *, only: str = "", release: str = "", out: Path | None = None
+    names: tuple[str, ...] = (), /, *, only: str = "", release: str = "", out: Path | None = None
 ) -> dict[str, Any]:
     """Is a sharded training equal to one process? Each property is tried on two gloo ranks, some on one or four.
 

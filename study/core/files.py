@@ -174,11 +174,17 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number in JSON")
 
 
+def beside(module: str, name: str) -> dict:
+    """Return the content of a file of ours: beside(__file__, "tasks.toml")."""
+    text = Path(module).with_name(name).read_text(encoding="utf-8")
+    return json.loads(text) if name.endswith(".json") else tomllib.loads(text)
+
+
 # --- Turns pydantic's errors into one sentence: where the mistake is, what was expected, and what came
 
 SHOWN = reprlib.Repr()
 SHOWN.maxstring = SHOWN.maxother = 80
-PLAINER = from_toml(Path(__file__).with_name("plainer.toml").read_text(encoding="utf-8"))
+PLAINER = beside(__file__, "plainer.toml")
 
 
 def sentence(error: ValidationError, known: Iterable[str] = (), name=".".join) -> str:

@@ -7,14 +7,13 @@ H100. NVLink bridges of PCIe cards join only two.
 This module needs no torch, so it is fast.
 """
 
-import json
 import os
 import re
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import NamedTuple
 
 from study.core.errors import Stop, nearest, refuse_beyond
+from study.core.files import beside
 
 MOST_TFLOPS = 100_000
 
@@ -58,10 +57,9 @@ class Link:
     source: str
 
 
-FOLDER = Path(__file__).parent
-LINKS = {name: Link(**link) for name, link in json.loads((FOLDER / "links.json").read_text(encoding="utf-8")).items()}
+LINKS = {name: Link(**link) for name, link in beside(__file__, "links.json").items()}
 # If a text fits several GPUs, it means the first: `H100` is an H100 SXM.
-GPUS = {name: Gpu(name, **gpu) for name, gpu in json.loads((FOLDER / "gpus.json").read_text(encoding="utf-8")).items()}
+GPUS = {name: Gpu(name, **gpu) for name, gpu in beside(__file__, "gpus.json").items()}
 # A thread of a CPU as if it were a GPU, roughly: its own steps say how fast it is (`study calibrate`).
 CPU = Gpu("CPU", "CPU", 0, 2.5e10, {"fp32": 1.5e11, "fp16": 1.5e11}, "gloo", "gloo", "gloo", "a guess, on two cores")
 

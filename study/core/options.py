@@ -5,7 +5,6 @@ import difflib
 import itertools
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import tyro
 from tyro import _errors as mistakes  # private, as below: pyproject.toml says with which versions it was tried
@@ -13,7 +12,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from study.core.arms import all_paths
 from study.core.errors import LONGEST_NAME, BadOption, Stop
-from study.core.files import from_toml
+from study.core.files import beside
 from study.core.text import say, wrapped
 
 OPTIONS = ConstructorRegistry()
@@ -23,7 +22,7 @@ LIKE = 0.7  # similarity of a misspelt option: `bla` is to `all` 0.67
 MOST = 1e15  # more is a typing error
 OPTION = r"(?<![\w-])--[a-z][a-z0-9-]*"
 # By a word that people type in place of an option: answers. The first one counts of which a command takes each option.
-MEANT = from_toml(Path(__file__).with_name("meant.toml").read_text(encoding="utf-8"))
+MEANT = beside(__file__, "meant.toml")
 
 
 def parsed(command: Callable, *config, **options):

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, TypeAdapter, ValidationError
 
 from study.core.errors import Stop, nearest
-from study.core.files import from_toml, sentence
+from study.core.files import beside, sentence
 from study.core.recipes import RECIPES, Recipe
 from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, is_local, model_type, shape_of
 
@@ -165,7 +165,7 @@ class Settings(TrainerFlags):
     lr: PositiveFloat = field()
 
 
-OF_TASK = from_toml(Path(__file__).with_name("tasks.toml").read_text(encoding="utf-8"))
+OF_TASK = beside(__file__, "tasks.toml")
 TINY = ("bert-tiny", "gpt-tiny")
 # By type of model. Of another type only transformers knows what it can.
 ATTENTION: dict[str | None, str] = {shape["model_type"]: "sdpa" for shape in SHAPES.values()}

@@ -18,7 +18,7 @@ from study.core.errors import FULL_INSTALL, Stop, nearest
 
 VOCABULARY = 2048
 MAX_CONFIG_BYTES = 8 * 2**20  # of a config.json: one with 20,000 labels has 1 MB
-SHAPES: dict[str, dict] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+SHAPES: dict[str, dict] = files.beside(__file__, "shapes.json")
 VARIANT = re.compile(r"(?i)[-_ ](chat|instruct|it|hf|base|bnb-4bit)(?=[-_ ]|$)")
 # Model types for which transformers 5 has no sdpa, and those of them that FlashAttention computes, which has Gemma-2's
 # cap of scores (modeling_gemma2.py:351 of 5.23).
@@ -46,7 +46,7 @@ def shape_of(model: str) -> str:
 @functools.cache
 def models() -> dict[str, dict]:
     """Return the configs of all models that have a name: the built-in shapes, and those that are only predicted."""
-    return SHAPES | json.loads(Path(__file__).with_name("models.json").read_text(encoding="utf-8"))
+    return SHAPES | files.beside(__file__, "models.json")
 
 
 @functools.cache

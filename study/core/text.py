@@ -55,16 +55,16 @@ def short(value) -> str:
 
 def size(size_bytes: float) -> str:
     """Return bytes with three significant digits and a unit."""
-    return _scaled(size_bytes, {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}) or number_of(
-        int(rounded(size_bytes, ".0f")), "bytes"
-    )
+    return _scaled(size_bytes, {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}) or _in_bytes(size_bytes)
 
 
 def binary_size(size_bytes: float, digits: int = 3) -> str:
     """Return bytes with some significant digits and the units in which PyTorch writes them: 39.4 GiB."""
-    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if abs(size_bytes) >= 1024**power:
-            return f"{_significant(size_bytes / 1024**power, digits)} {unit}"
+    units = {"TiB": 2.0**40, "GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10}
+    return _scaled(size_bytes, units, digits) or _in_bytes(size_bytes)
+
+
+def _in_bytes(size_bytes: float) -> str:
     return number_of(int(rounded(size_bytes, ".0f")), "bytes")
 
 
@@ -78,11 +78,11 @@ def rounded(value: float, form: str) -> str:
     return format(value * HALF_UP, form)
 
 
-def _scaled(value: float, units: dict[str, float]) -> str | None:
+def _scaled(value: float, units: dict[str, float], digits: int = 3) -> str | None:
     """Return a value in the largest unit of which it is at least one in three digits. None if it is too small."""
     for unit, factor in units.items():
         if abs(value) >= 0.9995 * factor:  # 999.5 MB would be written as 1000 MB
-            return f"{_significant(value / factor, 3)} {unit}"
+            return f"{_significant(value / factor, digits)} {unit}"
     return None
 
 

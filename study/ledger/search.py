@@ -12,10 +12,10 @@ from study.ledger.texts import (
     CERTAINTIES,
     TOPICS,
     VERDICTS,
+    Aside,
     Claim,
-    Contradiction,
+    asides,
     claims,
-    contradictions,
     faults,
     of,
     texts,
@@ -47,30 +47,37 @@ ID = re.compile(r"(?i)(?:S?0*(\d{1,3})|(P\d))-0*(\d+)")  # S000-20 and P1-01, or
 ANY_ID = re.compile(r"(?i)[a-z]?\d*-\d+")  # of a claim or a fault, whether or not there is one
 # What people type, and what claims write for it. Claims write stage 3 or ZeRO-3, where evidence has zero3.
 MEANT = (
-    (re.compile(r"(?i)\bzero([123])\b"), r"(?:stage|ZeRO)[ -]\1"),
+    (r"\bzero([123])\b", r"(?:stage|ZeRO)[ -]\1"),
     (
-        re.compile(r"(?i)\b(?:(?:activation|gradient)[ -])?(?:checkpointing|recomputing|recomputation)\b"),
+        r"\b(?:(?:activation|gradient)[ -])?(?:checkpointing|recomputing|recomputation)\b",
         "(?:checkpoint|recomput)[a-z]*",
     ),
 )
 LETTER = r"[^\W\d_]"
-# Where a hyphen or a space may be: super-linear, super linear and superlinear are one word. "1-2" is not 12.
-BETWEEN_LETTERS = re.compile(rf"(?<={LETTER})(?:\\[ -])+|(?:\\[ -])+(?={LETTER})|(?<={LETTER})(?={LETTER})")
+# Where a hyphen or a space may be: super-linear, super linear and superlinear are one word, as are 60 GB and 60GB.
+# "1-2" is not 12.
+BETWEEN = re.compile(rf"(?<={LETTER})[ -]+|[ -]+(?={LETTER})|(?<=[^\W_])(?={LETTER})")
 WORDS_OF_A_TITLE = 3  # with fewer it is another: "trillion parameter" is of claims, and of the title of one paper
+TEXT = ("head", "text", "about")  # of `fields_of`: what a claim says, without its evidence
+WHOLE = (*TEXT, "rest")
 MOST_NEAR = 3  # names that are suggested for one that nothing has
 LEAST_LETTERS = 5  # of a misspelt word and of what is meant: with fewer it is another, as load is not lora
 NEAR = 0.8  # similarity of a misspelt word to one that a claim has
 NEAR_A_VERDICT = 0.85  # the same of "does not holds", which is also three words that claims have
 
-Found = Claim | Fault | Contradiction
-POOLS: dict[str, Callable[[], Sequence[Found]]] = {"faults": faults, "contradictions": contradictions}  # of no claims
+Found = Claim | Fault | Aside
+POOLS: dict[str, Callable[[], Sequence[Found]]] = {  # of no claims
+    "faults": faults,
+    "contradictions": lambda: [each for each in asides() if each.is_contradiction],
+}
 
 
 def named(words: tuple[str, ...]) -> list[Found]:
     """The claims and faults with these ids, those of a document or of some kinds, or those that contain these words.
 
     Each word is used: a document and kinds narrow what ids and other words find. Several other words are a phrase
-    where claims have them so, as in "stage 3"; else each is looked for. A contradiction is found where no claim is.
+    where claims have them so, as in "stage 3"; else each is looked for. They also find where a text contradicts itself,
+    and what is central to it and not judged.
     """
     tokens = _tokens(words)
     by_name = _by_name()
@@ -96,14 +103,12 @@ def named(words: tuple[str, ...]) -> list[Found]:
         within = [each for each in within if _document(each) in titled]
         return within or _refuse_kinds([*kinds.values()], sorted(titled))
     # --- other words, in what these leave
-    phrase = " ".join(rest)
-    found = _containing([phrase], within) or _containing(rest, within) if narrows else _with(rest, _judged())
+    found = _with(rest, within if narrows else _judged(), by_head=not narrows)
     if not found and len(kinds) == 1 and not names and not pools and {*kinds.values()} <= {*TOPICS}:
-        found = _with(tokens, claims())  # a topic is a word of claims as well
-    if not found:
-        texts_of = [each for each in contradictions() if not names or each.document in documents]
-        of_kinds = [each for each in texts_of if each.kinds >= {*kinds.values()}]
-        found = _containing([phrase], of_kinds) or _containing(rest, of_kinds)
+        found = _with(tokens, claims(), by_head=True)  # a topic is a word of claims as well
+    if not pools:
+        told = [each for each in asides() if not names or each.document in documents]
+        found += _with(rest, [each for each in told if each.kinds >= {*kinds.values()}], by_head=False)
     return found or _refuse_unknown(words, by_name.keys())
 
 
@@ -148,7 +153,7 @@ def _filters(tokens: Sequence[str]) -> tuple[dict[str, str], list[str]]:
             after = tokens[place + several : place + several + 1]
             beside = [*(f"{other} {typed}" for other in others[-1:]), *(f"{typed} {other}" for other in after)]
             is_word = typed in ALSO_WORDS and any(
-                each.lower() not in FILTERS and _containing([each], _judged()) for each in beside
+                each.lower() not in FILTERS and _containing([each], _judged(), TEXT) for each in beside
             )
             if typed in FILTERS and not is_word:
                 kinds[typed] = FILTERS[typed]
@@ -195,22 +200,22 @@ def _as_written(word: str) -> str:
     return f"{paper or f'S{article:0>3}'}-{number:0>2}"
 
 
-def _containing(words: Sequence[str], known: Sequence[Found]) -> list[Found]:
+def _containing(words: Sequence[str], known: Sequence[Found], parts: Sequence[str]) -> list[Found]:
     patterns = [_pattern(word) for word in words if word.strip()]
-    return [each for each in known if patterns and all(pattern.search(text_of(each)) for pattern in patterns)]
+    return [each for each in known if patterns and all(pattern.search(text_of(each, parts)) for pattern in patterns)]
 
 
-def _with(words: Sequence[str], known: Sequence[Claim | Fault]) -> list[Found]:
-    """Those about these words as a phrase; where no claim is, those that have each of them."""
-    if len(words) > 1:
-        phrase = _pattern(" ".join(words))
-        # A phrase in the reasons does not make it a claim about that.
-        about = [each for each in known if phrase.search(each.head if isinstance(each, Claim) else each.outcome)]
-        if any(isinstance(each, Claim) for each in about):
-            return [*about]
-        if having := _containing([" ".join(words)], known):
-            return having
-    return _containing(words, known)
+def _with(words: Sequence[str], known: Sequence[Found], by_head: bool) -> list[Found]:
+    """Those about these words as a phrase; where none is, those that have the phrase, or each word; at last, anywhere.
+
+    The page of claims finds the same: `found` of site.js.
+    """
+    phrase = [" ".join(words)]
+    about = _containing(phrase, known, ("head",)) if by_head and len(words) > 1 else []
+    if any(isinstance(each, Claim) for each in about):
+        return about
+    ways = ((phrase, TEXT), (words, TEXT), (phrase, WHOLE), (words, WHOLE), (phrase[0].split(), ("about",)))
+    return next(filter(None, (_containing(wanted, known, parts) for wanted, parts in ways)), [])
 
 
 def _refuse_nearly_a_verdict(words: Sequence[str]) -> None:
@@ -239,11 +244,6 @@ def _refuse_unknown(words: Sequence[str], names: Set[str]) -> NoReturn:
         alike = [each for each in sorted(said - names) if len(each) >= LEAST_LETTERS and each[0] == word[0].lower()]
         like = ids if len(word) < LEAST_LETTERS else [*ids, *alike]
         near += difflib.get_close_matches(word, like, MOST_NEAR, NEAR)
-    for text in texts():
-        for each in text.not_judged:
-            if any(word.strip() for word in words) and all(_pattern(word).search(each) for word in words):
-                what = f"no claim of ours is of this. Of {text.document} it is not judged: {each.rstrip('.')}"
-                raise Stop(what, f"study claims {text.document} lists what is judged of it")
     fewer = ("give fewer words; " if len(words) > 1 else "") + "study claims --all lists the documents"
     raise Stop(what, f"did you mean {' or '.join(near)}?" if near else fewer)
 
@@ -255,22 +255,38 @@ def _refuse_kinds(kinds: Sequence[str], names: Sequence[str]) -> NoReturn:
 
 
 def _pattern(words: str) -> re.Pattern:
-    return re.compile(rf"(?<!\w){_alike(words)}(?!\w)", re.IGNORECASE)
+    """A whole word, and a whole number: 5X is not in 1.5x."""
+    return re.compile(rf"(?<!\w)(?<!\d[.,]){_alike(words)}(?!\w)", re.IGNORECASE)
 
 
 def _alike(words: str) -> str:
     """The pattern of words and of other spellings of them."""
     for typed, meant in MEANT:
-        if found := typed.search(words):
+        if found := re.search(typed, words, re.IGNORECASE):
             return _alike(words[: found.start()]) + found.expand(meant) + _alike(words[found.end() :])
-    return BETWEEN_LETTERS.sub("[ -]*", re.escape(words))
+    return "[ -]*".join(map(re.escape, BETWEEN.split(words)))
 
 
-def text_of(each: Found) -> str:
-    """Return what single words are looked for in. A word in the evidence does not make it a claim about that."""
+def text_of(each: Found, parts: Sequence[str] = TEXT) -> str:
+    """These parts of what words are looked for in, a line for each field."""
+    return "\n".join(line for part in parts for line in fields_of(each)[part]).replace("`", "")
+
+
+def fields_of(each: Found) -> dict[str, list[str]]:
+    """What words are looked for in: a word in the evidence alone does not make it a claim about that."""
+    fields: dict[str, list[str]] = {"head": [], "text": [], "rest": [], "about": []}
     if isinstance(each, Claim):
-        parts = (each.id, each.head, each.where, each.found, each.condition, each.would_decide, of(each).about)
-        return " ".join(parts)
-    if isinstance(each, Contradiction):
-        return each.said
-    return f"{each.said} (certainty: {each.certainty})"
+        certainty = f"certainty: {each.certainty}" if each.certainty else ""
+        fields["head"] = [each.verdict, certainty, each.answer, each.quote, each.question]
+        fields["text"] = [each.id, each.condition, each.where, each.would_decide, each.found]
+        fields["rest"] = [f"{each.numbers}.".removeprefix("."), each.quoted_from, each.instead]
+        fields["rest"] += [said for piece in each.evidence for said in (piece.what, piece.shown, piece.note)]
+        fields["rest"] += [each.because, each.changes]
+        fields["about"] = [of(each).about]
+    elif isinstance(each, Fault):
+        fields["head"] = [f"{each.package} {each.releases}", each.sentence]
+        fields["text"] = [each.id, each.found]
+        fields["rest"] = [each.because]
+    else:
+        fields["text"] = [each.document, each.said]
+    return fields

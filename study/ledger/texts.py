@@ -65,19 +65,10 @@ class Claim(BaseModel):
     document: str = Field(default_factory=lambda known: known["id"].partition("-")[0])
 
     @property
-    def said(self) -> str:
-        return f"{self.question} {self.quote} {self.answer} {self.found}"
-
-    @property
     def kinds(self) -> set[str]:
         """The words of `KIND` that are true of it."""
         posts = {"posts"} if self.in_post else set()
         return {self.verdict, source_of(self.document), self.topic, self.certainty or "", *posts}
-
-    @property
-    def head(self) -> str:
-        """What it is about, and the verdict as it is printed: without the reasons."""
-        return f"{self.question} {self.quote} {self.answer} {self.verdict} (certainty: {self.certainty})"
 
     @property
     def judged(self) -> str:
@@ -125,13 +116,15 @@ class Claim(BaseModel):
         return "By arithmetic" if kinds & {"arithmetic", "formula"} else "Others report"
 
 
-class Contradiction(BaseModel):
-    """Where a text contradicts itself in a number that matters. It is no claim, and is counted apart."""
+class Aside(BaseModel):
+    """What is no claim, and is counted apart: where a text contradicts itself in a number that matters, or what is
+    central to it and was not judged."""
 
     model_config = STRICT
 
     document: str
     said: str
+    is_contradiction: bool
 
     @property
     def kinds(self) -> set[str]:
@@ -199,6 +192,11 @@ def faults() -> list[Fault]:
     return [each for each in table().fault if each.found]
 
 
-def contradictions() -> list[Contradiction]:
-    """Return where texts contradict themselves, in the order of the documents."""
-    return [Contradiction(document=text.document, said=said) for text in texts() for said in text.findings]
+def asides() -> list[Aside]:
+    """Return where texts contradict themselves, and what is not judged of them, in the order of the documents."""
+    return [
+        Aside(document=text.document, said=said, is_contradiction=is_contradiction)
+        for text in texts()
+        for is_contradiction, several in ((True, text.findings), (False, text.not_judged))
+        for said in several
+    ]

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 
 from study.core.text import number_of
 from study.known.faults import Fault
-from study.ledger.texts import CERTAINTIES, VERDICTS, Claim, Contradiction, contradictions, texts
+from study.ledger.texts import CERTAINTIES, VERDICTS, Aside, Claim, asides, texts
 
 MOST_TO_READ = 3
 
 
-def by_verdict(chosen: Iterable[Claim | Fault | Contradiction]) -> dict[str, list[Claim]]:
+def by_verdict(chosen: Iterable[Claim | Fault | Aside]) -> dict[str, list[Claim]]:
     """Return claims by verdict, in the order of tables, with verdicts that none has."""
     found: dict[str, list[Claim]] = {verdict: [] for verdict in VERDICTS}
     for each in chosen:
@@ -18,7 +18,7 @@ def by_verdict(chosen: Iterable[Claim | Fault | Contradiction]) -> dict[str, lis
     return found
 
 
-def counts(claims: Iterable[Claim | Fault | Contradiction]) -> dict[str, int]:
+def counts(claims: Iterable[Claim | Fault | Aside]) -> dict[str, int]:
     """Return the number of claims by verdict, with those that no claim has."""
     return {verdict: len(found) for verdict, found in by_verdict(claims).items()}
 
@@ -44,10 +44,12 @@ def in_words(claims: Sequence[Claim]) -> str:
         fitted = sum(claim.is_fitted for claim in chosen)
         said.append(
             f"Of {len(chosen)} claims of {documents} {holds} hold{of_posts}, {not_} {do} not, "
-            f"{only_if} hold under a condition ({fitted} fitted), "
+            f"{only_if} hold under a condition{f' ({fitted} fitted)' if fitted else ''}, "
             f"and {undecided} cannot be decided here."
         )
-    times = [sum(source in each.kinds for each in contradictions()) for source in ("papers", "articles")]
+    times = [
+        sum(source in each.kinds for each in asides() if each.is_contradiction) for source in ("papers", "articles")
+    ]
     said.append("Papers contradict themselves {} times, articles {}.".format(*times))
     return " ".join(said)
 
@@ -76,7 +78,7 @@ def surest_first(claims: Iterable[Claim]) -> list[Claim]:
     return sorted(claims, key=lambda each: (VERDICTS.index(each.verdict), certainties.index(each.certainty)))
 
 
-def to_read_first(chosen: Sequence[Claim | Fault | Contradiction]) -> list[str]:
+def to_read_first(chosen: Sequence[Claim | Fault | Aside]) -> list[str]:
     """Return the ids of the three surest of those that their documents stand for."""
     central = [each for each in chosen if isinstance(each, Claim) and each.central]
     ids = [each.id for certainty in CERTAINTIES for each in central if each.certainty == certainty]

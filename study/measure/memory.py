@@ -103,6 +103,7 @@ class MemoryWatch(TorchDispatchMode):
         self.gloo = dist.is_initialized() and dist.get_backend() == "gloo"
         self.failed: Exception | None = None
         self.is_updating = False
+        self.in_ddp = False  # what the backward pass all-reduces are DDP's buckets
         self._live: dict[int, Live] = {}
         self.made = 0
         self._sorted_bytes = 0
@@ -172,11 +173,15 @@ class MemoryWatch(TorchDispatchMode):
             self._add(tensor, "before")
         self._rise()
 
-    def reassign(self, since: int, phase: str) -> None:
-        """Give storages that were made after the one of this number another phase."""
+    def of_the_backward_pass(self, since: int) -> None:
+        """Take storages that were made after the one of this number for those of the backward pass."""
         for live in list(self._live.values()):
             if live.number > since:
-                live.phase = phase
+                live.phase = "backward"
+
+    def was_made_after(self, number: int, tensor: torch.Tensor) -> bool:
+        live = self._live.get(id(tensor.untyped_storage()))
+        return live is not None and live.number > number
 
     def numbers(self, wanted: set[str]) -> list[int]:
         """Return the numbers of live storages with one of these roles."""
@@ -219,6 +224,10 @@ class MemoryWatch(TorchDispatchMode):
         for leaf in (out,) if isinstance(out, torch.Tensor) else tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
                 self._add(leaf)
+        if self.in_ddp and function is torch.ops.c10d.allreduce_.default and self._phase() == "backward":
+            for bucket in tree_leaves(args[0]):
+                if (live := self._live.get(id(bucket.untyped_storage()))) is not None:
+                    live.role = live.role or "buckets"
         self._rise()
 
     def _rise(self) -> None:

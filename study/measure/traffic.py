@@ -5,7 +5,6 @@ of the whole tensor that a collective produces or consumes, whatever the backend
 them, and the kernel's count of the bytes that the process wrote is a check of both.
 """
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,11 +12,11 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from study.core.files import from_toml
+from study.core.files import beside
 from study.records.sections import Collective
 
 ULYSSES = "dim_zero_all_to_all"  # DeepSpeed's own operator: the calls inside it are not dispatched again
-NAMES = from_toml(Path(__file__).with_name("collectives.toml").read_text())
+NAMES = beside(__file__, "collectives.toml")
 MOVES_NOTHING = {"wait_tensor", "_wrap_tensor_autograd", "check_for_nan"}
 KINDS = {name: kind for kind, names in NAMES.items() for name in names}
 

@@ -7,12 +7,14 @@ the card, fewer rows.
 
 import itertools
 from bisect import bisect_left
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import Literal
 
 from study.core import arms
 from study.core.arms import Arm
+from study.core.errors import Stop
 from study.core.gpus import Gpu
 from study.core.optimizers import refusal
 from study.core.text import one_by_one
@@ -61,6 +63,7 @@ class Row:
     micro_batch: int  # the largest that fits
     accumulation: int
     bucket_elements: int | None = None  # None without DeepSpeed
+    sync_each_batch: bool = False  # FSDP2: gradients are reduced in each micro-batch
     peak_bytes: int
     headroom_bytes: float  # after the reserve; negative if it does not fit
     driver_bytes: int | None = None  # what nvidia-smi will show; of the choice and the alternative
@@ -90,7 +93,7 @@ class Advice:
     rows: tuple[Row, ...]
     choice: Row | None  # None: nothing fits
     alternative: Row | None  # what would be the choice without it, or what fits only just, but faster or on the GPUs
-    without_offloading: tuple[tuple[str, Row], ...] = ()  # on a single GPU that offloads: options, and what they give
+    without_offloading: tuple[tuple[str, Row], ...] = ()  # where it offloads: options that need no offloading, and how
     fewest_gpus: int | None = None  # that are enough with offloading, if GPUs were looked for
 
 
@@ -123,19 +126,23 @@ def _is_preferred_by_others(row: Row, choice: Row) -> bool:
 
 
 def _without_offloading(question: Question, choice: Row | None) -> tuple[tuple[str, Row], ...]:
-    """What people do on a single GPU before they offload, each with its row: moments of 8 bits, bf16 throughout."""
-    if question.gpus > 1 or question.model.is_partly_frozen or (choice and not choice.offloads):
+    """What people do before they offload: a loss in pieces; on a single GPU moments of 8 bits, bf16 throughout."""
+    if choice and not choice.offloads:
         return ()
+    options = [] if question.chunked_loss else [("--chunked-loss", replace(question, chunked_loss=True))]
+    if question.gpus == 1 and not question.model.is_partly_frozen:
+        pure = replace(question, precision="bf16_pure")
+        options = [
+            ("--optimizer adamw_8bit", replace(question, optimizer="adamw_8bit")),
+            ("--precision bf16_pure", pure),
+            ("--precision bf16_pure --optimizer adamw_8bit", replace(pure, optimizer="adamw_8bit")),
+        ]
     found = []
-    pure = replace(question, precision="bf16_pure")
-    for option, asked in (
-        ("--optimizer adamw_8bit", replace(question, optimizer="adamw_8bit")),
-        ("--precision bf16_pure", pure),
-        ("--precision bf16_pure --optimizer adamw_8bit", replace(pure, optimizer="adamw_8bit")),
-    ):
-        row = best_of_arm(asked, arms.load_arm("single"))
-        if row.fits:
-            found.append((option, _with_room(asked, row)))
+    for option, asked in options:
+        with suppress(Stop):  # a loss in pieces is not traced of every model where PyTorch is missing
+            rows = [best_of_arm(asked, arm) for arm in _arms(asked) if arm.offload_optimizer == "none"]
+            if row := best_of([row for row in rows if row.fits]):
+                found.append((option, _with_room(asked, row)))
     return tuple(found[:2])
 
 
@@ -161,7 +168,8 @@ def _with_room(question: Question, row: Row) -> Row:
 
 
 def training_of(question: Question, row: Row) -> Training:
-    settled = replace(question, precision=row.precision, checkpointing=row.checkpointing)
+    chosen = {name: getattr(row, name) for name in ("precision", "checkpointing", "sync_each_batch")}
+    settled = replace(question, **chosen)
     arm = settled_arm(arms.load_arm(row.arm), question.gpus, question.local, row.bucket_elements)
     return settled.training(arm, row.micro_batch, row.accumulation)
 
@@ -197,6 +205,7 @@ def _fits_somehow(question: Question, arm: Arm) -> bool:
     if question.checkpointing is None:
         question = replace(question, checkpointing=question.model.look.has_checkpointing)
     sizes = _sizes(question)
+    question = replace(question, sync_each_batch=True)  # FSDP2 holds least so
     return any(_with_most_rows(question, arm, each).fits for each in (sizes[-1:], [sizes[0], sizes[-1]]))
 
 
@@ -276,8 +285,10 @@ def best_of_arm(question: Question, arm: Arm, most_rows: int = MOST_ROWS) -> Row
         tried.append(_with_most_rows(replace(question, checkpointing=checkpointing), arm, sizes))
         if not tried[-1].fits:
             break  # without checkpointing it would need more
+    if arm.fsdp and not question.sync_each_batch and all(row.is_tight or not row.fits for row in tried):
+        tried.append(best_of_arm(replace(question, sync_each_batch=True), arm, most_rows))
     rows = [row for row in tried if row.fits] or tried
-    return min(_roomy(rows), key=lambda row: row.seconds * (SEPARABLE if row.checkpointing else 1))
+    return min(_roomy(rows), key=lambda row: (row.seconds * (SEPARABLE if row.checkpointing else 1), row.peak_bytes))
 
 
 def _sizes(question: Question) -> list[int]:
@@ -341,6 +352,7 @@ def _with_most_rows(question: Question, arm: Arm, sizes: list[int]) -> Row:
         micro_batch=rows,
         accumulation=question.batch // question.gpus // rows,
         bucket_elements=zero_of(settled).get("reduce_bucket_size"),
+        sync_each_batch=question.sync_each_batch,
         peak_bytes=peak_bytes,
         headroom_bytes=left_bytes,
         host_bytes=host_bytes,

@@ -32,13 +32,14 @@ from study.predict.architecture import Wanted, asked_for, named
 from study.predict.calibration import CalibratedMachine, Known, MeasuredStep
 from study.predict.deepspeed_keys import ADAM, Keys
 from study.predict.engines.zero import FOLLOWED
-from study.predict.estimate import HOST_PROCESS_BYTES, Estimate, loading_bytes
+from study.predict.estimate import HOST_PROCESS_BYTES, PUBLISHED_BYTES, Estimate, loading_bytes
 from study.predict.optimizer_states import Optimizer
 from study.predict.outside import scores
 from study.predict.pace import Pace, pace, peak_flops_per_s
 from study.predict.placement import Fsdp, Placement
 from study.predict.prediction import Prediction, estimate, memory_kinds, step_time
 from study.predict.question import (
+    ANY_GPU,
     BUCKET_ELEMENTS,
     BUCKETS,
     MOST_ROWS,
@@ -48,6 +49,7 @@ from study.predict.question import (
     StepFlags,
     TrainingFlags,
     default_sequence,
+    node_size,
     settled_arm,
     usual_precision,
     with_buckets,

@@ -27,6 +27,7 @@ from study.predict.training import Batch, Quantized, Recomputation, Training
 
 GPUS_AT_MOST = 2**16  # more is a typing error
 USUAL_GPUS = 8  # those of most nodes
+ANY_GPU = "H100"  # where no number depends on the kind: its nodes are as most
 
 
 # --- what a user says -------------------------------------------------------------------------------------------------
@@ -61,9 +62,9 @@ class PlaceFlags:
     """The machine, and what other loops than this study's can do."""
 
     gpu: str | None = None
-    """Kind of GPU: H100, A100-40GB, RTX3090 or just 3090. An unknown name lists all."""
+    """Kind of GPU: H100, A100-40GB or 3090. An unknown name lists all."""
     gpu_memory: str | None = None
-    """Memory of a card that is not in the list, or of a slice: 12GB is 12 GiB, as on labels. --gpu is most like it."""
+    """Memory of a card that is not listed, or of a slice: 12GB is 12 GiB. --gpu is most like it."""
     gpu_tflops: float | None = None
     """With --gpu-memory: its TFLOP/s in 16 bits. Its memory is then as much slower or faster than that of --gpu."""
     link: str | None = None
@@ -71,16 +72,15 @@ class PlaceFlags:
     gpus_per_node: int | None = None
     """GPUs that share a host. Default: mostly 8."""
     machine: Path | None = field(default_factory=calibration.from_environment)
-    """The machine.json that `study calibrate` wrote there: seconds are then those of a known host. Default: the one
-    that ZERO_STUDY_MACHINE names."""
+    """The machine.json of `study calibrate`: seconds of a known host. Default: ZERO_STUDY_MACHINE names it."""
     disk: str | None = None
     """Read and write speed of a node's disk, such as 6GB/s. Default: no disk."""
     quantized: Quantized | None = None
-    """With --lora-rank: how the frozen linear layers are kept, as in QLoRA."""
+    """With --lora-rank: how frozen layers are kept, as in QLoRA."""
     attention_kernel: AttentionKernel = "sdpa"
     """sdpa: PyTorch's own. flash3, cudnn: faster from Hopper on. eager keeps all scores."""
     chunked_loss: bool = False
-    """The loss is computed in pieces, so that never all logits are held, as by Liger or torchtune."""
+    """The loss is computed in pieces, without all logits, as by Liger."""
     compiled: bool = False
     """The model is compiled: fewer kernels, and none that the host launches. What it keeps is not known."""
     optimizer_in_backward: bool = False
@@ -95,6 +95,8 @@ class StepFlags:
     """Sequences per optimizer step, over all GPUs. Default: 128, or the next multiple of the GPUs."""
     checkpointing: bool | None = None
     """Recompute activations in the backward pass. Default: only if it helps."""
+    sync_each_batch: tyro.conf.Suppress[bool] = False
+    """FSDP2: gradients are reduced in each micro-batch."""
     host_memory: str | None = None
     """Host memory of a node, such as 512GiB or 1TB. Default: twice that of its GPUs that train, and at least 64 GB."""
 
@@ -179,6 +181,7 @@ class Question:
     batch: int
     precision: Precision | None = None  # None: the usual one of each arm
     checkpointing: bool | None = None  # None: both are tried
+    sync_each_batch: bool = False  # FSDP2: Accelerate reduces gradients in each micro-batch, and not in the last alone
     disk_bytes_per_s: float | None = None  # of a node; None: nothing is offloaded to disk
     gpus_per_node: int = 8
     optimizer: Optimizer = "adamw"
@@ -222,11 +225,15 @@ class Question:
         return replace(machine, link=self.link)
 
     def training(self, arm: Arm, rows: int, passes: int) -> Training:
+        placement = Placement.of(arm, self.gpus, "cuda")
+        if placement.fsdp:
+            fsdp = placement.fsdp._replace(sync_each_batch=self.sync_each_batch)
+            placement = replace(placement, fsdp=fsdp)
         return Training(
             self.model,
             RECIPES[self.precision or usual_precision(arm)],
             Batch(rows, passes, self.sequence, Recomputation(self.checkpointing or False)),
-            Placement.of(arm, self.gpus, "cuda"),
+            placement,
             optimizer=self.optimizer,
             attention=self.attention_kernel,
             frozen="bf16",
@@ -263,6 +270,7 @@ class Question:
             batch=ceil(BATCH / gpus) * gpus if step.batch is None else step.batch,
             precision=training.precision,
             checkpointing=step.checkpointing,
+            sync_each_batch=step.sync_each_batch,
             disk_bytes_per_s=disk_bytes_per_s,
             gpus_per_node=per_node,
             optimizer=training.optimizer or "adamw",

@@ -81,9 +81,14 @@ def run_folders(folder: Path) -> list[Path]:
 
 def read(path: Path) -> Record:
     """Return the record in a file. Raise Stop if it cannot be read."""
-    again = "run that cell again"
-    missing = "name the folder of a run"
-    return files.load(path, Record, what="a valid record", remedy=again, most_bytes=MAX_BYTES, missing=missing)
+    return files.load(
+        path,
+        Record,
+        what="a valid record",
+        remedy="run that cell again",
+        most_bytes=MAX_BYTES,
+        missing="name the folder of a run",
+    )
 
 
 def keep(folder: Path, record: Record) -> None:

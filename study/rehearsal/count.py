@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as torch_optimizer
 from torch.utils._pytree import tree_leaves
 
@@ -55,14 +56,18 @@ class Count:
         self.watch = MemoryWatch(device, self._roles, collect=False, counts=self._counts, log=self.answer.log)
         self.moments = Moments(request, self.watch)
         self.engine: Any = None  # DeepSpeed's
-        self.optimizer: Any = None
+        self.optimizer: Any = None  # whose steps end the updates
         self.model: Any = None
+        # Other optimizers that step, as a GAN's second, with their models; and those that did so in this update.
+        self._beside: weakref.WeakKeyDictionary[Any, weakref.ref] = weakref.WeakKeyDictionary()
+        self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
         self.mistakes = Mistakes()
         self._model: Any = None  # without its wrappers
         self._modules: set[int] = set()  # of it, and others that were called
         self._others: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._on_host: dict[int, weakref.ref] = {}  # storages that were there before the training, such as a data set
         self._calls = 0  # of the model that trains, which is known after the first update
+        self._called_at = 0  # storages that had been made when the outermost module was called
         self._given: list[int] = []  # the shape of the last batch of a loader
         self._given_at: str | None = None
         self._read: list[int] = []  # the shape of the update's largest batch
@@ -89,6 +94,9 @@ class Count:
         if self.model is None:
             return {}
         claimed = roles.claimed_storages(self.model, self.optimizer)
+        for optimizer, of in list(self._beside.items()):
+            if (model := of()) is not None:
+                claimed |= roles.claimed_storages(model, optimizer)
         for other in self._others:
             theirs = roles.claimed_storages(other, NO_OPTIMIZER)
             claimed = dict.fromkeys(theirs, "other_models") | claimed
@@ -124,6 +132,8 @@ class Count:
         self._layer = self._layers.get(id(module), self._layer)
         if torch.is_grad_enabled():  # an evaluation between two updates is no part of them
             self.mistakes.outermost = self.mistakes.outermost or module  # which may train in evaluation mode
+            if module is self.mistakes.outermost:
+                self._called_at = self.watch.made
             self._note_read(inputs)
             self.answer.batch, self.answer.batch_at = self._given, self._given_at
         if self._model is not None and not self.moments.is_over:
@@ -145,6 +155,8 @@ class Count:
     def _note_read(self, inputs: tuple) -> None:
         """Note what a module reads that has values: a batch. The loader may be a batch ahead of the model."""
         if not inputs or type(inputs[0]) is not torch.Tensor or self.request.real:
+            return
+        if self.watch.was_made_after(self._called_at, inputs[0]):  # by the model, such as a table of distances
             return
         if inputs[0].ndim and inputs[0].numel() > prod(self._read, start=1 if self._read else 0):
             self._read = list(inputs[0].shape)
@@ -179,12 +191,26 @@ class Count:
 
     def _before_update(self, optimizer, *_) -> None:
         if self.engine is None:
-            self.optimizer = optimizer
+            self._know(optimizer)
         if self.watch.close_to_peak is not None:
             self.watch.mark()
 
-    def _after_update(self, *_) -> None:
-        if self.engine is None:
+    def _know(self, optimizer) -> None:
+        """Note who steps. Of several optimizers the first ends the updates, or one that steps twice without it."""
+        if self.optimizer in (None, optimizer):
+            self.optimizer = optimizer
+            self._stepped.clear()
+        elif optimizer in self._stepped:
+            self._beside[self.optimizer] = weakref.ref(self.model)
+            self.model, self.optimizer = self._beside.pop(optimizer)() or self.model, optimizer
+            self._stepped.clear()
+        else:
+            self._stepped.add(optimizer)
+            if optimizer not in self._beside:
+                self._beside[optimizer] = weakref.ref(model_of(optimizer) or self.model or nn.Module())
+
+    def _after_update(self, optimizer, *_) -> None:
+        if self.engine is None and optimizer is self.optimizer:
             self.end_update()
 
     def end_update(self) -> None:
@@ -225,7 +251,8 @@ class Count:
         if self.engine is not None:
             self.model, self.optimizer = self.engine, self.engine.optimizer
         else:
-            self.model = root_of(self.optimizer.param_groups[0]["params"][0]) or self.mistakes.outermost
+            self.model = model_of(self.optimizer) or self.mistakes.outermost
+        self.watch.in_ddp = isinstance(self.model, DistributedDataParallel)
         name = f"{Path(self.request.script).stem}-virtual"
         accelerator = alive("accelerate.accelerator", "Accelerator")
         trainer = alive("transformers.trainer", "Trainer")
@@ -258,6 +285,11 @@ class Count:
         self.record.observed.steps = answer.updates
         self.record.observed.accumulation = self.mistakes.log.passes or self.record.observed.accumulation
         self.record.watched.rows_per_pass = answer.batch[0] if answer.batch else None
+        if self._beside:
+            names = {type(each).__name__: None for each in (self.optimizer, *self._beside)}
+            self.record.observed.optimizer = " and ".join(names)
+        if any(of() is not self.model for of in self._beside.values()):  # passes of several models are no micro-batches
+            self.record.observed.accumulation = self.record.watched.passes_cleared = None
         answer.releases = {name: version(name) for name in LIBRARIES if name in sys.modules}
         config: Any = getattr(self._model, "config", None)
         answer.vocabulary = getattr(config, "vocab_size", None)
@@ -285,8 +317,9 @@ def alive(module: str, name: str) -> Any:
     return next((each for each in gc.get_objects() if issubclass(type(each), kind)), None)
 
 
-def root_of(parameter: torch.Tensor) -> nn.Module | None:
-    """Return the outermost module that has a parameter: the model in all of its wrappers. None if none has it."""
+def model_of(optimizer) -> nn.Module | None:
+    """Return the outermost module with a parameter of an optimizer: the model in all wrappers. None if none has it."""
+    parameter = optimizer.param_groups[0]["params"][0]
     parents: dict[int, nn.Module] = {}
     owner = None
     for module in gc.get_objects():

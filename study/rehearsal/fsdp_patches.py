@@ -1,6 +1,7 @@
 """How PyTorch's two ways to shard run as rank 0 of N without a GPU."""
 
 import contextlib
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -73,7 +74,7 @@ def patch_fsdp1(rehearsal: Rehearsal) -> None:
         return
 
     def use_streams_of_nothing(state, *_) -> Any:
-        state._device_handle = DeviceHandle()
+        state._device_handle = DEVICE
         return state
 
     host = torch.device("cpu")
@@ -86,25 +87,14 @@ def patch_fsdp1(rehearsal: Rehearsal) -> None:
         vars(owner)["_no_dispatch_record_stream"] = lambda *_: None
 
 
-class DeviceHandle:
-    """What FSDP1 asks of a GPU: streams, in which everything happens at once."""
-
-    Stream = Event = gpu.Stream
-
-    def is_available(self) -> bool:
-        return True
-
-    def current_device(self) -> torch.device:
-        return torch.device("cpu")
-
-    def device_count(self) -> int:
-        return 1
-
-    def current_stream(self) -> gpu.Stream:
-        return gpu.Stream()
-
-    def stream(self, _) -> gpu.Stream:
-        return gpu.Stream()
-
-    def synchronize(self) -> None:
-        pass
+# What FSDP1 asks of a GPU: streams, in which everything happens at once.
+DEVICE = SimpleNamespace(
+    Stream=gpu.Stream,
+    Event=gpu.Stream,
+    stream=gpu.Stream,
+    current_stream=gpu.Stream,
+    is_available=lambda: True,
+    current_device=lambda: torch.device("cpu"),
+    device_count=lambda: 1,
+    synchronize=lambda: None,
+)

@@ -1,18 +1,21 @@
 """How Accelerate, transformers, PEFT, TRL and timm run as rank 0 of N without a GPU."""
 
+import copy
 import json
 import tempfile
 from pathlib import Path
 
 import torch
 from torch.nn import functional
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from study.core.errors import Stop
 from study.core.shapes import config_of, model_of_name, prepare_to_load
 from study.rehearsal.hub import TOKENIZERS, loading, missing, telling, why
 from study.rehearsal.libraries import Patch, Rehearsal
 
-TRAINS = {"backward", "train"}  # names in a function without which nothing trains
+DEFAULT_TOKENS = 20  # of an answer, if nobody gives a length (transformers, generation/utils.py)
 
 
 def accelerate_state(rehearsal: Rehearsal, module) -> None:
@@ -38,6 +41,7 @@ def accelerate_plugins(rehearsal: Rehearsal, module) -> None:
 
 def accelerator(rehearsal: Rehearsal, module) -> None:
     rehearsal.count.moments.wrap(module.Accelerator, "save_state", "save_model", "get_state_dict")
+    module.filter_trackers = lambda *_: []  # a rehearsal logs nowhere
     begin = module.Accelerator.__init__
 
     def init(accelerator, *args, **kwargs) -> None:
@@ -136,12 +140,26 @@ def transformers_processors(rehearsal: Rehearsal, module) -> None:
 
 
 def transformers_generation(rehearsal: Rehearsal, module) -> None:
-    def generate(*_, **__):
-        caller = rehearsal.shapes.values.script.reader()
-        remedy = "a function that calls it can be left out with --skip; where a trainer does, `study estimate` predicts"
-        if caller and caller.f_code.co_name.isidentifier() and TRAINS.isdisjoint(caller.f_code.co_names):
-            remedy = f"leave out the function that calls it: --skip {caller.f_code.co_name}"
-        raise Stop("`generate` chooses tokens by values, which do not exist here", remedy)
+    def generate(model, inputs=None, generation_config=None, **options):
+        config = copy.deepcopy(generation_config or model.generation_config)
+        options = config.update(**options)
+        prompt = options.get("input_ids") if inputs is None else inputs
+        if prompt is None or config.return_dict_in_generate:
+            what = "`generate` should return tokens alone, of input_ids: their values do not exist here"
+            raise Stop(what, "leave out return_dict_in_generate, or by --skip the function that calls it")
+        rehearsal.count.answer.generates = True
+        if any(each.numel() == 0 or type(each).__name__ == "DTensor" for each in model.parameters()):
+            rehearsal.shapes.values.note("generate")  # whose passes gather, and so wait for all ranks
+        if model.config.is_encoder_decoder:
+            prompt = torch.full((len(prompt), 1), config.decoder_start_token_id or 0)
+        more = config.max_new_tokens or DEFAULT_TOKENS
+        if config.max_length and not config.max_new_tokens:
+            more = max(0, config.max_length - prompt.shape[1])
+        ends = {config.pad_token_id, config.bos_token_id, *tree_leaves(config.eos_token_id)}
+        word = next(each for each in range(len(ends) + 1) if each not in ends)
+        rows = prompt.repeat_interleave(config.num_return_sequences or 1, 0)
+        with _disable_current_modes():
+            return functional.pad(rows, (0, more), value=word)
 
     if not rehearsal.request.real:
         module.GenerationMixin.generate = generate
@@ -154,6 +172,7 @@ def transformers_deepspeed(rehearsal: Rehearsal, module) -> None:
 
 def trainer(rehearsal: Rehearsal, module) -> None:
     rehearsal.count.moments.wrap(module.Trainer, "save_model", "_save_checkpoint")
+    module.get_reporting_integration_callbacks = lambda _: []
     train = module.Trainer.train
 
     def noted(this, *args, **kwargs):
@@ -207,7 +226,8 @@ def trl_kernels(rehearsal: Rehearsal, module) -> None:
 
 
 def safetensors(rehearsal: Rehearsal, module) -> None:
-    module.save_file = rehearsal.saves_nothing("save_file")
+    module.save_file = lambda *_, **__: None
+    rehearsal.count.moments.wrap(module, "save_file")
 
 
 def datasets_load(rehearsal: Rehearsal, module) -> None:

@@ -21,15 +21,6 @@ class Rehearsal:
     shapes: Shapes
     count: Count
 
-    def saves_nothing(self, what: str) -> Callable:
-        """Return a function that saves nothing. That it was called is noted."""
-
-        def save(*_, **__) -> None:
-            with self.count.moments.saving(what):
-                pass
-
-        return save
-
 
 Patch = Callable[[Rehearsal, types.ModuleType], None]
 

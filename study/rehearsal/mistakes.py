@@ -4,7 +4,9 @@ The rules that judge by it are those of `study diagnose`.
 """
 
 import contextlib
+import gc
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,7 +14,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import RandomSampler, SequentialSampler
 
-from study.measure import roles
 from study.records.schema import Record
 from study.records.sections import Watched
 from study.watch.loop import WatchedLoop
@@ -38,18 +39,6 @@ class NoLog:
         self.passes = step.backwards or step.forwards
 
 
-class NoInstruments:
-    looked_at: tuple[int, ...] = ()
-    is_looking = True  # so that no weights are read
-
-    def step_ended(self, number: int, evaluated: bool) -> None:
-        pass
-
-
-class NoWeights:
-    trained_share = 1.0
-
-
 class Mistakes:
     """Notes of a script's first updates, for the record."""
 
@@ -57,6 +46,7 @@ class Mistakes:
         self.outermost: nn.Module | None = None  # that was called first
         self.log = NoLog()
         self.loader: Any = None  # the iterator whose batches train
+        self._begun: nn.Module | None = None  # whose gradients are followed
         self._trained: dict[str, torch.Tensor] = {}
         self._with_gradient: set[str] = set()
         self._scheduled: dict[int, int] = {}  # steps of each scheduler since the last update
@@ -72,7 +62,7 @@ class Mistakes:
 
     def begin(self, module: nn.Module) -> None:
         """Follow the gradients of the model that trains."""
-        self.outermost = module
+        self.outermost = self._begun = module
         in_units = set()
         for flat, fqns in units_of(module):
             tensors = flat._params or [flat] * len(fqns)
@@ -108,6 +98,9 @@ class Mistakes:
             for name, tensor in self._trained.items()
             if name not in self._with_gradient and (type(tensor).__name__ != "DTensor" or tensor.grad is None)
         ]
+        begun = map(id, self._begun.parameters()) if self._begun else ()
+        if {id(tensor) for tensor in model.parameters()}.isdisjoint(begun):  # a GAN's other network, which may be next
+            without = []
         watched.without_gradient = without[:3]
         watched.without_gradient_tensors = len(without)
         waits = isinstance(model, DistributedDataParallel) and not (model.find_unused_parameters or model.static_graph)
@@ -116,20 +109,24 @@ class Mistakes:
             names = ", ".join(watched.without_gradient)
             raise RuntimeError(f"{what}: DDP waits for gradients of {names}, which get none")
         if not hasattr(model, "zero_optimization_stage"):
-            groups = roles.inner_optimizer(optimizer).param_groups
-            updated = {id(tensor) for group in groups for tensor in group["params"]}
+            optimizers = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
+            updated = {
+                id(tensor)
+                for each in optimizers
+                for group in getattr(each, "param_groups", ())
+                for tensor in group["params"]
+            }
             trained = [tensor for tensor in model.parameters() if tensor.requires_grad]
             watched.not_optimized_tensors = sum(id(tensor) not in updated for tensor in trained)
         note_modes(record, model)
         log: Any = self.log
-        instruments: Any = NoInstruments()
-        weights: Any = NoWeights()
-        loop = WatchedLoop(model, optimizer, accelerator, record, log, instruments, weights, self._gave_up)
+        # Always looking, so that no weights are read.
+        instruments: Any = SimpleNamespace(looked_at=(), is_looking=True, step_ended=lambda *_: None)
+        weights: Any = SimpleNamespace(trained_share=1.0)
+        # A mistake of a hook of ours does not end the script.
+        loop = WatchedLoop(model, optimizer, accelerator, record, log, instruments, weights, lambda _: None)
         loop._updated.clear()  # their gradients have no values to read
         loop.attach()
-
-    def _gave_up(self, error: Exception) -> None:
-        """A mistake of a hook of ours does not end the script."""
 
     def updated(self, watched: Watched | None) -> None:
         """Note an update."""

@@ -93,6 +93,7 @@ class Answer:
     vocabulary: int | None = None  # of the model. None: its config names none
     keeps_scores: bool = False  # attention drops some, and so a CPU keeps them
     has_other_models: bool = False  # that are called in a step, too
+    generates: bool = False  # it called `generate`, which was not run
     lora_rank: int | None = None
     log: list[tuple[int, int]] = field(default_factory=list)  # of storages, by number: bytes, and 0 when freed
     host: list[int] = field(default_factory=list)  # numbers of those that offloading keeps on the host
@@ -100,6 +101,7 @@ class Answer:
     first_step_at: int = 0  # in that log: what comes before is loading
     moments: list[Moment] = field(default_factory=list)
     collectives: list[tuple[str, str | None]] = field(default_factory=list)  # each with its line of the script
+    left_out: list[str] = field(default_factory=list)  # packages that keep logs, and are not installed
     decides: dict[str, str] = field(default_factory=dict)  # by lines' places: those that compare what is 0 here
     is_cut: bool = False  # the script would have gone on
     failure: Failure | None = None

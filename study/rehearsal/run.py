@@ -10,9 +10,11 @@ import gc
 import importlib
 import linecache
 import os
+import re
 import sys
 import traceback
 import types
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -29,7 +31,7 @@ from study.rehearsal.kernels import kernels
 from study.rehearsal.launchers import refuse_others
 from study.rehearsal.libraries import Rehearsal, WhenImported
 from study.rehearsal.moments import Enough
-from study.rehearsal.nothing import Nothing
+from study.rehearsal.nothing import MissingLogs, Nothing
 from study.rehearsal.request import ANSWER, PROGRESS, REQUEST, Failure, Request
 from study.rehearsal.values import HAS_NO_VALUES, NEEDS_VALUES, NoValue, OnOneDevice, Script, Shapes, Values
 
@@ -55,9 +57,11 @@ def main(folder: Path) -> None:
     torch_patches.patch(rehearsal)
     WhenImported(rehearsal, hugging_face_patches.PATCHES | deepspeed_patches.PATCHES).attach()
     gc.freeze()  # the searches for models and tensors pass by what is imported so far
+    logs = MissingLogs(script.reader)
+    sys.meta_path.insert(0, logs)
     failure = None
     try:
-        os.environ |= launch.environment(request)
+        os.environ |= launch.environment(request) | {"WANDB_MODE": "disabled"}
         sys.argv = [request.script, *request.words]
         sys.path[0] = str(path.parent)
         refuse_missing(path, request.configs_of)
@@ -70,11 +74,12 @@ def main(folder: Path) -> None:
         count.answer.is_cut = True
     except BaseException as error:
         if not (isinstance(error, SystemExit) and not error.code):
-            failure = failed(error, script)
+            failure = failed(error, script, logs.left_out)
     answer = count.finish(folder)
     answer.failure = failure
     answer.collectives = values.collectives
     answer.decides = script.decides
+    answer.left_out = logs.left_out
     if failure is None and not answer.updates:
         why = "" if answer.batches else ": no loader gave a batch, as its data set has too few samples or none"
         answer.failure = Failure("script", f"the script ended without an update of an optimizer{why}")
@@ -103,7 +108,11 @@ def run_script(path: Path, skips: list[str], module_name: str | None = None) -> 
     exec(compile(tree, str(path), "exec"), vars(script))  # noqa: S102 - it is the user's own script
 
 
-def failed(error: BaseException, script: Script) -> Failure:
+# As libraries say what a setting needs, in place of Python.
+NOT_INSTALLED = re.compile(r"\bpip install\b|\b(is not|to be) installed\b")
+
+
+def failed(error: BaseException, script: Script, left_out: Sequence[str] = ()) -> Failure:
     """Return how the script ended: by itself, or because a value does not exist here."""
     where, code = script.place_of(error)
     names = {type(each).__name__ for each in (error, error.__cause__, error.__context__)}
@@ -121,8 +130,10 @@ def failed(error: BaseException, script: Script) -> Failure:
     elif isinstance(error, ModuleNotFoundError):  # which the rented machine may have
         kind = "missing"
         message = f"the script needs {error.name}, which is not installed here" if error.name else message
-    elif isinstance(error, ImportError) and error.name is None:  # as libraries say what a setting needs: not Python
+    elif (isinstance(error, ImportError) and error.name is None) or NOT_INSTALLED.search(message):
         kind = "missing"
+    elif left_out and Nothing.__name__ in message:
+        kind, message = "missing", f"it reads a value of {' or '.join(left_out)}, not installed here ({message})"
     elif not isinstance(error, NoValue):
         message = f"{type(error).__name__}: {message}"
         if is_own(error):

@@ -29,7 +29,7 @@ def patch(rehearsal: Rehearsal) -> None:
         if rehearsal.count.watch.device_type == "cuda":
             kwargs |= {"device_ids": device_ids, "output_device": output_device}
         begin(model, *args, **kwargs)
-        rehearsal.count.watch.reassign(made, "backward")  # its buckets, which real ranks make anew in their first pass
+        rehearsal.count.watch.of_the_backward_pass(made)  # its buckets, which real ranks make anew in their first pass
         model.register_comm_hook(None, all_reduce)  # its C++ code needs a result that the fake backend lacks
 
     parallel.DistributedDataParallel.__init__ = wrap_in_ddp

@@ -27,6 +27,7 @@ from study.rehearsal.moments import Enough, Moments
 aten = torch.ops.aten
 COMPARES = {aten.gt, aten.lt, aten.ge, aten.le, aten.eq, aten.ne}
 CHECKED = {aten.embedding.default, aten.nll_loss_forward.default}
+READS = {aten._local_scalar_dense.default, aten.nonzero.default}
 MASKED = {aten.index.Tensor, aten.masked_select.default}
 # Data decides by masks, labels and lengths. A larger tensor, such as labels beside each word of a vocabulary, would
 # fill the host.
@@ -160,8 +161,8 @@ class Values(TorchDispatchMode):
             raise Enough
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function is aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
-            return self._read(args[0])
+        if function in READS and isinstance(args[0], FakeTensor):
+            return self._chosen(args[0]) if function is aten.nonzero.default else self._read(args[0])
         if function.overloadpacket in COMPARES and args[0].dim() == 0 and isinstance(args[0], FakeTensor):
             value = self.script.named_value()
             if value is not None:
@@ -170,7 +171,7 @@ class Values(TorchDispatchMode):
             return self._rest.__torch_dispatch__(function, types, args, kwargs)
         check_range(function, args)
         if function in MASKED:
-            function, args = aten.index.Tensor, by_positions(*args)
+            function, args = aten.index.Tensor, self._by_positions(*args)
         if function in ranks.BY_ELEMENTS:  # the fake group copies, and so goes by shapes
             args = (args[0].view(-1), args[1].reshape(-1), *args[2:])
         result = function(*args, **(kwargs or {}))
@@ -195,6 +196,32 @@ class Values(TorchDispatchMode):
             with _disable_current_modes():
                 self.agreement.note(function, args)
 
+    def _chosen(self, mask: FakeTensor) -> torch.Tensor:
+        """Return positions, as many as --value says: a router that weights decide has no others."""
+        count = self.script.named_value()
+        if count is None:
+            what = f"it chooses some of {mask.numel():,} elements by values that do not exist here"
+            remedy = "where your script does, --value NAME=COUNT says how many, with a NAME that stands in the line"
+            raise NoValue(f"{what}. What to do: {remedy}.")
+        with self.shapes.only():
+            return torch.empty(int(count), mask.dim(), dtype=torch.int64)
+
+    def _by_positions(self, tensor: torch.Tensor, chosen: list[torch.Tensor | None] | torch.Tensor) -> tuple:
+        """Return a tensor and indices without masks: how much a mask chooses is known, whatever it chooses from."""
+        if isinstance(chosen, torch.Tensor):  # `masked_select` lets both have fewer dimensions
+            shape = torch.broadcast_shapes(tensor.shape, chosen.shape)
+            tensor, chosen = tensor.expand(shape), [chosen.expand(shape)]
+        indices: list[torch.Tensor | None] = []
+        for index in chosen:
+            if index is None or index.dtype not in (torch.bool, torch.uint8):
+                indices.append(index)
+            elif isinstance(index, FakeTensor):
+                indices += self._chosen(index).unbind(1)
+            else:
+                with _disable_current_modes():
+                    indices += index.nonzero().unbind(1)
+        return tensor, indices
+
     def _read(self, tensor: FakeTensor) -> float | bool:
         read = self.script.value_of(tensor)
         if tensor.dtype == torch.bool:
@@ -212,21 +239,6 @@ def check_range(function, args) -> None:
         if largest >= limit:
             what = "rows of an embedding" if function is aten.embedding.default else "classes"
             raise IndexError(f"index {largest} is out of range: the model has {limit} {what}")
-
-
-def by_positions(tensor: torch.Tensor, chosen: list[torch.Tensor | None] | torch.Tensor) -> tuple:
-    """Return a tensor and indices without masks: how much a mask chooses is known, whatever it chooses from."""
-    if isinstance(chosen, torch.Tensor):  # `masked_select` lets both have fewer dimensions
-        shape = torch.broadcast_shapes(tensor.shape, chosen.shape)
-        tensor, chosen = tensor.expand(shape), [chosen.expand(shape)]
-    indices: list[torch.Tensor | None] = []
-    for index in chosen:
-        if type(index) is torch.Tensor and index.dtype in (torch.bool, torch.uint8):
-            with _disable_current_modes():
-                indices += index.nonzero().unbind(1)
-        else:
-            indices.append(index)
-    return tensor, indices
 
 
 def _changed(function, args, kwargs) -> torch.Tensor | None:

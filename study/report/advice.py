@@ -4,10 +4,12 @@ import json
 from dataclasses import asdict, replace
 
 from study.core import arms
+from study.core.gpus import GPUS, gpu_named
 from study.core.recipes import RECIPES
-from study.core.text import binary_size, number_of, size, times
+from study.core.text import binary_size, count, number_of, size, times
 from study.known.findings import finding
 from study.predict.front import (
+    ANY_GPU,
     MORE_ROWS,
     Advice,
     Prediction,
@@ -16,12 +18,14 @@ from study.predict.front import (
     Training,
     Transformer,
     loading_bytes,
+    node_size,
     training_of,
     with_more_rows,
     with_weights_here,
 )
+from study.predict.front import advise as recommend
 from study.report.reasons import by_precision, reason_for, why_second
-from study.report.rows import amount, of_card, seconds, use, why_tight
+from study.report.rows import amount, of_card, only_just, seconds, use, way, why_tight
 
 ALIKE = 0.05  # of a peak: less apart is less than predictions can tell
 
@@ -46,11 +50,11 @@ def in_words(advice: Advice) -> list[str]:
     choice = advice.choice
     if choice is None:
         nothing = f"Nothing fits on {question.gpus} x {question.gpu.kind}: {_lacks(advice)}."
-        return [nothing, *spared(advice), *_smaller(question)]
+        return [nothing, *_cast(question), *spared(advice), *_smaller(question)]
     # --- what to use
     lines = [f"Use {use(choice, question)}."]
     if choice.is_tight:
-        lines.append(finding("fits_only_just", why=why_tight(choice)).said)
+        lines.append(only_just(choice.gpu, choice.peak_bytes, choice.driver_bytes or 0))
     if other := advice.alternative:
         lines.append(f"Alternative: {use(other, question)}; {why_second(other, choice)}.")
     in_ddp = [row for row in (choice, advice.alternative) if row and row.arm == "ddp"]
@@ -72,9 +76,17 @@ def in_words(advice: Advice) -> list[str]:
     if needed_bytes > question.host_memory_bytes:
         has = amount(question.host_memory_bytes)
         lines.append(finding("loading_fills_the_host", needed=amount(needed_bytes), has=has).said)
-    if question.precision and RECIPES[question.precision].autocast:
-        lines.append(finding("autocast_keeps_fp32_weights", precision=question.precision).said)
-    return lines
+    return [*lines, *_cast(question)]
+
+
+def _cast(question: Question) -> list[str]:
+    """Return what to use with the 16-bit weights that DeepSpeed usually has, if autocast was asked for."""
+    if question.precision is None or not RECIPES[question.precision].autocast:
+        return []
+    asked = replace(question, precision="bf16_cast")
+    choice = recommend(asked).choice
+    then = f"Use {use(choice, asked)}." if choice else "Nothing fits with it either."
+    return [f"{finding('autocast_keeps_fp32_weights', precision=question.precision).said} {then}"]
 
 
 def start(choice: Row) -> str:
@@ -87,6 +99,10 @@ def start(choice: Row) -> str:
         of_fp32 = "Without --mixed_precision it trains in fp32."
         words = f"Start it: `{launch} --mixed_precision {precision} train.py`, with {batch} in your script. {of_fp32}"
         return words + of_trainer(choice, precision)
+    if autocast := RECIPES[choice.precision].autocast:
+        dtype = autocast if choice.gpu.has_bf16 else "float16"
+        section = json.dumps({"torch_autocast": {"enabled": True, "dtype": dtype}})[1:-1]
+        return f"Start it: `{launch} train.py`, with {batch} in your script and `{section}` in its DeepSpeed JSON."
     if choice.precision != "fp32":
         batch += ", and weights in 16 bits"
     return f"Start it: `{launch} train.py`, with {batch} in your script."
@@ -107,28 +123,30 @@ def mixed_precision(row: Row) -> str:
     """Return the precision of a row as Accelerate names it."""
     arm = arms.load_arm(row.arm)
     casts = arm.deepspeed is not None or arm.fsdp is not None  # others get bf16 weights from the script alone
-    if row.precision == "bf16" or (row.precision == "bf16_cast" and casts):
-        return "bf16" if row.gpu.has_bf16 else "fp16"
+    is_autocast = RECIPES[row.precision].autocast and not arm.deepspeed  # with DeepSpeed it casts the weights
+    if is_autocast or (row.precision == "bf16_cast" and casts):
+        return "bf16" if row.gpu.has_bf16 and row.precision != "fp16" else "fp16"
     return "no"
 
 
 PRICES = {
+    "chunked_loss": "it takes a kernel such as Liger's",
     "adamw_8bit": "moments of 8 bits, by bitsandbytes, are coarser",
     "bf16_pure": "weights in bf16 throughout round small updates away",
 }
 
 
 def spared(advice: Advice) -> list[str]:
-    """What offloads only the optimizer; what keeps all on a single card, and the price."""
+    """What offloads only the optimizer; what keeps all on the GPUs, and the price."""
     lines = []
     if row := with_weights_here(advice):
         just = f"; only just ({why_tight(row)})" if row.is_tight else ""
         lines.append(f"With the weights on the GPUs, without its offload_param: {use(row, advice.question)}{just}.")
     for option, row in advice.without_offloading:
-        price = "; ".join(words for name, words in PRICES.items() if name in option)
+        price = "; ".join(words for name, words in PRICES.items() if name in option.replace("-", "_"))
         just = f", only just ({why_tight(row)})" if row.is_tight else ""
         memory = of_card(row.peak_bytes, row.gpu)
-        lines.append(f"Without offloading: {option}, {memory}{just}, {seconds(row)} per step; {price}.")
+        lines.append(f"Without offloading: {option}, {way(row)}, {memory}{just}, {seconds(row)} per step; {price}.")
     return lines
 
 
@@ -147,7 +165,9 @@ def shape_note(model: Transformer, params: float | None) -> list[str]:
     if params is None:
         return []
     vocabulary = f"with a vocabulary of {model.look.vocabulary:,} tokens"
-    return [f"Shape taken: {model.name}, {vocabulary}. Yours: --model and a folder with its config.json."]
+    shape = f"{model.name} ({count(model.parameters)})"
+    asked = f"Shape taken for {count(params)} parameters: {shape}, {vocabulary}"
+    return [f"{asked}. Yours: --model and a folder with its config.json."]
 
 
 def _smaller(question: Question) -> list[str]:
@@ -168,6 +188,17 @@ def bucket_note(training: Training) -> list[str]:
     if not training.placement.in_ddp or beside == Prediction.of(training).memory.peak_bytes:
         return []
     return [finding("ddp_keeps_gradients_twice", needs=f"{size(beside)} ({binary_size(beside)})").said]
+
+
+def gradients_note(training: Training) -> list[str]:
+    """Return that whole gradients of FSDP2 stay between micro-batches, and what is needed if they do not."""
+    fsdp = training.placement.fsdp
+    if fsdp is None or fsdp.sync_each_batch or training.batch.passes == 1:
+        return []
+    placement = replace(training.placement, fsdp=fsdp._replace(sync_each_batch=True))
+    synced_bytes = Prediction.of(replace(training, placement=placement)).memory.peak_bytes
+    with_it = f" With --sync-each-batch it needs {size(synced_bytes)} ({binary_size(synced_bytes)})."
+    return [finding("fsdp2_whole_gradients").said + with_it]
 
 
 def stages_note(training: Training) -> list[str]:
@@ -193,6 +224,14 @@ def attention_note(model: Transformer, kernel: str) -> list[str]:
     """Return that eager attention is taken, if somebody may expect another."""
     note = model.attention_note(kernel)
     return [f"Taken: --attention-kernel eager ({note})."] if note else []
+
+
+def nodes_note(arm: arms.Arm, ranks: int) -> list[str]:
+    """Return how large nodes are taken, if an arm's groups are nodes and nobody says it."""
+    per_node = node_size(ranks, GPUS[gpu_named(ANY_GPU)], None)
+    if not arm.divides_ranks or ranks == per_node:
+        return []
+    return [f"Taken: nodes of {per_node} GPUs (study estimate takes others with --gpu and --gpus-per-node)."]
 
 
 def _lacks(advice: Advice) -> str:

@@ -5,14 +5,13 @@ memory and traffic also of virtual ones of the sizes that people train: on a tin
 reader has no such runs, those that the repository keeps are shown, and marked.
 """
 
-from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from study.core.files import from_toml
+from study.core.files import beside
 from study.core.text import nats
 from study.records import metrics
 from study.records.groups import groups
@@ -25,7 +24,6 @@ SMOKE, AT_SCALE = "study sweep smoke --runs runs/smoke", "study sweep at_scale -
 MODEL = "llama3-8b"
 LABEL, TITLE = f"synthetic, {MODEL}, bf16_cast", f"Llama-3-8B on {RANKS} virtual ranks"  # of a panel, and in words
 VIRTUAL = " (virtual)"
-QUESTIONS = Path(__file__).with_name("answers.toml")
 
 
 class PageAnswer(NamedTuple):
@@ -40,7 +38,7 @@ class PageAnswer(NamedTuple):
 
 def questions() -> list[dict[str, str]]:
     """Return what the first page and README say first: a question, its answer, one number and how that is known."""
-    return from_toml(QUESTIONS.read_text(encoding="utf-8"))["answer"]
+    return beside(__file__, "answers.toml")["answer"]
 
 
 def answers(runs: Runs) -> list[PageAnswer]:

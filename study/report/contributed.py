@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -83,23 +82,26 @@ def table(folders: list[Path]) -> pd.DataFrame:
         for run in load([folder]).done:
             record = run.record
             cell = run.folder.name.rpartition("-r")[0]
-            row: dict[str, Any] = {"contributor": who, "machine": machine_of(record.hardware)}
-            row |= {"part": record.cell.part, "arm": record.arm, "rows": run.facts["micro_batch"]}
-            row |= {"passes": run.facts["accumulation"], "step s": metrics.value(record, "step_s")}
-            row |= {"predicted s": before.get((cell, "step_s")), "with machine.json s": here.get((cell, "step_s"))}
-            row["peak_bytes"] = metrics.value(record, "tracked_peak_bytes")
-            row["predicted_bytes"] = before.get((cell, "allocated_bytes"))
-            rows.append(row)
+            rows.append(
+                {
+                    "contributor": who,
+                    "machine": machine_of(record.hardware),
+                    "part": record.cell.part,
+                    "arm": record.arm,
+                    "rows": run.facts["micro_batch"],
+                    "passes": run.facts["accumulation"],
+                    "step s": metrics.value(record, "step_s"),
+                    "predicted s": before["step_s"].get(cell),
+                    "with machine.json s": here["step_s"].get(cell),
+                    "peak_bytes": metrics.value(record, "tracked_peak_bytes"),
+                    "predicted_bytes": before["allocated_bytes"].get(cell),
+                }
+            )
     return pd.DataFrame(rows, columns=[*SHOWN, "peak_bytes", "predicted_bytes"])
 
 
-def _predictions(path: Path) -> dict[tuple[str, str], float]:
-    if not path.exists():
-        return {}
-    wide = pd.read_csv(path, index_col="cell")[["step_s", "allocated_bytes"]]
-    return {
-        (str(cell), str(name)): value for cell, row in wide.iterrows() for name, value in row.items() if value == value
-    }
+def _predictions(path: Path) -> pd.DataFrame:
+    return pd.read_csv(path, index_col="cell") if path.exists() else pd.DataFrame(columns=["step_s", "allocated_bytes"])
 
 
 def all_folders() -> list[Path]:

@@ -23,7 +23,7 @@ from study.predict.front import (
     papers,
     reserve_bytes,
 )
-from study.report.rows import of_card, of_others
+from study.report.rows import of_card, of_others, only_just
 
 FITS = {"yes": "It fits on {}.", "only just": "It fits only just on {}.", "no": "It does not fit on {}."}
 
@@ -45,7 +45,7 @@ class Needs:
     is_usual_precision: bool  # nobody asked for it
     training: Training
     estimate: Estimate
-    kinds: MemoryKinds | None  # None: of a rank without a GPU
+    kinds: MemoryKinds | None  # of a card that is large enough. None: of a rank without a GPU
     on_gpu: FitsGpu | None  # None: nobody said which kind
     step: StepTime | None  # None: neither a kind of GPU nor a machine.json
     ranks_of_node: int | None  # that train. None: nobody said which machine it is
@@ -56,7 +56,8 @@ class Needs:
         prediction = Prediction(training)
         kinds = on_gpu = None
         if training.placement.on_gpu:
-            kinds = prediction.kinds(machine.gpu if machine else None)
+            has_room = machine and fits_on(machine.gpu, prediction.memory.peak_bytes) != "no"
+            kinds = prediction.kinds(machine.gpu if machine and has_room else None)
         if machine and kinds:
             if arm.uses_nvme and not machine.disk_bytes_per_s:
                 remedy = "give --disk, such as 6GB/s (study calibrate --disk measures yours), or leave --gpu out"
@@ -86,7 +87,7 @@ def in_words(needs: Needs) -> list[str]:
     peak = f"{size(whole.peak_bytes)} ({binary_size(whole.peak_bytes)})"
     text = f"A rank of {ranks} with {needs.arm} needs {peak} of {memory} at the peak, predicted"
     if on_gpu is None or needs.kinds is None:
-        return [f"{text}.", _taken(needs)]
+        return [f"{text}.", *_cast(needs), _taken(needs)]
     gpu = on_gpu.gpu
     reserve = size(reserve_bytes(gpu))
     card = f"{gpu.kind} ({size(gpu.memory_bytes)}, less {reserve} for context and fragmentation)"
@@ -94,7 +95,8 @@ def in_words(needs: Needs) -> list[str]:
     # What nvidia-smi shows of a training that does not fit is the whole card.
     if needs.kinds.driver and on_gpu.fits != "no":
         text += f" nvidia-smi, which counts in GiB, will show {of_card(needs.kinds.driver, gpu)}."
-    return [text, _taken(needs)]
+    just = [only_just(gpu, whole.peak_bytes, needs.kinds.driver)] if on_gpu.fits == "only just" else []
+    return [text, *just, *_cast(needs), _taken(needs)]
 
 
 def _taken(needs: Needs) -> str:
@@ -107,12 +109,26 @@ def _taken(needs: Needs) -> str:
     passes = f"{number_of(batch.passes, 'micro-batches')} in a step (--accumulation)"
     text = f"Taken as: {rows}, {passes}, {precision}{by_default}, activations {activations}."
     if needs.on_gpu and precision.startswith("bf16") and not needs.on_gpu.gpu.has_bf16:
-        text += f" A {needs.on_gpu.gpu.kind} has no bf16: fp16 is meant."
+        meant = "DeepSpeed's fp16 is meant, which has as many bytes" if precision == "bf16_cast" else "fp16 is meant"
+        text += f" A {needs.on_gpu.gpu.kind} has no bf16: {meant}."
     if needs.on_gpu and precision == "fp32":
         text += f" {finding('fp32_is_tf32').said}"
-    if RECIPES[precision].autocast and needs.training.placement.deepspeed:
-        text += f" {finding('autocast_keeps_fp32_weights', precision=precision).said}"
     return text
+
+
+def _cast(needs: Needs) -> list[str]:
+    """Return what a rank needs with the 16-bit weights that DeepSpeed usually has, if autocast was asked for."""
+    training = needs.training
+    if not (RECIPES[needs.precision].autocast and training.placement.deepspeed):
+        return []
+    cast = Prediction.of(replace(training, recipe=RECIPES["bf16_cast"]))
+    peak_bytes = cast.memory.peak_bytes
+    text = f"{finding('autocast_keeps_fp32_weights', precision=needs.precision).said} It needs {size(peak_bytes)}"
+    if needs.on_gpu is None:
+        return [f"{text}."]
+    gpu = needs.on_gpu.gpu
+    fits = FITS[fits_on(gpu, peak_bytes, cast.kinds(gpu).driver)].format(gpu.kind)
+    return [f"{text}. {fits}"]
 
 
 def table(estimate: Estimate, in_ddp: bool) -> list[dict]:
@@ -139,13 +155,12 @@ def model_states(needs: Needs, parameters: float) -> dict[str, float]:
     return papers.states_bytes(parameters, stage, training.placement.ranks, needs.precision, training.optimizer)
 
 
-def of_states(held: Mapping[str, float], parameters: float) -> list[str]:
-    """Whatever activations take, these are known."""
+def of_states(held: Mapping[str, float], parameters: float, precision: str) -> list[str]:
+    """Whatever activations take, these are known. The paper's own have 16-bit weights."""
     parts = ", ".join(f"{states} {size(held_bytes)}" for states, held_bytes in held.items())
     total = size(sum(held.values()))
-    return [
-        f"model states alone, divided as in the ZeRO paper, of {count(parameters)} parameters: {total} ({parts})"
-    ] * bool(held)
+    of = f"{count(parameters)} parameters{' with fp32 weights' if RECIPES[precision].autocast else ''}"
+    return [f"model states alone, divided as in the ZeRO paper, of {of}: {total} ({parts})"] * bool(held)
 
 
 def moved(needs: Needs) -> list[str]:

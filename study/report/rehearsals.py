@@ -3,10 +3,13 @@
 import re
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import Self
 
+from study.configs.oom.said import kept_output
 from study.core.gpus import GPUS
 from study.core.text import UNKNOWN, binary_size, number_of, size
+from study.known.findings import finding
 from study.predict.front import reserve_bytes
 from study.records.schema import Record
 from study.records.sections import Observed
@@ -71,7 +74,7 @@ class Rehearsed:
 WITHOUT = {
     "flash_?att": 'ask for attn_implementation="sdpa", which keeps as much',
     "xformers": "ask for PyTorch's own attention, which keeps as much",
-    "bitsandbytes": 'ask for optim="adamw_torch", whose moments take 8 bytes of a parameter and not 2',
+    "bitsandbytes": 'take AdamW (optim="adamw_torch"), whose moments take 8 bytes of a parameter and not 2',
     "apex": "ask for PyTorch's fused AdamW",
     "transformer_?engine": "ask for bf16 in place of fp8",
     "liger": "leave Liger out; the logits that it never makes are counted then",
@@ -115,6 +118,17 @@ def verdict(of: Rehearsed) -> str:
     shown = f"nvidia-smi would show {device.driver / GIB:.1f} of {total}"
     kept = "" if of.fits == "no" else f", with {reserve_bytes(GPUS[of.request.gpu]) / GIB:.1f} GiB {KEPT}"
     return f"{holds}, and {shown}: {FITS[of.fits]}{kept}."
+
+
+def one_update(of: Rehearsed) -> list[str]:
+    """Return what the peak lacks if the script made one update: the optimizer had no moments before it."""
+    moments = (of.record.memory.components.per_rank[0].after_step or {}).get("moments", 0)
+    if of.answer.updates > 1:
+        return []
+    return [
+        "The script ended after 1 update, before which its optimizer had no moments: a second one holds "
+        f"{size(moments)} more. Its parts and mistakes are seen from the second on: give it more data."
+    ]
 
 
 # What no count of tensors has, as `advise` and `oom` keep it.
@@ -169,6 +183,10 @@ def ran_with(of: Rehearsed) -> list[str]:
     """Return which releases ran, and which default of theirs holds less than that of older ones."""
     answer = of.answer
     lines = [f"It ran {', '.join(f'{name} {release}' for name, release in answer.releases.items())}."]
+    if answer.generates:
+        lines.append("`generate` was not run: each answer has the most tokens, and its cache is not counted.")
+    if answer.left_out:
+        lines.append(f"Not installed here, and left out: {', '.join(answer.left_out)}.")
     for name, known in answer.built_in.items():
         what = f"The config of {name} could not be read here: it is that of the built-in {known}"
         lines.append(f"{what}, in fp32 unless the script gives a dtype.")
@@ -189,16 +207,22 @@ def on_cpu(answer: Answer) -> str:
 
 def parts_of_peak(of: Rehearsed) -> list[str]:
     parts = sorted(of.peak.parts.items(), key=lambda part: -part[1])
-    if not parts:
+    if not parts and of.answer.updates > 1:
         updates = number_of(of.answer.updates, "updates")
         return [f"What the peak consists of was not seen: the script made {updates}, and another one shows it."]
+    if not parts:
+        return []
     lines = ["At the peak: " + ", ".join(f"{name.replace('_', ' ')} {size(held)}" for name, held in parts) + "."]
     if of.device.host:
         lines.append(f"The host keeps {size(of.device.host)} of these for this rank.")
+    if of.record.observed.wrapper == "DistributedDataParallel" and of.peak.parts.get("buckets"):
+        lines.append(finding("ddp_buckets_beside").said)
     kept = of.record.memory.components.per_rank[0].after_step.get("activations", 0)
     if kept > OUTPUTS * of.device.peak:
+        line = kept_output(Path(of.request.script).read_text(encoding="utf-8", errors="replace"))
+        what = f"what `{line.strip()}` gives" if line else "a model's outputs"
         lines.append(
-            f"When the optimizer steps, {size(kept)} of activations are still held, such as a model's outputs. Unless "
+            f"When the optimizer steps, {size(kept)} of activations are still held, such as {what}. Unless "
             "the script deletes them, the next forward pass holds them too. `study estimate` does not count them."
         )
     return lines
@@ -283,7 +307,8 @@ def offloading(seen: Observed) -> list[str]:
 
 def arithmetic(seen: Observed) -> list[str]:
     """Return the types of numbers, and the optimizer."""
-    kinds = [f"{name} in {seen.dtypes[name]}" for name in ("weights", "master") if seen.dtypes.get(name)]
+    dtypes = {name: (kinds or "").replace(" ", " and ") for name, kinds in seen.dtypes.items()}
+    kinds = [f"{name} in {dtypes[name]}" for name in ("weights", "master") if dtypes.get(name)]
     words = [", ".join(kinds)]
     if seen.autocast:
         words.append(f"autocast {seen.autocast}")

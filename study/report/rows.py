@@ -14,9 +14,7 @@ GIB = 2**30
 
 def use(row: Row, question: Question) -> str:
     """`zero2, 3 sequences of 2,048 tokens per micro-batch, 6 of them; 55 of 80 GiB (nvidia-smi shows 61); 7 s`."""
-    name, memory = row.arm, of_card(row.peak_bytes, question.gpu)
-    if row.checkpointing:
-        name += " with activation checkpointing"
+    name, memory = way(row), of_card(row.peak_bytes, question.gpu)
     # The recipes are named after bf16. On a GPU without it they are meant in fp16: bf16_cast as DeepSpeed's own.
     if row.precision != "fp32" and not question.gpu.has_bf16:
         name += " in DeepSpeed's fp16" if RECIPES[row.precision].master_bytes else " in fp16 autocast"
@@ -31,6 +29,12 @@ def use(row: Row, question: Question) -> str:
     return f"{name}, {rows}, {number_of(row.accumulation, 'micro-batches')}; {memory}; {step}, and {loops}"
 
 
+def way(row: Row) -> str:
+    """`fsdp2 with activation checkpointing and sync_each_batch=True`."""
+    besides = {"activation checkpointing": row.checkpointing, "sync_each_batch=True": row.sync_each_batch}
+    return " with ".join(filter(None, [row.arm, " and ".join(name for name, is_on in besides.items() if is_on)]))
+
+
 def of_others(step_s: float, low_s: float, high_s: float, is_known: bool) -> str:
     """`others' loops took 0.8 to 2 times that`: the interval of a step, for a reader who takes the first number."""
     low, high = (short(float(f"{end_s / step_s:.1f}")) for end_s in (low_s, high_s))
@@ -40,10 +44,25 @@ def of_others(step_s: float, low_s: float, high_s: float, is_known: bool) -> str
 
 def why_tight(row: Row) -> str:
     """The number that makes a row fit only just."""
-    free_bytes = headroom_bytes(row.gpu, row.peak_bytes)
-    if free_bytes < MISS * row.peak_bytes:
-        return f"{of_card(row.peak_bytes, row.gpu)}, and {amount(free_bytes)} beside the reserve"
-    return f"nvidia-smi shows {of_card(row.driver_bytes or 0, row.gpu)}"
+    if reserved_decides(row.gpu, row.peak_bytes):
+        return f"nvidia-smi shows {of_card(row.driver_bytes or 0, row.gpu)}"
+    return _beside(row.gpu, row.peak_bytes)
+
+
+def reserved_decides(gpu: Gpu, peak_bytes: int) -> bool:
+    """Whether tensors leave room, so that what fits only just does so because of what PyTorch reserves."""
+    return headroom_bytes(gpu, peak_bytes) >= MISS * peak_bytes
+
+
+def _beside(gpu: Gpu, peak_bytes: int) -> str:
+    return f"{of_card(peak_bytes, gpu)}, and {amount(headroom_bytes(gpu, peak_bytes))} beside the reserve"
+
+
+def only_just(gpu: Gpu, peak_bytes: int, driver_bytes: int) -> str:
+    """Return what decides that something fits only just, and what to do."""
+    if reserved_decides(gpu, peak_bytes):
+        return finding("reserved_decides", shown=of_card(driver_bytes, gpu)).said
+    return finding("fits_only_just", why=_beside(gpu, peak_bytes)).said
 
 
 def _number(size_bytes: float) -> str:
@@ -61,18 +80,17 @@ def of_card(size_bytes: float, gpu: Gpu) -> str:
     return f"{_number(size_bytes)} of {amount(gpu.memory_bytes)}"
 
 
-def seconds(row: Row) -> str:
+def seconds(row: Row, unit: tuple[float, str] | None = None) -> str:
     """Return a step with its interval, to two digits: 5.4 s (4.6 to 6.3), or 2.6 min (2.2 to 3)."""
-    if row.step_s is None or row.step_interval_s is None:
-        return UNKNOWN
-    return duration(row.step_s, *row.step_interval_s)
+    return UNKNOWN if row.step_s is None else duration(row.step_s, *(row.step_interval_s or ()), unit=unit)
 
 
-def duration(step_s: float, *ends_s: float) -> str:
+def duration(step_s: float, *ends_s: float, unit: tuple[float, str] | None = None) -> str:
+    """Return a step with its ends. In a given unit, that of a column, in few characters: 71 ms (57-140)."""
     # The largest number decides the unit, so that all have the same.
-    factor, unit = _unit(max(step_s, *ends_s, 0))
+    factor, name = unit or _unit(max(step_s, *ends_s, 0))
     step, *ends = (short(float(rounded(value / factor, ".2g"))) for value in (step_s, *ends_s))
-    return f"{step} {unit} ({' to '.join(ends)})" if ends else f"{step} {unit}"
+    return f"{step} {name}" + (f" ({('-' if unit else ' to ').join(ends)})" if ends else "")
 
 
 def _unit(step_s: float) -> tuple[float, str]:
@@ -96,7 +114,7 @@ def table(advice: Advice) -> list[dict]:
             "batch": f"{row.micro_batch} x {row.accumulation}",
             "GiB": _of_row(row),
             "host GiB": _number(row.host_bytes),
-            "per step": _narrow(row, *unit),
+            "per step": seconds(row, unit),
             "limit": row.limit.removesuffix(" memory"),
         }
         for row in advice.rows
@@ -108,6 +126,12 @@ def below_table(advice: Advice) -> str:
     gpu = advice.question.gpu
     free = max(0, headroom_bytes(gpu, 0))
     return f"fits: up to {free / GIB:.1f} of {amount(gpu.memory_bytes)}; the rest is for context and fragmentation."
+
+
+def synced(advice: Advice) -> list[str]:
+    """Return which arms are compared with gradients reduced in each micro-batch."""
+    names = [row.arm for row in advice.rows if row.sync_each_batch]
+    return [finding("fsdp2_synced", arms=", ".join(names)).said] if names else []
 
 
 def stage_3_holds_no_less(advice: Advice) -> list[str]:
@@ -139,14 +163,6 @@ def _of_row(row: Row) -> str:
     if row.is_tight and row.driver_bytes:
         return f"{_number(row.peak_bytes)}-{_number(row.driver_bytes)}"
     return _number(row.peak_bytes)
-
-
-def _narrow(row: Row, factor: float, unit: str) -> str:
-    """Return a step with its interval in few characters: 5.4 s (4.6-6.3), or 71 ms (57-140)."""
-    if row.step_s is None or row.step_interval_s is None:
-        return UNKNOWN
-    step, low, high = (f"{float(rounded(value / factor, '.2g')):g}" for value in (row.step_s, *row.step_interval_s))
-    return f"{step} {unit} ({low}-{high})"
 
 
 def _place(row: Row, advice: Advice) -> str:

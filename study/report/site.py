@@ -33,6 +33,7 @@ from study.core.errors import Stop
 from study.core.text import say
 from study.known import faults, osv
 from study.ledger import texts, verdicts
+from study.ledger.search import MEANT
 from study.records import runs as records
 from study.records import store
 from study.records.keeping import redact
@@ -80,7 +81,8 @@ def told(text):
 told
 """
 AT_ONCE = 2  # notebooks: a kernel is one process
-QUIET = ["--log-level=CRITICAL"]  # a kernel warns that it talks over TCP, and says that it was told to end
+# A kernel warns that it talks over TCP, and says that it was told to end
+QUIETLY = {"progress_bar": False, "kernel_name": "python3", "extra_arguments": ["--log-level=CRITICAL"]}
 
 
 def build(folders: list[Path], out: Path, address: str = "", paste: bool = False) -> list[str]:
@@ -105,7 +107,15 @@ def build(folders: list[Path], out: Path, address: str = "", paste: bool = False
         problems = pool.map(lambda name: execute(name, Path(executed), parameters), NOTEBOOKS)
         # Papers first, and of these the ones that were read.
         in_order = sorted(texts.texts(), key=lambda text: (text.document.startswith("S"), text.is_read_in_part))
-        write(site, "claims", texts=in_order, ledger=texts, verdicts=verdicts, records=documents.kept_records())
+        write(
+            site,
+            "claims",
+            texts=in_order,
+            ledger=texts,
+            verdicts=verdicts,
+            meant=MEANT,
+            records=documents.kept_records(),
+        )
         write(site, "sentences", sentences=sentences())
         (site / "faults.json").write_text(faults.table().model_dump_json(indent=1))
         (site / "osv.json").write_text(json.dumps(osv.records(datetime.now(UTC)), indent=1))
@@ -186,9 +196,8 @@ def _answered(site: Path, page: str, page_answers: list[PageAnswer]) -> dict[str
 def execute(name: str, into: Path, parameters: dict[str, str]) -> str:
     """Execute a notebook. Return what went wrong, which is nothing if it went well."""
     source, path = ROOT / "notebooks" / f"{name}.ipynb", into / f"{name}.ipynb"
-    quietly = {"progress_bar": False, "kernel_name": "python3", "extra_arguments": QUIET}
     try:
-        papermill.execute_notebook(source, path, parameters, **quietly)
+        papermill.execute_notebook(source, path, parameters, **QUIETLY)
     except PapermillExecutionError as error:
         return f"FAILED: {error.ename}: {error.evalue}"
     return ""

@@ -24,7 +24,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from study.core.files import from_toml
+from study.core.files import beside
 from study.report.tables import parts
 
 WIDTH = 4.0  # inches: a phone of 390 px shows all of it, with letters of 11 px or more; a desk shows it larger
@@ -36,7 +36,7 @@ LINE = 0.16  # inches: the height of a line of text
 FAINT, CARD = "#5c5c63", "#ffffff"  # as in figures.mplstyle
 EDGE: dict[str, Any] = {"edgecolor": FAINT, "linewidth": 0.6}  # of a part of a bar
 
-COLOURS = from_toml(Path(__file__).with_name("colours.toml").read_text(encoding="utf-8"))
+COLOURS = beside(__file__, "colours.toml")
 ARMS, PARTS, COLLECTIVES, MARKS = (COLOURS[name] for name in ("arms", "parts", "collectives", "marks"))
 STYLE = Path(__file__).with_name("templates") / "figures.mplstyle"
 

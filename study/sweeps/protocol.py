@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cache as once
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationError
 
@@ -28,7 +28,8 @@ from study.records.runs import Run
 from study.records.schema import Record
 
 FOLDER = Path(__file__).resolve().parent / "protocols"
-SCALES = ("paper", "one_gpu", "tiny")
+Scale = Literal["paper", "one_gpu", "tiny"]
+SCALES: tuple[Scale, ...] = get_args(Scale)
 SCRIPTS = {"train": arms.PACKAGE / "train.py", "as_printed": arms.ROOT / "reproductions" / "as_printed.py"}
 SETTINGS = tuple(field.name for field in fields(Settings))
 PART_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,59}$"  # the names of run folders begin with it

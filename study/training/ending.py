@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from study.core.errors import Stop
-from study.core.files import from_toml
+from study.core.files import beside
 from study.core.machine import MORE_MEMORY, die_with_parent, lift_memory_cap, oom_kills
 from study.core.text import size
 from study.measure.hardware import device_is_full, host_is_full, lost_connection
@@ -37,7 +37,7 @@ FULL = (  # whose memory it was, and what to do
     (device_is_full, "the device ran out of memory", "give a smaller --micro-batch, or an arm that offloads"),
     (host_is_full, "the host refused more memory", "give a smaller --micro-batch, or a higher --memory-cap-gib"),
 )
-REFUSALS = from_toml(Path(__file__).with_name("refusals.toml").read_text())
+REFUSALS = beside(__file__, "refusals.toml")
 NO_FOLDER = Path("/proc/no run folder yet")
 _heard = threading.Event()  # set once the main thread has handled a signal
 

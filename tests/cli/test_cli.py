@@ -240,9 +240,15 @@ def test_an_advice_ends_in_three_sentences_and_names_what_nobody_gave(words, tak
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--params 1.3e9", "Shape taken: gpt3-1.3b, with a vocabulary of 50,257 tokens."),
-        ("--params 8e9", "Shape taken: llama3-8b, with a vocabulary of 128,256 tokens."),
-        ("--params 1.5e9 --layers 24 --hidden 2048", "Shape taken: 24 layers of width 2048"),
+        (
+            "--params 1.3e9",
+            "Shape taken for 1.3 billion parameters: gpt3-1.3b (1.32 billion), with a vocabulary of 50,257 tokens.",
+        ),
+        (
+            "--params 8e9",
+            "Shape taken for 8 billion parameters: llama3-8b (8.03 billion), with a vocabulary of 128,256 tokens.",
+        ),
+        ("--params 1.5e9 --layers 24 --hidden 2048", "Shape taken for 1.5 billion parameters: 24 layers of width 2048"),
         ("--model gpt2", None),
     ],
 )
@@ -276,6 +282,7 @@ def test_every_command_says_which_size_of_gpu_it_takes(command, asked, capsys):
     [
         # ZeRO's figure 1: 120, 31.4, 16.6 and 1.9 GB for 7.5 billion parameters on 64 GPUs.
         ("ddp --precision bf16_cast", "120 GB (weights 15 GB, gradients 15 GB, optimizer 90 GB)"),
+        ("zero2 --precision fp16", "31.4 GB (weights 30 GB, gradients 469 MB, optimizer 938 MB)"),
         ("zero1", "31.4 GB (weights 15 GB, gradients 15 GB, optimizer 1.41 GB)"),
         ("zero2", "16.6 GB (weights 15 GB, gradients 234 MB, optimizer 1.41 GB)"),
         ("zero3", "1.88 GB (weights 234 MB, gradients 234 MB, optimizer 1.41 GB)"),
@@ -286,7 +293,8 @@ def test_every_command_says_which_size_of_gpu_it_takes(command, asked, capsys):
 def test_an_estimate_has_the_model_states_alone_by_the_paper(words, said, asked, capsys):
     asked(f"estimate --params 7.5e9 --gpus 64 --checkpointing --arm {words}")
     out = " ".join(capsys.readouterr().out.split())
-    expected = [f"model states alone, divided as in the ZeRO paper, of 7.5 billion parameters: {said}"] if said else []
+    parameters = "7.5 billion parameters with fp32 weights" if "fp16" in words else "7.5 billion parameters"
+    expected = [f"model states alone, divided as in the ZeRO paper, of {parameters}: {said}"] if said else []
     assert re.findall(r"model states alone.*?\)", out) == expected
 
 
@@ -304,6 +312,30 @@ def test_an_estimate_has_the_model_states_alone_by_the_paper(words, said, asked,
 def test_the_16_bits_of_a_yaml_are_told_from_that_of_the_flag(words, is_said, asked, capsys):
     asked(words)
     assert ("[autocast_keeps_fp32_weights]" in capsys.readouterr().out) is is_said
+
+
+def test_what_a_flag_of_autocast_predicts_is_beside_what_deepspeeds_own_needs(asked, capsys):
+    words = "--arm zero2 --params 7.5e9 --layers 72 --hidden 2880 --gpus 64 --gpu V100-32GB --checkpointing"
+    asked(f"estimate {words} --precision bf16_cast --json")
+    cast = json.loads(capsys.readouterr().out)
+    assert (cast["parameters_asked"], cast["fits"]) == (7.5e9, "only just")
+    asked(f"estimate {words} --precision fp16")
+    out = " ".join(capsys.readouterr().out.split())
+    assert "It does not fit on V100-32GB" in out
+    needs = size(cast["estimate"]["peak_bytes"])
+    assert f"[autocast_keeps_fp32_weights] It needs {needs}. It fits only just on V100-32GB." in out
+    asked("advise --model gpt2-xl --gpus 4 --gpu T4 --precision fp16")
+    out = " ".join(capsys.readouterr().out.split())
+    assert "[autocast_keeps_fp32_weights] Use zero3 with activation checkpointing in DeepSpeed's fp16" in out
+
+
+@pytest.mark.parametrize("arm", ["ddp", "zero2", "zero3", "fsdp2", "zero3_cpu"])
+@pytest.mark.parametrize("gpu", ["V100-32GB", "H100"])
+def test_no_kind_of_memory_is_below_the_one_inside_it(arm, gpu, asked, capsys):
+    """Where a training does not fit, PyTorch's part was cut at the card, and the tensors were not."""
+    asked(f"estimate --arm {arm} --model llama3-8b --gpus 8 --gpu {gpu} --sequence 8192 --json")
+    kinds = json.loads(capsys.readouterr().out)["kinds"]
+    assert kinds["allocated"] <= kinds["reserved"] < kinds["driver"]
 
 
 def test_an_estimate_has_its_peak_in_both_units(asked, capsys):

@@ -33,6 +33,7 @@ from study.core.library_defaults import known_libraries
 from study.core.shapes import config_of
 from study.core.text import binary_size
 from study.predict.front import FOLLOWED, Wanted, asked_for
+from study.sweeps.launches import options
 from tests.cli.test_cli import in_this_process
 from tests.conftest import ROOT, table
 
@@ -2362,3 +2363,84 @@ def test_a_script_beside_an_error_is_no_traceback(kind, tmp_path, monkeypatch, c
     said = capsys.readouterr().out
     assert "It rests on: " in said
     assert "the text names" not in said
+
+
+OLDER_SIZES = "(GPU 0; 7.93 GiB total capacity; 6.71 GiB already allocated; {}399.36 MiB {}"
+NEWER_SIZES = (
+    "GPU 0 has a total {} of 7.93 GiB of which 512.00 MiB is free. {}Of the allocated memory 6.71 GiB is allocated by "
+    "PyTorch, {}and 399.36 MiB is reserved by PyTorch but unallocated."
+)
+OF_PROCESS = "Including non-PyTorch memory, this process has 7.40 GiB memory in use. "
+IN_POOLS = "with 1.00 GiB allocated in private pools (e.g., CUDA Graphs), "
+HALF_FREE = "512.00 MiB free; "
+# As CUDACachingAllocator.cpp has written it: 1.0, 1.4, 1.8 with a limit, 2.1, 2.2 to 2.9, with a limit, on ROCm.
+BY_RELEASE = {
+    "CUDA out of memory. Tried to allocate 2.00 GiB " + OLDER_SIZES.format(HALF_FREE, "cached)"): 7.93,
+    "CUDA out of memory. Tried to allocate 2.00 GiB "
+    + OLDER_SIZES.format(HALF_FREE, "x").replace("399.36 MiB x", "7.10 GiB reserved in total by PyTorch)"): 7.93,
+    "CUDA out of memory. Tried to allocate 2.00 GiB "
+    + OLDER_SIZES.format(f"{HALF_FREE}7.20 GiB allowed; ", "x").replace(
+        "399.36 MiB x", "7.10 GiB reserved in total by PyTorch)"
+    ): 7.2,
+    "CUDA out of memory. Tried to allocate 2.00 GiB. " + NEWER_SIZES.format("capacty", OF_PROCESS, ""): 7.93,
+    "CUDA out of memory. Tried to allocate 2.00 GiB. " + NEWER_SIZES.format("capacity", OF_PROCESS, IN_POOLS): 7.93,
+    "CUDA out of memory. Tried to allocate 2.00 GiB. " + NEWER_SIZES.format("capacity", "7.20 GiB allowed; ", ""): 7.2,
+    "HIP out of memory. Tried to allocate 2.00 GiB. " + NEWER_SIZES.format("capacity", "", ""): 7.93,
+}
+
+
+@pytest.mark.parametrize("text", BY_RELEASE)
+def test_the_message_of_each_release_has_the_same_sizes(text):
+    """A limit that the process has set is its GPU: a training was said to fit the whole one."""
+    error = reading.find(f"RuntimeError: {text}")
+    total, gib = BY_RELEASE[text], 2**30
+    sizes = [each / gib for each in (error.total, error.allocated, error.unallocated, error.asked.high)]
+    assert sizes == pytest.approx([total, 6.71, 0.39, 2.0], abs=0.01)
+    assert error.free / gib == pytest.approx(0.5 if total == 7.93 else 0.1, abs=0.01)
+    assert error.outside >= 0
+
+
+def test_the_message_of_the_runtime_before_the_allocator_had_one():
+    text = "RuntimeError: cuda runtime error (2) : out of memory at /pytorch/aten/src/THC/generic/THCStorage.cu:58"
+    assert reading.find(text).where == "GPU"
+
+
+@pytest.mark.parametrize(
+    ("flags", "decides"),
+    [
+        ("--model llama3-8b --arm zero3_cpu --ranks 2", "The offloaded states decide."),
+        ("--model llama3-8b --arm fsdp2_cpu --ranks 8", "The offloaded states decide, unless each rank loads so."),
+        ("--model llama3-8b --arm zero2 --ranks 8", "Loading decides."),
+    ],
+)
+def test_of_a_full_host_it_is_said_what_a_node_needs_and_what_decides(flags, decides, tmp_path, monkeypatch, capsys):
+    log = tmp_path / "host.log"
+    log.write_text("['/usr/bin/python', 'train.py'] exits with return code = -9\n")
+    said = said_of(log, flags, monkeypatch, capsys)
+    in_this_process(monkeypatch, f"estimate {flags} --json")
+    on_host = json.loads(capsys.readouterr().out)["estimate"]["host_bytes"]
+    ranks = int(flags[-1])
+    assert f"{binary_size(ranks * (on_host + 4e9))} from the start of training on" in said
+    whole = 4 * 8_030_261_248
+    assert f"{binary_size(ranks * 4e9)}, and {binary_size(ranks * (whole + 4e9))} if each rank" in said
+    assert decides in said
+    unsaid = flags.partition(" --ranks")[0]
+    assert "from the start" not in said_of(log, unsaid, monkeypatch, capsys)
+
+
+def test_advise_estimate_and_oom_predict_the_same_of_every_arm(monkeypatch, capsys):
+    """Of groups of ranks, which are nodes, oom took one node of all."""
+    in_this_process(monkeypatch, "advise --model llama3.2-1b --gpus 16 --gpu V100-16GB --json")
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {"ddp", "zero3", "fsdp2_cpu", "hsdp", "zero3_hpz"} < {row["arm"] for row in rows}
+    for row in rows:
+        names = ("arm", "micro_batch", "accumulation", "precision", "checkpointing", "sync_each_batch")
+        chosen = {name: row[name] for name in names} | {"ranks": 16, "sequence": 2048}
+        given = Described(**chosen, buckets=row["bucket_elements"], bucket_view=True)
+        assert predicted_memory(Wanted(model="llama3.2-1b"), given).peak_bytes == row["peak_bytes"], row["arm"]
+        asked = chosen | {"buckets": row["bucket_elements"]}
+        flags = options({name: value for name, value in asked.items() if value})
+        for gpu in ("", "--gpu V100-16GB"):
+            in_this_process(monkeypatch, f"estimate --model llama3.2-1b {' '.join(flags)} {gpu} --json")
+            predicted = json.loads(capsys.readouterr().out)["estimate"]
+            assert predicted["peak_bytes"] == row["peak_bytes"], (row["arm"], gpu)

@@ -6,7 +6,7 @@ import pytest
 
 from study.configs.oom.by_text import explained
 from study.configs.oom.optimizers import NAMED
-from study.configs.oom.training import Described, prediction_of
+from study.configs.oom.training import Described, KnownTraining, prediction_of
 from study.configs.pasted.memory import error_in
 from study.configs.pasted.read import read
 from study.predict.engines import engine_of
@@ -28,6 +28,8 @@ ASKED = {
     "return optim.Adam(self.parameters(), foreach=False)": "single_tensor",
     "opt = bnb.optim.AdamW8bit(model.parameters())": "adamw_8bit",
     "from transformers import AdamW\nopt = AdamW(model.parameters())": "single_tensor",
+    "trainer = Trainer(model)": "adamw",
+    "trainer = Trainer(model)\ntorch==2.6.0": "foreach",
     "trainer = Trainer(model)\ntransformers==4.53.3": "foreach",
     "trainer = Trainer(model)\ntransformers==4.54.0": "adamw",
     "trainer = Trainer(model)\ntransformers==4.57.0\ntorch==2.6.0": "foreach",
@@ -68,6 +70,17 @@ def test_pytorchs_is_taken_as_asked_in_every_framework(asked, arm):
 @pytest.mark.parametrize("asked", NOBODY)
 def test_what_nobody_says_or_two_say_is_not_taken(asked):
     assert taken(asked, arm="fsdp2") is None
+
+
+def test_a_file_of_the_trainers_arguments_has_its_default_as_a_script_has(tmp_path):
+    path = tmp_path / "args.json"
+    path.write_text('{"per_device_train_batch_size": 4, "output_dir": "x", "bf16": true}')
+    known = KnownTraining.of(MODEL, Described(**NUMBERS, config=path))
+    script = known_of("trainer = Trainer(model)", arm="ddp").settings
+    assert known.settings["optimizer by"] == script["optimizer by"]
+    assert "adamw_torch_fused, the Trainer's default with transformers 4.54.0" in script["optimizer by"]
+    path.write_text('{"per_device_train_batch_size": 4, "output_dir": "x", "optim": "adamw_torch"}')
+    assert KnownTraining.of(MODEL, Described(**NUMBERS, config=path)).described.optimizer == "foreach"
 
 
 @pytest.mark.parametrize("asked", ASKED)

@@ -14,6 +14,7 @@ from study.configs.oom.said import stated
 from study.configs.pasted.read import read
 from study.configs.priorities import AskedStack, ranked
 from study.configs.stacks import described
+from study.core.files import value_at
 from study.known.faults import ANY, table
 from study.known.which_apply import Flags, Stack, applies
 
@@ -563,3 +564,66 @@ def test_a_name_counts_where_it_is_used_and_not_where_it_is_imported_or_remarked
     assert that_counts(script).count("\n") == script.count("\n")
     name = line.removesuffix(" either").split()[-1].strip('."')
     assert read(f"{script}{name}(model, lora_r=8)\n").said != {"trainer": "trainer"}
+
+
+# --- a DeepSpeed config that a script makes
+
+MAKES = {
+    "cfg = dict(zero_optimization=dict(stage=3, overlap_comm=True))": 3,
+    "zero = dict(stage=3)\ncfg = {'zero_optimization': zero, 'gradient_clipping': 1.0}": 3,
+    "STAGE = 3\ncfg = dict(zero_optimization=dict(stage=STAGE))": 3,
+    "cfg = {'zero_optimization': {'stage': 2}}\ncfg['zero_optimization']['stage'] = 3": 3,
+    "zero = {'stage': 2}\ncfg = {'zero_optimization': zero}\nzero['stage'] = 3": 3,
+    "cfg = {}\ncfg['zero_optimization'] = {'stage': 3}\ncfg.update(gradient_clipping=1.0)": 3,
+    "cfg = {}\ncfg.update({'zero_optimization': {'stage': 3}})": 3,
+    "base = dict(gradient_clipping=1.0)\ncfg = {**base, 'zero_optimization': {'stage': 3}}": 3,
+    "json.dump({'zero_optimization': dict(stage=3)}, open('ds.json', 'w'))": 3,
+    "kept = HfDeepSpeedConfig(dict(zero_optimization=dict(stage=3)))": 3,
+    "args = TrainingArguments('out', deepspeed=dict(zero_optimization=dict(stage=3)))": 3,
+    "cfg = dict(zero_optimization=dict(stage=2))\nif big:\n    cfg['zero_optimization']['stage'] = 3": None,
+    "cfg = dict(zero_optimization=dict(stage=args.stage))": None,
+    "if __name__ == '__main__':\n    cfg = dict(zero_optimization={})\n    cfg['zero_optimization']['stage'] = 3": 3,
+    "cfg = {'zero_optimization': {'stage': 3}}\ncfg['zero_optimization'] = cfg": 3,
+}
+
+
+@pytest.mark.parametrize("script", MAKES)
+def test_a_config_that_a_script_makes_is_read_as_it_is_in_the_end(script):
+    seen = read(f"import deepspeed\n{script}\nlora = dict(r=8)\n")
+    assert seen.said.get("stage") == MAKES[script]
+    assert (value_at(seen.config.content, "zero_optimization.stage") if seen.config else None) == MAKES[script]
+    assert that_counts(script).count("\n") == script.count("\n")
+    assert "lora = dict(r=8)" in seen.text
+
+
+def test_what_is_not_known_in_a_config_stays_as_it_is():
+    seen = read("import deepspeed\ncfg = dict(train_batch_size=args.rows, zero_optimization=dict(stage=3))\n")
+    assert seen.said["stage"] == 3
+    assert '"train_batch_size": args.rows' in seen.text
+
+
+# --- a model of text that is dense
+
+OF_A_MODEL = """import torch
+from transformers import {head}
+model = {head}.from_pretrained("{name}")
+model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+for rows in loader:
+    accelerator.backward(model(**rows).loss)
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("asked", model_losses.OF_PARTS)
+@pytest.mark.parametrize(
+    ("head", "name", "answer"),
+    [
+        ("AutoModelForCausalLM", "Qwen/Qwen2.5-7B", False),
+        ("AutoModelForCausalLM", "mistralai/Mixtral-8x7B-v0.1", None),
+        ("AutoModelForCausalLM", "mine/other", None),
+        ("AutoModel", "Qwen/Qwen2.5-7B", None),
+    ],
+)
+def test_a_dense_model_uses_all_of_itself(asked, head, name, answer, tmp_path):
+    assert asked in {fault.conditions.get("script") for fault in table().fault}
+    assert seen(OF_A_MODEL.format(head=head, name=name), tmp_path).shown.get(asked) is answer

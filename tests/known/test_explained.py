@@ -261,10 +261,10 @@ def test_an_arm_is_explained_by_its_name(asked, id, capsys):
         ("tensor parallelism", ["tensor parallelism"]),
         ("pipeline parallelism", ["pipeline parallelism"]),
         ("Adam", ["Adam, AdamW"]),
-        ("batch size", ["batch, batch size"]),
-        ("bucket_size", ["bucket, bucket size"]),
+        ("batch size", ["batch, batch size, global batch"]),
+        ("bucket_size", ["bucket, buckets, bucket size"]),
         ("mixed precision", ["mixed precision"]),
-        ("offload", ["offloading, offload, ZeRO-Offload, ZeRO-Infinity"]),
+        ("offload", ["offloading, offload, CPU offload, NVMe, ZeRO-Offload, ZeRO-Infinity"]),
         ("why is stage 2 smaller than stage 1", ["stage 2", "stage 1"]),
         ("What does an all-reduce do?", ["all-reduce"]),
         ("why is my loss nan?", ["loss-nan"]),
@@ -330,16 +330,20 @@ def test_the_words_of_their_page_are_explained(capsys):
         ("sharded", "divide, partition, shard"),
         ("all-reduced", "all-reduce"),
         ("gathers", "all-gather, gather"),
-        ("weight", "weights, parameters"),
+        ("weight", "weights, parameters, params"),
         ("sharding", "divide, partition, shard"),
         ("allreduce", "all-reduce"),
         ("tensor parallel", "tensor parallelism"),
         ("pipeline", "pipeline parallelism"),
-        ("buckets", "bucket, bucket size"),
+        ("buckets", "bucket, buckets, bucket size"),
         ("optimizer state", "optimizer states"),
         ("psi", "Ψ, psi, N_d, K"),
         ("communication volume", "volume, communication, communication volume"),
         ("stages", "ZeRO, stage"),
+        ("recompute", "recomputed, recomputing, checkpointing, activation checkpointing, gradient checkpointing"),
+        ("accumulate", "gradient accumulation"),
+        ("checkpoints", "checkpoint"),  # and no key of DeepSpeed's
+        ("optimizer", "optimizer, learning rate, scheduler"),  # and no cause of other losses
         *((f"stage {stage}", f"stage {stage}") for stage in (1, 2, 3)),
     ],
 )
@@ -356,6 +360,28 @@ def test_a_part_of_a_word_names_all_that_have_it_and_the_key_that_is_called_so(c
     explain(("pipeline",))
     assert "A key of a config has this name as well: study explain '[pipeline]'" in capsys.readouterr().out
     assert explain(("[pipeline]",))[0]["kind"] == "key"
+
+
+STUDENTS = """
+sharding shard all-gather reduce broadcast bucket checkpoint pipeline momentum variance epoch autocast amp token
+overflow world_size local_rank node nccl gloo torchrun ulysses moe nvme bandwidth nvlink mfu fragmentation lora
+peft adapters dpo grpo logits clipping scheduler quantization float16 adafactor replica barrier deadlock
+context_parallelism reference_model half_precision loss_scale gradient_norm forward backward oom hang norm
+"""
+
+
+@pytest.mark.parametrize("asked", STUDENTS.split())
+def test_what_a_student_meets_in_a_course_is_a_word(asked):
+    """And no sentence of ours or key of a config that is called so."""
+    assert {row["kind"] for row in explain((asked,))} == {"word"}
+    assert {row["kind"] for row in explain((asked.replace("_", " "),))} == {"word"}
+
+
+def test_the_id_of_a_sentence_as_it_is_printed_comes_before_a_form_or_a_part_of_a_word():
+    assert [explain((id,))[0]["sentence"] for id in ("data-parallel", "staging", "master")] == [
+        EXPLAINED[id].sentence for id in ("data-parallel", "staging", "master")
+    ]
+    assert [row["kind"] for row in explain(("data parallel",))] == ["word"]
 
 
 def test_arguments_that_together_are_a_word_are_one():

@@ -71,7 +71,8 @@ def test_a_claim_has_the_numbers_of_its_evidence_and_what_its_verdict_needs(clai
         for value in filter(is_number, (piece.value, getattr(piece, "most", None))):
             text = f"{claim.found} {getattr(piece, 'quote', '')}".replace(",", "")
             forms = "|".join({re.escape(f"{value:g}"), re.escape(str(value))})
-            assert re.search(rf"(?<![\d.])({forms})(?!\d)", text), piece
+            # A verdict needs few numbers in its reasons: what else the table has is told by its note.
+            assert re.search(rf"(?<![\d.])({forms})(?!\d)", text) or piece.note, piece
     is_open = claim.verdict == "cannot be decided here"
     assert 0 < len(claim.quote.split()) <= 60
     assert bool(claim.condition) == (claim.verdict == "holds only if")
@@ -158,7 +159,7 @@ def test_claims_with_a_number_that_no_evidence_gives_only_get_fewer():
 def test_a_number_without_evidence_is_seen():
     (claim,) = search.named(("P1-11",))
     assert without_evidence(claim) == []
-    changed = claim.model_copy(update={"found": claim.found.replace("30.8 GB", "49.3 GB")})
+    changed = claim.model_copy(update={"found": claim.found.replace("31.5 GB", "49.3 GB")})
     assert without_evidence(changed) == ["49.3 GB"]
 
 
@@ -286,7 +287,7 @@ def test_claims_are_found_by_id_document_and_words():
 
 
 def ids_of(*words: str) -> set[str]:
-    return {each.id for each in search.named(words)}
+    return {each.id for each in search.named(words) if not isinstance(each, texts.Aside)}
 
 
 @pytest.mark.parametrize("word", [*texts.VERDICTS, *LEVELS])
@@ -385,7 +386,7 @@ def test_an_id_that_no_claim_has_is_named_beside_one_that_has(capsys):
 
 
 def test_a_contradiction_is_found_by_its_words_and_counted_apart(capsys):
-    known = texts.contradictions()
+    known = [each for each in texts.asides() if each.is_contradiction]
     assert search.named(("contradictions",)) == known
     assert search.named(("papers", "contradictions")) == [each for each in known if each.document.startswith("P")]
     assert search.named(("P2", "contradictions")) == search.named(("misprint",)) == search.named(("P2", "misprint"))
@@ -436,8 +437,8 @@ def test_kinds_of_claims_narrow_each_other_and_a_document():
 def test_words_of_the_verdict_and_of_its_certainty_are_searched_as_words(words):
     """As cards print them. Several words are a phrase of a claim's head, or each is found."""
     printed = {
-        each.id: f"{each.said} {each.where} {each.condition} {each.would_decide} {each.verdict} "
-        f"(certainty: {each.certainty})"
+        each.id: f"{each.question} {each.quote} {each.answer} {each.found} {each.where} {each.condition} "
+        f"{each.would_decide} {each.verdict} (certainty: {each.certainty})"
         for each in CLAIMS
     }
     having = {id for id, text in printed.items() if re.search(rf"(?i)(?<!\w){words}(?!\w)", text)}
@@ -477,7 +478,7 @@ def test_no_word_names_no_claim(words):
 @pytest.mark.parametrize(
     ("word", "meant"),
     [("gradeint", "gradient"), ("memroy", "memory"), ("offlod", "offload"), ("partitoining", "partitioning")]
-    + [(word, None) for word in ("nonesuch", "something", "whatever", "testing", "banana", "mistake")],
+    + [(word, None) for word in ("nonesuch", "something", "whichever", "testing", "banana", "mistake")],
 )
 def test_a_misspelt_word_gets_the_one_that_is_meant_and_another_word_none(word, meant):
     with pytest.raises(Stop, match="no claim is named") as stop:
@@ -823,8 +824,8 @@ def test_evidence_of_records_names_them():
 
 def test_several_words_are_a_phrase_where_claims_have_them_so(capsys):
     """`study claims stage 3` printed claims with a stage and a 3 somewhere: 70 lines."""
-    about = search.named(("STAGE", "3"))
-    assert all("stage 3" in (each.head if isinstance(each, texts.Claim) else each.outcome).lower() for each in about)
+    about = [each for each in search.named(("STAGE", "3")) if not isinstance(each, texts.Aside)]
+    assert all("stage 3" in search.text_of(each, ("head",)).lower() for each in about)
     apart = search.named(("3", "stage"))
     assert set(map(id, about)) < set(map(id, apart)), "no claim has these as a phrase, so each is a word"
     assert set(map(id, about)) < set(map(id, search.named(("stage 3",)))), "in quotes also in the reasons"
@@ -892,11 +893,11 @@ def test_a_number_leads_to_its_records_and_what_is_not_of_runs_is_named(id, foun
 
 
 def test_conditions_that_were_fitted_are_named_together():
-    fitted = r"that we chose (?:to come near|as they give)|looked for the settings until"
+    fitted = r"that we chose (?:to come near|as they give)"
     ids = [each.id for each in CLAIMS if re.search(fitted, each.because)]
     assert ids == [each.id for each in CLAIMS if each.is_fitted]
     page = (ROOT / "reports/answers/claims.md").read_text()
-    (said,) = re.findall(r"\*\*Four conditions were fitted\*\*.*?\((.*?)\)", page)
+    (said,) = re.findall(r"\*\*Three conditions were fitted\*\*.*?\((.*?)\)", page)
     assert sorted(re.findall(r"[PS]\d+-\d+", said)) == sorted(ids)
     assert {each.certainty for each in CLAIMS if each.id in ids} == {"very low"}
 
@@ -963,10 +964,36 @@ def test_what_differs_is_shown_from_the_least_to_the_most(records):
     assert command.row_of(other)["yours"] == "1 to 14"
 
 
-@pytest.mark.parametrize("words", [("backward", "prefetch"), ("delayed", "update"), ("perplexity",)])
-def test_what_is_not_judged_is_said_where_no_claim_is_of_it(words):
-    with pytest.raises(Stop, match=r"Of P\d it is not judged: .*"):
-        command.claims(words)
+@pytest.mark.parametrize(
+    ("words", "document"),
+    [("backward prefetch", "P5"), ("delayed update", "P2"), ("perplexity", "P1"), ("bandwidth", "P3"), ("10x", "P2")],
+)
+def test_what_is_not_judged_is_found_beside_claims_and_alone(words, document, capsys):
+    """`study claims bandwidth` hid that the model of P3 is not judged, as two claims have the word."""
+    for typed in (words, f"{words} {document}", f"{document} {words}"):
+        told = [each for each in search.named(tuple(typed.split())) if isinstance(each, texts.Aside)]
+        assert [each.document for each in told if not each.is_contradiction and each.document == document] != []
+        command.claims(tuple(typed.split()))
+        assert "not judged" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (("qgZ",), {"P4-01", "P4-16"}),
+        (("5X",), {"P5-16"}),
+        (("60", "GB"), {"P1-25"}),
+        (("60 GB",), {"P1-25", "P1-28", "S001-06"}),
+        (("60GB",), {"P1-25", "P1-28", "S001-06"}),
+    ],
+)
+def test_a_number_with_its_unit_is_whole_and_a_word_of_the_evidence_alone_is_found(words, found):
+    """5X found 1.5x, and qgZ nothing."""
+    assert ids_of(*words) == found
+
+
+def test_an_author_and_a_year_in_quotes_are_those_of_a_text():
+    assert ids_of("Rajbhandari 2021") == {claim.id for claim in CLAIMS if claim.document in ("P2", "P3")}
 
 
 def test_a_record_leads_to_the_part_of_a_protocol_that_makes_runs_like_it(records):

@@ -98,10 +98,10 @@ def test_the_example_answers_three_questions(dataset, monkeypatch, capsys):
     assert all(words in printed for words in ("zero2", "P1-28", "deepspeed"))
 
 
-def addresses(root: Path) -> dict[str, list[str]]:
+def addresses(root: Path, places: dict[str, str] = address.PLACES) -> dict[str, list[str]]:
     """Return the addresses in each of the files."""
     found = {}
-    for name, pattern in address.PLACES.items():
+    for name, pattern in places.items():
         text = (root / name).read_text()
         found[name] = [match.group().removeprefix(match.group(1)) for match in re.finditer(pattern, text)]
     return found
@@ -122,13 +122,15 @@ def test_one_address_stands_everywhere(tmp_path, monkeypatch):
         assert known[f"notebooks/{name}.ipynb"] == [""], "no dead address is the first thing that a visitor runs"
     (only,) = {each for several in known.values() for each in several} - {""}
     assert all(known.values()), known
-    for name in (*address.PLACES, "README.md"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    for name in {*address.PLACES, *address.LINKS}:
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text((ROOT / name).read_text())
     monkeypatch.setattr(address, "ROOT", tmp_path)
     for new in ("https://github.com/somebody/zero", only):
         address.main(new)
         assert {each for several in addresses(tmp_path).values() for each in several} == {new}
+        in_colab = new.replace("github.com", "colab.research.google.com/github") + "/blob/main/notebooks/by_hand.ipynb"
+        assert addresses(tmp_path, address.LINKS) == {name: [in_colab] for name in address.LINKS}
     assert (tmp_path / "README.md").read_text().count("[![tests]") == 1
     with pytest.raises(SystemExit, match="is not an address like"):
         address.main("somewhere")

@@ -5,6 +5,7 @@ import re
 import subprocess
 import textwrap
 from importlib.metadata import version
+from importlib.util import find_spec
 
 import pytest
 
@@ -346,6 +347,27 @@ def test_an_update_of_pytorchs_adamw_holds_what_estimate_says(arm, ranks, tmp_pa
     assert parts["temporaries"] == pytest.approx(roots, rel=1e-4)
 
 
+OF_DDP = """
+import torch
+from torch.nn.parallel import DistributedDataParallel
+torch.distributed.init_process_group("gloo")
+layers = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(8)])
+model = DistributedDataParallel(layers, gradient_as_bucket_view=VIEW)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(5):
+    model(torch.randn(8, 256)).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("is_view", [False, True])
+def test_ddps_buckets_are_a_part_of_their_own_unless_gradients_lie_in_them(is_view, written):
+    parts = rehearsed(written(OF_DDP.replace("VIEW", str(is_view))), ranks=4)["parts"]
+    whole = 4 * 8 * (256 * 256 + 256)
+    assert (parts["gradients"], parts.get("buckets")) == (whole, None if is_view else whole)
+
+
 # --- with real values
 
 
@@ -513,12 +535,14 @@ TINY = """
 """
 REFUSED = {
     "import nosuch.part": "the script needs nosuch, which is not installed here",
-    "raise ImportError('You need to install `bitsandbytes`')": 'To rehearse, ask for optim="adamw_torch"',
+    "raise ImportError('You need to install `bitsandbytes`')": 'take AdamW (optim="adamw_torch")',
     "AutoModelForCausalLM.from_pretrained('x', quantization_config={'load_in_4bit': True})": "no quantized weights",
     "import transformers; transformers.AutoTokenizer.from_pretrained('x')": "put the model's tokenizer there",
     "import transformers; transformers.AutoProcessor.from_pretrained('x')": "put the model's tokenizer there",
     "AutoModelForCausalLM.from_pretrained('no/model')": "give --config-of no/model=FOLDER",
-    "LlamaForCausalLM(config).generate(torch.zeros(1, 4, dtype=torch.int64))": "`generate` chooses tokens by values",
+    "raise RuntimeError('it requires nosuch to be installed. Run `pip install nosuch`')": "Run `pip install nosuch`",
+    "torch.where(model(torch.randn(1, 8)) > 0)": "--value NAME=COUNT says how many",
+    "LlamaForCausalLM(config).generate(rows, return_dict_in_generate=True)": "leave out return_dict_in_generate",
 }
 
 
@@ -535,22 +559,174 @@ def test_what_cannot_be_rehearsed_is_refused_with_its_line(line, written, tmp_pa
     assert line[:40] in words
 
 
-GENERATES = """
-    def sample(model):
-        return model.generate(torch.zeros(1, 4, dtype=torch.int64))
-    def main(model):
-        loss = model(torch.zeros(1, 4, dtype=torch.int64)).logits.sum()
-        loss.backward()
-        model.generate(torch.zeros(1, 4, dtype=torch.int64))
+LEARNS_FROM_ANSWERS = """
+    model = LlamaForCausalLM(config)
+    optimizer = torch.optim.AdamW(model.parameters())
+    loader = DataLoader(torch.ones(64, 5, dtype=torch.int64), batch_size=2)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for x in loader:
+        answers = model.module.generate(x, max_new_tokens=11, do_sample=True, num_return_sequences=4)
+        accelerator.backward(model(answers, labels=answers).loss)
+        optimizer.step()
+        optimizer.zero_grad()
 """
 
 
-@pytest.mark.parametrize(("call", "remedy"), [("sample", "--skip sample."), ("main", "can be left out with --skip;")])
-def test_the_function_that_generates_is_named_unless_it_trains(call, remedy, written):
-    ended = study_virtual(written(TINY, GENERATES, f"{call}(LlamaForCausalLM(config))"))
-    words = " ".join(ended.stdout.split())
-    assert "`generate` chooses tokens by values" in words
-    assert remedy in words
+def test_what_generates_is_given_the_longest_answers(written):
+    done = study_virtual(written(TINY, LEARNS_FROM_ANSWERS), "--gpu=H100")
+    words = " ".join(done.stdout.split())
+    assert "The largest micro-batch that it saw is 8 x 16" in words, words + done.stderr
+    assert "`generate` was not run: each answer has the most tokens, and its cache is not counted." in words
+
+
+ONE_RANK_GENERATES = """
+        if accelerator.is_main_process:
+            model.module.generate(x)
+"""
+
+
+def test_one_rank_alone_that_generates_from_divided_weights_hangs(written, tmp_path):
+    config = tmp_path / "zero3.yaml"
+    engine = {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}
+    (tmp_path / "zero3.json").write_text(json.dumps(engine | {"train_micro_batch_size_per_gpu": 2}))
+    config.write_text(
+        f"{{distributed_type: DEEPSPEED, deepspeed_config: {{deepspeed_config_file: {tmp_path}/zero3.json}}}}"
+    )
+    script = written(TINY, LEARNS_FROM_ANSWERS.rstrip(" "), textwrap.indent(ONE_RANK_GENERATES, "    "))
+    words = " ".join(study_virtual(script, f"--config_file={config}", "--evaluate").stdout.split())
+    assert re.search(r"It hangs at script\.py:\d+, as it would on 2 GPUs: rank 0 calls generate there", words), words
+
+
+GAN = """
+    other = torch.nn.Linear(4, 8)
+    first = torch.optim.Adam(model.parameters())
+    second = torch.optim.Adam(other.parameters())
+    model, other, first, second, loader = accelerator.prepare(model, other, first, second, loader)
+    for x, _ in loader:
+        made = other(torch.randn(len(x), 4))
+        first.zero_grad()
+        accelerator.backward(model(x).sum() + model(made.detach()).sum())
+        first.step()
+        second.zero_grad()
+        accelerator.backward(model(made).sum())
+        second.step()
+"""
+TWO_KINDS = """
+    optimizers = [torch.optim.Adam([each]) for each in model.parameters()]
+    model, loader, *optimizers = accelerator.prepare(model, loader, *optimizers)
+    for x, y in loader:
+        accelerator.backward(torch.nn.functional.cross_entropy(model(x), y))
+        for each in optimizers:
+            each.step()
+            each.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("loop", "parameters"), [(GAN, 8 * 8 + 8 + 8 * 2 + 2 + 4 * 8 + 8), (TWO_KINDS, 90)])
+def test_several_optimizers_end_one_update_and_all_have_moments(loop, parameters, written):
+    answer = rehearsed(written(loop))
+    assert len(answer["peaks"]) == 3
+    assert (answer["after_step"]["moments"], answer["after_step"]["weights"]) == (2 * 4 * parameters, 4 * parameters)
+    assert not answer["findings"]
+    assert answer["observed"].get("accumulation") in (None, 1)
+
+
+LOGS = """
+    import wandb
+    from torch.utils.tensorboard import SummaryWriter
+    assert Accelerator(log_with="wandb").log_with == []
+    wandb.init(project="mine").config.update({"lr": 1e-3})
+    with SummaryWriter() as writer:
+        writer.add_scalar("loss", 1.0)
+"""
+
+
+@pytest.mark.skipif(bool(find_spec("wandb") or find_spec("tensorboard")), reason="they are installed here")
+def test_packages_that_keep_logs_are_left_out_if_they_are_not_installed(written):
+    loop = LOOP.replace("optimizer.step()", "optimizer.step(); wandb.log({'loss': loss.item()})")
+    done = study_virtual(written(LOGS, loop))
+    words = " ".join(done.stdout.split())
+    assert "peaks at" in words, words + done.stderr
+    assert "Not installed here, and left out: wandb, tensorboard." in words
+    read = study_virtual(written(LOGS, "torch.optim.AdamW(model.parameters(), lr=wandb.config.lr)"))
+    assert "it reads a value of wandb or tensorboard, not installed here" in " ".join(read.stdout.split())
+
+
+def test_a_trainer_reports_nowhere(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(textwrap.dedent(TRAINS_WITH_LOGS))
+    assert rehearsed(path)["peaks"]
+
+
+TRAINS_WITH_LOGS = """
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+    config = BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=64)
+    rows = [{"input_ids": torch.zeros(8, dtype=torch.long), "labels": 0}] * 64
+    words = TrainingArguments("out", report_to=["wandb", "mlflow"], per_device_train_batch_size=2, max_steps=9)
+    Trainer(BertForSequenceClassification(config), words, train_dataset=rows).train()
+"""
+
+
+HAS_A_TABLE = """
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.distances = torch.nn.Embedding(64, 2), torch.nn.Embedding(64, 1)
+        def forward(self, x):
+            places = torch.arange(x.shape[1])
+            return self.words(x) + self.distances((places[:, None] - places).abs()).sum(0)
+    model = Net()
+    loader = DataLoader(TensorDataset(torch.zeros(64, 32, dtype=torch.long), torch.zeros(64, 2)), batch_size=4)
+"""
+
+
+def test_a_batch_is_what_the_model_is_given_and_not_what_it_makes(written):
+    """T5 looks up a table of distances, which is larger than a small batch."""
+    loop = LOOP.replace(
+        'cross_entropy(model(x.cuda()), y.to("cuda"))', "mse_loss(model(x), y[:, None].expand(-1, 32, 2))"
+    )
+    done = study_virtual(written(HAS_A_TABLE, loop), "--gpu=H100")
+    assert "The largest micro-batch that it saw is 4 x 32:" in " ".join(done.stdout.split()), done.stdout + done.stderr
+
+
+ROUTES = """
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.router = torch.nn.Linear(8, 2)
+            self.experts = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
+        def forward(self, x):
+            chosen = self.router(x).argmax(-1)
+            out = torch.zeros_like(x)
+            for number, expert in enumerate(self.experts):
+                (rows,) = torch.where(chosen == number)
+                mask = chosen == number
+                out = out.index_add(0, rows, (expert(x) * self.router(x)[:, :1])[mask])
+            return out[:, :2]
+    model = Net()
+"""
+
+
+def test_how_many_rows_a_router_chooses_can_be_given(written):
+    assert rehearsed(written(ROUTES, LOOP), "--value", "chosen=2", "mask=2")["peaks"]
+
+
+def test_deepspeed_trains_in_fp16_as_on_a_gpu(written, tmp_path):
+    """It refuses fp16 on most CPUs."""
+    config = tmp_path / "zero2.yaml"
+    config.write_text("{distributed_type: DEEPSPEED, mixed_precision: fp16, deepspeed_config: {zero_stage: 2}}")
+    answer = rehearsed(written(LOOP.replace("x.cuda()", "x.cuda().half()")), f"--config_file={config}")
+    assert answer["observed"]["dtypes"]["weights"] == "float16"
+
+
+def test_a_script_of_one_update_is_told_what_its_peak_lacks(written):
+    done = study_virtual(written("loader = DataLoader(rows, batch_size=32)\n", LOOP))
+    words = " ".join(done.stdout.split())
+    what = (
+        "The script ended after 1 update, before which its optimizer had no moments: a second one holds 720 bytes more."
+    )
+    assert what in words, words + done.stderr
 
 
 def test_a_name_that_a_package_lacks_fails_on_n_gpus_as_well(written):

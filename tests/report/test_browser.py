@@ -22,7 +22,7 @@ from study.core.errors import Stop
 from study.core.gpus import GPUS
 from study.known.faults import table
 from study.known.which_apply import Answer
-from study.ledger import texts
+from study.ledger import search, texts
 from study.predict.front import fits_on, named
 from study.report import answers, browser, calculator, stacks
 from study.report import site as report
@@ -157,13 +157,71 @@ def test_claims_are_chosen(show):
     assert opened.execute_script(script, {"certainty": ""}) != low
     assert sorted(opened.execute_script(script, {"document": "P", "topic": ""})) == sorted(papers)
     assert opened.execute_script(script, {"document": "", "topic": "", "word": "adafactor"}) != []
-    opened.execute_script("location.hash = 'S000-20'")
-    assert opened.find_element("id", "S000-20").is_displayed()
+    for typed, id in (("S000-20", "S000-20"), ("p1-28", "P1-28")):
+        opened.execute_script(script, {"word": "adafactor"})
+        opened.execute_script("scrollTo(0, 0); location.hash = arguments[0]", typed)
+        opened.execute_script("dispatchEvent(new Event('hashchange'))")
+        top = "return document.getElementById(arguments[0]).getBoundingClientRect().top"
+        assert 0 <= opened.execute_script(top, id) < 200, "a word that was typed is undone before the page scrolls"
+        assert opened.find_element("id", id).is_displayed()
+
+
+WORDS = (
+    *("qgZ", "5X", "60 GB", "60GB", "120 GB", "70 GB/s", "Rajbhandari 2021", "bandwidth", "bandwidth P3", "stage 3"),
+    *(
+        "zero3 sends",
+        "activation checkpointing",
+        "CPU Adam",
+        "super linear",
+        "10x",
+        "delayed parameter update",
+        "900 GB/s",
+    ),
+    *(
+        "trillion parameter models",
+        "backward prefetch",
+        "adafactor",
+        "perplexity",
+        "misprint",
+        "banana",
+        "DeepSpeed 0.19.8",
+    ),
+)
+
+
+def test_the_page_finds_what_the_command_finds(show):
+    """qgZ was found on the page alone, and what is not judged by the command alone."""
+    opened = show("claims")
+    lines = "return textOf(document.getElementById(arguments[0]), WHOLE).split('\\n')"
+    for each in (*texts.claims(), *texts.faults()):
+        ours = search.text_of(each, search.WHOLE).split("\n")
+        assert {*filter(None, opened.execute_script(lines, each.id))} == {*filter(None, ours)}
+    script = """const form = document.getElementById("filter");
+        form.elements.word.value = arguments[0];
+        form.dispatchEvent(new Event("input"));
+        const all = [...document.querySelectorAll("[data-document] .claims > li")];
+        const shown = all.filter((card) => card.offsetParent);
+        const told = arguments[0] ? found([...document.querySelectorAll(".asides > li")], arguments[0], false) : [];
+        return [shown.map((card) => card.id), told.map((aside) => aside.textContent)];"""
+    for words in WORDS:
+        try:
+            known = search.named(tuple(words.split()))
+        except Stop:
+            known = []
+        ids = {each.id for each in known if not isinstance(each, texts.Aside)}
+        told = {each.said.replace("`", "") for each in known if isinstance(each, texts.Aside)}
+        shown, beside = opened.execute_script(script, words)
+        assert ({*shown}, {*beside}) == (ids, told), words
 
 
 def test_a_phone_shows_a_claim_on_its_first_screen_and_an_address_opens_folds(show, site):
     opened = show("claims", 390)
     assert opened.execute_script("return document.querySelector('.claims li').getBoundingClientRect().top") < 844
+    assert opened.execute_script("return document.documentElement.scrollHeight") < 150 * len(texts.claims()), "29,000"
+    shown = (
+        "return [...document.querySelectorAll('[data-verdict] > .verdict')].filter((each) => each.offsetParent).length"
+    )
+    assert opened.execute_script(shown) == len(texts.claims()), "no verdict is hidden"
     is_open = "return document.getElementById(arguments[0]).querySelector('details').open"
     assert [opened.execute_script(is_open, id) for id in ("P1-28", "P1-17")] == [False, False]
     opened.execute_script("location.hash = 'P1-28'; dispatchEvent(new Event('hashchange'))")

@@ -1,5 +1,6 @@
 """A rehearsal in words: which moment is the peak, which other arm would fit, what the script decided."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -32,13 +33,31 @@ def test_the_peak_is_of_an_update_unless_another_moment_holds_more(held, when, p
     assert Peak.of(answer, OnGpu(reserved=0, driver=0, host=0, **held), {"gradients": 7}) == Peak(when, parts)
 
 
-@pytest.mark.parametrize(("kept", "is_told"), [(6, True), (4, False)])
-def test_outputs_that_a_script_keeps_after_a_step_are_told(kept, is_told):
-    rank = SimpleNamespace(after_step={"activations": kept * 10**6})
-    record = SimpleNamespace(memory=SimpleNamespace(components=SimpleNamespace(per_rank=[rank])))
+def said_of(script: Path, after_step: dict, wrapper=None, **parts) -> str:
+    rank = SimpleNamespace(after_step=after_step)
+    components = SimpleNamespace(per_rank=[rank])
+    observed = SimpleNamespace(wrapper=wrapper)
+    record = SimpleNamespace(memory=SimpleNamespace(components=components), observed=observed)
     device = OnGpu(peak=10**8, reserved=0, driver=0, host=0)
-    said = rehearsals.parts_of_peak(SimpleNamespace(record=record, device=device, peak=Peak("step 2", {"weights": 1})))
-    assert (f"When the optimizer steps, {kept} MB of activations are still held" in " ".join(said)) == is_told
+    request = SimpleNamespace(script=str(script))
+    of = SimpleNamespace(record=record, device=device, request=request, peak=Peak("step 2", {"weights": 1, **parts}))
+    return " ".join(rehearsals.parts_of_peak(of))
+
+
+@pytest.mark.parametrize(("kept", "is_told"), [(6, True), (4, False)])
+def test_outputs_that_a_script_keeps_after_a_step_are_told_with_their_line(kept, is_told, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("for batch in loader:\n    out = model(**batch)\n    out.loss.backward()\n    optimizer.step()\n")
+    said = said_of(script, {"activations": kept * 10**6})
+    assert (f"When the optimizer steps, {kept} MB of activations are still held" in said) == is_told
+    assert ("what `out = model(**batch)` gives" in said) == is_told
+    script.write_text("train()\n")
+    assert ("a model's outputs" in said_of(script, {"activations": kept * 10**6})) == is_told
+
+
+@pytest.mark.parametrize(("wrapper", "is_told"), [("DistributedDataParallel", True), ("DeepSpeedEngine", False)])
+def test_buckets_beside_gradients_are_told_of_ddp_alone(wrapper, is_told, tmp_path):
+    assert ("[ddp_buckets_beside]" in said_of(tmp_path, {}, wrapper, buckets=1)) == is_told
 
 
 def test_an_evaluation_that_is_not_extrapolated_says_what_it_does_not_count():

@@ -15,7 +15,18 @@ from study.configs.oom.training import Described, KnownTraining, predicted_memor
 from study.core.errors import Stop
 from study.core.gpus import GPUS, Gpu, gpu_named, like
 from study.core.text import binary_size, number_of, one_by_one, size
-from study.predict.front import Prediction, Transformer, default_sequence, fits_on, reserve_bytes
+from study.predict.front import (
+    ANY_GPU,
+    HOST_PROCESS_BYTES,
+    PUBLISHED_BYTES,
+    Prediction,
+    Transformer,
+    default_sequence,
+    fits_on,
+    loading_bytes,
+    node_size,
+    reserve_bytes,
+)
 
 # Causes that fill memory between the steps of a training, which may fit.
 BETWEEN_STEPS = {
@@ -27,6 +38,8 @@ BETWEEN_STEPS = {
 PASSING = ("oom-gather", "oom-buckets", "oom-embeddings")  # causes that fill memory for a moment of a pass
 ROUNDED = 2**27  # bytes: less is within a digit of what is printed
 FAR = 1.2  # times the GPU
+OF_HOST = ("oom-host", "oom-pinned")
+WHOLE_BYTES = 4  # of a weight in fp32
 MISSED = 0.1  # of a peak: most published ones were within a tenth of the predicted one (MISS of predict/advise.py)
 # When a tensor is made, by the cause that a traceback names: in a pass, which the predictor calls "backward", or later.
 MADE_IN = {
@@ -62,6 +75,8 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> WhatFit
     """Return what a rank is predicted to need of this GPU, and which changes would fit."""
     model, given = training.model, training.described
     total_bytes = error.total or training.gpu_bytes
+    if error.where in OF_HOST and model and {*training.missing} <= {"micro_batch"}:
+        return WhatFits(_of_host(training, model))
     if error.where != "GPU" or not total_bytes or model is None or training.missing:
         return WhatFits()
     try:
@@ -102,6 +117,29 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> WhatFit
     which, may_fit = _which_fit(card, training, error, cause, 0)
     is_in_pieces = helps_in_one_piece(error, training)
     return WhatFits(f"{words} If it fails again, {which[0].lower()}{which[1:]}", may_fit, is_in_pieces)
+
+
+def _of_host(training: KnownTraining, model: Transformer) -> str:
+    """Return what a node's host needs: for what is offloaded, and while the ranks load the model; and which decides."""
+    try:
+        on_host = prediction_of(training.wanted, training.described).memory.on_host
+    except Stop as stop:
+        return f"Not predicted: {stop.sentence}"
+    ranks = node_size(training.ranks, GPUS[gpu_named(ANY_GPU)], None)
+    parts = {role: ranks * held for role, held in on_host.items() if held}
+    states_bytes = sum(parts.values()) + ranks * HOST_PROCESS_BYTES
+    whole_bytes = loading_bytes(model, ranks, WHOLE_BYTES)
+    named_parts = ", ".join(f"{role} {binary_size(held)}" for role, held in parts.items())
+    states = f"{binary_size(states_bytes)} from the start of training on ({named_parts or 'nothing is offloaded'}"
+    decides = "Loading decides" if not parts else "The offloaded states decide"
+    if parts and states_bytes < whole_bytes:
+        decides += ", unless each rank loads so"
+    return (
+        f"Predicted for the host of a node with {number_of(ranks, 'ranks')}: {states}, and "
+        f"{binary_size(HOST_PROCESS_BYTES)} for each process). While it loads, "
+        f"{binary_size(loading_bytes(model, ranks, PUBLISHED_BYTES))}, and {binary_size(whole_bytes)} if each rank "
+        f"makes the whole model in fp32. {decides}."
+    )
 
 
 def _with_excess(

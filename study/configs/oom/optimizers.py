@@ -85,7 +85,7 @@ def _asked(values: dict[str, Any]) -> Taken | None:
         return Taken(NAMED[name], f"optim {name}") if name in NAMED else Taken("adamw", f"in place of {optim}")
     if made := values.get(OF_SCRIPT):
         return Taken(made, OF_SCRIPT)
-    return Taken(*values[BY_DEFAULT]) if BY_DEFAULT in values else None
+    return values.get(BY_DEFAULT)
 
 
 def _of_section(section: dict, offload: bool) -> Taken:
@@ -131,12 +131,21 @@ def _made(match: re.Match, text: str) -> Optimizer:
     return of_torch(bool(re.search(r"\bfused\s*=\s*True", given)), not re.search(r"\bforeach\s*=\s*False", given))
 
 
-def _default(pasted: Pasted) -> tuple[Optimizer, str] | None:
-    """Return what the Trainer of a text's release makes where nobody says it."""
-    release, torch = (pasted.releases.get(name) for name in ("transformers", "torch"))
-    if not isinstance(release, Version) or pasted.said.get("trainer") not in TRAINERS:
+def _default(pasted: Pasted) -> Taken | None:
+    """Return what the Trainer of a text makes where nobody says it."""
+    if pasted.said.get("trainer") not in TRAINERS:
         return None
+    return of_trainer(*(pasted.releases.get(name) for name in ("transformers", "torch")))
+
+
+def of_trainer(transformers: object = None, torch: object = None) -> Taken:
+    """Return what the Trainer of these releases makes where nobody says it; of today's, if they are not known."""
+    release = transformers if isinstance(transformers, Version) else None
     name = "adamw_torch_fused"
-    if release < FUSED_SINCE or (isinstance(torch, Version) and torch < FUSED_WITH_TORCH):
-        name = "adamw_torch" if release >= TORCH_SINCE else "adamw_hf"
-    return NAMED[name], f"{name}, the Trainer's default in transformers {release}"
+    if (release or FUSED_SINCE) < FUSED_SINCE or (isinstance(torch, Version) and torch < FUSED_WITH_TORCH):
+        name = "adamw_torch" if (release or TORCH_SINCE) >= TORCH_SINCE else "adamw_hf"
+    which = f"in transformers {release}"
+    if release is None:
+        since = "with" if NAMED[name] == "adamw" else "without"
+        which = f"{since} transformers {FUSED_SINCE} and torch {FUSED_WITH_TORCH} or later"
+    return Taken(NAMED[name], f"{name}, the Trainer's default {which}")

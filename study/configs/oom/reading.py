@@ -153,6 +153,8 @@ def _error(where: str, text: str, first: int) -> OomError:
     unallocated = sizes.pop("unallocated")
     if unallocated is None:
         unallocated = max(0, reserved - (sizes["allocated"] or 0))
+    if allowed := sizes.pop("allowed"):  # less than the GPU has: the rest of it is not for this process
+        sizes |= {"total": allowed, "free": max(0, allowed - (sizes["allocated"] or 0) - unallocated)}
     return OomError(
         where=where,
         line=textwrap.shorten(message, LONGEST_LINE, placeholder=" ..."),

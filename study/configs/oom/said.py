@@ -1,6 +1,7 @@
 """What a config and a text say of a training whose memory was full, by our names of settings."""
 
 import re
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from packaging.version import Version
 
 from study.configs import sources
 from study.configs.mistakes import recognised
-from study.configs.oom.optimizers import OPTIM, said_of_optimizer
+from study.configs.oom.optimizers import BY_DEFAULT, OPTIM, of_trainer, said_of_optimizer
 from study.configs.pasted.in_use import advised
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.resumed import counted
@@ -148,7 +149,7 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     trained = TRAINED_MODEL.search(pasted.text)
     said["trained_model"] = trained[1].strip(" \t,") if trained else None
     said["other_models"] = [each[1].strip(" \t,") for each in SECOND_MODEL.finditer(pasted.text)] or None
-    said["output"] = _kept_output(pasted.text)
+    said["output"] = kept_output(pasted.text)
     about = told(pasted.text)
     said["model"] = about.model
     if about.model is None:  # of an unknown one at least the logits have their size
@@ -158,7 +159,7 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     return {name: value for name, value in said.items() if value is not None}
 
 
-def _kept_output(text: str) -> str | None:
+def kept_output(text: str) -> str | None:
     """Return the line of a loop whose output is there in its backward pass. None: there is none, or it is deleted."""
     for match in OUTPUT.finditer(text):
         indent, line, name = match.groups()
@@ -215,7 +216,8 @@ def config_settings(path: Path | None, ranks: int | None = None) -> EffectiveSet
         if name == "precision" and setting.value == "fp32" and source and "mixed_precision" not in source.content:
             continue  # a flag of the launcher may say it
         is_unsaid = name in RECOMPUTING and setting.is_default and str(setting.value).lower() in OFF
-        is_unsaid = is_unsaid or (name == OPTIM and setting.is_default)  # it changed with releases
+        if name == OPTIM and setting.is_default:  # it changed with releases
+            name, setting = BY_DEFAULT, replace(setting, value=of_trainer())
         if setting.value not in (AUTO, UNKNOWN) and not is_unsaid:
             known[OUR_NAMES.get(name, name)] = setting
     return known

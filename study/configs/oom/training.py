@@ -21,6 +21,7 @@ from study.core.recipes import Precision
 from study.core.settings import flag
 from study.core.text import is_number
 from study.predict.front import (
+    ANY_GPU,
     BUCKETS,
     AttentionKernel,
     Estimate,
@@ -303,24 +304,24 @@ def prediction_of(wanted: Wanted, given: Described) -> Prediction:
     training = TrainingFlags(
         gpus=given.ranks, sequence=given.sequence, precision=given.precision, optimizer=given.optimizer
     )
-    # One node, as nobody has said how large nodes are; no time is asked for.
+    # Nodes as most are, as nobody has said how large they are; no time is asked for.
     place = PlaceFlags(
-        gpu="H100",
-        gpus_per_node=training.ranks,
+        gpu=ANY_GPU,
         machine=None,
         chunked_loss=bool(given.chunked_loss),
         quantized=given.quantized if wanted.lora_rank else None,
         attention_kernel=given.attention_kernel or "sdpa",
     )
     shape = asked_for(wanted, given.sequence or 1)
-    step = StepFlags(batch=training.ranks, checkpointing=bool(given.checkpointing))
+    is_synced = bool(given.sync_each_batch)
+    step = StepFlags(batch=training.ranks, checkpointing=bool(given.checkpointing), sync_each_batch=is_synced)
     question = Question.of(shape, training, place, step)
     arm = settled_arm(
         arms.load_arm(given.arm or ""), question.gpus, question.local, given.buckets, given.homes, given.keys
     )
     trained = question.training(arm, given.micro_batch or 1, given.accumulation or 1)
     if fsdp := trained.placement.fsdp:
-        fsdp = fsdp._replace(by_accelerate=not given.plain, sync_each_batch=bool(given.sync_each_batch))
+        fsdp = fsdp._replace(by_accelerate=not given.plain)
         trained = replace(trained, placement=replace(trained.placement, fsdp=fsdp))
     if given.arm == "ddp":
         trained = replace(trained, loop=replace(trained.loop, bucket_view=bool(given.bucket_view)))

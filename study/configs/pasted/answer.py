@@ -12,18 +12,31 @@ from packaging.version import Version
 
 from study.configs.code import parsed
 from study.configs.oom.reading import OomError
-from study.configs.pasted import losses, matching, memory, own_loops, resumed, tracebacks, two_logs, watchdogs
+from study.configs.pasted import (
+    course,
+    dumps,
+    losses,
+    matching,
+    memory,
+    own_loops,
+    resumed,
+    tracebacks,
+    two_logs,
+    watchdogs,
+)
 from study.configs.pasted.in_use import advised
+from study.configs.pasted.lines import FEW, MANY
 from study.configs.pasted.memory import ByText
-from study.configs.pasted.one_rank import OF_ALL, OF_SHARDS, OF_WEIGHTS, on_one_rank
-from study.configs.pasted.ranking import FULL, OF_STEPS, WAITED, explains, ordered
+from study.configs.pasted.one_rank import OF_ALL, OF_SHARDS, OF_WEIGHTS, SKIPPED, on_one_rank, skipped_alone
+from study.configs.pasted.ranking import DUMPED, FULL, OF_STEPS, WAITED, explains, ordered
 from study.configs.pasted.read import ERROR, Pasted, read
 from study.configs.pasted.said import left_open, numbers
 from study.configs.pasted.situations import fitting
-from study.configs.pasted.told import told
+from study.configs.pasted.told import foreign_layer, printed_shapes, told
 from study.configs.pasted.tracebacks import Seen, sign
 from study.configs.pasted.two_releases import came_between
-from study.configs.pasted.words import sentences
+from study.configs.pasted.words import only, sentences
+from study.core.shapes import models
 from study.core.text import number_of
 from study.known.faults import named
 
@@ -31,12 +44,14 @@ MOST_MAY = 5
 LONGEST_ERROR = 160  # characters
 MOST_QUESTIONS = 3
 MOST_ALSO = 3
+LAYER_NAME = "fsdp-layer-name"
 RELEASES = "the releases"
 WHICH_RELEASES = "Which releases? Give the output of `pip freeze` as well"
 LAST_LINE = "What does the last line of the traceback say? Paste the rest of it"
 GOES_ON = re.compile(r"it/s|s/it|'loss'")  # a training
 BAR = re.compile(r"(\d+)/(\d+) \[")  # of steps
 AT_A_STEP = re.compile(r"(?i)\b(?:step|iteration)s?\W{0,2}\d")
+OF_SCRIPTS = (*OF_SHARDS, *OF_WEIGHTS, *OF_ALL, SKIPPED)  # why some ranks wait for others
 SHARDED = (3, "FSDP", "FSDP1", "FSDP2")
 ASKED = {"stage": "the stage of ZeRO or FSDP", "passes": "gradient accumulation", "ranks": "the number of GPUs"}
 
@@ -100,15 +115,16 @@ def answer(
         causes = OF_ALL if stage == "DDP" else (*OF_SHARDS, *of_weights, *OF_ALL)  # DDP gathers nothing
         is_after = False if _is_in_training(pasted) else None
         shown += on_one_rank(scripts, causes, is_after, watchdogs.that_differ(pasted.text))
+        shown += skipped_alone(scripts)
     faults = matching.matches(pasted, seen, scripts)
     likely = [each for each in faults if each.sure != "possible"]
     others = faults[len(likely) :]
     possible = [each for each in others if not each.is_certain]
-    told = {each.fault for each in shown}
+    of_loop = sorted(own_loops.mistakes(pasted, scripts), key=lambda each: -each.place)
+    told = {each.fault for each in (*shown, *of_loop)}
     silent = [each for each in likely if each.fault.id not in told]
     applying = [each for each in others if each.is_certain and each.fault.id not in told]
     found = ordered(shown, silent, _situations(pasted, shown, seen))
-    of_loop = sorted(own_loops.mistakes(pasted, scripts), key=lambda each: -each.place)
     found = [*_of_loop(of_loop, shown, found, seen), *found] or _otherwise(pasted, error)
     beside = [
         f"In the script: {each.line}. {each.sentence} [{each.id}]. To do: {each.remedy}."
@@ -116,7 +132,9 @@ def answer(
         if each not in found
     ]
     unsaid = _unsaid(pasted, possible)
-    questions = _to_be_surer(found, unsaid, seen) if found else _to_know(pasted, unsaid, seen)
+    is_open = "stage" in pasted.said and not (found or seen)  # any fault of it may be there
+    asks_releases = RELEASES in unsaid and any(each.applies.is_seen or is_open for each in possible)
+    questions = _to_be_surer(found, asks_releases, seen) if found else _to_know(pasted, unsaid, asks_releases, seen)
     found = found[: 1 + MOST_ALSO]
     hanging = [*_will_hang(pasted, shown, scripts)]
     is_known = _is_known(pasted, found)
@@ -147,19 +165,37 @@ def _shown(pasted: Pasted, error: OomError | None, by_text: ByText) -> list[Seen
     errors = [_in_its_release(each, pasted) for each in tracebacks.errors(pasted.text)]
     if pasted.last_error:  # what follows, and is no error itself, says less
         errors = [each for each in errors if not each.follows or ERROR.search(each.line)]
+    is_fsdp = str(pasted.said.get("stage")).startswith("FSDP")
+    if is_fsdp and not errors and (foreign := foreign_layer(pasted.text)):
+        errors = [_not_in_the_model(pasted, *foreign)]
     of_memory = memory.of_error(pasted, error, by_text) if error else memory.of_words(pasted, by_text)
-    waits = watchdogs.hangs(pasted.text, pasted.sentences)
+    waits = [watchdogs.hangs(pasted.text, pasted.sentences), dumps.waits(pasted.text)]
     passes = pasted.said.get("passes", losses.USUAL_PASSES)
-    signs = losses.signs(pasted.log, pasted.may_be_deepspeed, passes)
+    signs = losses.signs(pasted.log, pasted.may_be_deepspeed, passes, _vocabulary(pasted))
     apart = two_logs.factor_apart(pasted)
     # A state that was not loaded makes no such factor.
     signs += [each for each in resumed.signs(pasted.log) if not (apart and each.id == "loss-jumps-on-resume")]
-    if not signs and not apart and (course := losses.course(pasted.log, passes)):
-        signs = [course]
-    if not signs and len(pasted.log.lines) < losses.FEW:  # where a log has more, a person's words say less
+    if not signs and not apart and (astray := course.astray(pasted.log, passes, _vocabulary(pasted))):
+        signs = [astray]
+    if not signs and len(pasted.log.lines) < FEW:  # where a log has more, a person's words say less
         signs = losses.signs_in_words(pasted.text, pasted.sentences, pasted.may_be_deepspeed)
-    shown = [*errors, *filter(None, [of_memory, waits, apart]), *signs]
+    shown = [*errors, *filter(None, [of_memory, *waits, apart]), *signs]
     return _without_notes(pasted, shown)
+
+
+def _not_in_the_model(pasted: Pasted, layer: str, model: str) -> Seen:
+    """Return what Accelerate will say of a class that the model does not have."""
+    row = tracebacks.messages()[LAYER_NAME]
+    sentence = f"{row.sentence}: {layer}, and the model is {model}"
+    place = pasted.place(layer)
+    line = tracebacks.line_at(pasted.text, place)
+    return Seen(LAYER_NAME, sentence, row.remedy, "likely", row.evidence, row.who, place=place, line=line)
+
+
+def _vocabulary(pasted: Pasted) -> int | None:
+    """Return the words that the model of a text has. None: it names no model that is known, and shows no config."""
+    printed = only({shape.get("vocab_size") for shape in printed_shapes(pasted.text)})
+    return printed or models().get(told(pasted.text).model or "", {}).get("vocab_size")
 
 
 def _without_notes(pasted: Pasted, shown: list[Seen]) -> list[Seen]:
@@ -206,7 +242,7 @@ def _will_hang(pasted: Pasted, shown: list[Seen], scripts: Mapping[Path, str]) -
 
 def _compares(pasted: Pasted, seen: set[str], shown: list[Seen], scripts: Mapping[Path, str]) -> Iterator[str]:
     """Yield what finds the hang of a script, if no line of it explains that."""
-    if "hang" in seen and scripts and not any(each.id in (*OF_SHARDS, *OF_WEIGHTS, *OF_ALL) for each in shown):
+    if "hang" in seen and scripts and not any(each.id in OF_SCRIPTS for each in shown):
         stage = pasted.said.get("stage")
         looked = "collectives" if stage == "DDP" else "collectives, saving, gathered weights"
         looked += ", forward passes" if stage in SHARDED else ""
@@ -254,7 +290,7 @@ def _situations(pasted: Pasted, shown: list[Seen], seen: set[str]) -> list[Seen]
 def _otherwise(pasted: Pasted, error: OomError | None) -> list[Seen]:
     """Return what is said where nothing explains the text."""
     told = [*_two_releases(pasted)] or memory.was_full(pasted, error) or memory.sizes_asked(pasted)
-    if told or pasted.last_error or pasted.is_document or len(pasted.log.lines) >= losses.FEW:
+    if told or pasted.last_error or pasted.is_document or len(pasted.log.lines) >= FEW:
         return told
     return losses.guesses_by_words(pasted.text, pasted.question)
 
@@ -322,25 +358,26 @@ def _unsaid(pasted: Pasted, possible: list[matching.Match]) -> tuple[str, ...]:
     return tuple(unsaid if pasted.is_released else [*unsaid, RELEASES])
 
 
-def _to_be_surer(found: list[Seen], unsaid: tuple[str, ...], seen: set[str]) -> list[str]:
+def _to_be_surer(found: list[Seen], asks_releases: bool, seen: set[str]) -> list[str]:
     """Return what to ask where something was found."""
     first = found[0]
     asked = matching.asks(seen) if first.id == memory.FULL else []
     if first.follows:  # as all others then
         asked.append("What is the first Traceback of any rank? Paste the lines above")
-    # An error that explains itself is the same in all releases.
-    if RELEASES in unsaid and first.sure != "sure" and first.id not in (*FULL, "process-killed"):
+    # An error that explains itself is the same in all releases, as is a line of a script.
+    of_script = (*OF_SCRIPTS, *own_loops.MAKES)
+    if asks_releases and first.sure != "sure" and first.id not in (*FULL, *DUMPED, *of_script, "process-killed"):
         asked.append(WHICH_RELEASES)
     return asked
 
 
-def _to_know(pasted: Pasted, unsaid: tuple[str, ...], seen: set[str]) -> list[str]:
+def _to_know(pasted: Pasted, unsaid: tuple[str, ...], asks_releases: bool, seen: set[str]) -> list[str]:
     """Return what to ask where nothing was found: what is seen, releases, then what faults in question ask."""
     if pasted.is_strange:
         return []
     asked = [LAST_LINE] if pasted.is_cut else []
-    asked += matching.asks(seen - {"loss"} if len(pasted.log.lines) >= losses.MANY else seen)
-    if RELEASES in unsaid:
+    asked += matching.asks(seen - {"loss"} if len(pasted.log.lines) >= MANY else seen)
+    if asks_releases:
         asked.append(WHICH_RELEASES)
     several = {what: numbers(condition, pasted.text) for condition, what in ASKED.items() if what in unsaid}
     for what in [what for what, values in several.items() if len(values) > 1]:

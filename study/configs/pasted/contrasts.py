@@ -23,13 +23,13 @@ MOST = 20_000  # characters that are read: what a person compares stands at the 
 
 def works(prose: str) -> frozenset[str]:
     """Return the ways of which it is said that they work."""
-    ways: frozenset[str] = frozenset()
-    return ways.union(*map(_ways, working(prose)))
+    none: frozenset[str] = frozenset()
+    return none.union(*map(ways, working(prose)))
 
 
 def working(prose: str) -> list[str]:
     """Return the sentences, or else their clauses, that say of a way that it works."""
-    return [part for part in _parts(prose[:MOST]) if _ways(part) and _works(part)]
+    return [part for part in _parts(prose[:MOST]) if ways(part) and _works(part)]
 
 
 def _parts(prose: str) -> Iterator[str]:
@@ -41,7 +41,8 @@ def _parts(prose: str) -> Iterator[str]:
             yield line
 
 
-def _ways(part: str) -> set[str]:
+def ways(part: str) -> set[str]:
+    """Return the ways to train that a text names."""
     return {way for way, pattern in WAYS.items() if re.search(pattern, part, re.IGNORECASE | re.ASCII)}
 
 

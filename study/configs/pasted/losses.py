@@ -1,139 +1,44 @@
-"""Read the losses, norms and rates that trainers print: what is zero, not a number, constant, or ends too early.
+"""What losses, norms and rates that trainers print show: what is zero, not a number, constant, or ends too early.
 
-Lines of the Hugging Face Trainer and what stands on it, of DeepSpeed, Accelerate's examples, Lightning, torchtitan and
-progress bars. A healthy training has none of these signs; GRPO's loss begins at 0, and fp16 skips its first steps.
+A healthy training has none of these signs; GRPO's loss begins at 0, and fp16 skips its first steps.
 """
 
 import itertools
 import math
 import re
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from collections.abc import Sequence
+from dataclasses import replace
 
-from study.configs.pasted.tracebacks import Seen, rows, sign
+from study.configs.pasted.lines import BAR, FEW, MANY, Log, Series
+from study.configs.pasted.tracebacks import Seen, rows, sign, sign_in_words
 from study.configs.pasted.words import Sentence, meets
 
-NUMBER = r"[\"']?\s*[:=]?\s*[\"']?(-?(?:\d+(?:\.\d*)?(?:e[+-]?\d+)?|nan|inf))(?![\w.%])"
-VALUES = {
-    "loss": re.compile(rf"(?<![\w/.-])(?:train[_/ ])?loss{NUMBER}", re.IGNORECASE),
-    "norm": re.compile(rf"(?<![\w.-])(?:train/|actor/)?(?:grad(?:ient)?[_ ]?norm|gnorm){NUMBER}", re.IGNORECASE),
-    "rate": re.compile(rf"(?<![\w.-])(?:learning[_ ]rate|lr){NUMBER}", re.IGNORECASE),
-    "epoch": re.compile(rf"(?<![\w.-])epoch{NUMBER}", re.IGNORECASE),
-    "step": re.compile(rf"(?<![\w.-])(?:global[_ ])?(?:step|iter(?:ation)?){NUMBER}", re.IGNORECASE),
-}
-OVERFLOW = re.compile(r"OVERFLOW! Rank \d+ Skipping step\. Attempted loss scale: ([\d.e+]+)")
+# As DeepSpeed writes it (runtime/fp16/loss_scaler.py): with the scale of fp16, and else of gradients without one.
+OVERFLOW = re.compile(
+    r"OVERFLOW! (?:Rank \d+ )?Skipping step\.(?: Attempted loss scale: ([\d.e+]+)(?:, reducing to ([\d.e+]+))?)?"
+)
+# Megatron counts them since the last line.
+SKIPPED = re.compile(r"number of skipped iterations:\s+(\d+)")
 SAVING = re.compile(r"[Ss]aving [^\n]{0,40}?to (\S{1,200}?\d{6})\b")
-BAR = re.compile(r"\|\s*(\d+)/(\d+) \[[\d:]+<[\d:?]+,\s*([\d.]+)(s/it|it/s)")
-WORDS = re.compile("loss|norm", re.IGNORECASE)
-OTHER = re.compile(r"eval_loss|\bFile \"|Traceback|Error")
-LONGEST = 2000  # characters of a line
 MOST_GROUPS = 16
 SCALE = 65_536
-FEW, MANY = 3, 8  # lines that are a sign
-MOST_LINES = 20_000
-FALLS = 0.9  # of the first losses
 SMALL_LOSS = 0.05  # lower ones may be rounded to 0
-MOST_OVERFLOWS = 20
+MOST_OVERFLOWS = 20  # steps without one between: from a scale of 2**16, as DeepSpeed begins, 16 lead to 1
 RANDOM = math.log(262_144)  # the loss of random weights with the largest vocabulary
 BROKEN = 3  # times that: no weights have such a loss
+# Of models of which many are trained, and GPT-2's as Megatron pads it to a multiple of 128 (50,304).
+VOCABULARIES = (30_522, 32_000, 32_064, 32_768, 50_257, 50_304, 100_352, 128_256, 151_936, 152_064, 256_000, 262_144)
+ALIKE = 0.0015  # so far from the logarithm of a vocabulary a loss is that of an output in which all words are alike
+DIGITS = 4  # of a loss of evaluation: fewer may be the same by rounding
 USUAL_PASSES = 32  # of an update, where the text says none: some releases of the Trainer print their sum
 SHARE = 0.9  # of the steps: a rate that is 0 after them is as it should be
-COURSE = 20  # lines that show where a loss goes
-MUCH_HIGHER = 3  # times the lowest, where there are fewer lines
-HIGHER, HIGHER_BY = 1.8, 0.5  # times the lowest, and more than it: where a loss ends that is lost
-NEAR_LOWEST = 0.1  # of the way from the lowest to the end: a loss that is not lost yet
-PLATEAU, SPREAD = 0.005, 0.015  # of the loss: so little it goes on, and so little its lines differ
-SMALLEST_VOCABULARY = 8_000
-VANISHED, LANGUAGE = 0.005, 2.0  # a loss that has nothing to learn any more, and one with which a language model begins
-OF_PAIRS = re.compile(r"rewards/(?:chosen|rejected|margins)\b")  # DPO and the like, whose loss is not of tokens
 
 
-@dataclass(frozen=True)
-class Line:
-    """What one line of a trainer says."""
-
-    place: int
-    values: dict[str, float]  # by the names of VALUES
-    is_reinforced: bool  # GRPO and the like, where a loss of 0 is usual
-    is_of_pairs: bool  # DPO and the like, whose loss is not of tokens
-
-
-@dataclass(frozen=True)
-class Series:
-    """The lines that say one value, and the values, in their order."""
-
-    text: str
-    lines: list[Line]
-    values: list[float]
-
-    @classmethod
-    def of(cls, name: str, text: str, lines: list[Line]) -> Self:
-        """Return the lines that say a value of this name."""
-        lines = [line for line in lines if name in line.values]
-        return cls(text, lines, [line.values[name] for line in lines])
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether many lines say the same value."""
-        return len(self.values) >= MANY and len({*self.values}) == 1
-
-    def sign(self, id: str, number: int, **values: Any) -> Seen:
-        """Return the sign that the line of this number shows."""
-        return sign(id, self.text, self.lines[number].place, **values)
-
-
-@dataclass(frozen=True)
-class Log:
-    """What the lines of a trainer say in a text."""
-
-    text: str
-    lines: list[Line]  # with a loss or a norm
-    usual: list[Line]  # of these: a loss of 0 is none of a training that is well
-    losses: Series
-    norms: Series
-    rates: Series
-
-    @classmethod
-    def of(cls, text: str) -> Self:
-        """Read the lines of a trainer out of a text."""
-        lines = [*itertools.islice(_lines(text), MOST_LINES)]
-        usual = [line for line in lines if not line.is_reinforced]
-        losses, norms = Series.of("loss", text, usual), Series.of("norm", text, usual)
-        return cls(text, lines, usual, losses, norms, Series.of("rate", text, lines))
-
-    @property
-    def falls(self) -> bool:
-        """Whether the last quarter of the losses is lower than the first."""
-        losses = self.losses.values
-        part = len(losses) // 4
-        return len(losses) >= MANY and statistics.median(losses[-part:]) < FALLS * statistics.median(losses[:part])
-
-
-def _lines(text: str) -> Iterator[Line]:
-    """Yield the lines with a loss or a norm."""
-    end = 0
-    for row in text.splitlines(keepends=True):
-        place, end = end, end + len(row)
-        values = _values(row)
-        if "loss" in values or "norm" in values:
-            is_of_pairs = bool(OF_PAIRS.search(row))
-            yield Line(place, values, is_reinforced="reward" in row and not is_of_pairs, is_of_pairs=is_of_pairs)
-
-
-def _values(row: str) -> dict[str, float]:
-    """Return what a line says, by the names of VALUES; nothing, if it is no line of a trainer."""
-    if len(row) > LONGEST or not WORDS.search(row) or OTHER.search(row):
-        return {}
-    matches = {name: pattern.search(row) for name, pattern in VALUES.items()}
-    return {name: float(match[1]) for name, match in matches.items() if match}
-
-
-def signs(log: Log, has_marks: bool, passes: int = USUAL_PASSES) -> list[Seen]:
+def signs(log: Log, has_marks: bool, passes: int = USUAL_PASSES, vocabulary: int | None = None) -> list[Seen]:
     """Return what the lines of a trainer show. A mark comes first: it says why a loss is 0.
 
-    `has_marks`: DeepSpeed may have written the norms. `passes`: those of an update.
+    `has_marks`: DeepSpeed may have written the norms. `passes`: those of an update. `vocabulary`: that of the model.
     """
     mark = norm_is_a_mark(log.norms) if has_marks else None
     found = [
@@ -142,12 +47,13 @@ def signs(log: Log, has_marks: bool, passes: int = USUAL_PASSES) -> list[Seen]:
         gradients_are_nan_first(log),
         loss_is_nan(log.losses),
         loss_is_zero(log.losses),
-        loss_stands_still(log.losses),
-        norm_is_nan(log.norms),
-        norm_is_zero(log.norms),
+        skipped := norm_is_nan(log.norms),
+        None if skipped else loss_stands_still(log.losses),
+        evaluation_stands_still(log),
+        norm_is_zero(log, vocabulary),
         None if mark else norm_is_constant(log.norms),
         norm_is_scaled(log.norms),
-        steps_overflow(log.text),
+        steps_overflow(log),
         rate_ends(log.rates),
         steps_slow_down(log.text),
         ranks_save_apart(log.text),
@@ -162,7 +68,7 @@ def signs_in_words(text: str, words: Sequence[Sentence], has_marks: bool = True)
         if id == "norm-sqrt2" and not has_marks:
             continue
         if sentence := meets(row.said, words):
-            found.append(sign(id, text, max(text.find(sentence), 0), since="", beside="", norm=2**0.5, count=2))
+            found.append(sign_in_words(id, text, sentence))
     return sorted(found, key=lambda each: each.id != "norm-sqrt2")
 
 
@@ -171,8 +77,7 @@ def guesses_by_words(text: str, words: Sequence[Sentence]) -> list[Seen]:
     found = []
     for id, row in rows().items():
         if sentence := meets(row.alone, words):
-            seen = sign(id, text, max(text.find(sentence), 0), beside="")
-            found.append(replace(seen, sure="possible"))
+            found.append(replace(sign_in_words(id, text, sentence), sure="possible"))
     return found
 
 
@@ -214,7 +119,8 @@ def loss_is_nan(losses: Series) -> Seen | None:
     if all(is_finite):
         return None
     first = is_finite.index(False)
-    return losses.sign("loss-nan", first, since=" from some step on: it was finite before" if first else "")
+    at_once = " from the first line on" if len(is_finite) > 1 else ""
+    return losses.sign("loss-nan", first, since=" from some step on: it was finite before" if first else at_once)
 
 
 def loss_is_zero(losses: Series) -> Seen | None:
@@ -264,11 +170,31 @@ def norm_is_nan(norms: Series) -> Seen | None:
     return norms.sign("norm-nan", -1)
 
 
-def norm_is_zero(norms: Series) -> Seen | None:
-    """The norm is 0 in all lines."""
-    if len(norms.values) < FEW or any(norms.values):
+def evaluation_stands_still(log: Log) -> Seen | None:
+    """Each evaluation has the same loss, to the last digit."""
+    losses = [loss for _, loss in log.evaluations]
+    if len(losses) < FEW or len({*losses}) > 1 or len(losses[0].lstrip("0.").replace(".", "")) < DIGITS:
         return None
-    return norms.sign("norm-zero", 0)
+    return sign(
+        "loss-evaluated-same", log.text, log.evaluations[0][0], beside=f" is {losses[0]} in each of {len(losses)}"
+    )
+
+
+def norm_is_zero(log: Log, vocabulary: int | None) -> Seen | None:
+    """The norm is 0 in all lines."""
+    if len(log.norms.values) < FEW or any(log.norms.values):
+        return None
+    words = uniform(log.losses.values, vocabulary)
+    beside = f"; the loss is ln({words:,}), as of words that are all alike" if words else ""
+    return log.norms.sign("norm-zero", 0, beside=beside)
+
+
+def uniform(losses: list[float], vocabulary: int | None) -> int | None:
+    """Return the vocabulary of which all losses are the logarithm, as of an output that knows nothing."""
+    of_words = [vocabulary] if vocabulary else VOCABULARIES
+    middle = statistics.median(losses) if losses else math.nan
+    nearest = min(of_words, key=lambda words: abs(math.log(words) - middle))
+    return nearest if all(abs(loss - math.log(nearest)) < ALIKE for loss in losses or [math.nan]) else None
 
 
 def norm_is_constant(norms: Series) -> Seen | None:
@@ -289,15 +215,22 @@ def norm_is_scaled(norms: Series) -> Seen | None:
     return norms.sign("norm-scaled", 0, value=middle)
 
 
-def steps_overflow(text: str) -> Seen | None:
-    """DeepSpeed skips steps, more than the ten or so with which fp16 begins: its first scale is too high."""
-    overflows = [*OVERFLOW.finditer(text)]
-    if not overflows:
-        return None
-    last = overflows[-1]
-    if len(overflows) <= MOST_OVERFLOWS and float(last[1]) > 1:
-        return None
-    return sign("overflow-skips", text, last.start(), count=len(overflows))
+def steps_overflow(log: Log) -> Seen | None:
+    """Steps are skipped, more than the ten or so with which fp16 begins: its first scale is too high."""
+    count, last, low = 0, 0, math.inf
+    for match in OVERFLOW.finditer(log.text):
+        scale = float(match[1] or 0)
+        count = count + 1 if scale <= low else 1  # a scale that rose in between had steps that were taken
+        last, low = match.start(), float(match[2] or match[1] or 0)
+    if count > MOST_OVERFLOWS or (count and 0 < low <= 1):
+        return sign("overflow-skips", log.text, last, count=count)
+    for _, step, skipped, _ in log.progress[-1:]:
+        if skipped > max(MOST_OVERFLOWS, step / 2):
+            return sign("overflow-skips", log.text, log.progress[0][0], count=skipped)
+    of_megatron = [(int(match[1]), match.start()) for match in SKIPPED.finditer(log.text)]
+    at_end = [*itertools.takewhile(lambda each: each[0], reversed(of_megatron))]
+    count = sum(skipped for skipped, _ in at_end)
+    return sign("overflow-skips", log.text, at_end[0][1], count=count) if count > MOST_OVERFLOWS else None
 
 
 def rate_ends(rates: Series) -> Seen | None:
@@ -340,80 +273,6 @@ def ranks_save_apart(text: str) -> Seen | None:
         return None
     first, second = folders[0][-40:], folders[1][-40:]
     return sign("ranks-save-apart", text, saves[0].start(), count=len(folders), first=first, second=second)
-
-
-def course(log: Log, passes: int = USUAL_PASSES) -> Seen | None:
-    """Where the losses of one run go, if that is not where a training goes. Why, the log alone does not show.
-
-    By medians of MANY lines, and without one of them: single rows are high, and a Trainer's last line is a mean of all.
-    In a short log FEW lines show a loss that is lost, and nothing else.
-    """
-    losses, lines = log.losses.values, log.losses.lines
-    if len(losses) < 2 * FEW or not all(map(math.isfinite, losses)) or _begins_again(lines):
-        return None
-    is_short = len(losses) < COURSE
-    part, spared, higher = (FEW, 0, MUCH_HIGHER) if is_short else (MANY, 1, HIGHER)
-    middles = [statistics.median(losses[at : at + part]) for at in range(len(losses) - part + 1)]
-    low, end = min(middles), middles[-1]
-    lowest = losses[middles.index(low) :][:part]
-    is_apart = (
-        middles.index(low) + 2 * part <= len(losses) and sorted(losses[-part:])[spared] > sorted(lowest)[-1 - spared]
-    )
-    if is_apart and end > higher * low > 0 and end - low > HIGHER_BY:
-        return _is_lost(log, low, end, part)
-    if is_short:
-        return None
-    values: dict[str, Any] = {"first": losses[0], "end": end, "lines": len(losses), "random": RANDOM}
-    if any(line.is_of_pairs for line in lines):
-        return None
-    if end < VANISHED and losses[0] > LANGUAGE:
-        at = next(number for number, middle in enumerate(middles) if middle < VANISHED)
-        is_first_epoch = lines[at].values.get("epoch", 0) < 1
-        return log.losses.sign("loss-vanishes", at, **values, at=_moment(log.losses, at)) if is_first_epoch else None
-    if RANDOM < statistics.median(losses[:FEW]) < BROKEN * RANDOM * passes:
-        return log.losses.sign("loss-begins-high", 0, **values)
-    early, late = (statistics.median(part) for part in (losses[: len(losses) // 4], losses[-len(losses) // 4 :]))
-    is_flat = abs(late - early) < PLATEAU * early and max(losses) - min(losses) < SPREAD * early
-    if is_flat and math.log(SMALLEST_VOCABULARY) < late < RANDOM and not _warms_up(log.rates):
-        return log.losses.sign("loss-plateau", 0, **values, vocabulary=round(math.exp(late), -2))
-    return None
-
-
-def _begins_again(lines: list[Line]) -> bool:
-    """Whether steps or epochs go back: another run follows, or this one was resumed."""
-    moments = ([line.values[name] for line in lines if name in line.values] for name in ("step", "epoch"))
-    return any(after < before for each in moments for before, after in itertools.pairwise(each))
-
-
-def _warms_up(rates: Series) -> bool:
-    """Whether the learning rate still rises in the last lines."""
-    return len(rates.values) > 1 and rates.values[-1] > rates.values[-2]
-
-
-def _is_lost(log: Log, low: float, end: float, part: int) -> Seen:
-    """Return from where on the losses are above the lowest, and whether at once or by and by."""
-    losses, lines = log.losses.values, log.losses.lines
-    at = 1 + max(number for number, loss in enumerate(losses[:-part]) if loss <= low + NEAR_LOWEST * (end - low))
-    high = max(losses[at : at + FEW])
-    is_jump = high > (low + end) / 2
-    norm = max((line.values.get("norm", 0) for line in lines[at - 1 : at + FEW if is_jump else None]), default=0)
-    rate = lines[at].values.get("rate")
-    values = {
-        "at": _moment(log.losses, at),
-        "low": low,
-        "high": high,
-        "end": end,
-        "beside": f", grad_norm up to {norm:,.4g}" if norm else "",
-        "rate": f"a lower learning rate than {rate:.3g}" if rate else "a lower learning rate",
-    }
-    return log.losses.sign("loss-jumps-and-stays" if is_jump else "loss-goes-up", at, **values)
-
-
-def _moment(losses: Series, number: int) -> str:
-    """Return where a line is, as a sentence has it."""
-    values = losses.lines[number].values
-    named = next((f"{name} {values[name]:g}" for name in ("step", "epoch") if name in values), "")
-    return named or f"line {number + 1} of {len(losses.lines)}"
 
 
 def marked_groups(norm: float) -> int:

@@ -8,8 +8,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from study.configs.code import parsed
 from study.configs.pasted.tracebacks import Seen, Sure
-from study.known.findings import causes_of_hangs
+from study.known.findings import causes_of_hangs, finding
 
 OF_ALL = ("hang_a_branch",)  # whatever is sharded
 OF_SHARDS = ("hang_saving", "hang_a_gather")
@@ -30,10 +31,15 @@ MET_BY: dict[tuple[type[ast.cmpop], str], str] = {
 }
 LEAVES = re.compile(r"^(?:return|continue|break)\b|^(?:sys\.|os\.)?_?exit\(")
 TRAINS = re.compile(r"(?i)trainer\w*(?:\(.*\))?\.train$")  # and not model.train(), which only sets a mode
-NOT_SHARDED = re.compile(r"(?i)(?:tokenizer|process(?:or|ing_class)|config)\w*\.save_pretrained$")
+NOT_SHARDED = re.compile(r"(?i)(?:\btok|tokenizer|process(?:or|ing_class)|config)\w*\.save_pretrained$")
 OF_MODEL = re.compile(r"(?i)model\w*\.state_dict$")  # FSDP1 gathers it from all ranks; other engines do not
 OF_A_GROUP = re.compile(r"(?i)^[^'\"]*(?:group|mesh)(?!=None)")  # which may have these ranks alone
 MODEL = re.compile(r"(?:^|[\s(=,]|self\.|trainer\.)(?:\w+_)?(?:model|engine)\b(?!=)")  # and not args.model, model=name
+SKIPPED = "batch_skipped_alone"
+SCOPES = (ast.For, ast.While, ast.FunctionDef)
+COUNTS = re.compile(r"enumerate\(|range\(")
+OF_ROWS = re.compile(r"(?i)batch|row|data|example|input|sample")
+TOGETHER = re.compile(r"\b(?:all_|gather|reduce|broadcast|\w+_trigger\()")
 BARRIER = re.compile(r"(?:\w*_)?barrier$|wait_for_everyone$")
 
 
@@ -86,6 +92,49 @@ def on_one_rank(
                 place = [each for _, each in calls].index(of_ranks[0][1])
                 sure: Sure = "likely" if fits else "possible"
                 yield Seen(id, sentence, row["remedy"], sure, evidence, place=place, line="; ".join(lines))
+
+
+def skipped_alone(scripts: Mapping[Path, str]) -> Iterator[Seen]:
+    """Yield the lines where a rank leaves out a backward pass because of its own rows, or of their loss."""
+    told = finding(SKIPPED)
+    lines = []
+    for path, script in scripts.items():
+        tree = parsed(script)
+        for scope in [node for node in ast.walk(tree) if isinstance(node, SCOPES)] if tree else []:
+            lines += [f"{path}:{each.lineno}: if {ast.unparse(each.test)}" for each in _skips(scope)]
+    if lines:
+        line = "; ".join(dict.fromkeys(lines))
+        yield Seen(SKIPPED, told.sentence, told.remedy or "", "likely", "the line of the script", place=1, line=line)
+
+
+def _skips(scope: ast.AST) -> Iterator[ast.If]:
+    """Yield the conditions on a loop's own rows, or on a function's, that leave out a backward pass of it."""
+    nodes = sorted((each for each in ast.walk(scope) if isinstance(each, ast.stmt)), key=lambda each: each.lineno)
+    calls = [(each.lineno, ast.unparse(each.func)) for each in ast.walk(scope) if isinstance(each, ast.Call)]
+    last = max((line for line, name in calls if name.endswith("backward")), default=0)
+    inner = {each for node in nodes if node is not scope and isinstance(node, SCOPES) for each in ast.walk(node)}
+    own: set[str] = set()
+    if isinstance(scope, ast.For):
+        own = {each.id for each in ast.walk(scope.target) if isinstance(each, ast.Name)}
+        if COUNTS.match(ast.unparse(scope.iter)):  # the first is a number
+            own.discard(ast.unparse(scope.target).strip("()").partition(",")[0])
+    elif isinstance(scope, ast.FunctionDef):
+        own = {each.arg for each in scope.args.args if OF_ROWS.search(each.arg)}
+    for node in nodes:
+        text = ast.unparse(node)
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.Expr) and TOGETHER.search(text):
+            own -= _names(node)  # all ranks know it
+        elif isinstance(node, ast.Assign | ast.AugAssign) and (own & _names(node.value) or "next(" in text):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            own |= {name for each in targets for name in _names(each)}
+        elif isinstance(node, ast.If) and node not in inner and own & _names(node.test) and not TOGETHER.search(text):
+            leaves = LEAVES.match(ast.unparse(node.body[-1]))
+            if leaves and last > (0 if leaves[0] == "break" else node.lineno):  # break leaves out all that follow
+                yield node
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 
 def _apart(ranks: str) -> list[int]:

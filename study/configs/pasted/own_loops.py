@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,6 +36,9 @@ CLEARS = re.compile(r"zero_grad|\.grad\b|set_to_none|deepspeed|Trainer\b|\bclosu
 ACCUMULATES = re.compile(r"\.accumulate\(|no_sync|sync_gradients|deepspeed|DeepSpeed")
 # Labels that are moved by one, somewhere: by a slice, by torch.roll, or by the data.
 SHIFTS = re.compile(r"(?i)shift|roll\(|:-1\]|1:\]|next_token|targets?\b")
+# What clipping by torch does, by what divides the training. With FSDP2 and DDP it is right.
+CLIPS_NOT = {**dict.fromkeys("123", "clipped_nothing"), "FSDP1": "clipped_part"}
+PREPARES = re.compile(r"(?:\.prepare|deepspeed\.initialize|(?:^|\.)(?:FSDP|FullyShardedDataParallel))$")
 STANDS = {"no-update", "loss-stands-still", "norm-constant", "loss-plateau"}
 # What may come of each mistake: symptoms of symptoms.toml, and signs. Beside others it is told as a note.
 MAKES: dict[str, set[str]] = {
@@ -45,6 +49,8 @@ MAKES: dict[str, set[str]] = {
     "labels_not_moved": {"loss", "norm", "loss-vanishes"},
     "norm-is-partial": set(),  # who speaks of the norm is answered by the situation
     "clipped_scaled": {"no-update", "loss", "norm"},
+    "clipped_nothing": {"loss", "norm", "loss-jumps-and-stays", "loss-goes-up", "loss-nan"},
+    "clipped_part": {"loss", "norm", "loss-jumps-and-stays", "loss-goes-up", "loss-nan"},
     "not_divided": {"loss", "norm"},
 }
 
@@ -60,6 +66,8 @@ def mistakes(pasted: Pasted, scripts: Mapping[Path, str]) -> Iterator[Seen]:
         found += [*_accumulates_otherwise(tree, code)]
         found += [("labels_not_moved", call, {}) for call in _labels_not_moved(tree, code)]
         found += [("clipped_scaled", call, {}) for call in _clipped_scaled(tree, code)]
+        if id := CLIPS_NOT.get(str(pasted.said.get("stage")), ""):
+            found += [(id, call, {}) for call in _clipped_by_torch(tree, code)]
         if is_whole(scripts):
             found += [("never_cleared", call, {}) for call in _never_cleared(tree, code)]
             found += [("not_divided", call, {}) for call in _not_divided(tree, code)]
@@ -69,7 +77,10 @@ def mistakes(pasted: Pasted, scripts: Mapping[Path, str]) -> Iterator[Seen]:
             told = situations()[id] if id == "norm-is-partial" else finding(id, **values)
             place = pasted.place(said) if said and id == "not_divided" else 0
             line = f"{path}:{call.lineno}: {ast.unparse(call)}"
-            yield Seen(id, told.sentence, told.remedy or "", "likely", "the line of the script", place=place, line=line)
+            seen = Seen(
+                id, told.sentence, told.remedy or "", "likely", "the line of the script", place=place, line=line
+            )
+            yield replace(seen, fault="fsdp1-clips-by-own-shard") if id == "clipped_part" else seen
 
 
 def _calls(tree: ast.AST) -> list[ast.Call]:
@@ -213,6 +224,24 @@ def _norm_of_a_part(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     unused = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for call in _calls(tree):
         if re.search(r"(?:^|\butils\.(?:clip_grad\.)?)clip_grad_norm_$", ast.unparse(call.func)) and call not in unused:
+            yield call
+
+
+def _clipped_by_torch(tree: ast.Module, code: str) -> Iterator[ast.Call]:
+    """Yield where torch's function clips the gradients of a model that is prepared, in a script that has no other."""
+    if re.search(r"NO_SHARD|(?<!utils)(?<!clip_grad)\.clip_grad_(?:norm|value)_\(|def clip_grad", code):
+        return
+    prepared = {
+        ast.unparse(each)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        if PREPARES.search(ast.unparse(node.value.func))
+        for target in node.targets
+        for each in (target.elts if isinstance(target, ast.Tuple) else [target])
+    }
+    for call in _calls(tree):
+        match = re.match(r"(.+?)(?:\.module)?\.parameters\(\)", ast.unparse(call.args[0]) if call.args else "")
+        if CLIPS.search(ast.unparse(call.func)) and match and match[1] in prepared:
             yield call
 
 

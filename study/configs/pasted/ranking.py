@@ -14,6 +14,7 @@ FULL = ("memory-was-full", "memory-elsewhere")
 OF_NAN = {"forward-broken", "norm-nan-first", "loss-zero", "loss-nan", "norm-sqrt2", "norm-nan"}
 # What a rank that waited for a failed one wrote says less than that one's error.
 WAITED = ("rank-behind", "rank-missing", "rank-timed-out-first", "nccl-watchdog", "watchdog-stuck", "gloo-timeout")
+DUMPED = ("dumps-apart", "dumps-late", "dumps-alike")
 
 
 class Kind(IntEnum):
@@ -93,7 +94,7 @@ def kind_of(seen: Seen) -> Kind:
     """Return the kind of what a text shows."""
     if seen.id.startswith(OF_STEPS):
         return Kind.MARK if seen.id == "norm-sqrt2" else Kind.STEPS
-    if seen.id in WAITED:
+    if seen.id in (*WAITED, *DUMPED):
         return Kind.WAIT
     return Kind.ERROR_WITH_MANY_CAUSES if seen.sure == "possible" else Kind.ERROR
 

@@ -11,7 +11,7 @@ from study.configs.code import that_counts
 from study.configs.oom.reading import BETWEEN_TEXTS
 from study.configs.pasted import contrasts
 from study.configs.pasted.config_in_text import Config, deepspeed_config
-from study.configs.pasted.losses import Log
+from study.configs.pasted.lines import Log
 from study.configs.pasted.said import numbers, said
 from study.configs.pasted.two_releases import Apart, two_releases
 from study.configs.pasted.words import Sentence, sentences

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from study.configs.pasted.losses import BAR, FEW, MANY, Line, Log
+from study.configs.pasted.lines import BAR, FEW, MANY, Line, Log
 from study.configs.pasted.tracebacks import Seen, sign
 
 # Of transformers ("Continuing training from global step 500"), LLaMA-Factory, Accelerate's examples and others.

@@ -11,7 +11,7 @@ from study.configs.pasted.words import only
 from study.core.errors import Stop
 from study.core.fsdp_keys import nearest_arm
 from study.core.gpus import GPUS, gpu_named
-from study.core.shapes import model_of_name, models
+from study.core.shapes import letters, model_of_name, models
 
 FAMILIES = (
     "llama|qwen|mistral|mixtral|gemma|phi|bert|gpt|opt|bloom|falcon|pythia|deepseek|yi|internlm|baichuan|olmo|glm"
@@ -22,6 +22,7 @@ MODEL_KEY = re.compile(
     r"(?i)(?:model_name_or_path|base_model|model_id|from_pretrained|--model|\bmodel(?= *= *[\"']))[\"']?\s*[:= (]\s*"
     r"[\"']?([^\s\"',)]+)"
 )
+LAYERS = re.compile(r"transformer_layer_cls_to_wrap[\"']?[ \t]*[:= ][ \t]*\[?[\"']?([\w,\"' ]+)")
 # As the cache of the hub names the folder of a model.
 CACHED = re.compile(r"\bmodels--[\w.-]+?--([\w.-]+)")
 # The width, by which a config is known to be that of a model.
@@ -117,6 +118,24 @@ def _gpu_bytes(text: str, gpus: set[str]) -> int | None:
         if len(of_name) == 1:
             sizes |= of_name
     return min(sizes) if sizes and max(sizes) < 1.1 * min(sizes) else None
+
+
+def foreign_layer(text: str) -> tuple[str, str] | None:
+    """Return a class that FSDP shall wrap and that is of another family than the model, and that model.
+
+    Classes of layers begin with their family: Qwen2DecoderLayer (_no_split_modules of transformers' modeling_*.py).
+    """
+    model = _model(text)
+    if model is None:
+        return None
+    families = {letters(each["model_type"].removesuffix("_text")) for each in models().values()}
+    own = letters(models()[model]["model_type"].removesuffix("_text"))
+    for classes in LAYERS.findall(text):
+        for name in re.findall(r"\w+", classes):
+            of = max((each for each in families if letters(name).startswith(each)), key=len, default=own)
+            if of != own:
+                return name, model
+    return None
 
 
 def arm(pasted: Pasted) -> str | None:

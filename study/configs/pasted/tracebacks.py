@@ -70,6 +70,7 @@ class Sign:
     sentence: str
     remedy: str
     sure: Sure
+    in_words: str = ""
     said: tuple[str, ...] = ()
     alone: tuple[str, ...] = ()
 
@@ -99,8 +100,15 @@ def sign(id: str, text: str, place: int, **values: Any) -> Seen:
     """Return what signs.toml says of something that a rule found at a place of a text."""
     row = rows()[id]
     sentence, remedy = row.sentence.format(**values), row.remedy.format(**values)
-    line = line_at(text, place)
-    return Seen(id, sentence, remedy, row.sure, "the line in the text", place=place, line=line)
+    return Seen(id, sentence, remedy, row.sure, "the line in the text", place=place, line=line_at(text, place))
+
+
+def sign_in_words(id: str, text: str, said: str) -> Seen:
+    """Return what signs.toml says of something of which a person's sentence speaks, without the numbers of a log."""
+    row, place = rows()[id], max(text.find(said), 0)
+    values = {"since": "", "beside": "", "norm": 2**0.5, "count": 2, "rate": "a lower learning rate", "faults": ""}
+    sentence, remedy = (row.in_words or row.sentence).format(**values), row.remedy.format(**values)
+    return Seen(id, sentence, remedy, row.sure, "the line in the text", place=place, line=line_at(text, place))
 
 
 def errors(text: str) -> list[Seen]:

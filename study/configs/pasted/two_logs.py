@@ -7,16 +7,22 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from study.configs.pasted import matching
-from study.configs.pasted.losses import FEW, MANY, NUMBER, SCALE, Line
+from study.configs.pasted import contrasts, matching
+from study.configs.pasted.lines import FEW, MANY, Line
+from study.configs.pasted.losses import SCALE
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.said import numbers
 from study.configs.pasted.tracebacks import Seen, sign
+from study.configs.pasted.words import meets
 from study.core.text import rounded
 
 CLOSE = 0.01  # of the ratio: so far steps may differ
 APART = 1.2  # times: by less two seeds, or other data, may differ as well
-SUMMED = "a sum over {}, and not a mean"
+SUMMED, DIVIDED = "a sum over {}, and not a mean", "one division too many by {}"
+ROUNDED = 2**-8  # of a loss: bf16 rounds a number by up to as much
+GROWN = 0.02  # of a loss: the study's own rounding grew to 1.4 % in a hundred steps
+ONE_SIDED = 0.9  # of the lines: rounding makes a loss higher as often as lower
+OPEN = SUMMED.format("the micro-batches of an update, if it has {:g}")
 MOST_FAULTS = 5
 NEAR = 0.05  # of the ratio: so far medians of other steps, and numbers that a person rounds, may be from it
 # What a person says that the loss or the norm is, and of which numbers: near it, and of nothing else.
@@ -38,8 +44,7 @@ NOT_OF_LOSS = re.compile(
     r"|lengths?|models?|slow\w*|time)\b"
 )
 AROUND = 40  # characters
-# An evaluation adds no micro-batches, so its loss is what a mean would be.
-EVALUATED = re.compile(rf"(?<![\w.-])(?:eval(?:uation)?|val(?:idation)?)[_/ ]loss{NUMBER}", re.IGNORECASE)
+AS_BEFORE = 0.1  # of the ratio: so far that of another evaluation may be from it, where no row is learnt by heart
 AS_EVALUATED = 0.2  # of the ratio: so far a mean of training may be from the evaluation beside it
 PASSES = re.compile(rf"(?i)accumul|梯度累积|{OF_EVALUATION}")
 
@@ -52,7 +57,7 @@ def ratio_of_logs(pasted: Pasted) -> Seen | None:
     ratios = {name: _ratio(name, *map(_by_step, logs)) for name in ("loss", "norm")}
     apart = {name: ratio for name, ratio in ratios.items() if ratio and max(ratio, 1 / ratio) > APART}
     if not apart:
-        return None
+        return where_logs_part(pasted, *map(_by_step, logs))
     both = len(apart) == 2 and abs(apart["norm"] / apart["loss"] - 1) <= CLOSE
     name, ratio = next(iter(apart.items()))
     other = "norm" if name == "loss" else "loss"
@@ -66,6 +71,32 @@ def ratio_of_logs(pasted: Pasted) -> Seen | None:
     return sign(id, pasted.text, logs[1][0].place, **values)
 
 
+def where_logs_part(pasted: Pasted, first: dict[tuple, Line], second: dict[tuple, Line]) -> Seen | None:
+    """Return where losses of two ways to train part, in steps of both, and whether rounding makes as much."""
+    if len(contrasts.ways(pasted.text)) < 2 and not meets(("loss + differ",), pasted.question):
+        return None  # two runs of one training may have other rows, and nobody compares them
+    steps = [step for step in first if step in second]
+    pairs = [[log[step].values.get("loss", math.nan) for log in (first, second)] for step in steps]
+    known = [(step, other / one - 1) for step, (one, other) in zip(steps, pairs, strict=True) if one > 0 and other > 0]
+    apart = [(step, ratio) for step, ratio in known if ratio]
+    if len(known) < 2 * FEW or not apart or not math.isfinite(sum(ratio for _, ratio in known)):
+        return None
+    at = first[apart[0][0]].values
+    moment = next((f"{name} {at[name]:g}" for name in ("step", "epoch") if name in at), "a line")
+    moment += ", the first," if known[0][1] else ""
+    most, end = (rounded(100 * each, ".2g") for each in (max(abs(ratio) for _, ratio in apart), abs(known[-1][1])))
+    higher = sum(ratio > 0 for _, ratio in apart)
+    is_rounding = all(abs(ratio) <= ROUNDED for _, ratio in known)
+    is_one_sided = max(higher, len(apart) - higher) >= ONE_SIDED * len(apart)
+    is_more = abs(known[0][1]) > GROWN or (is_one_sided and abs(known[-1][1]) > GROWN)
+    if not is_rounding and not is_more:
+        return None  # rounding that grew, or other rows: a log does not tell
+    side = "second" if 2 * higher > len(apart) else "first"
+    values = {"at": moment, "most": most, "end": end, "lines": len(apart), "side": side}
+    values["higher"] = max(higher, len(apart) - higher)
+    return sign("logs-part-rounded" if is_rounding else "logs-part", pasted.text, second[apart[0][0]].place, **values)
+
+
 def factor_apart(pasted: Pasted) -> Seen | None:
     """Return what makes a factor between two logs, within one, or of which a person tells."""
     return ratio_of_logs(pasted) or jump_in_log(pasted) or above_evaluation(pasted) or factor_in_words(pasted)
@@ -74,21 +105,40 @@ def factor_apart(pasted: Pasted) -> Seen | None:
 def above_evaluation(pasted: Pasted) -> Seen | None:
     """Return that training's losses are as many times those of each evaluation as an update has micro-batches.
 
-    Twice is not told: other data, or dropout, may make that.
+    Or that many times below them, where it is of ranks as well. Twice is not told: other data, or dropout, may make it.
     """
-    ratios, place = [], 0
-    for match in EVALUATED.finditer(pasted.text):
-        before = [line.values["loss"] for line in pasted.log.losses.lines if place <= line.place < match.start()]
-        if before and float(match[1]) > 0:
-            ratios.append(statistics.median(before[-FEW:]) / float(match[1]))
-        place = match.start()
-    for passes in numbers("passes", pasted.text):
-        if ratios and passes >= FEW and all(abs(ratio / passes - 1) <= AS_EVALUATED for ratio in ratios):
-            makes, letters = _makers(pasted, passes, "loss", CLOSE)
+    ratios: list[float] = []
+    place, is_level = 0, True
+    for end, loss in pasted.log.evaluations:
+        before = [line.values["loss"] for line in pasted.log.losses.lines if place <= line.place < end]
+        if before and float(loss) > 0:
+            ratios.append(statistics.median(before[-FEW:]) / float(loss))
+            is_level = is_level and max(before[-FEW:]) <= (1 + AS_BEFORE) * min(before[-FEW:])
+        place = end
+    known = numbers("passes", pasted.text)
+    # Nobody says how many there are: a loss that falls fast before an evaluation is above it as well.
+    for passes in known or ({round(ratios[-1])} if ratios and is_level else ()):
+        if ratios and passes >= FEW and _fits(ratios, passes):
+            makes, letters = _makers(pasted, passes, "loss", CLOSE) if known else (OPEN.format(passes), {"g"})
             values = {"factor": rounded(ratios[-1], ".3g"), "makes": makes}
             values["faults"] = _faults(pasted, letters, "train-above-evaluation")
-            return sign("train-above-evaluation", pasted.text, place, **values)
-    return None
+            seen = sign("train-above-evaluation", pasted.text, place, **values)
+            return seen if known else replace(seen, sure="possible")
+    smaller = [1 / ratio for ratio in ratios if ratio > 0]
+    # Rows that are learnt by heart have a loss below that of evaluation as well, and ever further below.
+    if len(smaller) < 2 or max(smaller) / min(smaller) - 1 > AS_BEFORE:
+        return None
+    fitting = [each for each in _known(pasted, "loss", DIVIDED) if each[0] >= FEW and _fits(smaller, each[0])]
+    if not fitting:
+        return None
+    makes = " or ".join(dict.fromkeys(words for _, words, _ in fitting))
+    values = {"factor": rounded(smaller[-1], ".3g"), "makes": makes}
+    return sign("train-below-evaluation", pasted.text, place, **values)
+
+
+def _fits(ratios: list[float], factor: float) -> bool:
+    """Whether each ratio is this factor, as far as training is from evaluation."""
+    return all(abs(ratio / factor - 1) <= AS_EVALUATED for ratio in ratios)
 
 
 def jump_in_log(pasted: Pasted) -> Seen | None:
@@ -122,7 +172,7 @@ def factor_in_words(pasted: Pasted) -> Seen | None:
             makes, letters = _makers(pasted, factor, name, NEAR)
             is_open = not any(letters) and not numbers("passes", pasted.text) and factor == round(factor) >= FEW
             if is_open and PASSES.search(sentence.text):  # nobody says how many there are
-                makes, letters = SUMMED.format(f"the micro-batches of an update, if it has {factor:g}"), {"g"}
+                makes, letters = OPEN.format(factor), {"g"}
             if factor > APART and any(letters):  # a number of rows is often the same by chance
                 faults = _faults(pasted, letters, "times-in-words")
                 values = {"what": what[0], "factor": f"{factor:g}", "makes": makes, "faults": faults}
@@ -182,21 +232,21 @@ def _makers(pasted: Pasted, factor: float, name: str, close: float) -> tuple[str
     return " or ".join(dict.fromkeys(words for _, words, _ in fitting)), {letter for *_, letter in fitting}
 
 
-def _known(pasted: Pasted, name: str) -> Iterator[tuple[float, str, str]]:
+def _known(pasted: Pasted, name: str, form: str = SUMMED) -> Iterator[tuple[float, str, str]]:
     """Yield factors, what makes them, and the letters of faults.toml for them."""
     many = {of: numbers(of, pasted.text) - {1} for of in ("passes", "ranks", "micro_batch", "sequence")}
     for passes in many["passes"]:
-        yield passes, SUMMED.format(f"the {passes} micro-batches of an update"), "g"
+        yield passes, form.format(f"the {passes} micro-batches of an update"), "g"
     for ranks in many["ranks"]:
-        yield ranks, SUMMED.format(f"the {ranks} ranks"), "N"
+        yield ranks, form.format(f"the {ranks} ranks"), "N"
         for passes in many["passes"]:
-            yield passes * ranks, SUMMED.format(f"{passes} micro-batches x {ranks} ranks"), "N"
+            yield passes * ranks, form.format(f"{passes} micro-batches x {ranks} ranks"), "N"
         if name == "norm":
             yield ranks**0.5, f"squares of the same gradients that {ranks} ranks add", ""
     for rows in many["micro_batch"]:
-        yield rows, SUMMED.format(f"the {rows} sequences of a micro-batch"), ""
+        yield rows, form.format(f"the {rows} sequences of a micro-batch"), ""
     for tokens in many["sequence"]:
-        yield tokens, SUMMED.format(f"the {tokens:,} tokens of a sequence"), ""
+        yield tokens, form.format(f"the {tokens:,} tokens of a sequence"), ""
     yield SCALE, f"a loss scale of {SCALE:,} that is left in it", f"{SCALE:,}"
 
 

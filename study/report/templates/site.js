@@ -56,43 +56,94 @@ for (const table of document.querySelectorAll("table")) {
   table.classList.toggle("wordy", table.tHead.rows[0].cells.length > FEW && table.querySelector("td.text") !== null);
 }
 
-// A link into folds opens them, or the one of a card.
+// A link into folds opens them, or the one of a card, as people type its id: #p1-28 is P1-28.
 function openTarget() {
-  const place = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const id = decodeURIComponent(location.hash.slice(1));
+  const place = document.getElementById(id) ?? document.getElementById(id.toUpperCase());
   for (let fold = place?.querySelector("details") ?? place; fold; fold = fold.parentElement.closest("details")) fold.open = true;
   place?.scrollIntoView();
 }
-addEventListener("hashchange", openTarget);
 
 addEventListener("beforeprint", () => {
   for (const fold of document.querySelectorAll("details")) fold.open = true;
 });
 
-// Cards: only those of a document, with a verdict, with a certainty, of a topic, with a word.
+// Where a hyphen or a space may be; the name of a part of a card; and other words for some: as in study/ledger/search.py.
+const BETWEEN = /(?<=\p{L})[ -]+|[ -]+(?=\p{L})|(?<=[\p{L}\p{N}])(?=\p{L})/u;
+const TEXT = ["head", "text", "about"];
+const WHOLE = [...TEXT, "rest"];
 const filter = document.getElementById("filter");
+const spellings = JSON.parse(filter?.dataset.spellings ?? "[]");
+
+function alike(words) {
+  for (const [typed, meant] of spellings) {
+    const other = words.match(new RegExp(typed, "iu"));
+    if (!other) continue;
+    const after = other.index + other[0].length;
+    return alike(words.slice(0, other.index)) + meant.replace("\\1", other[1]) + alike(words.slice(after));
+  }
+  return words.split(BETWEEN).map((piece) => piece.replace(/[.*+?^${}()|[\]\\/]/g, "\\$&")).join("[ -]*");
+}
+
+// A whole word, and a whole number.
+const pattern = (words) => new RegExp(`(?<![\\p{L}\\p{N}_])(?<!\\d[.,])${alike(words)}(?![\\p{L}\\p{N}_])`, "iu");
+
+function textOf(card, parts) {
+  const about = card.closest("[data-document]").dataset;
+  const fields = [...card.querySelectorAll("[data-in]")].filter((field) => parts.includes(field.dataset.in));
+  const of = card.closest(".asides") ? about.document : `${card.id}\n${parts.includes("about") ? about.about ?? "" : ""}`;
+  return [of, ...fields.map((field) => field.textContent)].join("\n");
+}
+
+// Those that `study claims` finds by these words.
+function found(cards, typed, byHead) {
+  const words = typed.split(/[\s"]+/).filter(Boolean);
+  const phrase = [words.join(" ")];
+  const having = (wanted, parts) => {
+    const patterns = wanted.map(pattern);
+    return cards.filter((card) => patterns.every((each) => each.test(textOf(card, parts))));
+  };
+  if (!words.length) return cards;
+  const titled = words.length > 2 ? having(phrase, ["about"]) : [];
+  if (titled.length) return titled;
+  const about = byHead && words.length > 1 ? having(phrase, ["head"]) : [];
+  if (about.some((card) => card.dataset.verdict)) return about;
+  for (const [wanted, parts] of [[phrase, TEXT], [words, TEXT], [phrase, WHOLE], [words, WHOLE]]) {
+    const several = having(wanted, parts);
+    if (several.length) return several;
+  }
+  return [];
+}
+
+// Cards: only those of a document, with a verdict, with a certainty, of a topic, with a word.
 function chooseCards() {
-  const chosen = Object.fromEntries(new FormData(filter));
-  const word = chosen.word.trim().toLowerCase();
-  let [shown, all] = [0, 0];
+  const { word, document: of, ...kinds } = Object.fromEntries(new FormData(filter));
+  const isOf = (section) => section.dataset.document.startsWith(of ?? "");
+  const narrows = Boolean(of) || Object.values(kinds).some(Boolean);
+  const fits = (card) => isOf(card.closest("[data-document]"))
+    && Object.entries(kinds).every(([name, kind]) => !kind || kind === card.dataset[name]);
+  const [all, asides] = [".claims > li", ".asides > li"].map((which) => [...document.querySelectorAll(`[data-document] ${which}`)]);
+  const shown = new Set(found(all.filter(fits), word, !narrows));
+  const told = word.trim() ? found(asides.filter(fits), word, false) : [];
+  for (const card of all) card.hidden = !shown.has(card);
   for (const section of document.querySelectorAll("[data-document]")) {
-    const cards = [...section.querySelectorAll(".claims > li")];
-    for (const card of cards) {
-      const fits = section.dataset.document.startsWith(chosen.document ?? "")
-        && ["verdict", "certainty", "topic"].every((name) => !chosen[name] || chosen[name] === card.dataset[name])
-        && card.textContent.toLowerCase().includes(word);
-      card.hidden = !fits;
-      shown += fits;
-    }
-    all += cards.length;
-    section.hidden = cards.every((card) => card.hidden);
+    const source = section.querySelector(".source");
+    section.hidden = ![...shown, ...told].some((card) => section.contains(card));
+    if (source && told.some((aside) => section.contains(aside))) source.open = true;
     if (word) section.open = true;
   }
-  document.getElementById("shown").textContent = `${shown} of ${all}`;
+  const counted = (cards) => cards.filter((card) => card.dataset.verdict || !document.querySelector("[data-verdict]")).length;
+  document.getElementById("shown").textContent = `${counted([...shown])} of ${counted(all)}`;
 }
 if (filter) {
   filter.addEventListener("input", chooseCards);
   filter.addEventListener("reset", () => setTimeout(chooseCards)); // once the fields are empty
-  addEventListener("hashchange", () => filter.reset()); // a link leads to its card in any case
   chooseCards();
 }
+// A link leads to its card in any case: what is chosen is undone first, and then the page scrolls.
+addEventListener("hashchange", () => {
+  filter?.reset();
+  if (filter) chooseCards();
+  openTarget();
+});
 openTarget();

@@ -118,14 +118,15 @@ def in_words(rows: list[dict]) -> list[str]:
                 lines[-1] += " By default stage 3 keeps up to a billion gathered weights for the backward pass."
     if "ddp" in done.index:
         lines += _time(done.reindex(STAGES[1:]))
-        alike = done[(done["ranks"] == done.loc["ddp", "ranks"]) & done["furthest nats"].isna() & (done.index != "ddp")]
+        ddp = done.loc["ddp"]
+        has_its_ranks = done["ranks"] == ddp["ranks"]
+        alike = done[has_its_ranks & done["furthest nats"].isna() & (done.index != "ddp")]
         for arm, init in alike["init"].items():
-            drawn = "in_place" in (init, done.loc["ddp", "init"])
+            drawn = "in_place" in (init, ddp["init"])
             why = "each run draws its own first weights, in place" if drawn else "another seed, data or steps"
             lines.append(f"The losses of {arm} are not compared: {why}.")
-        others = done[done["ranks"] != done.loc["ddp", "ranks"]]
-        ranks = [f"{arm} has {number_of(int(ranks), 'ranks')}" for arm, ranks in others["ranks"].items()]
-        lines += [f"{sentence}, so its losses are of other sequences." for sentence in ranks]
+        for arm, ranks in done["ranks"][~has_its_ranks].items():
+            lines.append(f"{arm} has {number_of(int(ranks), 'ranks')}, so its losses are of other sequences.")
     return lines + [f"{row['arm']} did not run: {row['why not']}." for row in rows if row["why not"]]
 
 

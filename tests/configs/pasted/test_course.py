@@ -93,7 +93,7 @@ def test_the_line_and_the_numbers_are_those_of_the_log():
     assert told.found[0].line.startswith("{'loss': 9.8000")
     assert "lower learning rate than 2e-05" in told.found[0].remedy
     plateau = answer(log([math.log(128256) + step % 3 / 1000 - 0.001 for step in range(80)], 0)).found[0]
-    assert "stays at 11.76 in all 80 lines: it is the logarithm of 128,300" in plateau.sentence
+    assert "stays at 11.76 in all 80 lines: it is the logarithm of 128,256" in plateau.sentence
 
 
 def test_a_log_that_was_given_is_not_asked_for():

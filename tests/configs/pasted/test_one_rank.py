@@ -8,7 +8,7 @@ import pytest
 from study.configs import scripts
 from study.configs.oom.reading import BETWEEN_TEXTS
 from study.configs.pasted.answer import answer
-from study.configs.pasted.one_rank import on_one_rank
+from study.configs.pasted.one_rank import on_one_rank, skipped_alone
 from tests.cli.test_cli import in_this_process
 from tests.configs.pasted.test_pasted import WORK
 
@@ -75,6 +75,7 @@ def test_the_line_that_one_rank_runs_alone_is_the_answer_to_a_hang(guard, call):
         ("not is_compiled", "trainer.save_model('out')"),
         ("is_deepspeed_zero3_enabled() or trainer.is_world_process_zero()", "trainer.save_model('out')"),
         ("rank == 0", "tokenizer.save_pretrained('out')"),
+        ("rank == 0", "tok.save_pretrained('out')"),
         ("rank == 0", "self.processing_class.save_pretrained('out')"),
         ("rank == 0", "model.config.save_pretrained('out')"),
         ("rank == 0", "model.save_pretrained('out', state_dict=states)"),
@@ -328,3 +329,61 @@ def test_a_line_of_another_rank_than_differs_in_the_log_is_only_possible(odd, gu
     of_line = next(each for each in told.found if each.id == "hang_a_branch")
     assert (of_line.sure == "likely") is (told.id == "hang_a_branch") is is_likely
     assert (f"another rank differs: {odd}" in of_line.sentence) is not is_likely
+
+
+# --- a rank that leaves out a batch because of its own rows
+
+LOOP = """for step, batch in enumerate(loader):
+    {before}
+    loss = model(**batch).loss
+    {after}
+    accelerator.backward(loss)
+    optimizer.step()
+    {end}
+"""
+SKIPS = {
+    "after": {
+        "if torch.isnan(loss):\n        continue": True,
+        "value = loss.item()\n    if value > 100:\n        print(step)\n        continue": True,
+        "if not torch.isfinite(loss):\n        break": True,
+        "if rank == 0:\n        print(loss)": False,
+        "if torch.isnan(loss):\n        raise ValueError": False,
+        "if torch.isnan(loss):\n        loss = 0 * loss": False,
+        "bad = torch.isnan(loss)\n    dist.all_reduce(bad)\n    if bad:\n        continue": False,
+        "bad = accelerator.gather(torch.isnan(loss)).any()\n    if bad:\n        continue": False,
+        "if step > limit:\n        break": False,
+        "for each in batch:\n        if each is None:\n            break": False,
+    },
+    "before": {
+        "if (batch['labels'] != -100).sum() == 0:\n        continue": True,
+        "if batch is None: continue": True,
+        "if step < start:\n        continue": False,
+    },
+    "end": {
+        "if loss.item() < 0.1:\n        break": True,
+        "if loss.item() < 0.1:\n        continue": False,
+        "if step == last:\n        break": False,
+    },
+}
+PLACES = [(place, line) for place, lines in SKIPS.items() for line in lines]
+
+
+@pytest.mark.parametrize(("place", "line"), PLACES)
+def test_a_batch_that_one_rank_alone_leaves_out_may_hang(place, line):
+    script = LOOP.format(**{"before": "", "after": "", "end": "", place: line})
+    told = answer(f"{HANG}{BETWEEN_TEXTS}{script}", scripts={Path("train.py"): script})
+    assert (told.id == "batch_skipped_alone") is SKIPS[place][line]
+    assert any("nothing was found in train.py" in each for each in told.notes) is not SKIPS[place][line]
+    if told.id == "batch_skipped_alone":
+        assert (told.sure, told.questions) == ("likely", ())
+        assert told.found[0].line.startswith("train.py:")
+    alone = answer(script, scripts={Path("train.py"): script})
+    assert not alone.found
+
+
+FUNCTION = "def step(model, batch, limit):\n    if {test}:\n        return None\n    model(batch).backward()\n"
+
+
+@pytest.mark.parametrize(("test", "is_told"), [("len(batch) < 2", True), ("limit < 2", False)])
+def test_a_function_that_trains_may_leave_out_its_rows(test, is_told):
+    assert bool([*skipped_alone({Path("t.py"): FUNCTION.format(test=test)})]) is is_told

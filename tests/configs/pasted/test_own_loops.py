@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from study.configs.oom.reading import BETWEEN_TEXTS
 from study.configs.pasted import own_loops
 from study.configs.pasted.answer import answer
 from study.configs.pasted.read import read
@@ -192,3 +193,43 @@ def test_scripts_that_are_right_have_none():
     for path in paths:
         found = [each.id for each in own_loops.mistakes(read(""), {path: path.read_text()})]
         assert found == (["optimizer_of_other_tensors"] if path == wrong else []), path
+
+
+# --- clipping by torch, by what divides the training
+
+PREPARE = "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)\n"
+BY_TORCH = f"from torch.nn.utils import clip_grad_norm_\n{PREPARE}{TRAIN}"
+CLIPPED = {
+    f"{PREPARE}{TRAIN}    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n": True,
+    f"{BY_TORCH}    clip_grad_norm_(model.parameters(), 1.0)\n": True,
+    f"engine, *_ = deepspeed.initialize(model=net)\n{TRAIN}    nn.utils.clip_grad_norm_(engine.parameters(), 1)": True,
+    f"model = FSDP(model)\n{TRAIN}    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n": True,
+    f"{PREPARE}{TRAIN}    accelerator.clip_grad_norm_(model.parameters(), 1.0)\n": False,
+    f"{PREPARE}{TRAIN}    torch.nn.utils.clip_grad_norm_(probe.parameters(), 1.0)\n": False,
+    f"{BY_TORCH}    clip_grad_norm_(model.parameters(), 1.0)\n    accelerator.clip_grad_norm_(parameters, 1)\n": False,
+    f"{TRAIN}    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n": False,
+}
+ENGINES = {
+    "zero_stage: 1": "clipped_nothing",
+    "zero_stage: 2": "clipped_nothing",
+    "zero_stage: 3": "clipped_nothing",
+    "distributed_type: FSDP\nfsdp_version: 1": "clipped_part",
+    "distributed_type: FSDP\nfsdp_version: 2": "",
+    "distributed_type: MULTI_GPU": "",
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("script", CLIPPED)
+def test_clipping_by_torch_is_told_where_it_clips_nothing_or_a_part(script, engine):
+    told = answer(f"{engine}\n{BETWEEN_TEXTS}{script}", scripts={Path("train.py"): script})
+    clips = [each.id for each in told.found if each.id.startswith("clipped_")]
+    assert clips == ([ENGINES[engine]] if CLIPPED[script] and ENGINES[engine] else [])
+
+
+def test_a_fault_of_the_table_is_told_once():
+    script = next(iter(CLIPPED))
+    text = f"torch==2.6.0\nfsdp_version: 1\ndistributed_type: FSDP\nnum_processes: 4\n{BETWEEN_TEXTS}{script}"
+    told = answer(text, scripts={Path("train.py"): script})
+    assert (told.id, told.applying) == ("clipped_part", ())
+    assert "fsdp1-clips-by-own-shard" not in [each.id for each in told.found]

@@ -1151,7 +1151,7 @@ def test_each_word_of_a_condition_is_one_that_texts_can_have():
     conditions = [*two_releases.WORKS, *two_releases.BROKEN, *memory.OUT_OF_MEMORY, *memory.OF_SIZES, *memory.HANGS]
     conditions += [each for row in situations.situations().values() for each in row.words]
     conditions += [each for row in matching.symptoms_table().values() for each in row.words]
-    conditions += [each for row in tracebacks.rows().values() for each in row.said]
+    conditions += [each for row in tracebacks.rows().values() for each in (*row.said, *row.alone)]
     conditions += [each for row in watchdogs.causes_of_waits().values() for each in row.words]
     for word in {word for each in conditions for word in re.split(r"[\s/+]+", each) if word}:
         (sentence,) = words.sentences(word)
@@ -1522,3 +1522,52 @@ def test_a_symptom_that_is_not_known_is_said_to_be_so_first_and_no_more_than_fil
 @pytest.mark.parametrize("symptom", ["norm", "it hangs", "the loss is nan", "grad_norm 1.414", "KeyError: 5", ""])
 def test_a_symptom_that_is_known_is_not_said_to_be_unknown(symptom):
     assert answer("A training.", symptom).unknown == ""
+
+
+# --- a layer class that the model does not have
+
+WRAPS = (
+    "distributed_type: FSDP\nfsdp_config:\n  fsdp_transformer_layer_cls_to_wrap: {classes}\n  fsdp_version: {version}\n"
+)
+LOADS = 'model = AutoModelForCausalLM.from_pretrained("{model}")\n'
+LAYERS = [
+    ("LlamaDecoderLayer", "Qwen/Qwen2.5-7B", True),
+    ("Qwen2DecoderLayer,LlamaDecoderLayer", "Qwen/Qwen2.5-7B", True),
+    ("Qwen2DecoderLayer", "Qwen/Qwen2.5-7B", False),
+    ("Qwen2MoeDecoderLayer", "Qwen/Qwen2.5-7B", True),
+    ("GemmaDecoderLayer", "google/gemma-2-9b", True),
+    ("Gemma3DecoderLayer", "google/gemma-3-1b-pt", False),
+    ("GPTNeoXLayer", "EleutherAI/gpt-neox-20b", False),
+    ("BertLayer", "google-bert/bert-base-uncased", False),
+    ("MyBlock", "Qwen/Qwen2.5-7B", False),
+    ("LlamaDecoderLayer", "mine/other", False),
+]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(("classes", "model", "is_wrong"), LAYERS)
+def test_a_layer_class_of_another_family_is_told_before_the_start(classes, model, is_wrong, version):
+    told = answer(WRAPS.format(classes=classes, version=version) + LOADS.format(model=model))
+    assert (told.id == "fsdp-layer-name") is is_wrong
+    assert not is_wrong or (told.sure, told.found[0].line[:12]) == ("likely", "fsdp_transfo")
+    of_zero = WRAPS.format(classes=classes, version=version).replace(
+        "distributed_type: FSDP\nfsdp_config", "zero_stage: 3\nx"
+    )
+    assert answer(LOADS.format(model=model) + of_zero.replace("fsdp_", "")).id == ""
+
+
+# --- what a release can change
+
+ASKS = {
+    "sure": (EXAMPLES["fsdp-layer-name"]["text"], "", False),
+    "dump": (EXAMPLES["dumps-apart"]["text"], "it hangs", False),
+    "possible": ("zero_stage: 2, gradient_accumulation_steps: 4", "the loss is nan", True),
+    "nothing": ("zero_stage: 2, gradient_accumulation_steps: 4", "", True),
+}
+
+
+@pytest.mark.parametrize("name", ASKS)
+def test_releases_are_asked_only_where_one_may_change_the_answer(name):
+    text, symptom, is_asked = ASKS[name]
+    told = answer(text, symptom)
+    assert any("Which releases" in question for question in told.questions) is is_asked

@@ -1,0 +1,146 @@
+"""Where the losses of one run go, if that is not where a training goes: lost, flat, vanished, or high from the start.
+
+Why, the log alone does not show: none of these is more than possible.
+"""
+
+import itertools
+import math
+import re
+import statistics
+from typing import Any
+
+from study.configs.pasted.lines import FEW, MANY, Line, Log, Series
+from study.configs.pasted.losses import BROKEN, RANDOM, USUAL_PASSES, uniform
+from study.configs.pasted.tracebacks import Seen
+from study.core.text import rounded
+
+COURSE = 20  # lines that show where a loss goes
+MUCH_HIGHER = 3  # times the lowest, where there are fewer lines
+HIGHER, HIGHER_BY = 1.8, 0.5  # times the lowest, and more than it: where a loss ends that is lost
+EXPLODED = 10  # times the norms before: noise, warm-up and a hard row make less
+DISTILLED = re.compile(r"(?i)distill(?:ation|ed|ing|_)|teacher|\b(?:kd|kl)_loss")
+STEP = 0.1  # of the loss: so much it falls at least where an epoch begins that makes a stair
+LEVEL = 0.25  # of that fall: so little it moves within an epoch
+NEAR_LOWEST = 0.1  # of the way from the lowest to the end: a loss that is not lost yet
+PLATEAU, SPREAD = 0.005, 0.015  # of the loss: so little it goes on, and so little its lines differ
+SMALLEST_VOCABULARY = 8_000
+VANISHED, LANGUAGE = 0.005, 2.0  # a loss that has nothing to learn any more, and one with which a language model begins
+
+
+def astray(log: Log, passes: int = USUAL_PASSES, vocabulary: int | None = None) -> Seen | None:
+    """Return where the losses of one run go, if that is not where a training goes."""
+    losses = log.losses.values
+    if len(losses) < FEW or not all(map(math.isfinite, losses)) or _begins_again(log.losses.lines):
+        return None
+    return _explodes(log) or _is_stair(log) or _is_uniform(log, vocabulary) or _by_medians(log, passes)
+
+
+def _is_uniform(log: Log, vocabulary: int | None) -> Seen | None:
+    """All losses are the logarithm of a vocabulary."""
+    losses = log.losses.values
+    words = uniform(losses, vocabulary)
+    if not words or len(losses) < 2 * FEW or _warms_up(log.rates):
+        return None
+    return log.losses.sign("loss-plateau", 0, end=losses[-1], lines=len(losses), vocabulary=words)
+
+
+def _by_medians(log: Log, passes: int) -> Seen | None:
+    """By medians of MANY lines, without one of them: single rows are high, and a Trainer's last line is a mean of all.
+
+    In a short log FEW lines show a loss that is lost, and nothing else.
+    """
+    losses, lines = log.losses.values, log.losses.lines
+    if len(losses) < 2 * FEW:
+        return None
+    is_short = len(losses) < COURSE
+    part, spared, higher = (FEW, 0, MUCH_HIGHER) if is_short else (MANY, 1, HIGHER)
+    middles = [statistics.median(losses[at : at + part]) for at in range(len(losses) - part + 1)]
+    low, end = min(middles), middles[-1]
+    lowest = losses[middles.index(low) :][:part]
+    is_apart = (
+        middles.index(low) + 2 * part <= len(losses) and sorted(losses[-part:])[spared] > sorted(lowest)[-1 - spared]
+    )
+    if is_apart and end > higher * low > 0 and end - low > HIGHER_BY:
+        return _is_lost(log, low, end, part)
+    if is_short:
+        return None
+    values: dict[str, Any] = {"first": losses[0], "end": end, "lines": len(losses), "random": RANDOM}
+    if any(line.is_of_pairs for line in lines):
+        return None
+    if end < VANISHED and losses[0] > LANGUAGE:
+        at = next(number for number, middle in enumerate(middles) if middle < VANISHED)
+        is_first_epoch = lines[at].values.get("epoch", 0) < 1
+        return log.losses.sign("loss-vanishes", at, **values, at=_moment(log.losses, at)) if is_first_epoch else None
+    is_high = RANDOM < statistics.median(losses[:FEW]) < BROKEN * RANDOM * passes
+    if is_high and not DISTILLED.search(log.text):  # a sum over all words of the vocabulary begins anywhere
+        return log.losses.sign("loss-begins-high", 0, **values)
+    early, late = (statistics.median(part) for part in (losses[: len(losses) // 4], losses[-len(losses) // 4 :]))
+    is_flat = abs(late - early) < PLATEAU * early and max(losses) - min(losses) < SPREAD * early
+    if is_flat and math.log(SMALLEST_VOCABULARY) < late < RANDOM and not _warms_up(log.rates):
+        return log.losses.sign("loss-plateau", 0, **values, vocabulary=round(math.exp(late), -2))
+    return None
+
+
+def _explodes(log: Log) -> Seen | None:
+    """The last two losses are high, and their norms far above those before: they say what two losses alone do not."""
+    *losses, first, last = log.losses.values
+    *norms, _, _ = of_norm = [line.values.get("norm", math.nan) for line in log.losses.lines]
+    low = min(losses)
+    is_high = min(first, last) > MUCH_HIGHER * low > 0 and min(first, last) - low > HIGHER_BY
+    if not is_high or not min(of_norm[-2:]) > EXPLODED * statistics.median(norms):
+        return None
+    return _is_lost(log, low, last, 2)
+
+
+def _is_stair(log: Log) -> Seen | None:
+    """The losses fall where an epoch begins, each time, and are flat within."""
+    epochs: dict[int, list[int]] = {}  # numbers of lines. The line at 1.0 is the last one of the first epoch
+    for number, line in enumerate(log.losses.lines):
+        epochs.setdefault(math.ceil(line.values.get("epoch", 0)), []).append(number)
+    many = [[log.losses.values[number] for number in each] for each in epochs.values()]
+    if len(many) < 2 or min(map(len, many)) < FEW:
+        return None
+    for before, after in itertools.pairwise(many):
+        fall = statistics.median(before[-MANY:]) - statistics.median(after[:MANY])
+        within = max(abs(statistics.median(each[:FEW]) - statistics.median(each[-FEW:])) for each in (before, after))
+        if min(before) <= max(after) or fall < STEP * statistics.median(before) or within > LEVEL * fall:
+            return None
+    first, end = statistics.median(many[0]), statistics.median(many[-1])
+    return log.losses.sign("loss-stair", [*epochs.values()][1][0], count=len(many), first=first, end=end)
+
+
+def _begins_again(lines: list[Line]) -> bool:
+    """Whether steps or epochs go back: another run follows, or this one was resumed."""
+    moments = ([line.values[name] for line in lines if name in line.values] for name in ("step", "epoch"))
+    return any(after < before for each in moments for before, after in itertools.pairwise(each))
+
+
+def _warms_up(rates: Series) -> bool:
+    """Whether the learning rate still rises in the last lines."""
+    return len(rates.values) > 1 and rates.values[-1] > rates.values[-2]
+
+
+def _is_lost(log: Log, low: float, end: float, part: int) -> Seen:
+    """Return from where on the losses are above the lowest, and whether at once or by and by."""
+    losses, lines = log.losses.values, log.losses.lines
+    at = 1 + max(number for number, loss in enumerate(losses[:-part]) if loss <= low + NEAR_LOWEST * (end - low))
+    high = max(losses[at : at + FEW])
+    is_jump = high > (low + end) / 2
+    norm = max((line.values.get("norm", 0) for line in lines[at - 1 : at + FEW if is_jump else None]), default=0)
+    rate = lines[at].values.get("rate")
+    values = {
+        "at": _moment(log.losses, at),
+        "low": low,
+        "high": high,
+        "end": end,
+        "beside": f", grad_norm up to {rounded(norm, ',.4g')}" if norm else "",
+        "rate": f"a lower learning rate than {rounded(rate, '.3g')}" if rate else "a lower learning rate",
+    }
+    return log.losses.sign("loss-jumps-and-stays" if is_jump else "loss-goes-up", at, **values)
+
+
+def _moment(losses: Series, number: int) -> str:
+    """Return where a line is, as a sentence has it."""
+    values = losses.lines[number].values
+    named = next((f"{name} {values[name]:g}" for name in ("step", "epoch") if name in values), "")
+    return named or f"line {number + 1} of {len(losses.lines)}"

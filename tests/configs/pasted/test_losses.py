@@ -1,0 +1,276 @@
+"""What a log's losses say, in the form of each trainer: of trainings that go wrong, of healthy ones, and in words."""
+
+import math
+import random
+
+import pytest
+
+from study.configs.pasted.answer import answer
+from study.configs.pasted.condense import COLOR
+from study.configs.pasted.lines import Log
+from tests.configs.pasted.test_pasted import EXAMPLES
+
+OVERFLOW = "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: {}, reducing to {}\n"
+OF_DEEPSPEED = (
+    "[INFO] [logging.py:107:log_dist] [Rank 0] step={step}, skipped={skipped}, lr=[{rate:.4g}], mom=[(0.9, 0.999)]"
+)
+# How programs print a step, with their source. Megatron: training.py, training_log. torchtitan: components/metrics.py,
+# with its colours. LLaMA-Factory: train/callbacks.py, LogCallback. nanotron: as its log parsers read it. Lightning:
+# `train_loss` with on_step and on_epoch. Others: as the logs in healthy/.
+FORMS = {
+    "Trainer": "{{'loss': {loss:.4f}, 'grad_norm': {norm:.4f}, 'learning_rate': {rate:.4g}, 'epoch': {epoch:.2f}}}",
+    "Trainer 5": (
+        "{{'loss': '{loss:.4g}', 'grad_norm': '{norm:.4g}', 'learning_rate': '{rate:.4g}', 'epoch': '{epoch:.4g}'}}"
+    ),
+    "trainer_state.json": (
+        '      "grad_norm": {norm:.4f},\n      "learning_rate": {rate:.4g},\n      "loss": {loss:.4f},\n     '
+        ' "step": {step}'
+    ),
+    "axolotl": (
+        "{{'loss': '{loss:.4f}', 'grad_norm': '{norm:.4f}', 'learning_rate': '{rate:.4g}', 'ppl': '3.4', "
+        "'memory/max_active (GiB)': '12.1', 'epoch': '{epoch:.2f}'}}"
+    ),
+    "LLaMA-Factory": (
+        '{{"current_steps": {step}, "total_steps": 906, "loss": {loss:.4f}, "lr": {rate:.4g}, "epoch": '
+        '{epoch:.3f}, "percentage": 99.34, "elapsed_time": "1:44:23"}}'
+    ),
+    "LLaMA-Factory's page": (
+        "[INFO|2026-03-02 10:00:00] llamafactory.train.callbacks:143 >> {{'loss': {loss:.4f}, "
+        "'learning_rate': {rate:2.4e}, 'epoch': {epoch:.2f}, 'throughput': 1234.56}}"
+    ),
+    "DeepSpeed": OF_DEEPSPEED.replace("{skipped}", "0") + "\n[Rank 0] step {step}: loss {loss:.4f}, lr {rate:.2e}",
+    "tqdm": " 12%|#2        | {step}/400 [00:12<01:30,  4.01it/s, loss={loss:.3f}, lr={rate:.2e}]",
+    "torchrun": "[rank0]: step {step} loss = {loss:.4f} grad_norm = {norm:.3f}",
+    "Megatron": (
+        " iteration {step:8d}/  250000 | consumed samples:       246784 | learning rate: {rate:.6E} | global "
+        "batch size:  1024 | load_balancing_loss: 1.012345E+00 | lm loss: {loss:.6E} | loss scale: 1.0 | "
+        "grad norm: {norm:.3f} | number of skipped iterations:   0 | number of nan iterations:   0 |"
+    ),
+    "torchtitan": (
+        "[rank0]:[titan] 2026-03-02 22:30:50,322 - root - INFO - \x1b[31mstep: {step:2}  \x1b[32mloss: "
+        "{loss:8.5f}  \x1b[38;2;180;60;0mgrad_norm: {norm:7.4f}  \x1b[36mmemory: 49.66GiB(52.28%)  "
+        "\x1b[34mtps: 5,856\x1b[39m"
+    ),
+    "nanotron": (
+        "12/21 01:39:51 [INFO|DP=0|TP=0|node7]: iteration: {step} / 1500000 | consumed_tokens: 480B | "
+        "time_per_iteration_ms: 8.79K | global_batch_size: 1.6M | grad_norm: {norm:.3g} | lm_loss: "
+        "{loss:.3g} | lr: {rate:.3g} | model_tflops_per_gpu: 15.4"
+    ),
+    "Lightning": (
+        "Epoch 0:   6%|6         | {step}/1563 [00:06<01:44, 14.19it/s, v_num=0, train_loss_step={loss:.3f}, "
+        "train_loss_epoch=2.100]"
+    ),
+    "torchtune": "Step {step} | loss:{loss:.6f} lr:{rate:.4g} tokens_per_second_per_gpu:42.4 grad_norm:{norm:.4f}",
+    "json lines": '{{"step": {step}, "train/loss": {loss:.4f}, "train/grad_norm": {norm:.4f}, "train/lr": {rate:.4g}}}',
+    "W&B's summary": "wandb:     train/grad_norm {norm:.5f}\nwandb:          train/loss {loss:.5f}",
+}
+TABLES = {
+    "TensorBoard": ("loss.csv\nWall time,Step,Value", "1698314503.5367975,{step},{loss:.10f}"),
+    "W&B": ('"Step","run - train/loss","run - train/loss__MIN"', '"{step}","{loss:.4f}","{loss:.4f}"'),
+    "Lightning's CSV": ("epoch,lr-AdamW,step,train_loss,val_loss", "0,{rate:.4g},{step},{loss:.4f},"),
+    "CSV": ("step,eval_loss,loss,grad_norm", "{step},9.9,{loss:.4f},{norm:.4f}"),
+    "notebook": ("Step\tTraining Loss\tValidation Loss", "{step}\t{loss:.6f}\tNo log"),
+}
+
+
+def log(losses, form: str = "Trainer", norms=(), rate=2e-5, epochs: float = 0.9, more: str = "") -> str:
+    """Return the lines of a log; `more` are keys of a Trainer's line, before its epoch."""
+    draw = random.Random(len(losses))
+    head, row = TABLES.get(form, ("", FORMS.get(form, "")))
+    lines = [head] if head else []
+    for number, loss in enumerate(losses, 1):
+        values = {"step": 10 * number, "loss": loss, "epoch": epochs * number / len(losses)}
+        values["norm"] = norms[number - 1] if norms else draw.uniform(0.8, 2)
+        values["rate"] = rate(number) if callable(rate) else rate
+        lines.append(row.format(**values).replace("'epoch'", f"{more}'epoch'"))
+    return "\n".join(lines) + "\n"
+
+
+def falling(count: int, first: float = 2.4, last: float = 1.3, noise: float = 0.01) -> list[float]:
+    draw = random.Random(count)
+    return [(last + (first - last) * math.exp(-5 * step / count)) * draw.gauss(1, noise) for step in range(count)]
+
+
+def evaluated(blocks: list[list[float]], losses: list[float]) -> str:
+    """Return losses of training, with one of evaluation after each block."""
+    lines = [
+        log(block) + f"{{'eval_loss': {loss}, 'eval_runtime': 20.1}}\n"
+        for block, loss in zip(blocks, losses, strict=True)
+    ]
+    return "".join(lines)
+
+
+LOST = [1.61, 1.52, 1.49, 7.91, 8.33, 7.95]
+EXPLODED = [1.2, 1.1, 38.2, 4120.7, 88.0, 12.2]
+
+
+@pytest.mark.parametrize("form", [*FORMS, *TABLES])
+def test_a_run_that_diverges_is_read_in_the_form_of_each_trainer(form):
+    text = COLOR.sub("", log(LOST, form, EXPLODED))
+    assert Log.of(text).losses.values == pytest.approx(LOST, abs=0.01)
+    assert "loss-jumps-and-stays" in [each.id for each in answer(text).found]
+
+
+SHORT, NONE = {"norms": [1.1, 38, 4120]}, 6 * [0.0]
+A = falling(30)
+PARTED = [each * (1 + 0.01 * max(0, number - 8)) for number, each in enumerate(A)]
+GROWN = [each * (1 + 5e-4 * number * (-1) ** number) for number, each in enumerate(A)]
+WRONG = {
+    "diverges within three lines": (log(LOST[2:5], **SHORT), "loss-jumps-and-stays"),
+    "diverges, without norms": (log(LOST, "tqdm"), "loss-jumps-and-stays"),
+    "a stair": (log([1.31, 1.3, 1.32, 1.31, 0.88, 0.87, 0.88, 0.87, 0.4, 0.41, 0.4, 0.4], epochs=3), "loss-stair"),
+    "ln of a known model's words": (
+        f"model_id: Qwen/Qwen2.5-7B\n{log(6 * [11.932], norms=NONE)}",
+        "norm-zero ln(152,064)",
+    ),
+    "ln of usual words": (log([11.7621, 11.7618, 11.7623, 11.7619], norms=NONE), "norm-zero ln(128,256)"),
+    "ln of a printed config": (
+        f'{{\n "hidden_size": 64,\n "vocab_size": 49152\n}}\n{log(6 * [10.8027], norms=NONE)}',
+        "norm-zero ln",
+    ),
+    "ln, with norms": (log(6 * [11.762]), "loss-plateau 128,256"),
+    "constant, norm 0": (log(9 * [2.3145], norms=9 * [0.0]), "loss-stands-still"),
+    "constant, norm nan": (log(9 * [2.3145], norms=9 * [math.nan]), "norm-nan"),
+    "0": (log(6 * [0.0], "LLaMA-Factory"), "loss-zero"),
+    "nan from the first step": (log(4 * [math.nan]), "loss-nan"),
+    "nan later": (log([*A, math.nan, math.nan], "Megatron"), "loss-nan"),
+    "overflow to the lowest scale": (
+        "".join(OVERFLOW.format(2**n, 2**n // 2) for n in range(16, 0, -1)),
+        "overflow-skips",
+    ),
+    "overflow without a scale": (
+        30 * "[deepspeed] OVERFLOW! Skipping step. Gradients are non-finite\n",
+        "overflow-skips",
+    ),
+    "DeepSpeed skips": (OF_DEEPSPEED.format(step=90, skipped=88, rate=0), "overflow-skips"),
+    "Megatron skips": (30 * " iteration 9/ 90 | number of skipped iterations:   1 |\n", "overflow-skips"),
+    "rate 0": (log(A, "LLaMA-Factory", rate=0), "rate-zero"),
+    "DeepSpeed's rate 0": (
+        "\n".join(OF_DEEPSPEED.format(step=n, skipped=0, rate=0) for n in (10, 20, 30)),
+        "rate-zero",
+    ),
+    "8 times evaluation": (
+        "gradient_accumulation_steps: 8\n" + evaluated([[13.06, 12.7]], [1.5504]),
+        "train-above-evaluation",
+    ),
+    "1/4 of evaluation": (
+        "gradient_accumulation_steps: 4\n" + evaluated([[0.391], [0.38]], [1.5504, 1.52]),
+        "train-below-evaluation 4 micro-batches",
+    ),
+    "1/8 of evaluation": (
+        "world_size: 8\n" + evaluated([[0.195], [0.19]], [1.5504, 1.52]),
+        "train-below-evaluation 8 ranks",
+    ),
+    "8 times evaluation, nobody says why": (
+        evaluated([[13.06, 12.7, 12.4]], [1.55]),
+        "train-above-evaluation if it has 8",
+    ),
+    "evaluation as before": (evaluated([[2.3], [2.2], [2.1]], 3 * [2.4113]), "loss-evaluated-same"),
+    "two logs, 4 times": (f"--nproc_per_node 4\n{log(A)}{log([4 * each for each in A])}", "logs-apart-loss"),
+    "two logs, rounding": (
+        f"DDP\n{log(A)}ZeRO-3\n{log([each + 0.0004 * (-1) ** n for n, each in enumerate(A)])}",
+        "logs-part-rounded 0.0",
+    ),
+    "two logs, not rounding": (
+        f"DDP\n{log(A, 'json lines')}ZeRO-3\n{log(PARTED, 'json lines')}",
+        "logs-part at step 100 ",
+    ),
+    "two logs, from the first line": (
+        f"DDP\n{log(A)}ZeRO-3\n{log([each + 0.35 for each in A])}",
+        "logs-part , the first,",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_goes_wrong_is_told_first(case):
+    text, expected = WRONG[case]
+    told, (id, _, words) = answer(text), expected.partition(" ")
+    assert told.id == id, told.found
+    assert words in told.found[0].sentence
+
+
+PAIRS, REWARD = "'rewards/chosen': 0.0, 'rewards/margins': 0.0, ", "'reward': 0.2, 'reward_std': 0.1, 'kl': 0.0004, "
+WELL = {
+    "noise": log([1.2 * random.Random(number).gauss(1, 0.4) for number in range(200)]),
+    "warm-up": log([10.85, 10.87, 10.86, 10.85, 10.82, 10.8, 10.71], rate=lambda number: 1e-6 * (number - 1)),
+    "a spike that comes back": log(
+        [*falling(40), 7.9, 6.1, 4.0, 2.1, 1.6, *falling(20, 1.4)], norms=[*40 * [1.1], 38, 88, 12, 2, *21 * [1.0]]
+    ),
+    "one spike at the end": log([1.5, 1.5, 1.4, 7.9], norms=[1, 1, 1, 400]),
+    "two high lines, usual norms": log([1.6, 1.5, 1.5, 7.9, 8.3]),
+    "a fall at the first steps": log([10.9, 8.2, 6.9, 6.1, 5.8, 5.6, 5.5]),
+    "DPO at ln 2": log([0.6931, 0.6931, 0.6925, 0.69, 0.68, 0.66, 0.63], more=PAIRS),
+    "GRPO around 0": log(
+        [0.0, 0.0, 0.0001, -0.0002, 0.0003, 0.0, 0.001], norms=[0, 0.1, 0.1, 0.2, 0.1, 0.3, 0.1], more=REWARD
+    ),
+    "a mixture of experts": log(falling(40, 10.9, 3.2), "Megatron"),
+    "distillation": log(falling(40, 38, 21), more="'kl_loss': 20.1, "),
+    "epochs without a stair": log(falling(90, 2, 0.5), epochs=3),
+    "epochs of single rows": log(
+        [*(1.21 * random.Random(n).gauss(1, 0.1) for n in range(40)), *falling(40, 0.99, 0.98, 0.1)], epochs=2
+    ),
+    "one overflow in a thousand steps": "".join(
+        OVERFLOW.format(131072, 65536) + log([1.3 - n / 200], "tqdm") for n in range(40)
+    ),
+    "DeepSpeed's first steps": "\n".join(
+        OF_DEEPSPEED.format(step=n, skipped=min(n, 11), rate=1e-7 * n) for n in range(10, 99, 10)
+    ),
+    "Megatron's first steps": 12 * " iteration 9/ 90 | number of skipped iterations:   1 |\n" + log(A, "Megatron"),
+    "two logs that agree": f"DDP\n{log(A)}ZeRO-3\n{log(A)}",
+    "two runs, not compared": f"{log(A)}{log([each + 0.35 for each in A])}",
+    "rounding that grew": f"DDP\n{log(A)}ZeRO-3\n{log(GROWN)}",
+    "evaluation far above, learnt by heart": "8 GPUs\ngradient_accumulation_steps: 4\n"
+    + evaluated([[0.4], [0.1], [0.02]], [1.6, 1.7, 1.8]),
+    "a loss that fell fast before evaluation": evaluated([[10.9, 8.2, 6.6]], [2.1]),
+    "evaluation at the end of learning": evaluated([[1.2], [1.19], [1.18], [1.18]], [1.2113, 1.2109, 1.2109, 1.2108]),
+    "evaluation that a bar repeats": "".join(
+        f"Epoch 2:  {n}%|#2      | {n}/99 [00:06<01:44,  1.19it/s, v_num=0, train_loss=2.{n}, val_loss=2.2901]\n"
+        for n in range(30, 20, -1)
+    ),
+    "TensorBoard's table of no loss": log(LOST, "TensorBoard").replace("loss.csv\n", ""),
+}
+
+
+@pytest.mark.parametrize("case", WELL)
+def test_a_healthy_training_stays_silent(case):
+    assert answer(WELL[case]).found == ()
+
+
+SAID = {
+    "the loss suddenly jumps from 1.5 to 8 and never comes back": "loss-jumps-and-stays",
+    "my loss exploded at step 400 and stayed at 7": "loss-jumps-and-stays",
+    "loss spikes and does not recover": "loss-jumps-and-stays",
+    "training diverges after 2000 steps, loss goes up to 9": "loss-goes-up",
+    "grad_norm explodes to 4000 and then the loss is 8": "loss-goes-up",
+    "loss drops sharply at the start of each epoch and is flat within": "loss-stair",
+    "staircase loss curve, a drop at every epoch boundary": "loss-stair",
+    "why does my training loss fall in steps exactly when a new epoch begins": "loss-stair",
+    "loss stays at 10.37 which is ln(32000)": "loss-plateau",
+    "loss is stuck at 11.76 from the beginning": "loss-plateau",
+    "loss is constant and grad_norm is 0": "norm-zero",
+    "loss is 0.0 from the first step": "loss-zero",
+    "loss becomes nan after 300 steps": "loss-nan",
+    "fp16: every step is skipped because of overflow until the loss scale is 1": "overflow-skips",
+    "learning rate stays at 0": "rate-zero",
+    "eval_loss is exactly the same at every evaluation": "loss-evaluated-same",
+    "validation loss does not change at all": "loss-evaluated-same",
+    "my training loss is ten times the eval loss": "times-in-words",
+    "loss differs between DDP and ZeRO-2 in the fourth decimal": "logs-part-rounded",
+    "DDP and ZeRO-3 losses agree for 100 steps and then drift apart slightly": "logs-part-rounded",
+    "the loss falls well and goes down to 1.2": "",
+    "the loss drops suddenly in the first steps, is that normal": "",
+}
+
+
+@pytest.mark.parametrize("words", SAID)
+def test_a_strangers_words_find_what_belongs_to_them(words):
+    found = [each.id for each in answer("", words).found]
+    assert (SAID[words] in found) if SAID[words] else not found
+
+
+def test_each_sign_of_a_log_has_words_without_braces():
+    for id in {id for id in SAID.values() if id in EXAMPLES and id != "times-in-words"}:
+        words = next(words for words in SAID if SAID[words] == id)
+        seen = next(each for each in answer("", words).found if each.id == id)
+        assert not {*"{}"} & {*seen.sentence, *seen.remedy}
