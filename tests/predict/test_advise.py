@@ -316,7 +316,7 @@ def test_the_command_that_starts_a_choice_has_its_precision_and_batch(arm, preci
 def test_no_advice_calls_autocast_what_accelerate_does_with_fsdp2(arm):
     """It casts what is gathered, and runs no autocast: _prepare_fsdp2 of Accelerate 1.15 never calls prepare_model."""
     row = replace(fitting(arm, 2.0), **ROW | {"precision": "fp16", "gpu": GPUS["V100-16GB"]})
-    said = use(row, replace(MISTRAL, gpu=row.gpu))
+    said = use(row, replace(MISTRAL, gpu=row.gpu), (1, "s"))
     by_fsdp = arms.load_arm(arm).fsdp is not None
     assert ("in fp16, cast when gathered" in said, "autocast" in said) == (by_fsdp, not by_fsdp)
 
