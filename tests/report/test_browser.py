@@ -244,8 +244,9 @@ def test_a_word_finds_a_sentence(show):
     assert int(opened.find_element("id", "shown").text.split()[0]) < 9
 
 
-def test_on_a_phone_code_wraps_and_only_a_table_of_many_columns_with_sentences_becomes_cards(show):
-    wide = "return [...document.querySelectorAll('pre')].filter((each) => each.scrollWidth > each.clientWidth).length"
+def test_on_a_phone_commands_wrap_python_scrolls_and_only_a_table_of_many_columns_with_sentences_becomes_cards(show):
+    wide = """return [...document.querySelectorAll("pre")]
+        .filter((each) => !each.closest(".highlight") && each.scrollWidth > each.clientWidth).length;"""
     tables = """return [...document.querySelectorAll("table")]
         .map((table) => [table.rows[0].cells.length > 3, table.matches(".wordy")]);"""
     found = set()
