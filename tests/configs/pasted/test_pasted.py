@@ -903,15 +903,17 @@ def test_texts_are_files_a_pipe_or_words(monkeypatch, capsys, tmp_path):
     assert (told["id"], told["sure"]) == ("loss-zero-overlap", "likely")
     assert not in_this_process(monkeypatch, "diagnose RuntimeError: 'weight' must be 2-D")
     assert "[weight-not-2d]" in capsys.readouterr().out
-    piped = subprocess.run(
-        [sys.executable, "-m", "study.cli", "diagnose", "-"],
-        input=b"launcher 'pdsh' not installed",
-        capture_output=True,
-    )
-    assert b"[pdsh]" in piped.stdout
+    for dash in (["-"], []):
+        piped = subprocess.run(
+            [sys.executable, "-m", "study.cli", "diagnose", *dash],
+            input=b"launcher 'pdsh' not installed",
+            capture_output=True,
+        )
+        assert b"[pdsh]" in piped.stdout
     assert not in_this_process(monkeypatch, "diagnose --symptom grad_norm=1.414")
     assert "overlap_comm" in capsys.readouterr().out
-    with pytest.raises(Stop, match="nothing is given"):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(Stop, match="nothing is piped in"):
         diagnosis.diagnose(())
 
 
@@ -1103,7 +1105,7 @@ def test_a_log_that_is_given_to_stack_says_releases_and_flags(monkeypatch, capsy
     assert "last-pass-only" not in applies("--stage 3")  # flags win
     path.write_text(f"deepspeed is used\n{log}")
     assert not in_this_process(monkeypatch, f"stack {path}")
-    assert "Read from the text: stage 2, 4 passes, 8 ranks" in " ".join(capsys.readouterr().out.split())
+    assert "Read from the text: stage 2, gradient accumulation 4, 8 ranks" in " ".join(capsys.readouterr().out.split())
 
 
 # --- a wrong guess is worse than none --------------------------------------------------------------------------------
