@@ -206,7 +206,7 @@ def _vocabulary(pasted: Pasted) -> int | None:
 
 def _without_notes(pasted: Pasted, shown: list[Seen]) -> list[Seen]:
     """Return what a text shows without lines of trainings that are well, if it shows more than these."""
-    ids = {each.id for each in shown}
+    ids = {each.id for each in shown} | matching.symptoms(pasted.sentences, set())
     notes = [each for each in shown if each.note and ids.isdisjoint(tracebacks.messages()[each.id].hides)]
     goes_on = pasted.last_error or GOES_ON.search(pasted.text)  # or ends with an error that is not known
     return [each for each in shown if each not in notes] if goes_on or len(notes) < len(shown) else shown

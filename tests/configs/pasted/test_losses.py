@@ -304,6 +304,15 @@ def test_a_time_since_the_start_is_none_of_a_step():
     )
 
 
+UNUSED = "find_unused_parameters=True was specified in DDP constructor, but did not find any unused parameters"
+
+
+@pytest.mark.parametrize("words", ["", "DDP is slow", "slow"])
+def test_a_line_of_healthy_trainings_that_costs_time_is_told_to_who_says_slow(words):
+    told = answer(f"{UNUSED}\n{log(falling(30))}", words)
+    assert told.id == ("no-unused-parameters" if words else "")
+
+
 FLUSHES = "[WARNING] [stage3.py:2941:step] 3 pytorch allocator cache flushes since last step. this happens when"
 
 

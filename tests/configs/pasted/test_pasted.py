@@ -109,6 +109,9 @@ def test_each_example_has_a_row(id):
     assert id in rows, f"{id} has an example and no row: add [{id}] to {tables}, or correct the name in examples.toml"
 
 
+OF_NOTES = {*tracebacks.rows(), *matching.symptoms_table()}  # a note explains signs and symptoms, too
+
+
 @pytest.mark.parametrize("id", tracebacks.messages())
 def test_each_message_is_explained_by_its_row_and_by_no_other(id):
     message = tracebacks.messages()[id]
@@ -116,7 +119,7 @@ def test_each_message_is_explained_by_its_row_and_by_no_other(id):
     assert found == [id], (
         f"the example of {id} meets {found}: correct its `pattern`, or name rows that say less in `hides`"
     )
-    explained = {*tracebacks.messages(), *(tracebacks.rows() if message.note else ())}  # a note explains signs, too
+    explained = {*tracebacks.messages(), *(OF_NOTES if message.note else ())}
     assert {*message.hides} <= explained, f"{id}: `hides` names no row of tracebacks.toml"
     known = {fault.id for fault in faults().fault}
     assert not message.fault or message.fault in known, f"{id}: `fault` names none of study/known/faults.toml"
