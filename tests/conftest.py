@@ -22,6 +22,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+import tyro
+from tyro._parsers import ParserSpecification
 
 from study.core import machine
 from study.core.gpus import num_gpus
@@ -43,12 +45,26 @@ os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")  # those of other packages t
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 
+def read_once(command, **about) -> ParserSpecification:
+    """Return what tyro reads of a command. Thousands of tests call one, and half of `study stack` was this reading."""
+    if about["default_instance"] is not tyro.MISSING_NONPROP or about["parent_classes"] or about["intern_prefix"]:
+        return read(command, **about)  # a part of a command
+    if command not in READ:
+        READ[command] = read(command, **about)
+    return READ[command]
+
+
+READ: dict = {}
+read = ParserSpecification.from_callable_or_type
+ParserSpecification.from_callable_or_type = staticmethod(read_once)  # type: ignore[method-assign, assignment]
+
+
 # One worker takes a whole file, since the tests of a file share fixtures. Some files share the report's pages and all
 # predictions that claims rest on (a process makes them once).
 # APART share only trained runs, which the workers share too (`trained`), and take longest.
 SHARING = dict.fromkeys(("test_browser", "test_report", "test_notebooks"), "pages")
 SHARING |= dict.fromkeys(("test_conform", "test_zero_by_hand"), "conform")  # the process `ranks`
-APART = ("test_failures", "test_sweep", "test_virtual", "test_cli", "test_train", "test_parity", "test_rehearsal")
+APART = ("test_failures", "test_sweep", "test_virtual", "test_train", "test_parity", "test_rehearsal")
 # Seconds of each group of tests, or of a test that is apart, in a run of all: `pytest --refresh-seconds` writes them.
 # Workers take the longest first. By itself xdist begins with the groups of most tests, and one worker had the last two
 # and a half minutes of a run for itself.

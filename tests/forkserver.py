@@ -33,6 +33,8 @@ os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # pyarrow's allo
 sys.path.insert(0, str(ROOT))
 
 import cpuinfo
+import deepspeed.module_inject.auto_ep_layer  # what its engine imports when it is made, and Accelerate for Ulysses
+import deepspeed.runtime.sequence_parallel.ulysses_sp
 import deepspeed.runtime.zero.stage3  # noqa: F401  all of these here, once, and not in every rank
 import psutil
 import torch

@@ -105,6 +105,7 @@ def _texts() -> dict[str, str]:
     return texts
 
 
+@functools.cache
 def places(id: str) -> list[str]:
     """Return where the package and its tests name an id: in quotes, in brackets, or as a key.
 

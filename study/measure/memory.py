@@ -204,6 +204,8 @@ class MemoryWatch(TorchDispatchMode):
         return dict(sorted(sums.items()))  # in the order of names: the collector's has no meaning
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.prim.device.default:  # of tensors without values: over half of all calls
+            return args[0].device
         if any(kind.__name__ == "DTensor" for kind in types):
             return NotImplemented  # it comes again with the local parts
         out = function(*args, **(kwargs or {}))

@@ -6,6 +6,7 @@ request into the folder.
 
 import ast
 import contextlib
+import gc
 import importlib
 import linecache
 import os
@@ -55,6 +56,7 @@ def main(folder: Path) -> None:
     rehearsal = Rehearsal(request, shapes, count)
     torch_patches.patch(rehearsal)
     WhenImported(rehearsal, hugging_face_patches.PATCHES | deepspeed_patches.PATCHES).attach()
+    gc.freeze()  # the searches for models and tensors pass by what is imported so far
     logs = MissingLogs(script.reader)
     sys.meta_path.insert(0, logs)
     failure = None

@@ -49,24 +49,32 @@ NAMED |= {"BERT": SMOKE / "arms-zero2-72420bc1-r1.1", "CONFIGS": ROOT / "acceler
 NAMED |= QUESTIONS["names"]
 
 
-@pytest.fixture
-def asked(monkeypatch, tmp_path):
-    """A function that asks a question in a folder with some files, and returns the exit code."""
+@pytest.fixture(scope="session")
+def some_files(tmp_path_factory) -> Path:
+    """A folder with files that questions are about."""
+    made = tmp_path_factory.mktemp("some-files")
     for name, text in QUESTIONS["files"].items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    (tmp_path / "huge.txt").touch()
-    os.truncate(tmp_path / "huge.txt", 2**40)
+        (made / name).parent.mkdir(exist_ok=True)
+        (made / name).write_text(text)
+    (made / "huge.txt").touch()
+    os.truncate(made / "huge.txt", 2**40)
     odd = changed(finished("odd"), memory__components=[3])
-    put(tmp_path / "other-losses", finished("ddp", "ddp"), finished("zero2", loss=2.1))
-    put(tmp_path / "some", finished("good"), finished("other"), odd, failed("full"))
+    put(made / "other-losses", finished("ddp", "ddp"), finished("zero2", loss=2.1))
+    put(made / "some", finished("good"), finished("other"), odd, failed("full"))
     for folder in (SMOKE / "arms-zero2-5228df76-r1.1", SMOKE / "arms-zero2-72420bc1-r1.1", *SMOKE.glob("arms-ddp-*")):
         record = json.loads((folder / "record.json").read_text())
         for sent in record["traffic"]["per_rank"]:
             if "all_gather" in sent:
                 sent["all_gather"]["bytes"] *= 2
-        put(tmp_path / "tampered", record)
-    monkeypatch.chdir(tmp_path)
+        put(made / "tampered", record)
+    return made
+
+
+@pytest.fixture
+def asked(monkeypatch, some_files):
+    """A function that asks a question in that folder, and returns the exit code. No question changes a file there."""
+    given = {path: path.stat().st_mtime_ns for path in some_files.rglob("*")}
+    monkeypatch.chdir(some_files)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
     def ask(words: str) -> int | None:
@@ -74,7 +82,8 @@ def asked(monkeypatch, tmp_path):
             words = words.replace(name, str(path))
         return in_this_process(monkeypatch, words)
 
-    return ask
+    yield ask
+    assert {path: path.stat().st_mtime_ns for path in some_files.rglob("*")} == given
 
 
 @pytest.mark.parametrize(("words", "first"), QUESTIONS["answered"].items())
@@ -156,7 +165,7 @@ def test_one_reason_for_all_arms_is_said_once(asked, monkeypatch, capsys):
     assert "\nall: no: this needs accelerate" in printed
 
 
-def test_an_arm_that_is_refused_stops_no_other(asked, monkeypatch, tmp_path, capsys):
+def test_an_arm_that_is_refused_stops_no_other(asked, monkeypatch, capsys):
     """Whether somebody names the file, or it lies beside ours. The exit code is 1."""
     assert asked("arms zero2 ignored.yaml ddp --json") == 1
     rows = {row["arm"]: row["here"] for row in json.loads(capsys.readouterr().out)}
@@ -165,7 +174,7 @@ def test_an_arm_that_is_refused_stops_no_other(asked, monkeypatch, tmp_path, cap
     assert rows["ignored.yaml"].startswith("no: ")
     assert rows["ignored.yaml"].endswith(refused)
     assert "ignored.yaml:" not in rows["ignored.yaml"], "the row begins with it"
-    every = arms.all_paths() | {"ignored": tmp_path / "ignored.yaml"}
+    every = arms.all_paths() | {"ignored": Path.cwd() / "ignored.yaml"}
     monkeypatch.setattr(arms, "all_paths", lambda: every)
     monkeypatch.setattr("study.cli.machine.all_paths", lambda: every)
     assert asked("arms") == 1
@@ -495,7 +504,8 @@ deepspeed_config: {deepspeed_config_file: gone.json, zero_stage: 1, zero3_init_f
 """
 
 
-def test_a_file_of_ones_own_is_told_a_mistake_a_line_and_nothing_else(asked, tmp_path, capsys):
+def test_a_file_of_ones_own_is_told_a_mistake_a_line_and_nothing_else(asked, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "own.yaml").write_text(OWN_MISTAKES)
     assert asked("arms own.yaml") == 1
     first, second, *lines, last = capsys.readouterr().out.splitlines()

@@ -71,7 +71,7 @@ def test_a_committed_trace_is_a_fresh_one(source, step):
         model = drawn(source, chance)
         if committed.key(options, 1) in committed._content(source.name)["passes"]:
             tokens = chance.randrange(40, min(model.look.limit or 400, 400))
-            compare(model, options._replace(sequence=tokens), 1, 2, 3)
+            compare(model, options._replace(sequence=tokens), 1, chance.choice((2, 3)))  # one pass is of both
 
 
 HEADS = [source for source in SOURCES if source.family not in (None, "bert")]

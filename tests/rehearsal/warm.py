@@ -76,6 +76,8 @@ def main(descriptor: int, session: int) -> None:
     sys.path[0] = str(ROOT)
     import datasets  # noqa: F401
     import torch._dynamo
+    import torch.distributed.checkpoint
+    import torch.distributed.elastic.agent.server.api
     import torch.distributed.fsdp  # noqa: F401
     import transformers
 
@@ -86,8 +88,14 @@ def main(descriptor: int, session: int) -> None:
     for name in ("jinja2.sandbox", "PIL.Image", "psutil", "regex", "tokenizers"):  # which it imports with any model
         importlib.import_module(name)
 
+    # What each answer reads and imports.
+    import rich.table  # noqa: F401
+    import typeguard  # noqa: F401
+
     from study.cli import commands, rehearsal  # noqa: F401
+    from study.configs.pasted import tracebacks
     from study.core import machine
+    from study.known import faults
     from study.rehearsal import run, start
 
     def apart(folder: Path, log: Path, environment: dict[str, str], timeout_s: int) -> int | None:
@@ -102,6 +110,8 @@ def main(descriptor: int, session: int) -> None:
         return os.waitstatus_to_exitcode(ended[1])
 
     start.run_apart = apart
+    faults.table()
+    tracebacks.messages()
     gc.freeze()  # a rehearsal looks at all objects
     listener = socket.socket(fileno=descriptor)
     listener.settimeout(1)

@@ -22,7 +22,7 @@ from study.report import notebook
 from study.report.notebook import Book
 from study.report.topics import documents
 from tests.cli.test_cli import in_this_process
-from tests.conftest import ROOT
+from tests.conftest import ROOT, ranks_of
 from tests.shaped import failed, finished, put
 
 NOTEBOOKS = {path.stem: json.loads(path.read_text())["cells"] for path in (ROOT / "notebooks").glob("*.ipynb")}
@@ -44,6 +44,8 @@ def execute(monkeypatch):
     def run(name: str, shell=None, **parameters) -> tuple[str, list[str]]:
         shown: list = []
         monkeypatch.setattr(notebook, "display", lambda content, **about: shown.append((content, about)))
+        if name != "colab":  # each figure is also drawn as SVG
+            monkeypatch.setattr(notebook, "png", lambda drawing: "")
         space = {"shell": shell}
         for number, source in enumerate(sources(name)):
             exec(source, space)
@@ -337,6 +339,13 @@ def test_colab_on_a_cpu(execute, tmp_path, monkeypatch):
 
     def shell(line: str) -> int | None:
         words = shlex.split(line.removesuffix(" | cat"))
+        if "torch.distributed.run" in words:
+            path = ROOT / words[-1]
+            as_main = f"runpy.run_path({str(path)!r}, None, '__main__')"
+            code = f"import runpy, sys\nsys.path.insert(0, {str(path.parent)!r})\n{as_main}"
+            launched = ranks_of(code, tmp_path, ranks=int(words[words.index("--nproc-per-node") + 1]))
+            printed.append(launched.output)
+            return launched.code
         if "sweep" not in words:
             ended = subprocess.run(words, cwd=ROOT, check=False, capture_output=True, text=True)
             printed.append(ended.stdout)
@@ -349,6 +358,7 @@ def test_colab_on_a_cpu(execute, tmp_path, monkeypatch):
     # Two cores teach nothing about GPUs.
     for words in ("**3 runs**, each a recorded training. 3 ended as planned.", "S002-13", "the table “seconds”"):
         assert words in text, words
+    assert text.count("'image/png': 'iVBORw0KGgo") == 2, "a PNG of each figure"
     assert names == ["losses-1", "parity", "memory-1", "peaks", "claims"]
 
 

@@ -217,9 +217,9 @@ class Wrong(transformers.Trainer):
 def language_model(name: str) -> transformers.PreTrainedModel:
     torch.manual_seed(0)
     if "means" in name:
-        sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+        sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
         return transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=500, **sizes))
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=500, n_embd=32, n_layer=2, n_head=2))
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=500, n_embd=32, n_layer=1, n_head=2))
     if name == "frozen":
         model.requires_grad_(False)
         model.transformer.ln_f.requires_grad_(True)
