@@ -339,7 +339,8 @@ def _is_known(pasted: Pasted, found: list[Seen]) -> bool:
         return True  # an error that is not known is said to be so
     begins = len(pasted.text) - len(pasted.symptom)
     is_symptom = matching.symptoms(sentences(pasted.symptom), set()) | matching.symptom_of_word(pasted.symptom)
-    return bool(is_symptom or pasted.apart or any(each.place >= begins for each in found))
+    is_found = any(each.place >= begins or (each.line and each.line in pasted.symptom) for each in found)
+    return bool(is_symptom or pasted.apart or is_found)
 
 
 def _nothing(pasted: Pasted, unknown: str, applying: int, will_hang: bool) -> str:

@@ -304,6 +304,13 @@ def test_a_time_since_the_start_is_none_of_a_step():
     )
 
 
+def test_a_slow_saving_is_not_the_offloading():
+    told = answer(
+        '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}', "saving takes 20 minutes"
+    )
+    assert (told.id, told.unknown) == ("saving-slow", "")
+
+
 UNUSED = "find_unused_parameters=True was specified in DDP constructor, but did not find any unused parameters"
 
 
