@@ -8,7 +8,7 @@ def gloo_wire_bytes(counts: dict[str, Collective], ranks: int) -> float:
     """Bytes that a rank writes to its sockets for these collectives, averaged over the ranks.
 
     The formulas are those of ring algorithms. Gloo runs a reduce-scatter as an all-reduce and keeps a part, so the wire
-    carries twice the logical bytes. Its reduce has no formula: it sends 1.5 to 2.4 times the tensor at two ranks.
+    carries twice the logical bytes. Its reduce has no formula: two ranks together write 1.5 to 2.4 times the tensor.
     """
     factor = {"barrier": 0, "all_gather": 1, "broadcast": 1, "all_to_all": 1, "all_reduce": 2, "reduce_scatter": 2}
     return sum(

@@ -121,6 +121,17 @@ def missing(words: Sequence[str]) -> list[str]:
     return [each.upper() for each in tokens if ANY_ID.fullmatch(each) and each not in by_name]
 
 
+def apart(words: Sequence[str]) -> list[str]:
+    """The words, and each of several names with commas between, such as P1-17,P1-19, as one."""
+    by_name = _by_name()
+    found: list[str] = []
+    for word in words:
+        parts = [each for each in re.split(r"[\s,]+", word) if each]
+        are_names = parts and all(ANY_ID.fullmatch(each) or each.lower() in by_name for each in parts)
+        found += parts if are_names else [word]
+    return found
+
+
 def is_name(word: str) -> bool:
     """Whether a word is the id of a claim, or the name of a document or of a kind of claims."""
     name = _as_written(word).lower()
@@ -131,7 +142,7 @@ def _tokens(words: Sequence[str]) -> list[str]:
     """The words, with the ledger's name of each id and of each paper's address; a phrase in quotes is one."""
     by_number = {number: text.document for text in texts() for number in ARXIV.findall(text.address)}
     tokens: list[str] = []
-    for word in words:
+    for word in apart(words):
         for each in word.split() if ARXIV.search(word) else [word]:
             paper = ARXIV.search(each)
             if paper and paper[0] in by_number:

@@ -3,6 +3,7 @@
 A row is an arm on the GPUs that were asked for, with its memory and the time of a step.
 """
 
+from study.core.arms import load_arm
 from study.core.gpus import Gpu
 from study.core.recipes import RECIPES
 from study.core.text import UNKNOWN, count, number_of, rounded, short
@@ -17,7 +18,11 @@ def use(row: Row, question: Question) -> str:
     name, memory = way(row), of_card(row.peak_bytes, question.gpu)
     # The recipes are named after bf16. On a GPU without it they are meant in fp16: bf16_cast as DeepSpeed's own.
     if row.precision != "fp32" and not question.gpu.has_bf16:
-        name += " in DeepSpeed's fp16" if RECIPES[row.precision].master_bytes else " in fp16 autocast"
+        arm = load_arm(row.arm)
+        if RECIPES[row.precision].autocast:
+            name += " in fp16, cast when gathered" if arm.fsdp else " in fp16 autocast"
+        else:
+            name += " in DeepSpeed's fp16" if arm.deepspeed else " in fp16"
     if row.driver_bytes:
         memory += f" (nvidia-smi shows {_number(row.driver_bytes)})"
     if row.offloads:

@@ -7,10 +7,20 @@ import torch
 
 from study.measure.traffic import KINDS, MOVES_NOTHING, CollectiveCounter, refuse_uncounted
 from study.records.sections import Collective
-from tests.conftest import ranks_of
+from tests.conftest import ROOT, ranks_of
 from tests.wire import gloo_wire_bytes
 
 MIB = 2**20
+
+
+def test_gloos_reduce_writes_what_the_words_say():
+    """Two ranks together 1.5 times its tensor, in the only kept run that has it, and not each of them."""
+    (path,) = ROOT.glob("reports/*/runs/*/adamw-zero2_reduce*/record.json")
+    traffic = json.loads(path.read_text())["traffic"]
+    sent = {name: moved["bytes"] for name, moved in traffic["per_rank"][0].items()}
+    left = [written - sent["all_gather"] / 2 for written in traffic["kernel_bytes_written"]]
+    assert sum(left) / sent["reduce"] == pytest.approx(1.5, rel=1e-3)
+    assert "of its reduce two ranks together write 1.5 to 2.4 times the tensor" in (ROOT / "WORDS.md").read_text()
 
 
 # A process imports torch once, and forks the ranks of a gloo group. Each runs each collective once unwatched, then once

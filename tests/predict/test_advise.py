@@ -34,7 +34,7 @@ from study.predict.trace.transformer import Transformer
 from study.predict.training import Training
 from study.report.advice import enough, in_words, stages_note
 from study.report.reasons import by_precision
-from study.report.rows import below_table, stage_3_holds_no_less, synced, table, why_tight, widest
+from study.report.rows import below_table, stage_3_holds_no_less, synced, table, use, why_tight, widest
 
 MISTRAL = Question(named("mistral-7b"), 8, GPUS["H100-80GB"], "nvswitch", 1e12, 6144, 24)
 BERT = Question(named("bert-base"), 2, GPUS["L4"], "pcie4", 64e9, 128, 24, precision="bf16_cast", checkpointing=False)
@@ -309,6 +309,15 @@ def test_the_command_that_starts_a_choice_has_its_precision_and_batch(arm, preci
     stage = f'`"zero_optimization": {{"stage": {arm[4:]}}}, "{said.split()[2]}": {{"enabled": true}}`'
     is_cast = arm.startswith("zero") and precision == "bf16_cast"
     assert ("A Trainer's DeepSpeed JSON has" in words) == is_cast == (stage in words), words
+
+
+@pytest.mark.parametrize("arm", arms.NAMES)
+def test_no_advice_calls_autocast_what_accelerate_does_with_fsdp2(arm):
+    """It casts what is gathered, and runs no autocast: _prepare_fsdp2 of Accelerate 1.15 never calls prepare_model."""
+    row = replace(fitting(arm, 2.0), **ROW | {"precision": "fp16", "gpu": GPUS["V100-16GB"]})
+    said = use(row, replace(MISTRAL, gpu=row.gpu))
+    by_fsdp = arms.load_arm(arm).fsdp is not None
+    assert ("in fp16, cast when gathered" in said, "autocast" in said) == (by_fsdp, not by_fsdp)
 
 
 def test_a_choice_by_precision_says_so_and_what_it_is_on_a_gpu_without_bf16():

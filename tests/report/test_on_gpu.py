@@ -8,6 +8,7 @@ import pytest
 
 from study.core.text import size
 from study.known import faults
+from study.ledger import texts
 from study.predict.front import estimate, named
 from study.predict.outside import scores
 from study.records import metrics, runs
@@ -340,7 +341,7 @@ def test_ratios_of_time_are_the_least_and_the_most_of_the_arms_that_are_named(ta
     # The README of the last set, of an H100, says that its ratios say little.
     stage_2, stage_3 = (ratios(tables[:3], "ddp", [arm]) for arm in ("zero2", "zero3"))
     (number,) = [each["number"] for each in answers.questions() if each["name"] == "time"]
-    words = f"up to {max(stage_2):.1f} times DDP's seconds with stage 2, {max(stage_3):.1f} with stage 3"
+    words = f"on H200 up to {max(stage_2):.1f} times DDP's seconds with stage 2, {max(stage_3):.1f} with stage 3"
     assert number == words, "one GPU divides nothing, and says nothing of eight"
     assert len(stage_2) == len(stage_3) == 2, "README says two pairs"
     least, most = ([f"{end(pair):.1f}" for pair in (stage_2, stage_3)] for end in (min, max))
@@ -349,7 +350,7 @@ def test_ratios_of_time_are_the_least_and_the_most_of_the_arms_that_are_named(ta
     words = f"stage 1 took {min(stage_1):.1f} to {max(stage_1):.1f} times DDP's seconds"
     assert f"{words}, stage 2 {least[0]} to {most[0]}, and stage 3 {least[1]} to {most[1]}." in time
     (known,) = [each["known"] for each in answers.questions() if each["name"] == "time"]
-    assert known == "GPT-2 medium on one H200, small communication buffers, two pairs, busy hosts; higher on H100"
+    assert known == "GPT-2 medium on one GPU, small communication buffers, two pairs, busy hosts; higher on H100"
     of_h100 = (ratios(tables[3:], "ddp", [arm])[0] for arm in ("zero2", "zero3"))
     assert all(ratio > max(pair) for ratio, pair in zip(of_h100, (stage_2, stage_3), strict=True))
     bert = [table.query("model == 'bert-large' and precision == 'fp32' and micro_batch == 8") for table in tables[:3]]
@@ -357,6 +358,28 @@ def test_ratios_of_time_are_the_least_and_the_most_of_the_arms_that_are_named(ta
     least = min(b.min() / a.max() for a, b in zip(alone, divided, strict=True))
     most = max(b.max() / a.min() for a, b in zip(alone, divided, strict=True))
     assert f"{least:.1f} to {most:.1f} times as long with stage 2 | measured in the three sets on an H200" in time
+
+
+def test_cards_say_by_what_factor_the_ratios_of_time_that_were_predicted_before_were_off(tables):
+    """S003-10 had the errors of a predictor that had met the runs, and called them those of a prediction."""
+    before = [
+        pd.read_csv(folder / "predicted.csv").assign(arm=lambda rows: rows["run"].str.split("-").str[1])
+        for folder in (on_gpu.FOLDER, *on_gpu.LATER)
+    ]
+    of_medium = [rows[rows["run"].str.startswith("arms-")].set_index("arm")["step_s"] for rows in before]
+    said = {}
+    for arm, name in (("zero2", "stage 2"), ("zero3", "stage 3"), ("fsdp2", "FSDP2")):
+        predicted = [step_s[arm] / step_s["ddp"] for step_s in of_medium if arm in step_s]
+        off = [max(a / b, b / a) for a, b in zip(ratios(tables, "ddp", [arm]), predicted, strict=True)]
+        said[name] = (
+            f"Predicted before the runs, the ratio of {name} to DDP, of GPT-2 medium on one GPU, was off by factors of "
+            "{:.1f} and {:.1f} in two sets with an H200, and of {:.1f} in one with an H100.".format(*off)
+        )
+    told = [f"{claim.found} {claim.because} {claim.changes}" for claim in texts.claims()]
+    sentences = [
+        each for text in told for each in re.split(r"(?<=[.!?])\s+", text) if re.search("off by (?!default)", each)
+    ]
+    assert sorted(sentences) == sorted(said.values())
 
 
 def test_no_arm_whose_seconds_have_a_base_is_left_out_of_the_page_of_time(tables):
