@@ -27,7 +27,7 @@ DENSE = (
     "llama qwen2 qwen3 mistral gemma gemma2 phi phi3 glm olmo olmo2 starcoder2 granite gpt2 gpt_neo gptj gpt_neox opt"
 )
 OF_PARTS = (
-    "Do ranks use different parameters in a pass, as experts or images in some rows only",
+    "Do ranks use different parameters in a micro-batch, as experts or images in some rows only",
     "Has the model a parameter without elements",
     "Has the model layers that some updates use, and others do not",
     "Has the model trained weights that no pass uses, and the optimizer a weight decay",
