@@ -12,6 +12,7 @@ from study.predict.advise import (
     advise,
     fewest,
     fits_on,
+    held_back,
     training_of,
     with_more_rows,
     with_precision,

@@ -627,3 +627,24 @@ for rows in loader:
 def test_a_dense_model_uses_all_of_itself(asked, head, name, answer, tmp_path):
     assert asked in {fault.conditions.get("script") for fault in table().fault}
     assert seen(OF_A_MODEL.format(head=head, name=name), tmp_path).shown.get(asked) is answer
+
+
+@pytest.mark.parametrize(
+    ("backward", "answer"),
+    [
+        ("loss.backward(); opt.step()", True),
+        ("(loss / 4).backward(retain_graph=True)", True),
+        ("engine.backward(loss); engine.step()", False),
+        ("engine.backward(loss); other.backward()", False),  # of another model, perhaps
+        ("engine.scale(loss).backward()", None),
+    ],
+)
+def test_whose_backward_a_script_calls_is_seen_in_its_syntax(backward, answer, tmp_path):
+    engine = "engine, opt, _, _ = deepspeed.initialize(model=model, config='ds.json')  # loss.backward() is DDP's\n"
+    script = tmp_path / "train.py"
+    script.write_text(f"import deepspeed\n{engine}for rows in loader:\n    loss = engine(rows)\n    {backward}\n")
+    given = ("deepspeed==0.17.5", "torch==2.13.0", str(script))
+    told, _ = described(given, Flags(stage=2), None)
+    assert told.shown.get(scripts.ITSELF) is answer
+    script.write_text(script.read_text().replace("deepspeed.initialize", "prepare"))
+    assert not described(given, Flags(stage=2), None)[0].shown.get(scripts.ITSELF)
