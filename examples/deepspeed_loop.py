@@ -1,6 +1,10 @@
 """An ordinary DeepSpeed loop. Two lines were added: the import, and `with watch(...)` around the loop.
 
 torchrun --standalone --nproc_per_node 2 examples/deepspeed_loop.py --stage 2 --run_dir runs/mine
+
+It ends with the last loss. On CPUs the first start silently compiles an operator of DeepSpeed before it trains: on two
+busy cores the first took four minutes, the second 48 seconds. If it is stopped while it compiles, the next start waits
+for ever: GUIDE.md says which `lock` to delete.
 """
 
 import argparse

@@ -20,9 +20,10 @@ PLACES = {
     "notebooks/by_hand.ipynb": r'("source = \\")[^"\\]*',
     "notebooks/colab.ipynb": r'("source = \\")[^"\\]*',
 }
-# By file: the link that opens the notebook by hand in Colab, and until then its page on GitHub.
+# By file: the link that opens the notebook by hand in Colab. Until then it promises no more than to say how.
 LINKS = dict.fromkeys(
-    ("README.md", "examples/zero_by_hand/README.md", "notebooks/by_hand.ipynb"), r"(\[[\w ]*in Colab\]\()[^)]+"
+    ("README.md", "examples/zero_by_hand/README.md", "notebooks/by_hand.ipynb"),
+    r"(\[[\w ]*in Colab)(?:: how)?\]\([^)]+\)",
 )
 
 
@@ -30,7 +31,8 @@ def main(address: str) -> None:
     if not re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+", address):
         raise SystemExit(f"{address} is not an address like {UNKNOWN}")
     in_colab = address.replace("github.com", "colab.research.google.com/github")
-    for places, new in ((PLACES, address), (LINKS, f"{in_colab}/blob/main/notebooks/by_hand.ipynb")):
+    link = f"]({in_colab}/blob/main/notebooks/by_hand.ipynb)"
+    for places, new in ((PLACES, address), (LINKS, link)):
         for name, pattern in places.items():
             path = ROOT / name
             path.write_text(re.sub(pattern, rf"\g<1>{new}", path.read_text()))

@@ -23,7 +23,7 @@ def diagnose(runs: tuple[str, ...] = (), /, *, symptom: str = "", details: bool 
     """Say what is wrong or costly in a run, or what a log, an error or any pasted text means, and what to do about it.
 
     A text may be a log, a traceback, `pip freeze`, `transformers env`, `accelerate env`, `ds_report`, a config, a
-    script, a command, your own sentences, or all of them: in files, through a pipe (`-`), or as words. Several make one
+    script, a command, your own sentences, or all of them: in files, through a pipe, or as words. Several make one
     answer: of a hang and its script it names lines that wait for all ranks, and that one rank alone runs.
 
     Of a folder with several runs it lists them, and tells each kind of finding once: name a run, and it tells all of
@@ -40,9 +40,7 @@ def diagnose(runs: tuple[str, ...] = (), /, *, symptom: str = "", details: bool 
         symptom: What was seen, in your words, such as "loss is 0 and grad_norm 1.414 after a few hundred steps".
         details: Also the lines of the text that show it.
     """
-    if not runs and not symptom:
-        raise Stop("nothing is given", "name a log, a run, or paste an error; `-` reads a pipe")
-    words = tuple(map(str, runs))
+    words = tuple(map(str, runs)) or (() if symptom else ("-",))
     paths, text = given.split(words)
     together = About("These files", "read together", [*engines.contradictions(engines.texts_of(words))])
     if together.findings:

@@ -1,17 +1,23 @@
 """`study stack`: which known faults of libraries apply to some releases, in some training."""
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from packaging.version import Version
+
 from study.cli.findings import say_indented, show_finding
-from study.configs import engines, priorities
+from study.configs import engines, priorities, sources
 from study.configs.deciding import deciding
+from study.configs.mistakes import unusable
+from study.configs.pasted.matching import symptom_of_word
 from study.configs.priorities import AskedStack, Ranked
 from study.configs.stacks import described, launched_ranks, with_config
 from study.core.errors import Stop
+from study.core.library_defaults import known_libraries
 from study.core.settings import flag
 from study.core.text import say_wrapped
-from study.known.faults import Fault, table
+from study.known.faults import ANY, Fault, table
 from study.known.findings import Finding, in_a_sentence
 from study.known.which_apply import WAYS, Applies, Flags, Stack, free, untested
 
@@ -31,7 +37,7 @@ def stack(
 
     A fault applies; it likely does, where tested releases before and after yours have it; or it does if something is so
     that neither a config nor a flag says. More than half were run, on CPUs, and there are others that nobody knows. The
-    exit code is 1 if one applies.
+    exit code is 1 if one applies, or if the config is surely wrong.
 
     With --json: the faults. Example: `study stack deepspeed==0.19.8 --stage 2`
 
@@ -50,10 +56,24 @@ def stack(
     releases, config = with_config(releases, config)
     used, notes = described(releases, launched_ranks(words, flags), config)
     differ = [*engines.contradictions(engines.texts_of(words))]
+    mistaken = [*unusable(sources.read(config), None)] if config else []
+    notes += compared_with(mistaken, used)
+    if symptom and not symptom_of_word(symptom):
+        notes.append(f"`study diagnose --symptom {symptom!r:.80}` says what else may make it.")
     say_wrapped(*map(in_a_sentence, differ), *engines.not_here(engines.texts_of(words), config))
     answer = told(AskedStack.of(used, flags, config, symptom, releases), notes, details)
-    is_wrong = any(each.is_surely_wrong for each in differ)
-    return answer | {"contradictions": list(map(asdict, differ)), "fine": answer["fine"] and not is_wrong}
+    is_wrong = any(each.is_surely_wrong for each in (*differ, *mistaken))
+    said = {"contradictions": list(map(asdict, differ)), "mistakes": list(map(asdict, mistaken))}
+    return answer | said | {"fine": answer["fine"] and not is_wrong}
+
+
+def compared_with(mistaken: list[Finding], used: Stack) -> Iterator[str]:
+    """Yield that what is said of a config's keys is of another release than the one that is used."""
+    for library, known in known_libraries().items():
+        release = used.releases.get(library, ANY)
+        is_meant = any(library in each.sentence for each in mistaken)
+        if is_meant and isinstance(release, Version) and str(release) != known["version"]:
+            yield f"The config's keys were compared with {library} {known['version']}: of {release} nobody read them."
 
 
 def told(asked: AskedStack, notes: list[str], details: bool) -> dict:

@@ -187,6 +187,20 @@ def _replace(lines: list[bytearray], node: ast.stmt | ast.alias | ast.expr, word
         word = b""
 
 
+def calls_backward_itself(text: str) -> bool:
+    """Whether a script calls backward of losses alone, beside an engine that deepspeed.initialize makes."""
+    tree = parsed(text)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)] if tree else []
+    names = [ast.unparse(node.func) for node in calls]
+    backward = [node for node, name in zip(calls, names, strict=True) if name.endswith(".backward")]
+    # An engine's takes the loss; engine.scale(loss).backward() has what it needs.
+    return (
+        "deepspeed.initialize" in names
+        and bool(backward)
+        and not any(node.args or ".scale(" in ast.unparse(node.func) for node in backward)
+    )
+
+
 @functools.lru_cache(maxsize=8)
 def parsed(text: str) -> ast.Module | None:
     """Return the syntax of a text. None: it is no Python."""

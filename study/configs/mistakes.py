@@ -177,6 +177,9 @@ def _unread_keys(library: str, config: dict, closed: Sequence[str]) -> Iterator[
         if each.section in closed:
             near = _near(each, SIMILAR)
             yield _unread_key("key_refused", each, f"write {near}" if near else "remove it")
+        elif beside := difflib.get_close_matches(each.key, {*map(str, each.written)} & {*each.known}, cutoff=NEAR):
+            do, counts = f"remove it, or move what it says into {beside[0]}", f"{beside[0]}, which is written as well"
+            yield finding("key_ignored", library=each.library, key=_name(each), do=do, default=counts)
         elif do := _instead(each):
             yield _unread_key("key_ignored", each, do)
         elif not each.is_note:

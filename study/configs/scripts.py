@@ -12,13 +12,14 @@ from packaging.version import Version
 from pydantic import with_config
 
 from study.configs import model_losses
-from study.configs.code import is_whole, that_counts
+from study.configs.code import calls_backward_itself, is_whole, that_counts
 from study.core.tables import NO_OTHER_KEYS, Regex, read_table
 from study.core.text import comparable, is_number
 from study.known import lists
 from study.known.which_apply import Stack
 
 TABLE = Path(__file__).with_name("scripts.toml")
+ITSELF = "Does the script call backward of the loss, and not of the engine that deepspeed.initialize made"
 COMMENT = re.compile(r"(?m)(?:^|\s)#.*$")
 
 
@@ -95,6 +96,8 @@ def shown(scripts: Mapping[Path, str], config: str, given: str, stack: Stack) ->
     is_all = bool(scripts) and is_whole(scripts)
     answers = {name: row.answer(code, given, is_all, stack) for name, row in rows().items()}
     of_table = {name: answer for name, answer in answers.items() if answer is not None}
+    if any(map(calls_backward_itself, scripts.values())):
+        of_table[ITSELF] = True
     script = "\n".join(scripts.values())
     return (model_losses.answers(script, code, given, stack) if is_all else {}) | of_table
 

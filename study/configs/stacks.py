@@ -61,7 +61,7 @@ def described(words: tuple[str, ...], flags: Flags, config: Path | None = None) 
     Without words the releases are those of a record, or of this environment.
     """
     given, given_words = flags, words
-    words, flags, notes, left = _with_texts(words, flags)
+    words, flags, notes, left = _with_texts(words, flags, config)
     settings, key, more = _of_config(config)
     who = WhoSaid(given, given_words)
     flags, overruled = _config_wins(who, flags, settings)
@@ -111,7 +111,9 @@ def _of_config(path: Path | None) -> tuple[EffectiveSettings, Callable[[str], An
     return settings, partial(value_at, (source.named or source).content | source.content), []
 
 
-def _with_texts(words: tuple[str, ...], flags: Flags) -> tuple[tuple[str, ...], Flags, list[str], dict[str, Any]]:
+def _with_texts(
+    words: tuple[str, ...], flags: Flags, config: Path | None
+) -> tuple[tuple[str, ...], Flags, list[str], dict[str, Any]]:
     """Return words and flags with what logs and other texts say of releases and of the training. Given flags win.
 
     The last is what a text says of the stage, and by which file's name, if no flag does.
@@ -128,6 +130,8 @@ def _with_texts(words: tuple[str, ...], flags: Flags) -> tuple[tuple[str, ...], 
             continue
         if listed := _list_in(pasted):
             lists_of.append(listed)
+        if config:
+            pasted.said.pop("stage_by", None)  # the config itself says it
         if pasted.said:
             notes.append(f"Read from the text: {', '.join(pasted.words)}.")
         if OF_WAYS.isdisjoint(_said(flags)):

@@ -62,7 +62,7 @@ class Row:
     limit: str  # why it does not fit; if it fits, what limits its speed
     precision: Precision
     checkpointing: bool
-    micro_batch: int  # the largest that fits
+    micro_batch: int  # the largest that fits, with room if one does
     accumulation: int
     bucket_elements: int | None = None  # None without DeepSpeed
     sync_each_batch: bool = False  # FSDP2: gradients are reduced in each micro-batch
@@ -158,6 +158,25 @@ def _with_room(question: Question, row: Row) -> Row:
     if fewer.fits:
         fewer = _with_room(question, fewer)
     return shown if fewer.is_tight or not fewer.fits else fewer
+
+
+def held_back(advice: Advice) -> list[tuple[str, int, int, float]]:
+    """The arms that are much faster where they fit only just: with so many rows, passes and seconds.
+
+    A row leaves room if it can. Fewer rows are more passes, and with stages 2 and 3 each has its collectives.
+    """
+    question, found = advice.question, []
+    for row in (row for row in advice.rows if row.fits and not row.is_tight):
+        training = training_of(question, row)
+        for rows in (rows for rows in _sizes(question) if rows > row.micro_batch):
+            passes = question.batch // question.gpus // rows
+            more = Prediction.of(replace(training, batch=replace(training.batch, rows=rows, passes=passes)))
+            if headroom_bytes(question.gpu, more.memory.peak_bytes) >= 0:
+                step_s = more.step(question.machine).seconds
+                if FASTER * step_s <= row.seconds:
+                    found.append((row.arm, rows, passes, step_s))
+                break
+    return found
 
 
 def training_of(question: Question, row: Row) -> Training:

@@ -13,6 +13,7 @@ from study.predict.advise import (
     advise,
     fewest,
     fits_on,
+    held_back,
     training_of,
     with_more_rows,
     with_precision,

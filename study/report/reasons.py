@@ -24,6 +24,7 @@ def reason_for(advice: Advice, choice: Row) -> str:
         if not choice.offloads:  # it is one of those that are compared
             others = "others"
     among = [row for row in alike if row.offloads == choice.offloads]
+    with_or_without = "with" if choice.offloads else "without"
     fastest = min(among, key=lambda row: row.seconds)
     if fastest is not choice:
         faster = times(choice.seconds / fastest.seconds)
@@ -34,8 +35,10 @@ def reason_for(advice: Advice, choice: Row) -> str:
             why += (
                 f"{fastest.arm} would be {faster} as fast; {choice.arm} is simpler, which counts up to {FASTER} times."
             )
+    elif len(among) == 1 and others == "arms":
+        leaves_room = any(row.fits and row.offloads == choice.offloads for row in advice.rows if row is not choice)
+        why += f"no other row {'leaves room' if leaves_room else 'fits'} {with_or_without} offloading."
     else:
-        with_or_without = "with" if choice.offloads else "without"
         why += f"of the {others} that fit {with_or_without} offloading, it is the fastest"
         why += f"{_beside_simpler(among, choice)}."
     return why + _why_not_offloading(advice, alike, choice)

@@ -8,7 +8,7 @@ from study.core.gpus import Gpu
 from study.core.recipes import RECIPES
 from study.core.text import UNKNOWN, count, number_of, rounded, short
 from study.known.findings import finding
-from study.predict.front import MISS, Advice, Question, Row, headroom_bytes, with_precision
+from study.predict.front import MISS, Advice, Question, Row, headroom_bytes, held_back, with_precision
 
 GIB = 2**30
 Unit = tuple[float, str]  # of time: its seconds, and its name
@@ -126,10 +126,15 @@ def table(advice: Advice) -> list[dict]:
 
 
 def below_table(advice: Advice) -> str:
-    """Return what stays free."""
+    """Return what stays free, and what room costs."""
     gpu = advice.question.gpu
     free = max(0, headroom_bytes(gpu, 0))
-    return f"fits: up to {free / GIB:.1f} of {amount(gpu.memory_bytes)}; the rest is for context and fragmentation."
+    text = f"fits: up to {free / GIB:.1f} of {amount(gpu.memory_bytes)}; the rest is for context and fragmentation."
+    unit = unit_of(advice)
+    faster = [
+        f"{arm} {rows} x {passes}, {duration(step_s, unit=unit)}" for arm, rows, passes, step_s in held_back(advice)
+    ]
+    return f"{text} Faster, and only just fitting: {'; '.join(faster)}." if faster else text
 
 
 def synced(advice: Advice) -> list[str]:

@@ -127,7 +127,8 @@ def build(folders: list[Path], out: Path, address: str = "", paste: bool = False
         write(site, "calculator", **calculator.values())
         write_by_hand(site)
         write_answers(site)
-        write_texts(site, "guide", [linked(GUIDE.read_text(encoding="utf-8"), GUIDE.parent)], "Guide", GUIDE.name)
+        guide = linked(GUIDE.read_text(encoding="utf-8"), GUIDE.parent)
+        write_texts(site, "guide", [guide], "Guide", GUIDE.name, "get-a-clone")
         write(site, "contributed", **contributions([]))
         write(site, "gpu", answers=_answered(site, "gpu", answers.of_gpu()))
         shutil.copyfile(PREVIEW, site / PREVIEW.name)
@@ -139,6 +140,7 @@ def build(folders: list[Path], out: Path, address: str = "", paste: bool = False
         # The first page names the notebooks that failed, so it is the last that is written.
         write_index(site, runs, folders, answered, failed)
         link_ids(site)
+        copy_files(site)
         for name in ("site.css", "site.js", "calculator.js", "stack.js"):
             shutil.copyfile(TEMPLATES / name, site / name)
     say(str(out / "index.html"))
@@ -218,29 +220,50 @@ def write(site: Path, name: str, template: str = "", **values) -> None:
     (site / f"{name}.html").write_text(page, errors="replace")
 
 
+def pages_of() -> dict[str, str]:
+    """Return the pages that are made from a file of the repository, by its path."""
+    pages = {"GUIDE.md": "guide.html", "examples/zero_by_hand/README.md": "by_hand.html"}
+    pages |= {f"reports/answers/{each['name']}.md": f"answer-{each['name']}.html" for each in answers.questions()}
+    return pages | {f"notebooks/{name}.ipynb": f"{name}.html" for name in NOTEBOOKS}
+
+
 def link_ids(site: Path) -> None:
-    """Let each id of a claim, a fault or a sentence that is not yet a link lead to its place."""
+    """Let each id of a claim, a fault or a sentence, and each file that is a page, lead there if it is no link yet."""
     places: dict[str, str] = {}
+    pages = pages_of()
     for page in ("sentences.html", "claims.html"):
         places |= dict.fromkeys(re.findall(r'<li id="(\w+[-_][\w-]+)"', (site / page).read_text()), page)
     places.pop("data-parallel", None)  # an ordinary word as well
 
     def link(found: re.Match) -> str:
-        id = found[3]
+        if page := pages.get(found["file"]):
+            return f'<a href="{page}">{found[0]}</a>'
+        id = found["id"]
         return f'<a href="{places[id]}#{id}">{id}</a>' if id in places else found[0]
 
-    # A tag, or all of an element whose text stays as it is; or else a word.
-    parts = re.compile(r"(?s)(<(a|script|style|svg|title|option)\b.*?</\2>|<[^>]+>)|(?<![\w-])(\w[\w-]+)")
+    # A file; a tag, or all of an element whose text stays as it is; or else a word.
+    whole = r"<(?P<name>a|script|style|svg|title|option|footer)\b.*?</(?P=name)>"
+    file = f"<code>(?P<file>{'|'.join(map(re.escape, pages))})</code>"
+    parts = re.compile(rf"(?s){file}|{whole}|<[^>]+>|(?<![\w-])(?P<id>\w[\w-]+)")
     for path in site.glob("*.html"):
         if path.stem != "faults":  # which works without the others
             path.write_text(parts.sub(link, path.read_text()))
 
 
+def copy_files(site: Path) -> None:
+    """Copy the scripts and notebooks to which pages lead."""
+    pages = "".join(page.read_text() for page in site.glob("*.html"))
+    for name in {*re.findall(r'href="sources/([^"]+)"', pages)}:
+        (site / "sources" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, site / "sources" / name)
+
+
 def linked(text: str, folder: Path) -> str:
-    """Let the links of a Markdown file lead to pages of the site. Those to other files become words and a path."""
-    pages = {"README.md": "index.html", "GUIDE.md": "guide.html", "examples/zero_by_hand/README.md": "by_hand.html"}
-    pages |= {f"reports/answers/{each['name']}.md": f"answer-{each['name']}.html" for each in answers.questions()}
-    pages |= {f"notebooks/{name}.ipynb": f"{name}.html" for name in NOTEBOOKS}
+    """Let the links of a Markdown file lead to pages of the site, and to copies of scripts and notebooks.
+
+    Those to other files become words and a path.
+    """
+    pages = pages_of() | {"README.md": "index.html"}
 
     def on_the_site(link: re.Match) -> str:
         words, address = link.groups()
@@ -250,15 +273,17 @@ def linked(text: str, folder: Path) -> str:
             return f"[{words}](claims.html#{words})"
         if path in pages:
             return f"[{words}]({pages[path]}{heading and '#' + heading})"
+        if path.endswith((".py", ".ipynb")):
+            return f"[{words}](sources/{path})"
         return words if Path(path).name in words else f"{words} (`{path}`)"
 
     return re.sub(r"(?<!!)\[([^]]+)\]\((?!https://|#)([^)]+)\)", on_the_site, text)
 
 
-def write_texts(site: Path, name: str, cells: list[str], title: str, source: str) -> None:
-    """Write a page of Markdown."""
+def write_texts(site: Path, name: str, cells: list[str], title: str, source: str, later: str = "") -> None:
+    """Write a page of Markdown. A phone folds its sections from the heading `later` on."""
     book = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_markdown_cell, cells)))
-    write(site, name, "notebook", body=as_page(book), title=title, source=source)
+    write(site, name, "notebook", body=as_page(book), title=title, source=source, later=later)
 
 
 def write_by_hand(site: Path) -> None:
@@ -272,7 +297,7 @@ def write_by_hand(site: Path) -> None:
         changed = difflib.unified_diff(code[before].splitlines(True), code[name].splitlines(True), n=2)
         lines = "".join(line for line in changed if not line.startswith(("---", "+++")))
         cells.append(f"{heading(name)}\n\nBeside {before}.py:\n\n```diff\n{lines}```")
-    write_texts(site, "by_hand", cells, "ZeRO by hand", "examples/zero_by_hand")
+    write_texts(site, "by_hand", cells, "ZeRO by hand", "examples/zero_by_hand", "what-deepspeed-sends")
     shutil.copyfile(BY_HAND_FOLDER / "held.svg", site / "held.svg")
 
 
@@ -295,7 +320,9 @@ def write_notebook(site: Path, path: Path, problem: str) -> None:
     book = nbformat.read(path, 4)
     book.cells = [cell for cell in book.cells if not ADDED & {*cell.metadata.get("tags", [])}]
     for cell in book.cells:
-        if cell.cell_type == "code":
+        if cell.cell_type == "markdown":
+            cell.source = linked(cell.source, ROOT / "notebooks")
+        else:
             cell.metadata["transient"] = {"remove_source": "open" not in cell.metadata.get("tags", [])}
             # An error and a warning name folders of this machine.
             cell.outputs = [each for each in cell.outputs if each.output_type in ("display_data", "execute_result")]

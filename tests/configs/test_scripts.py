@@ -661,3 +661,24 @@ def test_a_name_that_a_script_sets_itself_has_no_default():
     typer = "@app.command()\ndef main(model: str = 'gpt2'):\n    model = load(model)\n    train(model)"
     later = "p.add_argument('--bs', default=4)\nargs.bs = 8\nuse(args.bs)"
     assert [with_defaults(text) for text in (typer, later)] == [(typer, []), (later, [])]
+
+
+@pytest.mark.parametrize(
+    ("backward", "answer"),
+    [
+        ("loss.backward(); opt.step()", True),
+        ("(loss / 4).backward(retain_graph=True)", True),
+        ("engine.backward(loss); engine.step()", False),
+        ("engine.backward(loss); other.backward()", False),  # of another model, perhaps
+        ("engine.scale(loss).backward()", None),
+    ],
+)
+def test_whose_backward_a_script_calls_is_seen_in_its_syntax(backward, answer, tmp_path):
+    engine = "engine, opt, _, _ = deepspeed.initialize(model=model, config='ds.json')  # loss.backward() is DDP's\n"
+    script = tmp_path / "train.py"
+    script.write_text(f"import deepspeed\n{engine}for rows in loader:\n    loss = engine(rows)\n    {backward}\n")
+    given = ("deepspeed==0.17.5", "torch==2.13.0", str(script))
+    told, _ = described(given, Flags(stage=2), None)
+    assert told.shown.get(scripts.ITSELF) is answer
+    script.write_text(script.read_text().replace("deepspeed.initialize", "prepare"))
+    assert not described(given, Flags(stage=2), None)[0].shown.get(scripts.ITSELF)

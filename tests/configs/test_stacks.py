@@ -140,3 +140,31 @@ def test_what_was_seen_says_nothing_of_the_training(seen, tmp_path, monkeypatch)
     text = "\n".join(Path(name).read_text() for name in ("requirements.txt", "train.py", "ds.json"))
     beside, alone = read(text, seen), read(text)
     assert (beside.said, beside.releases, beside.contradictions) == (alone.said, alone.releases, [])
+
+
+@pytest.mark.parametrize(("release", "is_known"), [("0.19.8", True), ("0.18.1", False)])
+def test_a_config_that_is_surely_wrong_is_no_fine_stack_and_of_whose_release_is_said(
+    release, is_known, tmp_path, capsys
+):
+    (tmp_path / "ds.json").write_text(
+        '{"zero_optimization": {"stage": 1}, "bf16": {"enabled": true}, "fp16": {"enabled": true}}'
+    )
+    told = stack((f"deepspeed=={release}",), flags=Flags(), config=tmp_path / "ds.json")
+    assert [each["id"] for each in told["mistakes"]] == ["value_refused"]
+    assert told["fine"] is False
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("compared with deepspeed 0.19.8: of 0.18.1 nobody read them." in said) == (not is_known)
+
+
+def test_a_sentence_of_what_was_seen_names_the_command_that_reads_it(capsys):
+    for words, is_named in (("loss spike", True), ("loss", False)):
+        stack(("deepspeed==0.19.8",), flags=Flags(), symptom=words)
+        assert ("`study diagnose --symptom 'loss spike'`" in " ".join(capsys.readouterr().out.split())) == is_named
+
+
+def test_a_config_that_is_given_is_not_said_to_be_known_by_its_name_alone(tmp_path):
+    (tmp_path / "z3.json").write_text('{"zero_optimization": {"stage": 3}}')
+    (tmp_path / "train.py").write_text("args = TrainingArguments(deepspeed='z3.json')\n")
+    for config, is_told in ((None, True), (tmp_path / "z3.json", False)):
+        _, notes = described((str(tmp_path / "train.py"),), Flags(), config)
+        assert ("by its name alone" in " ".join(notes)) == is_told

@@ -22,11 +22,12 @@ from study.predict.advise import (
     best_of_arm,
     fewest,
     fits_on,
+    held_back,
     training_of,
     with_more_rows,
 )
 from study.predict.allocator import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, outside_bytes, reserve_bytes
-from study.predict.architecture import named
+from study.predict.architecture import generic, named
 from study.predict.estimate import HOST_PROCESS_BYTES, loading_bytes
 from study.predict.pace import class_of
 from study.predict.prediction import Prediction, estimate
@@ -331,12 +332,30 @@ def test_a_choice_by_precision_says_so_and_what_it_is_on_a_gpu_without_bf16():
                                f"--precision bf16_cast{meant} use ddp, "), said  # fmt: skip
 
 
+def test_what_room_costs_is_said_below_the_table():
+    """A row with room has more passes, so that stage 2 looks twice as slow as stage 1."""
+    advice = advise(question_of(generic(3e9, 26, 3200), 8, "RTX4090", sequence=1024))
+    found = held_back(advice)
+    assert "zero2" in [arm for arm, *_ in found]
+    for arm, rows, passes, step_s in found:
+        row = next(row for row in advice.rows if row.arm == arm)
+        more = Prediction.of(training_of(advice.question, replace(row, micro_batch=rows, accumulation=passes)))
+        assert fits_on(row.gpu, more.memory.peak_bytes, more.kinds(row.gpu).driver) == "only just"
+        assert row.seconds >= FASTER * step_s
+        assert f"{arm} {rows} x {passes}" in below_table(advice)
+    assert "Faster" not in below_table(replace(advice, rows=tuple(row for row in advice.rows if row.arm == "ddp")))
+
+
 def test_the_fastest_says_whether_it_is_also_the_simplest():
     fast, slow = (replace(fitting(arm, seconds), **ROW) for arm, seconds in (("zero2", 2.0), ("zero1", 3.0)))
     said = in_words(Advice(MISTRAL, (slow, fast), fast, None))[-2]
     expected = "it is the fastest; zero1 is simpler, but takes 1.5 times as long, which counts from 1.25 times on."
     assert said.endswith(expected), said
-    assert in_words(Advice(MISTRAL, (fast,), fast, None))[-2].endswith("it is the fastest and the simplest.")
+    simplest = replace(fast, arm="zero1")
+    slower = replace(slow, arm="zero3")
+    assert in_words(Advice(MISTRAL, (simplest, slower), simplest, None))[-2].endswith("the fastest and the simplest.")
+    alone = in_words(Advice(MISTRAL, (fast,), fast, None))[-2]
+    assert alone.endswith("Why: no other row fits without offloading."), alone
 
 
 def test_the_room_is_said_and_what_is_unexpected_of_stage_3():

@@ -12,6 +12,7 @@ import pytest
 from packaging.version import Version
 
 from study.cli import diagnosis
+from study.configs.pasted.situations import situations
 from study.conform import releases
 from study.core.arms import NAMES, all_paths, load_arm
 from study.core.recipes import RECIPES
@@ -514,6 +515,23 @@ def test_the_guide_says_in_which_order_to_try_the_stages():
     assert guide["DDP, no stage"][1:] == [held["DDP"][0], "1", "1"]
     for stage in ("stage 1", "stage 2", "stage 3"):
         assert guide[stage][1:] == [held[stage][0], *sent[stage]]
+
+
+def test_what_makes_a_training_slow_has_the_numbers_of_the_pages():
+    guide, sent, seconds = rows_of((ROOT / "GUIDE.md").read_text()), rows_of(page_of("traffic")), page_of("time")
+    seconds = re.search(
+        r"over DDP's seconds on the same machine \| (.+)\n\| the same with offloading \| (.+)\n", seconds
+    )
+    assert seconds
+    of_passes = [situations()["micro-batches-sent"].sentence, guide["gradient accumulation with stage 2 or 3"][0]]
+    of_one_gpu = [situations()["stage-on-one-gpu-slow"].sentence, guide["one GPU and a stage"][0]]
+    ratios = dict(re.findall(r"`(zero[23])` ([\d.]+ to [\d.]+)", seconds[1]))
+    offloaded = re.match(r"`zero1_cpu`, `zero2_cpu` and `zero3_cpu` ([\d.]+ to [\d.]+)", seconds[2])
+    for stage in (2, 3):
+        assert all(sent[f"stage {stage}"][1] in each for each in of_passes)
+        assert all(ratios[f"zero{stage}"] in each for each in of_one_gpu)
+    assert offloaded
+    assert offloaded[1] in guide["offloading to the host"][0]
 
 
 def test_the_releases():

@@ -122,6 +122,8 @@ def test_one_address_stands_everywhere(tmp_path, monkeypatch):
         assert known[f"notebooks/{name}.ipynb"] == [""], "no dead address is the first thing that a visitor runs"
     (only,) = {each for several in known.values() for each in several} - {""}
     assert all(known.values()), known
+    for name, links in addresses(ROOT, address.LINKS).items():
+        assert [link.startswith(": how](") for link in links] == [True], f"{name}: a link elsewhere promises no Colab"
     for name in {*address.PLACES, *address.LINKS}:
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text((ROOT / name).read_text())
@@ -130,7 +132,7 @@ def test_one_address_stands_everywhere(tmp_path, monkeypatch):
         address.main(new)
         assert {each for several in addresses(tmp_path).values() for each in several} == {new}
         in_colab = new.replace("github.com", "colab.research.google.com/github") + "/blob/main/notebooks/by_hand.ipynb"
-        assert addresses(tmp_path, address.LINKS) == {name: [in_colab] for name in address.LINKS}
+        assert addresses(tmp_path, address.LINKS) == {name: [f"]({in_colab})"] for name in address.LINKS}
     assert (tmp_path / "README.md").read_text().count("[![tests]") == 1
     with pytest.raises(SystemExit, match="is not an address like"):
         address.main("somewhere")

@@ -244,8 +244,9 @@ def test_a_word_finds_a_sentence(show):
     assert int(opened.find_element("id", "shown").text.split()[0]) < 9
 
 
-def test_on_a_phone_code_wraps_and_only_a_table_of_many_columns_with_sentences_becomes_cards(show):
-    wide = "return [...document.querySelectorAll('pre')].filter((each) => each.scrollWidth > each.clientWidth).length"
+def test_on_a_phone_commands_wrap_python_scrolls_and_only_a_table_of_many_columns_with_sentences_becomes_cards(show):
+    wide = """return [...document.querySelectorAll("pre")]
+        .filter((each) => !each.closest(".highlight") && each.scrollWidth > each.clientWidth).length;"""
     tables = """return [...document.querySelectorAll("table")]
         .map((table) => [table.rows[0].cells.length > 3, table.matches(".wordy")]);"""
     found = set()
@@ -254,6 +255,13 @@ def test_on_a_phone_code_wraps_and_only_a_table_of_many_columns_with_sentences_b
         assert opened.execute_script(wide) == 0, page
         found |= {tuple(each) for each in opened.execute_script(tables)}
     assert found == {(False, False), (True, False), (True, True)}
+    opened = show("by_hand", 390)
+    scrolls = """for (const fold of document.querySelectorAll("details")) fold.open = true;
+        return [...document.querySelectorAll(".highlight pre")].some((each) => each.scrollWidth > each.clientWidth);"""
+    assert opened.execute_script(scrolls)
+    folded = "return document.querySelectorAll('details:not([open]) > summary > h2').length"
+    for page, width, is_folded in (("by_hand", 390, True), ("guide", 390, True), ("guide", 1280, False)):
+        assert (show(page, width).execute_script(folded) > 4) == is_folded, page
     names = """return [...document.querySelectorAll("td:last-child")]
         .filter((cell) => /^\\S+-r1\\.1$/.test(cell.innerText)).map((cell) => cell.offsetHeight);"""
     opened = show("stages", 390)

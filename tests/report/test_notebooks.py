@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import pathlib
 import re
 import shlex
 import shutil
@@ -309,6 +310,19 @@ def test_colab_keeps_the_runtime_s_own_packages(execute, monkeypatch, tmp_path):
         execute("colab", pip, source="https://example.org/some")
     assert "--constraint kept.txt" in lines[0]
     assert (tmp_path / "kept.txt").read_text() == "torch==2.99\nipykernel==6.1\n"
+
+
+def test_colab_clones_no_release_file_and_runs_no_file_that_is_not_there(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    (cell,) = (text for text in sources("colab") if "one_process.py" in text)
+    lines: list[str] = []
+    space = {"Path": pathlib.Path, "sys": sys, "shell": lines.append}
+    exec(cell, space | {"source": "https://example.org/zero_study.whl"})
+    assert capsys.readouterr().out.startswith("A release file has no examples")
+    assert lines == []
+    with pytest.raises(AssertionError, match="'nowhere' could not be cloned"):
+        exec(cell, space | {"source": "nowhere"})
+    assert lines == ["git clone --quiet --depth 1 nowhere zero-study"]
 
 
 def test_the_predictions_that_colab_names_are_of_its_one_gpu(monkeypatch, capsys):

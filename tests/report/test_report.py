@@ -65,6 +65,16 @@ def test_every_link_leads_somewhere(site):
             assert not fragment or f'id="{fragment}"' in target.read_text(), f"{path.name}: {link}"
 
 
+def test_each_file_that_is_a_page_is_a_link(site):
+    """Wherever its path stands, but in the line that names the page's own."""
+    for path in sorted(site.glob("*.html")):
+        if path.stem == "faults":  # which works without the others
+            continue
+        bare = bs4.BeautifulSoup(path.read_text(), "html.parser").find_all("code", string=[*report.pages_of()])
+        assert [each.string for each in bare if not each.find_parents(["a", "footer"])] == [], path.name
+    assert (site / "sources/notebooks/by_hand.ipynb").read_text() == (ROOT / "notebooks/by_hand.ipynb").read_text()
+
+
 def test_no_page_shows_a_backtick_outside_of_code_and_drawings(site):
     for path in sorted(site.rglob("*.html")):
         plain = re.sub(r"<(code|pre|script|style)\b.*?</\1>", "", path.read_text(), flags=re.DOTALL)
@@ -95,7 +105,7 @@ def test_links_of_a_text_lead_to_pages_of_the_site_or_name_the_file():
         report.linked("[guide](../../GUIDE.md#x), [below](#y)", report.ANSWERS) == "[guide](guide.html#x), [below](#y)"
     )
     files = "[one run](../h200-3/README.md), [the `site.py`](../../study/report/site.py)"
-    named = "one run (`reports/h200-3/README.md`), the `site.py`"
+    named = "one run (`reports/h200-3/README.md`), [the `site.py`](sources/study/report/site.py)"
     assert report.linked(files, report.ANSWERS) == named
     cards = {report.ANSWERS: "claims/P1.md", report.BY_HAND_FOLDER: "../../reports/answers/claims/P1.md"}
     for folder, path in cards.items():

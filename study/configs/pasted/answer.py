@@ -28,7 +28,7 @@ from study.configs.pasted.in_use import advised
 from study.configs.pasted.lines import FEW, MANY
 from study.configs.pasted.memory import ByText
 from study.configs.pasted.one_rank import OF_ALL, OF_SHARDS, OF_WEIGHTS, SKIPPED, on_one_rank, skipped_alone
-from study.configs.pasted.ranking import DUMPED, FULL, OF_STEPS, WAITED, explains, ordered
+from study.configs.pasted.ranking import DUMPED, FULL, OF_NAN, OF_STEPS, WAITED, explains, ordered
 from study.configs.pasted.read import ERROR, Pasted, read
 from study.configs.pasted.said import left_open, numbers
 from study.configs.pasted.situations import fitting
@@ -45,6 +45,9 @@ LONGEST_ERROR = 160  # characters
 MOST_QUESTIONS = 3
 MOST_ALSO = 3
 LAYER_NAME = "fsdp-layer-name"
+PRESSED = "memory-pressure-slow"
+FLUSHES = re.compile(r"(\d+) pytorch allocator cache flushes since last step")
+IF_SLOW = "With `--symptom slow` this says what to do"
 RELEASES = "the releases"
 WHICH_RELEASES = "Which releases? Give the output of `pip freeze` as well"
 LAST_LINE = "What does the last line of the traceback say? Paste the rest of it"
@@ -147,6 +150,7 @@ def answer(
             *pasted.contradictions,
             *left_open(pasted.said),
             *_waits_aside(shown, found),
+            *_pressed(pasted, found),
             *hanging,
             *beside,
             *_compares(pasted, seen, shown, scripts),
@@ -175,6 +179,8 @@ def _shown(pasted: Pasted, error: OomError | None, by_text: ByText) -> list[Seen
     apart = two_logs.factor_apart(pasted)
     # A state that was not loaded makes no such factor.
     signs += [each for each in resumed.signs(pasted.log) if not (apart and each.id == "loss-jumps-on-resume")]
+    if diverged := course.diverges(pasted.log):  # NaN is where that ends
+        signs = [diverged, *(each for each in signs if each.id not in OF_NAN)]
     if not signs and not apart and (astray := course.astray(pasted.log, passes, _vocabulary(pasted))):
         signs = [astray]
     if not signs and len(pasted.log.lines) < FEW:  # where a log has more, a person's words say less
@@ -200,7 +206,7 @@ def _vocabulary(pasted: Pasted) -> int | None:
 
 def _without_notes(pasted: Pasted, shown: list[Seen]) -> list[Seen]:
     """Return what a text shows without lines of trainings that are well, if it shows more than these."""
-    ids = {each.id for each in shown}
+    ids = {each.id for each in shown} | matching.symptoms(pasted.sentences, set())
     notes = [each for each in shown if each.note and ids.isdisjoint(tracebacks.messages()[each.id].hides)]
     goes_on = pasted.last_error or GOES_ON.search(pasted.text)  # or ends with an error that is not known
     return [each for each in shown if each not in notes] if goes_on or len(notes) < len(shown) else shown
@@ -220,6 +226,14 @@ def _waits_aside(shown: list[Seen], found: list[Seen]) -> Iterator[str]:
         if wait.id in WAITED and wait not in found:
             alone = "If that is of another run, give its log alone to `study diagnose`"
             yield f"Also in the text: ranks that waited, as they do for one that failed [{wait.id}]. {alone}."
+
+
+def _pressed(pasted: Pasted, found: list[Seen]) -> Iterator[str]:
+    """Yield that DeepSpeed warns of memory that is nearly full, where nobody says that steps are slow."""
+    flushes = [*map(int, FLUSHES.findall(pasted.text))]
+    if flushes and not pasted.last_error and all(each.id != PRESSED for each in found):
+        what = f"{sum(flushes)} flushes of PyTorch's cache in {number_of(len(flushes), 'warnings')}"
+        yield f"DeepSpeed warns of {what}: memory is nearly full, which makes steps slow [{PRESSED}]. {IF_SLOW}."
 
 
 def _is_in_training(pasted: Pasted) -> bool:
@@ -325,7 +339,8 @@ def _is_known(pasted: Pasted, found: list[Seen]) -> bool:
         return True  # an error that is not known is said to be so
     begins = len(pasted.text) - len(pasted.symptom)
     is_symptom = matching.symptoms(sentences(pasted.symptom), set()) | matching.symptom_of_word(pasted.symptom)
-    return bool(is_symptom or pasted.apart or any(each.place >= begins for each in found))
+    is_found = any(each.place >= begins or (each.line and each.line in pasted.symptom) for each in found)
+    return bool(is_symptom or pasted.apart or is_found)
 
 
 def _nothing(pasted: Pasted, unknown: str, applying: int, will_hang: bool) -> str:

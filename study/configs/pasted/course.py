@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 import statistics
+from dataclasses import replace
 from typing import Any
 
 from study.configs.pasted.lines import FEW, MANY, Line, Log, Series
@@ -23,6 +24,7 @@ STEP = 0.1  # of the loss: so much it falls at least where an epoch begins that 
 LEVEL = 0.25  # of that fall: so little it moves within an epoch
 NEAR_LOWEST = 0.1  # of the way from the lowest to the end: a loss that is not lost yet
 PLATEAU, SPREAD = 0.005, 0.015  # of the loss: so little it goes on, and so little its lines differ
+LOST = ("loss-jumps-and-stays", "loss-goes-up")
 SMALLEST_VOCABULARY = 8_000
 VANISHED, LANGUAGE = 0.005, 2.0  # a loss that has nothing to learn any more, and one with which a language model begins
 
@@ -32,7 +34,19 @@ def astray(log: Log, passes: int = USUAL_PASSES, vocabulary: int | None = None) 
     losses = log.losses.values
     if len(losses) < FEW or not all(map(math.isfinite, losses)) or _begins_again(log.losses.lines):
         return None
-    return _explodes(log) or _is_stair(log) or _is_uniform(log, vocabulary) or _by_medians(log, passes)
+    return _explodes(log) or _is_stair(log) or _is_uniform(log, vocabulary) or _by_medians(log, passes) or _spikes(log)
+
+
+def diverges(log: Log) -> Seen | None:
+    """Where losses rise in a log that ends in NaN, or in zeros that the Trainer makes of it."""
+    losses = log.losses
+    is_lost = [not math.isfinite(loss) or loss == 0 for loss in losses.values]
+    end = is_lost.index(True) if any(is_lost) else 0
+    before = replace(log, losses=Series(log.text, losses.lines[:end], losses.values[:end]))
+    if end < FEW or _begins_again(before.losses.lines):
+        return None
+    rises = _explodes(before) or _by_medians(before, USUAL_PASSES)
+    return rises if rises and rises.id in LOST else None
 
 
 def _is_uniform(log: Log, vocabulary: int | None) -> Seen | None:
@@ -92,6 +106,23 @@ def _explodes(log: Log) -> Seen | None:
     return _is_lost(log, low, last, 2)
 
 
+def _spikes(log: Log) -> Seen | None:
+    """A loss jumps with a norm far above those before it, and comes back."""
+    losses, lines = log.losses.values, log.losses.lines
+    norms = [line.values.get("norm", math.nan) for line in lines]
+    for at in range(MANY, len(losses)):
+        low, usual = statistics.median(losses[at - MANY : at]), statistics.median(norms[at - MANY : at])
+        high = losses[at]
+        if high > HIGHER * low > 0 and high - low > HIGHER_BY and norms[at] > EXPLODED * usual:
+            back = next((n for n in range(at + 1, len(losses)) if losses[n] <= low + NEAR_LOWEST * (high - low)), None)
+            if back is None:
+                return None
+            values = {"at": _moment(log.losses, at), "low": low, "high": high, "norm": norms[at], "count": back - at}
+            values["rate"] = _lower(lines[at])
+            return log.losses.sign("loss-spikes", at, **values)
+    return None
+
+
 def _is_stair(log: Log) -> Seen | None:
     """The losses fall where an epoch begins, each time, and are flat within."""
     epochs: dict[int, list[int]] = {}  # numbers of lines. The line at 1.0 is the last one of the first epoch
@@ -123,20 +154,27 @@ def _warms_up(rates: Series) -> bool:
 def _is_lost(log: Log, low: float, end: float, part: int) -> Seen:
     """Return from where on the losses are above the lowest, and whether at once or by and by."""
     losses, lines = log.losses.values, log.losses.lines
-    at = 1 + max(number for number, loss in enumerate(losses[:-part]) if loss <= low + NEAR_LOWEST * (end - low))
+    near = min(low + NEAR_LOWEST * (end - low), HIGHER * low)
+    at = 1 + max(number for number, loss in enumerate(losses[:-part]) if loss <= near)
     high = max(losses[at : at + FEW])
     is_jump = high > (low + end) / 2
     norm = max((line.values.get("norm", 0) for line in lines[at - 1 : at + FEW if is_jump else None]), default=0)
-    rate = lines[at].values.get("rate")
     values = {
         "at": _moment(log.losses, at),
         "low": low,
         "high": high,
         "end": end,
+        "last": "at the end" if len(losses) == sum("loss" in line.values for line in log.usual) else "and then NaN",
         "beside": f", grad_norm up to {rounded(norm, ',.4g')}" if norm else "",
-        "rate": f"a lower learning rate than {rounded(rate, '.3g')}" if rate else "a lower learning rate",
+        "rate": _lower(lines[at]),
     }
     return log.losses.sign("loss-jumps-and-stays" if is_jump else "loss-goes-up", at, **values)
+
+
+def _lower(line: Line) -> str:
+    """Return a lower learning rate than that of a line, as a remedy has it."""
+    rate = line.values.get("rate")
+    return f"a lower learning rate than {rounded(rate, '.3g')}" if rate else "a lower learning rate"
 
 
 def _moment(losses: Series, number: int) -> str:

@@ -104,11 +104,12 @@ class Thread:
 
     id: str
     place: int
+    is_named_main: bool  # by py-spy: people cut a dump above its last frame
     frames: list[tuple[str, str, str]]
 
     @property
     def is_main(self) -> bool:
-        return bool(self.frames) and self.frames[-1][0] in IS_MAIN
+        return bool(self.frames) and (self.is_named_main or self.frames[-1][0] in IS_MAIN)
 
 
 def _stacks(text: str) -> Iterator[Stack]:
@@ -145,7 +146,7 @@ def _processes(text: str) -> Iterator[tuple[str, list[Thread]]]:
                 if not name.startswith("process") and threads and threads[-1].is_main:  # faulthandler writes it last
                     yield name, threads
                     threads = []
-                threads.append(Thread(match[1], place, []))
+                threads.append(Thread(match[1], place, line.endswith('"MainThread"'), []))
             elif threads and (match := FRAME.match(line)):
                 said = match.groupdict()
                 function, file = said["function"] or said["called"], said["file"] or said["path"]

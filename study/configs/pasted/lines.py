@@ -21,6 +21,13 @@ VALUES = {
     "epoch": re.compile(rf"(?<![\w.-])epoch{NUMBER}", re.IGNORECASE),
     "step": re.compile(rf"(?<![\w.-])(?:global[_ ])?(?:step|iter(?:ation)?){NUMBER}", re.IGNORECASE),
 }
+# Of a step. A time without a name may be that since the start, unless it is in milliseconds, as nanoGPT writes.
+SECONDS = re.compile(
+    r"(?i)(?<![\w.-])(?:(?:step|iter(?:ation)?)[_ ]time|time per (?:step|iteration))[\"']?(?P<of_ms> \(ms\))?"
+    r"[\"']?\s*[:=]?\s*[\"']?(?P<named>\d+(?:\.\d*)?) ?s?(?![\w.%:])"
+    r"|(?<![\w.-])(?:\w+[_ ])?(?:time|dt)[\"']?\s*[:=]?\s*(?P<ms>\d+(?:\.\d*)?) ?ms\b"
+    r"|(?<![\w.])(?P<beside>\d+\.\d+) ?s(?:ec\w*)?/(?:step|iter\w*)\b(?!\s*[:=])"
+)
 # A line of DeepSpeed's own (engine.py, _report_progress), which counts skipped steps from the beginning.
 PROGRESS = re.compile(rf"\bstep=(\d+), skipped=(\d+), lr{NUMBER}")
 BAR = re.compile(r"\|\s*(\d+)/(\d+) \[[\d:]+<[\d:?]+,\s*([\d.]+)(s/it|it/s)")
@@ -141,4 +148,8 @@ def _values(row: str) -> dict[str, float]:
     if len(row) > LONGEST or not WORDS.search(row) or OTHER.search(row):
         return {}
     matches = {name: pattern.search(row) for name, pattern in VALUES.items()}
-    return {name: float(match[1]) for name, match in matches.items() if match}
+    values = {name: float(match[1]) for name, match in matches.items() if match}
+    if match := SECONDS.search(row):
+        is_ms = match["of_ms"] or match["ms"]
+        values["seconds"] = float(match["named"] or match["ms"] or match["beside"]) / (1000 if is_ms else 1)
+    return values

@@ -32,6 +32,8 @@ VOCABULARIES = (30_522, 32_000, 32_064, 32_768, 50_257, 50_304, 100_352, 128_256
 ALIKE = 0.0015  # so far from the logarithm of a vocabulary a loss is that of an output in which all words are alike
 DIGITS = 4  # of a loss of evaluation: fewer may be the same by rounding
 USUAL_PASSES = 32  # of an update, where the text says none: some releases of the Trainer print their sum
+# As DeepSpeed, torchtitan and loops write them.
+RATE = re.compile(r"(?:CurrSamplesPerSec=|\btps: *|\b(?:tok(?:en)?s?|samples)/s(?:ec)?[:= ] *)(\d[\d,]*\.?\d*)")
 SHARE = 0.9  # of the steps: a rate that is 0 after them is as it should be
 
 
@@ -55,7 +57,7 @@ def signs(log: Log, has_marks: bool, passes: int = USUAL_PASSES, vocabulary: int
         norm_is_scaled(log.norms),
         steps_overflow(log),
         rate_ends(log.rates),
-        steps_slow_down(log.text),
+        steps_slow_down(log),
         ranks_save_apart(log.text),
     ]
     return [seen for seen in found if seen]
@@ -245,17 +247,25 @@ def rate_ends(rates: Series) -> Seen | None:
     return rates.sign("rate-ends-early", ended, count=zeros, lines=len(is_zero))
 
 
-def steps_slow_down(text: str) -> Seen | None:
-    """The last quarter of the steps takes much longer than the second."""
-    bars = [*BAR.finditer(text)]
-    if len(bars) < 3 * MANY:
+def steps_slow_down(log: Log) -> Seen | None:
+    """The last quarter of the steps takes much longer than the second; of few each in the last half than all before."""
+    bars = [(each.start(), _seconds(each)) for each in BAR.finditer(log.text)]
+    timed = [(line.place, line.values["seconds"]) for line in log.lines if "seconds" in line.values]
+    rates = [(each.start(), 1 / max(float(each[1].replace(",", "")), 1e-9)) for each in RATE.finditer(log.text)]
+    steps = bars or timed or rates
+    seconds = [each for _, each in steps]
+    part = len(steps) // 4
+    if len(steps) >= 3 * MANY:
+        early, late = statistics.median(seconds[part : 2 * part]), statistics.median(seconds[-part:])
+    elif len(steps) >= 4 and not bars:
+        part = len(steps) // 2
+        early, late = max(seconds[:part]), min(seconds[-part:])
+    else:
         return None
-    seconds = [*map(_seconds, bars)]
-    part = len(bars) // 4
-    early, late = statistics.median(seconds[part : 2 * part]), statistics.median(seconds[-part:])
     if late <= 3 * early:
         return None
-    return sign("steps-slow-down", text, bars[-part].start(), late=late, early=early)
+    beside = "" if steps is rates else f" ({late:.3g} s, and {early:.3g} s before)"
+    return sign("steps-slow-down", log.text, steps[-part][0], factor=late / early, beside=beside)
 
 
 def _seconds(bar: re.Match) -> float:

@@ -45,7 +45,7 @@ MOST_LINES = 60  # of a question without an error
 # What is told of a training, in this order, with its value; UNLIKE has other words for some values.
 TOLD = {
     "stage": "stage {}",
-    "passes": "",
+    "passes": "gradient accumulation {}",
     "ranks": "",
     "micro_batch": "micro-batch {}",
     "sequence": "sequence {}",
@@ -256,7 +256,7 @@ def _release(package: str, release: Release) -> str:
 
 def _in_words(condition: str, value: Any) -> str:
     """Return what is said of a training; empty, if that says nothing."""
-    if condition in ("passes", "ranks"):
+    if condition == "ranks":
         return number_of(value, condition)
     if isinstance(value, bool):
         return TOLD[condition] if value else ""

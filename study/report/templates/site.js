@@ -56,6 +56,22 @@ for (const table of document.querySelectorAll("table")) {
   table.classList.toggle("wordy", table.tHead.rows[0].cells.length > FEW && table.querySelector("td.text") !== null);
 }
 
+// On a phone the sections of a long page fold, from the one on that is for later.
+const long = matchMedia("(max-width: 40rem)").matches && document.querySelector("[data-later]");
+let isLater = false;
+for (const heading of long ? long.querySelectorAll("h2") : []) {
+  isLater ||= heading.id === long.dataset.later;
+  if (!isLater) continue;
+  const fold = document.createElement("details");
+  const summary = document.createElement("summary");
+  heading.before(fold);
+  while (fold.nextElementSibling && (fold.nextElementSibling === heading || fold.nextElementSibling.tagName !== "H2")) {
+    fold.append(fold.nextElementSibling);
+  }
+  summary.append(heading);
+  fold.prepend(summary);
+}
+
 // A link into folds opens them, or the one of a card, as people type its id: #p1-28 is P1-28.
 function openTarget() {
   const id = decodeURIComponent(location.hash.slice(1));

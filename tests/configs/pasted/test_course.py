@@ -81,6 +81,34 @@ def test_a_log_whose_loss_goes_wrong_is_described_and_never_surely_explained(id,
     assert [each.id for each in told.found] == [id]
 
 
+def with_norms(losses: list[float], norms: dict[int, float]) -> str:
+    return "\n".join(
+        TRAINER.format(loss=loss, norm=norms.get(at, 1.1), rate=2e-5, epoch=at / 100) for at, loss in enumerate(losses)
+    )
+
+
+def test_a_spike_that_comes_back_is_told_with_its_norm():
+    losses = [*falling(40), 7.9, 6.1, 4.0, 2.1, 1.6, *falling(20, 1.4)]
+    told = answer(with_norms(losses, {40: 38.0}))
+    assert (told.id, told.sure) == ("loss-spikes", "possible")
+    assert "at epoch 0.4 from 1.31 to 7.9 with grad_norm 38, and is back after 4 lines" in told.found[0].sentence
+    assert answer(with_norms(losses, {40: 10.0})).found == ()
+    assert answer(with_norms([*losses[:40], 1.9, *losses[45:]], {40: 38.0})).found == ()
+
+
+@pytest.mark.parametrize("end", [math.nan, 0.0, math.inf])
+def test_a_loss_that_rises_and_ends_in_nan_began_to_rise_before(end):
+    """The Trainer prints 0 for NaN."""
+    rises = [*falling(40), *[1.3 * 1.2**step for step in range(1, 26)]]
+    told = answer(with_norms([*rises, *5 * [end]], {at: math.nan for at in range(66, 70)}))
+    assert told.id == "loss-goes-up"
+    assert "rises from epoch 0.43 on" in told.found[0].sentence
+    assert "and then NaN" in told.found[0].sentence
+    assert not any(each.id in ("loss-nan", "loss-zero") for each in told.found)
+    at_once = answer(with_norms([*falling(40), *5 * [end]], {}))
+    assert at_once.id != "loss-goes-up"
+
+
 @pytest.mark.parametrize("case", WELL)
 def test_a_log_that_is_well_has_none(case):
     assert answer(WELL[case]).found == ()

@@ -136,3 +136,8 @@ def test_python_writes_it_so():
 def test_a_process_that_failed_does_not_wait():
     assert waits(f"Fatal Python error: Segmentation fault\n\n{faults('')}") is None
     assert waits(f"Fatal Python error: Aborted\n\n{faults('')}") is not None
+
+
+def test_a_dump_that_is_cut_above_its_last_frame_is_read():
+    cut = spy(p88=SAVES, p71=BACKWARD).replace("    <module> (train.py:18)\n", "")
+    assert waits(cut).sentence == waits(spy(p88=SAVES, p71=BACKWARD)).sentence

@@ -194,9 +194,7 @@ PAIRS, REWARD = "'rewards/chosen': 0.0, 'rewards/margins': 0.0, ", "'reward': 0.
 WELL = {
     "noise": log([1.2 * random.Random(number).gauss(1, 0.4) for number in range(200)]),
     "warm-up": log([10.85, 10.87, 10.86, 10.85, 10.82, 10.8, 10.71], rate=lambda number: 1e-6 * (number - 1)),
-    "a spike that comes back": log(
-        [*falling(40), 7.9, 6.1, 4.0, 2.1, 1.6, *falling(20, 1.4)], norms=[*40 * [1.1], 38, 88, 12, 2, *21 * [1.0]]
-    ),
+    "high losses that come back, usual norms": log([*falling(40), 7.9, 6.1, 4.0, 2.1, 1.6, *falling(20, 1.4)]),
     "one spike at the end": log([1.5, 1.5, 1.4, 7.9], norms=[1, 1, 1, 400]),
     "two high lines, usual norms": log([1.6, 1.5, 1.5, 7.9, 8.3]),
     "a fall at the first steps": log([10.9, 8.2, 6.9, 6.1, 5.8, 5.6, 5.5]),
@@ -274,3 +272,61 @@ def test_each_sign_of_a_log_has_words_without_braces():
         words = next(words for words in SAID if SAID[words] == id)
         seen = next(each for each in answer("", words).found if each.id == id)
         assert not {*"{}"} & {*seen.sentence, *seen.remedy}
+
+
+TIMED = [
+    "step {step} loss 2.3 step_time {s:.2f}s tokens/s 40000",
+    "iter {step}: loss 2.3, time {ms:.2f}ms, mfu 30%",
+    "iteration {step}/ 100 | elapsed time per iteration (ms): {ms:.1f} | lm loss: 2.3E+00",
+    "{{'loss': 2.3, 'step_time': {s:.3f}, 'epoch': 0.{step}}}",
+    "step {step} loss 2.3 ({s:.2f} s/step)",
+    "micro_step=20/global_step={step}, RunningAvgSamplesPerSec=12.3, CurrSamplesPerSec={rate:.3f}, MemAllocated=1GB",
+    "step: {step}  loss: 2.3  memory: 40GiB  tps: {rate:.0f},000  mfu: 30%",
+]
+
+
+@pytest.mark.parametrize("form", TIMED)
+def test_steps_that_grow_are_told_in_whatever_form_their_time_stands(form):
+    def lines(seconds):
+        return "\n".join(form.format(step=step, s=s, ms=1000 * s, rate=40 / s) for step, s in enumerate(seconds))
+
+    told = answer(lines([0.81, 0.80, 2.95, 3.05]))
+    assert told.id == "steps-slow-down"
+    # The first compiles; one saves.
+    for well in ([0.81, 0.80, 1.2, 1.3], [30.0, 0.8, 2.9, 3.0], [0.81, 0.80, 0.82, 3.05]):
+        assert answer(lines(well)).id != "steps-slow-down"
+
+
+def test_a_time_since_the_start_is_none_of_a_step():
+    assert (
+        answer("\n".join(f"step {step} loss {2.3 - step / 99:.3f} time {10 * step}" for step in range(1, 40))).found
+        == ()
+    )
+
+
+def test_a_slow_saving_is_not_the_offloading():
+    told = answer(
+        '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}', "saving takes 20 minutes"
+    )
+    assert (told.id, told.unknown) == ("saving-slow", "")
+
+
+UNUSED = "find_unused_parameters=True was specified in DDP constructor, but did not find any unused parameters"
+
+
+@pytest.mark.parametrize("words", ["", "DDP is slow", "slow"])
+def test_a_line_of_healthy_trainings_that_costs_time_is_told_to_who_says_slow(words):
+    told = answer(f"{UNUSED}\n{log(falling(30))}", words)
+    assert told.id == ("no-unused-parameters" if words else "")
+
+
+FLUSHES = "[WARNING] [stage3.py:2941:step] 3 pytorch allocator cache flushes since last step. this happens when"
+
+
+def test_flushes_are_the_cause_where_steps_are_slow_and_else_a_note():
+    slow = "\n".join(f"step {step} loss 2.3 step_time {s}s" for step, s in enumerate([0.81, 0.80, 2.95, 3.05]))
+    assert answer(f"{slow}\n{FLUSHES}").id == "memory-pressure-slow"
+    assert answer(FLUSHES, "slow").id == "memory-pressure-slow"
+    alone = answer(f"{FLUSHES}\n{FLUSHES}")
+    assert alone.found == ()
+    assert any("6 flushes of PyTorch's cache in 2 warnings" in note for note in alone.notes)

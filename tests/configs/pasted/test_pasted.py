@@ -109,6 +109,9 @@ def test_each_example_has_a_row(id):
     assert id in rows, f"{id} has an example and no row: add [{id}] to {tables}, or correct the name in examples.toml"
 
 
+OF_NOTES = {*tracebacks.rows(), *matching.symptoms_table()}  # a note explains signs and symptoms, too
+
+
 @pytest.mark.parametrize("id", tracebacks.messages())
 def test_each_message_is_explained_by_its_row_and_by_no_other(id):
     message = tracebacks.messages()[id]
@@ -116,7 +119,7 @@ def test_each_message_is_explained_by_its_row_and_by_no_other(id):
     assert found == [id], (
         f"the example of {id} meets {found}: correct its `pattern`, or name rows that say less in `hides`"
     )
-    explained = {*tracebacks.messages(), *(tracebacks.rows() if message.note else ())}  # a note explains signs, too
+    explained = {*tracebacks.messages(), *(OF_NOTES if message.note else ())}
     assert {*message.hides} <= explained, f"{id}: `hides` names no row of tracebacks.toml"
     known = {fault.id for fault in faults().fault}
     assert not message.fault or message.fault in known, f"{id}: `fault` names none of study/known/faults.toml"
@@ -903,15 +906,17 @@ def test_texts_are_files_a_pipe_or_words(monkeypatch, capsys, tmp_path):
     assert (told["id"], told["sure"]) == ("loss-zero-overlap", "likely")
     assert not in_this_process(monkeypatch, "diagnose RuntimeError: 'weight' must be 2-D")
     assert "[weight-not-2d]" in capsys.readouterr().out
-    piped = subprocess.run(
-        [sys.executable, "-m", "study.cli", "diagnose", "-"],
-        input=b"launcher 'pdsh' not installed",
-        capture_output=True,
-    )
-    assert b"[pdsh]" in piped.stdout
+    for dash in (["-"], []):
+        piped = subprocess.run(
+            [sys.executable, "-m", "study.cli", "diagnose", *dash],
+            input=b"launcher 'pdsh' not installed",
+            capture_output=True,
+        )
+        assert b"[pdsh]" in piped.stdout
     assert not in_this_process(monkeypatch, "diagnose --symptom grad_norm=1.414")
     assert "overlap_comm" in capsys.readouterr().out
-    with pytest.raises(Stop, match="nothing is given"):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(Stop, match="nothing is piped in"):
         diagnosis.diagnose(())
 
 
@@ -1103,7 +1108,7 @@ def test_a_log_that_is_given_to_stack_says_releases_and_flags(monkeypatch, capsy
     assert "last-pass-only" not in applies("--stage 3")  # flags win
     path.write_text(f"deepspeed is used\n{log}")
     assert not in_this_process(monkeypatch, f"stack {path}")
-    assert "Read from the text: stage 2, 4 passes, 8 ranks" in " ".join(capsys.readouterr().out.split())
+    assert "Read from the text: stage 2, gradient accumulation 4, 8 ranks" in " ".join(capsys.readouterr().out.split())
 
 
 # --- a wrong guess is worse than none --------------------------------------------------------------------------------
