@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import tyro
 from study.cli import given
 from study.cli import pasted as texts
 from study.cli.findings import say_indented
-from study.configs import engines, sources
+from study.configs import code, engines, sources
 from study.configs.code import that_counts
 from study.configs.oom import reading
 from study.configs.oom.by_text import by_text, explained
@@ -24,7 +25,7 @@ from study.configs.oom.optimizers import UNSAID
 from study.configs.oom.reading import OomError
 from study.configs.oom.releases import of_other_releases
 from study.configs.oom.remedies import with_known, with_remedies
-from study.configs.oom.said import CHUNKING, REDUCES_EACH, typed
+from study.configs.oom.said import CHUNKING, LAYERS_DIVIDED, REDUCES_EACH, typed
 from study.configs.oom.training import Described, KnownTraining
 from study.configs.pasted.answer import answer
 from study.configs.pasted.memory import error_in
@@ -78,6 +79,7 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
         raise Stop(
             f"{what!r:.80} has no text of an error", "name the log of the training, or paste the error in quotes"
         )
+    text, defaults = with_defaults(text)
     pasted = read(given.whole_text(paths, text, error))
     message = error_in(pasted.text)
     if message is None:
@@ -93,9 +95,16 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     _show_causes(causes)
     say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.quoted}")
     read_words = _show_taken(pasted, known, vars(model) | vars(training), bool(which.words))
-    notes = [*engines.in_words(engines.texts_of(error)), *known.conflicts, *_of_keys(known)]
+    if defaults:
+        say_wrapped(
+            f"Where the script reads {', '.join(defaults)}, their defaults count: the launch command may give others."
+        )
+    notes = [*engines.in_words(engines.texts_of(error)), *(each.sentence for each in known.conflicts), *_of_keys(known)]
     of_name = pasted.said.get("stage_by") if "stage" in known.from_text and training.arm is None else None
     notes += left_open({"stage": told.said.get("stage"), "stage_by": of_name})
+    notes += of_unknown_kind(paths)
+    if LAYERS_DIVIDED in known.settings:
+        notes.append("Layers, tokens or experts are divided among ranks: no size of theirs is known here.")
     if which.words:
         notes += nodes_note(arms.load_arm(known.arm), known.ranks)
     say_wrapped(*notes)
@@ -110,13 +119,28 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     return found | {"read": read_words, "predicted": which.words or None, "contradiction": contradiction}
 
 
+def with_defaults(text: str) -> tuple[str, list[str]]:
+    """Return a text with the defaults of its scripts' own arguments for their names, and which these are."""
+    parts = text.split(reading.BETWEEN_TEXTS)
+    written = [code.with_defaults(part, text) for part in parts]
+    return reading.BETWEEN_TEXTS.join(part for part, _ in written), [each for _, taken in written for each in taken]
+
+
+def of_unknown_kind(paths: list[Path]) -> Iterator[str]:
+    """Yield that a config beside a text is of no known kind. What lists packages is none."""
+    for path in paths:
+        with contextlib.suppress(Stop):
+            if sources.read(path).kind == sources.OTHER and not lists.listed(lists.content(str(path))):
+                yield f"{path.name} is of no kind that is known here: what looks like a setting was read, and no more."
+
+
 def _config_among(paths: list[Path], texts: dict[str, str]) -> Path | None:
     """Return the config that stands beside a text. Of Accelerate's and the one that this names, Accelerate's."""
     kinds: dict[str, list[Path]] = {}
     for path in engines.that_may_count(paths, texts):
         with contextlib.suppress(Stop):  # what is no config is a text
             kinds.setdefault(sources.read(path).kind, []).append(path)
-    for kind in (sources.ACCELERATE, sources.TRAINER, sources.DEEPSPEED):
+    for kind in (sources.TORCHTITAN, sources.ACCELERATE, sources.TRAINER, sources.DEEPSPEED):
         if kind in kinds:
             return kinds[kind][0] if len(kinds[kind]) == 1 else None
     return None
@@ -156,6 +180,8 @@ def _show_taken(pasted: Pasted, training: KnownTraining, given: dict[str, Any], 
             continue
         is_read = given[name] is None and SAID_AS.get(name, name) in training.from_text
         taken.append(f"{_as_taken(training, name, value)}{'*' if is_read else ''}")
+    if training.settings.get("selective recomputing") and training.described.checkpointing is None:
+        taken.append("selective recomputing, which takes more than recomputing all activations and less than none")
     if is_predicted and not training.sequence and training.model:
         taken.append(f"{typed('sequence', default_sequence(training.model))} (nobody says it; give yours)")
     if is_predicted and training.described.accumulation is None and may_hold_whole_gradients(training.described):
@@ -184,6 +210,8 @@ def _as_taken(training: KnownTraining, name: str, value: Any) -> str:
         return f"a reference model of {value} bytes a weight"
     if name == "bucket_view":
         return "gradient_as_bucket_view=True"
+    if name in training.by_size:
+        return f"{typed(name, value)} (as the size says)"
     if name == "checkpointing" and training.inferred:
         return training.inferred
     if name == "arm" and "stage" in training.from_text and (why := training.settings.get("assumed")):
@@ -256,5 +284,5 @@ def _ask(
         heard.append("whether the size is of the logits")
     if training.missing and (message.total or training.gpu_bytes):
         heard.append("which change is predicted to fit")
-    if missing and heard:
+    if missing and heard and LAYERS_DIVIDED not in training.settings:
         say_wrapped(f"Give {' and '.join(missing)} to hear {' and '.join(heard)}.")

@@ -13,6 +13,7 @@ from typing import Any
 # A script that reads these takes a trainer's arguments from elsewhere.
 ELSEWHERE = re.compile(r"HfArgumentParser|TrlParser|OmegaConf|hydra|\byaml\b|json\.load")
 ARGUMENTS = re.compile("arg|conf|cfg")  # that a call unpacks: a reward of GRPO has **kwargs of its own
+PARSED = re.compile(r"(?i)arg|conf|cfg|hparams|\b(?:opts?|options|flags)$")  # what holds a script's own arguments
 # Calls whose keywords set up a training: of libraries, beside what the script itself defines.
 SETS = re.compile(
     r"(?i:(?<!generation)(?<!statedict)(?:config|arguments|args|cfg|plugin|kwargs|strategy|trainer|training|settings)$)"
@@ -21,6 +22,7 @@ SETS = re.compile(
     r"|from_(?:pretrained|config)|get_peft_model|gradient_checkpointing_enable|apply_liger_\w+|clip_grad_\w+"
     r"|dict|partial|replace|set_defaults|\w*launcher|init_process_group|\w*(?i:tok|tokenizer|adam\w*|sgd|lion|muon))$"
 )
+COMMAND = re.compile(r"\bcommand\b")  # a decorator of typer or click, whose arguments are the script's
 MAIN = "__name__ =="
 CONFIG = "zero_optimization"  # a key that each DeepSpeed config has
 # A comment that tells how a training is launched, with which releases, or a setting.
@@ -238,3 +240,73 @@ def _imported(tree: ast.Module) -> Iterator[str]:
             yield from (each.name.partition(".")[0] for each in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield "" if node.level else (node.module or "").partition(".")[0]
+
+
+def with_defaults(text: str, given: str = "") -> tuple[str, list[str]]:
+    """Return a script with the values of its own arguments for their names, and the arguments whose defaults these are.
+
+    An argument that is `given`, in a launch command beside the script, has that value. Numbers and names alone count:
+    of an argument that is on or off, the command decides. What is no Python stays as it is.
+    """
+    tree = parsed(text)
+    if tree is None:
+        return text, []
+    of_command = _of_commands(tree)
+    defaults = _constants(_of_parsers(tree) | of_command)
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Name)]
+    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    set_later = {each.attr for each in nodes if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)}
+    lines, taken = [bytearray(line) for line in text.encode(errors="surrogatepass").split(b"\n")], set()
+    for node in sorted(nodes, key=lambda each: (each.lineno, each.col_offset), reverse=True):
+        if isinstance(node, ast.Attribute):
+            name, is_read = node.attr, node.attr not in set_later and bool(PARSED.search(ast.unparse(node.value)))
+        else:
+            name, is_read = node.id, node.id in of_command and node.id not in stored
+        if name in defaults and is_read and isinstance(node.ctx, ast.Load):
+            spelt = re.escape(name).replace("_", "[-_]")
+            typed = re.search(rf"(?<![\w-])--{spelt}[ =]+[\"']?([\w./-]+)", given)
+            taken |= set() if typed else {f"--{name}"}
+            value = defaults[name] if typed is None else typed[1]
+            _replace(lines, node, (value if str(value).isdigit() else json.dumps(value)).encode())
+    return b"\n".join(lines).decode(errors="surrogatepass"), sorted(taken)
+
+
+def _of_parsers(tree: ast.Module) -> dict[str, ast.expr | None]:
+    """Return the defaults of argparse's and click's arguments, and of a dataclass."""
+    found: dict[str, ast.expr | None] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("add_argument", "option"):
+            names = [str(each.value) for each in node.args if isinstance(each, ast.Constant)]
+            named = {each.arg: each.value for each in node.keywords}
+            destination = getattr(named.get("dest"), "value", max(names, key=len, default=""))
+            found[destination.lstrip("-").replace("-", "_")] = named.get("default")
+        elif isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(each) for each in node.decorator_list):
+            fields = [each for each in node.body if isinstance(each, ast.AnnAssign)]
+            found |= {ast.unparse(each.target): _in_field(each.value) for each in fields}
+    return found
+
+
+def _of_commands(tree: ast.Module) -> dict[str, ast.expr | None]:
+    """Return the defaults of functions that typer or click makes commands, by the names of their arguments."""
+    found: dict[str, ast.expr | None] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and COMMAND.search(" ".join(map(ast.unparse, node.decorator_list))):
+            of_parser = _of_parsers(ast.Module([*map(ast.Expr, node.decorator_list)], []))
+            named = node.args.args[len(node.args.args) - len(node.args.defaults) :]
+            found |= of_parser | {
+                each.arg: _in_field(value) for each, value in zip(named, node.args.defaults, strict=True)
+            }
+    return found
+
+
+def _constants(values: dict[str, ast.expr | None]) -> dict[str, Any]:
+    found = {name: value.value for name, value in values.items() if isinstance(value, ast.Constant)}
+    return {name: str(value) for name, value in found.items() if type(value) in (int, str) and value != ""}
+
+
+def _in_field(value: ast.expr | None) -> ast.expr | None:
+    """Return the default within `field(default=...)` or `typer.Option(...)`."""
+    if not isinstance(value, ast.Call):
+        return value
+    named = {each.arg: each.value for each in value.keywords}
+    return named.get("default", value.args[0] if value.args else None)

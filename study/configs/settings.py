@@ -9,12 +9,13 @@ from typing import Any
 
 from pydantic import with_config
 
-from study.configs.sources import ACCELERATE, DEEPSPEED, OTHER, RECORD, TRAINER, Source
+from study.configs.sources import ACCELERATE, DEEPSPEED, OTHER, RECORD, TORCHTITAN, TRAINER, Source
 from study.core.files import flat, from_toml, section_at, value_at
 from study.core.fsdp_keys import POLICY
 from study.core.ignored_keys import OFFLOADS
 from study.core.library_defaults import library_defaults
 from study.core.recipes import AUTOCAST
+from study.core.shapes import model_of_name
 from study.core.tables import NO_OTHER_KEYS, read_table
 from study.core.text import comparable
 from study.records.schema import Record
@@ -31,7 +32,14 @@ OFF = ("none", "false", "0", "0.0", "off", "f", "n", "no")
 OF_FSDP = "the Trainer's FSDP recomputing"
 ASKED = ("stage", *OFFLOADS, "clipping", "accumulation")  # of DeepSpeed
 # The fields of Description, and the libraries of the first three.
-FIELDS = {ACCELERATE: "accelerate", DEEPSPEED: "deepspeed", TRAINER: "trainer", OTHER: "trainer", RECORD: "record"}
+FIELDS = {
+    ACCELERATE: "accelerate",
+    DEEPSPEED: "deepspeed",
+    TRAINER: "trainer",
+    OTHER: "trainer",
+    TORCHTITAN: "trainer",
+    RECORD: "record",
+}
 ENGINES = {"NO": "one process", "MULTI_GPU": "DDP", "MULTI_CPU": "DDP", "DEEPSPEED": "DeepSpeed", "FSDP": "FSDP"}
 
 
@@ -86,6 +94,9 @@ OF_DEEPSPEED = dict.fromkeys((*ASKED, "optimizer"), UNREAD)  # what a config tha
 OPEN = Setting(AUTO, is_open=True)
 LAUNCHED = Setting("as launched", is_open=True)  # `accelerate launch` may say it
 EffectiveSettings = dict[str, Setting]
+# torchtitan's AdamW in the Trainer's words, and how many ranks divide the weights, or have copies.
+OF_ADAMW = {"fused": "adamw_torch_fused", "foreach": "adamw_torch", "for-loop": "adamw_hf"}
+OF_DATA = {"shard": -1, "replicate": 1}
 
 
 def effective_settings(source: Source) -> EffectiveSettings:
@@ -96,6 +107,8 @@ def effective_settings(source: Source) -> EffectiveSettings:
         return _of_deepspeed(source.content)
     if source.kind == ACCELERATE:
         return _of_accelerate(source)
+    if source.kind == TORCHTITAN:
+        return _of_torchtitan(source.content)
     return _of_trainer(source)  # files of other programs often use the Trainer's names
 
 
@@ -269,6 +282,56 @@ def _with_unread_engine(settings: EffectiveSettings, name: str) -> EffectiveSett
     if preset := re.fullmatch("zero([0-3])(?:_offload)?", name):  # ms-swift's own files
         settings["stage"] = Setting(int(preset[1]))
     return settings
+
+
+def _of_torchtitan(content: dict) -> EffectiveSettings:
+    """Return the settings of a torchtitan config (job_config.py): its sections and keys, and those of older releases.
+
+    What divides layers or tokens among ranks is not predicted: such a training has no engine here.
+    """
+    written: dict[str, Any] = {}
+    for section in ("experimental", "training", "parallelism"):  # where the degrees were, and are
+        written |= section_at(content, section)
+
+    def setting(default: Any, *names: str) -> Setting:
+        value = next((written[name] for name in names if name in written), None)
+        return Setting(default, is_default=True) if value is None else Setting(value)
+
+    model = section_at(content, "model")
+    names = [f"{model.get('name')}-{model.get('flavor')}", *map(model.get, ("hf_assets_path", "tokenizer_path"))]
+    settings = {
+        "model": Setting(next(filter(model_of_name, map(str, names)), names[0])),
+        "sequences per micro-batch and rank": setting(8, "local_batch_size", "batch_size"),
+        "sequence": setting(2048, "seq_len"),
+    }
+    recomputes = {"full": True, "none": False}.get(
+        section_at(content, "activation_checkpoint").get("mode", "selective")
+    )
+    settings["selective recomputing" if recomputes is None else "checkpointing"] = Setting(recomputes is not False)
+    optimizer = section_at(content, "optimizer")
+    if optimizer.get("name", "AdamW") == "AdamW":
+        settings["the Trainer's optim"] = Setting(OF_ADAMW[optimizer.get("implementation", "fused")])
+    dtype = setting("float32", "dtype").value
+    param = setting("bfloat16", "mixed_precision_param").value
+    settings["precision"] = Setting("fp32" if "32" in param else f"cast in passes to {param}")
+    if dtype != "float32":
+        settings["loaded"] = settings.pop("precision")
+    shards, copies = (setting(default, f"data_parallel_{name}_degree").value for name, default in OF_DATA.items())
+    if any(setting(1, f"{name}_parallel_degree").value > 1 for name in ("tensor", "pipeline", "context", "expert")):
+        return settings | {"layers or tokens divided": Setting(True)}
+    if shards > 0:
+        settings["ranks"] = Setting(shards * copies)
+    if shards == 1:
+        return settings | {"engine": Setting("DDP")}
+    reshards = setting("default", "fsdp_reshard_after_forward").value != "never"
+    return settings | {
+        "engine": Setting("FSDP"),
+        "fsdp_version": Setting(2),
+        "plain": Setting(True),
+        "sharding": Setting(reshards),
+        "groups of ranks": Setting(copies),
+        "FSDP's offloading": setting(False, "enable_cpu_offload"),
+    }
 
 
 def _of_record(record: Record, content: dict) -> EffectiveSettings:

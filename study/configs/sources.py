@@ -18,6 +18,7 @@ RECORD = "record"
 ACCELERATE = "Accelerate config"
 DEEPSPEED = "DeepSpeed config"
 TRAINER = "Trainer arguments"
+TORCHTITAN = "torchtitan config"
 OTHER = "settings"
 # Accelerate 1.0.0 to 1.15.0 writes auto for what its yaml lacks (utils/dataclasses.py:1234), and fills in 1.0
 # (accelerator.py:2224), or the Trainer's max_grad_norm, 1.0 by default; and the Accelerator's own number of passes.
@@ -68,6 +69,9 @@ def read(path: Path) -> Source:
     content = _mapping(path)
     if content and {name.removeprefix("fsdp_") for name in content} <= OF_FSDP_FILE:
         content = {"fsdp": "full_shard auto_wrap", "fsdp_config": content}  # as the Trainer that names it has both
+    training = content.get("training")
+    if path.suffix == ".toml" and isinstance(training, dict) and "seq_len" in training:
+        return Source(path, TORCHTITAN, content)
     kind = max(KEYS, key=lambda kind: len(content.keys() & KEYS[kind].split()))
     _unify_fsdp(content, path)
     # The DeepSpeed config in it, or the file that it names.

@@ -31,14 +31,16 @@ from study.predict.question import (
     settled_arm,
     usual_precision,
     with_buckets,
-    with_homes,
     zero_of,
 )
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Training
 
 SEPARABLE = 1.1  # recomputation has to be so many times as fast: both times of an arm err alike
-# An arm is preferred to one before it in arms.NAMES if it is predicted so many times as fast, and named if it fits only
+# The arms in the order of arms.NAMES, and before zero3_cpu its variant that leaves the weights on the GPUs.
+AT = arms.NAMES.index("zero3_cpu")
+ORDER = (*arms.NAMES[:AT], "zero3_optimizer_cpu", *arms.NAMES[AT:])
+# An arm is preferred to one before it in ORDER if it is predicted so many times as fast, and named if it fits only
 # just then.
 # Times of one source err alike: of the published pairs of arms that are predicted 1.25 times apart or more, 57 of 57
 # were measured in that order, and 9 of 16 of those that are 1.1 to 1.25 apart.
@@ -146,15 +148,6 @@ def _without_offloading(question: Question, choice: Row | None) -> tuple[tuple[s
     return tuple(found[:2])
 
 
-def with_weights_here(advice: Advice) -> Row | None:
-    """Stage 3 that keeps only the optimizer on the host, if it fits where the choice offloads or nothing fits."""
-    is_kept = advice.choice is not None and not advice.choice.offloads
-    if is_kept or advice.question.model.is_partly_frozen or all(row.arm != "zero3_cpu" for row in advice.rows):
-        return None
-    row = best_of_arm(advice.question, with_homes(arms.load_arm("zero3_cpu"), ("cpu", "none")))
-    return row if row.fits else None
-
-
 def _with_room(question: Question, row: Row) -> Row:
     """The row with what nvidia-smi will show. If that fills the card: the arm with fewer rows, if these leave room."""
     driver_bytes = Prediction.of(training_of(question, row)).kinds(question.gpu).driver
@@ -214,9 +207,7 @@ def fewest(
 
 
 def _arms(question: Question) -> list[Arm]:
-    return [
-        arm for arm in map(arms.load_arm, arms.NAMES) if _is_predicted(arm, question) and _may_differ(arm, question)
-    ]
+    return [arm for arm in map(arms.load_arm, ORDER) if _is_predicted(arm, question) and _may_differ(arm, question)]
 
 
 def _fits_somehow(question: Question, arm: Arm) -> bool:
@@ -272,10 +263,10 @@ def best_of(rows: list[Row]) -> Row | None:
     kept = [row for row in rows if not row.offloads] or rows
     limit_s = OFFLOADING_PAYS * min(row.seconds for row in kept)
     rows = [row for row in rows if row.seconds < limit_s] or kept
-    # The first in arms.NAMES of those that take hardly longer than the fastest: plain ones come before others.
+    # The first in ORDER of those that take hardly longer than the fastest: plain ones come before others.
     most_s = FASTER * min(row.seconds for row in rows)
     alike = [row for row in rows if row.seconds < most_s]
-    return min(alike, key=lambda row: arms.NAMES.index(row.arm))
+    return min(alike, key=lambda row: ORDER.index(row.arm))
 
 
 def _roomy(rows: list[Row]) -> list[Row]:

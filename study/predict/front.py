@@ -7,6 +7,7 @@ from study.predict.advise import (
     MISS,
     MORE_ROWS,
     MOST_GPUS,
+    ORDER,
     Advice,
     Row,
     advise,
@@ -16,7 +17,6 @@ from study.predict.advise import (
     training_of,
     with_more_rows,
     with_precision,
-    with_weights_here,
 )
 from study.predict.allocator import (
     CONTEXT_BYTES,

@@ -21,11 +21,10 @@ from study.predict.front import (
     node_size,
     training_of,
     with_more_rows,
-    with_weights_here,
 )
 from study.predict.front import advise as recommend
 from study.report.reasons import by_precision, reason_for, why_second
-from study.report.rows import amount, of_card, only_just, seconds, use, way, why_tight
+from study.report.rows import Unit, amount, of_card, only_just, seconds, unit_of, use, way, why_tight
 
 ALIKE = 0.05  # of a peak: less apart is less than predictions can tell
 
@@ -47,16 +46,16 @@ def enough(advice: Advice, batch: int | None) -> str:
 def in_words(advice: Advice) -> list[str]:
     """Return which arm to use, one alternative, and why; and what it warns of."""
     question = advice.question
-    choice = advice.choice
+    choice, unit = advice.choice, unit_of(advice)
     if choice is None:
         nothing = f"Nothing fits on {question.gpus} x {question.gpu.kind}: {_lacks(advice)}."
-        return [nothing, *_cast(question), *spared(advice), *_smaller(question)]
+        return [nothing, *_cast(question, unit), *spared(advice), *_smaller(question)]
     # --- what to use
-    lines = [f"Use {use(choice, question)}."]
+    lines = [f"Use {use(choice, question, unit)}."]
     if choice.is_tight:
         lines.append(only_just(choice.gpu, choice.peak_bytes, choice.driver_bytes or 0))
     if other := advice.alternative:
-        lines.append(f"Alternative: {use(other, question)}; {why_second(other, choice)}.")
+        lines.append(f"Alternative: {use(other, question, unit)}; {why_second(other, choice)}.")
     in_ddp = [row for row in (choice, advice.alternative) if row and row.arm == "ddp"]
     lines += [note for row in in_ddp for note in bucket_note(training_of(question, row))]
     lines += spared(advice)
@@ -76,22 +75,22 @@ def in_words(advice: Advice) -> list[str]:
     if needed_bytes > question.host_memory_bytes:
         has = amount(question.host_memory_bytes)
         lines.append(finding("loading_fills_the_host", needed=amount(needed_bytes), has=has).said)
-    return [*lines, *_cast(question)]
+    return [*lines, *_cast(question, unit)]
 
 
-def _cast(question: Question) -> list[str]:
+def _cast(question: Question, unit: Unit) -> list[str]:
     """Return what to use with the 16-bit weights that DeepSpeed usually has, if autocast was asked for."""
     if question.precision is None or not RECIPES[question.precision].autocast:
         return []
     asked = replace(question, precision="bf16_cast")
     choice = recommend(asked).choice
-    then = f"Use {use(choice, asked)}." if choice else "Nothing fits with it either."
+    then = f"Use {use(choice, asked, unit)}." if choice else "Nothing fits with it either."
     return [f"{finding('autocast_keeps_fp32_weights', precision=question.precision).said} {then}"]
 
 
 def start(choice: Row) -> str:
     """Return the command that starts a script so. The files of arms leave the precision to it."""
-    launch = f"accelerate launch --config_file accelerate_configs/{choice.arm}.yaml"
+    launch = f"accelerate launch --config_file {arms.load_arm(choice.arm).path.relative_to(arms.ROOT)}"
     rows = number_of(choice.micro_batch, "sequences")
     batch = f"a batch of {rows} and gradient_accumulation_steps={choice.accumulation}"
     precision = mixed_precision(choice)
@@ -137,16 +136,15 @@ PRICES = {
 
 
 def spared(advice: Advice) -> list[str]:
-    """What offloads only the optimizer; what keeps all on the GPUs, and the price."""
-    lines = []
-    if row := with_weights_here(advice):
-        just = f"; only just ({why_tight(row)})" if row.is_tight else ""
-        lines.append(f"With the weights on the GPUs, without its offload_param: {use(row, advice.question)}{just}.")
+    """What keeps all on the GPUs, and the price."""
+    lines, unit = [], unit_of(advice)
     for option, row in advice.without_offloading:
         price = "; ".join(words for name, words in PRICES.items() if name in option.replace("-", "_"))
         just = f", only just ({why_tight(row)})" if row.is_tight else ""
         memory = of_card(row.peak_bytes, row.gpu)
-        lines.append(f"Without offloading: {option}, {way(row)}, {memory}{just}, {seconds(row)} per step; {price}.")
+        lines.append(
+            f"Without offloading: {option}, {way(row)}, {memory}{just}, {seconds(row, unit)} per step; {price}."
+        )
     return lines
 
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from study.core import arms
 from study.core.text import times
-from study.predict.front import FASTER, Advice, Row, advise
-from study.report.rows import duration, seconds, why_tight
+from study.predict.front import FASTER, ORDER, Advice, Row, advise
+from study.report.rows import duration, seconds, unit_of, why_tight
 
 
 def reason_for(advice: Advice, choice: Row) -> str:
@@ -18,7 +18,7 @@ def reason_for(advice: Advice, choice: Row) -> str:
     others = "arms"
     if choice.offloads and kept:
         slower = min(kept, key=lambda row: row.seconds)
-        why += f"it is nearly twice as fast as without offloading ({slower.arm}: {seconds(slower)}); "
+        why += f"it is nearly twice as fast as without offloading ({slower.arm}: {seconds(slower, unit_of(advice))}); "
     elif tight and not choice.is_tight and (choice.offloads or quickest.seconds < choice.seconds):
         why += f"without offloading {quickest.arm} fits only just ({why_tight(quickest)}); "
         if not choice.offloads:  # it is one of those that are compared
@@ -28,7 +28,7 @@ def reason_for(advice: Advice, choice: Row) -> str:
     fastest = min(among, key=lambda row: row.seconds)
     if fastest is not choice:
         faster = times(choice.seconds / fastest.seconds)
-        # What is chosen comes first in arms.NAMES, which begins with the simplest.
+        # What is chosen comes first in ORDER, which begins with the simplest.
         if faster == times(1):
             why += f"{fastest.arm} is as fast; {choice.arm} is simpler."
         else:
@@ -41,12 +41,12 @@ def reason_for(advice: Advice, choice: Row) -> str:
     else:
         why += f"of the {others} that fit {with_or_without} offloading, it is the fastest"
         why += f"{_beside_simpler(among, choice)}."
-    return why + _why_not_offloading(alike, choice)
+    return why + _why_not_offloading(advice, alike, choice)
 
 
 def _beside_simpler(among: list[Row], choice: Row) -> str:
     """Say of the fastest arm whether simpler ones take long enough to lose."""
-    simpler = [row for row in among if arms.NAMES.index(row.arm) < arms.NAMES.index(choice.arm)]
+    simpler = [row for row in among if ORDER.index(row.arm) < ORDER.index(choice.arm)]
     if not simpler:
         return " and the simplest"
     quickest = min(simpler, key=lambda row: row.seconds)
@@ -54,7 +54,7 @@ def _beside_simpler(among: list[Row], choice: Row) -> str:
     return f"; {quickest.arm} is simpler, but takes {longer} as long, which counts from {FASTER} times on"
 
 
-def _why_not_offloading(alike: list[Row], choice: Row) -> str:
+def _why_not_offloading(advice: Advice, alike: list[Row], choice: Row) -> str:
     """Name the quickest arm that offloads, if it is much faster than the choice or keeps the weights whole."""
     divides = {row.arm: arm.stage == 3 or bool(arm.fsdp) for row in alike for arm in [arms.load_arm(row.arm)]}
     others = [
@@ -65,8 +65,9 @@ def _why_not_offloading(alike: list[Row], choice: Row) -> str:
     if choice.offloads or not others:
         return ""
     quickest = min(others, key=lambda row: row.seconds)
+    step = duration(quickest.seconds, unit=unit_of(advice))
     return (
-        f" {quickest.arm} ({duration(quickest.seconds)}) fits as well, but how long offloading takes depends on the "
+        f" {quickest.arm} ({step}) fits as well, but how long offloading takes depends on the "
         "host, so it is preferred only where it is nearly twice as fast."
     )
 
@@ -78,10 +79,11 @@ def by_precision(advice: Advice, choice: Row) -> str:
     if simplest.precision != quickest.precision:
         alike = advise(replace(advice.question, precision=quickest.precision)).choice
         if alike and alike.arm == simplest.arm:
+            step = seconds(alike, unit_of(advice))
             fp16 = "" if alike.gpu.has_bf16 else f", which is fp16 on a {alike.gpu.kind},"
             return (
                 f" Precision decides that: by default {alike.arm} runs in autocast and "
-                f"{quickest.arm} does not. With --precision {alike.precision}{fp16} use {alike.arm}, {seconds(alike)}."
+                f"{quickest.arm} does not. With --precision {alike.precision}{fp16} use {alike.arm}, {step}."
             )
     return ""
 

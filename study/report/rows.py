@@ -11,9 +11,10 @@ from study.known.findings import finding
 from study.predict.front import MISS, Advice, Question, Row, headroom_bytes, held_back, with_precision
 
 GIB = 2**30
+Unit = tuple[float, str]  # of time: its seconds, and its name
 
 
-def use(row: Row, question: Question) -> str:
+def use(row: Row, question: Question, unit: Unit) -> str:
     """`zero2, 3 sequences of 2,048 tokens per micro-batch, 6 of them; 55 of 80 GiB (nvidia-smi shows 61); 7 s`."""
     name, memory = way(row), of_card(row.peak_bytes, question.gpu)
     # The recipes are named after bf16. On a GPU without it they are meant in fp16: bf16_cast as DeepSpeed's own.
@@ -28,7 +29,7 @@ def use(row: Row, question: Question) -> str:
     if row.offloads:
         memory += f" and {amount(row.host_bytes)} of a node's host memory"
     rows = number_of(row.micro_batch, f"sequences of {count(question.sequence)} tokens per micro-batch")
-    step = f"{duration(row.step_s or 0)} per step of {question.batch} sequences"
+    step = f"{duration(row.step_s or 0, unit=unit)} per step of {question.batch} sequences"
     low_s, high_s = row.step_interval_s or (0, 0)
     loops = of_others(row.step_s or 0, low_s, high_s, question.pace is not None)
     return f"{name}, {rows}, {number_of(row.accumulation, 'micro-batches')}; {memory}; {step}, and {loops}"
@@ -85,21 +86,20 @@ def of_card(size_bytes: float, gpu: Gpu) -> str:
     return f"{_number(size_bytes)} of {amount(gpu.memory_bytes)}"
 
 
-def seconds(row: Row, unit: tuple[float, str] | None = None) -> str:
+def seconds(row: Row, unit: Unit) -> str:
     """Return a step with its interval, to two digits: 5.4 s (4.6 to 6.3), or 2.6 min (2.2 to 3)."""
     return UNKNOWN if row.step_s is None else duration(row.step_s, *(row.step_interval_s or ()), unit=unit)
 
 
-def duration(step_s: float, *ends_s: float, unit: tuple[float, str] | None = None) -> str:
-    """Return a step with its ends. In a given unit, that of a column, in few characters: 71 ms (57-140)."""
-    # The largest number decides the unit, so that all have the same.
-    factor, name = unit or _unit(max(step_s, *ends_s, 0))
+def duration(step_s: float, *ends_s: float, unit: Unit) -> str:
+    factor, name = unit
     step, *ends = (short(float(rounded(value / factor, ".2g"))) for value in (step_s, *ends_s))
-    return f"{step} {name}" + (f" ({('-' if unit else ' to ').join(ends)})" if ends else "")
+    return f"{step} {name}" + (f" ({' to '.join(ends)})" if ends else "")
 
 
-def _unit(step_s: float) -> tuple[float, str]:
-    """Return the unit in which people would say a step: its seconds, and its name."""
+def unit_of(advice: Advice) -> Unit:
+    """Return the one unit of all steps of an advice, in which people would say the fastest: its seconds, its name."""
+    step_s = min((row.step_s for row in advice.rows if row.step_s), default=0)
     if step_s < 120:
         return 1, "s"
     return (60, "min") if step_s < 7200 else (3600, "h")
@@ -107,8 +107,7 @@ def _unit(step_s: float) -> tuple[float, str]:
 
 def table(advice: Advice) -> list[dict]:
     """Return every arm, mostly at most 80 columns wide."""
-    # The column has one unit: that of the fastest step, or ms where no step may take a second.
-    unit = _unit(min((row.step_s for row in advice.rows if row.step_s), default=0))
+    unit = unit_of(advice)  # or ms where no step may take a second
     if all(row.step_interval_s is None or row.step_interval_s[1] < 1 for row in advice.rows):
         unit = 0.001, "ms"
     return [
@@ -119,7 +118,7 @@ def table(advice: Advice) -> list[dict]:
             "batch": f"{row.micro_batch} x {row.accumulation}",
             "GiB": _of_row(row),
             "host GiB": _number(row.host_bytes),
-            "per step": seconds(row, unit),
+            "per step": seconds(row, unit).replace(" to ", "-"),
             "limit": row.limit.removesuffix(" memory"),
         }
         for row in advice.rows
@@ -131,7 +130,10 @@ def below_table(advice: Advice) -> str:
     gpu = advice.question.gpu
     free = max(0, headroom_bytes(gpu, 0))
     text = f"fits: up to {free / GIB:.1f} of {amount(gpu.memory_bytes)}; the rest is for context and fragmentation."
-    faster = [f"{arm} {rows} x {passes}, {duration(step_s)}" for arm, rows, passes, step_s in held_back(advice)]
+    unit = unit_of(advice)
+    faster = [
+        f"{arm} {rows} x {passes}, {duration(step_s, unit=unit)}" for arm, rows, passes, step_s in held_back(advice)
+    ]
     return f"{text} Faster, and only just fitting: {'; '.join(faster)}." if faster else text
 
 

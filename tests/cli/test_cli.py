@@ -89,7 +89,7 @@ def asked(monkeypatch, some_files):
 @pytest.mark.parametrize(("words", "first"), QUESTIONS["answered"].items())
 def test_an_ordinary_question_is_answered_in_the_first_line(words, first, asked, monkeypatch, capsys):
     if words.startswith("ADVISE"):
-        monkeypatch.setattr(arms, "NAMES", ("ddp", "zero3_ulysses", "zero1_tp"))
+        monkeypatch.setattr(sys.modules["study.predict.advise"], "ORDER", ("ddp", "zero3_ulysses", "zero1_tp"))
     assert asked(words) in (None, 0, 1)  # see test_the_exit_code_is_one_rule
     lines = capsys.readouterr().out.splitlines()
     assert first in lines[0]

@@ -9,7 +9,7 @@ from packaging.version import Version
 from study.cli.diagnosis import diagnose
 from study.cli.stack import stack
 from study.configs import model_losses, scripts
-from study.configs.code import that_counts
+from study.configs.code import that_counts, with_defaults
 from study.configs.oom.said import stated
 from study.configs.pasted.read import read
 from study.configs.priorities import AskedStack, ranked
@@ -627,6 +627,40 @@ for rows in loader:
 def test_a_dense_model_uses_all_of_itself(asked, head, name, answer, tmp_path):
     assert asked in {fault.conditions.get("script") for fault in table().fault}
     assert seen(OF_A_MODEL.format(head=head, name=name), tmp_path).shown.get(asked) is answer
+
+
+PARSERS = {
+    "argparse": 'p.add_argument("-m", "--model", default="Qwen/Qwen2.5-7B")\n'
+    'p.add_argument("--batch-size", default=4)\np.add_argument("--lora", default=False)\n'
+    "use(args.model, args.batch_size, args.lora, other.model)",
+    "dataclass": "@dataclass\nclass Mine:\n    model: str = 'Qwen/Qwen2.5-7B'\n    batch_size: int = field(default=4)\n"
+    "    lora: bool = False\nuse(script_args.model, script_args.batch_size, script_args.lora, other.model)",
+    "typer": "@app.command()\n"
+    "def main(model: str = 'Qwen/Qwen2.5-7B', batch_size: int = typer.Option(4), lora=False):\n"
+    "    use(model, batch_size, lora, other.model)",
+    "click": "@click.command()\n@click.option('--model', default='Qwen/Qwen2.5-7B')\n"
+    "@click.option('--batch-size', default=4)\ndef main(model, batch_size, lora):\n"
+    "    use(model, batch_size, lora, other.model)",
+}
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+def test_a_scripts_own_arguments_have_their_defaults_or_what_its_command_gives(parser):
+    def used(command):
+        text, taken = with_defaults(PARSERS[parser], command)
+        assert text.count("\n") == PARSERS[parser].count("\n")
+        return re.sub(r"\s+(?=[,)])", "", text).rpartition("use(")[2], taken
+
+    last = PARSERS[parser].rpartition("use(")[2].split(", ", 2)[2]
+    assert used("") == (f'"Qwen/Qwen2.5-7B", 4, {last}', ["--batch_size", "--model"])
+    assert used("accelerate launch mine.py --batch_size 16") == (f'"Qwen/Qwen2.5-7B", 16, {last}', ["--model"])
+    assert used("mine.py --batch-size=2 --model gpt2") == (f'"gpt2", 2, {last}', [])
+
+
+def test_a_name_that_a_script_sets_itself_has_no_default():
+    typer = "@app.command()\ndef main(model: str = 'gpt2'):\n    model = load(model)\n    train(model)"
+    later = "p.add_argument('--bs', default=4)\nargs.bs = 8\nuse(args.bs)"
+    assert [with_defaults(text) for text in (typer, later)] == [(typer, []), (later, [])]
 
 
 @pytest.mark.parametrize(

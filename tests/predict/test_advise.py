@@ -1,5 +1,6 @@
 """Compares advice with its formulas, with arithmetic by hand, and with what an expert would try."""
 
+import re
 import sys
 from dataclasses import MISSING, fields, replace
 
@@ -13,6 +14,7 @@ from study.predict.advise import (
     FASTER,
     MISS,
     MOST_GPUS,
+    ORDER,
     Advice,
     Row,
     advise,
@@ -23,14 +25,13 @@ from study.predict.advise import (
     held_back,
     training_of,
     with_more_rows,
-    with_weights_here,
 )
 from study.predict.allocator import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, outside_bytes, reserve_bytes
 from study.predict.architecture import generic, named
 from study.predict.estimate import HOST_PROCESS_BYTES, loading_bytes
 from study.predict.pace import class_of
 from study.predict.prediction import Prediction, estimate
-from study.predict.question import BUCKET_ELEMENTS, PlaceFlags, Question, StepFlags, TrainingFlags, bytes_of, with_homes
+from study.predict.question import BUCKET_ELEMENTS, PlaceFlags, Question, StepFlags, TrainingFlags, bytes_of
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Training
 from study.report.advice import enough, in_words, stages_note
@@ -90,7 +91,7 @@ def test_what_is_left_out_has_a_default():
 def test_every_arm_is_a_row(mistral):
     """Rows, passes and GPUs give the batch. Arms that do not fit have no time."""
     names = [row.arm for row in mistral.rows]
-    assert names == [name for name in arms.NAMES if name in names], "the simplest first"
+    assert names == [name for name in ORDER if name in names], "the simplest first"
     assert not {"single", "zero1_tp", "hsdp", "zero3_nvme"} & {*names}, "what makes no sense on one node"
     for row in mistral.rows:
         assert MISTRAL.gpus * row.micro_batch * row.accumulation == MISTRAL.batch, row.arm
@@ -316,7 +317,7 @@ def test_the_command_that_starts_a_choice_has_its_precision_and_batch(arm, preci
 def test_no_advice_calls_autocast_what_accelerate_does_with_fsdp2(arm):
     """It casts what is gathered, and runs no autocast: _prepare_fsdp2 of Accelerate 1.15 never calls prepare_model."""
     row = replace(fitting(arm, 2.0), **ROW | {"precision": "fp16", "gpu": GPUS["V100-16GB"]})
-    said = use(row, replace(MISTRAL, gpu=row.gpu))
+    said = use(row, replace(MISTRAL, gpu=row.gpu), (1, "s"))
     by_fsdp = arms.load_arm(arm).fsdp is not None
     assert ("in fp16, cast when gathered" in said, "autocast" in said) == (by_fsdp, not by_fsdp)
 
@@ -379,18 +380,28 @@ def test_stages_1_and_2_are_said_to_need_as_much_only_where_the_update_decides(a
         assert [each.partition(" needs about as much here, ")[0] for each in said] == [other] * bool(is_said and other)
 
 
-def test_the_optimizer_alone_is_tried_on_the_host_where_the_choice_offloads(mistral):
-    advice = advise(question_of(named("llama3-8b"), 4, "A100-40GB"))
-    here = with_weights_here(advice)
-    assert (advice.choice.arm, here.arm, here.fits) == ("zero3_cpu", "zero3_cpu", True)
-    assert here.host_bytes < advice.choice.host_bytes, "the weights are not there"
-    (said,) = (line for line in in_words(advice) if line.startswith("With the weights on the GPUs"))
-    assert f"{here.peak_bytes / 2**30:.0f} of 40 GiB and {here.host_bytes / 2**30:.0f} GiB of a node's host" in said
-    arm = with_homes(arms.load_arm("zero3_cpu"), ("cpu", "none"))
-    question = replace(advice.question, checkpointing=here.checkpointing)
-    assert estimate(question.training(arm, here.micro_batch, here.accumulation)).on_host.keys() >= {"moments"}
-    assert "weights" not in estimate(question.training(arm, here.micro_batch, here.accumulation)).on_host
-    assert with_weights_here(mistral) is None, "its choice keeps all on the GPUs"
+def test_the_optimizer_alone_goes_to_the_host_where_that_fits_and_is_faster(mistral):
+    advice = advise(question_of(named("llama3-8b"), 8, "RTX4090", sequence=4096))
+    rows = {row.arm: row for row in advice.rows}
+    here, both = rows["zero3_optimizer_cpu"], rows["zero3_cpu"]
+    assert (here.fits, both.fits, here.seconds < both.seconds) == (True, True, True)
+    assert here.host_bytes < both.host_bytes, "the weights are not there"
+    assert advice.choice is here
+    words = " ".join(in_words(advice))
+    assert f"Use {here.arm} " in words
+    assert "--config_file accelerate_configs/variants/zero3_optimizer_cpu.yaml --mixed_precision bf16" in words
+    assert '{"stage": 3, "offload_optimizer": {"device": "cpu"}}, "bf16"' in words
+    on_host = Prediction.of(training_of(advice.question, here)).memory.on_host
+    assert on_host["moments"]
+    assert not on_host.get("weights")
+
+
+@pytest.mark.parametrize("fastest_s", [0.4, 20, 119, 3000, 8000])
+def test_an_advice_has_one_unit_of_time(fastest_s):
+    rows = [fitting("zero1", fastest_s), fitting("zero3", 9 * fastest_s), fitting("zero1_cpu", 1.1 * fastest_s)]
+    rows = [replace(row, **ROW) for row in rows]
+    words = " ".join(in_words(Advice(MISTRAL, tuple(rows), rows[0], rows[1])))
+    assert len({*re.findall(r"(?<=\d )(?:ms|s|min|h)\b", words)}) == 1
 
 
 def test_ddp_in_fp32_weights_is_said_to_fit_in_16_bits():

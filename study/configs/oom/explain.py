@@ -4,17 +4,19 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil, prod
 from typing import Any
 
 from study.configs.oom.causes import WIDTHS, Cause, causes, clues, makes_moments, rows
 from study.configs.oom.reading import Asked, OomError
-from study.configs.oom.said import HALF
+from study.configs.oom.said import HALF, LAYERS_DIVIDED
 from study.configs.oom.training import Described, KnownTraining
-from study.core.text import binary_size
+from study.core.text import binary_size, number_of
 from study.predict.front import Transformer, Wanted, papers
 
 FILLING = 0.7  # of a GPU: activations, buckets and the CUDA context want the rest
 MOST_POWER = 11  # of two: 1,024 ranks
+EXACT = 1.02  # between the largest and the smallest size that a message may mean
 # Frames that tell how wide an element is: the head makes logits in the type of its weights, and losses cast them.
 FROM_THE_HEAD = re.compile(r"\blm_head\(")
 IN_FP32 = re.compile(r"logits\.float\(\)")
@@ -59,8 +61,10 @@ def _filling(error: OomError, training: KnownTraining) -> str:
 def _sizes(error: OomError, training: KnownTraining) -> dict[str, str]:
     """Return by cause what has the asked size, as a sentence begins."""
     sizes: dict[str, str] = {}
-    if whole := _whole_moment(error, training):
-        return {"oom-not-divided": f"{error.asked.text} = {whole}: "}
+    if LAYERS_DIVIDED in training.settings:  # no size is that of a whole tensor
+        return sizes
+    if moment := _moment(error, training):
+        return {moment.cause: f"{error.asked.text} = {moment.words}: "}
     for each in _allocations(training, error):
         for element_bytes in each.widths or widths(each.cause, error, training):
             if error.asked.fits(each.elements * element_bytes):
@@ -72,34 +76,49 @@ def _sizes(error: OomError, training: KnownTraining) -> dict[str, str]:
     if {*sizes} - {"oom-padded", *(() if has_tokens else ("oom-embeddings",))}:
         sizes.pop("oom-padded", None)
     if other := ranks_that_share(error, training):
-        alone = f"{'1 rank' if other == 1 else f'{other} ranks'}, and not by {training.ranks}"
+        alone = f"{number_of(other, 'ranks')}, and not by {training.ranks}"
         factors = f"{training.trained:,} parameters x 4 bytes, shared by {alone}"
-        sizes.setdefault("oom-optimizer", f"{error.asked.text} = {factors}: ")
+        sizes["oom-other-ranks"] = f"{error.asked.text} = {factors}: "
     return sizes
 
 
-def _whole_moment(error: OomError, training: KnownTraining) -> str:
-    """Return which whole weight a moment of the first update is of, where FSDP should divide it. Empty: of none."""
-    if not training.arm.startswith("fsdp") or training.model is None or training.ranks < 2 or not makes_moments(error):
-        return ""
-    trained = [tensor for tensor in training.model.tensors if tensor.trains]
-    elements = [
-        *(tensor.elements for tensor in trained),
-        *(unit.elements for unit in _of_units(training, training.model)),
+def _moment(error: OomError, training: KnownTraining) -> Allocation | None:
+    """Return what PyTorch's optimizer makes for one weight, of this rank's part of it. None: the size is no such."""
+    ranks = training.ranks if training.arm.startswith("fsdp") else 1
+    is_in_update = "oom-optimizer" in {clue.cause for clue in clues(error)}
+    is_of_one = training.arm in ("ddp", "single") or training.arm.startswith("fsdp")
+    if not (is_in_update and is_of_one and training.model and training.ranks):
+        return None
+    of_ranks = f" / {ranks} ranks" if ranks > 1 else ""
+    # FSDP2 divides the rows of each weight, and FSDP1 a unit as one vector.
+    parts = [
+        (ceil(each.shape[0] / ranks) * prod(each.shape[1:]), f"{_sides(each.shape)} of {each.name}")
+        for each in training.model.tensors
+        if each.trains
     ]
-    if any(error.asked.fits(each * width / training.ranks) for each in elements for width in WIDTHS):
-        return ""
+    parts += [(ceil(each.elements / ranks), each.words) for each in _of_units(training, training.model)]
+    for width in WIDTHS:
+        for elements, words in parts:
+            if error.asked.fits(elements * width):
+                return Allocation("oom-optimizer", elements, f"{words} x {width} bytes{of_ranks}")
+    return _whole_moment(error, training.model, ranks) if ranks > 1 and makes_moments(error) else None
+
+
+def _whole_moment(error: OomError, model: Transformer, ranks: int) -> Allocation | None:
+    """Return which whole weight a moment of the first update is of, where FSDP should divide it."""
+    trained = [tensor for tensor in model.tensors if tensor.trains]
     blocks = Counter[str]()
     for tensor in trained:
         blocks[tensor.block] += tensor.elements
     for tensor in trained:
         # FSDP1 divides a unit as one vector: a rank's part of it may hold a small weight whole.
-        if tensor.elements * training.ranks <= blocks[tensor.block]:
+        if tensor.elements * ranks <= blocks[tensor.block]:
             continue
         for width in WIDTHS:
             if error.asked.fits(tensor.elements * width):
-                return f"{_sides(tensor.shape)} of {tensor.name} x {width} bytes, and not divided by {training.ranks}"
-    return ""
+                words = f"{_sides(tensor.shape)} of {tensor.name} x {width} bytes, and not divided by {ranks}"
+                return Allocation("oom-not-divided", tensor.elements, words)
+    return None
 
 
 def widths(cause: str, error: OomError, training: KnownTraining) -> Sequence[float]:
@@ -120,11 +139,12 @@ def _is_in_an_mlp(cause: str, error: OomError) -> bool:
 
 
 def ranks_that_share(error: OomError, training: KnownTraining) -> int | None:
-    """Return by how many ranks an fp32 state of the asked size is shared, if that is another number than was given.
+    """Return by how many ranks an fp32 state of ZeRO with the asked size is shared, if not by those that were given.
 
-    None: by that number, or by no power of two. A state of 16 bits that is shared by half as many is as large.
+    None: by that number, or by no power of two. A state of 16 bits that is shared by half as many is as large. A size
+    that the message rounds much is near some share of almost any model.
     """
-    if not training.shards_states or not training.ranks:
+    if not training.arm.startswith("zero") or not training.ranks or error.asked.high > EXACT * error.asked.low:
         return None
     # A whole weight of 32 or 16 bits is as large as what one or two ranks share.
     is_of_optimizer = "oom-optimizer" in {clue.cause for clue in clues(error)}

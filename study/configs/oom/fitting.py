@@ -10,7 +10,7 @@ from study.configs.oom.changes import BESIDE, Change, several_changes, that_help
 from study.configs.oom.excess import Excess, although_it_fits, as_a_second_model, helps_in_one_piece
 from study.configs.oom.explain import FILLING, ranks_that_share
 from study.configs.oom.reading import OomError
-from study.configs.oom.said import IN_ONE_PIECE
+from study.configs.oom.said import IN_ONE_PIECE, typed
 from study.configs.oom.training import Described, KnownTraining, predicted_memory, prediction_of, reference_bytes
 from study.core.errors import Stop
 from study.core.gpus import GPUS, Gpu, gpu_named, like
@@ -230,6 +230,8 @@ def _which_fit(
 
     `more_bytes` are on the GPU beside what is predicted. `study advise` knows nothing of them.
     """
+    if refuted := next((each for each in training.conflicts if each.by_numbers), None):
+        return f"The log shows something else: {typed(refuted.name, refuted.at_work)} predicts that. {UNKNOWN}", None
     changes = that_help(cause, training.described, training.model)
     if more_bytes and helps_in_one_piece(error, training):  # it costs nothing
         changes = [Change(IN_ONE_PIECE, training.described, frozenset()), *changes]
@@ -260,6 +262,9 @@ def _tried(
     fitting, may_fit = [], []
     untried = ""
     for change in one_by_one(changes, "change"):
+        makes = vars(change.training).items() - vars(training.described).items()
+        if not makes.isdisjoint(training.at_work.items()):
+            continue
         try:
             changed = prediction_of(training.wanted, change.training)
             beside_bytes = more_bytes + kept_bytes(training, change.training)

@@ -35,7 +35,7 @@ def with_longer_sequences(
     named = replace(of_logits[0], what=what, reasons=reasons)
     # The row of padded batches says the same of this size.
     changed = [named if cause.id == "oom-logits" else cause for cause in causes if cause.id != "oom-padded"]
-    return changed, replace(training, described=replace(training.described, sequence=longer))
+    return changed, _by_size(training, sequence=longer)
 
 
 def with_more_sequences(
@@ -65,8 +65,13 @@ def with_more_sequences(
         else cause
         for cause in causes
     ]
-    conflicts = tuple(each for each in training.conflicts if "--micro-batch" not in each)  # neither of them counts
-    return changed, replace(training, described=replace(training.described, micro_batch=rows), conflicts=conflicts)
+    conflicts = tuple(each for each in training.conflicts if each.name != "micro_batch")  # neither of them counts
+    return changed, _by_size(replace(training, conflicts=conflicts), micro_batch=rows)
+
+
+def _by_size(training: KnownTraining, **said: int) -> KnownTraining:
+    described = replace(training.described, **said)  # type: ignore[arg-type]
+    return replace(training, described=described, from_text=training.from_text - said.keys(), by_size=frozenset(said))
 
 
 def _names_an_mlp(error: OomError, causes: list[Cause]) -> bool:

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, replace
 
-from study.configs.oom.causes import Cause, in_a_layers_forward
+from study.configs.oom.causes import Cause, clues, in_a_layers_forward
 from study.configs.oom.changes import BESIDE
 from study.configs.oom.reading import OomError
-from study.configs.oom.said import typed
+from study.configs.oom.said import Conflict, typed
 from study.configs.oom.training import KnownTraining, predicted_memory
 from study.core.errors import Stop
 from study.core.text import binary_size
@@ -13,6 +13,8 @@ from study.predict.front import Estimate
 
 # Causes that say what stands beside, and not which tensor was asked for.
 ASIDE = ("oom-states", *BESIDE)
+# Causes that a traceback names where no activation is held.
+OUTSIDE_PASSES = {"oom-optimizer", "oom-evaluation", "oom-saving", "oom-loading", "oom-generation"}
 CLEARLY = 1.25  # times: most published peaks were within a tenth of the predicted one (MISS of predict/advise.py)
 
 
@@ -36,7 +38,8 @@ def with_recomputing(error: OomError, training: KnownTraining, causes: list[Caus
     """
     given = training.described
     is_said_enough = training.model is not None and not training.missing and given.sequence
-    if not is_said_enough or error.where != "GPU" or not error.allocated:
+    is_in_pass = OUTSIDE_PASSES.isdisjoint(clue.cause for clue in clues(error))
+    if not is_said_enough or error.where != "GPU" or not error.allocated or not is_in_pass:
         return training
     try:
         kept = predicted_memory(training.wanted, replace(given, checkpointing=False))
@@ -49,7 +52,8 @@ def with_recomputing(error: OomError, training: KnownTraining, causes: list[Caus
     if not decided.inferred or decided.described.checkpointing == given.checkpointing:
         return training
     counts = typed("checkpointing", given.checkpointing)
-    conflict = f"{counts} counts. If all else is as it was given, it is false: {decided.inferred}."
+    sentence = f"{counts} counts. If all else is as it was given, it is false: {decided.inferred}."
+    conflict = Conflict("checkpointing", decided.described.checkpointing, sentence, by_numbers=True)
     return replace(training, conflicts=(*training.conflicts, conflict))
 
 

@@ -84,7 +84,7 @@ def _in_one_piece_first(error: OomError, training: KnownTraining, causes: list[C
 def with_known(pasted: Pasted, training: KnownTraining) -> Pasted:
     """Return a text that says what else is known of its training, as far as remedies depend on it."""
     arm, version = training.arm, str(training.settings.get("fsdp_version", ""))
-    known: dict[str, Any] = {"checkpointing": training.described.checkpointing}
+    known: dict[str, Any] = {"checkpointing": training.at_work.get("checkpointing") or training.described.checkpointing}
     if "_cpu" in arm or "_nvme" in arm:
         known["offload"] = "cpu"
     elif arm:

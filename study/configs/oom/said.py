@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from packaging.version import Version
 
@@ -109,6 +109,12 @@ TRAINABLE = re.compile(r"(?i)\btrainable param(?:eter)?s ?[:=] ?(\d{1,3}(?:,\d{3
 # DeepSpeed has one file for two stages. The second is more usual: examples of transformers and Accelerate have it.
 STAGE_1_OR_2 = "as the text names stage_1_and_2.py; stage 1 holds all gradients as well"
 OF_TEXT = ("sequence", "lora_rank")
+# Of Megatron, and NeMo. An inference engine divides its tensors among its own ranks.
+DIVIDED = re.compile(
+    r"(?<!\w)(?:(?:tensor|pipeline|expert)[-_]model|context)[-_]parallel[-_]size[\"']?\s*[:= ]\s*[\"']?"
+    r"(?:[2-9]|[1-9]\d)\b"
+)
+LAYERS_DIVIDED = "layers or tokens divided"
 
 
 def stated(pasted: Pasted) -> dict[str, Any]:
@@ -155,6 +161,7 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     if about.model is None:  # of an unknown one at least the logits have their size
         said["vocabulary"] = only({shape.get("vocab_size") for shape in printed_shapes(pasted.text)})
     said["counted"] = counted(pasted.log) or None
+    said[LAYERS_DIVIDED] = bool(DIVIDED.search(pasted.text)) or None
     said["gpu"] = about.gpu if about.gpu_bytes else None  # of which there is one size
     return {name: value for name, value in said.items() if value is not None}
 
@@ -176,21 +183,31 @@ def quantized(text: str) -> str | None:
     return "nf4_double" if kind == "nf4" and DOUBLE.search(text) else kind
 
 
-def conflicts(given: dict[str, Any], written: dict[str, Any], stated: dict[str, Any]) -> list[str]:
-    """Return a sentence for each setting of which a text says something else than a flag, or than the config."""
+class Conflict(NamedTuple):
+    """A setting of which a text, or the numbers of its error, say something else than what counts."""
+
+    name: str
+    at_work: Any  # as the text has it
+    sentence: str
+    by_numbers: bool = False  # what counts cannot be so, if all else is
+
+
+def conflicts(given: dict[str, Any], written: dict[str, Any], stated: dict[str, Any]) -> tuple[Conflict, ...]:
+    """Return the settings of which a text says something else than a flag, or than the config."""
     of_config = understood(written)
     if "assumed" in stated:
         stated = {name: value for name, value in stated.items() if name != "stage"}
     # What a text says of offloading alone is of the config's stage, and of a stage alone with the config's offloading.
     of_text = understood({name: written.get(name) for name in ("engine", "stage", *OFFLOADS)} | stated)
-    sentences = []
+    found = []
     for name in COMPARED:
         whose, counts = ("", given.get(name)) if given.get(name) is not None else ("The config's ", of_config.get(name))
         text_has = of_text.get(name)
         if counts is None or text_has is None or counts == text_has or is_fsdp(counts, text_has):
             continue
-        sentences.append(f"{whose}{typed(name, counts)} counts, and not the text's {typed(name, text_has)}.")
-    return sentences
+        sentence = f"{whose}{typed(name, counts)} counts, and not the text's {typed(name, text_has)}."
+        found.append(Conflict(name, text_has, sentence))
+    return tuple(found)
 
 
 def is_fsdp(*arms: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Self
 import tyro
 
 from study.configs.oom.optimizers import optimizer_of
-from study.configs.oom.said import REDUCES_EACH, config_settings, conflicts, is_fsdp, of_deepspeed, understood
+from study.configs.oom.said import REDUCES_EACH, Conflict, config_settings, conflicts, is_fsdp, of_deepspeed, understood
 from study.core import arms
 from study.core.errors import Stop
 from study.core.gpus import GPUS, gpu_named
@@ -112,9 +112,10 @@ class KnownTraining:
     settings: dict[str, Any]  # by our names
     described: Described
     from_text: frozenset[str]  # names of settings that only the text says
+    by_size: frozenset[str] = frozenset()  # names of settings that the size of the error says
     inferred: str = ""  # what the numbers of the error say of activations
     unfitting: str = ""  # that they fit neither kept nor recomputed ones
-    conflicts: tuple[str, ...] = ()  # what a text says otherwise than flags or the config, in sentences
+    conflicts: tuple[Conflict, ...] = ()  # what a text says otherwise than flags or the config
 
     @classmethod
     def of(cls, wanted: Wanted, described: Described, stated: dict[str, Any] | None = None) -> Self:
@@ -133,7 +134,7 @@ class KnownTraining:
             with contextlib.suppress(Stop):  # a text may say of several trainings, or of what needs PyTorch
                 from_text = frozenset(stated.keys() - written.keys())
                 known = cls._of(wanted, described, settings | stated | written, from_text)
-                return replace(known, conflicts=tuple(differ))
+                return replace(known, conflicts=differ)
         return cls._of(wanted, described, settings, frozenset())
 
     @classmethod
@@ -182,6 +183,11 @@ class KnownTraining:
         return (
             model is not None and model.comes_traced and model.attention_taken(asked) == model.attention_taken("sdpa")
         )
+
+    @property
+    def at_work(self) -> dict[str, Any]:
+        """What the run that failed had, and does not count, by the names of flags. A change to it is none."""
+        return {each.name: each.at_work for each in self.conflicts}
 
     @property
     def arm(self) -> str:
