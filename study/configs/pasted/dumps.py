@@ -48,7 +48,7 @@ DOES = {"hang_saving": "saves", "hang_generation": "generates", "hang_evaluation
 
 
 @dataclass(frozen=True)
-class Stack:
+class ProcessStack:
     """Where a process is. `functions` are the innermost first, as the logs of watched ranks have them."""
 
     name: str
@@ -112,7 +112,7 @@ class Thread:
         return bool(self.frames) and (self.is_named_main or self.frames[-1][0] in IS_MAIN)
 
 
-def _stacks(text: str) -> Iterator[Stack]:
+def _stacks(text: str) -> Iterator[ProcessStack]:
     """Yield where each process of a text is, by its main thread and those of C++, which run the backward pass."""
     for name, threads in _processes(text):
         main = next((each for each in threads if each.is_main), None)
@@ -122,7 +122,7 @@ def _stacks(text: str) -> Iterator[Stack]:
             continue
         line = next((f"{file}:{line}" for _, file, line in main.frames if not LIBRARY.search(file)), "")
         if line:
-            yield Stack(name or f"thread {main.id}", line, functions, main.place)
+            yield ProcessStack(name or f"thread {main.id}", line, functions, main.place)
 
 
 def _processes(text: str) -> Iterator[tuple[str, list[Thread]]]:
