@@ -39,7 +39,7 @@ from study.predict.training import Training
 SEPARABLE = 1.1  # recomputation has to be so many times as fast: both times of an arm err alike
 # The arms in the order of arms.NAMES, and before zero3_cpu its variant that leaves the weights on the GPUs.
 AT = arms.NAMES.index("zero3_cpu")
-ORDER = (*arms.NAMES[:AT], "zero3_optimizer_cpu", *arms.NAMES[AT:])
+ORDER = (*arms.NAMES[:AT], "zero3_opt_cpu", *arms.NAMES[AT:])
 # An arm is preferred to one before it in ORDER if it is predicted so many times as fast, and named if it fits only
 # just then.
 # Times of one source err alike: of the published pairs of arms that are predicted 1.25 times apart or more, 57 of 57

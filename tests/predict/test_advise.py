@@ -383,13 +383,13 @@ def test_stages_1_and_2_are_said_to_need_as_much_only_where_the_update_decides(a
 def test_the_optimizer_alone_goes_to_the_host_where_that_fits_and_is_faster(mistral):
     advice = advise(question_of(named("llama3-8b"), 8, "RTX4090", sequence=4096))
     rows = {row.arm: row for row in advice.rows}
-    here, both = rows["zero3_optimizer_cpu"], rows["zero3_cpu"]
+    here, both = rows["zero3_opt_cpu"], rows["zero3_cpu"]
     assert (here.fits, both.fits, here.seconds < both.seconds) == (True, True, True)
     assert here.host_bytes < both.host_bytes, "the weights are not there"
     assert advice.choice is here
     words = " ".join(in_words(advice))
     assert f"Use {here.arm} " in words
-    assert "--config_file accelerate_configs/variants/zero3_optimizer_cpu.yaml --mixed_precision bf16" in words
+    assert "--config_file accelerate_configs/variants/zero3_opt_cpu.yaml --mixed_precision bf16" in words
     assert '{"stage": 3, "offload_optimizer": {"device": "cpu"}}, "bf16"' in words
     on_host = Prediction.of(training_of(advice.question, here)).memory.on_host
     assert on_host["moments"]
