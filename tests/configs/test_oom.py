@@ -239,19 +239,17 @@ def test_values_of_a_config_are_converted_or_said_to_be_none(tmp_path, capsys):
         assert "per_device_train_batch_size must be a whole number of at least 1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("asked", "ranks", "other"),
-    [("2.45 GiB", 8, 2), ("4.90 GiB", 8, 1), ("1.23 GiB", 16, 4), ("627.00 MiB", 8, None), ("2.30 GiB", 8, None)],
-)
-def test_a_state_that_other_ranks_share_is_said(asked, ranks, other):
+@pytest.mark.parametrize("case", MESSAGES["shared"], ids=lambda case: case["asked"])
+def test_a_state_that_other_ranks_share_is_said(case):
     """opt-1.3b has 1,315,758,080 parameters: 4.90 GiB in fp32, 2.45 on each of two ranks."""
     clue = "  File \"torch/optim/adam.py\", line 4, in _init_group\n    state['exp_avg_sq'] = torch.zeros_like(p)\n"
-    error = reading.find("Traceback (most recent call last):\n" + clue + new(asked))
+    ranks, other = case["ranks"], case.get("other")
+    error = reading.find("Traceback (most recent call last):\n" + clue + new(case["asked"]))
     wanted, given = Wanted(model="opt-1.3b"), Described(arm="zero2", ranks=ranks, micro_batch=1)
     causes, training = explain(error, wanted, given)
     assert causes[0].id == "oom-optimizer"
     guess = next((cause for cause in causes if f"and not by {ranks}" in cause.what), None)
-    assert (guess is not None) == (other is not None)
+    assert (guess and guess.id) == case.get("cause")
     assert guess is None or not (guess.is_likely or guess is causes[0])
     said = fitting.predicted(error, training, causes[0]).words
     assert (f"states shared by {other}: did the launcher start {ranks}?" in said) == (other is not None)
