@@ -35,7 +35,8 @@ def about(path: Path) -> About:
     """Return what is known of a run folder, a record, a config, or the dumps of ranks. Raise Stop if it is none."""
     if path.is_file() and path.name != store.RECORD:
         config = sources.read(path)
-        return About(path.name, config.words, list(mistakes(config)), config=str(path))
+        unread = ", of which no key is checked" if config.kind == sources.TORCHTITAN else ""
+        return About(path.name, config.words + unread, list(mistakes(config)), config=str(path))
     if not path.exists():
         raise Stop(f"'{path}' cannot be read (it is not there)", "name a log, a config, or the folder of a run")
     answer = About(path.name)

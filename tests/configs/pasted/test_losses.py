@@ -267,6 +267,18 @@ def test_a_strangers_words_find_what_belongs_to_them(words):
     assert (SAID[words] in found) if SAID[words] else not found
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "my loss went from 2.1 to 7.9 after switching from DDP to ZeRO stage 2",
+        "my loss is 7.9 with ZeRO stage 2 instead of 2.1 with DDP",
+        "since we moved to fsdp the loss is strange",
+    ],
+)
+def test_who_compares_two_ways_to_train_is_asked_for_both(words):
+    assert "study diff" in str(answer("", words).questions)
+
+
 def test_each_sign_of_a_log_has_words_without_braces():
     for id in {id for id in SAID.values() if id in EXAMPLES and id != "times-in-words"}:
         words = next(words for words in SAID if SAID[words] == id)
