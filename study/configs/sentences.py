@@ -24,8 +24,8 @@ TABLES = (  # what their sentences are, and the module that applies a rule which
 
 @functools.cache
 def sentences() -> list[Explained]:
-    of_tables = [each for table in TABLES for each in of_table(*table)]
-    for number, each in enumerate(of_tables):
-        if each.table == CAUSES:
-            of_tables[number] = replace(each, remedy=in_its_words(rows()[each.id]["remedy"], {}))
-    return of_faults() + of_tables
+    return of_faults() + [
+        replace(each, remedy=in_its_words(rows()[each.id]["remedy"], {})) if each.table == CAUSES else each
+        for table in TABLES
+        for each in of_table(*table)
+    ]
