@@ -464,8 +464,8 @@ def test_the_sizes_and_the_advice():
     usual = f"{16 * front.named('llama3-8b').parameters / 1e9:.0f}"  # bytes a parameter
     bytes_a_parameter = 20  # of this study's DDP in 16 bits, where the usual count has 16
     assert int(ddp) == round(bytes_a_parameter * front.named("llama3-8b").parameters / 1e9)
-    assert number_of("memory") == f"{stages[2]} GB of tensors instead of {ddp} ({bytes_a_parameter} bytes a parameter)"
-    assert f"of DDP is {usual} GB before activations." in README
+    assert number_of("memory") == f"{stages[2]} GB of tensors instead of our DDP's {ddp}"
+    assert f"[usual DDP](reports/answers/memory.md): {usual} GB before activations." in README
     # The title is true whichever two are compared: our DDP or the usual one, the peak or the states by formula.
     states_gb = (16 / 8) * front.named("llama3-8b").parameters / 1e9
     compared = [(held["zero3"] / 1e9, float(usual)), (held["zero3"] / 1e9, float(ddp)), (states_gb, float(usual))]
