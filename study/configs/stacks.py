@@ -64,7 +64,7 @@ def described(words: tuple[str, ...], flags: Flags, config: Path | None = None) 
     words, flags, notes, left = _with_texts(words, flags, config)
     settings, key, more = _of_config(config)
     who = WhoSaid(given, given_words)
-    flags, overruled = _config_wins(who, flags, settings)
+    flags, overruled = _config_wins(who, flags, settings, key)
     notes += overruled
     versions = {name: settings.get(f"version of {name}", UNSET).value for name in table().asked}
     words = words or tuple(f"{name} {version}" for name, version in versions.items() if version)
@@ -204,13 +204,20 @@ class WhoSaid:
         return f"the text's {as_said}"
 
 
-def _config_wins(who: WhoSaid, flags: Flags, settings: EffectiveSettings) -> tuple[Flags, list[str]]:
+def _config_wins(
+    who: WhoSaid, flags: Flags, settings: EffectiveSettings, key: Callable[[str], Any] | None
+) -> tuple[Flags, list[str]]:
     """Return flags without what texts say of settings that a config writes, and a sentence for each that differs."""
     of_texts = _said(flags).keys() - _said(who.flags).keys()
     dropped: dict[str, Any] = {}
     if _is_written("stage", settings):
         dropped = dict.fromkeys(of_texts & OF_WAYS)
     notes = []
+    # transformers/integrations/deepspeed.py (fill_match). It compares a precision that DeepSpeed's config itself has.
+    refused = set()
+    if flags.trainer not in (None, "own") and settings.get("engine", UNSET).value == "DeepSpeed":
+        casts = key and (key("bf16.enabled") or key("fp16.enabled"))
+        refused = {"passes", "precision"} if casts else {"passes"}
     for name, condition in table().settings.items():
         if condition not in of_texts or not _is_written(name, settings):
             continue
@@ -219,10 +226,12 @@ def _config_wins(who: WhoSaid, flags: Flags, settings: EffectiveSettings) -> tup
         cast = f"cast to {AUTOCAST.get(str(text_has))}"  # a text's bf16 may be of weights or of autocast
         if not _is_named_so(text_has, settings[name].value) and not str(settings[name].value).endswith(cast):
             written = f"{name} {shown(settings[name], name)}"
-            notes.append(f"The config's {written} counts, and not {who.of(condition, text_has)}.")
-            # transformers/integrations/deepspeed.py (fill_match), as of the other numbers that TrainingArguments has.
-            if condition == "passes" and flags.trainer not in (None, "own") and settings["engine"].value == "DeepSpeed":
-                notes.append("The Trainer refuses two numbers: write one, or auto in the config. [config-mismatch]")
+            other = who.of(condition, text_has)
+            if condition in refused:
+                both = f"the config's {written}, and {other}"
+                notes.append(f"The Trainer refuses both: {both}. Write one, or auto in the config. [config-mismatch]")
+            else:
+                notes.append(f"The config's {written} counts, and not {other}.")
     return replace(flags, **dropped), notes
 
 

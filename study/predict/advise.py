@@ -133,12 +133,13 @@ def _without_offloading(question: Question, choice: Row | None) -> tuple[tuple[s
         return ()
     options = [] if question.chunked_loss else [("--chunked-loss", replace(question, chunked_loss=True))]
     if question.gpus == 1 and not question.model.is_partly_frozen:
-        pure = replace(question, precision="bf16_pure")
-        options = [
-            ("--optimizer adamw_8bit", replace(question, optimizer="adamw_8bit")),
-            ("--precision bf16_pure", pure),
-            ("--precision bf16_pure --optimizer adamw_8bit", replace(pure, optimizer="adamw_8bit")),
-        ]
+        options = [("--optimizer adamw_8bit", replace(question, optimizer="adamw_8bit"))]
+        if question.gpu.has_bf16:  # else it is fp16, in which small moments become 0
+            pure = replace(question, precision="bf16_pure")
+            options += [
+                ("--precision bf16_pure", pure),
+                ("--precision bf16_pure --optimizer adamw_8bit", replace(pure, optimizer="adamw_8bit")),
+            ]
     found = []
     for option, asked in options:
         with suppress(Stop):  # a loss in pieces is not traced of every model where PyTorch is missing

@@ -13,6 +13,7 @@ from study.predict.front import (
     MORE_ROWS,
     Advice,
     Prediction,
+    Quantized,
     Question,
     Row,
     Training,
@@ -26,6 +27,8 @@ from study.predict.front import advise as recommend
 from study.report.reasons import by_precision, reason_for, why_second
 from study.report.rows import Unit, amount, of_card, only_just, seconds, unit_of, use, way, why_tight
 
+NF4 = 'load_in_4bit=True, bnb_4bit_quant_type="nf4"'
+OF_BITS = {"nf4": NF4, "nf4_double": f"{NF4}, bnb_4bit_use_double_quant=True", "int8": "load_in_8bit=True"}
 ALIKE = 0.05  # of a peak: less apart is less than predictions can tell
 
 
@@ -62,7 +65,7 @@ def in_words(advice: Advice) -> list[str]:
     # --- why, how to train so, what would need less, and what comes before the first step
     lines += [
         reason_for(advice, choice) + by_precision(advice, choice),
-        start(choice),
+        start(choice, question.quantized),
     ]
     if question.model.is_partly_frozen and choice.offloads:
         lines += _smaller(question)
@@ -88,21 +91,23 @@ def _cast(question: Question, unit: Unit) -> list[str]:
     return [f"{finding('autocast_keeps_fp32_weights', precision=question.precision).said} {then}"]
 
 
-def start(choice: Row) -> str:
+def start(choice: Row, quantized: Quantized | None) -> str:
     """Return the command that starts a script so. The files of arms leave the precision to it."""
     launch = f"accelerate launch --config_file {arms.load_arm(choice.arm).path.relative_to(arms.ROOT)}"
     rows = number_of(choice.micro_batch, "sequences")
     batch = f"a batch of {rows} and gradient_accumulation_steps={choice.accumulation}"
+    if quantized:
+        batch += f", and `BitsAndBytesConfig({OF_BITS[quantized]})`"
     precision = mixed_precision(choice)
     if precision != "no":
-        of_fp32 = "Without --mixed_precision it trains in fp32."
+        of_fp32 = "Without --mixed_precision a model in fp32 trains in fp32."
         words = f"Start it: `{launch} --mixed_precision {precision} train.py`, with {batch} in your script. {of_fp32}"
         return words + of_trainer(choice, precision)
     if autocast := RECIPES[choice.precision].autocast:
         dtype = autocast if choice.gpu.has_bf16 else "float16"
         section = json.dumps({"torch_autocast": {"enabled": True, "dtype": dtype}})[1:-1]
         return f"Start it: `{launch} train.py`, with {batch} in your script and `{section}` in its DeepSpeed JSON."
-    if choice.precision != "fp32":
+    if choice.precision != "fp32" and not quantized:
         batch += ", and weights in 16 bits"
     return f"Start it: `{launch} train.py`, with {batch} in your script."
 

@@ -2051,6 +2051,15 @@ def test_no_setting_of_the_allocator_comes_first_where_the_training_does_not_fit
     assert "which costs nothing" not in said
 
 
+@pytest.mark.parametrize("more", ["", "--micro-batch 1 --sequence 2048", "--micro-batch 8 --sequence 4096"])
+def test_where_much_is_unused_the_setting_comes_first_whatever_else_is_given(more, tmp_path, monkeypatch, capsys):
+    frame = '  File "deepspeed/runtime/zero/stage_1_and_2.py", line 1013, in reduce_independent_p_g_buckets\n'
+    text = f"Traceback (most recent call last):\n{frame}{new('1.50 GiB', '700.00 MiB', '27.10 GiB', '10.20 GiB')}"
+    (tmp_path / "train.log").write_text(text.replace("79.25 GiB", "39.39 GiB"))
+    said = said_of(tmp_path / "train.log", f"--model llama3-8b --arm zero2 --ranks 8 {more}", monkeypatch, capsys)
+    assert "What to do: first set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which costs nothing" in said
+
+
 MAKES_ONE = {
     'base = pipeline(\n    "text-generation", model=M, device=int(os.environ["LOCAL_RANK"])\n)': "`base = pipeline(`",
     "model = AutoModel.from_pretrained(N)\njudge = AutoModel.from_pretrained(X).to(0)": "`judge = AutoModel.from",

@@ -50,12 +50,28 @@ def test_a_trainer_is_what_a_script_constructs_and_not_what_it_imports_or_lists(
 
 
 @pytest.mark.parametrize(("script", "refused"), [("Trainer(model)", True), ("accelerator.backward(loss)", False)])
-def test_a_trainer_that_refuses_two_numbers_is_not_said_to_take_one(script, refused, tmp_path):
-    (tmp_path / "train.py").write_text(f"import deepspeed\ngradient_accumulation_steps=2\n{script}\n")
-    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "gradient_accumulation_steps": 8}')
+@pytest.mark.parametrize(
+    ("said", "name", "config", "written"),
+    [
+        (
+            "gradient_accumulation_steps=2",
+            "gradient accumulation 2",
+            '"gradient_accumulation_steps": 8',
+            "accumulation 8",
+        ),
+        ("fp16=True", "precision fp16", '"bf16": {"enabled": true}', "precision cast to bfloat16"),
+        ("bf16=True", "precision bf16", '"fp16": {"enabled": true}', "precision cast to float16"),
+    ],
+)
+def test_a_trainer_that_refuses_two_values_is_not_said_to_take_one(
+    said, name, config, written, script, refused, tmp_path
+):
+    (tmp_path / "train.py").write_text(f"import deepspeed\n{said}\n{script}\n")
+    (tmp_path / "ds.json").write_text(f'{{"zero_optimization": {{"stage": 3}}, {config}}}')
     _, notes = described((str(tmp_path / "train.py"),), Flags(), tmp_path / "ds.json")
-    assert "counts, and not gradient accumulation 2 of train.py:2." in " ".join(notes)
-    assert ("The Trainer refuses two numbers" in " ".join(notes)) == refused
+    words = " ".join(notes)
+    assert (f"The Trainer refuses both: the config's {written}, and {name} of train.py:2." in words) == refused, words
+    assert (f"The config's {written} counts, and not {name} of train.py:2." in words) != refused, words
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import re
 import sys
 from dataclasses import MISSING, fields, replace
+from typing import get_args
 
 import pytest
 
@@ -33,8 +34,8 @@ from study.predict.pace import class_of
 from study.predict.prediction import Prediction, estimate
 from study.predict.question import BUCKET_ELEMENTS, PlaceFlags, Question, StepFlags, TrainingFlags, bytes_of
 from study.predict.trace.transformer import Transformer
-from study.predict.training import Training
-from study.report.advice import enough, in_words, stages_note
+from study.predict.training import Quantized, Training
+from study.report.advice import enough, in_words, stages_note, start
 from study.report.reasons import by_precision
 from study.report.rows import below_table, stage_3_holds_no_less, synced, table, use, why_tight, widest
 
@@ -307,10 +308,21 @@ def test_the_command_that_starts_a_choice_has_its_precision_and_batch(arm, preci
     row = replace(fitting(arm, 2.0), **ROW | {"precision": precision, "gpu": GPUS[gpu]})
     words = in_words(Advice(MISTRAL, (row,), row, None))[-1]
     assert words.startswith(f"Start it: `accelerate launch --config_file accelerate_configs/{said}"), words
-    assert ("Without --mixed_precision it trains in fp32." in words) == ("--mixed_precision" in said)
+    assert ("Without --mixed_precision a model in fp32 trains in fp32." in words) == ("--mixed_precision" in said)
     stage = f'`"zero_optimization": {{"stage": {arm[4:]}}}, "{said.split()[2]}": {{"enabled": true}}`'
     is_cast = arm.startswith("zero") and precision == "bf16_cast"
     assert ("A Trainer's DeepSpeed JSON has" in words) == is_cast == (stage in words), words
+
+
+@pytest.mark.parametrize("quantized", get_args(Quantized))
+@pytest.mark.parametrize("arm", ["ddp", "single", "zero2"])
+def test_the_line_that_starts_a_choice_quantizes_what_was_counted_so(quantized, arm):
+    row = replace(fitting(arm, 2.0), **ROW)
+    words = start(row, quantized)
+    bits = "load_in_8bit" if quantized == "int8" else "load_in_4bit"
+    assert f"and `BitsAndBytesConfig({bits}=True" in words
+    assert ("bnb_4bit_use_double_quant=True" in words) == (quantized == "nf4_double")
+    assert "weights in 16 bits" not in words
 
 
 @pytest.mark.parametrize("arm", arms.NAMES)
@@ -512,6 +524,12 @@ def test_a_single_card_is_told_of_8_bit_adam_and_bf16_before_it_offloads():
     assert "moments of 8 bits" in said
     assert "round small updates away" in said
     assert not advise(question_of(named("gpt2"), 1, "H100")).without_offloading, "it does not offload"
+
+
+def test_no_bf16_is_proposed_to_a_card_without_it():
+    answer = advise(question_of(named("llama3.2-1b"), 1, "T4"))
+    assert answer.choice.offloads
+    assert "bf16_pure" not in " ".join(option for option, _ in answer.without_offloading)
 
 
 def test_fsdp2_reduces_each_micro_batch_where_whole_gradients_have_no_room():

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from study.configs.oom.causes import HINT, SIZE_FITS, Cause
+from study.configs.oom.causes import HINT, SIZE_FITS, UNUSED_SHARE, Cause
 from study.configs.oom.changes import BESIDE, IN_PIECES, RECOMPUTED, TOKENS, Change
 from study.configs.oom.explain import IN_FP32
 from study.configs.oom.fitting import WhatFits, named, predicted, steps_ran
@@ -74,7 +74,13 @@ def _in_one_piece_first(error: OomError, training: KnownTraining, causes: list[C
     """Return how a remedy begins where pieces are not named first, and a small part of them would have been enough."""
     missing_bytes = error.asked.high - (error.free or 0)
     is_enough = 0 < missing_bytes <= ENOUGH * error.unallocated
-    is_hopeless = which.is_too_large or causes[0].id in ("oom-fragmentation", "oom-states", "oom-other-process")
+    # Where much is unused, the setting comes first, whatever is predicted to fit.
+    is_much = error.unallocated >= UNUSED_SHARE * (error.total or 0)
+    is_hopeless = (which.is_too_large and not is_much) or causes[0].id in (
+        "oom-fragmentation",
+        "oom-states",
+        "oom-other-process",
+    )
     if error.where != "GPU" or not is_enough or is_hopeless or IN_ONE_PIECE in training.settings:
         return ""
     missing, unused = binary_size(missing_bytes), binary_size(error.unallocated)
