@@ -222,6 +222,11 @@ class WatchedLoop:
 
     @guarded
     def _clip(self, parameters, max_norm, total_norm, *_, **__) -> None:
+        is_of_ours = any(id(each) in self._ours for each in parameters)
+        if is_of_ours:
+            self._ask_to_clip(parameters, max_norm)
+        if self.record.observed.stage:  # ZeRO leaves no `.grad` to clip (zero/stage_1_and_2.py:2398)
+            return
         self.record.observed.clipping = limit = _limit(max_norm)
         if limit == 0:
             return
@@ -231,7 +236,7 @@ class WatchedLoop:
             step.norm = total_norm.detach()
         if step.scaled and not step.unscaled:
             self._watched.clipped_scaled = True
-        if self._is_part and any(id(each) in self._ours for each in parameters):
+        if self._is_part and is_of_ours:
             self._watched.clipped_part = True
 
     @guarded

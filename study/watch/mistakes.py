@@ -7,6 +7,7 @@ Names that end in `_bytes` are shown as sizes.
 import math
 import re
 
+from study.core.files import value_at
 from study.core.recipes import AUTOCAST
 from study.watch.facts import KEPT, REDUCING, Facts, Results, required
 
@@ -187,14 +188,15 @@ def clipping(facts: Facts) -> Results:
     """DeepSpeed clips at the value of its config, not at the one that the script gives clip_grad_norm_."""
     seen = facts.clipping
     requested = facts.promised.clipping
+    in_script = facts.watched.clip_grad_norm  # 0: it asks for the norm alone
     is_zero = facts.seen.stage is not None
     # Under DeepSpeed, Accelerate's clip_grad_norm_ returns a norm and does not read its max_norm (accelerator.py:3023).
-    if is_zero and facts.watched.clip_grad_norm not in (None, seen):
+    if is_zero and in_script not in (None, 0, seen):
         yield "clip_grad_norm_ignored"
     elif requested is None:
         # That default is new: DeepSpeed's pull request 8068, June 2026. For "auto" Accelerate fills in 1.0 as well
         # (accelerator.py:2224), so equal losses under DDP need clipping at 1.0, or none on both sides.
-        if is_zero and seen > 0:  # 1.0 by default (runtime/constants.py:203)
+        if is_zero and not in_script and seen > 0:  # 1.0 by default (runtime/constants.py:203)
             yield "clipping_by_default"
     elif max(requested, 0) != max(seen, 0):  # all values up to 0 mean off
         # A yaml with `gradient_clipping: 0.0` comes here: Accelerate drops the zero, and DeepSpeed then clips at 1.0.
@@ -206,10 +208,10 @@ def accumulation(facts: Facts) -> Results:
     """The library divides each loss by the passes of a step: name passes that are not what it takes them for."""
     passes = facts.accumulation
     parts = facts.watched.loss_parts or 1
-    # If the two disagree, DeepSpeed's number replaces the Accelerator's, with no more than a warning
-    # (accelerator.py:2214).
-    if facts.promised.accumulation not in (None, passes):
-        yield "accumulation_set_twice"
+    # A script may give DeepSpeed another number than the launcher's file. What its loop counts is no second setting.
+    resolved = value_at(facts.seen.deepspeed, "gradient_accumulation_steps")
+    if None not in (resolved, facts.promised.accumulation) and resolved != facts.promised.accumulation:
+        yield "accumulation_set_twice", {"resolved": resolved}
     # Who divides: Accelerate under DDP and FSDP (accelerator.py:2851), the engine under DeepSpeed
     # (runtime/engine.py:3413). Measured: with 2 and with 4 passes a step, DDP and stages 0 to 3 have equal losses.
     if parts not in (1, passes):

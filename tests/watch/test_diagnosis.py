@@ -59,6 +59,13 @@ def test_a_planted_mistake_is_found_and_its_record_without_it_is_clean(case):
         assert case["bytes"] in (finding.memory_bytes, finding.traffic_bytes)
 
 
+@pytest.mark.parametrize("case", TABLES["alike"], ids=[case["name"] for case in TABLES["alike"]])
+def test_what_looks_like_a_mistake_gets_its_true_cause_alone(case):
+    right = store.load(RUNS / RECORDS[case["record"]])
+    alike = Record.model_validate(changed(right.model_dump(mode="json", by_alias=True), **case["changes"]))
+    assert sorted({*found(alike)} - {*found(right)}) == case["adds"]
+
+
 def test_evidence_in_this_repository_exists():
     paths = [text["evidence"] for text in texts().values() if text.get("evidence", "").endswith(".py")]
     assert paths
