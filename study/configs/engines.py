@@ -1,4 +1,4 @@
-"""Files of one training that name two engines, recompute twice or differ in a number: which counts, and what the libraries refuse.
+"""Files of one training that name two engines, recompute twice or differ: which counts, and what is refused.
 
 Read in accelerate 1.0.0 to 1.15.0 and transformers 4.38.2 to 5.23.0. Accelerate takes DeepSpeed wherever a plugin of it
 is given or its launcher asks for it, and asks for FSDP only then (state.py:974 and 1010). The Trainer makes a plugin of

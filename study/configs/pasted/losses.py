@@ -34,12 +34,10 @@ DIGITS = 4  # of a loss of evaluation: fewer may be the same by rounding
 USUAL_PASSES = 32  # of an update, where the text says none: some releases of the Trainer print their sum
 # As DeepSpeed, torchtitan and loops write them.
 RATE = re.compile(
-    r"(?:CurrSamplesPerSec=|\btps: *|\b(?:tok(?:en)?s?|samples)(?:/|_per_)s(?:ec(?:ond)?)?[\"']?[:= ] *)(\d[\d,]*\.?\d*)"
+    r"(?:CurrSamplesPerSec=|\btps: *|\b(?:tok(?:en)?s?|samples)(?:/|_per_)s(?:ec(?:ond)?)?[\"']?[:= ] *)"
+    r"(\d[\d,]*\.?\d*)"
 )
-RISES, GROWN = (
-    1.04,
-    1.5,
-)  # steps that grow: each part takes so much longer than the one before, and the last than the first
+RISES, GROWN = 1.04, 1.5  # of steps that grow: each part to the one before, and the last to the first
 SHARE = 0.9  # of the steps: a rate that is 0 after them is as it should be
 
 
@@ -263,11 +261,12 @@ def steps_slow_down(log: Log) -> Seen | None:
     rates = [(each.start(), 1 / max(float(each[1].replace(",", "")), 1e-9)) for each in RATE.finditer(log.text)]
     steps = bars or timed or rates
     seconds = [each for _, each in steps]
-    part, least = max(1, len(steps) // 4), 3.0
+    part, least = max(1, len(steps) // 8), 3.0  # noise makes no eight parts that rise
     middles = [statistics.median(seconds[at : at + part]) for at in range(0, len(steps) - part + 1, part)]
     if len(steps) > 4 and all(after > RISES * before for before, after in itertools.pairwise(middles)):
         early, late, least = middles[0], middles[-1], GROWN
     elif len(steps) >= 3 * MANY:
+        part = len(steps) // 4
         early, late = statistics.median(seconds[part : 2 * part]), statistics.median(seconds[-part:])
     elif len(steps) >= 4 and not bars:
         part = len(steps) // 2
