@@ -12,6 +12,7 @@ from study.configs.sentences import sentences
 from study.core.errors import Stop, nearest
 from study.core.text import say, say_wrapped
 from study.ledger import search, texts
+from study.records.compare import REASONS
 
 SOME = 3  # ids of a group that are named
 LONGEST = 4  # arguments that are one word, such as `cannot be decided here`
@@ -21,6 +22,7 @@ OF_QUESTIONS = re.compile(
     "where|which|why|with"
 )
 NEXT = {
+    "component": "To read next: `study estimate` predicts it.",
     "arm": "To read next: `study arms` lists all arms, and GUIDE.md says which to use.",
     "key": "To read next: `study stack --config FILE` names known faults that a config's keys meet.",
     "word": "To read next: examples/zero_by_hand/README.md shows what ZeRO does. WORDS.md has all words.",
@@ -36,8 +38,7 @@ def explain(
     """Explain sentences by their ids: when they are said, what they rest on, where they are discussed, rule and test.
 
     Commands print the id behind a sentence, in brackets. Without an id the kinds of sentences are counted. It also says
-    what an arm is, whose a key of a config is, and what a word means. If an id is also a word, type its brackets too to
-    get the sentence.
+    what an arm is, whose a key of a config is, and what a word means.
 
     With --json: the same; without an id all sentences. Example: `study explain second_bucket S000-20`
 
@@ -59,11 +60,13 @@ def explain(
         of_key = keys().get(key(id))
         rows = [row] if row else words_with(id) or ([of_key] if of_key and not of_id else [])
         # As commands print it, an id is no form of a word.
-        is_id = of_id and (id.startswith("[") or (id == of_id.id and key(id) not in words()))
+        is_id = of_id and (id.startswith("[") or id == of_id.id)
         if rows and not is_id:
             also = [f"A sentence has this name as well: study explain '[{of_id.id}]'"] if of_id else []
             if of_key and not row and of_key not in rows:
                 also = [f"A key of a config has this name as well: study explain '[{of_key['id']}]'"]
+            if row and row["kind"] == "word" and (why := REASONS.get(id.strip("[]"))):
+                also = [f"Of a rank's memory: {why}.", *also]
             for each in rows:
                 say_wrapped(f"{each['id']}: {each['sentence'].rstrip('.')}.", NEXT[each["kind"]], *also, "")
             answers += rows
@@ -85,6 +88,8 @@ def asked(ids: tuple[str, ...]) -> list[str]:
         length = min(LONGEST, len(typed))
         while length > 1 and not is_known(" ".join(typed[:length])):
             length -= 1
+        if "".join(typed[length : length + 1]).isdigit():  # no number has a meaning alone: stage 4
+            length += 1
         answers.append(" ".join(typed[:length]))
         typed = typed[length:]
     content = [each.rstrip("?") for each in answers if not OF_QUESTIONS.fullmatch(each)]

@@ -16,6 +16,7 @@ from study.core.text import short
 from study.known.explained import Explained
 from study.known.faults import table
 from study.ledger import search
+from study.records.compare import REASONS
 
 ENDS = ("", "s", "e", "d", "ed", "ing", "ion", "ism")  # in which forms of a word differ
 
@@ -43,8 +44,9 @@ def by_key() -> dict[str, Explained]:
 
 @functools.cache
 def words() -> dict[str, dict[str, str]]:
-    """Return what arms are, and what words of the guide mean, by their names."""
-    rows = {key(name): row_of(name, "arm", sentence) for name, sentence in of_arms().items()}
+    """Return what arms, components of memory and words of the guide mean, by their names."""
+    rows = {key(name): row_of(name, "component", why) for name, why in REASONS.items()}
+    rows |= {key(name): row_of(name, "arm", sentence) for name, sentence in of_arms().items()}
     for several, meaning in meanings().items():
         rows |= {key(word): row_of(several, "word", meaning) for word in several.split(", ")}
     return rows

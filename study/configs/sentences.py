@@ -2,7 +2,6 @@
 
 import functools
 from dataclasses import replace
-from pathlib import Path
 
 from study.configs.oom.causes import CAUSES, rows
 from study.configs.oom.means import in_its_words
@@ -11,7 +10,6 @@ from study.configs.pasted.tracebacks import SIGNS, TRACEBACKS
 from study.configs.settings import SETTINGS
 from study.known.explained import Explained, of_faults, of_table
 from study.known.findings import FINDINGS, HANGS
-from study.records import compare
 
 TABLES = (  # what their sentences are, and the module that applies a rule which stands in the table
     (FINDINGS, "finding", "study/configs/mistakes.py"),
@@ -26,16 +24,8 @@ TABLES = (  # what their sentences are, and the module that applies a rule which
 
 @functools.cache
 def sentences() -> list[Explained]:
-    of_tables = [each for table in TABLES for each in of_table(*table)]
-    for number, each in enumerate(of_tables):
-        if each.table == CAUSES:
-            of_tables[number] = replace(each, remedy=in_its_words(rows()[each.id]["remedy"], {}))
-    return of_faults() + of_tables + of_components()
-
-
-def of_components() -> list[Explained]:
-    """Return the parts of a rank's memory, by the names that `study estimate` and `study virtual` print."""
-    path = Path(compare.__file__)
-    kind, rests_on = "component of memory", "The sources of DeepSpeed 0.19.8"
-    read_by = "study/records/compare.py"
-    return [Explained(name, kind, why, "", rests_on, "", path, read_by) for name, why in compare.REASONS.items()]
+    return of_faults() + [
+        replace(each, remedy=in_its_words(rows()[each.id]["remedy"], {})) if each.table == CAUSES else each
+        for table in TABLES
+        for each in of_table(*table)
+    ]

@@ -23,11 +23,13 @@ from study.core import arms
 from study.core.arms import NAMES
 from study.core.doctor import Examined
 from study.core.text import bar, during, number_of, one_by_one, show, size
+from study.measure.memory import PHASE_ROLES
 from study.measure.roles import ORDER
 from study.predict.architecture import named
 from study.predict.prediction import estimate
 from study.predict.question import PlaceFlags, TrainingFlags
 from study.records import store
+from study.records.compare import REASONS
 from tests.conftest import ROOT, python, table
 from tests.shaped import changed, failed, finished, put
 
@@ -133,18 +135,27 @@ def test_what_people_read(command, asked, capsys, golden):
     golden(f"command_{command}.txt", text)
 
 
-COMPONENTS = [
-    "weights", "master", "gradients", "moments", "buckets", "gathered_weights", "activations", "temporaries", "other",
-    "constants", "staging", "swap",
-]  # fmt: skip
+# All that a look at real memory or an estimate tells apart, and what `compare` says of older records.
+COMPONENTS = {*ORDER, *PHASE_ROLES.values(), "activations or temporaries"}
 
 
-@pytest.mark.parametrize("name", COMPONENTS)
-def test_each_component_of_memory_is_explained_by_its_name(name, asked, capsys):
-    """In brackets: some are words of WORDS.md as well."""
-    assert asked(f"explain [{name}]") is None
-    assert f"{name}: a component of memory\n" in capsys.readouterr().out
-    assert {*ORDER} <= {*COMPONENTS}
+@pytest.mark.parametrize("name", sorted(COMPONENTS))
+def test_each_component_of_memory_is_explained_in_a_sentence_by_its_name(name, asked, capsys):
+    """A place in our sources that only names it is no condition of it."""
+    assert {*REASONS} == COMPONENTS
+    assert asked(f"explain {name}") is None
+    said = " ".join(capsys.readouterr().out.split())
+    assert f": {REASONS[name]}." in said
+    assert not re.search(r"Condition: |Rule: |\.py:", said)
+
+
+@pytest.mark.parametrize("command", ["estimate", "virtual"])
+def test_each_row_of_a_printed_peak_is_one_of_them(command):
+    printed = (ROOT / f"tests/golden/command_{command}.txt").read_text()
+    tables = re.findall(r"^component .*\n((?:.+\n)+)", printed, re.MULTILINE)
+    names = {name for rows in tables for name in re.findall(r"^(.+?)  ", rows, re.MULTILINE)}
+    assert {"weights", "temporaries", "other"} <= names
+    assert {each for name in names for each in name.split(", and DDP's ")} <= COMPONENTS | {"total"}
 
 
 def test_all_arms_are_listed(asked, capsys):
