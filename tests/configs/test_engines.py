@@ -96,10 +96,11 @@ REFUSED = {
 @pytest.mark.parametrize("argument", REFUSED)
 def test_arguments_that_the_trainer_refuses_beside_its_config_are_told(argument, tmp_path, capsys):
     script, config = tmp_path / "train.py", tmp_path / "ds.json"
+    words = [str(script), str(config)]
     script.write_text(f"Trainer(model, TrainingArguments('out', deepspeed='conf/ds.json', {argument})).train()\n")
     for written, is_refused in ((REFUSED[argument], True), ('"bf16": {"enabled": "auto"}', False)):
         config.write_text(f'{{"zero_optimization": {{"stage": 2}}, {written}}}')
-        for printed in (_of_stack([str(script), str(config)], capsys), _of_diagnose([str(script), str(config)], capsys)):
+        for printed in (_of_stack(words, capsys), _of_diagnose(words, capsys)):
             assert ("[arguments_contradicted]" in printed) == is_refused
 
 

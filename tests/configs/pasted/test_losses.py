@@ -332,8 +332,8 @@ def test_steps_that_grow_steadily_are_told_however_many_there_are(form, count):
 def test_a_fault_that_makes_nan_does_not_explain_losses_that_are_finite():
     stack = "deepspeed==0.15.4\n{'bf16': {'enabled': true}, 'zero_optimization': {'stage': 2, 'overlap_comm': true}}"
     finite = "\n".join(f"{{'loss': 11.9{digit}, 'grad_norm': 1.{digit}}}" for digit in (4, 3, 2))
-    told = [answer(f"{stack}\n{log}", symptom) for log, symptom in (
-        (finite, "loss does not fall"), (finite, "the loss becomes nan later"), ("", "loss does not fall"))]  # fmt: skip
+    given = [(finite, "loss does not fall"), (finite, "the loss becomes nan later"), ("", "loss does not fall")]
+    told = [answer(f"{stack}\n{log}", symptom) for log, symptom in given]
     is_blamed = ["overlap-buffer-freed" in {each.id for each in each.found} for each in told]
     assert is_blamed == [False, True, True]
     assert "overlap-buffer-freed" in {each.fault.id for each in told[0].applying}
