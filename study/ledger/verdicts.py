@@ -50,7 +50,9 @@ def in_words(claims: Sequence[Claim]) -> str:
     times = [
         sum(source in each.kinds for each in asides() if each.is_contradiction) for source in ("papers", "articles")
     ]
-    said.append("Papers contradict themselves {} times, articles {}.".format(*times))
+    said.append(
+        "By our reading papers disagree with themselves in {} places, slips included, articles in {}.".format(*times)
+    )
     return " ".join(said)
 
 

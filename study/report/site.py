@@ -251,7 +251,7 @@ def link_ids(site: Path) -> None:
 
 
 def copy_files(site: Path) -> None:
-    """Copy the scripts and notebooks to which pages lead."""
+    """Copy the scripts to which pages lead."""
     pages = "".join(page.read_text() for page in site.glob("*.html"))
     for name in {*re.findall(r'href="sources/([^"]+)"', pages)}:
         (site / "sources" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -259,9 +259,9 @@ def copy_files(site: Path) -> None:
 
 
 def linked(text: str, folder: Path) -> str:
-    """Let the links of a Markdown file lead to pages of the site, and to copies of scripts and notebooks.
+    """Let the links of a Markdown file lead to pages of the site, and to copies of scripts.
 
-    Those to other files become words and a path.
+    Those to other files become words and a path: a browser shows a notebook as JSON.
     """
     pages = pages_of() | {"README.md": "index.html"}
 
@@ -273,7 +273,7 @@ def linked(text: str, folder: Path) -> str:
             return f"[{words}](claims.html#{words})"
         if path in pages:
             return f"[{words}]({pages[path]}{heading and '#' + heading})"
-        if path.endswith((".py", ".ipynb")):
+        if path.endswith(".py"):
             return f"[{words}](sources/{path})"
         return words if Path(path).name in words else f"{words} (`{path}`)"
 
@@ -287,17 +287,21 @@ def write_texts(site: Path, name: str, cells: list[str], title: str, source: str
 
 
 def write_by_hand(site: Path) -> None:
-    """Write the page of ZeRO by hand: its README, and then its files, of the last two what they change."""
+    """Write the page of ZeRO by hand: its README, and before what is for later its files, of two what they change."""
     code = {name: (BY_HAND_FOLDER / f"{name}.py").read_text(encoding="utf-8") for name in BY_HAND}
     readme = linked((BY_HAND_FOLDER / "README.md").read_text(encoding="utf-8"), BY_HAND_FOLDER)
-    cells = [re.sub(rf"`({'|'.join(BY_HAND)})\.py`", r"[`\1.py`](#\1.py)", readme)]
+    readme = re.sub(rf"`({'|'.join(BY_HAND)})\.py`", r"[`\1.py`](#\1.py)", readme)
+    lesson, for_later, rest = readme.partition("What follows is for later")
+    cells = [lesson]
     heading = '<h2 id="{0}.py">{0}.py</h2>'.format
     cells += [f"{heading(name)}\n\n```python\n{code[name]}```" for name in BY_HAND[:3]]
     for before, name in pairwise(BY_HAND[2:]):
         changed = difflib.unified_diff(code[before].splitlines(True), code[name].splitlines(True), n=2)
         lines = "".join(line for line in changed if not line.startswith(("---", "+++")))
         cells.append(f"{heading(name)}\n\nBeside {before}.py:\n\n```diff\n{lines}```")
-    write_texts(site, "by_hand", cells, "ZeRO by hand", "examples/zero_by_hand", "what-deepspeed-sends")
+    write_texts(
+        site, "by_hand", [*cells, for_later + rest], "ZeRO by hand", "examples/zero_by_hand", "what-deepspeed-sends"
+    )
     shutil.copyfile(BY_HAND_FOLDER / "held.svg", site / "held.svg")
 
 

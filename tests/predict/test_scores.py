@@ -130,6 +130,15 @@ def test_the_outside_check_is_printed_first_as_its_page_has_it():
     assert int(low) / int(of) == pytest.approx(1 / 3, abs=0.04)
 
 
+def test_published_peaks_outside_their_interval_are_counted_on_the_page():
+    page = " ".join((ROOT / "reports/answers/fit.md").read_text().split())
+    mine = [each for each in scores.numbers() if each.quantity == "memory" and each.low and each.high]
+    above = sum(each.measured > each.high for each in mine)
+    below = sum(each.measured < each.low for each in mine)
+    where = f"{len(mine) - above - below} lie inside, {above} above it and {below} below"
+    assert f"Of {len(mine)} published peaks with an interval of memory {where}" in page
+
+
 def test_the_interval_of_a_step_is_that_of_a_source_without_a_vote():
     """80 % of first predictions of sources that nobody had read, each left out once; links have eight sources alone."""
     for limit, ends in pace().interval.items():

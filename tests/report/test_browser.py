@@ -95,6 +95,25 @@ def test_a_phone_shows_tables_of_texts_whole(page, show):
     assert wide == []
 
 
+def test_a_thumb_finds_sliders_and_the_eye_the_groups_of_pages(show):
+    for page in ("index", "stages"):
+        opened = show(page, 390)
+        sliders = opened.find_elements("css selector", "input[type=range]")
+        assert len(sliders) == 3
+        assert all(each.rect["height"] >= 44 and each.rect["width"] > 300 for each in sliders), page
+        groups = [each.text for each in opened.find_elements("css selector", "nav span")]
+        assert groups == [door for door in report.IN_NAVIGATION if door], "hidden, its text would be empty"
+
+
+def test_a_phone_reads_the_five_files_before_what_is_for_later(show):
+    """No fold hides them, and what is for later follows."""
+    opened = show("by_hand", 390)
+    headings = opened.find_elements("css selector", "h2")
+    names = [each.get_attribute("id") for each in headings]
+    assert names[:-4] == [*names[:5], *(f"{name}.py" for name in report.BY_HAND)]
+    assert [bool(each.find_elements("xpath", "ancestor::details")) for each in headings] == [False] * 10 + [True] * 4
+
+
 def test_figures_follow_the_dark_page(show):
     """What the screen shows: a white box on a dark page is seen in its pixels alone."""
     opened = show("index", 1024)
@@ -261,7 +280,7 @@ def test_on_a_phone_commands_wrap_python_scrolls_and_only_a_table_of_many_column
     assert opened.execute_script(scrolls)
     folded = "return document.querySelectorAll('details:not([open]) > summary > h2').length"
     for page, width, is_folded in (("by_hand", 390, True), ("guide", 390, True), ("guide", 1280, False)):
-        assert (show(page, width).execute_script(folded) > 4) == is_folded, page
+        assert (show(page, width).execute_script(folded) > 3) == is_folded, page
     names = """return [...document.querySelectorAll("td:last-child")]
         .filter((cell) => /^\\S+-r1\\.1$/.test(cell.innerText)).map((cell) => cell.offsetHeight);"""
     opened = show("stages", 390)

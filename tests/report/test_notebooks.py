@@ -1,6 +1,7 @@
 """Notebooks: as they lie in the repository, over real runs, over an empty folder, and the one for Colab."""
 
 import importlib.util
+import itertools
 import json
 import pathlib
 import re
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 
 import IPython.display
 import keep_outputs
@@ -21,6 +23,7 @@ from study.predict.estimate import HOST_PROCESS_BYTES
 from study.records import runs as records
 from study.report import notebook
 from study.report.notebook import Book
+from study.report.site import BY_HAND, BY_HAND_FOLDER
 from study.report.topics import documents
 from tests.cli.test_cli import in_this_process
 from tests.conftest import ROOT, ranks_of
@@ -284,13 +287,32 @@ def test_the_notebook_by_hand_needs_an_address_alone(pasted, execute, monkeypatc
     with pytest.raises(AssertionError, match="nowhere could not be cloned"):
         execute("by_hand", lambda _: None, source="nowhere")
     execute("by_hand", shell, source=pasted)
-    clone, alone, *on_ranks = lines
-    assert clone == "git clone --quiet --depth 1 https://github.com/some/zero-study zero-study"
+    assert lines.pop(0) == "git clone --quiet --depth 1 https://github.com/some/zero-study zero-study"
     folder = "zero-study/examples/zero_by_hand"
-    assert alone == f"{sys.executable} {folder}/one_process.py"
-    files = ["data_parallel.py", "stage1.py", "stage2.py", "stage3.py", "broken.py --micro-batches 4"]
     two_ranks = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 2"
-    assert on_ranks == [f"{two_ranks} {folder}/{file}" for file in files]
+    *_, difference, edited = lines
+    copy = difference.removeprefix(f"diff {folder}/stage2.py ").removesuffix("/stage2.py")
+    assert edited == f"{two_ranks} {copy}/stage2.py --micro-batches 4"
+    programs = [sys.executable, *[two_ranks] * 4]
+    for name, program, shown, run in zip(BY_HAND, programs, lines[:-2:2], lines[1:-2:2], strict=True):
+        assert f"{folder}/{name}.py" in shown, "the code comes before its run"
+        assert run == f"{program} {folder}/{name}.py"
+
+
+def test_the_notebook_by_hand_shows_the_code_that_it_runs():
+    """The first three files whole, of the others what changes: a kept output is of the file as it is now."""
+    kept = {cell["id"]: cell.get("outputs") for cell in NOTEBOOKS["by_hand"]}
+    files = {name: (BY_HAND_FOLDER / f"{name}.py").read_text().splitlines() for name in BY_HAND}
+    shown = {name: "".join(kept[f"by_hand-{name}-code"][0]["data"]["text/plain"]).splitlines() for name in BY_HAND}
+    for name in BY_HAND[:3]:
+        assert shown[name] == files[name]
+    for before, name in itertools.pairwise(BY_HAND[2:]):
+        gone, new = (Counter(files[one]) - Counter(files[other]) for one, other in ((before, name), (name, before)))
+        signs = {sign: Counter(line[1:] for line in shown[name] if line[0] == sign) for sign in "-+"}
+        assert gone <= signs["-"]
+        assert new <= signs["+"]
+        assert signs["+"] <= Counter(files[name])
+        assert signs["-"] <= Counter(files[before])
 
 
 def test_colab_keeps_the_runtime_s_own_packages(execute, monkeypatch, tmp_path):

@@ -62,6 +62,7 @@ def test_every_link_leads_somewhere(site):
             name, _, fragment = unquote(html.unescape(link)).partition("#")
             target = path.parent / (name or path.name)
             assert target.is_file(), f"{path.name} leads to {link}, which is not there"
+            assert target.suffix != ".ipynb", f"{path.name} leads to {link}, which a browser shows as JSON"
             assert not fragment or f'id="{fragment}"' in target.read_text(), f"{path.name}: {link}"
 
 
@@ -72,7 +73,8 @@ def test_each_file_that_is_a_page_is_a_link(site):
             continue
         bare = bs4.BeautifulSoup(path.read_text(), "html.parser").find_all("code", string=[*report.pages_of()])
         assert [each.string for each in bare if not each.find_parents(["a", "footer"])] == [], path.name
-    assert (site / "sources/notebooks/by_hand.ipynb").read_text() == (ROOT / "notebooks/by_hand.ipynb").read_text()
+    harness = "examples/zero_by_hand/harness.py"
+    assert (site / "sources" / harness).read_text() == (ROOT / harness).read_text()
 
 
 def test_no_page_shows_a_backtick_outside_of_code_and_drawings(site):
