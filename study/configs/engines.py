@@ -1,17 +1,19 @@
-"""Files of one training that name two engines, or recompute twice: which counts, and what the libraries refuse.
+"""Files of one training that name two engines, recompute twice or differ: which counts, and what is refused.
 
 Read in accelerate 1.0.0 to 1.15.0 and transformers 4.38.2 to 5.23.0. Accelerate takes DeepSpeed wherever a plugin of it
 is given or its launcher asks for it, and asks for FSDP only then (state.py:974 and 1010). The Trainer makes a plugin of
 `deepspeed=` (training_args.py:1715), and refuses `fsdp=` beside any DeepSpeed (trainer.py:473).
 """
 
+import ast
 import contextlib
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from study.configs import sources
+from study.configs import code, mistakes, sources
 from study.configs.pasted import condense
 from study.core.errors import Stop
 from study.known.findings import Finding, finding, in_a_sentence
@@ -142,6 +144,8 @@ def contradictions(texts: Mapping[str, str]) -> Iterator[Finding]:
         yield finding(id, counts=counts[0].told, yaml=found[-1].told)
     if counts and counts[0].what == "FSDP":
         yield from _recomputed_twice(texts)
+    for text in texts.values():
+        yield from _refused(text, texts)
 
 
 def in_words(texts: Mapping[str, str]) -> list[str]:
@@ -159,6 +163,16 @@ def _recomputed_twice(texts: Mapping[str, str]) -> Iterator[Finding]:
         yield finding("recomputing_refused_by_default", twice=twice.told, fsdp=by_fsdp.told)
     elif twice := _first(BY_MODEL, texts):
         yield finding("recomputed_twice", twice=twice.told, fsdp=by_fsdp.told)
+
+
+def _refused(script: str, texts: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield what a script's arguments of the Trainer say otherwise than the DeepSpeed config that they name."""
+    for call in ast.walk(code.parsed(script) or ast.Module([], [])):
+        if isinstance(call, ast.Call):
+            said = {each.arg: each.value.value for each in call.keywords if isinstance(each.value, ast.Constant)}
+            with contextlib.suppress(ValueError):  # no json
+                config = json.loads(texts.get(Path(str(said.get("deepspeed"))).name, "{}"))
+                yield from mistakes.contradicted(said, config) if isinstance(config, dict) else ()
 
 
 def _in_text(name: str, text: str) -> Iterator[Said]:

@@ -84,7 +84,7 @@ def mistakes(source: Source, ranks: int | None = None) -> Iterator[Finding]:
     if source.named:
         yield from mistakes(source.named, ranks)
     if source.named and source.kind == TRAINER:
-        yield from _contradicted(content, source.named.content)
+        yield from contradicted(content, source.named.content)
 
 
 def _of_no_kind(content: dict) -> Iterator[Finding]:
@@ -147,8 +147,11 @@ def _of_trainer(source: Source) -> Iterator[Finding]:
                     yield finding("value_no_count", key=key, value=printable(repr(value)))
 
 
-def _contradicted(arguments: dict, config: dict) -> Iterator[Finding]:
+def contradicted(arguments: dict, config: dict) -> Iterator[Finding]:
     """Yield what a DeepSpeed config says otherwise than the Trainer's arguments beside it."""
+    for one, other in (("bf16", "fp16"), ("fp16", "bf16")):
+        if arguments.get(one) is True:  # of both the Trainer takes one
+            arguments = {other: False} | arguments
     for pair in texts()["arguments_contradicted"]["pairs"]:
         if arguments.get(pair.get("unless")):
             continue

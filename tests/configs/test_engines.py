@@ -83,6 +83,27 @@ def test_of_two_engines_the_one_that_trains_is_named_with_its_line(script, launc
         assert not said or "Nothing known applies" not in printed
 
 
+REFUSED = {
+    "per_device_train_batch_size=4": '"train_micro_batch_size_per_gpu": 1',
+    "gradient_accumulation_steps=8": '"gradient_accumulation_steps": 16',
+    "fp16=True": '"bf16": {"enabled": true}',
+    "bf16=True": '"bf16": {"enabled": false}',
+    "max_grad_norm=0.5": '"gradient_clipping": 1.0',
+    "learning_rate=2e-5": '"optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}',
+}
+
+
+@pytest.mark.parametrize("argument", REFUSED)
+def test_arguments_that_the_trainer_refuses_beside_its_config_are_told(argument, tmp_path, capsys):
+    script, config = tmp_path / "train.py", tmp_path / "ds.json"
+    words = [str(script), str(config)]
+    script.write_text(f"Trainer(model, TrainingArguments('out', deepspeed='conf/ds.json', {argument})).train()\n")
+    for written, is_refused in ((REFUSED[argument], True), ('"bf16": {"enabled": "auto"}', False)):
+        config.write_text(f'{{"zero_optimization": {{"stage": 2}}, {written}}}')
+        for printed in (_of_stack(words, capsys), _of_diagnose(words, capsys)):
+            assert ("[arguments_contradicted]" in printed) == is_refused
+
+
 def _of_stack(words, capsys) -> str:
     capsys.readouterr()
     stack(tuple(words), flags=Flags())

@@ -120,6 +120,8 @@ def answer(
         shown += on_one_rank(scripts, causes, is_after, watchdogs.that_differ(pasted.text))
         shown += skipped_alone(scripts)
     faults = matching.matches(pasted, seen, scripts)
+    if _is_finite(pasted, shown):  # losses that are seen count more than words
+        faults = [replace(each, sure="possible") if "nan" in each.fault.symptom else each for each in faults]
     likely = [each for each in faults if each.sure != "possible"]
     others = faults[len(likely) :]
     possible = [each for each in others if not each.is_certain]
@@ -138,7 +140,7 @@ def answer(
     is_open = "stage" in pasted.said and not (found or seen)  # any fault of it may be there
     asks_releases = RELEASES in unsaid and any(each.applies.is_seen or is_open for each in possible)
     questions = _to_be_surer(found, asks_releases, seen) if found else _to_know(pasted, unsaid, asks_releases, seen)
-    found = found[: 1 + MOST_ALSO]
+    found = found if "slow" in seen else found[: 1 + MOST_ALSO]  # what makes steps slow adds up
     hanging = [*_will_hang(pasted, shown, scripts)]
     is_known = _is_known(pasted, found)
     unknown = "" if is_known else f"The symptom {shorten(repr(symptom), LONGEST_ERROR)} is not known here"
@@ -288,6 +290,12 @@ def _symptoms(pasted: Pasted, shown: list[Seen]) -> set[str]:
     if "loss" in seen and not any(id.startswith(OF_STEPS) for id in signs):
         seen |= {"norm"}  # a wrong gradient shows in the loss, or in the rewards
     return seen
+
+
+def _is_finite(pasted: Pasted, shown: list[Seen]) -> bool:
+    """Whether a text shows losses, and nothing that is not a number."""
+    is_nan = not OF_NAN.isdisjoint(each.id for each in shown) or re.search(r"(?i)\bnan\b", pasted.text)
+    return len(pasted.log.losses.values) >= FEW and not is_nan
 
 
 def _situations(pasted: Pasted, shown: list[Seen], seen: set[str]) -> list[Seen]:

@@ -33,7 +33,11 @@ ALIKE = 0.0015  # so far from the logarithm of a vocabulary a loss is that of an
 DIGITS = 4  # of a loss of evaluation: fewer may be the same by rounding
 USUAL_PASSES = 32  # of an update, where the text says none: some releases of the Trainer print their sum
 # As DeepSpeed, torchtitan and loops write them.
-RATE = re.compile(r"(?:CurrSamplesPerSec=|\btps: *|\b(?:tok(?:en)?s?|samples)/s(?:ec)?[:= ] *)(\d[\d,]*\.?\d*)")
+RATE = re.compile(
+    r"(?:CurrSamplesPerSec=|\btps: *|\b(?:tok(?:en)?s?|samples)(?:/|_per_)s(?:ec(?:ond)?)?[\"']?[:= ] *)"
+    r"(\d[\d,]*\.?\d*)"
+)
+RISES, GROWN = 1.04, 1.5  # of steps that grow: each part to the one before, and the last to the first
 SHARE = 0.9  # of the steps: a rate that is 0 after them is as it should be
 
 
@@ -248,21 +252,28 @@ def rate_ends(rates: Series) -> Seen | None:
 
 
 def steps_slow_down(log: Log) -> Seen | None:
-    """The last quarter of the steps takes much longer than the second; of few each in the last half than all before."""
+    """Steps grow without an end, or the last quarter takes much longer than the second.
+
+    Of few steps each in the last half takes much longer than all before.
+    """
     bars = [(each.start(), _seconds(each)) for each in BAR.finditer(log.text)]
     timed = [(line.place, line.values["seconds"]) for line in log.lines if "seconds" in line.values]
     rates = [(each.start(), 1 / max(float(each[1].replace(",", "")), 1e-9)) for each in RATE.finditer(log.text)]
     steps = bars or timed or rates
     seconds = [each for _, each in steps]
-    part = len(steps) // 4
-    if len(steps) >= 3 * MANY:
+    part, least = max(1, len(steps) // 8), 3.0  # noise makes no eight parts that rise
+    middles = [statistics.median(seconds[at : at + part]) for at in range(0, len(steps) - part + 1, part)]
+    if len(steps) > 4 and all(after > RISES * before for before, after in itertools.pairwise(middles)):
+        early, late, least = middles[0], middles[-1], GROWN
+    elif len(steps) >= 3 * MANY:
+        part = len(steps) // 4
         early, late = statistics.median(seconds[part : 2 * part]), statistics.median(seconds[-part:])
     elif len(steps) >= 4 and not bars:
         part = len(steps) // 2
         early, late = max(seconds[:part]), min(seconds[-part:])
     else:
         return None
-    if late <= 3 * early:
+    if late <= least * early:
         return None
     beside = "" if steps is rates else f" ({late:.3g} s, and {early:.3g} s before)"
     return sign("steps-slow-down", log.text, steps[-part][0], factor=late / early, beside=beside)

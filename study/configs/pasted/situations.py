@@ -41,12 +41,14 @@ def situations() -> dict[str, Situation]:
 
 
 def fitting(pasted: Pasted, symptoms: set[str]) -> list[Seen]:
-    """Return the situations that fit, the likely ones alone if there are any.
+    """Return the situations that fit, the likely ones alone if there are any. What makes steps slow adds up.
 
     `symptoms` are those of symptoms.toml, and ids of signs.
     """
     fits = [*_fits(pasted, symptoms)]
-    return [each for each in fits if each.sure == "likely"] or fits
+    if all(each.sure != "likely" for each in fits):
+        return fits
+    return [each for each in fits if each.sure == "likely" or "slow" in situations()[each.id].symptoms]
 
 
 def _fits(pasted: Pasted, symptoms: set[str]) -> Iterator[Seen]:

@@ -309,6 +309,51 @@ def test_steps_that_grow_are_told_in_whatever_form_their_time_stands(form):
         assert answer(lines(well)).id != "steps-slow-down"
 
 
+GROWING = [
+    " 1%|#   | {step}/999 [00:05<1:00:00, {s:.2f}s/it]",
+    "{{'loss': {loss:.3f}, 'step_time': {s:.2f}}}",
+    "{{'loss': {loss:.3f}, 'tokens_per_second': {rate:.0f}}}",
+]
+
+
+@pytest.mark.parametrize("form", GROWING)
+@pytest.mark.parametrize("count", [5, 20, 60, 200])
+def test_steps_that_grow_steadily_are_told_however_many_there_are(form, count):
+    def told(first, last, noise=0.0):
+        seconds = [first + (last - first) * at / count + noise * (at % 3) for at in range(count)]
+        return answer(
+            "\n".join(form.format(step=at, s=s, loss=9 - at / 99, rate=4e4 / s) for at, s in enumerate(seconds))
+        ).id
+
+    assert told(5, 11) == told(1, 200) == "steps-slow-down"
+    assert told(5, 6) != "steps-slow-down" != told(5, 5, noise=2.0)
+
+
+def test_a_fault_that_makes_nan_does_not_explain_losses_that_are_finite():
+    stack = "deepspeed==0.15.4\n{'bf16': {'enabled': true}, 'zero_optimization': {'stage': 2, 'overlap_comm': true}}"
+    finite = "\n".join(f"{{'loss': 11.9{digit}, 'grad_norm': 1.{digit}}}" for digit in (4, 3, 2))
+    given = [(finite, "loss does not fall"), (finite, "the loss becomes nan later"), ("", "loss does not fall")]
+    told = [answer(f"{stack}\n{log}", symptom) for log, symptom in given]
+    is_blamed = ["overlap-buffer-freed" in {each.id for each in each.found} for each in told]
+    assert is_blamed == [False, True, True]
+    assert "overlap-buffer-freed" in {each.fault.id for each in told[0].applying}
+
+
+def test_all_that_makes_steps_slow_is_told_together():
+    causes = {
+        "offload-slow": '"offload_optimizer": {"device": "cpu"}',
+        "small-buckets-slow": '"reduce_bucket_size": 500000',
+        "prefetch-off-slow": '"stage3_prefetch_bucket_size": 0',
+        "timers-slow": '"wall_clock_breakdown": true',
+        "memory-pressure-slow": '"x": "14 pytorch allocator cache flushes since last step"',
+        "sockets-between-nodes": '"y": "n1:41:41 [0] NCCL INFO NET/Socket : Using [0]eth0:10.1.0.7<0>"',
+    }
+    config = f'{{"zero_optimization": {{"stage": 3}}, {", ".join(causes.values())}}}'
+    assert {*causes} <= {each.id for each in answer(config, "slow").found}
+    well = '{"zero_optimization": {"stage3_prefetch_bucket_size": 0.5e8}, "wall_clock_breakdown": false}'
+    assert not {*causes} & {each.id for each in answer(well, "slow").found}
+
+
 def test_a_time_since_the_start_is_none_of_a_step():
     assert (
         answer("\n".join(f"step {step} loss {2.3 - step / 99:.3f} time {10 * step}" for step in range(1, 40))).found
