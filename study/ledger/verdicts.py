@@ -51,7 +51,7 @@ def in_words(claims: Sequence[Claim]) -> str:
         sum(source in each.kinds for each in asides() if each.is_contradiction) for source in ("papers", "articles")
     ]
     said.append(
-        "By our reading papers disagree with themselves in {} places, slips included, articles in {}.".format(*times)
+        "Papers contradict themselves {} times, articles {}, by our reading.".format(*times)
     )
     return " ".join(said)
 

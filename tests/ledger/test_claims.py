@@ -408,7 +408,7 @@ def test_a_contradiction_is_found_by_its_words_and_counted_apart(capsys):
     command.claims()
     of = [sum(each.document.startswith(letter) for each in known) for letter in "PS"]
     printed = " ".join(capsys.readouterr().out.split())
-    assert "papers disagree with themselves in {} places, slips included, articles in {}".format(*of) in printed
+    assert "Papers contradict themselves {} times, articles {}, by our reading".format(*of) in printed
     # Another text of the same authors is no part of it, and what has a reading that agrees is open.
     assert not [each.said for each in known if re.search(r"tutorial|\bpost\b|\bmay be\b|abstract", each.said)]
 
