@@ -83,9 +83,7 @@ def claims(
     elif not claim:
         say_wrapped(verdicts.in_words(texts.claims()), "")
         say_wrapped(*ASK, indent=" " * 30)
-    elif (
-        len(chosen) > len(search.apart(claim)) and not every
-    ):  # a document, or words that many claims contain: a line of each
+    elif len(chosen) > len(search.apart(claim)) and not every:  # a document, or words that many claims contain
         list_claims(chosen)
     else:
         for each in chosen:

@@ -59,7 +59,7 @@ def explain(
         of_id = by_key().get(key(id))
         of_key = keys().get(key(id))
         rows = [row] if row else words_with(id) or ([of_key] if of_key and not of_id else [])
-        # As commands print it, an id is no form of a word.
+        # An id in brackets, as commands print it, is never looked up as a word.
         is_id = of_id and (id.startswith("[") or id == of_id.id)
         if rows and not is_id:
             also = [f"A sentence has this name as well: study explain '[{of_id.id}]'"] if of_id else []

@@ -56,6 +56,8 @@ def stack(
     releases, config = with_config(releases, config)
     used, notes = described(releases, launched_ranks(words, flags), config)
     differ = [*engines.contradictions(engines.texts_of(words))]
+    if any(each.id == "arguments_contradicted" for each in differ):  # which names both values and what to do
+        notes = [note for note in notes if "[config-mismatch]" not in note]
     mistaken = [*unusable(sources.read(config), None)] if config else []
     notes += compared_with(mistaken, used)
     if symptom and not symptom_of_word(symptom):

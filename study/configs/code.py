@@ -113,7 +113,7 @@ class _Configs:
             _replace(lines, node, words[node].encode())
 
     def _changed(self, node: ast.Assign | ast.Expr, is_sure: bool) -> dict | None:
-        """Return the dictionary into which a statement writes, with what it writes. None: it may not be reached."""
+        """Return the dictionary that a statement changes, as it is then. None: it changes none, or may not run."""
         if isinstance(node, ast.Assign):
             target = node.targets[0]
             if not isinstance(target, ast.Subscript) or not isinstance(target.slice, ast.Constant):
@@ -156,7 +156,7 @@ class _Configs:
 
 
 def _parts(content: dict) -> Iterator[dict]:
-    """Yield a dictionary and those in it."""
+    """Yield a dictionary and all that are nested in it."""
     yield content
     for each in content.values():
         if isinstance(each, dict):
@@ -168,7 +168,7 @@ def _is_dict(node: ast.AST) -> bool:
 
 
 def _as_json(content: Any) -> str:
-    """Return what a dictionary has as JSON; what is no value, as Python has it."""
+    """Return a dictionary as JSON. A part that is no constant stays as the script writes it."""
     if isinstance(content, dict):
         return f"{{{', '.join(f'{json.dumps(str(key))}: {_as_json(value)}' for key, value in content.items())}}}"
     try:

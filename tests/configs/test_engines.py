@@ -102,6 +102,7 @@ def test_arguments_that_the_trainer_refuses_beside_its_config_are_told(argument,
         config.write_text(f'{{"zero_optimization": {{"stage": 2}}, {written}}}')
         for printed in (_of_stack(words, capsys), _of_diagnose(words, capsys)):
             assert ("[arguments_contradicted]" in printed) == is_refused
+            assert "[config-mismatch]" not in printed, "it is told once"
 
 
 def _of_stack(words, capsys) -> str:

@@ -126,9 +126,9 @@ def answer(
     others = faults[len(likely) :]
     possible = [each for each in others if not each.is_certain]
     of_loop = sorted(own_loops.mistakes(pasted, scripts), key=lambda each: -each.place)
-    told = {each.fault for each in (*shown, *of_loop)}
-    silent = [each for each in likely if each.fault.id not in told]
-    applying = [each for each in others if each.is_certain and each.fault.id not in told]
+    explained = {each.fault for each in (*shown, *of_loop)}
+    silent = [each for each in likely if each.fault.id not in explained]
+    applying = [each for each in others if each.is_certain and each.fault.id not in explained]
     found = ordered(shown, silent, _situations(pasted, shown, seen))
     found = [*_of_loop(of_loop, shown, found, seen), *found] or _otherwise(pasted, error)
     beside = [

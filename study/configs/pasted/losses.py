@@ -252,16 +252,16 @@ def rate_ends(rates: Series) -> Seen | None:
 
 
 def steps_slow_down(log: Log) -> Seen | None:
-    """Steps grow without an end, or the last quarter takes much longer than the second.
+    """Steps become slower: steadily, or in the last quarter compared with the second.
 
-    Of few steps each in the last half takes much longer than all before.
+    Of few steps, each in the second half must be much slower than all in the first.
     """
     bars = [(each.start(), _seconds(each)) for each in BAR.finditer(log.text)]
     timed = [(line.place, line.values["seconds"]) for line in log.lines if "seconds" in line.values]
     rates = [(each.start(), 1 / max(float(each[1].replace(",", "")), 1e-9)) for each in RATE.finditer(log.text)]
     steps = bars or timed or rates
     seconds = [each for _, each in steps]
-    part, least = max(1, len(steps) // 8), 3.0  # noise makes no eight parts that rise
+    part, least = max(1, len(steps) // 8), 3.0  # noise alone does not make each of eight parts rise
     middles = [statistics.median(seconds[at : at + part]) for at in range(0, len(steps) - part + 1, part)]
     if len(steps) > 4 and all(after > RISES * before for before, after in itertools.pairwise(middles)):
         early, late, least = middles[0], middles[-1], GROWN
