@@ -455,7 +455,9 @@ def test_diagnose_names_the_faults_with_a_symptom_that_stack_names_of_the_same_f
     Path("requirements.txt").write_text(RELEASES.replace("4.49.0", "4.48.3"))
     Path("ds.json").write_text('{"zero_optimization": {"stage": 3}, "gradient_accumulation_steps": 4}')
     for model in ("Qwen/Qwen2.5-14B", "mine/of-my-own"):
-        Path("train.py").write_text(CAUSAL.format(model=model))
+        Path("train.py").write_text(
+            CAUSAL.format(model=model).replace('.json"', '.json", gradient_accumulation_steps=4')
+        )
         words = ("requirements.txt", "train.py", "ds.json")
         told = diagnose(words, symptom=symptom)[0]
         named = {row["id"]: row["answer"] for row in stack(words, flags=Flags(), symptom=symptom)["faults"]}
