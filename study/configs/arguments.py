@@ -3,6 +3,7 @@
 They are compared as transformers compares them (HfTrainerDeepSpeedConfig of 5.23.0, integrations/deepspeed.py:118).
 """
 
+import ast
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
@@ -11,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from study.configs import code
-from study.configs.settings import AUTO, HALVES, Setting, descriptions, programs, same
+from study.configs.settings import AUTO, HALVES, Setting, descriptions, programs, same, zero_section
 from study.configs.shown import shown
-from study.configs.sources import ACCELERATE, NAMES_ANOTHER, TRAINER, kind_of, plain
+from study.configs.sources import ACCELERATE, DEEPSPEED, NAMES_ANOTHER, TRAINER, kind_of, plain
 from study.core.arms import config_of_yaml
 from study.core.files import from_json, from_yaml, section_at, value_at
 from study.core.library_defaults import library_defaults
@@ -28,6 +29,10 @@ ASSIGNED = re.compile(r"(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'
 # What stands before it is the launcher's.
 SCRIPT = re.compile(r"(?<!\S)[\"']?([\w./${}-]+\.py|llamafactory-cli train|swift \w+)[\"']?(?=\s|$)")
 FLAG = re.compile(r"(?<!\S)--([\w-]+)(?:(?:=|[ \t]+(?!--?[A-Za-z]))(\"[^\"\n]*\"|'[^'\n]*'|[^\s;|&]+))?")
+CLIPS, LOADS = re.compile("clip_grad_norm_"), re.compile("from_pretrained")
+KNOWS_STAGE = re.compile(r"\w*TrainingArguments|Accelerator|HfDeepSpeedConfig|(?:SFT|DPO|GRPO|KTO)Config")
+SPREADS = ("auto", "balanced", "balanced_low_0", "sequential")
+ACCELERATES_CLIPPING = 1.0  # where its yaml has none, or the config auto (accelerator.py:2224 of 1.15.0)
 RANKS = ("num_gpus", "num_processes", "nproc_per_node")
 
 
@@ -130,6 +135,9 @@ def contradicted(given: Mapping[str, str]) -> Iterator[Finding]:
     contents = {name: content for name, text in given.items() if (content := _content(name, text))}
     commands = [each for name, text in given.items() for each in _commands(name, text)]
     launched = _launched(contents, commands)
+    for name, text in given.items():
+        yield from _of_loop(name, text, launched)
+        yield from _placed(name, text, [*launched, *(each for each in contents.values() if kind_of(each) == DEEPSPEED)])
     ranks = {int(each.launcher[name]) for each in commands for name in RANKS if str(each.launcher.get(name)).isdigit()}
     ranks |= {each["num_processes"] for each in contents.values() if type(each.get("num_processes")) is int}
     is_on_one_node = not any({"nnodes", "num_nodes", "num_machines"} & each.launcher.keys() for each in commands)
@@ -144,6 +152,40 @@ def contradicted(given: Mapping[str, str]) -> Iterator[Finding]:
                 config = config | {half: {"enabled": True}}
         if isinstance(config, Mapping):
             yield from refused(asked, config, ranks.pop() if len(ranks) == 1 and is_on_one_node else None)
+
+
+def _of_loop(name: str, text: str, launched: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Yield where the Accelerator of a script clips at another limit than the launcher's config, which counts."""
+    for call, values in code.calls(text, CLIPS) if len(launched) == 1 and name.endswith(".py") else ():
+        written = launched[0].get("gradient_clipping")
+        asked = values.get("max_norm", code.constant(call.args[1]) if len(call.args) > 1 else AUTO)
+        counts = ACCELERATES_CLIPPING if written in (None, AUTO) else comparable(written)
+        is_of_accelerator = isinstance(call.func, ast.Attribute) and "utils" not in ast.unparse(call.func)
+        if is_of_accelerator and is_number(asked) and is_number(counts) and asked != counts:
+            yield finding("clipping_of_config", counts=counts, asked=asked, place=f"{name}:{call.lineno}")
+
+
+def _placed(name: str, text: str, configs: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Yield the first line that gives from_pretrained a device_map beside DeepSpeed, of which it may know by then."""
+    tree = code.parsed(text) if name.endswith(".py") else None
+    if tree is None or not configs:
+        return
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    known = [call for call, _ in code.calls(text, KNOWS_STAGE)]
+    is_stage_3 = {zero_section(each).get("stage") for each in configs} == {3}
+    for call, _ in code.calls(text, LOADS):
+        value = next((each.value for each in call.keywords if each.arg == "device_map"), None)
+        inside, *others = [
+            [each for each in functions if each.lineno <= node.lineno <= (each.end_lineno or 0)]
+            for node in (call, *(each for each in known if each.lineno < call.lineno))
+        ]
+        is_mapped = isinstance(value, ast.Dict) or (isinstance(value, ast.Constant) and value.value is not None)
+        if value and is_mapped and is_stage_3 and inside in others:
+            yield finding("device_map_refused", value=ast.unparse(value), place=f"{name}:{value.lineno}")
+            return
+        if isinstance(value, ast.Constant) and value.value in SPREADS:
+            yield finding("device_map_spreads", value=ast.unparse(value), place=f"{name}:{value.lineno}")
+            return
 
 
 def _content(name: str, text: str) -> dict[str, Any]:

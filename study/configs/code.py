@@ -206,7 +206,7 @@ def calls(text: str, names: re.Pattern) -> Iterator[tuple[ast.Call, dict[str, An
         if isinstance(node, ast.Call) and names.fullmatch(called(node)):
             values: dict[str, Any] = {}
             for keyword in node.keywords:
-                value = _constant(made.content(keyword.value))
+                value = constant(made.content(keyword.value))
                 is_unpacked = keyword.arg is None and isinstance(value, dict)
                 values |= value if is_unpacked else {keyword.arg or "**": value}
             yield node, values | dict.fromkeys(set_later & values.keys(), UNKNOWN)
@@ -216,10 +216,10 @@ def called(call: ast.Call) -> str:
     return ast.unparse(call.func).rpartition(".")[2]
 
 
-def _constant(content: Any) -> Any:
+def constant(content: Any) -> Any:
     """Return a dictionary with its constants, or the constant that an expression is."""
     if isinstance(content, dict):
-        return {name: _constant(each) for name, each in content.items()}
+        return {name: constant(each) for name, each in content.items()}
     try:
         return ast.literal_eval(content)
     except (ValueError, TypeError, RecursionError):
@@ -230,7 +230,7 @@ def own_defaults(text: str) -> dict[str, Any]:
     """Return the defaults of a script's own arguments, and of its dataclasses."""
     tree = parsed(text)
     fields = _of_parsers(tree) if tree else {}
-    return {name: _constant(value) for name, value in fields.items() if value is not None}
+    return {name: constant(value) for name, value in fields.items() if value is not None}
 
 
 def calls_backward_itself(text: str) -> bool:

@@ -152,7 +152,8 @@ def _of_trainer(source: Source) -> Iterator[Finding]:
 def _mistyped(library: str, config: dict) -> Iterator[Finding]:
     """Yield near misspellings of a library's keys, in a file that may have keys of another program."""
     for each in unknown_keys(library, config):
-        if near := _near(each, NEAR):
+        near = _near(each, NEAR)
+        if near and not each.key.endswith(f"_{near}"):  # ms-swift has vit_gradient_checkpointing
             yield _unread_key("key_mistyped" if library == "trainer" else "key_ignored", each, f"write {near}")
 
 

@@ -234,6 +234,40 @@ def test_the_yamls_precision_is_that_of_the_trainer(tmp_path):
         assert ["bf16" in each.sentence for each in contradictions(texts_of(words))] == [True] * is_refused
 
 
+PLACED = "def main():\n    args = TrainingArguments('o', deepspeed='ds.json')\n"
+PLACED += "    model = X.from_pretrained('m', device_map={})\n"
+LOADED = "model = X.from_pretrained('m', device_map={})\nargs = TrainingArguments('o', deepspeed='ds.json')\n"
+CLIPPED = OWN.format("") + "accelerator.{}clip_grad_norm_(model.parameters(), {})\n"
+CONTRADICTING = [
+    (PLACED.format("'auto'"), ZERO, "device_map_refused"),
+    (PLACED.format("{'': 0}"), ZERO, "device_map_refused"),
+    (PLACED.format("None"), ZERO, None),
+    (PLACED.format("'auto'"), ZERO.replace("3", "2"), "device_map_spreads"),
+    (LOADED.format("'auto'"), ZERO, "device_map_spreads"),
+    (LOADED.format("{'': 0}"), ZERO, None),
+    (PLACED.replace("def main():", "def load():\n    pass\ndef main():").format("maps[0]"), ZERO, None),
+    (CLIPPED.format("", 0.5), YAML["DeepSpeed"], "clipping_of_config"),
+    (CLIPPED.format("", "max_norm=0.5"), YAML["DeepSpeed"] + "  gradient_clipping: 2.0\n", "clipping_of_config"),
+    (CLIPPED.format("", 0.5), YAML["DeepSpeed"] + "  gradient_clipping: 0.5\n", None),
+    (CLIPPED.format("", 1.0), YAML["DeepSpeed"], None),
+    (CLIPPED.format("", "limit"), YAML["DeepSpeed"], None),
+    (CLIPPED.format("", 0.5), YAML["FSDP"], None),
+    (CLIPPED.format("utils.", 0.5), YAML["DeepSpeed"], None),
+]
+
+
+@pytest.mark.parametrize(("script", "config", "said"), CONTRADICTING)
+def test_a_line_that_ends_the_training_or_does_nothing_beside_its_config_is_told_beforehand(
+    script, config, said, tmp_path
+):
+    config_file = tmp_path / ("ds.json" if config.startswith("{") else "acc.yaml")
+    config_file.write_text(config)
+    (tmp_path / "train.py").write_text(script)
+    told = [*contradictions(texts_of([tmp_path / "train.py", config_file]))]
+    assert [each.id for each in told] == [said] * bool(said)
+    assert not said or "train.py:" in told[0].sentence
+
+
 def _of_stack(words, capsys) -> str:
     capsys.readouterr()
     stack(tuple(words), flags=Flags())

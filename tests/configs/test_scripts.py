@@ -347,6 +347,9 @@ trainer = Trainer(devices=8, strategy={}, precision="bf16-mixed", accumulate_gra
         ('"deepspeed_stage_2"', 2, "none"),
         ('"deepspeed_stage_3_offload"', 3, "cpu"),
         ("DeepSpeedStrategy(stage=2)", 2, "none"),
+        ("DeepSpeedStrategy(stage=3, offload_optimizer=True)", 3, "cpu"),
+        ("FSDPStrategy()", "FSDP1", "none"),
+        ("FSDPStrategy(cpu_offload=True)", "FSDP1", "cpu"),
     ],
 )
 def test_lightning_says_its_stage_and_passes(strategy, stage, offload, tmp_path):
