@@ -219,8 +219,9 @@ def show_shared(chosen: Sequence[Found]) -> list[Claim]:
     found = comparison.shared(of_claims, records.kept_as_evidence())
     ids = {id for several in found.values() for id in several}
     say_wrapped(
-        f"{len(ids)} of {number_of(len(of_claims), 'claims')} share evidence with another: {len(found)} facts. "
-        "Each is evidence of several, and need not decide them. Of runs: the same ones or some of them, whatever is counted in them.",
+        f"{len(ids)} of {number_of(len(of_claims), 'claims')} share evidence with another: {len(found)} facts. Each "
+        "is evidence of several, and need not decide them. "
+        "Of runs: the same ones or some of them, whatever is counted in them.",
         "",
         *[f"  {', '.join(several)}: {what}" for what, several in found.items()],
         indent="    ",
