@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 
+from study.cli.ids import of_setting
 from study.core.text import say, say_wrapped
 from study.known.explained import Explained, behind
 from study.known.findings import Finding, ended
@@ -32,6 +33,7 @@ def show_behind(each: Explained) -> dict:
     say_wrapped(
         f"{each.id}: a {each.kind}",
         f"Sentence: {ended(each.sentence)}",
+        *of_setting(each.id),
         *to_do,
         *when,
         f"Rests on: {of.rests_on.rstrip('.') or 'its test'}.",
@@ -44,6 +46,7 @@ def show_behind(each: Explained) -> dict:
     tests = of.tests[:MOST_TESTS] or ["in tests/ of the repository, which an installed package does not have"]
     say(*(f"Test: {test}" for test in tests), "")  # paths to copy: they are not wrapped
     about = {
+        "setting": of_setting(each.id),
         "rests_on": of.rests_on,
         "table": of.written,
         "rules": [*of.rules, *of.readers],

@@ -465,7 +465,10 @@ def test_the_sizes_and_the_advice():
     arms = {"DDP": "ddp", "stage 1": "zero1", "stage 2": "zero2", "stage 3": "zero3"}
     assert {name: page[name][0] for name in arms} == {name: size(held[arm]) for name, arm in arms.items()}
     ddp, *stages = (f"{held[arm] / 1e9:.0f}" for arm in arms.values())
-    assert f"{ddp} GB of tensors a GPU with DDP, {stages[0]}, {stages[1]} and {stages[2]} GB with stages 1, 2 and 3" in README
+    assert (
+        f"{ddp} GB of tensors a GPU with DDP, {stages[0]}, {stages[1]} and {stages[2]} GB with stages 1, 2 and 3"
+        in README
+    )
     usual = f"{16 * front.named('llama3-8b').parameters / 1e9:.0f}"  # bytes a parameter
     bytes_a_parameter = 20  # of this study's DDP in 16 bits, where the usual count has 16
     assert int(ddp) == round(bytes_a_parameter * front.named("llama3-8b").parameters / 1e9)
