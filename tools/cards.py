@@ -3,7 +3,7 @@
 # ///
 """Pages for readers on GitHub: the cards of all claims, a page for each document, and WORDS.md: python tools/cards.py
 
-The cards have what `study claims ID` prints, the words what `study explain WORD` prints. The pages of answers lead to them.
+The cards have what `study claims ID` prints, the words what `study explain WORD` prints.
 """
 
 import argparse
@@ -22,7 +22,8 @@ MARKED = re.compile(r"[*<$|]")  # in a quote; GitHub would read it as Markdown
 PATH = re.compile(r"(?:examples|notebooks|reports)/[\w/]+\.\w+")
 WORDS = """# Words
 
-The words of the field, then ours, each after those that explain it. `study explain WORD` prints them, and what an arm is.
+The words of the field, then ours, each after those that explain it. `study explain WORD` prints them,
+and what an arm is.
 
 | word | meaning |
 |---|---|
