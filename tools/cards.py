@@ -90,6 +90,5 @@ if __name__ == "__main__":
     argparse.ArgumentParser(description=__doc__).parse_args()
     (ROOT / "WORDS.md").write_text(words())
     kept = documents.kept_records()
-    FOLDER.mkdir(exist_ok=True)
     for each in texts.texts():
         (FOLDER / f"{each.document}.md").write_text(page(each, kept))

@@ -92,12 +92,11 @@ def keys() -> dict[str, dict[str, str]]:
 
 def of_setting(id: str) -> list[str]:
     """Return what the setting of a sentence changes, and the keys of configs that set it, with their defaults."""
-    lines = []
     for each in descriptions().values():
         if each.id == id:
-            rows = [keys().get(key(path)) for path in (each.deepspeed, each.accelerate, each.trainer) if path]
-            lines += [f"Changes: {each.changes}", *(f"{row['id']}: {row['sentence']}" for row in rows if row)]
-    return lines
+            rows = [keys().get(key(path or "")) for path in (each.deepspeed, each.accelerate, each.trainer)]
+            return [f"Changes: {each.changes}", *(f"{row['id']}: {row['sentence']}" for row in rows if row)]
+    return []
 
 
 def answering(asked: Sequence[str]) -> str:
