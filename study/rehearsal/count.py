@@ -284,7 +284,8 @@ class Count:
         self.record.memory = Memory(per_rank=[RankMemory()], components=Components(per_rank=[rank]))
         self.record.observed.steps = answer.updates
         self.record.observed.accumulation = self.mistakes.log.passes or self.record.observed.accumulation
-        self.record.watched.rows_per_pass = answer.batch[0] if answer.batch else None
+        rows = answer.batch[0] if answer.batch else None
+        self.record.watched.rows_per_pass = min(filter(None, (rows, self.mistakes.most_rows)), default=None)
         if self._beside:
             names = {type(each).__name__: None for each in (self.optimizer, *self._beside)}
             self.record.observed.optimizer = " and ".join(names)

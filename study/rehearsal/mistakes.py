@@ -46,6 +46,8 @@ class Mistakes:
         self.outermost: nn.Module | None = None  # that was called first
         self.log = NoLog()
         self.loader: Any = None  # the iterator whose batches train
+        self.most_rows: int | None = None  # of its batch
+        self._inputs: list[str] = []  # digests of those of the first passes
         self._begun: nn.Module | None = None  # whose gradients are followed
         self._trained: dict[str, torch.Tensor] = {}
         self._with_gradient: set[str] = set()
@@ -125,6 +127,7 @@ class Mistakes:
         weights: Any = SimpleNamespace(trained_share=1.0)
         # A mistake of a hook of ours does not end the script.
         loop = WatchedLoop(model, optimizer, accelerator, record, log, instruments, weights, lambda _: None)
+        self._inputs = loop.inputs
         loop._updated.clear()  # their gradients have no values to read
         loop.attach()
 
@@ -133,12 +136,17 @@ class Mistakes:
         steps, self._scheduled = max(self._scheduled.values(), default=0), {}
         if watched is None:
             return
+        if len(set(self._inputs)) > 1:  # those without values look alike
+            watched.inputs_per_rank = [self._inputs]
         watched.schedule_steps_in_update = steps or None
         watched.schedule_length = max(filter(None, map(length_of, self._schedulers.values())), default=None)
         with contextlib.suppress(TypeError, AttributeError):  # a stream of rows has no length
-            watched.passes_in_epoch = len(self.loader._index_sampler)
-            if not reads_all(self.loader._index_sampler):  # otherwise the rows may be this rank's alone
+            batches = self.loader._index_sampler
+            watched.passes_in_epoch = len(batches)
+            if not reads_all(batches):  # otherwise the rows may be this rank's alone
                 watched.data_rows = len(self.loader._dataset)
+            # Its tensors have other first sizes than rows if graphs or packed sequences follow each other in them.
+            self.most_rows = batches.batch_size
 
 
 def note_modes(record: Record, model: nn.Module) -> None:
