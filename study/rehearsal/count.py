@@ -291,6 +291,7 @@ class Count:
             self.record.observed.optimizer = " and ".join(names)
         if any(of() is not self.model for of in self._beside.values()):  # passes of several models are no micro-batches
             self.record.observed.accumulation = self.record.watched.passes_cleared = None
+            self.record.watched.gradients_kept = 0
         answer.releases = {name: version(name) for name in LIBRARIES if name in sys.modules}
         config: Any = getattr(self._model, "config", None)
         answer.vocabulary = getattr(config, "vocab_size", None)
