@@ -97,12 +97,9 @@ def _of_other_tensors(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     """
     if KEEPS_TENSORS.search(code) or ".prepare(" in code or not re.search(SHARDERS, code):
         return
-    shards = {
-        each.name
-        for each in ast.walk(tree)
-        if isinstance(each, ast.FunctionDef) and any(SHARDS.search(ast.unparse(call.func)) for call in _calls(each))
-    }
-    for scope in (tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))):
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    shards = {each.name for each in functions if any(SHARDS.search(ast.unparse(call.func)) for call in _calls(each))}
+    for scope in (tree, *functions):
         inside = {*_inside(scope)}
         branches = [each for each in inside if isinstance(each, ast.If)]
         made: ast.Call | None = None
@@ -121,9 +118,10 @@ def _of_other_tensors(tree: ast.Module, code: str) -> Iterator[ast.Call]:
 
 def _side(branch: ast.If, call: ast.Call) -> str:
     """Return in which side of a branch a call is. Empty: in none."""
-    if any(call is each for part in branch.body for each in ast.walk(part)):
-        return "body"
-    return "else" if any(call is each for part in branch.orelse for each in ast.walk(part)) else ""
+    for side in ("body", "orelse"):
+        if any(call is each for part in getattr(branch, side) for each in ast.walk(part)):
+            return side
+    return ""
 
 
 def _never_cleared(tree: ast.Module, code: str) -> Iterator[ast.Call]:
