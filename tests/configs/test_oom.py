@@ -116,6 +116,25 @@ def test_each_kind_of_message_has_its_cause(case):
     assert case.get("says", "") in str(causes)
 
 
+CUTS = [(case["cause"], case["frames"][at : at + 1]) for case in MESSAGES["cut"] for at in range(len(case["frames"]))]
+CUTS += [(case["cause"], case["frames"]) for case in MESSAGES["cut"]]
+
+
+@pytest.mark.parametrize("has_code", [True, False])
+@pytest.mark.parametrize(("cause", "frames"), CUTS, ids=lambda each: each if isinstance(each, str) else each[-1][1])
+def test_where_no_activation_is_alive_none_is_named(cause, frames, has_code):
+    """Of a traceback that is cut below any of its frames, as pasted ones often are, and one without its sources."""
+    lines = [
+        f'  File "{path}", line 3, in {function}\n' + f"    {code}\n" * has_code for path, function, code in frames
+    ]
+    text = (
+        "Traceback (most recent call last):\n" + "".join(lines) + new("12.55 GiB", "12.00 GiB", "64.02 GiB", "1.00 GiB")
+    )
+    given = Described(arm="zero2", ranks=8, micro_batch=4, sequence=4096)
+    causes, known = explained(read(text), reading.find(text), Wanted(model="llama3-8b"), given)
+    assert (causes[0].id, causes[0].is_likely, known.inferred) == (cause, True, "")
+
+
 @pytest.mark.parametrize(("asked", "arm", "ranks", "cause", "what"), MESSAGES["sizes"])
 def test_sizes_are_matched_with_the_tensors_of_a_training(asked, arm, ranks, cause, what):
     described = Described(arm=arm, ranks=ranks, micro_batch=4, sequence=4096)

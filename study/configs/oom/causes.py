@@ -40,6 +40,11 @@ CARETS = re.compile(r"(?:\[\w+\]:)?\s*([~^]+)\s*")  # as Python 3.11 and later p
 LONGEST_MARKED = 60  # characters
 RECOMPUTING = re.compile(r"\bcheckpoint\.py\b")
 BEFORE_UPDATES = re.compile("initialize_optimizer_states|_setup_for_real_optimizer")
+# Causes that a traceback names where no activation is held.
+OUTSIDE_PASSES = {
+    *("oom-optimizer", "oom-evaluation", "oom-saving", "oom-loading", "oom-generation"),
+    *("oom-weights", "oom-frozen-weight"),
+}
 WIDTHS = (4, 2)  # bytes that an element of a tensor has, where its row does not say it
 
 
@@ -169,12 +174,17 @@ def _marked(clue: re.Match[str], context: str) -> str:
     marks, *_ = context.rpartition(f"{line}\n")[2].split("\n", 1)  # which frames are without
     if marked := CARETS.fullmatch(marks):
         return f"`{shorten(line[slice(*marked.span(1))], LONGEST_MARKED, placeholder=' ...')}`"
-    return clue[clue.re.groups].strip(" (=")
+    return " ".join(clue[clue.re.groups].replace('"', "").split()).strip(" (=")
 
 
 def backward_begins(error: OomError) -> bool:
     """Whether the traceback ends where the backward pass begins, and no layer is computed again."""
     return bool(BACKWARD_BEGINS.search(error.frames[-1])) and not RECOMPUTING.search("".join(error.frames))
+
+
+def in_a_pass(error: OomError) -> bool:
+    """Whether the traceback names nothing that is done while no activations are held."""
+    return OUTSIDE_PASSES.isdisjoint(clue.cause for clue in clues(error))
 
 
 def in_a_layers_forward(error: OomError) -> bool:
