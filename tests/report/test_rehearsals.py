@@ -79,7 +79,7 @@ def test_an_evaluation_that_is_not_extrapolated_says_what_it_does_not_count():
     [
         (
             84 * 2**30,
-            "more than 80 GiB: it does not fit. PyTorch would reserve 82.0 GiB, and the CUDA context and NCCL take 2.0 GiB.",
+            "more than 80 GiB: it does not fit. PyTorch would reserve 82.0 GiB, and the CUDA context and NCCL take 2.0",
         ),
         (78 * 2**30, "would show 78.0 of 80 GiB: it does not fit, as its tensors leave less than the 5.8 GiB kept for"),
         (60 * 2**30, "would show 60.0 of 80 GiB: it fits, with 5.8 GiB kept for"),
