@@ -34,6 +34,7 @@ def with_recomputing(error: OomError, training: KnownTraining, causes: list[Caus
 
     What was given counts, and that they say otherwise is told.
     """
+    error = error.beside_engine
     given = training.described
     is_said_enough = training.model is not None and not training.missing and given.sequence
     if not is_said_enough or error.where != "GPU" or not error.allocated or not in_a_pass(error):
