@@ -1,19 +1,22 @@
 """`study diagnose`: what is wrong with a run, or what a text means."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from study.cli import given, pasted
 from study.cli.findings import say_indented, show_finding
 from study.cli.ids import answering
 from study.configs import engines
-from study.configs.mistakes import mistakes
+from study.configs.mistakes import compared_with, mistakes
 from study.configs.oom.by_text import by_text
 from study.configs.pasted.answer import answer
 from study.configs.pasted.config_in_text import deepspeed_config
+from study.configs.pasted.read import releases
 from study.configs.scripts import among
 from study.configs.sources import DEEPSPEED, Source, plain
 from study.core.errors import Stop
 from study.core.text import number_of, say_wrapped
+from study.known.faults import Release
 from study.known.findings import Finding
 from study.records import store
 from study.watch.about import About, about
@@ -53,7 +56,7 @@ def diagnose(runs: tuple[str, ...] = (), /, *, symptom: str = "", details: bool 
         say_wrapped("", f"If you mean what has this id here: {remedy}.")
     if told and paths:
         say_wrapped("")
-    return [*([together.in_json()] if together.findings else []), *told, *_runs(paths)]
+    return [*([together.in_json()] if together.findings else []), *told, *_runs(paths, releases(text))]
 
 
 def tell_text(
@@ -84,8 +87,8 @@ def _config_in(text: str) -> About | None:
     return About("the text", DEEPSPEED, findings) if findings else None
 
 
-def _runs(paths: list[Path]) -> list[dict]:
-    """Tell the findings of runs, records, dumps and configs."""
+def _runs(paths: list[Path], used: Mapping[str, Release]) -> list[dict]:
+    """Tell the findings of runs, records, dumps and configs. `used` are releases that a text beside them names."""
     folders = [folder for path in paths for folder in store.run_folders(path) or [path]]
     if len(folders) > len(paths):
         return _list(folders)
@@ -94,6 +97,7 @@ def _runs(paths: list[Path]) -> list[dict]:
         answer = about(folder)
         answers.append(answer.in_json())
         _show(answer, answer.findings)
+        say_wrapped(*compared_with(answer.findings, used if answer.config else {}))
         if answer.not_known:
             say_indented("", f"Not in this record: {', '.join(answer.not_known)}.")
     return answers

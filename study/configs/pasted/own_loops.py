@@ -3,15 +3,18 @@
 import ast
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+
+from packaging.version import Version
 
 from study.configs.code import is_whole, parsed
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.situations import situations
 from study.configs.pasted.tracebacks import Seen
 from study.configs.pasted.words import meets
+from study.known.faults import ANY
 from study.known.findings import finding
 
 CLIPS = re.compile(r"(?:^|\butils\.(?:clip_grad\.)?)clip_grad_(?:norm|value)_$")
@@ -38,6 +41,11 @@ ACCUMULATES = re.compile(r"\.accumulate\(|no_sync|sync_gradients|deepspeed|DeepS
 SHIFTS = re.compile(r"(?i)shift|roll\(|:-1\]|1:\]|next_token|targets?\b")
 # What clipping by torch does, by what divides the training. With FSDP2 and DDP it is right.
 CLIPS_NOT = {**dict.fromkeys("123", "clipped_nothing"), "FSDP1": "clipped_part"}
+# The faults of study/known/faults.toml that are told with a line.
+OF_FAULT = {"clipped_part": "fsdp1-clips-by-own-shard", "clip_limit_unread": "L-56"}
+CLIPPING = re.compile(r"\bgradient_clipping[\"']?\s*[:=]\s*[\"']?(auto|\d+\.?\d*)")
+OF_CONFIG = re.compile(r"zero_stage|zero_optimization")
+CLIPS_SINCE = Version("0.19.3")  # by default
 PREPARES = re.compile(r"(?:\.prepare|deepspeed\.initialize|(?:^|\.)(?:FSDP|FullyShardedDataParallel))$")
 STANDS = {"no-update", "loss-stands-still", "norm-constant", "loss-plateau"}
 # What may come of each mistake: symptoms of symptoms.toml, and signs. Beside others it is told as a note.
@@ -51,6 +59,7 @@ MAKES: dict[str, set[str]] = {
     "clipped_scaled": {"no-update", "loss", "norm"},
     "clipped_nothing": {"loss", "norm", "loss-jumps-and-stays", "loss-goes-up", "loss-nan"},
     "clipped_part": {"loss", "norm", "loss-jumps-and-stays", "loss-goes-up", "loss-nan"},
+    "clip_limit_unread": {"loss", "norm", "loss-jumps-and-stays", "loss-goes-up"},
     "not_divided": {"loss", "norm"},
 }
 
@@ -68,6 +77,8 @@ def mistakes(pasted: Pasted, scripts: Mapping[Path, str]) -> Iterator[Seen]:
         found += [("clipped_scaled", call, {}) for call in _clipped_scaled(tree, code)]
         if id := CLIPS_NOT.get(str(pasted.said.get("stage")), ""):
             found += [(id, call, {}) for call in _clipped_by_torch(tree, code)]
+        if pasted.said.get("stage") in (1, 2, 3):
+            found += [*_limits_unread(tree, pasted)]
         if is_whole(scripts):
             found += [("never_cleared", call, {}) for call in _never_cleared(tree, code)]
             found += [("not_divided", call, {}) for call in _not_divided(tree, code)]
@@ -77,10 +88,8 @@ def mistakes(pasted: Pasted, scripts: Mapping[Path, str]) -> Iterator[Seen]:
             told = situations()[id] if id == "norm-is-partial" else finding(id, **values)
             place = pasted.place(said) if said and id == "not_divided" else 0
             line = f"{path}:{call.lineno}: {ast.unparse(call)}"
-            seen = Seen(
-                id, told.sentence, told.remedy or "", "likely", "the line of the script", place=place, line=line
-            )
-            yield replace(seen, fault="fsdp1-clips-by-own-shard") if id == "clipped_part" else seen
+            more: dict[str, Any] = {"fault": OF_FAULT.get(id, ""), "place": place, "line": line}
+            yield Seen(id, told.sentence, told.remedy or "", "likely", "the line of the script", **more)
 
 
 def _calls(tree: ast.AST) -> list[ast.Call]:
@@ -176,6 +185,22 @@ def _accumulates_otherwise(tree: ast.Module, code: str) -> Iterator[tuple[str, a
                 break
         if backward and not ACCUMULATES.search(code) and (step := _step_in_each(tree, backward)):
             yield "accumulate_unused", step, {"watched": SimpleNamespace(loss_parts=steps)}
+
+
+def _limits_unread(tree: ast.Module, pasted: Pasted) -> Iterator[tuple[str, ast.Call, dict]]:
+    """Yield Accelerate's clipping at another value than DeepSpeed's config has, where that is given."""
+    written = {1.0 if each == "auto" else float(each) for each in CLIPPING.findall(pasted.text)}
+    counts = (
+        f"gradient_clipping {min(written):g} of the config" if written else "DeepSpeed's default (1, before 0.19.3 0)"
+    )
+    if not written and OF_CONFIG.search(pasted.text):
+        release = pasted.releases.get("deepspeed", ANY)
+        written = {0.0 if isinstance(release, Version) and release < CLIPS_SINCE else 1.0}
+    for name in _assigned(tree, re.compile(r"(?:^|\.)Accelerator$")):
+        for call in (each for each in _calls(tree) if ast.unparse(each.func) == f"{name}.clip_grad_norm_"):
+            limit = next((each.value for each in call.keywords if each.arg == "max_norm"), *call.args[1:2])
+            if isinstance(limit, ast.Constant) and isinstance(limit.value, int | float) and {limit.value} - written:
+                yield "clip_limit_unread", call, {"limit": limit.value, "counts": counts}
 
 
 def _divisors(tree: ast.Module, call: ast.Call) -> Iterator[str]:

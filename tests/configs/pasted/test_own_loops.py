@@ -233,3 +233,35 @@ def test_a_fault_of_the_table_is_told_once():
     told = answer(text, scripts={Path("train.py"): script})
     assert (told.id, told.applying) == ("clipped_part", ())
     assert "fsdp1-clips-by-own-shard" not in [each.id for each in told.found]
+
+
+# --- Accelerate's clipping with DeepSpeed: by what the config says
+
+MAKES_ACCELERATOR = f"accelerator = Accelerator()\n{PREPARE}{TRAIN}    accelerator.clip_grad_norm_({{given}})\n"
+STAGE_2 = "deepspeed_config:\n  zero_stage: 2\n"
+LIMITS = {
+    ("model.parameters(), 0.5", STAGE_2): "DeepSpeed's default",
+    ("model.parameters(), max_norm=0.5", f"{STAGE_2}  gradient_clipping: 1.0\n"): "gradient_clipping 1 of the config",
+    ("model.parameters(), 0.5", f"{STAGE_2}  gradient_clipping: auto\n"): "gradient_clipping 1 of the config",
+    ("model.parameters(), 1.0", f"deepspeed==0.15.4\n{STAGE_2}"): "DeepSpeed's default",
+    ("model.parameters(), 1.0", f"deepspeed==0.19.8\n{STAGE_2}"): "",
+    ("model.parameters(), 1.0", STAGE_2): "",
+    ("model.parameters(), 0.5", f"{STAGE_2}  gradient_clipping: 0.5\n"): "",
+    ("model.parameters(), args.limit", STAGE_2): "",
+    ("model.parameters(), 0.5", "distributed_type: MULTI_GPU\n"): "",
+}
+
+
+@pytest.mark.parametrize(("given", "config"), LIMITS)
+def test_a_limit_that_deepspeed_does_not_take_is_told_by_script_and_config(given, config):
+    script = MAKES_ACCELERATOR.format(given=given)
+    told = answer(f"{config}{BETWEEN_TEXTS}{script}", scripts={Path("train.py"): script})
+    said = [each.sentence for each in told.found if each.id == "clip_limit_unread"]
+    assert bool(said) == bool(LIMITS[given, config])
+    assert all(LIMITS[given, config] in each for each in said)
+
+
+def test_where_nothing_is_found_in_a_script_it_is_said_that_it_was_not_run():
+    script = MAKES_ACCELERATOR.format(given="model.parameters(), 1.0")
+    told = answer(script, scripts={Path("train.py"): script})
+    assert told.nothing.endswith("It was read and not run: `study virtual train.py` runs it")
