@@ -34,7 +34,8 @@ def diagnose(runs: tuple[str, ...] = (), /, *, symptom: str = "", details: bool 
     more. If it is not finished, it says which rank waits for which. This works while the run hangs and after it was
     ended. It also reads a folder of Flight Recorder dumps in JSON, one of each rank.
 
-    With --json: all findings of each run, and the answer to the text. The exit code is 1 if one is surely wrong.
+    With --json: all findings of each run, and the answer to the text. The exit code is 1 if one is surely wrong,
+    and 2 if the text, its last error or the symptom is not known here.
 
     Example: `study diagnose train.log`
 

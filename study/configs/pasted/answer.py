@@ -28,7 +28,7 @@ from study.configs.pasted.in_use import advised
 from study.configs.pasted.lines import FEW, MANY
 from study.configs.pasted.memory import ByText
 from study.configs.pasted.one_rank import OF_ALL, OF_SHARDS, OF_WEIGHTS, SKIPPED, on_one_rank, skipped_alone
-from study.configs.pasted.ranking import DUMPED, FULL, OF_NAN, OF_STEPS, WAITED, explains, ordered
+from study.configs.pasted.ranking import DUMPED, FULL, OF_NAN, OF_STEPS, WAITED, Kind, explains, kind_of, ordered
 from study.configs.pasted.read import ERROR, Pasted, read
 from study.configs.pasted.said import left_open, numbers
 from study.configs.pasted.situations import fitting
@@ -303,12 +303,11 @@ def _situations(pasted: Pasted, shown: list[Seen], seen: set[str]) -> list[Seen]
     """Return what a person's words mean: nothing beside an error that is explained, and guesses in a long document."""
     if any(map(explains, shown)):
         return []
-    if not shown and pasted.is_document:
+    if not shown and (pasted.last_error or pasted.is_document):
         return []
     fits = fitting(pasted, seen | {each.id for each in shown})
-    # Who tells of two releases asks what came between them, and who has an error that is not known asks for it.
-    is_asked = pasted.apart or (pasted.last_error and not shown)
-    return [each for each in fits if each.sure == "likely"] if is_asked else fits
+    # Who tells of two releases asks what came between them.
+    return [each for each in fits if each.sure == "likely"] if pasted.apart else fits
 
 
 def _otherwise(pasted: Pasted, error: OomError | None) -> list[Seen]:
@@ -343,7 +342,7 @@ def _read(pasted: Pasted) -> Iterator[str]:
 
 def _unknown(pasted: Pasted, found: list[Seen]) -> str:
     """Return that the last error of a text, or what a person says was seen, is not known here. Empty: it is."""
-    if pasted.last_error and not any(_is_of_error(each, pasted) for each in found):
+    if pasted.last_error and not _is_error_known(pasted, found):
         error = shorten(pasted.last_error.rstrip(".: "), LONGEST_ERROR, placeholder=" (...)")
         return ". ".join(filter(None, [f"This error is not known here: {error}", pasted.raised_at]))
     if _is_known(pasted, found):
@@ -351,14 +350,20 @@ def _unknown(pasted: Pasted, found: list[Seen]) -> str:
     return f"The symptom {shorten(repr(pasted.symptom), LONGEST_ERROR)} is not known here"
 
 
-def _is_of_error(seen: Seen, pasted: Pasted) -> bool:
-    """Whether what was found is an error, or stands where the last one was raised: losses above it explain none."""
-    if seen.id in OF_NAN or seen.id.startswith(OF_STEPS):
-        return False
-    if seen.fault == seen.id:
-        return named(seen.fault).symptom.startswith("error")
+def _is_error_known(pasted: Pasted, found: list[Seen]) -> bool:
+    """Whether what was found is an error, or a message stands where the last one was raised: losses explain none."""
     raised = max(pasted.text.rfind("Traceback (most", 0, pasted.text.rfind(pasted.last_error)), 0)
-    return seen.place >= raised or bool(ERROR.search(seen.line))
+    for seen in found:
+        if seen.fault == seen.id:
+            is_of_error = named(seen.fault).symptom.startswith("error")
+        else:
+            is_of_error = kind_of(seen) not in (Kind.MARK, Kind.STEPS) and seen.id not in OF_NAN
+            is_of_error = is_of_error and (seen.place >= raised or bool(ERROR.search(seen.line)))
+        if is_of_error:
+            return True
+    last = pasted.text[raised:]
+    is_named = any(not (each.follows or each.note) for each in tracebacks.errors(last))
+    return is_named or memory.error_in(last) is not None
 
 
 def _is_known(pasted: Pasted, found: list[Seen]) -> bool:

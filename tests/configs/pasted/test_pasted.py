@@ -874,7 +874,7 @@ KNOWN_ABOVE = {
 @pytest.mark.parametrize("id", KNOWN_ABOVE)
 def test_what_is_known_is_said_beside_a_last_error_that_is_not(id, capsys):
     last = 'Traceback (most recent call last):\n  File "/me/train.py", line 8, in main\n    f()\nValueError: odd flux'
-    told = answer(f"{KNOWN_ABOVE[id]}\n{last}\n")
+    told = answer(f"{KNOWN_ABOVE[id]}\n{last}\n[launch.py:325:sigkill_handler] ['python'] exits with return code = 1\n")
     pasted.tell(told, details=False)
     printed = " ".join(capsys.readouterr().out.split())
     is_error = id == "weight-not-2d"  # which came first
