@@ -245,7 +245,9 @@ class Pasted:
     def is_strange(self) -> bool:
         """Whether nothing in it is of a training."""
         is_said = bool(self.words or self.last_error)
-        return not is_said and not re.search(r"(?i)error|deepspeed|accelerate|torch|fsdp|nccl|loss|it/s|s/it", self.text)
+        return not is_said and not re.search(
+            r"(?i)error|deepspeed|accelerate|torch|fsdp|nccl|loss|it/s|s/it", self.text
+        )
 
 
 def _release(package: str, release: Release) -> str:
