@@ -96,9 +96,11 @@ def start(words: list[str]) -> None:
     with naming_the_missing_package(), naming_who_answers(name, options):
         answer = _answer(name, options)
     # `study doctor` has to answer before it ends with its exit code, and `study arms` for each arm.
-    for row in answer if isinstance(answer, list) else [answer]:
-        if isinstance(row, dict) and row.get("fine") is False:
-            sys.exit(1)
+    # Of None nobody knows whether it is fine: the question is not answered.
+    rows = answer if isinstance(answer, list) else [answer]
+    fine = [row.get("fine", True) for row in rows if isinstance(row, dict)]
+    if False in fine or None in fine:
+        sys.exit(1 if False in fine else 2)
 
 
 def say_version() -> None:

@@ -1,19 +1,22 @@
 """`study diagnose`: what is wrong with a run, or what a text means."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from study.cli import given, pasted
 from study.cli.findings import say_indented, show_finding
 from study.cli.ids import answering
 from study.configs import engines
-from study.configs.mistakes import mistakes
+from study.configs.mistakes import compared_with, mistakes
 from study.configs.oom.by_text import by_text
 from study.configs.pasted.answer import answer
 from study.configs.pasted.config_in_text import deepspeed_config
+from study.configs.pasted.read import releases
 from study.configs.scripts import among
 from study.configs.sources import DEEPSPEED, Source, plain
 from study.core.errors import Stop
 from study.core.text import number_of, say_wrapped
+from study.known.faults import Release
 from study.known.findings import Finding
 from study.records import store
 from study.watch.about import About, about
@@ -31,7 +34,8 @@ def diagnose(runs: tuple[str, ...] = (), /, *, symptom: str = "", details: bool 
     more. If it is not finished, it says which rank waits for which. This works while the run hangs and after it was
     ended. It also reads a folder of Flight Recorder dumps in JSON, one of each rank.
 
-    With --json: all findings of each run, and the answer to the text. The exit code is 1 if one is surely wrong.
+    With --json: all findings of each run, and the answer to the text. The exit code is 1 if one is surely wrong,
+    and 2 if the text, its last error or the symptom is not known here.
 
     Example: `study diagnose train.log`
 
@@ -53,7 +57,8 @@ def diagnose(runs: tuple[str, ...] = (), /, *, symptom: str = "", details: bool 
         say_wrapped("", f"If you mean what has this id here: {remedy}.")
     if told and paths:
         say_wrapped("")
-    return [*([together.in_json()] if together.findings else []), *told, *_runs(paths, together)]
+    found = _runs(paths, together, releases(text))
+    return [*([together.in_json()] if together.findings else []), *told, *found]
 
 
 def tell_text(
@@ -84,8 +89,11 @@ def _config_in(text: str) -> About | None:
     return About("the text", DEEPSPEED, findings) if findings else None
 
 
-def _runs(paths: list[Path], together: About) -> list[dict]:
-    """Tell the findings of runs, records, dumps and configs that were not told of them `together`."""
+def _runs(paths: list[Path], together: About, used: Mapping[str, Release]) -> list[dict]:
+    """Tell the findings of runs, records, dumps and configs that were not told of them `together`.
+
+    `used` are releases that a text beside them names.
+    """
     folders = [folder for path in paths for folder in store.run_folders(path) or [path]]
     if len(folders) > len(paths):
         return _list(folders)
@@ -95,6 +103,7 @@ def _runs(paths: list[Path], together: About) -> list[dict]:
         answer.findings = [each for each in answer.findings if each not in together.findings]
         answers.append(answer.in_json())
         _show(answer, answer.findings)
+        say_wrapped(*compared_with(answer.findings, used if answer.config else {}))
         if answer.not_known:
             say_indented("", f"Not in this record: {', '.join(answer.not_known)}.")
     return answers

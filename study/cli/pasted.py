@@ -58,7 +58,7 @@ def show_open(told: PastedAnswer) -> None:
 
 def show_found(told: PastedAnswer) -> None:
     first, *others = told.found
-    say_wrapped(_said(first), "")
+    say_wrapped(f"{'Also seen: ' if told.unknown else ''}{_said(first)}", "")
     say_wrapped(f"What to do: {first.remedy}.", indent="    ")
     if first.who:
         say_wrapped(f"Who is hit: {first.who}.", indent="    ")
@@ -80,9 +80,11 @@ def _said(seen: Seen) -> str:
 
 def in_json(told: PastedAnswer) -> dict:
     applies = [match.fault.id for match in told.applying if match.applies.answer == "applies"]
-    fine = not applies and told.sure != "sure"
+    is_wrong = applies or told.sure == "sure"
+    fine = False if is_wrong else True if told.is_answered else None
     row: dict = {
         "fine": fine,
+        "unknown": told.unknown,
         "answer": told.nothing,
         "id": told.id,
         "sure": told.sure,

@@ -1,23 +1,19 @@
 """`study stack`: which known faults of libraries apply to some releases, in some training."""
 
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-
-from packaging.version import Version
 
 from study.cli.findings import say_indented, show_finding
 from study.configs import engines, priorities, sources
 from study.configs.deciding import deciding
-from study.configs.mistakes import unusable
+from study.configs.mistakes import compared_with, unusable
 from study.configs.pasted.matching import symptom_of_word
 from study.configs.priorities import AskedStack, Ranked
 from study.configs.stacks import described, launched_ranks, with_config
 from study.core.errors import Stop
-from study.core.library_defaults import known_libraries
 from study.core.settings import flag
 from study.core.text import say_wrapped
-from study.known.faults import ANY, Fault, table
+from study.known.faults import Fault, table
 from study.known.findings import Finding, in_a_sentence
 from study.known.which_apply import WAYS, Applies, Flags, Stack, free, untested
 
@@ -59,7 +55,7 @@ def stack(
     differ = [each for each in engines.contradictions(engines.texts_of(words)) if each not in mistaken]
     if any(each.id == "arguments_contradicted" for each in differ):  # which names both values and what to do
         notes = [note for note in notes if "[config-mismatch]" not in note]
-    notes += compared_with(mistaken, used)
+    notes += compared_with(mistaken, used.releases)
     if symptom and not symptom_of_word(symptom):
         notes.append(f"`study diagnose --symptom {symptom!r:.80}` says what else may make it.")
     say_wrapped(*map(in_a_sentence, differ), *engines.not_here(engines.texts_of(words), config))
@@ -67,15 +63,6 @@ def stack(
     is_wrong = any(each.is_surely_wrong for each in (*differ, *mistaken))
     said = {"contradictions": list(map(asdict, differ)), "mistakes": list(map(asdict, mistaken))}
     return answer | said | {"fine": answer["fine"] and not is_wrong}
-
-
-def compared_with(mistaken: list[Finding], used: Stack) -> Iterator[str]:
-    """Yield that what is said of a config's keys is of another release than the one that is used."""
-    for library, known in known_libraries().items():
-        release = used.releases.get(library, ANY)
-        is_meant = any(library in each.sentence for each in mistaken)
-        if is_meant and isinstance(release, Version) and str(release) != known["version"]:
-            yield f"The config's keys were compared with {library} {known['version']}: of {release} nobody read them."
 
 
 def told(asked: AskedStack, notes: list[str], details: bool) -> dict:

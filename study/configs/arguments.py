@@ -33,6 +33,7 @@ CLIPS, LOADS = re.compile("clip_grad_norm_"), re.compile("from_pretrained")
 KNOWS_STAGE = re.compile(r"\w*TrainingArguments|Accelerator|HfDeepSpeedConfig|(?:SFT|DPO|GRPO|KTO)Config")
 SPREADS = ("auto", "balanced", "balanced_low_0", "sequential")
 ACCELERATES_CLIPPING = 1.0  # where its yaml has none, or the config auto (accelerator.py:2224 of 1.15.0)
+BY_DEFAULT = "DeepSpeed's default (1, before 0.19.3 0)"  # where a JSON has none
 RANKS = ("num_gpus", "num_processes", "nproc_per_node")
 
 
@@ -157,11 +158,13 @@ def contradicted(given: Mapping[str, str]) -> Iterator[Finding]:
 def _of_loop(name: str, text: str, launched: list[dict[str, Any]]) -> Iterator[Finding]:
     """Yield where the Accelerator of a script clips at another limit than the launcher's config, which counts."""
     for call, values in code.calls(text, CLIPS) if len(launched) == 1 and name.endswith(".py") else ():
-        written = launched[0].get("gradient_clipping")
+        written = launched[0].get("gradient_clipping", BY_DEFAULT)
         asked = values.get("max_norm", code.constant(call.args[1]) if len(call.args) > 1 else AUTO)
-        counts = ACCELERATES_CLIPPING if written in (None, AUTO) else comparable(written)
+        limit = ACCELERATES_CLIPPING if written == AUTO else comparable(written)
+        others = {0, 1} if written == BY_DEFAULT else {limit}
         is_of_accelerator = isinstance(call.func, ast.Attribute) and "utils" not in ast.unparse(call.func)
-        if is_of_accelerator and is_number(asked) and is_number(counts) and asked != counts:
+        if is_of_accelerator and is_number(asked) and asked not in others:
+            counts = BY_DEFAULT if written == BY_DEFAULT else f"{limit:g} of its config"
             yield finding("clipping_of_config", counts=counts, asked=asked, place=f"{name}:{call.lineno}")
 
 
@@ -209,7 +212,11 @@ def _launched(contents: Mapping[str, dict], commands: list[Command]) -> list[dic
             launched += [content for name, content in contents.items() if name == Path(str(file)).name]
         else:
             half = HALVES.get(str(each.get("mixed_precision")).lower())
-            launched.append(config_of_yaml(section_at(each, "deepspeed_config")) | ({"half": half} if half else {}))
+            launched.append(
+                {"gradient_clipping": AUTO}
+                | config_of_yaml(section_at(each, "deepspeed_config"))
+                | ({"half": half} if half else {})
+            )
     return launched
 
 

@@ -2,8 +2,10 @@
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+from packaging.version import Version
 
 from study.configs.arguments import of_recipe, refused
 from study.configs.settings import AUTO, COUNT, FIELDS, descriptions, zero_section
@@ -24,6 +26,7 @@ from study.core.ignored_keys import (
 from study.core.library_defaults import known_libraries
 from study.core.refused_values import refused_values
 from study.core.text import comparable, say_aside
+from study.known.faults import ANY, Release
 from study.known.findings import Finding, finding, in_a_sentence, texts
 
 NEAR = 0.85  # similarity of a misspelled key to the right one, where a program may keep keys of its own
@@ -147,6 +150,15 @@ def _of_trainer(source: Source) -> Iterator[Finding]:
                 value = source.content.get(key, AUTO)
                 if value not in (None, "None", AUTO) and not COUNT.fullmatch(str(value)):
                     yield finding("value_no_count", key=key, value=printable(repr(value)))
+
+
+def compared_with(mistaken: Sequence[Finding], releases: Mapping[str, Release]) -> Iterator[str]:
+    """Yield that what is said of a config's keys is of another release than the one that is used."""
+    for library, known in known_libraries().items():
+        release = releases.get(library, ANY)
+        is_meant = any(library in each.sentence for each in mistaken)
+        if is_meant and isinstance(release, Version) and str(release) != known["version"]:
+            yield f"The config's keys were compared with {library} {known['version']}: of {release} nobody read them."
 
 
 def _mistyped(library: str, config: dict) -> Iterator[Finding]:

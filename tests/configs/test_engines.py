@@ -250,6 +250,7 @@ CONTRADICTING = [
     (CLIPPED.format("", "max_norm=0.5"), YAML["DeepSpeed"] + "  gradient_clipping: 2.0\n", "clipping_of_config"),
     (CLIPPED.format("", 0.5), YAML["DeepSpeed"] + "  gradient_clipping: 0.5\n", None),
     (CLIPPED.format("", 1.0), YAML["DeepSpeed"], None),
+    (CLIPPED.format("", 0.5), YAML["DeepSpeed"] + "  gradient_clipping: auto\n", "clipping_of_config"),
     (CLIPPED.format("", "limit"), YAML["DeepSpeed"], None),
     (CLIPPED.format("", 0.5), YAML["FSDP"], None),
     (CLIPPED.format("utils.", 0.5), YAML["DeepSpeed"], None),

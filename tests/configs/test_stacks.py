@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from study.cli.diagnosis import diagnose
 from study.cli.stack import stack
 from study.configs.mistakes import recognised
 from study.configs.pasted.read import read
@@ -168,6 +169,10 @@ def test_a_config_that_is_surely_wrong_is_no_fine_stack_and_of_whose_release_is_
     told = stack((f"deepspeed=={release}",), flags=Flags(), config=tmp_path / "ds.json")
     assert [each["id"] for each in told["mistakes"]] == ["value_refused"]
     assert told["fine"] is False
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("compared with deepspeed 0.19.8: of 0.18.1 nobody read them." in said) == (not is_known)
+    (tmp_path / "list.txt").write_text(f"deepspeed=={release}\n")
+    diagnose((str(tmp_path / "list.txt"), str(tmp_path / "ds.json")))
     said = " ".join(capsys.readouterr().out.split())
     assert ("compared with deepspeed 0.19.8: of 0.18.1 nobody read them." in said) == (not is_known)
 

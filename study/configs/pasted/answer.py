@@ -28,7 +28,7 @@ from study.configs.pasted.in_use import advised
 from study.configs.pasted.lines import FEW, MANY
 from study.configs.pasted.memory import ByText
 from study.configs.pasted.one_rank import OF_ALL, OF_SHARDS, OF_WEIGHTS, SKIPPED, on_one_rank, skipped_alone
-from study.configs.pasted.ranking import DUMPED, FULL, OF_NAN, OF_STEPS, WAITED, explains, ordered
+from study.configs.pasted.ranking import DUMPED, FULL, OF_NAN, OF_STEPS, WAITED, Kind, explains, kind_of, ordered
 from study.configs.pasted.read import ERROR, Pasted, read
 from study.configs.pasted.said import left_open, numbers
 from study.configs.pasted.situations import fitting
@@ -71,8 +71,9 @@ class PastedAnswer:
     possible: tuple[matching.Match, ...]  # faults that may apply
     questions: tuple[str, ...]
     unsaid: tuple[str, ...]  # what faults depend on, and the text does not say
-    unknown: str  # that what a person saw is not known here; empty, if it is
+    unknown: str  # that what a person saw, or the last error, is not known here; empty, if it is
     nothing: str  # what to say if nothing was found
+    is_answered: bool  # whether it is known what the text, and the person, ask of
 
     @property
     def may(self) -> tuple[matching.Match, ...]:
@@ -142,8 +143,7 @@ def answer(
     questions = _to_be_surer(found, asks_releases, seen) if found else _to_know(pasted, unsaid, asks_releases, seen)
     found = found if "slow" in seen else found[: 1 + MOST_ALSO]  # what makes steps slow adds up
     hanging = [*_will_hang(pasted, shown, scripts)]
-    is_known = _is_known(pasted, found)
-    unknown = "" if is_known else f"The symptom {shorten(repr(symptom), LONGEST_ERROR)} is not known here"
+    unknown = _unknown(pasted, found)
     return PastedAnswer(
         found=tuple(replace(each, remedy=advised(each.remedy, pasted)) for each in found),
         read=tuple(_read(pasted)),
@@ -162,7 +162,8 @@ def answer(
         questions=tuple(questions[:MOST_QUESTIONS]),
         unsaid=unsaid,
         unknown=unknown,
-        nothing=". ".join(filter(None, [unknown, _nothing(pasted, unknown, len(applying), bool(hanging))])),
+        nothing=". ".join(filter(None, [unknown, _nothing(pasted, unknown, len(applying), bool(hanging), scripts)])),
+        is_answered=bool(not unknown and (found or not (pasted.is_strange or pasted.is_cut))),
     )
 
 
@@ -233,7 +234,7 @@ def _waits_aside(shown: list[Seen], found: list[Seen]) -> Iterator[str]:
 def _pressed(pasted: Pasted, found: list[Seen]) -> Iterator[str]:
     """Yield that DeepSpeed warns of memory that is nearly full, where nobody says that steps are slow."""
     flushes = [*map(int, FLUSHES.findall(pasted.text))]
-    if flushes and not pasted.last_error and all(each.id != PRESSED for each in found):
+    if flushes and all(each.id != PRESSED for each in found):
         what = f"{sum(flushes)} flushes of PyTorch's cache in {number_of(len(flushes), 'warnings')}"
         yield f"DeepSpeed warns of {what}: memory is nearly full, which makes steps slow [{PRESSED}]. {IF_SLOW}."
 
@@ -295,7 +296,7 @@ def _symptoms(pasted: Pasted, shown: list[Seen]) -> set[str]:
 def _is_finite(pasted: Pasted, shown: list[Seen]) -> bool:
     """Whether a text shows losses, and nothing that is not a number."""
     is_nan = not OF_NAN.isdisjoint(each.id for each in shown) or re.search(r"(?i)\bnan\b", pasted.text)
-    return len(pasted.log.losses.values) >= FEW and not is_nan
+    return len(pasted.log.losses.values) > 1 and not is_nan
 
 
 def _situations(pasted: Pasted, shown: list[Seen], seen: set[str]) -> list[Seen]:
@@ -339,19 +340,43 @@ def _read(pasted: Pasted) -> Iterator[str]:
         yield number_of(len(lines), "lines of a trainer")
 
 
+def _unknown(pasted: Pasted, found: list[Seen]) -> str:
+    """Return that the last error of a text, or what a person says was seen, is not known here. Empty: it is."""
+    if pasted.last_error and not _is_error_known(pasted, found):
+        error = shorten(pasted.last_error.rstrip(".: "), LONGEST_ERROR, placeholder=" (...)")
+        return ". ".join(filter(None, [f"This error is not known here: {error}", pasted.raised_at]))
+    if _is_known(pasted, found):
+        return ""
+    return f"The symptom {shorten(repr(pasted.symptom), LONGEST_ERROR)} is not known here"
+
+
+def _is_error_known(pasted: Pasted, found: list[Seen]) -> bool:
+    """Whether what was found is an error, or a message stands where the last one was raised: losses explain none."""
+    raised = max(pasted.text.rfind("Traceback (most", 0, pasted.text.rfind(pasted.last_error)), 0)
+    for seen in found:
+        if seen.fault == seen.id:
+            is_of_error = named(seen.fault).symptom.startswith("error")
+        else:
+            is_of_error = kind_of(seen) not in (Kind.MARK, Kind.STEPS) and seen.id not in OF_NAN
+            is_of_error = is_of_error and (seen.place >= raised or bool(ERROR.search(seen.line)))
+        if is_of_error:
+            return True
+    last = pasted.text[raised:]
+    is_named = any(not (each.follows or each.note) for each in tracebacks.errors(last))
+    return is_named or memory.error_in(last) is not None
+
+
 def _is_known(pasted: Pasted, found: list[Seen]) -> bool:
     """Whether a person's words, apart from the text, say something that is known here. Without any: yes."""
     if not pasted.symptom.strip():
         return True
-    if pasted.last_error and pasted.last_error in pasted.symptom:
-        return True  # an error that is not known is said to be so
     begins = len(pasted.text) - len(pasted.symptom)
     is_symptom = matching.symptoms(sentences(pasted.symptom), set()) | matching.symptom_of_word(pasted.symptom)
     is_found = any(each.place >= begins or (each.line and each.line in pasted.symptom) for each in found)
     return bool(is_symptom or pasted.apart or is_found)
 
 
-def _nothing(pasted: Pasted, unknown: str, applying: int, will_hang: bool) -> str:
+def _nothing(pasted: Pasted, unknown: str, applying: int, will_hang: bool, scripts: Mapping[Path, str]) -> str:
     """Return what to say where nothing was found, beside the faults that apply."""
     if applying:
         named = f"{number_of(applying, 'known faults')} can be named"
@@ -360,14 +385,14 @@ def _nothing(pasted: Pasted, unknown: str, applying: int, will_hang: bool) -> st
         return "The text is empty"
     if pasted.is_strange:
         return "Nothing in this text is known here: no error, no library, no training"
-    if pasted.last_error:
-        error = shorten(pasted.last_error.rstrip(".: "), LONGEST_ERROR, placeholder=" (...)")
-        return ". ".join(filter(None, [f"This error is not known here: {error}", pasted.raised_at]))
     if pasted.is_cut:
         return "The text ends before the last line of its traceback, which names the error"
     if will_hang:
         return "A line of the script may hang when it is reached"
-    return "" if unknown else "Nothing known applies to what you gave"
+    if unknown:
+        return ""
+    runs = f". It was read and not run: `study virtual {next(iter(scripts))}` runs it" if scripts else ""
+    return f"Nothing known applies to what you gave{runs}"
 
 
 # --- what would say more

@@ -32,9 +32,17 @@ VANISHED, LANGUAGE = 0.005, 2.0  # a loss that has nothing to learn any more, an
 def astray(log: Log, passes: int = USUAL_PASSES, vocabulary: int | None = None) -> Seen | None:
     """Return where the losses of one run go, if that is not where a training goes."""
     losses = log.losses.values
-    if len(losses) < FEW or not all(map(math.isfinite, losses)) or _begins_again(log.losses.lines):
+    if len(losses) < 2 or not all(map(math.isfinite, losses)) or _begins_again(log.losses.lines):
         return None
-    return _explodes(log) or _is_stair(log) or _is_uniform(log, vocabulary) or _by_medians(log, passes) or _spikes(log)
+    if len(losses) < FEW:
+        return _is_uniform(log, vocabulary)
+    return (
+        _explodes(log)
+        or _is_stair(log)
+        or _is_uniform(log, vocabulary)
+        or _by_medians(log, passes, vocabulary)
+        or _spikes(log)
+    )
 
 
 def diverges(log: Log) -> Seen | None:
@@ -53,12 +61,12 @@ def _is_uniform(log: Log, vocabulary: int | None) -> Seen | None:
     """All losses are the logarithm of a vocabulary."""
     losses = log.losses.values
     words = uniform(losses, vocabulary)
-    if not words or len(losses) < 2 * FEW or _warms_up(log.rates):
+    if not words or len(losses) < (2 if vocabulary else 2 * FEW) or _warms_up(log.rates):
         return None
     return log.losses.sign("loss-plateau", 0, end=losses[-1], lines=len(losses), vocabulary=words)
 
 
-def _by_medians(log: Log, passes: int) -> Seen | None:
+def _by_medians(log: Log, passes: int, vocabulary: int | None = None) -> Seen | None:
     """By medians of MANY lines, without one of them: single rows are high, and a Trainer's last line is a mean of all.
 
     In a short log FEW lines show a loss that is lost, and nothing else.
@@ -91,7 +99,9 @@ def _by_medians(log: Log, passes: int) -> Seen | None:
     early, late = (statistics.median(part) for part in (losses[: len(losses) // 4], losses[-len(losses) // 4 :]))
     is_flat = abs(late - early) < PLATEAU * early and max(losses) - min(losses) < SPREAD * early
     if is_flat and math.log(SMALLEST_VOCABULARY) < late < RANDOM and not _warms_up(log.rates):
-        return log.losses.sign("loss-plateau", 0, **values, vocabulary=round(math.exp(late), -2))
+        is_of_model = vocabulary and abs(late - math.log(vocabulary)) < PLATEAU * late
+        words = vocabulary if is_of_model else round(math.exp(late), -2)
+        return log.losses.sign("loss-plateau", 0, **values, vocabulary=words)
     return None
 
 

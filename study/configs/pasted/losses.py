@@ -29,6 +29,7 @@ RANDOM = math.log(262_144)  # the loss of random weights with the largest vocabu
 BROKEN = 3  # times that: no weights have such a loss
 # Of models of which many are trained, and GPT-2's as Megatron pads it to a multiple of 128 (50,304).
 VOCABULARIES = (30_522, 32_000, 32_064, 32_768, 50_257, 50_304, 100_352, 128_256, 151_936, 152_064, 256_000, 262_144)
+NEAR = 0.02  # so far is a loss from the logarithm of the model's own vocabulary, in few digits
 ALIKE = 0.0015  # so far from the logarithm of a vocabulary a loss is that of an output in which all words are alike
 DIGITS = 4  # of a loss of evaluation: fewer may be the same by rounding
 USUAL_PASSES = 32  # of an update, where the text says none: some releases of the Trainer print their sum
@@ -197,10 +198,10 @@ def norm_is_zero(log: Log, vocabulary: int | None) -> Seen | None:
 
 def uniform(losses: list[float], vocabulary: int | None) -> int | None:
     """Return the vocabulary of which all losses are the logarithm, as of an output that knows nothing."""
-    of_words = [vocabulary] if vocabulary else VOCABULARIES
+    of_words, far = ([vocabulary], NEAR) if vocabulary else (VOCABULARIES, ALIKE)
     middle = statistics.median(losses) if losses else math.nan
     nearest = min(of_words, key=lambda words: abs(math.log(words) - middle))
-    return nearest if all(abs(loss - math.log(nearest)) < ALIKE for loss in losses or [math.nan]) else None
+    return nearest if all(abs(loss - math.log(nearest)) < far for loss in losses or [math.nan]) else None
 
 
 def norm_is_constant(norms: Series) -> Seen | None:

@@ -6,7 +6,7 @@ from enum import IntEnum, auto
 
 from study.configs.pasted.matching import Match
 from study.configs.pasted.situations import situations
-from study.configs.pasted.tracebacks import ORDER, Seen
+from study.configs.pasted.tracebacks import ORDER, Seen, messages
 from study.known.faults import Fault, named
 
 OF_STEPS = ("loss-", "norm-", "rate-", "steps-", "overflow-")  # the beginnings of signs in the lines of a trainer
@@ -92,7 +92,7 @@ def explains(seen: Seen) -> bool:
 
 def kind_of(seen: Seen) -> Kind:
     """Return the kind of what a text shows."""
-    if seen.id.startswith(OF_STEPS):
+    if seen.id.startswith(OF_STEPS) and seen.id not in messages():
         return Kind.MARK if seen.id == "norm-sqrt2" else Kind.STEPS
     if seen.id in (*WAITED, *DUMPED):
         return Kind.WAIT

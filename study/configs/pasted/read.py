@@ -77,11 +77,13 @@ FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<functi
 LIBRARY = re.compile(r"(?:site|dist)-packages|[/\\](?:lib[/\\]python\d|bin[/\\])|^<")
 PACKAGE = re.compile(r"^.*?(?:(?:site|dist)-packages|/src)/|^(?:.*/)?(?=(?:[^/]+/){3}[^/]+$)")
 # The last line of an error, from its class on. What a launcher says of a process that failed is none.
-ERROR = re.compile(r"(?m)^.{0,40}?\b((?!CalledProcess)\w*(?:Error|Exception): .+|AssertionError(?=:?[ \t]*$))")
+ERROR = re.compile(
+    r"(?m)^.{0,40}?\b((?!CalledProcess|Error: [-+.\de]+\s*$)\w*(?:Error|Exception): .+|AssertionError(?=:?[ \t]*$))"
+)
 # Of a class with another name: what stands behind a frame, as far left as the Traceback.
 OTHER_ERROR = re.compile(
     r'(?m)^(.*)  File "[^"\n]+", line \d+.*\n(?:\1    .*\n){0,2}'
-    r"\1((?!.*(?:CalledProcess|ChildFailed))(?:\w+\.)*[A-Z]\w+(?:: .+)?)$"
+    r"\1((?!.*(?:CalledProcess|ChildFailed|KeyboardInterrupt))(?:\w+\.)*[A-Z]\w+(?:: .+)?)$"
 )
 # A frame at the end, with its source and the marks below it.
 CUT = re.compile(r'File "[^"\n]+", line \d+, in [^\n]+(?:\n(?:\[\w+\]:)?[ \t]{2,}[^\n]*){0,2}\s*\Z')
@@ -243,7 +245,9 @@ class Pasted:
     def is_strange(self) -> bool:
         """Whether nothing in it is of a training."""
         is_said = bool(self.words or self.last_error)
-        return not is_said and not re.search(r"(?i)error|deepspeed|accelerate|torch|fsdp|loss", self.text)
+        return not is_said and not re.search(
+            r"(?i)error|deepspeed|accelerate|torch|fsdp|nccl|loss|it/s|s/it", self.text
+        )
 
 
 def _release(package: str, release: Release) -> str:

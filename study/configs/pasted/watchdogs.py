@@ -137,7 +137,7 @@ def _compared(text: str, said: Sequence[Sentence], waits: list[Wait]) -> Seen:
         last = f"{causes_of_waits()[id].remedy}. Else " if id else ""
         return sign("ranks-call-differently", text, first.place, index=first.index, calls=two, last=last)
     cause = _usual(text, said, first.index, first.elements, first.kind)
-    return _waiting(text, waits, same, {"call": first.call, "limit_s": first.limit_s, **cause})
+    return _waiting(text, waits, same, {"call": first.call, "limit_s": first.limit_s, "beside": "", **cause})
 
 
 def _waiting(text: str, waits: list[Wait], same: list[Wait], values: dict[str, Any]) -> Seen:
@@ -150,8 +150,11 @@ def _waiting(text: str, waits: list[Wait], same: list[Wait], values: dict[str, A
         return sign("rank-missing", text, begun[never[0]].start(), ranks=_ranks(never), **values)
     behind = _ranks([wait.rank for wait in same])
     ahead = [wait for wait in waits if wait not in same]
+    if ahead:
+        further = max(wait.index for wait in ahead)
+        values |= {"ahead": _ranks([wait.rank for wait in ahead]).lower(), "further": further}
+        values["beside"] = f"; {values['ahead']} at {further}, {further - same[0].index} ahead"
     if 0 < len(ahead) >= len(same):
-        values |= {"ahead": _ranks([wait.rank for wait in ahead]).lower(), "further": ahead[0].index}
         return sign("rank-behind", text, place, ranks=behind, **values)
     if missing := _missing(text, ranks):
         return sign("rank-missing", text, place, ranks=_ranks(missing), **values)

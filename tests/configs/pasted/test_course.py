@@ -121,7 +121,7 @@ def test_the_line_and_the_numbers_are_those_of_the_log():
     assert told.found[0].line.startswith("{'loss': 9.8000")
     assert "lower learning rate than 2e-05" in told.found[0].remedy
     plateau = answer(log([math.log(128256) + step % 3 / 1000 - 0.001 for step in range(80)], 0)).found[0]
-    assert "stays at 11.76 in all 80 lines: it is the logarithm of 128,256" in plateau.sentence
+    assert "stays at 11.76 in all 80 lines: about the logarithm of 128,256" in plateau.sentence
 
 
 def test_a_log_that_was_given_is_not_asked_for():
@@ -136,3 +136,20 @@ def test_a_loss_of_pairs_that_stands_still_is_told(loss, keys):
     told = answer("\n".join(line.replace("'epoch': 0.0", f"'epoch': {step / 99:.2f}") for step in range(59)))
     assert told.id == "loss-stands-still"
     assert "norm-zero" in [each.id for each in told.found]
+
+
+@pytest.mark.parametrize(
+    ("losses", "model", "is_told"),
+    [
+        ((11.93, 11.92), "Qwen/Qwen2.5-7B", True),
+        ((11.934, 11.93, 11.92), "Qwen/Qwen2.5-7B", True),
+        ((11.93, 11.92), "another", False),
+        ((11.93, 11.4), "Qwen/Qwen2.5-7B", False),
+        ((1.93, 1.92), "Qwen/Qwen2.5-7B", False),
+    ],
+)
+def test_two_lines_are_the_logarithm_of_a_vocabulary_where_the_model_is_known(losses, model, is_told):
+    lines = "".join(f"{{'loss': {loss}, 'grad_norm': 2.{at}}}\n" for at, loss in enumerate(losses))
+    told = answer(f"model: {model}\n{lines}")
+    assert (told.id == "loss-plateau") == is_told
+    assert not is_told or "the logarithm of 152,064" in told.found[0].sentence

@@ -359,6 +359,23 @@ def test_threads_that_were_read_stay_answered_and_the_first_figures_are_kept():
 # --- what waits for what ---------------------------------------------------------------------------------------------
 
 
+def test_a_rank_that_wrote_nothing_is_likely_missing_and_one_that_is_ahead_is_said():
+    line = "[Rank {}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={}, OpType=ALLGATHER_BASE, "
+    line += "NumelIn=9999, NumelOut=39996, Timeout(ms)=600000) ran for 600012 milliseconds before timing out."
+    told = answer("\n".join(line.format(*each) for each in [(1, 88121), (3, 88121), (0, 88140)]))
+    (seen,) = told.found
+    assert (seen.id, seen.sure) == ("rank-missing", "likely")
+    assert "Rank 2 did not join ALLGATHER_BASE 88121" in seen.sentence
+    assert "; rank 0 at 88140, 19 ahead: " in seen.sentence
+    assert not pasted.HEDGES.search(seen.sentence)  # else "Likely" is not said
+
+
+def test_a_module_of_deepspeed_is_no_precision():
+    line = "Unsupported global: GLOBAL deepspeed.runtime.fp16.loss_scaler.LossScaler"
+    assert "fp16" not in answer(line).read
+    assert "fp16" in answer(f"{line} in an fp16 training").read
+
+
 def test_a_rank_that_is_behind_is_named():
     same = [WORK.format(rank=rank, index=1580, kind="ALLREDUCE", elements=466119168) for rank in (0, 1, 2)]
     seen = watchdogs.hangs("".join([*same, "world_size: 4"]))
@@ -843,6 +860,32 @@ def test_unknown_text_is_told_as_such_however_long(part):
 def test_an_error_that_is_not_known_is_quoted():
     told = answer("Traceback (most recent call last):\nFooError: the flux is inverted\n")
     assert told.nothing == "This error is not known here: FooError: the flux is inverted"
+
+
+FLUSHED = "[stage3.py:2150:step] 14 pytorch allocator cache flushes since last step. this happens when there is high"
+KNOWN_ABOVE = {
+    "memory-pressure-slow": FLUSHED,
+    "loss-nan": "{'loss': nan, 'grad_norm': nan, 'epoch': 0.1}\n{'loss': nan, 'grad_norm': nan, 'epoch': 0.2}",
+    "rank-behind": EXAMPLES["rank-behind"]["text"],
+    "nccl-shared-memory": EXAMPLES["nccl-shared-memory"]["text"],
+    "weight-not-2d": EXAMPLES["weight-not-2d"]["text"],
+}
+
+
+@pytest.mark.parametrize("id", KNOWN_ABOVE)
+def test_what_is_known_is_said_beside_a_last_error_that_is_not(id, capsys):
+    last = 'Traceback (most recent call last):\n  File "/me/train.py", line 8, in main\n    f()\nValueError: odd flux'
+    told = answer(f"{KNOWN_ABOVE[id]}\n{last}\n[launch.py:325:sigkill_handler] ['python'] exits with return code = 1\n")
+    pasted.tell(told, details=False)
+    printed = " ".join(capsys.readouterr().out.split())
+    is_error = id == "weight-not-2d"  # which came first
+    first = (
+        "" if is_error else "This error is not known here: ValueError: odd flux. It comes from line 8 of /me/train.py."
+    )
+    assert printed.startswith(first)
+    assert f"[{id}]" in printed
+    assert ("Also seen" in printed) == (bool(told.found) and not is_error)
+    assert told.is_answered == is_error
 
 
 def test_an_error_that_is_not_known_is_cut_at_a_word_and_placed_in_the_users_own_file():
@@ -1527,7 +1570,7 @@ def test_a_symptom_that_is_not_known_is_said_to_be_so_first_and_no_more_than_fil
 
 @pytest.mark.parametrize("symptom", ["norm", "it hangs", "the loss is nan", "grad_norm 1.414", "KeyError: 5", ""])
 def test_a_symptom_that_is_known_is_not_said_to_be_unknown(symptom):
-    assert answer("A training.", symptom).unknown == ""
+    assert "The symptom" not in answer("A training.", symptom).unknown
 
 
 # --- a layer class that the model does not have
