@@ -1,15 +1,16 @@
 # /// script
 # dependencies = ["zero-study[report]"]
 # ///
-"""The cards of all claims, a page for each document, for readers on GitHub: python tools/cards.py
+"""Pages for readers on GitHub: the cards of all claims, a page for each document, and WORDS.md: python tools/cards.py
 
-They have what `study claims ID` prints. The pages of answers lead to them.
+The cards have what `study claims ID` prints, the words what `study explain WORD` prints.
 """
 
 import argparse
 import re
 
 from study.core.arms import ROOT
+from study.core.glossary import meanings
 from study.ledger import texts
 from study.ledger.evidence import Piece
 from study.ledger.texts import Claim, Text
@@ -17,6 +18,32 @@ from study.report.topics import documents
 
 FOLDER = ROOT / "reports/answers/claims"
 MARKED = re.compile(r"[*<$|]")  # in a quote; GitHub would read it as Markdown
+
+PATH = re.compile(r"(?:examples|notebooks|reports)/[\w/]+\.\w+")
+WORDS = """# Words
+
+The words of the field, then ours, each after those that explain it. `study explain WORD` prints them,
+and what an arm is.
+
+| word | meaning |
+|---|---|
+{words}
+## Verdicts and certainties
+
+Of a [claim](GUIDE.md#check-a-claim):
+
+| verdict or certainty | what it means |
+|---|---|
+{verdicts}
+Made from `study/core/glossary.toml` by `python tools/cards.py`.
+"""
+
+
+def words() -> str:
+    """Return WORDS.md."""
+    rows = [PATH.sub(r"[\g<0>](\g<0>)", f"| {word} | {meaning} |\n") for word, meaning in meanings().items()]
+    first = [*meanings()].index(texts.VERDICTS[0])
+    return WORDS.format(words="".join(rows[:first]), verdicts="".join(rows[first:]))
 
 
 def quoted(text: str) -> str:
@@ -61,7 +88,7 @@ def page(text: Text, records: dict[str, dict[str, list[str]]]) -> str:
 
 if __name__ == "__main__":
     argparse.ArgumentParser(description=__doc__).parse_args()
+    (ROOT / "WORDS.md").write_text(words())
     kept = documents.kept_records()
-    FOLDER.mkdir(exist_ok=True)
     for each in texts.texts():
         (FOLDER / f"{each.document}.md").write_text(page(each, kept))

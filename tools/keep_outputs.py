@@ -27,8 +27,8 @@ RECORDS = "reports/cpu-2core/runs"
 RUNS = {"stages": RECORDS, "compare": f"{RECORDS}/smoke", "replicate": RECORDS, "claims": RECORDS}
 RUNS["by_hand"] = "examples/zero_by_hand"
 ABOUT = (
-    "*The tables and figures below were made on {day} by `make outputs`, which ran this notebook over\n"
-    "`{runs}`: small models on two CPU cores, or virtual ranks without a GPU. To run it yourself: `make notebook`.*"
+    "*What the cells show was made on {day} by `make outputs`, which ran this notebook over `{runs}`:\n"
+    "on two CPU cores, without a GPU. To run it yourself: `make notebook`.*"
 )
 MOVES = "A drawing with sliders, which moves in Jupyter (make notebook) and on the page of this notebook (make report)."
 AROUND = re.compile(r'<div class="scroll" tabindex="0">|</div><p class="links"></p>')  # of a table, for our own pages
@@ -72,7 +72,7 @@ def keep(path: Path, runs: str, day: str) -> None:
             if output.output_type == "execute_result":
                 output.execution_count = number
     about, tags = ABOUT.format(day=day, runs=runs), {"tags": ["kept"]}
-    book.cells.insert(0, nbformat.v4.new_markdown_cell(about, id=f"{path.stem}-kept", metadata=tags))
+    book.cells.append(nbformat.v4.new_markdown_cell(about, id=f"{path.stem}-kept", metadata=tags))
     book.metadata["kept"] = digest(book)
     path.write_text(nbformat.writes(book) + "\n")
 

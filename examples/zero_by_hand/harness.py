@@ -43,6 +43,17 @@ def counted(kind, micro_batches, rank, ranks, sgd):
     return training, losses.tolist(), max(held)
 
 
+class Parser(argparse.ArgumentParser):
+    """Below torchrun the first rank says what is wrong, and each ends with 0: else torchrun adds forty lines."""
+
+    def error(self, message):
+        if "RANK" not in os.environ:
+            super().error(message)
+        if os.environ["RANK"] == "0":
+            print(message)
+        sys.exit(0)
+
+
 def refusal(name, ranks, micro_batches):
     """Return why this cannot be trained, if it cannot."""
     if name.startswith("Stage") and torch.__version__ < (2, 8):  # pytorch/pytorch#149869
@@ -56,7 +67,7 @@ def refusal(name, ranks, micro_batches):
 
 def run(kind):
     """Train with one of the five classes, and print its losses, what it holds and sends, and how the losses compare."""
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     parser.add_argument("--micro-batches", type=int, default=1, help="of a step, of all its samples")
     parser.add_argument("--sgd", action="store_true", help="train with SGD: Adam hides a wrong scale of the gradients")
     asked = parser.parse_args()
@@ -66,9 +77,7 @@ def run(kind):
         parser.error(f"start with torchrun --standalone --nproc-per-node 2 {sys.argv[0]}")
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if refused := refusal(kind.__name__, ranks, micro_batches):
-        if rank == 0:
-            print(refused)
-        return  # with exit code 0: with another, torchrun writes forty lines below the sentence
+        parser.error(refused)
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
     training, losses, peak = counted(kind, micro_batches, rank, ranks, asked.sgd)

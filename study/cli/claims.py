@@ -157,7 +157,10 @@ def list_claims(chosen: Sequence[Found]) -> None:
         say(f"faults of libraries: {len(faults)}")
         say_wrapped(*[f"  {each.id} {each.outcome}" for each in faults], indent="      ")
     asides = [each for each in chosen if isinstance(each, Aside)]
-    for is_contradiction, what in ((True, "where texts contradict themselves"), (False, "central, and not judged")):
+    for is_contradiction, what in (
+        (True, "where texts contradict themselves by our reading, slips included"),
+        (False, "central, and not judged"),
+    ):
         if told := [each for each in asides if each.is_contradiction == is_contradiction]:
             say(f"{what}, which are no claims: {len(told)}")
             say_wrapped(*[f"  {each.document} {each.said}" for each in told], indent="      ")
@@ -216,8 +219,9 @@ def show_shared(chosen: Sequence[Found]) -> list[Claim]:
     found = comparison.shared(of_claims, records.kept_as_evidence())
     ids = {id for several in found.values() for id in several}
     say_wrapped(
-        f"{len(ids)} of {number_of(len(of_claims), 'claims')} share evidence with another: {len(found)} facts that "
-        "each decide several, or a part of them. Of runs: the same ones or some of them, whatever is counted in them.",
+        f"{len(ids)} of {number_of(len(of_claims), 'claims')} share evidence with another: {len(found)} facts. Each "
+        "is evidence of several, and need not decide them. "
+        "Of runs: the same ones or some of them, whatever is counted in them.",
         "",
         *[f"  {', '.join(several)}: {what}" for what, several in found.items()],
         indent="    ",

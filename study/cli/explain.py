@@ -113,13 +113,10 @@ def claim_named(id: str) -> str:
     """Return the id of a claim, or the name of a document. Raise Stop if nothing is called so."""
     name = id.strip("[]")
     if not search.is_name(name):
-        rows = all_rows()
-        with_all = [row["id"] for row in rows if all(each in row["sentence"].lower() for each in id.lower().split())]
-        known = [*(row["id"] for row in rows), *words()]
-        remedy = nearest(id, known, SOME, "study explain --all lists them")
-        if with_all and not remedy.startswith("did"):
-            remedy = f"these sentences have it: {', '.join(with_all[:SOME])}; {remedy}"
-        raise Stop(f"no sentence has the id {id!r:.80}, and no word", remedy)
+        raise Stop(
+            f"no sentence has the id {id!r:.80}, and no word",
+            nearest(id, [*(row["id"] for row in all_rows()), *words()], SOME, "study explain --all lists them"),
+        )
     return name
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 
+from study.cli.ids import of_setting
 from study.core.text import say, say_wrapped
 from study.known.explained import Explained, behind
 from study.known.findings import Finding, ended
@@ -25,25 +26,25 @@ def show_finding(first: str, finding: Finding) -> None:
 def show_behind(each: Explained) -> dict:
     """Print what is behind a sentence, and return it."""
     of = behind(each)
-    when = [f"Condition: {'; '.join(of.conditions)}"] if of.conditions else []
-    to_do = [f"What to do: {each.remedy}."] if each.remedy else []
     thread = "Nearest thread, not filed by us" if each.is_not_filed else "Upstream"
-    also = [f"Also named in: {', '.join(of.readers)}"] if of.readers else []
-    say_wrapped(
+    setting = of_setting(each.id)
+    lines = [
         f"{each.id}: a {each.kind}",
         f"Sentence: {ended(each.sentence)}",
-        *to_do,
-        *when,
+        *setting,
+        f"What to do: {each.remedy}." if each.remedy else "",
+        f"Condition: {'; '.join(of.conditions)}" if of.conditions else "",
         f"Rests on: {of.rests_on.rstrip('.') or 'its test'}.",
         f"{thread}: {each.upstream or 'no thread'}",
         f"Written: {of.written}",  # from here on: places in the sources
         f"Rule: {', '.join(of.rules) or f'that table, which {each.read_by} reads'}",
-        *also,
-        indent="    ",
-    )
+        f"Also named in: {', '.join(of.readers)}" if of.readers else "",
+    ]
+    say_wrapped(*filter(None, lines), indent="    ")
     tests = of.tests[:MOST_TESTS] or ["in tests/ of the repository, which an installed package does not have"]
     say(*(f"Test: {test}" for test in tests), "")  # paths to copy: they are not wrapped
     about = {
+        "setting": setting,
         "rests_on": of.rests_on,
         "table": of.written,
         "rules": [*of.rules, *of.readers],

@@ -79,7 +79,7 @@ def keys() -> dict[str, dict[str, str]]:
     for library, known in known_libraries().items():
         for path, default in paths(library):
             of = f"a key of {library} {known['version']}".replace("trainer", "transformers' Trainer,")
-            by_default = f"by default {short(default)}" if default is not None else "without a default"
+            by_default = f"by default {short(default)}" if default is not None else "without a fixed default"
             rows[key(path)] = row_of(path, "key", f"{of}, {by_default}")
     for fault in table().fault:
         groups: Any = fault.conditions.get("keys", [])
@@ -88,6 +88,15 @@ def keys() -> dict[str, dict[str, str]]:
                 key(path), row_of(path, "key", f"a key that the fault {fault.id} of {fault.package} asks for")
             )
     return rows
+
+
+def of_setting(id: str) -> list[str]:
+    """Return what the setting of a sentence changes, and the keys of configs that set it, with their defaults."""
+    for each in descriptions().values():
+        if each.id == id:
+            rows = [keys().get(key(path or "")) for path in (each.deepspeed, each.accelerate, each.trainer)]
+            return [f"Changes: {each.changes}", *(f"{row['id']}: {row['sentence']}" for row in rows if row)]
+    return []
 
 
 def answering(asked: Sequence[str]) -> str:

@@ -109,7 +109,7 @@ def _texts() -> dict[str, str]:
 def places(id: str) -> list[str]:
     """Return where the package and its tests name an id: in quotes, in brackets, or as a key.
 
-    A test that leaves it out, as in `found - {"second_bucket"}`, does not ask for it.
+    A test that leaves it out, as in `found - {"an_id"}`, does not ask for it.
     """
     name = re.escape(id)
     mark = re.compile(rf"""["'`\[]{name}["'`\].]|^{name} = """)

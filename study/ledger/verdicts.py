@@ -50,7 +50,7 @@ def in_words(claims: Sequence[Claim]) -> str:
     times = [
         sum(source in each.kinds for each in asides() if each.is_contradiction) for source in ("papers", "articles")
     ]
-    said.append("Papers contradict themselves {} times, articles {}, by our reading.".format(*times))
+    said.append("Papers contradict themselves {} times, articles {}, slips included, by our reading.".format(*times))
     return " ".join(said)
 
 

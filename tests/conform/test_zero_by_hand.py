@@ -16,6 +16,8 @@ import harness
 import held
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
 from torch.torch_version import TorchVersion
 
 from study.conform.suite import PROPERTIES, Adapter
@@ -381,16 +383,33 @@ def test_without_torchrun_a_stage_says_how_it_is_started():
     assert "Traceback" not in ended.stderr
 
 
-@pytest.mark.parametrize(("ranks", "micro_batches"), [(5, 1), (2, 5), (2, 0), (1, -1)])
-def test_what_cannot_be_equal_is_refused_in_one_sentence(ranks, micro_batches, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("file", "ranks", "typed", "said"),
+    [
+        ("stage2", 5, "--micro-batches 1", "96 samples do not divide by 5 ranks x 1 micro-batches: take others"),
+        ("stage2", 2, "--micro-batches 5", "96 samples do not divide by 2 ranks x 5 micro-batches: take others"),
+        ("stage2", 2, "--micro-batches 0", "96 samples do not divide by 2 ranks x 0 micro-batches: take others"),
+        ("stage2", 1, "--micro-batches -1", "96 samples do not divide by 1 ranks x -1 micro-batches: take others"),
+        ("stage2", 2, "--micro-batches x", "argument --micro-batches: invalid int value: 'x'"),
+        ("stage3", 2, "--sdg", "unrecognized arguments: --sdg"),
+        # Each would train alone, and say nothing of it.
+        (
+            "one_process",
+            2,
+            "",
+            "one_process.py is one process, not 2: start it with python, or data_parallel.py with torchrun",
+        ),
+    ],
+)
+def test_a_mistake_below_torchrun_is_one_sentence_of_one_rank(file, ranks, typed, said, monkeypatch, capsys):
     """Every rank ends with 0: with another exit code torchrun writes a traceback below the sentence."""
-    monkeypatch.setattr(sys, "argv", [str(FOLDER / "stage2.py"), "--micro-batches", str(micro_batches)])
+    monkeypatch.setattr(sys, "argv", [str(FOLDER / f"{file}.py"), *typed.split()])
     monkeypatch.setenv("WORLD_SIZE", str(ranks))
-    said = f"96 samples do not divide by {ranks} ranks x {micro_batches} micro-batches: take others\n"
-    for rank, expected in enumerate((said, "")[:ranks]):
+    for rank, expected in enumerate((f"{said}\n", "")[:ranks]):
         monkeypatch.setenv("RANK", str(rank))
-        runpy.run_path(sys.argv[0], run_name="__main__")  # it ends as usual: a process would with 0
-        assert capsys.readouterr() == (expected, "")
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        assert (ended.value.code, *capsys.readouterr()) == (0, expected, "")
 
 
 @pytest.mark.parametrize("version", ["2.2.2", "2.7.1+cpu", "2.8.0"])
@@ -402,17 +421,6 @@ def test_a_pytorch_without_reduce_scatter_on_gloo_is_named_in_one_sentence(versi
     assert harness.refusal("DataParallel", 2, 1) == ""
     assert "The stages need PyTorch 2.8 or later" in held.README.read_text()
     assert "PyTorch 2.8 or later" in (ROOT / "notebooks/by_hand.ipynb").read_text()
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_one_process_is_not_started_several_times(rank, monkeypatch, capsys):
-    """Each would train alone, and say nothing of it."""
-    monkeypatch.setattr(sys, "argv", [str(FOLDER / "one_process.py")])
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", str(rank))
-    runpy.run_path(sys.argv[0], run_name="__main__")
-    said = "one_process.py is one process, not 2: start it with python, or data_parallel.py with torchrun\n"
-    assert capsys.readouterr() == ("" if rank else said, "")
 
 
 def test_one_rank_that_torchrun_starts_is_one_process():
@@ -502,6 +510,35 @@ def test_the_fault_of_its_exercise_is_one_of_deepspeed():
     assert f"as DeepSpeed {fault['since']} to {fault['until']} did" in readme
     assert "[without a message](../../reports/answers/releases.md)" in readme
     assert f"{fault['since']} to {fault['until']}" in (ROOT / "reports/answers/releases.md").read_text()
+
+
+def test_stage_3_over_time_is_as_its_readme_draws_it():
+    """One rank, two layers of one weight each: what happens to each weight, in turn."""
+    stage3 = runpy.run_path(str(FOLDER / "stage3.py"))["Stage3"]
+    happened: list[tuple[torch.Tensor, str]] = []
+
+    class Told(stage3):
+        def gather(self, weight):
+            happened.append((weight, "g"))
+            super().gather(weight)
+
+        def after_forward(self, layer, *args):
+            happened.extend((weight, letter) for weight in layer.parameters(recurse=False) for letter in "Cf")
+            super().after_forward(layer, *args)
+
+        def reduce(self, weight):
+            happened.extend((weight, letter) for letter in "Crf")
+            super().reduce(weight)
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False))
+        Told(model, torch.optim.Adam(model.parameters())).forward_backward(torch.ones(1, 2))
+    finally:
+        dist.destroy_process_group()
+    drawn = re.findall(r"layer \d  (.*) U$", held.README.read_text(), re.MULTILINE)
+    for weight, row in zip(model.parameters(), drawn, strict=True):
+        assert re.findall(r"\S", row) == [letter if each is weight else "." for each, letter in happened]
 
 
 def test_an_all_reduce_in_stage_1_sends_what_its_readme_says(tmp_path):

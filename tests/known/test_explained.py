@@ -16,9 +16,12 @@ from study.configs import sources
 from study.configs.differences import compare
 from study.configs.oom.causes import rows
 from study.configs.sentences import sentences
+from study.configs.settings import descriptions
 from study.core.arms import NAMES, all_paths
 from study.core.errors import Stop
 from study.core.gpus import GPUS
+from study.core.library_defaults import known_libraries, paths
+from study.core.text import short
 from study.known import faults
 from study.known.explained import behind, comments_of_rule, function_at, makes, places
 from study.known.faults import named
@@ -248,6 +251,22 @@ def test_a_component_and_a_setting_are_explained_by_the_names_that_commands_prin
         assert explain((name,))[0]["sentence"], name
 
 
+def test_a_setting_is_explained_with_what_it_changes_and_with_the_default_of_its_key(capsys):
+    defaults = dict(paths("deepspeed"))
+    told = 0
+    for each in descriptions().values():
+        if not each.sentence:
+            continue
+        explain((f"[{each.id}]",))
+        said = capsys.readouterr().out
+        assert f"\nChanges: {each.changes}\n" in said
+        if defaults.get(each.deepspeed) is not None:
+            by_default = f"a key of deepspeed {known_libraries()['deepspeed']['version']}, by default"
+            assert f"\n{each.deepspeed}: {by_default} {short(defaults[each.deepspeed])}\n".lower() in said.lower()
+            told += 1
+    assert told > 10
+
+
 @pytest.mark.parametrize(("asked", "id"), [*((name, name) for name in all_paths()), ("stage 2 cpu", "zero2_cpu")])
 def test_an_arm_is_explained_by_its_name(asked, id, capsys):
     (row,) = explain((asked,))
@@ -288,11 +307,7 @@ def test_what_nothing_explains_is_told_whole():
 
 def test_the_words_of_their_page_are_explained(capsys):
     """Of those that are an id as well one line says how to see its sentence."""
-    page = re.sub(r"\[(.+?)\]\(.+?\)", r"\1", (ROOT / "WORDS.md").read_text())
-    heads = ("| word | meaning |\n|---|---|\n", "| verdict or certainty | what it means |\n|---|---|\n")
-    tables = "\n".join(page.partition(head)[2].partition("\n\n")[0] for head in heads)
-    written = dict(re.findall(r"^\| (.+?) \| (.+) \|$", tables, re.MULTILINE))
-    assert written == {row["id"]: row["sentence"] for row in words().values() if row["kind"] == "word"}
+    written = {row["id"]: row["sentence"] for row in words().values() if row["kind"] == "word"}
     asked = {word: f"{row}: {meaning}." for row, meaning in written.items() for word in row.split(", ")}
     assert {"all-reduce", "all-gather", "gather", "reduce-scatter", "activations", "stage"} <= {*asked}
     assert {"model states", "P_os", "P_os+g", "P_os+g+p", "ZeRO-DP", "Ψ"} <= {*asked}, "which papers and outputs say"

@@ -1,10 +1,11 @@
-"""The pages of cards, which readers on GitHub open from the page of claims, are made from the ledger."""
+"""The pages of cards, which readers on GitHub open from the page of claims, and WORDS.md are up to date."""
 
 import re
 
 import cards
 import pytest
 
+from study.core.arms import ROOT
 from study.ledger import search, texts
 from study.report.topics import documents
 
@@ -30,3 +31,7 @@ def test_a_quote_is_no_markdown_and_an_expression_is_code():
     assert "“\\*hpZ\\* eliminates" in cards.card(claim, [])
     (claim,) = search.named(("P3-07",))
     assert "arithmetic: `20 * 12 * 195 * 65536 ** 2 / 2 ** 40`" in cards.card(claim, [])
+
+
+def test_the_page_of_words_is_that_of_the_glossary():
+    assert (ROOT / "WORDS.md").read_text() == cards.words(), "python tools/cards.py"

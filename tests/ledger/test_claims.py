@@ -231,6 +231,19 @@ def test_releases_of_faults_are_those_that_were_tried():
             assert int(number) == len(tried[library] - {"0.19.7"}), "of which ZenFlow alone was asked"
 
 
+def test_each_release_that_was_asked_refuses_to_increase_pin_memory():
+    (claim,) = search.named(("S001-56",))
+    asked = [
+        row
+        for row in ANSWERS
+        if row["adapter"] == "deepspeed-configuration" and re.search(r'"pin_memory": (2|"4GB")', row["property"])
+    ]
+    releases = {row["deepspeed"] for row in asked}
+    assert {row["answer"] for row in asked} == {"rejected"}
+    assert f"each of {len(releases)} releases, 0.15.0 to 0.19.8," in claim.because
+    assert {"0.15.0", "0.19.8"} <= releases
+
+
 @pytest.mark.skipif(not SOURCES.is_dir(), reason="needs the four articles in ../shared/sources")
 @pytest.mark.parametrize("claim", [each for each in CLAIMS if each.id.startswith("S")], ids=lambda claim: claim.id)
 def test_a_quote_stands_in_its_document(claim):
@@ -408,7 +421,7 @@ def test_a_contradiction_is_found_by_its_words_and_counted_apart(capsys):
     command.claims()
     of = [sum(each.document.startswith(letter) for each in known) for letter in "PS"]
     printed = " ".join(capsys.readouterr().out.split())
-    assert "Papers contradict themselves {} times, articles {}, by our reading".format(*of) in printed
+    assert "Papers contradict themselves {} times, articles {}, slips included, by our reading".format(*of) in printed
     # Another text of the same authors is no part of it, and what has a reading that agrees is open.
     assert not [each.said for each in known if re.search(r"tutorial|\bpost\b|\bmay be\b|abstract", each.said)]
 

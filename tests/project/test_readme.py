@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
+import numpy as np
 import pandas as pd
 import pytest
 from packaging.version import Version
@@ -211,7 +212,6 @@ def test_the_losses():
     assert (sorted(others.index), len(equal)) == (sorted(offloading), 7)
     assert {"zero1", "zero2", "zero3", "fsdp2"} < {*equal}
     most = f"{others.max():.0e}".replace("e-0", "e-")
-    assert number_of("losses") == f"DDP's to the last bit; offloaded by DeepSpeed within {most}"
     words = "seven ways to train have DDP's loss to the last bit at each step, FSDP2's offloading among them. Four stay"
     assert (
         f"two ranks, {steps} steps | {words} within {most} nats of it: {', '.join(f'`{arm}`' for arm in offloading)}"
@@ -395,7 +395,12 @@ def test_which_optimizer_differs_from_ddps_and_by_how_much_in_any_kept_record():
     assert f"with PyTorch's AdamW at most {stages} with stages 1 and 2 on two ranks" in page
     assert (torch_two, torch_four) == ("1e-6", "1e-6")
     assert f"and at most {torch_two} with stage 3, with FSDP2 and on four ranks" in page
-    assert f"offloaded by DeepSpeed within {high}" in number_of("losses")
+    within = max(torch_two, torch_four)
+    assert number_of("losses") == f"DDP's within {within}; offloaded by DeepSpeed within {high}"
+    assert np.mean([each == 0 for ranks in (2, 4) for each in apart["AdamW", ranks]]) > 1 / 2
+    assert "on four ranks, mostly by nothing" in page
+    first_page = (ROOT / "study/report/templates/index.html").read_text()
+    assert f"and other small models are within {within} of theirs" in first_page
 
 
 def test_why_stage_3_has_several_numbers():
@@ -462,25 +467,24 @@ def test_the_sizes_and_the_advice():
     arms = {"DDP": "ddp", "stage 1": "zero1", "stage 2": "zero2", "stage 3": "zero3"}
     assert {name: page[name][0] for name in arms} == {name: size(held[arm]) for name, arm in arms.items()}
     ddp, *stages = (f"{held[arm] / 1e9:.0f}" for arm in arms.values())
-    assert f"{ddp} GB a GPU with DDP, {stages[0]}, {stages[1]} and {stages[2]} GB with stages 1, 2 and 3" in README
+    assert (
+        f"{ddp} GB of tensors a GPU with DDP, {stages[0]}, {stages[1]} and {stages[2]} GB with stages 1, 2 and 3"
+        in README
+    )
     usual = f"{16 * front.named('llama3-8b').parameters / 1e9:.0f}"  # bytes a parameter
     bytes_a_parameter = 20  # of this study's DDP in 16 bits, where the usual count has 16
     assert int(ddp) == round(bytes_a_parameter * front.named("llama3-8b").parameters / 1e9)
     assert number_of("memory") == f"{stages[2]} GB of tensors instead of our DDP's {ddp}"
-    assert f"[usual DDP](reports/answers/memory.md): {usual} GB before activations." in README
-    # The title is true whichever two are compared: our DDP or the usual one, the peak or the states by formula.
+    assert f"The usual count is 16: {usual} GB without activations, by arithmetic" in page_of("memory")
     states_gb = (16 / 8) * front.named("llama3-8b").parameters / 1e9
-    compared = [(held["zero3"] / 1e9, float(usual)), (held["zero3"] / 1e9, float(ddp)), (states_gb, float(usual))]
-    assert all(mine < of_ddp / 5 for mine, of_ddp in compared)
-    title = (
-        "# Llama-3-8B on eight GPUs, activations recomputed: ZeRO's stage 3 needs less than a fifth of DDP's memory\n"
-    )
-    assert README.startswith(title)
-    # It is true of every kept record of the title's setting; with kept activations it is not, and then a page says so.
+    title = f"stage 3 keeps {stages[2]} GB of tensors on each, our DDP {ddp} GB"
+    assert README.startswith(f"# Llama-3-8B on eight GPUs, activations recomputed: ZeRO's {title}\n")
     kept = runs.load(KEPT / "runs").select(model="llama3-8b", ranks=8, virtual=True, lora_rank=None).done
     peaks = {(run.record.requested.checkpointing, run.record.arm): memory.held_bytes(run) for run in kept}
     shares = {recomputed: peaks[recomputed, "zero3"] / peaks[recomputed, "ddp"] for recomputed in (True, False)}
-    assert shares[True] < 1 / 5 < shares[False], "the title names what makes it true"
+    share = f"{shares[True]:.0%}".replace("%", " %")
+    assert shares[True] < 1 / 7
+    assert f"Stage 3 has less than a seventh of it at its peak: {share}." in page_of("memory")
     words = f"With kept activations stage 3 holds {size(peaks[False, 'zero3'])}: {shares[False]:.0%} of our DDP's"
     assert words.replace("%", " %") in " ".join(page_of("memory").split())
     drag = (ROOT / "study/report/templates/drag.html").read_text()
@@ -490,8 +494,6 @@ def test_the_sizes_and_the_advice():
     peaks = f"peak is {size(held['zero2'])} with stage 2 and {size(held['zero3'])} with stage 3, in the update"
     assert f"{peaks}: each has 6.0 GB of the update's copies. With stage 1 it is {size(held['zero1'])}," in drag
     assert f"{6 / 8 * front.named('llama3-8b').parameters / 1e9:.1f}" == "6.0", "6 bytes a parameter, as it says"
-    share = f"{held['zero3'] / 1e9 / float(usual):.0%}".replace("%", " %")
-    assert f"Stage 3 has less than a fifth of that at its peak: {share}." in page_of("memory")
     reserved = {"stage 2": "57.0", "stage 3": "30.7", "FSDP2": "28.0"}
     of_h200 = (ROOT / "reports/h200-3/README.md").read_text()
     for arm, name in {"zero2": "stage 2", "zero3": "stage 3", "fsdp2": "FSDP2"}.items():
@@ -501,15 +503,14 @@ def test_the_sizes_and_the_advice():
         assert f"{float(row[2]) + 1e-9:.1f}" == reserved[name]
         assert reserved[name] in page_of("memory")
         assert page[name][0] == f"{float(row[1]) + 1e-9:.1f} GB"
-    assert f"README has {ddp} GB for our DDP beside {usual}" in (ROOT / "notebooks/stages.ipynb").read_text()
+    assert f"README has {ddp} GB for our DDP, and not these {usual}" in (ROOT / "notebooks/stages.ipynb").read_text()
     first_page = (ROOT / "study/report/templates/index.html").read_text()
     assert f">{README.splitlines()[0].removeprefix('# ')}.<" in first_page
-    assert round(held["ddp"] / held["zero3"]) == 7, "why a seventh, the page says"
     asked = [run.record.requested for run in at_scale]
     taken = {(each.micro_batch, each.sequence, each.accumulation, each.checkpointing) for each in asked}
     assert taken == {(1, 2048, 1, True)}
     assert "one recomputed sequence of 2,048 tokens." in page_of("memory")
-    assert "with one sequence of 2,048 tokens and activation checkpointing." in README
+    assert "with one sequence of 2,048 tokens." in README
 
 
 def test_the_guide_says_in_which_order_to_try_the_stages():

@@ -82,7 +82,10 @@ def test_the_sections_by_hand_need_no_study(monkeypatch):
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_there_are_parameters(name):
+def test_a_title_and_a_question_come_first_then_the_parameters(name):
+    begins = "".join(NOTEBOOKS[name][0]["source"])
+    assert begins.startswith("# ")
+    assert "\n\n**Question.** " in begins
     first, *_ = [cell for cell in NOTEBOOKS[name] if cell["cell_type"] == "code"]
     assert first["metadata"]["tags"] == ["parameters"]
 
@@ -103,8 +106,8 @@ def test_each_notebook_but_that_for_colab_shows_what_it_gives():
 def test_kept_outputs_are_of_the_present_cells(name):
     book = nbformat.read(ROOT / f"notebooks/{name}.ipynb", 4)
     assert book.metadata["kept"] == keep_outputs.digest(book), "a cell or an output is another: make outputs"
-    assert re.search(r"made on \d+ \w+ \d{4} by `make outputs`", book.cells[0].source)
-    assert keep_outputs.RUNS[name] in book.cells[0].source
+    assert re.search(r"made on \d+ \w+ \d{4} by `make outputs`", book.cells[-1].source)
+    assert keep_outputs.RUNS[name] in book.cells[-1].source
 
 
 def test_a_changed_cell_or_output_is_noticed():

@@ -465,6 +465,8 @@ def test_what_the_pages_of_answers_say(kept, tables):
         for record in recomputed
     )
     assert [f"{tensors:.1f}" for tensors, _ in held] == ["7.9"] * 4 + ["17.2"]
+    allocated = sorted({f"{metrics.value(record, 'peak_allocated_bytes') / 1e9:.1f}" for record in recomputed})
+    assert f"`torch.cuda.max_memory_allocated` had {' and '.join(allocated)} GB" in lora
     reserved = [f"{each:.1f}" for _, each in held]
     assert f"PyTorch reserved {reserved[-1]} GB beside the 17.2 GB, and {min(reserved)} to {max(reserved[:-1])}" in lora
     assert "DDP took 13 % more, FSDP2 with autocast 14 % less" in fit
